@@ -1,0 +1,16 @@
+"""fp8compile: ``torch.compile(model, backend="fp8compile")``, low-precision training that needs no change to the model."""
+
+from __future__ import annotations
+
+from fp8compile.versions import check_torch
+
+__version__ = "0.1.0"
+
+check_torch()
+
+from fp8compile import amp, optim  # noqa: E402
+from fp8compile.explain import explain, report  # noqa: E402
+from fp8compile.recipe import Recipe  # noqa: E402
+from fp8compile.report import Report  # noqa: E402
+
+__all__ = ["Recipe", "Report", "__version__", "amp", "explain", "optim", "report"]

@@ -1,0 +1,141 @@
+"""The torch.compile backend: ``torch.compile(model, backend="fp8compile", options={...}, mode=...)``."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import re
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch.fx import GraphModule
+
+from fp8compile import store
+from fp8compile import torch_private as private
+from fp8compile.graph import module_path, source_line
+from fp8compile.pipeline import passes_for, sources_key
+from fp8compile.recipe import Recipe, nearest
+
+log = logging.getLogger("fp8compile")
+
+NO_LINEARS = "Recipe.linear asks for FP8 linears, which this version does not have: every linear stays in its dtype"
+STACKED = (
+    "Inductor's activation_quantization_aten_pass is on; fp8compile does not stack on it and keeps tensors as they are. "
+    "Remove it from post_grad_fusion_options to store them as fp8compile does"
+)
+
+
+def fp8compile(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    *,
+    options: Mapping[str, Any] | None = None,
+    mode: str | None = None,
+) -> Callable[..., Any]:
+    """Compile a Dynamo graph by Inductor with the recipe's rewrites; torch.compile calls this.
+
+    Args:
+        gm: the graph Dynamo captured.
+        example_inputs: its inputs.
+        options: ``preset`` and fields of ``fp8compile.Recipe``.
+        mode: as in torch.compile; means what it means for Inductor.
+
+    Raises:
+        ValueError: an option, preset, mode or value that does not exist. Reaches the user as BackendCompilerFailed
+            with this as its ``inner_exception``.
+    """
+    return compile_graph(gm, example_inputs, Recipe.from_options(options), mode)
+
+
+def compile_graph(
+    gm: GraphModule, example_inputs: Sequence[Any], recipe: Recipe, mode: str | None = None
+) -> Callable[..., Any]:
+    """``fp8compile`` for a ready recipe: compile, and remember the report for ``fp8compile.report(model)``."""
+    patches = {**_mode_options(mode), **recipe.inductor}
+    recipe, remarks = _without_stacking(recipe, patches)
+    graph_key = key_of(gm, example_inputs, recipe, patches)
+    patches |= passes_for(recipe, graph_key, patches)
+    modules, compile_args = _module_types(gm), {}
+    if recipe.codegen == "eager":
+        compile_args["inner_compile"] = run_the_graph
+        patches["force_disable_caches"] = True  # the cache key does not know the inner compiler
+    compiled = private.compile_fx(gm, example_inputs, config_patches=patches, **compile_args)
+    reports = [dataclasses.replace(r, remarks=r.remarks + remarks) for r in store.finish(graph_key)]
+    store.remember(store.Compiled(tuple(reports), str(recipe), _tensor_refs(example_inputs), modules))
+    log.info("compiled a graph: %s", "; ".join(f"{r.kind}, keeps {r.saved_bytes} bytes" for r in reports))
+    return compiled  # type: ignore[no-any-return]
+
+
+def run_the_graph(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
+    """The inner compiler of ``codegen="eager"``: the rewritten graph itself, run node by node."""
+
+    def run(args: list[Any]) -> Any:
+        values = list(args)
+        args.clear()  # a boxed call: the caller's list must not keep the inputs alive
+        return gm(*values)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run
+
+
+def key_of(gm: GraphModule, example_inputs: Sequence[Any], recipe: Recipe, patches: Mapping[str, Any]) -> str:
+    """A name for this graph under this recipe: its operations, where they stand in the user's code, inputs, settings.
+
+    Part of the partitioner's uuid, hence of Inductor's cache key: equal keys share compiled code *and* report. It knows
+    module paths and source lines, because the report does.
+    """
+    parts: list[str] = [sources_key(), recipe.key, repr(sorted(patches.items(), key=str))]
+    for node in gm.graph.nodes:
+        target = getattr(node.target, "__qualname__", node.target)
+        parts.append(f"{node.op} {node.name} {target} {node.args} {node.kwargs} {origin_key(node)}")
+    parts += [_describe(value) for value in example_inputs]
+    parts += [repr(torch.is_grad_enabled()), repr(torch.is_autocast_enabled("cpu")), repr(torch.is_autocast_enabled("cuda"))]
+    parts.append(repr(sorted(private.functorch_config.save_config_portable().items())))
+    text = re.sub(r" at 0x[0-9a-f]+", "", "\n".join(parts))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def origin_key(node: torch.fx.Node) -> str:
+    return f"{module_path(node)} {source_line(node)}"
+
+
+def _describe(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        shape, stride = tuple(map(str, value.shape)), tuple(map(str, value.stride()))
+        return f"{type(value).__name__} {value.dtype} {shape} {stride} {value.device} {value.requires_grad}"
+    return f"{type(value).__name__} {value}"
+
+
+def _mode_options(mode: str | None) -> dict[str, Any]:
+    if mode is None or mode == "default":
+        return {}
+    known = private.list_mode_options()
+    if mode not in known:
+        raise ValueError(f"fp8compile has no mode {mode!r}.{nearest(mode, known)}")
+    return dict(known[mode])
+
+
+def _without_stacking(recipe: Recipe, patches: Mapping[str, Any]) -> tuple[Recipe, tuple[str, ...]]:
+    """The recipe that can be followed, and remarks on what it asks for in vain."""
+    remarks = []
+    if recipe.linear != "off":
+        remarks.append(NO_LINEARS)
+    fusion = {**private.inductor_config.post_grad_fusion_options, **patches.get("post_grad_fusion_options", {})}
+    if "activation_quantization_aten_pass" in fusion and recipe.saved != "off":
+        recipe = dataclasses.replace(recipe, saved="off")
+        remarks.append(STACKED)
+    for remark in remarks:
+        store.warn_once(remark)
+    return recipe, tuple(remarks)
+
+
+def _module_types(gm: GraphModule) -> frozenset[type]:
+    stacks = (node.meta.get("nn_module_stack") or {} for node in gm.graph.nodes)
+    return frozenset(kind for stack in stacks for _, kind in stack.values() if isinstance(kind, type))
+
+
+def _tensor_refs(values: Sequence[Any]) -> tuple[weakref.ref[torch.Tensor], ...]:
+    return tuple(weakref.ref(v) for v in values if isinstance(v, torch.nn.Parameter) or getattr(v, "_is_buffer", False))

@@ -1,0 +1,168 @@
+"""Small tools on FX graphs: splice a traced function in, follow views to their storage, tell where a node comes from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from fp8compile import torch_private as private
+from fp8compile.report import Origin
+
+aten = torch.ops.aten
+
+VIEWS = frozenset(
+    {
+        aten.alias.default,
+        aten.as_strided.default,
+        aten.detach.default,
+        aten.expand.default,
+        aten.permute.default,
+        aten.reshape.default,
+        aten.select.int,
+        aten.slice.Tensor,
+        aten.squeeze.default,
+        aten.squeeze.dim,
+        aten.squeeze.dims,
+        aten.t.default,
+        aten.transpose.int,
+        aten.unsqueeze.default,
+        aten.view.default,
+        aten._unsafe_view.default,
+    }
+)
+
+
+def splice(graph: Graph, fn: Callable[..., Any], *nodes: Node, before: Node) -> Any:
+    """Trace ``fn`` on the values of ``nodes`` and insert its operations before ``before``; returns fn's result as nodes.
+
+    Traced under the nodes' own fake mode and with Inductor's decompositions, so that what is inserted lowers like
+    anything that was there before and carries a ``meta["val"]`` of its own.
+    """
+    values = [node.meta["val"] for node in nodes]
+    with private.detect_fake_mode(values):
+        traced = private.make_fx(fn, decomposition_table=private.select_decomp_table())(*values)
+    provenance = {k: nodes[0].meta[k] for k in ("stack_trace", "nn_module_stack") if k in nodes[0].meta}
+    copied: dict[Node, Node] = {}
+    arguments = iter(nodes)
+    with graph.inserting_before(before):
+        for node in traced.graph.nodes:
+            if node.op == "placeholder":
+                copied[node] = next(arguments)
+            elif node.op == "output":
+                return torch.fx.node.map_arg(node.args[0], lambda n: copied[n])
+            else:
+                copied[node] = graph.node_copy(node, lambda n: copied[n])
+                copied[node].meta.update(provenance)
+    raise AssertionError("a traced graph has an output")
+
+
+def copied(gm: GraphModule) -> GraphModule:
+    """A graph module that can be rewritten without touching ``gm``; values in ``meta`` are shared."""
+    graph = Graph()
+    out, old = graph.graph_copy(gm.graph, {}, return_output_node=True)  # type: ignore[misc]
+    graph.output(out).meta = dict(old.meta)
+    return GraphModule(gm, graph)
+
+
+def is_tensor(node: object) -> bool:
+    return isinstance(node, Node) and isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def is_view(node: Node) -> bool:
+    """Whether the node shares its (first) argument's storage."""
+    return node.op == "call_function" and node.target in VIEWS
+
+
+def storage_root(node: Node) -> Node:
+    """The node whose storage ``node`` looks at: itself, or what its chain of views starts from."""
+    while is_view(node):
+        parent = node.args[0]
+        assert isinstance(parent, Node)
+        node = parent
+    return node
+
+
+def hint(size: int | torch.SymInt) -> int:
+    """The size, or for a symbolic one the size seen at compilation."""
+    return size if isinstance(size, int) else int(size.node.hint)
+
+
+def numel(value: torch.Tensor) -> int:
+    count = 1
+    for size in value.shape:
+        count *= hint(size)
+    return count
+
+
+def nbytes(value: torch.Tensor) -> int:
+    return numel(value) * value.element_size()
+
+
+def shape_text(value: torch.Tensor) -> str:
+    return "[" + ", ".join(str(s) for s in value.shape) + "]"
+
+
+def dtype_text(value: torch.Tensor) -> str:
+    return {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f64"}.get(
+        name := str(value.dtype).removeprefix("torch."), name
+    )
+
+
+def memory_order(value: torch.Tensor) -> tuple[int, ...] | None:
+    """The permutation that makes a permuted tensor contiguous, or None where it is so already."""
+    strides = [hint(s) if hint(n) != 1 else 0 for s, n in zip(value.stride(), value.shape, strict=True)]
+    moving = [d for d in range(value.dim()) if strides[d]]
+    ordered = iter(sorted(moving, key=lambda d: -strides[d]))
+    order = tuple(next(ordered) if strides[d] else d for d in range(value.dim()))
+    return None if order == tuple(range(value.dim())) else order
+
+
+def origin(node: Node) -> Origin:
+    """The aten op, module path and user source line behind a node."""
+    return Origin(_op_name(node), module_path(node), source_line(node))
+
+
+def _op_name(node: Node) -> str:
+    if node.op == "placeholder":
+        return "input"
+    if node.target is private.getitem and isinstance(node.args[0], Node):
+        return f"{_op_name(node.args[0])}[{node.args[1]}]"
+    return str(node.target).removeprefix("aten.").removeprefix("prims.")
+
+
+def module_path(node: Node) -> str:
+    """``layers.0.mlp.up_proj``, or "" at the top of the model."""
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return ""
+    path = list(stack.values())[-1][0]
+    return _normalised(path if isinstance(path, str) else "")
+
+
+def _normalised(path: str) -> str:
+    """Dynamo's ``L['self']._modules['layers']._modules['0'].mlp`` as ``layers.0.mlp``."""
+    path = re.sub(r"\._modules\['([^']*)'\]", r".\1", path)
+    path = re.sub(r"\[(\d+)\]", r".\1", path)
+    path = re.sub(r"\[['\"]([^'\"]*)['\"]\]", r".\1", path)
+    path = re.sub(r"^[LG]\.\w+\.?", "", path)  # the local or global variable that holds the model
+    return ".".join(part for part in path.split(".") if part != "_orig_mod")
+
+
+def source_line(node: Node) -> str:
+    """``model.py:42 in forward: y = self.up(x)``, the innermost line of the user's stack."""
+    trace = node.meta.get("stack_trace") or ""
+    lines = [line.strip() for line in trace.strip().splitlines() if line.strip()]
+    for index in range(len(lines) - 1, -1, -1):
+        found = re.match(r'File "(.*)", line (\d+), in (.*)', lines[index])
+        if found:
+            code = lines[index + 1] if index + 1 < len(lines) else ""
+            return f"{found[1].replace(chr(92), '/').rsplit('/', 1)[-1]}:{found[2]} in {found[3]}: {code}".rstrip(": ")
+    return ""
+
+
+def users_of(nodes: Iterable[Node]) -> list[Node]:
+    return [user for node in nodes for user in node.users]

@@ -1,0 +1,89 @@
+"""Uses in the backward that a rounded value would spoil: what must not be read from a code.
+
+A code is off by a few per cent and may flush a tiny value to zero. Most derivatives do not mind; three uses do:
+  * exponentiated      exp(x): a relative error of x becomes an absolute error of the exponent (a softmax recomputed from
+                       its input: 3 % of a logit of 10 is a factor of 1.35). Bounded functions written with exp (silu,
+                       sigmoid, softplus, mish, elu) are safe: their slope is bounded.
+  * divided by         1/x, rsqrt, log, negative powers: a tiny value that flushed to zero becomes an infinity.
+  * compared for equality   eq, ne, sort, argmax ...: max-style backwards find their element by x == amax(x).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+
+from fp8compile.graph import VIEWS, is_tensor
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+_LAYOUT = VIEWS | {aten.clone.default, prims.convert_element_type.default, aten._to_copy.default, aten.cat.default}
+_LINEAR = _LAYOUT | {
+    aten.add.Tensor,
+    aten.sub.Tensor,
+    aten.mul.Tensor,
+    aten.div.Tensor,
+    aten.neg.default,
+    aten.where.self,
+}
+_ZERO_KEEPING = _LAYOUT | {aten.mul.Tensor, aten.neg.default, aten.abs.default, aten.sqrt.default, aten.div.Tensor}
+
+_EXPONENTS = {aten.exp.default, aten.exp2.default, aten.expm1.default, aten.sinh.default, aten.cosh.default}
+_BOUNDED = ("silu", "sigmoid", "softplus", "mish", "elu", "gelu", "tanh", "hardswish", "swish")
+_POLES = {aten.reciprocal.default, aten.rsqrt.default, aten.log.default, aten.log2.default, aten.log10.default}
+_EQUALITIES = {
+    aten.eq.Tensor,
+    aten.eq.Scalar,
+    aten.ne.Tensor,
+    aten.argmax.default,
+    aten.argmin.default,
+    aten.sort.default,
+    aten.topk.default,
+    aten.floor.default,
+    aten.ceil.default,
+    aten.round.default,
+    aten.trunc.default,
+}
+
+
+def spoiled_use(value: Node) -> str | None:
+    """Why ``value``, a placeholder of the backward graph, must be exact there; None where rounding does no harm."""
+    if _reaches(value, _LINEAR, _is_exponentiated):
+        return "exponentiated in the backward: a relative error would become an absolute one of the exponent"
+    if _reaches(value, _ZERO_KEEPING, _is_divided_by):
+        return "divided by in the backward: a value that flushed to zero would become infinite"
+    if _reaches(value, _LINEAR, lambda user, _: user.target in _EQUALITIES):
+        return "compared for equality in the backward"
+    return None
+
+
+def _reaches(value: Node, through: set[object] | frozenset[object], spoils) -> bool:  # type: ignore[no-untyped-def]
+    """Whether a use that ``spoils(user, node)`` is reached from ``value`` through the operations in ``through``."""
+    seen, waiting = {value}, [value]
+    while waiting:
+        node = waiting.pop()
+        for user in node.users:
+            if spoils(user, node):
+                return True
+            if user.target in through and is_tensor(user) and user not in seen:
+                seen.add(user)
+                waiting.append(user)
+    return False
+
+
+def _is_exponentiated(user: Node, _: Node) -> bool:
+    if user.target not in _EXPONENTS:
+        return False
+    written = str(user.meta.get("original_aten", ""))
+    return not any(name in written for name in _BOUNDED)
+
+
+def _is_divided_by(user: Node, node: Node) -> bool:
+    if user.target in _POLES:
+        return True
+    if user.target is aten.div.Tensor:
+        return len(user.args) > 1 and user.args[1] is node
+    if user.target is aten.pow.Tensor_Scalar:
+        exponent = user.args[1]
+        return isinstance(exponent, (int, float)) and exponent < 0
+    return user.target in (aten.pow.Tensor_Tensor, aten.atan2.default)

@@ -1,0 +1,183 @@
+"""Codecs: how a tensor is stored. A pure pair ``encode(x) -> (codes, inv_scale)``, ``decode(codes, inv_scale, ...)``.
+
+    tensorwise   one inv_scale for the tensor
+    rowwise      one per row (the last dimension)
+    groupwise    one per G elements in contiguous order (COAT's 1 x G; G = 128), the last group short if it must be
+
+Codes always have the shape of the tensor they stand for, so a decoder needs nothing but codes, scales and a dtype.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from fp8compile.numerics.formats import E4M3, INT8, Format
+from fp8compile.numerics.scaling import (
+    E8M0,
+    amax_rowwise,
+    amax_tensorwise,
+    dequantize,
+    inv_scale_of,
+    inv_scale_value,
+    quantize,
+)
+
+class Codec(Protocol):
+    """A storage scheme. ``codes`` is one byte per element; ``inv_scale`` is the metadata, one number per group."""
+
+    @property
+    def name(self) -> str:
+        """What recipes and reports call it, e.g. ``e4m3 1x128``."""
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """``x -> (codes, inv_scale)``, codes in x's shape. A non-finite value leaves a NaN in its inv_scale."""
+
+    def decode(self, codes: Tensor, inv_scale: Tensor, dtype: torch.dtype) -> Tensor:
+        """The tensor of ``dtype``, in the shape of ``codes``, that the codes stand for."""
+
+
+@dataclass(frozen=True)
+class Tensorwise:
+    """One scale for the whole tensor; inv_scale is 0-d."""
+
+    format: Format = E4M3
+    scale_dtype: torch.dtype = torch.float32
+
+    @property
+    def name(self) -> str:
+        return f"{self.format.name} tensorwise"
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        amax = amax_tensorwise(x) if x.numel() else x.new_zeros(())
+        inv_scale = inv_scale_of(amax, self.format, self.scale_dtype)
+        return quantize(x, inv_scale, self.format), inv_scale
+
+    def decode(self, codes: Tensor, inv_scale: Tensor, dtype: torch.dtype) -> Tensor:
+        return dequantize(codes, inv_scale, dtype)
+
+
+@dataclass(frozen=True)
+class Rowwise:
+    """One scale per row of the last dimension: inv_scale ``[..., 1]``. A scalar is a row of one."""
+
+    format: Format = E4M3
+    scale_dtype: torch.dtype = torch.float32
+
+    @property
+    def name(self) -> str:
+        return f"{self.format.name} rowwise"
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        if x.dim() == 0:
+            amax = x.abs()
+        else:
+            amax = amax_rowwise(x) if x.shape[-1] else x.new_zeros(*x.shape[:-1], 1)
+        inv_scale = inv_scale_of(amax, self.format, self.scale_dtype)
+        return quantize(x, inv_scale, self.format), inv_scale
+
+    def decode(self, codes: Tensor, inv_scale: Tensor, dtype: torch.dtype) -> Tensor:
+        return dequantize(codes, inv_scale, dtype)
+
+
+@dataclass(frozen=True)
+class Groupwise:
+    """One scale per ``group_size`` elements in contiguous order: inv_scale ``[ceil(numel / G), 1]``.
+
+    Where G does not divide the number of elements the last group is short: its scale sees only its own elements.
+    """
+
+    format: Format = E4M3
+    group_size: int = 128
+    scale_dtype: torch.dtype = torch.bfloat16
+
+    @property
+    def name(self) -> str:
+        return f"{self.format.name} 1x{self.group_size}"
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        amax_N1 = amax_rowwise(_padded_to_groups(x, self.group_size))
+        inv_scale_N1 = inv_scale_of(amax_N1, self.format, self.scale_dtype)
+        grouped = _by_groups(x, inv_scale_N1, self.group_size)
+        return quantize(*grouped, self.format).reshape(x.shape), inv_scale_N1
+
+    def decode(self, codes: Tensor, inv_scale: Tensor, dtype: torch.dtype) -> Tensor:
+        return dequantize(*_by_groups(codes, inv_scale, self.group_size), dtype).reshape(codes.shape)
+
+
+@dataclass(frozen=True)
+class GroupwiseBest:
+    """E4M3 or INT8, whichever has the smaller squared error, chosen at run time for every group by itself.
+
+    Both spend one byte per element, so the choice is free in bytes: codes are raw uint8, and a negative inv_scale
+    (a scale has no other use for its sign) says that the group is INT8. INT8 wins where a group is Gaussian-like
+    (by about 12 dB), E4M3 where it spans decades. Never worse than either alone, group by group.
+    """
+
+    group_size: int = 128
+    scale_dtype: torch.dtype = torch.bfloat16
+
+    def __post_init__(self) -> None:
+        if self.scale_dtype == E8M0:
+            raise ValueError("GroupwiseBest needs a scale with a sign; E8M0 has none")
+
+    @property
+    def name(self) -> str:
+        return f"best of e4m3|int8 1x{self.group_size}"
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        x_NG = _padded_to_groups(x, self.group_size).float()
+        inv_f_N1, error_f_N1 = self._tried(x_NG, E4M3)
+        inv_i_N1, error_i_N1 = self._tried(x_NG, INT8)
+        inv_scale_N1 = torch.where(error_i_N1 < error_f_N1, -inv_i_N1, inv_f_N1)
+        grouped, inv_scale = _by_groups(x, inv_scale_N1, self.group_size)
+        as_float = quantize(grouped, inv_scale, E4M3).view(torch.uint8)
+        as_int = quantize(grouped, -inv_scale, INT8).view(torch.uint8)
+        return torch.where(inv_scale < 0, as_int, as_float).reshape(x.shape), inv_scale_N1
+
+    def _tried(self, x_NG: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
+        amax_N1 = amax_rowwise(x_NG)
+        inv_scale_N1 = inv_scale_of(amax_N1, fmt, self.scale_dtype)
+        x_hat_NG = quantize(x_NG, inv_scale_N1, fmt).float() * inv_scale_value(inv_scale_N1)
+        # In units of amax, so that no square overflows or underflows, whatever the magnitude of the group.
+        error_NG = (x_hat_NG - x_NG) * amax_N1.clamp_min(2.0**-120).reciprocal()
+        return inv_scale_N1, error_NG.square().sum(-1, keepdim=True)
+
+    def decode(self, codes: Tensor, inv_scale: Tensor, dtype: torch.dtype) -> Tensor:
+        grouped, inv_scale = _by_groups(codes, inv_scale, self.group_size)
+        as_float = dequantize(grouped.view(E4M3.dtype), inv_scale, dtype)
+        as_int = dequantize(grouped.view(INT8.dtype), -inv_scale, dtype)
+        return torch.where(inv_scale < 0, as_int, as_float).reshape(codes.shape)
+
+
+def _divides(group_size: int, numel: int | torch.SymInt) -> bool:
+    """Whether every group is full, as far as can be told without guarding on a symbolic shape."""
+    return statically_known_true(numel % group_size == 0)
+
+
+def _padded_to_groups(x: Tensor, group_size: int) -> Tensor:
+    """``x`` in contiguous order as ``[ceil(numel / G), G]``, the last row padded with zeros."""
+    flat = x.reshape(-1)
+    numel = flat.shape[0]
+    if not _divides(group_size, numel):
+        flat = torch.nn.functional.pad(flat, (0, (-numel) % group_size))
+    return flat.reshape((numel + group_size - 1) // group_size, group_size)
+
+
+def _by_groups(x: Tensor, inv_scale_N1: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+    """``x`` and its scales in shapes that broadcast: ``[N, G]`` and ``[N, 1]``, or flat where a tail is short.
+
+    The flat form spells out full groups and tail. Indexing by ``i // G`` over a length that G does not divide is
+    shorter, but Inductor's C++ backend then splits the loop at G and drops the tail (torch 2.13, try_loop_split).
+    """
+    flat = x.reshape(-1)
+    full = flat.shape[0] // group_size
+    if _divides(group_size, flat.shape[0]):
+        return flat.reshape(full, group_size), inv_scale_N1
+    in_full_groups = inv_scale_N1[:full].expand(-1, group_size).reshape(-1)
+    in_the_tail = inv_scale_N1[full:].expand(-1, flat.shape[0] % group_size).reshape(-1)
+    return flat, torch.cat([in_full_groups, in_the_tail])

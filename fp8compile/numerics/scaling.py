@@ -1,0 +1,107 @@
+"""Scales: how a tensor's range is moved into a one-byte format and back (COAT, section 3).
+
+    inv_scale = amax / max          stored; it *leaves* FP8 and is what torch._scaled_mm takes
+    scale     = 1 / inv_scale       it *enters* FP8; computed from the inv_scale as it was rounded for storage
+    code      = saturate(x * scale)
+    x_hat     = saturate(code * inv_scale)
+
+Three rules hold everywhere:
+  * inv_scale is rounded to its storage dtype first and the codes are made with the rounded one, so no systematic
+    error is left between encoder and decoder (COAT divides by the FP32 scale and stores BF16: up to 2**-8 off).
+  * inv_scale is at least 2**-126, the smallest normal of FP32 and BF16, so its reciprocal is finite; an all-zero
+    tensor gets codes 0 and comes back as exact zeros.
+  * A non-finite amax gives inv_scale = NaN, and NaN times any code is NaN: an inf or NaN never vanishes in a code,
+    not even in INT8, whose codes cannot carry one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from fp8compile.numerics.formats import Format
+
+SMALLEST_INV_SCALE = 2.0**-126
+E8M0 = torch.float8_e8m0fnu  # a power of two, stored as its biased exponent in one uint8; 255 is NaN
+SCALE_DTYPES = (torch.float32, torch.bfloat16, E8M0)
+
+_NAN_E8M0 = 255
+_E8M0_ZERO = 1 << 22  # the FP32 bits of 2**-127, a subnormal: what E8M0's code 0 stands for
+_MANTISSA_MASK = 0x7FFFFF
+_BF16_HALF, _BF16_MASK = 0x7FFF, -0x10000  # the low half of an FP32 that BF16 drops
+
+
+def amax_rowwise(x: Tensor) -> Tensor:
+    """Largest magnitude of each row: ``x[..., n] -> [..., 1]``, in x's dtype. NaN if the row holds one."""
+    return x.abs().amax(-1, keepdim=True)
+
+
+def amax_tensorwise(x: Tensor) -> Tensor:
+    """Largest magnitude of the whole tensor, 0-d, in x's dtype, as two reductions of which the second is small.
+
+    The first runs in the kernel that produces x, the second over one number per row (COAT's *group scaling*); one
+    full-size reduction would read x again.
+    """
+    return x.abs().amax() if x.dim() < 2 else x.abs().amax(-1).amax()
+
+
+def inv_scale_of(amax: Tensor, fmt: Format, scale_dtype: torch.dtype = torch.float32) -> Tensor:
+    """The stored inverse scale ``amax / fmt.max``, rounded to ``scale_dtype`` (for E8M0: up to a power of two).
+
+    Args:
+        amax: non-negative, any float dtype and shape.
+        fmt: the format the codes will have.
+        scale_dtype: ``torch.float32``, ``torch.bfloat16`` or ``torch.float8_e8m0fnu``.
+
+    Returns:
+        Same shape as ``amax``; float32, bfloat16, or uint8 biased exponents for E8M0. NaN where amax is not finite.
+    """
+    amax = amax.float()
+    inv_scale = (amax * (1.0 / fmt.max)).clamp_min(SMALLEST_INV_SCALE)
+    finite = amax < torch.inf  # False for NaN too
+    if scale_dtype == E8M0:
+        bits = inv_scale.view(torch.int32)
+        exponent = ((bits >> 23) + ((bits & _MANTISSA_MASK) > 0)).clamp(1, 254)  # round up: amax enters at <= max
+        return torch.where(finite, exponent, _NAN_E8M0).to(torch.uint8)
+    if scale_dtype == torch.bfloat16:
+        inv_scale = _rounded_to_bf16(inv_scale)
+    return torch.where(finite, inv_scale, torch.nan).to(scale_dtype)
+
+
+def _rounded_to_bf16(x: Tensor) -> Tensor:
+    """The FP32 tensor x (positive, finite) at BF16's precision, nearest even, by integer arithmetic.
+
+    A plain ``.to(torch.bfloat16)`` is not enough: Inductor computes in FP32 and drops a cast that is undone in the
+    same kernel, so codes would be made with the unrounded scale and decoded with the rounded one.
+    """
+    bits = x.view(torch.int32)
+    return ((bits + _BF16_HALF + ((bits >> 16) & 1)) & _BF16_MASK).view(torch.float32)
+
+
+def inv_scale_value(inv_scale: Tensor) -> Tensor:
+    """The FP32 number a stored inverse scale stands for (uint8 is read as E8M0)."""
+    if inv_scale.dtype != torch.uint8:
+        return inv_scale.float()
+    power = (inv_scale.to(torch.int32) << 23).clamp_min(_E8M0_ZERO).view(torch.float32)
+    return torch.where(inv_scale == _NAN_E8M0, torch.nan, power)
+
+
+def quantize(x: Tensor, inv_scale: Tensor, fmt: Format) -> Tensor:
+    """Codes of x under a stored inverse scale that broadcasts against it: round to nearest even, saturating.
+
+    Error: ``|dequantize(code) - x| <= max(|x| * fmt.half_ulp, inv_scale * fmt.smallest / 2)`` for
+    ``|x| <= fmt.max * inv_scale``, plus the rounding of the FP32 product (2**-23 relative) and of the output dtype.
+    """
+    scaled = x.float() * inv_scale_value(inv_scale).reciprocal()
+    if not fmt.is_float:
+        scaled = scaled.round()
+    return scaled.clamp(-fmt.max, fmt.max).to(fmt.dtype)
+
+
+def dequantize(codes: Tensor, inv_scale: Tensor, dtype: torch.dtype) -> Tensor:
+    """``codes * inv_scale`` in ``dtype``, saturating at its largest finite value; NaN where inv_scale is NaN.
+
+    A scale rounded up would otherwise carry the largest values past the end of ``dtype`` (65504 in FP16).
+    """
+    limit = torch.finfo(dtype).max
+    return (codes.float() * inv_scale_value(inv_scale)).clamp(-limit, limit).to(dtype)

@@ -1,0 +1,123 @@
+"""The pipeline, read aloud: which passes run on which graph, in which order, and why there.
+
+Every pass is wrapped in Inductor's GraphTransformObserver, so ``TORCHINDUCTOR_DISABLED_PASSES=encode_saved`` switches it
+off by name; a disabled pass leaves the graph as it found it.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule
+
+import fp8compile
+from fp8compile import torch_private as private
+from fp8compile.context import Context
+from fp8compile.graph import copied
+from fp8compile.passes.cut_for_bytes import cut_for_bytes
+from fp8compile.passes.encode_saved import encode_saved
+from fp8compile.passes.recompute_kept import recompute_kept
+from fp8compile.recipe import Recipe
+from fp8compile.report import GraphReport, Notes
+from fp8compile.split import Split
+from fp8compile.store import collecting
+
+PartitionPass = Callable[[Split, Context], Notes]
+
+# On the joint graph, where forward and backward are both visible. FP32 islands and FP8 linears will stand here.
+JOINT: tuple[Callable[[Graph, Context], Notes], ...] = ()
+
+# Where the joint graph is cut in two. ``cut_for_bytes`` chooses what is kept; then, on the two halves:
+PARTITION: tuple[PartitionPass, ...] = (
+    recompute_kept,  # first, on exact values: fewer tensors are left to encode
+    encode_saved,  # last: whatever is still kept is stored as codes
+)
+
+# On each half by itself, after Inductor's own post-grad passes. Nothing needs to stand here yet.
+POST_GRAD: tuple[Callable[[Graph, Context], Notes], ...] = ()
+
+
+@functools.cache
+def sources_key() -> str:
+    """A hash of every source file of the package and of the versions beneath it: a change is a new cache key."""
+    digest = hashlib.sha256(f"{fp8compile.__version__} {torch.__version__}".encode())
+    package = Path(fp8compile.__file__).parent
+    passes = Path(fp8compile.passes.__file__).parent
+    for path in sorted({*package.rglob("*.py"), *passes.rglob("*.py")}):
+        digest.update(path.name.encode() + path.read_bytes())
+    return digest.hexdigest()[:16]
+
+
+class Partitioner(private.CustomPartitionerFn):  # type: ignore[misc]
+    """Inductor's custom partitioner: cut, then PARTITION. Stateless and picklable, since it is part of the cache key.
+
+    ``graph_key`` names the graph it was made for; the report is collected under it (see fp8compile/store.py).
+    """
+
+    def __init__(self, recipe: Recipe, graph_key: str) -> None:
+        self.recipe, self.graph_key = recipe, graph_key
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Partitioner, (self.recipe, self.graph_key)
+
+    def uuid(self) -> tuple[str, str, str]:
+        return sources_key(), self.recipe.key, self.graph_key
+
+    def __call__(
+        self, gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any
+    ) -> tuple[GraphModule, GraphModule]:
+        kept_plain = _split(*_upstream(copied(gm), joint_inputs, **kwargs), **kwargs).kept_bytes()
+        fw_bw = _observed(gm, "cut_for_bytes", lambda: cut_for_bytes(gm, joint_inputs, self.recipe, kwargs))
+        split = _split(*(fw_bw or _upstream(gm, joint_inputs, **kwargs)), **kwargs)
+        notes = Notes()
+        if self.recipe.saved != "off":
+            for each in PARTITION:
+                ran = _observed(split.fw, each.__name__, functools.partial(each, split, Context(self.recipe)))
+                notes += ran or Notes()
+        split.finish()
+        collecting(self.graph_key).add(GraphReport("training", notes, split.kept_bytes(), kept_plain))
+        return split.fw, split.bw
+
+
+class JointPasses(private.CustomGraphPass):  # type: ignore[misc]
+    """Inductor's joint_custom_post_pass: runs JOINT, on training and inference graphs alike."""
+
+    def __init__(self, recipe: Recipe, graph_key: str) -> None:
+        self.recipe, self.graph_key = recipe, graph_key
+
+    def uuid(self) -> tuple[str, str, str]:
+        return sources_key(), self.recipe.key, self.graph_key
+
+    def __call__(self, graph: Graph) -> None:
+        collecting(self.graph_key).compiled = True
+        for each in JOINT:
+            _observed(graph.owning_module, each.__name__, functools.partial(each, graph, Context(self.recipe)))
+
+
+def passes_for(recipe: Recipe, graph_key: str, patches: Mapping[str, Any]) -> dict[str, Any]:
+    """The Inductor options that put the pipeline in place; the user's own passes keep running, before ours."""
+    name = "joint_custom_post_pass"
+    theirs = patches.get(name, getattr(private.inductor_config, name))
+    ours = JointPasses(recipe, graph_key)
+    before = theirs if isinstance(theirs, (list, tuple)) else [theirs] if theirs else []
+    return {name: [*before, ours] if before else ours, "custom_partitioner_fn": Partitioner(recipe, graph_key)}
+
+
+def _observed(gm: GraphModule, name: str, run: Callable[[], Any]) -> Any:
+    """What ``run`` returns, or None where the pass of that name is disabled."""
+    observer = private.GraphTransformObserver(gm, name, subsystem="fp8compile")
+    return observer.apply_gm_pass(lambda _: run())
+
+
+def _upstream(gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
+    fw, bw = private.min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
+    return fw, bw
+
+
+def _split(fw: GraphModule, bw: GraphModule, **kwargs: Any) -> Split:
+    return Split(fw, bw, kwargs["num_fwd_outputs"], kwargs.get("static_lifetime_input_indices") or [])

@@ -1,0 +1,138 @@
+"""Where reports live: collected while a graph compiles, kept beside Inductor's cache, found again by the model's tensors.
+
+On a warm AOTAutograd cache hit neither passes nor partitioner run, so a report held in memory would be empty. Each report
+is therefore written to Inductor's cache folder under the same key that the compiled code has: the graph key is part of
+the partitioner's ``uuid()`` and so of the cache key. A cache entry without its report (a remote cache, a folder cleared
+by hand) is told as such.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import logging
+import os
+import tempfile
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from fp8compile import torch_private as private
+from fp8compile.report import GraphReport
+
+log = logging.getLogger("fp8compile")
+
+INFERENCE = "an inference graph: no gradients are recorded, so nothing is kept and nothing was rewritten"
+NOTHING = (
+    "torch.compile was asked for backend fp8compile and compiled no graph: every frame was skipped or fell back to eager. "
+    "A plain container such as nn.Sequential compiled in place is one cause: use model = torch.compile(model, ...), or "
+    "run with TORCH_LOGS=graph_breaks to see others"
+)
+LOST = (
+    "the compiled code came from a cache that does not hold its report; "
+    "fp8compile.explain(model, ...) compiles afresh and shows it"
+)
+
+
+@dataclass
+class Collector:
+    """The reports of one graph, filled by the passes as they run (several where the graph has subgraphs).
+
+    ``compiled`` says that passes ran at all: it stays False when the compiled code came from a cache.
+    """
+
+    parts: list[GraphReport] = field(default_factory=list)
+    compiled: bool = False
+
+    def add(self, part: GraphReport) -> None:
+        self.parts.append(part)
+
+
+@dataclass
+class Compiled:
+    """One compiled graph: its report, and weak references to the parameters and buffers it reads."""
+
+    reports: tuple[GraphReport, ...]
+    recipe: str
+    tensors: tuple[weakref.ref[torch.Tensor], ...]
+    modules: frozenset[type]
+
+    def belongs_to(self, model: nn.Module) -> bool:
+        """Whether it reads a tensor of ``model``; a graph without any, whether it ran in one of its module types."""
+        own = {id(t) for t in (*model.parameters(), *model.buffers())}
+        mine = [t for ref in self.tensors if (t := ref()) is not None]
+        if self.tensors:
+            return any(id(t) in own for t in mine)
+        return any(type(m) in self.modules for m in model.modules())
+
+
+_collecting: dict[str, Collector] = {}
+_compiled: list[Compiled] = []
+_warned: set[str] = set()
+
+
+def collecting(graph_key: str) -> Collector:
+    """The collector of the graph that is compiling under this key."""
+    return _collecting.setdefault(graph_key, Collector())
+
+
+def finish(graph_key: str) -> tuple[GraphReport, ...]:
+    """The reports of the graph just compiled: as collected, or, when it came from the cache, as stored with it."""
+    collector = _collecting.pop(graph_key, Collector())
+    if collector.compiled or collector.parts:
+        parts = tuple(collector.parts) or (GraphReport("inference", remarks=(INFERENCE,)),)
+        _write(graph_key, parts)
+        return parts
+    return _read(graph_key) or (GraphReport("unknown", remarks=(LOST,)),)
+
+
+def warn_once(message: str) -> None:
+    """Log a warning under "fp8compile", the first time it is said in this process."""
+    if message not in _warned:
+        _warned.add(message)
+        log.warning(message)
+
+
+def remember(compiled: Compiled) -> None:
+    _compiled.append(compiled)
+
+
+def compiled_for(model: nn.Module) -> list[Compiled]:
+    """The graphs compiled so far that belong to ``model``, in order."""
+    return [c for c in _compiled if c.belongs_to(model)]
+
+
+def _path(graph_key: str) -> Path:
+    return Path(private.cache_dir()) / "fp8compile" / f"{graph_key}.json"
+
+
+def _write(graph_key: str, parts: Iterable[GraphReport]) -> None:
+    path = _path(graph_key)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            json.dump([p.to_dict() for p in parts], file)
+        os.replace(file.name, path)
+    except OSError as error:
+        log.warning("the report cannot be kept beside the cache in %s: %s", path.parent, error)
+
+
+def _read(graph_key: str) -> tuple[GraphReport, ...]:
+    try:
+        return tuple(GraphReport.from_dict(d) for d in json.loads(_path(graph_key).read_text()))
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()
+
+
+def warn_at_exit_if_nothing_compiled() -> None:
+    """Once torch.compile has asked for the backend, say at exit if it never handed over a graph."""
+    atexit.register(_warn_if_nothing_compiled)
+
+
+def _warn_if_nothing_compiled() -> None:
+    if not _compiled:
+        warn_once(NOTHING)

@@ -1,0 +1,186 @@
+"""Numbers change: gradients are computed from rounded activations; the forward's results stay as they are.
+
+Each tensor kept for the backward is stored as one-byte codes with a scale per group (COAT's groupwise storage), encoded
+where it is made and decoded where it is first used, so that Inductor fuses the one into its producer and the other into
+its consumers. Error per element: the format's (``fp8compile.numerics.quantize``); for E4M3 at most 1/16 of the element.
+
+Left as they are, each with its reason in the report: what is not a floating-point activation (integers, masks, RNG
+states, tables, values made from parameters alone), small tensors, statistics of norms and softmax, float64 and complex,
+what the user put in FP32 inside a 16-bit model, what the backward exponentiates, divides by or compares for equality,
+operands of higher-order operators, and what the recipe says to leave.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from fp8compile.context import Context
+from fp8compile.flow import Source, is_activation, sources, user_fp32
+from fp8compile.graph import (
+    dtype_text,
+    is_view,
+    memory_order,
+    module_path,
+    nbytes,
+    numel,
+    origin,
+    shape_text,
+    splice,
+    storage_root,
+)
+from fp8compile.hazards import spoiled_use
+from fp8compile.numerics import E4M3, INT8, Codec, Groupwise, GroupwiseBest
+from fp8compile.recipe import Recipe
+from fp8compile.report import Notes, Saved, Skip
+from fp8compile.split import Edge, Split
+
+ENCODABLE = (torch.float32, torch.bfloat16, torch.float16)
+_REDUCTIONS = ("sum", "mean", "amax", "amin", "var_mean", "var", "logsumexp", "prepare_softmax_online")
+
+
+def encode_saved(split: Split, ctx: Context) -> Notes:
+    """Store every kept activation as codes, or say why not."""
+    notes = Notes()
+    judge = _Judge(split, ctx.recipe)
+    codec = codec_of(ctx.recipe)
+    for edge in list(split.edges):
+        if not edge.is_tensor or split.caller_owns(storage_root(edge.made)):
+            continue
+        reason = judge.reason_to_leave(edge)
+        if reason:
+            notes += Notes(skips=(_left(edge, reason),))
+        else:
+            notes += Notes(saved=(_encode(split, edge, codec),))
+    return notes
+
+
+def codec_of(recipe: Recipe) -> Codec:
+    """The storage that ``recipe.saved_format`` names."""
+    if recipe.saved_format == "auto":
+        return GroupwiseBest(recipe.group_size)
+    return Groupwise({"e4m3": E4M3, "int8": INT8}[recipe.saved_format], recipe.group_size)
+
+
+class _Judge:
+    """Knows the whole forward graph; says of one kept tensor why it must stay as it is."""
+
+    def __init__(self, split: Split, recipe: Recipe) -> None:
+        self.recipe = recipe
+        self.sources = sources(split)
+        self.user_fp32 = user_fp32(split.fw.graph, split.static)
+
+    def reason_to_leave(self, edge: Edge) -> str | None:
+        return (
+            self._not_an_activation(edge.made)
+            or self._left_by_recipe(edge)
+            or (_statistic(edge.made) and "a statistic: small beside its tensor, and everything depends on it")
+            or (edge.made in self.user_fp32 and "the user computes this in FP32 inside a 16-bit model")
+            or _higher_order_use(edge.used)
+            or spoiled_use(edge.used)
+        )
+
+    def _not_an_activation(self, made: Node) -> str | None:
+        value = made.meta["val"]
+        if type(value) is not torch._subclasses.FakeTensor:
+            return f"a {type(value).__name__}, not a plain tensor"
+        if not value.dtype.is_floating_point and not value.dtype.is_complex:
+            return f"{dtype_text(value)}: integers, masks, indices and RNG states are exact"
+        if value.dtype not in ENCODABLE:
+            return f"{dtype_text(value)} is left alone"
+        if numel(value) < self.recipe.min_saved_numel:
+            return f"fewer than {self.recipe.min_saved_numel} elements"
+        source = self.sources[made]
+        if not is_activation(source):
+            return "made from parameters alone" if Source.PARAMETER in source else "a table or mask: no data in it"
+        return None
+
+    def _left_by_recipe(self, edge: Edge) -> str | None:
+        path = module_path(edge.made)
+        for pattern in self.recipe.skip:
+            if fnmatch.fnmatchcase(path, pattern):
+                return f"Recipe.skip: module {path!r} matches {pattern!r}"
+        if not self.recipe.saved_attention and (_is_attention(storage_root(edge.made)) or _feeds_attention(edge.used)):
+            return "Recipe.saved_attention is off"
+        return None
+
+
+def _statistic(made: Node) -> bool:
+    """Whether a value is a pointwise function of a reduction's result, of that result's own size."""
+    size = numel(made.meta["val"])
+    node: Node | None = made
+    while node is not None and node.op == "call_function":
+        name = getattr(node.target, "_opname", "")
+        if name in _REDUCTIONS or (_is_attention(node) and node is not made and made.meta["val"].dtype == torch.float32):
+            return numel_of_inputs(node) > size
+        bigger = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), Tensor)]
+        same = [n for n in bigger if numel(n.meta["val"]) == size]
+        tuples = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), (tuple, list))]
+        node = (tuples or same or [None])[0]  # type: ignore[list-item]
+    return False
+
+
+def numel_of_inputs(node: Node) -> int:
+    return max((numel(n.meta["val"]) for n in node.all_input_nodes if isinstance(n.meta.get("val"), Tensor)), default=0)
+
+
+def _is_attention(node: Node) -> bool:
+    while node.args and isinstance(node.args[0], Node) and str(node.target).endswith("getitem>"):
+        node = node.args[0]
+    return "attention" in str(node.target)
+
+
+def _feeds_attention(value: Node) -> bool:
+    return any(_is_attention(u) or (is_view(u) and _feeds_attention(u)) for u in value.users)
+
+
+def _higher_order_use(value: Node) -> str | None:
+    for user in value.users:
+        if isinstance(user.target, torch._ops.HigherOrderOperator):
+            return f"operand of the higher-order operator {user.target.name()}"
+    return None
+
+
+def _encode(split: Split, edge: Edge, codec: Codec) -> Saved:
+    value = edge.made.meta["val"]
+    order, dtype = memory_order(value), value.dtype
+    back = None if order is None else tuple(order.index(d) for d in range(len(order)))
+
+    def encode(x: Tensor) -> tuple[Tensor, Tensor]:
+        return codec.encode(x if order is None else x.permute(order))
+
+    def decode(codes: Tensor, inv_scale: Tensor) -> Tensor:
+        x = codec.decode(codes, inv_scale, dtype)
+        return x if back is None else x.permute(back)
+
+    made = splice(split.fw.graph, encode, edge.made, before=_after(edge.made))
+    with split.bw.graph.inserting_before(edge.used):
+        used = [_placeholder(split, f"{edge.used.name}_{part}", n) for part, n in zip(("codes", "inv_scale"), made, strict=True)]
+    decoded = splice(split.bw.graph, decode, *used, before=edge.in_order[0])
+    edge.used.replace_all_uses_with(decoded)
+    split.replace(edge, *zip(made, used, strict=True))
+    after = sum(nbytes(n.meta["val"]) for n in made)
+    return Saved(
+        edge.made.name, origin(edge.made), shape_text(value), dtype_text(value), nbytes(value), after, codec.name
+    )
+
+
+def _placeholder(split: Split, name: str, made: Node) -> Node:
+    node = split.bw.graph.placeholder(name)
+    node.meta = {"val": made.meta["val"]}
+    return node
+
+
+def _after(node: Node) -> Node:
+    node = node.next
+    while node.op == "placeholder":
+        node = node.next
+    return node
+
+
+def _left(edge: Edge, reason: str) -> Skip:
+    value = edge.made.meta["val"]
+    return Skip(edge.made.name, origin(edge.made), shape_text(value), dtype_text(value), nbytes(value), reason)

@@ -1,0 +1,125 @@
+"""Numbers stay as they are. Values that the backward can make from what is kept anyway are not kept.
+
+Upstream's cut keeps a norm's output beside its input, silu(gate) * up beside gate and up, and the attention output twice,
+as a 4-D tensor and as the 2-D view that feeds the output projection. Each is a view or a pointwise expression of tensors
+that are kept, so the backward repeats it where it is first needed; one storage, one copy.
+
+Legality: only the operations in CHEAP are repeated, all of them deterministic, none a reduction or a product, each on
+values that reach the backward anyway (kept tensors, parameters, the caller's data) or on constants. Never through a
+value that is itself recomputed: a residual stream would be rebuilt from its start, step by step, and all of it live at once.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+
+from fp8compile.context import Context
+from fp8compile.graph import VIEWS, dtype_text, is_tensor, nbytes, origin, shape_text, storage_root
+from fp8compile.report import Notes, Recomputed
+from fp8compile.split import Edge, Split
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+LONGEST_CHAIN = 64  # nodes repeated for one value: norms and gates take under 20, GELU by erf under 12
+
+CHEAP = VIEWS | {
+    aten.add.Tensor,
+    aten.sub.Tensor,
+    aten.mul.Tensor,
+    aten.div.Tensor,
+    aten.neg.default,
+    aten.abs.default,
+    aten.exp.default,
+    aten.erf.default,
+    aten.tanh.default,
+    aten.sigmoid.default,
+    aten.relu.default,
+    aten.sqrt.default,
+    aten.rsqrt.default,
+    aten.reciprocal.default,
+    aten.pow.Tensor_Scalar,
+    aten.clamp.default,
+    aten.clamp_min.default,
+    aten.clamp_max.default,
+    aten.maximum.default,
+    aten.minimum.default,
+    aten.where.self,
+    aten.gt.Scalar,
+    aten.ge.Scalar,
+    aten.lt.Scalar,
+    aten.le.Scalar,
+    aten.logical_not.default,
+    aten.clone.default,
+    aten.cat.default,
+    aten.full.default,
+    aten.log.default,
+    aten.log1p.default,
+    prims.convert_element_type.default,
+    prims.inductor_lookup_seed.default,  # with the seed kept, dropout's random numbers are a pure function of it
+    prims.inductor_random.default,
+}
+
+
+def recompute_kept(split: Split, ctx: Context) -> Notes:
+    """Drop every kept tensor that views and pointwise operations make from the others."""
+    notes = Notes()
+    fixed: set[Node] = set()  # what recomputed values are made from: these must stay
+    for edge in _largest_first(split):
+        if edge.made in fixed:
+            continue
+        given = {e.made: e.used for e in split.edges if e is not edge and e.is_tensor}
+        chain = _chain(edge.made, set(given), split)
+        if chain is None:
+            continue
+        operands = [n for n in _operands(chain) if n not in chain]
+        _repeat(split, edge, chain, given)
+        fixed.update(operands)
+        if not split.caller_owns(storage_root(edge.made)):
+            notes += Notes(recomputed=(_entry(edge, operands),))
+    return notes
+
+
+def _largest_first(split: Split) -> list[Edge]:
+    """Candidates; among equals, later ones first, so that an output goes and its input stays; views go before roots."""
+    position = {node: i for i, node in enumerate(split.fw.graph.nodes)}
+    candidates = [e for e in split.edges if e.is_tensor and e.made.op == "call_function" and e.made.target in CHEAP]
+    return sorted(candidates, key=lambda e: (-nbytes(e.made.meta["val"]), -position[e.made]))
+
+
+def _chain(value: Node, given: set[Node], split: Split) -> list[Node] | None:
+    """The cheap nodes that make ``value`` from given ones, in graph order; None where there is no such way."""
+    chain: set[Node] = set()
+    waiting = [value]
+    while waiting:
+        node = waiting.pop()
+        if node in chain or node in given:
+            continue
+        if node.op == "placeholder" and not is_tensor(node):
+            return None
+        if node.op != "call_function" or node.target not in CHEAP or len(chain) == LONGEST_CHAIN:
+            return None
+        chain.add(node)
+        waiting.extend(node.all_input_nodes)
+    return [n for n in split.fw.graph.nodes if n in chain]
+
+
+def _operands(chain: list[Node]) -> list[Node]:
+    return list(dict.fromkeys(n for node in chain for n in node.all_input_nodes))
+
+
+def _repeat(split: Split, edge: Edge, chain: list[Node], given: dict[Node, Node]) -> None:
+    copied = dict(given)
+    with split.bw.graph.inserting_before(edge.in_order[0]):
+        for node in chain:
+            copied[node] = split.bw.graph.node_copy(node, lambda n: copied[n])
+    edge.used.replace_all_uses_with(copied[edge.made])
+    split.drop(edge)
+
+
+def _entry(edge: Edge, operands: list[Node]) -> Recomputed:
+    value = edge.made.meta["val"]
+    made_from = tuple(n.name for n in operands)
+    return Recomputed(
+        edge.made.name, origin(edge.made), shape_text(value), dtype_text(value), nbytes(value), made_from
+    )

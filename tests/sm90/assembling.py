@@ -1,0 +1,80 @@
+"""Compile generated kernels to sm_90 cubins with the ptxas that Triton ships, and read what ptxas made of them."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import fake_h100
+from .lowering import Kernel, load_kernel
+
+_USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
+
+
+@dataclass(frozen=True)
+class Cubin:
+    """One kernel under one autotune configuration, as assembled.
+
+    Attributes:
+        registers: per thread.
+        spill_bytes: local memory per thread; anything above 0 means that registers did not suffice.
+        ptx: what ptxas was given.
+    """
+
+    kernel: str
+    blocks: dict[str, int]
+    num_warps: int
+    registers: int
+    stack_bytes: int
+    shared_bytes: int
+    spill_bytes: int
+    ptx: str
+
+
+def assemble(kernels: Iterable[Kernel]) -> Iterator[Cubin]:
+    """Every configuration of every kernel that Inductor's tuner would time. A kernel that does not compile raises."""
+    for kernel in kernels:
+        autotuner = load_kernel(kernel.name, kernel.source)
+        for config in autotuner.configs:
+            yield _assembled(kernel.name, autotuner, config)
+
+
+def _assembled(name: str, autotuner: Any, config: Any) -> Cubin:
+    import triton
+    from triton.compiler import ASTSource
+
+    meta = autotuner._create_compile_meta(config)
+    source = ASTSource(autotuner.fn, meta["signature"], meta["constants"], meta["configs"][0])
+    options = autotuner._create_compile_options(config, meta)
+    compiled = triton.compile(source, target=fake_h100.target(), options=options)
+    registers, stack, shared, local = resource_usage(compiled.asm["cubin"])
+    return Cubin(
+        kernel=name,
+        blocks=dict(config.kwargs),
+        num_warps=config.num_warps,
+        registers=registers,
+        stack_bytes=stack,
+        shared_bytes=max(shared, compiled.metadata.shared),
+        spill_bytes=local,
+        ptx=compiled.asm["ptx"],
+    )
+
+
+def resource_usage(cubin: bytes) -> tuple[int, int, int, int]:
+    """Registers, stack, static shared and local bytes of the one kernel in a cubin, from ``cuobjdump -res-usage``."""
+    import triton
+
+    cuobjdump = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        report = subprocess.run([cuobjdump, "-res-usage", file.name], capture_output=True, text=True, check=True)
+    match = _USAGE.search(report.stdout)
+    assert match, f"cuobjdump reports in another form: {report.stdout}"
+    registers, stack, shared, local = map(int, match.groups())
+    return registers, stack, shared, local

@@ -1,0 +1,171 @@
+"""Make Triton's interpreter (``TRITON_INTERPRET=1``) compute what an sm_90 GPU computes, on the CPU.
+
+Raw, it cannot run what Inductor writes, or runs it wrongly; three fixes, process-wide like the mock:
+    libdevice     functions are stubs that return None there: routed to NumPy (``rsqrt`` in double, then rounded)
+    conversions   FP8 and BF16 are rounded wrongly: routed to torch's casts, which are nearest even. To FP8 they
+                  saturate and keep NaN, as PTX's ``cvt.rn.satfinite`` does
+    reductions    with a combine function (Inductor's NaN-propagating max) go element by element in Python: folded
+                  over whole slices instead; a combine function is associative, but the order of a sum is not the GPU's
+
+Two things stay different from the GPU: division and ``sqrt`` are exact here (``div.full.f32`` is good to 2 ulp), and no
+multiply-add is contracted.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from .fake_h100 import replace
+
+_UNARY: dict[str, Callable[[Any], Any]] = {
+    "abs": np.abs,
+    "ceil": np.ceil,
+    "cos": np.cos,
+    "erf": lambda a: torch.erf(torch.from_numpy(np.ascontiguousarray(a))).numpy(),
+    "exp": np.exp,
+    "exp2": np.exp2,
+    "expm1": np.expm1,
+    "fast_expf": np.exp,
+    "floor": np.floor,
+    "isinf": np.isinf,
+    "isnan": np.isnan,
+    "log": np.log,
+    "log1p": np.log1p,
+    "log2": np.log2,
+    "nearbyint": np.rint,
+    "rint": np.rint,
+    "rsqrt": lambda a: 1 / np.sqrt(a.astype(np.float64)),
+    "sin": np.sin,
+    "sqrt": np.sqrt,
+    "tanh": np.tanh,
+    "trunc": np.trunc,
+}
+_BINARY: dict[str, Callable[[Any, Any], Any]] = {
+    "fmod": np.fmod,
+    "ldexp": lambda a, b: np.ldexp(a, b.astype(np.int32)),
+    "pow": np.power,
+}
+
+
+def interpreting() -> bool:
+    """Whether this process was started with ``TRITON_INTERPRET=1``. Triton reads it when a kernel is decorated."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def install() -> None:
+    """Fix the interpreter of this process."""
+    if not interpreting():
+        raise RuntimeError("start the process with TRITON_INTERPRET=1")
+    _route_libdevice()
+    _fix_conversions()
+    _fix_reductions()
+
+
+class _Libdevice:
+    """Stands for the ``libdevice`` module: each function works on the interpreter's tensors through NumPy."""
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name in _UNARY:
+            return lambda x, _semantic=None: _elementwise(_UNARY[name], x)
+        if name in _BINARY:
+            return lambda x, y, _semantic=None: _elementwise(_BINARY[name], x, y)
+        raise NotImplementedError(f"libdevice.{name}: give it a NumPy equivalent in tests/sm90/interpreter.py")
+
+
+def _elementwise(function: Callable[..., Any], *args: Any) -> Any:
+    import triton.language as tl
+    from triton.runtime import interpreter as triton_interpreter
+
+    semantic = triton_interpreter.interpreter_semantic
+    tensors = [semantic.to_tensor(arg) for arg in args]
+    if len(tensors) == 2:
+        tensors = list(semantic.broadcast_impl_value(*tensors))
+    first = tensors[0]
+    with np.errstate(all="ignore"):
+        data = np.asarray(function(*(tensor.handle.data for tensor in tensors)))
+    handle = triton_interpreter.TensorHandle(data.astype(first.handle.data.dtype), first.handle.dtype)
+    return tl.core.tensor(handle, first.type)
+
+
+def _route_libdevice() -> None:
+    from torch._inductor.runtime import triton_compat, triton_helpers
+
+    for module in (triton_helpers, triton_compat):
+        replace(module, "libdevice", _Libdevice())
+
+
+def _fix_conversions() -> None:
+    import triton.language as tl
+    from triton.runtime import interpreter as triton_interpreter
+
+    torch_dtypes = {
+        tl.float8e4nv: torch.float8_e4m3fn,
+        tl.float8e5: torch.float8_e5m2,
+        tl.bfloat16: torch.bfloat16,
+        tl.float16: torch.float16,
+        tl.float32: torch.float32,
+        tl.float64: torch.float64,
+    }
+    upstream = getattr(triton_interpreter, "_convert_float", None)
+
+    def convert(bits: Any, source: Any, destination: Any, rounding: Any) -> Any:
+        if source not in torch_dtypes or destination not in torch_dtypes:
+            return upstream(bits, source, destination, rounding) if upstream else bits
+        flat = np.ascontiguousarray(bits).reshape(-1)
+        return _cast_bits(flat, torch_dtypes[source], torch_dtypes[destination]).reshape(bits.shape)
+
+    replace(triton_interpreter, "_convert_float", convert)
+
+
+def _cast_bits(flat: Any, source: torch.dtype, destination: torch.dtype) -> Any:
+    """The bit patterns of ``flat``, which holds ``source`` in any NumPy type of its size, cast to ``destination``."""
+    x = torch.from_numpy(flat).view(source)
+    x = x if source == torch.float64 else x.float()
+    if destination.itemsize == 1:
+        limit = torch.finfo(destination).max
+        x = x.clamp(-limit, limit)
+    signed = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[destination.itemsize]
+    return x.to(destination).view(signed).numpy().view(f"uint{8 * destination.itemsize}")
+
+
+def _fix_reductions() -> None:
+    from triton.runtime import interpreter as triton_interpreter
+
+    def generic_reduce(self: Any, inputs: Any) -> list[Any]:
+        tensors, axis = self.unravel(inputs, self.axis)
+        dtypes = [tensor.dtype for tensor in tensors]
+        slices = _folded(self, [np.moveaxis(tensor.handle.data, axis, 0) for tensor in tensors], dtypes)
+        ndim = inputs[0].handle.data.ndim
+        return [
+            self.to_tensor(_shaped(data, self.axis, ndim, self.keep_dims), dtype)
+            for data, dtype in zip(slices, dtypes, strict=True)
+        ]
+
+    replace(triton_interpreter.ReduceOps, "generic_reduce", generic_reduce)
+
+
+def _folded(ops: Any, data: list[Any], dtypes: list[Any]) -> list[Any]:
+    """Each array of ``data`` reduced along its first axis, upper half onto lower half until one slice is left."""
+    while (n := data[0].shape[0]) > 1:
+        half = n // 2
+        low = [ops.to_tensor(d[:half], t) for d, t in zip(data, dtypes, strict=True)]
+        high = [ops.to_tensor(d[half : 2 * half], t) for d, t in zip(data, dtypes, strict=True)]
+        result = ops.combine_fn.fn(*low, *high)
+        result = result if isinstance(result, tuple) else (result,)
+        data = [
+            np.concatenate([r.handle.data.reshape(l.handle.data.shape), d[2 * half :]])
+            for r, l, d in zip(result, low, data, strict=True)
+        ]
+    return [d[0] for d in data]
+
+
+def _shaped(data: Any, axis: int | None, ndim: int, keep_dims: bool) -> Any:
+    """A reduced slice in the shape ``tl.reduce`` gives it: scalars are plain numbers to the interpreter."""
+    if keep_dims:
+        return data.reshape((1,) * ndim) if axis is None else np.expand_dims(data, axis)
+    return data.item() if axis is None or data.ndim == 0 else data
