@@ -18,6 +18,7 @@ from fp8compile import torch_private as private
 from fp8compile.graph import module_path, source_line
 from fp8compile.pipeline import passes_for, sources_key
 from fp8compile.recipe import Recipe, nearest
+from fp8compile.report import GraphReport
 
 log = logging.getLogger("fp8compile")
 
@@ -54,19 +55,36 @@ def compile_graph(
     gm: GraphModule, example_inputs: Sequence[Any], recipe: Recipe, mode: str | None = None
 ) -> Callable[..., Any]:
     """``fp8compile`` for a ready recipe: compile, and remember the report for ``fp8compile.report(model)``."""
+    modules = _module_types(gm)
+    compiled, reports = compile_and_report(gm, example_inputs, recipe, mode)
+    store.remember(store.Compiled(reports, recipe, _parameter_refs(example_inputs), modules))
+    log.info("compiled a graph: %s", "; ".join(f"{r.kind}, keeps {r.saved_bytes} bytes" for r in reports))
+    return compiled
+
+
+def compile_and_report(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    recipe: Recipe,
+    mode: str | None = None,
+    *,
+    generate: bool = True,
+) -> tuple[Callable[..., Any], tuple[GraphReport, ...]]:
+    """The compiled callable of a Dynamo graph and what was done to it.
+
+    ``generate=False`` makes the same rewrites and then runs the graph node by node, whatever the recipe says.
+    """
     patches = {**_mode_options(mode), **recipe.inductor}
-    recipe, remarks = _without_stacking(recipe, patches)
-    graph_key = key_of(gm, example_inputs, recipe, patches)
-    patches |= passes_for(recipe, graph_key, patches)
-    modules, compile_args = _module_types(gm), {}
-    if recipe.codegen == "eager":
+    recipe, remarks = _that_can_be_followed(recipe, patches)
+    compile_args: dict[str, Any] = {}
+    if recipe.codegen == "eager" or not generate:
         compile_args["inner_compile"] = run_the_graph
         patches["force_disable_caches"] = True  # the cache key does not know the inner compiler
+    graph_key = key_of(gm, example_inputs, recipe, patches)
+    patches |= passes_for(recipe, graph_key, patches)
     compiled = private.compile_fx(gm, example_inputs, config_patches=patches, **compile_args)
-    reports = [dataclasses.replace(r, remarks=r.remarks + remarks) for r in store.finish(graph_key)]
-    store.remember(store.Compiled(tuple(reports), str(recipe), _tensor_refs(example_inputs), modules))
-    log.info("compiled a graph: %s", "; ".join(f"{r.kind}, keeps {r.saved_bytes} bytes" for r in reports))
-    return compiled  # type: ignore[no-any-return]
+    reports = tuple(dataclasses.replace(r, remarks=r.remarks + remarks) for r in store.finish(graph_key))
+    return compiled, reports
 
 
 def run_the_graph(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
@@ -118,8 +136,8 @@ def _mode_options(mode: str | None) -> dict[str, Any]:
     return dict(known[mode])
 
 
-def _without_stacking(recipe: Recipe, patches: Mapping[str, Any]) -> tuple[Recipe, tuple[str, ...]]:
-    """The recipe that can be followed, and remarks on what it asks for in vain."""
+def _that_can_be_followed(recipe: Recipe, patches: Mapping[str, Any]) -> tuple[Recipe, tuple[str, ...]]:
+    """The recipe as far as it can be followed, and remarks on what it asks for in vain."""
     remarks = []
     if recipe.linear != "off":
         remarks.append(NO_LINEARS)
@@ -137,5 +155,5 @@ def _module_types(gm: GraphModule) -> frozenset[type]:
     return frozenset(kind for stack in stacks for _, kind in stack.values() if isinstance(kind, type))
 
 
-def _tensor_refs(values: Sequence[Any]) -> tuple[weakref.ref[torch.Tensor], ...]:
-    return tuple(weakref.ref(v) for v in values if isinstance(v, torch.nn.Parameter) or getattr(v, "_is_buffer", False))
+def _parameter_refs(values: Sequence[Any]) -> tuple[weakref.ref[torch.Tensor], ...]:
+    return tuple(weakref.ref(v) for v in values if isinstance(v, torch.nn.Parameter))

@@ -122,7 +122,10 @@ def memory_order(value: torch.Tensor) -> tuple[int, ...] | None:
 
 
 def origin(node: Node) -> Origin:
-    """The aten op, module path and user source line behind a node."""
+    """The aten op, module path and user source line behind a value; of a view, those of the storage it looks at."""
+    root = storage_root(node)
+    if root.op != "placeholder":
+        node = root
     return Origin(_op_name(node), module_path(node), source_line(node))
 
 

@@ -74,9 +74,12 @@ class Split:
         self.edges[at : at + 1] = new
         self.bw.graph.erase_node(edge.used)
 
-    def drop(self, edge: Edge) -> None:
-        """Keep ``edge`` no longer; its placeholder must have no users left."""
-        self.replace(edge)
+    def placeholder(self, edge: Edge, made: Node, part: str = "") -> Node:
+        """A new input of the backward graph, beside that of ``edge``, for a value made in the forward."""
+        with self.bw.graph.inserting_before(edge.used):
+            node = self.bw.graph.placeholder(f"{edge.used.name}_{part}" if part else made.name)
+        node.meta = {"val": made.meta["val"]}
+        return node
 
     def finish(self) -> None:
         """Write the edges back as the forward's outputs and make both graphs consistent."""

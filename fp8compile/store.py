@@ -22,6 +22,7 @@ import torch
 from torch import nn
 
 from fp8compile import torch_private as private
+from fp8compile.recipe import Recipe
 from fp8compile.report import GraphReport
 
 log = logging.getLogger("fp8compile")
@@ -54,19 +55,18 @@ class Collector:
 
 @dataclass
 class Compiled:
-    """One compiled graph: its report, and weak references to the parameters and buffers it reads."""
+    """One compiled graph: its reports, and weak references to the parameters it reads."""
 
     reports: tuple[GraphReport, ...]
-    recipe: str
-    tensors: tuple[weakref.ref[torch.Tensor], ...]
+    recipe: Recipe
+    parameters: tuple[weakref.ref[torch.Tensor], ...]
     modules: frozenset[type]
 
     def belongs_to(self, model: nn.Module) -> bool:
-        """Whether it reads a tensor of ``model``; a graph without any, whether it ran in one of its module types."""
-        own = {id(t) for t in (*model.parameters(), *model.buffers())}
-        mine = [t for ref in self.tensors if (t := ref()) is not None]
-        if self.tensors:
-            return any(id(t) in own for t in mine)
+        """Whether it reads a parameter of ``model``; a graph without any, whether it ran in one of its module types."""
+        if self.parameters:
+            own = {id(p) for p in model.parameters()}
+            return any(id(p) in own for ref in self.parameters if (p := ref()) is not None)
         return any(type(m) in self.modules for m in model.modules())
 
 

@@ -157,8 +157,7 @@ def _encode(split: Split, edge: Edge, codec: Codec) -> Saved:
         return x if back is None else x.permute(back)
 
     made = splice(split.fw.graph, encode, edge.made, before=_after(edge.made))
-    with split.bw.graph.inserting_before(edge.used):
-        used = [_placeholder(split, f"{edge.used.name}_{part}", n) for part, n in zip(("codes", "inv_scale"), made, strict=True)]
+    used = [split.placeholder(edge, node, part) for node, part in zip(made, ("codes", "inv_scale"), strict=True)]
     decoded = splice(split.bw.graph, decode, *used, before=edge.in_order[0])
     edge.used.replace_all_uses_with(decoded)
     split.replace(edge, *zip(made, used, strict=True))
@@ -166,12 +165,6 @@ def _encode(split: Split, edge: Edge, codec: Codec) -> Saved:
     return Saved(
         edge.made.name, origin(edge.made), shape_text(value), dtype_text(value), nbytes(value), after, codec.name
     )
-
-
-def _placeholder(split: Split, name: str, made: Node) -> Node:
-    node = split.bw.graph.placeholder(name)
-    node.meta = {"val": made.meta["val"]}
-    return node
 
 
 def _after(node: Node) -> Node:

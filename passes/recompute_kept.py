@@ -11,6 +11,8 @@ value that is itself recomputed: a residual stream would be rebuilt from its sta
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 import torch
 from torch.fx import Node
 
@@ -56,65 +58,74 @@ CHEAP = VIEWS | {
     aten.log.default,
     aten.log1p.default,
     prims.convert_element_type.default,
-    prims.inductor_lookup_seed.default,  # with the seed kept, dropout's random numbers are a pure function of it
-    prims.inductor_random.default,
 }
+# With its seed kept, dropout's random numbers are a pure function of it in the code that Inductor generates. Run node
+# by node (codegen="eager") they are not: torch's own definition of inductor_random draws afresh.
+SEEDED = {prims.inductor_lookup_seed.default, prims.inductor_random.default}
 
 
 def recompute_kept(split: Split, ctx: Context) -> Notes:
     """Drop every kept tensor that views and pointwise operations make from the others."""
     notes = Notes()
+    cheap = CHEAP | SEEDED if ctx.recipe.codegen == "inductor" else CHEAP
     fixed: set[Node] = set()  # what recomputed values are made from: these must stay
-    for edge in _largest_first(split):
+    for edge in _largest_first(split, cheap):
         if edge.made in fixed:
             continue
-        given = {e.made: e.used for e in split.edges if e is not edge and e.is_tensor}
-        chain = _chain(edge.made, set(given), split)
+        chain = _chain(edge.made, {e.made for e in split.edges if e is not edge and e.is_tensor}, split, cheap)
         if chain is None:
             continue
         operands = [n for n in _operands(chain) if n not in chain]
-        _repeat(split, edge, chain, given)
         fixed.update(operands)
+        _repeat(split, edge, chain, operands)
         if not split.caller_owns(storage_root(edge.made)):
             notes += Notes(recomputed=(_entry(edge, operands),))
     return notes
 
 
-def _largest_first(split: Split) -> list[Edge]:
+def _largest_first(split: Split, cheap: Set[object]) -> list[Edge]:
     """Candidates; among equals, later ones first, so that an output goes and its input stays; views go before roots."""
     position = {node: i for i, node in enumerate(split.fw.graph.nodes)}
-    candidates = [e for e in split.edges if e.is_tensor and e.made.op == "call_function" and e.made.target in CHEAP]
+    candidates = [e for e in split.edges if e.is_tensor and e.made.op == "call_function" and e.made.target in cheap]
     return sorted(candidates, key=lambda e: (-nbytes(e.made.meta["val"]), -position[e.made]))
 
 
-def _chain(value: Node, given: set[Node], split: Split) -> list[Node] | None:
+def _chain(value: Node, given: set[Node], split: Split, cheap: Set[object]) -> list[Node] | None:
     """The cheap nodes that make ``value`` from given ones, in graph order; None where there is no such way."""
     chain: set[Node] = set()
     waiting = [value]
     while waiting:
         node = waiting.pop()
-        if node in chain or node in given:
+        if node in chain or node in given or _costs_nothing_to_keep(node, split):
             continue
-        if node.op == "placeholder" and not is_tensor(node):
-            return None
-        if node.op != "call_function" or node.target not in CHEAP or len(chain) == LONGEST_CHAIN:
+        if node.op != "call_function" or node.target not in cheap or len(chain) == LONGEST_CHAIN:
             return None
         chain.add(node)
         waiting.extend(node.all_input_nodes)
     return [n for n in split.fw.graph.nodes if n in chain]
 
 
+def _costs_nothing_to_keep(node: Node, split: Split) -> bool:
+    """Parameters and the caller's data are there anyway (a norm's bias, say); dropout's seeds are one number each."""
+    if node.target is prims.inductor_seeds.default:
+        return True
+    return node.op == "placeholder" and is_tensor(node) and split.caller_owns(node)
+
+
 def _operands(chain: list[Node]) -> list[Node]:
     return list(dict.fromkeys(n for node in chain for n in node.all_input_nodes))
 
 
-def _repeat(split: Split, edge: Edge, chain: list[Node], given: dict[Node, Node]) -> None:
-    copied = dict(given)
+def _repeat(split: Split, edge: Edge, chain: list[Node], operands: list[Node]) -> None:
+    """Copy ``chain`` into the backward, before the first use; operands that were not kept so far are from now on."""
+    given = {e.made: e.used for e in split.edges}
+    new = {made: split.placeholder(edge, made) for made in operands if made not in given}
+    copied = given | new
     with split.bw.graph.inserting_before(edge.in_order[0]):
         for node in chain:
             copied[node] = split.bw.graph.node_copy(node, lambda n: copied[n])
     edge.used.replace_all_uses_with(copied[edge.made])
-    split.drop(edge)
+    split.replace(edge, *new.items())
 
 
 def _entry(edge: Edge, operands: list[Node]) -> Recomputed:

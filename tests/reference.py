@@ -1,6 +1,6 @@
 """What fp8compile.numerics is compared with: ml_dtypes for the rounding, float64 for scales and errors.
 
-Nothing here calls the code under test; only the constants of a Format are used, and test_formats.py proves those.
+Nothing here calls the code under test. Only the constants of a Format are used; test_formats.py proves those.
 """
 
 import ml_dtypes
@@ -95,15 +95,16 @@ def bits_equal(a, b):
 
 
 def round_trip_bound(x, x_hat, inv_scale, fmt):
-    """Bound on |x_hat - x| in float64, x_hat being decoded to FP32; every tensor float64, inv_scale broadcast.
+    """Bound on |x_hat - x| where x_hat was decoded to FP32. Tensors are float64, inv_scale one per element.
 
-    Let y = x / inv_scale and y' the FP32 number that is rounded to a code. The reciprocal and the product are one
-    rounding each, so |y' - y| <= d |y| with d = (1 + U)**2 - 1.
-      * Nearest code c to y':  |c - y'| <= max(h |y'|, smallest / 2)  (half_ulp h; half the spacing of subnormals),
-        hence |c - y| <= max(h |y|, smallest / 2) + (1 + h) d |y|.
+    Let y = x / inv_scale and y' the FP32 number that is rounded to a code. The reciprocal and the product are
+    one rounding each, so |y' - y| <= d |y| with d = (1 + U)**2 - 1.
+      * The code c nearest to y' has |c - y'| <= max(h |y'|, smallest / 2), h being half_ulp and smallest the
+        spacing of subnormals; hence |c - y| <= max(h |y|, smallest / 2) + (1 + h) d |y|.
       * Past the end, |y| > max: c = max unless y' fell short of it by d |y|, so |c - y| <= |y| - max + d |y|.
       * An FP32 product below 2**-126 is not relatively accurate, but then c = 0 and |y| < smallest / 2.
     Times inv_scale, plus the FP32 rounding of the decoded product: U |x_hat|, or 2**-150 if it is subnormal.
+    Saturation at FP32's largest value only brings x_hat nearer to x.
     """
     d = (1 + U) ** 2 - 1
     grid = torch.maximum(x.abs() * fmt.half_ulp, inv_scale * (fmt.smallest / 2))

@@ -88,7 +88,8 @@ class Rowwise:
 class Groupwise:
     """One scale per ``group_size`` elements in contiguous order: inv_scale ``[ceil(numel / G), 1]``.
 
-    Where G does not divide the number of elements the last group is short: its scale sees only its own elements.
+    Where G does not divide the number of elements the last group is short: its scale sees only its own elements. (With
+    a symbolic number of elements, the last group of each row of the last dimension is.)
     """
 
     format: Format = E4M3
@@ -159,25 +160,36 @@ def _divides(group_size: int, numel: int | torch.SymInt) -> bool:
     return statically_known_true(numel % group_size == 0)
 
 
+def _lines(x: Tensor) -> Tensor:
+    """``x`` as ``[R, L]`` where each line ends in a short group: one line, or, for a symbolic shape, one per row.
+
+    With a symbolic number of elements the length of a single tail would be symbolic too, and 0 for some sizes: a guard,
+    so a recompilation. Rows of a fixed length have tails of a fixed length.
+    """
+    if x.dim() and isinstance(x.numel(), torch.SymInt) and isinstance(x.shape[-1], int):
+        return x.reshape(-1, x.shape[-1])
+    return x.reshape(1, -1)
+
+
 def _padded_to_groups(x: Tensor, group_size: int) -> Tensor:
-    """``x`` in contiguous order as ``[ceil(numel / G), G]``, the last row padded with zeros."""
-    flat = x.reshape(-1)
-    numel = flat.shape[0]
-    if not _divides(group_size, numel):
-        flat = torch.nn.functional.pad(flat, (0, (-numel) % group_size))
-    return flat.reshape((numel + group_size - 1) // group_size, group_size)
+    """``x`` in contiguous order as ``[groups, G]``, short groups padded with zeros."""
+    if not _divides(group_size, x.numel()):
+        lines = _lines(x)
+        x = torch.nn.functional.pad(lines, (0, (-lines.shape[1]) % group_size))
+    return x.reshape(x.numel() // group_size, group_size)
 
 
 def _by_groups(x: Tensor, inv_scale_N1: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
-    """``x`` and its scales in shapes that broadcast: ``[N, G]`` and ``[N, 1]``, or flat where a tail is short.
+    """``x`` and its scales in shapes that broadcast: ``[N, G]`` and ``[N, 1]``, or ``[R, L]`` both where tails are short.
 
-    The flat form spells out full groups and tail. Indexing by ``i // G`` over a length that G does not divide is
-    shorter, but Inductor's C++ backend then splits the loop at G and drops the tail (torch 2.13, try_loop_split).
+    The latter spells out full groups and tails. Indexing by ``i // G`` over a length that G does not divide is shorter,
+    but Inductor's C++ backend then splits the loop at G and drops the tail (torch 2.13, try_loop_split).
     """
-    flat = x.reshape(-1)
-    full = flat.shape[0] // group_size
-    if _divides(group_size, flat.shape[0]):
-        return flat.reshape(full, group_size), inv_scale_N1
-    in_full_groups = inv_scale_N1[:full].expand(-1, group_size).reshape(-1)
-    in_the_tail = inv_scale_N1[full:].expand(-1, flat.shape[0] % group_size).reshape(-1)
-    return flat, torch.cat([in_full_groups, in_the_tail])
+    if _divides(group_size, x.numel()):
+        return x.reshape(x.numel() // group_size, group_size), inv_scale_N1
+    x_RL = _lines(x)
+    rows, length = x_RL.shape
+    full, tail = length // group_size, length % group_size
+    inv_scale = inv_scale_N1.reshape(rows, full + 1)
+    in_full_groups = inv_scale[:, :full, None].expand(rows, full, group_size).reshape(rows, full * group_size)
+    return x_RL, torch.cat([in_full_groups, inv_scale[:, full:].expand(rows, tail)], 1)

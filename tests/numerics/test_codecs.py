@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from fp8compile.numerics import E4M3, E5M2, INT8, Groupwise, GroupwiseBest, Rowwise, Tensorwise
+from fp8compile.numerics import E4M3, INT8, Groupwise, GroupwiseBest, Rowwise, Tensorwise
 from tests.reference import (
     E8M0,
     FORMATS,
@@ -80,7 +80,7 @@ def pairs_with(amax, dtype):
     return torch.stack([x, torch.full_like(x, amax)], 1)
 
 
-# The largest amax, two ordinary ones, and one of the smallest: subnormal in FP16, under the floor of scales in BF16.
+# The largest amax, two ordinary ones, and a tiny one: subnormal in FP16, under the floor of scales in BF16.
 AMAX = {dtype: (torch.finfo(dtype).max, 2.953125, 1.0) for dtype in TWO_BYTE_DTYPES}
 AMAX[torch.bfloat16] += (2.0**-126,)
 AMAX[torch.float16] += (2.0**-16,)
@@ -347,7 +347,7 @@ def squared_errors(codec, x_NG):
 
 
 def hard_groups(group_size):
-    """Gaussian, log-normal, with outliers, constant, zero; of any FP32 magnitude, the largest and the smallest."""
+    """Gaussian, log-normal, with outliers, constant, zero; of any FP32 magnitude, largest and smallest."""
     x = normal(400, group_size)
     heavy = x * torch.exp(1.5 * normal(400, group_size, seed=1))
     outlier = torch.where(normal(400, group_size, seed=2) > 2, 1000 * x, x)
@@ -361,11 +361,12 @@ def hard_groups(group_size):
 @pytest.mark.parametrize("group_size", [1, 2, 16, 128])
 @pytest.mark.parametrize("scale_dtype", BEST_SCALE_DTYPES, ids=label)
 def test_best_is_never_worse_than_either_format_alone(scale_dtype, group_size):
-    # What is compared is E', the FP32 sum of G terms ((x_hat - x) * f)**2, f = 1 / amax. x and x_hat are exactly
-    # those that are decoded and f is common to both formats, so a term carries (1 + U) for the difference and for
-    # its product with f, both squared, and for the square; the sum of non-negative terms, in whatever order,
-    # (1 + U)**(G - 1). Hence E' = E (1 + t), |t| <= (1 + U)**(G + 4) - 1 = g, and where the wrong one is taken
-    # E_taken <= E_other * (1 + g) / (1 - g). A term that underflows loses up to 2**-149, in units of amax**2.
+    # What is compared is E', the FP32 sum of G terms ((x_hat - x) * f)**2, f = 1 / amax. x and x_hat are
+    # those that are decoded and f is common to both formats, so a term carries (1 + U) for the difference
+    # and for its product with f, both squared, and for the square: (1 + U)**5. The sum of non-negative
+    # terms, in whatever order, adds (1 + U)**(G - 1). Hence E' = E (1 + t), |t| <= (1 + U)**(G + 4) - 1 =
+    # g, and where the wrong one is taken, E_taken <= E_other * (1 + g) / (1 - g). A term that underflows
+    # loses up to 2**-149 of amax**2.
     x = hard_groups(group_size)
     ours = squared_errors(GroupwiseBest(group_size, scale_dtype), x)
     alone = [squared_errors(Groupwise(fmt, group_size, scale_dtype), x) for fmt in (E4M3, INT8)]
@@ -383,10 +384,10 @@ def test_best_takes_int8_for_gaussian_groups(scale_dtype):
 
 @pytest.mark.parametrize("scale_dtype", BEST_SCALE_DTYPES, ids=label)
 def test_best_takes_e4m3_where_one_outlier_dwarfs_the_rest(scale_dtype):
-    # Beside an outlier of 1, the 127 others lie in [1/1000, 1/300]: under half a step of INT8 (1/254, less 2**-8 of it
-    # for the rounded scale), which loses their whole energy E >= 127e-6. For E4M3 they are normal numbers
-    # (448/1000 > 2**-6), so it errs by at most E / 2**8 in all, and by 2**-8 at the outlier from the rounded scale:
-    # E / 2**8 + 2**-16 < E / 2**8 + 1.6e-5 < E.
+    # Beside an outlier of 1, the 127 others lie in [1/1000, 1/300]: under half a step of INT8 (1/254, less
+    # 2**-8 of it for the rounded scale), which loses their whole energy E >= 127e-6. For E4M3 they are
+    # normal numbers (448/1000 > 2**-6), so it errs by at most E / 2**8 in all, and by 2**-8 at the outlier,
+    # from the rounded scale: E / 2**8 + 2**-16 < E / 2**8 + 1.6e-5 < E.
     x = 1e-3 + (1 / 300 - 1e-3) * torch.rand(1000, 128, generator=torch.Generator().manual_seed(0))
     x = x * normal(1000, 128).sign()
     x[torch.arange(1000), torch.arange(1000) % 128] = 1.0
@@ -415,8 +416,9 @@ def student_t3(count):
     return normal(count) / (normal(3, count, seed=1).square().sum(0) / 3).sqrt()
 
 
-# The text gives no parameters for the last two. SiLU is taken of a standard normal; the heavy log-normal one is a
-# standard normal times exp(1.5 z), z standard normal: of the forms tried, the one that gives both of its figures.
+# The project's reference measurements in dB, INT8 then E4M3. They name no parameters for SiLU (here of a
+# standard normal) and for the heavy log-normal (here a standard normal times exp(1.5 z), z another: of the
+# forms tried, the one that gives both of its figures).
 REFERENCE_SQNR = {
     "gaussian": (lambda n: normal(n), 43.8, 31.8),
     "silu": (lambda n: torch.nn.functional.silu(normal(n)), 40.5, 32.2),
@@ -426,7 +428,7 @@ REFERENCE_SQNR = {
 
 
 @pytest.mark.parametrize(("draw", "int8", "e4m3"), REFERENCE_SQNR.values(), ids=REFERENCE_SQNR)
-def test_sqnr_at_1x128_is_the_published_one_within_half_a_decibel(draw, int8, e4m3):
+def test_sqnr_at_1x128_is_the_reference_within_half_a_decibel(draw, int8, e4m3):
     x = draw(2**22)  # heavy tails converge slowly
     assert abs(sqnr_db(x, decoded(Groupwise(INT8), x)) - int8) < 0.5
     assert abs(sqnr_db(x, decoded(Groupwise(E4M3), x)) - e4m3) < 0.5
@@ -434,7 +436,7 @@ def test_sqnr_at_1x128_is_the_published_one_within_half_a_decibel(draw, int8, e4
 
 # ------------------------------------------------------------------------------------------------- properties
 
-properties = settings(max_examples=60, deadline=None, derandomize=True)
+properties = settings(max_examples=150, deadline=None, derandomize=True)
 
 
 def tensors(elements):
@@ -465,7 +467,8 @@ def test_property_round_trip_error_is_within_the_derived_bound(x, codec):
 
 
 # Everything stays a normal number: amax * 2**k / 57344 >= 2**-116, and x / inv_scale >= 2**-60 / 2**60 * 127.
-moderate = st.floats(2.0**-60, 2.0**60, width=32) | st.floats(-(2.0**60), -(2.0**-60), width=32) | st.just(0.0)
+positive = st.floats(2.0**-60, 2.0**60, width=32)
+moderate = positive | positive.map(lambda value: -value) | st.just(0.0)
 
 
 @properties
@@ -484,12 +487,12 @@ below_2_126 = st.floats(-(2.0**126), 2.0**126, width=32)
 @properties
 @given(x=tensors(below_2_126), codec=codecs.filter(lambda codec: codec.scale_dtype != torch.float32))
 def test_property_decoded_tensor_is_a_fixed_point(x, codec):
-    # BF16 scales: the largest code of a group is max (or the scale is at its floor), and max * inv_scale is exact in
-    # FP32, so the second amax / max lies within two FP32 roundings of inv_scale, which BF16 rounds away.
-    # E8M0: the largest code lies in [max / 2, max]. At max / 2 the second scale is half the first, and every
-    # code doubles exactly; anywhere else it is the first. GroupwiseBest: the second choice has no error at all,
-    # and where both have none both decode to the same. Past 2**126 a decoded E8M0 value might saturate.
-    # FP32 scales may move by an ulp, which changes no code: see below.
+    # BF16 scales: the largest code of a group is max (or the scale is at its floor), and max * inv_scale is
+    # exact in FP32, so the second amax / max lies within two FP32 roundings of inv_scale, which BF16 rounds
+    # away. E8M0: the largest code lies in [max / 2, max] (or, again, the floor). At max / 2 the second
+    # scale is half the first, and every code doubles exactly; anywhere else it is the first. GroupwiseBest:
+    # the second choice has no error at all, and where both formats have none both decode to the same. Past
+    # 2**126 an E8M0 value might saturate. FP32 scales may move by an ulp, which changes no code: see below.
     once = decoded(codec, x)
     assert torch.equal(decoded(codec, once), once)
 
@@ -497,8 +500,8 @@ def test_property_decoded_tensor_is_a_fixed_point(x, codec):
 @properties
 @given(x=tensors(below_2_126), codec=codecs_of_one_format.filter(lambda codec: codec.scale_dtype != E8M0))
 def test_property_codes_of_a_decoded_tensor_are_the_same_under_fp32_and_bf16_scales(x, codec):
-    # The second scale is within a few U of the first, so x_hat * scale is within a few U of a code. The largest code
-    # is max (or the scale at its floor), so the scale does not jump.
+    # The largest code is max (or the scale at its floor), so the second scale is within a few U of the
+    # first, and x_hat * scale within a few U of a code.
     codes, inv_scale = codec.encode(x)
     again, _ = codec.encode(codec.decode(codes, inv_scale, torch.float32))
     assert torch.equal(raw(again), raw(codes))

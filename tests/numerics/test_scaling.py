@@ -37,19 +37,21 @@ by_input = pytest.mark.parametrize("dtype", TWO_BYTE_DTYPES, ids=str)
 FP32_MAX = torch.finfo(torch.float32).max
 SMALLEST = 2.0**-126
 
-# Scales that quantize is given: the floor, ordinary ones, inexact reciprocals, both ends of BF16's mantissa, those of
-# FP32's largest amax, and E8M0 exponents.
+# Scales that quantize is given: the floor, ordinary ones, inexact reciprocals, both ends of BF16's
+# mantissa, those of FP32's largest amax, and E8M0 exponents.
 GIVEN_SCALES = [
-    *(torch.tensor(s) for s in (SMALLEST, 1e-30, 1 / 448, 0.3, 1.0, 3.0, 127.0, FP32_MAX / 57344, FP32_MAX / 127)),
+    *(torch.tensor(s) for s in (SMALLEST, 1e-30, 1 / 448, 0.3, 1.0, 3.0, 127.0)),
+    *(torch.tensor(FP32_MAX / fmt.max) for fmt in FORMATS),
     *(torch.tensor(s, dtype=torch.bfloat16) for s in (SMALLEST, 1.0078125, 1.9921875, 2.6e36)),
     *(torch.tensor(e, dtype=torch.uint8) for e in (1, 100, 127, 140, 249)),
 ]
 
 
 def every_amax():
-    """Non-negative finite values: all of BF16's and FP16's, and 200,000 FP32 bit patterns, subnormals included."""
+    """Finite values >= 0: all of BF16's and FP16's, and 200,000 FP32 bit patterns, subnormals included."""
     two_byte = [finite_values(dtype).abs().float() for dtype in TWO_BYTE_DTYPES]
-    return torch.cat([*two_byte, random_positive_fp32(200_000), torch.tensor([FP32_MAX, SMALLEST, 2.0**-149])])
+    ends = torch.tensor([FP32_MAX, SMALLEST, 2.0**-149])
+    return torch.cat([*two_byte, random_positive_fp32(200_000), ends])
 
 
 def one_binade():
@@ -111,7 +113,7 @@ def test_bf16_scale_is_the_fp32_scale_as_torch_rounds_it(fmt):
 
 
 def test_integer_rounding_to_bf16_is_torchs_for_every_kept_half_around_every_tie():
-    # The low half of the bits matters only as: zero, below, at or above the tie. Signs and NaN never reach it.
+    # Of the dropped half it only matters whether it is below, at or above the tie. No sign or NaN gets there.
     kept = torch.arange(0x7F80, dtype=torch.int32) << 16
     dropped = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], dtype=torch.int32)
     x = (kept[:, None] | dropped).view(torch.float32)
@@ -130,8 +132,9 @@ def test_e8m0_scale_is_the_fp32_scale_rounded_up_to_a_power_of_two(fmt):
 
 @by_format
 def test_e8m0_scale_brings_every_amax_to_at_most_max(fmt):
-    # Exhaustive over the mantissa. INT8 alone can pass its max, by the one rounding of amax / 127 (1 / 127 rounds
-    # down): a relative U / (1 - U) < 2**-23, which rounding to an integer takes back.
+    # Exhaustive over the mantissa. INT8 alone can pass its max, since fl(1 / 127) is too small (by <
+    # 2**-27) and its product with amax may be too (by U): together a relative 2**-23 at most, which
+    # rounding takes back.
     amax = one_binade() * 2.0**10
     entered = amax.double() / inv_scale_value(inv_scale_of(amax, fmt, E8M0)).double()
     assert (entered <= fmt.max * (1 + (0 if fmt.is_float else 2.0**-23))).all()
@@ -248,8 +251,9 @@ def test_both_zeros_come_back_as_zero_under_any_scale(fmt):
 @pytest.mark.parametrize("scale_dtype", [torch.float32, torch.bfloat16], ids=str)
 @by_format
 def test_amax_itself_gets_the_largest_code_however_its_scale_was_rounded(fmt, scale_dtype):
-    # BF16 rounds by at most 2**-8 / (1 + 2**-8), so y >= 127 * (1 + 2**-8) / (1 + 2**-7) = 126.508, which rounds to
-    # 127; the floats' last gap is an eighth of max or more. Where the scale was rounded down, y exceeds max.
+    # BF16 rounds by at most 2**-8 / (1 + 2**-8), so y >= 127 * (1 + 2**-8) / (1 + 2**-7) = 126.508, which
+    # rounds to 127; the floats' last gap is max / 14 or more. Where the scale was rounded down, y exceeds
+    # max.
     amax = every_amax()
     amax = amax[amax >= fmt.max * SMALLEST * (1 + 2.0**-8)]  # above the floor
     inv_scale = inv_scale_of(amax, fmt, scale_dtype)
@@ -317,7 +321,7 @@ def test_no_finite_value_of_fp16_bf16_or_fp32_decodes_to_infinity(fmt, scale_dty
 
 @by_scale_dtype
 def test_saturation_is_needed(scale_dtype):
-    # Without it the claim above would be false: some scale carries a largest code past 65504 in the FP32 product.
+    # Without it the claim above would be false: some scale carries a largest code past 65504.
     x = finite_values(torch.float16).abs()
     inv_scale = inv_scale_of(x, INT8, scale_dtype)
     product = quantize(x, inv_scale, INT8).float() * inv_scale_value(inv_scale)

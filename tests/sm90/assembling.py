@@ -1,4 +1,8 @@
-"""Compile generated kernels to sm_90 cubins with the ptxas that Triton ships, and read what ptxas made of them."""
+"""Compile generated kernels to sm_90 cubins with the ptxas that Triton ships, and read what ptxas made of them.
+
+Registers that do not fit are spilled to the thread's stack frame: ``STACK`` in cuobjdump's report is what ``ptxas -v``
+calls spill bytes, and what CUDA calls local memory. ``LOCAL`` in that report stays 0 whatever is spilled.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from typing import Any
 from . import fake_h100
 from .lowering import Kernel, load_kernel
 
+BYTES_PER_REGISTER = 4
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")
 
 
@@ -22,7 +27,8 @@ class Cubin:
 
     Attributes:
         registers: per thread.
-        spill_bytes: local memory per thread; anything above 0 means that registers did not suffice.
+        spill_bytes: stack frame plus local memory per thread; above 0, registers did not suffice.
+        timed: whether Inductor's tuner would time it; it drops what spills more registers than ``spill_threshold``.
         ptx: what ptxas was given.
     """
 
@@ -30,14 +36,14 @@ class Cubin:
     blocks: dict[str, int]
     num_warps: int
     registers: int
-    stack_bytes: int
     shared_bytes: int
     spill_bytes: int
+    timed: bool
     ptx: str
 
 
 def assemble(kernels: Iterable[Kernel]) -> Iterator[Cubin]:
-    """Every configuration of every kernel that Inductor's tuner would time. A kernel that does not compile raises."""
+    """Every configuration in which Inductor's tuner compiles each kernel. One that does not compile raises."""
     for kernel in kernels:
         autotuner = load_kernel(kernel.name, kernel.source)
         for config in autotuner.configs:
@@ -53,14 +59,15 @@ def _assembled(name: str, autotuner: Any, config: Any) -> Cubin:
     options = autotuner._create_compile_options(config, meta)
     compiled = triton.compile(source, target=fake_h100.target(), options=options)
     registers, stack, shared, local = resource_usage(compiled.asm["cubin"])
+    spill_bytes = stack + local
     return Cubin(
         kernel=name,
         blocks=dict(config.kwargs),
         num_warps=config.num_warps,
         registers=registers,
-        stack_bytes=stack,
         shared_bytes=max(shared, compiled.metadata.shared),
-        spill_bytes=local,
+        spill_bytes=spill_bytes,
+        timed=spill_bytes // BYTES_PER_REGISTER <= autotuner.inductor_meta["spill_threshold"],
         ptx=compiled.asm["ptx"],
     )
 

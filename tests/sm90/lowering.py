@@ -33,13 +33,17 @@ from torch.fx import GraphModule
 from . import fake_h100, interpreter
 
 InnerCompile = Callable[..., Any]
-Rewrite = Callable[[str, str], str]
+Rewrite = Callable[[str, str], str]  # (kernel name, source) -> source
 Backend = Callable[[GraphModule, Sequence[Any], InnerCompile], Any]
 
 CUDA = torch.device("cuda", 0)
 _EXTERN = re.compile(r"^\s*(?:\w+ = )?(extern_kernels\.\w+|torch\.ops\.\w+\.\w+\.\w+)\(", re.MULTILINE)
+_KERNEL_SOURCE = re.compile(r"'''.*?'''", re.DOTALL)
 _LAUNCH = re.compile(r"^\s*(\w+)\.run\(", re.MULTILINE)
 _NUM_GB = re.compile(r"'kernel_num_gb': ([\d.e+-]+)")
+_SIGNATURE = re.compile(r"'signature': \{(.*?)\}")
+_POINTER = re.compile(r"'(\w+)': '\*\w+'")
+_ARGUMENT = re.compile(r"arg_\d+ = rand_strided\(\((.*?)\), \((.*?)\), device='cuda:0', dtype=torch\.(\w+)\)")
 
 
 @dataclass(frozen=True)
@@ -51,10 +55,35 @@ class Kernel:
 
     @property
     def num_bytes(self) -> int:
-        """What one launch reads and writes, by Inductor's estimate: each buffer once, one updated in place twice."""
+        """What one launch reads and writes: every buffer once for each direction in which the source uses it."""
+        return sum(num_bytes * _directions(self.source, name) for name, num_bytes in self._buffers())
+
+    @property
+    def estimated_bytes(self) -> int:
+        """Inductor's ``kernel_num_gb``. Higher where it counts a buffer that fusion removed, or as read and written
+        one that is only written (a scale that takes over its amax's buffer)."""
         match = _NUM_GB.search(self.source)
         assert match, f"{self.name} carries no kernel_num_gb: lower under `lowering_config`"
         return round(float(match.group(1)) * 1e9)
+
+    def _buffers(self) -> list[tuple[str, int]]:
+        """The pointers a launch takes, and the bytes behind each, from the example arguments in the source."""
+        signature = _SIGNATURE.search(self.source)
+        assert signature, f"{self.name} has another kind of signature"
+        names, arguments = _POINTER.findall(signature.group(1)), _ARGUMENT.findall(self.source)
+        assert len(names) == len(arguments), f"{self.name}: {len(names)} pointers, {len(arguments)} example tensors"
+        return [(name, _tensor_bytes(*argument)) for name, argument in zip(names, arguments, strict=True)]
+
+
+def _directions(source: str, pointer: str) -> int:
+    both = bool(re.search(rf"\batomic_\w+\({pointer}\b", source))
+    return sum(both or bool(re.search(rf"\b{verb}\({pointer}\b", source)) for verb in ("load", "store"))
+
+
+def _tensor_bytes(size: str, stride: str, dtype: str) -> int:
+    sizes, strides = ([int(n) for n in text.split(",") if n.strip()] for text in (size, stride))
+    numel = math.prod(n for n, step in zip(sizes, strides, strict=True) if step)
+    return int(numel * getattr(torch, dtype).itemsize)
 
 
 @dataclass
@@ -67,7 +96,8 @@ class LoweredGraph:
     @property
     def launches(self) -> list[str]:
         """The generated kernels in the order they are launched; a kernel may be launched more than once."""
-        return [name for name in _LAUNCH.findall(self.wrapper) if name in self.kernels]
+        calls = _KERNEL_SOURCE.sub("", self.wrapper)  # a kernel's source holds a launch too, for benchmarking it
+        return [name for name in _LAUNCH.findall(calls) if name in self.kernels]
 
     @property
     def externs(self) -> list[str]:
@@ -79,6 +109,10 @@ class LoweredGraph:
         """Bytes moved by all launches of generated kernels; externs not counted."""
         return sum(self.kernels[name].num_bytes for name in self.launches)
 
+    @property
+    def estimated_bytes(self) -> int:
+        return sum(self.kernels[name].estimated_bytes for name in self.launches)
+
 
 @dataclass
 class Lowered:
@@ -86,6 +120,8 @@ class Lowered:
 
     graphs: list[LoweredGraph] = field(default_factory=list)
     outputs: Any = None
+    rewrite: Rewrite | None = None
+    compiled: Callable[..., Any] | None = None
 
     @property
     def kernels(self) -> dict[str, Kernel]:
@@ -95,6 +131,13 @@ class Lowered:
     def only(self) -> LoweredGraph:
         (graph,) = self.graphs
         return graph
+
+    def rerun(self, *args: Any, rewrite: Rewrite | None = None) -> Any:
+        """Execute an inference graph again, not compiled again, every kernel's source passed through ``rewrite``."""
+        assert self.compiled, "lower with execute=True"
+        self.rewrite = rewrite
+        with torch.no_grad(), torch._dynamo.config.patch(error_on_recompile=True):
+            return self.compiled(*args)
 
 
 def stock_backend(gm: GraphModule, example_inputs: Sequence[Any], inner_compile: InnerCompile) -> Any:
@@ -111,7 +154,6 @@ def lower(
     backend: Backend = stock_backend,
     config_patches: dict[str, Any] | None = None,
     execute: bool = False,
-    rewrite: Rewrite | None = None,
 ) -> Lowered:
     """Lower ``fn(*args)``, a function or a module, and with ``backward`` its backward too.
 
@@ -122,14 +164,13 @@ def lower(
         backend: calls ``compile_fx`` with the ``inner_compile`` it is given; the place for a backend under test.
         config_patches: Inductor settings, passes among them, on top of ``lowering_config``'s.
         execute: run what was generated through the interpreter; the results are in ``outputs``.
-        rewrite: ``(kernel name, source) -> source``, to break a kernel on purpose.
     """
     lowered = Lowered()
-    inner_compile = lower_backend(lowered, execute=execute, rewrite=rewrite)
+    inner_compile = lower_backend(lowered, execute=execute)
     torch._dynamo.reset()
     with lowering_config(config_patches), torch.set_grad_enabled(backward):
         compiled = torch.compile(fn, backend=lambda gm, inputs: backend(gm, inputs, inner_compile), fullgraph=True)
-        lowered.outputs = compiled(*args)
+        lowered.compiled, lowered.outputs = compiled, compiled(*args)
         if backward:
             _backward(lowered.outputs)
     return lowered
@@ -151,7 +192,7 @@ def lowering_config(config_patches: dict[str, Any] | None = None) -> Iterator[No
         yield
 
 
-def lower_backend(lowered: Lowered, *, execute: bool = False, rewrite: Rewrite | None = None) -> InnerCompile:
+def lower_backend(lowered: Lowered, *, execute: bool = False) -> InnerCompile:
     """An ``inner_compile`` for ``compile_fx`` that lowers each post-AOT graph for sm_90 and appends it to ``lowered``."""
 
     def inner_compile(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
@@ -160,7 +201,7 @@ def lower_backend(lowered: Lowered, *, execute: bool = False, rewrite: Rewrite |
         graph = LoweredGraph()
         lowered.graphs.append(graph)
         on_cuda, cuda_inputs = retarget(gm, example_inputs)
-        with _recording(graph, execute=execute, rewrite=rewrite):
+        with recording(graph, _executed(lowered) if execute else _not_executed):
             compiled = compile_fx_inner(on_cuda, cuda_inputs, **kwargs)
         return compiled if execute else _unexecuted(on_cuda)
 
@@ -215,15 +256,14 @@ def _uninitialised(node: Any) -> Any:
 
 
 @contextmanager
-def _recording(graph: LoweredGraph, *, execute: bool, rewrite: Rewrite | None) -> Iterator[None]:
-    """Catch the kernels and the wrapper of the graph that Inductor compiles inside."""
+def recording(graph: LoweredGraph, launcher: Callable[[Kernel], Any]) -> Iterator[None]:
+    """Catch the kernels and the wrapper of the graph that Inductor compiles inside; the wrapper runs ``launcher``'s."""
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.graph import GraphLowering
 
     def triton(self: Any, name: str, source: str, device_str: str = "cuda") -> Any:
-        source = rewrite(name, source) if rewrite else source
-        graph.kernels[name] = Kernel(name, source)
-        return _largest_block_only(load_kernel(name, source)) if execute else SimpleNamespace(run=None)
+        graph.kernels[name] = kernel = Kernel(name, source)
+        return launcher(kernel)
 
     def save_output_code(code: str) -> None:
         graph.wrapper = code
@@ -243,9 +283,26 @@ def _recording(graph: LoweredGraph, *, execute: bool, rewrite: Rewrite | None) -
         yield
 
 
+def _not_executed(kernel: Kernel) -> Any:
+    return SimpleNamespace(run=None)
+
+
+def _executed(lowered: Lowered) -> Callable[[Kernel], Any]:
+    """Kernels that run in the interpreter, as ``lowered.rewrite`` has them at that moment."""
+    assert interpreter.interpreting(), "execute needs TRITON_INTERPRET=1"
+
+    def launcher(kernel: Kernel) -> Any:
+        def run(*args: Any, **kwargs: Any) -> None:
+            source = lowered.rewrite(kernel.name, kernel.source) if lowered.rewrite else kernel.source
+            _largest_block_only(load_kernel(kernel.name, source)).run(*args, **kwargs)
+
+        return SimpleNamespace(run=run)
+
+    return launcher
+
+
 def _largest_block_only(autotuner: Any) -> Any:
     """The interpreter takes the first configuration, and its cost is the number of programs, not their size."""
-    assert interpreter.interpreting(), "execute needs TRITON_INTERPRET=1"
     autotuner.configs.sort(
         key=lambda config: math.prod(v for k, v in config.kwargs.items() if k.endswith("BLOCK")), reverse=True
     )

@@ -1,0 +1,590 @@
+"""Bytes kept, gradient quality and training of nine models, against eager PyTorch and plain Inductor.
+
+    python benchmarks/bench_models.py --json benchmarks/results/models-cpu.json
+
+For every model and precision:
+  bytes     what one forward leaves for the backward: distinct storages that reach torch.autograd's saved-tensor hooks,
+            without parameters, buffers and the model's inputs. Eager, plain Inductor, ours; beside it what
+            ``fp8compile.report`` says of the same compilation.
+  SQNR      20 log10(|ref| / |ref - x|) of every parameter's gradient against float64, after some warm-up steps (a network
+            at initialisation has gradients that are zero by construction). "plain" is 16-bit Inductor: the noise floor.
+  training  the same batches, seeds and AdamW for every arm; the gap to the twin is that of the mean loss of the last five
+            steps, relative, positive where an arm is worse; mean over seeds +- standard error. The arm "eager" is PyTorch
+            itself: its gap is what rounding alone does, no code involved.
+
+The JSON is written after every model, and models that are not run keep the rows they have.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import contextlib
+import copy
+import datetime
+import json
+import math
+import platform
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from benchmarks.models import MODELS, Batch, Case, bf16_products_in_fp32, digits_source  # noqa: E402
+
+import fp8compile  # noqa: E402
+
+FORMATS = ("e4m3", "int8", "auto")
+ARMS = ("eager", *FORMATS)  # the twin comes first and by itself
+PRECISIONS = ("amp", "bf16", "fp32")
+WARM_UP_STEPS = 10
+LEARNING_RATE = 1e-3
+LAST_STEPS = 5
+ZERO = 1e-5  # a gradient this much smaller (RMS) than the median parameter's is zero up to rounding
+AGREEMENT = 0.01  # how far report and measurement may differ
+
+
+# ---------------------------------------------------------------------------------------------------------- running
+
+
+@dataclass(frozen=True)
+class Way:
+    """How a model is compiled: not at all, by plain Inductor, or by fp8compile in one of its formats."""
+
+    name: str
+    codegen: str
+
+    def compile(self, model: nn.Module) -> Callable[..., Any]:
+        """``model``, compiled so."""
+        if self.name == "eager":
+            return model
+        if self.name == "plain" and self.codegen == "inductor":
+            return torch.compile(model)
+        options = {"preset": "off"} if self.name == "plain" else {"saved_format": self.name}
+        return torch.compile(model, backend="fp8compile", options={**options, "codegen": self.codegen})
+
+
+def in_precision(precision: str) -> contextlib.AbstractContextManager[Any]:
+    """The context the forward runs in."""
+    return torch.autocast("cpu", torch.bfloat16) if precision == "amp" else contextlib.nullcontext()
+
+
+def parameter_dtype(precision: str) -> torch.dtype:
+    """What parameters and inputs are in."""
+    return torch.bfloat16 if precision == "bf16" else torch.float32
+
+
+def prepared(model: nn.Module, precision: str) -> nn.Module:
+    """A copy to compile. A copy, because ``fp8compile.report`` goes by the model's parameters."""
+    torch._dynamo.reset()
+    return copy.deepcopy(model).to(parameter_dtype(precision))
+
+
+def call(run: Callable[..., Any], batch: Batch, precision: str) -> Any:
+    """The model's output for a batch."""
+    with in_precision(precision):
+        return run(*batch.args, **(batch.kwargs or {}))
+
+
+# ------------------------------------------------------------------------------------------------------------ bytes
+
+
+@dataclass(frozen=True)
+class Kept:
+    """A storage kept for the backward, with the shape and dtype of the first tensor that looks at it."""
+
+    nbytes: int
+    dtype: str
+    shape: tuple[int, ...]
+
+
+def kept_storages(model: nn.Module, run: Callable[[], Any], batch: Batch) -> list[Kept]:
+    """What ``run()`` keeps for the backward, largest first; parameters, buffers and the batch left out."""
+    not_counted = {*model.parameters(), *model.buffers(), *batch.tensors()}
+    seen = {t.untyped_storage().data_ptr() for t in not_counted}
+    kept: list[Kept] = []
+
+    def pack(t: Tensor) -> Tensor:
+        storage = t.untyped_storage()
+        if storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            kept.append(Kept(storage.nbytes(), str(t.dtype).removeprefix("torch."), tuple(t.shape)))
+        return t
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+        output = run()  # held until the end: a freed storage's address would be given to the next one
+    del output
+    return sorted(kept, key=lambda k: -k.nbytes)
+
+
+def reported_storages(report: fp8compile.Report) -> list[Kept]:
+    """What the report says is kept, as ``Kept``: encoded tensors as one entry each, codes and scales together."""
+    codes = [Kept(s.bytes_after, "codes", _shape(s.shape)) for s in report.saved]
+    return codes + [Kept(s.bytes, s.dtype, _shape(s.shape)) for s in report.skips]
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in text.strip("[]").split(",") if part.strip())
+
+
+# ------------------------------------------------------------------------------------------------------------- SQNR
+
+
+def gradients(model: nn.Module, run: Callable[[], Tensor]) -> dict[str, Tensor]:
+    """The gradient of every parameter that gets one, in float64."""
+    model.zero_grad()
+    run().backward()  # type: ignore[no-untyped-call]
+    found = {name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    return found
+
+
+def sqnr(reference: Tensor, value: Tensor) -> float:
+    """Signal to noise in dB; infinite where they are equal."""
+    noise = (reference - value).norm()
+    return float(20 * torch.log10(reference.norm() / noise)) if noise else math.inf
+
+
+def zero_up_to_rounding(reference: dict[str, Tensor]) -> list[str]:
+    """Parameters whose gradient is zero in theory (a key bias under softmax, a bias before batch norm)."""
+    rms = {name: float(g.square().mean().sqrt()) for name, g in reference.items()}
+    median = sorted(rms.values())[len(rms) // 2]
+    return [name for name, size in rms.items() if size <= ZERO * median]
+
+
+@dataclass(frozen=True)
+class Quality:
+    """SQNR of gradients, by parameter."""
+
+    by_parameter: dict[str, float]
+
+    @property
+    def worst(self) -> str:
+        """The parameter with the noisiest gradient."""
+        return min(self.by_parameter, key=self.by_parameter.__getitem__)
+
+    def summary(self) -> dict[str, Any]:
+        ordered = sorted(self.by_parameter.values())
+        return {
+            "worst_db": ordered[0],
+            "worst_parameter": self.worst,
+            "median_db": ordered[len(ordered) // 2],
+            "five_worst": dict(sorted(self.by_parameter.items(), key=lambda kv: kv[1])[:5]),
+        }
+
+
+def quality(reference: dict[str, Tensor], got: dict[str, Tensor], skipped: Sequence[str]) -> Quality:
+    """How near ``got`` is to ``reference``."""
+    return Quality({name: sqnr(reference[name], got[name]) for name in reference if name not in skipped})
+
+
+# ------------------------------------------------------------------------------------------------- one model, measured
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One way of compiling, measured: what is kept, the loss, gradients, and the report where there is one."""
+
+    kept: list[Kept]
+    loss: float
+    gradients: dict[str, Tensor]
+    report: fp8compile.Report | None
+    seconds: float
+
+
+def measure(case: Case, way: Way, precision: str) -> Measured:
+    """Compile the case's model this way and run one batch forward for the bytes, once more for the gradients."""
+    started = time.perf_counter()
+    model = prepared(case.model, precision)
+    run, batch = way.compile(model), case.batch(0).to(parameter_dtype(precision))
+    call(run, batch, precision)  # compiles; autograd's hooks are to see a finished function
+    kept = kept_storages(model, lambda: call(run, batch, precision), batch)
+    losses: list[Tensor] = []
+
+    def loss() -> Tensor:
+        losses.append(case.loss(call(run, batch, precision), batch))
+        return losses[-1]
+
+    found = gradients(model, loss)
+    report = fp8compile.report(run) if way.name in FORMATS and isinstance(run, nn.Module) else None
+    return Measured(kept, losses[-1].item(), found, report, time.perf_counter() - started)
+
+
+def reference_gradients(case: Case) -> dict[str, Tensor]:
+    """The gradients of eager PyTorch in float64."""
+    model = copy.deepcopy(case.model).double()
+    batch = case.batch(0).to(torch.float64)
+    return gradients(model, lambda: case.loss(call(model, batch, "fp64"), batch))
+
+
+def warm_up(case: Case, steps: int = WARM_UP_STEPS) -> None:
+    """Train the case's own model a little, in FP32, eagerly, on batches that no measurement uses."""
+    train(case, case.model, case.model, "fp32", steps, seed=1_000)
+
+
+def train(case: Case, model: nn.Module, run: Callable[..., Any], precision: str, steps: int, seed: int) -> list[float]:
+    """Losses of ``steps`` steps of AdamW; ``run`` is ``model`` or its compiled form."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+    losses = []
+    for step in range(steps):
+        batch = case.batch(1 + seed * 100_000 + step).to(parameter_dtype(precision))
+        loss = case.loss(call(run, batch, precision), batch)
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+# -------------------------------------------------------------------------------------------------------------- rows
+
+
+def row_of(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Everything about one model, ready for JSON."""
+    started = time.perf_counter()
+    case = MODELS[name](0)
+    warm_up(case)
+    reference = reference_gradients(case)
+    row: dict[str, Any] = {
+        "about": case.about,
+        "codegen": arguments.codegen,
+        "parameters": sum(p.numel() for p in case.model.parameters()),
+        "warm_up_steps": WARM_UP_STEPS,
+        "precisions": {},
+    }
+    for precision in arguments.precisions:
+        row["precisions"][precision] = _measured_row(name, case, precision, reference, arguments)
+        _say(f"{name} {precision}: measured after {time.perf_counter() - started:.0f} s")
+    if arguments.seeds:
+        row["training"] = training_row(name, arguments)
+    return {**row, "seconds": round(time.perf_counter() - started, 1), **environment()}
+
+
+def _measured_row(
+    name: str, case: Case, precision: str, reference: dict[str, Tensor], arguments: argparse.Namespace
+) -> dict[str, Any]:
+    skipped = zero_up_to_rounding(reference)
+    plain = measure(case, Way("plain", arguments.codegen), precision)
+    row: dict[str, Any] = {
+        "eager": {"saved_bytes": _total(measure(case, Way("eager", arguments.codegen), precision).kept)},
+        "plain": {
+            "saved_bytes": _total(plain.kept),
+            "loss": plain.loss,
+            "seconds": round(plain.seconds, 1),
+            "sqnr": quality(reference, plain.gradients, skipped).summary(),
+        },
+        "without_gradient_in_theory": skipped,
+    }
+    for fmt in FORMATS:
+        ours = measure(case, Way(fmt, arguments.codegen), precision)
+        assert ours.report is not None
+        if arguments.reports:
+            _write_report(arguments.reports, f"{name}-{precision}-{fmt}-{arguments.codegen}", ours)
+        row[fmt] = {
+            "saved_bytes": _total(ours.kept),
+            "loss": ours.loss,
+            "seconds": round(ours.seconds, 1),
+            "sqnr": quality(reference, ours.gradients, skipped).summary(),
+            "sqnr_to_plain": quality(plain.gradients, ours.gradients, skipped).summary(),
+            "report": _report_row(ours, plain),
+        }
+    return row
+
+
+def _report_row(ours: Measured, plain: Measured) -> dict[str, Any]:
+    """What the report says, where it disagrees with the measurement, and the largest tensors it leaves alone."""
+    report = ours.report
+    assert report is not None
+    row: dict[str, Any] = {
+        "saved_bytes": report.saved_bytes,
+        "saved_bytes_plain": report.saved_bytes_plain,
+        "graphs": len(report.graphs),
+        "encoded": len(report.saved),
+        "recomputed": len(report.recomputed),
+        "left_alone": [
+            {"name": s.name, "op": s.origin.op, "module": s.origin.module, "shape": s.shape, "dtype": s.dtype}
+            | {"bytes": s.bytes, "reason": s.reason}
+            for s in sorted(report.skips, key=lambda s: -s.bytes)[:12]
+        ],
+    }
+    if not agree(report.saved_bytes, _total(ours.kept)):
+        row["disagreement"] = _differences(ours.kept, reported_storages(report))
+    if not agree(report.saved_bytes_plain, _total(plain.kept)):
+        row["plain_disagreement"] = {"measured": _total(plain.kept), "reported": report.saved_bytes_plain}
+    return row
+
+
+def agree(reported: int, measured: int) -> bool:
+    """Whether two numbers of bytes are the same up to ``AGREEMENT``."""
+    return abs(reported - measured) <= AGREEMENT * max(measured, 1)
+
+
+def _differences(measured: list[Kept], reported: list[Kept]) -> dict[str, list[str]]:
+    """Shapes that one side has and the other has not, the heaviest ten each."""
+
+    def counted(kept: list[Kept]) -> collections.Counter[str]:
+        return collections.Counter(str(list(k.shape)) for k in kept if k.nbytes >= 1024)
+
+    left, right = counted(measured), counted(reported)
+    return {
+        "measured only": [f"{n} x {shape}" for shape, n in (left - right).most_common(10)],
+        "reported only": [f"{n} x {shape}" for shape, n in (right - left).most_common(10)],
+    }
+
+
+def _total(kept: list[Kept]) -> int:
+    return sum(k.nbytes for k in kept)
+
+
+def training_row(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+    """Losses of the twin and of every arm for each seed, and the gaps between them."""
+    precision, losses = arguments.precisions[0], {}
+    twin = Way("plain", arguments.twin or arguments.codegen)
+    seconds = {}
+    for arm, way in (("twin", twin), *((a, Way(a, arguments.codegen)) for a in arguments.arms)):
+        started = time.perf_counter()
+        losses[arm] = _losses(name, way, precision, arguments)
+        seconds[arm] = round(time.perf_counter() - started, 1)
+        _say(f"{name} {precision}: trained {arm} in {seconds[arm]} s")
+    twin_ends = [_end(run) for run in losses["twin"]]
+    gaps = {}
+    for arm in arguments.arms:
+        each = [_end(run) / end - 1 for run, end in zip(losses[arm], twin_ends, strict=True)]
+        gaps[arm] = {"mean": _mean(each), "standard_error": _standard_error(each), "each": each}
+    return {
+        "precision": precision,
+        "twin": "torch.compile, Inductor" if twin.codegen == "inductor" else "preset off, graph run node by node",
+        "steps": arguments.steps,
+        "seeds": arguments.seeds,
+        "optimizer": f"AdamW, learning rate {LEARNING_RATE}",
+        "twin_loss_first": _mean([run[0] for run in losses["twin"]]),
+        "twin_loss_last5": _mean(twin_ends),
+        "gap_last5": gaps,
+        "losses": losses,
+        "seconds": seconds,
+    }
+
+
+def _losses(name: str, way: Way, precision: str, arguments: argparse.Namespace) -> list[list[float]]:
+    """The losses of every seed; compiled once, each seed's weights copied into the same model."""
+    case = MODELS[name](0)
+    model = prepared(case.model, precision)
+    run = way.compile(model)
+    runs = []
+    for seed in range(arguments.seeds):
+        model.load_state_dict(MODELS[name](seed).model.state_dict())
+        runs.append(train(case, model, run, precision, arguments.steps, seed))
+    return runs
+
+
+def _end(losses: list[float]) -> float:
+    return _mean(losses[-LAST_STEPS:])
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _standard_error(values: Sequence[float]) -> float | None:
+    if len(values) < 2:
+        return None
+    mean = _mean(values)
+    return math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
+
+
+# ------------------------------------------------------------------------------------------------------------ writing
+
+
+def environment() -> dict[str, Any]:
+    """Where and when a row was measured."""
+    versions = {"python": platform.python_version(), "torch": torch.__version__, "fp8compile": fp8compile.__version__}
+    for package in ("transformers", "timm"):
+        if package in sys.modules:
+            versions[package] = sys.modules[package].__version__
+    return {
+        "versions": versions,
+        "device": _cpu_name(),
+        "threads": torch.get_num_threads(),
+        "bf16_products": "as FP32 products, rounded once" if _bf16_in_fp32 else "by the CPU",
+        "images": digits_source(),
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "commit": _commit(),
+    }
+
+
+_bf16_in_fp32 = False
+
+
+def _cpu_name() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _commit() -> str:
+    def git(*words: str) -> str:
+        folder = Path(__file__).resolve().parent
+        return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True).stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", "../fp8compile", "../passes")
+    return (git("rev-parse", "--short", "HEAD") or "unknown") + (" with changes" if changed else "")
+
+
+def _write_report(folder: Path, name: str, ours: Measured) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = "\n".join(f"{k.nbytes:10d} {k.dtype:14s} {list(k.shape)}" for k in ours.kept)
+    (folder / f"{name}.txt").write_text(f"{ours.report}\n\nmeasured storages\n{kept}\n")
+
+
+def write(path: Path, rows: dict[str, Any]) -> None:
+    """Write the rows, whole or not at all."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(rows, indent=1) + "\n")
+    partial.replace(path)
+
+
+def tables(rows: dict[str, Any]) -> Iterator[Table]:
+    """The rows as people read them: what is kept, how good gradients are, how training went."""
+    yield _bytes_table(rows)
+    yield _sqnr_table(rows)
+    yield _training_table(rows)
+
+
+def _bytes_table(rows: dict[str, Any]) -> Table:
+    table = _table("kept for the backward, MB", "model", "precision", "codegen", "eager", "plain", *FORMATS)
+    for column in ("e4m3 / plain", "report / measured", "same for plain"):
+        table.add_column(column, justify="right")
+    for key, row, precision, found in _measurements(rows):
+        plain, ours = found["plain"]["saved_bytes"], found["e4m3"]["saved_bytes"]
+        report = found["e4m3"]["report"]
+        table.add_row(
+            key.split("/")[0],
+            precision,
+            row["codegen"],
+            *(f"{found[way]['saved_bytes'] / 1e6:.2f}" for way in ("eager", "plain", *FORMATS)),
+            f"{ours / plain:.2f}",
+            f"{report['saved_bytes'] / ours:.3f}",
+            f"{report['saved_bytes_plain'] / plain:.3f}",
+        )
+    return table
+
+
+def _sqnr_table(rows: dict[str, Any]) -> Table:
+    title = "worst gradient SQNR over parameters against float64, dB (median)"
+    table = _table(title, "model", "precision", "codegen", "plain", *FORMATS)
+    for column in ("e4m3 to plain", "int8 to plain", "worst parameter, e4m3", "zero in theory"):
+        table.add_column(column, justify="right")
+    for key, row, precision, found in _measurements(rows):
+        table.add_row(
+            key.split("/")[0],
+            precision,
+            row["codegen"],
+            *(f"{found[w]['sqnr']['worst_db']:.1f} ({found[w]['sqnr']['median_db']:.1f})" for w in ("plain", *FORMATS)),
+            *(f"{found[fmt]['sqnr_to_plain']['worst_db']:.1f}" for fmt in ("e4m3", "int8")),
+            found["e4m3"]["sqnr"]["worst_parameter"],
+            str(len(found["without_gradient_in_theory"])),
+        )
+    return table
+
+
+def _training_table(rows: dict[str, Any]) -> Table:
+    title = "loss of the last 5 steps, gap to the twin (mean over seeds +- standard error)"
+    table = _table(title, "model", "codegen", "twin", "first", "last 5", *ARMS)
+    for key, row in rows.items():
+        if "training" not in row:
+            continue
+        found = row["training"]
+        table.add_row(
+            key.split("/")[0],
+            row["codegen"],
+            "Inductor" if "Inductor" in found["twin"] else "eager graph",
+            f"{found['twin_loss_first']:.3f}",
+            f"{found['twin_loss_last5']:.3f}",
+            *(_gap_text(found["gap_last5"].get(arm)) for arm in ARMS),
+        )
+    return table
+
+
+def _gap_text(gap: dict[str, Any] | None) -> str:
+    if gap is None:
+        return "-"
+    error = gap["standard_error"]
+    return f"{gap['mean']:+.2%}" + (f" +- {error:.2%}" if error is not None else "")
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, justify="left" if column in ("model", "precision", "codegen", "twin") else "right")
+    return table
+
+
+def _measurements(rows: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], str, dict[str, Any]]]:
+    for key, row in rows.items():
+        for precision, found in row["precisions"].items():
+            yield key, row, precision, found
+
+
+def _say(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+# -------------------------------------------------------------------------------------------------------- command line
+
+
+def _words(allowed: Sequence[str]) -> Callable[[str], list[str]]:
+    def parse(text: str) -> list[str]:
+        words = [word for word in text.split(",") if word]
+        unknown = [word for word in words if word not in allowed]
+        if unknown:
+            raise argparse.ArgumentTypeError(f"unknown: {', '.join(unknown)}; known: {', '.join(allowed)}")
+        return words
+
+    return parse
+
+
+def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Bytes, gradient SQNR and training of the model sweep.")
+    parser.add_argument("--json", type=Path, required=True, help="where the rows go; other models' rows in it stay")
+    parser.add_argument("--models", type=_words(list(MODELS)), default=list(MODELS), help="comma-separated")
+    parser.add_argument("--codegen", choices=("eager", "inductor"), default="eager")
+    parser.add_argument("--twin", choices=("eager", "inductor"), help="codegen of the twin; default: as --codegen")
+    precisions = "comma-separated; training runs in the first"
+    parser.add_argument("--precisions", type=_words(PRECISIONS), default=["amp"], help=precisions)
+    parser.add_argument("--arms", type=_words(ARMS), default=list(ARMS), help="what is trained beside the twin")
+    parser.add_argument("--seeds", type=int, default=3, help="0: no training")
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--reports", type=Path, help="a folder for the printed reports")
+    return parser.parse_args(words)
+
+
+def main(words: Sequence[str] | None = None) -> None:
+    global _bf16_in_fp32
+    arguments = parse(words)
+    warnings.filterwarnings("ignore", message=".*TensorFloat32.*")
+    _bf16_in_fp32 = bf16_products_in_fp32()
+    rows: dict[str, Any] = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
+    for name in arguments.models:
+        rows[f"{name}/{arguments.codegen}"] = row_of(name, arguments)
+        write(arguments.json, rows)
+    console = Console(width=200) if not sys.stdout.isatty() else Console()
+    for table in tables(rows):
+        console.print(table, "")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,377 @@
+"""The models of the sweep: small but real, without dropout, on real bytes and real digits.
+
+Each factory takes a seed and returns a ``Case``: the model in FP32 and training mode, batches by number, and the loss.
+Text models get the bytes of Python's own source; image models scikit-learn's handwritten digits, enlarged, or, where
+scikit-learn is missing, random patterns that depend on the class (``digits_source()`` says which).
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import sysconfig
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+BYTES, MASK, VOCABULARY = 256, 256, 264  # token ids: the 256 bytes, [MASK], and room to spare
+CLASSES = 10
+IGNORED = -100  # the label that the losses of transformers skip
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What the model is called with, and what its output is compared with."""
+
+    args: tuple[Tensor, ...] = ()
+    kwargs: Mapping[str, Tensor] | None = None
+    target: Tensor | None = None
+
+    def tensors(self) -> list[Tensor]:
+        """Everything in it."""
+        target = [] if self.target is None else [self.target]
+        return [*self.args, *(self.kwargs or {}).values(), *target]
+
+    def to(self, dtype: torch.dtype) -> Batch:
+        """The batch with its floating-point tensors in ``dtype``."""
+
+        def cast(t: Tensor) -> Tensor:
+            return t.to(dtype) if t.is_floating_point() else t
+
+        kwargs = {k: cast(v) for k, v in (self.kwargs or {}).items()}
+        return Batch(tuple(cast(t) for t in self.args), kwargs, self.target)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One model of the sweep.
+
+    Attributes:
+        about: its configuration in words.
+        model: FP32, training mode, no dropout.
+        batch: the batch of that number; the same for every call.
+        loss: of the model's output for a batch.
+    """
+
+    about: str
+    model: nn.Module
+    batch: Callable[[int], Batch]
+    loss: Callable[[Any, Batch], Tensor]
+
+
+# ------------------------------------------------------------------------------------------------------------ text
+
+
+@functools.cache
+def text() -> Tensor:
+    """The bytes of the modules at the top of Python's standard library, one after the other, up to 2 MB."""
+    stdlib = Path(sysconfig.get_path("stdlib"))
+    whole = b"".join(path.read_bytes() for path in sorted(stdlib.glob("*.py")))
+    return torch.frombuffer(bytearray(whole[:2_000_000]), dtype=torch.uint8).long()
+
+
+def _windows(number: int, rows: int, length: int) -> tuple[Tensor, torch.Generator]:
+    generator = torch.Generator().manual_seed(number)
+    starts = torch.randint(len(text()) - length, (rows,), generator=generator)
+    return torch.stack([text()[s : s + length] for s in starts]), generator
+
+
+def masked_bytes(number: int, rows: int, length: int) -> Batch:
+    """BERT's task: 15 % of the bytes hidden; a quarter of the rows padded, as in a real batch."""
+    ids, generator = _windows(number, rows, length)
+    hidden = torch.rand(ids.shape, generator=generator) < 0.15
+    attended = torch.ones_like(ids)
+    attended[::4, length * 3 // 4 :] = 0
+    labels = ids.masked_fill(~hidden | (attended == 0), IGNORED)
+    ids = ids.masked_fill(hidden, MASK)
+    return Batch(kwargs={"input_ids": ids, "attention_mask": attended, "labels": labels})
+
+
+def next_bytes(number: int, rows: int, length: int) -> Batch:
+    """A language model's task; transformers shifts the labels itself."""
+    ids, _ = _windows(number, rows, length)
+    return Batch(kwargs={"input_ids": ids, "labels": ids.clone()})
+
+
+def continued_bytes(number: int, rows: int, length: int) -> Batch:
+    """T5's task: the second half of a window from the first; a quarter of the rows padded."""
+    ids, _ = _windows(number, rows, 2 * length)
+    source, target = ids[:, :length].contiguous(), ids[:, length:].contiguous()
+    attended = torch.ones_like(source)
+    attended[::4, length * 3 // 4 :] = 0
+    return Batch(kwargs={"input_ids": source, "attention_mask": attended, "labels": target})
+
+
+def own_loss(output: Any, batch: Batch) -> Tensor:
+    """The loss that a model of transformers computes when it is given labels: inside the compiled graph."""
+    loss: Tensor = output.loss
+    return loss
+
+
+def bert(seed: int, tiny: bool = False) -> Case:
+    mend_torchvision()
+    from transformers import BertConfig, BertForMaskedLM
+
+    width, layers, rows, length = (64, 2, 4, 32) if tiny else (192, 3, 8, 128)
+    config = BertConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 32,
+        intermediate_size=4 * width,
+        max_position_embeddings=length,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+    )
+    about = f"BertForMaskedLM, {layers} layers, hidden {width}, {rows} x {length} bytes, a quarter of the rows padded"
+    batch = functools.partial(masked_bytes, rows=rows, length=length)
+    return _case(seed, about, lambda: BertForMaskedLM(config), batch, own_loss)
+
+
+def t5(seed: int, tiny: bool = False) -> Case:
+    mend_torchvision()
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    width, layers, rows, length = (64, 1, 4, 32) if tiny else (128, 2, 8, 64)
+    config = T5Config(
+        vocab_size=VOCABULARY,
+        d_model=width,
+        d_kv=32,
+        d_ff=4 * width,
+        num_layers=layers,
+        num_heads=width // 32,
+        dropout_rate=0.0,
+        pad_token_id=0,
+        decoder_start_token_id=0,
+        use_cache=False,
+    )
+    about = f"T5ForConditionalGeneration, {layers} + {layers} layers, d_model {width}, {rows} x ({length} + {length}) bytes"
+    batch = functools.partial(continued_bytes, rows=rows, length=length)
+    return _case(seed, about, lambda: T5ForConditionalGeneration(config), batch, own_loss)
+
+
+def gpt2(seed: int, tiny: bool = False) -> Case:
+    mend_torchvision()
+    from transformers import GPT2Config, GPT2LMHeadModel
+
+    width, layers, rows, length = (64, 2, 4, 32) if tiny else (192, 3, 8, 128)
+    config = GPT2Config(
+        vocab_size=VOCABULARY,
+        n_embd=width,
+        n_layer=layers,
+        n_head=width // 32,
+        n_positions=length,
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=0,
+        eos_token_id=0,
+        use_cache=False,
+    )
+    about = f"GPT2LMHeadModel, {layers} layers, hidden {width}, {rows} x {length} bytes"
+    batch = functools.partial(next_bytes, rows=rows, length=length)
+    return _case(seed, about, lambda: GPT2LMHeadModel(config), batch, own_loss)
+
+
+def llama(seed: int, tiny: bool = False) -> Case:
+    mend_torchvision()
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    width, layers, rows, length = (64, 2, 4, 32) if tiny else (192, 3, 8, 128)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY,
+        hidden_size=width,
+        intermediate_size=8 * width // 3,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 32,
+        num_key_value_heads=width // 64,
+        max_position_embeddings=length,
+        attention_dropout=0.0,
+        use_cache=False,
+    )
+    about = f"LlamaForCausalLM, {layers} layers, hidden {width}, grouped queries, {rows} x {length} bytes"
+    batch = functools.partial(next_bytes, rows=rows, length=length)
+    return _case(seed, about, lambda: LlamaForCausalLM(config), batch, own_loss)
+
+
+# ---------------------------------------------------------------------------------------------------------- images
+
+
+@functools.cache
+def _digits() -> tuple[Tensor, Tensor, str]:
+    try:
+        from sklearn.datasets import load_digits  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    except ImportError:
+        generator = torch.Generator().manual_seed(0)
+        classes = torch.arange(1797) % CLASSES
+        patterns = torch.randn(CLASSES, 8, 8, generator=generator)
+        return patterns[classes] + 0.5 * torch.randn(1797, 8, 8, generator=generator), classes, "class-dependent patterns"
+    found = load_digits()
+    images = torch.from_numpy(found.images).float() / 8 - 1
+    return images, torch.from_numpy(found.target).long(), "scikit-learn's digits"
+
+
+def digits_source() -> str:
+    """Where the images come from."""
+    return _digits()[2]
+
+
+def digits(number: int, rows: int, size: int) -> Batch:
+    """Handwritten digits, enlarged from 8 x 8, in three channels; model(images) and labels beside it."""
+    images, classes, _ = _digits()
+    generator = torch.Generator().manual_seed(number)
+    chosen = torch.randint(len(images), (rows,), generator=generator)
+    large = F.interpolate(images[chosen, None], size=(size, size), mode="bilinear", align_corners=False)
+    return Batch((large.expand(-1, 3, -1, -1).contiguous(),), target=classes[chosen])
+
+
+def cross_entropy(output: Any, batch: Batch) -> Tensor:
+    """The loss of a classifier, outside the compiled graph, as timm's and torchvision's own training scripts have it."""
+    logits = getattr(output, "logits", output)
+    assert batch.target is not None
+    return F.cross_entropy(logits if logits.dtype == torch.float64 else logits.float(), batch.target)
+
+
+def vit(seed: int, tiny: bool = False) -> Case:
+    mend_torchvision()
+    from transformers import ViTConfig, ViTForImageClassification
+
+    width, layers, rows, size, patch = (64, 2, 8, 32, 8) if tiny else (192, 3, 8, 64, 8)
+    config = ViTConfig(
+        hidden_size=width,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 32,
+        intermediate_size=4 * width,
+        image_size=size,
+        patch_size=patch,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        num_labels=CLASSES,
+    )
+    about = f"ViTForImageClassification, {layers} layers, hidden {width}, {rows} x {size} x {size}, patches of {patch}"
+    batch = functools.partial(digits, rows=rows, size=size)
+    return _case(seed, about, lambda: ViTForImageClassification(config), batch, cross_entropy)
+
+
+def _timm(name: str, seed: int, rows: int, size: int, **options: Any) -> Case:
+    mend_torchvision()
+    import timm  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+    def make() -> nn.Module:
+        model: nn.Module = timm.create_model(name, num_classes=CLASSES, drop_rate=0.0, drop_path_rate=0.0, **options)
+        return model
+
+    about = f"timm {name}, {rows} x {size} x {size}"
+    return _case(seed, about, make, functools.partial(digits, rows=rows, size=size), cross_entropy)
+
+
+def resnet18(seed: int) -> Case:
+    return _timm("resnet18", seed, rows=16, size=64)
+
+
+def efficientnet_b0(seed: int) -> Case:
+    return _timm("efficientnet_b0", seed, rows=8, size=64)
+
+
+def convnext(seed: int) -> Case:
+    return _timm("convnext_atto", seed, rows=8, size=64)
+
+
+def vit_tiny(seed: int) -> Case:
+    return _timm("vit_tiny_patch16_224", seed, rows=8, size=96, img_size=96)
+
+
+def _case(
+    seed: int,
+    about: str,
+    make: Callable[[], nn.Module],
+    batch: Callable[[int], Batch],
+    loss: Callable[[Any, Batch], Tensor],
+) -> Case:
+    torch.manual_seed(seed)
+    return Case(about, make().train(), batch, loss)
+
+
+TRANSFORMERS: Mapping[str, Callable[..., Case]] = {"bert": bert, "t5": t5, "vit": vit, "gpt2": gpt2, "llama": llama}
+TIMM: Mapping[str, Callable[..., Case]] = {
+    "resnet18": resnet18,
+    "efficientnet_b0": efficientnet_b0,
+    "convnext": convnext,
+    "vit_tiny": vit_tiny,
+}
+MODELS: Mapping[str, Callable[..., Case]] = {**TRANSFORMERS, **TIMM}
+
+
+# ------------------------------------------------------------------------------------------------------ workarounds
+
+_libraries: list[torch.library.Library] = []  # what is registered lives as long as its Library
+
+
+@functools.cache
+def mend_torchvision() -> None:
+    """Make torchvision importable where its C++ operators cannot load (a CUDA build beside a CPU torch).
+
+    timm and transformers import it, and at import it registers fake kernels for two operators of its own, which must
+    then be defined, whether or not they are ever called. No model here calls them, so bare definitions are enough.
+    """
+    try:
+        importlib.import_module("torchvision")
+    except ImportError:
+        return  # transformers does without
+    except RuntimeError:  # operator torchvision::nms does not exist
+        library = torch.library.Library("torchvision", "DEF")
+        for name in ("nms", "qnms"):
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+        _libraries.append(library)
+        importlib.import_module("torchvision")
+
+
+def bf16_products_in_fp32() -> bool:
+    """Run BF16 products on the CPU as FP32 products, rounded once at the end; says whether there was need.
+
+    A CPU without BF16 instructions multiplies BF16 matrices some 20 times slower than FP32 ones. What hardware does is the
+    product in FP32 with one rounding, and that is what this computes: products of BF16 numbers are exact in FP32. It
+    replaces the CPU kernels of this process, whoever calls them: eager, both code generators, forward and backward.
+    """
+    if torch.ops.mkldnn._is_mkldnn_bf16_supported() or _libraries_of("aten"):
+        return False
+    library = torch.library.Library("aten", "IMPL")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that a kernel is replaced is the purpose
+        for name in ("mm", "addmm", "bmm", "baddbmm"):
+            _replace_kernel(library, name)
+            _replace_kernel(library, f"{name}.out")
+        _replace_kernel(library, "convolution")
+        _replace_kernel(library, "convolution_backward")
+    _libraries.append(library)
+    return True
+
+
+def _libraries_of(namespace: str) -> list[torch.library.Library]:
+    return [library for library in _libraries if library.ns == namespace]
+
+
+def _replace_kernel(library: torch.library.Library, name: str) -> None:
+    kernel = torch.library.get_kernel(f"aten::{name}", "CPU")  # type: ignore[attr-defined,unused-ignore]
+    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+
+    def run(*args: Any, out: Tensor | None = None, **kwargs: Any) -> Any:
+        if args[0].dtype != torch.bfloat16:
+            given = {**kwargs, "out": out} if out is not None else kwargs
+            return kernel.call_boxed(keys, *args, **given)
+        wide = [a.float() if isinstance(a, Tensor) and a.dtype == torch.bfloat16 else a for a in args]
+        if out is not None:
+            result = kernel.call_boxed(keys, *wide, **kwargs, out=torch.empty_like(out, dtype=torch.float32))
+            return out.copy_(result)
+        result = kernel.call_boxed(keys, *wide, **kwargs)
+        if isinstance(result, Tensor):
+            return result.to(torch.bfloat16)
+        return tuple(None if r is None else r.to(torch.bfloat16) for r in result)
+
+    library.impl(name, run, "CPU")

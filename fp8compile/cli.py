@@ -1,0 +1,152 @@
+"""The command line: ``fp8compile COMMAND [options]``. A command is one entry of ``COMMANDS``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fp8compile import __version__
+from fp8compile.recipe import CHOICES, PRESETS, nearest
+from fp8compile.train.arms import ARMS, OURS, REFERENCE
+
+FAILED, INTERRUPTED = 1, 130
+
+
+@dataclass(frozen=True)
+class Command:
+    """A subcommand: ``add_options`` declares its options, ``run`` takes their values, returns the exit code."""
+
+    name: str
+    help: str
+    add_options: Callable[[argparse.ArgumentParser], None]
+    run: Callable[[argparse.Namespace], int]
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code (2: the command line is wrong, as everywhere)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(
+        "fp8compile", description="Low-precision training without changing the model."
+    )
+    parser.add_argument("--version", action="version", version=f"fp8compile {__version__}")
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    options_of = {command.name: _add(subparsers, command) for command in COMMANDS}
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in options_of:
+        parser.error(f"there is no command {arguments[0]!r}.{nearest(arguments[0], options_of)}")
+    values, unknown = parser.parse_known_args(arguments)
+    if unknown:
+        _refuse(options_of[values.command], unknown[0])
+    command = next(c for c in COMMANDS if c.name == values.command)
+    try:
+        return command.run(values)
+    except KeyboardInterrupt:
+        print(f"fp8compile {command.name}: interrupted before anything was measured", file=sys.stderr)
+        return INTERRUPTED
+
+
+def add_demo_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--out", type=Path, default=Path("demo-output"), metavar="DIR", help="folder for the results"
+    )
+    parser.add_argument("--steps", type=_at_least(1), metavar="N", help="optimizer steps per run")
+    parser.add_argument(
+        "--seeds", type=_at_least(1), default=1, metavar="N", help="seeds per arm; the gap is their mean"
+    )
+    parser.add_argument("--seed", type=_at_least(0), default=0, metavar="N", help="the first seed")
+    parser.add_argument(
+        "--arms", type=_arms, default=(REFERENCE, OURS), metavar="A,B", help=f"which of {', '.join(ARMS)}"
+    )
+    parser.add_argument(
+        "--preset",
+        type=_one_of("preset", PRESETS),
+        default="default",
+        help=f"of fp8compile: {', '.join(PRESETS)}",
+    )
+    formats = CHOICES["saved_format"]
+    parser.add_argument(
+        "--format",
+        type=_one_of("format", formats),
+        help=f"what fp8compile saves activations as: {', '.join(formats)}",
+    )
+    parser.add_argument("--tiny", action="store_true", help="a toy model for seconds, to try the machinery")
+    parser.add_argument("--threads", type=_at_least(1), metavar="N", help="CPU threads")
+
+
+def run_demo(values: argparse.Namespace) -> int:
+    from fp8compile.train import demo
+    from fp8compile.train.data import NoSource
+    from fp8compile.train.extras import MissingExtra
+
+    options = demo.Options(
+        out=values.out,
+        steps=values.steps,
+        seeds=values.seeds,
+        seed=values.seed,
+        arms=values.arms,
+        preset=values.preset,
+        saved_format=values.format,
+        tiny=values.tiny,
+        threads=values.threads,
+    )
+    try:
+        return demo.run_demo(options)
+    except (MissingExtra, NoSource, OSError) as error:
+        print(f"fp8compile demo: error: {error}", file=sys.stderr)
+        return FAILED
+
+
+COMMANDS: tuple[Command, ...] = (
+    Command(
+        "demo", "train a small Llama with and without fp8compile, and compare", add_demo_options, run_demo
+    ),
+)
+
+
+def _add(
+    subparsers: argparse._SubParsersAction[argparse.ArgumentParser], command: Command
+) -> argparse.ArgumentParser:
+    parser = subparsers.add_parser(
+        command.name, help=command.help, description=command.help, allow_abbrev=False
+    )
+    command.add_options(parser)
+    return parser
+
+
+def _refuse(parser: argparse.ArgumentParser, argument: str) -> None:
+    name = argument.split("=")[0]
+    known = [text for text in parser._option_string_actions if text.startswith("--")]
+    parser.error(
+        f"no option {name!r}.{nearest(name, known)}" if name.startswith("-") else f"what is {argument!r}?"
+    )
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = least - 1
+        if value < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
+        return value
+
+    return parse
+
+
+def _one_of(noun: str, known: Iterable[str]) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in known:
+            raise argparse.ArgumentTypeError(f"there is no {noun} {text!r}.{nearest(text, known)}")
+        return text
+
+    return parse
+
+
+def _arms(text: str) -> tuple[str, ...]:
+    names = tuple(map(_one_of("arm", ARMS), text.split(",")))
+    if len(set(names)) < len(names):
+        raise argparse.ArgumentTypeError(f"{text!r} names an arm twice")
+    return names

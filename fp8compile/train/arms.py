@@ -1,0 +1,96 @@
+"""The arms: the same model, compiled by Inductor, by fp8compile, or not at all.
+
+    inductor     torch.compile(model)
+    fp8compile   torch.compile(model, backend="fp8compile", options={...})
+    eager        model
+
+The gap compares an arm with "inductor". Validation never uses a compiled model: each arm is judged by the eager
+module that shares its weights, so that a gap measures training and nothing else.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+REFERENCE = "inductor"
+OURS = "fp8compile"
+EAGER = "eager"
+ARMS = (REFERENCE, OURS, EAGER)
+
+
+@dataclass(frozen=True)
+class BackendReport:
+    """What fp8compile says it did.
+
+    Attributes:
+        text: its table.
+        json: all of it.
+        saved_bytes: bytes kept for the backward with the recipe.
+        saved_bytes_plain: bytes plain Inductor would keep.
+    """
+
+    text: str
+    json: str
+    saved_bytes: int
+    saved_bytes_plain: int
+
+
+def compile_arm(arm: str, model: torch.nn.Module, options: Mapping[str, Any]) -> Callable[..., Any]:
+    """What the training step calls; ``options`` are fp8compile's (a preset and fields of its Recipe)."""
+    if arm == EAGER:
+        return model
+    if arm == REFERENCE:
+        return torch.compile(model)
+    assert arm == OURS, arm
+    return torch.compile(model, backend=_our_backend(), options=dict(options))
+
+
+def report_of(arm: str, compiled: Any) -> BackendReport | None:
+    """fp8compile's report after the first training step; None for the other arms."""
+    if arm != OURS:
+        return None
+    import fp8compile
+
+    report = fp8compile.report(compiled)
+    return BackendReport(str(report), report.to_json(), report.saved_bytes, report.saved_bytes_plain)
+
+
+def warm_up_compiler(device: torch.device) -> None:
+    """Pay what the process's first compilation costs, whatever it compiles: no arm's compile time shall hold it."""
+
+    def tiny(x: Tensor) -> Tensor:
+        return (x @ x).exp().sum()
+
+    x = torch.ones(16, 16, device=device, requires_grad=True)
+    torch.autograd.grad(torch.compile(tiny)(x), x)
+    forget_compiled()
+
+
+def forget_compiled() -> None:
+    """Drop compiled code and what it holds: arms neither share nor crowd Dynamo's cache of this process."""
+    torch._dynamo.reset()
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def compiler_cache_hits() -> int:
+    """Graphs this process took from Inductor's or AOTAutograd's cache on disk instead of compiling them."""
+    from torch._dynamo.utils import counters
+
+    return int(counters["aot_autograd"]["autograd_cache_hit"] + counters["inductor"]["fxgraph_cache_hit"])
+
+
+def _our_backend() -> Any:
+    """The registered name, or the function itself where the package runs uninstalled from its source tree."""
+    if OURS in torch._dynamo.list_backends(exclude_tags=()):
+        return OURS
+    from fp8compile.entry import fp8compile
+
+    return fp8compile

@@ -1,0 +1,34 @@
+"""What the scripts report of a lowered graph, as JSON."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from .assembling import assemble
+from .lowering import LoweredGraph
+
+
+def measured(graph: LoweredGraph, *, assembled: bool = True) -> dict[str, Any]:
+    """Launches, externs, bytes and, of every configuration of every kernel, what the assembler said."""
+    cubins = [dataclasses.asdict(cubin) for cubin in assemble(graph.kernels.values())] if assembled else []
+    for cubin in cubins:
+        del cubin["ptx"]
+    return {
+        "launches": graph.launches,
+        "externs": graph.externs,
+        "num_bytes": graph.num_bytes,
+        "estimated_bytes": graph.estimated_bytes,
+        "cubins": cubins,
+    }
+
+
+def print_json(report: Callable[[], Any]) -> None:
+    """Print what ``report`` returns; whatever else it prints goes to stderr."""
+    with contextlib.redirect_stdout(sys.stderr):
+        result = report()
+    json.dump(result, sys.stdout, indent=1)

@@ -1,0 +1,113 @@
+"""Lowered for an H100: storing SwiGLU's gate and up costs no kernel and no bytes but the codes' own.
+
+Everything is measured in subprocesses: run_storage.py lowers and assembles, run_interpreted.py executes the generated
+kernels on the CPU, run_model.py lowers a whole block.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="triton, which compiles what Inductor generates, exists for Linux only")
+
+from .run_interpreted import MUTATIONS, cases
+from .subprocesses import result_of
+from .swiglu import BF16, CODECS, GROUP_SIZE, HIDDEN, INTERMEDIATE, TOKENS
+
+NUMEL = TOKENS * INTERMEDIATE
+BF16_BYTES = 2 * NUMEL
+CODE_AND_SCALE_BYTES = NUMEL + 2 * NUMEL // GROUP_SIZE
+MM = "extern_kernels.mm"
+
+by_storage = pytest.mark.parametrize("storage", [BF16, *CODECS])
+by_codec = pytest.mark.parametrize("codec", CODECS)
+by_direction = pytest.mark.parametrize("direction", ["forward", "backward"])
+
+
+def measures(direction: str, storage: str) -> dict[str, Any]:
+    found: dict[str, Any] = result_of("run_storage")[direction][storage]
+    return found
+
+
+@by_storage
+def test_forward_is_one_kernel_beside_the_matrix_products(storage: str) -> None:
+    found = measures("forward", storage)
+    assert len(found["launches"]) == 1
+    assert found["externs"] == [MM, MM]
+
+
+@by_storage
+def test_backward_is_one_kernel(storage: str) -> None:
+    found = measures("backward", storage)
+    assert len(found["launches"]) == 1
+    assert found["externs"] == []
+
+
+def test_forward_in_bf16_moves_gate_up_and_product() -> None:
+    assert measures("forward", BF16)["num_bytes"] == 3 * BF16_BYTES
+
+
+@by_codec
+def test_storing_adds_the_bytes_of_codes_and_scales_and_no_more(codec: str) -> None:
+    added = measures("forward", codec)["num_bytes"] - measures("forward", BF16)["num_bytes"]
+    assert added == 2 * CODE_AND_SCALE_BYTES
+
+
+@by_codec
+def test_backward_moves_fewer_bytes_than_bf16(codec: str) -> None:
+    plain = measures("backward", BF16)["num_bytes"]
+    assert plain == 6 * BF16_BYTES
+    assert measures("backward", codec)["num_bytes"] == plain - 2 * (BF16_BYTES - CODE_AND_SCALE_BYTES) < plain
+
+
+@by_storage
+@by_direction
+def test_bytes_are_never_above_inductors_own_estimate(direction: str, storage: str) -> None:
+    found = measures(direction, storage)
+    assert found["num_bytes"] <= found["estimated_bytes"]
+
+
+@by_storage
+@by_direction
+def test_every_configuration_assembles_and_none_the_tuner_times_spills(direction: str, storage: str) -> None:
+    cubins = measures(direction, storage)["cubins"]
+    timed = [cubin for cubin in cubins if cubin["timed"]]
+    assert len(timed) >= 2, "the tuner has a choice"
+    assert [cubin for cubin in timed if cubin["spill_bytes"]] == []
+
+
+@pytest.mark.parametrize("codec", [codec for codec in CODECS if not codec.startswith("best")])
+@by_direction
+def test_a_single_format_spills_in_no_configuration(direction: str, codec: str) -> None:
+    assert [cubin["spill_bytes"] for cubin in measures(direction, codec)["cubins"] if cubin["spill_bytes"]] == []
+
+
+@pytest.mark.parametrize("case", cases())
+@by_codec
+def test_generated_codec_is_bit_equal_to_eager(codec: str, case: str) -> None:
+    differing_bytes = result_of("run_interpreted", interpret=True)["codecs"][codec][case]
+    assert differing_bytes == {"codes": 0, "scales": 0, "decoded": 0}
+
+
+def test_fused_kernels_store_the_same_bits_and_compute_the_same_values() -> None:
+    found = result_of("run_interpreted", interpret=True)["swiglu"]
+    assert found["stored"] == 0
+    # Eager rounds silu(g) and the decoded values to BF16, the fused kernel keeps them in FP32.
+    assert found["forward"] < 2**-7
+    assert found["backward"] < 2**-7
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS)
+def test_one_thing_flipped_in_a_kernel_is_noticed(mutation: str) -> None:
+    assert result_of("run_interpreted", interpret=True)["mutations"][mutation] > 0
+
+
+def test_a_whole_block_is_one_kernel_each_way_beside_the_matrix_products() -> None:
+    forward, backward = result_of("run_model")["inductor"]
+    assert (len(forward["launches"]), len(forward["externs"])) == (1, 3)
+    assert (len(backward["launches"]), len(backward["externs"])) == (1, 6)
+    assert forward["num_bytes"] == 3 * BF16_BYTES
+    assert backward["num_bytes"] == 5 * BF16_BYTES  # z was saved
+    assert HIDDEN < INTERMEDIATE
