@@ -3,16 +3,19 @@
     python benchmarks/bench_models.py --json benchmarks/results/models-cpu.json
 
 For every model and precision:
-  bytes     what one forward leaves for the backward: distinct storages that reach torch.autograd's saved-tensor hooks,
-            without parameters, buffers and the model's inputs. Eager, plain Inductor, ours; beside it what
-            ``fp8compile.report`` says of the same compilation.
-  SQNR      20 log10(|ref| / |ref - x|) of every parameter's gradient against float64, after some warm-up steps (a network
-            at initialisation has gradients that are zero by construction). "plain" is 16-bit Inductor: the noise floor.
-  training  the same batches, seeds and AdamW for every arm; the gap to the twin is that of the mean loss of the last five
-            steps, relative, positive where an arm is worse; mean over seeds +- standard error. The arm "eager" is PyTorch
-            itself: its gap is what rounding alone does, no code involved.
+  bytes     what one forward leaves for the backward: distinct storages that reach torch.autograd's
+            saved-tensor hooks, without parameters, buffers and the model's inputs. Eager, plain Inductor,
+            ours; beside it what ``fp8compile.report`` says of the same compilation.
+  SQNR      20 log10(|ref| / |ref - x|) of every parameter's gradient against float64, after some warm-up
+            steps (a network at initialisation has gradients that are zero by construction). "plain" is
+            Inductor without us: the noise floor.
+  training  the same batches, seeds and AdamW for every arm; the gap to the twin (plain) is that of the
+            mean loss of the last five steps, relative, positive where an arm is worse; mean over seeds +-
+            standard error. The arm "eager" is PyTorch itself: its gap is what rounding alone does, no
+            code involved.
 
-The JSON is written after every model, and models that are not run keep the rows they have.
+``--codegen eager`` runs the rewritten graphs node by node: the same graphs, the same bytes, no C++ compiler.
+The JSON is written after every model; models and precisions that are not run keep what it says of them.
 """
 
 from __future__ import annotations
@@ -41,9 +44,9 @@ from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.models import MODELS, Batch, Case, bf16_products_in_fp32, digits_source  # noqa: E402
+import fp8compile
 
-import fp8compile  # noqa: E402
+from benchmarks.models import MODELS, Batch, Case, bf16_products_in_fp32, digits_source
 
 FORMATS = ("e4m3", "int8", "auto")
 ARMS = ("eager", *FORMATS)  # the twin comes first and by itself
@@ -55,7 +58,7 @@ ZERO = 1e-5  # a gradient this much smaller (RMS) than the median parameter's is
 AGREEMENT = 0.01  # how far report and measurement may differ
 
 
-# ---------------------------------------------------------------------------------------------------------- running
+# --------------------------------------------------------------------------------------------------- running
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,7 @@ def call(run: Callable[..., Any], batch: Batch, precision: str) -> Any:
         return run(*batch.args, **(batch.kwargs or {}))
 
 
-# ------------------------------------------------------------------------------------------------------------ bytes
+# ----------------------------------------------------------------------------------------------------- bytes
 
 
 @dataclass(frozen=True)
@@ -129,7 +132,7 @@ def kept_storages(model: nn.Module, run: Callable[[], Any], batch: Batch) -> lis
 
 
 def reported_storages(report: fp8compile.Report) -> list[Kept]:
-    """What the report says is kept, as ``Kept``: encoded tensors as one entry each, codes and scales together."""
+    """What the report says is kept: encoded tensors as one entry each, codes and scales together."""
     codes = [Kept(s.bytes_after, "codes", _shape(s.shape)) for s in report.saved]
     return codes + [Kept(s.bytes, s.dtype, _shape(s.shape)) for s in report.skips]
 
@@ -138,7 +141,7 @@ def _shape(text: str) -> tuple[int, ...]:
     return tuple(int(part) for part in text.strip("[]").split(",") if part.strip())
 
 
-# ------------------------------------------------------------------------------------------------------------- SQNR
+# ------------------------------------------------------------------------------------------------------ SQNR
 
 
 def gradients(model: nn.Module, run: Callable[[], Tensor]) -> dict[str, Tensor]:
@@ -189,12 +192,12 @@ def quality(reference: dict[str, Tensor], got: dict[str, Tensor], skipped: Seque
     return Quality({name: sqnr(reference[name], got[name]) for name in reference if name not in skipped})
 
 
-# ------------------------------------------------------------------------------------------------- one model, measured
+# --------------------------------------------------------------------------------------- one model, measured
 
 
 @dataclass(frozen=True)
 class Measured:
-    """One way of compiling, measured: what is kept, the loss, gradients, and the report where there is one."""
+    """One way of compiling, measured: what is kept, loss, gradients, and the report where there is one."""
 
     kept: list[Kept]
     loss: float
@@ -204,7 +207,7 @@ class Measured:
 
 
 def measure(case: Case, way: Way, precision: str) -> Measured:
-    """Compile the case's model this way and run one batch forward for the bytes, once more for the gradients."""
+    """Compile the case's model this way; run a batch forward for the bytes, once more for the gradients."""
     started = time.perf_counter()
     model = prepared(case.model, precision)
     run, batch = way.compile(model), case.batch(0).to(parameter_dtype(precision))
@@ -233,7 +236,9 @@ def warm_up(case: Case, steps: int = WARM_UP_STEPS) -> None:
     train(case, case.model, case.model, "fp32", steps, seed=1_000)
 
 
-def train(case: Case, model: nn.Module, run: Callable[..., Any], precision: str, steps: int, seed: int) -> list[float]:
+def train(
+    case: Case, model: nn.Module, run: Callable[..., Any], precision: str, steps: int, seed: int
+) -> list[float]:
     """Losses of ``steps`` steps of AdamW; ``run`` is ``model`` or its compiled form."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
     losses = []
@@ -247,28 +252,31 @@ def train(case: Case, model: nn.Module, run: Callable[..., Any], precision: str,
     return losses
 
 
-# -------------------------------------------------------------------------------------------------------------- rows
+# ------------------------------------------------------------------------------------------------------ rows
 
 
-def row_of(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
-    """Everything about one model, ready for JSON."""
+def row_of(name: str, arguments: argparse.Namespace, before: dict[str, Any]) -> dict[str, Any]:
+    """Everything about one model, ready for JSON; what is not measured now stays as it was ``before``."""
     started = time.perf_counter()
     case = MODELS[name](0)
-    warm_up(case)
-    reference = reference_gradients(case)
     row: dict[str, Any] = {
         "about": case.about,
         "codegen": arguments.codegen,
         "parameters": sum(p.numel() for p in case.model.parameters()),
         "warm_up_steps": WARM_UP_STEPS,
-        "precisions": {},
+        "precisions": before.get("precisions", {}),
+        "training": before.get("training"),
     }
-    for precision in arguments.precisions:
-        row["precisions"][precision] = _measured_row(name, case, precision, reference, arguments)
-        _say(f"{name} {precision}: measured after {time.perf_counter() - started:.0f} s")
+    if not arguments.only_training:
+        warm_up(case)
+        reference = reference_gradients(case)
+        for precision in arguments.precisions:
+            found = _measured_row(name, case, precision, reference, arguments)
+            row["precisions"][precision] = {**found, **environment()}
+            _say(f"{name} {precision}: measured after {time.perf_counter() - started:.0f} s")
     if arguments.seeds:
-        row["training"] = training_row(name, arguments)
-    return {**row, "seconds": round(time.perf_counter() - started, 1), **environment()}
+        row["training"] = {**training_row(name, arguments), **environment()}
+    return row
 
 
 def _measured_row(
@@ -303,7 +311,7 @@ def _measured_row(
 
 
 def _report_row(ours: Measured, plain: Measured) -> dict[str, Any]:
-    """What the report says, where it disagrees with the measurement, and the largest tensors it leaves alone."""
+    """What the report says, where it disagrees with the measurement, and the largest tensors left alone."""
     report = ours.report
     assert report is not None
     row: dict[str, Any] = {
@@ -364,7 +372,7 @@ def training_row(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
         gaps[arm] = {"mean": _mean(each), "standard_error": _standard_error(each), "each": each}
     return {
         "precision": precision,
-        "twin": "torch.compile, Inductor" if twin.codegen == "inductor" else "preset off, graph run node by node",
+        "twin": "Inductor" if twin.codegen == "inductor" else "preset off, codegen eager",
         "steps": arguments.steps,
         "seeds": arguments.seeds,
         "optimizer": f"AdamW, learning rate {LEARNING_RATE}",
@@ -403,15 +411,15 @@ def _standard_error(values: Sequence[float]) -> float | None:
     return math.sqrt(sum((v - mean) ** 2 for v in values) / (len(values) - 1) / len(values))
 
 
-# ------------------------------------------------------------------------------------------------------------ writing
+# --------------------------------------------------------------------------------------------------- writing
 
 
 def environment() -> dict[str, Any]:
     """Where and when a row was measured."""
-    versions = {"python": platform.python_version(), "torch": torch.__version__, "fp8compile": fp8compile.__version__}
-    for package in ("transformers", "timm"):
-        if package in sys.modules:
-            versions[package] = sys.modules[package].__version__
+    packages = [
+        sys.modules[name] for name in ("torch", "fp8compile", "transformers", "timm") if name in sys.modules
+    ]
+    versions = {"python": platform.python_version()} | {m.__name__: str(m.__version__) for m in packages}
     return {
         "versions": versions,
         "device": _cpu_name(),
@@ -493,7 +501,7 @@ def _sqnr_table(rows: dict[str, Any]) -> Table:
             key.split("/")[0],
             precision,
             row["codegen"],
-            *(f"{found[w]['sqnr']['worst_db']:.1f} ({found[w]['sqnr']['median_db']:.1f})" for w in ("plain", *FORMATS)),
+            *(_sqnr_text(found[way]["sqnr"]) for way in ("plain", *FORMATS)),
             *(f"{found[fmt]['sqnr_to_plain']['worst_db']:.1f}" for fmt in ("e4m3", "int8")),
             found["e4m3"]["sqnr"]["worst_parameter"],
             str(len(found["without_gradient_in_theory"])),
@@ -501,17 +509,21 @@ def _sqnr_table(rows: dict[str, Any]) -> Table:
     return table
 
 
+def _sqnr_text(found: dict[str, Any]) -> str:
+    return f"{found['worst_db']:.1f} ({found['median_db']:.1f})"
+
+
 def _training_table(rows: dict[str, Any]) -> Table:
     title = "loss of the last 5 steps, gap to the twin (mean over seeds +- standard error)"
     table = _table(title, "model", "codegen", "twin", "first", "last 5", *ARMS)
     for key, row in rows.items():
-        if "training" not in row:
-            continue
         found = row["training"]
+        if found is None:
+            continue
         table.add_row(
             key.split("/")[0],
             row["codegen"],
-            "Inductor" if "Inductor" in found["twin"] else "eager graph",
+            "Inductor" if found["twin"] == "Inductor" else "eager graph",
             f"{found['twin_loss_first']:.3f}",
             f"{found['twin_loss_last5']:.3f}",
             *(_gap_text(found["gap_last5"].get(arm)) for arm in ARMS),
@@ -529,7 +541,8 @@ def _gap_text(gap: dict[str, Any] | None) -> str:
 def _table(title: str, *columns: str) -> Table:
     table = Table(title=title, title_justify="left", box=None, pad_edge=False)
     for column in columns:
-        table.add_column(column, justify="left" if column in ("model", "precision", "codegen", "twin") else "right")
+        words = column in ("model", "precision", "codegen", "twin")
+        table.add_column(column, justify="left" if words else "right")
     return table
 
 
@@ -543,7 +556,7 @@ def _say(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-# -------------------------------------------------------------------------------------------------------- command line
+# ---------------------------------------------------------------------------------------------- command line
 
 
 def _words(allowed: Sequence[str]) -> Callable[[str], list[str]]:
@@ -559,15 +572,16 @@ def _words(allowed: Sequence[str]) -> Callable[[str], list[str]]:
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Bytes, gradient SQNR and training of the model sweep.")
-    parser.add_argument("--json", type=Path, required=True, help="where the rows go; other models' rows in it stay")
+    parser.add_argument("--json", type=Path, required=True, help="where the rows go")
     parser.add_argument("--models", type=_words(list(MODELS)), default=list(MODELS), help="comma-separated")
     parser.add_argument("--codegen", choices=("eager", "inductor"), default="eager")
-    parser.add_argument("--twin", choices=("eager", "inductor"), help="codegen of the twin; default: as --codegen")
+    parser.add_argument("--twin", choices=("eager", "inductor"), help="codegen of the twin (as --codegen)")
     precisions = "comma-separated; training runs in the first"
     parser.add_argument("--precisions", type=_words(PRECISIONS), default=["amp"], help=precisions)
-    parser.add_argument("--arms", type=_words(ARMS), default=list(ARMS), help="what is trained beside the twin")
+    parser.add_argument("--arms", type=_words(ARMS), default=list(ARMS), help="trained beside the twin")
     parser.add_argument("--seeds", type=int, default=3, help="0: no training")
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--only-training", action="store_true", help="no bytes, no SQNR")
     parser.add_argument("--reports", type=Path, help="a folder for the printed reports")
     return parser.parse_args(words)
 
@@ -579,7 +593,8 @@ def main(words: Sequence[str] | None = None) -> None:
     _bf16_in_fp32 = bf16_products_in_fp32()
     rows: dict[str, Any] = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
     for name in arguments.models:
-        rows[f"{name}/{arguments.codegen}"] = row_of(name, arguments)
+        key = f"{name}/{arguments.codegen}"
+        rows[key] = row_of(name, arguments, rows.get(key, {}))
         write(arguments.json, rows)
     console = Console(width=200) if not sys.stdout.isatty() else Console()
     for table in tables(rows):

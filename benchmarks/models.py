@@ -1,8 +1,9 @@
 """The models of the sweep: small but real, without dropout, on real bytes and real digits.
 
-Each factory takes a seed and returns a ``Case``: the model in FP32 and training mode, batches by number, and the loss.
-Text models get the bytes of Python's own source; image models scikit-learn's handwritten digits, enlarged, or, where
-scikit-learn is missing, random patterns that depend on the class (``digits_source()`` says which).
+Each factory takes a seed and returns a ``Case``: the model in FP32 and training mode, batches by number,
+the loss. Text models get the bytes of Python's own source; image models scikit-learn's handwritten
+digits, enlarged, or, where scikit-learn is missing, random patterns that depend on the class
+(``digits_source()`` says which).
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Case:
     loss: Callable[[Any, Batch], Tensor]
 
 
-# ------------------------------------------------------------------------------------------------------------ text
+# ------------------------------------------------------------------------------------------------------ text
 
 
 @functools.cache
@@ -129,7 +130,7 @@ def bert(seed: int, tiny: bool = False) -> Case:
         hidden_dropout_prob=0.0,
         attention_probs_dropout_prob=0.0,
     )
-    about = f"BertForMaskedLM, {layers} layers, hidden {width}, {rows} x {length} bytes, a quarter of the rows padded"
+    about = f"BertForMaskedLM, {layers} layers, hidden {width}, {rows} x {length} bytes, some padded"
     batch = functools.partial(masked_bytes, rows=rows, length=length)
     return _case(seed, about, lambda: BertForMaskedLM(config), batch, own_loss)
 
@@ -151,7 +152,9 @@ def t5(seed: int, tiny: bool = False) -> Case:
         decoder_start_token_id=0,
         use_cache=False,
     )
-    about = f"T5ForConditionalGeneration, {layers} + {layers} layers, d_model {width}, {rows} x ({length} + {length}) bytes"
+    about = (
+        f"T5ForConditionalGeneration, {layers} + {layers} layers, {width} wide, {rows} x 2 x {length} bytes"
+    )
     batch = functools.partial(continued_bytes, rows=rows, length=length)
     return _case(seed, about, lambda: T5ForConditionalGeneration(config), batch, own_loss)
 
@@ -200,18 +203,19 @@ def llama(seed: int, tiny: bool = False) -> Case:
     return _case(seed, about, lambda: LlamaForCausalLM(config), batch, own_loss)
 
 
-# ---------------------------------------------------------------------------------------------------------- images
+# ---------------------------------------------------------------------------------------------------- images
 
 
 @functools.cache
 def _digits() -> tuple[Tensor, Tensor, str]:
     try:
-        from sklearn.datasets import load_digits  # type: ignore[import-not-found,import-untyped,unused-ignore]
+        from sklearn.datasets import load_digits  # type: ignore
     except ImportError:
         generator = torch.Generator().manual_seed(0)
         classes = torch.arange(1797) % CLASSES
-        patterns = torch.randn(CLASSES, 8, 8, generator=generator)
-        return patterns[classes] + 0.5 * torch.randn(1797, 8, 8, generator=generator), classes, "class-dependent patterns"
+        patterns = torch.randn(CLASSES, 8, 8, generator=generator)[classes]
+        images = patterns + 0.5 * torch.randn(patterns.shape, generator=generator)
+        return images, classes, "class-dependent patterns"
     found = load_digits()
     images = torch.from_numpy(found.images).float() / 8 - 1
     return images, torch.from_numpy(found.target).long(), "scikit-learn's digits"
@@ -232,7 +236,7 @@ def digits(number: int, rows: int, size: int) -> Batch:
 
 
 def cross_entropy(output: Any, batch: Batch) -> Tensor:
-    """The loss of a classifier, outside the compiled graph, as timm's and torchvision's own training scripts have it."""
+    """The loss of a classifier, outside the compiled graph, as in timm's and torchvision's scripts."""
     logits = getattr(output, "logits", output)
     assert batch.target is not None
     return F.cross_entropy(logits if logits.dtype == torch.float64 else logits.float(), batch.target)
@@ -254,17 +258,20 @@ def vit(seed: int, tiny: bool = False) -> Case:
         attention_probs_dropout_prob=0.0,
         num_labels=CLASSES,
     )
-    about = f"ViTForImageClassification, {layers} layers, hidden {width}, {rows} x {size} x {size}, patches of {patch}"
+    about = (
+        f"ViTForImageClassification, {layers} layers, hidden {width}, {rows} x {size} x {size}, patch {patch}"
+    )
     batch = functools.partial(digits, rows=rows, size=size)
     return _case(seed, about, lambda: ViTForImageClassification(config), batch, cross_entropy)
 
 
 def _timm(name: str, seed: int, rows: int, size: int, **options: Any) -> Case:
     mend_torchvision()
-    import timm  # type: ignore[import-not-found,import-untyped,unused-ignore]
+    import timm  # type: ignore
 
     def make() -> nn.Module:
-        model: nn.Module = timm.create_model(name, num_classes=CLASSES, drop_rate=0.0, drop_path_rate=0.0, **options)
+        model = timm.create_model(name, num_classes=CLASSES, drop_rate=0.0, drop_path_rate=0.0, **options)
+        assert isinstance(model, nn.Module)
         return model
 
     about = f"timm {name}, {rows} x {size} x {size}"
@@ -298,7 +305,13 @@ def _case(
     return Case(about, make().train(), batch, loss)
 
 
-TRANSFORMERS: Mapping[str, Callable[..., Case]] = {"bert": bert, "t5": t5, "vit": vit, "gpt2": gpt2, "llama": llama}
+TRANSFORMERS: Mapping[str, Callable[..., Case]] = {
+    "bert": bert,
+    "t5": t5,
+    "vit": vit,
+    "gpt2": gpt2,
+    "llama": llama,
+}
 TIMM: Mapping[str, Callable[..., Case]] = {
     "resnet18": resnet18,
     "efficientnet_b0": efficientnet_b0,
@@ -308,7 +321,7 @@ TIMM: Mapping[str, Callable[..., Case]] = {
 MODELS: Mapping[str, Callable[..., Case]] = {**TRANSFORMERS, **TIMM}
 
 
-# ------------------------------------------------------------------------------------------------------ workarounds
+# ----------------------------------------------------------------------------------------------- workarounds
 
 _libraries: list[torch.library.Library] = []  # what is registered lives as long as its Library
 
@@ -317,8 +330,9 @@ _libraries: list[torch.library.Library] = []  # what is registered lives as long
 def mend_torchvision() -> None:
     """Make torchvision importable where its C++ operators cannot load (a CUDA build beside a CPU torch).
 
-    timm and transformers import it, and at import it registers fake kernels for two operators of its own, which must
-    then be defined, whether or not they are ever called. No model here calls them, so bare definitions are enough.
+    timm and transformers import it, and at import it registers fake kernels for two operators of its own,
+    which must then be defined, whether or not they are ever called. No model here calls them: bare
+    definitions are enough.
     """
     try:
         importlib.import_module("torchvision")
@@ -335,9 +349,10 @@ def mend_torchvision() -> None:
 def bf16_products_in_fp32() -> bool:
     """Run BF16 products on the CPU as FP32 products, rounded once at the end; says whether there was need.
 
-    A CPU without BF16 instructions multiplies BF16 matrices some 20 times slower than FP32 ones. What hardware does is the
-    product in FP32 with one rounding, and that is what this computes: products of BF16 numbers are exact in FP32. It
-    replaces the CPU kernels of this process, whoever calls them: eager, both code generators, forward and backward.
+    A CPU without BF16 instructions multiplies BF16 matrices some 20 times slower than FP32 ones. What
+    hardware does is the product in FP32 with one rounding, and that is what this computes: products of
+    BF16 numbers are exact in FP32. It replaces the CPU kernels of this process, whoever calls them:
+    eager, both code generators, forward and backward.
     """
     if torch.ops.mkldnn._is_mkldnn_bf16_supported() or _libraries_of("aten"):
         return False

@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 import logging
 import re
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -57,7 +56,7 @@ def compile_graph(
     """``fp8compile`` for a ready recipe: compile, and remember the report for ``fp8compile.report(model)``."""
     modules = _module_types(gm)
     compiled, reports = compile_and_report(gm, example_inputs, recipe, mode)
-    store.remember(store.Compiled(reports, recipe, _parameter_refs(example_inputs), modules))
+    store.remember(reports, recipe, example_inputs, modules)
     log.info("compiled a graph: %s", "; ".join(f"{r.kind}, keeps {r.saved_bytes} bytes" for r in reports))
     return compiled
 
@@ -153,7 +152,3 @@ def _that_can_be_followed(recipe: Recipe, patches: Mapping[str, Any]) -> tuple[R
 def _module_types(gm: GraphModule) -> frozenset[type]:
     stacks = (node.meta.get("nn_module_stack") or {} for node in gm.graph.nodes)
     return frozenset(kind for stack in stacks for _, kind in stack.values() if isinstance(kind, type))
-
-
-def _parameter_refs(values: Sequence[Any]) -> tuple[weakref.ref[torch.Tensor], ...]:
-    return tuple(weakref.ref(v) for v in values if isinstance(v, torch.nn.Parameter))

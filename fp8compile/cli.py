@@ -17,7 +17,7 @@ FAILED, INTERRUPTED = 1, 130
 
 @dataclass(frozen=True)
 class Command:
-    """A subcommand: ``add_options`` declares its options, ``run`` takes their values, returns the exit code."""
+    """A subcommand: ``add_options`` declares options, ``run`` takes the values, returns the exit code."""
 
     name: str
     help: str

@@ -61,13 +61,24 @@ class Compiled:
     recipe: Recipe
     parameters: tuple[weakref.ref[torch.Tensor], ...]
     modules: frozenset[type]
+    signatures: tuple[str, ...] = ()
 
     def belongs_to(self, model: nn.Module) -> bool:
         """Whether it reads a parameter of ``model``; a graph without any, whether it ran in one of its module types."""
         if self.parameters:
-            own = {id(p) for p in model.parameters()}
-            return any(id(p) in own for ref in self.parameters if (p := ref()) is not None)
+            return bool(self.alive & {id(p) for p in model.parameters()})
         return any(type(m) in self.modules for m in model.modules())
+
+    @property
+    def alive(self) -> set[int]:
+        """The identities of its parameters that still exist."""
+        return {id(p) for ref in self.parameters if (p := ref()) is not None}
+
+    def serves(self, model: nn.Module) -> bool:
+        """Whether Dynamo may run it for ``model`` too: another instance of the same code with parameters alike."""
+        alike = {_signature(p) for p in model.parameters()}
+        kinds = {type(m) for m in model.modules()}
+        return self.modules <= kinds and bool(self.signatures) and set(self.signatures) <= alike
 
 
 _collecting: dict[str, Collector] = {}
@@ -97,13 +108,30 @@ def warn_once(message: str) -> None:
         log.warning(message)
 
 
-def remember(compiled: Compiled) -> None:
-    _compiled.append(compiled)
+def remember(
+    reports: tuple[GraphReport, ...], recipe: Recipe, inputs: Iterable[object], modules: frozenset[type]
+) -> None:
+    """Keep the reports of a graph that was compiled on ``inputs`` and ran in modules of these types."""
+    parameters = [v for v in inputs if isinstance(v, nn.Parameter)]
+    signatures = tuple(map(_signature, parameters))
+    _compiled.append(Compiled(reports, recipe, tuple(map(weakref.ref, parameters)), modules, signatures))
 
 
 def compiled_for(model: nn.Module) -> list[Compiled]:
-    """The graphs compiled so far that belong to ``model``, in order."""
-    return [c for c in _compiled if c.belongs_to(model)]
+    """The graphs compiled so far that belong to ``model``, in order.
+
+    Dynamo compiles a second instance of the same code once more only if its guards ask for it; otherwise the graphs of
+    the first serve both, and are found by the shapes of their parameters.
+    """
+    own = [c for c in _compiled if c.belongs_to(model)]
+    if own:
+        return own
+    serving = [c for c in _compiled if c.serves(model) and c.alive]
+    return [c for c in serving if c.alive & serving[-1].alive]  # those of one model: the latest
+
+
+def _signature(value: torch.Tensor) -> str:
+    return f"{tuple(value.shape)} {value.dtype} {value.device} {value.requires_grad}"
 
 
 def _path(graph_key: str) -> Path:

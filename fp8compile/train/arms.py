@@ -4,8 +4,8 @@
     fp8compile   torch.compile(model, backend="fp8compile", options={...})
     eager        model
 
-The gap compares an arm with "inductor". Validation never uses a compiled model: each arm is judged by the eager
-module that shares its weights, so that a gap measures training and nothing else.
+The gap compares an arm with "inductor". Validation never uses a compiled model: each arm is judged by the
+eager module that shares its weights, so that a gap measures training and nothing else.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ def report_of(arm: str, compiled: Any) -> BackendReport | None:
 
 
 def warm_up_compiler(device: torch.device) -> None:
-    """Pay what the process's first compilation costs, whatever it compiles: no arm's compile time shall hold it."""
+    """Pay what a process's first compilation costs, so that no arm's compile time holds it."""
 
     def tiny(x: Tensor) -> Tensor:
         return (x @ x).exp().sum()

@@ -91,7 +91,7 @@ def validation_batches(text: Tensor, batch: int, length: int, windows: int) -> l
     """``windows`` evenly spaced windows in batches, int64 [batch, length]."""
     assert windows % batch == 0, (windows, batch)
     starts = torch.arange(windows) * (len(text) - length) // max(windows - 1, 1)
-    return [_windows(text, part, length) for part in starts.split(batch)]
+    return [_windows(text, part, length) for part in starts.reshape(-1, batch)]
 
 
 def _windows(text: Tensor, starts: Tensor, length: int) -> Tensor:

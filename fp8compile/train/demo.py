@@ -152,8 +152,8 @@ def _opening(task: Task, results: Results) -> str:
     return (
         f"text: {len(corpus.train) / 1e6:.1f} MB of Python's standard library to train on, "
         f"{len(corpus.validation) / 1e6:.1f} MB in {len(corpus.validation_files)} other files held out\n"
-        f"model: Llama, {size.layers} layers x {size.hidden}; {task.steps} steps of {size.tokens_per_step} bytes "
-        f"for each of {', '.join(results.arms)}\n"
+        f"model: Llama, {size.layers} layers x {size.hidden}; {task.steps} steps of {size.tokens_per_step} "
+        f"bytes for each of {', '.join(results.arms)}\n"
         f"precision: {task.precision.why}"
     )
 

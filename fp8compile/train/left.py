@@ -2,8 +2,8 @@
 
     left = sum over runs of  compile + steps to come * median step + evaluations to come * median evaluation
 
-A run of an arm not timed yet is counted like the latest arm that was, with the first compile time measured; the
-estimate then calls itself a lower bound, because arms differ. Before the second step nothing is known.
+A run of an arm not timed yet is counted like the latest arm that was, with the first compile time measured;
+the estimate then calls itself a lower bound, because arms differ. Before the second step nothing is known.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The training loop: forward, backward, clip, AdamW, next rate; the same for every arm.
 
-The model stays in training mode while it is evaluated: without dropout both modes compute the same, and a mode
-that does not change makes nothing recompile. A step is timed until its loss has reached the host.
+The model stays in training mode while it is evaluated: without dropout both modes compute the same, and a
+mode that does not change makes nothing recompile. A step is timed until its loss has reached the host.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Task:
 def train(
     run: Run, model: torch.nn.Module, step_model: StepModel, task: Task, tell: Callable[[], None]
 ) -> None:
-    """Train ``model`` through ``step_model``, recording all in ``run``; ``tell`` is called after each step."""
+    """Train ``model`` through ``step_model``, recording all in ``run``; ``tell`` is called after a step."""
     size, device = task.size, task.device
     optimizer = build_optimizer(model, size.rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate_schedule(task.steps))

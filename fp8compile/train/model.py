@@ -1,12 +1,12 @@
-"""A Llama from its config, bytes in and bytes out, in a size that fits the device; AdamW with warm-up and cosine decay.
+"""A Llama from its config, bytes in and out, in a size that fits the device; AdamW, warm-up, cosine decay.
 
-    rate(step) = peak * (step + 1) / warm-up                               while warming up
-               = peak * (0.1 + 0.9 * (1 + cos(pi * share of the rest)) / 2)   after
+    rate(step) = peak * (step + 1) / warm-up                           while warming up
+               = peak * (0.1 + 0.9 * (1 + cos(pi * done)) / 2)         then; done: share of the rest, 0 ... 1
 
-Parameters and optimizer states are FP32, products run in 16 bit under autocast: the standard loop. A model held in
-BF16 throughout would be smaller, but its updates are rounded away as the rate falls: on the CPU size (400 steps, seed 0)
-parameters, gradients and moments rounded to BF16 after every step cost 1.5 % of validation loss (1.977 against 1.949
-nats), five times the gap this demo is there to show the absence of.
+Parameters and optimizer states are FP32, products run in 16 bit under autocast: the standard loop. A model
+held in BF16 throughout would be smaller, but its updates are rounded away as the rate falls: on the CPU size
+(400 steps, seed 0), rounding parameters, gradients and moments to BF16 in every step cost 1.5 % of validation
+loss (1.977 against 1.949 nats), five times the limit on the gap that the demo measures.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ LARGE_CARD_BYTES = 20 * GIB
 
 
 def size_for(device: torch.device, tiny: bool = False) -> Size:
-    """The size that fits: "cpu" for two cores and five minutes, "gpu" for cards of 20 GiB and more."""
+    """The size that fits: "cpu" for two cores and five minutes, "gpu" for a card of 20 GiB or more."""
     if tiny:
         return SIZES["tiny"]
     if device.type != "cuda":
@@ -79,7 +79,7 @@ def size_for(device: torch.device, tiny: bool = False) -> Size:
 
 
 def build_model(size: Size, seed: int, device: torch.device) -> Any:
-    """A ``LlamaForCausalLM`` with FP32 parameters drawn from ``seed``: equal for equal seeds. Dropout-free."""
+    """A dropout-free ``LlamaForCausalLM`` with FP32 parameters drawn from ``seed``."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(seed)

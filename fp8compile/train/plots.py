@@ -1,4 +1,4 @@
-"""The two pictures: how the losses fell and how far apart they are, and the bytes each arm saves for its backward."""
+"""The two pictures: how the losses fell and how far apart they are; the bytes each arm saves."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ MIB = 2**20
 
 
 def plot_losses(results: Results, path: Path) -> None:
-    """The first seed's losses, training as a running mean; below them the distance of each arm from Inductor."""
+    """The first seed's losses, training as a running mean; below, how far each arm is from Inductor."""
     figure, (losses, distance) = _figure(rows=2, height_ratios=(3, 1.4), sharex=True)
     first = {arm: run for arm in results.arms if (run := next(iter(results.of(arm)), None)) and run.losses}
     for run in first.values():

@@ -40,7 +40,7 @@ class Precision:
 
 
 def choose_precision(model: Any, device: torch.device) -> Precision:
-    """BF16, or FP32 where that is far faster or BF16 is not there; ``model`` is the demo's, left unchanged."""
+    """BF16, or FP32 where that is far faster or BF16 is not there; leaves the ``model`` as it was."""
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         if torch.cuda.is_bf16_supported(including_emulation=False):

@@ -1,9 +1,9 @@
-"""Bytes saved from forward to backward, measured from outside: the distinct storages autograd holds after a forward.
+"""Bytes kept from forward to backward, measured from outside: the distinct storages autograd then holds.
 
 What a compiled graph saves reaches autograd in two ways: through ``save_for_backward``, where
-``saved_tensors_hooks`` sees it, and (torch >= 2.11) as tensors kept on the node without a version check, which
-no hook sees and which are read off the nodes here. Parameters, buffers and the batch are left out: they are
-there with or without a backward.
+``saved_tensors_hooks`` sees it, and (torch >= 2.11) as tensors kept on the node without a version check,
+which no hook sees and which are read off the nodes here. Parameters, buffers and the batch are left out: they
+are there with or without a backward.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def saved_bytes(forward: Callable[[], Tensor], not_counted: Iterable[Tensor]) ->
 
 
 def saved_bytes_of_step(step_model: Callable[..., Any], model: torch.nn.Module, tokens: Tensor) -> int:
-    """``saved_bytes`` of a language model's forward on one batch; ``model`` owns ``step_model``'s parameters."""
+    """``saved_bytes`` of one batch through ``step_model``, whose parameters are ``model``'s."""
 
     def forward() -> Tensor:
         loss: Tensor = step_model(input_ids=tokens, labels=tokens).loss
