@@ -49,7 +49,7 @@ import fp8compile
 from benchmarks.models import MODELS, Batch, Case, bf16_products_in_fp32, digits_source
 
 FORMATS = ("e4m3", "int8", "auto")
-ARMS = ("eager", *FORMATS)  # the twin comes first and by itself
+ARMS = ("eager", *FORMATS)
 PRECISIONS = ("amp", "bf16", "fp32")
 WARM_UP_STEPS = 10
 LEARNING_RATE = 1e-3
@@ -455,6 +455,8 @@ def _write_report(folder: Path, name: str, ours: Measured) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     kept = "\n".join(f"{k.nbytes:10d} {k.dtype:14s} {list(k.shape)}" for k in ours.kept)
     (folder / f"{name}.txt").write_text(f"{ours.report}\n\nmeasured storages\n{kept}\n")
+    if ours.report is not None:
+        (folder / f"{name}.json").write_text(ours.report.to_json())
 
 
 def write(path: Path, rows: dict[str, Any]) -> None:
@@ -578,11 +580,13 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--twin", choices=("eager", "inductor"), help="codegen of the twin (as --codegen)")
     precisions = "comma-separated; training runs in the first"
     parser.add_argument("--precisions", type=_words(PRECISIONS), default=["amp"], help=precisions)
-    parser.add_argument("--arms", type=_words(ARMS), default=list(ARMS), help="trained beside the twin")
+    parser.add_argument(
+        "--arms", type=_words(ARMS), default=["eager", "e4m3", "int8"], help="trained beside the twin"
+    )
     parser.add_argument("--seeds", type=int, default=3, help="0: no training")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument("--only-training", action="store_true", help="no bytes, no SQNR")
-    parser.add_argument("--reports", type=Path, help="a folder for the printed reports")
+    parser.add_argument("--reports", type=Path, help="a folder for the whole reports, as text and JSON")
     return parser.parse_args(words)
 
 

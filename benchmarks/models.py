@@ -339,9 +339,9 @@ def mend_torchvision() -> None:
     except ImportError:
         return  # transformers does without
     except RuntimeError:  # operator torchvision::nms does not exist
-        library = torch.library.Library("torchvision", "DEF")
+        library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
         for name in ("nms", "qnms"):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
+            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")  # type: ignore[no-untyped-call]
         _libraries.append(library)
         importlib.import_module("torchvision")
 
@@ -356,7 +356,7 @@ def bf16_products_in_fp32() -> bool:
     """
     if torch.ops.mkldnn._is_mkldnn_bf16_supported() or _libraries_of("aten"):
         return False
-    library = torch.library.Library("aten", "IMPL")
+    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that a kernel is replaced is the purpose
         for name in ("mm", "addmm", "bmm", "baddbmm"):
@@ -389,4 +389,4 @@ def _replace_kernel(library: torch.library.Library, name: str) -> None:
             return result.to(torch.bfloat16)
         return tuple(None if r is None else r.to(torch.bfloat16) for r in result)
 
-    library.impl(name, run, "CPU")
+    library.impl(name, run, "CPU")  # type: ignore[no-untyped-call]

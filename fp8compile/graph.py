@@ -14,6 +14,8 @@ from fp8compile.report import Origin
 
 aten = torch.ops.aten
 
+SPLICED = "fp8compile"  # the key in a node's meta that says which function, on which values, put it there
+
 VIEWS = frozenset(
     {
         aten.alias.default,
@@ -46,6 +48,7 @@ def splice(graph: Graph, fn: Callable[..., Any], *nodes: Node, before: Node) -> 
     with private.detect_fake_mode(values):
         traced = private.make_fx(fn, decomposition_table=private.select_decomp_table())(*values)
     provenance = {k: nodes[0].meta[k] for k in ("stack_trace", "nn_module_stack") if k in nodes[0].meta}
+    provenance[SPLICED] = f"{fn.__name__}({', '.join(n.name for n in nodes)})"
     copied: dict[Node, Node] = {}
     arguments = iter(nodes)
     with graph.inserting_before(before):

@@ -12,6 +12,8 @@ from fp8compile.graph import is_tensor, nbytes, storage_root
 
 NO_VERSION_CHECK = "saved_tensor_with_no_vc_check"  # stashed on ctx: AOTAutograd counts these markers, order kept
 
+TOKEN = "ForwardTokenAOTInput"  # inputs that order side effects come first; static indices do not count them
+
 
 @dataclass(frozen=True)
 class Edge:
@@ -52,7 +54,8 @@ class Split:
         takes = bw.graph.find_nodes(op="placeholder")[len(self._sizes) :]
         self.edges = [Edge(made, used, desc) for (made, desc), used in zip(values, takes, strict=False)]
         self.inputs = fw.graph.find_nodes(op="placeholder")
-        self.static = {self.inputs[i] for i in static_inputs}
+        tokens = sum(type(node.meta.get("desc")).__name__ == TOKEN for node in self.inputs)
+        self.static = {self.inputs[tokens + i] for i in static_inputs}
         self.needs_grad = _inputs_with_gradient(self.inputs, bw)
 
     def caller_owns(self, root: Node) -> bool:

@@ -99,7 +99,7 @@ def sqnr(reference: Tensor, got: Tensor) -> float:
 def gradient_sqnr(model: nn.Module, fn: Callable[..., Tensor], args: tuple[Tensor, ...]) -> dict[str, float]:
     """SQNR in dB of every gradient of ``fn`` against ``model`` itself in float64."""
     exact = copy.deepcopy(model).double()
-    exact_args = tuple(a.detach().double().requires_grad_(a.requires_grad) for a in args)
+    exact_args = tuple(a.detach().double().requires_grad_(a.requires_grad) if a.is_floating_point() else a for a in args)
     reference = gradients(exact, exact, exact_args)
     got = gradients(model, fn, args)
     return {name: sqnr(reference[name], got[name]) for name in reference}

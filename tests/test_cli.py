@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 
@@ -33,8 +33,8 @@ def test_defaults(given: list[demo.Options]) -> None:
 
 
 def test_every_option_arrives(given: list[demo.Options]) -> None:
-    line = "demo --out o --steps 5 --seeds 3 --seed 7 --arms eager,fp8compile --preset conservative --format int8"
-    assert cli.main([*line.split(), "--tiny", "--threads", "2"]) == 0
+    line = "demo --out o --steps 5 --seeds 3 --seed 7 --arms eager,fp8compile --tiny --threads 2"
+    assert cli.main([*line.split(), "--preset", "conservative", "--format", "int8"]) == 0
     assert given == [
         demo.Options(
             Path("o"), 5, 3, 7, ("eager", "fp8compile"), "conservative", "int8", tiny=True, threads=2
@@ -81,9 +81,11 @@ def test_no_command_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert exit_.value.code == 2 and "COMMAND" in capsys.readouterr().err
 
 
-def test_python_m_fp8compile() -> None:
-    line = [sys.executable, "-m", "fp8compile", "--version"]
-    assert subprocess.run(line, capture_output=True, text=True, check=True).stdout.startswith("fp8compile ")
+def test_python_m_fp8compile(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "argv", ["fp8compile", "--version"])
+    with pytest.raises(SystemExit) as exit_:
+        runpy.run_module("fp8compile", run_name="__main__")
+    assert exit_.value.code == 0 and capsys.readouterr().out.startswith("fp8compile ")
 
 
 @pytest.mark.parametrize("missing", ["transformers", "matplotlib"])

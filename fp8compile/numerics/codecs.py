@@ -190,6 +190,6 @@ def _by_groups(x: Tensor, inv_scale_N1: Tensor, group_size: int) -> tuple[Tensor
     x_RL = _lines(x)
     rows, length = x_RL.shape
     full, tail = length // group_size, length % group_size
-    inv_scale = inv_scale_N1.reshape(rows, full + 1)
+    inv_scale = inv_scale_N1.reshape(rows, -1)  # full + 1 columns; or full, where a symbolic length has no tail
     in_full_groups = inv_scale[:, :full, None].expand(rows, full, group_size).reshape(rows, full * group_size)
     return x_RL, torch.cat([in_full_groups, inv_scale[:, full:].expand(rows, tail)], 1)

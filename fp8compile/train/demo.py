@@ -100,9 +100,7 @@ def prepare(options: Options) -> tuple[Task, Results]:
     task = Task(size, choose_precision(model, device), load_corpus(), device, options.steps or size.steps)
     seeds = tuple(range(options.seed, options.seed + options.seeds))
     results = Results(size, task.precision, task.steps, seeds, options.arms)
-    tokens = task.validation()[0].to(device)
-    with task.precision.autocast(device):
-        results.eager_saved_bytes = saved_bytes_of_step(model, model, tokens)
+    results.eager_saved_bytes = _eager_saved_bytes(model, task)
     return task, results
 
 
@@ -138,6 +136,16 @@ def train_run(
     hits = arms.compiler_cache_hits()
     model = build_model(task.size, run.seed, task.device)
     train(run, model, arms.compile_arm(run.arm, model, options.backend_options), task, tell)
+
+
+def _eager_saved_bytes(model: torch.nn.Module, task: Task) -> int | None:
+    """What the uncompiled model keeps; None where that is more than the card holds."""
+    tokens = task.validation()[0].to(task.device)
+    try:
+        with task.precision.autocast(task.device):
+            return saved_bytes_of_step(model, model, tokens)
+    except torch.OutOfMemoryError:
+        return None
 
 
 def _mark_interrupted(results: Results) -> None:

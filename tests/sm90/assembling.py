@@ -1,7 +1,8 @@
-"""Compile generated kernels to sm_90 cubins with the ptxas that Triton ships, and read what ptxas made of them.
+"""Compile generated kernels to sm_90 cubins with the ptxas that Triton ships, and read what it made of them.
 
-Registers that do not fit are spilled to the thread's stack frame: ``STACK`` in cuobjdump's report is what ``ptxas -v``
-calls spill bytes, and what CUDA calls local memory. ``LOCAL`` in that report stays 0 whatever is spilled.
+Registers that do not fit are spilled to the thread's stack frame: ``STACK`` in cuobjdump's report is what
+``ptxas -v`` calls spill bytes, and what CUDA calls local memory. ``LOCAL`` in that report stays 0 whatever is
+spilled.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class Cubin:
     Attributes:
         registers: per thread.
         spill_bytes: stack frame plus local memory per thread; above 0, registers did not suffice.
-        timed: whether Inductor's tuner would time it; it drops what spills more registers than ``spill_threshold``.
+        timed: whether Inductor's tuner would time it; it drops one that spills over ``spill_threshold``.
         ptx: what ptxas was given.
     """
 
@@ -43,7 +44,7 @@ class Cubin:
 
 
 def assemble(kernels: Iterable[Kernel]) -> Iterator[Cubin]:
-    """Every configuration in which Inductor's tuner compiles each kernel. One that does not compile raises."""
+    """Every configuration in which Inductor's tuner compiles each kernel. A failure to compile raises."""
     for kernel in kernels:
         autotuner = load_kernel(kernel.name, kernel.source)
         for config in autotuner.configs:
@@ -73,15 +74,15 @@ def _assembled(name: str, autotuner: Any, config: Any) -> Cubin:
 
 
 def resource_usage(cubin: bytes) -> tuple[int, int, int, int]:
-    """Registers, stack, static shared and local bytes of the one kernel in a cubin, from ``cuobjdump -res-usage``."""
+    """Registers, and bytes of stack, static shared and local memory, of the one kernel in a cubin."""
     import triton
 
     cuobjdump = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
-        report = subprocess.run([cuobjdump, "-res-usage", file.name], capture_output=True, text=True, check=True)
-    match = _USAGE.search(report.stdout)
-    assert match, f"cuobjdump reports in another form: {report.stdout}"
+        report = subprocess.check_output([cuobjdump, "-res-usage", file.name], text=True)
+    match = _USAGE.search(report)
+    assert match, f"cuobjdump reports in another form: {report}"
     registers, stack, shared, local = map(int, match.groups())
     return registers, stack, shared, local

@@ -1,4 +1,4 @@
-"""Pretend that this process has one H100, so that Inductor lowers fake cuda tensors to Triton source for sm_90.
+"""Pretend that this process has one H100: Inductor then lowers fake cuda tensors to Triton source for sm_90.
 
 What is mocked, and why:
     torch.cuda.*                   Inductor asks it whether there is a device, which, and what it can do
@@ -8,9 +8,10 @@ What is mocked, and why:
     triton's active driver         answers "sm_90, warps of 32" where the real one loads libcuda
     triton_helpers.set_driver_*    would put the real driver back
 
-Process-wide and for good: Inductor and Triton cache the answers, so there is no uninstall. ``install`` refuses to run
-under pytest; a test calls a script in a subprocess instead. Every name that is replaced must exist first (those that
-only a CUDA build has excepted): a torch or triton that renamed one is reported by name, not by a crash further on.
+Process-wide and for good: Inductor and Triton cache the answers, so there is no uninstall. ``install``
+refuses to run under pytest; a test calls a script in a subprocess instead. Every name that is replaced must
+exist first (those that only a CUDA build has excepted): a torch or triton that renamed one is reported by
+name, not by a crash further on.
 """
 
 from __future__ import annotations
@@ -54,26 +55,32 @@ class HarnessOutdated(RuntimeError):
     """A private name of torch or triton that the harness replaces is gone."""
 
 
-def replace(owner: Any, name: str, value: Any, *, may_be_absent: bool = False) -> None:
-    """Set ``owner.name``, having made sure that there is such a name.
+def require(owner: Any, name: str) -> None:
+    """Make sure that there is an ``owner.name`` to replace.
 
     Raises:
         HarnessOutdated: if there is none; the message says which, and what the harness was made for.
     """
-    if not may_be_absent and not hasattr(owner, name):
+    if not hasattr(owner, name):
         where = getattr(owner, "__name__", None) or type(owner).__name__
         made_for = ", ".join(f"{package} {version}" for package, version in MADE_FOR.items())
         raise HarnessOutdated(
-            f"{where}.{name} is gone from torch {torch.__version__}. The sm_90 harness was made for {made_for}: "
-            "see what took the name's place, adapt tests/sm90, then raise MADE_FOR in fake_h100.py."
+            f"{where}.{name} is gone (torch {torch.__version__}). The sm_90 harness was made for {made_for}: "
+            "see what took the name's place, adapt the harness, then raise MADE_FOR in fake_h100.py."
         )
+
+
+def replace(owner: Any, name: str, value: Any, *, may_be_absent: bool = False) -> None:
+    """Set ``owner.name`` for good, having made sure that there is such a name."""
+    if not may_be_absent:
+        require(owner, name)
     setattr(owner, name, value)
 
 
 def install() -> None:
     """Turn this process into one with an H100, for good."""
     if "pytest" in sys.modules:
-        raise RuntimeError("mocking torch.cuda is process-wide: run a run_*.py script in a subprocess instead")
+        raise RuntimeError("mocking torch.cuda is process-wide: run a script in a subprocess instead")
     # Imported before anything is replaced: they take references to, or wrap, what they find.
     import torch._dynamo.device_interface
     import torch._inductor.compile_fx
@@ -159,7 +166,7 @@ def _mock_device_interface() -> None:
 def _mock_fake_tensors() -> None:
     from torch._subclasses import fake_tensor
 
-    # torch.tensor(..., device="cuda") under a fake mode is made on the CPU first, where there is no CUDA to make it.
+    # torch.tensor(..., device="cuda") under a fake mode is made on the CPU first: no CUDA can make it.
     replace(fake_tensor.FakeTensorMode, "avoid_device_init", property(lambda self: True))
     replace(fake_tensor, "init_gpu_context", _always(None))
 
@@ -209,8 +216,7 @@ def _mock_triton_driver() -> None:
     from torch._inductor.runtime import triton_helpers
     from triton.runtime import driver
 
-    if not hasattr(driver, "set_active"):
-        raise HarnessOutdated("triton.runtime.driver.set_active is gone: see how a driver is made active now")
+    require(driver, "set_active")
     driver.set_active(_Driver())
     replace(triton_helpers, "set_driver_to_gpu", _always(None))
     replace(triton_helpers, "set_driver_to_cpu", _always(None))

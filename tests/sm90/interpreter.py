@@ -1,13 +1,13 @@
 """Make Triton's interpreter (``TRITON_INTERPRET=1``) compute what an sm_90 GPU computes, on the CPU.
 
 Raw, it cannot run what Inductor writes, or runs it wrongly; three fixes, process-wide like the mock:
-    libdevice     functions are stubs that return None there: routed to NumPy (``rsqrt`` in double, then rounded)
-    conversions   FP8 and BF16 are rounded wrongly: routed to torch's casts, which are nearest even. To FP8 they
-                  saturate and keep NaN, as PTX's ``cvt.rn.satfinite`` does
-    reductions    with a combine function (Inductor's NaN-propagating max) go element by element in Python: folded
-                  over whole slices instead; a combine function is associative, but the order of a sum is not the GPU's
+    libdevice     its functions are stubs that return None: routed to NumPy (rsqrt in double, then rounded)
+    conversions   to FP8 and BF16 are rounded wrongly: routed to torch's casts, which are nearest even; those
+                  to FP8 saturate and keep NaN, as PTX's ``cvt.rn.satfinite`` does
+    reductions    with a combine function (Inductor's NaN-propagating max) go element by element in Python:
+                  folded over whole slices instead, in an order that is not the GPU's
 
-Two things stay different from the GPU: division and ``sqrt`` are exact here (``div.full.f32`` is good to 2 ulp), and no
+Two things stay different from the GPU: division is exact here (``div.full.f32`` is good to 2 ulp), and no
 multiply-add is contracted.
 """
 
@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .fake_h100 import replace
+from .fake_h100 import replace, require
 
 _UNARY: dict[str, Callable[[Any], Any]] = {
     "abs": np.abs,
@@ -53,7 +53,7 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def interpreting() -> bool:
-    """Whether this process was started with ``TRITON_INTERPRET=1``. Triton reads it when a kernel is decorated."""
+    """Whether the process has ``TRITON_INTERPRET=1``, which Triton reads when a kernel is decorated."""
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
@@ -74,7 +74,7 @@ class _Libdevice:
             return lambda x, _semantic=None: _elementwise(_UNARY[name], x)
         if name in _BINARY:
             return lambda x, y, _semantic=None: _elementwise(_BINARY[name], x, y)
-        raise NotImplementedError(f"libdevice.{name}: give it a NumPy equivalent in tests/sm90/interpreter.py")
+        raise NotImplementedError(f"libdevice.{name}: give it a NumPy equivalent in {__name__}")
 
 
 def _elementwise(function: Callable[..., Any], *args: Any) -> Any:
@@ -111,11 +111,12 @@ def _fix_conversions() -> None:
         tl.float32: torch.float32,
         tl.float64: torch.float64,
     }
-    upstream = getattr(triton_interpreter, "_convert_float", None)
+    require(triton_interpreter, "_convert_float")
+    upstream = triton_interpreter._convert_float
 
     def convert(bits: Any, source: Any, destination: Any, rounding: Any) -> Any:
         if source not in torch_dtypes or destination not in torch_dtypes:
-            return upstream(bits, source, destination, rounding) if upstream else bits
+            return upstream(bits, source, destination, rounding)
         flat = np.ascontiguousarray(bits).reshape(-1)
         return _cast_bits(flat, torch_dtypes[source], torch_dtypes[destination]).reshape(bits.shape)
 
@@ -123,7 +124,7 @@ def _fix_conversions() -> None:
 
 
 def _cast_bits(flat: Any, source: torch.dtype, destination: torch.dtype) -> Any:
-    """The bit patterns of ``flat``, which holds ``source`` in any NumPy type of its size, cast to ``destination``."""
+    """``flat``, bit patterns of ``source`` in any NumPy type of that size, cast to ``destination``."""
     x = torch.from_numpy(flat).view(source)
     x = x if source == torch.float64 else x.float()
     if destination.itemsize == 1:
@@ -150,7 +151,7 @@ def _fix_reductions() -> None:
 
 
 def _folded(ops: Any, data: list[Any], dtypes: list[Any]) -> list[Any]:
-    """Each array of ``data`` reduced along its first axis, upper half onto lower half until one slice is left."""
+    """Each array reduced along its first axis: upper half onto lower half until one slice is left."""
     while (n := data[0].shape[0]) > 1:
         half = n // 2
         low = [ops.to_tensor(d[:half], t) for d, t in zip(data, dtypes, strict=True)]

@@ -1,11 +1,12 @@
 """Lower a function, a model or a post-AOT graph to Triton for sm_90: what is generated, launched and moved.
 
-Dynamo and AOTAutograd trace on the CPU; ``lower_backend`` then puts each graph onto fake cuda tensors and gives it to
-Inductor. Passes that run before that (Inductor's joint-graph hooks, the partitioner) therefore see device "cpu".
+Dynamo and AOTAutograd trace on the CPU; ``lower_backend`` then puts each graph onto fake cuda tensors and
+gives it to Inductor. Passes that run before that (joint-graph hooks, the partitioner) therefore see device
+"cpu".
 
-Nothing is computed unless ``execute``: a lowered graph answers with uninitialised tensors of the right shapes, so
-realistic sizes cost nothing. With ``execute``, in a process started with ``TRITON_INTERPRET=1``, the generated
-wrapper runs on CPU buffers and its kernels run in Triton's interpreter.
+Nothing is computed unless ``execute``: a lowered graph answers with uninitialised tensors of the right
+shapes, so realistic sizes cost nothing. With ``execute``, in a process started with ``TRITON_INTERPRET=1``,
+the generated wrapper runs on CPU buffers and its kernels run in Triton's interpreter.
 """
 
 from __future__ import annotations
@@ -55,23 +56,23 @@ class Kernel:
 
     @property
     def num_bytes(self) -> int:
-        """What one launch reads and writes: every buffer once for each direction in which the source uses it."""
+        """What one launch reads and writes: each buffer once per direction in which the source uses it."""
         return sum(num_bytes * _directions(self.source, name) for name, num_bytes in self._buffers())
 
     @property
     def estimated_bytes(self) -> int:
-        """Inductor's ``kernel_num_gb``. Higher where it counts a buffer that fusion removed, or as read and written
-        one that is only written (a scale that takes over its amax's buffer)."""
+        """Inductor's ``kernel_num_gb``. Too high where it counts a buffer that fusion removed, or counts
+        twice one that is only written (a scale that takes over its amax's buffer)."""
         match = _NUM_GB.search(self.source)
         assert match, f"{self.name} carries no kernel_num_gb: lower under `lowering_config`"
         return round(float(match.group(1)) * 1e9)
 
     def _buffers(self) -> list[tuple[str, int]]:
-        """The pointers a launch takes, and the bytes behind each, from the example arguments in the source."""
+        """The pointers a launch takes and the bytes behind each, from the example arguments in the source."""
         signature = _SIGNATURE.search(self.source)
         assert signature, f"{self.name} has another kind of signature"
         names, arguments = _POINTER.findall(signature.group(1)), _ARGUMENT.findall(self.source)
-        assert len(names) == len(arguments), f"{self.name}: {len(names)} pointers, {len(arguments)} example tensors"
+        assert len(names) == len(arguments), f"{self.name}: {names} do not match {arguments}"
         return [(name, _tensor_bytes(*argument)) for name, argument in zip(names, arguments, strict=True)]
 
 
@@ -96,7 +97,7 @@ class LoweredGraph:
     @property
     def launches(self) -> list[str]:
         """The generated kernels in the order they are launched; a kernel may be launched more than once."""
-        calls = _KERNEL_SOURCE.sub("", self.wrapper)  # a kernel's source holds a launch too, for benchmarking it
+        calls = _KERNEL_SOURCE.sub("", self.wrapper)  # a kernel's source holds a launch too, to benchmark it
         return [name for name in _LAUNCH.findall(calls) if name in self.kernels]
 
     @property
@@ -133,7 +134,7 @@ class Lowered:
         return graph
 
     def rerun(self, *args: Any, rewrite: Rewrite | None = None) -> Any:
-        """Execute an inference graph again, not compiled again, every kernel's source passed through ``rewrite``."""
+        """Execute an inference graph again, as compiled, every kernel's source passed through ``rewrite``."""
         assert self.compiled, "lower with execute=True"
         self.rewrite = rewrite
         with torch.no_grad(), torch._dynamo.config.patch(error_on_recompile=True):
@@ -161,7 +162,7 @@ def lower(
         fn: what a user would hand to ``torch.compile``.
         args: real CPU tensors (``torch.empty`` will do unless ``execute``).
         backward: also call backward, with ones, from every output that requires grad.
-        backend: calls ``compile_fx`` with the ``inner_compile`` it is given; the place for a backend under test.
+        backend: calls ``compile_fx`` with the ``inner_compile`` it is given: the place for one under test.
         config_patches: Inductor settings, passes among them, on top of ``lowering_config``'s.
         execute: run what was generated through the interpreter; the results are in ``outputs``.
     """
@@ -169,7 +170,9 @@ def lower(
     inner_compile = lower_backend(lowered, execute=execute)
     torch._dynamo.reset()
     with lowering_config(config_patches), torch.set_grad_enabled(backward):
-        compiled = torch.compile(fn, backend=lambda gm, inputs: backend(gm, inputs, inner_compile), fullgraph=True)
+        compiled = torch.compile(
+            fn, backend=lambda gm, inputs: backend(gm, inputs, inner_compile), fullgraph=True
+        )
         lowered.compiled, lowered.outputs = compiled, compiled(*args)
         if backward:
             _backward(lowered.outputs)
@@ -177,8 +180,9 @@ def lower(
 
 
 def _backward(outputs: Any) -> None:
-    leaves = [out for out in torch.utils._pytree.tree_leaves(outputs) if isinstance(out, Tensor) and out.requires_grad]
-    torch.autograd.backward(leaves, [torch.ones_like(leaf) for leaf in leaves])
+    tensors = [out for out in torch.utils._pytree.tree_leaves(outputs) if isinstance(out, Tensor)]
+    differentiable = [out for out in tensors if out.requires_grad]
+    torch.autograd.backward(differentiable, [torch.ones_like(out) for out in differentiable])
 
 
 @contextmanager
@@ -187,13 +191,14 @@ def lowering_config(config_patches: dict[str, Any] | None = None) -> Iterator[No
     import torch._functorch.config as functorch_config
     import torch._inductor.config as inductor_config
 
-    settings = {"benchmark_kernel": True, "fx_graph_cache": False, "compile_threads": 1, **(config_patches or {})}
+    settings = {"benchmark_kernel": True, "fx_graph_cache": False, "compile_threads": 1}
+    settings |= config_patches or {}
     with inductor_config.patch(settings), functorch_config.patch(enable_autograd_cache=False):
         yield
 
 
 def lower_backend(lowered: Lowered, *, execute: bool = False) -> InnerCompile:
-    """An ``inner_compile`` for ``compile_fx`` that lowers each post-AOT graph for sm_90 and appends it to ``lowered``."""
+    """An ``inner_compile`` for ``compile_fx`` that appends each post-AOT graph, lowered, to ``lowered``."""
 
     def inner_compile(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
         from torch._inductor.compile_fx import compile_fx_inner
@@ -209,7 +214,7 @@ def lower_backend(lowered: Lowered, *, execute: bool = False) -> InnerCompile:
 
 
 def retarget(gm: GraphModule, example_inputs: Sequence[Any]) -> tuple[GraphModule, list[Any]]:
-    """A copy of a functional graph with every tensor, ``meta`` included, on a fake cuda device; and its inputs."""
+    """A copy of a functional graph, and its inputs, with every tensor on a fake cuda device."""
     from torch._guards import TracingContext, detect_fake_mode
     from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
@@ -223,10 +228,7 @@ def retarget(gm: GraphModule, example_inputs: Sequence[Any]) -> tuple[GraphModul
         node.args, node.kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), _on_cuda)
     gm.recompile()
     with mode, torch.no_grad():
-        inputs = [
-            torch.empty_strided(t.size(), t.stride(), dtype=t.dtype, device=CUDA) if isinstance(t, Tensor) else t
-            for t in example_inputs
-        ]
+        inputs = [_twin(x, CUDA) for x in example_inputs]
     with mode:
         FakeTensorProp(gm, mode).propagate_dont_convert_inputs(*inputs)
     return gm, inputs
@@ -249,15 +251,20 @@ def _unexecuted(gm: GraphModule) -> Callable[[list[Any]], list[Any]]:
 
 def _uninitialised(node: Any) -> Any:
     value = node.meta["val"] if isinstance(node, torch.fx.Node) else node
-    if not isinstance(value, Tensor):
-        return value
     with torch._subclasses.fake_tensor.unset_fake_temporarily():
-        return torch.empty_strided(tuple(value.shape), value.stride(), dtype=value.dtype)
+        return _twin(value, torch.device("cpu"))
+
+
+def _twin(x: Any, device: torch.device) -> Any:
+    """An uninitialised tensor like ``x`` in all but its device; what is no tensor is its own twin."""
+    if not isinstance(x, Tensor):
+        return x
+    return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=device)
 
 
 @contextmanager
 def recording(graph: LoweredGraph, launcher: Callable[[Kernel], Any]) -> Iterator[None]:
-    """Catch the kernels and the wrapper of the graph that Inductor compiles inside; the wrapper runs ``launcher``'s."""
+    """Catch kernels and wrapper of the graph compiled inside; the wrapper runs what ``launcher`` returns."""
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.graph import GraphLowering
 
@@ -277,8 +284,7 @@ def recording(graph: LoweredGraph, launcher: Callable[[Kernel], Any]) -> Iterato
             (GraphLowering, "save_output_code", staticmethod(save_output_code)),
             (torch._C._dynamo.guards, "_empty_strided_cuda", empty_strided_cuda),
         ):
-            if not hasattr(owner, name):
-                fake_h100.replace(owner, name, value)  # raises HarnessOutdated
+            fake_h100.require(owner, name)
             patches.enter_context(mock.patch.object(owner, name, value))
         yield
 
@@ -302,7 +308,7 @@ def _executed(lowered: Lowered) -> Callable[[Kernel], Any]:
 
 
 def _largest_block_only(autotuner: Any) -> Any:
-    """The interpreter takes the first configuration, and its cost is the number of programs, not their size."""
+    """The interpreter takes the first configuration; its cost is the number of programs, not their size."""
     autotuner.configs.sort(
         key=lambda config: math.prod(v for k, v in config.kwargs.items() if k.endswith("BLOCK")), reverse=True
     )
@@ -315,7 +321,7 @@ def _source_folder() -> Path:
 
 
 def load_kernel(name: str, source: str) -> Any:
-    """Import generated source; returns the ``CachingAutotuner`` that holds the kernel and its configurations."""
+    """Import generated source: the ``CachingAutotuner`` that holds the kernel and its configurations."""
     stem = f"{name[:80]}_{hashlib.sha1(source.encode()).hexdigest()[:8]}"
     path = _source_folder() / f"{stem}.py"
     path.write_text(source)

@@ -1,4 +1,4 @@
-"""Script: replace every name that the mock and the interpreter's fixes replace. Exits with the name that is gone."""
+"""Script: replace every name that the harness replaces. Fails with the name that is gone. Prints JSON."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Script, under ``TRITON_INTERPRET=1``: generated kernels against eager on small shapes, and broken ones. Prints JSON."""
+"""Script, under ``TRITON_INTERPRET=1``: generated kernels, whole and broken, against eager. Prints JSON."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import Tensor
 from fp8compile.numerics import E4M3, Codec, Groupwise
 
 from . import fake_h100, interpreter, swiglu
-from .lowering import Rewrite, lower
+from .lowering import lower
 from .measures import print_json
 
 FULL, TAIL = (6, 128), (6, 77)  # 6 groups; 3 groups and a short one of 78
@@ -43,8 +43,8 @@ def cases() -> dict[str, Tensor]:
     }
 
 
-# What is flipped in the generated source, and a case that must notice. Bounds only shrink: the interpreter's loads and
-# stores are real.
+# What is flipped in the generated source, and a case that must notice. Bounds only shrink: the interpreter's
+# loads and stores are real.
 MUTATIONS: dict[str, tuple[str, str, str]] = {
     "another scale constant": ("0.002232142857142857", "0.002", "normal"),
     "scale rounded down": (" 32767,", " 0,", "normal"),
@@ -65,6 +65,10 @@ def differing_bytes(ours: Tensor, expected: Tensor) -> Tensor:
     return differs.reshape(len(ours), -1).sum(-1)
 
 
+def all_differing_bytes(ours: Sequence[Tensor], expected: Sequence[Tensor]) -> int:
+    return sum(int(differing_bytes(*pair).sum()) for pair in zip(ours, expected, strict=True))
+
+
 def run(fn: Callable[..., Any], *args: Tensor) -> tuple[Tensor, ...]:
     """``fn`` as generated and interpreted."""
     outputs = lower(fn, *args, execute=True).outputs
@@ -76,11 +80,12 @@ def codec_report(codec: Codec) -> dict[str, dict[str, int]]:
     result = {}
     full = cases()
     tail = full.pop(TAIL_CASE)
-    together = differing_rows(codec, torch.cat([*full.values()]))  # every row is a group by itself: one kernel for all
+    together = differing_rows(codec, torch.cat([*full.values()]))  # a row is a group: one kernel for all
     for i, case in enumerate(full):
         rows = slice(i * FULL[0], (i + 1) * FULL[0])
         result[case] = {what: int(differing[rows].sum()) for what, differing in together.items()}
-    result[TAIL_CASE] = {what: int(differing.sum()) for what, differing in differing_rows(codec, tail).items()}
+    alone = differing_rows(codec, tail)
+    result[TAIL_CASE] = {what: int(differing.sum()) for what, differing in alone.items()}
     return result
 
 
@@ -96,8 +101,8 @@ def differing_rows(codec: Codec, x: Tensor) -> dict[str, Tensor]:
 
 
 def as_bytes(codes: Tensor, inv_scale: Tensor) -> Tensor:
-    """The codes; those of a group whose scale is NaN without their sign: torch's cast on the CPU makes a NaN 0xff,
-    the GPU's makes it 0x7f."""
+    """The codes, but without their sign in a group whose scale is NaN: what torch's cast on the CPU makes of
+    a NaN is 0xff there, what the GPU's makes is 0x7f."""
     unsigned = codes.view(torch.uint8)
     if not inv_scale.isnan().any():
         return unsigned
@@ -122,21 +127,21 @@ def mutation_report() -> dict[str, int]:
 
         outputs = lowered.rerun(x, rewrite=flip)
         assert flipped, f"{name}: the generated source has no {before!r}; flip something else"
-        result[name] = sum(int(differing_bytes(*pair).sum()) for pair in zip(outputs, codec.encode(x), strict=True))
+        result[name] = all_differing_bytes(outputs, codec.encode(x))
     return result
 
 
 def swiglu_report(codec: Codec) -> dict[str, float]:
-    """The fused kernels: bytes of the codes and scales that differ, and errors relative to the largest value."""
+    """The fused kernels: bytes of codes and scales that differ, and errors relative to the largest value."""
     torch.manual_seed(0)
-    x, dz, w_gate, w_up = (torch.randn(shape).bfloat16() for shape in ((8, 64), (8, 256), (64, 256), (64, 256)))
-    w_gate, w_up = w_gate / 8, w_up / 8
+    x, dz = torch.randn(8, 64).bfloat16(), torch.randn(8, 256).bfloat16()
+    w_gate, w_up = (torch.randn(2, 64, 256) / 8).bfloat16()
     z, *stored = swiglu.forward(codec)(x, w_gate, w_up)
     our_z, *our_stored = run(swiglu.forward(codec), x, w_gate, w_up)
     expected = swiglu.backward(codec)(*stored, dz)
     ours = run(swiglu.backward(codec), *stored, dz)
     return {
-        "stored": sum(int(differing_bytes(*pair).sum()) for pair in zip(our_stored, stored, strict=True)),
+        "stored": all_differing_bytes(our_stored, stored),
         "forward": relative_error(our_z, z),
         "backward": max(map(relative_error, ours, expected)),
     }

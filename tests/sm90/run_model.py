@@ -7,14 +7,16 @@ from typing import Any
 import torch
 
 from . import fake_h100, swiglu
-from .lowering import lower
+from .lowering import Backend, lower, stock_backend
 from .measures import measured, print_json
 
 
-def training_graphs(config_patches: dict[str, Any] | None = None) -> list[dict[str, Any]]:
-    """Measures of the forward and of the backward; ``config_patches`` are Inductor's options, passes among them."""
+def training_graphs(
+    config_patches: dict[str, Any] | None = None, backend: Backend = stock_backend
+) -> list[dict[str, Any]]:
+    """Measures of forward and backward; ``config_patches`` are Inductor's options, passes among them."""
     x = torch.empty(swiglu.TOKENS, swiglu.HIDDEN, dtype=torch.bfloat16, requires_grad=True)
-    lowered = lower(swiglu.SwiGLU(), x, backward=True, config_patches=config_patches)
+    lowered = lower(swiglu.SwiGLU(), x, backward=True, backend=backend, config_patches=config_patches)
     return [measured(graph, assembled=False) for graph in lowered.graphs]
 
 

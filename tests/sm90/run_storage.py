@@ -1,4 +1,4 @@
-"""Script: lower and assemble SwiGLU's forward and backward for every way of storing gate and up. Prints JSON."""
+"""Script: lower and assemble SwiGLU both ways, for every way of storing gate and up. Prints JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Run a script of this package in a process of its own: what it mocks, it mocks for good (see fake_h100.py)."""
+"""Run a script of this package in a process of its own: what it mocks, it mocks for good (fake_h100.py)."""
 
 from __future__ import annotations
 

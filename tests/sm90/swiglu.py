@@ -1,7 +1,9 @@
-"""The graphs under test: SwiGLU's elementwise part, storing gate and up in the forward, decoding them in the backward.
+"""The graphs under test: SwiGLU, storing gate and up in the forward and decoding them in the backward.
 
     forward     g = x Wg,  u = x Wu,  z = silu(g) u               silu(g) = g s,  s = sigmoid(g)
-    backward    dg = dz u s (1 + g (1 - s)),  du = dz silu(g)     and z again, for the gradient of the next weight
+    backward    dg = dz u s (1 + g (1 - s)),  du = dz silu(g)     and z again, for the next weight's gradient
+
+The matrix products are externs; all the rest is generated.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from fp8compile.numerics import E4M3, INT8, Codec, Groupwise, GroupwiseBest
 
 Tensors = tuple[Tensor, ...]
 
-CODECS: dict[str, Codec] = {codec.name: codec for codec in (Groupwise(E4M3), Groupwise(INT8), GroupwiseBest())}
+CODECS: dict[str, Codec] = {c.name: c for c in (Groupwise(E4M3), Groupwise(INT8), GroupwiseBest())}
 BF16 = "bf16"  # stored as they are
 GROUP_SIZE = 128
 TOKENS, HIDDEN, INTERMEDIATE = 2048, 1024, 2816

@@ -1,4 +1,4 @@
-"""The harness replaces private names of torch and triton: notice at once, and by name, when either has changed."""
+"""The harness replaces private names of torch and triton: notice, by name, when either has changed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from .subprocesses import result_of
 def test_harness_was_made_for_this_version(package: str) -> None:
     installed, made_for = version(package).split("+")[0], fake_h100.MADE_FOR[package]
     assert installed == made_for, (
-        f"tests/sm90 was made for {package} {made_for}, {installed} is installed. Run this folder's tests; if all else "
-        "passes and the generated kernels look as before, set MADE_FOR in fake_h100.py."
+        f"the sm_90 harness was made for {package} {made_for}, {installed} is installed. If all else in this "
+        "folder passes and the generated kernels look as before, set MADE_FOR in fake_h100.py."
     )
 
 
@@ -30,7 +30,7 @@ def test_a_name_that_is_gone_is_reported() -> None:
     owner = SimpleNamespace(kept=1)
     fake_h100.replace(owner, "kept", 2)
     fake_h100.replace(owner, "only_in_cuda_builds", 3, may_be_absent=True)
-    with pytest.raises(fake_h100.HarnessOutdated, match=r"SimpleNamespace\.gone is gone .* made for torch"):
+    with pytest.raises(fake_h100.HarnessOutdated, match=r"SimpleNamespace\.gone is gone .* made for torch 2"):
         fake_h100.replace(owner, "gone", 4)
     assert owner == SimpleNamespace(kept=2, only_in_cuda_builds=3)
 

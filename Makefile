@@ -1,0 +1,62 @@
+# make demo    trains a small Llama on real text, Inductor beside fp8compile
+# make test    the test suite
+# Each makes a virtual environment of its own and installs all it needs: python3, make and a C++ compiler are enough.
+# Another build of torch (CUDA, say): make TORCH='torch==2.13.0 --index-url ...' TRITON= demo
+
+PYTHON ?= python3
+TORCH  ?= torch==2.13.0
+TRITON ?= triton==3.7.1
+VENV   := .venv
+OLDEST := .venv-oldest
+PIP    := -m pip install --quiet --disable-pip-version-check
+
+.PHONY: demo test nightly lint types test-oldest clean
+
+demo: $(VENV)/demo
+	$(VENV)/bin/fp8compile demo $(ARGS)
+
+test: $(VENV)/dev
+	$(VENV)/bin/python -m pytest $(ARGS)
+
+# Slow sweeps: the model table, three seeds each. Not CI.
+nightly: $(VENV)/dev
+	$(VENV)/bin/python -m pytest -m nightly $(ARGS)
+	$(VENV)/bin/python $(PIP) timm scikit-learn
+	$(VENV)/bin/python benchmarks/bench_models.py --json benchmarks/results/models-cpu.json
+
+lint: $(VENV)/dev
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+
+# passes/ is installed as fp8compile.passes, so types are checked on an install, not on the tree.
+types: $(VENV)/dev
+	rm -rf $(VENV)/typed build
+	$(VENV)/bin/python $(PIP) --no-deps --target $(VENV)/typed .
+	cd $(VENV) && MYPYPATH=typed bin/mypy --config-file ../pyproject.toml --strict -p fp8compile
+
+# The suite on the oldest torch supported. Its Linux wheels bring the CUDA packages along: several GB.
+test-oldest: $(OLDEST)/dev
+	$(OLDEST)/bin/python -m pytest $(ARGS)
+
+$(VENV)/python: 
+	$(PYTHON) -m venv $(VENV)
+	$(VENV)/bin/python $(PIP) $(TORCH)
+	$(if $(TRITON),$(VENV)/bin/python $(PIP) $(TRITON))
+	touch $@
+
+$(VENV)/demo: $(VENV)/python pyproject.toml
+	$(VENV)/bin/python $(PIP) -e '.[demo]'
+	touch $@
+
+$(VENV)/dev: $(VENV)/python pyproject.toml
+	$(VENV)/bin/python $(PIP) -e '.[dev]'
+	touch $@
+
+$(OLDEST)/dev: pyproject.toml
+	$(PYTHON) -m venv $(OLDEST)
+	$(OLDEST)/bin/python $(PIP) torch==2.11.0 triton==3.6.0
+	$(OLDEST)/bin/python $(PIP) -e '.[dev]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) $(OLDEST) build demo-output *.egg-info
