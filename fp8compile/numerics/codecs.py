@@ -190,6 +190,8 @@ def _by_groups(x: Tensor, inv_scale_N1: Tensor, group_size: int) -> tuple[Tensor
     x_RL = _lines(x)
     rows, length = x_RL.shape
     full, tail = length // group_size, length % group_size
-    inv_scale = inv_scale_N1.reshape(rows, -1)  # full + 1 columns; or full, where a symbolic length has no tail
+    # -1 twice, and not `full + 1` and `full:`, for the sake of a symbolic length: nothing proves that there are full + 1
+    # groups, and Inductor reads past the end when it expands a dimension that it does not know to be 1.
+    inv_scale = inv_scale_N1.reshape(rows, -1)
     in_full_groups = inv_scale[:, :full, None].expand(rows, full, group_size).reshape(rows, full * group_size)
-    return x_RL, torch.cat([in_full_groups, inv_scale[:, full:].expand(rows, tail)], 1)
+    return x_RL, torch.cat([in_full_groups, inv_scale[:, -1:].expand(rows, tail)], 1)

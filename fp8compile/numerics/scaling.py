@@ -90,7 +90,8 @@ def quantize(x: Tensor, inv_scale: Tensor, fmt: Format) -> Tensor:
     """Codes of x under a stored inverse scale that broadcasts against it: round to nearest even, saturating.
 
     Error: ``|dequantize(code) - x| <= max(|x| * fmt.half_ulp, inv_scale * fmt.smallest / 2)`` for
-    ``|x| <= fmt.max * inv_scale``, plus the rounding of the FP32 product (2**-23 relative) and of the output dtype.
+    ``|x| <= fmt.max * inv_scale``, plus the rounding of the FP32 reciprocal and product (2**-22 relative; GPUs may
+    approximate the reciprocal by 2 ulp more, so that a tie can fall the other way than on a CPU) and of the output dtype.
     """
     scaled = x.float() * inv_scale_value(inv_scale).reciprocal()
     if not fmt.is_float:
