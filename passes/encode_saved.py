@@ -18,10 +18,12 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
+from fp8compile import torch_private as private
 from fp8compile.context import Context
 from fp8compile.flow import Source, is_activation, sources, user_fp32
 from fp8compile.graph import (
     dtype_text,
+    is_tensor,
     is_view,
     memory_order,
     module_path,
@@ -39,6 +41,7 @@ from fp8compile.report import Notes, Saved, Skip
 from fp8compile.split import Edge, Split
 
 ENCODABLE = (torch.float32, torch.bfloat16, torch.float16)
+BATCHED = (torch.ops.aten.bmm.default, torch.ops.aten.baddbmm.default)
 _REDUCTIONS = ("sum", "mean", "amax", "amin", "var_mean", "var", "logsumexp", "prepare_softmax_online")
 
 
@@ -46,7 +49,6 @@ def encode_saved(split: Split, ctx: Context) -> Notes:
     """Store every kept activation as codes, or say why not."""
     notes = Notes()
     judge = _Judge(split, ctx.recipe)
-    codec = codec_of(ctx.recipe)
     for edge in list(split.edges):
         if not edge.is_tensor or split.caller_owns(storage_root(edge.made)):
             continue
@@ -54,15 +56,16 @@ def encode_saved(split: Split, ctx: Context) -> Notes:
         if reason:
             notes += Notes(skips=(_left(edge, reason),))
         else:
-            notes += Notes(saved=(_encode(split, edge, codec),))
+            notes += Notes(saved=(_encode(split, edge, codec_for(edge, ctx.recipe)),))
     return notes
 
 
-def codec_of(recipe: Recipe) -> Codec:
-    """The storage that ``recipe.saved_format`` names."""
-    if recipe.saved_format == "auto":
+def codec_for(edge: Edge, recipe: Recipe) -> Codec:
+    """The storage that the recipe names for this tensor."""
+    name = recipe.attention_format if _belongs_to_attention(edge) else recipe.saved_format
+    if name == "auto":
         return GroupwiseBest(recipe.group_size)
-    return Groupwise({"e4m3": E4M3, "int8": INT8}[recipe.saved_format], recipe.group_size)
+    return Groupwise({"e4m3": E4M3, "int8": INT8}[name], recipe.group_size)
 
 
 class _Judge:
@@ -103,38 +106,44 @@ class _Judge:
         for pattern in self.recipe.skip:
             if fnmatch.fnmatchcase(path, pattern):
                 return f"Recipe.skip: module {path!r} matches {pattern!r}"
-        if not self.recipe.saved_attention and (_is_attention(storage_root(edge.made)) or _feeds_attention(edge.used)):
+        if not self.recipe.saved_attention and _belongs_to_attention(edge):
             return "Recipe.saved_attention is off"
         return None
 
 
 def _statistic(made: Node) -> bool:
     """Whether a value is a pointwise function of a reduction's result, of that result's own size."""
-    size = numel(made.meta["val"])
-    node: Node | None = made
-    while node is not None and node.op == "call_function":
-        name = getattr(node.target, "_opname", "")
-        if name in _REDUCTIONS or (_is_attention(node) and node is not made and made.meta["val"].dtype == torch.float32):
-            return numel_of_inputs(node) > size
-        bigger = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), Tensor)]
-        same = [n for n in bigger if numel(n.meta["val"]) == size]
-        tuples = [n for n in node.all_input_nodes if isinstance(n.meta.get("val"), (tuple, list))]
-        node = (tuples or same or [None])[0]  # type: ignore[list-item]
+    node, size = made, numel(made.meta["val"])
+    while node.op == "call_function":
+        parent = node.args[0] if node.args else None
+        if node.target is private.getitem and isinstance(parent, Node) and _is_attention(parent):
+            return node.args[1] != 0  # logsumexp; the first is attention's result
+        if getattr(node.target, "_opname", "") in _REDUCTIONS:
+            return _largest_operand(node) > size
+        same = [n for n in node.all_input_nodes if not is_tensor(n) or numel(n.meta["val"]) == size]
+        if not same:
+            return False
+        node = same[0]
     return False
 
 
-def numel_of_inputs(node: Node) -> int:
+def _largest_operand(node: Node) -> int:
     return max((numel(n.meta["val"]) for n in node.all_input_nodes if isinstance(n.meta.get("val"), Tensor)), default=0)
 
 
+def _belongs_to_attention(edge: Edge) -> bool:
+    """Whether a tensor is an operand or the result of fused attention, or of the batched products it is made of."""
+    return _is_attention(storage_root(edge.made)) or _feeds_attention(edge.used)
+
+
 def _is_attention(node: Node) -> bool:
-    while node.args and isinstance(node.args[0], Node) and str(node.target).endswith("getitem>"):
+    while node.target is private.getitem and isinstance(node.args[0], Node):
         node = node.args[0]
     return "attention" in str(node.target)
 
 
 def _feeds_attention(value: Node) -> bool:
-    return any(_is_attention(u) or (is_view(u) and _feeds_attention(u)) for u in value.users)
+    return any(_is_attention(u) or u.target in BATCHED or (is_view(u) and _feeds_attention(u)) for u in value.users)
 
 
 def _higher_order_use(value: Node) -> str | None:

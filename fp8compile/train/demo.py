@@ -99,7 +99,8 @@ def prepare(options: Options) -> tuple[Task, Results]:
     model = build_model(size, options.seed, device)
     task = Task(size, choose_precision(model, device), load_corpus(), device, options.steps or size.steps)
     seeds = tuple(range(options.seed, options.seed + options.seeds))
-    results = Results(size, task.precision, task.steps, seeds, options.arms)
+    recipe = ", ".join(f"{key} {value}" for key, value in options.backend_options.items())
+    results = Results(size, task.precision, task.steps, seeds, options.arms, recipe)
     results.eager_saved_bytes = _eager_saved_bytes(model, task)
     return task, results
 
@@ -108,6 +109,7 @@ def train_all(task: Task, results: Results, options: Options, screen: Screen) ->
     """Every arm from every seed, seed by seed; a run that fails leaves the others to run."""
     plan = [(seed, arm) for seed in results.seeds for arm in options.arms]
     if any(arm != arms.EAGER for arm in options.arms):
+        screen.say("warming up the compiler")
         arms.warm_up_compiler(task.device)
     for seed, arm in plan:
         run = Run(arm, seed)

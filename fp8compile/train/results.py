@@ -88,6 +88,7 @@ class Results:
     Attributes:
         eager_saved_bytes: kept from forward to backward by the uncompiled model.
         steps: steps per run asked for.
+        recipe: what fp8compile's arm was asked for, in words.
     """
 
     size: Size
@@ -95,6 +96,7 @@ class Results:
     steps: int
     seeds: tuple[int, ...]
     arms: tuple[str, ...]
+    recipe: str = ""
     eager_saved_bytes: int | None = None
     runs: list[Run] = field(default_factory=list)
 

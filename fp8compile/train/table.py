@@ -41,6 +41,7 @@ def _headline(results: Results) -> list[str]:
         f"Llama of {size.layers} layers x {size.hidden}, {size.batch} windows of {size.length} bytes, "
         f"{results.steps} steps, {seeds}, no dropout",
         f"precision: {results.precision.why}",
+        *([f"{OURS}: {results.recipe}"] if OURS in results.arms else []),
     ]
     return ["INTERRUPTED: this is what was measured until then", *lines] if results.interrupted else lines
 
