@@ -45,7 +45,6 @@ from torch import Tensor, nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import fp8compile
-
 from benchmarks.models import MODELS, Batch, Case, bf16_products_in_fp32, digits_source
 
 FORMATS = ("e4m3", "int8", "auto")
@@ -86,12 +85,6 @@ def in_precision(precision: str) -> contextlib.AbstractContextManager[Any]:
 def parameter_dtype(precision: str) -> torch.dtype:
     """What parameters and inputs are in."""
     return torch.bfloat16 if precision == "bf16" else torch.float32
-
-
-def prepared(model: nn.Module, precision: str) -> nn.Module:
-    """A copy to compile. A copy, because ``fp8compile.report`` goes by the model's parameters."""
-    torch._dynamo.reset()
-    return copy.deepcopy(model).to(parameter_dtype(precision))
 
 
 def call(run: Callable[..., Any], batch: Batch, precision: str) -> Any:
@@ -206,11 +199,28 @@ class Measured:
     seconds: float
 
 
-def measure(case: Case, way: Way, precision: str) -> Measured:
-    """Compile the case's model this way; run a batch forward for the bytes, once more for the gradients."""
+@dataclass(frozen=True)
+class Built:
+    """A copy of a case's model, compiled one way for one precision."""
+
+    way: Way
+    precision: str
+    model: nn.Module
+    run: Callable[..., Any]
+
+
+def build(case: Case, way: Way, precision: str) -> Built:
+    """A copy, because ``fp8compile.report`` goes by the model's parameters; compiled at its first call."""
+    torch._dynamo.reset()
+    model = copy.deepcopy(case.model).to(parameter_dtype(precision))
+    return Built(way, precision, model, way.compile(model))
+
+
+def measure(case: Case, built: Built) -> Measured:
+    """Compile, then run one batch forward for the bytes and once more for the gradients."""
     started = time.perf_counter()
-    model = prepared(case.model, precision)
-    run, batch = way.compile(model), case.batch(0).to(parameter_dtype(precision))
+    model, run, precision = built.model, built.run, built.precision
+    batch = case.batch(0).to(parameter_dtype(precision))
     call(run, batch, precision)  # compiles; autograd's hooks are to see a finished function
     kept = kept_storages(model, lambda: call(run, batch, precision), batch)
     losses: list[Tensor] = []
@@ -220,7 +230,7 @@ def measure(case: Case, way: Way, precision: str) -> Measured:
         return losses[-1]
 
     found = gradients(model, loss)
-    report = fp8compile.report(run) if way.name in FORMATS and isinstance(run, nn.Module) else None
+    report = fp8compile.report(run) if built.way.name in FORMATS and isinstance(run, nn.Module) else None
     return Measured(kept, losses[-1].item(), found, report, time.perf_counter() - started)
 
 
@@ -233,18 +243,22 @@ def reference_gradients(case: Case) -> dict[str, Tensor]:
 
 def warm_up(case: Case, steps: int = WARM_UP_STEPS) -> None:
     """Train the case's own model a little, in FP32, eagerly, on batches that no measurement uses."""
-    train(case, case.model, case.model, "fp32", steps, seed=1_000)
+    train(case, Built(Way("eager", "eager"), "fp32", case.model, case.model), steps, seed=1_000)
 
 
-def train(
-    case: Case, model: nn.Module, run: Callable[..., Any], precision: str, steps: int, seed: int
-) -> list[float]:
-    """Losses of ``steps`` steps of AdamW; ``run`` is ``model`` or its compiled form."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+def train_seed(name: str, case: Case, built: Built, steps: int, seed: int) -> list[float]:
+    """Losses from the initial weights of that seed, copied into the model that is compiled already."""
+    built.model.load_state_dict(MODELS[name](seed).model.state_dict())
+    return train(case, built, steps, seed)
+
+
+def train(case: Case, built: Built, steps: int, seed: int) -> list[float]:
+    """Losses of ``steps`` steps of AdamW on the batches of that seed."""
+    optimizer = torch.optim.AdamW(built.model.parameters(), lr=LEARNING_RATE)
     losses = []
     for step in range(steps):
-        batch = case.batch(1 + seed * 100_000 + step).to(parameter_dtype(precision))
-        loss = case.loss(call(run, batch, precision), batch)
+        batch = case.batch(1 + seed * 100_000 + step).to(parameter_dtype(built.precision))
+        loss = case.loss(call(built.run, batch, built.precision), batch)
         optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -257,7 +271,6 @@ def train(
 
 def row_of(name: str, arguments: argparse.Namespace, before: dict[str, Any]) -> dict[str, Any]:
     """Everything about one model, ready for JSON; what is not measured now stays as it was ``before``."""
-    started = time.perf_counter()
     case = MODELS[name](0)
     row: dict[str, Any] = {
         "about": case.about,
@@ -267,46 +280,58 @@ def row_of(name: str, arguments: argparse.Namespace, before: dict[str, Any]) -> 
         "precisions": before.get("precisions", {}),
         "training": before.get("training"),
     }
-    if not arguments.only_training:
-        warm_up(case)
-        reference = reference_gradients(case)
-        for precision in arguments.precisions:
-            found = _measured_row(name, case, precision, reference, arguments)
-            row["precisions"][precision] = {**found, **environment()}
-            _say(f"{name} {precision}: measured after {time.perf_counter() - started:.0f} s")
-    if arguments.seeds:
-        row["training"] = {**training_row(name, arguments), **environment()}
+    warm_up(case)
+    reference = reference_gradients(case)
+    for index, precision in enumerate(arguments.precisions):
+        seeds = 0 if index else arguments.seeds
+        found, losses = _one_precision(name, case, precision, reference, arguments, seeds)
+        row["precisions"][precision] = {**found, **environment()}
+        if losses:
+            row["training"] = {**_training_row(losses, precision, arguments), **environment()}
     return row
 
 
-def _measured_row(
-    name: str, case: Case, precision: str, reference: dict[str, Tensor], arguments: argparse.Namespace
-) -> dict[str, Any]:
+def _one_precision(
+    name: str,
+    case: Case,
+    precision: str,
+    reference: dict[str, Tensor],
+    arguments: argparse.Namespace,
+    seeds: int,
+) -> tuple[dict[str, Any], dict[str, list[list[float]]]]:
+    """Every way of compiling in turn: measured, then trained; and the losses of those that are trained."""
+    measured: dict[str, Measured] = {}
+    losses: dict[str, list[list[float]]] = {}
+    for way in ("plain", "eager", *FORMATS):
+        started = time.perf_counter()
+        built = build(case, Way(way, arguments.codegen), precision)
+        measured[way] = measure(case, built)
+        if arguments.reports and measured[way].report is not None:
+            _write_report(arguments.reports, f"{name}-{precision}-{way}-{arguments.codegen}", measured[way])
+        _say(f"{name} {precision} {way}: measured in {time.perf_counter() - started:.0f} s")
+        twin_elsewhere = way == "plain" and arguments.twin not in (None, arguments.codegen)
+        if seeds and way in ("plain", *arguments.arms):
+            if twin_elsewhere:
+                built = build(case, Way("plain", arguments.twin), precision)
+            losses[way] = [train_seed(name, case, built, arguments.steps, seed) for seed in range(seeds)]
+            _say(f"{name} {precision} {way}: trained after {time.perf_counter() - started:.0f} s")
+    return _measured_row(measured, reference), losses
+
+
+def _measured_row(measured: dict[str, Measured], reference: dict[str, Tensor]) -> dict[str, Any]:
     skipped = zero_up_to_rounding(reference)
-    plain = measure(case, Way("plain", arguments.codegen), precision)
-    row: dict[str, Any] = {
-        "eager": {"saved_bytes": _total(measure(case, Way("eager", arguments.codegen), precision).kept)},
-        "plain": {
-            "saved_bytes": _total(plain.kept),
-            "loss": plain.loss,
-            "seconds": round(plain.seconds, 1),
-            "sqnr": quality(reference, plain.gradients, skipped).summary(),
-        },
-        "without_gradient_in_theory": skipped,
-    }
-    for fmt in FORMATS:
-        ours = measure(case, Way(fmt, arguments.codegen), precision)
-        assert ours.report is not None
-        if arguments.reports:
-            _write_report(arguments.reports, f"{name}-{precision}-{fmt}-{arguments.codegen}", ours)
-        row[fmt] = {
-            "saved_bytes": _total(ours.kept),
-            "loss": ours.loss,
-            "seconds": round(ours.seconds, 1),
-            "sqnr": quality(reference, ours.gradients, skipped).summary(),
-            "sqnr_to_plain": quality(plain.gradients, ours.gradients, skipped).summary(),
-            "report": _report_row(ours, plain),
+    plain = measured["plain"]
+    row: dict[str, Any] = {"without_gradient_in_theory": skipped}
+    for way, found in measured.items():
+        row[way] = {
+            "saved_bytes": _total(found.kept),
+            "loss": found.loss,
+            "seconds": round(found.seconds, 1),
+            "sqnr": quality(reference, found.gradients, skipped).summary(),
         }
+        if found.report is not None:
+            row[way]["sqnr_to_plain"] = quality(plain.gradients, found.gradients, skipped).summary()
+            row[way]["report"] = _report_row(found, plain)
     return row
 
 
@@ -355,45 +380,26 @@ def _total(kept: list[Kept]) -> int:
     return sum(k.nbytes for k in kept)
 
 
-def training_row(name: str, arguments: argparse.Namespace) -> dict[str, Any]:
+def _training_row(
+    losses: dict[str, list[list[float]]], precision: str, arguments: argparse.Namespace
+) -> dict[str, Any]:
     """Losses of the twin and of every arm for each seed, and the gaps between them."""
-    precision, losses = arguments.precisions[0], {}
-    twin = Way("plain", arguments.twin or arguments.codegen)
-    seconds = {}
-    for arm, way in (("twin", twin), *((a, Way(a, arguments.codegen)) for a in arguments.arms)):
-        started = time.perf_counter()
-        losses[arm] = _losses(name, way, precision, arguments)
-        seconds[arm] = round(time.perf_counter() - started, 1)
-        _say(f"{name} {precision}: trained {arm} in {seconds[arm]} s")
-    twin_ends = [_end(run) for run in losses["twin"]]
+    twin_ends = [_end(run) for run in losses["plain"]]
     gaps = {}
     for arm in arguments.arms:
         each = [_end(run) / end - 1 for run, end in zip(losses[arm], twin_ends, strict=True)]
         gaps[arm] = {"mean": _mean(each), "standard_error": _standard_error(each), "each": each}
     return {
         "precision": precision,
-        "twin": "Inductor" if twin.codegen == "inductor" else "preset off, codegen eager",
+        "twin": "Inductor" if (arguments.twin or arguments.codegen) == "inductor" else "preset off, codegen eager",
         "steps": arguments.steps,
         "seeds": arguments.seeds,
         "optimizer": f"AdamW, learning rate {LEARNING_RATE}",
-        "twin_loss_first": _mean([run[0] for run in losses["twin"]]),
+        "twin_loss_first": _mean([run[0] for run in losses["plain"]]),
         "twin_loss_last5": _mean(twin_ends),
         "gap_last5": gaps,
         "losses": losses,
-        "seconds": seconds,
     }
-
-
-def _losses(name: str, way: Way, precision: str, arguments: argparse.Namespace) -> list[list[float]]:
-    """The losses of every seed; compiled once, each seed's weights copied into the same model."""
-    case = MODELS[name](0)
-    model = prepared(case.model, precision)
-    run = way.compile(model)
-    runs = []
-    for seed in range(arguments.seeds):
-        model.load_state_dict(MODELS[name](seed).model.state_dict())
-        runs.append(train(case, model, run, precision, arguments.steps, seed))
-    return runs
 
 
 def _end(losses: list[float]) -> float:
@@ -416,9 +422,7 @@ def _standard_error(values: Sequence[float]) -> float | None:
 
 def environment() -> dict[str, Any]:
     """Where and when a row was measured."""
-    packages = [
-        sys.modules[name] for name in ("torch", "fp8compile", "transformers", "timm") if name in sys.modules
-    ]
+    packages = [sys.modules[name] for name in ("torch", "fp8compile", "transformers", "timm") if name in sys.modules]
     versions = {"python": platform.python_version()} | {m.__name__: str(m.__version__) for m in packages}
     return {
         "versions": versions,
@@ -580,12 +584,9 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--twin", choices=("eager", "inductor"), help="codegen of the twin (as --codegen)")
     precisions = "comma-separated; training runs in the first"
     parser.add_argument("--precisions", type=_words(PRECISIONS), default=["amp"], help=precisions)
-    parser.add_argument(
-        "--arms", type=_words(ARMS), default=["eager", "e4m3", "int8"], help="trained beside the twin"
-    )
+    parser.add_argument("--arms", type=_words(ARMS), default=["eager", "e4m3"], help="trained beside the twin")
     parser.add_argument("--seeds", type=int, default=3, help="0: no training")
     parser.add_argument("--steps", type=int, default=20)
-    parser.add_argument("--only-training", action="store_true", help="no bytes, no SQNR")
     parser.add_argument("--reports", type=Path, help="a folder for the whole reports, as text and JSON")
     return parser.parse_args(words)
 

@@ -152,9 +152,7 @@ def t5(seed: int, tiny: bool = False) -> Case:
         decoder_start_token_id=0,
         use_cache=False,
     )
-    about = (
-        f"T5ForConditionalGeneration, {layers} + {layers} layers, {width} wide, {rows} x 2 x {length} bytes"
-    )
+    about = f"T5ForConditionalGeneration, {layers} + {layers} layers, {width} wide, {rows} x 2 x {length} bytes"
     batch = functools.partial(continued_bytes, rows=rows, length=length)
     return _case(seed, about, lambda: T5ForConditionalGeneration(config), batch, own_loss)
 
@@ -258,9 +256,7 @@ def vit(seed: int, tiny: bool = False) -> Case:
         attention_probs_dropout_prob=0.0,
         num_labels=CLASSES,
     )
-    about = (
-        f"ViTForImageClassification, {layers} layers, hidden {width}, {rows} x {size} x {size}, patch {patch}"
-    )
+    about = f"ViTForImageClassification, {layers} layers, hidden {width}, {rows} x {size} x {size}, patch {patch}"
     batch = functools.partial(digits, rows=rows, size=size)
     return _case(seed, about, lambda: ViTForImageClassification(config), batch, cross_entropy)
 

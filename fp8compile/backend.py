@@ -109,7 +109,11 @@ def key_of(gm: GraphModule, example_inputs: Sequence[Any], recipe: Recipe, patch
         target = getattr(node.target, "__qualname__", node.target)
         parts.append(f"{node.op} {node.name} {target} {node.args} {node.kwargs} {origin_key(node)}")
     parts += [_describe(value) for value in example_inputs]
-    parts += [repr(torch.is_grad_enabled()), repr(torch.is_autocast_enabled("cpu")), repr(torch.is_autocast_enabled("cuda"))]
+    parts += [
+        repr(torch.is_grad_enabled()),
+        repr(torch.is_autocast_enabled("cpu")),
+        repr(torch.is_autocast_enabled("cuda")),
+    ]
     parts.append(repr(sorted(private.functorch_config.save_config_portable().items())))
     text = re.sub(r" at 0x[0-9a-f]+", "", "\n".join(parts))
     return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -28,9 +28,7 @@ class Command:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code (2: the command line is wrong, as everywhere)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser(
-        "fp8compile", description="Low-precision training without changing the model."
-    )
+    parser = argparse.ArgumentParser("fp8compile", description="Low-precision training without changing the model.")
     parser.add_argument("--version", action="version", version=f"fp8compile {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     options_of = {command.name: _add(subparsers, command) for command in COMMANDS}
@@ -48,9 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def add_demo_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--out", type=Path, default=Path("demo-output"), metavar="DIR", help="folder for the results"
-    )
+    parser.add_argument("--out", type=Path, default=Path("demo-output"), metavar="DIR", help="folder for the results")
     parser.add_argument("--steps", type=_at_least(1), metavar="N", help="optimizer steps per run")
     parser.add_argument(
         "--seeds", type=_at_least(1), default=1, metavar="N", help="seeds per arm; the gap is their mean"
@@ -99,18 +95,14 @@ def run_demo(values: argparse.Namespace) -> int:
 
 
 COMMANDS: tuple[Command, ...] = (
-    Command(
-        "demo", "train a small Llama with and without fp8compile, and compare", add_demo_options, run_demo
-    ),
+    Command("demo", "train a small Llama with and without fp8compile, and compare", add_demo_options, run_demo),
 )
 
 
 def _add(
     subparsers: argparse._SubParsersAction[argparse.ArgumentParser], command: Command
 ) -> argparse.ArgumentParser:
-    parser = subparsers.add_parser(
-        command.name, help=command.help, description=command.help, allow_abbrev=False
-    )
+    parser = subparsers.add_parser(command.name, help=command.help, description=command.help, allow_abbrev=False)
     command.add_options(parser)
     return parser
 
@@ -118,9 +110,7 @@ def _add(
 def _refuse(parser: argparse.ArgumentParser, argument: str) -> None:
     name = argument.split("=")[0]
     known = [text for text in parser._option_string_actions if text.startswith("--")]
-    parser.error(
-        f"no option {name!r}.{nearest(name, known)}" if name.startswith("-") else f"what is {argument!r}?"
-    )
+    parser.error(f"no option {name!r}.{nearest(name, known)}" if name.startswith("-") else f"what is {argument!r}?")
 
 
 def _at_least(least: int) -> Callable[[str], int]:

@@ -82,7 +82,9 @@ def _chosen(recipe: Recipe | str | None, model: nn.Module) -> Recipe:
     return running[-1].recipe if running else Recipe()
 
 
-def _one_step(model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Callable[[Any], Tensor] | None) -> None:
+def _one_step(
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Callable[[Any], Tensor] | None
+) -> None:
     output = model(*args, **kwargs)
     scalar = loss(output) if loss else _default_loss(output)
     if scalar is None or not scalar.requires_grad:

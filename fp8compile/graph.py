@@ -166,7 +166,9 @@ def source_line(node: Node) -> str:
         found = re.match(r'File "(.*)", line (\d+), in (.*)', lines[index])
         if found:
             code = lines[index + 1] if index + 1 < len(lines) else ""
-            return f"{found[1].replace(chr(92), '/').rsplit('/', 1)[-1]}:{found[2]} in {found[3]}: {code}".rstrip(": ")
+            return f"{found[1].replace(chr(92), '/').rsplit('/', 1)[-1]}:{found[2]} in {found[3]}: {code}".rstrip(
+                ": "
+            )
     return ""
 
 

@@ -44,7 +44,19 @@ POST_GRAD: tuple[Callable[[Graph, Context], Notes], ...] = ()
 
 
 # What compiled code depends on; tests/test_structure.py holds it against the imports.
-COMPILES = ("context", "flow", "graph", "hazards", "numerics", "passes", "pipeline", "recipe", "report", "split", "store")
+COMPILES = (
+    "context",
+    "flow",
+    "graph",
+    "hazards",
+    "numerics",
+    "passes",
+    "pipeline",
+    "recipe",
+    "report",
+    "split",
+    "store",
+)
 
 
 @functools.cache

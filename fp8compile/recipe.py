@@ -131,9 +131,7 @@ def _check(recipe: Recipe) -> None:
     if not _is_int(recipe.group_size) or not low <= recipe.group_size <= high:
         raise ValueError(f"Recipe.group_size must be an integer from {low} to {high}, not {recipe.group_size!r}.")
     if not _is_int(recipe.min_saved_numel) or recipe.min_saved_numel < 0:
-        raise ValueError(
-            f"Recipe.min_saved_numel must be a number of elements >= 0, not {recipe.min_saved_numel!r}."
-        )
+        raise ValueError(f"Recipe.min_saved_numel must be a number of elements >= 0, not {recipe.min_saved_numel!r}.")
     if recipe.dump is not None and not isinstance(recipe.dump, str):
         raise ValueError(f"Recipe.dump must be the path of a folder, not {recipe.dump!r}.")
 

@@ -198,14 +198,18 @@ def human(nbytes: float) -> str:
 def _tables(report: Report) -> Iterable[Table]:
     if report.saved:
         rows = [
-            (s.name, *_where(s.origin), f"{s.dtype}{s.shape}", f"{human(s.bytes_before)} -> {human(s.bytes_after)}", s.codec)
+            (
+                s.name,
+                *_where(s.origin),
+                f"{s.dtype}{s.shape}",
+                f"{human(s.bytes_before)} -> {human(s.bytes_after)}",
+                s.codec,
+            )
             for s in report.saved
         ]
         yield _table("encoded", ("tensor", "op", "module", "source", "shape", "bytes", "codec"), rows)
     if report.skips:
-        rows = [
-            (s.name, *_where(s.origin), f"{s.dtype}{s.shape}", human(s.bytes), s.reason) for s in report.skips
-        ]
+        rows = [(s.name, *_where(s.origin), f"{s.dtype}{s.shape}", human(s.bytes), s.reason) for s in report.skips]
         yield _table("left as they are", ("tensor", "op", "module", "source", "shape", "bytes", "reason"), rows)
     if report.recomputed:
         rows = [

@@ -107,7 +107,9 @@ def _is_size(node: object) -> bool:
     """Whether a saved value is a symbolic number; AOTAutograd moves those by themselves."""
     import torch
 
-    return isinstance(node, Node) and isinstance(node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int))
+    return isinstance(node, Node) and isinstance(
+        node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int)
+    )
 
 
 def _inputs_with_gradient(inputs: list[Node], bw: GraphModule) -> set[Node]:

@@ -128,7 +128,9 @@ def _statistic(made: Node) -> bool:
 
 
 def _largest_operand(node: Node) -> int:
-    return max((numel(n.meta["val"]) for n in node.all_input_nodes if isinstance(n.meta.get("val"), Tensor)), default=0)
+    return max(
+        (numel(n.meta["val"]) for n in node.all_input_nodes if isinstance(n.meta.get("val"), Tensor)), default=0
+    )
 
 
 def _belongs_to_attention(edge: Edge) -> bool:

@@ -50,7 +50,12 @@ def _rotated(x: Tensor) -> Tensor:
 
 
 def llama_case(
-    batch: int = 2, seq: int = 256, hidden: int = 512, ffn: int = 1376, heads: int = 8, dtype: torch.dtype = torch.bfloat16
+    batch: int = 2,
+    seq: int = 256,
+    hidden: int = 512,
+    ffn: int = 1376,
+    heads: int = 8,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> tuple[LlamaLayer, tuple[Tensor, ...]]:
     """A layer with seeded weights and its arguments: block input (requires grad) and the rotary tables."""
     torch.manual_seed(7)
@@ -62,7 +67,11 @@ def llama_case(
 def kept_bytes(model: nn.Module, fn: Callable[..., Tensor], args: tuple[Tensor, ...]) -> int:
     """Bytes kept for the backward of ``fn(*args)``, as autograd sees them: distinct storages; parameters and arguments
     that take no gradient (tables, data: the caller owns them) left out."""
-    known = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers(), *args) if not _differentiable(t)}
+    known = {
+        t.untyped_storage().data_ptr()
+        for t in (*model.parameters(), *model.buffers(), *args)
+        if not _differentiable(t)
+    }
     kept: dict[int, int] = {}
 
     def pack(t: Tensor) -> Tensor:
@@ -99,7 +108,9 @@ def sqnr(reference: Tensor, got: Tensor) -> float:
 def gradient_sqnr(model: nn.Module, fn: Callable[..., Tensor], args: tuple[Tensor, ...]) -> dict[str, float]:
     """SQNR in dB of every gradient of ``fn`` against ``model`` itself in float64."""
     exact = copy.deepcopy(model).double()
-    exact_args = tuple(a.detach().double().requires_grad_(a.requires_grad) if a.is_floating_point() else a for a in args)
+    exact_args = tuple(
+        a.detach().double().requires_grad_(a.requires_grad) if a.is_floating_point() else a for a in args
+    )
     reference = gradients(exact, exact, exact_args)
     got = gradients(model, fn, args)
     return {name: sqnr(reference[name], got[name]) for name in reference}

@@ -27,7 +27,9 @@ def run(code: str, **env: str) -> subprocess.CompletedProcess[str]:
 
 
 def test_it_is_listed_without_importing_the_package() -> None:
-    listed = run("import torch._dynamo as d, sys; print('fp8compile' in d.list_backends(), 'fp8compile' in sys.modules)")
+    listed = run(
+        "import torch._dynamo as d, sys; print('fp8compile' in d.list_backends(), 'fp8compile' in sys.modules)"
+    )
     assert listed.stdout.split() == ["True", "False"], listed.stderr
 
 
@@ -97,7 +99,10 @@ def test_the_users_own_inductor_pass_keeps_running() -> None:
 def test_inductors_own_activation_quantisation_is_not_stacked_on(caplog: pytest.LogCaptureFixture) -> None:
     store._warned.clear()
     options = {"activation_quantization_aten_pass": {}}
-    with torch._inductor.config.patch(post_grad_fusion_options=options), caplog.at_level(logging.WARNING, "fp8compile"):
+    with (
+        torch._inductor.config.patch(post_grad_fusion_options=options),
+        caplog.at_level(logging.WARNING, "fp8compile"),
+    ):
         fn = compiled(mlp())
         fn(torch.randn(128, 64)).sum().backward()
     assert [r.message for r in caplog.records if "does not stack" in r.message], "one warning"
@@ -124,9 +129,7 @@ def test_reports_belong_to_their_own_model() -> None:
 
 
 def test_zero_graphs_compiled_is_said_once_at_exit() -> None:
-    code = (
-        "import torch; m = torch.nn.Sequential(torch.nn.Linear(4, 4)); m.compile(backend='fp8compile'); m(torch.ones(1, 4))"
-    )
+    code = "import torch; m = torch.nn.Sequential(torch.nn.Linear(4, 4)); m.compile(backend='fp8compile'); m(torch.ones(1, 4))"
     assert run(code).stderr.count("compiled no graph") == 1
 
 

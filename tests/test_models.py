@@ -12,9 +12,9 @@ import torch
 from benchmarks.bench_models import (
     Way,
     agree,
+    build,
     kept_storages,
     measure,
-    prepared,
     quality,
     reference_gradients,
     train,
@@ -45,7 +45,8 @@ def case_of(name):
 
 @functools.cache
 def measured(name, way):
-    return measure(case_of(name), Way(way, "eager"), "amp")
+    case = case_of(name)
+    return measure(case, build(case, Way(way, "eager"), "amp"))
 
 
 def total(kept):
@@ -84,8 +85,7 @@ def test_gradients_stay_near_those_of_16_bit(name):
 @by_model
 def test_trains(name):
     case = TRANSFORMERS[name](1, tiny=True)
-    model = prepared(case.model, "amp")
-    losses = train(case, model, Way("int8", "eager").compile(model), "amp", STEPS, seed=0)
+    losses = train(case, build(case, Way("int8", "eager"), "amp"), STEPS, seed=0)
     assert all(math.isfinite(loss) for loss in losses)
     assert losses[-1] < losses[0]
 

@@ -61,9 +61,7 @@ def run_tiny(folder: Path, **options: Any) -> int:
 
 
 def documents(folder: Path) -> tuple[dict[str, Any], str]:
-    return json.loads((folder / "results.json").read_text()), (folder / "report.txt").read_text(
-        encoding="utf-8"
-    )
+    return json.loads((folder / "results.json").read_text()), (folder / "report.txt").read_text(encoding="utf-8")
 
 
 # --- data
@@ -75,9 +73,7 @@ def test_split_is_by_file_disjoint_and_the_same_every_time(corpus: Corpus) -> No
     assert all(map(is_held_out, held)) and not any(map(is_held_out, train))
     assert 0.02 < len(held) / (len(held) + len(train)) < 0.10
     assert load_corpus().sha256 == corpus.sha256
-    assert not any(
-        part in name.split("/") for name in train | held for part in ("test", "site-packages", "idlelib")
-    )
+    assert not any(part in name.split("/") for name in train | held for part in ("test", "site-packages", "idlelib"))
 
 
 def test_text_is_the_files_in_the_order_of_their_paths(tmp_path: Path) -> None:

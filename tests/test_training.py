@@ -129,7 +129,10 @@ def test_dynamic_batch_and_sequence_compile_once() -> None:
     layer, _ = llama_case(hidden=64, ffn=172, heads=4)
     fn = torch.compile(layer, backend="fp8compile", options={"codegen": "eager", "min_saved_numel": 0}, dynamic=True)
     for batch, seq in ((2, 32), (3, 48), (5, 17)):
-        args = (data(batch, seq, 64).bfloat16().detach().requires_grad_(), *(torch.randn(seq, 16).bfloat16() for _ in "cs"))
+        args = (
+            data(batch, seq, 64).bfloat16().detach().requires_grad_(),
+            *(torch.randn(seq, 16).bfloat16() for _ in "cs"),
+        )
         assert min(gradient_sqnr(layer, fn, args).values()) > 20, (batch, seq)
     assert len(fp8compile.report(fn).graphs) == 1, "one graph serves every size"
 

@@ -27,6 +27,7 @@ from fp8compile.numerics.scaling import (
     quantize,
 )
 
+
 class Codec(Protocol):
     """A storage scheme. ``codes`` is one byte per element; ``inv_scale`` is the metadata, one number per group."""
 
@@ -73,10 +74,10 @@ class Rowwise:
         return f"{self.format.name} rowwise"
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        if x.dim() == 0:
-            amax = x.abs()
+        if x.numel() == 0:
+            amax = x.new_zeros((*x.shape[:-1], 1))
         else:
-            amax = amax_rowwise(x) if x.shape[-1] else x.new_zeros(*x.shape[:-1], 1)
+            amax = amax_rowwise(x) if x.dim() else x.abs()
         inv_scale = inv_scale_of(amax, self.format, self.scale_dtype)
         return quantize(x, inv_scale, self.format), inv_scale
 

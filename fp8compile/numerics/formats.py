@@ -1,8 +1,8 @@
 """The one-byte number formats: E4M3 and E5M2 (Micikevicius et al. 2022, "FP8 Formats for Deep Learning") and INT8.
 
-    E4M3   4 exponent bits, 3 mantissa bits, bias 7,  no infinity   max   448 = 1.75 * 2**8   smallest 2**-9
-    E5M2   5 exponent bits, 2 mantissa bits, bias 15, has infinity  max 57344 = 1.75 * 2**15  smallest 2**-16
-    INT8   two's complement, used symmetrically: -127 ... 127       max   127                 smallest 1
+E4M3   4 exponent bits, 3 mantissa bits, bias 7,  no infinity   max   448 = 1.75 * 2**8   smallest 2**-9
+E5M2   5 exponent bits, 2 mantissa bits, bias 15, has infinity  max 57344 = 1.75 * 2**15  smallest 2**-16
+INT8   two's complement, used symmetrically: -127 ... 127       max   127                 smallest 1
 """
 
 from __future__ import annotations

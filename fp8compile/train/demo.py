@@ -123,9 +123,7 @@ def train_all(task: Task, results: Results, options: Options, screen: Screen) ->
             screen.say(f"{arm}, seed {seed}: {run.status}")
 
 
-def train_run(
-    run: Run, task: Task, options: Options, *, plan: list[str], results: Results, screen: Screen
-) -> None:
+def train_run(run: Run, task: Task, options: Options, *, plan: list[str], results: Results, screen: Screen) -> None:
     """One arm from one seed, in a compiler that remembers no other arm."""
     evaluations = len(task.evaluation_steps)
 

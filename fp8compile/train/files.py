@@ -36,9 +36,7 @@ def write_files(results: Results, corpus: Corpus, options: Mapping[str, Any], fo
     texts = {
         "results.json": json.dumps(document, indent=1) + "\n",
         "report.json": (report.json if report else json.dumps({"note": NO_REPORT})) + "\n",
-        "report.txt": "\n\n".join(
-            [summary(results), report.text if report else NO_REPORT, *_tracebacks(results)]
-        )
+        "report.txt": "\n\n".join([summary(results), report.text if report else NO_REPORT, *_tracebacks(results)])
         + "\n",
     }
     for name, text in texts.items():

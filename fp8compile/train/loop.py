@@ -46,9 +46,7 @@ class Task:
         return validation_batches(self.corpus.validation, size.batch, size.length, size.validation_windows)
 
 
-def train(
-    run: Run, model: torch.nn.Module, step_model: StepModel, task: Task, tell: Callable[[], None]
-) -> None:
+def train(run: Run, model: torch.nn.Module, step_model: StepModel, task: Task, tell: Callable[[], None]) -> None:
     """Train ``model`` through ``step_model``, recording all in ``run``; ``tell`` is called after a step."""
     size, device = task.size, task.device
     optimizer = build_optimizer(model, size.rate)
@@ -97,9 +95,7 @@ def evaluate(run: Run, model: torch.nn.Module, validation: list[Tensor], task: T
     run.evaluations.append(Evaluation(len(run.losses), mean, time.perf_counter() - start))
 
 
-def after_first_step(
-    run: Run, model: torch.nn.Module, step_model: StepModel, tokens: Tensor, task: Task
-) -> None:
+def after_first_step(run: Run, model: torch.nn.Module, step_model: StepModel, tokens: Tensor, task: Task) -> None:
     """What can be asked once all is compiled: bytes saved, the report; peak memory counts from here."""
     with task.precision.autocast(task.device):
         run.saved_bytes = saved_bytes_of_step(step_model, model, tokens)

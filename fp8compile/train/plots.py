@@ -48,9 +48,7 @@ def plot_saved_bytes(results: Results, path: Path) -> None:
 
 def running_mean(values: Sequence[float], window: int) -> list[float]:
     """The mean of each value and up to ``window - 1`` before it."""
-    return [
-        sum(part) / len(part) for k in range(len(values)) if (part := values[max(0, k + 1 - window) : k + 1])
-    ]
+    return [sum(part) / len(part) for k in range(len(values)) if (part := values[max(0, k + 1 - window) : k + 1])]
 
 
 def saved_bars(results: Results) -> list[tuple[str, float]]:

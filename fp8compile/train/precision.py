@@ -62,9 +62,7 @@ def decide(fp32_s: float, bf16_s: float) -> Precision:
 
 def _probe(model: Any) -> tuple[float, float]:
     """Seconds of one forward and backward in FP32 and in BF16: the best of a few, after one that warms up."""
-    times = [
-        (_timed_step(model, bf16=False), _timed_step(model, bf16=True)) for _ in range(1 + PROBE_REPEATS)
-    ]
+    times = [(_timed_step(model, bf16=False), _timed_step(model, bf16=True)) for _ in range(1 + PROBE_REPEATS)]
     fp32, bf16 = zip(*times[1:], strict=True)
     return min(fp32), min(bf16)
 

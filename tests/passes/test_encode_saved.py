@@ -6,11 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from expecttest import assert_expected_inline
+from fp8compile.passes.encode_saved import encode_saved
 from torch import Tensor, nn
 
 import fp8compile
 from fp8compile.context import Context
-from fp8compile.passes.encode_saved import encode_saved
 from fp8compile.recipe import Recipe
 from tests.measure import compiled, gradient_sqnr, kept_bytes
 from tests.passes.graphs import forward_of, split_of
@@ -39,7 +39,9 @@ def reasons(model: nn.Module, *args: Tensor, **options: object) -> dict[str, str
 
 def test_golden_forward_of_two_linears() -> None:
     split = split_of(Net(torch.tanh), torch.randn(128, 64))
-    assert_expected_inline(forward_of(split), """\
+    assert_expected_inline(
+        forward_of(split),
+        """\
 primals_1: float32[64, 64]
 primals_2: float32[64]
 primals_3: float32[128, 64]
@@ -53,7 +55,8 @@ view_4: float8_e4m3fn[128, 64] = encode(tanh)
 permute_1: float32[64, 64] = permute(primals_4)
 addmm_1: float32[128, 64] = addmm(primals_5, tanh, permute_1)
 return addmm_1, primals_3, primals_4, view_4, convert_element_type
-""")
+""",
+    )
 
 
 def test_codes_are_one_byte_and_scales_one_per_group() -> None:
@@ -152,7 +155,9 @@ def test_values_made_from_parameters_alone_are_left() -> None:
 
 def test_what_the_user_puts_in_fp32_stays_fp32() -> None:
     def in_fp32(h: Tensor) -> Tensor:
-        return (torch.linalg.matrix_norm(h.float()[:, None, :] * h.float()[:, :, None]) [:, None] * h.float().cumsum(-1)).to(h.dtype)
+        return (
+            torch.linalg.matrix_norm(h.float()[:, None, :] * h.float()[:, :, None])[:, None] * h.float().cumsum(-1)
+        ).to(h.dtype)
 
     model, x = Net(in_fp32).bfloat16(), torch.randn(128, 64).bfloat16()
     found = reasons(model, x)

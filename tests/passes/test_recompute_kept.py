@@ -26,7 +26,9 @@ class Gated(nn.Module):
 
 def test_golden_backward_of_a_gated_product() -> None:
     split = split_of(Gated(), torch.randn(128, 64), disabled="cut_for_bytes,encode_saved")
-    assert_expected_inline(backward_of(split), """\
+    assert_expected_inline(
+        backward_of(split),
+        """\
 primals_2: float32[128, 64]
 primals_4: float32[64, 64]
 mm: float32[128, 64]
@@ -50,7 +52,8 @@ mul_4: float32[128, 64] = mul(mul_2, sub)
 permute_10: float32[64, 128] = permute(mul_4)
 mm_6: float32[64, 64] = mm(permute_10, primals_2)
 return mm_6, None, mm_5, mm_3
-""")
+""",
+    )
 
 
 def test_the_gates_product_is_made_again_once_and_no_matmul_is() -> None:
@@ -83,8 +86,9 @@ def test_a_value_is_never_made_through_another_that_is_made_again() -> None:
 
 
 def test_it_is_idempotent() -> None:
-    from fp8compile.context import Context
     from fp8compile.passes.recompute_kept import recompute_kept
+
+    from fp8compile.context import Context
     from fp8compile.recipe import Recipe
     from fp8compile.report import Notes
 

@@ -170,9 +170,7 @@ def lower(
     inner_compile = lower_backend(lowered, execute=execute)
     torch._dynamo.reset()
     with lowering_config(config_patches), torch.set_grad_enabled(backward):
-        compiled = torch.compile(
-            fn, backend=lambda gm, inputs: backend(gm, inputs, inner_compile), fullgraph=True
-        )
+        compiled = torch.compile(fn, backend=lambda gm, inputs: backend(gm, inputs, inner_compile), fullgraph=True)
         lowered.compiled, lowered.outputs = compiled, compiled(*args)
         if backward:
             _backward(lowered.outputs)
