@@ -119,7 +119,7 @@ def bert(seed: int, tiny: bool = False) -> Case:
     mend_torchvision()
     from transformers import BertConfig, BertForMaskedLM
 
-    width, layers, rows, length = (64, 2, 4, 32) if tiny else (192, 3, 8, 128)
+    width, layers, rows, length = (64, 1, 4, 32) if tiny else (192, 3, 8, 128)
     config = BertConfig(
         vocab_size=VOCABULARY,
         hidden_size=width,
@@ -161,7 +161,7 @@ def gpt2(seed: int, tiny: bool = False) -> Case:
     mend_torchvision()
     from transformers import GPT2Config, GPT2LMHeadModel
 
-    width, layers, rows, length = (64, 2, 4, 32) if tiny else (192, 3, 8, 128)
+    width, layers, rows, length = (64, 1, 4, 32) if tiny else (192, 3, 8, 128)
     config = GPT2Config(
         vocab_size=VOCABULARY,
         n_embd=width,
@@ -184,7 +184,7 @@ def llama(seed: int, tiny: bool = False) -> Case:
     mend_torchvision()
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    width, layers, rows, length = (64, 2, 4, 32) if tiny else (192, 3, 8, 128)
+    width, layers, rows, length = (64, 1, 4, 32) if tiny else (192, 3, 8, 128)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=width,
@@ -244,7 +244,7 @@ def vit(seed: int, tiny: bool = False) -> Case:
     mend_torchvision()
     from transformers import ViTConfig, ViTForImageClassification
 
-    width, layers, rows, size, patch = (64, 2, 8, 32, 8) if tiny else (192, 3, 8, 64, 8)
+    width, layers, rows, size, patch = (64, 1, 8, 32, 8) if tiny else (192, 3, 8, 64, 8)
     config = ViTConfig(
         hidden_size=width,
         num_hidden_layers=layers,

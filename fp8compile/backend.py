@@ -7,7 +7,7 @@ import hashlib
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.fx import GraphModule
@@ -83,7 +83,7 @@ def compile_and_report(
     patches |= passes_for(recipe, graph_key, patches)
     compiled = private.compile_fx(gm, example_inputs, config_patches=patches, **compile_args)
     reports = tuple(dataclasses.replace(r, remarks=r.remarks + remarks) for r in store.finish(graph_key))
-    return compiled, reports
+    return cast(Callable[..., Any], compiled), reports
 
 
 def run_the_graph(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:

@@ -45,9 +45,11 @@ def splice(graph: Graph, fn: Callable[..., Any], *nodes: Node, before: Node) -> 
     anything that was there before and carries a ``meta["val"]`` of its own.
     """
     values = [node.meta["val"] for node in nodes]
-    with private.detect_fake_mode(values):
+    fake_mode = private.detect_fake_mode(values)
+    assert fake_mode is not None, "values of a graph that is compiling are fake"
+    with fake_mode:
         traced = private.make_fx(fn, decomposition_table=private.select_decomp_table())(*values)
-    provenance = {k: nodes[0].meta[k] for k in ("stack_trace", "nn_module_stack") if k in nodes[0].meta}
+    provenance: dict[str, Any] = {k: v for k, v in nodes[0].meta.items() if k in ("stack_trace", "nn_module_stack")}
     provenance[SPLICED] = f"{fn.__name__}({', '.join(n.name for n in nodes)})"
     copied: dict[Node, Node] = {}
     arguments = iter(nodes)
@@ -67,6 +69,7 @@ def copied(gm: GraphModule) -> GraphModule:
     """A graph module that can be rewritten without touching ``gm``; values in ``meta`` are shared."""
     graph = Graph()
     out, old = graph.graph_copy(gm.graph, {}, return_output_node=True)  # type: ignore[misc]
+    assert isinstance(old, Node)
     graph.output(out).meta = dict(old.meta)
     return GraphModule(gm, graph)
 

@@ -17,6 +17,7 @@ import torch
 from torch.fx import Graph, GraphModule
 
 import fp8compile
+import fp8compile.passes
 from fp8compile import torch_private as private
 from fp8compile.context import Context
 from fp8compile.graph import copied
@@ -71,7 +72,7 @@ def sources_key() -> str:
     return digest.hexdigest()[:16]
 
 
-class Partitioner(private.CustomPartitionerFn):  # type: ignore[misc]
+class Partitioner(private.CustomPartitionerFn):
     """Inductor's custom partitioner: cut, then PARTITION. Stateless and picklable, since it is part of the cache key.
 
     ``graph_key`` names the graph it was made for; the report is collected under it (see fp8compile/store.py).
@@ -102,7 +103,7 @@ class Partitioner(private.CustomPartitionerFn):  # type: ignore[misc]
         return split.fw, split.bw
 
 
-class JointPasses(private.CustomGraphPass):  # type: ignore[misc]
+class JointPasses(private.CustomGraphPass):
     """Inductor's joint_custom_post_pass: runs JOINT, on training and inference graphs alike."""
 
     def __init__(self, recipe: Recipe, graph_key: str) -> None:
@@ -114,6 +115,7 @@ class JointPasses(private.CustomGraphPass):  # type: ignore[misc]
     def __call__(self, graph: Graph) -> None:
         collecting(self.graph_key).compiled = True
         for each in JOINT:
+            assert graph.owning_module is not None
             _observed(graph.owning_module, each.__name__, functools.partial(each, graph, Context(self.recipe)))
 
 

@@ -4,25 +4,23 @@ from __future__ import annotations
 
 from operator import getitem
 
-from torch._dynamo.utils import counters, detect_fake_mode
+from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._guards import CompileContext, TracingContext
+from torch._guards import detect_fake_mode
 from torch._inductor import config as inductor_config
 from torch._inductor import list_mode_options
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitionerFn
 from torch._inductor.decomposition import select_decomp_table
-from torch._inductor.runtime.runtime_utils import cache_dir
+from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.graph_transform_observer import GraphTransformObserver
 
 __all__ = [
-    "CompileContext",
     "CustomGraphPass",
     "CustomPartitionerFn",
     "GraphTransformObserver",
-    "TracingContext",
     "cache_dir",
     "compile_fx",
     "compile_fx_inner",

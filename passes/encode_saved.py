@@ -117,7 +117,7 @@ def _statistic(made: Node) -> bool:
     while node.op == "call_function":
         parent = node.args[0] if node.args else None
         if node.target is private.getitem and isinstance(parent, Node) and _is_attention(parent):
-            return node.args[1] != 0  # logsumexp; the first is attention's result
+            return bool(node.args[1] != 0)  # logsumexp; the first is attention's result
         if getattr(node.target, "_opname", "") in _REDUCTIONS:
             return _largest_operand(node) > size
         same = [n for n in node.all_input_nodes if not is_tensor(n) or numel(n.meta["val"]) == size]
@@ -151,7 +151,7 @@ def _feeds_attention(value: Node) -> bool:
 def _higher_order_use(value: Node) -> str | None:
     for user in value.users:
         if isinstance(user.target, torch._ops.HigherOrderOperator):
-            return f"operand of the higher-order operator {user.target.name()}"
+            return f"operand of the higher-order operator {user.target}"
     return None
 
 

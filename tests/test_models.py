@@ -44,9 +44,13 @@ def case_of(name):
 
 
 @functools.cache
+def built(name, way):
+    return build(case_of(name), Way(way, "eager"), "amp")
+
+
+@functools.cache
 def measured(name, way):
-    case = case_of(name)
-    return measure(case, build(case, Way(way, "eager"), "amp"))
+    return measure(case_of(name), built(name, way))
 
 
 def total(kept):
@@ -84,8 +88,7 @@ def test_gradients_stay_near_those_of_16_bit(name):
 
 @by_model
 def test_trains(name):
-    case = TRANSFORMERS[name](1, tiny=True)
-    losses = train(case, build(case, Way("int8", "eager"), "amp"), STEPS, seed=0)
+    losses = train(case_of(name), built(name, "int8"), STEPS, seed=0)
     assert all(math.isfinite(loss) for loss in losses)
     assert losses[-1] < losses[0]
 
