@@ -18,9 +18,10 @@ demo: $(VENV)/demo
 test: $(VENV)/dev
 	$(VENV)/bin/python -m pytest $(ARGS)
 
-# Slow sweeps: the model table, three seeds each. Not CI.
+# Slow sweeps, not CI: the demo and the model table with three seeds each, compile times.
 nightly: $(VENV)/dev
-	$(VENV)/bin/python -m pytest -m nightly $(ARGS)
+	$(VENV)/bin/fp8compile demo --seeds 3
+	$(VENV)/bin/python benchmarks/bench_compile_time.py --json benchmarks/results/compile-time-cpu.json
 	$(VENV)/bin/python $(PIP) timm scikit-learn
 	$(VENV)/bin/python benchmarks/bench_models.py --json benchmarks/results/models-cpu.json
 

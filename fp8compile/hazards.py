@@ -10,6 +10,8 @@ A code is off by a few per cent and may flush a tiny value to zero. Most derivat
 
 from __future__ import annotations
 
+from collections.abc import Callable, Set
+
 import torch
 from torch.fx import Node
 
@@ -57,7 +59,7 @@ def spoiled_use(value: Node) -> str | None:
     return None
 
 
-def _reaches(value: Node, through: set[object] | frozenset[object], spoils) -> bool:  # type: ignore[no-untyped-def]
+def _reaches(value: Node, through: Set[object], spoils: Callable[[Node, Node], bool]) -> bool:
     """Whether a use that ``spoils(user, node)`` is reached from ``value`` through the operations in ``through``."""
     seen, waiting = {value}, [value]
     while waiting:

@@ -146,7 +146,7 @@ class GroupwiseBest:
         inv_scale_N1 = inv_scale_of(amax_N1, fmt, self.scale_dtype)
         x_hat_NG = quantize(x_NG, inv_scale_N1, fmt).float() * inv_scale_value(inv_scale_N1)
         # In units of amax, so that no square overflows or underflows, whatever the magnitude of the group.
-        error_NG = (x_hat_NG - x_NG) * amax_N1.clamp_min(2.0**-120).reciprocal()
+        error_NG = (x_hat_NG - x_NG) * amax_N1.clamp(2.0**-120, 2.0**120).reciprocal()
         return inv_scale_N1, error_NG.square().sum(-1, keepdim=True)
 
     def decode(self, codes: Tensor, inv_scale: Tensor, dtype: torch.dtype) -> Tensor:

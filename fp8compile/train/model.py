@@ -60,12 +60,13 @@ SIZES = {
     size.name: size
     for size in (
         Size("tiny", 128, 256, 1, 2, 64, 2, 6, 1e-2, 4),
-        Size("cpu", 128, 384, 4, 4, 256, 8, 400, 4e-3, 64),
-        Size("gpu_small", 512, 1408, 8, 8, 512, 8, 1000, 1.5e-3, 128),
-        Size("gpu", 1024, 2816, 16, 16, 1024, 8, 1000, 6e-4, 128),
+        Size("cpu", 128, 384, 4, 4, 256, 8, 300, 2e-3, 128),
+        Size("gpu_small", 512, 1408, 8, 8, 512, 8, 1000, 1e-3, 128),
+        Size("gpu", 1024, 2816, 16, 16, 1024, 8, 1000, 5e-4, 128),
     )
 }
 LARGE_CARD_BYTES = 20 * GIB
+MOST_WARM_UP_STEPS = 100
 
 
 def size_for(device: torch.device, tiny: bool = False) -> Size:
@@ -102,12 +103,12 @@ def build_model(size: Size, seed: int, device: torch.device) -> Any:
 
 
 def build_optimizer(model: torch.nn.Module, rate: float) -> torch.optim.Optimizer:
-    return torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=0.1)
+    return torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.99), weight_decay=0.1)
 
 
 def rate_schedule(steps: int) -> Callable[[int], float]:
     """The factor on the peak rate at each step, for ``LambdaLR``."""
-    warm_up = max(1, min(20, steps // 5))
+    warm_up = max(1, min(MOST_WARM_UP_STEPS, steps // 5))
 
     def factor(step: int) -> float:
         if step < warm_up:
