@@ -129,7 +129,10 @@ def test_reports_belong_to_their_own_model() -> None:
 
 
 def test_zero_graphs_compiled_is_said_once_at_exit() -> None:
-    code = "import torch; m = torch.nn.Sequential(torch.nn.Linear(4, 4)); m.compile(backend='fp8compile'); m(torch.ones(1, 4))"
+    code = (
+        "import torch; m = torch.nn.Sequential(torch.nn.Linear(4, 4))\n"
+        "m.compile(backend='fp8compile'); m(torch.ones(1, 4))"
+    )
     assert run(code).stderr.count("compiled no graph") == 1
 
 
@@ -137,7 +140,7 @@ def test_torch_outside_the_supported_range_is_refused_at_import() -> None:
     from fp8compile.versions import check_torch
 
     for version in ("2.10.1", "2.14.0", "3.0", "1.13.1+cu117"):
-        with pytest.raises(ImportError, match="pip install 'torch>=2.11,<2.14'"):
+        with pytest.raises(ImportError, match=r"pip install 'torch>=2\.11,<2\.14'"):
             check_torch(version)
     for version in ("2.11.0", "2.13.0+cpu", "2.12.1a0+git1234"):
         check_torch(version)

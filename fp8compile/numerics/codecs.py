@@ -74,12 +74,14 @@ class Rowwise:
         return f"{self.format.name} rowwise"
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        if x.numel() == 0:
-            amax = x.new_zeros((*x.shape[:-1], 1))
-        else:
-            amax = amax_rowwise(x) if x.dim() else x.abs()
-        inv_scale = inv_scale_of(amax, self.format, self.scale_dtype)
+        inv_scale = inv_scale_of(self._amax(x), self.format, self.scale_dtype)
         return quantize(x, inv_scale, self.format), inv_scale
+
+    @staticmethod
+    def _amax(x: Tensor) -> Tensor:
+        if x.numel() == 0:
+            return x.new_zeros((*x.shape[:-1], 1))
+        return amax_rowwise(x) if x.dim() else x.abs()
 
     def decode(self, codes: Tensor, inv_scale: Tensor, dtype: torch.dtype) -> Tensor:
         return dequantize(codes, inv_scale, dtype)
