@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from fp8compile.versions import check_torch
-
-__version__ = "0.1.0"
+from fp8compile.versions import __version__, check_torch
 
 check_torch()
 

@@ -16,8 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule
 
-import fp8compile
-import fp8compile.passes
+from fp8compile import passes
 from fp8compile import torch_private as private
 from fp8compile.context import Context
 from fp8compile.graph import copied
@@ -28,6 +27,7 @@ from fp8compile.recipe import Recipe
 from fp8compile.report import GraphReport, Notes
 from fp8compile.split import Split
 from fp8compile.store import collecting
+from fp8compile.versions import __version__
 
 PartitionPass = Callable[[Split, Context], Notes]
 
@@ -63,10 +63,10 @@ COMPILES = (
 @functools.cache
 def sources_key() -> str:
     """A hash of the sources in COMPILES and of the versions beneath them: a change is a new cache key."""
-    digest = hashlib.sha256(f"{fp8compile.__version__} {torch.__version__}".encode())
-    package, passes = Path(fp8compile.__file__).parent, Path(fp8compile.passes.__file__).parent
+    digest = hashlib.sha256(f"{__version__} {torch.__version__}".encode())
+    package, passes_folder = Path(__file__).parent, Path(passes.__file__).parent
     for name in COMPILES:
-        folder = passes if name == "passes" else package / name
+        folder = passes_folder if name == "passes" else package / name
         for path in sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]:
             digest.update(path.name.encode() + path.read_bytes())
     return digest.hexdigest()[:16]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+__version__ = "0.1.0"
+
 OLDEST, TOO_NEW = (2, 11), (2, 14)
 
 

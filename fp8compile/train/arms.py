@@ -82,7 +82,7 @@ def forget_compiled() -> None:
 
 def compiler_cache_hits() -> int:
     """Graphs this process took from Inductor's or AOTAutograd's cache on disk instead of compiling them."""
-    from torch._dynamo.utils import counters
+    from fp8compile.torch_private import counters
 
     return int(counters["aot_autograd"]["autograd_cache_hit"] + counters["inductor"]["fxgraph_cache_hit"])
 
