@@ -73,7 +73,7 @@ def compile_and_report(
 
     ``generate=False`` makes the same rewrites and then runs the graph node by node, whatever the recipe says.
     """
-    patches = {**_mode_options(mode), **recipe.inductor}
+    patches = {**_mode_options(mode), **_inductor_options(recipe)}
     recipe, remarks = _that_can_be_followed(recipe, patches)
     compile_args: dict[str, Any] = {}
     if recipe.codegen == "eager" or not generate:
@@ -137,6 +137,14 @@ def _mode_options(mode: str | None) -> dict[str, Any]:
     if mode not in known:
         raise ValueError(f"fp8compile has no mode {mode!r}.{nearest(mode, known)}")
     return dict(known[mode])
+
+
+def _inductor_options(recipe: Recipe) -> dict[str, Any]:
+    known = private.inductor_config.get_config_copy()
+    for name in recipe.inductor:
+        if name not in known:
+            raise ValueError(f"Inductor has no option {name!r}.{nearest(name, known, listed=False)}")
+    return dict(recipe.inductor)
 
 
 def _that_can_be_followed(recipe: Recipe, patches: Mapping[str, Any]) -> tuple[Recipe, tuple[str, ...]]:

@@ -91,16 +91,30 @@ class Partitioner(private.CustomPartitionerFn):
         self, gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[GraphModule, GraphModule]:
         kept_plain = _split(*_upstream(copied(gm), joint_inputs, **kwargs), **kwargs).kept_bytes()
-        fw_bw = _observed(gm, "cut_for_bytes", lambda: cut_for_bytes(gm, joint_inputs, self.recipe, kwargs))
+        if self.recipe.saved == "off":
+            split, notes = _split(*_upstream(gm, joint_inputs, **kwargs), **kwargs), Notes()
+            disabled: list[str] = []
+        else:
+            split, notes, disabled = self._partition(gm, joint_inputs, **kwargs)
+            split.finish()
+        remarks = tuple(f"{name} is switched off by TORCHINDUCTOR_DISABLED_PASSES" for name in disabled)
+        collecting(self.graph_key).add(GraphReport("training", notes, split.kept_bytes(), kept_plain, remarks))
+        return split.fw, split.bw
+
+    def _partition(
+        self, gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any
+    ) -> tuple[Split, Notes, list[str]]:
+        """Cut, then PARTITION: the split, what the passes say, and the names of those that are switched off."""
+        cut = functools.partial(cut_for_bytes, gm, joint_inputs, kwargs)
+        fw_bw = _observed(gm, "cut_for_bytes", cut)
+        disabled = [] if fw_bw else ["cut_for_bytes"]
         split = _split(*(fw_bw or _upstream(gm, joint_inputs, **kwargs)), **kwargs)
         notes = Notes()
-        if self.recipe.saved != "off":
-            for each in PARTITION:
-                ran = _observed(split.fw, each.__name__, functools.partial(each, split, Context(self.recipe)))
-                notes += ran or Notes()
-        split.finish()
-        collecting(self.graph_key).add(GraphReport("training", notes, split.kept_bytes(), kept_plain))
-        return split.fw, split.bw
+        for each in PARTITION:
+            ran = _observed(split.fw, each.__name__, functools.partial(each, split, Context(self.recipe)))
+            disabled += [] if ran is not None else [each.__name__]
+            notes += ran or Notes()
+        return split, notes, disabled
 
 
 class JointPasses(private.CustomGraphPass):
@@ -121,6 +135,11 @@ class JointPasses(private.CustomGraphPass):
 
 def passes_for(recipe: Recipe, graph_key: str, patches: Mapping[str, Any]) -> dict[str, Any]:
     """The Inductor options that put the pipeline in place; the user's own passes keep running, before ours."""
+    if patches.get("custom_partitioner_fn") or private.inductor_config.custom_partitioner_fn:
+        raise ValueError(
+            "Inductor's custom_partitioner_fn is set, and fp8compile is a partitioner itself: one graph cannot be cut by "
+            "two. Unset it, or compile this model with another backend"
+        )
     name = "joint_custom_post_pass"
     theirs = patches.get(name, getattr(private.inductor_config, name))
     ours = JointPasses(recipe, graph_key)

@@ -153,9 +153,9 @@ def _as_options(value: Any) -> FrozenOptions:
     return FrozenOptions(value)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def nearest(name: str, known: Iterable[str], *, listed: bool = True) -> str:
     """ "Did you mean ...? Known: ...", for the end of an error message."""
     known = sorted(known)
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     meant = f" Did you mean {close[0]!r}?" if close else ""
-    return f"{meant} Known: {', '.join(known)}."
+    return f"{meant} Known: {', '.join(known)}." if listed else meant

@@ -15,15 +15,12 @@ from typing import Any
 from torch.fx import GraphModule
 
 from fp8compile import torch_private as private
-from fp8compile.recipe import Recipe
 
 
 def cut_for_bytes(
-    gm: GraphModule, joint_inputs: Sequence[object], recipe: Recipe, kwargs: Mapping[str, Any]
-) -> tuple[GraphModule, GraphModule] | None:
-    """Forward and backward graph, or None where the recipe keeps tensors as they are (then upstream's own cut holds)."""
-    if recipe.saved == "off":
-        return None
+    gm: GraphModule, joint_inputs: Sequence[object], kwargs: Mapping[str, Any]
+) -> tuple[GraphModule, GraphModule]:
+    """Forward and backward graph; ``kwargs`` are what Inductor hands to a partitioner."""
     with private.functorch_config.patch(ban_recompute_materialized_backward=False):
         fw, bw = private.min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
     return fw, bw

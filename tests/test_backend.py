@@ -61,6 +61,7 @@ def test_it_can_be_passed_as_a_function_and_compiles_in_place() -> None:
         ({"options": {"saved_fromat": "int8"}}, "Did you mean 'saved_format'?"),
         ({"options": {"preset": "defualt"}}, "Did you mean 'default'?"),
         ({"mode": "max-autotun"}, "Did you mean 'max-autotune'?"),
+        ({"options": {"inductor": {"max_autotun": True}}}, "Did you mean 'max_autotune'?"),
     ],
 )
 def test_a_wrong_option_survives_torchs_wrapping(arguments: dict[str, object], message: str) -> None:
@@ -108,6 +109,16 @@ def test_inductors_own_activation_quantisation_is_not_stacked_on(caplog: pytest.
     assert [r.message for r in caplog.records if "does not stack" in r.message], "one warning"
     report = fp8compile.report(fn)
     assert not report.saved and any("does not stack" in r for r in report.remarks)
+
+
+def test_another_partitioner_is_refused() -> None:
+    from fp8compile.pipeline import Partitioner
+
+    with (
+        torch._inductor.config.patch(custom_partitioner_fn=Partitioner(fp8compile.Recipe(), "theirs")),
+        pytest.raises(BackendCompilerFailed, match="cannot be cut by two"),
+    ):
+        compiled(mlp())(torch.randn(2, 64))
 
 
 def test_fp8_linears_asked_for_in_vain_are_reported() -> None:
