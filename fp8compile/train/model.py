@@ -3,10 +3,14 @@
     rate(step) = peak * (step + 1) / warm-up                           while warming up
                = peak * (0.1 + 0.9 * (1 + cos(pi * done)) / 2)         then; done: share of the rest, 0 ... 1
 
+The peak is low enough for the gap to mean something. Training at the edge of stability amplifies any
+difference: on the CPU size at four times the rate (and AdamW's second beta at 0.95, warm-up of 20 steps), eager
+and Inductor, which differ in the last bits of FP32 only, end 4 % apart. As set here they end equal to four
+decimals, 1.9701 nats after 300 steps from seed 0: ``--arms inductor,eager`` measures that noise on any machine.
+
 Parameters and optimizer states are FP32, products run in 16 bit under autocast: the standard loop. A model
-held in BF16 throughout would be smaller, but its updates are rounded away as the rate falls: on the CPU size
-(400 steps, seed 0), rounding parameters, gradients and moments to BF16 in every step cost 1.5 % of validation
-loss (1.977 against 1.949 nats), five times the limit on the gap that the demo measures.
+held in BF16 throughout would be smaller, but its updates are rounded away as the rate falls: in the same 300
+steps, rounding parameters, gradients and moments to BF16 in every step ends at 2.0160 nats, 2.3 % more.
 """
 
 from __future__ import annotations
