@@ -57,6 +57,7 @@ COMPILES = (
     "report",
     "split",
     "store",
+    "versions",
 )
 
 

@@ -9,6 +9,7 @@ by hand) is told as such.
 from __future__ import annotations
 
 import atexit
+import dataclasses
 import json
 import logging
 import os
@@ -28,6 +29,10 @@ from fp8compile.report import GraphReport
 log = logging.getLogger("fp8compile")
 
 INFERENCE = "an inference graph: no gradients are recorded, so nothing is kept and nothing was rewritten"
+SHARED = (
+    "compiled for another instance of the same code, with parameters of the same shapes; Dynamo runs it for this model "
+    "too unless a guard fails"
+)
 NOTHING = (
     "torch.compile was asked for backend fp8compile and compiled no graph: every frame was skipped or fell back to eager. "
     "A plain container such as nn.Sequential compiled in place is one cause: use model = torch.compile(model, ...), or "
@@ -127,7 +132,12 @@ def compiled_for(model: nn.Module) -> list[Compiled]:
     if own:
         return own
     serving = [c for c in _compiled if c.serves(model) and c.alive]
-    return [c for c in serving if c.alive & serving[-1].alive]  # those of one model: the latest
+    latest = [c for c in serving if c.alive & serving[-1].alive]  # those of one model
+    return [dataclasses.replace(c, reports=tuple(_with_remark(r, SHARED) for r in c.reports)) for c in latest]
+
+
+def _with_remark(report: GraphReport, remark: str) -> GraphReport:
+    return dataclasses.replace(report, remarks=(*report.remarks, remark))
 
 
 def _signature(value: torch.Tensor) -> str:

@@ -129,14 +129,16 @@ def test_fp8_linears_asked_for_in_vain_are_reported() -> None:
 
 def test_a_report_of_a_model_never_compiled_says_what_to_do() -> None:
     with pytest.raises(ValueError, match="run one step first"):
-        fp8compile.report(mlp())
+        fp8compile.report(nn.Sequential(nn.Linear(3, 5)))
 
 
 def test_reports_belong_to_their_own_model() -> None:
     first, second = mlp(), mlp()
     for model in (first, second):
         compiled(model)(torch.randn(128, 64)).sum().backward()
-    assert len(fp8compile.report(first).graphs) == len(fp8compile.report(second).graphs) == 1
+    reports = [fp8compile.report(model) for model in (first, second)]
+    assert [len(r.graphs) for r in reports] == [1, 1]
+    assert not reports[0].remarks and store.SHARED in reports[1].remarks, "Dynamo compiled once, for both"
 
 
 def test_zero_graphs_compiled_is_said_once_at_exit() -> None:
