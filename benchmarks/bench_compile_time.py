@@ -23,7 +23,6 @@ ROOT = Path(__file__).resolve().parent.parent
 ARMS = {
     "inductor": {"backend": "inductor"},
     "fp8compile": {"backend": "fp8compile"},
-    "fp8compile int8": {"backend": "fp8compile", "options": {"saved_format": "int8"}},
 }
 CODE = """
 import json, sys, time, torch
