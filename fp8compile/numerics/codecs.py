@@ -19,6 +19,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from fp8compile.numerics.formats import E4M3, INT8, Format
 from fp8compile.numerics.scaling import (
     E8M0,
+    amax_over,
     amax_rowwise,
     amax_tensorwise,
     dequantize,
@@ -104,10 +105,10 @@ class Groupwise:
         return f"{self.format.name} 1x{self.group_size}"
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        amax_N1 = amax_rowwise(_padded_to_groups(x, self.group_size))
-        inv_scale_N1 = inv_scale_of(amax_N1, self.format, self.scale_dtype)
-        grouped = _by_groups(x, inv_scale_N1, self.group_size)
-        return quantize(*grouped, self.format).reshape(x.shape), inv_scale_N1
+        grouped, dims = _padded_to_groups(x, self.group_size)
+        inv_scale_N1 = inv_scale_of(amax_over(grouped, dims), self.format, self.scale_dtype).reshape(-1, 1)
+        codes = quantize(*_by_groups(x, inv_scale_N1, self.group_size), self.format)
+        return codes.reshape(x.shape), inv_scale_N1
 
     def decode(self, codes: Tensor, inv_scale: Tensor, dtype: torch.dtype) -> Tensor:
         return dequantize(*_by_groups(codes, inv_scale, self.group_size), dtype).reshape(codes.shape)
@@ -134,22 +135,22 @@ class GroupwiseBest:
         return f"best of e4m3|int8 1x{self.group_size}"
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        x_NG = _padded_to_groups(x, self.group_size).float()
-        inv_f_N1, error_f_N1 = self._tried(x_NG, E4M3)
-        inv_i_N1, error_i_N1 = self._tried(x_NG, INT8)
-        inv_scale_N1 = torch.where(error_i_N1 < error_f_N1, -inv_i_N1, inv_f_N1)
+        grouped, dims = _padded_to_groups(x, self.group_size)
+        inv_f, error_f = self._tried(grouped.float(), dims, E4M3)
+        inv_i, error_i = self._tried(grouped.float(), dims, INT8)
+        inv_scale_N1 = torch.where(error_i < error_f, -inv_i, inv_f).reshape(-1, 1)
         grouped, inv_scale = _by_groups(x, inv_scale_N1, self.group_size)
         as_float = quantize(grouped, inv_scale, E4M3).view(torch.uint8)
         as_int = quantize(grouped, -inv_scale, INT8).view(torch.uint8)
         return torch.where(inv_scale < 0, as_int, as_float).reshape(x.shape), inv_scale_N1
 
-    def _tried(self, x_NG: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
-        amax_N1 = amax_rowwise(x_NG)
-        inv_scale_N1 = inv_scale_of(amax_N1, fmt, self.scale_dtype)
-        x_hat_NG = quantize(x_NG, inv_scale_N1, fmt).float() * inv_scale_value(inv_scale_N1)
+    def _tried(self, x: Tensor, dims: tuple[int, ...], fmt: Format) -> tuple[Tensor, Tensor]:
+        amax = amax_over(x, dims)
+        inv_scale = inv_scale_of(amax, fmt, self.scale_dtype)
+        x_hat = quantize(x, inv_scale, fmt).float() * inv_scale_value(inv_scale)
         # In units of amax, so that no square overflows or underflows, whatever the magnitude of the group.
-        error_NG = (x_hat_NG - x_NG) * amax_N1.clamp(2.0**-120, 2.0**120).reciprocal()
-        return inv_scale_N1, error_NG.square().sum(-1, keepdim=True)
+        error = (x_hat - x) * amax.clamp(2.0**-120, 2.0**120).reciprocal()
+        return inv_scale, error.square().sum(dims, keepdim=True)
 
     def decode(self, codes: Tensor, inv_scale: Tensor, dtype: torch.dtype) -> Tensor:
         grouped, inv_scale = _by_groups(codes, inv_scale, self.group_size)
@@ -174,22 +175,42 @@ def _lines(x: Tensor) -> Tensor:
     return x.reshape(1, -1)
 
 
-def _padded_to_groups(x: Tensor, group_size: int) -> Tensor:
-    """``x`` in contiguous order as ``[groups, G]``, short groups padded with zeros."""
-    if not _divides(group_size, x.numel()):
-        lines = _lines(x)
-        x = torch.nn.functional.pad(lines, (0, (-lines.shape[1]) % group_size))
-    return x.reshape(x.numel() // group_size, group_size)
+def _padded_to_groups(x: Tensor, group_size: int) -> tuple[Tensor, tuple[int, ...]]:
+    """``x`` in contiguous order with its groups as trailing dimensions, and those; short groups padded with zeros."""
+    if _divides(group_size, x.numel()):
+        return _full_groups(x, group_size)
+    lines = _lines(x)
+    x = torch.nn.functional.pad(lines, (0, (-lines.shape[1]) % group_size))
+    return x.reshape(x.numel() // group_size, group_size), (-1,)
+
+
+def _full_groups(x: Tensor, group_size: int) -> tuple[Tensor, tuple[int, ...]]:
+    """``x`` with its groups as trailing dimensions, and those: ``[N, G]``, or ``[..., G / 64, 64]`` for heads of 64.
+
+    The latter is the same order. But where several dimensions make up a group Inductor does not see that ``[N, G]`` and
+    x's shape are views of each other, and copies the codes once more (torch 2.13, convert_to_reinterpret_view).
+    """
+    inner = 1
+    for k in range(1, x.dim() + 1):
+        size, left = x.shape[-k], group_size // inner
+        if k > 1 and statically_known_true(size % left == 0):
+            grouped = x.reshape(*x.shape[:-k], size // left, left, *x.shape[x.dim() - k + 1 :])
+            return grouped, tuple(range(-k, 0))
+        if not (isinstance(size, int) and 0 < size < left and left % size == 0):
+            break
+        inner *= size
+    return x.reshape(x.numel() // group_size, group_size), (-1,)
 
 
 def _by_groups(x: Tensor, inv_scale_N1: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
-    """``x`` and its scales in shapes that broadcast: ``[N, G]`` and ``[N, 1]``, or ``[R, L]`` both where tails are short.
+    """``x`` and its scales in shapes that broadcast: groups as trailing dimensions, or, where tails are short, ``[R, L]`` both.
 
     The latter spells out full groups and tails. Indexing by ``i // G`` over a length that G does not divide is shorter,
     but Inductor's C++ backend then splits the loop at G and drops the tail (torch 2.13, try_loop_split).
     """
     if _divides(group_size, x.numel()):
-        return x.reshape(x.numel() // group_size, group_size), inv_scale_N1
+        grouped, dims = _full_groups(x, group_size)
+        return grouped, inv_scale_N1.reshape(*grouped.shape[: -len(dims)], *[1] * len(dims))
     x_RL = _lines(x)
     rows, length = x_RL.shape
     full, tail = length // group_size, length % group_size

@@ -28,12 +28,17 @@ SCALE_DTYPES = (torch.float32, torch.bfloat16, E8M0)
 _NAN_E8M0 = 255
 _E8M0_ZERO = 1 << 22  # the FP32 bits of 2**-127, a subnormal: what E8M0's code 0 stands for
 _MANTISSA_MASK = 0x7FFFFF
-_BF16_HALF, _BF16_MASK = 0x7FFF, -0x10000  # the low half of an FP32 that BF16 drops
+_BF16_HALF, _BF16_MASK = 0x8000, -0x10000  # of the low half of an FP32, which BF16 drops
+
+
+def amax_over(x: Tensor, dims: tuple[int, ...]) -> Tensor:
+    """Largest magnitude over ``dims``, which stay with size 1, in x's dtype. NaN where there is one."""
+    return x.abs().amax(dims, keepdim=True)
 
 
 def amax_rowwise(x: Tensor) -> Tensor:
     """Largest magnitude of each row: ``x[..., n] -> [..., 1]``, in x's dtype. NaN if the row holds one."""
-    return x.abs().amax(-1, keepdim=True)
+    return amax_over(x, (-1,))
 
 
 def amax_tensorwise(x: Tensor) -> Tensor:
@@ -69,13 +74,13 @@ def inv_scale_of(amax: Tensor, fmt: Format, scale_dtype: torch.dtype = torch.flo
 
 
 def _rounded_to_bf16(x: Tensor) -> Tensor:
-    """The FP32 tensor x (positive, finite) at BF16's precision, nearest even, by integer arithmetic.
+    """The FP32 tensor x (positive, finite) rounded to nearest at BF16's precision, ties up, by integer arithmetic.
 
     A plain ``.to(torch.bfloat16)`` is not enough: Inductor computes in FP32 and drops a cast that is undone in the
-    same kernel, so codes would be made with the unrounded scale and decoded with the rounded one.
+    same kernel, so codes would be made with the unrounded scale and decoded with the rounded one. Ties go up because
+    that is two operations, to even five; one scale in 2**16 is a tie, and either neighbour is as near.
     """
-    bits = x.view(torch.int32)
-    return ((bits + _BF16_HALF + ((bits >> 16) & 1)) & _BF16_MASK).view(torch.float32)
+    return ((x.view(torch.int32) + _BF16_HALF) & _BF16_MASK).view(torch.float32)
 
 
 def inv_scale_value(inv_scale: Tensor) -> Tensor:

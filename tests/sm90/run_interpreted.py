@@ -47,7 +47,7 @@ def cases() -> dict[str, Tensor]:
 # loads and stores are real.
 MUTATIONS: dict[str, tuple[str, str, str]] = {
     "another scale constant": ("0.002232142857142857", "0.002", "normal"),
-    "scale rounded down": (" 32767,", " 0,", "normal"),
+    "scale rounded down": (" 32768,", " 0,", "normal"),
     "no saturation below": ("-448.0", "-384.0", "normal"),
     "inf not noticed": ('float("inf")', 'float("nan")', "normal"),
     "inf in a finite scale": ('float("nan")', "1.0", "groups with inf"),

@@ -71,17 +71,12 @@ def test_bytes_are_never_above_inductors_own_estimate(direction: str, storage: s
 
 @by_storage
 @by_direction
-def test_every_configuration_assembles_and_none_the_tuner_times_spills(direction: str, storage: str) -> None:
+def test_every_configuration_assembles_and_the_tuner_has_a_choice_without_spills(direction: str, storage: str) -> None:
     cubins = measures(direction, storage)["cubins"]
-    timed = [cubin for cubin in cubins if cubin["timed"]]
-    assert len(timed) >= 2, "the tuner has a choice"
-    assert [cubin for cubin in timed if cubin["spill_bytes"]] == []
-
-
-@pytest.mark.parametrize("codec", [codec for codec in CODECS if not codec.startswith("best")])
-@by_direction
-def test_a_single_format_spills_in_no_configuration(direction: str, codec: str) -> None:
-    assert {cubin["spill_bytes"] for cubin in measures(direction, codec)["cubins"]} == {0}
+    assert sum(cubin["timed"] and not cubin["spill_bytes"] for cubin in cubins) >= 2
+    # Best-of-two holds both formats' attempts at once: the largest block does not fit in registers, the others do.
+    spilling = [cubin for cubin in cubins if cubin["spill_bytes"]]
+    assert len(spilling) <= (storage.startswith("best") and direction == "forward")
 
 
 @pytest.mark.parametrize("case", cases())
