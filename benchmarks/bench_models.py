@@ -248,15 +248,15 @@ def warm_up(case: Case, steps: int = WARM_UP_STEPS) -> None:
     train(case, Built(Way("eager", "eager"), "fp32", case.model, case.model), steps, seed=1_000)
 
 
-def train_seed(name: str, case: Case, built: Built, steps: int, seed: int) -> list[float]:
+def train_seed(name: str, case: Case, built: Built, steps: int, seed: int, rate: float) -> list[float]:
     """Losses from the initial weights of that seed, copied into the model that is compiled already."""
     built.model.load_state_dict(MODELS[name](seed).model.state_dict())
-    return train(case, built, steps, seed)
+    return train(case, built, steps, seed, rate)
 
 
-def train(case: Case, built: Built, steps: int, seed: int) -> list[float]:
+def train(case: Case, built: Built, steps: int, seed: int, rate: float = LEARNING_RATE) -> list[float]:
     """Losses of ``steps`` steps of AdamW on the batches of that seed, as users train: a rising rate, clipped norm."""
-    optimizer = torch.optim.AdamW(built.model.parameters(), lr=LEARNING_RATE)
+    optimizer = torch.optim.AdamW(built.model.parameters(), lr=rate)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, (step + 1) / RISING_STEPS))
     losses = []
     for step in range(steps):
@@ -318,7 +318,8 @@ def _one_precision(
         if seeds and way in ("plain", *arguments.arms):
             if twin_elsewhere:
                 built = build(case, Way("plain", arguments.twin), precision)
-            losses[way] = [train_seed(name, case, built, arguments.steps, seed) for seed in range(seeds)]
+            steps, rate = arguments.steps, arguments.learning_rate
+            losses[way] = [train_seed(name, case, built, steps, seed, rate) for seed in range(seeds)]
             _say(f"{name} {precision} {way}: trained after {time.perf_counter() - started:.0f} s")
     return _measured_row(measured, reference), losses
 
@@ -399,7 +400,7 @@ def _training_row(
         "twin": "Inductor" if (arguments.twin or arguments.codegen) == "inductor" else "preset off, codegen eager",
         "steps": arguments.steps,
         "seeds": arguments.seeds,
-        "optimizer": f"AdamW, learning rate {LEARNING_RATE} after {RISING_STEPS} steps, norm clipped to {LARGEST_NORM}",
+        "optimizer": f"AdamW, learning rate {arguments.learning_rate} after {RISING_STEPS} steps, norm clipped to {LARGEST_NORM}",
         "twin_loss_first": _mean([run[0] for run in losses["plain"]]),
         "twin_loss_last5": _mean(twin_ends),
         "gap_last5": gaps,
@@ -592,6 +593,9 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--arms", type=_words(ARMS), default=["eager", "e4m3"], help="trained beside the twin")
     parser.add_argument("--seeds", type=int, default=3, help="0: no training")
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument(
+        "--learning-rate", type=float, default=LEARNING_RATE, help="lower where rounding is amplified"
+    )
     parser.add_argument("--reports", type=Path, help="a folder for the whole reports, as text and JSON")
     return parser.parse_args(words)
 

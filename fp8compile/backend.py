@@ -21,7 +21,6 @@ from fp8compile.report import GraphReport
 
 log = logging.getLogger("fp8compile")
 
-NO_LINEARS = "Recipe.linear asks for FP8 linears, which this version does not have: every linear stays in its dtype"
 STACKED = (
     "Inductor's activation_quantization_aten_pass is on; fp8compile does not stack on it and keeps tensors as they are. "
     "Remove it from post_grad_fusion_options to store them as fp8compile does"
@@ -80,7 +79,8 @@ def compile_and_report(
         compile_args["inner_compile"] = run_the_graph
         patches["force_disable_caches"] = True  # the cache key does not know the inner compiler
     graph_key = key_of(gm, example_inputs, recipe, patches)
-    patches |= passes_for(recipe, graph_key, patches)
+    parameters = frozenset(i for i, v in enumerate(example_inputs) if isinstance(v, torch.nn.Parameter))
+    patches |= passes_for(recipe, graph_key, parameters, patches)
     compiled = private.compile_fx(gm, example_inputs, config_patches=patches, **compile_args)
     reports = tuple(dataclasses.replace(r, remarks=r.remarks + remarks) for r in store.finish(graph_key))
     return cast(Callable[..., Any], compiled), reports
@@ -150,8 +150,6 @@ def _inductor_options(recipe: Recipe) -> dict[str, Any]:
 def _that_can_be_followed(recipe: Recipe, patches: Mapping[str, Any]) -> tuple[Recipe, tuple[str, ...]]:
     """The recipe as far as it can be followed, and remarks on what it asks for in vain."""
     remarks = []
-    if recipe.linear != "off":
-        remarks.append(NO_LINEARS)
     fusion = {**private.inductor_config.post_grad_fusion_options, **patches.get("post_grad_fusion_options", {})}
     if "activation_quantization_aten_pass" in fusion and recipe.saved != "off":
         recipe = dataclasses.replace(recipe, saved="off")

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import enum
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 
 import torch
 from torch.fx import Graph, Node
 
 from fp8compile.graph import is_tensor
-from fp8compile.split import Split
 
 aten = torch.ops.aten
 SIXTEEN_BIT = (torch.bfloat16, torch.float16)
@@ -26,14 +25,15 @@ class Source(enum.Flag):
     PARAMETER = enum.auto()  # a parameter or buffer
     INTEGER = enum.auto()  # token ids, masks: integer or boolean inputs
     DATA = enum.auto()  # floating-point inputs, with or without gradient
+    GRADIENT = enum.auto()  # the gradient of an output: what makes a value of a joint graph part of the backward
 
 
-def sources(split: Split) -> dict[Node, Source]:
-    """For every node of the forward graph, what it depends on."""
+def sources(graph: Graph, parameters: Set[Node]) -> dict[Node, Source]:
+    """For every node of a forward or joint graph, what it depends on; ``parameters`` are inputs, buffers may be too."""
     found: dict[Node, Source] = {}
-    for node in split.fw.graph.nodes:
+    for node in graph.nodes:
         if node.op == "placeholder":
-            found[node] = _source_of_input(node, split)
+            found[node] = _source_of_input(node, parameters)
         else:
             found[node] = _union(found[parent] for parent in node.all_input_nodes)
     return found
@@ -44,10 +44,17 @@ def is_activation(source: Source) -> bool:
     return bool(source & Source.DATA) or (Source.PARAMETER | Source.INTEGER) in source
 
 
-def _source_of_input(node: Node, split: Split) -> Source:
+def is_tangent(node: Node) -> bool:
+    """Whether an input of a joint graph is the gradient of one of the model's outputs."""
+    return type(node.meta.get("desc")).__name__ == "TangentAOTInput"
+
+
+def _source_of_input(node: Node, parameters: Set[Node]) -> Source:
     value = node.meta.get("val")
-    if node in split.static:
+    if node in parameters:
         return Source.PARAMETER
+    if is_tangent(node):
+        return Source.GRADIENT
     if not isinstance(value, torch.Tensor):
         return Source.NOTHING
     return Source.DATA if value.dtype.is_floating_point or value.dtype.is_complex else Source.INTEGER
@@ -60,7 +67,7 @@ def _union(parts: Iterable[Source]) -> Source:
     return whole
 
 
-def user_fp32(graph: Graph, static: set[Node]) -> set[Node]:
+def user_fp32(graph: Graph, static: Set[Node]) -> set[Node]:
     """FP32 values of a region that the user put in FP32 inside a 16-bit model; empty where the model is not 16-bit.
 
     A region starts at a cast the user wrote (``.float()``; not one from autocast or a decomposition) and at a matrix

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,6 +16,7 @@ from fp8compile.report import Origin
 aten = torch.ops.aten
 
 SPLICED = "fp8compile"  # the key in a node's meta that says which function, on which values, put it there
+ENCODING = "fp8compile_encoding"  # in the meta of a product operand's codes and scale: an Encoding
 
 VIEWS = frozenset(
     {
@@ -36,6 +38,24 @@ VIEWS = frozenset(
         aten._unsafe_view.default,
     }
 )
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """What codes and scale stand for: the codec, and dtype and bytes of the value."""
+
+    codec: str
+    dtype: str
+    nbytes: int
+
+
+def encoding_of(node: Node) -> Encoding | None:
+    """The encoding that ``node`` is the codes or the scale of, through views and copies; None for any other value."""
+    while SPLICED in node.meta and ENCODING not in node.meta and node.target in (*VIEWS, aten.clone.default):
+        parent = node.args[0]
+        assert isinstance(parent, Node)
+        node = parent
+    return node.meta.get(ENCODING)
 
 
 def splice(graph: Graph, fn: Callable[..., Any], *nodes: Node, before: Node) -> Any:
@@ -132,14 +152,15 @@ def origin(node: Node) -> Origin:
     root = storage_root(node)
     if root.op != "placeholder":
         node = root
-    return Origin(_op_name(node), module_path(node), source_line(node))
+    return Origin(op_name(node), module_path(node), source_line(node))
 
 
-def _op_name(node: Node) -> str:
+def op_name(node: Node) -> str:
+    """The aten op behind a node, without its namespace: ``mm.default``; ``getitem``s name what they index."""
     if node.op == "placeholder":
         return "input"
     if node.target is private.getitem and isinstance(node.args[0], Node):
-        return f"{_op_name(node.args[0])}[{node.args[1]}]"
+        return f"{op_name(node.args[0])}[{node.args[1]}]"
     return str(node.target).removeprefix("aten.").removeprefix("prims.")
 
 

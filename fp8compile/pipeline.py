@@ -22,17 +22,20 @@ from fp8compile.context import Context
 from fp8compile.graph import copied
 from fp8compile.passes.cut_for_bytes import cut_for_bytes
 from fp8compile.passes.encode_saved import encode_saved
+from fp8compile.passes.quantize_linears import quantize_linears
 from fp8compile.passes.recompute_kept import recompute_kept
 from fp8compile.recipe import Recipe
 from fp8compile.report import GraphReport, Notes
 from fp8compile.split import Split
-from fp8compile.store import collecting
+from fp8compile.store import JointNotes, collecting
 from fp8compile.versions import __version__
 
 PartitionPass = Callable[[Split, Context], Notes]
 
-# On the joint graph, where forward and backward are both visible. FP32 islands and FP8 linears will stand here.
-JOINT: tuple[Callable[[Graph, Context], Notes], ...] = ()
+# On the joint graph, where forward and backward are both visible. FP32 islands will stand here, before the linears.
+JOINT: tuple[Callable[[Graph, Context], Notes], ...] = (
+    quantize_linears,  # before the cut, so that it sees codes, which are cheaper to keep
+)
 
 # Where the joint graph is cut in two. ``cut_for_bytes`` chooses what is kept; then, on the two halves:
 PARTITION: tuple[PartitionPass, ...] = (
@@ -47,12 +50,15 @@ POST_GRAD: tuple[Callable[[Graph, Context], Notes], ...] = ()
 # What compiled code depends on; tests/test_structure.py holds it against the imports.
 COMPILES = (
     "context",
+    "device",
     "flow",
     "graph",
     "hazards",
     "numerics",
+    "operands",
     "passes",
     "pipeline",
+    "products",
     "recipe",
     "report",
     "split",
@@ -91,15 +97,19 @@ class Partitioner(private.CustomPartitionerFn):
     def __call__(
         self, gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[GraphModule, GraphModule]:
-        kept_plain = _split(*_upstream(copied(gm), joint_inputs, **kwargs), **kwargs).kept_bytes()
-        if self.recipe.saved == "off":
+        collector = collecting(self.graph_key)
+        joint = collector.joint.pop() if collector.joint else JointNotes(copied(gm))
+        kept_plain = _split(*_upstream(joint.plain, joint_inputs, **kwargs), **kwargs).kept_bytes()
+        if self.recipe.saved == self.recipe.linear == "off":
             split, notes = _split(*_upstream(gm, joint_inputs, **kwargs), **kwargs), Notes()
             disabled: list[str] = []
         else:
             split, notes, disabled = self._partition(gm, joint_inputs, **kwargs)
             split.finish()
+        disabled = [*joint.disabled, *disabled]
         remarks = tuple(f"{name} is switched off by TORCHINDUCTOR_DISABLED_PASSES" for name in disabled)
-        collecting(self.graph_key).add(GraphReport("training", notes, split.kept_bytes(), kept_plain, remarks))
+        notes = joint.notes + notes
+        collector.add(GraphReport("training", notes, split.kept_bytes(), kept_plain, remarks))
         return split.fw, split.bw
 
     def _partition(
@@ -119,22 +129,36 @@ class Partitioner(private.CustomPartitionerFn):
 
 
 class JointPasses(private.CustomGraphPass):
-    """Inductor's joint_custom_post_pass: runs JOINT, on training and inference graphs alike."""
+    """Inductor's joint_custom_post_pass: runs JOINT, on training and inference graphs alike.
 
-    def __init__(self, recipe: Recipe, graph_key: str) -> None:
-        self.recipe, self.graph_key = recipe, graph_key
+    ``parameters`` are the positions of ``nn.Parameter``s among the graph's inputs; ``graph_key`` knows them too.
+    """
+
+    def __init__(self, recipe: Recipe, graph_key: str, parameters: frozenset[int]) -> None:
+        self.recipe, self.graph_key, self.parameters = recipe, graph_key, parameters
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return JointPasses, (dataclasses.replace(self.recipe, dump=None), self.graph_key, self.parameters)
 
     def uuid(self) -> tuple[str, str, str]:
         return sources_key(), self.recipe.key, self.graph_key
 
     def __call__(self, graph: Graph) -> None:
-        collecting(self.graph_key).compiled = True
+        collector = collecting(self.graph_key)
+        collector.compiled = True
+        gm = graph.owning_module
+        assert gm is not None
+        plain, notes, disabled = copied(gm), Notes(), []
         for each in JOINT:
-            assert graph.owning_module is not None
-            _observed(graph.owning_module, each.__name__, functools.partial(each, graph, Context(self.recipe)))
+            ran = _observed(gm, each.__name__, functools.partial(each, graph, Context(self.recipe, self.parameters)))
+            disabled += [] if ran is not None else [each.__name__]
+            notes += ran or Notes()
+        collector.joint.append(JointNotes(plain, notes, tuple(disabled)))
 
 
-def passes_for(recipe: Recipe, graph_key: str, patches: Mapping[str, Any]) -> dict[str, Any]:
+def passes_for(
+    recipe: Recipe, graph_key: str, parameters: frozenset[int], patches: Mapping[str, Any]
+) -> dict[str, Any]:
     """The Inductor options that put the pipeline in place; the user's own passes keep running, before ours."""
     if patches.get("custom_partitioner_fn") or private.inductor_config.custom_partitioner_fn:
         raise ValueError(
@@ -143,7 +167,7 @@ def passes_for(recipe: Recipe, graph_key: str, patches: Mapping[str, Any]) -> di
         )
     name = "joint_custom_post_pass"
     theirs = patches.get(name, getattr(private.inductor_config, name))
-    ours = JointPasses(recipe, graph_key)
+    ours = JointPasses(recipe, graph_key, parameters)
     before = theirs if isinstance(theirs, (list, tuple)) else [theirs] if theirs else []
     return {name: [*before, ours] if before else ours, "custom_partitioner_fn": Partitioner(recipe, graph_key)}
 

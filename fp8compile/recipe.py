@@ -20,6 +20,13 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 BOOLEANS = ("emulate", "saved_attention")
 GROUP_SIZES = (16, 65536)
 
+# Where Hugging Face, timm and torchtitan keep the output head, in the model itself or in a wrapper around it.
+HEADS = (
+    *("lm_head", "*.lm_head", "embed_out", "*.embed_out", "output_projection", "*.output_projection", "output"),
+    *("head", "*.head", "head.fc", "*.head.fc", "fc", "classifier", "*.classifier", "score", "*.score"),
+    *("cls.predictions.decoder", "*.cls.predictions.decoder", "cls.seq_relationship", "qa_outputs", "*.qa_outputs"),
+)
+
 
 class FrozenOptions(Mapping[str, Any]):
     """An immutable, hashable mapping of Inductor options."""
@@ -48,9 +55,11 @@ class Recipe:
     """What goes in which format. Frozen and hashable; equal recipes give the same compiled code and the same cache key.
 
     Attributes:
-        linear: FP8 linears: "off", "tensorwise" or "rowwise" scales. This version has none and says so in the report.
-        linear_formats: "hybrid" (E4M3 forward, E5M2 gradients) or "e4m3". For FP8 linears.
-        emulate: decode and multiply in 16 bit where the device has no FP8 matrix units. For FP8 linears.
+        linear: FP8 linears: "off", "tensorwise" (one scale per tensor) or "rowwise" (one per row of an operand).
+        linear_formats: "hybrid" (activations and weights E4M3, gradients E5M2) or "e4m3" (all E4M3).
+        linear_skip: fnmatch patterns on the module paths of linears that stay in their dtype; by default the places where
+            libraries keep the output head. A linear tied to an embedding stays too.
+        emulate: decode the codes and multiply in the model's dtype, on any device: FP8's numbers without its speed.
         saved: how tensors are kept from forward to backward: "groupwise" (one scale per group) or "off".
         saved_format: "e4m3", "int8", or "auto" (the better of the two, group by group, decided at run time).
         group_size: elements per scale, 16 ... 65536.
@@ -64,8 +73,9 @@ class Recipe:
         dump: folder for graph dumps. Never changes what is compiled or cached.
     """
 
-    linear: str = "off"
+    linear: str = "tensorwise"
     linear_formats: str = "hybrid"
+    linear_skip: tuple[str, ...] = HEADS
     emulate: bool = False
     saved: str = "groupwise"
     saved_format: str = "e4m3"
@@ -79,7 +89,8 @@ class Recipe:
     dump: str | None = field(default=None, compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "skip", _as_patterns(self.skip))
+        object.__setattr__(self, "skip", _as_patterns("skip", self.skip))
+        object.__setattr__(self, "linear_skip", _as_patterns("linear_skip", self.linear_skip))
         object.__setattr__(self, "inductor", _as_options(self.inductor))
         _check(self)
 
@@ -101,6 +112,11 @@ class Recipe:
         """The recipe that ``torch.compile(..., options=...)`` describes: ``preset`` plus fields of Recipe."""
         options = dict(options or {})
         return cls.preset(options.pop("preset", "default"), **options)
+
+    def __str__(self) -> str:
+        """Only what differs from the default recipe."""
+        fields = [f for f in dataclasses.fields(self) if getattr(self, f.name) != f.default]
+        return f"Recipe({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in fields)})"
 
     @property
     def key(self) -> str:
@@ -140,10 +156,10 @@ def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _as_patterns(value: Any) -> tuple[str, ...]:
+def _as_patterns(name: str, value: Any) -> tuple[str, ...]:
     patterns = (value,) if isinstance(value, str) else value
     if not isinstance(patterns, (tuple, list)) or not all(isinstance(p, str) for p in patterns):
-        raise ValueError(f'Recipe.skip must be module path patterns such as ("layers.0.*",), not {value!r}.')
+        raise ValueError(f'Recipe.{name} must be module path patterns such as ("layers.0.*",), not {value!r}.')
     return tuple(patterns)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from rich.console import Console
@@ -59,15 +59,35 @@ class Recomputed:
 
 
 @dataclass(frozen=True)
+class Linear:
+    """One product of a linear ``[M, K] x [K, N]``: ``formats`` of its two operands, or the ``reason`` it was left."""
+
+    name: str
+    origin: Origin
+    direction: str  # "forward", "dgrad" or "wgrad"
+    M: str
+    K: str
+    N: str
+    formats: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class Notes:
     """What one pass did to one graph."""
 
     saved: tuple[Saved, ...] = ()
     skips: tuple[Skip, ...] = ()
     recomputed: tuple[Recomputed, ...] = ()
+    linears: tuple[Linear, ...] = ()
 
     def __add__(self, other: Notes) -> Notes:
-        return Notes(self.saved + other.saved, self.skips + other.skips, self.recomputed + other.recomputed)
+        return Notes(
+            self.saved + other.saved,
+            self.skips + other.skips,
+            self.recomputed + other.recomputed,
+            self.linears + other.linears,
+        )
 
 
 @dataclass(frozen=True)
@@ -104,6 +124,7 @@ class GraphReport:
                     Recomputed(**{**r, "origin": Origin(**r["origin"]), "sources": tuple(r["sources"])})
                     for r in notes["recomputed"]
                 ),
+                tuple(Linear(**{**x, "origin": Origin(**x["origin"])}) for x in notes["linears"]),
             ),
             data["saved_bytes"],
             data["saved_bytes_plain"],
@@ -120,7 +141,11 @@ class Report:
 
     graphs: tuple[GraphReport, ...] = ()
     recipe: str = ""
-    linears: tuple[Any, ...] = field(default=())
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """Every product of every linear, in FP8 or with the reason why not."""
+        return tuple(x for g in self.graphs for x in g.notes.linears)
 
     @property
     def saved(self) -> tuple[Saved, ...]:
@@ -158,7 +183,7 @@ class Report:
                 "recipe": self.recipe,
                 "saved_bytes": self.saved_bytes,
                 "saved_bytes_plain": self.saved_bytes_plain,
-                "linears": list(self.linears),
+                "linears": [dataclasses.asdict(x) for x in self.linears],
                 "graphs": [g.to_dict() for g in self.graphs],
             },
             indent=1,
@@ -181,9 +206,15 @@ class Report:
         return (
             f"fp8compile: {training} training and {len(self.graphs) - training} inference graph(s), {self.recipe}\n"
             f"kept for the backward: {human(ours)}, plain Inductor {human(plain)}{share}\n"
-            f"{len(self.saved)} tensors encoded, {len(self.skips)} left as they are, "
+            f"{self._linears_line()}{len(self.saved)} tensors encoded, {len(self.skips)} left as they are, "
             f"{len(self.recomputed)} recomputed instead of kept"
         )
+
+    def _linears_line(self) -> str:
+        if not self.linears:
+            return ""
+        rewritten = sum(not x.reason for x in self.linears)
+        return f"{rewritten} of {len(self.linears)} products of linears in FP8\n"
 
 
 def human(nbytes: float) -> str:
@@ -196,6 +227,20 @@ def human(nbytes: float) -> str:
 
 
 def _tables(report: Report) -> Iterable[Table]:
+    if report.linears:
+        rows = [
+            (
+                x.origin.module or "-",
+                x.origin.source or "-",
+                x.M,
+                x.K,
+                x.N,
+                x.direction,
+                x.formats or f"left: {x.reason}",
+            )
+            for x in report.linears
+        ]
+        yield _table("linears", ("module", "source", "M", "K", "N", "product", "formats"), rows)
     if report.saved:
         rows = [
             (

@@ -21,10 +21,11 @@ from pathlib import Path
 
 import torch
 from torch import nn
+from torch.fx import GraphModule
 
 from fp8compile import torch_private as private
 from fp8compile.recipe import Recipe
-from fp8compile.report import GraphReport
+from fp8compile.report import GraphReport, Notes
 
 log = logging.getLogger("fp8compile")
 
@@ -44,14 +45,25 @@ LOST = (
 )
 
 
+@dataclass(frozen=True)
+class JointNotes:
+    """What happened to a joint graph before it was cut: the graph as it was, and what the passes say."""
+
+    plain: GraphModule
+    notes: Notes = Notes()
+    disabled: tuple[str, ...] = ()
+
+
 @dataclass
 class Collector:
     """The reports of one graph, filled by the passes as they run (several where the graph has subgraphs).
 
-    ``compiled`` says that passes ran at all: it stays False when the compiled code came from a cache.
+    ``compiled`` says that passes ran at all: it stays False when the compiled code came from a cache. ``joint`` holds the
+    joint graph on its way to the partitioner.
     """
 
     parts: list[GraphReport] = field(default_factory=list)
+    joint: list[JointNotes] = field(default_factory=list)
     compiled: bool = False
 
     def add(self, part: GraphReport) -> None:

@@ -22,7 +22,9 @@ from fp8compile import torch_private as private
 from fp8compile.context import Context
 from fp8compile.flow import Source, is_activation, sources, user_fp32
 from fp8compile.graph import (
+    Encoding,
     dtype_text,
+    encoding_of,
     is_tensor,
     is_view,
     memory_order,
@@ -52,8 +54,11 @@ def encode_saved(split: Split, ctx: Context) -> Notes:
     for edge in list(split.edges):
         if not edge.is_tensor or split.caller_owns(storage_root(edge.made)):
             continue
-        reason = judge.reason_to_leave(edge)
-        if reason:
+        if encoding := encoding_of(edge.made):
+            notes += Notes(saved=_codes_of_a_product(edge, encoding))
+        elif ctx.recipe.saved == "off":
+            continue
+        elif reason := judge.reason_to_leave(edge):
             notes += Notes(skips=(_left(edge, reason),))
         else:
             notes += Notes(saved=(_encode(split, edge, codec_for(edge, ctx.recipe)),))
@@ -73,7 +78,7 @@ class _Judge:
 
     def __init__(self, split: Split, recipe: Recipe) -> None:
         self.recipe = recipe
-        self.sources = sources(split)
+        self.sources = sources(split.fw.graph, split.static)
         self.user_fp32 = user_fp32(split.fw.graph, split.static)
 
     def reason_to_leave(self, edge: Edge) -> str | None:
@@ -176,6 +181,17 @@ def _encode(split: Split, edge: Edge, codec: Codec) -> Saved:
     return Saved(
         edge.made.name, origin(edge.made), shape_text(value), dtype_text(value), nbytes(value), after, codec.name
     )
+
+
+def _codes_of_a_product(edge: Edge, encoding: Encoding) -> tuple[Saved, ...]:
+    """What quantize_linears encoded and only products need: kept as it is. Its scale is no entry of its own."""
+    value = edge.made.meta["val"]
+    if value.element_size() > 1:
+        return ()
+    codec = f"{encoding.codec}, a product's operand"
+    before, after = encoding.nbytes, nbytes(value)
+    where = origin(edge.made)
+    return (Saved(edge.made.name, where, shape_text(value), encoding.dtype, before, after, codec),)
 
 
 def _after(node: Node) -> Node:

@@ -5,8 +5,8 @@ as a 4-D tensor and as the 2-D view that feeds the output projection. Each is a 
 that are kept, so the backward repeats it where it is first needed; one storage, one copy.
 
 Legality: only the operations in CHEAP are repeated, all of them deterministic, none a reduction or a product, each on
-values that reach the backward anyway (kept tensors, parameters, the caller's data) or on constants. Never through a
-value that is itself recomputed: a residual stream would be rebuilt from its start, step by step, and all of it live at once.
+values that reach the backward anyway (kept tensors, parameters, the caller's data), on constants, or, failing that, on
+the FP8 codes that a product's operand was decoded from, which then are kept in its place. Never through a value that is itself recomputed: a residual stream would be rebuilt from its start, step by step, and all of it live at once.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch.fx import Node
 
 from fp8compile.context import Context
-from fp8compile.graph import VIEWS, dtype_text, is_tensor, nbytes, origin, shape_text, storage_root
+from fp8compile.graph import ENCODING, VIEWS, dtype_text, is_tensor, nbytes, origin, shape_text, storage_root
 from fp8compile.report import Notes, Recomputed
 from fp8compile.split import Edge, Split
 
@@ -72,8 +72,10 @@ def recompute_kept(split: Split, ctx: Context) -> Notes:
     for edge in _largest_first(split, cheap):
         if edge.made in fixed:
             continue
-        chain = _chain(edge.made, {e.made for e in split.edges if e is not edge and e.is_tensor}, split, cheap)
-        if chain is None:
+        given = {e.made for e in split.edges if e is not edge and e.is_tensor}
+        codes = _codes(split) - {edge.made}
+        chain = _chain(edge.made, given, split, cheap) or _chain(edge.made, given | codes, split, cheap)
+        if not chain:
             continue
         operands = [n for n in _operands(chain) if n not in chain]
         fixed.update(operands)
@@ -103,6 +105,11 @@ def _chain(value: Node, given: set[Node], split: Split, cheap: Set[object]) -> l
         chain.add(node)
         waiting.extend(node.all_input_nodes)
     return [n for n in split.fw.graph.nodes if n in chain]
+
+
+def _codes(split: Split) -> set[Node]:
+    """Codes and scales that the forward makes for products: to keep them, not what was decoded from them, is a gain."""
+    return {n for n in split.fw.graph.nodes if ENCODING in n.meta}
 
 
 def _costs_nothing_to_keep(node: Node, split: Split) -> bool:

@@ -71,7 +71,9 @@ def test_bytes_are_never_above_inductors_own_estimate(direction: str, storage: s
 
 @by_storage
 @by_direction
-def test_every_configuration_assembles_and_the_tuner_has_a_choice_without_spills(direction: str, storage: str) -> None:
+def test_every_configuration_assembles_and_the_tuner_has_a_choice_without_spills(
+    direction: str, storage: str
+) -> None:
     cubins = measures(direction, storage)["cubins"]
     assert sum(cubin["timed"] and not cubin["spill_bytes"] for cubin in cubins) >= 2
     # Best-of-two holds both formats' attempts at once: the largest block does not fit in registers, the others do.

@@ -1,0 +1,181 @@
+"""Operands of products as FP8 codes: each value encoded once for a format and scaling axis, shared by all its uses.
+
+Tensorwise, a value's codes do not depend on the view that a product takes of it, so the value beneath the views is encoded
+and the views are repeated on the codes. Rowwise, the scales run along the contracted dimension, so a matrix has one
+encoding for each of its two dimensions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from fp8compile import torch_private as private
+from fp8compile.graph import ENCODING, Encoding, dtype_text, hint, nbytes, splice
+from fp8compile.numerics import Format, Rowwise, Tensorwise
+
+aten = torch.ops.aten
+
+RESHAPES = {  # views that keep every element once
+    aten.alias.default,
+    aten.detach.default,
+    aten.permute.default,
+    aten.reshape.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.t.default,
+    aten.transpose.int,
+    aten.unsqueeze.default,
+    aten.view.default,
+    aten._unsafe_view.default,
+}
+TRANSPOSES = {aten.permute.default, aten.t.default, aten.transpose.int}
+MULTIPLE = 16  # _scaled_mm's unit for the contracted dimension
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A value's codes: tensorwise ``inv_scale`` is 0-d, rowwise it broadcasts along the contracted dimension."""
+
+    codes: Node
+    inv_scale: Node
+
+
+class Operands:
+    """The operands of one graph. ``left`` and ``right`` are 2-D: contracted along dimension 1 and 0."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._encoded: dict[Any, Encoded] = {}
+        self._decoded: dict[Any, Node] = {}
+        self._viewed: dict[tuple[Node, Node], Node] = {}
+        self._laid_out: dict[tuple[Node, bool], Node] = {}
+
+    def decoded(self, operand: Node, side: str, fmt: Format, rowwise: bool) -> Node:
+        """``operand`` encoded and decoded: what a product by emulation takes."""
+        base, views, axis = _beneath(operand, side, rowwise)
+        key = (base, axis, fmt)
+        if key not in self._decoded:
+            encoded = self._encode(base, axis, fmt)
+            dtype = base.meta["val"].dtype
+
+            def decode(codes: Tensor, inv_scale: Tensor) -> Tensor:
+                return Tensorwise(fmt).decode(codes, inv_scale, dtype)
+
+            after = _next(_later(self.graph, encoded.codes, encoded.inv_scale))
+            self._decoded[key] = splice(self.graph, decode, encoded.codes, encoded.inv_scale, before=after)
+        return self._with_views(self._decoded[key], views)
+
+    def codes(self, operand: Node, side: str, fmt: Format, rowwise: bool) -> Encoded:
+        """Codes of ``operand`` laid out for ``_scaled_mm``: the left row-major, the right column-major, and their scale."""
+        base, views, axis = _beneath(operand, side, rowwise)
+        encoded = self._encode(base, axis, fmt)
+        codes = self._with_views(encoded.codes, views)
+        scale = encoded.inv_scale
+        if rowwise and views:  # only transposes
+            scale = self._with_views(scale, views)
+        return Encoded(self._laid_out_for(side, codes), scale)
+
+    def _encode(self, base: Node, axis: int | None, fmt: Format) -> Encoded:
+        key = (base, axis, fmt)
+        if key not in self._encoded:
+            codec = Tensorwise(fmt) if axis is None else Rowwise(fmt)
+
+            def encode(x: Tensor) -> tuple[Tensor, Tensor]:
+                if axis != 0:
+                    return codec.encode(x)
+                codes, inv_scale = codec.encode(x.t())
+                return codes.t(), inv_scale.t()
+
+            codes, inv_scale = splice(self.graph, encode, base, before=_next(base))
+            value = base.meta["val"]
+            encoding = Encoding(codec.name, dtype_text(value), nbytes(value))
+            codes.meta[ENCODING] = inv_scale.meta[ENCODING] = encoding
+            self._encoded[key] = Encoded(codes, inv_scale)
+        return self._encoded[key]
+
+    def _with_views(self, value: Node, views: list[Node]) -> Node:
+        for view in views:
+            key = (value, view)
+            if key not in self._viewed:
+                self._viewed[key] = _repeated(self.graph, view, value)
+            value = self._viewed[key]
+        return value
+
+    def _laid_out_for(self, side: str, codes: Node) -> Node:
+        """A copy in the right order, contracted dimension padded with zeros to MULTIPLE, where it is not so already."""
+        left = side == "left"
+        key = (codes, left)
+        if key not in self._laid_out:
+            value, contracted = codes.meta["val"], 1 if left else 0
+            whole = statically_known_true(value.shape[contracted] % MULTIPLE == 0)
+            in_order = hint(value.stride(contracted)) == 1 and hint(value.stride(1 - contracted)) >= hint(
+                value.shape[contracted]
+            )
+            self._laid_out[key] = codes if whole and in_order else self._copy(codes, left)
+        return self._laid_out[key]
+
+    def _copy(self, codes: Node, left: bool) -> Node:
+        def lay_out(x: Tensor) -> Tensor:
+            rows = x if left else x.t()
+            if not statically_known_true(rows.shape[1] % MULTIPLE == 0):
+                raw = rows.view(torch.uint8) if rows.is_contiguous() else rows.contiguous().view(torch.uint8)
+                rows = torch.nn.functional.pad(raw, (0, -rows.shape[1] % MULTIPLE)).view(x.dtype)
+            rows = rows.contiguous()
+            return rows if left else rows.t()
+
+        return splice(self.graph, lay_out, codes, before=_next(codes))  # type: ignore[no-any-return]
+
+
+def _beneath(operand: Node, side: str, rowwise: bool) -> tuple[Node, list[Node], int | None]:
+    """The value to encode, the views that lead from it to ``operand``, and, rowwise, its contracted dimension."""
+    stripped = TRANSPOSES if rowwise else RESHAPES
+    views: list[Node] = []
+    while operand.op == "call_function" and operand.target in stripped:
+        parent = operand.args[0]
+        assert isinstance(parent, Node)
+        if rowwise and parent.meta["val"].dim() != 2:
+            break
+        views.append(operand)
+        operand = parent
+    if not rowwise:
+        return operand, views[::-1], None
+    axis = 1 if side == "left" else 0
+    for view in views:
+        axis = 1 - axis if _swaps(view) else axis
+    return operand, views[::-1], axis
+
+
+def _swaps(view: Node) -> bool:
+    return view.target is not aten.permute.default or list(view.args[1]) == [1, 0]  # type: ignore[arg-type]
+
+
+def _repeated(graph: Graph, view: Node, value: Node) -> Node:
+    """``view`` once more, of ``value`` in the place of its operand, directly after the original."""
+    at = _later(graph, view, value)
+    with graph.inserting_after(at):
+        new = graph.node_copy(view, lambda n: value if n is view.args[0] else n)
+    fake_mode = private.detect_fake_mode([value.meta["val"]])
+    arguments = torch.fx.node.map_arg((new.args, new.kwargs), lambda n: n.meta["val"])
+    assert fake_mode is not None and callable(new.target)
+    with fake_mode:
+        new.meta["val"] = new.target(*arguments[0], **arguments[1])
+    new.meta.pop("tensor_meta", None)
+    return new
+
+
+def _later(graph: Graph, a: Node, b: Node) -> Node:
+    return b if a < b else a
+
+
+def _next(node: Node) -> Node:
+    node = node.next
+    while node.op == "placeholder":
+        node = node.next
+    return node

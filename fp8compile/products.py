@@ -1,0 +1,138 @@
+"""The matrix products of a model's linears in a joint graph: forward, dgrad and wgrad.
+
+    forward   y [M, N] = x [M, K] W' [K, N]     exactly one operand is made from parameters alone
+    dgrad     dx [M, K] = dy [M, N] W [N, K]     one from parameters alone, the other depends on a tangent
+    wgrad     dW [N, K] = dy' [N, M] x [M, K]    a tangent and the input of a forward product, of the weight's size
+
+The two products of the backward belong to the forward product of the same autograd node (``seq_nr``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Set
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from fp8compile.flow import Source, is_activation, sources
+from fp8compile.graph import hint, is_tensor, is_view, numel
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+PRODUCTS = {aten.mm.default: 0, aten.addmm.default: 1}  # the position of the left operand
+BATCHED = {aten.bmm.default: 0, aten.baddbmm.default: 1}
+GROUPED = {getattr(aten, "_grouped_mm").default: 0} if hasattr(aten, "_grouped_mm") else {}
+FORWARD, DGRAD, WGRAD = "forward", "dgrad", "wgrad"
+
+_CASTS = {prims.convert_element_type.default, aten._to_copy.default}
+
+
+@dataclass(frozen=True)
+class Product:
+    """One product of a linear. ``forward`` is the linear's forward product: itself, in the forward."""
+
+    node: Node
+    direction: str
+    forward: Node
+    weight: Node  # the parameter, or the first value computed from parameters that is no cast or view of one
+    gradients: tuple[bool, bool]  # which operands depend on a tangent
+    M: Any
+    K: int
+    N: int
+
+    @property
+    def operands(self) -> tuple[Node, Node]:
+        """The left and the right operand, as they are now: other products are rewritten in the meantime."""
+        found = _operands(self.node)
+        assert found is not None
+        return found
+
+
+def linear_products(graph: Graph, parameters: Set[Node]) -> list[Product]:
+    """The products of every linear of a joint graph, in graph order, batched ones included."""
+    found = sources(graph, parameters)
+    products: list[Product] = []
+    for node in graph.nodes:
+        operands = _operands(node)
+        if operands is None:
+            continue
+        kinds = tuple(_kind(found[o]) for o in operands)
+        if sorted(kinds) == ["activation", "parameter"]:
+            products.append(_forward(node, *operands, weight_on_the_right=kinds[1] == "parameter"))
+        elif sorted(kinds) == ["gradient", "parameter"]:
+            products += _of_backward(node, *operands, DGRAD, kinds.index("parameter"), products)
+        elif sorted(kinds) == ["activation", "gradient"]:
+            products += _of_backward(node, *operands, WGRAD, kinds.index("activation"), products)
+    return products
+
+
+def is_product(node: Node) -> bool:
+    return node.target in PRODUCTS or node.target in BATCHED or node.target in GROUPED
+
+
+def _operands(node: Node) -> tuple[Node, Node] | None:
+    if node.op != "call_function" or not is_product(node):
+        return None
+    at = PRODUCTS.get(node.target, BATCHED.get(node.target, GROUPED.get(node.target, 0)))  # type: ignore[arg-type]
+    left, right = node.args[at], node.args[at + 1]
+    assert isinstance(left, Node) and isinstance(right, Node)
+    return left, right
+
+
+def _kind(source: Source) -> str:
+    if Source.GRADIENT in source:
+        return "gradient"
+    if source == Source.PARAMETER:
+        return "parameter"
+    return "activation" if is_activation(source) else "table"
+
+
+def _forward(node: Node, left: Node, right: Node, *, weight_on_the_right: bool) -> Product:
+    rows, inner, columns = left.meta["val"].shape[-2], left.meta["val"].shape[-1], right.meta["val"].shape[-1]
+    weight = root_of(right if weight_on_the_right else left)
+    M, N = (rows, columns) if weight_on_the_right else (columns, rows)
+    return Product(node, FORWARD, node, weight, (False, False), M, hint(inner), hint(N))
+
+
+def _of_backward(
+    node: Node, left: Node, right: Node, direction: str, known: int, products: list[Product]
+) -> Iterator[Product]:
+    """The product as dgrad or wgrad of the forward product that shares its weight or its input; nothing if there is none."""
+    shared = root_of((left, right)[known])
+    size = numel(node.meta["val"])
+    forwards = [p for p in products if p.direction == FORWARD]
+    if direction == DGRAD:
+        of = [p for p in forwards if p.weight is shared]
+    else:
+        of = [p for p in forwards if shared in map(root_of, p.operands) and p.K * p.N == size]
+    of.sort(key=lambda p: p.forward.meta.get("seq_nr") != node.meta.get("seq_nr"))
+    for p in of[:1]:
+        gradients = (known == 1, known == 0)
+        yield Product(node, direction, p.forward, p.weight, gradients, p.M, p.K, p.N)
+
+
+def root_of(value: Node) -> Node:
+    """What a value is a view or a cast of."""
+    while is_view(value) or value.target in _CASTS:
+        parent = value.args[0]
+        if not isinstance(parent, Node) or not is_tensor(parent):
+            break
+        value = parent
+    return value
+
+
+def is_tied_to_embedding(weight: Node) -> bool:
+    """Whether a parameter is looked up by an embedding too."""
+    waiting = [weight]
+    while waiting:
+        node = waiting.pop()
+        for user in node.users:
+            if user.target is aten.embedding.default or (
+                user.target is aten.index.Tensor and user.args[0] is node and "autograd_backward" not in user.meta
+            ):
+                return True
+            if is_view(user) or user.target in _CASTS:
+                waiting.append(user)
+    return False

@@ -1,0 +1,151 @@
+"""Numbers change: linears multiply FP8 codes, in all three products (forward, dgrad, wgrad), with scales taken from the
+very tensors (current scaling).
+
+A codec goes on both operands of every product of a linear; *a product of two decoded operands is a scaled product*:
+``_scaled_mm`` where the device has FP8 matrix units, else decode-then-multiply with ``Recipe.emulate``. A value is
+encoded once for each format and scaling axis and shared by all its uses: q, k and v read one encoding, the wgrad reads
+the forward's. With tensorwise scales that encoding is of the value itself, whatever view of it a product takes.
+
+Formats: E4M3 for activations and weights; gradients in E5M2 ("hybrid") or E4M3 ("e4m3").
+
+Left as they are, each with its reason in the report: the output head (by path, or tied to an embedding), what the user
+put in FP32 inside a 16-bit model, weights whose sides are not multiples of 16 (``_scaled_mm`` takes no others; LoRA),
+batched expert products, float64 and complex, inputs without rows, devices without FP8 units unless emulated.
+
+What a nonlinear operation needs for its backward too is kept once, as *its* codes (groupwise, see encode_saved): the wgrad
+encodes the decoded value again under the forward's scale. What only products need is kept as their codes.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Set
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from fp8compile.context import Context
+from fp8compile.device import why_no_fp8
+from fp8compile.flow import is_tangent, user_fp32
+from fp8compile.graph import dtype_text, hint, module_path, op_name, source_line, splice
+from fp8compile.numerics import E4M3, E5M2, Format
+from fp8compile.operands import MULTIPLE, Encoded, Operands
+from fp8compile.products import FORWARD, PRODUCTS, Product, is_tied_to_embedding, linear_products
+from fp8compile.recipe import Recipe
+from fp8compile.report import Linear, Notes, Origin
+
+aten = torch.ops.aten
+
+COMPUTED = (torch.float32, torch.bfloat16, torch.float16)
+UPCAST = "upcast by the user"
+
+
+def quantize_linears(graph: Graph, ctx: Context) -> Notes:
+    """Make every product of a linear a product of FP8 codes, or say why not."""
+    if ctx.recipe.linear == "off" or not any(map(is_tangent, graph.find_nodes(op="placeholder"))):
+        return Notes()  # without tangents: inference, where the model computes as it is written
+    parameters = ctx.parameters_of(graph)
+    judge = _Judge(ctx.recipe, parameters, user_fp32(graph, parameters))
+    operands = Operands(graph)
+    linears = []
+    for product in linear_products(graph, parameters):
+        reason = judge.reason_to_leave(product)
+        formats = "" if reason else _rewrite(product, operands, ctx.recipe)
+        linears.append(_entry(product, formats, reason or ""))
+    return Notes(linears=tuple(linears))
+
+
+class _Judge:
+    """Says of a linear why it must stay as it is; its three products share the verdict."""
+
+    def __init__(self, recipe: Recipe, parameters: Set[Node], upcast: Set[Node]) -> None:
+        self.recipe, self.parameters, self.upcast = recipe, parameters, upcast
+        self._verdicts: dict[Node, str | None] = {}
+
+    def reason_to_leave(self, product: Product) -> str | None:
+        forward = product.forward
+        if forward not in self._verdicts:
+            self._verdicts[forward] = (
+                self._left_by_recipe(forward)
+                or (is_tied_to_embedding(product.weight) and "output head: its weight is tied to an embedding")
+                or self._not_a_plain_product(forward)
+                or (forward in self.upcast and UPCAST)
+                or self._no_fp8_shape(product)
+                or (not self.recipe.emulate and why_no_fp8(forward.meta["val"].device))
+                or None
+            )
+        return self._verdicts[forward]
+
+    def _left_by_recipe(self, forward: Node) -> str | None:
+        path = module_path(forward)
+        for name, said in (("linear_skip", "output head, or left by"), ("skip", "left by")):
+            for pattern in getattr(self.recipe, name):
+                if fnmatch.fnmatchcase(path, pattern):
+                    return f"{said} Recipe.{name}: {path!r} matches {pattern!r}"
+        return None
+
+    def _not_a_plain_product(self, forward: Node) -> str | None:
+        if forward.target not in PRODUCTS:
+            return "a batched product of parameters (experts) is left in its dtype"
+        if forward.kwargs:
+            return "addmm with alpha or beta"
+        dtype = forward.meta["val"].dtype
+        return None if dtype in COMPUTED else f"{dtype_text(forward.meta['val'])} is left alone"
+
+    def _no_fp8_shape(self, product: Product) -> str | None:
+        for name in ("K", "N"):
+            if (size := getattr(product, name)) % MULTIPLE:
+                return f"{name}={size} is not a multiple of {MULTIPLE}"
+        if hint(product.M) == 0:
+            return "no rows"
+        bf16 = product.forward.meta["val"].dtype == torch.bfloat16
+        if self.recipe.linear == "rowwise" and not self.recipe.emulate and not bf16:
+            return "_scaled_mm with rowwise scales gives BF16 only"
+        return None
+
+
+def _rewrite(product: Product, operands: Operands, recipe: Recipe) -> str:
+    """The product of decoded operands, in the product's place; returns the formats of its operands."""
+    formats = _formats(product, recipe)
+    sides = tuple(zip(product.operands, ("left", "right"), formats, strict=True))
+    rowwise = recipe.linear == "rowwise"
+    how = f"{formats[0].name} x {formats[1].name} {recipe.linear}"
+    if recipe.emulate:
+        at = PRODUCTS[product.node.target]
+        for i, (operand, side, fmt) in enumerate(sides):
+            product.node.update_arg(at + i, operands.decoded(operand, side, fmt, rowwise))
+        return f"{how}, emulated"
+    left, right = (operands.codes(operand, side, fmt, rowwise) for operand, side, fmt in sides)
+    _scaled_product(product, left, right)
+    return how
+
+
+def _formats(product: Product, recipe: Recipe) -> tuple[Format, Format]:
+    gradient = E5M2 if recipe.linear_formats == "hybrid" else E4M3
+    return tuple(gradient if is_gradient else E4M3 for is_gradient in product.gradients)  # type: ignore[return-value]
+
+
+def _scaled_product(product: Product, left: Encoded, right: Encoded) -> None:
+    node, dtype = product.node, product.node.meta["val"].dtype
+    fast = product.direction == FORWARD  # as torchao and Transformer Engine: gradients accumulate in full FP32
+    bias = node.args[0] if node.target is aten.addmm.default else None
+    fused = (
+        isinstance(bias, Node) and bias.meta["val"].dim() == 1 and dtype == bias.meta["val"].dtype != torch.float32
+    )
+
+    def scaled_mm(a: Tensor, b: Tensor, inv_a: Tensor, inv_b: Tensor, *bias: Tensor) -> Tensor:
+        added = bias[0] if bias and fused else None
+        y = torch._scaled_mm(a, b, inv_a, inv_b, bias=added, out_dtype=dtype, use_fast_accum=fast)
+        return y + bias[0] if bias and not fused else y
+
+    more = (bias,) if isinstance(bias, Node) else ()
+    nodes = (left.codes, right.codes, left.inv_scale, right.inv_scale, *more)
+    node.replace_all_uses_with(splice(node.graph, scaled_mm, *nodes, before=node))
+    node.graph.erase_node(node)
+
+
+def _entry(product: Product, formats: str, reason: str) -> Linear:
+    where = Origin(op_name(product.forward), module_path(product.forward), source_line(product.forward))
+    sizes = (str(product.M), str(product.K), str(product.N))
+    return Linear(product.node.name, where, product.direction, *sizes, formats, reason)
