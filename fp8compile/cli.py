@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fp8compile import __version__
+from fp8compile import __version__, cli_explain
 from fp8compile.recipe import CHOICES, PRESETS, nearest
 from fp8compile.train.arms import ARMS, OURS, REFERENCE
 
@@ -96,6 +96,18 @@ def run_demo(values: argparse.Namespace) -> int:
 
 COMMANDS: tuple[Command, ...] = (
     Command("demo", "train a small Llama with and without fp8compile, and compare", add_demo_options, run_demo),
+    Command(
+        "explain",
+        "tell what fp8compile does to a model, without training it",
+        cli_explain.add_explain_options,
+        cli_explain.run_explain,
+    ),
+    Command(
+        "dump",
+        "explain, and write the graphs before and after each pass to files",
+        cli_explain.add_dump_options,
+        cli_explain.run_dump,
+    ),
 )
 
 
