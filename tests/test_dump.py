@@ -143,6 +143,19 @@ def test_a_step_is_the_graph_as_it_will_be_left() -> None:
     assert encoded.after.counts["aten.mm.default"] == encoded.before.counts["aten.mm.default"] == 5
 
 
+def test_what_the_results_do_not_need_is_left_out_as_by_dead_code_elimination() -> None:
+    graph = Graph()
+    x, unused = graph.placeholder("x"), graph.placeholder("unused")
+    dead = graph.call_function(torch.ops.aten.exp.default, (unused,))
+    graph.call_function(torch.ops.aten.add_.Tensor, (unused, 1))  # has an effect
+    graph.output((graph.call_function(torch.ops.aten.neg.default, (x,)), dead))
+    part = snapshot._part("forward", graph, (next(n for n in graph.nodes if "neg" in n.name),))
+    graph.output_node().args = ((list(graph.nodes)[4],),)
+    graph.eliminate_dead_code()
+    assert part.lines == snapshot._part("forward", graph).lines
+    assert [line.name for line in part.lines][:2] == ["x", "unused"] and "exp" not in str(part)
+
+
 def test_symbolic_shapes_are_text() -> None:
     x = torch.randn(128, 64)
     torch._dynamo.mark_dynamic(x, 0)
