@@ -400,7 +400,8 @@ def _training_row(
         "twin": "Inductor" if (arguments.twin or arguments.codegen) == "inductor" else "preset off, codegen eager",
         "steps": arguments.steps,
         "seeds": arguments.seeds,
-        "optimizer": f"AdamW, learning rate {arguments.learning_rate} after {RISING_STEPS} steps, norm clipped to {LARGEST_NORM}",
+        "optimizer": f"AdamW, learning rate {arguments.learning_rate} after {RISING_STEPS} steps, "
+        f"norm clipped to {LARGEST_NORM}",
         "twin_loss_first": _mean([run[0] for run in losses["plain"]]),
         "twin_loss_last5": _mean(twin_ends),
         "gap_last5": gaps,

@@ -14,10 +14,12 @@ from torch.fx import GraphModule
 
 from fp8compile import store
 from fp8compile import torch_private as private
-from fp8compile.graph import module_path, source_line
+from fp8compile.dump import watch_for
+from fp8compile.graph import copied, module_path, source_line
 from fp8compile.pipeline import passes_for, sources_key
 from fp8compile.recipe import Recipe, nearest
 from fp8compile.report import GraphReport
+from fp8compile.steps import watching
 
 log = logging.getLogger("fp8compile")
 
@@ -67,11 +69,30 @@ def compile_and_report(
     mode: str | None = None,
     *,
     generate: bool = True,
+    keep_steps: bool = False,
 ) -> tuple[Callable[..., Any], tuple[GraphReport, ...]]:
     """The compiled callable of a Dynamo graph and what was done to it.
 
     ``generate=False`` makes the same rewrites and then runs the graph node by node, whatever the recipe says.
+    ``keep_steps`` keeps each pass with the graph before and after it, all of them in the first report.
     """
+    watch = watch_for(recipe, keep_steps)
+    if watch is None:
+        return _compiled(gm, example_inputs, recipe, mode, generate)[:2]
+    spare = _spare(gm)
+    with watching(watch):
+        compiled, reports, cached = _compiled(gm, example_inputs, recipe, mode, generate)
+        dumped = reports
+        if cached and watch.folder:  # no pass ran: once more, for the dump alone
+            _, dumped, _ = _compiled(spare, example_inputs, recipe, mode, generate=False)
+    watch.report(dumped, recipe)
+    return compiled, (dataclasses.replace(reports[0], steps=tuple(watch.steps)), *reports[1:])
+
+
+def _compiled(
+    gm: GraphModule, example_inputs: Sequence[Any], recipe: Recipe, mode: str | None, generate: bool
+) -> tuple[Callable[..., Any], tuple[GraphReport, ...], bool]:
+    """The compiled callable, the reports, and whether it came from a cache."""
     patches = {**_mode_options(mode), **_inductor_options(recipe)}
     recipe, remarks = _that_can_be_followed(recipe, patches)
     compile_args: dict[str, Any] = {}
@@ -82,8 +103,18 @@ def compile_and_report(
     parameters = frozenset(i for i, v in enumerate(example_inputs) if isinstance(v, torch.nn.Parameter))
     patches |= passes_for(recipe, graph_key, parameters, patches)
     compiled = private.compile_fx(gm, example_inputs, config_patches=patches, **compile_args)
+    cached = store.came_from_cache(graph_key)
     reports = tuple(dataclasses.replace(r, remarks=r.remarks + remarks) for r in store.finish(graph_key))
-    return cast(Callable[..., Any], compiled), reports
+    return cast(Callable[..., Any], compiled), reports, cached
+
+
+def _spare(gm: GraphModule) -> GraphModule:
+    """A copy to compile a second time, with what Dynamo noted on module and nodes: it says which inputs are parameters."""
+    spare = copied(gm)
+    spare.meta = dict(gm.meta)
+    for ours, theirs in ((spare, gm), *zip(spare.graph.nodes, gm.graph.nodes, strict=True)):
+        vars(ours).update({name: value for name, value in vars(theirs).items() if name not in vars(ours)})
+    return spare
 
 
 def run_the_graph(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:

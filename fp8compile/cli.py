@@ -8,8 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fp8compile import __version__
-from fp8compile.recipe import CHOICES, PRESETS, nearest
+from fp8compile import __version__, cli_explain
+from fp8compile.cli_explain import WRONG, Wrong, fields_from, recipe_from
+from fp8compile.recipe import PRESETS, nearest
 from fp8compile.train.arms import ARMS, OURS, REFERENCE
 
 FAILED, INTERRUPTED = 1, 130
@@ -61,11 +62,8 @@ def add_demo_options(parser: argparse.ArgumentParser) -> None:
         default="default",
         help=f"of fp8compile: {', '.join(PRESETS)}",
     )
-    formats = CHOICES["saved_format"]
     parser.add_argument(
-        "--format",
-        type=_one_of("format", formats),
-        help=f"what fp8compile saves activations as: {', '.join(formats)}",
+        "-o", dest="fields", action="append", default=[], metavar="FIELD=VALUE", help="a field of fp8compile's recipe"
     )
     parser.add_argument("--tiny", action="store_true", help="a toy model for seconds, to try the machinery")
     parser.add_argument("--threads", type=_at_least(1), metavar="N", help="CPU threads")
@@ -76,6 +74,11 @@ def run_demo(values: argparse.Namespace) -> int:
     from fp8compile.train.data import NoSource
     from fp8compile.train.extras import MissingExtra
 
+    try:
+        recipe_from(values.preset, values.fields)
+    except Wrong as error:
+        print(f"fp8compile demo: error: {error}", file=sys.stderr)
+        return WRONG
     options = demo.Options(
         out=values.out,
         steps=values.steps,
@@ -83,7 +86,7 @@ def run_demo(values: argparse.Namespace) -> int:
         seed=values.seed,
         arms=values.arms,
         preset=values.preset,
-        saved_format=values.format,
+        fields=fields_from(values.fields),
         tiny=values.tiny,
         threads=values.threads,
     )
@@ -96,6 +99,18 @@ def run_demo(values: argparse.Namespace) -> int:
 
 COMMANDS: tuple[Command, ...] = (
     Command("demo", "train a small Llama with and without fp8compile, and compare", add_demo_options, run_demo),
+    Command(
+        "explain",
+        "tell what fp8compile does to a model, without training it",
+        cli_explain.add_explain_options,
+        cli_explain.run_explain,
+    ),
+    Command(
+        "dump",
+        "explain, and write the graphs before and after each pass to files",
+        cli_explain.add_dump_options,
+        cli_explain.run_dump,
+    ),
 )
 
 

@@ -14,5 +14,5 @@ def why_no_fp8(device: torch.device) -> str | None:
         return f"{device.type} has no FP8 matrix units that torch._scaled_mm supports ({cure})"
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) < FP8_CAPABILITY:
-        return f"compute capability {major}.{minor} has no FP8 matrix units, {'.'.join(map(str, FP8_CAPABILITY))} has ({cure})"
+        return f"compute capability {major}.{minor} has no FP8 matrix units; 8.9 and later have ({cure})"
     return None

@@ -61,7 +61,7 @@ def explain(
     graphs: list[GraphReport] = []
 
     def listen(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        compiled, reports = compile_and_report(gm, example_inputs, chosen, generate=False)
+        compiled, reports = compile_and_report(gm, example_inputs, chosen, generate=False, keep_steps=True)
         graphs.extend(reports)
         return compiled
 

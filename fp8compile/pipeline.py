@@ -27,6 +27,7 @@ from fp8compile.passes.recompute_kept import recompute_kept
 from fp8compile.recipe import Recipe
 from fp8compile.report import GraphReport, Notes
 from fp8compile.split import Split
+from fp8compile.steps import watched
 from fp8compile.store import JointNotes, collecting
 from fp8compile.versions import __version__
 
@@ -62,6 +63,7 @@ COMPILES = (
     "recipe",
     "report",
     "split",
+    "steps",
     "store",
     "versions",
 )
@@ -122,7 +124,7 @@ class Partitioner(private.CustomPartitionerFn):
         split = _split(*(fw_bw or _upstream(gm, joint_inputs, **kwargs)), **kwargs)
         notes = Notes()
         for each in PARTITION:
-            ran = _observed(split.fw, each.__name__, functools.partial(each, split, Context(self.recipe)))
+            ran = _observed(split.fw, each.__name__, functools.partial(each, split, Context(self.recipe)), split)
             disabled += [] if ran is not None else [each.__name__]
             notes += ran or Notes()
         return split, notes, disabled
@@ -172,10 +174,10 @@ def passes_for(
     return {name: [*before, ours] if before else ours, "custom_partitioner_fn": Partitioner(recipe, graph_key)}
 
 
-def _observed(gm: GraphModule, name: str, run: Callable[[], Any]) -> Any:
-    """What ``run`` returns, or None where the pass of that name is disabled."""
+def _observed(gm: GraphModule, name: str, run: Callable[[], Any], split: Split | None = None) -> Any:
+    """What ``run`` returns, or None where the pass of that name is disabled. Dumps see ``split``, or else ``gm``."""
     observer = private.GraphTransformObserver(gm, name, subsystem="fp8compile")
-    return observer.apply_gm_pass(lambda _: run())
+    return watched(name, split or gm, lambda: observer.apply_gm_pass(lambda _: run()))
 
 
 def _upstream(gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> tuple[GraphModule, GraphModule]:

@@ -23,7 +23,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 PRODUCTS = {aten.mm.default: 0, aten.addmm.default: 1}  # the position of the left operand
 BATCHED = {aten.bmm.default: 0, aten.baddbmm.default: 1}
-GROUPED = {getattr(aten, "_grouped_mm").default: 0} if hasattr(aten, "_grouped_mm") else {}
+GROUPED = {aten._grouped_mm.default: 0} if hasattr(aten, "_grouped_mm") else {}
 FORWARD, DGRAD, WGRAD = "forward", "dgrad", "wgrad"
 
 _CASTS = {prims.convert_element_type.default, aten._to_copy.default}
@@ -106,7 +106,7 @@ def _of_backward(
     if direction == DGRAD:
         of = [p for p in forwards if p.weight is shared]
     else:
-        of = [p for p in forwards if shared in map(root_of, p.operands) and p.K * p.N == size]
+        of = [p for p in forwards if shared in map(root_of, p.operands) and size == p.K * p.N]
     of.sort(key=lambda p: p.forward.meta.get("seq_nr") != node.meta.get("seq_nr"))
     for p in of[:1]:
         gradients = (known == 1, known == 0)

@@ -70,7 +70,7 @@ class Recipe:
         skip: fnmatch patterns on module paths ("layers.0.*"); tensors made there are kept as they are.
         codegen: "inductor", or "eager": the same rewritten graph, run node by node (tests, debugging).
         inductor: options handed to Inductor, as in ``torch.compile(options=...)``.
-        dump: folder for graph dumps. Never changes what is compiled or cached.
+        dump: folder for graph dumps; by default FP8COMPILE_DUMP, where that is set. Never changes what is compiled or cached.
     """
 
     linear: str = "tensorwise"

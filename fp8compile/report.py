@@ -5,11 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
+
+if TYPE_CHECKING:
+    from fp8compile.snapshot import Step
 
 
 @dataclass(frozen=True)
@@ -101,6 +104,7 @@ class GraphReport:
             caller owns (data, masks, tables) left out.
         saved_bytes_plain: the same for plain Inductor.
         remarks: what concerns the graph as a whole.
+        steps: each pass with the graph before and after it; collected by ``fp8compile.explain`` only, not in the JSON.
     """
 
     kind: str
@@ -108,9 +112,12 @@ class GraphReport:
     saved_bytes: int = 0
     saved_bytes_plain: int = 0
     remarks: tuple[str, ...] = ()
+    steps: tuple[Step, ...] = field(default=(), compare=False, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        data = dataclasses.asdict(dataclasses.replace(self, steps=()))
+        del data["steps"]
+        return data
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> GraphReport:

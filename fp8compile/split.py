@@ -84,6 +84,11 @@ class Split:
         node.meta = {"val": made.meta["val"]}
         return node
 
+    @property
+    def results(self) -> tuple[Any, ...]:
+        """What the forward returns once ``finish`` has run."""
+        return (*self.returned, *(e.made for e in self.edges), *(node for node, _ in self._sizes))
+
     def finish(self) -> None:
         """Write the edges back as the forward's outputs and make both graphs consistent."""
         edges = [(e.made, dataclasses.replace(e.desc, idx=i) if e.desc else None) for i, e in enumerate(self.edges)]
@@ -91,7 +96,7 @@ class Split:
             (node, dataclasses.replace(desc, idx=len(edges) + i) if desc else None)
             for i, (node, desc) in enumerate(self._sizes)
         ]
-        self._out.args = ((*self.returned, *(node for node, _ in edges + sizes)),)
+        self._out.args = (self.results,)
         if "desc" in self._out.meta:
             self._out.meta["desc"] = [*self._returned_descs, *(desc for _, desc in edges + sizes)]
         self._out.meta["output_stack_traces"] = [

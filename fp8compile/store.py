@@ -50,7 +50,7 @@ class JointNotes:
     """What happened to a joint graph before it was cut: the graph as it was, and what the passes say."""
 
     plain: GraphModule
-    notes: Notes = Notes()
+    notes: Notes = field(default_factory=Notes)
     disabled: tuple[str, ...] = ()
 
 
@@ -108,10 +108,17 @@ def collecting(graph_key: str) -> Collector:
     return _collecting.setdefault(graph_key, Collector())
 
 
+def came_from_cache(graph_key: str) -> bool:
+    """Whether the graph just compiled, not yet finished, was found in a cache: no pass of ours ran."""
+    collector = collecting(graph_key)
+    return not (collector.compiled or collector.parts)
+
+
 def finish(graph_key: str) -> tuple[GraphReport, ...]:
     """The reports of the graph just compiled: as collected, or, when it came from the cache, as stored with it."""
-    collector = _collecting.pop(graph_key, Collector())
-    if collector.compiled or collector.parts:
+    cached = came_from_cache(graph_key)
+    collector = _collecting.pop(graph_key)
+    if not cached:
         parts = tuple(collector.parts) or (GraphReport("inference", remarks=(INFERENCE,)),)
         _write(graph_key, parts)
         return parts

@@ -14,6 +14,7 @@ from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitionerFn
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.runtime.cache_dir_utils import cache_dir
+from torch._logging._internal import trace_log, trace_structured
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.graph_transform_observer import GraphTransformObserver
 
@@ -33,4 +34,6 @@ __all__ = [
     "make_fx",
     "min_cut_rematerialization_partition",
     "select_decomp_table",
+    "trace_log",
+    "trace_structured",
 ]

@@ -6,7 +6,8 @@ that are kept, so the backward repeats it where it is first needed; one storage,
 
 Legality: only the operations in CHEAP are repeated, all of them deterministic, none a reduction or a product, each on
 values that reach the backward anyway (kept tensors, parameters, the caller's data), on constants, or, failing that, on
-the FP8 codes that a product's operand was decoded from, which then are kept in its place. Never through a value that is itself recomputed: a residual stream would be rebuilt from its start, step by step, and all of it live at once.
+the FP8 codes that a product's operand was decoded from, which then are kept in its place. Never through a value that is
+itself recomputed: a residual stream would be rebuilt from its start, step by step, and all of it live at once.
 """
 
 from __future__ import annotations

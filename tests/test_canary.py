@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 
 import pytest
 import torch
@@ -33,6 +34,22 @@ def test_the_hooks_and_options_we_set_exist() -> None:
         assert hasattr(private.inductor_config, option), option
     assert hasattr(private.functorch_config, "ban_recompute_materialized_backward")
     assert callable(private.functorch_config.save_config_portable)
+
+
+def test_the_structured_trace_goes_to_handlers_with_a_folder(tmp_path: Path) -> None:
+    """dump.tracing relies on: torch's handler on trace_log has a root_dir where, and only where, it writes."""
+    kind = torch._logging._internal.LazyTraceHandler
+    assert kind(None).root_dir is None
+    handler = kind(str(tmp_path))
+    handler.setFormatter(torch._logging._internal.TorchLogsFormatter(trace=True))
+    private.trace_log.addHandler(handler)
+    try:
+        private.trace_structured("artifact", metadata_fn=lambda: {"name": "seen"}, payload_fn=lambda: "a text")
+    finally:
+        private.trace_log.removeHandler(handler)
+        handler.close()
+    [written] = tmp_path.iterdir()
+    assert '"seen"' in written.read_text() and "a text" in written.read_text()
 
 
 def test_the_observer_can_disable_a_pass_by_name() -> None:

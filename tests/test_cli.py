@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import runpy
 import sys
 from pathlib import Path
@@ -33,12 +34,13 @@ def test_defaults(given: list[demo.Options]) -> None:
 
 
 def test_every_option_arrives(given: list[demo.Options]) -> None:
+    fields = {"saved_format": "int8", "emulate": True}
     line = "demo --out o --steps 5 --seeds 3 --seed 7 --arms eager,fp8compile --tiny --threads 2"
-    assert cli.main([*line.split(), "--preset", "conservative", "--format", "int8"]) == 0
+    assert cli.main([*line.split(), "--preset", "conservative", "-o", "saved_format=int8", "-o", "emulate=true"]) == 0
     assert given == [
-        demo.Options(Path("o"), 5, 3, 7, ("eager", "fp8compile"), "conservative", "int8", tiny=True, threads=2)
+        demo.Options(Path("o"), 5, 3, 7, ("eager", "fp8compile"), "conservative", fields, tiny=True, threads=2)
     ]
-    assert given[0].backend_options == {"preset": "conservative", "saved_format": "int8"}
+    assert given[0].backend_options == {"preset": "conservative", **fields}
 
 
 @pytest.mark.parametrize(
@@ -51,7 +53,7 @@ def test_every_option_arrives(given: list[demo.Options]) -> None:
         ("demo --arms inductr", "there is no arm 'inductr'. Did you mean 'inductor'?"),
         ("demo --arms eager,eager", "'eager,eager' names an arm twice"),
         ("demo --preset defualt", "there is no preset 'defualt'. Did you mean 'default'?"),
-        ("demo --format e4m4", "there is no format 'e4m4'. Did you mean 'e4m3'?"),
+        ("demo -o saved_format=e4m4", "Recipe.saved_format cannot be 'e4m4'. Did you mean 'e4m3'?"),
         ("demo --steps none", "'none' is not a whole number of at least 1"),
         ("demo --seeds 0", "'0' is not a whole number of at least 1"),
         ("demo --seed -1", "'-1' is not a whole number of at least 0"),
@@ -64,6 +66,102 @@ def test_a_slip_is_named_with_the_nearest_right_value(
         cli.main(line.split())
     assert exit_.value.code == 2 and not given
     assert message in capsys.readouterr().err
+
+
+FACTORIES = """
+import torch
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = torch.nn.Linear(64, 256)
+    def forward(self, x, scale=1.0):
+        return torch.tanh(self.up(x)) * scale
+def factory(): return Net(), (torch.randn(128, 64),), {"scale": 2.0}
+def pair(): return Net(), torch.randn(128, 64)
+def alone(): return Net()
+def strange(): return Net(), 3
+def broken(): raise RuntimeError("the user's own")
+class Nothing(torch.nn.Module):
+    @torch.compiler.disable
+    def forward(self, x):
+        return x
+def nothing(): return Nothing(), (torch.ones(2),)
+number = 3
+"""
+
+
+@pytest.fixture
+def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The current directory, with a module of factories in a package."""
+    (tmp_path / "pkg").mkdir()
+    (tmp_path / "pkg" / "mod.py").write_text(FACTORIES)
+    (tmp_path / "pkg" / "incomplete.py").write_text("import no_such_dependency")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("pkg", "pkg.mod", "pkg.incomplete"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    return tmp_path
+
+
+def test_explain_prints_the_report(factories: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", "pkg.mod:factory"]) == 0
+    assert "1 tensors encoded" in (text := capsys.readouterr().out) and "addmm.default" in text
+    line = "explain pkg.mod:pair --json --preset conservative -o saved_format=int8 -o group_size=64 -o skip=head.*"
+    assert cli.main(line.split()) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["graphs"][0]["notes"]["saved"][0]["codec"] == "int8 1x64"
+    assert "saved_attention=False" in data["recipe"] and "skip=('head.*',)" in data["recipe"]
+    assert sorted(p.name for p in factories.iterdir()) == ["pkg"], "nothing is written"
+
+
+def test_dump_writes_the_graphs_too(factories: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["dump", "pkg.mod:factory", "--out", "graphs", "-o", "min_saved_numel=0", "--json"]) == 0
+    printed, said = capsys.readouterr()
+    assert json.loads(printed) == json.loads((factories / "graphs" / "graph-0" / "report.json").read_text()) | {
+        "recipe": json.loads(printed)["recipe"]
+    }
+    assert "graphs" in said
+    assert "fp8compile: encode(addmm)" in (factories / "graphs/graph-0/03-encode_saved/after.txt").read_text()
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("pkg.mod", "'pkg.mod' is not of the form pkg.mod:factory"),
+        ("no.such:factory", "cannot import no.such: No module named 'no'"),
+        ("pkg.incomplete:factory", "cannot import pkg.incomplete: No module named 'no_such_dependency'"),
+        ("pkg.mod:factroy", "pkg.mod has no 'factroy'. Did you mean 'factory'?"),
+        ("pkg.mod:number", "pkg.mod:number is of type int, not a callable that returns (model, args)"),
+        ("pkg.mod:alone", "pkg.mod:alone returned a value of type Net, not (model, args) or (model, args, kwargs)"),
+        ("pkg.mod:strange", "pkg.mod:strange returned a value of type tuple, not (model, args)"),
+        ("pkg.mod:pair --preset defualt", "has no preset 'defualt'. Did you mean 'default'?"),
+        ("pkg.mod:pair -o saved_fromat=int8", "Recipe has no field 'saved_fromat'. Did you mean 'saved_format'?"),
+        ("pkg.mod:pair -o saved_format=int4", "Recipe.saved_format cannot be 'int4'."),
+        ("pkg.mod:pair -o saved_format", "-o takes FIELD=VALUE, not 'saved_format'"),
+    ],
+)
+@pytest.mark.parametrize("command", ["explain", "dump --out graphs"])
+def test_a_slip_in_explain_or_dump_is_one_line(
+    command: str, line: str, message: str, factories: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(f"{command} {line}".split()) == 2
+    printed, said = capsys.readouterr()
+    name = command.split()[0]
+    assert not printed and said.startswith(f"fp8compile {name}: error: ") and message in said
+    assert said.count("\n") == 1 and not (factories / "graphs").exists()
+
+
+def test_what_the_model_or_the_folder_does_not_allow(factories: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["explain", "pkg.mod:nothing"]) == 1
+    assert "compiled no graph" in capsys.readouterr().err
+    assert cli.main(["dump", "pkg.mod:pair", "--out", "pkg/mod.py"]) == 1
+    said = capsys.readouterr().err
+    assert "graph dumps cannot be written to" in said and "pkg/mod.py/graph-0" in said and said.count("\n") == 1
+    with pytest.raises(RuntimeError, match="the user's own"):
+        cli.main(["explain", "pkg.mod:broken"])
+    with pytest.raises(SystemExit):
+        cli.main(["dump", "pkg.mod:pair"])
+    assert "--out" in capsys.readouterr().err
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

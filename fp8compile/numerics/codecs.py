@@ -203,7 +203,7 @@ def _full_groups(x: Tensor, group_size: int) -> tuple[Tensor, tuple[int, ...]]:
 
 
 def _by_groups(x: Tensor, inv_scale_N1: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
-    """``x`` and its scales in shapes that broadcast: groups as trailing dimensions, or, where tails are short, ``[R, L]`` both.
+    """``x`` and its scales in shapes that broadcast: trailing groups, or, where tails are short, ``[R, L]`` both.
 
     The latter spells out full groups and tails. Indexing by ``i // G`` over a length that G does not divide is shorter,
     but Inductor's C++ backend then splits the loop at G and drops the tail (torch 2.13, try_loop_split).

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import traceback
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -43,7 +44,7 @@ class Options:
         seed: the first of them; the others follow.
         arms: names from ``arms.ARMS``, in order.
         preset: fp8compile's preset.
-        saved_format: fp8compile's ``Recipe.saved_format``; None leaves it to the preset.
+        fields: fields of fp8compile's Recipe that differ from the preset.
         tiny: a model and a run of seconds, to try the machinery.
         threads: CPU threads; None leaves torch's number.
     """
@@ -54,15 +55,14 @@ class Options:
     seed: int = 0
     arms: tuple[str, ...] = (arms.REFERENCE, arms.OURS)
     preset: str = "default"
-    saved_format: str | None = None
+    fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     tiny: bool = False
     threads: int | None = None
 
     @property
     def backend_options(self) -> dict[str, Any]:
         """``torch.compile(options=...)`` of the fp8compile arm."""
-        fixed: dict[str, Any] = {} if self.saved_format is None else {"saved_format": self.saved_format}
-        return {"preset": self.preset, **fixed}
+        return {"preset": self.preset, **self.fields}
 
 
 def run_demo(options: Options, console: Console | None = None) -> int:

@@ -1,0 +1,136 @@
+"""Graph dumps: every pass with the graph before and after it, as files, in torch's structured trace, or in memory.
+
+    <folder>/graph-0/01-cut_for_bytes/{before,after}.txt, diff.txt, after.dot
+    <folder>/graph-0/report.txt, report.json
+
+Graphs are numbered in the order in which this process compiles them; a rank of a process group has a folder of its own.
+The folder is ``Recipe.dump``, or FP8COMPILE_DUMP where the recipe has none. Two runs of a program give equal files.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from fp8compile import torch_private as private
+from fp8compile.recipe import Recipe
+from fp8compile.report import GraphReport, Report
+from fp8compile.snapshot import Snapshot, Step, op_diff, snapshot, snapshot_of
+
+__all__ = ["Snapshot", "Step", "Watch", "op_diff", "snapshot", "watch_for"]
+
+VARIABLE = "FP8COMPILE_DUMP"
+
+_claimed: Counter[Path] = Counter()
+
+
+@dataclass
+class Watch:
+    """Looks on while one graph compiles (see fp8compile/steps.py) and hands on what it saw, pass by pass.
+
+    Attributes:
+        folder: where files go, if anywhere.
+        traced: whether to write to torch's structured trace (TORCH_TRACE), for tlparse.
+        kept: whether to keep the steps in memory.
+    """
+
+    folder: Path | None
+    traced: bool
+    kept: bool
+    steps: list[Step] = field(default_factory=list)
+    _count: int = 0
+
+    def look(self, seen: object) -> Snapshot:
+        return snapshot_of(seen)  # type: ignore[arg-type]
+
+    def step(self, name: str, before: Snapshot, after: Snapshot) -> None:
+        self._count += 1
+        texts = {"before.txt": before.text, "after.txt": after.text, "diff.txt": op_diff(before, after)}
+        texts["after.dot"] = after.to_dot()
+        self._hand_on(f"{self._count:02}-{name}", texts, f"{name}_")
+        if self.kept:
+            self.steps.append(Step(name, before, after))
+
+    def report(self, reports: tuple[GraphReport, ...], recipe: Recipe) -> None:
+        report = Report(reports, str(dataclasses.replace(recipe, dump=None)))
+        self._hand_on("", {"report.txt": f"{report}\n", "report.json": f"{report.to_json()}\n"})
+
+    def _hand_on(self, place: str, texts: Mapping[str, str], prefix: str = "") -> None:
+        if self.folder:
+            write(self.folder / place, texts)
+        if self.traced:
+            for name, text in texts.items():
+                trace(f"fp8compile_{prefix}{name}", text)
+
+
+def watch_for(recipe: Recipe, kept: bool = False) -> Watch | None:
+    """What looks on at the next graph; None where nobody asks.
+
+    Raises:
+        ValueError: the folder for dumps cannot be made or written to.
+    """
+    root = recipe.dump or os.environ.get(VARIABLE)
+    traced = tracing()
+    return Watch(claim(root) if root else None, traced, kept) if root or traced or kept else None
+
+
+def claim(root: str) -> Path:
+    """The folder of the next graph: there, writable, and without the steps of an earlier run."""
+    base = Path(root).expanduser().absolute()
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        base /= f"rank-{torch.distributed.get_rank()}"
+    folder = base / f"graph-{_claimed[base]}"
+    write(folder, {"report.txt": ""})
+    with _named(folder):
+        _forget_steps(folder)
+    _claimed[base] += 1
+    return folder
+
+
+def write(folder: Path, texts: Mapping[str, str]) -> None:
+    """Write files into a folder that need not exist."""
+    with _named(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, text in texts.items():
+            (folder / name).write_text(text, encoding="utf-8")
+
+
+def tracing() -> bool:
+    """Whether torch writes a structured trace to a folder, as with TORCH_TRACE."""
+    return any(getattr(handler, "root_dir", None) for handler in private.trace_log.handlers)
+
+
+def trace(name: str, text: str) -> None:
+    """An artifact of the graph that compiles: ``fp8compile_encode_saved_before`` from ``encode_saved_before.txt``."""
+    stem, _, kind = name.rpartition(".")
+    artifact = {
+        "name": stem if kind == "txt" else f"{stem}_{kind}",
+        "encoding": "json" if kind == "json" else "string",
+    }
+    private.trace_structured("artifact", metadata_fn=lambda: artifact, payload_fn=lambda: text)
+
+
+def _forget_steps(folder: Path) -> None:
+    for step in folder.glob("[0-9][0-9]-*"):
+        for name in ("before.txt", "after.txt", "diff.txt", "after.dot"):
+            (step / name).unlink(missing_ok=True)
+        if not any(step.iterdir()):
+            step.rmdir()
+
+
+@contextlib.contextmanager
+def _named(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise ValueError(
+            f"graph dumps cannot be written to {folder}: {error.strerror or error}. "
+            f"Set Recipe.dump or {VARIABLE} to a folder that can be made and written to, or unset it"
+        ) from error
