@@ -12,3 +12,7 @@ class Context:
     """The recipe in force for the graph being compiled."""
 
     recipe: Recipe
+
+    def recipe_at(self, path: str) -> Recipe:
+        """The recipe for a value made in the module at ``path`` (see ``Recipe.modules``)."""
+        return self.recipe.at(path)

@@ -50,6 +50,7 @@ COMPILES = (
     "flow",
     "graph",
     "hazards",
+    "module_recipes",
     "numerics",
     "passes",
     "pipeline",
@@ -92,7 +93,7 @@ class Partitioner(private.CustomPartitionerFn):
         self, gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[GraphModule, GraphModule]:
         kept_plain = _split(*_upstream(copied(gm), joint_inputs, **kwargs), **kwargs).kept_bytes()
-        if self.recipe.saved == "off":
+        if not self.recipe.saves:
             split, notes = _split(*_upstream(gm, joint_inputs, **kwargs), **kwargs), Notes()
             disabled: list[str] = []
         else:

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fp8compile.module_recipes import FrozenModules, in_module, module_recipes
+
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "linear": ("off", "tensorwise", "rowwise"),
     "linear_formats": ("hybrid", "e4m3"),
@@ -19,6 +21,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 }
 BOOLEANS = ("emulate", "saved_attention")
 GROUP_SIZES = (16, 65536)
+PER_GRAPH = ("codegen", "inductor", "dump")  # one for all modules
 
 
 class FrozenOptions(Mapping[str, Any]):
@@ -58,7 +61,11 @@ class Recipe:
         attention_format: the format of those. INT8 by default: the backward of attention exponentiates q k' again, which
             turns E4M3's relative error into a factor (measured on the demo: gradients of k at 10 dB, against 23 in INT8).
         min_saved_numel: tensors with fewer elements are kept as they are.
-        skip: fnmatch patterns on module paths ("layers.0.*"); tensors made there are kept as they are.
+        skip: fnmatch patterns on module paths; tensors made in such a module, or in one beneath it, are kept as they are.
+        modules: other recipes for some modules: patterns as in ``skip``, each with a Recipe, the name of a preset, or a
+            dict of changes to this recipe. The first pattern that matches decides. What is one for the whole graph
+            (``codegen``, ``inductor``, ``dump``) cannot differ; a pass that has to decide for the graph as a whole runs
+            if any module asks for it.
         codegen: "inductor", or "eager": the same rewritten graph, run node by node (tests, debugging).
         inductor: options handed to Inductor, as in ``torch.compile(options=...)``.
         dump: folder for graph dumps. Never changes what is compiled or cached.
@@ -74,6 +81,7 @@ class Recipe:
     attention_format: str = "int8"
     min_saved_numel: int = 4096
     skip: tuple[str, ...] = ()
+    modules: Mapping[str, Any] = FrozenModules()
     codegen: str = "inductor"
     inductor: Mapping[str, Any] = FrozenOptions()
     dump: str | None = field(default=None, compare=False)
@@ -82,6 +90,7 @@ class Recipe:
         object.__setattr__(self, "skip", _as_patterns(self.skip))
         object.__setattr__(self, "inductor", _as_options(self.inductor))
         _check(self)
+        object.__setattr__(self, "modules", module_recipes(self.modules, self))
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Recipe:
@@ -92,14 +101,34 @@ class Recipe:
         """
         if name not in PRESETS:
             raise ValueError(f"fp8compile has no preset {name!r}.{nearest(name, PRESETS)}")
-        for unknown in changes.keys() - _FIELDS:
-            raise ValueError(f"Recipe has no field {unknown!r}.{nearest(unknown, [*_FIELDS, 'preset'])}")
+        _known(changes)
         return cls(**{**PRESETS[name], **changes})
 
     @classmethod
+    def made_from(cls, value: Any, base: Recipe) -> Recipe:
+        """The recipe that ``value`` stands for: itself, the name of a preset, or a dict of changes to ``base``."""
+        if isinstance(value, str):
+            return cls.preset(value)
+        if isinstance(value, Mapping):
+            if "preset" in value:
+                return cls.from_options(value)
+            _known(value)
+            return dataclasses.replace(base, **value)
+        if not isinstance(value, cls):
+            raise ValueError(f"A recipe is a Recipe, the name of a preset or a dict of its fields, not {value!r}.")
+        return value
+
+    @classmethod
     def from_options(cls, options: Mapping[str, Any] | None) -> Recipe:
-        """The recipe that ``torch.compile(..., options=...)`` describes: ``preset`` plus fields of Recipe."""
+        """The recipe that ``torch.compile(..., options=...)`` describes: ``recipe``, or ``preset`` plus fields of Recipe."""
         options = dict(options or {})
+        if "recipe" in options:
+            if others := sorted(options.keys() - {"recipe"}):
+                raise ValueError(
+                    f"options['recipe'] is the whole recipe and stands alone; put {', '.join(others)} into it: "
+                    f"dataclasses.replace(recipe, ...)."
+                )
+            return cls.made_from(options["recipe"], cls())
         return cls.preset(options.pop("preset", "default"), **options)
 
     @property
@@ -107,6 +136,32 @@ class Recipe:
         """A stable name for everything that changes compiled code (so: all fields but ``dump``)."""
         values = [(f.name, getattr(self, f.name)) for f in dataclasses.fields(self) if f.compare]
         return hashlib.sha256(repr(values).encode()).hexdigest()[:16]
+
+    def at(self, path: str) -> Recipe:
+        """The recipe in force in the module at ``path``."""
+        for pattern, recipe in self.modules.items():
+            if in_module(path, pattern):
+                own = {name: getattr(self, name) for name in PER_GRAPH}
+                return dataclasses.replace(recipe, **own)
+        return self
+
+    def everywhere(self, **changes: Any) -> Recipe:
+        """This recipe with ``changes`` in every module."""
+        modules = {pattern: dataclasses.replace(recipe, **changes) for pattern, recipe in self.modules.items()}
+        return dataclasses.replace(self, modules=modules, **changes)
+
+    @property
+    def saves(self) -> bool:
+        """Whether tensors are kept as codes in any module."""
+        return any(recipe.saved != "off" for recipe in (self, *self.modules.values()))
+
+    def __str__(self) -> str:
+        fields = [f.name for f in dataclasses.fields(self) if f.name != "modules"]
+        text = f"Recipe({', '.join(f'{name}={getattr(self, name)!r}' for name in fields)})"
+        for pattern, recipe in self.modules.items():
+            other = [n for n in fields if n not in PER_GRAPH and getattr(recipe, n) != getattr(self, n)]
+            text += f"\n  in {pattern}: {', '.join(f'{n}={getattr(recipe, n)!r}' for n in other) or 'the same'}"
+        return text
 
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
@@ -117,6 +172,11 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "off": {"linear": "off", "saved": "off"},
 }
 _FIELDS = frozenset(f.name for f in dataclasses.fields(Recipe))
+
+
+def _known(changes: Mapping[str, Any]) -> None:
+    for unknown in changes.keys() - _FIELDS:
+        raise ValueError(f"Recipe has no field {unknown!r}.{nearest(unknown, [*_FIELDS, 'preset', 'recipe'])}")
 
 
 def _check(recipe: Recipe) -> None:
