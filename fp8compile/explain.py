@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from fp8compile import store
 from fp8compile.backend import compile_and_report
+from fp8compile.memory import model_bytes
 from fp8compile.module_recipes import in_module
 from fp8compile.recipe import Recipe
 from fp8compile.report import GraphReport, Report
@@ -41,7 +42,7 @@ def report(compiled: nn.Module) -> Report:
             f"no graph of this {type(compiled).__name__} was compiled by fp8compile. If it has not run yet, run one "
             f"step first. If it has: {store.NOTHING}"
         )
-    return _report([r for c in found for r in c.reports], found[-1].recipe)
+    return _report([r for c in found for r in c.reports], found[-1].recipe, compiled)
 
 
 def explain(
@@ -69,31 +70,44 @@ def explain(
     """
     eager = getattr(model, "_orig_mod", model)
     chosen = _chosen(recipe, model)
-    graphs: list[GraphReport] = []
+    graphs: list[tuple[GraphReport, ...]] = []
+    calls: list[int] = []
 
     def listen(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         compiled, reports = compile_and_report(gm, example_inputs, chosen, generate=False)
-        graphs.extend(reports)
-        return compiled
+        graphs.append(reports)
+        calls.append(0)
+        return _counted(compiled, calls, len(calls) - 1)
 
     arguments = (args,) if isinstance(args, Tensor) else tuple(args)
     with _left_as_it_was(eager), torch._dynamo.config.patch(recompile_limit=LIMIT):
         _one_step(torch.compile(eager, backend=listen), arguments, dict(kwargs or {}), loss)
     if not graphs:
         raise ValueError(f"fp8compile.explain: {store.NOTHING}")
-    return _report(graphs, chosen)
+    ran = [dataclasses.replace(r, runs=runs) for reports, runs in zip(graphs, calls, strict=True) for r in reports]
+    return _report(ran, chosen, eager)
 
 
-def _report(graphs: list[GraphReport], recipe: Recipe) -> Report:
+def _counted(run: Callable[..., Any], calls: list[int], at: int) -> Callable[..., Any]:
+    """``run``, counting its calls in ``calls[at]``."""
+
+    def run_and_count(*args: Any) -> Any:
+        calls[at] += 1
+        return run(*args)
+
+    return run_and_count
+
+
+def _report(graphs: list[GraphReport], recipe: Recipe, model: nn.Module) -> Report:
     remarks = tuple(UNMATCHED.format(pattern) for pattern in recipe.modules if not _matches(graphs, pattern))
     graphs[0] = dataclasses.replace(graphs[0], remarks=graphs[0].remarks + remarks)
-    return Report(tuple(graphs), str(recipe))
+    return Report(tuple(graphs), str(recipe), model=model_bytes(model))
 
 
 def _matches(graphs: list[GraphReport], pattern: str) -> bool:
     """Whether any tensor of these reports was made in a module that ``pattern`` matches."""
-    notes = [g.notes for g in graphs]
-    origins = [entry.origin for n in notes for entry in (*n.saved, *n.skips, *n.recomputed)]
+    told = Report(tuple(graphs))
+    origins = [*(e.origin for e in told.saved), *(e.origin for e in told.skips), *(e.origin for e in told.recomputed)]
     return any(in_module(origin.module, pattern) for origin in origins)
 
 

@@ -20,6 +20,7 @@ from fp8compile import passes
 from fp8compile import torch_private as private
 from fp8compile.context import Context
 from fp8compile.graph import copied
+from fp8compile.liveness import workspace_bytes
 from fp8compile.passes.cut_for_bytes import cut_for_bytes
 from fp8compile.passes.encode_saved import encode_saved
 from fp8compile.passes.recompute_kept import recompute_kept
@@ -50,6 +51,8 @@ COMPILES = (
     "flow",
     "graph",
     "hazards",
+    "liveness",
+    "memory",
     "module_recipes",
     "numerics",
     "passes",
@@ -92,7 +95,7 @@ class Partitioner(private.CustomPartitionerFn):
     def __call__(
         self, gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[GraphModule, GraphModule]:
-        kept_plain = _split(*_upstream(copied(gm), joint_inputs, **kwargs), **kwargs).kept_bytes()
+        plain = _split(*_upstream(copied(gm), joint_inputs, **kwargs), **kwargs)
         if not self.recipe.saves:
             split, notes = _split(*_upstream(gm, joint_inputs, **kwargs), **kwargs), Notes()
             disabled: list[str] = []
@@ -100,7 +103,7 @@ class Partitioner(private.CustomPartitionerFn):
             split, notes, disabled = self._partition(gm, joint_inputs, **kwargs)
             split.finish()
         remarks = tuple(f"{name} is switched off by TORCHINDUCTOR_DISABLED_PASSES" for name in disabled)
-        collecting(self.graph_key).add(GraphReport("training", notes, split.kept_bytes(), kept_plain, remarks))
+        collecting(self.graph_key).add(_report(split, plain, notes, remarks))
         return split.fw, split.bw
 
     def _partition(
@@ -158,6 +161,11 @@ def _observed(gm: GraphModule, name: str, run: Callable[[], Any]) -> Any:
 def _upstream(gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
     fw, bw = private.min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
     return fw, bw
+
+
+def _report(split: Split, plain: Split, notes: Notes, remarks: tuple[str, ...]) -> GraphReport:
+    kept, working = split.kept_bytes(), workspace_bytes(split)
+    return GraphReport("training", notes, kept, plain.kept_bytes(), remarks, working, workspace_bytes(plain))
 
 
 def _split(fw: GraphModule, bw: GraphModule, **kwargs: Any) -> Split:

@@ -142,7 +142,8 @@ class Recipe:
         for pattern, recipe in self.modules.items():
             if in_module(path, pattern):
                 own = {name: getattr(self, name) for name in PER_GRAPH}
-                return dataclasses.replace(recipe, **own)
+                found: Recipe = dataclasses.replace(recipe, **own)
+                return found
         return self
 
     def everywhere(self, **changes: Any) -> Recipe:

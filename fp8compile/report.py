@@ -8,8 +8,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from rich.console import Console
 from rich.table import Table
+
+from fp8compile.memory import Fit, ModelBytes, predict
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,9 @@ class GraphReport:
             caller owns (data, masks, tables) left out.
         saved_bytes_plain: the same for plain Inductor.
         remarks: what concerns the graph as a whole.
+        workspace_bytes, workspace_bytes_plain: an estimate of the most that its forward or backward needs beyond what is
+            kept, the parameters and their gradients (see fp8compile/liveness.py), ours and plain Inductor's.
+        runs: how often ``explain`` saw it run in one step.
     """
 
     kind: str
@@ -88,6 +94,9 @@ class GraphReport:
     saved_bytes: int = 0
     saved_bytes_plain: int = 0
     remarks: tuple[str, ...] = ()
+    workspace_bytes: int = 0
+    workspace_bytes_plain: int = 0
+    runs: int = 1
 
     def to_dict(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
@@ -108,6 +117,9 @@ class GraphReport:
             data["saved_bytes"],
             data["saved_bytes_plain"],
             tuple(data["remarks"]),
+            data["workspace_bytes"],
+            data["workspace_bytes_plain"],
+            data["runs"],
         )
 
 
@@ -121,6 +133,7 @@ class Report:
     graphs: tuple[GraphReport, ...] = ()
     recipe: str = ""
     linears: tuple[Any, ...] = field(default=())
+    model: ModelBytes | None = None
 
     @property
     def saved(self) -> tuple[Saved, ...]:
@@ -152,6 +165,28 @@ class Report:
         """What concerns a graph as a whole, each once."""
         return tuple(dict.fromkeys(r for g in self.graphs for r in g.remarks))
 
+    def fits(self, card_gib: float = 80.0, states: float | torch.optim.Optimizer | None = None) -> Fit:
+        """Whether a training step fits on a card, and what it needs; ``bool()`` and ``str()`` of the result say it.
+
+        Activations are those of the batch that was compiled. A graph that runs several times in a step counts as often
+        where the report comes from ``explain``, and once where it comes from ``report``.
+
+        Args:
+            card_gib: the memory of the card in GiB.
+            states: what the optimizer holds: None is AdamW (two tensors in each trained parameter's dtype), a number is
+                bytes per trained parameter, an optimizer that has stepped is counted.
+
+        Raises:
+            ValueError: a card or a number of bytes that cannot be, or an optimizer without state yet.
+        """
+        if self.model is None:
+            raise ValueError("fits needs the report of a model: fp8compile.explain(model, args) or report(compiled).")
+        kept = [(g.saved_bytes * g.runs, g.saved_bytes_plain * g.runs) for g in self.graphs]
+        working = [(g.workspace_bytes, g.workspace_bytes_plain) for g in self.graphs]
+        ours, plain = (sum(k[i] for k in kept) for i in (0, 1))
+        most, most_plain = (max((w[i] for w in working), default=0) for i in (0, 1))
+        return predict(self.model, (ours, plain), (most, most_plain), card_gib, states)
+
     def to_json(self) -> str:
         return json.dumps(
             {
@@ -159,6 +194,7 @@ class Report:
                 "saved_bytes": self.saved_bytes,
                 "saved_bytes_plain": self.saved_bytes_plain,
                 "linears": list(self.linears),
+                "memory": self.fits().to_dict() if self.model else None,
                 "graphs": [g.to_dict() for g in self.graphs],
             },
             indent=1,

@@ -60,22 +60,21 @@ class Running:
 
 
 def running(module: nn.Module) -> Running | None:
-    """How ``module`` itself was compiled, wrapped or in place; None where fp8compile did not compile it."""
+    """How ``module`` itself was compiled, wrapped or in place; None where fp8compile did not compile it.
+
+    Raises:
+        ValueError: its options do not describe a recipe.
+    """
     context = _context(module)
-    wrapper = (
-        private.innermost_backend(context.callback) if context is not None and callable(context.callback) else None
-    )
+    callback = getattr(context, "callback", None)
+    wrapper: Any = private.innermost_backend(callback) if callable(callback) else None
     backend = getattr(wrapper, "compiler_fn", None)
     if isinstance(backend, RecipeBackend):
         return Running(backend.recipe, backend.first, _others(context, wrapper))
     if backend is not fp8compile:
         return None
-    assert wrapper is not None
     first = {"backend": backend, "mode": wrapper.kwargs.get("mode"), "options": wrapper.kwargs.get("options")}
-    try:
-        return Running(Recipe.from_options(first["options"]), first, _others(context, wrapper))
-    except ValueError:
-        return None  # options that do not describe a recipe: the compilation says so
+    return Running(Recipe.from_options(first["options"]), first, _others(context, wrapper))
 
 
 def recipes_running(module: nn.Module) -> set[Recipe]:

@@ -86,7 +86,8 @@ def _install(compiled: nn.Module, root: nn.Module, now: Running, new: Recipe) ->
     """Give the module the Dynamo context of a fresh torch.compile with the new recipe."""
     arguments = {**now.arguments(new), **_allowance(root, now, new)}
     if isinstance(compiled, private.OptimizedModule):
-        compiled.dynamo_ctx = torch.compile(root, **arguments).dynamo_ctx
+        fresh: Any = torch.compile(root, **arguments)
+        compiled.dynamo_ctx = fresh.dynamo_ctx
         compiled._initialize()
     else:
         compiled.compile(**arguments)
