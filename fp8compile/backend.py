@@ -41,7 +41,7 @@ def fp8compile(
     Args:
         gm: the graph Dynamo captured.
         example_inputs: its inputs.
-        options: ``preset`` and fields of ``fp8compile.Recipe``.
+        options: ``recipe``, a ``fp8compile.Recipe``; or ``preset`` and fields of it.
         mode: as in torch.compile; means what it means for Inductor.
 
     Raises:
@@ -182,8 +182,8 @@ def _that_can_be_followed(recipe: Recipe, patches: Mapping[str, Any]) -> tuple[R
     """The recipe as far as it can be followed, and remarks on what it asks for in vain."""
     remarks = []
     fusion = {**private.inductor_config.post_grad_fusion_options, **patches.get("post_grad_fusion_options", {})}
-    if "activation_quantization_aten_pass" in fusion and recipe.saved != "off":
-        recipe = dataclasses.replace(recipe, saved="off")
+    if "activation_quantization_aten_pass" in fusion and recipe.saves:
+        recipe = recipe.everywhere(saved="off")
         remarks.append(STACKED)
     for remark in remarks:
         store.warn_once(remark)

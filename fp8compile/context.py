@@ -23,3 +23,7 @@ class Context:
     def _is_parameter(self, desc: object) -> bool:
         kind = type(desc).__name__
         return kind == "ParamAOTInput" or (kind == "PlainAOTInput" and getattr(desc, "idx", -1) in self.parameters)
+
+    def recipe_at(self, path: str) -> Recipe:
+        """The recipe for a value made in the module at ``path`` (see ``Recipe.modules``)."""
+        return self.recipe.at(path)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,32 +14,42 @@ from torch.utils import _pytree as pytree
 
 from fp8compile import store
 from fp8compile.backend import compile_and_report
+from fp8compile.memory import model_bytes
+from fp8compile.module_recipes import in_module
 from fp8compile.recipe import Recipe
 from fp8compile.report import GraphReport, Report
+from fp8compile.running import recipes_running, running
 
+UNMATCHED = (
+    "Recipe.modules[{!r}]: no tensor in this report was made in such a module. Where a graph breaks inside a module, Dynamo "
+    "compiles that module by itself: its paths begin there, and one graph serves every module of that class"
+)
 LIMIT = 1024  # explain compiles the same code once more for every recipe; Dynamo's usual limit is 8
 
 
 def report(compiled: nn.Module) -> Report:
     """The report of the graphs compiled so far for a model, as returned by torch.compile or compiled in place.
 
+    After ``set_recipe``, only those of the recipe that runs now.
+
     Raises:
         ValueError: no graph of this model was compiled by fp8compile, so there is nothing to report.
     """
-    found = store.compiled_for(compiled)
+    recipes = recipes_running(compiled)
+    found = [c for c in store.compiled_for(compiled) if not recipes or c.recipe in recipes]
     if not found:
         raise ValueError(
             f"no graph of this {type(compiled).__name__} was compiled by fp8compile. If it has not run yet, run one "
             f"step first. If it has: {store.NOTHING}"
         )
-    return Report(tuple(r for c in found for r in c.reports), str(found[-1].recipe))
+    return _report([r for c in found for r in c.reports], found[-1].recipe, compiled)
 
 
 def explain(
     model: nn.Module,
     args: Sequence[Any] = (),
     kwargs: Mapping[str, Any] | None = None,
-    recipe: Recipe | str | None = None,
+    recipe: Recipe | str | Mapping[str, Any] | None = None,
     loss: Callable[[Any], Tensor] | None = None,
 ) -> Report:
     """What fp8compile does to ``model``: one forward and backward on a fresh compilation, without generating kernels.
@@ -49,7 +60,8 @@ def explain(
         model: a module, compiled or not.
         args: positional example arguments.
         kwargs: keyword example arguments.
-        recipe: a Recipe or the name of a preset; by default that of the running model, else the default recipe.
+        recipe: a Recipe, the name of a preset or a dict of fields; by default that of the running model, else the
+            default recipe.
         loss: the scalar to differentiate, from the model's output; by default ``output.loss`` where there is one,
             else the sum of the floating-point outputs.
 
@@ -57,29 +69,55 @@ def explain(
         ValueError: no graph was compiled, or ``loss`` is not a scalar.
     """
     eager = getattr(model, "_orig_mod", model)
-    chosen = _chosen(recipe, eager)
-    graphs: list[GraphReport] = []
+    chosen = _chosen(recipe, model)
+    graphs: list[tuple[GraphReport, ...]] = []
+    calls: list[int] = []
 
     def listen(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         compiled, reports = compile_and_report(gm, example_inputs, chosen, generate=False, keep_steps=True)
-        graphs.extend(reports)
-        return compiled
+        graphs.append(reports)
+        calls.append(0)
+        return _counted(compiled, calls, len(calls) - 1)
 
     arguments = (args,) if isinstance(args, Tensor) else tuple(args)
     with _left_as_it_was(eager), torch._dynamo.config.patch(recompile_limit=LIMIT):
         _one_step(torch.compile(eager, backend=listen), arguments, dict(kwargs or {}), loss)
     if not graphs:
         raise ValueError(f"fp8compile.explain: {store.NOTHING}")
-    return Report(tuple(graphs), str(chosen))
+    ran = [dataclasses.replace(r, runs=runs) for reports, runs in zip(graphs, calls, strict=True) for r in reports]
+    return _report(ran, chosen, eager)
 
 
-def _chosen(recipe: Recipe | str | None, model: nn.Module) -> Recipe:
-    if isinstance(recipe, str):
-        return Recipe.preset(recipe)
+def _counted(run: Callable[..., Any], calls: list[int], at: int) -> Callable[..., Any]:
+    """``run``, counting its calls in ``calls[at]``."""
+
+    def run_and_count(*args: Any) -> Any:
+        calls[at] += 1
+        return run(*args)
+
+    return run_and_count
+
+
+def _report(graphs: list[GraphReport], recipe: Recipe, model: nn.Module) -> Report:
+    remarks = tuple(UNMATCHED.format(pattern) for pattern in recipe.modules if not _matches(graphs, pattern))
+    graphs[0] = dataclasses.replace(graphs[0], remarks=graphs[0].remarks + remarks)
+    return Report(tuple(graphs), str(recipe), model=model_bytes(model))
+
+
+def _matches(graphs: list[GraphReport], pattern: str) -> bool:
+    """Whether any tensor of these reports was made in a module that ``pattern`` matches."""
+    told = Report(tuple(graphs))
+    origins = [*(e.origin for e in told.saved), *(e.origin for e in told.skips), *(e.origin for e in told.recomputed)]
+    return any(in_module(origin.module, pattern) for origin in origins)
+
+
+def _chosen(recipe: Recipe | str | Mapping[str, Any] | None, model: nn.Module) -> Recipe:
     if recipe is not None:
-        return recipe
-    running = store.compiled_for(model)
-    return running[-1].recipe if running else Recipe()
+        return Recipe.made_from(recipe, Recipe())
+    if (found := running(model)) is not None:
+        return found.recipe
+    ran = store.compiled_for(model)
+    return ran[-1].recipe if ran else Recipe()
 
 
 def _one_step(

@@ -20,6 +20,7 @@ from fp8compile import passes
 from fp8compile import torch_private as private
 from fp8compile.context import Context
 from fp8compile.graph import copied
+from fp8compile.liveness import workspace_bytes
 from fp8compile.passes.cut_for_bytes import cut_for_bytes
 from fp8compile.passes.encode_saved import encode_saved
 from fp8compile.passes.quantize_linears import quantize_linears
@@ -55,6 +56,9 @@ COMPILES = (
     "flow",
     "graph",
     "hazards",
+    "liveness",
+    "memory",
+    "module_recipes",
     "numerics",
     "operands",
     "passes",
@@ -101,8 +105,8 @@ class Partitioner(private.CustomPartitionerFn):
     ) -> tuple[GraphModule, GraphModule]:
         collector = collecting(self.graph_key)
         joint = collector.joint.pop() if collector.joint else JointNotes(copied(gm))
-        kept_plain = _split(*_upstream(joint.plain, joint_inputs, **kwargs), **kwargs).kept_bytes()
-        if self.recipe.saved == self.recipe.linear == "off":
+        plain = _split(*_upstream(joint.plain, joint_inputs, **kwargs), **kwargs)
+        if not self.recipe.rewrites:
             split, notes = _split(*_upstream(gm, joint_inputs, **kwargs), **kwargs), Notes()
             disabled: list[str] = []
         else:
@@ -110,8 +114,7 @@ class Partitioner(private.CustomPartitionerFn):
             split.finish()
         disabled = [*joint.disabled, *disabled]
         remarks = tuple(f"{name} is switched off by TORCHINDUCTOR_DISABLED_PASSES" for name in disabled)
-        notes = joint.notes + notes
-        collector.add(GraphReport("training", notes, split.kept_bytes(), kept_plain, remarks))
+        collector.add(_report(split, plain, joint.notes + notes, remarks))
         return split.fw, split.bw
 
     def _partition(
@@ -183,6 +186,11 @@ def _observed(gm: GraphModule, name: str, run: Callable[[], Any], split: Split |
 def _upstream(gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
     fw, bw = private.min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
     return fw, bw
+
+
+def _report(split: Split, plain: Split, notes: Notes, remarks: tuple[str, ...]) -> GraphReport:
+    kept, working = split.kept_bytes(), workspace_bytes(split)
+    return GraphReport("training", notes, kept, plain.kept_bytes(), remarks, working, workspace_bytes(plain))
 
 
 def _split(fw: GraphModule, bw: GraphModule, **kwargs: Any) -> Split:

@@ -9,6 +9,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fp8compile.module_recipes import FrozenModules, in_module, module_recipes
+
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "linear": ("off", "tensorwise", "rowwise"),
     "linear_formats": ("hybrid", "e4m3"),
@@ -19,11 +21,12 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 }
 BOOLEANS = ("emulate", "saved_attention")
 GROUP_SIZES = (16, 65536)
+PER_GRAPH = ("codegen", "inductor", "dump")  # one for all modules
 
 # Where Hugging Face, timm and torchtitan keep the output head, in the model itself or in a wrapper around it.
 HEADS = (
     *("lm_head", "*.lm_head", "embed_out", "*.embed_out", "output_projection", "*.output_projection", "output"),
-    *("head", "*.head", "head.fc", "*.head.fc", "fc", "classifier", "*.classifier", "score", "*.score"),
+    *("head", "*.head", "fc", "classifier", "*.classifier", "score", "*.score"),
     *("cls.predictions.decoder", "*.cls.predictions.decoder", "cls.seq_relationship", "qa_outputs", "*.qa_outputs"),
 )
 
@@ -57,8 +60,8 @@ class Recipe:
     Attributes:
         linear: FP8 linears: "off", "tensorwise" (one scale per tensor) or "rowwise" (one per row of an operand).
         linear_formats: "hybrid" (activations and weights E4M3, gradients E5M2) or "e4m3" (all E4M3).
-        linear_skip: fnmatch patterns on the module paths of linears that stay in their dtype; by default the places where
-            libraries keep the output head. A linear tied to an embedding stays too.
+        linear_skip: patterns as in ``skip``: linears that stay in their dtype; by default the places where libraries
+            keep the output head. A linear tied to an embedding stays too.
         emulate: decode the codes and multiply in the model's dtype, on any device: FP8's numbers without its speed.
         saved: how tensors are kept from forward to backward: "groupwise" (one scale per group) or "off".
         saved_format: "e4m3", "int8", or "auto" (the better of the two, group by group, decided at run time).
@@ -67,7 +70,11 @@ class Recipe:
         attention_format: the format of those. INT8 by default: the backward of attention exponentiates q k' again, which
             turns E4M3's relative error into a factor (measured on the demo: gradients of k at 10 dB, against 23 in INT8).
         min_saved_numel: tensors with fewer elements are kept as they are.
-        skip: fnmatch patterns on module paths ("layers.0.*"); tensors made there are kept as they are.
+        skip: fnmatch patterns on module paths; tensors made in such a module, or in one beneath it, are kept as they are.
+        modules: other recipes for some modules: patterns as in ``skip``, each with a Recipe, the name of a preset, or a
+            dict of changes to this recipe. The first pattern that matches decides. What is one for the whole graph
+            (``codegen``, ``inductor``, ``dump``) cannot differ; a pass that has to decide for the graph as a whole runs
+            if any module asks for it.
         codegen: "inductor", or "eager": the same rewritten graph, run node by node (tests, debugging).
         inductor: options handed to Inductor, as in ``torch.compile(options=...)``.
         dump: folder for graph dumps; by default FP8COMPILE_DUMP, where that is set. Never changes what is compiled or cached.
@@ -84,6 +91,7 @@ class Recipe:
     attention_format: str = "int8"
     min_saved_numel: int = 4096
     skip: tuple[str, ...] = ()
+    modules: Mapping[str, Any] = FrozenModules()
     codegen: str = "inductor"
     inductor: Mapping[str, Any] = FrozenOptions()
     dump: str | None = field(default=None, compare=False)
@@ -93,6 +101,7 @@ class Recipe:
         object.__setattr__(self, "linear_skip", _as_patterns("linear_skip", self.linear_skip))
         object.__setattr__(self, "inductor", _as_options(self.inductor))
         _check(self)
+        object.__setattr__(self, "modules", module_recipes(self.modules, self))
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Recipe:
@@ -103,26 +112,81 @@ class Recipe:
         """
         if name not in PRESETS:
             raise ValueError(f"fp8compile has no preset {name!r}.{nearest(name, PRESETS)}")
-        for unknown in changes.keys() - _FIELDS:
-            raise ValueError(f"Recipe has no field {unknown!r}.{nearest(unknown, [*_FIELDS, 'preset'])}")
+        _known(changes)
         return cls(**{**PRESETS[name], **changes})
 
     @classmethod
-    def from_options(cls, options: Mapping[str, Any] | None) -> Recipe:
-        """The recipe that ``torch.compile(..., options=...)`` describes: ``preset`` plus fields of Recipe."""
-        options = dict(options or {})
-        return cls.preset(options.pop("preset", "default"), **options)
+    def made_from(cls, value: Any, base: Recipe) -> Recipe:
+        """The recipe that ``value`` stands for: itself, the name of a preset, or a dict of changes to ``base``."""
+        if isinstance(value, str):
+            return cls.preset(value)
+        if isinstance(value, Mapping):
+            if "preset" in value:
+                return cls.from_options(value)
+            _known(value)
+            return dataclasses.replace(base, **value)
+        if not isinstance(value, cls):
+            raise ValueError(f"A recipe is a Recipe, the name of a preset or a dict of its fields, not {value!r}.")
+        return value
 
-    def __str__(self) -> str:
-        """Only what differs from the default recipe."""
-        fields = [f for f in dataclasses.fields(self) if getattr(self, f.name) != f.default]
-        return f"Recipe({', '.join(f'{f.name}={getattr(self, f.name)!r}' for f in fields)})"
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any] | None) -> Recipe:
+        """The recipe that ``torch.compile(..., options=...)`` describes: ``recipe``, or ``preset`` plus fields of Recipe."""
+        options = dict(options or {})
+        if "recipe" in options:
+            if others := sorted(options.keys() - {"recipe"}):
+                raise ValueError(
+                    f"options['recipe'] is the whole recipe and stands alone; put {', '.join(others)} into it: "
+                    f"dataclasses.replace(recipe, ...)."
+                )
+            return cls.made_from(options["recipe"], cls())
+        return cls.preset(options.pop("preset", "default"), **options)
 
     @property
     def key(self) -> str:
         """A stable name for everything that changes compiled code (so: all fields but ``dump``)."""
         values = [(f.name, getattr(self, f.name)) for f in dataclasses.fields(self) if f.compare]
         return hashlib.sha256(repr(values).encode()).hexdigest()[:16]
+
+    def at(self, path: str) -> Recipe:
+        """The recipe in force in the module at ``path``."""
+        for pattern, recipe in self.modules.items():
+            if in_module(path, pattern):
+                own = {name: getattr(self, name) for name in PER_GRAPH}
+                found: Recipe = dataclasses.replace(recipe, **own)
+                return found
+        return self
+
+    def everywhere(self, **changes: Any) -> Recipe:
+        """This recipe with ``changes`` in every module."""
+        modules = {pattern: dataclasses.replace(recipe, **changes) for pattern, recipe in self.modules.items()}
+        return dataclasses.replace(self, modules=modules, **changes)
+
+    @property
+    def saves(self) -> bool:
+        """Whether tensors are kept as codes in any module."""
+        return any(recipe.saved != "off" for recipe in (self, *self.modules.values()))
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether linears are to be FP8 in any module."""
+        return any(recipe.linear != "off" for recipe in (self, *self.modules.values()))
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether anything is rewritten in any module."""
+        return self.saves or self.multiplies
+
+    def __str__(self) -> str:
+        """What differs from the default recipe, then, a line each, what differs in which modules."""
+        fields = [f for f in dataclasses.fields(self) if f.name != "modules"]
+        own = [f.name for f in fields if getattr(self, f.name) != f.default]
+        text = f"Recipe({', '.join(f'{name}={getattr(self, name)!r}' for name in own)})"
+        for pattern, recipe in self.modules.items():
+            other = [f.name for f in fields if f.name not in PER_GRAPH]
+            other = [name for name in other if getattr(recipe, name) != getattr(self, name)]
+            text += f"\n  in {pattern}: {', '.join(f'{n}={getattr(recipe, n)!r}' for n in other) or 'the same'}"
+        return text
 
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
@@ -133,6 +197,11 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "off": {"linear": "off", "saved": "off"},
 }
 _FIELDS = frozenset(f.name for f in dataclasses.fields(Recipe))
+
+
+def _known(changes: Mapping[str, Any]) -> None:
+    for unknown in changes.keys() - _FIELDS:
+        raise ValueError(f"Recipe has no field {unknown!r}.{nearest(unknown, [*_FIELDS, 'preset', 'recipe'])}")
 
 
 def _check(recipe: Recipe) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
+import torch
+
+from fp8compile.memory import Fit, ModelBytes, predict
 
 if TYPE_CHECKING:
     from fp8compile.snapshot import Step
@@ -105,6 +105,9 @@ class GraphReport:
         saved_bytes_plain: the same for plain Inductor.
         remarks: what concerns the graph as a whole.
         steps: each pass with the graph before and after it; collected by ``fp8compile.explain`` only, not in the JSON.
+        workspace_bytes, workspace_bytes_plain: an estimate of the most that its forward or backward needs beyond what is
+            kept, the parameters and their gradients (see fp8compile/liveness.py), ours and plain Inductor's.
+        runs: how often ``explain`` saw it run in one step.
     """
 
     kind: str
@@ -112,6 +115,9 @@ class GraphReport:
     saved_bytes: int = 0
     saved_bytes_plain: int = 0
     remarks: tuple[str, ...] = ()
+    workspace_bytes: int = 0
+    workspace_bytes_plain: int = 0
+    runs: int = 1
     steps: tuple[Step, ...] = field(default=(), compare=False, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
@@ -136,6 +142,9 @@ class GraphReport:
             data["saved_bytes"],
             data["saved_bytes_plain"],
             tuple(data["remarks"]),
+            data["workspace_bytes"],
+            data["workspace_bytes_plain"],
+            data["runs"],
         )
 
 
@@ -148,6 +157,7 @@ class Report:
 
     graphs: tuple[GraphReport, ...] = ()
     recipe: str = ""
+    model: ModelBytes | None = None
 
     @property
     def linears(self) -> tuple[Linear, ...]:
@@ -184,6 +194,28 @@ class Report:
         """What concerns a graph as a whole, each once."""
         return tuple(dict.fromkeys(r for g in self.graphs for r in g.remarks))
 
+    def fits(self, card_gib: float = 80.0, states: float | torch.optim.Optimizer | None = None) -> Fit:
+        """Whether a training step fits on a card, and what it needs; ``bool()`` and ``str()`` of the result say it.
+
+        Activations are those of the batch that was compiled. A graph that runs several times in a step counts as often
+        where the report comes from ``explain``, and once where it comes from ``report``.
+
+        Args:
+            card_gib: the memory of the card in GiB.
+            states: what the optimizer holds: None is AdamW (two tensors in each trained parameter's dtype), a number is
+                bytes per trained parameter, an optimizer that has stepped is counted.
+
+        Raises:
+            ValueError: a card or a number of bytes that cannot be, or an optimizer without state yet.
+        """
+        if self.model is None:
+            raise ValueError("fits needs the report of a model: fp8compile.explain(model, args) or report(compiled).")
+        kept = [(g.saved_bytes * g.runs, g.saved_bytes_plain * g.runs) for g in self.graphs]
+        working = [(g.workspace_bytes, g.workspace_bytes_plain) for g in self.graphs]
+        ours, plain = (sum(k[i] for k in kept) for i in (0, 1))
+        most, most_plain = (max((w[i] for w in working), default=0) for i in (0, 1))
+        return predict(self.model, (ours, plain), (most, most_plain), card_gib, states)
+
     def to_json(self) -> str:
         return json.dumps(
             {
@@ -191,94 +223,13 @@ class Report:
                 "saved_bytes": self.saved_bytes,
                 "saved_bytes_plain": self.saved_bytes_plain,
                 "linears": [dataclasses.asdict(x) for x in self.linears],
+                "memory": self.fits().to_dict() if self.model else None,
                 "graphs": [g.to_dict() for g in self.graphs],
             },
             indent=1,
         )
 
     def __str__(self) -> str:
-        console = Console(width=150, no_color=True, highlight=False, markup=False)
-        with console.capture() as capture:
-            console.print(self._headline())
-            for table in _tables(self):
-                console.print(table)
-            for remark in self.remarks:
-                console.print(f"remark: {remark}")
-        return "\n".join(line.rstrip() for line in capture.get().splitlines())
+        from fp8compile.report_text import text_of
 
-    def _headline(self) -> str:
-        training = sum(g.kind == "training" for g in self.graphs)
-        plain, ours = self.saved_bytes_plain, self.saved_bytes
-        share = f" ({ours / plain:.0%})" if plain else ""
-        return (
-            f"fp8compile: {training} training and {len(self.graphs) - training} inference graph(s), {self.recipe}\n"
-            f"kept for the backward: {human(ours)}, plain Inductor {human(plain)}{share}\n"
-            f"{self._linears_line()}{len(self.saved)} tensors encoded, {len(self.skips)} left as they are, "
-            f"{len(self.recomputed)} recomputed instead of kept"
-        )
-
-    def _linears_line(self) -> str:
-        if not self.linears:
-            return ""
-        rewritten = sum(not x.reason for x in self.linears)
-        return f"{rewritten} of {len(self.linears)} products of linears in FP8\n"
-
-
-def human(nbytes: float) -> str:
-    """``1536 -> "1.5 KiB"``."""
-    for unit in ("B", "KiB", "MiB"):
-        if abs(nbytes) < 1024:
-            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.2f} GiB"
-
-
-def _tables(report: Report) -> Iterable[Table]:
-    if report.linears:
-        rows = [
-            (
-                x.origin.module or "-",
-                x.origin.source or "-",
-                x.M,
-                x.K,
-                x.N,
-                x.direction,
-                x.formats or f"left: {x.reason}",
-            )
-            for x in report.linears
-        ]
-        yield _table("linears", ("module", "source", "M", "K", "N", "product", "formats"), rows)
-    if report.saved:
-        rows = [
-            (
-                s.name,
-                *_where(s.origin),
-                f"{s.dtype}{s.shape}",
-                f"{human(s.bytes_before)} -> {human(s.bytes_after)}",
-                s.codec,
-            )
-            for s in report.saved
-        ]
-        yield _table("encoded", ("tensor", "op", "module", "source", "shape", "bytes", "codec"), rows)
-    if report.skips:
-        rows = [(s.name, *_where(s.origin), f"{s.dtype}{s.shape}", human(s.bytes), s.reason) for s in report.skips]
-        yield _table("left as they are", ("tensor", "op", "module", "source", "shape", "bytes", "reason"), rows)
-    if report.recomputed:
-        rows = [
-            (r.name, *_where(r.origin), f"{r.dtype}{r.shape}", human(r.bytes_before), ", ".join(r.sources))
-            for r in report.recomputed
-        ]
-        yield _table("recomputed", ("tensor", "op", "module", "source", "shape", "bytes", "made from"), rows)
-
-
-def _where(origin: Origin) -> tuple[str, str, str]:
-    return origin.op, origin.module or "-", origin.source or "-"
-
-
-def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table
+        return text_of(self)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from operator import getitem
 
+from torch._dynamo import config as dynamo_config
+from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
 from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
@@ -22,14 +24,17 @@ __all__ = [
     "CustomGraphPass",
     "CustomPartitionerFn",
     "GraphTransformObserver",
+    "OptimizedModule",
     "cache_dir",
     "compile_fx",
     "compile_fx_inner",
     "counters",
     "detect_fake_mode",
+    "dynamo_config",
     "functorch_config",
     "getitem",
     "inductor_config",
+    "innermost_backend",
     "list_mode_options",
     "make_fx",
     "min_cut_rematerialization_partition",

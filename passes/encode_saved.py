@@ -12,8 +12,6 @@ operands of higher-order operators, and what the recipe says to leave.
 
 from __future__ import annotations
 
-import fnmatch
-
 import torch
 from torch import Tensor
 from torch.fx import Node
@@ -28,7 +26,6 @@ from fp8compile.graph import (
     is_tensor,
     is_view,
     memory_order,
-    module_path,
     nbytes,
     numel,
     origin,
@@ -37,6 +34,7 @@ from fp8compile.graph import (
     storage_root,
 )
 from fp8compile.hazards import spoiled_use
+from fp8compile.module_recipes import in_module
 from fp8compile.numerics import E4M3, INT8, Codec, Groupwise, GroupwiseBest
 from fp8compile.recipe import Recipe
 from fp8compile.report import Notes, Saved, Skip
@@ -50,18 +48,18 @@ _REDUCTIONS = ("sum", "mean", "amax", "amin", "var_mean", "var", "logsumexp", "p
 def encode_saved(split: Split, ctx: Context) -> Notes:
     """Store every kept activation as codes, or say why not."""
     notes = Notes()
-    judge = _Judge(split, ctx.recipe)
+    judge = _Judge(split, ctx)
     for edge in list(split.edges):
         if not edge.is_tensor or split.caller_owns(storage_root(edge.made)):
             continue
         if encoding := encoding_of(edge.made):
             notes += Notes(saved=_codes_of_a_product(edge, encoding))
-        elif ctx.recipe.saved == "off":
+        elif not ctx.recipe.saves:
             continue
         elif reason := judge.reason_to_leave(edge):
             notes += Notes(skips=(_left(edge, reason),))
         else:
-            notes += Notes(saved=(_encode(split, edge, codec_for(edge, ctx.recipe)),))
+            notes += Notes(saved=(_encode(split, edge, codec_for(edge, ctx.recipe_at(_path(edge)))),))
     return notes
 
 
@@ -76,14 +74,14 @@ def codec_for(edge: Edge, recipe: Recipe) -> Codec:
 class _Judge:
     """Knows the whole forward graph; says of one kept tensor why it must stay as it is."""
 
-    def __init__(self, split: Split, recipe: Recipe) -> None:
-        self.recipe = recipe
+    def __init__(self, split: Split, ctx: Context) -> None:
+        self.ctx = ctx
         self.sources = sources(split.fw.graph, split.static)
         self.user_fp32 = user_fp32(split.fw.graph, split.static)
 
     def reason_to_leave(self, edge: Edge) -> str | None:
         return (
-            self._not_an_activation(edge.made)
+            self._not_an_activation(edge)
             or self._left_by_recipe(edge)
             or (_statistic(edge.made) and "a statistic: small beside its tensor, and everything depends on it")
             or (edge.made in self.user_fp32 and "the user computes this in FP32 inside a 16-bit model")
@@ -91,29 +89,37 @@ class _Judge:
             or spoiled_use(edge.used)
         )
 
-    def _not_an_activation(self, made: Node) -> str | None:
-        value = made.meta["val"]
+    def _not_an_activation(self, edge: Edge) -> str | None:
+        made, value = edge.made, edge.made.meta["val"]
         if type(value) is not torch._subclasses.FakeTensor:
             return f"a {type(value).__name__}, not a plain tensor"
         if not value.dtype.is_floating_point and not value.dtype.is_complex:
             return f"{dtype_text(value)}: integers, masks, indices and RNG states are exact"
         if value.dtype not in ENCODABLE:
             return f"{dtype_text(value)} is left alone"
-        if numel(value) < self.recipe.min_saved_numel:
-            return f"fewer than {self.recipe.min_saved_numel} elements"
+        if numel(value) < (least := self.ctx.recipe_at(_path(edge)).min_saved_numel):
+            return f"fewer than {least} elements"
         source = self.sources[made]
         if not is_activation(source):
             return "made from parameters alone" if Source.PARAMETER in source else "a table or mask: no data in it"
         return None
 
     def _left_by_recipe(self, edge: Edge) -> str | None:
-        path = module_path(edge.made)
-        for pattern in self.recipe.skip:
-            if fnmatch.fnmatchcase(path, pattern):
+        path = _path(edge)
+        recipe = self.ctx.recipe_at(path)
+        if recipe.saved == "off":
+            return f"Recipe.saved is off for module {path!r}"
+        for pattern in recipe.skip:
+            if in_module(path, pattern):
                 return f"Recipe.skip: module {path!r} matches {pattern!r}"
-        if not self.recipe.saved_attention and _belongs_to_attention(edge):
+        if not recipe.saved_attention and _belongs_to_attention(edge):
             return "Recipe.saved_attention is off"
         return None
+
+
+def _path(edge: Edge) -> str:
+    """The module the value was made in, as the report names it."""
+    return origin(edge.made).module
 
 
 def _statistic(made: Node) -> bool:

@@ -18,7 +18,6 @@ encodes the decoded value again under the forward's scale. What only products ne
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Set
 
 import torch
@@ -29,6 +28,7 @@ from fp8compile.context import Context
 from fp8compile.device import why_no_fp8
 from fp8compile.flow import is_tangent, user_fp32
 from fp8compile.graph import dtype_text, hint, module_path, op_name, source_line, splice
+from fp8compile.module_recipes import in_module
 from fp8compile.numerics import E4M3, E5M2, Format
 from fp8compile.operands import MULTIPLE, Encoded, Operands
 from fp8compile.products import FORWARD, PRODUCTS, Product, is_tied_to_embedding, linear_products
@@ -43,66 +43,75 @@ UPCAST = "upcast by the user"
 
 def quantize_linears(graph: Graph, ctx: Context) -> Notes:
     """Make every product of a linear a product of FP8 codes, or say why not."""
-    if ctx.recipe.linear == "off" or not any(map(is_tangent, graph.find_nodes(op="placeholder"))):
+    if not ctx.recipe.multiplies or not any(map(is_tangent, graph.find_nodes(op="placeholder"))):
         return Notes()  # without tangents: inference, where the model computes as it is written
     parameters = ctx.parameters_of(graph)
-    judge = _Judge(ctx.recipe, parameters, user_fp32(graph, parameters))
+    judge = _Judge(ctx, user_fp32(graph, parameters))
     operands = Operands(graph)
     linears = []
     for product in linear_products(graph, parameters):
         reason = judge.reason_to_leave(product)
-        formats = "" if reason else _rewrite(product, operands, ctx.recipe)
+        formats = "" if reason else _rewrite(product, operands, _recipe_of(product, ctx))
         linears.append(_entry(product, formats, reason or ""))
     return Notes(linears=tuple(linears))
+
+
+def _recipe_of(product: Product, ctx: Context) -> Recipe:
+    return ctx.recipe_at(module_path(product.forward))
 
 
 class _Judge:
     """Says of a linear why it must stay as it is; its three products share the verdict."""
 
-    def __init__(self, recipe: Recipe, parameters: Set[Node], upcast: Set[Node]) -> None:
-        self.recipe, self.parameters, self.upcast = recipe, parameters, upcast
+    def __init__(self, ctx: Context, upcast: Set[Node]) -> None:
+        self.ctx, self.upcast = ctx, upcast
         self._verdicts: dict[Node, str | None] = {}
 
     def reason_to_leave(self, product: Product) -> str | None:
-        forward = product.forward
+        forward, recipe = product.forward, _recipe_of(product, self.ctx)
         if forward not in self._verdicts:
             self._verdicts[forward] = (
-                self._left_by_recipe(forward)
+                _left_by_recipe(forward, recipe)
                 or (is_tied_to_embedding(product.weight) and "output head: its weight is tied to an embedding")
-                or self._not_a_plain_product(forward)
+                or _not_a_plain_product(forward)
                 or (forward in self.upcast and UPCAST)
-                or self._no_fp8_shape(product)
-                or (not self.recipe.emulate and why_no_fp8(forward.meta["val"].device))
+                or _no_fp8_shape(product, recipe)
+                or (not recipe.emulate and why_no_fp8(forward.meta["val"].device))
                 or None
             )
         return self._verdicts[forward]
 
-    def _left_by_recipe(self, forward: Node) -> str | None:
-        path = module_path(forward)
-        for name, said in (("linear_skip", "output head, or left by"), ("skip", "left by")):
-            for pattern in getattr(self.recipe, name):
-                if fnmatch.fnmatchcase(path, pattern):
-                    return f"{said} Recipe.{name}: {path!r} matches {pattern!r}"
-        return None
 
-    def _not_a_plain_product(self, forward: Node) -> str | None:
-        if forward.target not in PRODUCTS:
-            return "a batched product of parameters (experts) is left in its dtype"
-        if forward.kwargs:
-            return "addmm with alpha or beta"
-        dtype = forward.meta["val"].dtype
-        return None if dtype in COMPUTED else f"{dtype_text(forward.meta['val'])} is left alone"
+def _left_by_recipe(forward: Node, recipe: Recipe) -> str | None:
+    path = module_path(forward)
+    if recipe.linear == "off":
+        return f"Recipe.linear is off for module {path!r}"
+    for name, said in (("linear_skip", "output head, or left by"), ("skip", "left by")):
+        for pattern in getattr(recipe, name):
+            if in_module(path, pattern):
+                return f"{said} Recipe.{name}: {path!r} matches {pattern!r}"
+    return None
 
-    def _no_fp8_shape(self, product: Product) -> str | None:
-        for name in ("K", "N"):
-            if (size := getattr(product, name)) % MULTIPLE:
-                return f"{name}={size} is not a multiple of {MULTIPLE}"
-        if hint(product.M) == 0:
-            return "no rows"
-        bf16 = product.forward.meta["val"].dtype == torch.bfloat16
-        if self.recipe.linear == "rowwise" and not self.recipe.emulate and not bf16:
-            return "_scaled_mm with rowwise scales gives BF16 only"
-        return None
+
+def _not_a_plain_product(forward: Node) -> str | None:
+    if forward.target not in PRODUCTS:
+        return "a batched product of parameters (experts) is left in its dtype"
+    if forward.kwargs:
+        return "addmm with alpha or beta"
+    value = forward.meta["val"]
+    return None if value.dtype in COMPUTED else f"{dtype_text(value)} is left alone"
+
+
+def _no_fp8_shape(product: Product, recipe: Recipe) -> str | None:
+    for name in ("K", "N"):
+        if (size := getattr(product, name)) % MULTIPLE:
+            return f"{name}={size} is not a multiple of {MULTIPLE}"
+    if hint(product.M) == 0:
+        return "no rows"
+    bf16 = product.forward.meta["val"].dtype == torch.bfloat16
+    if recipe.linear == "rowwise" and not recipe.emulate and not bf16:
+        return "_scaled_mm with rowwise scales gives BF16 only"
+    return None
 
 
 def _rewrite(product: Product, operands: Operands, recipe: Recipe) -> str:

@@ -86,3 +86,52 @@ def test_saved_values_come_and_go_by_position_with_descriptions() -> None:
     fn(torch.randn(4, 8)).sum().backward()
     assert seen["names"] and all(made == used for made, used in seen["names"])
     assert len(seen["needs_grad"]) == 2 and seen["static"] == 2, seen
+
+
+class Half(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x / 2
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_what_torch_compile_was_told_can_be_read_back(fullgraph: bool) -> None:
+    """fp8compile/running.py relies on: ``dynamo_ctx``, ``self`` in the closure, and the wrapper's three attributes."""
+    wrapped, in_place = torch.compile(Half(), backend="eager", dynamic=True, fullgraph=fullgraph), Half()
+    in_place.compile(backend="eager", options={"a": 1}, fullgraph=fullgraph)
+    assert isinstance(wrapped, private.OptimizedModule) and callable(wrapped._initialize)
+    closure = inspect.getclosurevars(in_place._compiled_call_impl).nonlocals["self"]  # type: ignore[arg-type]
+    for context, dynamic, kwargs in ((wrapped.dynamo_ctx, True, {}), (closure, None, {"options": {"a": 1}})):
+        wrapper = private.innermost_backend(context.callback)
+        assert (wrapper.dynamic, wrapper.kwargs, context.fullgraph) == (dynamic, kwargs, fullgraph)  # type: ignore[attr-defined]
+        assert wrapper.compiler_fn is torch._dynamo.lookup_backend("eager")  # type: ignore[attr-defined]
+        assert context._hooks.guard_filter_fn is None
+
+
+def test_dynamo_compiles_again_for_a_backend_that_is_not_equal() -> None:
+    """set_recipe relies on it, and on equal backends sharing code."""
+
+    class Backend:
+        calls = 0
+
+        def __init__(self, name: str) -> None:
+            self.name = name
+
+        def __eq__(self, other: object) -> bool:
+            return isinstance(other, Backend) and self.name == other.name
+
+        def __call__(self, gm, inputs):  # type: ignore[no-untyped-def]
+            Backend.calls += 1
+            return gm.forward
+
+    model = Half()
+    for name, calls in (("a", 1), ("a", 1), ("b", 2), ("a", 2)):
+        torch.compile(model, backend=Backend(name))(torch.ones(2))
+        assert Backend.calls == calls
+
+
+def test_a_recompile_limit_of_the_compilation_can_be_read_back() -> None:
+    if "recompile_limit" not in parameters(torch.compile):
+        pytest.skip("this torch has only the setting")
+    context = torch.compile(Half(), backend="eager", recompile_limit=3).dynamo_ctx
+    assert context.callback._torchdynamo_orig_backend._recompile_limit == 3
+    assert isinstance(private.dynamo_config.recompile_limit, int)

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import pickle
 
 import pytest
 
 from fp8compile import Recipe
+from fp8compile.context import Context
 from fp8compile.recipe import PRESETS
 
 
@@ -29,8 +31,8 @@ def test_a_recipe_is_frozen_and_hashable() -> None:
 def test_the_key_knows_every_field_but_dump() -> None:
     changes = dict(
         linear="rowwise", linear_formats="e4m3", linear_skip=("head",), emulate=True, saved="off",
-        saved_format="int8", group_size=64, saved_attention=False, attention_format="e4m3", min_saved_numel=1, skip=("a",), codegen="eager",
-        inductor={"debug": True},
+        saved_format="int8", group_size=64, saved_attention=False, attention_format="e4m3", min_saved_numel=1,
+        skip=("a",), codegen="eager", inductor={"debug": True}, modules={"a": "off"},
     )  # fmt: skip
     assert {f.name for f in dataclasses.fields(Recipe)} == {*changes, "dump"}
     keys = {Recipe(**{name: value}).key for name, value in changes.items()}  # type: ignore[arg-type]
@@ -53,6 +55,17 @@ def test_the_key_knows_every_field_but_dump() -> None:
         ({"skip": 3}, "skip must be module path patterns"),
         ({"inductor": "max"}, "inductor must be a dict of Inductor options"),
         ({"dump": 3}, "dump must be the path of a folder"),
+        ({"modules": "layers.0"}, 'modules must be a dict such as {"layers.0": "off"}'),
+        ({"modules": {3: "off"}}, "modules must be a dict"),
+        ({"modules": {"a": "of"}}, "Recipe.modules['a']: fp8compile has no preset 'of'. Did you mean 'off'?"),
+        ({"modules": {"a": {"saved_fromat": "int8"}}}, "Recipe.modules['a']: Recipe has no field 'saved_fromat'."),
+        ({"modules": {"a": 3}}, "Recipe.modules['a']: A recipe is a Recipe, the name of a preset or a dict"),
+        ({"modules": {"a": {"modules": {"b": "off"}}}}, "Recipe.modules['a'] holds modules of its own"),
+        ({"modules": {"a": {"codegen": "eager"}}}, "Recipe.modules['a'] sets codegen, which cannot differ by module"),
+        ({"modules": {"a": {"inductor": {"debug": True}}}}, "sets inductor, which cannot differ by module"),
+        ({"modules": {"a": {"dump": "x"}}}, "sets dump, which cannot differ by module"),
+        ({"recipe": Recipe(), "saved": "off", "skip": ()}, "stands alone; put saved, skip into it"),
+        ({"recipe": 3}, "A recipe is a Recipe, the name of a preset or a dict of its fields, not 3"),
     ],
 )
 def test_a_wrong_option_names_the_value_and_the_cure(options: dict[str, object], message: str) -> None:
@@ -63,3 +76,57 @@ def test_a_wrong_option_names_the_value_and_the_cure(options: dict[str, object],
 
 def test_a_single_pattern_is_a_pattern_not_a_list_of_letters() -> None:
     assert Recipe(skip="layers.*").skip == ("layers.*",)  # type: ignore[arg-type]
+
+
+def test_modules_are_normalised_in_order_and_hashable() -> None:
+    recipe = Recipe(saved_format="int8", codegen="eager", modules={"a": {"saved_attention": False}, "*": "off"})
+    a, rest = recipe.modules.values()
+    assert a == Recipe(saved_format="int8", saved_attention=False), "a dict is a change to the recipe around it"
+    assert rest == Recipe.preset("off"), "a preset is a whole recipe"
+    assert list(recipe.modules) == ["a", "*"]
+    turned = Recipe(saved_format="int8", codegen="eager", modules={"*": rest, "a": a})
+    assert turned != recipe and turned.key != recipe.key, "order decides, so it is part of the recipe"
+    again = pickle.loads(pickle.dumps(dataclasses.replace(recipe)))
+    assert again == recipe and hash(again) == hash(recipe) and again.key == recipe.key
+    with pytest.raises(TypeError):
+        recipe.modules["b"] = Recipe()  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("path", "saved_format"),
+    [
+        ("layers.0", "int8"),
+        ("layers.0.mlp.up", "int8"),
+        ("layers.1", "e4m3"),  # "layers.1.*" is what lies beneath
+        ("layers.1.mlp", "auto"),
+        ("layers.10", "e4m3"),
+        ("layers.2.attn.q", "int8"),
+        ("layers.2.attention", "e4m3"),
+        ("", "e4m3"),
+    ],
+)
+def test_the_first_pattern_that_matches_a_module_or_one_around_it_decides(path: str, saved_format: str) -> None:
+    int8, auto = {"saved_format": "int8"}, {"saved_format": "auto"}
+    modules = {"layers.0": int8, "layers.1.*": auto, "*.attn": int8, "layers.0.*": auto}
+    recipe = Recipe(modules=modules, codegen="eager", dump="x")
+    found = Context(recipe).recipe_at(path)
+    assert found.saved_format == saved_format
+    assert found.codegen == "eager" and found.dump == "x", "what is one for the graph is the same everywhere"
+
+
+def test_a_recipe_says_in_a_line_what_differs_by_module() -> None:
+    recipe = Recipe(modules={"layers.0": "off", "norm": {"saved_format": "int8"}, "head": {}})
+    off = "linear='off', saved='off'"
+    assert str(recipe) == f"Recipe()\n  in layers.0: {off}\n  in norm: saved_format='int8'\n  in head: the same"
+    assert str(Recipe(group_size=64, skip="a")) == "Recipe(group_size=64, skip=('a',))"
+
+
+def test_a_change_everywhere_reaches_the_modules() -> None:
+    recipe = Recipe(saved="off", modules={"a": {"saved": "groupwise"}})
+    assert recipe.saves and not recipe.everywhere(saved="off").saves and not Recipe.preset("off").saves
+
+
+def test_options_can_be_one_recipe() -> None:
+    recipe = Recipe(saved_format="int8", modules={"a": "off"})
+    assert Recipe.from_options({"recipe": recipe}) is recipe
+    assert Recipe.from_options({"recipe": "conservative"}) == Recipe.preset("conservative")
