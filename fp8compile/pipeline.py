@@ -66,6 +66,7 @@ COMPILES = (
     "products",
     "recipe",
     "report",
+    "report_text",
     "split",
     "steps",
     "store",
