@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule
 
-from fp8compile import passes
+from fp8compile import passes, verify
 from fp8compile import torch_private as private
 from fp8compile.context import Context
 from fp8compile.graph import copied
@@ -70,6 +70,7 @@ COMPILES = (
     "split",
     "steps",
     "store",
+    "verify",
     "versions",
 )
 
@@ -181,7 +182,12 @@ def passes_for(
 def _observed(gm: GraphModule, name: str, run: Callable[[], Any], split: Split | None = None) -> Any:
     """What ``run`` returns, or None where the pass of that name is disabled. Dumps see ``split``, or else ``gm``."""
     observer = private.GraphTransformObserver(gm, name, subsystem="fp8compile")
-    return watched(name, split or gm, lambda: observer.apply_gm_pass(lambda _: run()))
+    result = watched(name, split or gm, lambda: observer.apply_gm_pass(lambda _: run()))
+    if verify.enabled:
+        cut = result if isinstance(result, tuple) else (split.fw, split.bw) if split else (gm,)
+        for part in cut:
+            verify.verify(part.graph, name)
+    return result
 
 
 def _upstream(gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
