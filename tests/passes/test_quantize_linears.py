@@ -53,7 +53,9 @@ def encodings(graph: Graph) -> list[str]:
 
 def test_golden_joint_graph_of_a_linear() -> None:
     x = torch.randn(32, 64, requires_grad=True)
-    assert_expected_inline(text_of(joint_of(nn.Linear(64, 16, bias=False), x, emulate=True)), """\
+    assert_expected_inline(
+        text_of(joint_of(nn.Linear(64, 16, bias=False), x, emulate=True)),
+        """\
 primals_1: float32[16, 64]
 primals_2: float32[32, 64]
 tangents_1: float32[32, 16]
@@ -73,12 +75,15 @@ mm_1: float32[16, 64] = mm(permute_6, clamp_max_1)
 permute_7: float32[16, 64] = permute(permute_5)
 mm_2: float32[32, 64] = mm(clamp_max_5, permute_7)
 return mm, mm_1, mm_2
-""")
+""",
+    )
 
 
 def test_golden_scaled_products(fp8_units: None) -> None:
     x = torch.randn(32, 64, requires_grad=True)
-    assert_expected_inline(text_of(joint_of(nn.Linear(64, 16), x)), """\
+    assert_expected_inline(
+        text_of(joint_of(nn.Linear(64, 16), x)),
+        """\
 primals_1: float32[16, 64]
 primals_2: float32[16]
 primals_3: float32[32, 64]
@@ -101,7 +106,8 @@ _scaled_mm_2: float32[16, 64] = scaled_mm(clone_1, permute_11, where_2, where)
 sum_1: float32[1, 16] = sum.dim_IntList(tangents_1)
 view: float32[16] = view(sum_1)
 return add, _scaled_mm_2, view, _scaled_mm_1
-""")
+""",
+    )
 
 
 def test_one_encoding_serves_all_uses_of_a_value() -> None:
