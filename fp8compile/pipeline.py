@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule
 
-from fp8compile import passes
+from fp8compile import passes, verify
 from fp8compile import torch_private as private
 from fp8compile.context import Context
 from fp8compile.graph import copied
@@ -25,6 +25,7 @@ from fp8compile.passes.cut_for_bytes import cut_for_bytes
 from fp8compile.passes.encode_saved import encode_saved
 from fp8compile.passes.quantize_linears import quantize_linears
 from fp8compile.passes.recompute_kept import recompute_kept
+from fp8compile.passes.share_casts import share_casts
 from fp8compile.recipe import Recipe
 from fp8compile.report import GraphReport, Notes
 from fp8compile.split import Split
@@ -36,6 +37,7 @@ PartitionPass = Callable[[Split, Context], Notes]
 
 # On the joint graph, where forward and backward are both visible. FP32 islands will stand here, before the linears.
 JOINT: tuple[Callable[[Graph, Context], Notes], ...] = (
+    share_casts,  # before the linears, which encode every distinct operand
     quantize_linears,  # before the cut, so that it sees codes, which are cheaper to keep
 )
 
@@ -70,6 +72,7 @@ COMPILES = (
     "split",
     "steps",
     "store",
+    "verify",
     "versions",
 )
 
@@ -181,7 +184,12 @@ def passes_for(
 def _observed(gm: GraphModule, name: str, run: Callable[[], Any], split: Split | None = None) -> Any:
     """What ``run`` returns, or None where the pass of that name is disabled. Dumps see ``split``, or else ``gm``."""
     observer = private.GraphTransformObserver(gm, name, subsystem="fp8compile")
-    return watched(name, split or gm, lambda: observer.apply_gm_pass(lambda _: run()))
+    result = watched(name, split or gm, lambda: observer.apply_gm_pass(lambda _: run()))
+    if verify.enabled:
+        cut = result if isinstance(result, tuple) else (split.fw, split.bw) if split else (gm,)
+        for part in cut:
+            verify.verify(part.graph, name)
+    return result
 
 
 def _upstream(gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> tuple[GraphModule, GraphModule]:

@@ -20,6 +20,7 @@ from fp8compile import torch_private as private
 from fp8compile.context import Context
 from fp8compile.flow import Source, is_activation, sources, user_fp32
 from fp8compile.graph import (
+    SPLICED,
     Encoding,
     dtype_text,
     encoding_of,
@@ -54,8 +55,8 @@ def encode_saved(split: Split, ctx: Context) -> Notes:
             continue
         if encoding := encoding_of(edge.made):
             notes += Notes(saved=_codes_of_a_product(edge, encoding))
-        elif not ctx.recipe.saves:
-            continue
+        elif not ctx.recipe.saves or (SPLICED in edge.made.meta and _statistic(edge.made)):
+            continue  # the amax of a product's operand belongs to its codes
         elif reason := judge.reason_to_leave(edge):
             notes += Notes(skips=(_left(edge, reason),))
         else:

@@ -56,6 +56,7 @@ CHEAP = VIEWS | {
     aten.clone.default,
     aten.cat.default,
     aten.full.default,
+    aten.scalar_tensor.default,
     aten.log.default,
     aten.log1p.default,
     prims.convert_element_type.default,

@@ -11,6 +11,10 @@ os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="fp8compile-test
 import pytest
 import torch
 
+from fp8compile import verify
+
+verify.enabled = True  # every graph that any test compiles is held against the specification after every pass
+
 
 @pytest.fixture(autouse=True)
 def clean_dynamo() -> Iterator[None]:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, Node
 
-from fp8compile.graph import SPLICED
+from fp8compile.graph import SPLICED, copied
+from fp8compile.pipeline import JointPasses
 from fp8compile.split import Split
 from tests.measure import compiled
 
@@ -27,6 +28,22 @@ def split_of(model: nn.Module, *args: Tensor, disabled: str = "", **options: Any
     recipe = {"min_saved_numel": 0, **options}
     with mock.patch.object(Split, "finish", catch), torch._inductor.config.patch(disabled_passes=disabled):
         compiled(model, **recipe)(*args)
+    return caught[0]
+
+
+def joint_of(model: nn.Module, *args: Tensor, **options: Any) -> Graph:
+    """Joint graph of ``model`` after the JOINT passes."""
+    caught: list[Graph] = []
+    run = JointPasses.__call__
+
+    def catch(self: JointPasses, graph: Graph) -> None:
+        run(self, graph)
+        graph.eliminate_dead_code()
+        assert graph.owning_module is not None
+        caught.append(copied(graph.owning_module).graph)
+
+    with mock.patch.object(JointPasses, "__call__", catch):
+        compiled(model, **{"min_saved_numel": 0, **options})(*args)
     return caught[0]
 
 

@@ -1,0 +1,28 @@
+"""Numbers stay as they are. A value that is cast to a dtype several times is cast once.
+
+Autocast casts the input of every linear by itself, so q, k and v would each encode a copy of the same tensor, and the
+backward would keep each. Legality: casts are pure; the first one in the graph serves all.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Graph, Node
+
+from fp8compile.context import Context
+from fp8compile.report import Notes
+
+CAST = torch.ops.prims.convert_element_type.default
+
+
+def share_casts(graph: Graph, ctx: Context) -> Notes:
+    """Let the first cast of a value to a dtype serve all others."""
+    if not ctx.recipe.multiplies:
+        return Notes()
+    first: dict[tuple[object, ...], Node] = {}
+    for node in graph.find_nodes(op="call_function", target=CAST):
+        same = first.setdefault(node.args, node)
+        if same is not node:
+            node.replace_all_uses_with(same)
+            graph.erase_node(node)
+    return Notes()
