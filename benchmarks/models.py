@@ -180,7 +180,7 @@ def gpt2(seed: int, tiny: bool = False) -> Case:
     return _case(seed, about, lambda: GPT2LMHeadModel(config), batch, own_loss)
 
 
-def llama(seed: int, tiny: bool = False) -> Case:
+def llama(seed: int, tiny: bool = False, ffn: int | None = None) -> Case:
     mend_torchvision()
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -188,7 +188,7 @@ def llama(seed: int, tiny: bool = False) -> Case:
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=width,
-        intermediate_size=8 * width // 3,
+        intermediate_size=ffn or 8 * width // 3,
         num_hidden_layers=layers,
         num_attention_heads=width // 32,
         num_key_value_heads=width // 64,
