@@ -9,9 +9,7 @@ digits, enlarged, or, where scikit-learn is missing, random patterns that depend
 from __future__ import annotations
 
 import functools
-import importlib
 import sysconfig
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +18,8 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from benchmarks.workarounds import mend_torchvision
 
 BYTES, MASK, VOCABULARY = 256, 256, 264  # token ids: the 256 bytes, [MASK], and room to spare
 CLASSES = 10
@@ -180,7 +180,7 @@ def gpt2(seed: int, tiny: bool = False) -> Case:
     return _case(seed, about, lambda: GPT2LMHeadModel(config), batch, own_loss)
 
 
-def llama(seed: int, tiny: bool = False) -> Case:
+def llama(seed: int, tiny: bool = False, ffn: int | None = None) -> Case:
     mend_torchvision()
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -188,7 +188,7 @@ def llama(seed: int, tiny: bool = False) -> Case:
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=width,
-        intermediate_size=8 * width // 3,
+        intermediate_size=ffn or 8 * width // 3,
         num_hidden_layers=layers,
         num_attention_heads=width // 32,
         num_key_value_heads=width // 64,
@@ -199,6 +199,28 @@ def llama(seed: int, tiny: bool = False) -> Case:
     about = f"LlamaForCausalLM, {layers} layers, hidden {width}, grouped queries, {rows} x {length} bytes"
     batch = functools.partial(next_bytes, rows=rows, length=length)
     return _case(seed, about, lambda: LlamaForCausalLM(config), batch, own_loss)
+
+
+def qwen3(seed: int, tiny: bool = False) -> Case:
+    mend_torchvision()
+    from transformers import Qwen3Config, Qwen3ForCausalLM
+
+    width, layers, rows, length = (64, 1, 4, 32) if tiny else (192, 3, 8, 128)
+    config = Qwen3Config(
+        vocab_size=VOCABULARY,
+        hidden_size=width,
+        intermediate_size=3 * width,
+        num_hidden_layers=layers,
+        num_attention_heads=width // 32,
+        num_key_value_heads=width // 64,
+        head_dim=48,
+        max_position_embeddings=length,
+        attention_dropout=0.0,
+        use_cache=False,
+    )
+    about = f"Qwen3ForCausalLM, {layers} layers, hidden {width}, heads of 48 normalised, {rows} x {length} bytes"
+    batch = functools.partial(next_bytes, rows=rows, length=length)
+    return _case(seed, about, lambda: Qwen3ForCausalLM(config), batch, own_loss)
 
 
 # ---------------------------------------------------------------------------------------------------- images
@@ -307,6 +329,7 @@ TRANSFORMERS: Mapping[str, Callable[..., Case]] = {
     "vit": vit,
     "gpt2": gpt2,
     "llama": llama,
+    "qwen3": qwen3,
 }
 TIMM: Mapping[str, Callable[..., Case]] = {
     "resnet18": resnet18,
@@ -315,74 +338,3 @@ TIMM: Mapping[str, Callable[..., Case]] = {
     "vit_tiny": vit_tiny,
 }
 MODELS: Mapping[str, Callable[..., Case]] = {**TRANSFORMERS, **TIMM}
-
-
-# ----------------------------------------------------------------------------------------------- workarounds
-
-_libraries: list[torch.library.Library] = []  # what is registered lives as long as its Library
-
-
-@functools.cache
-def mend_torchvision() -> None:
-    """Make torchvision importable where its C++ operators cannot load (a CUDA build beside a CPU torch).
-
-    timm and transformers import it, and at import it registers fake kernels for two operators of its own,
-    which must then be defined, whether or not they are ever called. No model here calls them: bare
-    definitions are enough.
-    """
-    try:
-        importlib.import_module("torchvision")
-    except ImportError:
-        return  # transformers does without
-    except RuntimeError:  # operator torchvision::nms does not exist
-        library = torch.library.Library("torchvision", "DEF")  # type: ignore[no-untyped-call]
-        for name in ("nms", "qnms"):
-            library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")  # type: ignore[no-untyped-call]
-        _libraries.append(library)
-        importlib.import_module("torchvision")
-
-
-def bf16_products_in_fp32() -> bool:
-    """Run BF16 products on the CPU as FP32 products, rounded once at the end; says whether there was need.
-
-    A CPU without BF16 instructions multiplies BF16 matrices some 20 times slower than FP32 ones. What
-    hardware does is the product in FP32 with one rounding, and that is what this computes: products of
-    BF16 numbers are exact in FP32. It replaces the CPU kernels of this process, whoever calls them:
-    eager, both code generators, forward and backward.
-    """
-    if torch.ops.mkldnn._is_mkldnn_bf16_supported() or _libraries_of("aten"):
-        return False
-    library = torch.library.Library("aten", "IMPL")  # type: ignore[no-untyped-call]
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that a kernel is replaced is the purpose
-        for name in ("mm", "addmm", "bmm", "baddbmm"):
-            _replace_kernel(library, name)
-            _replace_kernel(library, f"{name}.out")
-        _replace_kernel(library, "convolution")
-        _replace_kernel(library, "convolution_backward")
-    _libraries.append(library)
-    return True
-
-
-def _libraries_of(namespace: str) -> list[torch.library.Library]:
-    return [library for library in _libraries if library.ns == namespace]
-
-
-def _replace_kernel(library: torch.library.Library, name: str) -> None:
-    kernel = torch.library.get_kernel(f"aten::{name}", "CPU")  # type: ignore[attr-defined,unused-ignore]
-    keys = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
-
-    def run(*args: Any, out: Tensor | None = None, **kwargs: Any) -> Any:
-        if args[0].dtype != torch.bfloat16:
-            given = {**kwargs, "out": out} if out is not None else kwargs
-            return kernel.call_boxed(keys, *args, **given)
-        wide = [a.float() if isinstance(a, Tensor) and a.dtype == torch.bfloat16 else a for a in args]
-        if out is not None:
-            result = kernel.call_boxed(keys, *wide, **kwargs, out=torch.empty_like(out, dtype=torch.float32))
-            return out.copy_(result)
-        result = kernel.call_boxed(keys, *wide, **kwargs)
-        if isinstance(result, Tensor):
-            return result.to(torch.bfloat16)
-        return tuple(None if r is None else r.to(torch.bfloat16) for r in result)
-
-    library.impl(name, run, "CPU")  # type: ignore[no-untyped-call]

@@ -105,10 +105,10 @@ def _report(graphs: list[GraphReport], recipe: Recipe, model: nn.Module) -> Repo
 
 
 def _matches(graphs: list[GraphReport], pattern: str) -> bool:
-    """Whether any tensor of these reports was made in a module that ``pattern`` matches."""
+    """Whether any tensor or linear of these reports is in a module that ``pattern`` matches."""
     told = Report(tuple(graphs))
-    origins = [*(e.origin for e in told.saved), *(e.origin for e in told.skips), *(e.origin for e in told.recomputed)]
-    return any(in_module(origin.module, pattern) for origin in origins)
+    entries = (*told.saved, *told.skips, *told.recomputed, *told.linears)
+    return any(in_module(entry.origin.module, pattern) for entry in entries)
 
 
 def _chosen(recipe: Recipe | str | Mapping[str, Any] | None, model: nn.Module) -> Recipe:

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from benchmarks.bench_models import (
+from benchmarks.measuring import (
     Measured,
     Quality,
     Way,
-    agree,
     build,
     kept_storages,
     measure,
@@ -24,6 +23,7 @@ from benchmarks.bench_models import (
     zero_up_to_rounding,
 )
 from benchmarks.models import TRANSFORMERS, Case, digits
+from benchmarks.rows import agree
 
 pytest.importorskip("transformers")
 torch.set_num_threads(1)

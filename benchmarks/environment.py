@@ -1,0 +1,48 @@
+"""Where and when a row was measured."""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import platform
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.models import digits_source
+from benchmarks.workarounds import bf16_in_fp32
+
+
+def environment() -> dict[str, Any]:
+    """Where and when a row was measured."""
+    packages = [sys.modules[name] for name in ("torch", "fp8compile", "transformers", "timm") if name in sys.modules]
+    versions = {"python": platform.python_version()} | {m.__name__: str(m.__version__) for m in packages}
+    return {
+        "versions": versions,
+        "device": _cpu_name(),
+        "threads": torch.get_num_threads(),
+        "bf16_products": "as FP32 products, rounded once" if bf16_in_fp32() else "by the CPU",
+        "images": digits_source(),
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        "commit": _commit(),
+    }
+
+
+def _cpu_name() -> str:
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.split(":", 1)[1].strip()
+    return platform.processor() or platform.machine()
+
+
+def _commit() -> str:
+    def git(*words: str) -> str:
+        folder = Path(__file__).resolve().parent
+        return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True).stdout.strip()
+
+    changed = git("status", "--porcelain", "--untracked-files=no", "--", "../fp8compile", "../passes")
+    return (git("rev-parse", "--short", "HEAD") or "unknown") + (" with changes" if changed else "")
