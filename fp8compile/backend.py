@@ -102,6 +102,7 @@ def _compiled(
     graph_key = key_of(gm, example_inputs, recipe, patches)
     parameters = frozenset(i for i, v in enumerate(example_inputs) if isinstance(v, torch.nn.Parameter))
     patches |= passes_for(recipe, graph_key, parameters, patches)
+    store.start(graph_key)
     compiled = private.compile_fx(gm, example_inputs, config_patches=patches, **compile_args)
     cached = store.came_from_cache(graph_key)
     reports = tuple(dataclasses.replace(r, remarks=r.remarks + remarks) for r in store.finish(graph_key))

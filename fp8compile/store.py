@@ -103,6 +103,11 @@ _compiled: list[Compiled] = []
 _warned: set[str] = set()
 
 
+def start(graph_key: str) -> None:
+    """Forget what an earlier compilation under this key left when it failed half way."""
+    _collecting.pop(graph_key, None)
+
+
 def collecting(graph_key: str) -> Collector:
     """The collector of the graph that is compiling under this key."""
     return _collecting.setdefault(graph_key, Collector())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import subprocess
 import sys
+from unittest import mock
 
 import pytest
 import torch
@@ -157,3 +158,16 @@ def test_torch_outside_the_supported_range_is_refused_at_import() -> None:
             check_torch(version)
     for version in ("2.11.0", "2.13.0+cpu", "2.12.1a0+git1234"):
         check_torch(version)
+
+
+def test_a_compilation_that_failed_leaves_nothing_in_the_next_ones_report() -> None:
+    model, x = mlp(), torch.randn(128, 64, requires_grad=True)
+    fn = compiled(model, min_saved_numel=0)
+    with (
+        mock.patch("fp8compile.backend.run_the_graph", side_effect=ValueError("no room")),
+        pytest.raises(BackendCompilerFailed, match="no room"),
+    ):
+        fn(x)
+    torch._dynamo.reset()
+    fn(x)
+    assert len(fp8compile.report(fn).graphs) == 1
