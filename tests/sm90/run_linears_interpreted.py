@@ -1,4 +1,4 @@
-"""Script, under ``TRITON_INTERPRET=1``: the tensorwise encoding of linears' operands, generated, against eager. Prints JSON."""
+"""Script, under ``TRITON_INTERPRET=1``: the tensorwise encoding of operands, generated, against eager. Prints JSON."""
 
 from __future__ import annotations
 
