@@ -87,7 +87,7 @@ def test_attention_is_one_extern_each_way(pipeline: str) -> None:
     assert [graph["attention"] for graph in graphs(pipeline)] == [[flash], [f"{flash}_backward"]]
 
 
-# Launches, bytes that they move, externs, bytes of those: forward, then backward. Exact for the versions in fake_h100.MADE_FOR.
+# Launches, bytes that they move, externs, bytes of those: forward, then backward. Exact for fake_h100.MADE_FOR.
 FIGURES = {
     PLAIN: [(5, 11_114_496, 8, 18_432_024), (7, 19_214_336, 15, 36_847_640)],
     STORAGE: [(9, 18_009_600, 8, 18_432_024), (12, 22_937_088, 15, 36_847_640)],
