@@ -77,12 +77,14 @@ class Operands:
         base, width, views, axis = _beneath(operand, side, rowwise)
         encoded = self._encode(base, width, axis, fmt)
         codes = self._with_views(encoded.codes, views)
-        in_order = _in_order(side, codes)
-        laid_out = self._with_views(self._stored(encoded.codes), views) if in_order else self._copy(side, codes)
+        if not _in_order(side, codes):
+            codes = self._copy(side, codes, once=not rowwise)
+        elif not rowwise:  # there it moved no fewer bytes
+            codes = self._with_views(self._stored(encoded.codes), views)
         scale = encoded.inv_scale
         if rowwise and views:  # only transposes
             scale = self._with_views(scale, views)
-        return Encoded(laid_out, scale)
+        return Encoded(codes, scale)
 
     def _encode(self, base: Node, width: int | None, axis: int | None, fmt: Format) -> Encoded:
         key = (base, width, axis, fmt)
@@ -117,7 +119,7 @@ class Operands:
             value = self._viewed[key]
         return value
 
-    def _copy(self, side: str, codes: Node) -> Node:
+    def _copy(self, side: str, codes: Node, once: bool) -> Node:
         """A copy in the right order, the contracted dimension padded with zeros to MULTIPLE."""
         left = side == "left"
 
@@ -126,7 +128,7 @@ class Operands:
             if not statically_known_true(rows.shape[1] % MULTIPLE == 0):
                 raw = rows.view(torch.uint8) if rows.is_contiguous() else rows.contiguous().view(torch.uint8)
                 rows = torch.nn.functional.pad(raw, (0, -rows.shape[1] % MULTIPLE)).view(x.dtype)
-            rows = stored(rows.contiguous())
+            rows = stored(rows.contiguous()) if once else rows.contiguous()
             return rows if left else rows.t()
 
         if (codes, left) not in self._laid_out:
