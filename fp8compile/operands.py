@@ -1,8 +1,10 @@
 """Operands of products as FP8 codes: each value encoded once for a format and scaling axis, shared by all its uses.
 
-Tensorwise, a value's codes do not depend on the view that a product takes of it, so the value beneath the views is encoded
-and the views are repeated on the codes. Rowwise, the scales run along the contracted dimension, so a matrix has one
-encoding for each of its two dimensions.
+Tensorwise, a value's codes do not depend on the view that a product takes of it, so the value beneath the views is encoded,
+as the matrix that the products take, and transposes are repeated on the codes. (Were the codes in the value's own shape,
+Inductor would store a copy for every product that takes a view of them: it realizes what a view of mm's operand looks at,
+but not of _scaled_mm's; torch 2.13, needs_realized_inputs.) Rowwise, the scales run along the contracted dimension, so a
+matrix has one encoding for each of its two dimensions.
 """
 
 from __future__ import annotations
@@ -21,16 +23,13 @@ from fp8compile.numerics import Format, Rowwise, Tensorwise
 
 aten = torch.ops.aten
 
-RESHAPES = {  # views that keep every element once
+RESHAPES = {  # views that keep every element once, and their order
     aten.alias.default,
     aten.detach.default,
-    aten.permute.default,
     aten.reshape.default,
     aten.squeeze.default,
     aten.squeeze.dim,
     aten.squeeze.dims,
-    aten.t.default,
-    aten.transpose.int,
     aten.unsqueeze.default,
     aten.view.default,
     aten._unsafe_view.default,
@@ -55,14 +54,15 @@ class Operands:
         self._encoded: dict[Any, Encoded] = {}
         self._decoded: dict[Any, Node] = {}
         self._viewed: dict[tuple[Node, Node], Node] = {}
+        self._pinned: dict[Node, Node] = {}
         self._laid_out: dict[tuple[Node, bool], Node] = {}
 
     def decoded(self, operand: Node, side: str, fmt: Format, rowwise: bool) -> Node:
         """``operand`` encoded and decoded: what a product by emulation takes."""
-        base, views, axis = _beneath(operand, side, rowwise)
-        key = (base, axis, fmt)
+        base, width, views, axis = _beneath(operand, side, rowwise)
+        key = (base, width, axis, fmt)
         if key not in self._decoded:
-            encoded = self._encode(base, axis, fmt)
+            encoded = self._encode(base, width, axis, fmt)
             dtype = base.meta["val"].dtype
 
             def decode(codes: Tensor, inv_scale: Tensor) -> Tensor:
@@ -74,20 +74,25 @@ class Operands:
 
     def codes(self, operand: Node, side: str, fmt: Format, rowwise: bool) -> Encoded:
         """Codes of ``operand`` laid out for ``_scaled_mm``: the left row-major, the right column-major, and their scale."""
-        base, views, axis = _beneath(operand, side, rowwise)
-        encoded = self._encode(base, axis, fmt)
+        base, width, views, axis = _beneath(operand, side, rowwise)
+        encoded = self._encode(base, width, axis, fmt)
         codes = self._with_views(encoded.codes, views)
+        if not _in_order(side, codes):
+            codes = self._copy(side, codes, once=not rowwise)
+        elif not rowwise:  # there it moved no fewer bytes
+            codes = self._with_views(self._stored(encoded.codes), views)
         scale = encoded.inv_scale
         if rowwise and views:  # only transposes
             scale = self._with_views(scale, views)
-        return Encoded(self._laid_out_for(side, codes), scale)
+        return Encoded(codes, scale)
 
-    def _encode(self, base: Node, axis: int | None, fmt: Format) -> Encoded:
-        key = (base, axis, fmt)
+    def _encode(self, base: Node, width: int | None, axis: int | None, fmt: Format) -> Encoded:
+        key = (base, width, axis, fmt)
         if key not in self._encoded:
             codec = Tensorwise(fmt) if axis is None else Rowwise(fmt)
 
             def encode(x: Tensor) -> tuple[Tensor, Tensor]:
+                x = x if width is None else x.reshape(-1, width)
                 if axis != 0:
                     return codec.encode(x)
                 codes, inv_scale = codec.encode(x.t())
@@ -100,6 +105,12 @@ class Operands:
             self._encoded[key] = Encoded(codes, inv_scale)
         return self._encoded[key]
 
+    def _stored(self, codes: Node) -> Node:
+        """The codes, stored once for all products: see ``stored``."""
+        if codes not in self._pinned:
+            self._pinned[codes] = splice(self.graph, stored, codes, before=_next(codes))
+        return self._pinned[codes]
+
     def _with_views(self, value: Node, views: list[Node]) -> Node:
         for view in views:
             key = (value, view)
@@ -108,48 +119,55 @@ class Operands:
             value = self._viewed[key]
         return value
 
-    def _laid_out_for(self, side: str, codes: Node) -> Node:
-        """A copy in the right order, contracted dimension padded with zeros to MULTIPLE, where it is not so already."""
+    def _copy(self, side: str, codes: Node, once: bool) -> Node:
+        """A copy in the right order, the contracted dimension padded with zeros to MULTIPLE."""
         left = side == "left"
-        key = (codes, left)
-        if key not in self._laid_out:
-            value, contracted = codes.meta["val"], 1 if left else 0
-            whole = statically_known_true(value.shape[contracted] % MULTIPLE == 0)
-            in_order = hint(value.stride(contracted)) == 1 and hint(value.stride(1 - contracted)) >= hint(
-                value.shape[contracted]
-            )
-            self._laid_out[key] = codes if whole and in_order else self._copy(codes, left)
-        return self._laid_out[key]
 
-    def _copy(self, codes: Node, left: bool) -> Node:
         def lay_out(x: Tensor) -> Tensor:
             rows = x if left else x.t()
             if not statically_known_true(rows.shape[1] % MULTIPLE == 0):
                 raw = rows.view(torch.uint8) if rows.is_contiguous() else rows.contiguous().view(torch.uint8)
                 rows = torch.nn.functional.pad(raw, (0, -rows.shape[1] % MULTIPLE)).view(x.dtype)
-            rows = rows.contiguous()
+            rows = stored(rows.contiguous()) if once else rows.contiguous()
             return rows if left else rows.t()
 
-        return splice(self.graph, lay_out, codes, before=_next(codes))  # type: ignore[no-any-return]
+        if (codes, left) not in self._laid_out:
+            self._laid_out[codes, left] = splice(self.graph, lay_out, codes, before=_next(codes))
+        return self._laid_out[codes, left]
 
 
-def _beneath(operand: Node, side: str, rowwise: bool) -> tuple[Node, list[Node], int | None]:
-    """The value to encode, the views that lead from it to ``operand``, and, rowwise, its contracted dimension."""
-    stripped = TRANSPOSES if rowwise else RESHAPES
-    views: list[Node] = []
-    while operand.op == "call_function" and operand.target in stripped:
-        parent = operand.args[0]
-        assert isinstance(parent, Node)
-        if rowwise and parent.meta["val"].dim() != 2:
-            break
-        views.append(operand)
-        operand = parent
-    if not rowwise:
-        return operand, views[::-1], None
+def _in_order(side: str, codes: Node) -> bool:
+    """Whether ``_scaled_mm`` takes codes as they lie: the left row-major, the right column-major, contracted by MULTIPLE."""
+    value, contracted = codes.meta["val"], 1 if side == "left" else 0
+    whole = statically_known_true(value.shape[contracted] % MULTIPLE == 0)
+    step = hint(value.stride(1 - contracted))
+    return whole and hint(value.stride(contracted)) == 1 and step >= hint(value.shape[contracted])
+
+
+def stored(x: Tensor) -> Tensor:
+    """``x`` itself, as a view that makes Inductor store it once, whoever reads it.
+
+    Inductor realizes the operands of mm, not those of _scaled_mm (torch 2.13, needs_realized_inputs): each product would
+    store a copy of its own.
+    """
+    return x.as_strided(x.size(), x.stride())
+
+
+def _beneath(operand: Node, side: str, rowwise: bool) -> tuple[Node, int | None, list[Node], int | None]:
+    """The value to encode, the width of the matrix it is to be reshaped to (None: as it is), the transposes that lead from
+    there to ``operand``, and, rowwise, its contracted dimension."""
+    transposes: list[Node] = []
     axis = 1 if side == "left" else 0
-    for view in views:
-        axis = 1 - axis if _swaps(view) else axis
-    return operand, views[::-1], axis
+    while operand.target in TRANSPOSES and operand.args[0].meta["val"].dim() == 2:  # type: ignore[union-attr]
+        transposes.insert(0, operand)
+        axis = 1 - axis if _swaps(operand) else axis
+        operand = operand.args[0]  # type: ignore[assignment]
+    if rowwise:
+        return operand, None, transposes, axis
+    width, base = operand.meta["val"].shape[1], operand
+    while isinstance(width, int) and base.target in RESHAPES:
+        base = base.args[0]  # type: ignore[assignment]
+    return base, None if base is operand else width, transposes, None
 
 
 def _swaps(view: Node) -> bool:

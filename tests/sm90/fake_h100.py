@@ -5,6 +5,7 @@ What is mocked, and why:
     torch._C._cuda_get*            absent from a CPU build; generated wrappers call them
     dynamo's CudaInterface         holds its own references to the functions above, taken at import
     FakeTensorMode                 would initialise the CUDA context for every fake cuda tensor
+    FakeTensor.contiguous, copy_   would enter the tensor's device
     triton's active driver         answers "sm_90, warps of 32" where the real one loads libcuda
     triton_helpers.set_driver_*    would put the real driver back
 
@@ -16,6 +17,7 @@ name, not by a crash further on.
 
 from __future__ import annotations
 
+import functools
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -108,6 +110,11 @@ def _always(value: Any) -> Any:
     return lambda *args, **kwargs: value
 
 
+def _call(self: Any, operator: Any, *args: Any, **kwargs: Any) -> Any:
+    """A method that calls ``operator``."""
+    return operator(self, *args, **kwargs)
+
+
 def _mock_torch_cuda() -> None:
     cuda = torch.cuda
     for name, value in (
@@ -169,6 +176,10 @@ def _mock_fake_tensors() -> None:
     # torch.tensor(..., device="cuda") under a fake mode is made on the CPU first: no CUDA can make it.
     replace(fake_tensor.FakeTensorMode, "avoid_device_init", property(lambda self: True))
     replace(fake_tensor, "init_gpu_context", _always(None))
+    # These methods enter the tensor's device, for which a CPU build has no guard; the operators do not.
+    for name in ("contiguous", "copy_"):
+        operator = getattr(torch.ops.aten, name).default
+        replace(fake_tensor.FakeTensor, name, functools.partialmethod(_call, operator))
 
 
 class _Driver:

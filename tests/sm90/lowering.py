@@ -2,7 +2,7 @@
 
 Dynamo and AOTAutograd trace on the CPU; ``lower_backend`` then puts each graph onto fake cuda tensors and
 gives it to Inductor. Passes that run before that (joint-graph hooks, the partitioner) therefore see device
-"cpu".
+"cpu", unless the joint graph is put onto cuda too (on_cuda.py).
 
 Nothing is computed unless ``execute``: a lowered graph answers with uninitialised tensors of the right
 shapes, so realistic sizes cost nothing. With ``execute``, in a process started with ``TRITON_INTERPRET=1``,
@@ -67,6 +67,11 @@ class Kernel:
         assert match, f"{self.name} carries no kernel_num_gb: lower under `lowering_config`"
         return round(float(match.group(1)) * 1e9)
 
+    def stores(self, dtype: str) -> int:
+        """How many of its buffers of a Triton ``dtype``, e.g. ``fp8`` for both formats, a launch writes."""
+        pointers = re.findall(rf"'(\w+)': '\*{dtype}\w*'", self.source)
+        return sum(bool(re.search(rf"\bstore\({name}\b", self.source)) for name in pointers)
+
     def _buffers(self) -> list[tuple[str, int]]:
         """The pointers a launch takes and the bytes behind each, from the example arguments in the source."""
         signature = _SIGNATURE.search(self.source)
@@ -89,10 +94,11 @@ def _tensor_bytes(size: str, stride: str, dtype: str) -> int:
 
 @dataclass
 class LoweredGraph:
-    """What Inductor made of one graph."""
+    """What Inductor made of one graph; ``graph`` is what Inductor was given, after its post-grad passes."""
 
     kernels: dict[str, Kernel] = field(default_factory=dict)
     wrapper: str = ""
+    graph: torch.fx.Graph | None = None
 
     @property
     def launches(self) -> list[str]:
@@ -204,6 +210,7 @@ def lower_backend(lowered: Lowered, *, execute: bool = False) -> InnerCompile:
         graph = LoweredGraph()
         lowered.graphs.append(graph)
         on_cuda, cuda_inputs = retarget(gm, example_inputs)
+        graph.graph = on_cuda.graph
         with recording(graph, _executed(lowered) if execute else _not_executed):
             compiled = compile_fx_inner(on_cuda, cuda_inputs, **kwargs)
         return compiled if execute else _unexecuted(on_cuda)
@@ -213,15 +220,15 @@ def lower_backend(lowered: Lowered, *, execute: bool = False) -> InnerCompile:
 
 def retarget(gm: GraphModule, example_inputs: Sequence[Any]) -> tuple[GraphModule, list[Any]]:
     """A copy of a functional graph, and its inputs, with every tensor on a fake cuda device."""
-    from torch._guards import TracingContext, detect_fake_mode
+    gm = copy.deepcopy(gm)
+    return gm, retarget_in_place(gm, example_inputs)
+
+
+def retarget_in_place(gm: GraphModule, example_inputs: Sequence[Any]) -> list[Any]:
+    """``retarget`` without the copy; returns the inputs."""
     from torch.fx.passes.fake_tensor_prop import FakeTensorProp
 
-    mode = detect_fake_mode(example_inputs)
-    if mode is None:
-        context = TracingContext.try_get()
-        assert context and context.fake_mode, "compile_fx traces under a fake mode"
-        mode = context.fake_mode
-    gm = copy.deepcopy(gm)
+    mode = _fake_mode_of(example_inputs)
     for node in gm.graph.nodes:
         node.args, node.kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), _on_cuda)
     gm.recompile()
@@ -229,7 +236,18 @@ def retarget(gm: GraphModule, example_inputs: Sequence[Any]) -> tuple[GraphModul
         inputs = [_twin(x, CUDA) for x in example_inputs]
     with mode:
         FakeTensorProp(gm, mode).propagate_dont_convert_inputs(*inputs)
-    return gm, inputs
+    return inputs
+
+
+def _fake_mode_of(values: Sequence[Any]) -> Any:
+    from torch._guards import TracingContext, detect_fake_mode
+
+    mode = detect_fake_mode(values)
+    if mode is None:
+        context = TracingContext.try_get()
+        assert context and context.fake_mode, "compile_fx traces under a fake mode"
+        mode = context.fake_mode
+    return mode
 
 
 def _on_cuda(argument: Any) -> Any:

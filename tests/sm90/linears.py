@@ -1,0 +1,21 @@
+"""The case under test, a Llama layer, and the recipes it is lowered with."""
+
+from __future__ import annotations
+
+from fp8compile.recipe import Recipe
+
+BATCH, SEQ, HIDDEN, FFN, HEADS = 2, 256, 512, 1376, 8
+UNIT = BATCH * SEQ * HIDDEN * 2  # bytes of one activation in BF16
+PLAIN, STORAGE, DEFAULT, LINEAR_ONLY, E4M3, ROWWISE = (
+    *("inductor", "storage_only", "default", "linear_only"),
+    *("linear_formats=e4m3", "linear=rowwise"),
+)
+RECIPES = {
+    STORAGE: Recipe.preset("storage_only"),
+    DEFAULT: Recipe(),
+    LINEAR_ONLY: Recipe.preset("linear_only"),
+    E4M3: Recipe(linear_formats="e4m3"),
+    ROWWISE: Recipe(linear="rowwise"),
+}
+TENSORWISE = (DEFAULT, LINEAR_ONLY, E4M3)
+FP8 = (*TENSORWISE, ROWWISE)

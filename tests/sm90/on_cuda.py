@@ -1,0 +1,62 @@
+"""Put the joint graph of forward and backward onto fake cuda tensors, so that the passes see the device they ask about.
+
+The graph is captured on the CPU: a CPU build of torch has no autograd for cuda tensors. ``to_cuda`` runs as Inductor's
+joint_custom_post_pass, before our own: constant folding, which stands before it, computes on real tensors.
+
+Attention on the CPU is an operator of its own, which Inductor cannot lower for cuda. It becomes what
+F.scaled_dot_product_attention traces to there; the backward takes the random state that the forward returns:
+
+    _scaled_dot_product_flash_attention_for_cpu            ->  _scaled_dot_product_flash_attention
+    _scaled_dot_product_flash_attention_for_cpu_backward   ->  _scaled_dot_product_flash_attention_backward
+"""
+
+from __future__ import annotations
+
+from operator import getitem
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from .lowering import retarget_in_place
+
+aten = torch.ops.aten
+
+JOINT_PASS = (
+    "joint_custom_post_pass"  # Inductor's setting; "joint_custom_pre_pass" would be followed by constant folding
+)
+FLASH = aten._scaled_dot_product_flash_attention.default
+FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_backward.default
+_FOR_CPU = aten._scaled_dot_product_flash_attention_for_cpu.default
+_FOR_CPU_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+_SEED, _OFFSET = 6, 7  # among the results of FLASH
+
+
+def to_cuda(graph: Graph) -> None:
+    """The joint graph, in place, as if captured on an H100."""
+    for node in graph.find_nodes(op="call_function", target=_FOR_CPU):
+        node.target, node.kwargs = FLASH, _without_mask(node)
+    for node in graph.find_nodes(op="call_function", target=_FOR_CPU_BACKWARD):
+        _flash_backward(node)
+    gm = graph.owning_module
+    assert gm is not None
+    retarget_in_place(gm, [node.meta["val"] for node in graph.find_nodes(op="placeholder")])
+
+
+def _without_mask(node: Node) -> dict[str, Any]:
+    kwargs = dict(node.kwargs)
+    assert kwargs.pop("attn_mask", None) is None, "CUDA's flash attention takes no mask"
+    return kwargs
+
+
+def _flash_backward(node: Node) -> None:
+    grad, query, key, value, out, logsumexp, dropout, causal = node.args
+    assert isinstance(out, Node) and isinstance(query, Node) and isinstance(key, Node)
+    forward = out
+    while forward.target is not FLASH:  # getitem, and an alias or two
+        forward = forward.args[0]  # type: ignore[assignment]
+    with node.graph.inserting_after(forward):
+        seed, offset = (node.graph.call_function(getitem, (forward, i)) for i in (_SEED, _OFFSET))
+    lengths = query.meta["val"].shape[2], key.meta["val"].shape[2]
+    node.target, node.kwargs = FLASH_BACKWARD, _without_mask(node)
+    node.args = (grad, query, key, value, out, logsumexp, None, None, *lengths, dropout, causal, seed, offset)
