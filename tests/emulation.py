@@ -39,7 +39,7 @@ class _Linear(torch.autograd.Function):
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """``F.linear`` with FP8 operands in all three products."""
-    y: Tensor = _Linear.apply(x, weight)
+    y: Tensor = _Linear.apply(x, weight)  # type: ignore[no-untyped-call]
     return y if bias is None else y + bias
 
 

@@ -6,7 +6,6 @@ timm's models are accounted for in the same way by ``benchmarks/bench_models.py`
 from __future__ import annotations
 
 import contextlib
-import functools
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -56,8 +55,7 @@ def explained(case: Case, precision: torch.dtype | None = None, **fields: Any) -
 
     with within():
         recipe = Recipe(emulate=True, **fields)
-        loss = functools.partial(case.loss, batch=batch)
-        report = fp8compile.explain(case.model, batch.args, batch.kwargs, recipe, loss)
+        report = fp8compile.explain(case.model, batch.args, batch.kwargs, recipe, lambda out: case.loss(out, batch))
     return report, account(case.model, run, report.linears)
 
 
@@ -166,7 +164,7 @@ def test_graph_breaks_lose_paths_but_no_linear() -> None:
     """Dynamo compiles what is around a break by itself: paths begin there, and are empty for a module it had at hand."""
     model = Around()
     x = torch.randn(8, 32)
-    report = fp8compile.explain(model, x, recipe=Recipe(emulate=True))
+    report = fp8compile.explain(model, (x,), recipe=Recipe(emulate=True))
     due = products_due(model, lambda m: m(x))
     assert set(due) == {"first", "mlp.up", "mlp.gate", "mlp.down"} and len(report.graphs) > 1
     told = Counter(entry.direction for entry in report.linears)
@@ -184,7 +182,7 @@ def test_gradient_checkpointing() -> None:
 def test_the_account_finds_what_is_missing_doubled_and_unclear() -> None:
     model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
     x = torch.randn(8, 32)
-    report = fp8compile.explain(model, x, recipe=Recipe(emulate=True))
+    report = fp8compile.explain(model, (x,), recipe=Recipe(emulate=True))
     assert products_due(model, lambda m: m(x))["0"] == Counter(forward=1, wgrad=1)
     told = list(report.linears)
     assert not account(model, lambda m: m(x), told).differences
