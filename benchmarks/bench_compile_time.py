@@ -1,5 +1,7 @@
 """Cold compile time of one Llama layer, forward and backward, fp8compile over plain Inductor: the ratio, side by side.
 
+On a CPU the default recipe is "storage_only", since a CPU has no FP8 units.
+
 Each run is a process of its own with an empty cache; the arms alternate, so that a machine whose speed drifts slows both.
 
     python benchmarks/bench_compile_time.py [--runs 3] [--json results.json]
@@ -22,7 +24,8 @@ import torch
 ROOT = Path(__file__).resolve().parent.parent
 ARMS = {
     "inductor": {"backend": "inductor"},
-    "fp8compile": {"backend": "fp8compile"},
+    "storage_only": {"backend": "fp8compile", "options": {"preset": "storage_only"}},
+    "emulated linears": {"backend": "fp8compile", "options": {"emulate": True}},
 }
 CODE = """
 import json, sys, time, torch

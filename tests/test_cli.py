@@ -124,7 +124,7 @@ def test_dump_writes_the_graphs_too(factories: Path, capsys: pytest.CaptureFixtu
     of_the_graph = json.loads((factories / "graphs" / "graph-0" / "report.json").read_text())
     assert json.loads(printed)["graphs"] == of_the_graph["graphs"]
     assert "graphs" in said
-    assert "fp8compile: encode(addmm)" in (factories / "graphs/graph-0/04-encode_saved/after.txt").read_text()
+    assert "fp8compile: encode(addmm)" in (factories / "graphs/graph-0/05-encode_saved/after.txt").read_text()
 
 
 @pytest.mark.parametrize(

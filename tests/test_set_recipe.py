@@ -202,7 +202,7 @@ def test_a_recipe_is_an_option_of_torch_compile() -> None:
     model = net(options={"recipe": Recipe(codegen="eager", modules={"layers.0": "off"})})
     compiled_in_a_step(model)
     assert off_in(model) == {"layers.0"}
-    assert "in layers.0: saved='off'" in str(fp8compile.report(model))
+    assert "in layers.0: linear='off', saved='off'" in str(fp8compile.report(model))
 
 
 def test_blocks_compiled_in_place_have_recipes_of_their_own() -> None:
