@@ -65,6 +65,9 @@ def add_demo_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", dest="fields", action="append", default=[], metavar="FIELD=VALUE", help="a field of fp8compile's recipe"
     )
+    parser.add_argument(
+        "--precision", choices=("auto", "bf16", "fp32"), default="auto", help="of products; auto: what is fast here"
+    )
     parser.add_argument("--tiny", action="store_true", help="a toy model for seconds, to try the machinery")
     parser.add_argument("--threads", type=_at_least(1), metavar="N", help="CPU threads")
 
@@ -87,6 +90,7 @@ def run_demo(values: argparse.Namespace) -> int:
         arms=values.arms,
         preset=values.preset,
         fields=fields_from(values.fields),
+        precision=values.precision,
         tiny=values.tiny,
         threads=values.threads,
     )

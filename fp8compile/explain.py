@@ -107,8 +107,8 @@ def _report(graphs: list[GraphReport], recipe: Recipe, model: nn.Module) -> Repo
 def _matches(graphs: list[GraphReport], pattern: str) -> bool:
     """Whether any tensor or linear of these reports is in a module that ``pattern`` matches."""
     told = Report(tuple(graphs))
-    entries = (*told.saved, *told.skips, *told.recomputed, *told.linears)
-    return any(in_module(entry.origin.module, pattern) for entry in entries)
+    origins = [entry.origin for part in (told.saved, told.skips, told.recomputed, told.linears) for entry in part]
+    return any(in_module(origin.module, pattern) for origin in origins)
 
 
 def _chosen(recipe: Recipe | str | Mapping[str, Any] | None, model: nn.Module) -> Recipe:

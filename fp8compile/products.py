@@ -21,9 +21,9 @@ from fp8compile.graph import hint, is_tensor, is_view, numel
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
-PRODUCTS = {aten.mm.default: 0, aten.addmm.default: 1}  # the position of the left operand
-BATCHED = {aten.bmm.default: 0, aten.baddbmm.default: 1}
-GROUPED = {aten._grouped_mm.default: 0} if hasattr(aten, "_grouped_mm") else {}
+PRODUCTS: dict[Any, int] = {aten.mm.default: 0, aten.addmm.default: 1}  # the position of the left operand
+BATCHED: dict[Any, int] = {aten.bmm.default: 0, aten.baddbmm.default: 1}
+GROUPED: dict[Any, int] = {aten._grouped_mm.default: 0} if hasattr(aten, "_grouped_mm") else {}
 FORWARD, DGRAD, WGRAD = "forward", "dgrad", "wgrad"
 
 _CASTS = {prims.convert_element_type.default, aten._to_copy.default}
@@ -75,7 +75,7 @@ def is_product(node: Node) -> bool:
 def _operands(node: Node) -> tuple[Node, Node] | None:
     if node.op != "call_function" or not is_product(node):
         return None
-    at = PRODUCTS.get(node.target, BATCHED.get(node.target, GROUPED.get(node.target, 0)))  # type: ignore[arg-type]
+    at = PRODUCTS.get(node.target, BATCHED.get(node.target, GROUPED.get(node.target, 0)))
     left, right = node.args[at], node.args[at + 1]
     assert isinstance(left, Node) and isinstance(right, Node)
     return left, right

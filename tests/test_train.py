@@ -50,7 +50,7 @@ def uncompiled(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
         return arms.BackendReport("the report", '{"saved_bytes": 7}', 7, 9) if arm == arms.OURS else None
 
     monkeypatch.setattr(demo, "load_corpus", lambda: corpus)
-    monkeypatch.setattr(demo, "choose_precision", lambda model, device: FP32)
+    monkeypatch.setattr(demo, "choose_precision", lambda model, device, asked: FP32)
     monkeypatch.setattr(arms, "warm_up_compiler", lambda device: None)
     monkeypatch.setattr(arms, "compile_arm", lambda arm, model, options: model)
     monkeypatch.setattr(arms, "report_of", report_of)

@@ -45,6 +45,7 @@ class Options:
         arms: names from ``arms.ARMS``, in order.
         preset: fp8compile's preset.
         fields: fields of fp8compile's Recipe that differ from the preset.
+        precision: "bf16", "fp32", or "auto": by what this machine is fast at.
         tiny: a model and a run of seconds, to try the machinery.
         threads: CPU threads; None leaves torch's number.
     """
@@ -56,6 +57,7 @@ class Options:
     arms: tuple[str, ...] = (arms.REFERENCE, arms.OURS)
     preset: str = "default"
     fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    precision: str = "auto"
     tiny: bool = False
     threads: int | None = None
 
@@ -97,7 +99,8 @@ def prepare(options: Options) -> tuple[Task, Results]:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     size = size_for(device, options.tiny)
     model = build_model(size, options.seed, device)
-    task = Task(size, choose_precision(model, device), load_corpus(), device, options.steps or size.steps)
+    precision = choose_precision(model, device, options.precision)
+    task = Task(size, precision, load_corpus(), device, options.steps or size.steps)
     seeds = tuple(range(options.seed, options.seed + options.seeds))
     recipe = ", ".join(f"{key} {value}" for key, value in options.backend_options.items())
     results = Results(size, task.precision, task.steps, seeds, options.arms, recipe)

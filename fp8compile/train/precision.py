@@ -18,6 +18,7 @@ import torch
 FAR_FASTER = 1.5
 PROBE_TOKENS = 64
 PROBE_REPEATS = 4
+ASKED = {"bf16": torch.bfloat16, "fp32": torch.float32}
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,10 @@ class Precision:
         return torch.autocast(device.type, dtype=torch.bfloat16, enabled=self.dtype is torch.bfloat16)
 
 
-def choose_precision(model: Any, device: torch.device) -> Precision:
-    """BF16, or FP32 where that is far faster or BF16 is not there; leaves the ``model`` as it was."""
+def choose_precision(model: Any, device: torch.device, asked: str = "auto") -> Precision:
+    """What is ``asked`` for; "auto": BF16, or FP32 where that is far faster or BF16 is not there. Leaves ``model`` as it was."""
+    if asked != "auto":
+        return Precision(ASKED[asked], f"{asked.upper()}, as asked", {})
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         if torch.cuda.is_bf16_supported(including_emulation=False):
