@@ -41,7 +41,7 @@ class Precision:
 
 
 def choose_precision(model: Any, device: torch.device, asked: str = "auto") -> Precision:
-    """What is ``asked`` for; "auto": BF16, or FP32 where that is far faster or BF16 is not there. Leaves ``model`` as it was."""
+    """What is ``asked`` for; "auto": BF16, or FP32 where that is far faster or BF16 is not there. ``model`` stays as is."""
     if asked != "auto":
         return Precision(ASKED[asked], f"{asked.upper()}, as asked", {})
     if device.type == "cuda":
