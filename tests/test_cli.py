@@ -38,7 +38,7 @@ def test_every_option_arrives(given: list[demo.Options]) -> None:
     line = "demo --out o --steps 5 --seeds 3 --seed 7 --arms eager,fp8compile --tiny --threads 2 --precision bf16"
     assert cli.main([*line.split(), "--preset", "conservative", "-o", "saved_format=int8", "-o", "emulate=true"]) == 0
     assert given == [
-        demo.Options(Path("o"), 5, 3, 7, ("eager", "fp8compile"), "conservative", fields, tiny=True, threads=2)
+        demo.Options(Path("o"), 5, 3, 7, ("eager", "fp8compile"), "conservative", fields, "bf16", True, 2)
     ]
     assert given[0].backend_options == {"preset": "conservative", **fields}
 
