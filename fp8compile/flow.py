@@ -15,7 +15,7 @@ SIXTEEN_BIT = (torch.bfloat16, torch.float16)
 
 _CONTRACTIONS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_mm")
 _USER_CASTS = ("float", "to", "type", "type_as", "double")
-_CAST_OPS = (torch.ops.prims.convert_element_type.default, aten._to_copy.default)
+CASTS = (torch.ops.prims.convert_element_type.default, aten._to_copy.default)
 
 
 class Source(enum.Flag):
@@ -47,6 +47,11 @@ def is_activation(source: Source) -> bool:
 def is_tangent(node: Node) -> bool:
     """Whether an input of a joint graph is the gradient of one of the model's outputs."""
     return type(node.meta.get("desc")).__name__ == "TangentAOTInput"
+
+
+def is_training(graph: Graph) -> bool:
+    """Whether a joint graph has a backward; an inference graph takes no tangents."""
+    return any(map(is_tangent, graph.find_nodes(op="placeholder")))
 
 
 def _source_of_input(node: Node, parameters: Set[Node]) -> Source:
@@ -92,7 +97,7 @@ def _is_contraction(node: Node) -> bool:
 
 
 def _is_user_upcast(node: Node) -> bool:
-    if node.target not in _CAST_OPS:
+    if node.target not in CASTS:
         return False
     source = node.args[0]
     stack = node.meta.get("source_fn_stack")

@@ -85,6 +85,14 @@ def splice(graph: Graph, fn: Callable[..., Any], *nodes: Node, before: Node) -> 
     raise AssertionError("a traced graph has an output")
 
 
+def place_after(node: Node) -> Node:
+    """The node to splice before so that the result stands directly after ``node``, but never among the inputs."""
+    node = node.next
+    while node.op == "placeholder":
+        node = node.next
+    return node
+
+
 def copied(gm: GraphModule) -> GraphModule:
     """A graph module that can be rewritten without touching ``gm``; values in ``meta`` are shared."""
     graph = Graph()

@@ -83,11 +83,11 @@ class Fit:
         return (
             f"{_verdict(self.peak, self.card)}\n"
             f"plain Inductor: {_verdict(self.peak_plain, self.card)}\n"
-            f"weights {_human(self.weights)}, buffers {_human(self.buffers)}, gradients {_human(self.gradients)}, "
-            f"optimizer states {_human(self.states)}\n"
-            f"kept for the backward {_human(self.activations)} (plain Inductor {_human(self.activations_plain)})\n"
-            f"working memory, estimated: {_human(self.workspace)} (plain Inductor {_human(self.workspace_plain)}), "
-            f"{_human(self.update)} while the optimizer steps"
+            f"weights {human(self.weights)}, buffers {human(self.buffers)}, gradients {human(self.gradients)}, "
+            f"optimizer states {human(self.states)}\n"
+            f"kept for the backward {human(self.activations)} (plain Inductor {human(self.activations_plain)})\n"
+            f"working memory, estimated: {human(self.workspace)} (plain Inductor {human(self.workspace_plain)}), "
+            f"{human(self.update)} while the optimizer steps"
         )
 
 
@@ -161,12 +161,14 @@ def _is_fused(states: object) -> bool:
 
 def _verdict(peak: int, card: int) -> str:
     if peak <= card:
-        return f"fits in {_human(card)}: predicted peak {_human(peak)}, {_human(card - peak)} to spare"
-    return f"does not fit in {_human(card)}: predicted peak {_human(peak)}, {_human(peak - card)} too much"
+        return f"fits in {human(card)}: predicted peak {human(peak)}, {human(card - peak)} to spare"
+    return f"does not fit in {human(card)}: predicted peak {human(peak)}, {human(peak - card)} too much"
 
 
-def _human(nbytes: int) -> str:
+def human(nbytes: float) -> str:
     """``1536 -> "1.5 KiB"``."""
-    from fp8compile.report_text import human
-
-    return human(nbytes)
+    for unit in ("B", "KiB", "MiB"):
+        if abs(nbytes) < 1024:
+            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.2f} GiB"

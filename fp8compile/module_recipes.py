@@ -4,27 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 import fnmatch
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
+
+from fp8compile.frozen import FrozenMapping
 
 if TYPE_CHECKING:
     from fp8compile.recipe import Recipe
 
 
-class FrozenModules(Mapping[str, Any]):
-    """An immutable, hashable mapping from patterns to recipes. Its order counts, so it is part of what makes two equal."""
-
-    def __init__(self, pairs: Iterable[tuple[str, Recipe]] = ()) -> None:
-        self._recipes = dict(pairs)
-
-    def __getitem__(self, pattern: str) -> Recipe:
-        return self._recipes[pattern]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._recipes)
-
-    def __len__(self) -> int:
-        return len(self._recipes)
+class FrozenModules(FrozenMapping):
+    """Patterns and their recipes, hashable. Their order counts, so it is part of what makes two equal."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, FrozenModules) and tuple(self.items()) == tuple(other.items())
@@ -33,7 +23,7 @@ class FrozenModules(Mapping[str, Any]):
         return hash(tuple(self.items()))
 
     def __repr__(self) -> str:
-        return repr(self._recipes)
+        return repr(dict(self))
 
 
 def in_module(path: str, pattern: str) -> bool:

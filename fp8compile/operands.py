@@ -18,7 +18,7 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fp8compile import torch_private as private
-from fp8compile.graph import ENCODING, Encoding, dtype_text, hint, nbytes, splice
+from fp8compile.graph import ENCODING, Encoding, dtype_text, hint, nbytes, place_after, splice
 from fp8compile.numerics import Format, Rowwise, Tensorwise
 
 aten = torch.ops.aten
@@ -68,7 +68,7 @@ class Operands:
             def decode(codes: Tensor, inv_scale: Tensor) -> Tensor:
                 return Tensorwise(fmt).decode(codes, inv_scale, dtype)
 
-            after = _next(_later(self.graph, encoded.codes, encoded.inv_scale))
+            after = place_after(_later(encoded.codes, encoded.inv_scale))
             self._decoded[key] = splice(self.graph, decode, encoded.codes, encoded.inv_scale, before=after)
         return self._with_views(self._decoded[key], views)
 
@@ -98,7 +98,7 @@ class Operands:
                 codes, inv_scale = codec.encode(x.t())
                 return codes.t(), inv_scale.t()
 
-            codes, inv_scale = splice(self.graph, encode, base, before=_next(base))
+            codes, inv_scale = splice(self.graph, encode, base, before=place_after(base))
             value = base.meta["val"]
             encoding = Encoding(codec.name, dtype_text(value), nbytes(value))
             codes.meta[ENCODING] = inv_scale.meta[ENCODING] = encoding
@@ -108,7 +108,7 @@ class Operands:
     def _stored(self, codes: Node) -> Node:
         """The codes, stored once for all products: see ``stored``."""
         if codes not in self._pinned:
-            self._pinned[codes] = splice(self.graph, stored, codes, before=_next(codes))
+            self._pinned[codes] = splice(self.graph, stored, codes, before=place_after(codes))
         return self._pinned[codes]
 
     def _with_views(self, value: Node, views: list[Node]) -> Node:
@@ -132,7 +132,7 @@ class Operands:
             return rows if left else rows.t()
 
         if (codes, left) not in self._laid_out:
-            self._laid_out[codes, left] = splice(self.graph, lay_out, codes, before=_next(codes))
+            self._laid_out[codes, left] = splice(self.graph, lay_out, codes, before=place_after(codes))
         return self._laid_out[codes, left]
 
 
@@ -176,7 +176,7 @@ def _swaps(view: Node) -> bool:
 
 def _repeated(graph: Graph, view: Node, value: Node) -> Node:
     """``view`` once more, of ``value`` in the place of its operand, directly after the original."""
-    at = _later(graph, view, value)
+    at = _later(view, value)
     with graph.inserting_after(at):
         new = graph.node_copy(view, lambda n: value if n is view.args[0] else n)
     fake_mode = private.detect_fake_mode([value.meta["val"]])
@@ -188,12 +188,5 @@ def _repeated(graph: Graph, view: Node, value: Node) -> Node:
     return new
 
 
-def _later(graph: Graph, a: Node, b: Node) -> Node:
+def _later(a: Node, b: Node) -> Node:
     return b if a < b else a
-
-
-def _next(node: Node) -> Node:
-    node = node.next
-    while node.op == "placeholder":
-        node = node.next
-    return node

@@ -56,6 +56,7 @@ COMPILES = (
     "context",
     "device",
     "flow",
+    "frozen",
     "graph",
     "hazards",
     "liveness",

@@ -9,24 +9,26 @@ The two products of the backward belong to the forward product of the same autog
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Set
+import dataclasses
+from collections import defaultdict
+from collections.abc import Set
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.fx import Graph, Node
 
-from fp8compile.flow import Source, is_activation, sources
+from fp8compile.flow import CASTS, Source, is_activation, sources
 from fp8compile.graph import hint, is_tensor, is_view, numel
 
-aten, prims = torch.ops.aten, torch.ops.prims
+aten = torch.ops.aten
 
-PRODUCTS: dict[Any, int] = {aten.mm.default: 0, aten.addmm.default: 1}  # the position of the left operand
+# Each with the position of its left operand; the right one is next.
+PRODUCTS: dict[Any, int] = {aten.mm.default: 0, aten.addmm.default: 1}
 BATCHED: dict[Any, int] = {aten.bmm.default: 0, aten.baddbmm.default: 1}
 GROUPED: dict[Any, int] = {aten._grouped_mm.default: 0} if hasattr(aten, "_grouped_mm") else {}
+ALL = PRODUCTS | BATCHED | GROUPED
 FORWARD, DGRAD, WGRAD = "forward", "dgrad", "wgrad"
-
-_CASTS = {prims.convert_element_type.default, aten._to_copy.default}
 
 
 @dataclass(frozen=True)
@@ -54,6 +56,7 @@ def linear_products(graph: Graph, parameters: Set[Node]) -> list[Product]:
     """The products of every linear of a joint graph, in graph order, batched ones included."""
     found = sources(graph, parameters)
     products: list[Product] = []
+    reading: dict[Node, list[Product]] = defaultdict(list)  # forward products, by the root of each operand
     for node in graph.nodes:
         operands = _operands(node)
         if operands is None:
@@ -61,22 +64,23 @@ def linear_products(graph: Graph, parameters: Set[Node]) -> list[Product]:
         kinds = tuple(_kind(found[o]) for o in operands)
         if sorted(kinds) == ["activation", "parameter"]:
             products.append(_forward(node, *operands, weight_on_the_right=kinds[1] == "parameter"))
-        elif sorted(kinds) == ["gradient", "parameter"]:
-            products += _of_backward(node, *operands, DGRAD, kinds.index("parameter"), products)
-        elif sorted(kinds) == ["activation", "gradient"]:
-            products += _of_backward(node, *operands, WGRAD, kinds.index("activation"), products)
+            for root in {*map(root_of, operands)}:
+                reading[root].append(products[-1])
+        elif sorted(kinds) in (["gradient", "parameter"], ["activation", "gradient"]):
+            known = 1 - kinds.index("gradient")
+            of = _forward_of(node, kinds[known], reading[root_of(operands[known])])
+            if of:
+                direction = DGRAD if kinds[known] == "parameter" else WGRAD
+                gradients = (known == 1, known == 0)
+                products.append(dataclasses.replace(of, node=node, direction=direction, gradients=gradients))
     return products
 
 
-def is_product(node: Node) -> bool:
-    return node.target in PRODUCTS or node.target in BATCHED or node.target in GROUPED
-
-
 def _operands(node: Node) -> tuple[Node, Node] | None:
-    if node.op != "call_function" or not is_product(node):
+    if node.target not in ALL:
         return None
-    at = PRODUCTS.get(node.target, BATCHED.get(node.target, GROUPED.get(node.target, 0)))
-    left, right = node.args[at], node.args[at + 1]
+    at = ALL[node.target]
+    left, right = node.args[at : at + 2]
     assert isinstance(left, Node) and isinstance(right, Node)
     return left, right
 
@@ -96,26 +100,17 @@ def _forward(node: Node, left: Node, right: Node, *, weight_on_the_right: bool) 
     return Product(node, FORWARD, node, weight, (False, False), M, hint(inner), hint(N))
 
 
-def _of_backward(
-    node: Node, left: Node, right: Node, direction: str, known: int, products: list[Product]
-) -> Iterator[Product]:
-    """The product as dgrad or wgrad of the forward product that shares its weight or its input; nothing if there is none."""
-    shared = root_of((left, right)[known])
-    size = numel(node.meta["val"])
-    forwards = [p for p in products if p.direction == FORWARD]
-    if direction == DGRAD:
-        of = [p for p in forwards if p.weight is shared]
-    else:
-        of = [p for p in forwards if shared in map(root_of, p.operands) and size == p.K * p.N]
-    of.sort(key=lambda p: p.forward.meta.get("seq_nr") != node.meta.get("seq_nr"))
-    for p in of[:1]:
-        gradients = (known == 1, known == 0)
-        yield Product(node, direction, p.forward, p.weight, gradients, p.M, p.K, p.N)
+def _forward_of(node: Node, known: str, readers: list[Product]) -> Product | None:
+    """The forward product, among those that read the same weight or input, that a product of the backward belongs to."""
+    if known == "activation":  # a wgrad has the size of the weight
+        readers = [p for p in readers if numel(node.meta["val"]) == p.K * p.N]
+    same_autograd_node = [p for p in readers if p.forward.meta.get("seq_nr") == node.meta.get("seq_nr")]
+    return next(iter(same_autograd_node + readers), None)
 
 
 def root_of(value: Node) -> Node:
     """What a value is a view or a cast of."""
-    while is_view(value) or value.target in _CASTS:
+    while is_view(value) or value.target in CASTS:
         parent = value.args[0]
         if not isinstance(parent, Node) or not is_tensor(parent):
             break
@@ -133,6 +128,6 @@ def is_tied_to_embedding(weight: Node) -> bool:
                 user.target is aten.index.Tensor and user.args[0] is node and "autograd_backward" not in user.meta
             ):
                 return True
-            if is_view(user) or user.target in _CASTS:
+            if is_view(user) or user.target in CASTS:
                 waiting.append(user)
     return False

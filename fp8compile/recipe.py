@@ -5,10 +5,11 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fp8compile.frozen import FrozenMapping
 from fp8compile.module_recipes import FrozenModules, in_module, module_recipes
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
@@ -31,26 +32,14 @@ HEADS = (
 )
 
 
-class FrozenOptions(Mapping[str, Any]):
-    """An immutable, hashable mapping of Inductor options."""
-
-    def __init__(self, items: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()) -> None:
-        self._items = dict(items)
-
-    def __getitem__(self, key: str) -> Any:
-        return self._items[key]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._items)
-
-    def __len__(self) -> int:
-        return len(self._items)
+class FrozenOptions(FrozenMapping):
+    """Inductor options, hashable."""
 
     def __hash__(self) -> int:
         return hash(repr(self))
 
     def __repr__(self) -> str:
-        return repr(dict(sorted(self._items.items())))
+        return repr(dict(sorted(self.items())))
 
 
 @dataclass(frozen=True)

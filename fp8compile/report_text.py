@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 from rich.table import Table
 
+from fp8compile.memory import human
 from fp8compile.report import Origin, Report
 
 
@@ -34,15 +35,6 @@ def _headline(report: Report) -> str:
         f"{linears}{len(report.saved)} tensors encoded, {len(report.skips)} left as they are, "
         f"{len(report.recomputed)} recomputed instead of kept"
     )
-
-
-def human(nbytes: float) -> str:
-    """``1536 -> "1.5 KiB"``."""
-    for unit in ("B", "KiB", "MiB"):
-        if abs(nbytes) < 1024:
-            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.2f} GiB"
 
 
 def _tables(report: Report) -> Iterable[Table]:

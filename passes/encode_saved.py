@@ -30,19 +30,19 @@ from fp8compile.graph import (
     nbytes,
     numel,
     origin,
+    place_after,
     shape_text,
     splice,
     storage_root,
 )
 from fp8compile.hazards import spoiled_use
 from fp8compile.module_recipes import in_module
-from fp8compile.numerics import E4M3, INT8, Codec, Groupwise, GroupwiseBest
+from fp8compile.numerics import E4M3, ENCODABLE, INT8, Codec, Groupwise, GroupwiseBest
+from fp8compile.products import BATCHED
 from fp8compile.recipe import Recipe
 from fp8compile.report import Notes, Saved, Skip
 from fp8compile.split import Edge, Split
 
-ENCODABLE = (torch.float32, torch.bfloat16, torch.float16)
-BATCHED = (torch.ops.aten.bmm.default, torch.ops.aten.baddbmm.default)
 _REDUCTIONS = ("sum", "mean", "amax", "amin", "var_mean", "var", "logsumexp", "prepare_softmax_online")
 
 
@@ -179,7 +179,7 @@ def _encode(split: Split, edge: Edge, codec: Codec) -> Saved:
         x = codec.decode(codes, inv_scale, dtype)
         return x if back is None else x.permute(back)
 
-    made = splice(split.fw.graph, encode, edge.made, before=_after(edge.made))
+    made = splice(split.fw.graph, encode, edge.made, before=place_after(edge.made))
     used = [split.placeholder(edge, node, part) for node, part in zip(made, ("codes", "inv_scale"), strict=True)]
     decoded = splice(split.bw.graph, decode, *used, before=edge.in_order[0])
     edge.used.replace_all_uses_with(decoded)
@@ -199,13 +199,6 @@ def _codes_of_a_product(edge: Edge, encoding: Encoding) -> tuple[Saved, ...]:
     before, after = encoding.nbytes, nbytes(value)
     where = origin(edge.made)
     return (Saved(edge.made.name, where, shape_text(value), encoding.dtype, before, after, codec),)
-
-
-def _after(node: Node) -> Node:
-    node = node.next
-    while node.op == "placeholder":
-        node = node.next
-    return node
 
 
 def _left(edge: Edge, reason: str) -> Skip:

@@ -26,10 +26,10 @@ from torch.fx import Graph, Node
 
 from fp8compile.context import Context
 from fp8compile.device import why_no_fp8
-from fp8compile.flow import is_tangent, user_fp32
+from fp8compile.flow import is_training, user_fp32
 from fp8compile.graph import dtype_text, hint, module_path, op_name, source_line, splice
 from fp8compile.module_recipes import in_module
-from fp8compile.numerics import E4M3, E5M2, Format
+from fp8compile.numerics import E4M3, E5M2, ENCODABLE, Format
 from fp8compile.operands import MULTIPLE, Encoded, Operands
 from fp8compile.products import FORWARD, PRODUCTS, Product, is_tied_to_embedding, linear_products
 from fp8compile.recipe import Recipe
@@ -37,14 +37,13 @@ from fp8compile.report import Linear, Notes, Origin
 
 aten = torch.ops.aten
 
-COMPUTED = (torch.float32, torch.bfloat16, torch.float16)
 UPCAST = "upcast by the user"
 
 
 def quantize_linears(graph: Graph, ctx: Context) -> Notes:
     """Make every product of a linear a product of FP8 codes, or say why not."""
-    if not ctx.recipe.multiplies or not any(map(is_tangent, graph.find_nodes(op="placeholder"))):
-        return Notes()  # without tangents: inference, where the model computes as it is written
+    if not ctx.recipe.multiplies or not is_training(graph):
+        return Notes()  # in inference the model computes as it is written
     parameters = ctx.parameters_of(graph)
     judge = _Judge(ctx, user_fp32(graph, parameters))
     operands = Operands(graph)
@@ -99,7 +98,7 @@ def _not_a_plain_product(forward: Node) -> str | None:
     if forward.kwargs:
         return "addmm with alpha or beta"
     value = forward.meta["val"]
-    return None if value.dtype in COMPUTED else f"{dtype_text(value)} is left alone"
+    return None if value.dtype in ENCODABLE else f"{dtype_text(value)} is left alone"
 
 
 def _no_fp8_shape(product: Product, recipe: Recipe) -> str | None:

@@ -70,13 +70,14 @@ def recompute_kept(split: Split, ctx: Context) -> Notes:
     """Drop every kept tensor that views and pointwise operations make from the others."""
     notes = Notes()
     cheap = CHEAP | SEEDED if ctx.recipe.codegen == "inductor" else CHEAP
+    codes = _codes(split)
     fixed: set[Node] = set()  # what recomputed values are made from: these must stay
     for edge in _largest_first(split, cheap):
         if edge.made in fixed:
             continue
         given = {e.made for e in split.edges if e is not edge and e.is_tensor}
-        codes = _codes(split) - {edge.made}
-        chain = _chain(edge.made, given, split, cheap) or _chain(edge.made, given | codes, split, cheap)
+        or_codes = (given | codes) - {edge.made}
+        chain = _chain(edge.made, given, split, cheap) or _chain(edge.made, or_codes, split, cheap)
         if not chain:
             continue
         operands = [n for n in _operands(chain) if n not in chain]

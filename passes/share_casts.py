@@ -10,6 +10,7 @@ import torch
 from torch.fx import Graph, Node
 
 from fp8compile.context import Context
+from fp8compile.flow import is_training
 from fp8compile.report import Notes
 
 CAST = torch.ops.prims.convert_element_type.default
@@ -17,8 +18,8 @@ CAST = torch.ops.prims.convert_element_type.default
 
 def share_casts(graph: Graph, ctx: Context) -> Notes:
     """Let the first cast of a value to a dtype serve all others."""
-    if not ctx.recipe.multiplies:
-        return Notes()
+    if not ctx.recipe.multiplies or not is_training(graph):
+        return Notes()  # there are no linears to rewrite
     first: dict[tuple[object, ...], Node] = {}
     for node in graph.find_nodes(op="call_function", target=CAST):
         same = first.setdefault(node.args, node)

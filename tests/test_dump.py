@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -27,32 +24,10 @@ from fp8compile.pipeline import JointPasses, Partitioner
 from fp8compile.report import GraphReport, Notes
 from fp8compile.snapshot import Line, Part, Snapshot, op_diff
 from tests.measure import compiled
+from tests.processes import run_in_process
 
 STEPS = ["01-share_casts", "02-quantize_linears", "03-cut_for_bytes", "04-recompute_kept", "05-encode_saved"]
 FILES = ["after.dot", "after.txt", "before.txt", "diff.txt"]
-
-SCRIPT = """
-import json, sys, torch, fp8compile
-from torch import nn
-from torch._dynamo.utils import counters
-
-class Net(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.down = nn.Linear(64, 256), nn.Linear(256, 64)
-    def forward(self, x):
-        return self.down(torch.nn.functional.gelu(self.up(x)))
-
-torch.manual_seed(0)
-model = Net()
-fn = torch.compile(model, backend="fp8compile", options=json.loads(sys.argv[1]), dynamic=sys.argv[2] == "dynamic")
-fn(torch.randn(128, 64)).sum().backward()
-print(json.dumps({
-    "hit": counters["aot_autograd"]["autograd_cache_hit"],
-    "graphs": json.loads(fp8compile.report(fn).to_json())["graphs"],
-    "gradients": [p.grad.double().sum().item() for p in model.parameters()],
-}))
-"""
 
 
 class Gated(nn.Module):
@@ -62,19 +37,6 @@ class Gated(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.down(torch.tanh(self.gate(x)))
-
-
-def run(folder: Path, cache: str, shapes: str = "static", env: dict[str, str] | None = None, **options: Any) -> Any:
-    """What one process says that compiles and runs the model once."""
-    (folder / "net.py").write_text(SCRIPT)
-    done = subprocess.run(
-        [sys.executable, str(folder / "net.py"), json.dumps(options), shapes],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(folder / cache), **(env or {})},
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout.splitlines()[-1])
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -326,15 +288,17 @@ def test_the_key_knows_nothing_of_a_dump(tmp_path: Path) -> None:
     assert joint[0].uuid() == joint[1].uuid() and joint[0].__reduce__() == joint[1].__reduce__()
 
 
-@pytest.mark.parametrize("shapes", ["static"])  # "dynamic" passes too and takes another minute
+@pytest.mark.parametrize("shapes", ["static", "dynamic"])
 def test_equal_files_from_two_processes_cold_and_warm(shapes: str, tmp_path: Path) -> None:
     """Cold with a dump and from a cache that was filled without one, where no pass runs but for the dump."""
-    plain = run(tmp_path, "cache-a", shapes)
-    warm = run(tmp_path, "cache-a", shapes, env={dump.VARIABLE: str(tmp_path / "warm")})
-    cold = run(tmp_path, "cache-b", shapes, dump=str(tmp_path / "cold"))
-    assert [plain["hit"], warm["hit"], cold["hit"]] == [0, 1, 0], "a dump is no part of the key"
+    plain = run_in_process(tmp_path, {}, cache="a", shapes=shapes)
+    warm = run_in_process(tmp_path, {}, cache="a", shapes=shapes, env={dump.VARIABLE: str(tmp_path / "warm")})
+    cold = run_in_process(tmp_path, {"dump": str(tmp_path / "cold")}, cache="b", shapes=shapes)
+    hits = [ran["counters"]["autograd_cache_hit"] for ran in (plain, warm, cold)]
+    assert hits == [0, 1, 0], "a dump is no part of the key"
     for ran in (warm, cold):
-        assert ran["graphs"] == plain["graphs"] and ran["gradients"] == plain["gradients"]
+        assert json.loads(ran["report"])["graphs"] == json.loads(plain["report"])["graphs"]
+        assert ran["gradients"] == plain["gradients"]
     found = tree(tmp_path / "cold")
     assert len(found) == len(STEPS) * len(FILES) + 2 and found == tree(tmp_path / "warm")
 
@@ -347,8 +311,8 @@ def test_steps_are_not_in_the_json() -> None:
 
 def test_torch_trace_holds_every_step(tmp_path: Path) -> None:
     """Without a folder for dumps; read by tlparse where that is installed."""
-    ran = run(tmp_path, "cache", env={"TORCH_TRACE": str(tmp_path / "trace")})
-    assert ran["hit"] == 0
+    ran = run_in_process(tmp_path, {}, shapes="static", env={"TORCH_TRACE": str(tmp_path / "trace")})
+    assert ran["counters"]["autograd_cache_hit"] == 0
     [log] = (tmp_path / "trace").iterdir()
     names = re.findall(r'"artifact": \{"name": "(fp8compile_\w+)"', log.read_text())
     per_step = [

@@ -28,6 +28,8 @@ from fp8compile.numerics.scaling import (
     quantize,
 )
 
+ENCODABLE = (torch.float32, torch.bfloat16, torch.float16)  # what is encoded; FP64 is asked for to be exact
+
 
 class Codec(Protocol):
     """A storage scheme. ``codes`` is one byte per element; ``inv_scale`` is the metadata, one number per group."""

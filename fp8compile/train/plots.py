@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fp8compile.report_text import human
+from fp8compile.memory import human
 from fp8compile.train.arms import ARMS, OURS, REFERENCE
 from fp8compile.train.results import LIMIT, Results, Run, gap, mean_of
 

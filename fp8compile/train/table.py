@@ -7,7 +7,7 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 
-from fp8compile.report_text import human
+from fp8compile.memory import human
 from fp8compile.train.arms import EAGER, OURS, REFERENCE
 from fp8compile.train.results import Mean, Results, Run, gap_sentence, mean_of
 

@@ -63,6 +63,12 @@ def test_it_is_idempotent_and_stays_away_without_linears() -> None:
     assert len(of_the_input) == 2
 
 
+def test_inference_stays_as_it_is_written() -> None:
+    with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
+        graph = joint_of(Two(), inputs(), emulate=True)
+    assert len([n for n in graph.find_nodes(op="call_function", target=CAST) if n.args[0].name == "mul"]) == 2  # type: ignore[union-attr]
+
+
 def test_numbers_stay_as_they_are() -> None:
     model, x = Two(), inputs()
     with torch.autocast("cpu", torch.bfloat16):

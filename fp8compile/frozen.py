@@ -1,0 +1,22 @@
+"""A mapping that does not change, so that a recipe that holds one is a value."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+
+class FrozenMapping(Mapping[str, Any]):
+    """An immutable mapping from strings; what equality and hash look at is for subclasses to say."""
+
+    def __init__(self, items: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()) -> None:
+        self._items = dict(items)
+
+    def __getitem__(self, key: str) -> Any:
+        return self._items[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._items)
+
+    def __len__(self) -> int:
+        return len(self._items)
