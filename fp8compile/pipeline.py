@@ -23,6 +23,7 @@ from fp8compile.graph import copied
 from fp8compile.liveness import workspace_bytes
 from fp8compile.passes.cut_for_bytes import cut_for_bytes
 from fp8compile.passes.encode_saved import encode_saved
+from fp8compile.passes.fuse_state_codecs import fuse_state_codecs
 from fp8compile.passes.quantize_linears import quantize_linears
 from fp8compile.passes.recompute_kept import recompute_kept
 from fp8compile.passes.share_casts import share_casts
@@ -37,6 +38,7 @@ PartitionPass = Callable[[Split, Context], Notes]
 
 # On the joint graph, where forward and backward are both visible. FP32 islands will stand here, before the linears.
 JOINT: tuple[Callable[[Graph, Context], Notes], ...] = (
+    fuse_state_codecs,  # first: the others then see plain operations; optimizer steps hold nothing else for them
     share_casts,  # before the linears, which encode every distinct operand
     quantize_linears,  # before the cut, so that it sees codes, which are cheaper to keep
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from operator import getitem
 
+import torch
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
 from torch._dynamo.utils import counters
@@ -19,6 +20,10 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._logging._internal import trace_log, trace_structured
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.graph_transform_observer import GraphTransformObserver
+from torch.utils._pytree import tree_map_only
+
+disabled_torch_function = torch._C._disabled_torch_function_impl
+make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
 
 __all__ = [
     "CustomGraphPass",
@@ -30,6 +35,7 @@ __all__ = [
     "compile_fx_inner",
     "counters",
     "detect_fake_mode",
+    "disabled_torch_function",
     "dynamo_config",
     "functorch_config",
     "getitem",
@@ -37,8 +43,10 @@ __all__ = [
     "innermost_backend",
     "list_mode_options",
     "make_fx",
+    "make_wrapper_subclass",
     "min_cut_rematerialization_partition",
     "select_decomp_table",
     "trace_log",
     "trace_structured",
+    "tree_map_only",
 ]

@@ -1,0 +1,157 @@
+"""Stochastic rounding of FP32 to BF16 and FP16 (Croci et al. 2022; used for weight updates by Graphcore and torchao).
+
+    SR(x) = D * (floor(x / D) + Bernoulli(x / D - floor(x / D)))        D: the spacing of the dtype's values at x
+          = sign(x) * D * floor(|x| / D + u)                            u: uniform on [0, 1), from ``random_bits``
+
+so E[SR(x)] = x: 1.2 on a grid of 1 goes to 1 in 80 % and to 2 in 20 %, and a weight needs no FP32 copy.
+
+All of it is integer arithmetic on the bits of x, the same on every backend: |x| / D is a fixed-point number with 32
+fraction bits, u has 32 bits, and their sum is exact. x has 16 bits below BF16's last place and 13 below FP16's normal
+ones, more below FP16's subnormals, whose spacing stays 2**-24. While they are at most 32 (|x| >= 2**-33) the
+probability is exact; for smaller x it is rounded down to a multiple of 2**-32, a bias under 2**-56.
+
+  * A value that the dtype has is never moved; any other goes to one of its two neighbours. SR(-x) = -SR(x) for the same
+    bits; signed zeros stay.
+  * No finite value becomes infinite: what would round past the largest finite value stays there. inf and NaN stay.
+
+The random numbers depend on (seed, parameter, step, element) alone: a counter-based generator (Salmon et al. 2011) whose
+hash is C. Wellons' ``lowbias32`` with multipliers below 2**31, so that no product leaves a signed 64-bit integer.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_FRACTION_BITS = 32
+_MASK = 0xFFFFFFFF  # of 32 bits
+_MULTIPLIERS = (0x21F0AAAD, 0x735A2D97)
+_GOLDEN = 0x9E3779B9  # 2**32 / the golden ratio
+
+_FP32_MANTISSA = 23
+_FP32_INF = 0x7F800000
+
+Word = Any  # an int or an int64 Tensor, in [0, 2**32)
+
+
+@dataclass(frozen=True)
+class Grid:
+    """The finite values of a float format, for an FP32 number that is to be rounded to one of them.
+
+    The *pattern* of a value is its magnitude's bits in that format: consecutive values have consecutive patterns.
+
+    Attributes:
+        mantissa: bits of the mantissa that are stored.
+        smallest_normal: FP32's biased exponent of the smallest normal value.
+        largest: the pattern of the largest finite value.
+    """
+
+    mantissa: int
+    smallest_normal: int
+    largest: int
+
+
+GRIDS = {
+    torch.bfloat16: Grid(mantissa=7, smallest_normal=1, largest=0x7F7F),
+    torch.float16: Grid(mantissa=10, smallest_normal=113, largest=0x7BFF),
+}
+
+
+def grid_of(dtype: torch.dtype) -> Grid:
+    """The grid of a 16-bit float dtype. Raises ValueError for any other."""
+    if dtype not in GRIDS:
+        raise ValueError(f"FP32 is rounded to torch.bfloat16 or torch.float16, not to {dtype}: choose one of the two")
+    return GRIDS[dtype]
+
+
+def round_stochastically(x: Tensor, dtype: torch.dtype, bits: Tensor) -> Tensor:
+    """x (float32) in ``dtype``, rounded up or down at random and right on average.
+
+    Args:
+        x: any shape.
+        dtype: ``torch.bfloat16`` or ``torch.float16``.
+        bits: int64 in [0, 2**32), one for each element: ``random_bits``.
+    """
+    grid = grid_of(dtype)
+    base, quotient = fixed_point(x, grid)
+    return of_pattern(base + ((quotient + bits) >> _FRACTION_BITS), x, dtype)
+
+
+def fixed_point(x: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    """``(base, quotient)`` as int64: |x| / D with 32 fraction bits; base + floor(|x| / D) is |x|'s pattern, rounded down.
+
+    Bits below the 32nd of the fraction are cut off. Where x is not finite the numbers mean nothing.
+    """
+    magnitude = x.view(torch.int32).to(torch.int64) & 0x7FFFFFFF
+    exponent = (magnitude >> _FP32_MANTISSA).clamp_min(1)  # FP32's subnormals are spaced as its smallest normals
+    significand = magnitude - ((exponent - 1) << _FP32_MANTISSA)  # with the leading 1 that is not stored
+    below = (grid.smallest_normal - exponent).clamp_min(0)  # binades below the smallest normal
+    # significand << 32 has 56 bits, so a shift by 56 leaves nothing; by more than 63 it would be undefined.
+    dropped = (below + (_FP32_MANTISSA - grid.mantissa)).clamp_max(_FP32_MANTISSA + 1 + _FRACTION_BITS)
+    base = (exponent - grid.smallest_normal).clamp_min(0) << grid.mantissa
+    return base, (significand << _FRACTION_BITS) >> dropped
+
+
+def of_pattern(pattern: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
+    """The value of ``dtype`` with this pattern (at most the largest finite one's) and the sign of x; x where not finite."""
+    raw = x.view(torch.int32)
+    pattern = pattern.clamp_max(GRIDS[dtype].largest)
+    rounded = torch.where(raw < 0, pattern - 0x8000, pattern).to(torch.int16).view(dtype)
+    return torch.where((raw & 0x7FFFFFFF) < _FP32_INF, rounded, x.to(dtype))
+
+
+def random_bits(index: Tensor, key: Tensor) -> Tensor:
+    """Uniform int64 in [0, 2**32): one for each index, another stream for each key.
+
+    Args:
+        index: int64, the number of the element in its whole parameter: ``index_like``.
+        key: int64, from ``key_of`` (each half of it must look random); broadcasts against index.
+    """
+    counter = index ^ ((index >> 32) * _GOLDEN)  # elements 2**32 apart do not share their bits
+    bits: Tensor = mixed((counter ^ key) & _MASK, (key >> 32) & _MASK)
+    return bits
+
+
+def key_of(seed: int | Tensor, parameter_index: int | Tensor, step: Tensor) -> Tensor:
+    """The key of one parameter's stream at one step: an int64 on step's device.
+
+    Keys of one seed never coincide: they are a 64-bit permutation of (parameter_index, step), two rounds of a Feistel
+    network. The arguments broadcast. Made from a 0-d step the key is a kernel of its own to Inductor, which runs one
+    thread; from ``step.expand(shape)`` it is part of the kernel that rounds, computed once per thread.
+
+    Args:
+        seed: any 64-bit integer.
+        parameter_index: the number of the parameter in its optimizer, in [0, 2**32).
+        step: in [0, 2**32); float steps, as torch's optimizers keep them, are converted (exact up to 2**24).
+    """
+    low, high = seed & _MASK, (seed >> 32) & _MASK
+    seed_0 = mixed(low ^ _GOLDEN, high)
+    seed_1 = mixed(high ^ _GOLDEN, seed_0)
+    step = step.to(torch.int64)
+    right = parameter_index ^ mixed(step, seed_0)
+    left = step ^ mixed(right, seed_1)
+    key: Tensor = (right - 2**31) * 2**32 + left  # no bit is shifted past the sign
+    return key
+
+
+def mixed(word: Word, between: Word) -> Word:
+    """A permutation of 32-bit words under which each bit of the result depends on all of ``word``; another for each
+    ``between``, which enters after the first of the two rounds."""
+    word = word ^ (word >> 16)
+    word = (word * _MULTIPLIERS[0]) & _MASK
+    word = word ^ (word >> 15) ^ between
+    word = (word * _MULTIPLIERS[1]) & _MASK
+    return word ^ (word >> 15)
+
+
+def index_like(shape: Sequence[int], first: Tensor) -> Tensor:
+    """int64 numbers ``first, first + 1, ...`` in ``shape``: the elements of a contiguous shard in their whole tensor.
+
+    So a shard along the first dimension, ``first = first row * numel of a row``, draws what the whole tensor would draw.
+    """
+    return torch.arange(math.prod(shape), device=first.device).reshape(tuple(shape)) + first

@@ -1,0 +1,61 @@
+"""The names of ``state_format`` and the codecs they stand for.
+
+bits per element: 8 for the codes (4, 16, 32 where the name says so), and per group of 128 an FP32 scale (0.25) and, where
+ranges are expanded, one byte for k (0.0625).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fp8compile.numerics.companding import Companded
+from fp8compile.numerics.dynamic_tree import DynamicTree
+from fp8compile.numerics.formats import E4M3, E5M2, INT8
+from fp8compile.numerics.four_bit import DynamicExponent4, Linear4, RankOne4
+from fp8compile.numerics.grouping import GROUP, StateCodec
+from fp8compile.numerics.plain_states import Linear, Whole
+from fp8compile.numerics.range_expansion import Expanded
+
+SIGNED_ONLY, UNSIGNED_ONLY = ("dynamic4",), ("linear4", "rank1_linear4")
+STATE_FORMATS = (
+    "e4m3_expanded",
+    "e5m2_expanded",
+    "dynamic_tree",
+    "int8_companded",
+    "e4m3",
+    "e5m2",
+    "int8",
+    "dynamic4",
+    "linear4",
+    "rank1_linear4",
+    "bf16",
+    "fp32",
+)
+
+
+def state_codec(name: str, *, signed: bool, group_size: int | None = GROUP) -> StateCodec:
+    """The codec called ``name`` for a state that may be negative (``signed``) or never is.
+
+    Raises:
+        ValueError: there is no such format, or it is for states of the other kind.
+    """
+    if name not in STATE_FORMATS:
+        raise ValueError(f"no state format {name!r}; there are {', '.join(STATE_FORMATS)}")
+    if name in (UNSIGNED_ONLY if signed else SIGNED_ONLY):
+        kind = "a state that may be negative, such as exp_avg" if signed else "a state that is never negative"
+        raise ValueError(f"state format {name!r} does not fit {kind}; 4bit stands for ('dynamic4', 'linear4')")
+    if name in ("fp32", "bf16"):
+        return Whole(torch.float32 if name == "fp32" else torch.bfloat16)
+    grouped: dict[str, StateCodec] = {
+        "e4m3": Linear(signed, group_size, E4M3),
+        "e5m2": Linear(signed, group_size, E5M2),
+        "int8": Linear(signed, group_size, INT8),
+        "e4m3_expanded": Expanded(signed, group_size, E4M3),
+        "e5m2_expanded": Expanded(signed, group_size, E5M2),
+        "dynamic_tree": DynamicTree(signed, group_size),
+        "int8_companded": Companded(signed, group_size),
+        "dynamic4": DynamicExponent4(group_size),
+        "linear4": Linear4(group_size),
+        "rank1_linear4": RankOne4(),
+    }
+    return grouped[name]

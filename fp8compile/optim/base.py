@@ -1,0 +1,238 @@
+"""The shell of every optimizer: torch.optim.Optimizer's interface around the compiled step.
+
+    optimizer.state[p] = {"step", "exp_avg.e4m3_expanded.codes", "exp_avg.e4m3_expanded.amax", ..., "exp_avg_sq. ..."}
+
+Every value is a plain tensor (or a DTensor, where the parameter is one), and its key says what it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.optim.optimizer import ParamsT
+
+from fp8compile.optim import checkpoint, fused
+from fp8compile.optim.overrides import StateFormat
+from fp8compile.optim.placing import Names, Placement, check_parameter, pair, place
+from fp8compile.optim.plan import MASTERS, Plan, Tensors
+from fp8compile.optim.release import Release, release_gradients
+from fp8compile.optim.report import StatesReport, report
+from fp8compile.optim.sharding import first_element, like, local, part_shape
+from fp8compile.optim.updates import Number, Update
+
+DEFAULT_FORMAT: StateFormat = "e4m3_expanded"
+
+
+class EncodedOptimizer(torch.optim.Optimizer):
+    """Base class. A subclass names its defaults and its ``update_of(group)``.
+
+    Args:
+        params: parameters, groups, ``model.named_parameters()``, or the model itself, of which embeddings and overrides
+            of modules are known then.
+        defaults: of the parameter groups.
+        state_format: of the states; a pair gives the first moments' and the second moments'. Groups may differ.
+        master: for 16-bit parameters: "none" rounds updates stochastically, "split" keeps 8 more bits, "fp32" a copy.
+        overrides: formats by patterns (fnmatch) on parameter names.
+        seed: of the stochastic rounding.
+        compiled: whether the step is compiled; otherwise it runs operation by operation, for debugging.
+
+    Raises:
+        ValueError: an option or a format that does not exist; a parameter that is not float32, bfloat16 or float16.
+    """
+
+    def __init__(
+        self,
+        params: ParamsT | nn.Module,
+        defaults: dict[str, Any],
+        *,
+        state_format: StateFormat = DEFAULT_FORMAT,
+        master: str = "none",
+        overrides: Mapping[str, StateFormat] | None = None,
+        seed: int = 0,
+        compiled: bool = True,
+    ) -> None:
+        model = params if isinstance(params, nn.Module) else None
+        self.seed, self.compiled = seed, compiled
+        self.patterns = dict(overrides or {})
+        for each in self.patterns.values():
+            pair(each)
+        self._model_names = Names.of(model) if model is not None else Names()
+        defaults = defaults | {"state_format": state_format, "master": master, checkpoint.VERSION_KEY: checkpoint.VERSION}
+        super().__init__(model.named_parameters() if model is not None else cast(ParamsT, params), defaults)
+        self.forget()
+
+    def forget(self) -> None:
+        """Drop what is worked out from groups, names and states: they have changed."""
+        self._streams: dict[Tensor, Tensor] = {}
+        self._numbers: dict[tuple[int, torch.device], tuple[tuple[Number, ...], Tensor]] = {}
+        self._placements: dict[Tensor, Placement] = {}
+        self._plans: dict[tuple[Tensor, Update, str, bool], Plan] = {}
+
+    def update_of(self, group: Mapping[str, Any]) -> Update:
+        """The arithmetic of a parameter group. Raises ValueError for what it does not do."""
+        raise NotImplementedError
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """As in torch; what the group asks for is checked before it is added.
+
+        Raises:
+            ValueError: see ``__init__``.
+        """
+        group = {**self.defaults, **param_group}
+        pair(group["state_format"])
+        if group["master"] not in MASTERS:
+            raise ValueError(f"master {group['master']!r}: one of {', '.join(MASTERS)}")
+        self.update_of(group)
+        super().add_param_group(param_group)
+        try:
+            for i, p in enumerate(self.param_groups[-1]["params"]):
+                check_parameter(p, self._in_group(self.param_groups[-1], i))
+        except ValueError:
+            self.param_groups.pop()
+            raise
+
+    @staticmethod
+    def _in_group(group: Mapping[str, Any], i: int) -> str:
+        return f"parameter {group['param_names'][i]}" if "param_names" in group else f"parameter {i} of its group"
+
+    @property
+    def names(self) -> Names:
+        """Names by parameter: the model's, or those that ``named_parameters()`` gave."""
+        named = dict(self._model_names.names)
+        for group in self.param_groups:
+            named.update(zip(map(id, group["params"]), group.get("param_names", ()), strict=False))
+        return Names(named, self._model_names.embeddings, self._model_names.overridden)
+
+    def placement(self, p: Tensor, group: Mapping[str, Any]) -> Placement:
+        """How the states of ``p`` are stored; decided once."""
+        if p not in self._placements:
+            self._placements[p] = place(p, group["state_format"], self.names, self.patterns)
+        return self._placements[p]
+
+    def plan_of(self, p: Tensor, group: Mapping[str, Any]) -> Plan:
+        """Everything that fixes the compiled update of ``p``."""
+        update, maximize = self.update_of(group), bool(group.get("maximize", False))
+        master = group["master"] if p.dtype != torch.float32 else "none"
+        key = p, update, master, maximize
+        if key not in self._plans:
+            placed = self.placement(p, group)
+            codecs = tuple((state, placed.codec(signed)) for state, signed in update.states.items())
+            self._plans[key] = Plan(update, codecs, tuple(update.numbers(group)), p.dtype, master, maximize, self.seed)
+        return self._plans[key]
+
+    def step_function(self, p: Tensor) -> tuple[Plan, Tensors]:
+        """The pure update of one parameter and the tensors it takes, for benchmarks, lowering and tests.
+
+        ``plan(tensors)`` returns what takes the place of the tensors of the same names, and changes nothing.
+
+        Raises:
+            ValueError: ``p`` is not a parameter of this optimizer, or has no gradient.
+        """
+        for index, group, each in self._parameters():
+            if each is p:
+                if p.grad is None:
+                    raise ValueError("the parameter has no gradient: call backward first")
+                self._start(p, group)
+                return self.plan_of(p, group), self._tensors(index, p, group, self.state[p]["step"] + 1)
+        raise ValueError("not a parameter of this optimizer")
+
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Update every parameter that has a gradient.
+
+        Raises:
+            RuntimeError: a sparse gradient.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        self.update_parameters([each for each in self._parameters() if each[2].grad is not None])
+        return loss
+
+    @torch.no_grad()
+    def update_parameters(self, parameters: list[tuple[int, dict[str, Any], Tensor]]) -> None:
+        """Update the given ones (number, group, parameter), all of which have a gradient."""
+        for index, group, p in parameters:
+            if p.grad is not None and p.grad.layout != torch.strided:
+                raise RuntimeError(
+                    f"{self.names.names.get(id(p), f'parameter {index}')} has a sparse gradient, which fp8compile.optim "
+                    "does not take: build the embedding with sparse=False, or give it to torch.optim.SparseAdam"
+                )
+        for _, group, p in parameters:
+            self._start(p, group)
+        if parameters:
+            torch._foreach_add_([self.state[p]["step"] for _, _, p in parameters], 1)
+        by_plan: dict[Plan, list[Tensors]] = {}
+        for index, group, p in parameters:
+            if local(p).numel():
+                tensors = self._tensors(index, p, group, self.state[p]["step"])
+                by_plan.setdefault(self.plan_of(p, group), []).append(tensors)
+        for plan, several in by_plan.items():
+            fused.run(plan, several, compiled=self.compiled)
+
+    def _parameters(self) -> Iterable[tuple[int, dict[str, Any], Tensor]]:
+        index = 0
+        for group in self.param_groups:
+            for p in group["params"]:
+                yield index, group, p
+                index += 1
+
+    def _start(self, p: Tensor, group: dict[str, Any]) -> None:
+        """The state of a parameter that has none yet."""
+        if not self.state[p]:
+            here = local(p)
+            parts = self.plan_of(p, group).initial(here)
+            made = {name: like(p, part, part_shape(p, part)) for name, part in parts.items()}
+            self.state[p] = {"step": torch.zeros((), device=here.device), **made}
+
+    def _tensors(self, index: int, p: Tensor, group: dict[str, Any], step: Tensor) -> Tensors:
+        """What ``Plan.__call__`` takes, all of it on this rank."""
+        assert p.grad is not None
+        here = local(p)
+        tensors = {"param": here, "grad": local(p.grad), "step": step, "numbers": self._numbers_of(group, here.device)}
+        tensors |= {name: local(part) for name, part in self.state[p].items() if name != "step"}
+        if group["master"] == "none" and p.dtype != torch.float32:
+            if p not in self._streams:
+                self._streams[p] = torch.tensor([index, first_element(p)], device=here.device)
+            tensors["stream"] = self._streams[p]
+        return tensors
+
+    def _numbers_of(self, group: Mapping[str, Any], device: torch.device) -> Tensor:
+        """The update's numbers as one FP32 tensor on the device, copied there only when one has changed."""
+        values = tuple(self.update_of(group).numbers(group).values())
+        key = id(group), device
+        if any(isinstance(value, Tensor) for value in values):
+            known = self._numbers[key][1] if key in self._numbers else torch.empty(len(values), device=device)
+            each = [torch.as_tensor(value, dtype=torch.float32, device=device) for value in values]
+            known.copy_(torch.stack([value.reshape(()) for value in each]))
+            self._numbers[key] = values, known
+        elif key not in self._numbers:
+            self._numbers[key] = values, torch.tensor(values, dtype=torch.float32, device=device)
+        elif self._numbers[key][0] != values:
+            known = self._numbers[key][1]
+            known.copy_(torch.tensor(values, dtype=torch.float32), non_blocking=True)
+            self._numbers[key] = values, known
+        return self._numbers[key][1]
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:  # type: ignore[override]
+        """Take over a state: its own, torch.optim's in FP32, or one in another format, which is encoded anew.
+
+        Raises:
+            ValueError: the state does not fit; this optimizer is as it was then.
+        """
+        checkpoint.load(self, state_dict)
+
+    def export_fp32_state_dict(self) -> dict[str, Any]:
+        """A state dict in FP32 that the optimizer of the same name in torch.optim loads."""
+        return checkpoint.export_fp32(self)
+
+    def report(self) -> StatesReport:
+        """How every parameter's states are stored, their bits, and why some are kept whole."""
+        return report(self)
+
+    def release_gradients(self, model: nn.Module | None = None) -> Release:
+        """Update each parameter as soon as its gradient is there, and drop the gradient."""
+        return release_gradients(self, model)

@@ -1,0 +1,206 @@
+"""A plain torch.optim optimizer with encoded states: its own step, compiled, decodes and encodes them.
+
+    optimizer = fp8compile.compress(torch.optim.AdamW(model.parameters(), lr=torch.tensor(3e-4)), model=model)
+    step = torch.compile(optimizer.step, backend="fp8compile")
+
+    optimizer.state[p] = {"step": Tensor, "exp_avg": EncodedTensor, "exp_avg_sq": EncodedTensor}
+
+The compiled step equals fp8compile.optim's of the same name bit for bit. Without torch.compile, or with a backend that is
+not ours, the step still works but rounds a state after every operation on it. A learning rate that changes must be a
+tensor, as with torch.optim: a float is a constant of the compiled code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar, cast
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW, Optimizer
+
+from fp8compile.optim import checkpoint
+from fp8compile.optim.base import DEFAULT_FORMAT, EncodedOptimizer
+from fp8compile.optim.encoded_tensor import EncodedTensor
+from fp8compile.optim.overrides import StateFormat
+from fp8compile.optim.placing import Names, pair, place
+from fp8compile.optim.plan import Plan
+from fp8compile.optim.sharding import is_sharded
+from fp8compile.optim.updates import AdamUpdate, SGDUpdate, Update
+
+AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
+Group = Mapping[str, Any]
+State = dict[str, Any]
+
+KINDS = (AdamW, Adam, SGD)
+FIXED = {"foreach": False, "fused": False}  # one formula on every device; the compiled step is what they are for
+
+
+def compress(
+    optimizer: AnyOptimizer,
+    state_format: StateFormat = DEFAULT_FORMAT,
+    *,
+    model: nn.Module | None = None,
+    overrides: Mapping[str, StateFormat] | None = None,
+) -> AnyOptimizer:
+    """Encode the states of a ``torch.optim.AdamW``, ``Adam`` or ``SGD``, those it has and those it will have.
+
+    Which ones is decided as in fp8compile.optim: small tensors, embeddings and what is overridden keep FP32. State dicts
+    are interchangeable with fp8compile.optim's and load torch.optim's. Call it again after ``add_param_group``.
+
+    Args:
+        optimizer: is changed, and returned.
+        state_format: of the states; a pair gives the first moments' and the second moments'. A parameter group that has
+            an entry ``state_format`` of its own follows that.
+        model: whose embeddings, overrides and names of parameters are to be known. Names also come from an optimizer
+            made with ``model.named_parameters()``.
+        overrides: formats by patterns (fnmatch) on parameter names.
+
+    Raises:
+        ValueError: an optimizer, option, format or parameter that this does not work for; nothing was changed then.
+    """
+    _check_kind(optimizer)
+    rules = Rules.of(optimizer, state_format, model, overrides or {})
+    for group in optimizer.param_groups:
+        rules.check(group, optimizer.state)
+    new = {p: rules.encoded(p, g, optimizer.state.get(p, {})) for g in optimizer.param_groups for p in g["params"]}
+    decompress(optimizer)
+    for group in optimizer.param_groups:
+        group.update(FIXED)
+    optimizer.state.update(new)
+    hooks = (
+        optimizer.register_state_dict_post_hook(_saving),
+        optimizer.register_load_state_dict_pre_hook(_loading),
+        optimizer.register_load_state_dict_post_hook(_loaded),
+    )
+    RULES[optimizer] = rules, hooks
+    return optimizer
+
+
+def decompress(optimizer: AnyOptimizer) -> AnyOptimizer:
+    """The optimizer with plain FP32 states again; one that is not compressed is left as it is."""
+    _, hooks = RULES.pop(optimizer, (None, ()))
+    for hook in hooks:
+        hook.remove()
+    for p, state in optimizer.state.items():
+        optimizer.state[p] = {k: v.decode() if isinstance(v, EncodedTensor) else v for k, v in state.items()}
+    return optimizer
+
+
+def _check_kind(optimizer: Optimizer) -> None:
+    name = type(optimizer).__name__
+    if isinstance(optimizer, EncodedOptimizer):
+        raise ValueError(f"the states of fp8compile.optim.{name} are encoded already: use it as it is")
+    if type(optimizer) not in KINDS:
+        raise ValueError(
+            f"compress takes torch.optim.AdamW, Adam and SGD themselves, not {type(optimizer).__module__}.{name}, whose "
+            "step it does not know. Use one of these, or one of fp8compile.optim: AdamW, Adam, SGD, Lion, LAMB, RMSprop, Muon"
+        )
+
+
+@dataclass(frozen=True)
+class Rules:
+    """How the states of one optimizer are stored. Plays EncodedOptimizer's part for fp8compile.optim.checkpoint."""
+
+    state_format: StateFormat
+    names: Names
+    patterns: Mapping[str, StateFormat]
+
+    @classmethod
+    def of(
+        cls,
+        optimizer: Optimizer,
+        state_format: StateFormat,
+        model: nn.Module | None,
+        patterns: Mapping[str, StateFormat],
+    ) -> Rules:
+        for each in (state_format, *patterns.values()):
+            pair(each)
+        known = Names.of(model) if model is not None else Names()
+        named = dict(known.names)
+        for group in optimizer.param_groups:
+            named.update(zip(map(id, group["params"]), group.get("param_names", ()), strict=False))
+        return cls(state_format, Names(named, known.embeddings, known.overridden), dict(patterns))
+
+    def format_of(self, group: Group) -> StateFormat:
+        return cast(StateFormat, group.get("state_format", self.state_format))
+
+    def plan_of(self, p: Tensor, group: Group) -> Plan:
+        """The states of ``p`` and their codecs; what else a plan says is torch.optim's business here."""
+        placed = place(p, self.format_of(group), self.names, self.patterns)
+        update: Update = AdamUpdate(True, group["amsgrad"]) if "betas" in group else SGDUpdate(bool(group["momentum"]))
+        codecs = tuple((state, placed.codec(signed)) for state, signed in update.states.items())
+        return Plan(update, codecs, (), p.dtype)
+
+    def check(self, group: Group, states: Mapping[Tensor, State]) -> None:
+        """Raises ValueError for what does not work compressed."""
+        if group.get("amsgrad") and set(pair(self.format_of(group))) != {"fp32"}:
+            raise ValueError("amsgrad: a running maximum, encoded anew at every step, only grows. Leave amsgrad out")
+        for option in ("differentiable", "fused"):
+            if group.get(option):
+                raise ValueError(f"{option}=True: its step cannot be compiled. Make the optimizer with {option}=False")
+        for i, p in enumerate(group["params"]):
+            where = EncodedOptimizer._in_group(group, i)
+            if p.dtype != torch.float32 or is_sharded(p):
+                kind = "sharded" if is_sharded(p) else str(p.dtype).removeprefix("torch.")
+                raise ValueError(f"{where} is {kind}: compress takes whole float32 ones. Use fp8compile.optim for others")
+            if group.get("momentum") and group["dampening"] and "momentum_buffer" not in states.get(p, {}):
+                raise ValueError(
+                    f"{where} has no momentum yet, and the first step with dampening is unlike the others: call compress "
+                    "after a first step, or use fp8compile.optim.SGD"
+                )
+
+    def encoded(self, p: Tensor, group: Group, state: State) -> State:
+        """A state as torch.optim or fp8compile.optim keeps it, or none yet, in the form that the stock step takes."""
+        plan, known = self.plan_of(p, group), {k: v for k, v in _plain(state).items() if v is not None}
+        made = plan.initial(p.detach()) | {"step": torch.zeros((), device=p.device)}
+        if known:
+            made = checkpoint._converted(cast(Any, self), p, cast(Any, group), known, "")
+        new: State = {"step": made["step"]} if "betas" in group else {}
+        for (name, codec), signed in zip(plan.codecs, plan.update.states.values(), strict=True):
+            parts = [made[key] for key in plan.part_keys(name)]
+            new[name] = parts[0] if codec.name == "fp32" else EncodedTensor(parts, p.shape, codec.name, signed)
+        return new
+
+
+RULES: WeakKeyDictionary[Optimizer, tuple[Rules, tuple[Any, ...]]] = WeakKeyDictionary()
+
+
+def _plain(state: Mapping[str, Any]) -> State:
+    """A state as fp8compile.optim keeps it: the parts under their own keys."""
+    plain: State = {}
+    for name, value in state.items():
+        if isinstance(value, EncodedTensor):
+            plain |= {f"{name}.{value.format}.{part}": t for part, t in value.parts.items()}
+        else:
+            plain[name] = value
+    return plain
+
+
+def _saving(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    groups = [group | {checkpoint.VERSION_KEY: checkpoint.VERSION} for group in state_dict["param_groups"]]
+    states = {key: _plain(state) for key, state in state_dict["state"].items()}
+    return {**state_dict, "state": states, "param_groups": groups}
+
+
+def _loading(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
+    """Encode what is loaded. That it fits groups and parameters is checked here, before torch takes over anything."""
+    rules, states, groups = RULES[optimizer][0], dict(state_dict["state"]), []
+    for ours, theirs in checkpoint._pairs(cast(Any, optimizer), state_dict["param_groups"]):
+        kept = {k: v for k, v in theirs.items() if k not in checkpoint.OURS} | FIXED
+        groups.append(kept | {k: ours[k] for k in ours.keys() & {"state_format"}})
+        for p, key in zip(ours["params"], theirs["params"], strict=True):
+            if key in states:
+                states[key] = rules.encoded(p, ours, states[key])
+    return {**state_dict, "state": states, "param_groups": groups}
+
+
+def _loaded(optimizer: Optimizer) -> None:
+    """Parameters that had no state in what was loaded have one."""
+    rules = RULES[optimizer][0]
+    for group in optimizer.param_groups:
+        for p in group["params"]:
+            if not optimizer.state[p]:
+                optimizer.state[p] = rules.encoded(p, group, {})

@@ -1,0 +1,130 @@
+"""How one parameter is updated: everything that fixes the compiled code, as a value, and the pure function it stands for.
+
+    step(tensors) = encode(update(decode(states)))   of one parameter, all in FP32 between
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fp8compile.numerics.grouping import StateCodec
+from fp8compile.numerics.rounding import key_of, random_bits, round_stochastically
+from fp8compile.numerics.split_weights import joined, split
+from fp8compile.optim.updates import Update
+
+MASTERS = ("none", "split", "fp32")
+Tensors = dict[str, Tensor]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """The update of one parameter.
+
+    Attributes:
+        update: the optimizer's arithmetic.
+        codecs: how each of its states is stored.
+        numbers: the order of the update's numbers in the tensor that holds them.
+        dtype: of the parameter.
+        master: how the bits that a 16-bit parameter lacks are kept: "none" (rounded stochastically), "split" (an 8-bit
+            correction) or "fp32"; "none" for an FP32 parameter.
+        maximize: whether to ascend.
+        seed: of the stochastic rounding.
+        offset: elements of the parameter before the first of the view that is updated.
+    """
+
+    update: Update
+    codecs: tuple[tuple[str, StateCodec], ...]
+    numbers: tuple[str, ...]
+    dtype: torch.dtype
+    master: str = "none"
+    maximize: bool = False
+    seed: int = 0
+    offset: int = 0
+
+    @property
+    def rounds_stochastically(self) -> bool:
+        return self.master == "none" and self.dtype != torch.float32
+
+    def part_keys(self, state: str) -> list[str]:
+        """The keys in ``optimizer.state[p]`` under which a state's tensors are: ``exp_avg.e4m3_expanded.codes`` ..."""
+        codec = dict(self.codecs)[state]
+        return [f"{state}.{codec.name}.{part}" for part in codec.parts]
+
+    @property
+    def group_size(self) -> int | None:
+        """Elements of a group, where all is done group by group or element by element; 1: no state has groups."""
+        if getattr(self.update, "whole_tensor", False):
+            return None
+        sizes = {getattr(codec, "group_size", 1) for _, codec in self.codecs} - {1}
+        return 1 if not sizes else sizes.pop() if len(sizes) == 1 else None
+
+    def initial(self, p: Tensor) -> Tensors:
+        """The state of a parameter that has not been updated yet; ``step`` not included."""
+        made: Tensors = {}
+        for state, codec in self.codecs:
+            zeros = torch.zeros(p.shape, dtype=torch.float32, device=p.device)
+            made |= zip(self.part_keys(state), codec.encode(zeros), strict=True)
+        if self.master == "split":
+            made["correction"] = torch.zeros(p.shape, dtype=torch.int8, device=p.device)
+        if self.master == "fp32":
+            made["master"] = p.detach().float().clone()
+        return made
+
+    def decoded(self, tensors: Mapping[str, Tensor], shape: torch.Size) -> Tensors:
+        """The FP32 states that the stored tensors stand for."""
+        return {
+            state: codec.decode([tensors[key] for key in self.part_keys(state)], shape) for state, codec in self.codecs
+        }
+
+    def __call__(self, tensors: Tensors) -> Tensors:
+        """What takes the place of the tensors of the same names.
+
+        Args:
+            tensors: ``param``, ``grad``, ``step`` (counting this step), ``numbers`` [n]; the state's parts; and for
+                stochastic rounding ``stream``, int64 [2]: the parameter's number, and the first element's index.
+        """
+        new_p, states = self._updated(tensors)
+        new: Tensors = {}
+        for state, codec in self.codecs:
+            new |= zip(self.part_keys(state), codec.encode(states[state]), strict=True)
+        return new | self._stored(new_p, tensors)
+
+    def fresh_states(self, tensors: Tensors) -> Tensors:
+        """The states of the next step in FP32, as its parameter update sees them and before they are encoded."""
+        return self._updated(tensors)[1]
+
+    def _updated(self, tensors: Tensors) -> tuple[Tensor, Tensors]:
+        p, g, numbers = tensors["param"], tensors["grad"].float(), tensors["numbers"]
+        named = {name: numbers[i] for i, name in enumerate(self.numbers)}
+        states = self.decoded(tensors, p.shape)
+        return self.update(self._precise(tensors), -g if self.maximize else g, states, named, tensors["step"])
+
+    def _precise(self, tensors: Tensors) -> Tensor:
+        """The parameter in FP32, with the bits kept elsewhere."""
+        if self.master == "split":
+            return joined(tensors["param"], tensors["correction"])
+        return tensors["master"] if self.master == "fp32" else tensors["param"].float()
+
+    def _stored(self, p: Tensor, tensors: Tensors) -> Tensors:
+        if self.dtype == torch.float32:
+            return {"param": p}
+        if self.master == "split":
+            weight, correction = split(p, self.dtype)
+            return {"param": weight, "correction": correction}
+        if self.master == "fp32":
+            return {"param": p.to(self.dtype), "master": p}
+        number, first = tensors["stream"].unbind()
+        bits = random_bits(self._indices(p, first), key_of(self.seed, number, tensors["step"]))
+        return {"param": round_stochastically(p, self.dtype, bits)}
+
+    def _indices(self, p: Tensor, first: Tensor) -> Tensor:
+        """Where each element of the view ``p`` stands in the whole parameter, whose first element here is ``first``."""
+        index = first + self.offset
+        for dim, (size, stride) in enumerate(zip(p.shape, p.stride(), strict=True)):
+            along = torch.arange(size, device=p.device) * stride
+            index = index + along.reshape(-1, *[1] * (p.dim() - dim - 1))
+        return index

@@ -1,0 +1,49 @@
+"""Gradient release: a parameter is updated in the backward, as soon as its gradient is complete, which is dropped then.
+
+So no two gradients need be alive at once. What needs all gradients at once is not possible with it: clipping by their
+norm, a loss scaler that skips steps, accumulation over micro-batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from fp8compile.optim.base import EncodedOptimizer
+
+
+class Release:
+    """Gradient release that is on; ``remove()`` ends it."""
+
+    def __init__(self, hooks: list[Any]) -> None:
+        self._hooks = hooks
+
+    def remove(self) -> None:
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+
+
+def release_gradients(optimizer: EncodedOptimizer, model: nn.Module | None) -> Release:
+    """Hook the optimizer's parameters, or those among them that are ``model``'s.
+
+    Raises:
+        ValueError: none of the model's parameters is in the optimizer.
+    """
+    wanted = None if model is None else {id(p) for p in model.parameters()}
+    hooked = [each for each in optimizer._parameters() if wanted is None or id(each[2]) in wanted]
+    hooked = [each for each in hooked if each[2].requires_grad]
+    if not hooked:
+        raise ValueError("no parameter of the model is in this optimizer: give the model that it was built for")
+    return Release([each[2].register_post_accumulate_grad_hook(_update(optimizer, each)) for each in hooked])
+
+
+def _update(optimizer: EncodedOptimizer, each: tuple[int, dict[str, Any], Tensor]) -> Callable[[Tensor], None]:
+    def update(p: Tensor) -> None:
+        optimizer.update_parameters([each])
+        p.grad = None
+
+    return update
