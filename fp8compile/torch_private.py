@@ -5,6 +5,7 @@ from __future__ import annotations
 from operator import getitem
 
 import torch
+from torch import Tensor
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
 from torch._dynamo.utils import counters
@@ -16,14 +17,22 @@ from torch._inductor import list_mode_options
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitionerFn
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.inductor_prims import fma
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._logging._internal import trace_log, trace_structured
+from torch.distributed.tensor._utils import compute_local_shape_and_global_offset as local_shape_and_offset
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.graph_transform_observer import GraphTransformObserver
 from torch.utils._pytree import tree_map_only
 
 disabled_torch_function = torch._C._disabled_torch_function_impl
 make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
+
+
+def compiled_addcmul(start: Tensor, product: Tensor, weight: Tensor) -> Tensor:
+    """``start.addcmul_(a, b, value=weight)``, product = a * b, as Dynamo takes it apart: rounded once, from torch 2.12 on."""
+    return fma(product, weight, start) if torch.__version__ >= "2.12" else start + product * weight
+
 
 __all__ = [
     "CustomGraphPass",
@@ -33,15 +42,18 @@ __all__ = [
     "cache_dir",
     "compile_fx",
     "compile_fx_inner",
+    "compiled_addcmul",
     "counters",
     "detect_fake_mode",
     "disabled_torch_function",
     "dynamo_config",
+    "fma",
     "functorch_config",
     "getitem",
     "inductor_config",
     "innermost_backend",
     "list_mode_options",
+    "local_shape_and_offset",
     "make_fx",
     "make_wrapper_subclass",
     "min_cut_rematerialization_partition",

@@ -6,6 +6,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # one process per core (pytest-xdist): threads would only wait
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="fp8compile-tests-")
 
 import pytest

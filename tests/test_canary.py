@@ -135,3 +135,18 @@ def test_a_recompile_limit_of_the_compilation_can_be_read_back() -> None:
     context = torch.compile(Half(), backend="eager", recompile_limit=3).dynamo_ctx
     assert context.callback._torchdynamo_orig_backend._recompile_limit == 3
     assert isinstance(private.dynamo_config.recompile_limit, int)
+
+
+def test_where_a_shard_begins_and_how_large_it_is() -> None:
+    """optim/sharding.py relies on: (sizes, offsets) of this rank's part, uneven ones and empty ones too."""
+    from torch.distributed.tensor import Shard
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", rank=2, world_size=3, store=FakeStore())
+    try:
+        mesh = torch.distributed.init_device_mesh("cpu", (3,))
+        assert private.local_shape_and_offset(torch.Size((7, 5)), mesh, (Shard(0),)) == ((1, 5), (6, 0))
+        assert private.local_shape_and_offset(torch.Size((7, 5)), mesh, (Shard(1),)) == ((7, 1), (0, 4))
+        assert private.local_shape_and_offset(torch.Size((2, 5)), mesh, (Shard(0),)) == ((0, 5), (2, 0))
+    finally:
+        torch.distributed.destroy_process_group()

@@ -10,7 +10,7 @@ times an even one: half as wide near 0, twice as wide at 1. They are computed as
 
 of which every operation is monotone, so rounding cannot swap two values. Code 0 of v is left to 0 itself: v > 0 gets at
 least code 1, amax / 65025. Where that is under 2**-126 (amax < 7.7e-34; squares of codes would underflow) v decodes to
-2**-126, as does all of a group whose amax is smaller: never to 0. m below amax / 508 decodes to 0.
+2**-126, as does all of a group whose amax is smaller: never to 0. m below amax / 507 decodes to 0.
 """
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fp8compile.numerics.dynamic_tree import unit_and_amax
+from fp8compile.numerics.dynamic_tree import unit_and_amax, zeros_or
 from fp8compile.numerics.grouping import Grouped
-from fp8compile.numerics.range_expansion import SMALLEST
 
 
 @dataclass(frozen=True)
@@ -50,4 +49,4 @@ class Companded(Grouped):
         if self.signed:
             return codes / (254 - codes.abs()) * amax
         root = codes * (1 / 255)
-        return torch.where(codes == 0, amax * 0, (root * root * amax).clamp_min(SMALLEST))
+        return zeros_or(codes, amax, root * root * amax)

@@ -75,11 +75,16 @@ def decode_tree(codes_NG: Tensor, amax_N1: Tensor, signed: bool, bits: int) -> T
     """The inverse of ``encode_tree``."""
     codes = codes_NG.float()
     if not signed:
-        return torch.where(codes == 0, amax_N1 * 0, (value_of(codes, bits) * amax_N1).clamp_min(SMALLEST))
+        return zeros_or(codes, amax_N1, value_of(codes, bits) * amax_N1)
     sign_bit = 2.0 ** (bits - 1)
     negative = codes >= sign_bit
     a = value_of(torch.where(negative, codes - sign_bit, codes), bits - 1) * amax_N1
     return torch.where(negative, -a, a)
+
+
+def zeros_or(codes_NG: Tensor, amax_N1: Tensor, a_NG: Tensor) -> Tensor:
+    """``a`` but at least 2**-126, and 0 where the code is; where amax is NaN nothing is 0."""
+    return torch.where((codes_NG == 0) & (amax_N1 < torch.inf), 0.0, a_NG.clamp_min(SMALLEST))
 
 
 def decades_of(bits: int) -> list[tuple[float, float, float]]:

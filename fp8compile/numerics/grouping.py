@@ -90,7 +90,7 @@ def metadata_shape(shape: Sequence[int], group_size: int | None) -> tuple[int, .
 
 
 def in_groups(x: Tensor, group_size: int | None) -> Tensor:
-    """``x`` in contiguous order as ``[N, G]`` (or ``[..., G]``); short groups at the end of each row are filled with zeros."""
+    """``x`` in contiguous order as ``[N, G]`` (or ``[..., G]``); short groups, at the end of a row, are filled with zeros."""
     _, length = rows_of(x.shape, group_size)
     size = max(1, min(length, group_size or length))
     if x.dim() > 1 and x.shape[-1] == size:

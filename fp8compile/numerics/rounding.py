@@ -15,7 +15,9 @@ probability is exact; for smaller x it is rounded down to a multiple of 2**-32, 
   * No finite value becomes infinite: what would round past the largest finite value stays there. inf and NaN stay.
 
 The random numbers depend on (seed, parameter, step, element) alone: a counter-based generator (Salmon et al. 2011) whose
-hash is C. Wellons' ``lowbias32`` with multipliers below 2**31, so that no product leaves a signed 64-bit integer.
+hash is of the family of C. Wellons' ``triple32``: three rounds of xor-shift and multiplication, by numbers below 2**31, so
+that no product leaves a signed 64-bit integer. Two rounds (``lowbias32``) do not do for counters: at some distances, 768,
+1024 or 3072 among them as the key will have it, elements then draw bits that depend on each other.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ from torch import Tensor
 
 _FRACTION_BITS = 32
 _MASK = 0xFFFFFFFF  # of 32 bits
-_MULTIPLIERS = (0x21F0AAAD, 0x735A2D97)
+_MULTIPLIERS = (0x21F0AAAD, 0x735A2D97, 0x31848BAB)
 _GOLDEN = 0x9E3779B9  # 2**32 / the golden ratio
 
 _FP32_MANTISSA = 23
@@ -141,11 +143,13 @@ def key_of(seed: int | Tensor, parameter_index: int | Tensor, step: Tensor) -> T
 
 def mixed(word: Word, between: Word) -> Word:
     """A permutation of 32-bit words under which each bit of the result depends on all of ``word``; another for each
-    ``between``, which enters after the first of the two rounds."""
+    ``between``, which enters after the first of the three rounds."""
     word = word ^ (word >> 16)
     word = (word * _MULTIPLIERS[0]) & _MASK
     word = word ^ (word >> 15) ^ between
     word = (word * _MULTIPLIERS[1]) & _MASK
+    word = word ^ (word >> 15)
+    word = (word * _MULTIPLIERS[2]) & _MASK
     return word ^ (word >> 15)
 
 

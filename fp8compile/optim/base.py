@@ -14,13 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-from fp8compile.optim import checkpoint, fused
+from fp8compile.optim import checkpoint, copying
+from fp8compile.optim.fused import PreparedStep
 from fp8compile.optim.overrides import StateFormat
-from fp8compile.optim.placing import Names, Placement, check_parameter, pair, place
+from fp8compile.optim.placing import WHOLE, Names, Placement, check_parameter, pair, place
 from fp8compile.optim.plan import MASTERS, Plan, Tensors
 from fp8compile.optim.release import Release, release_gradients
 from fp8compile.optim.report import StatesReport, report
-from fp8compile.optim.sharding import first_element, like, local, part_shape
+from fp8compile.optim.sharding import complete_grad, first_element, is_cut, like, local, local_grad, why_not_encoded
 from fp8compile.optim.updates import Number, Update
 
 DEFAULT_FORMAT: StateFormat = "e4m3_expanded"
@@ -60,16 +61,28 @@ class EncodedOptimizer(torch.optim.Optimizer):
         for each in self.patterns.values():
             pair(each)
         self._model_names = Names.of(model) if model is not None else Names()
-        defaults = defaults | {"state_format": state_format, "master": master, checkpoint.VERSION_KEY: checkpoint.VERSION}
+        defaults = defaults | {
+            "state_format": state_format,
+            "master": master,
+            checkpoint.VERSION_KEY: checkpoint.VERSION,
+        }
+        self._placements: dict[Tensor, Placement] = {}  # decided once: states are stored by them
         super().__init__(model.named_parameters() if model is not None else cast(ParamsT, params), defaults)
         self.forget()
 
     def forget(self) -> None:
-        """Drop what is worked out from groups, names and states: they have changed."""
+        """Drop what is worked out from groups and parameters: they have changed."""
         self._streams: dict[Tensor, Tensor] = {}
-        self._numbers: dict[tuple[int, torch.device], tuple[tuple[Number, ...], Tensor]] = {}
-        self._placements: dict[Tensor, Placement] = {}
+        self._numbers: dict[tuple[int, torch.device], tuple[tuple[Number, ...] | None, Tensor]] = {}
+        self._steps: dict[tuple[int, ...], tuple[tuple[Any, ...], PreparedStep]] = {}
         self._plans: dict[tuple[Tensor, Update, str, bool], Plan] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return copying.packed(self, super().__getstate__())
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(copying.unpacked(state))
+        self.forget()
 
     def update_of(self, group: Mapping[str, Any]) -> Update:
         """The arithmetic of a parameter group. Raises ValueError for what it does not do."""
@@ -109,18 +122,30 @@ class EncodedOptimizer(torch.optim.Optimizer):
     def placement(self, p: Tensor, group: Mapping[str, Any]) -> Placement:
         """How the states of ``p`` are stored; decided once."""
         if p not in self._placements:
-            self._placements[p] = place(p, group["state_format"], self.names, self.patterns)
+            self._placements[p] = self._placed(p, group)
         return self._placements[p]
 
+    def _placed(self, p: Tensor, group: Mapping[str, Any]) -> Placement:
+        placed = place(p, group["state_format"], self.names, self.patterns)
+        reason = None if set(placed.formats) <= {*WHOLE} else why_not_encoded(p, placed.formats)
+        return Placement(("fp32", "fp32"), reason) if reason else placed
+
     def plan_of(self, p: Tensor, group: Mapping[str, Any]) -> Plan:
-        """Everything that fixes the compiled update of ``p``."""
+        """Everything that fixes the compiled update of ``p``. Raises ValueError for a shard where that needs the whole."""
         update, maximize = self.update_of(group), bool(group.get("maximize", False))
         master = group["master"] if p.dtype != torch.float32 else "none"
         key = p, update, master, maximize
         if key not in self._plans:
+            if is_cut(p) and getattr(update, "whole_tensor", False):
+                raise ValueError(
+                    f"{self.names.names.get(id(p), f'a parameter of shape {[*p.shape]}')} is sharded, and "
+                    f"{type(self).__name__} works on whole parameters: use AdamW, or leave it out of what is sharded"
+                )
             placed = self.placement(p, group)
             codecs = tuple((state, placed.codec(signed)) for state, signed in update.states.items())
-            self._plans[key] = Plan(update, codecs, tuple(update.numbers(group)), p.dtype, master, maximize, self.seed)
+            self._plans[key] = Plan(
+                update, codecs, tuple(update.numbers(group)), p.dtype, master, maximize, self.seed
+            )
         return self._plans[key]
 
     def step_function(self, p: Tensor) -> tuple[Plan, Tensors]:
@@ -136,6 +161,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
                 if p.grad is None:
                     raise ValueError("the parameter has no gradient: call backward first")
                 self._start(p, group)
+                complete_grad(p)
                 return self.plan_of(p, group), self._tensors(index, p, group, self.state[p]["step"] + 1)
         raise ValueError("not a parameter of this optimizer")
 
@@ -144,6 +170,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
 
         Raises:
             RuntimeError: a sparse gradient.
+            ValueError: a sharded parameter that the update needs the whole of.
         """
         loss = None
         if closure is not None:
@@ -155,7 +182,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def update_parameters(self, parameters: list[tuple[int, dict[str, Any], Tensor]]) -> None:
         """Update the given ones (number, group, parameter), all of which have a gradient."""
-        for index, group, p in parameters:
+        for index, _, p in parameters:
             if p.grad is not None and p.grad.layout != torch.strided:
                 raise RuntimeError(
                     f"{self.names.names.get(id(p), f'parameter {index}')} has a sparse gradient, which fp8compile.optim "
@@ -163,15 +190,37 @@ class EncodedOptimizer(torch.optim.Optimizer):
                 )
         for _, group, p in parameters:
             self._start(p, group)
+            complete_grad(p)
+        here = [each for each in parameters if local(each[2]).numel()]
+        for group in self.param_groups:
+            self._refresh_numbers(group)
         if parameters:
             torch._foreach_add_([self.state[p]["step"] for _, _, p in parameters], 1)
-        by_plan: dict[Plan, list[Tensors]] = {}
-        for index, group, p in parameters:
-            if local(p).numel():
-                tensors = self._tensors(index, p, group, self.state[p]["step"])
-                by_plan.setdefault(self.plan_of(p, group), []).append(tensors)
-        for plan, several in by_plan.items():
-            fused.run(plan, several, compiled=self.compiled)
+            self._prepared(here)([local_grad(p) for _, _, p in here])
+
+    def _prepared(self, parameters: list[tuple[int, dict[str, Any], Tensor]]) -> PreparedStep:
+        """The step of these parameters; worked out anew where a tensor, a layout or an option is not what it was."""
+        options = {
+            id(group): (self.update_of(group), group["master"], group.get("maximize")) for group in self.param_groups
+        }
+        which = tuple(index for index, _, _ in parameters)
+        key = tuple((options[id(group)], *self._layout(p)) for _, group, p in parameters)
+        known, step = self._steps.get(which, (None, None))
+        if step is None or known != key:
+            several = [
+                (self.plan_of(p, group), self._tensors(index, p, group, self.state[p]["step"]))
+                for index, group, p in parameters
+            ]
+            step = PreparedStep(several, compiled=self.compiled)
+            if len(self._steps) > 2 * len(self.state) + 16:  # sets of parameters that come and go
+                self._steps.clear()
+            self._steps[which] = key, step
+        return step
+
+    def _layout(self, p: Tensor) -> tuple[Any, ...]:
+        """What a prepared step relies on: the very tensors of parameter and state, and how the gradient lies."""
+        g = local_grad(p)
+        return id(p), local(p).data_ptr(), g.dtype, g.stride(), *map(id, self.state[p].values())
 
     def _parameters(self) -> Iterable[tuple[int, dict[str, Any], Tensor]]:
         index = 0
@@ -185,14 +234,18 @@ class EncodedOptimizer(torch.optim.Optimizer):
         if not self.state[p]:
             here = local(p)
             parts = self.plan_of(p, group).initial(here)
-            made = {name: like(p, part, part_shape(p, part)) for name, part in parts.items()}
+            made = {name: like(p, part) for name, part in parts.items()}
             self.state[p] = {"step": torch.zeros((), device=here.device), **made}
 
     def _tensors(self, index: int, p: Tensor, group: dict[str, Any], step: Tensor) -> Tensors:
         """What ``Plan.__call__`` takes, all of it on this rank."""
-        assert p.grad is not None
         here = local(p)
-        tensors = {"param": here, "grad": local(p.grad), "step": step, "numbers": self._numbers_of(group, here.device)}
+        tensors = {
+            "param": here,
+            "grad": local_grad(p),
+            "step": step,
+            "numbers": self._numbers_of(group, here.device),
+        }
         tensors |= {name: local(part) for name, part in self.state[p].items() if name != "step"}
         if group["master"] == "none" and p.dtype != torch.float32:
             if p not in self._streams:
@@ -201,21 +254,28 @@ class EncodedOptimizer(torch.optim.Optimizer):
         return tensors
 
     def _numbers_of(self, group: Mapping[str, Any], device: torch.device) -> Tensor:
-        """The update's numbers as one FP32 tensor on the device, copied there only when one has changed."""
-        values = tuple(self.update_of(group).numbers(group).values())
+        """The update's numbers as one FP32 tensor on the device, the same one as long as the group is."""
         key = id(group), device
-        if any(isinstance(value, Tensor) for value in values):
-            known = self._numbers[key][1] if key in self._numbers else torch.empty(len(values), device=device)
-            each = [torch.as_tensor(value, dtype=torch.float32, device=device) for value in values]
-            known.copy_(torch.stack([value.reshape(()) for value in each]))
-            self._numbers[key] = values, known
-        elif key not in self._numbers:
-            self._numbers[key] = values, torch.tensor(values, dtype=torch.float32, device=device)
-        elif self._numbers[key][0] != values:
-            known = self._numbers[key][1]
-            known.copy_(torch.tensor(values, dtype=torch.float32), non_blocking=True)
-            self._numbers[key] = values, known
+        if key not in self._numbers:
+            self._numbers[key] = None, torch.empty(len(self.update_of(group).numbers(group)), device=device)
+            self._refresh_numbers(group)
         return self._numbers[key][1]
+
+    def _refresh_numbers(self, group: Mapping[str, Any]) -> None:
+        """Copy a group's numbers to its devices, if one has changed; tensors among them may have, and are not read here."""
+        values = tuple(self.update_of(group).numbers(group).values())
+        moving = any(isinstance(value, Tensor) for value in values)
+        for (owner, device), (known, numbers) in self._numbers.items():
+            if owner == id(group) and (moving or known != values):
+                each = [torch.as_tensor(value, dtype=torch.float32).reshape(()) for value in values]
+                each = [value.to(device) for value in each] if moving else each
+                numbers.copy_(torch.stack(each), non_blocking=True)
+                self._numbers[owner, device] = values, numbers
+
+    def state_dict(self) -> dict[str, Any]:
+        """As in torch; states as plain tensors in their encoded form, FP8 codes as bytes."""
+        plain = super().state_dict()
+        return {**plain, "state": checkpoint.in_bytes(plain["state"])}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:  # type: ignore[override]
         """Take over a state: its own, torch.optim's in FP32, or one in another format, which is encoded anew.

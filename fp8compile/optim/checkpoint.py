@@ -1,29 +1,53 @@
-"""State dicts: encoded plain tensors out; our own, torch.optim's FP32 or another format's in; all or nothing.
+"""State dicts: encoded plain tensors out; our own, torch.optim's or another format's in; all of it or nothing.
 
-    own key      exp_avg.e4m3_expanded.codes     state, format, part: a state says itself how it is stored
-    stock key    exp_avg                         an FP32 state, as torch.optim has it
+    exp_avg.e4m3_expanded.codes      state, format, part: a state says itself how it is stored
+    exp_avg                          a float tensor, as torch.optim has it
+    step;  correction, master        of all optimizers; of 16-bit parameters
+
+FP8 codes go out as bytes, over the same memory: gloo, NumPy and readers of flat files do not all know FP8. What a state
+dict holds beyond that is refused, so that AdamW's is not taken for Lion's; how states are stored is never taken from it.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from fp8compile.numerics.grouping import StateCodec
+from fp8compile.numerics.split_weights import joined, split
 from fp8compile.numerics.state_codecs import state_codec
 from fp8compile.optim.plan import Plan
-from fp8compile.optim.sharding import distributed, like, local, part_shape
+from fp8compile.optim.sharding import here, is_sharded, like, local, viewed, why_not_here
 
 if TYPE_CHECKING:
     from fp8compile.optim.base import EncodedOptimizer
 
 VERSION_KEY, VERSION = "fp8compile_state_version", 1
 OURS = (VERSION_KEY, "state_format", "master")  # keys of a group that torch.optim does not know
-KEEPS_P = ("master", "correction")
+FIXED = (*OURS, "params", "param_names", "decoupled_weight_decay")  # of the optimizer that loads, as AdamW's in torch
+BESIDE_STATES = ("step", "correction", "master")
+UNCOUNTED = {"momentum_buffer"}  # with these states alone (SGD, Muon) torch.optim counts no steps
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+EMPTY = (
+    "the state dict has an empty state for each parameter. That is what set_optimizer_state_dict makes of a flattened one "
+    "if the optimizer has no states yet and parameters have gradients: call optimizer.zero_grad() before"
+)
+
+StateDict = dict[str, Any]
+
+
+def in_bytes(states: Mapping[Any, StateDict]) -> dict[Any, StateDict]:
+    """Parameters' states, their FP8 codes seen as bytes."""
+    return {
+        key: {name: viewed(t, torch.uint8) if getattr(t, "dtype", None) in FP8 else t for name, t in state.items()}
+        for key, state in states.items()
+    }
 
 
 def load(optimizer: EncodedOptimizer, state_dict: Mapping[str, Any]) -> None:
@@ -34,19 +58,21 @@ def load(optimizer: EncodedOptimizer, state_dict: Mapping[str, Any]) -> None:
     """
     state_dict = dict(state_dict)
     for hook in optimizer._optimizer_load_state_dict_pre_hooks.values():
-        state_dict = hook(optimizer, state_dict) or state_dict
-    if not {"state", "param_groups"} <= state_dict.keys():
-        raise ValueError("not the state dict of an optimizer: it has no 'state' and 'param_groups'")
-    groups = [_merged(optimizer, *pair) for pair in _pairs(optimizer, state_dict["param_groups"])]
-    states = dict(state_dict["state"])
-    new: dict[Tensor, dict[str, Any]] = {}
-    for group, saved in zip(groups, state_dict["param_groups"], strict=True):
-        for p, key in zip(group["params"], saved["params"], strict=True):
-            if key in states:
-                new[p] = _converted(optimizer, p, group, states.pop(key), key)
+        changed = hook(optimizer, state_dict)
+        state_dict = state_dict if changed is None else changed
+    states, saved_groups = _taken_apart(state_dict)
+    groups = [_merged(optimizer, *pair) for pair in _pairs(optimizer, saved_groups)]
+    if states and not any(states.values()) and any(optimizer.update_of(group).states for group in groups):
+        raise ValueError(EMPTY)
+    new: dict[Tensor, StateDict] = {}
+    for group, theirs in zip(groups, saved_groups, strict=True):
+        for p, key in zip(group["params"], theirs["params"], strict=True):
+            if key in states and (made := _converted(optimizer, p, group, states.pop(key), key)):
+                new[p] = made
     if states:
-        raise ValueError(f"the state dict has states of parameters that are in none of its groups: {sorted(states)[:5]}")
-    optimizer.param_groups[:] = groups
+        raise ValueError(f"the state dict has states of parameters that are in none of its groups: {[*states][:5]}")
+    for ours, group in zip(optimizer.param_groups, groups, strict=True):
+        ours.update(group)  # the very dicts, which others may hold
     optimizer.state.clear()
     optimizer.state.update(new)
     optimizer.forget()
@@ -54,109 +80,201 @@ def load(optimizer: EncodedOptimizer, state_dict: Mapping[str, Any]) -> None:
         after(optimizer)
 
 
-def _pairs(optimizer: EncodedOptimizer, saved: list[dict[str, Any]]) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+def _taken_apart(state_dict: Mapping[str, Any]) -> tuple[StateDict, list[StateDict]]:
+    """States and groups, of the types that they must have."""
+    states, groups = state_dict.get("state"), state_dict.get("param_groups")
+    if not isinstance(states, Mapping) or not isinstance(groups, (list, tuple)):
+        raise ValueError(
+            "not the state dict of an optimizer: it has no dict 'state' and list 'param_groups'. A flattened one goes "
+            "through torch.distributed.checkpoint.state_dict.set_optimizer_state_dict"
+        )
+    if not all(isinstance(group, Mapping) and "params" in group for group in groups):
+        raise ValueError("the state dict has a parameter group without 'params': pass what state_dict() gave")
+    for key, state in states.items():
+        if not isinstance(state, Mapping):
+            raise ValueError(f"the state of parameter {key} is a {type(state).__name__}, not a dict of tensors")
+    return dict(states), list(groups)
+
+
+def _pairs(optimizer: EncodedOptimizer, saved: list[StateDict]) -> list[tuple[StateDict, StateDict]]:
+    """Our groups and the saved ones, which have as many parameters each and a version that we read."""
     groups = optimizer.param_groups
+    cure = "build the optimizer with the groups that it was saved with"
     if len(groups) != len(saved):
-        raise ValueError(f"the state dict has {len(saved)} parameter groups, this optimizer {len(groups)}")
+        raise ValueError(f"the state dict has {len(saved)} parameter groups, this optimizer {len(groups)}: {cure}")
     for i, (ours, theirs) in enumerate(zip(groups, saved, strict=True)):
         if len(ours["params"]) != len(theirs["params"]):
+            counts = f"{len(theirs['params'])} parameters in the state dict, {len(ours['params'])} here"
+            raise ValueError(f"group {i} has {counts}: {cure}")
+        version = theirs.get(VERSION_KEY, VERSION)
+        if not isinstance(version, int) or not 1 <= version <= VERSION:
             raise ValueError(
-                f"group {i} has {len(theirs['params'])} parameters in the state dict, {len(ours['params'])} here"
-            )
-        if theirs.get(VERSION_KEY, VERSION) > VERSION:
-            raise ValueError(
-                f"the state dict is of version {theirs[VERSION_KEY]}, this fp8compile reads up to {VERSION}: upgrade it"
+                f"the state dict is of version {version}, this fp8compile reads up to {VERSION}: upgrade fp8compile, or "
+                "save it with export_fp32_state_dict() where it was made"
             )
     return list(zip(groups, saved, strict=True))
 
 
-def _merged(optimizer: EncodedOptimizer, ours: dict[str, Any], theirs: dict[str, Any]) -> dict[str, Any]:
-    """The saved options over ours, but for how states are stored: that is for this optimizer to say."""
-    known = {k: deepcopy(v) for k, v in theirs.items() if k in ours and k not in (*OURS, "params", "param_names")}
-    group = {**ours, **known}
+def _merged(optimizer: EncodedOptimizer, ours: StateDict, theirs: StateDict) -> StateDict:
+    """The saved options over ours, as in torch; but how states are stored, and names, are for this optimizer to say."""
+    group = ours | {k: deepcopy(v) for k, v in theirs.items() if k not in FIXED}
     optimizer.update_of(group)
     return group
 
 
 def _converted(
-    optimizer: EncodedOptimizer, p: Tensor, group: dict[str, Any], saved: Mapping[str, Any], key: object
-) -> dict[str, Any]:
-    """One parameter's saved state in the form that this optimizer keeps."""
+    optimizer: EncodedOptimizer, p: Tensor, group: StateDict, values: Mapping[str, Any], key: object
+) -> StateDict:
+    """One parameter's saved state in the form that this optimizer keeps; empty: it has none yet."""
     plan = optimizer.plan_of(p, group)
-    where = f"state of {optimizer.names.names.get(id(p), f'parameter {key}')}"
-    step = saved.get("step", 0.0)
-    device = local(p).device
-    made: dict[str, Any] = {"step": torch.as_tensor(step, dtype=torch.float32).detach().clone().to(device)}
+    states = plan.update.states
+    known = {name: value for name, value in values.items() if value is not None}  # SGD's before its first step
+    saved = Saved(p, known, optimizer.names.names.get(id(p), f"parameter {key}"))
+    if not known:
+        return {}
+    for name in known:
+        if name.split(".")[0] not in (*BESIDE_STATES, *states):
+            raise saved.error(f"it has {name}, and this optimizer keeps {', '.join(states) or 'no states'}")
+    made: StateDict = {"step": saved.step(optional=set(states) <= UNCOUNTED)}
     for state, codec in plan.codecs:
-        own = dict(zip(plan.part_keys(state), codec.parts, strict=True))
-        if own.keys() <= saved.keys():
-            made |= {name: _fitting(distributed(p, saved[name]), p, codec, name, where) for name in own}
-        else:
-            made |= _encoded(p, plan, state, _fp32(p, state, saved, where))
-    return made | _kept_of_parameter(p, plan, saved)
+        parts = saved.encoded(state, codec, signed=states[state])
+        made |= zip(plan.part_keys(state), (like(p, part) for part in parts), strict=True)
+    return made | {name: like(p, part) for name, part in _low_bits(p, plan, saved).items()}
 
 
-def _fitting(value: Tensor, p: Tensor, codec: StateCodec, name: str, where: str) -> Tensor:
-    """A part as it is, if it has the shape and dtype that the codec gives a state of ``p``."""
-    part = name.rsplit(".", 1)[1]
+@dataclass(frozen=True)
+class Saved:
+    """The state of one parameter as it comes in. Every method raises ValueError for what does not fit.
+
+    Attributes:
+        p: the parameter.
+        values: by their keys.
+        name: of the parameter.
+    """
+
+    p: Tensor
+    values: Mapping[str, Any]
+    name: str
+
+    def error(self, what: object) -> ValueError:
+        return ValueError(
+            f"state of {self.name}: {what}. Load the state dict of the same model and kind of optimizer, or leave this "
+            "parameter's entry out, so that it starts anew. Nothing was changed"
+        )
+
+    def step(self, *, optional: bool) -> Tensor:
+        """How many steps were taken; where it need not be known: that one was."""
+        value = self.values.get("step", 1.0 if optional else None)
+        if not isinstance(value, (int, float, Tensor)) or (isinstance(value, Tensor) and value.numel() != 1):
+            raise self.error("it has no step" if value is None else f"its step is {value!r}, not a number")
+        step = torch.as_tensor(value, dtype=torch.float32).detach().reshape(()).clone()
+        if not 0 <= step.item() < torch.inf:
+            raise self.error(f"its step is {step.item()}")
+        return step.to(local(self.p).device)
+
+    def encoded(self, state: str, codec: StateCodec, *, signed: bool) -> tuple[Tensor, ...]:
+        """What this rank has of a state, in the codec's parts: as they are if it was stored by the same codec."""
+        stored = self._codec_of(state, signed)
+        if stored == codec:
+            return tuple(self._mine(part) for part in self._parts(state, codec))
+        return codec.encode(self._decoded(state, stored))
+
+    def _decoded(self, state: str, stored: StateCodec | None) -> Tensor:
+        """What this rank has of a state, in FP32."""
+        if stored is None:
+            return self.mine(state, torch.float32)
+        parts = self._parts(state, stored)
+        if any(map(is_sharded, parts)):
+            return stored.decode([self._mine(part) for part in parts], local(self.p).shape)
+        device = local(self.p).device
+        return self._mine(stored.decode([part.to(device) for part in parts], self.p.shape))
+
+    def _codec_of(self, state: str, signed: bool) -> StateCodec | None:
+        """How a state is stored here; None: as a tensor."""
+        ways = {key.split(".")[1] if "." in key else None for key in self.values if key.split(".")[0] == state}
+        if len(ways) != 1:
+            found = "in several formats" if ways else f"not among {', '.join(self.values)}"
+            raise self.error(f"{state} is {found}")
+        [fmt] = ways
+        try:
+            return None if fmt is None else state_codec(fmt, signed=signed)
+        except ValueError as error:
+            raise self.error(f"{state}: {error}") from error
+
+    def _parts(self, state: str, codec: StateCodec) -> list[Tensor]:
+        """The parts of a state as they come, of the shapes and dtypes that they must have."""
+        prefix = f"{state}.{codec.name}."
+        found = {key.removeprefix(prefix) for key in self.values if key.startswith(prefix)}
+        if found != {*codec.parts}:
+            raise self.error(f"{state} has {', '.join(sorted(found))}, and {codec.name} is {', '.join(codec.parts)}")
+        layouts = stored_as(codec, self.p.shape)  # type: ignore[arg-type]  # codecs are frozen dataclasses
+        parts = zip(codec.parts, layouts, strict=True)
+        return [self._checked(f"{prefix}{part}", shape, dtype) for part, (shape, dtype) in parts]
+
+    def _checked(self, key: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
+        value = self.values[key]
+        if isinstance(value, Mapping):  # what torch takes for a key that it does not find
+            raise self.error(
+                f"{key} is not there: flatten_optimizer_state_dict=True finds this optimizer's formats only"
+            )
+        if isinstance(value, Tensor) and value.dtype == torch.uint8 and dtype in FP8:
+            value = viewed(value, dtype)
+        if not isinstance(value, Tensor) or value.shape != shape or value.dtype != dtype:
+            found = f"{value.dtype} {[*value.shape]}" if isinstance(value, Tensor) else f"a {type(value).__name__}"
+            raise self.error(f"{key} is {found}, and {dtype} {[*shape]} fits the parameter")
+        if reason := why_not_here(self.p, value):
+            raise self.error(f"{key} is {reason}")
+        return value
+
+    def mine(self, key: str, dtype: torch.dtype) -> Tensor:
+        """This rank's part of a value of the parameter's shape, in ``dtype``; any float will do for a float."""
+        value = self.values[key]
+        is_float = isinstance(value, Tensor) and value.is_floating_point() and dtype.is_floating_point
+        return self._mine(self._checked(key, self.p.shape, value.dtype if is_float else dtype)).to(dtype)
+
+    def _mine(self, value: Tensor) -> Tensor:
+        """This rank's part, in memory of its own."""
+        return here(self.p, value).to(local(self.p).device, copy=True, memory_format=torch.contiguous_format)
+
+
+@functools.cache
+def stored_as(codec: StateCodec, shape: torch.Size) -> list[tuple[torch.Size, torch.dtype]]:
+    """Shapes and dtypes of a codec's parts for a state of ``shape``."""
     with torch.device("meta"):
-        wanted = dict(zip(codec.parts, codec.encode(torch.empty(local(p).shape)), strict=True))[part]
-    if not isinstance(value, Tensor) or local(value).shape != wanted.shape or value.dtype != wanted.dtype:
-        found = f"{value.dtype} {tuple(value.shape)}" if isinstance(value, Tensor) else repr(type(value))
-        raise ValueError(f"{where}: {name} is {found}, but {wanted.dtype} {tuple(wanted.shape)} fits the parameter")
-    return value.detach().clone().to(local(p).device)
+        return [(part.shape, part.dtype) for part in codec.encode(torch.empty(shape))]
 
 
-def _fp32(p: Tensor, state: str, saved: Mapping[str, Any], where: str) -> Tensor:
-    """This rank's part of a saved state in FP32, whatever it was stored as."""
-    if isinstance(saved.get(state), Tensor):
-        whole = saved[state]
-        if whole.shape != p.shape:
-            raise ValueError(f"{where}: {state} has shape {tuple(whole.shape)}, the parameter {tuple(p.shape)}")
-        return local(distributed(p, whole)).to(local(p).device, torch.float32)
-    formats = {key.split(".")[1] for key in saved if key.startswith(f"{state}.")}
-    if len(formats) != 1:
-        raise ValueError(f"{where}: it has no {state}; it has {', '.join(map(str, saved)) or 'nothing'}")
-    codec = state_codec(formats.pop(), signed=_is_signed(state))
-    try:
-        parts = [local(distributed(p, saved[f"{state}.{codec.name}.{part}"])) for part in codec.parts]
-        value = codec.decode([each.to(local(p).device) for each in parts], local(p).shape)
-    except (KeyError, RuntimeError) as error:
-        raise ValueError(f"{where}: {state} is not a whole {codec.name} state of shape {tuple(p.shape)}: {error}") from error
-    return value
+def _low_bits(p: Tensor, plan: Plan, saved: Saved) -> dict[str, Tensor]:
+    """What is kept beside a 16-bit parameter: as saved; from what another kind of ``master`` saved; or of ``p`` as it is."""
+    [*kept] = {"split": ["correction"], "fp32": ["master"]}.get(plan.master, [])
+    dtypes = {"correction": torch.int8, "master": torch.float32}
+    known = {name: saved.mine(name, dtype) for name, dtype in dtypes.items() if name in saved.values}
+    if not kept or kept[0] in known:
+        return {name: known[name] for name in kept}
+    if "correction" in known:
+        return {"master": joined(local(p), known["correction"])}
+    if "master" in known:
+        return {"correction": _correction(known["master"], local(p))}
+    return {name: part for name, part in plan.initial(local(p)).items() if name in kept}
 
 
-def _is_signed(state: str) -> bool:
-    return state not in ("exp_avg_sq", "max_exp_avg_sq", "square_avg")
+def _correction(master: Tensor, p: Tensor) -> Tensor:
+    """What ``split`` would keep beside the weight ``p``, which near a tie need not be the weight that it would choose."""
+    weight, correction = split(master, p.dtype)
+    towards = torch.where(master.abs() > p.float().abs(), 127, -128).to(torch.int8)
+    return torch.where(weight == p, correction, towards)
 
 
-def _encoded(p: Tensor, plan: Plan, state: str, value: Tensor) -> dict[str, Tensor]:
-    parts = zip(plan.part_keys(state), dict(plan.codecs)[state].encode(value), strict=True)
-    return {name: like(p, part, part_shape(p, part)) for name, part in parts}
-
-
-def _kept_of_parameter(p: Tensor, plan: Plan, saved: Mapping[str, Any]) -> dict[str, Tensor]:
-    """The correction or FP32 copy of a 16-bit parameter, from the saved one where it has the same."""
-    fresh = {name: part for name, part in plan.initial(local(p)).items() if name in KEEPS_P}
-    made = {}
-    for name, part in fresh.items():
-        value = saved.get(name)
-        fits = isinstance(value, Tensor) and local(distributed(p, value)).shape == part.shape
-        part = local(distributed(p, value)).detach().clone().to(part.device, part.dtype) if fits else part
-        made[name] = like(p, part, part_shape(p, part))
-    return made
-
-
-def export_fp32(optimizer: EncodedOptimizer) -> dict[str, Any]:
-    """The state dict with every state decoded, under torch.optim's keys."""
+def export_fp32(optimizer: EncodedOptimizer) -> StateDict:
+    """The state dict with every state decoded, under torch.optim's keys; without what is kept beside 16-bit parameters."""
     plain = torch.optim.Optimizer.state_dict(optimizer)
-    states: dict[Any, dict[str, Any]] = {}
-    for index, group, p in optimizer._parameters():
-        if optimizer.state.get(p):
-            plan = optimizer.plan_of(p, group)
-            here = {name: local(part) for name, part in optimizer.state[p].items()}
-            decoded = plan.decoded(here, local(p).shape)
-            states[index] = {"step": optimizer.state[p]["step"].clone()}
-            states[index] |= {name: like(p, value, tuple(p.shape)) for name, value in decoded.items()}
+    states: dict[Any, StateDict] = {}
+    for group, packed in zip(optimizer.param_groups, plain["param_groups"], strict=True):
+        for p, key in zip(group["params"], packed["params"], strict=True):
+            if state := optimizer.state.get(p):
+                mine = {name: local(part) for name, part in state.items()}
+                decoded = optimizer.plan_of(p, group).decoded(mine, local(p).shape)
+                states[key] = {"step": state["step"].cpu().clone()}  # torch moves it, where it wants to
+                states[key] |= {name: like(p, x.clone()) for name, x in decoded.items()}
     groups = [{k: v for k, v in group.items() if k not in OURS} for group in plain["param_groups"]]
-    return {"state": states, "param_groups": groups}
+    return {**plain, "state": states, "param_groups": groups}

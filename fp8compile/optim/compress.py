@@ -27,7 +27,7 @@ from fp8compile.optim.encoded_tensor import EncodedTensor
 from fp8compile.optim.overrides import StateFormat
 from fp8compile.optim.placing import Names, pair, place
 from fp8compile.optim.plan import Plan
-from fp8compile.optim.sharding import is_sharded
+from fp8compile.optim.sharding import is_sharded, like
 from fp8compile.optim.updates import AdamUpdate, SGDUpdate, Update
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
@@ -65,7 +65,11 @@ def compress(
     rules = Rules.of(optimizer, state_format, model, overrides or {})
     for group in optimizer.param_groups:
         rules.check(group, optimizer.state)
-    new = {p: rules.encoded(p, g, optimizer.state.get(p, {})) for g in optimizer.param_groups for p in g["params"]}
+    new = {
+        p: rules.encoded(p, group, optimizer.state.get(p, {}), i)
+        for group in optimizer.param_groups
+        for i, p in enumerate(group["params"])
+    }
     decompress(optimizer)
     for group in optimizer.param_groups:
         group.update(FIXED)
@@ -152,12 +156,13 @@ class Rules:
                     "after a first step, or use fp8compile.optim.SGD"
                 )
 
-    def encoded(self, p: Tensor, group: Group, state: State) -> State:
+    def encoded(self, p: Tensor, group: Group, state: State, key: object) -> State:
         """A state as torch.optim or fp8compile.optim keeps it, or none yet, in the form that the stock step takes."""
-        plan, known = self.plan_of(p, group), {k: v for k, v in _plain(state).items() if v is not None}
-        made = plan.initial(p.detach()) | {"step": torch.zeros((), device=p.device)}
-        if known:
-            made = checkpoint._converted(cast(Any, self), p, cast(Any, group), known, "")
+        plan = self.plan_of(p, group)
+        made = checkpoint._converted(cast(Any, self), p, cast(Any, group), _plain(state), key)
+        if not made:
+            made = {name: like(p, part) for name, part in plan.initial(p.detach()).items()}
+            made["step"] = torch.zeros((), device=p.device)
         new: State = {"step": made["step"]} if "betas" in group else {}
         for (name, codec), signed in zip(plan.codecs, plan.update.states.values(), strict=True):
             parts = [made[key] for key in plan.part_keys(name)]
@@ -182,18 +187,19 @@ def _plain(state: Mapping[str, Any]) -> State:
 def _saving(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     groups = [group | {checkpoint.VERSION_KEY: checkpoint.VERSION} for group in state_dict["param_groups"]]
     states = {key: _plain(state) for key, state in state_dict["state"].items()}
-    return {**state_dict, "state": states, "param_groups": groups}
+    return {**state_dict, "state": checkpoint.in_bytes(states), "param_groups": groups}
 
 
 def _loading(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
     """Encode what is loaded. That it fits groups and parameters is checked here, before torch takes over anything."""
-    rules, states, groups = RULES[optimizer][0], dict(state_dict["state"]), []
-    for ours, theirs in checkpoint._pairs(cast(Any, optimizer), state_dict["param_groups"]):
+    states, saved = checkpoint._taken_apart(state_dict)
+    rules, groups = RULES[optimizer][0], []
+    for ours, theirs in checkpoint._pairs(cast(Any, optimizer), saved):
         kept = {k: v for k, v in theirs.items() if k not in checkpoint.OURS} | FIXED
         groups.append(kept | {k: ours[k] for k in ours.keys() & {"state_format"}})
         for p, key in zip(ours["params"], theirs["params"], strict=True):
             if key in states:
-                states[key] = rules.encoded(p, ours, states[key])
+                states[key] = rules.encoded(p, ours, states[key], key)
     return {**state_dict, "state": states, "param_groups": groups}
 
 
@@ -201,6 +207,5 @@ def _loaded(optimizer: Optimizer) -> None:
     """Parameters that had no state in what was loaded have one."""
     rules = RULES[optimizer][0]
     for group in optimizer.param_groups:
-        for p in group["params"]:
-            if not optimizer.state[p]:
-                optimizer.state[p] = rules.encoded(p, group, {})
+        for i, p in enumerate(group["params"]):
+            optimizer.state[p] = optimizer.state[p] or rules.encoded(p, group, {}, i)

@@ -8,22 +8,21 @@ counts shapes.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from fp8compile import torch_private as private
-from fp8compile.numerics.grouping import rows_of
 from fp8compile.optim.plan import Plan, Tensors
+from fp8compile.optim.rows import View, pieces, viewed
 
 TOGETHER_NUMEL = 2**20  # elements from which a parameter keeps a GPU busy by itself
 MOST_TOGETHER = 4  # compile time grows with it
-NOT_IN_ROWS = ("step", "numbers", "stream")
-# One launch for several parameters; what they need of memory has been decided by the caller, and is nothing.
+# One launch for several parameters. Inductor's limit on the memory that this may cost is for intermediates; here are none.
 INDUCTOR = {"combo_kernels": True, "benchmark_combo_kernel": False, "combo_kernel_peak_memory_pct_threshold": None}
 
 Compiled = Callable[[list[Tensor]], Any]
@@ -50,58 +49,62 @@ class Signature:
         return 1 if device.type == "cpu" else max(1, min(MOST_TOGETHER, TOGETHER_NUMEL // numel))
 
 
-def run(plan: Plan, several: Sequence[Tensors], *, compiled: bool) -> None:
-    """Update parameters, each given by its tensors (see ``Plan.__call__``), in place."""
-    if not compiled:
-        for tensors in several:
-            in_place(plan, [tensors])
-        return
-    waiting: dict[Signature, list[Tensors]] = {}
-    for tensors in several:
-        for piece, views in in_rows(plan, tensors):
-            waiting.setdefault(Signature.of(piece, views), []).append(views)
-    for signature, alike in waiting.items():
-        for chunk in _chunks(alike, signature.together):
-            key = signature, len(chunk)
-            if key not in COMPILED:
-                COMPILED[key] = compile_step(signature.plan, chunk)
-            COMPILED[key]([t for tensors in chunk for t in tensors.values()])
+@dataclass(frozen=True)
+class Piece:
+    """One piece of one parameter: its tensors, and how it views a gradient that is new at every step."""
+
+    index: int
+    tensors: Tensors
+    view: View
+
+    def with_gradient(self, gradients: Sequence[Tensor]) -> Tensors:
+        return self.tensors | viewed({"grad": gradients[self.index]}, self.view)
 
 
-def in_rows(plan: Plan, tensors: Tensors) -> list[tuple[Plan, Tensors]]:
-    """The same tensors viewed as rows of one group each, ``[numel / G, G]``.
+class PreparedStep:
+    """The step of some parameters, worked out once: which compiled code takes which tensors.
 
-    So parameters of other shapes share compiled code, and Inductor sees at a glance that all is one loop. Rows that end
-    in a short group make two: ``[R, full groups, G]`` and ``[R, tail]``.
+    Args:
+        several: of each parameter its plan and its tensors (see ``Plan.__call__``). They are held, and updated in place.
+        compiled: False: operation by operation.
     """
-    size, p = plan.group_size, tensors["param"]
-    if size is None or not p.is_contiguous():
-        return [(plan, tensors)]
-    fixed = {name: tensors[name] for name in NOT_IN_ROWS if name in tensors}
-    moving = {name: t for name, t in tensors.items() if name not in fixed}
-    if size == 1:
-        return [(plan, fixed | {name: t.reshape(-1) for name, t in moving.items()})]
-    _, length = rows_of(p.shape, size)
-    if length <= size or length % size == 0:
-        rows = p.numel() // min(size, length)
-        return [(plan, fixed | {name: t.reshape(rows, -1) for name, t in moving.items()})]
-    full, rows = length // size, p.numel() // length
-    groups, tails = dict(fixed), dict(fixed)
-    for name, t in moving.items():
-        t_RC = t.reshape(rows, -1)
-        cut = _columns_of(full, t_RC.shape[1], length, size)
-        groups[name], tails[name] = t_RC[:, :cut].unflatten(1, (full, -1)), t_RC[:, cut:]
-    return [(plan, groups), (replace(plan, offset=full * size), tails)]
+
+    def __init__(self, several: Sequence[tuple[Plan, Tensors]], *, compiled: bool) -> None:
+        self._launches: list[tuple[Compiled, list[Piece]]] = []
+        waiting: dict[Signature, list[Piece]] = {}
+        for index, (plan, tensors) in enumerate(several):
+            for piece_plan, view in pieces(plan, tensors["param"]) if compiled else [(plan, lambda t: t)]:
+                piece = Piece(index, viewed(tensors, view), view)
+                waiting.setdefault(Signature.of(piece_plan, piece.tensors), []).append(piece)
+        for signature, alike in waiting.items():
+            for chunk in _chunks(alike, signature.together):
+                code = _compiled(signature, chunk) if compiled else functools.partial(_eager, signature.plan, chunk)
+                self._launches.append((code, chunk))
+
+    def __call__(self, gradients: Sequence[Tensor]) -> None:
+        """Update every parameter by its gradient, of the layout that the first one had."""
+        with torch.no_grad():
+            for code, chunk in self._launches:
+                code([t for piece in chunk for t in piece.with_gradient(gradients).values()])
 
 
-def _columns_of(full: int, columns: int, length: int, size: int) -> int:
-    """How many of a tensor's columns belong to the full groups: it has one per element, per group, or per two elements."""
-    if columns == length:
-        return full * size
-    return full if columns == full + 1 else full * size // 2
+def _compiled(signature: Signature, chunk: list[Piece]) -> Compiled:
+    key = signature, len(chunk)
+    if key not in COMPILED:
+        COMPILED[key] = compile_step(signature.plan, [piece.tensors for piece in chunk])
+    return COMPILED[key]
 
 
-def _chunks(alike: list[Tensors], together: int) -> list[list[Tensors]]:
+def _eager(plan: Plan, chunk: list[Piece], flat: list[Tensor]) -> None:
+    in_place(plan, _unflattened(flat, [piece.tensors for piece in chunk]))
+
+
+def _unflattened(flat: Sequence[Tensor], like: Sequence[Tensors]) -> list[Tensors]:
+    values = iter(flat)
+    return [{name: next(values) for name in tensors} for tensors in like]
+
+
+def _chunks(alike: list[Piece], together: int) -> list[list[Piece]]:
     whole = len(alike) - len(alike) % together
     return [alike[i : i + together] for i in range(0, whole, together)] + [[each] for each in alike[whole:]]
 
@@ -117,13 +120,8 @@ def in_place(plan: Plan, several: Sequence[Tensors]) -> None:
 def compile_step(plan: Plan, several: Sequence[Tensors]) -> Compiled:
     """Compiled code for a step of parameters laid out like ``several``; takes their tensors as one flat list."""
     graph, flat = traced_step(plan, several)
-    compiled = private.compile_fx(graph, flat, config_patches=inductor_options())
-
-    def run_compiled(tensors: list[Tensor]) -> None:
-        with torch.no_grad():
-            compiled(*tensors)
-
-    return run_compiled
+    compiled: Any = private.compile_fx(graph, flat, config_patches=inductor_options())
+    return lambda tensors: compiled(*tensors)
 
 
 def inductor_options() -> dict[str, Any]:
@@ -133,10 +131,10 @@ def inductor_options() -> dict[str, Any]:
 
 def traced_step(plan: Plan, several: Sequence[Tensors]) -> tuple[torch.fx.GraphModule, list[Tensor]]:
     """The step as a graph of ATen operations on a flat list of tensors, and such a list."""
-    flat, spec = pytree.tree_flatten(list(several))
+    flat = [t for tensors in several for t in tensors.values()]
 
     def step(*tensors: Tensor) -> tuple[()]:
-        in_place(plan, pytree.tree_unflatten(list(tensors), spec))
+        in_place(plan, _unflattened(tensors, several))
         return ()
 
     with torch.no_grad():

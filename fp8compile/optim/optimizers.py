@@ -1,7 +1,7 @@
 """The optimizers: torch.optim's constructors, with ``state_format``, ``master`` and the other options of EncodedOptimizer.
 
-    fp8compile.optim.AdamW(model, lr=3e-4)                                  # 16.6 bits for both moments
-    fp8compile.optim.AdamW(model, state_format=("dynamic_tree", "e4m3_expanded"))   # COAT's best mix, 16.6 too
+fp8compile.optim.AdamW(model, lr=3e-4)                                  # 16.6 bits for both moments
+fp8compile.optim.AdamW(model, state_format=("dynamic_tree", "e4m3_expanded"))   # COAT's best mix, 16.6 too
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from fp8compile.optim.base import EncodedOptimizer
@@ -29,7 +29,7 @@ Betas = tuple[Number, Number]
 
 
 class Adam(EncodedOptimizer):
-    """torch.optim.Adam. ``amsgrad`` needs FP32 states; ``differentiable`` is refused; ``foreach`` and ``fused`` change nothing."""
+    """torch.optim.Adam. ``amsgrad`` needs FP32 states, ``differentiable`` is refused, ``foreach`` and ``fused`` change nothing."""
 
     decoupled = False
 
@@ -60,7 +60,7 @@ class Adam(EncodedOptimizer):
                 "amsgrad keeps a running maximum; encoded anew at every step, every rounding up would stay in it for good. "
                 'Use state_format="fp32" with it, or leave amsgrad out'
             )
-        return AdamUpdate(bool(group["decoupled_weight_decay"]), bool(group["amsgrad"]))
+        return AdamUpdate(bool(group["decoupled_weight_decay"]), bool(group["amsgrad"]), isinstance(group["lr"], Tensor))
 
 
 class AdamW(Adam):
@@ -128,7 +128,7 @@ class SGD(EncodedOptimizer):
         _check(group, at_least_zero=("lr", "momentum", "weight_decay"))
         if group["nesterov"] and (not group["momentum"] or group["dampening"]):
             raise ValueError("Nesterov momentum needs a momentum and no dampening")
-        return SGDUpdate(bool(group["momentum"]), bool(group["nesterov"]))
+        return SGDUpdate(bool(group["momentum"]), bool(group["nesterov"]), isinstance(group["lr"], Tensor))
 
 
 class RMSprop(EncodedOptimizer):
@@ -227,7 +227,9 @@ def _torch_only(
 ) -> dict[str, Any]:
     """Options of torch's that are kept in the groups, so that state dicts go both ways."""
     if differentiable:
-        raise ValueError("differentiable=True: codes have no gradient. Use torch.optim to differentiate through a step")
+        raise ValueError(
+            "differentiable=True: codes have no gradient. Use torch.optim to differentiate through a step"
+        )
     options = {"foreach": foreach, "maximize": maximize, "differentiable": False, "fused": fused}
     return options if capturable is None else options | {"capturable": capturable}
 

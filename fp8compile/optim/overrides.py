@@ -86,7 +86,8 @@ def mark(module: nn.Module, names: Iterable[str], fmt: StateFormat) -> None:
         parameter = owner._parameters[last]
         _marks_of(owner).formats[last] = fmt
         if parameter is not None:
-            _by_parameter.pop(parameter, None)
+            if parameter in _by_parameter:
+                del _by_parameter[parameter]
             _correct_ties(parameter, fmt)
 
 

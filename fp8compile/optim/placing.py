@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from fp8compile.numerics.grouping import GROUP, StateCodec
 from fp8compile.numerics.state_codecs import STATE_FORMATS, state_codec
-from fp8compile.optim.overrides import StateFormat, override_in, overridden
+from fp8compile.optim.overrides import StateFormat, overridden, override_in
 from fp8compile.optim.sharding import why_not_encoded
 
 MIN_NUMEL = 4096

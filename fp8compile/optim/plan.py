@@ -1,6 +1,6 @@
 """How one parameter is updated: everything that fixes the compiled code, as a value, and the pure function it stands for.
 
-    step(tensors) = encode(update(decode(states)))   of one parameter, all in FP32 between
+step(tensors) = encode(update(decode(states)))   of one parameter, all in FP32 between
 """
 
 from __future__ import annotations
@@ -77,7 +77,8 @@ class Plan:
     def decoded(self, tensors: Mapping[str, Tensor], shape: torch.Size) -> Tensors:
         """The FP32 states that the stored tensors stand for."""
         return {
-            state: codec.decode([tensors[key] for key in self.part_keys(state)], shape) for state, codec in self.codecs
+            state: codec.decode([tensors[key] for key in self.part_keys(state)], shape)
+            for state, codec in self.codecs
         }
 
     def __call__(self, tensors: Tensors) -> Tensors:
@@ -118,7 +119,8 @@ class Plan:
         if self.master == "fp32":
             return {"param": p.to(self.dtype), "master": p}
         number, first = tensors["stream"].unbind()
-        bits = random_bits(self._indices(p, first), key_of(self.seed, number, tensors["step"]))
+        key = key_of(self.seed, number, tensors["step"].expand(p.shape))  # expanded, it is no kernel of its own
+        bits = random_bits(self._indices(p, first), key)
         return {"param": round_stochastically(p, self.dtype, bits)}
 
     def _indices(self, p: Tensor, first: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""``optimizer.report()``: per parameter the formats, bits, ranges and errors of its states, and what was kept whole and why."""
+"""``optimizer.report()``: of every parameter the states' formats, bits, ranges and errors, and what was kept whole and why."""
 
 from __future__ import annotations
 
@@ -101,7 +101,9 @@ def _state_reports(optimizer: EncodedOptimizer, group: dict[str, Any], p: Tensor
         reports.append(StateReport(state, codec.name, bits, None if k is None else _spread(k), errors.get(state)))
     for name in ("correction", "master"):
         if name in here:
-            reports.append(StateReport(name, str(here[name].dtype).removeprefix("torch."), here[name].element_size() * 8))
+            reports.append(
+                StateReport(name, str(here[name].dtype).removeprefix("torch."), here[name].element_size() * 8)
+            )
     return reports
 
 

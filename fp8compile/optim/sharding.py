@@ -1,71 +1,124 @@
-"""Sharded parameters (DTensor: FSDP2, DDP's replicas): the part that is here, and states sharded alike.
+"""Sharded parameters (DTensor, as fully_shard makes them): what is on this rank, and states sharded alike.
 
-A rank owns rows, and rows own whole groups (see numerics/grouping.py), so a rank encodes its part as if it were the whole,
-and metadata ``[rows, groups]`` is sharded along the rows as the parameter is. Anything else keeps its states whole.
+    state of p   [rows, ...], metadata [rows, groups]:  both cut along dim 0 as p is
+
+A rank owns rows, and rows own whole groups (numerics/grouping.py), so a rank encodes its part as if it were the whole, and
+what two ranks have saved three can load. Where a shard would cut groups, the states stay in FP32. That is decided by how a
+parameter is sharded, never by how many ranks there are: a state must be stored alike on all of them.
 """
 
 from __future__ import annotations
 
-from typing import cast
+import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor import DTensor
+
+from fp8compile import torch_private as private
+
+NOT_BY_ROWS = ("rank1_linear4",)  # one amax per column, of all rows
 
 
 def is_sharded(p: Tensor) -> bool:
     return isinstance(p, DTensor)
 
 
-def local(t: Tensor) -> Tensor:
-    """The part of a tensor that is on this rank; a plain tensor is all here."""
-    return t.to_local() if isinstance(t, DTensor) else t.detach()
-
-
-def why_not_encoded(p: Tensor) -> str | None:
-    """Why the shards of ``p`` do not own whole groups of it."""
-    if not isinstance(p, DTensor):
-        return None
-    if not all(isinstance(place, Replicate) or place == Shard(0) for place in p.placements):
-        return f"sharded as {p.placements}: only along dim 0 a shard owns whole groups"
-    return "one dimension, sharded: a shard would cut its groups" if p.dim() < 2 and _cut(p) else None
-
-
-def _cut(p: DTensor) -> bool:
-    return any(place == Shard(0) for place in p.placements)
-
-
-def first_element(p: Tensor) -> int:
-    """The index, in contiguous order of the whole tensor, of the first element here."""
-    if not isinstance(p, DTensor):
-        return 0
-    _, offset = compute_local_shape_and_global_offset(p.shape, p.device_mesh, p.placements)
-    row = p.numel() // p.shape[0] if p.dim() and p.shape[0] else 0
-    return cast(int, offset[0] * row) if offset else 0
-
-
-def like(p: Tensor, part: Tensor, shape: tuple[int, ...]) -> Tensor:
-    """A part of a state, this rank's of a tensor of ``shape``, distributed as ``p`` is."""
-    if not isinstance(p, DTensor):
-        return part
-    stride = torch.empty(shape, device="meta").stride()
-    return DTensor.from_local(
-        part, p.device_mesh, p.placements, run_check=False, shape=torch.Size(shape), stride=stride
+def is_cut(p: Tensor) -> bool:
+    """Whether no rank has all of ``p``."""
+    return isinstance(p, DTensor) and any(
+        size > 1 and not place.is_replicate() for place, size in zip(p.placements, p.device_mesh.shape, strict=True)
     )
 
 
-def part_shape(p: Tensor, part: Tensor) -> tuple[int, ...]:
-    """The shape of the whole of a state's part: the parameter's rows, and what one row has of it here."""
-    if not isinstance(p, DTensor) or part.dim() == 0:
-        return tuple(part.shape)
-    return (p.shape[0], *part.shape[1:])
+def why_not_encoded(p: Tensor, formats: Sequence[str] = ()) -> str | None:
+    """Why the shards of ``p`` do not own whole groups of it, or not in one of these formats."""
+    dims = _sharded_dims(p)
+    if not dims:
+        return None
+    if dims != {0}:
+        return f"sharded along dim {max(dims)}: only along dim 0 a shard owns whole groups"
+    if p.dim() < 2:
+        return "one dimension, sharded: a shard would cut its groups"
+    shared = [each for each in formats if each in NOT_BY_ROWS]
+    return f"sharded, and {shared[0]} has metadata that all rows share" if shared else None
 
 
-def distributed(p: Tensor, value: Tensor) -> Tensor:
-    """This rank's part of a whole state tensor, for a state dict that was saved from one process."""
-    if not isinstance(p, DTensor) or isinstance(value, DTensor) or value.dim() == 0:
-        return value
-    here = local(p)
-    start = first_element(p) // max(1, p.numel() // p.shape[0])
-    return like(p, value[start : start + here.shape[0]].contiguous(), tuple(value.shape))
+def _sharded_dims(p: Tensor) -> set[int]:
+    # Shard, and what fully_shard makes of a parameter that tensor parallelism has cut along dim 0 before, _StridedShard
+    return {place.dim for place in p.placements if hasattr(place, "dim")} if isinstance(p, DTensor) else set()
+
+
+def local(t: Tensor) -> Tensor:
+    """The part of a tensor that is on this rank; a plain tensor is all here."""
+    return (t.to_local() if isinstance(t, DTensor) else t).detach()
+
+
+def local_grad(p: Tensor) -> Tensor:
+    """This rank's part of the gradient."""
+    assert p.grad is not None
+    return local(p.grad)
+
+
+def complete_grad(p: Tensor) -> None:
+    """Have the gradient lie as ``p`` does: one that is yet to be summed over ranks (Partial) is, by all of them at once."""
+    if isinstance(p, DTensor) and isinstance(p.grad, DTensor) and p.grad.placements != p.placements:
+        p.grad = p.grad.redistribute(p.device_mesh, p.placements)
+
+
+def first_element(p: Tensor) -> int:
+    """The number of this rank's first element: a rank's elements are numbered on from it, no two of a tensor alike.
+
+    In a shard along dim 0 elements have the numbers that they have in the whole, in contiguous order. Shards along other
+    dimensions have ranges of their own.
+    """
+    if not isinstance(p, DTensor) or p.dim() == 0:
+        return 0
+    size, offset = private.local_shape_and_offset(p.shape, p.device_mesh, p.placements)
+    columns = (start * stride for start, stride in zip(offset[1:], _contiguous_stride(p.shape)[1:], strict=True))
+    return int(offset[0] * math.prod(size[1:]) + sum(columns) * p.numel())
+
+
+def like(p: Tensor, part: Tensor) -> Tensor:
+    """What this rank has of a state's part, contiguous, as a part of a tensor that is sharded as ``p`` is."""
+    part = part.contiguous()  # codes may come as a view of padded groups, whose memory would be kept
+    if not isinstance(p, DTensor):
+        return part
+    shape = p.shape
+    if part.shape != local(p).shape:  # metadata, or codes two to a byte: encoded, hence cut along dim 0 or not at all
+        shape = torch.Size((p.shape[0], *part.shape[1:])) if _sharded_dims(p) else part.shape
+    stride = _contiguous_stride(shape)
+    return DTensor.from_local(part, p.device_mesh, p.placements, run_check=False, shape=shape, stride=stride)
+
+
+def here(p: Tensor, whole: Tensor) -> Tensor:
+    """This rank's part of a state of ``p``, given sharded as ``p`` is or, by every rank, whole."""
+    if isinstance(whole, DTensor) or not isinstance(p, DTensor):
+        return local(whole)
+    size, offset = private.local_shape_and_offset(whole.shape, p.device_mesh, p.placements)
+    return whole.detach()[tuple(slice(start, start + n) for start, n in zip(offset, size, strict=True))]
+
+
+def why_not_here(p: Tensor, whole: Tensor) -> str | None:
+    """Why there is no telling which part of a state is this rank's: it is sharded in another way than ``p``."""
+    if not isinstance(whole, DTensor):
+        return None
+    if isinstance(p, DTensor) and (p.device_mesh, p.placements) == (whole.device_mesh, whole.placements):
+        return None
+    return (
+        f"sharded as {whole.placements}, the parameter {p.placements if isinstance(p, DTensor) else 'not at all'}: load "
+        "it through torch.distributed.checkpoint, which cuts it anew, or give its full_tensor()"
+    )
+
+
+def viewed(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same memory read as another dtype of the same size."""
+    if not isinstance(t, DTensor):
+        return t.view(dtype)
+    seen = t.to_local().view(dtype)
+    return DTensor.from_local(seen, t.device_mesh, t.placements, run_check=False, shape=t.shape, stride=t.stride())
+
+
+def _contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
+    return torch.empty(shape, device="meta").stride()

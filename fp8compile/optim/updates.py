@@ -5,6 +5,10 @@
 ``states`` are decoded before and encoded after; the parameter step sees the fresh ones. ``numbers`` are 0-d tensors, so
 that a learning rate or a beta that changes compiles nothing; what they hold is worked out on the host in double. What is
 a field of the dataclass is fixed in the compiled code.
+
+Adam and SGD are rounded as torch.compile rounds torch.optim's own step: tests/optim/test_compress.py holds them equal bit
+for bit. A learning rate that is a tensor (``tensor_lr``) is rounded otherwise there than a number: Python makes of
+``lr / x`` the product ``(1 / x) * lr``, and Dynamo of ``p.add_(g, alpha=-lr)`` a fused multiply-add.
 """
 
 from __future__ import annotations
@@ -15,6 +19,8 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
+
+from fp8compile import torch_private as private
 
 States = dict[str, Tensor]
 Number = float | Tensor
@@ -40,6 +46,12 @@ def lerp(start: Tensor, end: Tensor, weight: Tensor) -> Tensor:
     return start + weight * (end - start)
 
 
+def lerp_from_nearer(start: Tensor, end: Tensor, weight: Tensor, minus_rest: Tensor) -> Tensor:
+    """torch.lerp: from ``start`` by ``weight``, or beyond the middle from ``end`` by ``minus_rest``, -(1 - weight)."""
+    near = weight < 0.5
+    return torch.addcmul(torch.where(near, start, end), torch.where(near, weight, minus_rest), end - start)
+
+
 @dataclass(frozen=True)
 class AdamUpdate:
     """Adam and AdamW (Kingma & Ba 2015; Loshchilov & Hutter 2019).
@@ -51,6 +63,7 @@ class AdamUpdate:
 
     decoupled: bool
     amsgrad: bool = False
+    tensor_lr: bool = False
 
     @property
     def states(self) -> Mapping[str, bool]:
@@ -59,7 +72,8 @@ class AdamUpdate:
     def numbers(self, group: Mapping[str, Any]) -> dict[str, Number]:
         lr, (beta1, beta2), decay = group["lr"], group["betas"], group["weight_decay"]
         numbers = {"lr": lr, "beta1": beta1, "1-beta1": 1 - beta1, "beta2": beta2, "1-beta2": 1 - beta2}
-        return numbers | {"eps": group["eps"], "decay": 1 - lr * decay if self.decoupled else decay}
+        numbers |= {"-beta1": -(1 - (1 - beta1)), "eps": group["eps"]}
+        return numbers | {"decay": 1 - lr * decay if self.decoupled else decay}
 
     def __call__(
         self, p: Tensor, g: Tensor, states: States, n: Mapping[str, Tensor], step: Tensor
@@ -67,13 +81,15 @@ class AdamUpdate:
         if self.decoupled:
             p = p * n["decay"]
         else:
-            g = g + n["decay"] * p
-        m = lerp(states["exp_avg"], g, n["1-beta1"])
-        v = states["exp_avg_sq"] * n["beta2"] + n["1-beta2"] * g * g
+            g = torch.addcmul(g, n["decay"], p)
+        m = lerp_from_nearer(states["exp_avg"], g, n["1-beta1"], n["-beta1"])
+        v = private.compiled_addcmul(states["exp_avg_sq"] * n["beta2"], g * g, n["1-beta2"])
         states = {"exp_avg": m, "exp_avg_sq": v} | self._largest(states, v)
-        step_size = n["lr"] / (1 - n["beta1"] ** step)
-        denom = states.get("max_exp_avg_sq", v).sqrt() / (1 - n["beta2"] ** step).sqrt() + n["eps"]
-        return p + m / denom * -step_size, states
+        rest = 1 - n["beta1"] ** step
+        step_size = -(n["lr"] / rest if self.tensor_lr else n["lr"] * rest.reciprocal())
+        root = states.get("max_exp_avg_sq", v).sqrt() / ((1 - n["beta2"] ** step).sqrt() * step_size)
+        moved = torch.addcdiv(p, m, root + n["eps"] * step_size.reciprocal())
+        return torch.where(step_size == 0, p, moved), states  # at lr 0 torch.optim's own makes 0 / 0 where v is 0
 
     def _largest(self, states: States, v: Tensor) -> States:
         return {"max_exp_avg_sq": torch.maximum(states["max_exp_avg_sq"], v)} if self.amsgrad else {}
@@ -103,6 +119,7 @@ class SGDUpdate:
 
     momentum: bool
     nesterov: bool = False
+    tensor_lr: bool = False
 
     @property
     def states(self) -> Mapping[str, bool]:
@@ -115,13 +132,14 @@ class SGDUpdate:
     def __call__(
         self, p: Tensor, g: Tensor, states: States, n: Mapping[str, Tensor], step: Tensor
     ) -> tuple[Tensor, States]:
-        g = g + n["decay"] * p
+        g = torch.addcmul(g, n["decay"], p)
+        descend = private.compiled_addcmul if self.tensor_lr else torch.addcmul
         if not self.momentum:
-            return p - n["lr"] * g, {}
+            return descend(p, g, -n["lr"]), {}
         old = states["momentum_buffer"]
-        buffer = torch.where(step == 1, g, old * n["momentum"] + n["1-dampening"] * g)
-        g = g + n["momentum"] * buffer if self.nesterov else buffer
-        return p - n["lr"] * g, {"momentum_buffer": buffer}
+        buffer = torch.where(step == 1, g, torch.addcmul(old * n["momentum"], n["1-dampening"], g))
+        g = torch.addcmul(g, n["momentum"], buffer) if self.nesterov else buffer
+        return descend(p, g, -n["lr"]), {"momentum_buffer": buffer}
 
 
 @dataclass(frozen=True)
@@ -211,10 +229,8 @@ class MuonUpdate:
         buffer = lerp(states["momentum_buffer"], g, n["1-momentum"])
         u = lerp(g, buffer, n["momentum"]) if self.nesterov else buffer
         rows, columns = p.shape
-        if self.match_rms_adamw:
-            factor = 0.2 * max(rows, columns) ** 0.5
-        else:
-            factor = max(1.0, rows / columns) ** 0.5
+        like_adamw = self.match_rms_adamw
+        factor = 0.2 * max(rows, columns) ** 0.5 if like_adamw else max(1.0, rows / columns) ** 0.5
         return p * n["decay"] - n["lr"] * factor * self._orthogonal(u), {"momentum_buffer": buffer}
 
     def _orthogonal(self, u: Tensor) -> Tensor:
@@ -225,5 +241,5 @@ class MuonUpdate:
         x = x / x.norm().clamp_min(self.epsilon)
         for _ in range(self.iterations):
             gram = x @ x.t()
-            x = a * x + (b * gram + c * gram @ gram) @ x
+            x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
         return (x.t() if flipped else x).float()

@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from fp8compile.numerics.formats import E4M3, E5M2
+from fp8compile.numerics.plain_states import Linear
 from fp8compile.numerics.range_expansion import Expanded
 from tests.reference import NUMPY, U, bits_equal, finite_values, random_positive_fp32, raw, reference_values
 
@@ -187,9 +188,10 @@ def test_zeros_are_excluded_from_the_minimum_wherever_they_stand(codec):
     for row in range(255):
         alone = values[keep[row]].repeat(1, 8)[:, :8]  # the same values, without zeros
         assert torch.equal(codec.encode_groups(alone)[1], amax[row : row + 1])
-        log_range = math.log2(alone.max().double() / alone.min().double())
-        exact = 16 * math.log2(codec.target) / log_range if log_range else 16
-        assert abs(k16[row].item() - min(255, math.floor(exact))) <= (abs(exact - round(exact)) < 0.01)
+        log_range = math.log2(alone.max().double() / alone.min().double()) or math.log2(codec.target)
+        exact = 16 * math.log2(codec.target) / log_range
+        unsure = exact * (DELTA / log_range + 3 * U)
+        assert min(255, math.floor(exact - unsure)) <= k16[row].item() <= math.floor(exact + unsure)
 
 
 @by_either
@@ -220,10 +222,24 @@ def test_a_non_finite_element_makes_its_group_nan_zeros_included(codec, value):
     assert torch.equal(raw(codes[0]), raw(codec.encode_groups(x[:1])[0][0])) and x_hat[0].isfinite().all()
 
 
-def test_expansion_has_less_error_than_the_format_alone_has_on_v_and_the_targets_differ():
-    # v of a tensor varies by decades (Dettmers et al.); E4M3 alone holds 5 of them, coarsely at the lower end.
+def moments(width):
+    """Adam's after 100 steps of Gaussian gradients whose deviations are log-normal along the group."""
     generator = torch.Generator().manual_seed(0)
-    v = torch.exp(2 * torch.randn(2000, 128, generator=generator))
-    plain = (v / v.amax(1, keepdim=True) * 448).to(E4M3.dtype).float() / 448 * v.amax(1, keepdim=True)
-    errors = [((x_hat / v - 1).abs()).mean() for x_hat in (decoded(UNSIGNED[0], v), decoded(UNSIGNED[1], v), plain)]
-    assert max(errors[:2]) < errors[2]
+    deviation = 1e-4 * torch.exp(width * torch.randn(256, 128, generator=generator))
+    m, v = torch.zeros(256, 128), torch.zeros(256, 128)
+    for _ in range(100):
+        g = deviation * torch.randn(256, 128, generator=generator)
+        m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
+    return m, v
+
+
+@pytest.mark.parametrize("width", [0.0, 0.5, 1.0])
+def test_adam_s_step_errs_less_with_expansion_than_without_and_most_in_e5m2_as_in_coat_s_table(width):
+    # COAT, MSE of m / (sqrt(v) + eps): E5M2 40.3, E4M3 20.1, both expanded 12.3. Where groups are wider still E4M3 loses
+    # v's small values to its smallest code, and E5M2 is the better of the two.
+    m, v = moments(width)
+    exact, errors = m.double() / (v.double().sqrt() + 1e-8), []
+    for kind, fmt in ((Linear, E5M2), (Linear, E4M3), (Expanded, E4M3)):
+        m_hat, v_hat = (decoded(kind(x is m, 128, fmt), x).double() for x in (m, v))
+        errors.append((m_hat / (v_hat.sqrt() + 1e-8) - exact).square().mean())
+    assert errors[0] > errors[1] > errors[2]

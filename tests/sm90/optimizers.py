@@ -1,0 +1,71 @@
+"""Optimizer steps to lower: for each case the graphs of one step, its parameters' tensors, and the least it must move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fp8compile import optim
+from fp8compile import torch_private as private
+from fp8compile.optim import fused, rows
+
+from .lowering import Lowered, LoweredGraph, lower_backend, lowering_config
+
+ONLY_READ = ("grad", "numbers", "step", "stream")
+
+
+@dataclass(frozen=True)
+class Case:
+    """``count`` parameters of one shape, updated together."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype = torch.float32
+    count: int = 1
+    optimizer: str = "AdamW"
+    state_format: Any = "e4m3_expanded"
+    master: str = "none"
+
+    def build(self, values: Callable[..., Tensor] = torch.empty) -> optim.EncodedOptimizer:
+        """The optimizer, its parameters with gradients, all filled by ``values(shape)``."""
+        parameters = [nn.Parameter(values(self.shape).to(self.dtype)) for _ in range(self.count)]
+        for p in parameters:
+            p.grad = values(self.shape).to(self.dtype)
+        options: dict[str, Any] = {"state_format": self.state_format, "master": self.master, "compiled": False}
+        return getattr(optim, self.optimizer)(parameters, lr=1e-3, **options)  # type: ignore[no-any-return]
+
+
+Chunk = tuple[fused.Signature, list[dict[str, Tensor]]]
+
+
+def chunks_of(optimizer: optim.EncodedOptimizer) -> tuple[list[Chunk], int]:
+    """What a step hands to compiled code, and the bytes of all of it, written ones twice."""
+    chunks: dict[fused.Signature, list[dict[str, Tensor]]] = {}
+    least = 0
+    for p in optimizer.param_groups[0]["params"]:
+        plan, tensors = optimizer.step_function(p)
+        unread = ("param",) if plan.master == "fp32" else ()  # the FP32 copy is read in its place
+        for name, t in tensors.items():
+            least += t.nbytes * (1 if name in (*ONLY_READ, *unread) else 2)
+        for piece, view in rows.pieces(plan, tensors["param"]):
+            views = rows.viewed(tensors, view)
+            chunks.setdefault(fused.Signature.of(piece, views), []).append(views)
+    return list(chunks.items()), least
+
+
+def lowered_chunk(chunk: Chunk, *, execute: bool = False) -> tuple[LoweredGraph, Callable[[], None]]:
+    """A chunk lowered, and what runs it in place."""
+    signature, several = chunk
+    lowered = Lowered()
+    graph, flat = fused.traced_step(signature.plan, several)
+    with lowering_config(fused.inductor_options()), torch.no_grad():
+        compiled: Any = private.compile_fx(graph, flat, inner_compile=lower_backend(lowered, execute=execute))
+
+    def run() -> None:
+        with torch.no_grad():
+            compiled(*flat)
+
+    return lowered.only, run

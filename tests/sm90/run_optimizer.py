@@ -1,0 +1,39 @@
+"""Script: lower and assemble optimizer steps. Prints JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from . import fake_h100
+from .measures import measured, print_json
+from .optimizers import Case, chunks_of, lowered_chunk
+
+BF16 = torch.bfloat16
+CASES = {
+    "FP32": Case((1024, 4096)),
+    "BF16, rounded stochastically": Case((1024, 4096), BF16),
+    "BF16, split": Case((1024, 4096), BF16, master="split"),
+    "BF16, FP32 copy": Case((1024, 4096), BF16, master="fp32"),
+    "COAT's mix": Case((1024, 4096), state_format=("dynamic_tree", "e4m3_expanded")),
+    "companded": Case((1024, 4096), state_format="int8_companded"),
+    "Lion": Case((1024, 4096), optimizer="Lion"),
+    "two at once": Case((256, 1024), count=2),
+    "short groups": Case((64, 64, 3, 3)),
+    "kept whole": Case((2048,), count=4),
+}
+
+
+def report() -> dict[str, Any]:
+    """``{case: {"least_bytes", "chunks": [measures]}}``."""
+    fake_h100.install()
+    result = {}
+    for name, case in CASES.items():
+        chunks, least = chunks_of(case.build())
+        result[name] = {"least_bytes": least, "chunks": [measured(lowered_chunk(chunk)[0]) for chunk in chunks]}
+    return result
+
+
+if __name__ == "__main__":
+    print_json(report)
