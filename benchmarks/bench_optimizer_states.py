@@ -6,6 +6,7 @@
             trained in FP32 with torch.optim.AdamW, after several numbers of steps; relative to E4M3 for both. Paper: 1.63
             times less with expansion, 2.69 times less with its best mix (dynamic exponent + expansion for m).
     range   max / min of the non-zero magnitudes of each group of 128, and k (COAT, figure 2).
+    drift   of states encoded at every step, against FP32 states of the same gradients (``state_drift``).
     bits    counted from the storages in ``optimizer.state`` of a model of 10 million parameters; beside it what the
             elements alone come to, which is less where a tensor is a view of a larger storage.
 
@@ -31,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks import state_errors
 from benchmarks.demo_runs import CPU, Demo, figure, write_json
 from benchmarks.environment import environment
+from benchmarks.state_drift import Drift, watched
 from benchmarks.state_errors import Errors, Moments
 from fp8compile.optim import AdamW
 from fp8compile.optim.placing import MIN_NUMEL
@@ -56,9 +58,16 @@ FORMATS: tuple[Any, ...] = (
 )
 
 
-def training_states(demo: Demo, seed: int, at: Sequence[int]) -> dict[int, list[Moments]]:
-    """m and v of every parameter that would be encoded, after those numbers of steps."""
+def training_states(demo: Demo, seed: int, at: Sequence[int]) -> tuple[dict[int, list[Moments]], Drift]:
+    """m and v of every parameter that would be encoded, after those numbers of steps; and how encoded states drift."""
     found: dict[int, list[Moments]] = {}
+    drifts: list[Drift] = []
+
+    def make(model: nn.Module, settings: dict[str, Any]) -> torch.optim.Optimizer:
+        optimizer = torch.optim.AdamW(model.parameters(), **settings)
+        drifts.append(Drift(watched(model), settings["betas"], at))
+        drifts[0].watch(optimizer)
+        return optimizer
 
     def take(step: int, optimizer: torch.optim.Optimizer, model: nn.Module) -> None:
         if step in at:
@@ -67,8 +76,8 @@ def training_states(demo: Demo, seed: int, at: Sequence[int]) -> dict[int, list[
             states = {name: optimizer.state[p] for name, p in each.items()}
             found[step] = [Moments(n, s["exp_avg"].clone(), s["exp_avg_sq"].clone()) for n, s in states.items()]
 
-    demo.run(lambda model, settings: torch.optim.AdamW(model.parameters(), **settings), seed, watch=take)
-    return found
+    demo.run(make, seed, watch=take)
+    return found, drifts[0]
 
 
 def error_rows(by_step: dict[int, list[Moments]]) -> dict[str, Any]:
@@ -180,6 +189,11 @@ def tables(found: dict[str, Any]) -> list[Table]:
     for pair in sorted(last, key=lambda pair: -last[pair]):
         if "fp32" not in pair and "bf16" not in pair:
             errors.add_row(pair, *(f"{each['times_less_than_e4m3'][pair]:.3g}" for each in found["error"].values()))
+    drift = Table("steps", "parameter", "format", "v / v in FP32", "length of the step", title="drift")
+    for step, by_name in found["drift"].items():
+        for name, by_format in by_name.items():
+            for fmt, row in by_format.items():
+                drift.add_row(step, name, fmt, f"{row['v']:.3f}", f"{row['step']:.3f}")
     columns = "state_format", "bits", "elements alone", "embeddings FP32", "weights + states, bytes"
     bits = Table(*columns, title="10M parameters")
     for name, row in found["bits"].items():
@@ -187,7 +201,7 @@ def tables(found: dict[str, Any]) -> list[Table]:
         each = [plain[key] for key in ("state_bits", "state_bits_of_elements")]
         each += [knowing["state_bits"], plain["bytes_with_weights"]]
         bits.add_row(name, *(f"{x:.3f}" for x in each))
-    return [errors, bits]
+    return [errors, drift, bits]
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
@@ -204,7 +218,7 @@ def main(words: Sequence[str] | None = None) -> dict[str, Any]:
     at = (1, 3) if arguments.quick else STEPS
     size = replace(SIZES["tiny"], rate=1e-3) if arguments.quick else SIZES["cpu"]
     demo = Demo(size, at[-1], compiled=not arguments.quick)
-    by_step = training_states(demo, arguments.seed, at)
+    by_step, drift = training_states(demo, arguments.seed, at)
     groups = state_errors.ranges(by_step[at[-1]])
     formats, counted = (FORMATS[:1], SIZES["tiny"]) if arguments.quick else (FORMATS, TEN_MILLION)
     found = {
@@ -212,6 +226,7 @@ def main(words: Sequence[str] | None = None) -> dict[str, Any]:
         **environment(),
         "error": error_rows(by_step),
         "range": {state: {n: state_errors.spread(x) for n, x in here.items()} for state, here in groups.items()},
+        "drift": drift.rows,
         "bits": {f if isinstance(f, str) else " / ".join(f): bits_row(counted, f) for f in formats},
     }
     for master in MASTERS:

@@ -19,8 +19,8 @@ from torch.fx import Graph, Node
 from fp8compile import torch_private as private
 from fp8compile.context import Context
 from fp8compile.graph import SPLICED, hint, splice
-from fp8compile.numerics import state_ops  # noqa: F401  defines the operators
 from fp8compile.numerics.state_codecs import state_codec
+from fp8compile.numerics.state_ops import decoded_in_pieces, encoded_in_pieces
 from fp8compile.report import Notes
 
 aten = torch.ops.aten
@@ -85,7 +85,7 @@ def _splice_decode(node: Node) -> None:
     codec, shape = state_codec(format, signed=signed), node.meta["val"].shape  # type: ignore[arg-type]
 
     def decode(*parts: Tensor) -> Tensor:
-        return codec.decode(parts, shape)
+        return decoded_in_pieces(codec, parts, shape)
 
     decode.__name__ = f"decode_{format}"
     node.replace_all_uses_with(splice(node.graph, decode, *parts, before=node))  # type: ignore[misc]
@@ -97,7 +97,7 @@ def _splice_encode(node: Node) -> None:
     codec = state_codec(format, signed=signed)  # type: ignore[arg-type]
 
     def encode(x: Tensor) -> tuple[Tensor, ...]:
-        return codec.encode(x)
+        return encoded_in_pieces(codec, x)
 
     encode.__name__ = f"encode_{format}"
     made = splice(node.graph, encode, x, before=node)  # type: ignore[arg-type]

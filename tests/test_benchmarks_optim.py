@@ -18,6 +18,7 @@ from benchmarks.stability_runs import (
     diverged,
     final_loss,
 )
+from benchmarks.state_drift import Drift
 from benchmarks.state_errors import EPS, Errors, Flushing, Moments, codecs, ranges, ratios
 from fp8compile.numerics.dynamic_tree import DynamicTree
 from fp8compile.numerics.formats import INT8
@@ -66,6 +67,23 @@ def test_ranges_after_expansion_stay_within_the_target(state: str) -> None:
         # log10's rounding: a few ulp of a number around 5, 2**-21 each
         assert bool((after <= math.log10(most) + 8 * 2.0**-21).all())
         assert bool(free.any())
+
+
+def test_drift_is_against_the_moments_that_torch_has() -> None:
+    p = torch.nn.Parameter(torch.zeros(4, 128))
+    optimizer = torch.optim.AdamW([p], betas=(0.9, 0.99))
+    drift = Drift({"p": p}, (0.9, 0.99), (3,))
+    drift.watch(optimizer)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(3):
+        p.grad = torch.randn(p.shape, generator=generator)
+        optimizer.step()
+    # v: 3 steps of products and sums of what is never negative, 4 roundings each, in either order of operations
+    twin, state = drift.twins["p"]["fp32"], optimizer.state[p]
+    torch.testing.assert_close(twin.v, state["exp_avg_sq"], rtol=2 * 12 * 2.0**-24, atol=0)
+    # m: the same count of roundings, none larger than half an ulp of the largest gradient, below 8
+    torch.testing.assert_close(twin.m, state["exp_avg"], rtol=0, atol=2 * 12 * 8 * 2.0**-24)
+    assert drift.rows.keys() == {"3"} and all(row["v"] > 0 for row in drift.rows["3"]["p"].values())
 
 
 def test_bytes_count_whole_storages_once() -> None:

@@ -277,7 +277,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
         plain = super().state_dict()
         return {**plain, "state": checkpoint.in_bytes(plain["state"])}
 
-    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:  # type: ignore[override]
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state: its own, torch.optim's in FP32, or one in another format, which is encoded anew.
 
         Raises:

@@ -133,7 +133,7 @@ def _converted(
     if not known:
         return {}
     for name in known:
-        if name.split(".")[0] not in (*BESIDE_STATES, *states):
+        if str(name).split(".")[0] not in (*BESIDE_STATES, *states):
             raise saved.error(f"it has {name}, and this optimizer keeps {', '.join(states) or 'no states'}")
     made: StateDict = {"step": saved.step(optional=set(states) <= UNCOUNTED)}
     for state, codec in plan.codecs:

@@ -134,7 +134,9 @@ class Rules:
     def plan_of(self, p: Tensor, group: Group) -> Plan:
         """The states of ``p`` and their codecs; what else a plan says is torch.optim's business here."""
         placed = place(p, self.format_of(group), self.names, self.patterns)
-        update: Update = AdamUpdate(True, group["amsgrad"]) if "betas" in group else SGDUpdate(bool(group["momentum"]))
+        update: Update = (
+            AdamUpdate(True, group["amsgrad"]) if "betas" in group else SGDUpdate(bool(group["momentum"]))
+        )
         codecs = tuple((state, placed.codec(signed)) for state, signed in update.states.items())
         return Plan(update, codecs, (), p.dtype)
 
@@ -144,12 +146,16 @@ class Rules:
             raise ValueError("amsgrad: a running maximum, encoded anew at every step, only grows. Leave amsgrad out")
         for option in ("differentiable", "fused"):
             if group.get(option):
-                raise ValueError(f"{option}=True: its step cannot be compiled. Make the optimizer with {option}=False")
+                raise ValueError(
+                    f"{option}=True: its step cannot be compiled. Make the optimizer with {option}=False"
+                )
         for i, p in enumerate(group["params"]):
             where = EncodedOptimizer._in_group(group, i)
             if p.dtype != torch.float32 or is_sharded(p):
                 kind = "sharded" if is_sharded(p) else str(p.dtype).removeprefix("torch.")
-                raise ValueError(f"{where} is {kind}: compress takes whole float32 ones. Use fp8compile.optim for others")
+                raise ValueError(
+                    f"{where} is {kind}: compress takes whole float32 ones. Use fp8compile.optim for others"
+                )
             if group.get("momentum") and group["dampening"] and "momentum_buffer" not in states.get(p, {}):
                 raise ValueError(
                     f"{where} has no momentum yet, and the first step with dampening is unlike the others: call compress "

@@ -29,7 +29,7 @@ Betas = tuple[Number, Number]
 
 
 class Adam(EncodedOptimizer):
-    """torch.optim.Adam. ``amsgrad`` needs FP32 states, ``differentiable`` is refused, ``foreach`` and ``fused`` change nothing."""
+    """torch.optim.Adam. ``amsgrad`` needs FP32 states; ``differentiable`` is refused; ``foreach``, ``fused`` mean nothing."""
 
     decoupled = False
 
@@ -60,7 +60,9 @@ class Adam(EncodedOptimizer):
                 "amsgrad keeps a running maximum; encoded anew at every step, every rounding up would stay in it for good. "
                 'Use state_format="fp32" with it, or leave amsgrad out'
             )
-        return AdamUpdate(bool(group["decoupled_weight_decay"]), bool(group["amsgrad"]), isinstance(group["lr"], Tensor))
+        return AdamUpdate(
+            bool(group["decoupled_weight_decay"]), bool(group["amsgrad"]), isinstance(group["lr"], Tensor)
+        )
 
 
 class AdamW(Adam):
@@ -202,8 +204,18 @@ class Muon(EncodedOptimizer):
         adjust_lr_fn: str | None = None,
         **options: Any,
     ) -> None:
-        defaults = {"lr": lr, "weight_decay": weight_decay, "momentum": momentum, "nesterov": nesterov, "eps": eps}
-        defaults |= {"ns_coefficients": ns_coefficients, "ns_steps": ns_steps, "adjust_lr_fn": adjust_lr_fn}
+        defaults: dict[str, Any] = {
+            "lr": lr,
+            "weight_decay": weight_decay,
+            "momentum": momentum,
+            "nesterov": nesterov,
+        }
+        defaults |= {
+            "eps": eps,
+            "ns_coefficients": ns_coefficients,
+            "ns_steps": ns_steps,
+            "adjust_lr_fn": adjust_lr_fn,
+        }
         super().__init__(params, defaults, **options)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:

@@ -38,7 +38,8 @@ def release_gradients(optimizer: EncodedOptimizer, model: nn.Module | None) -> R
     hooked = [each for each in hooked if each[2].requires_grad]
     if not hooked:
         raise ValueError("no parameter of the model is in this optimizer: give the model that it was built for")
-    return Release([each[2].register_post_accumulate_grad_hook(_update(optimizer, each)) for each in hooked])
+    hooks = [each[2].register_post_accumulate_grad_hook(_update(optimizer, each)) for each in hooked]  # type: ignore[no-untyped-call]
+    return Release(hooks)
 
 
 def _update(optimizer: EncodedOptimizer, each: tuple[int, dict[str, Any], Tensor]) -> Callable[[Tensor], None]:

@@ -1,4 +1,4 @@
-"""``optimizer.report()``: of every parameter the states' formats, bits, ranges and errors, and what was kept whole and why."""
+"""``optimizer.report()``: the formats, bits, ranges and errors of every state, and what was kept whole and why."""
 
 from __future__ import annotations
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from fp8compile.numerics.grouping import rows_of
@@ -33,7 +34,7 @@ def pieces(plan: Plan, p: Tensor) -> list[tuple[Plan, View]]:
 
     def groups(t: Tensor) -> Tensor:
         t_RC = t.view(rows, -1)
-        return t_RC[:, : _columns(t_RC.shape[1])].unflatten(1, (full, -1))
+        return torch.unflatten(t_RC[:, : _columns(t_RC.shape[1])], 1, (full, -1))
 
     def tails(t: Tensor) -> Tensor:
         t_RC = t.view(rows, -1)
