@@ -82,7 +82,8 @@ def run_arm(arm: str, seed: int, demo: Demo) -> dict[str, Any]:
     optimizer, model = last[0]
     if isinstance(optimizer, AdamW):
         report = optimizer.report()
-        whole = {p.name for p in report.parameters if {state.format for state in p.states} == {"fp32"}}
+        moments = {p.name: {s.format for s in p.states if s.name.startswith("exp_avg")} for p in report.parameters}
+        whole = {name for name, formats in moments.items() if formats == {"fp32"}}
         numel = sum(p.numel() for p in model.parameters())
         encoded = sum(p.numel() for name, p in model.named_parameters() if name not in whole)
         row |= {"state_bits_per_parameter": report.bits_per_parameter, "share_encoded": encoded / numel}

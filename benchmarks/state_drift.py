@@ -5,8 +5,9 @@
     step   slope (least squares) of m_e / (sqrt(v_e) + eps) on m / (sqrt(v) + eps): at 1.03 updates are 3 % longer, as from a
            rate 3 % higher
 
-Rounding to nearest loses a change that is less than half the spacing of codes, so a v that changes slowly lags behind: it is
-too small while it grows, and too large while it falls. The gradients are FP32's for all, so nothing here feeds back.
+The decay b2 multiplies a whole group, so its FP32 scale takes it up exactly. What a step adds to one element is lost, under
+rounding to nearest, where it is less than half the spacing of codes there. So v comes out too small, and updates too long.
+The gradients are FP32's for all formats: nothing here feeds back.
 """
 
 from __future__ import annotations

@@ -9,8 +9,21 @@ check_torch()
 from fp8compile import amp, optim  # noqa: E402
 from fp8compile.explain import explain, report  # noqa: E402
 from fp8compile.memory import Fit  # noqa: E402
+from fp8compile.optim import compress, decompress  # noqa: E402
 from fp8compile.recipe import Recipe  # noqa: E402
 from fp8compile.report import Report  # noqa: E402
 from fp8compile.set_recipe import set_recipe  # noqa: E402
 
-__all__ = ["Fit", "Recipe", "Report", "__version__", "amp", "explain", "optim", "report", "set_recipe"]
+__all__ = [
+    "Fit",
+    "Recipe",
+    "Report",
+    "__version__",
+    "amp",
+    "compress",
+    "decompress",
+    "explain",
+    "optim",
+    "report",
+    "set_recipe",
+]

@@ -70,8 +70,8 @@ def _written(part: Node) -> Node:
 
 
 def _alike(*nodes: object) -> bool:
-    old, new = (node.meta["val"] for node in nodes if isinstance(node, Node))
-    return old.dtype == new.dtype and old.device == new.device and old.shape == new.shape
+    old, new = ((val.dtype, val.device, val.shape) for val in (n.meta["val"] for n in nodes if isinstance(n, Node)))
+    return bool(old == new)
 
 
 def _drop_unread(graph: Graph) -> None:

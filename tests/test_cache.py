@@ -31,7 +31,8 @@ def test_equal_recipes_hit_others_miss_and_reports_agree(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize(
-    "name", ["share_casts", "quantize_linears", "cut_for_bytes", "recompute_kept", "encode_saved"]
+    "name",
+    ["fuse_state_codecs", "share_casts", "quantize_linears", "cut_for_bytes", "recompute_kept", "encode_saved"],
 )
 def test_no_pass_is_named_inside_another(name: str) -> None:
     from fp8compile.passes.cut_for_bytes import cut_for_bytes

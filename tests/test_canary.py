@@ -150,3 +150,43 @@ def test_where_a_shard_begins_and_how_large_it_is() -> None:
         assert private.local_shape_and_offset(torch.Size((2, 5)), mesh, (Shard(0),)) == ((0, 5), (2, 0))
     finally:
         torch.distributed.destroy_process_group()
+
+
+def addcmul_step(v: torch.Tensor, g: torch.Tensor) -> None:
+    v.mul_(0.999).addcmul_(g, g, value=0.001)
+
+
+def test_dynamo_takes_addcmul_apart_as_compiled_addcmul_does() -> None:
+    """optim/updates.py relies on it to equal torch.optim's compiled step bit for bit."""
+    targets = []
+
+    def backend(gm, inputs):  # type: ignore[no-untyped-def]
+        targets.extend(node.target for node in gm.graph.nodes)
+        return gm.forward
+
+    torch.compile(addcmul_step, backend=backend)(torch.rand(3), torch.rand(3))
+    ours = private.make_fx(private.compiled_addcmul)(torch.rand(3), torch.rand(3), torch.tensor(0.001))
+    fused = [private.fma in targets or torch.ops.prims.fma.default in targets]
+    assert fused == [any(node.target is torch.ops.prims.fma.default for node in ours.graph.nodes)], targets
+
+
+def test_a_wrapper_subclass_is_taken_apart_before_the_graph_is_seen() -> None:
+    """optim/encoded_tensor.py relies on: make_wrapper_subclass, no __torch_function__, inner tensors as graph inputs."""
+    from fp8compile.optim import EncodedTensor
+
+    seen = []
+
+    class Look(private.CustomGraphPass):  # type: ignore[misc]
+        def uuid(self) -> None:
+            return None
+
+        def __call__(self, graph):  # type: ignore[no-untyped-def]
+            seen.extend(node.meta["val"].dtype for node in graph.find_nodes(op="placeholder"))
+
+    def backend(gm, inputs):  # type: ignore[no-untyped-def]
+        return private.compile_fx(gm, inputs, config_patches={"joint_custom_post_pass": Look()})
+
+    state = EncodedTensor.of(torch.rand(2, 128), "int8", True)
+    result = torch.compile(lambda t: t * 2, backend=backend, fullgraph=True)(state)
+    assert seen == [torch.int8, torch.float32] and type(result) is torch.Tensor
+    assert private.tree_map_only(int, str, [1, 2.0]) == ["1", 2.0]

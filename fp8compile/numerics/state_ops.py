@@ -22,18 +22,18 @@ from fp8compile.numerics.state_codecs import state_codec
 @torch.library.custom_op("fp8compile::encode_state", mutates_args=())
 def encode_state(x: Tensor, format: str, signed: bool) -> list[Tensor]:
     """The parts of an FP32 state; ``format`` is one of STATE_FORMATS that is not "fp32"."""
-    return list(state_codec(format, signed=signed).encode(x))
+    return [part.contiguous() for part in state_codec(format, signed=signed).encode(x)]
 
 
 @torch.library.custom_op("fp8compile::decode_state", mutates_args=())
 def decode_state(parts: Sequence[Tensor], shape: Sequence[int], format: str, signed: bool) -> Tensor:
     """The FP32 state of ``shape`` that the parts stand for."""
-    return state_codec(format, signed=signed).decode(parts, shape)
+    return state_codec(format, signed=signed).decode(parts, shape).contiguous()
 
 
 @encode_state.register_fake
 def _(x: Tensor, format: str, signed: bool) -> list[Tensor]:
-    return list(state_codec(format, signed=signed).encode(x))
+    return [part.contiguous() for part in state_codec(format, signed=signed).encode(x)]
 
 
 @decode_state.register_fake

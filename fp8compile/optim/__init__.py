@@ -1,6 +1,8 @@
 """Optimizers whose states take 2 bytes per parameter, and updates fused into one generated kernel per shape."""
 
 from fp8compile.optim.base import EncodedOptimizer
+from fp8compile.optim.compress import compress, decompress
+from fp8compile.optim.encoded_tensor import EncodedTensor
 from fp8compile.optim.optimizers import LAMB, SGD, Adam, AdamW, Lion, Muon, RMSprop
 from fp8compile.optim.overrides import override
 from fp8compile.optim.stable_embedding import StableEmbedding
@@ -11,9 +13,12 @@ __all__ = [
     "Adam",
     "AdamW",
     "EncodedOptimizer",
+    "EncodedTensor",
     "Lion",
     "Muon",
     "RMSprop",
     "StableEmbedding",
+    "compress",
+    "decompress",
     "override",
 ]

@@ -6,6 +6,7 @@
 torch.compile takes it apart into its parts before it sees the graph, so an optimizer that knows nothing of codes compiles
 into decode, update, encode. Every operation gives a plain FP32 tensor, but for those that only hand on what is stored:
 ``detach``, ``clone``, ``to`` a device, ``copy_`` from the same format. A view is a *copy*: writing into one changes nothing.
+State dicts hold the parts, not such tensors (fp8compile/optim/compress.py).
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ class EncodedTensor(Tensor):
     format: str
     signed: bool
 
-    __torch_function__ = private.disabled_torch_function
+    __torch_function__ = private.disabled_torch_function  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, parts: Sequence[Tensor], shape: Sequence[int], format: str, signed: bool) -> EncodedTensor:
@@ -68,7 +69,8 @@ class EncodedTensor(Tensor):
 
     def decode(self) -> Tensor:
         """The FP32 values, as a plain tensor."""
-        return decode_state(list(self.parts.values()), self.shape, self.format, self.signed)
+        x: Tensor = decode_state(list(self.parts.values()), self.shape, self.format, self.signed)
+        return x
 
     def write(self, x: Tensor) -> None:
         """Store ``x`` in the memory of the parts: its own parts as they are if it is encoded alike."""
@@ -83,7 +85,7 @@ class EncodedTensor(Tensor):
     def mapped(self, fn: Callable[[Tensor], Tensor]) -> EncodedTensor:
         return EncodedTensor([fn(part) for part in self.parts.values()], self.shape, self.format, self.signed)
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         return f"EncodedTensor({self.format}, shape={tuple(self.shape)}, device={self.device})"
 
     def __tensor_flatten__(self) -> tuple[list[str], Context]:
