@@ -22,7 +22,7 @@ from fp8compile.optim.plan import MASTERS, Plan, Tensors
 from fp8compile.optim.release import Release, release_gradients
 from fp8compile.optim.report import StatesReport, report
 from fp8compile.optim.sharding import complete_grad, first_element, is_cut, like, local, local_grad, why_not_encoded
-from fp8compile.optim.updates import Number, Update
+from fp8compile.optim.updates import Update
 
 DEFAULT_FORMAT: StateFormat = "e4m3_expanded"
 
@@ -73,7 +73,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
     def forget(self) -> None:
         """Drop what is worked out from groups and parameters: they have changed."""
         self._streams: dict[Tensor, Tensor] = {}
-        self._numbers: dict[tuple[int, torch.device], tuple[tuple[Number, ...] | None, Tensor]] = {}
+        self._numbers: dict[tuple[int, torch.device], tuple[tuple[float, ...] | None, Tensor]] = {}
         self._steps: dict[tuple[int, ...], tuple[tuple[Any, ...], PreparedStep]] = {}
         self._plans: dict[tuple[Tensor, Update, str, bool], Plan] = {}
 
@@ -262,15 +262,17 @@ class EncodedOptimizer(torch.optim.Optimizer):
         return self._numbers[key][1]
 
     def _refresh_numbers(self, group: Mapping[str, Any]) -> None:
-        """Copy a group's numbers to its devices, if one has changed; tensors among them may have, and are not read here."""
+        """Copy a group's numbers to its devices: floats if one has changed, tensors always, since no one reads them here."""
         values = tuple(self.update_of(group).numbers(group).values())
-        moving = any(isinstance(value, Tensor) for value in values)
+        floats = tuple(0.0 if isinstance(value, Tensor) else value for value in values)
         for (owner, device), (known, numbers) in self._numbers.items():
-            if owner == id(group) and (moving or known != values):
-                each = [torch.as_tensor(value, dtype=torch.float32).reshape(()) for value in values]
-                each = [value.to(device) for value in each] if moving else each
-                numbers.copy_(torch.stack(each), non_blocking=True)
-                self._numbers[owner, device] = values, numbers
+            if owner == id(group):
+                if known != floats:
+                    numbers.copy_(torch.tensor(floats), non_blocking=True)
+                    self._numbers[owner, device] = floats, numbers
+                for i, value in enumerate(values):
+                    if isinstance(value, Tensor):
+                        numbers[i].copy_(value.reshape(()))
 
     def state_dict(self) -> dict[str, Any]:
         """As in torch; states as plain tensors in their encoded form, FP8 codes as bytes."""
