@@ -11,7 +11,7 @@ backwards holds for a moment.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -127,9 +127,17 @@ def model_bytes(model: nn.Module) -> ModelBytes:
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of the distinct storages of these tensors."""
-    storages = (_local(t).untyped_storage() for t in tensors)
+    """Bytes of the distinct storages of these tensors; of those made of others (DTensor, EncodedTensor) the others'."""
+    storages = (inner.untyped_storage() for t in tensors for inner in _inner(t))
     return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+
+
+def _inner(tensor: Tensor) -> Iterator[Tensor]:
+    if not hasattr(tensor, "__tensor_flatten__"):
+        yield tensor
+    else:
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from _inner(getattr(tensor, name))
 
 
 def _local(tensor: Tensor) -> Tensor:

@@ -182,3 +182,15 @@ def test_working_memory_is_what_no_kernel_fuses_beyond_what_is_kept() -> None:
     for wide in (1, 5):
         (graph,) = fp8compile.explain(Two(wide), torch.randn(256, 64)).graphs
         assert (graph.workspace_bytes, graph.workspace_bytes_plain) == ((wide + 1) * unit, wide * unit)
+
+
+@pytest.mark.parametrize("compressed", [False, True], ids=["ours", "torch's, compressed"])
+def test_encoded_states_count_as_what_they_take(compressed: bool) -> None:
+    p = nn.Parameter(torch.zeros(256, 128))
+    p.grad = torch.zeros_like(p)
+    optimizer: torch.optim.Optimizer = fp8compile.optim.AdamW([p], compiled=False)
+    optimizer = fp8compile.compress(torch.optim.AdamW([p])) if compressed else optimizer
+    optimizer.step()
+    codes_and_metadata = 2 * (256 * 128 + 256 * (4 + 1))
+    states = Report(model=ModelBytes(1, 0, 1, 1)).fits(states=optimizer).states
+    assert states == codes_and_metadata + 4  # the step
