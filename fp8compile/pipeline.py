@@ -23,7 +23,7 @@ from fp8compile.graph import copied
 from fp8compile.liveness import workspace_bytes
 from fp8compile.passes.cut_for_bytes import cut_for_bytes
 from fp8compile.passes.encode_saved import encode_saved
-from fp8compile.passes.fuse_state_codecs import fuse_state_codecs
+from fp8compile.passes.fuse_state_codecs import fuse_state_codecs, holds_state_codecs
 from fp8compile.passes.quantize_linears import quantize_linears
 from fp8compile.passes.recompute_kept import recompute_kept
 from fp8compile.passes.share_casts import share_casts
@@ -38,10 +38,12 @@ PartitionPass = Callable[[Split, Context], Notes]
 
 # On the joint graph, where forward and backward are both visible. FP32 islands will stand here, before the linears.
 JOINT: tuple[Callable[[Graph, Context], Notes], ...] = (
-    fuse_state_codecs,  # first: the others then see plain operations; optimizer steps hold nothing else for them
     share_casts,  # before the linears, which encode every distinct operand
     quantize_linears,  # before the cut, so that it sees codes, which are cheaper to keep
 )
+
+# On the graph of an optimizer's step (fp8compile/optim/compress.py), before JOINT, which then sees plain operations.
+OPTIMIZER: tuple[Callable[[Graph, Context], Notes], ...] = (fuse_state_codecs,)
 
 # Where the joint graph is cut in two. ``cut_for_bytes`` chooses what is kept; then, on the two halves:
 PARTITION: tuple[PartitionPass, ...] = (
@@ -141,7 +143,7 @@ class Partitioner(private.CustomPartitionerFn):
 
 
 class JointPasses(private.CustomGraphPass):
-    """Inductor's joint_custom_post_pass: runs JOINT, on training and inference graphs alike.
+    """Inductor's joint_custom_post_pass: runs JOINT, on training and inference graphs alike; OPTIMIZER on what it is for.
 
     ``parameters`` are the positions of ``nn.Parameter``s among the graph's inputs; ``graph_key`` knows them too.
     """
@@ -161,7 +163,7 @@ class JointPasses(private.CustomGraphPass):
         gm = graph.owning_module
         assert gm is not None
         plain, notes, disabled = copied(gm), Notes(), []
-        for each in JOINT:
+        for each in (*OPTIMIZER, *JOINT) if holds_state_codecs(graph) else JOINT:
             ran = _observed(gm, each.__name__, functools.partial(each, graph, Context(self.recipe, self.parameters)))
             disabled += [] if ran is not None else [each.__name__]
             notes += ran or Notes()

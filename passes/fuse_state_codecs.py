@@ -30,6 +30,11 @@ DECODE = torch.ops.fp8compile.decode_state.default
 COPY = aten.copy.default  # what is left of a write into a graph's input once the graph is functional
 
 
+def holds_state_codecs(graph: Graph) -> bool:
+    """Whether the graph reads or writes encoded states, as an optimizer's step does."""
+    return any(graph.find_nodes(op="call_function", target=target) for target in (ENCODE, DECODE))
+
+
 def fuse_state_codecs(graph: Graph, ctx: Context) -> Notes:
     """Cancel decodes of what was just encoded, drop encodes that are overwritten, splice in the arithmetic of the rest."""
     for node in graph.find_nodes(op="call_function", target=DECODE):

@@ -47,7 +47,8 @@ def traced(model: nn.Module, *args: Tensor) -> Graph:
         assert graph.owning_module is not None
         caught.append(copied(graph.owning_module).graph)
 
-    with mock.patch.object(pipeline, "JOINT", (mock.Mock(side_effect=catch, __name__="catch"),)):
+    catching = mock.Mock(side_effect=catch, __name__="catch")
+    with mock.patch.multiple(pipeline, OPTIMIZER=(), JOINT=(catching,)):
         joint_of(model, *args)
     return caught[0]
 
