@@ -18,12 +18,16 @@ demo: $(VENV)/demo
 test: $(VENV)/dev
 	$(VENV)/bin/python -m pytest $(ARGS)
 
-# Slow sweeps, not CI: the demo and the model table with three seeds each, compile times.
+# Slow sweeps, not CI: the demo and the model table with three seeds each, compile times, what optimizer states cost and do.
 nightly: $(VENV)/dev
 	$(VENV)/bin/fp8compile demo --seeds 3
 	$(VENV)/bin/python benchmarks/bench_compile_time.py --json benchmarks/results/compile-time-cpu.json
 	$(VENV)/bin/python $(PIP) timm scikit-learn
 	$(VENV)/bin/python benchmarks/bench_models.py --json benchmarks/results/models-cpu.json
+	$(VENV)/bin/python benchmarks/bench_optimizer_states.py
+	$(VENV)/bin/python benchmarks/bench_optimizer_training.py --seeds 3
+	$(VENV)/bin/python benchmarks/bench_stability.py
+	$(VENV)/bin/python benchmarks/bench_stochastic_rounding.py
 
 lint: $(VENV)/dev
 	$(VENV)/bin/ruff check .
