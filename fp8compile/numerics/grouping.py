@@ -83,6 +83,14 @@ def rows_of(shape: Sequence[int], group_size: int | None) -> tuple[tuple[int, ..
     return tuple(outer), length
 
 
+def columns_within(columns: int, full: int, length: int) -> int:
+    """How many of a part's columns are of the first ``full`` elements of a row of ``length``, all of them full groups.
+
+    A part has one column per element, per two elements, or per group.
+    """
+    return full * columns // length
+
+
 def metadata_shape(shape: Sequence[int], group_size: int | None) -> tuple[int, ...]:
     """``(*shape[:-1], ceil(n / G))``, short trailing dimensions taken together; one number if there are no groups."""
     outer, length = rows_of(shape, group_size)

@@ -22,7 +22,6 @@ that no product leaves a signed 64-bit integer. Two rounds (``lowbias32``) do no
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -153,9 +152,16 @@ def mixed(word: Word, between: Word) -> Word:
     return word ^ (word >> 15)
 
 
-def index_like(shape: Sequence[int], first: Tensor) -> Tensor:
-    """int64 numbers ``first, first + 1, ...`` in ``shape``: the elements of a contiguous shard in their whole tensor.
+def index_like(shape: Sequence[int], first: Tensor, stride: Sequence[int] | None = None) -> Tensor:
+    """int64 numbers ``first, first + 1, ...`` in ``shape``: where the elements of a shard stand in their whole tensor.
 
     So a shard along the first dimension, ``first = first row * numel of a row``, draws what the whole tensor would draw.
+    ``stride``: of a view of a contiguous tensor; None: it is contiguous itself.
     """
-    return torch.arange(math.prod(shape), device=first.device).reshape(tuple(shape)) + first
+    index, inner = first, 1
+    for dim in reversed(range(len(shape))):
+        step = inner if stride is None else stride[dim]
+        along = torch.arange(shape[dim], device=first.device) * step
+        index = index + along.reshape(-1, *[1] * (len(shape) - dim - 1))
+        inner *= shape[dim]
+    return index

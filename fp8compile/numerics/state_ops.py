@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fp8compile.numerics.grouping import StateCodec, rows_of
+from fp8compile.numerics.grouping import StateCodec, columns_within, rows_of
 from fp8compile.numerics.state_codecs import state_codec
 
 
@@ -63,7 +63,7 @@ def decoded_in_pieces(codec: StateCodec, parts: Sequence[Tensor], shape: Sequenc
         return codec.decode(parts, shape)
     rows = math.prod(outer)
     parts_RC = [part.reshape(rows, -1) for part in parts]
-    cuts = [full * t.shape[1] // length for t in parts_RC]  # a column is one element, half of one, or a group
+    cuts = [columns_within(t.shape[1], full, length) for t in parts_RC]
     groups = codec.decode([t[:, :n] for t, n in zip(parts_RC, cuts, strict=True)], (rows, full))
     tails = codec.decode([t[:, n:] for t, n in zip(parts_RC, cuts, strict=True)], (rows, length - full))
     return torch.cat([groups, tails], 1).reshape(shape)

@@ -17,11 +17,11 @@ from torch.optim.optimizer import ParamsT
 from fp8compile.optim import checkpoint, copying
 from fp8compile.optim.fused import PreparedStep
 from fp8compile.optim.overrides import StateFormat
-from fp8compile.optim.placing import WHOLE, Names, Placement, check_parameter, pair, place
+from fp8compile.optim.placing import Names, Placement, check_parameter, pair, place
 from fp8compile.optim.plan import MASTERS, Plan, Tensors
 from fp8compile.optim.release import Release, release_gradients
 from fp8compile.optim.report import StatesReport, report
-from fp8compile.optim.sharding import complete_grad, first_element, is_cut, like, local, local_grad, why_not_encoded
+from fp8compile.optim.sharding import complete_grad, first_element, is_cut, like, local, local_grad
 from fp8compile.optim.updates import Update
 
 DEFAULT_FORMAT: StateFormat = "e4m3_expanded"
@@ -126,9 +126,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
         return self._placements[p]
 
     def _placed(self, p: Tensor, group: Mapping[str, Any]) -> Placement:
-        placed = place(p, group["state_format"], self.names, self.patterns)
-        reason = None if set(placed.formats) <= {*WHOLE} else why_not_encoded(p, placed.formats)
-        return Placement(("fp32", "fp32"), reason) if reason else placed
+        return place(p, group["state_format"], self.names, self.patterns)
 
     def plan_of(self, p: Tensor, group: Mapping[str, Any]) -> Plan:
         """Everything that fixes the compiled update of ``p``. Raises ValueError for a shard where that needs the whole."""
@@ -247,7 +245,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
             "numbers": self._numbers_of(group, here.device),
         }
         tensors |= {name: local(part) for name, part in self.state[p].items() if name != "step"}
-        if group["master"] == "none" and p.dtype != torch.float32:
+        if self.plan_of(p, group).rounds_stochastically:
             if p not in self._streams:
                 self._streams[p] = torch.tensor([index, first_element(p)], device=here.device)
             tensors["stream"] = self._streams[p]

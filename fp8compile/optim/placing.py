@@ -81,6 +81,13 @@ def pair(state_format: StateFormat) -> tuple[str, str]:
 
 def place(p: Tensor, state_format: StateFormat, names: Names, patterns: Mapping[str, StateFormat]) -> Placement:
     """Where a parameter of a group with ``state_format`` keeps its states."""
+    placed = _asked_for(p, state_format, names, patterns)
+    reason = None if set(placed.formats) <= {*WHOLE} else why_not_encoded(p, placed.formats)
+    return Placement(("fp32", "fp32"), reason) if reason else placed
+
+
+def _asked_for(p: Tensor, state_format: StateFormat, names: Names, patterns: Mapping[str, StateFormat]) -> Placement:
+    """The placement of a parameter that is not sharded."""
     asked = overridden(p) or names.overridden.get(id(p))
     if asked:
         return Placement(pair(asked), "override")
@@ -98,9 +105,7 @@ def place(p: Tensor, state_format: StateFormat, names: Names, patterns: Mapping[
 def _why_whole(p: Tensor, names: Names) -> str | None:
     if p.numel() < MIN_NUMEL:
         return f"{p.numel()} elements, fewer than {MIN_NUMEL}"
-    if names.is_embedding(p):
-        return "an embedding"
-    return why_not_encoded(p)
+    return "an embedding" if names.is_embedding(p) else None
 
 
 def check_parameter(p: Tensor, name: str) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fp8compile.numerics.grouping import StateCodec
-from fp8compile.numerics.rounding import key_of, random_bits, round_stochastically
+from fp8compile.numerics.rounding import index_like, key_of, random_bits, round_stochastically
 from fp8compile.numerics.split_weights import joined, split
 from fp8compile.optim.updates import Update
 
@@ -120,13 +120,5 @@ class Plan:
             return {"param": p.to(self.dtype), "master": p}
         number, first = tensors["stream"].unbind()
         key = key_of(self.seed, number, tensors["step"].expand(p.shape))  # expanded, it is no kernel of its own
-        bits = random_bits(self._indices(p, first), key)
+        bits = random_bits(index_like(p.shape, first + self.offset, p.stride()), key)
         return {"param": round_stochastically(p, self.dtype, bits)}
-
-    def _indices(self, p: Tensor, first: Tensor) -> Tensor:
-        """Where each element of the view ``p`` stands in the whole parameter, whose first element here is ``first``."""
-        index = first + self.offset
-        for dim, (size, stride) in enumerate(zip(p.shape, p.stride(), strict=True)):
-            along = torch.arange(size, device=p.device) * stride
-            index = index + along.reshape(-1, *[1] * (p.dim() - dim - 1))
-        return index

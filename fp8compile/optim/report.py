@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -56,8 +57,8 @@ class StatesReport:
     @property
     def bits_per_parameter(self) -> float:
         """Bits that the states of a parameter cost, on average."""
-        numel = sum(_numel(p.shape) for p in self.parameters)
-        bits = sum(_numel(p.shape) * state.bits for p in self.parameters for state in p.states)
+        numel = sum(math.prod(p.shape) for p in self.parameters)
+        bits = sum(math.prod(p.shape) * state.bits for p in self.parameters for state in p.states)
         return bits / numel if numel else 0.0
 
     def __str__(self) -> str:
@@ -71,10 +72,6 @@ class StatesReport:
         out = io.StringIO()
         Console(file=out, width=160).print(table)
         return f"{self.bits_per_parameter:.2f} bits per parameter for optimizer states\n{out.getvalue()}"
-
-
-def _numel(shape: tuple[int, ...]) -> int:
-    return torch.Size(shape).numel()
 
 
 @torch.no_grad()

@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from fp8compile.numerics.grouping import rows_of
+from fp8compile.numerics.grouping import columns_within, rows_of
 from fp8compile.optim.plan import Plan, Tensors
 
 FIXED = ("step", "numbers", "stream")  # what is no part of the parameter
@@ -32,19 +32,16 @@ def pieces(plan: Plan, p: Tensor) -> list[tuple[Plan, View]]:
         return [(plan, lambda t: t.view(rows, -1))]
     full, rows = length // size, p.numel() // length
 
+    def cut(t_RC: Tensor) -> int:
+        return columns_within(t_RC.shape[1], full * size, length)
+
     def groups(t: Tensor) -> Tensor:
         t_RC = t.view(rows, -1)
-        return torch.unflatten(t_RC[:, : _columns(t_RC.shape[1])], 1, (full, -1))
+        return torch.unflatten(t_RC[:, : cut(t_RC)], 1, (full, -1))
 
     def tails(t: Tensor) -> Tensor:
         t_RC = t.view(rows, -1)
-        return t_RC[:, _columns(t_RC.shape[1]) :]
-
-    def _columns(columns: int) -> int:
-        """How many columns are the full groups': there is one per element, per group, or per two elements."""
-        if columns == length:
-            return full * size
-        return full if columns == full + 1 else full * size // 2
+        return t_RC[:, cut(t_RC) :]
 
     return [(plan, groups), (replace(plan, offset=full * size), tails)]
 

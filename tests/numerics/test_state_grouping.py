@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fp8compile.numerics.formats import E4M3
-from fp8compile.numerics.grouping import in_groups, metadata_shape, out_of_groups
+from fp8compile.numerics.grouping import GROUP, columns_within, in_groups, metadata_shape, out_of_groups
 from fp8compile.numerics.range_expansion import Expanded
 from fp8compile.numerics.state_codecs import STATE_FORMATS, state_codec
 from tests.reference import bits_equal
@@ -211,3 +211,13 @@ def test_codecs_go_by_their_names_and_are_values(name):
 def test_a_format_that_does_not_fit_is_refused_with_the_cure(name, signed, cure):
     with pytest.raises(ValueError, match=cure):
         state_codec(name, signed=signed)
+
+
+def test_columns_of_the_full_groups_whatever_a_column_is() -> None:
+    """One per element, per group, or per two elements; every tail, and rows of 1 to 59 full groups."""
+    for groups in range(1, 60):
+        for tail in range(1, GROUP):
+            full, length = groups * GROUP, groups * GROUP + tail
+            assert columns_within(length, full, length) == full
+            assert columns_within(groups + 1, full, length) == groups
+            assert columns_within((length + 1) // 2, full, length) == full // 2
