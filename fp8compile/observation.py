@@ -1,0 +1,152 @@
+"""What was seen of a model's values, step by step: rows of statistics, filled by compiled graphs or by hooks.
+
+    compiled graph  --backward-->  gradient of its slot  --add-->  current  --close(step)-->  history, first overflows
+
+Rows are lines of ``numerics.histogram.statistics``. Nothing here waits for a device: ``current``, ``first`` and what is in
+``history`` stay where the gradients are, until somebody reads them.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from fp8compile.numerics import histogram
+from fp8compile.numerics.histogram import COLUMNS, FP16_MAX, INF, NAN
+
+WEIGHT, ACTIVATION = "weight", "activation"
+FORWARD, BACKWARD = "forward", "backward"
+HISTORY = 1024  # steps that are kept
+
+
+@dataclass(frozen=True)
+class Row:
+    """Which values one line of statistics is about.
+
+    Attributes:
+        module: path of the module they are made in; of a weight's gradient, the weight's name.
+        source: the user's source line.
+        op: the aten operation that makes them.
+        kind: "weight" (the gradient of a parameter) or "activation" (an activation, or the gradient of one).
+        direction: "forward" or "backward".
+        dtype: e.g. "f16".
+    """
+
+    module: str
+    source: str
+    op: str
+    kind: str
+    direction: str
+    dtype: str
+
+
+class Observations:
+    """The statistics of one compiled graph with one set of parameters, or of one model watched by hooks.
+
+    Attributes:
+        rows: what each line of the tensors below is about.
+        current: float64 ``[rows, 7]``, what was seen since the last ``close``.
+        history: ``(step, [rows, 7])`` of the last closed steps, oldest first.
+        first: int64 ``[rows]``, the first closed step with an inf or NaN in that row, -1 where there was none.
+        parameters: weak references to the parameters the graph reads.
+    """
+
+    def __init__(self, rows: Sequence[Row], device: torch.device, parameters: Iterable[Tensor] = ()) -> None:
+        self.rows = tuple(rows)
+        self.current = torch.zeros(len(rows), len(COLUMNS), dtype=torch.float64, device=device)
+        self.first = torch.full((len(rows),), -1, dtype=torch.int64, device=device)
+        self.history: deque[tuple[int, Tensor]] = deque(maxlen=HISTORY)
+        self.parameters = tuple(map(weakref.ref, parameters))
+        self.step = 0
+        self.additions = 0  # calls of add since the last close
+        _alive.append(weakref.ref(self, _alive.remove))
+
+    def add(self, stats: Tensor) -> None:
+        """Fold what one backward saw, ``[rows, 7]``, into ``current``."""
+        self.current = histogram.fold(self.current, stats)
+        self.additions += 1
+
+    def close(self, step: int | None = None) -> Tensor:
+        """End a step: ``current`` goes to the history under this number (by default the next one) and is returned."""
+        self.step = self.step + 1 if step is None else step
+        seen, self.current = self.current, torch.zeros_like(self.current)
+        broken = (seen[:, INF] + seen[:, NAN] > 0) & (self.first < 0)
+        self.first = torch.where(broken, self.step, self.first)
+        self.history.append((self.step, seen))
+        self.additions = 0
+        return seen
+
+    def saturate(self, on: bool) -> None:
+        """Whether FP16 gradients are clipped to the largest finite value from now on; for watched graphs that can."""
+
+    def reads(self, parameters: Iterable[Tensor]) -> bool:
+        """Whether it belongs to one of these parameters."""
+        own = {id(p) for ref in self.parameters if (p := ref()) is not None}
+        return any(id(p) in own for p in parameters)
+
+
+class Slot(Observations):
+    """Observations that come out of a compiled graph as the gradient of ``values``, an input that it does not read.
+
+    ``values[0, 0]`` is what FP16 gradients are clipped to: inf, so not at all, until a loss scaler asks for it.
+    """
+
+    def __init__(
+        self, rows: Sequence[Row], lines: int, device: torch.device, parameters: Iterable[Tensor] = ()
+    ) -> None:
+        super().__init__(rows, device, parameters)
+        values = torch.full((lines, len(COLUMNS)), torch.inf, dtype=torch.float64, device=device)
+        self.values = values.requires_grad_()
+        self.values.register_post_accumulate_grad_hook(self._drain)
+
+    def _drain(self, values: Tensor) -> None:
+        stats, values.grad = values.grad, None
+        if stats is not None:
+            with torch.no_grad():
+                self.add(stats[: len(self.rows)])
+
+    def saturate(self, on: bool) -> None:
+        self.values.data.fill_(FP16_MAX if on else torch.inf)  # .data: a backward that is under way must not mind
+
+
+_alive: list[weakref.ref[Observations]] = []  # in the order in which they were made
+
+
+def alive() -> list[Observations]:
+    """All observations of this process whose graph or model still exists, oldest first."""
+    return [each for ref in list(_alive) if (each := ref()) is not None]
+
+
+def of_parameters(parameters: Iterable[Tensor]) -> list[Observations]:
+    """All observations that belong to one of these parameters."""
+    wanted = list(parameters)
+    return [each for each in alive() if each.reads(wanted)]
+
+
+def of_model(model: nn.Module) -> list[Observations]:
+    """All observations of a model, compiled or watched by hooks."""
+    return of_parameters(model.parameters())
+
+
+def of_loss(loss: Tensor) -> list[Observations]:
+    """All observations that the backward of ``loss`` will add to: those whose slot its autograd graph ends in."""
+    slots = {id(each.values): each for each in alive() if isinstance(each, Slot)}
+    found: list[Observations] = []
+    seen, waiting = {loss.grad_fn}, [loss.grad_fn]
+    while waiting and len(found) < len(slots):
+        node = waiting.pop()
+        if node is None:
+            continue
+        variable = getattr(node, "variable", None)
+        if variable is not None and id(variable) in slots:
+            found.append(slots[id(variable)])
+        for parent, _ in node.next_functions:
+            if parent not in seen:
+                seen.add(parent)
+                waiting.append(parent)
+    return found
