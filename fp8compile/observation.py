@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -102,16 +102,23 @@ class Slot(Observations):
         super().__init__(rows, device, parameters)
         values = torch.full((lines, len(COLUMNS)), torch.inf, dtype=torch.float64, device=device)
         self.values = values.requires_grad_()
-        self.values.register_post_accumulate_grad_hook(self._drain)
-
-    def _drain(self, values: Tensor) -> None:
-        stats, values.grad = values.grad, None
-        if stats is not None:
-            with torch.no_grad():
-                self.add(stats[: len(self.rows)])
+        self.values.register_post_accumulate_grad_hook(_drain_of(weakref.ref(self)))
 
     def saturate(self, on: bool) -> None:
         self.values.data.fill_(FP16_MAX if on else torch.inf)  # .data: a backward that is under way must not mind
+
+
+def _drain_of(slot: weakref.ref[Slot]) -> Callable[[Tensor], None]:
+    """A hook that moves the gradient of a slot's ``values`` into ``current``; it does not keep the slot alive."""
+
+    def drain(values: Tensor) -> None:
+        stats, values.grad = values.grad, None
+        owner = slot()
+        if owner is not None and stats is not None:
+            with torch.no_grad():
+                owner.add(stats[: len(owner.rows)])
+
+    return drain
 
 
 _alive: list[weakref.ref[Observations]] = []  # in the order in which they were made
