@@ -15,10 +15,11 @@ from torch.fx import GraphModule
 from fp8compile import store
 from fp8compile import torch_private as private
 from fp8compile.dump import watch_for
-from fp8compile.graph import copied, module_path, source_line
+from fp8compile.graph import copied_with_attributes, module_path, source_line
 from fp8compile.pipeline import passes_for, sources_key
 from fp8compile.recipe import Recipe, nearest
 from fp8compile.report import GraphReport
+from fp8compile.slot import Fed, rows_of, with_slot
 from fp8compile.steps import watching
 
 log = logging.getLogger("fp8compile")
@@ -79,7 +80,7 @@ def compile_and_report(
     watch = watch_for(recipe, keep_steps)
     if watch is None:
         return _compiled(gm, example_inputs, recipe, mode, generate)[:2]
-    spare = _spare(gm)
+    spare = copied_with_attributes(gm)
     with watching(watch):
         compiled, reports, cached = _compiled(gm, example_inputs, recipe, mode, generate)
         dumped = reports
@@ -99,23 +100,17 @@ def _compiled(
     if recipe.codegen == "eager" or not generate:
         compile_args["inner_compile"] = run_the_graph
         patches["force_disable_caches"] = True  # the cache key does not know the inner compiler
-    graph_key = key_of(gm, example_inputs, recipe, patches)
-    parameters = frozenset(i for i, v in enumerate(example_inputs) if isinstance(v, torch.nn.Parameter))
-    patches |= passes_for(recipe, graph_key, parameters, patches)
+    gm, inputs, extra = with_slot(gm, example_inputs, recipe)
+    graph_key = key_of(gm, inputs, recipe, patches)
+    parameters = frozenset(i for i, v in enumerate(inputs) if isinstance(v, torch.nn.Parameter))
+    patches |= passes_for(recipe, graph_key, parameters, patches, extra)
     store.start(graph_key)
-    compiled = private.compile_fx(gm, example_inputs, config_patches=patches, **compile_args)
+    compiled = cast(Callable[..., Any], private.compile_fx(gm, inputs, config_patches=patches, **compile_args))
     cached = store.came_from_cache(graph_key)
     reports = tuple(dataclasses.replace(r, remarks=r.remarks + remarks) for r in store.finish(graph_key))
-    return cast(Callable[..., Any], compiled), reports, cached
-
-
-def _spare(gm: GraphModule) -> GraphModule:
-    """A copy to compile a second time, with what Dynamo noted on module and nodes: it says which inputs are parameters."""
-    spare = copied(gm)
-    spare.meta = dict(gm.meta)
-    for ours, theirs in ((spare, gm), *zip(spare.graph.nodes, gm.graph.nodes, strict=True)):
-        vars(ours).update({name: value for name, value in vars(theirs).items() if name not in vars(ours)})
-    return spare
+    if extra:
+        compiled = Fed(compiled, extra, rows_of(reports), example_inputs)
+    return compiled, reports, cached
 
 
 def run_the_graph(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:

@@ -102,6 +102,15 @@ def copied(gm: GraphModule) -> GraphModule:
     return GraphModule(gm, graph)
 
 
+def copied_with_attributes(gm: GraphModule) -> GraphModule:
+    """A copy of a Dynamo graph with what Dynamo noted on module and nodes: it says which inputs are parameters."""
+    spare = copied(gm)
+    spare.meta = dict(gm.meta)
+    for ours, theirs in ((spare, gm), *zip(spare.graph.nodes, gm.graph.nodes, strict=True)):
+        vars(ours).update({name: value for name, value in vars(theirs).items() if name not in vars(ours)})
+    return spare
+
+
 def is_tensor(node: object) -> bool:
     return isinstance(node, Node) and isinstance(node.meta.get("val"), torch.Tensor)
 
@@ -173,8 +182,8 @@ def op_name(node: Node) -> str:
 
 
 def module_path(node: Node) -> str:
-    """``layers.0.mlp.up_proj``, or "" at the top of the model."""
-    stack = node.meta.get("nn_module_stack")
+    """``layers.0.mlp.up_proj``, or "" at the top of the model; of a backward node, the module it is the backward of."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     if not stack:
         return ""
     path = list(stack.values())[-1][0]
@@ -188,6 +197,14 @@ def _normalised(path: str) -> str:
     path = re.sub(r"\[['\"]([^'\"]*)['\"]\]", r".\1", path)
     path = re.sub(r"^[LG]\.\w+\.?", "", path)  # the local or global variable that holds the model
     return ".".join(part for part in path.split(".") if part != "_orig_mod")
+
+
+def parameter_path(placeholder: Node) -> str:
+    """``layers.0.mlp.weight`` for an input of a Dynamo graph, or the name of the input where Dynamo says no more."""
+    source = getattr(placeholder, "_dynamo_source", None)
+    name = getattr(source, "name", None)
+    name = name() if callable(name) else name
+    return _normalised(re.sub(r"\._parameters\['([^']*)'\]", r".\1", name)) if name else placeholder.name
 
 
 def source_line(node: Node) -> str:

@@ -4,6 +4,9 @@
 
 Rows are lines of ``numerics.histogram.statistics``. Nothing here waits for a device: ``current``, ``first`` and what is in
 ``history`` stay where the gradients are, until somebody reads them.
+
+A loss scaler closes the steps of what it has taken over. What none has is closed where an optimizer of torch has stepped
+that holds one of its parameters: a step is then an update, with all the backward passes since the one before.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fp8compile.numerics import histogram
 from fp8compile.numerics.histogram import COLUMNS, FP16_MAX, INF, NAN
@@ -54,6 +58,8 @@ class Observations:
         history: ``(step, [rows, 7])`` of the last closed steps, oldest first.
         first: int64 ``[rows]``, the first closed step with an inf or NaN in that row, -1 where there was none.
         parameters: weak references to the parameters the graph reads.
+        scaled: whether a loss scaler has taken over, which then closes the steps.
+        listeners: called with these observations after each ``add``.
     """
 
     def __init__(self, rows: Sequence[Row], device: torch.device, parameters: Iterable[Tensor] = ()) -> None:
@@ -64,12 +70,16 @@ class Observations:
         self.parameters = tuple(map(weakref.ref, parameters))
         self.step = 0
         self.additions = 0  # calls of add since the last close
+        self.scaled = False
+        self.listeners: list[Callable[[Observations], None]] = []
         _alive.append(weakref.ref(self, _alive.remove))
 
     def add(self, stats: Tensor) -> None:
         """Fold what one backward saw, ``[rows, 7]``, into ``current``."""
         self.current = histogram.fold(self.current, stats)
         self.additions += 1
+        for listener in tuple(self.listeners):
+            listener(self)
 
     def close(self, step: int | None = None) -> Tensor:
         """End a step: ``current`` goes to the history under this number (by default the next one) and is returned."""
@@ -82,7 +92,9 @@ class Observations:
         return seen
 
     def saturate(self, on: bool) -> None:
-        """Whether FP16 gradients are clipped to the largest finite value from now on; for watched graphs that can."""
+        """A loss scaler takes over: whether FP16 gradients are clipped to the largest finite value from now on, where
+        that can be done."""
+        self.scaled = True
 
     def reads(self, parameters: Iterable[Tensor]) -> bool:
         """Whether it belongs to one of these parameters."""
@@ -91,21 +103,24 @@ class Observations:
 
 
 class Slot(Observations):
-    """Observations that come out of a compiled graph as the gradient of ``values``, an input that it does not read.
+    """Observations that come out of a compiled graph (fp8compile/slot.py).
 
-    ``values[0, 0]`` is what FP16 gradients are clipped to: inf, so not at all, until a loss scaler asks for it.
+    Attributes:
+        values: float64 ``[lines, 7]``, an input of the graph that it does not read; its gradient is the statistics.
+        limit: 0-d float32, what the graph clips FP16 gradients to: inf, so not at all, until a loss scaler asks for it.
     """
 
     def __init__(
         self, rows: Sequence[Row], lines: int, device: torch.device, parameters: Iterable[Tensor] = ()
     ) -> None:
         super().__init__(rows, device, parameters)
-        values = torch.full((lines, len(COLUMNS)), torch.inf, dtype=torch.float64, device=device)
-        self.values = values.requires_grad_()
+        self.values = torch.zeros(lines, len(COLUMNS), dtype=torch.float64, device=device, requires_grad=True)
         self.values.register_post_accumulate_grad_hook(_drain_of(weakref.ref(self)))
+        self.limit = torch.full((), torch.inf, dtype=torch.float32, device=device)
 
     def saturate(self, on: bool) -> None:
-        self.values.data.fill_(FP16_MAX if on else torch.inf)  # .data: a backward that is under way must not mind
+        super().saturate(on)
+        self.limit.data.fill_(FP16_MAX if on else torch.inf)  # .data: a backward that is under way must not mind
 
 
 def _drain_of(slot: weakref.ref[Slot]) -> Callable[[Tensor], None]:
@@ -120,6 +135,19 @@ def _drain_of(slot: weakref.ref[Slot]) -> Callable[[Tensor], None]:
 
     return drain
 
+
+def _close_after(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
+    """The step of an optimizer ends a step of what it trains and no loss scaler has taken over."""
+    added = [each for each in alive() if each.additions and not each.scaled]
+    if added:
+        trained = [p for group in optimizer.param_groups for p in group["params"]]
+        read = [each for each in added if each.reads(trained)]
+        step = 1 + max((each.step for each in read), default=0)
+        for each in read:
+            each.close(step)
+
+
+register_optimizer_step_post_hook(_close_after)
 
 _alive: list[weakref.ref[Observations]] = []  # in the order in which they were made
 

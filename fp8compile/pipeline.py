@@ -18,14 +18,16 @@ from torch.fx import Graph, GraphModule
 
 from fp8compile import passes, verify
 from fp8compile import torch_private as private
-from fp8compile.context import Context
+from fp8compile.context import Context, Inputs
 from fp8compile.graph import copied
 from fp8compile.liveness import workspace_bytes
 from fp8compile.passes.cut_for_bytes import cut_for_bytes
 from fp8compile.passes.encode_saved import encode_saved
 from fp8compile.passes.fuse_state_codecs import fuse_state_codecs, holds_state_codecs
+from fp8compile.passes.observe_gradients import observe_gradients
 from fp8compile.passes.quantize_linears import quantize_linears
 from fp8compile.passes.recompute_kept import recompute_kept
+from fp8compile.passes.saturate_gradients import saturate_gradients
 from fp8compile.passes.share_casts import share_casts
 from fp8compile.recipe import Recipe
 from fp8compile.report import GraphReport, Notes
@@ -38,6 +40,8 @@ PartitionPass = Callable[[Split, Context], Notes]
 
 # On the joint graph, where forward and backward are both visible. FP32 islands will stand here, before the linears.
 JOINT: tuple[Callable[[Graph, Context], Notes], ...] = (
+    observe_gradients,  # first, on values as the model makes them
+    saturate_gradients,  # behind the counting, and before a linear encodes what must be clipped
     share_casts,  # before the linears, which encode every distinct operand
     quantize_linears,  # before the cut, so that it sees codes, which are cheaper to keep
 )
@@ -67,6 +71,7 @@ COMPILES = (
     "memory",
     "module_recipes",
     "numerics",
+    "observable",
     "operands",
     "passes",
     "pipeline",
@@ -148,11 +153,18 @@ class JointPasses(private.CustomGraphPass):
     ``parameters`` are the positions of ``nn.Parameter``s among the graph's inputs; ``graph_key`` knows them too.
     """
 
-    def __init__(self, recipe: Recipe, graph_key: str, parameters: frozenset[int]) -> None:
-        self.recipe, self.graph_key, self.parameters = recipe, graph_key, parameters
+    def __init__(
+        self, recipe: Recipe, graph_key: str, parameters: frozenset[int], extra: Inputs | None = None
+    ) -> None:
+        self.recipe, self.graph_key, self.parameters, self.extra = recipe, graph_key, parameters, extra
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return JointPasses, (dataclasses.replace(self.recipe, dump=None), self.graph_key, self.parameters)
+        return JointPasses, (
+            dataclasses.replace(self.recipe, dump=None),
+            self.graph_key,
+            self.parameters,
+            self.extra,
+        )
 
     def uuid(self) -> tuple[str, str, str]:
         return sources_key(), self.recipe.key, self.graph_key
@@ -163,15 +175,20 @@ class JointPasses(private.CustomGraphPass):
         gm = graph.owning_module
         assert gm is not None
         plain, notes, disabled = copied(gm), Notes(), []
+        ctx = Context(self.recipe, self.parameters, self.extra)
         for each in (*OPTIMIZER, *JOINT) if holds_state_codecs(graph) else JOINT:
-            ran = _observed(gm, each.__name__, functools.partial(each, graph, Context(self.recipe, self.parameters)))
+            ran = _observed(gm, each.__name__, functools.partial(each, graph, ctx))
             disabled += [] if ran is not None else [each.__name__]
             notes += ran or Notes()
         collector.joint.append(JointNotes(plain, notes, tuple(disabled)))
 
 
 def passes_for(
-    recipe: Recipe, graph_key: str, parameters: frozenset[int], patches: Mapping[str, Any]
+    recipe: Recipe,
+    graph_key: str,
+    parameters: frozenset[int],
+    patches: Mapping[str, Any],
+    extra: Inputs | None = None,
 ) -> dict[str, Any]:
     """The Inductor options that put the pipeline in place; the user's own passes keep running, before ours."""
     if patches.get("custom_partitioner_fn") or private.inductor_config.custom_partitioner_fn:
@@ -181,7 +198,7 @@ def passes_for(
         )
     name = "joint_custom_post_pass"
     theirs = patches.get(name, getattr(private.inductor_config, name))
-    ours = JointPasses(recipe, graph_key, parameters)
+    ours = JointPasses(recipe, graph_key, parameters, extra)
     before = theirs if isinstance(theirs, (list, tuple)) else [theirs] if theirs else []
     return {name: [*before, ours] if before else ours, "custom_partitioner_fn": Partitioner(recipe, graph_key)}
 

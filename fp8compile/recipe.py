@@ -20,6 +20,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "attention_format": ("e4m3", "int8", "auto"),
     "codegen": ("inductor", "eager"),
 }
+OBSERVE = ("auto", True, False)
 BOOLEANS = ("emulate", "saved_attention")
 GROUP_SIZES = (16, 65536)
 PER_GRAPH = ("codegen", "inductor", "dump")  # one for all modules
@@ -60,6 +61,8 @@ class Recipe:
             turns E4M3's relative error into a factor (measured on the demo: gradients of k at 10 dB, against 23 in INT8).
         min_saved_numel: tensors with fewer elements are kept as they are.
         skip: fnmatch patterns on module paths; tensors made in such a module, or in one beneath it, are kept as they are.
+        observe: whether statistics of values and gradients are taken in the graph, for ``fp8compile.amp.LossScaler`` and
+            ``fp8compile.overflow_report``: "auto" (of what is FP16 in a training graph), True (BF16 and FP32 too), False.
         modules: other recipes for some modules: patterns as in ``skip``, each with a Recipe, the name of a preset, or a
             dict of changes to this recipe. The first pattern that matches decides. What is one for the whole graph
             (``codegen``, ``inductor``, ``dump``) cannot differ; a pass that has to decide for the graph as a whole runs
@@ -80,6 +83,7 @@ class Recipe:
     attention_format: str = "int8"
     min_saved_numel: int = 4096
     skip: tuple[str, ...] = ()
+    observe: str | bool = "auto"
     modules: Mapping[str, Any] = FrozenModules()
     codegen: str = "inductor"
     inductor: Mapping[str, Any] = FrozenOptions()
@@ -162,6 +166,11 @@ class Recipe:
         return any(recipe.linear != "off" for recipe in (self, *self.modules.values()))
 
     @property
+    def observes(self) -> bool:
+        """Whether statistics may be taken in any module."""
+        return any(recipe.observe is not False for recipe in (self, *self.modules.values()))
+
+    @property
     def rewrites(self) -> bool:
         """Whether anything is rewritten in any module."""
         return self.saves or self.multiplies
@@ -183,7 +192,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "conservative": {"saved_attention": False},
     "linear_only": {"linear": "tensorwise", "saved": "off"},
     "storage_only": {"linear": "off"},
-    "off": {"linear": "off", "saved": "off"},
+    "off": {"linear": "off", "saved": "off", "observe": False},
 }
 _FIELDS = frozenset(f.name for f in dataclasses.fields(Recipe))
 
@@ -198,6 +207,8 @@ def _check(recipe: Recipe) -> None:
         value = getattr(recipe, name)
         if value not in allowed:
             raise ValueError(f"Recipe.{name} cannot be {value!r}.{nearest(str(value), allowed)}")
+    if recipe.observe not in OBSERVE or isinstance(recipe.observe, int) != isinstance(recipe.observe, bool):
+        raise ValueError(f"Recipe.observe must be 'auto', True or False, not {recipe.observe!r}.")
     for name in BOOLEANS:
         if not isinstance(getattr(recipe, name), bool):
             raise ValueError(f"Recipe.{name} must be True or False, not {getattr(recipe, name)!r}.")

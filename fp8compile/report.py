@@ -76,6 +76,19 @@ class Linear:
 
 
 @dataclass(frozen=True)
+class Observed:
+    """A value whose statistics are taken at run time, in line ``row`` of its graph's (see fp8compile/observation.py)."""
+
+    name: str
+    origin: Origin
+    shape: str
+    dtype: str
+    kind: str  # "weight", "activation" or "data"
+    direction: str  # "forward" or "backward"
+    row: int
+
+
+@dataclass(frozen=True)
 class Notes:
     """What one pass did to one graph."""
 
@@ -83,6 +96,7 @@ class Notes:
     skips: tuple[Skip, ...] = ()
     recomputed: tuple[Recomputed, ...] = ()
     linears: tuple[Linear, ...] = ()
+    observed: tuple[Observed, ...] = ()
 
     def __add__(self, other: Notes) -> Notes:
         return Notes(
@@ -90,6 +104,7 @@ class Notes:
             self.skips + other.skips,
             self.recomputed + other.recomputed,
             self.linears + other.linears,
+            self.observed + other.observed,
         )
 
 
@@ -138,6 +153,7 @@ class GraphReport:
                     for r in notes["recomputed"]
                 ),
                 tuple(Linear(**{**x, "origin": Origin(**x["origin"])}) for x in notes["linears"]),
+                tuple(Observed(**{**o, "origin": Origin(**o["origin"])}) for o in notes["observed"]),
             ),
             data["saved_bytes"],
             data["saved_bytes_plain"],
@@ -178,6 +194,11 @@ class Report:
     def recomputed(self) -> tuple[Recomputed, ...]:
         """Every tensor that the backward now makes itself."""
         return tuple(r for g in self.graphs for r in g.notes.recomputed)
+
+    @property
+    def observed(self) -> tuple[Observed, ...]:
+        """Every value whose statistics are taken (``fp8compile.overflow_report`` shows them)."""
+        return tuple(o for g in self.graphs for o in g.notes.observed)
 
     @property
     def saved_bytes(self) -> int:

@@ -32,7 +32,7 @@ def test_the_key_knows_every_field_but_dump() -> None:
     changes = dict(
         linear="rowwise", linear_formats="e4m3", linear_skip=("head",), emulate=True, saved="off",
         saved_format="int8", group_size=64, saved_attention=False, attention_format="e4m3", min_saved_numel=1,
-        skip=("a",), codegen="eager", inductor={"debug": True}, modules={"a": "off"},
+        skip=("a",), codegen="eager", inductor={"debug": True}, modules={"a": "off"}, observe=True,
     )  # fmt: skip
     assert {f.name for f in dataclasses.fields(Recipe)} == {*changes, "dump"}
     keys = {Recipe(**{name: value}).key for name, value in changes.items()}  # type: ignore[arg-type]

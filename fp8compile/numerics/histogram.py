@@ -26,7 +26,7 @@ COLUMNS = ("small", "large", "inf", "nan", "zero", "subnormal", "amax")
 SMALL, LARGE, INF, NAN, ZERO, SUBNORMAL, AMAX = range(len(COLUMNS))
 THRESHOLD = 1e-7
 
-_ROW = 1024  # elements at least of a first, partial sum: what is written between the two is then small
+_ROW, _SHORT = 1024, 256  # elements of a first, partial sum, wanted and at least: 24 bytes are written for each
 
 
 @dataclass(frozen=True)
@@ -62,16 +62,16 @@ def statistics(x: Tensor) -> Tensor:
     magnitude = x.abs().float()
     small, finite, zero = magnitude <= edges.small, magnitude < edges.inf, magnitude <= edges.zero
     which = (
-        small,
         finite & ~small,
         magnitude >= edges.inf,
         magnitude != magnitude,
         zero,
         (magnitude < edges.normal) & ~zero,
     )
-    counts = [_count(each, dims) for each in which]
+    large, inf, nan, zeros, subnormal = (_count(each, dims) for each in which)
     amax = torch.where(finite, magnitude, 0.0).amax(dims).amax() if x.numel() else magnitude.sum()
-    return torch.stack([*counts, amax.double()])
+    smalls = x.numel() - large - inf - nan
+    return torch.stack([smalls, large, inf, nan, zeros, subnormal, amax.double()])
 
 
 def fold(total: Tensor, new: Tensor) -> Tensor:
@@ -97,24 +97,29 @@ def next_scale(
     return (scale * factor.to(scale.dtype)).clamp(floor, ceiling)
 
 
-def saturate_fp16(x: Tensor, limit: Tensor | float = FP16_MAX) -> Tensor:
-    """x within [-limit, limit]: an inf becomes the largest finite value. NaN stays NaN."""
-    return x.clamp(-limit, limit)
+def saturate(x: Tensor, limit: Tensor) -> Tensor:
+    """x within [-limit, limit], a 0-d float32 tensor: at 65504 an FP16 inf becomes the largest finite value. NaN stays."""
+    return torch.minimum(torch.maximum(x.float(), -limit), limit).to(x.dtype)
 
 
 def _trailing(x: Tensor) -> tuple[int, ...]:
-    """Trailing dimensions of at least ``_ROW`` elements together, but never all of a tensor that has more than one."""
+    """The dimensions of a row: trailing ones of ``_ROW`` elements together, never the first. All, where rows are short.
+
+    A symbolic size counts as long: to ask it would tie the compiled code to the answer.
+    """
     dims: list[int] = []
     length = 1
     for dim in range(x.dim() - 1, 0, -1):
+        size = x.shape[dim]
         dims.append(dim)
-        length *= int(x.shape[dim])
+        length *= size if type(size) is int else _ROW
         if length >= _ROW:
             break
-    return tuple(dims) or tuple(range(x.dim()))
+    return tuple(dims) if length >= _SHORT else tuple(range(x.dim()))
 
 
 def _count(which: Tensor, dims: tuple[int, ...]) -> Tensor:
-    several = which.dim() > len(dims)  # rows, each far from int32's limit
-    first = which.sum(dims, dtype=torch.int32 if several else torch.int64)
-    return first.sum(dtype=torch.int64).double() if several else first.double()
+    """How many, float64. A row is counted in FP32, exactly up to 2**24; rows are added in float64."""
+    if which.dim() > len(dims):
+        return torch.where(which, 1.0, 0.0).sum(dims).double().sum()
+    return which.sum(dtype=torch.int64).double()  # one row, as long as it likes
