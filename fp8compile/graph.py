@@ -18,6 +18,8 @@ aten = torch.ops.aten
 SPLICED = "fp8compile"  # the key in a node's meta that says which function, on which values, put it there
 ENCODING = "fp8compile_encoding"  # in the meta of a product operand's codes and scale: an Encoding
 
+LINE = "fp8compile_line"  # in the meta of a value that is observed: its line in the graph's statistics
+
 VIEWS = frozenset(
     {
         aten.alias.default,

@@ -24,6 +24,7 @@ from fp8compile.liveness import workspace_bytes
 from fp8compile.passes.cut_for_bytes import cut_for_bytes
 from fp8compile.passes.encode_saved import encode_saved
 from fp8compile.passes.fuse_state_codecs import fuse_state_codecs, holds_state_codecs
+from fp8compile.passes.observe_forward import observe_forward
 from fp8compile.passes.observe_gradients import observe_gradients
 from fp8compile.passes.quantize_linears import quantize_linears
 from fp8compile.passes.recompute_kept import recompute_kept
@@ -54,6 +55,9 @@ PARTITION: tuple[PartitionPass, ...] = (
     recompute_kept,  # first, on exact values: fewer tensors are left to encode
     encode_saved,  # last: whatever is still kept is stored as codes
 )
+
+# Last of all on the two halves, whatever the recipe rewrites: what looks on.
+WATCH: tuple[PartitionPass, ...] = (observe_forward,)
 
 # On each half by itself, after Inductor's own post-grad passes. Nothing needs to stand here yet.
 POST_GRAD: tuple[Callable[[Graph, Context], Notes], ...] = ()
@@ -120,31 +124,28 @@ class Partitioner(private.CustomPartitionerFn):
         collector = collecting(self.graph_key)
         joint = collector.joint.pop() if collector.joint else JointNotes(copied(gm))
         plain = _split(*_upstream(joint.plain, joint_inputs, **kwargs), **kwargs)
-        if not self.recipe.rewrites:
-            split, notes = _split(*_upstream(gm, joint_inputs, **kwargs), **kwargs), Notes()
-            disabled: list[str] = []
-        else:
-            split, notes, disabled = self._partition(gm, joint_inputs, **kwargs)
+        split, disabled = self._cut(gm, joint_inputs, **kwargs)
+        notes, ctx = Notes(), Context(self.recipe)
+        for each in (*PARTITION, *WATCH) if self.recipe.rewrites else WATCH:
+            ran = _observed(split.fw, each.__name__, functools.partial(each, split, ctx), split)
+            disabled += [] if ran is not None else [each.__name__]
+            notes += ran or Notes()
+        if self.recipe.rewrites or self.recipe.observes:
             split.finish()
-        disabled = [*joint.disabled, *disabled]
-        remarks = tuple(f"{name} is switched off by TORCHINDUCTOR_DISABLED_PASSES" for name in disabled)
+        remarks = tuple(
+            f"{name} is switched off by TORCHINDUCTOR_DISABLED_PASSES" for name in (*joint.disabled, *disabled)
+        )
         collector.add(_report(split, plain, joint.notes + notes, remarks))
         return split.fw, split.bw
 
-    def _partition(
-        self, gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any
-    ) -> tuple[Split, Notes, list[str]]:
-        """Cut, then PARTITION: the split, what the passes say, and the names of those that are switched off."""
+    def _cut(self, gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> tuple[Split, list[str]]:
+        """The two halves, by our cut where the recipe rewrites anything, and the names of passes that are off."""
+        if not self.recipe.rewrites:
+            return _split(*_upstream(gm, joint_inputs, **kwargs), **kwargs), []
         cut = functools.partial(cut_for_bytes, gm, joint_inputs, kwargs)
-        fw_bw = _observed(gm, "cut_for_bytes", cut)
-        disabled = [] if fw_bw else ["cut_for_bytes"]
-        split = _split(*(fw_bw or _upstream(gm, joint_inputs, **kwargs)), **kwargs)
-        notes = Notes()
-        for each in PARTITION:
-            ran = _observed(split.fw, each.__name__, functools.partial(each, split, Context(self.recipe)), split)
-            disabled += [] if ran is not None else [each.__name__]
-            notes += ran or Notes()
-        return split, notes, disabled
+        halves = _observed(gm, "cut_for_bytes", cut)
+        disabled = [] if halves else ["cut_for_bytes"]
+        return _split(*(halves or _upstream(gm, joint_inputs, **kwargs)), **kwargs), disabled
 
 
 class JointPasses(private.CustomGraphPass):

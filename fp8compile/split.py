@@ -84,6 +84,16 @@ class Split:
         node.meta = {"val": made.meta["val"]}
         return node
 
+    def keep(self, made: Node, name: str) -> Node:
+        """Hand one more value to the backward, before all others; returns the backward graph's input for it."""
+        inputs = self.bw.graph.find_nodes(op="placeholder")
+        first = self.edges[0].used if self.edges else inputs[len(self._sizes)]
+        with self.bw.graph.inserting_before(first):
+            used = self.bw.graph.placeholder(name)
+        used.meta = {"val": made.meta["val"]}
+        self.edges.insert(0, Edge(made, used, next((e.desc for e in self.edges if e.desc), None)))
+        return used
+
     @property
     def results(self) -> tuple[Any, ...]:
         """What the forward returns once ``finish`` has run."""

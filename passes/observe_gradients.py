@@ -1,8 +1,9 @@
-"""Numbers stay as they are. Statistics of values and gradients leave the graph as the gradient of an extra input.
+"""Numbers stay as they are. Statistics of gradients leave the graph as the gradient of an extra input.
 
 For every value of fp8compile/observable.py seven numbers are taken (numerics/histogram.py): two bins, counts of inf, NaN,
-zeros and subnormals, amax. Those of the forward are kept for the backward, 56 bytes each; all of them together are put
-where the joint graph returns the gradient of the statistics input, so autograd delivers them (see fp8compile/slot.py).
+zeros and subnormals, amax. They are put where the joint graph returns the gradient of the statistics input, so that
+autograd delivers them (see fp8compile/slot.py). Values of the forward get a line too, and a mark; observe_forward fills it
+in once the graph is cut, so that counting has no say in what is kept.
 """
 
 from __future__ import annotations
@@ -13,15 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
-from torch.utils.checkpoint import CheckpointPolicy
 
 from fp8compile.context import Context
 from fp8compile.flow import is_training
-from fp8compile.graph import dtype_text, place_after, shape_text, splice
+from fp8compile.graph import LINE, dtype_text, place_after, shape_text, splice
 from fp8compile.numerics.histogram import statistics
 from fp8compile.observable import FORWARD, Value, observable
 from fp8compile.report import Notes, Observed, Skip
 
+ALL_LINES = "all"  # the mark of what the backward returns
 SURPLUS = "more values than lines in the statistics input; those first in the graph are observed"
 
 
@@ -31,7 +32,7 @@ def observe_gradients(graph: Graph, ctx: Context) -> Notes:
         return Notes()
     values = sorted(observable(graph, ctx), key=lambda value: value.direction != FORWARD)  # stable: else graph order
     values, surplus = values[: ctx.extra.lines], values[ctx.extra.lines :]
-    if values:
+    if any(value.direction != FORWARD for value in values):
         _return(graph, at, _taken(graph, values, ctx.extra.lines))
     return Notes(
         observed=tuple(_entry(value, row) for row, value in enumerate(values)),
@@ -53,27 +54,18 @@ def _place(graph: Graph, ctx: Context) -> int | None:
 
 
 def _taken(graph: Graph, values: Sequence[Value], lines: int) -> Node:
-    """``[lines, 7]``: the statistics of the values, then zeros."""
-    taken = [splice(graph, statistics, value.node, before=place_after(value.node)) for value in values]
-    forward = [stats for stats, value in zip(taken, values, strict=True) if value.direction == FORWARD]
-    parts = list(taken[len(forward) :])
-    if forward:
-        order = {node: i for i, node in enumerate(graph.nodes)}
-        last = max(forward, key=order.__getitem__)
-        kept = splice(graph, _stacked, *forward, before=last.next)
-        kept.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-        parts.insert(0, kept)
+    """``[lines, 7]``: zeros for the values of the forward, the statistics of the gradients, zeros for what is left."""
+    of_forward = sum(value.direction == FORWARD for value in values)
+    for row, value in enumerate(values[:of_forward]):
+        value.node.meta[LINE] = row
+    taken = [splice(graph, statistics, v.node, before=place_after(v.node)) for v in values[of_forward:]]
 
-    def all_lines(*parts: Tensor) -> Tensor:
-        whole = torch.cat([part.reshape(-1, part.shape[-1]) for part in parts])
-        return torch.nn.functional.pad(whole, (0, 0, 0, lines - whole.shape[0]))
+    def all_lines(*taken: Tensor) -> Tensor:
+        return torch.nn.functional.pad(torch.stack(taken), (0, 0, of_forward, lines - of_forward - len(taken)))
 
-    node: Node = splice(graph, all_lines, *parts, before=graph.output_node())
+    node: Node = splice(graph, all_lines, *taken, before=graph.output_node())
+    node.meta[LINE] = ALL_LINES
     return node
-
-
-def _stacked(*stats: Tensor) -> Tensor:
-    return torch.stack(stats)
 
 
 def _return(graph: Graph, at: int, node: Node) -> None:

@@ -27,7 +27,7 @@ from torch.fx import Graph, Node
 from fp8compile.context import Context
 from fp8compile.device import why_no_fp8
 from fp8compile.flow import is_training, user_fp32
-from fp8compile.graph import dtype_text, hint, module_path, op_name, source_line, splice
+from fp8compile.graph import LINE, dtype_text, hint, module_path, op_name, source_line, splice
 from fp8compile.module_recipes import in_module
 from fp8compile.numerics import E4M3, E5M2, ENCODABLE, Format
 from fp8compile.operands import MULTIPLE, Encoded, Operands
@@ -149,7 +149,9 @@ def _scaled_product(product: Product, left: Encoded, right: Encoded) -> None:
 
     more = (bias,) if isinstance(bias, Node) else ()
     nodes = (left.codes, right.codes, left.inv_scale, right.inv_scale, *more)
-    node.replace_all_uses_with(splice(node.graph, scaled_mm, *nodes, before=node))
+    product_of_codes = splice(node.graph, scaled_mm, *nodes, before=node)
+    product_of_codes.meta.update({LINE: node.meta[LINE]} if LINE in node.meta else {})
+    node.replace_all_uses_with(product_of_codes)
     node.graph.erase_node(node)
 
 

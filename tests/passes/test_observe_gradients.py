@@ -1,0 +1,159 @@
+"""observe_gradients: which values are counted, where the counts leave the graph, and where nothing is added."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from expecttest import assert_expected_inline
+from fp8compile.passes.observe_gradients import SURPLUS, observe_gradients
+from torch import Tensor, nn
+
+import fp8compile
+from fp8compile.context import Context, Inputs
+from fp8compile.graph import SPLICED
+from fp8compile.recipe import Recipe
+from tests.measure import compiled, llama_case
+from tests.passes.graphs import joint_of, split_of, text_of
+from tests.watched import Net, batches
+
+PLAIN = {"linear": "off", "saved": "off"}
+
+
+def test_golden_what_is_counted_in_a_linear_and_where_it_leaves() -> None:
+    graph = joint_of(nn.Linear(32, 16).half(), torch.randn(16, 32).half(), **PLAIN)
+    assert_expected_inline(
+        text_of(graph),
+        """\
+primals_1: float16[16, 32]
+primals_2: float16[16]
+primals_3: float16[16, 32]
+primals_4: float64[7, 7]
+primals_5: float32[]
+tangents_1: float16[16, 16]
+convert_element_type_27: float16[16, 16] = clipped(tangents_1, primals_5)
+cat: float64[7] = statistics(tangents_1)
+permute: float16[32, 16] = permute(primals_1)
+addmm: float16[16, 16] = addmm(primals_2, primals_3, permute)
+permute_1: float16[16, 16] = permute(convert_element_type_27)
+mm: float16[16, 32] = mm(permute_1, primals_3)
+convert_element_type_29: float16[16, 32] = clipped(mm, primals_5)
+cat_1: float64[7] = statistics(mm)
+sum_1: float16[1, 16] = sum.dim_IntList(convert_element_type_27)
+convert_element_type_31: float16[1, 16] = clipped(sum_1, primals_5)
+cat_2: float64[7] = statistics(sum_1)
+view: float16[16] = view(convert_element_type_31)
+constant_pad_nd: float64[7, 7] = all_lines(cat, cat_1, cat_2)
+return addmm, convert_element_type_29, view, None, constant_pad_nd, None
+""",
+    )
+
+
+def test_every_value_that_is_stored_for_sure_has_one_row() -> None:
+    report = fp8compile.explain(Net().half(), tuple(batches(32)), recipe=PLAIN)
+    assert [(o.direction, o.kind, o.origin.module, o.origin.op) for o in report.observed] == [
+        ("forward", "data", "", "input"),
+        ("forward", "activation", "up", "addmm.default"),
+        ("forward", "activation", "", "convert_element_type.default"),  # SiLU's result, an operand
+        ("forward", "activation", "down", "addmm.default"),
+        ("backward", "activation", "", "input"),
+        ("backward", "activation", "down", "mm.default"),
+        ("backward", "weight", "down.weight", "mm.default"),
+        ("backward", "weight", "down.bias", "sum.dim_IntList"),
+        ("backward", "activation", "", "convert_element_type.default"),
+        ("backward", "weight", "up.weight", "mm.default"),
+        ("backward", "weight", "up.bias", "sum.dim_IntList"),
+    ]
+    assert [o.row for o in report.observed] == list(range(11))
+    assert all("watched.py" in o.origin.source for o in report.observed if o.origin.op != "input")
+
+
+def test_convolutions_and_attention() -> None:
+    class Vision(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.conv, self.qkv = nn.Conv2d(3, 16, 4, 4), nn.Linear(16, 48)
+
+        def forward(self, x: Tensor) -> Tensor:
+            y = self.conv(x).flatten(2).transpose(1, 2)
+            q, k, v = self.qkv(y).view(x.shape[0], 1, -1, 48).chunk(3, -1)
+            return F.scaled_dot_product_attention(q, k, v)
+
+    report = fp8compile.explain(Vision().half(), (torch.randn(2, 3, 16, 16).half(),), recipe=PLAIN)
+    ops = [o.origin.op for o in report.observed if o.direction == "backward"]
+    assert sum("attention" in op and "backward" in op for op in ops) == 3, "the gradients of q, k and v"
+    assert {o.origin.module for o in report.observed if o.kind == "weight"} == {
+        "conv.weight",
+        "conv.bias",
+        "qkv.weight",
+        "qkv.bias",
+    }
+    assert any(o.origin.op == "convolution.default" for o in report.observed)
+
+
+def test_what_is_kept_for_the_backward_is_the_same_but_for_the_counts_of_the_forward() -> None:
+    for options in ({}, {"preset": "storage_only"}, {"emulate": True}):
+        layer, args = llama_case(1, 64, 128, 256, 2, dtype=torch.float16)
+        without = split_of(layer, *args, observe=False, **options)
+        torch._dynamo.reset()
+        with_counts = split_of(layer, *args, **options)
+        forward = [e for e in with_counts.edges if e.made.meta.get(SPLICED, "").startswith("counts(")]
+        assert len(forward) == 1
+        assert with_counts.kept_bytes() - without.kept_bytes() == forward[0].made.meta["val"].numel() * 8, options
+        assert len(with_counts.edges) == len(without.edges) + 2, "and the limit, which is an input"
+
+
+def test_no_node_is_added_where_it_is_off_or_there_is_no_fp16() -> None:
+    def nodes(dtype: torch.dtype, observe: object) -> int:
+        torch._dynamo.reset()
+        return len(joint_of(Net().to(dtype), *[b.to(dtype) for b in batches(32)], observe=observe).nodes)
+
+    assert nodes(torch.float16, False) == nodes(torch.bfloat16, False) == nodes(torch.bfloat16, "auto")
+    assert nodes(torch.float16, "auto") > nodes(torch.float16, False)
+
+
+def test_inference_is_left_alone() -> None:
+    with torch.no_grad():
+        graph = joint_of(Net().half(), *batches(32))
+    assert not [n for n in graph.nodes if SPLICED in n.meta]
+
+
+def test_it_is_idempotent() -> None:
+    graph = joint_of(Net().half(), *batches(32), **PLAIN)
+    before = len(graph.nodes)
+    placeholders = [n.meta["desc"].idx for n in graph.find_nodes(op="placeholder") if hasattr(n.meta["desc"], "idx")]
+    extra = Inputs(max(placeholders) - 1, 100, ())
+    assert observe_gradients(graph, Context(Recipe(), frozenset(), extra)).observed == ()
+    assert len(graph.nodes) == before
+
+
+def test_a_surplus_of_values_is_said(monkeypatch: object) -> None:
+    class Few(Inputs):
+        def __init__(self, statistics: int, lines: int, names: tuple[tuple[int, str], ...]) -> None:
+            super().__init__(statistics, 4, names)
+
+    from unittest import mock
+
+    with mock.patch("fp8compile.slot.Inputs", Few):
+        report = fp8compile.explain(Net().half(), tuple(batches(32)), recipe=PLAIN)
+    assert len(report.observed) == 4
+    assert sum(s.reason == SURPLUS for s in report.skips) == 7
+
+
+def test_a_model_with_linears_in_fp8_is_counted_before_they_are_encoded() -> None:
+    model, [x] = Net().half(), batches(32)
+    report = fp8compile.explain(model, (x,), recipe={"emulate": True})
+    plain = fp8compile.explain(model, (x,), recipe=PLAIN)
+    assert [(o.direction, o.kind, o.origin) for o in report.observed] == [
+        (o.direction, o.kind, o.origin) for o in plain.observed
+    ]
+    assert sum(bool(x.formats) for x in report.linears) == 5
+
+
+def test_gradients_are_the_same_numbers() -> None:
+    model, [x] = Net().half(), batches(32)
+    ours = torch.autograd.grad(compiled(model, **PLAIN)(x).sum(), list(model.parameters()))
+    torch._dynamo.reset()
+    with torch._inductor.config.patch(disabled_passes="observe_gradients"):
+        theirs = torch.autograd.grad(compiled(model, **PLAIN)(x).sum(), list(model.parameters()))
+    for a, b in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=2**-10, atol=2**-14)
