@@ -7,23 +7,29 @@ from fp8compile.versions import __version__, check_torch
 check_torch()
 
 from fp8compile import amp, optim  # noqa: E402
+from fp8compile.debug_step import FirstNonFinite, debug_step  # noqa: E402
 from fp8compile.explain import explain, report  # noqa: E402
 from fp8compile.memory import Fit  # noqa: E402
 from fp8compile.optim import compress, decompress  # noqa: E402
+from fp8compile.overflow import OverflowReport, overflow_report  # noqa: E402
 from fp8compile.recipe import Recipe  # noqa: E402
 from fp8compile.report import Report  # noqa: E402
 from fp8compile.set_recipe import set_recipe  # noqa: E402
 
 __all__ = [
+    "FirstNonFinite",
     "Fit",
+    "OverflowReport",
     "Recipe",
     "Report",
     "__version__",
     "amp",
     "compress",
+    "debug_step",
     "decompress",
     "explain",
     "optim",
+    "overflow_report",
     "report",
     "set_recipe",
 ]

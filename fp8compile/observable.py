@@ -7,7 +7,7 @@ parameters; and the data that comes in. What lies between them is inside a kerne
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,8 +17,9 @@ from torch.fx import Graph, Node
 
 from fp8compile import torch_private as private
 from fp8compile.context import Context
-from fp8compile.flow import CASTS, Source, is_tangent, sources
+from fp8compile.flow import CASTS, Source, sources
 from fp8compile.graph import SPLICED, is_tensor, is_view, module_path, op_name, source_line, storage_root
+from fp8compile.products import PRODUCTS
 from fp8compile.report import Origin
 
 aten = torch.ops.aten
@@ -59,58 +60,115 @@ class Value:
 
 
 def observable(graph: Graph, ctx: Context) -> list[Value]:
-    """The values to watch, in graph order, each storage once."""
+    """The values to watch, in graph order, each storage once, in the view whose rows lie in memory."""
     found = sources(graph, ctx.parameters_of(graph))
     weights = _gradients_of_parameters(graph, ctx)
     values: dict[Node, Value] = {}
+    limit = ctx.input_at(graph, ctx.extra.limit) if ctx.extra else None
     for node in graph.nodes:
-        for each in _watched(node):
+        for each in _watched(node, weights):
             root = storage_root(each)
-            if root not in values and _may_be(root, found[root]) and _dtype_is_observed(root, ctx):
-                values[root] = _value(root, found[root], weights)
+            if root in values or root is limit or not _may_be(root, found[root]):
+                continue
+            if not _is_wanted(root, found[root], weights, ctx):
+                continue
+            values[root] = _value(_in_memory_order(each), root, found[root], weights)
     position = {node: i for i, node in enumerate(graph.nodes)}
     return sorted(values.values(), key=lambda v: position[v.node])
 
 
-def _watched(node: Node) -> Iterator[Node]:
-    """What one node makes us look at: its results and operands, itself, or the gradients that the graph returns."""
+def _watched(node: Node, weights: Iterable[Node]) -> Iterator[Node]:
+    """What one node makes us look at: its results and operands, itself, or the gradients of parameters."""
     if node.op == "placeholder":
         yield node
     elif node.op == "output":
-        yield from (n for n in node.all_input_nodes if is_tensor(n) and "autograd_backward" in storage_root(n).meta)
-    elif _contracts(node):
-        yield from (node, *(u for u in node.users if u.target is private.getitem), *node.all_input_nodes)
+        yield from weights
+    elif contracts(node):
+        yield from node.all_input_nodes
+        if not _is_read_in_another_layout(node):
+            yield from (node, *(u for u in node.users if u.target is private.getitem))
     elif getattr(node.target, "_opname", "") in _REDUCTIONS:
         yield node
 
 
-def _contracts(node: Node) -> bool:
-    name = getattr(node.target, "_opname", "")
-    return name in _CONTRACTIONS or "attention" in name
+def contracts(node: Node) -> bool:
+    """Whether a node is a product, a convolution or attention: a kernel that is not generated."""
+    return getattr(node.target, "_opname", "") in _CONTRACTIONS or _is_attention(node)
+
+
+def _is_read_in_another_layout(node: Node) -> bool:
+    """Whether what is made of a result is watched, while the result itself would have to be read once more.
+
+    Attention's results, and products that are split into heads: the next operand is a permuted view of them.
+    """
+    return _is_attention(node) or (node.target in PRODUCTS and _is_only_permuted(node))
+
+
+def _is_only_permuted(node: Node) -> bool:
+    users = [user for user in node.users if is_view(user)]
+    return bool(users) and all(u.target is aten.permute.default or _is_only_permuted(u) for u in users)
+
+
+def _is_attention(node: Node) -> bool:
+    return "attention" in getattr(node.target, "_opname", "")
 
 
 def _may_be(root: Node, source: Source) -> bool:
-    """Whether a value depends on data or on a gradient; of inputs, whether it is data or an incoming gradient."""
-    if not is_tensor(root) or SPLICED in root.meta:
+    """Whether a value depends on data or on a gradient; of inputs, whether it is data."""
+    if not is_tensor(root) or (SPLICED in root.meta and not is_clipped(root)):
         return False
     if root.op == "placeholder":
-        return source == Source.DATA or is_tangent(root)
+        return source == Source.DATA  # a gradient that comes in is watched by the graph that makes it
     return bool(source & (Source.DATA | Source.GRADIENT | Source.INTEGER))
 
 
-def _dtype_is_observed(root: Node, ctx: Context) -> bool:
-    value = root.meta["val"]
-    recipe = ctx.recipe_at(module_path(root))
-    return isinstance(value, Tensor) and value.dtype in OBSERVED[recipe.observe]
+def _is_cheap(root: Node, source: Source, weights: Collection[Node]) -> bool:
+    """Whether a value is counted where it is made anyway, or a parameter's gradient.
+
+    The gradient of a linear's input comes from a product, and a kernel that counts while it reads three of them is cut
+    in two by Inductor. What overflows there is seen in the next gradient that a linear takes.
+    """
+    return root in weights or Source.GRADIENT not in source or not leaves_a_contraction(root)
 
 
-def _value(root: Node, source: Source, weights: dict[Node, str]) -> Value:
-    where = Origin(op_name(root), module_path(root), source_line(root))
+def leaves_a_contraction(root: Node) -> bool:
+    """Whether a value is a result of a kernel that is not generated."""
+    made = root.args[0] if root.target is private.getitem else root
+    return isinstance(made, Node) and contracts(made)
+
+
+def is_clipped(node: Node) -> bool:
+    """Whether saturate_gradients put it there."""
+    return str(node.meta.get(SPLICED, "")).startswith("clipped(")
+
+
+def _is_wanted(root: Node, source: Source, weights: Collection[Node], ctx: Context) -> bool:
+    """Whether the recipe observes the value's dtype and, unless it observes all, whether that is cheap."""
+    value, observe = root.meta["val"], ctx.recipe_at(module_path(root)).observe
+    if not isinstance(value, Tensor) or value.dtype not in OBSERVED[observe]:
+        return False
+    return observe is True or _is_cheap(root, source, weights)
+
+
+def _in_memory_order(view: Node) -> Node:
+    """The first contiguous value from a view back to what it is a view of, or the latter."""
+    while is_view(view) and not view.meta["val"].is_contiguous():
+        parent = view.args[0]
+        assert isinstance(parent, Node)
+        view = parent
+    return view
+
+
+def _value(node: Node, root: Node, source: Source, weights: dict[Node, str]) -> Value:
+    made = root
+    while is_clipped(made):
+        made = made.args[0]  # type: ignore[assignment]
+    where = Origin(op_name(made), module_path(made), source_line(made))
     if root in weights:
         return Value(root, WEIGHT, BACKWARD, Origin(where.op, weights[root], where.source))
     if Source.GRADIENT in source:
-        return Value(root, ACTIVATION, BACKWARD, where)
-    return Value(root, DATA if root.op == "placeholder" else ACTIVATION, FORWARD, where)
+        return Value(node, ACTIVATION, BACKWARD, where)
+    return Value(node, DATA if root.op == "placeholder" else ACTIVATION, FORWARD, where)
 
 
 def _gradients_of_parameters(graph: Graph, ctx: Context) -> dict[Node, str]:

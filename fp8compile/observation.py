@@ -5,15 +5,15 @@
 Rows are lines of ``numerics.histogram.statistics``. Nothing here waits for a device: ``current``, ``first`` and what is in
 ``history`` stay where the gradients are, until somebody reads them.
 
-A loss scaler closes the steps of what it has taken over. What none has is closed where an optimizer of torch has stepped
-that holds one of its parameters: a step is then an update, with all the backward passes since the one before.
+A loss scaler closes the steps of what it has taken over. A slot that none has is closed where an optimizer of torch has
+stepped that holds one of its parameters: a step is then an update, with all the backward passes since the one before.
 """
 
 from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -36,7 +36,8 @@ class Row:
         module: path of the module they are made in; of a weight's gradient, the weight's name.
         source: the user's source line.
         op: the aten operation that makes them.
-        kind: "weight" (the gradient of a parameter) or "activation" (an activation, or the gradient of one).
+        kind: "weight" (the gradient of a parameter), "activation" (an activation, or the gradient of one) or "data" (an
+            input of the graph that is no parameter).
         direction: "forward" or "backward".
         dtype: e.g. "f16".
     """
@@ -59,7 +60,7 @@ class Observations:
         first: int64 ``[rows]``, the first closed step with an inf or NaN in that row, -1 where there was none.
         parameters: weak references to the parameters the graph reads.
         scaled: whether a loss scaler has taken over, which then closes the steps.
-        listeners: called with these observations after each ``add``.
+        listeners: called with these observations after each ``add``, and before a step is closed.
     """
 
     def __init__(self, rows: Sequence[Row], device: torch.device, parameters: Iterable[Tensor] = ()) -> None:
@@ -78,12 +79,18 @@ class Observations:
         """Fold what one backward saw, ``[rows, 7]``, into ``current``."""
         self.current = histogram.fold(self.current, stats)
         self.additions += 1
+        self._tell()
+
+    def _tell(self) -> None:
         for listener in tuple(self.listeners):
             listener(self)
 
     def close(self, step: int | None = None) -> Tensor:
         """End a step: ``current`` goes to the history under this number (by default the next one) and is returned."""
-        self.step = self.step + 1 if step is None else step
+        step = self.step + 1 if step is None else step
+        self.step = step - 1
+        self._tell()
+        self.step = step
         seen, self.current = self.current, torch.zeros_like(self.current)
         broken = (seen[:, INF] + seen[:, NAN] > 0) & (self.first < 0)
         self.first = torch.where(broken, self.step, self.first)
@@ -106,14 +113,16 @@ class Slot(Observations):
     """Observations that come out of a compiled graph (fp8compile/slot.py).
 
     Attributes:
+        lines: int64 ``[rows]``, the line of each row in what the graph returns.
         values: float64 ``[lines, 7]``, an input of the graph that it does not read; its gradient is the statistics.
         limit: 0-d float32, what the graph clips FP16 gradients to: inf, so not at all, until a loss scaler asks for it.
     """
 
     def __init__(
-        self, rows: Sequence[Row], lines: int, device: torch.device, parameters: Iterable[Tensor] = ()
+        self, rows: Mapping[int, Row], lines: int, device: torch.device, parameters: Iterable[Tensor] = ()
     ) -> None:
-        super().__init__(rows, device, parameters)
+        super().__init__(tuple(rows.values()), device, parameters)
+        self.lines = torch.tensor(list(rows), dtype=torch.int64, device=device)
         self.values = torch.zeros(lines, len(COLUMNS), dtype=torch.float64, device=device, requires_grad=True)
         self.values.register_post_accumulate_grad_hook(_drain_of(weakref.ref(self)))
         self.limit = torch.full((), torch.inf, dtype=torch.float32, device=device)
@@ -131,14 +140,14 @@ def _drain_of(slot: weakref.ref[Slot]) -> Callable[[Tensor], None]:
         owner = slot()
         if owner is not None and stats is not None:
             with torch.no_grad():
-                owner.add(stats[: len(owner.rows)])
+                owner.add(stats.index_select(0, owner.lines))
 
     return drain
 
 
 def _close_after(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
     """The step of an optimizer ends a step of what it trains and no loss scaler has taken over."""
-    added = [each for each in alive() if each.additions and not each.scaled]
+    added = [each for each in alive() if isinstance(each, Slot) and each.additions and not each.scaled]
     if added:
         trained = [p for group in optimizer.param_groups for p in group["params"]]
         read = [each for each in added if each.reads(trained)]

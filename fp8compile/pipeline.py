@@ -41,8 +41,8 @@ PartitionPass = Callable[[Split, Context], Notes]
 
 # On the joint graph, where forward and backward are both visible. FP32 islands will stand here, before the linears.
 JOINT: tuple[Callable[[Graph, Context], Notes], ...] = (
-    observe_gradients,  # first, on values as the model makes them
-    saturate_gradients,  # behind the counting, and before a linear encodes what must be clipped
+    saturate_gradients,  # before a linear encodes what must be clipped
+    observe_gradients,  # behind the clip, so that only one of the two values is stored
     share_casts,  # before the linears, which encode every distinct operand
     quantize_linears,  # before the cut, so that it sees codes, which are cheaper to keep
 )

@@ -77,7 +77,10 @@ class Linear:
 
 @dataclass(frozen=True)
 class Observed:
-    """A value whose statistics are taken at run time, in line ``row`` of its graph's (see fp8compile/observation.py)."""
+    """A value whose statistics are taken at run time (see fp8compile/observation.py).
+
+    ``row`` is its line in what the graph returns, ``order`` its place among the graph's observed values.
+    """
 
     name: str
     origin: Origin
@@ -86,6 +89,7 @@ class Observed:
     kind: str  # "weight", "activation" or "data"
     direction: str  # "forward" or "backward"
     row: int
+    order: int
 
 
 @dataclass(frozen=True)

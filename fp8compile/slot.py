@@ -13,7 +13,7 @@ to the call: one set for each set of parameters.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -40,7 +40,7 @@ def with_slot(
     calls = sum(node.op.startswith("call") for node in gm.graph.nodes)
     inputs = Inputs(len(example_inputs), 4 * calls + len(example_inputs), _names(gm, example_inputs))
     gm = copied_with_attributes(gm)
-    slot = Slot((), inputs.lines, _device(example_inputs))
+    slot = Slot({}, inputs.lines, _device(example_inputs))
     fake_mode = private.detect_fake_mode(example_inputs)
     extra = [slot.values, slot.limit]
     if fake_mode is not None:
@@ -75,17 +75,17 @@ def _names(gm: GraphModule, example_inputs: Sequence[Any]) -> tuple[tuple[int, s
     return tuple((i, parameter_path(p)) for i, (p, v) in pairs if isinstance(v, torch.nn.Parameter))
 
 
-def rows_of(reports: Iterable[GraphReport]) -> tuple[Row, ...]:
-    """What each line of a graph's statistics is about."""
-    seen = sorted({o.row: o for report in reports for o in report.notes.observed}.items())
-    return tuple(Row(o.origin.module, o.origin.source, o.origin.op, o.kind, o.direction, o.dtype) for _, o in seen)
+def rows_of(reports: Iterable[GraphReport]) -> dict[int, Row]:
+    """What a graph's statistics are about, by line, in the order in which the graph computes the values."""
+    seen = sorted((o for report in reports for o in report.notes.observed), key=lambda o: o.order)
+    return {o.row: Row(o.origin.module, o.origin.source, o.origin.op, o.kind, o.direction, o.dtype) for o in seen}
 
 
 class Fed:
     """A compiled graph that is given its extra inputs: those of the parameters it is called with."""
 
     def __init__(
-        self, compiled: Callable[..., Any], inputs: Inputs, rows: tuple[Row, ...], example_inputs: Sequence[Any]
+        self, compiled: Callable[..., Any], inputs: Inputs, rows: Mapping[int, Row], example_inputs: Sequence[Any]
     ) -> None:
         self.compiled, self.inputs, self.rows = compiled, inputs, rows
         self.device = _device(example_inputs)
@@ -101,6 +101,7 @@ class Fed:
         first = args[self.parameters[0]] if self.parameters else None
         ref, slot = self._slots.get(id(first), (None, None))
         if slot is None or (ref is not None and ref() is not first):
+            self._slots = {key: kept for key, kept in self._slots.items() if kept[0] is None or kept[0]() is not None}
             parameters = [args[i] for i in self.parameters]
             slot = Slot(self.rows, self.inputs.lines, self.device, parameters)
             self._slots[id(first)] = (None if first is None else weakref.ref(first), slot)

@@ -1,20 +1,27 @@
-"""Numbers stay as they are. Statistics of the forward's values are kept for the backward, which returns them.
+"""Numbers stay as they are. The largest magnitudes of the forward's values are kept for the backward, which returns them.
 
-observe_gradients has marked the values and numbered their lines. Each is counted where it is made; all counts go over in
-one tensor of 56 bytes a line, and are added to what the backward returns anyway.
+observe_gradients has marked the values and numbered their lines. Of each amax is taken in groups as encode_saved takes it,
+so that the two are one reduction where both look at a value; an inf or a NaN shows in it. All go over in one tensor of 56
+bytes a line, and are added to what the backward returns anyway.
 """
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from fp8compile.passes.observe_gradients import ALL_LINES
 from torch import Tensor
+from torch.fx import Node
 
 from fp8compile.context import Context
-from fp8compile.graph import LINE, place_after, splice
-from fp8compile.numerics.histogram import statistics
+from fp8compile.graph import LINE, is_tensor, memory_order, numel, place_after, splice
+from fp8compile.numerics.histogram import flags
+from fp8compile.observable import contracts
 from fp8compile.report import Notes
 from fp8compile.split import Split
+
+GROUP = 128
 
 
 def observe_forward(split: Split, ctx: Context) -> Notes:
@@ -26,17 +33,54 @@ def observe_forward(split: Split, ctx: Context) -> Notes:
     for node in marked.values():
         del node.meta[LINE]  # so that a second run finds nothing to do
     graph = split.fw.graph
-    taken = {line: splice(graph, statistics, node, before=place_after(node)) for line, node in marked.items()}
+    amaxes = {
+        line: splice(graph, _by_row if _is_made_by_row(node) else _by_group, node, before=place_after(node))
+        for line, node in marked.items()
+    }
+    by_groups = sorted(amaxes, key=lambda line: str(amaxes[line].meta["val"].numel()))
+    taken = [amaxes[line] for line in by_groups]
+    dtypes = [marked[line].meta["val"].dtype for line in by_groups]
 
-    def counts(*stats: Tensor) -> Tensor:
-        by_line = dict(zip(taken, stats, strict=True))
-        return torch.stack([by_line.get(i, torch.zeros_like(stats[0])) for i in range(max(by_line) + 1)])
+    def counts(*amaxes: Tensor) -> Tensor:
+        largest: list[Tensor] = []
+        for _, group in itertools.groupby(amaxes, key=lambda each: str(each.numel())):
+            largest += torch.stack([each.reshape(-1) for each in group]).amax(-1).unbind()
+        lines = [flags(amax, dtype) for amax, dtype in zip(largest, dtypes, strict=True)]
+        by_line = dict(zip(by_groups, lines, strict=True))
+        return torch.stack([by_line.get(i, torch.zeros_like(lines[0])) for i in range(max(by_groups) + 1)])
 
     def with_forward(backward: Tensor, forward: Tensor) -> Tensor:
         return backward + torch.nn.functional.pad(forward, (0, 0, 0, backward.shape[0] - forward.shape[0]))
 
-    made = splice(graph, counts, *taken.values(), before=graph.output_node())
+    made = splice(graph, counts, *taken, before=graph.output_node())
     out = split.bw.graph.output_node()
     whole = splice(split.bw.graph, with_forward, returned, split.keep(made, "statistics"), before=out)
     out.replace_input_with(returned, whole)
     return Notes()
+
+
+def _by_group(x: Tensor) -> Tensor:
+    """Largest magnitudes of groups of 128, in the order of memory, or of rows where they do not fit. NaN where one is."""
+    if not x.dim() or not x.numel():
+        return x.abs().sum()
+    order = memory_order(x)
+    x = x if order is None else x.permute(order)
+    size = x.shape[-1]
+    if isinstance(size, int) and size % GROUP == 0:
+        x = x.reshape(*x.shape[:-1], size // GROUP, GROUP)
+    return x.abs().amax(-1)
+
+
+def _by_row(x: Tensor) -> Tensor:
+    """Largest magnitudes along the last dimension. NaN where one is."""
+    return x.abs().amax(-1)
+
+
+def _is_made_by_row(node: Node, hops: int = 8) -> bool:
+    """Whether a value is a pointwise function of a reduction along rows, as a norm's result is: one kernel with it."""
+    while hops and node.op == "call_function" and not contracts(node):
+        if getattr(node.target, "_opname", "") in ("mean", "sum", "var_mean", "amax"):
+            return True
+        smaller = [n for n in node.all_input_nodes if is_tensor(n) and n.op != "placeholder"]
+        node, hops = min(smaller, key=lambda n: numel(n.meta["val"]), default=node), hops - 1
+    return False

@@ -8,6 +8,7 @@ in once the graph is cut, so that counting has no say in what is kept.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,9 +18,9 @@ from torch.fx import Graph, Node
 
 from fp8compile.context import Context
 from fp8compile.flow import is_training
-from fp8compile.graph import LINE, dtype_text, place_after, shape_text, splice
-from fp8compile.numerics.histogram import statistics
-from fp8compile.observable import FORWARD, Value, observable
+from fp8compile.graph import LINE, dtype_text, place_after, shape_text, splice, storage_root
+from fp8compile.numerics.histogram import partials, totals
+from fp8compile.observable import FORWARD, Value, is_clipped, observable
 from fp8compile.report import Notes, Observed, Skip
 
 ALL_LINES = "all"  # the mark of what the backward returns
@@ -30,12 +31,15 @@ def observe_gradients(graph: Graph, ctx: Context) -> Notes:
     """Let the graph return the statistics of what is worth watching in it."""
     if ctx.extra is None or not is_training(graph) or (at := _place(graph, ctx)) is None:
         return Notes()
-    values = sorted(observable(graph, ctx), key=lambda value: value.direction != FORWARD)  # stable: else graph order
-    values, surplus = values[: ctx.extra.lines], values[ctx.extra.lines :]
-    if any(value.direction != FORWARD for value in values):
-        _return(graph, at, _taken(graph, values, ctx.extra.lines))
+    found = observable(graph, ctx)
+    values, surplus = found[: ctx.extra.lines], found[ctx.extra.lines :]
+    order = {value: i for i, value in enumerate(values)}
+    values = sorted(values, key=lambda v: "" if v.direction == FORWARD else _rows(v))
+    limit = ctx.input_at(graph, ctx.extra.limit)
+    if limit is not None and any(value.direction != FORWARD for value in values):
+        _return(graph, at, _taken(graph, values, ctx.extra.lines, limit))
     return Notes(
-        observed=tuple(_entry(value, row) for row, value in enumerate(values)),
+        observed=tuple(_entry(value, row, order[value]) for row, value in enumerate(values)),
         skips=tuple(_skip(value) for value in surplus),
     )
 
@@ -53,19 +57,47 @@ def _place(graph: Graph, ctx: Context) -> int | None:
     return at if outputs[at] is None else None  # else the pass has run before
 
 
-def _taken(graph: Graph, values: Sequence[Value], lines: int) -> Node:
+def _taken(graph: Graph, values: Sequence[Value], lines: int, limit: Node) -> Node:
     """``[lines, 7]``: zeros for the values of the forward, the statistics of the gradients, zeros for what is left."""
     of_forward = sum(value.direction == FORWARD for value in values)
     for row, value in enumerate(values[:of_forward]):
         value.node.meta[LINE] = row
-    taken = [splice(graph, statistics, v.node, before=place_after(v.node)) for v in values[of_forward:]]
+    by_rows = [list(group) for _, group in itertools.groupby(values[of_forward:], key=_rows)]
+    taken = [_together(graph, [value.node for value in group], limit) for group in by_rows]
 
     def all_lines(*taken: Tensor) -> Tensor:
-        return torch.nn.functional.pad(torch.stack(taken), (0, 0, of_forward, lines - of_forward - len(taken)))
+        return torch.nn.functional.pad(torch.cat(taken), (0, 0, of_forward, lines - len(values)))
 
     node: Node = splice(graph, all_lines, *taken, before=graph.output_node())
     node.meta[LINE] = ALL_LINES
     return node
+
+
+def _together(graph: Graph, nodes: Sequence[Node], limit: Node) -> Node:
+    """``[V, 7]`` for values with as many rows each: partial sums where a value is made, and one total of all of them."""
+    parts = [_partials(node, limit) for node in nodes]
+    sizes = [node.meta["val"].numel() for node in nodes]
+
+    def together(*parts: Tensor) -> Tensor:
+        return totals(parts, sizes)
+
+    node: Node = splice(graph, together, *parts, before=graph.output_node())
+    return node
+
+
+def _partials(node: Node, limit: Node) -> Node:
+    operands = (node, limit) if is_clipped(storage_root(node)) else (node,)
+    parts: Node = splice(node.graph, _counted, *operands, before=place_after(node))
+    return parts
+
+
+def _counted(*value_and_limit: Tensor) -> Tensor:
+    return partials(*value_and_limit)
+
+
+def _rows(value: Value) -> str:
+    """What values are taken together by: how many rows they have."""
+    return str(value.node.meta["val"].shape[:-1].numel())
 
 
 def _return(graph: Graph, at: int, node: Node) -> None:
@@ -74,11 +106,10 @@ def _return(graph: Graph, at: int, node: Node) -> None:
     out.args = (type(outputs)([*outputs[:at], node, *outputs[at + 1 :]]),)
 
 
-def _entry(value: Value, row: int) -> Observed:
+def _entry(value: Value, row: int, order: int) -> Observed:
     seen = value.node.meta["val"]
-    return Observed(
-        value.node.name, value.origin, shape_text(seen), dtype_text(seen), value.kind, value.direction, row
-    )
+    shape, dtype = shape_text(seen), dtype_text(seen)
+    return Observed(value.node.name, value.origin, shape, dtype, value.kind, value.direction, row, order)
 
 
 def _skip(value: Value) -> Skip:

@@ -9,11 +9,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fp8compile import observation
-from fp8compile.numerics.histogram import fold, statistics
+from fp8compile.numerics.histogram import flags, fold, statistics
 
 Counts = dict[tuple[str, str], list[float]]
 
-EXACT = {"codegen": "eager", "saved": "off", "linear": "off"}  # the very operations that eager PyTorch runs
+# The very operations that eager PyTorch runs, and all that can be observed.
+EXACT = {"codegen": "eager", "saved": "off", "linear": "off", "observe": True}
 
 
 class Net(nn.Module):
@@ -57,10 +58,10 @@ def counts_of(model: nn.Module) -> Counts:
 
 
 def eager_counts(model: nn.Module, xs: Iterable[Tensor], scale: float = 2.0**10) -> Counts:
-    """The same by hooks on eager modules: outputs and gradients of inputs of linears, gradients of parameters."""
+    """The same by hooks on eager modules: flags of outputs, gradients of inputs of linears, gradients of parameters."""
     found: Counts = {}
     for name, module in model.named_children():
-        module.register_forward_hook(lambda m, i, out, name=name: _fold(found, (name, "out"), statistics(out)))
+        module.register_forward_hook(lambda m, i, out, name=name: _fold(found, (name, "out"), _flags(out)))
         module.register_full_backward_hook(
             lambda m, grads, g, name=name: (
                 None if grads[0] is None else _fold(found, (name, "grad_input"), statistics(grads[0]))
@@ -71,6 +72,10 @@ def eager_counts(model: nn.Module, xs: Iterable[Tensor], scale: float = 2.0**10)
     for x in xs:
         loss_of(model, x, scale).backward()
     return found
+
+
+def _flags(out: Tensor) -> Tensor:
+    return flags(out.detach().abs().amax().reshape(1), out.dtype)[0]
 
 
 def _fold(found: Counts, key: tuple[str, str], stats: Tensor) -> None:

@@ -15,6 +15,7 @@ be invisible in its result. Counts are exact and add up over calls, micro-batche
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,8 +26,6 @@ FP16_MAX = 65504.0
 COLUMNS = ("small", "large", "inf", "nan", "zero", "subnormal", "amax")
 SMALL, LARGE, INF, NAN, ZERO, SUBNORMAL, AMAX = range(len(COLUMNS))
 THRESHOLD = 1e-7
-
-_ROW, _SHORT = 1024, 256  # elements of a first, partial sum, wanted and at least: 24 bytes are written for each
 
 
 @dataclass(frozen=True)
@@ -55,28 +54,61 @@ EDGES = {
 def statistics(x: Tensor) -> Tensor:
     """The seven numbers of ``COLUMNS`` for a tensor of a dtype in ``EDGES``: float64 ``[7]``, exact counts below 2**53.
 
-    Two reductions each, the first over trailing dimensions, so that it joins the kernel that makes x (see
-    ``scaling.amax_tensorwise``). An empty tensor has all zeros.
+    In a graph the two halves stand apart: ``partials`` in the kernel that makes or reads x, ``totals`` once for many
+    values. An empty tensor has all zeros.
     """
-    edges, dims = EDGES[x.dtype], _trailing(x)
+    return totals([partials(x)], [x.numel()]).squeeze(0)
+
+
+def partials(x: Tensor, limit: Tensor | None = None) -> Tensor:
+    """``[6, R]``: large, inf, nan, zero, subnormal and amax of each of the R rows of x along its last dimension.
+
+    FP32, whose counts are exact up to 2**24 elements a row; float64 for a single row, which may be longer. Of an x that
+    is clipped to ``limit``, 0-d, what stands at the limit counts as inf.
+    """
+    edges, several = EDGES[x.dtype], x.dim() > 1
     magnitude = x.abs().float()
-    small, finite, zero = magnitude <= edges.small, magnitude < edges.inf, magnitude <= edges.zero
+    inf = edges.inf if limit is None else limit.clamp(max=edges.inf)
+    finite = magnitude < inf
     which = (
-        finite & ~small,
-        magnitude >= edges.inf,
+        (magnitude > edges.small) & finite,
+        magnitude >= inf,
         magnitude != magnitude,
-        zero,
-        (magnitude < edges.normal) & ~zero,
+        magnitude <= edges.zero,
+        (magnitude > edges.zero) & (magnitude < edges.normal),
     )
-    large, inf, nan, zeros, subnormal = (_count(each, dims) for each in which)
-    amax = torch.where(finite, magnitude, 0.0).amax(dims).amax() if x.numel() else magnitude.sum()
-    smalls = x.numel() - large - inf - nan
-    return torch.stack([smalls, large, inf, nan, zeros, subnormal, amax.double()])
+    dims, dtype = ((-1,), torch.float32) if several else ((), torch.float64)
+    counts = [torch.where(each, 1.0, 0.0).sum(dims, dtype=dtype) for each in which]
+    amax = torch.where(finite, magnitude, 0.0)
+    amax = (amax.amax(dims) if x.numel() else amax.sum(dims)).to(dtype)
+    return torch.stack([each.reshape(-1) for each in (*counts, amax)])
+
+
+def totals(parts: Sequence[Tensor], numels: Sequence[int]) -> Tensor:
+    """Float64 ``[V, 7]`` from the ``partials`` ``[6, R]`` of V values with as many rows each, and their sizes."""
+    parts_V6R = torch.stack(list(parts))
+    large, inf, nan, zero, subnormal = parts_V6R.narrow(1, 0, 5).double().sum(-1).unbind(1)
+    amax = parts_V6R.select(1, 5).amax(-1).double() if parts_V6R.shape[-1] else torch.zeros_like(large)
+    numel = torch.cat([large.new_full((1,), size) for size in numels])
+    return torch.stack([numel - large - inf - nan, large, inf, nan, zero, subnormal, amax], -1)
 
 
 def fold(total: Tensor, new: Tensor) -> Tensor:
     """Statistics ``[..., 7]`` of two sets of elements taken together: counts added, amax the larger."""
     return torch.cat([total[..., :AMAX] + new[..., :AMAX], torch.maximum(total[..., AMAX:], new[..., AMAX:])], -1)
+
+
+def flags(amax: Tensor, dtype: torch.dtype) -> Tensor:
+    """Float64 ``[V, 7]`` from the largest magnitudes ``[V]`` of V values of ``dtype``, inf and NaN included.
+
+    What is known of a value of the forward, of which no more than amax is taken: *whether* there is an inf or a NaN (then
+    1, one of the two), and amax, 0 if it is not finite.
+    """
+    amax, inf = amax.double(), EDGES[dtype].inf
+    columns = [torch.zeros_like(amax)] * len(COLUMNS)
+    columns[INF], columns[NAN] = torch.where(amax >= inf, 1.0, 0.0), torch.where(amax != amax, 1.0, 0.0)
+    columns[AMAX] = torch.where(amax < inf, amax, 0.0)
+    return torch.stack([column.double() for column in columns], -1)
 
 
 def two_bins(stats: Tensor) -> tuple[Tensor, Tensor]:
@@ -100,26 +132,3 @@ def next_scale(
 def saturate(x: Tensor, limit: Tensor) -> Tensor:
     """x within [-limit, limit], a 0-d float32 tensor: at 65504 an FP16 inf becomes the largest finite value. NaN stays."""
     return torch.minimum(torch.maximum(x.float(), -limit), limit).to(x.dtype)
-
-
-def _trailing(x: Tensor) -> tuple[int, ...]:
-    """The dimensions of a row: trailing ones of ``_ROW`` elements together, never the first. All, where rows are short.
-
-    A symbolic size counts as long: to ask it would tie the compiled code to the answer.
-    """
-    dims: list[int] = []
-    length = 1
-    for dim in range(x.dim() - 1, 0, -1):
-        size = x.shape[dim]
-        dims.append(dim)
-        length *= size if type(size) is int else _ROW
-        if length >= _ROW:
-            break
-    return tuple(dims) if length >= _SHORT else tuple(range(x.dim()))
-
-
-def _count(which: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """How many, float64. A row is counted in FP32, exactly up to 2**24; rows are added in float64."""
-    if which.dim() > len(dims):
-        return torch.where(which, 1.0, 0.0).sum(dims).double().sum()
-    return which.sum(dtype=torch.int64).double()  # one row, as long as it likes

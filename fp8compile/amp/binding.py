@@ -1,0 +1,142 @@
+"""Which statistics belong to which scaler.
+
+    one scaler        all observations of its optimizers' parameters, and of the compiled graphs behind its losses
+    several (a GAN)   what is added between ``scale`` of one and ``scale`` of the next belongs to the first of the two, of
+                      those observations: the generator's loss goes through the discriminator's graph too, at its own scale
+
+So each scaler's histogram holds the gradients that were scaled by it. Two losses that are scaled by two scalers before
+either is propagated, and that share a model, cannot be told apart; propagate each before the next is scaled.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from fp8compile.amp.graph_walk import leaves_behind
+from fp8compile.numerics import histogram
+from fp8compile.observation import Observations, Slot, alive
+
+_bindings: list[weakref.ref[Binding]] = []  # of every scaler that has bound anything
+_active: weakref.ref[Binding] | None = None  # whose loss was scaled last
+
+
+class Binding:
+    """The observations of one scaler. It keeps none of them alive.
+
+    Args:
+        saturates: whether FP16 gradients are clipped in the backward of what it is bound to.
+    """
+
+    def __init__(self, saturates: bool) -> None:
+        self.saturates = saturates
+        self._bound: list[weakref.ref[Observations]] = []
+        self._behind: list[weakref.ref[Observations]] = []  # losses scaled since the last update
+        self._taken: weakref.WeakKeyDictionary[Observations, tuple[Tensor, int]] = weakref.WeakKeyDictionary()
+        self._registered = False
+        weakref.finalize(self, _release, self._bound)
+
+    @property
+    def observations(self) -> list[Observations]:
+        """Those still alive, oldest first."""
+        return [each for ref in self._bound if (each := ref()) is not None]
+
+    def by_parameters(self, parameters: Iterable[Tensor]) -> None:
+        """Bind what was seen of these parameters; they are an optimizer's, so another scaler has no claim to them."""
+        known = self.observations
+        unknown = [each for each in alive() if each not in known]
+        wanted = {id(p) for p in parameters} if unknown else set()
+        for each in unknown:
+            if _ids(each) & wanted:
+                for other in _others(self):  # it had been behind one of its losses
+                    other._bound[:] = [ref for ref in other._bound if ref() is not each]
+                self._bind(each)
+
+    def by_losses(self, losses: Sequence[Tensor]) -> None:
+        """Bind what is behind these losses and belongs to none; from here on, what is seen of it is this scaler's."""
+        global _active
+        before = _active() if _active is not None else None
+        if before is not None and before is not self:
+            before.take()
+        _active = weakref.ref(self)
+        everyones = {id(each) for other in _others(self) for each in other.observations}
+        known = {id(each) for each in self.observations}
+        if not everyones and all(id(each) in known for each in alive()):
+            return  # the common case: no need to walk
+        leaves = leaves_behind(losses)
+        for each in alive():
+            if _ids(each) & leaves:
+                if id(each) not in everyones:
+                    self._bind(each)
+                if all(ref() is not each for ref in self._behind):
+                    self._behind.append(weakref.ref(each))
+
+    def _bind(self, each: Observations) -> None:
+        if not self._registered:
+            _bindings.append(weakref.ref(self, _bindings.remove))
+            self._registered = True
+        if each not in self.observations:
+            self._bound.append(weakref.ref(each))
+            each.saturate(self.saturates)
+
+    def _mine(self) -> list[Observations]:
+        """What this scaler's backward adds to."""
+        behind = [each for ref in self._behind if (each := ref()) is not None]
+        return list(dict.fromkeys([*self.observations, *behind]))
+
+    def take(self) -> None:
+        """Lay aside what was seen until now: another scaler's loss comes."""
+        self._take(self._mine())
+
+    def _take(self, several: Iterable[Observations]) -> None:
+        for each in several:
+            seen, additions = self._taken.get(each, (torch.zeros_like(each.current), 0))
+            self._taken[each] = histogram.fold(_padded(seen, each.current), each.current), additions + each.additions
+            each.current, each.additions = torch.zeros_like(each.current), 0
+
+    def adding(self) -> list[Observations]:
+        """Those that have seen a backward since the last update."""
+        own = ((each, self._taken.get(each)) for each in self._mine())
+        return [each for each, taken in own if each.additions or (taken is not None and taken[1])]
+
+    def close(self, step: int) -> list[tuple[Observations, Tensor]]:
+        """End a step: of every observation that is this scaler's what was seen, ``[rows, 7]``."""
+        active = _active() if _active is not None else None
+        theirs = set() if active is None or active is self else set(map(id, active._mine()))
+        mine = self._mine()
+        self._take(each for each in mine if id(each) not in theirs)
+        self._behind.clear()
+        return [self._close(each, step) for each in mine if each in self._taken]
+
+    def _close(self, each: Observations, step: int) -> tuple[Observations, Tensor]:
+        others, additions = each.current, each.additions  # seen since, in the backward of another scaler's loss
+        seen, _ = self._taken.pop(each)
+        each.current = _padded(seen, others)
+        seen = each.close(step)
+        each.current, each.additions = others, additions
+        return each, seen
+
+
+def _ids(each: Observations) -> set[int]:
+    """The leaves by which an observation is known: its parameters, and its slot's values."""
+    own = {id(p) for ref in each.parameters if (p := ref()) is not None}
+    return own | {id(each.values)} if isinstance(each, Slot) else own
+
+
+def _release(bound: list[weakref.ref[Observations]]) -> None:
+    """The scaler is gone: nobody has taken these over any more."""
+    for each in [each for ref in bound if (each := ref()) is not None]:
+        each.saturate(False)
+        each.scaled = False
+
+
+def _others(binding: Binding) -> list[Binding]:
+    return [each for ref in list(_bindings) if (each := ref()) is not None and each is not binding]
+
+
+def _padded(seen: Tensor, like: Tensor) -> Tensor:
+    """Rows that have been added since are 0."""
+    return torch.cat([seen, torch.zeros_like(like[len(seen) :])]) if len(seen) < len(like) else seen

@@ -1,0 +1,108 @@
+"""h1 and h2 of an update: of the rows that a scaler was asked to look at, and of gradients that nobody observed.
+
+f16 rows, backward     small -> h1; large, inf, nan -> h2
+f32 rows, backward     inf, nan -> h2: FP16 numbers once, cast under autocast. The rest says nothing of FP16
+.grad of a parameter   if no hook and no compiled graph saw it: as an f16 row (whatever its dtype); else, what is inf or
+                       NaN after micro-batches and ranks were summed -> h2
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from fp8compile.amp.gradients import Gradient, count_nonfinite
+from fp8compile.amp.watching import Watched, check_patterns, chosen
+from fp8compile.numerics.histogram import COLUMNS, EDGES, INF, LARGE, NAN, SMALL, statistics, two_bins
+from fp8compile.observation import BACKWARD, WEIGHT, Observations
+
+_log = logging.getLogger("fp8compile")
+
+
+class Counter:
+    """Sums h1 and h2 over what is selected.
+
+    Args:
+        kinds, modules: of the rows that count.
+    """
+
+    def __init__(self, kinds: Sequence[str], modules: Sequence[str]) -> None:
+        self.kinds, self.modules = tuple(kinds), tuple(modules)
+        self._weights: weakref.WeakKeyDictionary[Observations, Tensor] = weakref.WeakKeyDictionary()
+        self._paths: set[str] = set()  # names of what nobody observed
+        self._checked = self._said = False
+
+    def of_rows(self, observations: Observations, seen: Tensor) -> Tensor:
+        """``[rows, 7]`` -> float64 ``[2]``: h1 and h2 of the rows selected."""
+        known = self._weights.get(observations)
+        if known is None or len(known) != len(seen):
+            known = self._weights_of(observations, len(seen)).to(seen.device)
+            self._weights[observations] = known
+        return (seen[..., None] * known).sum((0, 1))
+
+    def _weights_of(self, observations: Observations, count: int) -> Tensor:
+        """``[rows, 7, 2]``: how each number enters h1 and h2."""
+        weights = torch.zeros(count, len(COLUMNS), 2, dtype=torch.float64)
+        for i, row in enumerate(observations.rows[:count]):
+            if row.direction == BACKWARD and row.kind in self.kinds and chosen(row.module, self.modules):
+                if row.dtype == "f16":
+                    weights[i, SMALL, 0] = 1
+                    weights[i, [LARGE, INF, NAN], 1] = 1
+                elif row.dtype == "f32":
+                    weights[i, [INF, NAN], 1] = 1
+        return weights
+
+    def of_gradients(self, gradients: Sequence[Gradient], seen: set[int], device: torch.device) -> Tensor:
+        """float64 ``[2]``: h1 and h2 of gradients as they lie in ``.grad``; ``seen``: ids of parameters observed already.
+
+        Raises:
+            ValueError: modules are chosen, and a parameter that nobody observed has no name.
+        """
+        total = torch.zeros(2, dtype=torch.float64, device=device)
+        if WEIGHT not in self.kinds:
+            return total
+        total[1] = count_nonfinite([g for g in gradients if id(g.p) in seen], device)
+        for each in gradients:
+            if id(each.p) not in seen and self._chosen(each) and each.values.dtype in EDGES:
+                total += torch.stack(two_bins(statistics(each.values))).to(device)
+        if not seen and not self._said:
+            self._said = True
+            _log.warning("no statistics of layers: the loss scale follows the gradients of weights alone. Compile the model "
+                         'with backend="fp8compile", or call fp8compile.amp.watch(model)')  # fmt: skip
+        return total
+
+    def _chosen(self, each: Gradient) -> bool:
+        if "*" in self.modules:
+            return True
+        if each.name is None:
+            raise ValueError(
+                f"modules={self.modules!r}, and a parameter of shape {[*each.p.shape]} has no name: call "
+                "fp8compile.amp.watch(model), or build the optimizer from model.named_parameters()"
+            )
+        self._paths.add(each.name)
+        return chosen(each.name, self.modules)
+
+    def check(self, observations: Sequence[Observations]) -> None:
+        """Once: every pattern matches something. Raises ValueError with the names near one that does not."""
+        if not self._checked:
+            for each in observations:
+                self._paths |= {row.module for row in each.rows}
+                self._paths |= each.paths if isinstance(each, Watched) else set()
+            check_patterns(self.modules, sorted(self._paths - {""}))
+            self._checked = True
+
+
+def parameters_seen(observations: Sequence[Observations]) -> set[int]:
+    """``id`` of the parameters whose gradients were observed since the last update."""
+    found: set[int] = set()
+    for each in observations:
+        found |= (
+            each.hooked
+            if isinstance(each, Watched)
+            else {id(p) for ref in each.parameters if (p := ref()) is not None}
+        )
+    return found

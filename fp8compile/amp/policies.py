@@ -1,0 +1,133 @@
+"""How a loss scale follows what an update saw: the three modes as pure functions on tensors, without a host sync.
+
+    static     scale stays
+    dynamic    inf or nan found -> scale * backoff;  ``interval`` updates in a row without -> scale * growth
+               (torch.amp.GradScaler: the same numbers, computed in float64 and rounded to float32 as it does)
+    histogram  every ``period`` updates: h2 / (h1 + h2) > threshold -> halved, else doubled; nothing seen -> stays
+               (Graphcore's automatic loss scaling: ``numerics.histogram.next_scale``)
+
+Then floor <= scale <= ceiling. A verdict goes with it: -1 the update was bad (a smaller scale was asked for, or a step was
+skipped), +1 it was good, 0 it says nothing (the histogram's period is not over, or nothing was seen).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fp8compile.numerics.histogram import THRESHOLD, next_scale
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What an update saw, summed over ranks; 0-d tensors on one device.
+
+    Attributes:
+        small, large: h1 and h2, elements.
+        found: float, > 0 where a step was skipped: inf or NaN in its gradients (histogram: NaN).
+        bad_loss: float, > 0 where a loss was not finite before it was scaled: no scale helps then.
+        vanished: gradients that became 0 when they were unscaled.
+    """
+
+    small: Tensor
+    large: Tensor
+    found: Tensor
+    bad_loss: Tensor
+    vanished: Tensor
+
+
+@dataclass(frozen=True)
+class Running:
+    """What a policy carries from update to update; 0-d tensors.
+
+    Attributes:
+        scale: float32.
+        since: int32: updates since the scale last grew or fell (dynamic), or since the period began (histogram).
+        small, large: float64: h1 and h2 of the period that is under way.
+    """
+
+    scale: Tensor
+    since: Tensor
+    small: Tensor
+    large: Tensor
+
+    @classmethod
+    def start(cls, scale: float, device: torch.device) -> Running:
+        zero = torch.zeros((), dtype=torch.float64, device=device)
+        first = torch.full((), scale, dtype=torch.float32, device=device)
+        return cls(first, torch.zeros((), dtype=torch.int32, device=device), zero, zero.clone())
+
+    def numbers(self) -> dict[str, Any]:
+        """As Python numbers, exactly. Waits for the device."""
+        return {f.name: getattr(self, f.name).item() for f in fields(self)}
+
+    def filled(self, **numbers: float) -> Running:
+        """With these numbers."""
+        return Running(**{name: torch.full_like(getattr(self, name), value) for name, value in numbers.items()})
+
+
+class Policy(Protocol):
+    """A mode."""
+
+    def __call__(self, now: Running, seen: Seen) -> tuple[Running, Tensor]:
+        """What is carried on, and the verdict (a 0-d float64 tensor)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Static:
+    """The scale stays; steps with inf or NaN are skipped."""
+
+    floor: float
+    ceiling: float
+
+    def __call__(self, now: Running, seen: Seen) -> tuple[Running, Tensor]:
+        return now, torch.where(seen.found > 0, -1.0, 1.0).double()
+
+
+@dataclass(frozen=True)
+class Dynamic:
+    """torch.amp.GradScaler's rule (its ``_amp_update_scale_``)."""
+
+    growth: float
+    backoff: float
+    interval: int
+    floor: float
+    ceiling: float
+
+    def __call__(self, now: Running, seen: Seen) -> tuple[Running, Tensor]:
+        found = seen.found > 0
+        due = now.since + 1 == self.interval
+        grown = (now.scale.double() * self.growth).float()
+        grown = torch.where(due & torch.isfinite(grown), grown, now.scale)
+        scale = torch.where(found, (now.scale.double() * self.backoff).float(), grown)
+        since = torch.where(found | due, 0, now.since + 1).to(torch.int32)
+        bounded = scale.clamp(self.floor, self.ceiling)
+        return Running(bounded, since, now.small, now.large), torch.where(found, -1.0, 1.0).double()
+
+
+@dataclass(frozen=True)
+class Histogram:
+    """Graphcore's rule. A skipped step (NaN) counts as one of large gradients alone, unless the loss was to blame."""
+
+    period: int
+    floor: float
+    ceiling: float
+    threshold: float = THRESHOLD
+
+    def __call__(self, now: Running, seen: Seen) -> tuple[Running, Tensor]:
+        blamed = seen.bad_loss > 0  # this update says nothing about the scale
+        skipped = (seen.found > 0) & ~blamed
+        small = torch.where(blamed | skipped, 0.0, seen.small)
+        large = torch.where(skipped, (seen.small + seen.large).clamp_min(1.0), torch.where(blamed, 0.0, seen.large))
+        h1, h2 = now.small + small, now.large + large
+        due = now.since + 1 >= self.period
+        scale = torch.where(due, next_scale(now.scale, h1, h2, self.floor, self.ceiling, self.threshold), now.scale)
+        lower, some = h2 > self.threshold * (h1 + h2), h1 + h2 > 0
+        verdict = torch.where(due & some, torch.where(lower, -1.0, 1.0), 0.0)
+        verdict = torch.where((seen.found > 0) | blamed, -1.0, verdict).double()
+        since = torch.where(due, 0, now.since + 1).to(torch.int32)
+        return Running(scale, since, torch.where(due, 0.0, h1), torch.where(due, 0.0, h2)), verdict

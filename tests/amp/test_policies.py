@@ -1,0 +1,65 @@
+"""The rules of the modes, over sequences of updates, against the text of the issue in plain Python."""
+
+from __future__ import annotations
+
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fp8compile.amp.policies import Histogram, Policy, Running, Seen, Static
+
+LOW, HIGH, THRESHOLD = 2.0**-3, 2.0**6, 0.25
+
+updates = st.tuples(st.integers(0, 100), st.integers(0, 100), st.booleans(), st.booleans())
+
+
+def followed(policy: Policy, scale: float, several: list[tuple[int, int, bool, bool]]) -> list[tuple[float, float]]:
+    """(scale, verdict) after each update: h1, h2, whether a step was skipped, whether the loss was to blame."""
+    now, found = Running.start(scale, torch.device("cpu")), []
+    for numbers in several:
+        seen = (torch.tensor(float(number), dtype=torch.float64) for number in (*numbers, 0))
+        now, verdict = policy(now, Seen(*seen))
+        assert now.scale.dtype == torch.float32
+        found.append((now.scale.item(), verdict.item()))
+    return found
+
+
+def by_hand(scale: float, period: int, several: list[tuple[int, int, bool, bool]]) -> list[tuple[float, float]]:
+    h1 = h2 = 0
+    found = []
+    for i, (small, large, skipped, blamed) in enumerate(several, 1):
+        verdict = 0.0
+        if skipped and not blamed:
+            h2 += max(1, small + large)  # a NaN may have been any of them
+        elif not blamed:
+            h1, h2 = h1 + small, h2 + large
+        if i % period == 0:
+            if h1 + h2 > 0:
+                verdict = -1.0 if h2 / (h1 + h2) > THRESHOLD else 1.0
+                scale = min(max(scale * (0.5 if verdict < 0 else 2.0), LOW), HIGH)
+            h1 = h2 = 0
+        found.append((scale, -1.0 if skipped or blamed else verdict))
+    return found
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(updates, max_size=20), st.integers(1, 4), st.integers(-3, 6))
+def test_histogram(several: list[tuple[int, int, bool, bool]], period: int, power: int) -> None:
+    policy = Histogram(period, LOW, HIGH, THRESHOLD)
+    assert followed(policy, 2.0**power, several) == by_hand(2.0**power, period, several)
+
+
+@settings(deadline=None)
+@given(st.lists(updates, max_size=5))
+def test_static(several: list[tuple[int, int, bool, bool]]) -> None:
+    expected = [(4.0, -1.0 if skipped else 1.0) for _, _, skipped, _ in several]
+    assert followed(Static(LOW, HIGH), 4.0, several) == expected
+
+
+def test_numbers_are_exact_and_come_back() -> None:
+    now = Running.start(1 / 3, torch.device("cpu"))
+    now = Running(now.scale, now.since + 7, now.small + 2.0**52 + 1, now.large + 3)
+    again = Running.start(1.0, torch.device("cpu")).filled(**now.numbers())
+    assert (
+        again.numbers() == now.numbers() and again.since.dtype == torch.int32 and again.small.dtype == torch.float64
+    )
