@@ -74,7 +74,7 @@ class TreeToZero(DynamicTree):
 
 @dataclass(frozen=True)
 class AblationPlacement(Placement):
-    """Codecs that the optimizers do not offer: one scale per tensor, and a v that may become 0."""
+    """Codecs that the optimizers do not offer: one scale per tensor, a v that may become 0; all rounded to nearest."""
 
     tensorwise: bool = False
     to_zero: bool = False
@@ -83,7 +83,7 @@ class AblationPlacement(Placement):
         size = None if self.tensorwise else group_size
         if self.to_zero:
             return LinearToZero(signed, size, INT8) if self.formats[0] == "int8" else TreeToZero(signed, size)
-        return state_codec(self.formats[0 if signed else 1], signed=signed, group_size=size)
+        return state_codec(self.formats[0 if signed else 1], signed=signed, group_size=size, rounding="nearest")
 
 
 class AblationAdamW(AdamW):

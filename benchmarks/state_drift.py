@@ -1,13 +1,14 @@
 """How far moments that are encoded at every step drift from FP32 moments of the same gradients.
 
     both   m <- b1 m + (1 - b1) g,  v <- b2 v + (1 - b2) g g       one of them decoded before and encoded after each step
-    v      geometric mean of v_encoded / v; it leaves out elements where v is 0
+    v      mean of v_encoded / v, and its geometric mean; they leave out elements where v is 0
     step   slope (least squares) of m_e / (sqrt(v_e) + eps) on m / (sqrt(v) + eps): at 1.03 updates are 3 % longer, as from a
            rate 3 % higher
 
 The decay b2 multiplies a whole group, so its FP32 scale takes it up exactly. What a step adds to one element is lost, under
-rounding to nearest, where it is less than half the spacing of codes there. So v comes out too small, and updates too long.
-The gradients are FP32's for all formats: nothing here feeds back.
+rounding to nearest, where it is less than half the spacing of codes there. So v comes out too small, and updates too long:
+that is "..., nearest". The optimizers dither v (``numerics.dither``). The gradients are FP32's for all formats: nothing here
+feeds back.
 """
 
 from __future__ import annotations
@@ -30,15 +31,18 @@ WATCHED = (
     "*layers.3.self_attn.v_proj*",
     "*lm_head*",
 )
-FORMATS = ("e4m3_expanded", "dynamic_tree", "int8_companded", "e4m3", "4bit")
+NAMES = ("e4m3_expanded", "dynamic_tree", "int8_companded", "e4m3", "4bit")
+NEAREST = ", nearest"
+FORMATS = (*NAMES, *(f"{name}{NEAREST}" for name in NAMES))
 
 
 class Twin:
     """m and v of one parameter, kept in one format between steps."""
 
-    def __init__(self, state_format: Any, p: Tensor, betas: tuple[float, float]) -> None:
-        first, second = pair(state_format)
-        self.codecs = state_codec(first, signed=True), state_codec(second, signed=False)
+    def __init__(self, state_format: str, p: Tensor, betas: tuple[float, float]) -> None:
+        first, second = pair(state_format.removesuffix(NEAREST))
+        rounding = "nearest" if state_format.endswith(NEAREST) else None
+        self.codecs = state_codec(first, signed=True), state_codec(second, signed=False, rounding=rounding)
         self.betas = betas
         self.m, self.v = torch.zeros_like(p), torch.zeros_like(p)  # as the parameter step saw them
         self.stored = [codec.encode(self.m) for codec in self.codecs]
@@ -89,7 +93,8 @@ def _against(exact: Twin, twin: Twin) -> dict[str, float]:
     there = exact.v > 0
     ratio = (twin.v[there].double() / exact.v[there].double()).clamp_min(1e-300)
     u, u_hat = exact.direction.double(), twin.direction.double()
-    return {"v": float(ratio.log().mean().exp()), "step": float((u * u_hat).sum() / (u * u).sum())}
+    means = {"v": float(ratio.mean()), "v_geometric": float(ratio.log().mean().exp())}
+    return means | {"step": float((u * u_hat).sum() / (u * u).sum())}
 
 
 def watched(model: nn.Module) -> dict[str, Tensor]:

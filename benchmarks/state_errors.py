@@ -6,6 +6,9 @@ m_A, v_B: encoded once in formats A, B and decoded; m, v: FP32, from training. E
 come back as 0. A plain format can send v > 0 to 0, and then m / eps swamps every mean. Ours gives the smallest code
 instead (``numerics.plain_states``). ``e4m3, v to 0`` is the plain format without that rule, so that the table shows what
 it is worth, and how many elements it concerns; the mean without those elements is given beside it.
+
+One table has v rounded to nearest, as in the paper. In the other it is dithered (``numerics.dither``), as the optimizers
+store it, which costs a single rounding some error and keeps v from lagging (``state_drift``).
 """
 
 from __future__ import annotations
@@ -50,7 +53,7 @@ class ExpandedTree(Grouped):
         k = torch.floor(16 * log_target / (log_amax - log_amin)).clamp(1, 255)
         k = torch.where(log_amax > log_amin, k, 16.0)
         unit = a / torch.where(amax > 0, amax, 1.0)
-        codes, _ = encode_tree(unit ** (k / 16) * x_NG.sign(), self.signed, bits=8)
+        codes, _ = encode_tree(unit ** (k / 16) * x_NG.sign(), self.signed, bits=8, dithers=self.dithers)
         return codes, amax, k
 
     def decode_groups(self, codes_NG: Tensor, *metadata_N1: Tensor) -> Tensor:
@@ -59,15 +62,16 @@ class ExpandedTree(Grouped):
         return y.sign() * amax * y.abs() ** (16 / k)
 
 
-def codecs(signed: bool) -> dict[str, StateCodec]:
-    """Every format that a moment can have, and the variants that exist for this table only."""
-    found = {name: state_codec(name, signed=signed) for name in FIRST}
+def codecs(signed: bool, rounding: str = "dithered") -> dict[str, StateCodec]:
+    """Every format that a moment can have, and the variants that exist for this table only; ``rounding`` is v's."""
+    rounding = "nearest" if signed else rounding
+    found = {name: state_codec(name, signed=signed, rounding=rounding) for name in FIRST}
     for fmt in (E4M3, E5M2):
-        found[f"{fmt.name}_expanded, paper"] = Expanded(signed, format=fmt, expand_range="paper")
-    found["dynamic_tree, expanded"] = ExpandedTree(signed)
+        found[f"{fmt.name}_expanded, paper"] = Expanded(signed, format=fmt, expand_range="paper", rounding=rounding)
+    found["dynamic_tree, expanded"] = ExpandedTree(signed, rounding=rounding)
     if signed:
         return found | {"dynamic4": state_codec("dynamic4", signed=True)}
-    four_bit = {name: state_codec(name, signed=False) for name in ("linear4", "rank1_linear4")}
+    four_bit = {name: state_codec(name, signed=False, rounding=rounding) for name in ("linear4", "rank1_linear4")}
     return found | four_bit | {FLUSHING: Flushing(False, format=E4M3)}
 
 
@@ -81,10 +85,10 @@ class Moments:
 
 
 class Errors:
-    """Sums over parameters of the squared errors of every pair of formats."""
+    """Sums over parameters of the squared errors of every pair of formats, v rounded one way or the other."""
 
-    def __init__(self) -> None:
-        self.m_codecs, self.v_codecs = codecs(signed=True), codecs(signed=False)
+    def __init__(self, rounding: str = "dithered") -> None:
+        self.m_codecs, self.v_codecs = codecs(signed=True), codecs(False, rounding)
         self.sums = {(a, b): 0.0 for a in self.m_codecs for b in self.v_codecs}
         self.kept_sums = dict.fromkeys(self.sums, 0.0)  # without elements whose v > 0 a plain format sends to 0
         self.elements = self.flushed = 0

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fp8compile.numerics.dither import dithered
 from fp8compile.numerics.dynamic_tree import unit_and_amax, zeros_or
 from fp8compile.numerics.grouping import Grouped
 
@@ -41,8 +42,9 @@ class Companded(Grouped):
         if self.signed:
             codes = (254 - 254 / (1 + unit)).round()
             return torch.where(x_NG < 0, -codes, codes).to(torch.int8), amax
-        codes = (255 * unit.sqrt()).round().clamp_min(1)
-        return torch.where(x_NG > 0, codes, 0.0).to(torch.uint8), amax
+        root = 255 * unit.sqrt()
+        codes = dithered(root, x_NG, power=2) if self.dithers else root.round()
+        return torch.where(x_NG > 0, codes.clamp_min(1), 0.0).to(torch.uint8), amax
 
     def decode_groups(self, codes_NG: Tensor, *metadata_N1: Tensor) -> Tensor:
         codes, amax = codes_NG.float(), metadata_N1[0]

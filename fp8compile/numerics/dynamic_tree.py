@@ -25,6 +25,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fp8compile.numerics.dither import dithered
 from fp8compile.numerics.grouping import Grouped
 from fp8compile.numerics.range_expansion import SMALLEST
 
@@ -38,7 +39,7 @@ class DynamicTree(Grouped):
         return "dynamic_tree"
 
     def encode_groups(self, x_NG: Tensor) -> tuple[Tensor, ...]:
-        return encode_tree(x_NG, self.signed, bits=8)
+        return encode_tree(x_NG, self.signed, bits=8, dithers=self.dithers)
 
     def decode_groups(self, codes_NG: Tensor, *metadata_N1: Tensor) -> Tensor:
         return decode_tree(codes_NG, metadata_N1[0], self.signed, bits=8)
@@ -60,10 +61,11 @@ def unit_and_amax(x_NG: Tensor) -> tuple[Tensor, Tensor]:
     return a / torch.where(amax > 0, amax, 1.0), torch.where(amax < torch.inf, amax, torch.nan)
 
 
-def encode_tree(x_NG: Tensor, signed: bool, bits: int) -> tuple[Tensor, Tensor]:
+def encode_tree(x_NG: Tensor, signed: bool, bits: int, dithers: bool = False) -> tuple[Tensor, Tensor]:
     """Codes ``[N, G]``, uint8 of which ``bits`` are used, and amax ``[N, 1]``."""
     unit, amax = unit_and_amax(x_NG)
-    magnitude = magnitude_of(unit, bits - signed)
+    top, steps_down = steps_of(unit, bits - signed)
+    magnitude = top - (dithered(steps_down, x_NG) if dithers else steps_down.round())
     if signed:
         codes = torch.where((x_NG < 0) & (magnitude > 0), magnitude + 2 ** (bits - 1), magnitude)
     else:
@@ -95,13 +97,19 @@ def decades_of(bits: int) -> list[tuple[float, float, float]]:
 
 def magnitude_of(a: Tensor, bits: int) -> Tensor:
     """The bits, as FP32 numbers, of the value nearest to ``a`` in [0, 1]; midway, of either neighbour."""
+    top, steps_down = steps_of(a, bits)
+    return top - steps_down.round()
+
+
+def steps_of(a: Tensor, bits: int) -> tuple[Tensor, Tensor]:
+    """Of ``a`` in [0, 1] the bits of its decade's top, and how many steps, whole or not, it lies below that."""
     power, top, steps = (torch.full_like(a, each) for each in (1.0, 2.0**bits - 1, 2 ** (bits - 1) / 0.9))
     for power_E, top_E, step_E in decades_of(bits)[1:]:
         here = a <= 1 / power_E
         power = torch.where(here, power_E, power)
         top = torch.where(here, top_E, top)
         steps = torch.where(here, 1 / step_E, steps)
-    return top - ((1 - a * power) * steps).round()
+    return top, (1 - a * power) * steps
 
 
 def value_of(magnitude: Tensor, bits: int) -> Tensor:

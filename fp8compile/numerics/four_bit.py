@@ -19,6 +19,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fp8compile.numerics.dither import dithered
 from fp8compile.numerics.dynamic_tree import decode_tree, encode_tree, unit_and_amax
 from fp8compile.numerics.grouping import GROUP, Grouped, rows_of
 from fp8compile.numerics.range_expansion import SMALLEST
@@ -40,9 +41,10 @@ def unpacked(code_bytes: Tensor, rows: tuple[int, ...], length: int) -> Tensor:
     return pairs.reshape(*rows, (length + 1) // 2 * 2)[..., :length].to(torch.uint8)
 
 
-def linear_codes(unit: Tensor) -> Tensor:
-    """i such that (i + 1) / 16 is nearest to ``unit`` in [0, 1]."""
-    return ((unit * LEVELS).round() - 1).clamp(0, LEVELS - 1)
+def linear_codes(unit: Tensor, x: Tensor, dithers: bool) -> Tensor:
+    """i such that (i + 1) / 16 is nearest to ``unit`` in [0, 1], or right on average, as x decides."""
+    steps = unit * LEVELS
+    return ((dithered(steps, x) if dithers else steps.round()) - 1).clamp(0, LEVELS - 1)
 
 
 def linear_values(codes: Tensor, scale: Tensor) -> Tensor:
@@ -93,7 +95,7 @@ class Linear4(Packed):
 
     def encode_groups(self, x_NG: Tensor) -> tuple[Tensor, ...]:
         unit, amax = unit_and_amax(x_NG)
-        return linear_codes(unit), amax
+        return linear_codes(unit, x_NG, self.dithers), amax
 
     def decode_groups(self, codes_NG: Tensor, *metadata_N1: Tensor) -> Tensor:
         return linear_values(codes_NG, metadata_N1[0])
@@ -108,6 +110,8 @@ class RankOne4:
     A tensor of fewer than two dimensions has one amax per 128 elements, kept as ``row_amax``, and no ``column_amax``.
     """
 
+    rounding: str = "nearest"
+
     parts: ClassVar[tuple[str, ...]] = ("codes", "row_amax", "column_amax")
     group_size: ClassVar[None] = None  # an element's scale depends on the whole tensor
 
@@ -117,13 +121,13 @@ class RankOne4:
 
     def encode(self, x: Tensor) -> tuple[Tensor, ...]:
         if x.dim() < 2:
-            return *Linear4().encode(x), x.new_zeros(0)
+            return *Linear4(rounding=self.rounding).encode(x), x.new_zeros(0)
         x_RC = x.abs().reshape(x.shape[0], math.prod(x.shape[1:]))
         if x_RC.numel() == 0:
             return packed(x_RC, *_matrix(x.shape)), x_RC.new_zeros(x_RC.shape[0]), x_RC.new_zeros(x_RC.shape[1])
         row, column = x_RC.amax(1), x_RC.amax(0)
         scale_RC = torch.minimum(row[:, None], column)
-        codes = linear_codes(x_RC / torch.where(scale_RC > 0, scale_RC, 1.0))
+        codes = linear_codes(x_RC / torch.where(scale_RC > 0, scale_RC, 1.0), x_RC, self.rounding == "dithered")
         row, column = (torch.where(amax < torch.inf, amax, torch.nan) for amax in (row, column))
         return packed(codes, *_matrix(x.shape)), row, column
 

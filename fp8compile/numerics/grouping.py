@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 import torch
@@ -44,12 +44,18 @@ class Grouped:
     Attributes:
         signed: whether negative values occur; without them (second moments) no value above 0 ever decodes to 0.
         group_size: elements that share metadata; None: the whole tensor (for ablations; a shard would not own it).
+        rounding: "nearest", or "dithered" where the state is never negative (``numerics.dither``).
     """
 
     signed: bool = True
     group_size: int | None = GROUP
+    rounding: str = field(default="nearest", kw_only=True)
 
     parts: ClassVar[tuple[str, ...]] = ("codes", "amax")
+
+    @property
+    def dithers(self) -> bool:
+        return self.rounding == "dithered"
 
     def encode(self, x: Tensor) -> tuple[Tensor, ...]:
         codes_NG, *metadata_N1 = self.encode_groups(in_groups(x, self.group_size))

@@ -15,6 +15,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fp8compile.numerics.dither import dithered_to
 from fp8compile.numerics.formats import E4M3, INT8, Format
 from fp8compile.numerics.grouping import Grouped
 from fp8compile.numerics.scaling import inv_scale_of, quantize
@@ -63,9 +64,12 @@ class Linear(Grouped):
         inv_scale = inv_scale_of(x_NG.abs().amax(-1, keepdim=True), fmt)
         if self.signed:
             return quantize(x_NG, inv_scale, fmt), inv_scale
-        codes = x_NG * inv_scale.reciprocal()
-        codes = codes if fmt.is_float else codes.round()
-        return torch.where(x_NG > 0, codes.clamp(fmt.smallest, fmt.max), 0.0).to(fmt.dtype), inv_scale
+        codes = (x_NG * inv_scale.reciprocal()).clamp(fmt.smallest, fmt.max)
+        if self.dithers:
+            codes = dithered_to(codes, fmt, x_NG)
+        elif not fmt.is_float:
+            codes = codes.round()
+        return torch.where(x_NG > 0, codes, 0.0).to(fmt.dtype), inv_scale
 
     def decode_groups(self, codes_NG: Tensor, *metadata_N1: Tensor) -> Tensor:
         return codes_NG.float() * metadata_N1[0]

@@ -24,6 +24,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fp8compile.numerics.dither import dithered_to
 from fp8compile.numerics.formats import E4M3, Format
 from fp8compile.numerics.grouping import Grouped
 
@@ -64,7 +65,8 @@ class Expanded(Grouped):
         amax, log_amax, log_amin = extremes(a)
         k = self.k_of(log_amax - log_amin)
         spread = torch.exp2((log2_of(a) - log_amax) * (k.float() * (1 / STEPS_OF_K))) * self.format.max
-        codes = torch.where(a == 0, 0.0, spread).clamp(max=self.format.max)
+        codes = torch.where(a == 0, 0.0, spread.clamp(self.format.smallest, self.format.max))
+        codes = dithered_to(codes, self.format, x_NG, STEPS_OF_K / k.float()) if self.dithers else codes
         codes = torch.where(x_NG < 0, -codes, codes) if self.signed else codes
         return codes.to(self.format.dtype), torch.where(amax < torch.inf, amax, torch.nan), k
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import torch
 
 from fp8compile.numerics.companding import Companded
+from fp8compile.numerics.dither import ROUNDINGS
 from fp8compile.numerics.dynamic_tree import DynamicTree
 from fp8compile.numerics.formats import E4M3, E5M2, INT8
 from fp8compile.numerics.four_bit import DynamicExponent4, Linear4, RankOne4
@@ -33,12 +34,23 @@ STATE_FORMATS = (
 )
 
 
-def state_codec(name: str, *, signed: bool, group_size: int | None = GROUP) -> StateCodec:
+def state_codec(
+    name: str, *, signed: bool, group_size: int | None = GROUP, rounding: str | None = None
+) -> StateCodec:
     """The codec called ``name`` for a state that may be negative (``signed``) or never is.
 
+    Args:
+        rounding: "nearest" or, of states that are never negative only, "dithered" (``numerics.dither``), which is what None
+            stands for with these: second moments grow by less than a code step. BF16 and FP32 know "nearest" only.
+
     Raises:
-        ValueError: there is no such format, or it is for states of the other kind.
+        ValueError: there is no such format or rounding, or it is for states of the other kind.
     """
+    rounding = rounding or ("nearest" if signed else "dithered")
+    if rounding not in ROUNDINGS[: 1 if signed else 2]:
+        raise ValueError(
+            f"no rounding {rounding!r} for such a state; there are 'nearest' and, not signed, 'dithered'"
+        )
     if name not in STATE_FORMATS:
         raise ValueError(f"no state format {name!r}; there are {', '.join(STATE_FORMATS)}")
     if name in (UNSIGNED_ONLY if signed else SIGNED_ONLY):
@@ -47,15 +59,15 @@ def state_codec(name: str, *, signed: bool, group_size: int | None = GROUP) -> S
     if name in ("fp32", "bf16"):
         return Whole(torch.float32 if name == "fp32" else torch.bfloat16)
     grouped: dict[str, StateCodec] = {
-        "e4m3": Linear(signed, group_size, E4M3),
-        "e5m2": Linear(signed, group_size, E5M2),
-        "int8": Linear(signed, group_size, INT8),
-        "e4m3_expanded": Expanded(signed, group_size, E4M3),
-        "e5m2_expanded": Expanded(signed, group_size, E5M2),
-        "dynamic_tree": DynamicTree(signed, group_size),
-        "int8_companded": Companded(signed, group_size),
+        "e4m3": Linear(signed, group_size, E4M3, rounding=rounding),
+        "e5m2": Linear(signed, group_size, E5M2, rounding=rounding),
+        "int8": Linear(signed, group_size, INT8, rounding=rounding),
+        "e4m3_expanded": Expanded(signed, group_size, E4M3, rounding=rounding),
+        "e5m2_expanded": Expanded(signed, group_size, E5M2, rounding=rounding),
+        "dynamic_tree": DynamicTree(signed, group_size, rounding=rounding),
+        "int8_companded": Companded(signed, group_size, rounding=rounding),
         "dynamic4": DynamicExponent4(group_size),
-        "linear4": Linear4(group_size),
-        "rank1_linear4": RankOne4(),
+        "linear4": Linear4(group_size, rounding=rounding),
+        "rank1_linear4": RankOne4(rounding),
     }
     return grouped[name]

@@ -43,7 +43,7 @@ def test_the_tuner_has_what_does_not_spill(case: str) -> None:
             assert 0 in spilled and max(spilled) <= (8 if case == "short groups" else 0), kernel
 
 
-@pytest.mark.parametrize("case", run_optimizer_interpreted.CASES)
+@pytest.mark.parametrize("case", [*run_optimizer_interpreted.CASES, *run_optimizer_interpreted.FIRST_STEP])
 def test_it_computes_what_eager_does(case: str) -> None:
     """Codes, k and 16-bit weights bit for bit. What is FP32 is some roundings apart, a dozen per step over three steps; so
     is the master weight, of which a correction holds the last bits: one of its 256 steps.
