@@ -60,6 +60,7 @@ COMPILES = (
     "context",
     "device",
     "flow",
+    "formats_by_use",
     "frozen",
     "graph",
     "hazards",
