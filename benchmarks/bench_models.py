@@ -12,7 +12,7 @@ For every model and precision:
   training  the same batches, seeds and AdamW for every arm; the gap to the twin (plain) is that of the
             mean loss of the last five steps, relative, positive where an arm is worse; mean over seeds +-
             standard error. The arm "eager" is PyTorch itself: its gap is what rounding alone does.
-  linears   (arms "linears" and "linears-e4m3": FP8 linears emulated, with storage as in "e4m3") every product
+  linears   (arms "linears" and "linears-e4m3": FP8 linears emulated, with storage as in "auto") every product
             in FP8 or left with its reason, beside the linears that run in the model, by module path.
 
 ``--codegen eager`` runs the rewritten graphs node by node: the same graphs, the same bytes, no C++ compiler.
@@ -157,7 +157,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--twin", choices=("eager", "inductor"), help="codegen of the twin (as --codegen)")
     precisions = "comma-separated; training runs in the first"
     parser.add_argument("--precisions", type=_words(PRECISIONS), default=["amp"], help=precisions)
-    parser.add_argument("--arms", type=_words(ARMS), default=["eager", "e4m3"], help="trained beside the twin")
+    parser.add_argument("--arms", type=_words(ARMS), default=["eager", "auto"], help="trained beside the twin")
     parser.add_argument("--seeds", type=int, default=3, help="0: no training")
     parser.add_argument("--steps", type=int, default=20)
     parser.add_argument(

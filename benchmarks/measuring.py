@@ -16,8 +16,8 @@ from torch import Tensor, nn
 import fp8compile
 from benchmarks.models import MODELS, Batch, Case
 
-FORMATS = ("e4m3", "int8", "auto")  # how tensors are stored; linears compute as they are
-LINEARS: Mapping[str, dict[str, Any]] = {  # FP8 linears on top of the storage of "e4m3"
+FORMATS = ("auto", "e4m3", "int8", "best_of_two")  # how tensors are stored; linears compute as they are
+LINEARS: Mapping[str, dict[str, Any]] = {  # FP8 linears on top of the storage of "auto"
     "linears": {"emulate": True},
     "linears-e4m3": {"emulate": True, "linear_formats": "e4m3"},
 }

@@ -28,7 +28,7 @@ _LINEAR = _LAYOUT | {
     aten.neg.default,
     aten.where.self,
 }
-_ZERO_KEEPING = _LAYOUT | {aten.mul.Tensor, aten.neg.default, aten.abs.default, aten.sqrt.default, aten.div.Tensor}
+ZERO_KEEPING = _LAYOUT | {aten.mul.Tensor, aten.neg.default, aten.abs.default, aten.sqrt.default, aten.div.Tensor}
 
 _EXPONENTS = {aten.exp.default, aten.exp2.default, aten.expm1.default, aten.sinh.default, aten.cosh.default}
 _BOUNDED = ("silu", "sigmoid", "softplus", "mish", "elu", "gelu", "tanh", "hardswish", "swish")
@@ -50,16 +50,16 @@ _EQUALITIES = {
 
 def spoiled_use(value: Node) -> str | None:
     """Why ``value``, a placeholder of the backward graph, must be exact there; None where rounding does no harm."""
-    if _reaches(value, _LINEAR, _is_exponentiated):
+    if reaches(value, _LINEAR, lambda user, _: is_exponential(user)):
         return "exponentiated in the backward: a relative error would become an absolute one of the exponent"
-    if _reaches(value, _ZERO_KEEPING, _is_divided_by):
+    if reaches(value, ZERO_KEEPING, _is_divided_by):
         return "divided by in the backward: a value that flushed to zero would become infinite"
-    if _reaches(value, _LINEAR, lambda user, _: user.target in _EQUALITIES):
+    if reaches(value, _LINEAR, lambda user, _: user.target in _EQUALITIES):
         return "compared for equality in the backward"
     return None
 
 
-def _reaches(value: Node, through: Set[object], spoils: Callable[[Node, Node], bool]) -> bool:
+def reaches(value: Node, through: Set[object], spoils: Callable[[Node, Node], bool]) -> bool:
     """Whether a use that ``spoils(user, node)`` is reached from ``value`` through the operations in ``through``."""
     seen, waiting = {value}, [value]
     while waiting:
@@ -73,10 +73,11 @@ def _reaches(value: Node, through: Set[object], spoils: Callable[[Node, Node], b
     return False
 
 
-def _is_exponentiated(user: Node, _: Node) -> bool:
-    if user.target not in _EXPONENTS:
+def is_exponential(node: Node) -> bool:
+    """Whether a node computes an exponential that the user did not write as part of a bounded function."""
+    if node.target not in _EXPONENTS:
         return False
-    written = str(user.meta.get("original_aten", ""))
+    written = str(node.meta.get("original_aten", ""))
     return not any(name in written for name in _BOUNDED)
 
 

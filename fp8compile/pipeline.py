@@ -68,6 +68,7 @@ COMPILES = (
     "context",
     "device",
     "flow",
+    "formats_by_use",
     "frozen",
     "graph",
     "hazards",

@@ -16,8 +16,8 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "linear": ("off", "tensorwise", "rowwise"),
     "linear_formats": ("hybrid", "e4m3"),
     "saved": ("groupwise", "off"),
-    "saved_format": ("e4m3", "int8", "auto"),
-    "attention_format": ("e4m3", "int8", "auto"),
+    "saved_format": ("auto", "e4m3", "int8", "best_of_two"),
+    "attention_format": ("auto", "e4m3", "int8", "best_of_two"),
     "codegen": ("inductor", "eager"),
 }
 OBSERVE = ("auto", True, False)
@@ -54,7 +54,8 @@ class Recipe:
             keep the output head. A linear tied to an embedding stays too.
         emulate: decode the codes and multiply in the model's dtype, on any device: FP8's numbers without its speed.
         saved: how tensors are kept from forward to backward: "groupwise" (one scale per group) or "off".
-        saved_format: "e4m3", "int8", or "auto" (the better of the two, group by group, decided at run time).
+        saved_format: "auto" ("e4m3" for what the backward compares with zero and for what exp made, else "int8"; see
+            fp8compile/formats_by_use.py), "e4m3", "int8", or "best_of_two" (group by group, decided at run time).
         group_size: elements per scale, 16 ... 65536.
         saved_attention: whether operands and results of attention are encoded too.
         attention_format: the format of those. INT8 by default: the backward of attention exponentiates q k' again, which
@@ -77,7 +78,7 @@ class Recipe:
     linear_skip: tuple[str, ...] = HEADS
     emulate: bool = False
     saved: str = "groupwise"
-    saved_format: str = "e4m3"
+    saved_format: str = "auto"
     group_size: int = 128
     saved_attention: bool = True
     attention_format: str = "int8"

@@ -2,7 +2,8 @@
 
 Each tensor kept for the backward is stored as one-byte codes with a scale per group (COAT's groupwise storage), encoded
 where it is made and decoded where it is first used, so that Inductor fuses the one into its producer and the other into
-its consumers. Error per element: the format's (``fp8compile.numerics.quantize``); for E4M3 at most 1/16 of the element.
+its consumers. Error per element: the format's (``fp8compile.numerics.quantize``); for E4M3 at most 1/16 of the element, for
+INT8 at most 1/254 of its group's largest. The recipe names the format, by default by use (``fp8compile/formats_by_use.py``).
 
 Left as they are, each with its reason in the report: what is not a floating-point activation (integers, masks, RNG
 states, tables, values made from parameters alone), small tensors, statistics of norms and softmax, float64 and complex,
@@ -19,6 +20,7 @@ from torch.fx import Node
 from fp8compile import torch_private as private
 from fp8compile.context import Context
 from fp8compile.flow import Source, is_activation, sources, user_fp32
+from fp8compile.formats_by_use import format_by_use
 from fp8compile.graph import (
     SPLICED,
     Encoding,
@@ -60,16 +62,18 @@ def encode_saved(split: Split, ctx: Context) -> Notes:
         elif reason := judge.reason_to_leave(edge):
             notes += Notes(skips=(_left(edge, reason),))
         else:
-            notes += Notes(saved=(_encode(split, edge, codec_for(edge, ctx.recipe_at(_path(edge)))),))
+            notes += Notes(saved=(_encode(split, edge, *codec_for(edge, ctx.recipe_at(_path(edge)))),))
     return notes
 
 
-def codec_for(edge: Edge, recipe: Recipe) -> Codec:
-    """The storage that the recipe names for this tensor."""
+def codec_for(edge: Edge, recipe: Recipe) -> tuple[Codec, str]:
+    """The storage that the recipe names for this tensor, and why where that depends on the tensor."""
     name = recipe.attention_format if _belongs_to_attention(edge) else recipe.saved_format
-    if name == "auto":
-        return GroupwiseBest(recipe.group_size)
-    return Groupwise({"e4m3": E4M3, "int8": INT8}[name], recipe.group_size)
+    if name == "best_of_two":
+        return GroupwiseBest(recipe.group_size), ""
+    by_name = {"e4m3": (E4M3, ""), "int8": (INT8, "")}
+    fmt, why = format_by_use(edge.made, edge.used) if name == "auto" else by_name[name]
+    return Groupwise(fmt, recipe.group_size), why
 
 
 class _Judge:
@@ -167,7 +171,7 @@ def _higher_order_use(value: Node) -> str | None:
     return None
 
 
-def _encode(split: Split, edge: Edge, codec: Codec) -> Saved:
+def _encode(split: Split, edge: Edge, codec: Codec, why: str) -> Saved:
     value = edge.made.meta["val"]
     order, dtype = memory_order(value), value.dtype
     back = None if order is None else tuple(order.index(d) for d in range(len(order)))
@@ -185,9 +189,8 @@ def _encode(split: Split, edge: Edge, codec: Codec) -> Saved:
     edge.used.replace_all_uses_with(decoded)
     split.replace(edge, *zip(made, used, strict=True))
     after = sum(nbytes(n.meta["val"]) for n in made)
-    return Saved(
-        edge.made.name, origin(edge.made), shape_text(value), dtype_text(value), nbytes(value), after, codec.name
-    )
+    name = f"{codec.name} ({why})" if why else codec.name
+    return Saved(edge.made.name, origin(edge.made), shape_text(value), dtype_text(value), nbytes(value), after, name)
 
 
 def _codes_of_a_product(edge: Edge, encoding: Encoding) -> tuple[Saved, ...]:

@@ -97,17 +97,17 @@ def test_modules_are_normalised_in_order_and_hashable() -> None:
     [
         ("layers.0", "int8"),
         ("layers.0.mlp.up", "int8"),
-        ("layers.1", "e4m3"),  # "layers.1.*" is what lies beneath
-        ("layers.1.mlp", "auto"),
-        ("layers.10", "e4m3"),
+        ("layers.1", "auto"),  # "layers.1.*" is what lies beneath
+        ("layers.1.mlp", "best_of_two"),
+        ("layers.10", "auto"),
         ("layers.2.attn.q", "int8"),
-        ("layers.2.attention", "e4m3"),
-        ("", "e4m3"),
+        ("layers.2.attention", "auto"),
+        ("", "auto"),
     ],
 )
 def test_the_first_pattern_that_matches_a_module_or_one_around_it_decides(path: str, saved_format: str) -> None:
-    int8, auto = {"saved_format": "int8"}, {"saved_format": "auto"}
-    modules = {"layers.0": int8, "layers.1.*": auto, "*.attn": int8, "layers.0.*": auto}
+    int8, best = {"saved_format": "int8"}, {"saved_format": "best_of_two"}
+    modules = {"layers.0": int8, "layers.1.*": best, "*.attn": int8, "layers.0.*": best}
     recipe = Recipe(modules=modules, codegen="eager", dump="x")
     found = Context(recipe).recipe_at(path)
     assert found.saved_format == saved_format
