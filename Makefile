@@ -18,7 +18,7 @@ demo: $(VENV)/demo
 test: $(VENV)/dev
 	$(VENV)/bin/python -m pytest $(ARGS)
 
-# Slow sweeps, not CI: the demo and the model table with three seeds each, compile times, what optimizer states cost and do.
+# Slow sweeps, not CI: the demo and the model table with three seeds each, compile times, optimizer states, loss scales.
 nightly: $(VENV)/dev
 	$(VENV)/bin/fp8compile demo --seeds 3
 	$(VENV)/bin/python benchmarks/bench_compile_time.py --json benchmarks/results/compile-time-cpu.json
@@ -26,6 +26,8 @@ nightly: $(VENV)/dev
 	$(VENV)/bin/python benchmarks/bench_models.py --json benchmarks/results/models-cpu.json
 	$(VENV)/bin/python benchmarks/bench_optimizer_states.py
 	$(VENV)/bin/python benchmarks/bench_optimizer_training.py --seeds 3
+	$(VENV)/bin/python benchmarks/bench_loss_scaling.py --tasks llama --seeds 10
+	$(VENV)/bin/python benchmarks/bench_loss_scaling.py --tasks bert,efficientnet,vit --seeds 5
 	$(VENV)/bin/python benchmarks/bench_stability.py
 	$(VENV)/bin/python benchmarks/bench_stochastic_rounding.py
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from fp8compile import __version__, cli_explain
 from fp8compile.cli_explain import WRONG, Wrong, fields_from, recipe_from
 from fp8compile.recipe import PRESETS, nearest
-from fp8compile.train.arms import ARMS, OURS, REFERENCE
+from fp8compile.train.arms import ARMS, FP16_ARMS
 
 FAILED, INTERRUPTED = 1, 130
 
@@ -54,7 +54,10 @@ def add_demo_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seed", type=_at_least(0), default=0, metavar="N", help="the first seed")
     parser.add_argument(
-        "--arms", type=_arms, default=(REFERENCE, OURS), metavar="A,B", help=f"which of {', '.join(ARMS)}"
+        "--arms",
+        type=_arms,
+        metavar="A,B",
+        help=f"which of {', '.join(ARMS)}; with --precision fp16, which of {', '.join(FP16_ARMS)}",
     )
     parser.add_argument(
         "--preset",
@@ -66,7 +69,10 @@ def add_demo_options(parser: argparse.ArgumentParser) -> None:
         "-o", dest="fields", action="append", default=[], metavar="FIELD=VALUE", help="a field of fp8compile's recipe"
     )
     parser.add_argument(
-        "--precision", choices=("auto", "bf16", "fp32"), default="auto", help="of products; auto: what is fast here"
+        "--precision",
+        choices=("auto", "bf16", "fp32", "fp16"),
+        default="auto",
+        help="of products; auto: what is fast here; fp16: of everything, to compare ways to scale the loss",
     )
     parser.add_argument("--tiny", action="store_true", help="a toy model for seconds, to try the machinery")
     parser.add_argument("--threads", type=_at_least(1), metavar="N", help="CPU threads")
@@ -79,6 +85,7 @@ def run_demo(values: argparse.Namespace) -> int:
 
     try:
         recipe_from(values.preset, values.fields)
+        _check_arms(values.arms or (), FP16_ARMS if values.precision == "fp16" else ARMS, values.precision)
     except Wrong as error:
         print(f"fp8compile demo: error: {error}", file=sys.stderr)
         return WRONG
@@ -155,7 +162,13 @@ def _one_of(noun: str, known: Iterable[str]) -> Callable[[str], str]:
 
 
 def _arms(text: str) -> tuple[str, ...]:
-    names = tuple(map(_one_of("arm", ARMS), text.split(",")))
+    names = tuple(map(_one_of("arm", (*ARMS, *FP16_ARMS)), text.split(",")))
     if len(set(names)) < len(names):
         raise argparse.ArgumentTypeError(f"{text!r} names an arm twice")
     return names
+
+
+def _check_arms(names: Sequence[str], known: Sequence[str], precision: str) -> None:
+    for name in names:
+        if name not in known:
+            raise Wrong(f"with --precision {precision} there is no arm {name!r}: {', '.join(known)}")

@@ -4,7 +4,10 @@
     fp8compile   torch.compile(model, backend="fp8compile", options={...})
     eager        model
 
-The gap compares an arm with "inductor". Validation never uses a compiled model: each arm is judged by the
+With --precision fp16 the arms are ways to scale the loss (``scaling``): "fp32" is the first of these in FP32, all the others
+the second in FP16.
+
+The gap compares an arm with "inductor", or with "fp32". Validation never uses a compiled model: each arm is judged by the
 eager module that shares its weights, so that a gap measures training and nothing else.
 """
 
@@ -22,6 +25,10 @@ REFERENCE = "inductor"
 OURS = "fp8compile"
 EAGER = "eager"
 ARMS = (REFERENCE, OURS, EAGER)
+FP32, DYNAMIC, HISTOGRAM = "fp32", "dynamic", "histogram"
+STATIC = {"static 1": 2.0**0, "static 2^7": 2.0**7, "static 2^15": 2.0**15, "static 2^22": 2.0**22}
+SCALED = (*STATIC, DYNAMIC, HISTOGRAM)
+FP16_ARMS = (FP32, *SCALED)
 
 
 @dataclass(frozen=True)
@@ -41,19 +48,30 @@ class BackendReport:
     saved_bytes_plain: int
 
 
+def compiler_of(arm: str) -> str:
+    """Which of ``ARMS`` an arm is compiled like."""
+    return arm if arm in ARMS else OURS if arm in SCALED else REFERENCE
+
+
+def dtype_of(arm: str) -> torch.dtype:
+    """Of the parameters, and so, where nothing casts, of activations and gradients."""
+    return torch.float16 if arm in SCALED else torch.float32
+
+
 def compile_arm(arm: str, model: torch.nn.Module, options: Mapping[str, Any]) -> Callable[..., Any]:
     """What the training step calls; ``options`` are fp8compile's (a preset and fields of its Recipe)."""
-    if arm == EAGER:
+    compiler = compiler_of(arm)
+    if compiler == EAGER:
         return model
-    if arm == REFERENCE:
+    if compiler == REFERENCE:
         return torch.compile(model)
-    assert arm == OURS, arm
+    assert compiler == OURS, arm
     return torch.compile(model, backend=_our_backend(), options=dict(options))
 
 
 def report_of(arm: str, compiled: Any) -> BackendReport | None:
     """fp8compile's report after the first training step; None for the other arms."""
-    if arm != OURS:
+    if compiler_of(arm) != OURS:
         return None
     import fp8compile
 

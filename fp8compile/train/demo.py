@@ -2,6 +2,7 @@
 
     for each seed, for each arm:  same weights, same batches, same optimizer  ->  loss, bytes saved, time
 
+With ``--precision fp16`` the arms are ways to scale the loss (``arms``, ``scaling``) and the model is FP16 throughout.
 Ctrl-C stops the training, not the demo: the table and the files show what was measured until then.
 """
 
@@ -28,6 +29,7 @@ from fp8compile.train.precision import choose_precision
 from fp8compile.train.progress import Screen, screen_for
 from fp8compile.train.results import Results, Run
 from fp8compile.train.saved import saved_bytes_of_step
+from fp8compile.train.scaling import DIVERGED, Diverged
 from fp8compile.train.table import summary
 
 DONE, FAILED, INTERRUPTED = 0, 1, 130
@@ -39,13 +41,13 @@ class Options:
 
     Attributes:
         out: folder for the results.
-        steps: optimizer steps of each run; None: the size's own.
+        steps: optimizer steps of each run; None: the size's own, in FP16 half of them, for there are seven arms.
         seeds: how many seeds each arm is trained from.
         seed: the first of them; the others follow.
-        arms: names from ``arms.ARMS``, in order.
+        arms: names from ``arms.ARMS``, in order; in FP16 from ``arms.FP16_ARMS``. None: Inductor's and ours; in FP16 all.
         preset: fp8compile's preset.
         fields: fields of fp8compile's Recipe that differ from the preset.
-        precision: "bf16", "fp32", or "auto": by what this machine is fast at.
+        precision: "bf16", "fp32", "fp16", or "auto": BF16 or FP32, by what this machine is fast at.
         tiny: a model and a run of seconds, to try the machinery.
         threads: CPU threads; None leaves torch's number.
     """
@@ -54,12 +56,17 @@ class Options:
     steps: int | None = None
     seeds: int = 1
     seed: int = 0
-    arms: tuple[str, ...] = (arms.REFERENCE, arms.OURS)
+    arms: tuple[str, ...] | None = None
     preset: str = "default"
     fields: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     precision: str = "auto"
     tiny: bool = False
     threads: int | None = None
+
+    @property
+    def chosen_arms(self) -> tuple[str, ...]:
+        """The arms that are run."""
+        return self.arms or (arms.FP16_ARMS if self.precision == "fp16" else (arms.REFERENCE, arms.OURS))
 
     @property
     def backend_options(self) -> dict[str, Any]:
@@ -100,18 +107,20 @@ def prepare(options: Options) -> tuple[Task, Results]:
     size = size_for(device, options.tiny)
     model = build_model(size, options.seed, device)
     precision = choose_precision(model, device, options.precision)
-    task = Task(size, precision, load_corpus(), device, options.steps or size.steps)
+    half = precision.dtype is torch.float16
+    model = model.half() if half else model
+    task = Task(size, precision, load_corpus(), device, options.steps or size.steps // (2 if half else 1))
     seeds = tuple(range(options.seed, options.seed + options.seeds))
     recipe = ", ".join(f"{key} {value}" for key, value in options.backend_options.items())
-    results = Results(size, task.precision, task.steps, seeds, options.arms, recipe)
+    results = Results(size, task.precision, task.steps, seeds, options.chosen_arms, recipe)
     results.eager_saved_bytes = _eager_saved_bytes(model, task)
     return task, results
 
 
 def train_all(task: Task, results: Results, options: Options, screen: Screen) -> None:
     """Every arm from every seed, seed by seed; a run that fails leaves the others to run."""
-    plan = [(seed, arm) for seed in results.seeds for arm in options.arms]
-    if any(arm != arms.EAGER for arm in options.arms):
+    plan = [(seed, arm) for seed in results.seeds for arm in results.arms]
+    if any(arm != arms.EAGER for arm in results.arms):
         screen.say("warming up the compiler")
         arms.warm_up_compiler(task.device)
     for seed, arm in plan:
@@ -121,6 +130,9 @@ def train_all(task: Task, results: Results, options: Options, screen: Screen) ->
         try:
             train_run(run, task, options, plan=[arm for _, arm in plan], results=results, screen=screen)
             run.status = "done"
+        except Diverged as why:
+            run.status = f"{DIVERGED} at step {len(run.scales)}: {why}"
+            screen.say(f"{arm}, seed {seed}: {run.status}")
         except Exception as error:
             run.status, run.traceback = f"failed: {_cause(error)}", traceback.format_exc()
             screen.say(f"{arm}, seed {seed}: {run.status}")
@@ -137,7 +149,7 @@ def train_run(run: Run, task: Task, options: Options, *, plan: list[str], result
 
     arms.forget_compiled()
     hits = arms.compiler_cache_hits()
-    model = build_model(task.size, run.seed, task.device)
+    model = build_model(task.size, run.seed, task.device).to(arms.dtype_of(run.arm))
     train(run, model, arms.compile_arm(run.arm, model, options.backend_options), task, tell)
 
 

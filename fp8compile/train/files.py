@@ -1,6 +1,6 @@
 """The folder that the demo leaves: pictures, fp8compile's report, the table, and every number behind them.
 
-    loss.png  saved_bytes.png   plots
+    loss.png  saved_bytes.png   plots; in FP16 loss_scale.png for the second
     report.txt                  the table, fp8compile's report, tracebacks of arms that failed
     report.json                 fp8compile's report
     results.json                losses and seconds of every step, the configuration, versions
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import platform
 from collections.abc import Mapping
@@ -20,7 +21,8 @@ from typing import Any
 
 import torch
 
-from fp8compile.train import plots
+from fp8compile.train import plots, scaling_plots
+from fp8compile.train.arms import FP32
 from fp8compile.train.data import Corpus
 from fp8compile.train.results import LIMIT, Results, Run, mean_of
 from fp8compile.train.table import summary
@@ -34,7 +36,7 @@ def write_files(results: Results, corpus: Corpus, options: Mapping[str, Any], fo
     report = results.report
     document = to_document(results, corpus, options)
     texts = {
-        "results.json": json.dumps(document, indent=1) + "\n",
+        "results.json": json.dumps(_without_nan(document), indent=1) + "\n",
         "report.json": (report.json if report else json.dumps({"note": NO_REPORT})) + "\n",
         "report.txt": "\n\n".join([summary(results), report.text if report else NO_REPORT, *_tracebacks(results)])
         + "\n",
@@ -42,8 +44,10 @@ def write_files(results: Results, corpus: Corpus, options: Mapping[str, Any], fo
     for name, text in texts.items():
         (folder / name).write_text(text, encoding="utf-8")
     plots.plot_losses(results, folder / "loss.png")
-    plots.plot_saved_bytes(results, folder / "saved_bytes.png")
-    return [folder / name for name in ("loss.png", "saved_bytes.png", *texts)]
+    second = "loss_scale.png" if results.reference == FP32 else "saved_bytes.png"
+    draw = scaling_plots.plot_scales if results.reference == FP32 else plots.plot_saved_bytes
+    draw(results, folder / second)
+    return [folder / name for name in ("loss.png", second, *texts)]
 
 
 def to_document(results: Results, corpus: Corpus, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -59,7 +63,7 @@ def to_document(results: Results, corpus: Corpus, options: Mapping[str, Any]) ->
             "limit": LIMIT,
         },
         "eager_saved_bytes": results.eager_saved_bytes,
-        "runs": [_run(run) for run in results.runs],
+        "runs": [_run(run) | _scales(run, results) for run in results.runs],
         "options": dict(options),
         "size": dataclasses.asdict(results.size),
         "precision": {
@@ -76,6 +80,27 @@ def to_document(results: Results, corpus: Corpus, options: Mapping[str, Any]) ->
         },
         "environment": environment(),
     }
+
+
+def _scales(run: Run, results: Results) -> dict[str, Any]:
+    if not run.scales:
+        return {}
+    course = results.course(run)
+    return {
+        "diverged": results.divergence(run),
+        "skipped": run.skipped,
+        "scales": run.scales,
+        "scales_after_warm_up": dataclasses.asdict(course) | {"factor": course.factor} if course else None,
+    }
+
+
+def _without_nan(value: Any) -> Any:
+    """JSON has neither NaN nor inf: None stands for them."""
+    if isinstance(value, dict):
+        return {key: _without_nan(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_without_nan(each) for each in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _tracebacks(results: Results) -> list[str]:

@@ -4,15 +4,16 @@
 
 A run of an arm not timed yet is counted like the latest arm that was, with the first compile time measured;
 the estimate then calls itself a lower bound, because arms differ. Before the second step nothing is known.
+Arms that scale the loss run the same code: all but the first of them find it compiled.
 """
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from fp8compile.train.arms import EAGER
+from fp8compile.train.arms import EAGER, SCALED
 from fp8compile.train.results import Run
 
 RECENT_STEPS = 50
@@ -62,6 +63,8 @@ def time_left(plan: Sequence[str], runs: Sequence[Run], steps: int, evaluations:
         if run.status != "running":
             continue
         pace = measured.get(arm, unknown)
+        if arm not in measured and arm in SCALED and set(plan[:index]) & set(SCALED):
+            pace = replace(pace, compile_s=_found_compiled_s(paces))
         total += _rest(run, pace, steps, evaluations)
         at_least |= arm not in measured
     return Left(total, at_least)
@@ -71,6 +74,12 @@ def _rest(run: Run, pace: Pace, steps: int, evaluations: int) -> float:
     to_compile = 0.0 if run.step_seconds or run.arm == EAGER else pace.compile_s
     to_step = (steps - len(run.losses)) * pace.step_s
     return to_compile + to_step + (evaluations - len(run.evaluations)) * pace.evaluation_s
+
+
+def _found_compiled_s(paces: Sequence[tuple[str, Pace]]) -> float:
+    """Seconds of taking compiled code from the cache: the latest arm's that could, 0 until there is one."""
+    compiles = [pace.compile_s for arm, pace in paces if arm in SCALED]
+    return compiles[-1] if len(compiles) > 1 else 0.0
 
 
 def _pace(run: Run) -> Pace | None:

@@ -2,6 +2,7 @@
 
 The model stays in training mode while it is evaluated: without dropout both modes compute the same, and a
 mode that does not change makes nothing recompile. A step is timed until its loss has reached the host.
+In FP16 the loss is scaled (``scaling``), and a run that has diverged stops.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fp8compile.train import arms
+from fp8compile.train import arms, scaling
 from fp8compile.train.data import Corpus, train_batches, validation_batches
 from fp8compile.train.model import Size, build_optimizer, rate_schedule
 from fp8compile.train.precision import Precision
 from fp8compile.train.results import Evaluation, Run
 from fp8compile.train.saved import saved_bytes_of_step
+from fp8compile.train.scaling import Scaler
 
 CLIP_NORM = 1.0
 EVALUATIONS = 5
@@ -47,19 +49,31 @@ class Task:
 
 
 def train(run: Run, model: torch.nn.Module, step_model: StepModel, task: Task, tell: Callable[[], None]) -> None:
-    """Train ``model`` through ``step_model``, recording all in ``run``; ``tell`` is called after a step."""
+    """Train ``model`` through ``step_model``, recording all in ``run``; ``tell`` is called after a step.
+
+    Raises:
+        Diverged: in the arms of ``arms.SCALED``.
+    """
     size, device = task.size, task.device
     optimizer = build_optimizer(model, size.rate)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate_schedule(task.steps))
+    scaler = scaling.scaler_for(run.arm) if run.arm in arms.SCALED else None
+    taken = scaling.steps_taken(optimizer)
+    rate = rate_schedule(task.steps)
+    set_rate(optimizer, size.rate * rate(0))
     validation = [tokens.to(device) for tokens in task.validation()]
     evaluate(run, model, validation, task)
     for tokens in train_batches(task.corpus.train, size.batch, size.length, run.seed, task.steps):
         batch = tokens.to(device)
+        if scaler is not None:
+            run.scales.append(scaler.get_scale())
         start = time.perf_counter()
-        loss = train_step(model, step_model, batch, optimizer, task)
+        loss = train_step(model, step_model, batch, optimizer, task, scaler)
         run.step_seconds.append(time.perf_counter() - start)
         run.losses.append(loss)
-        schedule.step()
+        run.skipped = len(run.losses) - len(taken)
+        if scaler is not None:
+            scaling.check_finite(loss, "the loss")
+        set_rate(optimizer, size.rate * rate(len(run.losses)))
         if len(run.losses) == 1:
             after_first_step(run, model, step_model, batch, task)
         if len(run.losses) in task.evaluation_steps:
@@ -75,15 +89,18 @@ def train_step(
     tokens: Tensor,
     optimizer: torch.optim.Optimizer,
     task: Task,
+    scaler: Scaler | None = None,
 ) -> float:
     """One optimizer step; returns the loss of the batch before it, nats per byte."""
     with task.precision.autocast(task.device):
         loss = step_model(input_ids=tokens, labels=tokens).loss
-    loss.backward()
-    torch.nn.utils.clip_grad_norm_(model.parameters(), CLIP_NORM)
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
+    scaling.apply_gradients(loss, model, optimizer, CLIP_NORM, scaler)
     return float(loss.detach())
+
+
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate
 
 
 def evaluate(run: Run, model: torch.nn.Module, validation: list[Tensor], task: Task) -> None:
@@ -93,6 +110,9 @@ def evaluate(run: Run, model: torch.nn.Module, validation: list[Tensor], task: T
         losses = [float(model(input_ids=tokens, labels=tokens).loss) for tokens in validation]
     mean = sum(losses) / len(losses)
     run.evaluations.append(Evaluation(len(run.losses), mean, time.perf_counter() - start))
+    if run.scales:
+        scaling.check_finite(mean, "the validation loss")
+        scaling.check_parameters(model)
 
 
 def after_first_step(run: Run, model: torch.nn.Module, step_model: StepModel, tokens: Tensor, task: Task) -> None:

@@ -4,6 +4,8 @@ CUDA cards that multiply BF16 use it. On a CPU both are timed: forward and backw
 on a small batch, in turns, the best of each counts. FP32 is chosen where BF16 takes more than 1.5 times as
 long, which is every CPU without BF16 instructions (AVX512-BF16, AMX): there each product is emulated. A core
 with AVX2 and no more took 17 ms in FP32 and 110 ms in BF16.
+
+FP16 is only there when asked for: it is the demo of loss scaling, and a CPU without FP16 instructions is slow at it.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ FAR_FASTER = 1.5
 PROBE_TOKENS = 64
 PROBE_REPEATS = 4
 ASKED = {"bf16": torch.bfloat16, "fp32": torch.float32}
+PURE_FP16 = "FP16 throughout: weights, activations, gradients; moments FP32. Arm fp32: all FP32"
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Precision:
     """The dtype of products and saved tensors, and why.
 
     Attributes:
-        dtype: ``torch.bfloat16`` (under autocast) or ``torch.float32``.
+        dtype: ``torch.bfloat16`` (under autocast), ``torch.float32``, or ``torch.float16`` (the model itself).
         why: one sentence for the reader.
         probe_seconds: seconds per forward and backward of the probe, by dtype; empty where nothing was timed.
     """
@@ -42,6 +45,8 @@ class Precision:
 
 def choose_precision(model: Any, device: torch.device, asked: str = "auto") -> Precision:
     """What is ``asked`` for; "auto": BF16, or FP32 where that is far faster or BF16 is not there. ``model`` stays as is."""
+    if asked == "fp16":
+        return Precision(torch.float16, PURE_FP16, {})
     if asked != "auto":
         return Precision(ASKED[asked], f"{asked.upper()}, as asked", {})
     if device.type == "cuda":

@@ -1,6 +1,6 @@
 """What the demo measured, and the one number it is for.
 
-gap      (validation loss of the arm - that of Inductor) / that of Inductor, from the same seed
+gap      (validation loss of the arm - that of Inductor) / that of Inductor, from the same seed; in FP16 that of fp32
 claim    mean gap over the seeds <= 0.3 %, one-sided: better than Inductor is fine
 error    standard error of the mean: standard deviation (n - 1) / sqrt(n), from two seeds on
 """
@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from fp8compile.train.arms import OURS, REFERENCE, BackendReport
-from fp8compile.train.model import Size
+from fp8compile.train.arms import FP16_ARMS, FP32, OURS, REFERENCE, BackendReport
+from fp8compile.train.model import Size, warm_up_steps
 from fp8compile.train.precision import Precision
+from fp8compile.train.scaling import DIVERGED, Course, Ends, course, made_progress
 
 LIMIT = 0.003
 LAST_SHARE = 0.1
@@ -41,7 +42,9 @@ class Run:
         peak_bytes: largest CUDA allocation of a step after the first; None on a CPU.
         warm_cache: the first step found compiled code on disk, so its compile time is not one from scratch.
         report: fp8compile's own, in its arm.
-        status: "running", "done", "interrupted" or "failed: why".
+        scales: the loss scale that each step was taken with; empty where the loss is not scaled.
+        skipped: steps that the loss scaler left out.
+        status: "running", "done", "interrupted", "failed: why" or "diverged at step n: why".
         traceback: of the exception that failed it.
     """
 
@@ -54,6 +57,8 @@ class Run:
     peak_bytes: int | None = None
     warm_cache: bool | None = None
     report: BackendReport | None = None
+    scales: list[float] = field(default_factory=list)
+    skipped: int = 0
     status: str = "running"
     traceback: str = ""
 
@@ -80,6 +85,12 @@ class Run:
         latest = self.evaluations[-1] if self.evaluations else None
         return latest.loss if latest and latest.step else None
 
+    @property
+    def ends(self) -> Ends | None:
+        """Of a run that was trained to its end."""
+        known = self.status == "done" and self.evaluations
+        return Ends(self.evaluations[0].loss, self.evaluations[-1].loss) if known else None
+
 
 @dataclass
 class Results:
@@ -101,6 +112,11 @@ class Results:
     runs: list[Run] = field(default_factory=list)
 
     @property
+    def reference(self) -> str:
+        """The arm that the others are compared with."""
+        return FP32 if set(self.arms) <= set(FP16_ARMS) else REFERENCE
+
+    @property
     def interrupted(self) -> bool:
         return any(run.status == "interrupted" for run in self.runs)
 
@@ -116,11 +132,25 @@ class Results:
     def of(self, arm: str) -> list[Run]:
         return [run for run in self.runs if run.arm == arm]
 
-    def gaps(self, arm: str = OURS) -> list[float]:
-        """The arm's gap for each seed that both arms finished."""
+    def gaps(self, arm: str = OURS, seeds: Collection[int] | None = None) -> list[float]:
+        """The arm's gap for each seed (of ``seeds``, if given) that both arms finished."""
+        seeds = [seed for seed in self.seeds if seeds is None or seed in seeds]
         ends = {(run.arm, run.seed): run.validation_loss for run in self.runs if run.status == "done"}
-        pairs = [(ends.get((arm, seed)), ends.get((REFERENCE, seed))) for seed in self.seeds]
+        pairs = [(ends.get((arm, seed)), ends.get((self.reference, seed))) for seed in seeds]
         return [gap(ours, plain) for ours, plain in pairs if ours is not None and plain is not None]
+
+    def divergence(self, run: Run) -> str | None:
+        """How a run diverged (``scaling`` has the rule), "" if it did not; None of a run that was not trained to its end."""
+        if run.status.startswith(DIVERGED):
+            return run.status
+        reference = next((r.ends for r in self.of(FP32) if r.seed == run.seed), None)
+        if run.ends is None:
+            return None
+        return "" if made_progress(run.ends, reference) else f"{DIVERGED}: no progress by the end"
+
+    def course(self, run: Run) -> Course | None:
+        """Where the scale was after the learning rate's warm-up."""
+        return course(run.scales, warm_up_steps(self.steps))
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from fp8compile.memory import human
-from fp8compile.train.arms import EAGER, OURS, REFERENCE
+from fp8compile.train import scaling_table
+from fp8compile.train.arms import EAGER, FP32, OURS, REFERENCE
 from fp8compile.train.results import Mean, Results, Run, gap_sentence, mean_of
 
 WIDTH = 130
@@ -29,9 +30,10 @@ def summary(results: Results) -> str:
     """The table and the sentences below it, as plain text."""
     console = Console(width=WIDTH, no_color=True, highlight=False, markup=False)
     with console.capture() as capture:
-        console.print(_table(results))
+        console.print(scaling_table.table(results) if results.reference == FP32 else _table(results))
     lines = [line.rstrip() for line in capture.get().splitlines()]
-    return "\n".join([*_headline(results), *lines, *_notes(results)])
+    notes = scaling_table.notes(results) if results.reference == FP32 else _notes(results)
+    return "\n".join([*_headline(results), *lines, *notes])
 
 
 def _headline(results: Results) -> list[str]:
@@ -41,7 +43,7 @@ def _headline(results: Results) -> list[str]:
         f"Llama of {size.layers} layers x {size.hidden}, {size.batch} windows of {size.length} bytes, "
         f"{results.steps} steps, {seeds}, no dropout",
         f"precision: {results.precision.why}",
-        *([f"{OURS}: {results.recipe}"] if OURS in results.arms else []),
+        *([f"{OURS}: {results.recipe}"] if OURS in results.arms or results.reference == FP32 else []),
     ]
     return ["INTERRUPTED: this is what was measured until then", *lines] if results.interrupted else lines
 

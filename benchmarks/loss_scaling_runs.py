@@ -1,0 +1,114 @@
+"""One run of a task of ``loss_scaling_tasks`` with one way to scale the loss, and its verdict.
+
+Arms are the demo's (``fp8compile.train.arms``): fp32 in FP32 by Inductor, the others in FP16 throughout by fp8compile's
+default recipe. Optimizers are ours with FP32 moments in every arm; FP16 parameters are rounded stochastically. The loss is
+FP32, from FP16 logits. Rates warm up and decay as in the demo. Divergence: ``fp8compile.train.scaling``.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from benchmarks.loss_scaling_tasks import IGNORED, Training
+from fp8compile.train import arms, scaling
+from fp8compile.train.loop import set_rate
+from fp8compile.train.model import rate_schedule
+
+
+class Learner(nn.Module):
+    """A model and its loss, in FP32, so that both are compiled together."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, inputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        out = self.model(inputs)
+        logits = getattr(out, "logits", out).float()
+        loss = F.cross_entropy(logits.flatten(0, -2), target.flatten(), ignore_index=IGNORED)
+        return loss, logits.detach()
+
+
+@dataclass
+class Row:
+    """What a run left; ``validation`` and ``accuracy`` are None where the run stopped before its end."""
+
+    status: str = "done"
+    losses: list[float] = field(default_factory=list)
+    scales: list[float] = field(default_factory=list)
+    skipped: int = 0
+    start: float = math.nan
+    end: float | None = None
+    accuracy: float | None = None
+    seconds: float = 0.0
+
+
+def run(arm: str, seed: int, training: Training, steps: int, compiled: bool = True) -> Row:
+    """Train one arm from one seed; a run that diverges stops."""
+    arms.forget_compiled()
+    learner = Learner(training.model(seed)).train().to(arms.dtype_of(arm))
+    optimizer = training.optimizer(learner, state_format="fp32", master="none", compiled=compiled, lr=training.rate)
+    options = {} if compiled else {"codegen": "eager"}
+    step_model = arms.compile_arm(arm if compiled or arm in arms.SCALED else arms.EAGER, learner, options)
+    scaler = scaling.scaler_for(arm) if arm in arms.SCALED else None
+    row, began = Row(), time.perf_counter()
+    row.start = evaluate(learner, training)[0]
+    try:
+        _train(row, learner, step_model, optimizer, scaler, training, seed, steps)
+        scaling.check_parameters(learner)
+        row.end, row.accuracy = evaluate(learner, training)
+        scaling.check_finite(row.end, "the validation loss")
+    except scaling.Diverged as why:
+        row.status = f"{scaling.DIVERGED} at step {len(row.losses)}: {why}"
+    row.seconds = time.perf_counter() - began
+    return row
+
+
+def _train(
+    row: Row,
+    learner: Learner,
+    step_model: Callable[..., Any],
+    optimizer: torch.optim.Optimizer,
+    scaler: scaling.Scaler | None,
+    training: Training,
+    seed: int,
+    steps: int,
+) -> None:
+    rate, taken = rate_schedule(steps), scaling.steps_taken(optimizer)
+    dtype = next(learner.parameters()).dtype
+    for step, (inputs, target) in enumerate(training.batches(seed, steps)):
+        set_rate(optimizer, training.rate * rate(step))
+        row.scales += [scaler.get_scale()] if scaler is not None else []
+        loss, _ = step_model(_cast(inputs, dtype), target)
+        row.losses.append(float(loss.detach()))
+        scaling.check_finite(row.losses[-1], "the loss")
+        scaling.apply_gradients(loss, learner, optimizer, training.clip_norm, scaler)
+        row.skipped = step + 1 - len(taken)
+
+
+@torch.no_grad()
+def evaluate(learner: Learner, training: Training) -> tuple[float, float]:
+    """Loss and accuracy on what was held out, by the eager model."""
+    dtype = next(learner.parameters()).dtype
+    losses, hits, known = [], 0, 0
+    learner.eval()
+    for inputs, target in training.held_out():
+        loss, logits = learner(_cast(inputs, dtype), target)
+        losses.append(float(loss))
+        counted = target != IGNORED
+        hits += int(((logits.argmax(-1) == target) & counted).sum())
+        known += int(counted.sum())
+    learner.train()
+    return sum(losses) / len(losses), hits / known
+
+
+def _cast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    return x.to(dtype) if x.is_floating_point() else x
