@@ -178,9 +178,9 @@ def _gradients_of_parameters(graph: Graph, ctx: Context) -> dict[Node, str]:
     names = dict(ctx.extra.names) if ctx.extra else {}
     found = {}
     for desc, node in zip(out.meta.get("desc") or (), outputs, strict=False):
-        of = getattr(desc, "grad_of", None)
-        if isinstance(node, Node) and getattr(of, "idx", None) in names:
-            found[storage_root(node)] = found[_stored(node)] = names[of.idx]
+        position = getattr(getattr(desc, "grad_of", None), "idx", None)
+        if isinstance(node, Node) and position in names:
+            found[storage_root(node)] = found[_stored(node)] = names[position]
     return found
 
 

@@ -25,7 +25,7 @@ from fp8compile.numerics.histogram import COLUMNS, FP16_MAX, INF, NAN
 
 WEIGHT, ACTIVATION = "weight", "activation"
 FORWARD, BACKWARD = "forward", "backward"
-HISTORY = 1024  # steps that are kept
+HISTORY = 256  # steps that are kept: 56 bytes a row and step
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ class Slot(Observations):
         super().__init__(tuple(rows.values()), device, parameters)
         self.lines = torch.tensor(list(rows), dtype=torch.int64, device=device)
         self.values = torch.zeros(lines, len(COLUMNS), dtype=torch.float64, device=device, requires_grad=True)
-        self.values.register_post_accumulate_grad_hook(_drain_of(weakref.ref(self)))
+        self.values.register_post_accumulate_grad_hook(_drain_of(weakref.ref(self)))  # type: ignore[no-untyped-call]
         self.limit = torch.full((), torch.inf, dtype=torch.float32, device=device)
 
     def saturate(self, on: bool) -> None:

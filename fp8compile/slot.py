@@ -50,7 +50,7 @@ def with_slot(
         with gm.graph.inserting_after(last):
             last = gm.graph.placeholder(name)
         last.meta["example_value"] = value
-        last._dynamo_source = None  # type: ignore[attr-defined]
+        last._dynamo_source = None
     gm.recompile()
     return gm, [*example_inputs, *extra], inputs
 

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 import fp8compile
 from fp8compile import observation
 from fp8compile.numerics.histogram import AMAX, INF, LARGE, NAN
-from tests.watched import EXACT, Broken, Net, batches, counts_of, eager_counts, loss_of
+from tests.optim.ranks import on_ranks
+from tests.watched import EXACT, Broken, Net, batches, counted_on_ranks, counts_of, eager_counts, loss_of
 
 
 def compiled(model: nn.Module, **options: Any) -> Any:
@@ -280,3 +281,9 @@ def test_gradient_checkpointing_and_accumulation_into_one_step() -> None:
     for x in batches(32, 32):
         loss_of(run, x).backward()
     assert {o.additions for o in observation.of_model(model)} == {2}
+
+
+def test_counts_are_exact_on_two_ranks_with_uneven_data() -> None:
+    results = on_ranks(2, counted_on_ranks)
+    assert all(ours == theirs for ours, theirs in results)
+    assert results[0] != results[1]

@@ -145,11 +145,22 @@ def break_at_step(number: int, what: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_collapse_is_a_divergence() -> None:
     class Collapsing:
-        def update(self) -> None:
-            raise fp8compile.amp.LossScaleCollapse("too low", 7, 2.0, [], "")
+        def __init__(self, where: str) -> None:
+            self.where = where
 
-    with pytest.raises(Diverged, match="collapsed to 2"):
-        scaling._update(Collapsing())  # type: ignore[arg-type]
+        def step(self, optimizer: object) -> None:
+            self._collapse("step")
+
+        def update(self) -> None:
+            self._collapse("update")
+
+        def _collapse(self, where: str) -> None:
+            if where == self.where:
+                raise fp8compile.amp.LossScaleCollapse("too low", 7, 2.0, [], "")
+
+    for where in ("step", "update"):
+        with pytest.raises(Diverged, match="collapsed to 2"):
+            scaling._step(Collapsing(where), None)  # type: ignore[arg-type]
 
 
 def test_without_a_reference_any_progress_will_do() -> None:

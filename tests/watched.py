@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 
 import torch
@@ -81,3 +82,16 @@ def _flags(out: Tensor) -> Tensor:
 def _fold(found: Counts, key: tuple[str, str], stats: Tensor) -> None:
     before = torch.tensor(found[key], dtype=torch.float64) if key in found else torch.zeros_like(stats)
     found[key] = fold(before, stats).tolist()
+
+
+def counted_on_ranks() -> tuple[Counts, Counts]:
+    """On a rank of two with uneven data: what a compiled model counted, and the eager reference."""
+    rank = torch.distributed.get_rank()
+    torch.manual_seed(0)
+    model = Net().half()
+    eager = copy.deepcopy(model)
+    xs = batches(*((32, 48) if rank == 0 else (80,)))
+    run = torch.compile(model, backend="fp8compile", options=EXACT)
+    for x in xs:
+        loss_of(run, x, 2.0**14).backward()  # type: ignore[no-untyped-call]
+    return counts_of(model), eager_counts(eager, xs, 2.0**14)

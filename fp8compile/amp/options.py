@@ -12,6 +12,7 @@ from fp8compile.numerics.histogram import THRESHOLD
 
 HISTOGRAM, DYNAMIC, STATIC = MODES = ("histogram", "dynamic", "static")
 STARTS = {HISTOGRAM: 1.0, DYNAMIC: 2.0**16, STATIC: 2.0**10}
+INTERVALS = {HISTOGRAM: 1, DYNAMIC: 2000, STATIC: 1}
 BOUNDS = {HISTOGRAM: (2.0**-24, 2.0**24), DYNAMIC: (0.0, math.inf), STATIC: (0.0, math.inf)}
 FP16_POWER = 2.0**15  # the largest that FP16 has
 
@@ -24,7 +25,7 @@ class Options:
     init_scale: float | None = None
     growth_factor: float = 2.0
     backoff_factor: float = 0.5
-    growth_interval: int = 2000
+    growth_interval: int | None = None
     period: int = 1
     threshold: float = THRESHOLD
     floor: float | None = None
@@ -43,7 +44,7 @@ class Options:
             raise ValueError(f"growth_factor={self.growth_factor} must be above 1, backoff_factor={self.backoff_factor} "
                              "between 0 and 1")  # fmt: skip
         for name in ("period", "growth_interval"):
-            value = getattr(self, name)
+            value = getattr(self, name) if name == "period" else self.interval
             if not isinstance(value, int) or value < 1:
                 raise ValueError(f"{name}={value!r}: a number of updates, 1 or more")
         if not 0 <= self.threshold < 1:
@@ -55,6 +56,10 @@ class Options:
         return STARTS[self.mode] if self.init_scale is None else float(self.init_scale)
 
     @property
+    def interval(self) -> int:
+        return INTERVALS[self.mode] if self.growth_interval is None else self.growth_interval
+
+    @property
     def bounds(self) -> tuple[float, float]:
         low, high = BOUNDS[self.mode]
         return low if self.floor is None else self.floor, high if self.ceiling is None else self.ceiling
@@ -63,9 +68,9 @@ class Options:
         """The rule of the mode."""
         low, high = self.bounds
         if self.mode == HISTOGRAM:
-            return Histogram(self.period, low, high, self.threshold)
+            return Histogram(self.period, low, high, self.threshold, self.interval)
         if self.mode == DYNAMIC:
-            return Dynamic(self.growth_factor, self.backoff_factor, self.growth_interval, low, high)
+            return Dynamic(self.growth_factor, self.backoff_factor, self.interval, low, high)
         return Static(low, high)
 
     def for_fp16_loss(self) -> Options:

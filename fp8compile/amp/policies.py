@@ -4,7 +4,8 @@
     dynamic    inf or nan found -> scale * backoff;  ``interval`` updates in a row without -> scale * growth
                (torch.amp.GradScaler: the same numbers, computed in float64 and rounded to float32 as it does)
     histogram  every ``period`` updates: h2 / (h1 + h2) > threshold -> halved, else doubled; nothing seen -> stays
-               (Graphcore's automatic loss scaling: ``numerics.histogram.next_scale``)
+               (Graphcore's automatic loss scaling: ``numerics.histogram.next_scale``). Once it has been halved it is doubled
+               after ``interval`` decisions in a row that would have doubled it (1: Graphcore's rule)
 
 Then floor <= scale <= ceiling. A verdict goes with it: -1 the update was bad (a smaller scale was asked for, or a step was
 skipped), +1 it was good, 0 it says nothing (the histogram's period is not over, or nothing was seen).
@@ -12,7 +13,7 @@ skipped), +1 it was good, 0 it says nothing (the histogram's period is not over,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Protocol
 
 import torch
@@ -47,18 +48,21 @@ class Running:
         scale: float32.
         since: int32: updates since the scale last grew or fell (dynamic), or since the period began (histogram).
         small, large: float64: h1 and h2 of the period that is under way.
+        quiet: int32: decisions in a row that would have doubled the scale (histogram); -1 until it is first halved.
     """
 
     scale: Tensor
     since: Tensor
     small: Tensor
     large: Tensor
+    quiet: Tensor
 
     @classmethod
     def start(cls, scale: float, device: torch.device) -> Running:
         zero = torch.zeros((), dtype=torch.float64, device=device)
         first = torch.full((), scale, dtype=torch.float32, device=device)
-        return cls(first, torch.zeros((), dtype=torch.int32, device=device), zero, zero.clone())
+        since, quiet = (torch.full((), n, dtype=torch.int32, device=device) for n in (0, -1))
+        return cls(first, since, zero, zero.clone(), quiet)
 
     def numbers(self) -> dict[str, Any]:
         """As Python numbers, exactly. Waits for the device."""
@@ -106,7 +110,7 @@ class Dynamic:
         scale = torch.where(found, (now.scale.double() * self.backoff).float(), grown)
         since = torch.where(found | due, 0, now.since + 1).to(torch.int32)
         bounded = scale.clamp(self.floor, self.ceiling)
-        return Running(bounded, since, now.small, now.large), torch.where(found, -1.0, 1.0).double()
+        return replace(now, scale=bounded, since=since), torch.where(found, -1.0, 1.0).double()
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,7 @@ class Histogram:
     floor: float
     ceiling: float
     threshold: float = THRESHOLD
+    interval: int = 1
 
     def __call__(self, now: Running, seen: Seen) -> tuple[Running, Tensor]:
         blamed = seen.bad_loss > 0  # this update says nothing about the scale
@@ -125,9 +130,19 @@ class Histogram:
         large = torch.where(skipped, (seen.small + seen.large).clamp_min(1.0), torch.where(blamed, 0.0, seen.large))
         h1, h2 = now.small + small, now.large + large
         due = now.since + 1 >= self.period
-        scale = torch.where(due, next_scale(now.scale, h1, h2, self.floor, self.ceiling, self.threshold), now.scale)
         lower, some = h2 > self.threshold * (h1 + h2), h1 + h2 > 0
+        scale, quiet = self._decided(now, h1, h2, lower, some)
         verdict = torch.where(due & some, torch.where(lower, -1.0, 1.0), 0.0)
         verdict = torch.where((seen.found > 0) | blamed, -1.0, verdict).double()
         since = torch.where(due, 0, now.since + 1).to(torch.int32)
-        return Running(scale, since, torch.where(due, 0.0, h1), torch.where(due, 0.0, h2)), verdict
+        scale, quiet = torch.where(due, scale, now.scale), torch.where(due, quiet, now.quiet)
+        return Running(scale, since, torch.where(due, 0.0, h1), torch.where(due, 0.0, h2), quiet), verdict
+
+    def _decided(self, now: Running, h1: Tensor, h2: Tensor, lower: Tensor, some: Tensor) -> tuple[Tensor, Tensor]:
+        """The scale and ``quiet`` after a decision."""
+        scale = next_scale(now.scale, h1, h2, self.floor, self.ceiling, self.threshold)
+        settled, higher = now.quiet >= 0, some & ~lower
+        waits = settled & higher & (now.quiet + 1 < self.interval)
+        quiet = torch.where(waits, now.quiet + 1, torch.where(settled & some, 0, now.quiet))
+        quiet = torch.where(lower, 0, quiet).to(torch.int32)
+        return torch.where(waits, now.scale, scale), quiet

@@ -43,7 +43,9 @@ class LossScaler:
     Args:
         mode: "histogram", "dynamic" or "static".
         init_scale: by default 1 (histogram), 2**16 (dynamic), 2**10 (static).
-        growth_factor, backoff_factor, growth_interval: of dynamic; as in torch.amp.GradScaler.
+        growth_factor, backoff_factor: of dynamic; as in torch.amp.GradScaler.
+        growth_interval: updates in a row that must be good before the scale is doubled: of dynamic as in
+            torch.amp.GradScaler, 2000; of histogram once the scale has been halved for the first time, 1.
         period, threshold: of histogram: updates per decision; the fraction of large gradients above which to halve.
         floor, ceiling: of the scale; by default 2**-24 and 2**24 in histogram mode, none else.
         kinds, modules: which statistics make the histogram: "weight", "activation"; fnmatch patterns on module paths.
@@ -267,7 +269,7 @@ class LossScaler:
         self._ledger.read()
         ledger = self._ledger.state()
         running = self._running.numbers() if self._running is not None else self._restored
-        running = running or {"scale": self.options.start, "since": 0, "small": 0.0, "large": 0.0}
+        running = running or {"scale": self.options.start, "since": 0, "small": 0.0, "large": 0.0, "quiet": -1}
         return packed(self.options, {**running, "updates": self._updates, "idle": self._idle, **ledger})
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
@@ -284,7 +286,7 @@ class LossScaler:
         options = replace(self.options, init_scale=state["scale"], floor=floor, ceiling=ceiling, **numbers)
         self._ledger.restore(state["history"], state["skipped"], state["watchdog"])
         self._use(options)
-        self._restored = {name: state[name] for name in ("scale", "since", "small", "large")}
+        self._restored = {name: state[name] for name in ("scale", "since", "small", "large", "quiet")}
         self._running = None  # made anew where the next loss is
         self._updates, self._idle = state["updates"], state["idle"]
         self._iteration = Iteration(self.mode == HISTOGRAM)

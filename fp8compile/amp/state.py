@@ -13,7 +13,7 @@ from fp8compile.amp.options import Options
 VERSION = 1
 NUMBERS = ("growth_factor", "backoff_factor", "growth_interval", "period", "threshold")
 WATCHDOG = ("bad_in_a_row", "warned", *(each.name for each in fields(Limits)))
-FIELDS = ("scale", "since", "small", "large", "updates", "idle", "options", "history", "skipped", "watchdog")
+FIELDS = ("scale", "since", "small", "large", "quiet", "updates", "idle", "options", "history", "skipped", "watchdog")
 
 
 def packed(options: Options, numbers: Mapping[str, Any]) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def test_static(several: list[tuple[int, int, bool, bool]]) -> None:
 
 def test_numbers_are_exact_and_come_back() -> None:
     now = Running.start(1 / 3, torch.device("cpu"))
-    now = Running(now.scale, now.since + 7, now.small + 2.0**52 + 1, now.large + 3)
+    now = Running(now.scale, now.since + 7, now.small + 2.0**52 + 1, now.large + 3, now.quiet + 5)
     again = Running.start(1.0, torch.device("cpu")).filled(**now.numbers())
     assert (
         again.numbers() == now.numbers() and again.since.dtype == torch.int32 and again.small.dtype == torch.float64
