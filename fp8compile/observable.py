@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 
 from fp8compile import torch_private as private
 from fp8compile.context import Context
-from fp8compile.flow import CASTS, Source, sources
+from fp8compile.flow import CASTS, Source, is_tangent, sources
 from fp8compile.graph import SPLICED, is_tensor, is_view, module_path, op_name, source_line, storage_root
 from fp8compile.products import PRODUCTS
 from fp8compile.report import Origin
@@ -33,6 +33,8 @@ OBSERVED: Mapping[str | bool, tuple[torch.dtype, ...]] = {
 
 WEIGHT, ACTIVATION, DATA = "weight", "activation", "data"
 FORWARD, BACKWARD = "forward", "backward"
+
+OUTPUT = "gradient of an output"
 
 _CONTRACTIONS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "convolution", "convolution_backward")
 _REDUCTIONS = (
@@ -59,7 +61,7 @@ class Value:
     origin: Origin
 
 
-def observable(graph: Graph, ctx: Context) -> list[Value]:
+def observable(graph: Graph, ctx: Context, everything: bool = False) -> list[Value]:
     """The values to watch, in graph order, each storage once, in the view whose rows lie in memory."""
     found = sources(graph, ctx.parameters_of(graph))
     weights = _gradients_of_parameters(graph, ctx)
@@ -70,7 +72,7 @@ def observable(graph: Graph, ctx: Context) -> list[Value]:
             root = storage_root(each)
             if root in values or root is limit or not _may_be(root, found[root]):
                 continue
-            if not _is_wanted(root, found[root], weights, ctx):
+            if not _is_wanted(root, found[root], weights, ctx, everything):
                 continue
             values[root] = _value(_in_memory_order(each), root, found[root], weights)
     position = {node: i for i, node in enumerate(graph.nodes)}
@@ -114,11 +116,11 @@ def _is_attention(node: Node) -> bool:
 
 
 def _may_be(root: Node, source: Source) -> bool:
-    """Whether a value depends on data or on a gradient; of inputs, whether it is data."""
+    """Whether a value depends on data or on a gradient; of inputs, whether it is data or an incoming gradient."""
     if not is_tensor(root) or (SPLICED in root.meta and not is_clipped(root)):
         return False
     if root.op == "placeholder":
-        return source == Source.DATA  # a gradient that comes in is watched by the graph that makes it
+        return source == Source.DATA or (is_tangent(root) and not any(map(is_clipped, root.users)))
     return bool(source & (Source.DATA | Source.GRADIENT | Source.INTEGER))
 
 
@@ -137,17 +139,26 @@ def leaves_a_contraction(root: Node) -> bool:
     return isinstance(made, Node) and contracts(made)
 
 
+def read_by(root: Node) -> Iterator[Node]:
+    """The operations that read a value, through views."""
+    for user in root.users:
+        if is_view(user):
+            yield from read_by(user)
+        else:
+            yield user
+
+
 def is_clipped(node: Node) -> bool:
     """Whether saturate_gradients put it there."""
     return str(node.meta.get(SPLICED, "")).startswith("clipped(")
 
 
-def _is_wanted(root: Node, source: Source, weights: Collection[Node], ctx: Context) -> bool:
+def _is_wanted(root: Node, source: Source, weights: Collection[Node], ctx: Context, everything: bool) -> bool:
     """Whether the recipe observes the value's dtype and, unless it observes all, whether that is cheap."""
     value, observe = root.meta["val"], ctx.recipe_at(module_path(root)).observe
     if not isinstance(value, Tensor) or value.dtype not in OBSERVED[observe]:
         return False
-    return observe is True or _is_cheap(root, source, weights)
+    return everything or observe is True or _is_cheap(root, source, weights)
 
 
 def _in_memory_order(view: Node) -> Node:
@@ -159,11 +170,25 @@ def _in_memory_order(view: Node) -> Node:
     return view
 
 
+def _maker(root: Node) -> Node:
+    """What made a value, but for clipping, copying and cutting it up."""
+    while is_clipped(root) or root.target is aten.clone.default or _is_a_part(root):
+        parent = root.args[0]
+        assert isinstance(parent, Node)
+        root = storage_root(parent)
+    return root
+
+
+def _is_a_part(node: Node) -> bool:
+    """Whether a node is what split or unbind cut a value into, or that operation itself."""
+    made = node.args[0] if node.target is private.getitem else node
+    return getattr(getattr(made, "target", None), "_opname", "") in ("split", "split_with_sizes", "unbind")
+
+
 def _value(node: Node, root: Node, source: Source, weights: dict[Node, str]) -> Value:
-    made = root
-    while is_clipped(made):
-        made = made.args[0]  # type: ignore[assignment]
-    where = Origin(op_name(made), module_path(made), source_line(made))
+    made = _maker(root)
+    op = OUTPUT if is_tangent(made) else op_name(made)
+    where = Origin(op, module_path(made), source_line(made))
     if root in weights:
         return Value(root, WEIGHT, BACKWARD, Origin(where.op, weights[root], where.source))
     if Source.GRADIENT in source:

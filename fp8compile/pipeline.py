@@ -41,10 +41,14 @@ PartitionPass = Callable[[Split, Context], Notes]
 
 # On the joint graph, where forward and backward are both visible. FP32 islands will stand here, before the linears.
 JOINT: tuple[Callable[[Graph, Context], Notes], ...] = (
-    saturate_gradients,  # before a linear encodes what must be clipped
-    observe_gradients,  # behind the clip, so that only one of the two values is stored
     share_casts,  # before the linears, which encode every distinct operand
     quantize_linears,  # before the cut, so that it sees codes, which are cheaper to keep
+)
+
+# On a joint graph that has the extra inputs (fp8compile/slot.py), before JOINT.
+OBSERVE: tuple[Callable[[Graph, Context], Notes], ...] = (
+    saturate_gradients,  # before a linear encodes what must be clipped
+    observe_gradients,  # behind the clip, so that only one of the two values is stored
 )
 
 # On the graph of an optimizer's step (fp8compile/optim/compress.py), before JOINT, which then sees plain operations.
@@ -56,7 +60,7 @@ PARTITION: tuple[PartitionPass, ...] = (
     encode_saved,  # last: whatever is still kept is stored as codes
 )
 
-# Last of all on the two halves, whatever the recipe rewrites: what looks on.
+# Last of all on the two halves of a graph that OBSERVE has marked, whatever the recipe rewrites.
 WATCH: tuple[PartitionPass, ...] = (observe_forward,)
 
 # On each half by itself, after Inductor's own post-grad passes. Nothing needs to stand here yet.
@@ -127,11 +131,12 @@ class Partitioner(private.CustomPartitionerFn):
         plain = _split(*_upstream(joint.plain, joint_inputs, **kwargs), **kwargs)
         split, disabled = self._cut(gm, joint_inputs, **kwargs)
         notes, ctx = Notes(), Context(self.recipe)
-        for each in (*PARTITION, *WATCH) if self.recipe.rewrites else WATCH:
+        watch = WATCH if joint.notes.observed else ()
+        for each in (PARTITION if self.recipe.rewrites else ()) + watch:
             ran = _observed(split.fw, each.__name__, functools.partial(each, split, ctx), split)
             disabled += [] if ran is not None else [each.__name__]
             notes += ran or Notes()
-        if self.recipe.rewrites or self.recipe.observes:
+        if self.recipe.rewrites or watch:
             split.finish()
         remarks = tuple(
             f"{name} is switched off by TORCHINDUCTOR_DISABLED_PASSES" for name in (*joint.disabled, *disabled)
@@ -178,7 +183,8 @@ class JointPasses(private.CustomGraphPass):
         assert gm is not None
         plain, notes, disabled = copied(gm), Notes(), []
         ctx = Context(self.recipe, self.parameters, self.extra)
-        for each in (*OPTIMIZER, *JOINT) if holds_state_codecs(graph) else JOINT:
+        before = (OPTIMIZER if holds_state_codecs(graph) else ()) + (OBSERVE if self.extra else ())
+        for each in before + JOINT:
             ran = _observed(gm, each.__name__, functools.partial(each, graph, ctx))
             disabled += [] if ran is not None else [each.__name__]
             notes += ran or Notes()

@@ -16,8 +16,10 @@ from fp8compile.context import Context
 from fp8compile.flow import is_training
 from fp8compile.graph import place_after, splice, storage_root
 from fp8compile.numerics.histogram import saturate
-from fp8compile.observable import ACTIVATION, BACKWARD, leaves_a_contraction, observable
+from fp8compile.observable import ACTIVATION, BACKWARD, contracts, leaves_a_contraction, observable, read_by
 from fp8compile.report import Notes
+
+aten = torch.ops.aten
 
 
 def saturate_gradients(graph: Graph, ctx: Context) -> Notes:
@@ -26,10 +28,10 @@ def saturate_gradients(graph: Graph, ctx: Context) -> Notes:
         return Notes()
     if limit.users:
         return Notes()  # it has run before
-    for value in observable(graph, ctx):
-        root = storage_root(value.node)
+    for value in observable(graph, ctx, everything=True):
         of_activation = value.kind == ACTIVATION and value.direction == BACKWARD
-        if of_activation and root.meta["val"].dtype == torch.float16 and not leaves_a_contraction(root):
+        root = storage_root(value.node)
+        if of_activation and root.meta["val"].dtype == torch.float16 and _is_free(root):
             _clip(root, limit)
     return Notes()
 
@@ -42,3 +44,29 @@ def _clip(node: Node, limit: Node) -> None:
     new: Node = splice(node.graph, clipped, node, limit, before=place_after(node))
     for user in users:
         user.replace_input_with(node, new)
+
+
+def _is_free(root: Node) -> bool:
+    """Whether a clip costs no bytes: generated code makes the value, or is the only one to read it.
+
+    Between two kernels that are not generated it would be a copy. Where the gradients of three products and more are added
+    up (q, k and v of one input), Inductor cuts the kernel that reads them in two once they are clipped.
+    """
+    if not leaves_a_contraction(root):
+        return True
+    readers = list(read_by(root))
+    return not any(map(contracts, readers)) and not any(_products_in(reader) > 2 for reader in readers)
+
+
+def _products_in(node: Node) -> int:
+    """How many products are added up in a sum that ``node`` is a part of."""
+    while node.target is aten.add.Tensor and [u.target for u in read_by(node)] == [aten.add.Tensor]:
+        node = next(read_by(node))
+    return _leaves(node)
+
+
+def _leaves(node: Node) -> int:
+    root = storage_root(node)
+    if root.target is aten.add.Tensor:
+        return sum(_leaves(n) for n in root.all_input_nodes)
+    return int(leaves_a_contraction(root))

@@ -61,15 +61,15 @@ mm: f32[128, 64] = aten.mm.default(primals_2, permute)  # gate
 tanh: f32[128, 64] = aten.tanh.default(mm)
 permute_1: f32[64, 64] = aten.permute.default(primals_3, [1, 0])  # down
 mm_1: f32[128, 64] = aten.mm.default(tanh, permute_1)  # down
-permute_2: f32[64, 128] = aten.permute.default(tangents_1, [1, 0])
-mm_2: f32[64, 64] = aten.mm.default(permute_2, tanh)
-permute_4: f32[64, 64] = aten.permute.default(permute_1, [1, 0])
-mm_3: f32[128, 64] = aten.mm.default(tangents_1, permute_4)
+permute_2: f32[64, 128] = aten.permute.default(tangents_1, [1, 0])  # down
+mm_2: f32[64, 64] = aten.mm.default(permute_2, tanh)  # down
+permute_4: f32[64, 64] = aten.permute.default(permute_1, [1, 0])  # down
+mm_3: f32[128, 64] = aten.mm.default(tangents_1, permute_4)  # down
 mul: f32[128, 64] = aten.mul.Tensor(tanh, tanh)
 sub: f32[128, 64] = aten.sub.Tensor(1, mul)
 mul_1: f32[128, 64] = aten.mul.Tensor(mm_3, sub)
-permute_6: f32[64, 128] = aten.permute.default(mul_1, [1, 0])
-mm_4: f32[64, 64] = aten.mm.default(permute_6, primals_2)
+permute_6: f32[64, 128] = aten.permute.default(mul_1, [1, 0])  # gate
+mm_4: f32[64, 64] = aten.mm.default(permute_6, primals_2)  # gate
 return mm_1, mm_4, None, mm_2
 """,
     )

@@ -116,7 +116,7 @@ def test_the_first_pattern_that_matches_a_module_or_one_around_it_decides(path: 
 
 def test_a_recipe_says_in_a_line_what_differs_by_module() -> None:
     recipe = Recipe(modules={"layers.0": "off", "norm": {"saved_format": "int8"}, "head": {}})
-    off = "linear='off', saved='off'"
+    off = "linear='off', saved='off', observe=False"
     assert str(recipe) == f"Recipe()\n  in layers.0: {off}\n  in norm: saved_format='int8'\n  in head: the same"
     assert str(Recipe(group_size=64, skip="a")) == "Recipe(group_size=64, skip=('a',))"
 

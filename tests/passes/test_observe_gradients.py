@@ -30,17 +30,19 @@ primals_3: float16[16, 32]
 primals_4: float64[7, 7]
 primals_5: float32[]
 tangents_1: float16[16, 16]
+convert_element_type_6: float16[16, 16] = clipped(tangents_1, primals_5)
+view_15: float32[6, 16] = _counted(convert_element_type_6, primals_5)
 permute: float16[32, 16] = permute(primals_1)
 addmm: float16[16, 16] = addmm(primals_2, primals_3, permute)
-permute_1: float16[16, 16] = permute(tangents_1)
+permute_1: float16[16, 16] = permute(convert_element_type_6)
 mm: float16[16, 32] = mm(permute_1, primals_3)
-view_15: float32[6, 16] = _counted(mm)
-sum_1: float16[1, 16] = sum.dim_IntList(tangents_1)
+view_22: float32[6, 16] = _counted(mm)
+sum_1: float16[1, 16] = sum.dim_IntList(convert_element_type_6)
 view_7: float32[6, 1] = _counted(sum_1)
 view: float16[16] = view(sum_1)
 cat_1: float64[1, 7] = together(view_7)
-cat_3: float64[1, 7] = together(view_15)
-constant_pad_nd: float64[7, 7] = all_lines(cat_1, cat_3)
+cat_6: float64[2, 7] = together(view_15, view_22)
+constant_pad_nd: float64[7, 7] = all_lines(cat_1, cat_6)
 return addmm, mm, view, None, constant_pad_nd, None
 """,
     )
@@ -52,6 +54,7 @@ OF_THE_NET = [
     ("forward", "activation", "", "convert_element_type.default"),  # SiLU's result, an operand
     ("forward", "activation", "down", "addmm.default"),
     ("backward", "activation", "", "convert_element_type.default"),  # what up's products take
+    ("backward", "activation", "", "gradient of an output"),
     ("backward", "weight", "down.weight", "mm.default"),
     ("backward", "weight", "down.bias", "sum.dim_IntList"),
     ("backward", "weight", "up.weight", "mm.default"),
@@ -62,8 +65,12 @@ OF_THE_NET = [
 def test_every_value_that_is_stored_for_sure_has_one_row() -> None:
     report = fp8compile.explain(Net().half(), tuple(batches(32)), recipe=PLAIN)
     assert sorted((o.direction, o.kind, o.origin.module, o.origin.op) for o in report.observed) == sorted(OF_THE_NET)
-    assert [o.row for o in report.observed] == list(range(9))
-    assert all("watched.py" in o.origin.source for o in report.observed if o.origin.op != "input")
+    assert [o.row for o in report.observed] == list(range(10))
+    assert all(
+        "watched.py" in o.origin.source
+        for o in report.observed
+        if o.origin.op not in ("input", "gradient of an output")
+    )
 
 
 def test_results_of_products_are_counted_on_request() -> None:
@@ -138,7 +145,7 @@ def test_a_surplus_of_values_is_said(monkeypatch: object) -> None:
     with mock.patch("fp8compile.slot.Inputs", Few):
         report = fp8compile.explain(Net().half(), tuple(batches(32)), recipe=PLAIN)
     assert len(report.observed) == 5
-    assert sum(s.reason == SURPLUS for s in report.skips) == 4
+    assert sum(s.reason == SURPLUS for s in report.skips) == 5
 
 
 def test_a_model_with_linears_in_fp8_is_counted_before_they_are_encoded() -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
 from expecttest import assert_expected_inline
 from fp8compile.passes.saturate_gradients import saturate_gradients
-from torch import nn
+from torch import Tensor, nn
 
 from fp8compile.context import Context, Inputs
 from fp8compile.graph import SPLICED
@@ -27,10 +28,15 @@ def test_golden_a_gradient_is_clipped_where_it_is_made_and_counted_behind_it() -
         "\n".join(lines),
         """\
 primals_5: float32[]
-where: float16[16, 16] = where(le, full_default, mm_3)
-convert_element_type_11: float16[16, 16] = clipped(where, primals_5)
-view_13: float32[6, 16] = _counted(convert_element_type_11, primals_5)
-permute_6: float16[16, 16] = permute(convert_element_type_11)""",
+convert_element_type_11: float16[16, 16] = clipped(tangents_1, primals_5)
+view_6: float32[6, 16] = _counted(convert_element_type_11, primals_5)
+permute_2: float16[16, 16] = permute(convert_element_type_11)
+mm_3: float16[16, 16] = mm(convert_element_type_11, permute_4)
+convert_element_type_13: float16[16, 16] = clipped(mm_3, primals_5)
+where: float16[16, 16] = where(le, full_default, convert_element_type_13)
+convert_element_type_15: float16[16, 16] = clipped(where, primals_5)
+view_20: float32[6, 16] = _counted(convert_element_type_15, primals_5)
+permute_6: float16[16, 16] = permute(convert_element_type_15)""",
     )
 
 
@@ -39,7 +45,32 @@ def clips(graph: torch.fx.Graph) -> int:
 
 
 def test_what_generated_code_makes_and_nothing_else() -> None:
-    assert clips(joint_of(Net().half(), *batches(32), **PLAIN)) == 1
+    """The incoming gradient, that of SiLU's result and that of its operand; none of parameters."""
+    assert clips(joint_of(Net().half(), *batches(32), **PLAIN)) == 3
+
+
+def test_what_goes_from_product_to_product_stays() -> None:
+    chain = nn.Sequential(nn.Linear(32, 16, bias=False), nn.Linear(16, 16, bias=False)).half()
+    assert clips(joint_of(chain, torch.randn(16, 32).half(), **PLAIN)) == 1, "the incoming gradient alone"
+
+
+def test_a_sum_of_three_products_stays() -> None:
+    class Heads(nn.Module):
+        def __init__(self, n: int) -> None:
+            super().__init__()
+            self.first = nn.Linear(32, 32, bias=False)
+            self.heads = nn.ModuleList(nn.Linear(32, 32, bias=False) for _ in range(n))
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = F.silu(self.first(x))
+            return torch.stack([F.silu(head(x)) for head in self.heads]).sum(0)
+
+    def count(n: int) -> int:
+        torch._dynamo.reset()
+        return clips(joint_of(Heads(n).half(), torch.randn(16, 32).half(), **PLAIN))
+
+    # the incoming gradient, one at each SiLU's operand, and one for each product that x's gradient is made of
+    assert [count(2), count(3)] == [1 + 3 + 2, 1 + 4]
     torch._dynamo.reset()
     assert clips(joint_of(Net().bfloat16(), batches(32)[0].bfloat16(), observe=True, **PLAIN)) == 0, (
         "BF16 has the range"

@@ -23,7 +23,6 @@ BATCH, SEQ, HIDDEN, FFN, HEADS = 8, 2048, 4096, 11008, 32
 RECIPES = {
     "off": Recipe(linear="off", observe=False),
     "on": Recipe(linear="off"),
-    "all": Recipe(linear="off", observe=True),
 }
 
 
