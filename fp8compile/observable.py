@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 
 from fp8compile import torch_private as private
 from fp8compile.context import Context
-from fp8compile.flow import CASTS, Source, is_tangent, sources
+from fp8compile.flow import CASTS, Source, is_activation, is_tangent, sources
 from fp8compile.graph import SPLICED, is_tensor, is_view, module_path, op_name, source_line, storage_root
 from fp8compile.products import PRODUCTS
 from fp8compile.report import Origin
@@ -116,12 +116,12 @@ def _is_attention(node: Node) -> bool:
 
 
 def _may_be(root: Node, source: Source) -> bool:
-    """Whether a value depends on data or on a gradient; of inputs, whether it is data or an incoming gradient."""
+    """Whether a value is an activation or depends on a gradient; of inputs, whether it is data or an incoming gradient."""
     if not is_tensor(root) or (SPLICED in root.meta and not is_clipped(root)):
         return False
     if root.op == "placeholder":
         return source == Source.DATA or (is_tangent(root) and not any(map(is_clipped, root.users)))
-    return bool(source & (Source.DATA | Source.GRADIENT | Source.INTEGER))
+    return Source.GRADIENT in source or is_activation(source)  # not a mask, whose -inf is meant
 
 
 def _is_cheap(root: Node, source: Source, weights: Collection[Node]) -> bool:

@@ -1,9 +1,10 @@
 """Numbers change only where a loss scaler asks for it at run time: FP16 gradients are clipped to +-65504, not left at inf.
 
 Graphcore's automatic loss scaling clips and never skips a step. The limit is an extra input of the graph, a tensor that is
-inf, which clips nothing, until a scaler in histogram mode sets it (see fp8compile/slot.py). What is clipped is what is
-observed and made by generated code, where it costs nothing: results of products are not (a copy each), nor are gradients
-of parameters, which the scaler reads and writes anyway. NaN stays NaN.
+inf, which clips nothing, until a scaler in histogram mode sets it (see fp8compile/slot.py). Clipped are gradients of
+activations that generated code makes or is the first to read, where it costs no bytes, and those that come into the graph.
+What goes from one product straight into another is not (a copy each), nor are gradients of parameters, which the scaler
+reads and writes anyway. NaN stays NaN.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ aten = torch.ops.aten
 
 
 def saturate_gradients(graph: Graph, ctx: Context) -> Notes:
-    """Clip every observed FP16 gradient of an activation to the graph's limit."""
+    """Clip FP16 gradients of activations to the graph's limit."""
     if ctx.extra is None or not is_training(graph) or (limit := ctx.input_at(graph, ctx.extra.limit)) is None:
         return Notes()
     if limit.users:

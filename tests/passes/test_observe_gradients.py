@@ -99,6 +99,19 @@ def test_convolutions_and_attention() -> None:
     assert any(o.direction == "backward" and o.kind == "activation" for o in report.observed)
 
 
+def test_a_mask_is_no_activation() -> None:
+    """Its -inf is meant, and is no overflow."""
+
+    class Masked(nn.Module):
+        def forward(self, x: Tensor, keep: Tensor) -> Tensor:
+            bias = torch.zeros_like(keep, dtype=torch.float16).masked_fill(~keep, -torch.inf)
+            return F.scaled_dot_product_attention(x, x, x, attn_mask=bias)
+
+    x, keep = torch.randn(1, 2, 16, 16).half().requires_grad_(), torch.ones(16, 16, dtype=torch.bool).tril()
+    report = fp8compile.explain(Masked(), (x, keep), recipe=PLAIN)
+    assert report.observed and not [o for o in report.observed if o.shape == "[16, 16]" or "where" in o.origin.op]
+
+
 def test_what_is_kept_for_the_backward_is_the_same_but_for_the_counts_of_the_forward() -> None:
     for options in ({}, {"preset": "storage_only"}, {"emulate": True}):
         layer, args = llama_case(1, 64, 128, 256, 2, dtype=torch.float16)
