@@ -78,27 +78,32 @@ def compile_and_report(
     ``keep_steps`` keeps each pass with the graph before and after it, all of them in the first report.
     """
     watch = watch_for(recipe, keep_steps)
+    inner = None if generate else run_the_graph
     if watch is None:
-        return _compiled(gm, example_inputs, recipe, mode, generate)[:2]
+        return compile_once(gm, example_inputs, recipe, mode, inner)[:2]
     spare = copied_with_attributes(gm)
     with watching(watch):
-        compiled, reports, cached = _compiled(gm, example_inputs, recipe, mode, generate)
+        compiled, reports, cached = compile_once(gm, example_inputs, recipe, mode, inner)
         dumped = reports
         if cached and watch.folder:  # no pass ran: once more, for the dump alone
-            _, dumped, _ = _compiled(spare, example_inputs, recipe, mode, generate=False)
+            _, dumped, _ = compile_once(spare, example_inputs, recipe, mode, run_the_graph)
     watch.report(dumped, recipe)
     return compiled, (dataclasses.replace(reports[0], steps=tuple(watch.steps)), *reports[1:])
 
 
-def _compiled(
-    gm: GraphModule, example_inputs: Sequence[Any], recipe: Recipe, mode: str | None, generate: bool
+def compile_once(
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    recipe: Recipe,
+    mode: str | None = None,
+    inner_compile: Callable[..., Any] | None = None,
 ) -> tuple[Callable[..., Any], tuple[GraphReport, ...], bool]:
-    """The compiled callable, the reports, and whether it came from a cache."""
+    """The compiled callable, the reports, and whether it came from a cache; ``inner_compile`` stands for Inductor's own."""
     patches = {**_mode_options(mode), **_inductor_options(recipe)}
     recipe, remarks = _that_can_be_followed(recipe, patches)
     compile_args: dict[str, Any] = {}
-    if recipe.codegen == "eager" or not generate:
-        compile_args["inner_compile"] = run_the_graph
+    if recipe.codegen == "eager" or inner_compile:
+        compile_args["inner_compile"] = inner_compile or run_the_graph
         patches["force_disable_caches"] = True  # the cache key does not know the inner compiler
     gm, inputs, extra = with_slot(gm, example_inputs, recipe)
     graph_key = key_of(gm, inputs, recipe, patches)

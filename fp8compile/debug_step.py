@@ -15,14 +15,12 @@ from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
 from fp8compile import store
-from fp8compile import torch_private as private
-from fp8compile.backend import _inductor_options, key_of
+from fp8compile.backend import compile_once
 from fp8compile.explain import LIMIT, _chosen, _default_loss, _left_as_it_was, _one_step
 from fp8compile.flow import is_tangent
 from fp8compile.graph import module_path, source_line
 from fp8compile.interpret import MINUS, Made, Range, Watching, all_finite, held, range_of
 from fp8compile.observation import BACKWARD, FORWARD
-from fp8compile.pipeline import passes_for
 from fp8compile.recipe import Recipe
 from fp8compile.whole_paths import whole_path
 
@@ -111,7 +109,8 @@ def debug_step(
             f"debug_step: scale={scale!r} is no loss scale; give a positive number, such as scaler.scale"
         )
     eager = getattr(model, "_orig_mod", model)
-    step = _Step(eager, _without_observers(_chosen(recipe, model)), args, keywords)
+    # The interpreter looks for itself, so nothing is counted.
+    step = _Step(eager, _chosen(recipe, model).everywhere(observe=False), args, keywords)
     if step.found is not None:
         return step.found
     with _left_as_it_was(eager), torch._dynamo.config.patch(recompile_limit=LIMIT), contextlib.suppress(_Stop):
@@ -180,14 +179,7 @@ class _Step:
         """The backend: the same passes as in training, then each graph node by node."""
         self.graphs += 1
         graph = _Graph(self)
-        patches = {**_inductor_options(self.recipe), "force_disable_caches": True}
-        parameters = frozenset(i for i, v in enumerate(example_inputs) if isinstance(v, nn.Parameter))
-        key = key_of(gm, example_inputs, self.recipe, patches)
-        patches |= passes_for(self.recipe, key, parameters, patches)
-        store.start(key)
-        inner: Any = graph.inner
-        compiled: Any = private.compile_fx(gm, example_inputs, inner_compile=inner, config_patches=patches)
-        store.finish(key)
+        compiled, _, _ = compile_once(gm, example_inputs, self.recipe, inner_compile=graph.inner)
 
         def run(*inputs: Any) -> Any:
             graph.enter(inputs)
@@ -269,9 +261,3 @@ def _arguments(batch: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any,
             )
         return (), dict(batch)
     return (batch,) if isinstance(batch, Tensor) else tuple(batch), dict(kwargs or {})
-
-
-def _without_observers(recipe: Recipe) -> Recipe:
-    """The interpreter looks for itself."""
-    known = {field.name for field in dataclasses.fields(recipe)}
-    return recipe.everywhere(observe=False) if "observe" in known else recipe

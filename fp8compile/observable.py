@@ -17,9 +17,10 @@ from torch.fx import Graph, Node
 
 from fp8compile import torch_private as private
 from fp8compile.context import Context
-from fp8compile.flow import CASTS, Source, is_activation, is_tangent, sources
+from fp8compile.flow import Source, is_activation, is_tangent, sources
 from fp8compile.graph import SPLICED, is_tensor, is_view, module_path, op_name, source_line, storage_root
-from fp8compile.products import PRODUCTS
+from fp8compile.observation import ACTIVATION, BACKWARD, DATA, FORWARD, WEIGHT
+from fp8compile.products import PRODUCTS, root_of
 from fp8compile.report import Origin
 
 aten = torch.ops.aten
@@ -31,8 +32,6 @@ OBSERVED: Mapping[str | bool, tuple[torch.dtype, ...]] = {
     False: (),
 }
 
-WEIGHT, ACTIVATION, DATA = "weight", "activation", "data"
-FORWARD, BACKWARD = "forward", "backward"
 
 OUTPUT = "gradient of an output"
 
@@ -205,15 +204,5 @@ def _gradients_of_parameters(graph: Graph, ctx: Context) -> dict[Node, str]:
     for desc, node in zip(out.meta.get("desc") or (), outputs, strict=False):
         position = getattr(getattr(desc, "grad_of", None), "idx", None)
         if isinstance(node, Node) and position in names:
-            found[storage_root(node)] = found[_stored(node)] = names[position]
+            found[storage_root(node)] = found[root_of(node)] = names[position]
     return found
-
-
-def _stored(node: Node) -> Node:
-    """What a value is a view or a cast of."""
-    while is_view(node) or node.target in CASTS:
-        parent = node.args[0]
-        if not isinstance(parent, Node):
-            break
-        node = parent
-    return node

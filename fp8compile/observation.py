@@ -23,7 +23,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 from fp8compile.numerics import histogram
 from fp8compile.numerics.histogram import COLUMNS, FP16_MAX, INF, NAN
 
-WEIGHT, ACTIVATION = "weight", "activation"
+WEIGHT, ACTIVATION, DATA = "weight", "activation", "data"
 FORWARD, BACKWARD = "forward", "backward"
 HISTORY = 256  # steps that are kept: 56 bytes a row and step
 

@@ -81,6 +81,7 @@ COMPILES = (
     "module_recipes",
     "numerics",
     "observable",
+    "observation",
     "operands",
     "passes",
     "pipeline",

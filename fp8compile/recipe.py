@@ -167,11 +167,6 @@ class Recipe:
         return any(recipe.linear != "off" for recipe in (self, *self.modules.values()))
 
     @property
-    def observes(self) -> bool:
-        """Whether statistics may be taken in any module."""
-        return any(recipe.observe is not False for recipe in (self, *self.modules.values()))
-
-    @property
     def rewrites(self) -> bool:
         """Whether anything is rewritten in any module."""
         return self.saves or self.multiplies

@@ -20,7 +20,8 @@ from fp8compile.context import Context
 from fp8compile.flow import is_training
 from fp8compile.graph import LINE, dtype_text, place_after, shape_text, splice, storage_root
 from fp8compile.numerics.histogram import partials, totals
-from fp8compile.observable import FORWARD, Value, is_clipped, observable
+from fp8compile.observable import Value, is_clipped, observable
+from fp8compile.observation import FORWARD
 from fp8compile.report import Notes, Observed, Skip
 
 ALL_LINES = "all"  # the mark of what the backward returns

@@ -17,7 +17,8 @@ from fp8compile.context import Context
 from fp8compile.flow import is_training
 from fp8compile.graph import place_after, splice, storage_root
 from fp8compile.numerics.histogram import saturate
-from fp8compile.observable import ACTIVATION, BACKWARD, contracts, leaves_a_contraction, observable, read_by
+from fp8compile.observable import contracts, leaves_a_contraction, observable, read_by
+from fp8compile.observation import ACTIVATION, BACKWARD
 from fp8compile.report import Notes
 
 aten = torch.ops.aten

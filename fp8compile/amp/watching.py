@@ -23,11 +23,11 @@ from torch.utils._pytree import tree_leaves
 
 from fp8compile.module_recipes import in_module
 from fp8compile.numerics.histogram import COLUMNS, EDGES, FP16_MAX, fold, statistics
-from fp8compile.observation import ACTIVATION, BACKWARD, FORWARD, WEIGHT, Observations, Row
+from fp8compile.observation import ACTIVATION, BACKWARD, DATA, FORWARD, WEIGHT, Observations, Row
 
 KINDS = (WEIGHT, ACTIVATION)
 SHORT = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
-DATA, INPUT = "data", "input"  # Row.kind and Row.op of what the model is given, as in compiled graphs
+INPUT = "input"  # Row.op of what the model is given, as in compiled graphs
 
 
 class Watched(Observations):
