@@ -7,6 +7,8 @@ from fp8compile.versions import __version__, check_torch
 check_torch()
 
 from fp8compile import amp, optim  # noqa: E402
+from fp8compile.calibrate import calibrate  # noqa: E402
+from fp8compile.calibration import Calibration  # noqa: E402
 from fp8compile.debug_step import FirstNonFinite, debug_step  # noqa: E402
 from fp8compile.explain import explain, report  # noqa: E402
 from fp8compile.memory import Fit  # noqa: E402
@@ -17,6 +19,7 @@ from fp8compile.report import Report  # noqa: E402
 from fp8compile.set_recipe import set_recipe  # noqa: E402
 
 __all__ = [
+    "Calibration",
     "FirstNonFinite",
     "Fit",
     "OverflowReport",
@@ -24,6 +27,7 @@ __all__ = [
     "Report",
     "__version__",
     "amp",
+    "calibrate",
     "compress",
     "debug_step",
     "decompress",

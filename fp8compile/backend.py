@@ -14,6 +14,7 @@ from torch.fx import GraphModule
 
 from fp8compile import store
 from fp8compile import torch_private as private
+from fp8compile.calibration import Calibration
 from fp8compile.dump import watch_for
 from fp8compile.graph import copied_with_attributes, module_path, source_line
 from fp8compile.pipeline import passes_for, sources_key
@@ -101,14 +102,17 @@ def compile_once(
     """The compiled callable, the reports, and whether it came from a cache; ``inner_compile`` stands for Inductor's own."""
     patches = {**_mode_options(mode), **_inductor_options(recipe)}
     recipe, remarks = _that_can_be_followed(recipe, patches)
+    if isinstance(recipe.islands, Calibration):
+        recipe.islands.check(recipe)
     compile_args: dict[str, Any] = {}
     if recipe.codegen == "eager" or inner_compile:
         compile_args["inner_compile"] = inner_compile or run_the_graph
         patches["force_disable_caches"] = True  # the cache key does not know the inner compiler
+    whole = _is_whole(gm, recipe)
     gm, inputs, extra = with_slot(gm, example_inputs, recipe)
     graph_key = key_of(gm, inputs, recipe, patches)
     parameters = frozenset(i for i, v in enumerate(inputs) if isinstance(v, torch.nn.Parameter))
-    patches |= passes_for(recipe, graph_key, parameters, patches, extra)
+    patches |= passes_for(recipe, graph_key, parameters, patches, extra, whole)
     store.start(graph_key)
     compiled = cast(Callable[..., Any], private.compile_fx(gm, inputs, config_patches=patches, **compile_args))
     cached = store.came_from_cache(graph_key)
@@ -189,6 +193,17 @@ def _that_can_be_followed(recipe: Recipe, patches: Mapping[str, Any]) -> tuple[R
     for remark in remarks:
         store.warn_once(remark)
     return recipe, tuple(remarks)
+
+
+_broken: set[str] = set()  # keys of recipes that have compiled a graph that ends at a graph break
+
+
+def _is_whole(gm: GraphModule, recipe: Recipe) -> bool:
+    """Whether a Dynamo graph is a whole model: it ends at no graph break, nor can it be what follows one."""
+    ends = getattr(gm, "compile_subgraph_reason", None)
+    if ends is None or ends.graph_break:
+        _broken.add(recipe.key)
+    return recipe.key not in _broken
 
 
 def _module_types(gm: GraphModule) -> frozenset[type]:

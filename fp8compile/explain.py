@@ -122,15 +122,16 @@ def _chosen(recipe: Recipe | str | Mapping[str, Any] | None, model: nn.Module) -
 
 def _one_step(
     model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Callable[[Any], Tensor] | None
-) -> None:
+) -> tuple[Tensor | None, ...]:
+    """The gradients of the parameters that train, then of the arguments that do."""
     output = model(*args, **kwargs)
     scalar = loss(output) if loss else _default_loss(output)
     if scalar is None or not scalar.requires_grad:
-        return  # nothing to differentiate: an inference graph
+        return ()  # nothing to differentiate: an inference graph
     if scalar.numel() != 1:
         raise ValueError(f"loss must return a scalar, not a tensor of shape {tuple(scalar.shape)}")
     inputs = [t for t in (*model.parameters(), *pytree.tree_leaves((args, kwargs))) if _trains(t)]
-    torch.autograd.grad(scalar, inputs, allow_unused=True)
+    return torch.autograd.grad(scalar, inputs, allow_unused=True)
 
 
 def _trains(value: object) -> bool:

@@ -19,8 +19,8 @@ from fp8compile.graph import VIEWS, is_tensor
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
-_LAYOUT = VIEWS | {aten.clone.default, prims.convert_element_type.default, aten._to_copy.default, aten.cat.default}
-_LINEAR = _LAYOUT | {
+LAYOUT = VIEWS | {aten.clone.default, prims.convert_element_type.default, aten._to_copy.default, aten.cat.default}
+LINEAR = LAYOUT | {
     aten.add.Tensor,
     aten.sub.Tensor,
     aten.mul.Tensor,
@@ -28,7 +28,7 @@ _LINEAR = _LAYOUT | {
     aten.neg.default,
     aten.where.self,
 }
-ZERO_KEEPING = _LAYOUT | {aten.mul.Tensor, aten.neg.default, aten.abs.default, aten.sqrt.default, aten.div.Tensor}
+ZERO_KEEPING = LAYOUT | {aten.mul.Tensor, aten.neg.default, aten.abs.default, aten.sqrt.default, aten.div.Tensor}
 
 _EXPONENTS = {aten.exp.default, aten.exp2.default, aten.expm1.default, aten.sinh.default, aten.cosh.default}
 _BOUNDED = ("silu", "sigmoid", "softplus", "mish", "elu", "gelu", "tanh", "hardswish", "swish")
@@ -50,11 +50,11 @@ _EQUALITIES = {
 
 def spoiled_use(value: Node) -> str | None:
     """Why ``value``, a placeholder of the backward graph, must be exact there; None where rounding does no harm."""
-    if reaches(value, _LINEAR, lambda user, _: is_exponential(user)):
+    if reaches(value, LINEAR, lambda user, _: is_exponential(user)):
         return "exponentiated in the backward: a relative error would become an absolute one of the exponent"
     if reaches(value, ZERO_KEEPING, _is_divided_by):
         return "divided by in the backward: a value that flushed to zero would become infinite"
-    if reaches(value, _LINEAR, lambda user, _: user.target in _EQUALITIES):
+    if reaches(value, LINEAR, lambda user, _: user.target in _EQUALITIES):
         return "compared for equality in the backward"
     return None
 

@@ -30,16 +30,22 @@ from fp8compile.passes.quantize_linears import quantize_linears
 from fp8compile.passes.recompute_kept import recompute_kept
 from fp8compile.passes.saturate_gradients import saturate_gradients
 from fp8compile.passes.share_casts import share_casts
+from fp8compile.passes.widen_unsafe_ops import widen_unsafe_ops
 from fp8compile.recipe import Recipe
 from fp8compile.report import GraphReport, Notes
 from fp8compile.split import Split
 from fp8compile.steps import watched
 from fp8compile.store import JointNotes, collecting
 from fp8compile.versions import __version__
+from fp8compile.widening import holds_sixteen_bit
 
 PartitionPass = Callable[[Split, Context], Notes]
 
-# On the joint graph, where forward and backward are both visible. FP32 islands will stand here, before the linears.
+# On a graph with 16-bit values, before all others: what is FP32 then is not watched for overflow, nor an FP8 linear, nor
+# stored in FP8.
+RANGE: tuple[Callable[[Graph, Context], Notes], ...] = (widen_unsafe_ops,)
+
+# On the joint graph, where forward and backward are both visible.
 JOINT: tuple[Callable[[Graph, Context], Notes], ...] = (
     share_casts,  # before the linears, which encode every distinct operand
     quantize_linears,  # before the cut, so that it sees codes, which are cheaper to keep
@@ -69,6 +75,7 @@ POST_GRAD: tuple[Callable[[Graph, Context], Notes], ...] = ()
 
 # What compiled code depends on; tests/test_structure.py holds it against the imports.
 COMPILES = (
+    "calibration",
     "context",
     "device",
     "flow",
@@ -76,6 +83,8 @@ COMPILES = (
     "frozen",
     "graph",
     "hazards",
+    "islands",
+    "kept",
     "liveness",
     "memory",
     "module_recipes",
@@ -83,9 +92,11 @@ COMPILES = (
     "observable",
     "observation",
     "operands",
+    "overflow_prone",
     "passes",
     "pipeline",
     "products",
+    "ranges",
     "recipe",
     "report",
     "report_text",
@@ -94,6 +105,7 @@ COMPILES = (
     "store",
     "verify",
     "versions",
+    "widening",
 )
 
 
@@ -162,9 +174,15 @@ class JointPasses(private.CustomGraphPass):
     """
 
     def __init__(
-        self, recipe: Recipe, graph_key: str, parameters: frozenset[int], extra: Inputs | None = None
+        self,
+        recipe: Recipe,
+        graph_key: str,
+        parameters: frozenset[int],
+        extra: Inputs | None = None,
+        whole: bool = False,
     ) -> None:
-        self.recipe, self.graph_key, self.parameters, self.extra = recipe, graph_key, parameters, extra
+        self.recipe, self.graph_key, self.parameters = recipe, graph_key, parameters
+        self.extra, self.whole = extra, whole
 
     def __reduce__(self) -> tuple[Any, ...]:
         return JointPasses, (
@@ -172,6 +190,7 @@ class JointPasses(private.CustomGraphPass):
             self.graph_key,
             self.parameters,
             self.extra,
+            self.whole,
         )
 
     def uuid(self) -> tuple[str, str, str]:
@@ -183,8 +202,9 @@ class JointPasses(private.CustomGraphPass):
         gm = graph.owning_module
         assert gm is not None
         plain, notes, disabled = copied(gm), Notes(), []
-        ctx = Context(self.recipe, self.parameters, self.extra)
-        before = (OPTIMIZER if holds_state_codecs(graph) else ()) + (OBSERVE if self.extra else ())
+        ctx = Context(self.recipe, self.parameters, self.extra, self.whole)
+        wide = RANGE if holds_sixteen_bit(graph) or self.recipe.keep_fp32 else ()
+        before = (OPTIMIZER if holds_state_codecs(graph) else wide) + (OBSERVE if self.extra else ())
         for each in before + JOINT:
             ran = _observed(gm, each.__name__, functools.partial(each, graph, ctx))
             disabled += [] if ran is not None else [each.__name__]
@@ -198,6 +218,7 @@ def passes_for(
     parameters: frozenset[int],
     patches: Mapping[str, Any],
     extra: Inputs | None = None,
+    whole: bool = False,
 ) -> dict[str, Any]:
     """The Inductor options that put the pipeline in place; the user's own passes keep running, before ours."""
     if patches.get("custom_partitioner_fn") or private.inductor_config.custom_partitioner_fn:
@@ -205,11 +226,16 @@ def passes_for(
             "Inductor's custom_partitioner_fn is set, and fp8compile is a partitioner itself: one graph cannot be cut by "
             "two. Unset it, or compile this model with another backend"
         )
+    ours = JointPasses(recipe, graph_key, parameters, extra, whole)
+    return {**joint_pass(ours, patches), "custom_partitioner_fn": Partitioner(recipe, graph_key)}
+
+
+def joint_pass(ours: Callable[[Graph], None], patches: Mapping[str, Any]) -> dict[str, Any]:
+    """The Inductor option that runs ``ours`` on joint and inference graphs, after the user's own."""
     name = "joint_custom_post_pass"
     theirs = patches.get(name, getattr(private.inductor_config, name))
-    ours = JointPasses(recipe, graph_key, parameters, extra)
     before = theirs if isinstance(theirs, (list, tuple)) else [theirs] if theirs else []
-    return {name: [*before, ours] if before else ours, "custom_partitioner_fn": Partitioner(recipe, graph_key)}
+    return {name: [*before, ours] if before else ours}
 
 
 def _observed(gm: GraphModule, name: str, run: Callable[[], Any], split: Split | None = None) -> Any:

@@ -21,6 +21,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "codegen": ("inductor", "eager"),
 }
 OBSERVE = ("auto", True, False)
+ISLANDS = ("auto", "policy", "off")
 BOOLEANS = ("emulate", "saved_attention")
 GROUP_SIZES = (16, 65536)
 PER_GRAPH = ("codegen", "inductor", "dump")  # one for all modules
@@ -64,6 +65,10 @@ class Recipe:
         skip: fnmatch patterns on module paths; tensors made in such a module, or in one beneath it, are kept as they are.
         observe: whether statistics of values and gradients are taken in the graph, for ``fp8compile.amp.LossScaler`` and
             ``fp8compile.overflow_report``: "auto" (of what is FP16 in a training graph), True (BF16 and FP32 too), False.
+        islands: what runs in FP32 in a 16-bit graph because it may leave FP16's range (passes/widen_unsafe_ops.py): "auto"
+            (FP16 operations known for it, unless they are proven to fit), "policy" (these operations in FP16 and BF16, as
+            AMP does), "off", or what ``fp8compile.calibrate`` measured, or the path of the file it was saved to.
+        keep_fp32: what runs in FP32 in any case: patterns on modules as in ``skip``, or on operations: "aten.exp".
         modules: other recipes for some modules: patterns as in ``skip``, each with a Recipe, the name of a preset, or a
             dict of changes to this recipe. The first pattern that matches decides. What is one for the whole graph
             (``codegen``, ``inductor``, ``dump``) cannot differ; a pass that has to decide for the graph as a whole runs
@@ -85,6 +90,8 @@ class Recipe:
     min_saved_numel: int = 4096
     skip: tuple[str, ...] = ()
     observe: str | bool = "auto"
+    islands: Any = "auto"
+    keep_fp32: tuple[str, ...] = ()
     modules: Mapping[str, Any] = FrozenModules()
     codegen: str = "inductor"
     inductor: Mapping[str, Any] = FrozenOptions()
@@ -93,6 +100,8 @@ class Recipe:
     def __post_init__(self) -> None:
         object.__setattr__(self, "skip", _as_patterns("skip", self.skip))
         object.__setattr__(self, "linear_skip", _as_patterns("linear_skip", self.linear_skip))
+        object.__setattr__(self, "keep_fp32", _as_patterns("keep_fp32", self.keep_fp32))
+        object.__setattr__(self, "islands", _as_islands(self.islands))
         object.__setattr__(self, "inductor", _as_options(self.inductor))
         _check(self)
         object.__setattr__(self, "modules", module_recipes(self.modules, self))
@@ -168,7 +177,7 @@ class Recipe:
 
     @property
     def rewrites(self) -> bool:
-        """Whether anything is rewritten in any module."""
+        """Whether linears or what is saved are rewritten in any module."""
         return self.saves or self.multiplies
 
     def __str__(self) -> str:
@@ -188,7 +197,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "conservative": {"saved_attention": False},
     "linear_only": {"linear": "tensorwise", "saved": "off"},
     "storage_only": {"linear": "off"},
-    "off": {"linear": "off", "saved": "off", "observe": False},
+    "off": {"linear": "off", "saved": "off", "observe": False, "islands": "off"},
 }
 _FIELDS = frozenset(f.name for f in dataclasses.fields(Recipe))
 
@@ -226,6 +235,20 @@ def _as_patterns(name: str, value: Any) -> tuple[str, ...]:
     if not isinstance(patterns, (tuple, list)) or not all(isinstance(p, str) for p in patterns):
         raise ValueError(f'Recipe.{name} must be module path patterns such as ("layers.0.*",), not {value!r}.')
     return tuple(patterns)
+
+
+def _as_islands(value: Any) -> Any:
+    """One of ISLANDS, or a calibration: as it is, or from its file."""
+    from fp8compile.calibration import Calibration
+
+    if value in ISLANDS or isinstance(value, Calibration):
+        return value
+    if isinstance(value, str) and value.endswith(".json"):
+        return Calibration.load(value)
+    raise ValueError(
+        f"Recipe.islands cannot be {value!r}.{nearest(str(value), ISLANDS)} Or a calibration "
+        "(fp8compile.calibrate), or the path of one (.json)."
+    )
 
 
 def _as_options(value: Any) -> FrozenOptions:

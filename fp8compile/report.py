@@ -93,6 +93,29 @@ class Observed:
 
 
 @dataclass(frozen=True)
+class Island:
+    """Connected nodes computed in FP32 (``members``), or an operation left in 16 bit although it is unsafe in general.
+
+    Attributes:
+        name, origin: the first unsafe node.
+        nodes: how many compute (no views or casts); ``products`` of them are matrix products.
+        bytes_added: what their values are larger by in FP32; what one kernel keeps to itself moves nothing of it.
+        reason: why it is, or would be, unsafe.
+        members: the names of the nodes in the joint graph.
+        left: why it was left; "" where it was widened.
+    """
+
+    name: str
+    origin: Origin
+    nodes: int
+    products: int
+    bytes_added: int
+    reason: str
+    members: tuple[str, ...] = ()
+    left: str = ""
+
+
+@dataclass(frozen=True)
 class Notes:
     """What one pass did to one graph."""
 
@@ -101,6 +124,7 @@ class Notes:
     recomputed: tuple[Recomputed, ...] = ()
     linears: tuple[Linear, ...] = ()
     observed: tuple[Observed, ...] = ()
+    islands: tuple[Island, ...] = ()
 
     def __add__(self, other: Notes) -> Notes:
         return Notes(
@@ -109,6 +133,7 @@ class Notes:
             self.recomputed + other.recomputed,
             self.linears + other.linears,
             self.observed + other.observed,
+            self.islands + other.islands,
         )
 
 
@@ -158,6 +183,10 @@ class GraphReport:
                 ),
                 tuple(Linear(**{**x, "origin": Origin(**x["origin"])}) for x in notes["linears"]),
                 tuple(Observed(**{**o, "origin": Origin(**o["origin"])}) for o in notes["observed"]),
+                tuple(
+                    Island(**{**i, "origin": Origin(**i["origin"]), "members": tuple(i["members"])})
+                    for i in notes["islands"]
+                ),
             ),
             data["saved_bytes"],
             data["saved_bytes_plain"],
@@ -203,6 +232,11 @@ class Report:
     def observed(self) -> tuple[Observed, ...]:
         """Every value whose statistics are taken (``fp8compile.overflow_report`` shows them)."""
         return tuple(o for g in self.graphs for o in g.notes.observed)
+
+    @property
+    def islands(self) -> tuple[Island, ...]:
+        """Every FP32 island, and what was left in 16 bit although it is unsafe in general, with the reason."""
+        return tuple(i for g in self.graphs for i in g.notes.islands)
 
     @property
     def saved_bytes(self) -> int:

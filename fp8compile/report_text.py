@@ -29,10 +29,12 @@ def _headline(report: Report) -> str:
     share = f" ({ours / plain:.0%})" if plain else ""
     rewritten = sum(not x.reason for x in report.linears)
     linears = f"{rewritten} of {len(report.linears)} products of linears in FP8\n" if report.linears else ""
+    widened = [i for i in report.islands if not i.left]
+    islands = f"{len(widened)} FP32 islands, {sum(i.nodes for i in widened)} nodes\n" if widened else ""
     return (
         f"fp8compile: {training} training and {len(report.graphs) - training} inference graph(s), {report.recipe}\n"
         f"kept for the backward: {human(ours)}, plain Inductor {human(plain)}{share}\n"
-        f"{linears}{len(report.saved)} tensors encoded, {len(report.skips)} left as they are, "
+        f"{linears}{islands}{len(report.saved)} tensors encoded, {len(report.skips)} left as they are, "
         f"{len(report.recomputed)} recomputed instead of kept"
     )
 
@@ -52,6 +54,20 @@ def _tables(report: Report) -> Iterable[Table]:
             for x in report.linears
         ]
         yield _table("linears", ("module", "source", "M", "K", "N", "product", "formats"), rows)
+    if report.islands:
+        islands = [
+            (
+                i.name,
+                *_where(i.origin),
+                str(i.nodes),
+                human(i.bytes_added),
+                i.reason,
+                f"left: {i.left}" if i.left else f"{i.products} products, {', '.join(i.members)}",
+            )
+            for i in report.islands
+        ]
+        columns = ("first", "op", "module", "source", "nodes", "larger by", "why", "members")
+        yield _table("FP32 islands", columns, islands)
     if report.saved:
         rows = [
             (

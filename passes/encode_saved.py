@@ -7,8 +7,8 @@ INT8 at most 1/254 of its group's largest. The recipe names the format, by defau
 
 Left as they are, each with its reason in the report: what is not a floating-point activation (integers, masks, RNG
 states, tables, values made from parameters alone), small tensors, statistics of norms and softmax, float64 and complex,
-what the user put in FP32 inside a 16-bit model, what the backward exponentiates, divides by or compares for equality,
-operands of higher-order operators, and what the recipe says to leave.
+what the user put in FP32 inside a 16-bit model, FP32 islands, what the backward exponentiates, divides by or compares for
+equality, operands of higher-order operators, and what the recipe says to leave.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from fp8compile.products import BATCHED
 from fp8compile.recipe import Recipe
 from fp8compile.report import Notes, Saved, Skip
 from fp8compile.split import Edge, Split
+from fp8compile.widening import WIDENED
 
 _REDUCTIONS = ("sum", "mean", "amax", "amin", "var_mean", "var", "logsumexp", "prepare_softmax_online")
 
@@ -89,6 +90,7 @@ class _Judge:
             self._not_an_activation(edge)
             or self._left_by_recipe(edge)
             or (_statistic(edge.made) and "a statistic: small beside its tensor, and everything depends on it")
+            or (WIDENED in storage_root(edge.made).meta and "in an FP32 island: its range is what the island is for")
             or (edge.made in self.user_fp32 and "the user computes this in FP32 inside a 16-bit model")
             or _higher_order_use(edge.used)
             or spoiled_use(edge.used)

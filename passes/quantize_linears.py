@@ -9,8 +9,8 @@ the forward's. With tensorwise scales that encoding is of the value itself, what
 Formats: E4M3 for activations and weights; gradients in E5M2 ("hybrid") or E4M3 ("e4m3").
 
 Left as they are, each with its reason in the report: the output head (by path, or tied to an embedding), what the user
-put in FP32 inside a 16-bit model, weights whose sides are not multiples of 16 (``_scaled_mm`` takes no others; LoRA),
-batched expert products, float64 and complex, inputs without rows, devices without FP8 units unless emulated.
+put in FP32 inside a 16-bit model, FP32 islands, weights whose sides are not multiples of 16 (``_scaled_mm`` takes no
+others; LoRA), batched expert products, float64 and complex, inputs without rows, devices without FP8 units unless emulated.
 
 What a nonlinear operation needs for its backward too is kept once, as *its* codes (groupwise, see encode_saved): the wgrad
 encodes the decoded value again under the forward's scale. What only products need is kept as their codes.
@@ -34,10 +34,11 @@ from fp8compile.operands import MULTIPLE, Encoded, Operands
 from fp8compile.products import FORWARD, PRODUCTS, Product, is_tied_to_embedding, linear_products
 from fp8compile.recipe import Recipe
 from fp8compile.report import Linear, Notes, Origin
+from fp8compile.widening import WIDENED
 
 aten = torch.ops.aten
 
-UPCAST = "upcast by the user"
+UPCAST, ISLAND = "upcast by the user", "in an FP32 island"
 
 
 def quantize_linears(graph: Graph, ctx: Context) -> Notes:
@@ -68,6 +69,8 @@ class _Judge:
 
     def reason_to_leave(self, product: Product) -> str | None:
         forward, recipe = product.forward, _recipe_of(product, self.ctx)
+        if WIDENED in product.node.meta:
+            return ISLAND
         if forward not in self._verdicts:
             self._verdicts[forward] = (
                 _left_by_recipe(forward, recipe)

@@ -33,6 +33,7 @@ def test_the_key_knows_every_field_but_dump() -> None:
         linear="rowwise", linear_formats="e4m3", linear_skip=("head",), emulate=True, saved="off",
         saved_format="int8", group_size=64, saved_attention=False, attention_format="e4m3", min_saved_numel=1,
         skip=("a",), codegen="eager", inductor={"debug": True}, modules={"a": "off"}, observe=True,
+        islands="off", keep_fp32=("a",),
     )  # fmt: skip
     assert {f.name for f in dataclasses.fields(Recipe)} == {*changes, "dump"}
     keys = {Recipe(**{name: value}).key for name, value in changes.items()}  # type: ignore[arg-type]
@@ -116,7 +117,7 @@ def test_the_first_pattern_that_matches_a_module_or_one_around_it_decides(path: 
 
 def test_a_recipe_says_in_a_line_what_differs_by_module() -> None:
     recipe = Recipe(modules={"layers.0": "off", "norm": {"saved_format": "int8"}, "head": {}})
-    off = "linear='off', saved='off', observe=False"
+    off = "linear='off', saved='off', observe=False, islands='off'"
     assert str(recipe) == f"Recipe()\n  in layers.0: {off}\n  in norm: saved_format='int8'\n  in head: the same"
     assert str(Recipe(group_size=64, skip="a")) == "Recipe(group_size=64, skip=('a',))"
 

@@ -1,0 +1,74 @@
+"""Numbers change: what may leave FP16's range is computed in FP32, from where it may to where it fits again.
+
+Islands are decided in ``fp8compile/islands.py``: begun by policy (``fp8compile/overflow_prone.py``) or by measurement
+(``fp8compile/calibration.py``), ended where the value is proven or measured to fit, in the forward and the backward alike.
+A product in an island multiplies FP32 and is no FP8 linear; what is saved of an island is saved as it is.
+
+Left as they are: 32-bit, 64-bit, integer and complex values, the operands of custom and higher-order operators, what other
+passes put there, and fused attention on a GPU, whose kernels take no FP32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from torch import Tensor
+from torch.fx import Graph, Node
+from torch.utils import _pytree as pytree
+
+from fp8compile.context import Context
+from fp8compile.flow import SIXTEEN_BIT
+from fp8compile.graph import nbytes, origin
+from fp8compile.islands import Island, decide
+from fp8compile.kept import unmatched
+from fp8compile.products import ALL
+from fp8compile.report import Island as Entry
+from fp8compile.report import Notes, Origin
+from fp8compile.widening import WIDENED, widen
+
+UNMATCHED = "matches nothing in this graph"
+UNMEASURED = "this inference graph was not calibrated: its islands are those of 'auto'"
+
+
+def widen_unsafe_ops(graph: Graph, ctx: Context) -> Notes:
+    """Put the islands in; a graph that has some stays as it is."""
+    if any(WIDENED in node.meta for node in graph.nodes):
+        return Notes()
+    missing = tuple(_told(each, "Recipe.keep_fp32", UNMATCHED) for each in unmatched(ctx.recipe.keep_fp32, graph))
+    if missing and ctx.whole:
+        raise ValueError("; ".join(f"Recipe.keep_fp32 matches nothing: {entry.name}" for entry in missing))
+    decision = decide(graph, ctx)
+    entries = tuple(_entry(island, ctx) for island in decision.islands)
+    widen(graph, {node for island in decision.islands for node in island.nodes})
+    left = tuple(_left(*each) for each in decision.left)
+    unmeasured = (_told("calibration", "Recipe.islands", UNMEASURED),) if decision.unmeasured else ()
+    return Notes(islands=entries + left + missing + unmeasured)
+
+
+def _entry(island: Island, ctx: Context) -> Entry:
+    first = next(iter(island.seeds), island.nodes[0])
+    reasons = tuple(dict.fromkeys(island.seeds.values())) or ("gradients of an island",)
+    computing = island.computing
+    return Entry(
+        first.name,
+        origin(first),
+        len(computing),
+        sum(n.target in ALL for n in computing),
+        _bytes_added(computing),
+        "; ".join(reasons),
+        tuple(n.name for n in computing),
+    )
+
+
+def _left(node: Node, reason: str, why: str) -> Entry:
+    return Entry(node.name, origin(node), 0, 0, 0, reason, (), why)
+
+
+def _told(name: str, reason: str, why: str) -> Entry:
+    return Entry(name, Origin("-", "", ""), 0, 0, 0, reason, (), why)
+
+
+def _bytes_added(nodes: Iterable[Node]) -> int:
+    """What the values are larger by in FP32: an upper bound, since what a kernel keeps to itself moves nothing."""
+    values = (v for n in nodes for v in pytree.tree_leaves(n.meta["val"]))
+    return sum(nbytes(v) for v in values if isinstance(v, Tensor) and v.dtype in SIXTEEN_BIT)

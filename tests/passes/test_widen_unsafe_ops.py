@@ -1,0 +1,166 @@
+"""widen_unsafe_ops: what it widens and why, what it leaves and why; the numbers are in tests/test_islands.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+from expecttest import assert_expected_inline
+from fp8compile.passes.widen_unsafe_ops import widen_unsafe_ops
+from torch import Tensor, nn
+
+import fp8compile
+from benchmarks.overflowing import Function
+from fp8compile.context import Context
+from fp8compile.graph import copied
+from fp8compile.islands import decide
+from fp8compile.overflow_prone import LEFT, POLES, WIDEN
+from fp8compile.recipe import Recipe
+from fp8compile.report import Island
+from fp8compile.widening import WIDENED
+from tests.passes.graphs import joint_of, text_of
+
+PLAIN = {"linear": "off", "saved": "off", "observe": False}
+
+
+def half(*shape: int) -> Tensor:
+    return torch.randn(*shape).half().requires_grad_()
+
+
+def test_golden_log_sum_exp_and_its_backward() -> None:
+    """From exp to log, which fits again; the gradient from log back to exp."""
+    graph = joint_of(Function(lambda x: x.exp().sum(-1).log()), half(4, 8), **PLAIN)
+    assert_expected_inline(
+        text_of(graph),
+        """\
+primals_1: float16[4, 8]
+tangents_1: float16[4]
+convert_element_type_default_1: float32[4] = convert_element_type(tangents_1, torch.float32)
+convert_element_type_default: float32[4, 8] = convert_element_type(primals_1, torch.float32)
+exp_default: float32[4, 8] = exp(convert_element_type_default)
+sum_dim_int_list: float32[4] = sum.dim_IntList(exp_default)
+log_default: float32[4] = log(sum_dim_int_list)
+convert_element_type_default_2: float16[4] = convert_element_type(log_default, torch.float16)
+div_tensor: float32[4] = div(convert_element_type_default_1, sum_dim_int_list)
+unsqueeze_default: float32[4, 1] = unsqueeze(div_tensor)
+expand_default: float32[4, 8] = expand(unsqueeze_default)
+mul_tensor: float32[4, 8] = mul(expand_default, exp_default)
+convert_element_type_default_3: float16[4, 8] = convert_element_type(mul_tensor, torch.float16)
+return convert_element_type_default_2, convert_element_type_default_3
+""",
+    )
+
+
+def islands(fn: Callable[..., Tensor], *args: Tensor, **options: object) -> tuple[Island, ...]:
+    return fp8compile.explain(Function(fn), args, recipe={**PLAIN, **options}).islands
+
+
+# Each with a consumer, to which the value is handed on in FP32: without one there is no island.
+UNSAFE: dict[str, tuple[Callable[..., Tensor], str]] = {
+    "exp": (lambda x: (x.exp() * x).tanh(), "exp: FP16 ends at exp(11.09)"),
+    "pow": (lambda x: (x**3 * x).tanh(), "pow: a square leaves FP16 at 256"),
+    "square": (lambda x: (x * x + x).tanh(), "a square: leaves FP16 at 256"),
+    "sum": (lambda x: (x.sum(0) * x).tanh(), "sum of 2048 elements"),
+    "cumsum": (lambda x: (x.cumsum(0) * x).tanh(), "cumsum of 2048 elements"),
+    "variance": (lambda x: (x.var(0) * x).tanh(), "var: sums squares"),
+    "norm": (lambda x: (x.norm() * x).tanh(), "norm: sums squares"),
+    "reciprocal": (lambda x: (x.reciprocal() * x).tanh(), "reciprocal: an input below 2**-16 gives inf"),
+    "quotient": (lambda x: (x / (x + 1) * x).tanh(), "a quotient: a divisor below 2**-16 gives inf"),
+    "far factor": (lambda x: (x * 1e6 * x).tanh(), "a factor of 1e+06"),
+    "sharp softmax": (lambda x: (x * 100).softmax(0), "logits times 100"),
+    "product": (lambda x: (x @ x.t()).sum(-1).tanh(), "a product of two activations over 4, unscaled"),
+    "log of a probability": (lambda x: x.softmax(0).log(), "read by log, which has a pole"),
+    "log softmax": (
+        lambda x: (x.log_softmax(0) * x).tanh(),
+        "_log_softmax: reaches down as far as the logits spread",
+    ),
+    "rsqrt": (lambda x: (x.abs().rsqrt() * x).tanh(), "rsqrt: an input that flushed to zero gives inf"),
+    "loss": (lambda x: (F.mse_loss(x, x + 1) * x).tanh(), "squares"),
+}
+
+
+@pytest.mark.parametrize("name", UNSAFE)
+def test_every_reason_to_begin(name: str) -> None:
+    fn, reason = UNSAFE[name]
+    found = [i for i in islands(fn, half(2048, 4)) if not i.left]
+    assert found and all(i.nodes == len(i.members) > 0 and i.bytes_added > 0 for i in found)
+    assert any(reason in i.reason for i in found), [i.reason for i in found]
+    assert not islands(fn, torch.randn(2048, 4).bfloat16().requires_grad_())
+
+
+LEFT_ALONE: dict[str, Callable[..., Tensor]] = {
+    "softmax": lambda x: x.softmax(-1) * 2,
+    "layer norm": lambda x: F.layer_norm(x, (4,)) + 1,
+    "mean": lambda x: x.mean(0) + x,
+    "short sum": lambda x: x[:512].sum(0) * x,
+    "scaled scores": lambda x: ((x @ x.t()) * 0.125).softmax(-1) @ x,
+    "silu": lambda x: F.silu(x) * x.relu(),
+    "gelu": lambda x: F.gelu(x) * 2,
+    "elu": lambda x: F.elu(x) + 1,
+    "small factor": lambda x: x * 0.01 + x / 64,
+}
+
+
+@pytest.mark.parametrize("name", LEFT_ALONE)
+def test_the_neighbours_left_out(name: str) -> None:
+    assert not [i for i in islands(LEFT_ALONE[name], half(1024, 4)) if not i.left]
+
+
+PROVEN: dict[str, Callable[..., Tensor]] = {
+    "exp of a difference to the largest": lambda x: ((x - x.amax(-1, keepdim=True)).exp() * x).tanh(),
+    "exp of what is clamped": lambda x: (x.clamp(-5, 5).exp() + 1) * 2,
+    "square of a sigmoid": lambda x: (x.sigmoid() * 4 + 1) ** 2,
+    "long sum of a mask": lambda x: (x.sigmoid() + 1)[:2000].sum(0),
+}
+
+
+@pytest.mark.parametrize("name", PROVEN)
+def test_what_is_proven_to_fit_is_left_and_reported(name: str) -> None:
+    found = islands(PROVEN[name], half(2048, 4))
+    assert [i.left for i in found if i.left.startswith("proven to fit: ")], found
+    assert not [i for i in islands(PROVEN[name], half(2048, 4)) if not i.left]
+    assert [i for i in islands(PROVEN[name], half(2048, 4), keep_fp32=("aten.*",)) if not i.left]
+
+
+def test_an_island_without_effect_is_none() -> None:
+    """The sum of one kernel is FP32 inside; rounding it to FP16 afterwards is what the user asked for."""
+    assert not islands(lambda x: x.sum(0), half(2048, 4))
+    assert not islands(lambda x: x.exp(), half(2048, 4))
+
+
+def test_idempotent_and_the_recipe_decides() -> None:
+    fn = Function(lambda x: x.exp().sum(-1).log())
+    graph = joint_of(fn, half(4, 8), **PLAIN)
+    before = text_of(graph)
+    assert not widen_unsafe_ops(graph, Context(Recipe())).islands and text_of(graph) == before
+    plain = joint_of(fn, half(4, 8), **PLAIN, islands="off")
+    assert not any(WIDENED in n.meta for n in plain.nodes) and plain.owning_module is not None
+    assert not decide(copied(plain.owning_module).graph, Context(Recipe(islands="off"))).islands
+    assert widen_unsafe_ops(plain, Context(Recipe())).islands
+
+
+def test_one_module_can_differ() -> None:
+    class Model(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = (Function(lambda x: x.exp().sum(-1, keepdim=True).log() + x) for _ in range(2))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(self.first(x))
+
+    report = fp8compile.explain(Model(), (half(4, 8),), recipe={**PLAIN, "modules": {"first": {"islands": "off"}}})
+    assert {i.origin.module for i in report.islands} == {"second"}
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64, torch.int64])
+def test_a_model_where_it_declines(dtype: torch.dtype) -> None:
+    gain = torch.ones((), requires_grad=True)
+    assert not islands(lambda x, g: (x.abs() * 2).sum(0) * g, torch.ones(2048, 4).to(dtype), gain)
+
+
+def test_lists_name_operations_that_exist() -> None:
+    for name in (*WIDEN, *LEFT, *POLES):
+        assert hasattr(torch.ops.aten, name), name
+    assert not WIDEN.keys() & LEFT.keys()

@@ -1,0 +1,252 @@
+"""FP32 islands end to end: code that overflows or vanishes in FP16 runs as it is written; a healthy model is left alone."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fp8compile
+from benchmarks.overflowing import (
+    SNIPPETS,
+    Cameras,
+    Function,
+    LinearAttention,
+    LinearAttentionLayer,
+    in_float64,
+    sqnr_db,
+)
+from fp8compile.islands import computes
+from fp8compile.recipe import Recipe
+from fp8compile.report import Island
+from fp8compile.widening import WIDENED
+from tests.measure import compiled
+from tests.passes.graphs import joint_of, split_of
+from tests.vit import ViT
+
+PLAIN = {"linear": "off", "saved": "off"}
+
+
+def trained_once(fn: Any, args: tuple[Tensor, ...]) -> tuple[Tensor, list[Tensor]]:
+    """The output, and the gradients of the floating-point arguments under a random cotangent."""
+    args = tuple(a.clone().requires_grad_() if a.is_floating_point() else a for a in args)
+    out = fn(*args)
+    cotangent = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
+    (out.float() * cotangent).sum().backward()
+    return out.detach(), [a.grad for a in args if a.grad is not None]
+
+
+# ------------------------------------------------------------------------------------------------- what overflows
+
+
+@pytest.mark.parametrize("name", SNIPPETS)
+def test_twelve_snippets(name: str) -> None:
+    """Eager FP16 fails each: below 40 dB, or not finite. Run node by node, every value rounded to its dtype."""
+    torch.manual_seed(0)
+    case = SNIPPETS[name]
+    args = case.make()
+    reference = case.fn(*in_float64(args))
+    assert not sqnr_db(reference, case.fn(*args)) >= 40
+    for options in ({"islands": "auto"}, {"islands": "policy"}):
+        out, gradients = trained_once(compiled(Function(case.fn), codegen="eager", **options), args)
+        assert sqnr_db(reference, out) >= 40
+        assert all(bool(g.isfinite().all()) for g in gradients)
+
+
+def test_generated_code_and_inference() -> None:
+    torch.manual_seed(0)
+    case = SNIPPETS["attention"]
+    args = case.make()
+    reference = case.fn(*in_float64(args))
+    model = compiled(Function(case.fn))
+    assert sqnr_db(reference, model(*(a.requires_grad_() for a in args))) >= 40
+    with torch.no_grad():
+        assert sqnr_db(reference, model(*args)) >= 40
+
+
+@functools.cache
+def attention_case() -> tuple[tuple[Tensor, ...], Tensor, list[Tensor]]:
+    torch.manual_seed(0)
+    args = LinearAttention.inputs()
+    reference, gradients = trained_once(LinearAttention(), in_float64(args))
+    return args, reference, gradients
+
+
+def test_linear_attention() -> None:
+    """1 / inf = 0: eager gives zeros everywhere, finite and wrong. With islands each result is at FP16's precision."""
+    args, reference, expected = attention_case()
+    eager, _ = trained_once(LinearAttention(), args)
+    assert bool((eager == 0).all())
+    out, gradients = trained_once(compiled(LinearAttention(), **PLAIN), args)
+    assert sqnr_db(reference, out) >= 60
+    assert [sqnr_db(e, g) >= 30 for e, g in zip(expected, gradients, strict=True)] == [True] * 3
+    stored, _ = trained_once(compiled(LinearAttention()), args)
+    assert sqnr_db(reference, stored) >= 60, "what is stored changes gradients alone"
+
+
+def test_the_report_says_which_line_overflows_in_linear_attention() -> None:
+    args, _, _ = attention_case()
+    first = fp8compile.debug_step(
+        LinearAttention(), tuple(a.requires_grad_() for a in args), recipe={"islands": "off"}
+    )
+    assert first is not None and first.op == "bmm.default" and "z = 1 / (torch.einsum" in first.source
+
+
+def widened_share(model: nn.Module, *args: Tensor) -> float:
+    """Computing nodes that islands widen, over all computing nodes of the joint graph."""
+    args = tuple(a.clone().requires_grad_() for a in args)
+    graph = joint_of(model, *args, **PLAIN, islands="off", observe=False)
+    return sum(i.nodes for i in islands_of(model, *args)) / sum(computes(n) for n in graph.nodes)
+
+
+def test_at_most_a_quarter_of_a_linear_attention_layer_is_widened() -> None:
+    assert 0 < widened_share(LinearAttentionLayer().half(), torch.randn(1, 4096, 128).half()) <= 0.25
+
+
+def test_cameras() -> None:
+    """Entries to 5,000: products to 2.5e7. Where the pixel fits, it is the float64 pixel rounded to FP16."""
+    torch.manual_seed(0)
+    args = Cameras.inputs()
+    reference, eager = Cameras()(*in_float64(args)), Cameras()(*args)
+    assert not eager.isfinite().any()
+    out, _ = trained_once(compiled(Cameras(), **PLAIN), args)
+    fits = reference.abs() <= 65504
+    rounded = torch.maximum(reference.abs() * 2**-11, torch.tensor(2.0**-25)) * (
+        1 + 2**-10
+    )  # half an ulp; FP32's error
+    assert bool(fits.float().mean() > 0.9) and bool(((out.double() - reference).abs() <= rounded)[fits].all())
+
+
+# ------------------------------------------------------------------------------------------------ unstable modules
+
+
+def losses(model: nn.Module, steps: int = 5, **options: Any) -> list[float]:
+    torch.manual_seed(0)
+    images, classes = torch.randn(8, 3, 16, 16).half(), torch.arange(8) % 10
+    fn = compiled(model, codegen="eager", **options)
+    found = []
+    for _ in range(steps):
+        loss = F.cross_entropy(fn(images).float(), classes)
+        gradients = torch.autograd.grad(loss, list(model.parameters()))
+        with torch.no_grad():
+            for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                parameter -= 1e-2 * gradient.float().nan_to_num(nan=torch.nan).clamp(-1, 1).to(parameter.dtype)
+        found.append(loss.item())
+    return found
+
+
+def unstable() -> ViT:
+    torch.manual_seed(0)
+    model = ViT().half()
+    model.blocks[1].make_unstable()
+    return model
+
+
+def test_an_unstable_block_trains_with_keep_fp32() -> None:
+    assert not all(map(torch.isfinite, map(torch.tensor, losses(unstable(), **PLAIN))))
+    kept = losses(unstable(), keep_fp32=("blocks.1",), **PLAIN)
+    assert all(map(torch.isfinite, map(torch.tensor, kept)))
+
+
+def islands_of(model: nn.Module, *args: Tensor, **options: Any) -> tuple[Island, ...]:
+    found = fp8compile.explain(model, args, recipe={**PLAIN, **options}).islands
+    return tuple(i for i in found if not i.left)
+
+
+def test_the_report_lists_islands_with_reason_size_and_place() -> None:
+    report = fp8compile.explain(unstable(), (torch.randn(2, 3, 16, 16).half(),), recipe={"keep_fp32": ("blocks.1",)})
+    island = max(report.islands, key=lambda i: i.nodes)
+    assert island.origin.module.startswith("blocks.1") and "keep_fp32: blocks.1" in island.reason
+    assert island.nodes == len(island.members) > 10 and island.products > 0 and island.bytes_added > 0
+    assert " FP32 islands, " in str(report) and island.members[0] in str(report)
+    assert '"islands"' in report.to_json()
+
+
+def test_operations_by_name() -> None:
+    model = Function(lambda x, w: torch.tanh(torch.sigmoid(x) * w) * w)
+    x, w = torch.randn(8, 8).half().requires_grad_(), torch.randn(8, 8).half()
+    assert not islands_of(model, x, w)
+    (island,) = islands_of(model, x, w, keep_fp32=("aten.tanh",))
+    assert all(name.startswith(("tanh", "mul", "sub")) for name in island.members), island.members
+
+
+# ------------------------------------------------------------------------------------------------ what stays
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_only_fp16_is_widened(dtype: torch.dtype) -> None:
+    model = Function(lambda x: torch.softmax(x.exp().sum(-1, keepdim=True) * x, -1))
+    assert not islands_of(model, torch.randn(4, 2048, dtype=dtype, requires_grad=True))
+
+
+def test_policy_widens_bf16_as_amp_does() -> None:
+    model = Function(lambda x: x.exp().sum(-1).log())
+    (island,) = islands_of(model, torch.randn(4, 8, dtype=torch.bfloat16, requires_grad=True), islands="policy")
+    assert {"exp", "sum_1", "log"} <= set(island.members)
+
+
+def test_healthy_models_are_left_alone() -> None:
+    assert not islands_of(ViT().half(), torch.randn(2, 3, 16, 16).half())
+    assert not islands_of(ViT().bfloat16(), torch.randn(2, 3, 16, 16).bfloat16())
+
+
+def test_a_product_in_an_island_is_no_fp8_linear_and_what_it_saves_keeps_its_range() -> None:
+    model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Linear(64, 64)).half()
+    x = torch.randn(128, 64).half()
+    options = {"keep_fp32": ("2",), "emulate": True, "min_saved_numel": 0, "linear_skip": ()}
+    report = fp8compile.explain(model, (x,), recipe=options)
+    reasons = {entry.origin.module: entry.reason for entry in report.linears}
+    assert reasons == {"0": "", "2": "in an FP32 island", "3": ""}
+    split = split_of(model, x, **options)
+    for edge in split.edges:
+        assert WIDENED not in edge.made.meta or edge.made.meta["val"].dtype == torch.float32
+
+
+def test_a_saved_value_of_an_island_is_kept_as_it_is() -> None:
+    model = Function(lambda x, w: (torch.exp(x @ w) ** 2).sum(-1).log())
+    x, w = torch.randn(64, 64).half(), torch.randn(64, 64).half()
+    report = fp8compile.explain(model, (x.requires_grad_(), w.requires_grad_()), recipe={"min_saved_numel": 0})
+    assert any(i.nodes for i in report.islands)
+    assert all(s.dtype != "f32" for s in report.saved)
+
+
+# ------------------------------------------------------------------------------------------------ bad input
+
+
+def cause(error: pytest.ExceptionInfo[Exception]) -> str:
+    return str(getattr(error.value, "inner_exception", error.value))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "near"), [("block.1", "blocks.1"), ("aten.softmax", "_softmax"), ("head.linear", "head")]
+)
+def test_a_pattern_that_matches_nothing(pattern: str, near: str) -> None:
+    with pytest.raises(Exception, match="keep_fp32") as error:
+        compiled(ViT().half(), keep_fp32=(pattern,))(torch.randn(2, 3, 16, 16).half())
+    assert pattern in cause(error) and near in cause(error)
+
+
+def test_a_pattern_that_another_graph_may_match_is_reported() -> None:
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = self.first(x)
+            torch._dynamo.graph_break()
+            return self.second(x).sum()
+
+    report = fp8compile.explain(Broken().half(), (torch.randn(4, 8).half(),), recipe={"keep_fp32": ("second",)})
+    missing = [i for i in report.islands if i.left]
+    assert [i.left for i in missing] == ["matches nothing in this graph"] and missing[0].name.startswith("'second'")
+
+
+@pytest.mark.parametrize("value", ["policies", True, 3])
+def test_a_value_that_islands_cannot_have(value: Any) -> None:
+    with pytest.raises(ValueError, match=r"Recipe\.islands cannot be"):
+        Recipe(islands=value)
