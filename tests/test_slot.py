@@ -16,7 +16,8 @@ import torch
 from torch import Tensor, nn
 
 import fp8compile
-from fp8compile import observation
+from fp8compile import observation, slot
+from fp8compile.context import Inputs
 from fp8compile.numerics.histogram import AMAX, INF, LARGE, NAN
 from tests.optim.ranks import on_ranks
 from tests.watched import EXACT, Broken, Net, batches, counted_on_ranks, counts_of, eager_counts, loss_of
@@ -242,7 +243,8 @@ def test_parameters_shared_with_frozen_ones() -> None:
 PROCESS = """
 import json, torch
 from torch._dynamo.utils import counters
-from fp8compile import observation
+from fp8compile import observation, slot
+from fp8compile.context import Inputs
 from tests.watched import Net, batches, loss_of
 torch.manual_seed(0)
 model = Net().half()
@@ -287,3 +289,11 @@ def test_counts_are_exact_on_two_ranks_with_uneven_data() -> None:
     results = on_ranks(2, counted_on_ranks)
     assert all(ours == theirs for ours, theirs in results)
     assert results[0] != results[1]
+
+
+def test_the_extra_inputs_lie_where_the_gradients_are() -> None:
+    """An input on the CPU would keep the graph of a GPU out of CUDA graphs."""
+    ids, p = torch.zeros(3, dtype=torch.int64), nn.Parameter(torch.empty(3, device="meta"))
+    fed = slot.Fed(lambda *args: None, Inputs(2, 4, ((1, "p"),)), {}, [ids, p])
+    made = fed.slot_for([ids, p])
+    assert {t.device.type for t in (made.values, made.limit, made.lines, made.current)} == {"meta"}

@@ -146,6 +146,9 @@ def _mock_torch_cuda() -> None:
         replace(cuda, name, _NoGuard)
     replace(torch._C, "_cuda_getDevice", _always(0), may_be_absent=True)
     replace(torch._C, "_cuda_getCurrentRawStream", _always(0), may_be_absent=True)
+    replace(
+        torch._C, "_cuda_cudaCachingAllocator_is_enabled", _always(True), may_be_absent=True
+    )  # CUDA graphs need it
     replace(torch.version, "cuda", "12.9")
 
 
