@@ -12,7 +12,7 @@ from fp8compile.numerics.histogram import THRESHOLD
 
 HISTOGRAM, DYNAMIC, STATIC = MODES = ("histogram", "dynamic", "static")
 STARTS = {HISTOGRAM: 1.0, DYNAMIC: 2.0**16, STATIC: 2.0**10}
-INTERVALS = {HISTOGRAM: 1, DYNAMIC: 2000, STATIC: 1}
+INTERVALS = {HISTOGRAM: 64, DYNAMIC: 2000, STATIC: 1}
 BOUNDS = {HISTOGRAM: (2.0**-24, 2.0**24), DYNAMIC: (0.0, math.inf), STATIC: (0.0, math.inf)}
 FP16_POWER = 2.0**15  # the largest that FP16 has
 

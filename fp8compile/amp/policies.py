@@ -7,6 +7,11 @@
                (Graphcore's automatic loss scaling: ``numerics.histogram.next_scale``). Once it has been halved it is doubled
                after ``interval`` decisions in a row that would have doubled it (1: Graphcore's rule)
 
+Why an interval: of fewer gradients than 1 / threshold, 10^7, a single large one halves the scale, so that Graphcore's rule
+follows the largest gradient of each update, and doubles right after. That one is noise: in a small Llama (3.4 * 10^6 a step,
+10 seeds, after warm-up) it moves by a factor 1.5 (median) to 14 from step to step and by 8 to 23 in a run, while its median
+over 20 steps moves by at most 2.5. With an interval the scale follows the largest of the last ``interval`` decisions.
+
 Then floor <= scale <= ceiling. A verdict goes with it: -1 the update was bad (a smaller scale was asked for, or a step was
 skipped), +1 it was good, 0 it says nothing (the histogram's period is not over, or nothing was seen).
 """
@@ -121,7 +126,7 @@ class Histogram:
     floor: float
     ceiling: float
     threshold: float = THRESHOLD
-    interval: int = 1
+    interval: int = 64
 
     def __call__(self, now: Running, seen: Seen) -> tuple[Running, Tensor]:
         blamed = seen.bad_loss > 0  # this update says nothing about the scale

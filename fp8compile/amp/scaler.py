@@ -2,7 +2,7 @@
 
     scale(loss) -> backward -> [unscale_ -> clip_grad_norm_] -> step -> update
 
-    histogram  gradients clipped to +-65504, no step skipped but for NaN; halved or doubled at each update   (default)
+    histogram  gradients clipped to +-65504, no step skipped but for NaN; halved at once, doubled after 64 updates   (default)
     dynamic    torch.amp.GradScaler, number for number; also for FP16 parameters
     static     the scale stays
 
@@ -45,7 +45,8 @@ class LossScaler:
         init_scale: by default 1 (histogram), 2**16 (dynamic), 2**10 (static).
         growth_factor, backoff_factor: of dynamic; as in torch.amp.GradScaler.
         growth_interval: updates in a row that must be good before the scale is doubled: of dynamic as in
-            torch.amp.GradScaler, 2000; of histogram once the scale has been halved for the first time, 1.
+            torch.amp.GradScaler, 2000; of histogram once the scale has been halved for the first time, 64 (1: Graphcore's
+            rule, which with fewer than 10^7 gradients a step follows every single one: ``policies``).
         period, threshold: of histogram: updates per decision; the fraction of large gradients above which to halve.
         floor, ceiling: of the scale; by default 2**-24 and 2**24 in histogram mode, none else.
         kinds, modules: which statistics make the histogram: "weight", "activation"; fnmatch patterns on module paths.

@@ -33,7 +33,7 @@ def expected_scale(observations: Observations, scale: float) -> float:
 def test_starts_at_1_rises_and_settles(watched: bool) -> None:
     model = net()
     seen = watch(model) if watched else None
-    scaler, scale = LossScaler(), 1.0
+    scaler, scale = LossScaler(growth_interval=1), 1.0
     optimizer = sgd(model, lr=1e-3)
     for i in range(40):
         (after,) = train(scaler, model, optimizer, [i])
@@ -137,7 +137,7 @@ def test_a_pattern_that_matches_nothing() -> None:
 @pytest.mark.parametrize("period", [2, 3])
 def test_a_period_decides_on_all_of_its_updates(period: int) -> None:
     model = net()
-    scaler = LossScaler(period=period)
+    scaler = LossScaler(period=period, growth_interval=1)
     hit = spoil(20000.0, [period * 2])  # the first update of the third period, and of no other
     scales = train(scaler, model, sgd(model, 0.0), range(period * 4), hit)
     assert scales[period - 1 :: period] == [2, 4, 2, 4]

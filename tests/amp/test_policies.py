@@ -6,6 +6,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fp8compile.amp import LossScaler
 from fp8compile.amp.policies import Histogram, Policy, Running, Seen, Static
 
 LOW, HIGH, THRESHOLD = 2.0**-3, 2.0**6, 0.25
@@ -24,8 +25,11 @@ def followed(policy: Policy, scale: float, several: list[tuple[int, int, bool, b
     return found
 
 
-def by_hand(scale: float, period: int, several: list[tuple[int, int, bool, bool]]) -> list[tuple[float, float]]:
-    h1 = h2 = 0
+def by_hand(
+    scale: float, period: int, interval: int, several: list[tuple[int, int, bool, bool]]
+) -> list[tuple[float, float]]:
+    h1 = h2 = good = 0
+    wait = 1  # decisions: it rises at each one until it is first halved
     found = []
     for i, (small, large, skipped, blamed) in enumerate(several, 1):
         verdict = 0.0
@@ -36,17 +40,31 @@ def by_hand(scale: float, period: int, several: list[tuple[int, int, bool, bool]
         if i % period == 0:
             if h1 + h2 > 0:
                 verdict = -1.0 if h2 / (h1 + h2) > THRESHOLD else 1.0
-                scale = min(max(scale * (0.5 if verdict < 0 else 2.0), LOW), HIGH)
+                good = good + 1 if verdict > 0 else 0
+                if verdict < 0:
+                    scale, wait = max(scale / 2, LOW), interval
+                elif good == wait:
+                    scale, good = min(scale * 2, HIGH), 0
             h1 = h2 = 0
         found.append((scale, -1.0 if skipped or blamed else verdict))
     return found
 
 
 @settings(deadline=None, max_examples=200)
-@given(st.lists(updates, max_size=20), st.integers(1, 4), st.integers(-3, 6))
-def test_histogram(several: list[tuple[int, int, bool, bool]], period: int, power: int) -> None:
-    policy = Histogram(period, LOW, HIGH, THRESHOLD)
-    assert followed(policy, 2.0**power, several) == by_hand(2.0**power, period, several)
+@given(st.lists(updates, max_size=20), st.integers(1, 4), st.integers(1, 4), st.integers(-3, 6))
+def test_histogram(several: list[tuple[int, int, bool, bool]], period: int, interval: int, power: int) -> None:
+    policy = Histogram(period, LOW, HIGH, THRESHOLD, interval)
+    assert followed(policy, 2.0**power, several) == by_hand(2.0**power, period, interval, several)
+
+
+def test_by_default_it_waits_before_it_doubles_again() -> None:
+    """Rise, halve at once, then 64 good decisions; a bad one starts the count anew."""
+    good, bad = (100, 0, False, False), (0, 100, False, False)
+    policy = LossScaler().options.policy()
+    several = [good] * 5 + [bad] + [good] * 63 + [bad] + [good] * 64 + [good] * 63
+    scales = [scale for scale, _ in followed(policy, 1.0, several)]
+    assert scales[:6] == [2, 4, 8, 16, 32, 16]
+    assert scales[6:69] == [16] * 63 and scales[69:133] == [8] * 64 and scales[133:] == [16] * 64
 
 
 @settings(deadline=None)
