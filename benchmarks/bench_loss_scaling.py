@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.demo_runs import figure, write_json
 from benchmarks.environment import environment
-from benchmarks.loss_scaling_runs import Row, run
-from benchmarks.loss_scaling_tasks import TRAININGS, Training
+from benchmarks.loss_scaling_runs import Models, Row, run
+from benchmarks.loss_scaling_tasks import TRAININGS
 from fp8compile.train.arms import FP16_ARMS, FP32, HISTOGRAM
 from fp8compile.train.model import rate_schedule, warm_up_steps
 from fp8compile.train.plots import COLOURS
@@ -41,10 +41,10 @@ from fp8compile.train.scaling_plots import draw_rate, draw_scales
 Runs = dict[str, dict[str, dict[str, Any]]]  # [arm][seed]
 
 
-def run_row(arm: str, seed: int, training: Training, steps: int, compiled: bool) -> dict[str, Any]:
+def run_row(arm: str, seed: int, models: Models, steps: int) -> dict[str, Any]:
     """One run, ready for JSON. A run that cannot be run (no kernel for FP16, say) says so in its status."""
     try:
-        row = run(arm, seed, training, steps, compiled)
+        row = run(arm, seed, models, steps)
     except Exception as error:
         traceback.print_exc()
         row = Row(status=f"failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
@@ -206,11 +206,12 @@ def main(words: Sequence[str] | None = None) -> dict[str, Any]:
     found: dict[str, Any] = {"tasks": tasks}
     for name in arguments.tasks:
         task = task_of(tasks, name, arguments.quick)
+        models = Models(TRAININGS[name], compiled=not arguments.quick)
         for seed, arm in [(seed, arm) for seed in range(arguments.seeds) for arm in arguments.arms]:
             rows = task["runs"].setdefault(arm, {})
             if not rows.get(str(seed), {"status": "failed"})["status"].startswith("failed"):
                 continue
-            row = run_row(arm, seed, TRAININGS[name], task["steps"], compiled=not arguments.quick)
+            row = run_row(arm, seed, models, task["steps"])
             rows[str(seed)] = row | {"environment": environment()}
             task["runs"] = {known: task["runs"][known] for known in FP16_ARMS if known in task["runs"]}
             task["summary"] = summary(task["runs"], task["steps"])

@@ -1,5 +1,7 @@
 """One run of a task of ``loss_scaling_tasks`` with one way to scale the loss, and its verdict.
 
+    compile the task's model, once in FP32 and once in FP16; each run copies its own initial parameters into one of the two
+
 Arms are the demo's (``fp8compile.train.arms``): fp32 in FP32 by Inductor, the others in FP16 throughout by fp8compile's
 default recipe. Optimizers are ours with FP32 moments in every arm; FP16 parameters are rounded stochastically. The loss is
 FP32, from FP16 logits. Rates warm up and decay as in the demo. Divergence: ``fp8compile.train.scaling``.
@@ -7,6 +9,8 @@ FP32, from FP16 logits. Rates warm up and decay as in the demo. Divergence: ``fp
 
 from __future__ import annotations
 
+import copy
+import gc
 import math
 import time
 from collections.abc import Callable
@@ -37,6 +41,36 @@ class Learner(nn.Module):
         return loss, logits.detach()
 
 
+class Models:
+    """A task and its model, compiled once for all arms of one dtype: with another scale the code is the same.
+
+    Args:
+        training: the task.
+        compiled: False: without Inductor.
+    """
+
+    def __init__(self, training: Training, compiled: bool = True) -> None:
+        self.training, self.compiled = training, compiled
+        self._made: dict[torch.dtype, tuple[Learner, Callable[..., Any]]] = {}
+        arms.forget_compiled()
+
+    def start(self, arm: str, seed: int) -> tuple[Learner, Callable[..., Any]]:
+        """The model with the parameters of a seed, and what a training step calls."""
+        dtype, fresh = arms.dtype_of(arm), Learner(self.training.model(seed))
+        if dtype not in self._made:
+            learner = copy.deepcopy(fresh).to(dtype)
+            self._made[dtype] = learner, self._step_model(arm, learner)
+        learner, step_model = self._made[dtype]
+        learner.load_state_dict(fresh.state_dict())
+        learner.zero_grad(set_to_none=True)
+        gc.collect()  # the scaler of the run before, which its statistics belong to
+        return learner.train(), step_model
+
+    def _step_model(self, arm: str, learner: Learner) -> Callable[..., Any]:
+        options = {} if self.compiled else {"codegen": "eager"}
+        return arms.compile_arm(arm if self.compiled or arm in arms.SCALED else arms.EAGER, learner, options)
+
+
 @dataclass
 class Row:
     """What a run left; ``validation`` and ``accuracy`` are None where the run stopped before its end."""
@@ -51,13 +85,13 @@ class Row:
     seconds: float = 0.0
 
 
-def run(arm: str, seed: int, training: Training, steps: int, compiled: bool = True) -> Row:
+def run(arm: str, seed: int, models: Models, steps: int) -> Row:
     """Train one arm from one seed; a run that diverges stops."""
-    arms.forget_compiled()
-    learner = Learner(training.model(seed)).train().to(arms.dtype_of(arm))
-    optimizer = training.optimizer(learner, state_format="fp32", master="none", compiled=compiled, lr=training.rate)
-    options = {} if compiled else {"codegen": "eager"}
-    step_model = arms.compile_arm(arm if compiled or arm in arms.SCALED else arms.EAGER, learner, options)
+    training = models.training
+    learner, step_model = models.start(arm, seed)
+    optimizer = training.optimizer(
+        learner, state_format="fp32", master="none", compiled=models.compiled, lr=training.rate
+    )
     scaler = scaling.scaler_for(arm) if arm in arms.SCALED else None
     row, began = Row(), time.perf_counter()
     row.start = evaluate(learner, training)[0]

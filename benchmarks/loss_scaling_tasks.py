@@ -204,7 +204,7 @@ TRAININGS: Mapping[str, Training] = {
         functools.partial(_byte_batches, masked=True),
         functools.partial(_held_out_bytes, True),
         rate=1e-2,
-        steps=200,
+        steps=150,
     ),
     "efficientnet": Training(
         "efficientnet_b0, 16 digits of 32 x 32, RMSprop",
@@ -222,6 +222,6 @@ TRAININGS: Mapping[str, Training] = {
         functools.partial(_image_batches, rows=32),
         _held_out_images,
         rate=1e-3,
-        steps=200,
+        steps=150,
     ),
 }

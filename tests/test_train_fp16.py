@@ -234,7 +234,7 @@ def test_ctrl_c_keeps_scales(tmp_path: Path, uncompiled: None, monkeypatch: pyte
 def test_the_benchmark_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[tuple[str, int]] = []
 
-    def run_row(arm: str, seed: int, training: Any, steps: int, compiled: bool) -> dict[str, Any]:
+    def run_row(arm: str, seed: int, models: Any, steps: int) -> dict[str, Any]:
         told.append((arm, seed))
         failed = arm == "dynamic" and len(told) < 4
         row = {"status": "failed: no kernel" if failed else "done", "start": 5.0, "end": None if failed else 3.0}
@@ -255,7 +255,7 @@ def test_the_benchmark_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize("arm", ["fp32", "static 2^22", "histogram"])
 def test_a_run_of_the_benchmark(arm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arms, "compile_arm", lambda arm, model, options: model)
-    row = bench.run_row(arm, 0, bench.TRAININGS["llama"], 3, compiled=False)
+    row = bench.run_row(arm, 0, bench.Models(bench.TRAININGS["llama"], compiled=False), 3)
     assert row["status"] == "done" and len(row["losses"]) == 3 and row["accuracy"] < 0.5
     assert row["scales"] == {"fp32": [], "static 2^22": [2.0**22] * 3, "histogram": [1.0, 2.0, 4.0]}[arm]
     assert row["skipped"] == (3 if arm == "static 2^22" else 0)
@@ -267,7 +267,7 @@ def test_a_run_that_cannot_be_run_says_so(monkeypatch: pytest.MonkeyPatch) -> No
         raise RuntimeError('"conv" not implemented for Half\nmore')
 
     monkeypatch.setattr(bench, "run", no_kernel)
-    row = bench.run_row("dynamic", 0, bench.TRAININGS["llama"], 1, False)
+    row = bench.run_row("dynamic", 0, bench.Models(bench.TRAININGS["llama"], compiled=False), 1)
     assert row["status"] == 'failed: RuntimeError: "conv" not implemented for Half'
     json.dumps(row, allow_nan=False)
 
