@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from operator import getitem
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,6 +29,13 @@ from torch.utils._pytree import tree_map_only
 
 disabled_torch_function = torch._C._disabled_torch_function_impl
 make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
+unscale_and_check_ = torch._amp_foreach_non_finite_check_and_unscale_  # (gradients, found_inf, inv_scale), in place
+
+
+def gradients_into(node: Any) -> Sequence[Any]:
+    """What is known of the gradients that an autograd node takes: ``dtype`` and ``shape`` of each."""
+    found: Sequence[Any] = node._input_metadata
+    return found
 
 
 def compiled_addcmul(start: Tensor, product: Tensor, weight: Tensor) -> Tensor:
@@ -50,6 +59,7 @@ __all__ = [
     "fma",
     "functorch_config",
     "getitem",
+    "gradients_into",
     "inductor_config",
     "innermost_backend",
     "list_mode_options",
@@ -61,4 +71,5 @@ __all__ = [
     "trace_log",
     "trace_structured",
     "tree_map_only",
+    "unscale_and_check_",
 ]

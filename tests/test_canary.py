@@ -190,3 +190,17 @@ def test_a_wrapper_subclass_is_taken_apart_before_the_graph_is_seen() -> None:
     result = torch.compile(lambda t: t * 2, backend=backend, fullgraph=True)(state)
     assert seen == [torch.int8, torch.float32] and type(result) is torch.Tensor
     assert private.tree_map_only(int, str, [1, 2.0]) == ["1", 2.0]
+
+
+def test_autograd_nodes_know_the_dtype_of_their_gradients() -> None:
+    node = (torch.ones(2, dtype=torch.float16, requires_grad=True) * 2).grad_fn
+    assert [each.dtype for each in private.gradients_into(node)] == [torch.float16]
+
+
+def test_gradients_are_unscaled_and_checked_in_place() -> None:
+    found, half = torch.zeros(()), torch.tensor(0.5)
+    gradient = torch.tensor([4.0, -6.0], dtype=torch.float16)
+    private.unscale_and_check_([gradient], found, half)
+    assert gradient.tolist() == [2.0, -3.0] and found == 0
+    private.unscale_and_check_([torch.tensor([torch.inf])], found, half)
+    assert found == 1

@@ -19,6 +19,7 @@ from torch import Tensor
 from fp8compile.numerics.histogram import FP16_MAX
 from fp8compile.optim.base import EncodedOptimizer
 from fp8compile.optim.sharding import complete_grad, local
+from fp8compile.torch_private import unscale_and_check_
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def unscale(gradients: Sequence[Gradient], scale: Tensor) -> Tensor:
     founds = []
     for (device, _), values in alike.items():
         founds.append(torch.zeros((), dtype=torch.float32, device=device))
-        torch._amp_foreach_non_finite_check_and_unscale_(values, founds[-1], inv_scale.to(device, non_blocking=True))
+        unscale_and_check_(values, founds[-1], inv_scale.to(device, non_blocking=True))
     return _total(founds, scale.device).clamp_max(1.0).float()
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fp8compile.torch_private import gradients_into
+
 
 def nodes_behind(losses: Iterable[Tensor]) -> Iterator[Any]:
     """Every autograd node that the backward of these losses runs, once."""
@@ -33,6 +35,5 @@ def has_fp16(losses: Iterable[Tensor]) -> bool:
 
 
 def _is_fp16(node: Any) -> bool:
-    # _input_metadata is private to torch: a canary stands in tests/amp/test_graph_walk.py
-    tensors = [*node._input_metadata, getattr(node, "variable", None), *(getattr(node, "saved_tensors", None) or ())]
+    tensors = [*gradients_into(node), getattr(node, "variable", None), *(getattr(node, "saved_tensors", None) or ())]
     return any(getattr(each, "dtype", None) == torch.float16 for each in tensors)

@@ -21,12 +21,12 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
+from fp8compile.graph import dtype_text
 from fp8compile.module_recipes import in_module
 from fp8compile.numerics.histogram import COLUMNS, EDGES, FP16_MAX, fold, statistics
 from fp8compile.observation import ACTIVATION, BACKWARD, DATA, FORWARD, WEIGHT, Observations, Row
 
 KINDS = (WEIGHT, ACTIVATION)
-SHORT = {torch.float16: "f16", torch.bfloat16: "bf16", torch.float32: "f32"}
 INPUT = "input"  # Row.op of what the model is given, as in compiled graphs
 
 
@@ -86,7 +86,7 @@ class Watched(Observations):
             if gradient.layout == torch.sparse_coo:
                 gradient = gradient.coalesce()
                 values = gradient._values()
-            self.see(values, Row(path, "", op, kind, BACKWARD, SHORT.get(values.dtype, str(values.dtype))))
+            self.see(values, Row(path, "", op, kind, BACKWARD, dtype_text(values)))
             self.additions += 1
             if not self.saturates or values.dtype != torch.float16:
                 return None
@@ -173,7 +173,7 @@ def _watch_modules(watched: Watched, model: nn.Module, modules: Sequence[str], *
 def _see_data(watched: Watched) -> Callable[..., None]:
     def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
         for x in _tensors((args, kwargs)) if torch.is_grad_enabled() else ():
-            watched.see(x, Row("", "", INPUT, DATA, FORWARD, SHORT.get(x.dtype, str(x.dtype))))
+            watched.see(x, Row("", "", INPUT, DATA, FORWARD, dtype_text(x)))
 
     return hook
 
@@ -191,7 +191,7 @@ def _hook_inputs(watched: Watched, path: str, op: str) -> Callable[..., None]:
 def _hook_outputs(watched: Watched, path: str, op: str, gradients: bool) -> Callable[..., None]:
     def hook(module: nn.Module, args: Any, output: Any) -> None:
         for x in _tensors(output) if torch.is_grad_enabled() else ():  # not in an evaluation
-            watched.see(x, Row(path, "", op, ACTIVATION, FORWARD, SHORT.get(x.dtype, str(x.dtype))))
+            watched.see(x, Row(path, "", op, ACTIVATION, FORWARD, dtype_text(x)))
             if gradients and x.requires_grad and not x.is_leaf:
                 x._fp8compile_watched = watched  # type: ignore[attr-defined]
                 _on_tensor(x, watched.on_gradient(path, op, ACTIVATION))
