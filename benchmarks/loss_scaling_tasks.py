@@ -213,7 +213,7 @@ TRAININGS: Mapping[str, Training] = {
         functools.partial(_image_batches, rows=16),
         _held_out_images,
         rate=1e-3,
-        steps=100,
+        steps=40,
     ),
     "vit": Training(
         "pre-norm ViT, 4 layers x 128, patch 8, 32 digits of 32 x 32, AdamW",
