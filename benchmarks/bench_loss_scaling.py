@@ -50,6 +50,7 @@ def run_row(arm: str, seed: int, models: Models, steps: int) -> dict[str, Any]:
         row = Row(status=f"failed: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}")
     found = asdict(row)
     found["losses"] = [round(loss, 5) if math.isfinite(loss) else None for loss in row.losses]
+    found["largest"] = [float(f"{x:.5g}") for x in row.largest]
     found["start"], found["end"] = _finite(row.start), _finite(row.end)
     return found
 

@@ -22,6 +22,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.loss_scaling_tasks import IGNORED, Training
+from fp8compile.amp import LossScaler
+from fp8compile.numerics.histogram import AMAX
+from fp8compile.observation import BACKWARD
 from fp8compile.train import arms, scaling
 from fp8compile.train.loop import set_rate
 from fp8compile.train.model import rate_schedule
@@ -73,11 +76,16 @@ class Models:
 
 @dataclass
 class Row:
-    """What a run left; ``validation`` and ``accuracy`` are None where the run stopped before its end."""
+    """What a run left; ``end`` and ``accuracy`` are None where the run stopped before its end.
+
+    Attributes:
+        largest: of each step, the largest finite FP16 gradient that the scaler saw, divided by the scale; 0 where it saw none.
+    """
 
     status: str = "done"
     losses: list[float] = field(default_factory=list)
     scales: list[float] = field(default_factory=list)
+    largest: list[float] = field(default_factory=list)
     skipped: int = 0
     start: float = math.nan
     end: float | None = None
@@ -125,7 +133,16 @@ def _train(
         row.losses.append(float(loss.detach()))
         scaling.check_finite(row.losses[-1], "the loss")
         scaling.apply_gradients(loss, learner, optimizer, training.clip_norm, scaler)
+        row.largest += [_largest(scaler) / row.scales[-1]] if isinstance(scaler, LossScaler) else []
         row.skipped = step + 1 - len(taken)
+
+
+def _largest(scaler: LossScaler) -> float:
+    """The largest finite gradient of the last step, as it was scaled."""
+    pairs = [(row, line) for o in scaler.observations for row, line in zip(o.rows, o.history[-1][1], strict=True)]
+    return max(
+        (float(line[AMAX]) for row, line in pairs if row.direction == BACKWARD and row.dtype == "f16"), default=0.0
+    )
 
 
 @torch.no_grad()
