@@ -5,6 +5,7 @@
 Tasks: ``loss_scaling_tasks``; arms: ``loss_scaling_runs``. For each arm: the share of seeds that diverge (the rule is in
 ``fp8compile.train.scaling``), final validation loss and accuracy of the others, steps skipped, and the range of the scale
 after the learning rate's warm-up. Claim: in histogram mode no seed diverges, and the scale stays within a factor 4.
+Beside it, in the JSON: how far the largest gradient of a step moves itself, from end to end and as a trend.
 
 Runs that the JSON already has are not run again, but for those that failed; it is written after every run.
 """
@@ -38,6 +39,7 @@ from fp8compile.train.plots import COLOURS
 from fp8compile.train.scaling import DIVERGED, Course, Ends, course, made_progress, power_text
 from fp8compile.train.scaling_plots import draw_rate, draw_scales
 
+WINDOW = 20  # steps
 Runs = dict[str, dict[str, dict[str, Any]]]  # [arm][seed]
 
 
@@ -93,6 +95,7 @@ def summary(runs: Runs, steps: int) -> dict[str, Any]:
             "gap": _mean([gap for row in sound if (gap := _gap(runs, rows, row)) is not None]),
             "skipped": _mean([row["skipped"] for row in rows.values()]),
             "scale": _scale(courses),
+            "gradient": _gradient([row.get("largest", [])[warm_up_steps(steps) :] for row in rows.values()]),
         }
     return found
 
@@ -114,6 +117,19 @@ def _scale(courses: Sequence[Course]) -> dict[str, float] | None:
     }
 
 
+def _gradient(several: Sequence[Sequence[float]]) -> dict[str, float] | None:
+    """How far the largest gradient of a step moves in a run: from end to end, and by its medians over ``WINDOW`` steps."""
+    known = [each for each in several if len(each) >= 2 * WINDOW and min(each) > 0]
+    if not known:
+        return None
+    ends = [max(each) / min(each) for each in known]
+    trends = []
+    for each in known:
+        medians = [statistics.median(each[k : k + WINDOW]) for k in range(0, len(each) - WINDOW + 1, WINDOW)]
+        trends.append(max(medians) / min(medians))
+    return {"least_factor": min(ends), "largest_factor": max(ends), "largest_factor_of_medians": max(trends)}
+
+
 def _mean(values: Sequence[float]) -> list[float] | None:
     """Mean and standard deviation."""
     if not values:
@@ -122,7 +138,16 @@ def _mean(values: Sequence[float]) -> list[float] | None:
 
 
 def table(name: str, found: Mapping[str, Any]) -> Table:
-    columns = ("seeds", "diverged", "loss", "gap to fp32", "accuracy", "skipped", "scale after warm-up", "within 4")
+    columns = (
+        "seeds",
+        "diverged",
+        "loss",
+        "gap to fp32",
+        "accuracy",
+        "skipped",
+        "scale after warm-up",
+        "most / least",
+    )
     made = Table("arm", *columns, title=f"{name}: {found['about']}, {found['steps']} steps", title_justify="left")
     for arm, row in found["summary"].items():
         loss, gap, hits, scale = (row[key] for key in ("validation_loss", "gap", "accuracy", "scale"))
@@ -135,7 +160,7 @@ def table(name: str, found: Mapping[str, Any]) -> Table:
             f"{hits[0]:.2%}" if hits else "-",
             f"{row['skipped'][0]:.3g}",
             f"{power_text(scale['lowest'])} to {power_text(scale['highest'])}" if scale else "-",
-            f"{scale['least_share_within_4']:.0%}" if scale else "-",
+            f"{scale['largest_factor_of_a_run']:g}" if scale else "-",
         )
     return made
 

@@ -79,7 +79,7 @@ class Row:
     """What a run left; ``end`` and ``accuracy`` are None where the run stopped before its end.
 
     Attributes:
-        largest: of each step, the largest finite FP16 gradient that the scaler saw, divided by the scale; 0 where it saw none.
+        largest: of each step, the largest finite FP16 gradient that the scaler saw, divided by the scale, or 0.
     """
 
     status: str = "done"

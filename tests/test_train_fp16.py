@@ -289,3 +289,9 @@ def test_histogram_converges_where_the_largest_static_scale_does_not(
     histogram = results.of("histogram")[0]
     assert histogram.skipped == 0 and abs(results.gaps("histogram")[0]) < 0.05
     assert 2.0**10 <= histogram.scales[-1] <= 2.0**18
+
+
+def test_how_far_gradients_move_is_told_from_end_to_end_and_as_a_trend() -> None:
+    noisy = [1.0, 4.0] * bench.WINDOW + [2.0, 8.0] * bench.WINDOW  # medians over 20 steps: 2.5, 2.5, 5, 5
+    found = bench._gradient([noisy, [3.0] * len(noisy), [1.0], [0.0] * len(noisy)])
+    assert found == {"least_factor": 1.0, "largest_factor": 8.0, "largest_factor_of_medians": 2.0}
