@@ -1,17 +1,13 @@
 """Time and memory of one optimizer step: ours in several formats beside torch's fused AdamW and, where installed, peers.
 
-Arms alternate, so that a machine whose speed drifts slows all; each figure is a median, and a ratio to torch's fused AdamW.
+least bytes of a step   the gradient read, the parameter and the states read and written: bytes(g) + 2 (bytes(p) + states)
 
-    python benchmarks/bench_optimizer_step.py [--million 64] [--rounds 20] [--json results.json]
+python benchmarks/bench_optimizer_step.py [--device cpu] [--tiny] [--json results.json]
 """
 
 from __future__ import annotations
 
-import argparse
-import json
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,95 +15,104 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))  # a script's own folder is all that is there
+sys.path.append(str(Path(__file__).resolve().parent.parent))  # a script's own folder is all that is there
 
-from benchmarks.environment import environment
+from benchmarks import peers
+from benchmarks.kernels import counted, kernel_row
+from benchmarks.registry import Benchmark, Case, Row, Setting
+from benchmarks.run_alone import run_alone
+from benchmarks.timing import Arm, Lap
 from fp8compile import optim
+from fp8compile.memory import storage_bytes
 
-REFERENCE = "torch fused"
-SHAPES = ((4096, 4096), (4096, 1024), (11008, 4096), (4096,))
+SHAPES = ((4096, 4096), (4096, 1024), (11008, 4096), (4096,))  # of a Llama, in turn
+TINY_SHAPES = ((64, 128), (256,))
+FORMATS = ("e4m3_expanded", "dynamic_tree", "int8_companded", ("dynamic_tree", "e4m3_expanded"), "fp32")
 Build = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
-def arms() -> dict[str, Build]:
-    """Name -> a constructor; peers that are not installed are left out."""
-    ours = ("e4m3_expanded", "dynamic_tree", "int8_companded", ("dynamic_tree", "e4m3_expanded"), "fp32")
-    found: dict[str, Build] = {REFERENCE: lambda ps: torch.optim.AdamW(ps, lr=1e-3, fused=True)}
-    for each in ours:
+def builders(device: torch.device, formats: tuple[Any, ...] = FORMATS) -> dict[str, Build]:
+    """Name -> a constructor. torchao's and FlashOptim's classes are imported when called."""
+    found: dict[str, Build] = {"torch fused": lambda ps: torch.optim.AdamW(ps, lr=1e-3, fused=True)}
+    for each in formats:
         name = each if isinstance(each, str) else " + ".join(each)
         found[f"ours {name}"] = lambda ps, each=each: optim.AdamW(ps, lr=1e-3, state_format=each)
-    try:
+    return found | {f"torchao {name}": _torchao(name) for name in ("fp8", "8bit")} | {"flashoptim": _flashoptim}
+
+
+def _torchao(name: str) -> Build:
+    def build(ps: list[nn.Parameter]) -> torch.optim.Optimizer:
         from torchao.optim import AdamW8bit, AdamWFp8
-    except ImportError:
-        return found
-    return found | {
-        "torchao fp8": lambda ps: AdamWFp8(ps, lr=1e-3),
-        "torchao 8bit": lambda ps: AdamW8bit(ps, lr=1e-3),
-    }
+
+        return {"fp8": AdamWFp8, "8bit": AdamW8bit}[name](ps, lr=1e-3)  # type: ignore[no-any-return]
+
+    return build
 
 
-def parameters(million: float, device: str, dtype: torch.dtype) -> list[nn.Parameter]:
-    """Shapes of a Llama in turn until there are ``million`` * 10**6 elements."""
+def _flashoptim(ps: list[nn.Parameter]) -> torch.optim.Optimizer:
+    from flashoptim import FlashAdamW
+
+    return FlashAdamW(ps, lr=1e-3)  # type: ignore[no-any-return]
+
+
+def parameters(million: float, shapes: tuple[tuple[int, ...], ...], device: torch.device, dtype: torch.dtype) -> Any:
+    """``shapes`` in turn until there are ``million`` * 10**6 elements, with gradients."""
     made: list[nn.Parameter] = []
     while sum(p.numel() for p in made) < million * 1e6:
-        shape = SHAPES[len(made) % len(SHAPES)]
+        shape = shapes[len(made) % len(shapes)]
         p = nn.Parameter(torch.randn(shape, device=device, dtype=dtype) * 0.02)
         p.grad = torch.randn_like(p) * 1e-3
         made.append(p)
     return made
 
 
-def seconds(step: Callable[[], Any], device: str) -> float:
-    if device == "cuda":
-        torch.cuda.synchronize()
-    start = time.perf_counter()
-    step()
-    if device == "cuda":
-        torch.cuda.synchronize()
-    return time.perf_counter() - start
-
-
 def state_bytes(optimizer: torch.optim.Optimizer) -> int:
-    tensors = (t for state in optimizer.state.values() for t in state.values() if isinstance(t, Tensor))
-    return sum(t.untyped_storage().nbytes() for t in tensors)
+    """Bytes of all that an optimizer keeps."""
+    return storage_bytes(t for state in optimizer.state.values() for t in state.values() if isinstance(t, Tensor))
 
 
-def measure(million: float, rounds: int, device: str, dtype: torch.dtype) -> dict[str, dict[str, float]]:
-    """``{arm: {"seconds", "ratio", "state_bytes"}}``."""
-    ps = parameters(million, device, dtype)
-    optimizers = {name: build(ps) for name, build in arms().items()}
-    times: dict[str, list[float]] = {name: [] for name in optimizers}
+def _arm(optimizer: torch.optim.Optimizer) -> Arm:
+    def arm(lap: Lap) -> None:
+        optimizer.step()
+        lap("step")
+
+    return arm
+
+
+def measure(case: Case, setting: Setting) -> Row:
+    """Every optimizer on the same parameters, in turn; bits per parameter of all it keeps."""
+    dtype = getattr(torch, case.shape["dtype"])
+    shapes, formats = (TINY_SHAPES, FORMATS[:1]) if setting.tiny else (SHAPES, FORMATS)
+    ps = parameters(case.shape["million"], shapes, setting.device, dtype)
+    numel = sum(p.numel() for p in ps)
+    factories = {name: lambda build=build: build(ps) for name, build in builders(setting.device, formats).items()}
+    optimizers, left_out = peers.built(factories, setting.device)
     for optimizer in optimizers.values():
-        optimizer.step()  # compiles
-    for _ in range(rounds):
-        for name, optimizer in optimizers.items():
-            times[name].append(seconds(optimizer.step, device))
-    medians = {name: statistics.median(each) for name, each in times.items()}
-    return {
-        name: {"seconds": m, "ratio": m / medians[REFERENCE], "state_bytes": state_bytes(optimizers[name])}
-        for name, m in medians.items()
-    }
+        optimizer.step()  # makes the states, which are counted
+    kept = {name: state_bytes(optimizer) for name, optimizer in optimizers.items()}
+    moved = {name: numel * dtype.itemsize * 3 + 2 * nbytes for name, nbytes in kept.items()}
+    work = {f"{name}/step": counted(nbytes) for name, nbytes in moved.items()}
+    row = kernel_row({name: _arm(each) for name, each in optimizers.items()}, left_out, work, setting)
+    bits = {name: nbytes * 8 / numel for name, nbytes in kept.items()}
+    return {**row, "numel": numel, "state_bytes": kept, "state_bits_per_parameter": bits}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--million", type=float, default=64, help="millions of parameters")
-    parser.add_argument("--rounds", type=int, default=20)
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    gpu = torch.cuda.get_device_name() if device == "cuda" else None
-    results = {}
-    for dtype in (torch.float32, torch.bfloat16):
-        results[str(dtype).removeprefix("torch.")] = found = measure(args.million, args.rounds, device, dtype)
-        for name, row in found.items():
-            took, states = f"{row['seconds'] * 1e3:9.2f} ms", f"{row['state_bytes'] / 1e6:9.1f} MB"
-            print(f"{dtype} {name:34s} {took}  {row['ratio']:6.2f} x  {states}")
-    if args.json:
-        args.json.write_text(
-            json.dumps({**environment(), "gpu": gpu, "million": args.million, "steps": results}, indent=1)
-        )
+def _case(million: float, dtype: str) -> Case:
+    return Case(f"{million:g}M {dtype}", {"million": million, "dtype": dtype})
 
+
+BENCHMARKS = (
+    Benchmark(
+        "optimizer_step",
+        "kernels",
+        "a step of AdamW on Llama's shapes; bits per parameter of its states",
+        ("torch fused", "torchao fp8", "torchao 8bit", "flashoptim"),
+        tuple(_case(million, dtype) for million in (256, 17) for dtype in ("bfloat16", "float32")),
+        (_case(0.016, "bfloat16"),),
+        measure,
+        limit=180,
+    ),
+)
 
 if __name__ == "__main__":
-    main()
+    run_alone(BENCHMARKS, __doc__)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from fp8compile import __version__, cli_explain
+from fp8compile import __version__, cli_bench, cli_explain
 from fp8compile.cli_explain import WRONG, Wrong, fields_from, recipe_from
 from fp8compile.recipe import PRESETS, nearest
 from fp8compile.train.arms import ARMS, FP16_ARMS
@@ -121,6 +121,12 @@ COMMANDS: tuple[Command, ...] = (
         "explain, and write the graphs before and after each pass to files",
         cli_explain.add_dump_options,
         cli_explain.run_dump,
+    ),
+    Command(
+        "bench",
+        "measure kernels, layers and whole steps beside other systems, in a checkout",
+        cli_bench.add_bench_options,
+        cli_bench.run_bench,
     ),
 )
 

@@ -66,7 +66,7 @@ def compile_arm(arm: str, model: torch.nn.Module, options: Mapping[str, Any]) ->
     if compiler == REFERENCE:
         return torch.compile(model)
     assert compiler == OURS, arm
-    return torch.compile(model, backend=_our_backend(), options=dict(options))
+    return torch.compile(model, backend=our_backend(), options=dict(options))
 
 
 def report_of(arm: str, compiled: Any) -> BackendReport | None:
@@ -105,7 +105,7 @@ def compiler_cache_hits() -> int:
     return int(counters["aot_autograd"]["autograd_cache_hit"] + counters["inductor"]["fxgraph_cache_hit"])
 
 
-def _our_backend() -> Any:
+def our_backend() -> Any:
     """The registered name, or the function itself where the package runs uninstalled from its source tree."""
     if OURS in torch._dynamo.list_backends(exclude_tags=()):
         return OURS
