@@ -2,8 +2,8 @@
 
     peak(n) = fixed + n * slope     for a batch of n, or a context of n: so two measured peaks say which n should fit
 
-That n is then tried. Where it does not fit the next smaller multiple of a sixteenth of it is, until one does; the answer is
-an n that was run, beside the smallest that was seen to fail. On a CPU, where nothing fails, the limit is a number.
+That n is then tried. Where it does not fit n - n / 16 is, then a step twice as long, until one does; the answer is an n that
+was run, beside the smallest that was seen to fail. On a CPU, where nothing fails, the limit is a number.
 
     python benchmarks/bench_capacity.py [--device cpu] [--tiny] [--json results.json]
 """
@@ -54,7 +54,7 @@ def largest(peak: Peak, limit: float, unit: int, first: tuple[int, int]) -> dict
         n = int((first[0] + (limit - low) / slope) // unit * unit)
         step = max(unit, n // 16 // unit * unit)
         while n > first[1] and len(tries) < MOST_TRIES and not fits(n):
-            n -= step
+            n, step = n - step, 2 * step
     good = [n for n, found in tries if found is not None and found <= limit]
     bad = [n for n, _ in tries if n not in good]
     return {"largest": max(good, default=0), "fails": min(bad, default=None), "tries": [list(each) for each in tries]}

@@ -41,10 +41,13 @@ def table(rows: Iterable[dict[str, Any]]) -> list[str]:
                 times,
                 _ratio(row, arm),
                 ", ".join(_shares(laps)),
-                ", ".join(_memory(row, arm)),
+                ", ".join(notes(row, arm)),
             )
             lines.append(f"| {' | '.join(cells)} |")
-        lines += [f"| {row['case']} | {arm} | | | | {text} |" for arm, text in _capacity(row)]
+        untimed = [arm for arm in row.get("capacity", {}) if arm not in row["arms"]]
+        lines += [f"| {row['case']} | {arm} | | | | {', '.join(notes(row, arm))} |" for arm in untimed]
+        if "says" in row:
+            lines.append(f"| {row['case']} | | | | | {row['says']} |")
     return lines
 
 

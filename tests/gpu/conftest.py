@@ -1,0 +1,24 @@
+"""The device of these tests, or why they are skipped."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fp8compile.device import why_no_fp8
+
+
+@pytest.fixture(scope="session")
+def gpu() -> torch.device:
+    """A GPU."""
+    if not torch.cuda.is_available():
+        pytest.skip("torch sees no GPU here")
+    return torch.device("cuda")
+
+
+@pytest.fixture(scope="session")
+def fp8_gpu(gpu: torch.device) -> torch.device:
+    """A GPU that multiplies FP8."""
+    if why := why_no_fp8(gpu):
+        pytest.skip(why)
+    return gpu

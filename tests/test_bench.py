@@ -1,0 +1,368 @@
+"""The benchmarks: all are declared and run, a run that is cut off can go on, and what they print is what was measured."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks import bench_capacity, goals, parity, peers, plots, readme_tables, results, run_alone, suite, timing
+from benchmarks.llama import TINY, Layer, Shape
+from benchmarks.markdown import markdown
+from benchmarks.registry import PARTS, Benchmark, Case, Row, Setting
+from fp8compile import cli, cli_bench
+from fp8compile.optim import fused
+
+torch.set_num_threads(1)
+CPU = Setting.on("cpu", tiny=True)
+PLAIN = torch.compile
+
+
+@pytest.fixture
+def nothing_generated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Graphs are captured and rewritten, then run node by node: the C++ compiler takes nearly all of the time otherwise.
+
+    ``fp8compile bench --device cpu --tiny`` (make nightly) runs them through it.
+    """
+
+    def quick(model: Any, *, backend: Any = "inductor", options: Any = None, **more: Any) -> Any:
+        if backend == "inductor":
+            return PLAIN(model, backend="aot_eager", **more)
+        return PLAIN(model, backend=backend, options={**(options or {}), "codegen": "eager"}, **more)
+
+    def step_by_step(signature: Any, chunk: Any) -> Any:
+        return functools.partial(fused._eager, signature.plan, chunk)
+
+    monkeypatch.setattr(torch, "compile", quick)
+    monkeypatch.setattr(fused, "_compiled", step_by_step)
+
+
+@pytest.mark.parametrize("benchmark", suite.BENCHMARKS, ids=lambda b: b.name)
+def test_every_benchmark_runs(benchmark: Benchmark, nothing_generated: None) -> None:
+    for case in benchmark.tiny:
+        row = run_alone.measured_row(benchmark, case, CPU)
+        assert "error" not in row, row["error"]
+        arms = {**row["arms"], **row["left_out"], **row.get("capacity", {})}
+        assert arms.keys() - {"ours"} <= {*benchmark.compared_with, *_ours(benchmark)}
+        assert all(why in ALLOWED for why in row["left_out"].values()), row["left_out"]
+        assert all(lap["seconds"] > 0 for laps in row["arms"].values() for lap in laps.values())
+        json.dumps(row)
+
+
+# What may be missing where the tests run: packages, and a GPU.
+ALLOWED = {peer_.install and f"not installed ({peer_.install})" for peer_ in peers.PEERS.values()}
+ALLOWED |= {"its kernels need a GPU", "has no GELU of one input"}
+
+
+def _ours(benchmark: Benchmark) -> set[str]:
+    named = {"cast_transpose": {"ours, scale known", "ours, scale taken"}, "optimizer_step": {"ours e4m3_expanded"}}
+    return named.get(benchmark.name, set())
+
+
+def test_the_registry_is_complete() -> None:
+    names = [b.name for b in suite.BENCHMARKS]
+    assert len(set(names)) == len(names) and {b.part for b in suite.BENCHMARKS} == set(PARTS)
+    for b in suite.BENCHMARKS:
+        cases = [case.name for case in (*b.cases, *b.tiny)]
+        assert len(set(cases)) == len(cases) and b.compared_with and b.tiny
+    scripts = {path.stem for path in (suite.ROOT / "benchmarks").glob("bench_*.py")}
+    declared = {b.measure.__module__.split(".")[1] for b in suite.BENCHMARKS}
+    assert declared <= scripts
+
+
+def test_the_gpt_layer_runs_too() -> None:
+    """The only shape that no tiny case has: LayerNorm, GELU, biases."""
+    layer = Layer(Shape(128, 256, 2, 2, gated=False))
+    x = torch.randn(1, 8, 128, requires_grad=True)
+    layer(x, torch.ones(8, 64), torch.zeros(8, 64)).sum().backward()
+    assert all(p.grad is not None and bool(p.grad.isfinite().all()) for p in layer.parameters())
+
+
+def test_flops_of_a_layer_are_those_of_its_linears_and_attention() -> None:
+    layer = Layer(TINY)
+    assert TINY.linear_weights == sum(p.numel() for name, p in layer.named_parameters() if "norm" not in name)
+
+
+# ------------------------------------------------------------------------------------------------------- timing
+
+
+def test_arms_are_timed_in_turn_and_one_that_fails_is_left_out() -> None:
+    called: list[str] = []
+
+    def arm(name: str) -> timing.Arm:
+        def run(lap: timing.Lap) -> None:
+            called.append(name)
+            lap("one")
+            lap("two")
+
+        return run
+
+    def broken(lap: timing.Lap) -> None:
+        raise RuntimeError("no such kernel\nsecond line")
+
+    times, failed = timing.measured({"a": arm("a"), "x": broken, "b": arm("b")}, torch.device("cpu"), 3)
+    assert called == ["a", "a", "b", "b", *["a", "b"] * 3]
+    assert times.keys() == {"a", "b"} and times["a"].keys() == {"one", "two"}
+    assert failed == {"x": "RuntimeError: no such kernel"}
+
+
+def test_summary() -> None:
+    assert timing.summary([3.0]) == {"seconds": 3.0, "spread": 0.0}
+    assert timing.summary([1.0, 2.0, 3.0, 4.0, 5.0]) == {"seconds": 3.0, "spread": 1.0}  # quartiles 1.5 and 4.5
+
+
+# ----------------------------------------------------------------------------------------------------- capacity
+
+
+@pytest.mark.parametrize(("fixed", "slope", "expected"), [(10, 5, 18), (95, 1, 5), (10, 60, 1), (200, 1, 0)])
+def test_the_largest_that_fits(fixed: int, slope: int, expected: int) -> None:
+    found = bench_capacity.largest(lambda n: fixed + slope * n, 100, 1, (1, 2))
+    assert found["largest"] == expected
+
+
+def test_running_out_of_memory_is_an_answer() -> None:
+    """Memory runs out below the card's size (fragmentation): a step back, to what was run and fitted."""
+    found = bench_capacity.largest(lambda n: None if n > 60 else 1.0 * n, 100, 1, (1, 2))
+    assert found["fails"] == 82 and found["tries"][2][0] == 100 and found["largest"] == 2
+    found = bench_capacity.largest(lambda n: None if n > 90 else 1.0 * n, 100, 1, (1, 2))
+    assert found["largest"] == 82 and found["fails"] == 94
+
+
+# -------------------------------------------------------------------------------------------------- runs of a suite
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Iterator[suite.Options]:
+    """A run of the one benchmark that is quickest."""
+    yield suite.Options(names=("amax",), device="cpu", tiny=True, out=tmp_path)
+
+
+def test_a_run_writes_and_goes_on(tree: suite.Options, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_COMPILE_DISABLE", "1")  # of the worker: the run is tried, not the compiler
+    found = suite.run(tree)
+    assert found.rows.keys() == {"amax: 32x64"} and "error" not in found.rows["amax: 32x64"]
+    before = found.path.read_text()
+    assert json.loads(before)["rows"] == found.rows and json.loads(before)["tiny"]
+    assert suite.run(tree).path == found.path and found.path.read_text() == before  # nothing measured again
+    files = suite.written(found)
+    assert [path.suffix for path in files] == [".json", ".md", ".png", ".png"]
+    assert all(path.stat().st_size for path in files)
+    assert "| 32x64 | ours | amax " in files[1].read_text()
+
+
+def _stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str) -> suite.Options:
+    """A run whose workers are ``code``, in the place of benchmarks/worker.py."""
+    (tmp_path / "benchmarks").mkdir()
+    (tmp_path / "benchmarks" / "worker.py").write_text(code)
+    monkeypatch.setattr(suite, "ROOT", tmp_path)
+    monkeypatch.setattr(suite, "START_SECONDS", 20)
+    cases = (Case("first"), Case("second"), Case("third"))
+    made = Benchmark("made", "kernels", "", ("x",), (), cases, lambda case, setting: Row(), limit=20)
+    monkeypatch.setattr(suite, "BENCHMARKS", (made,))
+    return suite.Options(device="cpu", tiny=True, out=tmp_path / "out")
+
+
+HEAD = """
+import json, os, sys, time
+_, device, tiny, name, *cases = sys.argv
+def row(case):
+    print("noise")
+    print("@row " + json.dumps({"benchmark": name, "case": case, "arms": {}, "nan": float("nan")}), flush=True)
+"""
+
+
+def test_a_process_that_dies_costs_its_row_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    options = _stand_in(
+        tmp_path,
+        monkeypatch,
+        HEAD + "for c in cases:\n    if c == 'second': sys.exit('no device')\n    row(c)\n",
+    )
+    rows = suite.run(options).rows
+    assert list(rows) == ["made: first", "made: second", "made: third"]
+    assert rows["made: second"]["error"] == "its process died: no device" and rows["made: third"]["nan"] is None
+
+
+def test_a_row_over_its_limit_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = HEAD + "for c in cases:\n    if c == 'second': time.sleep(60)\n    row(c)\n"
+    options = _stand_in(tmp_path, monkeypatch, code)
+    monkeypatch.setattr(suite.BENCHMARKS[0].__class__, "limit", 2, raising=False)
+    object.__setattr__(suite.BENCHMARKS[0], "limit", 2)
+    rows = suite.run(options).rows
+    assert rows["made: second"]["error"] == "over its limit of 2 s" and rows.keys() >= {"made: first", "made: third"}
+
+
+def test_the_end_of_a_run_records_nothing_unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = HEAD + "row(cases[0])\ntime.sleep(60)\n"
+    options = _stand_in(tmp_path, monkeypatch, code)
+    rows = suite.run(suite.Options(**{**vars(options), "minutes": 3 / 60})).rows
+    assert rows.keys() == {"made: first"}
+    (tmp_path / "benchmarks" / "worker.py").write_text(HEAD + "for c in cases: row(c)\n")
+    assert suite.run(options).rows.keys() == {"made: first", "made: second", "made: third"}
+
+
+def test_a_file_is_whole_whenever_it_is_read(tmp_path: Path) -> None:
+    found = results.Results.opened(tmp_path, "cpu", tiny=True)
+    for i in range(20):
+        found.add({"benchmark": "b", "case": str(i)})
+        assert len(json.loads(found.path.read_text())["rows"]) == i + 1
+    assert [path.suffix for path in tmp_path.iterdir()] == [".json"]
+
+
+# ------------------------------------------------------------------------------------------------ the command line
+
+
+def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["bench", "--list"]) == 0
+    text = capsys.readouterr().out
+    for b in suite.BENCHMARKS:
+        assert f"  {b.name}: {b.about}\n" in text
+        assert "; ".join(case.name for case in b.cases) in text and "; ".join(b.compared_with) in text
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("bench amx", "there is no benchmark 'amx'. Did you mean 'amax'?"),
+        ("bench --device cuda", "--device 'cuda': torch sees no GPU here. Cure: --device cpu --tiny"),
+    ],
+)
+def test_a_slip_is_named_with_its_cure(
+    line: str, message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert cli.main(line.split()) == 2
+    printed, said = capsys.readouterr()
+    assert not printed and said.startswith("fp8compile bench: error: ") and message in said
+
+
+@pytest.mark.parametrize("text", ["none", "0", "-1", "nan"])
+def test_minutes_are_a_number(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "--minutes", text])
+    assert f"{text!r} is not a number of minutes above 0" in capsys.readouterr().err
+
+
+def test_without_a_checkout_the_cure_is_said(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="Cure: run this in a checkout of fp8compile"):
+        cli_bench.found_suite([tmp_path])
+    assert str(tmp_path) not in sys.path
+
+
+def test_names_may_be_parts() -> None:
+    assert {b.part for b in suite.Options(names=("layers",)).benchmarks} == {"layers"}
+    assert [b.name for b in suite.Options(names=("amax", "e2e")).benchmarks] == ["amax", "training_step", "capacity"]
+    assert suite.Options().benchmarks == suite.BENCHMARKS
+
+
+# ---------------------------------------------------------------------------------------- what is made of results
+
+
+def lap(seconds: float) -> dict[str, float]:
+    return {"seconds": seconds, "spread": 0.0}
+
+
+def a_gpus(folder: Path, date: str = "2026-01-02", **head: Any) -> results.Results:
+    """A made-up results file; no figure in it was measured."""
+    layer = {
+        "benchmark": "layer",
+        "case": goals.LLAMA3,
+        "arms": {
+            "ours": {"forward": lap(0.002), "backward": lap(0.004)},
+            "inductor": {"forward": lap(0.003), "backward": lap(0.006)},
+        },
+        "left_out": {"act-quant": "out of memory"},
+        "memory": {"ours": {"peak_bytes": 70}, "inductor": {"peak_bytes": 100}},
+    }
+    made = {"device": "made up", "gpu": True, "tiny": False, "versions": {"torch": "9"}, "began": "then", **head}
+    found = results.Results(folder / f"made-up-{date}.json", made)
+    found.add(layer)
+    return found
+
+
+def test_goals_are_answered_by_rows_alone(tmp_path: Path) -> None:
+    assert all("measured" in line or "needs" in line for line in goals.table({})[2:])
+    rows = a_gpus(tmp_path).rows
+    by_name = {goal.what: goal for goal in goals.GOALS}
+    speed = by_name["Llama-3-8B layer, 1 × 8192: speed over compiled BF16"]
+    assert speed.measured(rows) == pytest.approx(1.5) and speed.reached(1.5)
+    memory = by_name["the same: peak memory of its step over compiled BF16's"]
+    assert memory.measured(rows) == pytest.approx(0.7) and not memory.reached(0.7)
+    assert "1.5 ×, goal reached" in "\n".join(goals.table(rows))
+    assert "0.7 ×, goal missed" in "\n".join(goals.table(rows))
+
+
+def test_goals_ask_for_rows_that_are_declared() -> None:
+    """Each goal reads some row that a full run writes: with those of all benchmarks present it looks one up."""
+
+    class Asked(dict[str, Any]):
+        def get(self, key: str, default: Any = None) -> Any:
+            seen.add(key)
+            return default
+
+    seen: set[str] = set()
+    rows = Asked()
+    assert all(goal.measured(rows) is None for goal in goals.GOALS)
+    declared = {results.key_of(b.name, case.name) for b in suite.BENCHMARKS for case in b.cases}
+    assert seen and seen <= declared | {results.key_of("parity", parity.ONE_B.name)}
+
+
+def test_markdown_and_plots(tmp_path: Path) -> None:
+    found = a_gpus(tmp_path)
+    text = markdown(found)
+    assert f"| {goals.LLAMA3} | ours | forward 2.000, backward 4.000 | 1.50 |" in text
+    assert "- act-quant: left out, out of memory" in text
+    assert plots._ratios(found.rows[f"layer: {goals.LLAMA3}"]) == pytest.approx({"ours": 1.5, "inductor": 1.0})
+
+
+def test_readme_is_what_the_script_makes() -> None:
+    text = readme_tables.README.read_text()
+    assert readme_tables.replaced(text, readme_tables.block()) == text, "run python benchmarks/readme_tables.py"
+
+
+def test_readmes_block_is_made_from_the_newest_of_a_gpu_at_full_size(tmp_path: Path) -> None:
+    assert readme_tables.block(tmp_path) == "No GPU results yet: `bash benchmarks/gpu.sh`"
+    a_gpus(tmp_path, "2026-01-05", tiny=True)
+    a_gpus(tmp_path, "2026-01-06", gpu=False)
+    assert readme_tables.block(tmp_path) == readme_tables.NOTHING_YET
+    a_gpus(tmp_path, "2026-01-03", device="younger")
+    a_gpus(tmp_path, "2026-01-02", device="older")
+    text = readme_tables.block(tmp_path)
+    assert text.startswith("younger, torch 9; [all figures](benchmarks/results/made-up-2026-01-03.json)")
+    assert "goal reached" in text and "**layer**" in text
+
+
+@pytest.mark.parametrize("text", ["", f"{readme_tables.END}{readme_tables.BEGIN}", readme_tables.BEGIN * 2])
+def test_a_readme_without_its_markers_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="Cure: put them back"):
+        readme_tables.replaced(text, "new")
+
+
+# ------------------------------------------------------------------------------------------------------ parity
+
+
+def test_parity_goes_on_from_its_checkpoint(
+    tmp_path: Path, nothing_generated: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four steps and then four more are, to the bit, the eight steps of a run that was not cut off."""
+
+    def losses(name: str, *more: str) -> Any:
+        line = f"--device cpu --tiny --steps 8 --minutes 5 --out {tmp_path / name} --checkpoint {tmp_path / name}.pt"
+        parity.main([*line.split(), *more])
+        return results.Results.opened(tmp_path / name, "cpu", tiny=True).rows["parity: tiny"]
+
+    whole = losses("whole")
+    assert whole["step"] == 8 and len(whole["losses"]["ours"]) == 8 and "validation_gap" in whole
+    assert whole["losses"]["ours"] != whole["losses"]["bf16"]
+    draw = parity.batches
+    with monkeypatch.context() as cut:
+        cut.setattr(parity, "batches", lambda *args: (b for i, b in enumerate(draw(*args)) if i < 4))
+        assert losses("parts")["step"] == 4
+    assert losses("parts")["losses"] == whole["losses"]
+    with pytest.raises(ValueError, match=r"is of a run of 8 steps, not 9\. Cure: --steps 8"):
+        losses("parts", "--steps", "9")
