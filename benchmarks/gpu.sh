@@ -33,8 +33,8 @@ while [ $# -gt 0 ]; do
   shift
 done
 case $device in
-  cuda) pattern="nvidia-*" size=() steps=2000 ;;
-  cpu) pattern="cpu-tiny-*" size=(--tiny) steps=${STEPS:-12} ;;
+  cuda) pattern="nvidia-*" size=() steps=2000 log=nvidia-tests.txt ;;
+  cpu) pattern="cpu-tiny-*" size=(--tiny) steps=12 log=cpu-tiny-tests.txt ;;
   *) echo "gpu.sh: --device is cpu or cuda, not '$device'" >&2; exit 2 ;;
 esac
 [ ${#parts[@]} -gt 0 ] || read -ra parts <<<"$KNOWN"
@@ -57,7 +57,7 @@ run_part() {
     tests) # -o: the suite's own options need packages that may not be there
       set -o pipefail
       limited "$PYTHON" -m pytest -o addopts="" -o timeout=300 -p no:cacheprovider -v -rs tests/gpu 2>&1 |
-        tee "$RESULTS/gpu-tests.txt" ;;
+        tee "$RESULTS/$log" ;;
     kernels | layers | e2e)
       limited "$PYTHON" -m fp8compile bench "$1" --device "$device" "${size[@]}" --out "$RESULTS" --minutes "$MINUTES" ;;
     parity)
@@ -77,7 +77,7 @@ if [ -n "${OUT:-}" ]; then # go on from the newest results that the tree holds
   [ -z "$newest" ] || [ -e "$RESULTS/${newest##*/}" ] || cp "$newest" "$RESULTS/"
 fi
 export BENCHMARKED_COMMIT=${BENCHMARKED_COMMIT:-$(git describe --always --dirty 2>/dev/null || echo unknown)}
-export PYTHONPATH=$BUILD PYTHONUNBUFFERED=1 TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$ROOT/build/cache}
+export PYTHONPATH=$BUILD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$ROOT/build/cache}
 put_together || { echo "gpu.sh: the package could not be put together in $BUILD" >&2; exit 1; }
 cd "$BUILD"
 trap copy_back EXIT

@@ -76,6 +76,7 @@ class Trainer:
         with device:
             self.model: Any = initialised(Llama(shape).to(torch.bfloat16))
             self.tokens = torch.randint(shape.vocabulary, (batch, length + 1))
+        torch.cuda.empty_cache()  # the FP32 weights that the model was made with
         self.tables = rotary_tables(shape, length, device, torch.bfloat16)
         self.call = arm.compiler(self.model, device)
         self.optimizer = arm.optimizer(self.model)
