@@ -7,6 +7,7 @@ python benchmarks/bench_optimizer_step.py [--device cpu] [--tiny] [--json result
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -31,7 +32,7 @@ FORMATS = ("e4m3_expanded", "dynamic_tree", "int8_companded", ("dynamic_tree", "
 Build = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
 
 
-def builders(device: torch.device, formats: tuple[Any, ...] = FORMATS) -> dict[str, Build]:
+def builders(formats: tuple[Any, ...]) -> dict[str, Build]:
     """Name -> a constructor. torchao's and FlashOptim's classes are imported when called."""
     found: dict[str, Build] = {"torch fused": lambda ps: torch.optim.AdamW(ps, lr=1e-3, fused=True)}
     for each in formats:
@@ -71,6 +72,13 @@ def state_bytes(optimizer: torch.optim.Optimizer) -> int:
     return storage_bytes(t for state in optimizer.state.values() for t in state.values() if isinstance(t, Tensor))
 
 
+def _stepped(build: Build, ps: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """An optimizer with its states, which the first step makes."""
+    optimizer = build(ps)
+    optimizer.step()
+    return optimizer
+
+
 def _arm(optimizer: torch.optim.Optimizer) -> Arm:
     def arm(lap: Lap) -> None:
         optimizer.step()
@@ -85,10 +93,8 @@ def measure(case: Case, setting: Setting) -> Row:
     shapes, formats = (TINY_SHAPES, FORMATS[:1]) if setting.tiny else (SHAPES, FORMATS)
     ps = parameters(case.shape["million"], shapes, setting.device, dtype)
     numel = sum(p.numel() for p in ps)
-    factories = {name: lambda build=build: build(ps) for name, build in builders(setting.device, formats).items()}
+    factories = {name: functools.partial(_stepped, build, ps) for name, build in builders(formats).items()}
     optimizers, left_out = peers.built(factories, setting.device)
-    for optimizer in optimizers.values():
-        optimizer.step()  # makes the states, which are counted
     kept = {name: state_bytes(optimizer) for name, optimizer in optimizers.items()}
     moved = {name: numel * dtype.itemsize * 3 + 2 * nbytes for name, nbytes in kept.items()}
     work = {f"{name}/step": counted(nbytes) for name, nbytes in moved.items()}

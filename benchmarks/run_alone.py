@@ -11,9 +11,12 @@ from typing import Any
 
 import torch
 
+from benchmarks.environment import commit
 from benchmarks.markdown import notes
 from benchmarks.registry import Benchmark, Case, Row, Setting
+from benchmarks.results import head
 from benchmarks.timing import reason
+from fp8compile.recipe import nearest
 
 
 def run_alone(benchmarks: Sequence[Benchmark], doc: str | None, argv: Sequence[str] | None = None) -> dict[str, Row]:
@@ -23,20 +26,25 @@ def run_alone(benchmarks: Sequence[Benchmark], doc: str | None, argv: Sequence[s
     parser.add_argument(
         "--tiny", action="store_true", help="toy sizes: the machinery is tried, no figure means anything"
     )
+    parser.add_argument("--case", action="append", help="one of the shapes (repeat for more); all of them by default")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("--device cuda: torch sees no GPU here. Cure: --device cpu --tiny")
+    cases = [(b, case) for b in benchmarks for case in b.cases_for(args.tiny)]
+    for name in args.case or ():
+        if name not in (known := [case.name for _, case in cases]):
+            parser.error(f"there is no case {name!r}.{nearest(name, known)}")
     setting = Setting.on(args.device, args.tiny)
     rows: dict[str, Row] = {}
-    for benchmark in benchmarks:
-        for case in benchmark.cases_for(args.tiny):
-            rows[f"{benchmark.name}: {case.name}"] = row = measured_row(benchmark, case, setting)
-            print(f"{benchmark.name}: {case.name}\n{as_text(row)}", flush=True)
-            if args.json:
-                args.json.write_text(
-                    json.dumps({"device": args.device, "tiny": args.tiny, "rows": rows}, indent=1) + "\n"
-                )
+    for benchmark, case in cases:
+        if args.case and case.name not in args.case:
+            continue
+        rows[f"{benchmark.name}: {case.name}"] = row = measured_row(benchmark, case, setting)
+        print(f"{benchmark.name}: {case.name}\n{as_text(row)}", flush=True)
+        if args.json:
+            document = {**head(args.device, args.tiny), "commit": commit(), "rows": rows}
+            args.json.write_text(json.dumps(document, indent=1) + "\n")
     return rows
 
 

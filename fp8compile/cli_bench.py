@@ -41,10 +41,12 @@ def run_bench(values: argparse.Namespace) -> int:
             print(suite.listing())
             return 0
         values.device = check_device(values.device)
+        options = suite.as_options({**vars(values), "names": tuple(values.names)})
+        check_size(options)
     except Wrong as error:
         print(f"fp8compile bench: error: {error}", file=sys.stderr)
         return WRONG
-    results = suite.run(suite.as_options({**vars(values), "names": tuple(values.names)}))
+    results = suite.run(options)
     failed = [key for key, row in results.rows.items() if "error" in row]
     print("\n".join([*map(str, suite.written(results)), *(f"failed: {key}" for key in failed)]))
     return FAILED if failed else 0
@@ -81,6 +83,13 @@ def check_device(asked: str | None) -> str:
     if asked == "cuda" and not there:
         raise Wrong("--device 'cuda': torch sees no GPU here. Cure: --device cpu --tiny, or a torch built for CUDA.")
     return asked or ("cuda" if there else "cpu")
+
+
+def check_size(options: Any) -> None:
+    """Refuse on a CPU what would take hours and more memory than there is."""
+    large = [b.name for b in options.benchmarks if b.part != "kernels"]
+    if options.device == "cpu" and not options.tiny and large:
+        raise Wrong(f"{large[0]!r} at full size needs a GPU. Cure: --tiny, or name kernels alone.")
 
 
 def _places() -> Iterator[Path]:

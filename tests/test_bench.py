@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -229,6 +230,7 @@ def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
     ("line", "message"),
     [
         ("bench amx", "there is no benchmark 'amx'. Did you mean 'amax'?"),
+        ("bench --device cpu", "'layer' at full size needs a GPU. Cure: --tiny, or name kernels alone."),
         ("bench --device cuda", "--device 'cuda': torch sees no GPU here. Cure: --device cpu --tiny"),
     ],
 )
@@ -252,6 +254,31 @@ def test_without_a_checkout_the_cure_is_said(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Cure: run this in a checkout of fp8compile"):
         cli_bench.found_suite([tmp_path])
     assert str(tmp_path) not in sys.path
+
+
+def test_a_script_runs_the_cases_that_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    cases = (Case("one"), Case("two"))
+    made = Benchmark("made", "kernels", "", ("x",), cases, cases, lambda case, setting: {"arms": {}, "left_out": {}})
+    path = tmp_path / "made.json"
+    line = ["--device", "cpu", "--tiny", "--case", "two", "--json", str(path)]
+    assert run_alone.run_alone([made], "", line).keys() == {"made: two"}
+    assert json.loads(path.read_text())["rows"].keys() == {"made: two"}
+    with pytest.raises(SystemExit):
+        run_alone.run_alone([made], "", ["--case", "tow"])
+    assert "there is no case 'tow'. Did you mean 'two'?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("kernel", "there is no part 'kernel'. Known: tests kernels layers e2e parity; --device cpu|cuda"),
+        ("--device tpu", "--device is cpu or cuda, not 'tpu'"),
+    ],
+)
+def test_a_slip_in_the_gpu_command(line: str, message: str) -> None:
+    script = suite.ROOT / "benchmarks" / "gpu.sh"
+    done = subprocess.run(["bash", str(script), *line.split()], capture_output=True, text=True)
+    assert done.returncode == 2 and done.stderr == f"gpu.sh: {message}\n" and not done.stdout
 
 
 def test_names_may_be_parts() -> None:
