@@ -38,6 +38,7 @@ from benchmarks.plots import plots
 from benchmarks.registry import PARTS, Benchmark
 from benchmarks.results import Results, key_of
 from benchmarks.run_alone import as_text
+from benchmarks.timing import OUT_OF_MEMORY
 
 BENCHMARKS: tuple[Benchmark, ...] = (
     *bench_optimizer_step.BENCHMARKS,
@@ -115,6 +116,13 @@ def written(results: Results) -> list[Path]:
     text = results.path.with_suffix(".md")
     text.write_text(markdown(results))
     return [results.path, text, *plots(results)]
+
+
+def failed(results: Results, options: Options) -> list[str]:
+    """Rows of a run that hold an error, with it. That memory runs out is an answer."""
+    keys = [key_of(b.name, case.name) for b in options.benchmarks for case in b.cases_for(options.tiny)]
+    errors = {key: results.rows.get(key, {}).get("error", OUT_OF_MEMORY) for key in keys}
+    return [f"{key}: {error}" for key, error in errors.items() if error != OUT_OF_MEMORY]
 
 
 def _some(benchmark: Benchmark, waiting: Sequence[str], options: Options, results: Results, end: float) -> int:

@@ -19,6 +19,7 @@ import torch
 
 FLUSHED_BYTES = 512 * 2**20  # several times the L2 of any card; about 0.2 ms at 3 TB/s
 WARM_UPS = 2
+OUT_OF_MEMORY = "out of memory"
 
 Lap = Callable[[str], None]
 Arm = Callable[[Lap], object]
@@ -115,7 +116,7 @@ def summary(seconds: list[float]) -> dict[str, float]:
 def reason(error: BaseException) -> str:
     """An exception in a line."""
     if isinstance(error, torch.OutOfMemoryError):
-        return "out of memory"
+        return OUT_OF_MEMORY
     inner = getattr(error, "inner_exception", None) or error
     lines = str(inner).strip().splitlines() or [""]
     return f"{type(inner).__name__}: {lines[0][:200]}"

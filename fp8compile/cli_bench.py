@@ -47,8 +47,8 @@ def run_bench(values: argparse.Namespace) -> int:
         print(f"fp8compile bench: error: {error}", file=sys.stderr)
         return WRONG
     results = suite.run(options)
-    failed = [key for key, row in results.rows.items() if "error" in row]
-    print("\n".join([*map(str, suite.written(results)), *(f"failed: {key}" for key in failed)]))
+    failed = suite.failed(results, options)
+    print("\n".join([*map(str, suite.written(results)), *(f"failed: {line}" for line in failed)]))
     return FAILED if failed else 0
 
 

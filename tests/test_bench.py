@@ -113,6 +113,11 @@ def test_arms_are_timed_in_turn_and_one_that_fails_is_left_out() -> None:
     assert failed == {"x": "RuntimeError: no such kernel"}
 
 
+def test_reasons() -> None:
+    assert timing.reason(torch.OutOfMemoryError("CUDA out of memory. Tried ...")) == timing.OUT_OF_MEMORY
+    assert timing.reason(ValueError()) == "ValueError: "
+
+
 def test_summary() -> None:
     assert timing.summary([3.0]) == {"seconds": 3.0, "spread": 0.0}
     assert timing.summary([1.0, 2.0, 3.0, 4.0, 5.0]) == {"seconds": 3.0, "spread": 1.0}  # quartiles 1.5 and 4.5
@@ -184,7 +189,9 @@ def test_a_process_that_dies_costs_its_row_alone(tmp_path: Path, monkeypatch: py
         monkeypatch,
         HEAD + "for c in cases:\n    if c == 'second': sys.exit('no device')\n    row(c)\n",
     )
-    rows = suite.run(options).rows
+    found = suite.run(options)
+    rows = found.rows
+    assert suite.failed(found, options) == ["made: second: its process died: no device"]
     assert list(rows) == ["made: first", "made: second", "made: third"]
     assert rows["made: second"]["error"] == "its process died: no device" and rows["made: third"]["nan"] is None
 
