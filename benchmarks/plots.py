@@ -19,8 +19,14 @@ COLOURS = {
     "ours": "tab:green",
     "inductor": "tab:blue",
     "eager": "tab:gray",
+    "torch": "black",
+    "copy": "lightgray",
+    "bf16": "tab:cyan",
+    "fp8": "tab:olive",
+    "act-quant": "tab:brown",
     "torchao": "tab:orange",
     "liger": "tab:red",
+    "flashoptim": "tab:pink",
 }
 
 
