@@ -17,6 +17,7 @@ from torch.fx import Graph, GraphModule, Node
 from fp8compile import dot
 from fp8compile.graph import SPLICED, dtype_text, module_path, shape_text
 from fp8compile.split import Split
+from fp8compile.widening import WIDENED
 
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "convolution", "attention", "mv", "dot")
 
@@ -159,7 +160,7 @@ def _live(graph: Graph, returned: Any) -> set[Node]:
 def _line(node: Node) -> Line:
     op = _op(node)
     arguments = [_text(a) for a in node.args] + [f"{name}={_text(a)}" for name, a in node.kwargs.items()]
-    spliced = node.meta.get(SPLICED)
+    spliced = node.meta.get(SPLICED) or (WIDENED in node.meta and "FP32 island")
     comment = "; ".join(filter(None, (module_path(node), f"fp8compile: {spliced}" if spliced else "")))
     reads = tuple(n.name for n in node.all_input_nodes)
     return Line(node.name, _kind(node, op), op, _value(node), ", ".join(arguments), comment, reads)

@@ -85,7 +85,13 @@ class _Widening:
                 return
         with self.graph.inserting_before(node):
             arguments, keywords = (map_aggregate(each, self._wide_argument) for each in (node.args, node.kwargs))
-            new = self.graph.call_function(node.target, arguments, keywords)  # type: ignore[arg-type]
+            new = self.graph.create_node(
+                "call_function",
+                node.target,
+                arguments,  # type: ignore[arg-type]
+                keywords,  # type: ignore[arg-type]
+                name=f"{node.name}_f32",
+            )
         new.meta = {k: v for k, v in node.meta.items() if k != "tensor_meta"} | {"val": _value_of(new)}
         new.meta[WIDENED] = node.name
         self.wide[node] = new
@@ -127,7 +133,8 @@ class _Widening:
         """A cast directly after ``value``, with the provenance of ``like``."""
         after = value if value.op != "placeholder" else list(self.graph.find_nodes(op="placeholder"))[-1]
         with self.graph.inserting_after(after):
-            cast = self.graph.call_function(_CAST, (value, dtype))
+            name = f"{like.name}_{'f32' if dtype == torch.float32 else 'cast'}"
+            cast = self.graph.create_node("call_function", _CAST, (value, dtype), name=name)
         kept = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack", "seq_nr", "autograd_backward")
         cast.meta = {k: v for k, v in like.meta.items() if k in kept} | {"val": _value_of(cast)}
         return cast

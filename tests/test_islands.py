@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from typing import Any
 
@@ -28,6 +29,7 @@ from tests.measure import compiled
 from tests.passes.graphs import joint_of, split_of
 from tests.vit import ViT
 
+SNIPPETS_LOG_SUM_EXP = Function(lambda x: x.exp().sum(-1).log())
 PLAIN = {"linear": "off", "saved": "off"}
 
 
@@ -164,6 +166,41 @@ def test_the_report_lists_islands_with_reason_size_and_place() -> None:
     assert island.nodes == len(island.members) > 10 and island.products > 0 and island.bytes_added > 0
     assert " FP32 islands, " in str(report) and island.members[0] in str(report)
     assert '"islands"' in report.to_json()
+
+
+def test_a_dump_shows_which_operations_an_island_holds() -> None:
+    report = fp8compile.explain(SNIPPETS_LOG_SUM_EXP, (torch.randn(4, 8).half().requires_grad_(),), recipe=PLAIN)
+    step = next(s for s in report.graphs[0].steps if s.name == "widen_unsafe_ops")
+    lines = step.after.text.splitlines()
+    assert "exp_f32: f32[4, 8] = aten.exp.default(primals_1_f32)  # fp8compile: FP32 island" in lines
+    assert "# fp8compile: FP32 island" not in step.before.text
+
+
+def test_under_autocast() -> None:
+    """FP32 parameters, FP16 products: the scores of two projections leave FP16, their softmax does not care."""
+
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q, self.k = nn.Linear(64, 64), nn.Linear(64, 64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.softmax(self.q(x) @ self.k(x).transpose(-1, -2), -1) @ x
+
+    torch.manual_seed(0)
+    model, x = Attention(), torch.randn(2, 32, 64)
+    with torch.no_grad():
+        model.q.weight.mul_(300)
+        model.k.weight.mul_(300)
+    reference = copy.deepcopy(model).double()(x.double())
+    with torch.autocast("cpu", torch.float16):
+        assert not model(x).isfinite().all()
+        out = compiled(model, codegen="eager", **PLAIN)(x)
+    out.float().sum().backward()
+    assert out.isfinite().all() and all(
+        bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None
+    )
+    assert sqnr_db(reference, out) > 20, "logits of up to 1e5: a rounding of q moves them by 50"
 
 
 def test_operations_by_name() -> None:

@@ -37,18 +37,18 @@ def test_golden_log_sum_exp_and_its_backward() -> None:
         """\
 primals_1: float16[4, 8]
 tangents_1: float16[4]
-convert_element_type_default_1: float32[4] = convert_element_type(tangents_1, torch.float32)
-convert_element_type_default: float32[4, 8] = convert_element_type(primals_1, torch.float32)
-exp_default: float32[4, 8] = exp(convert_element_type_default)
-sum_dim_int_list: float32[4] = sum.dim_IntList(exp_default)
-log_default: float32[4] = log(sum_dim_int_list)
-convert_element_type_default_2: float16[4] = convert_element_type(log_default, torch.float16)
-div_tensor: float32[4] = div(convert_element_type_default_1, sum_dim_int_list)
-unsqueeze_default: float32[4, 1] = unsqueeze(div_tensor)
-expand_default: float32[4, 8] = expand(unsqueeze_default)
-mul_tensor: float32[4, 8] = mul(expand_default, exp_default)
-convert_element_type_default_3: float16[4, 8] = convert_element_type(mul_tensor, torch.float16)
-return convert_element_type_default_2, convert_element_type_default_3
+tangents_1_f32: float32[4] = convert_element_type(tangents_1, torch.float32)
+primals_1_f32: float32[4, 8] = convert_element_type(primals_1, torch.float32)
+exp_f32: float32[4, 8] = exp(primals_1_f32)
+sum_1_f32: float32[4] = sum.dim_IntList(exp_f32)
+log_f32: float32[4] = log(sum_1_f32)
+log_cast: float16[4] = convert_element_type(log_f32, torch.float16)
+div_f32: float32[4] = div(tangents_1_f32, sum_1_f32)
+unsqueeze_f32: float32[4, 1] = unsqueeze(div_f32)
+expand_f32: float32[4, 8] = expand(unsqueeze_f32)
+mul_f32: float32[4, 8] = mul(expand_f32, exp_f32)
+mul_cast: float16[4, 8] = convert_element_type(mul_f32, torch.float16)
+return log_cast, mul_cast
 """,
     )
 
