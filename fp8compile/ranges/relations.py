@@ -20,7 +20,7 @@ from torch.fx import Node
 from fp8compile import torch_private as private
 from fp8compile.graph import is_tensor
 from fp8compile.ranges.bounds import at_least, at_most, nonnegative, positive
-from fp8compile.ranges.interval import BITS, Range, exactly, over
+from fp8compile.ranges.interval import BITS, ZERO, Range, enlarged, exactly, hull, over
 from fp8compile.ranges.matching import (
     Known,
     Spread,
@@ -113,6 +113,24 @@ def averaged(node: Node, known: Known) -> Range | None:
     return Range(*ANYWHERE, any(known[part].vanishing for part in parts))
 
 
+def weighted(node: Node, known: Known) -> Range | None:
+    """A product with a softmax, probabilities that sum to 1 over the inner dimension: a mean of the other operand."""
+    left, right = node.args[:2]
+    place = spread(left)  # type: ignore[arg-type]
+    if packet(place.node) is not aten.div or not is_tensor(place.node.args[1]):
+        return None
+    e, below = place.node.args[:2]
+    total: Any = spread(below).node  # type: ignore[arg-type]
+    rows = packet(total) is aten.sum and same(total.args[0], e) and nonnegative(known[e].lower)  # type: ignore[index]
+    last = place.node.meta["val"].dim() - 1
+    if not rows or reduced(total) != [last] or not is_laid_along(spread(below).shape, total, [last]):  # type: ignore[arg-type]
+        return None
+    if elements(left, [-1]) != elements(place.node, [-1]):
+        return None
+    error = place.error + 2.0**-10  # of two sums, (BLOCK + 64) 2^-24 each, and their quotient
+    return enlarged(hull([ZERO, of(known, right)]), error)
+
+
 def gate(node: Node, known: Known) -> Range | None:
     """1 / (1 + exp(-x)) and x / (1 + exp(-x)): near 0 because the gate is shut; their absolute accuracy counts."""
     top, below = (1.0, node.args[0]) if packet(node) is aten.reciprocal else node.args[:2]
@@ -127,6 +145,8 @@ RELATIONS: dict[object, tuple[Callable[[Node, Known], Range | None], ...]] = {
     aten.mul: (square, quotient, averaged),
     aten.div: (quotient, averaged, gate),
     aten.reciprocal: (gate,),
+    aten.mm: (weighted,),
+    aten.bmm: (weighted,),
     aten.sub: (shifted,),
     aten.exp: (exponential,),
     aten.sum: (counted,),

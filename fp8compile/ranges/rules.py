@@ -45,13 +45,9 @@ def of_dtype(dtype: torch.dtype) -> Range:
 def input_range(node: Node) -> Range:
     """An input is finite; a constant is what it is."""
     value = node.meta.get("val")
-    constant = getattr(node.graph.owning_module, str(node.target), None) if node.op == "get_attr" else None
-    if (
-        isinstance(constant, torch.Tensor)
-        and type(constant) in (torch.Tensor, torch.nn.Parameter)
-        and constant.numel()
-    ):
-        return between(float(constant.min()), float(constant.max()))
+    constant: Any = getattr(node.graph.owning_module, str(node.target), None) if node.op == "get_attr" else None
+    if type(constant) in (torch.Tensor, torch.nn.Parameter) and constant.numel():
+        return between(float(constant.detach().min()), float(constant.detach().max()))
     return of_dtype(value.dtype) if isinstance(value, torch.Tensor) else ANYTHING
 
 
@@ -220,11 +216,10 @@ def dropped(node: Node, known: Known) -> tuple[Range, Range]:
 
 def attended(node: Node, known: Known) -> tuple[Range, ...]:
     """A mean of values, weighted by probabilities; 0 where a row is masked altogether."""
-    options = node.args[3:] + tuple(v for k, v in node.kwargs.items() if k in ("dropout_p", "attn_mask"))
-    dropout = [p for p in options if type(p) is float and p > 0]
-    if dropout:
-        return (ANYTHING,) * 9
-    return (enlarged(hull([ZERO, of(known, node.args[2])]), 2.0**-7), *((ANYTHING,) * 8))
+    dropout = [p for p in (*node.args[3:], node.kwargs.get("dropout_p")) if type(p) is float and p > 0]
+    mean = hull([ZERO, of(known, node.args[2])])
+    out = ANYTHING if dropout else enlarged(mean, 2.0**-7)  # probabilities are rounded to the dtype of the values
+    return (out, *((ANYTHING,) * (len(node.meta["val"]) - 1)))
 
 
 def scattered(node: Node, known: Known) -> Range:

@@ -19,6 +19,7 @@ from fp8compile.ranges.rules import (
     absolute,
     added,
     any_of,
+    attended,
     binary,
     cast,
     clamped,
@@ -109,6 +110,11 @@ _EXACT: dict[Any, Rule] = {
     aten.sgn: within(-1.0, 1.0),
 }
 
+_ATTENTION = (
+    aten._scaled_dot_product_flash_attention, aten._scaled_dot_product_flash_attention_for_cpu,
+    aten._scaled_dot_product_efficient_attention, aten._scaled_dot_product_cudnn_attention,
+)  # fmt: skip
+
 # Rounded to nearest, or an error that the rule adds.
 _ROUNDED: dict[Any, Rule] = {
     prims.convert_element_type: cast,
@@ -133,6 +139,7 @@ _ROUNDED: dict[Any, Rule] = {
     aten.baddbmm: product_and_sum,
     aten.convolution: convolved,
     aten.native_dropout: dropped,
+    **dict.fromkeys(_ATTENTION, attended),
 }
 
 _FUNCTIONS: dict[Any, Rule] = {

@@ -92,6 +92,8 @@ STEPS: dict[str, Step] = {
     "mm_transposed": lambda x, y, d, c: x @ y.t(),
     "addmm": lambda x, y, d, c: torch.addmm(x, y, x, beta=c),
     "baddbmm": lambda x, y, d, c: torch.baddbmm(x[None], x[None], y[None], alpha=c)[0],
+    "attention": lambda x, y, d, c: x.softmax(-1) @ y,
+    "attention_crossed": lambda x, y, d, c: x.softmax(0) @ y,
     "transpose": lambda x, y, d, c: x.t(),
     "cat": lambda x, y, d, c: torch.cat([x[:2], y[2:]]),
     "stack": lambda x, y, d, c: torch.stack([x[0], y[1], x[2], y[3]], d),
