@@ -64,6 +64,8 @@ def _range(node: Node, found: Mapping[Node, Any]) -> Any:
         return _of_tensor(node, value.dtype, found)
     if isinstance(value, (tuple, list)) and packet(node) in RULES:
         parts = RULES[packet(node)][0](node, found)
+        if not isinstance(parts, tuple):
+            return None
         return tuple(_rounded(x, v, RULES[packet(node)][1]) for x, v in zip(parts, value, strict=False))
     return None
 

@@ -17,6 +17,7 @@ Of a bound with 12 significant bits (any FP16 number) k times it is exact for k 
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -39,7 +40,6 @@ from fp8compile.ranges.bounds import (
 LIMIT = 65504.0  # FP16's greatest number
 SMALLEST_NORMAL = 2.0**-14  # FP16's
 FLUSHED = 2.0**-126  # FP32's smallest normal number
-BITS = {torch.float16: 11, torch.bfloat16: 8}  # of the significand; all else is taken as FP32
 FUNCTION_ERROR = (
     2.0**-20
 )  # 8 units of 2^-23: CUDA's and SLEEF's pow, the least exact; exp, log, erf, tanh err by 1 to 2
@@ -177,7 +177,7 @@ def sum_error(n: Bound, x: Range | None = None) -> float:
 def rounded(x: Range, dtype: torch.dtype, error: float = 0.0) -> Range:
     """``x`` after a relative error of ``error``, in FP32 and then perhaps in ``dtype``, with an unlimited exponent."""
     x = enlarged(x, error) if error else x
-    bits = BITS.get(dtype, 24)
+    bits = bits_of(dtype)
     upper, lower = _rounded_up(x.upper, bits), -_rounded_up(-x.lower, bits)
     return x if lower == x.lower and upper == x.upper else between(lower, upper, x.vanishing)
 
@@ -203,6 +203,12 @@ def _nearest(x: float, bits: int) -> float:
         return x
     mantissa, exponent = math.frexp(x)
     return math.ldexp(round(math.ldexp(mantissa, bits)), exponent - bits) if exponent < 1023 else x
+
+
+@functools.cache
+def bits_of(dtype: torch.dtype) -> int:
+    """Bits of the significand: 11 of FP16, 8 of BF16, 24 of FP32 and, since a backend may compute in that, of all else."""
+    return min(24, 1 - round(math.log2(torch.finfo(dtype).eps))) if dtype.is_floating_point else 24
 
 
 def is_zero(x: Range) -> bool:

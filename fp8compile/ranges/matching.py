@@ -16,7 +16,7 @@ from torch.fx import Node
 from fp8compile import torch_private as private
 from fp8compile.graph import is_tensor
 from fp8compile.ranges.bounds import Bound, size
-from fp8compile.ranges.interval import ANYTHING, BITS, Range, exactly
+from fp8compile.ranges.interval import ANYTHING, FUNCTION_ERROR, Range, bits_of, exactly
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -35,8 +35,10 @@ class Spread(NamedTuple):
 
 
 def packet(node: object) -> object:
-    """The operation of a node, whatever its overload."""
-    return getattr(node.target, "overloadpacket", node.target) if isinstance(node, Node) else None
+    """The operation of a node, whatever its overload; but to view bits as another dtype is no view of numbers."""
+    if not isinstance(node, Node) or node.target is aten.view.dtype:
+        return None
+    return getattr(node.target, "overloadpacket", node.target)
 
 
 def of(known: Known, value: object) -> Range:
@@ -123,7 +125,7 @@ def is_laid_along(shape: tuple[Any, ...], reduction: Node, dims: list[int]) -> b
 
 def ulp(node: Node) -> float:
     """The relative error of one rounding to the dtype of ``node``, or of a function in FP32, whichever is more."""
-    return max(float(2.0 ** -BITS.get(node.meta["val"].dtype, 24)), 2.0**-20)
+    return max(0.5 ** bits_of(node.meta["val"].dtype), FUNCTION_ERROR)
 
 
 def extremum(node: Any) -> Node | None:
@@ -181,8 +183,9 @@ def _of(node: Any, *packets: object) -> Any:
 
 
 def _is_laid_like(a: Node, b: Any) -> bool:
-    """Whether two nodes repeat one value, whatever dimensions of size 1 they have."""
-    return is_tensor(a) and spread(a).node is spread(b).node
+    """Whether two nodes repeat one value, not rounded, whatever dimensions of size 1 they have."""
+    one, other = spread(a), spread(b)
+    return one.node is other.node and one.error == other.error == 0
 
 
 def _loses(cast: Node) -> bool:

@@ -20,7 +20,7 @@ from torch.fx import Node
 from fp8compile import torch_private as private
 from fp8compile.graph import is_tensor
 from fp8compile.ranges.bounds import at_least, at_most, nonnegative, positive
-from fp8compile.ranges.interval import BITS, ZERO, Range, enlarged, exactly, hull, over
+from fp8compile.ranges.interval import ZERO, Range, bits_of, enlarged, exactly, hull, over
 from fp8compile.ranges.matching import (
     Known,
     Spread,
@@ -253,7 +253,7 @@ def _is_centred(a: Node, variance: Node, dims: list[int]) -> bool:
         return False
     mean = spread(centred.args[1])
     of_both = packet(mean.node) is private.getitem and mean.node.args == (variance, 1) and not mean.error
-    exact = of_both and mean.node.meta["val"].dtype not in BITS
+    exact = of_both and bits_of(mean.node.meta["val"].dtype) == 24
     return exact and same(centred.args[0], variance.args[0]) and is_laid_along(mean.shape, variance, dims)
 
 

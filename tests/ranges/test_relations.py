@@ -11,9 +11,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from fp8compile.graph import is_tensor
 from fp8compile.ranges import Range, ranges
 from fp8compile.ranges.interval import BLOCK
 from fp8compile.torch_private import make_fx, select_decomp_table
+from tests.measure import llama_case
+from tests.passes.graphs import joint_of
 from tests.ranges.graphs import DATA, analysed, traced
 
 aten = torch.ops.aten
@@ -134,6 +137,14 @@ def test_a_16_bit_node_is_rounded_to_its_format() -> None:
     assert analysed(lambda x: x * 1.0, DATA, dtype=torch.float16)[1] == Range(*DATA)
 
 
+def test_bits_are_no_numbers() -> None:
+    assert analysed(lambda x: x.view(torch.int32).view(torch.float32), A)[1] == Range(-INF, INF, True)
+
+
+def test_a_cast_to_fp8_rounds() -> None:
+    assert analysed(lambda x: x.to(torch.float8_e4m3fn).float(), (0.0, 1.07))[1] == Range(0.0, 1.125)
+
+
 def test_mean_of_data_fits_however_long() -> None:
     _, proven = analysed(lambda x: x.mean(), (*DATA, (1 << 20,)), dtype=torch.float16)
     assert proven.fits()
@@ -152,6 +163,18 @@ def test_rounding_of_a_sum_is_within_its_bound() -> None:
         assert all(
             exact[n - 1] < up and sums[n - 1] <= up for n, up in zip((7, 100, 1000, BLOCK), above, strict=True)
         )
+
+
+def test_joint_graph_of_a_layer() -> None:
+    """Norms and attention end what grew before them, in the forward of a joint graph in FP16."""
+    layer, args = llama_case(2, 16, 32, 48, 2, dtype=torch.float16)
+    graph = joint_of(layer, *args)
+    found = ranges(graph)
+    values = [n for n in graph.nodes if is_tensor(n) and n.meta["val"].is_floating_point()]
+    assert all(n in found for n in values)
+    normed = [n for n in graph.nodes if "rsqrt" in str(n.args) and n.target is aten.mul.Tensor][:2]
+    assert len(normed) == 2 and all(found[n].upper == pytest.approx(math.sqrt(32), rel=1e-3) for n in normed)
+    assert not any(found[n.args[0]].fits() for n in normed[1:])  # type: ignore[index]
 
 
 def test_symbolic_sizes() -> None:
