@@ -76,8 +76,8 @@ def calibrate(
         headroom: how many times below 65504, and above 2**-14, a value must stay to fit.
 
     Raises:
-        ValueError: no batches, NaN or inf in one of them, in a parameter or in the loss, no 16-bit values, no graph was
-            compiled, ``loss`` is not a scalar, or ``headroom`` is not above 1.
+        ValueError: no batches, NaN or inf in one of them, in a parameter or in the loss, NaN in a gradient, no 16-bit values,
+            no graph was compiled, ``loss`` is not a scalar, or ``headroom`` is not above 1.
     """
     if isinstance(batches, (Tensor, Mapping)):
         raise ValueError(

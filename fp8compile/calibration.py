@@ -36,7 +36,14 @@ if TYPE_CHECKING:
 FORMAT = 1
 TRAINING, INFERENCE = "training", "inference"
 NORMAL = 2.0**-14  # FP16's smallest number at full precision
-WIDEST = (FP16_MAX / NORMAL) ** 0.5
+LIMITS = {
+    "headroom": (
+        1.0,
+        (FP16_MAX / NORMAL) ** 0.5,
+        "how often a value goes into FP16's range; beyond, nothing fits. Default: 8",
+    ),
+    "loss_scale": (0.0, float("inf"), "what the loss is multiplied by in training"),
+}
 AGAIN = "Calibrate again: fp8compile.calibrate(model, batches)"
 Key = tuple[str, str, str, str]
 
@@ -108,14 +115,11 @@ class Calibration:
     torch: str = torch.__version__.partition("+")[0]
 
     def __post_init__(self) -> None:
-        if not isinstance(self.headroom, (int, float)) or not 1 < self.headroom < WIDEST:
-            raise ValueError(
-                f"headroom={self.headroom!r} must be a number above 1 (how many times a value stays below FP16's end) and "
-                f"below {WIDEST:.0f} (beyond, nothing fits); the default is 8."
-            )
-        object.__setattr__(self, "headroom", float(self.headroom))
-
-    # -------------------------------------------------------------------------------------------------- verdicts
+        for name, (low, high, what) in LIMITS.items():
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not low < value < high:
+                raise ValueError(f"{name}={value!r} must be a number above {low:g} and below {high:g}: {what}.")
+            object.__setattr__(self, name, float(value))
 
     def of(self, graph: Graph) -> Measured | None:
         """What is known of the nodes of a joint or inference graph; None of an inference graph that was not measured.
@@ -156,8 +160,6 @@ class Calibration:
                     f"this calibration is older than the recipe: it was made with {name}={_told(old)}, and "
                     f"Recipe.{name} is {_told(new)}. {AGAIN[:-1]}, recipe=...)."
                 )
-
-    # ------------------------------------------------------------------------------------------------------ file
 
     @functools.cached_property
     def text(self) -> str:

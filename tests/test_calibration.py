@@ -394,6 +394,11 @@ def test_a_calibration_older_than_the_recipe() -> None:
         ('"keep_fp32"', '"kept"', "is no whole calibration: 'keep_fp32'"),
         ('"amax": 90000.0', '"amax": NaN', "amax=nan of mul = mul.Tensor of a.b (forward, f16) is no magnitude"),
         ('"amax": 90000.0', '"amax": "much"', "is no whole calibration"),
+        (
+            '"loss_scale": 1024.0',
+            '"loss_scale": 0.0',
+            "loss_scale=0.0 must be a number above 0 and below inf: what the loss",
+        ),
         ('"headroom": 4.0', '"headroom": 0.5', "headroom=0.5 must be a number above 1"),
     ],
 )
@@ -428,7 +433,7 @@ X = torch.ones(4).half()
         ({"x": X}, {}, "batches is a dict; give a list"),
         ([X], {"headroom": 1}, "headroom=1 must be a number above 1"),
         ([X], {"headroom": "much"}, "headroom='much' must be a number"),
-        ([X], {"headroom": 1e6}, "below 32760 (beyond, nothing fits)"),
+        ([X], {"headroom": 1e6}, "headroom=1000000.0 must be a number above 1 and below 32760: how often"),
         ([X, (X / 0,)], {}, "batch 1, argument 0 holds inf in 4 of 4"),
         ([{"x": X * torch.nan}], {}, "batch 0, x holds nan in 4 of 4"),
         ([X], {"loss": lambda y: y.sum() * torch.nan}, "batch 0, the loss is nan"),
