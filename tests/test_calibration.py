@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import fp8compile
 from fp8compile import Calibration, Recipe, calibrate
+from fp8compile.calibrate import _merged
 from fp8compile.calibration import Measurements, Value
 from fp8compile.islands import computes
 from tests.measure import compiled, llama_case, sqnr
@@ -285,6 +286,14 @@ def test_calibrated_at_batch_2_and_used_at_batch_3(dynamic: bool | None) -> None
         assert [g.keys for g in both.graphs] == [g.keys for g in found.graphs], "one entry, whatever the shape"
         largest = copy.deepcopy(model.up).float()(three.float()).abs().max().item()
         assert amax(both, "addmm") == [pytest.approx(largest, rel=0.005)] and amax(found, "addmm")[0] < largest / 2
+
+
+def test_graphs_that_are_known_by_the_same_are_one_with_the_larger_amax() -> None:
+    def graph(kind: str, *amounts: float) -> Measurements:
+        return Measurements(kind, tuple(Value(f"a_{a}", "exp", "", "", "forward", "f16", a) for a in amounts))
+
+    found = _merged([graph("training", 1, 5), graph("inference", 9, 9), graph("training", 3, 2), graph("training")])
+    assert [(g.kind, [v.amax for v in g.values]) for g in found] == [("training", [3, 5]), ("inference", [9, 9])]
 
 
 def test_evaluation_finds_its_own_measurements() -> None:
