@@ -23,6 +23,7 @@ def markdown(results: Results) -> str:
     lines = [f"# {head['device']}", "", f"{_versions(head)}; begun {head['began']}."]
     if head["tiny"]:
         lines += ["", f"**Tiny**: {head['what_tiny_means']}."]
+    lines += _reached(row["rates"] for row in results.rows.values() if "rates" in row)
     for benchmark in dict.fromkeys(row["benchmark"] for row in results.rows.values()):
         rows = [row for row in results.rows.values() if row["benchmark"] == benchmark]
         lines += ["", f"## {benchmark}", "", *table(rows), *_absent(rows)]
@@ -60,6 +61,20 @@ def seconds(row: dict[str, Any], arm: str) -> float | None:
 def reference_of(row: dict[str, Any]) -> str | None:
     """The arm that others are set against: the best-known way without this project."""
     return next((arm for arm in REFERENCES if arm in row.get("arms", {})), None)
+
+
+def _reached(rates: Iterable[dict[str, float]]) -> list[str]:
+    """What the processes of these rows measured of the machine, lowest to highest."""
+    found = list(rates)
+    lines = []
+    for name, unit, words in (
+        ("copy", 1e9, "GB/s copied"),
+        ("bf16", 1e12, "TFLOP/s BF16"),
+        ("fp8", 1e12, "TFLOP/s FP8"),
+    ):
+        if reached := sorted(each[name] / unit for each in found if name in each):
+            lines.append(f"{reached[0]:.4g} to {reached[-1]:.4g} {words}")
+    return ["", f"Measured in the same processes: {', '.join(lines)}."] if lines else []
 
 
 def _ratio(row: dict[str, Any], arm: str) -> str:

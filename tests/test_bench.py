@@ -310,6 +310,7 @@ def a_gpus(folder: Path, date: str = "2026-01-02", **head: Any) -> results.Resul
         },
         "left_out": {"act-quant": "out of memory"},
         "memory": {"ours": {"peak_bytes": 70}, "inductor": {"peak_bytes": 100}},
+        "rates": {"copy": 2e12, "bf16": 5e14},
     }
     made = {"device": "made up", "gpu": True, "tiny": False, "versions": {"torch": "9"}, "began": "then", **head}
     found = results.Results(folder / f"made-up-{date}.json", made)
@@ -349,6 +350,7 @@ def test_markdown_and_plots(tmp_path: Path) -> None:
     text = markdown(found)
     assert f"| {goals.LLAMA3} | ours | forward 2.000, backward 4.000 | 1.50 |" in text
     assert "- act-quant: left out, out of memory" in text
+    assert "Measured in the same processes: 2000 to 2000 GB/s copied, 500 to 500 TFLOP/s BF16." in text
     assert plots._ratios(found.rows[f"layer: {goals.LLAMA3}"]) == pytest.approx({"ours": 1.5, "inductor": 1.0})
 
 
