@@ -27,9 +27,15 @@ from fp8compile.graph import SPLICED, is_tensor, is_view, module_path, storage_r
 from fp8compile.kept import kept_fp32
 from fp8compile.overflow_prone import is_pole, rests, scaled_down, why_unsafe
 from fp8compile.ranges import Range, ranges
-from fp8compile.widening import can_widen, is_no_op, is_sixteen_bit
+from fp8compile.widening import can_widen, is_no_op, is_sixteen_bit, takes_no_fp32
 
 aten = torch.ops.aten
+
+
+NO_FP32 = (
+    "this kernel of fused attention takes no FP32; choose another around the call: "
+    "torch.nn.attention.sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION)"
+)
 
 
 @dataclass
@@ -81,8 +87,13 @@ class _Search:
         self.bridges: dict[Node, None] = {}  # FP32 already, made from an island's values
         self.seeds: dict[Node, str] = {}
         for node in graph.nodes:
-            if can_widen(node) and not is_view(node) and (reason := self._why_begin(node)):
+            if is_view(node) or not (can_widen(node) or takes_no_fp32(node)):
+                continue
+            reason = self._why_begin(node)
+            if reason and can_widen(node):
                 self.seeds[node] = reason
+            elif reason:
+                self.left.append((node, reason, NO_FP32))
 
     # -------------------------------------------------------------------------------------------------- begin
 
@@ -91,7 +102,7 @@ class _Search:
         if pattern := kept_fp32(node, recipe):
             self.asked.add(node)
             return f"Recipe.keep_fp32: {pattern}"
-        if self.measured is not None:
+        if self.measured is not None and isinstance(recipe.islands, Calibration):
             return self.measured.why_unsafe(node)
         if recipe.islands == "off" or Source.GRADIENT in self.sources[node]:
             return None
@@ -121,7 +132,8 @@ class _Search:
         inside = self._grown(dict.fromkeys(self.seeds))
         if self.measured is None:
             inside = self._mirrored(inside)
-        islands = [i for i in self._connected(inside) if i.computing and (i.asked or self._has_effect(i, inside))]
+        found = self._connected(inside)
+        islands = [i for i in found if (i.asked and i.computing) or self._has_effect(i, inside)]
         return Decision(islands, self.left)
 
     def _grown(self, inside: dict[Node, None]) -> dict[Node, None]:

@@ -105,6 +105,12 @@ class Recipe:
         object.__setattr__(self, "inductor", _as_options(self.inductor))
         _check(self)
         object.__setattr__(self, "modules", module_recipes(self.modules, self))
+        for pattern, recipe in self.modules.items():
+            if not isinstance(recipe.islands, str) and recipe.islands != self.islands:
+                raise ValueError(
+                    f"Recipe.modules[{pattern!r}].islands is a calibration, which is of a whole model: set Recipe.islands to "
+                    "it, and what differs in modules to 'auto', 'policy' or 'off'."
+                )
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Recipe:

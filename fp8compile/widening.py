@@ -46,7 +46,13 @@ def can_widen(node: Node) -> bool:
     if node.target is private.getitem:
         return isinstance(node.args[0], Node) and can_widen(node.args[0])
     known = isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in ("aten", "prims")
-    return known and node.target not in _WRITES
+    return known and node.target not in _WRITES and not takes_no_fp32(node)
+
+
+def takes_no_fp32(node: Node) -> bool:
+    """Whether a node is fused attention by a kernel that is made for 16 bit alone: flash and cuDNN attention on a GPU."""
+    name = getattr(node.target, "_opname", "")
+    return "attention" in name and ("flash" in name or "cudnn" in name) and "for_cpu" not in name
 
 
 def widen(graph: Graph, nodes: Set[Node]) -> dict[Node, Node]:

@@ -477,3 +477,16 @@ class Skipped(Scaled):
     @torch.compiler.disable
     def forward(self, x: Tensor) -> Tensor:
         return x * self.w
+
+
+def test_a_module_can_leave_a_calibration_but_not_bring_one() -> None:
+    model, images = ViT(depth=2).half(), torch.randn(2, 3, 16, 16).half()
+    model.blocks[1].make_unstable()
+    found = calibrate(model, [images])
+    modules = {"blocks.1": {"islands": "off"}, "norm": {"islands": "off"}}
+    told = fp8compile.explain(model, (images,), recipe={"islands": found, "modules": modules}).islands
+    assert {i.origin.module.split(".")[0] for i in told} <= {"blocks"} and not any(
+        "blocks.1" in i.origin.module for i in told
+    )
+    with pytest.raises(ValueError, match="is a calibration, which is of a whole model"):
+        Recipe(modules={"blocks.1": {"islands": found}})

@@ -19,7 +19,7 @@ from fp8compile.islands import decide
 from fp8compile.overflow_prone import LEFT, POLES, WIDEN
 from fp8compile.recipe import Recipe
 from fp8compile.report import Island
-from fp8compile.widening import WIDENED
+from fp8compile.widening import WIDENED, can_widen
 from tests.passes.graphs import joint_of, text_of
 
 PLAIN = {"linear": "off", "saved": "off", "observe": False}
@@ -158,6 +158,24 @@ def test_one_module_can_differ() -> None:
 def test_a_model_where_it_declines(dtype: torch.dtype) -> None:
     gain = torch.ones((), requires_grad=True)
     assert not islands(lambda x, g: (x.abs() * 2).sum(0) * g, torch.ones(2048, 4).to(dtype), gain)
+
+
+def test_attention_that_takes_no_fp32_is_left_with_the_cure() -> None:
+    """Flash and cuDNN attention exist on a GPU only: the node stands in a graph of another model."""
+    graph = joint_of(Function(lambda x: x.exp().sum(-1).log()), half(4, 8), **PLAIN, islands="off")
+    assert graph.owning_module is not None
+    graph = copied(graph.owning_module).graph
+    x = next(iter(graph.find_nodes(op="placeholder")))
+    with graph.inserting_before(graph.output_node()):
+        for name in ("_scaled_dot_product_flash_attention", "_scaled_dot_product_cudnn_attention"):
+            target = getattr(torch.ops.aten, name).default
+            node = graph.call_function(target, (x, x, x))
+            node.meta["val"] = (x.meta["val"],)
+            assert not can_widen(node)
+    left = decide(graph, Context(Recipe(islands="off", keep_fp32=("aten.*attention",)))).left
+    assert [(reason, "takes no FP32" in why) for _, reason, why in left] == [
+        ("Recipe.keep_fp32: aten.*attention", True)
+    ] * 2
 
 
 def test_lists_name_operations_that_exist() -> None:
