@@ -9,7 +9,7 @@
 
 Why an interval: of fewer gradients than 1 / threshold, 10^7, a single large one halves the scale, so that Graphcore's rule
 follows the largest gradient of each update, and doubles right after. That one is noise: in a small Llama (3.4 * 10^6 a step,
-10 seeds, after warm-up) it moves by a factor 1.5 (median) to 14 from step to step and by 9 to 23 in a run, while its median
+10 seeds, after warm-up) it moves by a factor 1.5 (median) to 14 from step to step and by 8.5 to 23 in a run, while its median
 over 20 steps moves by at most 2.5. With an interval the scale follows the largest of the last ``interval`` decisions.
 
 Then floor <= scale <= ceiling. A verdict goes with it: -1 the update was bad (a smaller scale was asked for, or a step was
