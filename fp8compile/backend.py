@@ -29,6 +29,9 @@ STACKED = (
     "Inductor's activation_quantization_aten_pass is on; fp8compile does not stack on it and keeps tensors as they are. "
     "Remove it from post_grad_fusion_options to store them as fp8compile does"
 )
+# Inductor stores a value with several readers once computing it takes more operations than this. Its limit for GPUs, 30,
+# leaves no room for a decode: a LayerNorm's backward would write what it decoded to memory, in FP32. 50 is its CPU limit.
+FUSION = {"realize_opcount_threshold": 50}
 
 
 def fp8compile(
@@ -100,7 +103,7 @@ def compile_once(
     inner_compile: Callable[..., Any] | None = None,
 ) -> tuple[Callable[..., Any], tuple[GraphReport, ...], bool]:
     """The compiled callable, the reports, and whether it came from a cache; ``inner_compile`` stands for Inductor's own."""
-    patches = {**_mode_options(mode), **_inductor_options(recipe)}
+    patches = {**(FUSION if recipe.rewrites else {}), **_mode_options(mode), **_inductor_options(recipe)}
     recipe, remarks = _that_can_be_followed(recipe, patches)
     if isinstance(recipe.islands, Calibration):
         recipe.islands.check(recipe)

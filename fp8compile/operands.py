@@ -20,6 +20,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from fp8compile import torch_private as private
 from fp8compile.graph import ENCODING, Encoding, dtype_text, hint, nbytes, place_after, splice
 from fp8compile.numerics import Format, Rowwise, Tensorwise
+from fp8compile.products import PRODUCTS
 
 aten = torch.ops.aten
 
@@ -90,8 +91,10 @@ class Operands:
         key = (base, width, axis, fmt)
         if key not in self._encoded:
             codec = Tensorwise(fmt) if axis is None else Rowwise(fmt)
+            read_elsewhere = axis is None and base.op == "call_function" and not _feeds_products_only(base)
 
             def encode(x: Tensor) -> tuple[Tensor, Tensor]:
+                x = stored(x) if read_elsewhere else x
                 x = x if width is None else x.reshape(-1, width)
                 if axis != 0:
                     return codec.encode(x)
@@ -168,6 +171,12 @@ def _beneath(operand: Node, side: str, rowwise: bool) -> tuple[Node, int | None,
     while isinstance(width, int) and base.target in RESHAPES:
         base = base.args[0]  # type: ignore[assignment]
     return base, None if base is operand else width, transposes, None
+
+
+def _feeds_products_only(value: Node) -> bool:
+    """Otherwise it lies in memory anyway: the amax reads it there, and Inductor keeps no FP32 original beside it."""
+    views, readers = RESHAPES | TRANSPOSES, {*PRODUCTS, aten.sum.dim_IntList}
+    return all(u.target in readers or (u.target in views and _feeds_products_only(u)) for u in value.users)
 
 
 def _swaps(view: Node) -> bool:

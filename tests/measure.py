@@ -21,12 +21,16 @@ class RMSNorm(nn.Module):
 
 
 class LlamaLayer(nn.Module):
-    """A decoder layer as in Llama: RMSNorm, rotary attention by SDPA, RMSNorm, SwiGLU, without biases."""
+    """A decoder layer as in Llama: RMSNorm, rotary attention by SDPA (``kv_heads``: grouped), RMSNorm, SwiGLU, no biases."""
 
-    def __init__(self, hidden: int = 512, ffn: int = 1376, heads: int = 8) -> None:
+    def __init__(self, hidden: int = 512, ffn: int = 1376, heads: int = 8, kv_heads: int | None = None) -> None:
         super().__init__()
-        self.heads = heads
-        self.q, self.k, self.v, self.o = (nn.Linear(hidden, hidden, bias=False) for _ in range(4))
+        self.head_size = hidden // heads
+        self.grouped = kv_heads not in (None, heads)
+        kv = (kv_heads or heads) * self.head_size
+        self.q, self.k, self.v, self.o = (
+            nn.Linear(i, o, bias=False) for i, o in ((hidden, hidden), (hidden, kv), (hidden, kv), (hidden, hidden))
+        )
         self.gate, self.up = (nn.Linear(hidden, ffn, bias=False) for _ in range(2))
         self.down = nn.Linear(ffn, hidden, bias=False)
         self.norm1, self.norm2 = RMSNorm(hidden), RMSNorm(hidden)
@@ -35,13 +39,13 @@ class LlamaLayer(nn.Module):
         y = self.norm1(x)
         q, k, v = (self._by_head(linear(y)) for linear in (self.q, self.k, self.v))
         q, k = (t * cos + _rotated(t) * sin for t in (q, k))
-        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        attended = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.grouped)
         x = x + self.o(attended.transpose(1, 2).reshape(x.shape))
         y = self.norm2(x)
         return x + self.down(F.silu(self.gate(y)) * self.up(y))
 
     def _by_head(self, x: Tensor) -> Tensor:
-        return x.view(x.shape[0], x.shape[1], self.heads, -1).transpose(1, 2)
+        return x.view(x.shape[0], x.shape[1], -1, self.head_size).transpose(1, 2)
 
 
 def _rotated(x: Tensor) -> Tensor:

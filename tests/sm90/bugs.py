@@ -1,0 +1,65 @@
+"""Bugs to put into the generated kernels of a small Llama layer: each must show in the interpreted result.
+
+A bug is a substitution in the source of the kernels whose name contains ``kernel``. Bounds only shrink and indices only
+move within a tensor: the interpreter's loads and stores are real.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from .lowering import Rewrite
+
+NORM, ROTARY, SWIGLU_BACKWARD, NORM_BACKWARD = (
+    "mean_mul_pow_rsqrt",
+    "cat_mul_neg",
+    "silu_backward",
+    "div_expand_mul_pow",
+)
+ANY = "triton_"
+
+
+@dataclass
+class Bug:
+    """``before`` is a regular expression, ``after`` what re.sub puts in its place; ``sites`` counts the places changed."""
+
+    kernel: str
+    before: str
+    after: str
+    nan: bool = False  # seen where the input has a NaN
+    sites: int = field(default=0, compare=False)
+
+    def rewrite(self) -> Rewrite:
+        """For ``Lowered.rewrite``."""
+
+        def rewritten(name: str, source: str) -> str:
+            if self.kernel not in name:
+                return source
+            source, count = re.subn(self.before, self.after, source)
+            self.sites += count
+            return source
+
+        return rewritten
+
+
+BUGS: Mapping[str, Bug] = {
+    "mask: the last row is left out": Bug(NORM, r"xindex < xnumel", "xindex < xnumel - 1"),
+    "mask: a sum over rows leaves one out": Bug("mul_sum_view", r"r0_index < r0_numel", "r0_index < r0_numel - 1"),
+    "stride: rows overlap": Bug(NORM, r"64\*x0\b", "63*x0"),
+    "index: another half of the head": Bug("slice_backward", r"\(-16\) \+ x4", "(-15) + x4"),
+    "index: a decode takes another group's scale": Bug(SWIGLU_BACKWARD, r"x2 // 128", "x2 // 256"),
+    "store: two neighbours exchanged": Bug(
+        SWIGLU_BACKWARD, r"store\(out_ptr1 \+ \(x2\)", "store(out_ptr1 + (x2 ^ 1)"
+    ),
+    "scale: another constant": Bug(ANY, r"0\.007874015748031496", "0.0078"),
+    "scale: rounded down, not to nearest": Bug(ANY, r" 32768,", " 0,"),
+    "rounding: towards zero": Bug(ANY, r"libdevice\.nearbyint", "libdevice.trunc"),
+    "saturation: too early": Bug(ANY, r"-127\.0", "-63.0"),
+    "NaN: lost in a scale": Bug(ANY, r'float\("nan"\)', "0.0", nan=True),
+    "operands: swapped in a difference": Bug(SWIGLU_BACKWARD, r"= (tmp\d+) - (tmp\d+)", r"= \2 - \1"),
+    "sign: lost in the rotation": Bug(ROTARY, r"= -tmp", "= tmp"),
+    "constant: another epsilon": Bug(NORM, r"1e-06", "1e-02"),
+    "constant: sign of a factor": Bug(NORM_BACKWARD, r"-0\.5", "0.5"),
+}

@@ -1,0 +1,116 @@
+"""Script: lower whole layers, attention included, by plain Inductor and by ours. Prints JSON.
+
+``python -m tests.sm90.run_layers --all > benchmarks/results/layers-sm90-lowered.json`` writes down every layer of
+layers.py in every pipeline, ours assembled where they hold all kinds of kernels, and the optimizer's step; without
+``--all``, CI's part.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from . import fake_h100, run_optimizer
+from .assembling import assemble
+from .externs import ExternCall, extern_calls
+from .layers import BOTH, CASES, CONSERVATIVE, LINEARS, PLAIN, RECIPES, STORAGE, Layer
+from .least import least_bytes
+from .lowering import Backend, LoweredGraph, lower, stock_backend
+from .measures import print_json
+from .on_cuda import JOINT_PASS, to_cuda
+from .optimizers import chunks_of, lowered_chunk
+from .run_linears import LABEL, product
+from .run_model import fp8compile_backend
+
+PIPELINES = (PLAIN, STORAGE, CONSERVATIVE, LINEARS, BOTH)
+# CI: what is lowered, and what of it is assembled too.
+LOWERED = {
+    "llama 16k": (PLAIN, STORAGE, CONSERVATIVE, LINEARS),
+    "bert 16k": (*PIPELINES[:3], BOTH),
+    "vit 16k": PIPELINES[:3],
+}
+ASSEMBLED = (("llama 16k", STORAGE),)
+
+
+def backend_of(pipeline: str) -> Backend:
+    return stock_backend if pipeline == PLAIN else fp8compile_backend(RECIPES[pipeline])
+
+
+def lowered_layer(layer: Layer, backend: Backend) -> list[LoweredGraph]:
+    """Forward and backward, the joint graph on fake cuda tensors."""
+    module, args = layer.empty()
+    return lower(module, *args, backward=True, backend=backend, config_patches={JOINT_PASS: to_cuda}).graphs
+
+
+def described(graph: LoweredGraph, *, assembled: bool) -> dict[str, Any]:
+    """Launches with their bytes, extern calls with theirs, the least bytes, and what the assembler said."""
+    assert graph.graph is not None
+    calls = extern_calls(graph)
+    return {
+        "num_bytes": graph.num_bytes,
+        "least_bytes": least_bytes(graph.graph),
+        "launches": [[name, graph.kernels[name].num_bytes] for name in graph.launches],
+        "externs": [[call.name, call.num_bytes, work(call)] for call in calls],
+        "products": [product(call) for call in calls if call.name == "_scaled_mm"],
+        "assembled": usage(graph) if assembled else {},
+    }
+
+
+def work(call: ExternCall) -> int:
+    """Multiply-adds times 2 of a product, or of attention without regard to a causal mask."""
+    if "attention" not in call.name:
+        *_, a, b = (
+            (o for o in call.operands[:3] if o and len(o.shape) == 2) if call.name == "addmm" else call.operands[:2]
+        )
+        return 2 * a.shape[0] * a.shape[1] * b.shape[1]
+    backward = "backward" in call.name
+    query, key = call.operands[backward : backward + 2]
+    assert query and key
+    batch, heads, seq, size = query.shape
+    return (10 if backward else 4) * batch * heads * seq * key.shape[2] * size
+
+
+def usage(graph: LoweredGraph) -> dict[str, Any]:
+    """By kernel, for each configuration: registers, spilled bytes, whether the tuner would time it."""
+    found: dict[str, Any] = {}
+    for cubin in assemble(graph.kernels.values()):
+        entry = [cubin.registers, cubin.spill_bytes, cubin.timed]
+        found.setdefault(cubin.kernel, []).append(entry)
+    return found
+
+
+def optimizer_step(*, assembled: bool) -> dict[str, Any]:
+    """AdamW, FP32 and BF16 with split weights: one kernel for each shape, beside the least."""
+    found = {}
+    for name in ("FP32", "BF16, split"):
+        chunks, least = chunks_of(run_optimizer.CASES[name].build())
+        graphs = [lowered_chunk(chunk)[0] for chunk in chunks]
+        launches = [[k, graph.kernels[k].num_bytes] for graph in graphs for k in graph.launches]
+        cubins = {k: v for graph in graphs for k, v in usage(graph).items()} if assembled else {}
+        found[name] = {"least_bytes": least, "launches": launches, "assembled": cubins}
+    return found
+
+
+def report(cases: Mapping[str, tuple[str, ...]], *, whole: bool) -> dict[str, Any]:
+    """``{"layers": {case: {pipeline: [forward, backward]}}, "optimizer": ...}``, and what was lowered by what."""
+    fake_h100.install()
+    layers: dict[str, Any] = {}
+    for case, pipelines in cases.items():
+        layers[case] = {"unit_bytes": CASES[case].unit, "pipelines": {}}
+        for pipeline in pipelines:
+            graphs = lowered_layer(CASES[case], backend_of(pipeline))
+            assembled = (whole and pipeline in (STORAGE, BOTH)) or (case, pipeline) in ASSEMBLED
+            layers[case]["pipelines"][pipeline] = [described(graph, assembled=assembled) for graph in graphs]
+            print(case, pipeline, sum(graph.num_bytes for graph in graphs) / CASES[case].unit, flush=True)
+    return {
+        "label": LABEL,
+        "versions": {**fake_h100.MADE_FOR, "target": "sm_90 (mocked)"},
+        "layers": layers,
+        "optimizer": optimizer_step(assembled=whole) if whole else {},
+    }
+
+
+if __name__ == "__main__":
+    whole = "--all" in sys.argv
+    print_json(lambda: report(dict.fromkeys(CASES, PIPELINES) if whole else LOWERED, whole=whole))
