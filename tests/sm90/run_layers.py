@@ -8,8 +8,10 @@ layers.py in every pipeline, ours assembled where they hold all kinds of kernels
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
+
+from torch import nn
 
 from . import fake_h100, run_optimizer
 from .assembling import assemble
@@ -37,10 +39,14 @@ def backend_of(pipeline: str) -> Backend:
     return stock_backend if pipeline == PLAIN else fp8compile_backend(RECIPES[pipeline])
 
 
-def lowered_layer(layer: Layer, backend: Backend) -> list[LoweredGraph]:
-    """Forward and backward, the joint graph on fake cuda tensors."""
+def lowered_layer(
+    layer: Layer, backend: Backend, converted: Callable[[nn.Module], nn.Module] = lambda module: module
+) -> list[LoweredGraph]:
+    """Forward and backward, the joint graph on fake cuda tensors; ``converted`` may swap modules."""
     module, args = layer.empty()
-    return lower(module, *args, backward=True, backend=backend, config_patches={JOINT_PASS: to_cuda}).graphs
+    return lower(
+        converted(module), *args, backward=True, backend=backend, config_patches={JOINT_PASS: to_cuda}
+    ).graphs
 
 
 def described(graph: LoweredGraph, *, assembled: bool) -> dict[str, Any]:
