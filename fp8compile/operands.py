@@ -18,7 +18,7 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fp8compile import torch_private as private
-from fp8compile.graph import ENCODING, Encoding, dtype_text, hint, nbytes, place_after, splice
+from fp8compile.graph import ENCODING, Encoding, dtype_text, hint, is_view, nbytes, place_after, splice
 from fp8compile.numerics import Format, Rowwise, Tensorwise
 from fp8compile.products import PRODUCTS
 
@@ -91,7 +91,7 @@ class Operands:
         key = (base, width, axis, fmt)
         if key not in self._encoded:
             codec = Tensorwise(fmt) if axis is None else Rowwise(fmt)
-            read_elsewhere = axis is None and base.op == "call_function" and not _feeds_products_only(base)
+            read_elsewhere = axis is None and _is_computed(base) and not _feeds_products_only(base)
 
             def encode(x: Tensor) -> tuple[Tensor, Tensor]:
                 x = stored(x) if read_elsewhere else x
@@ -171,6 +171,10 @@ def _beneath(operand: Node, side: str, rowwise: bool) -> tuple[Node, int | None,
     while isinstance(width, int) and base.target in RESHAPES:
         base = base.args[0]  # type: ignore[assignment]
     return base, None if base is operand else width, transposes, None
+
+
+def _is_computed(value: Node) -> bool:
+    return value.op == "call_function" and not is_view(value)
 
 
 def _feeds_products_only(value: Node) -> bool:

@@ -10,7 +10,7 @@ Attention is F.scaled_dot_product_attention without mask or dropout: flash atten
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -64,9 +64,8 @@ class Layer:
         module = self.build("meta").bfloat16().to_empty(device="cpu")
         return module, self.arguments(lambda *shape: torch.empty(shape, dtype=torch.bfloat16))
 
-    def arguments(self, values: object = torch.randn) -> tuple[Tensor, ...]:
+    def arguments(self, values: Callable[..., Tensor] = torch.randn) -> tuple[Tensor, ...]:
         """What the module is called with, each tensor made by ``values(*shape)``; the first takes a gradient."""
-        assert callable(values)
         x = values(self.batch, self.seq, self.hidden).requires_grad_()
         tables = (values(self.seq, self.hidden // self.heads) for _ in range(2))
         return (x, *tables) if self.kind == "llama" else (x,)
