@@ -156,10 +156,9 @@ class _Worker:
     """The process that measures; ``next`` waits for a row."""
 
     def __init__(self, benchmark: Benchmark, cases: Sequence[str], options: Options, errors: IO[str]) -> None:
-        command = [sys.executable, str(ROOT / "benchmarks" / "worker.py"), options.device, str(int(options.tiny))]
-        self._process = subprocess.Popen(
-            [*command, benchmark.name, *cases], stdout=subprocess.PIPE, stderr=errors, text=True, env={**os.environ}
-        )
+        command = [sys.executable, str(ROOT / "benchmarks" / "worker.py"), str(os.getpid())]
+        command += [options.device, str(int(options.tiny)), benchmark.name, *cases]
+        self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         self._rows: queue.Queue[dict[str, Any] | str] = queue.Queue()
         threading.Thread(target=self._read, daemon=True).start()
 

@@ -1,6 +1,8 @@
 """Measures cases of one benchmark, one after the other: what ``suite`` starts. Prints each row behind a mark.
 
-python benchmarks/worker.py DEVICE TINY BENCHMARK CASE...
+    python benchmarks/worker.py PARENT DEVICE TINY BENCHMARK CASE...
+
+PARENT is the process that reads the rows: where it is gone, killed, the device is left to the next.
 """
 
 from __future__ import annotations
@@ -14,14 +16,14 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # a script's own folder is all that is there
 
-from benchmarks.registry import Setting
-from benchmarks.run_alone import measured_row
-from benchmarks.suite import NAMES, ROW_MARK
-
 
 def main() -> None:
-    device, tiny, name, *cases = sys.argv[1:]
-    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
+    parent, device, tiny, name, *cases = sys.argv[1:]
+    threading.Thread(target=_end_with, args=(int(parent),), daemon=True).start()
+    from benchmarks.registry import Setting  # takes seconds; the parent is watched by now
+    from benchmarks.run_alone import measured_row
+    from benchmarks.suite import NAMES, ROW_MARK
+
     setting = Setting.on(device, tiny == "1")
     for case in cases:
         started = time.monotonic()
@@ -31,7 +33,6 @@ def main() -> None:
 
 
 def _end_with(parent: int) -> None:
-    """Nobody reads the rows of a run that was killed: leave the device to the next."""
     while os.getppid() == parent:
         time.sleep(1)
     os._exit(1)

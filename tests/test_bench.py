@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -176,7 +178,7 @@ def _stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, limit:
 
 HEAD = """
 import json, os, sys, time
-_, device, tiny, name, *cases = sys.argv
+_, parent, device, tiny, name, *cases = sys.argv
 def row(case):
     print("noise")
     print("@row " + json.dumps({"benchmark": name, "case": case, "arms": {}, "nan": float("nan")}), flush=True)
@@ -201,6 +203,27 @@ def test_a_row_over_its_limit_is_ended(tmp_path: Path, monkeypatch: pytest.Monke
     options = _stand_in(tmp_path, monkeypatch, code, limit=2)
     rows = suite.run(options).rows
     assert rows["made: second"]["error"] == "over its limit of 2 s" and rows.keys() >= {"made: first", "made: third"}
+
+
+def test_a_worker_ends_with_the_run_that_started_it() -> None:
+    """Also if that is killed while the worker still imports."""
+    worker = suite.ROOT / "benchmarks" / "worker.py"
+    code = f"import os, subprocess, sys; p = subprocess.Popen([sys.executable, {str(worker)!r}, str(os.getpid()), 'cpu', '1',"
+    code += " 'linear', 'tiny'], stdout=subprocess.PIPE); print(p.pid, flush=True); os.kill(os.getpid(), 9)"
+    pid = int(subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True).stdout)
+    for _ in range(200):
+        if not _runs(pid):
+            return
+        time.sleep(0.1)
+    os.kill(pid, 9)
+    raise AssertionError("it runs on")
+
+
+def _runs(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().split()[2] != "Z"
+    except OSError:
+        return False
 
 
 def test_the_end_of_a_run_records_nothing_unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
