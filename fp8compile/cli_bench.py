@@ -59,7 +59,9 @@ def found_suite(places: Iterable[Path] | None = None) -> Any:
         Wrong: there is no checkout.
     """
     for place in _places() if places is None else places:
-        if (place / "benchmarks" / "suite.py").is_file():
+        if (place / "benchmarks" / "suite.py").is_file() and (
+            place / "passes"
+        ).is_dir():  # ours, not another project's
             sys.path.append(str(place))
             return importlib.import_module("benchmarks.suite")
     raise Wrong(
