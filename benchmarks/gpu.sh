@@ -15,7 +15,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 
 MINUTES=${MINUTES:-8.5}   # a part ends by itself
-HARD=540                  # and is ended after so many seconds
+HARD=525                  # and is ended after so many seconds, killed ten later
 PYTHON=${PYTHON:-python3}
 ROOT=$PWD
 BUILD=$ROOT/build/gpu
