@@ -153,6 +153,8 @@ class _Search:
         """Whether ``user`` may not read ``node`` cast to 16 bit; of what is FP32 already, whether it hands it on."""
         if node.target is not private.getitem and not is_tensor(node):
             return True  # the parts of a tuple
+        if not node.meta["val"].is_floating_point():
+            return False  # a mask has no range to lose
         if not can_widen(user):
             return _takes_fp32(user) and not self._fits(node)
         if is_view(user):

@@ -120,7 +120,8 @@ def is_pole(user: Node, value: Node) -> bool:
     """Whether ``user`` has a pole where ``value`` is zero."""
     if getattr(user.target, "_opname", "") in POLES:
         return True
-    return user.target is aten.div.Tensor and user.args[1] is value
+    divisor = user.args[1] if user.target is aten.div.Tensor else None
+    return isinstance(divisor, Node) and storage_root(divisor) is storage_root(value)
 
 
 def rests(user: Node, sources: Mapping[Node, Source]) -> bool:

@@ -130,6 +130,16 @@ def test_an_island_without_effect_is_none() -> None:
     assert not islands(lambda x: x.exp(), half(2048, 4))
 
 
+def test_a_mask_made_from_an_island_is_its_end() -> None:
+    for mode in ("policy", "auto"):
+        found = [
+            i
+            for i in islands(lambda x: torch.where(x.exp() > 1, x, x.relu()), half(4, 8), islands=mode)
+            if not i.left
+        ]
+        assert [i.members for i in found] == [("exp",)], found
+
+
 def test_idempotent_and_the_recipe_decides() -> None:
     fn = Function(lambda x: x.exp().sum(-1).log())
     graph = joint_of(fn, half(4, 8), **PLAIN)
