@@ -30,6 +30,7 @@ nightly: $(VENV)/dev
 	$(VENV)/bin/python benchmarks/bench_loss_scaling.py --tasks bert,efficientnet,vit --seeds 5
 	$(VENV)/bin/python benchmarks/bench_stability.py
 	$(VENV)/bin/python benchmarks/bench_stochastic_rounding.py
+	$(VENV)/bin/python benchmarks/bench_islands.py --json benchmarks/results/islands-cpu.json
 	$(VENV)/bin/fp8compile bench --device cpu --tiny --again
 
 lint: $(VENV)/dev

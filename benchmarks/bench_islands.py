@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -66,7 +67,14 @@ def snippets() -> list[dict[str, Any]]:
                 **rows[-1]
             )
         )
-    return rows
+    return [{key: _strict(value) for key, value in row.items()} for row in rows]
+
+
+def _strict(value: Any) -> Any:
+    """JSON knows neither NaN nor inf."""
+    if not isinstance(value, float) or math.isfinite(value):
+        return value
+    return "not finite" if math.isnan(value) else "exact"
 
 
 def _leaf(a: Tensor) -> Tensor:

@@ -31,6 +31,7 @@ STACKED = (
 )
 # Inductor stores a value with several readers once computing it takes more operations than this. Its limit for GPUs, 30,
 # leaves no room for a decode: a LayerNorm's backward would write what it decoded to memory, in FP32. 50 is its CPU limit.
+# A graph that counts gradients keeps 30: with 50, a Llama's backward would make one that it counts twice.
 FUSION = {"realize_opcount_threshold": 50}
 
 
@@ -103,7 +104,7 @@ def compile_once(
     inner_compile: Callable[..., Any] | None = None,
 ) -> tuple[Callable[..., Any], tuple[GraphReport, ...], bool]:
     """The compiled callable, the reports, and whether it came from a cache; ``inner_compile`` stands for Inductor's own."""
-    patches = {**(FUSION if recipe.rewrites else {}), **_mode_options(mode), **_inductor_options(recipe)}
+    patches = {**_mode_options(mode), **_inductor_options(recipe)}
     recipe, remarks = _that_can_be_followed(recipe, patches)
     if isinstance(recipe.islands, Calibration):
         recipe.islands.check(recipe)
@@ -113,6 +114,7 @@ def compile_once(
         patches["force_disable_caches"] = True  # the cache key does not know the inner compiler
     whole = _is_whole(gm, recipe)
     gm, inputs, extra = with_slot(gm, example_inputs, recipe)
+    patches = {**(FUSION if recipe.rewrites and not extra else {}), **patches}
     graph_key = key_of(gm, inputs, recipe, patches)
     parameters = frozenset(i for i, v in enumerate(inputs) if isinstance(v, torch.nn.Parameter))
     patches |= passes_for(recipe, graph_key, parameters, patches, extra, whole)

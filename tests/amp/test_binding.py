@@ -90,7 +90,7 @@ def test_what_no_loss_passes_is_not_bound() -> None:
 def test_a_gan_counts_by_whose_loss_it_is(generator_first: bool) -> None:
     """The generator's gradients are large in both graphs, the discriminator's are not."""
     generator, discriminator = Compiled(), Compiled()
-    scalers = grown(LossScaler(), 16.0), grown(LossScaler(), 16.0)
+    scalers = grown(LossScaler(growth_interval=1), 16.0), grown(LossScaler(growth_interval=1), 16.0)
     optimizers = [torch.optim.SGD(m.parameters(), lr=0.0) for m in (generator, discriminator)]
     for i in range(4):
         for who in (0, 1) if generator_first else (1, 0):
