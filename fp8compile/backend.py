@@ -205,8 +205,7 @@ _broken: set[str] = set()  # keys of recipes that have compiled a graph that end
 
 def _is_whole(gm: GraphModule, recipe: Recipe) -> bool:
     """Whether a Dynamo graph is a whole model: it ends at no graph break, nor can it be what follows one."""
-    ends = getattr(gm, "compile_subgraph_reason", None)
-    if ends is None or ends.graph_break:
+    if private.ends_at_graph_break(gm):
         _broken.add(recipe.key)
     return recipe.key not in _broken
 

@@ -23,9 +23,11 @@ from torch._inductor.inductor_prims import fma
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._logging._internal import trace_log, trace_structured
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset as local_shape_and_offset
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.graph_transform_observer import GraphTransformObserver
 from torch.utils._pytree import tree_map_only
+from torch.utils._sympy.value_ranges import bound_sympy
 
 disabled_torch_function = torch._C._disabled_torch_function_impl
 make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
@@ -43,11 +45,18 @@ def compiled_addcmul(start: Tensor, product: Tensor, weight: Tensor) -> Tensor:
     return fma(product, weight, start) if torch.__version__ >= "2.12" else start + product * weight
 
 
+def ends_at_graph_break(gm: GraphModule) -> bool:
+    """Whether Dynamo broke the model behind this graph; True where Dynamo did not make it, so nothing is known."""
+    reason = getattr(gm, "compile_subgraph_reason", None)
+    return reason is None or bool(reason.graph_break)
+
+
 __all__ = [
     "CustomGraphPass",
     "CustomPartitionerFn",
     "GraphTransformObserver",
     "OptimizedModule",
+    "bound_sympy",
     "cache_dir",
     "compile_fx",
     "compile_fx_inner",
@@ -56,6 +65,7 @@ __all__ = [
     "detect_fake_mode",
     "disabled_torch_function",
     "dynamo_config",
+    "ends_at_graph_break",
     "fma",
     "functorch_config",
     "getitem",

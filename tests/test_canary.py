@@ -36,6 +36,33 @@ def test_the_hooks_and_options_we_set_exist() -> None:
     assert callable(private.functorch_config.save_config_portable)
 
 
+def test_dynamo_says_where_a_graph_ends() -> None:
+    def broken(x: torch.Tensor) -> torch.Tensor:
+        x = x + 1
+        torch._dynamo.graph_break()
+        return x * 2
+
+    seen: list[bool] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: object) -> torch.fx.GraphModule:
+        seen.append(private.ends_at_graph_break(gm))
+        return gm
+
+    torch._dynamo.reset()
+    torch.compile(broken, backend=backend)(torch.ones(2))
+    assert seen == [True, False]
+    assert private.ends_at_graph_break(torch.fx.symbolic_trace(lambda x: x)), "nothing is known of it"
+
+
+def test_a_sympy_expression_has_bounds_for_the_ranges_of_its_symbols() -> None:
+    import sympy
+    from torch.utils._sympy.value_ranges import ValueRanges
+
+    size = sympy.Symbol("s0", integer=True, positive=True)
+    found = private.bound_sympy(3 * size, {size: ValueRanges(2, 8)})
+    assert (found.lower, found.upper) == (6, 24)
+
+
 def test_the_structured_trace_goes_to_handlers_with_a_folder(tmp_path: Path) -> None:
     """dump.tracing relies on: torch's handler on trace_log has a root_dir where, and only where, it writes."""
     kind = torch._logging._internal.LazyTraceHandler

@@ -11,7 +11,8 @@ from typing import TypeAlias, cast
 
 import sympy
 import torch
-from torch.utils._sympy.value_ranges import bound_sympy
+
+from fp8compile.torch_private import bound_sympy
 
 Bound: TypeAlias = float | sympy.Expr
 
