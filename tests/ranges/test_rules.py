@@ -115,6 +115,7 @@ CASES = {
     "neg": of(lambda x: aten.neg(x), -3, 2),
     "abs": of(lambda x: aten.abs(x), 0, 3),
     "abs of negatives": of(lambda x: aten.abs(x), 1, 4, (-4, -1)),
+    "abs of what is larger below": of(lambda x: aten.abs(x), 0, 3, (-3, 2)),
     "relu": of(lambda x: aten.relu(x), 0, 3),
     "maximum": of(lambda x, y: aten.maximum(x, y), -2, 4, A, B),
     "minimum": of(lambda x, y: aten.minimum(x, y), -5, 3, A, B),
