@@ -30,7 +30,7 @@ LINEAR = LAYOUT | {
 }
 ZERO_KEEPING = LAYOUT | {aten.mul.Tensor, aten.neg.default, aten.abs.default, aten.sqrt.default, aten.div.Tensor}
 
-_EXPONENTS = {aten.exp.default, aten.exp2.default, aten.expm1.default, aten.sinh.default, aten.cosh.default}
+EXPONENTS = {aten.exp.default, aten.exp2.default, aten.expm1.default, aten.sinh.default, aten.cosh.default}
 _BOUNDED = ("silu", "sigmoid", "softplus", "mish", "elu", "gelu", "tanh", "hardswish", "swish")
 _POLES = {aten.reciprocal.default, aten.rsqrt.default, aten.log.default, aten.log2.default, aten.log10.default}
 _EQUALITIES = {
@@ -75,7 +75,7 @@ def reaches(value: Node, through: Set[object], spoils: Callable[[Node, Node], bo
 
 def is_exponential(node: Node) -> bool:
     """Whether a node computes an exponential that the user did not write as part of a bounded function."""
-    if node.target not in _EXPONENTS:
+    if node.target not in EXPONENTS:
         return False
     written = str(node.meta.get("original_aten", ""))
     return not any(name in written for name in _BOUNDED)

@@ -16,7 +16,8 @@ from torch.fx import Node
 
 from fp8compile.flow import Source
 from fp8compile.graph import hint, is_tensor, is_view, numel, storage_root
-from fp8compile.hazards import LAYOUT, LINEAR, is_exponential, reaches
+from fp8compile.hazards import EXPONENTS, LAYOUT, LINEAR, is_exponential, reaches
+from fp8compile.numerics.histogram import FP16_MAX
 from fp8compile.observable import contracts
 from fp8compile.products import ALL
 
@@ -107,7 +108,7 @@ def why_unsafe(node: Node, sources: Mapping[Node, Source], small: Set[Node]) -> 
         return _product_of_activations(node, sources, small)
     if own in ("mul", "div"):
         return _square(node) or _far_factor(node) or _sharpened(node) or _quotient(node)
-    if own in ("exp", "exp2", "expm1", "sinh", "cosh"):
+    if node.target in EXPONENTS:
         return f"{own}: {WIDEN[own]}" if is_exponential(node) else None
     if own == "pow" and not _grows(node):
         return None
@@ -160,9 +161,7 @@ def _product_of_activations(node: Node, sources: Mapping[Node, Source], small: S
     if any(_is_probability(n) for n in operands):
         return None  # a weighted mean of the other operand
     inner = hint(operands[0].meta["val"].shape[-1])
-    return (
-        f"a product of two activations over {inner}, unscaled: entries of {(65504 / inner) ** 0.5:.0f} are too large"
-    )
+    return f"a product of two activations over {inner}, unscaled: entries of {(FP16_MAX / inner) ** 0.5:.0f} are too large"
 
 
 def _is_probability(node: Node) -> bool:
