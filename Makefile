@@ -22,7 +22,7 @@ test: $(VENV)/dev
 nightly: $(VENV)/dev
 	$(VENV)/bin/fp8compile demo --seeds 3
 	$(VENV)/bin/python benchmarks/bench_compile_time.py --json benchmarks/results/compile-time-cpu.json
-	$(VENV)/bin/python $(PIP) timm scikit-learn
+	$(VENV)/bin/python $(PIP) timm scikit-learn $(TORCH)
 	$(VENV)/bin/python benchmarks/bench_models.py --json benchmarks/results/models-cpu.json
 	$(VENV)/bin/python benchmarks/bench_optimizer_states.py
 	$(VENV)/bin/python benchmarks/bench_optimizer_training.py --seeds 3

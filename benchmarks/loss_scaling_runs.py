@@ -21,7 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.loss_scaling_tasks import IGNORED, Training
+from benchmarks.fp16_on_cpu import fp16_in_fp32
+from benchmarks.loss_scaling_tasks import Training
 from fp8compile.amp import LossScaler
 from fp8compile.numerics.histogram import AMAX
 from fp8compile.observation import BACKWARD
@@ -40,7 +41,7 @@ class Learner(nn.Module):
     def forward(self, inputs: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         out = self.model(inputs)
         logits = getattr(out, "logits", out).float()
-        loss = F.cross_entropy(logits.flatten(0, -2), target.flatten(), ignore_index=IGNORED)
+        loss = F.cross_entropy(logits.flatten(0, -2), target.flatten())
         return loss, logits.detach()
 
 
@@ -53,6 +54,7 @@ class Models:
     """
 
     def __init__(self, training: Training, compiled: bool = True) -> None:
+        fp16_in_fp32()
         self.training, self.compiled = training, compiled
         self._made: dict[torch.dtype, tuple[Learner, Callable[..., Any]]] = {}
         arms.forget_compiled()
@@ -154,9 +156,8 @@ def evaluate(learner: Learner, training: Training) -> tuple[float, float]:
     for inputs, target in training.held_out():
         loss, logits = learner(_cast(inputs, dtype), target)
         losses.append(float(loss))
-        counted = target != IGNORED
-        hits += int(((logits.argmax(-1) == target) & counted).sum())
-        known += int(counted.sum())
+        hits += int((logits.argmax(-1) == target).sum())
+        known += target.numel()
     learner.train()
     return sum(losses) / len(losses), hits / known
 
