@@ -29,10 +29,18 @@ STACKED = (
     "Inductor's activation_quantization_aten_pass is on; fp8compile does not stack on it and keeps tensors as they are. "
     "Remove it from post_grad_fusion_options to store them as fp8compile does"
 )
-# Inductor stores a value with several readers once computing it takes more operations than this. Its limit for GPUs, 30,
-# leaves no room for a decode: a LayerNorm's backward would write what it decoded to memory, in FP32. 50 is its CPU limit.
-# A graph that counts gradients keeps 30: with 50, a Llama's backward would make one that it counts twice.
-FUSION = {"realize_opcount_threshold": 50}
+# Inductor stores a value that several kernels read once computing it takes more operations or reads than these, and makes
+# no kernel that sums along rows and across them from more buffers than the last. Its limits (30, 4, 8, 10) leave no room for
+# decodes, each two reads where one was: a norm's backward would write what it decoded to memory, in FP32, and read it in
+# two kernels. A scale is a hundredth of its codes. (Options that this torch does not have are left out.)
+FUSION = private.known_options(
+    {
+        "realize_opcount_threshold": 50,
+        "realize_reads_threshold": 8,
+        "realize_acc_reads_threshold": 12,
+        "triton.mix_order_reduction_max_reads": 20,
+    }
+)
 
 
 def fp8compile(
@@ -114,7 +122,7 @@ def compile_once(
         patches["force_disable_caches"] = True  # the cache key does not know the inner compiler
     whole = _is_whole(gm, recipe)
     gm, inputs, extra = with_slot(gm, example_inputs, recipe)
-    patches = {**(FUSION if recipe.rewrites and not extra else {}), **patches}
+    patches = {**(FUSION if recipe.rewrites else {}), **patches}
     graph_key = key_of(gm, inputs, recipe, patches)
     parameters = frozenset(i for i, v in enumerate(inputs) if isinstance(v, torch.nn.Parameter))
     patches |= passes_for(recipe, graph_key, parameters, patches, extra, whole)

@@ -118,7 +118,7 @@ def _in_registers(node: Node) -> bool:
     """Whether no memory is allocated for the node: a view, or pointwise and fused into all that reads it."""
     if _is_view(node):
         return True
-    return _is_pointwise(node) and not _read_from_memory(node)
+    return is_pointwise(node) and not _read_from_memory(node)
 
 
 def _read_from_memory(node: Node) -> bool:
@@ -126,7 +126,7 @@ def _read_from_memory(node: Node) -> bool:
 
 
 def _fuses_its_reads(node: Node) -> bool:
-    return _is_pointwise(node) or _is_reduction(node)
+    return is_pointwise(node) or is_reduction(node)
 
 
 def _is_view(node: Node) -> bool:
@@ -137,11 +137,13 @@ def _is_view(node: Node) -> bool:
     return node.target in VIEWS or of_split or getattr(node.target, "_opname", "") in SPLITS
 
 
-def _is_pointwise(node: Node) -> bool:
+def is_pointwise(node: Node) -> bool:
+    """Whether each element of the result depends on one element of each operand."""
     tags = getattr(node.target, "tags", ())
     return node.op == "call_function" and (torch.Tag.pointwise in tags or node.target in POINTWISE)
 
 
-def _is_reduction(node: Node) -> bool:
+def is_reduction(node: Node) -> bool:
+    """Whether the operation sums, or takes the largest, along dimensions."""
     name = getattr(node.target, "_opname", "")
     return torch.Tag.reduction in getattr(node.target, "tags", ()) or name in REDUCTIONS

@@ -30,6 +30,7 @@ from fp8compile.passes.quantize_linears import quantize_linears
 from fp8compile.passes.recompute_kept import recompute_kept
 from fp8compile.passes.saturate_gradients import saturate_gradients
 from fp8compile.passes.share_casts import share_casts
+from fp8compile.passes.sum_bias_gradients import sum_bias_gradients
 from fp8compile.passes.widen_unsafe_ops import widen_unsafe_ops
 from fp8compile.recipe import Recipe
 from fp8compile.report import GraphReport, Notes
@@ -69,8 +70,8 @@ PARTITION: tuple[PartitionPass, ...] = (
 # Last of all on the two halves of a graph that OBSERVE has marked, whatever the recipe rewrites.
 WATCH: tuple[PartitionPass, ...] = (observe_forward,)
 
-# On each half by itself, after Inductor's own post-grad passes. Nothing needs to stand here yet.
-POST_GRAD: tuple[Callable[[Graph, Context], Notes], ...] = ()
+# On each half by itself, after Inductor's own post-grad passes: forms of a graph that fuse better, nothing to report.
+POST_GRAD: tuple[Callable[[Graph, Context], Notes], ...] = (sum_bias_gradients,)
 
 
 # What compiled code depends on; tests/test_structure.py holds it against the imports.
@@ -212,6 +213,25 @@ class JointPasses(private.CustomGraphPass):
         collector.joint.append(JointNotes(plain, notes, tuple(disabled)))
 
 
+class PostGradPasses(private.CustomGraphPass):
+    """Inductor's post_grad_custom_post_pass: runs POST_GRAD on each half of a training graph and on inference graphs."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PostGradPasses, (dataclasses.replace(self.recipe, dump=None),)
+
+    def uuid(self) -> tuple[str, str]:
+        return sources_key(), self.recipe.key
+
+    def __call__(self, graph: Graph) -> None:
+        gm = graph.owning_module
+        assert gm is not None
+        for each in POST_GRAD:
+            _observed(gm, each.__name__, functools.partial(each, graph, Context(self.recipe)))
+
+
 def passes_for(
     recipe: Recipe,
     graph_key: str,
@@ -227,12 +247,19 @@ def passes_for(
             "two. Unset it, or compile this model with another backend"
         )
     ours = JointPasses(recipe, graph_key, parameters, extra, whole)
-    return {**joint_pass(ours, patches), "custom_partitioner_fn": Partitioner(recipe, graph_key)}
+    return {
+        **joint_pass(ours, patches),
+        **_with_theirs("post_grad_custom_post_pass", PostGradPasses(recipe), patches),
+        "custom_partitioner_fn": Partitioner(recipe, graph_key),
+    }
 
 
 def joint_pass(ours: Callable[[Graph], None], patches: Mapping[str, Any]) -> dict[str, Any]:
     """The Inductor option that runs ``ours`` on joint and inference graphs, after the user's own."""
-    name = "joint_custom_post_pass"
+    return _with_theirs("joint_custom_post_pass", ours, patches)
+
+
+def _with_theirs(name: str, ours: Callable[[Graph], None], patches: Mapping[str, Any]) -> dict[str, Any]:
     theirs = patches.get(name, getattr(private.inductor_config, name))
     before = theirs if isinstance(theirs, (list, tuple)) else [theirs] if theirs else []
     return {name: [*before, ours] if before else ours}

@@ -51,6 +51,11 @@ def ends_at_graph_break(gm: GraphModule) -> bool:
     return reason is None or bool(reason.graph_break)
 
 
+def known_options(patches: dict[str, Any]) -> dict[str, Any]:
+    """Of settings of Inductor by dotted name, those that this torch has."""
+    return {name: value for name, value in patches.items() if name in inductor_config.get_config_copy()}
+
+
 __all__ = [
     "CustomGraphPass",
     "CustomPartitionerFn",
@@ -72,6 +77,7 @@ __all__ = [
     "gradients_into",
     "inductor_config",
     "innermost_backend",
+    "known_options",
     "list_mode_options",
     "local_shape_and_offset",
     "make_fx",

@@ -379,25 +379,28 @@ def test_markdown_and_plots(tmp_path: Path) -> None:
 
 def test_readme_is_what_the_script_makes() -> None:
     text = readme_tables.README.read_text()
-    assert readme_tables.replaced(text, readme_tables.block()) == text, "run python benchmarks/readme_tables.py"
+    assert readme_tables.made(text) == text, "run python benchmarks/readme_tables.py"
 
 
 def test_readmes_block_is_made_from_the_newest_of_a_gpu_at_full_size(tmp_path: Path) -> None:
-    assert readme_tables.block(tmp_path) == "No GPU results yet: `bash benchmarks/gpu.sh`"
+    assert readme_tables.measured(tmp_path) == "No GPU results yet: `bash benchmarks/gpu.sh`"
     a_gpus(tmp_path, "2026-01-05", tiny=True)
     a_gpus(tmp_path, "2026-01-06", gpu=False)
-    assert readme_tables.block(tmp_path) == readme_tables.NOTHING_YET
+    assert readme_tables.measured(tmp_path) == readme_tables.NOTHING_YET
     a_gpus(tmp_path, "2026-01-03", device="younger")
     a_gpus(tmp_path, "2026-01-02", device="older")
-    text = readme_tables.block(tmp_path)
+    text = readme_tables.measured(tmp_path)
     assert text.startswith("younger, torch 9; [all figures](benchmarks/results/made-up-2026-01-03.json)")
     assert "goal reached" in text and "**layer**" in text
 
 
-@pytest.mark.parametrize("text", ["", f"{readme_tables.END}{readme_tables.BEGIN}", readme_tables.BEGIN * 2])
+BEGIN, END = readme_tables.markers("gpu")
+
+
+@pytest.mark.parametrize("text", ["", f"{END}{BEGIN}", BEGIN * 2, f"{BEGIN}{readme_tables.markers('layers')[1]}"])
 def test_a_readme_without_its_markers_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="Cure: put them back"):
-        readme_tables.replaced(text, "new")
+        readme_tables.replaced(text, "gpu", "new")
 
 
 # ------------------------------------------------------------------------------------------------------ parity

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from fp8compile import torch_private as private
+from fp8compile.backend import FUSION
 
 
 @pytest.mark.parametrize("name", private.__all__)
@@ -30,10 +31,21 @@ def test_the_partitioner_takes_what_inductor_hands_over() -> None:
 
 
 def test_the_hooks_and_options_we_set_exist() -> None:
-    for option in ("joint_custom_post_pass", "custom_partitioner_fn", "post_grad_fusion_options", "disabled_passes"):
+    hooks = ("joint_custom_post_pass", "post_grad_custom_post_pass", "custom_partitioner_fn")
+    for option in (*hooks, "post_grad_fusion_options", "disabled_passes"):
         assert hasattr(private.inductor_config, option), option
     assert hasattr(private.functorch_config, "ban_recompute_materialized_backward")
     assert callable(private.functorch_config.save_config_portable)
+
+
+def test_every_setting_of_fusion_exists_and_an_unknown_one_is_left_out() -> None:
+    assert set(FUSION) == {
+        "realize_opcount_threshold",
+        "realize_reads_threshold",
+        "realize_acc_reads_threshold",
+        "triton.mix_order_reduction_max_reads",
+    }
+    assert private.known_options({"no_such_option": 1, "triton.no_such_option": 1}) == {}
 
 
 def test_dynamo_says_where_a_graph_ends() -> None:

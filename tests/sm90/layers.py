@@ -21,6 +21,9 @@ from fp8compile.recipe import Recipe
 from tests.measure import LlamaLayer
 
 PLAIN, STORAGE, CONSERVATIVE, LINEARS, BOTH = "inductor", "storage_only", "storage_16bit_attention", "linears", "both"
+KNOWN = (
+    "linears_known_scales"  # what LINEARS would be if every scale were known before its tensor; no recipe does that
+)
 RECIPES: Mapping[str, Recipe] = {
     STORAGE: Recipe.preset("storage_only"),
     CONSERVATIVE: Recipe(linear="off", saved_attention=False),

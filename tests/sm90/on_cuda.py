@@ -8,6 +8,9 @@ F.scaled_dot_product_attention traces to there; the backward takes the random st
 
     _scaled_dot_product_flash_attention_for_cpu            ->  _scaled_dot_product_flash_attention
     _scaled_dot_product_flash_attention_for_cpu_backward   ->  _scaled_dot_product_flash_attention_backward
+
+LayerNorm on the CPU hands its mean and 1 / deviation on in the input's dtype, on cuda in FP32 (``torch._refs``,
+native_layer_norm): a backward traced on the CPU would compute the normalised input a second time, from rounded ones.
 """
 
 from __future__ import annotations
@@ -38,9 +41,24 @@ def to_cuda(graph: Graph) -> None:
         node.target, node.kwargs = FLASH, _without_mask(node)
     for node in graph.find_nodes(op="call_function", target=_FOR_CPU_BACKWARD):
         _flash_backward(node)
+    _fp32_statistics(graph)
     gm = graph.owning_module
     assert gm is not None
     retarget_in_place(gm, [node.meta["val"] for node in graph.find_nodes(op="placeholder")])
+
+
+def _fp32_statistics(graph: Graph) -> None:
+    for node in graph.find_nodes(op="call_function", target=torch.ops.prims.convert_element_type.default):
+        source, value = node.args[0], node.meta["val"]
+        assert isinstance(source, Node)
+        if source.target is aten.rsqrt.default or _is_mean(source):
+            assert value.shape[-1] == 1 and source.meta["val"].dtype == torch.float32, node.format_node()
+            node.replace_all_uses_with(source)
+            graph.erase_node(node)
+
+
+def _is_mean(node: Node) -> bool:
+    return node.target is getitem and isinstance(of := node.args[0], Node) and of.target is aten.var_mean.correction
 
 
 def _without_mask(node: Node) -> dict[str, Any]:

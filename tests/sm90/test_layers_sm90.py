@@ -13,7 +13,7 @@ import pytest
 pytest.importorskip("triton", reason="triton, which compiles what Inductor generates, exists for Linux only")
 
 from .bugs import BUGS
-from .layers import BOTH, CONSERVATIVE, LINEARS, PLAIN, STORAGE
+from .layers import BOTH, CONSERVATIVE, KNOWN, LINEARS, PLAIN, STORAGE
 from .run_layers import ASSEMBLED, LOWERED
 from .run_layers_interpreted import CASES
 from .subprocesses import result_of
@@ -52,14 +52,15 @@ def test_no_graph_moves_less_than_the_least(case: str, pipeline: str) -> None:
 
 # Generated kernels, forward and backward, and their bytes over plain Inductor's. Exact for fake_h100.MADE_FOR.
 FIGURES = {
-    ("llama 16k", STORAGE): (8, 11, 1.215),
-    ("llama 16k", CONSERVATIVE): (6, 7, 1.04),
-    ("llama 16k", LINEARS): (42, 36, 1.774),
-    ("bert 16k", STORAGE): (10, 23, 1.523),
-    ("bert 16k", CONSERVATIVE): (6, 19, 1.272),
-    ("bert 16k", BOTH): (40, 45, 1.993),
-    ("vit 16k", STORAGE): (8, 25, 1.373),
-    ("vit 16k", CONSERVATIVE): (4, 21, 1.15),
+    ("llama 16k", STORAGE): (8, 9, 1.172),
+    ("llama 16k", CONSERVATIVE): (6, 5, 0.997),
+    ("llama 16k", LINEARS): (42, 33, 1.669),
+    ("llama 16k", KNOWN): (25, 33, 1.244),
+    ("bert 16k", STORAGE): (10, 22, 1.369),
+    ("bert 16k", CONSERVATIVE): (6, 18, 1.118),
+    ("bert 16k", BOTH): (40, 44, 1.909),
+    ("vit 16k", STORAGE): (8, 20, 1.17),
+    ("vit 16k", CONSERVATIVE): (4, 16, 0.948),
 }
 
 
@@ -70,10 +71,27 @@ def test_kernels_and_bytes_against_plain_inductor(case: str, pipeline: str) -> N
     assert (*launches, round(ratio, 3)) == FIGURES[case, pipeline]
 
 
-def test_a_llama_layer_with_16_bit_attention_moves_what_plain_inductor_does() -> None:
-    """The project's goal for storage, 1.05. What attention's operands cost beside it is in FIGURES: a kernel of the library
+@pytest.mark.parametrize("case", ["llama 16k", "vit 16k"])
+def test_a_pre_norm_layer_with_16_bit_attention_moves_no_more_than_plain_inductor(case: str) -> None:
+    """The project's goal for storage is 1.05. What attention's operands cost beside it is in FIGURES: a kernel of the library
     on both sides, so each is read and stored again in the forward, and decoded to memory in the backward."""
-    assert moved("llama 16k", CONSERVATIVE) <= 1.05 * moved("llama 16k", PLAIN)
+    assert moved(case, CONSERVATIVE) <= moved(case, PLAIN)
+
+
+def test_with_scales_known_before_a_llama_layers_linears_would_keep_the_goal() -> None:
+    """1.3. A scale from the very tensor's amax needs a pass over whatever the cast reads: here is what is left without."""
+    assert moved("llama 16k", KNOWN) <= 1.3 * moved("llama 16k", PLAIN) < moved("llama 16k", LINEARS)
+
+
+@pytest.mark.parametrize("case", ["bert 16k", "vit 16k"])
+def test_a_bias_gradient_is_summed_in_the_kernel_that_makes_it(case: str) -> None:
+    """Of gelu's backward: plain Inductor reads the 4 units of its result a second time to sum them."""
+    unit = result_of("run_layers")["layers"][case]["unit_bytes"]
+    widest = {p: max(b for name, b in graphs(case, p)[1]["launches"] if "red" in name) for p in (PLAIN, CONSERVATIVE)}
+    assert 4 * unit < widest[PLAIN] < 4.1 * unit, "the sum alone"
+    assert 14 * unit < widest[CONSERVATIVE] < 14.1 * unit, (
+        "reads the gradient and codes, writes both activations; the sum"
+    )
 
 
 @pytest.mark.parametrize(("case", "pipeline"), ASSEMBLED)

@@ -1,0 +1,164 @@
+"""Numbers stay as they are but for the order of one sum. A bias gradient is summed by the kernel that makes the gradient.
+
+    d = f(g, h)     [rows, C], which products read too       reads g and h, writes d
+    sum(d, 0)       [C]                                      reads d again
+
+Inductor runs these as two kernels: a pointwise one walks along the rows, a sum over rows walks across them. In blocks of R
+rows, f computed at the blocks' shape, both walk alike and are one kernel, which leaves a sum per block in FP32:
+
+    d = f(g, h) as [rows / R, R, C];   sum(d, 1) [rows / R, C];   then sum(., 0) [C]
+
+For GELU's backward that is one read less of the widest gradient of a layer. What else is made from the same tensors in that
+kernel (GELU's value again, for the weight's gradient) is computed at the blocks' shape too, or it would read them again.
+On a GPU alone: a CPU's loops fuse otherwise.
+
+Left as they are: sums of what a product, attention or the caller made (somebody has to read it), of what a row's own sums
+go into (the backward of a norm or a softmax is a kernel along rows), of what is not stored anyway, and small ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from fp8compile.context import Context
+from fp8compile.graph import is_tensor, is_view, splice
+from fp8compile.liveness import is_pointwise, is_reduction
+from fp8compile.report import Notes
+
+aten = torch.ops.aten
+SUM = aten.sum.dim_IntList
+RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+BLOCKS = (128, 64, 32)  # rows; the blocks' FP32 sums are 2 / R of a 16-bit gradient: 1.6 % with 128 of them
+LEAST_NUMEL = 1 << 20  # below, what was just written is still in the L2 cache
+
+
+def sum_bias_gradients(graph: Graph, ctx: Context) -> Notes:
+    """Put the first half of a bias gradient's sum into the kernel that makes the gradient."""
+    for node in graph.find_nodes(op="call_function", target=SUM) if ctx.recipe.rewrites else ():
+        made = _through_views(node.args[0])
+        if not (_is_summed_by_column(node, made) and _is_blockable(made) and _is_stored(made)):
+            continue
+        beside = _made_beside(graph, made)
+        if (rows := _block(made)) and all(map(_is_blockable, beside)):
+            in_blocks = {each: _compute_in_blocks(graph, each, rows) for each in (made, *beside)}
+            summed = splice(graph, _summed(node.meta["val"]), in_blocks[made], before=node)
+            node.replace_all_uses_with(summed)
+            graph.eliminate_dead_code()
+    return Notes()
+
+
+def _is_summed_by_column(node: Node, made: Node) -> bool:
+    """Whether ``node`` sums ``made`` over all rows, on a GPU, into a row of its dtype."""
+    seen, value, total = node.args[0].meta["val"], made.meta.get("val"), node.meta["val"]  # type: ignore[union-attr]
+    if not isinstance(value, Tensor) or value.device.type != "cuda" or _is_symbolic(value) or _is_symbolic(seen):
+        return False
+    over_rows = sorted(d % seen.ndim for d in node.args[1]) == list(range(seen.ndim - 1))  # type: ignore[union-attr]
+    same_columns = value.ndim > 1 and seen.shape[-1:] == value.shape[-1:] and seen.is_contiguous()
+    return over_rows and same_columns and total.dtype == value.dtype != torch.float64
+
+
+def _is_blockable(made: Node) -> bool:
+    """Whether the operation that makes a value can be repeated at another shape, and does not depend on sums of its rows."""
+    if not is_pointwise(made):
+        return False
+    value, operands = made.meta["val"], made.all_input_nodes
+    alike = bool(operands) and all(is_tensor(t) and t.meta["val"].shape == value.shape for t in operands)
+    return alike and value.is_contiguous() and not any(map(is_reduction, _computed_from(made)))
+
+
+def _block(made: Node) -> int:
+    """Rows that are summed first; 0: too little to be worth a kernel, or no block divides the rows."""
+    value = made.meta["val"]
+    rows = value.numel() // value.shape[-1]
+    return next((block for block in BLOCKS if rows % block == 0), 0) if value.numel() >= LEAST_NUMEL else 0
+
+
+def _made_beside(graph: Graph, made: Node) -> list[Node]:
+    """What else is stored, of the same size, and made from a tensor of that size that ``made`` reads."""
+    size, read = made.meta["val"].numel(), _read_from_memory(made)
+    stored = [n for n in graph.nodes if n is not made and is_pointwise(n) and is_tensor(n) and _is_stored(n)]
+    same = [n for n in stored if not _is_symbolic(n.meta["val"]) and n.meta["val"].numel() == size]
+    return [n for n in same if _read_from_memory(n) & read]
+
+
+def _compute_in_blocks(graph: Graph, made: Node, rows: int) -> Node:
+    """Compute a value at ``[rows / R, R, C]``; who read it reads that, each at the shape it had. Returns the blocks."""
+    operands = [arg for arg in made.args if isinstance(arg, Node)]
+    blocks: Node = splice(graph, _in_blocks(made, rows), *operands, before=made)
+    for like in (*_reshapes(made), made):  # each from the blocks: a view of a view of another shape would be a copy
+        like.replace_all_uses_with(_reshaped(graph, blocks, like))
+    return blocks
+
+
+def _reshapes(node: Node) -> list[Node]:
+    direct = [user for user in node.users if user.target in RESHAPES]
+    return direct + [further for each in direct for further in _reshapes(each)]
+
+
+def _reshaped(graph: Graph, blocks: Node, like: Node) -> Node:
+    shape = like.meta["val"].shape
+
+    def unblocked(d: Tensor) -> Tensor:
+        return d.reshape(shape)
+
+    found: Node = splice(graph, unblocked, blocks, before=like)
+    return found
+
+
+def _in_blocks(made: Node, rows: int) -> Callable[..., Tensor]:
+    columns = made.meta["val"].shape[-1]
+
+    def in_blocks(*operands: Tensor) -> Tensor:
+        left = iter(operands)
+        args: list[Any] = [next(left).reshape(-1, rows, columns) if isinstance(a, Node) else a for a in made.args]
+        assert callable(made.target)
+        result: Tensor = made.target(*args, **made.kwargs)
+        return result
+
+    return in_blocks
+
+
+def _summed(total: Tensor) -> Callable[[Tensor], Tensor]:
+    def summed(blocks: Tensor) -> Tensor:
+        return blocks.sum(1, dtype=torch.float32).sum(0).to(total.dtype).reshape(total.shape)
+
+    return summed
+
+
+def _through_views(node: Any) -> Node:
+    while is_view(node):
+        node = node.args[0]
+    assert isinstance(node, Node)
+    return node
+
+
+def _computed_from(node: Node) -> Iterator[Node]:
+    """What goes into a value on a way of pointwise operations and views, each way up to and with what is neither."""
+    seen, open_ = {node}, [node]
+    while open_:
+        for parent in open_.pop().all_input_nodes:
+            if parent not in seen:
+                yield parent
+                open_ += [parent] if is_pointwise(parent) or is_view(parent) else []
+            seen.add(parent)
+
+
+def _read_from_memory(made: Node) -> set[Node]:
+    """The tensors of its own number of elements that a value is computed from."""
+    size = made.meta["val"].numel()
+    found = (n for n in _computed_from(made) if not (is_pointwise(n) or is_view(n)) and is_tensor(n))
+    return {n for n in found if not _is_symbolic(n.meta["val"]) and n.meta["val"].numel() == size}
+
+
+def _is_stored(made: Node) -> bool:
+    """Whether somebody reads a value who does not compute it anew: a product, say, or the caller."""
+    return any(_is_stored(u) if is_view(u) else not (is_pointwise(u) or is_reduction(u)) for u in made.users)
+
+
+def _is_symbolic(value: Tensor) -> bool:
+    return any(isinstance(n, torch.SymInt) for n in value.shape)
