@@ -1,29 +1,32 @@
-"""README's GPU tables, made from the newest results of a GPU: between the markers nothing is typed.
+"""README's tables, made from results files: between the markers nothing is typed.
 
-python benchmarks/readme_tables.py          rewrites the block
-python benchmarks/readme_tables.py --check  exits with 1 where the block is not what this script makes
+    gpu         what was measured, from the newest results of a GPU
+    layers      what was counted in code lowered for sm_90 (lowered_tables.py)
+    predicted   step times predicted of that (lowered_tables.py)
+
+python benchmarks/readme_tables.py          rewrites the blocks
+python benchmarks/readme_tables.py --check  exits with 1 where a block is not what this script makes
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parent.parent))  # a script's own folder is all that is there
 
-from benchmarks import goals
+from benchmarks import goals, lowered_tables
 from benchmarks.markdown import table
 from benchmarks.results import FOLDER, newest_on_gpu
 
 README = Path(__file__).resolve().parent.parent / "README.md"
-BEGIN, END = "<!-- benchmarks/readme_tables.py: begin -->", "<!-- benchmarks/readme_tables.py: end -->"
 NOTHING_YET = "No GPU results yet: `bash benchmarks/gpu.sh`"
 
 
-def block(folder: Path = FOLDER) -> str:
-    """What stands between the markers."""
+def measured(folder: Path = FOLDER) -> str:
+    """The newest results of a GPU, against the goals and by benchmark."""
     results = newest_on_gpu(folder)
     if results is None:
         return NOTHING_YET
@@ -37,16 +40,37 @@ def block(folder: Path = FOLDER) -> str:
     return "\n".join(lines)
 
 
-def replaced(text: str, new: str) -> str:
-    """``text`` with ``new`` between the markers.
+BLOCKS: Mapping[str, Callable[[Path], str]] = {
+    "gpu": measured,
+    "layers": lowered_tables.layers,
+    "predicted": lowered_tables.predicted,
+}
+
+
+def markers(name: str) -> tuple[str, str]:
+    """What stands before and behind a block."""
+    begin, end = (f"<!-- benchmarks/readme_tables.py: {name}, {where} -->" for where in ("begin", "end"))
+    return begin, end
+
+
+def replaced(text: str, name: str, new: str) -> str:
+    """``text`` with ``new`` between the markers of a block.
 
     Raises:
         ValueError: the markers are not there, once each and in this order.
     """
-    if text.count(BEGIN) != 1 or text.count(END) != 1 or text.index(BEGIN) > text.index(END):
-        raise ValueError(f"README.md must hold {BEGIN!r} and {END!r} once each, in this order. Cure: put them back.")
-    before, rest = text.split(BEGIN)
-    return f"{before}{BEGIN}\n{new}\n{END}{rest.split(END)[1]}"
+    begin, end = markers(name)
+    if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
+        raise ValueError(f"README.md must hold {begin!r} and {end!r} once each, in this order. Cure: put them back.")
+    before, rest = text.split(begin)
+    return f"{before}{begin}\n{new}\n{end}{rest.split(end)[1]}"
+
+
+def made(text: str, folder: Path = FOLDER) -> str:
+    """``text`` with every block made anew."""
+    for name, make in BLOCKS.items():
+        text = replaced(text, name, make(folder))
+    return text
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -54,7 +78,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--check", action="store_true")
     args = parser.parse_args(argv)
     text = README.read_text()
-    new = replaced(text, block())
+    new = made(text)
     if not args.check:
         README.write_text(new)
     return int(args.check and new != text)
