@@ -28,6 +28,7 @@ nightly: $(VENV)/dev
 	$(VENV)/bin/python benchmarks/bench_optimizer_training.py --seeds 3
 	$(VENV)/bin/python benchmarks/bench_loss_scaling.py --tasks llama --seeds 10
 	$(VENV)/bin/python benchmarks/bench_loss_scaling.py --tasks bert,efficientnet,vit --seeds 5
+	$(VENV)/bin/python benchmarks/bench_group_size.py --json benchmarks/results/group-size-cpu.json
 	$(VENV)/bin/python benchmarks/bench_stability.py
 	$(VENV)/bin/python benchmarks/bench_stochastic_rounding.py
 	$(VENV)/bin/python benchmarks/bench_islands.py --json benchmarks/results/islands-cpu.json

@@ -16,6 +16,7 @@ LAYERS, PREDICTED = "layers-sm90-lowered.json", "static-cost-predicted.json"
 HEADS = {
     "inductor": "plain Inductor",
     "storage_16bit_attention": "storage, attention in 16 bit",
+    "storage_16bit_attention_rows": "and a group per row",
     "storage_only": "storage",
     "linears": "FP8 linears",
     "both": "both (default)",
@@ -28,21 +29,20 @@ NAMES = {"llama 16k": "Llama (4096, ffn 11008)", "bert 16k": "BERT-base", "vit 1
 def layers(folder: Path) -> str:
     """Kernels and bytes of each layer at 16k tokens, as Markdown."""
     found = json.loads((folder / LAYERS).read_text())["layers"]
-    first = next(iter(NAMES))
-    shown = [name for name in HEADS if name in found[first]["pipelines"]]
+    shown = [name for name in HEADS if any(name in found[case]["pipelines"] for case in NAMES)]
     lines = _head("layer, 16k tokens: kernels forward + backward, bytes", shown)
     for case, name in NAMES.items():
         pipelines = found[case]["pipelines"]
         plain = _bytes(pipelines["inductor"])
         unit = f"{_kernels(pipelines['inductor'])}, {plain / found[case]['unit_bytes']:.1f} U"
-        ratios = [f"{_kernels(pipelines[p])}, {_bytes(pipelines[p]) / plain:.2f} ×" for p in shown[1:]]
-        lines.append(_line(name, [unit, *ratios]))
+        ratios = {p: f"{_kernels(graphs)}, {_bytes(graphs) / plain:.2f} ×" for p, graphs in pipelines.items()}
+        lines.append(_line(name, [unit, *(ratios.get(p, "") for p in shown[1:])]))
     for case, name in NAMES.items():
         pipelines = found[case]["pipelines"]
-        whole = {p: _bytes(pipelines[p]) + _extern_bytes(pipelines[p]) for p in shown}
+        whole = {p: _bytes(graphs) + _extern_bytes(graphs) for p, graphs in pipelines.items()}
         unit = f"{whole['inductor'] / found[case]['unit_bytes']:.0f} U"
-        cells = [f"{whole[p] / whole['inductor']:.2f} ×" for p in shown[1:]]
-        lines.append(_line(f"{name}, with products", [unit, *cells]))
+        ratios = {p: f"{num_bytes / whole['inductor']:.2f} ×" for p, num_bytes in whole.items()}
+        lines.append(_line(f"{name}, with products", [unit, *(ratios.get(p, "") for p in shown[1:])]))
     return "\n".join([*lines, "", _assembled(found)])
 
 

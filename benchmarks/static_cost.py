@@ -93,7 +93,7 @@ def pipelines() -> dict[str, Callable[[Layer], Any]]:
     from tests.sm90 import layers, run_layers
 
     found: dict[str, Callable[[Layer], Any]] = {}
-    for name in (layers.PLAIN, *layers.RECIPES):
+    for name in (layers.PLAIN, layers.STORAGE, layers.CONSERVATIVE, layers.LINEARS, layers.BOTH):
         found[name] = lambda layer, name=name: run_layers.lowered_layer(layer, run_layers.backend_of(name))
     if converted := _torchao():
         plain = run_layers.backend_of(layers.PLAIN)

@@ -228,8 +228,13 @@ class PostGradPasses(private.CustomGraphPass):
     def __call__(self, graph: Graph) -> None:
         gm = graph.owning_module
         assert gm is not None
-        for each in POST_GRAD:
-            _observed(gm, each.__name__, functools.partial(each, graph, Context(self.recipe)))
+        for (
+            each
+        ) in POST_GRAD:  # dumps end where Inductor's own rewriting begins; TORCH_LOGS=post_grad_graphs shows this
+            run = functools.partial(each, graph, Context(self.recipe))
+            private.GraphTransformObserver(gm, each.__name__, subsystem="fp8compile").apply_gm_pass(
+                lambda _, run=run: run()
+            )
 
 
 def passes_for(

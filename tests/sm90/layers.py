@@ -21,12 +21,12 @@ from fp8compile.recipe import Recipe
 from tests.measure import LlamaLayer
 
 PLAIN, STORAGE, CONSERVATIVE, LINEARS, BOTH = "inductor", "storage_only", "storage_16bit_attention", "linears", "both"
-KNOWN = (
-    "linears_known_scales"  # what LINEARS would be if every scale were known before its tensor; no recipe does that
-)
+ROWS = "storage_16bit_attention_rows"  # CONSERVATIVE with a group for each row of BASE: one kernel with a norm's sums
+KNOWN = "linears_known_scales"  # LINEARS, were every scale known before its tensor; no recipe does that
 RECIPES: Mapping[str, Recipe] = {
     STORAGE: Recipe.preset("storage_only"),
     CONSERVATIVE: Recipe(linear="off", saved_attention=False),
+    ROWS: Recipe(linear="off", saved_attention=False, group_size=768),
     LINEARS: Recipe.preset("linear_only"),
     BOTH: Recipe(),
 }
