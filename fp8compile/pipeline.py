@@ -214,7 +214,10 @@ class JointPasses(private.CustomGraphPass):
 
 
 class PostGradPasses(private.CustomGraphPass):
-    """Inductor's post_grad_custom_post_pass: runs POST_GRAD on each half of a training graph and on inference graphs."""
+    """Inductor's post_grad_custom_post_pass: runs POST_GRAD on each half of a training graph and on inference graphs.
+
+    Dumps end before, where Inductor's own rewriting begins; TORCH_LOGS=post_grad_graphs shows what it and this leave.
+    """
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
@@ -228,13 +231,10 @@ class PostGradPasses(private.CustomGraphPass):
     def __call__(self, graph: Graph) -> None:
         gm = graph.owning_module
         assert gm is not None
-        for (
-            each
-        ) in POST_GRAD:  # dumps end where Inductor's own rewriting begins; TORCH_LOGS=post_grad_graphs shows this
-            run = functools.partial(each, graph, Context(self.recipe))
-            private.GraphTransformObserver(gm, each.__name__, subsystem="fp8compile").apply_gm_pass(
-                lambda _, run=run: run()
-            )
+        ctx = Context(self.recipe)
+        for each in POST_GRAD:
+            observer = private.GraphTransformObserver(gm, each.__name__, subsystem="fp8compile")
+            observer.apply_graph_pass(functools.partial(each, ctx=ctx))
 
 
 def passes_for(

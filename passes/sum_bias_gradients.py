@@ -48,7 +48,7 @@ def sum_bias_gradients(graph: Graph, ctx: Context) -> Notes:
             in_blocks = {each: _compute_in_blocks(graph, each, rows) for each in (made, *beside)}
             summed = splice(graph, _summed(node.meta["val"]), in_blocks[made], before=node)
             node.replace_all_uses_with(summed)
-            graph.eliminate_dead_code()
+            graph.erase_node(node)
     return Notes()
 
 
@@ -64,7 +64,7 @@ def _is_summed_by_column(node: Node, made: Node) -> bool:
 
 def _is_blockable(made: Node) -> bool:
     """Whether the operation that makes a value can be repeated at another shape, and does not depend on sums of its rows."""
-    if not is_pointwise(made):
+    if not is_pointwise(made) or any(isinstance(value, Node) for value in made.kwargs.values()):
         return False
     value, operands = made.meta["val"], made.all_input_nodes
     alike = bool(operands) and all(is_tensor(t) and t.meta["val"].shape == value.shape for t in operands)
@@ -90,8 +90,10 @@ def _compute_in_blocks(graph: Graph, made: Node, rows: int) -> Node:
     """Compute a value at ``[rows / R, R, C]``; who read it reads that, each at the shape it had. Returns the blocks."""
     operands = [arg for arg in made.args if isinstance(arg, Node)]
     blocks: Node = splice(graph, _in_blocks(made, rows), *operands, before=made)
-    for like in (*_reshapes(made), made):  # each from the blocks: a view of a view of another shape would be a copy
-        like.replace_all_uses_with(_reshaped(graph, blocks, like))
+    for like in (*reversed(_reshapes(made)), made):  # each from the blocks: a view of another shape's view is a copy
+        if like.users:
+            like.replace_all_uses_with(_reshaped(graph, blocks, like))
+        graph.erase_node(like)
     return blocks
 
 

@@ -81,13 +81,13 @@ h_1: bfloat16[2048, 512]
 w_1: bfloat16[512, 16]
 mul_1: bfloat16[16, 128, 512] = in_blocks(g_1, h_1)
 sigmoid_1: bfloat16[16, 128, 512] = in_blocks(h_1)
-view_8: bfloat16[2048, 512] = unblocked(sigmoid_1)
-view_5: bfloat16[2048, 512] = unblocked(mul_1)
-mm: bfloat16[2048, 16] = mm(view_5, w_1)
+view_7: bfloat16[2048, 512] = unblocked(sigmoid_1)
+view_4: bfloat16[2048, 512] = unblocked(mul_1)
+mm: bfloat16[2048, 16] = mm(view_4, w_1)
 _unsafe_view: bfloat16[2, 1024, 16] = _unsafe_view(mm)
-mm_1: bfloat16[2048, 16] = mm(view_8, w_1)
-view_9: bfloat16[512] = summed(mul_1)
-return _unsafe_view, mm_1, view_9
+mm_1: bfloat16[2048, 16] = mm(view_7, w_1)
+view_8: bfloat16[512] = summed(mul_1)
+return _unsafe_view, mm_1, view_8
 """,
     )
 
