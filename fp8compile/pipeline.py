@@ -231,10 +231,8 @@ class PostGradPasses(private.CustomGraphPass):
     def __call__(self, graph: Graph) -> None:
         gm = graph.owning_module
         assert gm is not None
-        ctx = Context(self.recipe)
         for each in POST_GRAD:
-            observer = private.GraphTransformObserver(gm, each.__name__, subsystem="fp8compile")
-            observer.apply_graph_pass(functools.partial(each, ctx=ctx))
+            _unless_disabled(gm, each.__name__, functools.partial(each, graph, Context(self.recipe)))
 
 
 def passes_for(
@@ -272,13 +270,17 @@ def _with_theirs(name: str, ours: Callable[[Graph], None], patches: Mapping[str,
 
 def _observed(gm: GraphModule, name: str, run: Callable[[], Any], split: Split | None = None) -> Any:
     """What ``run`` returns, or None where the pass of that name is disabled. Dumps see ``split``, or else ``gm``."""
-    observer = private.GraphTransformObserver(gm, name, subsystem="fp8compile")
-    result = watched(name, split or gm, lambda: observer.apply_gm_pass(lambda _: run()))
+    result = watched(name, split or gm, lambda: _unless_disabled(gm, name, run))
     if verify.enabled:
         cut = result if isinstance(result, tuple) else (split.fw, split.bw) if split else (gm,)
         for part in cut:
             verify.verify(part.graph, name)
     return result
+
+
+def _unless_disabled(gm: GraphModule, name: str, run: Callable[[], Any]) -> Any:
+    observer = private.GraphTransformObserver(gm, name, subsystem="fp8compile")
+    return observer.apply_gm_pass(lambda _: run())
 
 
 def _upstream(gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
