@@ -118,11 +118,12 @@ def _in_registers(node: Node) -> bool:
     """Whether no memory is allocated for the node: a view, or pointwise and fused into all that reads it."""
     if _is_view(node):
         return True
-    return is_pointwise(node) and not _read_from_memory(node)
+    return is_pointwise(node) and not is_read_from_memory(node)
 
 
-def _read_from_memory(node: Node) -> bool:
-    return any(_read_from_memory(u) if _is_view(u) else not _fuses_its_reads(u) for u in node.users)
+def is_read_from_memory(node: Node) -> bool:
+    """Whether somebody reads a value who does not compute it anew: a product, say, or the caller."""
+    return any(is_read_from_memory(u) if _is_view(u) else not _fuses_its_reads(u) for u in node.users)
 
 
 def _fuses_its_reads(node: Node) -> bool:

@@ -26,8 +26,8 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from fp8compile.context import Context
-from fp8compile.graph import is_tensor, is_view, splice
-from fp8compile.liveness import is_pointwise, is_reduction
+from fp8compile.graph import is_tensor, is_view, splice, storage_root
+from fp8compile.liveness import is_pointwise, is_read_from_memory, is_reduction
 from fp8compile.report import Notes
 
 aten = torch.ops.aten
@@ -40,8 +40,8 @@ LEAST_NUMEL = 1 << 20  # below, what was just written is still in the L2 cache
 def sum_bias_gradients(graph: Graph, ctx: Context) -> Notes:
     """Put the first half of a bias gradient's sum into the kernel that makes the gradient."""
     for node in graph.find_nodes(op="call_function", target=SUM) if ctx.recipe.rewrites else ():
-        made = _through_views(node.args[0])
-        if not (_is_summed_by_column(node, made) and _is_blockable(made) and _is_stored(made)):
+        made = storage_root(node.all_input_nodes[0])
+        if not (_is_summed_by_column(node, made) and _is_blockable(made) and is_read_from_memory(made)):
             continue
         beside = _made_beside(graph, made)
         if (rows := _block(made)) and all(map(_is_blockable, beside)):
@@ -80,10 +80,10 @@ def _block(made: Node) -> int:
 
 def _made_beside(graph: Graph, made: Node) -> list[Node]:
     """What else is stored, of the same size, and made from a tensor of that size that ``made`` reads."""
-    size, read = made.meta["val"].numel(), _read_from_memory(made)
-    stored = [n for n in graph.nodes if n is not made and is_pointwise(n) and is_tensor(n) and _is_stored(n)]
+    size, read = made.meta["val"].numel(), _operands_in_memory(made)
+    stored = [n for n in graph.nodes if n is not made and is_pointwise(n) and is_tensor(n) and is_read_from_memory(n)]
     same = [n for n in stored if not _is_symbolic(n.meta["val"]) and n.meta["val"].numel() == size]
-    return [n for n in same if _read_from_memory(n) & read]
+    return [n for n in same if _operands_in_memory(n) & read]
 
 
 def _compute_in_blocks(graph: Graph, made: Node, rows: int) -> Node:
@@ -132,13 +132,6 @@ def _summed(total: Tensor) -> Callable[[Tensor], Tensor]:
     return summed
 
 
-def _through_views(node: Any) -> Node:
-    while is_view(node):
-        node = node.args[0]
-    assert isinstance(node, Node)
-    return node
-
-
 def _computed_from(node: Node) -> Iterator[Node]:
     """What goes into a value on a way of pointwise operations and views, each way up to and with what is neither."""
     seen, open_ = {node}, [node]
@@ -150,16 +143,11 @@ def _computed_from(node: Node) -> Iterator[Node]:
             seen.add(parent)
 
 
-def _read_from_memory(made: Node) -> set[Node]:
+def _operands_in_memory(made: Node) -> set[Node]:
     """The tensors of its own number of elements that a value is computed from."""
     size = made.meta["val"].numel()
     found = (n for n in _computed_from(made) if not (is_pointwise(n) or is_view(n)) and is_tensor(n))
     return {n for n in found if not _is_symbolic(n.meta["val"]) and n.meta["val"].numel() == size}
-
-
-def _is_stored(made: Node) -> bool:
-    """Whether somebody reads a value who does not compute it anew: a product, say, or the caller."""
-    return any(_is_stored(u) if is_view(u) else not (is_pointwise(u) or is_reduction(u)) for u in made.users)
 
 
 def _is_symbolic(value: Tensor) -> bool:
