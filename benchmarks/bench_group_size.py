@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import argparse
 import copy
+import dataclasses
 import json
-import statistics
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,88 +24,53 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.environment import environment
-from benchmarks.measuring import gradients, sqnr, zero_up_to_rounding
-from benchmarks.models import VOCABULARY, Batch, masked_bytes, own_loss
-from benchmarks.workarounds import mend_torchvision
+from benchmarks.measuring import call, gradients, quality, reference_gradients, warm_up, zero_up_to_rounding
+from benchmarks.models import Case, bert_of
 
-WIDTH, LAYERS, ROWS, LENGTH, STEPS = 768, 2, 4, 64, 12
+WIDTH = 768
 SIZES = (64, 128, 256, WIDTH)
 OUTLIERS, FACTOR = (100, 500), 20.0
 
 
-def bert() -> nn.Module:
-    """Two layers, some steps from their initialisation."""
-    mend_torchvision()
-    from transformers import BertConfig, BertForMaskedLM
-
-    torch.manual_seed(0)
-    config = BertConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=WIDTH,
-        num_hidden_layers=LAYERS,
-        num_attention_heads=WIDTH // 64,
-        intermediate_size=4 * WIDTH,
-        max_position_embeddings=LENGTH,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-    )
-    model: nn.Module = BertForMaskedLM(config)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4)
-    for step in range(STEPS):
-        loss(model, model, masked_bytes(step, ROWS, LENGTH)).backward()  # type: ignore[no-untyped-call]
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-    return model
-
-
-def loss(model: nn.Module, run: Any, batch: Batch) -> torch.Tensor:
-    return own_loss(run(*batch.args, **(batch.kwargs or {})), batch)
-
-
 @torch.no_grad()
-def with_outliers(model: nn.Module) -> nn.Module:
+def with_outliers(case: Case) -> Case:
     """A copy whose norms make two channels large."""
-    model = copy.deepcopy(model)
+    model = copy.deepcopy(case.model)
     for norm in (m for m in model.modules() if isinstance(m, nn.LayerNorm) and m.weight.numel() == WIDTH):
         norm.weight[list(OUTLIERS)] *= FACTOR
-    return model
+    return dataclasses.replace(case, model=model)
 
 
-def quality(model: nn.Module, group_size: int) -> dict[str, float | str]:
-    """Worst and median SQNR over the parameters whose gradient is not zero by construction, in dB."""
-    batch = masked_bytes(STEPS, ROWS, LENGTH)
-    exact = copy.deepcopy(model).double()
-    reference = gradients(exact, lambda: loss(exact, exact, batch))
-    options = {"preset": "conservative", "linear": "off", "group_size": group_size, "codegen": "eager"}
-    torch._dynamo.reset()
-    compiled = torch.compile(model, backend="fp8compile", options=options)
-    found = gradients(model, lambda: loss(model, compiled, batch))
-    zero = set(zero_up_to_rounding(reference))
-    by_name = {name: sqnr(reference[name], found[name]) for name in reference if name not in zero}
-    worst = min(by_name, key=by_name.__getitem__)
-    return {"worst": by_name[worst], "of": worst, "median": statistics.median(by_name.values())}
+def by_group_size(case: Case) -> dict[str, Any]:
+    """Worst and median SQNR, in dB, over the parameters whose gradient is not zero by construction."""
+    reference, batch = reference_gradients(case), case.batch(0)
+    zero, found = zero_up_to_rounding(reference), {}
+    for size in SIZES:
+        torch._dynamo.reset()
+        options = {"preset": "conservative", "linear": "off", "group_size": size, "codegen": "eager"}
+        run = torch.compile(case.model, backend="fp8compile", options=options)
+        got = gradients(case.model, lambda run=run: case.loss(call(run, batch, "fp32"), batch))  # type: ignore[misc]
+        found[str(size)] = quality(reference, got, zero).summary()
+    return found
 
 
 def main(words: Sequence[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description="Gradient SQNR against the group size.")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args(words)
-    plain = bert()
+    case = bert_of(0, WIDTH, layers=2, rows=4, length=64, head=64)
+    warm_up(case)
     rows = {
-        name: {str(size): quality(model, size) for size in SIZES}
-        for name, model in (("as trained", plain), ("two channels 20 times as large", with_outliers(plain)))
+        "as trained": by_group_size(case),
+        "two channels 20 times as large": by_group_size(with_outliers(case)),
     }
-    found = {
-        **environment(),
-        "about": f"BERT, {LAYERS} layers, hidden {WIDTH}, {ROWS} x {LENGTH} bytes",
-        "sqnr_db": rows,
-    }
+    found = {**environment(), "about": case.about, "sqnr_db": rows}
     if arguments.json:
         arguments.json.write_text(json.dumps(found, indent=1) + "\n")
     for name, by_size in rows.items():
         for size, row in by_size.items():
-            print(f"{name}, group of {size}: worst {row['worst']:.1f} dB ({row['of']}), median {row['median']:.1f}")
+            worst = f"worst {row['worst_db']:.1f} dB ({row['worst_parameter']})"
+            print(f"{name}, group of {size}: {worst}, median {row['median_db']:.1f}")
     return found
 
 

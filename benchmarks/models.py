@@ -116,15 +116,19 @@ def own_loss(output: Any, batch: Batch) -> Tensor:
 
 
 def bert(seed: int, tiny: bool = False) -> Case:
+    return bert_of(seed, *((64, 1, 4, 32) if tiny else (192, 3, 8, 128)))
+
+
+def bert_of(seed: int, width: int, layers: int, rows: int, length: int, head: int = 32) -> Case:
+    """A BERT of that size, its heads ``head`` wide, on masked bytes."""
     mend_torchvision()
     from transformers import BertConfig, BertForMaskedLM
 
-    width, layers, rows, length = (64, 1, 4, 32) if tiny else (192, 3, 8, 128)
     config = BertConfig(
         vocab_size=VOCABULARY,
         hidden_size=width,
         num_hidden_layers=layers,
-        num_attention_heads=width // 32,
+        num_attention_heads=width // head,
         intermediate_size=4 * width,
         max_position_embeddings=length,
         hidden_dropout_prob=0.0,
