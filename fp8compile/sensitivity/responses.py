@@ -183,5 +183,6 @@ def casts_to_integer(node: Node) -> bool:
 def function_of(node: Node) -> tuple[str, object] | None:
     """The bounded function that a node is a part of, in the forward or the backward (BOUNDED)."""
     original = node.meta.get("original_aten")
-    name = str(getattr(original, "overloadpacket", original or "")).removeprefix("aten.").removesuffix("_backward")
+    name = str(getattr(original, "overloadpacket", original or "")).removeprefix("aten.")
+    name = name.removesuffix("_backward").removesuffix("_forward")
     return (name, node.meta.get("seq_nr")) if name in BOUNDED else None
