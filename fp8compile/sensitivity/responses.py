@@ -107,6 +107,7 @@ CONJUNCTIONS = _packets(aten, "logical_and bitwise_and")
 LOGIC = CONJUNCTIONS | _packets(aten, "logical_or logical_not logical_xor bitwise_or bitwise_not bitwise_xor")
 
 DIV, POW = aten.div, aten.pow
+CONSTANTS = (aten.full.default, aten.scalar_tensor.default)
 CHOICES = _packets(aten, "where")  # linear in what is chosen between; the condition is a step
 
 # Ops that read the shape of an operand, none of its elements.
