@@ -118,8 +118,10 @@ class Walk:
         ):
             if op in operations:
                 return rule(node, read, error)
-        if R.ATTENTION in str(node.target):
-            return dataclasses.replace(error, amplification=2 * error.amplification, absolute=math.inf)
+        if R.is_attention(node):
+            linear = all(R.takes_as_gradient(node, operand) for operand in read)
+            k = error.amplification * (1 if linear else 2)
+            return dataclasses.replace(error, amplification=k, absolute=math.inf, shifted=True)
         raise Unbounded(UNKNOWN.format(op_name(node)))
 
     def _product(self, node: Node, read: dict[Node, Error], error: Error) -> Error:
