@@ -293,7 +293,7 @@ AROUND = (
         "fp8compile/store.py",
         "serving[-1].alive",
         "serving[0].alive",
-        ("tests/test_store.py",),
+        ("tests/test_store_serving.py",),
     ),
     Mutant(
         "recipe: a pattern matches no module beneath",
@@ -317,13 +317,20 @@ AMP = (
         "fp8compile/amp/gradients.py",
         "neginf=-FP16_MAX",
         "neginf=FP16_MAX",
-        ("tests/amp/test_gradients.py",),
+        ("tests/amp/test_interrupted.py",),
     ),
     Mutant(
         "amp: quiet is not reset when the scale is halved",
         "fp8compile/amp/policies.py",
         "quiet = torch.where(lower, 0, quiet).to(torch.int32)",
         "quiet = quiet.to(torch.int32)",
+        ("tests/amp/test_policies.py",),
+    ),
+    Mutant(
+        "amp: quiet is not reset when the scale is doubled",
+        "fp8compile/amp/policies.py",
+        "torch.where(settled & some, 0, now.quiet)",
+        "now.quiet",
         ("tests/amp/test_policies.py",),
     ),
     Mutant(

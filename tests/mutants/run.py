@@ -1,6 +1,6 @@
 """Are the tests awake: each mutant of ``mutants.py`` is put into a copy of the sources, and its nearest tests are run.
 
-    python -m tests.mutants.run                  all, two at a time; fails if fewer than ``LEAST`` are killed
+    python -m tests.mutants.run                  all, two at a time; fails if a smaller share than ``LEAST`` is killed
     python -m tests.mutants.run --only operands  those whose name contains the word; fails if one survives
     python -m tests.mutants.run --list
 
@@ -25,7 +25,7 @@ from pathlib import Path
 from tests.mutants.mutants import MUTANTS, Mutant
 
 ROOT = Path(__file__).parents[2]
-LEAST = 36  # of 40 killed
+LEAST = 0.9  # of all, killed
 TIMEOUT_S = 600
 FAILED = 1  # pytest's exit status where it ran tests and some failed
 PASSES, INSTALLED_PASSES = "passes", "fp8compile/passes"  # where they lie, and where they are imported from
@@ -137,7 +137,7 @@ def _run(chosen: Sequence[Mutant], at_a_time: int) -> int:
             killed += said == "killed"
             print(f"{said:12} {mutant.name:60} {seconds:4.0f} s", flush=True)
     print(f"{killed} of {len(chosen)} killed")
-    least = LEAST if len(chosen) == len(MUTANTS) else len(chosen)
+    least = LEAST * len(chosen) if len(chosen) == len(MUTANTS) else len(chosen)
     return 0 if killed >= least else 1
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
+from fp8compile.passes.share_casts import CAST
 from torch import Tensor, nn
 
-from fp8compile.passes.share_casts import CAST
 from tests.passes.graphs import joint_of
 
 
@@ -16,7 +16,10 @@ class TwoDtypes(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x * 2
-        both = [self.low(x.bfloat16()) + self.low(x.bfloat16().relu()), self.high(x.half()) + self.high(x.half().relu())]
+        both = [
+            self.low(x.bfloat16()) + self.low(x.bfloat16().relu()),
+            self.high(x.half()) + self.high(x.half().relu()),
+        ]
         return both[0].float() + both[1].float()
 
 

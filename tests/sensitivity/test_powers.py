@@ -1,4 +1,4 @@
-"""What is raised to a power below 1 has a pole at 0, in its slope if not itself: it stays exact, and small values their size."""
+"""What is raised to a power below 1 has a pole at 0, it or its slope: it stays exact, so small values keep their size."""
 
 from __future__ import annotations
 
