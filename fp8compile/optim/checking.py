@@ -137,7 +137,7 @@ def started(optimizer: EncodedOptimizer, parameters: Sequence[tuple[int, dict[st
 def check_saved_groups(groups: Sequence[Any]) -> None:
     """Every group of a state dict lists its parameters, each of which stands once."""
     if not all(isinstance(group, Mapping) and isinstance(group.get("params"), (list, tuple)) for group in groups):
-        raise ValueError("the state dict has a parameter group without a list 'params': pass what state_dict() gave")
+        raise ValueError("the state dict has a parameter group without 'params', a list: pass what state_dict() gave")
     keys = [key for group in groups for key in group["params"]]
     twice = [key for i, key in enumerate(keys) if key in keys[:i]] if len({*keys}) < len(keys) else []
     if twice:
