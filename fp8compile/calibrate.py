@@ -19,7 +19,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Interpreter, Node
-from torch.utils import _pytree as pytree
 
 from fp8compile import store
 from fp8compile import torch_private as private
@@ -38,7 +37,16 @@ from fp8compile.numerics import histogram
 from fp8compile.observation import BACKWARD, Observations, Row
 from fp8compile.pipeline import joint_pass
 from fp8compile.recipe import Recipe
-from fp8compile.trial_step import LIMIT, arguments, chosen_recipe, default_loss, left_as_it_was, one_step
+from fp8compile.seeded_random import draw_from_seeds
+from fp8compile.trial_step import (
+    LIMIT,
+    arguments,
+    chosen_recipe,
+    default_loss,
+    left_as_it_was,
+    named_arguments,
+    one_step,
+)
 from fp8compile.widening import can_widen, widen
 
 LINES = "fp8compile_lines"  # in the meta of a node: the lines of the statistics that its value goes to
@@ -112,7 +120,7 @@ def _run(
         for number, batch in enumerate(batches, 1):
             args, kwargs = arguments(batch, None, "calibrate")
             where = f"batch {number - 1}, "
-            _check_finite(where, _named(args, kwargs))
+            _check_finite(where, named_arguments(args, kwargs))
             gradients = one_step(step, args, kwargs, _finite_loss(where, loss))
             _check_gradients(where, model, gradients)
             with torch.no_grad(), _evaluating(model):
@@ -122,12 +130,6 @@ def _run(
     if not graphs:
         raise ValueError(f"fp8compile.calibrate: {store.NOTHING}")
     return graphs
-
-
-def _named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for argument, whole in (*((f"argument {i}", arg) for i, arg in enumerate(args)), *kwargs.items()):
-        for path, value in pytree.tree_flatten_with_path(whole)[0]:
-            yield argument + pytree.keystr(path), value
 
 
 def _check_finite(where: str, tensors: Iterable[tuple[str, Any]]) -> None:
@@ -209,6 +211,7 @@ class _Graph:
 
     def inner(self, gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
         """Inductor's inner compiler: called once for the forward graph and once for the backward graph."""
+        draw_from_seeds(gm)
 
         def run(args: list[Any]) -> Any:
             values = list(args)

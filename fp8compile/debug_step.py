@@ -21,6 +21,7 @@ from fp8compile.graph import module_path, source_line
 from fp8compile.interpret import MINUS, Made, Range, Watching, all_finite, held, range_of
 from fp8compile.observation import BACKWARD, FORWARD
 from fp8compile.recipe import Recipe
+from fp8compile.seeded_random import draw_from_seeds
 from fp8compile.trial_step import LIMIT, arguments, chosen_recipe, default_loss, left_as_it_was, one_step
 from fp8compile.whole_paths import whole_path
 
@@ -210,6 +211,7 @@ class _Graph:
 
     def inner(self, gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
         """Inductor's inner compiler: called once for the forward graph and once for the backward graph."""
+        draw_from_seeds(gm)
         direction = BACKWARD if kwargs.get("is_backward") else FORWARD
 
         def run(args: list[Any]) -> Any:

@@ -6,7 +6,6 @@ off by name; a disabled pass leaves the graph as it found it.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -132,7 +131,7 @@ class Partitioner(private.CustomPartitionerFn):
         self.recipe, self.graph_key = recipe, graph_key
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Partitioner, (dataclasses.replace(self.recipe, dump=None), self.graph_key)
+        return Partitioner, (self.recipe.as_compiled, self.graph_key)
 
     def uuid(self) -> tuple[str, str, str]:
         return sources_key(), self.recipe.key, self.graph_key
@@ -187,7 +186,7 @@ class JointPasses(private.CustomGraphPass):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return JointPasses, (
-            dataclasses.replace(self.recipe, dump=None),
+            self.recipe.as_compiled,
             self.graph_key,
             self.parameters,
             self.extra,
@@ -223,7 +222,7 @@ class PostGradPasses(private.CustomGraphPass):
         self.recipe = recipe
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PostGradPasses, (dataclasses.replace(self.recipe, dump=None),)
+        return PostGradPasses, (self.recipe.as_compiled,)
 
     def uuid(self) -> tuple[str, str]:
         return sources_key(), self.recipe.key

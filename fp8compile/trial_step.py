@@ -6,7 +6,7 @@ explain, calibrate, debug_step, check   compile the model afresh, with a backend
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -57,14 +57,18 @@ def default_loss(output: Any) -> Tensor | None:
     return sum((t.float().sum() for t in leaves[1:]), leaves[0].float().sum()) if leaves else None
 
 
+def cuda_devices(values: Iterable[object]) -> list[int]:
+    """The indices of the CUDA devices of these tensors: those whose random numbers a step draws."""
+    return sorted({t.device.index for t in values if isinstance(t, Tensor) and t.device.type == "cuda"})
+
+
 @contextlib.contextmanager
 def left_as_it_was(model: nn.Module) -> Iterator[None]:
     """Buffers, random number generators and the compiled forward of ``model`` are afterwards as they were before."""
     buffers = [(b, b.detach().clone()) for b in model.buffers()]
     compiled, model._compiled_call_impl = model._compiled_call_impl, None
-    devices = sorted({t.device.index for t in model.parameters() if t.device.type == "cuda"})
     try:
-        with torch.random.fork_rng(devices):
+        with torch.random.fork_rng(cuda_devices(model.parameters())):
             yield
     finally:
         model._compiled_call_impl = compiled
@@ -83,3 +87,10 @@ def arguments(batch: Any, kwargs: Mapping[str, Any] | None, caller: str) -> tupl
             )
         return (), dict(batch)
     return (batch,) if isinstance(batch, Tensor) else tuple(batch), dict(kwargs or {})
+
+
+def named_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Every value in the arguments with a name: ``argument 0['mask']``, or its keyword."""
+    for argument, whole in (*((f"argument {i}", arg) for i, arg in enumerate(args)), *kwargs.items()):
+        for path, value in pytree.tree_flatten_with_path(whole)[0]:
+            yield argument + pytree.keystr(path), value
