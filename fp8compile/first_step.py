@@ -57,7 +57,7 @@ def checked_first_step(
     arguments = {names[i] for i in names if not isinstance(example_inputs[i], nn.Parameter)}
     step = last_place(dtypes_of(gm, example_inputs))
     twin, _, _ = compile_once(gm, example_inputs, exact(recipe), None, _inner_for(recipe))
-    return _FirstStep(compiled, _Twin(twin, names, arguments, step))
+    return _FirstStep(compiled, _Twin(twin, names, arguments, step)).run
 
 
 def _inner_for(recipe: Recipe) -> Callable[..., Any]:
@@ -105,14 +105,18 @@ class _Twin:
 
 
 class _FirstStep:
-    """The compiled graph. Until one of its backwards has been compared, it keeps the twin."""
+    """The compiled graph. Until one of its backwards has been compared, it keeps the twin.
+
+    Dynamo gets ``run``, a method: of an object it would copy the attributes, and keep the twin for good.
+    """
 
     def __init__(self, compiled: Callable[..., Any], twin: _Twin) -> None:
         self.compiled = compiled
         self.twin: _Twin | None = twin
         self.pending: weakref.ref[_Trial] | None = None
 
-    def __call__(self, *args: Any) -> Any:
+    def run(self, *args: Any) -> Any:
+        """Call the compiled graph; the first time that a backward may follow, prepare to look at it."""
         waiting = self.pending is not None and self.pending() is not None
         if self.twin is None or waiting or not torch.is_grad_enabled():
             return self.compiled(*args)

@@ -48,7 +48,7 @@ class Judge:
     ) -> Judge:
         """From the exact gradients and those of nudged steps; gradients of ``arguments`` are no part of a step's norm."""
         powers = {name: _power(g) for name, g in exact.items() if g is not None}
-        floors = dict.fromkeys(powers, math.inf)
+        floors = {name: math.inf if power else -math.inf for name, power in powers.items()}
         for again in nudged:
             errors = error_powers(exact, again)
             floors = {name: min(floor, decibels(powers[name], errors[name])) for name, floor in floors.items()}

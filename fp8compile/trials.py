@@ -87,7 +87,7 @@ class Trials:
             self.recipe
         )  # here, where Dynamo can start anew if a number turns out to be none that it can trace
         self._graphs.append(graph)
-        return graph
+        return graph.call  # of an object Dynamo would copy the attributes, and keep what they hold
 
     def ran(self, graph: _Captured) -> None:
         if graph not in self._ran:
@@ -107,7 +107,8 @@ class _Captured:
         self.run: Callable[..., Any] | None = None
         self.reports: tuple[GraphReport, ...] = ()
 
-    def __call__(self, *args: Any) -> Any:
+    def call(self, *args: Any) -> Any:
+        """Run it, compiled for the recipe that is tried now."""
         self.trials.ran(self)
         if self.run is None or self.recipe != self.trials.recipe:
             self.compile(self.trials.recipe)
