@@ -207,7 +207,7 @@ def copied(values: Sequence[Any]) -> list[Any]:
         if type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided:
             storages.setdefault(value.untyped_storage()._cdata, []).append(value)
     shared = {
-        key: alike[0].untyped_storage().clone()
+        key: alike[0].untyped_storage().clone()  # type: ignore[no-untyped-call]
         for key, alike in storages.items()
         if len({id(value) for value in alike}) > 1
     }
