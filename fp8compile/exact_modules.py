@@ -29,7 +29,8 @@ def leaving(recipe: Recipe, exact: Set[Candidate], known: Iterable[Candidate]) -
 def entries(exact: Set[Candidate], known: Iterable[Candidate], recipe: Recipe) -> Modules:
     """The shortest entries of these forms for ``Recipe.modules`` that change no other candidate."""
     own = _by_module(exact)
-    forms = [own] if recipe.modules else [_with_wildcards(own), own]
+    shorter = _with_wildcards(own)
+    forms = [shorter, own] if len(shorter) < len(own) and not recipe.modules else [own]
     for form in forms:
         found = with_modules(recipe, form)
         if all((getattr(found.at(c.module), c.kind) == "off") == (c in exact) for c in known):
