@@ -18,6 +18,8 @@ aten = torch.ops.aten
 SPLICED = "fp8compile"  # the key in a node's meta that says which function, on which values, put it there
 ENCODING = "fp8compile_encoding"  # in the meta of a product operand's codes and scale: an Encoding
 
+UNKNOWN = 8192  # what a size without a bound is taken for in counts and prices; Inductor takes the same
+
 LINE = "fp8compile_line"  # in the meta of a value that is observed: its line in the graph's statistics
 
 VIEWS = frozenset(
@@ -132,8 +134,24 @@ def storage_root(node: Node) -> Node:
 
 
 def hint(size: int | torch.SymInt) -> int:
-    """The size, or for a symbolic one the size seen at compilation."""
-    return size if isinstance(size, int) else int(size.node.hint)
+    """The size as a number: of a symbolic one that seen at compilation, of one that only a run knows an estimate.
+
+    Nothing is guarded by it, so code stays right for every size. What is counted by an estimate says so: ``unknown_sizes``.
+    """
+    if isinstance(size, int):
+        return size
+    seen = size.node.hint
+    return int(seen) if seen is not None else private.size_as_estimated(size, UNKNOWN)[0]
+
+
+def unknown_sizes(values: Iterable[torch.Tensor]) -> dict[str, int]:
+    """The symbols in the shapes of ``values`` that only a run knows, and what ``hint`` takes them for."""
+    found: dict[str, int] = {}
+    for value in values:
+        for size in value.shape:
+            if not isinstance(size, int) and size.node.hint is None:
+                found |= private.size_as_estimated(size, UNKNOWN)[1]
+    return found
 
 
 def numel(value: torch.Tensor) -> int:

@@ -22,6 +22,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.inductor_prims import fma
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._logging._internal import trace_log, trace_structured
+from torch._subclasses import fake_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset as local_shape_and_offset
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -51,6 +52,32 @@ def ends_at_graph_break(gm: GraphModule) -> bool:
     return reason is None or bool(reason.graph_break)
 
 
+def is_plain_fake(value: object) -> bool:
+    """Whether a value of a graph is a fake tensor and no subclass beneath one: of Python's class, or of C++ (torch 2.15).
+
+    A fake tensor made in C++ has the type of the tensor it stands for, so its type says that it is no subclass.
+    """
+    if type(value) is fake_tensor.FakeTensor:
+        return True
+    ask = getattr(fake_tensor, "is_fake_tensor", None) or getattr(torch._C, "_is_fake_tensor", None)
+    return ask is not None and type(value) in (Tensor, torch.nn.Parameter) and bool(ask(value))
+
+
+def size_as_estimated(size: torch.SymInt, unknown: int) -> tuple[int, dict[str, int]]:
+    """A symbolic size as a number, and what was put in for each symbol that only a run knows.
+
+    Symbols that were seen at the compilation are what they were then. Of the others the largest that the graph allows is
+    taken (the rows that a mask leaves are at most all of them), or ``unknown`` where that is less.
+    """
+    expr, env = size.node.expr, size.node.shape_env
+    seen = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
+    free = [s for s in expr.free_symbols if s not in seen]
+    guessed = {s: int(min(env.var_to_range[s].upper, unknown)) for s in free}
+    return int(expr.xreplace({s: seen[s] for s in expr.free_symbols if s in seen} | guessed)), {
+        str(s): n for s, n in guessed.items()
+    }
+
+
 def known_options(patches: dict[str, Any]) -> dict[str, Any]:
     """Of settings of Inductor by dotted name, those that this torch has."""
     return {name: value for name, value in patches.items() if name in inductor_config.get_config_copy()}
@@ -77,6 +104,7 @@ __all__ = [
     "gradients_into",
     "inductor_config",
     "innermost_backend",
+    "is_plain_fake",
     "known_options",
     "list_mode_options",
     "local_shape_and_offset",
@@ -84,6 +112,7 @@ __all__ = [
     "make_wrapper_subclass",
     "min_cut_rematerialization_partition",
     "select_decomp_table",
+    "size_as_estimated",
     "trace_log",
     "trace_structured",
     "tree_map_only",
