@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from operator import getitem
 from typing import Any
@@ -52,6 +53,21 @@ def ends_at_graph_break(gm: GraphModule) -> bool:
     return reason is None or bool(reason.graph_break)
 
 
+# Whether a compilation can have a region of Dynamo's code caches to itself, with a recompile_limit of its own (torch 2.13).
+HAS_REGIONS = "isolate_recompiles" in inspect.signature(torch.compile).parameters
+
+
+def region_of(context: Any) -> int:
+    """The number of the region of Dynamo's code caches that a compilation uses; -1 is the one that all others share."""
+    return int(getattr(context, "_isolate_recompiles_id", -1))
+
+
+def use_region(context: Any, region: int) -> None:
+    """Let a compilation find what was compiled in another region; it reads the number at each call."""
+    if region != region_of(context):
+        context._isolate_recompiles_id = region
+
+
 def is_plain_fake(value: object) -> bool:
     """Whether a value of a graph is a fake tensor and no subclass beneath one: of Python's class, or of C++ (torch 2.15).
 
@@ -84,6 +100,7 @@ def known_options(patches: dict[str, Any]) -> dict[str, Any]:
 
 
 __all__ = [
+    "HAS_REGIONS",
     "CustomGraphPass",
     "CustomPartitionerFn",
     "GraphTransformObserver",
@@ -111,10 +128,12 @@ __all__ = [
     "make_fx",
     "make_wrapper_subclass",
     "min_cut_rematerialization_partition",
+    "region_of",
     "select_decomp_table",
     "size_as_estimated",
     "trace_log",
     "trace_structured",
     "tree_map_only",
     "unscale_and_check_",
+    "use_region",
 ]

@@ -243,3 +243,30 @@ def test_gradients_are_unscaled_and_checked_in_place() -> None:
     assert gradient.tolist() == [2.0, -3.0] and found == 0
     private.unscale_and_check_([torch.tensor([torch.inf])], found, half)
     assert found == 1
+
+
+@pytest.mark.skipif(not private.HAS_REGIONS, reason="this torch has no isolate_recompiles")
+def test_a_region_of_the_code_caches_is_read_at_each_call() -> None:
+    seen: list[int] = []
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: object) -> Any:
+        seen.append(len(seen))
+        return gm
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    def compiled() -> Any:
+        run: Any = torch.compile(torch.nn.Module(), backend=backend, isolate_recompiles=True)
+        run.dynamo_ctx, run.call = run.dynamo_ctx, run.dynamo_ctx(double)
+        return run
+
+    first, second = compiled(), compiled()
+    for run, graphs in ((first, 1), (second, 2), (first, 2)):
+        run.call(torch.ones(3))
+        assert len(seen) == graphs, "a region knows nothing of what others compiled"
+    third = compiled()
+    assert len({private.region_of(each.dynamo_ctx) for each in (first, second, third)}) == 3
+    private.use_region(third.dynamo_ctx, private.region_of(first.dynamo_ctx))
+    third.call(torch.ones(3))
+    assert len(seen) == 2, "it finds what the first one compiled"
