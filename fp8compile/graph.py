@@ -124,13 +124,43 @@ def is_view(node: Node) -> bool:
     return node.op == "call_function" and node.target in VIEWS
 
 
+def is_call_of_region(node: Node) -> bool:
+    """Whether the node calls a nested compile region: ``invoke_subgraph(body, identifier, *operands)``."""
+    return node.op == "call_function" and node.target is torch.ops.higher_order.invoke_subgraph
+
+
+def called(node: Node) -> GraphModule | None:
+    """The region that a node calls; None for any other node."""
+    owner, body = node.graph.owning_module, node.args[0] if is_call_of_region(node) else None
+    found = getattr(owner, str(body.target), None) if isinstance(body, Node) else None
+    return found if isinstance(found, GraphModule) else None
+
+
 def storage_root(node: Node) -> Node:
-    """The node whose storage ``node`` looks at: itself, or what its chain of views starts from."""
-    while is_view(node):
-        parent = node.args[0]
-        assert isinstance(parent, Node)
+    """The node whose storage ``node`` looks at: itself, or what its chain of views starts from.
+
+    Views are followed through regions: what a region returns may be an operand of the call, a weight that it keeps.
+    """
+    while (parent := _looks_at(node)) is not None:
         node = parent
     return node
+
+
+def _looks_at(node: Node) -> Node | None:
+    """The node that ``node`` is a view of, or the operand that a region passes on as this result of it."""
+    parent = node.args[0] if node.args else None
+    if is_view(node):
+        assert isinstance(parent, Node)
+        return parent
+    if node.target is not private.getitem or not isinstance(parent, Node) or (body := called(parent)) is None:
+        return None
+    result: Any = body.graph.output_node().args[0][node.args[1]]  # type: ignore[index]
+    root = storage_root(result) if isinstance(result, Node) else None
+    if root is None or root.op != "placeholder":
+        return None
+    operand = parent.args[2 + body.graph.find_nodes(op="placeholder").index(root)]
+    assert isinstance(operand, Node)
+    return operand
 
 
 def hint(size: int | torch.SymInt) -> int:

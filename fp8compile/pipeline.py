@@ -20,7 +20,7 @@ from fp8compile import passes, verify
 from fp8compile import torch_private as private
 from fp8compile.context import Context, Inputs
 from fp8compile.graph import copied
-from fp8compile.liveness import workspace_bytes
+from fp8compile.graph_report import report_of
 from fp8compile.passes.cut_for_bytes import cut_for_bytes
 from fp8compile.passes.encode_saved import encode_saved
 from fp8compile.passes.fuse_state_codecs import fuse_state_codecs, holds_state_codecs
@@ -33,7 +33,17 @@ from fp8compile.passes.share_casts import share_casts
 from fp8compile.passes.sum_bias_gradients import sum_bias_gradients
 from fp8compile.passes.widen_unsafe_ops import widen_unsafe_ops
 from fp8compile.recipe import Recipe
-from fp8compile.report import GraphReport, Notes
+from fp8compile.regions import (
+    NOT_DESCRIBED,
+    Cut,
+    Region,
+    describe,
+    is_described,
+    is_half,
+    mark_halves,
+    storages,
+)
+from fp8compile.report import Notes
 from fp8compile.split import Split
 from fp8compile.steps import watched
 from fp8compile.store import JointNotes, collecting
@@ -83,6 +93,7 @@ COMPILES = (
     "formats_by_use",
     "frozen",
     "graph",
+    "graph_report",
     "hazards",
     "islands",
     "kept",
@@ -99,6 +110,7 @@ COMPILES = (
     "products",
     "ranges",
     "recipe",
+    "regions",
     "report",
     "report_text",
     "split",
@@ -141,8 +153,14 @@ class Partitioner(private.CustomPartitionerFn):
         self, gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[GraphModule, GraphModule]:
         collector = collecting(self.graph_key)
-        joint = collector.joint.pop() if collector.joint else JointNotes(copied(gm))
-        plain = _split(*_upstream(joint.plain, joint_inputs, **kwargs), **kwargs)
+        joint = collector.joint.pop(gm.graph, None) or JointNotes(copied(gm))
+        halves = _upstream(joint.plain, joint_inputs, **kwargs)
+        if not is_described(gm.graph):
+            collector.remarks.append(NOT_DESCRIBED)
+            return halves
+        if joint.region is not None:
+            kwargs["static_lifetime_input_indices"] = sorted(joint.region.parameters)
+        plain = _split(*halves, **kwargs)
         split, disabled = self._cut(gm, joint_inputs, **kwargs)
         notes, ctx = Notes(), Context(self.recipe)
         watch = WATCH if joint.notes.observed else ()
@@ -155,7 +173,12 @@ class Partitioner(private.CustomPartitionerFn):
         remarks = tuple(
             f"{name} is switched off by TORCHINDUCTOR_DISABLED_PASSES" for name in (*joint.disabled, *disabled)
         )
-        collector.add(_report(split, plain, joint.notes + notes, remarks))
+        report = report_of(split, plain, joint.notes + notes, remarks, collector)
+        if joint.region is None:
+            collector.add(report)
+        else:
+            collector.cuts[split.fw.graph] = Cut(joint.region, report, storages(plain))
+            mark_halves(split.fw, split.bw, kwargs["num_fwd_outputs"])
         return split.fw, split.bw
 
     def _cut(self, gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> tuple[Split, list[str]]:
@@ -181,9 +204,10 @@ class JointPasses(private.CustomGraphPass):
         parameters: frozenset[int],
         extra: Inputs | None = None,
         whole: bool = False,
+        regions: Mapping[str, Region] | None = None,
     ) -> None:
         self.recipe, self.graph_key, self.parameters = recipe, graph_key, parameters
-        self.extra, self.whole = extra, whole
+        self.extra, self.whole, self.regions = extra, whole, dict(regions or {})
 
     def __reduce__(self) -> tuple[Any, ...]:
         return JointPasses, (
@@ -192,6 +216,7 @@ class JointPasses(private.CustomGraphPass):
             self.parameters,
             self.extra,
             self.whole,
+            self.regions,
         )
 
     def uuid(self) -> tuple[str, str, str]:
@@ -202,15 +227,18 @@ class JointPasses(private.CustomGraphPass):
         collector.compiled = True
         gm = graph.owning_module
         assert gm is not None
+        if is_half(gm):
+            return
+        region = describe(graph, self.regions)
         plain, notes, disabled = copied(gm), Notes(), []
-        ctx = Context(self.recipe, self.parameters, self.extra, self.whole)
+        ctx = Context(self.recipe) if region else Context(self.recipe, self.parameters, self.extra, self.whole)
         wide = RANGE if holds_sixteen_bit(graph) or self.recipe.keep_fp32 else ()
         before = (OPTIMIZER if holds_state_codecs(graph) else wide) + (OBSERVE if self.extra else ())
         for each in before + JOINT:
             ran = _observed(gm, each.__name__, functools.partial(each, graph, ctx))
             disabled += [] if ran is not None else [each.__name__]
             notes += ran or Notes()
-        collector.joint.append(JointNotes(plain, notes, tuple(disabled)))
+        collector.joint[graph] = JointNotes(plain, notes, tuple(disabled), region)
 
 
 class PostGradPasses(private.CustomGraphPass):
@@ -242,6 +270,7 @@ def passes_for(
     patches: Mapping[str, Any],
     extra: Inputs | None = None,
     whole: bool = False,
+    regions: Mapping[str, Region] | None = None,
 ) -> dict[str, Any]:
     """The Inductor options that put the pipeline in place; the user's own passes keep running, before ours."""
     if patches.get("custom_partitioner_fn") or private.inductor_config.custom_partitioner_fn:
@@ -249,7 +278,7 @@ def passes_for(
             "Inductor's custom_partitioner_fn is set, and fp8compile is a partitioner itself: one graph cannot be cut by "
             "two. Unset it, or compile this model with another backend"
         )
-    ours = JointPasses(recipe, graph_key, parameters, extra, whole)
+    ours = JointPasses(recipe, graph_key, parameters, extra, whole, regions)
     return {
         **joint_pass(ours, patches),
         **_with_theirs("post_grad_custom_post_pass", PostGradPasses(recipe), patches),
@@ -286,11 +315,6 @@ def _unless_disabled(gm: GraphModule, name: str, run: Callable[[], Any]) -> Any:
 def _upstream(gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
     fw, bw = private.min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
     return fw, bw
-
-
-def _report(split: Split, plain: Split, notes: Notes, remarks: tuple[str, ...]) -> GraphReport:
-    kept, working = split.kept_bytes(), workspace_bytes(split)
-    return GraphReport("training", notes, kept, plain.kept_bytes(), remarks, working, workspace_bytes(plain))
 
 
 def _split(fw: GraphModule, bw: GraphModule, **kwargs: Any) -> Split:

@@ -13,6 +13,13 @@ from torch._dynamo import config as dynamo_config
 from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
 from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd.descriptors import (
+    GradAOTOutput,
+    ParamAOTInput,
+    PlainAOTInput,
+    PlainAOTOutput,
+    TangentAOTInput,
+)
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import detect_fake_mode
 from torch._inductor import config as inductor_config
@@ -103,8 +110,13 @@ __all__ = [
     "HAS_REGIONS",
     "CustomGraphPass",
     "CustomPartitionerFn",
+    "GradAOTOutput",
     "GraphTransformObserver",
     "OptimizedModule",
+    "ParamAOTInput",
+    "PlainAOTInput",
+    "PlainAOTOutput",
+    "TangentAOTInput",
     "bound_sympy",
     "cache_dir",
     "compile_fx",

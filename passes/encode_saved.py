@@ -42,6 +42,7 @@ from fp8compile.module_recipes import in_module
 from fp8compile.numerics import E4M3, ENCODABLE, INT8, Codec, Groupwise, GroupwiseBest
 from fp8compile.products import BATCHED
 from fp8compile.recipe import Recipe
+from fp8compile.regions import kept_by_region
 from fp8compile.report import Notes, Saved, Skip
 from fp8compile.split import Edge, Split
 from fp8compile.widening import WIDENED
@@ -54,7 +55,7 @@ def encode_saved(split: Split, ctx: Context) -> Notes:
     notes = Notes()
     judge = _Judge(split, ctx)
     for edge in list(split.edges):
-        if not edge.is_tensor or split.caller_owns(storage_root(edge.made)):
+        if not edge.is_tensor or kept_by_region(edge.made) or split.caller_owns(storage_root(edge.made)):
             continue
         if encoding := encoding_of(edge.made):
             notes += Notes(saved=_codes_of_a_product(edge, encoding))
