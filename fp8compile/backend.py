@@ -13,9 +13,11 @@ from torch.fx import GraphModule
 from fp8compile import store
 from fp8compile import torch_private as private
 from fp8compile.calibration import Calibration
+from fp8compile.context import Inputs
 from fp8compile.dump import watch_for
 from fp8compile.graph import copied_with_attributes
 from fp8compile.graph_key import key_of
+from fp8compile.inline_regions import DIFFERS, OBSERVED, has_regions, inlined, recipes_differ
 from fp8compile.pipeline import passes_for
 from fp8compile.recipe import Recipe, nearest
 from fp8compile.regions import find_regions
@@ -121,7 +123,8 @@ def compile_once(
         compile_args["inner_compile"] = inner_compile or run_the_graph
         patches["force_disable_caches"] = True  # the cache key does not know the inner compiler
     whole = _is_whole(gm, recipe)
-    gm, inputs, extra = with_slot(gm, example_inputs, recipe)
+    gm, inputs, extra, inlining = _prepared(gm, example_inputs, recipe)
+    remarks += inlining
     patches = {**(FUSION if recipe.rewrites else {}), **patches}
     graph_key = key_of(gm, inputs, recipe, patches)
     parameters = frozenset(i for i, v in enumerate(inputs) if isinstance(v, torch.nn.Parameter))
@@ -138,6 +141,19 @@ def compile_once(
     if extra:
         compiled = Fed(compiled, extra, rows_of(reports), example_inputs)
     return compiled, reports, cached
+
+
+def _prepared(
+    gm: GraphModule, example_inputs: Sequence[Any], recipe: Recipe
+) -> tuple[GraphModule, Sequence[Any], Inputs | None, tuple[str, ...]]:
+    """The graph to compile with its inputs, fp8compile's own among them, and a remark where its regions are inlined."""
+    if not has_regions(gm):
+        return (*with_slot(gm, example_inputs, recipe), ())
+    flat = inlined(gm)
+    slotted, inputs, extra = with_slot(flat, example_inputs, recipe)
+    if extra is not None:
+        return slotted, inputs, extra, (OBSERVED,)
+    return (flat, inputs, None, (DIFFERS,)) if recipes_differ(gm, recipe) else (gm, inputs, None, ())
 
 
 def run_the_graph(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:

@@ -124,15 +124,34 @@ def describe(graph: Graph, regions: Mapping[str, Region]) -> Region | None:
     if region is None or region.operands != len(primals) or own < 1:
         return None
     for i, node in enumerate(primals):
+        node.meta.pop("nn_module_stack", None)  # where the call stood that happened to be traced
         parameter = i in region.parameters
         node.meta["desc"] = private.ParamAOTInput(str(i)) if parameter else private.PlainAOTInput(i)
     for i, node in enumerate(tangents):
         node.meta["desc"] = private.TangentAOTInput(private.PlainAOTOutput(i))
+    _remember_what_was_written(graph)
     graph.output_node().meta["desc"] = [
         *(private.PlainAOTOutput(i) for i in range(own)),
         *(private.GradAOTOutput(n.meta["desc"]) for n in primals),
     ]
     return region
+
+
+def _remember_what_was_written(graph: Graph) -> None:
+    """Say again which operation of the user's each operation is a part of: torch traces a region twice and forgets it.
+
+    ``meta["original_aten"]`` is then the operation itself, ``exp`` for what was ``silu``. The function that the user called
+    is known still, in the forward; an operation of the backward has its ``seq_nr``.
+    """
+    written: dict[Any, Any] = {}
+    for node in graph.nodes:
+        called_by_user = (node.meta.get("source_fn_stack") or [("", None)])[-1][1]
+        packet = getattr(torch.ops.aten, getattr(called_by_user, "__name__", ""), None)
+        if "default" in getattr(packet, "overloads", list)():
+            written.setdefault(node.meta.get("seq_nr"), packet.default)  # type: ignore[union-attr]
+    for node in graph.nodes:
+        if node.meta.get("original_aten") is node.target and (op := written.get(node.meta.get("seq_nr"))):
+            node.meta["original_aten"] = op
 
 
 def is_described(graph: Graph) -> bool:
@@ -166,7 +185,7 @@ def storages(split: Split) -> tuple[tuple[int | None, int], ...]:
 
 
 def plain_bytes(plain: Split, cuts: Mapping[Graph, Cut]) -> int:
-    """What plain Inductor would keep in a caller whose regions are rewritten already: ``plain`` is cut by it, they are not."""
+    """What plain Inductor would keep in a caller: ``plain`` is its cut, but the regions in it are rewritten already."""
     kept, calls = {}, []
     for edge in plain.edges:
         if edge.is_tensor and kept_by_region(edge.made):

@@ -1,14 +1,12 @@
-"""Nested compile regions: what is rewritten in them, what the report says, and gradients, against the model without regions."""
+"""Nested compile regions: what is rewritten in them, what the report says, and gradients, against the plain model."""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -18,43 +16,37 @@ OPTIONS = {"codegen": "eager", "emulate": True, "min_saved_numel": 0}
 
 
 class Block(nn.Module):
-    """A residual block; as a region where ``marked``."""
-
-    def __init__(self, marked: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.norm, self.up, self.down = nn.LayerNorm(64), nn.Linear(64, 128), nn.Linear(128, 64)
-        self.run: Callable[[Tensor], Tensor] = self.inner
-        if marked:
-            self.run = torch.compiler.nested_compile_region(self.inner)
-
-    def inner(self, x: Tensor) -> Tensor:
-        return x + self.down(F.gelu(self.up(self.norm(x))))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.run(x)
+        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
 
 
 class Other(nn.Module):
-    def __init__(self, marked: bool) -> None:
+    def __init__(self) -> None:
         super().__init__()
         self.mix = nn.Linear(64, 64)
-        self.run: Callable[[Tensor], Tensor] = self.inner
-        if marked:
-            self.run = torch.compiler.nested_compile_region(self.inner)
-
-    def inner(self, x: Tensor) -> Tensor:
-        return torch.tanh(self.mix(x))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.run(x)
+        return torch.tanh(self.mix(x))
+
+
+class BlockRegion(Block):
+    forward = torch.compiler.nested_compile_region(Block.forward)
+
+
+class OtherRegion(Other):
+    forward = torch.compiler.nested_compile_region(Other.forward)
 
 
 class Net(nn.Module):
     def __init__(self, marked: bool, kinds: str, checkpointed: bool) -> None:
         super().__init__()
-        build = {"B": Block, "O": Other}
+        build = {"B": BlockRegion, "O": OtherRegion} if marked else {"B": Block, "O": Other}
         self.stem = nn.Linear(64, 64)
-        self.blocks = nn.ModuleList(build[kind](marked) for kind in kinds)
+        self.blocks = nn.ModuleList(build[kind]() for kind in kinds)
         self.checkpointed = checkpointed
 
     def forward(self, x: Tensor) -> Tensor:
@@ -101,7 +93,10 @@ def test_products_and_bytes_are_those_of_the_model_without_regions(kinds: str, c
     assert not [x for x in regions.linears if x.reason]
     assert len(regions.graphs) == 1
     if not checkpointed:
-        assert regions.saved_bytes <= inlined.saved_bytes * 1.1
+        first = (
+            64 * 32 + 2 * 16
+        )  # the stem keeps its result for itself, the region that it goes into keeps it once more
+        assert regions.saved_bytes <= inlined.saved_bytes + first
         assert regions.saved_bytes < regions.saved_bytes_plain / 2
         modules = {s.origin.module.split(".")[1] for s in regions.saved if s.origin.module.startswith("blocks.")}
         assert modules == {str(i) for i in range(len(kinds))}
@@ -118,3 +113,61 @@ def test_gradients(kinds: str, checkpointed: bool) -> None:
     plain, _ = compiled(net(False, kinds, checkpointed))
     for name in exact:
         assert sqnr(ours[name], exact[name]) > sqnr(plain[name], exact[name]) - 3, name
+
+
+def test_the_report_belongs_to_each_call() -> None:
+    _, report = compiled(net(True, "BBB"))
+    assert {s.origin.module for s in report.saved} >= {f"blocks.{i}.up" for i in range(3)}
+    assert not report.remarks and len(report.graphs) == 1
+
+
+def test_weights_that_a_region_keeps_are_nobodys_bytes() -> None:
+    """Without rewriting: what the regions keep is what plain Inductor's cut keeps, no weight among it."""
+    _, off = compiled(net(True, "BBB"), preset="off")
+    _, inlined = compiled(net(False, "BBB"), preset="off")
+    assert off.saved_bytes == off.saved_bytes_plain
+    assert abs(off.saved_bytes - inlined.saved_bytes) <= 2 * 32 * 64 * 4, "a tensor or two that the boundary moves"
+
+
+def test_a_recipe_that_differs_between_the_calls_is_followed() -> None:
+    _, report = compiled(net(True, "BBB"), modules={"blocks.1": "off"})
+    assert {x.origin.module[:8] for x in report.linears if x.reason} == {"blocks.1"}
+    assert not [s for s in report.saved if s.origin.module.startswith("blocks.1.")]
+    assert "the recipe differs between modules" in report.remarks[0]
+
+
+def test_statistics_are_taken_in_regions() -> None:
+    names = []
+    for marked in (False, True):
+        torch._dynamo.reset()
+        model = net(marked, "BB").half()
+        run: Any = torch.compile(model, backend="fp8compile", options={**OPTIONS, "observe": True})
+        run(torch.randn(32, 64).half()).square().sum().backward()
+        names.append(Counter((o.origin.module, o.kind, o.direction) for o in fp8compile.report(run).observed))
+    assert names[0] == names[1] and any("blocks.1.up" in module for module, *_ in names[1])
+
+
+def test_a_region_in_a_region_compiles() -> None:
+    class Inner(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.block = BlockRegion()
+
+        @torch.compiler.nested_compile_region
+        def forward(self, x: Tensor) -> Tensor:
+            return torch.tanh(self.block(x))
+
+    torch.manual_seed(0)
+    model = nn.Sequential(Inner(), Inner(), Inner())
+    exact = step(model, model)
+    ours, _ = compiled(model)
+    assert min(sqnr(ours[name], exact[name]) for name in exact) > 15
+
+
+def test_a_region_in_inference_compiles() -> None:
+    torch._dynamo.reset()
+    model = net(True, "BB")
+    x = torch.randn(32, 64)
+    with torch.no_grad():
+        run = torch.compile(model, backend="fp8compile", options=OPTIONS)
+        assert torch.allclose(run(x), model(x), atol=1e-5)
