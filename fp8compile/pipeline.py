@@ -16,11 +16,12 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule
 
-from fp8compile import passes, verify
+from fp8compile import passes
 from fp8compile import torch_private as private
 from fp8compile.context import Context, Inputs
 from fp8compile.graph import copied
 from fp8compile.graph_report import report_of
+from fp8compile.named_passes import observed, unless_disabled, with_theirs
 from fp8compile.passes.cut_for_bytes import cut_for_bytes
 from fp8compile.passes.encode_saved import encode_saved
 from fp8compile.passes.fuse_state_codecs import fuse_state_codecs, holds_state_codecs
@@ -45,7 +46,6 @@ from fp8compile.regions import (
 )
 from fp8compile.report import Notes
 from fp8compile.split import Split
-from fp8compile.steps import watched
 from fp8compile.store import JointNotes, collecting
 from fp8compile.versions import __version__
 from fp8compile.widening import holds_sixteen_bit
@@ -100,6 +100,7 @@ COMPILES = (
     "liveness",
     "memory",
     "module_recipes",
+    "named_passes",
     "numerics",
     "observable",
     "observation",
@@ -135,10 +136,7 @@ def sources_key() -> str:
 
 
 class Partitioner(private.CustomPartitionerFn):
-    """Inductor's custom partitioner: cut, then PARTITION. Stateless and picklable, since it is part of the cache key.
-
-    ``graph_key`` names the graph it was made for; the report is collected under it (see fp8compile/store.py).
-    """
+    """Inductor's custom partitioner: cut, then PARTITION. Stateless and picklable, since it is part of the cache key."""
 
     def __init__(self, recipe: Recipe, graph_key: str) -> None:
         self.recipe, self.graph_key = recipe, graph_key
@@ -165,7 +163,7 @@ class Partitioner(private.CustomPartitionerFn):
         notes, ctx = Notes(), Context(self.recipe)
         watch = WATCH if joint.notes.observed else ()
         for each in (PARTITION if self.recipe.rewrites else ()) + watch:
-            ran = _observed(split.fw, each.__name__, functools.partial(each, split, ctx), split)
+            ran = observed(split.fw, each.__name__, functools.partial(each, split, ctx), split)
             disabled += [] if ran is not None else [each.__name__]
             notes += ran or Notes()
         if self.recipe.rewrites or watch:
@@ -186,7 +184,7 @@ class Partitioner(private.CustomPartitionerFn):
         if not self.recipe.rewrites:
             return _split(*_upstream(gm, joint_inputs, **kwargs), **kwargs), []
         cut = functools.partial(cut_for_bytes, gm, joint_inputs, kwargs)
-        halves = _observed(gm, "cut_for_bytes", cut)
+        halves = observed(gm, "cut_for_bytes", cut)
         disabled = [] if halves else ["cut_for_bytes"]
         return _split(*(halves or _upstream(gm, joint_inputs, **kwargs)), **kwargs), disabled
 
@@ -235,7 +233,7 @@ class JointPasses(private.CustomGraphPass):
         wide = RANGE if holds_sixteen_bit(graph) or self.recipe.keep_fp32 else ()
         before = (OPTIMIZER if holds_state_codecs(graph) else wide) + (OBSERVE if self.extra else ())
         for each in before + JOINT:
-            ran = _observed(gm, each.__name__, functools.partial(each, graph, ctx))
+            ran = observed(gm, each.__name__, functools.partial(each, graph, ctx))
             disabled += [] if ran is not None else [each.__name__]
             notes += ran or Notes()
         collector.joint[graph] = JointNotes(plain, notes, tuple(disabled), region)
@@ -260,7 +258,7 @@ class PostGradPasses(private.CustomGraphPass):
         gm = graph.owning_module
         assert gm is not None
         for each in POST_GRAD:
-            _unless_disabled(gm, each.__name__, functools.partial(each, graph, Context(self.recipe)))
+            unless_disabled(gm, each.__name__, functools.partial(each, graph, Context(self.recipe)))
 
 
 def passes_for(
@@ -281,35 +279,14 @@ def passes_for(
     ours = JointPasses(recipe, graph_key, parameters, extra, whole, regions)
     return {
         **joint_pass(ours, patches),
-        **_with_theirs("post_grad_custom_post_pass", PostGradPasses(recipe), patches),
+        **with_theirs("post_grad_custom_post_pass", PostGradPasses(recipe), patches),
         "custom_partitioner_fn": Partitioner(recipe, graph_key),
     }
 
 
 def joint_pass(ours: Callable[[Graph], None], patches: Mapping[str, Any]) -> dict[str, Any]:
     """The Inductor option that runs ``ours`` on joint and inference graphs, after the user's own."""
-    return _with_theirs("joint_custom_post_pass", ours, patches)
-
-
-def _with_theirs(name: str, ours: Callable[[Graph], None], patches: Mapping[str, Any]) -> dict[str, Any]:
-    theirs = patches.get(name, getattr(private.inductor_config, name))
-    before = theirs if isinstance(theirs, (list, tuple)) else [theirs] if theirs else []
-    return {name: [*before, ours] if before else ours}
-
-
-def _observed(gm: GraphModule, name: str, run: Callable[[], Any], split: Split | None = None) -> Any:
-    """What ``run`` returns, or None where the pass of that name is disabled. Dumps see ``split``, or else ``gm``."""
-    result = watched(name, split or gm, lambda: _unless_disabled(gm, name, run))
-    if verify.enabled:
-        cut = result if isinstance(result, tuple) else (split.fw, split.bw) if split else (gm,)
-        for part in cut:
-            verify.verify(part.graph, name)
-    return result
-
-
-def _unless_disabled(gm: GraphModule, name: str, run: Callable[[], Any]) -> Any:
-    observer = private.GraphTransformObserver(gm, name, subsystem="fp8compile")
-    return observer.apply_gm_pass(lambda _: run())
+    return with_theirs("joint_custom_post_pass", ours, patches)
 
 
 def _upstream(gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> tuple[GraphModule, GraphModule]:

@@ -21,7 +21,7 @@ class Block(nn.Module):
         self.norm, self.up, self.down = nn.LayerNorm(64), nn.Linear(64, 128), nn.Linear(128, 64)
 
     def forward(self, x: Tensor) -> Tensor:
-        return x + self.down(torch.nn.functional.gelu(self.up(self.norm(x))))
+        return x + self.down(torch.tanh(self.up(self.norm(x))))
 
 
 class Other(nn.Module):
@@ -96,7 +96,10 @@ def test_products_and_bytes_are_those_of_the_model_without_regions(kinds: str, c
         first = (
             64 * 32 + 2 * 16
         )  # the stem keeps its result for itself, the region that it goes into keeps it once more
-        assert regions.saved_bytes <= inlined.saved_bytes + first
+        statistics = (
+            32 * 4 * len(kinds)
+        )  # mean and rsqrt of a norm, of which the cut without regions keeps one beside x
+        assert regions.saved_bytes <= inlined.saved_bytes + first + statistics
         assert regions.saved_bytes < regions.saved_bytes_plain / 2
         modules = {s.origin.module.split(".")[1] for s in regions.saved if s.origin.module.startswith("blocks.")}
         assert modules == {str(i) for i in range(len(kinds))}
@@ -117,7 +120,7 @@ def test_gradients(kinds: str, checkpointed: bool) -> None:
 
 def test_the_report_belongs_to_each_call() -> None:
     _, report = compiled(net(True, "BBB"))
-    assert {s.origin.module for s in report.saved} >= {f"blocks.{i}.up" for i in range(3)}
+    assert {s.origin.module[:8] for s in report.saved} >= {f"blocks.{i}" for i in range(3)}
     assert not report.remarks and len(report.graphs) == 1
 
 
