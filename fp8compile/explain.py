@@ -23,6 +23,11 @@ UNMATCHED = (
     "Recipe.modules[{!r}]: no tensor in this report was made in such a module. Where a graph breaks inside a module, Dynamo "
     "compiles that module by itself: its paths begin there, and one graph serves every module of that class"
 )
+OTHER_RECIPE = " for the recipe that runs now"
+PLAIN_EAGER = (
+    "it runs as plain eager, because Dynamo has compiled this code as often as it does (recompile_limit, "
+    "accumulated_recompile_limit of torch._dynamo.config); raise the limit, or call torch._dynamo.reset()"
+)
 
 
 def report(compiled: nn.Module) -> Report:
@@ -34,11 +39,13 @@ def report(compiled: nn.Module) -> Report:
         ValueError: no graph of this model was compiled by fp8compile, so there is nothing to report.
     """
     recipes = recipes_running(compiled)
-    found = [c for c in store.compiled_for(compiled) if not recipes or c.recipe in recipes]
+    known = store.compiled_for(compiled)
+    found = [c for c in known if not recipes or c.recipe in recipes]
     if not found:
         raise ValueError(
-            f"no graph of this {type(compiled).__name__} was compiled by fp8compile. If it has not run yet, run one "
-            f"step first. If it has: {store.NOTHING}"
+            f"no graph of this {type(compiled).__name__} was compiled by fp8compile"
+            f"{OTHER_RECIPE if known else ''}. If it has not run yet, run one step first. If it has: "
+            f"{PLAIN_EAGER if known else store.NOTHING}"
         )
     return _report([r for c in found for r in c.reports], found[-1].recipe, compiled)
 
