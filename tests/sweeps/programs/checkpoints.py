@@ -66,7 +66,7 @@ def noise_within_and_after_a_checkpoint(m: Any, x: Tensor) -> Tensor:
 
 
 @program(
-    leaf(8, 16, 12, 12), model=lambda: nn.Sequential(nn.Conv2d(16, 16, 3, padding=1), nn.BatchNorm2d(16), nn.SiLU())
+    leaf(8, 16, 12, 12), model=lambda: nn.Sequential(nn.Conv2d(16, 16, 3, bias=False), nn.BatchNorm2d(16), nn.SiLU())
 )
 def batch_norm_within_a_checkpoint(m: Any, x: Tensor) -> Tensor:
     return checkpoint(m, x, use_reentrant=False).sin()
