@@ -178,7 +178,7 @@ def _product_of_activations(node: Node, sources: Mapping[Node, Source], small: M
 
 
 def _are_scores(before: float, behind: Collection[float], inner: int) -> bool:
-    """Whether scores are scaled by at most 2 / sqrt(inner) in all (Gemma scales by another layer's size), mildly ``behind``."""
+    """Whether scores are scaled by at most 2 / sqrt(inner) in all (Gemma goes by another layer's size), mildly ``behind``."""
     return (
         bool(behind) and min(behind) >= SCORES and before * max(behind) <= 2 / inner**0.5 and before * max(behind) < 1
     )

@@ -202,6 +202,7 @@ def test_an_island_without_effect_is_none() -> None:
     """The sum of one kernel is FP32 inside; rounding it to FP16 afterwards is what the user asked for."""
     assert not islands(lambda x: x.sum(0), half(2048, 4))
     assert not islands(lambda x: x.exp(), half(2048, 4))
+    assert not islands(lambda x: x.var(0), half(2048, 4)), "nor are its gradients, which hand on among themselves"
 
 
 def test_a_mask_made_from_an_island_is_its_end() -> None:
