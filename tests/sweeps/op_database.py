@@ -113,7 +113,7 @@ def records(
 
 def _fitting(sample: Sample, place: int, wrappers: Sequence[str]) -> Sequence[str]:
     """All programs for the first sample; one for the others, and where there is nothing to differentiate."""
-    return wrappers if place == 0 and is_differentiable(sample) else ("product",)
+    return wrappers if place == 0 and is_differentiable(sample) else wrappers[-1:]
 
 
 def _runs(sample: Sample) -> bool:

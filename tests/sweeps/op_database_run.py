@@ -19,7 +19,7 @@ from typing import Any
 from fp8compile.pipeline import sources_key
 from tests.sweeps import workers
 from tests.sweeps.op_database import BAD, DTYPES, RECIPE, SECONDS, Record, records
-from tests.sweeps.op_programs import operations
+from tests.sweeps.op_programs import WRAPPERS, operations
 
 ORDER = (*BAD, "encoded", "declined", "exact", "not compiled", "eager is not finite", "eager fails")
 
@@ -29,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--json", type=Path, help="results file; a sweep that was cut off goes on")
     parser.add_argument("--only", default="", help="regular expression searched in the operations' names")
     parser.add_argument("--dtypes", nargs="*", default=list(DTYPES), choices=list(DTYPES))
+    parser.add_argument("--samples", type=int, default=2)
+    parser.add_argument("--wrappers", nargs="*", default=list(WRAPPERS), choices=list(WRAPPERS))
     parser.add_argument("-j", type=int, default=1, help="processes")
     parser.add_argument("--worker", action="store_true", help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
@@ -36,8 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         workers.serve(_answer)
         return
     names = [n for n in operations() if re.search(args.only, n)]
-    names.sort(key=lambda n: not operations()[n].supports_autograd)  # what can be wrong first
-    jobs = [f"{dtype} {name}" for dtype in args.dtypes for name in names]
+    jobs = jobs_of(names, args.dtypes, args.samples, args.wrappers)
     found = swept(jobs, args.j, args.json.with_suffix(".partial") if args.json else None)
     print(text_of(found))
     if args.json:
@@ -45,8 +46,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         args.json.with_suffix(".partial").unlink()
 
 
+def jobs_of(
+    names: Iterable[str], dtypes: Iterable[str], samples: int = 2, wrappers: Sequence[str] = WRAPPERS
+) -> list[str]:
+    """One job for each operation and dtype, as its worker reads it; what can have a wrong gradient first, mixed."""
+    order = sorted(names, key=lambda n: (not operations()[n].supports_autograd, hashlib.sha256(n.encode()).digest()))
+    return [f"{dtype} {samples} {','.join(wrappers)} {name}" for dtype in dtypes for name in order]
+
+
 def swept(jobs: Sequence[str], processes: int, partial: Path | None = None) -> list[Record]:
-    """The records of all jobs ("dtype name"), in that order; ``partial`` holds an earlier run's, and takes new ones."""
+    """The records of all jobs, in that order; ``partial`` holds an earlier run's, and takes new ones."""
     known = _read(partial) if partial else {}
     file = _opened(partial, known) if partial else None
 
@@ -66,12 +75,12 @@ def swept(jobs: Sequence[str], processes: int, partial: Path | None = None) -> l
 
 
 def _answer(job: str) -> list[dict[str, Any]]:
-    dtype, name = job.split(" ", 1)
-    return [asdict(r) for r in records(name, dtype)]
+    dtype, samples, wrappers, name = job.split(" ", 3)
+    return [asdict(r) for r in records(name, dtype, int(samples), wrappers.split(","))]
 
 
 def _died(job: str, why: str) -> list[dict[str, Any]]:
-    dtype, name = job.split(" ", 1)
+    dtype, _, _, name = job.split(" ", 3)
     return [asdict(Record(name, dtype, 0, "", "crash", why))]
 
 

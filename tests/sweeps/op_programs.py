@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from torch.testing._internal.common_methods_invocations import op_db
 from torch.utils import _pytree as pytree
 
-WRAPPERS = ("sum", "product", "compared", "exponentiated")
+WRAPPERS = ("sum", "compared", "exponentiated", "product")
 CONSIDERED = 24  # samples of the database that are looked at, of which two are taken
 EXPONENT = 20.0
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from tests.sweeps.op_database import DTYPES, Record, Step, records, sqnr, worst_of
-from tests.sweeps.op_database_run import by_operation, swept, text_of, worst_first
+from tests.sweeps.op_database_run import by_operation, jobs_of, swept, text_of, worst_first
 from tests.sweeps.op_exemptions import EXEMPT, unexcused
 from tests.sweeps.op_programs import operations
 from tests.sweeps.op_selection import SELECTION
@@ -32,7 +32,7 @@ def test_selected(name: str, dtype: str, tally: Callable[..., None]) -> None:
 @pytest.mark.timeout(4 * 3600)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_whole(dtype: str, tally: Callable[..., None]) -> None:
-    found = swept([f"{dtype} {name}" for name in operations()], os.cpu_count() or 1)
+    found = swept(jobs_of(operations(), [dtype]), os.cpu_count() or 1)
     print(text_of(found))
     for rows in by_operation(found).values():
         tally(f"op_db {dtype}", worst_first(r.outcome for r in rows)[0])
