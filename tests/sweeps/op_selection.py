@@ -38,6 +38,13 @@ FAMILIES: dict[str, str] = {
 CHOSEN = [name for names in FAMILIES.values() for name in names.split()]
 
 
+WRAPPERS = {  # see tests/sweeps/op_programs.py
+    "float32": ("sum", "compared", "product"),
+    "bfloat16": ("compared", "product"),
+    "float16": ("compared", "product"),
+}
+
+
 def dtypes_of(place: int) -> tuple[str, ...]:
     """FP32 for all; every third in BF16 too, every third in FP16."""
     return ("float32", *((), ("bfloat16",), ("float16",))[place % 3])

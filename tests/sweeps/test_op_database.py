@@ -13,7 +13,7 @@ from tests.sweeps.op_database import DTYPES, Record, Step, records, sqnr, worst_
 from tests.sweeps.op_database_run import by_operation, jobs_of, swept, text_of, worst_first
 from tests.sweeps.op_exemptions import EXEMPT, unexcused
 from tests.sweeps.op_programs import operations
-from tests.sweeps.op_selection import SELECTION
+from tests.sweeps.op_selection import SELECTION, WRAPPERS
 
 
 def told(found: list[Record]) -> str:
@@ -22,7 +22,7 @@ def told(found: list[Record]) -> str:
 
 @pytest.mark.parametrize(("name", "dtype"), SELECTION, ids=[f"{n}-{d}" for n, d in SELECTION])
 def test_selected(name: str, dtype: str, tally: Callable[..., None]) -> None:
-    found = records(name, dtype, samples=1)
+    found = records(name, dtype, samples=1, wrappers=WRAPPERS[dtype])
     for record in found:
         tally(f"op_db {dtype}, CI", record.outcome)
     assert not unexcused(found), told(unexcused(found))
