@@ -28,8 +28,8 @@ from torch import ops
 from torch.fx import Node
 
 from fp8compile.graph import is_tensor, numel
-from fp8compile.hazards import ZERO_KEEPING, is_exponential, reaches
 from fp8compile.numerics import E4M3, INT8, Format
+from fp8compile.reach import ZERO_KEEPING, is_exponential, reaches
 
 aten = ops.aten
 

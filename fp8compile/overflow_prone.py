@@ -3,7 +3,7 @@
 FP16 holds 2**-24 ... 65504, at full precision from 2**-14. An operation stands in WIDEN where ordinary inputs (of
 magnitude 1 to 100) can take its result out of that, and in LEFT where they cannot, or where the price is out of proportion:
 such a case is found by calibration. Operations are named as in aten, without overload; what a decomposition made goes by
-the name of what was decomposed. A bounded function is never unsafe, however it is written out (``hazards.is_exponential``).
+the name of what was decomposed. A bounded function is never unsafe, however it is written out (``reach.is_exponential``).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from torch.fx import Node
 
 from fp8compile.flow import Source
 from fp8compile.graph import hint, is_tensor, is_view, numel, storage_root
-from fp8compile.hazards import EXPONENTS, LAYOUT, LINEAR, is_exponential, reaches
 from fp8compile.numerics.histogram import FP16_MAX
 from fp8compile.observable import contracts
 from fp8compile.products import ALL
+from fp8compile.reach import EXPONENTS, LAYOUT, LINEAR, is_exponential, reaches
 
 aten = torch.ops.aten
 

@@ -21,6 +21,7 @@ from fp8compile import torch_private as private
 from fp8compile.context import Context, Inputs
 from fp8compile.graph import copied
 from fp8compile.liveness import workspace_bytes
+from fp8compile.passes.copy_overwritten import copy_overwritten
 from fp8compile.passes.cut_for_bytes import cut_for_bytes
 from fp8compile.passes.encode_saved import encode_saved
 from fp8compile.passes.fuse_state_codecs import fuse_state_codecs, holds_state_codecs
@@ -67,6 +68,9 @@ PARTITION: tuple[PartitionPass, ...] = (
     encode_saved,  # last: whatever is still kept is stored as codes
 )
 
+# On the two halves of every graph, whatever the recipe rewrites, before PARTITION.
+SOUND: tuple[PartitionPass, ...] = (copy_overwritten,)  # what is recomputed must be made from values that were read
+
 # Last of all on the two halves of a graph that OBSERVE has marked, whatever the recipe rewrites.
 WATCH: tuple[PartitionPass, ...] = (observe_forward,)
 
@@ -83,7 +87,6 @@ COMPILES = (
     "formats_by_use",
     "frozen",
     "graph",
-    "hazards",
     "islands",
     "kept",
     "liveness",
@@ -98,9 +101,11 @@ COMPILES = (
     "pipeline",
     "products",
     "ranges",
+    "reach",
     "recipe",
     "report",
     "report_text",
+    "sensitivity",
     "split",
     "steps",
     "store",
@@ -146,11 +151,11 @@ class Partitioner(private.CustomPartitionerFn):
         split, disabled = self._cut(gm, joint_inputs, **kwargs)
         notes, ctx = Notes(), Context(self.recipe)
         watch = WATCH if joint.notes.observed else ()
-        for each in (PARTITION if self.recipe.rewrites else ()) + watch:
+        for each in SOUND + (PARTITION if self.recipe.rewrites else ()) + watch:
             ran = _observed(split.fw, each.__name__, functools.partial(each, split, ctx), split)
             disabled += [] if ran is not None else [each.__name__]
             notes += ran or Notes()
-        if self.recipe.rewrites or watch:
+        if self.recipe.rewrites or watch or split.overwritten:
             split.finish()
         remarks = tuple(
             f"{name} is switched off by TORCHINDUCTOR_DISABLED_PASSES" for name in (*joint.disabled, *disabled)
@@ -186,13 +191,8 @@ class JointPasses(private.CustomGraphPass):
         self.extra, self.whole = extra, whole
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return JointPasses, (
-            dataclasses.replace(self.recipe, dump=None),
-            self.graph_key,
-            self.parameters,
-            self.extra,
-            self.whole,
-        )
+        recipe = dataclasses.replace(self.recipe, dump=None)
+        return JointPasses, (recipe, self.graph_key, self.parameters, self.extra, self.whole)
 
     def uuid(self) -> tuple[str, str, str]:
         return sources_key(), self.recipe.key, self.graph_key

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from torch.fx import GraphModule, Node
@@ -12,6 +13,7 @@ from fp8compile.graph import is_tensor, nbytes, storage_root
 
 NO_VERSION_CHECK = "saved_tensor_with_no_vc_check"  # stashed on ctx: AOTAutograd counts these markers, order kept
 
+WRITTEN_BACK = "InputMutationAOTOutput"  # returned by the forward, and copied into the input by whoever runs it
 TOKEN = "ForwardTokenAOTInput"  # inputs that order side effects come first; static indices do not count them
 
 
@@ -62,6 +64,14 @@ class Split:
         """Whether a storage outlives the forward anyway: a parameter, a buffer, or data the caller passed in."""
         return root.op == "placeholder" and (root in self.static or root not in self.needs_grad)
 
+    @cached_property
+    def overwritten(self) -> frozenset[Node]:
+        """Inputs whose memory holds another value once the forward has run: in-place changes are written back into them."""
+        written = [n.args[0] for n in self.fw.graph.nodes if n.op == "call_function" and _writes(n)]
+        returned = {d.mutated_input for d in self._returned_descs if type(d).__name__ == WRITTEN_BACK}
+        roots = {storage_root(n) for n in written if isinstance(n, Node)}
+        return frozenset(n for n in self.inputs if n in roots or n.meta.get("desc") in returned)
+
     def kept_bytes(self) -> int:
         """Bytes that stay alive for the backward: distinct storages, without those that the caller owns."""
         roots = {storage_root(e.made) for e in self.edges if e.is_tensor}
@@ -76,6 +86,12 @@ class Split:
                 value.made.meta[NO_VERSION_CHECK] = True
         self.edges[at : at + 1] = new
         self.bw.graph.erase_node(edge.used)
+
+    def keep_instead(self, edge: Edge, made: Node) -> None:
+        """Hand over another value of the forward where ``edge`` was handed over, to the same input of the backward."""
+        if edge.made.meta.get(NO_VERSION_CHECK):
+            made.meta[NO_VERSION_CHECK] = True
+        self.edges[self.edges.index(edge)] = dataclasses.replace(edge, made=made)
 
     def placeholder(self, edge: Edge, made: Node, part: str = "") -> Node:
         """A new input of the backward graph, beside that of ``edge``, for a value made in the forward."""
@@ -116,6 +132,12 @@ class Split:
             module.graph.eliminate_dead_code()
             module.graph.lint()
             module.recompile()
+
+
+def _writes(node: Node) -> bool:
+    """Whether an operation changes its first operand in place."""
+    schema = getattr(node.target, "_schema", None)
+    return bool(schema and schema.is_mutable and node.args)
 
 
 def _is_size(node: object) -> bool:

@@ -7,8 +7,9 @@ INT8 at most 1/254 of its group's largest. The recipe names the format, by defau
 
 Left as they are, each with its reason in the report: what is not a floating-point activation (integers, masks, RNG
 states, tables, values made from parameters alone), small tensors, statistics of norms and softmax, float64 and complex,
-what the user put in FP32 inside a 16-bit model, FP32 islands, what the backward exponentiates, divides by or compares for
-equality, operands of higher-order operators, and what the recipe says to leave.
+what the user put in FP32 inside a 16-bit model, FP32 islands, operands of higher-order operators, what the recipe says to
+leave, and every tensor for which it cannot be argued that the gradients answer its error with a small one
+(``fp8compile/sensitivity.py``).
 """
 
 from __future__ import annotations
@@ -37,34 +38,38 @@ from fp8compile.graph import (
     splice,
     storage_root,
 )
-from fp8compile.hazards import spoiled_use
 from fp8compile.module_recipes import in_module
 from fp8compile.numerics import E4M3, ENCODABLE, INT8, Codec, Groupwise, GroupwiseBest
 from fp8compile.products import BATCHED
 from fp8compile.recipe import Recipe
 from fp8compile.report import Notes, Saved, Skip
+from fp8compile.sensitivity import Sensitivity
 from fp8compile.split import Edge, Split
 from fp8compile.widening import WIDENED
+
+STEEP = "a steep function of it in the backward"
 
 _REDUCTIONS = ("sum", "mean", "amax", "amin", "var_mean", "var", "logsumexp", "prepare_softmax_online")
 
 
 def encode_saved(split: Split, ctx: Context) -> Notes:
     """Store every kept activation as codes, or say why not."""
-    notes = Notes()
     judge = _Judge(split, ctx)
-    for edge in list(split.edges):
-        if not edge.is_tensor or split.caller_owns(storage_root(edge.made)):
-            continue
-        if encoding := encoding_of(edge.made):
-            notes += Notes(saved=_codes_of_a_product(edge, encoding))
-        elif not ctx.recipe.saves or (SPLICED in edge.made.meta and _statistic(edge.made)):
-            continue  # the amax of a product's operand belongs to its codes
-        elif reason := judge.reason_to_leave(edge):
-            notes += Notes(skips=(_left(edge, reason),))
-        else:
-            notes += Notes(saved=(_encode(split, edge, *codec_for(edge, ctx.recipe_at(_path(edge)))),))
+    decided = [(edge, judge.decide(edge)) for edge in split.edges if _is_ours(split, edge)]  # on one graph, for all
+    notes = Notes()
+    for edge, decision in decided:
+        if isinstance(decision, Encoding):
+            notes += Notes(saved=_codes_of_a_product(edge, decision))
+        elif isinstance(decision, str):
+            notes += Notes(skips=(_left(edge, decision),))
+        elif decision is not None:
+            notes += Notes(saved=(_encode(split, edge, *decision),))
     return notes
+
+
+def _is_ours(split: Split, edge: Edge) -> bool:
+    """Whether a tensor is kept for the backward's sake alone."""
+    return edge.is_tensor and not split.caller_owns(storage_root(edge.made))
 
 
 def codec_for(edge: Edge, recipe: Recipe) -> tuple[Codec, str]:
@@ -78,14 +83,36 @@ def codec_for(edge: Edge, recipe: Recipe) -> tuple[Codec, str]:
 
 
 class _Judge:
-    """Knows the whole forward graph; says of one kept tensor why it must stay as it is."""
+    """Knows both graphs; says of one kept tensor how it is stored, or why it must stay as it is."""
 
     def __init__(self, split: Split, ctx: Context) -> None:
         self.ctx = ctx
         self.sources = sources(split.fw.graph, split.static)
         self.user_fp32 = user_fp32(split.fw.graph, split.static)
+        self.sensitivity = Sensitivity(split)
 
-    def reason_to_leave(self, edge: Edge) -> str | None:
+    def decide(self, edge: Edge) -> Encoding | tuple[Codec, str] | str | None:
+        """What a product's operand is encoded as already, or codec and remark, or the reason to leave it; None: no entry."""
+        if encoding := encoding_of(edge.made):
+            return encoding
+        if not self.ctx.recipe.saves or (SPLICED in edge.made.meta and _statistic(edge.made)):
+            return None  # the amax of a product's operand belongs to its codes
+        return self._reason_to_leave(edge) or self._codec(edge)
+
+    def _codec(self, edge: Edge) -> tuple[Codec, str] | str:
+        """The recipe's codec if the backward answers its errors with small ones; else E4M3's, if it may be chosen."""
+        recipe = self.ctx.recipe_at(_path(edge))
+        codec, why = codec_for(edge, recipe)
+        formats = (codec.format,) if isinstance(codec, Groupwise) else (E4M3, INT8)
+        reasons = [reason for fmt in formats if (reason := self.sensitivity.reason_to_stay_exact(edge.used, fmt))]
+        if not reasons:
+            return codec, why
+        name = recipe.attention_format if _belongs_to_attention(edge) else recipe.saved_format
+        if name != "auto" or formats == (E4M3,) or self.sensitivity.reason_to_stay_exact(edge.used, E4M3):
+            return reasons[0]
+        return Groupwise(E4M3, recipe.group_size), STEEP
+
+    def _reason_to_leave(self, edge: Edge) -> str | None:
         return (
             self._not_an_activation(edge)
             or self._left_by_recipe(edge)
@@ -93,7 +120,7 @@ class _Judge:
             or (WIDENED in storage_root(edge.made).meta and "in an FP32 island: its range is what the island is for")
             or (edge.made in self.user_fp32 and "the user computes this in FP32 inside a 16-bit model")
             or _higher_order_use(edge.used)
-            or spoiled_use(edge.used)
+            or None
         )
 
     def _not_an_activation(self, edge: Edge) -> str | None:

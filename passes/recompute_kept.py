@@ -5,9 +5,10 @@ as a 4-D tensor and as the 2-D view that feeds the output projection. Each is a 
 that are kept, so the backward repeats it where it is first needed; one storage, one copy.
 
 Legality: only the operations in CHEAP are repeated, all of them deterministic, none a reduction or a product, each on
-values that reach the backward anyway (kept tensors, parameters, the caller's data), on constants, or, failing that, on
-the FP8 codes that a product's operand was decoded from, which then are kept in its place. Never through a value that is
-itself recomputed: a residual stream would be rebuilt from its start, step by step, and all of it live at once.
+values that reach the backward anyway (kept tensors, parameters, the caller's data unless the forward overwrites it), on
+constants, or, failing that, on the FP8 codes that a product's operand was decoded from, which then are kept in its place.
+Never through a value that is itself recomputed: a residual stream would be rebuilt from its start, step by step, and all of
+it live at once.
 """
 
 from __future__ import annotations
@@ -119,7 +120,7 @@ def _costs_nothing_to_keep(node: Node, split: Split) -> bool:
     """Parameters and the caller's data are there anyway (a norm's bias, say); dropout's seeds are one number each."""
     if node.target is prims.inductor_seeds.default:
         return True
-    return node.op == "placeholder" and is_tensor(node) and split.caller_owns(node)
+    return node.op == "placeholder" and is_tensor(node) and split.caller_owns(node) and node not in split.overwritten
 
 
 def _operands(chain: list[Node]) -> list[Node]:

@@ -1,0 +1,65 @@
+"""How far off a value is that was computed from a code, and why nothing may be known of that."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from fp8compile.numerics import Format
+
+EXPONENTIATED = "exponentiated in the backward: a relative error would become an absolute one of the exponent"
+DIVIDED = "divided by in the backward: nothing proves that it stays away from the pole of {}"
+PHASE = "a phase in the backward: nothing proves that it is small enough for {}"
+STEEP = "steep in the backward: a function of {:g} times the value, of which what is small beside its group is rounded away"
+CHOOSES = "compared in the backward, to choose between values of which one may be infinite"
+UNKNOWN = "read in the backward by {}, which the sensitivity analysis does not know"
+AMPLIFIED = "amplified {:.0f} times in the backward"
+
+
+class Unbounded(Exception):
+    """No bound is known for the response of an operation; the message is the reason for the report."""
+
+
+class Unproven(Unbounded):
+    """The response is bounded if some value is, which the range analysis may know."""
+
+
+@dataclass(frozen=True)
+class Error:
+    """How far off a value is that was computed from a code; see the head of this file.
+
+    Attributes:
+        amplification: k.
+        gain: the product of constants between the code and the value.
+        absolute: |v' - v| <= absolute * e, by proven ranges; inf where nothing is proven.
+        shifted: whether something was added on the way, so that a small value may be far off relatively.
+        step: whether it is a mask, or a number made from one.
+        narrow: of a mask, the gain beside the constant that was compared with.
+        within: the bounded function (name, seq_nr) whose inner value this is; nobody else may read it.
+    """
+
+    amplification: float = 1.0
+    gain: float = 1.0
+    absolute: float = math.inf
+    shifted: bool = False
+    step: bool = False
+    narrow: float = 0.0
+    within: tuple[str, object] | None = None
+
+
+def worst(errors: list[Error]) -> Error:
+    """An error that is no smaller than any of several."""
+    return Error(
+        max(e.amplification for e in errors),
+        max(e.gain for e in errors),
+        max(e.absolute for e in errors),
+        any(e.shifted for e in errors),
+        any(e.step for e in errors),
+        max(e.narrow for e in errors),
+        next((e.within for e in errors if e.within), None),
+    )
+
+
+def error_of(fmt: Format) -> float:
+    """e: half a step of a format, of a group's largest value or, of a floating-point format, of each; the scale is BF16."""
+    return (fmt.half_ulp if fmt.is_float else 0.5 / fmt.max) + 2.0**-9
