@@ -108,6 +108,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--models", nargs="*", default=[])
+    parser.add_argument("--precisions", nargs="*", default=list(PRECISIONS), choices=PRECISIONS)
     parser.add_argument("--tiny", action="store_true", help="smaller models: the same operations")
     parser.add_argument("--least", type=int, default=4096, help="Recipe.min_saved_numel; 0: every tensor is judged")
     args = parser.parse_args()
@@ -115,7 +116,7 @@ def main() -> None:
     left, built = [], []
     for name, case in models(args.models, args.tiny):
         built.append(name)
-        for precision in PRECISIONS:
+        for precision in args.precisions:
             report = explained(case, precision, {"min_saved_numel": args.least})
             found = left_by(report, name, precision) or [Left(name, precision, "", "", 0, 0)]
             left += found
