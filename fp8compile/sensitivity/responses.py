@@ -48,7 +48,8 @@ MOVES = _packets(
     " permute pixel_shuffle pixel_unshuffle ravel repeat reshape roll rot90 select select_backward slice slice_backward split"
     " split_with_sizes squeeze t transpose unbind unfold unsqueeze view _unsafe_view _reshape_alias narrow chunk tril triu"
     " diagonal_backward constant_pad_nd reflection_pad1d reflection_pad2d reflection_pad3d replication_pad1d"
-    " replication_pad2d replication_pad3d index_select gather index _unsafe_index embedding take _to_copy",
+    " replication_pad2d replication_pad3d _unsafe_masked_index index_select gather index"
+    " _unsafe_index embedding take _to_copy",
 ) | _packets(prims, "convert_element_type device_put broadcast_in_dim transpose view_of")
 
 # Combinations of operands, element by element or in other places; each element of the result is one of an operand.
@@ -67,7 +68,8 @@ CONTRACTIONS = _packets(
 # Linear: sums of elements with weights that do not depend on any element.
 SUMS = _packets(
     aten,
-    "sum mean cumsum trace index_add scatter_add index_put _unsafe_index_put embedding_dense_backward unfold_backward im2col"
+    "_unsafe_masked_index_put_accumulate"
+    " sum mean cumsum trace index_add scatter_add index_put _unsafe_index_put embedding_dense_backward unfold_backward im2col"
     " col2im avg_pool1d avg_pool2d avg_pool3d avg_pool2d_backward avg_pool3d_backward _adaptive_avg_pool2d"
     " _adaptive_avg_pool3d _adaptive_avg_pool2d_backward _adaptive_avg_pool3d_backward adaptive_avg_pool1d"
     " max_pool2d_with_indices_backward max_pool3d_with_indices_backward max_unpool2d upsample_nearest1d upsample_nearest2d"
@@ -107,6 +109,7 @@ CONJUNCTIONS = _packets(aten, "logical_and bitwise_and")
 LOGIC = CONJUNCTIONS | _packets(aten, "logical_or logical_not logical_xor bitwise_or bitwise_not bitwise_xor")
 
 DIV, POW = aten.div, aten.pow
+CONSTANTS = (aten.full.default, aten.scalar_tensor.default)
 CHOICES = _packets(aten, "where")  # linear in what is chosen between; the condition is a step
 
 # Ops that read the shape of an operand, none of its elements.
@@ -183,5 +186,6 @@ def casts_to_integer(node: Node) -> bool:
 def function_of(node: Node) -> tuple[str, object] | None:
     """The bounded function that a node is a part of, in the forward or the backward (BOUNDED)."""
     original = node.meta.get("original_aten")
-    name = str(getattr(original, "overloadpacket", original or "")).removeprefix("aten.").removesuffix("_backward")
+    name = str(getattr(original, "overloadpacket", original or "")).removeprefix("aten.")
+    name = name.removesuffix("_backward").removesuffix("_forward")
     return (name, node.meta.get("seq_nr")) if name in BOUNDED else None

@@ -221,9 +221,11 @@ class Walk:
             if op in R.CONJUNCTIONS and len(read) > 1 and min(e.narrow for e in read.values()) > STEEPEST:
                 raise Unbounded(STEEP.format(error.narrow))
             return error
-        if op not in R.CHOICES | R.PRODUCTS | R.ADDITIONS | R.JOINS or R.casts_to_integer(node):
-            raise Unbounded(UNKNOWN.format(f"{op_name(node)} of a comparison"))
         others = [n for n in node.all_input_nodes if is_tensor(n) and not (n in read and read[n].step)]
+        others = [n for n in others if n.target not in R.CONSTANTS]
+        whole = R.casts_to_integer(node) and (op not in R.CHOICES or others)
+        if op not in R.CHOICES | R.PRODUCTS | R.ADDITIONS | R.JOINS or whole:
+            raise Unbounded(UNKNOWN.format(f"{op_name(node)} of a comparison"))
         if not R.function_of(node) and not all(map(self.of.is_regular, others)):
             raise Unbounded(CHOOSES)
         return dataclasses.replace(error, absolute=math.inf, shifted=True, step=not others)
