@@ -118,19 +118,36 @@ class Walk:
         ):
             if op in operations:
                 return rule(node, read, error)
-        if R.ATTENTION in str(node.target):
-            return dataclasses.replace(error, amplification=2 * error.amplification, absolute=math.inf)
+        if R.is_attention(node):
+            linear = all(R.takes_as_gradient(node, operand) for operand in read)
+            k = error.amplification * (1 if linear else 2)
+            return dataclasses.replace(error, amplification=k, absolute=math.inf, shifted=True)
         raise Unbounded(UNKNOWN.format(op_name(node)))
 
     def _product(self, node: Node, read: dict[Node, Error], error: Error) -> Error:
         """(1 + k1 e)(1 + k2 e) - 1, about (k1 + k2) e. An operand that stands there twice counts twice."""
         operands = [a for a in node.args if isinstance(a, Node)]
         k = sum(read[a].amplification for a in operands if a in read)
-        gain = math.prod(abs(a) for a in node.args if R.is_number(a)) if packet(node) in R.PRODUCTS else 1.0
+        gain = self._gain_of(node, read) if packet(node) in R.PRODUCTS else 1.0
         absolute = error.absolute * gain if len(operands) == 1 else math.inf
         shifted = error.shifted or packet(node) in R.CONTRACTIONS
         k = max(k, error.amplification)
         return dataclasses.replace(error, amplification=k, gain=error.gain * gain, absolute=absolute, shifted=shifted)
+
+    def _gain_of(self, node: Node, read: dict[Node, Error]) -> float:
+        """What the constants of a product amount to; an exact factor of the result's size may be large where x is small.
+
+        A smaller factor, a row's statistic or a channel's weight, counts as 1: it is to x as the scale of a group is.
+        """
+        constants = math.prod(abs(a) for a in node.args if R.is_number(a))
+        factors = [a for a in node.args if isinstance(a, Node) and a not in read and R.is_as_large(a, node)]
+        if factors and not self.prove and not R.is_mask(factors[0]):
+            return math.inf
+        return constants * math.prod(self._amax(a) for a in factors)
+
+    def _amax(self, value: Node) -> float:
+        known = self.of.ranges.get(value)
+        return known.amax if known else math.inf
 
     def _quotient(self, node: Node, read: dict[Node, Error], error: Error) -> Error:
         divisor = node.args[1]
@@ -139,7 +156,8 @@ class Walk:
             k = 2 * sum(read[a].amplification for a in node.args if isinstance(a, Node) and a in read)
             return dataclasses.replace(error, amplification=k, absolute=math.inf, shifted=True)
         if isinstance(divisor, Node):
-            return dataclasses.replace(error, absolute=math.inf)
+            gain = math.inf if R.is_as_large(divisor, node) else 1.0
+            return dataclasses.replace(error, gain=error.gain * gain, absolute=math.inf)
         gain = 1 / abs(divisor) if R.is_number(divisor) and divisor else math.inf
         return dataclasses.replace(error, gain=error.gain * gain, absolute=error.absolute * gain)
 
