@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 NEAR = (1e-3, 0.01, 0.1, 1.0)  # how near to a pole
 SCALES = (0.3, 1.0, 1.0, 3.0)
-FACTORS = (1.0, 1.0, 5.0, 30.0)
+FACTORS = (1.0, 1.0, 5.0, 30.0, 100.0)
 
 # {0}, {1}: operands. {e}, {s}, {f}: a number of NEAR, SCALES, FACTORS. {w}, {g}: a parameter, a matrix or a row.
 POINTWISE = (
@@ -180,6 +180,20 @@ PAIRS = (
     "{0} * torch.sigmoid({1})",
     "({0}.abs() + {e}).pow({1}.clamp(-2, 2))",
     "torch.lerp({0}, {1}, 0.3)",
+    "{1} * torch.log({0}.detach().abs() + {e})",
+    "{1} * torch.log1p(-torch.sigmoid({0}.detach()) * 0.999)",
+    "{1} * torch.rsqrt({0}.detach().square() + {e})",
+    "{1} / ({0}.detach().abs() + {e})",
+    "{1} * ({0}.detach().abs() + {e}).pow(-0.5)",
+    "{1} * torch.exp({0}.detach() * {s})",
+    "{1} * torch.sin({0}.detach() * {f})",
+    "{1} * torch.floor({0}.detach() * 2)",
+    "{1} * torch.round({0}.detach() * 2)",
+    "{1} * torch.trunc({0}.detach() * 2)",
+    "{1} * torch.sign({0}.detach())",
+    "{1} * ({0}.detach() == {0}.detach().amax(-1, keepdim=True))",
+    "{1}.masked_fill({0}.detach() <= {0}.detach().mean(-1, keepdim=True), 0.0)",
+    "{1} * torch.remainder({0}.detach(), 0.7)",
     "torch.addcdiv({0}, {1}, {0}.abs() + {e})",
     "F.smooth_l1_loss({0}, {1}, reduction='none')",
     "F.binary_cross_entropy(torch.sigmoid({0}), torch.sigmoid({1}).detach(), reduction='none')",
@@ -199,11 +213,11 @@ IN_PLACE = (
 )
 
 TEMPLATES: Mapping[str, tuple[float, tuple[str, ...]]] = {
-    "pointwise": (0.36, POINTWISE),
+    "pointwise": (0.32, POINTWISE),
     "rows": (0.08, ROWS),
     "whole": (0.14, WHOLE),
     "weighted": (0.16, WEIGHTED),
-    "pairs": (0.18, PAIRS),
+    "pairs": (0.22, PAIRS),
     "in place": (0.08, IN_PLACE),
 }
 
@@ -351,7 +365,8 @@ def _unread(program: Program) -> list[str]:
 
 
 def _line(draw: random.Random, program: Program) -> Line:
-    kind = draw.choices(list(TEMPLATES), [weight for weight, _ in TEMPLATES.values()])[0]
+    weights = [weight for weight, _ in TEMPLATES.values()]
+    kind = draw.choices(list(TEMPLATES), weights)[0] if program.lines else "weighted"
     text = draw.choice(TEMPLATES[kind][1])
     name, known = f"v{len(program.lines)}", ["x0", "x1", *(line.name for line in program.lines)]
     operands = [_operand(draw, known, _unread(program)) for _ in range(1 + ("{1}" in text))]
