@@ -31,6 +31,7 @@ import torch
 from torch.fx import Node
 
 from fp8compile import torch_private as private
+from fp8compile.graph import is_tensor, numel
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -155,6 +156,11 @@ BOUNDED = (
 )
 
 getitem = private.getitem
+
+
+def is_as_large(operand: Node, node: Node) -> bool:
+    """Whether an operand has a number of its own for each element of the result."""
+    return is_tensor(operand) and numel(operand.meta["val"]) == numel(node.meta["val"])
 
 
 def is_attention(node: Node) -> bool:
