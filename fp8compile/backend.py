@@ -20,6 +20,7 @@ from fp8compile.graph import copied_with_attributes, module_path, source_line
 from fp8compile.pipeline import passes_for, sources_key
 from fp8compile.recipe import Recipe, nearest
 from fp8compile.report import GraphReport
+from fp8compile.seeded_random import draw_from_seeds
 from fp8compile.slot import Fed, rows_of, with_slot
 from fp8compile.steps import watching
 
@@ -70,9 +71,14 @@ def compile_graph(
 ) -> Callable[..., Any]:
     """``fp8compile`` for a ready recipe: compile, and remember the report for ``fp8compile.report(model)``."""
     modules = _module_types(gm)
+    spare = copied_with_attributes(gm) if recipe.check == "first_step" else None
     compiled, reports = compile_and_report(gm, example_inputs, recipe, mode)
     store.remember(reports, recipe, example_inputs, modules)
     log.info("compiled a graph: %s", "; ".join(f"{r.kind}, keeps {r.saved_bytes} bytes" for r in reports))
+    if spare is not None:
+        from fp8compile.first_step import checked_first_step
+
+        return checked_first_step(compiled, spare, example_inputs, recipe)
     return compiled
 
 
@@ -137,6 +143,7 @@ def compile_once(
 
 def run_the_graph(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
     """The inner compiler of ``codegen="eager"``: the rewritten graph itself, run node by node."""
+    draw_from_seeds(gm)
 
     def run(args: list[Any]) -> Any:
         values = list(args)

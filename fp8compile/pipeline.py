@@ -6,7 +6,6 @@ off by name; a disabled pass leaves the graph as it found it.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
@@ -137,7 +136,7 @@ class Partitioner(private.CustomPartitionerFn):
         self.recipe, self.graph_key = recipe, graph_key
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Partitioner, (dataclasses.replace(self.recipe, dump=None), self.graph_key)
+        return Partitioner, (self.recipe.as_compiled, self.graph_key)
 
     def uuid(self) -> tuple[str, str, str]:
         return sources_key(), self.recipe.key, self.graph_key
@@ -191,8 +190,7 @@ class JointPasses(private.CustomGraphPass):
         self.extra, self.whole = extra, whole
 
     def __reduce__(self) -> tuple[Any, ...]:
-        recipe = dataclasses.replace(self.recipe, dump=None)
-        return JointPasses, (recipe, self.graph_key, self.parameters, self.extra, self.whole)
+        return JointPasses, (self.recipe.as_compiled, self.graph_key, self.parameters, self.extra, self.whole)
 
     def uuid(self) -> tuple[str, str, str]:
         return sources_key(), self.recipe.key, self.graph_key
@@ -223,7 +221,7 @@ class PostGradPasses(private.CustomGraphPass):
         self.recipe = recipe
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return PostGradPasses, (dataclasses.replace(self.recipe, dump=None),)
+        return PostGradPasses, (self.recipe.as_compiled,)
 
     def uuid(self) -> tuple[str, str]:
         return sources_key(), self.recipe.key

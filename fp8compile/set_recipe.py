@@ -75,7 +75,7 @@ def _for_some(now: Recipe, recipe: Any, patterns: Sequence[str]) -> Recipe:
     earlier = {pattern: other for pattern, other in now.modules.items() if pattern not in patterns}
     new = dataclasses.replace(now, modules={**dict.fromkeys(patterns, recipe), **earlier})
     pairs = list(new.modules.items())
-    top = new.everywhere(codegen="inductor", inductor={}, dump=None)
+    top = new.everywhere(codegen="inductor", inductor={}, dump=None, check="off")
     top = dataclasses.replace(top, modules={})
     while pairs and pairs[-1][1] == top:
         pairs.pop()

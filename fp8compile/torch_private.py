@@ -13,19 +13,22 @@ from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
 from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._guards import detect_fake_mode
+from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._inductor import config as inductor_config
 from torch._inductor import list_mode_options
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitionerFn
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.inductor_prims import fma
+from torch._inductor.inductor_prims import randint as inductor_randint
+from torch._inductor.inductor_prims import random as inductor_random
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._logging._internal import trace_log, trace_structured
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset as local_shape_and_offset
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.graph_transform_observer import GraphTransformObserver
+from torch.utils import _pytree as pytree
 from torch.utils._pytree import tree_map_only
 from torch.utils._sympy.value_ranges import bound_sympy
 
@@ -38,6 +41,26 @@ def gradients_into(node: Any) -> Sequence[Any]:
     """What is known of the gradients that an autograd node takes: ``dtype`` and ``shape`` of each."""
     found: Sequence[Any] = node._input_metadata
     return found
+
+
+def producers(values: Any) -> list[Any]:
+    """The autograd nodes that tensors come from."""
+    leaves = (v for v in pytree.tree_leaves(values) if isinstance(v, Tensor))
+    return [v.grad_fn for v in leaves if v.grad_fn is not None]
+
+
+def compiled_backward(values: Any, before: Sequence[Any]) -> Any:
+    """The autograd node of the compiled graph that ``values`` come from, behind none of ``before``; None if there is none."""
+    waiting, seen = producers(values), list(before)
+    while waiting:
+        node = waiting.pop()
+        if any(node is known for known in seen):
+            continue
+        if type(node).__name__ == "CompiledFunctionBackward":
+            return node
+        seen.append(node)
+        waiting += [following for following, _ in node.next_functions if following is not None]
+    return None
 
 
 def compiled_addcmul(start: Tensor, product: Tensor, weight: Tensor) -> Tensor:
@@ -61,11 +84,13 @@ __all__ = [
     "CustomPartitionerFn",
     "GraphTransformObserver",
     "OptimizedModule",
+    "TracingContext",
     "bound_sympy",
     "cache_dir",
     "compile_fx",
     "compile_fx_inner",
     "compiled_addcmul",
+    "compiled_backward",
     "counters",
     "detect_fake_mode",
     "disabled_torch_function",
@@ -76,6 +101,8 @@ __all__ = [
     "getitem",
     "gradients_into",
     "inductor_config",
+    "inductor_randint",
+    "inductor_random",
     "innermost_backend",
     "known_options",
     "list_mode_options",
@@ -83,9 +110,11 @@ __all__ = [
     "make_fx",
     "make_wrapper_subclass",
     "min_cut_rematerialization_partition",
+    "producers",
     "select_decomp_table",
     "trace_log",
     "trace_structured",
+    "tracing",
     "tree_map_only",
     "unscale_and_check_",
 ]

@@ -243,3 +243,28 @@ def test_gradients_are_unscaled_and_checked_in_place() -> None:
     assert gradient.tolist() == [2.0, -3.0] and found == 0
     private.unscale_and_check_([torch.tensor([torch.inf])], found, half)
     assert found == 1
+
+
+def test_a_graph_is_compiled_once_more_in_the_context_it_was_traced_in() -> None:
+    kept: list[object] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: object) -> torch.fx.GraphModule:
+        kept.append(private.TracingContext.try_get())
+        return gm
+
+    torch.compile(lambda x: x.sin() * 2, backend=backend)(torch.ones(3))
+    (context,) = kept
+    with private.tracing(context):  # type: ignore[arg-type]
+        assert private.TracingContext.try_get() is context is not None
+
+
+def test_the_node_of_a_compiled_backward_is_found_and_no_earlier_one() -> None:
+    first, second = (torch.compile(lambda x: x.sin() * 2, backend="aot_eager") for _ in range(2))
+    x = torch.ones(3, requires_grad=True)
+    middle = first(x)
+    assert type(private.compiled_backward(middle, [])).__name__ == "CompiledFunctionBackward"
+    before = private.producers(middle)
+    assert private.compiled_backward(middle.view(3, 1), before) is None
+    after = private.compiled_backward(second(middle), before)
+    assert after is not None and after is not before[0]
+    assert after.next_functions[0][0] is before[0] and before[0].next_functions[0][0].variable is x
