@@ -22,6 +22,7 @@ from fp8compile.pipeline import passes_for
 from fp8compile.recipe import Recipe, nearest
 from fp8compile.regions import find_regions
 from fp8compile.report import GraphReport
+from fp8compile.saved_versions import check_versions
 from fp8compile.seeded_random import draw_from_seeds
 from fp8compile.slot import Fed, rows_of, with_slot
 from fp8compile.steps import watching
@@ -144,6 +145,7 @@ def compile_once(
         compiled = cast(Callable[..., Any], private.compile_fx(spare, inputs, config_patches=afresh, **compile_args))
     cached = store.came_from_cache(graph_key)
     reports = tuple(dataclasses.replace(r, remarks=r.remarks + remarks) for r in store.finish(graph_key))
+    compiled = check_versions(compiled, reports)
     if extra:
         compiled = Fed(compiled, extra, rows_of(reports), example_inputs)
     return compiled, reports, cached

@@ -213,7 +213,8 @@ def notes_of_calls(split: Split, cuts: Mapping[Graph, Cut]) -> Notes:
         found = cut.report.notes
         if call not in keeping:  # in a checkpoint: nothing is kept, the backward calls it once more
             found = dataclasses.replace(found, saved=(), skips=(), recomputed=())
-        notes += _moved(found, cut.region.path, module_path(call))
+        own = tuple(dataclasses.replace(s, belongs_to="") for s in found.saved)  # inputs and results of the region
+        notes += _moved(dataclasses.replace(found, saved=own), cut.region.path, module_path(call))
     return notes
 
 

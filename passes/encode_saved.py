@@ -45,7 +45,7 @@ from fp8compile.recipe import Recipe
 from fp8compile.regions import kept_by_region
 from fp8compile.report import Notes, Saved, Skip
 from fp8compile.sensitivity import Sensitivity
-from fp8compile.split import Edge, Split
+from fp8compile.split import NO_VERSION_CHECK, Edge, Split
 from fp8compile.widening import WIDENED
 
 STEEP = "a steep function of it in the backward"
@@ -218,10 +218,12 @@ def _encode(split: Split, edge: Edge, codec: Codec, why: str) -> Saved:
     used = [split.placeholder(edge, node, part) for node, part in zip(made, ("codes", "inv_scale"), strict=True)]
     decoded = splice(split.bw.graph, decode, *used, before=edge.in_order[0])
     edge.used.replace_all_uses_with(decoded)
+    shared = "" if edge.made.meta.get(NO_VERSION_CHECK) else split.belongs_to(edge.made)
     split.replace(edge, *zip(made, used, strict=True))
     after = sum(nbytes(n.meta["val"]) for n in made)
     name = f"{codec.name} ({why})" if why else codec.name
-    return Saved(edge.made.name, origin(edge.made), shape_text(value), dtype_text(value), nbytes(value), after, name)
+    where = origin(edge.made)
+    return Saved(edge.made.name, where, shape_text(value), dtype_text(value), nbytes(value), after, name, shared)
 
 
 def _codes_of_a_product(edge: Edge, encoding: Encoding) -> tuple[Saved, ...]:

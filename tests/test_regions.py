@@ -95,7 +95,9 @@ def test_products_and_bytes_are_those_of_the_model_without_regions(kinds: str, c
     if not checkpointed:
         # What goes into a region is kept by it, and once more by what made it: the stem, and each block O in between.
         twice = (64 * 32 + 2 * 16) * (1 + kinds.count("O"))
-        statistics = 32 * 4 * len(kinds)  # mean and rsqrt of a norm, of which the cut without regions keeps one beside x
+        statistics = (
+            32 * 4 * len(kinds)
+        )  # mean and rsqrt of a norm, of which the cut without regions keeps one beside x
         assert regions.saved_bytes <= inlined.saved_bytes + twice + statistics
         assert regions.saved_bytes < regions.saved_bytes_plain / 2
         modules = {s.origin.module.split(".")[1] for s in regions.saved if s.origin.module.startswith("blocks.")}
