@@ -33,6 +33,7 @@ from fp8compile.passes.saturate_gradients import saturate_gradients
 from fp8compile.passes.share_casts import share_casts
 from fp8compile.passes.sum_bias_gradients import sum_bias_gradients
 from fp8compile.passes.widen_unsafe_ops import widen_unsafe_ops
+from fp8compile.passes.witness_versions import witness_versions
 from fp8compile.recipe import Recipe
 from fp8compile.report import GraphReport, Notes
 from fp8compile.split import Split
@@ -65,7 +66,8 @@ OPTIMIZER: tuple[Callable[[Graph, Context], Notes], ...] = (fuse_state_codecs,)
 # Where the joint graph is cut in two. ``cut_for_bytes`` chooses what is kept; then, on the two halves:
 PARTITION: tuple[PartitionPass, ...] = (
     recompute_kept,  # first, on exact values: fewer tensors are left to encode
-    encode_saved,  # last: whatever is still kept is stored as codes
+    encode_saved,  # then: whatever is still kept is stored as codes
+    witness_versions,  # last: of what the caller could change meanwhile, the version is kept
 )
 
 # On the two halves of every graph, whatever the recipe rewrites, before PARTITION.
@@ -112,6 +114,7 @@ COMPILES = (
     "verify",
     "versions",
     "widening",
+    "witness",
 )
 
 

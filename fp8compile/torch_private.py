@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from operator import getitem
 from typing import Any
 
@@ -32,6 +33,14 @@ from torch.utils._sympy.value_ranges import bound_sympy
 disabled_torch_function = torch._C._disabled_torch_function_impl
 make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
 unscale_and_check_ = torch._amp_foreach_non_finite_check_and_unscale_  # (gradients, found_inf, inv_scale), in place
+
+
+@contextlib.contextmanager
+def views_share_versions() -> Iterator[None]:
+    """Views made in here share the version counter of what they view, as they do in eager code, whoever has dispatched."""
+    with torch._C._PreserveDispatchKeyGuard():
+        torch._C._dispatch_tls_set_dispatch_key_excluded("ADInplaceOrView", False)
+        yield
 
 
 def gradients_into(node: Any) -> Sequence[Any]:

@@ -243,3 +243,15 @@ def test_gradients_are_unscaled_and_checked_in_place() -> None:
     assert gradient.tolist() == [2.0, -3.0] and found == 0
     private.unscale_and_check_([torch.tensor([torch.inf])], found, half)
     assert found == 1
+
+
+def test_views_share_versions_and_keep_them_with_other_memory() -> None:
+    """witness.py relies on: the guard below autograd's keys, and set_data, which keeps the counter."""
+    x = torch.ones(3)
+    with torch._C._AutoDispatchBelowADInplaceOrView():
+        alone = x.detach()
+        with private.views_share_versions():
+            shared = x.detach()
+    shared.data = x.new_empty(0)
+    x.add_(1)
+    assert (alone._version, shared._version, x._version) == (0, 1, 1)
