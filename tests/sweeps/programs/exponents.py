@@ -123,17 +123,17 @@ def softplus_then_log(m: Any, x: Tensor) -> Tensor:
 
 
 def decades(*shape: int) -> Maker:
-    """Positive data over six decades."""
-    return lambda: 10 ** (6 * torch.rand(shape) - 3)
+    """Positive numbers over six decades, which take a gradient: both factors are kept then."""
+    return lambda: (10 ** (6 * torch.rand(shape) - 3)).requires_grad_()
 
 
 @program(leaf(64, 256), decades(64, 256))
-def tanh_of_a_product_with_data_over_decades(m: Any, x: Tensor, w: Tensor) -> Tensor:
+def tanh_of_a_product_with_factors_over_decades(m: Any, x: Tensor, w: Tensor) -> Tensor:
     return torch.tanh(x * w)
 
 
 @program(leaf(64, 256), decades(64, 256))
-def sigmoid_of_a_quotient_by_data_over_decades(m: Any, x: Tensor, w: Tensor) -> Tensor:
+def sigmoid_of_a_quotient_by_divisors_over_decades(m: Any, x: Tensor, w: Tensor) -> Tensor:
     return torch.sigmoid(x / w)
 
 
