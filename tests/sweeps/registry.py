@@ -44,7 +44,8 @@ class Program:
         drive: makes the step: of the ``Run``, the model and the inputs; returns what there is to compare besides what is
             compared anyway.
         bar: the dB every value has to reach, or what the dtype's own noise (preset "off") reaches, less 3.
-        argued: values that are let off (or "*"), each with the argument why they have to be.
+        argued: values that are let off (or "*"), each with the argument why they have to be; "raises": the exception is
+            plain Inductor's own, word for word.
         dynamic: as in torch.compile.
         config: settings of torch._dynamo.config that the program needs.
         bits: whether the program is compared under eager's random numbers (``fallback_random``).

@@ -118,6 +118,11 @@ def eager_refuses_an_activation_changed_before_the_backward(m: Any, h: Tensor) -
     return m(h).relu() * h.sin()
 
 
+@program(leaf(64, 256), model=linear(256, 256), drive=_input_changed_before_backward)
+def eager_refuses_an_encoded_activation_changed_before_the_backward(m: Any, h: Tensor) -> Tensor:
+    return F.silu(m(h)) * h
+
+
 def _weight_changed_before_backward(run: Run, model: Any, x: Tensor) -> Values:
     y = run(x)
     with torch.no_grad():

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.sweeps.registry import data, leaf, linear, program, unit
+from tests.sweeps.registry import Maker, data, leaf, linear, program, unit
 
 
 @program(leaf(64, 256), model=linear(256, 256, act=None))
@@ -120,6 +120,26 @@ def logaddexp_chain(m: Any, a: Tensor, b: Tensor) -> Tensor:
 @program(leaf(64, 256), model=linear(256, 256))
 def softplus_then_log(m: Any, x: Tensor) -> Tensor:
     return F.softplus(10 * m(x)).log().tanh()
+
+
+def decades(*shape: int) -> Maker:
+    """Positive numbers over six decades, which take a gradient: both factors are kept then."""
+    return lambda: (10 ** (6 * torch.rand(shape) - 3)).requires_grad_()
+
+
+@program(leaf(64, 256), decades(64, 256))
+def tanh_of_a_product_with_factors_over_decades(m: Any, x: Tensor, w: Tensor) -> Tensor:
+    return torch.tanh(x * w)
+
+
+@program(leaf(64, 256), decades(64, 256))
+def sigmoid_of_a_quotient_by_divisors_over_decades(m: Any, x: Tensor, w: Tensor) -> Tensor:
+    return torch.sigmoid(x / w)
+
+
+@program(leaf(64, 256), decades(256))
+def tanh_of_columns_scaled_over_decades(m: Any, x: Tensor, w: Tensor) -> Tensor:
+    return torch.tanh(x * w)
 
 
 @program(data(64, 256), model=linear(256, 256))
