@@ -222,6 +222,14 @@ TEMPLATES: Mapping[str, tuple[float, tuple[str, ...]]] = {
 }
 
 
+# What keeps a value exact: every other program does without, so that most of what it saves is stored in one byte.
+HARSH = (
+    "log", "reciprocal", "/", "rsqrt(", "pow(", "floor", "round", "trunc", "fmod", "remainder", "gamma", "exp", "sort", "==",
+    "prod", "{f}", "max(", "min(", "std", "norm(dim", "norm(p", "normalize", "tan(", "asin", "atan2", "erfinv", "hypot",
+    "sqrt", "median", "cummax", "cdist", "sinh", "amax", "max_pool",
+)  # fmt: skip
+
+
 @dataclass(frozen=True)
 class Line:
     """``name = text`` with the names of its operands put in, and perhaps a statement that changes something behind it."""
@@ -367,7 +375,8 @@ def _unread(program: Program) -> list[str]:
 def _line(draw: random.Random, program: Program) -> Line:
     weights = [weight for weight, _ in TEMPLATES.values()]
     kind = draw.choices(list(TEMPLATES), weights)[0] if program.lines else "weighted"
-    text = draw.choice(TEMPLATES[kind][1])
+    gentle = program.seed % 2 == 1
+    text = draw.choice([t for t in TEMPLATES[kind][1] if not (gentle and any(word in t for word in HARSH))])
     name, known = f"v{len(program.lines)}", ["x0", "x1", *(line.name for line in program.lines)]
     operands = [_operand(draw, known, _unread(program)) for _ in range(1 + ("{1}" in text))]
     new = len(program.parameters)

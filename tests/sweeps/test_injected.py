@@ -21,7 +21,7 @@ from tests.sweeps.random_programs import program_of
 
 aten = torch.ops.aten
 Patch = Callable[[], contextlib.AbstractContextManager[object]]
-LONGEST, PROGRAMS = 8, 100  # lines a program; programs that hold the operation
+LONGEST, PROGRAMS = 8, 200  # lines a program; programs that hold the operation
 
 
 def _is_in(name: str, *ops: object) -> Patch:
@@ -45,12 +45,12 @@ INJECTED: Mapping[str, tuple[tuple[str, ...], Patch]] = {
         ("reciprocal", "1 /", "pow(-1)", "rsqrt"),
         _is_in("NON_EXPANSIVE", aten.reciprocal),
     ),
-    "log is Lipschitz": (("torch.log(", "xlogy"), _is_in("NON_EXPANSIVE", aten.log)),
+    "log is Lipschitz": (("* torch.log(",), _is_in("NON_EXPANSIVE", aten.log)),
     "rsqrt is non-expansive": (("rsqrt", "pow(-0.5)"), _is_in("NON_EXPANSIVE", aten.rsqrt)),
     "exp is linear": (("exp(", "sinh"), _is_in("ADDITIONS", aten.exp)),
     "powers are non-expansive": (("pow(",), _is_in("NON_EXPANSIVE", aten.pow)),
     "eq is any comparison": (("==",), _is_in("COMPARISONS", aten.eq)),
-    "floor is non-expansive": (("floor",), _is_in("NON_EXPANSIVE", aten.floor)),
+    "floor is non-expansive": (("torch.floor(",), _is_in("NON_EXPANSIVE", aten.floor)),
     "round is non-expansive": (("round",), _is_in("NON_EXPANSIVE", aten.round)),
     "trunc is non-expansive": (("trunc",), _is_in("NON_EXPANSIVE", aten.trunc)),
     "anything may be divided by": (
