@@ -268,3 +268,12 @@ def test_the_node_of_a_compiled_backward_is_found_and_no_earlier_one() -> None:
     after = private.compiled_backward(second(middle), before)
     assert after is not None and after is not before[0]
     assert after.next_functions[0][0] is before[0] and before[0].next_functions[0][0].variable is x
+
+
+def test_a_real_tensor_is_read_under_a_fake_mode() -> None:
+    real = torch.tensor([1.0, 3.0])
+    with torch._subclasses.FakeTensorMode():
+        with pytest.raises(AssertionError, match="FakeTensor"):
+            real.max()
+        with private.unset_fake_temporarily():
+            assert float(real.max()) == 3
