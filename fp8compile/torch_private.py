@@ -33,6 +33,7 @@ from torch._inductor.inductor_prims import random as inductor_random
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._logging._internal import trace_log, trace_structured
 from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset as local_shape_and_offset
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -176,5 +177,6 @@ __all__ = [
     "tracing",
     "tree_map_only",
     "unscale_and_check_",
+    "unset_fake_temporarily",
     "use_region",
 ]

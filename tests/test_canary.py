@@ -296,3 +296,12 @@ def test_a_region_of_the_code_caches_is_read_at_each_call() -> None:
     private.use_region(third.dynamo_ctx, private.region_of(first.dynamo_ctx))
     third.call(torch.ones(3))
     assert len(seen) == 2, "it finds what the first one compiled"
+
+
+def test_a_real_tensor_is_read_under_a_fake_mode() -> None:
+    real = torch.tensor([1.0, 3.0])
+    with torch._subclasses.FakeTensorMode():
+        with pytest.raises(AssertionError, match="FakeTensor"):
+            real.max()
+        with private.unset_fake_temporarily():
+            assert float(real.max()) == 3
