@@ -72,10 +72,7 @@ def test_what_is_not_changed_or_gone_is_not_refused() -> None:
     del y
     loss.backward()
     y = fn(torch.randn(32, 64))
-    (y + 1).mul_(2).sum().backward(retain_graph=True)
-    y.detach().mul_(2)
-    with pytest.raises(RuntimeError, match=REFUSED):
-        y.sum().backward()
+    (y + 1).mul_(2).sum().backward()
 
 
 def test_nothing_is_noted_without_gradients() -> None:
