@@ -17,7 +17,7 @@ from fp8compile.module_recipes import in_module
 from fp8compile.recipe import Recipe
 from fp8compile.report import GraphReport, Report
 from fp8compile.running import recipes_running
-from fp8compile.trial_step import LIMIT, chosen_recipe, left_as_it_was, one_step
+from fp8compile.trial_step import LIMIT, check_is_module, chosen_recipe, left_as_it_was, one_step
 
 UNMATCHED = (
     "Recipe.modules[{!r}]: no tensor in this report was made in such a module. Where a graph breaks inside a module, Dynamo "
@@ -36,8 +36,9 @@ def report(compiled: nn.Module) -> Report:
     After ``set_recipe``, only those of the recipe that runs now.
 
     Raises:
-        ValueError: no graph of this model was compiled by fp8compile, so there is nothing to report.
+        ValueError: no graph of this model was compiled by fp8compile, so there is nothing to report; or no module.
     """
+    check_is_module(compiled, "report")
     recipes = recipes_running(compiled)
     known = store.compiled_for(compiled)
     found = [c for c in known if not recipes or c.recipe in recipes]
@@ -71,8 +72,9 @@ def explain(
             else the sum of the floating-point outputs.
 
     Raises:
-        ValueError: no graph was compiled, or ``loss`` is not a scalar.
+        ValueError: no graph was compiled, ``loss`` is not a scalar, or ``model`` is no module.
     """
+    check_is_module(model, "explain")
     eager = getattr(model, "_orig_mod", model)
     chosen = chosen_recipe(recipe, model)
     graphs: list[tuple[GraphReport, ...]] = []

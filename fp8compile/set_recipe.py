@@ -135,7 +135,9 @@ def _not_ours(compiled: object) -> str:
         'compile it first: model = torch.compile(model, backend="fp8compile") or model.compile(backend="fp8compile")'
     )
     if not isinstance(compiled, nn.Module):
-        return f"set_recipe takes a compiled module, not a {type(compiled).__name__}; {cure}"
+        said = "set_recipe takes a compiled module, not a"
+        wrap = "a function has no parameters to be known by: put its body into the forward of a module"
+        return f"{said} {type(compiled).__name__} ({wrap if callable(compiled) else 'a module'}); {cure}"
     name = type(getattr(compiled, "_orig_mod", compiled)).__name__
     if isinstance(compiled, private.OptimizedModule) or compiled._compiled_call_impl is not None:
         return f"set_recipe: this {name} is compiled by another backend than fp8compile; {cure}"
