@@ -10,13 +10,25 @@ VENV   := .venv
 OLDEST := .venv-oldest
 PIP    := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test nightly lint types test-oldest clean
+.PHONY: demo test test-capabilities mutants sweep nightly lint types test-oldest clean
 
 demo: $(VENV)/demo
 	$(VENV)/bin/fp8compile demo $(ARGS)
 
 test: $(VENV)/dev
 	$(VENV)/bin/python -m pytest $(ARGS)
+
+# The suite once for each vector instruction set of this CPU: default, avx2 and avx512, as far as it has them.
+test-capabilities: $(VENV)/dev
+	$(VENV)/bin/python -m tests.capabilities $(ARGS)
+
+# Are the tests awake: faults put into a copy of the sources, each of which the nearest tests must notice (--list, --only WORD).
+mutants: $(VENV)/dev
+	$(VENV)/bin/python -m tests.mutants.run $(ARGS)
+
+# PyTorch's operator database, adversarial and random programs against eager, all of them; CI runs a part.
+sweep: $(VENV)/dev
+	$(VENV)/bin/python -m pytest tests/sweeps --sweep $(ARGS)
 
 # Slow sweeps, not CI: the demo and the model table with three seeds each, compile times, optimizer states, loss scales.
 nightly: $(VENV)/dev

@@ -1,11 +1,13 @@
 """FP32 islands: code that overflows, healthy models with islands off, by policy and proven ("auto"), and compile time.
 
 snippets   SQNR against float64 (dB) of eager FP16, FP16 under autocast, and compiled with islands "auto"
+forms      the same compiled with islands "auto" in four forms (2-D or batched, function or module), each with gradients and
+           without; of gradients, the worst SQNR too. Run node by node, every value rounded to its dtype
 models     the demo's Llama, BERT and a ViT (benchmarks/loss_scaling_tasks.py) in FP16 and BF16: nodes widened, bytes
            that are kept for the backward beyond those with islands off, and the loss after some steps
 compile    seconds to compile forward and backward of the Llama in FP16, fresh processes without caches, arms in turn
 
-python benchmarks/bench_islands.py [--parts snippets,models,compile] [--steps 60] [--runs 3] [--json results.json]
+python benchmarks/bench_islands.py [--parts snippets,forms,models,compile] [--steps 60] [--runs 3] [--json results.json]
 """
 
 from __future__ import annotations
@@ -31,12 +33,22 @@ import fp8compile
 from benchmarks.environment import environment
 from benchmarks.loss_scaling_runs import Learner
 from benchmarks.loss_scaling_tasks import TRAININGS
-from benchmarks.overflowing import SNIPPETS, Cameras, Function, LinearAttention, in_float64, sqnr_db
+from benchmarks.overflowing import (
+    CASES,
+    SNIPPETS,
+    Cameras,
+    Case,
+    Function,
+    LinearAttention,
+    in_float64,
+    sqnr_db,
+    trained_once,
+)
 from fp8compile.train import arms
 from fp8compile.train.model import rate_schedule
 
 MODES = ("off", "policy", "auto")
-PARTS = ("snippets", "models", "compile")
+PARTS = ("snippets", "forms", "models", "compile")
 MODELS = ("llama", "bert", "vit")
 DTYPES = (torch.float16, torch.bfloat16)
 LOSS_SCALE = 2.0**10
@@ -70,11 +82,56 @@ def snippets() -> list[dict[str, Any]]:
     return [{key: _strict(value) for key, value in row.items()} for row in rows]
 
 
+def forms() -> list[dict[str, Any]]:
+    """A row a case; of each form the SQNR with gradients, without, and of the worst gradient."""
+    rows = []
+    for name, case in CASES.items():
+        row: dict[str, Any] = {"name": name, "what": case.what}
+        for shape in ("2-D", "batched"):
+            for kind in ("function", "module"):
+                row[f"{shape} {kind}"] = _form(case, shape == "batched", kind == "module")
+        rows.append(row)
+        found = [each for form in row.values() if isinstance(form, dict) for each in form.items()]
+        worst = {key: min(v for k, v in found if k == key) for key in dict(found)}
+        print(f"{name:18s}", "  ".join(f"{key} {value:7.1f}" for key, value in worst.items()), "dB", flush=True)
+    strict = {"name": str, "what": str}
+    return [
+        {key: v if key in strict else {k: _strict(x) for k, x in v.items()} for key, v in row.items()} for row in rows
+    ]
+
+
+def _form(case: Case, batched: bool, module: bool) -> dict[str, float]:
+    """SQNR against float64 of a case in one form."""
+    torch.manual_seed(0)
+    args = case.inputs(batched)
+    torch._dynamo.reset()
+    options = {"codegen": "eager"}
+    fn = torch.compile(Function(case.fn) if module else case.fn, backend="fp8compile", options=options)
+    expected, expected_gradients = trained_once(case.fn, in_float64(args))
+    result, gradients = trained_once(fn, args)
+    with torch.no_grad():
+        inferred = fn(*args)
+    pairs = zip(expected_gradients, gradients, strict=True)
+    return {
+        "with gradients": _db(expected, result),
+        "without": _db(expected, inferred),
+        "gradients": min(_db(e, g) for e, g in pairs),
+    }
+
+
+def _db(reference: Tensor, result: Tensor) -> float:
+    """SQNR where the reference fits FP16, errors of half its smallest number not counted; -inf where it is not finite."""
+    fits = reference.abs() <= 65504
+    reference, result = reference[fits].double(), result[fits].double()
+    found = sqnr_db(reference, torch.where((reference - result).abs() <= 2.0**-25, reference, result))
+    return -math.inf if math.isnan(found) else found
+
+
 def _strict(value: Any) -> Any:
     """JSON knows neither NaN nor inf."""
     if not isinstance(value, float) or math.isfinite(value):
         return value
-    return "not finite" if math.isnan(value) else "exact"
+    return "exact" if value > 0 else "not finite"
 
 
 def _leaf(a: Tensor) -> Tensor:
@@ -194,7 +251,12 @@ def main() -> None:
     if unknown := set(wanted) - set(PARTS):
         parser.error(f"no part {sorted(unknown)[0]!r}; known: {', '.join(PARTS)}")
     results: dict[str, Any] = json.loads(args.json.read_text()) if args.json and args.json.exists() else {}
-    make = {"snippets": snippets, "models": lambda: models(args.steps), "compile": lambda: compile_times(args.runs)}
+    make = {
+        "snippets": snippets,
+        "forms": forms,
+        "models": lambda: models(args.steps),
+        "compile": lambda: compile_times(args.runs),
+    }
     for part in wanted:
         results |= {part: make[part](), **environment()}
         if args.json:

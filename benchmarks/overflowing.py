@@ -1,7 +1,10 @@
 """Code that overflows or vanishes in FP16, each with what brings its values back into range: functions and inputs.
 
-Twelve snippets, a linear attention (Katharopoulos et al. 2020, as LoFTR writes it) and a camera projection. Inputs are FP16
+Fourteen snippets, a linear attention (Katharopoulos et al. 2020, as LoFTR writes it) and a camera projection. Inputs are FP16
 and finite; results in float64 fit FP16 wherever the comparison looks.
+
+A case has four forms: on tensors without a batch ("2-D", so that a matrix product is an ``mm``) or batched (a ``bmm``), each
+as a function and as a module.
 """
 
 from __future__ import annotations
@@ -29,11 +32,23 @@ class Function(nn.Module):
 
 @dataclass(frozen=True)
 class Case:
-    """``fn`` on what ``make`` draws; ``what`` overflows."""
+    """``fn`` on what ``make`` draws; ``what`` overflows. ``batched``: what it draws has a batch in front."""
 
     what: str
     fn: Callable[..., Tensor]
     make: Make
+    batched: bool = False
+
+    def inputs(self, batched: bool) -> tuple[Tensor, ...]:
+        """Inputs with a batch in front, or without."""
+        args = self.make()
+        if batched == self.batched:
+            return args
+        return tuple(torch.stack(both) for both in zip(args, self.make(), strict=True)) if batched else _first(args)
+
+
+def _first(args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+    return tuple(a[0] for a in args)
 
 
 def randn(*shape: int, std: float = 1.0, mean: float = 0.0) -> Tensor:
@@ -76,7 +91,7 @@ def mean_of_a_long_sum(x: Tensor) -> Tensor:
 
 
 def cross_entropy(x: Tensor, target: Tensor) -> Tensor:
-    return F.cross_entropy(x, target) / 16
+    return F.cross_entropy(x.flatten(0, -2), target.flatten()) / 16
 
 
 def unscaled_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -94,13 +109,35 @@ def division_by_a_tiny_number(x: Tensor) -> Tensor:
     return (x / 1e-8) * 1e-7
 
 
+def product_of_matrices(intrinsic: Tensor, extrinsic: Tensor) -> Tensor:
+    return torch.matmul(intrinsic, extrinsic) / 1e4
+
+
+def gram_matrix(f: Tensor) -> Tensor:
+    return f @ f.mT / f.shape[-1]
+
+
+def linear_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """``LinearAttention`` of one head, q, k, v ``[..., length, size]``."""
+    q, k, length = F.elu(q) + 1, F.elu(k) + 1, v.shape[-2]
+    z = 1 / ((q * k.sum(-2, keepdim=True)).sum(-1, keepdim=True) + 1e-6)
+    return q @ (k.mT @ (v / length)) * z * length
+
+
+def cameras(K: Tensor, E: Tensor, points: Tensor) -> Tensor:
+    projected = (K @ E) @ points
+    return projected[..., :2, :] / projected[..., 2:3, :]
+
+
 SNIPPETS: dict[str, Case] = {
-    "softmax": Case("large logits", softmax_of_large_logits, lambda: (randn(2, 64, 64, std=200), randn(2, 64, 8))),
+    "softmax": Case(
+        "large logits", softmax_of_large_logits, lambda: (randn(2, 64, 64, std=200), randn(2, 64, 8)), True
+    ),
     "variance": Case("of large means", variance_of_large_means, lambda: (randn(16, 512, std=400, mean=3000),)),
     "cumsum": Case("of 4096 elements", cumsum, lambda: (randn(4, 4096, std=10, mean=50),)),
     "logsumexp": Case("written out", logsumexp, lambda: (randn(8, 256, std=2, mean=12),)),
     "pow": Case("a fourth power", power, lambda: (randn(8, 256, std=50),)),
-    "group norm": Case("written out", group_norm, lambda: (randn(4, 8, 64, std=600),)),
+    "group norm": Case("written out", group_norm, lambda: (randn(4, 8, 64, std=600),), True),
     "L2 norm": Case("of 1e6 elements", norm_of_a_million, lambda: (randn(1000, 1000, std=100),)),
     "mean": Case("of a sum of 8192", mean_of_a_long_sum, lambda: (randn(8, 8192, std=10, mean=50),)),
     "cross-entropy": Case(
@@ -110,9 +147,14 @@ SNIPPETS: dict[str, Case] = {
         "scores unscaled",
         unscaled_attention,
         lambda: (randn(2, 64, 64, std=60), randn(2, 64, 64, std=60), randn(2, 64, 64)),
+        True,
     ),
     "exp": Case("of 12", exponential, lambda: (randn(64, 64, std=0.5, mean=12),)),
     "division": Case("by 1e-8", division_by_a_tiny_number, lambda: (randn(64, 64),)),
+    "matrices": Case(
+        "entries near 3000", product_of_matrices, lambda: (randn(4, 4, std=3000), randn(4, 4, std=3000))
+    ),
+    "Gram matrix": Case("of 65536 columns", gram_matrix, lambda: (randn(8, 65536, std=10),)),
 }
 
 
@@ -152,8 +194,7 @@ class Cameras(nn.Module):
     """Intrinsics K ``[n, 3, 3]`` times extrinsics E ``[n, 3, 4]`` times points ``[n, 4, m]``, divided by the depth."""
 
     def forward(self, K: Tensor, E: Tensor, points: Tensor) -> Tensor:
-        projected = (K @ E) @ points
-        return projected[:, :2] / projected[:, 2:3]
+        return cameras(K, E, points)
 
     @staticmethod
     def inputs(n: int = 8, m: int = 256) -> tuple[Tensor, ...]:
@@ -166,6 +207,17 @@ class Cameras(nn.Module):
         return K.half(), E.half(), points.half()
 
 
+def _one_head() -> tuple[Tensor, ...]:
+    return tuple(a[0, :, 0] for a in LinearAttention.inputs())
+
+
+CASES: dict[str, Case] = {
+    **SNIPPETS,
+    "linear attention": Case("1 / inf = 0", linear_attention, _one_head),
+    "cameras": Case("entries to 5000", cameras, Cameras.inputs, True),
+}
+
+
 def in_float64(args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(a.double() if a.is_floating_point() else a for a in args)
 
@@ -176,3 +228,12 @@ def sqnr_db(reference: Tensor, result: Tensor) -> float:
     if not result.isfinite().all():
         return float("nan")
     return float(20 * torch.log10(reference.norm() / (reference - result).norm()))
+
+
+def trained_once(fn: Callable[..., Tensor], args: tuple[Tensor, ...]) -> tuple[Tensor, list[Tensor]]:
+    """The output, and the gradients of the floating-point arguments under a random cotangent."""
+    args = tuple(a.clone().requires_grad_() if a.is_floating_point() else a for a in args)
+    out = fn(*args)
+    cotangent = torch.randn(out.shape, generator=torch.Generator().manual_seed(1))
+    (out.float() * cotangent).sum().backward()
+    return out.detach(), [a.grad for a in args if a.grad is not None]

@@ -9,6 +9,7 @@ check_torch()
 from fp8compile import amp, optim  # noqa: E402
 from fp8compile.calibrate import calibrate  # noqa: E402
 from fp8compile.calibration import Calibration  # noqa: E402
+from fp8compile.checking import Check, check  # noqa: E402
 from fp8compile.debug_step import FirstNonFinite, debug_step  # noqa: E402
 from fp8compile.explain import explain, report  # noqa: E402
 from fp8compile.memory import Fit  # noqa: E402
@@ -20,6 +21,7 @@ from fp8compile.set_recipe import set_recipe  # noqa: E402
 
 __all__ = [
     "Calibration",
+    "Check",
     "FirstNonFinite",
     "Fit",
     "OverflowReport",
@@ -28,6 +30,7 @@ __all__ = [
     "__version__",
     "amp",
     "calibrate",
+    "check",
     "compress",
     "debug_step",
     "decompress",

@@ -19,7 +19,6 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Interpreter, Node
-from torch.utils import _pytree as pytree
 
 from fp8compile import store
 from fp8compile import torch_private as private
@@ -33,13 +32,21 @@ from fp8compile.calibration import (
     said_of_fp32,
     values_of,
 )
-from fp8compile.debug_step import _arguments
-from fp8compile.explain import LIMIT, _chosen, _default_loss, _left_as_it_was, _one_step
 from fp8compile.interpret import MINUS, NAN, all_finite, held, range_of
 from fp8compile.numerics import histogram
 from fp8compile.observation import BACKWARD, Observations, Row
 from fp8compile.pipeline import joint_pass
 from fp8compile.recipe import Recipe
+from fp8compile.seeded_random import draw_from_seeds
+from fp8compile.trial_step import (
+    LIMIT,
+    arguments,
+    chosen_recipe,
+    default_loss,
+    left_as_it_was,
+    named_arguments,
+    one_step,
+)
 from fp8compile.widening import can_widen, widen
 
 LINES = "fp8compile_lines"  # in the meta of a node: the lines of the statistics that its value goes to
@@ -85,7 +92,7 @@ def calibrate(
         )
     nothing = Calibration((), headroom)  # raises where the headroom is none
     eager = getattr(model, "_orig_mod", model)
-    chosen = _chosen(recipe, model)
+    chosen = chosen_recipe(recipe, model)
     _check_finite("", (*eager.named_parameters(), *eager.named_buffers()))
     graphs = _run(eager, chosen, batches, loss)
     measured = _merged(graph.measurements() for graph in graphs)
@@ -108,13 +115,13 @@ def _run(
         return graphs[-1].compile(gm, example_inputs, recipe)
 
     number = 0
-    with _left_as_it_was(model), private.dynamo_config.patch(recompile_limit=LIMIT):
+    with left_as_it_was(model), private.dynamo_config.patch(recompile_limit=LIMIT):
         step = torch.compile(model, backend=compile)
         for number, batch in enumerate(batches, 1):
-            args, kwargs = _arguments(batch, None)
+            args, kwargs = arguments(batch, None, "calibrate")
             where = f"batch {number - 1}, "
-            _check_finite(where, _named(args, kwargs))
-            gradients = _one_step(step, args, kwargs, _finite_loss(where, loss))
+            _check_finite(where, named_arguments(args, kwargs))
+            gradients = one_step(step, args, kwargs, _finite_loss(where, loss))
             _check_gradients(where, model, gradients)
             with torch.no_grad(), _evaluating(model):
                 step(*args, **kwargs)
@@ -123,12 +130,6 @@ def _run(
     if not graphs:
         raise ValueError(f"fp8compile.calibrate: {store.NOTHING}")
     return graphs
-
-
-def _named(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
-    for argument, whole in (*((f"argument {i}", arg) for i, arg in enumerate(args)), *kwargs.items()):
-        for path, value in pytree.tree_flatten_with_path(whole)[0]:
-            yield argument + pytree.keystr(path), value
 
 
 def _check_finite(where: str, tensors: Iterable[tuple[str, Any]]) -> None:
@@ -144,7 +145,7 @@ def _check_finite(where: str, tensors: Iterable[tuple[str, Any]]) -> None:
 
 def _finite_loss(where: str, loss: Callable[[Any], Tensor] | None) -> Callable[[Any], Any]:
     def checked(output: Any) -> Any:
-        value = loss(output) if loss else _default_loss(output)
+        value = loss(output) if loss else default_loss(output)
         if isinstance(value, Tensor) and not all_finite(value):
             raise ValueError(
                 f"calibrate: {where}the loss is {value.tolist()} with the model in FP32: its gradients say nothing. "
@@ -210,6 +211,7 @@ class _Graph:
 
     def inner(self, gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
         """Inductor's inner compiler: called once for the forward graph and once for the backward graph."""
+        draw_from_seeds(gm)
 
         def run(args: list[Any]) -> Any:
             values = list(args)

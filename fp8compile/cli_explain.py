@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from fp8compile import dump
 from fp8compile.explain import explain
 from fp8compile.recipe import PRESETS, Recipe, nearest
 from fp8compile.report import Report
@@ -114,7 +115,9 @@ def _checked(name: str, case: Any) -> Case:
 
 def _explained(values: argparse.Namespace, **changes: Any) -> None:
     recipe = recipe_from(values.preset, values.fields, **changes)
-    report: Report = explain(*case_from(values.factory), recipe=recipe)
+    case = case_from(values.factory)
+    with dump.required():
+        report: Report = explain(*case, recipe=recipe)
     print(report.to_json() if values.json else report)
     if recipe.dump:
         print(f"graphs: {recipe.dump}", file=sys.stderr)

@@ -16,12 +16,13 @@ from torch.utils import _pytree as pytree
 
 from fp8compile import store
 from fp8compile.backend import compile_once
-from fp8compile.explain import LIMIT, _chosen, _default_loss, _left_as_it_was, _one_step
 from fp8compile.flow import is_tangent
 from fp8compile.graph import module_path, source_line
 from fp8compile.interpret import MINUS, Made, Range, Watching, all_finite, held, range_of
 from fp8compile.observation import BACKWARD, FORWARD
 from fp8compile.recipe import Recipe
+from fp8compile.seeded_random import draw_from_seeds
+from fp8compile.trial_step import LIMIT, arguments, chosen_recipe, default_loss, left_as_it_was, one_step
 from fp8compile.whole_paths import whole_path
 
 OPERATION, DATA, PARAMETER, BUFFER, OUTSIDE = "operation", "data", "parameter", "buffer", "outside"
@@ -103,18 +104,18 @@ def debug_step(
         ValueError: no graph was compiled, ``loss`` is not a scalar, ``scale`` is not positive, or ``batch`` is a mapping
             beside ``kwargs``.
     """
-    args, keywords = _arguments(batch, kwargs)
+    args, keywords = arguments(batch, kwargs, "debug_step")
     if not scale > 0:
         raise ValueError(
             f"debug_step: scale={scale!r} is no loss scale; give a positive number, such as scaler.scale"
         )
     eager = getattr(model, "_orig_mod", model)
     # The interpreter looks for itself, so nothing is counted.
-    step = _Step(eager, _chosen(recipe, model).everywhere(observe=False), args, keywords)
+    step = _Step(eager, chosen_recipe(recipe, model).everywhere(observe=False), args, keywords)
     if step.found is not None:
         return step.found
-    with _left_as_it_was(eager), torch._dynamo.config.patch(recompile_limit=LIMIT), contextlib.suppress(_Stop):
-        _one_step(torch.compile(eager, backend=step.compile), args, keywords, step.scaled(loss, scale))
+    with left_as_it_was(eager), torch._dynamo.config.patch(recompile_limit=LIMIT), contextlib.suppress(_Stop):
+        one_step(torch.compile(eager, backend=step.compile), args, keywords, step.scaled(loss, scale))
     if not step.graphs and step.found is None:
         raise ValueError(f"fp8compile.debug_step: {store.NOTHING}")
     return step.found
@@ -163,7 +164,7 @@ class _Step:
         """The loss times its scale, looked at on the way."""
 
         def scaled_loss(output: Any) -> Any:
-            value = loss(output) if loss else _default_loss(output)
+            value = loss(output) if loss else default_loss(output)
             for name, each in (("loss", value), (f"loss * {scale:g}", None if value is None else value * scale)):
                 if each is not None and not all_finite(each):
                     remark = UNCOMPILED.format("the loss, from an output of the model that is finite")
@@ -210,6 +211,7 @@ class _Graph:
 
     def inner(self, gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
         """Inductor's inner compiler: called once for the forward graph and once for the backward graph."""
+        draw_from_seeds(gm)
         direction = BACKWARD if kwargs.get("is_backward") else FORWARD
 
         def run(args: list[Any]) -> Any:
@@ -250,14 +252,3 @@ class _Graph:
                 told = range_of(node.name, value)
                 place = self._path(module_path(user)), source_line(user)
                 self.step.stop(FirstNonFinite(OUTSIDE, "input", *place, BACKWARD, told, (), remark))
-
-
-def _arguments(batch: Any, kwargs: Mapping[str, Any] | None) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    if isinstance(batch, Mapping):
-        if kwargs:
-            raise ValueError(
-                f"debug_step: batch is a mapping ({', '.join(map(str, batch))}) and so are kwargs "
-                f"({', '.join(kwargs)}). To hand the model a mapping as it is, give batch=({{...}},)"
-            )
-        return (), dict(batch)
-    return (batch,) if isinstance(batch, Tensor) else tuple(batch), dict(kwargs or {})

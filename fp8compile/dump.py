@@ -5,15 +5,20 @@
 
 Graphs are numbered in the order in which this process compiles them; a rank of a process group has a folder of its own.
 The folder is ``Recipe.dump``, or FP8COMPILE_DUMP where the recipe has none. Two runs of a program give equal files.
+
+A dump never costs a training: where a folder cannot be made or written to, or the disk is full, that is said once, the file
+that was under way is removed, and the graph is compiled without the rest of its dump.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import logging
 import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -28,7 +33,10 @@ __all__ = ["Snapshot", "Step", "Watch", "op_diff", "snapshot", "watch_for"]
 
 VARIABLE = "FP8COMPILE_DUMP"
 
+log = logging.getLogger("fp8compile")
 _claimed: Counter[Path] = Counter()
+_said: set[str] = set()  # what was in the way, once it was said
+_required: ContextVar[bool] = ContextVar("fp8compile_dump_required", default=False)
 
 
 @dataclass
@@ -63,43 +71,53 @@ class Watch:
         self._hand_on("", {"report.txt": f"{report}\n", "report.json": f"{report.to_json()}\n"})
 
     def _hand_on(self, place: str, texts: Mapping[str, str], prefix: str = "") -> None:
-        if self.folder:
-            write(self.folder / place, texts)
+        if self.folder and not write(self.folder / place, texts):
+            self.folder = None  # nothing more of this graph
         if self.traced:
             for name, text in texts.items():
                 trace(f"fp8compile_{prefix}{name}", text)
 
 
 def watch_for(recipe: Recipe, kept: bool = False) -> Watch | None:
-    """What looks on at the next graph; None where nobody asks.
-
-    Raises:
-        ValueError: the folder for dumps cannot be made or written to.
-    """
+    """What looks on at the next graph; None where nobody asks, or where a folder was asked for that cannot be had."""
     root = recipe.dump or os.environ.get(VARIABLE)
-    traced = tracing()
-    return Watch(claim(root) if root else None, traced, kept) if root or traced or kept else None
+    folder, traced = claim(root) if root else None, tracing()
+    return Watch(folder, traced, kept) if folder or traced or kept else None
 
 
-def claim(root: str) -> Path:
-    """The folder of the next graph: there, writable, and without the steps of an earlier run."""
+def claim(root: str) -> Path | None:
+    """The folder of the next graph: there, writable, and without the steps of an earlier run; None: it cannot be."""
     base = Path(root).expanduser().absolute()
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         base /= f"rank-{torch.distributed.get_rank()}"
     folder = base / f"graph-{_claimed[base]}"
-    write(folder, {"report.txt": ""})
-    with _named(folder):
+    with _said_once(folder) as done:
+        _write(folder, {"report.txt": ""})
         _forget_steps(folder)
+        done.append(folder)
+    if not done:
+        return None
     _claimed[base] += 1
     return folder
 
 
-def write(folder: Path, texts: Mapping[str, str]) -> None:
-    """Write files into a folder that need not exist."""
-    with _named(folder):
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
+def write(folder: Path, texts: Mapping[str, str]) -> bool:
+    """Write files into a folder that need not exist; whether that could be done. That it could not is logged once."""
+    with _said_once(folder) as done:
+        _write(folder, texts)
+        done.append(folder)
+    return bool(done)
+
+
+def _write(folder: Path, texts: Mapping[str, str]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in texts.items():
+        try:
             (folder / name).write_text(text, encoding="utf-8")
+        except OSError:
+            with contextlib.suppress(OSError):
+                (folder / name).unlink()  # half of it says what is not so
+            raise
 
 
 def tracing() -> bool:
@@ -126,11 +144,27 @@ def _forget_steps(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _named(folder: Path) -> Iterator[None]:
+def _said_once(folder: Path) -> Iterator[list[Path]]:
+    """What fails here for want of a disk or a right is a warning, the first of its kind; the list stays empty then."""
+    done: list[Path] = []
+    try:
+        yield done
+    except OSError as error:
+        why = error.strerror or str(error)
+        place = f"graph dumps cannot be written to {folder}: {why}"
+        cure = f"set Recipe.dump or {VARIABLE} to a folder that can be made and written to, or unset it"
+        if _required.get():
+            raise ValueError(f"{place}; {cure}") from error
+        if why not in _said:
+            _said.add(why)
+            log.warning("%s. Training goes on without them; %s", place, cure)
+
+
+@contextlib.contextmanager
+def required() -> Iterator[None]:
+    """Within it a dump that cannot be written is a ValueError: it is all that was asked for."""
+    token = _required.set(True)
     try:
         yield
-    except OSError as error:
-        raise ValueError(
-            f"graph dumps cannot be written to {folder}: {error.strerror or error}. "
-            f"Set Recipe.dump or {VARIABLE} to a folder that can be made and written to, or unset it"
-        ) from error
+    finally:
+        _required.reset(token)

@@ -5,7 +5,8 @@
             or measured (fp8compile/calibration.py); by policy an island ends before linears too
     mirror  the gradient of what is FP32 is FP32: the backward of an operation in an island belongs to it (same autograd
             node, so same seq_nr), and so do sums of such gradients. Calibration has measured gradients and needs no mirror
-    prune   an island that hands no FP32 value from one node to another changes nothing: a kernel computes in FP32 anyway
+    prune   an island that hands no FP32 value from one node to another changes nothing: a kernel computes in FP32 anyway.
+            Its gradients go with it, and stay with one that is kept
 
 ``Recipe.islands``: "policy" does not prove anything and widens BF16 too, as AMP does; "auto" begins only where a value is
 not proven to fit, and only in FP16, since BF16 has FP32's range.
@@ -13,7 +14,7 @@ not proven to fit, and only in FP16, since BF16 has FP32's range.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field
 
 import torch
@@ -133,7 +134,9 @@ class _Search:
         if self.measured is None:
             inside = self._mirrored(inside)
         found = self._connected(inside)
-        islands = [i for i in found if (i.asked and i.computing) or self._has_effect(i, inside)]
+        kept = [i for i in found if (i.asked and i.computing) or self._has_effect(i, inside)]
+        whole = {n.meta.get("seq_nr") for i in kept for n in i.nodes} - {None}
+        islands = [i for i in found if i in kept or self._is_backward_of(i, whole, inside)]
         return Decision(islands, self.left)
 
     def _grown(self, inside: dict[Node, None]) -> dict[Node, None]:
@@ -238,6 +241,16 @@ class _Search:
         readers = (u for n in makers for u in _readers(n))
         forward = (u for u in readers if self.measured is not None or Source.GRADIENT not in self.sources[u])
         return any(u in inside or (_takes_fp32(u) and u in self.bridges) for u in forward)
+
+    def _is_backward_of(self, island: Island, whole: Set[object], inside: Mapping[Node, None]) -> bool:
+        """Whether an island of gradients alone belongs to one that has an effect and hands an FP32 value on itself.
+
+        Where the backward reads nothing of its forward, as that of a factor, the two are not connected.
+        """
+        if self.measured is not None or not any(n.meta.get("seq_nr") in whole for n in island.nodes):
+            return False
+        makers = (n for n in island.nodes if computes(n))
+        return any(u in inside for n in makers for u in _readers(n))
 
 
 def computes_or_casts(node: Node) -> bool:

@@ -30,7 +30,7 @@ def in_module(path: str, pattern: str) -> bool:
     """Whether ``pattern`` matches the module at ``path`` or one that holds it.
 
     "layers.0" is layers.0 and all beneath it; "layers.0.*" is all beneath it; "*.mlp" is every mlp and all beneath.
-    ``*`` matches dots too.
+    ``*`` matches dots too. "" is what the model does itself, outside of all its modules.
     """
     parts = path.split(".")
     return any(fnmatch.fnmatchcase(".".join(parts[:n]), pattern) for n in range(1, len(parts) + 1))
@@ -42,11 +42,11 @@ def module_recipes(value: Any, base: Recipe) -> FrozenModules:
     Raises:
         ValueError: not a mapping from patterns to recipes, or a recipe that a module cannot have.
     """
-    if not isinstance(value, Mapping) or not all(isinstance(p, str) and p for p in value):
+    if not isinstance(value, Mapping) or not all(isinstance(p, str) for p in value):
         raise ValueError(f'Recipe.modules must be a dict such as {{"layers.0": "off"}}, not {value!r}.')
     if not value:
         return FrozenModules()
-    plain = dataclasses.replace(base, modules={}, codegen="inductor", inductor={}, dump=None)
+    plain = dataclasses.replace(base, modules={}, codegen="inductor", inductor={}, dump=None, check="off")
     return FrozenModules((pattern, _recipe_of(pattern, given, plain)) for pattern, given in value.items())
 
 

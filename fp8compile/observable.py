@@ -19,6 +19,7 @@ from fp8compile import torch_private as private
 from fp8compile.context import Context
 from fp8compile.flow import Source, is_activation, is_tangent, sources
 from fp8compile.graph import SPLICED, is_tensor, is_view, module_path, op_name, source_line, storage_root
+from fp8compile.numerics.histogram import EDGES
 from fp8compile.observation import ACTIVATION, BACKWARD, DATA, FORWARD, WEIGHT
 from fp8compile.products import PRODUCTS, root_of
 from fp8compile.report import Origin
@@ -28,7 +29,7 @@ aten = torch.ops.aten
 # Recipe.observe: the dtypes whose values are watched.
 OBSERVED: Mapping[str | bool, tuple[torch.dtype, ...]] = {
     "auto": (torch.float16,),
-    True: (torch.float16, torch.bfloat16, torch.float32),
+    True: tuple(EDGES),
     False: (),
 }
 
@@ -65,11 +66,11 @@ def observable(graph: Graph, ctx: Context, everything: bool = False) -> list[Val
     found = sources(graph, ctx.parameters_of(graph))
     weights = _gradients_of_parameters(graph, ctx)
     values: dict[Node, Value] = {}
-    limit = ctx.input_at(graph, ctx.extra.limit) if ctx.extra else None
+    ours = [ctx.input_at(graph, at) for at in (ctx.extra.statistics, ctx.extra.limit)] if ctx.extra else []
     for node in graph.nodes:
         for each in _watched(node, weights):
             root = storage_root(each)
-            if root in values or root is limit or not _may_be(root, found[root]):
+            if root in values or root in ours or not _may_be(root, found[root]):
                 continue
             if not _is_wanted(root, found[root], weights, ctx, everything):
                 continue

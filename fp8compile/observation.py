@@ -25,6 +25,7 @@ from fp8compile.numerics.histogram import COLUMNS, FP16_MAX, INF, NAN
 
 WEIGHT, ACTIVATION, DATA = "weight", "activation", "data"
 FORWARD, BACKWARD = "forward", "backward"
+REST = "all further gradients"  # Row.op of a line that several values share, for want of lines
 HISTORY = 256  # steps that are kept: 56 bytes a row and step
 
 
@@ -35,7 +36,7 @@ class Row:
     Attributes:
         module: path of the module they are made in; of a weight's gradient, the weight's name.
         source: the user's source line.
-        op: the aten operation that makes them.
+        op: the aten operation that makes them; ``REST`` of a line that several gradients share.
         kind: "weight" (the gradient of a parameter), "activation" (an activation, or the gradient of one) or "data" (an
             input of the graph that is no parameter).
         direction: "forward" or "backward".

@@ -28,6 +28,9 @@ LARGEST = {
     "f16": FP16_MAX,
     "bf16": torch.finfo(torch.bfloat16).max,
     "f32": torch.finfo(torch.float32).max,
+    "f64": torch.finfo(torch.float64).max,
+    "complex64": torch.finfo(torch.float32).max,
+    "complex128": torch.finfo(torch.float64).max,
 }
 
 

@@ -8,7 +8,8 @@ the name of what was decomposed. A bounded function is never unsafe, however it 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Set
+import math
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -26,6 +27,9 @@ aten = torch.ops.aten
 LONG = 1024  # elements of a sum: with entries of 64 it reaches 65536
 SHARP = 8.0  # a factor on logits, such as 1 / temperature
 FAR = 2.0**14  # a factor that takes a value of 1 out of FP16's full precision, one way or the other
+SCORES = (
+    2.0**-8
+)  # a factor on scores, as 1 / d: logits of 256, far beyond where a softmax saturates, were 65536 before it
 
 WIDEN: Mapping[str, str] = {
     "exp": "FP16 ends at exp(11.09), and below exp(-9.7) it loses bits",
@@ -95,10 +99,10 @@ def name_of(node: Node) -> str:
     return getattr(target, "_opname", "")
 
 
-def why_unsafe(node: Node, sources: Mapping[Node, Source], small: Set[Node]) -> str | None:
+def why_unsafe(node: Node, sources: Mapping[Node, Source], small: Mapping[Node, float]) -> str | None:
     """Why a 16-bit value of the forward may leave FP16's range, by policy; None where nothing is said against it.
 
-    ``small`` are the values of ``scaled_down``.
+    ``small`` are the factors of ``scaled_down``.
     """
     own, written = getattr(node.target, "_opname", ""), name_of(node)
     if own in ("sum", "cumsum"):
@@ -134,34 +138,65 @@ def rests(user: Node, sources: Mapping[Node, Source]) -> bool:
     return contracts(user)
 
 
-def scaled_down(sources: Mapping[Node, Source]) -> set[Node]:
-    """Activations that were multiplied by a constant below one on their way: what keeps attention scores in range."""
-    found: set[Node] = set()
+def scaled_down(sources: Mapping[Node, Source]) -> dict[Node, float]:
+    """Values that were multiplied by constants below one on their way, and by how much in all."""
+    found: dict[Node, float] = {}
     for node in sources:
         if node.op != "call_function":
             continue
-        if _constant_factor(node) < 1 or (
-            (is_view(node) or node.target in ALL or getattr(node.target, "_opname", "") in _CARRY)
-            and any(parent in found for parent in node.all_input_nodes)
-        ):
-            found.add(node)
+        factor = min(_constant_factor(node), 1.0)
+        if is_view(node) or node.target in ALL or getattr(node.target, "_opname", "") in _CARRY:
+            factor *= math.prod(found.get(parent, 1.0) for parent in set(node.all_input_nodes))
+        if factor < 1:
+            found[node] = factor
     return found
 
 
 _CARRY = ("convert_element_type", "_to_copy", "clone", "mul", "neg")
+_CAPPED = LINEAR | {aten.tanh.default}  # from a product to the exponential of its scores
 
 
-def _product_of_activations(node: Node, sources: Mapping[Node, Source], small: Set[Node]) -> str | None:
+def _product_of_activations(node: Node, sources: Mapping[Node, Source], small: Mapping[Node, float]) -> str | None:
+    """A product is a linear's (see LEFT) only where an operand is made of parameters alone. Of others, these are left:
+
+    scores     exponentiated, as in a softmax, and scaled as attention scales: by about 1 / sqrt(d) in all, and by no less
+               than SCORES behind the product. A trained softmax has small logits, and so small scores before a mild factor
+    a mean     of products, divided by their number *before* they are added up: as large as one of them
+    weighted   by probabilities: a mean of the other operand
+
+    A factor behind a product says nothing else: what left FP16 in the product is infinite already.
+    """
     at = ALL[node.target]
-    operands = [n for n in node.args[at : at + 2] if isinstance(n, Node)]
-    if any(sources[n] in (Source.PARAMETER, Source.NOTHING) for n in operands):
-        return None  # a linear: see LEFT
-    if any(n in small for n in operands) or reaches(node, LINEAR, lambda user, _: _constant_factor(user) < 1):
-        return None  # attention's 1 / sqrt(d), on an operand or on the result
-    if any(_is_probability(n) for n in operands):
-        return None  # a weighted mean of the other operand
-    inner = hint(operands[0].meta["val"].shape[-1])
+    left, right = operands = [n for n in node.args[at : at + 2] if isinstance(n, Node)]
+    if any(sources[n] == Source.PARAMETER for n in operands) or any(map(_is_probability, operands)):
+        return None
+    inner = hint(left.meta["val"].shape[-1])
+    before = small.get(left, 1.0) * small.get(right, 1.0)
+    if before * inner <= 1 or _are_scores(before, _factors_to_exponent(node), inner):
+        return None
     return f"a product of two activations over {inner}, unscaled: entries of {(FP16_MAX / inner) ** 0.5:.0f} are too large"
+
+
+def _are_scores(before: float, behind: Collection[float], inner: int) -> bool:
+    """Whether scores are scaled by at most 2 / sqrt(inner) in all (Gemma goes by another layer's size), mildly ``behind``."""
+    return (
+        bool(behind) and min(behind) >= SCORES and before * max(behind) <= 2 / inner**0.5 and before * max(behind) < 1
+    )
+
+
+def _factors_to_exponent(scores: Node) -> list[float]:
+    """The constants that ``scores`` are multiplied by on the ways to where they are exponentiated, capped or not."""
+    found: list[float] = []
+    seen, waiting = {scores}, [(scores, 1.0)]
+    while waiting:
+        node, factor = waiting.pop()
+        for user in node.users:
+            if is_exponential(user):
+                found.append(factor)
+            elif user.target in _CAPPED and is_tensor(user) and user not in seen:
+                seen.add(user)
+                waiting.append((user, factor * _constant_factor(user)))
+    return found
 
 
 def _is_probability(node: Node) -> bool:

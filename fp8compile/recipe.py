@@ -19,12 +19,13 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "saved_format": ("auto", "e4m3", "int8", "best_of_two"),
     "attention_format": ("auto", "e4m3", "int8", "best_of_two"),
     "codegen": ("inductor", "eager"),
+    "check": ("off", "first_step"),
 }
 OBSERVE = ("auto", True, False)
 ISLANDS = ("auto", "policy", "off")
 BOOLEANS = ("emulate", "saved_attention")
 GROUP_SIZES = (16, 65536)
-PER_GRAPH = ("codegen", "inductor", "dump")  # one for all modules
+PER_GRAPH = ("codegen", "inductor", "dump", "check")  # one for all modules
 
 # Where Hugging Face, timm and torchtitan keep the output head, in the model itself or in a wrapper around it.
 HEADS = (
@@ -71,11 +72,14 @@ class Recipe:
         keep_fp32: what runs in FP32 in any case: patterns on modules as in ``skip``, or on operations: "aten.exp".
         modules: other recipes for some modules: patterns as in ``skip``, each with a Recipe, the name of a preset, or a
             dict of changes to this recipe. The first pattern that matches decides. What is one for the whole graph
-            (``codegen``, ``inductor``, ``dump``) cannot differ; a pass that has to decide for the graph as a whole runs
-            if any module asks for it.
+            (``codegen``, ``inductor``, ``dump``, ``check``) cannot differ; a pass that has to decide for the graph as a
+            whole runs if any module asks for it.
         codegen: "inductor", or "eager": the same rewritten graph, run node by node (tests, debugging).
         inductor: options handed to Inductor, as in ``torch.compile(options=...)``.
         dump: folder for graph dumps; by default FP8COMPILE_DUMP, where that is set. Never changes what is compiled or cached.
+        check: "first_step": compare the gradients of the first training step with those of an exact one beside it, and
+            warn by name of each that is off (fp8compile/first_step.py); "off". Like ``dump`` it looks on: it changes no
+            code that is compiled, so it is no part of what makes recipes equal, nor of cache keys.
     """
 
     linear: str = "tensorwise"
@@ -96,6 +100,7 @@ class Recipe:
     codegen: str = "inductor"
     inductor: Mapping[str, Any] = FrozenOptions()
     dump: str | None = field(default=None, compare=False)
+    check: str = field(default="off", compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "skip", _as_patterns("skip", self.skip))
@@ -153,7 +158,7 @@ class Recipe:
 
     @property
     def key(self) -> str:
-        """A stable name for everything that changes compiled code (so: all fields but ``dump``)."""
+        """A stable name for everything that changes compiled code (so: all fields but ``dump`` and ``check``)."""
         values = [(f.name, getattr(self, f.name)) for f in dataclasses.fields(self) if f.compare]
         return hashlib.sha256(repr(values).encode()).hexdigest()[:16]
 
@@ -170,6 +175,11 @@ class Recipe:
         """This recipe with ``changes`` in every module."""
         modules = {pattern: dataclasses.replace(recipe, **changes) for pattern, recipe in self.modules.items()}
         return dataclasses.replace(self, modules=modules, **changes)
+
+    @property
+    def as_compiled(self) -> Recipe:
+        """This recipe without what only looks on: the same for all that are equal to it, also as a pickle."""
+        return dataclasses.replace(self, dump=None, check="off")
 
     @property
     def saves(self) -> bool:

@@ -13,7 +13,7 @@ to the call: one set for each set of parameters.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,7 @@ from fp8compile.recipe import Recipe
 from fp8compile.report import GraphReport
 
 STATISTICS, LIMIT = "fp8compile_statistics", "fp8compile_limit"
+SPARE = 64  # lines for calls that are many operations, as multi-head attention is: 3.5 KiB
 
 
 def with_slot(
@@ -37,8 +38,8 @@ def with_slot(
     """The graph with the extra inputs, a copy, where the recipe observes anything in it; else all as it was."""
     if not _observes(gm, example_inputs, recipe):
         return gm, example_inputs, None
-    calls = sum(node.op.startswith("call") for node in gm.graph.nodes)
-    inputs = Inputs(len(example_inputs), 4 * calls + len(example_inputs), _names(gm, example_inputs))
+    lines = 4 * _calls(gm) + len(example_inputs) + SPARE
+    inputs = Inputs(len(example_inputs), lines, _names(gm, example_inputs))
     gm = copied_with_attributes(gm)
     slot = Slot({}, inputs.lines, _device(example_inputs))
     fake_mode = private.detect_fake_mode(example_inputs)
@@ -61,8 +62,23 @@ def _observes(gm: GraphModule, example_inputs: Sequence[Any], recipe: Recipe) ->
     trains = any(isinstance(v, Tensor) and v.requires_grad for v in example_inputs)
     if not (dtypes and trains and torch.is_grad_enabled()):
         return False
-    values = (node.meta.get("example_value") for node in gm.graph.nodes)
+    values = (node.meta.get("example_value") for each in _nested(gm) for node in each.graph.nodes)
     return any(isinstance(v, Tensor) and v.dtype in dtypes for v in (*values, *example_inputs))
+
+
+def _nested(gm: GraphModule) -> Iterator[GraphModule]:
+    """The graph and those that its higher-order operators run: what activation checkpointing takes in, say."""
+    return (each for each in gm.modules() if isinstance(each, GraphModule))
+
+
+def _calls(gm: GraphModule) -> int:
+    """How many operations the graph runs, nested ones as often as they are called."""
+    total = 0
+    for node in gm.graph.nodes:
+        if node.op.startswith("call"):
+            bodies = [getattr(gm, str(each.target), None) for each in node.all_input_nodes if each.op == "get_attr"]
+            total += 1 + sum(_calls(body) for body in bodies if isinstance(body, GraphModule))
+    return total
 
 
 def _device(example_inputs: Iterable[Any]) -> torch.device:

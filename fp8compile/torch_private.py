@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 from collections.abc import Iterator, Sequence
 from operator import getitem
 from typing import Any
@@ -13,20 +14,31 @@ from torch._dynamo import config as dynamo_config
 from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
 from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd.descriptors import (
+    GradAOTOutput,
+    ParamAOTInput,
+    PlainAOTInput,
+    PlainAOTOutput,
+    TangentAOTInput,
+)
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._guards import detect_fake_mode
+from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._inductor import config as inductor_config
 from torch._inductor import list_mode_options
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitionerFn
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.inductor_prims import fma
+from torch._inductor.inductor_prims import randint as inductor_randint
+from torch._inductor.inductor_prims import random as inductor_random
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._logging._internal import trace_log, trace_structured
+from torch._subclasses import fake_tensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset as local_shape_and_offset
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.graph_transform_observer import GraphTransformObserver
+from torch.utils import _pytree as pytree
 from torch.utils._pytree import tree_map_only
 from torch.utils._sympy.value_ranges import bound_sympy
 
@@ -49,6 +61,26 @@ def gradients_into(node: Any) -> Sequence[Any]:
     return found
 
 
+def producers(values: Any) -> list[Any]:
+    """The autograd nodes that tensors come from."""
+    leaves = (v for v in pytree.tree_leaves(values) if isinstance(v, Tensor))
+    return [v.grad_fn for v in leaves if v.grad_fn is not None]
+
+
+def compiled_backward(values: Any, before: Sequence[Any]) -> Any:
+    """The autograd node of the compiled graph that ``values`` come from, behind none of ``before``; None if there is none."""
+    waiting, seen = producers(values), list(before)
+    while waiting:
+        node = waiting.pop()
+        if any(node is known for known in seen):
+            continue
+        if type(node).__name__ == "CompiledFunctionBackward":
+            return node
+        seen.append(node)
+        waiting += [following for following, _ in node.next_functions if following is not None]
+    return None
+
+
 def compiled_addcmul(start: Tensor, product: Tensor, weight: Tensor) -> Tensor:
     """``start.addcmul_(a, b, value=weight)``, product = a * b, as Dynamo takes it apart: rounded once, from torch 2.12 on."""
     return fma(product, weight, start) if torch.__version__ >= "2.12" else start + product * weight
@@ -60,21 +92,70 @@ def ends_at_graph_break(gm: GraphModule) -> bool:
     return reason is None or bool(reason.graph_break)
 
 
+# Whether a compilation can have a region of Dynamo's code caches to itself, with a recompile_limit of its own (torch 2.13).
+HAS_REGIONS = "isolate_recompiles" in inspect.signature(torch.compile).parameters
+
+
+def region_of(context: Any) -> int:
+    """The number of the region of Dynamo's code caches that a compilation uses; -1 is the one that all others share."""
+    return int(getattr(context, "_isolate_recompiles_id", -1))
+
+
+def use_region(context: Any, region: int) -> None:
+    """Let a compilation find what was compiled in another region; it reads the number at each call."""
+    if region != region_of(context):
+        context._isolate_recompiles_id = region
+
+
+def is_plain_fake(value: object) -> bool:
+    """Whether a value of a graph is a fake tensor and no subclass beneath one: of Python's class, or of C++ (torch 2.15).
+
+    A fake tensor made in C++ has the type of the tensor it stands for, so its type says that it is no subclass.
+    """
+    if type(value) is fake_tensor.FakeTensor:
+        return True
+    ask = getattr(fake_tensor, "is_fake_tensor", None) or getattr(torch._C, "_is_fake_tensor", None)
+    return ask is not None and type(value) in (Tensor, torch.nn.Parameter) and bool(ask(value))
+
+
+def size_as_estimated(size: torch.SymInt, unknown: int) -> tuple[int, dict[str, int]]:
+    """A symbolic size as a number, and what was put in for each symbol that only a run knows.
+
+    Symbols that were seen at the compilation are what they were then. Of the others the largest that the graph allows is
+    taken (the rows that a mask leaves are at most all of them), or ``unknown`` where that is less.
+    """
+    expr, env = size.node.expr, size.node.shape_env
+    seen = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
+    free = [s for s in expr.free_symbols if s not in seen]
+    guessed = {s: int(min(env.var_to_range[s].upper, unknown)) for s in free}
+    return int(expr.xreplace({s: seen[s] for s in expr.free_symbols if s in seen} | guessed)), {
+        str(s): n for s, n in guessed.items()
+    }
+
+
 def known_options(patches: dict[str, Any]) -> dict[str, Any]:
     """Of settings of Inductor by dotted name, those that this torch has."""
     return {name: value for name, value in patches.items() if name in inductor_config.get_config_copy()}
 
 
 __all__ = [
+    "HAS_REGIONS",
     "CustomGraphPass",
     "CustomPartitionerFn",
+    "GradAOTOutput",
     "GraphTransformObserver",
     "OptimizedModule",
+    "ParamAOTInput",
+    "PlainAOTInput",
+    "PlainAOTOutput",
+    "TangentAOTInput",
+    "TracingContext",
     "bound_sympy",
     "cache_dir",
     "compile_fx",
     "compile_fx_inner",
     "compiled_addcmul",
+    "compiled_backward",
     "counters",
     "detect_fake_mode",
     "disabled_torch_function",
@@ -85,16 +166,24 @@ __all__ = [
     "getitem",
     "gradients_into",
     "inductor_config",
+    "inductor_randint",
+    "inductor_random",
     "innermost_backend",
+    "is_plain_fake",
     "known_options",
     "list_mode_options",
     "local_shape_and_offset",
     "make_fx",
     "make_wrapper_subclass",
     "min_cut_rematerialization_partition",
+    "producers",
+    "region_of",
     "select_decomp_table",
+    "size_as_estimated",
     "trace_log",
     "trace_structured",
+    "tracing",
     "tree_map_only",
     "unscale_and_check_",
+    "use_region",
 ]

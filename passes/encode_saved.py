@@ -42,6 +42,7 @@ from fp8compile.module_recipes import in_module
 from fp8compile.numerics import E4M3, ENCODABLE, INT8, Codec, Groupwise, GroupwiseBest
 from fp8compile.products import BATCHED
 from fp8compile.recipe import Recipe
+from fp8compile.regions import kept_by_region
 from fp8compile.report import Notes, Saved, Skip
 from fp8compile.sensitivity import Sensitivity
 from fp8compile.split import Edge, Split
@@ -69,7 +70,8 @@ def encode_saved(split: Split, ctx: Context) -> Notes:
 
 def _is_ours(split: Split, edge: Edge) -> bool:
     """Whether a tensor is kept for the backward's sake alone."""
-    return edge.is_tensor and not split.caller_owns(storage_root(edge.made))
+    made = edge.made
+    return edge.is_tensor and not kept_by_region(made) and not split.caller_owns(storage_root(made))
 
 
 def codec_for(edge: Edge, recipe: Recipe) -> tuple[Codec, str]:
@@ -125,7 +127,7 @@ class _Judge:
 
     def _not_an_activation(self, edge: Edge) -> str | None:
         made, value = edge.made, edge.made.meta["val"]
-        if type(value) is not torch._subclasses.FakeTensor:
+        if not private.is_plain_fake(value):
             return f"a {type(value).__name__}, not a plain tensor"
         if not value.dtype.is_floating_point and not value.dtype.is_complex:
             return f"{dtype_text(value)}: integers, masks, indices and RNG states are exact"

@@ -4,6 +4,10 @@ For every value of fp8compile/observable.py seven numbers are taken (numerics/hi
 zeros and subnormals, amax. They are put where the joint graph returns the gradient of the statistics input, so that
 autograd delivers them (see fp8compile/slot.py). Values of the forward get a line too, and a mark; observe_forward fills it
 in once the graph is cut, so that counting has no say in what is kept.
+
+Every gradient is counted. The lines are set before the graph is known, by its calls, and one call may be hundreds of
+operations (an LSTM): gradients beyond them are folded, all of one kind and dtype into one line (``REST``), which says less
+of where but hides nothing from a loss scaler.
 """
 
 from __future__ import annotations
@@ -19,30 +23,46 @@ from torch.fx import Graph, Node
 from fp8compile.context import Context
 from fp8compile.flow import is_training
 from fp8compile.graph import LINE, dtype_text, place_after, shape_text, splice, storage_root
-from fp8compile.numerics.histogram import partials, totals
+from fp8compile.numerics.histogram import AMAX, partials, totals
 from fp8compile.observable import Value, is_clipped, observable
-from fp8compile.observation import FORWARD
-from fp8compile.report import Notes, Observed, Skip
+from fp8compile.observation import BACKWARD, FORWARD, REST
+from fp8compile.report import Notes, Observed, Origin, Skip
 
 ALL_LINES = "all"  # the mark of what the backward returns
-SURPLUS = "more values than lines in the statistics input; those first in the graph are observed"
+SURPLUS = "more values of the forward than lines in the statistics input; those first in the graph are observed"
 
 
 def observe_gradients(graph: Graph, ctx: Context) -> Notes:
     """Let the graph return the statistics of what is worth watching in it."""
     if ctx.extra is None or not is_training(graph) or (at := _place(graph, ctx)) is None:
         return Notes()
-    found = observable(graph, ctx)
-    values, surplus = found[: ctx.extra.lines], found[ctx.extra.lines :]
+    values, rest, surplus = _shared_out(observable(graph, ctx), ctx.extra.lines)
     order = {value: i for i, value in enumerate(values)}
     values = sorted(values, key=lambda v: "" if v.direction == FORWARD else _rows(v))
     limit = ctx.input_at(graph, ctx.extra.limit)
-    if limit is not None and any(value.direction != FORWARD for value in values):
-        _return(graph, at, _taken(graph, values, ctx.extra.lines, limit))
+    if limit is not None and any(value.direction != FORWARD for value in (*values, *itertools.chain(*rest))):
+        _return(graph, at, _taken(graph, values, rest, ctx.extra.lines, limit))
+    own = [_entry(value, row, order[value]) for row, value in enumerate(values)]
     return Notes(
-        observed=tuple(_entry(value, row, order[value]) for row, value in enumerate(values)),
+        observed=(*own, *(_entry_of_rest(group, len(own) + i) for i, group in enumerate(rest))),
         skips=tuple(_skip(value) for value in surplus),
     )
+
+
+def _shared_out(found: Sequence[Value], lines: int) -> tuple[list[Value], list[list[Value]], list[Value]]:
+    """The values with a line of their own; the other gradients, by the line that they share; the rest of the forward."""
+    if len(found) <= lines:
+        return list(found), [], []
+    shared = len({_kind(value) for value in found if value.direction == BACKWARD})
+    assert shared <= lines, "slot.SPARE is more than kinds and dtypes there are"
+    values, surplus = list(found[: lines - shared]), found[lines - shared :]
+    gradients = sorted((value for value in surplus if value.direction == BACKWARD), key=_kind)
+    rest = [list(group) for _, group in itertools.groupby(gradients, key=_kind)]
+    return values, rest, [value for value in surplus if value.direction == FORWARD]
+
+
+def _kind(value: Value) -> tuple[str, str]:
+    return value.kind, dtype_text(value.node.meta["val"])
 
 
 def _place(graph: Graph, ctx: Context) -> int | None:
@@ -58,19 +78,36 @@ def _place(graph: Graph, ctx: Context) -> int | None:
     return at if outputs[at] is None else None  # else the pass has run before
 
 
-def _taken(graph: Graph, values: Sequence[Value], lines: int, limit: Node) -> Node:
+def _taken(graph: Graph, values: Sequence[Value], rest: Sequence[Sequence[Value]], lines: int, limit: Node) -> Node:
     """``[lines, 7]``: zeros for the values of the forward, the statistics of the gradients, zeros for what is left."""
     of_forward = sum(value.direction == FORWARD for value in values)
     for row, value in enumerate(values[:of_forward]):
         value.node.meta[LINE] = row
-    by_rows = [list(group) for _, group in itertools.groupby(values[of_forward:], key=_rows)]
-    taken = [_together(graph, [value.node for value in group], limit) for group in by_rows]
+    taken = _by_rows(graph, values[of_forward:], limit)
+    taken += [_folded(graph, _by_rows(graph, sorted(group, key=_rows), limit)) for group in rest]
 
     def all_lines(*taken: Tensor) -> Tensor:
-        return torch.nn.functional.pad(torch.cat(taken), (0, 0, of_forward, lines - len(values)))
+        return torch.nn.functional.pad(torch.cat(taken), (0, 0, of_forward, lines - len(values) - len(rest)))
 
     node: Node = splice(graph, all_lines, *taken, before=graph.output_node())
     node.meta[LINE] = ALL_LINES
+    return node
+
+
+def _by_rows(graph: Graph, values: Sequence[Value], limit: Node) -> list[Node]:
+    """The statistics of gradients, those with as many rows each together."""
+    groups = [list(group) for _, group in itertools.groupby(values, key=_rows)]
+    return [_together(graph, [value.node for value in group], limit) for group in groups]
+
+
+def _folded(graph: Graph, several: Sequence[Node]) -> Node:
+    """``[1, 7]``: all of these lines as one."""
+
+    def folded(*several: Tensor) -> Tensor:
+        stats = torch.cat(several)
+        return torch.cat([stats[:, :AMAX].sum(0), stats[:, AMAX:].amax(0)]).unsqueeze(0)
+
+    node: Node = splice(graph, folded, *several, before=graph.output_node())
     return node
 
 
@@ -111,6 +148,11 @@ def _entry(value: Value, row: int, order: int) -> Observed:
     seen = value.node.meta["val"]
     shape, dtype = shape_text(seen), dtype_text(seen)
     return Observed(value.node.name, value.origin, shape, dtype, value.kind, value.direction, row, order)
+
+
+def _entry_of_rest(group: Sequence[Value], row: int) -> Observed:
+    kind, dtype = _kind(group[0])
+    return Observed(REST, Origin(REST, "", ""), f"{len(group)} values", dtype, kind, BACKWARD, row, row)
 
 
 def _skip(value: Value) -> Skip:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -255,3 +256,55 @@ def test_views_share_versions_and_keep_them_with_other_memory() -> None:
     shared.data = x.new_empty(0)
     x.add_(1)
     assert (alone._version, shared._version, x._version) == (0, 1, 1)
+
+
+def test_a_graph_is_compiled_once_more_in_the_context_it_was_traced_in() -> None:
+    kept: list[object] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: object) -> torch.fx.GraphModule:
+        kept.append(private.TracingContext.try_get())
+        return gm
+
+    torch.compile(lambda x: x.sin() * 2, backend=backend)(torch.ones(3))
+    (context,) = kept
+    with private.tracing(context):  # type: ignore[arg-type]
+        assert private.TracingContext.try_get() is context is not None
+
+
+def test_the_node_of_a_compiled_backward_is_found_and_no_earlier_one() -> None:
+    first, second = (torch.compile(lambda x: x.sin() * 2, backend="aot_eager") for _ in range(2))
+    x = torch.ones(3, requires_grad=True)
+    middle = first(x)
+    assert type(private.compiled_backward(middle, [])).__name__ == "CompiledFunctionBackward"
+    before = private.producers(middle)
+    assert private.compiled_backward(middle.view(3, 1), before) is None
+    after = private.compiled_backward(second(middle), before)
+    assert after is not None and after is not before[0]
+    assert after.next_functions[0][0] is before[0] and before[0].next_functions[0][0].variable is x
+
+
+@pytest.mark.skipif(not private.HAS_REGIONS, reason="this torch has no isolate_recompiles")
+def test_a_region_of_the_code_caches_is_read_at_each_call() -> None:
+    seen: list[int] = []
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: object) -> Any:
+        seen.append(len(seen))
+        return gm
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    def compiled() -> Any:
+        run: Any = torch.compile(torch.nn.Module(), backend=backend, isolate_recompiles=True)
+        run.dynamo_ctx, run.call = run.dynamo_ctx, run.dynamo_ctx(double)
+        return run
+
+    first, second = compiled(), compiled()
+    for run, graphs in ((first, 1), (second, 2), (first, 2)):
+        run.call(torch.ones(3))
+        assert len(seen) == graphs, "a region knows nothing of what others compiled"
+    third = compiled()
+    assert len({private.region_of(each.dynamo_ctx) for each in (first, second, third)}) == 3
+    private.use_region(third.dynamo_ctx, private.region_of(first.dynamo_ctx))
+    third.call(torch.ones(3))
+    assert len(seen) == 2, "it finds what the first one compiled"

@@ -28,17 +28,19 @@ def test_a_recipe_is_frozen_and_hashable() -> None:
         recipe.saved = "off"  # type: ignore[misc]
 
 
-def test_the_key_knows_every_field_but_dump() -> None:
+def test_the_key_knows_every_field_but_those_that_look_on() -> None:
     changes = dict(
         linear="rowwise", linear_formats="e4m3", linear_skip=("head",), emulate=True, saved="off",
         saved_format="int8", group_size=64, saved_attention=False, attention_format="e4m3", min_saved_numel=1,
         skip=("a",), codegen="eager", inductor={"debug": True}, modules={"a": "off"}, observe=True,
         islands="off", keep_fp32=("a",),
     )  # fmt: skip
-    assert {f.name for f in dataclasses.fields(Recipe)} == {*changes, "dump"}
+    assert {f.name for f in dataclasses.fields(Recipe)} == {*changes, "dump", "check"}
     keys = {Recipe(**{name: value}).key for name, value in changes.items()}  # type: ignore[arg-type]
     assert len(keys | {Recipe().key}) == len(changes) + 1
     assert Recipe(dump="somewhere").key == Recipe().key and Recipe(dump="somewhere") == Recipe()
+    assert Recipe(check="first_step").key == Recipe().key and Recipe(check="first_step") == Recipe()
+    assert pickle.dumps(Recipe(check="first_step", dump="x").as_compiled) == pickle.dumps(Recipe())
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,11 @@ from __future__ import annotations
 import itertools
 import logging
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any
 
+from fp8compile.arguments import check_count, is_number
 from fp8compile.observation import Observations
 
 LATELY = 20  # updates in which a surge happens
@@ -30,7 +31,10 @@ _log = logging.getLogger("fp8compile")
 class LossScaleCollapse(RuntimeError):
     """The loss scale fell and fell: gradients are inf or NaN, or large beyond reason, whatever the scale.
 
+    It is raised before the step that it stops has changed anything. To train on: ``scaler.acknowledge()``.
+
     Attributes:
+        why: in one line.
         step: the update that it was noticed at.
         scale: the loss scale after it.
         observations: what was seen of the model, step by step.
@@ -39,7 +43,12 @@ class LossScaleCollapse(RuntimeError):
 
     def __init__(self, why: str, step: int, scale: float, observations: Sequence[Observations], report: str) -> None:
         super().__init__(f"update {step}: {why}; the loss scale is {scale:g}.\n{report}")
-        self.step, self.scale, self.observations, self.report = step, scale, tuple(observations), report
+        self.why, self.step, self.scale = why, step, scale
+        self.observations, self.report = tuple(observations), report
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """To another process it goes without its observations, which belong to the tensors of this one."""
+        return LossScaleCollapse, (self.why, self.step, self.scale, (), self.report)
 
 
 @dataclass(frozen=True)
@@ -52,6 +61,15 @@ class Limits:
     surge: float = 32.0
     window: int = 1000
 
+    def __post_init__(self) -> None:
+        check_count("warmup", self.warmup)
+        for name in ("halvings", "window"):
+            check_count(name, getattr(self, name), low=1)
+        for name in ("fall", "surge"):
+            value = getattr(self, name)
+            if not (is_number(value) and value > 1):
+                raise ValueError(f"{name}={value!r}: a factor above 1 is needed; math.inf for never")
+
 
 class Watchdog:
     """Looks at each new scale on the host. ``state`` is what it has to remember beside the scales themselves."""
@@ -60,16 +78,17 @@ class Watchdog:
         self.limits = limits
         self.bad_in_a_row = 0
         self.warned = 0  # the update of the last warning of a surge, 0: none yet
+        self.acknowledged = 0  # the update up to which all is forgiven
 
     def look(self, history: deque[tuple[int, float]], verdict: float) -> str | None:
         """Why this is a collapse, or None; the newest ``(update, scale)`` comes last. Warns of a surge by the log."""
         step, scale = history[-1]
-        if step <= self.limits.warmup:
+        if step <= max(self.limits.warmup, self.acknowledged):
             return None
         if verdict:
             self.bad_in_a_row = self.bad_in_a_row + 1 if verdict < 0 else 0
         recent = itertools.islice(reversed(history), self.limits.window)
-        known = [each for each in recent if each[0] > self.limits.warmup]
+        known = [each for each in recent if each[0] > max(self.limits.warmup, self.acknowledged)]
         self._surge(step, scale, known)
         peak = max(each for _, each in known)
         if peak >= self.limits.fall * scale:
@@ -89,9 +108,15 @@ class Watchdog:
                 step, scale, scale / max(before),
             )  # fmt: skip
 
-    def state(self) -> dict[str, Any]:
-        return {"bad_in_a_row": self.bad_in_a_row, "warned": self.warned, **asdict(self.limits)}
+    def acknowledge(self, update: int) -> None:
+        """Begin anew: what the scale did up to this update is no sign of a collapse or a surge any more."""
+        self.bad_in_a_row, self.acknowledged = 0, update
 
-    def restore(self, state: dict[str, Any]) -> None:
+    def state(self) -> dict[str, Any]:
+        own = {"bad_in_a_row": self.bad_in_a_row, "warned": self.warned, "acknowledged": self.acknowledged}
+        return {**own, **asdict(self.limits)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
         self.bad_in_a_row, self.warned = state["bad_in_a_row"], state["warned"]
-        self.limits = Limits(**{name: state[name] for name in asdict(self.limits)})
+        self.acknowledged = state.get("acknowledged", 0)  # states saved before there was acknowledge() lack it
+        self.limits = Limits(**{each.name: state[each.name] for each in fields(Limits)})

@@ -17,9 +17,11 @@ from torch import Tensor
 
 from fp8compile.amp.gradients import Gradient, count_nonfinite
 from fp8compile.amp.watching import Watched, check_patterns, chosen
-from fp8compile.numerics.histogram import COLUMNS, EDGES, INF, LARGE, NAN, SMALL, statistics, two_bins
-from fp8compile.observation import BACKWARD, WEIGHT, Observations
+from fp8compile.numerics.histogram import COLUMNS, INF, LARGE, NAN, SMALL, statistics, two_bins
+from fp8compile.observation import BACKWARD, REST, WEIGHT, Observations, Row
 
+# Gradients that a histogram counts where nobody observed them: the others have a range that no scale is needed for.
+COUNTED = (torch.float16, torch.bfloat16, torch.float32)
 _log = logging.getLogger("fp8compile")
 
 
@@ -48,13 +50,17 @@ class Counter:
         """``[rows, 7, 2]``: how each number enters h1 and h2."""
         weights = torch.zeros(count, len(COLUMNS), 2, dtype=torch.float64)
         for i, row in enumerate(observations.rows[:count]):
-            if row.direction == BACKWARD and row.kind in self.kinds and chosen(row.module, self.modules):
+            if row.direction == BACKWARD and row.kind in self.kinds and self._takes(row):
                 if row.dtype == "f16":
                     weights[i, SMALL, 0] = 1
                     weights[i, [LARGE, INF, NAN], 1] = 1
                 elif row.dtype == "f32":
                     weights[i, [INF, NAN], 1] = 1
         return weights
+
+    def _takes(self, row: Row) -> bool:
+        """Whether a row's module is chosen; what may be of any module counts for all."""
+        return row.op == REST or chosen(row.module, self.modules)
 
     def of_gradients(self, gradients: Sequence[Gradient], seen: set[int], device: torch.device) -> Tensor:
         """float64 ``[2]``: h1 and h2 of gradients as they lie in ``.grad``; ``seen``: ids of parameters observed already.
@@ -67,7 +73,7 @@ class Counter:
             return total
         total[1] = count_nonfinite([g for g in gradients if id(g.p) in seen], device)
         for each in gradients:
-            if id(each.p) not in seen and self._chosen(each) and each.values.dtype in EDGES:
+            if id(each.p) not in seen and self._chosen(each) and each.values.dtype in COUNTED:
                 total += torch.stack(two_bins(statistics(each.values))).to(device)
         if not seen and not self._said:
             self._said = True

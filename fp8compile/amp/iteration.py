@@ -35,11 +35,14 @@ class Iteration:
 
     Attributes:
         fp16: whether a loss was seen that FP16 gradients are behind.
+        interrupted: whether a step of it raised LossScaleCollapse and was not called again: its gradients were unscaled
+            for nothing, and a loss that is scaled now begins the next iteration.
         closed: ``[2]`` each, h1 and h2: the last of it, put there by the scaler before ``sum_up``.
     """
 
     def __init__(self, clips: bool) -> None:
         self.clips, self.fp16 = clips, False
+        self.interrupted = False
         self.closed: list[Tensor] = []
         self._stages: dict[int, Stage] = {}
         self._bad_losses: list[Tensor] = []
@@ -52,6 +55,11 @@ class Iteration:
     def is_empty(self) -> bool:
         """Whether no gradient was looked at."""
         return not any(stage.found for stage in self._stages.values())
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether a loss was scaled, or a gradient looked at."""
+        return bool(self._bad_losses) or not self.is_empty
 
     def losses(self, losses: Sequence[Tensor], device: torch.device) -> None:
         """Take note of losses that are about to be scaled."""

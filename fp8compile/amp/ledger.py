@@ -7,14 +7,16 @@ along then, in that one copy. So a collapse is raised by the step after the upda
 from __future__ import annotations
 
 import logging
+import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fp8compile.amp.collapse import Limits, Watchdog
+from fp8compile.amp.policies import Seen
 
 RECORD = ("scale", "verdict", "found", "bad_loss", "small", "large", "vanished")
 HISTORY = 10_000  # updates that are kept
@@ -44,9 +46,10 @@ class Ledger:
         self._pending: list[tuple[int, Tensor]] = []
         self._was_bad = self._said_vanished = False
 
-    def add(self, update: int, record: Tensor) -> None:
-        """A record, float64 ``[7]`` as ``RECORD`` says."""
-        self._pending.append((update, record))
+    def add(self, update: int, scale: Tensor, verdict: Tensor, seen: Seen) -> None:
+        """What an update came to: a record, float64 ``[7]`` as ``RECORD`` says."""
+        record = (scale, verdict, seen.found, seen.bad_loss, seen.small, seen.large, seen.vanished)
+        self._pending.append((update, torch.stack([each.double() for each in record])))
         if len(self._pending) >= _PENDING:
             self.read()
 
@@ -92,10 +95,21 @@ class Ledger:
         if seen:
             self.writer.add_scalar("loss_scale/large_fraction", record["large"] / seen, update)
 
+    def acknowledge(self, update: int) -> str | None:
+        """What the collapse was that was noticed, if any, and no longer is one; the watchdog begins anew."""
+        self.read()
+        if self.collapse is None:
+            return None
+        (why, step, scale), self.collapse = self.collapse, None
+        self.watchdog.acknowledge(update)
+        said = f"update {step}: {why}; the loss scale was {scale:g}"
+        _log.warning("acknowledged, training goes on: %s", said)
+        return said
+
     def state(self) -> dict[str, Any]:
         return {"history": list(self.history), "skipped": self.skipped, "watchdog": self.watchdog.state()}
 
-    def restore(self, history: Sequence[tuple[int, float]], skipped: int, watchdog: dict[str, Any]) -> None:
+    def restore(self, history: Sequence[tuple[int, float]], skipped: int, watchdog: Mapping[str, Any]) -> None:
         self._pending, self.collapse = [], None
         self.history = deque(((int(step), float(scale)) for step, scale in history), maxlen=HISTORY)
         self.skipped = int(skipped)
@@ -103,12 +117,18 @@ class Ledger:
 
 
 def tensorboard(writer: Any) -> Any:
-    """``writer``; for a folder's name a SummaryWriter, or None, which is said, where tensorboard is not installed."""
-    if not isinstance(writer, str):
+    """``writer``; for a folder's name a SummaryWriter, or None, which is said, where tensorboard is not installed.
+
+    Raises:
+        ValueError: it is neither a folder nor a writer.
+    """
+    if writer is None or callable(getattr(writer, "add_scalar", None)):
         return writer
+    if not isinstance(writer, (str, os.PathLike)):
+        raise ValueError(f"writer={writer!r}: a SummaryWriter (it has add_scalar) or the name of a folder is needed")
     try:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError:
         _log.warning("tensorboard is not installed, so no scalars go to %s: pip install tensorboard", writer)
         return None
-    return SummaryWriter(writer)
+    return SummaryWriter(os.fspath(writer))

@@ -3,18 +3,30 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any
 
+import torch
+import torch.distributed as dist
+
+from fp8compile.amp.collapse import Limits
 from fp8compile.amp.policies import Dynamic, Histogram, Policy, Static
-from fp8compile.amp.watching import KINDS, check_kinds
+from fp8compile.amp.watching import KINDS, check_are_patterns, check_kinds
+from fp8compile.arguments import FLAGS, check_one_of, is_count, is_number
 from fp8compile.numerics.histogram import THRESHOLD
+from fp8compile.recipe import nearest
 
 HISTOGRAM, DYNAMIC, STATIC = MODES = ("histogram", "dynamic", "static")
 STARTS = {HISTOGRAM: 1.0, DYNAMIC: 2.0**16, STATIC: 2.0**10}
 INTERVALS = {HISTOGRAM: 64, DYNAMIC: 2000, STATIC: 1}
 BOUNDS = {HISTOGRAM: (2.0**-24, 2.0**24), DYNAMIC: (0.0, math.inf), STATIC: (0.0, math.inf)}
 FP16_POWER = 2.0**15  # the largest that FP16 has
+NO_FP16 = (
+    "no gradient behind the loss is FP16, so there is nothing to scale: the loss scaler does nothing. (BF16 and FP32 have "
+    "the range; mode='static' scales all the same.)"
+)
+CAPPED = "the loss is FP16, whose gradient is the loss scale itself: its ceiling is now %g instead of %g; compute it in FP32"
 
 
 @dataclass(frozen=True)
@@ -34,22 +46,32 @@ class Options:
     modules: Sequence[str] = ("*",)
 
     def __post_init__(self) -> None:
-        if self.mode not in MODES:
-            raise ValueError(f"mode={self.mode!r}: one of {', '.join(map(repr, MODES))}")
+        check_one_of("mode", self.mode, MODES)
+        self._check_types()
         low, high = self.bounds
+        if not 0 <= low <= high:
+            raise ValueError(f"floor={low} and ceiling={high}: 0 <= floor <= ceiling is needed")
         if not 0 < self.start < math.inf or not low <= self.start <= high:
             raise ValueError(f"init_scale={self.start} must be positive, finite and within [floor, ceiling] = "
                              f"[{low}, {high}]")  # fmt: skip
-        if not (self.growth_factor > 1 and 0 < self.backoff_factor < 1):
-            raise ValueError(f"growth_factor={self.growth_factor} must be above 1, backoff_factor={self.backoff_factor} "
-                             "between 0 and 1")  # fmt: skip
-        for name in ("period", "growth_interval"):
-            value = getattr(self, name) if name == "period" else self.interval
-            if not isinstance(value, int) or value < 1:
+        if not (1 < self.growth_factor < math.inf and 0 < self.backoff_factor < 1):
+            raise ValueError(f"growth_factor={self.growth_factor} must be above 1 and finite, "
+                             f"backoff_factor={self.backoff_factor} between 0 and 1")  # fmt: skip
+        for name, value in (("period", self.period), ("growth_interval", self.interval)):
+            if not is_count(value) or value < 1:
                 raise ValueError(f"{name}={value!r}: a number of updates, 1 or more")
         if not 0 <= self.threshold < 1:
             raise ValueError(f"threshold={self.threshold}: a fraction of all gradients, such as 1e-7")
         check_kinds(self.kinds)
+        check_are_patterns(self.modules)
+
+    def _check_types(self) -> None:
+        for name in ("init_scale", "growth_factor", "backoff_factor", "threshold", "floor", "ceiling"):
+            value = getattr(self, name)
+            optional = name in ("init_scale", "floor", "ceiling")
+            if not is_number(value) and not (value is None and optional):
+                cure = "a tensor's is value.item()" if isinstance(value, torch.Tensor) else "as 2.0**10 is one"
+                raise ValueError(f"{name}={value!r}: a number{' or None' if optional else ''} is needed; {cure}")
 
     @property
     def start(self) -> float:
@@ -77,3 +99,20 @@ class Options:
         """With a ceiling that FP16 can represent: the gradient of a loss is the scale, in the loss's dtype."""
         low, high = self.bounds
         return replace(self, init_scale=min(self.start, FP16_POWER), floor=low, ceiling=min(high, FP16_POWER))
+
+
+def check_are(
+    collapse: object, limits: object, process_group: object, enabled: object, options: Mapping[str, Any]
+) -> None:
+    """Raises ValueError for what is of another type than LossScaler takes, and for options that do not exist."""
+    check_one_of("enabled", enabled, FLAGS)
+    check_one_of("collapse", collapse, (*FLAGS, None))
+    if not (limits is None or isinstance(limits, Limits)):
+        raise ValueError(f"limits={limits!r}: fp8compile.amp.Limits(warmup=..., halvings=...) or None is needed")
+    if not (process_group is None or (dist.is_available() and isinstance(process_group, dist.ProcessGroup))):
+        raise ValueError(f"process_group={process_group!r}: what torch.distributed.new_group() returns is needed, or None "
+                         "for all ranks")  # fmt: skip
+    known = [each.name for each in fields(Options)]
+    for name in options:
+        if name not in known:
+            raise ValueError(f"LossScaler has no option {name!r}.{nearest(name, known)}")

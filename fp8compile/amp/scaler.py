@@ -23,21 +23,22 @@ from torch import Tensor
 from fp8compile.amp.binding import Binding
 from fp8compile.amp.closures import Evaluated, taken_out
 from fp8compile.amp.collapse import NOTHING_OBSERVED, Limits, LossScaleCollapse
+from fp8compile.amp.copying import Copied
 from fp8compile.amp.graph_walk import has_fp16
 from fp8compile.amp.histogram import Counter
 from fp8compile.amp.iteration import READY, STEPPED, Iteration, Stage
 from fp8compile.amp.ledger import Ledger, tensorboard
 from fp8compile.amp.losses import flat, given_scale, materialised, scaled
-from fp8compile.amp.options import HISTOGRAM, Options
+from fp8compile.amp.options import CAPPED, HISTOGRAM, NO_FP16, Options, check_are
 from fp8compile.amp.policies import Running, Seen
 from fp8compile.amp.ranks import summed
-from fp8compile.amp.state import NUMBERS, checked, packed
+from fp8compile.amp.state import loaded, packed
 from fp8compile.observation import Observations
 
 _log = logging.getLogger("fp8compile")
 
 
-class LossScaler:
+class LossScaler(Copied):
     """A loss scale, and what goes with it.
 
     Args:
@@ -71,23 +72,22 @@ class LossScaler:
         enabled: bool = True,
         **options: Any,
     ) -> None:
-        self.options = Options(mode, **options)
-        self.process_group = process_group
-        self._enabled = enabled
-        self._policy = self.options.policy()
-        self._counter = Counter(self.options.kinds, self.options.modules)
-        self._binding = Binding(saturates=mode == HISTOGRAM)
+        check_are(collapse, limits, process_group, enabled, options)
+        chosen = Options(mode, **options)
         raises = mode == HISTOGRAM if collapse is None else collapse
-        self._ledger = Ledger(limits or Limits(), raises, tensorboard(writer))
+        self._begin(chosen, Ledger(limits or Limits(), raises, tensorboard(writer)), process_group, enabled)
+
+    def _begin(self, options: Options, ledger: Ledger, group: dist.ProcessGroup | None, enabled: bool) -> None:
+        self.options, self.mode, self.process_group = options, options.mode, group
+        self._ledger, self._enabled = ledger, enabled
+        self._policy = options.policy()
+        self._counter = Counter(options.kinds, options.modules)
+        self._binding = Binding(saturates=options.mode == HISTOGRAM)
         self._running: Running | None = None  # made where the first loss is
         self._restored: dict[str, Any] | None = None  # its numbers, until then
         self._updates = 0
         self._idle: bool | None = None  # no FP16 gradient: nothing to do
-        self._iteration = Iteration(mode == HISTOGRAM)
-
-    @property
-    def mode(self) -> str:
-        return self.options.mode
+        self._iteration = Iteration(options.mode == HISTOGRAM)
 
     @property
     def observations(self) -> list[Observations]:
@@ -132,6 +132,8 @@ class LossScaler:
         losses = flat(outputs)
         if not losses:
             return outputs
+        if self._iteration.interrupted:
+            self._iteration = Iteration(self.mode == HISTOGRAM)
         if self._running is None:
             self._running = Running.start(self.options.start, losses[0].device)
             if self._restored is not None:
@@ -150,12 +152,10 @@ class LossScaler:
         if self._idle is None and losses:
             self._idle = not self._iteration.fp16
             if self._idle:
-                _log.warning("no gradient behind the loss is FP16, so there is nothing to scale: the loss scaler does "
-                             "nothing. (BF16 and FP32 have the range; mode='static' scales all the same.)")  # fmt: skip
+                _log.warning(NO_FP16)
         capped = self.options.for_fp16_loss()
         if capped.bounds != self.options.bounds and any(loss.dtype == torch.float16 for loss in losses):
-            _log.warning("the loss is FP16, whose gradient is the loss scale itself: its ceiling is now %g instead of %g; "
-                         "compute the loss in FP32", capped.bounds[1], self.options.bounds[1])  # fmt: skip
+            _log.warning(CAPPED, capped.bounds[1], self.options.bounds[1])
             self._use(capped)
 
     def _use(self, options: Options) -> None:
@@ -187,7 +187,7 @@ class LossScaler:
                 calls ``scaler.scale(loss).backward()``, may call ``unscale_``, and returns the loss.
 
         Raises:
-            LossScaleCollapse: what the updates until now came to; nothing is stepped.
+            LossScaleCollapse: what the updates until now came to; nothing is stepped (see ``acknowledge``).
             RuntimeError: called twice since the last update; no gradient; no loss was scaled.
         """
         if not self._enabled:
@@ -205,6 +205,7 @@ class LossScaler:
             args = (Evaluated(closure, stage, finish, lambda: self._is_bad(stage)), *args)
         finish()
         bad = self._is_bad(stage)
+        self._iteration.interrupted = False
         result = None if bad else optimizer.step(*args, **kwargs)
         stage.at = STEPPED
         return result
@@ -221,8 +222,18 @@ class LossScaler:
         if self._ledger.collapse is not None:
             from fp8compile.overflow import overflow_report  # it reads scalers
 
+            self._iteration.interrupted = True
             report = str(overflow_report(self)) if self.observations else NOTHING_OBSERVED
             raise LossScaleCollapse(*self._ledger.collapse, self.observations, report)
+
+    def acknowledge(self) -> str | None:
+        """Train on after a ``LossScaleCollapse``: it is no longer raised, and the watchdog begins anew; no second warm-up.
+
+        The step that raised it did nothing: call it again, or leave it out, by ``update()`` or the next ``scale()``. The
+        cause stays: lower the learning rate, skip the data, go back to a checkpoint. Returns what the collapse was, which
+        is also logged; None where there was none.
+        """
+        return self._ledger.acknowledge(self._updates)
 
     @torch.no_grad()
     def update(self, new_scale: float | Tensor | None = None) -> None:
@@ -252,8 +263,7 @@ class LossScaler:
         if given is not None:
             running, verdict = replace(self._running, scale=given), torch.zeros_like(verdict)
         self._running = running
-        record = (running.scale, verdict, seen.found, seen.bad_loss, seen.small, seen.large, seen.vanished)
-        self._ledger.add(self._updates, torch.stack([each.double() for each in record]))
+        self._ledger.add(self._updates, running.scale, verdict, seen)
         self._iteration = Iteration(self.mode == HISTOGRAM)
 
     def _close(self, device: torch.device) -> Seen:
@@ -281,13 +291,9 @@ class LossScaler:
         """
         if not self._enabled:
             return
-        state = checked(state_dict, self.options)
-        floor, ceiling = state["options"]["bounds"]
-        numbers = {name: state["options"][name] for name in NUMBERS}
-        options = replace(self.options, init_scale=state["scale"], floor=floor, ceiling=ceiling, **numbers)
-        self._ledger.restore(state["history"], state["skipped"], state["watchdog"])
-        self._use(options)
-        self._restored = {name: state[name] for name in ("scale", "since", "small", "large", "quiet")}
-        self._running = None  # made anew where the next loss is
-        self._updates, self._idle = state["updates"], state["idle"]
+        state = loaded(state_dict, self.options)
+        self._ledger.restore(state.history, state.skipped, state.watchdog)
+        self._use(state.options)
+        self._restored, self._running = state.numbers, None  # made anew where the next loss is
+        self._updates, self._idle = state.updates, state.idle
         self._iteration = Iteration(self.mode == HISTOGRAM)

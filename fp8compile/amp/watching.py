@@ -130,15 +130,23 @@ def watch(model: nn.Module, kinds: Sequence[str] = KINDS, modules: Sequence[str]
 
 def check_kinds(kinds: Sequence[str]) -> None:
     """Raises ValueError for a kind that does not exist, or for none at all."""
-    wrong = [each for each in kinds if each not in KINDS]
-    if wrong or not kinds or isinstance(kinds, str):
+    is_list = isinstance(kinds, Sequence) and not isinstance(kinds, str)
+    if not is_list or not kinds or any(each not in KINDS for each in kinds):
         raise ValueError(f"kinds={kinds!r}: a tuple of {', '.join(map(repr, KINDS))}")
+
+
+def check_are_patterns(patterns: Sequence[str]) -> None:
+    """Raises ValueError for what is not a sequence of patterns."""
+    if isinstance(patterns, str):
+        raise ValueError(f"modules={patterns!r} must be a tuple of patterns: modules=({patterns!r},)")
+    is_list = isinstance(patterns, Sequence) and all(isinstance(each, str) for each in patterns)
+    if not is_list or not patterns:
+        raise ValueError(f'modules={patterns!r}: a tuple of patterns on module paths is needed, ("*",) for all')
 
 
 def check_patterns(patterns: Sequence[str], paths: Sequence[str]) -> None:
     """Raises ValueError for a pattern that matches none of the paths, with the nearest of them."""
-    if isinstance(patterns, str):
-        raise ValueError(f"modules={patterns!r} must be a tuple of patterns: modules=({patterns!r},)")
+    check_are_patterns(patterns)
     for pattern in patterns:
         if pattern != "*" and not any(in_module(path, pattern) for path in paths):
             near = difflib.get_close_matches(pattern, paths, n=3, cutoff=0.3) or list(paths[:3])

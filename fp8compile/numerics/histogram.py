@@ -48,7 +48,11 @@ EDGES = {
         small=EDGE + 32, inf=(2.0 - 2.0**-8) * 2.0**127, zero=2.0**-134, normal=2.0**-14 - 2.0**-23
     ),
     torch.float32: Edges(),
+    torch.float64: Edges(),
+    torch.complex64: Edges(),
+    torch.complex128: Edges(),
 }
+DOUBLE = (torch.float64, torch.complex128)  # magnitudes that FP32 does not hold
 
 
 def statistics(x: Tensor) -> Tensor:
@@ -63,11 +67,12 @@ def statistics(x: Tensor) -> Tensor:
 def partials(x: Tensor, limit: Tensor | None = None) -> Tensor:
     """``[6, R]``: large, inf, nan, zero, subnormal and amax of each of the R rows of x along its last dimension.
 
-    FP32, whose counts are exact up to 2**24 elements a row; float64 for a single row, which may be longer. Of an x that
-    is clipped to ``limit``, 0-d, what stands at the limit counts as inf.
+    FP32, whose counts are exact up to 2**24 elements a row; float64 for a single row, which may be longer, and for x in
+    float64. Of an x that is clipped to ``limit``, 0-d, what stands at the limit counts as inf.
     """
-    edges, several = EDGES[x.dtype], x.dim() > 1
-    magnitude = x.abs().float()
+    edges, double = EDGES[x.dtype], x.dtype in DOUBLE
+    several = x.dim() > 1
+    magnitude = x.abs() if double else x.abs().float()
     inf = edges.inf if limit is None else limit.clamp(max=edges.inf)
     finite = magnitude < inf
     which = (
@@ -77,7 +82,8 @@ def partials(x: Tensor, limit: Tensor | None = None) -> Tensor:
         magnitude <= edges.zero,
         (magnitude > edges.zero) & (magnitude < edges.normal),
     )
-    dims, dtype = ((-1,), torch.float32) if several else ((), torch.float64)
+    dims = (-1,) if several else ()
+    dtype = torch.float32 if several and not double else torch.float64
     counts = [torch.where(each, 1.0, 0.0).sum(dims, dtype=dtype) for each in which]
     amax = torch.where(finite, magnitude, 0.0)
     amax = (amax.amax(dims) if x.numel() else amax.sum(dims)).to(dtype)

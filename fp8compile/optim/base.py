@@ -14,11 +14,11 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-from fp8compile.optim import checkpoint, copying
+from fp8compile.optim import checking, checkpoint, copying
 from fp8compile.optim.fused import PreparedStep
 from fp8compile.optim.overrides import StateFormat
-from fp8compile.optim.placing import Names, Placement, check_parameter, pair, place
-from fp8compile.optim.plan import MASTERS, Plan, Tensors
+from fp8compile.optim.placing import Names, Placement, check_parameter, place
+from fp8compile.optim.plan import Plan, Tensors
 from fp8compile.optim.release import Release, release_gradients
 from fp8compile.optim.report import StatesReport, report
 from fp8compile.optim.sharding import complete_grad, first_element, is_cut, like, local, local_grad
@@ -55,11 +55,10 @@ class EncodedOptimizer(torch.optim.Optimizer):
         seed: int = 0,
         compiled: bool = True,
     ) -> None:
+        checking.check_arguments(seed, compiled, overrides)
         model = params if isinstance(params, nn.Module) else None
-        self.seed, self.compiled = seed, compiled
+        self.seed, self.compiled = int(seed), compiled
         self.patterns = dict(overrides or {})
-        for each in self.patterns.values():
-            pair(each)
         self._model_names = Names.of(model) if model is not None else Names()
         defaults = defaults | {
             "state_format": state_format,
@@ -68,6 +67,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
         }
         self._placements: dict[Tensor, Placement] = {}  # decided once: states are stored by them
         super().__init__(model.named_parameters() if model is not None else cast(ParamsT, params), defaults)
+        checking.check_overrides(self.patterns, [*self.names.names.values()])
         self.forget()
 
     def forget(self) -> None:
@@ -89,23 +89,18 @@ class EncodedOptimizer(torch.optim.Optimizer):
         raise NotImplementedError
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As in torch; what the group asks for is checked before it is added.
+        """As in torch; what the group asks for is checked first: group and optimizer are as they were if it is refused.
 
         Raises:
             ValueError: see ``__init__``.
         """
-        group = {**self.defaults, **param_group}
-        pair(group["state_format"])
-        if group["master"] not in MASTERS:
-            raise ValueError(f"master {group['master']!r}: one of {', '.join(MASTERS)}")
-        self.update_of(group)
-        super().add_param_group(param_group)
-        try:
-            for i, p in enumerate(self.param_groups[-1]["params"]):
-                check_parameter(p, self._in_group(self.param_groups[-1], i))
-        except ValueError:
-            self.param_groups.pop()
-            raise
+        with checking.unchanged(param_group):
+            checking.check_group(self, param_group)
+            super().add_param_group(param_group)
+
+    def check_parameter(self, p: Tensor, name: str) -> None:
+        """Raises ValueError for a parameter that this optimizer does not update."""
+        check_parameter(p, name)
 
     @staticmethod
     def _in_group(group: Mapping[str, Any], i: int) -> str:
@@ -167,7 +162,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
         """Update every parameter that has a gradient.
 
         Raises:
-            RuntimeError: a sparse gradient.
+            RuntimeError: a sparse gradient; as for every error before the update itself, nothing has changed then.
             ValueError: a sharded parameter that the update needs the whole of.
         """
         loss = None
@@ -180,21 +175,16 @@ class EncodedOptimizer(torch.optim.Optimizer):
     @torch.no_grad()
     def update_parameters(self, parameters: list[tuple[int, dict[str, Any], Tensor]]) -> None:
         """Update the given ones (number, group, parameter), all of which have a gradient."""
-        for index, _, p in parameters:
-            if p.grad is not None and p.grad.layout != torch.strided:
-                raise RuntimeError(
-                    f"{self.names.names.get(id(p), f'parameter {index}')} has a sparse gradient, which fp8compile.optim "
-                    "does not take: build the embedding with sparse=False, or give it to torch.optim.SparseAdam"
-                )
-        for _, group, p in parameters:
-            self._start(p, group)
-            complete_grad(p)
+        if not parameters:
+            return
+        checking.check_gradients(self, parameters)
         here = [each for each in parameters if local(each[2]).numel()]
-        for group in self.param_groups:
-            self._refresh_numbers(group)
-        if parameters:
-            torch._foreach_add_([self.state[p]["step"] for _, _, p in parameters], 1)
-            self._prepared(here)([local_grad(p) for _, _, p in here])
+        with checking.started(self, parameters):
+            for group in self.param_groups:
+                self._refresh_numbers(group)
+            step = self._prepared(here)
+        torch._foreach_add_([self.state[p]["step"] for _, _, p in parameters], 1)
+        step([local_grad(p) for _, _, p in here])
 
     def _prepared(self, parameters: list[tuple[int, dict[str, Any], Tensor]]) -> PreparedStep:
         """The step of these parameters; worked out anew where a tensor, a layout or an option is not what it was."""

@@ -19,9 +19,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from fp8compile.arguments import is_number
 from fp8compile.numerics.grouping import StateCodec
 from fp8compile.numerics.split_weights import joined, split
 from fp8compile.numerics.state_codecs import state_codec
+from fp8compile.optim import checking
 from fp8compile.optim.plan import Plan
 from fp8compile.optim.sharding import here, is_sharded, like, local, viewed, why_not_here
 
@@ -56,12 +58,14 @@ def load(optimizer: EncodedOptimizer, state_dict: Mapping[str, Any]) -> None:
     Raises:
         ValueError: it does not fit; nothing was changed then.
     """
+    if not isinstance(state_dict, Mapping):
+        raise ValueError(f"the state dict is a {type(state_dict).__name__}: pass what state_dict() gave")
     state_dict = dict(state_dict)
     for hook in optimizer._optimizer_load_state_dict_pre_hooks.values():
         changed = hook(optimizer, state_dict)
         state_dict = state_dict if changed is None else changed
     states, saved_groups = _taken_apart(state_dict)
-    groups = [_merged(optimizer, *pair) for pair in _pairs(optimizer, saved_groups)]
+    groups = [_merged(optimizer, i, *pair) for i, pair in enumerate(_pairs(optimizer, saved_groups))]
     if states and not any(states.values()) and any(optimizer.update_of(group).states for group in groups):
         raise ValueError(EMPTY)
     new: dict[Tensor, StateDict] = {}
@@ -88,8 +92,7 @@ def _taken_apart(state_dict: Mapping[str, Any]) -> tuple[StateDict, list[StateDi
             "not the state dict of an optimizer: it has no dict 'state' and list 'param_groups'. A flattened one goes "
             "through torch.distributed.checkpoint.state_dict.set_optimizer_state_dict"
         )
-    if not all(isinstance(group, Mapping) and "params" in group for group in groups):
-        raise ValueError("the state dict has a parameter group without 'params': pass what state_dict() gave")
+    checking.check_saved_groups(groups)
     for key, state in states.items():
         if not isinstance(state, Mapping):
             raise ValueError(f"the state of parameter {key} is a {type(state).__name__}, not a dict of tensors")
@@ -115,10 +118,14 @@ def _pairs(optimizer: EncodedOptimizer, saved: list[StateDict]) -> list[tuple[St
     return list(zip(groups, saved, strict=True))
 
 
-def _merged(optimizer: EncodedOptimizer, ours: StateDict, theirs: StateDict) -> StateDict:
+def _merged(optimizer: EncodedOptimizer, index: int, ours: StateDict, theirs: StateDict) -> StateDict:
     """The saved options over ours, as in torch; but how states are stored, and names, are for this optimizer to say."""
     group = ours | {k: deepcopy(v) for k, v in theirs.items() if k not in FIXED}
-    optimizer.update_of(group)
+    try:
+        optimizer.update_of(group)
+        checking.check_values(group)
+    except ValueError as error:
+        raise ValueError(f"param_groups[{index}] of the state dict: {error}. Nothing was changed") from error
     return group
 
 
@@ -128,13 +135,16 @@ def _converted(
     """One parameter's saved state in the form that this optimizer keeps; empty: it has none yet."""
     plan = optimizer.plan_of(p, group)
     states = plan.update.states
-    known = {name: value for name, value in values.items() if value is not None}  # SGD's before its first step
+    # None: SGD's momentum before its first step
+    known = {name: value for name, value in values.items() if value is not None or name != "momentum_buffer"}
     saved = Saved(p, known, optimizer.names.names.get(id(p), f"parameter {key}"))
     if not known:
         return {}
     for name in known:
         if str(name).split(".")[0] not in (*BESIDE_STATES, *states):
             raise saved.error(f"it has {name}, and this optimizer keeps {', '.join(states) or 'no states'}")
+        if known[name] is None:
+            raise saved.error(f"its {name} is None")
     made: StateDict = {"step": saved.step(optional=set(states) <= UNCOUNTED)}
     for state, codec in plan.codecs:
         parts = saved.encoded(state, codec, signed=states[state])
@@ -165,7 +175,8 @@ class Saved:
     def step(self, *, optional: bool) -> Tensor:
         """How many steps were taken; where it need not be known: that one was."""
         value = self.values.get("step", 1.0 if optional else None)
-        if not isinstance(value, (int, float, Tensor)) or (isinstance(value, Tensor) and value.numel() != 1):
+        is_one = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
+        if not is_one and not is_number(value):
             raise self.error("it has no step" if value is None else f"its step is {value!r}, not a number")
         step = torch.as_tensor(value, dtype=torch.float32).detach().reshape(()).clone()
         if not 0 <= step.item() < torch.inf:
@@ -176,14 +187,14 @@ class Saved:
         """What this rank has of a state, in the codec's parts: as they are if it was stored by the same codec."""
         stored = self._codec_of(state, signed)
         if stored == codec:
-            return tuple(self._mine(part) for part in self._parts(state, codec))
-        return codec.encode(self._decoded(state, stored))
+            return tuple(self._mine(part) for part in self._parts(state, codec, signed))
+        return codec.encode(self._decoded(state, stored, signed))
 
-    def _decoded(self, state: str, stored: StateCodec | None) -> Tensor:
+    def _decoded(self, state: str, stored: StateCodec | None, signed: bool) -> Tensor:
         """What this rank has of a state, in FP32."""
         if stored is None:
-            return self.mine(state, torch.float32)
-        parts = self._parts(state, stored)
+            return self.mine(state, torch.float32, signed)
+        parts = self._parts(state, stored, signed)
         if any(map(is_sharded, parts)):
             return stored.decode([self._mine(part) for part in parts], local(self.p).shape)
         device = local(self.p).device
@@ -201,15 +212,22 @@ class Saved:
         except ValueError as error:
             raise self.error(f"{state}: {error}") from error
 
-    def _parts(self, state: str, codec: StateCodec) -> list[Tensor]:
-        """The parts of a state as they come, of the shapes and dtypes that they must have."""
+    def _parts(self, state: str, codec: StateCodec, signed: bool) -> list[Tensor]:
+        """The parts of a state as they come, of shapes, dtypes and values that they can have."""
         prefix = f"{state}.{codec.name}."
         found = {key.removeprefix(prefix) for key in self.values if key.startswith(prefix)}
         if found != {*codec.parts}:
             raise self.error(f"{state} has {', '.join(sorted(found))}, and {codec.name} is {', '.join(codec.parts)}")
         layouts = stored_as(codec, self.p.shape)  # type: ignore[arg-type]  # codecs are frozen dataclasses
         parts = zip(codec.parts, layouts, strict=True)
-        return [self._checked(f"{prefix}{part}", shape, dtype) for part, (shape, dtype) in parts]
+        return [self._sound(f"{prefix}{part}", part, *layout, signed) for part, layout in parts]
+
+    def _sound(self, key: str, part: str, shape: torch.Size, dtype: torch.dtype, signed: bool) -> Tensor:
+        """A value that is checked, and of which every element can be."""
+        value = self._checked(key, shape, dtype)
+        if reason := checking.why_no_state(part, value, signed=signed):
+            raise self.error(f"{key} {reason}")
+        return value
 
     def _checked(self, key: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         value = self.values[key]
@@ -226,11 +244,12 @@ class Saved:
             raise self.error(f"{key} is {reason}")
         return value
 
-    def mine(self, key: str, dtype: torch.dtype) -> Tensor:
+    def mine(self, key: str, dtype: torch.dtype, signed: bool = True) -> Tensor:
         """This rank's part of a value of the parameter's shape, in ``dtype``; any float will do for a float."""
         value = self.values[key]
         is_float = isinstance(value, Tensor) and value.is_floating_point() and dtype.is_floating_point
-        return self._mine(self._checked(key, self.p.shape, value.dtype if is_float else dtype)).to(dtype)
+        part, wanted = ("value", value.dtype) if is_float else (key, dtype)
+        return self._mine(self._sound(key, part, self.p.shape, wanted, signed)).to(dtype)
 
     def _mine(self, value: Tensor) -> Tensor:
         """This rank's part, in memory of its own."""

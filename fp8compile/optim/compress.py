@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
@@ -25,7 +26,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from fp8compile.optim import checkpoint
+from fp8compile.optim import checking, checkpoint
 from fp8compile.optim.base import DEFAULT_FORMAT, EncodedOptimizer
 from fp8compile.optim.encoded_tensor import EncodedTensor
 from fp8compile.optim.overrides import StateFormat
@@ -124,12 +125,15 @@ class Rules:
         model: nn.Module | None,
         patterns: Mapping[str, StateFormat],
     ) -> Rules:
-        for each in (state_format, *patterns.values()):
-            pair(each)
+        pair(state_format)
+        checking.check_formats(patterns)
+        if not isinstance(model, (nn.Module, NoneType)):
+            raise ValueError(f"model={model!r}: the module whose parameters these are is needed, or None")
         known = Names.of(model) if model is not None else Names()
         named = dict(known.names)
         for group in optimizer.param_groups:
             named.update(zip(map(id, group["params"]), group.get("param_names", ()), strict=False))
+        checking.check_overrides(patterns, [*named.values()])
         return cls(state_format, Names(named, known.embeddings, known.overridden), dict(patterns))
 
     def format_of(self, group: Group) -> StateFormat:

@@ -6,12 +6,21 @@ fp8compile.optim.AdamW(model, state_format=("dynamic_tree", "e4m3_expanded"))   
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
+from fp8compile.arguments import (
+    FLAGS,
+    check_count,
+    check_number,
+    check_number_or_tensor,
+    check_one_of,
+    is_finite,
+)
 from fp8compile.optim.base import EncodedOptimizer
 from fp8compile.optim.placing import WHOLE, pair
 from fp8compile.optim.updates import (
@@ -26,6 +35,7 @@ from fp8compile.optim.updates import (
 )
 
 Betas = tuple[Number, Number]
+FLAG_OPTIONS = ("amsgrad", "maximize", "nesterov", "centered", "capturable", "foreach", "fused")
 
 
 class Adam(EncodedOptimizer):
@@ -128,6 +138,7 @@ class SGD(EncodedOptimizer):
 
     def update_of(self, group: Mapping[str, Any]) -> Update:
         _check(group, at_least_zero=("lr", "momentum", "weight_decay"))
+        check_number("dampening", group["dampening"], low=-math.inf)
         if group["nesterov"] and (not group["momentum"] or group["dampening"]):
             raise ValueError("Nesterov momentum needs a momentum and no dampening")
         return SGDUpdate(bool(group["momentum"]), bool(group["nesterov"]), isinstance(group["lr"], Tensor))
@@ -218,19 +229,20 @@ class Muon(EncodedOptimizer):
         }
         super().__init__(params, defaults, **options)
 
-    def add_param_group(self, param_group: dict[str, Any]) -> None:
-        super().add_param_group(param_group)
-        others = [tuple(p.shape) for p in self.param_groups[-1]["params"] if p.dim() != 2]
-        if others:
-            self.param_groups.pop()
-            raise ValueError(f"Muon updates matrices; a parameter of shape {others[0]} belongs into AdamW")
+    def check_parameter(self, p: Tensor, name: str) -> None:
+        super().check_parameter(p, name)
+        if p.dim() != 2:
+            raise ValueError(f"Muon updates matrices; {name} of shape {tuple(p.shape)} belongs into AdamW")
 
     def update_of(self, group: Mapping[str, Any]) -> Update:
-        _check(group, at_least_zero=("lr", "momentum", "weight_decay"))
-        if group["adjust_lr_fn"] not in (None, "original", "match_rms_adamw"):
-            raise ValueError(f"adjust_lr_fn {group['adjust_lr_fn']!r}: one of original, match_rms_adamw")
-        like_adamw = group["adjust_lr_fn"] == "match_rms_adamw"
-        coefficients = tuple(group["ns_coefficients"])
+        _check(group, at_least_zero=("lr", "momentum", "weight_decay", "eps"))
+        check_one_of("adjust_lr_fn", group["adjust_lr_fn"], (None, "original", "match_rms_adamw"))
+        check_count("ns_steps", group["ns_steps"])
+        like_adamw, coefficients = group["adjust_lr_fn"] == "match_rms_adamw", group["ns_coefficients"]
+        is_list = isinstance(coefficients, (tuple, list)) and len(coefficients) == 3
+        if not is_list or not all(map(is_finite, coefficients)):
+            raise ValueError(f"ns_coefficients={coefficients!r}: three numbers are needed")
+        coefficients = tuple(coefficients)
         return MuonUpdate(group["nesterov"], coefficients, group["ns_steps"], like_adamw, group["eps"])
 
 
@@ -247,10 +259,15 @@ def _torch_only(
 
 
 def _check(group: Mapping[str, Any], *, at_least_zero: tuple[str, ...], shares: tuple[str, ...] = ()) -> None:
+    """Raises ValueError for an option that its arithmetic has no use for; a tensor's value is not read."""
     for name in at_least_zero:
-        if isinstance(group[name], (int, float)) and not group[name] >= 0:
-            raise ValueError(f"{name} {group[name]!r}: at least 0")
+        check_number_or_tensor(name, group[name])
     for name in shares:
-        for value in group[name]:
-            if isinstance(value, (int, float)) and not 0 <= value < 1:
-                raise ValueError(f"{name} {group[name]!r}: each at least 0 and below 1")
+        value = group[name]
+        if not (isinstance(value, (tuple, list)) and len(value) == 2):
+            raise ValueError(f"{name}={value!r}: two numbers are needed, such as (0.9, 0.999)")
+        for i, each in enumerate(value):
+            check_number_or_tensor(f"{name}[{i}]", each, below=1)
+    for name in FLAG_OPTIONS:
+        if name in group:
+            check_one_of(name, group[name], (*FLAGS, None) if name in ("foreach", "fused") else FLAGS)

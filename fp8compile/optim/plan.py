@@ -120,5 +120,5 @@ class Plan:
             return {"param": p.to(self.dtype), "master": p}
         number, first = tensors["stream"].unbind()
         key = key_of(self.seed, number, tensors["step"].expand(p.shape))  # expanded, it is no kernel of its own
-        bits = random_bits(index_like(p.shape, first + self.offset, p.stride()), key)
+        bits = random_bits(index_like(p.shape, first + self.offset, tensors["param"].stride()), key)
         return {"param": round_stochastically(p, self.dtype, bits)}

@@ -93,4 +93,6 @@ def _is_linear_in(user: Node, operand: Node) -> bool:
         return user.args[1] is not operand
     if op in R.CHOICES:
         return user.args[0] is not operand
+    if R.is_attention(user):
+        return R.takes_as_gradient(user, operand)
     return op in R.LINEAR and not R.casts_to_integer(user)

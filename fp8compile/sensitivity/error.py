@@ -10,7 +10,7 @@ from fp8compile.numerics import Format
 EXPONENTIATED = "exponentiated in the backward: a relative error would become an absolute one of the exponent"
 DIVIDED = "divided by in the backward: nothing proves that it stays away from the pole of {}"
 PHASE = "a phase in the backward: nothing proves that it is small enough for {}"
-STEEP = "steep in the backward: a function of {:g} times the value, of which what is small beside its group is rounded away"
+STEEP = "steep in the backward: a function of {}, of which what is small beside its group is rounded away"
 CHOOSES = "compared in the backward, to choose between values of which one may be infinite"
 UNKNOWN = "read in the backward by {}, which the sensitivity analysis does not know"
 AMPLIFIED = "amplified {:.0f} times in the backward"

@@ -31,6 +31,7 @@ import torch
 from torch.fx import Node
 
 from fp8compile import torch_private as private
+from fp8compile.graph import is_tensor, numel
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -133,6 +134,7 @@ SHAPE_OPERANDS: dict[object, tuple[int, ...]] = {
 # the factor exp(d), d the error of a logit: bounded by 2 e s |q| |k|, no more. Logits of a softmax that is not one-hot are
 # within some tens, so d is some tenths at most in INT8, whose errors along a head's channels are independent of each other.
 # That is an argument of size, not a proof: why attention_format is INT8, and why Recipe.saved_attention can be switched off.
+# It is linear in the gradient, its first operand.
 ATTENTION = "attention"
 
 # Bounded functions that are written with exp and log: within one of them an exponential or a quotient counts as SETTLING,
@@ -154,6 +156,25 @@ BOUNDED = (
 )
 
 getitem = private.getitem
+
+
+def is_as_large(operand: Node, node: Node) -> bool:
+    """Whether an operand has a number of its own for each element of the result."""
+    return is_tensor(operand) and numel(operand.meta["val"]) == numel(node.meta["val"])
+
+
+def is_attention(node: Node) -> bool:
+    """Whether a node is fused attention or its backward, on any device."""
+    return ATTENTION in getattr(node.target, "_opname", "")
+
+
+def takes_as_gradient(attention: Node, operand: Node) -> bool:
+    """Whether an operand of fused attention's backward is the gradient alone."""
+    return (
+        attention.args[0] is operand
+        and operand not in attention.args[1:]
+        and operand not in attention.kwargs.values()
+    )
 
 
 def is_number(value: object) -> TypeGuard[float]:

@@ -118,19 +118,34 @@ class Walk:
         ):
             if op in operations:
                 return rule(node, read, error)
-        if R.ATTENTION in str(node.target):
-            return dataclasses.replace(error, amplification=2 * error.amplification, absolute=math.inf)
+        if R.is_attention(node):
+            linear = all(R.takes_as_gradient(node, operand) for operand in read)
+            k = error.amplification * (1 if linear else 2)
+            return dataclasses.replace(error, amplification=k, absolute=math.inf, shifted=True)
         raise Unbounded(UNKNOWN.format(op_name(node)))
 
     def _product(self, node: Node, read: dict[Node, Error], error: Error) -> Error:
         """(1 + k1 e)(1 + k2 e) - 1, about (k1 + k2) e. An operand that stands there twice counts twice."""
         operands = [a for a in node.args if isinstance(a, Node)]
         k = sum(read[a].amplification for a in operands if a in read)
-        gain = math.prod(abs(a) for a in node.args if R.is_number(a)) if packet(node) in R.PRODUCTS else 1.0
+        gain = self._gain_of(node, read) if packet(node) in R.PRODUCTS else 1.0
         absolute = error.absolute * gain if len(operands) == 1 else math.inf
         shifted = error.shifted or packet(node) in R.CONTRACTIONS
         k = max(k, error.amplification)
         return dataclasses.replace(error, amplification=k, gain=error.gain * gain, absolute=absolute, shifted=shifted)
+
+    def _gain_of(self, node: Node, read: dict[Node, Error]) -> float:
+        """What the constants of a product amount to; an exact factor of the result's size may be large where x is small.
+
+        A smaller factor, a row's statistic or a channel's weight, counts as 1: it is to x as the scale of a group is.
+        """
+        constants = math.prod(abs(a) for a in node.args if R.is_number(a))
+        factors = [a for a in node.args if isinstance(a, Node) and a not in read and R.is_as_large(a, node)]
+        return constants * math.prod(self._amax(a) for a in factors)
+
+    def _amax(self, value: Node) -> float:
+        known = self.of.ranges.get(value) if self.prove else None
+        return known.amax if known else math.inf
 
     def _quotient(self, node: Node, read: dict[Node, Error], error: Error) -> Error:
         divisor = node.args[1]
@@ -139,7 +154,8 @@ class Walk:
             k = 2 * sum(read[a].amplification for a in node.args if isinstance(a, Node) and a in read)
             return dataclasses.replace(error, amplification=k, absolute=math.inf, shifted=True)
         if isinstance(divisor, Node):
-            return dataclasses.replace(error, absolute=math.inf)
+            gain = math.inf if R.is_as_large(divisor, node) else 1.0
+            return dataclasses.replace(error, gain=error.gain * gain, absolute=math.inf)
         gain = 1 / abs(divisor) if R.is_number(divisor) and divisor else math.inf
         return dataclasses.replace(error, gain=error.gain * gain, absolute=error.absolute * gain)
 
@@ -156,12 +172,12 @@ class Walk:
         """Between two bounds it settles; their distance is what it is steep beside."""
         width = R.clamped_width(node)
         if error.gain > STEEPEST * width and (error.shifted or not self.relative):
-            raise Unbounded(STEEP.format(error.gain / width if width else math.inf))
+            raise _steep(error.gain / width if width else math.inf)
         return error
 
     def _settling(self, node: Node, read: dict[Node, Error], error: Error) -> Error:
         if error.gain > STEEPEST and (error.shifted or not self.relative):
-            raise Unbounded(STEEP.format(error.gain))
+            raise _steep(error.gain)
         shifted = error.shifted or packet(node) not in R.SETTLING_ODD
         return Error(error.amplification, 1.0, min(2 / self.e, 1.13 * error.absolute), shifted, within=error.within)
 
@@ -211,6 +227,8 @@ class Walk:
     def _comparison(self, node: Node, read: dict[Node, Error], error: Error) -> Error:
         constant = next((abs(a) for a in node.args if R.is_number(a)), 0.0)
         relative = self.relative and not error.shifted
+        if error.gain > STEEPEST and not relative and (constant or error.shifted):
+            raise _steep(error.gain)  # compared with 0, a value may be as small as it likes
         narrow = 0.0 if relative or not constant else error.gain / constant
         return dataclasses.replace(error, gain=1.0, absolute=math.inf, shifted=True, step=True, narrow=narrow)
 
@@ -219,7 +237,7 @@ class Walk:
         op = packet(node)
         if op in R.LOGIC:
             if op in R.CONJUNCTIONS and len(read) > 1 and min(e.narrow for e in read.values()) > STEEPEST:
-                raise Unbounded(STEEP.format(error.narrow))
+                raise _steep(error.narrow)
             return error
         others = [n for n in node.all_input_nodes if is_tensor(n) and not (n in read and read[n].step)]
         others = [n for n in others if n.target not in R.CONSTANTS]
@@ -229,6 +247,12 @@ class Walk:
         if not R.function_of(node) and not all(map(self.of.is_regular, others)):
             raise Unbounded(CHOOSES)
         return dataclasses.replace(error, absolute=math.inf, shifted=True, step=not others)
+
+
+def _steep(gain: float) -> Unproven:
+    return Unproven(
+        STEEP.format(f"{gain:g} times the value" if gain < math.inf else "the value times another tensor")
+    )
 
 
 def _reads_steps_first(node: Node, read: dict[Node, Error]) -> bool:

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 import fp8compile
 from fp8compile.context import Context, Inputs
 from fp8compile.graph import SPLICED
+from fp8compile.observation import REST
 from fp8compile.recipe import Recipe
 from tests.measure import compiled, llama_case
 from tests.passes.graphs import joint_of, split_of, text_of
@@ -27,7 +28,7 @@ def test_golden_what_is_counted_in_a_linear_and_where_it_leaves() -> None:
 primals_1: float16[16, 32]
 primals_2: float16[16]
 primals_3: float16[16, 32]
-primals_4: float64[7, 7]
+primals_4: float64[71, 7]
 primals_5: float32[]
 tangents_1: float16[16, 16]
 convert_element_type_6: float16[16, 16] = clipped(tangents_1, primals_5)
@@ -42,7 +43,7 @@ view_7: float32[6, 1] = _counted(sum_1)
 view: float16[16] = view(sum_1)
 cat_1: float64[1, 7] = together(view_7)
 cat_6: float64[2, 7] = together(view_15, view_22)
-constant_pad_nd: float64[7, 7] = all_lines(cat_1, cat_6)
+constant_pad_nd: float64[71, 7] = all_lines(cat_1, cat_6)
 return addmm, mm, view, None, constant_pad_nd, None
 """,
     )
@@ -157,8 +158,12 @@ def test_a_surplus_of_values_is_said(monkeypatch: object) -> None:
 
     with mock.patch("fp8compile.slot.Inputs", Few):
         report = fp8compile.explain(Net().half(), tuple(batches(32)), recipe=PLAIN)
-    assert len(report.observed) == 5
-    assert sum(s.reason == SURPLUS for s in report.skips) == 5
+    assert [o.row for o in report.observed] == list(range(5))
+    assert sorted((o.kind, o.shape) for o in report.observed if o.origin.op == REST) == [
+        ("activation", "1 values"),
+        ("weight", "4 values"),
+    ]
+    assert sum(s.reason == SURPLUS for s in report.skips) == 2, "of the forward; no gradient goes uncounted"
 
 
 def test_a_model_with_linears_in_fp8_is_counted_before_they_are_encoded() -> None:

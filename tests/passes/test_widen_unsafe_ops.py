@@ -53,6 +53,35 @@ return log_cast, mul_cast
     )
 
 
+def test_golden_product_of_two_matrices_and_its_backward() -> None:
+    """A factor behind a product comes too late for it. The backward of the division reads nothing of the forward."""
+    graph = joint_of(Function(lambda k, e: torch.matmul(k, e) / 1e4), half(4, 4), half(4, 4), **PLAIN)
+    assert_expected_inline(
+        text_of(graph),
+        """\
+primals_1: float16[4, 4]
+primals_2: float16[4, 4]
+tangents_1: float16[4, 4]
+tangents_1_f32: float32[4, 4] = convert_element_type(tangents_1, torch.float32)
+primals_2_f32: float32[4, 4] = convert_element_type(primals_2, torch.float32)
+primals_1_f32: float32[4, 4] = convert_element_type(primals_1, torch.float32)
+mm_f32: float32[4, 4] = mm(primals_1_f32, primals_2_f32)
+div_f32: float32[4, 4] = div(mm_f32, 10000.0)
+div_cast: float16[4, 4] = convert_element_type(div_f32, torch.float16)
+div_1_f32: float32[4, 4] = div(tangents_1_f32, 10000.0)
+permute: float16[4, 4] = permute(primals_1)
+permute_f32: float32[4, 4] = convert_element_type(permute, torch.float32)
+mm_1_f32: float32[4, 4] = mm(permute_f32, div_1_f32)
+mm_1_cast: float16[4, 4] = convert_element_type(mm_1_f32, torch.float16)
+permute_1: float16[4, 4] = permute(primals_2)
+permute_1_f32: float32[4, 4] = convert_element_type(permute_1, torch.float32)
+mm_2_f32: float32[4, 4] = mm(div_1_f32, permute_1_f32)
+mm_2_cast: float16[4, 4] = convert_element_type(mm_2_f32, torch.float16)
+return div_cast, mm_2_cast, mm_1_cast
+""",
+    )
+
+
 def islands(fn: Callable[..., Tensor], *args: Tensor, **options: object) -> tuple[Island, ...]:
     return fp8compile.explain(Function(fn), args, recipe={**PLAIN, **options}).islands
 
@@ -71,6 +100,19 @@ UNSAFE: dict[str, tuple[Callable[..., Tensor], str]] = {
     "far factor": (lambda x: (x * 1e6 * x).tanh(), "a factor of 1e+06"),
     "sharp softmax": (lambda x: (x * 100).softmax(0), "logits times 100"),
     "product": (lambda x: (x @ x.t()).sum(-1).tanh(), "a product of two activations over 4, unscaled"),
+    "product of two matrices": (lambda x: x.t() @ x / 1e4, "a product of two activations over 2048, unscaled"),
+    "Gram matrix": (lambda x: x.t() @ x / x.shape[0], "a product of two activations over 2048, unscaled"),
+    "scaled hardly": (lambda x: (x.t() * 0.999) @ x / 2048, "a product of two activations over 2048, unscaled"),
+    "scores scaled hardly": (lambda x: (x.t() @ x * 0.9).softmax(-1), "a product of two activations over 2048"),
+    "scores scaled far": (
+        lambda x: (x @ x.t() * 2.0**-9).softmax(-1),
+        "a product of two activations over 4, unscaled",
+    ),
+    "scores that nothing exponentiates": (lambda x: (x @ x.t() * 0.125).tanh() * 8, "a product of two activations"),
+    "product with a table": (
+        lambda x: (x.t() @ torch.ones(2048, 8, dtype=x.dtype)) / 2048,
+        "a product of two activations",
+    ),
     "log of a probability": (lambda x: x.softmax(0).log(), "read by log, which has a pole"),
     "log softmax": (
         lambda x: (x.log_softmax(0) * x).tanh(),
@@ -96,6 +138,12 @@ LEFT_ALONE: dict[str, Callable[..., Tensor]] = {
     "mean": lambda x: x.mean(0) + x,
     "short sum": lambda x: x[:512].sum(0) * x,
     "scaled scores": lambda x: ((x @ x.t()) * 0.125).softmax(-1) @ x,
+    "scores scaled before": lambda x: ((x * 0.5) @ x.t()).softmax(-1) @ x,
+    "scores scaled on both sides": lambda x: ((x * 0.7) @ (x * 0.7).t()).softmax(-1) @ x,
+    "scores scaled by 1 / d": lambda x: (x @ x.t() / 4.0).softmax(-1) @ x,
+    "capped scores": lambda x: (torch.tanh(x @ x.t() * 0.5 / 50) * 50).softmax(-1) @ x,
+    "masked scores": lambda x: torch.where(x[:, 0] > 0, x @ x.t() * 0.5, -6e4).softmax(-1) @ x,
+    "a mean of products": lambda x: (x / 1024).t() @ x,
     "silu": lambda x: F.silu(x) * x.relu(),
     "gelu": lambda x: F.gelu(x) * 2,
     "elu": lambda x: F.elu(x) + 1,
@@ -124,10 +172,37 @@ def test_what_is_proven_to_fit_is_left_and_reported(name: str) -> None:
     assert [i for i in islands(PROVEN[name], half(2048, 4), keep_fp32=("aten.*",)) if not i.left]
 
 
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("closed_over", [True, False])
+def test_a_product_with_a_parameter_is_a_linear_in_functions_too(grad: bool, closed_over: bool) -> None:
+    """A closed-over parameter and one that is given are inputs of the graph like any other; they are known by kind."""
+    weight, other = nn.Parameter(torch.randn(2048, 8).half()), torch.randn(2048, 8).half()
+    x = torch.randn(4, 2048).half()
+
+    def widened(w: Tensor) -> int:
+        torch._dynamo.reset()
+        fn = (lambda x: x @ w / 1e4) if closed_over else (lambda x, w: x @ w / 1e4)
+        with torch.set_grad_enabled(grad):
+            graph = joint_of(fn, x, *(() if closed_over else (w,)), **PLAIN)  # type: ignore[arg-type]
+        return sum(WIDENED in n.meta for n in graph.nodes)
+
+    assert widened(weight) == 0 < widened(other.requires_grad_()) and widened(weight * 2 if grad else other) > 0
+
+
+def test_gradients_that_read_nothing_of_their_forward_are_in_its_island() -> None:
+    """(x / 1e-8) * 1e-7: a gradient times 1e-7 is 0 in FP16."""
+    graph = joint_of(Function(lambda x: (x / 1e-8) * 1e-7), half(8, 8), **PLAIN)
+    assert [n.meta[WIDENED] for n in graph.nodes if WIDENED in n.meta] == ["div", "mul", "mul_1", "div_1"]
+    alone = joint_of(Function(lambda x: (x / 1e-8).tanh()), half(8, 8), **PLAIN)
+    assert {"div", "tanh"} <= {n.meta[WIDENED] for n in alone.nodes if WIDENED in n.meta}
+    assert not any(WIDENED in n.meta for n in joint_of(Function(lambda x: x * 1e-8), half(8, 8), **PLAIN).nodes)
+
+
 def test_an_island_without_effect_is_none() -> None:
     """The sum of one kernel is FP32 inside; rounding it to FP16 afterwards is what the user asked for."""
     assert not islands(lambda x: x.sum(0), half(2048, 4))
     assert not islands(lambda x: x.exp(), half(2048, 4))
+    assert not islands(lambda x: x.var(0), half(2048, 4)), "nor are its gradients, which hand on among themselves"
 
 
 def test_a_mask_made_from_an_island_is_its_end() -> None:

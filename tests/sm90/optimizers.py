@@ -28,14 +28,15 @@ class Case:
     optimizer: str = "AdamW"
     state_format: Any = "e4m3_expanded"
     master: str = "none"
+    betas: tuple[float, float] = (0.9, 0.999)
 
     def build(self, values: Callable[..., Tensor] = torch.empty) -> optim.EncodedOptimizer:
         """The optimizer, its parameters with gradients, all filled by ``values(shape)``."""
         parameters = [nn.Parameter(values(self.shape).to(self.dtype)) for _ in range(self.count)]
         for p in parameters:
             p.grad = values(self.shape).to(self.dtype)
-        options: dict[str, Any] = {"state_format": self.state_format, "master": self.master, "compiled": False}
-        return getattr(optim, self.optimizer)(parameters, lr=1e-3, **options)  # type: ignore[no-any-return]
+        options: dict[str, Any] = {"state_format": self.state_format, "master": self.master, "betas": self.betas}
+        return getattr(optim, self.optimizer)(parameters, lr=1e-3, compiled=False, **options)  # type: ignore[no-any-return]
 
 
 Chunk = tuple[fused.Signature, list[dict[str, Tensor]]]

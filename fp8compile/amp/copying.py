@@ -1,0 +1,78 @@
+"""Copies and pickles of a loss scaler: its options and numbers go along, what belongs to this process does not.
+
+Bound observations are found anew behind the next loss. A process group and a TensorBoard writer stay with a deep copy, which
+is in the same process; pickle leaves them behind, and says so.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from typing import TYPE_CHECKING, Any
+
+from fp8compile.amp.collapse import Limits
+from fp8compile.amp.ledger import Ledger
+
+if TYPE_CHECKING:
+    from fp8compile.amp.scaler import LossScaler
+
+_log = logging.getLogger("fp8compile")
+
+
+class Copied:
+    """What makes a LossScaler one that can be copied and pickled."""
+
+    def __getstate__(self: LossScaler) -> dict[str, Any]:  # type: ignore[misc]
+        return pickled(self)
+
+    def __setstate__(self: LossScaler, state: dict[str, Any]) -> None:  # type: ignore[misc]
+        unpack(self, state)
+
+    def __deepcopy__(self: LossScaler, memo: dict[int, Any]) -> LossScaler:  # type: ignore[misc]
+        own = {"process_group": self.process_group, "writer": self._ledger.writer}
+        memo[id(self)] = copied = object.__new__(type(self))
+        unpack(copied, copy.deepcopy(packed(self), memo) | own)
+        return copied
+
+
+def packed(scaler: LossScaler) -> dict[str, Any]:
+    """Everything that another scaler needs to go on as this one would; waits for the device.
+
+    Raises:
+        RuntimeError: an iteration is under way: its gradients cannot go along.
+    """
+    if scaler._iteration.has_begun:
+        raise RuntimeError("a LossScaler is copied or pickled between update() and the next scale(): an iteration is under "
+                           "way. Copy it after update()")  # fmt: skip
+    ledger = scaler._ledger
+    ledger.read()
+    return {
+        "options": scaler.options,
+        "enabled": scaler._enabled,
+        "raises": ledger.raises,
+        "numbers": scaler._running.numbers() if scaler._running is not None else scaler._restored,
+        "updates": scaler._updates,
+        "idle": scaler._idle,
+        "ledger": ledger.state(),
+        "collapse": ledger.collapse,
+        "said": (ledger._was_bad, ledger._said_vanished),
+    }
+
+
+def pickled(scaler: LossScaler) -> dict[str, Any]:
+    """The same, for another process; a warning names what is left behind."""
+    left = {"process_group": scaler.process_group, "writer": scaler._ledger.writer}
+    names = " and ".join(name for name, value in left.items() if value is not None)
+    if names:
+        _log.warning("a LossScaler was pickled without its %s, of this process alone: build LossScaler(%s) there and give "
+                     "it state_dict()", names, ", ".join(f"{n}=..." for n in left if left[n] is not None))  # fmt: skip
+    return packed(scaler)
+
+
+def unpack(scaler: LossScaler, state: dict[str, Any]) -> None:
+    """Make a scaler, whose constructor did not run, what was packed."""
+    own = Ledger(Limits(), state["raises"], state.get("writer"))
+    own.restore(**state["ledger"])
+    own.collapse, (own._was_bad, own._said_vanished) = state["collapse"], state["said"]
+    scaler._begin(state["options"], own, state.get("process_group"), state["enabled"])
+    scaler._restored, scaler._updates, scaler._idle = state["numbers"], state["updates"], state["idle"]

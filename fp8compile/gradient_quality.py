@@ -1,0 +1,113 @@
+"""How far gradients are from the exact ones, and for which of them that says anything.
+
+    SQNR(p)    20 log10(|g| / |g - g'|) in dB       g the exact step's gradient of p, g' the encoded step's
+    floor(p)   the same with g' from the exact step once more, every parameter moved by one unit in the last place at
+               random: the lowest of NUDGES tries
+
+    fails      floor(p) >= bar:   SQNR(p) < bar
+               floor(p) <  bar:   |g - g'| > 10**(-bar/20) |G|, G the exact gradients of all parameters
+               g' holds NaN or inf where g does not
+
+The exact step runs in the model's own dtypes, and is as rounded as they are. An operation of unit roundoff u gives what it
+would give exactly for operands off by up to u of themselves, so to move each parameter by one last place (2 u, of the
+coarsest dtype that the graph computes in) does what the rounding of the operations that read it does already. A gradient that
+changes by more than the bar allows is then not *determined* to the bar in these dtypes, whatever is encoded: it is what
+rounding left of a sum that cancels. The bias before a batch norm and the key's bias in attention are such: exactly zero,
+and never zero in floating point. Its own norm is no measure for an error; the norm of the step is: what is below
+the bar of all gradients together moves the step no further than what is accepted anywhere else. One exactly zero alike.
+
+No float64 model is run: that would charge the encoding with the dtype's rounding. Norms are summed in float64.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Gradients = Mapping[str, Tensor | None]
+
+BAR = 10.0  # dB: an error of 0.32 of the gradient's norm
+NUDGES = 3  # by chance one element may hardly move: of pure noise, one try in five stays above 10 dB
+
+
+@dataclass(frozen=True)
+class Judge:
+    """What the exact step says: of each gradient its power, the floor, and the power of the error that is allowed."""
+
+    powers: Mapping[str, float]
+    floors: Mapping[str, float]
+    allowed: Mapping[str, float]
+
+    @classmethod
+    def of(
+        cls, exact: Gradients, nudged: Iterable[Gradients], bar: float, arguments: Set[str] = frozenset()
+    ) -> Judge:
+        """From the exact gradients and those of nudged steps; gradients of ``arguments`` are no part of a step's norm."""
+        powers = {name: _power(g) for name, g in exact.items() if g is not None}
+        floors = {name: math.inf if power else -math.inf for name, power in powers.items()}
+        for again in nudged:
+            errors = error_powers(exact, again)
+            floors = {name: min(floor, decibels(powers[name], errors[name])) for name, floor in floors.items()}
+        share = 10.0 ** (-bar / 10)
+        sums = [
+            sum(p for n, p in powers.items() if (n in arguments) is inside and p < math.inf)
+            for inside in (False, True)
+        ]
+        allowed = {
+            name: share * (p if floors[name] >= bar else sums[name in arguments]) for name, p in powers.items()
+        }
+        return cls(powers, floors, allowed)
+
+    def determined(self, name: str, bar: float) -> bool:
+        """Whether the exact step's rounding leaves this gradient above the bar."""
+        return self.floors[name] >= bar
+
+    def failing(self, errors: Mapping[str, float]) -> list[str]:
+        """What the errors are too large for; a gradient that the exact step itself has no finite value of is left out."""
+        return [n for n, error in errors.items() if error > self.allowed[n] and self.powers[n] < math.inf]
+
+    def sqnr(self, name: str, error: float) -> float:
+        """In dB."""
+        return decibels(self.powers[name], error)
+
+
+def error_powers(exact: Gradients, other: Gradients) -> dict[str, float]:
+    """|g - g'|^2 of every gradient that the exact step has; inf where g' is not finite. A gradient left out is zero."""
+    errors = {}
+    for name, reference in exact.items():
+        if reference is not None:
+            got = other.get(name)
+            errors[name] = _power(reference if got is None else reference.double() - got.double())
+    return errors
+
+
+def decibels(power: float, error: float) -> float:
+    """10 log10(power / error): inf for no error, -inf for an error of nothing, or without end; NaN for an infinite power."""
+    if power == math.inf:
+        return math.nan
+    if error == 0:
+        return math.inf
+    return -math.inf if power == 0 or error == math.inf else 10 * (math.log10(power) - math.log10(error))
+
+
+def _power(value: Tensor) -> float:
+    """The sum of squares; inf where anything is not finite."""
+    norm = float(torch.linalg.vector_norm(value.detach(), dtype=torch.float64))
+    return norm * norm if math.isfinite(norm) else math.inf
+
+
+def nudged(value: Tensor, step: float, generator: torch.Generator) -> Tensor:
+    """``value * (1 +- step)``, the sign of each element by chance; the gradient passes through unchanged."""
+    still = value.detach()
+    up = torch.empty_like(still).bernoulli_(0.5, generator=generator)
+    return value + still * ((2 * up - 1) * step)
+
+
+def last_place(dtypes: Iterable[torch.dtype]) -> float:
+    """One unit in the last place of 1, in the coarsest of the floating-point dtypes that are computed in."""
+    computed = [d for d in dtypes if d.is_floating_point and d.itemsize > 1]
+    return max((torch.finfo(d).eps for d in computed), default=torch.finfo(torch.float32).eps)

@@ -1,0 +1,181 @@
+"""What an optimizer is given, checked before anything is changed by it: arguments, parameter groups, gradients, states.
+
+A ``ValueError`` names the value and the cure. Options of the arithmetic (``lr``, ``betas`` ...) are checked by ``update_of``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import fnmatch
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from fp8compile.arguments import FLAGS, check_one_of, is_count
+from fp8compile.optim.placing import pair
+from fp8compile.optim.plan import MASTERS
+from fp8compile.optim.sharding import complete_grad, local
+
+if TYPE_CHECKING:
+    from fp8compile.optim.base import EncodedOptimizer
+
+NAN_FROM = {torch.float8_e4m3fn: 0x7F, torch.float8_e5m2: 0x7C}  # codes without their sign that are NaN, or inf
+
+
+def check_arguments(seed: object, compiled: object, overrides: object) -> None:
+    """Of every optimizer, beside those of its parameter groups."""
+    if not (is_count(seed) and -(2**63) <= seed < 2**64):  # type: ignore[operator]
+        raise ValueError(f"seed={seed!r}: a whole number of 64 bits is needed")
+    check_one_of("compiled", compiled, FLAGS)
+    check_formats(overrides)
+
+
+def check_formats(overrides: object) -> None:
+    """``overrides`` are formats by patterns."""
+    if overrides is None:
+        return
+    if not isinstance(overrides, Mapping) or not all(isinstance(pattern, str) for pattern in overrides):
+        raise ValueError(f'overrides={overrides!r}: formats by patterns on names are needed, as {{"*.bias": "fp32"}}')
+    for each in overrides.values():
+        pair(each)
+
+
+def check_overrides(patterns: Collection[str], names: Collection[str]) -> None:
+    """Every pattern of ``overrides`` matches a parameter's name."""
+    if patterns and not names:
+        raise ValueError(
+            f"overrides={[*patterns]} go by names, and these parameters have none: pass the model itself, or "
+            "model.named_parameters()"
+        )
+    for pattern in patterns:
+        if not any(fnmatch.fnmatch(name, pattern) for name in names):
+            near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3) or sorted(names)[:3]
+            raise ValueError(f"overrides: {pattern!r} matches no parameter; near it: {', '.join(near)}")
+
+
+def check_group(optimizer: EncodedOptimizer, param_group: dict[str, Any]) -> None:
+    """A parameter group as it is about to be added. Parameters that come from an iterator are a list afterwards."""
+    if not isinstance(param_group, dict):
+        raise ValueError(f"a parameter group is a dict with 'params', not a {type(param_group).__name__}")
+    if "params" not in param_group:
+        raise ValueError(
+            f"a parameter group without 'params': it has {', '.join(map(repr, param_group)) or 'nothing'}"
+        )
+    if isinstance(param_group["params"], Iterator):
+        param_group["params"] = list(param_group["params"])
+    group = {**optimizer.defaults, **param_group}
+    pair(group["state_format"])
+    check_one_of("master", group["master"], MASTERS)
+    optimizer.update_of(group)
+    check_values(group)
+    params = group["params"]
+    several: Sequence[Any] = (
+        [params] if isinstance(params, Tensor) else params if isinstance(params, list) else [*params]
+    )
+    for i, each in enumerate(several):
+        named = isinstance(each, tuple) and len(each) == 2
+        p = each[1] if named else each
+        if isinstance(p, Tensor):  # torch says what is wrong with others
+            optimizer.check_parameter(p, f"parameter {each[0]}" if named else optimizer._in_group(group, i))
+
+
+def check_values(group: Mapping[str, Any]) -> None:
+    """Options that are tensors, whose values ``update_of`` never reads: finite and not negative. Waits for the device."""
+    for name in ("lr", "betas"):
+        value = group.get(name)
+        for each in value if isinstance(value, (tuple, list)) else (value,):
+            if isinstance(each, Tensor) and not each.is_meta and not 0 <= float(each) < math.inf:
+                raise ValueError(f"{name}={value!r}: at least 0 and finite is needed")
+
+
+@contextlib.contextmanager
+def unchanged(mapping: dict[str, Any]) -> Iterator[None]:
+    """A dict is as it was if what is done with it fails."""
+    before = dict(mapping) if isinstance(mapping, dict) else {}
+    try:
+        yield
+    except BaseException:
+        if before:
+            mapping.clear()
+            mapping.update(before)
+        raise
+
+
+def check_gradients(optimizer: EncodedOptimizer, parameters: Sequence[tuple[int, dict[str, Any], Tensor]]) -> None:
+    """Raises RuntimeError for a gradient that no update here takes."""
+    for index, _, p in parameters:
+        if p.grad is None or (p.grad.layout == torch.strided and p.grad.is_floating_point()):
+            continue
+        name = optimizer.names.names.get(id(p), f"parameter {index}")
+        if p.grad.layout != torch.strided:
+            raise RuntimeError(
+                f"{name} has a sparse gradient, which fp8compile.optim does not take: build the embedding with "
+                "sparse=False, or give it to torch.optim.SparseAdam"
+            )
+        raise RuntimeError(f"{name} has a gradient of {p.grad.dtype}: a real floating-point one is needed")
+
+
+@contextlib.contextmanager
+def started(optimizer: EncodedOptimizer, parameters: Sequence[tuple[int, dict[str, Any], Tensor]]) -> Iterator[None]:
+    """All of these have states; those that had none have none again if what is made ready with them fails."""
+    new = [p for _, _, p in parameters if not optimizer.state.get(p)]
+    try:
+        for _, group, p in parameters:
+            optimizer._start(p, group)
+            complete_grad(p)
+        yield
+    except BaseException:
+        for p in new:
+            optimizer.state.pop(p, None)
+        raise
+
+
+def check_saved_groups(groups: Sequence[Any]) -> None:
+    """Every group of a state dict lists its parameters, each of which stands once."""
+    if not all(isinstance(group, Mapping) and isinstance(group.get("params"), (list, tuple)) for group in groups):
+        raise ValueError("the state dict has a parameter group without 'params', a list: pass what state_dict() gave")
+    keys = [key for group in groups for key in group["params"]]
+    twice = [key for i, key in enumerate(keys) if key in keys[:i]] if len({*keys}) < len(keys) else []
+    if twice:
+        raise ValueError(
+            f"parameters {twice[:5]} stand twice in the state dict's groups: pass what state_dict() gave"
+        )
+
+
+def why_no_state(part: str, value: Tensor, *, signed: bool) -> str | None:
+    """Why a tensor of a state dict cannot be this part of a state, although shape and dtype fit; None: it can.
+
+    Args:
+        part: as codecs call it: "codes", "amax", "inv_scale", "k" ...; "value" of a state that
+            is not encoded; "correction" of what is kept beside 16 bits.
+        signed: whether the state may be negative.
+    """
+    x = local(value)
+    if part == "codes":
+        return _why_no_codes(x, signed)
+    if part == "correction":
+        return None  # each of its 256 values stands for something
+    if part == "k":
+        return "has a k of 0, and it is 1 to 255" if bool((x == 0).any()) else None
+    x = x.float() if x.element_size() == 1 else x  # FP8 has neither isfinite nor <
+    if not bool(torch.isfinite(x).all()):
+        return "holds NaN or inf"
+    if (part != "value" or not signed) and bool((x < 0).any()):
+        return "holds negative numbers, and it never is"
+    return None
+
+
+def _why_no_codes(x: Tensor, signed: bool) -> str | None:
+    if x.dtype in NAN_FROM:
+        code_bytes = x.view(torch.uint8)
+        if bool((code_bytes & 0x7F >= NAN_FROM[x.dtype]).any()):
+            return "holds codes of NaN or inf"
+        if not signed and bool((code_bytes > 0x80).any()):
+            return "holds codes of negative numbers, and the state never is"
+    if x.dtype == torch.int8 and bool((x == -128).any()):
+        return "holds -128, which stands for nothing: codes are -127 to 127"
+    return None

@@ -1,0 +1,80 @@
+"""Deliberately wrong entries in the sensitivity analysis: random programs find every one of them.
+
+Each is patched in alone; then programs in which its operations stand are judged until one is wrong. Without the wrong entry
+the program that found it is right.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterator, Mapping
+from unittest import mock
+
+import pytest
+import torch
+
+from fp8compile.sensitivity import responses as R
+from fp8compile.sensitivity.walk import Walk
+from tests.sweeps.random_judgement import CONDITION, judge
+from tests.sweeps.random_programs import program_of
+
+aten = torch.ops.aten
+Patch = Callable[[], contextlib.AbstractContextManager[object]]
+LONGEST, PROGRAMS = 8, 100  # lines a program; programs that hold the operation
+
+
+def _is_in(name: str, *ops: object) -> Patch:
+    """``ops`` stand in the list ``name``, and in no other that is asked first."""
+
+    @contextlib.contextmanager
+    def patched() -> Iterator[None]:
+        poles = {op: pole for op, pole in R.POLES.items() if op not in ops}
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(mock.patch.object(R, "POLES", poles))
+            stack.enter_context(mock.patch.object(R, "EXPONENTIALS", R.EXPONENTIALS - set(ops)))
+            stack.enter_context(mock.patch.object(R, name, getattr(R, name) | set(ops)))
+            yield
+
+    return patched
+
+
+# The wrong entry: words of which a program must hold one, and the patch.
+INJECTED: Mapping[str, tuple[tuple[str, ...], Patch]] = {
+    "reciprocal is non-expansive": (
+        ("reciprocal", "1 /", "pow(-1)", "rsqrt"),
+        _is_in("NON_EXPANSIVE", aten.reciprocal),
+    ),
+    "log is Lipschitz": (("torch.log(", "xlogy"), _is_in("NON_EXPANSIVE", aten.log)),
+    "rsqrt is non-expansive": (("rsqrt", "pow(-0.5)"), _is_in("NON_EXPANSIVE", aten.rsqrt)),
+    "exp is linear": (("exp(", "sinh"), _is_in("ADDITIONS", aten.exp)),
+    "powers are non-expansive": (("pow(",), _is_in("NON_EXPANSIVE", aten.pow)),
+    "eq is any comparison": (("==",), _is_in("COMPARISONS", aten.eq)),
+    "floor is non-expansive": (("floor",), _is_in("NON_EXPANSIVE", aten.floor)),
+    "round is non-expansive": (("round",), _is_in("NON_EXPANSIVE", aten.round)),
+    "trunc is non-expansive": (("trunc",), _is_in("NON_EXPANSIVE", aten.trunc)),
+    "anything may be divided by": (
+        (" / ", "log(", "sqrt"),
+        lambda: mock.patch.object(Walk, "_keep_away", lambda *_: None),
+    ),
+    "phases may be large": (
+        ("* 30.0", "* 100.0"),
+        lambda: mock.patch.object(Walk, "_phase", lambda self, node, read, error: error),
+    ),
+}
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", INJECTED)
+def test_a_wrong_entry_is_found(name: str, tally: Callable[..., None]) -> None:
+    words, patch = INJECTED[name]
+    programs = (program_of(seed, torch.float32, CONDITION[torch.float32], LONGEST) for seed in itertools.count())
+    for program in itertools.islice((p for p in programs if any(w in p.python for w in words)), PROGRAMS):
+        with patch():
+            found = judge(program)
+        if found.wrong and not judge(program).wrong:
+            print(f"{name}: {found.wrong}\n{program.python}")
+            tally("injected entries", "found")
+            return
+    tally("injected entries", "missed")
+    pytest.fail(f"{name}: {PROGRAMS} programs with {' or '.join(words)} are right")

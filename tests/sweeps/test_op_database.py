@@ -1,0 +1,56 @@
+"""PyTorch's operator database: no operation's gradient is wrong, not finite, or a crash, with everything eligible encoded."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from tests.sweeps.op_database import DTYPES, Record, Step, records, sqnr, worst_of
+from tests.sweeps.op_database_run import by_operation, jobs_of, swept, text_of, worst_first
+from tests.sweeps.op_exemptions import EXEMPT, unexcused
+from tests.sweeps.op_programs import operations
+from tests.sweeps.op_selection import SELECTION, WRAPPERS
+
+
+def told(found: list[Record]) -> str:
+    return "\n".join(f"{r.key}: {r.outcome} {r.detail} [{r.about}]; as codes: {'; '.join(r.saved)}" for r in found)
+
+
+@pytest.mark.parametrize(("name", "dtype"), SELECTION, ids=[f"{n}-{d}" for n, d in SELECTION])
+def test_selected(name: str, dtype: str, tally: Callable[..., None]) -> None:
+    found = records(name, dtype, samples=1, wrappers=WRAPPERS[dtype])
+    for record in found:
+        tally(f"op_db {dtype}, CI", record.outcome)
+    assert not unexcused(found), told(unexcused(found))
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(4 * 3600)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_whole(dtype: str, tally: Callable[..., None]) -> None:
+    found = swept(jobs_of(operations(), [dtype]), os.cpu_count() or 1)
+    print(text_of(found))
+    for rows in by_operation(found).values():
+        tally(f"op_db {dtype}", worst_first(r.outcome for r in rows)[0])
+    assert not unexcused(found), told(unexcused(found))
+    unused = [e.cases for e in EXEMPT if f" {dtype} " in e.cases and not any(e.covers(r) for r in found)]
+    assert not unused, f"nothing needs these exemptions any more: {unused}"
+
+
+def test_the_selection_names_operations_that_exist() -> None:
+    known = operations()
+    assert not [name for name, _ in SELECTION if name not in known]
+
+
+def test_sqnr_sees_what_must_not_be() -> None:
+    one = torch.ones(4)
+    assert sqnr(one, one) == math.inf
+    assert math.isclose(sqnr(one, one * 1.1), 20, abs_tol=1e-4)
+    assert math.isnan(sqnr(one, one / 0)) and sqnr(torch.zeros(4), one) == -math.inf
+    assert sqnr(torch.tensor([1]), torch.tensor([2])) == -math.inf
+    missing = worst_of(Step({}, {"w0": one}), Step({}, {}))
+    assert missing == (-math.inf, "w0"), "a gradient that is not there is wrong"

@@ -1,0 +1,37 @@
+"""Random programs: gradients within the bound that the sensitivity analysis argues with. 50 of them, 1,000 with --sweep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from tests.sweeps.random_judgement import drawn, judge, told
+from tests.sweeps.random_programs import Program, shrunk
+
+SUBSET, WHOLE = 50, 1000
+SEEDS = [pytest.param(seed, marks=[pytest.mark.sweep] if seed >= SUBSET else []) for seed in range(WHOLE)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_gradients_are_within_the_bound(seed: int, tally: Callable[..., None], sweep: bool) -> None:
+    program = drawn(seed)
+    found = judge(program)
+    tally("random programs", "wrong" if found.wrong else "right")
+    tally("random programs, values", "encoded", found.encoded)
+    tally("random programs, values", "left exact", found.exact)
+    if found.wrong:
+        smaller = shrunk(program, lambda p: _fails(p), 60 if sweep else 0)
+        pytest.fail(told(smaller, judge(smaller)))
+
+
+def _fails(program: Program) -> bool:
+    try:
+        return bool(judge(program).wrong)
+    except (RuntimeError, ValueError, IndexError):
+        return False
+
+
+def test_a_seed_is_a_program() -> None:
+    assert drawn(7).python == drawn(7).python != drawn(8).python
+    assert len({drawn(seed).python for seed in range(10)}) == 10

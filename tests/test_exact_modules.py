@@ -1,0 +1,38 @@
+"""The entries of Recipe.modules that leave candidates exact, and no others; the line that says so."""
+
+from __future__ import annotations
+
+import pytest
+
+from fp8compile import Recipe
+from fp8compile.exact_modules import entries, leaving, options_text
+from fp8compile.repairing import Candidate
+
+
+def both(*modules: str) -> list[Candidate]:
+    return [Candidate(module, kind) for module in modules for kind in ("saved", "linear")]
+
+
+KNOWN = both("", "layers.0", "layers.0.mlp", "layers.1", "layers.1.mlp", "head[0]")
+
+
+@pytest.mark.parametrize(
+    ("exact", "expected"),
+    [
+        ([Candidate("layers.0.mlp", "saved")], {"layers.0.mlp": {"saved": "off"}}),
+        (both("layers.0.mlp"), {"layers.0.mlp": {"linear": "off", "saved": "off"}}),
+        ([Candidate(f"layers.{i}.mlp", "linear") for i in (0, 1)], {"layers.*.mlp": {"linear": "off"}}),
+        ([Candidate("layers.0", "saved")], {"layers.0.mlp": {}, "layers.0": {"saved": "off"}}),
+        ([Candidate("", "saved")], {"": {"saved": "off"}}),
+        ([Candidate("head[0]", "saved")], {"head[[]0]": {"saved": "off"}}),
+    ],
+)
+def test_only_what_is_named_is_exact(exact: list[Candidate], expected: dict[str, object]) -> None:
+    assert entries(frozenset(exact), KNOWN, Recipe()) == expected
+    for base in (Recipe(), Recipe(emulate=True, modules={"layers.1": {"group_size": 64}})):
+        left = leaving(base, frozenset(exact), KNOWN)
+        for candidate in KNOWN:
+            here, was = left.at(candidate.module), base.at(candidate.module)
+            assert (getattr(here, candidate.kind) == "off") == (candidate in exact)
+            assert (here.group_size, here.emulate) == (was.group_size, was.emulate)
+        assert Recipe.from_options(eval(options_text(left).removeprefix("options="))) == left
