@@ -15,8 +15,8 @@ and on groups of 128 Gaussian values INT8 is 11 dB better. So INT8, but for valu
         a feature that is always small would get no gradient at all.
 
 Not their neighbours, which INT8 serves better:
-  * compared with zero and with t != 0   relu6: E4M3 is off by up to 0.375 at 6, INT8 by 1/254 of the largest. Values of standard
-        deviation 4: the gradient at 13.1 dB in E4M3, 20.5 dB in INT8.
+  * compared with zero and with t != 0   relu6: E4M3 is off by up to 0.375 at 6, INT8 by 1/254 of the largest. Values of
+        standard deviation 4: the gradient at 13.1 dB in E4M3, 20.5 dB in INT8.
   * compared with t != 0   clamp, hardtanh, hardswish: near t E4M3 is off by up to |t| / 16. clamp(x, -1, 1) of Gaussian x:
         1.2 % of the mask wrong in E4M3, 0.26 % in INT8.
   * compared after a shift   convolution -> batch norm -> relu, made again from the convolution's result, where the
