@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import logging
-import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 
@@ -15,11 +13,16 @@ from torch.fx import GraphModule
 from fp8compile import store
 from fp8compile import torch_private as private
 from fp8compile.calibration import Calibration
+from fp8compile.context import Inputs
 from fp8compile.dump import watch_for
-from fp8compile.graph import copied_with_attributes, module_path, source_line
-from fp8compile.pipeline import passes_for, sources_key
+from fp8compile.graph import copied_with_attributes
+from fp8compile.graph_key import key_of
+from fp8compile.inline_regions import DIFFERS, OBSERVED, has_regions, inlined, recipes_differ
+from fp8compile.pipeline import passes_for
 from fp8compile.recipe import Recipe, nearest
+from fp8compile.regions import find_regions
 from fp8compile.report import GraphReport
+from fp8compile.saved_versions import check_versions
 from fp8compile.seeded_random import draw_from_seeds
 from fp8compile.slot import Fed, rows_of, with_slot
 from fp8compile.steps import watching
@@ -127,18 +130,38 @@ def compile_once(
         compile_args["inner_compile"] = inner_compile or run_the_graph
         patches["force_disable_caches"] = True  # the cache key does not know the inner compiler
     whole = _is_whole(gm, recipe)
-    gm, inputs, extra = with_slot(gm, example_inputs, recipe)
+    gm, inputs, extra, inlining = _prepared(gm, example_inputs, recipe)
+    remarks += inlining
     patches = {**(FUSION if recipe.rewrites else {}), **patches}
     graph_key = key_of(gm, inputs, recipe, patches)
     parameters = frozenset(i for i, v in enumerate(inputs) if isinstance(v, torch.nn.Parameter))
-    patches |= passes_for(recipe, graph_key, parameters, patches, extra, whole)
+    regions = find_regions(gm, parameters)
+    patches |= passes_for(recipe, graph_key, parameters, patches, extra, whole, regions)
     store.start(graph_key)
+    spare = copied_with_attributes(gm) if extra else gm
     compiled = cast(Callable[..., Any], private.compile_fx(gm, inputs, config_patches=patches, **compile_args))
+    if extra and store.is_lost(graph_key):  # which line of the statistics is about which value stands in the report
+        afresh = {**patches, "force_disable_caches": True}
+        compiled = cast(Callable[..., Any], private.compile_fx(spare, inputs, config_patches=afresh, **compile_args))
     cached = store.came_from_cache(graph_key)
     reports = tuple(dataclasses.replace(r, remarks=r.remarks + remarks) for r in store.finish(graph_key))
+    compiled = check_versions(compiled, reports)
     if extra:
         compiled = Fed(compiled, extra, rows_of(reports), example_inputs)
     return compiled, reports, cached
+
+
+def _prepared(
+    gm: GraphModule, example_inputs: Sequence[Any], recipe: Recipe
+) -> tuple[GraphModule, Sequence[Any], Inputs | None, tuple[str, ...]]:
+    """The graph to compile with its inputs, fp8compile's own among them, and a remark where its regions are inlined."""
+    if not has_regions(gm):
+        return (*with_slot(gm, example_inputs, recipe), ())
+    flat = inlined(gm)
+    slotted, inputs, extra = with_slot(flat, example_inputs, recipe)
+    if extra is not None:
+        return slotted, inputs, extra, (OBSERVED,)
+    return (flat, inputs, None, (DIFFERS,)) if recipes_differ(gm, recipe) else (gm, inputs, None, ())
 
 
 def run_the_graph(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
@@ -152,38 +175,6 @@ def run_the_graph(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any)
 
     run._boxed_call = True  # type: ignore[attr-defined]
     return run
-
-
-def key_of(gm: GraphModule, example_inputs: Sequence[Any], recipe: Recipe, patches: Mapping[str, Any]) -> str:
-    """A name for this graph under this recipe: its operations, where they stand in the user's code, inputs, settings.
-
-    Part of the partitioner's uuid, hence of Inductor's cache key: equal keys share compiled code *and* report. It knows
-    module paths and source lines, because the report does.
-    """
-    parts: list[str] = [sources_key(), recipe.key, repr(sorted(patches.items(), key=str))]
-    for node in gm.graph.nodes:
-        target = getattr(node.target, "__qualname__", node.target)
-        parts.append(f"{node.op} {node.name} {target} {node.args} {node.kwargs} {origin_key(node)}")
-    parts += [_describe(value) for value in example_inputs]
-    parts += [
-        repr(torch.is_grad_enabled()),
-        repr(torch.is_autocast_enabled("cpu")),
-        repr(torch.is_autocast_enabled("cuda")),
-    ]
-    parts.append(repr(sorted(private.functorch_config.save_config_portable().items())))
-    text = re.sub(r" at 0x[0-9a-f]+", "", "\n".join(parts))
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-def origin_key(node: torch.fx.Node) -> str:
-    return f"{module_path(node)} {source_line(node)}"
-
-
-def _describe(value: Any) -> str:
-    if isinstance(value, torch.Tensor):
-        shape, stride = tuple(map(str, value.shape)), tuple(map(str, value.stride()))
-        return f"{type(value).__name__} {value.dtype} {shape} {stride} {value.device} {value.requires_grad}"
-    return f"{type(value).__name__} {value}"
 
 
 def _mode_options(mode: str | None) -> dict[str, Any]:

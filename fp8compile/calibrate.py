@@ -41,6 +41,7 @@ from fp8compile.seeded_random import draw_from_seeds
 from fp8compile.trial_step import (
     LIMIT,
     arguments,
+    check_is_module,
     chosen_recipe,
     default_loss,
     left_as_it_was,
@@ -86,6 +87,7 @@ def calibrate(
         ValueError: no batches, NaN or inf in one of them, in a parameter or in the loss, NaN in a gradient, no 16-bit values,
             no graph was compiled, ``loss`` is not a scalar, or ``headroom`` is not above 1.
     """
+    check_is_module(model, "calibrate")
     if isinstance(batches, (Tensor, Mapping)):
         raise ValueError(
             f"calibrate: batches is a {type(batches).__name__}; give a list of batches, if only of one: [batch]."

@@ -25,7 +25,7 @@ from fp8compile.gradient_quality import BAR, NUDGES, Judge, error_powers
 from fp8compile.recipe import Recipe
 from fp8compile.repairing import Candidate, Errors, Search, candidates_of
 from fp8compile.report import GraphReport
-from fp8compile.trial_step import arguments, chosen_recipe
+from fp8compile.trial_step import arguments, check_is_module, chosen_recipe
 from fp8compile.trials import Trials, exact, uncounted
 
 OK, BELOW, ROUNDING, NOT_FINITE = "ok", "below the bar", "rounding", "not finite"
@@ -153,6 +153,7 @@ def check(
         ValueError: no graph was compiled, nothing to differentiate, ``loss`` is not a scalar, ``bar`` is not a number from
             0 to 100, or ``args`` is a mapping beside ``kwargs``.
     """
+    check_is_module(model, "check")
     if isinstance(bar, bool) or not isinstance(bar, (int, float)) or not 0 <= bar <= 100:
         raise ValueError(
             f"check: bar={bar!r} is no SQNR in dB to ask for; give a number from 0 to 100, such as {BAR:g}."

@@ -22,7 +22,15 @@ from fp8compile.interpret import MINUS, Made, Range, Watching, all_finite, held,
 from fp8compile.observation import BACKWARD, FORWARD
 from fp8compile.recipe import Recipe
 from fp8compile.seeded_random import draw_from_seeds
-from fp8compile.trial_step import LIMIT, arguments, chosen_recipe, default_loss, left_as_it_was, one_step
+from fp8compile.trial_step import (
+    LIMIT,
+    arguments,
+    check_is_module,
+    chosen_recipe,
+    default_loss,
+    left_as_it_was,
+    one_step,
+)
 from fp8compile.whole_paths import whole_path
 
 OPERATION, DATA, PARAMETER, BUFFER, OUTSIDE = "operation", "data", "parameter", "buffer", "outside"
@@ -104,6 +112,7 @@ def debug_step(
         ValueError: no graph was compiled, ``loss`` is not a scalar, ``scale`` is not positive, or ``batch`` is a mapping
             beside ``kwargs``.
     """
+    check_is_module(model, "debug_step")
     args, keywords = arguments(batch, kwargs, "debug_step")
     if not scale > 0:
         raise ValueError(

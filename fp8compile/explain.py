@@ -17,11 +17,16 @@ from fp8compile.module_recipes import in_module
 from fp8compile.recipe import Recipe
 from fp8compile.report import GraphReport, Report
 from fp8compile.running import recipes_running
-from fp8compile.trial_step import LIMIT, chosen_recipe, left_as_it_was, one_step
+from fp8compile.trial_step import LIMIT, check_is_module, chosen_recipe, left_as_it_was, one_step
 
 UNMATCHED = (
     "Recipe.modules[{!r}]: no tensor in this report was made in such a module. Where a graph breaks inside a module, Dynamo "
     "compiles that module by itself: its paths begin there, and one graph serves every module of that class"
+)
+OTHER_RECIPE = " for the recipe that runs now"
+PLAIN_EAGER = (
+    "it runs as plain eager, because Dynamo has compiled this code as often as it does (recompile_limit, "
+    "accumulated_recompile_limit of torch._dynamo.config); raise the limit, or call torch._dynamo.reset()"
 )
 
 
@@ -31,14 +36,17 @@ def report(compiled: nn.Module) -> Report:
     After ``set_recipe``, only those of the recipe that runs now.
 
     Raises:
-        ValueError: no graph of this model was compiled by fp8compile, so there is nothing to report.
+        ValueError: no graph of this model was compiled by fp8compile, so there is nothing to report; or no module.
     """
+    check_is_module(compiled, "report")
     recipes = recipes_running(compiled)
-    found = [c for c in store.compiled_for(compiled) if not recipes or c.recipe in recipes]
+    known = store.compiled_for(compiled)
+    found = [c for c in known if not recipes or c.recipe in recipes]
     if not found:
         raise ValueError(
-            f"no graph of this {type(compiled).__name__} was compiled by fp8compile. If it has not run yet, run one "
-            f"step first. If it has: {store.NOTHING}"
+            f"no graph of this {type(compiled).__name__} was compiled by fp8compile"
+            f"{OTHER_RECIPE if known else ''}. If it has not run yet, run one step first. If it has: "
+            f"{PLAIN_EAGER if known else store.NOTHING}"
         )
     return _report([r for c in found for r in c.reports], found[-1].recipe, compiled)
 
@@ -64,8 +72,9 @@ def explain(
             else the sum of the floating-point outputs.
 
     Raises:
-        ValueError: no graph was compiled, or ``loss`` is not a scalar.
+        ValueError: no graph was compiled, ``loss`` is not a scalar, or ``model`` is no module.
     """
+    check_is_module(model, "explain")
     eager = getattr(model, "_orig_mod", model)
     chosen = chosen_recipe(recipe, model)
     graphs: list[tuple[GraphReport, ...]] = []

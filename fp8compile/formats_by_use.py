@@ -15,6 +15,8 @@ and on groups of 128 Gaussian values INT8 is 11 dB better. So INT8, but for valu
         a feature that is always small would get no gradient at all.
 
 Not their neighbours, which INT8 serves better:
+  * compared with zero and with t != 0   relu6: E4M3 is off by up to 0.375 at 6, INT8 by 1/254 of the largest. Values of standard
+        deviation 4: the gradient at 13.1 dB in E4M3, 20.5 dB in INT8.
   * compared with t != 0   clamp, hardtanh, hardswish: near t E4M3 is off by up to |t| / 16. clamp(x, -1, 1) of Gaussian x:
         1.2 % of the mask wrong in E4M3, 0.26 % in INT8.
   * compared after a shift   convolution -> batch norm -> relu, made again from the convolution's result, where the
@@ -40,7 +42,7 @@ _SIGNS = {aten.sign.default, aten.sgn.default, aten.signbit.default}
 
 def format_by_use(made: Node, used: Node) -> tuple[Format, str]:
     """The format for a value, ``made`` in the forward and ``used`` in the backward, and why if it is not INT8."""
-    if reaches(used, _SIGN_KEEPING, _is_compared_with_zero):
+    if reaches(used, _SIGN_KEEPING, _is_compared_with_zero) and not reaches(used, _SIGN_KEEPING, _has_an_upper_edge):
         return E4M3, "compared with zero in the backward"
     if _is_made_by_exp(made):
         return E4M3, "made by exp: spans decades"
@@ -49,6 +51,10 @@ def format_by_use(made: Node, used: Node) -> tuple[Format, str]:
 
 def _is_compared_with_zero(user: Node, _: Node) -> bool:
     return user.target in _SIGNS or (user.target in _ORDERS and bool(user.args[1] == 0))
+
+
+def _has_an_upper_edge(user: Node, _: Node) -> bool:
+    return user.target in _ORDERS and bool(user.args[1] != 0)
 
 
 def _is_made_by_exp(made: Node) -> bool:

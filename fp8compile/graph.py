@@ -18,6 +18,8 @@ aten = torch.ops.aten
 SPLICED = "fp8compile"  # the key in a node's meta that says which function, on which values, put it there
 ENCODING = "fp8compile_encoding"  # in the meta of a product operand's codes and scale: an Encoding
 
+UNKNOWN = 8192  # what a size without a bound is taken for in counts and prices; Inductor takes the same
+
 LINE = "fp8compile_line"  # in the meta of a value that is observed: its line in the graph's statistics
 
 VIEWS = frozenset(
@@ -122,18 +124,64 @@ def is_view(node: Node) -> bool:
     return node.op == "call_function" and node.target in VIEWS
 
 
+def is_call_of_region(node: Node) -> bool:
+    """Whether the node calls a nested compile region: ``invoke_subgraph(body, identifier, *operands)``."""
+    return node.op == "call_function" and node.target is torch.ops.higher_order.invoke_subgraph
+
+
+def called(node: Node) -> GraphModule | None:
+    """The region that a node calls; None for any other node."""
+    owner, body = node.graph.owning_module, node.args[0] if is_call_of_region(node) else None
+    found = getattr(owner, str(body.target), None) if isinstance(body, Node) else None
+    return found if isinstance(found, GraphModule) else None
+
+
 def storage_root(node: Node) -> Node:
-    """The node whose storage ``node`` looks at: itself, or what its chain of views starts from."""
-    while is_view(node):
-        parent = node.args[0]
-        assert isinstance(parent, Node)
+    """The node whose storage ``node`` looks at: itself, or what its chain of views starts from.
+
+    Views are followed through regions: what a region returns may be an operand of the call, a weight that it keeps.
+    """
+    while (parent := _looks_at(node)) is not None:
         node = parent
     return node
 
 
+def _looks_at(node: Node) -> Node | None:
+    """The node that ``node`` is a view of, or the operand that a region passes on as this result of it."""
+    parent = node.args[0] if node.args else None
+    if is_view(node):
+        assert isinstance(parent, Node)
+        return parent
+    if node.target is not private.getitem or not isinstance(parent, Node) or (body := called(parent)) is None:
+        return None
+    result: Any = body.graph.output_node().args[0][node.args[1]]  # type: ignore[index]
+    root = storage_root(result) if isinstance(result, Node) else None
+    if root is None or root.op != "placeholder":
+        return None
+    operand = parent.args[2 + body.graph.find_nodes(op="placeholder").index(root)]
+    assert isinstance(operand, Node)
+    return operand
+
+
 def hint(size: int | torch.SymInt) -> int:
-    """The size, or for a symbolic one the size seen at compilation."""
-    return size if isinstance(size, int) else int(size.node.hint)
+    """The size as a number: of a symbolic one that seen at compilation, of one that only a run knows an estimate.
+
+    Nothing is guarded by it, so code stays right for every size. What is counted by an estimate says so: ``unknown_sizes``.
+    """
+    if isinstance(size, int):
+        return size
+    seen = size.node.hint
+    return int(seen) if seen is not None else private.size_as_estimated(size, UNKNOWN)[0]
+
+
+def unknown_sizes(values: Iterable[torch.Tensor]) -> dict[str, int]:
+    """The symbols in the shapes of ``values`` that only a run knows, and what ``hint`` takes them for."""
+    found: dict[str, int] = {}
+    for value in values:
+        for size in value.shape:
+            if not isinstance(size, int) and size.node.hint is None:
+                found |= private.size_as_estimated(size, UNKNOWN)[1]
+    return found
 
 
 def numel(value: torch.Tensor) -> int:

@@ -117,16 +117,31 @@ class Slot(Observations):
         lines: int64 ``[rows]``, the line of each row in what the graph returns.
         values: float64 ``[lines, 7]``, an input of the graph that it does not read; its gradient is the statistics.
         limit: 0-d float32, what the graph clips FP16 gradients to: inf, so not at all, until a loss scaler asks for it.
+        names: the paths of ``parameters``, as the rows of their gradients have them.
     """
 
     def __init__(
-        self, rows: Mapping[int, Row], lines: int, device: torch.device, parameters: Iterable[Tensor] = ()
+        self,
+        rows: Mapping[int, Row],
+        lines: int,
+        device: torch.device,
+        parameters: Iterable[Tensor] = (),
+        names: Iterable[str] = (),
     ) -> None:
         super().__init__(tuple(rows.values()), device, parameters)
+        self.names = tuple(names)
         self.lines = torch.tensor(list(rows), dtype=torch.int64, device=device)
         self.values = torch.zeros(lines, len(COLUMNS), dtype=torch.float64, device=device, requires_grad=True)
         self.values.register_post_accumulate_grad_hook(_drain_of(weakref.ref(self)))  # type: ignore[no-untyped-call]
         self.limit = torch.full((), torch.inf, dtype=torch.float32, device=device)
+
+    def parameters_seen(self) -> set[int]:
+        """``id`` of the parameters whose gradients have a row, of their own or shared with others."""
+        weights = [row for row in self.rows if row.kind == WEIGHT]
+        counted, shared = {row.module for row in weights}, any(row.op == REST for row in weights)
+        names = self.names or ("",) * len(self.parameters)  # without names: all of them
+        named = zip(self.parameters, names, strict=True)
+        return {id(p) for ref, name in named if (shared or name in counted or not name) and (p := ref()) is not None}
 
     def saturate(self, on: bool) -> None:
         super().saturate(on)

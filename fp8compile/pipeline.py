@@ -15,11 +15,12 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule
 
-from fp8compile import passes, verify
+from fp8compile import passes
 from fp8compile import torch_private as private
 from fp8compile.context import Context, Inputs
 from fp8compile.graph import copied
-from fp8compile.liveness import workspace_bytes
+from fp8compile.graph_report import report_of
+from fp8compile.named_passes import observed, unless_disabled, with_theirs
 from fp8compile.passes.copy_overwritten import copy_overwritten
 from fp8compile.passes.cut_for_bytes import cut_for_bytes
 from fp8compile.passes.encode_saved import encode_saved
@@ -33,9 +34,18 @@ from fp8compile.passes.share_casts import share_casts
 from fp8compile.passes.sum_bias_gradients import sum_bias_gradients
 from fp8compile.passes.widen_unsafe_ops import widen_unsafe_ops
 from fp8compile.recipe import Recipe
-from fp8compile.report import GraphReport, Notes
+from fp8compile.regions import (
+    NOT_DESCRIBED,
+    Cut,
+    Region,
+    describe,
+    is_described,
+    is_half,
+    mark_halves,
+    storages,
+)
+from fp8compile.report import Notes
 from fp8compile.split import Split
-from fp8compile.steps import watched
 from fp8compile.store import JointNotes, collecting
 from fp8compile.versions import __version__
 from fp8compile.widening import holds_sixteen_bit
@@ -86,11 +96,13 @@ COMPILES = (
     "formats_by_use",
     "frozen",
     "graph",
+    "graph_report",
     "islands",
     "kept",
     "liveness",
     "memory",
     "module_recipes",
+    "named_passes",
     "numerics",
     "observable",
     "observation",
@@ -102,6 +114,7 @@ COMPILES = (
     "ranges",
     "reach",
     "recipe",
+    "regions",
     "report",
     "report_text",
     "sensitivity",
@@ -127,10 +140,7 @@ def sources_key() -> str:
 
 
 class Partitioner(private.CustomPartitionerFn):
-    """Inductor's custom partitioner: cut, then PARTITION. Stateless and picklable, since it is part of the cache key.
-
-    ``graph_key`` names the graph it was made for; the report is collected under it (see fp8compile/store.py).
-    """
+    """Inductor's custom partitioner: cut, then PARTITION. Stateless and picklable, since it is part of the cache key."""
 
     def __init__(self, recipe: Recipe, graph_key: str) -> None:
         self.recipe, self.graph_key = recipe, graph_key
@@ -145,13 +155,19 @@ class Partitioner(private.CustomPartitionerFn):
         self, gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[GraphModule, GraphModule]:
         collector = collecting(self.graph_key)
-        joint = collector.joint.pop() if collector.joint else JointNotes(copied(gm))
-        plain = _split(*_upstream(joint.plain, joint_inputs, **kwargs), **kwargs)
+        joint = collector.joint.pop(gm.graph, None) or JointNotes(copied(gm))
+        halves = _upstream(joint.plain, joint_inputs, **kwargs)
+        if not is_described(gm.graph):
+            collector.remarks.append(NOT_DESCRIBED)
+            return halves
+        if joint.region is not None:
+            kwargs["static_lifetime_input_indices"] = sorted(joint.region.parameters)
+        plain = _split(*halves, **kwargs)
         split, disabled = self._cut(gm, joint_inputs, **kwargs)
         notes, ctx = Notes(), Context(self.recipe)
         watch = WATCH if joint.notes.observed else ()
         for each in SOUND + (PARTITION if self.recipe.rewrites else ()) + watch:
-            ran = _observed(split.fw, each.__name__, functools.partial(each, split, ctx), split)
+            ran = observed(split.fw, each.__name__, functools.partial(each, split, ctx), split)
             disabled += [] if ran is not None else [each.__name__]
             notes += ran or Notes()
         if self.recipe.rewrites or watch or split.overwritten:
@@ -159,7 +175,12 @@ class Partitioner(private.CustomPartitionerFn):
         remarks = tuple(
             f"{name} is switched off by TORCHINDUCTOR_DISABLED_PASSES" for name in (*joint.disabled, *disabled)
         )
-        collector.add(_report(split, plain, joint.notes + notes, remarks))
+        report = report_of(split, plain, joint.notes + notes, remarks, collector)
+        if joint.region is None:
+            collector.add(report)
+        else:
+            collector.cuts[split.fw.graph] = Cut(joint.region, report, storages(plain))
+            mark_halves(split.fw, split.bw, kwargs["num_fwd_outputs"])
         return split.fw, split.bw
 
     def _cut(self, gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> tuple[Split, list[str]]:
@@ -167,7 +188,7 @@ class Partitioner(private.CustomPartitionerFn):
         if not self.recipe.rewrites:
             return _split(*_upstream(gm, joint_inputs, **kwargs), **kwargs), []
         cut = functools.partial(cut_for_bytes, gm, joint_inputs, kwargs)
-        halves = _observed(gm, "cut_for_bytes", cut)
+        halves = observed(gm, "cut_for_bytes", cut)
         disabled = [] if halves else ["cut_for_bytes"]
         return _split(*(halves or _upstream(gm, joint_inputs, **kwargs)), **kwargs), disabled
 
@@ -185,12 +206,14 @@ class JointPasses(private.CustomGraphPass):
         parameters: frozenset[int],
         extra: Inputs | None = None,
         whole: bool = False,
+        regions: Mapping[str, Region] | None = None,
     ) -> None:
         self.recipe, self.graph_key, self.parameters = recipe, graph_key, parameters
-        self.extra, self.whole = extra, whole
+        self.extra, self.whole, self.regions = extra, whole, dict(regions or {})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return JointPasses, (self.recipe.as_compiled, self.graph_key, self.parameters, self.extra, self.whole)
+        recipe = self.recipe.as_compiled
+        return JointPasses, (recipe, self.graph_key, self.parameters, self.extra, self.whole, self.regions)
 
     def uuid(self) -> tuple[str, str, str]:
         return sources_key(), self.recipe.key, self.graph_key
@@ -200,15 +223,18 @@ class JointPasses(private.CustomGraphPass):
         collector.compiled = True
         gm = graph.owning_module
         assert gm is not None
+        if is_half(gm):
+            return
+        region = describe(graph, self.regions)
         plain, notes, disabled = copied(gm), Notes(), []
-        ctx = Context(self.recipe, self.parameters, self.extra, self.whole)
+        ctx = Context(self.recipe) if region else Context(self.recipe, self.parameters, self.extra, self.whole)
         wide = RANGE if holds_sixteen_bit(graph) or self.recipe.keep_fp32 else ()
         before = (OPTIMIZER if holds_state_codecs(graph) else wide) + (OBSERVE if self.extra else ())
         for each in before + JOINT:
-            ran = _observed(gm, each.__name__, functools.partial(each, graph, ctx))
+            ran = observed(gm, each.__name__, functools.partial(each, graph, ctx))
             disabled += [] if ran is not None else [each.__name__]
             notes += ran or Notes()
-        collector.joint.append(JointNotes(plain, notes, tuple(disabled)))
+        collector.joint[graph] = JointNotes(plain, notes, tuple(disabled), region)
 
 
 class PostGradPasses(private.CustomGraphPass):
@@ -230,7 +256,7 @@ class PostGradPasses(private.CustomGraphPass):
         gm = graph.owning_module
         assert gm is not None
         for each in POST_GRAD:
-            _unless_disabled(gm, each.__name__, functools.partial(each, graph, Context(self.recipe)))
+            unless_disabled(gm, each.__name__, functools.partial(each, graph, Context(self.recipe)))
 
 
 def passes_for(
@@ -240,6 +266,7 @@ def passes_for(
     patches: Mapping[str, Any],
     extra: Inputs | None = None,
     whole: bool = False,
+    regions: Mapping[str, Region] | None = None,
 ) -> dict[str, Any]:
     """The Inductor options that put the pipeline in place; the user's own passes keep running, before ours."""
     if patches.get("custom_partitioner_fn") or private.inductor_config.custom_partitioner_fn:
@@ -247,48 +274,22 @@ def passes_for(
             "Inductor's custom_partitioner_fn is set, and fp8compile is a partitioner itself: one graph cannot be cut by "
             "two. Unset it, or compile this model with another backend"
         )
-    ours = JointPasses(recipe, graph_key, parameters, extra, whole)
+    ours = JointPasses(recipe, graph_key, parameters, extra, whole, regions)
     return {
         **joint_pass(ours, patches),
-        **_with_theirs("post_grad_custom_post_pass", PostGradPasses(recipe), patches),
+        **with_theirs("post_grad_custom_post_pass", PostGradPasses(recipe), patches),
         "custom_partitioner_fn": Partitioner(recipe, graph_key),
     }
 
 
 def joint_pass(ours: Callable[[Graph], None], patches: Mapping[str, Any]) -> dict[str, Any]:
     """The Inductor option that runs ``ours`` on joint and inference graphs, after the user's own."""
-    return _with_theirs("joint_custom_post_pass", ours, patches)
-
-
-def _with_theirs(name: str, ours: Callable[[Graph], None], patches: Mapping[str, Any]) -> dict[str, Any]:
-    theirs = patches.get(name, getattr(private.inductor_config, name))
-    before = theirs if isinstance(theirs, (list, tuple)) else [theirs] if theirs else []
-    return {name: [*before, ours] if before else ours}
-
-
-def _observed(gm: GraphModule, name: str, run: Callable[[], Any], split: Split | None = None) -> Any:
-    """What ``run`` returns, or None where the pass of that name is disabled. Dumps see ``split``, or else ``gm``."""
-    result = watched(name, split or gm, lambda: _unless_disabled(gm, name, run))
-    if verify.enabled:
-        cut = result if isinstance(result, tuple) else (split.fw, split.bw) if split else (gm,)
-        for part in cut:
-            verify.verify(part.graph, name)
-    return result
-
-
-def _unless_disabled(gm: GraphModule, name: str, run: Callable[[], Any]) -> Any:
-    observer = private.GraphTransformObserver(gm, name, subsystem="fp8compile")
-    return observer.apply_gm_pass(lambda _: run())
+    return with_theirs("joint_custom_post_pass", ours, patches)
 
 
 def _upstream(gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
     fw, bw = private.min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
     return fw, bw
-
-
-def _report(split: Split, plain: Split, notes: Notes, remarks: tuple[str, ...]) -> GraphReport:
-    kept, working = split.kept_bytes(), workspace_bytes(split)
-    return GraphReport("training", notes, kept, plain.kept_bytes(), remarks, working, workspace_bytes(plain))
 
 
 def _split(fw: GraphModule, bw: GraphModule, **kwargs: Any) -> Split:

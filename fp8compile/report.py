@@ -26,7 +26,10 @@ class Origin:
 
 @dataclass(frozen=True)
 class Saved:
-    """A tensor kept for the backward as codes. Bytes are at the shapes of the compilation."""
+    """A tensor kept for the backward as codes. Bytes are at the shapes of the compilation.
+
+    ``belongs_to`` is "input 3" or "output 0" where the caller has the tensor too (see fp8compile/saved_versions.py).
+    """
 
     name: str
     origin: Origin
@@ -35,6 +38,7 @@ class Saved:
     bytes_before: int
     bytes_after: int
     codec: str
+    belongs_to: str = ""
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,13 @@ class RecipeBackend:
     """The backend for one recipe, with a mode beside it, which torch.compile's ``options`` exclude.
 
     Equal recipes are equal backends, so Dynamo runs for both what it compiled for one. ``first`` are the arguments that
-    the user gave to torch.compile, for the way back.
+    the user gave to torch.compile, for the way back, and ``isolated`` whether they asked for a region of their own.
     """
 
     recipe: Recipe
     mode: str | None
     first: Mapping[str, Any] = field(compare=False)
+    isolated: bool = field(default=False, compare=False)
 
     __name__ = "fp8compile"
 
@@ -53,7 +54,8 @@ class Running:
         filter_fn = others.pop("guard_filter_fn", None)
         told = dict(self.first)
         if recipe != Recipe.from_options(told["options"]):
-            told = {"backend": RecipeBackend(recipe, told["mode"], self.first), "options": None, "mode": None}
+            backend = RecipeBackend(recipe, told["mode"], self.first, "isolate_recompiles" in others)
+            told = {"backend": backend, "options": None, "mode": None}
         if filter_fn is not None:  # travels in the options, from which torch.compile takes it out
             told["options"] = {**(told["options"] or {}), "guard_filter_fn": filter_fn}
         return {**told, **others}
@@ -65,7 +67,7 @@ def running(module: nn.Module) -> Running | None:
     Raises:
         ValueError: its options do not describe a recipe.
     """
-    context = _context(module)
+    context = context_of(module)
     callback = getattr(context, "callback", None)
     wrapper: Any = private.innermost_backend(callback) if callable(callback) else None
     backend = getattr(wrapper, "compiler_fn", None)
@@ -82,7 +84,7 @@ def recipes_running(module: nn.Module) -> set[Recipe]:
     return {found.recipe for m in module.modules() if (found := running(m)) is not None}
 
 
-def _context(module: nn.Module) -> Any:
+def context_of(module: nn.Module) -> Any:
     """Dynamo's context of a compiled module: an attribute of what torch.compile returns, else in its closure."""
     if isinstance(module, private.OptimizedModule):
         return module.dynamo_ctx
@@ -93,10 +95,12 @@ def _context(module: nn.Module) -> Any:
 def _others(context: Any, wrapper: Any) -> dict[str, Any]:
     """Arguments that are no part of the backend, where they were given (some are newer than torch 2.11)."""
     convert = getattr(context.callback, "_torchdynamo_orig_backend", None)
+    backend = wrapper.compiler_fn
+    ours = isinstance(backend, RecipeBackend)  # then the region is of set_recipe's making, or it took over the user's
     optional = {
         "guard_filter_fn": getattr(getattr(context, "_hooks", None), "guard_filter_fn", None),
         "recompile_limit": getattr(convert, "_recompile_limit", None),
-        "isolate_recompiles": getattr(context, "_isolate_recompiles_id", -1) != -1,
+        "isolate_recompiles": backend.isolated if ours else private.region_of(context) != -1,
         "shapes_spec": getattr(context, "_shapes_spec", None),
     }
     return {

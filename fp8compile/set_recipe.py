@@ -2,6 +2,12 @@
 
 Dynamo guards compiled code with the backend that made it. A new recipe is a new backend, so each graph is compiled once
 more at its next call, and what was compiled before stays for the way back. The model itself is not touched.
+
+Dynamo stops compiling a piece of code after ``recompile_limit`` times and runs it as it is from then on; it does not ask
+which model or recipe a compilation was for. So each model gets, for each recipe, a region of Dynamo's code caches of its
+own (torch.compile's ``isolate_recompiles``): the limit counts within a region, as if the recipe were the only one, and no
+setting of Dynamo's, which would be one of this thread alone, is written. (Where a torch has no regions, set_recipe
+refuses the recipe that could be the first beyond the limit, rather than end in plain eager.)
 """
 
 from __future__ import annotations
@@ -17,10 +23,10 @@ from torch import nn
 from fp8compile import torch_private as private
 from fp8compile.module_recipes import in_module
 from fp8compile.recipe import PER_GRAPH, Recipe, nearest
-from fp8compile.running import Running, running
+from fp8compile.running import Running, context_of, running
 
-# For each model: how many compilations of one piece of code Dynamo allowed it at first, and the recipes it ran since.
-_seen: weakref.WeakKeyDictionary[nn.Module, tuple[int, set[Recipe]]] = weakref.WeakKeyDictionary()
+# For each model, the region of Dynamo's code caches that each recipe it ran has.
+_regions: weakref.WeakKeyDictionary[nn.Module, dict[Recipe, int]] = weakref.WeakKeyDictionary()
 
 
 def set_recipe(
@@ -83,29 +89,37 @@ def _for_some(now: Recipe, recipe: Any, patterns: Sequence[str]) -> Recipe:
 
 
 def _install(compiled: nn.Module, root: nn.Module, now: Running, new: Recipe) -> None:
-    """Give the module the Dynamo context of a fresh torch.compile with the new recipe."""
-    arguments = {**now.arguments(new), **_allowance(root, now, new)}
+    """Give the module the Dynamo context of a fresh torch.compile with the new recipe, in that recipe's region."""
+    regions = _regions.setdefault(root, {now.recipe: private.region_of(context_of(compiled))})
+    arguments = {**now.arguments(new), **_isolation(root, now, new not in regions)}
     if isinstance(compiled, private.OptimizedModule):
         fresh: Any = torch.compile(root, **arguments)
+        private.use_region(fresh.dynamo_ctx, regions.setdefault(new, private.region_of(fresh.dynamo_ctx)))
         compiled.dynamo_ctx = fresh.dynamo_ctx
         compiled._initialize()
     else:
         compiled.compile(**arguments)
+        context = context_of(compiled)
+        private.use_region(context, regions.setdefault(new, private.region_of(context)))
 
 
-def _allowance(root: nn.Module, now: Running, new: Recipe) -> dict[str, int]:
-    """Let Dynamo compile for each new recipe as often as it would have for the first alone.
+def _isolation(root: nn.Module, now: Running, first_time: bool) -> dict[str, bool]:
+    """The argument that opens a region of its own for a recipe that runs for the first time.
 
-    Dynamo stops compiling a piece of code after ``recompile_limit`` times, and does not ask for what. The limit is an
-    argument of the compilation where the user gave one to torch.compile, else a setting of Dynamo's.
+    Raises:
+        ValueError: this torch knows none, and the recipe could be one more than Dynamo compiles for a piece of code.
     """
-    own = now.others.get("recompile_limit")
-    allowed, seen = _seen.setdefault(root, (own or private.dynamo_config.recompile_limit, {now.recipe}))
-    if new not in seen:
-        seen.add(new)
-        if own is None:
-            private.dynamo_config.recompile_limit += allowed
-    return {} if own is None else {"recompile_limit": allowed * len(seen)}
+    if private.HAS_REGIONS:
+        return {"isolate_recompiles": True} if first_time else {}
+    limit = now.others.get("recompile_limit") or private.dynamo_config.recompile_limit
+    alike = (recipes for model, recipes in _regions.items() if type(model).forward is type(root).forward)
+    if first_time and (ran := sum(map(len, alike))) >= limit:
+        raise ValueError(
+            f"set_recipe: models of the class {type(root).__name__} have run {ran} recipes, and this torch "
+            f"({torch.__version__}) compiles a piece of code no more than {limit} times. Raise "
+            "torch._dynamo.config.recompile_limit first"
+        )
+    return {}
 
 
 def _check(patterns: Sequence[str], root: nn.Module) -> None:
@@ -121,7 +135,9 @@ def _not_ours(compiled: object) -> str:
         'compile it first: model = torch.compile(model, backend="fp8compile") or model.compile(backend="fp8compile")'
     )
     if not isinstance(compiled, nn.Module):
-        return f"set_recipe takes a compiled module, not a {type(compiled).__name__}; {cure}"
+        said = "set_recipe takes a compiled module, not a"
+        wrap = "a function has no parameters to be known by: put its body into the forward of a module"
+        return f"{said} {type(compiled).__name__} ({wrap if callable(compiled) else 'a module'}); {cure}"
     name = type(getattr(compiled, "_orig_mod", compiled)).__name__
     if isinstance(compiled, private.OptimizedModule) or compiled._compiled_call_impl is not None:
         return f"set_recipe: this {name} is compiled by another backend than fp8compile; {cure}"

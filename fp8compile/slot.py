@@ -119,6 +119,7 @@ class Fed:
         if slot is None or (ref is not None and ref() is not first):
             self._slots = {key: kept for key, kept in self._slots.items() if kept[0] is None or kept[0]() is not None}
             parameters = [args[i] for i in self.parameters]
-            slot = Slot(self.rows, self.inputs.lines, self.device, parameters)
+            names = [name for _, name in self.inputs.names]
+            slot = Slot(self.rows, self.inputs.lines, self.device, parameters, names)
             self._slots[id(first)] = (None if first is None else weakref.ref(first), slot)
         return slot

@@ -72,6 +72,17 @@ class Split:
         roots = {storage_root(n) for n in written if isinstance(n, Node)}
         return frozenset(n for n in self.inputs if n in roots or n.meta.get("desc") in returned)
 
+    def belongs_to(self, made: Node) -> str:
+        """Which of the graph's inputs or results a value shares its memory with: "input 3", "output 0", or ""."""
+        root = storage_root(made)
+        if root.op == "placeholder":
+            index = getattr(root.meta.get("desc"), "idx", None)
+            return f"input {index}" if isinstance(index, int) else ""
+        for node, desc in zip(self.returned, self._returned_descs, strict=True):
+            if isinstance(node, Node) and storage_root(node) is root and isinstance(getattr(desc, "idx", None), int):
+                return f"output {desc.idx}"
+        return ""
+
     def kept_bytes(self) -> int:
         """Bytes that stay alive for the backward: distinct storages, without those that the caller owns."""
         roots = {storage_root(e.made) for e in self.edges if e.is_tensor}

@@ -3,7 +3,8 @@
 On a warm AOTAutograd cache hit neither passes nor partitioner run, so a report held in memory would be empty. Each report
 is therefore written to Inductor's cache folder under the same key that the compiled code has: the graph key is part of
 the partitioner's ``uuid()`` and so of the cache key. A cache entry without its report (a remote cache, a folder cleared
-by hand) is told as such.
+by hand) is told as such; a graph whose statistics somebody reads is then compiled afresh (fp8compile/backend.py), since
+the report says which of its numbers is about what.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.fx import GraphModule
+from torch.fx import Graph, GraphModule
 
 from fp8compile import torch_private as private
 from fp8compile.recipe import Recipe
+from fp8compile.regions import Cut, Region
 from fp8compile.report import GraphReport, Notes
 
 log = logging.getLogger("fp8compile")
@@ -47,23 +49,27 @@ LOST = (
 
 @dataclass(frozen=True)
 class JointNotes:
-    """What happened to a joint graph before it was cut: the graph as it was, and what the passes say."""
+    """What happened to a joint graph before it was cut: the graph as it was, what the passes say, which region it is."""
 
     plain: GraphModule
     notes: Notes = field(default_factory=Notes)
     disabled: tuple[str, ...] = ()
+    region: Region | None = None
 
 
 @dataclass
 class Collector:
-    """The reports of one graph, filled by the passes as they run (several where the graph has subgraphs).
+    """The report of one graph, filled by the passes as they run.
 
     ``compiled`` says that passes ran at all: it stays False when the compiled code came from a cache. ``joint`` holds the
-    joint graph on its way to the partitioner.
+    joint graphs on their way to the partitioner, each with its own notes: regions and the graphs that operators run pass
+    too, and not each of them is cut. ``cuts`` are the regions that were, by the graph of their forward.
     """
 
     parts: list[GraphReport] = field(default_factory=list)
-    joint: list[JointNotes] = field(default_factory=list)
+    joint: dict[Graph, JointNotes] = field(default_factory=dict)
+    cuts: dict[Graph, Cut] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
     compiled: bool = False
 
     def add(self, part: GraphReport) -> None:
@@ -77,14 +83,30 @@ class Compiled:
     reports: tuple[GraphReport, ...]
     recipe: Recipe
     parameters: tuple[weakref.ref[torch.Tensor], ...]
-    modules: frozenset[type]
+    modules: frozenset[weakref.ref[type]]
     signatures: tuple[str, ...] = ()
+
+    @property
+    def types(self) -> set[type]:
+        """The types of the modules it ran in, as far as they still exist."""
+        return {kind for ref in self.modules if (kind := ref()) is not None}
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it can belong to no model any more: what it read, or else what it ran in, is gone."""
+        return not self.alive if self.parameters else bool(self.modules) and not self.types
+
+    def replaces(self, other: Compiled) -> bool:
+        """Whether it is ``other`` compiled once more: the same was done to a graph with the same parameters."""
+        mine, theirs = ((c.recipe, [id(ref()) for ref in c.parameters], c.modules, c.reports) for c in (self, other))
+        return mine == theirs
 
     def belongs_to(self, model: nn.Module) -> bool:
         """Whether it reads a parameter of ``model``; a graph without any, whether it ran in one of its module types."""
         if self.parameters:
             return bool(self.alive & {id(p) for p in model.parameters()})
-        return any(type(m) in self.modules for m in model.modules())
+        types = self.types
+        return any(type(m) in types for m in model.modules())
 
     @property
     def alive(self) -> set[int]:
@@ -95,11 +117,12 @@ class Compiled:
         """Whether Dynamo may run it for ``model`` too: another instance of the same code with parameters alike."""
         alike = {_signature(p) for p in model.parameters()}
         kinds = {type(m) for m in model.modules()}
-        return self.modules <= kinds and bool(self.signatures) and set(self.signatures) <= alike
+        return self.types <= kinds and bool(self.signatures) and set(self.signatures) <= alike
 
 
 _collecting: dict[str, Collector] = {}
-_compiled: list[Compiled] = []
+_compiled: list[Compiled] = []  # of models that still exist, each graph once
+_something_compiled = False
 _warned: set[str] = set()
 
 
@@ -117,6 +140,11 @@ def came_from_cache(graph_key: str) -> bool:
     """Whether the graph just compiled, not yet finished, was found in a cache: no pass of ours ran."""
     collector = collecting(graph_key)
     return not (collector.compiled or collector.parts)
+
+
+def is_lost(graph_key: str) -> bool:
+    """Whether the graph just compiled, not yet finished, came from a cache that does not hold its report."""
+    return came_from_cache(graph_key) and not _read(graph_key)
 
 
 def finish(graph_key: str) -> tuple[GraphReport, ...]:
@@ -140,10 +168,18 @@ def warn_once(message: str) -> None:
 def remember(
     reports: tuple[GraphReport, ...], recipe: Recipe, inputs: Iterable[object], modules: frozenset[type]
 ) -> None:
-    """Keep the reports of a graph that was compiled on ``inputs`` and ran in modules of these types."""
+    """Keep the reports of a graph that was compiled on ``inputs`` and ran in modules of these types.
+
+    What nobody can ask for any more goes, and what was compiled once more (after ``torch._dynamo.reset``) takes the place
+    of what it was before.
+    """
+    global _something_compiled
     parameters = [v for v in inputs if isinstance(v, nn.Parameter)]
     signatures = tuple(map(_signature, parameters))
-    _compiled.append(Compiled(reports, recipe, tuple(map(weakref.ref, parameters)), modules, signatures))
+    types = frozenset(map(weakref.ref, modules))
+    new = Compiled(reports, recipe, tuple(map(weakref.ref, parameters)), types, signatures)
+    _compiled[:] = [c for c in _compiled if not c.is_dead and not new.replaces(c)] + [new]
+    _something_compiled = True
 
 
 def compiled_for(model: nn.Module) -> list[Compiled]:
@@ -177,8 +213,13 @@ def _write(graph_key: str, parts: Iterable[GraphReport]) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            json.dump([p.to_dict() for p in parts], file)
-        os.replace(file.name, path)
+            try:
+                json.dump([p.to_dict() for p in parts], file)
+                file.close()
+                os.replace(file.name, path)
+            except BaseException:
+                os.unlink(file.name)
+                raise
     except OSError as error:
         log.warning("the report cannot be kept beside the cache in %s: %s", path.parent, error)
 
@@ -196,5 +237,5 @@ def warn_at_exit_if_nothing_compiled() -> None:
 
 
 def _warn_if_nothing_compiled() -> None:
-    if not _compiled:
+    if not _something_compiled:
         warn_once(NOTHING)

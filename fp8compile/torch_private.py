@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from operator import getitem
 from typing import Any
@@ -12,6 +13,13 @@ from torch._dynamo import config as dynamo_config
 from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
 from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
+from torch._functorch._aot_autograd.descriptors import (
+    GradAOTOutput,
+    ParamAOTInput,
+    PlainAOTInput,
+    PlainAOTOutput,
+    TangentAOTInput,
+)
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext, detect_fake_mode, tracing
 from torch._inductor import config as inductor_config
@@ -24,6 +32,8 @@ from torch._inductor.inductor_prims import randint as inductor_randint
 from torch._inductor.inductor_prims import random as inductor_random
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._logging._internal import trace_log, trace_structured
+from torch._subclasses import fake_tensor
+from torch._subclasses.fake_tensor import unset_fake_temporarily
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset as local_shape_and_offset
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -74,16 +84,63 @@ def ends_at_graph_break(gm: GraphModule) -> bool:
     return reason is None or bool(reason.graph_break)
 
 
+# Whether a compilation can have a region of Dynamo's code caches to itself, with a recompile_limit of its own (torch 2.13).
+HAS_REGIONS = "isolate_recompiles" in inspect.signature(torch.compile).parameters
+
+
+def region_of(context: Any) -> int:
+    """The number of the region of Dynamo's code caches that a compilation uses; -1 is the one that all others share."""
+    return int(getattr(context, "_isolate_recompiles_id", -1))
+
+
+def use_region(context: Any, region: int) -> None:
+    """Let a compilation find what was compiled in another region; it reads the number at each call."""
+    if region != region_of(context):
+        context._isolate_recompiles_id = region
+
+
+def is_plain_fake(value: object) -> bool:
+    """Whether a value of a graph is a fake tensor and no subclass beneath one: of Python's class, or of C++ (torch 2.15).
+
+    A fake tensor made in C++ has the type of the tensor it stands for, so its type says that it is no subclass.
+    """
+    if type(value) is fake_tensor.FakeTensor:
+        return True
+    ask = getattr(fake_tensor, "is_fake_tensor", None) or getattr(torch._C, "_is_fake_tensor", None)
+    return ask is not None and type(value) in (Tensor, torch.nn.Parameter) and bool(ask(value))
+
+
+def size_as_estimated(size: torch.SymInt, unknown: int) -> tuple[int, dict[str, int]]:
+    """A symbolic size as a number, and what was put in for each symbol that only a run knows.
+
+    Symbols that were seen at the compilation are what they were then. Of the others the largest that the graph allows is
+    taken (the rows that a mask leaves are at most all of them), or ``unknown`` where that is less.
+    """
+    expr, env = size.node.expr, size.node.shape_env
+    seen = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
+    free = [s for s in expr.free_symbols if s not in seen]
+    guessed = {s: int(min(env.var_to_range[s].upper, unknown)) for s in free}
+    return int(expr.xreplace({s: seen[s] for s in expr.free_symbols if s in seen} | guessed)), {
+        str(s): n for s, n in guessed.items()
+    }
+
+
 def known_options(patches: dict[str, Any]) -> dict[str, Any]:
     """Of settings of Inductor by dotted name, those that this torch has."""
     return {name: value for name, value in patches.items() if name in inductor_config.get_config_copy()}
 
 
 __all__ = [
+    "HAS_REGIONS",
     "CustomGraphPass",
     "CustomPartitionerFn",
+    "GradAOTOutput",
     "GraphTransformObserver",
     "OptimizedModule",
+    "ParamAOTInput",
+    "PlainAOTInput",
+    "PlainAOTOutput",
+    "TangentAOTInput",
     "TracingContext",
     "bound_sympy",
     "cache_dir",
@@ -104,6 +161,7 @@ __all__ = [
     "inductor_randint",
     "inductor_random",
     "innermost_backend",
+    "is_plain_fake",
     "known_options",
     "list_mode_options",
     "local_shape_and_offset",
@@ -111,10 +169,14 @@ __all__ = [
     "make_wrapper_subclass",
     "min_cut_rematerialization_partition",
     "producers",
+    "region_of",
     "select_decomp_table",
+    "size_as_estimated",
     "trace_log",
     "trace_structured",
     "tracing",
     "tree_map_only",
     "unscale_and_check_",
+    "unset_fake_temporarily",
+    "use_region",
 ]

@@ -20,6 +20,17 @@ from fp8compile.running import running
 LIMIT = 1024  # each of these compiles the same code once more; Dynamo's usual limit is 8
 
 
+def check_is_module(model: object, caller: str) -> None:
+    """Raises ValueError for a function, say: what a graph belongs to is known by the parameters of a module."""
+    if not isinstance(model, nn.Module):
+        name = getattr(model, "__name__", type(model).__name__)
+        raise ValueError(
+            f"fp8compile.{caller} takes a module, not {name!r} ({type(model).__name__}). Of a compiled function, give the "
+            f"module whose parameters it uses: fp8compile.{caller}(model, ...). If it uses none, put it into a module: "
+            "class Step(torch.nn.Module) with the function's body as its forward"
+        )
+
+
 def chosen_recipe(recipe: Recipe | str | Mapping[str, Any] | None, model: nn.Module) -> Recipe:
     """The recipe that the user names; else that of the running model; else the default."""
     if recipe is not None:

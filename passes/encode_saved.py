@@ -42,9 +42,10 @@ from fp8compile.module_recipes import in_module
 from fp8compile.numerics import E4M3, ENCODABLE, INT8, Codec, Groupwise, GroupwiseBest
 from fp8compile.products import BATCHED
 from fp8compile.recipe import Recipe
+from fp8compile.regions import kept_by_region
 from fp8compile.report import Notes, Saved, Skip
 from fp8compile.sensitivity import Sensitivity
-from fp8compile.split import Edge, Split
+from fp8compile.split import NO_VERSION_CHECK, Edge, Split
 from fp8compile.widening import WIDENED
 
 STEEP = "a steep function of it in the backward"
@@ -69,7 +70,8 @@ def encode_saved(split: Split, ctx: Context) -> Notes:
 
 def _is_ours(split: Split, edge: Edge) -> bool:
     """Whether a tensor is kept for the backward's sake alone."""
-    return edge.is_tensor and not split.caller_owns(storage_root(edge.made))
+    made = edge.made
+    return edge.is_tensor and not kept_by_region(made) and not split.caller_owns(storage_root(made))
 
 
 def codec_for(edge: Edge, recipe: Recipe) -> tuple[Codec, str]:
@@ -125,7 +127,7 @@ class _Judge:
 
     def _not_an_activation(self, edge: Edge) -> str | None:
         made, value = edge.made, edge.made.meta["val"]
-        if type(value) is not torch._subclasses.FakeTensor:
+        if not private.is_plain_fake(value):
             return f"a {type(value).__name__}, not a plain tensor"
         if not value.dtype.is_floating_point and not value.dtype.is_complex:
             return f"{dtype_text(value)}: integers, masks, indices and RNG states are exact"
@@ -216,10 +218,12 @@ def _encode(split: Split, edge: Edge, codec: Codec, why: str) -> Saved:
     used = [split.placeholder(edge, node, part) for node, part in zip(made, ("codes", "inv_scale"), strict=True)]
     decoded = splice(split.bw.graph, decode, *used, before=edge.in_order[0])
     edge.used.replace_all_uses_with(decoded)
+    shared = "" if edge.made.meta.get(NO_VERSION_CHECK) else split.belongs_to(edge.made)
     split.replace(edge, *zip(made, used, strict=True))
     after = sum(nbytes(n.meta["val"]) for n in made)
     name = f"{codec.name} ({why})" if why else codec.name
-    return Saved(edge.made.name, origin(edge.made), shape_text(value), dtype_text(value), nbytes(value), after, name)
+    where = origin(edge.made)
+    return Saved(edge.made.name, where, shape_text(value), dtype_text(value), nbytes(value), after, name, shared)
 
 
 def _codes_of_a_product(edge: Edge, encoding: Encoding) -> tuple[Saved, ...]:

@@ -30,6 +30,7 @@ from fp8compile.flow import is_training, user_fp32
 from fp8compile.graph import LINE, dtype_text, hint, module_path, op_name, source_line, splice
 from fp8compile.module_recipes import in_module
 from fp8compile.numerics import E4M3, E5M2, ENCODABLE, Format
+from fp8compile.numerics.scaling import may_be_empty
 from fp8compile.operands import MULTIPLE, Encoded, Operands
 from fp8compile.products import FORWARD, PRODUCTS, Product, is_tied_to_embedding, linear_products
 from fp8compile.recipe import Recipe
@@ -110,6 +111,8 @@ def _no_fp8_shape(product: Product, recipe: Recipe) -> str | None:
             return f"{name}={size} is not a multiple of {MULTIPLE}"
     if hint(product.M) == 0:
         return "no rows"
+    if not recipe.emulate and may_be_empty(product.M):
+        return "rows that only a run counts: _scaled_mm takes no product without rows"
     bf16 = product.forward.meta["val"].dtype == torch.bfloat16
     if recipe.linear == "rowwise" and not recipe.emulate and not bf16:
         return "_scaled_mm with rowwise scales gives BF16 only"

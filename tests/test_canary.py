@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -268,3 +269,39 @@ def test_the_node_of_a_compiled_backward_is_found_and_no_earlier_one() -> None:
     after = private.compiled_backward(second(middle), before)
     assert after is not None and after is not before[0]
     assert after.next_functions[0][0] is before[0] and before[0].next_functions[0][0].variable is x
+
+
+@pytest.mark.skipif(not private.HAS_REGIONS, reason="this torch has no isolate_recompiles")
+def test_a_region_of_the_code_caches_is_read_at_each_call() -> None:
+    seen: list[int] = []
+
+    def backend(gm: torch.fx.GraphModule, example_inputs: object) -> Any:
+        seen.append(len(seen))
+        return gm
+
+    def double(x: torch.Tensor) -> torch.Tensor:
+        return 2 * x
+
+    def compiled() -> Any:
+        run: Any = torch.compile(torch.nn.Module(), backend=backend, isolate_recompiles=True)
+        run.dynamo_ctx, run.call = run.dynamo_ctx, run.dynamo_ctx(double)
+        return run
+
+    first, second = compiled(), compiled()
+    for run, graphs in ((first, 1), (second, 2), (first, 2)):
+        run.call(torch.ones(3))
+        assert len(seen) == graphs, "a region knows nothing of what others compiled"
+    third = compiled()
+    assert len({private.region_of(each.dynamo_ctx) for each in (first, second, third)}) == 3
+    private.use_region(third.dynamo_ctx, private.region_of(first.dynamo_ctx))
+    third.call(torch.ones(3))
+    assert len(seen) == 2, "it finds what the first one compiled"
+
+
+def test_a_real_tensor_is_read_under_a_fake_mode() -> None:
+    real = torch.tensor([1.0, 3.0])
+    with torch._subclasses.FakeTensorMode():
+        with pytest.raises(AssertionError, match="FakeTensor"):
+            real.max()
+        with private.unset_fake_temporarily():
+            assert float(real.max()) == 3

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 import fp8compile
 from fp8compile import Recipe
 from fp8compile import torch_private as private
-from fp8compile.running import running
+from fp8compile.running import context_of, running
 
 
 class Block(nn.Module):
@@ -250,3 +251,53 @@ def test_a_model_that_is_not_ours_is_refused() -> None:
         fp8compile.set_recipe(other, "off")
     with pytest.raises(ValueError, match="takes a compiled module, not a function"):
         fp8compile.set_recipe(torch.compile(lambda x: x, backend="fp8compile"), "off")  # type: ignore[arg-type]
+
+
+def test_no_setting_of_dynamo_is_written_and_each_recipe_has_the_whole_limit() -> None:
+    """Six shapes for each of three recipes, in a Dynamo that compiles a piece of code six times."""
+    with private.dynamo_config.patch(recompile_limit=6, automatic_dynamic_shapes=False):
+        model = net(fullgraph=True)
+        for recipe in ("default", "off", {"saved_format": "int8"}):
+            fp8compile.set_recipe(model, recipe)  # type: ignore[arg-type]
+            assert [compiled_in_a_step(model, 32 * n) for n in range(1, 7)] == [1] * 6
+        fp8compile.set_recipe(model, "default")
+        assert [compiled_in_a_step(model, 32 * n) for n in range(1, 7)] == [0] * 6
+        assert private.dynamo_config.recompile_limit == 6
+
+
+def test_recipes_set_by_another_thread_run() -> None:
+    """Dynamo's settings are a thread's own: what a thread raises, the one that runs the model does not see."""
+    with private.dynamo_config.patch(recompile_limit=2):
+        model = net()
+        compiled_in_a_step(model)
+        for size in range(1, 6):
+            worker = threading.Thread(target=fp8compile.set_recipe, args=(model, {"group_size": 128 + size}))
+            worker.start()
+            worker.join()
+            assert compiled_in_a_step(model) == 1
+            assert f"group_size={128 + size}" in fp8compile.report(model).recipe
+
+
+def test_a_recipe_without_a_compiled_graph_is_told() -> None:
+    with private.dynamo_config.patch(accumulated_recompile_limit=1):
+        model = net()
+        assert compiled_in_a_step(model) == 1
+        fp8compile.set_recipe(model, "off")
+        assert compiled_in_a_step(model) == 0, "Dynamo's limit over all regions, which is not ours to raise"
+        with pytest.raises(ValueError, match=r"for the recipe that runs now.*runs as plain eager.*recompile_limit"):
+            fp8compile.report(model)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_region_that_the_user_asked_for_is_kept(in_place: bool) -> None:
+    if not private.HAS_REGIONS:
+        pytest.skip("this torch has no isolate_recompiles")
+    model = net(in_place, isolate_recompiles=True)
+    before = private.region_of(context_of(model))
+    assert compiled_in_a_step(model) == 1
+    for recipe, compilations in (("off", 1), ("default", 0), ("off", 0)):
+        fp8compile.set_recipe(model, recipe)
+        told = running(model)
+        assert told is not None and told.others["isolate_recompiles"] is True
+        assert compiled_in_a_step(model) == compilations
+        assert (private.region_of(context_of(model)) == before) == (recipe == "default")

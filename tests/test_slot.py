@@ -206,13 +206,6 @@ def test_other_dtypes_are_observed_on_request(dtype: torch.dtype) -> None:
     assert {row.dtype for row in seen.rows if row.module in ("up", "down", "up.weight")} == {named}
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.complex64])
-def test_float64_and_complex_are_left_alone(dtype: torch.dtype) -> None:
-    model = nn.Linear(8, 8).to(dtype)
-    compiled(model, observe=True)(torch.randn(4, 8, dtype=dtype)).abs().sum().backward()
-    assert not [row for seen in observation.of_model(model) for row in seen.rows]
-
-
 def test_integers_and_autocast() -> None:
     model = nn.Sequential(nn.Embedding(16, 64), nn.Linear(64, 64))
     run = compiled(model, observe="auto")

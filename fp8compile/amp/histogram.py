@@ -18,7 +18,7 @@ from torch import Tensor
 from fp8compile.amp.gradients import Gradient, count_nonfinite
 from fp8compile.amp.watching import Watched, check_patterns, chosen
 from fp8compile.numerics.histogram import COLUMNS, INF, LARGE, NAN, SMALL, statistics, two_bins
-from fp8compile.observation import BACKWARD, REST, WEIGHT, Observations, Row
+from fp8compile.observation import BACKWARD, REST, WEIGHT, Observations, Row, Slot
 
 # Gradients that a histogram counts where nobody observed them: the others have a range that no scale is needed for.
 COUNTED = (torch.float16, torch.bfloat16, torch.float32)
@@ -103,12 +103,10 @@ class Counter:
 
 
 def parameters_seen(observations: Sequence[Observations]) -> set[int]:
-    """``id`` of the parameters whose gradients were observed since the last update."""
+    """``id`` of the parameters whose gradients are counted; one without a row is left for the optimizer's own count."""
     found: set[int] = set()
     for each in observations:
         found |= (
-            each.hooked
-            if isinstance(each, Watched)
-            else {id(p) for ref in each.parameters if (p := ref()) is not None}
+            each.hooked if isinstance(each, Watched) else each.parameters_seen() if isinstance(each, Slot) else set()
         )
     return found

@@ -57,7 +57,7 @@ class Tensorwise:
         return f"{self.format.name} tensorwise"
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        amax = amax_tensorwise(x) if x.numel() else x.new_zeros(())
+        amax = x.new_zeros(()) if _is_empty(x) else amax_tensorwise(x)
         inv_scale = inv_scale_of(amax, self.format, self.scale_dtype)
         return quantize(x, inv_scale, self.format), inv_scale
 
@@ -82,7 +82,7 @@ class Rowwise:
 
     @staticmethod
     def _amax(x: Tensor) -> Tensor:
-        if x.numel() == 0:
+        if _is_empty(x):
             return x.new_zeros((*x.shape[:-1], 1))
         return amax_rowwise(x) if x.dim() else x.abs()
 
@@ -161,6 +161,11 @@ class GroupwiseBest:
         return torch.where(inv_scale < 0, as_int, as_float).reshape(codes.shape)
 
 
+def _is_empty(x: Tensor) -> bool:
+    """Whether there is no element; False where only a run knows (see ``may_be_empty``), without a guard."""
+    return isinstance(numel := x.numel(), int) and numel == 0
+
+
 def _divides(group_size: int, numel: int | torch.SymInt) -> bool:
     """Whether every group is full, as far as can be told without guarding on a symbolic shape."""
     return statically_known_true(numel % group_size == 0)
@@ -218,6 +223,7 @@ def _by_groups(x: Tensor, inv_scale_N1: Tensor, group_size: int) -> tuple[Tensor
     full, tail = length // group_size, length % group_size
     # -1 twice, and not `full + 1` and `full:`, for the sake of a symbolic length: nothing proves that there are full + 1
     # groups, and Inductor reads past the end when it expands a dimension that it does not know to be 1.
-    inv_scale = inv_scale_N1.reshape(rows, -1)
+    groups = -(-length // group_size) if isinstance(length, int) else -1  # of no rows, -1 is ambiguous
+    inv_scale = inv_scale_N1.reshape(rows, groups)
     in_full_groups = inv_scale[:, :full, None].expand(rows, full, group_size).reshape(rows, full * group_size)
     return x_RL, torch.cat([in_full_groups, inv_scale[:, -1:].expand(rows, tail)], 1)

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fp8compile.numerics.formats import Format
 
@@ -38,6 +39,8 @@ def amax_over(x: Tensor, dims: tuple[int, ...]) -> Tensor:
 
 def amax_rowwise(x: Tensor) -> Tensor:
     """Largest magnitude of each row: ``x[..., n] -> [..., 1]``, in x's dtype. NaN if the row holds one."""
+    if may_be_empty(x.shape[-1]):
+        return torch.nn.functional.pad(x.abs(), (0, 1)).amax(-1, keepdim=True)
     return amax_over(x, (-1,))
 
 
@@ -47,7 +50,14 @@ def amax_tensorwise(x: Tensor) -> Tensor:
     The first runs in the kernel that produces x, the second over one number per row (COAT's *group scaling*); one
     full-size reduction would read x again.
     """
+    if may_be_empty(x.numel()):
+        return torch.nn.functional.pad(x.abs().reshape(-1), (0, 1)).amax()
     return x.abs().amax() if x.dim() < 2 else x.abs().amax(-1).amax()
+
+
+def may_be_empty(count: int | torch.SymInt) -> bool:
+    """Whether only a run knows that there are elements; the largest of |x| and one zero is then the amax, 0 for none."""
+    return not isinstance(count, int) and not statically_known_true(count > 0)
 
 
 def inv_scale_of(amax: Tensor, fmt: Format, scale_dtype: torch.dtype = torch.float32) -> Tensor:

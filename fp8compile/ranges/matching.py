@@ -189,9 +189,15 @@ def _is_laid_like(a: Node, b: Any) -> bool:
 
 
 def _loses(cast: Node) -> bool:
-    """Whether a cast may round."""
+    """Whether a cast may round. (Of FP8, codes of a product's operand, ``torch.promote_types`` knows nothing.)"""
     after, before = cast.meta["val"].dtype, cast.args[0].meta["val"].dtype  # type: ignore[union-attr]
-    return not (after == before or (torch.promote_types(after, before) == after and after.is_floating_point))
+    if after == before:
+        return False
+    if after.is_floating_point and before.is_floating_point:
+        wide, narrow = torch.finfo(after), torch.finfo(before)
+        finest = (wide.smallest_normal * wide.eps, narrow.smallest_normal * narrow.eps)  # subnormals
+        return wide.eps > narrow.eps or wide.max < narrow.max or finest[0] > finest[1]
+    return not after.is_floating_point or before.is_complex or after.itemsize == 1
 
 
 def _without_ones(shape: list[Bound]) -> list[Bound]:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch.fx import Node
 
+from fp8compile import torch_private as private
 from fp8compile.ranges.bounds import at_least, at_most, greatest, nonnegative, positive
 from fp8compile.ranges.interval import (
     ANYTHING,
@@ -47,7 +48,10 @@ def input_range(node: Node) -> Range:
     value = node.meta.get("val")
     constant: Any = getattr(node.graph.owning_module, str(node.target), None) if node.op == "get_attr" else None
     if type(constant) in (torch.Tensor, torch.nn.Parameter) and constant.numel():
-        return between(float(constant.detach().min()), float(constant.detach().max()))
+        with (
+            private.unset_fake_temporarily()
+        ):  # a graph is partitioned under its fake mode; the constant is a real tensor
+            return between(float(constant.detach().min()), float(constant.detach().max()))
     return of_dtype(value.dtype) if isinstance(value, torch.Tensor) else ANYTHING
 
 

@@ -10,6 +10,7 @@ from torch.fx import Graph, Node
 
 from fp8compile.graph import SPLICED
 from fp8compile.numerics import Format
+from fp8compile.products import root_of
 from fp8compile.ranges import Range, ranges
 from fp8compile.ranges.interval import ANYTHING
 from fp8compile.ranges.matching import packet
@@ -66,6 +67,12 @@ class Sensitivity:
     @cached_property
     def forward_ranges(self) -> Mapping[Node, Range]:
         return ranges(self.split.fw.graph)
+
+    def is_given(self, value: Node) -> bool:
+        """Whether a value of the backward is an input of the forward, a parameter or the caller's data, through views."""
+        made = {e.used: e.made for e in self.split.edges}
+        root = root_of(value)
+        return root in made and root_of(made[root]).op == "placeholder"
 
     def is_regular(self, value: Node) -> bool:
         """Whether no pole or exponential makes ``value``, element by element, here or in the forward (regular.py)."""

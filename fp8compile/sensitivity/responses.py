@@ -163,6 +163,11 @@ def is_as_large(operand: Node, node: Node) -> bool:
     return is_tensor(operand) and numel(operand.meta["val"]) == numel(node.meta["val"])
 
 
+def is_of_norm(node: Node) -> bool:
+    """Whether a node is a part of a layer, group, batch or RMS norm of torch's."""
+    return "norm" in str(node.meta.get("original_aten", ""))
+
+
 def is_attention(node: Node) -> bool:
     """Whether a node is fused attention or its backward, on any device."""
     return ATTENTION in getattr(node.target, "_opname", "")

@@ -47,6 +47,8 @@ class Backward(Protocol):
 
     def is_regular(self, value: Node) -> bool: ...
 
+    def is_given(self, value: Node) -> bool: ...
+
 
 class Walk:
     """One value's error, followed through the backward graph; ``prove`` says whether ranges may be asked for."""
@@ -135,13 +137,18 @@ class Walk:
         return dataclasses.replace(error, amplification=k, gain=error.gain * gain, absolute=absolute, shifted=shifted)
 
     def _gain_of(self, node: Node, read: dict[Node, Error]) -> float:
-        """What the constants of a product amount to; an exact factor of the result's size may be large where x is small.
+        """What the exact factors of a product amount to: constants, and tensors by their proven size.
 
-        A smaller factor, a row's statistic or a channel's weight, counts as 1: it is to x as the scale of a group is.
+        A tensor with a number for each element may be large where x is small; so may a parameter or an argument of the
+        caller's, whatever its size. What else is smaller than x counts as 1: a row's statistic, a channel's modulation, and
+        the weight of a norm, which scales what is normalised.
         """
-        constants = math.prod(abs(a) for a in node.args if R.is_number(a))
-        factors = [a for a in node.args if isinstance(a, Node) and a not in read and R.is_as_large(a, node)]
-        return constants * math.prod(self._amax(a) for a in factors)
+        gain = math.prod(abs(a) for a in node.args if R.is_number(a))
+        factors = [a for a in node.args if isinstance(a, Node) and a not in read and is_tensor(a)]
+        return gain * math.prod(self._amax(a) for a in factors if self._counts(a, node))
+
+    def _counts(self, factor: Node, node: Node) -> bool:
+        return R.is_as_large(factor, node) or (self.of.is_given(factor) and not R.is_of_norm(node))
 
     def _amax(self, value: Node) -> float:
         known = self.of.ranges.get(value) if self.prove else None
@@ -154,7 +161,7 @@ class Walk:
             k = 2 * sum(read[a].amplification for a in node.args if isinstance(a, Node) and a in read)
             return dataclasses.replace(error, amplification=k, absolute=math.inf, shifted=True)
         if isinstance(divisor, Node):
-            gain = math.inf if R.is_as_large(divisor, node) else 1.0
+            gain = math.inf if self._counts(divisor, node) else 1.0
             return dataclasses.replace(error, gain=error.gain * gain, absolute=math.inf)
         gain = 1 / abs(divisor) if R.is_number(divisor) and divisor else math.inf
         return dataclasses.replace(error, gain=error.gain * gain, absolute=error.absolute * gain)

@@ -145,6 +145,22 @@ def test_a_cast_to_fp8_rounds() -> None:
     assert analysed(lambda x: x.to(torch.float8_e4m3fn).float(), (0.0, 1.07))[1] == Range(0.0, 1.125)
 
 
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.float16])
+def test_a_cast_to_more_bits_keeps_relations(dtype: torch.dtype) -> None:
+    """x x >= 0 where both factors are decoded from one code, as an operand of an FP8 product is."""
+    narrow = torch.ones(3, dtype=dtype)
+    product = next(n for n in reversed(make_fx(lambda c: c.float() * c.float())(narrow).graph.nodes) if is_tensor(n))
+    assert ranges(product.graph)[product].lower == 0.0
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.float16])
+def test_a_cast_to_fewer_bits_loses_them(dtype: torch.dtype) -> None:
+    """x and x rounded are two values, whatever rounding does to signs: nothing is known of their product."""
+    gm = make_fx(lambda x: x * x.to(dtype).float())(torch.ones(3))
+    product = next(n for n in reversed(gm.graph.nodes) if is_tensor(n))
+    assert ranges(gm.graph)[product].lower < 0.0
+
+
 def test_mean_of_data_fits_however_long() -> None:
     _, proven = analysed(lambda x: x.mean(), (*DATA, (1 << 20,)), dtype=torch.float16)
     assert proven.fits()

@@ -20,7 +20,14 @@ class Exemption:
         return record.outcome == self.outcome and re.fullmatch(self.cases, record.key) is not None
 
 
-EXEMPT: tuple[Exemption, ...] = ()
+EXEMPT: tuple[Exemption, ...] = (
+    Exemption(
+        r"corrcoef (float32|bfloat16|float16) \d product",
+        "wrong",
+        "the samples hold two observations of each variable: every correlation is 1 or -1 whatever they are, its gradient 0, "
+        "and both sides are rounding noise (eager's is 166 dB above float64's)",
+    ),
+)
 
 
 def unexcused(found: list[Record]) -> list[Record]:

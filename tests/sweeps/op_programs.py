@@ -24,12 +24,15 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.testing import make_tensor
 from torch.testing._internal.common_methods_invocations import op_db
+from torch.testing._internal.opinfo.core import UnaryUfuncInfo
 from torch.utils import _pytree as pytree
 
 WRAPPERS = ("sum", "compared", "exponentiated", "product")
 CONSIDERED = 24  # samples of the database that are looked at, of which two are taken,
 AT_MOST = 400  # not counting empty ones
+LARGE = (16, 32)
 EXPONENT = 20.0
 
 
@@ -96,7 +99,8 @@ def samples_of(op: Any, dtype: torch.dtype, seed: int = 0) -> list[Sample]:
     torch.manual_seed(seed)
     found = op.sample_inputs("cpu", dtype, requires_grad=op.supports_autograd and dtype.is_floating_point)
     samples = (_sample(op, entry) for entry in itertools.islice(found, AT_MOST))
-    return list(itertools.islice((s for s in samples if all(t.numel() for t in s.tensors)), CONSIDERED))
+    full = list(itertools.islice((s for s in samples if all(t.numel() for t in s.tensors)), CONSIDERED))
+    return [_enlarged(op, full[0], dtype), *full] if isinstance(op, UnaryUfuncInfo) and full else full
 
 
 def chosen(candidates: Sequence[Sample], works: Callable[[Sample], bool], number: int) -> list[Sample]:
@@ -220,6 +224,18 @@ def _sample(op: Any, entry: Any) -> Sample:
     fixed = tuple(i for i in tensors if i not in varied)
     process = entry.output_process_fn_grad or (lambda out: out)
     return Sample(op.get_op(), tuple(leaves), spec, varied, fixed, process)
+
+
+def _enlarged(op: UnaryUfuncInfo, sample: Sample, dtype: torch.dtype) -> Sample:
+    """A function's sample at a size that shows what happens near its kinks and poles: 20 numbers seldom come close."""
+    if len(sample.varied) != 1 or sample.fixed:
+        return sample
+    low, high = (
+        None if x is None else x + e for x, e in zip(op.domain, (op._domain_eps, -op._domain_eps), strict=True)
+    )
+    leaves = list(sample.leaves)
+    leaves[sample.varied[0]] = make_tensor(LARGE, device="cpu", dtype=dtype, low=low, high=high, requires_grad=True)
+    return replace(sample, leaves=tuple(leaves))
 
 
 def _constants(sample: Sample) -> str:

@@ -1,0 +1,175 @@
+"""The sensitivity analysis: what it stores, what it leaves and why, and that the gradients stay within its bound."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+import fp8compile
+from fp8compile.sensitivity import responses as R
+from tests.measure import compiled, gradient_sqnr
+from tests.sensitivity.running_error import Outcome, outcome
+
+Function = Callable[[Tensor], Tensor]
+
+
+class Between(nn.Module):
+    """A function of the user's between two linears; what the first one makes is what it may need."""
+
+    def __init__(self, function: Function) -> None:
+        super().__init__()
+        self.a, self.b, self.function = nn.Linear(64, 64), nn.Linear(64, 64), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.function(self.a(x)))
+
+
+def judged(function: Function, **options: object) -> Outcome:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    return outcome(Between(function), torch.randn(64, 64), **options)
+
+
+STORED: dict[str, Function] = {
+    "gelu": F.gelu,
+    "gelu by tanh": lambda h: F.gelu(h, approximate="tanh"),
+    "silu": F.silu,
+    "relu": F.relu,
+    "relu behind a norm": lambda h: F.relu(F.layer_norm(h, (64,))),
+    "leaky relu": lambda h: F.leaky_relu(h, 0.1),
+    "softplus": F.softplus,
+    "elu": F.elu,
+    "mish": F.mish,
+    "log sigmoid": F.logsigmoid,
+    "hardswish": F.hardswish,
+    "clamp": lambda h: h.clamp(-1, 1),
+    "abs": torch.abs,
+    "cube": lambda h: h**3,
+    "glu": lambda h: torch.cat([F.glu(h), F.glu(h)], -1),
+    "dropout of relu": lambda h: F.dropout(h.relu(), 0.2),
+    "huber": lambda h: F.smooth_l1_loss(h, torch.zeros_like(h), reduction="none"),
+    "a softmax's result": lambda h: torch.softmax(h, -1) @ torch.ones(64, 64).tril(),
+    "a residual": lambda h: h + F.gelu(h) * torch.sigmoid(h),
+}
+
+EXACT: dict[str, tuple[Function, str]] = {
+    "exp of a value without bound": (
+        lambda h: torch.exp(torch.sin(h) + h).clamp(max=9.0) * 0 + h.exp(),
+        "exponentiated",
+    ),
+    "logarithm": (lambda h: (h * h).log1p(), "pole"),
+    "1 / (c - x)": (lambda h: 1 / (9 - h), "pole"),
+    "rsqrt": (lambda h: (h * h + 1e-3).rsqrt(), "pole"),
+    "atanh": (lambda h: torch.atanh(h.tanh() * 0.999), "atanh"),
+    "sin of a large phase": (lambda h: torch.sin(30 * h), "phase"),
+    "a maximum": (lambda h: h.abs().amax(-1, keepdim=True) + 0 * h, "eq"),
+    "a maximum of two": (lambda h: torch.maximum(h, h.flip(0)), "eq"),
+    "floor": (lambda h: h - h.floor() * h, "floor"),
+    "product along a row": (lambda h: h.cumprod(-1) + h, ""),
+    "steep behind a shift": (lambda h: F.gelu(1000 * (h + 1)), "steep"),
+    "a narrow window behind a shift": (lambda h: (1000 * (h + 1)).clamp(-1, 1), "steep"),
+    "times a tensor": (lambda h: F.gelu((h + 1) * torch.linspace(1e-3, 1e3, 64 * 64).view(64, 64)), "steep"),
+    "times a parameter": (lambda h: F.gelu(h * nn.Parameter(torch.logspace(-3, 3, 64)) + 1), "another tensor"),
+    "log under a mask": (lambda h: torch.where(h > 0, h.clamp_min(1e-9).log(), h), "pole"),
+}
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_what_has_a_bounded_response_is_stored(name: str) -> None:
+    found = judged(STORED[name])
+    assert found.sound, found
+    assert found.encoded and not [r for r in found.exact.values() if "backward" in r], found
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_what_has_none_is_exact_with_the_reason(name: str) -> None:
+    function, reason = EXACT[name]
+    found = judged(function)
+    assert found.sound and min(found.db) > 40, found
+    assert any(reason in r for r in found.exact.values()), found
+
+
+def test_a_steep_function_of_the_value_itself_is_e4m3() -> None:
+    fn = compiled(Between(lambda h: (1000 * h).clamp(-1, 1)), min_saved_numel=0)
+    fn(torch.randn(64, 64)).sum().backward()
+    assert any("steep" in s.codec and "e4m3" in s.codec for s in fp8compile.report(fn).saved)
+    torch._dynamo.reset()
+    assert judged(lambda h: (1000 * h).clamp(-1, 1), saved_format="int8").exact
+
+
+def test_what_a_bounded_function_has_inside_is_nobody_else_s() -> None:
+    """softplus makes exp(h); an exp(h) of the user's is the same node, and no softplus."""
+    found = judged(lambda h: F.softplus(h) + h.exp() * 1e-3)
+    assert any("exponentiated" in r for r in found.exact.values()) or "exp" not in str(found.encoded), found
+    assert found.sound and min(found.db) > 20
+
+
+def test_a_mask_may_choose_between_regular_values_only() -> None:
+    """A value a hair beside the edge goes the other way: one gradient more or less, but no infinity."""
+
+    def chosen(h: Tensor) -> Tensor:
+        near = F.relu(h + 0.5)  # the mask is made again from h
+        return near.sqrt()
+
+    found = judged(chosen)
+    assert found.sound and found.finite, found
+
+
+def test_a_row_s_statistic_protects_nothing() -> None:
+    found = judged(lambda h: F.relu(h) / h.detach().abs().sum(-1, keepdim=True))
+    assert found.encoded and found.sound
+
+
+def test_classes_do_not_overlap() -> None:
+    classes = (
+        R.MOVES,
+        R.JOINS,
+        R.PRODUCTS,
+        R.CONTRACTIONS,
+        R.SUMS,
+        R.ADDITIONS,
+        R.NON_EXPANSIVE,
+        R.CLAMPS,
+        R.SETTLING,
+    )
+    more = (R.PHASES, R.EXPONENTIALS, frozenset(R.POLES), R.COMPARISONS, R.STEPS, R.LOGIC, R.SHAPE_ONLY, R.CHOICES)
+    for a, b in itertools.combinations((*classes, *more), 2):
+        assert not a & b, a & b
+
+
+def test_names_are_operations_of_this_torch() -> None:
+    """A name that is misspelled allows nothing; one or two are new or old."""
+    text = Path(R.__file__).read_text()
+    listed = re.findall(r'_packets\(\s*(aten|prims),\s*((?:"[^"]*"\s*)+)', text)
+    spaces = {"aten": torch.ops.aten, "prims": torch.ops.prims}
+    named = [
+        (space, name) for space, strings in listed for name in " ".join(re.findall(r'"([^"]*)"', strings)).split()
+    ]
+    missing = {f"{space}.{name}" for space, name in named if not hasattr(spaces[space], name)}
+    assert len(named) > 150 and not missing, missing
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_gradients_of_the_compiled_graph(dtype: torch.dtype) -> None:
+    """The same through the backend: attention by hand, a norm, a gate."""
+
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.qkv, self.out, self.norm = nn.Linear(64, 192), nn.Linear(64, 64), nn.LayerNorm(64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            q, k, v = self.qkv(self.norm(x)).chunk(3, -1)
+            p = torch.softmax(q @ k.transpose(-1, -2) / 8, -1)
+            return x + self.out(F.gelu(p @ v))
+
+    torch.manual_seed(0)
+    model, x = Block().to(dtype), torch.randn(4, 32, 64, dtype=dtype)
+    assert min(gradient_sqnr(model, compiled(model, min_saved_numel=0), (x,)).values()) > 24
