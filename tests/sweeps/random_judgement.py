@@ -6,6 +6,10 @@
     compiled     gradients of the compiled program against eager float64: finite; off by no more than those codes made it in
                  the simulation, doubled for codes that fall on the other side of a rounding, beside the dtype's own error
 
+The second is asked of FP32 programs; of BF16 ones, that gradients are finite. Beside a kink (a clamp's edge, which BF16 hits
+exactly) one element that goes the other way can be most of a gradient, in eager too, and simulation and program do not turn
+the same ones.
+
 The bound of a comparison says that elements near its edge may be either: it is met where every element is at an edge, as in
 x == amax(x). So a gradient must have LEAST_DB too, and one that cancels, relative to what cancels: its bound then says so.
 """
@@ -66,9 +70,9 @@ def judge(program: Program) -> Judgement:
         wrong = f"not finite: {[n for n, g in found.items() if not bool(g.isfinite().all())]}"
     elif max(bound.excess) > 1:
         wrong = f"{max(bound.excess):.3g} times the propagated bound"
-    elif worst < allowed_db(simulated, CONDITION[program.dtype]):
+    elif program.dtype == torch.float32 and worst < allowed_db(simulated, CONDITION[program.dtype]):
         wrong = f"{worst:.1f} dB ({min(errors, key=lambda n: errors[n])}), where its codes make {simulated:.1f} dB"
-    elif worst < LEAST_DB:
+    elif program.dtype == torch.float32 and worst < LEAST_DB:
         wrong = f"{worst:.1f} dB ({min(errors, key=lambda n: errors[n])})"
     return Judgement(wrong, len(bound.encoded), len(bound.exact), worst)
 

@@ -285,11 +285,12 @@ class Model(nn.Module):
 
     def __init__(self, program: Program, dtype: torch.dtype) -> None:
         super().__init__()
-        generator = torch.Generator().manual_seed(program.seed)
-        for name, shape in program.parameters.items():
+        for name, shape in program.parameters.items():  # each by its name: a shrunk program keeps its values
+            generator = torch.Generator().manual_seed(program.seed * 1000 + int(name[1:]) * 2 + (name[0] == "w"))
             value = torch.randn(shape, generator=generator, dtype=torch.float64)
             scaled = value / math.sqrt(program.columns) if len(shape) == 2 else 1 + 0.2 * value
             self.register_parameter(name, nn.Parameter(scaled.to(program.dtype).to(dtype)))
+        generator = torch.Generator().manual_seed(program.seed)
         state = torch.randn(program.columns, generator=generator, dtype=torch.float64)
         self.register_buffer("state", (state * 0.5).to(program.dtype).to(dtype))
         namespace: dict[str, Callable[..., Tensor]] = {}
