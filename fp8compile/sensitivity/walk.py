@@ -257,9 +257,10 @@ class Walk:
 
 
 def _steep(gain: float) -> Unproven:
-    return Unproven(
-        STEEP.format(f"{gain:g} times the value" if gain < math.inf else "the value times another tensor")
-    )
+    of = (
+        f"{gain:g} times the value" if gain < 1e9 else "the value times another tensor"
+    )  # all that is proven of a parameter
+    return Unproven(STEEP.format(of))
 
 
 def _reads_steps_first(node: Node, read: dict[Node, Error]) -> bool:
