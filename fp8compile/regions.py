@@ -173,7 +173,8 @@ def kept_by_region(node: Node) -> bool:
     call = node.args[0] if node.target is private.getitem else None
     if not isinstance(call, Node) or (body := called(call)) is None:
         return False
-    return int(node.args[1]) >= body.meta.get(RESULTS, len(call.users) + 1)  # type: ignore[arg-type]
+    results: int = body.meta.get(RESULTS, len(call.users) + 1)
+    return int(node.args[1]) >= results  # type: ignore[arg-type]
 
 
 def storages(split: Split) -> tuple[tuple[int | None, int], ...]:
