@@ -47,7 +47,7 @@ INJECTED: Mapping[str, tuple[tuple[str, ...], Patch]] = {
     ),
     "log is Lipschitz": (("* torch.log(",), _is_in("NON_EXPANSIVE", aten.log)),
     "rsqrt is non-expansive": (("rsqrt", "pow(-0.5)"), _is_in("NON_EXPANSIVE", aten.rsqrt)),
-    "exp is linear": (("exp(", "sinh"), _is_in("ADDITIONS", aten.exp)),
+    "exp is linear": (("* torch.exp(", "= torch.exp("), _is_in("ADDITIONS", aten.exp)),
     "powers are non-expansive": (("pow(",), _is_in("NON_EXPANSIVE", aten.pow)),
     "eq is any comparison": (("==",), _is_in("COMPARISONS", aten.eq)),
     "floor is non-expansive": (("torch.floor(",), _is_in("NON_EXPANSIVE", aten.floor)),
