@@ -188,8 +188,8 @@ PASSES = (
     Mutant(
         "observe_gradients: lines of the backward stand first",
         "passes/observe_gradients.py",
-        "(0, 0, of_forward, lines - len(values))",
-        "(0, 0, 0, of_forward + lines - len(values))",
+        "(0, 0, of_forward, lines - len(values) - len(rest))",
+        "(0, 0, 0, of_forward + lines - len(values) - len(rest))",
         ("tests/test_slot.py::test_counts_equal_those_of_eager_hooks_exactly",),
     ),
     Mutant(
