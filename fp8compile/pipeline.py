@@ -77,7 +77,7 @@ PARTITION: tuple[PartitionPass, ...] = (
     encode_saved,  # last: whatever is still kept is stored as codes
 )
 
-# On the two halves of every graph, whatever the recipe rewrites, before PARTITION.
+# On the two halves of a graph that overwrites its inputs, whatever the recipe rewrites, before PARTITION.
 SOUND: tuple[PartitionPass, ...] = (copy_overwritten,)  # what is recomputed must be made from values that were read
 
 # Last of all on the two halves of a graph that OBSERVE has marked, whatever the recipe rewrites.
@@ -166,7 +166,8 @@ class Partitioner(private.CustomPartitionerFn):
         split, disabled = self._cut(gm, joint_inputs, **kwargs)
         notes, ctx = Notes(), Context(self.recipe)
         watch = WATCH if joint.notes.observed else ()
-        for each in SOUND + (PARTITION if self.recipe.rewrites else ()) + watch:
+        sound = SOUND if split.overwritten else ()
+        for each in sound + (PARTITION if self.recipe.rewrites else ()) + watch:
             ran = observed(split.fw, each.__name__, functools.partial(each, split, ctx), split)
             disabled += [] if ran is not None else [each.__name__]
             notes += ran or Notes()

@@ -15,7 +15,7 @@ def test_pieces_are_the_whole(shape: tuple[int, int]) -> None:
     """Rows of 208: a group of 128 and a short one, two pieces. The weights are rounded stochastically, by element number."""
     p = nn.Parameter(torch.randn(shape).bfloat16())
     p.grad = torch.randn(shape).bfloat16()
-    optimizer = optim.AdamW([p], lr=1e-2, overrides={"*": "e4m3_expanded"}, compiled=False)
+    optimizer = optim.AdamW([("w", p)], lr=1e-2, overrides={"*": "e4m3_expanded"}, compiled=False)
     plan, tensors = optimizer.step_function(p)
     assert plan.rounds_stochastically
     tensors["step"].fill_(1)
