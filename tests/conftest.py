@@ -12,9 +12,15 @@ os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="fp8compile-test
 import pytest
 import torch
 
-from fp8compile import verify
+from fp8compile import store, verify
 
 verify.enabled = True  # every graph that any test compiles is held against the specification after every pass
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_compiled_before() -> None:
+    """A model of another file, of a class and with parameters alike, is not asked about by this one."""
+    store._compiled.clear()
 
 
 @pytest.fixture(autouse=True)
