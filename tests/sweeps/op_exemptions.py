@@ -30,9 +30,9 @@ EXEMPT: tuple[Exemption, ...] = (
     Exemption(
         r"(clamp|nn.functional.hardtanh) float32 0 sum",
         "wrong",
-        "a window of +-0.5 or so under values to 9, and a gradient that is the mask alone: the code's error, 9 / 254, is 7 % of "
-        "the window, and as many of its elements take the one-sided derivative beyond the edge (15.6 and 16.1 dB). It is the "
-        "gradient of a point no farther away than the error. How narrow a window is beside a group no graph says; a factor does",
+        "a window of +-0.5 or so under values to 9, and a gradient that is the mask alone: the code's error, 9 / 254, is 7 % "
+        "of the window, and as many of its elements take the one-sided derivative beyond the edge (15.6 and 16.1 dB). It is "
+        "the gradient of a point no farther away than the error. How narrow a window is beside a group no graph says",
     ),
 )
 
