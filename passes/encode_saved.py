@@ -9,7 +9,7 @@ Left as they are, each with its reason in the report: what is not a floating-poi
 states, tables, values made from parameters alone), small tensors, statistics of norms and softmax, float64 and complex,
 what the user put in FP32 inside a 16-bit model, FP32 islands, operands of higher-order operators, what the recipe says to
 leave, and every tensor for which it cannot be argued that the gradients answer its error with a small one
-(``fp8compile/sensitivity.py``).
+(``fp8compile/sensitivity``).
 """
 
 from __future__ import annotations
@@ -74,9 +74,13 @@ def _is_ours(split: Split, edge: Edge) -> bool:
     return edge.is_tensor and not kept_by_region(made) and not split.caller_owns(storage_root(made))
 
 
+def _format_name(edge: Edge, recipe: Recipe) -> str:
+    return recipe.attention_format if _belongs_to_attention(edge) else recipe.saved_format
+
+
 def codec_for(edge: Edge, recipe: Recipe) -> tuple[Codec, str]:
     """The storage that the recipe names for this tensor, and why where that depends on the tensor."""
-    name = recipe.attention_format if _belongs_to_attention(edge) else recipe.saved_format
+    name = _format_name(edge, recipe)
     if name == "best_of_two":
         return GroupwiseBest(recipe.group_size), ""
     by_name = {"e4m3": (E4M3, ""), "int8": (INT8, "")}
@@ -109,7 +113,7 @@ class _Judge:
         reasons = [reason for fmt in formats if (reason := self.sensitivity.reason_to_stay_exact(edge.used, fmt))]
         if not reasons:
             return codec, why
-        name = recipe.attention_format if _belongs_to_attention(edge) else recipe.saved_format
+        name = _format_name(edge, recipe)
         if name != "auto" or formats == (E4M3,) or self.sensitivity.reason_to_stay_exact(edge.used, E4M3):
             return reasons[0]
         return Groupwise(E4M3, recipe.group_size), STEEP

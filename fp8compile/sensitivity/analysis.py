@@ -68,16 +68,19 @@ class Sensitivity:
     def forward_ranges(self) -> Mapping[Node, Range]:
         return ranges(self.split.fw.graph)
 
+    @cached_property
+    def made(self) -> Mapping[Node, Node]:
+        """The forward's value behind each placeholder of the backward that stands for a saved one."""
+        return {e.used: e.made for e in self.split.edges}
+
     def is_given(self, value: Node) -> bool:
         """Whether a value of the backward is an input of the forward, a parameter or the caller's data, through views."""
-        made = {e.used: e.made for e in self.split.edges}
         root = root_of(value)
-        return root in made and root_of(made[root]).op == "placeholder"
+        return root in self.made and root_of(self.made[root]).op == "placeholder"
 
     def is_regular(self, value: Node) -> bool:
         """Whether no pole or exponential makes ``value``, element by element, here or in the forward (regular.py)."""
-        made = {e.used: e.made for e in self.split.edges}
-        return is_regular(value, made, lambda node: self._range_of(node).amax < math.inf)
+        return is_regular(value, self.made, lambda node: self._range_of(node).amax < math.inf)
 
     def _range_of(self, node: Node) -> Range:
         known = self.ranges if node in self.position else self.forward_ranges

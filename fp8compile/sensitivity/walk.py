@@ -191,12 +191,12 @@ class Walk:
     def _exponential(self, node: Node, read: dict[Node, Error], error: Error) -> Error:
         if function := R.function_of(node):
             return dataclasses.replace(self._settling(node, read, error), within=function)
-        if self._absolute(error, node) > SMALL:
+        if self._absolute(error) > SMALL:
             raise Unproven(EXPONENTIATED)
         return dataclasses.replace(error, amplification=max(1.0, 2 * error.absolute), absolute=math.inf, shifted=True)
 
     def _phase(self, node: Node, read: dict[Node, Error], error: Error) -> Error:
-        if self._absolute(error, node) > SMALL:
+        if self._absolute(error) > SMALL:
             raise Unproven(PHASE.format(op_name(node)))
         return dataclasses.replace(error, amplification=max(1.0, error.absolute), gain=1.0, shifted=True)
 
@@ -218,7 +218,7 @@ class Walk:
             error, amplification=k * error.amplification, gain=error.gain**k, absolute=math.inf
         )
 
-    def _absolute(self, error: Error, node: Node) -> float:
+    def _absolute(self, error: Error) -> float:
         """How far off the operand of a node is at most, in its own units: as followed from the proven range of the code."""
         return error.absolute * self.e if self.prove else math.inf
 
@@ -228,7 +228,7 @@ class Walk:
             return
         known = self.of.ranges.get(operand) if self.prove else None
         distance = max(at_least(known.lower) - pole, pole - at_most(known.upper)) if known else 0.0
-        if not self._absolute(self.errors[operand], operand) <= SMALL * distance:
+        if not self._absolute(self.errors[operand]) <= SMALL * distance:
             raise Unproven(DIVIDED.format(op_name(node)))
 
     def _comparison(self, node: Node, read: dict[Node, Error], error: Error) -> Error:
