@@ -172,7 +172,8 @@ def _close_after(optimizer: torch.optim.Optimizer, args: object, kwargs: object)
             each.close(step)
 
 
-register_optimizer_step_post_hook(_close_after)
+# A compiled step traces its hooks, and Dynamo makes the weak references of one that it traced anew as what they point to.
+register_optimizer_step_post_hook(torch.compiler.disable(_close_after))
 
 _alive: list[weakref.ref[Observations]] = []  # in the order in which they were made
 

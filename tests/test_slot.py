@@ -136,6 +136,20 @@ def steep() -> tuple[Steep, Tensor]:
     return model, batches(32)[0] * 2**-14
 
 
+def test_a_compiled_optimizer_closes_steps_and_does_not_trace_how() -> None:
+    """Its hook reads weak references, which Dynamo makes anew as what they point to: a step raised TypeError."""
+    model, other = Net().half(), Net().half()
+    [x] = batches(32)
+    loss_of(compiled(other), x).backward()  # observed as well, and of another optimizer
+    run, optimizer = compiled(model), torch.optim.SGD(model.parameters(), lr=0.0)
+    step = torch.compile(optimizer.step, backend="eager")
+    for closed in (1, 2, 3):
+        loss_of(run, x).backward()
+        step()
+        assert [each.step for each in observation.of_model(model)] == [closed]
+    assert [(each.step, each.additions) for each in observation.of_model(other)] == [(0, 1)]
+
+
 def test_gradients_are_clipped_once_a_scaler_asks() -> None:
     model, x = steep()
     run, largest = compiled(model), []
