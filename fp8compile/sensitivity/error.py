@@ -11,6 +11,7 @@ EXPONENTIATED = "exponentiated in the backward: a relative error would become an
 DIVIDED = "divided by in the backward: nothing proves that it stays away from the pole of {}"
 PHASE = "a phase in the backward: nothing proves that it is small enough for {}"
 STEEP = "steep in the backward: a function of {}, of which what is small beside its group is rounded away"
+EDGE = "compared with {} in the backward, where E4M3 is off by up to 1/16 of that"
 CHOOSES = "compared in the backward, to choose between values of which one may be infinite"
 UNKNOWN = "read in the backward by {}, which the sensitivity analysis does not know"
 AMPLIFIED = "amplified {:.0f} times in the backward"

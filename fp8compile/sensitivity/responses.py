@@ -32,6 +32,7 @@ from torch.fx import Node
 
 from fp8compile import torch_private as private
 from fp8compile.graph import is_tensor, numel
+from fp8compile.ranges.matching import packet
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -106,8 +107,9 @@ POLES: dict[object, float] = {
 
 COMPARISONS = _packets(aten, "gt ge lt le")
 STEPS = _packets(aten, "sign sgn signbit")  # comparisons with 0
-CONJUNCTIONS = _packets(aten, "logical_and bitwise_and")
-LOGIC = CONJUNCTIONS | _packets(aten, "logical_or logical_not logical_xor bitwise_or bitwise_not bitwise_xor")
+LOGIC = _packets(
+    aten, "logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor"
+)
 
 DIV, POW = aten.div, aten.pow
 CONSTANTS = (aten.full.default, aten.scalar_tensor.default)
@@ -185,6 +187,14 @@ def takes_as_gradient(attention: Node, operand: Node) -> bool:
 def is_number(value: object) -> TypeGuard[float]:
     """Whether an argument is a constant of the graph."""
     return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def edge_of(comparison: Node) -> float:
+    """The magnitude of what a value is compared with; inf for another tensor, wherever that is."""
+    if packet(comparison) in STEPS:
+        return 0.0
+    constants = (a.args[1] if isinstance(a, Node) and a.target is CONSTANTS[0] else a for a in comparison.args)
+    return next((abs(a) for a in constants if is_number(a)), math.inf)
 
 
 def clamped_width(node: Node) -> float:
