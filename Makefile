@@ -26,9 +26,11 @@ test-capabilities: $(VENV)/dev
 mutants: $(VENV)/dev
 	$(VENV)/bin/python -m tests.mutants.run $(ARGS)
 
-# PyTorch's operator database, adversarial and random programs against eager, all of them; CI runs a part.
+# PyTorch's operator database, adversarial and random programs against eager, all of them, and the slow ones of the other
+# tests; CI runs a part.
 sweep: $(VENV)/dev
 	$(VENV)/bin/python -m pytest tests/sweeps --sweep $(ARGS)
+	$(VENV)/bin/python -m pytest tests -m sweep --sweep --ignore tests/sweeps $(ARGS)
 
 # Slow sweeps, not CI: the demo and the model table with three seeds each, compile times, optimizer states, loss scales.
 nightly: $(VENV)/dev

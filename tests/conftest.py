@@ -1,4 +1,7 @@
-"""Every test starts with a clean Dynamo; the session has an Inductor cache of its own, so that nothing is warm by chance."""
+"""Every test starts with a clean Dynamo; the session has an Inductor cache of its own, so that nothing is warm by chance.
+
+A test that is marked ``sweep`` runs with ``--sweep`` only: it is slow, and CI has a shorter one of its kind (``make sweep``).
+"""
 
 from __future__ import annotations
 
@@ -15,6 +18,21 @@ import torch
 from fp8compile import store, verify
 
 verify.enabled = True  # every graph that any test compiles is held against the specification after every pass
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--sweep", action="store_true", help="run what takes long too: whole sweeps, all lowered cases")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.addinivalue_line("markers", "sweep: runs with --sweep only")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if not config.getoption("--sweep"):
+        for item in items:
+            if item.get_closest_marker("sweep"):
+                item.add_marker(pytest.mark.skip(reason="slow: make sweep"))
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -336,7 +336,7 @@ def test_the_key_knows_nothing_of_a_dump(tmp_path: Path) -> None:
     assert joint[0].uuid() == joint[1].uuid() and joint[0].__reduce__() == joint[1].__reduce__()
 
 
-@pytest.mark.parametrize("shapes", ["static", "dynamic"])
+@pytest.mark.parametrize("shapes", ["static", pytest.param("dynamic", marks=pytest.mark.sweep)])
 def test_equal_files_from_two_processes_cold_and_warm(shapes: str, tmp_path: Path) -> None:
     """Cold with a dump and from a cache that was filled without one, where no pass runs but for the dump."""
     plain = run_in_process(tmp_path, {}, cache="a", shapes=shapes)

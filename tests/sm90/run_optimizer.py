@@ -1,7 +1,9 @@
-"""Script: lower and assemble optimizer steps. Prints JSON."""
+"""Script: lower and assemble the optimizer steps that are named, or all. Prints JSON."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -25,15 +27,15 @@ CASES = {
 }
 
 
-def report() -> dict[str, Any]:
+def report(names: Sequence[str]) -> dict[str, Any]:
     """``{case: {"least_bytes", "chunks": [measures]}}``."""
     fake_h100.install()
     result = {}
-    for name, case in CASES.items():
-        chunks, least = chunks_of(case.build())
+    for name in names:
+        chunks, least = chunks_of(CASES[name].build())
         result[name] = {"least_bytes": least, "chunks": [measured(lowered_chunk(chunk)[0]) for chunk in chunks]}
     return result
 
 
 if __name__ == "__main__":
-    print_json(report)
+    print_json(lambda: report(sys.argv[1:] or list(CASES)))

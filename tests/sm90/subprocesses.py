@@ -17,11 +17,14 @@ TIMEOUT_S = 550  # below pytest's own, in pyproject.toml
 
 
 @functools.cache
-def result_of(script: str, *, interpret: bool = False) -> Any:
-    """What ``script``, e.g. ``run_storage``, prints as JSON. Run once per session, with caches of its own."""
+def result_of(script: str, *arguments: str, interpret: bool = False) -> Any:
+    """What ``script``, e.g. ``run_storage``, prints as JSON, given ``arguments``.
+
+    Run once per session, with caches of its own.
+    """
     with tempfile.TemporaryDirectory(prefix="sm90_caches_") as caches:
         done = subprocess.run(
-            [sys.executable, "-m", f"{_PACKAGE}.{script}"],
+            [sys.executable, "-m", f"{_PACKAGE}.{script}", *arguments],
             env=os.environ | _environment(caches, interpret),
             capture_output=True,
             text=True,

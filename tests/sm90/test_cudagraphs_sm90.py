@@ -8,6 +8,8 @@ pytest.importorskip("triton", reason="triton, which compiles what Inductor gener
 
 from .subprocesses import result_of
 
+pytestmark = pytest.mark.sweep
+
 FORWARD, BACKWARD = ({"backward": backward, "mutated_inputs": []} for backward in (False, True))
 EXTRA = 2  # statistics and limit
 

@@ -12,6 +12,7 @@ MM = 2 * (4 * 4096 * 4096 + 3 * 4096 * 11008)  # bytes of the weights' gradients
 ACTIVATION = 2 * 16384 * 4096
 
 
+@pytest.mark.sweep
 def test_what_counting_moves_at_16k_tokens() -> None:
     """At most 1 % beside one read of what leaves products and the clip of the gradient that comes in."""
     graphs = result_of("run_observed")["graphs"]

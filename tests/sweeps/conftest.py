@@ -1,6 +1,5 @@
 """Sweeps: a fixed subset of each runs with the other tests; ``pytest tests/sweeps --sweep`` runs all of it.
 
-marker ``sweep``      a test that runs with --sweep only
 fixture ``sweep``     whether --sweep was given: a test may look at more then
 fixture ``tally``     a counter by name and outcome; what all tests counted is printed as a table at the end
 """
@@ -13,21 +12,6 @@ from collections.abc import Callable
 import pytest
 
 COUNTED = "sweep tally"
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--sweep", action="store_true", help="run the sweeps whole, not the subsets of CI")
-
-
-def pytest_configure(config: pytest.Config) -> None:
-    config.addinivalue_line("markers", "sweep: runs with --sweep only")
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if not config.getoption("--sweep", default=False):
-        for item in items:
-            if item.get_closest_marker("sweep"):
-                item.add_marker(pytest.mark.skip(reason="a whole sweep: pytest tests/sweeps --sweep"))
 
 
 @pytest.fixture
