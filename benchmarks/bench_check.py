@@ -35,7 +35,7 @@ import fp8compile
 from benchmarks.environment import environment
 from benchmarks.measuring import in_precision, warm_up
 from benchmarks.models import CLASSES, Batch, Case, digits, next_bytes, own_loss, resnet18, vit
-from benchmarks.workarounds import bf16_products_in_fp32
+from benchmarks.workarounds import bf16_products_in_fp32, mend_torchvision
 from fp8compile.train.model import SIZES, build_model
 
 
@@ -160,6 +160,7 @@ def main(words: Sequence[str] | None = None) -> None:
     parser.add_argument("--models", nargs="*", choices=list(RUNS), default=list(RUNS))
     parser.add_argument("--bar", type=float, default=10.0, help="dB")
     arguments = parser.parse_args(words)
+    mend_torchvision()
     bf16_products_in_fp32()
     rows: dict[str, Any] = json.loads(arguments.json.read_text()) if arguments.json.exists() else {}
     for name in arguments.models:

@@ -121,6 +121,7 @@ COMPILES = (
     "split",
     "steps",
     "store",
+    "tracing",
     "verify",
     "versions",
     "widening",

@@ -16,7 +16,7 @@ from fp8compile.ranges.interval import ANYTHING
 from fp8compile.ranges.matching import packet
 from fp8compile.sensitivity import responses as R
 from fp8compile.sensitivity.error import AMPLIFIED, Error, Unbounded, Unproven, error_of
-from fp8compile.sensitivity.regular import is_regular
+from fp8compile.sensitivity.regular import is_free_of_ties, is_regular
 from fp8compile.sensitivity.walk import Walk
 from fp8compile.split import Split
 
@@ -82,6 +82,10 @@ class Sensitivity:
         """Whether no pole or exponential makes ``value``, element by element, here or in the forward (regular.py)."""
         return is_regular(value, self.made, lambda node: self._range_of(node).amax < math.inf)
 
+    def is_free_of_ties(self, value: Node) -> bool:
+        """Whether no equality makes ``value``, element by element, here or in the forward (regular.py)."""
+        return is_free_of_ties(value, self.made)
+
     def _range_of(self, node: Node) -> Range:
         known = self.ranges if node in self.position else self.forward_ranges
         return known.get(node, ANYTHING)
@@ -100,7 +104,8 @@ def _is_linear_in(user: Node, operand: Node) -> bool:
     if user.op == "output" or SPLICED in user.meta or op in R.SHAPE_ONLY or user.target is R.getitem:
         return True
     if op is R.DIV:
-        return user.args[1] is not operand
+        divisor = user.args[1]
+        return divisor is not operand and not (isinstance(divisor, Node) and R.is_as_large(divisor, user))
     if op in R.CHOICES:
         return user.args[0] is not operand
     if R.is_attention(user):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from torch.fx import Node
+
 from fp8compile.numerics import Format
 
 EXPONENTIATED = "exponentiated in the backward: a relative error would become an absolute one of the exponent"
@@ -13,8 +15,12 @@ PHASE = "a phase in the backward: nothing proves that it is small enough for {}"
 STEEP = "steep in the backward: a function of {}, of which what is small beside its group is rounded away"
 EDGE = "compared with {} in the backward, where E4M3 is off by up to 1/16 of that"
 CHOOSES = "compared in the backward, to choose between values of which one may be infinite"
+TIED = "compared in the backward, to choose among what was found equal to a maximum or another value"
 UNKNOWN = "read in the backward by {}, which the sensitivity analysis does not know"
 AMPLIFIED = "amplified {:.0f} times in the backward"
+
+
+Edge = tuple[Node, float | Node]
 
 
 class Unbounded(Exception):
@@ -35,7 +41,7 @@ class Error:
         absolute: |v' - v| <= absolute * e, by proven ranges; inf where nothing is proven.
         shifted: whether something was added on the way, so that a small value may be far off relatively.
         step: whether it is a mask, or a number made from one.
-        narrow: of a mask, the gain beside the constant that was compared with.
+        edges: of a mask, each value compared and what with: a number, in units of the gain, or another tensor.
         within: the bounded function (name, seq_nr) whose inner value this is; nobody else may read it.
     """
 
@@ -44,7 +50,7 @@ class Error:
     absolute: float = math.inf
     shifted: bool = False
     step: bool = False
-    narrow: float = 0.0
+    edges: frozenset[Edge] = frozenset()
     within: tuple[str, object] | None = None
 
 
@@ -56,7 +62,7 @@ def worst(errors: list[Error]) -> Error:
         max(e.absolute for e in errors),
         any(e.shifted for e in errors),
         any(e.step for e in errors),
-        max(e.narrow for e in errors),
+        frozenset[Edge]().union(*(e.edges for e in errors)),
         next((e.within for e in errors if e.within), None),
     )
 

@@ -9,7 +9,7 @@ the forward, unless it is proven to be finite. Sums and products of matrices end
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from torch.fx import Node
 
@@ -28,16 +28,32 @@ def is_regular(value: Node, made: Mapping[Node, Node], is_finite: Callable[[Node
         made: the forward's value behind each placeholder of the backward.
         is_finite: whether a node is proven to be.
     """
+    return not any(_is_steep(node) and not is_finite(node) for node in _made_by(value, made))
+
+
+def is_free_of_ties(value: Node, made: Mapping[Node, Node]) -> bool:
+    """Whether no equality makes ``value``, element by element: x == amax(x) hands a gradient to the largest elements alone.
+
+        clamp(x, -1, 1), then the gradient of its maximum    to all that were clamped; within the window none of them is, so
+                                                             0. Of a code that lies a hair within, the whole gradient.
+
+    Args:
+        value: a node of the backward.
+        made: the forward's value behind each placeholder of the backward.
+    """
+    return not any(packet(node) in R.EQUALITIES for node in _made_by(value, made))
+
+
+def _made_by(value: Node, made: Mapping[Node, Node]) -> Iterator[Node]:
+    """``value`` and what makes it element by element, in the backward or, through what is saved, in the forward."""
     size, seen, waiting = numel(value.meta["val"]), {value}, [value]
     while waiting:
         node = waiting.pop()
-        if _is_steep(node) and not is_finite(node):
-            return False
+        yield node
         parents = [made[node]] if node in made else node.all_input_nodes if _is_elementwise(node) else []
         full = [p for p in parents if p not in seen and is_tensor(p) and numel(p.meta["val"]) == size]
         seen.update(full)
         waiting += full
-    return True
 
 
 def _is_steep(node: Node) -> bool:

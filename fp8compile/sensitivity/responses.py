@@ -113,6 +113,7 @@ LOGIC = _packets(
 
 DIV, POW = aten.div, aten.pow
 CONSTANTS = (aten.full.default, aten.scalar_tensor.default)
+EQUALITIES = _packets(aten, "eq ne")
 CHOICES = _packets(aten, "where")  # linear in what is chosen between; the condition is a step
 
 # Ops that read the shape of an operand, none of its elements.
@@ -189,12 +190,15 @@ def is_number(value: object) -> TypeGuard[float]:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def edge_of(comparison: Node) -> float:
-    """The magnitude of what a value is compared with; inf for another tensor, wherever that is."""
+def edge_of(comparison: Node, value: Node) -> float | Node:
+    """What ``value`` is compared with: a number, or another tensor."""
     if packet(comparison) in STEPS:
         return 0.0
-    constants = (a.args[1] if isinstance(a, Node) and a.target is CONSTANTS[0] else a for a in comparison.args)
-    return next((abs(a) for a in constants if is_number(a)), math.inf)
+    other = next((a for a in comparison.args[:2] if a is not value), value)
+    if isinstance(other, Node):
+        return other.args[1] if other.target is CONSTANTS[0] and is_number(other.args[1]) else other
+    assert is_number(other)
+    return other
 
 
 def clamped_width(node: Node) -> float:

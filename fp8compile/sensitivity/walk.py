@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
+import itertools
 import math
 from collections.abc import Mapping
 from typing import Protocol
@@ -23,7 +24,9 @@ from fp8compile.sensitivity.error import (
     EXPONENTIATED,
     PHASE,
     STEEP,
+    TIED,
     UNKNOWN,
+    Edge,
     Error,
     Unbounded,
     Unproven,
@@ -32,7 +35,7 @@ from fp8compile.sensitivity.error import (
 )
 
 STEEPEST = 8.0  # times 4 amax / 254 at most, where amax is 4 standard deviations: an eighth of a function's range
-NARROW = 1.25  # of a window from -c to c under values of gain g, g / c at most: see _of_step
+NARROW = 1.6  # standard deviations that a window must be wide: see _of_step
 SMALL = 1 / 16  # what the error of an exponent or a phase may be, and of a divisor beside its distance from the pole
 
 
@@ -48,6 +51,8 @@ class Backward(Protocol):
     def is_linear_from(self, node: Node) -> bool: ...
 
     def is_regular(self, value: Node) -> bool: ...
+
+    def is_free_of_ties(self, value: Node) -> bool: ...
 
     def is_given(self, value: Node) -> bool: ...
 
@@ -163,7 +168,10 @@ class Walk:
             k = 2 * sum(read[a].amplification for a in node.args if isinstance(a, Node) and a in read)
             return dataclasses.replace(error, amplification=k, absolute=math.inf, shifted=True)
         if isinstance(divisor, Node):
-            gain = math.inf if self._counts(divisor, node) else 1.0
+            distance = self._distance(0.0, divisor) if self._counts(divisor, node) else 1.0
+            if not distance and (error.shifted or not self.relative):
+                raise _steep(math.inf)  # a value that is small where its divisor is: x / y of x = y z
+            gain = 1 / distance if distance else math.inf
             return dataclasses.replace(error, gain=error.gain * gain, absolute=math.inf)
         gain = 1 / abs(divisor) if R.is_number(divisor) and divisor else math.inf
         return dataclasses.replace(error, gain=error.gain * gain, absolute=error.absolute * gain)
@@ -228,21 +236,25 @@ class Walk:
         """Raise unless ``operand`` is proven to stay away from a pole, beside which its error is small."""
         if R.function_of(node) and self.errors[operand].within == R.function_of(node):
             return
-        known = self.of.ranges.get(operand) if self.prove else None
-        distance = max(at_least(known.lower) - pole, pole - at_most(known.upper)) if known else 0.0
-        if not self._absolute(self.errors[operand]) <= SMALL * distance:
+        if not self._absolute(self.errors[operand]) <= SMALL * self._distance(pole, operand):
             raise Unproven(DIVIDED.format(op_name(node)))
 
+    def _distance(self, pole: float, operand: Node) -> float:
+        """How far a value is proven to stay away from a pole; 0 where nothing is proven."""
+        known = self.of.ranges.get(operand) if self.prove else None
+        return max(0.0, at_least(known.lower) - pole, pole - at_most(known.upper)) if known else 0.0
+
     def _comparison(self, node: Node, read: dict[Node, Error], error: Error) -> Error:
-        """Signs survive a relative error; at any other edge it is 1/16 of the edge, more than values lie thinly there."""
-        edge = R.edge_of(node)
+        """Signs survive a relative error; at any other edge that is 1/16 of it, and too many values lie within."""
+        value = next(iter(read))
+        edge = R.edge_of(node, value)
         relative = self.relative and not error.shifted
-        if relative and edge:
-            raise Unbounded(EDGE.format(f"{edge:g}" if edge < math.inf else "another tensor"))
-        if error.gain > STEEPEST and not relative and (edge or error.shifted):
+        if self.relative and edge != 0:
+            raise Unbounded(EDGE.format("another tensor" if isinstance(edge, Node) else f"{abs(edge):g}"))
+        if error.gain > STEEPEST and not relative and (edge != 0 or error.shifted):
             raise _steep(error.gain)  # compared with 0, a value may be as small as it likes
-        narrow = 0.0 if not edge else error.gain / edge if edge < math.inf else math.inf
-        return dataclasses.replace(error, gain=1.0, absolute=math.inf, shifted=True, step=True, narrow=narrow)
+        edges = frozenset({(value, edge if isinstance(edge, Node) else edge / error.gain)})
+        return dataclasses.replace(error, gain=1.0, absolute=math.inf, shifted=True, step=True, edges=edges)
 
     def _of_step(self, node: Node, read: dict[Node, Error], error: Error) -> Error:
         """Masks may be combined, multiplied with and chosen by, if what they choose between is regular.
@@ -252,8 +264,8 @@ class Walk:
         """
         op = packet(node)
         if op in R.LOGIC:
-            if len(read) > 1 and min(e.narrow for e in read.values()) > NARROW:
-                raise _steep(error.narrow)
+            if (width := _narrowest(error.edges)) < NARROW:
+                raise _steep(1 / width if width else math.inf)
             return error
         others = [n for n in node.all_input_nodes if is_tensor(n) and not (n in read and read[n].step)]
         others = [n for n in others if n.target not in R.CONSTANTS]
@@ -262,7 +274,21 @@ class Walk:
             raise Unbounded(UNKNOWN.format(f"{op_name(node)} of a comparison"))
         if not R.function_of(node) and not all(map(self.of.is_regular, others)):
             raise Unbounded(CHOOSES)
+        if any(edge != 0 for _, edge in error.edges) and not all(map(self.of.is_free_of_ties, others)):
+            raise Unbounded(TIED)
         return dataclasses.replace(error, absolute=math.inf, shifted=True, step=not others)
+
+
+def _narrowest(edges: frozenset[Edge]) -> float:
+    """The smallest distance of two edges of one value, in units of its gain; 0 beside another tensor, inf of one edge."""
+    found = math.inf
+    for value in {value for value, _ in edges}:
+        own = [edge for of, edge in edges if of is value]
+        numbers = sorted(edge for edge in own if not isinstance(edge, Node))
+        if len(own) > 1 and len(numbers) < len(own):
+            return 0.0
+        found = min([found, *(high - low for low, high in itertools.pairwise(numbers))])
+    return found
 
 
 def _steep(gain: float) -> Unproven:

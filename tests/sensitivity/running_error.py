@@ -236,7 +236,7 @@ class Bounding(Wide):
             if isinstance(value, bool) or not isinstance(value, (int, float, Tensor)):
                 return value
             if isinstance(value, Tensor) and not value.is_floating_point():
-                return value.double() + (self.bounds.get(a, 0) if with_error else 0) if a in self.bounds else value
+                return value.double().abs() + (self.bounds[a] if with_error else 0) if a in self.bounds else value
             return abs(value) + (self.bounds[a] if with_error and isinstance(a, Node) and a in self.bounds else 0)
 
         more, less = (n.target(*(magnitude(a, e) for a in n.args), **n.kwargs) for e in (True, False))  # type: ignore[operator]
@@ -288,7 +288,7 @@ class Bounding(Wide):
 
     def _chosen(self, n: Node, result: Tensor) -> Tensor:
         mask, a, b = (torch.as_tensor(self._value(x)) for x in n.args)
-        ea, eb = (self._of(x) if isinstance(x, Node) else torch.zeros(()) for x in n.args[1:])
+        ea, eb = (torch.as_tensor(self.bounds.get(x, 0.0), dtype=torch.float64) for x in n.args[1:])  # type: ignore[call-overload]
         chosen = torch.where(mask, ea, eb)
         if n.args[0] not in self.bounds:
             return chosen

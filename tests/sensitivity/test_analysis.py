@@ -75,6 +75,13 @@ EXACT: dict[str, tuple[Function, str]] = {
     "product along a row": (lambda h: h.cumprod(-1) + h, ""),
     "steep behind a shift": (lambda h: F.gelu(1000 * (h + 1)), "steep"),
     "a narrow window behind a shift": (lambda h: (1000 * (h + 1)).clamp(-1, 1), "steep"),
+    "a window between two positive edges": (lambda h: h.clamp(0.99, 1.01), "steep"),
+    "a window from zero on": (lambda h: h.clamp(0, 0.01), "steep"),
+    "a window among the largest": (
+        lambda h: (c := h.clamp(-1, 1)) * (c.detach() == c.detach().amax(-1, keepdim=True)),
+        "equal to a maximum",
+    ),
+    "divided by what makes it small": (lambda h: (h * h.sin()) / (h.sin() + 1e-6).detach(), ""),
     "a narrow window": (lambda h: (1000 * h).clamp(-1, 1), "steep"),
     "times a tensor": (lambda h: F.gelu((h + 1) * torch.linspace(1e-3, 1e3, 64 * 64).view(64, 64)), "steep"),
     "log under a mask": (lambda h: torch.where(h > 0, h.clamp_min(1e-9).log(), h), "pole"),

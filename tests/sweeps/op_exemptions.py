@@ -28,10 +28,16 @@ EXEMPT: tuple[Exemption, ...] = (
         "and both sides are rounding noise (eager's is 166 dB above float64's)",
     ),
     Exemption(
-        r"nn.functional.hardsigmoid float32 0 sum",
+        r"nn.functional.hardsigmoid (float32|bfloat16) 0 sum",
         "wrong",
         "2 of the 196 elements within the window of +-3 lie nearer to an edge than INT8's error, at -3.001 and -2.979 in "
         "groups of amax 9: 19.9 dB where 22 are expected",
+    ),
+    Exemption(
+        r"(softmax|nn.functional.softmin|masked.softmin) bfloat16 1 product",
+        "wrong",
+        "logits of magnitudes to 9, softmax nearly one-hot: y (g - sum(y g)) is 34 dB below what cancels in it (softmin), and "
+        "codes of y are 31 dB off: 8.2, 18.9 and 19.4 dB",
     ),
 )
 

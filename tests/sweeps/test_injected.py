@@ -49,7 +49,7 @@ INJECTED: Mapping[str, tuple[tuple[str, ...], Patch]] = {
     "rsqrt is non-expansive": (("rsqrt", "pow(-0.5)"), _is_in("NON_EXPANSIVE", aten.rsqrt)),
     "exp is linear": (("* torch.exp(", "= torch.exp("), _is_in("ADDITIONS", aten.exp)),
     "powers are non-expansive": (("pow(",), _is_in("NON_EXPANSIVE", aten.pow)),
-    "eq is any comparison": (("==",), _is_in("COMPARISONS", aten.eq)),
+    "eq is a comparison with 0": (("==",), _is_in("STEPS", aten.eq)),
     "floor is non-expansive": (("torch.floor(",), _is_in("NON_EXPANSIVE", aten.floor)),
     "round is non-expansive": (("round",), _is_in("NON_EXPANSIVE", aten.round)),
     "trunc is non-expansive": (("trunc",), _is_in("NON_EXPANSIVE", aten.trunc)),
