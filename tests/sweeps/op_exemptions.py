@@ -36,8 +36,8 @@ EXEMPT: tuple[Exemption, ...] = (
     Exemption(
         r"(softmax|nn.functional.softmin|masked.softmin) bfloat16 1 product",
         "wrong",
-        "logits of magnitudes to 9, softmax nearly one-hot: y (g - sum(y g)) is 34 dB below what cancels in it (softmin), and "
-        "codes of y are 31 dB off: 8.2, 18.9 and 19.4 dB",
+        "logits of magnitudes to 9, softmax nearly one-hot: y (g - sum(y g)) is 34 dB below what cancels in it (softmin);"
+        " codes of y are 31 dB off: 8.2, 18.9 and 19.4 dB",
     ),
 )
 
