@@ -1,4 +1,4 @@
-"""Are the tests awake: each mutant of ``mutants.py`` is put into a copy of the sources, and its nearest tests are run.
+"""Are the tests awake: each mutant of the tables is put into a copy of the sources, and its nearest tests are run.
 
     python -m tests.mutants.run                  all, two at a time; fails if a smaller share than ``LEAST`` is killed
     python -m tests.mutants.run --only operands  those whose name contains the word; fails if one survives
@@ -22,7 +22,17 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.mutants.mutants import MUTANTS, Mutant
+from tests.mutants import of_graphs, of_training
+from tests.mutants.mutant import Mutant
+
+MUTANTS = (
+    *of_graphs.NUMERICS,
+    *of_graphs.PASSES,
+    *of_graphs.ANALYSES,
+    *of_training.AROUND,
+    *of_training.AMP,
+    *of_training.OPTIM,
+)
 
 ROOT = Path(__file__).parents[2]
 LEAST = 0.9  # of all, killed

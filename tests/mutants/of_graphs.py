@@ -1,31 +1,8 @@
-"""The table of mutants: one small fault each, where it is put, and the nearest tests, which are to notice it.
-
-``old`` stands once in its file; the runner (``run.py``) refuses a table that does not fit the sources any more. Faults are
-such as a hurried change makes: a bound on the wrong side, a case forgotten, the last for the first, a mark not handed on.
-"""
+"""Faults in numerics, passes and what they ask of a graph."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-
-@dataclass(frozen=True)
-class Mutant:
-    """One fault.
-
-    Attributes:
-        name: area and what is wrong.
-        file: from the root of the repository.
-        old, new: the text that stands there once, and what is put in its place.
-        tests: what pytest is asked for, nearest first.
-    """
-
-    name: str
-    file: str
-    old: str
-    new: str
-    tests: tuple[str, ...]
-
+from tests.mutants.mutant import Mutant
 
 NUMERICS = (
     Mutant(
@@ -206,6 +183,41 @@ PASSES = (
 
 ANALYSES = (
     Mutant(
+        "sensitivity: windows however narrow",
+        "fp8compile/sensitivity/walk.py",
+        "(width := _narrowest(error.edges)) < NARROW",
+        "(width := _narrowest(error.edges)) < 0",
+        ("tests/sensitivity/test_analysis.py",),
+    ),
+    Mutant(
+        "sensitivity: E4M3 beside an edge",
+        "fp8compile/sensitivity/walk.py",
+        "if self.relative and edge != 0:",
+        "if self.relative and edge is None:",
+        ("tests/sensitivity/test_analysis.py",),
+    ),
+    Mutant(
+        "sensitivity: an edge chooses among ties",
+        "fp8compile/sensitivity/regular.py",
+        "packet(node) in R.EQUALITIES",
+        "packet(node) in R.POLES",
+        ("tests/sensitivity/test_analysis.py",),
+    ),
+    Mutant(
+        "tracing: what a function closes over is not asked",
+        "fp8compile/tracing.py",
+        "return fn.__code__, cells, ",
+        "return fn.__code__, ",
+        ("tests/test_tracing.py",),
+    ),
+    Mutant(
+        "tracing: one value for two operands is two",
+        "fp8compile/tracing.py",
+        "return same, tuple(map(_tensor_key, values))",
+        "return tuple(map(_tensor_key, values))",
+        ("tests/test_tracing.py",),
+    ),
+    Mutant(
         "sensitivity: negative powers down to -1 are no poles",
         "fp8compile/sensitivity/walk.py",
         "if exponent < 1:",
@@ -286,119 +298,3 @@ ANALYSES = (
         ("tests/test_memory.py",),
     ),
 )
-
-AROUND = (
-    Mutant(
-        "store: the reports of the first model",
-        "fp8compile/store.py",
-        "serving[-1].alive",
-        "serving[0].alive",
-        ("tests/test_store_serving.py",),
-    ),
-    Mutant(
-        "recipe: a pattern matches no module beneath",
-        "fp8compile/module_recipes.py",
-        "for n in range(1, len(parts) + 1)",
-        "for n in range(len(parts), len(parts) + 1)",
-        ("tests/test_recipe.py",),
-    ),
-    Mutant(
-        "overflow: a mask of -inf is the culprit",
-        "fp8compile/overflow.py",
-        "if pair[0] == made[0] or _held_nan(",
-        "if True or _held_nan(",
-        ("tests/test_overflow.py",),
-    ),
-)
-
-AMP = (
-    Mutant(
-        "amp: -inf of other dtypes clipped to +65504",
-        "fp8compile/amp/gradients.py",
-        "neginf=-FP16_MAX",
-        "neginf=FP16_MAX",
-        ("tests/amp/test_interrupted.py",),
-    ),
-    Mutant(
-        "amp: quiet is not reset when the scale is halved",
-        "fp8compile/amp/policies.py",
-        "quiet = torch.where(lower, 0, quiet).to(torch.int32)",
-        "quiet = quiet.to(torch.int32)",
-        ("tests/amp/test_policies.py",),
-    ),
-    Mutant(
-        "amp: quiet is not reset when the scale is doubled",
-        "fp8compile/amp/policies.py",
-        "torch.where(settled & some, 0, now.quiet)",
-        "now.quiet",
-        ("tests/amp/test_policies.py",),
-    ),
-    Mutant(
-        "amp: the dynamic scale grows to inf",
-        "fp8compile/amp/policies.py",
-        "torch.where(due & torch.isfinite(grown), grown, now.scale)",
-        "torch.where(due, grown, now.scale)",
-        ("tests/amp/test_policies.py", "tests/amp/test_dynamic.py"),
-    ),
-    Mutant(
-        "amp: inf in FP32 rows says nothing",
-        "fp8compile/amp/histogram.py",
-        "weights[i, [INF, NAN], 1] = 1",
-        "weights[i, [INF, NAN], 1] = 0",
-        ("tests/amp/test_histogram_mode.py",),
-    ),
-    Mutant(
-        "amp: bad updates count though good ones are between",
-        "fp8compile/amp/collapse.py",
-        "self.bad_in_a_row + 1 if verdict < 0 else 0",
-        "self.bad_in_a_row + (verdict < 0)",
-        ("tests/amp/test_collapse.py",),
-    ),
-    Mutant(
-        "amp: means of ranks weigh alike",
-        "fp8compile/amp/accumulation.py",
-        "mean.float() * (self._counts[i] / total)",
-        "mean.float()",
-        ("tests/amp/test_accumulation.py",),
-    ),
-)
-
-OPTIM = (
-    Mutant(
-        "optim: short groups draw the bits of full ones",
-        "fp8compile/optim/plan.py",
-        "first + self.offset",
-        "first",
-        ("tests/optim/test_rows.py",),
-    ),
-    Mutant(
-        "optim: Adam's bias correction of v is of m",
-        "fp8compile/optim/updates.py",
-        'root = states.get("max_exp_avg_sq", v).sqrt() / ((1 - n["beta2"] ** step)',
-        'root = states.get("max_exp_avg_sq", v).sqrt() / ((1 - n["beta1"] ** step)',
-        ("tests/optim/test_against_torch.py",),
-    ),
-    Mutant(
-        "optim: the low bits point away from the master",
-        "fp8compile/optim/checkpoint.py",
-        "master.abs() > p.float().abs(), 127, -128",
-        "master.abs() > p.float().abs(), -128, 127",
-        ("tests/optim/test_checkpoint.py::test_a_tie_keeps_the_weight_that_is_there",),
-    ),
-    Mutant(
-        "optim: a pattern on names goes before an override",
-        "fp8compile/optim/placing.py",
-        "asked = overridden(p) or names.overridden.get(id(p))",
-        "asked = None if patterns else overridden(p) or names.overridden.get(id(p))",
-        ("tests/optim/test_overrides.py", "tests/optim/test_placing.py"),
-    ),
-    Mutant(
-        "optim: shards of columns are encoded",
-        "fp8compile/optim/sharding.py",
-        "if dims != {0}:",
-        "if not dims:",
-        ("tests/optim/test_distributed.py::test_shards_of_columns_keep_fp32",),
-    ),
-)
-
-MUTANTS = (*NUMERICS, *PASSES, *ANALYSES, *AROUND, *AMP, *OPTIM)

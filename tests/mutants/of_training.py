@@ -1,0 +1,119 @@
+"""Faults in what stands around a compilation, in loss scaling and in optimizers."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+AROUND = (
+    Mutant(
+        "store: the reports of the first model",
+        "fp8compile/store.py",
+        "serving[-1].alive",
+        "serving[0].alive",
+        ("tests/test_store_serving.py",),
+    ),
+    Mutant(
+        "recipe: a pattern matches no module beneath",
+        "fp8compile/module_recipes.py",
+        "for n in range(1, len(parts) + 1)",
+        "for n in range(len(parts), len(parts) + 1)",
+        ("tests/test_recipe.py",),
+    ),
+    Mutant(
+        "overflow: a mask of -inf is the culprit",
+        "fp8compile/overflow.py",
+        "if pair[0] == made[0] or _held_nan(",
+        "if True or _held_nan(",
+        ("tests/test_overflow.py",),
+    ),
+)
+
+AMP = (
+    Mutant(
+        "amp: -inf of other dtypes clipped to +65504",
+        "fp8compile/amp/gradients.py",
+        "neginf=-FP16_MAX",
+        "neginf=FP16_MAX",
+        ("tests/amp/test_interrupted.py",),
+    ),
+    Mutant(
+        "amp: quiet is not reset when the scale is halved",
+        "fp8compile/amp/policies.py",
+        "quiet = torch.where(lower, 0, quiet).to(torch.int32)",
+        "quiet = quiet.to(torch.int32)",
+        ("tests/amp/test_policies.py",),
+    ),
+    Mutant(
+        "amp: quiet is not reset when the scale is doubled",
+        "fp8compile/amp/policies.py",
+        "torch.where(settled & some, 0, now.quiet)",
+        "now.quiet",
+        ("tests/amp/test_policies.py",),
+    ),
+    Mutant(
+        "amp: the dynamic scale grows to inf",
+        "fp8compile/amp/policies.py",
+        "torch.where(due & torch.isfinite(grown), grown, now.scale)",
+        "torch.where(due, grown, now.scale)",
+        ("tests/amp/test_policies.py", "tests/amp/test_dynamic.py"),
+    ),
+    Mutant(
+        "amp: inf in FP32 rows says nothing",
+        "fp8compile/amp/histogram.py",
+        "weights[i, [INF, NAN], 1] = 1",
+        "weights[i, [INF, NAN], 1] = 0",
+        ("tests/amp/test_histogram_mode.py",),
+    ),
+    Mutant(
+        "amp: bad updates count though good ones are between",
+        "fp8compile/amp/collapse.py",
+        "self.bad_in_a_row + 1 if verdict < 0 else 0",
+        "self.bad_in_a_row + (verdict < 0)",
+        ("tests/amp/test_collapse.py",),
+    ),
+    Mutant(
+        "amp: means of ranks weigh alike",
+        "fp8compile/amp/accumulation.py",
+        "mean.float() * (self._counts[i] / total)",
+        "mean.float()",
+        ("tests/amp/test_accumulation.py",),
+    ),
+)
+
+OPTIM = (
+    Mutant(
+        "optim: short groups draw the bits of full ones",
+        "fp8compile/optim/plan.py",
+        "first + self.offset",
+        "first",
+        ("tests/optim/test_rows.py",),
+    ),
+    Mutant(
+        "optim: Adam's bias correction of v is of m",
+        "fp8compile/optim/updates.py",
+        'root = states.get("max_exp_avg_sq", v).sqrt() / ((1 - n["beta2"] ** step)',
+        'root = states.get("max_exp_avg_sq", v).sqrt() / ((1 - n["beta1"] ** step)',
+        ("tests/optim/test_against_torch.py",),
+    ),
+    Mutant(
+        "optim: the low bits point away from the master",
+        "fp8compile/optim/checkpoint.py",
+        "master.abs() > p.float().abs(), 127, -128",
+        "master.abs() > p.float().abs(), -128, 127",
+        ("tests/optim/test_checkpoint.py::test_a_tie_keeps_the_weight_that_is_there",),
+    ),
+    Mutant(
+        "optim: a pattern on names goes before an override",
+        "fp8compile/optim/placing.py",
+        "asked = overridden(p) or names.overridden.get(id(p))",
+        "asked = None if patterns else overridden(p) or names.overridden.get(id(p))",
+        ("tests/optim/test_overrides.py", "tests/optim/test_placing.py"),
+    ),
+    Mutant(
+        "optim: shards of columns are encoded",
+        "fp8compile/optim/sharding.py",
+        "if dims != {0}:",
+        "if not dims:",
+        ("tests/optim/test_distributed.py::test_shards_of_columns_keep_fp32",),
+    ),
+)
