@@ -173,7 +173,7 @@ def _close_after(optimizer: torch.optim.Optimizer, args: object, kwargs: object)
 
 
 # A compiled step traces its hooks, and Dynamo makes the weak references of one that it traced anew as what they point to.
-register_optimizer_step_post_hook(torch.compiler.disable(_close_after))
+register_optimizer_step_post_hook(torch.compiler.disable(_close_after))  # type: ignore[no-untyped-call]
 
 _alive: list[weakref.ref[Observations]] = []  # in the order in which they were made
 

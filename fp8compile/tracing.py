@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import weakref
 from collections.abc import Callable, Hashable, Sequence
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ def _trace(fn: Callable[..., Any], values: Sequence[Tensor], fake_mode: Any) -> 
 
 def _function_key(fn: object) -> Hashable:
     """Equal for functions of the same code with the same values closed over."""
-    if not hasattr(fn, "__code__") or hasattr(fn, "__self__"):
+    if not isinstance(fn, FunctionType):
         raise _Unknown
     cells = tuple(_value_key(cell.cell_contents) for cell in fn.__closure__ or ())
     return fn.__code__, cells, _value_key(fn.__defaults__), _value_key(fn.__kwdefaults__)
