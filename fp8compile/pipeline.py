@@ -121,7 +121,6 @@ COMPILES = (
     "split",
     "steps",
     "store",
-    "tracing",
     "verify",
     "versions",
     "widening",

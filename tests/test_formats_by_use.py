@@ -146,7 +146,7 @@ def flipped(saved_format: str, function: Callable[[Tensor], Tensor], on: Callabl
     x = torch.randn(4096, 64).requires_grad_()
     fn = compiled(Gate(), saved_format=saved_format)
     fn(x).sum().backward()
-    assert fp8compile.report(fn).saved and x.grad is not None
+    assert fp8compile.report(fn).graphs and x.grad is not None
     return int(((x.grad != 0) != on(x)).sum())
 
 
@@ -159,12 +159,14 @@ def test_hardly_an_element_of_a_relu_is_flipped() -> None:
     assert counts["int8"] > 500, "one positive one in 120 is below amax / 254"
 
 
-def test_a_clamp_elsewhere_flips_least_in_int8() -> None:
+def test_a_clamp_elsewhere_is_int8_and_never_e4m3() -> None:
+    """E4M3 would be off by up to 1/16 at the edges: asked for by name, the value stays exact."""
+
     def inside(x: Tensor) -> Tensor:
         return x.abs() <= 1
 
     counts = {name: flipped(name, lambda x: x.clamp(-1, 1), inside) for name in ("auto", "e4m3", "int8")}
-    assert counts["auto"] < counts["e4m3"] / 3, counts
+    assert counts["e4m3"] == 0 < counts["auto"] == counts["int8"] < 4096 * 64 / 200, counts
 
 
 class Block(nn.Module):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass
 
@@ -70,3 +71,15 @@ def worst(errors: list[Error]) -> Error:
 def error_of(fmt: Format) -> float:
     """e: half a step of a format, of a group's largest value or, of a floating-point format, of each; the scale is BF16."""
     return (fmt.half_ulp if fmt.is_float else 0.5 / fmt.max) + 2.0**-9
+
+
+def narrowest(edges: frozenset[Edge]) -> float:
+    """The smallest distance of two edges of one value, in units of its gain; 0 beside another tensor, inf of one edge."""
+    found = math.inf
+    for value in {value for value, _ in edges}:
+        own = [edge for of, edge in edges if of is value]
+        numbers = sorted(edge for edge in own if not isinstance(edge, Node))
+        if len(own) > 1 and len(numbers) < len(own):
+            return 0.0
+        found = min([found, *(high - low for low, high in itertools.pairwise(numbers))])
+    return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import heapq
-import itertools
 import math
 from collections.abc import Mapping
 from typing import Protocol
@@ -26,11 +25,11 @@ from fp8compile.sensitivity.error import (
     STEEP,
     TIED,
     UNKNOWN,
-    Edge,
     Error,
     Unbounded,
     Unproven,
     error_of,
+    narrowest,
     worst,
 )
 
@@ -264,7 +263,7 @@ class Walk:
         """
         op = packet(node)
         if op in R.LOGIC:
-            if (width := _narrowest(error.edges)) < NARROW:
+            if (width := narrowest(error.edges)) < NARROW:
                 raise _steep(1 / width if width else math.inf)
             return error
         others = [n for n in node.all_input_nodes if is_tensor(n) and not (n in read and read[n].step)]
@@ -277,18 +276,6 @@ class Walk:
         if any(edge != 0 for _, edge in error.edges) and not all(map(self.of.is_free_of_ties, others)):
             raise Unbounded(TIED)
         return dataclasses.replace(error, absolute=math.inf, shifted=True, step=not others)
-
-
-def _narrowest(edges: frozenset[Edge]) -> float:
-    """The smallest distance of two edges of one value, in units of its gain; 0 beside another tensor, inf of one edge."""
-    found = math.inf
-    for value in {value for value, _ in edges}:
-        own = [edge for of, edge in edges if of is value]
-        numbers = sorted(edge for edge in own if not isinstance(edge, Node))
-        if len(own) > 1 and len(numbers) < len(own):
-            return 0.0
-        found = min([found, *(high - low for low, high in itertools.pairwise(numbers))])
-    return found
 
 
 def _steep(gain: float) -> Unproven:

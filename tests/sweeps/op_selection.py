@@ -38,16 +38,16 @@ FAMILIES: dict[str, str] = {
 CHOSEN = [name for names in FAMILIES.values() for name in names.split()]
 
 
-WRAPPERS = {  # see tests/sweeps/op_programs.py
-    "float32": ("sum", "compared", "product"),
-    "bfloat16": ("compared", "product"),
-    "float16": ("compared", "product"),
-}
-
-
 def dtypes_of(place: int) -> tuple[str, ...]:
     """FP32 for all; every third in BF16 too, every third in FP16."""
     return ("float32", *((), ("bfloat16",), ("float16",))[place % 3])
 
 
-SELECTION = [(name, dtype) for place, name in enumerate(CHOSEN) for dtype in dtypes_of(place)]
+def wrappers_of(place: int, dtype: str) -> tuple[str, ...]:
+    """The programs around the operation (tests/sweeps/op_programs.py)."""
+    return ("sum", ("compared", "product")[place % 2]) if dtype == "float32" else ("compared", "product")
+
+
+SELECTION = [
+    (name, dtype, wrappers_of(place, dtype)) for place, name in enumerate(CHOSEN) for dtype in dtypes_of(place)
+]

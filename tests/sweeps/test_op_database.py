@@ -13,16 +13,16 @@ from tests.sweeps.op_database import DTYPES, Record, Step, records, sqnr, worst_
 from tests.sweeps.op_database_run import by_operation, jobs_of, swept, text_of, worst_first
 from tests.sweeps.op_exemptions import EXEMPT, unexcused
 from tests.sweeps.op_programs import operations
-from tests.sweeps.op_selection import SELECTION, WRAPPERS
+from tests.sweeps.op_selection import SELECTION
 
 
 def told(found: list[Record]) -> str:
     return "\n".join(f"{r.key}: {r.outcome} {r.detail} [{r.about}]; as codes: {'; '.join(r.saved)}" for r in found)
 
 
-@pytest.mark.parametrize(("name", "dtype"), SELECTION, ids=[f"{n}-{d}" for n, d in SELECTION])
-def test_selected(name: str, dtype: str, tally: Callable[..., None]) -> None:
-    found = records(name, dtype, samples=1, wrappers=WRAPPERS[dtype])
+@pytest.mark.parametrize(("name", "dtype", "wrappers"), SELECTION, ids=[f"{n}-{d}" for n, d, _ in SELECTION])
+def test_selected(name: str, dtype: str, wrappers: tuple[str, ...], tally: Callable[..., None]) -> None:
+    found = records(name, dtype, samples=1, wrappers=wrappers)
     for record in found:
         tally(f"op_db {dtype}, CI", record.outcome)
     assert not unexcused(found), told(unexcused(found))
@@ -43,7 +43,7 @@ def test_whole(dtype: str, tally: Callable[..., None]) -> None:
 
 def test_the_selection_names_operations_that_exist() -> None:
     known = operations()
-    assert not [name for name, _ in SELECTION if name not in known]
+    assert not [name for name, *_ in SELECTION if name not in known]
 
 
 def test_sqnr_sees_what_must_not_be() -> None:
