@@ -14,7 +14,8 @@ Two more things are followed beside k:
            254th; E4M3 keeps such values relatively exact, as long as nothing was added on the way (``shifted``).
   steps    a comparison differs only where its two sides are nearer than the error: the gradient there is that of a point no
            farther away than the error, one-sided derivatives at a kink. That holds if what the comparison chooses between is
-           regular: not made by a pole or an exponential that the other choice protects from (``where(x > 0, log(x), 0)``).
+           regular: not made by a pole or an exponential that the other choice protects from (``where(x > 0, log(x), 0)``),
+           and, beside an edge other than 0, not what a maximum chose (``x == amax(x)``), which may be all at that edge.
 """
 
 from fp8compile.sensitivity.analysis import Sensitivity

@@ -20,7 +20,6 @@ TIED = "compared in the backward, to choose among what was found equal to a maxi
 UNKNOWN = "read in the backward by {}, which the sensitivity analysis does not know"
 AMPLIFIED = "amplified {:.0f} times in the backward"
 
-
 Edge = tuple[Node, float | Node]
 
 

@@ -252,7 +252,7 @@ class Walk:
             raise Unbounded(EDGE.format("another tensor" if isinstance(edge, Node) else f"{abs(edge):g}"))
         if error.gain > STEEPEST and not relative and (edge != 0 or error.shifted):
             raise _steep(error.gain)  # compared with 0, a value may be as small as it likes
-        edges = frozenset({(value, edge if isinstance(edge, Node) else edge / error.gain)})
+        edges = frozenset({(value, edge if isinstance(edge, Node) or not error.gain else edge / error.gain)})
         return dataclasses.replace(error, gain=1.0, absolute=math.inf, shifted=True, step=True, edges=edges)
 
     def _of_step(self, node: Node, read: dict[Node, Error], error: Error) -> Error:

@@ -42,6 +42,7 @@ STORED: dict[str, Function] = {
     "gelu by tanh": lambda h: F.gelu(h, approximate="tanh"),
     "silu": F.silu,
     "relu": F.relu,
+    "compared after a product with 0": lambda h: F.relu6(h * 0.0) * F.gelu(h),
     "relu behind a norm": lambda h: F.relu(F.layer_norm(h, (64,))),
     "leaky relu": lambda h: F.leaky_relu(h, 0.1),
     "softplus": F.softplus,
