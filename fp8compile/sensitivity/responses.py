@@ -197,8 +197,7 @@ def edge_of(comparison: Node, value: Node) -> float | Node:
     other = next((a for a in comparison.args[:2] if a is not value), value)
     if isinstance(other, Node):
         return other.args[1] if other.target is CONSTANTS[0] and is_number(other.args[1]) else other
-    assert is_number(other)
-    return other
+    return float(other) if isinstance(other, (int, float)) else value
 
 
 def clamped_width(node: Node) -> float:
