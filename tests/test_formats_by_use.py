@@ -130,8 +130,10 @@ def test_the_products_of_fp8_linears_do_not_count_as_comparisons() -> None:
 # ----------------------------------------------------------------------------------------------------- masks
 
 
-def flipped(saved_format: str, function: Callable[[Tensor], Tensor], on: Callable[[Tensor], Tensor]) -> int:
-    """Elements whose gradient is on and should be off, or the other way round."""
+def flipped(
+    saved_format: str, function: Callable[[Tensor], Tensor], on: Callable[[Tensor], Tensor], stored: bool = True
+) -> int:
+    """Elements whose gradient is on and should be off, or the other way round; ``stored``: whether codes are expected."""
 
     class Gate(nn.Module):
         def __init__(self) -> None:
@@ -146,7 +148,7 @@ def flipped(saved_format: str, function: Callable[[Tensor], Tensor], on: Callabl
     x = torch.randn(4096, 64).requires_grad_()
     fn = compiled(Gate(), saved_format=saved_format)
     fn(x).sum().backward()
-    assert fp8compile.report(fn).graphs and x.grad is not None
+    assert bool(fp8compile.report(fn).saved) == stored and x.grad is not None
     return int(((x.grad != 0) != on(x)).sum())
 
 
@@ -165,8 +167,11 @@ def test_a_clamp_elsewhere_is_int8_and_never_e4m3() -> None:
     def inside(x: Tensor) -> Tensor:
         return x.abs() <= 1
 
-    counts = {name: flipped(name, lambda x: x.clamp(-1, 1), inside) for name in ("auto", "e4m3", "int8")}
-    assert counts["e4m3"] == 0 < counts["auto"] == counts["int8"] < 4096 * 64 / 200, counts
+    formats = ("auto", "e4m3", "int8")
+    counts = {name: flipped(name, lambda x: x.clamp(-1, 1), inside, stored=name != "e4m3") for name in formats}
+    assert counts["e4m3"] == 0 < counts["auto"] == counts["int8"] < 0.004 * 4096 * 64, (
+        counts
+    )  # a third of E4M3's 1.2 %
 
 
 class Block(nn.Module):

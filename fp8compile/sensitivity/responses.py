@@ -196,7 +196,7 @@ def edge_of(comparison: Node, value: Node) -> float | Node:
         return 0.0
     other = next((a for a in comparison.args[:2] if a is not value), value)
     if isinstance(other, Node):
-        return other.args[1] if other.target is CONSTANTS[0] and is_number(other.args[1]) else other
+        return other.args[1] if other.target is aten.full.default and is_number(other.args[1]) else other
     return float(other) if isinstance(other, (int, float)) else value
 
 

@@ -16,7 +16,7 @@ COUNTED = "sweep tally"
 
 @pytest.fixture
 def sweep(request: pytest.FixtureRequest) -> bool:
-    return bool(request.config.getoption("--sweep", default=False))
+    return bool(request.config.getoption("--sweep"))
 
 
 @pytest.fixture
