@@ -18,7 +18,7 @@ from unittest import mock
 import torch
 from fp8compile.passes.encode_saved import _is_ours, _Judge
 from torch import Tensor, nn
-from torch.fx import GraphModule, Interpreter, Node
+from torch.fx import GraphModule, Node
 
 from fp8compile import backend
 from fp8compile.context import Context
@@ -29,6 +29,8 @@ from fp8compile.recipe import Recipe
 from fp8compile.sensitivity import responses as R
 from fp8compile.split import Split
 from tests.passes.graphs import split_of
+from tests.sensitivity.magnitudes import Magnitudes
+from tests.sensitivity.wide import Wide, widened
 
 aten, prims = torch.ops.aten, torch.ops.prims
 SLACK = 1e-6  # of float64's rounding in the two backwards, and of the bound's own
@@ -43,6 +45,7 @@ class Outcome:
         exact: those that are not, with the reason.
         excess: of each gradient, the largest |g' - g| beside its bound, element by element; at most 1 if all is sound.
         db: of each gradient, its SQNR.
+        share_db: of each gradient, its error beside the size its terms have before they cancel.
         finite: whether all decoded gradients are finite where the exact ones are.
     """
 
@@ -50,6 +53,7 @@ class Outcome:
     exact: Mapping[str, str]
     excess: tuple[float, ...]
     db: tuple[float, ...]
+    share_db: tuple[float, ...]
     finite: bool
 
     @property
@@ -91,7 +95,7 @@ def _recording(inputs: list[list[Any]]) -> Callable[..., Any]:
 
 def _saved(split: Split, inputs: list[Any]) -> dict[Node, Any]:
     """The values that the forward hands to the backward, in float64, and some gradient for what comes into it."""
-    values = Wide(split.fw).run(*map(_wide, inputs))
+    values = Wide(split.fw).run(*map(widened, inputs))
     made = zip(split.fw.graph.output_node().args[0], values, strict=True)  # type: ignore[arg-type]
     by_node = {node: value for node, value in made if isinstance(node, Node)}
     saved = {edge.used: by_node[edge.made] for edge in split.edges}
@@ -109,13 +113,17 @@ def _compared(split: Split, saved: dict[Node, Any], codecs: Mapping[Node, Codec]
     reference = bounding.run(*(saved[node] for node in placeholders))
     found = Wide(split.bw).run(*(decoded[node] for node in placeholders))
     bounds = [bounding.bounds.get(n) for n in split.bw.graph.output_node().args[0]]  # type: ignore[union-attr]
-    pairs = [(r, f, b) for r, f, b in zip(reference, found, bounds, strict=True) if isinstance(r, Tensor)]
+    sizes = Magnitudes(split.bw).sizes_of(*(saved[node] for node in placeholders))
+    pairs = [
+        (r, f, b, s) for r, f, b, s in zip(reference, found, bounds, sizes, strict=True) if isinstance(r, Tensor)
+    ]
     return Outcome(
         tuple(n.name for n in codecs),
         exact,
-        tuple(_excess(r, f, b) for r, f, b in pairs),
-        tuple(_db(r, f) for r, f, _ in pairs),
-        all(bool((f.isfinite() | ~r.isfinite()).all()) for r, f, _ in pairs),
+        tuple(_excess(r, f, b) for r, f, b, _ in pairs),
+        tuple(_db(r, r - f) for r, f, _, _ in pairs),
+        tuple(_db(r if s is None else s, r - f) for r, f, _, s in pairs),
+        all(bool((f.isfinite() | ~r.isfinite()).all()) for r, f, _, _ in pairs),
     )
 
 
@@ -134,27 +142,8 @@ def _excess(reference: Tensor, found: Tensor, bound: Tensor | None) -> float:
     return float((difference / limit).nan_to_num(0.0).amax()) if reference.numel() else 0.0
 
 
-def _db(reference: Tensor, found: Tensor) -> float:
-    return float(20 * torch.log10(reference.norm() / (reference - found).norm().clamp_min(1e-300)))
-
-
-class Wide(Interpreter):
-    """Runs a graph in float64."""
-
-    def run_node(self, n: Node) -> Any:
-        result = super().run_node(n)
-        return _wide(result)
-
-    def call_function(self, target: Any, args: Any, kwargs: Any) -> Any:
-        if target is prims.convert_element_type.default and args[1].is_floating_point and args[0].is_floating_point():
-            return args[0]
-        return super().call_function(target, args, kwargs)
-
-
-def _wide(value: Any) -> Any:
-    if isinstance(value, Tensor) and value.is_floating_point():
-        return value.double()
-    return type(value)(map(_wide, value)) if isinstance(value, (tuple, list)) else value
+def _db(reference: Tensor, error: Tensor) -> float:
+    return float(20 * torch.log10(reference.norm() / error.norm().clamp_min(1e-300)))
 
 
 class Bounding(Wide):
