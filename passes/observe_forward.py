@@ -10,7 +10,6 @@ from __future__ import annotations
 import itertools
 
 import torch
-from fp8compile.passes.observe_gradients import ALL_LINES
 from torch import Tensor
 from torch.fx import Node
 
@@ -18,6 +17,7 @@ from fp8compile.context import Context
 from fp8compile.graph import LINE, is_tensor, memory_order, numel, place_after, splice
 from fp8compile.numerics.histogram import flags
 from fp8compile.observable import contracts
+from fp8compile.passes.observe_gradients import ALL_LINES
 from fp8compile.report import Notes
 from fp8compile.split import Split
 

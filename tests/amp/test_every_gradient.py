@@ -6,7 +6,6 @@ import copy
 
 import pytest
 import torch
-from fp8compile.passes.observe_gradients import SURPLUS
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
@@ -16,6 +15,7 @@ from fp8compile.amp import LossScaler
 from fp8compile.amp.histogram import Counter
 from fp8compile.numerics.histogram import AMAX, EDGE, fold, statistics
 from fp8compile.observation import BACKWARD, FORWARD, REST
+from fp8compile.passes.observe_gradients import SURPLUS
 from tests.watched import EXACT, Net, batches, loss_of
 
 

@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 from expecttest import assert_expected_inline
-from fp8compile.passes.copy_overwritten import copy_overwritten
 from torch import Tensor, nn
 
 from fp8compile.context import Context
+from fp8compile.passes.copy_overwritten import copy_overwritten
 from fp8compile.recipe import Recipe
 from fp8compile.report import Notes
 from tests.passes.graphs import forward_of, split_of

@@ -6,11 +6,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 from expecttest import assert_expected_inline
-from fp8compile.passes.encode_saved import encode_saved
 from torch import Tensor, nn
 
 import fp8compile
 from fp8compile.context import Context
+from fp8compile.passes.encode_saved import encode_saved
 from fp8compile.recipe import Recipe
 from tests.measure import compiled, gradient_sqnr, kept_bytes
 from tests.passes.graphs import forward_of, split_of

@@ -9,7 +9,6 @@ from unittest import mock
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from fp8compile.passes.fuse_state_codecs import DECODE, ENCODE, fuse_state_codecs
 from torch import Tensor, nn
 from torch.fx import Graph
 
@@ -19,6 +18,7 @@ from fp8compile.graph import SPLICED, copied
 from fp8compile.numerics.state_codecs import state_codec
 from fp8compile.numerics.state_ops import decoded_in_pieces, encoded_in_pieces
 from fp8compile.optim import EncodedTensor
+from fp8compile.passes.fuse_state_codecs import DECODE, ENCODE, fuse_state_codecs
 from fp8compile.recipe import Recipe
 from tests.measure import compiled
 from tests.passes.graphs import joint_of, text_of

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from expecttest import assert_expected_inline
-from fp8compile.passes.observe_gradients import SURPLUS, observe_gradients
 from torch import Tensor, nn
 
 import fp8compile
 from fp8compile.context import Context, Inputs
 from fp8compile.graph import SPLICED
 from fp8compile.observation import REST
+from fp8compile.passes.observe_gradients import SURPLUS, observe_gradients
 from fp8compile.recipe import Recipe
 from tests.measure import compiled, llama_case
 from tests.passes.graphs import joint_of, split_of, text_of

@@ -10,7 +10,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from expecttest import assert_expected_inline
-from fp8compile.passes.quantize_linears import quantize_linears
 from torch import Tensor, nn
 from torch.fx import Graph
 
@@ -18,6 +17,7 @@ import fp8compile
 from fp8compile.context import Context
 from fp8compile.graph import ENCODING, SPLICED
 from fp8compile.numerics import E4M3, E5M2, Rowwise, Tensorwise
+from fp8compile.passes.quantize_linears import quantize_linears
 from fp8compile.recipe import Recipe
 from fp8compile.report import Linear
 from tests.measure import compiled, llama_case, sqnr

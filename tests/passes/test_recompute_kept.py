@@ -86,9 +86,8 @@ def test_a_value_is_never_made_through_another_that_is_made_again() -> None:
 
 
 def test_it_is_idempotent() -> None:
-    from fp8compile.passes.recompute_kept import recompute_kept
-
     from fp8compile.context import Context
+    from fp8compile.passes.recompute_kept import recompute_kept
     from fp8compile.recipe import Recipe
     from fp8compile.report import Notes
 

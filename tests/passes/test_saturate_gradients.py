@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 from expecttest import assert_expected_inline
-from fp8compile.passes.saturate_gradients import saturate_gradients
 from torch import Tensor, nn
 
 from fp8compile.context import Context, Inputs
 from fp8compile.graph import SPLICED
 from fp8compile.numerics.histogram import FP16_MAX, saturate
+from fp8compile.passes.saturate_gradients import saturate_gradients
 from fp8compile.recipe import Recipe
 from tests.passes.graphs import joint_of, text_of
 from tests.watched import Net, batches

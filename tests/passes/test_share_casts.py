@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import torch
 from expecttest import assert_expected_inline
-from fp8compile.passes.share_casts import CAST, share_casts
 from torch import Tensor, nn
 
 import fp8compile
 from fp8compile.context import Context
 from fp8compile.graph import ENCODING
+from fp8compile.passes.share_casts import CAST, share_casts
 from fp8compile.recipe import Recipe
 from tests.measure import compiled
 from tests.passes.graphs import joint_of, text_of

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from fp8compile.passes.share_casts import CAST
 from torch import Tensor, nn
 
+from fp8compile.passes.share_casts import CAST
 from tests.passes.graphs import joint_of
 
 

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 from expecttest import assert_expected_inline
-from fp8compile.passes.sum_bias_gradients import sum_bias_gradients
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fp8compile.context import Context
+from fp8compile.passes.sum_bias_gradients import sum_bias_gradients
 from fp8compile.recipe import Recipe
 from tests.passes.graphs import text_of
 

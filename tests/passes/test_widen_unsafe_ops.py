@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from expecttest import assert_expected_inline
-from fp8compile.passes.widen_unsafe_ops import widen_unsafe_ops
 from torch import Tensor, nn
 
 import fp8compile
@@ -17,6 +16,7 @@ from fp8compile.context import Context
 from fp8compile.graph import copied
 from fp8compile.islands import decide
 from fp8compile.overflow_prone import LEFT, POLES, WIDEN
+from fp8compile.passes.widen_unsafe_ops import widen_unsafe_ops
 from fp8compile.recipe import Recipe
 from fp8compile.report import Island
 from fp8compile.widening import WIDENED, can_widen

@@ -16,7 +16,6 @@ from typing import Any
 from unittest import mock
 
 import torch
-from fp8compile.passes.encode_saved import _is_ours, _Judge
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
@@ -24,6 +23,7 @@ from fp8compile import backend
 from fp8compile.context import Context
 from fp8compile.graph import memory_order
 from fp8compile.numerics import Codec
+from fp8compile.passes.encode_saved import _is_ours, _Judge
 from fp8compile.ranges.matching import packet
 from fp8compile.recipe import Recipe
 from fp8compile.sensitivity import responses as R
