@@ -22,8 +22,8 @@ from torch.fx import GraphModule, Node
 
 from fp8compile import torch_private as private
 from fp8compile.graph import module_path, source_line
-from fp8compile.pipeline import sources_key
 from fp8compile.recipe import Recipe
+from fp8compile.sources import sources_key
 
 # Left out of Inductor's portable configuration, which leaves it to each pass to say what it is.
 CUSTOM_PASSES = (

@@ -7,15 +7,11 @@ off by name; a disabled pass leaves the graph as it found it.
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-import torch
 from torch.fx import Graph, GraphModule
 
-from fp8compile import passes
 from fp8compile import torch_private as private
 from fp8compile.context import Context, Inputs
 from fp8compile.graph import copied
@@ -45,9 +41,9 @@ from fp8compile.regions import (
     storages,
 )
 from fp8compile.report import Notes
+from fp8compile.sources import sources_key
 from fp8compile.split import Split
 from fp8compile.store import JointNotes, collecting
-from fp8compile.versions import __version__
 from fp8compile.widening import holds_sixteen_bit
 
 PartitionPass = Callable[[Split, Context], Notes]
@@ -85,58 +81,6 @@ WATCH: tuple[PartitionPass, ...] = (observe_forward,)
 
 # On each half by itself, after Inductor's own post-grad passes: forms of a graph that fuse better, nothing to report.
 POST_GRAD: tuple[Callable[[Graph, Context], Notes], ...] = (sum_bias_gradients,)
-
-
-# What compiled code depends on; tests/test_structure.py holds it against the imports.
-COMPILES = (
-    "calibration",
-    "context",
-    "device",
-    "flow",
-    "formats_by_use",
-    "frozen",
-    "graph",
-    "graph_report",
-    "islands",
-    "kept",
-    "liveness",
-    "memory",
-    "module_recipes",
-    "named_passes",
-    "numerics",
-    "observable",
-    "observation",
-    "operands",
-    "overflow_prone",
-    "passes",
-    "pipeline",
-    "products",
-    "ranges",
-    "reach",
-    "recipe",
-    "regions",
-    "report",
-    "report_text",
-    "sensitivity",
-    "split",
-    "steps",
-    "store",
-    "verify",
-    "versions",
-    "widening",
-)
-
-
-@functools.cache
-def sources_key() -> str:
-    """A hash of the sources in COMPILES and of the versions beneath them: a change is a new cache key."""
-    digest = hashlib.sha256(f"{__version__} {torch.__version__}".encode())
-    package, passes_folder = Path(__file__).parent, Path(passes.__file__).parent
-    for name in COMPILES:
-        folder = passes_folder if name == "passes" else package / name
-        for path in sorted(folder.rglob("*.py")) if folder.is_dir() else [folder.with_suffix(".py")]:
-            digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()[:16]
 
 
 class Partitioner(private.CustomPartitionerFn):
