@@ -36,7 +36,7 @@ from benchmarks.environment import environment
 from benchmarks.measuring import in_precision, warm_up
 from benchmarks.models import CLASSES, Batch, Case, digits, next_bytes, own_loss, resnet18, vit
 from benchmarks.workarounds import bf16_products_in_fp32, mend_torchvision
-from fp8compile.train.model import SIZES, build_model
+from fp8compile.demo.model import SIZES, build_model
 
 
 class Experts(nn.Module):

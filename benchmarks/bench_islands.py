@@ -44,8 +44,8 @@ from benchmarks.overflowing import (
     sqnr_db,
     trained_once,
 )
-from fp8compile.train import arms
-from fp8compile.train.model import rate_schedule
+from fp8compile.demo import arms
+from fp8compile.demo.model import rate_schedule
 
 MODES = ("off", "policy", "auto")
 PARTS = ("snippets", "forms", "models", "compile")

@@ -29,7 +29,7 @@ from benchmarks.llama import LLAMA2_7B, LLAMA3_8B, TE_LAYER, TINY, Layer, Shape,
 from benchmarks.registry import Benchmark, Case, Row, Setting
 from benchmarks.run_alone import run_alone
 from benchmarks.timing import Lap, warmed_up
-from fp8compile.train.saved import saved_bytes
+from fp8compile.demo.saved_bytes import saved_bytes
 
 Compiler = Callable[[Layer, torch.device], Callable[..., Tensor]]
 ARMS: dict[str, Compiler] = {

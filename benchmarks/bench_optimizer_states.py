@@ -35,10 +35,10 @@ from benchmarks.demo_runs import CPU, Demo, figure, write_json
 from benchmarks.environment import environment
 from benchmarks.state_drift import Drift, watched
 from benchmarks.state_errors import Errors, Moments
+from fp8compile.demo.model import SIZES, Size, build_model
 from fp8compile.optim import AdamW
-from fp8compile.optim.placing import MIN_NUMEL
+from fp8compile.optim.placement import MIN_NUMEL
 from fp8compile.optim.plan import MASTERS
-from fp8compile.train.model import SIZES, Size, build_model
 
 Row = dict[str, Any]
 STEPS = (50, 150, 300)

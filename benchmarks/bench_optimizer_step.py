@@ -24,7 +24,7 @@ from benchmarks.registry import Benchmark, Case, Row, Setting
 from benchmarks.run_alone import run_alone
 from benchmarks.timing import Arm, Lap
 from fp8compile import optim
-from fp8compile.memory import storage_bytes
+from fp8compile.reporting.memory import storage_bytes
 
 SHAPES = ((4096, 4096), (4096, 1024), (11008, 4096), (4096,))  # of a Llama, in turn
 TINY_SHAPES = ((64, 128), (256,))

@@ -33,9 +33,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.demo_runs import Demo, figure, write_json
 from benchmarks.environment import environment
+from fp8compile.demo.model import SIZES
+from fp8compile.demo.results import LIMIT, gap, mean_of
 from fp8compile.optim import AdamW
-from fp8compile.train.model import SIZES
-from fp8compile.train.results import LIMIT, gap, mean_of
 
 REFERENCE = "torch"
 RATES = {"torch rate + 0.1 %": 1.001, "torch rate + 3 %": 1.03}

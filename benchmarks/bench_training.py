@@ -27,8 +27,8 @@ from benchmarks.registry import Benchmark, Case, Row, Setting
 from benchmarks.run_alone import run_alone
 from benchmarks.timing import measured, no_lap
 from benchmarks.training import ARMS, Trainer
-from fp8compile.memory import storage_bytes
-from fp8compile.train.saved import saved_bytes
+from fp8compile.demo.saved_bytes import saved_bytes
+from fp8compile.reporting.memory import storage_bytes
 
 MOST_ROUNDS = 9  # a step of such a model is long, and varies little
 

@@ -44,10 +44,10 @@ put_together() { # a copy, so that no file appears in the tree
   cp -r fp8compile passes tests pyproject.toml README.md "$BUILD" && cp benchmarks/*.py "$BUILD/benchmarks" || return
   [ -e "$BUILD/fp8compile/passes" ] || ln -s ../passes "$BUILD/fp8compile/passes"
   local version info
-  version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' fp8compile/versions.py)
+  version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' fp8compile/_version.py)
   info=$BUILD/fp8compile-$version.dist-info
   mkdir -p "$info" && printf 'Metadata-Version: 2.1\nName: fp8compile\nVersion: %s\n' "$version" >"$info/METADATA"
-  printf '[torch_dynamo_backends]\nfp8compile = fp8compile.entry:fp8compile\n' >"$info/entry_points.txt"
+  printf '[torch_dynamo_backends]\nfp8compile = fp8compile.compiler.entry:fp8compile\n' >"$info/entry_points.txt"
 }
 
 limited() { timeout --kill-after=10 "$HARD" "$@"; }

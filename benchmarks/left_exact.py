@@ -25,7 +25,7 @@ import torch
 import fp8compile
 from benchmarks.measuring import in_precision
 from benchmarks.models import MODELS, TRANSFORMERS, Case
-from fp8compile.report import Report
+from fp8compile.reporting.report import Report
 
 PRECISIONS = ("amp", "fp32")
 NOT_KNOWN = re.compile(r"read in the backward by (.+), which the sensitivity analysis does not know")
@@ -78,7 +78,7 @@ def models(names: Sequence[str], tiny: bool) -> Iterator[tuple[str, Case]]:
 
 def _demo(seed: int, tiny: bool = False) -> Case:
     from benchmarks.models import next_bytes, own_loss
-    from fp8compile.train.model import build_model, size_for
+    from fp8compile.demo.model import build_model, size_for
 
     size = size_for(torch.device("cpu"), tiny)
     model = build_model(size, seed, torch.device("cpu")).train()

@@ -24,10 +24,10 @@ from pygments.token import Comment, Keyword, Name, Number, Operator, Punctuation
 from torch import Tensor, nn
 
 from benchmarks.workarounds import mend_torchvision
+from fp8compile.demo.data import Corpus, load_corpus, train_batches, validation_batches
+from fp8compile.demo.loop import CLIP_NORM
+from fp8compile.demo.model import BETAS, Size, build_model
 from fp8compile.optim import LAMB, AdamW, RMSprop
-from fp8compile.train.data import Corpus, load_corpus, train_batches, validation_batches
-from fp8compile.train.loop import CLIP_NORM
-from fp8compile.train.model import BETAS, Size, build_model
 
 CLASSES = 10
 KINDS = (String.Doc, String, Comment, Keyword, Name, Number, Operator, Punctuation)  # the first that holds; or none

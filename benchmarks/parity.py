@@ -32,8 +32,8 @@ from benchmarks.llama import LLAMA_1B, TINY, Llama, Shape, initialised, rotary_t
 from benchmarks.results import FOLDER, Results
 from benchmarks.suite import written
 from fp8compile import optim
-from fp8compile.train.data import VOCABULARY, Corpus, load_corpus, train_batches, validation_batches
-from fp8compile.train.model import rate_schedule
+from fp8compile.demo.data import VOCABULARY, Corpus, load_corpus, train_batches, validation_batches
+from fp8compile.demo.model import rate_schedule
 
 SAVED_EVERY = 150.0  # seconds
 WRITTEN_EVERY = 10  # steps

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.registry import Setting
 from benchmarks.timing import Arm, Lap, measured
-from fp8compile.device import why_no_fp8
+from fp8compile.encoding.device import why_no_fp8
 
 COPIED_BYTES, TINY_COPIED_BYTES = 2**30, 2**22
 SIDE, TINY_SIDE = 8192, 128

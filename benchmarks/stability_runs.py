@@ -23,14 +23,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from benchmarks.models import text
-from fp8compile.numerics.dynamic_tree import DynamicTree, magnitude_of, unit_and_amax
 from fp8compile.numerics.formats import INT8
-from fp8compile.numerics.grouping import GROUP, StateCodec
-from fp8compile.numerics.plain_states import UINT8, Linear
 from fp8compile.numerics.scaling import inv_scale_of, quantize
-from fp8compile.numerics.state_codecs import state_codec
+from fp8compile.numerics.states.dynamic_tree import DynamicTree, magnitude_of, unit_and_amax
+from fp8compile.numerics.states.interface import GROUP, StateCodec
+from fp8compile.numerics.states.plain import UINT8, Linear
+from fp8compile.numerics.states.registry import state_codec
 from fp8compile.optim import AdamW, StableEmbedding
-from fp8compile.optim.placing import Placement
+from fp8compile.optim.placement import Placement
 
 BYTES, HIDDEN, HEADS, LENGTH, ROWS = 256, 128, 4, 32, 8
 EXPLODED = 100.0  # nats per byte; 5.5 is chance

@@ -21,8 +21,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.state_errors import EPS
-from fp8compile.numerics.state_codecs import state_codec
-from fp8compile.optim.placing import pair
+from fp8compile.numerics.states.registry import state_codec
+from fp8compile.optim.placement import pair
 
 WATCHED = (
     "*layers.0.self_attn.q_proj*",

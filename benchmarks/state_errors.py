@@ -20,13 +20,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fp8compile.numerics.dynamic_tree import decode_tree, encode_tree
 from fp8compile.numerics.formats import E4M3, E5M2
-from fp8compile.numerics.grouping import Grouped, StateCodec, in_groups
-from fp8compile.numerics.plain_states import Linear
-from fp8compile.numerics.range_expansion import Expanded, extremes
 from fp8compile.numerics.scaling import inv_scale_of, quantize
-from fp8compile.numerics.state_codecs import state_codec
+from fp8compile.numerics.states.dynamic_tree import decode_tree, encode_tree
+from fp8compile.numerics.states.interface import Grouped, StateCodec, in_groups
+from fp8compile.numerics.states.plain import Linear
+from fp8compile.numerics.states.range_expansion import Expanded, extremes
+from fp8compile.numerics.states.registry import state_codec
 
 EPS = 1e-8
 FIRST = ("e4m3", "e5m2", "e4m3_expanded", "e5m2_expanded", "dynamic_tree", "int8", "int8_companded", "bf16", "fp32")

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-from fp8compile.versions import __version__, check_torch
+from fp8compile._version import __version__, check_torch
 
 check_torch()
 
 from fp8compile import amp, optim  # noqa: E402
-from fp8compile.calibrate import calibrate  # noqa: E402
-from fp8compile.calibration import Calibration  # noqa: E402
-from fp8compile.checking import Check, check  # noqa: E402
-from fp8compile.debug_step import FirstNonFinite, debug_step  # noqa: E402
-from fp8compile.explain import explain, report  # noqa: E402
-from fp8compile.memory import Fit  # noqa: E402
+from fp8compile.observe.overflow_report import OverflowReport, overflow_report  # noqa: E402
 from fp8compile.optim import compress, decompress  # noqa: E402
-from fp8compile.overflow import OverflowReport, overflow_report  # noqa: E402
-from fp8compile.recipe import Recipe  # noqa: E402
-from fp8compile.report import Report  # noqa: E402
-from fp8compile.set_recipe import set_recipe  # noqa: E402
+from fp8compile.recipe.calibration import Calibration  # noqa: E402
+from fp8compile.recipe.recipe import Recipe  # noqa: E402
+from fp8compile.reporting.memory import Fit  # noqa: E402
+from fp8compile.reporting.report import Report  # noqa: E402
+from fp8compile.tools.calibrate import calibrate  # noqa: E402
+from fp8compile.tools.checking.check import Check, check  # noqa: E402
+from fp8compile.tools.debug_step import FirstNonFinite, debug_step  # noqa: E402
+from fp8compile.tools.explain import explain, report  # noqa: E402
+from fp8compile.tools.set_recipe import set_recipe  # noqa: E402
 
 __all__ = [
     "Calibration",

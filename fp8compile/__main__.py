@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from fp8compile.cli import main
+from fp8compile.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

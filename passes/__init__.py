@@ -2,5 +2,5 @@
 
 A partition pass is a plain function ``(split: Split, ctx: Context) -> Notes``: it edits the forward and backward graphs
 in place and returns what it did and what it declined. The tuples that say which passes run, in which order and why,
-are in ``fp8compile/pipeline.py``.
+are in ``fp8compile/compiler/pipeline.py``.
 """

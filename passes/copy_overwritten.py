@@ -13,10 +13,10 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fp8compile.context import Context
-from fp8compile.graph import place_after, splice, storage_root
-from fp8compile.report import Notes
-from fp8compile.split import Split
+from fp8compile.fx.graph import place_after, splice, storage_root
+from fp8compile.fx.partition import Split
+from fp8compile.recipe.context import Context
+from fp8compile.reporting.report import Notes
 
 
 def copy_overwritten(split: Split, ctx: Context) -> Notes:

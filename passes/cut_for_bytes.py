@@ -14,7 +14,7 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from fp8compile import torch_private as private
+from fp8compile import _torch as private
 
 
 def cut_for_bytes(

@@ -2,8 +2,9 @@
 
 Each tensor kept for the backward is stored as one-byte codes with a scale per group (COAT's groupwise storage), encoded
 where it is made and decoded where it is first used, so that Inductor fuses the one into its producer and the other into
-its consumers. Error per element: the format's (``fp8compile.numerics.quantize``); for E4M3 at most 1/16 of the element, for
-INT8 at most 1/254 of its group's largest. The recipe names the format, by default by use (``fp8compile/formats_by_use.py``).
+its consumers. Error per element: the format's (``fp8compile.numerics.quantize``); for E4M3 at most 1/16 of the element,
+for INT8 at most 1/254 of its group's largest. The recipe names the format, by default by use
+(``fp8compile/encoding/saved_format.py``).
 
 Left as they are, each with its reason in the report: what is not a floating-point activation (integers, masks, RNG
 states, tables, values made from parameters alone), small tensors, statistics of norms and softmax, float64 and complex,
@@ -18,11 +19,12 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from fp8compile import torch_private as private
-from fp8compile.context import Context
-from fp8compile.flow import Source, is_activation, sources, user_fp32
-from fp8compile.formats_by_use import format_by_use
-from fp8compile.graph import (
+from fp8compile import _torch as private
+from fp8compile.analysis.dataflow import Source, is_activation, sources, user_fp32
+from fp8compile.analysis.linears import BATCHED
+from fp8compile.analysis.sensitivity import Sensitivity
+from fp8compile.encoding.saved_format import format_by_use
+from fp8compile.fx.graph import (
     SPLICED,
     Encoding,
     dtype_text,
@@ -38,15 +40,14 @@ from fp8compile.graph import (
     splice,
     storage_root,
 )
-from fp8compile.module_recipes import in_module
+from fp8compile.fx.partition import NO_VERSION_CHECK, Edge, Split
+from fp8compile.fx.regions import kept_by_region
+from fp8compile.islands.upcast import WIDENED
 from fp8compile.numerics import E4M3, ENCODABLE, INT8, Codec, Groupwise, GroupwiseBest
-from fp8compile.products import BATCHED
-from fp8compile.recipe import Recipe
-from fp8compile.regions import kept_by_region
-from fp8compile.report import Notes, Saved, Skip
-from fp8compile.sensitivity import Sensitivity
-from fp8compile.split import NO_VERSION_CHECK, Edge, Split
-from fp8compile.widening import WIDENED
+from fp8compile.recipe.context import Context
+from fp8compile.recipe.modules import in_module
+from fp8compile.recipe.recipe import Recipe
+from fp8compile.reporting.report import Notes, Saved, Skip
 
 STEEP = "a steep function of it in the backward"
 

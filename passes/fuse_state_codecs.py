@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from fp8compile import torch_private as private
-from fp8compile.context import Context
-from fp8compile.graph import SPLICED, hint, splice
-from fp8compile.numerics.state_codecs import state_codec
-from fp8compile.numerics.state_ops import decoded_in_pieces, encoded_in_pieces
-from fp8compile.report import Notes
+from fp8compile import _torch as private
+from fp8compile.fx.graph import SPLICED, hint, splice
+from fp8compile.numerics.states.custom_ops import decoded_in_pieces, encoded_in_pieces
+from fp8compile.numerics.states.registry import state_codec
+from fp8compile.recipe.context import Context
+from fp8compile.reporting.report import Notes
 
 aten = torch.ops.aten
 
@@ -115,7 +115,7 @@ def _splice_encode(node: Node) -> None:
 
 
 def _store(part: Node, new: Node) -> None:
-    """Let a part be written where it is kept; that is no use of codes as numbers (see fp8compile/verify.py)."""
+    """Let a part be written where it is kept; that is no use of codes as numbers (see fp8compile/fx/spec.py)."""
     for user in list(part.users):
         if user.target is COPY and user.args[1] is part and _alike(*user.args[:2]):
             _store(user, new)

@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from fp8compile.context import Context
-from fp8compile.graph import LINE, is_tensor, memory_order, numel, place_after, splice
+from fp8compile.fx.graph import LINE, is_tensor, memory_order, numel, place_after, splice
+from fp8compile.fx.partition import Split
 from fp8compile.numerics.histogram import flags
-from fp8compile.observable import contracts
+from fp8compile.observe.selection import contracts
 from fp8compile.passes.observe_gradients import ALL_LINES
-from fp8compile.report import Notes
-from fp8compile.split import Split
+from fp8compile.recipe.context import Context
+from fp8compile.reporting.report import Notes
 
 GROUP = 128
 

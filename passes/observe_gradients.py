@@ -1,9 +1,9 @@
 """Numbers stay as they are. Statistics of gradients leave the graph as the gradient of an extra input.
 
-For every value of fp8compile/observable.py seven numbers are taken (numerics/histogram.py): two bins, counts of inf, NaN,
-zeros and subnormals, amax. They are put where the joint graph returns the gradient of the statistics input, so that
-autograd delivers them (see fp8compile/slot.py). Values of the forward get a line too, and a mark; observe_forward fills it
-in once the graph is cut, so that counting has no say in what is kept.
+For every value of fp8compile/observe/selection.py seven numbers are taken (numerics/histogram.py): two bins, counts of
+inf, NaN, zeros and subnormals, amax. They are put where the joint graph returns the gradient of the statistics input, so
+that autograd delivers them (see fp8compile/observe/slot.py). Values of the forward get a line too, and a mark;
+observe_forward fills it in once the graph is cut, so that counting has no say in what is kept.
 
 Every gradient is counted. The lines are set before the graph is known, by its calls, and one call may be hundreds of
 operations (an LSTM): gradients beyond them are folded, all of one kind and dtype into one line (``REST``), which says less
@@ -20,13 +20,13 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from fp8compile.context import Context
-from fp8compile.flow import is_training
-from fp8compile.graph import LINE, dtype_text, place_after, shape_text, splice, storage_root
+from fp8compile.analysis.dataflow import is_training
+from fp8compile.fx.graph import LINE, dtype_text, place_after, shape_text, splice, storage_root
 from fp8compile.numerics.histogram import AMAX, partials, totals
-from fp8compile.observable import Value, is_clipped, observable
-from fp8compile.observation import BACKWARD, FORWARD, REST
-from fp8compile.report import Notes, Observed, Origin, Skip
+from fp8compile.observe.records import BACKWARD, FORWARD, REST
+from fp8compile.observe.selection import Value, is_clipped, observable
+from fp8compile.recipe.context import Context
+from fp8compile.reporting.report import Notes, Observed, Origin, Skip
 
 ALL_LINES = "all"  # the mark of what the backward returns
 SURPLUS = "more values of the forward than lines in the statistics input; those first in the graph are observed"

@@ -18,10 +18,10 @@ from collections.abc import Set
 import torch
 from torch.fx import Node
 
-from fp8compile.context import Context
-from fp8compile.graph import ENCODING, VIEWS, dtype_text, is_tensor, nbytes, origin, shape_text, storage_root
-from fp8compile.report import Notes, Recomputed
-from fp8compile.split import Edge, Split
+from fp8compile.fx.graph import ENCODING, VIEWS, dtype_text, is_tensor, nbytes, origin, shape_text, storage_root
+from fp8compile.fx.partition import Edge, Split
+from fp8compile.recipe.context import Context
+from fp8compile.reporting.report import Notes, Recomputed
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

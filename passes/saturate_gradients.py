@@ -1,7 +1,7 @@
 """Numbers change only where a loss scaler asks for it at run time: FP16 gradients are clipped to +-65504, not left at inf.
 
 Graphcore's automatic loss scaling clips and never skips a step. The limit is an extra input of the graph, a tensor that is
-inf, which clips nothing, until a scaler in histogram mode sets it (see fp8compile/slot.py). Clipped are gradients of
+inf, which clips nothing, until a scaler in histogram mode sets it (see fp8compile/observe/slot.py). Clipped are gradients of
 activations that generated code makes or is the first to read, where it costs no bytes, and those that come into the graph.
 What goes from one product straight into another is not (a copy each), nor are gradients of parameters, which the scaler
 reads and writes anyway. NaN stays NaN.
@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from fp8compile.context import Context
-from fp8compile.flow import is_training
-from fp8compile.graph import place_after, splice, storage_root
+from fp8compile.analysis.dataflow import is_training
+from fp8compile.fx.graph import place_after, splice, storage_root
 from fp8compile.numerics.histogram import saturate
-from fp8compile.observable import contracts, leaves_a_contraction, observable, read_by
-from fp8compile.observation import ACTIVATION, BACKWARD
-from fp8compile.report import Notes
+from fp8compile.observe.records import ACTIVATION, BACKWARD
+from fp8compile.observe.selection import contracts, leaves_a_contraction, observable, read_by
+from fp8compile.recipe.context import Context
+from fp8compile.reporting.report import Notes
 
 aten = torch.ops.aten
 

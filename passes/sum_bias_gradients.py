@@ -25,10 +25,10 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from fp8compile.context import Context
-from fp8compile.graph import is_tensor, is_view, splice, storage_root
-from fp8compile.liveness import is_pointwise, is_read_from_memory, is_reduction
-from fp8compile.report import Notes
+from fp8compile.analysis.liveness import is_pointwise, is_read_from_memory, is_reduction
+from fp8compile.fx.graph import is_tensor, is_view, splice, storage_root
+from fp8compile.recipe.context import Context
+from fp8compile.reporting.report import Notes
 
 aten = torch.ops.aten
 SUM = aten.sum.dim_IntList

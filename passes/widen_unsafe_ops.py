@@ -1,8 +1,9 @@
 """Numbers change: what may leave FP16's range is computed in FP32, from where it may to where it fits again.
 
-Islands are decided in ``fp8compile/islands.py``: begun by policy (``fp8compile/overflow_prone.py``) or by measurement
-(``fp8compile/calibration.py``), ended where the value is proven or measured to fit, in the forward and the backward alike.
-A product in an island multiplies FP32 and is no FP8 linear; what is saved of an island is saved as it is.
+Islands are decided in ``fp8compile/islands/search.py``: begun by policy (``fp8compile/islands/policy.py``) or by
+measurement (``fp8compile/recipe/calibration.py``), ended where the value is proven or measured to fit, in the forward and
+the backward alike. A product in an island multiplies FP32 and is no FP8 linear; what is saved of an island is saved as it
+is.
 
 Left as they are: 32-bit, 64-bit, integer and complex values, the operands of custom and higher-order operators, what other
 passes put there, and fused attention on a GPU, whose kernels take no FP32.
@@ -16,15 +17,15 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
-from fp8compile.context import Context
-from fp8compile.flow import SIXTEEN_BIT
-from fp8compile.graph import nbytes, origin
-from fp8compile.islands import Island, decide
-from fp8compile.kept import unmatched
-from fp8compile.products import ALL
-from fp8compile.report import Island as Entry
-from fp8compile.report import Notes, Origin
-from fp8compile.widening import WIDENED, widen
+from fp8compile.analysis.dataflow import SIXTEEN_BIT
+from fp8compile.analysis.linears import ALL
+from fp8compile.fx.graph import nbytes, origin
+from fp8compile.islands.keep_fp32 import unmatched
+from fp8compile.islands.search import Island, decide
+from fp8compile.islands.upcast import WIDENED, widen
+from fp8compile.recipe.context import Context
+from fp8compile.reporting.report import Island as Entry
+from fp8compile.reporting.report import Notes, Origin
 
 UNMATCHED = "matches nothing in this graph"
 UNMEASURED = "this inference graph was not calibrated: its islands are those of 'auto'"

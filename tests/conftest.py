@@ -15,7 +15,8 @@ os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="fp8compile-test
 import pytest
 import torch
 
-from fp8compile import store, verify
+from fp8compile.compiler import report_store as store
+from fp8compile.fx import spec as verify
 
 verify.enabled = True  # every graph that any test compiles is held against the specification after every pass
 

@@ -13,7 +13,7 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 
 import fp8compile
-from fp8compile import store
+from fp8compile.compiler import report_store as store
 from tests.measure import compiled
 
 
@@ -40,7 +40,7 @@ def test_it_gives_the_same_result_as_eager() -> None:
 
 
 def test_it_can_be_passed_as_a_function_and_compiles_in_place() -> None:
-    from fp8compile.backend import fp8compile as backend
+    from fp8compile.compiler.backend import fp8compile as backend
 
     class Own(nn.Module):
         def __init__(self) -> None:
@@ -75,7 +75,7 @@ def test_a_wrong_option_survives_torchs_wrapping(arguments: dict[str, object], m
 def test_modes_mean_what_they_mean_for_inductor() -> None:
     from torch._inductor import list_mode_options
 
-    from fp8compile.backend import _mode_options
+    from fp8compile.compiler.backend import _mode_options
 
     for mode in ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "default"):
         assert _mode_options(mode) == list_mode_options().get(mode, {})
@@ -113,7 +113,7 @@ def test_inductors_own_activation_quantisation_is_not_stacked_on(caplog: pytest.
 
 
 def test_another_partitioner_is_refused() -> None:
-    from fp8compile.pipeline import Partitioner
+    from fp8compile.compiler.pipeline import Partitioner
 
     with (
         torch._inductor.config.patch(custom_partitioner_fn=Partitioner(fp8compile.Recipe(), "theirs")),
@@ -151,7 +151,7 @@ def test_zero_graphs_compiled_is_said_once_at_exit() -> None:
 
 
 def test_torch_outside_the_supported_range_is_refused_at_import() -> None:
-    from fp8compile.versions import check_torch
+    from fp8compile._version import check_torch
 
     for version in ("2.10.1", "2.14.0", "3.0", "1.13.1+cu117"):
         with pytest.raises(ImportError, match=r"pip install 'torch>=2\.11,<2\.14'"):
@@ -164,7 +164,7 @@ def test_a_compilation_that_failed_leaves_nothing_in_the_next_ones_report() -> N
     model, x = mlp(), torch.randn(128, 64, requires_grad=True)
     fn = compiled(model, min_saved_numel=0)
     with (
-        mock.patch("fp8compile.backend.run_the_graph", side_effect=ValueError("no room")),
+        mock.patch("fp8compile.compiler.backend.run_the_graph", side_effect=ValueError("no room")),
         pytest.raises(BackendCompilerFailed, match="no room"),
     ):
         fn(x)

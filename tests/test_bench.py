@@ -19,8 +19,9 @@ from benchmarks import bench_capacity, goals, parity, peers, plots, readme_table
 from benchmarks.llama import TINY, Layer, Shape
 from benchmarks.markdown import markdown
 from benchmarks.registry import PARTS, Benchmark, Case, Row, Setting
-from fp8compile import cli, cli_bench
-from fp8compile.optim import fused
+from fp8compile.cli import bench as cli_bench
+from fp8compile.cli import main as cli
+from fp8compile.optim import compiled_step as fused
 
 torch.set_num_threads(1)
 CPU = Setting.on("cpu", tiny=True)

@@ -20,9 +20,9 @@ from benchmarks.stability_runs import (
 )
 from benchmarks.state_drift import Drift
 from benchmarks.state_errors import EPS, Errors, Flushing, Moments, codecs, ranges, ratios
-from fp8compile.numerics.dynamic_tree import DynamicTree
 from fp8compile.numerics.formats import INT8
-from fp8compile.numerics.plain_states import Linear
+from fp8compile.numerics.states.dynamic_tree import DynamicTree
+from fp8compile.numerics.states.plain import Linear
 
 pytest.importorskip("transformers")
 torch.set_num_threads(1)

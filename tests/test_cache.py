@@ -35,8 +35,8 @@ def test_equal_recipes_hit_others_miss_and_reports_agree(tmp_path: Path) -> None
     ["fuse_state_codecs", "share_casts", "quantize_linears", "cut_for_bytes", "recompute_kept", "encode_saved"],
 )
 def test_no_pass_is_named_inside_another(name: str) -> None:
+    from fp8compile.compiler.pipeline import JOINT, OPTIMIZER, PARTITION
     from fp8compile.passes.cut_for_bytes import cut_for_bytes
-    from fp8compile.pipeline import JOINT, OPTIMIZER, PARTITION
 
     names = [p.__name__ for p in (*OPTIMIZER, *JOINT, cut_for_bytes, *PARTITION)]
     assert [n for n in names if name in n] == [name]

@@ -1,4 +1,4 @@
-"""One canary for each private torch API in fp8compile/torch_private.py: says which one moved, and what we need of it."""
+"""One canary for each private torch API in fp8compile/_torch.py: says which one moved, and what we need of it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from fp8compile import torch_private as private
-from fp8compile.backend import FUSION
+from fp8compile import _torch as private
+from fp8compile.compiler.backend import FUSION
 
 
 @pytest.mark.parametrize("name", private.__all__)
@@ -101,7 +101,7 @@ def test_the_observer_can_disable_a_pass_by_name() -> None:
 
 def test_saved_values_come_and_go_by_position_with_descriptions() -> None:
     """Split relies on: the forward returns (outputs, values, sizes), the backward takes (sizes, values, tangents)."""
-    from fp8compile.split import Split
+    from fp8compile.fx.partition import Split
 
     seen = {}
 
@@ -135,7 +135,7 @@ class Half(torch.nn.Module):
 
 @pytest.mark.parametrize("fullgraph", [False, True])
 def test_what_torch_compile_was_told_can_be_read_back(fullgraph: bool) -> None:
-    """fp8compile/running.py relies on: ``dynamo_ctx``, ``self`` in the closure, and the wrapper's three attributes."""
+    """tools/compiled_module.py relies on: ``dynamo_ctx``, ``self`` in the closure, and the wrapper's three attributes."""
     wrapped, in_place = torch.compile(Half(), backend="eager", dynamic=True, fullgraph=fullgraph), Half()
     in_place.compile(backend="eager", options={"a": 1}, fullgraph=fullgraph)
     assert isinstance(wrapped, private.OptimizedModule) and callable(wrapped._initialize)

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor, nn
 
 import fp8compile
-from fp8compile import Recipe, trials
-from fp8compile.checking import BELOW, OK, ROUNDING
+from fp8compile import Recipe
+from fp8compile.tools.checking import trials
+from fp8compile.tools.checking.check import BELOW, OK, ROUNDING
 from tests.measure import compiled
 
 
@@ -91,7 +92,7 @@ def test_a_bias_before_a_batch_norm_is_rounding_and_no_alarm() -> None:
 
 
 def test_rounding_excuses_no_error_as_large_as_the_step() -> None:
-    from fp8compile.gradient_quality import Judge, error_powers
+    from fp8compile.numerics.gradient_quality import Judge, error_powers
 
     exact = {"a": torch.tensor([3.0, 4.0]), "noise": torch.tensor([1e-8]), "none": None, "zero": torch.zeros(2)}
     again = {**exact, "noise": torch.tensor([-1e-8])}
@@ -109,7 +110,7 @@ def test_rounding_excuses_no_error_as_large_as_the_step() -> None:
 
 
 def test_a_check_that_compares_the_encoded_step_with_itself_is_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fp8compile.checking.exact", trials.uncounted)
+    monkeypatch.setattr("fp8compile.tools.checking.check.exact", trials.uncounted)
     with pytest.raises(AssertionError):
         test_a_model_where_all_is_well()
     with pytest.raises(AssertionError):

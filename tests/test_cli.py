@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 import fp8compile
-from fp8compile import cli
-from fp8compile.train import demo
+from fp8compile.cli import main as cli
+from fp8compile.demo import run as demo
 
 
 @pytest.fixture

@@ -19,13 +19,15 @@ from torch import Tensor, nn
 from torch.fx import Graph
 
 import fp8compile
-from fp8compile import Recipe, dump, pipeline, snapshot
-from fp8compile.context import Context
-from fp8compile.dot import quoted
-from fp8compile.graph import splice
-from fp8compile.pipeline import JointPasses, Partitioner
-from fp8compile.report import GraphReport, Notes
-from fp8compile.snapshot import Line, Part, Snapshot, op_diff
+from fp8compile import Recipe
+from fp8compile.compiler import dump, pipeline
+from fp8compile.compiler.pipeline import JointPasses, Partitioner
+from fp8compile.fx import snapshot
+from fp8compile.fx.dot import quoted
+from fp8compile.fx.graph import splice
+from fp8compile.fx.snapshot import Line, Part, Snapshot, op_diff
+from fp8compile.recipe.context import Context
+from fp8compile.reporting.report import GraphReport, Notes
 from tests.measure import compiled
 from tests.processes import run_in_process
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fp8compile import Recipe
-from fp8compile.exact_modules import entries, leaving, options_text
-from fp8compile.repairing import Candidate
+from fp8compile.tools.checking.exact_modules import entries, leaving, options_text
+from fp8compile.tools.checking.repair import Candidate
 
 
 def both(*modules: str) -> list[Candidate]:

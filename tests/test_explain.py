@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 import fp8compile
 from fp8compile import Recipe
-from fp8compile.memory import human
-from fp8compile.report import GraphReport, Report
+from fp8compile.reporting.memory import human
+from fp8compile.reporting.report import GraphReport, Report
 from tests.measure import compiled, kept_bytes
 
 

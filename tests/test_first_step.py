@@ -11,8 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fp8compile import Recipe, first_step
-from fp8compile.first_step import copied
+from fp8compile import Recipe
+from fp8compile.compiler import first_step
+from fp8compile.compiler.first_step import copied
 from tests.measure import compiled
 from tests.test_check import SENSITIVE, Net, batch, squares
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fp8compile.graph import ENCODING
+from fp8compile.fx.graph import ENCODING
 from tests.measure import compiled
 from tests.passes.graphs import joint_of
 

@@ -14,9 +14,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fp8compile.numerics.histogram import flags, statistics
-from fp8compile.observation import ACTIVATION, BACKWARD, FORWARD, WEIGHT, Observations, Row
-from fp8compile.overflow import OverflowReport, overflow_report
-from fp8compile.overflow_plots import headroom_map
+from fp8compile.observe.overflow_report import OverflowReport, overflow_report
+from fp8compile.observe.plots import headroom_map
+from fp8compile.observe.records import ACTIVATION, BACKWARD, FORWARD, WEIGHT, Observations, Row
 from tests.measure import compiled
 from tests.vit import ViT, line_of
 
@@ -191,7 +191,7 @@ def test_an_optimizer_ends_a_step_with_all_its_backwards_unless_a_scaler_does() 
         optimizer.step()
     layer = next(layer for layer in overflow_report(fn).layers if layer.module == "weight")
     assert [(s.step, s.numel) for s in layer.history] == [(1, 48), (2, 48)]
-    from fp8compile import observation
+    from fp8compile.observe import records as observation
 
     (slot,) = observation.of_model(model)
     slot.saturate(False)

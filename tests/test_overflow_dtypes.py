@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fp8compile
-from fp8compile import observation
-from fp8compile.overflow_layers import Layer
+from fp8compile.observe import records as observation
+from fp8compile.observe.history import Layer
 from tests.measure import compiled
 from tests.passes.graphs import joint_of, text_of
 

@@ -8,8 +8,8 @@ import pickle
 import pytest
 
 from fp8compile import Recipe
-from fp8compile.context import Context
-from fp8compile.recipe import PRESETS
+from fp8compile.recipe.context import Context
+from fp8compile.recipe.recipe import PRESETS
 
 
 def test_every_preset_builds_and_differs_only_where_it_says() -> None:

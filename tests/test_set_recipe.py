@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import fp8compile
 from fp8compile import Recipe
-from fp8compile import torch_private as private
-from fp8compile.running import context_of, running
+from fp8compile import _torch as private
+from fp8compile.tools.compiled_module import context_of, running
 
 
 class Block(nn.Module):

@@ -16,9 +16,10 @@ import torch
 from torch import Tensor, nn
 
 import fp8compile
-from fp8compile import observation, slot
-from fp8compile.context import Inputs
 from fp8compile.numerics.histogram import AMAX, INF, LARGE, NAN
+from fp8compile.observe import records as observation
+from fp8compile.observe import slot
+from fp8compile.recipe.context import Inputs
 from tests.optim.ranks import on_ranks
 from tests.watched import EXACT, Broken, Net, batches, counted_on_ranks, counts_of, eager_counts, loss_of
 

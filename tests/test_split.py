@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fp8compile.split import NO_VERSION_CHECK
+from fp8compile.fx.partition import NO_VERSION_CHECK
 from tests.measure import compiled
 from tests.passes.graphs import split_of
 

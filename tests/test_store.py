@@ -10,8 +10,8 @@ import torch
 from torch import nn
 
 import fp8compile
-from fp8compile import store
-from fp8compile.report import GraphReport
+from fp8compile.compiler import report_store as store
+from fp8compile.reporting.report import GraphReport
 
 OPTIONS = {"codegen": "eager", "min_saved_numel": 0}
 

@@ -6,9 +6,9 @@ from unittest import mock
 
 from torch import nn
 
-from fp8compile import store
-from fp8compile.recipe import Recipe
-from fp8compile.report import GraphReport
+from fp8compile.compiler import report_store as store
+from fp8compile.recipe.recipe import Recipe
+from fp8compile.reporting.report import GraphReport
 
 
 class Net(nn.Module):

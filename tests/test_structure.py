@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import fp8compile
-from fp8compile.sources import sources
+from fp8compile.compiler.sources import sources
 
 PACKAGE = Path(fp8compile.__file__).parent
 PASSES = Path(fp8compile.passes.__file__).parent
@@ -58,7 +58,7 @@ def test_imports_point_one_way(name: str) -> None:
 
 @pytest.mark.parametrize("name", sorted(FILES))
 def test_private_torch_is_imported_in_one_place(name: str) -> None:
-    if name != "fp8compile.torch_private":
+    if name != "fp8compile._torch":
         assert not [m for m in imports(FILES[name]) if m.startswith(PRIVATE)]
 
 

@@ -14,23 +14,17 @@ from rich.console import Console
 pytest.importorskip("transformers")
 pytest.importorskip("matplotlib")
 
-from fp8compile.train import arms, demo, loop
-from fp8compile.train.data import (
-    Corpus,
-    NoSource,
-    is_held_out,
-    load_corpus,
-    train_batches,
-    validation_batches,
-)
-from fp8compile.train.left import Left, time_left
-from fp8compile.train.model import SIZES, build_model, rate_schedule
-from fp8compile.train.plots import running_mean
-from fp8compile.train.precision import Precision, decide
-from fp8compile.train.progress import Screen, screen_for
-from fp8compile.train.results import Evaluation, Results, Run, gap, gap_sentence, mean_of
-from fp8compile.train.saved import UNHOOKED, saved_bytes, saved_bytes_of_step
-from fp8compile.train.table import summary
+from fp8compile.demo import arms, loop
+from fp8compile.demo import run as demo
+from fp8compile.demo.data import Corpus, NoSource, is_held_out, load_corpus, train_batches, validation_batches
+from fp8compile.demo.eta import Left, time_left
+from fp8compile.demo.model import SIZES, build_model, rate_schedule
+from fp8compile.demo.plots import running_mean
+from fp8compile.demo.precision import Precision, decide
+from fp8compile.demo.progress import Screen, screen_for
+from fp8compile.demo.results import Evaluation, Results, Run, gap, gap_sentence, mean_of
+from fp8compile.demo.saved_bytes import UNHOOKED, saved_bytes, saved_bytes_of_step
+from fp8compile.demo.table import summary
 
 CPU = torch.device("cpu")
 FP32 = Precision(torch.float32, "FP32: a test", {})

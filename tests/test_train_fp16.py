@@ -16,14 +16,16 @@ pytest.importorskip("matplotlib")
 
 import fp8compile.amp
 from benchmarks import bench_loss_scaling as bench
-from fp8compile.train import arms, demo, loop, scaling
-from fp8compile.train.data import Corpus, load_corpus
-from fp8compile.train.left import time_left
-from fp8compile.train.model import SIZES, build_model, build_optimizer, warm_up_steps
-from fp8compile.train.precision import PURE_FP16, Precision
-from fp8compile.train.results import Evaluation, Results, Run
-from fp8compile.train.scaling import Diverged, Ends, course, made_progress, power_text
-from fp8compile.train.table import summary
+from fp8compile.demo import arms, loop
+from fp8compile.demo import loss_scales as scaling
+from fp8compile.demo import run as demo
+from fp8compile.demo.data import Corpus, load_corpus
+from fp8compile.demo.eta import time_left
+from fp8compile.demo.loss_scales import Diverged, Ends, course, made_progress, power_text
+from fp8compile.demo.model import SIZES, build_model, build_optimizer, warm_up_steps
+from fp8compile.demo.precision import PURE_FP16, Precision
+from fp8compile.demo.results import Evaluation, Results, Run
+from fp8compile.demo.table import summary
 
 CPU = torch.device("cpu")
 FP16 = Precision(torch.float16, PURE_FP16, {})

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fp8compile import observation
 from fp8compile.numerics.histogram import flags, fold, statistics
+from fp8compile.observe import records as observation
 
 Counts = dict[tuple[str, str], list[float]]
 

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
+from fp8compile._distributed import complete_grad, first_element, like, local
 from fp8compile.numerics.running_mean import fold_mean, rounded_mean
-from fp8compile.optim.sharding import complete_grad, first_element, like, local
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CHUNK = 2**24  # elements that are reduced together: 64 MiB

@@ -16,9 +16,9 @@ from collections.abc import Iterable, Sequence
 import torch
 from torch import Tensor
 
-from fp8compile.amp.graph_walk import leaves_behind
+from fp8compile.amp.autograd_graph import leaves_behind
 from fp8compile.numerics import histogram
-from fp8compile.observation import Observations, Slot, alive
+from fp8compile.observe.records import Observations, Slot, alive
 
 _bindings: list[weakref.ref[Binding]] = []  # of every scaler that has bound anything
 _active: weakref.ref[Binding] | None = None  # whose loss was scaled last

@@ -17,8 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
-from fp8compile.arguments import check_count, is_number
-from fp8compile.observation import Observations
+from fp8compile._arguments import check_count, is_number
+from fp8compile.observe.records import Observations
 
 LATELY = 20  # updates in which a surge happens
 NOTHING_OBSERVED = (

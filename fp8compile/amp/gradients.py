@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fp8compile._distributed import complete_grad, local
+from fp8compile._torch import unscale_and_check_
 from fp8compile.numerics.histogram import FP16_MAX
 from fp8compile.optim.base import EncodedOptimizer
-from fp8compile.optim.sharding import complete_grad, local
-from fp8compile.torch_private import unscale_and_check_
 
 
 @dataclass(frozen=True)

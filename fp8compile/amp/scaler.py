@@ -20,11 +20,11 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fp8compile.amp.autograd_graph import has_fp16
 from fp8compile.amp.binding import Binding
 from fp8compile.amp.closures import Evaluated, taken_out
 from fp8compile.amp.collapse import NOTHING_OBSERVED, Limits, LossScaleCollapse
 from fp8compile.amp.copying import Copied
-from fp8compile.amp.graph_walk import has_fp16
 from fp8compile.amp.histogram import Counter
 from fp8compile.amp.iteration import READY, STEPPED, Iteration, Stage
 from fp8compile.amp.ledger import Ledger, tensorboard
@@ -33,7 +33,7 @@ from fp8compile.amp.options import CAPPED, HISTOGRAM, NO_FP16, Options, check_ar
 from fp8compile.amp.policies import Running, Seen
 from fp8compile.amp.ranks import summed
 from fp8compile.amp.state import loaded, packed
-from fp8compile.observation import Observations
+from fp8compile.observe.records import Observations
 
 _log = logging.getLogger("fp8compile")
 
@@ -220,7 +220,7 @@ class LossScaler(Copied):
 
     def _raise_if_collapsed(self) -> None:
         if self._ledger.collapse is not None:
-            from fp8compile.overflow import overflow_report  # it reads scalers
+            from fp8compile.observe.overflow_report import overflow_report  # it reads scalers
 
             self._iteration.interrupted = True
             report = str(overflow_report(self)) if self.observations else NOTHING_OBSERVED

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from fp8compile._arguments import is_count, is_finite
 from fp8compile.amp.collapse import Limits
 from fp8compile.amp.options import Options
-from fp8compile.arguments import is_count, is_finite
 
 VERSION = 1
 COUNT = "a whole number, 0 or more,"

@@ -14,14 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-from fp8compile.optim import checking, checkpoint, copying
-from fp8compile.optim.fused import PreparedStep
+from fp8compile._distributed import complete_grad, first_element, is_cut, like, local, local_grad
+from fp8compile.optim import checking, checkpoint
+from fp8compile.optim import pickling as copying
+from fp8compile.optim.compiled_step import PreparedStep
+from fp8compile.optim.gradient_release import Release, release_gradients
 from fp8compile.optim.overrides import StateFormat
-from fp8compile.optim.placing import Names, Placement, check_parameter, place
+from fp8compile.optim.placement import Names, Placement, check_parameter, place
 from fp8compile.optim.plan import Plan, Tensors
-from fp8compile.optim.release import Release, release_gradients
-from fp8compile.optim.report import StatesReport, report
-from fp8compile.optim.sharding import complete_grad, first_element, is_cut, like, local, local_grad
+from fp8compile.optim.state_report import StatesReport, report
 from fp8compile.optim.updates import Update
 
 DEFAULT_FORMAT: StateFormat = "e4m3_expanded"

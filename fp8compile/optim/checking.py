@@ -15,10 +15,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fp8compile.arguments import FLAGS, check_one_of, is_count
-from fp8compile.optim.placing import pair
+from fp8compile._arguments import FLAGS, check_one_of, is_count
+from fp8compile._distributed import complete_grad, local
+from fp8compile.optim.placement import pair
 from fp8compile.optim.plan import MASTERS
-from fp8compile.optim.sharding import complete_grad, local
 
 if TYPE_CHECKING:
     from fp8compile.optim.base import EncodedOptimizer

@@ -19,13 +19,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from fp8compile.arguments import is_number
-from fp8compile.numerics.grouping import StateCodec
-from fp8compile.numerics.split_weights import joined, split
-from fp8compile.numerics.state_codecs import state_codec
+from fp8compile._arguments import is_number
+from fp8compile._distributed import here, is_sharded, like, local, viewed, why_not_here
+from fp8compile.numerics.states.interface import StateCodec
+from fp8compile.numerics.states.registry import state_codec
+from fp8compile.numerics.states.split_weights import joined, split
 from fp8compile.optim import checking
 from fp8compile.optim.plan import Plan
-from fp8compile.optim.sharding import here, is_sharded, like, local, viewed, why_not_here
 
 if TYPE_CHECKING:
     from fp8compile.optim.base import EncodedOptimizer

@@ -26,13 +26,13 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
+from fp8compile._distributed import is_sharded, like
 from fp8compile.optim import checking, checkpoint
 from fp8compile.optim.base import DEFAULT_FORMAT, EncodedOptimizer
 from fp8compile.optim.encoded_tensor import EncodedTensor
 from fp8compile.optim.overrides import StateFormat
-from fp8compile.optim.placing import Names, pair, place
+from fp8compile.optim.placement import Names, pair, place
 from fp8compile.optim.plan import Plan
-from fp8compile.optim.sharding import is_sharded, like
 from fp8compile.optim.updates import AdamUpdate, SGDUpdate, Update
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)

@@ -17,10 +17,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fp8compile import torch_private as private
-from fp8compile.numerics.grouping import StateCodec
-from fp8compile.numerics.state_codecs import state_codec
-from fp8compile.numerics.state_ops import decode_state, encode_state
+from fp8compile import _torch as private
+from fp8compile.numerics.states.custom_ops import decode_state, encode_state
+from fp8compile.numerics.states.interface import StateCodec
+from fp8compile.numerics.states.registry import state_codec
 
 aten = torch.ops.aten
 

@@ -144,7 +144,7 @@ def _names_in(module: nn.Module, names: Iterable[str] | None) -> list[str]:
 
 def _checked(state_format: StateFormat, check: Callable[[StateFormat], object] | None) -> StateFormat:
     if check is None:
-        from fp8compile.optim.placing import pair  # which asks this module for overrides
+        from fp8compile.optim.placement import pair  # which asks this module for overrides
 
         check = pair
     check(state_format)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fp8compile.numerics.grouping import StateCodec
 from fp8compile.numerics.rounding import index_like, key_of, random_bits, round_stochastically
-from fp8compile.numerics.split_weights import joined, split
+from fp8compile.numerics.states.interface import StateCodec
+from fp8compile.numerics.states.split_weights import joined, split
 from fp8compile.optim.updates import Update
 
 MASTERS = ("none", "split", "fp32")

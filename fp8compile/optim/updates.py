@@ -20,7 +20,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from fp8compile import torch_private as private
+from fp8compile import _torch as private
 
 States = dict[str, Tensor]
 Number = float | Tensor

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fp8compile.amp import LossScaler
 from fp8compile.numerics.histogram import FP16_MAX, statistics
-from fp8compile.observation import ACTIVATION, BACKWARD, Row, Slot
+from fp8compile.observe.records import ACTIVATION, BACKWARD, Row, Slot
 from tests.amp.models import grown
 
 

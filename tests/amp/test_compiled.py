@@ -7,7 +7,7 @@ from torch import nn
 
 from fp8compile import optim
 from fp8compile.amp import LossScaler
-from fp8compile.observation import Slot
+from fp8compile.observe.records import Slot
 from tests.amp.models import batch, grown, net
 from tests.amp.test_histogram_mode import expected_scale
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from fp8compile.amp.graph_walk import has_fp16, leaves_behind
+from fp8compile.amp.autograd_graph import has_fp16, leaves_behind
 from tests.amp.models import batch, loss_of, net
 
 

@@ -12,7 +12,7 @@ from torch import nn
 from fp8compile import optim
 from fp8compile.amp import LossScaler, watch
 from fp8compile.amp.histogram import Counter
-from fp8compile.observation import Observations, Row
+from fp8compile.observe.records import Observations, Row
 from tests.amp.models import batch, grown, loss_of, net, sgd, spoil, train
 
 TINY = 2.0**-26  # half of FP16's smallest number

@@ -12,8 +12,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from fp8compile import optim
+from fp8compile._distributed import local
 from fp8compile.amp import LossScaler, accumulate, watch
-from fp8compile.optim.sharding import local
 from tests.amp.models import batch, counted, grown, loss_of, net, spoil
 from tests.optim.ranks import on_ranks
 

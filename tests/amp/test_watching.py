@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fp8compile.amp import LossScaler, watch
-from fp8compile.observation import Row, of_model, of_parameters
+from fp8compile.observe.records import Row, of_model, of_parameters
 from tests.amp.models import batch, counted, loss_of, net, sgd, train
 
 

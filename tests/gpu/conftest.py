@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fp8compile.device import why_no_fp8
+from fp8compile.encoding.device import why_no_fp8
 
 
 @pytest.fixture(scope="session")

@@ -7,21 +7,21 @@ from tests.mutants.mutant import Mutant
 AROUND = (
     Mutant(
         "store: the reports of the first model",
-        "fp8compile/store.py",
+        "fp8compile/compiler/report_store.py",
         "serving[-1].alive",
         "serving[0].alive",
         ("tests/test_store_serving.py",),
     ),
     Mutant(
         "recipe: a pattern matches no module beneath",
-        "fp8compile/module_recipes.py",
+        "fp8compile/recipe/modules.py",
         "for n in range(1, len(parts) + 1)",
         "for n in range(len(parts), len(parts) + 1)",
         ("tests/test_recipe.py",),
     ),
     Mutant(
         "overflow: a mask of -inf is the culprit",
-        "fp8compile/overflow.py",
+        "fp8compile/observe/overflow_report.py",
         "if pair[0] == made[0] or _held_nan(",
         "if True or _held_nan(",
         ("tests/test_overflow.py",),
@@ -104,14 +104,14 @@ OPTIM = (
     ),
     Mutant(
         "optim: a pattern on names goes before an override",
-        "fp8compile/optim/placing.py",
+        "fp8compile/optim/placement.py",
         "asked = overridden(p) or names.overridden.get(id(p))",
         "asked = None if patterns else overridden(p) or names.overridden.get(id(p))",
         ("tests/optim/test_overrides.py", "tests/optim/test_placing.py"),
     ),
     Mutant(
         "optim: shards of columns are encoded",
-        "fp8compile/optim/sharding.py",
+        "fp8compile/_distributed.py",
         "if dims != {0}:",
         "if not dims:",
         ("tests/optim/test_distributed.py::test_shards_of_columns_keep_fp32",),

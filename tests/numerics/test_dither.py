@@ -8,9 +8,9 @@ with t = 4 sqrt(sum s_i**2), which chance exceeds once in 1e13. Thresholds stand
 import pytest
 import torch
 
-from fp8compile.numerics.dither import dithered, dithered_to, threshold_of
 from fp8compile.numerics.formats import E4M3, E5M2
-from fp8compile.numerics.state_codecs import SIGNED_ONLY, STATE_FORMATS, state_codec
+from fp8compile.numerics.states.dither import dithered, dithered_to, threshold_of
+from fp8compile.numerics.states.registry import SIGNED_ONLY, STATE_FORMATS, state_codec
 from tests.reference import bits_equal, reference_values
 
 torch.set_num_threads(1)

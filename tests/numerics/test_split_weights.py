@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fp8compile.numerics.split_weights import joined, split
+from fp8compile.numerics.states.split_weights import joined, split
 from tests.reference import (
     TWO_BYTE_DTYPES,
     bits_equal,

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fp8compile.numerics.companding import Companded
+from fp8compile.numerics.states.companding import Companded
 from tests.reference import U, bits_equal, every_value, random_positive_fp32
 
 torch.set_num_threads(1)

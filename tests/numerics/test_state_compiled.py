@@ -15,8 +15,8 @@ import math
 import pytest
 import torch
 
-from fp8compile.numerics.grouping import in_groups
-from fp8compile.numerics.state_codecs import SIGNED_ONLY, STATE_FORMATS, UNSIGNED_ONLY, state_codec
+from fp8compile.numerics.states.interface import in_groups
+from fp8compile.numerics.states.registry import SIGNED_ONLY, STATE_FORMATS, UNSIGNED_ONLY, state_codec
 from tests.reference import U, bits_equal, raw
 
 torch.set_num_threads(1)

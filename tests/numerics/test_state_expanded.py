@@ -20,8 +20,8 @@ import pytest
 import torch
 
 from fp8compile.numerics.formats import E4M3, E5M2
-from fp8compile.numerics.plain_states import Linear
-from fp8compile.numerics.range_expansion import Expanded
+from fp8compile.numerics.states.plain import Linear
+from fp8compile.numerics.states.range_expansion import Expanded
 from tests.reference import NUMPY, U, bits_equal, finite_values, random_positive_fp32, raw, reference_values
 
 torch.set_num_threads(1)

@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from fp8compile.numerics.four_bit import DynamicExponent4, Linear4, RankOne4, packed, unpacked
+from fp8compile.numerics.states.four_bit import DynamicExponent4, Linear4, RankOne4, packed, unpacked
 from tests.reference import U, bits_equal, every_value, random_positive_fp32
 
 torch.set_num_threads(1)

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from fp8compile.numerics.formats import E4M3
-from fp8compile.numerics.grouping import GROUP, columns_within, in_groups, metadata_shape, out_of_groups
-from fp8compile.numerics.range_expansion import Expanded
-from fp8compile.numerics.state_codecs import STATE_FORMATS, state_codec
+from fp8compile.numerics.states.interface import GROUP, columns_within, in_groups, metadata_shape, out_of_groups
+from fp8compile.numerics.states.range_expansion import Expanded
+from fp8compile.numerics.states.registry import STATE_FORMATS, state_codec
 from tests.reference import bits_equal
 
 torch.set_num_threads(1)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fp8compile.numerics.formats import E4M3, E5M2, INT8
-from fp8compile.numerics.plain_states import UINT8, Linear, Whole
+from fp8compile.numerics.states.plain import UINT8, Linear, Whole
 from tests.reference import (
     FORMATS,
     U,

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fp8compile.numerics.formats import E4M3, E5M2
-from fp8compile.numerics.range_expansion import Expanded
-from fp8compile.numerics.state_codecs import SIGNED_ONLY, STATE_FORMATS, UNSIGNED_ONLY, state_codec
+from fp8compile.numerics.states.range_expansion import Expanded
+from fp8compile.numerics.states.registry import SIGNED_ONLY, STATE_FORMATS, UNSIGNED_ONLY, state_codec
 from tests.reference import U, bits_equal, finite_values, non_finite_values
 
 torch.set_num_threads(1)

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from fp8compile.numerics.dynamic_tree import DynamicTree, decode_tree, encode_tree, tree_map
+from fp8compile.numerics.states.dynamic_tree import DynamicTree, decode_tree, encode_tree, tree_map
 from tests.reference import U, bits_equal, every_value, random_positive_fp32
 
 torch.set_num_threads(1)

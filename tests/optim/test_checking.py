@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import fp8compile
 from fp8compile import optim
-from fp8compile.numerics.state_codecs import STATE_FORMATS
+from fp8compile.numerics.states.registry import STATE_FORMATS
 
 KINDS = ("Adam", "AdamW", "Lion", "SGD", "RMSprop", "LAMB", "Muon")
 

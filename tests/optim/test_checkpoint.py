@@ -22,8 +22,8 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from fp8compile import optim
-from fp8compile.numerics.split_weights import joined
-from fp8compile.numerics.state_codecs import STATE_FORMATS
+from fp8compile.numerics.states.registry import STATE_FORMATS
+from fp8compile.numerics.states.split_weights import joined
 from fp8compile.optim.checkpoint import VERSION, VERSION_KEY
 from fp8compile.optim.compress import compress
 from fp8compile.optim.overrides import override

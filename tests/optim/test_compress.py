@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import fp8compile
 from fp8compile import optim
-from fp8compile.numerics.state_codecs import STATE_FORMATS, state_codec
+from fp8compile.numerics.states.registry import STATE_FORMATS, state_codec
 from fp8compile.optim.compress import _plain
 from fp8compile.optim.encoded_tensor import EncodedTensor
 from tests.optim.models import batches, parameters_of, small_model, train

@@ -27,7 +27,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from fp8compile import optim
-from fp8compile.optim.sharding import first_element, local
+from fp8compile._distributed import first_element, local
 from tests.optim.ranks import on_ranks
 
 # Rows that neither 2 nor 3 divides, short groups at their ends, rows that are several dimensions, fewer rows than ranks.

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fp8compile import optim
-from fp8compile.optim import fused
+from fp8compile.optim import compiled_step as fused
 from tests.optim.bounds import U, adam_off_by
 from tests.optim.models import WIDE, batches, parameters_of, small_model, train
 

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from fp8compile import optim
-from fp8compile.optim.rows import pieces, viewed
+from fp8compile.optim.row_views import pieces, viewed
 
 
 @pytest.mark.parametrize("shape", [(20, 208), (20, 128), (20, 72)], ids=str)

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, Node
 
-from fp8compile.graph import SPLICED, copied
-from fp8compile.pipeline import JointPasses
-from fp8compile.split import Split
+from fp8compile.compiler.pipeline import JointPasses
+from fp8compile.fx.graph import SPLICED, copied
+from fp8compile.fx.partition import Split
 from tests.measure import compiled
 
 

@@ -9,9 +9,9 @@ from expecttest import assert_expected_inline
 from torch import Tensor, nn
 
 import fp8compile
-from fp8compile.context import Context
 from fp8compile.passes.encode_saved import encode_saved
-from fp8compile.recipe import Recipe
+from fp8compile.recipe.context import Context
+from fp8compile.recipe.recipe import Recipe
 from tests.measure import compiled, gradient_sqnr, kept_bytes
 from tests.passes.graphs import forward_of, split_of
 

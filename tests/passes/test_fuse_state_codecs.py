@@ -12,14 +12,14 @@ from expecttest import assert_expected_inline
 from torch import Tensor, nn
 from torch.fx import Graph
 
-from fp8compile import pipeline
-from fp8compile.context import Context
-from fp8compile.graph import SPLICED, copied
-from fp8compile.numerics.state_codecs import state_codec
-from fp8compile.numerics.state_ops import decoded_in_pieces, encoded_in_pieces
+from fp8compile.compiler import pipeline
+from fp8compile.fx.graph import SPLICED, copied
+from fp8compile.numerics.states.custom_ops import decoded_in_pieces, encoded_in_pieces
+from fp8compile.numerics.states.registry import state_codec
 from fp8compile.optim import EncodedTensor
 from fp8compile.passes.fuse_state_codecs import DECODE, ENCODE, fuse_state_codecs
-from fp8compile.recipe import Recipe
+from fp8compile.recipe.context import Context
+from fp8compile.recipe.recipe import Recipe
 from tests.measure import compiled
 from tests.passes.graphs import joint_of, text_of
 

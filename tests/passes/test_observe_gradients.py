@@ -8,11 +8,11 @@ from expecttest import assert_expected_inline
 from torch import Tensor, nn
 
 import fp8compile
-from fp8compile.context import Context, Inputs
-from fp8compile.graph import SPLICED
-from fp8compile.observation import REST
+from fp8compile.fx.graph import SPLICED
+from fp8compile.observe.records import REST
 from fp8compile.passes.observe_gradients import SURPLUS, observe_gradients
-from fp8compile.recipe import Recipe
+from fp8compile.recipe.context import Context, Inputs
+from fp8compile.recipe.recipe import Recipe
 from tests.measure import compiled, llama_case
 from tests.passes.graphs import joint_of, split_of, text_of
 from tests.watched import Net, batches
@@ -156,7 +156,7 @@ def test_a_surplus_of_values_is_said(monkeypatch: object) -> None:
 
     from unittest import mock
 
-    with mock.patch("fp8compile.slot.Inputs", Few):
+    with mock.patch("fp8compile.observe.slot.Inputs", Few):
         report = fp8compile.explain(Net().half(), tuple(batches(32)), recipe=PLAIN)
     assert [o.row for o in report.observed] == list(range(5))
     assert sorted((o.kind, o.shape) for o in report.observed if o.origin.op == REST) == [

@@ -7,11 +7,11 @@ import torch.nn.functional as F
 from expecttest import assert_expected_inline
 from torch import Tensor, nn
 
-from fp8compile.context import Context, Inputs
-from fp8compile.graph import SPLICED
+from fp8compile.fx.graph import SPLICED
 from fp8compile.numerics.histogram import FP16_MAX, saturate
 from fp8compile.passes.saturate_gradients import saturate_gradients
-from fp8compile.recipe import Recipe
+from fp8compile.recipe.context import Context, Inputs
+from fp8compile.recipe.recipe import Recipe
 from tests.passes.graphs import joint_of, text_of
 from tests.watched import Net, batches
 

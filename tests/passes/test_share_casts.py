@@ -7,10 +7,10 @@ from expecttest import assert_expected_inline
 from torch import Tensor, nn
 
 import fp8compile
-from fp8compile.context import Context
-from fp8compile.graph import ENCODING
+from fp8compile.fx.graph import ENCODING
 from fp8compile.passes.share_casts import CAST, share_casts
-from fp8compile.recipe import Recipe
+from fp8compile.recipe.context import Context
+from fp8compile.recipe.recipe import Recipe
 from tests.measure import compiled
 from tests.passes.graphs import joint_of, text_of
 

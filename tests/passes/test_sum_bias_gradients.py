@@ -16,9 +16,9 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fp8compile.context import Context
 from fp8compile.passes.sum_bias_gradients import sum_bias_gradients
-from fp8compile.recipe import Recipe
+from fp8compile.recipe.context import Context
+from fp8compile.recipe.recipe import Recipe
 from tests.passes.graphs import text_of
 
 ROWS, COLUMNS = 2048, 512

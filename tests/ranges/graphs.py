@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from fp8compile.ranges import Range, ranges
-from fp8compile.torch_private import make_fx, select_decomp_table
+from fp8compile._torch import make_fx, select_decomp_table
+from fp8compile.analysis.ranges import Range, ranges
 
 SHAPE = (3, 4)
 DATA = (-65504.0, 65504.0)

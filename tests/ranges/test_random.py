@@ -16,8 +16,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from fp8compile.ranges import Range, ranges
-from fp8compile.torch_private import make_fx, select_decomp_table
+from fp8compile._torch import make_fx, select_decomp_table
+from fp8compile.analysis.ranges import Range, ranges
 
 SIDE, SAMPLES = 4, 1000
 LARGEST = 65504.0

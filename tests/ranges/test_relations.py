@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from fp8compile.graph import is_tensor
-from fp8compile.ranges import Range, ranges
-from fp8compile.ranges.interval import BLOCK
-from fp8compile.torch_private import make_fx, select_decomp_table
+from fp8compile._torch import make_fx, select_decomp_table
+from fp8compile.analysis.ranges import Range, ranges
+from fp8compile.analysis.ranges.interval import BLOCK
+from fp8compile.fx.graph import is_tensor
 from tests.measure import llama_case
 from tests.passes.graphs import joint_of
 from tests.ranges.graphs import DATA, analysed, traced

@@ -13,10 +13,10 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from fp8compile.ranges import Range
-from fp8compile.ranges.interval import FUNCTION_ERROR
-from fp8compile.ranges.matching import packet
-from fp8compile.ranges.table import RULES
+from fp8compile.analysis.ranges import Range
+from fp8compile.analysis.ranges.interval import FUNCTION_ERROR
+from fp8compile.analysis.ranges.matching import packet
+from fp8compile.analysis.ranges.table import RULES
 from tests.ranges.graphs import analysed, drawn, traced
 
 aten, prims = torch.ops.aten, torch.ops.prims

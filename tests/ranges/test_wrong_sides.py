@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fp8compile.ranges.bounds import at_least
+from fp8compile.analysis.ranges.bounds import at_least
 from tests.ranges.graphs import DATA, analysed
 
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule, Node
 
-from fp8compile.ranges.matching import packet
-from fp8compile.sensitivity import responses as R
+from fp8compile.analysis.ranges.matching import packet
+from fp8compile.analysis.sensitivity import responses as R
 from tests.sensitivity.wide import Wide
 
 aten, prims = torch.ops.aten, torch.ops.prims

@@ -3,9 +3,9 @@
     forward, float64 -> saved values -> codes of those that encode_saved would store -> decoded: the error of each element
     backward, float64, once with the saved values (and a bound beside each value) and once with the decoded ones
 
-Operations respond as the lists of ``fp8compile.sensitivity.responses`` say, and the two gradients must not be farther apart
-than the bound. All in float64, so nothing but the codes makes a difference: an entry on the wrong list is a gradient outside.
-What is not on the lists must not be reached by an error at all.
+Operations respond as the lists of ``fp8compile.analysis.sensitivity.responses`` say, and the two gradients must not be
+farther apart than the bound. All in float64, so nothing but the codes makes a difference: an entry on the wrong list is a
+gradient outside. What is not on the lists must not be reached by an error at all.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule, Node
 
-from fp8compile import backend
-from fp8compile.context import Context
-from fp8compile.graph import memory_order
+from fp8compile.analysis.ranges.matching import packet
+from fp8compile.analysis.sensitivity import responses as R
+from fp8compile.compiler import backend
+from fp8compile.fx.graph import memory_order
+from fp8compile.fx.partition import Split
 from fp8compile.numerics import Codec
 from fp8compile.passes.encode_saved import _is_ours, _Judge
-from fp8compile.ranges.matching import packet
-from fp8compile.recipe import Recipe
-from fp8compile.sensitivity import responses as R
-from fp8compile.split import Split
+from fp8compile.recipe.context import Context
+from fp8compile.recipe.recipe import Recipe
 from tests.passes.graphs import split_of
 from tests.sensitivity.magnitudes import Magnitudes
 from tests.sensitivity.wide import Wide, widened

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fp8compile
-from fp8compile.sensitivity import responses as R
+from fp8compile.analysis.sensitivity import responses as R
 from tests.measure import compiled, gradient_sqnr
 from tests.sensitivity.running_error import Outcome, outcome
 

@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fp8compile.recipe import Recipe
+from fp8compile.recipe.recipe import Recipe
 from tests.measure import LlamaLayer
 
 PLAIN, STORAGE, CONSERVATIVE, LINEARS, BOTH = "inductor", "storage_only", "storage_16bit_attention", "linears", "both"

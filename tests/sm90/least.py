@@ -12,8 +12,8 @@ from __future__ import annotations
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from fp8compile import torch_private as private
-from fp8compile.graph import is_view, nbytes, storage_root
+from fp8compile import _torch as private
+from fp8compile.fx.graph import is_view, nbytes, storage_root
 
 PRODUCTS_AND_ATTENTION = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm")
 

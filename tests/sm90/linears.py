@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fp8compile.recipe import Recipe
+from fp8compile.recipe.recipe import Recipe
 
 BATCH, SEQ, HIDDEN, FFN, HEADS = 2, 256, 512, 1376, 8
 UNIT = BATCH * SEQ * HIDDEN * 2  # bytes of one activation in BF16

@@ -9,9 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fp8compile import _torch as private
 from fp8compile import optim
-from fp8compile import torch_private as private
-from fp8compile.optim import fused, rows
+from fp8compile.optim import compiled_step as fused
+from fp8compile.optim import row_views as rows
 
 from .lowering import Lowered, LoweredGraph, lower_backend, lowering_config
 

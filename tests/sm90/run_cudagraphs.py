@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from fp8compile.recipe import Recipe
+from fp8compile.recipe.recipe import Recipe
 from tests.measure import llama_case
 
 from . import fake_h100

@@ -16,9 +16,9 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from fp8compile.backend import fp8compile
+from fp8compile.compiler.backend import fp8compile
 from fp8compile.passes import quantize_linears, sum_bias_gradients
-from fp8compile.recipe import Recipe
+from fp8compile.recipe.recipe import Recipe
 
 from . import fake_h100, flash_on_cpu, interpreter
 from .bugs import BUGS

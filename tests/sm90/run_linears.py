@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from fp8compile.graph import ENCODING
+from fp8compile.fx.graph import ENCODING
 from tests.measure import llama_case
 
 from . import fake_h100

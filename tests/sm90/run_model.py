@@ -10,9 +10,9 @@ from unittest import mock
 import torch
 from torch.fx import GraphModule
 
-from fp8compile import torch_private as private
-from fp8compile.backend import compile_graph
-from fp8compile.recipe import Recipe
+from fp8compile import _torch as private
+from fp8compile.compiler.backend import compile_graph
+from fp8compile.recipe.recipe import Recipe
 
 from . import fake_h100, swiglu
 from .lowering import Backend, InnerCompile, lower, stock_backend

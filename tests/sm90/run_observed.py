@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fp8compile.recipe import Recipe
+from fp8compile.recipe.recipe import Recipe
 from tests.measure import llama_case
 
 from . import fake_h100

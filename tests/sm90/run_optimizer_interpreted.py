@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from fp8compile.numerics.rounding import GRIDS
-from fp8compile.numerics.split_weights import joined
-from fp8compile.numerics.state_codecs import state_codec
-from fp8compile.optim import placing
+from fp8compile.numerics.states.registry import state_codec
+from fp8compile.numerics.states.split_weights import joined
+from fp8compile.optim import placement as placing
 
 from . import fake_h100, interpreter
 from .measures import print_json

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from fp8compile.numerics.split_weights import split
-from fp8compile.numerics.state_codecs import state_codec
+from fp8compile.numerics.states.registry import state_codec
+from fp8compile.numerics.states.split_weights import split
 from tests.optim.bounds import U, adam_off_by
 
 pytest.importorskip("triton", reason="triton, which compiles what Inductor generates, exists for Linux only")

@@ -28,9 +28,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fp8compile.backend import compile_and_report
-from fp8compile.recipe import Recipe
-from fp8compile.report import GraphReport
+from fp8compile.compiler.backend import compile_and_report
+from fp8compile.recipe.recipe import Recipe
+from fp8compile.reporting.report import GraphReport
 from tests.sweeps.op_programs import WRAPPERS, Sample, chosen, is_differentiable, operations, program, samples_of
 
 BAR_DB, MARGIN_DB = 20.0, 3.0
@@ -312,7 +312,7 @@ def limited(seconds: int) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    from fp8compile import verify
+    from fp8compile.fx import spec as verify
     from tests.sweeps.op_database_run import main
 
     verify.enabled = True

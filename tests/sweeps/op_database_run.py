@@ -16,7 +16,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from fp8compile.sources import sources_key
+from fp8compile.compiler.sources import sources_key
 from tests.sweeps import workers
 from tests.sweeps.op_database import BAD, DTYPES, RECIPE, SECONDS, Record, records
 from tests.sweeps.op_programs import WRAPPERS, operations

@@ -14,9 +14,9 @@ from unittest import mock
 import pytest
 import torch
 
-from fp8compile.sensitivity import Sensitivity
-from fp8compile.sensitivity import responses as R
-from fp8compile.sensitivity.walk import Walk
+from fp8compile.analysis.sensitivity import Sensitivity
+from fp8compile.analysis.sensitivity import responses as R
+from fp8compile.analysis.sensitivity.walk import Walk
 from tests.sweeps.random_judgement import CONDITION, judge
 from tests.sweeps.random_programs import program_of
 

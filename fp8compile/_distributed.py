@@ -1,0 +1,124 @@
+"""Sharded parameters (DTensor, as fully_shard makes them): what is on this rank, and states sharded alike.
+
+    state of p   [rows, ...], metadata [rows, groups]:  both cut along dim 0 as p is
+
+A rank owns rows, and rows own whole groups (numerics/grouping.py), so a rank encodes its part as if it were the whole, and
+what two ranks have saved three can load. Where a shard would cut groups, the states stay in FP32. That is decided by how a
+parameter is sharded, never by how many ranks there are: a state must be stored alike on all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.distributed.tensor import DTensor
+
+from fp8compile import _torch as private
+
+NOT_BY_ROWS = ("rank1_linear4",)  # one amax per column, of all rows
+
+
+def is_sharded(p: Tensor) -> bool:
+    return isinstance(p, DTensor)
+
+
+def is_cut(p: Tensor) -> bool:
+    """Whether no rank has all of ``p``."""
+    return isinstance(p, DTensor) and any(
+        size > 1 and not place.is_replicate() for place, size in zip(p.placements, p.device_mesh.shape, strict=True)
+    )
+
+
+def why_not_encoded(p: Tensor, formats: Sequence[str] = ()) -> str | None:
+    """Why the shards of ``p`` do not own whole groups of it, or not in one of these formats."""
+    dims = _sharded_dims(p)
+    if not dims:
+        return None
+    if dims != {0}:
+        return f"sharded along dim {max(dims)}: only along dim 0 a shard owns whole groups"
+    if p.dim() < 2:
+        return "one dimension, sharded: a shard would cut its groups"
+    shared = [each for each in formats if each in NOT_BY_ROWS]
+    return f"sharded, and {shared[0]} has metadata that all rows share" if shared else None
+
+
+def _sharded_dims(p: Tensor) -> set[int]:
+    # Shard, and what fully_shard makes of a parameter that tensor parallelism has cut along dim 0 before, _StridedShard
+    return {place.dim for place in p.placements if hasattr(place, "dim")} if isinstance(p, DTensor) else set()
+
+
+def local(t: Tensor) -> Tensor:
+    """The part of a tensor that is on this rank; a plain tensor is all here."""
+    return (t.to_local() if isinstance(t, DTensor) else t).detach()
+
+
+def local_grad(p: Tensor) -> Tensor:
+    """This rank's part of the gradient."""
+    assert p.grad is not None
+    return local(p.grad)
+
+
+def complete_grad(p: Tensor) -> None:
+    """Have the gradient lie as ``p`` does: one that is yet to be summed over ranks (Partial) is, by all of them at once."""
+    if isinstance(p, DTensor) and isinstance(p.grad, DTensor) and p.grad.placements != p.placements:
+        p.grad = p.grad.redistribute(p.device_mesh, p.placements)
+
+
+def first_element(p: Tensor) -> int:
+    """The number of this rank's first element: a rank's elements are numbered on from it, no two of a tensor alike.
+
+    In a shard along dim 0 elements have the numbers that they have in the whole, in contiguous order. Shards along other
+    dimensions have ranges of their own.
+    """
+    if not isinstance(p, DTensor) or p.dim() == 0:
+        return 0
+    size, offset = private.local_shape_and_offset(p.shape, p.device_mesh, p.placements)
+    columns = (start * stride for start, stride in zip(offset[1:], _contiguous_stride(p.shape)[1:], strict=True))
+    return int(offset[0] * math.prod(size[1:]) + sum(columns) * p.numel())
+
+
+def like(p: Tensor, part: Tensor) -> Tensor:
+    """What this rank has of a state's part, contiguous, as a part of a tensor that is sharded as ``p`` is."""
+    part = part.contiguous()  # codes may come as a view of padded groups, whose memory would be kept
+    if not isinstance(p, DTensor):
+        return part
+    shape = p.shape
+    if part.shape != local(p).shape:  # metadata, or codes two to a byte: encoded, hence cut along dim 0 or not at all
+        shape = torch.Size((p.shape[0], *part.shape[1:])) if _sharded_dims(p) else part.shape
+    stride = _contiguous_stride(shape)
+    return DTensor.from_local(part, p.device_mesh, p.placements, run_check=False, shape=shape, stride=stride)
+
+
+def here(p: Tensor, whole: Tensor) -> Tensor:
+    """This rank's part of a state of ``p``, given sharded as ``p`` is or, by every rank, whole."""
+    if isinstance(whole, DTensor) or not isinstance(p, DTensor):
+        return local(whole)
+    size, offset = private.local_shape_and_offset(whole.shape, p.device_mesh, p.placements)
+    return whole.detach()[tuple(slice(start, start + n) for start, n in zip(offset, size, strict=True))]
+
+
+def why_not_here(p: Tensor, whole: Tensor) -> str | None:
+    """Why there is no telling which part of a state is this rank's: it is sharded in another way than ``p``."""
+    if not isinstance(whole, DTensor):
+        return None
+    if isinstance(p, DTensor) and (p.device_mesh, p.placements) == (whole.device_mesh, whole.placements):
+        return None
+    return (
+        f"sharded as {whole.placements}, the parameter {p.placements if isinstance(p, DTensor) else 'not at all'}: load "
+        "it through torch.distributed.checkpoint, which cuts it anew, or give its full_tensor()"
+    )
+
+
+def viewed(t: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same memory read as another dtype of the same size."""
+    if not isinstance(t, DTensor):
+        return t.view(dtype)
+    seen = t.to_local().view(dtype)
+    return DTensor.from_local(seen, t.device_mesh, t.placements, run_check=False, shape=t.shape, stride=t.stride())
+
+
+def _contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
+    return torch.empty(shape, device="meta").stride()

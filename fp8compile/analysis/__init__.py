@@ -1,0 +1,1 @@
+"""What is true of a graph. Nothing here changes one."""

@@ -1,0 +1,133 @@
+"""The matrix products of a model's linears in a joint graph: forward, dgrad and wgrad.
+
+    forward   y [M, N] = x [M, K] W' [K, N]     exactly one operand is made from parameters alone
+    dgrad     dx [M, K] = dy [M, N] W [N, K]     one from parameters alone, the other depends on a tangent
+    wgrad     dW [N, K] = dy' [N, M] x [M, K]    a tangent and the input of a forward product, of the weight's size
+
+The two products of the backward belong to the forward product of the same autograd node (``seq_nr``).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import defaultdict
+from collections.abc import Set
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node
+
+from fp8compile.analysis.dataflow import CASTS, Source, is_activation, sources
+from fp8compile.fx.graph import hint, is_tensor, is_view, numel
+
+aten = torch.ops.aten
+
+# Each with the position of its left operand; the right one is next.
+PRODUCTS: dict[Any, int] = {aten.mm.default: 0, aten.addmm.default: 1}
+BATCHED: dict[Any, int] = {aten.bmm.default: 0, aten.baddbmm.default: 1}
+GROUPED: dict[Any, int] = {aten._grouped_mm.default: 0} if hasattr(aten, "_grouped_mm") else {}
+ALL = PRODUCTS | BATCHED | GROUPED
+FORWARD, DGRAD, WGRAD = "forward", "dgrad", "wgrad"
+
+
+@dataclass(frozen=True)
+class Product:
+    """One product of a linear. ``forward`` is the linear's forward product: itself, in the forward."""
+
+    node: Node
+    direction: str
+    forward: Node
+    weight: Node  # the parameter, or the first value computed from parameters that is no cast or view of one
+    gradients: tuple[bool, bool]  # which operands depend on a tangent
+    M: Any
+    K: int
+    N: int
+
+    @property
+    def operands(self) -> tuple[Node, Node]:
+        """The left and the right operand, as they are now: other products are rewritten in the meantime."""
+        found = _operands(self.node)
+        assert found is not None
+        return found
+
+
+def linear_products(graph: Graph, parameters: Set[Node]) -> list[Product]:
+    """The products of every linear of a joint graph, in graph order, batched ones included."""
+    found = sources(graph, parameters)
+    products: list[Product] = []
+    reading: dict[Node, list[Product]] = defaultdict(list)  # forward products, by the root of each operand
+    for node in graph.nodes:
+        operands = _operands(node)
+        if operands is None:
+            continue
+        kinds = tuple(_kind(found[o]) for o in operands)
+        if sorted(kinds) == ["activation", "parameter"]:
+            products.append(_forward(node, *operands, weight_on_the_right=kinds[1] == "parameter"))
+            for root in {*map(root_of, operands)}:
+                reading[root].append(products[-1])
+        elif sorted(kinds) in (["gradient", "parameter"], ["activation", "gradient"]):
+            known = 1 - kinds.index("gradient")
+            of = _forward_of(node, kinds[known], reading[root_of(operands[known])])
+            if of:
+                direction = DGRAD if kinds[known] == "parameter" else WGRAD
+                gradients = (known == 1, known == 0)
+                products.append(dataclasses.replace(of, node=node, direction=direction, gradients=gradients))
+    return products
+
+
+def _operands(node: Node) -> tuple[Node, Node] | None:
+    if node.target not in ALL:
+        return None
+    at = ALL[node.target]
+    left, right = node.args[at : at + 2]
+    assert isinstance(left, Node) and isinstance(right, Node)
+    return left, right
+
+
+def _kind(source: Source) -> str:
+    if Source.GRADIENT in source:
+        return "gradient"
+    if source == Source.PARAMETER:
+        return "parameter"
+    return "activation" if is_activation(source) else "table"
+
+
+def _forward(node: Node, left: Node, right: Node, *, weight_on_the_right: bool) -> Product:
+    rows, inner, columns = left.meta["val"].shape[-2], left.meta["val"].shape[-1], right.meta["val"].shape[-1]
+    weight = root_of(right if weight_on_the_right else left)
+    M, N = (rows, columns) if weight_on_the_right else (columns, rows)
+    return Product(node, FORWARD, node, weight, (False, False), M, hint(inner), hint(N))
+
+
+def _forward_of(node: Node, known: str, readers: list[Product]) -> Product | None:
+    """The forward product, among those that read the same weight or input, that a product of the backward belongs to."""
+    if known == "activation":  # a wgrad has the size of the weight
+        readers = [p for p in readers if numel(node.meta["val"]) == p.K * p.N]
+    same_autograd_node = [p for p in readers if p.forward.meta.get("seq_nr") == node.meta.get("seq_nr")]
+    return next(iter(same_autograd_node + readers), None)
+
+
+def root_of(value: Node) -> Node:
+    """What a value is a view or a cast of."""
+    while is_view(value) or value.target in CASTS:
+        parent = value.args[0]
+        if not isinstance(parent, Node) or not is_tensor(parent):
+            break
+        value = parent
+    return value
+
+
+def is_tied_to_embedding(weight: Node) -> bool:
+    """Whether a parameter is looked up by an embedding too."""
+    waiting = [weight]
+    while waiting:
+        node = waiting.pop()
+        for user in node.users:
+            if user.target is aten.embedding.default or (
+                user.target is aten.index.Tensor and user.args[0] is node and "autograd_backward" not in user.meta
+            ):
+                return True
+            if is_view(user) or user.target in CASTS:
+                waiting.append(user)
+    return False

@@ -1,0 +1,150 @@
+"""How much memory a step needs beside what it keeps: a walk over the graphs that adds up what is alive at each operation.
+
+A value is alive from the operation that makes it to the last kernel that reads it. What lands in memory at all is guessed
+as Inductor fuses: a pointwise value exists only if something else than pointwise operations and reductions reads it (a
+product, a convolution, attention) or if it is returned. Views and fused values prolong the life of what they read.
+
+Counted elsewhere and left out here: inputs of the forward, and all that is kept for the backward, as a whole, and so only
+what goes beyond it counts; and gradients of parameters, as if they existed from the start.
+Not known here: workspaces inside kernels (cuBLAS, split reductions), Inductor's reordering and reuse of buffers, values it
+stores rather than computes twice, fragmentation of the allocator.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import torch
+from torch.fx import Graph, Node
+
+from fp8compile.fx.graph import VIEWS, is_tensor, nbytes, storage_root
+from fp8compile.fx.partition import Split
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+# Lowered as pointwise by Inductor, though not tagged so.
+POINTWISE = {
+    aten.cat.default,
+    aten.constant_pad_nd.default,
+    aten.embedding.default,
+    aten.full.default,
+    aten.gather.default,
+    aten.index.Tensor,
+    aten.scalar_tensor.default,
+    aten.select_scatter.default,
+    aten.slice_scatter.default,
+    aten.view.dtype,
+    prims.iota.default,
+    prims.inductor_lookup_seed.default,
+    prims.inductor_random.default,
+    prims.inductor_seed.default,
+    prims.inductor_seeds.default,
+}
+REDUCTIONS = ("prepare_softmax_online", "var_mean", "argmax", "argmin")
+SPLITS = ("split", "split_with_sizes", "unbind", "chunk")  # tuples of views
+
+
+def workspace_bytes(split: Split) -> int:
+    """The most that forward or backward needs at one time beyond all that is kept from the one to the other."""
+    return max(0, _in_forward(split), _in_backward(split))
+
+
+def _in_forward(split: Split) -> int:
+    """Kept values count from where they are made; what was not made yet is room for others."""
+    kept = _kept(split)
+    given = sum(nbytes(root.meta["val"]) for root in kept if root.op == "placeholder")
+    return _most_alive(split.fw.graph, set(split.inputs), given - split.kept_bytes(), {})
+
+
+def _in_backward(split: Split) -> int:
+    """Kept values are let go after their last reader; gradients of parameters are counted elsewhere."""
+    used = {edge.used for edge in split.edges}
+    held = {tuple(edges): nbytes(root.meta["val"]) for root, edges in _kept(split).items()}
+    return _most_alive(split.bw.graph, used | _gradients_of_parameters(split), 0, held)
+
+
+def _kept(split: Split) -> dict[Node, list[Node]]:
+    """Each storage kept for the backward, and the backward's inputs that look at it."""
+    kept: dict[Node, list[Node]] = {}
+    for edge in split.edges:
+        if edge.is_tensor and not split.caller_owns(root := storage_root(edge.made)):
+            kept.setdefault(root, []).append(edge.used)
+    return kept
+
+
+def _gradients_of_parameters(split: Split) -> set[Node]:
+    out = split.bw.graph.output_node()
+    parameters = {node.meta.get("desc") for node in split.static} - {None}
+    gradients = zip(out.meta.get("desc") or (), out.args[0], strict=False)  # type: ignore[arg-type]
+    return {
+        storage_root(node)
+        for desc, node in gradients
+        if isinstance(node, Node) and getattr(desc, "grad_of", None) in parameters
+    }
+
+
+def _most_alive(graph: Graph, counted: set[Node], alive: int, held: dict[tuple[Node, ...], int]) -> int:
+    """The most bytes alive at one operation, from ``alive`` at first, but for nodes that are ``counted`` elsewhere.
+
+    ``held`` are storages that the caller counted and that go after the last reader of the nodes that look at them.
+    """
+    order = list(graph.nodes)
+    end = _last_reads(order)
+    leaving = Counter[int]()
+    for nodes, size in held.items():
+        leaving[max(end[node] for node in nodes)] += size
+    most = alive
+    for at, node in enumerate(order):
+        if is_tensor(node) and node not in counted and not _in_registers(node):
+            size = nbytes(node.meta["val"])
+            alive += size
+            leaving[max(end[node], at)] += size
+        most = max(most, alive)
+        alive -= leaving[at]
+    return most
+
+
+def _last_reads(order: list[Node]) -> dict[Node, int]:
+    """For each node, the position of the last kernel that reads it: its own last user, or the reader of what fuses it."""
+    position = {node: at for at, node in enumerate(order)}
+    end: dict[Node, int] = {}
+    for node in reversed(order):
+        reads = [end[user] if _in_registers(user) and user.users else position[user] for user in node.users]
+        end[node] = max(reads, default=position[node])
+    return end
+
+
+def _in_registers(node: Node) -> bool:
+    """Whether no memory is allocated for the node: a view, or pointwise and fused into all that reads it."""
+    if _is_view(node):
+        return True
+    return is_pointwise(node) and not is_read_from_memory(node)
+
+
+def is_read_from_memory(node: Node) -> bool:
+    """Whether somebody reads a value who does not compute it anew: a product, say, or the caller."""
+    return any(is_read_from_memory(u) if _is_view(u) else not _fuses_its_reads(u) for u in node.users)
+
+
+def _fuses_its_reads(node: Node) -> bool:
+    return is_pointwise(node) or is_reduction(node)
+
+
+def _is_view(node: Node) -> bool:
+    if node.op != "call_function":
+        return False
+    parent = node.args[0] if node.args else None
+    of_split = isinstance(parent, Node) and getattr(parent.target, "_opname", "") in SPLITS
+    return node.target in VIEWS or of_split or getattr(node.target, "_opname", "") in SPLITS
+
+
+def is_pointwise(node: Node) -> bool:
+    """Whether each element of the result depends on one element of each operand."""
+    tags = getattr(node.target, "tags", ())
+    return node.op == "call_function" and (torch.Tag.pointwise in tags or node.target in POINTWISE)
+
+
+def is_reduction(node: Node) -> bool:
+    """Whether the operation sums, or takes the largest, along dimensions."""
+    name = getattr(node.target, "_opname", "")
+    return torch.Tag.reduction in getattr(node.target, "tags", ()) or name in REDUCTIONS

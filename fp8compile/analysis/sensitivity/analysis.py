@@ -1,0 +1,113 @@
+"""The judgement of saved values, one at a time: see the head of this package."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from functools import cached_property
+
+from torch.fx import Graph, Node
+
+from fp8compile.analysis.linears import root_of
+from fp8compile.analysis.ranges import Range, ranges
+from fp8compile.analysis.ranges.interval import ANYTHING
+from fp8compile.analysis.ranges.matching import packet
+from fp8compile.analysis.sensitivity import responses as R
+from fp8compile.analysis.sensitivity.error import AMPLIFIED, Error, Unbounded, Unproven, error_of
+from fp8compile.analysis.sensitivity.regular import is_free_of_ties, is_regular
+from fp8compile.analysis.sensitivity.walk import Walk
+from fp8compile.fx.graph import SPLICED
+from fp8compile.fx.partition import Split
+from fp8compile.numerics import Format
+
+LARGEST_ERROR = 0.5  # k e above this says nothing
+
+
+class Sensitivity:
+    """Judges the saved values of one partitioned graph, which must stay as it is meanwhile."""
+
+    def __init__(self, split: Split) -> None:
+        self.split = split
+        self.position: Mapping[Node, int] = {node: i for i, node in enumerate(split.bw.graph.nodes)}
+        self._linear = _linear_from(split.bw.graph)
+
+    def reason_to_stay_exact(self, used: Node, fmt: Format) -> str | None:
+        """Why ``used``, a placeholder of the backward, must not be a code of this format; None where it may be."""
+        try:
+            self.amplification(used, fmt)
+        except Unbounded as reason:
+            return str(reason)
+        return None
+
+    def amplification(self, used: Node, fmt: Format) -> float:
+        """The largest k of a value computed from ``used``, up to where everything is linear in it.
+
+        Raises:
+            Unbounded: there is a way to a gradient whose response has no known bound.
+        """
+        try:
+            largest = Walk(self, fmt, Error()).follow(used)
+        except Unproven:
+            of_used = self.ranges.get(used)
+            largest = Walk(self, fmt, Error(absolute=of_used.amax if of_used else math.inf), prove=True).follow(used)
+        if largest * error_of(fmt) > LARGEST_ERROR:
+            raise Unbounded(AMPLIFIED.format(largest))
+        return largest
+
+    def is_linear_from(self, node: Node) -> bool:
+        """Whether all that is computed from ``node`` is linear in it, so that nothing can be found from here on."""
+        return self._linear[node]
+
+    @cached_property
+    def ranges(self) -> Mapping[Node, Range]:
+        """What is proven of every value of the backward; of saved values, what is proven of them in the forward."""
+        known = {e.used: self.forward_ranges[e.made] for e in self.split.edges if e.made in self.forward_ranges}
+        return ranges(self.split.bw.graph, known)
+
+    @cached_property
+    def forward_ranges(self) -> Mapping[Node, Range]:
+        return ranges(self.split.fw.graph)
+
+    @cached_property
+    def made(self) -> Mapping[Node, Node]:
+        """The forward's value behind each placeholder of the backward that stands for a saved one."""
+        return {e.used: e.made for e in self.split.edges}
+
+    def is_given(self, value: Node) -> bool:
+        """Whether a value of the backward is an input of the forward, a parameter or the caller's data, through views."""
+        root = root_of(value)
+        return root in self.made and root_of(self.made[root]).op == "placeholder"
+
+    def is_regular(self, value: Node) -> bool:
+        """Whether no pole or exponential makes ``value``, element by element, here or in the forward (regular.py)."""
+        return is_regular(value, self.made, lambda node: self._range_of(node).amax < math.inf)
+
+    def is_free_of_ties(self, value: Node) -> bool:
+        """Whether no equality makes ``value``, element by element, here or in the forward (regular.py)."""
+        return is_free_of_ties(value, self.made)
+
+    def _range_of(self, node: Node) -> Range:
+        known = self.ranges if node in self.position else self.forward_ranges
+        return known.get(node, ANYTHING)
+
+
+def _linear_from(graph: Graph) -> dict[Node, bool]:
+    """For every node, whether all that is computed from it is linear in it."""
+    linear: dict[Node, bool] = {}
+    for node in reversed(graph.nodes):
+        linear[node] = all(linear[user] and _is_linear_in(user, node) for user in node.users)
+    return linear
+
+
+def _is_linear_in(user: Node, operand: Node) -> bool:
+    op = packet(user)
+    if user.op == "output" or SPLICED in user.meta or op in R.SHAPE_ONLY or user.target is R.getitem:
+        return True
+    if op is R.DIV:
+        divisor = user.args[1]
+        return divisor is not operand and not (isinstance(divisor, Node) and R.is_as_large(divisor, user))
+    if op in R.CHOICES:
+        return user.args[0] is not operand
+    if R.is_attention(user):
+        return R.takes_as_gradient(user, operand)
+    return op in R.LINEAR and not R.casts_to_integer(user)

@@ -1,0 +1,88 @@
+"""A name for a graph under a recipe: equal keys share compiled code *and* report, so it knows all that either depends on.
+
+    what the graph computes     operations, arguments, inputs; of nested graphs (bodies of checkpoints, regions, branches) too
+    where it stands             module paths and source lines, because the report does
+    how it is compiled          our sources, the recipe, Inductor's and functorch's configuration, autocast, grad mode
+
+The key is part of the partitioner's uuid, hence of Inductor's cache key. Inductor's own key knows its configuration as
+well; the report's must, or a pass switched off (``TORCHINDUCTOR_DISABLED_PASSES`` is an entry of that configuration) would
+be shown in the report of a run that had it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any
+
+import torch
+from torch.fx import GraphModule, Node
+
+from fp8compile import _torch as private
+from fp8compile.compiler.sources import sources_key
+from fp8compile.fx.graph import module_path, source_line
+from fp8compile.recipe.recipe import Recipe
+
+# Left out of Inductor's portable configuration, which leaves it to each pass to say what it is.
+CUSTOM_PASSES = (
+    "pre_grad_custom_pass",
+    "joint_custom_pre_pass",
+    "joint_custom_post_pass",
+    "post_grad_custom_pre_pass",
+    "post_grad_custom_post_pass",
+)
+
+
+def key_of(gm: GraphModule, example_inputs: Sequence[Any], recipe: Recipe, patches: Mapping[str, Any]) -> str:
+    """The key of a Dynamo graph with these inputs under this recipe and these changes to Inductor's configuration."""
+    parts: list[str] = [sources_key(), recipe.key, _settings(patches)]
+    parts += _lines(gm)
+    parts += [_input(value) for value in example_inputs]
+    parts += [
+        repr(torch.is_grad_enabled()),
+        repr(torch.is_autocast_enabled("cpu")),
+        repr(torch.is_autocast_enabled("cuda")),
+    ]
+    text = re.sub(r" at 0x[0-9a-f]+", "", "\n".join(parts))
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def origin_key(node: Node) -> str:
+    return f"{module_path(node)} {source_line(node)}"
+
+
+def _settings(patches: Mapping[str, Any]) -> str:
+    inductor = {**private.inductor_config.save_config_portable(), **patches}
+    custom = {name: patches.get(name, getattr(private.inductor_config, name, None)) for name in CUSTOM_PASSES}
+    said = {name: _uuid(value) for name, value in {**inductor, **custom}.items()}
+    functorch = private.functorch_config.save_config_portable()
+    return repr(sorted(said.items())) + repr(sorted(functorch.items(), key=str))
+
+
+def _uuid(value: Any) -> str:
+    """What a setting is: a custom pass says it itself, as for Inductor's cache."""
+    if isinstance(value, (list, tuple)):
+        return repr([_uuid(each) for each in value])
+    return repr(value.uuid()) if callable(getattr(value, "uuid", None)) else repr(value)
+
+
+def _lines(gm: GraphModule, prefix: str = "") -> Iterator[str]:
+    """The operations of a graph, and of each graph that it holds where it stands."""
+    for node in gm.graph.nodes:
+        target = getattr(node.target, "__qualname__", node.target)
+        yield f"{prefix}{node.op} {node.name} {target} {node.args} {node.kwargs} {origin_key(node)}"
+        if node.op == "get_attr":
+            value = attrgetter(node.target)(gm)
+            if isinstance(value, GraphModule):
+                yield from _lines(value, f"{prefix}{node.target}.")
+            else:
+                yield f"{prefix}{node.target} {_input(value)}"
+
+
+def _input(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        shape, stride = tuple(map(str, value.shape)), tuple(map(str, value.stride()))
+        return f"{type(value).__name__} {value.dtype} {shape} {stride} {value.device} {value.requires_grad}"
+    return f"{type(value).__name__} {value}"

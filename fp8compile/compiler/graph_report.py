@@ -1,0 +1,43 @@
+"""The report of one graph that was cut: what the passes did, and the bytes it keeps beside plain Inductor's."""
+
+from __future__ import annotations
+
+from fp8compile.analysis.liveness import workspace_bytes
+from fp8compile.compiler.report_store import Collector
+from fp8compile.fx.graph import unknown_sizes
+from fp8compile.fx.partition import Split
+from fp8compile.fx.regions import calls_of_cuts, notes_of_calls, plain_bytes
+from fp8compile.reporting.report import GraphReport, Notes
+
+UNKNOWN_SIZES = (
+    "unknown until the graph runs: {}; bytes that depend on it are counted for {}, an upper bound or a guess"
+)
+
+
+def report_of(
+    split: Split, plain: Split, notes: Notes, remarks: tuple[str, ...], collector: Collector
+) -> GraphReport:
+    """The report of a graph and of the regions it calls: what a region needs beside what it keeps, it needs at its call."""
+    cuts = [cut for _, cut in calls_of_cuts(split, collector.cuts)]
+    inside = [(cut.report.workspace_bytes, cut.report.workspace_bytes_plain) for cut in cuts] or [(0, 0)]
+    working, working_plain = (max(sizes) for sizes in zip(*inside, strict=True))
+    return GraphReport(
+        "training",
+        notes + notes_of_calls(split, collector.cuts),
+        split.kept_bytes(),
+        plain_bytes(plain, collector.cuts),
+        tuple(
+            dict.fromkeys(
+                (*remarks, *_unknown(split), *collector.remarks, *(r for cut in cuts for r in cut.report.remarks))
+            )
+        ),
+        workspace_bytes(split) + working,
+        workspace_bytes(plain) + working_plain,
+    )
+
+
+def _unknown(split: Split) -> list[str]:
+    """Which sizes of what is kept only a run knows, and how the bytes in the report count them."""
+    sizes = unknown_sizes(edge.made.meta["val"] for edge in split.edges if edge.is_tensor)
+    counted = ", ".join(f"{name}={size}" for name, size in sorted(sizes.items()))
+    return [UNKNOWN_SIZES.format(", ".join(sorted(sizes)), counted)] if sizes else []

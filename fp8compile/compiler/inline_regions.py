@@ -1,0 +1,118 @@
+"""Numbers stay as they are. A Dynamo graph without nested compile regions: each call replaced by what the region does.
+
+It costs the compile time that regions save, so it is done only where a region would not do:
+
+    statistics are taken     they leave the graph through an input of its own (observe/slot.py), which no region has
+    calls differ in recipe   ``Recipe.modules``, ``skip`` and ``linear_skip`` go by module path, and one body serves all calls
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.node import map_arg
+
+from fp8compile.fx.graph import called, copied_with_attributes, is_call_of_region, module_path
+from fp8compile.recipe.modules import in_module
+from fp8compile.recipe.recipe import Recipe
+
+OBSERVED = "nested compile regions are compiled call by call: statistics are taken of values in them"
+DIFFERS = (
+    "nested compile regions are compiled call by call: the recipe differs between modules that call the same region"
+)
+
+
+def graphs_of(gm: GraphModule) -> Iterator[GraphModule]:
+    """The graph and all that are nested in it."""
+    return (module for module in gm.modules() if isinstance(module, GraphModule))
+
+
+def has_regions(gm: GraphModule) -> bool:
+    return any(is_call_of_region(node) for each in graphs_of(gm) for node in each.graph.nodes)
+
+
+def recipes_differ(gm: GraphModule, recipe: Recipe) -> bool:
+    """Whether two calls of one region stand in modules to which the recipe says different things."""
+    calls = defaultdict(list)
+    for each in graphs_of(gm):
+        for node in each.graph.nodes:
+            if is_call_of_region(node):
+                calls[node.args[1]].append(node)
+    return any(
+        _said(found[0], call, recipe) != _said(found[0], found[0], recipe)
+        for found in calls.values()
+        for call in found
+    )
+
+
+def _said(first: Node, call: Node, recipe: Recipe) -> list[Any]:
+    """What the recipe says of each operation of a region, were it traced at ``call`` and not at the ``first`` call."""
+    body = called(first)
+    assert body is not None
+    at, to = module_path(first), module_path(call)
+    paths = sorted({module_path(node) for node in body.graph.nodes})
+    moved = [to + path[len(at) :] if path.startswith(at) else path for path in paths]
+    return [_of(path, recipe.at(path)) for path in moved]
+
+
+def _of(path: str, recipe: Recipe) -> tuple[Any, ...]:
+    return recipe, *(in_module(path, pattern) for pattern in (*recipe.skip, *recipe.linear_skip))
+
+
+def inlined(gm: GraphModule) -> GraphModule:
+    """A copy of a Dynamo graph, and of the graphs nested in it, that calls no region."""
+    copy, first = copied_with_attributes(gm), dict[Any, Node]()
+    for name, child in list(copy.named_children()):
+        if isinstance(child, GraphModule):
+            setattr(copy, name, inlined(child))
+    for call in [node for node in copy.graph.nodes if is_call_of_region(node)]:
+        _inline(copy, call, first.setdefault(call.args[1], call))
+    for node in list(copy.graph.find_nodes(op="get_attr")):
+        if not node.users:
+            copy.graph.erase_node(node)
+    copy.recompile()
+    return copy
+
+
+def _inline(gm: GraphModule, call: Node, first: Node) -> None:
+    """Put the operations of a region in the place of a call of it."""
+    body = called(call)
+    assert body is not None
+    new: dict[Node, Any] = dict(zip(body.graph.find_nodes(op="placeholder"), call.args[2:], strict=True))
+    with gm.graph.inserting_before(call):
+        for node in body.graph.nodes:
+            if node.op == "get_attr":
+                new[node] = _attribute(gm, body, node, call.graph)
+            elif node.op not in ("placeholder", "output"):
+                new[node] = gm.graph.node_copy(node, new.__getitem__)
+                new[node].meta["nn_module_stack"] = _stack(node, first, call)
+    results: Any = map_arg(body.graph.output_node().args[0], new.__getitem__)
+    for user in list(call.users):
+        user.replace_all_uses_with(results[user.args[1]])
+        gm.graph.erase_node(user)
+    gm.graph.erase_node(call)
+
+
+def _attribute(gm: GraphModule, body: GraphModule, node: Node, graph: Graph) -> Node:
+    """What the body reads of its own, a constant or a graph, as an attribute of the graph that it goes into."""
+    name = f"{node.target}"
+    value = getattr(body, name)
+    while hasattr(gm, name) and getattr(gm, name) is not value:
+        name += "_"
+    setattr(gm, name, value)
+    made = graph.get_attr(name)
+    made.meta = dict(node.meta)
+    return made
+
+
+def _stack(node: Node, first: Node, call: Node) -> dict[Any, Any]:
+    """The modules an operation stands in, as seen from ``call``: a region is traced at its first call."""
+    at, to = ([*(c.meta.get("nn_module_stack") or {"": ("", None)}).values()][-1][0] for c in (first, call))
+    stack = node.meta.get("nn_module_stack") or {}
+    return {
+        key: (to + path[len(at) :] if at and path.startswith(at) else path, kind)
+        for key, (path, kind) in stack.items()
+    }

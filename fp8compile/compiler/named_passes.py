@@ -1,0 +1,34 @@
+"""How one pass is run: under its name, by which it is switched off, watched and verified; and beside the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from torch.fx import Graph, GraphModule
+
+from fp8compile import _torch as private
+from fp8compile.compiler.watchers import watched
+from fp8compile.fx import spec as verify
+from fp8compile.fx.partition import Split
+
+
+def with_theirs(name: str, ours: Callable[[Graph], None], patches: Mapping[str, Any]) -> dict[str, Any]:
+    theirs = patches.get(name, getattr(private.inductor_config, name))
+    before = theirs if isinstance(theirs, (list, tuple)) else [theirs] if theirs else []
+    return {name: [*before, ours] if before else ours}
+
+
+def observed(gm: GraphModule, name: str, run: Callable[[], Any], split: Split | None = None) -> Any:
+    """What ``run`` returns, or None where the pass of that name is disabled. Dumps see ``split``, or else ``gm``."""
+    result = watched(name, split or gm, lambda: unless_disabled(gm, name, run))
+    if verify.enabled:
+        cut = result if isinstance(result, tuple) else (split.fw, split.bw) if split else (gm,)
+        for part in cut:
+            verify.verify(part.graph, name)
+    return result
+
+
+def unless_disabled(gm: GraphModule, name: str, run: Callable[[], Any]) -> Any:
+    observer = private.GraphTransformObserver(gm, name, subsystem="fp8compile")
+    return observer.apply_gm_pass(lambda _: run())

@@ -1,0 +1,241 @@
+"""Where reports live: collected while a graph compiles, kept beside Inductor's cache, found again by the model's tensors.
+
+On a warm AOTAutograd cache hit neither passes nor partitioner run, so a report held in memory would be empty. Each report
+is therefore written to Inductor's cache folder under the same key that the compiled code has: the graph key is part of
+the partitioner's ``uuid()`` and so of the cache key. A cache entry without its report (a remote cache, a folder cleared
+by hand) is told as such; a graph whose statistics somebody reads is then compiled afresh
+(fp8compile/compiler/backend.py), since the report says which of its numbers is about what.
+"""
+
+from __future__ import annotations
+
+import atexit
+import dataclasses
+import json
+import logging
+import os
+import tempfile
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from torch import nn
+from torch.fx import Graph, GraphModule
+
+from fp8compile import _torch as private
+from fp8compile.fx.regions import Cut, Region
+from fp8compile.recipe.recipe import Recipe
+from fp8compile.reporting.report import GraphReport, Notes
+
+log = logging.getLogger("fp8compile")
+
+INFERENCE = "an inference graph: no gradients are recorded, so nothing is kept and nothing was rewritten"
+SHARED = (
+    "compiled for another instance of the same code, with parameters of the same shapes; Dynamo runs it for this model "
+    "too unless a guard fails"
+)
+NOTHING = (
+    "torch.compile was asked for backend fp8compile and compiled no graph: every frame was skipped or fell back to eager. "
+    "A plain container such as nn.Sequential compiled in place is one cause: use model = torch.compile(model, ...), or "
+    "run with TORCH_LOGS=graph_breaks to see others"
+)
+LOST = (
+    "the compiled code came from a cache that does not hold its report; "
+    "fp8compile.explain(model, ...) compiles afresh and shows it"
+)
+
+
+@dataclass(frozen=True)
+class JointNotes:
+    """What happened to a joint graph before it was cut: the graph as it was, what the passes say, which region it is."""
+
+    plain: GraphModule
+    notes: Notes = field(default_factory=Notes)
+    disabled: tuple[str, ...] = ()
+    region: Region | None = None
+
+
+@dataclass
+class Collector:
+    """The report of one graph, filled by the passes as they run.
+
+    ``compiled`` says that passes ran at all: it stays False when the compiled code came from a cache. ``joint`` holds the
+    joint graphs on their way to the partitioner, each with its own notes: regions and the graphs that operators run pass
+    too, and not each of them is cut. ``cuts`` are the regions that were, by the graph of their forward.
+    """
+
+    parts: list[GraphReport] = field(default_factory=list)
+    joint: dict[Graph, JointNotes] = field(default_factory=dict)
+    cuts: dict[Graph, Cut] = field(default_factory=dict)
+    remarks: list[str] = field(default_factory=list)
+    compiled: bool = False
+
+    def add(self, part: GraphReport) -> None:
+        self.parts.append(part)
+
+
+@dataclass
+class Compiled:
+    """One compiled graph: its reports, and weak references to the parameters it reads."""
+
+    reports: tuple[GraphReport, ...]
+    recipe: Recipe
+    parameters: tuple[weakref.ref[torch.Tensor], ...]
+    modules: frozenset[weakref.ref[type]]
+    signatures: tuple[str, ...] = ()
+
+    @property
+    def types(self) -> set[type]:
+        """The types of the modules it ran in, as far as they still exist."""
+        return {kind for ref in self.modules if (kind := ref()) is not None}
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it can belong to no model any more: what it read, or else what it ran in, is gone."""
+        return not self.alive if self.parameters else bool(self.modules) and not self.types
+
+    def replaces(self, other: Compiled) -> bool:
+        """Whether it is ``other`` compiled once more: the same was done to a graph with the same parameters."""
+        mine, theirs = ((c.recipe, [id(ref()) for ref in c.parameters], c.modules, c.reports) for c in (self, other))
+        return mine == theirs
+
+    def belongs_to(self, model: nn.Module) -> bool:
+        """Whether it reads a parameter of ``model``; a graph without any, whether it ran in one of its module types."""
+        if self.parameters:
+            return bool(self.alive & {id(p) for p in model.parameters()})
+        types = self.types
+        return any(type(m) in types for m in model.modules())
+
+    @property
+    def alive(self) -> set[int]:
+        """The identities of its parameters that still exist."""
+        return {id(p) for ref in self.parameters if (p := ref()) is not None}
+
+    def serves(self, model: nn.Module) -> bool:
+        """Whether Dynamo may run it for ``model`` too: another instance of the same code with parameters alike."""
+        alike = {_signature(p) for p in model.parameters()}
+        kinds = {type(m) for m in model.modules()}
+        return self.types <= kinds and bool(self.signatures) and set(self.signatures) <= alike
+
+
+_collecting: dict[str, Collector] = {}
+_compiled: list[Compiled] = []  # of models that still exist, each graph once
+_something_compiled = False
+_warned: set[str] = set()
+
+
+def start(graph_key: str) -> None:
+    """Forget what an earlier compilation under this key left when it failed half way."""
+    _collecting.pop(graph_key, None)
+
+
+def collecting(graph_key: str) -> Collector:
+    """The collector of the graph that is compiling under this key."""
+    return _collecting.setdefault(graph_key, Collector())
+
+
+def came_from_cache(graph_key: str) -> bool:
+    """Whether the graph just compiled, not yet finished, was found in a cache: no pass of ours ran."""
+    collector = collecting(graph_key)
+    return not (collector.compiled or collector.parts)
+
+
+def is_lost(graph_key: str) -> bool:
+    """Whether the graph just compiled, not yet finished, came from a cache that does not hold its report."""
+    return came_from_cache(graph_key) and not _read(graph_key)
+
+
+def finish(graph_key: str) -> tuple[GraphReport, ...]:
+    """The reports of the graph just compiled: as collected, or, when it came from the cache, as stored with it."""
+    cached = came_from_cache(graph_key)
+    collector = _collecting.pop(graph_key)
+    if not cached:
+        parts = tuple(collector.parts) or (GraphReport("inference", remarks=(INFERENCE,)),)
+        _write(graph_key, parts)
+        return parts
+    return _read(graph_key) or (GraphReport("unknown", remarks=(LOST,)),)
+
+
+def warn_once(message: str) -> None:
+    """Log a warning under "fp8compile", the first time it is said in this process."""
+    if message not in _warned:
+        _warned.add(message)
+        log.warning(message)
+
+
+def remember(
+    reports: tuple[GraphReport, ...], recipe: Recipe, inputs: Iterable[object], modules: frozenset[type]
+) -> None:
+    """Keep the reports of a graph that was compiled on ``inputs`` and ran in modules of these types.
+
+    What nobody can ask for any more goes, and what was compiled once more (after ``torch._dynamo.reset``) takes the place
+    of what it was before.
+    """
+    global _something_compiled
+    parameters = [v for v in inputs if isinstance(v, nn.Parameter)]
+    signatures = tuple(map(_signature, parameters))
+    types = frozenset(map(weakref.ref, modules))
+    new = Compiled(reports, recipe, tuple(map(weakref.ref, parameters)), types, signatures)
+    _compiled[:] = [c for c in _compiled if not c.is_dead and not new.replaces(c)] + [new]
+    _something_compiled = True
+
+
+def compiled_for(model: nn.Module) -> list[Compiled]:
+    """The graphs compiled so far that belong to ``model``, in order.
+
+    Dynamo compiles a second instance of the same code once more only if its guards ask for it; otherwise the graphs of
+    the first serve both, and are found by the shapes of their parameters.
+    """
+    own = [c for c in _compiled if c.belongs_to(model)]
+    if own:
+        return own
+    serving = [c for c in _compiled if c.serves(model) and c.alive]
+    latest = [c for c in serving if c.alive & serving[-1].alive]  # those of one model
+    return [dataclasses.replace(c, reports=tuple(_with_remark(r, SHARED) for r in c.reports)) for c in latest]
+
+
+def _with_remark(report: GraphReport, remark: str) -> GraphReport:
+    return dataclasses.replace(report, remarks=(*report.remarks, remark))
+
+
+def _signature(value: torch.Tensor) -> str:
+    return f"{tuple(value.shape)} {value.dtype} {value.device} {value.requires_grad}"
+
+
+def _path(graph_key: str) -> Path:
+    return Path(private.cache_dir()) / "fp8compile" / f"{graph_key}.json"
+
+
+def _write(graph_key: str, parts: Iterable[GraphReport]) -> None:
+    path = _path(graph_key)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+            try:
+                json.dump([p.to_dict() for p in parts], file)
+                file.close()
+                os.replace(file.name, path)
+            except BaseException:
+                os.unlink(file.name)
+                raise
+    except OSError as error:
+        log.warning("the report cannot be kept beside the cache in %s: %s", path.parent, error)
+
+
+def _read(graph_key: str) -> tuple[GraphReport, ...]:
+    try:
+        return tuple(GraphReport.from_dict(d) for d in json.loads(_path(graph_key).read_text()))
+    except (OSError, ValueError, KeyError, TypeError):
+        return ()
+
+
+def warn_at_exit_if_nothing_compiled() -> None:
+    """Once torch.compile has asked for the backend, say at exit if it never handed over a graph."""
+    atexit.register(_warn_if_nothing_compiled)
+
+
+def _warn_if_nothing_compiled() -> None:
+    if not _something_compiled:
+        warn_once(NOTHING)

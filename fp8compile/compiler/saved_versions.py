@@ -1,0 +1,69 @@
+"""What eager refuses is refused for encoded tensors too: a saved value that the caller changes before the backward.
+
+    y = f(x)              the graph keeps codes of x or y for its backward, not the tensor
+    y.mul_(2)             eager: "one of the variables needed for gradient computation has been modified ..."
+    y.sum().backward()
+
+Autograd compares the version of each saved tensor; codes have one of their own, which nobody changes. So the versions of
+inputs and results that are kept as codes are noted at the call, and compared before the backward runs. Tensors are referred
+to weakly: to store codes is to let them go. One that is gone was not changed, as far as anybody can tell, and its codes hold
+what it was.
+"""
+
+from __future__ import annotations
+
+import functools
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fp8compile import _torch as private
+from fp8compile.reporting.report import GraphReport
+
+INPUT, OUTPUT = "input", "output"
+
+MODIFIED = (
+    "one of the variables needed for gradient computation has been modified by an inplace operation: [{} {}], {} {} of a "
+    "graph compiled by fp8compile, is at version {}; expected version {} instead"
+)
+
+Noted = tuple[str, int, weakref.ref[Tensor], int]
+
+
+def check_versions(compiled: Callable[..., Any], reports: Iterable[GraphReport]) -> Callable[..., Any]:
+    """``compiled``, which raises in its backward where eager does; itself where no input or result is kept as codes."""
+    kept = sorted({s.belongs_to for report in reports for s in report.notes.saved if s.belongs_to})
+    if not kept:
+        return compiled
+    places = [(what, int(index)) for what, index in (each.split() for each in kept)]
+
+    @functools.wraps(compiled)
+    def run(*args: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return compiled(*args)
+        before = private.producers(args)
+        results = compiled(*args)
+        backward = private.compiled_backward(results, before)
+        if backward is not None:
+            noted = _noted(places, {INPUT: args, OUTPUT: results})
+            backward.register_prehook(functools.partial(_compare, noted))
+        return results
+
+    return run
+
+
+def _noted(places: Sequence[tuple[str, int]], values: dict[str, Any]) -> list[Noted]:
+    found = ((what, index, values[what][index]) for what, index in places if index < len(values[what]))
+    return [(what, i, weakref.ref(t), t._version) for what, i, t in found if isinstance(t, Tensor)]
+
+
+def _compare(noted: Sequence[Noted], gradients: Any) -> None:
+    """Raises RuntimeError, as autograd does, for a tensor whose version is not the noted one."""
+    for what, index, ref, version in noted:
+        tensor = ref()
+        if tensor is not None and tensor._version != version:
+            kind, shape = tensor.type(), list(tensor.shape)
+            raise RuntimeError(MODIFIED.format(kind, shape, what, index, tensor._version, version))

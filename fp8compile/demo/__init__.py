@@ -1,0 +1,16 @@
+"""The demo: a small Llama trained on Python's own source, once per arm, and what came of it.
+
+    data       which bytes, which are held out, in which order
+    model      which Llama, how large, how trained
+    precision  16 bit or FP32, and why
+    arms       what compiles the model in each arm
+    saved_bytes  bytes kept from forward to backward, measured from outside
+    loop       the training loop
+    results    what a run left behind, and the gap between arms
+    eta        the time left
+    progress   what is on screen meanwhile
+    table, plots, output_files    what is read afterwards
+    run        all of it, in order
+
+Numbers change only through the arm: every arm sees the same initial weights, batches and optimizer.
+"""

@@ -1,0 +1,103 @@
+"""The table of the FP16 arms: one row per way to scale the loss. Losses are means over the runs that did not diverge."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rich.table import Table
+
+from fp8compile.demo.arms import HISTOGRAM, SCALED
+from fp8compile.demo.loss_scales import LEAST_PROGRESS, power_text
+from fp8compile.demo.model import warm_up_steps
+from fp8compile.demo.results import Results, Run, mean_of
+from fp8compile.reporting.memory import human
+
+NONE = "-"
+COLUMNS = (
+    "train loss",
+    "validation loss",
+    "gap",
+    "diverged",
+    "skipped",
+    "last scale",
+    "after warm-up",
+    "saved / step",
+    "step",
+)
+
+
+def table(results: Results) -> Table:
+    made = Table(box=None, pad_edge=False, header_style="")
+    made.add_column("arm")
+    for title in COLUMNS:
+        made.add_column(title, justify="right")
+    for arm in results.arms:
+        made.add_row(*_row(results, arm))
+    return made
+
+
+def notes(results: Results) -> list[str]:
+    """What the columns mean, and every run that did not end well."""
+    told = [(run, results.divergence(run) or run.status) for run in results.runs]
+    return [
+        "",
+        *_histogram_note(results),
+        "loss: nats per byte, of runs that did not diverge; train loss: mean of the last tenth of the steps; gap: to fp32",
+        f"diverged: a loss or parameter not finite, or less than {LEAST_PROGRESS:.0%} of fp32's progress by the end",
+        f"skipped: steps left out for an inf or NaN; after warm-up: the scale after step {warm_up_steps(results.steps)}"
+        " and its own first rise",
+        *(f"{run.arm}, seed {run.seed}: {status}" for run, status in told if status != "done"),
+    ]
+
+
+def _row(results: Results, arm: str) -> tuple[str, ...]:
+    runs = results.of(arm)
+    sound = [run for run in runs if results.divergence(run) == ""]
+
+    def cell(value: Callable[[Run], float | None], form: Callable[[float], str], of: list[Run] = runs) -> str:
+        mean = mean_of(value(run) for run in of)
+        return form(mean.mean) if mean else NONE
+
+    gap = None if arm == results.reference else mean_of(results.gaps(arm, {run.seed for run in sound}))
+    return (
+        arm,
+        cell(lambda r: r.train_loss, "{:.4f}".format, sound),
+        cell(lambda r: r.validation_loss, "{:.4f}".format, sound),
+        NONE if gap is None else f"{gap.mean:+.2%}" + ("" if gap.error is None else f" ± {gap.error:.2%}"),
+        _diverged(results, runs),
+        cell(lambda r: float(r.skipped), "{:.3g}".format) if arm in SCALED else NONE,
+        ", ".join(dict.fromkeys(power_text(run.scales[-1]) for run in runs if run.scales)) or NONE,
+        _range(results, runs),
+        cell(lambda r: r.saved_bytes, human),
+        cell(lambda r: r.median_step_s, lambda s: f"{s * 1e3:.0f} ms"),
+    )
+
+
+def _diverged(results: Results, runs: list[Run]) -> str:
+    judged = [(run, verdict) for run in runs if (verdict := results.divergence(run)) is not None]
+    if len(judged) != 1:
+        return f"{sum(bool(verdict) for _, verdict in judged)} of {len(judged)}" if judged else NONE
+    ((run, verdict),) = judged
+    if run.status == "done":
+        return "by the end" if verdict else "no"
+    return f"step {len(run.scales)}"
+
+
+def _range(results: Results, runs: list[Run]) -> str:
+    courses = [course for run in runs if (course := results.course(run))]
+    if not courses:
+        return NONE
+    low, high = min(c.lowest for c in courses), max(c.highest for c in courses)
+    return power_text(low) if low == high else f"{power_text(low)} to {power_text(high)}"
+
+
+def _histogram_note(results: Results) -> list[str]:
+    runs = [(run, course) for run in results.of(HISTOGRAM) if (course := results.course(run))]
+    if not runs:
+        return []
+    factor = max(course.factor for _, course in runs)
+    near = min(course.within_4 for _, course in runs)
+    return [
+        f"histogram: the scale moves within a factor {factor:g} after the warm-up; {near:.0%} of those steps are within a "
+        f"factor 2 of the run's median, to either side"
+    ]

@@ -1,0 +1,1 @@
+"""What becomes codes, and how: helpers of the passes that place codecs."""

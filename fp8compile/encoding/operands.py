@@ -1,0 +1,205 @@
+"""Operands of products as FP8 codes: each value encoded once for a format and scaling axis, shared by all its uses.
+
+Tensorwise, a value's codes do not depend on the view that a product takes of it, so the value beneath the views is encoded,
+as the matrix that the products take, and transposes are repeated on the codes. (Were the codes in the value's own shape,
+Inductor would store a copy for every product that takes a view of them: it realizes what a view of mm's operand looks at,
+but not of _scaled_mm's; torch 2.13, needs_realized_inputs.) Rowwise, the scales run along the contracted dimension, so a
+matrix has one encoding for each of its two dimensions.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from fp8compile import _torch as private
+from fp8compile.analysis.linears import PRODUCTS
+from fp8compile.fx.graph import ENCODING, Encoding, dtype_text, hint, is_view, nbytes, place_after, splice
+from fp8compile.numerics import Format, Rowwise, Tensorwise
+
+aten = torch.ops.aten
+
+RESHAPES = {  # views that keep every element once, and their order
+    aten.alias.default,
+    aten.detach.default,
+    aten.reshape.default,
+    aten.squeeze.default,
+    aten.squeeze.dim,
+    aten.squeeze.dims,
+    aten.unsqueeze.default,
+    aten.view.default,
+    aten._unsafe_view.default,
+}
+TRANSPOSES = {aten.permute.default, aten.t.default, aten.transpose.int}
+MULTIPLE = 16  # _scaled_mm's unit for the contracted dimension
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A value's codes: tensorwise ``inv_scale`` is 0-d, rowwise it broadcasts along the contracted dimension."""
+
+    codes: Node
+    inv_scale: Node
+
+
+class Operands:
+    """The operands of one graph. ``left`` and ``right`` are 2-D: contracted along dimension 1 and 0."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self._encoded: dict[Any, Encoded] = {}
+        self._decoded: dict[Any, Node] = {}
+        self._viewed: dict[tuple[Node, Node], Node] = {}
+        self._pinned: dict[Node, Node] = {}
+        self._laid_out: dict[tuple[Node, bool], Node] = {}
+
+    def decoded(self, operand: Node, side: str, fmt: Format, rowwise: bool) -> Node:
+        """``operand`` encoded and decoded: what a product by emulation takes."""
+        base, width, views, axis = _beneath(operand, side, rowwise)
+        key = (base, width, axis, fmt)
+        if key not in self._decoded:
+            encoded = self._encode(base, width, axis, fmt)
+            dtype = base.meta["val"].dtype
+
+            def decode(codes: Tensor, inv_scale: Tensor) -> Tensor:
+                return Tensorwise(fmt).decode(codes, inv_scale, dtype)
+
+            after = place_after(_later(encoded.codes, encoded.inv_scale))
+            self._decoded[key] = splice(self.graph, decode, encoded.codes, encoded.inv_scale, before=after)
+        return self._with_views(self._decoded[key], views)
+
+    def codes(self, operand: Node, side: str, fmt: Format, rowwise: bool) -> Encoded:
+        """Codes of ``operand`` laid out for ``_scaled_mm``: the left row-major, the right column-major, and their scale."""
+        base, width, views, axis = _beneath(operand, side, rowwise)
+        encoded = self._encode(base, width, axis, fmt)
+        codes = self._with_views(encoded.codes, views)
+        if not _in_order(side, codes):
+            codes = self._copy(side, codes, once=not rowwise)
+        elif not rowwise:  # there it moved no fewer bytes
+            codes = self._with_views(self._stored(encoded.codes), views)
+        scale = encoded.inv_scale
+        if rowwise and views:  # only transposes
+            scale = self._with_views(scale, views)
+        return Encoded(codes, scale)
+
+    def _encode(self, base: Node, width: int | None, axis: int | None, fmt: Format) -> Encoded:
+        key = (base, width, axis, fmt)
+        if key not in self._encoded:
+            codec = Tensorwise(fmt) if axis is None else Rowwise(fmt)
+            read_elsewhere = axis is None and _is_computed(base) and not _feeds_products_only(base)
+
+            def encode(x: Tensor) -> tuple[Tensor, Tensor]:
+                x = stored(x) if read_elsewhere else x
+                x = x if width is None else x.reshape(-1, width)
+                if axis != 0:
+                    return codec.encode(x)
+                codes, inv_scale = codec.encode(x.t())
+                return codes.t(), inv_scale.t()
+
+            codes, inv_scale = splice(self.graph, encode, base, before=place_after(base))
+            value = base.meta["val"]
+            encoding = Encoding(codec.name, dtype_text(value), nbytes(value))
+            codes.meta[ENCODING] = inv_scale.meta[ENCODING] = encoding
+            self._encoded[key] = Encoded(codes, inv_scale)
+        return self._encoded[key]
+
+    def _stored(self, codes: Node) -> Node:
+        """The codes, stored once for all products: see ``stored``."""
+        if codes not in self._pinned:
+            self._pinned[codes] = splice(self.graph, stored, codes, before=place_after(codes))
+        return self._pinned[codes]
+
+    def _with_views(self, value: Node, views: list[Node]) -> Node:
+        for view in views:
+            key = (value, view)
+            if key not in self._viewed:
+                self._viewed[key] = _repeated(self.graph, view, value)
+            value = self._viewed[key]
+        return value
+
+    def _copy(self, side: str, codes: Node, once: bool) -> Node:
+        """A copy in the right order, the contracted dimension padded with zeros to MULTIPLE."""
+        left = side == "left"
+
+        def lay_out(x: Tensor) -> Tensor:
+            rows = x if left else x.t()
+            if not statically_known_true(rows.shape[1] % MULTIPLE == 0):
+                raw = rows.view(torch.uint8) if rows.is_contiguous() else rows.contiguous().view(torch.uint8)
+                rows = torch.nn.functional.pad(raw, (0, -rows.shape[1] % MULTIPLE)).view(x.dtype)
+            rows = stored(rows.contiguous()) if once else rows.contiguous()
+            return rows if left else rows.t()
+
+        if (codes, left) not in self._laid_out:
+            self._laid_out[codes, left] = splice(self.graph, lay_out, codes, before=place_after(codes))
+        return self._laid_out[codes, left]
+
+
+def _in_order(side: str, codes: Node) -> bool:
+    """Whether ``_scaled_mm`` takes codes as they lie: the left row-major, the right column-major, contracted by MULTIPLE."""
+    value, contracted = codes.meta["val"], 1 if side == "left" else 0
+    whole = statically_known_true(value.shape[contracted] % MULTIPLE == 0)
+    step = hint(value.stride(1 - contracted))
+    return whole and hint(value.stride(contracted)) == 1 and step >= hint(value.shape[contracted])
+
+
+def stored(x: Tensor) -> Tensor:
+    """``x`` itself, as a view that makes Inductor store it once, whoever reads it.
+
+    Inductor realizes the operands of mm, not those of _scaled_mm (torch 2.13, needs_realized_inputs): each product would
+    store a copy of its own.
+    """
+    return x.as_strided(x.size(), x.stride())
+
+
+def _beneath(operand: Node, side: str, rowwise: bool) -> tuple[Node, int | None, list[Node], int | None]:
+    """The value to encode, the width of the matrix it is to be reshaped to (None: as it is), the transposes that lead from
+    there to ``operand``, and, rowwise, its contracted dimension."""
+    transposes: list[Node] = []
+    axis = 1 if side == "left" else 0
+    while operand.target in TRANSPOSES and operand.args[0].meta["val"].dim() == 2:  # type: ignore[union-attr]
+        transposes.insert(0, operand)
+        axis = 1 - axis if _swaps(operand) else axis
+        operand = operand.args[0]  # type: ignore[assignment]
+    if rowwise:
+        return operand, None, transposes, axis
+    width, base = operand.meta["val"].shape[1], operand
+    while isinstance(width, int) and base.target in RESHAPES:
+        base = base.args[0]  # type: ignore[assignment]
+    return base, None if base is operand else width, transposes, None
+
+
+def _is_computed(value: Node) -> bool:
+    return value.op == "call_function" and not is_view(value)
+
+
+def _feeds_products_only(value: Node) -> bool:
+    """Otherwise it lies in memory anyway: the amax reads it there, and Inductor keeps no FP32 original beside it."""
+    views, readers = RESHAPES | TRANSPOSES, {*PRODUCTS, aten.sum.dim_IntList}
+    return all(u.target in readers or (u.target in views and _feeds_products_only(u)) for u in value.users)
+
+
+def _swaps(view: Node) -> bool:
+    return view.target is not aten.permute.default or list(view.args[1]) == [1, 0]  # type: ignore[arg-type]
+
+
+def _repeated(graph: Graph, view: Node, value: Node) -> Node:
+    """``view`` once more, of ``value`` in the place of its operand, directly after the original."""
+    at = _later(view, value)
+    with graph.inserting_after(at):
+        new = graph.node_copy(view, lambda n: value if n is view.args[0] else n)
+    fake_mode = private.detect_fake_mode([value.meta["val"]])
+    arguments = torch.fx.node.map_arg((new.args, new.kwargs), lambda n: n.meta["val"])
+    assert fake_mode is not None and callable(new.target)
+    with fake_mode:
+        new.meta["val"] = new.target(*arguments[0], **arguments[1])
+    new.meta.pop("tensor_meta", None)
+    return new
+
+
+def _later(a: Node, b: Node) -> Node:
+    return b if a < b else a

@@ -1,0 +1,50 @@
+"""Graphviz DOT of a graph: a box a node, coloured by kind, an edge from each value to what reads it.
+
+The text is written here, without a package: ``dot -Tsvg after.dot`` draws it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fp8compile.fx.snapshot import Line, Part
+
+COLOURS = {
+    "input": "#d9e8fb",  # parameters, inputs, what the forward kept
+    "product": "#fbd9a8",  # matrix products, convolutions, attention
+    "spliced": "#c6ecc6",  # put there by fp8compile
+    "other": "#f4f4f4",
+    "output": "#d9e8fb",
+}
+
+
+def to_dot(parts: Sequence[Part]) -> str:
+    """One digraph; a graph with a title is a cluster of its own."""
+    lines = ["digraph fp8compile {", "  rankdir=TB;", '  node [shape=box, style=filled, fontname="monospace"];']
+    for index, part in enumerate(parts):
+        if part.title:
+            lines += [f"  subgraph cluster_{index} {{", f"  label={quoted(part.title)};"]
+        lines += [text for line in part.lines for text in _statements(line, part.title)]
+        if part.title:
+            lines.append("  }")
+    return "\n".join([*lines, "}", ""])
+
+
+def quoted(*lines: str) -> str:
+    """A DOT string of these lines; quotes and backslashes in them stand for themselves."""
+    return '"' + "\\n".join(line.replace("\\", "\\\\").replace('"', '\\"') for line in lines if line) + '"'
+
+
+def _statements(line: Line, title: str) -> list[str]:
+    here = _id(line.name, title)
+    label = quoted(line.name, line.op if line.op != line.name else "", line.value, line.comment)
+    return [
+        f'  {here} [label={label}, fillcolor="{COLOURS[line.kind]}"];',
+        *(f"  {_id(name, title)} -> {here};" for name in line.reads),
+    ]
+
+
+def _id(name: str, title: str) -> str:
+    return quoted(f"{title}/{name}" if title else name)

@@ -1,0 +1,275 @@
+"""Small tools on FX graphs: splice a traced function in, follow views to their storage, tell where a node comes from."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from fp8compile import _torch as private
+from fp8compile.reporting.report import Origin
+
+aten = torch.ops.aten
+
+SPLICED = "fp8compile"  # the key in a node's meta that says which function, on which values, put it there
+ENCODING = "fp8compile_encoding"  # in the meta of a product operand's codes and scale: an Encoding
+
+UNKNOWN = 8192  # what a size without a bound is taken for in counts and prices; Inductor takes the same
+
+LINE = "fp8compile_line"  # in the meta of a value that is observed: its line in the graph's statistics
+
+VIEWS = frozenset(
+    {
+        aten.alias.default,
+        aten.as_strided.default,
+        aten.detach.default,
+        aten.expand.default,
+        aten.permute.default,
+        aten.reshape.default,
+        aten.select.int,
+        aten.slice.Tensor,
+        aten.squeeze.default,
+        aten.squeeze.dim,
+        aten.squeeze.dims,
+        aten.t.default,
+        aten.transpose.int,
+        aten.unsqueeze.default,
+        aten.view.default,
+        aten._unsafe_view.default,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """What codes and scale stand for: the codec, and dtype and bytes of the value."""
+
+    codec: str
+    dtype: str
+    nbytes: int
+
+
+def encoding_of(node: Node) -> Encoding | None:
+    """The encoding that ``node`` is the codes or the scale of, through views and copies; None for any other value."""
+    while SPLICED in node.meta and ENCODING not in node.meta and node.target in (*VIEWS, aten.clone.default):
+        parent = node.args[0]
+        assert isinstance(parent, Node)
+        node = parent
+    return node.meta.get(ENCODING)
+
+
+def splice(graph: Graph, fn: Callable[..., Any], *nodes: Node, before: Node) -> Any:
+    """Trace ``fn`` on the values of ``nodes`` and insert its operations before ``before``; returns fn's result as nodes.
+
+    Traced under the nodes' own fake mode and with Inductor's decompositions, so that what is inserted lowers like
+    anything that was there before and carries a ``meta["val"]`` of its own.
+    """
+    values = [node.meta["val"] for node in nodes]
+    fake_mode = private.detect_fake_mode(values)
+    assert fake_mode is not None, "values of a graph that is compiling are fake"
+    with fake_mode:
+        traced = private.make_fx(fn, decomposition_table=private.select_decomp_table())(*values)
+    provenance: dict[str, Any] = {k: v for k, v in nodes[0].meta.items() if k in ("stack_trace", "nn_module_stack")}
+    provenance[SPLICED] = f"{fn.__name__}({', '.join(n.name for n in nodes)})"
+    copied: dict[Node, Node] = {}
+    arguments = iter(nodes)
+    with graph.inserting_before(before):
+        for node in traced.graph.nodes:
+            if node.op == "placeholder":
+                copied[node] = next(arguments)
+            elif node.op == "output":
+                return torch.fx.node.map_arg(node.args[0], lambda n: copied[n])
+            else:
+                copied[node] = graph.node_copy(node, lambda n: copied[n])
+                copied[node].meta.update(provenance)
+    raise AssertionError("a traced graph has an output")
+
+
+def place_after(node: Node) -> Node:
+    """The node to splice before so that the result stands directly after ``node``, but never among the inputs."""
+    node = node.next
+    while node.op == "placeholder":
+        node = node.next
+    return node
+
+
+def copied(gm: GraphModule) -> GraphModule:
+    """A graph module that can be rewritten without touching ``gm``; values in ``meta`` are shared."""
+    graph = Graph()
+    out, old = graph.graph_copy(gm.graph, {}, return_output_node=True)  # type: ignore[misc]
+    assert isinstance(old, Node)
+    graph.output(out).meta = dict(old.meta)
+    return GraphModule(gm, graph)
+
+
+def copied_with_attributes(gm: GraphModule) -> GraphModule:
+    """A copy of a Dynamo graph with what Dynamo noted on module and nodes: it says which inputs are parameters."""
+    spare = copied(gm)
+    spare.meta = dict(gm.meta)
+    for ours, theirs in ((spare, gm), *zip(spare.graph.nodes, gm.graph.nodes, strict=True)):
+        vars(ours).update({name: value for name, value in vars(theirs).items() if name not in vars(ours)})
+    return spare
+
+
+def is_tensor(node: object) -> bool:
+    return isinstance(node, Node) and isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def is_view(node: Node) -> bool:
+    """Whether the node shares its (first) argument's storage."""
+    return node.op == "call_function" and node.target in VIEWS
+
+
+def is_call_of_region(node: Node) -> bool:
+    """Whether the node calls a nested compile region: ``invoke_subgraph(body, identifier, *operands)``."""
+    return node.op == "call_function" and node.target is torch.ops.higher_order.invoke_subgraph
+
+
+def called(node: Node) -> GraphModule | None:
+    """The region that a node calls; None for any other node."""
+    owner, body = node.graph.owning_module, node.args[0] if is_call_of_region(node) else None
+    found = getattr(owner, str(body.target), None) if isinstance(body, Node) else None
+    return found if isinstance(found, GraphModule) else None
+
+
+def storage_root(node: Node) -> Node:
+    """The node whose storage ``node`` looks at: itself, or what its chain of views starts from.
+
+    Views are followed through regions: what a region returns may be an operand of the call, a weight that it keeps.
+    """
+    while (parent := _looks_at(node)) is not None:
+        node = parent
+    return node
+
+
+def _looks_at(node: Node) -> Node | None:
+    """The node that ``node`` is a view of, or the operand that a region passes on as this result of it."""
+    parent = node.args[0] if node.args else None
+    if is_view(node):
+        assert isinstance(parent, Node)
+        return parent
+    if node.target is not private.getitem or not isinstance(parent, Node) or (body := called(parent)) is None:
+        return None
+    result: Any = body.graph.output_node().args[0][node.args[1]]  # type: ignore[index]
+    root = storage_root(result) if isinstance(result, Node) else None
+    if root is None or root.op != "placeholder":
+        return None
+    operand = parent.args[2 + body.graph.find_nodes(op="placeholder").index(root)]
+    assert isinstance(operand, Node)
+    return operand
+
+
+def hint(size: int | torch.SymInt) -> int:
+    """The size as a number: of a symbolic one that seen at compilation, of one that only a run knows an estimate.
+
+    Nothing is guarded by it, so code stays right for every size. What is counted by an estimate says so: ``unknown_sizes``.
+    """
+    if isinstance(size, int):
+        return size
+    seen = size.node.hint
+    return int(seen) if seen is not None else private.size_as_estimated(size, UNKNOWN)[0]
+
+
+def unknown_sizes(values: Iterable[torch.Tensor]) -> dict[str, int]:
+    """The symbols in the shapes of ``values`` that only a run knows, and what ``hint`` takes them for."""
+    found: dict[str, int] = {}
+    for value in values:
+        for size in value.shape:
+            if not isinstance(size, int) and size.node.hint is None:
+                found |= private.size_as_estimated(size, UNKNOWN)[1]
+    return found
+
+
+def numel(value: torch.Tensor) -> int:
+    count = 1
+    for size in value.shape:
+        count *= hint(size)
+    return count
+
+
+def nbytes(value: torch.Tensor) -> int:
+    return numel(value) * value.element_size()
+
+
+def shape_text(value: torch.Tensor) -> str:
+    return "[" + ", ".join(str(s) for s in value.shape) + "]"
+
+
+def dtype_text(value: torch.Tensor) -> str:
+    return {"float32": "f32", "bfloat16": "bf16", "float16": "f16", "float64": "f64"}.get(
+        name := str(value.dtype).removeprefix("torch."), name
+    )
+
+
+def memory_order(value: torch.Tensor) -> tuple[int, ...] | None:
+    """The permutation that makes a permuted tensor contiguous, or None where it is so already."""
+    strides = [hint(s) if hint(n) != 1 else 0 for s, n in zip(value.stride(), value.shape, strict=True)]
+    moving = [d for d in range(value.dim()) if strides[d]]
+    ordered = iter(sorted(moving, key=lambda d: -strides[d]))
+    order = tuple(next(ordered) if strides[d] else d for d in range(value.dim()))
+    return None if order == tuple(range(value.dim())) else order
+
+
+def origin(node: Node) -> Origin:
+    """The aten op, module path and user source line behind a value; of a view, those of the storage it looks at."""
+    root = storage_root(node)
+    if root.op != "placeholder":
+        node = root
+    return Origin(op_name(node), module_path(node), source_line(node))
+
+
+def op_name(node: Node) -> str:
+    """The aten op behind a node, without its namespace: ``mm.default``; ``getitem``s name what they index."""
+    if node.op == "placeholder":
+        return "input"
+    if node.target is private.getitem and isinstance(node.args[0], Node):
+        return f"{op_name(node.args[0])}[{node.args[1]}]"
+    return str(node.target).removeprefix("aten.").removeprefix("prims.")
+
+
+def module_path(node: Node) -> str:
+    """``layers.0.mlp.up_proj``, or "" at the top of the model; of a backward node, the module it is the backward of."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    if not stack:
+        return ""
+    path = list(stack.values())[-1][0]
+    return _normalised(path if isinstance(path, str) else "")
+
+
+def _normalised(path: str) -> str:
+    """Dynamo's ``L['self']._modules['layers']._modules['0'].mlp`` as ``layers.0.mlp``."""
+    path = re.sub(r"\._modules\['([^']*)'\]", r".\1", path)
+    path = re.sub(r"\[(\d+)\]", r".\1", path)
+    path = re.sub(r"\[['\"]([^'\"]*)['\"]\]", r".\1", path)
+    path = re.sub(r"^[LG]\.\w+\.?", "", path)  # the local or global variable that holds the model
+    return ".".join(part for part in path.split(".") if part != "_orig_mod")
+
+
+def parameter_path(placeholder: Node) -> str:
+    """``layers.0.mlp.weight`` for an input of a Dynamo graph, or the name of the input where Dynamo says no more."""
+    source = getattr(placeholder, "_dynamo_source", None)
+    name = getattr(source, "name", None)
+    name = name() if callable(name) else name
+    return _normalised(re.sub(r"\._parameters\['([^']*)'\]", r".\1", name)) if name else placeholder.name
+
+
+def source_line(node: Node) -> str:
+    """``model.py:42 in forward: y = self.up(x)``, the innermost line of the user's stack."""
+    trace = node.meta.get("stack_trace") or ""
+    lines = [line.strip() for line in trace.strip().splitlines() if line.strip()]
+    for index in range(len(lines) - 1, -1, -1):
+        found = re.match(r'File "(.*)", line (\d+), in (.*)', lines[index])
+        if found:
+            code = lines[index + 1] if index + 1 < len(lines) else ""
+            return f"{found[1].replace(chr(92), '/').rsplit('/', 1)[-1]}:{found[2]} in {found[3]}: {code}".rstrip(
+                ": "
+            )
+    return ""
+
+
+def users_of(nodes: Iterable[Node]) -> list[Node]:
+    return [user for node in nodes for user in node.users]

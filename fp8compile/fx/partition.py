@@ -1,0 +1,171 @@
+"""The partitioned graph: a forward, a backward, and the tensors that go from one to the other."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from torch.fx import GraphModule, Node
+
+from fp8compile.fx.graph import is_tensor, nbytes, storage_root
+
+NO_VERSION_CHECK = "saved_tensor_with_no_vc_check"  # stashed on ctx: AOTAutograd counts these markers, order kept
+
+WRITTEN_BACK = "InputMutationAOTOutput"  # returned by the forward, and copied into the input by whoever runs it
+TOKEN = "ForwardTokenAOTInput"  # inputs that order side effects come first; static indices do not count them
+
+
+@dataclass(frozen=True)
+class Edge:
+    """One value kept for the backward: ``made`` in the forward graph, ``used``, a placeholder of the backward graph."""
+
+    made: Node
+    used: Node
+    desc: Any = None
+
+    @property
+    def is_tensor(self) -> bool:
+        return is_tensor(self.made)
+
+    @property
+    def in_order(self) -> tuple[Node, ...]:
+        """The places that use the value, in the order of the backward graph."""
+        position = {node: i for i, node in enumerate(self.used.graph.nodes)}
+        return tuple(sorted(self.used.users, key=position.__getitem__))
+
+
+class Split:
+    """Forward and backward graph with the edges between them, in AOTAutograd's order; edit, then ``finish()``.
+
+    AOTAutograd passes saved values by position: the forward returns (user outputs, values, symbolic sizes), the
+    backward takes (symbolic sizes, values, tangents ...). Values keep their order here and so keep their meaning:
+    tensors, then tensors saved without a version check, then opaque objects, then RNG states.
+    """
+
+    def __init__(self, fw: GraphModule, bw: GraphModule, num_fwd_outputs: int, static_inputs: list[int]) -> None:
+        self.fw, self.bw = fw, bw
+        self._out = fw.graph.output_node()
+        outputs: list[Any] = list(self._out.args[0])  # type: ignore[arg-type]
+        descs = list(self._out.meta.get("desc") or [None] * len(outputs))
+        self.returned, self._returned_descs = outputs[:num_fwd_outputs], descs[:num_fwd_outputs]
+        kept = list(zip(outputs[num_fwd_outputs:], descs[num_fwd_outputs:], strict=False))
+        self._sizes = [(node, desc) for node, desc in kept if _is_size(node)]
+        values = [(node, desc) for node, desc in kept if not _is_size(node)]
+        takes = bw.graph.find_nodes(op="placeholder")[len(self._sizes) :]
+        self.edges = [Edge(made, used, desc) for (made, desc), used in zip(values, takes, strict=False)]
+        self.inputs = fw.graph.find_nodes(op="placeholder")
+        tokens = sum(type(node.meta.get("desc")).__name__ == TOKEN for node in self.inputs)
+        self.static = {self.inputs[tokens + i] for i in static_inputs}
+        self.needs_grad = _inputs_with_gradient(self.inputs, bw)
+
+    def caller_owns(self, root: Node) -> bool:
+        """Whether a storage outlives the forward anyway: a parameter, a buffer, or data the caller passed in."""
+        return root.op == "placeholder" and (root in self.static or root not in self.needs_grad)
+
+    @cached_property
+    def overwritten(self) -> frozenset[Node]:
+        """Inputs whose memory holds another value once the forward has run: in-place changes are written back into them."""
+        written = [n.args[0] for n in self.fw.graph.nodes if n.op == "call_function" and _writes(n)]
+        returned = {d.mutated_input for d in self._returned_descs if type(d).__name__ == WRITTEN_BACK}
+        roots = {storage_root(n) for n in written if isinstance(n, Node)}
+        return frozenset(n for n in self.inputs if n in roots or n.meta.get("desc") in returned)
+
+    def belongs_to(self, made: Node) -> str:
+        """Which of the graph's inputs or results a value shares its memory with: "input 3", "output 0", or ""."""
+        root = storage_root(made)
+        if root.op == "placeholder":
+            index = getattr(root.meta.get("desc"), "idx", None)
+            return f"input {index}" if isinstance(index, int) else ""
+        for node, desc in zip(self.returned, self._returned_descs, strict=True):
+            if isinstance(node, Node) and storage_root(node) is root and isinstance(getattr(desc, "idx", None), int):
+                return f"output {desc.idx}"
+        return ""
+
+    def kept_bytes(self) -> int:
+        """Bytes that stay alive for the backward: distinct storages, without those that the caller owns."""
+        roots = {storage_root(e.made) for e in self.edges if e.is_tensor}
+        return sum(nbytes(r.meta["val"]) for r in roots if not self.caller_owns(r))
+
+    def replace(self, edge: Edge, *made_and_used: tuple[Node, Node]) -> None:
+        """Hand over other values in the place of ``edge``, whose placeholder must have no users left."""
+        at = self.edges.index(edge)
+        new = [Edge(made, used, edge.desc) for made, used in made_and_used]
+        if edge.made.meta.get(NO_VERSION_CHECK):
+            for value in new:
+                value.made.meta[NO_VERSION_CHECK] = True
+        self.edges[at : at + 1] = new
+        self.bw.graph.erase_node(edge.used)
+
+    def keep_instead(self, edge: Edge, made: Node) -> None:
+        """Hand over another value of the forward where ``edge`` was handed over, to the same input of the backward."""
+        if edge.made.meta.get(NO_VERSION_CHECK):
+            made.meta[NO_VERSION_CHECK] = True
+        self.edges[self.edges.index(edge)] = dataclasses.replace(edge, made=made)
+
+    def placeholder(self, edge: Edge, made: Node, part: str = "") -> Node:
+        """A new input of the backward graph, beside that of ``edge``, for a value made in the forward."""
+        with self.bw.graph.inserting_before(edge.used):
+            node = self.bw.graph.placeholder(f"{edge.used.name}_{part}" if part else made.name)
+        node.meta = {"val": made.meta["val"]}
+        return node
+
+    def keep(self, made: Node, name: str) -> Node:
+        """Hand one more value to the backward, before all others; returns the backward graph's input for it."""
+        inputs = self.bw.graph.find_nodes(op="placeholder")
+        first = self.edges[0].used if self.edges else inputs[len(self._sizes)]
+        with self.bw.graph.inserting_before(first):
+            used = self.bw.graph.placeholder(name)
+        used.meta = {"val": made.meta["val"]}
+        self.edges.insert(0, Edge(made, used, next((e.desc for e in self.edges if e.desc), None)))
+        return used
+
+    @property
+    def results(self) -> tuple[Any, ...]:
+        """What the forward returns once ``finish`` has run."""
+        return (*self.returned, *(e.made for e in self.edges), *(node for node, _ in self._sizes))
+
+    def finish(self) -> None:
+        """Write the edges back as the forward's outputs and make both graphs consistent."""
+        edges = [(e.made, dataclasses.replace(e.desc, idx=i) if e.desc else None) for i, e in enumerate(self.edges)]
+        sizes = [
+            (node, dataclasses.replace(desc, idx=len(edges) + i) if desc else None)
+            for i, (node, desc) in enumerate(self._sizes)
+        ]
+        self._out.args = (self.results,)
+        if "desc" in self._out.meta:
+            self._out.meta["desc"] = [*self._returned_descs, *(desc for _, desc in edges + sizes)]
+        self._out.meta["output_stack_traces"] = [
+            n.meta.get("stack_trace") if isinstance(n, Node) else None for n in self._out.args[0]
+        ]
+        for module in (self.fw, self.bw):
+            module.graph.eliminate_dead_code()
+            module.graph.lint()
+            module.recompile()
+
+
+def _writes(node: Node) -> bool:
+    """Whether an operation changes its first operand in place."""
+    schema = getattr(node.target, "_schema", None)
+    return bool(schema and schema.is_mutable and node.args)
+
+
+def _is_size(node: object) -> bool:
+    """Whether a saved value is a symbolic number; AOTAutograd moves those by themselves."""
+    import torch
+
+    return isinstance(node, Node) and isinstance(
+        node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int)
+    )
+
+
+def _inputs_with_gradient(inputs: list[Node], bw: GraphModule) -> set[Node]:
+    out = bw.graph.output_node()
+    gradients: Any = out.args[0]
+    described = {
+        desc.grad_of
+        for desc, gradient in zip(out.meta.get("desc") or (), gradients, strict=False)
+        if gradient is not None and hasattr(desc, "grad_of")
+    }
+    return {node for node in inputs if node.meta.get("desc") in described}

@@ -1,0 +1,240 @@
+"""Regions that torch.compile traces once and calls often (``torch.compiler.nested_compile_region``), rewritten as all else.
+
+AOTAutograd cuts each region by itself, before the graph that calls it, and then hands what its forward keeps through that
+graph to its backward:
+
+    region    primals, tangents  --joint passes, partitioner-->  forward: results, kept     backward: kept, tangents
+    caller    y, *kept = forward(x, w)   ...   dx, dw = backward(*kept, dy)
+
+So the region's passes see it as they see a whole model, once they know which of its inputs are parameters, and what they
+encode is encoded for each call. torch tells a region's graph neither that nor who calls it. Dynamo's graph does: there each
+call has an identifier, and each operand a source. ``find_regions`` takes both from it and marks the region's operations
+with the identifier in ``meta["custom"]``, which torch carries from graph to graph; ``describe`` gives the inputs of a joint
+graph with that mark the descriptions that those of a whole model have. An input is a parameter where it is one in every call.
+
+In the caller what a region keeps are results of the call (``kept_by_region``): neither encoded again nor reported there. A
+result that only passes an operand on, a weight say, is that operand's storage (``fp8compile.fx.graph.storage_root``).
+
+A region in a region is not cut by torch 2.13: its calls stay as they are, forward and backward.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from fp8compile import _torch as private
+from fp8compile.fx.graph import called, is_call_of_region, module_path, nbytes, storage_root
+from fp8compile.fx.partition import Split
+from fp8compile.reporting.report import GraphReport, Notes, Origin
+
+MARK = "fp8compile_region"  # in the meta["custom"] of a region's operations: its identifier
+RESULTS = "fp8compile_results"  # in the meta of both halves of a region: how many results its caller asked for
+
+NOT_DESCRIBED = "a region whose inputs torch passes in another order than Dynamo is left as it is"
+
+
+@dataclass(frozen=True)
+class Region:
+    """What Dynamo's graph says of a region.
+
+    Attributes:
+        operands: how many inputs it has.
+        parameters: which of them are parameters in every call.
+        path: the module of its first call, in which its operations stand.
+    """
+
+    operands: int
+    parameters: frozenset[int]
+    path: str
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What was done to one region: its report as if called once, and the storages that plain Inductor would keep in it.
+
+    A storage is ``(position, bytes)``, the position that of the operand it belongs to, or None.
+    """
+
+    region: Region
+    report: GraphReport
+    plain: tuple[tuple[int | None, int], ...] = ()
+
+
+def find_regions(gm: GraphModule, parameters: frozenset[int]) -> dict[str, Region]:
+    """The regions of a Dynamo graph by identifier; ``parameters`` are positions among its inputs. Marks what is in them."""
+    inputs = gm.graph.find_nodes(op="placeholder")
+    found: dict[str, Region] = {}
+    for call, body, known in _calls(gm, {inputs[i] for i in parameters}):
+        identifier = str(call.args[1])
+        earlier = found.get(identifier)
+        found[identifier] = Region(
+            len(call.args) - 2,
+            known & earlier.parameters if earlier else known,
+            earlier.path if earlier else module_path(call),
+        )
+        _mark(body.graph, identifier)
+    return found
+
+
+def _calls(gm: GraphModule, known: set[Node]) -> Iterator[tuple[Node, GraphModule, frozenset[int]]]:
+    """Every call of a region in a graph and the graphs nested in it, and which operands of it are parameters."""
+    for node in gm.graph.nodes:
+        for body, operands in _bodies(gm, node):
+            inputs = body.graph.find_nodes(op="placeholder")
+            if len(inputs) != len(operands):
+                operands = (None,) * len(inputs)  # an operator that hands on its operands in another way
+            at = frozenset(i for i, operand in enumerate(operands) if operand in known)
+            if is_call_of_region(node):
+                yield node, body, at
+            yield from _calls(body, {inputs[i] for i in at})
+
+
+def _bodies(gm: GraphModule, node: Node) -> Iterator[tuple[GraphModule, tuple[Any, ...]]]:
+    """The graphs that a higher-order operator runs, with the operands behind each."""
+    for i, argument in enumerate(node.args):
+        if isinstance(argument, Node) and argument.op == "get_attr":
+            body = getattr(gm, str(argument.target), None)
+            if isinstance(body, GraphModule):
+                yield body, node.args[i + 1 + is_call_of_region(node) :]
+
+
+def _mark(graph: Graph, identifier: str) -> None:
+    for node in graph.nodes:  # not on calls, whose "custom" torch numbers in place
+        if node.op.startswith("call") and not isinstance(node.target, torch._ops.HigherOrderOperator):
+            node.meta["custom"] = {**(node.meta.get("custom") or {}), MARK: identifier}
+
+
+def describe(graph: Graph, regions: Mapping[str, Region]) -> Region | None:
+    """Give the inputs and results of a region's joint graph the descriptions they would have in a whole model's."""
+    inputs = graph.find_nodes(op="placeholder")
+    tangents = [n for n in inputs if "tangents" in str(n.target)]  # upstream's partitioner knows them by that too
+    if not tangents or any("desc" in n.meta for n in inputs):
+        return None
+    marks = ((n.meta.get("custom") or {}).get(MARK) for n in graph.nodes)
+    region = regions.get(next((mark for mark in marks if mark is not None), ""))
+    primals = [n for n in inputs if n not in tangents]
+    results: Any = graph.output_node().args[0]
+    own = len(results) - len(primals)
+    if region is None or region.operands != len(primals) or own < 1:
+        return None
+    for i, node in enumerate(primals):
+        node.meta.pop("nn_module_stack", None)  # where the call stood that happened to be traced
+        parameter = i in region.parameters
+        node.meta["desc"] = private.ParamAOTInput(str(i)) if parameter else private.PlainAOTInput(i)
+    for i, node in enumerate(tangents):
+        node.meta["desc"] = private.TangentAOTInput(private.PlainAOTOutput(i))
+    _remember_what_was_written(graph)
+    graph.output_node().meta["desc"] = [
+        *(private.PlainAOTOutput(i) for i in range(own)),
+        *(private.GradAOTOutput(n.meta["desc"]) for n in primals),
+    ]
+    return region
+
+
+def _remember_what_was_written(graph: Graph) -> None:
+    """Say again which operation of the user's each operation is a part of: torch traces a region twice and forgets it.
+
+    ``meta["original_aten"]`` is then the operation itself, ``exp`` for what was ``silu``. The function that the user called
+    is known still, in the forward; an operation of the backward has its ``seq_nr``.
+    """
+    written: dict[Any, Any] = {}
+    for node in graph.nodes:
+        called_by_user = (node.meta.get("source_fn_stack") or [("", None)])[-1][1]
+        packet = getattr(torch.ops.aten, getattr(called_by_user, "__name__", ""), None)
+        if "default" in getattr(packet, "overloads", list)():
+            written.setdefault(node.meta.get("seq_nr"), packet.default)  # type: ignore[union-attr]
+    for node in graph.nodes:
+        if node.meta.get("original_aten") is node.target and (op := written.get(node.meta.get("seq_nr"))):
+            node.meta["original_aten"] = op
+
+
+def is_described(graph: Graph) -> bool:
+    """Whether it is known what the inputs of a joint graph are."""
+    return any("desc" in n.meta for n in graph.find_nodes(op="placeholder"))
+
+
+def mark_halves(fw: GraphModule, bw: GraphModule, results: int) -> None:
+    """Note on both halves of a region that they are cut: Inductor runs its joint passes on them once more."""
+    fw.meta[RESULTS] = bw.meta[RESULTS] = results
+
+
+def is_half(gm: GraphModule) -> bool:
+    return RESULTS in gm.meta
+
+
+def kept_by_region(node: Node) -> bool:
+    """Whether a value of a caller's forward is what a region keeps for its own backward, beside its results."""
+    call = node.args[0] if node.target is private.getitem else None
+    if not isinstance(call, Node) or (body := called(call)) is None:
+        return False
+    results: int = body.meta.get(RESULTS, len(call.users) + 1)
+    return int(node.args[1]) >= results  # type: ignore[arg-type]
+
+
+def storages(split: Split) -> tuple[tuple[int | None, int], ...]:
+    """What a region keeps, as ``Cut.plain``."""
+    roots = {storage_root(e.made) for e in split.edges if e.is_tensor}
+    kept = [root for root in roots if not split.caller_owns(root)]
+    position = {node: i for i, node in enumerate(split.inputs)}
+    return tuple((position.get(root), nbytes(root.meta["val"])) for root in kept)
+
+
+def plain_bytes(plain: Split, cuts: Mapping[Graph, Cut]) -> int:
+    """What plain Inductor would keep in a caller: ``plain`` is its cut, but the regions in it are rewritten already."""
+    kept, calls = {}, []
+    for edge in plain.edges:
+        if edge.is_tensor and kept_by_region(edge.made):
+            calls.append(edge.made.args[0])
+        elif edge.is_tensor:
+            root = storage_root(edge.made)
+            kept[root] = nbytes(root.meta["val"])
+    own = 0
+    for call in dict.fromkeys(calls):
+        body = called(call)  # type: ignore[arg-type]
+        assert body is not None
+        for position, size in cuts[body.graph].plain if body.graph in cuts else ():
+            if position is None:
+                own += size
+            else:
+                kept[storage_root(call.args[2 + position])] = size  # type: ignore[union-attr, arg-type]
+    return own + sum(size for root, size in kept.items() if not plain.caller_owns(root))
+
+
+def notes_of_calls(split: Split, cuts: Mapping[Graph, Cut]) -> Notes:
+    """What was done in the regions that a forward calls, once for each call, in the modules that make the calls."""
+    keeping = {e.made.args[0] for e in split.edges if e.is_tensor and kept_by_region(e.made)}
+    notes = Notes()
+    for call, cut in calls_of_cuts(split, cuts):
+        found = cut.report.notes
+        if call not in keeping:  # in a checkpoint: nothing is kept, the backward calls it once more
+            found = dataclasses.replace(found, saved=(), skips=(), recomputed=())
+        own = tuple(dataclasses.replace(s, belongs_to="") for s in found.saved)  # inputs and results of the region
+        notes += _moved(dataclasses.replace(found, saved=own), cut.region.path, module_path(call))
+    return notes
+
+
+def calls_of_cuts(split: Split, cuts: Mapping[Graph, Cut]) -> list[tuple[Node, Cut]]:
+    found = ((node, called(node)) for node in split.fw.graph.nodes)
+    return [(node, cuts[body.graph]) for node, body in found if body is not None and body.graph in cuts]
+
+
+def _moved(notes: Notes, path: str, to: str) -> Notes:
+    if path == to:
+        return notes
+
+    def moved(origin: Origin) -> Origin:
+        inside = origin.module == path or origin.module.startswith(f"{path}.")
+        return dataclasses.replace(origin, module=to + origin.module[len(path) :]) if inside and path else origin
+
+    return Notes(
+        **{
+            field.name: tuple(dataclasses.replace(e, origin=moved(e.origin)) for e in getattr(notes, field.name))
+            for field in dataclasses.fields(notes)
+        }
+    )

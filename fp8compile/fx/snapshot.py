@@ -1,0 +1,215 @@
+"""A graph as text that does not change from run to run: one line a node, ``name: dtype[shape] = op(arguments)``.
+
+Made while a pass runs, since the graph changes afterwards. Nothing here is part of a cache key (see
+fp8compile/compiler/watchers.py).
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+
+from fp8compile.fx import dot
+from fp8compile.fx.graph import SPLICED, dtype_text, module_path, shape_text
+from fp8compile.fx.partition import Split
+from fp8compile.islands.upcast import WIDENED
+
+PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "convolution", "attention", "mv", "dot")
+
+
+@dataclass(frozen=True)
+class Line:
+    """One node. ``kind``: input, product, spliced, other or output; ``value``: ``bf16[8, 64]`` or ""."""
+
+    name: str
+    kind: str
+    op: str
+    value: str
+    arguments: str
+    comment: str
+    reads: tuple[str, ...]
+
+    def __str__(self) -> str:
+        if self.kind == "output":
+            return f"return {self.arguments}"
+        value = f"{self.name}: {self.value}" if self.value else self.name
+        call = self.op if self.kind == "input" else f"{self.op}({self.arguments})"
+        return f"{value} = {call}" + (f"  # {self.comment}" if self.comment else "")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One graph of a snapshot: the joint graph, the forward or the backward."""
+
+    title: str
+    lines: tuple[Line, ...]
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        return Counter(line.op for line in self.lines if line.kind not in ("input", "output"))
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """A graph at one moment, or a forward and a backward graph.
+
+    Attributes:
+        parts: the graphs by title; one without a title where there is only one.
+    """
+
+    parts: tuple[Part, ...]
+
+    @property
+    def text(self) -> str:
+        """All lines, each graph under its title."""
+        blocks = [[f"# {part.title}"] * bool(part.title) + [str(line) for line in part.lines] for part in self.parts]
+        return "\n\n".join("\n".join(block) for block in blocks) + "\n"
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        """How often each op occurs, inputs left out."""
+        return sum((Counter(part.counts) for part in self.parts), Counter())
+
+    def to_dot(self) -> str:
+        """The same as Graphviz DOT."""
+        return dot.to_dot(self.parts)
+
+    def __str__(self) -> str:
+        return self.text
+
+
+@dataclass(frozen=True)
+class Step:
+    """A pass and the graph before and after it."""
+
+    name: str
+    before: Snapshot = field(repr=False)
+    after: Snapshot = field(repr=False)
+
+    @property
+    def diff(self) -> str:
+        """The ops whose number changed."""
+        return op_diff(self.before, self.after)
+
+
+def snapshot(graph: Graph) -> Snapshot:
+    """The graph as it stands."""
+    return Snapshot((_part("", graph),))
+
+
+def snapshot_of(seen: GraphModule | Split | tuple[GraphModule, GraphModule]) -> Snapshot:
+    """The graph of a module, or forward and backward of a cut one; of a Split, as its ``finish`` will leave them."""
+    if isinstance(seen, GraphModule):
+        return snapshot(seen.graph)
+    if isinstance(seen, Split):
+        bw = seen.bw.graph
+        return Snapshot(
+            (_part("forward", seen.fw.graph, seen.results), _part("backward", bw, bw.output_node().args[0]))
+        )
+    return Snapshot((_part("forward", seen[0].graph), _part("backward", seen[1].graph)))
+
+
+def op_diff(before: Snapshot, after: Snapshot) -> str:
+    """A table of the ops whose number changed, graph by graph where both have the same graphs; else "no change"."""
+    if [p.title for p in before.parts] != [p.title for p in after.parts]:
+        return _table(before.counts, after.counts)
+    tables = [(b.title, _table(b.counts, a.counts)) for b, a in zip(before.parts, after.parts, strict=True)]
+    return "\n".join(f"# {title}\n{table}" if title else table for title, table in tables)
+
+
+def _table(before: Mapping[str, int], after: Mapping[str, int]) -> str:
+    rows = [(op, before.get(op, 0), after.get(op, 0)) for op in sorted({*before, *after})]
+    rows = [row for row in rows if row[1] != row[2]]
+    if not rows:
+        return "no change\n"
+    width = max(len(op) for op, _, _ in rows)
+    lines = [f"{'op':{width}}  before  after  change"]
+    lines += [f"{op:{width}}  {b:6}  {a:5}  {a - b:+6}" for op, b, a in rows]
+    return "\n".join(lines) + "\n"
+
+
+def _part(title: str, graph: Graph, results: Any = None) -> Part:
+    """``results``: what the graph will return, where its output is not written yet; what they do not need is left out."""
+    out = graph.output_node()
+    returned = out.args[0] if results is None else results
+    live = set(graph.nodes) if results is None else _live(graph, returned)
+    lines = [_line(node) for node in graph.nodes if node in live and node is not out]
+    flat = returned if isinstance(returned, (tuple, list)) else (returned,)
+    reads = tuple(dict.fromkeys(n.name for n in flat if isinstance(n, Node)))
+    return Part(title, (*lines, Line(out.name, "output", "output", "", ", ".join(map(_text, flat)), "", reads)))
+
+
+def _live(graph: Graph, returned: Any) -> set[Node]:
+    """What dead code elimination keeps: what the results need, inputs, and what has an effect."""
+    waiting = [n for n in graph.nodes if n.op == "placeholder" or (n.is_impure() and n.op != "output")]
+    waiting += [n for n in returned if isinstance(n, Node)]
+    live: set[Node] = set()
+    while waiting:
+        node = waiting.pop()
+        if node not in live:
+            live.add(node)
+            waiting += node.all_input_nodes
+    return live
+
+
+def _line(node: Node) -> Line:
+    op = _op(node)
+    arguments = [_text(a) for a in node.args] + [f"{name}={_text(a)}" for name, a in node.kwargs.items()]
+    spliced = node.meta.get(SPLICED) or (WIDENED in node.meta and "FP32 island")
+    comment = "; ".join(filter(None, (module_path(node), f"fp8compile: {spliced}" if spliced else "")))
+    reads = tuple(n.name for n in node.all_input_nodes)
+    return Line(node.name, _kind(node, op), op, _value(node), ", ".join(arguments), comment, reads)
+
+
+def _kind(node: Node, op: str) -> str:
+    if node.op in ("placeholder", "get_attr"):
+        return "input"
+    if node.meta.get(SPLICED):
+        return "spliced"
+    words = re.split(r"[._]", op)
+    return "product" if any(word in PRODUCTS for word in words) else "other"
+
+
+def _op(node: Node) -> str:
+    if node.op == "placeholder":
+        return "input"
+    if node.op in ("get_attr", "call_module", "call_method"):
+        return f"{node.op} {node.target}"
+    if isinstance(node.target, torch._ops.OpOverload):
+        return str(node.target)
+    return str(getattr(node.target, "__name__", None) or _text(node.target))
+
+
+def _value(node: Node) -> str:
+    return _described(node.meta.get("val", node.meta.get("example_value")))
+
+
+def _described(value: object) -> str:
+    if isinstance(value, torch.Tensor):
+        return dtype_text(value) + shape_text(value)
+    if isinstance(value, (tuple, list)):
+        return "(" + ", ".join(_described(v) or "None" for v in value) + ")"
+    return "" if value is None else str(value) if isinstance(value, (torch.SymInt, int)) else type(value).__name__
+
+
+def _text(value: object) -> str:
+    """An argument: nodes by name, containers item by item, and nothing that is different in the next run."""
+    if isinstance(value, Node):
+        return value.name
+    if isinstance(value, (tuple, list)):
+        return "[" + ", ".join(map(_text, value)) + "]"
+    if isinstance(value, (set, frozenset)):
+        return "{" + ", ".join(sorted(map(_text, value))) + "}"
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{_text(k)}: {_text(v)}" for k, v in value.items()) + "}"
+    if isinstance(value, slice):
+        return f"{_text(value.start)}:{_text(value.stop)}:{_text(value.step)}"
+    if isinstance(value, str):
+        return repr(value)
+    return re.sub(r" at 0x[0-9a-f]+", "", str(value))

@@ -1,0 +1,92 @@
+"""The specification of a rewritten graph, checked after every pass where ``verify.enabled`` (in the tests; off by default).
+
+codes       one byte per element, made by an encode; read only through views and layout copies, by a decode, by a
+            scaled product, or handed to the backward: never computed with as if they were numbers
+scales      one inv_scale, FP32, for each encoding of a product's operand
+_scaled_mm  FP8 operands, the first row-major, the second column-major, inner sides multiples of 16, FP32 scales
+metadata    every operation knows its value
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from fp8compile.fx.graph import ENCODING, SPLICED, VIEWS, hint, is_tensor
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+enabled = False
+
+FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
+ONE_BYTE = (*FP8, torch.int8, torch.uint8)
+MULTIPLE = 16
+
+
+class GraphError(AssertionError):
+    """A pass left a graph that breaks the specification: a defect of fp8compile, not of the model."""
+
+
+def verify(graph: Graph, after: str) -> None:
+    """Raise GraphError, naming the pass ``after`` which it was found, for whatever breaks the specification."""
+    found = [message for node in graph.nodes for message in _problems(node)] + _unpaired(graph)
+    if found:
+        raise GraphError(f"after {after}: " + "; ".join(found))
+
+
+def _problems(node: Node) -> list[str]:
+    if node.op != "call_function" or SPLICED not in node.meta:
+        return []
+    if "val" not in node.meta:
+        return [f"{node.name} has no meta['val']"]
+    if node.target is aten._scaled_mm.default:
+        return _illegal(node)
+    return _undecoded_uses(node) if is_tensor(node) and _is_codes(node) else []
+
+
+def _is_codes(node: Node) -> bool:
+    """Spliced one-byte values are codes; E8M0 scales, one byte too, are not stored by any recipe."""
+    return node.meta["val"].dtype in ONE_BYTE
+
+
+def _undecoded_uses(codes: Node) -> list[str]:
+    bad = [u for u in codes.users if u.op != "output" and SPLICED not in u.meta and u.target not in VIEWS]
+    return [f"codes {codes.name} are used undecoded by {user.name} = {user.target}" for user in bad]
+
+
+def _unpaired(graph: Graph) -> list[str]:
+    """Encodings of operands that have not exactly one codes and one inv_scale, both in this graph or handed to it."""
+    parts: dict[int, list[Node]] = defaultdict(list)
+    for node in graph.nodes:
+        if ENCODING in node.meta and node.op == "call_function":
+            parts[id(node.meta[ENCODING])].append(node)
+    found = []
+    for nodes in parts.values():
+        scales = [n for n in nodes if n.meta["val"].dtype == torch.float32]
+        codes = [n for n in nodes if n.meta["val"].dtype in FP8]
+        if len(scales) > 1 or len(codes) > 1 or len(scales) + len(codes) != len(nodes):
+            names = ", ".join(f"{n.name} ({n.meta['val'].dtype})" for n in nodes)
+            found.append(f"an encoding is not one FP8 codes and one FP32 inv_scale: {names}")
+    return found
+
+
+def _illegal(node: Node) -> list[str]:
+    left, right, inv_left, inv_right = (n.meta["val"] for n in node.args[:4])  # type: ignore[union-attr]
+    checks = {
+        "its operands are not FP8": left.dtype in FP8 and right.dtype in FP8,
+        "both its operands are E5M2": not left.dtype == right.dtype == torch.float8_e5m2,
+        "its first operand is not row-major": _contiguous_along(left, 1),
+        "its second operand is not column-major": _contiguous_along(right, 0),
+        "its inner side is not a multiple of 16": hint(left.shape[1]) % MULTIPLE == 0,
+        "its last side is not a multiple of 16": hint(right.shape[1]) % MULTIPLE == 0,
+        "its scales are not FP32": inv_left.dtype == inv_right.dtype == torch.float32,
+    }
+    return [f"{node.name}: {what}" for what, holds in checks.items() if not holds]
+
+
+def _contiguous_along(value: Tensor, dim: int) -> bool:
+    sides, strides = [hint(s) for s in value.shape], [hint(s) for s in value.stride()]
+    return strides[dim] == 1 and (strides[1 - dim] == sides[dim] or sides[1 - dim] == 1)

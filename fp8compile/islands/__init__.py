@@ -1,0 +1,1 @@
+"""What runs in FP32: where islands begin and end."""

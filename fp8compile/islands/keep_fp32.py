@@ -1,0 +1,46 @@
+"""``Recipe.keep_fp32``: patterns on modules and operations that the user wants in FP32.
+
+``"blocks.1.attn"`` is a module and all in it, ``"aten.exp"`` an operation (as in aten, without overload) wherever it is;
+both are fnmatch patterns. An operation goes by the name that the user called, not by what it was decomposed into.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterable
+
+from torch.fx import Graph, Node
+
+from fp8compile.fx.graph import module_path
+from fp8compile.islands.policy import name_of
+from fp8compile.recipe.modules import in_module
+from fp8compile.recipe.recipe import Recipe, nearest
+
+ATEN = "aten."
+
+
+def kept_fp32(node: Node, recipe: Recipe) -> str | None:
+    """The first pattern of ``Recipe.keep_fp32`` that matches a node of the forward or the backward."""
+    return next((p for p in recipe.keep_fp32 if _matches(p, module_path(node), f"{ATEN}{name_of(node)}")), None)
+
+
+def _matches(pattern: str, module: str, op: str) -> bool:
+    return fnmatch.fnmatchcase(op, pattern) if pattern.startswith(ATEN) else in_module(module, pattern)
+
+
+def unmatched(patterns: Iterable[str], graph: Graph) -> list[str]:
+    """The patterns that match nothing in a graph, each with the nearest names that would."""
+    nodes = [n for n in graph.nodes if n.op == "call_function"]
+    modules = {path for n in nodes for path in _with_parents(module_path(n))}
+    ops = {f"{ATEN}{name}" for n in nodes if (name := name_of(n))}
+    found = []
+    for pattern in patterns:
+        if not any(_matches(pattern, module_path(n), f"{ATEN}{name_of(n)}") for n in nodes):
+            known = ops if pattern.startswith(ATEN) else modules
+            found.append(f"{pattern!r}.{nearest(pattern, known)}")
+    return found
+
+
+def _with_parents(path: str) -> list[str]:
+    parts = path.split(".")
+    return [".".join(parts[: i + 1]) for i in range(len(parts))] if path else []

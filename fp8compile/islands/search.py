@@ -1,0 +1,289 @@
+"""Where a graph computes in FP32: which nodes, and why.
+
+    seeds   what policy or calibration calls unsafe, and what the user wants in FP32
+    grow    whoever reads a value that does not fit FP16 joins, until it fits again: proven (fp8compile/analysis/ranges),
+            or measured (fp8compile/recipe/calibration.py); by policy an island ends before linears too
+    mirror  the gradient of what is FP32 is FP32: the backward of an operation in an island belongs to it (same autograd
+            node, so same seq_nr), and so do sums of such gradients. Calibration has measured gradients and needs no mirror
+    prune   an island that hands no FP32 value from one node to another changes nothing: a kernel computes in FP32 anyway.
+            Its gradients go with it, and stay with one that is kept
+
+``Recipe.islands``: "policy" does not prove anything and widens BF16 too, as AMP does; "auto" begins only where a value is
+not proven to fit, and only in FP16, since BF16 has FP32's range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Set
+from dataclasses import dataclass, field
+
+import torch
+from torch.fx import Graph, Node
+
+from fp8compile import _torch as private
+from fp8compile.analysis.dataflow import CASTS, Source, sources
+from fp8compile.analysis.ranges import Range, ranges
+from fp8compile.fx.graph import SPLICED, is_tensor, is_view, module_path, storage_root
+from fp8compile.islands.keep_fp32 import kept_fp32
+from fp8compile.islands.policy import is_pole, rests, scaled_down, why_unsafe
+from fp8compile.islands.upcast import can_widen, is_no_op, is_sixteen_bit, takes_no_fp32
+from fp8compile.recipe.calibration import NORMAL, Calibration, Measured
+from fp8compile.recipe.context import Context
+
+aten = torch.ops.aten
+
+
+NO_FP32 = (
+    "this kernel of fused attention takes no FP32; choose another around the call: "
+    "torch.nn.attention.sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION)"
+)
+
+
+@dataclass
+class Island:
+    """Connected nodes to widen: ``seeds`` with the reason of each; ``asked`` where the user wants them in FP32."""
+
+    nodes: list[Node]
+    seeds: dict[Node, str] = field(default_factory=dict)
+    asked: bool = False
+
+    @property
+    def computing(self) -> list[Node]:
+        """Those that compute: no views, casts or multiplications by one."""
+        return [n for n in self.nodes if computes(n)]
+
+
+@dataclass
+class Decision:
+    """The islands of a graph, and what was left although policy calls it unsafe, each with the reasons for and against."""
+
+    islands: list[Island] = field(default_factory=list)
+    left: list[tuple[Node, str, str]] = field(default_factory=list)
+    unmeasured: bool = False  # an inference graph that calibration has not seen, and "auto" has decided on
+
+
+def computes(node: Node) -> bool:
+    """Whether a node computes, so no input, view, copy, cast, multiplication by one or part of a tuple."""
+    copies = (*CASTS, private.getitem, aten.clone.default)
+    return node.op == "call_function" and not (is_view(node) or node.target in copies or is_no_op(node))
+
+
+def decide(graph: Graph, ctx: Context) -> Decision:
+    """The islands of a joint or inference graph under the recipe."""
+    found = _Search(graph, ctx)
+    decision = found.decision() if found.seeds else Decision(left=found.left)
+    decision.unmeasured = found.measured is None and not isinstance(ctx.recipe.islands, str)
+    return decision
+
+
+class _Search:
+    def __init__(self, graph: Graph, ctx: Context) -> None:
+        self.graph, self.ctx = graph, ctx
+        self.sources = sources(graph, ctx.parameters_of(graph))
+        self.small = scaled_down(self.sources)
+        self.measured = _measured(graph, ctx)
+        self._ranges: Mapping[Node, Range] | None = None
+        self.left: list[tuple[Node, str, str]] = []
+        self.asked: set[Node] = set()
+        self.bridges: dict[Node, None] = {}  # FP32 already, made from an island's values
+        self.seeds: dict[Node, str] = {}
+        for node in graph.nodes:
+            if is_view(node) or not (can_widen(node) or takes_no_fp32(node)):
+                continue
+            reason = self._why_begin(node)
+            if reason and can_widen(node):
+                self.seeds[node] = reason
+            elif reason:
+                self.left.append((node, reason, NO_FP32))
+
+    # -------------------------------------------------------------------------------------------------- begin
+
+    def _why_begin(self, node: Node) -> str | None:
+        recipe = self.ctx.recipe_at(module_path(node))
+        if pattern := kept_fp32(node, recipe):
+            self.asked.add(node)
+            return f"Recipe.keep_fp32: {pattern}"
+        if self.measured is not None and isinstance(recipe.islands, Calibration):
+            return self.measured.why_unsafe(node)
+        if recipe.islands == "off" or Source.GRADIENT in self.sources[node]:
+            return None
+        if recipe.islands == "policy":
+            return why_unsafe(node, self.sources, self.small)
+        return self._unproven(node) if _is_fp16(node) else None
+
+    def _unproven(self, node: Node) -> str | None:
+        reason = why_unsafe(node, self.sources, self.small)
+        if reason and self.ranges[node].fits():
+            self.left.append((node, reason, f"proven to fit: {self.ranges[node]}"))
+            reason = None
+        pole = next((u for u in _readers(node) if is_pole(u, node)), None)
+        if reason is None and pole is not None and computes_or_casts(node) and not self._is_off_zero(node):
+            return f"read by {getattr(pole.target, '_opname', '')}, which has a pole where this flushes to zero"
+        return reason
+
+    @property
+    def ranges(self) -> Mapping[Node, Range]:
+        if self._ranges is None:
+            self._ranges = ranges(self.graph)
+        return self._ranges
+
+    # --------------------------------------------------------------------------------------------------- grow
+
+    def decision(self) -> Decision:
+        inside = self._grown(dict.fromkeys(self.seeds))
+        if self.measured is None:
+            inside = self._mirrored(inside)
+        found = self._connected(inside)
+        kept = [i for i in found if (i.asked and i.computing) or self._has_effect(i, inside)]
+        whole = {n.meta.get("seq_nr") for i in kept for n in i.nodes} - {None}
+        islands = [i for i in found if i in kept or self._is_backward_of(i, whole, inside)]
+        return Decision(islands, self.left)
+
+    def _grown(self, inside: dict[Node, None]) -> dict[Node, None]:
+        waiting = list(inside)
+        while waiting:
+            node = waiting.pop()
+            for user in node.users:
+                if user not in inside and user not in self.bridges and self._must_follow(user, node):
+                    (inside if can_widen(user) else self.bridges)[user] = None
+                    waiting.append(user)
+            parent = node.args[0] if node.target is private.getitem else None
+            if isinstance(parent, Node) and parent not in inside and node in inside:
+                inside[parent] = None
+        return inside
+
+    def _must_follow(self, user: Node, node: Node) -> bool:
+        """Whether ``user`` may not read ``node`` cast to 16 bit; of what is FP32 already, whether it hands it on."""
+        if node.target is not private.getitem and not is_tensor(node):
+            return True  # the parts of a tuple
+        if not node.meta["val"].is_floating_point():
+            return False  # a mask has no range to lose
+        if not can_widen(user):
+            return _takes_fp32(user) and not self._fits(node)
+        if is_view(user):
+            return not self._fits(node) or any(is_pole(u, user) for u in _readers(user))
+        if self.measured is not None:
+            return not self._fits(node)
+        if Source.GRADIENT in self.sources[user] or rests(user, self.sources):
+            return False
+        if user.target in CASTS and self._fits(user):
+            return False
+        return not self._fits(node) or (is_pole(user, node) and not self._is_off_zero(node))
+
+    def _fits(self, node: Node) -> bool:
+        if self.measured is not None:
+            return self.measured.fits(node)
+        return self._proves(node) and self.ranges[node].fits()
+
+    def _is_off_zero(self, node: Node) -> bool:
+        if not self._proves(node):
+            return False
+        proven = self.ranges[node]
+        return bool(proven.lower >= NORMAL) or bool(proven.upper <= -NORMAL)
+
+    def _proves(self, node: Node) -> bool:
+        return self.ctx.recipe_at(module_path(node)).islands != "policy" and is_tensor(node) and node in self.ranges
+
+    # ------------------------------------------------------------------------------------------------- mirror
+
+    def _mirrored(self, inside: dict[Node, None]) -> dict[Node, None]:
+        """With the backward of every operation in ``inside``, the gradients of its FP32 values, and sums of these."""
+        whole = {n.meta.get("seq_nr") for n in inside} - {None}
+        reading = {n.meta.get("seq_nr") for n in self.bridges} - {None}
+        result = dict(inside)
+        for node in self.graph.nodes:
+            if node in result or Source.GRADIENT not in self.sources[node] or not can_widen(node):
+                continue
+            number = node.meta.get("seq_nr")
+            if _is_sum_of_gradients(node):
+                belongs = all(n in result for n in node.all_input_nodes)
+            elif is_view(node):
+                belongs = node.args[0] in result
+            else:
+                belongs = number in whole or (number in reading and node.target in CASTS)
+            if belongs:
+                result[node] = None
+        return result
+
+    # -------------------------------------------------------------------------------------------------- islands
+
+    def _connected(self, inside: Mapping[Node, None]) -> list[Island]:
+        """``inside`` in connected parts, in graph order."""
+        part: dict[Node, Node] = {}
+
+        def root(node: Node) -> Node:
+            while part.setdefault(node, node) is not node:
+                node = part[node]
+            return node
+
+        for node in (*inside, *self.bridges):
+            for parent in node.all_input_nodes:
+                if parent in inside or parent in self.bridges:
+                    part[root(node)] = root(parent)
+        found: dict[Node, Island] = {}
+        for node in self.graph.nodes:
+            if node in inside:
+                island = found.setdefault(root(node), Island([]))
+                island.nodes.append(node)
+                island.asked |= node in self.asked
+                if node in self.seeds:
+                    island.seeds[node] = self.seeds[node]
+        return list(found.values())
+
+    def _has_effect(self, island: Island, inside: Mapping[Node, None]) -> bool:
+        """Whether any FP32 value goes from a node of it to another, or to one that takes FP32 anyway.
+
+        Without calibration that must happen in the forward: a value that only its own backward reads would be kept in
+        FP32 for nothing, since what the forward handed on was rounded.
+        """
+        counted = [n for n in island.nodes if self.measured is not None or Source.GRADIENT not in self.sources[n]]
+        makers = [n for n in counted if not is_view(n) and n.target is not private.getitem]
+        readers = (u for n in makers for u in _readers(n))
+        forward = (u for u in readers if self.measured is not None or Source.GRADIENT not in self.sources[u])
+        return any(u in inside or (_takes_fp32(u) and u in self.bridges) for u in forward)
+
+    def _is_backward_of(self, island: Island, whole: Set[object], inside: Mapping[Node, None]) -> bool:
+        """Whether an island of gradients alone belongs to one that has an effect and hands an FP32 value on itself.
+
+        Where the backward reads nothing of its forward, as that of a factor, the two are not connected.
+        """
+        if self.measured is not None or not any(n.meta.get("seq_nr") in whole for n in island.nodes):
+            return False
+        makers = (n for n in island.nodes if computes(n))
+        return any(u in inside for n in makers for u in _readers(n))
+
+
+def computes_or_casts(node: Node) -> bool:
+    return computes(node) or node.target in CASTS
+
+
+def _measured(graph: Graph, ctx: Context) -> Measured | None:
+    """What calibration knows of this graph's nodes; None without a calibration."""
+    islands = ctx.recipe.islands
+    return islands.of(graph) if isinstance(islands, Calibration) else None
+
+
+def _is_fp16(node: Node) -> bool:
+    return is_tensor(node) and node.meta["val"].dtype == torch.float16
+
+
+def _takes_fp32(user: Node) -> bool:
+    """Whether a reader computes in FP32 already, or compares."""
+    return user.op == "call_function" and not is_sixteen_bit(user) and SPLICED not in user.meta
+
+
+def _readers(node: Node) -> Iterator[Node]:
+    """Who reads a value, through views and parts of tuples."""
+    for user in node.users:
+        if is_view(user) or user.target is private.getitem:
+            yield from _readers(user)
+        else:
+            yield user
+
+
+def _is_sum_of_gradients(node: Node) -> bool:
+    """Whether a node adds up the gradients of one value's several uses: such a sum belongs to no autograd node."""
+    if node.target is not aten.add.Tensor or len(node.all_input_nodes) != 2:
+        return False
+    own = node.meta.get("seq_nr")
+    return all(storage_root(n).meta.get("seq_nr") != own for n in node.all_input_nodes)

@@ -1,0 +1,1 @@
+"""Formats of optimizer states: one file a format."""

@@ -1,0 +1,73 @@
+"""The names of ``state_format`` and the codecs they stand for.
+
+bits per element: 8 for the codes (4, 16, 32 where the name says so), and per group of 128 an FP32 scale (0.25) and, where
+ranges are expanded, one byte for k (0.0625).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fp8compile.numerics.formats import E4M3, E5M2, INT8
+from fp8compile.numerics.states.companding import Companded
+from fp8compile.numerics.states.dither import ROUNDINGS
+from fp8compile.numerics.states.dynamic_tree import DynamicTree
+from fp8compile.numerics.states.four_bit import DynamicExponent4, Linear4, RankOne4
+from fp8compile.numerics.states.interface import GROUP, StateCodec
+from fp8compile.numerics.states.plain import Linear, Whole
+from fp8compile.numerics.states.range_expansion import Expanded
+
+SIGNED_ONLY, UNSIGNED_ONLY = ("dynamic4",), ("linear4", "rank1_linear4")
+STATE_FORMATS = (
+    "e4m3_expanded",
+    "e5m2_expanded",
+    "dynamic_tree",
+    "int8_companded",
+    "e4m3",
+    "e5m2",
+    "int8",
+    "dynamic4",
+    "linear4",
+    "rank1_linear4",
+    "bf16",
+    "fp32",
+)
+
+
+def state_codec(
+    name: str, *, signed: bool, group_size: int | None = GROUP, rounding: str | None = None
+) -> StateCodec:
+    """The codec called ``name`` for a state that may be negative (``signed``) or never is.
+
+    Args:
+        rounding: "nearest" or, of states that are never negative only, "dithered" (``numerics.dither``), which is what None
+            stands for with these: second moments grow by less than a code step. BF16 and FP32 know "nearest" only.
+
+    Raises:
+        ValueError: there is no such format or rounding, or it is for states of the other kind.
+    """
+    rounding = rounding or ("nearest" if signed else "dithered")
+    if rounding not in ROUNDINGS[: 1 if signed else 2]:
+        raise ValueError(
+            f"no rounding {rounding!r} for such a state; there are 'nearest' and, not signed, 'dithered'"
+        )
+    if name not in STATE_FORMATS:
+        raise ValueError(f"no state format {name!r}; there are {', '.join(STATE_FORMATS)}")
+    if name in (UNSIGNED_ONLY if signed else SIGNED_ONLY):
+        kind = "a state that may be negative, such as exp_avg" if signed else "a state that is never negative"
+        raise ValueError(f"state format {name!r} does not fit {kind}; 4bit stands for ('dynamic4', 'linear4')")
+    if name in ("fp32", "bf16"):
+        return Whole(torch.float32 if name == "fp32" else torch.bfloat16)
+    grouped: dict[str, StateCodec] = {
+        "e4m3": Linear(signed, group_size, E4M3, rounding=rounding),
+        "e5m2": Linear(signed, group_size, E5M2, rounding=rounding),
+        "int8": Linear(signed, group_size, INT8, rounding=rounding),
+        "e4m3_expanded": Expanded(signed, group_size, E4M3, rounding=rounding),
+        "e5m2_expanded": Expanded(signed, group_size, E5M2, rounding=rounding),
+        "dynamic_tree": DynamicTree(signed, group_size, rounding=rounding),
+        "int8_companded": Companded(signed, group_size, rounding=rounding),
+        "dynamic4": DynamicExponent4(group_size),
+        "linear4": Linear4(group_size, rounding=rounding),
+        "rank1_linear4": RankOne4(rounding),
+    }
+    return grouped[name]

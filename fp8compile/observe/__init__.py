@@ -1,0 +1,1 @@
+"""Statistics that leave a graph, and what is read from them."""

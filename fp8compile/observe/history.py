@@ -1,0 +1,214 @@
+"""The lines of statistics of observed values, put together to what is known of each layer, step by step.
+
+    headroom   log2(largest finite value of the dtype / amax): powers of two until it overflows; 0 where it did
+    underflow  share of elements that are 0: all that underflowed, and what was 0 anyway
+
+Graphs are ordered as they run: forwards as they were compiled, then their backwards the other way round; within a graph the
+rows are in its order.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import nn
+
+from fp8compile.fx.provenance import whole_path
+from fp8compile.numerics.histogram import AMAX, COLUMNS, FP16_MAX, INF, LARGE, NAN, SMALL, SUBNORMAL, ZERO
+from fp8compile.observe.records import BACKWARD, FORWARD, Observations, Row
+
+INPUT = "input"  # the op of what comes in
+LARGEST = {
+    "f16": FP16_MAX,
+    "bf16": torch.finfo(torch.bfloat16).max,
+    "f32": torch.finfo(torch.float32).max,
+    "f64": torch.finfo(torch.float64).max,
+    "complex64": torch.finfo(torch.float32).max,
+    "complex128": torch.finfo(torch.float64).max,
+}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One value in one step: numbers of elements, and the largest finite magnitude.
+
+    Where elements are not counted (``Layer.counted``), ``inf`` and ``nan`` are 1 for each backward that saw any.
+    """
+
+    step: int
+    numel: int
+    inf: int
+    nan: int
+    zero: int
+    subnormal: int
+    amax: float
+
+    @property
+    def overflowed(self) -> bool:
+        """Whether an element was inf or NaN."""
+        return self.inf + self.nan > 0
+
+
+@dataclass(frozen=True)
+class Layer:
+    """A value that is observed, and what was seen of it.
+
+    Attributes:
+        module, source, op, kind, direction, dtype: as in ``fp8compile.observe.records.Row``.
+        first_step: the first step with an inf or NaN, None where there was none.
+        history: the steps that are kept, oldest first, the running one last.
+    """
+
+    module: str
+    source: str
+    op: str
+    kind: str
+    direction: str
+    dtype: str
+    first_step: int | None
+    history: tuple[Seen, ...]
+
+    @property
+    def data(self) -> bool:
+        """Whether it is what a model, or a graph of it, is given."""
+        return self.op == INPUT and self.direction == FORWARD
+
+    @property
+    def at_first(self) -> Seen | None:
+        """What was seen in the step of the first overflow, if that step is still kept."""
+        return next((seen for seen in self.history if seen.step == self.first_step), None)
+
+    @property
+    def amax(self) -> tuple[tuple[int, float], ...]:
+        """(step, largest finite magnitude)."""
+        return tuple((seen.step, seen.amax) for seen in self.history)
+
+    @property
+    def amax_before(self) -> float | None:
+        """The largest finite magnitude in the last step before the first overflow."""
+        before = [seen.amax for seen in self.history if self.first_step is None or seen.step < self.first_step]
+        return before[-1] if before else None
+
+    @cached_property
+    def headroom(self) -> float:
+        """Powers of two between the largest magnitude of all steps and that of the dtype; inf where all was 0."""
+        return min((self.headroom_of(seen) for seen in self.history), default=math.inf)
+
+    def headroom_of(self, seen: Seen) -> float:
+        """The same for one step."""
+        if seen.overflowed:
+            return 0.0
+        return math.log2(LARGEST[self.dtype] / seen.amax) if seen.amax else math.inf
+
+    @property
+    def counted(self) -> bool:
+        """Whether elements were counted. Of a compiled forward it is known only whether one was inf or NaN, and amax."""
+        return self.direction == BACKWARD or any(seen.numel > seen.inf + seen.nan for seen in self.history)
+
+    @property
+    def underflow(self) -> float | None:
+        """Share of elements that were 0, of all steps; None where they were not counted."""
+        return self._share(sum(seen.zero for seen in self.history))
+
+    @property
+    def subnormal(self) -> float | None:
+        """Share of elements below FP16's smallest normal number that were not 0; None where they were not counted."""
+        return self._share(sum(seen.subnormal for seen in self.history))
+
+    def _share(self, count: int) -> float | None:
+        return count / max(1, sum(seen.numel for seen in self.history)) if self.counted else None
+
+    @property
+    def name(self) -> str:
+        """``blocks.1.up forward mm.default``."""
+        return f"{self.module or 'model'} {self.direction} {self.op}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """All that is known, with the derived numbers."""
+        derived = {"headroom": _json_number(self.headroom), "underflow": self.underflow, "subnormal": self.subnormal}
+        return {**dataclasses.asdict(self), **derived}
+
+
+def layers_of(
+    several: Sequence[Observations], model: nn.Module | None = None, only: int | None = None
+) -> tuple[Layer, ...]:
+    """The rows of some observations in the order in which they run, or one alone, with paths from the top of ``model``.
+
+    The same row of the same parameters is one layer, though the code was compiled twice.
+    """
+    lines: dict[tuple[Row, int, frozenset[int]], _Line] = {}
+    for number, each in enumerate(several):
+        history, first, count = _on_host(each), each.first.tolist(), dict[Row, int]()
+        parameters, whole = frozenset(id(ref()) for ref in each.parameters), _whole_rows(each, model)
+        for index, row in enumerate(each.rows):
+            count[row] = count.get(row, -1) + 1
+            if only in (None, index):
+                key = (row, count[row], parameters)
+                line = lines.setdefault(key, _Line(whole(row), _order(row, number, index)))
+                line.take([(step, stats[index]) for step, stats in history if index < len(stats)], first[index])
+    return tuple(line.layer() for line in sorted(lines.values(), key=lambda line: line.order))
+
+
+class _Line:
+    """A layer that is being put together."""
+
+    def __init__(self, row: Row, order: tuple[bool, int, int]) -> None:
+        self.row, self.order = row, order
+        self.steps: dict[int, list[float]] = {}
+        self.firsts: list[int] = []
+
+    def take(self, history: Sequence[tuple[int, list[float]]], first: int) -> None:
+        for step, stats in history:
+            self.steps[step] = _folded(self.steps[step], stats) if step in self.steps else stats
+        self.firsts += [first] if first >= 0 else []
+
+    def layer(self) -> Layer:
+        history = tuple(_seen(step, stats) for step, stats in sorted(self.steps.items()))
+        firsts = [*self.firsts, *(seen.step for seen in history if seen.overflowed)]
+        return Layer(**dataclasses.asdict(self.row), first_step=min(firsts, default=None), history=history)
+
+
+def _order(row: Row, number: int, index: int) -> tuple[bool, int, int]:
+    """Graphs are numbered as their forwards run; their backwards run the other way round."""
+    backward = row.direction == BACKWARD
+    return backward, -number if backward else number, index
+
+
+def _whole_rows(each: Observations, model: nn.Module | None) -> Callable[[Row], Row]:
+    """What gives a row its module path from the top of the model."""
+    model = getattr(model, "_orig_mod", model)
+    if model is None:
+        return lambda row: row
+    modules = {name for name, _ in model.named_modules()}
+    names = {id(parameter): name for name, parameter in model.named_parameters()}
+    read = [name for ref in each.parameters if (name := names.get(id(ref())))]
+    known = modules | set(names.values())
+    return lambda row: dataclasses.replace(row, module=whole_path(row.module, known, read))
+
+
+def _on_host(each: Observations) -> list[tuple[int, list[list[float]]]]:
+    """(step, [rows, 7]) of all that is kept, and of the running step where something was seen in it."""
+    kept = [*each.history, (each.step + 1, each.current)] if each.additions else list(each.history)
+    alike = len({stats.shape for _, stats in kept}) == 1  # rows may be added while it runs
+    numbers = torch.stack([stats for _, stats in kept]).tolist() if alike else [stats.tolist() for _, stats in kept]
+    return [(step, lines) for (step, _), lines in zip(kept, numbers, strict=True)]
+
+
+def _folded(one: Sequence[float], other: Sequence[float]) -> list[float]:
+    return [*(a + b for a, b in zip(one[:AMAX], other[:AMAX], strict=True)), max(one[AMAX], other[AMAX])]
+
+
+def _seen(step: int, stats: Sequence[float]) -> Seen:
+    assert len(stats) == len(COLUMNS)
+    small, large, inf, nan = (int(stats[column]) for column in (SMALL, LARGE, INF, NAN))
+    return Seen(step, small + large + inf + nan, inf, nan, int(stats[ZERO]), int(stats[SUBNORMAL]), stats[AMAX])
+
+
+def _json_number(value: float) -> float | None:
+    return value if math.isfinite(value) else None

@@ -1,0 +1,152 @@
+"""Which layer overflowed first, in which step, in which direction, by how much: read from what was observed.
+
+    first = the earliest step; in it the forward before the backward, then the order in which the graphs run
+
+Nothing is measured here. ``fp8compile.observe.records`` holds the statistics, on the device; reading them waits for it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fp8compile.observe import records as observation
+from fp8compile.observe.history import Layer, layers_of
+from fp8compile.observe.records import Observations
+
+NOTHING = (
+    'overflow_report found nothing observed for {}. Run a forward and a backward first; compile with backend="fp8compile" '
+    "(FP16 graphs are observed as they are, BF16 and FP32 ones with Recipe(observe=True)), or watch an eager model by "
+    "fp8compile.amp.watch(model)"
+)
+
+
+@dataclass(frozen=True)
+class OverflowReport:
+    """What was observed of a model; ``str()`` is one line that says what overflowed first, then a table.
+
+    Attributes:
+        layers: all that is observed, in the order in which it runs: the forward, then the backward.
+        loss_scale: (step, loss scale) from the scaler, if the report is of one.
+    """
+
+    layers: tuple[Layer, ...]
+    loss_scale: tuple[tuple[int, float], ...] = ()
+
+    @cached_property
+    def first(self) -> Layer | None:
+        """The earliest overflow, None if there was none.
+
+        An input that holds inf, but no NaN, is named only where something overflows for the first time in the same step:
+        alone it may be a mask of -inf.
+        """
+        broken = [(layer.first_step, i) for i, layer in enumerate(self.layers) if layer.first_step is not None]
+        made = min((pair for pair in broken if not self.layers[pair[1]].data), default=(math.inf, 0))
+        data = [pair for pair in broken if self.layers[pair[1]].data]
+        guilty = [pair for pair in data if pair[0] == made[0] or _held_nan(self.layers[pair[1]])]
+        found = min([*guilty, made], default=made)
+        return None if math.isinf(found[0]) else self.layers[found[1]]
+
+    @property
+    def data(self) -> bool:
+        """Whether the first NaN or inf came in with the data, so that no layer made it."""
+        return self.first is not None and self.first.data
+
+    @property
+    def line(self) -> str:
+        """Step, module, direction, op, source line and magnitude of the first overflow, or that there was none."""
+        from fp8compile.observe.text import headline
+
+        return headline(self)
+
+    @property
+    def by_urgency(self) -> list[Layer]:
+        """The layers that overflowed, the earliest first; then the others, the least headroom first."""
+        return sorted(self.layers, key=lambda layer: (layer.first_step or math.inf, layer.headroom))
+
+    @property
+    def steps(self) -> tuple[int, ...]:
+        """The steps that are kept."""
+        return tuple(sorted({seen.step for layer in self.layers for seen in layer.history}))
+
+    def to_json(self) -> str:
+        """Everything, with ``line`` as "first"; a headroom without end is null."""
+        told = {
+            "first": self.line if self.first else None,
+            "data": self.data,
+            "layers": [layer.to_dict() for layer in self.layers],
+            "loss_scale": self.loss_scale,
+        }
+        return json.dumps(told, indent=1)
+
+    def plot(self, folder: str | Path) -> list[Path]:
+        """Write ``headroom.png``, layers x steps, and of a scaler ``loss_scale.png``; needs matplotlib."""
+        from fp8compile.observe.plots import plot
+
+        return plot(self, Path(folder))
+
+    def to_tensorboard(self, writer: Any, since: int = 0) -> None:
+        """Write scalars for all kept steps from ``since`` on: headroom, amax and underflow of each layer, the loss scale.
+
+        Args:
+            writer: a ``SummaryWriter``, or a folder, for which tensorboard has to be installed.
+
+        Raises:
+            ImportError: ``writer`` is a folder and tensorboard is not installed.
+        """
+        from fp8compile.observe.plots import to_tensorboard
+
+        to_tensorboard(self, writer, since)
+
+    def __str__(self) -> str:
+        from fp8compile.observe.text import text_of
+
+        return text_of(self)
+
+
+def overflow_report(compiled_or_scaler: Any, *, watch: bool = False) -> OverflowReport:
+    """What was observed of a running model up to now; training goes on undisturbed.
+
+    Steps are those of the loss scaler, where one is in use, and else the updates of the optimizer; what was seen since
+    the last one is the running step.
+
+    Args:
+        compiled_or_scaler: a model that fp8compile compiled or ``fp8compile.amp.watch`` watches, or a loss scaler.
+        watch: from now on also print a line as soon as something overflows that has not before. Every backward then
+            waits for the device once per graph.
+
+    Raises:
+        ValueError: nothing was observed yet, or it is neither a model nor a scaler.
+    """
+    several = _observations_of(compiled_or_scaler)
+    if watch:
+        from fp8compile.observe.alerts import watch_all
+
+        watch_all(several)
+    model = compiled_or_scaler if isinstance(compiled_or_scaler, nn.Module) else None
+    scales = getattr(compiled_or_scaler, "history", ()) if model is None else ()
+    return OverflowReport(layers_of(several, model), tuple((int(step), float(scale)) for step, scale in scales))
+
+
+def _observations_of(compiled_or_scaler: Any) -> list[Observations]:
+    several: Any = getattr(compiled_or_scaler, "observations", None)
+    if isinstance(compiled_or_scaler, nn.Module):
+        several = observation.of_model(compiled_or_scaler)
+    if several is None:
+        kind = type(compiled_or_scaler).__name__
+        raise ValueError(
+            f"overflow_report takes a model or a loss scaler, such as fp8compile.amp.LossScaler, not {kind}"
+        )
+    if not several:
+        raise ValueError(NOTHING.format(f"this {type(compiled_or_scaler).__name__}"))
+    return list(several)
+
+
+def _held_nan(layer: Layer) -> bool:
+    return layer.at_first is not None and layer.at_first.nan > 0

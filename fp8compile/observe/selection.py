@@ -1,0 +1,209 @@
+"""Which values of a joint graph are worth watching: those that a product, a convolution or attention makes or takes.
+
+Inductor computes whole kernels in FP32; what can overflow FP16 is what is *stored*. Stored for sure are the operands and
+results of products, convolutions and attention, whose kernels are not generated; results of reductions; gradients of
+parameters; and the data that comes in. What lies between them is inside a kernel, or reaches one of them next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from fp8compile import _torch as private
+from fp8compile.analysis.dataflow import Source, is_activation, is_tangent, sources
+from fp8compile.analysis.linears import PRODUCTS, root_of
+from fp8compile.fx.graph import SPLICED, is_tensor, is_view, module_path, op_name, source_line, storage_root
+from fp8compile.numerics.histogram import EDGES
+from fp8compile.observe.records import ACTIVATION, BACKWARD, DATA, FORWARD, WEIGHT
+from fp8compile.recipe.context import Context
+from fp8compile.reporting.report import Origin
+
+aten = torch.ops.aten
+
+# Recipe.observe: the dtypes whose values are watched.
+OBSERVED: Mapping[str | bool, tuple[torch.dtype, ...]] = {
+    "auto": (torch.float16,),
+    True: tuple(EDGES),
+    False: (),
+}
+
+
+OUTPUT = "gradient of an output"
+
+_CONTRACTIONS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "convolution", "convolution_backward")
+_REDUCTIONS = (
+    "sum",
+    "mean",
+    "prod",
+    "cumsum",
+    "cumprod",
+    "norm",
+    "linalg_vector_norm",
+    "var",
+    "index_put",
+    "scatter_add",
+)
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value to watch: ``node``, what it is, and where it comes from (of a parameter's gradient, the parameter)."""
+
+    node: Node
+    kind: str
+    direction: str
+    origin: Origin
+
+
+def observable(graph: Graph, ctx: Context, everything: bool = False) -> list[Value]:
+    """The values to watch, in graph order, each storage once, in the view whose rows lie in memory."""
+    found = sources(graph, ctx.parameters_of(graph))
+    weights = _gradients_of_parameters(graph, ctx)
+    values: dict[Node, Value] = {}
+    ours = [ctx.input_at(graph, at) for at in (ctx.extra.statistics, ctx.extra.limit)] if ctx.extra else []
+    for node in graph.nodes:
+        for each in _watched(node, weights):
+            root = storage_root(each)
+            if root in values or root in ours or not _may_be(root, found[root]):
+                continue
+            if not _is_wanted(root, found[root], weights, ctx, everything):
+                continue
+            values[root] = _value(_in_memory_order(each), root, found[root], weights)
+    position = {node: i for i, node in enumerate(graph.nodes)}
+    return sorted(values.values(), key=lambda v: position[v.node])
+
+
+def _watched(node: Node, weights: Iterable[Node]) -> Iterator[Node]:
+    """What one node makes us look at: its results and operands, itself, or the gradients of parameters."""
+    if node.op == "placeholder":
+        yield node
+    elif node.op == "output":
+        yield from weights
+    elif contracts(node):
+        yield from node.all_input_nodes
+        if not _is_read_in_another_layout(node):
+            yield from (node, *(u for u in node.users if u.target is private.getitem))
+    elif getattr(node.target, "_opname", "") in _REDUCTIONS:
+        yield node
+
+
+def contracts(node: Node) -> bool:
+    """Whether a node is a product, a convolution or attention: a kernel that is not generated."""
+    return getattr(node.target, "_opname", "") in _CONTRACTIONS or _is_attention(node)
+
+
+def _is_read_in_another_layout(node: Node) -> bool:
+    """Whether what is made of a result is watched, while the result itself would have to be read once more.
+
+    Attention's results, and products that are split into heads: the next operand is a permuted view of them.
+    """
+    return _is_attention(node) or (node.target in PRODUCTS and _is_only_permuted(node))
+
+
+def _is_only_permuted(node: Node) -> bool:
+    users = [user for user in node.users if is_view(user)]
+    return bool(users) and all(u.target is aten.permute.default or _is_only_permuted(u) for u in users)
+
+
+def _is_attention(node: Node) -> bool:
+    return "attention" in getattr(node.target, "_opname", "")
+
+
+def _may_be(root: Node, source: Source) -> bool:
+    """Whether a value is an activation or depends on a gradient; of inputs, whether it is data or an incoming gradient."""
+    if not is_tensor(root) or (SPLICED in root.meta and not is_clipped(root)):
+        return False
+    if root.op == "placeholder":
+        return source == Source.DATA or (is_tangent(root) and not any(map(is_clipped, root.users)))
+    return Source.GRADIENT in source or is_activation(source)  # not a mask, whose -inf is meant
+
+
+def _is_cheap(root: Node, source: Source, weights: Collection[Node]) -> bool:
+    """Whether a value is counted where it is made anyway, or a parameter's gradient.
+
+    The gradient of a linear's input comes from a product, and a kernel that counts while it reads three of them is cut
+    in two by Inductor. What overflows there is seen in the next gradient that a linear takes.
+    """
+    return root in weights or Source.GRADIENT not in source or not leaves_a_contraction(root)
+
+
+def leaves_a_contraction(root: Node) -> bool:
+    """Whether a value is a result of a kernel that is not generated."""
+    made = root.args[0] if root.target is private.getitem else root
+    return isinstance(made, Node) and contracts(made)
+
+
+def read_by(root: Node) -> Iterator[Node]:
+    """The operations that read a value, through views."""
+    for user in root.users:
+        if is_view(user):
+            yield from read_by(user)
+        else:
+            yield user
+
+
+def is_clipped(node: Node) -> bool:
+    """Whether saturate_gradients put it there."""
+    return str(node.meta.get(SPLICED, "")).startswith("clipped(")
+
+
+def _is_wanted(root: Node, source: Source, weights: Collection[Node], ctx: Context, everything: bool) -> bool:
+    """Whether the recipe observes the value's dtype and, unless it observes all, whether that is cheap."""
+    value, observe = root.meta["val"], ctx.recipe_at(module_path(root)).observe
+    if not isinstance(value, Tensor) or value.dtype not in OBSERVED[observe]:
+        return False
+    return everything or observe is True or _is_cheap(root, source, weights)
+
+
+def _in_memory_order(view: Node) -> Node:
+    """The first contiguous value from a view back to what it is a view of, or the latter."""
+    while is_view(view) and not view.meta["val"].is_contiguous():
+        parent = view.args[0]
+        assert isinstance(parent, Node)
+        view = parent
+    return view
+
+
+def _maker(root: Node) -> Node:
+    """What made a value, but for clipping, copying and cutting it up."""
+    while is_clipped(root) or root.target is aten.clone.default or _is_a_part(root):
+        parent = root.args[0]
+        assert isinstance(parent, Node)
+        root = storage_root(parent)
+    return root
+
+
+def _is_a_part(node: Node) -> bool:
+    """Whether a node is what split or unbind cut a value into, or that operation itself."""
+    made = node.args[0] if node.target is private.getitem else node
+    return getattr(getattr(made, "target", None), "_opname", "") in ("split", "split_with_sizes", "unbind")
+
+
+def _value(node: Node, root: Node, source: Source, weights: dict[Node, str]) -> Value:
+    made = _maker(root)
+    op = OUTPUT if is_tangent(made) else op_name(made)
+    where = Origin(op, module_path(made), source_line(made))
+    if root in weights:
+        return Value(root, WEIGHT, BACKWARD, Origin(where.op, weights[root], where.source))
+    if Source.GRADIENT in source:
+        return Value(node, ACTIVATION, BACKWARD, where)
+    return Value(node, DATA if root.op == "placeholder" else ACTIVATION, FORWARD, where)
+
+
+def _gradients_of_parameters(graph: Graph, ctx: Context) -> dict[Node, str]:
+    """The values that are gradients of parameters, but for views and casts, with the parameters' paths."""
+    out = graph.output_node()
+    outputs: Any = out.args[0]
+    names = dict(ctx.extra.names) if ctx.extra else {}
+    found = {}
+    for desc, node in zip(out.meta.get("desc") or (), outputs, strict=False):
+        position = getattr(getattr(desc, "grad_of", None), "idx", None)
+        if isinstance(node, Node) and position in names:
+            found[storage_root(node)] = found[root_of(node)] = names[position]
+    return found

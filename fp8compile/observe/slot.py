@@ -1,0 +1,125 @@
+"""Extra inputs of a compiled graph: how statistics come out of it, and how numbers that change go in, without side effects.
+
+    statistics  [lines, 7] float64, requires grad, read by nothing: its *gradient* is whatever a pass makes it
+    limit       0-d float32: what FP16 gradients are clipped to, inf for not at all
+
+On a copy of the Dynamo graph the two become placeholders behind the others. AOTAutograd then has an input without a
+gradient: ``None`` stands in its place among the outputs of the joint graph, and a pass that puts statistics there
+(passes/observe_gradients.py) has them delivered to ``.grad`` by autograd, once for each backward: no mutation, no custom
+operator, nothing for a cache to refuse. The compiled code is shared by all modules of the same code, so the tensors belong
+to the call: one set for each set of parameters.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import GraphModule
+
+from fp8compile import _torch as private
+from fp8compile.fx.graph import copied_with_attributes, parameter_path
+from fp8compile.observe.records import Row, Slot
+from fp8compile.observe.selection import OBSERVED
+from fp8compile.recipe.context import Inputs
+from fp8compile.recipe.recipe import Recipe
+from fp8compile.reporting.report import GraphReport
+
+STATISTICS, LIMIT = "fp8compile_statistics", "fp8compile_limit"
+SPARE = 64  # lines for calls that are many operations, as multi-head attention is: 3.5 KiB
+
+
+def with_slot(
+    gm: GraphModule, example_inputs: Sequence[Any], recipe: Recipe
+) -> tuple[GraphModule, Sequence[Any], Inputs | None]:
+    """The graph with the extra inputs, a copy, where the recipe observes anything in it; else all as it was."""
+    if not _observes(gm, example_inputs, recipe):
+        return gm, example_inputs, None
+    lines = 4 * _calls(gm) + len(example_inputs) + SPARE
+    inputs = Inputs(len(example_inputs), lines, _names(gm, example_inputs))
+    gm = copied_with_attributes(gm)
+    slot = Slot({}, inputs.lines, _device(example_inputs))
+    fake_mode = private.detect_fake_mode(example_inputs)
+    extra = [slot.values, slot.limit]
+    if fake_mode is not None:
+        extra = [fake_mode.from_tensor(value, static_shapes=True) for value in extra]
+    last = gm.graph.find_nodes(op="placeholder")[-1]
+    for name, value in zip((STATISTICS, LIMIT), extra, strict=True):
+        with gm.graph.inserting_after(last):
+            last = gm.graph.placeholder(name)
+        last.meta["example_value"] = value
+        last._dynamo_source = None
+    gm.recompile()
+    return gm, [*example_inputs, *extra], inputs
+
+
+def _observes(gm: GraphModule, example_inputs: Sequence[Any], recipe: Recipe) -> bool:
+    """Whether a backward will run, and some value in the graph has a dtype that the recipe observes."""
+    dtypes = {dtype for each in (recipe, *recipe.modules.values()) for dtype in OBSERVED[each.observe]}
+    trains = any(isinstance(v, Tensor) and v.requires_grad for v in example_inputs)
+    if not (dtypes and trains and torch.is_grad_enabled()):
+        return False
+    values = (node.meta.get("example_value") for each in _nested(gm) for node in each.graph.nodes)
+    return any(isinstance(v, Tensor) and v.dtype in dtypes for v in (*values, *example_inputs))
+
+
+def _nested(gm: GraphModule) -> Iterator[GraphModule]:
+    """The graph and those that its higher-order operators run: what activation checkpointing takes in, say."""
+    return (each for each in gm.modules() if isinstance(each, GraphModule))
+
+
+def _calls(gm: GraphModule) -> int:
+    """How many operations the graph runs, nested ones as often as they are called."""
+    total = 0
+    for node in gm.graph.nodes:
+        if node.op.startswith("call"):
+            bodies = [getattr(gm, str(each.target), None) for each in node.all_input_nodes if each.op == "get_attr"]
+            total += 1 + sum(_calls(body) for body in bodies if isinstance(body, GraphModule))
+    return total
+
+
+def _device(example_inputs: Iterable[Any]) -> torch.device:
+    return next(v.device for v in example_inputs if isinstance(v, Tensor) and v.requires_grad)
+
+
+def _names(gm: GraphModule, example_inputs: Sequence[Any]) -> tuple[tuple[int, str], ...]:
+    placeholders = gm.graph.find_nodes(op="placeholder")
+    pairs = enumerate(zip(placeholders, example_inputs, strict=False))
+    return tuple((i, parameter_path(p)) for i, (p, v) in pairs if isinstance(v, torch.nn.Parameter))
+
+
+def rows_of(reports: Iterable[GraphReport]) -> dict[int, Row]:
+    """What a graph's statistics are about, by line, in the order in which the graph computes the values."""
+    seen = sorted((o for report in reports for o in report.notes.observed), key=lambda o: o.order)
+    return {o.row: Row(o.origin.module, o.origin.source, o.origin.op, o.kind, o.direction, o.dtype) for o in seen}
+
+
+class Fed:
+    """A compiled graph that is given its extra inputs: those of the parameters it is called with."""
+
+    def __init__(
+        self, compiled: Callable[..., Any], inputs: Inputs, rows: Mapping[int, Row], example_inputs: Sequence[Any]
+    ) -> None:
+        self.compiled, self.inputs, self.rows = compiled, inputs, rows
+        self.device = _device(example_inputs)
+        self.parameters = [i for i, v in enumerate(example_inputs) if isinstance(v, torch.nn.Parameter)]
+        self._slots: dict[int, tuple[weakref.ref[Tensor] | None, Slot]] = {}
+
+    def __call__(self, *args: Any) -> Any:
+        slot = self.slot_for(args)
+        return self.compiled(*args, slot.values, slot.limit)
+
+    def slot_for(self, args: Sequence[Any]) -> Slot:
+        """The slot of this set of parameters, known by its first one."""
+        first = args[self.parameters[0]] if self.parameters else None
+        ref, slot = self._slots.get(id(first), (None, None))
+        if slot is None or (ref is not None and ref() is not first):
+            self._slots = {key: kept for key, kept in self._slots.items() if kept[0] is None or kept[0]() is not None}
+            parameters = [args[i] for i in self.parameters]
+            names = [name for _, name in self.inputs.names]
+            slot = Slot(self.rows, self.inputs.lines, self.device, parameters, names)
+            self._slots[id(first)] = (None if first is None else weakref.ref(first), slot)
+        return slot

@@ -1,0 +1,141 @@
+"""The compiled step: one graph for some parameters of one shape, decode, update and encode in it, written in place.
+
+Parameters that agree in plan, shape, strides and device share compiled code. Small ones are taken several at a time, so
+that Inductor's combo kernels launch them together: always the same number, then one by one, so that parameters may come
+and go and nothing is compiled again. Dynamo is not asked: its guards cost host time, and its limit on recompilations
+counts shapes.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fp8compile import _torch as private
+from fp8compile.optim.plan import Plan, Tensors
+from fp8compile.optim.row_views import View, pieces, viewed
+
+TOGETHER_NUMEL = 2**20  # elements from which a parameter keeps a GPU busy by itself
+MOST_TOGETHER = 4  # compile time grows with it
+# One launch for several parameters. Inductor's limit on the memory that this may cost is for intermediates; here are none.
+INDUCTOR = {"combo_kernels": True, "benchmark_combo_kernel": False, "combo_kernel_peak_memory_pct_threshold": None}
+
+Compiled = Callable[[list[Tensor]], Any]
+COMPILED: dict[Any, Compiled] = {}  # by Signature and count; grows with distinct shapes, not with steps
+
+
+@dataclass(frozen=True)
+class Signature:
+    """What compiled code depends on: the plan and the layout of every tensor."""
+
+    plan: Plan
+    layouts: tuple[tuple[str, torch.Size, tuple[int, ...], torch.dtype, torch.device], ...]
+
+    @classmethod
+    def of(cls, plan: Plan, tensors: Tensors) -> Signature:
+        layouts = ((name, t.shape, t.stride(), t.dtype, t.device) for name, t in tensors.items())
+        return cls(plan, tuple(layouts))
+
+    @property
+    def together(self) -> int:
+        """How many such parameters one launch takes."""
+        _, shape, _, _, device = self.layouts[0]
+        numel = max(1, shape.numel())
+        return 1 if device.type == "cpu" else max(1, min(MOST_TOGETHER, TOGETHER_NUMEL // numel))
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One piece of one parameter: its tensors, and how it views a gradient that is new at every step."""
+
+    index: int
+    tensors: Tensors
+    view: View
+
+    def with_gradient(self, gradients: Sequence[Tensor]) -> Tensors:
+        return self.tensors | viewed({"grad": gradients[self.index]}, self.view)
+
+
+class PreparedStep:
+    """The step of some parameters, worked out once: which compiled code takes which tensors.
+
+    Args:
+        several: of each parameter its plan and its tensors (see ``Plan.__call__``). They are held, and updated in place.
+        compiled: False: operation by operation.
+    """
+
+    def __init__(self, several: Sequence[tuple[Plan, Tensors]], *, compiled: bool) -> None:
+        self._launches: list[tuple[Compiled, list[Piece]]] = []
+        waiting: dict[Signature, list[Piece]] = {}
+        for index, (plan, tensors) in enumerate(several):
+            for piece_plan, view in pieces(plan, tensors["param"]) if compiled else [(plan, lambda t: t)]:
+                piece = Piece(index, viewed(tensors, view), view)
+                waiting.setdefault(Signature.of(piece_plan, piece.tensors), []).append(piece)
+        for signature, alike in waiting.items():
+            for chunk in _chunks(alike, signature.together):
+                code = _compiled(signature, chunk) if compiled else functools.partial(_eager, signature.plan, chunk)
+                self._launches.append((code, chunk))
+
+    def __call__(self, gradients: Sequence[Tensor]) -> None:
+        """Update every parameter by its gradient, of the layout that the first one had."""
+        with torch.no_grad():
+            for code, chunk in self._launches:
+                code([t for piece in chunk for t in piece.with_gradient(gradients).values()])
+
+
+def _compiled(signature: Signature, chunk: list[Piece]) -> Compiled:
+    key = signature, len(chunk)
+    if key not in COMPILED:
+        COMPILED[key] = compile_step(signature.plan, [piece.tensors for piece in chunk])
+    return COMPILED[key]
+
+
+def _eager(plan: Plan, chunk: list[Piece], flat: list[Tensor]) -> None:
+    in_place(plan, _unflattened(flat, [piece.tensors for piece in chunk]))
+
+
+def _unflattened(flat: Sequence[Tensor], like: Sequence[Tensors]) -> list[Tensors]:
+    values = iter(flat)
+    return [{name: next(values) for name in tensors} for tensors in like]
+
+
+def _chunks(alike: list[Piece], together: int) -> list[list[Piece]]:
+    whole = len(alike) - len(alike) % together
+    return [alike[i : i + together] for i in range(0, whole, together)] + [[each] for each in alike[whole:]]
+
+
+def in_place(plan: Plan, several: Sequence[Tensors]) -> None:
+    """The step as plain torch: compute everything, then write it."""
+    made = [plan(tensors) for tensors in several]
+    for tensors, new in zip(several, made, strict=True):
+        for name, value in new.items():
+            tensors[name].copy_(value)
+
+
+def compile_step(plan: Plan, several: Sequence[Tensors]) -> Compiled:
+    """Compiled code for a step of parameters laid out like ``several``; takes their tensors as one flat list."""
+    graph, flat = traced_step(plan, several)
+    compiled: Any = private.compile_fx(graph, flat, config_patches=inductor_options())
+    return lambda tensors: compiled(*tensors)
+
+
+def inductor_options() -> dict[str, Any]:
+    """INDUCTOR, as far as this version of torch knows it."""
+    return {name: value for name, value in INDUCTOR.items() if hasattr(private.inductor_config, name)}
+
+
+def traced_step(plan: Plan, several: Sequence[Tensors]) -> tuple[torch.fx.GraphModule, list[Tensor]]:
+    """The step as a graph of ATen operations on a flat list of tensors, and such a list."""
+    flat = [t for tensors in several for t in tensors.values()]
+
+    def step(*tensors: Tensor) -> tuple[()]:
+        in_place(plan, _unflattened(tensors, several))
+        return ()
+
+    with torch.no_grad():
+        return private.make_fx(step, tracing_mode="fake", decomposition_table={})(*flat), flat

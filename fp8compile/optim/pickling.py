@@ -1,0 +1,42 @@
+"""Copies and pickles of an optimizer: what it knows by an object's identity goes along by parameter, FP8 as bytes.
+
+torch.optim.Optimizer hands on defaults, states and groups alone, pickle knows no FP8, and the copy of a parameter has
+another ``id``, so that its name, and what was asked for it by ``override``, would be lost.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from fp8compile._distributed import viewed
+from fp8compile.optim.checkpoint import in_bytes
+from fp8compile.optim.placement import Names
+
+if TYPE_CHECKING:
+    from fp8compile.optim.base import EncodedOptimizer
+
+State = dict[str, Any]
+
+
+def packed(optimizer: EncodedOptimizer, plain: State) -> State:
+    """What ``__getstate__`` returns; ``plain`` is what torch's does."""
+    parameters = [(p, group) for _, group, p in optimizer._parameters()]
+    placements, names = optimizer._placements, optimizer.names.names
+    return plain | {
+        "state": in_bytes(optimizer.state),
+        "dtypes": [(p, {name: t.dtype for name, t in state.items()}) for p, state in optimizer.state.items()],
+        "names": [(p, names[id(p)]) for p, _ in parameters if id(p) in names],
+        "_placements": {p: placements.get(p) or optimizer._placed(p, group) for p, group in parameters},
+        "seed": optimizer.seed,
+        "compiled": optimizer.compiled,
+        "patterns": optimizer.patterns,
+    }
+
+
+def unpacked(state: State) -> State:
+    """The attributes of the copy."""
+    dtypes, names = dict(state["dtypes"]), {id(p): name for p, name in state["names"]}
+    states = {p: {name: viewed(t, dtypes[p][name]) for name, t in each.items()} for p, each in state["state"].items()}
+    kept = {name: value for name, value in state.items() if name not in ("dtypes", "names")}
+    return kept | {"state": defaultdict(dict, states), "_model_names": Names(names)}

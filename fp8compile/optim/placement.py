@@ -1,0 +1,117 @@
+"""Which of a parameter's states are encoded, in which format, and why others are not.
+
+In order: an override on the parameter or its module; a pattern on its name; then FP32 for what is small, for embeddings
+(Dettmers et al. 2021: some tokens' gradients are ~100 times larger), for shards that would cut groups; then the group's.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from fp8compile._distributed import why_not_encoded
+from fp8compile.numerics.states.interface import GROUP, StateCodec
+from fp8compile.numerics.states.registry import STATE_FORMATS, state_codec
+from fp8compile.optim.overrides import StateFormat, overridden, override_in
+
+MIN_NUMEL = 4096
+WHOLE = ("fp32", "bf16")
+EMBEDDINGS = ("*embed*", "*wte.weight", "*wpe.weight", "*emb.weight")
+ALIASES: Mapping[str, tuple[str, str]] = {"4bit": ("dynamic4", "linear4")}
+
+
+@dataclass(frozen=True)
+class Names:
+    """What is known of the parameters beyond their values.
+
+    Attributes:
+        names: by ``id`` of the parameter.
+        embeddings: ids of weights of embedding modules, where the model is known.
+        overridden: formats by id, from overrides on modules of the model.
+    """
+
+    names: Mapping[int, str] = field(default_factory=dict)
+    embeddings: frozenset[int] = frozenset()
+    overridden: Mapping[int, StateFormat] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, model: nn.Module) -> Names:
+        named = dict(model.named_parameters())
+        kinds = (nn.Embedding, nn.EmbeddingBag)
+        embeddings = (module.weight for module in model.modules() if isinstance(module, kinds))
+        overridden = {id(named[name]): fmt for name, fmt in override_in(model).items() if name in named}
+        return cls({id(p): name for name, p in named.items()}, frozenset(map(id, embeddings)), overridden)
+
+    def is_embedding(self, p: Tensor) -> bool:
+        name = self.names.get(id(p), "").lower()
+        return id(p) in self.embeddings or (p.dim() == 2 and any(fnmatch.fnmatch(name, each) for each in EMBEDDINGS))
+
+
+@dataclass(frozen=True)
+class Placement:
+    """How a parameter's states are stored, and the reason where that is not what the group asked for."""
+
+    formats: tuple[str, str]
+    reason: str | None = None
+
+    def codec(self, signed: bool, group_size: int | None = GROUP) -> StateCodec:
+        return state_codec(self.formats[0 if signed else 1], signed=signed, group_size=group_size)
+
+
+def pair(state_format: StateFormat) -> tuple[str, str]:
+    """``state_format`` as formats of the states that may be negative, and of those that never are.
+
+    Raises:
+        ValueError: a format that does not exist, or does not fit.
+    """
+    found = ALIASES.get(state_format, (state_format, state_format)) if isinstance(state_format, str) else state_format
+    if not (isinstance(found, (tuple, list)) and len(found) == 2):
+        raise ValueError(
+            f"state_format {state_format!r}: one of {', '.join((*STATE_FORMATS, *ALIASES))}, or a pair of them, for "
+            "first moments and for second"
+        )
+    for name, signed in zip(found, (True, False), strict=True):
+        state_codec(name, signed=signed)
+    return found[0], found[1]
+
+
+def place(p: Tensor, state_format: StateFormat, names: Names, patterns: Mapping[str, StateFormat]) -> Placement:
+    """Where a parameter of a group with ``state_format`` keeps its states."""
+    placed = _asked_for(p, state_format, names, patterns)
+    reason = None if set(placed.formats) <= {*WHOLE} else why_not_encoded(p, placed.formats)
+    return Placement(("fp32", "fp32"), reason) if reason else placed
+
+
+def _asked_for(p: Tensor, state_format: StateFormat, names: Names, patterns: Mapping[str, StateFormat]) -> Placement:
+    """The placement of a parameter that is not sharded."""
+    asked = overridden(p) or names.overridden.get(id(p))
+    if asked:
+        return Placement(pair(asked), "override")
+    name = names.names.get(id(p))
+    for pattern, fmt in patterns.items():
+        if name is not None and fnmatch.fnmatch(name, pattern):
+            return Placement(pair(fmt), f"named like {pattern}")
+    wanted = pair(state_format)
+    if set(wanted) <= {*WHOLE}:
+        return Placement(wanted)
+    reason = _why_whole(p, names)
+    return Placement(("fp32", "fp32"), reason) if reason else Placement(wanted)
+
+
+def _why_whole(p: Tensor, names: Names) -> str | None:
+    if p.numel() < MIN_NUMEL:
+        return f"{p.numel()} elements, fewer than {MIN_NUMEL}"
+    return "an embedding" if names.is_embedding(p) else None
+
+
+def check_parameter(p: Tensor, name: str) -> None:
+    """Raises ValueError for a parameter that has no FP32 arithmetic."""
+    if p.dtype not in (torch.float32, torch.bfloat16, torch.float16):
+        raise ValueError(
+            f"{name} is {str(p.dtype).removeprefix('torch.')}: parameters of fp8compile.optim are float32, bfloat16 or "
+            "float16. Convert it, or give it to torch.optim in an optimizer of its own"
+        )

@@ -1,0 +1,57 @@
+"""A parameter's tensors as rows of one group each, ``[numel / G, G]``.
+
+So parameters of other shapes share compiled code, and Inductor sees at a glance that all is one loop. Rows that end in a
+short group make two pieces: ``[R, full groups, G]`` and ``[R, tail]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from fp8compile.numerics.states.interface import columns_within, rows_of
+from fp8compile.optim.plan import Plan, Tensors
+
+FIXED = ("step", "numbers", "stream")  # what is no part of the parameter
+View = Callable[[Tensor], Tensor]
+
+
+def pieces(plan: Plan, p: Tensor) -> list[tuple[Plan, View]]:
+    """The pieces in which ``p`` is updated: the plan of each, and how its tensors are viewed."""
+    size = plan.group_size
+    if size is None or not p.is_contiguous():
+        return [(plan, lambda t: t)]
+    if size == 1:
+        return [(plan, lambda t: t.view(-1))]
+    _, length = rows_of(p.shape, size)
+    if length <= size or length % size == 0:
+        rows = p.numel() // min(size, length)
+        return [(plan, lambda t: t.view(rows, -1))]
+    full, rows = length // size, p.numel() // length
+
+    def cut(t_RC: Tensor) -> int:
+        return columns_within(t_RC.shape[1], full * size, length)
+
+    def groups(t: Tensor) -> Tensor:
+        t_RC = t.view(rows, -1)
+        return torch.unflatten(t_RC[:, : cut(t_RC)], 1, (full, -1))
+
+    def tails(t: Tensor) -> Tensor:
+        t_RC = t.view(rows, -1)
+        return t_RC[:, cut(t_RC) :]
+
+    return [(plan, groups), (replace(plan, offset=full * size), tails)]
+
+
+def viewed(tensors: Tensors, view: View) -> Tensors:
+    """The tensors of one piece; the gradient, which is only read, is copied where it cannot be viewed."""
+    return {name: _one(name, t, view) for name, t in tensors.items()}
+
+
+def _one(name: str, t: Tensor, view: View) -> Tensor:
+    if name in FIXED:
+        return t
+    return view(t.contiguous()) if name == "grad" else view(t)

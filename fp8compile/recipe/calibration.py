@@ -1,0 +1,299 @@
+"""What a few steps have shown of a model's 16-bit values: a plain file, part of the recipe and of the cache key.
+
+    a value fits   2**-14 * headroom <= amax <= 65504 / headroom: FP16 holds it at full precision, with room on both
+                   sides; or amax == 0
+    a gradient     the same of amax * S: a loss scale moves all gradients at once, so only what no single scale fits is
+                   unsafe. S is the power of two that brings the median of their amax nearest 1
+    BF16           always fits: its range is FP32's
+
+A graph is known again by its 16-bit operations in order, each with its module, direction and dtype. Shapes may differ, and so
+may views and the names of nodes, which symbolic shapes shift. ``fp8compile/tools/calibrate.py`` takes the measurements.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.fx import Graph, Node
+
+from fp8compile.analysis.dataflow import Source, is_training, sources
+from fp8compile.fx.graph import dtype_text, is_tensor, is_view, module_path, op_name, source_line, storage_root
+from fp8compile.islands.upcast import can_widen
+from fp8compile.numerics.histogram import FP16_MAX
+from fp8compile.observe.records import BACKWARD, FORWARD
+
+if TYPE_CHECKING:
+    from fp8compile.recipe.recipe import Recipe
+
+FORMAT = 1
+TRAINING, INFERENCE = "training", "inference"
+NORMAL = 2.0**-14  # FP16's smallest number at full precision
+LIMITS = {
+    "headroom": (
+        1.0,
+        (FP16_MAX / NORMAL) ** 0.5,
+        "how often a value goes into FP16's range; beyond, nothing fits. Default: 8",
+    ),
+    "loss_scale": (0.0, float("inf"), "what the loss is multiplied by in training"),
+}
+AGAIN = "Calibrate again: fp8compile.calibrate(model, batches)"
+Key = tuple[str, str, str, str]
+
+
+@dataclass(frozen=True)
+class Value:
+    """One 16-bit value of a graph.
+
+    Attributes:
+        name: the node's name in the graph that was measured.
+        op, module, source: the aten operation, the path of its module, the user's source line.
+        direction: "backward" for what depends on an incoming gradient, else "forward".
+        dtype: "f16" or "bf16".
+        amax: the largest finite magnitude, computed in FP32, over all batches; of a gradient, at loss scale 1.
+    """
+
+    name: str
+    op: str
+    module: str
+    source: str
+    direction: str
+    dtype: str
+    amax: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.amax < float("inf"):
+            raise ValueError(f"amax={self.amax!r} of {self} is no magnitude; calibrate with data that is finite.")
+
+    @property
+    def key(self) -> Key:
+        """What it is known by in another compilation of the model."""
+        return self.op, self.module, self.direction, self.dtype
+
+    def __str__(self) -> str:
+        return f"{self.name} = {self.op} of {self.module or 'the model'} ({self.direction}, {self.dtype})"
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """The values of one graph in its order; ``kind`` is "training" or "inference"."""
+
+    kind: str
+    values: tuple[Value, ...]
+
+    @functools.cached_property
+    def keys(self) -> tuple[Key, ...]:
+        """What the graph is known by."""
+        return tuple(value.key for value in self.values)
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """What ``fp8compile.calibrate`` has measured: a value for ``Recipe.islands``, a plain file by ``save`` and ``load``.
+
+    Attributes:
+        graphs: the measurements, in the order in which the graphs were compiled.
+        headroom: how far from the ends of FP16's range a value must stay; ``dataclasses.replace`` may change it.
+        loss_scale: the loss scale S that gradients are judged at: what to train with, or to start from.
+        keep_fp32, modules: what the recipe said of FP32 when it was made: ``Recipe.keep_fp32``, and of each pattern in
+            ``Recipe.modules`` that says something else, what it says.
+        torch: the version it was made with.
+    """
+
+    graphs: tuple[Measurements, ...]
+    headroom: float = 8.0
+    loss_scale: float = 1.0
+    keep_fp32: tuple[str, ...] = ()
+    modules: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    torch: str = torch.__version__.partition("+")[0]
+
+    def __post_init__(self) -> None:
+        for name, (low, high, what) in LIMITS.items():
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not low < value < high:
+                raise ValueError(f"{name}={value!r} must be a number above {low:g} and below {high:g}: {what}.")
+            object.__setattr__(self, name, float(value))
+
+    def of(self, graph: Graph) -> Measured | None:
+        """What is known of the nodes of a joint or inference graph; None of an inference graph that was not measured.
+
+        Raises:
+            ValueError: a training graph that was not measured; names the first value that differs.
+        """
+        nodes = measured_nodes(graph)
+        here = values_of(graph, nodes)
+        kind, keys = kind_of(graph), tuple(value.key for value in here)
+        known = [g for g in self.graphs if g.kind == kind]
+        found = next((g for g in known if g.keys == keys), None)
+        if found is not None or not here:
+            return Measured(self, dict(zip(nodes, found.values if found else (), strict=True)))
+        if kind == TRAINING:
+            raise ValueError(_difference(known, here))
+        return None
+
+    def why_unsafe(self, value: Value) -> str | None:
+        """Why a value does not fit FP16, None if it does."""
+        scale = self.loss_scale if value.direction == BACKWARD else 1.0
+        amax = value.amax * scale
+        if value.dtype != "f16" or amax == 0 or NORMAL * self.headroom <= amax <= FP16_MAX / self.headroom:
+            return None
+        told = f"amax {amax:.2g} measured" + (f" at loss scale {scale:g}" if value.direction == BACKWARD else "")
+        if amax > 1:
+            near = "above" if amax > FP16_MAX else f"less than {self.headroom:g} times below"
+            return f"{told}: {near} FP16's {FP16_MAX:.0f}"
+        near = "below" if amax < NORMAL else f"less than {self.headroom:g} times above"
+        return f"{told}: {near} 2**-14, where FP16 loses bits"
+
+    def check(self, recipe: Recipe) -> None:
+        """Raise ValueError if ``recipe`` says other things of FP32 than when this was made."""
+        now = said_of_fp32(recipe)
+        for name, new in now.items():
+            if new != (old := getattr(self, name)):
+                raise ValueError(
+                    f"this calibration is older than the recipe: it was made with {name}={_told(old)}, and "
+                    f"Recipe.{name} is {_told(new)}. {AGAIN[:-1]}, recipe=...)."
+                )
+
+    @functools.cached_property
+    def text(self) -> str:
+        """What ``save`` writes: JSON, a value a line. Equal calibrations have equal texts."""
+        head = {f.name: getattr(self, f.name) for f in dataclasses.fields(self) if f.name != "graphs"}
+        head = {"format": FORMAT, **head, "modules": dict(self.modules)}
+        lines = [f"{json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
+        graphs = []
+        for graph in self.graphs:
+            values = ",\n".join(f"   {json.dumps(dataclasses.asdict(value))}" for value in graph.values)
+            graphs.append(f'  {{"kind": {json.dumps(graph.kind)}, "values": [\n{values}\n  ]}}')
+        return "{\n " + ",\n ".join(lines) + ',\n "graphs": [\n' + ",\n".join(graphs) + "\n ]\n}\n"
+
+    @classmethod
+    def from_text(cls, text: str, where: str = "this text") -> Calibration:
+        """The calibration that ``text`` holds; ``where`` is what errors call it.
+
+        Raises:
+            ValueError: it holds none, or one of another version of torch or of the file format.
+        """
+        try:
+            found = json.loads(text)
+            made_by = {"format": found.pop("format"), "torch": found["torch"]}
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise ValueError(f"{where} is no calibration of fp8compile. {AGAIN}.save(path).") from None
+        for name, ours in (("format", FORMAT), ("torch", cls.torch)):
+            if made_by[name] != ours:
+                raise ValueError(
+                    f"{where} was made with {name} {made_by[name]}, and this is {name} {ours}: graphs may differ. "
+                    f"{AGAIN}.save(path)."
+                )
+        try:
+            graphs = [Measurements(g["kind"], tuple(Value(**v) for v in g["values"])) for g in found.pop("graphs")]
+            found["modules"] = tuple((pattern, tuple(kept)) for pattern, kept in found["modules"].items())
+            return cls(tuple(graphs), **{**found, "keep_fp32": tuple(found["keep_fp32"])})
+        except (KeyError, TypeError, AttributeError) as error:
+            raise ValueError(f"{where} is no whole calibration: {error}. {AGAIN}.save(path).") from None
+
+    @classmethod
+    def load(cls, path: str | Path) -> Calibration:
+        """The calibration that ``save`` wrote to ``path``."""
+        try:
+            text = Path(path).read_text(encoding="utf-8")
+        except OSError as error:
+            raise ValueError(f"no calibration in {str(path)!r}: {error.strerror}. {AGAIN}.save(path).") from None
+        except UnicodeDecodeError:
+            text = ""
+        return cls.from_text(text, repr(str(path)))
+
+    def save(self, path: str | Path) -> None:
+        """Write it to a plain JSON file: as ``Recipe(islands=path)`` it says the same."""
+        Path(path).write_text(self.text, encoding="utf-8")
+
+    @functools.cached_property
+    def digest(self) -> str:
+        """A short name of everything it holds."""
+        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    def __repr__(self) -> str:
+        return f"Calibration({self.digest}, {len(self.graphs)} graphs, headroom={self.headroom:g})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Calibration.from_text, (self.text,)  # equal ones pickle alike: Inductor's cache key is a pickle
+
+
+@dataclass(frozen=True)
+class Measured:
+    """The verdicts on the nodes of one graph."""
+
+    calibration: Calibration
+    values: Mapping[Node, Value]
+
+    def why_unsafe(self, node: Node) -> str | None:
+        """Why the value of a node does not fit FP16; None if it does, or nothing is known of it. A view is its root."""
+        value = self.values.get(storage_root(node))
+        return None if value is None else self.calibration.why_unsafe(value)
+
+    def fits(self, node: Node) -> bool:
+        """Whether it fits FP16."""
+        return self.why_unsafe(node) is None
+
+
+def measured_nodes(graph: Graph) -> list[Node]:
+    """The nodes that are measured: those that FP32 can be put in the place of, without views and tuples."""
+    return [n for n in graph.nodes if can_widen(n) and is_tensor(n) and not is_view(n)]
+
+
+def values_of(graph: Graph, nodes: Iterable[Node]) -> list[Value]:
+    """What ``nodes`` are called, without amax."""
+    known = sources(graph, frozenset())
+    directions = {node: BACKWARD if Source.GRADIENT in known[node] else FORWARD for node in nodes}
+    return [
+        Value(n.name, op_name(n), module_path(n), source_line(n), direction, dtype_text(n.meta["val"]))
+        for n, direction in directions.items()
+    ]
+
+
+def kind_of(graph: Graph) -> str:
+    """ "training" for a joint graph, "inference" for one without a backward."""
+    return TRAINING if is_training(graph) else INFERENCE
+
+
+def said_of_fp32(recipe: Recipe) -> dict[str, Any]:
+    """``Calibration.keep_fp32`` and ``modules`` of a recipe."""
+    own = recipe.keep_fp32
+    return {
+        "keep_fp32": own,
+        "modules": tuple((p, r.keep_fp32) for p, r in recipe.modules.items() if r.keep_fp32 != own),
+    }
+
+
+def _told(said: Any) -> str:
+    return repr({p: {"keep_fp32": kept} for p, kept in said} if said and isinstance(said[0], tuple) else said)
+
+
+def _difference(known: Sequence[Measurements], here: Sequence[Value]) -> str:
+    """Where a training graph departs from the recorded one that it is most like."""
+    if not known:
+        return f"this calibration holds no training graph, and a training graph is compiling. {AGAIN}."
+
+    def agreeing(graph: Measurements) -> int:
+        pairs = enumerate(zip(graph.keys, (value.key for value in here), strict=False))
+        return next((i for i, (old, new) in pairs if old != new), min(len(graph.keys), len(here)))
+
+    nearest = max(known, key=agreeing)
+    at = agreeing(nearest)
+    expected, found = (
+        str(values[at]) if at < len(values) else "the end of the graph" for values in (nearest.values, here)
+    )
+    return (
+        f"this calibration is not of this graph: 16-bit value {at + 1} was {expected} when it was made, and is {found} now. "
+        f"If the model or how it is called has changed, calibrate again; if this is another path through it, or another "
+        f"shape, give fp8compile.calibrate a batch that takes it too."
+    )

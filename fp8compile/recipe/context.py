@@ -1,0 +1,61 @@
+"""What a pass is told beside its graph."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch.fx import Graph, Node
+
+from fp8compile.recipe.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Inputs:
+    """Where a graph's extra inputs stand (fp8compile/observe/slot.py), and the paths of its parameters.
+
+    Attributes:
+        statistics: position among the graph's inputs of ``statistics``; ``limit`` is the next.
+        lines: rows of ``statistics``.
+        names: (position, path) of each parameter.
+    """
+
+    statistics: int
+    lines: int
+    names: tuple[tuple[int, str], ...]
+
+    @property
+    def limit(self) -> int:
+        return self.statistics + 1
+
+
+@dataclass(frozen=True)
+class Context:
+    """The recipe in force for the graph being compiled, and what is known of its inputs.
+
+    Attributes:
+        parameters: positions of the ``nn.Parameter``s.
+        extra: the inputs that fp8compile added, if it did.
+        whole: whether the graph is known to be the whole model, so that what it lacks does not exist.
+    """
+
+    recipe: Recipe
+    parameters: frozenset[int] = frozenset()
+    extra: Inputs | None = None
+    whole: bool = False
+
+    def parameters_of(self, graph: Graph) -> set[Node]:
+        """The placeholders of a joint graph that are parameters."""
+        return {n for n in graph.find_nodes(op="placeholder") if self._is_parameter(n.meta.get("desc"))}
+
+    def input_at(self, graph: Graph, position: int) -> Node | None:
+        """The placeholder of a joint graph for the Dynamo graph's input at ``position``."""
+        found = (n for n in graph.find_nodes(op="placeholder") if getattr(n.meta.get("desc"), "idx", -1) == position)
+        return next((n for n in found if type(n.meta["desc"]).__name__ == "PlainAOTInput"), None)
+
+    def _is_parameter(self, desc: object) -> bool:
+        kind = type(desc).__name__
+        return kind == "ParamAOTInput" or (kind == "PlainAOTInput" and getattr(desc, "idx", -1) in self.parameters)
+
+    def recipe_at(self, path: str) -> Recipe:
+        """The recipe for a value made in the module at ``path`` (see ``Recipe.modules``)."""
+        return self.recipe.at(path)

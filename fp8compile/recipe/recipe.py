@@ -1,0 +1,281 @@
+"""The recipe: a frozen value that says what is stored and computed in which format. Nothing else changes results."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fp8compile.recipe.frozen import FrozenMapping
+from fp8compile.recipe.modules import FrozenModules, in_module, module_recipes
+
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "linear": ("off", "tensorwise", "rowwise"),
+    "linear_formats": ("hybrid", "e4m3"),
+    "saved": ("groupwise", "off"),
+    "saved_format": ("auto", "e4m3", "int8", "best_of_two"),
+    "attention_format": ("auto", "e4m3", "int8", "best_of_two"),
+    "codegen": ("inductor", "eager"),
+    "check": ("off", "first_step"),
+}
+OBSERVE = ("auto", True, False)
+ISLANDS = ("auto", "policy", "off")
+BOOLEANS = ("emulate", "saved_attention")
+GROUP_SIZES = (16, 65536)
+PER_GRAPH = ("codegen", "inductor", "dump", "check")  # one for all modules
+
+# Where Hugging Face, timm and torchtitan keep the output head, in the model itself or in a wrapper around it.
+HEADS = (
+    *("lm_head", "*.lm_head", "embed_out", "*.embed_out", "output_projection", "*.output_projection", "output"),
+    *("head", "*.head", "fc", "classifier", "*.classifier", "score", "*.score"),
+    *("cls.predictions.decoder", "*.cls.predictions.decoder", "cls.seq_relationship", "qa_outputs", "*.qa_outputs"),
+)
+
+
+class FrozenOptions(FrozenMapping):
+    """Inductor options, hashable."""
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def __repr__(self) -> str:
+        return repr(dict(sorted(self.items())))
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """What goes in which format. Frozen and hashable; equal recipes give the same compiled code and the same cache key.
+
+    Attributes:
+        linear: FP8 linears: "off", "tensorwise" (one scale per tensor) or "rowwise" (one per row of an operand).
+        linear_formats: "hybrid" (activations and weights E4M3, gradients E5M2) or "e4m3" (all E4M3).
+        linear_skip: patterns as in ``skip``: linears that stay in their dtype; by default the places where libraries
+            keep the output head. A linear tied to an embedding stays too.
+        emulate: decode the codes and multiply in the model's dtype, on any device: FP8's numbers without its speed.
+        saved: how tensors are kept from forward to backward: "groupwise" (one scale per group) or "off".
+        saved_format: "auto" ("e4m3" for what the backward compares with zero and for what exp made, else "int8"; see
+            fp8compile/encoding/saved_format.py), "e4m3", "int8", or "best_of_two" (group by group, decided at run time).
+        group_size: elements per scale, 16 ... 65536.
+        saved_attention: whether operands and results of attention are encoded too.
+        attention_format: the format of those. INT8 by default: the backward of attention exponentiates q k' again, which
+            turns E4M3's relative error into a factor (measured on the demo: gradients of k at 10 dB, against 23 in INT8).
+        min_saved_numel: tensors with fewer elements are kept as they are.
+        skip: fnmatch patterns on module paths; tensors made in such a module, or in one beneath it, are kept as they are.
+        observe: whether statistics of values and gradients are taken in the graph, for ``fp8compile.amp.LossScaler`` and
+            ``fp8compile.overflow_report``: "auto" (of what is FP16 in a training graph), True (BF16 and FP32 too), False.
+        islands: what runs in FP32 in a 16-bit graph because it may leave FP16's range (passes/widen_unsafe_ops.py): "auto"
+            (FP16 operations known for it, unless they are proven to fit), "policy" (these operations in FP16 and BF16, as
+            AMP does), "off", or what ``fp8compile.calibrate`` measured, or the path of the file it was saved to.
+        keep_fp32: what runs in FP32 in any case: patterns on modules as in ``skip``, or on operations: "aten.exp".
+        modules: other recipes for some modules: patterns as in ``skip``, each with a Recipe, the name of a preset, or a
+            dict of changes to this recipe. The first pattern that matches decides. What is one for the whole graph
+            (``codegen``, ``inductor``, ``dump``, ``check``) cannot differ; a pass that has to decide for the graph as a
+            whole runs if any module asks for it.
+        codegen: "inductor", or "eager": the same rewritten graph, run node by node (tests, debugging).
+        inductor: options handed to Inductor, as in ``torch.compile(options=...)``.
+        dump: folder for graph dumps; by default FP8COMPILE_DUMP, where that is set. Never changes what is compiled or cached.
+        check: "first_step": compare the gradients of the first training step with those of an exact one beside it, and
+            warn by name of each that is off (fp8compile/compiler/first_step.py); "off". Like ``dump`` it looks on: it
+            changes no code that is compiled, so it is no part of what makes recipes equal, nor of cache keys.
+    """
+
+    linear: str = "tensorwise"
+    linear_formats: str = "hybrid"
+    linear_skip: tuple[str, ...] = HEADS
+    emulate: bool = False
+    saved: str = "groupwise"
+    saved_format: str = "auto"
+    group_size: int = 128
+    saved_attention: bool = True
+    attention_format: str = "int8"
+    min_saved_numel: int = 4096
+    skip: tuple[str, ...] = ()
+    observe: str | bool = "auto"
+    islands: Any = "auto"
+    keep_fp32: tuple[str, ...] = ()
+    modules: Mapping[str, Any] = FrozenModules()
+    codegen: str = "inductor"
+    inductor: Mapping[str, Any] = FrozenOptions()
+    dump: str | None = field(default=None, compare=False)
+    check: str = field(default="off", compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "skip", _as_patterns("skip", self.skip))
+        object.__setattr__(self, "linear_skip", _as_patterns("linear_skip", self.linear_skip))
+        object.__setattr__(self, "keep_fp32", _as_patterns("keep_fp32", self.keep_fp32))
+        object.__setattr__(self, "islands", _as_islands(self.islands))
+        object.__setattr__(self, "inductor", _as_options(self.inductor))
+        _check(self)
+        object.__setattr__(self, "modules", module_recipes(self.modules, self))
+        for pattern, recipe in self.modules.items():
+            if not isinstance(recipe.islands, str) and recipe.islands != self.islands:
+                raise ValueError(
+                    f"Recipe.modules[{pattern!r}].islands is a calibration, which is of a whole model: set Recipe.islands to "
+                    "it, and what differs in modules to 'auto', 'policy' or 'off'."
+                )
+
+    @classmethod
+    def preset(cls, name: str, **changes: Any) -> Recipe:
+        """The recipe called ``name`` ("default", "conservative", ...) with ``changes`` to single fields.
+
+        Raises:
+            ValueError: no such preset or field, or a value it cannot have; names the nearest right one.
+        """
+        if name not in PRESETS:
+            raise ValueError(f"fp8compile has no preset {name!r}.{nearest(name, PRESETS)}")
+        _known(changes)
+        return cls(**{**PRESETS[name], **changes})
+
+    @classmethod
+    def made_from(cls, value: Any, base: Recipe) -> Recipe:
+        """The recipe that ``value`` stands for: itself, the name of a preset, or a dict of changes to ``base``."""
+        if isinstance(value, str):
+            return cls.preset(value)
+        if isinstance(value, Mapping):
+            if "preset" in value:
+                return cls.from_options(value)
+            _known(value)
+            return dataclasses.replace(base, **value)
+        if not isinstance(value, cls):
+            raise ValueError(f"A recipe is a Recipe, the name of a preset or a dict of its fields, not {value!r}.")
+        return value
+
+    @classmethod
+    def from_options(cls, options: Mapping[str, Any] | None) -> Recipe:
+        """The recipe that ``torch.compile(..., options=...)`` describes: ``recipe``, or ``preset`` plus fields of Recipe."""
+        options = dict(options or {})
+        if "recipe" in options:
+            if others := sorted(options.keys() - {"recipe"}):
+                raise ValueError(
+                    f"options['recipe'] is the whole recipe and stands alone; put {', '.join(others)} into it: "
+                    f"dataclasses.replace(recipe, ...)."
+                )
+            return cls.made_from(options["recipe"], cls())
+        return cls.preset(options.pop("preset", "default"), **options)
+
+    @property
+    def key(self) -> str:
+        """A stable name for everything that changes compiled code (so: all fields but ``dump`` and ``check``)."""
+        values = [(f.name, getattr(self, f.name)) for f in dataclasses.fields(self) if f.compare]
+        return hashlib.sha256(repr(values).encode()).hexdigest()[:16]
+
+    def at(self, path: str) -> Recipe:
+        """The recipe in force in the module at ``path``."""
+        for pattern, recipe in self.modules.items():
+            if in_module(path, pattern):
+                own = {name: getattr(self, name) for name in PER_GRAPH}
+                found: Recipe = dataclasses.replace(recipe, **own)
+                return found
+        return self
+
+    def everywhere(self, **changes: Any) -> Recipe:
+        """This recipe with ``changes`` in every module."""
+        modules = {pattern: dataclasses.replace(recipe, **changes) for pattern, recipe in self.modules.items()}
+        return dataclasses.replace(self, modules=modules, **changes)
+
+    @property
+    def as_compiled(self) -> Recipe:
+        """This recipe without what only looks on: the same for all that are equal to it, also as a pickle."""
+        return dataclasses.replace(self, dump=None, check="off")
+
+    @property
+    def saves(self) -> bool:
+        """Whether tensors are kept as codes in any module."""
+        return any(recipe.saved != "off" for recipe in (self, *self.modules.values()))
+
+    @property
+    def multiplies(self) -> bool:
+        """Whether linears are to be FP8 in any module."""
+        return any(recipe.linear != "off" for recipe in (self, *self.modules.values()))
+
+    @property
+    def rewrites(self) -> bool:
+        """Whether linears or what is saved are rewritten in any module."""
+        return self.saves or self.multiplies
+
+    def __str__(self) -> str:
+        """What differs from the default recipe, then, a line each, what differs in which modules."""
+        fields = [f for f in dataclasses.fields(self) if f.name != "modules"]
+        own = [f.name for f in fields if getattr(self, f.name) != f.default]
+        text = f"Recipe({', '.join(f'{name}={getattr(self, name)!r}' for name in own)})"
+        for pattern, recipe in self.modules.items():
+            other = [f.name for f in fields if f.name not in PER_GRAPH]
+            other = [name for name in other if getattr(recipe, name) != getattr(self, name)]
+            text += f"\n  in {pattern}: {', '.join(f'{n}={getattr(recipe, n)!r}' for n in other) or 'the same'}"
+        return text
+
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "default": {},
+    "conservative": {"saved_attention": False},
+    "linear_only": {"linear": "tensorwise", "saved": "off"},
+    "storage_only": {"linear": "off"},
+    "off": {"linear": "off", "saved": "off", "observe": False, "islands": "off"},
+}
+_FIELDS = frozenset(f.name for f in dataclasses.fields(Recipe))
+
+
+def _known(changes: Mapping[str, Any]) -> None:
+    for unknown in changes.keys() - _FIELDS:
+        raise ValueError(f"Recipe has no field {unknown!r}.{nearest(unknown, [*_FIELDS, 'preset', 'recipe'])}")
+
+
+def _check(recipe: Recipe) -> None:
+    for name, allowed in CHOICES.items():
+        value = getattr(recipe, name)
+        if value not in allowed:
+            raise ValueError(f"Recipe.{name} cannot be {value!r}.{nearest(str(value), allowed)}")
+    if recipe.observe not in OBSERVE or isinstance(recipe.observe, int) != isinstance(recipe.observe, bool):
+        raise ValueError(f"Recipe.observe must be 'auto', True or False, not {recipe.observe!r}.")
+    for name in BOOLEANS:
+        if not isinstance(getattr(recipe, name), bool):
+            raise ValueError(f"Recipe.{name} must be True or False, not {getattr(recipe, name)!r}.")
+    low, high = GROUP_SIZES
+    if not _is_int(recipe.group_size) or not low <= recipe.group_size <= high:
+        raise ValueError(f"Recipe.group_size must be an integer from {low} to {high}, not {recipe.group_size!r}.")
+    if not _is_int(recipe.min_saved_numel) or recipe.min_saved_numel < 0:
+        raise ValueError(f"Recipe.min_saved_numel must be a number of elements >= 0, not {recipe.min_saved_numel!r}.")
+    if recipe.dump is not None and not isinstance(recipe.dump, str):
+        raise ValueError(f"Recipe.dump must be the path of a folder, not {recipe.dump!r}.")
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _as_patterns(name: str, value: Any) -> tuple[str, ...]:
+    patterns = (value,) if isinstance(value, str) else value
+    if not isinstance(patterns, (tuple, list)) or not all(isinstance(p, str) for p in patterns):
+        raise ValueError(f'Recipe.{name} must be module path patterns such as ("layers.0.*",), not {value!r}.')
+    return tuple(patterns)
+
+
+def _as_islands(value: Any) -> Any:
+    """One of ISLANDS, or a calibration: as it is, or from its file."""
+    from fp8compile.recipe.calibration import Calibration
+
+    if value in ISLANDS or isinstance(value, Calibration):
+        return value
+    if isinstance(value, str) and value.endswith(".json"):
+        return Calibration.load(value)
+    raise ValueError(
+        f"Recipe.islands cannot be {value!r}.{nearest(str(value), ISLANDS)} Or a calibration "
+        "(fp8compile.calibrate), or the path of one (.json)."
+    )
+
+
+def _as_options(value: Any) -> FrozenOptions:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"Recipe.inductor must be a dict of Inductor options, not {value!r}.")
+    return FrozenOptions(value)
+
+
+def nearest(name: str, known: Iterable[str], *, listed: bool = True) -> str:
+    """ "Did you mean ...? Known: ...", for the end of an error message."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    meant = f" Did you mean {close[0]!r}?" if close else ""
+    return f"{meant} Known: {', '.join(known)}." if listed else meant

@@ -1,0 +1,1 @@
+"""What the passes did, as data and as text."""

@@ -1,0 +1,182 @@
+"""Will it fit: what a training step needs on the card, from bytes that are known before it starts.
+
+    peak = weights + buffers + gradients + states + max(activations + workspace, update)
+
+All but ``workspace`` (see fp8compile/analysis/liveness.py) and ``update`` are exact for one device: each storage once,
+gradients in the dtype of their parameter. Not counted: data, the CUDA context and libraries (about 0.5 GiB of the card),
+the allocator's fragmentation, communication buffers, and the second set of gradients that accumulation over several
+backwards holds for a moment.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+GIB = 1024**3
+
+
+@dataclass(frozen=True)
+class ModelBytes:
+    """What a model holds whatever the batch: bytes, and how many elements are trained."""
+
+    weights: int
+    buffers: int
+    gradients: int
+    trained: int
+
+
+@dataclass(frozen=True)
+class Fit:
+    """A prediction for one training step, in bytes. True where the peak is no more than the card.
+
+    Attributes:
+        weights: parameters, trained or frozen.
+        buffers: the model's buffers.
+        gradients: of the parameters that are trained.
+        states: of the optimizer.
+        activations: kept from forward to backward.
+        workspace: the most that forward or backward needs beyond these at one time, an estimate.
+        update: what the optimizer needs beside these while it steps, an estimate: torch.optim's default implementation on
+            a GPU makes one temporary of the size of all gradients.
+        card: what there is.
+        activations_plain, workspace_plain: the same of plain Inductor.
+    """
+
+    weights: int
+    buffers: int
+    gradients: int
+    states: int
+    activations: int
+    workspace: int
+    update: int
+    card: int
+    activations_plain: int
+    workspace_plain: int
+
+    @property
+    def peak(self) -> int:
+        """The most that a step needs at one time."""
+        return self._fixed + max(self.activations + self.workspace, self.update)
+
+    @property
+    def peak_plain(self) -> int:
+        """The same with plain Inductor."""
+        return self._fixed + max(self.activations_plain + self.workspace_plain, self.update)
+
+    @property
+    def _fixed(self) -> int:
+        return self.weights + self.buffers + self.gradients + self.states
+
+    def __bool__(self) -> bool:
+        return self.peak <= self.card
+
+    def to_dict(self) -> dict[str, Any]:
+        return {**dataclasses.asdict(self), "peak": self.peak, "peak_plain": self.peak_plain}
+
+    def __str__(self) -> str:
+        return (
+            f"{_verdict(self.peak, self.card)}\n"
+            f"plain Inductor: {_verdict(self.peak_plain, self.card)}\n"
+            f"weights {human(self.weights)}, buffers {human(self.buffers)}, gradients {human(self.gradients)}, "
+            f"optimizer states {human(self.states)}\n"
+            f"kept for the backward {human(self.activations)} (plain Inductor {human(self.activations_plain)})\n"
+            f"working memory, estimated: {human(self.workspace)} (plain Inductor {human(self.workspace_plain)}), "
+            f"{human(self.update)} while the optimizer steps"
+        )
+
+
+def predict(
+    model: ModelBytes,
+    activations: tuple[int, int],
+    workspace: tuple[int, int],
+    card_gib: float = 80.0,
+    states: float | torch.optim.Optimizer | None = None,
+) -> Fit:
+    """The Fit of a model; ``activations`` and ``workspace`` are ours and plain Inductor's. See ``Report.fits``."""
+    if isinstance(card_gib, bool) or not isinstance(card_gib, (int, float)) or not card_gib > 0:
+        raise ValueError(f"fits: card_gib is the memory of the card in GiB, such as 80, not {card_gib!r}.")
+    return Fit(
+        model.weights,
+        model.buffers,
+        model.gradients,
+        _states(model, states),
+        activations[0],
+        workspace[0],
+        0 if _is_fused(states) else model.gradients,
+        int(card_gib * GIB),
+        activations[1],
+        workspace[1],
+    )
+
+
+def model_bytes(model: nn.Module) -> ModelBytes:
+    """What ``model`` holds on this device: shared tensors once, of distributed tensors the local part."""
+    trained = [_local(p) for p in model.parameters() if p.requires_grad]
+    return ModelBytes(
+        storage_bytes(model.parameters()),
+        storage_bytes(model.buffers()),
+        sum(p.numel() * p.element_size() for p in trained),
+        sum(p.numel() for p in trained),
+    )
+
+
+def storage_bytes(tensors: Iterable[Tensor]) -> int:
+    """Bytes of the distinct storages of these tensors; of those made of others (DTensor, EncodedTensor) the others'."""
+    storages = (inner.untyped_storage() for t in tensors for inner in _inner(t))
+    return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
+
+
+def _inner(tensor: Tensor) -> Iterator[Tensor]:
+    if not hasattr(tensor, "__tensor_flatten__"):
+        yield tensor
+    else:
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from _inner(getattr(tensor, name))
+
+
+def _local(tensor: Tensor) -> Tensor:
+    """The part of a DTensor that lies on this device; other tensors as they are."""
+    return tensor.to_local() if hasattr(tensor, "to_local") else tensor
+
+
+def _states(model: ModelBytes, states: object) -> int:
+    if states is None:
+        return 2 * model.gradients  # AdamW: two moments in the dtype of the parameter
+    if isinstance(states, torch.optim.Optimizer):
+        tensors = [v for state in states.state.values() for v in state.values() if isinstance(v, Tensor)]
+        if not tensors and model.trained:
+            raise ValueError(
+                "fits: this optimizer holds no state yet. If it has any, step once first, or give bytes per trained "
+                "parameter instead: states=8 is AdamW in FP32, states=0 is SGD without momentum."
+            )
+        return storage_bytes(tensors)
+    if isinstance(states, bool) or not isinstance(states, (int, float)) or not states >= 0:
+        raise ValueError(
+            f"fits: states is an optimizer or the bytes it holds per trained parameter, such as 8, not {states!r}."
+        )
+    return round(states * model.trained)
+
+
+def _is_fused(states: object) -> bool:
+    return isinstance(states, torch.optim.Optimizer) and all(group.get("fused") for group in states.param_groups)
+
+
+def _verdict(peak: int, card: int) -> str:
+    if peak <= card:
+        return f"fits in {human(card)}: predicted peak {human(peak)}, {human(card - peak)} to spare"
+    return f"does not fit in {human(card)}: predicted peak {human(peak)}, {human(peak - card)} too much"
+
+
+def human(nbytes: float) -> str:
+    """``1536 -> "1.5 KiB"``."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(nbytes) < 1024:
+            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
+        nbytes /= 1024
+    return f"{nbytes:.2f} GiB"

@@ -1,0 +1,298 @@
+"""The report: every tensor rewritten, every tensor left alone and why, tied to module path and source line, in bytes."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from fp8compile.reporting.memory import Fit, ModelBytes, predict
+
+if TYPE_CHECKING:
+    from fp8compile.fx.snapshot import Step
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a value comes from: the aten op that made it, the module it ran in, the user's source line."""
+
+    op: str
+    module: str
+    source: str
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A tensor kept for the backward as codes. Bytes are at the shapes of the compilation.
+
+    ``belongs_to`` is "input 3" or "output 0" where the caller has the tensor too (see fp8compile/compiler/saved_versions.py).
+    """
+
+    name: str
+    origin: Origin
+    shape: str
+    dtype: str
+    bytes_before: int
+    bytes_after: int
+    codec: str
+    belongs_to: str = ""
+
+
+@dataclass(frozen=True)
+class Skip:
+    """Something left as it was, and why. ``bytes`` is what it keeps (0 where the question does not arise)."""
+
+    name: str
+    origin: Origin
+    shape: str
+    dtype: str
+    bytes: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Recomputed:
+    """A tensor no longer kept because the backward makes it from ``sources``, which are kept anyway."""
+
+    name: str
+    origin: Origin
+    shape: str
+    dtype: str
+    bytes_before: int
+    sources: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Linear:
+    """One product of a linear ``[M, K] x [K, N]``: ``formats`` of its two operands, or the ``reason`` it was left."""
+
+    name: str
+    origin: Origin
+    direction: str  # "forward", "dgrad" or "wgrad"
+    M: str
+    K: str
+    N: str
+    formats: str
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Observed:
+    """A value whose statistics are taken at run time (see fp8compile/observe/records.py).
+
+    ``row`` is its line in what the graph returns, ``order`` its place among the graph's observed values.
+    """
+
+    name: str
+    origin: Origin
+    shape: str
+    dtype: str
+    kind: str  # "weight", "activation" or "data"
+    direction: str  # "forward" or "backward"
+    row: int
+    order: int
+
+
+@dataclass(frozen=True)
+class Island:
+    """Connected nodes computed in FP32 (``members``), or an operation left in 16 bit although it is unsafe in general.
+
+    Attributes:
+        name, origin: the first unsafe node.
+        nodes: how many compute (no views or casts); ``products`` of them are matrix products.
+        bytes_added: what their values are larger by in FP32; what one kernel keeps to itself moves nothing of it.
+        reason: why it is, or would be, unsafe.
+        members: the names of the nodes in the joint graph.
+        left: why it was left; "" where it was widened.
+    """
+
+    name: str
+    origin: Origin
+    nodes: int
+    products: int
+    bytes_added: int
+    reason: str
+    members: tuple[str, ...] = ()
+    left: str = ""
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What one pass did to one graph."""
+
+    saved: tuple[Saved, ...] = ()
+    skips: tuple[Skip, ...] = ()
+    recomputed: tuple[Recomputed, ...] = ()
+    linears: tuple[Linear, ...] = ()
+    observed: tuple[Observed, ...] = ()
+    islands: tuple[Island, ...] = ()
+
+    def __add__(self, other: Notes) -> Notes:
+        return Notes(
+            self.saved + other.saved,
+            self.skips + other.skips,
+            self.recomputed + other.recomputed,
+            self.linears + other.linears,
+            self.observed + other.observed,
+            self.islands + other.islands,
+        )
+
+
+@dataclass(frozen=True)
+class GraphReport:
+    """The report of one compiled graph.
+
+    Attributes:
+        kind: "training", or "inference" (nothing is saved, so nothing was rewritten).
+        notes: what the passes did.
+        saved_bytes: bytes kept from forward to backward, distinct storages; parameters, buffers and tensors that the
+            caller owns (data, masks, tables) left out.
+        saved_bytes_plain: the same for plain Inductor.
+        remarks: what concerns the graph as a whole.
+        steps: each pass with the graph before and after it; collected by ``fp8compile.explain`` only, not in the JSON.
+        workspace_bytes, workspace_bytes_plain: an estimate of the most that its forward or backward needs beyond what is
+            kept, the parameters and their gradients (see fp8compile/analysis/liveness.py), ours and plain Inductor's.
+        runs: how often ``explain`` saw it run in one step.
+    """
+
+    kind: str
+    notes: Notes = Notes()
+    saved_bytes: int = 0
+    saved_bytes_plain: int = 0
+    remarks: tuple[str, ...] = ()
+    workspace_bytes: int = 0
+    workspace_bytes_plain: int = 0
+    runs: int = 1
+    steps: tuple[Step, ...] = field(default=(), compare=False, repr=False)
+
+    def to_dict(self) -> dict[str, Any]:
+        data = dataclasses.asdict(dataclasses.replace(self, steps=()))
+        del data["steps"]
+        return data
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> GraphReport:
+        notes = data["notes"]
+        return cls(
+            data["kind"],
+            Notes(
+                tuple(Saved(**{**s, "origin": Origin(**s["origin"])}) for s in notes["saved"]),
+                tuple(Skip(**{**s, "origin": Origin(**s["origin"])}) for s in notes["skips"]),
+                tuple(
+                    Recomputed(**{**r, "origin": Origin(**r["origin"]), "sources": tuple(r["sources"])})
+                    for r in notes["recomputed"]
+                ),
+                tuple(Linear(**{**x, "origin": Origin(**x["origin"])}) for x in notes["linears"]),
+                tuple(Observed(**{**o, "origin": Origin(**o["origin"])}) for o in notes["observed"]),
+                tuple(
+                    Island(**{**i, "origin": Origin(**i["origin"]), "members": tuple(i["members"])})
+                    for i in notes["islands"]
+                ),
+            ),
+            data["saved_bytes"],
+            data["saved_bytes_plain"],
+            tuple(data["remarks"]),
+            data["workspace_bytes"],
+            data["workspace_bytes_plain"],
+            data["runs"],
+        )
+
+
+@dataclass(frozen=True)
+class Report:
+    """What was done to a model: the reports of its graphs, in the order in which they were compiled.
+
+    ``str(report)`` is a table, ``to_json()`` holds everything in it.
+    """
+
+    graphs: tuple[GraphReport, ...] = ()
+    recipe: str = ""
+    model: ModelBytes | None = None
+
+    @property
+    def linears(self) -> tuple[Linear, ...]:
+        """Every product of every linear, in FP8 or with the reason why not."""
+        return tuple(x for g in self.graphs for x in g.notes.linears)
+
+    @property
+    def saved(self) -> tuple[Saved, ...]:
+        """Every tensor kept as codes."""
+        return tuple(s for g in self.graphs for s in g.notes.saved)
+
+    @property
+    def skips(self) -> tuple[Skip, ...]:
+        """Every tensor kept as it was, with the reason."""
+        return tuple(s for g in self.graphs for s in g.notes.skips)
+
+    @property
+    def recomputed(self) -> tuple[Recomputed, ...]:
+        """Every tensor that the backward now makes itself."""
+        return tuple(r for g in self.graphs for r in g.notes.recomputed)
+
+    @property
+    def observed(self) -> tuple[Observed, ...]:
+        """Every value whose statistics are taken (``fp8compile.overflow_report`` shows them)."""
+        return tuple(o for g in self.graphs for o in g.notes.observed)
+
+    @property
+    def islands(self) -> tuple[Island, ...]:
+        """Every FP32 island, and what was left in 16 bit although it is unsafe in general, with the reason."""
+        return tuple(i for g in self.graphs for i in g.notes.islands)
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes kept from forward to backward."""
+        return sum(g.saved_bytes for g in self.graphs)
+
+    @property
+    def saved_bytes_plain(self) -> int:
+        """What plain Inductor would keep for the same graphs."""
+        return sum(g.saved_bytes_plain for g in self.graphs)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What concerns a graph as a whole, each once."""
+        return tuple(dict.fromkeys(r for g in self.graphs for r in g.remarks))
+
+    def fits(self, card_gib: float = 80.0, states: float | torch.optim.Optimizer | None = None) -> Fit:
+        """Whether a training step fits on a card, and what it needs; ``bool()`` and ``str()`` of the result say it.
+
+        Activations are those of the batch that was compiled. A graph that runs several times in a step counts as often
+        where the report comes from ``explain``, and once where it comes from ``report``.
+
+        Args:
+            card_gib: the memory of the card in GiB.
+            states: what the optimizer holds: None is AdamW (two tensors in each trained parameter's dtype), a number is
+                bytes per trained parameter, an optimizer that has stepped is counted.
+
+        Raises:
+            ValueError: a card or a number of bytes that cannot be, or an optimizer without state yet.
+        """
+        if self.model is None:
+            raise ValueError("fits needs the report of a model: fp8compile.explain(model, args) or report(compiled).")
+        kept = [(g.saved_bytes * g.runs, g.saved_bytes_plain * g.runs) for g in self.graphs]
+        working = [(g.workspace_bytes, g.workspace_bytes_plain) for g in self.graphs]
+        ours, plain = (sum(k[i] for k in kept) for i in (0, 1))
+        most, most_plain = (max((w[i] for w in working), default=0) for i in (0, 1))
+        return predict(self.model, (ours, plain), (most, most_plain), card_gib, states)
+
+    def to_json(self) -> str:
+        return json.dumps(
+            {
+                "recipe": self.recipe,
+                "saved_bytes": self.saved_bytes,
+                "saved_bytes_plain": self.saved_bytes_plain,
+                "linears": [dataclasses.asdict(x) for x in self.linears],
+                "memory": self.fits().to_dict() if self.model else None,
+                "graphs": [g.to_dict() for g in self.graphs],
+            },
+            indent=1,
+        )
+
+    def __str__(self) -> str:
+        from fp8compile.reporting.text import text_of
+
+        return text_of(self)

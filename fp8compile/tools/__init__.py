@@ -1,0 +1,1 @@
+"""What a user does with a model: explain, calibrate, check, debug_step, set_recipe."""

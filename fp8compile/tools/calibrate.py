@@ -1,0 +1,275 @@
+"""``fp8compile.calibrate``: a few steps with every 16-bit value computed in FP32, and how large each of them becomes.
+
+    joint graph  --widen all-->  forward and backward in FP32, run node by node  --statistics-->  amax by node
+
+An overflowing model is measured like a healthy one: nothing saturates on the way, so the first value that leaves FP16's range
+does not hide those behind it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import math
+import statistics
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph, GraphModule, Interpreter, Node
+
+from fp8compile import _torch as private
+from fp8compile.compiler import report_store as store
+from fp8compile.compiler.backend import _inductor_options
+from fp8compile.compiler.pipeline import joint_pass
+from fp8compile.compiler.seeded_random import draw_from_seeds
+from fp8compile.islands.upcast import can_widen, widen
+from fp8compile.numerics import histogram
+from fp8compile.observe.records import BACKWARD, Observations, Row
+from fp8compile.recipe.calibration import (
+    Calibration,
+    Measurements,
+    Value,
+    kind_of,
+    measured_nodes,
+    said_of_fp32,
+    values_of,
+)
+from fp8compile.recipe.recipe import Recipe
+from fp8compile.tools.interpreter import MINUS, NAN, all_finite, held, range_of
+from fp8compile.tools.trial_step import (
+    LIMIT,
+    arguments,
+    check_is_module,
+    chosen_recipe,
+    default_loss,
+    left_as_it_was,
+    named_arguments,
+    one_step,
+)
+
+LINES = "fp8compile_lines"  # in the meta of a node: the lines of the statistics that its value goes to
+DIGITS = 3  # of an amax that is kept: another machine's rounding is no other calibration
+
+
+def calibrate(
+    model: nn.Module,
+    batches: Iterable[Any],
+    *,
+    recipe: Recipe | str | Mapping[str, Any] | None = None,
+    loss: Callable[[Any], Tensor] | None = None,
+    headroom: float = 8.0,
+) -> Calibration:
+    """Measure which 16-bit values of ``model`` fit FP16: a forward and backward, and an evaluation, for each batch.
+
+    Every 16-bit value, forward and backward, is computed in FP32, node by node. Gradients are judged at the loss scale that
+    suits most of them, ``calibration.loss_scale``: only what no single scale fits is unsafe. Gradients that come into a graph
+    are as the loss makes them, at scale 1, in their own dtype. Gradients, buffers, random number generators and
+    train/eval mode are left as they were; a model that is compiled goes on as it was.
+
+        calibration = fp8compile.calibrate(model, batches, loss=loss)
+        calibration.save("calibration.json")
+        model = torch.compile(model, backend="fp8compile", options={"islands": "calibration.json"})
+
+    Args:
+        model: a module, compiled or not.
+        batches: what the model is called with, a few times: each a tensor, a sequence of positional arguments or a mapping of
+            keywords. Every path through the model that training takes should be among them.
+        recipe: a Recipe, the name of a preset or a dict of fields; by default that of the running model, else the
+            default recipe. What it says of FP32 (``keep_fp32``) is kept in the calibration.
+        loss: the scalar to differentiate, from the model's output; by default ``output.loss`` where there is one,
+            else the sum of the floating-point outputs.
+        headroom: how many times below 65504, and above 2**-14, a value must stay to fit.
+
+    Raises:
+        ValueError: no batches, NaN or inf in one of them, in a parameter or in the loss, NaN in a gradient, no 16-bit values,
+            no graph was compiled, ``loss`` is not a scalar, or ``headroom`` is not above 1.
+    """
+    check_is_module(model, "calibrate")
+    if isinstance(batches, (Tensor, Mapping)):
+        raise ValueError(
+            f"calibrate: batches is a {type(batches).__name__}; give a list of batches, if only of one: [batch]."
+        )
+    nothing = Calibration((), headroom)  # raises where the headroom is none
+    eager = getattr(model, "_orig_mod", model)
+    chosen = chosen_recipe(recipe, model)
+    _check_finite("", (*eager.named_parameters(), *eager.named_buffers()))
+    graphs = _run(eager, chosen, batches, loss)
+    measured = _merged(graph.measurements() for graph in graphs)
+    if not measured:
+        raise ValueError(
+            "calibrate: nothing to calibrate: no graph of this model computes in 16 bit. Calibrate what is trained: "
+            "model.half(), or a model under autocast."
+        )
+    return dataclasses.replace(nothing, graphs=measured, loss_scale=_best_scale(measured), **said_of_fp32(chosen))
+
+
+def _run(
+    model: nn.Module, recipe: Recipe, batches: Iterable[Any], loss: Callable[[Any], Tensor] | None
+) -> list[_Graph]:
+    """Train and evaluate on every batch; the graphs, with what was seen in them."""
+    graphs: list[_Graph] = []
+
+    def compile(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        graphs.append(_Graph())
+        return graphs[-1].compile(gm, example_inputs, recipe)
+
+    number = 0
+    with left_as_it_was(model), private.dynamo_config.patch(recompile_limit=LIMIT):
+        step = torch.compile(model, backend=compile)
+        for number, batch in enumerate(batches, 1):
+            args, kwargs = arguments(batch, None, "calibrate")
+            where = f"batch {number - 1}, "
+            _check_finite(where, named_arguments(args, kwargs))
+            gradients = one_step(step, args, kwargs, _finite_loss(where, loss))
+            _check_gradients(where, model, gradients)
+            with torch.no_grad(), _evaluating(model):
+                step(*args, **kwargs)
+    if not number:
+        raise ValueError("calibrate: no batches. Give one at least, of data like that in training.")
+    if not graphs:
+        raise ValueError(f"fp8compile.calibrate: {store.NOTHING}")
+    return graphs
+
+
+def _check_finite(where: str, tensors: Iterable[tuple[str, Any]]) -> None:
+    """No NaN and no inf; -inf alone is a mask."""
+    for name, value in tensors:
+        if not all_finite(value) and held(value) != {MINUS}:
+            told = range_of(name, value).non_finite
+            raise ValueError(
+                f"calibrate: {where}{name} holds {told} of {value.numel()}: nothing can be measured with it. "
+                f"Leave the batch out, or mend the model."
+            )
+
+
+def _finite_loss(where: str, loss: Callable[[Any], Tensor] | None) -> Callable[[Any], Any]:
+    def checked(output: Any) -> Any:
+        value = loss(output) if loss else default_loss(output)
+        if isinstance(value, Tensor) and not all_finite(value):
+            raise ValueError(
+                f"calibrate: {where}the loss is {value.tolist()} with the model in FP32: its gradients say nothing. "
+                f"fp8compile.debug_step(model.float(), batch) names the operation; an output that does not fit the "
+                f"model's dtype is beyond any island."
+            )
+        return value
+
+    return checked
+
+
+def _check_gradients(where: str, model: nn.Module, gradients: Iterable[Tensor | None]) -> None:
+    """No NaN; an inf may come of the cast back to 16 bit at scale 1."""
+    trained = (name for name, parameter in model.named_parameters() if parameter.requires_grad)
+    for name, gradient in zip(trained, gradients, strict=False):
+        if gradient is not None and NAN in held(gradient):
+            raise ValueError(
+                f"calibrate: {where}the gradient of {name} holds nan with the model in FP32. "
+                f"fp8compile.debug_step(model.float(), batch) names the operation."
+            )
+
+
+@contextlib.contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    """The model as in evaluation, each of its modules afterwards as it was."""
+    modes = [(module, module.training) for module in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in modes:
+            module.training = mode
+
+
+class _Graph:
+    """One Dynamo graph: widened as a whole, run node by node, what was seen of it in ``observations``."""
+
+    def __init__(self) -> None:
+        self.kind = ""
+        self.values: list[Value] = []
+
+    def compile(self, gm: GraphModule, example_inputs: Sequence[Any], recipe: Recipe) -> Callable[..., Any]:
+        patches = _inductor_options(recipe)
+        patches |= {"force_disable_caches": True, **joint_pass(self.widen, patches)}
+        compile_args: dict[str, Any] = {"config_patches": patches, "inner_compile": self.inner}
+        with private.functorch_config.patch(cse=False):  # of two equal values, each is measured
+            return cast(Callable[..., Any], private.compile_fx(gm, example_inputs, **compile_args))
+
+    def widen(self, graph: Graph) -> None:
+        """On the joint or inference graph. Nested regions come before what holds them: the last is the graph itself."""
+        nodes = measured_nodes(graph)
+        self.kind, self.values = kind_of(graph), values_of(graph, nodes)
+        wide = widen(graph, {n for n in graph.nodes if can_widen(n)})
+        for line, node in enumerate(nodes):
+            meta = wide[node].meta
+            meta[LINES] = (*meta.get(LINES, ()), line)
+
+    @functools.cached_property
+    def observations(self) -> Observations:
+        """What was seen, a row for each of ``values``. Made when the graph first runs: at compilation tensors are fake."""
+        rows = [Row(v.module, v.source, v.op, "activation", v.direction, v.dtype) for v in self.values]
+        return Observations(rows, torch.device("cpu"))
+
+    def inner(self, gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
+        """Inductor's inner compiler: called once for the forward graph and once for the backward graph."""
+        draw_from_seeds(gm)
+
+        def run(args: list[Any]) -> Any:
+            values = list(args)
+            args.clear()  # a boxed call: the caller's list must not keep the inputs alive
+            measuring = _Measuring(gm, len(self.values))
+            result = measuring.run(*values)
+            self.observations.add(measuring.stats)
+            return result
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    def measurements(self) -> Measurements:
+        amax = self.observations.current[:, histogram.AMAX].tolist()
+        rounded = (float(f"{each:.{DIGITS}g}") for each in amax)
+        pairs = zip(self.values, rounded, strict=True)
+        return Measurements(self.kind, tuple(dataclasses.replace(value, amax=each) for value, each in pairs))
+
+
+class _Measuring(Interpreter):
+    """Runs one half of a graph; ``stats`` are then the statistics of the nodes with ``LINES``."""
+
+    def __init__(self, gm: GraphModule, lines: int) -> None:
+        super().__init__(gm)
+        self.extra_traceback = False
+        self.stats = torch.zeros(lines, len(histogram.COLUMNS), dtype=torch.float64)
+
+    def run_node(self, n: Node) -> Any:
+        result = super().run_node(n)
+        if lines := n.meta.get(LINES):
+            self.stats[list(lines)] = histogram.statistics(_without_masks(result)).to(self.stats.device)
+        return result
+
+
+def _without_masks(x: Tensor) -> Tensor:
+    """With -inf for what is within 1 % of -65504: a mask, with scores added to it. It hides no overflow, since nobody
+    fits who comes near it from either side."""
+    return x.detach().masked_fill((x / -histogram.FP16_MAX - 1).abs() < 0.01, -torch.inf)
+
+
+def _best_scale(graphs: Iterable[Measurements]) -> float:
+    """The power of two that brings the median amax of all gradients nearest 1; 1 where there is none."""
+    amax = [v.amax for g in graphs for v in g.values if v.direction == BACKWARD and v.amax > 0]
+    return 2.0 ** -round(math.log2(statistics.median(amax))) if amax else 1.0
+
+
+def _merged(graphs: Iterable[Measurements]) -> tuple[Measurements, ...]:
+    """Without those that hold nothing; graphs that are known by the same are one, with the larger amax of each value."""
+    found: dict[tuple[Any, ...], Measurements] = {}
+    for graph in graphs:
+        key = graph.kind, graph.keys
+        if not graph.values:
+            continue
+        if key in found:
+            pairs = zip(found[key].values, graph.values, strict=True)
+            both = (dataclasses.replace(old, amax=max(old.amax, new.amax)) for old, new in pairs)
+            graph = Measurements(graph.kind, tuple(both))
+        found[key] = graph
+    return tuple(found.values())

@@ -1,0 +1,1 @@
+"""``fp8compile.check``: gradients beside exact ones, the cause of a difference, a recipe that repairs it."""

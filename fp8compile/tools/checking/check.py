@@ -1,0 +1,256 @@
+"""``fp8compile.check``: are the gradients of a model, under a recipe, those that it has when nothing is encoded?
+
+    exact     one step with Recipe.linear and Recipe.saved "off", in the model's own dtypes
+    encoded   the same step with the recipe: same batch, random numbers, buffers and code generation (node by node)
+    compared  gradient by gradient, in dB (numerics/gradient_quality.py: when a difference says something)
+    repaired  the modules to leave exact, found by encoding parts alone (repair.py), and run once more
+
+What differs between the two steps is the encoding alone: both run the same decompositions node by node, so neither a
+generated kernel's other rounding nor that of the dtype is charged to it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from fp8compile.numerics.gradient_quality import BAR, NUDGES, Judge, error_powers
+from fp8compile.recipe.recipe import Recipe
+from fp8compile.reporting.report import GraphReport
+from fp8compile.tools.checking.exact_modules import leaving, options_text
+from fp8compile.tools.checking.repair import Candidate, Errors, Search, candidates_of
+from fp8compile.tools.checking.trials import Trials, exact, uncounted
+from fp8compile.tools.trial_step import arguments, check_is_module, chosen_recipe
+
+OK, BELOW, ROUNDING, NOT_FINITE = "ok", "below the bar", "rounding", "not finite"
+MOST_STEPS = 48
+SHARE = 0.05  # of the largest cause's error: below, it is not worth a line
+NOWHERE = (
+    "no choice of modules repairs this: with every encoded tensor and FP8 linear left exact, gradients are still below "
+    'the bar. What is wrong is not in a code; run with options={"preset": "off"} and please report it'
+)
+ITSELF = (
+    "the exact step's own gradients are not finite for {}: there is nothing to compare with. "
+    "fp8compile.debug_step(model, batch) names the operation"
+)
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What makes a gradient wrong: the tensors kept as codes in a module (``kind`` "saved"), or its FP8 linear.
+
+    Attributes:
+        module, kind: where and what; "" is the model itself.
+        db: the gradient's SQNR when this alone is encoded; NaN where it was not run alone.
+        tensors: what is encoded there.
+    """
+
+    module: str
+    kind: str
+    db: float
+    tensors: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """The gradient of one parameter, or of an argument.
+
+    Attributes:
+        name: its name.
+        db: SQNR of the encoded step against the exact one.
+        floor: SQNR of the exact step against itself, its parameters moved by one last place.
+        verdict: "ok"; "below the bar"; "rounding": the exact gradient is itself not determined to the bar, so that it was
+            held to the norm of the whole step; "not finite": the exact gradient holds NaN or inf.
+        causes: of what is below the bar, largest first.
+        repaired: SQNR with ``Check.recipe``; NaN where nothing was to be repaired.
+    """
+
+    name: str
+    db: float
+    floor: float
+    verdict: str
+    causes: tuple[Cause, ...] = ()
+    repaired: float = math.nan
+
+
+@dataclass(frozen=True)
+class Check:
+    """What ``fp8compile.check`` found: ``str()`` is a short table, ``to_json()`` all of it.
+
+    Attributes:
+        rows: every gradient, worst first.
+        bar: in dB.
+        ok: whether every gradient was above the bar as the recipe stands.
+        recipe: the recipe that was checked where all is well; the one that repairs it; None where there is none.
+        line: the options that say ``recipe``, to paste into torch.compile; "" where there is nothing to repair, or no way.
+        exact: the candidates left exact in it, as (module, "saved" or "linear").
+        steps: how many steps were run.
+        remarks: what else one should know.
+    """
+
+    rows: tuple[Row, ...]
+    bar: float
+    ok: bool
+    recipe: Recipe | None
+    line: str = ""
+    exact: tuple[tuple[str, str], ...] = ()
+    steps: int = 0
+    remarks: tuple[str, ...] = ()
+
+    @property
+    def below(self) -> tuple[Row, ...]:
+        """The gradients below the bar."""
+        return tuple(row for row in self.rows if row.verdict == BELOW)
+
+    def to_json(self) -> str:
+        """All attributes; what is no finite number is a string: "inf", "-inf", or null for NaN."""
+        data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        data["rows"] = [dataclasses.asdict(row) for row in self.rows]
+        data["recipe"] = None if self.recipe is None else str(self.recipe)
+        return json.dumps(_plain(data), indent=1, allow_nan=False)
+
+    def __str__(self) -> str:
+        from fp8compile.tools.checking.text import text_of
+
+        return text_of(self)
+
+
+def check(
+    model: nn.Module,
+    args: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    recipe: Recipe | str | Mapping[str, Any] | None = None,
+    loss: Callable[[Any], Tensor] | None = None,
+    bar: float = BAR,
+) -> Check:
+    """Compare every gradient of one step with the exact one; where one is below the bar, find the cause and a recipe.
+
+        told = fp8compile.check(model, batch)
+        print(told)
+        model = torch.compile(model, backend="fp8compile", options={"recipe": told.recipe})
+
+    A handful of steps where all is well; else up to some 50 more, without generating kernels (see
+    fp8compile/tools/checking/repair.py). Gradients, buffers, random number generators and train/eval mode are left as
+    they were; a model that is compiled goes on as it was. Call it under the autocast that training runs under.
+
+    Args:
+        model: a module, compiled or not.
+        args: what the model is called with: a tensor, a sequence of positional arguments, or a mapping of keywords.
+        kwargs: keyword arguments beside positional ones.
+        recipe: a Recipe, the name of a preset or a dict of fields; by default that of the running model, else the
+            default recipe. ``{"emulate": True}`` shows what FP8 linears do where there is no FP8 hardware.
+        loss: the scalar to differentiate, from the model's output; by default ``output.loss`` where there is one,
+            else the sum of the floating-point outputs. Give the loss of training: gradients are judged by it.
+        bar: the SQNR in dB that every gradient should have.
+
+    Raises:
+        ValueError: no graph was compiled, nothing to differentiate, ``loss`` is not a scalar, ``bar`` is not a number from
+            0 to 100, or ``args`` is a mapping beside ``kwargs``.
+    """
+    check_is_module(model, "check")
+    if isinstance(bar, bool) or not isinstance(bar, (int, float)) or not 0 <= bar <= 100:
+        raise ValueError(
+            f"check: bar={bar!r} is no SQNR in dB to ask for; give a number from 0 to 100, such as {BAR:g}."
+        )
+    positional, keywords = arguments(args, kwargs, "check")
+    chosen = chosen_recipe(recipe, model)
+    trials = Trials(getattr(model, "_orig_mod", model), positional, keywords, loss)
+    try:
+        return _Comparison(trials, chosen, float(bar)).run()
+    finally:
+        trials.close()
+
+
+class _Comparison:
+    """The exact step once, then the encoded one, then whatever the search asks for."""
+
+    def __init__(self, trials: Trials, recipe: Recipe, bar: float) -> None:
+        self.trials, self.recipe, self.bar = trials, recipe, bar
+        plain = exact(recipe)
+        self.exact = trials.step(plain).gradients
+        again = (trials.step(plain, nudge=seed).gradients for seed in range(NUDGES))
+        self.judge = Judge.of(self.exact, again, bar, frozenset(trials.arguments))
+        self.known: dict[Candidate, list[str]] = {}
+
+    def run(self) -> Check:
+        errors, _ = self.measure(frozenset())
+        if not self.judge.failing(errors):
+            return self._told(errors, ok=True, recipe=self.recipe)
+        search = Search(self.judge, self.measure, MOST_STEPS)
+        found = search.run(list(self.known), errors)
+        if found is None:
+            return self._told(errors, ok=False, recipe=None, alone=search.alone, remarks=(NOWHERE,))
+        chosen, after = found
+        repaired = leaving(self.recipe, frozenset(chosen), self.known)
+        after, _ = self._errors(uncounted(repaired))  # as it will be written down
+        if self.judge.failing(after):
+            return self._told(errors, ok=False, recipe=None, alone=search.alone, remarks=(NOWHERE,))
+        alone = {candidate: search.alone.get(candidate, {}) for candidate in chosen}
+        remarks = () if search.minimal else (f"found in {MOST_STEPS} steps; fewer modules may do",)
+        return self._told(errors, ok=False, recipe=repaired, alone=alone, after=after, remarks=remarks)
+
+    def measure(self, left: frozenset[Candidate]) -> tuple[Errors, tuple[GraphReport, ...]]:
+        """The errors of a step in which these candidates are exact."""
+        return self._errors(leaving(uncounted(self.recipe), left, self.known) if left else uncounted(self.recipe))
+
+    def _errors(self, recipe: Recipe) -> tuple[Errors, tuple[GraphReport, ...]]:
+        trial = self.trials.step(recipe)
+        for candidate, tensors in candidates_of(trial.reports).items():
+            self.known.setdefault(candidate, tensors)
+        return error_powers(self.exact, trial.gradients), trial.reports
+
+    def _told(
+        self,
+        errors: Errors,
+        ok: bool,
+        recipe: Recipe | None,
+        alone: Mapping[Candidate, Errors] | None = None,
+        after: Errors | None = None,
+        remarks: Sequence[str] = (),
+    ) -> Check:
+        failing = set(self.judge.failing(errors))
+        rows = [self._row(name, errors[name], name in failing, alone or {}, after) for name in errors]
+        rows.sort(key=lambda row: (row.verdict != BELOW, row.verdict != NOT_FINITE, row.verdict == ROUNDING, row.db))
+        infinite = [row.name for row in rows if row.verdict == NOT_FINITE]
+        told = tuple(remarks) + ((ITSELF.format(", ".join(infinite[:5])),) if infinite else ())
+        left = tuple((c.module, c.kind) for c in alone or {}) if after is not None else ()
+        line = options_text(recipe) if recipe is not None and not ok else ""
+        return Check(tuple(rows), self.bar, ok and not infinite, recipe, line, left, self.trials.count, told)
+
+    def _row(
+        self, name: str, error: float, failing: bool, alone: Mapping[Candidate, Errors], after: Errors | None
+    ) -> Row:
+        judge = self.judge
+        determined = judge.floors[name] >= self.bar
+        verdict = OK if determined else ROUNDING
+        if judge.powers[name] == math.inf:
+            verdict = NOT_FINITE
+        elif failing:
+            verdict = BELOW
+        causes = self._causes(name, alone) if failing else ()
+        repaired = math.nan if after is None else judge.sqnr(name, after[name])
+        return Row(name, judge.sqnr(name, error), judge.floors[name], verdict, causes, repaired)
+
+    def _causes(self, name: str, alone: Mapping[Candidate, Errors]) -> tuple[Cause, ...]:
+        """Largest first; one that was only run as part of a group comes last, without a figure."""
+        sized = sorted(((errors.get(name, -1.0), c) for c, errors in alone.items()), key=lambda pair: -pair[0])
+        least = SHARE * sized[0][0] if sized else 0.0
+        return tuple(
+            Cause(c.module, c.kind, self.judge.sqnr(name, error) if error >= 0 else math.nan, tuple(self.known[c]))
+            for error, c in sized
+            if error < 0 or error >= least
+        )
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float) and not math.isfinite(value):
+        return None if math.isnan(value) else str(value)
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    return [_plain(each) for each in value] if isinstance(value, (list, tuple)) else value

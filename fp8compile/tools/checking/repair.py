@@ -1,0 +1,163 @@
+"""Which modules to leave exact so that all gradients are above the bar: found by encoding parts of the model alone.
+
+    candidate     (module path, "saved" | "linear"): the tensors made in that module and kept as codes, or its FP8 linear:
+                  what a recipe can name
+    E_p(S)        |g - g'|^2 of parameter p when only the candidates S are encoded
+    prediction    E_p(S + T) = E_p(S) + E_p(T): errors small beside the gradient add as vectors, and those of different
+                  tensors point nowhere in common. Only a guide: what is returned has been run
+
+The group with the largest E_p(S) over what p may have is halved, in the order of the graph, and each half is encoded alone,
+until it is a single candidate, which is left exact. When what is left is predicted to be within bounds, it is run;
+where that fails, the next largest goes. Then each choice is taken back once, smallest first, and stays back if all is well.
+k causes among n candidates take about 2 k log2(n) + k steps. After ``most`` steps the groups that are too large
+are left exact as they are, whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fp8compile.numerics.gradient_quality import Judge
+from fp8compile.reporting.report import GraphReport
+
+SAVED, LINEAR = "saved", "linear"
+Errors = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """What can be switched back in one module: its encoded tensors, or its FP8 linears."""
+
+    module: str
+    kind: str  # SAVED or LINEAR
+
+    def __str__(self) -> str:
+        what = "encoded tensors" if self.kind == SAVED else "FP8 linear"
+        return f"{what} of {self.module or 'the model itself'}"
+
+
+@dataclass
+class Group:
+    """Candidates next to each other in the graph, and the errors when they alone are encoded."""
+
+    members: tuple[Candidate, ...]
+    errors: Errors
+
+
+Measure = Callable[[frozenset[Candidate]], tuple[Errors, tuple[GraphReport, ...]]]
+
+
+def candidates_of(reports: Iterable[GraphReport]) -> dict[Candidate, list[str]]:
+    """What is encoded, in the order of the graphs, with the tensors and products behind each."""
+    found: dict[Candidate, list[str]] = {}
+    for report in reports:
+        for saved in report.notes.saved:
+            told = f"{saved.origin.op} {saved.dtype}{saved.shape} at {saved.origin.source or '-'}, {saved.codec}"
+            found.setdefault(Candidate(saved.origin.module, SAVED), []).append(told)
+        for linear in report.notes.linears:
+            if not linear.reason:
+                told = f"{linear.direction} {linear.M} x {linear.K} x {linear.N}, {linear.formats}"
+                found.setdefault(Candidate(linear.origin.module, LINEAR), []).append(told)
+    return found
+
+
+@dataclass
+class Search:
+    """Looks for a small set of candidates that, left exact, brings every gradient above the bar.
+
+    Attributes:
+        judge: which errors are too large.
+        measure: the errors of a step in which these candidates are exact, and its reports.
+        most: how many steps may be run to find it; verifying it, and one last resort, come on top.
+        alone: the errors of each candidate that was encoded by itself.
+        minimal: whether each member of the result is known to be needed.
+    """
+
+    judge: Judge
+    measure: Measure
+    most: int
+    alone: dict[Candidate, Errors] = field(default_factory=dict)
+    steps: int = 0
+    minimal: bool = False
+    everything: list[Candidate] = field(default_factory=list)
+
+    def run(self, candidates: Sequence[Candidate], errors: Errors) -> tuple[list[Candidate], Errors] | None:
+        """What to leave exact and the errors then; None where the gradients fail with every candidate exact."""
+        self.everything = list(candidates)
+        kinds = [tuple(c for c in candidates if c.kind == kind) for kind in (SAVED, LINEAR)]
+        parts = [part for part in kinds if part]
+        whole = tuple(candidates)
+        groups = [Group(whole, errors)] if len(parts) == 1 else [self._alone(part) for part in parts]
+        failing, chosen = set(self.judge.failing(errors)), list[Candidate]()
+        while True:
+            if not self._predicted(groups, failing):
+                left = self._try(chosen, groups)
+                if not self.judge.failing(left):
+                    return self._minimal(chosen, left)
+                failing |= set(self.judge.failing(left))
+                if groups and self.steps > self.most:  # the prediction was wrong, and there is no time to learn where
+                    chosen += [member for group in groups for member in group.members]
+                    groups = []
+                    continue
+            if not groups:
+                return None
+            self._take(groups, chosen, failing)
+
+    def _take(self, groups: list[Group], chosen: list[Candidate], failing: set[str]) -> None:
+        """Halve the largest group, or leave it exact: as a single candidate, or whole where the steps are spent."""
+        worst = max(groups, key=lambda group: self._excess(group.errors, failing))
+        groups.remove(worst)
+        if len(worst.members) == 1 or self.steps >= self.most:
+            chosen += worst.members
+            return
+        middle = len(worst.members) // 2
+        groups += [self._alone(half) for half in (worst.members[:middle], worst.members[middle:])]
+
+    def _alone(self, members: tuple[Candidate, ...]) -> Group:
+        errors, _ = self._step(set(self.everything) - set(members))
+        if len(members) == 1:
+            self.alone[members[0]] = errors
+        return Group(members, errors)
+
+    def _try(self, chosen: Iterable[Candidate], groups: list[Group]) -> Errors:
+        """A step with ``chosen`` exact. What is encoded only now, in place of them, becomes a group of its own."""
+        errors, reports = self._step(set(chosen))
+        if new := [c for c in candidates_of(reports) if c not in self.everything]:
+            self.everything += new
+            groups.append(Group(tuple(new), errors))
+        return errors
+
+    def _step(self, exact: set[Candidate]) -> tuple[Errors, tuple[GraphReport, ...]]:
+        self.steps += 1
+        return self.measure(frozenset(exact))
+
+    def _minimal(self, chosen: list[Candidate], errors: Errors) -> tuple[list[Candidate], Errors]:
+        """Without those that are not needed, as far as the steps go."""
+        if len(chosen) == 1:
+            self.minimal = True
+            return chosen, errors
+        for candidate in sorted(chosen, key=lambda c: self._excess(self.alone.get(c, {}), self.judge.allowed)):
+            if self.steps >= self.most:
+                return chosen, errors
+            fewer = [c for c in chosen if c is not candidate]
+            without, _ = self._step(set(fewer))
+            if not self.judge.failing(without):
+                chosen, errors = fewer, without
+        self.minimal = True
+        return chosen, errors
+
+    def _predicted(self, groups: Iterable[Group], failing: set[str]) -> bool:
+        """Whether what is still encoded is expected to be too much for any of these parameters."""
+        sums = {name: sum(group.errors[name] for group in groups) for name in failing}
+        return any(error > self.judge.allowed[name] for name, error in sums.items())
+
+    def _excess(self, errors: Errors, names: Iterable[str]) -> float:
+        """The largest error as a multiple of what is allowed."""
+        return max((_ratio(errors.get(name, 0.0), self.judge.allowed[name]) for name in names), default=0.0)
+
+
+def _ratio(error: float, allowed: float) -> float:
+    if allowed == 0:
+        return float("inf") if error else 0.0
+    return error / allowed

@@ -1,0 +1,86 @@
+"""What a check found, as a table of at most MOST_LINES lines: what is below the bar first, the rest in one line."""
+
+from __future__ import annotations
+
+import math
+
+from fp8compile.tools.checking.check import BELOW, OK, ROUNDING, Cause, Check, Row
+
+MOST_LINES, MOST_ROWS, MOST_CAUSES, WORST_OK = 25, 9, 2, 3
+WIDTH = 150
+
+
+def text_of(check: Check) -> str:
+    """A headline, the gradients below the bar with their causes, the line to paste, the others summarised."""
+    below = check.below
+    lines = [_headline(check)]
+    shown = _shown(below)
+    for row in below[:shown]:
+        lines += _lines_of(row)
+    if len(below) > shown:
+        lines.append(f"  and {len(below) - shown} more below the bar")
+    lines += _cure(check)
+    lines += [_others(check.rows), *(f"remark: {remark}" for remark in check.remarks)]
+    return "\n".join(line for line in lines if line)
+
+
+def _headline(check: Check) -> str:
+    wrong = len(check.below)
+    told = f"{wrong} of {len(check.rows)} gradients below {check.bar:g} dB" if wrong else "no gradient below the bar"
+    if not wrong and check.rows:
+        told = f"all {len(check.rows)} gradients at {check.bar:g} dB or above"
+        told += ", or rounding" if any(row.verdict == ROUNDING for row in check.rows) else ""
+    return (
+        f"fp8compile.check: {told} ({check.steps} steps; the exact step in the model's own dtypes is the reference)"
+    )
+
+
+def _shown(below: tuple[Row, ...]) -> int:
+    """How many rows fit, with their causes."""
+    room, shown = MOST_LINES - 8, 0
+    for row in below[:MOST_ROWS]:
+        room -= len(_lines_of(row))
+        if room < 0:
+            break
+        shown += 1
+    return shown
+
+
+def _lines_of(row: Row) -> list[str]:
+    after = "" if math.isnan(row.repaired) else f" -> {decibels(row.repaired)} repaired"
+    told = [f"  {row.name}: {decibels(row.db)}{after}"]
+    told += [f"    {_cause(cause)}" for cause in row.causes[:MOST_CAUSES]]
+    if len(row.causes) > MOST_CAUSES:
+        told.append(f"    and {len(row.causes) - MOST_CAUSES} more")
+    return told
+
+
+def _cause(cause: Cause) -> str:
+    what = "FP8 linear" if cause.kind == "linear" else "encoded in"
+    alone = "" if math.isnan(cause.db) else f", alone {decibels(cause.db)}"
+    more = f" and {len(cause.tensors) - 1} more" if len(cause.tensors) > 1 else ""
+    text = f"{what} {cause.module or 'the model itself'}{alone}: {cause.tensors[0]}{more}"
+    return text if len(text) <= WIDTH else f"{text[: WIDTH - 3]}..."
+
+
+def _cure(check: Check) -> list[str]:
+    if not check.line:
+        return []
+    worst = min((row.repaired for row in check.rows if row.verdict in (OK, BELOW)), default=math.nan)
+    return [f"to repair it (worst gradient then {decibels(worst)}):", f"  {check.line}"]
+
+
+def _others(rows: tuple[Row, ...]) -> str:
+    fine = [row for row in rows if row.verdict == OK]
+    noise = [row for row in rows if row.verdict == ROUNDING]
+    worst = ", ".join(f"{row.name} {decibels(row.db)}" for row in fine[:WORST_OK])
+    told = [f"{len(fine)} well, worst {worst}"] if fine else []
+    if noise:
+        names = ", ".join(row.name for row in noise[:WORST_OK]) + (", ..." if len(noise) > WORST_OK else "")
+        told.append(f"{len(noise)} that rounding decides in the exact step too: {names}")
+    return "; ".join(told)
+
+
+def decibels(db: float) -> str:
+    """``12.3 dB``; ``exact`` for no difference at all."""
+    return "exact" if db == math.inf else "not finite, or of nothing" if db == -math.inf else f"{db:.1f} dB"

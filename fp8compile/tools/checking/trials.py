@@ -1,0 +1,154 @@
+"""One step of a model under one recipe after another: captured once, compiled anew for each, all else the same.
+
+    Dynamo graph, kept  --passes of the recipe-->  forward and backward, run node by node  -->  gradients
+
+Dynamo holds on to what it compiled and counts it, for as long as the code lives: one capture serves every recipe, and what
+was compiled for one goes when the next is tried.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from fp8compile import _torch as private
+from fp8compile.compiler import report_store as store
+from fp8compile.compiler.backend import compile_once, run_the_graph
+from fp8compile.fx.graph import copied_with_attributes
+from fp8compile.numerics.gradient_quality import Gradients, last_place, nudged
+from fp8compile.recipe.recipe import Recipe
+from fp8compile.reporting.report import GraphReport
+from fp8compile.tools.trial_step import LIMIT, cuda_devices, left_as_it_was, named_arguments, one_step, trains
+
+log = logging.getLogger("fp8compile")
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One step: the gradients by name, and what was done to the graphs it ran."""
+
+    gradients: Gradients
+    reports: tuple[GraphReport, ...]
+
+
+class Trials:
+    """Steps of ``model`` on one batch; each from the same buffers and random numbers, which are afterwards as before."""
+
+    def __init__(
+        self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Callable[[Any], Tensor] | None
+    ) -> None:
+        self.model, self.args, self.kwargs, self.loss = model, args, kwargs, loss
+        self.compiled: Any = torch.compile(model, backend=self._capture)
+        self.parameters = [name for name, p in model.named_parameters() if p.requires_grad]
+        self.arguments = [name for name, value in named_arguments(args, kwargs) if trains(value)]
+        self.recipe = Recipe()
+        self.nudge: int | None = None
+        self.count = 0
+        self._graphs: list[_Captured] = []
+        self._ran: list[_Captured] = []
+
+    def step(self, recipe: Recipe, nudge: int | None = None) -> Trial:
+        """A step with ``recipe``; with ``nudge``, a seed, from parameters that are off by one last place.
+
+        Raises:
+            ValueError: no graph was compiled, or there is nothing to differentiate.
+        """
+        self.recipe, self.nudge, self._ran = recipe, nudge, []
+        self.count += 1
+        with left_as_it_was(self.model), private.dynamo_config.patch(recompile_limit=LIMIT):
+            found = one_step(self.compiled, self.args, self.kwargs, self.loss)
+        if not self._ran:
+            raise ValueError(f"fp8compile.check: {store.NOTHING}")
+        if not found:
+            raise ValueError(
+                "check: nothing to differentiate: no output of the model depends on a parameter that trains. Give loss=, "
+                "a function from the model's output to a scalar, or call model.requires_grad_()."
+            )
+        log.info("check: step %d with %s", self.count, recipe)
+        reports = tuple(report for graph in self._ran for report in graph.reports)
+        return Trial(dict(zip((*self.parameters, *self.arguments), found, strict=True)), reports)
+
+    def close(self) -> None:
+        """Let go of what was compiled; Dynamo keeps an empty shell."""
+        for graph in self._graphs:
+            graph.forget()
+        self._graphs, self._ran = [], []
+
+    def _capture(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        graph = _Captured(self, gm, example_inputs)
+        graph.compile(
+            self.recipe
+        )  # here, where Dynamo can start anew if a number turns out to be none that it can trace
+        self._graphs.append(graph)
+        return graph.call  # of an object Dynamo would copy the attributes, and keep what they hold
+
+    def ran(self, graph: _Captured) -> None:
+        if graph not in self._ran:
+            self._ran.append(graph)
+
+
+class _Captured:
+    """One Dynamo graph, to be compiled for whatever recipe is tried."""
+
+    def __init__(self, trials: Trials, gm: GraphModule, example_inputs: Sequence[Any]) -> None:
+        self.trials = trials
+        self.graph: Any = copied_with_attributes(gm)
+        self.inputs: Sequence[Any] = tuple(example_inputs)
+        self.context = private.TracingContext.try_get()
+        self.step = last_place(dtypes_of(gm, example_inputs))
+        self.recipe: Recipe | None = None
+        self.run: Callable[..., Any] | None = None
+        self.reports: tuple[GraphReport, ...] = ()
+
+    def call(self, *args: Any) -> Any:
+        """Run it, compiled for the recipe that is tried now."""
+        self.trials.ran(self)
+        if self.run is None or self.recipe != self.trials.recipe:
+            self.compile(self.trials.recipe)
+        assert self.run is not None
+        return self.run(*(self._moved(args) if self.trials.nudge is not None else args))
+
+    def compile(self, recipe: Recipe) -> None:
+        """Be compiled for ``recipe``, in place of what was before."""
+        # Dynamo keeps what compiling draws from the random numbers of the step; here nobody else does.
+        with private.tracing(self.context), torch.random.fork_rng(cuda_devices(self.inputs)):
+            run, self.reports, _ = compile_once(
+                copied_with_attributes(self.graph), self.inputs, recipe, None, run_the_graph
+            )
+        self.run, self.recipe = run, recipe
+
+    def _moved(self, args: Sequence[Any]) -> Iterator[Any]:
+        generators: dict[torch.device, torch.Generator] = {}
+        for value in args:
+            if trains(value):
+                if value.device not in generators:
+                    assert self.trials.nudge is not None
+                    generators[value.device] = torch.Generator(value.device).manual_seed(self.trials.nudge)
+                value = nudged(value, self.step, generators[value.device])
+            yield value
+
+    def forget(self) -> None:
+        self.graph, self.inputs, self.context, self.run, self.reports = None, (), None, None, ()
+
+
+def dtypes_of(gm: GraphModule, inputs: Sequence[Any]) -> set[torch.dtype]:
+    """The dtypes of all tensors in a Dynamo graph, as it was captured: under autocast, what autocast makes of them."""
+    values = (*inputs, *(node.meta.get("example_value") for node in gm.graph.nodes))
+    return {v.dtype for v in pytree.tree_leaves(values) if isinstance(v, Tensor)}
+
+
+def exact(recipe: Recipe) -> Recipe:
+    """``recipe`` with nothing encoded: FP32 islands stay, since they are nearer to the truth than what they replace."""
+    return uncounted(recipe).everywhere(saved="off", linear="off")
+
+
+def uncounted(recipe: Recipe) -> Recipe:
+    """``recipe`` as it computes: without statistics, dumps and checks, which change no value."""
+    return recipe.everywhere(observe=False).as_compiled

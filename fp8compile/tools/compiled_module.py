@@ -1,0 +1,110 @@
+"""How a module was compiled: the recipe that runs and all else that torch.compile was told, read back from Dynamo."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+from torch.fx import GraphModule
+
+from fp8compile import _torch as private
+from fp8compile.compiler.backend import compile_graph, fp8compile
+from fp8compile.recipe.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class RecipeBackend:
+    """The backend for one recipe, with a mode beside it, which torch.compile's ``options`` exclude.
+
+    Equal recipes are equal backends, so Dynamo runs for both what it compiled for one. ``first`` are the arguments that
+    the user gave to torch.compile, for the way back, and ``isolated`` whether they asked for a region of their own.
+    """
+
+    recipe: Recipe
+    mode: str | None
+    first: Mapping[str, Any] = field(compare=False)
+    isolated: bool = field(default=False, compare=False)
+
+    __name__ = "fp8compile"
+
+    def __call__(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        return compile_graph(gm, example_inputs, self.recipe, self.mode)
+
+
+@dataclass(frozen=True)
+class Running:
+    """What torch.compile was told about a module.
+
+    Attributes:
+        recipe: the recipe that runs.
+        first: ``backend``, ``options`` and ``mode`` as the user gave them.
+        others: the remaining arguments: ``dynamic``, ``fullgraph`` and so on.
+    """
+
+    recipe: Recipe
+    first: Mapping[str, Any]
+    others: Mapping[str, Any]
+
+    def arguments(self, recipe: Recipe) -> dict[str, Any]:
+        """The arguments of torch.compile that run ``recipe`` and change nothing else."""
+        others = dict(self.others)
+        filter_fn = others.pop("guard_filter_fn", None)
+        told = dict(self.first)
+        if recipe != Recipe.from_options(told["options"]):
+            backend = RecipeBackend(recipe, told["mode"], self.first, "isolate_recompiles" in others)
+            told = {"backend": backend, "options": None, "mode": None}
+        if filter_fn is not None:  # travels in the options, from which torch.compile takes it out
+            told["options"] = {**(told["options"] or {}), "guard_filter_fn": filter_fn}
+        return {**told, **others}
+
+
+def running(module: nn.Module) -> Running | None:
+    """How ``module`` itself was compiled, wrapped or in place; None where fp8compile did not compile it.
+
+    Raises:
+        ValueError: its options do not describe a recipe.
+    """
+    context = context_of(module)
+    callback = getattr(context, "callback", None)
+    wrapper: Any = private.innermost_backend(callback) if callable(callback) else None
+    backend = getattr(wrapper, "compiler_fn", None)
+    if isinstance(backend, RecipeBackend):
+        return Running(backend.recipe, backend.first, _others(context, wrapper))
+    if backend is not fp8compile:
+        return None
+    first = {"backend": backend, "mode": wrapper.kwargs.get("mode"), "options": wrapper.kwargs.get("options")}
+    return Running(Recipe.from_options(first["options"]), first, _others(context, wrapper))
+
+
+def recipes_running(module: nn.Module) -> set[Recipe]:
+    """The recipes of ``module`` and of the modules in it that are compiled by themselves."""
+    return {found.recipe for m in module.modules() if (found := running(m)) is not None}
+
+
+def context_of(module: nn.Module) -> Any:
+    """Dynamo's context of a compiled module: an attribute of what torch.compile returns, else in its closure."""
+    if isinstance(module, private.OptimizedModule):
+        return module.dynamo_ctx
+    compiled = module._compiled_call_impl
+    return inspect.getclosurevars(compiled).nonlocals.get("self") if inspect.isfunction(compiled) else None
+
+
+def _others(context: Any, wrapper: Any) -> dict[str, Any]:
+    """Arguments that are no part of the backend, where they were given (some are newer than torch 2.11)."""
+    convert = getattr(context.callback, "_torchdynamo_orig_backend", None)
+    backend = wrapper.compiler_fn
+    ours = isinstance(backend, RecipeBackend)  # then the region is of set_recipe's making, or it took over the user's
+    optional = {
+        "guard_filter_fn": getattr(getattr(context, "_hooks", None), "guard_filter_fn", None),
+        "recompile_limit": getattr(convert, "_recompile_limit", None),
+        "isolate_recompiles": backend.isolated if ours else private.region_of(context) != -1,
+        "shapes_spec": getattr(context, "_shapes_spec", None),
+    }
+    return {
+        "dynamic": wrapper.dynamic,
+        "fullgraph": context.fullgraph,
+        **{name: value for name, value in optional.items() if value},
+    }

@@ -1,0 +1,263 @@
+"""One step, run node by node on the graphs that fp8compile makes, until the first value that is not finite."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
+
+from fp8compile.analysis.dataflow import is_tangent
+from fp8compile.compiler import report_store as store
+from fp8compile.compiler.backend import compile_once
+from fp8compile.compiler.seeded_random import draw_from_seeds
+from fp8compile.fx.graph import module_path, source_line
+from fp8compile.fx.provenance import whole_path
+from fp8compile.observe.records import BACKWARD, FORWARD
+from fp8compile.recipe.recipe import Recipe
+from fp8compile.tools.interpreter import MINUS, Made, Range, Watching, all_finite, held, range_of
+from fp8compile.tools.trial_step import (
+    LIMIT,
+    arguments,
+    check_is_module,
+    chosen_recipe,
+    default_loss,
+    left_as_it_was,
+    one_step,
+)
+
+OPERATION, DATA, PARAMETER, BUFFER, OUTSIDE = "operation", "data", "parameter", "buffer", "outside"
+UNCOMPILED = "made by code that is not compiled: {}"
+
+
+@dataclass(frozen=True)
+class FirstNonFinite:
+    """The first value of a step that is not finite; ``str()`` says it in a line, with a table of the inputs.
+
+    Attributes:
+        kind: "operation" (made by ``op``), "data", "parameter" or "buffer" (it came in with that), or "outside" (made by
+            code that is not compiled: the loss, or what stands between two graphs).
+        op: the aten operation; "input" or "loss" where it is none.
+        module: path of the module it was made in; of a parameter, an input or a buffer, its name.
+        source: the user's source line.
+        direction: "forward" or "backward".
+        value: the value itself: dtype, shape, finite range, how many elements are inf, -inf and NaN.
+        inputs: the same for all that the operation read.
+        remark: what else one should know.
+    """
+
+    kind: str
+    op: str
+    module: str
+    source: str
+    direction: str
+    value: Range
+    inputs: tuple[Range, ...] = ()
+    remark: str = ""
+
+    @property
+    def line(self) -> str:
+        """Where, what and how much in one line."""
+        from fp8compile.observe.text import line_of_first
+
+        return line_of_first(self)
+
+    def to_json(self) -> str:
+        """All attributes; NaN of an empty range is null."""
+        text = json.dumps(dataclasses.asdict(self))
+        return json.dumps(json.loads(text, parse_constant=lambda _: None), indent=1)
+
+    def __str__(self) -> str:
+        from fp8compile.observe.text import text_of_first
+
+        return text_of_first(self)
+
+
+def debug_step(
+    model: nn.Module,
+    batch: Any = (),
+    kwargs: Mapping[str, Any] | None = None,
+    *,
+    recipe: Recipe | str | Mapping[str, Any] | None = None,
+    loss: Callable[[Any], Tensor] | None = None,
+    scale: float = 1.0,
+) -> FirstNonFinite | None:
+    """One forward and backward on a fresh compilation, node by node, up to the first value that is not finite.
+
+    Every intermediate is rounded to its dtype, where a generated kernel keeps FP32 between the operations it fuses: this
+    is the stricter of the two, and may find what did not happen in training. One wait for the device per operation.
+    Gradients, buffers and random number generators are left as they were; a model that is compiled goes on as it was.
+
+    Args:
+        model: a module, compiled or not.
+        batch: what the model is called with: a tensor, a sequence of positional arguments, or a mapping of keywords.
+        kwargs: keyword arguments beside positional ones.
+        recipe: a Recipe, the name of a preset or a dict of fields; by default that of the running model, else the
+            default recipe.
+        loss: the scalar to differentiate, from the model's output; by default ``output.loss`` where there is one,
+            else the sum of the floating-point outputs.
+        scale: the loss scale: what the loss is multiplied by.
+
+    Returns:
+        The first value that is not finite, None if all are. -inf in a mask is none.
+
+    Raises:
+        ValueError: no graph was compiled, ``loss`` is not a scalar, ``scale`` is not positive, or ``batch`` is a mapping
+            beside ``kwargs``.
+    """
+    check_is_module(model, "debug_step")
+    args, keywords = arguments(batch, kwargs, "debug_step")
+    if not scale > 0:
+        raise ValueError(
+            f"debug_step: scale={scale!r} is no loss scale; give a positive number, such as scaler.scale"
+        )
+    eager = getattr(model, "_orig_mod", model)
+    # The interpreter looks for itself, so nothing is counted.
+    step = _Step(eager, chosen_recipe(recipe, model).everywhere(observe=False), args, keywords)
+    if step.found is not None:
+        return step.found
+    with left_as_it_was(eager), torch._dynamo.config.patch(recompile_limit=LIMIT), contextlib.suppress(_Stop):
+        one_step(torch.compile(eager, backend=step.compile), args, keywords, step.scaled(loss, scale))
+    if not step.graphs and step.found is None:
+        raise ValueError(f"fp8compile.debug_step: {store.NOTHING}")
+    return step.found
+
+
+class _Stop(Exception):
+    """Ends the step: what was found is in ``_Step.found``."""
+
+
+class _Step:
+    """One step of ``model``: names its tensors, compiles its graphs to be watched, keeps what is found first."""
+
+    def __init__(self, model: nn.Module, recipe: Recipe, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.recipe = recipe
+        self.found: FirstNonFinite | None = None
+        self.graphs = 0
+        self.names: dict[int, str] = {}
+        self.parameters = {id(parameter): name for name, parameter in model.named_parameters()}
+        self.modules = {name for name, _ in model.named_modules()}
+        self.masked: list[str] = []  # inputs that hold -inf
+        for argument, whole in (*((f"argument {i}", arg) for i, arg in enumerate(args)), *kwargs.items()):
+            for path, value in pytree.tree_flatten_with_path(whole)[0]:
+                self._enter(argument + pytree.keystr(path), value, DATA)
+        for kind, named in ((PARAMETER, model.named_parameters()), (BUFFER, model.named_buffers())):
+            for name, value in named:
+                self._enter(name, value, kind)
+
+    def _enter(self, name: str, value: Any, kind: str) -> None:
+        """Name a tensor that the step comes with, and look whether it is the culprit."""
+        if not isinstance(value, Tensor):
+            return
+        self.names[id(value)] = name
+        if all_finite(value):
+            return
+        told = range_of(name, value)
+        if self.found is None and (held(value) != {MINUS} or kind == PARAMETER or told.max > 0):
+            self.found = FirstNonFinite(kind, "input", name, "", FORWARD, told)
+        self.masked.append(name)
+
+    def stop(self, found: FirstNonFinite) -> None:
+        """Keep what was found, if it is the first, and end the step."""
+        self.found = self.found or found
+        raise _Stop(found.line)
+
+    def scaled(self, loss: Callable[[Any], Tensor] | None, scale: float) -> Callable[[Any], Any]:
+        """The loss times its scale, looked at on the way."""
+
+        def scaled_loss(output: Any) -> Any:
+            value = loss(output) if loss else default_loss(output)
+            for name, each in (("loss", value), (f"loss * {scale:g}", None if value is None else value * scale)):
+                if each is not None and not all_finite(each):
+                    remark = UNCOMPILED.format("the loss, from an output of the model that is finite")
+                    inputs = tuple(range_of("output", t) for t in pytree.tree_leaves(output) if isinstance(t, Tensor))
+                    self.stop(
+                        FirstNonFinite(OUTSIDE, "loss", name, "", FORWARD, range_of(name, each), inputs, remark)
+                    )
+            return each
+
+        return scaled_loss
+
+    def compile(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        """The backend: the same passes as in training, then each graph node by node."""
+        self.graphs += 1
+        graph = _Graph(self)
+        compiled, _, _ = compile_once(gm, example_inputs, self.recipe, inner_compile=graph.inner)
+
+        def run(*inputs: Any) -> Any:
+            graph.enter(inputs)
+            return compiled(*inputs)
+
+        return run
+
+
+class _Graph:
+    """One Dynamo graph: its forward and its backward, and the names of its inputs."""
+
+    def __init__(self, step: _Step) -> None:
+        self.step = step
+        self.inputs: tuple[str, ...] = ()
+        self.parameters: list[str] = []
+        self.names: dict[str, str] = {}  # by node
+
+    def enter(self, inputs: Sequence[Any]) -> None:
+        """Before a call: name the inputs, and look at those that code between the graphs has made."""
+        known = self.step.names
+        self.inputs = tuple(known.get(id(value), "") for value in inputs)
+        self.parameters = [name for value in inputs if (name := self.step.parameters.get(id(value)))]
+        for index, value in enumerate(inputs):
+            if id(value) not in known and not all_finite(value) and held(value) != {MINUS}:
+                name = f"input {index} of graph {self.step.graphs}"
+                remark = UNCOMPILED.format("it stands before this graph, after a graph break")
+                self.step.stop(FirstNonFinite(OUTSIDE, "input", name, "", FORWARD, range_of(name, value), (), remark))
+
+    def inner(self, gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
+        """Inductor's inner compiler: called once for the forward graph and once for the backward graph."""
+        draw_from_seeds(gm)
+        direction = BACKWARD if kwargs.get("is_backward") else FORWARD
+
+        def run(args: list[Any]) -> Any:
+            values = list(args)
+            args.clear()  # a boxed call: the caller's list must not keep the inputs alive
+            self._name(gm)
+            self._look_at_tangents(gm, values)
+            watching = Watching(gm, direction, self.names)
+            result = watching.run(*values)
+            self.names |= watching.outputs
+            if watching.found is not None:
+                self.step.stop(self._of(watching.found, direction))
+            return result
+
+        run._boxed_call = True  # type: ignore[attr-defined]
+        return run
+
+    def _of(self, made: Made, direction: str) -> FirstNonFinite:
+        masked = ", ".join(self.step.masked)
+        remark = f"{masked} came in with -inf, taken for a mask" if masked else ""
+        module = self._path(made.module)
+        return FirstNonFinite(OPERATION, made.op, module, made.source, direction, made.output, made.inputs, remark)
+
+    def _path(self, module: str) -> str:
+        return whole_path(module, self.step.modules, self.parameters)
+
+    def _name(self, gm: GraphModule) -> None:
+        for node in gm.graph.find_nodes(op="placeholder"):
+            index = getattr(node.meta.get("desc"), "idx", len(self.inputs))
+            if type(node.meta.get("desc")).__name__ == "PlainAOTInput" and index < len(self.inputs):
+                self.names.setdefault(node.name, self.inputs[index] or node.name)
+
+    def _look_at_tangents(self, gm: GraphModule, values: Sequence[Any]) -> None:
+        for node, value in zip(gm.graph.find_nodes(op="placeholder"), values, strict=True):
+            if is_tangent(node) and not all_finite(value):
+                user = next(iter(node.users))
+                remark = UNCOMPILED.format("the backward of the loss, or of what follows this graph")
+                told = range_of(node.name, value)
+                place = self._path(module_path(user)), source_line(user)
+                self.step.stop(FirstNonFinite(OUTSIDE, "input", *place, BACKWARD, told, (), remark))

@@ -1,0 +1,118 @@
+"""What was done to a model: ``explain`` compiles afresh and tells, ``report`` tells of the model that is running."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fp8compile.compiler import report_store as store
+from fp8compile.compiler.backend import compile_and_report
+from fp8compile.recipe.modules import in_module
+from fp8compile.recipe.recipe import Recipe
+from fp8compile.reporting.memory import model_bytes
+from fp8compile.reporting.report import GraphReport, Report
+from fp8compile.tools.compiled_module import recipes_running
+from fp8compile.tools.trial_step import LIMIT, check_is_module, chosen_recipe, left_as_it_was, one_step
+
+UNMATCHED = (
+    "Recipe.modules[{!r}]: no tensor in this report was made in such a module. Where a graph breaks inside a module, Dynamo "
+    "compiles that module by itself: its paths begin there, and one graph serves every module of that class"
+)
+OTHER_RECIPE = " for the recipe that runs now"
+PLAIN_EAGER = (
+    "it runs as plain eager, because Dynamo has compiled this code as often as it does (recompile_limit, "
+    "accumulated_recompile_limit of torch._dynamo.config); raise the limit, or call torch._dynamo.reset()"
+)
+
+
+def report(compiled: nn.Module) -> Report:
+    """The report of the graphs compiled so far for a model, as returned by torch.compile or compiled in place.
+
+    After ``set_recipe``, only those of the recipe that runs now.
+
+    Raises:
+        ValueError: no graph of this model was compiled by fp8compile, so there is nothing to report; or no module.
+    """
+    check_is_module(compiled, "report")
+    recipes = recipes_running(compiled)
+    known = store.compiled_for(compiled)
+    found = [c for c in known if not recipes or c.recipe in recipes]
+    if not found:
+        raise ValueError(
+            f"no graph of this {type(compiled).__name__} was compiled by fp8compile"
+            f"{OTHER_RECIPE if known else ''}. If it has not run yet, run one step first. If it has: "
+            f"{PLAIN_EAGER if known else store.NOTHING}"
+        )
+    return _report([r for c in found for r in c.reports], found[-1].recipe, compiled)
+
+
+def explain(
+    model: nn.Module,
+    args: Sequence[Any] = (),
+    kwargs: Mapping[str, Any] | None = None,
+    recipe: Recipe | str | Mapping[str, Any] | None = None,
+    loss: Callable[[Any], Tensor] | None = None,
+) -> Report:
+    """What fp8compile does to ``model``: one forward and backward on a fresh compilation, without generating kernels.
+
+    Gradients, buffers and random number generators are left as they were; a model that is compiled goes on as it was.
+
+    Args:
+        model: a module, compiled or not.
+        args: positional example arguments.
+        kwargs: keyword example arguments.
+        recipe: a Recipe, the name of a preset or a dict of fields; by default that of the running model, else the
+            default recipe.
+        loss: the scalar to differentiate, from the model's output; by default ``output.loss`` where there is one,
+            else the sum of the floating-point outputs.
+
+    Raises:
+        ValueError: no graph was compiled, ``loss`` is not a scalar, or ``model`` is no module.
+    """
+    check_is_module(model, "explain")
+    eager = getattr(model, "_orig_mod", model)
+    chosen = chosen_recipe(recipe, model)
+    graphs: list[tuple[GraphReport, ...]] = []
+    calls: list[int] = []
+
+    def listen(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        compiled, reports = compile_and_report(gm, example_inputs, chosen, generate=False, keep_steps=True)
+        graphs.append(reports)
+        calls.append(0)
+        return _counted(compiled, calls, len(calls) - 1)
+
+    arguments = (args,) if isinstance(args, Tensor) else tuple(args)
+    with left_as_it_was(eager), torch._dynamo.config.patch(recompile_limit=LIMIT):
+        one_step(torch.compile(eager, backend=listen), arguments, dict(kwargs or {}), loss)
+    if not graphs:
+        raise ValueError(f"fp8compile.explain: {store.NOTHING}")
+    ran = [dataclasses.replace(r, runs=runs) for reports, runs in zip(graphs, calls, strict=True) for r in reports]
+    return _report(ran, chosen, eager)
+
+
+def _counted(run: Callable[..., Any], calls: list[int], at: int) -> Callable[..., Any]:
+    """``run``, counting its calls in ``calls[at]``."""
+
+    def run_and_count(*args: Any) -> Any:
+        calls[at] += 1
+        return run(*args)
+
+    return run_and_count
+
+
+def _report(graphs: list[GraphReport], recipe: Recipe, model: nn.Module) -> Report:
+    remarks = tuple(UNMATCHED.format(pattern) for pattern in recipe.modules if not _matches(graphs, pattern))
+    graphs[0] = dataclasses.replace(graphs[0], remarks=graphs[0].remarks + remarks)
+    return Report(tuple(graphs), str(recipe), model=model_bytes(model))
+
+
+def _matches(graphs: list[GraphReport], pattern: str) -> bool:
+    """Whether any tensor or linear of these reports is in a module that ``pattern`` matches."""
+    told = Report(tuple(graphs))
+    origins = [entry.origin for part in (told.saved, told.skips, told.recomputed, told.linears) for entry in part]
+    return any(in_module(origin.module, pattern) for origin in origins)

@@ -1,0 +1,147 @@
+"""Turn a compiled model, or modules of it, to another recipe while it trains.
+
+Dynamo guards compiled code with the backend that made it. A new recipe is a new backend, so each graph is compiled once
+more at its next call, and what was compiled before stays for the way back. The model itself is not touched.
+
+Dynamo stops compiling a piece of code after ``recompile_limit`` times and runs it as it is from then on; it does not ask
+which model or recipe a compilation was for. So each model gets, for each recipe, a region of Dynamo's code caches of its
+own (torch.compile's ``isolate_recompiles``): the limit counts within a region, as if the recipe were the only one, and no
+setting of Dynamo's, which would be one of this thread alone, is written. (Where a torch has no regions, set_recipe
+refuses the recipe that could be the first beyond the limit, rather than end in plain eager.)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from fp8compile import _torch as private
+from fp8compile.recipe.modules import in_module
+from fp8compile.recipe.recipe import PER_GRAPH, Recipe, nearest
+from fp8compile.tools.compiled_module import Running, context_of, running
+
+# For each model, the region of Dynamo's code caches that each recipe it ran has.
+_regions: weakref.WeakKeyDictionary[nn.Module, dict[Recipe, int]] = weakref.WeakKeyDictionary()
+
+
+def set_recipe(
+    compiled: nn.Module, recipe: Recipe | str | Mapping[str, Any], modules: str | Sequence[str] | None = None
+) -> Recipe:
+    """Run ``compiled`` with another recipe from its next call on.
+
+    Every graph is compiled once more at its next call and never again for this recipe; one that ran with it before is
+    not compiled again at all. Parameters, their names (after ``torch.compile`` they begin with ``_orig_mod.``, before
+    and after), the state dict, optimizers, hooks and the object itself stay as they are, and so do ``mode``,
+    ``dynamic`` and ``fullgraph``. A forward that has run goes through the backward it was compiled with.
+
+    Args:
+        compiled: what ``torch.compile(model, backend="fp8compile")`` returned, or a model compiled in place.
+        recipe: a Recipe, the name of a preset, or a dict of changes to the recipe that runs. With a name or a dict,
+            ``codegen``, ``inductor`` and ``dump`` stay as they are.
+        modules: patterns on module paths, as in ``Recipe.modules``, for which ``recipe`` holds from now on, whatever
+            was set for them before; None is the whole model and forgets what was set for single modules.
+
+    Returns:
+        The recipe that runs now.
+
+    Raises:
+        ValueError: not compiled, or not by fp8compile; a pattern without a module; a recipe that does not exist.
+    """
+    now = running(compiled) if isinstance(compiled, nn.Module) else None
+    if now is None:
+        raise ValueError(_not_ours(compiled))
+    root = compiled._orig_mod if isinstance(compiled, private.OptimizedModule) else compiled
+    if modules is None:
+        new = _for_all(now.recipe, recipe)
+    else:
+        patterns = (modules,) if isinstance(modules, str) else tuple(modules)
+        _check(patterns, root)
+        new = _for_some(now.recipe, recipe, patterns)
+    if new != now.recipe:
+        _install(compiled, root, now, new)
+    return new
+
+
+def _for_all(now: Recipe, recipe: Any) -> Recipe:
+    if isinstance(recipe, str):
+        return Recipe.preset(recipe, **{name: getattr(now, name) for name in PER_GRAPH})
+    if isinstance(recipe, Mapping):
+        kept = {name: getattr(now, name) for name in PER_GRAPH if "preset" in recipe}
+        return Recipe.made_from({**kept, **recipe}, dataclasses.replace(now, modules={}))
+    return Recipe.made_from(recipe, now)
+
+
+def _for_some(now: Recipe, recipe: Any, patterns: Sequence[str]) -> Recipe:
+    """``now`` with ``recipe`` for ``patterns``, before all others; entries at the end that say what ``now`` says go."""
+    earlier = {pattern: other for pattern, other in now.modules.items() if pattern not in patterns}
+    new = dataclasses.replace(now, modules={**dict.fromkeys(patterns, recipe), **earlier})
+    pairs = list(new.modules.items())
+    top = new.everywhere(codegen="inductor", inductor={}, dump=None, check="off")
+    top = dataclasses.replace(top, modules={})
+    while pairs and pairs[-1][1] == top:
+        pairs.pop()
+    return dataclasses.replace(new, modules=dict(pairs))
+
+
+def _install(compiled: nn.Module, root: nn.Module, now: Running, new: Recipe) -> None:
+    """Give the module the Dynamo context of a fresh torch.compile with the new recipe, in that recipe's region."""
+    regions = _regions.setdefault(root, {now.recipe: private.region_of(context_of(compiled))})
+    arguments = {**now.arguments(new), **_isolation(root, now, new not in regions)}
+    if isinstance(compiled, private.OptimizedModule):
+        fresh: Any = torch.compile(root, **arguments)
+        private.use_region(fresh.dynamo_ctx, regions.setdefault(new, private.region_of(fresh.dynamo_ctx)))
+        compiled.dynamo_ctx = fresh.dynamo_ctx
+        compiled._initialize()
+    else:
+        compiled.compile(**arguments)
+        context = context_of(compiled)
+        private.use_region(context, regions.setdefault(new, private.region_of(context)))
+
+
+def _isolation(root: nn.Module, now: Running, first_time: bool) -> dict[str, bool]:
+    """The argument that opens a region of its own for a recipe that runs for the first time.
+
+    Raises:
+        ValueError: this torch knows none, and the recipe could be one more than Dynamo compiles for a piece of code.
+    """
+    if private.HAS_REGIONS:
+        return {"isolate_recompiles": True} if first_time else {}
+    limit = now.others.get("recompile_limit") or private.dynamo_config.recompile_limit
+    alike = (recipes for model, recipes in _regions.items() if type(model).forward is type(root).forward)
+    if first_time and (ran := sum(map(len, alike))) >= limit:
+        raise ValueError(
+            f"set_recipe: models of the class {type(root).__name__} have run {ran} recipes, and this torch "
+            f"({torch.__version__}) compiles a piece of code no more than {limit} times. Raise "
+            "torch._dynamo.config.recompile_limit first"
+        )
+    return {}
+
+
+def _check(patterns: Sequence[str], root: nn.Module) -> None:
+    names = [name for name, _ in root.named_modules()]
+    for pattern in patterns:
+        if not isinstance(pattern, str) or not any(in_module(name, pattern) for name in names):
+            close = nearest(str(pattern), names, listed=False)
+            raise ValueError(f"set_recipe: no module of this {type(root).__name__} matches {pattern!r}.{close}")
+
+
+def _not_ours(compiled: object) -> str:
+    cure = (
+        'compile it first: model = torch.compile(model, backend="fp8compile") or model.compile(backend="fp8compile")'
+    )
+    if not isinstance(compiled, nn.Module):
+        said = "set_recipe takes a compiled module, not a"
+        wrap = "a function has no parameters to be known by: put its body into the forward of a module"
+        return f"{said} {type(compiled).__name__} ({wrap if callable(compiled) else 'a module'}); {cure}"
+    name = type(getattr(compiled, "_orig_mod", compiled)).__name__
+    if isinstance(compiled, private.OptimizedModule) or compiled._compiled_call_impl is not None:
+        return f"set_recipe: this {name} is compiled by another backend than fp8compile; {cure}"
+    inside = [path for path, m in compiled.named_modules() if path and running(m) is not None]
+    if inside:
+        return f"set_recipe: this {name} is not compiled itself; call it for each of those in it: {', '.join(inside)}"
+    return f"set_recipe: this {name} is not compiled; {cure}"

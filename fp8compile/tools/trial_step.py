@@ -1,0 +1,107 @@
+"""One step of a model to look at: the recipe it runs, its gradients, and everything left as it was.
+
+explain, calibrate, debug_step, check   compile the model afresh, with a backend of their own, and run one step
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from fp8compile.compiler import report_store as store
+from fp8compile.recipe.recipe import Recipe
+from fp8compile.tools.compiled_module import running
+
+LIMIT = 1024  # each of these compiles the same code once more; Dynamo's usual limit is 8
+
+
+def check_is_module(model: object, caller: str) -> None:
+    """Raises ValueError for a function, say: what a graph belongs to is known by the parameters of a module."""
+    if not isinstance(model, nn.Module):
+        name = getattr(model, "__name__", type(model).__name__)
+        raise ValueError(
+            f"fp8compile.{caller} takes a module, not {name!r} ({type(model).__name__}). Of a compiled function, give the "
+            f"module whose parameters it uses: fp8compile.{caller}(model, ...). If it uses none, put it into a module: "
+            "class Step(torch.nn.Module) with the function's body as its forward"
+        )
+
+
+def chosen_recipe(recipe: Recipe | str | Mapping[str, Any] | None, model: nn.Module) -> Recipe:
+    """The recipe that the user names; else that of the running model; else the default."""
+    if recipe is not None:
+        return Recipe.made_from(recipe, Recipe())
+    if (found := running(model)) is not None:
+        return found.recipe
+    ran = store.compiled_for(model)
+    return ran[-1].recipe if ran else Recipe()
+
+
+def one_step(
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Callable[[Any], Tensor] | None
+) -> tuple[Tensor | None, ...]:
+    """The gradients of the parameters that train, then of the arguments that do."""
+    output = model(*args, **kwargs)
+    scalar = loss(output) if loss else default_loss(output)
+    if scalar is None or not scalar.requires_grad:
+        return ()  # nothing to differentiate: an inference graph
+    if scalar.numel() != 1:
+        raise ValueError(f"loss must return a scalar, not a tensor of shape {tuple(scalar.shape)}")
+    inputs = [t for t in (*model.parameters(), *pytree.tree_leaves((args, kwargs))) if trains(t)]
+    return torch.autograd.grad(scalar, inputs, allow_unused=True)
+
+
+def trains(value: object) -> bool:
+    """Whether it is a tensor with a gradient."""
+    return isinstance(value, Tensor) and value.requires_grad
+
+
+def default_loss(output: Any) -> Tensor | None:
+    """``output.loss`` where there is one, else the sum of the outputs that can be differentiated."""
+    if isinstance(found := getattr(output, "loss", None), Tensor):
+        return found
+    leaves = [t for t in pytree.tree_leaves(output) if trains(t)]
+    return sum((t.float().sum() for t in leaves[1:]), leaves[0].float().sum()) if leaves else None
+
+
+def cuda_devices(values: Iterable[object]) -> list[int]:
+    """The indices of the CUDA devices of these tensors: those whose random numbers a step draws."""
+    return sorted({t.device.index for t in values if isinstance(t, Tensor) and t.device.type == "cuda"})
+
+
+@contextlib.contextmanager
+def left_as_it_was(model: nn.Module) -> Iterator[None]:
+    """Buffers, random number generators and the compiled forward of ``model`` are afterwards as they were before."""
+    buffers = [(b, b.detach().clone()) for b in model.buffers()]
+    compiled, model._compiled_call_impl = model._compiled_call_impl, None
+    try:
+        with torch.random.fork_rng(cuda_devices(model.parameters())):
+            yield
+    finally:
+        model._compiled_call_impl = compiled
+        with torch.no_grad():
+            for buffer, before in buffers:
+                buffer.copy_(before)
+
+
+def arguments(batch: Any, kwargs: Mapping[str, Any] | None, caller: str) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Positional and keyword arguments from a tensor, a sequence or a mapping; ``caller`` is named in errors."""
+    if isinstance(batch, Mapping):
+        if kwargs:
+            raise ValueError(
+                f"{caller}: batch is a mapping ({', '.join(map(str, batch))}) and so are kwargs "
+                f"({', '.join(kwargs)}). To hand the model a mapping as it is, give batch=({{...}},)"
+            )
+        return (), dict(batch)
+    return (batch,) if isinstance(batch, Tensor) else tuple(batch), dict(kwargs or {})
+
+
+def named_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+    """Every value in the arguments with a name: ``argument 0['mask']``, or its keyword."""
+    for argument, whole in (*((f"argument {i}", arg) for i, arg in enumerate(args)), *kwargs.items()):
+        for path, value in pytree.tree_flatten_with_path(whole)[0]:
+            yield argument + pytree.keystr(path), value
