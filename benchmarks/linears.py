@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fp8compile.reporting.report import Linear
+from fp8compile.reporting.entries import Linear
 
 
 def is_linear(module: nn.Module) -> bool:

@@ -28,8 +28,8 @@ from fp8compile.demo import arms
 from fp8compile.demo import loss_scales as scaling
 from fp8compile.demo.loop import set_rate
 from fp8compile.demo.model import rate_schedule
+from fp8compile.fx.aot import BACKWARD
 from fp8compile.numerics.histogram import AMAX
-from fp8compile.observe.records import BACKWARD
 
 
 class Learner(nn.Module):

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from fp8compile.reporting.memory import human
+from fp8compile._text import human
 
 if TYPE_CHECKING:
     from benchmarks.results import Results

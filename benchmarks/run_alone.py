@@ -16,7 +16,7 @@ from benchmarks.markdown import notes
 from benchmarks.registry import Benchmark, Case, Row, Setting
 from benchmarks.results import head
 from benchmarks.timing import reason
-from fp8compile.recipe.recipe import nearest
+from fp8compile._messages import nearest
 
 
 def run_alone(benchmarks: Sequence[Benchmark], doc: str | None, argv: Sequence[str] | None = None) -> dict[str, Row]:

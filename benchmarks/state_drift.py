@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from benchmarks.state_errors import EPS
 from fp8compile.numerics.states.registry import state_codec
-from fp8compile.optim.placement import pair
+from fp8compile.optim.formats import pair
 
 WATCHED = (
     "*layers.0.self_attn.q_proj*",

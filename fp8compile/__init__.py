@@ -15,8 +15,9 @@ from fp8compile.reporting.memory import Fit  # noqa: E402
 from fp8compile.reporting.report import Report  # noqa: E402
 from fp8compile.tools.calibrate import calibrate  # noqa: E402
 from fp8compile.tools.checking.check import Check, check  # noqa: E402
-from fp8compile.tools.debug_step import FirstNonFinite, debug_step  # noqa: E402
+from fp8compile.tools.debug_step import debug_step  # noqa: E402
 from fp8compile.tools.explain import explain, report  # noqa: E402
+from fp8compile.tools.first_non_finite import FirstNonFinite  # noqa: E402
 from fp8compile.tools.set_recipe import set_recipe  # noqa: E402
 
 __all__ = [

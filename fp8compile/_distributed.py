@@ -13,6 +13,7 @@ import math
 from collections.abc import Sequence
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
@@ -122,3 +123,10 @@ def viewed(t: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
     return torch.empty(shape, device="meta").stride()
+
+
+def summed(numbers: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+    """Summed over the ranks of a group (None: all), in place; as they are where torch.distributed is not in use."""
+    if dist.is_available() and dist.is_initialized():
+        dist.all_reduce(numbers, dist.ReduceOp.SUM, group=group)
+    return numbers

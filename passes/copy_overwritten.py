@@ -16,7 +16,7 @@ from torch import Tensor
 from fp8compile.fx.graph import place_after, splice, storage_root
 from fp8compile.fx.partition import Split
 from fp8compile.recipe.context import Context
-from fp8compile.reporting.report import Notes
+from fp8compile.reporting.entries import Notes
 
 
 def copy_overwritten(split: Split, ctx: Context) -> Notes:

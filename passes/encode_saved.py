@@ -26,28 +26,28 @@ from fp8compile.analysis.sensitivity import Sensitivity
 from fp8compile.encoding.saved_format import format_by_use
 from fp8compile.fx.graph import (
     SPLICED,
+    WIDENED,
     Encoding,
     dtype_text,
     encoding_of,
     is_tensor,
-    is_view,
     memory_order,
     nbytes,
     numel,
-    origin,
     place_after,
     shape_text,
     splice,
     storage_root,
 )
+from fp8compile.fx.ops import is_view
 from fp8compile.fx.partition import NO_VERSION_CHECK, Edge, Split
+from fp8compile.fx.provenance import origin
 from fp8compile.fx.regions import kept_by_region
-from fp8compile.islands.upcast import WIDENED
 from fp8compile.numerics import E4M3, ENCODABLE, INT8, Codec, Groupwise, GroupwiseBest
 from fp8compile.recipe.context import Context
-from fp8compile.recipe.modules import in_module
+from fp8compile.recipe.patterns import in_module
 from fp8compile.recipe.recipe import Recipe
-from fp8compile.reporting.report import Notes, Saved, Skip
+from fp8compile.reporting.entries import Notes, Saved, Skip
 
 STEEP = "a steep function of it in the backward"
 

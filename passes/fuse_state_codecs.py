@@ -21,7 +21,7 @@ from fp8compile.fx.graph import SPLICED, hint, splice
 from fp8compile.numerics.states.custom_ops import decoded_in_pieces, encoded_in_pieces
 from fp8compile.numerics.states.registry import state_codec
 from fp8compile.recipe.context import Context
-from fp8compile.reporting.report import Notes
+from fp8compile.reporting.entries import Notes
 
 aten = torch.ops.aten
 

@@ -19,7 +19,7 @@ from fp8compile.numerics.histogram import flags
 from fp8compile.observe.selection import contracts
 from fp8compile.passes.observe_gradients import ALL_LINES
 from fp8compile.recipe.context import Context
-from fp8compile.reporting.report import Notes
+from fp8compile.reporting.entries import Notes
 
 GROUP = 128
 

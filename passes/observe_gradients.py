@@ -20,13 +20,14 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from fp8compile.analysis.dataflow import is_training
+from fp8compile.fx.aot import BACKWARD, FORWARD, is_training
 from fp8compile.fx.graph import LINE, dtype_text, place_after, shape_text, splice, storage_root
+from fp8compile.fx.provenance import Origin
 from fp8compile.numerics.histogram import AMAX, partials, totals
-from fp8compile.observe.records import BACKWARD, FORWARD, REST
+from fp8compile.observe.records import REST
 from fp8compile.observe.selection import Value, is_clipped, observable
 from fp8compile.recipe.context import Context
-from fp8compile.reporting.report import Notes, Observed, Origin, Skip
+from fp8compile.reporting.entries import Notes, Observed, Skip
 
 ALL_LINES = "all"  # the mark of what the backward returns
 SURPLUS = "more values of the forward than lines in the statistics input; those first in the graph are observed"

@@ -24,18 +24,19 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from fp8compile.analysis.dataflow import is_training, user_fp32
+from fp8compile.analysis.dataflow import user_fp32
 from fp8compile.analysis.linears import FORWARD, PRODUCTS, Product, is_tied_to_embedding, linear_products
 from fp8compile.encoding.device import why_no_fp8
 from fp8compile.encoding.operands import MULTIPLE, Encoded, Operands
-from fp8compile.fx.graph import LINE, dtype_text, hint, module_path, op_name, source_line, splice
-from fp8compile.islands.upcast import WIDENED
+from fp8compile.fx.aot import is_training
+from fp8compile.fx.graph import LINE, WIDENED, dtype_text, hint, splice
+from fp8compile.fx.provenance import Origin, module_path, op_name, source_line
 from fp8compile.numerics import E4M3, E5M2, ENCODABLE, Format
 from fp8compile.numerics.scaling import may_be_empty
 from fp8compile.recipe.context import Context
-from fp8compile.recipe.modules import in_module
+from fp8compile.recipe.patterns import in_module
 from fp8compile.recipe.recipe import Recipe
-from fp8compile.reporting.report import Linear, Notes, Origin
+from fp8compile.reporting.entries import Linear, Notes
 
 aten = torch.ops.aten
 

@@ -18,10 +18,12 @@ from collections.abc import Set
 import torch
 from torch.fx import Node
 
-from fp8compile.fx.graph import ENCODING, VIEWS, dtype_text, is_tensor, nbytes, origin, shape_text, storage_root
+from fp8compile.fx.graph import ENCODING, dtype_text, is_tensor, nbytes, shape_text, storage_root
+from fp8compile.fx.ops import VIEWS
 from fp8compile.fx.partition import Edge, Split
+from fp8compile.fx.provenance import origin
 from fp8compile.recipe.context import Context
-from fp8compile.reporting.report import Notes, Recomputed
+from fp8compile.reporting.entries import Notes, Recomputed
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 import torch
 from torch.fx import Graph, Node
 
-from fp8compile.analysis.dataflow import is_training
+from fp8compile.fx.aot import is_training
 from fp8compile.recipe.context import Context
-from fp8compile.reporting.report import Notes
+from fp8compile.reporting.entries import Notes
 
 CAST = torch.ops.prims.convert_element_type.default
 

@@ -25,10 +25,11 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from fp8compile.analysis.liveness import is_pointwise, is_read_from_memory, is_reduction
-from fp8compile.fx.graph import is_tensor, is_view, splice, storage_root
+from fp8compile.analysis.liveness import is_read_from_memory
+from fp8compile.fx.graph import is_tensor, splice, storage_root
+from fp8compile.fx.ops import is_pointwise, is_reduction, is_view
 from fp8compile.recipe.context import Context
-from fp8compile.reporting.report import Notes
+from fp8compile.reporting.entries import Notes
 
 aten = torch.ops.aten
 SUM = aten.sum.dim_IntList

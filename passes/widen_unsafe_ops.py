@@ -17,15 +17,16 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.utils import _pytree as pytree
 
-from fp8compile.analysis.dataflow import SIXTEEN_BIT
 from fp8compile.analysis.linears import ALL
-from fp8compile.fx.graph import nbytes, origin
+from fp8compile.fx.graph import WIDENED, nbytes
+from fp8compile.fx.ops import SIXTEEN_BIT
+from fp8compile.fx.provenance import Origin, origin
 from fp8compile.islands.keep_fp32 import unmatched
 from fp8compile.islands.search import Island, decide
-from fp8compile.islands.upcast import WIDENED, widen
+from fp8compile.islands.upcast import widen
 from fp8compile.recipe.context import Context
-from fp8compile.reporting.report import Island as Entry
-from fp8compile.reporting.report import Notes, Origin
+from fp8compile.reporting.entries import Island as Entry
+from fp8compile.reporting.entries import Notes
 
 UNMATCHED = "matches nothing in this graph"
 UNMEASURED = "this inference graph was not calibrated: its islands are those of 'auto'"

@@ -75,7 +75,7 @@ def test_a_wrong_option_survives_torchs_wrapping(arguments: dict[str, object], m
 def test_modes_mean_what_they_mean_for_inductor() -> None:
     from torch._inductor import list_mode_options
 
-    from fp8compile.compiler.backend import _mode_options
+    from fp8compile.compiler.compile import _mode_options
 
     for mode in ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "default"):
         assert _mode_options(mode) == list_mode_options().get(mode, {})

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import fp8compile
 from fp8compile import Recipe
 from fp8compile.tools.checking import trials
-from fp8compile.tools.checking.check import BELOW, OK, ROUNDING
+from fp8compile.tools.checking.rows import BELOW, OK, ROUNDING
 from tests.measure import compiled
 
 

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fp8compile.tools.debug_step import FirstNonFinite, debug_step
+from fp8compile.tools.debug_step import debug_step
+from fp8compile.tools.first_non_finite import FirstNonFinite
 from tests.measure import compiled
 from tests.vit import ViT, line_of
 

@@ -25,9 +25,11 @@ from fp8compile.compiler.pipeline import JointPasses, Partitioner
 from fp8compile.fx import snapshot
 from fp8compile.fx.dot import quoted
 from fp8compile.fx.graph import splice
-from fp8compile.fx.snapshot import Line, Part, Snapshot, op_diff
+from fp8compile.fx.listing import Line, Part
+from fp8compile.fx.snapshot import Snapshot, op_diff
 from fp8compile.recipe.context import Context
-from fp8compile.reporting.report import GraphReport, Notes
+from fp8compile.reporting.entries import Notes
+from fp8compile.reporting.report import GraphReport
 from tests.measure import compiled
 from tests.processes import run_in_process
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 import fp8compile
 from fp8compile import Recipe
-from fp8compile.reporting.memory import human
+from fp8compile._text import human
 from fp8compile.reporting.report import GraphReport, Report
 from tests.measure import compiled, kept_bytes
 

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fp8compile
-from fp8compile.fx.graph import op_name
+from fp8compile.fx.provenance import op_name
 from fp8compile.numerics import E4M3, INT8, Groupwise
 from fp8compile.passes import encode_saved
 from fp8compile.recipe.recipe import Recipe

@@ -23,10 +23,10 @@ from benchmarks.overflowing import (
     sqnr_db,
     trained_once,
 )
+from fp8compile.fx.graph import WIDENED
 from fp8compile.islands.search import computes
-from fp8compile.islands.upcast import WIDENED
 from fp8compile.recipe.recipe import Recipe
-from fp8compile.reporting.report import Island
+from fp8compile.reporting.entries import Island
 from tests.measure import compiled
 from tests.passes.graphs import joint_of, split_of
 from tests.vit import ViT

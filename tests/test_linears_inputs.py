@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fp8compile
 from fp8compile import Recipe
-from fp8compile.reporting.report import Linear
+from fp8compile.reporting.entries import Linear
 from tests.emulation import emulated, linear, results, trained
 from tests.measure import compiled
 

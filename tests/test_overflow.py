@@ -13,10 +13,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fp8compile.fx.aot import BACKWARD, FORWARD
 from fp8compile.numerics.histogram import flags, statistics
 from fp8compile.observe.overflow_report import OverflowReport, overflow_report
 from fp8compile.observe.plots import headroom_map
-from fp8compile.observe.records import ACTIVATION, BACKWARD, FORWARD, WEIGHT, Observations, Row
+from fp8compile.observe.records import ACTIVATION, WEIGHT, Observations, Row
 from tests.measure import compiled
 from tests.vit import ViT, line_of
 

@@ -8,34 +8,53 @@ from __future__ import annotations
 
 import copy
 import logging
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol, TypeVar
 
 from fp8compile.amp.collapse import Limits
+from fp8compile.amp.iteration import Iteration
 from fp8compile.amp.ledger import Ledger
-
-if TYPE_CHECKING:
-    from fp8compile.amp.scaler import LossScaler
+from fp8compile.amp.options import Options
+from fp8compile.amp.policies import Running
 
 _log = logging.getLogger("fp8compile")
+
+
+class Scaler(Protocol):
+    """What copies and pickles need of a loss scaler (``scaler.LossScaler``)."""
+
+    options: Options
+    process_group: Any
+    _enabled: bool
+    _iteration: Iteration
+    _ledger: Ledger
+    _running: Running | None
+    _restored: dict[str, Any] | None
+    _updates: int
+    _idle: bool | None
+
+    def _begin(self, options: Options, ledger: Ledger, group: Any, enabled: bool) -> None: ...
+
+
+S = TypeVar("S", bound=Scaler)
 
 
 class Copied:
     """What makes a LossScaler one that can be copied and pickled."""
 
-    def __getstate__(self: LossScaler) -> dict[str, Any]:  # type: ignore[misc]
+    def __getstate__(self: Scaler) -> dict[str, Any]:
         return pickled(self)
 
-    def __setstate__(self: LossScaler, state: dict[str, Any]) -> None:  # type: ignore[misc]
+    def __setstate__(self: Scaler, state: dict[str, Any]) -> None:
         unpack(self, state)
 
-    def __deepcopy__(self: LossScaler, memo: dict[int, Any]) -> LossScaler:  # type: ignore[misc]
+    def __deepcopy__(self: S, memo: dict[int, Any]) -> S:
         own = {"process_group": self.process_group, "writer": self._ledger.writer}
         memo[id(self)] = copied = object.__new__(type(self))
         unpack(copied, copy.deepcopy(packed(self), memo) | own)
         return copied
 
 
-def packed(scaler: LossScaler) -> dict[str, Any]:
+def packed(scaler: Scaler) -> dict[str, Any]:
     """Everything that another scaler needs to go on as this one would; waits for the device.
 
     Raises:
@@ -59,7 +78,7 @@ def packed(scaler: LossScaler) -> dict[str, Any]:
     }
 
 
-def pickled(scaler: LossScaler) -> dict[str, Any]:
+def pickled(scaler: Scaler) -> dict[str, Any]:
     """The same, for another process; a warning names what is left behind."""
     left = {"process_group": scaler.process_group, "writer": scaler._ledger.writer}
     names = " and ".join(name for name, value in left.items() if value is not None)
@@ -69,7 +88,7 @@ def pickled(scaler: LossScaler) -> dict[str, Any]:
     return packed(scaler)
 
 
-def unpack(scaler: LossScaler, state: dict[str, Any]) -> None:
+def unpack(scaler: Scaler, state: dict[str, Any]) -> None:
     """Make a scaler, whose constructor did not run, what was packed."""
     own = Ledger(Limits(), state["raises"], state.get("writer"))
     own.restore(**state["ledger"])

@@ -17,8 +17,9 @@ from torch import Tensor
 
 from fp8compile.amp.gradients import Gradient, count_nonfinite
 from fp8compile.amp.watching import Watched, check_patterns, chosen
+from fp8compile.fx.aot import BACKWARD
 from fp8compile.numerics.histogram import COLUMNS, INF, LARGE, NAN, SMALL, statistics, two_bins
-from fp8compile.observe.records import BACKWARD, REST, WEIGHT, Observations, Row, Slot
+from fp8compile.observe.records import REST, WEIGHT, Observations, Row, Slot
 
 # Gradients that a histogram counts where nobody observed them: the others have a range that no scale is needed for.
 COUNTED = (torch.float16, torch.bfloat16, torch.float32)

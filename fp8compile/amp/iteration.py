@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fp8compile._distributed import summed
 from fp8compile.amp.binding import Binding
 from fp8compile.amp.gradients import clip, count_nonzero_fp16, gradients_of, unscale, widened
 from fp8compile.amp.histogram import Counter, parameters_seen
 from fp8compile.amp.losses import count_bad
 from fp8compile.amp.policies import Seen
-from fp8compile.amp.ranks import summed
 
 READY, UNSCALED, STEPPED = "ready", "unscaled", "stepped"
 

@@ -11,11 +11,11 @@ import torch
 import torch.distributed as dist
 
 from fp8compile._arguments import FLAGS, check_one_of, is_count, is_number
+from fp8compile._messages import nearest
 from fp8compile.amp.collapse import Limits
 from fp8compile.amp.policies import Dynamic, Histogram, Policy, Static
 from fp8compile.amp.watching import KINDS, check_are_patterns, check_kinds
 from fp8compile.numerics.histogram import THRESHOLD
-from fp8compile.recipe.recipe import nearest
 
 HISTOGRAM, DYNAMIC, STATIC = MODES = ("histogram", "dynamic", "static")
 STARTS = {HISTOGRAM: 1.0, DYNAMIC: 2.0**16, STATIC: 2.0**10}

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from fp8compile._distributed import summed
 from fp8compile.amp.autograd_graph import has_fp16
 from fp8compile.amp.binding import Binding
 from fp8compile.amp.closures import Evaluated, taken_out
@@ -31,7 +32,6 @@ from fp8compile.amp.ledger import Ledger, tensorboard
 from fp8compile.amp.losses import flat, given_scale, materialised, scaled
 from fp8compile.amp.options import CAPPED, HISTOGRAM, NO_FP16, Options, check_are
 from fp8compile.amp.policies import Running, Seen
-from fp8compile.amp.ranks import summed
 from fp8compile.amp.state import loaded, packed
 from fp8compile.observe.records import Observations
 

@@ -21,10 +21,11 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.utils._pytree import tree_leaves
 
+from fp8compile.fx.aot import BACKWARD, FORWARD
 from fp8compile.fx.graph import dtype_text
 from fp8compile.numerics.histogram import COLUMNS, EDGES, FP16_MAX, fold, statistics
-from fp8compile.observe.records import ACTIVATION, BACKWARD, DATA, FORWARD, WEIGHT, Observations, Row
-from fp8compile.recipe.modules import in_module
+from fp8compile.observe.records import ACTIVATION, DATA, WEIGHT, Observations, Row
+from fp8compile.recipe.patterns import in_module
 
 KINDS = (WEIGHT, ACTIVATION)
 INPUT = "input"  # Row.op of what the model is given, as in compiled graphs

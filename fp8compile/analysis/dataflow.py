@@ -8,14 +8,14 @@ from collections.abc import Iterable, Set
 import torch
 from torch.fx import Graph, Node
 
+from fp8compile.fx.aot import is_tangent
 from fp8compile.fx.graph import is_tensor
+from fp8compile.fx.ops import CASTS, SIXTEEN_BIT
 
 aten = torch.ops.aten
-SIXTEEN_BIT = (torch.bfloat16, torch.float16)
 
 _CONTRACTIONS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_mm")
 _USER_CASTS = ("float", "to", "type", "type_as", "double")
-CASTS = (torch.ops.prims.convert_element_type.default, aten._to_copy.default)
 
 
 class Source(enum.Flag):
@@ -42,16 +42,6 @@ def sources(graph: Graph, parameters: Set[Node]) -> dict[Node, Source]:
 def is_activation(source: Source) -> bool:
     """Whether a value with these sources has a batch in it: it comes from data, or from parameters by token ids."""
     return bool(source & Source.DATA) or (Source.PARAMETER | Source.INTEGER) in source
-
-
-def is_tangent(node: Node) -> bool:
-    """Whether an input of a joint graph is the gradient of one of the model's outputs."""
-    return type(node.meta.get("desc")).__name__ == "TangentAOTInput"
-
-
-def is_training(graph: Graph) -> bool:
-    """Whether a joint graph has a backward; an inference graph takes no tangents."""
-    return any(map(is_tangent, graph.find_nodes(op="placeholder")))
 
 
 def _source_of_input(node: Node, parameters: Set[Node]) -> Source:

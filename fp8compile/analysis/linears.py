@@ -18,8 +18,9 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from fp8compile.analysis.dataflow import CASTS, Source, is_activation, sources
-from fp8compile.fx.graph import hint, is_tensor, is_view, numel
+from fp8compile.analysis.dataflow import Source, is_activation, sources
+from fp8compile.fx.graph import hint, is_tensor, numel
+from fp8compile.fx.ops import CASTS, is_view
 
 aten = torch.ops.aten
 

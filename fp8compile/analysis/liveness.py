@@ -17,31 +17,11 @@ from collections import Counter
 import torch
 from torch.fx import Graph, Node
 
-from fp8compile.fx.graph import VIEWS, is_tensor, nbytes, storage_root
+from fp8compile.fx.graph import is_tensor, nbytes, storage_root
+from fp8compile.fx.ops import SPLITS, VIEWS, is_pointwise, is_reduction
 from fp8compile.fx.partition import Split
 
 aten, prims = torch.ops.aten, torch.ops.prims
-
-# Lowered as pointwise by Inductor, though not tagged so.
-POINTWISE = {
-    aten.cat.default,
-    aten.constant_pad_nd.default,
-    aten.embedding.default,
-    aten.full.default,
-    aten.gather.default,
-    aten.index.Tensor,
-    aten.scalar_tensor.default,
-    aten.select_scatter.default,
-    aten.slice_scatter.default,
-    aten.view.dtype,
-    prims.iota.default,
-    prims.inductor_lookup_seed.default,
-    prims.inductor_random.default,
-    prims.inductor_seed.default,
-    prims.inductor_seeds.default,
-}
-REDUCTIONS = ("prepare_softmax_online", "var_mean", "argmax", "argmin")
-SPLITS = ("split", "split_with_sizes", "unbind", "chunk")  # tuples of views
 
 
 def workspace_bytes(split: Split) -> int:
@@ -136,15 +116,3 @@ def _is_view(node: Node) -> bool:
     parent = node.args[0] if node.args else None
     of_split = isinstance(parent, Node) and getattr(parent.target, "_opname", "") in SPLITS
     return node.target in VIEWS or of_split or getattr(node.target, "_opname", "") in SPLITS
-
-
-def is_pointwise(node: Node) -> bool:
-    """Whether each element of the result depends on one element of each operand."""
-    tags = getattr(node.target, "tags", ())
-    return node.op == "call_function" and (torch.Tag.pointwise in tags or node.target in POINTWISE)
-
-
-def is_reduction(node: Node) -> bool:
-    """Whether the operation sums, or takes the largest, along dimensions."""
-    name = getattr(node.target, "_opname", "")
-    return torch.Tag.reduction in getattr(node.target, "tags", ()) or name in REDUCTIONS

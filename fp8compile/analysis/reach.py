@@ -11,7 +11,8 @@ from collections.abc import Callable, Set
 import torch
 from torch.fx import Node
 
-from fp8compile.fx.graph import VIEWS, is_tensor
+from fp8compile.fx.graph import is_tensor
+from fp8compile.fx.ops import VIEWS
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import fp8compile
+from fp8compile._messages import nearest
 from fp8compile.cli.explain import WRONG, Wrong
-from fp8compile.recipe.recipe import nearest
 
 FAILED = 1
 

@@ -16,8 +16,9 @@ from typing import Any
 
 import torch
 
+from fp8compile._messages import nearest
 from fp8compile.compiler import dump
-from fp8compile.recipe.recipe import PRESETS, Recipe, nearest
+from fp8compile.recipe.recipe import PRESETS, Recipe
 from fp8compile.reporting.report import Report
 from fp8compile.tools.explain import explain
 

@@ -9,11 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fp8compile import __version__
+from fp8compile._messages import nearest
 from fp8compile.cli import bench as cli_bench
 from fp8compile.cli import explain as cli_explain
 from fp8compile.cli.explain import WRONG, Wrong, fields_from, recipe_from
 from fp8compile.demo.arms import ARMS, FP16_ARMS
-from fp8compile.recipe.recipe import PRESETS, nearest
+from fp8compile.recipe.recipe import PRESETS
 
 FAILED, INTERRUPTED = 1, 130
 

@@ -22,7 +22,7 @@ from torch.fx import GraphModule, Node
 
 from fp8compile import _torch as private
 from fp8compile.compiler.sources import sources_key
-from fp8compile.fx.graph import module_path, source_line
+from fp8compile.fx.provenance import module_path, source_line
 from fp8compile.recipe.recipe import Recipe
 
 # Left out of Inductor's portable configuration, which leaves it to each pass to say what it is.

@@ -25,12 +25,11 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fp8compile import _torch as private
-from fp8compile.compiler.backend import compile_once, run_the_graph
-from fp8compile.fx.graph import parameter_path
+from fp8compile.compiler.compile import compile_once, run_the_graph
+from fp8compile.compiler.inputs import cuda_devices, dtypes_of, trains
+from fp8compile.fx.provenance import parameter_path
 from fp8compile.numerics.gradient_quality import BAR, NUDGES, Gradients, Judge, error_powers, last_place, nudged
-from fp8compile.recipe.recipe import Recipe
-from fp8compile.tools.checking.trials import dtypes_of, exact
-from fp8compile.tools.trial_step import cuda_devices, trains
+from fp8compile.recipe.recipe import Recipe, exact
 
 log = logging.getLogger("fp8compile")
 

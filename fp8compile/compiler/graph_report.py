@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from fp8compile.analysis.liveness import workspace_bytes
+from fp8compile.compiler.region_reports import calls_of_cuts, notes_of_calls, plain_bytes
 from fp8compile.compiler.report_store import Collector
 from fp8compile.fx.graph import unknown_sizes
 from fp8compile.fx.partition import Split
-from fp8compile.fx.regions import calls_of_cuts, notes_of_calls, plain_bytes
-from fp8compile.reporting.report import GraphReport, Notes
+from fp8compile.reporting.entries import Notes
+from fp8compile.reporting.report import GraphReport
 
 UNKNOWN_SIZES = (
     "unknown until the graph runs: {}; bytes that depend on it are counted for {}, an upper bound or a guess"

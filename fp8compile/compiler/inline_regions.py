@@ -15,8 +15,9 @@ from typing import Any
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from fp8compile.fx.graph import called, copied_with_attributes, is_call_of_region, module_path
-from fp8compile.recipe.modules import in_module
+from fp8compile.fx.graph import called, copied_with_attributes, is_call_of_region
+from fp8compile.fx.provenance import module_path
+from fp8compile.recipe.patterns import in_module
 from fp8compile.recipe.recipe import Recipe
 
 OBSERVED = "nested compile regions are compiled call by call: statistics are taken of values in them"

@@ -15,11 +15,12 @@ from torch.fx import Graph, GraphModule
 from fp8compile import _torch as private
 from fp8compile.compiler.graph_report import report_of
 from fp8compile.compiler.named_passes import observed, unless_disabled, with_theirs
+from fp8compile.compiler.region_reports import Cut
 from fp8compile.compiler.report_store import JointNotes, collecting
 from fp8compile.compiler.sources import sources_key
 from fp8compile.fx.graph import copied
 from fp8compile.fx.partition import Split
-from fp8compile.fx.regions import NOT_DESCRIBED, Cut, Region, describe, is_described, is_half, mark_halves, storages
+from fp8compile.fx.regions import NOT_DESCRIBED, Region, describe, is_described, is_half, mark_halves, storages
 from fp8compile.islands.upcast import holds_sixteen_bit
 from fp8compile.passes.copy_overwritten import copy_overwritten
 from fp8compile.passes.cut_for_bytes import cut_for_bytes
@@ -35,7 +36,7 @@ from fp8compile.passes.sum_bias_gradients import sum_bias_gradients
 from fp8compile.passes.widen_unsafe_ops import widen_unsafe_ops
 from fp8compile.recipe.context import Context, Inputs
 from fp8compile.recipe.recipe import Recipe
-from fp8compile.reporting.report import Notes
+from fp8compile.reporting.entries import Notes
 
 PartitionPass = Callable[[Split, Context], Notes]
 

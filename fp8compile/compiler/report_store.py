@@ -25,9 +25,11 @@ from torch import nn
 from torch.fx import Graph, GraphModule
 
 from fp8compile import _torch as private
-from fp8compile.fx.regions import Cut, Region
+from fp8compile.compiler.region_reports import Cut
+from fp8compile.fx.regions import Region
 from fp8compile.recipe.recipe import Recipe
-from fp8compile.reporting.report import GraphReport, Notes
+from fp8compile.reporting.entries import Notes
+from fp8compile.reporting.report import GraphReport
 
 log = logging.getLogger("fp8compile")
 

@@ -6,11 +6,11 @@ from collections.abc import Callable
 
 from rich.table import Table
 
+from fp8compile._text import human
 from fp8compile.demo.arms import HISTOGRAM, SCALED
 from fp8compile.demo.loss_scales import LEAST_PROGRESS, power_text
 from fp8compile.demo.model import warm_up_steps
 from fp8compile.demo.results import Results, Run, mean_of
-from fp8compile.reporting.memory import human
 
 NONE = "-"
 COLUMNS = (

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from fp8compile._text import human
 from fp8compile.demo.arms import ARMS, FP16_ARMS, FP32, OURS, REFERENCE, SCALED
 from fp8compile.demo.results import LIMIT, Results, Run, gap, mean_of
-from fp8compile.reporting.memory import human
 
 COLOURS = dict(zip(ARMS, ("#4477aa", "#cc4411", "#777777"), strict=True))
 COLOURS |= zip(FP16_ARMS, ("#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677", "#aa3377", "#cc4411"), strict=True)

@@ -7,10 +7,10 @@ from collections.abc import Callable
 from rich.console import Console
 from rich.table import Table
 
+from fp8compile._text import human
 from fp8compile.demo import fp16_table as scaling_table
 from fp8compile.demo.arms import EAGER, FP32, OURS, REFERENCE
 from fp8compile.demo.results import Mean, Results, Run, gap_sentence, mean_of
-from fp8compile.reporting.memory import human
 
 WIDTH = 130
 NONE = "-"

@@ -19,7 +19,8 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fp8compile import _torch as private
 from fp8compile.analysis.linears import PRODUCTS
-from fp8compile.fx.graph import ENCODING, Encoding, dtype_text, hint, is_view, nbytes, place_after, splice
+from fp8compile.fx.graph import ENCODING, Encoding, dtype_text, hint, nbytes, place_after, splice
+from fp8compile.fx.ops import is_view
 from fp8compile.numerics import Format, Rowwise, Tensorwise
 
 aten = torch.ops.aten

@@ -6,10 +6,8 @@ The text is written here, without a package: ``dot -Tsvg after.dot`` draws it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from fp8compile.fx.snapshot import Line, Part
+from fp8compile.fx.listing import Line, Part
 
 COLOURS = {
     "input": "#d9e8fb",  # parameters, inputs, what the forward kept

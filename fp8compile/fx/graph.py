@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +10,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from fp8compile import _torch as private
-from fp8compile.reporting.report import Origin
+from fp8compile.fx.ops import VIEWS, is_view
 
 aten = torch.ops.aten
 
@@ -21,27 +20,6 @@ ENCODING = "fp8compile_encoding"  # in the meta of a product operand's codes and
 UNKNOWN = 8192  # what a size without a bound is taken for in counts and prices; Inductor takes the same
 
 LINE = "fp8compile_line"  # in the meta of a value that is observed: its line in the graph's statistics
-
-VIEWS = frozenset(
-    {
-        aten.alias.default,
-        aten.as_strided.default,
-        aten.detach.default,
-        aten.expand.default,
-        aten.permute.default,
-        aten.reshape.default,
-        aten.select.int,
-        aten.slice.Tensor,
-        aten.squeeze.default,
-        aten.squeeze.dim,
-        aten.squeeze.dims,
-        aten.t.default,
-        aten.transpose.int,
-        aten.unsqueeze.default,
-        aten.view.default,
-        aten._unsafe_view.default,
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -117,11 +95,6 @@ def copied_with_attributes(gm: GraphModule) -> GraphModule:
 
 def is_tensor(node: object) -> bool:
     return isinstance(node, Node) and isinstance(node.meta.get("val"), torch.Tensor)
-
-
-def is_view(node: Node) -> bool:
-    """Whether the node shares its (first) argument's storage."""
-    return node.op == "call_function" and node.target in VIEWS
 
 
 def is_call_of_region(node: Node) -> bool:
@@ -214,62 +187,8 @@ def memory_order(value: torch.Tensor) -> tuple[int, ...] | None:
     return None if order == tuple(range(value.dim())) else order
 
 
-def origin(node: Node) -> Origin:
-    """The aten op, module path and user source line behind a value; of a view, those of the storage it looks at."""
-    root = storage_root(node)
-    if root.op != "placeholder":
-        node = root
-    return Origin(op_name(node), module_path(node), source_line(node))
-
-
-def op_name(node: Node) -> str:
-    """The aten op behind a node, without its namespace: ``mm.default``; ``getitem``s name what they index."""
-    if node.op == "placeholder":
-        return "input"
-    if node.target is private.getitem and isinstance(node.args[0], Node):
-        return f"{op_name(node.args[0])}[{node.args[1]}]"
-    return str(node.target).removeprefix("aten.").removeprefix("prims.")
-
-
-def module_path(node: Node) -> str:
-    """``layers.0.mlp.up_proj``, or "" at the top of the model; of a backward node, the module it is the backward of."""
-    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
-    if not stack:
-        return ""
-    path = list(stack.values())[-1][0]
-    return _normalised(path if isinstance(path, str) else "")
-
-
-def _normalised(path: str) -> str:
-    """Dynamo's ``L['self']._modules['layers']._modules['0'].mlp`` as ``layers.0.mlp``."""
-    path = re.sub(r"\._modules\['([^']*)'\]", r".\1", path)
-    path = re.sub(r"\[(\d+)\]", r".\1", path)
-    path = re.sub(r"\[['\"]([^'\"]*)['\"]\]", r".\1", path)
-    path = re.sub(r"^[LG]\.\w+\.?", "", path)  # the local or global variable that holds the model
-    return ".".join(part for part in path.split(".") if part != "_orig_mod")
-
-
-def parameter_path(placeholder: Node) -> str:
-    """``layers.0.mlp.weight`` for an input of a Dynamo graph, or the name of the input where Dynamo says no more."""
-    source = getattr(placeholder, "_dynamo_source", None)
-    name = getattr(source, "name", None)
-    name = name() if callable(name) else name
-    return _normalised(re.sub(r"\._parameters\['([^']*)'\]", r".\1", name)) if name else placeholder.name
-
-
-def source_line(node: Node) -> str:
-    """``model.py:42 in forward: y = self.up(x)``, the innermost line of the user's stack."""
-    trace = node.meta.get("stack_trace") or ""
-    lines = [line.strip() for line in trace.strip().splitlines() if line.strip()]
-    for index in range(len(lines) - 1, -1, -1):
-        found = re.match(r'File "(.*)", line (\d+), in (.*)', lines[index])
-        if found:
-            code = lines[index + 1] if index + 1 < len(lines) else ""
-            return f"{found[1].replace(chr(92), '/').rsplit('/', 1)[-1]}:{found[2]} in {found[3]}: {code}".rstrip(
-                ": "
-            )
-    return ""
-
-
 def users_of(nodes: Iterable[Node]) -> list[Node]:
     return [user for node in nodes for user in node.users]
+
+
+WIDENED = "fp8compile_widened"  # in the meta of a node that now computes in FP32: the name it had

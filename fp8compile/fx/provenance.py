@@ -6,7 +6,14 @@ parameters that such a graph reads say where in the model that is.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Set
+from dataclasses import dataclass
+
+from torch.fx import Node
+
+from fp8compile import _torch as private
+from fp8compile.fx.graph import storage_root
 
 
 def whole_path(path: str, modules: Set[str], parameters: Iterable[str]) -> str:
@@ -32,3 +39,69 @@ def _joined(begin: list[str], path: str) -> Iterable[str]:
     """``path`` beneath the longest beginning first."""
     for length in range(len(begin), 0, -1):
         yield ".".join([*begin[:length], *([path] if path else [])])
+
+
+def origin(node: Node) -> Origin:
+    """The aten op, module path and user source line behind a value; of a view, those of the storage it looks at."""
+    root = storage_root(node)
+    if root.op != "placeholder":
+        node = root
+    return Origin(op_name(node), module_path(node), source_line(node))
+
+
+def op_name(node: Node) -> str:
+    """The aten op behind a node, without its namespace: ``mm.default``; ``getitem``s name what they index."""
+    if node.op == "placeholder":
+        return "input"
+    if node.target is private.getitem and isinstance(node.args[0], Node):
+        return f"{op_name(node.args[0])}[{node.args[1]}]"
+    return str(node.target).removeprefix("aten.").removeprefix("prims.")
+
+
+def module_path(node: Node) -> str:
+    """``layers.0.mlp.up_proj``, or "" at the top of the model; of a backward node, the module it is the backward of."""
+    stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
+    if not stack:
+        return ""
+    path = list(stack.values())[-1][0]
+    return _normalised(path if isinstance(path, str) else "")
+
+
+def _normalised(path: str) -> str:
+    """Dynamo's ``L['self']._modules['layers']._modules['0'].mlp`` as ``layers.0.mlp``."""
+    path = re.sub(r"\._modules\['([^']*)'\]", r".\1", path)
+    path = re.sub(r"\[(\d+)\]", r".\1", path)
+    path = re.sub(r"\[['\"]([^'\"]*)['\"]\]", r".\1", path)
+    path = re.sub(r"^[LG]\.\w+\.?", "", path)  # the local or global variable that holds the model
+    return ".".join(part for part in path.split(".") if part != "_orig_mod")
+
+
+def parameter_path(placeholder: Node) -> str:
+    """``layers.0.mlp.weight`` for an input of a Dynamo graph, or the name of the input where Dynamo says no more."""
+    source = getattr(placeholder, "_dynamo_source", None)
+    name = getattr(source, "name", None)
+    name = name() if callable(name) else name
+    return _normalised(re.sub(r"\._parameters\['([^']*)'\]", r".\1", name)) if name else placeholder.name
+
+
+def source_line(node: Node) -> str:
+    """``model.py:42 in forward: y = self.up(x)``, the innermost line of the user's stack."""
+    trace = node.meta.get("stack_trace") or ""
+    lines = [line.strip() for line in trace.strip().splitlines() if line.strip()]
+    for index in range(len(lines) - 1, -1, -1):
+        found = re.match(r'File "(.*)", line (\d+), in (.*)', lines[index])
+        if found:
+            code = lines[index + 1] if index + 1 < len(lines) else ""
+            return f"{found[1].replace(chr(92), '/').rsplit('/', 1)[-1]}:{found[2]} in {found[3]}: {code}".rstrip(
+                ": "
+            )
+    return ""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a value comes from: the aten op that made it, the module it ran in, the user's source line."""
+
+    op: str
+    module: str
+    source: str

@@ -16,43 +16,12 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from fp8compile.fx import dot
-from fp8compile.fx.graph import SPLICED, dtype_text, module_path, shape_text
+from fp8compile.fx.graph import SPLICED, WIDENED, dtype_text, shape_text
+from fp8compile.fx.listing import Line, Part
 from fp8compile.fx.partition import Split
-from fp8compile.islands.upcast import WIDENED
+from fp8compile.fx.provenance import module_path
 
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "convolution", "attention", "mv", "dot")
-
-
-@dataclass(frozen=True)
-class Line:
-    """One node. ``kind``: input, product, spliced, other or output; ``value``: ``bf16[8, 64]`` or ""."""
-
-    name: str
-    kind: str
-    op: str
-    value: str
-    arguments: str
-    comment: str
-    reads: tuple[str, ...]
-
-    def __str__(self) -> str:
-        if self.kind == "output":
-            return f"return {self.arguments}"
-        value = f"{self.name}: {self.value}" if self.value else self.name
-        call = self.op if self.kind == "input" else f"{self.op}({self.arguments})"
-        return f"{value} = {call}" + (f"  # {self.comment}" if self.comment else "")
-
-
-@dataclass(frozen=True)
-class Part:
-    """One graph of a snapshot: the joint graph, the forward or the backward."""
-
-    title: str
-    lines: tuple[Line, ...]
-
-    @property
-    def counts(self) -> Mapping[str, int]:
-        return Counter(line.op for line in self.lines if line.kind not in ("input", "output"))
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from fp8compile.fx.graph import ENCODING, SPLICED, VIEWS, hint, is_tensor
+from fp8compile.fx.graph import ENCODING, SPLICED, hint, is_tensor
+from fp8compile.fx.ops import VIEWS
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

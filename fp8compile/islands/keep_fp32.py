@@ -11,10 +11,11 @@ from collections.abc import Iterable
 
 from torch.fx import Graph, Node
 
-from fp8compile.fx.graph import module_path
+from fp8compile._messages import nearest
+from fp8compile.fx.provenance import module_path
 from fp8compile.islands.policy import name_of
-from fp8compile.recipe.modules import in_module
-from fp8compile.recipe.recipe import Recipe, nearest
+from fp8compile.recipe.patterns import in_module
+from fp8compile.recipe.recipe import Recipe
 
 ATEN = "aten."
 

@@ -18,7 +18,8 @@ from torch.fx import Node
 from fp8compile.analysis.dataflow import Source
 from fp8compile.analysis.linears import ALL
 from fp8compile.analysis.reach import EXPONENTS, LAYOUT, LINEAR, is_exponential, reaches
-from fp8compile.fx.graph import hint, is_tensor, is_view, numel, storage_root
+from fp8compile.fx.graph import hint, is_tensor, numel, storage_root
+from fp8compile.fx.ops import is_view
 from fp8compile.numerics.histogram import FP16_MAX
 from fp8compile.observe.selection import contracts
 

@@ -21,13 +21,16 @@ import torch
 from torch.fx import Graph, Node
 
 from fp8compile import _torch as private
-from fp8compile.analysis.dataflow import CASTS, Source, sources
+from fp8compile.analysis.dataflow import Source, sources
 from fp8compile.analysis.ranges import Range, ranges
-from fp8compile.fx.graph import SPLICED, is_tensor, is_view, module_path, storage_root
+from fp8compile.fx.graph import SPLICED, is_tensor, storage_root
+from fp8compile.fx.ops import CASTS, is_view
+from fp8compile.fx.provenance import module_path
 from fp8compile.islands.keep_fp32 import kept_fp32
+from fp8compile.islands.measured import Measured, measured
 from fp8compile.islands.policy import is_pole, rests, scaled_down, why_unsafe
 from fp8compile.islands.upcast import can_widen, is_no_op, is_sixteen_bit, takes_no_fp32
-from fp8compile.recipe.calibration import NORMAL, Calibration, Measured
+from fp8compile.recipe.calibration import NORMAL, Calibration
 from fp8compile.recipe.context import Context
 
 aten = torch.ops.aten
@@ -260,7 +263,7 @@ def computes_or_casts(node: Node) -> bool:
 def _measured(graph: Graph, ctx: Context) -> Measured | None:
     """What calibration knows of this graph's nodes; None without a calibration."""
     islands = ctx.recipe.islands
-    return islands.of(graph) if isinstance(islands, Calibration) else None
+    return measured(islands, graph) if isinstance(islands, Calibration) else None
 
 
 def _is_fp16(node: Node) -> bool:

@@ -18,12 +18,11 @@ from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
 from fp8compile import _torch as private
-from fp8compile.analysis.dataflow import CASTS, SIXTEEN_BIT
-from fp8compile.fx.graph import SPLICED, is_tensor
+from fp8compile.fx.graph import SPLICED, WIDENED, is_tensor
+from fp8compile.fx.ops import CASTS, SIXTEEN_BIT
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
-WIDENED = "fp8compile_widened"  # in the meta of a node that now computes in FP32: the name it had
 _CAST = prims.convert_element_type.default
 _WRITES = (aten.copy_.default, aten.copy.default)
 

@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 import torch
 
+from fp8compile.fx.aot import FORWARD
 from fp8compile.numerics.histogram import INF, NAN
 from fp8compile.observe.history import layers_of
-from fp8compile.observe.records import FORWARD, Observations
+from fp8compile.observe.records import Observations
 from fp8compile.observe.text import line_of
 
 

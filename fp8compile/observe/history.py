@@ -19,9 +19,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from fp8compile.fx.aot import BACKWARD, FORWARD
 from fp8compile.fx.provenance import whole_path
 from fp8compile.numerics.histogram import AMAX, COLUMNS, FP16_MAX, INF, LARGE, NAN, SMALL, SUBNORMAL, ZERO
-from fp8compile.observe.records import BACKWARD, FORWARD, Observations, Row
+from fp8compile.observe.records import Observations, Row
 
 INPUT = "input"  # the op of what comes in
 LARGEST = {
@@ -153,6 +154,30 @@ def layers_of(
                 line = lines.setdefault(key, _Line(whole(row), _order(row, number, index)))
                 line.take([(step, stats[index]) for step, stats in history if index < len(stats)], first[index])
     return tuple(line.layer() for line in sorted(lines.values(), key=lambda line: line.order))
+
+
+def first_overflow(layers: Sequence[Layer]) -> Layer | None:
+    """The earliest overflow, None if there was none; of inputs see ``OverflowReport.first``."""
+    broken = [(layer.first_step, i) for i, layer in enumerate(layers) if layer.first_step is not None]
+    made = min((pair for pair in broken if not layers[pair[1]].data), default=(math.inf, 0))
+    data = [pair for pair in broken if layers[pair[1]].data]
+    guilty = [pair for pair in data if pair[0] == made[0] or _held_nan(layers[pair[1]])]
+    found = min([*guilty, made], default=made)
+    return None if math.isinf(found[0]) else layers[found[1]]
+
+
+def by_urgency(layers: Sequence[Layer]) -> list[Layer]:
+    """The layers that overflowed, the earliest first; then the others, the least headroom first."""
+    return sorted(layers, key=lambda layer: (layer.first_step or math.inf, layer.headroom))
+
+
+def steps_of(layers: Sequence[Layer]) -> tuple[int, ...]:
+    """The steps that are kept of any layer."""
+    return tuple(sorted({seen.step for layer in layers for seen in layer.history}))
+
+
+def _held_nan(layer: Layer) -> bool:
+    return layer.at_first is not None and layer.at_first.nan > 0
 
 
 class _Line:

@@ -8,7 +8,6 @@ Nothing is measured here. ``fp8compile.observe.records`` holds the statistics, o
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,8 +16,11 @@ from typing import Any
 from torch import nn
 
 from fp8compile.observe import records as observation
-from fp8compile.observe.history import Layer, layers_of
+from fp8compile.observe.alerts import watch_all
+from fp8compile.observe.history import Layer, by_urgency, first_overflow, layers_of, steps_of
+from fp8compile.observe.plots import plot, to_tensorboard
 from fp8compile.observe.records import Observations
+from fp8compile.observe.text import headline, text_of
 
 NOTHING = (
     'overflow_report found nothing observed for {}. Run a forward and a backward first; compile with backend="fp8compile" '
@@ -46,12 +48,7 @@ class OverflowReport:
         An input that holds inf, but no NaN, is named only where something overflows for the first time in the same step:
         alone it may be a mask of -inf.
         """
-        broken = [(layer.first_step, i) for i, layer in enumerate(self.layers) if layer.first_step is not None]
-        made = min((pair for pair in broken if not self.layers[pair[1]].data), default=(math.inf, 0))
-        data = [pair for pair in broken if self.layers[pair[1]].data]
-        guilty = [pair for pair in data if pair[0] == made[0] or _held_nan(self.layers[pair[1]])]
-        found = min([*guilty, made], default=made)
-        return None if math.isinf(found[0]) else self.layers[found[1]]
+        return first_overflow(self.layers)
 
     @property
     def data(self) -> bool:
@@ -61,19 +58,17 @@ class OverflowReport:
     @property
     def line(self) -> str:
         """Step, module, direction, op, source line and magnitude of the first overflow, or that there was none."""
-        from fp8compile.observe.text import headline
-
-        return headline(self)
+        return headline(self.layers)
 
     @property
     def by_urgency(self) -> list[Layer]:
         """The layers that overflowed, the earliest first; then the others, the least headroom first."""
-        return sorted(self.layers, key=lambda layer: (layer.first_step or math.inf, layer.headroom))
+        return by_urgency(self.layers)
 
     @property
     def steps(self) -> tuple[int, ...]:
         """The steps that are kept."""
-        return tuple(sorted({seen.step for layer in self.layers for seen in layer.history}))
+        return steps_of(self.layers)
 
     def to_json(self) -> str:
         """Everything, with ``line`` as "first"; a headroom without end is null."""
@@ -87,9 +82,7 @@ class OverflowReport:
 
     def plot(self, folder: str | Path) -> list[Path]:
         """Write ``headroom.png``, layers x steps, and of a scaler ``loss_scale.png``; needs matplotlib."""
-        from fp8compile.observe.plots import plot
-
-        return plot(self, Path(folder))
+        return plot(self.layers, self.loss_scale, Path(folder))
 
     def to_tensorboard(self, writer: Any, since: int = 0) -> None:
         """Write scalars for all kept steps from ``since`` on: headroom, amax and underflow of each layer, the loss scale.
@@ -100,14 +93,10 @@ class OverflowReport:
         Raises:
             ImportError: ``writer`` is a folder and tensorboard is not installed.
         """
-        from fp8compile.observe.plots import to_tensorboard
-
-        to_tensorboard(self, writer, since)
+        to_tensorboard(self.layers, self.loss_scale, writer, since)
 
     def __str__(self) -> str:
-        from fp8compile.observe.text import text_of
-
-        return text_of(self)
+        return text_of(self.layers)
 
 
 def overflow_report(compiled_or_scaler: Any, *, watch: bool = False) -> OverflowReport:
@@ -126,8 +115,6 @@ def overflow_report(compiled_or_scaler: Any, *, watch: bool = False) -> Overflow
     """
     several = _observations_of(compiled_or_scaler)
     if watch:
-        from fp8compile.observe.alerts import watch_all
-
         watch_all(several)
     model = compiled_or_scaler if isinstance(compiled_or_scaler, nn.Module) else None
     scales = getattr(compiled_or_scaler, "history", ()) if model is None else ()
@@ -146,7 +133,3 @@ def _observations_of(compiled_or_scaler: Any) -> list[Observations]:
     if not several:
         raise ValueError(NOTHING.format(f"this {type(compiled_or_scaler).__name__}"))
     return list(several)
-
-
-def _held_nan(layer: Layer) -> bool:
-    return layer.at_first is not None and layer.at_first.nan > 0

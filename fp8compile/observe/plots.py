@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fp8compile.observe.overflow_report import OverflowReport
+from fp8compile.observe.history import Layer, by_urgency, steps_of
+
+Scales = Sequence[tuple[int, float]]  # (step, loss scale)
 
 SHOWN = 48  # layers in the picture
 DEEP = 16.0  # powers of two; more headroom than that has one colour
 OVERFLOW_COLOUR = "#cc4411"
 
 
-def plot(report: OverflowReport, folder: Path) -> list[Path]:
+def plot(layers: Sequence[Layer], loss_scale: Scales, folder: Path) -> list[Path]:
     """Write ``headroom.png``, and ``loss_scale.png`` where there is a loss scale; returns what was written."""
     folder.mkdir(parents=True, exist_ok=True)
     written = [folder / "headroom.png"]
-    plot_headroom(report, written[0])
-    if report.loss_scale:
+    plot_headroom(layers, written[0])
+    if loss_scale:
         written.append(folder / "loss_scale.png")
-        plot_loss_scale(report, written[1])
+        plot_loss_scale(loss_scale, written[1])
     return written
 
 
-def plot_headroom(report: OverflowReport, path: Path) -> None:
+def plot_headroom(layers: Sequence[Layer], path: Path) -> None:
     """A row for each layer in the order in which they run, a column for each step; overflows stand out."""
-    labels, steps, values = headroom_map(report)
+    labels, steps, values = headroom_map(layers)
     figure, axes = _figure(height=2.4 + 0.18 * len(labels))
     colours = _colours()
     image = axes.imshow(values, aspect="auto", interpolation="nearest", cmap=colours, vmin=1e-6, vmax=DEEP)
@@ -38,38 +41,38 @@ def plot_headroom(report: OverflowReport, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def headroom_map(report: OverflowReport) -> tuple[list[str], list[int], list[list[float]]]:
+def headroom_map(layers: Sequence[Layer]) -> tuple[list[str], list[int], list[list[float]]]:
     """Names, steps and ``[layers, steps]`` of headroom: 0 where it overflowed, NaN where a layer did not run."""
-    shown = set(map(id, report.by_urgency[:SHOWN]))
-    steps, rows = list(report.steps), []
-    named = [layer for layer in report.layers if id(layer) in shown]
+    shown = set(map(id, by_urgency(layers)[:SHOWN]))
+    steps, rows = list(steps_of(layers)), []
+    named = [layer for layer in layers if id(layer) in shown]
     for layer in named:
         known = {seen.step: layer.headroom_of(seen) for seen in layer.history}
         rows.append([min(known.get(step, math.nan), 1e3) for step in steps])
     return [layer.name for layer in named], steps, rows
 
 
-def plot_loss_scale(report: OverflowReport, path: Path) -> None:
+def plot_loss_scale(loss_scale: Scales, path: Path) -> None:
     """The loss scale, step by step, in powers of two."""
     figure, axes = _figure(height=3.6)
-    steps, scales = zip(*report.loss_scale, strict=True)
+    steps, scales = zip(*loss_scale, strict=True)
     axes.step(steps, scales, where="post", color="#4477aa")
     axes.set_yscale("log", base=2)
     axes.set(xlabel="step", ylabel="loss scale", title="Loss scale")
     figure.savefig(path, dpi=120)
 
 
-def to_tensorboard(report: OverflowReport, writer: Any, since: int = 0) -> None:
+def to_tensorboard(layers: Sequence[Layer], loss_scale: Scales, writer: Any, since: int = 0) -> None:
     """See ``OverflowReport.to_tensorboard``."""
     own = isinstance(writer, (str, Path))
     writer = _writer(writer) if own else writer
-    for layer in report.layers:
+    for layer in layers:
         for seen in (seen for seen in layer.history if seen.step >= since):
             writer.add_scalar(f"headroom/{layer.name}", min(layer.headroom_of(seen), DEEP * 8), seen.step)
             writer.add_scalar(f"amax/{layer.name}", seen.amax, seen.step)
             if layer.counted:
                 writer.add_scalar(f"underflow/{layer.name}", seen.zero / max(1, seen.numel), seen.step)
-    for step, scale in report.loss_scale:
+    for step, scale in loss_scale:
         if step >= since:
             writer.add_scalar("loss_scale", scale, step)
     if own:

@@ -24,7 +24,6 @@ from fp8compile.numerics import histogram
 from fp8compile.numerics.histogram import COLUMNS, FP16_MAX, INF, NAN
 
 WEIGHT, ACTIVATION, DATA = "weight", "activation", "data"
-FORWARD, BACKWARD = "forward", "backward"
 REST = "all further gradients"  # Row.op of a line that several values share, for want of lines
 HISTORY = 256  # steps that are kept: 56 bytes a row and step
 

@@ -16,13 +16,15 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from fp8compile import _torch as private
-from fp8compile.analysis.dataflow import Source, is_activation, is_tangent, sources
+from fp8compile.analysis.dataflow import Source, is_activation, sources
 from fp8compile.analysis.linears import PRODUCTS, root_of
-from fp8compile.fx.graph import SPLICED, is_tensor, is_view, module_path, op_name, source_line, storage_root
+from fp8compile.fx.aot import BACKWARD, FORWARD, is_tangent
+from fp8compile.fx.graph import SPLICED, is_tensor, storage_root
+from fp8compile.fx.ops import is_view
+from fp8compile.fx.provenance import Origin, module_path, op_name, source_line
 from fp8compile.numerics.histogram import EDGES
-from fp8compile.observe.records import ACTIVATION, BACKWARD, DATA, FORWARD, WEIGHT
+from fp8compile.observe.records import ACTIVATION, DATA, WEIGHT
 from fp8compile.recipe.context import Context
-from fp8compile.reporting.report import Origin
 
 aten = torch.ops.aten
 

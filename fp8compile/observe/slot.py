@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from fp8compile import _torch as private
-from fp8compile.fx.graph import copied_with_attributes, parameter_path
+from fp8compile.fx.graph import copied_with_attributes
+from fp8compile.fx.provenance import parameter_path
 from fp8compile.observe.records import Row, Slot
 from fp8compile.observe.selection import OBSERVED
 from fp8compile.recipe.context import Inputs

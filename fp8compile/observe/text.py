@@ -3,61 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
-from rich.console import Console, RenderableType
+from rich.console import RenderableType
 
-from fp8compile.reporting.text import _table
-
-if TYPE_CHECKING:
-    from fp8compile.observe.history import Layer, Seen
-    from fp8compile.observe.overflow_report import OverflowReport
-    from fp8compile.tools.debug_step import FirstNonFinite
-    from fp8compile.tools.interpreter import Range
+from fp8compile._text import _printed, _table
+from fp8compile.observe.history import Layer, Seen, by_urgency, first_overflow, steps_of
 
 SHOWN = 24  # lines of a report's table
-STRICTER = (
-    "Every intermediate was rounded to its dtype; a generated kernel keeps FP32 between the operations it fuses, so this is "
-    "the stricter of the two."
-)
 
 
-def line_of_first(first: FirstNonFinite) -> str:
-    """``blocks.1.attn (forward) sum.dim_IntList at model.py:41 in forward: z = k.sum(1): inf in 12 of 4096 f16 values``."""
-    value = first.value
-    counts = f"{value.non_finite} of {value.numel} {value.dtype} values"
-    at = f" at {first.source}" if first.source else ""
-    if first.kind == "outside":
-        what = (
-            f"the gradient that reaches {first.module or 'the model'}"
-            if first.direction == "backward"
-            else value.name
-        )
-        return f"{what} ({first.direction}){at}: {counts}, made outside the compiled graphs"
-    if first.kind != "operation":
-        what = "the data" if first.kind == "data" else f"a {first.kind}"
-        return f"{what}, not a layer: {value.name} {value.shape} came in with {counts}"
-    return f"{first.module or 'the model'} ({first.direction}) {first.op}{at}: {counts}"
-
-
-def text_of_first(first: FirstNonFinite) -> str:
-    """The line, a table of the value and the inputs, and what to mind."""
-    rows = [*(_of_range("input", each) for each in first.inputs), _of_range("output", first.value)]
-    columns = ("", "value", "dtype", "shape", "min", "max", "|x| max", "not finite")
-    parts: list[RenderableType] = [first.line, _table("ranges of what is finite", columns, rows)]
-    parts += [text for text in (first.remark, STRICTER if first.kind == "operation" else "") if text]
-    return _printed(parts)
-
-
-def headline(report: OverflowReport) -> str:
+def headline(layers: Sequence[Layer]) -> str:
     """The first overflow of all, or how near the nearest is."""
-    if report.first is not None:
-        return line_of(report.first)
-    nearest = min(report.layers, key=lambda layer: layer.headroom, default=None)
+    if (first := first_overflow(layers)) is not None:
+        return line_of(first)
+    nearest = min(layers, key=lambda layer: layer.headroom, default=None)
     near = (
         "" if nearest is None else f"; {nearest.name} is nearest, 2^{nearest.headroom:.1f} below the largest number"
     )
-    return f"no inf and no NaN in {len(report.steps)} step(s) of {len(report.layers)} values{near}"
+    return f"no inf and no NaN in {len(steps_of(layers))} step(s) of {len(layers)} values{near}"
 
 
 def line_of(layer: Layer) -> str:
@@ -85,14 +48,15 @@ def _input_of(layer: Layer) -> str:
     return f" (input of {layer.module})" if layer.module else ""
 
 
-def text_of(report: OverflowReport) -> str:
+def text_of(layers: Sequence[Layer]) -> str:
     """The line, then a table of what overflowed, the earliest first, and of the layers with the least headroom."""
     columns = ("module", "direction", "op", "source", "dtype", "first step", "headroom", "amax", "zero", "subnormal")
-    steps = f"steps {report.steps[0]} to {report.steps[-1]}" if report.steps else "no steps"
-    rows = [_of_layer(layer) for layer in report.by_urgency[:SHOWN]]
-    parts: list[RenderableType] = [headline(report), _table(f"headroom in powers of two, {steps}", columns, rows)]
-    if len(report.layers) > SHOWN:
-        parts.append(f"{len(report.layers) - SHOWN} more in report.layers")
+    kept = steps_of(layers)
+    steps = f"steps {kept[0]} to {kept[-1]}" if kept else "no steps"
+    rows = [_of_layer(layer) for layer in by_urgency(layers)[:SHOWN]]
+    parts: list[RenderableType] = [headline(layers), _table(f"headroom in powers of two, {steps}", columns, rows)]
+    if len(layers) > SHOWN:
+        parts.append(f"{len(layers) - SHOWN} more in report.layers")
     return _printed(parts)
 
 
@@ -109,16 +73,3 @@ def _of_layer(layer: Layer) -> tuple[str, ...]:
 def number(value: float) -> str:
     """``5.1e+04``; "-" for a NaN, which stands for no value at all."""
     return "-" if value != value else f"{value:.3g}"
-
-
-def _of_range(role: str, each: Range) -> tuple[str, ...]:
-    numbers = tuple(map(number, (each.min, each.max, each.amax)))
-    return role, each.name, each.dtype, each.shape, *numbers, each.non_finite or "-"
-
-
-def _printed(parts: Sequence[RenderableType]) -> str:
-    console = Console(width=150, no_color=True, highlight=False, markup=False, soft_wrap=False)
-    with console.capture() as capture:
-        for part in parts:
-            console.print(part, soft_wrap=isinstance(part, str))
-    return "\n".join(line.rstrip() for line in capture.get().splitlines())

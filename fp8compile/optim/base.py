@@ -15,11 +15,10 @@ from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from fp8compile._distributed import complete_grad, first_element, is_cut, like, local, local_grad
-from fp8compile.optim import checking, checkpoint
-from fp8compile.optim import pickling as copying
+from fp8compile.optim import checking, checkpoint, pickling
 from fp8compile.optim.compiled_step import PreparedStep
+from fp8compile.optim.formats import StateFormat
 from fp8compile.optim.gradient_release import Release, release_gradients
-from fp8compile.optim.overrides import StateFormat
 from fp8compile.optim.placement import Names, Placement, check_parameter, place
 from fp8compile.optim.plan import Plan, Tensors
 from fp8compile.optim.state_report import StatesReport, report
@@ -79,10 +78,10 @@ class EncodedOptimizer(torch.optim.Optimizer):
         self._plans: dict[tuple[Tensor, Update, str, bool], Plan] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        return copying.packed(self, super().__getstate__())
+        return pickling.packed(self, super().__getstate__())
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(copying.unpacked(state))
+        super().__setstate__(pickling.unpacked(state))
         self.forget()
 
     def update_of(self, group: Mapping[str, Any]) -> Update:
@@ -278,7 +277,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
 
     def export_fp32_state_dict(self) -> dict[str, Any]:
         """A state dict in FP32 that the optimizer of the same name in torch.optim loads."""
-        return checkpoint.export_fp32(self)
+        return checkpoint.export_fp32(self, super().state_dict())
 
     def report(self) -> StatesReport:
         """How every parameter's states are stored, their bits, and why some are kept whole."""

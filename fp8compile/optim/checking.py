@@ -10,18 +10,16 @@ import difflib
 import fnmatch
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fp8compile._arguments import FLAGS, check_one_of, is_count
 from fp8compile._distributed import complete_grad, local
-from fp8compile.optim.placement import pair
+from fp8compile.optim.formats import pair
+from fp8compile.optim.interface import OptimizerShell
 from fp8compile.optim.plan import MASTERS
-
-if TYPE_CHECKING:
-    from fp8compile.optim.base import EncodedOptimizer
 
 NAN_FROM = {torch.float8_e4m3fn: 0x7F, torch.float8_e5m2: 0x7C}  # codes without their sign that are NaN, or inf
 
@@ -57,7 +55,7 @@ def check_overrides(patterns: Collection[str], names: Collection[str]) -> None:
             raise ValueError(f"overrides: {pattern!r} matches no parameter; near it: {', '.join(near)}")
 
 
-def check_group(optimizer: EncodedOptimizer, param_group: dict[str, Any]) -> None:
+def check_group(optimizer: OptimizerShell, param_group: dict[str, Any]) -> None:
     """A parameter group as it is about to be added. Parameters that come from an iterator are a list afterwards."""
     if not isinstance(param_group, dict):
         raise ValueError(f"a parameter group is a dict with 'params', not a {type(param_group).__name__}")
@@ -105,7 +103,7 @@ def unchanged(mapping: dict[str, Any]) -> Iterator[None]:
         raise
 
 
-def check_gradients(optimizer: EncodedOptimizer, parameters: Sequence[tuple[int, dict[str, Any], Tensor]]) -> None:
+def check_gradients(optimizer: OptimizerShell, parameters: Sequence[tuple[int, dict[str, Any], Tensor]]) -> None:
     """Raises RuntimeError for a gradient that no update here takes."""
     for index, _, p in parameters:
         if p.grad is None or (p.grad.layout == torch.strided and p.grad.is_floating_point()):
@@ -120,7 +118,7 @@ def check_gradients(optimizer: EncodedOptimizer, parameters: Sequence[tuple[int,
 
 
 @contextlib.contextmanager
-def started(optimizer: EncodedOptimizer, parameters: Sequence[tuple[int, dict[str, Any], Tensor]]) -> Iterator[None]:
+def started(optimizer: OptimizerShell, parameters: Sequence[tuple[int, dict[str, Any], Tensor]]) -> Iterator[None]:
     """All of these have states; those that had none have none again if what is made ready with them fails."""
     new = [p for _, _, p in parameters if not optimizer.state.get(p)]
     try:

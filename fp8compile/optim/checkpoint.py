@@ -14,7 +14,7 @@ import functools
 from collections.abc import Mapping
 from copy import deepcopy
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,10 +25,8 @@ from fp8compile.numerics.states.interface import StateCodec
 from fp8compile.numerics.states.registry import state_codec
 from fp8compile.numerics.states.split_weights import joined, split
 from fp8compile.optim import checking
+from fp8compile.optim.interface import OptimizerShell
 from fp8compile.optim.plan import Plan
-
-if TYPE_CHECKING:
-    from fp8compile.optim.base import EncodedOptimizer
 
 VERSION_KEY, VERSION = "fp8compile_state_version", 1
 OURS = (VERSION_KEY, "state_format", "master")  # keys of a group that torch.optim does not know
@@ -52,7 +50,7 @@ def in_bytes(states: Mapping[Any, StateDict]) -> dict[Any, StateDict]:
     }
 
 
-def load(optimizer: EncodedOptimizer, state_dict: Mapping[str, Any]) -> None:
+def load(optimizer: OptimizerShell, state_dict: Mapping[str, Any]) -> None:
     """Check and convert all of a state dict, then take it over.
 
     Raises:
@@ -99,7 +97,7 @@ def _taken_apart(state_dict: Mapping[str, Any]) -> tuple[StateDict, list[StateDi
     return dict(states), list(groups)
 
 
-def _pairs(optimizer: EncodedOptimizer, saved: list[StateDict]) -> list[tuple[StateDict, StateDict]]:
+def _pairs(optimizer: OptimizerShell, saved: list[StateDict]) -> list[tuple[StateDict, StateDict]]:
     """Our groups and the saved ones, which have as many parameters each and a version that we read."""
     groups = optimizer.param_groups
     cure = "build the optimizer with the groups that it was saved with"
@@ -118,7 +116,7 @@ def _pairs(optimizer: EncodedOptimizer, saved: list[StateDict]) -> list[tuple[St
     return list(zip(groups, saved, strict=True))
 
 
-def _merged(optimizer: EncodedOptimizer, index: int, ours: StateDict, theirs: StateDict) -> StateDict:
+def _merged(optimizer: OptimizerShell, index: int, ours: StateDict, theirs: StateDict) -> StateDict:
     """The saved options over ours, as in torch; but how states are stored, and names, are for this optimizer to say."""
     group = ours | {k: deepcopy(v) for k, v in theirs.items() if k not in FIXED}
     try:
@@ -130,7 +128,7 @@ def _merged(optimizer: EncodedOptimizer, index: int, ours: StateDict, theirs: St
 
 
 def _converted(
-    optimizer: EncodedOptimizer, p: Tensor, group: StateDict, values: Mapping[str, Any], key: object
+    optimizer: OptimizerShell, p: Tensor, group: StateDict, values: Mapping[str, Any], key: object
 ) -> StateDict:
     """One parameter's saved state in the form that this optimizer keeps; empty: it has none yet."""
     plan = optimizer.plan_of(p, group)
@@ -284,9 +282,11 @@ def _correction(master: Tensor, p: Tensor) -> Tensor:
     return torch.where(weight == p, correction, towards)
 
 
-def export_fp32(optimizer: EncodedOptimizer) -> StateDict:
-    """The state dict with every state decoded, under torch.optim's keys; without what is kept beside 16-bit parameters."""
-    plain = torch.optim.Optimizer.state_dict(optimizer)
+def export_fp32(optimizer: OptimizerShell, plain: StateDict) -> StateDict:
+    """The state dict with every state decoded, under torch.optim's keys; without what is kept beside 16-bit parameters.
+
+    ``plain`` is what torch.optim.Optimizer's ``state_dict`` returns.
+    """
     states: dict[Any, StateDict] = {}
     for group, packed in zip(optimizer.param_groups, plain["param_groups"], strict=True):
         for p, key in zip(group["params"], packed["params"], strict=True):

@@ -30,8 +30,8 @@ from fp8compile._distributed import is_sharded, like
 from fp8compile.optim import checking, checkpoint
 from fp8compile.optim.base import DEFAULT_FORMAT, EncodedOptimizer
 from fp8compile.optim.encoded_tensor import EncodedTensor
-from fp8compile.optim.overrides import StateFormat
-from fp8compile.optim.placement import Names, pair, place
+from fp8compile.optim.formats import StateFormat, pair
+from fp8compile.optim.placement import Names, place
 from fp8compile.optim.plan import Plan
 from fp8compile.optim.updates import AdamUpdate, SGDUpdate, Update
 

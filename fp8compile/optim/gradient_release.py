@@ -7,12 +7,11 @@ norm, a loss scaler that skips steps, accumulation over micro-batches.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from torch import Tensor, nn
 
-if TYPE_CHECKING:
-    from fp8compile.optim.base import EncodedOptimizer
+from fp8compile.optim.interface import OptimizerShell
 
 
 class Release:
@@ -27,7 +26,7 @@ class Release:
         self._hooks.clear()
 
 
-def release_gradients(optimizer: EncodedOptimizer, model: nn.Module | None) -> Release:
+def release_gradients(optimizer: OptimizerShell, model: nn.Module | None) -> Release:
     """Hook the optimizer's parameters, or those among them that are ``model``'s.
 
     Raises:
@@ -42,7 +41,7 @@ def release_gradients(optimizer: EncodedOptimizer, model: nn.Module | None) -> R
     return Release(hooks)
 
 
-def _update(optimizer: EncodedOptimizer, each: tuple[int, dict[str, Any], Tensor]) -> Callable[[Tensor], None]:
+def _update(optimizer: OptimizerShell, each: tuple[int, dict[str, Any], Tensor]) -> Callable[[Tensor], None]:
     def update(p: Tensor) -> None:
         optimizer.update_parameters([each])
         p.grad = None

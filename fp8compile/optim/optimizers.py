@@ -15,7 +15,8 @@ from torch.optim.optimizer import ParamsT
 
 from fp8compile._arguments import FLAGS, check_count, check_number, check_number_or_tensor, check_one_of, is_finite
 from fp8compile.optim.base import EncodedOptimizer
-from fp8compile.optim.placement import WHOLE, pair
+from fp8compile.optim.formats import pair
+from fp8compile.optim.placement import WHOLE
 from fp8compile.optim.updates import (
     AdamUpdate,
     LAMBUpdate,

@@ -7,19 +7,17 @@ another ``id``, so that its name, and what was asked for it by ``override``, wou
 from __future__ import annotations
 
 from collections import defaultdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fp8compile._distributed import viewed
 from fp8compile.optim.checkpoint import in_bytes
+from fp8compile.optim.interface import OptimizerShell
 from fp8compile.optim.placement import Names
-
-if TYPE_CHECKING:
-    from fp8compile.optim.base import EncodedOptimizer
 
 State = dict[str, Any]
 
 
-def packed(optimizer: EncodedOptimizer, plain: State) -> State:
+def packed(optimizer: OptimizerShell, plain: State) -> State:
     """What ``__getstate__`` returns; ``plain`` is what torch's does."""
     parameters = [(p, group) for _, group, p in optimizer._parameters()]
     placements, names = optimizer._placements, optimizer.names.names

@@ -15,13 +15,13 @@ from torch import Tensor, nn
 
 from fp8compile._distributed import why_not_encoded
 from fp8compile.numerics.states.interface import GROUP, StateCodec
-from fp8compile.numerics.states.registry import STATE_FORMATS, state_codec
-from fp8compile.optim.overrides import StateFormat, overridden, override_in
+from fp8compile.numerics.states.registry import state_codec
+from fp8compile.optim.formats import StateFormat, pair
+from fp8compile.optim.overrides import overridden, override_in
 
 MIN_NUMEL = 4096
 WHOLE = ("fp32", "bf16")
 EMBEDDINGS = ("*embed*", "*wte.weight", "*wpe.weight", "*emb.weight")
-ALIASES: Mapping[str, tuple[str, str]] = {"4bit": ("dynamic4", "linear4")}
 
 
 @dataclass(frozen=True)
@@ -60,23 +60,6 @@ class Placement:
 
     def codec(self, signed: bool, group_size: int | None = GROUP) -> StateCodec:
         return state_codec(self.formats[0 if signed else 1], signed=signed, group_size=group_size)
-
-
-def pair(state_format: StateFormat) -> tuple[str, str]:
-    """``state_format`` as formats of the states that may be negative, and of those that never are.
-
-    Raises:
-        ValueError: a format that does not exist, or does not fit.
-    """
-    found = ALIASES.get(state_format, (state_format, state_format)) if isinstance(state_format, str) else state_format
-    if not (isinstance(found, (tuple, list)) and len(found) == 2):
-        raise ValueError(
-            f"state_format {state_format!r}: one of {', '.join((*STATE_FORMATS, *ALIASES))}, or a pair of them, for "
-            "first moments and for second"
-        )
-    for name, signed in zip(found, (True, False), strict=True):
-        state_codec(name, signed=signed)
-    return found[0], found[1]
 
 
 def place(p: Tensor, state_format: StateFormat, names: Names, patterns: Mapping[str, StateFormat]) -> Placement:

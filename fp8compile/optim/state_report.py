@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import math
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -13,9 +13,7 @@ from rich.table import Table
 from torch import Tensor
 
 from fp8compile._distributed import local
-
-if TYPE_CHECKING:
-    from fp8compile.optim.base import EncodedOptimizer
+from fp8compile.optim.interface import OptimizerShell
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ class StatesReport:
 
 
 @torch.no_grad()
-def report(optimizer: EncodedOptimizer) -> StatesReport:
+def report(optimizer: OptimizerShell) -> StatesReport:
     """The report of an optimizer; parameters without a state are left out."""
     found = []
     for index, group, p in optimizer._parameters():
@@ -87,7 +85,7 @@ def report(optimizer: EncodedOptimizer) -> StatesReport:
     return StatesReport(tuple(found))
 
 
-def _state_reports(optimizer: EncodedOptimizer, group: dict[str, Any], p: Tensor) -> list[StateReport]:
+def _state_reports(optimizer: OptimizerShell, group: dict[str, Any], p: Tensor) -> list[StateReport]:
     plan, here = optimizer.plan_of(p, group), {name: local(part) for name, part in optimizer.state[p].items()}
     errors = _errors(optimizer, p) if p.grad is not None else {}
     reports = []
@@ -109,7 +107,7 @@ def _spread(k: Tensor) -> tuple[float, float, float]:
     return (k.min().item(), k.median().item(), k.max().item()) if k.numel() else (0.0, 0.0, 0.0)
 
 
-def _errors(optimizer: EncodedOptimizer, p: Tensor) -> dict[str, float]:
+def _errors(optimizer: OptimizerShell, p: Tensor) -> dict[str, float]:
     """SQNR in dB of each state as the next step would store it."""
     plan, tensors = optimizer.step_function(p)
     exact = plan.fresh_states(tensors)

@@ -16,22 +16,14 @@ import dataclasses
 import functools
 import hashlib
 import json
-from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from torch.fx import Graph, Node
 
-from fp8compile.analysis.dataflow import Source, is_training, sources
-from fp8compile.fx.graph import dtype_text, is_tensor, is_view, module_path, op_name, source_line, storage_root
-from fp8compile.islands.upcast import can_widen
+from fp8compile.fx.aot import BACKWARD
 from fp8compile.numerics.histogram import FP16_MAX
-from fp8compile.observe.records import BACKWARD, FORWARD
-
-if TYPE_CHECKING:
-    from fp8compile.recipe.recipe import Recipe
 
 FORMAT = 1
 TRAINING, INFERENCE = "training", "inference"
@@ -121,23 +113,6 @@ class Calibration:
                 raise ValueError(f"{name}={value!r} must be a number above {low:g} and below {high:g}: {what}.")
             object.__setattr__(self, name, float(value))
 
-    def of(self, graph: Graph) -> Measured | None:
-        """What is known of the nodes of a joint or inference graph; None of an inference graph that was not measured.
-
-        Raises:
-            ValueError: a training graph that was not measured; names the first value that differs.
-        """
-        nodes = measured_nodes(graph)
-        here = values_of(graph, nodes)
-        kind, keys = kind_of(graph), tuple(value.key for value in here)
-        known = [g for g in self.graphs if g.kind == kind]
-        found = next((g for g in known if g.keys == keys), None)
-        if found is not None or not here:
-            return Measured(self, dict(zip(nodes, found.values if found else (), strict=True)))
-        if kind == TRAINING:
-            raise ValueError(_difference(known, here))
-        return None
-
     def why_unsafe(self, value: Value) -> str | None:
         """Why a value does not fit FP16, None if it does."""
         scale = self.loss_scale if value.direction == BACKWARD else 1.0
@@ -150,16 +125,6 @@ class Calibration:
             return f"{told}: {near} FP16's {FP16_MAX:.0f}"
         near = "below" if amax < NORMAL else f"less than {self.headroom:g} times above"
         return f"{told}: {near} 2**-14, where FP16 loses bits"
-
-    def check(self, recipe: Recipe) -> None:
-        """Raise ValueError if ``recipe`` says other things of FP32 than when this was made."""
-        now = said_of_fp32(recipe)
-        for name, new in now.items():
-            if new != (old := getattr(self, name)):
-                raise ValueError(
-                    f"this calibration is older than the recipe: it was made with {name}={_told(old)}, and "
-                    f"Recipe.{name} is {_told(new)}. {AGAIN[:-1]}, recipe=...)."
-                )
 
     @functools.cached_property
     def text(self) -> str:
@@ -226,74 +191,3 @@ class Calibration:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Calibration.from_text, (self.text,)  # equal ones pickle alike: Inductor's cache key is a pickle
-
-
-@dataclass(frozen=True)
-class Measured:
-    """The verdicts on the nodes of one graph."""
-
-    calibration: Calibration
-    values: Mapping[Node, Value]
-
-    def why_unsafe(self, node: Node) -> str | None:
-        """Why the value of a node does not fit FP16; None if it does, or nothing is known of it. A view is its root."""
-        value = self.values.get(storage_root(node))
-        return None if value is None else self.calibration.why_unsafe(value)
-
-    def fits(self, node: Node) -> bool:
-        """Whether it fits FP16."""
-        return self.why_unsafe(node) is None
-
-
-def measured_nodes(graph: Graph) -> list[Node]:
-    """The nodes that are measured: those that FP32 can be put in the place of, without views and tuples."""
-    return [n for n in graph.nodes if can_widen(n) and is_tensor(n) and not is_view(n)]
-
-
-def values_of(graph: Graph, nodes: Iterable[Node]) -> list[Value]:
-    """What ``nodes`` are called, without amax."""
-    known = sources(graph, frozenset())
-    directions = {node: BACKWARD if Source.GRADIENT in known[node] else FORWARD for node in nodes}
-    return [
-        Value(n.name, op_name(n), module_path(n), source_line(n), direction, dtype_text(n.meta["val"]))
-        for n, direction in directions.items()
-    ]
-
-
-def kind_of(graph: Graph) -> str:
-    """ "training" for a joint graph, "inference" for one without a backward."""
-    return TRAINING if is_training(graph) else INFERENCE
-
-
-def said_of_fp32(recipe: Recipe) -> dict[str, Any]:
-    """``Calibration.keep_fp32`` and ``modules`` of a recipe."""
-    own = recipe.keep_fp32
-    return {
-        "keep_fp32": own,
-        "modules": tuple((p, r.keep_fp32) for p, r in recipe.modules.items() if r.keep_fp32 != own),
-    }
-
-
-def _told(said: Any) -> str:
-    return repr({p: {"keep_fp32": kept} for p, kept in said} if said and isinstance(said[0], tuple) else said)
-
-
-def _difference(known: Sequence[Measurements], here: Sequence[Value]) -> str:
-    """Where a training graph departs from the recorded one that it is most like."""
-    if not known:
-        return f"this calibration holds no training graph, and a training graph is compiling. {AGAIN}."
-
-    def agreeing(graph: Measurements) -> int:
-        pairs = enumerate(zip(graph.keys, (value.key for value in here), strict=False))
-        return next((i for i, (old, new) in pairs if old != new), min(len(graph.keys), len(here)))
-
-    nearest = max(known, key=agreeing)
-    at = agreeing(nearest)
-    expected, found = (
-        str(values[at]) if at < len(values) else "the end of the graph" for values in (nearest.values, here)
-    )
-    return (
-        f"this calibration is not of this graph: 16-bit value {at + 1} was {expected} when it was made, and is {found} now. "
-        f"If the model or how it is called has changed, calibrate again; if this is another path through it, or another "
-        f"shape, give fp8compile.calibrate a batch that takes it too."
-    )

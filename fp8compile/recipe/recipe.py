@@ -3,28 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fp8compile._messages import nearest
 from fp8compile.recipe.frozen import FrozenMapping
-from fp8compile.recipe.modules import FrozenModules, in_module, module_recipes
+from fp8compile.recipe.patterns import in_module
+from fp8compile.recipe.validation import (
+    BOOLEANS,
+    CHOICES,
+    GROUP_SIZES,
+    OBSERVE,
+    FrozenOptions,
+    _as_islands,
+    _as_options,
+    _as_patterns,
+    _is_int,
+)
 
-CHOICES: Mapping[str, tuple[str, ...]] = {
-    "linear": ("off", "tensorwise", "rowwise"),
-    "linear_formats": ("hybrid", "e4m3"),
-    "saved": ("groupwise", "off"),
-    "saved_format": ("auto", "e4m3", "int8", "best_of_two"),
-    "attention_format": ("auto", "e4m3", "int8", "best_of_two"),
-    "codegen": ("inductor", "eager"),
-    "check": ("off", "first_step"),
-}
-OBSERVE = ("auto", True, False)
-ISLANDS = ("auto", "policy", "off")
-BOOLEANS = ("emulate", "saved_attention")
-GROUP_SIZES = (16, 65536)
 PER_GRAPH = ("codegen", "inductor", "dump", "check")  # one for all modules
 
 # Where Hugging Face, timm and torchtitan keep the output head, in the model itself or in a wrapper around it.
@@ -35,14 +33,17 @@ HEADS = (
 )
 
 
-class FrozenOptions(FrozenMapping):
-    """Inductor options, hashable."""
+class FrozenModules(FrozenMapping):
+    """Patterns and their recipes, hashable. Their order counts, so it is part of what makes two equal."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FrozenModules) and tuple(self.items()) == tuple(other.items())
 
     def __hash__(self) -> int:
-        return hash(repr(self))
+        return hash(tuple(self.items()))
 
     def __repr__(self) -> str:
-        return repr(dict(sorted(self.items())))
+        return repr(dict(self))
 
 
 @dataclass(frozen=True)
@@ -242,40 +243,39 @@ def _check(recipe: Recipe) -> None:
         raise ValueError(f"Recipe.dump must be the path of a folder, not {recipe.dump!r}.")
 
 
-def _is_int(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
+def module_recipes(value: Any, base: Recipe) -> FrozenModules:
+    """``Recipe.modules`` as given by the user, normalised; dicts in it are changes to ``base``.
+
+    Raises:
+        ValueError: not a mapping from patterns to recipes, or a recipe that a module cannot have.
+    """
+    if not isinstance(value, Mapping) or not all(isinstance(p, str) for p in value):
+        raise ValueError(f'Recipe.modules must be a dict such as {{"layers.0": "off"}}, not {value!r}.')
+    if not value:
+        return FrozenModules()
+    plain = dataclasses.replace(base, modules={}, codegen="inductor", inductor={}, dump=None, check="off")
+    return FrozenModules((pattern, _recipe_of(pattern, given, plain)) for pattern, given in value.items())
 
 
-def _as_patterns(name: str, value: Any) -> tuple[str, ...]:
-    patterns = (value,) if isinstance(value, str) else value
-    if not isinstance(patterns, (tuple, list)) or not all(isinstance(p, str) for p in patterns):
-        raise ValueError(f'Recipe.{name} must be module path patterns such as ("layers.0.*",), not {value!r}.')
-    return tuple(patterns)
+def _recipe_of(pattern: str, given: Any, base: Recipe) -> Recipe:
+    where = f"Recipe.modules[{pattern!r}]"
+    try:
+        recipe = base.made_from(given, base)
+    except ValueError as error:
+        raise ValueError(f"{where}: {error}") from None
+    if recipe.modules:
+        raise ValueError(f"{where} holds modules of its own. Put all patterns into one dict, the most special first.")
+    for name in PER_GRAPH:
+        if getattr(recipe, name) != getattr(base, name):
+            raise ValueError(f"{where} sets {name}, which cannot differ by module. Set it on the recipe itself.")
+    return recipe
 
 
-def _as_islands(value: Any) -> Any:
-    """One of ISLANDS, or a calibration: as it is, or from its file."""
-    from fp8compile.recipe.calibration import Calibration
-
-    if value in ISLANDS or isinstance(value, Calibration):
-        return value
-    if isinstance(value, str) and value.endswith(".json"):
-        return Calibration.load(value)
-    raise ValueError(
-        f"Recipe.islands cannot be {value!r}.{nearest(str(value), ISLANDS)} Or a calibration "
-        "(fp8compile.calibrate), or the path of one (.json)."
-    )
+def exact(recipe: Recipe) -> Recipe:
+    """``recipe`` with nothing encoded: FP32 islands stay, since they are nearer to the truth than what they replace."""
+    return uncounted(recipe).everywhere(saved="off", linear="off")
 
 
-def _as_options(value: Any) -> FrozenOptions:
-    if not isinstance(value, Mapping):
-        raise ValueError(f"Recipe.inductor must be a dict of Inductor options, not {value!r}.")
-    return FrozenOptions(value)
-
-
-def nearest(name: str, known: Iterable[str], *, listed: bool = True) -> str:
-    """ "Did you mean ...? Known: ...", for the end of an error message."""
-    known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    meant = f" Did you mean {close[0]!r}?" if close else ""
-    return f"{meant} Known: {', '.join(known)}." if listed else meant
+def uncounted(recipe: Recipe) -> Recipe:
+    """``recipe`` as it computes: without statistics, dumps and checks, which change no value."""
+    return recipe.everywhere(observe=False).as_compiled

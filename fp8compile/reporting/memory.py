@@ -18,6 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fp8compile._text import human
+
 GIB = 1024**3
 
 
@@ -171,12 +173,3 @@ def _verdict(peak: int, card: int) -> str:
     if peak <= card:
         return f"fits in {human(card)}: predicted peak {human(peak)}, {human(card - peak)} to spare"
     return f"does not fit in {human(card)}: predicted peak {human(peak)}, {human(peak - card)} too much"
-
-
-def human(nbytes: float) -> str:
-    """``1536 -> "1.5 KiB"``."""
-    for unit in ("B", "KiB", "MiB"):
-        if abs(nbytes) < 1024:
-            return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
-        nbytes /= 1024
-    return f"{nbytes:.2f} GiB"

@@ -5,140 +5,15 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from fp8compile.fx.provenance import Origin
+from fp8compile.fx.snapshot import Step
+from fp8compile.reporting.entries import Island, Linear, Notes, Observed, Recomputed, Saved, Skip
 from fp8compile.reporting.memory import Fit, ModelBytes, predict
-
-if TYPE_CHECKING:
-    from fp8compile.fx.snapshot import Step
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where a value comes from: the aten op that made it, the module it ran in, the user's source line."""
-
-    op: str
-    module: str
-    source: str
-
-
-@dataclass(frozen=True)
-class Saved:
-    """A tensor kept for the backward as codes. Bytes are at the shapes of the compilation.
-
-    ``belongs_to`` is "input 3" or "output 0" where the caller has the tensor too (see fp8compile/compiler/saved_versions.py).
-    """
-
-    name: str
-    origin: Origin
-    shape: str
-    dtype: str
-    bytes_before: int
-    bytes_after: int
-    codec: str
-    belongs_to: str = ""
-
-
-@dataclass(frozen=True)
-class Skip:
-    """Something left as it was, and why. ``bytes`` is what it keeps (0 where the question does not arise)."""
-
-    name: str
-    origin: Origin
-    shape: str
-    dtype: str
-    bytes: int
-    reason: str
-
-
-@dataclass(frozen=True)
-class Recomputed:
-    """A tensor no longer kept because the backward makes it from ``sources``, which are kept anyway."""
-
-    name: str
-    origin: Origin
-    shape: str
-    dtype: str
-    bytes_before: int
-    sources: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Linear:
-    """One product of a linear ``[M, K] x [K, N]``: ``formats`` of its two operands, or the ``reason`` it was left."""
-
-    name: str
-    origin: Origin
-    direction: str  # "forward", "dgrad" or "wgrad"
-    M: str
-    K: str
-    N: str
-    formats: str
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class Observed:
-    """A value whose statistics are taken at run time (see fp8compile/observe/records.py).
-
-    ``row`` is its line in what the graph returns, ``order`` its place among the graph's observed values.
-    """
-
-    name: str
-    origin: Origin
-    shape: str
-    dtype: str
-    kind: str  # "weight", "activation" or "data"
-    direction: str  # "forward" or "backward"
-    row: int
-    order: int
-
-
-@dataclass(frozen=True)
-class Island:
-    """Connected nodes computed in FP32 (``members``), or an operation left in 16 bit although it is unsafe in general.
-
-    Attributes:
-        name, origin: the first unsafe node.
-        nodes: how many compute (no views or casts); ``products`` of them are matrix products.
-        bytes_added: what their values are larger by in FP32; what one kernel keeps to itself moves nothing of it.
-        reason: why it is, or would be, unsafe.
-        members: the names of the nodes in the joint graph.
-        left: why it was left; "" where it was widened.
-    """
-
-    name: str
-    origin: Origin
-    nodes: int
-    products: int
-    bytes_added: int
-    reason: str
-    members: tuple[str, ...] = ()
-    left: str = ""
-
-
-@dataclass(frozen=True)
-class Notes:
-    """What one pass did to one graph."""
-
-    saved: tuple[Saved, ...] = ()
-    skips: tuple[Skip, ...] = ()
-    recomputed: tuple[Recomputed, ...] = ()
-    linears: tuple[Linear, ...] = ()
-    observed: tuple[Observed, ...] = ()
-    islands: tuple[Island, ...] = ()
-
-    def __add__(self, other: Notes) -> Notes:
-        return Notes(
-            self.saved + other.saved,
-            self.skips + other.skips,
-            self.recomputed + other.recomputed,
-            self.linears + other.linears,
-            self.observed + other.observed,
-            self.islands + other.islands,
-        )
+from fp8compile.reporting.text import text_of
 
 
 @dataclass(frozen=True)
@@ -213,34 +88,39 @@ class Report:
     model: ModelBytes | None = None
 
     @property
+    def notes(self) -> Notes:
+        """What the passes did to all graphs."""
+        return sum((g.notes for g in self.graphs), Notes())
+
+    @property
     def linears(self) -> tuple[Linear, ...]:
         """Every product of every linear, in FP8 or with the reason why not."""
-        return tuple(x for g in self.graphs for x in g.notes.linears)
+        return self.notes.linears
 
     @property
     def saved(self) -> tuple[Saved, ...]:
         """Every tensor kept as codes."""
-        return tuple(s for g in self.graphs for s in g.notes.saved)
+        return self.notes.saved
 
     @property
     def skips(self) -> tuple[Skip, ...]:
         """Every tensor kept as it was, with the reason."""
-        return tuple(s for g in self.graphs for s in g.notes.skips)
+        return self.notes.skips
 
     @property
     def recomputed(self) -> tuple[Recomputed, ...]:
         """Every tensor that the backward now makes itself."""
-        return tuple(r for g in self.graphs for r in g.notes.recomputed)
+        return self.notes.recomputed
 
     @property
     def observed(self) -> tuple[Observed, ...]:
         """Every value whose statistics are taken (``fp8compile.overflow_report`` shows them)."""
-        return tuple(o for g in self.graphs for o in g.notes.observed)
+        return self.notes.observed
 
     @property
     def islands(self) -> tuple[Island, ...]:
         """Every FP32 island, and what was left in 16 bit although it is unsafe in general, with the reason."""
-        return tuple(i for g in self.graphs for i in g.notes.islands)
+        return self.notes.islands
 
     @property
     def saved_bytes(self) -> int:
@@ -293,6 +173,5 @@ class Report:
         )
 
     def __str__(self) -> str:
-        from fp8compile.reporting.text import text_of
-
-        return text_of(self)
+        kinds = [g.kind for g in self.graphs]
+        return text_of(self.recipe, kinds, (self.saved_bytes, self.saved_bytes_plain), self.notes, self.remarks)

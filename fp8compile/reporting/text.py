@@ -7,40 +7,46 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from fp8compile.reporting.memory import human
-from fp8compile.reporting.report import Origin, Report
+from fp8compile._text import _table, human
+from fp8compile.fx.provenance import Origin
+from fp8compile.reporting.entries import Notes
 
 
-def text_of(report: Report) -> str:
-    """A headline, then a table each of linears, encoded tensors, tensors left as they are and recomputed ones."""
+def text_of(
+    recipe: str, kinds: Sequence[str], saved_bytes: tuple[int, int], notes: Notes, remarks: Iterable[str]
+) -> str:
+    """A headline, then a table each of linears, encoded tensors, tensors left as they are and recomputed ones.
+
+    ``kinds`` are those of the graphs; ``saved_bytes`` ours and plain Inductor's.
+    """
     console = Console(width=150, no_color=True, highlight=False, markup=False)
     with console.capture() as capture:
-        console.print(_headline(report))
-        for table in _tables(report):
+        console.print(_headline(recipe, kinds, saved_bytes, notes))
+        for table in _tables(notes):
             console.print(table)
-        for remark in report.remarks:
+        for remark in remarks:
             console.print(f"remark: {remark}")
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
 
 
-def _headline(report: Report) -> str:
-    training = sum(g.kind == "training" for g in report.graphs)
-    plain, ours = report.saved_bytes_plain, report.saved_bytes
+def _headline(recipe: str, kinds: Sequence[str], saved_bytes: tuple[int, int], notes: Notes) -> str:
+    training = sum(kind == "training" for kind in kinds)
+    ours, plain = saved_bytes
     share = f" ({ours / plain:.0%})" if plain else ""
-    rewritten = sum(not x.reason for x in report.linears)
-    linears = f"{rewritten} of {len(report.linears)} products of linears in FP8\n" if report.linears else ""
-    widened = [i for i in report.islands if not i.left]
+    rewritten = sum(not x.reason for x in notes.linears)
+    linears = f"{rewritten} of {len(notes.linears)} products of linears in FP8\n" if notes.linears else ""
+    widened = [i for i in notes.islands if not i.left]
     islands = f"{len(widened)} FP32 islands, {sum(i.nodes for i in widened)} nodes\n" if widened else ""
     return (
-        f"fp8compile: {training} training and {len(report.graphs) - training} inference graph(s), {report.recipe}\n"
+        f"fp8compile: {training} training and {len(kinds) - training} inference graph(s), {recipe}\n"
         f"kept for the backward: {human(ours)}, plain Inductor {human(plain)}{share}\n"
-        f"{linears}{islands}{len(report.saved)} tensors encoded, {len(report.skips)} left as they are, "
-        f"{len(report.recomputed)} recomputed instead of kept"
+        f"{linears}{islands}{len(notes.saved)} tensors encoded, {len(notes.skips)} left as they are, "
+        f"{len(notes.recomputed)} recomputed instead of kept"
     )
 
 
-def _tables(report: Report) -> Iterable[Table]:
-    if report.linears:
+def _tables(notes: Notes) -> Iterable[Table]:
+    if notes.linears:
         rows = [
             (
                 x.origin.module or "-",
@@ -51,10 +57,10 @@ def _tables(report: Report) -> Iterable[Table]:
                 x.direction,
                 x.formats or f"left: {x.reason}",
             )
-            for x in report.linears
+            for x in notes.linears
         ]
         yield _table("linears", ("module", "source", "M", "K", "N", "product", "formats"), rows)
-    if report.islands:
+    if notes.islands:
         islands = [
             (
                 i.name,
@@ -64,11 +70,11 @@ def _tables(report: Report) -> Iterable[Table]:
                 i.reason,
                 f"left: {i.left}" if i.left else f"{i.products} products, {', '.join(i.members)}",
             )
-            for i in report.islands
+            for i in notes.islands
         ]
         columns = ("first", "op", "module", "source", "nodes", "larger by", "why", "members")
         yield _table("FP32 islands", columns, islands)
-    if report.saved:
+    if notes.saved:
         rows = [
             (
                 s.name,
@@ -77,28 +83,19 @@ def _tables(report: Report) -> Iterable[Table]:
                 f"{human(s.bytes_before)} -> {human(s.bytes_after)}",
                 s.codec,
             )
-            for s in report.saved
+            for s in notes.saved
         ]
         yield _table("encoded", ("tensor", "op", "module", "source", "shape", "bytes", "codec"), rows)
-    if report.skips:
-        rows = [(s.name, *_where(s.origin), f"{s.dtype}{s.shape}", human(s.bytes), s.reason) for s in report.skips]
+    if notes.skips:
+        rows = [(s.name, *_where(s.origin), f"{s.dtype}{s.shape}", human(s.bytes), s.reason) for s in notes.skips]
         yield _table("left as they are", ("tensor", "op", "module", "source", "shape", "bytes", "reason"), rows)
-    if report.recomputed:
+    if notes.recomputed:
         rows = [
             (r.name, *_where(r.origin), f"{r.dtype}{r.shape}", human(r.bytes_before), ", ".join(r.sources))
-            for r in report.recomputed
+            for r in notes.recomputed
         ]
         yield _table("recomputed", ("tensor", "op", "module", "source", "shape", "bytes", "made from"), rows)
 
 
 def _where(origin: Origin) -> tuple[str, str, str]:
     return origin.op, origin.module or "-", origin.source or "-"
-
-
-def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="")
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    for row in rows:
-        table.add_row(*row)
-    return table

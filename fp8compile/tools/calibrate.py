@@ -22,21 +22,16 @@ from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from fp8compile import _torch as private
 from fp8compile.compiler import report_store as store
-from fp8compile.compiler.backend import _inductor_options
+from fp8compile.compiler.compile import _inductor_options
 from fp8compile.compiler.pipeline import joint_pass
 from fp8compile.compiler.seeded_random import draw_from_seeds
+from fp8compile.fx.aot import BACKWARD
+from fp8compile.islands.measured import kind_of, measured_nodes, values_of
 from fp8compile.islands.upcast import can_widen, widen
 from fp8compile.numerics import histogram
-from fp8compile.observe.records import BACKWARD, Observations, Row
-from fp8compile.recipe.calibration import (
-    Calibration,
-    Measurements,
-    Value,
-    kind_of,
-    measured_nodes,
-    said_of_fp32,
-    values_of,
-)
+from fp8compile.observe.records import Observations, Row
+from fp8compile.recipe.calibrated import fp32_fields
+from fp8compile.recipe.calibration import Calibration, Measurements, Value
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.tools.interpreter import MINUS, NAN, all_finite, held, range_of
 from fp8compile.tools.trial_step import (
@@ -103,7 +98,7 @@ def calibrate(
             "calibrate: nothing to calibrate: no graph of this model computes in 16 bit. Calibrate what is trained: "
             "model.half(), or a model under autocast."
         )
-    return dataclasses.replace(nothing, graphs=measured, loss_scale=_best_scale(measured), **said_of_fp32(chosen))
+    return dataclasses.replace(nothing, graphs=measured, loss_scale=_best_scale(measured), **fp32_fields(chosen))
 
 
 def _run(

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -14,15 +11,14 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from fp8compile.analysis.dataflow import is_tangent
 from fp8compile.compiler import report_store as store
-from fp8compile.compiler.backend import compile_once
+from fp8compile.compiler.compile import compile_once
 from fp8compile.compiler.seeded_random import draw_from_seeds
-from fp8compile.fx.graph import module_path, source_line
-from fp8compile.fx.provenance import whole_path
-from fp8compile.observe.records import BACKWARD, FORWARD
+from fp8compile.fx.aot import BACKWARD, FORWARD, is_tangent
+from fp8compile.fx.provenance import module_path, source_line, whole_path
 from fp8compile.recipe.recipe import Recipe
-from fp8compile.tools.interpreter import MINUS, Made, Range, Watching, all_finite, held, range_of
+from fp8compile.tools.first_non_finite import FirstNonFinite
+from fp8compile.tools.interpreter import MINUS, Made, Watching, all_finite, held, range_of
 from fp8compile.tools.trial_step import (
     LIMIT,
     arguments,
@@ -35,49 +31,6 @@ from fp8compile.tools.trial_step import (
 
 OPERATION, DATA, PARAMETER, BUFFER, OUTSIDE = "operation", "data", "parameter", "buffer", "outside"
 UNCOMPILED = "made by code that is not compiled: {}"
-
-
-@dataclass(frozen=True)
-class FirstNonFinite:
-    """The first value of a step that is not finite; ``str()`` says it in a line, with a table of the inputs.
-
-    Attributes:
-        kind: "operation" (made by ``op``), "data", "parameter" or "buffer" (it came in with that), or "outside" (made by
-            code that is not compiled: the loss, or what stands between two graphs).
-        op: the aten operation; "input" or "loss" where it is none.
-        module: path of the module it was made in; of a parameter, an input or a buffer, its name.
-        source: the user's source line.
-        direction: "forward" or "backward".
-        value: the value itself: dtype, shape, finite range, how many elements are inf, -inf and NaN.
-        inputs: the same for all that the operation read.
-        remark: what else one should know.
-    """
-
-    kind: str
-    op: str
-    module: str
-    source: str
-    direction: str
-    value: Range
-    inputs: tuple[Range, ...] = ()
-    remark: str = ""
-
-    @property
-    def line(self) -> str:
-        """Where, what and how much in one line."""
-        from fp8compile.observe.text import line_of_first
-
-        return line_of_first(self)
-
-    def to_json(self) -> str:
-        """All attributes; NaN of an empty range is null."""
-        text = json.dumps(dataclasses.asdict(self))
-        return json.dumps(json.loads(text, parse_constant=lambda _: None), indent=1)
-
-    def __str__(self) -> str:
-        from fp8compile.observe.text import text_of_first
-
-        return text_of_first(self)
 
 
 def debug_step(

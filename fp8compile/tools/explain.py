@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fp8compile.compiler import report_store as store
-from fp8compile.compiler.backend import compile_and_report
-from fp8compile.recipe.modules import in_module
+from fp8compile.compiler.compile import compile_and_report
+from fp8compile.recipe.patterns import in_module
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.memory import model_bytes
 from fp8compile.reporting.report import GraphReport, Report

@@ -21,8 +21,10 @@ from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
-from fp8compile.fx.graph import dtype_text, is_view, module_path, op_name, shape_text, source_line
-from fp8compile.observe.records import FORWARD
+from fp8compile.fx.aot import FORWARD
+from fp8compile.fx.graph import dtype_text, shape_text
+from fp8compile.fx.ops import is_view
+from fp8compile.fx.provenance import module_path, op_name, source_line
 
 aten = torch.ops.aten
 NAN, PLUS, MINUS = "nan", "inf", "-inf"

@@ -21,8 +21,9 @@ import torch
 from torch import nn
 
 from fp8compile import _torch as private
-from fp8compile.recipe.modules import in_module
-from fp8compile.recipe.recipe import PER_GRAPH, Recipe, nearest
+from fp8compile._messages import nearest
+from fp8compile.recipe.patterns import in_module
+from fp8compile.recipe.recipe import PER_GRAPH, Recipe
 from fp8compile.tools.compiled_module import Running, context_of, running
 
 # For each model, the region of Dynamo's code caches that each recipe it ran has.

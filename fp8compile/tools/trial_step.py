@@ -6,7 +6,7 @@ explain, calibrate, debug_step, check   compile the model afresh, with a backend
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from fp8compile.compiler import report_store as store
+from fp8compile.compiler.inputs import cuda_devices, trains
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.tools.compiled_module import running
 
@@ -55,22 +56,12 @@ def one_step(
     return torch.autograd.grad(scalar, inputs, allow_unused=True)
 
 
-def trains(value: object) -> bool:
-    """Whether it is a tensor with a gradient."""
-    return isinstance(value, Tensor) and value.requires_grad
-
-
 def default_loss(output: Any) -> Tensor | None:
     """``output.loss`` where there is one, else the sum of the outputs that can be differentiated."""
     if isinstance(found := getattr(output, "loss", None), Tensor):
         return found
     leaves = [t for t in pytree.tree_leaves(output) if trains(t)]
     return sum((t.float().sum() for t in leaves[1:]), leaves[0].float().sum()) if leaves else None
-
-
-def cuda_devices(values: Iterable[object]) -> list[int]:
-    """The indices of the CUDA devices of these tensors: those whose random numbers a step draws."""
-    return sorted({t.device.index for t in values if isinstance(t, Tensor) and t.device.type == "cuda"})
 
 
 @contextlib.contextmanager

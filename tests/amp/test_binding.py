@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 
 from fp8compile.amp import LossScaler
+from fp8compile.fx.aot import BACKWARD
 from fp8compile.numerics.histogram import FP16_MAX, statistics
-from fp8compile.observe.records import ACTIVATION, BACKWARD, Row, Slot
+from fp8compile.observe.records import ACTIVATION, Row, Slot
 from tests.amp.models import grown
 
 

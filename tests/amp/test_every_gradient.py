@@ -13,10 +13,11 @@ import fp8compile
 from fp8compile import optim
 from fp8compile.amp import LossScaler
 from fp8compile.amp.histogram import Counter
+from fp8compile.fx.aot import BACKWARD, FORWARD
 from fp8compile.numerics.histogram import AMAX, EDGE, fold, statistics
 from fp8compile.observe import records as observation
 from fp8compile.observe import slot
-from fp8compile.observe.records import BACKWARD, FORWARD, REST
+from fp8compile.observe.records import REST
 from fp8compile.passes.observe_gradients import SURPLUS
 from tests.watched import EXACT, Net, batches, loss_of
 

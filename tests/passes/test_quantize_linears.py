@@ -19,7 +19,7 @@ from fp8compile.numerics import E4M3, E5M2, Rowwise, Tensorwise
 from fp8compile.passes.quantize_linears import quantize_linears
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
-from fp8compile.reporting.report import Linear
+from fp8compile.reporting.entries import Linear
 from tests.measure import compiled, llama_case, sqnr
 from tests.passes.graphs import joint_of, text_of
 

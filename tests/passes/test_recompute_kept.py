@@ -89,7 +89,7 @@ def test_it_is_idempotent() -> None:
     from fp8compile.passes.recompute_kept import recompute_kept
     from fp8compile.recipe.context import Context
     from fp8compile.recipe.recipe import Recipe
-    from fp8compile.reporting.report import Notes
+    from fp8compile.reporting.entries import Notes
 
     split = split_of(Gated(), torch.randn(128, 64), disabled="encode_saved")
     assert recompute_kept(split, Context(Recipe())) == Notes()

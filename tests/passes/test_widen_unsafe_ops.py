@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 import fp8compile
 from benchmarks.overflowing import Function
-from fp8compile.fx.graph import copied
+from fp8compile.fx.graph import WIDENED, copied
 from fp8compile.islands.policy import LEFT, POLES, WIDEN
 from fp8compile.islands.search import decide
-from fp8compile.islands.upcast import WIDENED, can_widen
+from fp8compile.islands.upcast import can_widen
 from fp8compile.passes.widen_unsafe_ops import widen_unsafe_ops
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
-from fp8compile.reporting.report import Island
+from fp8compile.reporting.entries import Island
 from tests.passes.graphs import joint_of, text_of
 
 PLAIN = {"linear": "off", "saved": "off", "observe": False}

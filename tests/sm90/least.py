@@ -13,7 +13,8 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from fp8compile import _torch as private
-from fp8compile.fx.graph import is_view, nbytes, storage_root
+from fp8compile.fx.graph import nbytes, storage_root
+from fp8compile.fx.ops import is_view
 
 PRODUCTS_AND_ATTENTION = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm")
 

@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fp8compile.compiler.backend import compile_and_report
+from fp8compile.compiler.compile import compile_and_report
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.report import GraphReport
 from tests.sweeps.op_programs import WRAPPERS, Sample, chosen, is_differentiable, operations, program, samples_of

@@ -30,7 +30,8 @@ from fp8compile.analysis.sensitivity.error import (
     narrowest,
     worst,
 )
-from fp8compile.fx.graph import SPLICED, is_tensor, op_name
+from fp8compile.fx.graph import SPLICED, is_tensor
+from fp8compile.fx.provenance import op_name
 from fp8compile.numerics import Format
 
 STEEPEST = 8.0  # times 4 amax / 254 at most, where amax is 4 standard deviations: an eighth of a function's range

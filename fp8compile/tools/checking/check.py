@@ -21,14 +21,15 @@ from typing import Any
 from torch import Tensor, nn
 
 from fp8compile.numerics.gradient_quality import BAR, NUDGES, Judge, error_powers
-from fp8compile.recipe.recipe import Recipe
+from fp8compile.recipe.recipe import Recipe, exact, uncounted
 from fp8compile.reporting.report import GraphReport
 from fp8compile.tools.checking.exact_modules import leaving, options_text
 from fp8compile.tools.checking.repair import Candidate, Errors, Search, candidates_of
-from fp8compile.tools.checking.trials import Trials, exact, uncounted
+from fp8compile.tools.checking.rows import BELOW, NOT_FINITE, OK, ROUNDING, Cause, Row
+from fp8compile.tools.checking.text import text_of
+from fp8compile.tools.checking.trials import Trials
 from fp8compile.tools.trial_step import arguments, check_is_module, chosen_recipe
 
-OK, BELOW, ROUNDING, NOT_FINITE = "ok", "below the bar", "rounding", "not finite"
 MOST_STEPS = 48
 SHARE = 0.05  # of the largest cause's error: below, it is not worth a line
 NOWHERE = (
@@ -39,44 +40,6 @@ ITSELF = (
     "the exact step's own gradients are not finite for {}: there is nothing to compare with. "
     "fp8compile.debug_step(model, batch) names the operation"
 )
-
-
-@dataclass(frozen=True)
-class Cause:
-    """What makes a gradient wrong: the tensors kept as codes in a module (``kind`` "saved"), or its FP8 linear.
-
-    Attributes:
-        module, kind: where and what; "" is the model itself.
-        db: the gradient's SQNR when this alone is encoded; NaN where it was not run alone.
-        tensors: what is encoded there.
-    """
-
-    module: str
-    kind: str
-    db: float
-    tensors: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Row:
-    """The gradient of one parameter, or of an argument.
-
-    Attributes:
-        name: its name.
-        db: SQNR of the encoded step against the exact one.
-        floor: SQNR of the exact step against itself, its parameters moved by one last place.
-        verdict: "ok"; "below the bar"; "rounding": the exact gradient is itself not determined to the bar, so that it was
-            held to the norm of the whole step; "not finite": the exact gradient holds NaN or inf.
-        causes: of what is below the bar, largest first.
-        repaired: SQNR with ``Check.recipe``; NaN where nothing was to be repaired.
-    """
-
-    name: str
-    db: float
-    floor: float
-    verdict: str
-    causes: tuple[Cause, ...] = ()
-    repaired: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -116,9 +79,7 @@ class Check:
         return json.dumps(_plain(data), indent=1, allow_nan=False)
 
     def __str__(self) -> str:
-        from fp8compile.tools.checking.text import text_of
-
-        return text_of(self)
+        return text_of(self.rows, self.bar, self.steps, self.line, self.remarks)
 
 
 def check(

@@ -4,35 +4,32 @@ from __future__ import annotations
 
 import math
 
-from fp8compile.tools.checking.check import BELOW, OK, ROUNDING, Cause, Check, Row
+from fp8compile.tools.checking.rows import BELOW, OK, ROUNDING, Cause, Row
 
 MOST_LINES, MOST_ROWS, MOST_CAUSES, WORST_OK = 25, 9, 2, 3
 WIDTH = 150
 
 
-def text_of(check: Check) -> str:
+def text_of(rows: tuple[Row, ...], bar: float, steps: int, line: str, remarks: tuple[str, ...]) -> str:
     """A headline, the gradients below the bar with their causes, the line to paste, the others summarised."""
-    below = check.below
-    lines = [_headline(check)]
+    below = tuple(row for row in rows if row.verdict == BELOW)
+    lines = [_headline(rows, len(below), bar, steps)]
     shown = _shown(below)
     for row in below[:shown]:
         lines += _lines_of(row)
     if len(below) > shown:
         lines.append(f"  and {len(below) - shown} more below the bar")
-    lines += _cure(check)
-    lines += [_others(check.rows), *(f"remark: {remark}" for remark in check.remarks)]
-    return "\n".join(line for line in lines if line)
+    lines += _cure(rows, line)
+    lines += [_others(rows), *(f"remark: {remark}" for remark in remarks)]
+    return "\n".join(filter(None, lines))
 
 
-def _headline(check: Check) -> str:
-    wrong = len(check.below)
-    told = f"{wrong} of {len(check.rows)} gradients below {check.bar:g} dB" if wrong else "no gradient below the bar"
-    if not wrong and check.rows:
-        told = f"all {len(check.rows)} gradients at {check.bar:g} dB or above"
-        told += ", or rounding" if any(row.verdict == ROUNDING for row in check.rows) else ""
-    return (
-        f"fp8compile.check: {told} ({check.steps} steps; the exact step in the model's own dtypes is the reference)"
-    )
+def _headline(rows: tuple[Row, ...], wrong: int, bar: float, steps: int) -> str:
+    told = f"{wrong} of {len(rows)} gradients below {bar:g} dB" if wrong else "no gradient below the bar"
+    if not wrong and rows:
+        told = f"all {len(rows)} gradients at {bar:g} dB or above"
+        told += ", or rounding" if any(row.verdict == ROUNDING for row in rows) else ""
+    return f"fp8compile.check: {told} ({steps} steps; the exact step in the model's own dtypes is the reference)"
 
 
 def _shown(below: tuple[Row, ...]) -> int:
@@ -63,11 +60,11 @@ def _cause(cause: Cause) -> str:
     return text if len(text) <= WIDTH else f"{text[: WIDTH - 3]}..."
 
 
-def _cure(check: Check) -> list[str]:
-    if not check.line:
+def _cure(rows: tuple[Row, ...], line: str) -> list[str]:
+    if not line:
         return []
-    worst = min((row.repaired for row in check.rows if row.verdict in (OK, BELOW)), default=math.nan)
-    return [f"to repair it (worst gradient then {decibels(worst)}):", f"  {check.line}"]
+    worst = min((row.repaired for row in rows if row.verdict in (OK, BELOW)), default=math.nan)
+    return [f"to repair it (worst gradient then {decibels(worst)}):", f"  {line}"]
 
 
 def _others(rows: tuple[Row, ...]) -> str:

@@ -16,16 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
-from torch.utils import _pytree as pytree
 
 from fp8compile import _torch as private
 from fp8compile.compiler import report_store as store
-from fp8compile.compiler.backend import compile_once, run_the_graph
+from fp8compile.compiler.compile import compile_once, run_the_graph
+from fp8compile.compiler.inputs import cuda_devices, dtypes_of, trains
 from fp8compile.fx.graph import copied_with_attributes
 from fp8compile.numerics.gradient_quality import Gradients, last_place, nudged
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.report import GraphReport
-from fp8compile.tools.trial_step import LIMIT, cuda_devices, left_as_it_was, named_arguments, one_step, trains
+from fp8compile.tools.trial_step import LIMIT, left_as_it_was, named_arguments, one_step
 
 log = logging.getLogger("fp8compile")
 
@@ -136,19 +136,3 @@ class _Captured:
 
     def forget(self) -> None:
         self.graph, self.inputs, self.context, self.run, self.reports = None, (), None, None, ()
-
-
-def dtypes_of(gm: GraphModule, inputs: Sequence[Any]) -> set[torch.dtype]:
-    """The dtypes of all tensors in a Dynamo graph, as it was captured: under autocast, what autocast makes of them."""
-    values = (*inputs, *(node.meta.get("example_value") for node in gm.graph.nodes))
-    return {v.dtype for v in pytree.tree_leaves(values) if isinstance(v, Tensor)}
-
-
-def exact(recipe: Recipe) -> Recipe:
-    """``recipe`` with nothing encoded: FP32 islands stay, since they are nearer to the truth than what they replace."""
-    return uncounted(recipe).everywhere(saved="off", linear="off")
-
-
-def uncounted(recipe: Recipe) -> Recipe:
-    """``recipe`` as it computes: without statistics, dumps and checks, which change no value."""
-    return recipe.everywhere(observe=False).as_compiled

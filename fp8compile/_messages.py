@@ -1,0 +1,14 @@
+"""The ends of error messages: "did you mean ...?"."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(name: str, known: Iterable[str], *, listed: bool = True) -> str:
+    """ "Did you mean ...? Known: ...", for the end of an error message."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    meant = f" Did you mean {close[0]!r}?" if close else ""
+    return f"{meant} Known: {', '.join(known)}." if listed else meant

@@ -1,0 +1,83 @@
+"""Reports of nested compile regions: what was done in each, once for each call."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch.fx import Graph, Node
+
+from fp8compile.fx.graph import called, nbytes, storage_root
+from fp8compile.fx.partition import Split
+from fp8compile.fx.provenance import Origin, module_path
+from fp8compile.fx.regions import Region, kept_by_region
+from fp8compile.reporting.entries import Notes
+from fp8compile.reporting.report import GraphReport
+
+
+@dataclass(frozen=True)
+class Cut:
+    """What was done to one region: its report as if called once, and the storages that plain Inductor would keep in it.
+
+    A storage is ``(position, bytes)``, the position that of the operand it belongs to, or None.
+    """
+
+    region: Region
+    report: GraphReport
+    plain: tuple[tuple[int | None, int], ...] = ()
+
+
+def plain_bytes(plain: Split, cuts: Mapping[Graph, Cut]) -> int:
+    """What plain Inductor would keep in a caller: ``plain`` is its cut, but the regions in it are rewritten already."""
+    kept, calls = {}, []
+    for edge in plain.edges:
+        if edge.is_tensor and kept_by_region(edge.made):
+            calls.append(edge.made.args[0])
+        elif edge.is_tensor:
+            root = storage_root(edge.made)
+            kept[root] = nbytes(root.meta["val"])
+    own = 0
+    for call in dict.fromkeys(calls):
+        body = called(call)  # type: ignore[arg-type]
+        assert body is not None
+        for position, size in cuts[body.graph].plain if body.graph in cuts else ():
+            if position is None:
+                own += size
+            else:
+                kept[storage_root(call.args[2 + position])] = size  # type: ignore[union-attr, arg-type]
+    return own + sum(size for root, size in kept.items() if not plain.caller_owns(root))
+
+
+def notes_of_calls(split: Split, cuts: Mapping[Graph, Cut]) -> Notes:
+    """What was done in the regions that a forward calls, once for each call, in the modules that make the calls."""
+    keeping = {e.made.args[0] for e in split.edges if e.is_tensor and kept_by_region(e.made)}
+    notes = Notes()
+    for call, cut in calls_of_cuts(split, cuts):
+        found = cut.report.notes
+        if call not in keeping:  # in a checkpoint: nothing is kept, the backward calls it once more
+            found = dataclasses.replace(found, saved=(), skips=(), recomputed=())
+        own = tuple(dataclasses.replace(s, belongs_to="") for s in found.saved)  # inputs and results of the region
+        notes += _moved(dataclasses.replace(found, saved=own), cut.region.path, module_path(call))
+    return notes
+
+
+def calls_of_cuts(split: Split, cuts: Mapping[Graph, Cut]) -> list[tuple[Node, Cut]]:
+    found = ((node, called(node)) for node in split.fw.graph.nodes)
+    return [(node, cuts[body.graph]) for node, body in found if body is not None and body.graph in cuts]
+
+
+def _moved(notes: Notes, path: str, to: str) -> Notes:
+    if path == to:
+        return notes
+
+    def moved(origin: Origin) -> Origin:
+        inside = origin.module == path or origin.module.startswith(f"{path}.")
+        return dataclasses.replace(origin, module=to + origin.module[len(path) :]) if inside and path else origin
+
+    return Notes(
+        **{
+            field.name: tuple(dataclasses.replace(e, origin=moved(e.origin)) for e in getattr(notes, field.name))
+            for field in dataclasses.fields(notes)
+        }
+    )

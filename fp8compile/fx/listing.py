@@ -1,0 +1,39 @@
+"""A graph as lines of text, one a node."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Line:
+    """One node. ``kind``: input, product, spliced, other or output; ``value``: ``bf16[8, 64]`` or ""."""
+
+    name: str
+    kind: str
+    op: str
+    value: str
+    arguments: str
+    comment: str
+    reads: tuple[str, ...]
+
+    def __str__(self) -> str:
+        if self.kind == "output":
+            return f"return {self.arguments}"
+        value = f"{self.name}: {self.value}" if self.value else self.name
+        call = self.op if self.kind == "input" else f"{self.op}({self.arguments})"
+        return f"{value} = {call}" + (f"  # {self.comment}" if self.comment else "")
+
+
+@dataclass(frozen=True)
+class Part:
+    """One graph of a snapshot: the joint graph, the forward or the backward."""
+
+    title: str
+    lines: tuple[Line, ...]
+
+    @property
+    def counts(self) -> Mapping[str, int]:
+        return Counter(line.op for line in self.lines if line.kind not in ("input", "output"))

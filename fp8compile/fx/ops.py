@@ -1,0 +1,73 @@
+"""Sets of operators, and what one node is: a view, a cast, pointwise, a reduction, a matmul."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+SIXTEEN_BIT = (torch.bfloat16, torch.float16)
+CASTS = (prims.convert_element_type.default, aten._to_copy.default)
+
+VIEWS = frozenset(
+    {
+        aten.alias.default,
+        aten.as_strided.default,
+        aten.detach.default,
+        aten.expand.default,
+        aten.permute.default,
+        aten.reshape.default,
+        aten.select.int,
+        aten.slice.Tensor,
+        aten.squeeze.default,
+        aten.squeeze.dim,
+        aten.squeeze.dims,
+        aten.t.default,
+        aten.transpose.int,
+        aten.unsqueeze.default,
+        aten.view.default,
+        aten._unsafe_view.default,
+    }
+)
+
+
+def is_view(node: Node) -> bool:
+    """Whether the node shares its (first) argument's storage."""
+    return node.op == "call_function" and node.target in VIEWS
+
+
+# Lowered as pointwise by Inductor, though not tagged so.
+POINTWISE = {
+    aten.cat.default,
+    aten.constant_pad_nd.default,
+    aten.embedding.default,
+    aten.full.default,
+    aten.gather.default,
+    aten.index.Tensor,
+    aten.scalar_tensor.default,
+    aten.select_scatter.default,
+    aten.slice_scatter.default,
+    aten.view.dtype,
+    prims.iota.default,
+    prims.inductor_lookup_seed.default,
+    prims.inductor_random.default,
+    prims.inductor_seed.default,
+    prims.inductor_seeds.default,
+}
+
+REDUCTIONS = ("prepare_softmax_online", "var_mean", "argmax", "argmin")
+
+SPLITS = ("split", "split_with_sizes", "unbind", "chunk")  # tuples of views
+
+
+def is_pointwise(node: Node) -> bool:
+    """Whether each element of the result depends on one element of each operand."""
+    tags = getattr(node.target, "tags", ())
+    return node.op == "call_function" and (torch.Tag.pointwise in tags or node.target in POINTWISE)
+
+
+def is_reduction(node: Node) -> bool:
+    """Whether the operation sums, or takes the largest, along dimensions."""
+    name = getattr(node.target, "_opname", "")
+    return torch.Tag.reduction in getattr(node.target, "tags", ()) or name in REDUCTIONS

@@ -1,0 +1,60 @@
+"""What the helpers of an optimizer use of it: checks, checkpoints, pickles, reports, gradient release.
+
+The shell (``base.EncodedOptimizer``) imports them; they know it by these members alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from fp8compile.optim.placement import Names, Placement
+from fp8compile.optim.plan import Plan, Tensors
+from fp8compile.optim.updates import Update
+
+Group = dict[str, Any]
+Parameter = tuple[int, Group, Tensor]  # its number, its group, itself
+
+
+class OptimizerShell(Protocol):
+    """A ``torch.optim.Optimizer`` around the compiled step; the docstrings are those of ``EncodedOptimizer``."""
+
+    seed: int
+    compiled: bool
+    patterns: dict[str, Any]
+    defaults: Group
+    param_groups: list[Group]
+    _placements: dict[Tensor, Placement]
+    _optimizer_load_state_dict_pre_hooks: Any
+    _optimizer_load_state_dict_post_hooks: Any
+
+    @property
+    def state(self) -> Any: ...
+
+    @property
+    def names(self) -> Names: ...
+
+    def _parameters(self) -> Iterable[Parameter]: ...
+
+    def _placed(self, p: Tensor, group: Mapping[str, Any]) -> Placement: ...
+
+    def _start(self, p: Tensor, group: Group) -> None: ...
+
+    @staticmethod
+    def _in_group(group: Mapping[str, Any], i: int) -> str: ...
+
+    def placement(self, p: Tensor, group: Mapping[str, Any]) -> Placement: ...
+
+    def update_of(self, group: Mapping[str, Any]) -> Update: ...
+
+    def plan_of(self, p: Tensor, group: Mapping[str, Any]) -> Plan: ...
+
+    def step_function(self, p: Tensor) -> tuple[Plan, Tensors]: ...
+
+    def check_parameter(self, p: Tensor, name: str) -> None: ...
+
+    def update_parameters(self, parameters: list[Parameter]) -> None: ...
+
+    def forget(self) -> None: ...

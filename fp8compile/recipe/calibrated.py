@@ -1,0 +1,32 @@
+"""Whether a calibration is of this recipe: both must say the same of what runs in FP32."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fp8compile.recipe.calibration import AGAIN, Calibration
+from fp8compile.recipe.recipe import Recipe
+
+
+def check_calibration(calibration: Calibration, recipe: Recipe) -> None:
+    """Raise ValueError if ``recipe`` says other things of FP32 than when the calibration was made."""
+    for name, new in fp32_fields(recipe).items():
+        if new != (old := getattr(calibration, name)):
+            raise ValueError(
+                f"this calibration is older than the recipe: it was made with {name}={_written(old)}, and "
+                f"Recipe.{name} is {_written(new)}. {AGAIN[:-1]}, recipe=...)."
+            )
+
+
+def fp32_fields(recipe: Recipe) -> dict[str, Any]:
+    """``Calibration.keep_fp32`` and ``modules`` of a recipe."""
+    own = recipe.keep_fp32
+    return {
+        "keep_fp32": own,
+        "modules": tuple((p, r.keep_fp32) for p, r in recipe.modules.items() if r.keep_fp32 != own),
+    }
+
+
+def _written(value: Any) -> str:
+    is_modules = value and isinstance(value[0], tuple)
+    return repr({pattern: {"keep_fp32": kept} for pattern, kept in value} if is_modules else value)

@@ -1,0 +1,15 @@
+"""Module path patterns."""
+
+from __future__ import annotations
+
+import fnmatch
+
+
+def in_module(path: str, pattern: str) -> bool:
+    """Whether ``pattern`` matches the module at ``path`` or one that holds it.
+
+    "layers.0" is layers.0 and all beneath it; "layers.0.*" is all beneath it; "*.mlp" is every mlp and all beneath.
+    ``*`` matches dots too. "" is what the model does itself, outside of all its modules.
+    """
+    parts = path.split(".")
+    return any(fnmatch.fnmatchcase(".".join(parts[:n]), pattern) for n in range(1, len(parts) + 1))

@@ -1,0 +1,68 @@
+"""What each field of a recipe may be."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fp8compile._messages import nearest
+from fp8compile.recipe.calibration import Calibration
+from fp8compile.recipe.frozen import FrozenMapping
+
+CHOICES: Mapping[str, tuple[str, ...]] = {
+    "linear": ("off", "tensorwise", "rowwise"),
+    "linear_formats": ("hybrid", "e4m3"),
+    "saved": ("groupwise", "off"),
+    "saved_format": ("auto", "e4m3", "int8", "best_of_two"),
+    "attention_format": ("auto", "e4m3", "int8", "best_of_two"),
+    "codegen": ("inductor", "eager"),
+    "check": ("off", "first_step"),
+}
+
+OBSERVE = ("auto", True, False)
+
+ISLANDS = ("auto", "policy", "off")
+
+BOOLEANS = ("emulate", "saved_attention")
+
+GROUP_SIZES = (16, 65536)
+
+
+class FrozenOptions(FrozenMapping):
+    """Inductor options, hashable."""
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
+
+    def __repr__(self) -> str:
+        return repr(dict(sorted(self.items())))
+
+
+def _is_int(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _as_patterns(name: str, value: Any) -> tuple[str, ...]:
+    patterns = (value,) if isinstance(value, str) else value
+    if not isinstance(patterns, (tuple, list)) or not all(isinstance(p, str) for p in patterns):
+        raise ValueError(f'Recipe.{name} must be module path patterns such as ("layers.0.*",), not {value!r}.')
+    return tuple(patterns)
+
+
+def _as_islands(value: Any) -> Any:
+    """One of ISLANDS, or a calibration: as it is, or from its file."""
+
+    if value in ISLANDS or isinstance(value, Calibration):
+        return value
+    if isinstance(value, str) and value.endswith(".json"):
+        return Calibration.load(value)
+    raise ValueError(
+        f"Recipe.islands cannot be {value!r}.{nearest(str(value), ISLANDS)} Or a calibration "
+        "(fp8compile.calibrate), or the path of one (.json)."
+    )
+
+
+def _as_options(value: Any) -> FrozenOptions:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"Recipe.inductor must be a dict of Inductor options, not {value!r}.")
+    return FrozenOptions(value)

@@ -1,0 +1,46 @@
+"""What a check found of one gradient."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+OK, BELOW, ROUNDING, NOT_FINITE = "ok", "below the bar", "rounding", "not finite"
+
+
+@dataclass(frozen=True)
+class Cause:
+    """What makes a gradient wrong: the tensors kept as codes in a module (``kind`` "saved"), or its FP8 linear.
+
+    Attributes:
+        module, kind: where and what; "" is the model itself.
+        db: the gradient's SQNR when this alone is encoded; NaN where it was not run alone.
+        tensors: what is encoded there.
+    """
+
+    module: str
+    kind: str
+    db: float
+    tensors: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Row:
+    """The gradient of one parameter, or of an argument.
+
+    Attributes:
+        name: its name.
+        db: SQNR of the encoded step against the exact one.
+        floor: SQNR of the exact step against itself, its parameters moved by one last place.
+        verdict: "ok"; "below the bar"; "rounding": the exact gradient is itself not determined to the bar, so that it was
+            held to the norm of the whole step; "not finite": the exact gradient holds NaN or inf.
+        causes: of what is below the bar, largest first.
+        repaired: SQNR with ``Check.recipe``; NaN where nothing was to be repaired.
+    """
+
+    name: str
+    db: float
+    floor: float
+    verdict: str
+    causes: tuple[Cause, ...] = ()
+    repaired: float = math.nan
