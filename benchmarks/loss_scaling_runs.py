@@ -24,8 +24,7 @@ from torch import Tensor, nn
 from benchmarks.fp16_on_cpu import fp16_in_fp32
 from benchmarks.loss_scaling_tasks import Training
 from fp8compile.amp import LossScaler
-from fp8compile.demo import arms
-from fp8compile.demo import loss_scales as scaling
+from fp8compile.demo import arms, loss_scales
 from fp8compile.demo.loop import set_rate
 from fp8compile.demo.model import rate_schedule
 from fp8compile.fx.aot import BACKWARD
@@ -103,16 +102,16 @@ def run(arm: str, seed: int, models: Models, steps: int) -> Row:
     optimizer = training.optimizer(
         learner, state_format="fp32", master="none", compiled=models.compiled, lr=training.rate
     )
-    scaler = scaling.scaler_for(arm) if arm in arms.SCALED else None
+    scaler = loss_scales.scaler_for(arm) if arm in arms.SCALED else None
     row, began = Row(), time.perf_counter()
     row.start = evaluate(learner, training)[0]
     try:
         _train(row, learner, step_model, optimizer, scaler, training, seed, steps)
-        scaling.check_parameters(learner)
+        loss_scales.check_parameters(learner)
         row.end, row.accuracy = evaluate(learner, training)
-        scaling.check_finite(row.end, "the validation loss")
-    except scaling.Diverged as why:
-        row.status = f"{scaling.DIVERGED} at step {len(row.losses)}: {why}"
+        loss_scales.check_finite(row.end, "the validation loss")
+    except loss_scales.Diverged as why:
+        row.status = f"{loss_scales.DIVERGED} at step {len(row.losses)}: {why}"
     row.seconds = time.perf_counter() - began
     return row
 
@@ -122,20 +121,20 @@ def _train(
     learner: Learner,
     step_model: Callable[..., Any],
     optimizer: torch.optim.Optimizer,
-    scaler: scaling.Scaler | None,
+    scaler: loss_scales.Scaler | None,
     training: Training,
     seed: int,
     steps: int,
 ) -> None:
-    rate, taken = rate_schedule(steps), scaling.steps_taken(optimizer)
+    rate, taken = rate_schedule(steps), loss_scales.steps_taken(optimizer)
     dtype = next(learner.parameters()).dtype
     for step, (inputs, target) in enumerate(training.batches(seed, steps)):
         set_rate(optimizer, training.rate * rate(step))
         row.scales += [scaler.get_scale()] if scaler is not None else []
         loss, _ = step_model(_cast(inputs, dtype), target)
         row.losses.append(float(loss.detach()))
-        scaling.check_finite(row.losses[-1], "the loss")
-        scaling.apply_gradients(loss, learner, optimizer, training.clip_norm, scaler)
+        loss_scales.check_finite(row.losses[-1], "the loss")
+        loss_scales.apply_gradients(loss, learner, optimizer, training.clip_norm, scaler)
         row.largest += [_largest(scaler) / row.scales[-1]] if isinstance(scaler, LossScaler) else []
         row.skipped = step + 1 - len(taken)
 

@@ -17,7 +17,7 @@ def human(nbytes: float) -> str:
     return f"{nbytes:.2f} GiB"
 
 
-def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
+def table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
     table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="")
     for column in columns:
         table.add_column(column, overflow="fold")
@@ -26,7 +26,7 @@ def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]
     return table
 
 
-def _printed(parts: Sequence[RenderableType]) -> str:
+def printed(parts: Sequence[RenderableType]) -> str:
     console = Console(width=150, no_color=True, highlight=False, markup=False, soft_wrap=False)
     with console.capture() as capture:
         for part in parts:

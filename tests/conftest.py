@@ -15,10 +15,10 @@ os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="fp8compile-test
 import pytest
 import torch
 
-from fp8compile.compiler import report_store as store
-from fp8compile.fx import spec as verify
+from fp8compile.compiler import report_store
+from fp8compile.fx import spec
 
-verify.enabled = True  # every graph that any test compiles is held against the specification after every pass
+spec.enabled = True  # every graph that any test compiles is held against the specification after every pass
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,7 +39,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(autouse=True, scope="module")
 def nothing_compiled_before() -> None:
     """A model of another file, of a class and with parameters alike, is not asked about by this one."""
-    store._compiled.clear()
+    report_store._compiled.clear()
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
 
 import fp8compile
-from fp8compile.compiler import report_store as store
+from fp8compile.compiler import report_store
 from tests.measure import compiled
 
 
@@ -73,12 +73,12 @@ def test_a_wrong_option_survives_torchs_wrapping(arguments: dict[str, object], m
 
 
 def test_modes_mean_what_they_mean_for_inductor() -> None:
-    from torch._inductor import list_mode_options
+    from torch._inductor import listmode_options
 
-    from fp8compile.compiler.compile import _mode_options
+    from fp8compile.compiler.inductor_options import mode_options
 
     for mode in ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "default"):
-        assert _mode_options(mode) == list_mode_options().get(mode, {})
+        assert mode_options(mode) == listmode_options().get(mode, {})
     seen = {}
 
     def look(graph: torch.fx.Graph) -> None:
@@ -99,7 +99,7 @@ def test_the_users_own_inductor_pass_keeps_running() -> None:
 
 
 def test_inductors_own_activation_quantisation_is_not_stacked_on(caplog: pytest.LogCaptureFixture) -> None:
-    store._warned.clear()
+    report_store._warned.clear()
     options = {"activation_quantization_aten_pass": {}}
     with (
         torch._inductor.config.patch(post_grad_fusion_options=options),
@@ -113,7 +113,7 @@ def test_inductors_own_activation_quantisation_is_not_stacked_on(caplog: pytest.
 
 
 def test_another_partitioner_is_refused() -> None:
-    from fp8compile.compiler.pipeline import Partitioner
+    from fp8compile.compiler.hooks import Partitioner
 
     with (
         torch._inductor.config.patch(custom_partitioner_fn=Partitioner(fp8compile.Recipe(), "theirs")),
@@ -139,7 +139,7 @@ def test_reports_belong_to_their_own_model() -> None:
         compiled(model)(torch.randn(128, 64)).sum().backward()
     reports = [fp8compile.report(model) for model in (first, second)]
     assert [len(r.graphs) for r in reports] == [1, 1]
-    assert not reports[0].remarks and store.SHARED in reports[1].remarks, "Dynamo compiled once, for both"
+    assert not reports[0].remarks and report_store.SHARED in reports[1].remarks, "Dynamo compiled once, for both"
 
 
 def test_zero_graphs_compiled_is_said_once_at_exit() -> None:
@@ -164,7 +164,7 @@ def test_a_compilation_that_failed_leaves_nothing_in_the_next_ones_report() -> N
     model, x = mlp(), torch.randn(128, 64, requires_grad=True)
     fn = compiled(model, min_saved_numel=0)
     with (
-        mock.patch("fp8compile.compiler.backend.run_the_graph", side_effect=ValueError("no room")),
+        mock.patch("fp8compile.compiler.inductor.run_the_graph", side_effect=ValueError("no room")),
         pytest.raises(BackendCompilerFailed, match="no room"),
     ):
         fn(x)

@@ -19,9 +19,8 @@ from benchmarks import bench_capacity, goals, parity, peers, plots, readme_table
 from benchmarks.llama import TINY, Layer, Shape
 from benchmarks.markdown import markdown
 from benchmarks.registry import PARTS, Benchmark, Case, Row, Setting
-from fp8compile.cli import bench as cli_bench
-from fp8compile.cli import main as cli
-from fp8compile.optim import compiled_step as fused
+from fp8compile.cli import bench, main
+from fp8compile.optim import compiled_step
 
 torch.set_num_threads(1)
 CPU = Setting.on("cpu", tiny=True)
@@ -41,10 +40,10 @@ def nothing_generated(monkeypatch: pytest.MonkeyPatch) -> None:
         return PLAIN(model, backend=backend, options={**(options or {}), "codegen": "eager"}, **more)
 
     def step_by_step(signature: Any, chunk: Any) -> Any:
-        return functools.partial(fused._eager, signature.plan, chunk)
+        return functools.partial(compiled_step._eager, signature.plan, chunk)
 
     monkeypatch.setattr(torch, "compile", quick)
-    monkeypatch.setattr(fused, "_compiled", step_by_step)
+    monkeypatch.setattr(compiled_step, "_compiled", step_by_step)
 
 
 @pytest.mark.parametrize("benchmark", suite.BENCHMARKS, ids=lambda b: b.name)
@@ -248,7 +247,7 @@ def test_a_file_is_whole_whenever_it_is_read(tmp_path: Path) -> None:
 
 
 def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["bench", "--list"]) == 0
+    assert main.main(["bench", "--list"]) == 0
     text = capsys.readouterr().out
     for b in suite.BENCHMARKS:
         assert f"  {b.name}: {b.about}\n" in text
@@ -267,7 +266,7 @@ def test_a_slip_is_named_with_its_cure(
     line: str, message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert cli.main(line.split()) == 2
+    assert main.main(line.split()) == 2
     printed, said = capsys.readouterr()
     assert not printed and said.startswith("fp8compile bench: error: ") and message in said
 
@@ -275,13 +274,13 @@ def test_a_slip_is_named_with_its_cure(
 @pytest.mark.parametrize("text", ["none", "0", "-1", "nan"])
 def test_minutes_are_a_number(text: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit):
-        cli.main(["bench", "--minutes", text])
+        main.main(["bench", "--minutes", text])
     assert f"{text!r} is not a number of minutes above 0" in capsys.readouterr().err
 
 
 def test_without_a_checkout_the_cure_is_said(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="Cure: run this in a checkout of fp8compile"):
-        cli_bench.found_suite([tmp_path])
+        bench.found_suite([tmp_path])
     assert str(tmp_path) not in sys.path
 
 

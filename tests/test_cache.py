@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
 from tests.processes import run_in_process as run
 
 
@@ -28,15 +26,3 @@ def test_equal_recipes_hit_others_miss_and_reports_agree(tmp_path: Path) -> None
         path.unlink()
     lost = run(tmp_path, {})
     assert "does not hold its report" in lost["report"], "a report that is gone is told, not shown as empty"
-
-
-@pytest.mark.parametrize(
-    "name",
-    ["fuse_state_codecs", "share_casts", "quantize_linears", "cut_for_bytes", "recompute_kept", "encode_saved"],
-)
-def test_no_pass_is_named_inside_another(name: str) -> None:
-    from fp8compile.compiler.pipeline import JOINT, OPTIMIZER, PARTITION
-    from fp8compile.passes.cut_for_bytes import cut_for_bytes
-
-    names = [p.__name__ for p in (*OPTIMIZER, *JOINT, cut_for_bytes, *PARTITION)]
-    assert [n for n in names if name in n] == [name]

@@ -16,10 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fp8compile
-from fp8compile import Calibration, Recipe
+from fp8compile import Calibration, Recipe, calibrate
 from fp8compile.islands.search import computes
 from fp8compile.recipe.calibration import Measurements, Value
-from fp8compile.tools import calibrate
 from fp8compile.tools.calibrate import _merged
 from tests.measure import compiled, llama_case, sqnr
 from tests.passes.graphs import joint_of

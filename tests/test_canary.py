@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from fp8compile import _torch as private
-from fp8compile.compiler.compile import FUSION
+from fp8compile.compiler.inductor_options import FUSION
 
 
 @pytest.mark.parametrize("name", private.__all__)

@@ -10,35 +10,37 @@ from pathlib import Path
 import pytest
 
 import fp8compile
-from fp8compile.cli import main as cli
-from fp8compile.demo import run as demo
+from fp8compile.cli import main
+from fp8compile.demo import run
 
 
 @pytest.fixture
-def given(monkeypatch: pytest.MonkeyPatch) -> list[demo.Options]:
+def given(monkeypatch: pytest.MonkeyPatch) -> list[run.Options]:
     """The options that reach the demo, which does not run."""
-    options: list[demo.Options] = []
+    options: list[run.Options] = []
 
-    def record(values: demo.Options) -> int:
+    def record(values: run.Options) -> int:
         options.append(values)
         return 0
 
-    monkeypatch.setattr(demo, "run_demo", record)
+    monkeypatch.setattr(run, "run_demo", record)
     return options
 
 
-def test_defaults(given: list[demo.Options]) -> None:
-    assert cli.main(["demo"]) == 0
-    assert given == [demo.Options()]
+def test_defaults(given: list[run.Options]) -> None:
+    assert main.main(["demo"]) == 0
+    assert given == [run.Options()]
     assert given[0].backend_options == {"preset": "default"}
 
 
-def test_every_option_arrives(given: list[demo.Options]) -> None:
+def test_every_option_arrives(given: list[run.Options]) -> None:
     fields = {"saved_format": "int8", "emulate": True}
     line = "demo --out o --steps 5 --seeds 3 --seed 7 --arms eager,fp8compile --tiny --threads 2 --precision bf16"
-    assert cli.main([*line.split(), "--preset", "conservative", "-o", "saved_format=int8", "-o", "emulate=true"]) == 0
+    assert (
+        main.main([*line.split(), "--preset", "conservative", "-o", "saved_format=int8", "-o", "emulate=true"]) == 0
+    )
     assert given == [
-        demo.Options(Path("o"), 5, 3, 7, ("eager", "fp8compile"), "conservative", fields, "bf16", True, 2)
+        run.Options(Path("o"), 5, 3, 7, ("eager", "fp8compile"), "conservative", fields, "bf16", True, 2)
     ]
     assert given[0].backend_options == {"preset": "conservative", **fields}
 
@@ -60,32 +62,32 @@ def test_every_option_arrives(given: list[demo.Options]) -> None:
     ],
 )
 def test_a_slip_is_named_with_the_nearest_right_value(
-    line: str, message: str, capsys: pytest.CaptureFixture[str], given: list[demo.Options]
+    line: str, message: str, capsys: pytest.CaptureFixture[str], given: list[run.Options]
 ) -> None:
     with pytest.raises(SystemExit) as exit_:
-        cli.main(line.split())
+        main.main(line.split())
     assert exit_.value.code == 2 and not given
     assert message in capsys.readouterr().err
 
 
-def test_arms_go_with_the_precision(capsys: pytest.CaptureFixture[str], given: list[demo.Options]) -> None:
-    assert cli.main(["demo", "--precision", "fp16"]) == 0
+def test_arms_go_with_the_precision(capsys: pytest.CaptureFixture[str], given: list[run.Options]) -> None:
+    assert main.main(["demo", "--precision", "fp16"]) == 0
     assert (
         given[0].chosen_arms[0] == "fp32"
         and given[0].chosen_arms[-1] == "histogram"
         and len(given[0].chosen_arms) == 7
     )
-    assert cli.main(["demo", "--precision", "fp16", "--arms", "static 2^15,histogram"]) == 0
+    assert main.main(["demo", "--precision", "fp16", "--arms", "static 2^15,histogram"]) == 0
     assert given[1].chosen_arms == ("static 2^15", "histogram")
-    assert demo.Options().chosen_arms == ("inductor", "fp8compile")
+    assert run.Options().chosen_arms == ("inductor", "fp8compile")
     for line in ("--arms histogram", "--precision fp16 --arms inductor"):
-        assert cli.main(["demo", *line.split()]) == 2
+        assert main.main(["demo", *line.split()]) == 2
         assert f"there is no arm '{line.split()[-1]}': " in capsys.readouterr().err
     assert len(given) == 2
 
 
-def test_a_wrong_field_of_the_recipe_is_named(capsys: pytest.CaptureFixture[str], given: list[demo.Options]) -> None:
-    assert cli.main(["demo", "-o", "saved_format=e4m4"]) == 2 and not given
+def test_a_wrong_field_of_the_recipe_is_named(capsys: pytest.CaptureFixture[str], given: list[run.Options]) -> None:
+    assert main.main(["demo", "-o", "saved_format=e4m4"]) == 2 and not given
     assert "Recipe.saved_format cannot be 'e4m4'. Did you mean 'e4m3'?" in capsys.readouterr().err
 
 
@@ -125,10 +127,10 @@ def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_explain_prints_the_report(factories: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["explain", "pkg.mod:factory"]) == 0
+    assert main.main(["explain", "pkg.mod:factory"]) == 0
     assert "1 tensors encoded" in (text := capsys.readouterr().out) and "addmm.default" in text
     line = "explain pkg.mod:pair --json --preset conservative -o saved_format=int8 -o group_size=64 -o skip=head.*"
-    assert cli.main(line.split()) == 0
+    assert main.main(line.split()) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["graphs"][0]["notes"]["saved"][0]["codec"] == "int8 1x64"
     assert "saved_attention=False" in data["recipe"] and "skip=('head.*',)" in data["recipe"]
@@ -136,7 +138,7 @@ def test_explain_prints_the_report(factories: Path, capsys: pytest.CaptureFixtur
 
 
 def test_dump_writes_the_graphs_too(factories: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["dump", "pkg.mod:factory", "--out", "graphs", "-o", "min_saved_numel=0", "--json"]) == 0
+    assert main.main(["dump", "pkg.mod:factory", "--out", "graphs", "-o", "min_saved_numel=0", "--json"]) == 0
     printed, said = capsys.readouterr()
     of_the_graph = json.loads((factories / "graphs" / "graph-0" / "report.json").read_text())
     assert json.loads(printed)["graphs"] == of_the_graph["graphs"]
@@ -165,7 +167,7 @@ def test_dump_writes_the_graphs_too(factories: Path, capsys: pytest.CaptureFixtu
 def test_a_slip_in_explain_or_dump_is_one_line(
     command: str, line: str, message: str, factories: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert cli.main(f"{command} {line}".split()) == 2
+    assert main.main(f"{command} {line}".split()) == 2
     printed, said = capsys.readouterr()
     name = command.split()[0]
     assert not printed and said.startswith(f"fp8compile {name}: error: ") and message in said
@@ -173,28 +175,28 @@ def test_a_slip_in_explain_or_dump_is_one_line(
 
 
 def test_what_the_model_or_the_folder_does_not_allow(factories: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli.main(["explain", "pkg.mod:nothing"]) == 1
+    assert main.main(["explain", "pkg.mod:nothing"]) == 1
     assert "compiled no graph" in capsys.readouterr().err
-    assert cli.main(["dump", "pkg.mod:pair", "--out", "pkg/mod.py"]) == 1
+    assert main.main(["dump", "pkg.mod:pair", "--out", "pkg/mod.py"]) == 1
     said = capsys.readouterr().err
     assert "graph dumps cannot be written to" in said and "pkg/mod.py/graph-0" in said and said.count("\n") == 1
     with pytest.raises(RuntimeError, match="the user's own"):
-        cli.main(["explain", "pkg.mod:broken"])
+        main.main(["explain", "pkg.mod:broken"])
     with pytest.raises(SystemExit):
-        cli.main(["dump", "pkg.mod:pair"])
+        main.main(["dump", "pkg.mod:pair"])
     assert "--out" in capsys.readouterr().err
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
-        cli.main(["--version"])
+        main.main(["--version"])
     assert exit_.value.code == 0
     assert capsys.readouterr().out == f"fp8compile {fp8compile.__version__}\n"
 
 
 def test_no_command_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
-        cli.main([])
+        main.main([])
     assert exit_.value.code == 2 and "COMMAND" in capsys.readouterr().err
 
 
@@ -210,7 +212,7 @@ def test_a_missing_extra_is_named_with_its_cure(
     missing: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setitem(sys.modules, missing, None)
-    assert cli.main(["demo", "--tiny", "--out", str(tmp_path)]) == 1
+    assert main.main(["demo", "--tiny", "--out", str(tmp_path)]) == 1
     error = capsys.readouterr().err
     assert f"needs {missing}, " in error or f"{missing} and" in error
     assert "pip install 'fp8compile[demo]'" in error
@@ -220,16 +222,16 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path, capsys: pytest
     pytest.importorskip("transformers")
     pytest.importorskip("matplotlib")
     (tmp_path / "file").write_text("in the way")
-    assert cli.main(["demo", "--tiny", "--out", str(tmp_path / "file")]) == 1
+    assert main.main(["demo", "--tiny", "--out", str(tmp_path / "file")]) == 1
     assert "file" in capsys.readouterr().err
 
 
 def test_ctrl_c_before_anything_was_measured(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def interrupt(values: demo.Options) -> int:
+    def interrupt(values: run.Options) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(demo, "run_demo", interrupt)
-    assert cli.main(["demo"]) == 130
+    monkeypatch.setattr(run, "run_demo", interrupt)
+    assert main.main(["demo"]) == 130
     assert "before anything was measured" in capsys.readouterr().err

@@ -21,7 +21,7 @@ from torch.fx import Graph
 import fp8compile
 from fp8compile import Recipe
 from fp8compile.compiler import dump, pipeline
-from fp8compile.compiler.pipeline import JointPasses, Partitioner
+from fp8compile.compiler.hooks import JointPasses, Partitioner
 from fp8compile.fx import snapshot
 from fp8compile.fx.dot import quoted
 from fp8compile.fx.graph import splice
@@ -209,7 +209,7 @@ def test_a_pass_of_the_joint_graph_comes_first(tmp_path: Path, monkeypatch: pyte
         tanh.replace_all_uses_with(new, lambda user: user is not new)
         return Notes()
 
-    monkeypatch.setattr(pipeline, "JOINT", (double_tanh,))
+    monkeypatch.setattr(pipeline, "JOINT", (pipeline.changes(double_tanh),))
     compiled(Gated(), dump=str(tmp_path))(torch.randn(128, 64)).sum().backward()
     folder = tmp_path / "graph-0" / "01-double_tanh"
     assert "fp8compile: doubled(tanh)" in (folder / "after.txt").read_text()

@@ -192,9 +192,9 @@ def test_an_optimizer_ends_a_step_with_all_its_backwards_unless_a_scaler_does() 
         optimizer.step()
     layer = next(layer for layer in overflow_report(fn).layers if layer.module == "weight")
     assert [(s.step, s.numel) for s in layer.history] == [(1, 48), (2, 48)]
-    from fp8compile.observe import records as observation
+    from fp8compile.observe import records
 
-    (slot,) = observation.of_model(model)
+    (slot,) = records.of_model(model)
     slot.saturate(False)
     fn(torch.ones(2, 4).half()).sum().backward()
     optimizer.step()
@@ -230,7 +230,7 @@ def test_pictures(tmp_path: Path) -> None:
         one.close()
     other.add(seen(FINE * 2))
     other.close(2)
-    names, steps, values = headroom_map(told(one, other))
+    names, steps, values = headroom_map(told(one, other).layers)
     assert names == ["a forward mm.default", "b forward mm.default"] and steps == [1, 2]
     assert (
         values[0] == [math.log2(65504 / 8), 0.0]

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fp8compile
-from fp8compile.observe import records as observation
+from fp8compile.observe import records
 from fp8compile.observe.history import Layer
 from tests.measure import compiled
 from tests.passes.graphs import joint_of, text_of
@@ -117,7 +117,7 @@ def test_off_the_graph_is_the_same_to_the_node(dtype: torch.dtype) -> None:
     assert texts[0] == texts[1] != texts[2] and "_counted" in texts[2] and "_counted" not in texts[1]
     model = Blocks().to(dtype)
     compiled(model, codegen="eager", observe="auto")(torch.randn(32, 64).to(dtype)).sum().backward()
-    assert observation.of_model(model) == []
+    assert records.of_model(model) == []
     with pytest.raises(ValueError, match=r"observe=True"):
         fp8compile.overflow_report(model)
 
@@ -136,7 +136,7 @@ def test_complex_numbers() -> None:
     for scale in (1.0, 1e38):
         model.w.data.mul_(scale)
         run(torch.randn(16, 16)).abs().sum().backward()
-        for each in observation.of_model(model):
+        for each in records.of_model(model):
             each.close()
     first = fp8compile.overflow_report(run).first
     assert first is not None and (first.direction, first.first_step, first.dtype) == ("forward", 2, "complex64")

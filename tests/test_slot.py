@@ -17,8 +17,7 @@ from torch import Tensor, nn
 
 import fp8compile
 from fp8compile.numerics.histogram import AMAX, INF, LARGE, NAN
-from fp8compile.observe import records as observation
-from fp8compile.observe import slot
+from fp8compile.observe import records, slot
 from fp8compile.recipe.context import Inputs
 from tests.optim.ranks import on_ranks
 from tests.watched import EXACT, Broken, Net, batches, counted_on_ranks, counts_of, eager_counts, loss_of
@@ -78,11 +77,11 @@ def test_two_models_of_the_same_code_have_each_their_own() -> None:
     references = [eager_counts(copy.deepcopy(m), [x], 2.0**8) for m, x in ((a, xs[0]), (b, xs[1]))]
     runs = [compiled(a), compiled(b)]
     losses = [loss_of(run, x, 2.0**8) for run, x in zip(runs, xs, strict=True)]
-    assert {o for loss in losses for o in observation.of_loss(loss)} == {
-        *observation.of_model(a),
-        *observation.of_model(b),
+    assert {o for loss in losses for o in records.of_loss(loss)} == {
+        *records.of_model(a),
+        *records.of_model(b),
     }
-    assert not set(observation.of_model(a)) & set(observation.of_model(b))
+    assert not set(records.of_model(a)) & set(records.of_model(b))
     for loss in losses:
         loss.backward()
     assert [counts_of(a), counts_of(b)] == references
@@ -92,9 +91,9 @@ def test_a_loss_knows_the_graphs_it_will_run_backward_through() -> None:
     generator, critic = Broken().half(), Net().half()
     fake = compiled(generator)(*batches(32))
     both = compiled(critic)(fake).sum()
-    assert len(observation.of_loss(both)) == 3, "the graph break makes two"
-    assert observation.of_loss(torch.zeros((), requires_grad=True) * 2) == []
-    assert observation.of_loss(torch.zeros(())) == []
+    assert len(records.of_loss(both)) == 3, "the graph break makes two"
+    assert records.of_loss(torch.zeros((), requires_grad=True) * 2) == []
+    assert records.of_loss(torch.zeros(())) == []
 
 
 def test_only_backward_adds_to_it() -> None:
@@ -103,9 +102,9 @@ def test_only_backward_adds_to_it() -> None:
     torch.autograd.grad(loss_of(run, x), list(model.parameters()))
     with torch.no_grad():
         run(x)
-    assert all(o.additions == 0 and not o.current.any() for o in observation.of_model(model))
+    assert all(o.additions == 0 and not o.current.any() for o in records.of_model(model))
     loss_of(run, x).backward()
-    [seen] = observation.of_model(model)
+    [seen] = records.of_model(model)
     assert seen.additions == 1 and seen.values.grad is None
 
 
@@ -114,9 +113,9 @@ def test_a_step_is_closed_and_the_first_overflow_stays() -> None:
     run, [x] = compiled(model), batches(32)
     for scale in (2.0, 2.0**20, 2.0):
         loss_of(run, x, 1.0).backward() if scale == 2.0 else loss_of(run, x * 0 + 60000, 8.0).backward()
-        for each in observation.of_model(model):
+        for each in records.of_model(model):
             each.close()
-    [seen] = observation.of_model(model)
+    [seen] = records.of_model(model)
     assert [step for step, _ in seen.history] == [1, 2, 3] and seen.step == 3
     first = {row.op: int(step) for row, step in zip(seen.rows, seen.first, strict=True) if row.direction == "forward"}
     assert first["addmm.default"] == 2 and first["input"] == -1
@@ -147,8 +146,8 @@ def test_a_compiled_optimizer_closes_steps_and_does_not_trace_how() -> None:
     for closed in (1, 2, 3):
         loss_of(run, x).backward()
         step()
-        assert [each.step for each in observation.of_model(model)] == [closed]
-    assert [(each.step, each.additions) for each in observation.of_model(other)] == [(0, 1)]
+        assert [each.step for each in records.of_model(model)] == [closed]
+    assert [(each.step, each.additions) for each in records.of_model(other)] == [(0, 1)]
 
 
 def test_gradients_are_clipped_once_a_scaler_asks() -> None:
@@ -157,7 +156,7 @@ def test_gradients_are_clipped_once_a_scaler_asks() -> None:
     for on in (False, True, False):
         model.zero_grad()
         loss = loss_of(run, x, 2.0**9)  # 64 ones * 2**9 = 2**15 reach down's input; times 8 is 2**18
-        [seen] = observation.of_loss(loss)
+        [seen] = records.of_loss(loss)
         seen.saturate(on)
         loss.backward()
         largest.append(float(model.up.weight.grad.abs().max()))
@@ -172,7 +171,7 @@ def test_gradients_are_clipped_once_a_scaler_asks() -> None:
 def test_it_may_be_asked_for_between_forward_and_backward() -> None:
     model, x = steep()
     loss = loss_of(compiled(model), x, 2.0**9)
-    [seen] = observation.of_loss(loss)
+    [seen] = records.of_loss(loss)
     seen.saturate(True)
     loss.backward()
     assert model.up.weight.grad.isfinite().all()
@@ -183,7 +182,7 @@ def test_nan_is_not_clipped() -> None:
     run, [x] = compiled(model), batches(32)
     x[3, 5] = torch.nan
     loss = loss_of(run, x)
-    [seen] = observation.of_loss(loss)
+    [seen] = records.of_loss(loss)
     seen.saturate(True)
     loss.backward()
     assert model.up.weight.grad.isnan().any()
@@ -195,12 +194,12 @@ def test_nothing_is_kept_alive() -> None:
     model = Net().half()
     run, [x] = compiled(model), batches(32)
     loss_of(run, x).backward()
-    assert observation.of_model(model)
-    before = len(observation.alive())
+    assert records.of_model(model)
+    before = len(records.alive())
     del run
     torch._dynamo.reset()
     gc.collect()
-    assert len(observation.alive()) == before - 1
+    assert len(records.alive()) == before - 1
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -208,7 +207,7 @@ def test_without_fp16_nothing_is_added(dtype: torch.dtype) -> None:
     model = Net().to(dtype)
     x = batches(32)[0].to(dtype)
     compiled(model, observe="auto")(x).sum().backward()
-    assert observation.of_model(model) == []
+    assert records.of_model(model) == []
     assert fp8compile.explain(model, (x,)).observed == ()
 
 
@@ -216,7 +215,7 @@ def test_without_fp16_nothing_is_added(dtype: torch.dtype) -> None:
 def test_other_dtypes_are_observed_on_request(dtype: torch.dtype) -> None:
     model = Net().to(dtype)
     compiled(model, observe=True)(batches(32)[0].to(dtype)).sum().backward()
-    [seen] = observation.of_model(model)
+    [seen] = records.of_model(model)
     named = {torch.float32: "f32", torch.bfloat16: "bf16"}[dtype]
     assert {row.dtype for row in seen.rows if row.module in ("up", "down", "up.weight")} == {named}
 
@@ -227,7 +226,7 @@ def test_integers_and_autocast() -> None:
     with torch.autocast("cpu", torch.float16):
         loss = run(torch.arange(16)).float().sum()
     loss.backward()
-    [seen] = observation.of_model(model)
+    [seen] = records.of_model(model)
     assert {row.module for row in seen.rows if row.kind == "weight"} == {"1.weight", "1.bias"}
     assert all(row.dtype == "f16" for row in seen.rows)
 
@@ -235,7 +234,7 @@ def test_integers_and_autocast() -> None:
 def test_a_part_of_the_model_can_be_left_out() -> None:
     model = Net().half()
     loss_of(compiled(model, modules={"up": {"observe": False}}), *batches(32)).backward()
-    [seen] = observation.of_model(model)
+    [seen] = records.of_model(model)
     assert {row.module for row in seen.rows} >= {"down", "down.weight"}
     assert not [row for row in seen.rows if row.module.startswith("up")]
 
@@ -244,7 +243,7 @@ def test_parameters_shared_with_frozen_ones() -> None:
     model = Net().half()
     model.up.requires_grad_(False)
     loss_of(compiled(model), *batches(32)).backward()
-    [seen] = observation.of_model(model)
+    [seen] = records.of_model(model)
     assert {row.module for row in seen.rows if row.kind == "weight"} == {"down.weight", "down.bias"}
 
 
@@ -290,7 +289,7 @@ def test_gradient_checkpointing_and_accumulation_into_one_step() -> None:
     run = compiled(model)
     for x in batches(32, 32):
         loss_of(run, x).backward()
-    assert {o.additions for o in observation.of_model(model)} == {2}
+    assert {o.additions for o in records.of_model(model)} == {2}
 
 
 def test_counts_are_exact_on_two_ranks_with_uneven_data() -> None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 import fp8compile
-from fp8compile.compiler import report_store as store
+from fp8compile.compiler import report_store
 from fp8compile.reporting.report import GraphReport
 
 OPTIONS = {"codegen": "eager", "min_saved_numel": 0}
@@ -27,31 +27,33 @@ def test_each_model_has_its_own_graphs() -> None:
     first, second = trained(32), trained(48)
     assert {x.N for x in fp8compile.report(first).linears} == {"32", "16"}
     assert {x.N for x in fp8compile.report(second).linears} == {"48", "16"}
-    assert {id(c) for c in store.compiled_for(first)}.isdisjoint({id(c) for c in store.compiled_for(second)})
+    assert {id(c) for c in report_store.compiled_for(first)}.isdisjoint(
+        {id(c) for c in report_store.compiled_for(second)}
+    )
 
 
 def test_what_is_gone_is_forgotten_and_a_graph_compiled_again_is_one() -> None:
     model = trained(32)
     gc.collect()
     trained(40)
-    known = len(store._compiled)
+    known = len(report_store._compiled)
     for _ in range(3):
         torch._dynamo.reset()
         model(torch.randn(8, 16)).sum().backward()
     assert len(fp8compile.report(model).graphs) == 1
-    assert len(store._compiled) <= known + 1
+    assert len(report_store._compiled) <= known + 1
     del model
     torch._dynamo.reset()
     gc.collect()
     kept = trained(56)
-    assert all(c.alive or not c.parameters for c in store._compiled) and fp8compile.report(kept)
+    assert all(c.alive or not c.parameters for c in report_store._compiled) and fp8compile.report(kept)
 
 
 def test_no_half_written_report_is_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object) -> None:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr(store.private, "cache_dir", lambda: str(tmp_path))
-    monkeypatch.setattr(store.json, "dump", full)
-    store._write("key", (GraphReport("training"),))
+    monkeypatch.setattr(report_store.private, "cache_dir", lambda: str(tmp_path))
+    monkeypatch.setattr(report_store.json, "dump", full)
+    report_store._write("key", (GraphReport("training"),))
     assert not list((tmp_path / "fp8compile").iterdir())

@@ -6,7 +6,7 @@ from unittest import mock
 
 from torch import nn
 
-from fp8compile.compiler import report_store as store
+from fp8compile.compiler import report_store
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.report import GraphReport
 
@@ -20,9 +20,9 @@ class Net(nn.Module):
 def test_the_latest_of_several_models_serves_another() -> None:
     first, latest, another = Net(), Net(), Net()
     kinds = frozenset({Net, nn.Linear})
-    with mock.patch.object(store, "_compiled", []):
+    with mock.patch.object(report_store, "_compiled", []):
         for name, model in (("first", first), ("latest", latest), ("latest, again", latest)):
-            store.remember((GraphReport(name),), Recipe(), list(model.parameters()), kinds)
-        own = [r.kind for c in store.compiled_for(first) for r in c.reports]
-        served = [r.kind for c in store.compiled_for(another) for r in c.reports]
+            report_store.remember((GraphReport(name),), Recipe(), list(model.parameters()), kinds)
+        own = [r.kind for c in report_store.compiled_for(first) for r in c.reports]
+        served = [r.kind for c in report_store.compiled_for(another) for r in c.reports]
     assert own == ["first"] and served == ["latest", "latest, again"]

@@ -1,10 +1,12 @@
-"""The house: imports point one way, every file is short, private torch APIs live in one place."""
+"""The house: rooms in one order, imports that point down, short files, private torch APIs in one place."""
 
 from __future__ import annotations
 
 import ast
+import importlib
 from pathlib import Path
 
+import networkx
 import pytest
 
 import fp8compile
@@ -12,10 +14,28 @@ from fp8compile.compiler.sources import sources
 
 PACKAGE = Path(fp8compile.__file__).parent
 PASSES = Path(fp8compile.passes.__file__).parent
+ROOT = Path(__file__).parents[1]
 FILES = {f"fp8compile.{'.'.join(p.relative_to(PACKAGE).with_suffix('').parts)}": p for p in PACKAGE.rglob("*.py")}
 FILES |= {f"fp8compile.passes.{p.stem}": p for p in PASSES.rglob("*.py")}
+MODULES = {name.removesuffix(".__init__"): path for name, path in FILES.items()}
 
-FLOORS = ["numerics", "passes", "pipeline", "backend"]  # each may import what stands to its left
+# A file imports from its own room or from one that stands higher in this list; rooms on one line do not know each other.
+# Imports inside functions and those for the type checker count as all others do.
+ORDER = (
+    ("_torch", "_version", "_arguments", "_messages", "_text", "numerics"),
+    ("fx", "_distributed"),
+    ("recipe", "analysis", "reporting", "optim"),
+    ("encoding", "observe"),
+    ("islands", "amp"),
+    ("passes",),
+    ("compiler",),
+    ("tools",),
+    ("fp8compile",),  # the public surface
+    ("demo",),
+    ("cli",),
+    ("__main__",),
+)
+MOST_MODULES = 8  # directly in the package; what has a role has a room
 PRIVATE = (
     "torch._inductor",
     "torch._functorch",
@@ -27,13 +47,10 @@ PRIVATE = (
 )
 
 
-def imports(path: Path, *, running: bool = False) -> set[str]:
-    """What a file imports; ``running``: without what is there for the type checker alone."""
+def imports(path: Path) -> set[str]:
+    """What a file imports, wherever in it that stands; a module, or a name in one."""
     found = set()
-    tree = ast.parse(path.read_text())
-    if running:
-        tree.body = [n for n in tree.body if not (isinstance(n, ast.If) and ast.unparse(n.test) == "TYPE_CHECKING")]
-    for node in ast.walk(tree):
+    for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.Import):
             found |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom) and node.module:
@@ -41,19 +58,70 @@ def imports(path: Path, *, running: bool = False) -> set[str]:
     return found
 
 
-def floor(module: str) -> str:
-    return module.split(".")[1] if "." in module else ""
+def imported_modules(name: str) -> set[str]:
+    """Our modules that a module imports: of ``from a.b import c`` a.b.c, if that is one, and else a.b."""
+    found = imports(MODULES[name]) & set(MODULES)
+    packages = {"fp8compile"} if any(each.startswith("fp8compile.") for each in imports(MODULES[name])) else set()
+    within = {each for each in found for other in found if other.startswith(f"{each}.")}
+    return found - within - packages
 
 
-@pytest.mark.parametrize("name", sorted(FILES))
-def test_imports_point_one_way(name: str) -> None:
-    if floor(name) in FLOORS:
-        above = FLOORS[FLOORS.index(floor(name)) + 1 :]
-        assert not [m for m in imports(FILES[name]) if m.startswith("fp8compile.") and floor(m) in above]
-    if floor(name) == "numerics":
-        ours = {m for m in imports(FILES[name]) if not m.startswith("fp8compile.numerics")}
-        allowed = ("torch", "__future__", "collections", "dataclasses", "typing", "enum", "functools", "math")
-        assert not [m for m in ours if m.split(".")[0] not in allowed], "numerics is maths on torch alone"
+def room(module: str) -> str:
+    return module.split(".")[1] if "." in module else "fp8compile"
+
+
+def level(module: str) -> int:
+    return next(i for i, rooms in enumerate(ORDER) if room(module) in rooms)
+
+
+@pytest.mark.parametrize("name", sorted(MODULES))
+def test_imports_point_down(name: str) -> None:
+    up = [m for m in imported_modules(name) if room(m) != room(name) and level(m) >= level(name)]
+    assert not up, f"{name} is on floor {level(name)} of ORDER and imports {up}"
+
+
+def test_no_circles() -> None:
+    graph = networkx.DiGraph([(name, other) for name in MODULES for other in imported_modules(name)])
+    assert [sorted(each) for each in networkx.strongly_connected_components(graph) if len(each) > 1] == []
+
+
+def test_nothing_is_imported_for_the_type_checker_alone() -> None:
+    assert [name for name, path in FILES.items() if "TYPE_CHECKING" in path.read_text()] == []
+
+
+def test_few_modules_outside_of_rooms() -> None:
+    assert len(list(PACKAGE.glob("*.py"))) <= MOST_MODULES
+
+
+def test_numerics_is_maths_on_torch_alone() -> None:
+    allowed = {
+        "torch",
+        "__future__",
+        "collections",
+        "dataclasses",
+        "typing",
+        "enum",
+        "functools",
+        "math",
+        "fp8compile",
+    }
+    for name in (n for n in MODULES if room(n) == "numerics"):
+        assert {m.split(".")[0] for m in imports(MODULES[name])} <= allowed, name
+
+
+def test_no_public_function_hides_a_module() -> None:
+    """``import fp8compile.report`` would give a function."""
+    assert not {f"fp8compile.{name}" for name in fp8compile.__all__} & (
+        set(MODULES) - {"fp8compile.optim", "fp8compile.amp"}
+    )
+    assert importlib.import_module("fp8compile.reporting.report").Report is fp8compile.Report
+
+
+def test_every_room_is_packaged_and_says_what_it_is_for() -> None:
+    listed = (ROOT / "pyproject.toml").read_text().split("packages = [")[1].split("]")[0]
+    folders = {name.removesuffix(".__init__") for name in FILES if name.endswith(".__init__")}
+    assert {line.strip(' ",') for line in listed.split("\n") if line.strip()} == folders
+    assert [name for name in folders if not ast.get_docstring(ast.parse(MODULES[name].read_text()))] == []
 
 
 @pytest.mark.parametrize("name", sorted(FILES))
@@ -68,5 +136,5 @@ def test_no_file_is_long(name: str) -> None:
 
 
 def test_the_cache_key_knows_every_source_but_of_programs() -> None:
-    programs = [p for name, p in FILES.items() if floor(name) in ("demo", "cli")]
+    programs = [path for name, path in FILES.items() if room(name) in ("demo", "cli")]
     assert {path for _, path in sources()} == set(FILES.values()) - set(programs)

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fp8compile.numerics.histogram import flags, fold, statistics
-from fp8compile.observe import records as observation
+from fp8compile.observe import records
 
 Counts = dict[tuple[str, str], list[float]]
 
@@ -50,7 +50,7 @@ def batches(*rows: int, size: int = 64) -> list[Tensor]:
 def counts_of(model: nn.Module) -> Counts:
     """What was observed since the last close, by (path, role): role as in ``eager_counts``."""
     found: Counts = {}
-    for each in observation.of_model(model):
+    for each in records.of_model(model):
         for row, stats in zip(each.rows, each.current, strict=True):
             role = "weight" if row.kind == "weight" else "out" if row.direction == "forward" else "grad_input"
             if row.op in ("mm.default", "addmm.default", "sum.dim_IntList"):

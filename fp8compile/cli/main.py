@@ -10,8 +10,7 @@ from pathlib import Path
 
 from fp8compile import __version__
 from fp8compile._messages import nearest
-from fp8compile.cli import bench as cli_bench
-from fp8compile.cli import explain as cli_explain
+from fp8compile.cli import bench, explain
 from fp8compile.cli.explain import WRONG, Wrong, fields_from, recipe_from
 from fp8compile.demo.arms import ARMS, FP16_ARMS
 from fp8compile.recipe.recipe import PRESETS
@@ -116,20 +115,20 @@ COMMANDS: tuple[Command, ...] = (
     Command(
         "explain",
         "tell what fp8compile does to a model, without training it",
-        cli_explain.add_explain_options,
-        cli_explain.run_explain,
+        explain.add_explain_options,
+        explain.run_explain,
     ),
     Command(
         "dump",
         "explain, and write the graphs before and after each pass to files",
-        cli_explain.add_dump_options,
-        cli_explain.run_dump,
+        explain.add_dump_options,
+        explain.run_dump,
     ),
     Command(
         "bench",
         "measure kernels, layers and whole steps beside other systems, in a checkout",
-        cli_bench.add_bench_options,
-        cli_bench.run_bench,
+        bench.add_bench_options,
+        bench.run_bench,
     ),
 )
 

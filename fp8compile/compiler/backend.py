@@ -7,9 +7,9 @@ from typing import Any
 
 from torch.fx import GraphModule
 
-from fp8compile.compiler import report_store as store
-from fp8compile.compiler.compile import compile_and_report, log
+from fp8compile.compiler import report_store
 from fp8compile.compiler.first_step import checked_first_step
+from fp8compile.compiler.inductor import compile_and_report, log
 from fp8compile.fx.graph import copied_with_attributes
 from fp8compile.recipe.recipe import Recipe
 
@@ -43,7 +43,7 @@ def compile_graph(
     modules = _module_types(gm)
     spare = copied_with_attributes(gm) if recipe.check == "first_step" else None
     compiled, reports = compile_and_report(gm, example_inputs, recipe, mode)
-    store.remember(reports, recipe, example_inputs, modules)
+    report_store.remember(reports, recipe, example_inputs, modules)
     log.info("compiled a graph: %s", "; ".join(f"{r.kind}, keeps {r.saved_bytes} bytes" for r in reports))
     if spare is not None:
         return checked_first_step(compiled, spare, example_inputs, recipe)

@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fp8compile import _torch as private
-from fp8compile.compiler.compile import compile_once, run_the_graph
+from fp8compile.compiler.inductor import compile_once
 from fp8compile.compiler.inputs import cuda_devices, dtypes_of, trains
+from fp8compile.compiler.node_by_node import run_the_graph
 from fp8compile.fx.provenance import parameter_path
 from fp8compile.numerics.gradient_quality import BAR, NUDGES, Gradients, Judge, error_powers, last_place, nudged
 from fp8compile.recipe.recipe import Recipe, exact

@@ -9,7 +9,7 @@ from torch.fx import Graph, GraphModule
 
 from fp8compile import _torch as private
 from fp8compile.compiler.watchers import watched
-from fp8compile.fx import spec as verify
+from fp8compile.fx import spec
 from fp8compile.fx.partition import Split
 
 
@@ -22,10 +22,10 @@ def with_theirs(name: str, ours: Callable[[Graph], None], patches: Mapping[str, 
 def observed(gm: GraphModule, name: str, run: Callable[[], Any], split: Split | None = None) -> Any:
     """What ``run`` returns, or None where the pass of that name is disabled. Dumps see ``split``, or else ``gm``."""
     result = watched(name, split or gm, lambda: unless_disabled(gm, name, run))
-    if verify.enabled:
+    if spec.enabled:
         cut = result if isinstance(result, tuple) else (split.fw, split.bw) if split else (gm,)
         for part in cut:
-            verify.verify(part.graph, name)
+            spec.verify(part.graph, name)
     return result
 
 

@@ -15,8 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fp8compile.demo import arms
-from fp8compile.demo import loss_scales as scaling
+from fp8compile.demo import arms, loss_scales
 from fp8compile.demo.data import Corpus, train_batches, validation_batches
 from fp8compile.demo.loss_scales import Scaler
 from fp8compile.demo.model import Size, build_optimizer, rate_schedule
@@ -57,8 +56,8 @@ def train(run: Run, model: torch.nn.Module, step_model: StepModel, task: Task, t
     """
     size, device = task.size, task.device
     optimizer = build_optimizer(model, size.rate)
-    scaler = scaling.scaler_for(run.arm) if run.arm in arms.SCALED else None
-    taken = scaling.steps_taken(optimizer)
+    scaler = loss_scales.scaler_for(run.arm) if run.arm in arms.SCALED else None
+    taken = loss_scales.steps_taken(optimizer)
     rate = rate_schedule(task.steps)
     set_rate(optimizer, size.rate * rate(0))
     validation = [tokens.to(device) for tokens in task.validation()]
@@ -73,7 +72,7 @@ def train(run: Run, model: torch.nn.Module, step_model: StepModel, task: Task, t
         run.losses.append(loss)
         run.skipped = len(run.losses) - len(taken)
         if scaler is not None:
-            scaling.check_finite(loss, "the loss")
+            loss_scales.check_finite(loss, "the loss")
         set_rate(optimizer, size.rate * rate(len(run.losses)))
         if len(run.losses) == 1:
             after_first_step(run, model, step_model, batch, task)
@@ -95,7 +94,7 @@ def train_step(
     """One optimizer step; returns the loss of the batch before it, nats per byte."""
     with task.precision.autocast(task.device):
         loss = step_model(input_ids=tokens, labels=tokens).loss
-    scaling.apply_gradients(loss, model, optimizer, CLIP_NORM, scaler)
+    loss_scales.apply_gradients(loss, model, optimizer, CLIP_NORM, scaler)
     return float(loss.detach())
 
 
@@ -112,8 +111,8 @@ def evaluate(run: Run, model: torch.nn.Module, validation: list[Tensor], task: T
     mean = sum(losses) / len(losses)
     run.evaluations.append(Evaluation(len(run.losses), mean, time.perf_counter() - start))
     if run.scales:
-        scaling.check_finite(mean, "the validation loss")
-        scaling.check_parameters(model)
+        loss_scales.check_finite(mean, "the validation loss")
+        loss_scales.check_parameters(model)
 
 
 def after_first_step(run: Run, model: torch.nn.Module, step_model: StepModel, tokens: Tensor, task: Task) -> None:

@@ -21,8 +21,7 @@ from typing import Any
 
 import torch
 
-from fp8compile.demo import fp16_plots as scaling_plots
-from fp8compile.demo import plots
+from fp8compile.demo import fp16_plots, plots
 from fp8compile.demo.arms import FP32
 from fp8compile.demo.data import Corpus
 from fp8compile.demo.results import LIMIT, Results, Run, mean_of
@@ -46,7 +45,7 @@ def write_files(results: Results, corpus: Corpus, options: Mapping[str, Any], fo
         (folder / name).write_text(text, encoding="utf-8")
     plots.plot_losses(results, folder / "loss.png")
     second = "loss_scale.png" if results.reference == FP32 else "saved_bytes.png"
-    draw = scaling_plots.plot_scales if results.reference == FP32 else plots.plot_saved_bytes
+    draw = fp16_plots.plot_scales if results.reference == FP32 else plots.plot_saved_bytes
     draw(results, folder / second)
     return [folder / name for name in ("loss.png", second, *texts)]
 

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from fp8compile._text import human
-from fp8compile.demo import fp16_table as scaling_table
+from fp8compile.demo import fp16_table
 from fp8compile.demo.arms import EAGER, FP32, OURS, REFERENCE
 from fp8compile.demo.results import Mean, Results, Run, gap_sentence, mean_of
 
@@ -30,9 +30,9 @@ def summary(results: Results) -> str:
     """The table and the sentences below it, as plain text."""
     console = Console(width=WIDTH, no_color=True, highlight=False, markup=False)
     with console.capture() as capture:
-        console.print(scaling_table.table(results) if results.reference == FP32 else _table(results))
+        console.print(fp16_table.table(results) if results.reference == FP32 else _table(results))
     lines = [line.rstrip() for line in capture.get().splitlines()]
-    notes = scaling_table.notes(results) if results.reference == FP32 else _notes(results)
+    notes = fp16_table.notes(results) if results.reference == FP32 else _notes(results)
     return "\n".join([*_headline(results), *lines, *notes])
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from torch import nn
 
-from fp8compile.observe import records as observation
+from fp8compile.observe import records
 from fp8compile.observe.alerts import watch_all
 from fp8compile.observe.history import Layer, by_urgency, first_overflow, layers_of, steps_of
 from fp8compile.observe.plots import plot, to_tensorboard
@@ -124,7 +124,7 @@ def overflow_report(compiled_or_scaler: Any, *, watch: bool = False) -> Overflow
 def _observations_of(compiled_or_scaler: Any) -> list[Observations]:
     several: Any = getattr(compiled_or_scaler, "observations", None)
     if isinstance(compiled_or_scaler, nn.Module):
-        several = observation.of_model(compiled_or_scaler)
+        several = records.of_model(compiled_or_scaler)
     if several is None:
         kind = type(compiled_or_scaler).__name__
         raise ValueError(

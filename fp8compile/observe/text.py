@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rich.console import RenderableType
 
-from fp8compile._text import _printed, _table
+from fp8compile._text import printed, table
 from fp8compile.observe.history import Layer, Seen, by_urgency, first_overflow, steps_of
 
 SHOWN = 24  # lines of a report's table
@@ -54,10 +54,10 @@ def text_of(layers: Sequence[Layer]) -> str:
     kept = steps_of(layers)
     steps = f"steps {kept[0]} to {kept[-1]}" if kept else "no steps"
     rows = [_of_layer(layer) for layer in by_urgency(layers)[:SHOWN]]
-    parts: list[RenderableType] = [headline(layers), _table(f"headroom in powers of two, {steps}", columns, rows)]
+    parts: list[RenderableType] = [headline(layers), table(f"headroom in powers of two, {steps}", columns, rows)]
     if len(layers) > SHOWN:
         parts.append(f"{len(layers) - SHOWN} more in report.layers")
-    return _printed(parts)
+    return printed(parts)
 
 
 def _of_layer(layer: Layer) -> tuple[str, ...]:

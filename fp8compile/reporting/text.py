@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console
 from rich.table import Table
 
-from fp8compile._text import _table, human
+from fp8compile._text import human, table
 from fp8compile.fx.provenance import Origin
 from fp8compile.reporting.entries import Notes
 
@@ -59,7 +59,7 @@ def _tables(notes: Notes) -> Iterable[Table]:
             )
             for x in notes.linears
         ]
-        yield _table("linears", ("module", "source", "M", "K", "N", "product", "formats"), rows)
+        yield table("linears", ("module", "source", "M", "K", "N", "product", "formats"), rows)
     if notes.islands:
         islands = [
             (
@@ -73,7 +73,7 @@ def _tables(notes: Notes) -> Iterable[Table]:
             for i in notes.islands
         ]
         columns = ("first", "op", "module", "source", "nodes", "larger by", "why", "members")
-        yield _table("FP32 islands", columns, islands)
+        yield table("FP32 islands", columns, islands)
     if notes.saved:
         rows = [
             (
@@ -85,16 +85,16 @@ def _tables(notes: Notes) -> Iterable[Table]:
             )
             for s in notes.saved
         ]
-        yield _table("encoded", ("tensor", "op", "module", "source", "shape", "bytes", "codec"), rows)
+        yield table("encoded", ("tensor", "op", "module", "source", "shape", "bytes", "codec"), rows)
     if notes.skips:
         rows = [(s.name, *_where(s.origin), f"{s.dtype}{s.shape}", human(s.bytes), s.reason) for s in notes.skips]
-        yield _table("left as they are", ("tensor", "op", "module", "source", "shape", "bytes", "reason"), rows)
+        yield table("left as they are", ("tensor", "op", "module", "source", "shape", "bytes", "reason"), rows)
     if notes.recomputed:
         rows = [
             (r.name, *_where(r.origin), f"{r.dtype}{r.shape}", human(r.bytes_before), ", ".join(r.sources))
             for r in notes.recomputed
         ]
-        yield _table("recomputed", ("tensor", "op", "module", "source", "shape", "bytes", "made from"), rows)
+        yield table("recomputed", ("tensor", "op", "module", "source", "shape", "bytes", "made from"), rows)
 
 
 def _where(origin: Origin) -> tuple[str, str, str]:

@@ -21,9 +21,10 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Interpreter, Node
 
 from fp8compile import _torch as private
-from fp8compile.compiler import report_store as store
-from fp8compile.compiler.compile import _inductor_options
-from fp8compile.compiler.pipeline import joint_pass
+from fp8compile.compiler import report_store
+from fp8compile.compiler.hooks import joint_pass
+from fp8compile.compiler.inductor_options import inductor_options
+from fp8compile.compiler.node_by_node import boxed
 from fp8compile.compiler.seeded_random import draw_from_seeds
 from fp8compile.fx.aot import BACKWARD
 from fp8compile.islands.measured import kind_of, measured_nodes, values_of
@@ -125,7 +126,7 @@ def _run(
     if not number:
         raise ValueError("calibrate: no batches. Give one at least, of data like that in training.")
     if not graphs:
-        raise ValueError(f"fp8compile.calibrate: {store.NOTHING}")
+        raise ValueError(f"fp8compile.calibrate: {report_store.NOTHING}")
     return graphs
 
 
@@ -185,7 +186,7 @@ class _Graph:
         self.values: list[Value] = []
 
     def compile(self, gm: GraphModule, example_inputs: Sequence[Any], recipe: Recipe) -> Callable[..., Any]:
-        patches = _inductor_options(recipe)
+        patches = inductor_options(recipe)
         patches |= {"force_disable_caches": True, **joint_pass(self.widen, patches)}
         compile_args: dict[str, Any] = {"config_patches": patches, "inner_compile": self.inner}
         with private.functorch_config.patch(cse=False):  # of two equal values, each is measured
@@ -210,16 +211,13 @@ class _Graph:
         """Inductor's inner compiler: called once for the forward graph and once for the backward graph."""
         draw_from_seeds(gm)
 
-        def run(args: list[Any]) -> Any:
-            values = list(args)
-            args.clear()  # a boxed call: the caller's list must not keep the inputs alive
+        def run(*values: Any) -> Any:
             measuring = _Measuring(gm, len(self.values))
             result = measuring.run(*values)
             self.observations.add(measuring.stats)
             return result
 
-        run._boxed_call = True  # type: ignore[attr-defined]
-        return run
+        return boxed(run)
 
     def measurements(self) -> Measurements:
         amax = self.observations.current[:, histogram.AMAX].tolist()

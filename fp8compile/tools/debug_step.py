@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 from torch.utils import _pytree as pytree
 
-from fp8compile.compiler import report_store as store
-from fp8compile.compiler.compile import compile_once
+from fp8compile.compiler import report_store
+from fp8compile.compiler.inductor import compile_once
+from fp8compile.compiler.node_by_node import boxed
 from fp8compile.compiler.seeded_random import draw_from_seeds
 from fp8compile.fx.aot import BACKWARD, FORWARD, is_tangent
 from fp8compile.fx.provenance import module_path, source_line, whole_path
@@ -79,7 +80,7 @@ def debug_step(
     with left_as_it_was(eager), torch._dynamo.config.patch(recompile_limit=LIMIT), contextlib.suppress(_Stop):
         one_step(torch.compile(eager, backend=step.compile), args, keywords, step.scaled(loss, scale))
     if not step.graphs and step.found is None:
-        raise ValueError(f"fp8compile.debug_step: {store.NOTHING}")
+        raise ValueError(f"fp8compile.debug_step: {report_store.NOTHING}")
     return step.found
 
 
@@ -176,9 +177,7 @@ class _Graph:
         draw_from_seeds(gm)
         direction = BACKWARD if kwargs.get("is_backward") else FORWARD
 
-        def run(args: list[Any]) -> Any:
-            values = list(args)
-            args.clear()  # a boxed call: the caller's list must not keep the inputs alive
+        def run(*values: Any) -> Any:
             self._name(gm)
             self._look_at_tangents(gm, values)
             watching = Watching(gm, direction, self.names)
@@ -188,8 +187,7 @@ class _Graph:
                 self.step.stop(self._of(watching.found, direction))
             return result
 
-        run._boxed_call = True  # type: ignore[attr-defined]
-        return run
+        return boxed(run)
 
     def _of(self, made: Made, direction: str) -> FirstNonFinite:
         masked = ", ".join(self.step.masked)

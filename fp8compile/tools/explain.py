@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
-from fp8compile.compiler import report_store as store
-from fp8compile.compiler.compile import compile_and_report
+from fp8compile.compiler import report_store
+from fp8compile.compiler.inductor import compile_and_report
 from fp8compile.recipe.patterns import in_module
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.memory import model_bytes
@@ -40,13 +40,13 @@ def report(compiled: nn.Module) -> Report:
     """
     check_is_module(compiled, "report")
     recipes = recipes_running(compiled)
-    known = store.compiled_for(compiled)
+    known = report_store.compiled_for(compiled)
     found = [c for c in known if not recipes or c.recipe in recipes]
     if not found:
         raise ValueError(
             f"no graph of this {type(compiled).__name__} was compiled by fp8compile"
             f"{OTHER_RECIPE if known else ''}. If it has not run yet, run one step first. If it has: "
-            f"{PLAIN_EAGER if known else store.NOTHING}"
+            f"{PLAIN_EAGER if known else report_store.NOTHING}"
         )
     return _report([r for c in found for r in c.reports], found[-1].recipe, compiled)
 
@@ -90,7 +90,7 @@ def explain(
     with left_as_it_was(eager), torch._dynamo.config.patch(recompile_limit=LIMIT):
         one_step(torch.compile(eager, backend=listen), arguments, dict(kwargs or {}), loss)
     if not graphs:
-        raise ValueError(f"fp8compile.explain: {store.NOTHING}")
+        raise ValueError(f"fp8compile.explain: {report_store.NOTHING}")
     ran = [dataclasses.replace(r, runs=runs) for reports, runs in zip(graphs, calls, strict=True) for r in reports]
     return _report(ran, chosen, eager)
 

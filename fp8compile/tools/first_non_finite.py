@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from rich.console import RenderableType
 
-from fp8compile._text import _printed, _table
+from fp8compile._text import printed, table
 from fp8compile.observe.text import number
 from fp8compile.tools.interpreter import Range
 
@@ -40,9 +40,9 @@ def text_of_first(first: FirstNonFinite) -> str:
     """The line, a table of the value and the inputs, and what to mind."""
     rows = [*(_of_range("input", each) for each in first.inputs), _of_range("output", first.value)]
     columns = ("", "value", "dtype", "shape", "min", "max", "|x| max", "not finite")
-    parts: list[RenderableType] = [first.line, _table("ranges of what is finite", columns, rows)]
+    parts: list[RenderableType] = [first.line, table("ranges of what is finite", columns, rows)]
     parts += [text for text in (first.remark, STRICTER if first.kind == "operation" else "") if text]
-    return _printed(parts)
+    return printed(parts)
 
 
 def _of_range(role: str, each: Range) -> tuple[str, ...]:

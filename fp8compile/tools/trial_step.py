@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from fp8compile.compiler import report_store as store
+from fp8compile.compiler import report_store
 from fp8compile.compiler.inputs import cuda_devices, trains
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.tools.compiled_module import running
@@ -38,7 +38,7 @@ def chosen_recipe(recipe: Recipe | str | Mapping[str, Any] | None, model: nn.Mod
         return Recipe.made_from(recipe, Recipe())
     if (found := running(model)) is not None:
         return found.recipe
-    ran = store.compiled_for(model)
+    ran = report_store.compiled_for(model)
     return ran[-1].recipe if ran else Recipe()
 
 

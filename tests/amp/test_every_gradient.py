@@ -15,8 +15,7 @@ from fp8compile.amp import LossScaler
 from fp8compile.amp.histogram import Counter
 from fp8compile.fx.aot import BACKWARD, FORWARD
 from fp8compile.numerics.histogram import AMAX, EDGE, fold, statistics
-from fp8compile.observe import records as observation
-from fp8compile.observe import slot
+from fp8compile.observe import records, slot
 from fp8compile.observe.records import REST
 from fp8compile.passes.observe_gradients import SURPLUS
 from tests.watched import EXACT, Net, batches, loss_of
@@ -56,7 +55,7 @@ class Deep(nn.Module):
 def rows_of(model: nn.Module) -> dict[tuple[str, str, str], list[list[float]]]:
     """What was counted, by module, op and direction; of the running step."""
     found: dict[tuple[str, str, str], list[list[float]]] = {}
-    for each in observation.of_model(model):
+    for each in records.of_model(model):
         for row, stats in zip(each.rows, each.current.tolist(), strict=True):
             found.setdefault((row.module, row.op, row.direction), []).append(stats)
     return found
@@ -114,7 +113,7 @@ def test_autocast_inside_a_checkpoint_alone_is_observed() -> None:
 
     model = Outer()
     torch.compile(model, backend="fp8compile", options={"codegen": "eager"})(batches(32)[0].float()).sum().backward()
-    [seen] = observation.of_model(model)
+    [seen] = records.of_model(model)
     assert {"f16"} == {row.dtype for row in seen.rows} and BACKWARD in {row.direction for row in seen.rows}
 
 
@@ -124,7 +123,7 @@ def test_one_call_of_many_operations_has_a_line_for_each() -> None:
     x = torch.randn(2, 8, 32).half()
     run(x, x, x)[0].float().sum().backward()
     assert not fp8compile.report(run).skips and not [
-        r for o in observation.of_model(model) for r in o.rows if r.op == REST
+        r for o in records.of_model(model) for r in o.rows if r.op == REST
     ]
 
 
@@ -138,7 +137,7 @@ def test_gradients_beyond_the_lines_are_counted_together(monkeypatch: pytest.Mon
         monkeypatch.setattr(slot, "_calls", lambda gm: 0)  # lines for the 5 inputs alone
         run = torch.compile(each, backend="fp8compile", options=EXACT)
         loss_of(run, *batches(32), 2.0**12).backward()
-        seen += observation.of_model(each)
+        seen += records.of_model(each)
     whole, short = seen
     assert len(short.rows) == 5 and [row.op for row in short.rows].count(REST) == 2
     assert {s.reason for s in fp8compile.report(run).skips} == {SURPLUS}  # of the forward
@@ -163,7 +162,7 @@ def test_what_is_folded_is_what_eager_gradients_are(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(slot, "_calls", lambda gm: 0)
     run = torch.compile(model, backend="fp8compile", options=EXACT)
     loss_of(run, *batches(32), 2.0**12).backward()
-    [seen] = observation.of_model(model)
+    [seen] = records.of_model(model)
     expected = torch.zeros(len(seen.current[0]), dtype=torch.float64)
     for p in model.parameters():
         assert p.grad is not None

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from fp8compile import optim
-from fp8compile.optim import compiled_step as fused
+from fp8compile.optim import compiled_step
 from tests.optim.bounds import U, adam_off_by
 from tests.optim.models import WIDE, batches, parameters_of, small_model, train
 
@@ -93,13 +93,13 @@ def test_one_compilation_for_a_thousand_steps_of_a_schedule() -> None:
     w = [nn.Parameter(torch.randn(64, WIDE)) for _ in range(2)]
     optimizer = optim.AdamW([{"params": w[:1]}, {"params": w[1:], "weight_decay": 0.0}], lr=1e-3, betas=(0.9, 0.999))
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, [1e-3, 1e-3], total_steps=1001)  # cycles betas too
-    before = len(fused.COMPILED)
+    before = len(compiled_step.COMPILED)
     for step in range(1000):
         for i, p in enumerate(w):
             p.grad = torch.randn_like(p) if (step + i) % 5 else None  # parameters come and go
         optimizer.step()
         schedule.step()
-    assert len(fused.COMPILED) == before + 1
+    assert len(compiled_step.COMPILED) == before + 1
     assert all(p.isfinite().all() for p in w)
     assert optimizer.state[w[0]]["step"] == 800
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import Graph, Node
 
-from fp8compile.compiler.pipeline import JointPasses
+from fp8compile.compiler.hooks import JointPasses
 from fp8compile.fx.graph import SPLICED, copied
 from fp8compile.fx.partition import Split
 from tests.measure import compiled

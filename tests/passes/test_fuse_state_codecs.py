@@ -48,7 +48,7 @@ def traced(model: nn.Module, *args: Tensor) -> Graph:
         caught.append(copied(graph.owning_module).graph)
 
     catching = mock.Mock(side_effect=catch, __name__="catch")
-    with mock.patch.multiple(pipeline, OPTIMIZER=(), JOINT=(catching,)):
+    with mock.patch.multiple(pipeline, OPTIMIZER=(), JOINT=(pipeline.preserves(catching),)):
         joint_of(model, *args)
     return caught[0]
 

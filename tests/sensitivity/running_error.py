@@ -21,7 +21,7 @@ from torch.fx import GraphModule, Node
 
 from fp8compile.analysis.ranges.matching import packet
 from fp8compile.analysis.sensitivity import responses as R
-from fp8compile.compiler import backend
+from fp8compile.compiler import inductor
 from fp8compile.fx.graph import memory_order
 from fp8compile.fx.partition import Split
 from fp8compile.numerics import Codec
@@ -65,7 +65,7 @@ def outcome(model: nn.Module, *args: Tensor, **options: Any) -> Outcome:
     """Trace the model's training graph, decide what is stored in one byte, and compare the gradients with their bounds."""
     options = {"min_saved_numel": 0, "group_size": 16, "linear": "off", **options}
     inputs: list[list[Any]] = []
-    with mock.patch.object(backend, "run_the_graph", _recording(inputs)):
+    with mock.patch.object(inductor, "run_the_graph", _recording(inputs)):
         split = split_of(model, *args, disabled="encode_saved", **options)
     judge = _Judge(split, Context(Recipe(**options)))
     codecs: dict[Node, Codec] = {}
@@ -80,7 +80,7 @@ def outcome(model: nn.Module, *args: Tensor, **options: Any) -> Outcome:
 
 
 def _recording(inputs: list[list[Any]]) -> Callable[..., Any]:
-    """``backend.run_the_graph`` that keeps what each graph is called with."""
+    """``inductor.run_the_graph`` that keeps what each graph is called with."""
 
     def inner(gm: GraphModule, example_inputs: Any, **kwargs: Any) -> Any:
         def run(args: list[Any]) -> Any:

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from fp8compile import _torch as private
 from fp8compile import optim
-from fp8compile.optim import compiled_step as fused
-from fp8compile.optim import row_views as rows
+from fp8compile.optim import compiled_step, row_views
 
 from .lowering import Lowered, LoweredGraph, lower_backend, lowering_config
 
@@ -40,21 +39,21 @@ class Case:
         return getattr(optim, self.optimizer)(parameters, lr=1e-3, compiled=False, **options)  # type: ignore[no-any-return]
 
 
-Chunk = tuple[fused.Signature, list[dict[str, Tensor]]]
+Chunk = tuple[compiled_step.Signature, list[dict[str, Tensor]]]
 
 
 def chunks_of(optimizer: optim.EncodedOptimizer) -> tuple[list[Chunk], int]:
     """What a step hands to compiled code, and the bytes of all of it, written ones twice."""
-    chunks: dict[fused.Signature, list[dict[str, Tensor]]] = {}
+    chunks: dict[compiled_step.Signature, list[dict[str, Tensor]]] = {}
     least = 0
     for p in optimizer.param_groups[0]["params"]:
         plan, tensors = optimizer.step_function(p)
         unread = ("param",) if plan.master == "fp32" else ()  # the FP32 copy is read in its place
         for name, t in tensors.items():
             least += t.nbytes * (1 if name in (*ONLY_READ, *unread) else 2)
-        for piece, view in rows.pieces(plan, tensors["param"]):
-            views = rows.viewed(tensors, view)
-            chunks.setdefault(fused.Signature.of(piece, views), []).append(views)
+        for piece, view in row_views.pieces(plan, tensors["param"]):
+            views = row_views.viewed(tensors, view)
+            chunks.setdefault(compiled_step.Signature.of(piece, views), []).append(views)
     return list(chunks.items()), least
 
 
@@ -62,8 +61,8 @@ def lowered_chunk(chunk: Chunk, *, execute: bool = False) -> tuple[LoweredGraph,
     """A chunk lowered, and what runs it in place."""
     signature, several = chunk
     lowered = Lowered()
-    graph, flat = fused.traced_step(signature.plan, several)
-    with lowering_config(fused.inductor_options()), torch.no_grad():
+    graph, flat = compiled_step.traced_step(signature.plan, several)
+    with lowering_config(compiled_step.inductor_options()), torch.no_grad():
         compiled: Any = private.compile_fx(graph, flat, inner_compile=lower_backend(lowered, execute=execute))
 
     def run() -> None:

@@ -18,7 +18,7 @@ from torch import Tensor
 from fp8compile.numerics.rounding import GRIDS
 from fp8compile.numerics.states.registry import state_codec
 from fp8compile.numerics.states.split_weights import joined
-from fp8compile.optim import placement as placing
+from fp8compile.optim import placement
 
 from . import fake_h100, interpreter
 from .measures import print_json
@@ -138,7 +138,7 @@ def report() -> dict[str, dict[str, Compared]]:
     fake_h100.install()
     interpreter.install()
     found = {name: compared(case, 1) for name, case in FIRST_STEP.items()}
-    with mock.patch.object(placing, "state_codec", functools.partial(state_codec, rounding="nearest")):
+    with mock.patch.object(placement, "state_codec", functools.partial(state_codec, rounding="nearest")):
         return found | {name: compared(case, STEPS) for name, case in CASES.items()}
 
 

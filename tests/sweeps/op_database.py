@@ -28,7 +28,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fp8compile.compiler.compile import compile_and_report
+from fp8compile.compiler.inductor import compile_and_report
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.report import GraphReport
 from tests.sweeps.op_programs import WRAPPERS, Sample, chosen, is_differentiable, operations, program, samples_of
@@ -312,8 +312,8 @@ def limited(seconds: int) -> Iterator[None]:
 
 
 if __name__ == "__main__":
-    from fp8compile.fx import spec as verify
+    from fp8compile.fx import spec
     from tests.sweeps.op_database_run import main
 
-    verify.enabled = True
+    spec.enabled = True
     main()

@@ -18,9 +18,10 @@ from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fp8compile import _torch as private
-from fp8compile.compiler import report_store as store
-from fp8compile.compiler.compile import compile_once, run_the_graph
+from fp8compile.compiler import report_store
+from fp8compile.compiler.inductor import compile_once
 from fp8compile.compiler.inputs import cuda_devices, dtypes_of, trains
+from fp8compile.compiler.node_by_node import run_the_graph
 from fp8compile.fx.graph import copied_with_attributes
 from fp8compile.numerics.gradient_quality import Gradients, last_place, nudged
 from fp8compile.recipe.recipe import Recipe
@@ -65,7 +66,7 @@ class Trials:
         with left_as_it_was(self.model), private.dynamo_config.patch(recompile_limit=LIMIT):
             found = one_step(self.compiled, self.args, self.kwargs, self.loss)
         if not self._ran:
-            raise ValueError(f"fp8compile.check: {store.NOTHING}")
+            raise ValueError(f"fp8compile.check: {report_store.NOTHING}")
         if not found:
             raise ValueError(
                 "check: nothing to differentiate: no output of the model depends on a parameter that trains. Give loss=, "

@@ -11,14 +11,14 @@ import torch
 from torch.fx import GraphModule
 
 from fp8compile import _torch as private
-from fp8compile._messages import nearest
-from fp8compile.compiler import report_store as store
+from fp8compile.compiler import report_store
 from fp8compile.compiler.cache_key import key_of
 from fp8compile.compiler.dump import watch_for
+from fp8compile.compiler.hooks import passes_for
+from fp8compile.compiler.inductor_options import FUSION, inductor_options, mode_options
 from fp8compile.compiler.inline_regions import DIFFERS, OBSERVED, has_regions, inlined, recipes_differ
-from fp8compile.compiler.pipeline import passes_for
+from fp8compile.compiler.node_by_node import run_the_graph
 from fp8compile.compiler.saved_versions import check_versions
-from fp8compile.compiler.seeded_random import draw_from_seeds
 from fp8compile.compiler.watchers import watching
 from fp8compile.fx.graph import copied_with_attributes
 from fp8compile.fx.regions import find_regions
@@ -34,19 +34,6 @@ log = logging.getLogger("fp8compile")
 STACKED = (
     "Inductor's activation_quantization_aten_pass is on; fp8compile does not stack on it and keeps tensors as they are. "
     "Remove it from post_grad_fusion_options to store them as fp8compile does"
-)
-
-# Inductor stores a value that several kernels read once computing it takes more operations or reads than these, and makes
-# no kernel that sums along rows and across them from more buffers than the last. Its limits (30, 4, 8, 10) leave no room for
-# decodes, each two reads where one was: a norm's backward would write what it decoded to memory, in FP32, and read it in
-# two kernels. A scale is a hundredth of its codes. (Options that this torch does not have are left out.)
-FUSION = private.known_options(
-    {
-        "realize_opcount_threshold": 50,
-        "realize_reads_threshold": 8,
-        "realize_acc_reads_threshold": 12,
-        "triton.mix_order_reduction_max_reads": 20,
-    }
 )
 
 
@@ -86,7 +73,7 @@ def compile_once(
     inner_compile: Callable[..., Any] | None = None,
 ) -> tuple[Callable[..., Any], tuple[GraphReport, ...], bool]:
     """The compiled callable, the reports, and whether it came from a cache; ``inner_compile`` stands for Inductor's own."""
-    patches = {**_mode_options(mode), **_inductor_options(recipe)}
+    patches = {**mode_options(mode), **inductor_options(recipe)}
     recipe, remarks = _that_can_be_followed(recipe, patches)
     if isinstance(recipe.islands, Calibration):
         check_calibration(recipe.islands, recipe)
@@ -102,14 +89,16 @@ def compile_once(
     parameters = frozenset(i for i, v in enumerate(inputs) if isinstance(v, torch.nn.Parameter))
     regions = find_regions(gm, parameters)
     patches |= passes_for(recipe, graph_key, parameters, patches, extra, whole, regions)
-    store.start(graph_key)
+    report_store.start(graph_key)
     spare = copied_with_attributes(gm) if extra else gm
     compiled = cast(Callable[..., Any], private.compile_fx(gm, inputs, config_patches=patches, **compile_args))
-    if extra and store.is_lost(graph_key):  # which line of the statistics is about which value stands in the report
+    if extra and report_store.is_lost(
+        graph_key
+    ):  # which line of the statistics is about which value stands in the report
         afresh = {**patches, "force_disable_caches": True}
         compiled = cast(Callable[..., Any], private.compile_fx(spare, inputs, config_patches=afresh, **compile_args))
-    cached = store.came_from_cache(graph_key)
-    reports = tuple(dataclasses.replace(r, remarks=r.remarks + remarks) for r in store.finish(graph_key))
+    cached = report_store.came_from_cache(graph_key)
+    reports = tuple(dataclasses.replace(r, remarks=r.remarks + remarks) for r in report_store.finish(graph_key))
     compiled = check_versions(compiled, reports)
     if extra:
         compiled = Fed(compiled, extra, rows_of(reports), example_inputs)
@@ -129,36 +118,6 @@ def _prepared(
     return (flat, inputs, None, (DIFFERS,)) if recipes_differ(gm, recipe) else (gm, inputs, None, ())
 
 
-def run_the_graph(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
-    """The inner compiler of ``codegen="eager"``: the rewritten graph itself, run node by node."""
-    draw_from_seeds(gm)
-
-    def run(args: list[Any]) -> Any:
-        values = list(args)
-        args.clear()  # a boxed call: the caller's list must not keep the inputs alive
-        return gm(*values)
-
-    run._boxed_call = True  # type: ignore[attr-defined]
-    return run
-
-
-def _mode_options(mode: str | None) -> dict[str, Any]:
-    if mode is None or mode == "default":
-        return {}
-    known = private.list_mode_options()
-    if mode not in known:
-        raise ValueError(f"fp8compile has no mode {mode!r}.{nearest(mode, known)}")
-    return dict(known[mode])
-
-
-def _inductor_options(recipe: Recipe) -> dict[str, Any]:
-    known = private.inductor_config.get_config_copy()
-    for name in recipe.inductor:
-        if name not in known:
-            raise ValueError(f"Inductor has no option {name!r}.{nearest(name, known, listed=False)}")
-    return dict(recipe.inductor)
-
-
 def _that_can_be_followed(recipe: Recipe, patches: Mapping[str, Any]) -> tuple[Recipe, tuple[str, ...]]:
     """The recipe as far as it can be followed, and remarks on what it asks for in vain."""
     remarks = []
@@ -167,7 +126,7 @@ def _that_can_be_followed(recipe: Recipe, patches: Mapping[str, Any]) -> tuple[R
         recipe = recipe.everywhere(saved="off")
         remarks.append(STACKED)
     for remark in remarks:
-        store.warn_once(remark)
+        report_store.warn_once(remark)
     return recipe, tuple(remarks)
 
 

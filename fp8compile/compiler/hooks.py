@@ -1,0 +1,190 @@
+"""Inductor's hooks, which run the pipeline: joint passes, the partitioner, passes behind Inductor's own.
+
+Every pass runs inside Inductor's GraphTransformObserver, so ``TORCHINDUCTOR_DISABLED_PASSES=encode_saved`` switches it off
+by name; a disabled pass leaves the graph as it found it. The hooks are part of Inductor's cache key: each pickles, and its
+``uuid`` knows the sources, the recipe and, where a report belongs to the graph, the graph.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from torch.fx import Graph, GraphModule
+
+from fp8compile import _torch as private
+from fp8compile.compiler import pipeline
+from fp8compile.compiler.graph_report import report_of
+from fp8compile.compiler.named_passes import observed, unless_disabled, with_theirs
+from fp8compile.compiler.region_reports import Cut
+from fp8compile.compiler.report_store import JointNotes, collecting
+from fp8compile.compiler.sources import sources_key
+from fp8compile.fx.graph import copied
+from fp8compile.fx.partition import Split
+from fp8compile.fx.regions import NOT_DESCRIBED, Region, describe, is_described, is_half, mark_halves, storages
+from fp8compile.islands.upcast import holds_sixteen_bit
+from fp8compile.passes.fuse_state_codecs import holds_state_codecs
+from fp8compile.recipe.context import Context, Inputs
+from fp8compile.recipe.recipe import Recipe
+from fp8compile.reporting.entries import Notes
+
+
+class Partitioner(private.CustomPartitionerFn):
+    """Inductor's custom partitioner: cut, then the passes on two halves. Stateless, since it is part of the cache key."""
+
+    def __init__(self, recipe: Recipe, graph_key: str) -> None:
+        self.recipe, self.graph_key = recipe, graph_key
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Partitioner, (self.recipe.as_compiled, self.graph_key)
+
+    def uuid(self) -> tuple[str, str, str]:
+        return sources_key(), self.recipe.key, self.graph_key
+
+    def __call__(
+        self, gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any
+    ) -> tuple[GraphModule, GraphModule]:
+        collector = collecting(self.graph_key)
+        joint = collector.joint.pop(gm.graph, None) or JointNotes(copied(gm))
+        halves = _upstream(joint.plain, joint_inputs, **kwargs)
+        if not is_described(gm.graph):
+            collector.remarks.append(NOT_DESCRIBED)
+            return halves
+        if joint.region is not None:
+            kwargs["static_lifetime_input_indices"] = sorted(joint.region.parameters)
+        plain = _split(*halves, **kwargs)
+        split, disabled = self._cut(gm, joint_inputs, **kwargs)
+        notes, ctx = Notes(), Context(self.recipe)
+        watch = pipeline.OBSERVE_FORWARD if joint.notes.observed else ()
+        sound = pipeline.SOUND if split.overwritten else ()
+        for each in sound + (pipeline.PARTITION if self.recipe.rewrites else ()) + watch:
+            ran = observed(split.fw, each.name, functools.partial(each.run, split, ctx), split)
+            disabled += [] if ran is not None else [each.name]
+            notes += ran or Notes()
+        if self.recipe.rewrites or watch or split.overwritten:
+            split.finish()
+        remarks = tuple(
+            f"{name} is switched off by TORCHINDUCTOR_DISABLED_PASSES" for name in (*joint.disabled, *disabled)
+        )
+        report = report_of(split, plain, joint.notes + notes, remarks, collector)
+        if joint.region is None:
+            collector.add(report)
+        else:
+            collector.cuts[split.fw.graph] = Cut(joint.region, report, storages(plain))
+            mark_halves(split.fw, split.bw, kwargs["num_fwd_outputs"])
+        return split.fw, split.bw
+
+    def _cut(self, gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> tuple[Split, list[str]]:
+        """The two halves, by our cut where the recipe rewrites anything, and the names of passes that are off."""
+        if not self.recipe.rewrites:
+            return _split(*_upstream(gm, joint_inputs, **kwargs), **kwargs), []
+        cut = functools.partial(pipeline.CUT, gm, joint_inputs, kwargs)
+        halves = observed(gm, pipeline.CUT.__name__, cut)
+        disabled = [] if halves else [pipeline.CUT.__name__]
+        return _split(*(halves or _upstream(gm, joint_inputs, **kwargs)), **kwargs), disabled
+
+
+class JointPasses(private.CustomGraphPass):
+    """Inductor's joint_custom_post_pass: runs JOINT, on training and inference graphs alike; OPTIMIZER on what it is for.
+
+    ``parameters`` are the positions of ``nn.Parameter``s among the graph's inputs; ``graph_key`` knows them too.
+    """
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        graph_key: str,
+        parameters: frozenset[int],
+        extra: Inputs | None = None,
+        whole: bool = False,
+        regions: Mapping[str, Region] | None = None,
+    ) -> None:
+        self.recipe, self.graph_key, self.parameters = recipe, graph_key, parameters
+        self.extra, self.whole, self.regions = extra, whole, dict(regions or {})
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        recipe = self.recipe.as_compiled
+        return JointPasses, (recipe, self.graph_key, self.parameters, self.extra, self.whole, self.regions)
+
+    def uuid(self) -> tuple[str, str, str]:
+        return sources_key(), self.recipe.key, self.graph_key
+
+    def __call__(self, graph: Graph) -> None:
+        collector = collecting(self.graph_key)
+        collector.compiled = True
+        gm = graph.owning_module
+        assert gm is not None
+        if is_half(gm):
+            return
+        region = describe(graph, self.regions)
+        plain, notes, disabled = copied(gm), Notes(), []
+        ctx = Context(self.recipe) if region else Context(self.recipe, self.parameters, self.extra, self.whole)
+        wide = pipeline.ISLANDS if holds_sixteen_bit(graph) or self.recipe.keep_fp32 else ()
+        before = (pipeline.OPTIMIZER if holds_state_codecs(graph) else wide) + (
+            pipeline.OBSERVE_JOINT if self.extra else ()
+        )
+        for each in before + pipeline.JOINT:
+            ran = observed(gm, each.name, functools.partial(each.run, graph, ctx))
+            disabled += [] if ran is not None else [each.name]
+            notes += ran or Notes()
+        collector.joint[graph] = JointNotes(plain, notes, tuple(disabled), region)
+
+
+class PostGradPasses(private.CustomGraphPass):
+    """Inductor's post_grad_custom_post_pass: runs POST_GRAD on each half of a training graph and on inference graphs.
+
+    Dumps end before, where Inductor's own rewriting begins; TORCH_LOGS=post_grad_graphs shows what it and this leave.
+    """
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PostGradPasses, (self.recipe.as_compiled,)
+
+    def uuid(self) -> tuple[str, str]:
+        return sources_key(), self.recipe.key
+
+    def __call__(self, graph: Graph) -> None:
+        gm = graph.owning_module
+        assert gm is not None
+        for each in pipeline.POST_GRAD:
+            unless_disabled(gm, each.name, functools.partial(each.run, graph, Context(self.recipe)))
+
+
+def passes_for(
+    recipe: Recipe,
+    graph_key: str,
+    parameters: frozenset[int],
+    patches: Mapping[str, Any],
+    extra: Inputs | None = None,
+    whole: bool = False,
+    regions: Mapping[str, Region] | None = None,
+) -> dict[str, Any]:
+    """The Inductor options that put the pipeline in place; the user's own passes keep running, before ours."""
+    if patches.get("custom_partitioner_fn") or private.inductor_config.custom_partitioner_fn:
+        raise ValueError(
+            "Inductor's custom_partitioner_fn is set, and fp8compile is a partitioner itself: one graph cannot be cut by "
+            "two. Unset it, or compile this model with another backend"
+        )
+    ours = JointPasses(recipe, graph_key, parameters, extra, whole, regions)
+    return {
+        **joint_pass(ours, patches),
+        **with_theirs("post_grad_custom_post_pass", PostGradPasses(recipe), patches),
+        "custom_partitioner_fn": Partitioner(recipe, graph_key),
+    }
+
+
+def joint_pass(ours: Callable[[Graph], None], patches: Mapping[str, Any]) -> dict[str, Any]:
+    """The Inductor option that runs ``ours`` on joint and inference graphs, after the user's own."""
+    return with_theirs("joint_custom_post_pass", ours, patches)
+
+
+def _upstream(gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> tuple[GraphModule, GraphModule]:
+    fw, bw = private.min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
+    return fw, bw
+
+
+def _split(fw: GraphModule, bw: GraphModule, **kwargs: Any) -> Split:
+    return Split(fw, bw, kwargs["num_fwd_outputs"], kwargs.get("static_lifetime_input_indices") or [])

@@ -1,0 +1,39 @@
+"""Options of Inductor: those of the user's mode and recipe, and ours."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fp8compile import _torch as private
+from fp8compile._messages import nearest
+from fp8compile.recipe.recipe import Recipe
+
+# Inductor stores a value that several kernels read once computing it takes more operations or reads than these, and makes
+# no kernel that sums along rows and across them from more buffers than the last. Its limits (30, 4, 8, 10) leave no room for
+# decodes, each two reads where one was: a norm's backward would write what it decoded to memory, in FP32, and read it in
+# two kernels. A scale is a hundredth of its codes. (Options that this torch does not have are left out.)
+FUSION = private.known_options(
+    {
+        "realize_opcount_threshold": 50,
+        "realize_reads_threshold": 8,
+        "realize_acc_reads_threshold": 12,
+        "triton.mix_order_reduction_max_reads": 20,
+    }
+)
+
+
+def mode_options(mode: str | None) -> dict[str, Any]:
+    if mode is None or mode == "default":
+        return {}
+    known = private.list_mode_options()
+    if mode not in known:
+        raise ValueError(f"fp8compile has no mode {mode!r}.{nearest(mode, known)}")
+    return dict(known[mode])
+
+
+def inductor_options(recipe: Recipe) -> dict[str, Any]:
+    known = private.inductor_config.get_config_copy()
+    for name in recipe.inductor:
+        if name not in known:
+            raise ValueError(f"Inductor has no option {name!r}.{nearest(name, known, listed=False)}")
+    return dict(recipe.inductor)
