@@ -1,7 +1,7 @@
 """The pipeline, read aloud: which passes run on which graph, in which order, and why there.
 
 Each pass stands here as one that ``preserves`` numbers or one that ``changes`` them; the first line of its own docstring says
-the same (tests/passes/test_pipeline.py). ``hooks.py`` runs them.
+the same (tests/compiler/test_pipeline.py). ``hooks.py`` runs them.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fp8compile import optim
 from fp8compile.amp import LossScaler, accumulate
-from tests.amp.models import batch, loss_of, net
+from tests.support.amp_models import batch, loss_of, net
 
 STEPS = 1000
 ULP = 32  # FP16's last place from 32768 to 65504

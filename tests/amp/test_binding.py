@@ -12,7 +12,7 @@ from fp8compile.amp import LossScaler
 from fp8compile.fx.aot import BACKWARD
 from fp8compile.numerics.histogram import FP16_MAX, statistics
 from fp8compile.observe.records import ACTIVATION, Row, Slot
-from tests.amp.models import grown
+from tests.support.amp_models import grown
 
 
 class Graph(torch.autograd.Function):

@@ -10,7 +10,7 @@ import torch
 
 from fp8compile.amp import Limits, LossScaleCollapse, LossScaler, watch
 from fp8compile.amp.collapse import Watchdog
-from tests.amp.models import net, sgd, spoil, train
+from tests.support.amp_models import net, sgd, spoil, train
 
 
 def test_persistent_nan_is_a_collapse_with_the_layers() -> None:

@@ -8,8 +8,8 @@ from torch import nn
 from fp8compile import optim
 from fp8compile.amp import LossScaler
 from fp8compile.observe.records import Slot
-from tests.amp.models import batch, grown, net
-from tests.amp.test_histogram_mode import expected_scale
+from tests.support.amp_models import batch, grown, net
+from tests.support.loss_scale import expected_scale
 
 
 def test_a_compiled_model_is_bound_and_clipped() -> None:

@@ -12,7 +12,7 @@ from torch import nn
 
 from fp8compile.amp import LossScaler
 from fp8compile.amp.policies import Dynamic, Running, Seen
-from tests.amp.models import batch, loss_of, net, sgd, train
+from tests.support.amp_models import batch, loss_of, net, sgd, train
 
 BAD = {3: torch.inf, 17: torch.nan, 18: -torch.inf, 60: torch.inf, 61: torch.inf, 62: torch.nan, 150: -torch.inf}
 

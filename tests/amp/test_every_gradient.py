@@ -18,7 +18,7 @@ from fp8compile.numerics.histogram import AMAX, EDGE, fold, statistics
 from fp8compile.observe import records, slot
 from fp8compile.observe.records import REST
 from fp8compile.passes.observe_gradients import SURPLUS
-from tests.watched import EXACT, Net, batches, loss_of
+from tests.support.watched import EXACT, Net, batches, loss_of
 
 
 class Block(nn.Module):

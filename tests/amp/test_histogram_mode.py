@@ -13,20 +13,10 @@ from fp8compile import optim
 from fp8compile.amp import LossScaler, watch
 from fp8compile.amp.histogram import Counter
 from fp8compile.observe.records import Observations, Row
-from tests.amp.models import batch, grown, loss_of, net, sgd, spoil, train
+from tests.support.amp_models import batch, grown, loss_of, net, sgd, spoil, train
+from tests.support.loss_scale import expected_scale
 
 TINY = 2.0**-26  # half of FP16's smallest number
-
-
-def expected_scale(observations: Observations, scale: float) -> float:
-    """By the text of the issue, from the rows of one step."""
-    h1 = h2 = 0.0
-    for row, (small, large, inf, nan, *_) in zip(
-        observations.rows, observations.history[-1][1].tolist(), strict=True
-    ):
-        if row.direction == "backward":
-            h1, h2 = h1 + small, h2 + large + inf + nan
-    return scale if h1 + h2 == 0 else scale / 2 if h2 / (h1 + h2) > 1e-7 else scale * 2
 
 
 @pytest.mark.parametrize("watched", [True, False], ids=["hooks", "gradients alone"])

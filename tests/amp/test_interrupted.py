@@ -17,7 +17,7 @@ from torch import nn
 from fp8compile.amp import Limits, LossScaleCollapse, LossScaler, watch
 from fp8compile.amp.gradients import Gradient, clip
 from fp8compile.amp.policies import Histogram, Running, Seen
-from tests.amp.models import batch, grown, loss_of, net, sgd, spoil, train
+from tests.support.amp_models import batch, grown, loss_of, net, sgd, spoil, train
 
 SHORT = Limits(warmup=5, halvings=3)
 

@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 from fp8compile import optim
 from fp8compile._distributed import local
 from fp8compile.amp import LossScaler, accumulate, watch
-from tests.amp.models import batch, counted, grown, loss_of, net, spoil
-from tests.optim.ranks import on_ranks
+from tests.support.amp_models import batch, counted, grown, loss_of, net, spoil
+from tests.support.ranks import on_ranks
 
 WORLD = 2
 

@@ -13,7 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from fp8compile import optim
 from fp8compile.amp import Limits, LossScaler, watch
-from tests.amp.models import batch, grown, loss_of, net, sgd, spoil, train
+from tests.support.amp_models import batch, grown, loss_of, net, sgd, spoil, train
 
 MODES = ("histogram", "dynamic", "static")
 BAD_OPTIONS = [

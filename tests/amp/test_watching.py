@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from fp8compile.amp import LossScaler, watch
 from fp8compile.observe.records import Row, of_model, of_parameters
-from tests.amp.models import batch, counted, loss_of, net, sgd, train
+from tests.support.amp_models import batch, counted, loss_of, net, sgd, train
 
 
 class Net(nn.Module):

@@ -15,7 +15,7 @@ from torch import Tensor
 from fp8compile.numerics import E4M3, E5M2, INT8, Format
 from fp8compile.numerics.codecs import Groupwise, Tensorwise
 from fp8compile.numerics.scaling import amax_tensorwise, dequantize, quantize
-from tests.reference import all_codes, bits_equal
+from tests.support.reference import all_codes, bits_equal
 
 FORMATS = pytest.mark.parametrize("fmt", [E4M3, E5M2, INT8], ids=lambda fmt: fmt.name)
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 import fp8compile
-from tests.measure import gradient_sqnr, llama_case
+from tests.support.measure import gradient_sqnr, llama_case
 
 SHAPES = pytest.mark.parametrize("shape", [(64, 256, 128), (512, 512, 1376), (96, 48, 16)], ids=str)
 WEIGHT_DB = 17.0  # torchao's own bar for gradients, test/float8/test_base.py

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import fp8compile
 from fp8compile import optim
 from fp8compile.amp import LossScaler
-from tests.measure import llama_case
-from tests.watched import Net, batches
+from tests.support.measure import llama_case
+from tests.support.watched import Net, batches
 
 
 def fp16_losses(gpu: torch.device, mode: str) -> tuple[list[float], list[float], list[Tensor]]:

@@ -10,21 +10,21 @@ AROUND = (
         "fp8compile/compiler/report_store.py",
         "serving[-1].alive",
         "serving[0].alive",
-        ("tests/test_store_serving.py",),
+        ("tests/compiler/test_report_store_serving.py",),
     ),
     Mutant(
         "recipe: a pattern matches no module beneath",
-        "fp8compile/recipe/modules.py",
+        "fp8compile/recipe/patterns.py",
         "for n in range(1, len(parts) + 1)",
         "for n in range(len(parts), len(parts) + 1)",
-        ("tests/test_recipe.py",),
+        ("tests/recipe/test_recipe.py",),
     ),
     Mutant(
         "overflow: a mask of -inf is the culprit",
-        "fp8compile/observe/overflow_report.py",
+        "fp8compile/observe/history.py",
         "if pair[0] == made[0] or _held_nan(",
         "if True or _held_nan(",
-        ("tests/test_overflow.py",),
+        ("tests/observe/test_overflow.py",),
     ),
 )
 
@@ -86,7 +86,7 @@ OPTIM = (
         "fp8compile/optim/plan.py",
         "first + self.offset",
         "first",
-        ("tests/optim/test_rows.py",),
+        ("tests/optim/test_row_views.py",),
     ),
     Mutant(
         "optim: Adam's bias correction of v is of m",
@@ -107,7 +107,7 @@ OPTIM = (
         "fp8compile/optim/placement.py",
         "asked = overridden(p) or names.overridden.get(id(p))",
         "asked = None if patterns else overridden(p) or names.overridden.get(id(p))",
-        ("tests/optim/test_overrides.py", "tests/optim/test_placing.py"),
+        ("tests/optim/test_overrides.py", "tests/optim/test_placement.py"),
     ),
     Mutant(
         "optim: shards of columns are encoded",

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fp8compile.numerics import E4M3, INT8, Groupwise, GroupwiseBest, Rowwise, Tensorwise
-from tests.reference import (
+from tests.support.reference import (
     E8M0,
     FORMATS,
     SCALE_DTYPES,

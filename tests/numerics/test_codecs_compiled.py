@@ -16,7 +16,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fp8compile.numerics import E4M3, E5M2, INT8, Groupwise, GroupwiseBest, Rowwise, Tensorwise
-from tests.reference import E8M0, U, bits_equal
+from tests.support.reference import E8M0, U, bits_equal
 
 torch.set_num_threads(1)
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fp8compile.numerics import E4M3, E5M2, INT8
-from tests.reference import FLOAT_FORMATS, FORMATS, NUMPY, all_codes, raw, reference_values
+from tests.support.reference import FLOAT_FORMATS, FORMATS, NUMPY, all_codes, raw, reference_values
 
 by_name = pytest.mark.parametrize("fmt", FORMATS, ids=lambda fmt: fmt.name)
 float_by_name = pytest.mark.parametrize("fmt", FLOAT_FORMATS, ids=lambda fmt: fmt.name)

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fp8compile.numerics.rounding import index_like, key_of, random_bits, round_stochastically
-from tests.numerics.test_split_weights import both_ways, masters
-from tests.reference import TWO_BYTE_DTYPES, bits_equal, every_value, finite_values, random_positive_fp32
 from tests.sm90 import fake_h100
+from tests.support.reference import TWO_BYTE_DTYPES, bits_equal, every_value, finite_values, random_positive_fp32
+from tests.support.weights import both_ways, masters
 
 torch.set_num_threads(1)
 

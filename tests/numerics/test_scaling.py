@@ -9,7 +9,7 @@ import torch
 
 from fp8compile.numerics import E4M3, INT8, amax_rowwise, amax_tensorwise, dequantize, inv_scale_of, quantize
 from fp8compile.numerics.scaling import _rounded_to_bf16, inv_scale_value
-from tests.reference import (
+from tests.support.reference import (
     E8M0,
     FORMATS,
     NUMPY,

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fp8compile import optim
-from tests.optim.models import batches, parameters_of, small_model, train
+from tests.support.optim_models import batches, parameters_of, small_model, train
 
 # Given the same gradients both do the same dozen FP32 operations per step, rounded in another order: a dozen ulp of the
 # parameter and of its update, which is at most some 10 lr here (Adam's first steps are lr, RMSprop's 10 lr).

@@ -15,7 +15,7 @@ from fp8compile import optim
 from fp8compile.numerics.states.registry import STATE_FORMATS, state_codec
 from fp8compile.optim.compress import _plain
 from fp8compile.optim.encoded_tensor import EncodedTensor
-from tests.optim.models import batches, parameters_of, small_model, train
+from tests.support.optim_models import batches, parameters_of, small_model, train
 
 SHAPES = ((33, 130), (10,))  # rows of a full group and a short one, encoded; and a tensor that is kept whole
 ROWS = ((32, 128), (10,))  # a row is a group

@@ -28,7 +28,7 @@ from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distrib
 
 from fp8compile import optim
 from fp8compile._distributed import first_element, local
-from tests.optim.ranks import on_ranks
+from tests.support.ranks import on_ranks
 
 # Rows that neither 2 nor 3 divides, short groups at their ends, rows that are several dimensions, fewer rows than ranks.
 SHAPES = {"weight": (67, 130), "conv": (10, 64, 3, 3), "wide": (2, 4096), "long": (5000,), "bias": (67,)}

@@ -11,8 +11,8 @@ from torch import nn
 
 from fp8compile import optim
 from fp8compile.optim import compiled_step
-from tests.optim.bounds import U, adam_off_by
-from tests.optim.models import WIDE, batches, parameters_of, small_model, train
+from tests.support.optim_bounds import U, adam_off_by
+from tests.support.optim_models import WIDE, batches, parameters_of, small_model, train
 
 EVERY = [
     ("AdamW", {}),

@@ -15,7 +15,7 @@ from fp8compile.passes.copy_overwritten import copy_overwritten
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import Notes
-from tests.passes.graphs import forward_of, split_of
+from tests.support.graphs import forward_of, split_of
 
 Case = tuple[Callable[[], nn.Module], Callable[[], Tensor]]
 

@@ -12,21 +12,11 @@ import fp8compile
 from fp8compile.passes.encode_saved import encode_saved
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
-from tests.measure import compiled, gradient_sqnr, kept_bytes
-from tests.passes.graphs import forward_of, split_of
+from tests.support.graphs import forward_of, split_of
+from tests.support.measure import compiled, gradient_sqnr, kept_bytes
+from tests.support.net import Net
 
 aten = torch.ops.aten
-
-
-class Net(nn.Module):
-    """Two linears with a function of the user's between them."""
-
-    def __init__(self, function, size: int = 64) -> None:  # type: ignore[no-untyped-def]
-        super().__init__()
-        self.a, self.b, self.function = nn.Linear(size, size), nn.Linear(size, size), function
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.b(self.function(self.a(x)))
 
 
 def reasons(model: nn.Module, *args: Tensor, **options: object) -> dict[str, str]:

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.measure import compiled
-from tests.passes.graphs import split_of
+from tests.support.graphs import split_of
+from tests.support.measure import compiled
 
 # The orders that are not their own inverse; NHWC, (0, 2, 3, 1), is one.
 CYCLIC = [p for n in (3, 4) for p in itertools.permutations(range(n)) if any(p[p[d]] != d for d in range(n))]

@@ -20,8 +20,8 @@ from fp8compile.optim import EncodedTensor
 from fp8compile.passes.fuse_state_codecs import DECODE, ENCODE, fuse_state_codecs
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
-from tests.measure import compiled
-from tests.passes.graphs import joint_of, text_of
+from tests.support.graphs import joint_of, text_of
+from tests.support.measure import compiled
 
 SHAPE = (2, 128)
 

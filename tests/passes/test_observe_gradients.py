@@ -13,9 +13,9 @@ from fp8compile.observe.records import REST
 from fp8compile.passes.observe_gradients import SURPLUS, observe_gradients
 from fp8compile.recipe.context import Context, Inputs
 from fp8compile.recipe.recipe import Recipe
-from tests.measure import compiled, llama_case
-from tests.passes.graphs import joint_of, split_of, text_of
-from tests.watched import Net, batches
+from tests.support.graphs import joint_of, split_of, text_of
+from tests.support.measure import compiled, llama_case
+from tests.support.watched import Net, batches
 
 PLAIN = {"linear": "off", "saved": "off"}
 

@@ -20,8 +20,8 @@ from fp8compile.passes.quantize_linears import quantize_linears
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import Linear
-from tests.measure import compiled, llama_case, sqnr
-from tests.passes.graphs import joint_of, text_of
+from tests.support.graphs import joint_of, text_of
+from tests.support.measure import compiled, llama_case, sqnr
 
 E4, E5 = Tensorwise(E4M3), Tensorwise(E5M2)
 

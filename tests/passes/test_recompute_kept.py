@@ -7,8 +7,8 @@ from expecttest import assert_expected_inline
 from torch import Tensor, nn
 
 import fp8compile
-from tests.measure import compiled, kept_bytes
-from tests.passes.graphs import backward_of, split_of
+from tests.support.graphs import backward_of, split_of
+from tests.support.measure import compiled, kept_bytes
 
 aten = torch.ops.aten
 

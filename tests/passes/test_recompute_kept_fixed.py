@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.passes.graphs import split_of
+from tests.support.graphs import split_of
 
 
 class Chain(nn.Module):

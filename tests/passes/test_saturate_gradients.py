@@ -12,8 +12,8 @@ from fp8compile.numerics.histogram import FP16_MAX, saturate
 from fp8compile.passes.saturate_gradients import saturate_gradients
 from fp8compile.recipe.context import Context, Inputs
 from fp8compile.recipe.recipe import Recipe
-from tests.passes.graphs import joint_of, text_of
-from tests.watched import Net, batches
+from tests.support.graphs import joint_of, text_of
+from tests.support.watched import Net, batches
 
 PLAIN = {"linear": "off", "saved": "off"}
 

@@ -11,8 +11,8 @@ from fp8compile.fx.graph import ENCODING
 from fp8compile.passes.share_casts import CAST, share_casts
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
-from tests.measure import compiled
-from tests.passes.graphs import joint_of, text_of
+from tests.support.graphs import joint_of, text_of
+from tests.support.measure import compiled
 
 
 class Two(nn.Module):

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fp8compile.passes.share_casts import CAST
-from tests.passes.graphs import joint_of
+from tests.support.graphs import joint_of
 
 
 class TwoDtypes(nn.Module):

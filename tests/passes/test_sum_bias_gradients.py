@@ -19,7 +19,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from fp8compile.passes.sum_bias_gradients import sum_bias_gradients
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
-from tests.passes.graphs import text_of
+from tests.support.graphs import text_of
 
 ROWS, COLUMNS = 2048, 512
 SHAPES = ((ROWS, COLUMNS), (ROWS, COLUMNS), (COLUMNS, 16))

@@ -1,4 +1,4 @@
-"""widen_unsafe_ops: what it widens and why, what it leaves and why; the numbers are in tests/test_islands.py."""
+"""widen_unsafe_ops: what it widens and why, what it leaves and why; the numbers are in tests/islands/test_islands.py."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fp8compile.passes.widen_unsafe_ops import widen_unsafe_ops
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import Island
-from tests.passes.graphs import joint_of, text_of
+from tests.support.graphs import joint_of, text_of
 
 PLAIN = {"linear": "off", "saved": "off", "observe": False}
 

@@ -1,6 +1,6 @@
 """The layers that are lowered, at the sizes of real models: their modules, arguments and pipelines.
 
-    Llama    RMSNorm, rotary causal attention, RMSNorm, SwiGLU; no biases      tests/measure.py
+    Llama    RMSNorm, rotary causal attention, RMSNorm, SwiGLU; no biases      tests/support/measure.py
     BERT     attention and GELU block, LayerNorm behind each (post-norm)
     ViT      attention and GELU block, LayerNorm before each (pre-norm)
     linear   one product forward, two backward: no producer or consumer to fuse with
@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from fp8compile.recipe.recipe import Recipe
-from tests.measure import LlamaLayer
+from tests.support.measure import LlamaLayer
 
 PLAIN, STORAGE, CONSERVATIVE, LINEARS, BOTH = "inductor", "storage_only", "storage_16bit_attention", "linears", "both"
 ROWS = "storage_16bit_attention_rows"  # CONSERVATIVE with a group for each row of BASE: one kernel with a norm's sums

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fp8compile.recipe.recipe import Recipe
-from tests.measure import llama_case
+from tests.support.measure import llama_case
 
 from . import fake_h100
 from .lowering import lower

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from fp8compile.fx.graph import ENCODING
-from tests.measure import llama_case
+from tests.support.measure import llama_case
 
 from . import fake_h100
 from .externs import ExternCall, extern_calls

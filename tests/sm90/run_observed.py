@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from fp8compile.recipe.recipe import Recipe
-from tests.measure import llama_case
+from tests.support.measure import llama_case
 
 from . import fake_h100
 from .externs import extern_calls

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fp8compile.numerics.states.registry import state_codec
 from fp8compile.numerics.states.split_weights import split
-from tests.optim.bounds import U, adam_off_by
+from tests.support.optim_bounds import U, adam_off_by
 
 pytest.importorskip("triton", reason="triton, which compiles what Inductor generates, exists for Linux only")
 

@@ -1,7 +1,7 @@
 """Is a random program's gradient right where everything eligible is stored in one byte?
 
     propagated   in float64, |g' - g| of every element of every gradient beside the analysis' own bound
-                 (tests/sensitivity/running_error.py): the codes are the only difference, an excess is a wrong entry in the
+                 (tests/support/running_error.py): the codes are the only difference, an excess is a wrong entry in the
                  allow-list
     compiled     gradients of the compiled program against eager float64: finite; off by no more than those codes made it in
                  the simulation, doubled for codes that fall on the other side of a rounding, beside the dtype's own error
@@ -12,7 +12,7 @@ the same ones.
 
 The bound of a comparison says that elements near its edge may be either: it is met where every element is at an edge, as in
 x == amax(x). So the error must be LEAST_DB under the gradient too; under what its terms amount to before they cancel
-(tests/sensitivity/magnitudes.py) where they do: where eager in FP32 is off by CANCELS_DB or more, it has lost digits as well.
+(tests/support/magnitudes.py) where they do: where eager in FP32 is off by CANCELS_DB or more, it has lost digits as well.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from tests.sensitivity.running_error import outcome
+from tests.support.running_error import outcome
 from tests.sweeps.random_programs import Model, Program, arguments, gradients, own_db, program_of, sqnr_db
 
 EVERYTHING = {"codegen": "eager", "min_saved_numel": 0, "group_size": 16, "linear": "off"}

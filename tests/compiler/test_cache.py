@@ -1,0 +1,28 @@
+"""Inductor's caches: equal recipes hit across processes, others miss, and the report is the same cold and warm."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from tests.support.processes import run_in_process as run
+
+
+def test_equal_recipes_hit_others_miss_and_reports_agree(tmp_path: Path) -> None:
+    cold = run(tmp_path, {})
+    warm = run(tmp_path, {})
+    assert cold["counters"] == {"autograd_cache_hit": 0, "autograd_cache_miss": 1, "autograd_cache_bypass": 0}
+    assert warm["counters"] == {"autograd_cache_hit": 1, "autograd_cache_miss": 0, "autograd_cache_bypass": 0}
+    assert warm["fx_bypass"] == cold["fx_bypass"] == 0
+    assert warm["report"] == cold["report"] and json.loads(cold["report"])["graphs"][0]["notes"]["saved"]
+    assert warm["gradients"] == cold["gradients"]
+
+    other = run(tmp_path, {"saved_format": "int8"})
+    assert other["counters"]["autograd_cache_miss"] == 1
+    dumped = run(tmp_path, {"dump": str(tmp_path / "dump")})
+    assert dumped["counters"]["autograd_cache_hit"] == 1, "a dump changes nothing that is compiled or cached"
+
+    for path in (tmp_path / "inductor" / "fp8compile").glob("*.json"):
+        path.unlink()
+    lost = run(tmp_path, {})
+    assert "does not hold its report" in lost["report"], "a report that is gone is told, not shown as empty"

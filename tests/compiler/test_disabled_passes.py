@@ -1,0 +1,36 @@
+"""TORCHINDUCTOR_DISABLED_PASSES switches each pass off by name; with all of them off the result is plain Inductor's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fp8compile
+from tests.support.measure import compiled, gradients, kept_bytes, llama_case
+
+ALL = "cut_for_bytes,recompute_kept,encode_saved"
+
+
+@pytest.mark.parametrize("disabled", ["", *ALL.split(",")])
+def test_a_disabled_pass_does_nothing(disabled: str) -> None:
+    layer, args = llama_case(seq=64, hidden=128, ffn=344)
+    with torch._inductor.config.patch(disabled_passes=disabled):
+        fn = compiled(layer, min_saved_numel=0)
+        kept_bytes(layer, fn, args)
+    report = fp8compile.report(fn)
+    assert bool(report.saved) == (disabled != "encode_saved")
+    assert [f"{n} is switched off" for n in disabled.split(",") if n] == [r.split(" by ")[0] for r in report.remarks]
+    assert bool(report.recomputed) == (disabled == "cut_for_bytes"), "upstream's own cut leaves much to recompute"
+
+
+def test_with_all_off_the_result_is_plain_inductors() -> None:
+    layer, args = llama_case(seq=64, hidden=128, ffn=344)
+    with torch._inductor.config.patch(disabled_passes=ALL):
+        fn = torch.compile(layer, backend="fp8compile")
+        kept, got = kept_bytes(layer, fn, args), gradients(layer, fn, args)
+    assert fp8compile.report(fn).saved_bytes == fp8compile.report(fn).saved_bytes_plain == kept
+    torch._dynamo.reset()
+    plain = torch.compile(layer, backend="inductor")
+    assert kept_bytes(layer, plain, args) == kept
+    expected = gradients(layer, plain, args)
+    assert all(torch.equal(got[name], expected[name]) for name in expected)

@@ -1,0 +1,382 @@
+"""Graph dumps: what they say, that they are equal from run to run, and that they change nothing."""
+
+from __future__ import annotations
+
+import errno
+import json
+import logging
+import os
+import re
+import shutil
+import subprocess
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from expecttest import assert_expected_inline
+from torch import Tensor, nn
+from torch.fx import Graph
+
+import fp8compile
+from fp8compile import Recipe
+from fp8compile.compiler import dump, pipeline
+from fp8compile.compiler.hooks import JointPasses, Partitioner
+from fp8compile.fx import snapshot
+from fp8compile.fx.dot import quoted
+from fp8compile.fx.graph import splice
+from fp8compile.fx.listing import Line, Part
+from fp8compile.fx.snapshot import Snapshot, op_diff
+from fp8compile.recipe.context import Context
+from fp8compile.reporting.entries import Notes
+from fp8compile.reporting.report import GraphReport
+from tests.support.measure import compiled
+from tests.support.processes import run_in_process
+
+STEPS = ["01-share_casts", "02-quantize_linears", "03-cut_for_bytes", "04-recompute_kept", "05-encode_saved"]
+FILES = ["after.dot", "after.txt", "before.txt", "diff.txt"]
+
+
+class Gated(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.down = (nn.Linear(64, 64, bias=False) for _ in range(2))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.tanh(self.gate(x)))
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def explained(recipe: Recipe | None = None) -> tuple[snapshot.Step, ...]:
+    report = fp8compile.explain(Gated(), (torch.randn(128, 64),), recipe=recipe or Recipe(min_saved_numel=0))
+    return report.graphs[0].steps
+
+
+def test_golden_of_the_joint_graph() -> None:
+    assert_expected_inline(
+        explained()[0].before.text,
+        """\
+primals_1: f32[64, 64] = input
+primals_2: f32[128, 64] = input
+primals_3: f32[64, 64] = input
+tangents_1: f32[128, 64] = input
+permute: f32[64, 64] = aten.permute.default(primals_1, [1, 0])  # gate
+mm: f32[128, 64] = aten.mm.default(primals_2, permute)  # gate
+tanh: f32[128, 64] = aten.tanh.default(mm)
+permute_1: f32[64, 64] = aten.permute.default(primals_3, [1, 0])  # down
+mm_1: f32[128, 64] = aten.mm.default(tanh, permute_1)  # down
+permute_2: f32[64, 128] = aten.permute.default(tangents_1, [1, 0])  # down
+mm_2: f32[64, 64] = aten.mm.default(permute_2, tanh)  # down
+permute_4: f32[64, 64] = aten.permute.default(permute_1, [1, 0])  # down
+mm_3: f32[128, 64] = aten.mm.default(tangents_1, permute_4)  # down
+mul: f32[128, 64] = aten.mul.Tensor(tanh, tanh)
+sub: f32[128, 64] = aten.sub.Tensor(1, mul)
+mul_1: f32[128, 64] = aten.mul.Tensor(mm_3, sub)
+permute_6: f32[64, 128] = aten.permute.default(mul_1, [1, 0])  # gate
+mm_4: f32[64, 64] = aten.mm.default(permute_6, primals_2)  # gate
+return mm_1, mm_4, None, mm_2
+""",
+    )
+
+
+def test_golden_of_a_diff() -> None:
+    assert_expected_inline(
+        explained()[2].diff,
+        """\
+op                    before  after  change
+aten.permute.default       5      6      +1
+""",
+    )
+
+
+def test_a_step_is_the_graph_as_it_will_be_left() -> None:
+    """Edges are written into the graphs at the end; a snapshot in between shows them all the same, without dead code."""
+    _, _, cut, recomputed, encoded = explained()
+    assert [s.name for s in (cut, recomputed, encoded)] == [name[3:] for name in STEPS[2:]]
+    assert [p.title for p in cut.before.parts] == [""] and not cut.before.counts.keys() & {"input", "output"}
+    assert cut.after == recomputed.before and recomputed.after == encoded.before
+    forward, backward = encoded.after.parts
+    codes = [line for line in forward.lines if line.value == "int8[128, 64]"]
+    assert (
+        codes
+        and codes[-1].name in forward.lines[-1].reads
+        and str(codes[-1]).endswith("  # fp8compile: encode(tanh)")
+    )
+    assert any(line.value.startswith("int8") and line.kind == "input" for line in backward.lines)
+    for part in encoded.after.parts:
+        read = {name for line in part.lines for name in line.reads}
+        assert not [line.name for line in part.lines if line.kind in ("other", "spliced") and line.name not in read]
+    assert encoded.after.counts["aten.mm.default"] == encoded.before.counts["aten.mm.default"] == 5
+
+
+def test_what_the_results_do_not_need_is_left_out_as_by_dead_code_elimination() -> None:
+    graph = Graph()
+    x, unused = graph.placeholder("x"), graph.placeholder("unused")
+    dead = graph.call_function(torch.ops.aten.exp.default, (unused,))
+    graph.call_function(torch.ops.aten.add_.Tensor, (unused, 1))  # has an effect
+    graph.output((graph.call_function(torch.ops.aten.neg.default, (x,)), dead))
+    part = snapshot._part("forward", graph, (next(n for n in graph.nodes if "neg" in n.name),))
+    graph.output_node().args = ((list(graph.nodes)[4],),)
+    graph.eliminate_dead_code()
+    assert part.lines == snapshot._part("forward", graph).lines
+    assert [line.name for line in part.lines][:2] == ["x", "unused"] and "exp" not in str(part)
+
+
+def test_symbolic_shapes_are_text() -> None:
+    x = torch.randn(128, 64)
+    torch._dynamo.mark_dynamic(x, 0)
+    report = fp8compile.explain(Gated(), (x,), recipe=Recipe(min_saved_numel=0))
+    assert re.search(
+        r"^tanh: f32\[s\d+, 64\] = aten.tanh.default\(mm\)$", report.graphs[0].steps[0].before.text, re.M
+    )
+
+
+def test_arguments_of_every_kind_have_a_text_that_stays() -> None:
+    graph = Graph()
+    x = graph.placeholder("x")
+    kinds = [x, (x, None), 1.5, torch.float16, torch.device("cpu"), "text", {"a": x}, {3, 1}, slice(None, 2), object]
+    graph.output(graph.call_function(torch.ops.aten.add.Tensor, (x, kinds), {"out": object()}))
+    text = snapshot.snapshot(graph).text
+    listed = "[x, [x, None], 1.5, torch.float16, cpu, 'text', {'a': x}, {1, 3}, None:2:None, <class 'object'>]"
+    assert f"add_tensor = aten.add.Tensor(x, {listed}, out=<object object>)" in text
+    assert text.startswith("x = input\n") and text.endswith("\nreturn add_tensor\n")
+
+
+def test_diff_shows_what_changed_alone() -> None:
+    def counted(*ops: str) -> Snapshot:
+        return Snapshot((Part("", tuple(Line(f"n{i}", "other", op, "", "", "", ()) for i, op in enumerate(ops))),))
+
+    assert op_diff(counted("mm", "exp", "view"), counted("mm", "exp", "view")) == "no change\n"
+    assert op_diff(counted("mm", "view", "view", "exp"), counted("mm", "add", "view", "exp", "exp")) == (
+        "op    before  after  change\n"
+        "add        0      1      +1\n"
+        "exp        1      2      +1\n"
+        "view       2      1      -1\n"
+    )
+
+
+def check_dot(text: str) -> None:
+    """Braces balance outside of strings, strings end, and an edge has declared ends."""
+    plain = re.sub(r'"(?:[^"\\]|\\.)*"', '""', text)
+    assert plain.count("{") == plain.count("}") and '"' not in plain.replace('""', "")
+    declared = set(re.findall(r'^ *("(?:[^"\\]|\\.)*") \[', text, re.M))
+    edges = re.findall(r'^ *("(?:[^"\\]|\\.)*") -> ("(?:[^"\\]|\\.)*");$', text, re.M)
+    assert edges and len(edges) == text.count(" -> ") and {end for edge in edges for end in edge} <= declared
+
+
+def test_dot_is_sound() -> None:
+    for step in explained():
+        check_dot(step.before.to_dot())
+        check_dot(step.after.to_dot())
+    assert "#c6ecc6" in step.after.to_dot() and "#fbd9a8" in step.after.to_dot(), "spliced and product"
+    assert "#c6ecc6" not in step.before.to_dot()
+
+
+def test_dot_escapes_what_would_end_a_string() -> None:
+    names = ('a"b', "c\\", "d{\n}")
+    lines = [Line(name, "other", 'op"', "f32[2]", "", 'module["x"]', names[:i]) for i, name in enumerate(names)]
+    check_dot(Snapshot((Part('the "title"', tuple(lines)),)).to_dot())
+    assert quoted('say "hi"', "", "c:\\d") == r'"say \"hi\"\nc:\\d"'
+
+
+def test_files_of_every_pass_and_the_report(tmp_path: Path) -> None:
+    fn = compiled(Gated(), min_saved_numel=0, dump=str(tmp_path / "new" / "dump"))
+    fn(torch.randn(128, 64)).sum().backward()
+    fn(torch.randn(64, 64)).sum().backward()  # another graph
+    found = tree(tmp_path / "new" / "dump")
+    one = [f"{step}/{file}" for step in STEPS for file in FILES] + ["report.json", "report.txt"]
+    assert sorted(found) == [f"graph-{n}/{path}" for n in range(2) for path in one]
+    assert found["graph-0/03-cut_for_bytes/after.txt"] == found["graph-0/04-recompute_kept/before.txt"]
+    assert b"# forward" in found["graph-0/05-encode_saved/diff.txt"]
+    reports = [json.loads(found[f"graph-{n}/report.json"]) for n in range(2)]
+    assert [r["graphs"][0] for r in reports] == json.loads(fp8compile.report(fn).to_json())["graphs"]  # type: ignore[arg-type]
+    assert (
+        b"tensors encoded" in found["graph-0/report.txt"]
+        and str(tmp_path).encode() not in found["graph-0/report.txt"]
+    )
+
+
+def test_a_pass_of_the_joint_graph_comes_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def double_tanh(graph: Graph, ctx: Context) -> Notes:
+        def doubled(x: Tensor) -> Tensor:
+            return x * 2
+
+        [tanh] = graph.find_nodes(op="call_function", target=torch.ops.aten.tanh.default)
+        new = splice(graph, doubled, tanh, before=tanh.next)
+        tanh.replace_all_uses_with(new, lambda user: user is not new)
+        return Notes()
+
+    monkeypatch.setattr(pipeline, "JOINT", (pipeline.changes(double_tanh),))
+    compiled(Gated(), dump=str(tmp_path))(torch.randn(128, 64)).sum().backward()
+    folder = tmp_path / "graph-0" / "01-double_tanh"
+    assert "fp8compile: doubled(tanh)" in (folder / "after.txt").read_text()
+    assert "fp8compile" not in (folder / "before.txt").read_text()
+    assert re.search(r"aten.mul.Tensor +2 +3 +\+1\n", (folder / "diff.txt").read_text())
+    assert [p.name for p in sorted((tmp_path / "graph-0").glob("0*"))][1:] == [
+        f"0{i + 2}-{s[3:]}" for i, s in enumerate(STEPS[2:])
+    ]
+
+
+def test_a_disabled_pass_has_no_step(tmp_path: Path) -> None:
+    with torch._inductor.config.patch(disabled_passes="recompute_kept"):
+        compiled(Gated(), dump=str(tmp_path))(torch.randn(128, 64)).sum().backward()
+    assert sorted(p.name for p in (tmp_path / "graph-0").glob("0*")) == [*STEPS[:3], "04-encode_saved"]
+
+
+def test_steps_of_an_earlier_run_go_and_other_files_stay(tmp_path: Path) -> None:
+    for path in ("graph-0/06-old_pass/before.txt", "graph-0/07-mine/notes.txt", "graph-0/07-mine/after.txt"):
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text("old")
+    compiled(Gated(), dump=str(tmp_path))(torch.randn(128, 64)).sum().backward()
+    left = {p.relative_to(tmp_path / "graph-0").as_posix() for p in (tmp_path / "graph-0").rglob("0[67]*/*")}
+    assert left == {"07-mine/notes.txt"} and not (tmp_path / "graph-0" / "06-old_pass").exists()
+
+
+def test_the_environment_names_the_folder_where_the_recipe_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(dump.VARIABLE, str(tmp_path / "env"))
+    compiled(Gated(), dump=str(tmp_path / "recipe"))(torch.randn(128, 64)).sum().backward()
+    assert (tmp_path / "recipe").is_dir() and not (tmp_path / "env").exists()
+    torch._dynamo.reset()
+    compiled(Gated())(torch.randn(128, 64)).sum().backward()
+    assert sorted(p.name for p in (tmp_path / "env").iterdir()) == ["graph-0"]
+
+
+def test_a_rank_has_a_folder_of_its_own(tmp_path: Path) -> None:
+    distributed = torch.distributed
+    distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
+    try:
+        assert dump.claim(str(tmp_path)) == tmp_path / "rank-0" / "graph-0"
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.fixture
+def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dump, "_said", set())
+
+
+def trained(folder: Path, *several: type[nn.Module]) -> None:
+    """A step of each of these models, compiled with a dump into ``folder``; gradients are there."""
+    for kind in several:
+        torch._dynamo.reset()
+        model = kind()
+        compiled(model, dump=str(folder))(torch.randn(128, 64)).sum().backward()
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
+
+
+@pytest.mark.usefixtures("nothing_said")
+@pytest.mark.parametrize("in_the_way", ["", "graph-0", "graph-0/report.txt"])
+def test_a_folder_that_cannot_be_written_costs_a_warning(
+    in_the_way: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As root, permissions stop nobody: what is in the way is a file where a folder must be, or the reverse."""
+    root = tmp_path / "dump"
+    if in_the_way.endswith("report.txt"):
+        (root / in_the_way).mkdir(parents=True)
+    else:
+        (root / in_the_way).parent.mkdir(exist_ok=True)
+        (root / in_the_way).write_text("in the way")
+    with caplog.at_level(logging.WARNING, "fp8compile"):
+        trained(root, Gated, Gated)
+    assert caplog.text.count(f"graph dumps cannot be written to {root / 'graph-0'}") == 1
+    assert caplog.text.count("graph dumps cannot be") == 1 and "Recipe.dump" in caplog.text
+
+
+@pytest.mark.usefixtures("nothing_said")
+@pytest.mark.parametrize("fits", [0, 1, 6], ids=lambda fits: f"room for {fits} files")
+def test_a_full_disk_costs_one_warning_and_leaves_no_half_file(
+    fits: int, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written: list[Path] = []
+    write_text = Path.write_text
+
+    def until_full(path: Path, text: str, **kwargs: object) -> int:
+        if len(written) >= fits and tmp_path in path.parents:
+            write_text(path, text[: len(text) // 2])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
+        written.append(path)
+        return write_text(path, text)
+
+    monkeypatch.setattr(Path, "write_text", until_full)
+    with caplog.at_level(logging.WARNING, "fp8compile"):
+        trained(tmp_path, Gated, Gated)
+    assert caplog.text.count("No space left on device") == 1
+    assert {path for path in tmp_path.rglob("*") if path.is_file()} == {*written}
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.usefixtures("nothing_said")
+def test_a_file_system_that_is_full(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "report.txt").symlink_to("/dev/full")
+    with caplog.at_level(logging.WARNING, "fp8compile"):
+        assert not dump.write(tmp_path, {"report.txt": "text"}) and not dump.write(tmp_path / "x", {"": "a folder"})
+    assert caplog.text.count("No space left on device") == 1
+
+
+def test_no_snapshot_is_made_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(dump.VARIABLE, raising=False)
+    made: Counter[str] = Counter()
+    original = snapshot._part
+    monkeypatch.setattr(snapshot, "_part", lambda *args: made.update(["part"]) or original(*args))
+    assert dump.watch_for(Recipe()) is None
+    fn = compiled(Gated())
+    fn(torch.randn(128, 64)).sum().backward()
+    assert not made and not fp8compile.report(fn).graphs[0].steps  # type: ignore[arg-type]
+    explained()
+    around_joint, around_halves = 2 * 2 + 1, 1 + 2 * 2  # the cut sees the joint graph and leaves two halves
+    assert made["part"] == around_joint + 2 * around_halves
+
+
+def test_the_key_knows_nothing_of_a_dump(tmp_path: Path) -> None:
+    with_dump, without = Recipe(dump=str(tmp_path)), Recipe()
+    assert with_dump.key == without.key and with_dump == without
+    assert Partitioner(with_dump, "graph").uuid() == Partitioner(without, "graph").uuid()
+    joint = [JointPasses(recipe, "graph", frozenset()) for recipe in (with_dump, without)]
+    assert joint[0].uuid() == joint[1].uuid() and joint[0].__reduce__() == joint[1].__reduce__()
+
+
+@pytest.mark.parametrize("shapes", ["static", pytest.param("dynamic", marks=pytest.mark.sweep)])
+def test_equal_files_from_two_processes_cold_and_warm(shapes: str, tmp_path: Path) -> None:
+    """Cold with a dump and from a cache that was filled without one, where no pass runs but for the dump."""
+    plain = run_in_process(tmp_path, {}, cache="a", shapes=shapes)
+    warm = run_in_process(tmp_path, {}, cache="a", shapes=shapes, env={dump.VARIABLE: str(tmp_path / "warm")})
+    cold = run_in_process(tmp_path, {"dump": str(tmp_path / "cold")}, cache="b", shapes=shapes)
+    hits = [ran["counters"]["autograd_cache_hit"] for ran in (plain, warm, cold)]
+    assert hits == [0, 1, 0], "a dump is no part of the key"
+    for ran in (warm, cold):
+        assert json.loads(ran["report"])["graphs"] == json.loads(plain["report"])["graphs"]
+        assert ran["gradients"] == plain["gradients"]
+    found = tree(tmp_path / "cold")
+    assert len(found) == len(STEPS) * len(FILES) + 2 and found == tree(tmp_path / "warm")
+
+
+def test_steps_are_not_in_the_json() -> None:
+    report = fp8compile.explain(Gated(), (torch.randn(128, 64),))
+    assert report.graphs[0].steps and "steps" not in report.to_json() and "steps" not in repr(report)
+    assert report.graphs[0] == GraphReport.from_dict(report.graphs[0].to_dict())
+
+
+def test_torch_trace_holds_every_step(tmp_path: Path) -> None:
+    """Without a folder for dumps; read by tlparse where that is installed."""
+    ran = run_in_process(tmp_path, {}, shapes="static", env={"TORCH_TRACE": str(tmp_path / "trace")})
+    assert ran["counters"]["autograd_cache_hit"] == 0
+    [log] = (tmp_path / "trace").iterdir()
+    names = re.findall(r'"artifact": \{"name": "(fp8compile_\w+)"', log.read_text())
+    per_step = [
+        f"fp8compile_{step[3:]}_{what}" for step in STEPS for what in ("before", "after", "diff", "after_dot")
+    ]
+    assert names == [*per_step, "fp8compile_report", "fp8compile_report_json"]
+    program = shutil.which("tlparse")
+    if program is None:
+        pytest.skip("tlparse is not installed; the trace itself was checked")
+    subprocess.run([program, str(log), "-o", str(tmp_path / "html"), "--no-browser"], check=True)
+    pages = {re.sub(r"_\d+$", "", p.stem): p for p in (tmp_path / "html").rglob("fp8compile_*")}
+    assert set(pages) == set(names)
+    assert "# forward" in pages["fp8compile_encode_saved_after"].read_text()
+    index = (tmp_path / "html" / "index.html").read_text()
+    assert all(page.name in index for page in pages.values())

@@ -1,0 +1,61 @@
+"""Operands of products: what is encoded once and shared, and what is not the same value and must not be."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fp8compile.fx.graph import ENCODING
+from tests.support.graphs import joint_of
+from tests.support.measure import compiled
+
+MODULES = {"b": {"linear_formats": "e4m3"}}
+
+
+class Sum(nn.Module):
+    """a(x) + b(x): one gradient goes into the products of both."""
+
+    def __init__(self, size: int = 64) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(size, size, bias=False), nn.Linear(size, size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.a(x) + self.b(x)
+
+
+def gradients(model: Sum, x: Tensor, **options: Any) -> list[Tensor]:
+    fn = compiled(model, preset="linear_only", emulate=True, **options)
+    out = fn(x)
+    weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(5))
+    return list(torch.autograd.grad((out * weight).sum(), [model.a.weight, model.b.weight]))
+
+
+@pytest.mark.parametrize("linear", ["tensorwise", "rowwise"])
+def test_a_gradient_in_two_formats_is_encoded_twice(linear: str) -> None:
+    graph = joint_of(Sum(), torch.randn(32, 64), linear=linear, emulate=True, modules=MODULES)
+    codes = [n.meta["val"].dtype for n in graph.nodes if ENCODING in n.meta and n.meta["val"].element_size() == 1]
+    assert torch.float8_e5m2 in codes, "a's"
+    alike = [n.meta["val"].dtype for n in joint_of_one_format(linear) if n.meta["val"].element_size() == 1]
+    assert codes.count(torch.float8_e4m3fn) > alike.count(torch.float8_e4m3fn), "b's"
+
+
+def joint_of_one_format(linear: str) -> list[torch.fx.Node]:
+    torch._dynamo.reset()
+    graph = joint_of(Sum(), torch.randn(32, 64), linear=linear, emulate=True)
+    return [n for n in graph.nodes if ENCODING in n.meta]
+
+
+@pytest.mark.parametrize("linear", ["tensorwise", "rowwise"])
+def test_each_module_gets_the_gradients_of_its_own_format(linear: str) -> None:
+    """Bit for bit those of a model all in that format."""
+    model, x = Sum(), torch.randn(32, 64)
+    found = []
+    for options in ({"modules": MODULES}, {"linear_formats": "hybrid"}, {"linear_formats": "e4m3"}):
+        torch._dynamo.reset()
+        found.append(gradients(model, x, linear=linear, **options))
+    mixed, hybrid, e4m3 = found
+    assert torch.equal(mixed[0], hybrid[0]) and torch.equal(mixed[1], e4m3[1])
+    assert not torch.equal(hybrid[1], e4m3[1]), "the formats round alike here, so nothing is shown"

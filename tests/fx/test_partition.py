@@ -1,0 +1,83 @@
+"""The edges between the halves: what takes the place of a kept value is checked, and counted, as that value was."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fp8compile.fx.partition import NO_VERSION_CHECK
+from tests.support.graphs import split_of
+from tests.support.measure import compiled
+
+
+class Stash(torch.autograd.Function):
+    """Keeps its operands on ctx itself: eager then never asks whether they were changed since."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, table: Tensor) -> Tensor:
+        ctx.x, ctx.table = x, table
+        return x * table
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        return gradients[0] * ctx.x.tanh() * ctx.table, None
+
+
+class Save(Stash):
+    """Keeps them by ``save_for_backward``, which asks."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, table: Tensor) -> Tensor:
+        ctx.save_for_backward(x, table)
+        return x * table
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None]:
+        x, table = ctx.saved_tensors
+        return gradients[0] * x.tanh() * table, None
+
+
+class Model(nn.Module):
+    def __init__(self, function: type[torch.autograd.Function]) -> None:
+        super().__init__()
+        self.linear, self.function = nn.Linear(64, 64), function
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        result: Tensor = self.function.apply(self.linear(x), table)
+        return result
+
+
+def gradient_after_a_change(model: Model, fn: Any) -> Tensor:
+    """Of the weight, the table having been changed in place between forward and backward."""
+    torch.manual_seed(1)
+    x, table = torch.randn(128, 64), torch.rand(128, 64)
+    out = fn(x, table)
+    table.mul_(2)
+    [gradient] = torch.autograd.grad(out.sum(), [model.linear.weight])
+    return gradient
+
+
+def test_codes_of_an_unchecked_value_are_unchecked() -> None:
+    """AOTAutograd counts the marks and leaves as many values unchecked, from the last: codes and scale are two for one."""
+    split = split_of(Model(Stash), torch.randn(128, 64), torch.rand(128, 64))
+    marked = [bool(edge.made.meta.get(NO_VERSION_CHECK)) for edge in split.edges]
+    codes = [edge.made.meta["val"].dtype == torch.int8 for edge in split.edges]
+    assert sum(codes) == 1 and marked[codes.index(True)]
+    assert sum(marked) == 3 and marked == sorted(marked), "the table, the codes and their scale, after all others"
+
+
+def test_what_eager_does_not_check_is_not_checked() -> None:
+    model = Model(Stash)
+    exact = gradient_after_a_change(model, model)
+    found = gradient_after_a_change(model, compiled(model, min_saved_numel=0))
+    assert 20 * torch.log10(exact.norm() / (found - exact).norm()) > 25  # INT8, whose bound is 1/254 of the largest
+
+
+def test_what_eager_checks_is_checked() -> None:
+    model = Model(Save)
+    for fn in (model, compiled(model, min_saved_numel=0)):
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            gradient_after_a_change(model, fn)
