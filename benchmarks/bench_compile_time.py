@@ -29,7 +29,7 @@ ARMS = {
 }
 CODE = """
 import json, sys, time, torch
-from tests.measure import llama_case
+from tests.support.measure import llama_case
 layer, args = llama_case()
 compiled = torch.compile(layer, **json.loads(sys.argv[1]))
 start = time.perf_counter()

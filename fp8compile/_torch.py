@@ -14,7 +14,9 @@ from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
 from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.descriptors import (
+    ForwardTokenAOTInput,
     GradAOTOutput,
+    InputMutationAOTOutput,
     ParamAOTInput,
     PlainAOTInput,
     PlainAOTOutput,
@@ -134,8 +136,10 @@ __all__ = [
     "HAS_REGIONS",
     "CustomGraphPass",
     "CustomPartitionerFn",
+    "ForwardTokenAOTInput",
     "GradAOTOutput",
     "GraphTransformObserver",
+    "InputMutationAOTOutput",
     "OptimizedModule",
     "ParamAOTInput",
     "PlainAOTInput",

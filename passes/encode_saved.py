@@ -39,7 +39,7 @@ from fp8compile.fx.graph import (
     splice,
     storage_root,
 )
-from fp8compile.fx.ops import is_view
+from fp8compile.fx.ops import is_attention, is_view, opname
 from fp8compile.fx.partition import NO_VERSION_CHECK, Edge, Split
 from fp8compile.fx.provenance import origin
 from fp8compile.fx.regions import kept_by_region
@@ -168,9 +168,9 @@ def _statistic(made: Node) -> bool:
     node, size = made, numel(made.meta["val"])
     while node.op == "call_function":
         parent = node.args[0] if node.args else None
-        if node.target is private.getitem and isinstance(parent, Node) and _is_attention(parent):
+        if node.target is private.getitem and isinstance(parent, Node) and is_attention(parent):
             return bool(node.args[1] != 0)  # logsumexp; the first is attention's result
-        if getattr(node.target, "_opname", "") in _REDUCTIONS:
+        if opname(node) in _REDUCTIONS:
             return _largest_operand(node) > size
         same = [n for n in node.all_input_nodes if not is_tensor(n) or numel(n.meta["val"]) == size]
         if not same:
@@ -187,17 +187,20 @@ def _largest_operand(node: Node) -> int:
 
 def _belongs_to_attention(edge: Edge) -> bool:
     """Whether a tensor is an operand or the result of fused attention, or of the batched products it is made of."""
-    return _is_attention(storage_root(edge.made)) or _feeds_attention(edge.used)
+    return _is_of_attention(storage_root(edge.made)) or _feeds_attention(edge.used)
 
 
-def _is_attention(node: Node) -> bool:
+def _is_of_attention(node: Node) -> bool:
+    """Whether a node is fused attention, or one of its results."""
     while node.target is private.getitem and isinstance(node.args[0], Node):
         node = node.args[0]
-    return "attention" in str(node.target)
+    return is_attention(node)
 
 
 def _feeds_attention(value: Node) -> bool:
-    return any(_is_attention(u) or u.target in BATCHED or (is_view(u) and _feeds_attention(u)) for u in value.users)
+    return any(
+        _is_of_attention(u) or u.target in BATCHED or (is_view(u) and _feeds_attention(u)) for u in value.users
+    )
 
 
 def _higher_order_use(value: Node) -> str | None:

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.fx import Node
 
 from fp8compile.fx.graph import LINE, is_tensor, memory_order, numel, place_after, splice
+from fp8compile.fx.ops import contracts, opname
 from fp8compile.fx.partition import Split
 from fp8compile.numerics.histogram import flags
-from fp8compile.observe.selection import contracts
 from fp8compile.passes.observe_gradients import ALL_LINES
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import Notes
@@ -79,7 +79,7 @@ def _by_row(x: Tensor) -> Tensor:
 def _is_made_by_row(node: Node, hops: int = 8) -> bool:
     """Whether a value is a pointwise function of a reduction along rows, as a norm's result is: one kernel with it."""
     while hops and node.op == "call_function" and not contracts(node):
-        if getattr(node.target, "_opname", "") in ("mean", "sum", "var_mean", "amax"):
+        if opname(node) in ("mean", "sum", "var_mean", "amax"):
             return True
         smaller = [n for n in node.all_input_nodes if is_tensor(n) and n.op != "placeholder"]
         node, hops = min(smaller, key=lambda n: numel(n.meta["val"]), default=node), hops - 1

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from fp8compile.fx.aot import BACKWARD, FORWARD, is_training
+from fp8compile.fx.aot import BACKWARD, FORWARD, is_tangent, is_training
 from fp8compile.fx.graph import LINE, dtype_text, place_after, shape_text, splice, storage_root
 from fp8compile.fx.provenance import Origin
 from fp8compile.numerics.histogram import AMAX, partials, totals
@@ -70,7 +70,7 @@ def _place(graph: Graph, ctx: Context) -> int | None:
     """The position among the graph's outputs of the statistics input's gradient, None so far."""
     assert ctx.extra is not None
     placeholders = graph.find_nodes(op="placeholder")
-    inputs = [n for n in placeholders if "Tangent" not in type(n.meta.get("desc")).__name__]
+    inputs = [n for n in placeholders if not is_tangent(n)]
     mine = ctx.input_at(graph, ctx.extra.statistics)
     outputs: Any = graph.output_node().args[0]
     if mine is None:

@@ -15,9 +15,10 @@ from torch.fx import Graph, Node
 
 from fp8compile.fx.aot import BACKWARD, is_training
 from fp8compile.fx.graph import place_after, splice, storage_root
+from fp8compile.fx.ops import contracts
 from fp8compile.numerics.histogram import saturate
 from fp8compile.observe.records import ACTIVATION
-from fp8compile.observe.selection import contracts, leaves_a_contraction, observable, read_by
+from fp8compile.observe.selection import leaves_a_contraction, observable, read_by
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import Notes
 

@@ -10,11 +10,10 @@ from torch.fx import Graph, Node
 
 from fp8compile.fx.aot import is_tangent
 from fp8compile.fx.graph import is_tensor
-from fp8compile.fx.ops import CASTS, SIXTEEN_BIT
+from fp8compile.fx.ops import CASTS, SIXTEEN_BIT, is_matmul
 
 aten = torch.ops.aten
 
-_CONTRACTIONS = ("mm", "addmm", "bmm", "baddbmm", "convolution", "_scaled_mm")
 _USER_CASTS = ("float", "to", "type", "type_as", "double")
 
 
@@ -69,7 +68,7 @@ def user_fp32(graph: Graph, static: Set[Node]) -> set[Node]:
     product in FP32 beside products in 16 bit (``autocast(enabled=False)``). It goes on through values made of nothing
     but the region and parameters, and ends where the user casts back.
     """
-    if not any(_is_contraction(n) and n.meta["val"].dtype in SIXTEEN_BIT for n in graph.nodes if is_tensor(n)):
+    if not any(is_matmul(n) and n.meta["val"].dtype in SIXTEEN_BIT for n in graph.nodes if is_tensor(n)):
         return set()
     region: set[Node] = set()
     for node in graph.nodes:
@@ -77,13 +76,9 @@ def user_fp32(graph: Graph, static: Set[Node]) -> set[Node]:
             continue
         inputs = [n for n in node.all_input_nodes if n not in static and is_tensor(n)]
         inside = bool(inputs) and all(n in region for n in inputs)
-        if inside or _is_contraction(node) or _is_user_upcast(node):
+        if inside or is_matmul(node) or _is_user_upcast(node):
             region.add(node)
     return region
-
-
-def _is_contraction(node: Node) -> bool:
-    return isinstance(node.target, torch._ops.OpOverload) and node.target._opname in _CONTRACTIONS
 
 
 def _is_user_upcast(node: Node) -> bool:

@@ -17,8 +17,9 @@ from collections import Counter
 import torch
 from torch.fx import Graph, Node
 
+from fp8compile.fx.aot import descriptor, gradients
 from fp8compile.fx.graph import is_tensor, nbytes, storage_root
-from fp8compile.fx.ops import SPLITS, VIEWS, is_pointwise, is_reduction
+from fp8compile.fx.ops import is_pointwise, is_reduction, is_split, is_view
 from fp8compile.fx.partition import Split
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -53,14 +54,8 @@ def _kept(split: Split) -> dict[Node, list[Node]]:
 
 
 def _gradients_of_parameters(split: Split) -> set[Node]:
-    out = split.bw.graph.output_node()
-    parameters = {node.meta.get("desc") for node in split.static} - {None}
-    gradients = zip(out.meta.get("desc") or (), out.args[0], strict=False)  # type: ignore[arg-type]
-    return {
-        storage_root(node)
-        for desc, node in gradients
-        if isinstance(node, Node) and getattr(desc, "grad_of", None) in parameters
-    }
+    parameters = set(map(descriptor, split.static)) - {None}
+    return {storage_root(node) for desc, node in gradients(split.bw.graph) if desc in parameters}
 
 
 def _most_alive(graph: Graph, counted: set[Node], alive: int, held: dict[tuple[Node, ...], int]) -> int:
@@ -111,8 +106,5 @@ def _fuses_its_reads(node: Node) -> bool:
 
 
 def _is_view(node: Node) -> bool:
-    if node.op != "call_function":
-        return False
     parent = node.args[0] if node.args else None
-    of_split = isinstance(parent, Node) and getattr(parent.target, "_opname", "") in SPLITS
-    return node.target in VIEWS or of_split or getattr(node.target, "_opname", "") in SPLITS
+    return is_view(node) or is_split(node) or (isinstance(parent, Node) and is_split(parent))

@@ -20,23 +20,11 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from fp8compile import _torch as private
 from fp8compile.analysis.linears import PRODUCTS
 from fp8compile.fx.graph import ENCODING, Encoding, dtype_text, hint, nbytes, place_after, splice
-from fp8compile.fx.ops import is_view
+from fp8compile.fx.ops import RESHAPES, TRANSPOSES, is_view
 from fp8compile.numerics import Format, Rowwise, Tensorwise
 
 aten = torch.ops.aten
 
-RESHAPES = {  # views that keep every element once, and their order
-    aten.alias.default,
-    aten.detach.default,
-    aten.reshape.default,
-    aten.squeeze.default,
-    aten.squeeze.dim,
-    aten.squeeze.dims,
-    aten.unsqueeze.default,
-    aten.view.default,
-    aten._unsafe_view.default,
-}
-TRANSPOSES = {aten.permute.default, aten.t.default, aten.transpose.int}
 MULTIPLE = 16  # _scaled_mm's unit for the contracted dimension
 
 

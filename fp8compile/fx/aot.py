@@ -1,13 +1,34 @@
-"""What AOTAutograd says of a graph's inputs and outputs, by its descriptors."""
+"""What AOTAutograd says of a graph's inputs and outputs, by its descriptors (``meta["desc"]``): nobody else reads them.
+
+A joint graph takes parameters, buffers, data and tangents, and returns outputs and gradients. A forward and a backward have
+the same descriptors. A graph that is no whole model, a nested region, has none until ``regions.describe`` gives it some.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterator
+from typing import Any
+
 from torch.fx import Graph, Node
+
+from fp8compile import _torch as private
+
+FORWARD, BACKWARD = "forward", "backward"
+
+
+def descriptor(node: Node) -> Any:
+    """The descriptor of an input; None where there is none."""
+    return node.meta.get("desc")
+
+
+def output_descriptors(graph: Graph) -> list[Any]:
+    """The descriptors of what a graph returns, in its order; empty where there are none."""
+    return list(graph.output_node().meta.get("desc") or ())
 
 
 def is_tangent(node: Node) -> bool:
     """Whether an input of a joint graph is the gradient of one of the model's outputs."""
-    return type(node.meta.get("desc")).__name__ == "TangentAOTInput"
+    return isinstance(descriptor(node), private.TangentAOTInput)
 
 
 def is_training(graph: Graph) -> bool:
@@ -15,4 +36,36 @@ def is_training(graph: Graph) -> bool:
     return any(map(is_tangent, graph.find_nodes(op="placeholder")))
 
 
-FORWARD, BACKWARD = "forward", "backward"
+def is_parameter(node: Node, positions: Collection[int] = ()) -> bool:
+    """Whether an input is a parameter: AOTAutograd says so, or it stands at one of these positions of a Dynamo graph."""
+    return isinstance(descriptor(node), private.ParamAOTInput) or plain_position(node) in positions
+
+
+def plain_position(node: Node) -> int | None:
+    """The position among the Dynamo graph's inputs of one that is no parameter by itself; None of any other node."""
+    desc = descriptor(node)
+    return desc.idx if isinstance(desc, private.PlainAOTInput) else None
+
+
+def is_token(node: Node) -> bool:
+    """Whether an input only orders side effects; such inputs come first, and static indices do not count them."""
+    return isinstance(descriptor(node), private.ForwardTokenAOTInput)
+
+
+def position(desc: Any) -> int | None:
+    """The position of an input or output that has one; None of a parameter by name, a tangent, ..."""
+    found = getattr(desc, "idx", None)
+    return found if isinstance(found, int) else None
+
+
+def overwritten_input(desc: Any) -> Any:
+    """The descriptor of the input that a forward returns to have written back; None of any other output."""
+    return desc.mutated_input if isinstance(desc, private.InputMutationAOTOutput) else None
+
+
+def gradients(graph: Graph) -> Iterator[tuple[Any, Node]]:
+    """Of each gradient that a joint or backward graph returns: the descriptor of its input, and the node."""
+    outputs: Any = graph.output_node().args[0]
+    for desc, node in zip(output_descriptors(graph), outputs, strict=False):
+        if isinstance(desc, private.GradAOTOutput) and isinstance(node, Node):
+            yield desc.grad_of, node

@@ -32,6 +32,46 @@ VIEWS = frozenset(
 )
 
 
+# Views that keep every element once, and their order.
+RESHAPES = frozenset(
+    {
+        aten.alias.default,
+        aten.detach.default,
+        aten.reshape.default,
+        aten.squeeze.default,
+        aten.squeeze.dim,
+        aten.squeeze.dims,
+        aten.unsqueeze.default,
+        aten.view.default,
+        aten._unsafe_view.default,
+    }
+)
+TRANSPOSES = frozenset({aten.permute.default, aten.t.default, aten.transpose.int})
+
+# Matrix products and convolutions, by name: kernels that are called, not generated.
+MATMULS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "convolution", "convolution_backward")
+
+
+def opname(node: Node) -> str:
+    """``mm`` for aten.mm.default, whatever its overload; "" of what is no operator."""
+    return getattr(node.target, "_opname", "")
+
+
+def is_matmul(node: Node) -> bool:
+    """Whether a node multiplies matrices or convolves."""
+    return opname(node) in MATMULS
+
+
+def is_attention(node: Node) -> bool:
+    """Whether a node is fused attention or its backward, on any device."""
+    return "attention" in opname(node)
+
+
+def contracts(node: Node) -> bool:
+    """Whether a node is a matmul, a convolution or attention: a kernel that is not generated."""
+    return is_matmul(node) or is_attention(node)
+
+
 def is_view(node: Node) -> bool:
     """Whether the node shares its (first) argument's storage."""
     return node.op == "call_function" and node.target in VIEWS
@@ -61,6 +101,11 @@ REDUCTIONS = ("prepare_softmax_online", "var_mean", "argmax", "argmin")
 SPLITS = ("split", "split_with_sizes", "unbind", "chunk")  # tuples of views
 
 
+def is_split(node: Node) -> bool:
+    """Whether a node is a tuple of views."""
+    return opname(node) in SPLITS
+
+
 def is_pointwise(node: Node) -> bool:
     """Whether each element of the result depends on one element of each operand."""
     tags = getattr(node.target, "tags", ())
@@ -69,5 +114,4 @@ def is_pointwise(node: Node) -> bool:
 
 def is_reduction(node: Node) -> bool:
     """Whether the operation sums, or takes the largest, along dimensions."""
-    name = getattr(node.target, "_opname", "")
-    return torch.Tag.reduction in getattr(node.target, "tags", ()) or name in REDUCTIONS
+    return torch.Tag.reduction in getattr(node.target, "tags", ()) or opname(node) in REDUCTIONS

@@ -9,12 +9,10 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
+from fp8compile.fx.aot import descriptor, gradients, is_token, overwritten_input, position
 from fp8compile.fx.graph import is_tensor, nbytes, storage_root
 
 NO_VERSION_CHECK = "saved_tensor_with_no_vc_check"  # stashed on ctx: AOTAutograd counts these markers, order kept
-
-WRITTEN_BACK = "InputMutationAOTOutput"  # returned by the forward, and copied into the input by whoever runs it
-TOKEN = "ForwardTokenAOTInput"  # inputs that order side effects come first; static indices do not count them
 
 
 @dataclass(frozen=True)
@@ -56,7 +54,7 @@ class Split:
         takes = bw.graph.find_nodes(op="placeholder")[len(self._sizes) :]
         self.edges = [Edge(made, used, desc) for (made, desc), used in zip(values, takes, strict=False)]
         self.inputs = fw.graph.find_nodes(op="placeholder")
-        tokens = sum(type(node.meta.get("desc")).__name__ == TOKEN for node in self.inputs)
+        tokens = sum(map(is_token, self.inputs))
         self.static = {self.inputs[tokens + i] for i in static_inputs}
         self.needs_grad = _inputs_with_gradient(self.inputs, bw)
 
@@ -68,19 +66,19 @@ class Split:
     def overwritten(self) -> frozenset[Node]:
         """Inputs whose memory holds another value once the forward has run: in-place changes are written back into them."""
         written = [n.args[0] for n in self.fw.graph.nodes if n.op == "call_function" and _writes(n)]
-        returned = {d.mutated_input for d in self._returned_descs if type(d).__name__ == WRITTEN_BACK}
+        returned = {overwritten_input(desc) for desc in self._returned_descs} - {None}
         roots = {storage_root(n) for n in written if isinstance(n, Node)}
-        return frozenset(n for n in self.inputs if n in roots or n.meta.get("desc") in returned)
+        return frozenset(n for n in self.inputs if n in roots or descriptor(n) in returned)
 
     def belongs_to(self, made: Node) -> str:
         """Which of the graph's inputs or results a value shares its memory with: "input 3", "output 0", or ""."""
         root = storage_root(made)
         if root.op == "placeholder":
-            index = getattr(root.meta.get("desc"), "idx", None)
-            return f"input {index}" if isinstance(index, int) else ""
+            index = position(descriptor(root))
+            return "" if index is None else f"input {index}"
         for node, desc in zip(self.returned, self._returned_descs, strict=True):
-            if isinstance(node, Node) and storage_root(node) is root and isinstance(getattr(desc, "idx", None), int):
-                return f"output {desc.idx}"
+            if isinstance(node, Node) and storage_root(node) is root and position(desc) is not None:
+                return f"output {position(desc)}"
         return ""
 
     def kept_bytes(self) -> int:
@@ -161,11 +159,5 @@ def _is_size(node: object) -> bool:
 
 
 def _inputs_with_gradient(inputs: list[Node], bw: GraphModule) -> set[Node]:
-    out = bw.graph.output_node()
-    gradients: Any = out.args[0]
-    described = {
-        desc.grad_of
-        for desc, gradient in zip(out.meta.get("desc") or (), gradients, strict=False)
-        if gradient is not None and hasattr(desc, "grad_of")
-    }
-    return {node for node in inputs if node.meta.get("desc") in described}
+    described = {desc for desc, _ in gradients(bw.graph)}
+    return {node for node in inputs if descriptor(node) in described}

@@ -19,9 +19,8 @@ from fp8compile.analysis.dataflow import Source
 from fp8compile.analysis.linears import ALL
 from fp8compile.analysis.reach import EXPONENTS, LAYOUT, LINEAR, is_exponential, reaches
 from fp8compile.fx.graph import hint, is_tensor, numel, storage_root
-from fp8compile.fx.ops import is_view
+from fp8compile.fx.ops import contracts, is_view, opname
 from fp8compile.numerics.histogram import FP16_MAX
-from fp8compile.observe.selection import contracts
 
 aten = torch.ops.aten
 
@@ -105,7 +104,7 @@ def why_unsafe(node: Node, sources: Mapping[Node, Source], small: Mapping[Node, 
 
     ``small`` are the factors of ``scaled_down``.
     """
-    own, written = getattr(node.target, "_opname", ""), name_of(node)
+    own, written = opname(node), name_of(node)
     if own in ("sum", "cumsum"):
         length = _summed(node)
         return f"{own} of {length} elements" if length >= LONG else None
@@ -124,7 +123,7 @@ def why_unsafe(node: Node, sources: Mapping[Node, Source], small: Mapping[Node, 
 
 def is_pole(user: Node, value: Node) -> bool:
     """Whether ``user`` has a pole where ``value`` is zero."""
-    if getattr(user.target, "_opname", "") in POLES:
+    if opname(user) in POLES:
         return True
     divisor = user.args[1] if user.target is aten.div.Tensor else None
     return isinstance(divisor, Node) and storage_root(divisor) is storage_root(value)
@@ -146,7 +145,7 @@ def scaled_down(sources: Mapping[Node, Source]) -> dict[Node, float]:
         if node.op != "call_function":
             continue
         factor = min(_constant_factor(node), 1.0)
-        if is_view(node) or node.target in ALL or getattr(node.target, "_opname", "") in _CARRY:
+        if is_view(node) or node.target in ALL or opname(node) in _CARRY:
             factor *= math.prod(found.get(parent, 1.0) for parent in set(node.all_input_nodes))
         if factor < 1:
             found[node] = factor
@@ -201,7 +200,7 @@ def _factors_to_exponent(scores: Node) -> list[float]:
 
 
 def _is_probability(node: Node) -> bool:
-    while is_view(node) or getattr(node.target, "_opname", "") in ("convert_element_type", "clone"):
+    while is_view(node) or opname(node) in ("convert_element_type", "clone"):
         node = node.args[0]  # type: ignore[assignment]
     return name_of(node) == "_softmax"
 
@@ -259,7 +258,7 @@ def _summed(node: Node) -> int:
     """How many elements go into one of the results."""
     source = node.args[0]
     assert isinstance(source, Node)
-    if getattr(node.target, "_opname", "") == "cumsum":
+    if opname(node) == "cumsum":
         shape, dim = source.meta["val"].shape, node.args[1]
         return hint(shape[dim]) if shape else 1
     return numel(source.meta["val"]) // max(numel(node.meta["val"]), 1)

@@ -24,7 +24,7 @@ from fp8compile import _torch as private
 from fp8compile.analysis.dataflow import Source, sources
 from fp8compile.analysis.ranges import Range, ranges
 from fp8compile.fx.graph import SPLICED, is_tensor, storage_root
-from fp8compile.fx.ops import CASTS, is_view
+from fp8compile.fx.ops import CASTS, is_view, opname
 from fp8compile.fx.provenance import module_path
 from fp8compile.islands.keep_fp32 import kept_fp32
 from fp8compile.islands.measured import Measured, measured
@@ -121,7 +121,7 @@ class _Search:
             reason = None
         pole = next((u for u in _readers(node) if is_pole(u, node)), None)
         if reason is None and pole is not None and computes_or_casts(node) and not self._is_off_zero(node):
-            return f"read by {getattr(pole.target, '_opname', '')}, which has a pole where this flushes to zero"
+            return f"read by {opname(pole)}, which has a pole where this flushes to zero"
         return reason
 
     @property

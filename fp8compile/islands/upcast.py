@@ -19,7 +19,7 @@ from torch.utils import _pytree as pytree
 
 from fp8compile import _torch as private
 from fp8compile.fx.graph import SPLICED, WIDENED, is_tensor
-from fp8compile.fx.ops import CASTS, SIXTEEN_BIT
+from fp8compile.fx.ops import CASTS, SIXTEEN_BIT, opname
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
@@ -50,7 +50,7 @@ def can_widen(node: Node) -> bool:
 
 def takes_no_fp32(node: Node) -> bool:
     """Whether a node is fused attention by a kernel that is made for 16 bit alone: flash and cuDNN attention on a GPU."""
-    name = getattr(node.target, "_opname", "")
+    name = opname(node)
     return "attention" in name and ("flash" in name or "cudnn" in name) and "for_cpu" not in name
 
 

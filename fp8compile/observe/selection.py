@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,9 +17,9 @@ from torch.fx import Graph, Node
 from fp8compile import _torch as private
 from fp8compile.analysis.dataflow import Source, is_activation, sources
 from fp8compile.analysis.linears import PRODUCTS, root_of
-from fp8compile.fx.aot import BACKWARD, FORWARD, is_tangent
+from fp8compile.fx.aot import BACKWARD, FORWARD, gradients, is_tangent, position
 from fp8compile.fx.graph import SPLICED, is_tensor, storage_root
-from fp8compile.fx.ops import is_view
+from fp8compile.fx.ops import contracts, is_attention, is_split, is_view, opname
 from fp8compile.fx.provenance import Origin, module_path, op_name, source_line
 from fp8compile.numerics.histogram import EDGES
 from fp8compile.observe.records import ACTIVATION, DATA, WEIGHT
@@ -38,7 +37,6 @@ OBSERVED: Mapping[str | bool, tuple[torch.dtype, ...]] = {
 
 OUTPUT = "gradient of an output"
 
-_CONTRACTIONS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "convolution", "convolution_backward")
 _REDUCTIONS = (
     "sum",
     "mean",
@@ -91,13 +89,8 @@ def _watched(node: Node, weights: Iterable[Node]) -> Iterator[Node]:
         yield from node.all_input_nodes
         if not _is_read_in_another_layout(node):
             yield from (node, *(u for u in node.users if u.target is private.getitem))
-    elif getattr(node.target, "_opname", "") in _REDUCTIONS:
+    elif opname(node) in _REDUCTIONS:
         yield node
-
-
-def contracts(node: Node) -> bool:
-    """Whether a node is a product, a convolution or attention: a kernel that is not generated."""
-    return getattr(node.target, "_opname", "") in _CONTRACTIONS or _is_attention(node)
 
 
 def _is_read_in_another_layout(node: Node) -> bool:
@@ -105,16 +98,12 @@ def _is_read_in_another_layout(node: Node) -> bool:
 
     Attention's results, and products that are split into heads: the next operand is a permuted view of them.
     """
-    return _is_attention(node) or (node.target in PRODUCTS and _is_only_permuted(node))
+    return is_attention(node) or (node.target in PRODUCTS and _is_only_permuted(node))
 
 
 def _is_only_permuted(node: Node) -> bool:
     users = [user for user in node.users if is_view(user)]
     return bool(users) and all(u.target is aten.permute.default or _is_only_permuted(u) for u in users)
-
-
-def _is_attention(node: Node) -> bool:
-    return "attention" in getattr(node.target, "_opname", "")
 
 
 def _may_be(root: Node, source: Source) -> bool:
@@ -184,7 +173,7 @@ def _maker(root: Node) -> Node:
 def _is_a_part(node: Node) -> bool:
     """Whether a node is what split or unbind cut a value into, or that operation itself."""
     made = node.args[0] if node.target is private.getitem else node
-    return getattr(getattr(made, "target", None), "_opname", "") in ("split", "split_with_sizes", "unbind")
+    return isinstance(made, Node) and is_split(made)
 
 
 def _value(node: Node, root: Node, source: Source, weights: dict[Node, str]) -> Value:
@@ -200,12 +189,9 @@ def _value(node: Node, root: Node, source: Source, weights: dict[Node, str]) -> 
 
 def _gradients_of_parameters(graph: Graph, ctx: Context) -> dict[Node, str]:
     """The values that are gradients of parameters, but for views and casts, with the parameters' paths."""
-    out = graph.output_node()
-    outputs: Any = out.args[0]
     names = dict(ctx.extra.names) if ctx.extra else {}
     found = {}
-    for desc, node in zip(out.meta.get("desc") or (), outputs, strict=False):
-        position = getattr(getattr(desc, "grad_of", None), "idx", None)
-        if isinstance(node, Node) and position in names:
-            found[storage_root(node)] = found[root_of(node)] = names[position]
+    for desc, node in gradients(graph):
+        if (name := names.get(position(desc))) is not None:  # type: ignore[arg-type]
+            found[storage_root(node)] = found[root_of(node)] = name
     return found

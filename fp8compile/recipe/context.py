@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch.fx import Graph, Node
 
+from fp8compile.fx.aot import is_parameter, plain_position
 from fp8compile.recipe.recipe import Recipe
 
 
@@ -45,16 +46,11 @@ class Context:
 
     def parameters_of(self, graph: Graph) -> set[Node]:
         """The placeholders of a joint graph that are parameters."""
-        return {n for n in graph.find_nodes(op="placeholder") if self._is_parameter(n.meta.get("desc"))}
+        return {n for n in graph.find_nodes(op="placeholder") if is_parameter(n, self.parameters)}
 
     def input_at(self, graph: Graph, position: int) -> Node | None:
         """The placeholder of a joint graph for the Dynamo graph's input at ``position``."""
-        found = (n for n in graph.find_nodes(op="placeholder") if getattr(n.meta.get("desc"), "idx", -1) == position)
-        return next((n for n in found if type(n.meta["desc"]).__name__ == "PlainAOTInput"), None)
-
-    def _is_parameter(self, desc: object) -> bool:
-        kind = type(desc).__name__
-        return kind == "ParamAOTInput" or (kind == "PlainAOTInput" and getattr(desc, "idx", -1) in self.parameters)
+        return next((n for n in graph.find_nodes(op="placeholder") if plain_position(n) == position), None)
 
     def recipe_at(self, path: str) -> Recipe:
         """The recipe for a value made in the module at ``path`` (see ``Recipe.modules``)."""

@@ -15,7 +15,7 @@ from fp8compile.compiler import report_store
 from fp8compile.compiler.inductor import compile_once
 from fp8compile.compiler.node_by_node import boxed
 from fp8compile.compiler.seeded_random import draw_from_seeds
-from fp8compile.fx.aot import BACKWARD, FORWARD, is_tangent
+from fp8compile.fx.aot import BACKWARD, FORWARD, is_tangent, plain_position
 from fp8compile.fx.provenance import module_path, source_line, whole_path
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.tools.first_non_finite import FirstNonFinite
@@ -200,8 +200,8 @@ class _Graph:
 
     def _name(self, gm: GraphModule) -> None:
         for node in gm.graph.find_nodes(op="placeholder"):
-            index = getattr(node.meta.get("desc"), "idx", len(self.inputs))
-            if type(node.meta.get("desc")).__name__ == "PlainAOTInput" and index < len(self.inputs):
+            index = plain_position(node)
+            if index is not None and index < len(self.inputs):
                 self.names.setdefault(node.name, self.inputs[index] or node.name)
 
     def _look_at_tangents(self, gm: GraphModule, values: Sequence[Any]) -> None:

@@ -366,8 +366,8 @@ IN_TRITON = """
 import sys
 import torch
 from fp8compile.numerics.rounding import index_like, key_of, random_bits, round_stochastically
-from fp8compile.numerics.split_weights import joined, split
-from tests.reference import TWO_BYTE_DTYPES, bits_equal
+from fp8compile.numerics.states.split_weights import joined, split
+from tests.support.reference import TWO_BYTE_DTYPES, bits_equal
 from tests.sm90 import fake_h100, interpreter
 from tests.sm90.run_interpreted import run
 """

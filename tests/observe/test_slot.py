@@ -250,13 +250,13 @@ def test_parameters_shared_with_frozen_ones() -> None:
 PROCESS = """
 import json, torch
 from torch._dynamo.utils import counters
-from fp8compile import observation, slot
-from fp8compile.context import Inputs
-from tests.watched import Net, batches, loss_of
+from fp8compile.observe import records, slot
+from fp8compile.recipe.context import Inputs
+from tests.support.watched import Net, batches, loss_of
 torch.manual_seed(0)
 model = Net().half()
 loss_of(torch.compile(model, backend="fp8compile"), *batches(32)).backward()
-[seen] = observation.of_model(model)
+[seen] = records.of_model(model)
 print(json.dumps({
     "rows": [str(row) for row in seen.rows], "counts": seen.current.tolist(),
     "hits": counters["aot_autograd"]["autograd_cache_hit"], "misses": counters["aot_autograd"]["autograd_cache_miss"],

@@ -17,6 +17,7 @@ from fp8compile.analysis.sensitivity.error import AMPLIFIED, Error, Unbounded, U
 from fp8compile.analysis.sensitivity.regular import is_free_of_ties, is_regular
 from fp8compile.analysis.sensitivity.walk import Walk
 from fp8compile.fx.graph import SPLICED
+from fp8compile.fx.ops import is_attention
 from fp8compile.fx.partition import Split
 from fp8compile.numerics import Format
 
@@ -108,6 +109,6 @@ def _is_linear_in(user: Node, operand: Node) -> bool:
         return divisor is not operand and not (isinstance(divisor, Node) and R.is_as_large(divisor, user))
     if op in R.CHOICES:
         return user.args[0] is not operand
-    if R.is_attention(user):
+    if is_attention(user):
         return R.takes_as_gradient(user, operand)
     return op in R.LINEAR and not R.casts_to_integer(user)

@@ -133,13 +133,6 @@ SHAPE_OPERANDS: dict[object, tuple[int, ...]] = {
     )
 }
 
-# Fused attention's backward makes P = exp(s q k' - L) again, where L, the logits' logsumexp, was saved exactly: P is off by
-# the factor exp(d), d the error of a logit: bounded by 2 e s |q| |k|, no more. Logits of a softmax that is not one-hot are
-# within some tens, so d is some tenths at most in INT8, whose errors along a head's channels are independent of each other.
-# That is an argument of size, not a proof: why attention_format is INT8, and why Recipe.saved_attention can be switched off.
-# It is linear in the gradient, its first operand.
-ATTENTION = "attention"
-
 # Bounded functions that are written with exp and log: within one of them an exponential or a quotient counts as SETTLING,
 # since the function has a slope of at most 1.13 and settles: |x f''(x)| <= 1 of what its backward computes. selu and celu
 # are elu.
@@ -171,11 +164,11 @@ def is_of_norm(node: Node) -> bool:
     return "norm" in str(node.meta.get("original_aten", ""))
 
 
-def is_attention(node: Node) -> bool:
-    """Whether a node is fused attention or its backward, on any device."""
-    return ATTENTION in getattr(node.target, "_opname", "")
-
-
+# Fused attention's backward makes P = exp(s q k' - L) again, where L, the logits' logsumexp, was saved exactly: P is off by
+# the factor exp(d), d the error of a logit: bounded by 2 e s |q| |k|, no more. Logits of a softmax that is not one-hot are
+# within some tens, so d is some tenths at most in INT8, whose errors along a head's channels are independent of each other.
+# That is an argument of size, not a proof: why attention_format is INT8, and why Recipe.saved_attention can be switched off.
+# It is linear in the gradient, its first operand.
 def takes_as_gradient(attention: Node, operand: Node) -> bool:
     """Whether an operand of fused attention's backward is the gradient alone."""
     return (

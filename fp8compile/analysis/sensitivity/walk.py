@@ -31,6 +31,7 @@ from fp8compile.analysis.sensitivity.error import (
     worst,
 )
 from fp8compile.fx.graph import SPLICED, is_tensor
+from fp8compile.fx.ops import is_attention
 from fp8compile.fx.provenance import op_name
 from fp8compile.numerics import Format
 
@@ -127,7 +128,7 @@ class Walk:
         ):
             if op in operations:
                 return rule(node, read, error)
-        if R.is_attention(node):
+        if is_attention(node):
             linear = all(R.takes_as_gradient(node, operand) for operand in read)
             k = error.amplification * (1 if linear else 2)
             return dataclasses.replace(error, amplification=k, absolute=math.inf, shifted=True)
