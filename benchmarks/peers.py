@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from benchmarks.timing import reason
-from fp8compile.encoding.device import why_no_fp8
+from fp8compile.encoding.device import fp8_unsupported_reason
 
 T = TypeVar("T")
 
@@ -86,7 +86,7 @@ def torchao_float8(model: nn.Module) -> Callable[..., Any]:
     from torchao.float8 import Float8LinearConfig, convert_to_float8_training
 
     device = next(model.parameters()).device
-    config = Float8LinearConfig(emulate=why_no_fp8(device) is not None)
+    config = Float8LinearConfig(emulate=fp8_unsupported_reason(device) is not None)
     return torch.compile(convert_to_float8_training(model, config=config), dynamic=False)
 
 
@@ -94,7 +94,7 @@ def ours(model: Callable[..., Any], device: torch.device, **options: Any) -> Cal
     """``model`` compiled by fp8compile; FP8 linears are emulated where nothing multiplies FP8."""
     from fp8compile.demo.arms import our_backend
 
-    emulated = {} if why_no_fp8(device) is None else {"emulate": True}
+    emulated = {} if fp8_unsupported_reason(device) is None else {"emulate": True}
     return torch.compile(model, backend=our_backend(), dynamic=False, options={**emulated, **options})
 
 

@@ -13,7 +13,7 @@ import torch
 
 from benchmarks.registry import Setting
 from benchmarks.timing import Arm, Lap, measured
-from fp8compile.encoding.device import why_no_fp8
+from fp8compile.encoding.device import fp8_unsupported_reason
 
 COPIED_BYTES, TINY_COPIED_BYTES = 2**30, 2**22
 SIDE, TINY_SIDE = 8192, 128
@@ -24,7 +24,7 @@ def rates(setting: Setting) -> dict[str, float]:
     nbytes, side = (TINY_COPIED_BYTES, TINY_SIDE) if setting.tiny else (COPIED_BYTES, SIDE)
     work = {"copy": 2.0 * nbytes, "bf16": 2.0 * side**3, "fp8": 2.0 * side**3}
     arms = {"copy": _copy(nbytes, setting.device), "bf16": _bf16(side, setting.device)}
-    if why_no_fp8(setting.device) is None:
+    if fp8_unsupported_reason(setting.device) is None:
         arms["fp8"] = _fp8(side, setting.device)
     found, failed = measured(arms, setting.device, setting.rounds)
     assert not failed, failed

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from benchmarks.state_errors import EPS
 from fp8compile.numerics.states.registry import state_codec
-from fp8compile.optim.formats import pair
+from fp8compile.optim.formats import state_format_pair
 
 WATCHED = (
     "*layers.0.self_attn.q_proj*",
@@ -40,7 +40,7 @@ class Twin:
     """m and v of one parameter, kept in one format between steps."""
 
     def __init__(self, state_format: str, p: Tensor, betas: tuple[float, float]) -> None:
-        first, second = pair(state_format.removesuffix(NEAREST))
+        first, second = state_format_pair(state_format.removesuffix(NEAREST))
         rounding = "nearest" if state_format.endswith(NEAREST) else None
         self.codecs = state_codec(first, signed=True), state_codec(second, signed=False, rounding=rounding)
         self.betas = betas

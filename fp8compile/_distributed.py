@@ -51,7 +51,7 @@ def _sharded_dims(p: Tensor) -> set[int]:
     return {place.dim for place in p.placements if hasattr(place, "dim")} if isinstance(p, DTensor) else set()
 
 
-def local(t: Tensor) -> Tensor:
+def local_part(t: Tensor) -> Tensor:
     """The part of a tensor that is on this rank; a plain tensor is all here."""
     return (t.to_local() if isinstance(t, DTensor) else t).detach()
 
@@ -59,7 +59,7 @@ def local(t: Tensor) -> Tensor:
 def local_grad(p: Tensor) -> Tensor:
     """This rank's part of the gradient."""
     assert p.grad is not None
-    return local(p.grad)
+    return local_part(p.grad)
 
 
 def complete_grad(p: Tensor) -> None:
@@ -81,13 +81,15 @@ def first_element(p: Tensor) -> int:
     return int(offset[0] * math.prod(size[1:]) + sum(columns) * p.numel())
 
 
-def like(p: Tensor, part: Tensor) -> Tensor:
+def shard_like(p: Tensor, part: Tensor) -> Tensor:
     """What this rank has of a state's part, contiguous, as a part of a tensor that is sharded as ``p`` is."""
     part = part.contiguous()  # codes may come as a view of padded groups, whose memory would be kept
     if not isinstance(p, DTensor):
         return part
     shape = p.shape
-    if part.shape != local(p).shape:  # metadata, or codes two to a byte: encoded, hence cut along dim 0 or not at all
+    if (
+        part.shape != local_part(p).shape
+    ):  # metadata, or codes two to a byte: encoded, hence cut along dim 0 or not at all
         shape = torch.Size((p.shape[0], *part.shape[1:])) if _sharded_dims(p) else part.shape
     stride = _contiguous_stride(shape)
     return DTensor.from_local(part, p.device_mesh, p.placements, run_check=False, shape=shape, stride=stride)
@@ -96,7 +98,7 @@ def like(p: Tensor, part: Tensor) -> Tensor:
 def here(p: Tensor, whole: Tensor) -> Tensor:
     """This rank's part of a state of ``p``, given sharded as ``p`` is or, by every rank, whole."""
     if isinstance(whole, DTensor) or not isinstance(p, DTensor):
-        return local(whole)
+        return local_part(whole)
     size, offset = private.local_shape_and_offset(whole.shape, p.device_mesh, p.placements)
     return whole.detach()[tuple(slice(start, start + n) for start, n in zip(offset, size, strict=True))]
 

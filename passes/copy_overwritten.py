@@ -13,18 +13,20 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fp8compile.fx.graph import place_after, splice, storage_root
-from fp8compile.fx.partition import Split
+from fp8compile.fx.graph import insertion_point_after, splice, storage_root
+from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import Notes
 
 
-def copy_overwritten(split: Split, ctx: Context) -> Notes:
+def copy_overwritten(split: PartitionedGraph, ctx: Context) -> Notes:
     """Keep a copy of every value whose memory the forward writes to."""
     overwritten = split.overwritten
     for edge in list(split.edges):
-        if edge.is_tensor and storage_root(edge.made) in overwritten:
-            split.keep_instead(edge, splice(split.fw.graph, as_read, edge.made, before=place_after(edge.made)))
+        if edge.is_tensor and storage_root(edge.forward) in overwritten:
+            split.keep_instead(
+                edge, splice(split.fw.graph, as_read, edge.forward, before=insertion_point_after(edge.forward))
+            )
     return Notes()
 
 

@@ -30,17 +30,17 @@ from fp8compile.fx.graph import (
     Encoding,
     dtype_text,
     encoding_of,
+    insertion_point_after,
     is_tensor,
     memory_order,
     nbytes,
     numel,
-    place_after,
     shape_text,
     splice,
     storage_root,
 )
 from fp8compile.fx.ops import is_attention, is_view, opname
-from fp8compile.fx.partition import NO_VERSION_CHECK, Edge, Split
+from fp8compile.fx.partition import NO_VERSION_CHECK, PartitionedGraph, SavedTensor
 from fp8compile.fx.provenance import origin
 from fp8compile.fx.regions import kept_by_region
 from fp8compile.numerics import E4M3, ENCODABLE, INT8, Codec, Groupwise, GroupwiseBest
@@ -54,7 +54,7 @@ STEEP = "a steep function of it in the backward"
 _REDUCTIONS = ("sum", "mean", "amax", "amin", "var_mean", "var", "logsumexp", "prepare_softmax_online")
 
 
-def encode_saved(split: Split, ctx: Context) -> Notes:
+def encode_saved(split: PartitionedGraph, ctx: Context) -> Notes:
     """Store every kept activation as codes, or say why not."""
     judge = _Judge(split, ctx)
     decided = [(edge, judge.decide(edge)) for edge in split.edges if _is_ours(split, edge)]  # on one graph, for all
@@ -69,69 +69,72 @@ def encode_saved(split: Split, ctx: Context) -> Notes:
     return notes
 
 
-def _is_ours(split: Split, edge: Edge) -> bool:
+def _is_ours(split: PartitionedGraph, edge: SavedTensor) -> bool:
     """Whether a tensor is kept for the backward's sake alone."""
-    made = edge.made
+    made = edge.forward
     return edge.is_tensor and not kept_by_region(made) and not split.caller_owns(storage_root(made))
 
 
-def _format_name(edge: Edge, recipe: Recipe) -> str:
+def _format_name(edge: SavedTensor, recipe: Recipe) -> str:
     return recipe.attention_format if _belongs_to_attention(edge) else recipe.saved_format
 
 
-def codec_for(edge: Edge, recipe: Recipe) -> tuple[Codec, str]:
+def codec_for(edge: SavedTensor, recipe: Recipe) -> tuple[Codec, str]:
     """The storage that the recipe names for this tensor, and why where that depends on the tensor."""
     name = _format_name(edge, recipe)
     if name == "best_of_two":
         return GroupwiseBest(recipe.group_size), ""
     by_name = {"e4m3": (E4M3, ""), "int8": (INT8, "")}
-    fmt, why = format_by_use(edge.made, edge.used) if name == "auto" else by_name[name]
+    fmt, why = format_by_use(edge.forward, edge.backward) if name == "auto" else by_name[name]
     return Groupwise(fmt, recipe.group_size), why
 
 
 class _Judge:
     """Knows both graphs; says of one kept tensor how it is stored, or why it must stay as it is."""
 
-    def __init__(self, split: Split, ctx: Context) -> None:
+    def __init__(self, split: PartitionedGraph, ctx: Context) -> None:
         self.ctx = ctx
         self.sources = sources(split.fw.graph, split.static)
         self.user_fp32 = user_fp32(split.fw.graph, split.static)
         self.sensitivity = Sensitivity(split)
 
-    def decide(self, edge: Edge) -> Encoding | tuple[Codec, str] | str | None:
+    def decide(self, edge: SavedTensor) -> Encoding | tuple[Codec, str] | str | None:
         """What a product's operand is encoded as already, or codec and remark, or the reason to leave it; None: no entry."""
-        if encoding := encoding_of(edge.made):
+        if encoding := encoding_of(edge.forward):
             return encoding
-        if not self.ctx.recipe.saves or (SPLICED in edge.made.meta and _statistic(edge.made)):
+        if not self.ctx.recipe.stores_saved or (SPLICED in edge.forward.meta and _statistic(edge.forward)):
             return None  # the amax of a product's operand belongs to its codes
         return self._reason_to_leave(edge) or self._codec(edge)
 
-    def _codec(self, edge: Edge) -> tuple[Codec, str] | str:
+    def _codec(self, edge: SavedTensor) -> tuple[Codec, str] | str:
         """The recipe's codec if the backward answers its errors with small ones; else E4M3's, if it may be chosen."""
         recipe = self.ctx.recipe_at(_path(edge))
         codec, why = codec_for(edge, recipe)
         formats = (codec.format,) if isinstance(codec, Groupwise) else (E4M3, INT8)
-        reasons = [reason for fmt in formats if (reason := self.sensitivity.reason_to_stay_exact(edge.used, fmt))]
+        reasons = [reason for fmt in formats if (reason := self.sensitivity.reason_to_stay_exact(edge.backward, fmt))]
         if not reasons:
             return codec, why
         name = _format_name(edge, recipe)
-        if name != "auto" or formats == (E4M3,) or self.sensitivity.reason_to_stay_exact(edge.used, E4M3):
+        if name != "auto" or formats == (E4M3,) or self.sensitivity.reason_to_stay_exact(edge.backward, E4M3):
             return reasons[0]
         return Groupwise(E4M3, recipe.group_size), STEEP
 
-    def _reason_to_leave(self, edge: Edge) -> str | None:
+    def _reason_to_leave(self, edge: SavedTensor) -> str | None:
         return (
             self._not_an_activation(edge)
             or self._left_by_recipe(edge)
-            or (_statistic(edge.made) and "a statistic: small beside its tensor, and everything depends on it")
-            or (WIDENED in storage_root(edge.made).meta and "in an FP32 island: its range is what the island is for")
-            or (edge.made in self.user_fp32 and "the user computes this in FP32 inside a 16-bit model")
-            or _higher_order_use(edge.used)
+            or (_statistic(edge.forward) and "a statistic: small beside its tensor, and everything depends on it")
+            or (
+                WIDENED in storage_root(edge.forward).meta
+                and "in an FP32 island: its range is what the island is for"
+            )
+            or (edge.forward in self.user_fp32 and "the user computes this in FP32 inside a 16-bit model")
+            or _higher_order_use(edge.backward)
             or None
         )
 
-    def _not_an_activation(self, edge: Edge) -> str | None:
-        made, value = edge.made, edge.made.meta["val"]
+    def _not_an_activation(self, edge: SavedTensor) -> str | None:
+        made, value = edge.forward, edge.forward.meta["val"]
         if not private.is_plain_fake(value):
             return f"a {type(value).__name__}, not a plain tensor"
         if not value.dtype.is_floating_point and not value.dtype.is_complex:
@@ -145,7 +148,7 @@ class _Judge:
             return "made from parameters alone" if Source.PARAMETER in source else "a table or mask: no data in it"
         return None
 
-    def _left_by_recipe(self, edge: Edge) -> str | None:
+    def _left_by_recipe(self, edge: SavedTensor) -> str | None:
         path = _path(edge)
         recipe = self.ctx.recipe_at(path)
         if recipe.saved == "off":
@@ -158,9 +161,9 @@ class _Judge:
         return None
 
 
-def _path(edge: Edge) -> str:
+def _path(edge: SavedTensor) -> str:
     """The module the value was made in, as the report names it."""
-    return origin(edge.made).module
+    return origin(edge.forward).module
 
 
 def _statistic(made: Node) -> bool:
@@ -185,9 +188,9 @@ def _largest_operand(node: Node) -> int:
     )
 
 
-def _belongs_to_attention(edge: Edge) -> bool:
+def _belongs_to_attention(edge: SavedTensor) -> bool:
     """Whether a tensor is an operand or the result of fused attention, or of the batched products it is made of."""
-    return _is_of_attention(storage_root(edge.made)) or _feeds_attention(edge.used)
+    return _is_of_attention(storage_root(edge.forward)) or _feeds_attention(edge.backward)
 
 
 def _is_of_attention(node: Node) -> bool:
@@ -210,8 +213,8 @@ def _higher_order_use(value: Node) -> str | None:
     return None
 
 
-def _encode(split: Split, edge: Edge, codec: Codec, why: str) -> Saved:
-    value = edge.made.meta["val"]
+def _encode(split: PartitionedGraph, edge: SavedTensor, codec: Codec, why: str) -> Saved:
+    value = edge.forward.meta["val"]
     order, dtype = memory_order(value), value.dtype
     back = None if order is None else tuple(order.index(d) for d in range(len(order)))
 
@@ -222,29 +225,29 @@ def _encode(split: Split, edge: Edge, codec: Codec, why: str) -> Saved:
         x = codec.decode(codes, inv_scale, dtype)
         return x if back is None else x.permute(back)
 
-    made = splice(split.fw.graph, encode, edge.made, before=place_after(edge.made))
+    made = splice(split.fw.graph, encode, edge.forward, before=insertion_point_after(edge.forward))
     used = [split.placeholder(edge, node, part) for node, part in zip(made, ("codes", "inv_scale"), strict=True)]
     decoded = splice(split.bw.graph, decode, *used, before=edge.in_order[0])
-    edge.used.replace_all_uses_with(decoded)
-    shared = "" if edge.made.meta.get(NO_VERSION_CHECK) else split.belongs_to(edge.made)
+    edge.backward.replace_all_uses_with(decoded)
+    shared = "" if edge.forward.meta.get(NO_VERSION_CHECK) else split.belongs_to(edge.forward)
     split.replace(edge, *zip(made, used, strict=True))
     after = sum(nbytes(n.meta["val"]) for n in made)
     name = f"{codec.name} ({why})" if why else codec.name
-    where = origin(edge.made)
-    return Saved(edge.made.name, where, shape_text(value), dtype_text(value), nbytes(value), after, name, shared)
+    where = origin(edge.forward)
+    return Saved(edge.forward.name, where, shape_text(value), dtype_text(value), nbytes(value), after, name, shared)
 
 
-def _codes_of_a_product(edge: Edge, encoding: Encoding) -> tuple[Saved, ...]:
+def _codes_of_a_product(edge: SavedTensor, encoding: Encoding) -> tuple[Saved, ...]:
     """What quantize_linears encoded and only products need: kept as it is. Its scale is no entry of its own."""
-    value = edge.made.meta["val"]
+    value = edge.forward.meta["val"]
     if value.element_size() > 1:
         return ()
     codec = f"{encoding.codec}, a product's operand"
     before, after = encoding.nbytes, nbytes(value)
-    where = origin(edge.made)
-    return (Saved(edge.made.name, where, shape_text(value), encoding.dtype, before, after, codec),)
+    where = origin(edge.forward)
+    return (Saved(edge.forward.name, where, shape_text(value), encoding.dtype, before, after, codec),)
 
 
-def _left(edge: Edge, reason: str) -> Skip:
-    value = edge.made.meta["val"]
-    return Skip(edge.made.name, origin(edge.made), shape_text(value), dtype_text(value), nbytes(value), reason)
+def _left(edge: SavedTensor, reason: str) -> Skip:
+    value = edge.forward.meta["val"]
+    return Skip(edge.forward.name, origin(edge.forward), shape_text(value), dtype_text(value), nbytes(value), reason)

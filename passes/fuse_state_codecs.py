@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from fp8compile import _torch as private
-from fp8compile.fx.graph import SPLICED, hint, splice
+from fp8compile.fx.graph import SPLICED, size_hint, splice
 from fp8compile.numerics.states.custom_ops import decoded_in_pieces, encoded_in_pieces
 from fp8compile.numerics.states.registry import state_codec
 from fp8compile.recipe.context import Context
@@ -62,7 +62,7 @@ def _encoded_value(decode: Node) -> Node | None:
         return None
     x = encode.args[0]
     assert isinstance(x, Node)
-    same = [hint(s) for s in x.meta["val"].shape] == [hint(s) for s in decode.meta["val"].shape]
+    same = [size_hint(s) for s in x.meta["val"].shape] == [size_hint(s) for s in decode.meta["val"].shape]
     return x if same else None
 
 

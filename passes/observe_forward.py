@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.fx import Node
 
-from fp8compile.fx.graph import LINE, is_tensor, memory_order, numel, place_after, splice
+from fp8compile.fx.graph import ROW, insertion_point_after, is_tensor, memory_order, numel, splice
 from fp8compile.fx.ops import contracts, opname
-from fp8compile.fx.partition import Split
+from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.numerics.histogram import flags
 from fp8compile.passes.observe_gradients import ALL_LINES
 from fp8compile.recipe.context import Context
@@ -24,17 +24,17 @@ from fp8compile.reporting.entries import Notes
 GROUP = 128
 
 
-def observe_forward(split: Split, ctx: Context) -> Notes:
+def observe_forward(split: PartitionedGraph, ctx: Context) -> Notes:
     """Take the statistics of every marked value of the forward and let the backward return them."""
-    marked = {node.meta[LINE]: node for node in split.fw.graph.nodes if isinstance(node.meta.get(LINE), int)}
-    returned = next((n for n in split.bw.graph.nodes if n.meta.get(LINE) == ALL_LINES), None)
+    marked = {node.meta[ROW]: node for node in split.fw.graph.nodes if isinstance(node.meta.get(ROW), int)}
+    returned = next((n for n in split.bw.graph.nodes if n.meta.get(ROW) == ALL_LINES), None)
     if not marked or returned is None:
         return Notes()
     for node in marked.values():
-        del node.meta[LINE]  # so that a second run finds nothing to do
+        del node.meta[ROW]  # so that a second run finds nothing to do
     graph = split.fw.graph
     amaxes = {
-        line: splice(graph, _by_row if _is_made_by_row(node) else _by_group, node, before=place_after(node))
+        line: splice(graph, _by_row if _is_made_by_row(node) else _by_group, node, before=insertion_point_after(node))
         for line, node in marked.items()
     }
     by_groups = sorted(amaxes, key=lambda line: str(amaxes[line].meta["val"].numel()))

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from fp8compile.fx.aot import BACKWARD, FORWARD, is_tangent, is_training
-from fp8compile.fx.graph import LINE, dtype_text, place_after, shape_text, splice, storage_root
+from fp8compile.fx.graph import ROW, dtype_text, insertion_point_after, shape_text, splice, storage_root
 from fp8compile.fx.provenance import Origin
 from fp8compile.numerics.histogram import AMAX, partials, totals
 from fp8compile.observe.records import REST
@@ -30,7 +30,9 @@ from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import Notes, Observed, Skip
 
 ALL_LINES = "all"  # the mark of what the backward returns
-SURPLUS = "more values of the forward than lines in the statistics input; those first in the graph are observed"
+TOO_MANY_VALUES = (
+    "more values of the forward than lines in the statistics input; those first in the graph are observed"
+)
 
 
 def observe_gradients(graph: Graph, ctx: Context) -> Notes:
@@ -83,7 +85,7 @@ def _taken(graph: Graph, values: Sequence[Value], rest: Sequence[Sequence[Value]
     """``[lines, 7]``: zeros for the values of the forward, the statistics of the gradients, zeros for what is left."""
     of_forward = sum(value.direction == FORWARD for value in values)
     for row, value in enumerate(values[:of_forward]):
-        value.node.meta[LINE] = row
+        value.node.meta[ROW] = row
     taken = _by_rows(graph, values[of_forward:], limit)
     taken += [_folded(graph, _by_rows(graph, sorted(group, key=_rows), limit)) for group in rest]
 
@@ -91,7 +93,7 @@ def _taken(graph: Graph, values: Sequence[Value], rest: Sequence[Sequence[Value]
         return torch.nn.functional.pad(torch.cat(taken), (0, 0, of_forward, lines - len(values) - len(rest)))
 
     node: Node = splice(graph, all_lines, *taken, before=graph.output_node())
-    node.meta[LINE] = ALL_LINES
+    node.meta[ROW] = ALL_LINES
     return node
 
 
@@ -126,7 +128,7 @@ def _together(graph: Graph, nodes: Sequence[Node], limit: Node) -> Node:
 
 def _partials(node: Node, limit: Node) -> Node:
     operands = (node, limit) if is_clipped(storage_root(node)) else (node,)
-    parts: Node = splice(node.graph, _counted, *operands, before=place_after(node))
+    parts: Node = splice(node.graph, _counted, *operands, before=insertion_point_after(node))
     return parts
 
 
@@ -158,4 +160,4 @@ def _entry_of_rest(group: Sequence[Value], row: int) -> Observed:
 
 def _skip(value: Value) -> Skip:
     seen = value.node.meta["val"]
-    return Skip(value.node.name, value.origin, shape_text(seen), dtype_text(seen), 0, SURPLUS)
+    return Skip(value.node.name, value.origin, shape_text(seen), dtype_text(seen), 0, TOO_MANY_VALUES)

@@ -26,10 +26,10 @@ from torch.fx import Graph, Node
 
 from fp8compile.analysis.dataflow import user_fp32
 from fp8compile.analysis.linears import FORWARD, PRODUCTS, Product, is_tied_to_embedding, linear_products
-from fp8compile.encoding.device import why_no_fp8
+from fp8compile.encoding.device import fp8_unsupported_reason
 from fp8compile.encoding.operands import MULTIPLE, Encoded, Operands
 from fp8compile.fx.aot import is_training
-from fp8compile.fx.graph import LINE, WIDENED, dtype_text, hint, splice
+from fp8compile.fx.graph import ROW, WIDENED, dtype_text, size_hint, splice
 from fp8compile.fx.provenance import Origin, module_path, op_name, source_line
 from fp8compile.numerics import E4M3, E5M2, ENCODABLE, Format
 from fp8compile.numerics.scaling import may_be_empty
@@ -45,7 +45,7 @@ UPCAST, ISLAND = "upcast by the user", "in an FP32 island"
 
 def quantize_linears(graph: Graph, ctx: Context) -> Notes:
     """Make every product of a linear a product of FP8 codes, or say why not."""
-    if not ctx.recipe.multiplies or not is_training(graph):
+    if not ctx.recipe.quantizes_linears or not is_training(graph):
         return Notes()  # in inference the model computes as it is written
     parameters = ctx.parameters_of(graph)
     judge = _Judge(ctx, user_fp32(graph, parameters))
@@ -80,7 +80,7 @@ class _Judge:
                 or _not_a_plain_product(forward)
                 or (forward in self.upcast and UPCAST)
                 or _no_fp8_shape(product, recipe)
-                or (not recipe.emulate and why_no_fp8(forward.meta["val"].device))
+                or (not recipe.emulate and fp8_unsupported_reason(forward.meta["val"].device))
                 or None
             )
         return self._verdicts[forward]
@@ -110,7 +110,7 @@ def _no_fp8_shape(product: Product, recipe: Recipe) -> str | None:
     for name in ("K", "N"):
         if (size := getattr(product, name)) % MULTIPLE:
             return f"{name}={size} is not a multiple of {MULTIPLE}"
-    if hint(product.M) == 0:
+    if size_hint(product.M) == 0:
         return "no rows"
     if not recipe.emulate and may_be_empty(product.M):
         return "rows that only a run counts: _scaled_mm takes no product without rows"
@@ -157,7 +157,7 @@ def _scaled_product(product: Product, left: Encoded, right: Encoded) -> None:
     more = (bias,) if isinstance(bias, Node) else ()
     nodes = (left.codes, right.codes, left.inv_scale, right.inv_scale, *more)
     product_of_codes = splice(node.graph, scaled_mm, *nodes, before=node)
-    product_of_codes.meta.update({LINE: node.meta[LINE]} if LINE in node.meta else {})
+    product_of_codes.meta.update({ROW: node.meta[ROW]} if ROW in node.meta else {})
     node.replace_all_uses_with(product_of_codes)
     node.graph.erase_node(node)
 

@@ -20,7 +20,7 @@ from torch.fx import Node
 
 from fp8compile.fx.graph import ENCODING, dtype_text, is_tensor, nbytes, shape_text, storage_root
 from fp8compile.fx.ops import VIEWS
-from fp8compile.fx.partition import Edge, Split
+from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.fx.provenance import origin
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import Notes, Recomputed
@@ -69,36 +69,38 @@ CHEAP = VIEWS | {
 SEEDED = {prims.inductor_lookup_seed.default, prims.inductor_random.default}
 
 
-def recompute_kept(split: Split, ctx: Context) -> Notes:
+def recompute_kept(split: PartitionedGraph, ctx: Context) -> Notes:
     """Drop every kept tensor that views and pointwise operations make from the others."""
     notes = Notes()
     cheap = CHEAP | SEEDED if ctx.recipe.codegen == "inductor" else CHEAP
     codes = _codes(split)
     fixed: set[Node] = set()  # what recomputed values are made from: these must stay
     for edge in _largest_first(split, cheap):
-        if edge.made in fixed:
+        if edge.forward in fixed:
             continue
-        given = {e.made for e in split.edges if e is not edge and e.is_tensor}
-        or_codes = (given | codes) - {edge.made}
-        chain = _chain(edge.made, given, split, cheap) or _chain(edge.made, or_codes, split, cheap)
+        given = {e.forward for e in split.edges if e is not edge and e.is_tensor}
+        or_codes = (given | codes) - {edge.forward}
+        chain = _chain(edge.forward, given, split, cheap) or _chain(edge.forward, or_codes, split, cheap)
         if not chain:
             continue
         operands = [n for n in _operands(chain) if n not in chain]
         fixed.update(operands)
         _repeat(split, edge, chain, operands)
-        if not split.caller_owns(storage_root(edge.made)):
+        if not split.caller_owns(storage_root(edge.forward)):
             notes += Notes(recomputed=(_entry(edge, operands),))
     return notes
 
 
-def _largest_first(split: Split, cheap: Set[object]) -> list[Edge]:
+def _largest_first(split: PartitionedGraph, cheap: Set[object]) -> list[SavedTensor]:
     """Candidates; among equals, later ones first, so that an output goes and its input stays; views go before roots."""
     position = {node: i for i, node in enumerate(split.fw.graph.nodes)}
-    candidates = [e for e in split.edges if e.is_tensor and e.made.op == "call_function" and e.made.target in cheap]
-    return sorted(candidates, key=lambda e: (-nbytes(e.made.meta["val"]), -position[e.made]))
+    candidates = [
+        e for e in split.edges if e.is_tensor and e.forward.op == "call_function" and e.forward.target in cheap
+    ]
+    return sorted(candidates, key=lambda e: (-nbytes(e.forward.meta["val"]), -position[e.forward]))
 
 
-def _chain(value: Node, given: set[Node], split: Split, cheap: Set[object]) -> list[Node] | None:
+def _chain(value: Node, given: set[Node], split: PartitionedGraph, cheap: Set[object]) -> list[Node] | None:
     """The cheap nodes that make ``value`` from given ones, in graph order; None where there is no such way."""
     chain: set[Node] = set()
     waiting = [value]
@@ -113,12 +115,12 @@ def _chain(value: Node, given: set[Node], split: Split, cheap: Set[object]) -> l
     return [n for n in split.fw.graph.nodes if n in chain]
 
 
-def _codes(split: Split) -> set[Node]:
+def _codes(split: PartitionedGraph) -> set[Node]:
     """Codes and scales that the forward makes for products: to keep them, not what was decoded from them, is a gain."""
     return {n for n in split.fw.graph.nodes if ENCODING in n.meta}
 
 
-def _costs_nothing_to_keep(node: Node, split: Split) -> bool:
+def _costs_nothing_to_keep(node: Node, split: PartitionedGraph) -> bool:
     """Parameters and the caller's data are there anyway (a norm's bias, say); dropout's seeds are one number each."""
     if node.target is prims.inductor_seeds.default:
         return True
@@ -129,21 +131,21 @@ def _operands(chain: list[Node]) -> list[Node]:
     return list(dict.fromkeys(n for node in chain for n in node.all_input_nodes))
 
 
-def _repeat(split: Split, edge: Edge, chain: list[Node], operands: list[Node]) -> None:
+def _repeat(split: PartitionedGraph, edge: SavedTensor, chain: list[Node], operands: list[Node]) -> None:
     """Copy ``chain`` into the backward, before the first use; operands that were not kept so far are from now on."""
-    given = {e.made: e.used for e in split.edges}
+    given = {e.forward: e.backward for e in split.edges}
     new = {made: split.placeholder(edge, made) for made in operands if made not in given}
     copied = given | new
     with split.bw.graph.inserting_before(edge.in_order[0]):
         for node in chain:
             copied[node] = split.bw.graph.node_copy(node, lambda n: copied[n])
-    edge.used.replace_all_uses_with(copied[edge.made])
+    edge.backward.replace_all_uses_with(copied[edge.forward])
     split.replace(edge, *new.items())
 
 
-def _entry(edge: Edge, operands: list[Node]) -> Recomputed:
-    value = edge.made.meta["val"]
+def _entry(edge: SavedTensor, operands: list[Node]) -> Recomputed:
+    value = edge.forward.meta["val"]
     made_from = tuple(n.name for n in operands)
     return Recomputed(
-        edge.made.name, origin(edge.made), shape_text(value), dtype_text(value), nbytes(value), made_from
+        edge.forward.name, origin(edge.forward), shape_text(value), dtype_text(value), nbytes(value), made_from
     )

@@ -18,7 +18,7 @@ CAST = torch.ops.prims.convert_element_type.default
 
 def share_casts(graph: Graph, ctx: Context) -> Notes:
     """Let the first cast of a value to a dtype serve all others."""
-    if not ctx.recipe.multiplies or not is_training(graph):
+    if not ctx.recipe.quantizes_linears or not is_training(graph):
         return Notes()  # there are no linears to rewrite
     first: dict[tuple[object, ...], Node] = {}
     for node in graph.find_nodes(op="call_function", target=CAST):

@@ -40,7 +40,7 @@ LEAST_NUMEL = 1 << 20  # below, what was just written is still in the L2 cache
 
 def sum_bias_gradients(graph: Graph, ctx: Context) -> Notes:
     """Put the first half of a bias gradient's sum into the kernel that makes the gradient."""
-    for node in graph.find_nodes(op="call_function", target=SUM) if ctx.recipe.rewrites else ():
+    for node in graph.find_nodes(op="call_function", target=SUM) if ctx.recipe.rewrites_graph else ():
         made = storage_root(node.all_input_nodes[0])
         if not (_is_summed_by_column(node, made) and _is_blockable(made) and is_read_from_memory(made)):
             continue

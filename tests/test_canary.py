@@ -101,7 +101,7 @@ def test_the_observer_can_disable_a_pass_by_name() -> None:
 
 def test_saved_values_come_and_go_by_position_with_descriptions() -> None:
     """Split relies on: the forward returns (outputs, values, sizes), the backward takes (sizes, values, tangents)."""
-    from fp8compile.fx.partition import Split
+    from fp8compile.fx.partition import PartitionedGraph
 
     seen = {}
 
@@ -111,8 +111,8 @@ def test_saved_values_come_and_go_by_position_with_descriptions() -> None:
 
         def __call__(self, gm, joint_inputs, **kwargs):  # type: ignore[no-untyped-def]
             fw, bw = private.min_cut_rematerialization_partition(gm, joint_inputs, **kwargs)
-            split = Split(fw, bw, kwargs["num_fwd_outputs"], kwargs["static_lifetime_input_indices"])
-            seen["names"] = [(e.made.name, e.used.name) for e in split.edges]
+            split = PartitionedGraph(fw, bw, kwargs["num_fwd_outputs"], kwargs["static_lifetime_input_indices"])
+            seen["names"] = [(e.forward.name, e.backward.name) for e in split.edges]
             seen["needs_grad"] = [n.name for n in split.inputs if n in split.needs_grad]
             seen["static"] = len(split.static)
             return fw, bw

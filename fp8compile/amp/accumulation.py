@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from torch.nn.parallel import DistributedDataParallel
 
-from fp8compile._distributed import complete_grad, first_element, like, local
+from fp8compile._distributed import complete_grad, first_element, local_part, shard_like
 from fp8compile.numerics.running_mean import fold_mean, rounded_mean
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
@@ -87,7 +87,7 @@ class Accumulation:
             raise ValueError(f"parameter {i} of shape {[*p.shape]} has a sparse gradient, of which no mean is kept: build "
                              "the embedding with sparse=False")  # fmt: skip
         complete_grad(p)
-        gradient, p.grad = local(p.grad), None
+        gradient, p.grad = local_part(p.grad), None
         self._counts[i] += 1
         mean = self._means[i]
         mean = fold_mean(torch.zeros_like(gradient) if mean is None else mean, gradient, self._counts[i])
@@ -151,7 +151,7 @@ class Accumulation:
         """This rank's part of the mean, float32."""
         mean = self._means[i]
         if mean is None:
-            return torch.zeros_like(local(self.parameters[i]), dtype=torch.float32)
+            return torch.zeros_like(local_part(self.parameters[i]), dtype=torch.float32)
         return mean.float() if self._counts[i] == total else mean.float() * (self._counts[i] / total)
 
     def _reduce(self, means: list[Tensor]) -> None:
@@ -173,7 +173,7 @@ class Accumulation:
         stochastic = self.dtype != torch.float32 and p.dtype in (torch.float16, torch.bfloat16)
         # by numbers that all ranks agree on: their parameters must stay alike
         mean = self._rounded(i, mean, p.dtype, i, FINISHES + self._finishes) if stochastic else mean.to(p.dtype)
-        p.grad = like(p, mean) if isinstance(p, DTensor) else mean
+        p.grad = shard_like(p, mean) if isinstance(p, DTensor) else mean
 
     def _start_anew(self) -> None:
         self._means = [None] * len(self.parameters)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fp8compile.amp.autograd_graph import leaves_behind
 from fp8compile.numerics import histogram
-from fp8compile.observe.records import Observations, Slot, alive
+from fp8compile.observe.records import Observations, StatsSlot, alive
 
 _bindings: list[weakref.ref[Binding]] = []  # of every scaler that has bound anything
 _active: weakref.ref[Binding] | None = None  # whose loss was scaled last
@@ -123,7 +123,7 @@ class Binding:
 def _ids(each: Observations) -> set[int]:
     """The leaves by which an observation is known: its parameters, and its slot's values."""
     own = {id(p) for ref in each.parameters if (p := ref()) is not None}
-    return own | {id(each.values)} if isinstance(each, Slot) else own
+    return own | {id(each.values)} if isinstance(each, StatsSlot) else own
 
 
 def _release(bound: list[weakref.ref[Observations]]) -> None:

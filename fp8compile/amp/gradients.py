@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fp8compile._distributed import complete_grad, local
+from fp8compile._distributed import complete_grad, local_part
 from fp8compile._torch import unscale_and_check_
 from fp8compile.numerics.histogram import FP16_MAX
 from fp8compile.optim.base import EncodedOptimizer
@@ -63,7 +63,7 @@ def _values(p: Tensor, name: str) -> Tensor:
     if p.grad.layout != torch.strided:
         raise ValueError(f"{name} has a gradient of layout {p.grad.layout}: dense and sparse_coo are supported")
     complete_grad(p)
-    return local(p.grad)
+    return local_part(p.grad)
 
 
 def count_nonfinite(gradients: Sequence[Gradient], device: torch.device) -> Tensor:
@@ -101,7 +101,7 @@ def _wide(each: Gradient) -> Gradient:
     wide = p.grad.float()
     p.grad_dtype = None
     p.grad = wide
-    return Gradient(p, each.name, local(wide))
+    return Gradient(p, each.name, local_part(wide))
 
 
 def unscale(gradients: Sequence[Gradient], scale: Tensor) -> Tensor:

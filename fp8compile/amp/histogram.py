@@ -19,7 +19,7 @@ from fp8compile.amp.gradients import Gradient, count_nonfinite
 from fp8compile.amp.watching import Watched, check_patterns, chosen
 from fp8compile.fx.aot import BACKWARD
 from fp8compile.numerics.histogram import COLUMNS, INF, LARGE, NAN, SMALL, statistics, two_bins
-from fp8compile.observe.records import REST, WEIGHT, Observations, Row, Slot
+from fp8compile.observe.records import REST, WEIGHT, Observations, Row, StatsSlot
 
 # Gradients that a histogram counts where nobody observed them: the others have a range that no scale is needed for.
 COUNTED = (torch.float16, torch.bfloat16, torch.float32)
@@ -108,6 +108,10 @@ def parameters_seen(observations: Sequence[Observations]) -> set[int]:
     found: set[int] = set()
     for each in observations:
         found |= (
-            each.hooked if isinstance(each, Watched) else each.parameters_seen() if isinstance(each, Slot) else set()
+            each.hooked
+            if isinstance(each, Watched)
+            else each.parameters_seen()
+            if isinstance(each, StatsSlot)
+            else set()
         )
     return found

@@ -19,7 +19,7 @@ import torch
 from torch.fx import Graph, Node
 
 from fp8compile.analysis.dataflow import Source, is_activation, sources
-from fp8compile.fx.graph import hint, is_tensor, numel
+from fp8compile.fx.graph import is_tensor, numel, size_hint
 from fp8compile.fx.ops import CASTS, is_view
 
 aten = torch.ops.aten
@@ -65,11 +65,11 @@ def linear_products(graph: Graph, parameters: Set[Node]) -> list[Product]:
         kinds = tuple(_kind(found[o]) for o in operands)
         if sorted(kinds) == ["activation", "parameter"]:
             products.append(_forward(node, *operands, weight_on_the_right=kinds[1] == "parameter"))
-            for root in {*map(root_of, operands)}:
+            for root in {*map(uncast, operands)}:
                 reading[root].append(products[-1])
         elif sorted(kinds) in (["gradient", "parameter"], ["activation", "gradient"]):
             known = 1 - kinds.index("gradient")
-            of = _forward_of(node, kinds[known], reading[root_of(operands[known])])
+            of = _forward_of(node, kinds[known], reading[uncast(operands[known])])
             if of:
                 direction = DGRAD if kinds[known] == "parameter" else WGRAD
                 gradients = (known == 1, known == 0)
@@ -96,9 +96,9 @@ def _kind(source: Source) -> str:
 
 def _forward(node: Node, left: Node, right: Node, *, weight_on_the_right: bool) -> Product:
     rows, inner, columns = left.meta["val"].shape[-2], left.meta["val"].shape[-1], right.meta["val"].shape[-1]
-    weight = root_of(right if weight_on_the_right else left)
+    weight = uncast(right if weight_on_the_right else left)
     M, N = (rows, columns) if weight_on_the_right else (columns, rows)
-    return Product(node, FORWARD, node, weight, (False, False), M, hint(inner), hint(N))
+    return Product(node, FORWARD, node, weight, (False, False), M, size_hint(inner), size_hint(N))
 
 
 def _forward_of(node: Node, known: str, readers: list[Product]) -> Product | None:
@@ -109,7 +109,7 @@ def _forward_of(node: Node, known: str, readers: list[Product]) -> Product | Non
     return next(iter(same_autograd_node + readers), None)
 
 
-def root_of(value: Node) -> Node:
+def uncast(value: Node) -> Node:
     """What a value is a view or a cast of."""
     while is_view(value) or value.target in CASTS:
         parent = value.args[0]

@@ -20,40 +20,40 @@ from torch.fx import Graph, Node
 from fp8compile.fx.aot import descriptor, gradients
 from fp8compile.fx.graph import is_tensor, nbytes, storage_root
 from fp8compile.fx.ops import is_pointwise, is_reduction, is_split, is_view
-from fp8compile.fx.partition import Split
+from fp8compile.fx.partition import PartitionedGraph
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
 
-def workspace_bytes(split: Split) -> int:
+def workspace_bytes(split: PartitionedGraph) -> int:
     """The most that forward or backward needs at one time beyond all that is kept from the one to the other."""
     return max(0, _in_forward(split), _in_backward(split))
 
 
-def _in_forward(split: Split) -> int:
+def _in_forward(split: PartitionedGraph) -> int:
     """Kept values count from where they are made; what was not made yet is room for others."""
     kept = _kept(split)
     given = sum(nbytes(root.meta["val"]) for root in kept if root.op == "placeholder")
-    return _most_alive(split.fw.graph, set(split.inputs), given - split.kept_bytes(), {})
+    return _most_alive(split.fw.graph, set(split.inputs), given - split.saved_bytes(), {})
 
 
-def _in_backward(split: Split) -> int:
+def _in_backward(split: PartitionedGraph) -> int:
     """Kept values are let go after their last reader; gradients of parameters are counted elsewhere."""
-    used = {edge.used for edge in split.edges}
+    used = {edge.backward for edge in split.edges}
     held = {tuple(edges): nbytes(root.meta["val"]) for root, edges in _kept(split).items()}
     return _most_alive(split.bw.graph, used | _gradients_of_parameters(split), 0, held)
 
 
-def _kept(split: Split) -> dict[Node, list[Node]]:
+def _kept(split: PartitionedGraph) -> dict[Node, list[Node]]:
     """Each storage kept for the backward, and the backward's inputs that look at it."""
     kept: dict[Node, list[Node]] = {}
     for edge in split.edges:
-        if edge.is_tensor and not split.caller_owns(root := storage_root(edge.made)):
-            kept.setdefault(root, []).append(edge.used)
+        if edge.is_tensor and not split.caller_owns(root := storage_root(edge.forward)):
+            kept.setdefault(root, []).append(edge.backward)
     return kept
 
 
-def _gradients_of_parameters(split: Split) -> set[Node]:
+def _gradients_of_parameters(split: PartitionedGraph) -> set[Node]:
     parameters = set(map(descriptor, split.static)) - {None}
     return {storage_root(node) for desc, node in gradients(split.bw.graph) if desc in parameters}
 

@@ -10,7 +10,7 @@ from torch.fx import GraphModule
 from fp8compile.compiler import report_store
 from fp8compile.compiler.first_step import checked_first_step
 from fp8compile.compiler.inductor import compile_and_report, log
-from fp8compile.fx.graph import copied_with_attributes
+from fp8compile.fx.graph import copy_with_attributes
 from fp8compile.recipe.recipe import Recipe
 
 
@@ -41,7 +41,7 @@ def compile_graph(
 ) -> Callable[..., Any]:
     """``fp8compile`` for a ready recipe: compile, and remember the report for ``fp8compile.report(model)``."""
     modules = _module_types(gm)
-    spare = copied_with_attributes(gm) if recipe.check == "first_step" else None
+    spare = copy_with_attributes(gm) if recipe.check == "first_step" else None
     compiled, reports = compile_and_report(gm, example_inputs, recipe, mode)
     report_store.remember(reports, recipe, example_inputs, modules)
     log.info("compiled a graph: %s", "; ".join(f"{r.kind}, keeps {r.saved_bytes} bytes" for r in reports))

@@ -29,7 +29,7 @@ from fp8compile.fx.snapshot import Snapshot, Step, op_diff, snapshot, snapshot_o
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.report import GraphReport, Report
 
-__all__ = ["Snapshot", "Step", "Watch", "op_diff", "snapshot", "watch_for"]
+__all__ = ["DumpWatcher", "Snapshot", "Step", "op_diff", "snapshot", "watch_for"]
 
 VARIABLE = "FP8COMPILE_DUMP"
 
@@ -40,7 +40,7 @@ _required: ContextVar[bool] = ContextVar("fp8compile_dump_required", default=Fal
 
 
 @dataclass
-class Watch:
+class DumpWatcher:
     """Looks on while one graph compiles (see fp8compile/compiler/watchers.py) and hands on what it saw, pass by pass.
 
     Attributes:
@@ -78,11 +78,11 @@ class Watch:
                 trace(f"fp8compile_{prefix}{name}", text)
 
 
-def watch_for(recipe: Recipe, kept: bool = False) -> Watch | None:
+def watch_for(recipe: Recipe, kept: bool = False) -> DumpWatcher | None:
     """What looks on at the next graph; None where nobody asks, or where a folder was asked for that cannot be had."""
     root = recipe.dump or os.environ.get(VARIABLE)
     folder, traced = claim(root) if root else None, tracing()
-    return Watch(folder, traced, kept) if folder or traced or kept else None
+    return DumpWatcher(folder, traced, kept) if folder or traced or kept else None
 
 
 def claim(root: str) -> Path | None:

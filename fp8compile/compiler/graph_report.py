@@ -6,7 +6,7 @@ from fp8compile.analysis.liveness import workspace_bytes
 from fp8compile.compiler.region_reports import calls_of_cuts, notes_of_calls, plain_bytes
 from fp8compile.compiler.report_store import Collector
 from fp8compile.fx.graph import unknown_sizes
-from fp8compile.fx.partition import Split
+from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.reporting.entries import Notes
 from fp8compile.reporting.report import GraphReport
 
@@ -16,7 +16,7 @@ UNKNOWN_SIZES = (
 
 
 def report_of(
-    split: Split, plain: Split, notes: Notes, remarks: tuple[str, ...], collector: Collector
+    split: PartitionedGraph, plain: PartitionedGraph, notes: Notes, remarks: tuple[str, ...], collector: Collector
 ) -> GraphReport:
     """The report of a graph and of the regions it calls: what a region needs beside what it keeps, it needs at its call."""
     cuts = [cut for _, cut in calls_of_cuts(split, collector.cuts)]
@@ -25,7 +25,7 @@ def report_of(
     return GraphReport(
         "training",
         notes + notes_of_calls(split, collector.cuts),
-        split.kept_bytes(),
+        split.saved_bytes(),
         plain_bytes(plain, collector.cuts),
         tuple(
             dict.fromkeys(
@@ -37,8 +37,8 @@ def report_of(
     )
 
 
-def _unknown(split: Split) -> list[str]:
+def _unknown(split: PartitionedGraph) -> list[str]:
     """Which sizes of what is kept only a run knows, and how the bytes in the report count them."""
-    sizes = unknown_sizes(edge.made.meta["val"] for edge in split.edges if edge.is_tensor)
+    sizes = unknown_sizes(edge.forward.meta["val"] for edge in split.edges if edge.is_tensor)
     counted = ", ".join(f"{name}={size}" for name, size in sorted(sizes.items()))
     return [UNKNOWN_SIZES.format(", ".join(sorted(sizes)), counted)] if sizes else []

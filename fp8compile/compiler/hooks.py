@@ -20,12 +20,12 @@ from fp8compile.compiler.named_passes import observed, unless_disabled, with_the
 from fp8compile.compiler.region_reports import Cut
 from fp8compile.compiler.report_store import JointNotes, collecting
 from fp8compile.compiler.sources import sources_key
-from fp8compile.fx.graph import copied
-from fp8compile.fx.partition import Split
+from fp8compile.fx.graph import copy_graph
+from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.fx.regions import NOT_DESCRIBED, Region, describe, is_described, is_half, mark_halves, storages
 from fp8compile.islands.upcast import holds_sixteen_bit
 from fp8compile.passes.fuse_state_codecs import holds_state_codecs
-from fp8compile.recipe.context import Context, Inputs
+from fp8compile.recipe.context import Context, StatsInputs
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import Notes
 
@@ -46,7 +46,7 @@ class Partitioner(private.CustomPartitionerFn):
         self, gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[GraphModule, GraphModule]:
         collector = collecting(self.graph_key)
-        joint = collector.joint.pop(gm.graph, None) or JointNotes(copied(gm))
+        joint = collector.joint.pop(gm.graph, None) or JointNotes(copy_graph(gm))
         halves = _upstream(joint.plain, joint_inputs, **kwargs)
         if not is_described(gm.graph):
             collector.remarks.append(NOT_DESCRIBED)
@@ -58,11 +58,11 @@ class Partitioner(private.CustomPartitionerFn):
         notes, ctx = Notes(), Context(self.recipe)
         watch = pipeline.OBSERVE_FORWARD if joint.notes.observed else ()
         sound = pipeline.SOUND if split.overwritten else ()
-        for each in sound + (pipeline.PARTITION if self.recipe.rewrites else ()) + watch:
+        for each in sound + (pipeline.PARTITION if self.recipe.rewrites_graph else ()) + watch:
             ran = observed(split.fw, each.name, functools.partial(each.run, split, ctx), split)
             disabled += [] if ran is not None else [each.name]
             notes += ran or Notes()
-        if self.recipe.rewrites or watch or split.overwritten:
+        if self.recipe.rewrites_graph or watch or split.overwritten:
             split.finish()
         remarks = tuple(
             f"{name} is switched off by TORCHINDUCTOR_DISABLED_PASSES" for name in (*joint.disabled, *disabled)
@@ -75,9 +75,11 @@ class Partitioner(private.CustomPartitionerFn):
             mark_halves(split.fw, split.bw, kwargs["num_fwd_outputs"])
         return split.fw, split.bw
 
-    def _cut(self, gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any) -> tuple[Split, list[str]]:
+    def _cut(
+        self, gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any
+    ) -> tuple[PartitionedGraph, list[str]]:
         """The two halves, by our cut where the recipe rewrites anything, and the names of passes that are off."""
-        if not self.recipe.rewrites:
+        if not self.recipe.rewrites_graph:
             return _split(*_upstream(gm, joint_inputs, **kwargs), **kwargs), []
         cut = functools.partial(pipeline.CUT, gm, joint_inputs, kwargs)
         halves = observed(gm, pipeline.CUT.__name__, cut)
@@ -96,7 +98,7 @@ class JointPasses(private.CustomGraphPass):
         recipe: Recipe,
         graph_key: str,
         parameters: frozenset[int],
-        extra: Inputs | None = None,
+        extra: StatsInputs | None = None,
         whole: bool = False,
         regions: Mapping[str, Region] | None = None,
     ) -> None:
@@ -118,7 +120,7 @@ class JointPasses(private.CustomGraphPass):
         if is_half(gm):
             return
         region = describe(graph, self.regions)
-        plain, notes, disabled = copied(gm), Notes(), []
+        plain, notes, disabled = copy_graph(gm), Notes(), []
         ctx = Context(self.recipe) if region else Context(self.recipe, self.parameters, self.extra, self.whole)
         wide = pipeline.ISLANDS if holds_sixteen_bit(graph) or self.recipe.keep_fp32 else ()
         before = (pipeline.OPTIMIZER if holds_state_codecs(graph) else wide) + (
@@ -158,7 +160,7 @@ def passes_for(
     graph_key: str,
     parameters: frozenset[int],
     patches: Mapping[str, Any],
-    extra: Inputs | None = None,
+    extra: StatsInputs | None = None,
     whole: bool = False,
     regions: Mapping[str, Region] | None = None,
 ) -> dict[str, Any]:
@@ -186,5 +188,5 @@ def _upstream(gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any) ->
     return fw, bw
 
 
-def _split(fw: GraphModule, bw: GraphModule, **kwargs: Any) -> Split:
-    return Split(fw, bw, kwargs["num_fwd_outputs"], kwargs.get("static_lifetime_input_indices") or [])
+def _split(fw: GraphModule, bw: GraphModule, **kwargs: Any) -> PartitionedGraph:
+    return PartitionedGraph(fw, bw, kwargs["num_fwd_outputs"], kwargs.get("static_lifetime_input_indices") or [])

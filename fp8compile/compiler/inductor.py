@@ -19,19 +19,19 @@ from fp8compile.compiler.inductor_options import FUSION, inductor_options, mode_
 from fp8compile.compiler.inline_regions import DIFFERS, OBSERVED, has_regions, inlined, recipes_differ
 from fp8compile.compiler.node_by_node import run_the_graph
 from fp8compile.compiler.saved_versions import check_versions
-from fp8compile.compiler.watchers import watching
-from fp8compile.fx.graph import copied_with_attributes
+from fp8compile.compiler.watchers import watch_passes
+from fp8compile.fx.graph import copy_with_attributes
 from fp8compile.fx.regions import find_regions
-from fp8compile.observe.slot import Fed, rows_of, with_slot
+from fp8compile.observe.slot import WithStatsInputs, rows_of, with_slot
 from fp8compile.recipe.calibrated import check_calibration
 from fp8compile.recipe.calibration import Calibration
-from fp8compile.recipe.context import Inputs
+from fp8compile.recipe.context import StatsInputs
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.report import GraphReport
 
 log = logging.getLogger("fp8compile")
 
-STACKED = (
+ALREADY_QUANTIZED = (
     "Inductor's activation_quantization_aten_pass is on; fp8compile does not stack on it and keeps tensors as they are. "
     "Remove it from post_grad_fusion_options to store them as fp8compile does"
 )
@@ -55,8 +55,8 @@ def compile_and_report(
     inner = None if generate else run_the_graph
     if watch is None:
         return compile_once(gm, example_inputs, recipe, mode, inner)[:2]
-    spare = copied_with_attributes(gm)
-    with watching(watch):
+    spare = copy_with_attributes(gm)
+    with watch_passes(watch):
         compiled, reports, cached = compile_once(gm, example_inputs, recipe, mode, inner)
         dumped = reports
         if cached and watch.folder:  # no pass ran: once more, for the dump alone
@@ -84,13 +84,13 @@ def compile_once(
     whole = _is_whole(gm, recipe)
     gm, inputs, extra, inlining = _prepared(gm, example_inputs, recipe)
     remarks += inlining
-    patches = {**(FUSION if recipe.rewrites else {}), **patches}
+    patches = {**(FUSION if recipe.rewrites_graph else {}), **patches}
     graph_key = key_of(gm, inputs, recipe, patches)
     parameters = frozenset(i for i, v in enumerate(inputs) if isinstance(v, torch.nn.Parameter))
     regions = find_regions(gm, parameters)
     patches |= passes_for(recipe, graph_key, parameters, patches, extra, whole, regions)
     report_store.start(graph_key)
-    spare = copied_with_attributes(gm) if extra else gm
+    spare = copy_with_attributes(gm) if extra else gm
     compiled = cast(Callable[..., Any], private.compile_fx(gm, inputs, config_patches=patches, **compile_args))
     if extra and report_store.is_lost(
         graph_key
@@ -101,13 +101,13 @@ def compile_once(
     reports = tuple(dataclasses.replace(r, remarks=r.remarks + remarks) for r in report_store.finish(graph_key))
     compiled = check_versions(compiled, reports)
     if extra:
-        compiled = Fed(compiled, extra, rows_of(reports), example_inputs)
+        compiled = WithStatsInputs(compiled, extra, rows_of(reports), example_inputs)
     return compiled, reports, cached
 
 
 def _prepared(
     gm: GraphModule, example_inputs: Sequence[Any], recipe: Recipe
-) -> tuple[GraphModule, Sequence[Any], Inputs | None, tuple[str, ...]]:
+) -> tuple[GraphModule, Sequence[Any], StatsInputs | None, tuple[str, ...]]:
     """The graph to compile with its inputs, fp8compile's own among them, and a remark where its regions are inlined."""
     if not has_regions(gm):
         return (*with_slot(gm, example_inputs, recipe), ())
@@ -122,9 +122,9 @@ def _that_can_be_followed(recipe: Recipe, patches: Mapping[str, Any]) -> tuple[R
     """The recipe as far as it can be followed, and remarks on what it asks for in vain."""
     remarks = []
     fusion = {**private.inductor_config.post_grad_fusion_options, **patches.get("post_grad_fusion_options", {})}
-    if "activation_quantization_aten_pass" in fusion and recipe.saves:
-        recipe = recipe.everywhere(saved="off")
-        remarks.append(STACKED)
+    if "activation_quantization_aten_pass" in fusion and recipe.stores_saved:
+        recipe = recipe.replace_in_all(saved="off")
+        remarks.append(ALREADY_QUANTIZED)
     for remark in remarks:
         report_store.warn_once(remark)
     return recipe, tuple(remarks)

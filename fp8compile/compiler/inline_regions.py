@@ -15,7 +15,7 @@ from typing import Any
 from torch.fx import Graph, GraphModule, Node
 from torch.fx.node import map_arg
 
-from fp8compile.fx.graph import called, copied_with_attributes, is_call_of_region
+from fp8compile.fx.graph import called, copy_with_attributes, is_call_of_region
 from fp8compile.fx.provenance import module_path
 from fp8compile.recipe.patterns import in_module
 from fp8compile.recipe.recipe import Recipe
@@ -65,7 +65,7 @@ def _of(path: str, recipe: Recipe) -> tuple[Any, ...]:
 
 def inlined(gm: GraphModule) -> GraphModule:
     """A copy of a Dynamo graph, and of the graphs nested in it, that calls no region."""
-    copy, first = copied_with_attributes(gm), dict[Any, Node]()
+    copy, first = copy_with_attributes(gm), dict[Any, Node]()
     for name, child in list(copy.named_children()):
         if isinstance(child, GraphModule):
             setattr(copy, name, inlined(child))

@@ -8,9 +8,9 @@ from typing import Any
 from torch.fx import Graph, GraphModule
 
 from fp8compile import _torch as private
-from fp8compile.compiler.watchers import watched
+from fp8compile.compiler.watchers import run_watched
 from fp8compile.fx import spec
-from fp8compile.fx.partition import Split
+from fp8compile.fx.partition import PartitionedGraph
 
 
 def with_theirs(name: str, ours: Callable[[Graph], None], patches: Mapping[str, Any]) -> dict[str, Any]:
@@ -19,9 +19,9 @@ def with_theirs(name: str, ours: Callable[[Graph], None], patches: Mapping[str, 
     return {name: [*before, ours] if before else ours}
 
 
-def observed(gm: GraphModule, name: str, run: Callable[[], Any], split: Split | None = None) -> Any:
+def observed(gm: GraphModule, name: str, run: Callable[[], Any], split: PartitionedGraph | None = None) -> Any:
     """What ``run`` returns, or None where the pass of that name is disabled. Dumps see ``split``, or else ``gm``."""
-    result = watched(name, split or gm, lambda: unless_disabled(gm, name, run))
+    result = run_watched(name, split or gm, lambda: unless_disabled(gm, name, run))
     if spec.enabled:
         cut = result if isinstance(result, tuple) else (split.fw, split.bw) if split else (gm,)
         for part in cut:

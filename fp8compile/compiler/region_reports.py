@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch.fx import Graph, Node
 
 from fp8compile.fx.graph import called, nbytes, storage_root
-from fp8compile.fx.partition import Split
+from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.fx.provenance import Origin, module_path
 from fp8compile.fx.regions import Region, kept_by_region
 from fp8compile.reporting.entries import Notes
@@ -28,14 +28,14 @@ class Cut:
     plain: tuple[tuple[int | None, int], ...] = ()
 
 
-def plain_bytes(plain: Split, cuts: Mapping[Graph, Cut]) -> int:
+def plain_bytes(plain: PartitionedGraph, cuts: Mapping[Graph, Cut]) -> int:
     """What plain Inductor would keep in a caller: ``plain`` is its cut, but the regions in it are rewritten already."""
     kept, calls = {}, []
     for edge in plain.edges:
-        if edge.is_tensor and kept_by_region(edge.made):
-            calls.append(edge.made.args[0])
+        if edge.is_tensor and kept_by_region(edge.forward):
+            calls.append(edge.forward.args[0])
         elif edge.is_tensor:
-            root = storage_root(edge.made)
+            root = storage_root(edge.forward)
             kept[root] = nbytes(root.meta["val"])
     own = 0
     for call in dict.fromkeys(calls):
@@ -49,9 +49,9 @@ def plain_bytes(plain: Split, cuts: Mapping[Graph, Cut]) -> int:
     return own + sum(size for root, size in kept.items() if not plain.caller_owns(root))
 
 
-def notes_of_calls(split: Split, cuts: Mapping[Graph, Cut]) -> Notes:
+def notes_of_calls(split: PartitionedGraph, cuts: Mapping[Graph, Cut]) -> Notes:
     """What was done in the regions that a forward calls, once for each call, in the modules that make the calls."""
-    keeping = {e.made.args[0] for e in split.edges if e.is_tensor and kept_by_region(e.made)}
+    keeping = {e.forward.args[0] for e in split.edges if e.is_tensor and kept_by_region(e.forward)}
     notes = Notes()
     for call, cut in calls_of_cuts(split, cuts):
         found = cut.report.notes
@@ -62,7 +62,7 @@ def notes_of_calls(split: Split, cuts: Mapping[Graph, Cut]) -> Notes:
     return notes
 
 
-def calls_of_cuts(split: Split, cuts: Mapping[Graph, Cut]) -> list[tuple[Node, Cut]]:
+def calls_of_cuts(split: PartitionedGraph, cuts: Mapping[Graph, Cut]) -> list[tuple[Node, Cut]]:
     found = ((node, called(node)) for node in split.fw.graph.nodes)
     return [(node, cuts[body.graph]) for node, body in found if body is not None and body.graph in cuts]
 

@@ -34,16 +34,16 @@ from fp8compile.reporting.report import GraphReport
 log = logging.getLogger("fp8compile")
 
 INFERENCE = "an inference graph: no gradients are recorded, so nothing is kept and nothing was rewritten"
-SHARED = (
+COMPILED_FOR_ANOTHER_INSTANCE = (
     "compiled for another instance of the same code, with parameters of the same shapes; Dynamo runs it for this model "
     "too unless a guard fails"
 )
-NOTHING = (
+NO_GRAPH_COMPILED = (
     "torch.compile was asked for backend fp8compile and compiled no graph: every frame was skipped or fell back to eager. "
     "A plain container such as nn.Sequential compiled in place is one cause: use model = torch.compile(model, ...), or "
     "run with TORCH_LOGS=graph_breaks to see others"
 )
-LOST = (
+REPORT_NOT_CACHED = (
     "the compiled code came from a cache that does not hold its report; "
     "fp8compile.explain(model, ...) compiles afresh and shows it"
 )
@@ -157,7 +157,7 @@ def finish(graph_key: str) -> tuple[GraphReport, ...]:
         parts = tuple(collector.parts) or (GraphReport("inference", remarks=(INFERENCE,)),)
         _write(graph_key, parts)
         return parts
-    return _read(graph_key) or (GraphReport("unknown", remarks=(LOST,)),)
+    return _read(graph_key) or (GraphReport("unknown", remarks=(REPORT_NOT_CACHED,)),)
 
 
 def warn_once(message: str) -> None:
@@ -195,7 +195,10 @@ def compiled_for(model: nn.Module) -> list[Compiled]:
         return own
     serving = [c for c in _compiled if c.serves(model) and c.alive]
     latest = [c for c in serving if c.alive & serving[-1].alive]  # those of one model
-    return [dataclasses.replace(c, reports=tuple(_with_remark(r, SHARED) for r in c.reports)) for c in latest]
+    return [
+        dataclasses.replace(c, reports=tuple(_with_remark(r, COMPILED_FOR_ANOTHER_INSTANCE) for r in c.reports))
+        for c in latest
+    ]
 
 
 def _with_remark(report: GraphReport, remark: str) -> GraphReport:
@@ -240,4 +243,4 @@ def warn_at_exit_if_nothing_compiled() -> None:
 
 def _warn_if_nothing_compiled() -> None:
     if not _something_compiled:
-        warn_once(NOTHING)
+        warn_once(NO_GRAPH_COMPILED)

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from typing import Any, Protocol
 
 
-class Watcher(Protocol):
+class PassWatcher(Protocol):
     """Takes a snapshot before and after each pass of the graphs that compile meanwhile."""
 
     def look(self, seen: Any) -> Any: ...
@@ -19,11 +19,11 @@ class Watcher(Protocol):
     def step(self, name: str, before: Any, after: Any) -> None: ...
 
 
-_watcher: ContextVar[Watcher | None] = ContextVar("fp8compile_watcher", default=None)
+_watcher: ContextVar[PassWatcher | None] = ContextVar("fp8compile_watcher", default=None)
 
 
 @contextlib.contextmanager
-def watching(watcher: Watcher) -> Iterator[None]:
+def watch_passes(watcher: PassWatcher) -> Iterator[None]:
     """Let ``watcher`` look on at the passes that run in here."""
     token = _watcher.set(watcher)
     try:
@@ -32,7 +32,7 @@ def watching(watcher: Watcher) -> Iterator[None]:
         _watcher.reset(token)
 
 
-def watched(name: str, seen: Any, run: Callable[[], Any]) -> Any:
+def run_watched(name: str, seen: Any, run: Callable[[], Any]) -> Any:
     """What ``run``, a pass on ``seen``, returns: the two halves if it cuts a graph, None if it is switched off."""
     watcher = _watcher.get()
     if watcher is None:

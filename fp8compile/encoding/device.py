@@ -7,7 +7,7 @@ import torch
 FP8_CAPABILITY = (8, 9)  # Ada; Hopper is (9, 0)
 
 
-def why_no_fp8(device: torch.device) -> str | None:
+def fp8_unsupported_reason(device: torch.device) -> str | None:
     """None where ``_scaled_mm`` runs on FP8 matrix units, else what to tell the user."""
     cure = "emulate=True decodes and multiplies"
     if device.type != "cuda" or torch.version.hip:

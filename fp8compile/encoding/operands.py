@@ -19,7 +19,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fp8compile import _torch as private
 from fp8compile.analysis.linears import PRODUCTS
-from fp8compile.fx.graph import ENCODING, Encoding, dtype_text, hint, nbytes, place_after, splice
+from fp8compile.fx.graph import ENCODING, Encoding, dtype_text, insertion_point_after, nbytes, size_hint, splice
 from fp8compile.fx.ops import RESHAPES, TRANSPOSES, is_view
 from fp8compile.numerics import Format, Rowwise, Tensorwise
 
@@ -58,7 +58,7 @@ class Operands:
             def decode(codes: Tensor, inv_scale: Tensor) -> Tensor:
                 return Tensorwise(fmt).decode(codes, inv_scale, dtype)
 
-            after = place_after(_later(encoded.codes, encoded.inv_scale))
+            after = insertion_point_after(_later(encoded.codes, encoded.inv_scale))
             self._decoded[key] = splice(self.graph, decode, encoded.codes, encoded.inv_scale, before=after)
         return self._with_views(self._decoded[key], views)
 
@@ -90,7 +90,7 @@ class Operands:
                 codes, inv_scale = codec.encode(x.t())
                 return codes.t(), inv_scale.t()
 
-            codes, inv_scale = splice(self.graph, encode, base, before=place_after(base))
+            codes, inv_scale = splice(self.graph, encode, base, before=insertion_point_after(base))
             value = base.meta["val"]
             encoding = Encoding(codec.name, dtype_text(value), nbytes(value))
             codes.meta[ENCODING] = inv_scale.meta[ENCODING] = encoding
@@ -100,7 +100,7 @@ class Operands:
     def _stored(self, codes: Node) -> Node:
         """The codes, stored once for all products: see ``stored``."""
         if codes not in self._pinned:
-            self._pinned[codes] = splice(self.graph, stored, codes, before=place_after(codes))
+            self._pinned[codes] = splice(self.graph, stored, codes, before=insertion_point_after(codes))
         return self._pinned[codes]
 
     def _with_views(self, value: Node, views: list[Node]) -> Node:
@@ -124,7 +124,7 @@ class Operands:
             return rows if left else rows.t()
 
         if (codes, left) not in self._laid_out:
-            self._laid_out[codes, left] = splice(self.graph, lay_out, codes, before=place_after(codes))
+            self._laid_out[codes, left] = splice(self.graph, lay_out, codes, before=insertion_point_after(codes))
         return self._laid_out[codes, left]
 
 
@@ -132,8 +132,8 @@ def _in_order(side: str, codes: Node) -> bool:
     """Whether ``_scaled_mm`` takes codes as they lie: the left row-major, the right column-major, contracted by MULTIPLE."""
     value, contracted = codes.meta["val"], 1 if side == "left" else 0
     whole = statically_known_true(value.shape[contracted] % MULTIPLE == 0)
-    step = hint(value.stride(1 - contracted))
-    return whole and hint(value.stride(contracted)) == 1 and step >= hint(value.shape[contracted])
+    step = size_hint(value.stride(1 - contracted))
+    return whole and size_hint(value.stride(contracted)) == 1 and step >= size_hint(value.shape[contracted])
 
 
 def stored(x: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ ENCODING = "fp8compile_encoding"  # in the meta of a product operand's codes and
 
 UNKNOWN = 8192  # what a size without a bound is taken for in counts and prices; Inductor takes the same
 
-LINE = "fp8compile_line"  # in the meta of a value that is observed: its line in the graph's statistics
+ROW = "fp8compile_line"  # in the meta of a value that is observed: its line in the graph's statistics
 
 
 @dataclass(frozen=True)
@@ -53,21 +53,21 @@ def splice(graph: Graph, fn: Callable[..., Any], *nodes: Node, before: Node) -> 
         traced = private.make_fx(fn, decomposition_table=private.select_decomp_table())(*values)
     provenance: dict[str, Any] = {k: v for k, v in nodes[0].meta.items() if k in ("stack_trace", "nn_module_stack")}
     provenance[SPLICED] = f"{fn.__name__}({', '.join(n.name for n in nodes)})"
-    copied: dict[Node, Node] = {}
+    copy_graph: dict[Node, Node] = {}
     arguments = iter(nodes)
     with graph.inserting_before(before):
         for node in traced.graph.nodes:
             if node.op == "placeholder":
-                copied[node] = next(arguments)
+                copy_graph[node] = next(arguments)
             elif node.op == "output":
-                return torch.fx.node.map_arg(node.args[0], lambda n: copied[n])
+                return torch.fx.node.map_arg(node.args[0], lambda n: copy_graph[n])
             else:
-                copied[node] = graph.node_copy(node, lambda n: copied[n])
-                copied[node].meta.update(provenance)
+                copy_graph[node] = graph.node_copy(node, lambda n: copy_graph[n])
+                copy_graph[node].meta.update(provenance)
     raise AssertionError("a traced graph has an output")
 
 
-def place_after(node: Node) -> Node:
+def insertion_point_after(node: Node) -> Node:
     """The node to splice before so that the result stands directly after ``node``, but never among the inputs."""
     node = node.next
     while node.op == "placeholder":
@@ -75,7 +75,7 @@ def place_after(node: Node) -> Node:
     return node
 
 
-def copied(gm: GraphModule) -> GraphModule:
+def copy_graph(gm: GraphModule) -> GraphModule:
     """A graph module that can be rewritten without touching ``gm``; values in ``meta`` are shared."""
     graph = Graph()
     out, old = graph.graph_copy(gm.graph, {}, return_output_node=True)  # type: ignore[misc]
@@ -84,9 +84,9 @@ def copied(gm: GraphModule) -> GraphModule:
     return GraphModule(gm, graph)
 
 
-def copied_with_attributes(gm: GraphModule) -> GraphModule:
+def copy_with_attributes(gm: GraphModule) -> GraphModule:
     """A copy of a Dynamo graph with what Dynamo noted on module and nodes: it says which inputs are parameters."""
-    spare = copied(gm)
+    spare = copy_graph(gm)
     spare.meta = dict(gm.meta)
     for ours, theirs in ((spare, gm), *zip(spare.graph.nodes, gm.graph.nodes, strict=True)):
         vars(ours).update({name: value for name, value in vars(theirs).items() if name not in vars(ours)})
@@ -136,7 +136,7 @@ def _looks_at(node: Node) -> Node | None:
     return operand
 
 
-def hint(size: int | torch.SymInt) -> int:
+def size_hint(size: int | torch.SymInt) -> int:
     """The size as a number: of a symbolic one that seen at compilation, of one that only a run knows an estimate.
 
     Nothing is guarded by it, so code stays right for every size. What is counted by an estimate says so: ``unknown_sizes``.
@@ -148,7 +148,7 @@ def hint(size: int | torch.SymInt) -> int:
 
 
 def unknown_sizes(values: Iterable[torch.Tensor]) -> dict[str, int]:
-    """The symbols in the shapes of ``values`` that only a run knows, and what ``hint`` takes them for."""
+    """The symbols in the shapes of ``values`` that only a run knows, and what ``size_hint`` takes them for."""
     found: dict[str, int] = {}
     for value in values:
         for size in value.shape:
@@ -160,7 +160,7 @@ def unknown_sizes(values: Iterable[torch.Tensor]) -> dict[str, int]:
 def numel(value: torch.Tensor) -> int:
     count = 1
     for size in value.shape:
-        count *= hint(size)
+        count *= size_hint(size)
     return count
 
 
@@ -180,7 +180,7 @@ def dtype_text(value: torch.Tensor) -> str:
 
 def memory_order(value: torch.Tensor) -> tuple[int, ...] | None:
     """The permutation that makes a permuted tensor contiguous, or None where it is so already."""
-    strides = [hint(s) if hint(n) != 1 else 0 for s, n in zip(value.stride(), value.shape, strict=True)]
+    strides = [size_hint(s) if size_hint(n) != 1 else 0 for s, n in zip(value.stride(), value.shape, strict=True)]
     moving = [d for d in range(value.dim()) if strides[d]]
     ordered = iter(sorted(moving, key=lambda d: -strides[d]))
     order = tuple(next(ordered) if strides[d] else d for d in range(value.dim()))

@@ -16,25 +16,25 @@ NO_VERSION_CHECK = "saved_tensor_with_no_vc_check"  # stashed on ctx: AOTAutogra
 
 
 @dataclass(frozen=True)
-class Edge:
-    """One value kept for the backward: ``made`` in the forward graph, ``used``, a placeholder of the backward graph."""
+class SavedTensor:
+    """One value saved for backward: ``forward`` in the forward graph, ``backward``, a placeholder of the backward graph."""
 
-    made: Node
-    used: Node
+    forward: Node
+    backward: Node
     desc: Any = None
 
     @property
     def is_tensor(self) -> bool:
-        return is_tensor(self.made)
+        return is_tensor(self.forward)
 
     @property
     def in_order(self) -> tuple[Node, ...]:
         """The places that use the value, in the order of the backward graph."""
-        position = {node: i for i, node in enumerate(self.used.graph.nodes)}
-        return tuple(sorted(self.used.users, key=position.__getitem__))
+        position = {node: i for i, node in enumerate(self.backward.graph.nodes)}
+        return tuple(sorted(self.backward.users, key=position.__getitem__))
 
 
-class Split:
+class PartitionedGraph:
     """Forward and backward graph with the edges between them, in AOTAutograd's order; edit, then ``finish()``.
 
     AOTAutograd passes saved values by position: the forward returns (user outputs, values, symbolic sizes), the
@@ -47,12 +47,12 @@ class Split:
         self._out = fw.graph.output_node()
         outputs: list[Any] = list(self._out.args[0])  # type: ignore[arg-type]
         descs = list(self._out.meta.get("desc") or [None] * len(outputs))
-        self.returned, self._returned_descs = outputs[:num_fwd_outputs], descs[:num_fwd_outputs]
+        self.user_outputs, self._returned_descs = outputs[:num_fwd_outputs], descs[:num_fwd_outputs]
         kept = list(zip(outputs[num_fwd_outputs:], descs[num_fwd_outputs:], strict=False))
         self._sizes = [(node, desc) for node, desc in kept if _is_size(node)]
         values = [(node, desc) for node, desc in kept if not _is_size(node)]
         takes = bw.graph.find_nodes(op="placeholder")[len(self._sizes) :]
-        self.edges = [Edge(made, used, desc) for (made, desc), used in zip(values, takes, strict=False)]
+        self.edges = [SavedTensor(made, used, desc) for (made, desc), used in zip(values, takes, strict=False)]
         self.inputs = fw.graph.find_nodes(op="placeholder")
         tokens = sum(map(is_token, self.inputs))
         self.static = {self.inputs[tokens + i] for i in static_inputs}
@@ -76,57 +76,59 @@ class Split:
         if root.op == "placeholder":
             index = position(descriptor(root))
             return "" if index is None else f"input {index}"
-        for node, desc in zip(self.returned, self._returned_descs, strict=True):
+        for node, desc in zip(self.user_outputs, self._returned_descs, strict=True):
             if isinstance(node, Node) and storage_root(node) is root and position(desc) is not None:
                 return f"output {position(desc)}"
         return ""
 
-    def kept_bytes(self) -> int:
+    def saved_bytes(self) -> int:
         """Bytes that stay alive for the backward: distinct storages, without those that the caller owns."""
-        roots = {storage_root(e.made) for e in self.edges if e.is_tensor}
+        roots = {storage_root(e.forward) for e in self.edges if e.is_tensor}
         return sum(nbytes(r.meta["val"]) for r in roots if not self.caller_owns(r))
 
-    def replace(self, edge: Edge, *made_and_used: tuple[Node, Node]) -> None:
+    def replace(self, edge: SavedTensor, *made_and_used: tuple[Node, Node]) -> None:
         """Hand over other values in the place of ``edge``, whose placeholder must have no users left."""
         at = self.edges.index(edge)
-        new = [Edge(made, used, edge.desc) for made, used in made_and_used]
-        if edge.made.meta.get(NO_VERSION_CHECK):
+        new = [SavedTensor(made, used, edge.desc) for made, used in made_and_used]
+        if edge.forward.meta.get(NO_VERSION_CHECK):
             for value in new:
-                value.made.meta[NO_VERSION_CHECK] = True
+                value.forward.meta[NO_VERSION_CHECK] = True
         self.edges[at : at + 1] = new
-        self.bw.graph.erase_node(edge.used)
+        self.bw.graph.erase_node(edge.backward)
 
-    def keep_instead(self, edge: Edge, made: Node) -> None:
+    def keep_instead(self, edge: SavedTensor, made: Node) -> None:
         """Hand over another value of the forward where ``edge`` was handed over, to the same input of the backward."""
-        if edge.made.meta.get(NO_VERSION_CHECK):
+        if edge.forward.meta.get(NO_VERSION_CHECK):
             made.meta[NO_VERSION_CHECK] = True
-        self.edges[self.edges.index(edge)] = dataclasses.replace(edge, made=made)
+        self.edges[self.edges.index(edge)] = dataclasses.replace(edge, forward=made)
 
-    def placeholder(self, edge: Edge, made: Node, part: str = "") -> Node:
+    def placeholder(self, edge: SavedTensor, made: Node, part: str = "") -> Node:
         """A new input of the backward graph, beside that of ``edge``, for a value made in the forward."""
-        with self.bw.graph.inserting_before(edge.used):
-            node = self.bw.graph.placeholder(f"{edge.used.name}_{part}" if part else made.name)
+        with self.bw.graph.inserting_before(edge.backward):
+            node = self.bw.graph.placeholder(f"{edge.backward.name}_{part}" if part else made.name)
         node.meta = {"val": made.meta["val"]}
         return node
 
     def keep(self, made: Node, name: str) -> Node:
         """Hand one more value to the backward, before all others; returns the backward graph's input for it."""
         inputs = self.bw.graph.find_nodes(op="placeholder")
-        first = self.edges[0].used if self.edges else inputs[len(self._sizes)]
+        first = self.edges[0].backward if self.edges else inputs[len(self._sizes)]
         with self.bw.graph.inserting_before(first):
             used = self.bw.graph.placeholder(name)
         used.meta = {"val": made.meta["val"]}
-        self.edges.insert(0, Edge(made, used, next((e.desc for e in self.edges if e.desc), None)))
+        self.edges.insert(0, SavedTensor(made, used, next((e.desc for e in self.edges if e.desc), None)))
         return used
 
     @property
     def results(self) -> tuple[Any, ...]:
         """What the forward returns once ``finish`` has run."""
-        return (*self.returned, *(e.made for e in self.edges), *(node for node, _ in self._sizes))
+        return (*self.user_outputs, *(e.forward for e in self.edges), *(node for node, _ in self._sizes))
 
     def finish(self) -> None:
         """Write the edges back as the forward's outputs and make both graphs consistent."""
-        edges = [(e.made, dataclasses.replace(e.desc, idx=i) if e.desc else None) for i, e in enumerate(self.edges)]
+        edges = [
+            (e.forward, dataclasses.replace(e.desc, idx=i) if e.desc else None) for i, e in enumerate(self.edges)
+        ]
         sizes = [
             (node, dataclasses.replace(desc, idx=len(edges) + i) if desc else None)
             for i, (node, desc) in enumerate(self._sizes)

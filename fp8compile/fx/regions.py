@@ -29,7 +29,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from fp8compile import _torch as private
 from fp8compile.fx.graph import called, is_call_of_region, nbytes, storage_root
-from fp8compile.fx.partition import Split
+from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.fx.provenance import module_path
 
 MARK = "fp8compile_region"  # in the meta["custom"] of a region's operations: its identifier
@@ -164,9 +164,9 @@ def kept_by_region(node: Node) -> bool:
     return int(node.args[1]) >= results  # type: ignore[arg-type]
 
 
-def storages(split: Split) -> tuple[tuple[int | None, int], ...]:
+def storages(split: PartitionedGraph) -> tuple[tuple[int | None, int], ...]:
     """What a region keeps, as ``Cut.plain``."""
-    roots = {storage_root(e.made) for e in split.edges if e.is_tensor}
+    roots = {storage_root(e.forward) for e in split.edges if e.is_tensor}
     kept = [root for root in roots if not split.caller_owns(root)]
     position = {node: i for i, node in enumerate(split.inputs)}
     return tuple((position.get(root), nbytes(root.meta["val"])) for root in kept)

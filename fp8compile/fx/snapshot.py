@@ -18,7 +18,7 @@ from torch.fx import Graph, GraphModule, Node
 from fp8compile.fx import dot
 from fp8compile.fx.graph import SPLICED, WIDENED, dtype_text, shape_text
 from fp8compile.fx.listing import Line, Part
-from fp8compile.fx.partition import Split
+from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.fx.provenance import module_path
 
 PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "convolution", "attention", "mv", "dot")
@@ -72,11 +72,11 @@ def snapshot(graph: Graph) -> Snapshot:
     return Snapshot((_part("", graph),))
 
 
-def snapshot_of(seen: GraphModule | Split | tuple[GraphModule, GraphModule]) -> Snapshot:
+def snapshot_of(seen: GraphModule | PartitionedGraph | tuple[GraphModule, GraphModule]) -> Snapshot:
     """The graph of a module, or forward and backward of a cut one; of a Split, as its ``finish`` will leave them."""
     if isinstance(seen, GraphModule):
         return snapshot(seen.graph)
-    if isinstance(seen, Split):
+    if isinstance(seen, PartitionedGraph):
         bw = seen.bw.graph
         return Snapshot(
             (_part("forward", seen.fw.graph, seen.results), _part("backward", bw, bw.output_node().args[0]))

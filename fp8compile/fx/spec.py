@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from fp8compile.fx.graph import ENCODING, SPLICED, hint, is_tensor
+from fp8compile.fx.graph import ENCODING, SPLICED, is_tensor, size_hint
 from fp8compile.fx.ops import VIEWS
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -81,13 +81,13 @@ def _illegal(node: Node) -> list[str]:
         "both its operands are E5M2": not left.dtype == right.dtype == torch.float8_e5m2,
         "its first operand is not row-major": _contiguous_along(left, 1),
         "its second operand is not column-major": _contiguous_along(right, 0),
-        "its inner side is not a multiple of 16": hint(left.shape[1]) % MULTIPLE == 0,
-        "its last side is not a multiple of 16": hint(right.shape[1]) % MULTIPLE == 0,
+        "its inner side is not a multiple of 16": size_hint(left.shape[1]) % MULTIPLE == 0,
+        "its last side is not a multiple of 16": size_hint(right.shape[1]) % MULTIPLE == 0,
         "its scales are not FP32": inv_left.dtype == inv_right.dtype == torch.float32,
     }
     return [f"{node.name}: {what}" for what, holds in checks.items() if not holds]
 
 
 def _contiguous_along(value: Tensor, dim: int) -> bool:
-    sides, strides = [hint(s) for s in value.shape], [hint(s) for s in value.stride()]
+    sides, strides = [size_hint(s) for s in value.shape], [size_hint(s) for s in value.stride()]
     return strides[dim] == 1 and (strides[1 - dim] == sides[dim] or sides[1 - dim] == 1)

@@ -13,7 +13,7 @@ from fp8compile.fx.graph import dtype_text, is_tensor, storage_root
 from fp8compile.fx.ops import is_view
 from fp8compile.fx.provenance import module_path, op_name, source_line
 from fp8compile.islands.upcast import can_widen
-from fp8compile.recipe.calibration import AGAIN, INFERENCE, TRAINING, Calibration, Measurements, Value
+from fp8compile.recipe.calibration import INFERENCE, RECALIBRATE, TRAINING, Calibration, Measurements, Value
 
 
 @dataclass(frozen=True)
@@ -23,14 +23,14 @@ class Measured:
     calibration: Calibration
     values: Mapping[Node, Value]
 
-    def why_unsafe(self, node: Node) -> str | None:
+    def overflow_reason(self, node: Node) -> str | None:
         """Why the value of a node does not fit FP16; None if it does, or nothing is known of it. A view is its root."""
         value = self.values.get(storage_root(node))
-        return None if value is None else self.calibration.why_unsafe(value)
+        return None if value is None else self.calibration.overflow_reason(value)
 
     def fits(self, node: Node) -> bool:
         """Whether it fits FP16."""
-        return self.why_unsafe(node) is None
+        return self.overflow_reason(node) is None
 
 
 def measured(calibration: Calibration, graph: Graph) -> Measured | None:
@@ -74,7 +74,7 @@ def kind_of(graph: Graph) -> str:
 def _difference(known: Sequence[Measurements], here: Sequence[Value]) -> str:
     """Where a training graph departs from the recorded one that it is most like."""
     if not known:
-        return f"this calibration holds no training graph, and a training graph is compiling. {AGAIN}."
+        return f"this calibration holds no training graph, and a training graph is compiling. {RECALIBRATE}."
 
     def agreeing(graph: Measurements) -> int:
         pairs = enumerate(zip(graph.keys, (value.key for value in here), strict=False))

@@ -18,7 +18,7 @@ from torch.fx import Node
 from fp8compile.analysis.dataflow import Source
 from fp8compile.analysis.linears import ALL
 from fp8compile.analysis.reach import EXPONENTS, LAYOUT, LINEAR, is_exponential, reaches
-from fp8compile.fx.graph import hint, is_tensor, numel, storage_root
+from fp8compile.fx.graph import is_tensor, numel, size_hint, storage_root
 from fp8compile.fx.ops import contracts, is_view, opname
 from fp8compile.numerics.histogram import FP16_MAX
 
@@ -99,10 +99,10 @@ def name_of(node: Node) -> str:
     return getattr(target, "_opname", "")
 
 
-def why_unsafe(node: Node, sources: Mapping[Node, Source], small: Mapping[Node, float]) -> str | None:
+def overflow_reason(node: Node, sources: Mapping[Node, Source], small: Mapping[Node, float]) -> str | None:
     """Why a 16-bit value of the forward may leave FP16's range, by policy; None where nothing is said against it.
 
-    ``small`` are the factors of ``scaled_down``.
+    ``small`` are the factors of ``prescaled``.
     """
     own, written = opname(node), name_of(node)
     if own in ("sum", "cumsum"):
@@ -129,7 +129,7 @@ def is_pole(user: Node, value: Node) -> bool:
     return isinstance(divisor, Node) and storage_root(divisor) is storage_root(value)
 
 
-def rests(user: Node, sources: Mapping[Node, Source]) -> bool:
+def ends_island(user: Node, sources: Mapping[Node, Source]) -> bool:
     """Whether a 16-bit model hands values over here: to a linear, a convolution or fused attention, whose kernels take
     16-bit operands. By policy an island ends before them; by calibration it need not."""
     if user.target in ALL:
@@ -138,7 +138,7 @@ def rests(user: Node, sources: Mapping[Node, Source]) -> bool:
     return contracts(user)
 
 
-def scaled_down(sources: Mapping[Node, Source]) -> dict[Node, float]:
+def prescaled(sources: Mapping[Node, Source]) -> dict[Node, float]:
     """Values that were multiplied by constants below one on their way, and by how much in all."""
     found: dict[Node, float] = {}
     for node in sources:
@@ -170,7 +170,7 @@ def _product_of_activations(node: Node, sources: Mapping[Node, Source], small: M
     left, right = operands = [n for n in node.args[at : at + 2] if isinstance(n, Node)]
     if any(sources[n] == Source.PARAMETER for n in operands) or any(map(_is_probability, operands)):
         return None
-    inner = hint(left.meta["val"].shape[-1])
+    inner = size_hint(left.meta["val"].shape[-1])
     before = small.get(left, 1.0) * small.get(right, 1.0)
     if before * inner <= 1 or _are_scores(before, _factors_to_exponent(node), inner):
         return None
@@ -231,7 +231,7 @@ def _constant_factor(node: Node) -> float:
     constant: Any = node.args[1]
     if isinstance(constant, Node):
         size = constant.meta.get("val")
-        constant = hint(size) if isinstance(size, torch.SymInt) else _filled_with(constant)
+        constant = size_hint(size) if isinstance(size, torch.SymInt) else _filled_with(constant)
     if not isinstance(constant, (int, float)) or not 0 < abs(constant) < float("inf"):
         return 1.0
     return abs(constant) if node.target is aten.mul.Tensor else 1 / abs(constant)
@@ -260,5 +260,5 @@ def _summed(node: Node) -> int:
     assert isinstance(source, Node)
     if opname(node) == "cumsum":
         shape, dim = source.meta["val"].shape, node.args[1]
-        return hint(shape[dim]) if shape else 1
+        return size_hint(shape[dim]) if shape else 1
     return numel(source.meta["val"]) // max(numel(node.meta["val"]), 1)

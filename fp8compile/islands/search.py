@@ -28,7 +28,7 @@ from fp8compile.fx.ops import CASTS, is_view, opname
 from fp8compile.fx.provenance import module_path
 from fp8compile.islands.keep_fp32 import kept_fp32
 from fp8compile.islands.measured import Measured, measured
-from fp8compile.islands.policy import is_pole, rests, scaled_down, why_unsafe
+from fp8compile.islands.policy import ends_island, is_pole, overflow_reason, prescaled
 from fp8compile.islands.upcast import can_widen, is_no_op, is_sixteen_bit, takes_no_fp32
 from fp8compile.recipe.calibration import NORMAL, Calibration
 from fp8compile.recipe.context import Context
@@ -83,7 +83,7 @@ class _Search:
     def __init__(self, graph: Graph, ctx: Context) -> None:
         self.graph, self.ctx = graph, ctx
         self.sources = sources(graph, ctx.parameters_of(graph))
-        self.small = scaled_down(self.sources)
+        self.small = prescaled(self.sources)
         self.measured = _measured(graph, ctx)
         self._ranges: Mapping[Node, Range] | None = None
         self.left: list[tuple[Node, str, str]] = []
@@ -107,15 +107,15 @@ class _Search:
             self.asked.add(node)
             return f"Recipe.keep_fp32: {pattern}"
         if self.measured is not None and isinstance(recipe.islands, Calibration):
-            return self.measured.why_unsafe(node)
+            return self.measured.overflow_reason(node)
         if recipe.islands == "off" or Source.GRADIENT in self.sources[node]:
             return None
         if recipe.islands == "policy":
-            return why_unsafe(node, self.sources, self.small)
+            return overflow_reason(node, self.sources, self.small)
         return self._unproven(node) if _is_fp16(node) else None
 
     def _unproven(self, node: Node) -> str | None:
-        reason = why_unsafe(node, self.sources, self.small)
+        reason = overflow_reason(node, self.sources, self.small)
         if reason and self.ranges[node].fits():
             self.left.append((node, reason, f"proven to fit: {self.ranges[node]}"))
             reason = None
@@ -167,7 +167,7 @@ class _Search:
             return not self._fits(node) or any(is_pole(u, user) for u in _readers(user))
         if self.measured is not None:
             return not self._fits(node)
-        if Source.GRADIENT in self.sources[user] or rests(user, self.sources):
+        if Source.GRADIENT in self.sources[user] or ends_island(user, self.sources):
             return False
         if user.target in CASTS and self._fits(user):
             return False

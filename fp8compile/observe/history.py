@@ -36,10 +36,10 @@ LARGEST = {
 
 
 @dataclass(frozen=True)
-class Seen:
+class StepStats:
     """One value in one step: numbers of elements, and the largest finite magnitude.
 
-    Where elements are not counted (``Layer.counted``), ``inf`` and ``nan`` are 1 for each backward that saw any.
+    Where elements are not counted (``ValueHistory.counted``), ``inf`` and ``nan`` are 1 for each backward that saw any.
     """
 
     step: int
@@ -57,7 +57,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Layer:
+class ValueHistory:
     """A value that is observed, and what was seen of it.
 
     Attributes:
@@ -73,7 +73,7 @@ class Layer:
     direction: str
     dtype: str
     first_step: int | None
-    history: tuple[Seen, ...]
+    history: tuple[StepStats, ...]
 
     @property
     def data(self) -> bool:
@@ -81,7 +81,7 @@ class Layer:
         return self.op == INPUT and self.direction == FORWARD
 
     @property
-    def at_first(self) -> Seen | None:
+    def at_first(self) -> StepStats | None:
         """What was seen in the step of the first overflow, if that step is still kept."""
         return next((seen for seen in self.history if seen.step == self.first_step), None)
 
@@ -101,7 +101,7 @@ class Layer:
         """Powers of two between the largest magnitude of all steps and that of the dtype; inf where all was 0."""
         return min((self.headroom_of(seen) for seen in self.history), default=math.inf)
 
-    def headroom_of(self, seen: Seen) -> float:
+    def headroom_of(self, seen: StepStats) -> float:
         """The same for one step."""
         if seen.overflowed:
             return 0.0
@@ -138,7 +138,7 @@ class Layer:
 
 def layers_of(
     several: Sequence[Observations], model: nn.Module | None = None, only: int | None = None
-) -> tuple[Layer, ...]:
+) -> tuple[ValueHistory, ...]:
     """The rows of some observations in the order in which they run, or one alone, with paths from the top of ``model``.
 
     The same row of the same parameters is one layer, though the code was compiled twice.
@@ -156,7 +156,7 @@ def layers_of(
     return tuple(line.layer() for line in sorted(lines.values(), key=lambda line: line.order))
 
 
-def first_overflow(layers: Sequence[Layer]) -> Layer | None:
+def first_overflow(layers: Sequence[ValueHistory]) -> ValueHistory | None:
     """The earliest overflow, None if there was none; of inputs see ``OverflowReport.first``."""
     broken = [(layer.first_step, i) for i, layer in enumerate(layers) if layer.first_step is not None]
     made = min((pair for pair in broken if not layers[pair[1]].data), default=(math.inf, 0))
@@ -166,17 +166,17 @@ def first_overflow(layers: Sequence[Layer]) -> Layer | None:
     return None if math.isinf(found[0]) else layers[found[1]]
 
 
-def by_urgency(layers: Sequence[Layer]) -> list[Layer]:
+def by_severity(layers: Sequence[ValueHistory]) -> list[ValueHistory]:
     """The layers that overflowed, the earliest first; then the others, the least headroom first."""
     return sorted(layers, key=lambda layer: (layer.first_step or math.inf, layer.headroom))
 
 
-def steps_of(layers: Sequence[Layer]) -> tuple[int, ...]:
+def steps_of(layers: Sequence[ValueHistory]) -> tuple[int, ...]:
     """The steps that are kept of any layer."""
     return tuple(sorted({seen.step for layer in layers for seen in layer.history}))
 
 
-def _held_nan(layer: Layer) -> bool:
+def _held_nan(layer: ValueHistory) -> bool:
     return layer.at_first is not None and layer.at_first.nan > 0
 
 
@@ -193,10 +193,10 @@ class _Line:
             self.steps[step] = _folded(self.steps[step], stats) if step in self.steps else stats
         self.firsts += [first] if first >= 0 else []
 
-    def layer(self) -> Layer:
+    def layer(self) -> ValueHistory:
         history = tuple(_seen(step, stats) for step, stats in sorted(self.steps.items()))
         firsts = [*self.firsts, *(seen.step for seen in history if seen.overflowed)]
-        return Layer(**dataclasses.asdict(self.row), first_step=min(firsts, default=None), history=history)
+        return ValueHistory(**dataclasses.asdict(self.row), first_step=min(firsts, default=None), history=history)
 
 
 def _order(row: Row, number: int, index: int) -> tuple[bool, int, int]:
@@ -229,10 +229,10 @@ def _folded(one: Sequence[float], other: Sequence[float]) -> list[float]:
     return [*(a + b for a, b in zip(one[:AMAX], other[:AMAX], strict=True)), max(one[AMAX], other[AMAX])]
 
 
-def _seen(step: int, stats: Sequence[float]) -> Seen:
+def _seen(step: int, stats: Sequence[float]) -> StepStats:
     assert len(stats) == len(COLUMNS)
     small, large, inf, nan = (int(stats[column]) for column in (SMALL, LARGE, INF, NAN))
-    return Seen(step, small + large + inf + nan, inf, nan, int(stats[ZERO]), int(stats[SUBNORMAL]), stats[AMAX])
+    return StepStats(step, small + large + inf + nan, inf, nan, int(stats[ZERO]), int(stats[SUBNORMAL]), stats[AMAX])
 
 
 def _json_number(value: float) -> float | None:

@@ -17,7 +17,7 @@ from torch import nn
 
 from fp8compile.observe import records
 from fp8compile.observe.alerts import watch_all
-from fp8compile.observe.history import Layer, by_urgency, first_overflow, layers_of, steps_of
+from fp8compile.observe.history import ValueHistory, by_severity, first_overflow, layers_of, steps_of
 from fp8compile.observe.plots import plot, to_tensorboard
 from fp8compile.observe.records import Observations
 from fp8compile.observe.text import headline, text_of
@@ -38,11 +38,11 @@ class OverflowReport:
         loss_scale: (step, loss scale) from the scaler, if the report is of one.
     """
 
-    layers: tuple[Layer, ...]
+    layers: tuple[ValueHistory, ...]
     loss_scale: tuple[tuple[int, float], ...] = ()
 
     @cached_property
-    def first(self) -> Layer | None:
+    def first(self) -> ValueHistory | None:
         """The earliest overflow, None if there was none.
 
         An input that holds inf, but no NaN, is named only where something overflows for the first time in the same step:
@@ -61,9 +61,9 @@ class OverflowReport:
         return headline(self.layers)
 
     @property
-    def by_urgency(self) -> list[Layer]:
+    def by_severity(self) -> list[ValueHistory]:
         """The layers that overflowed, the earliest first; then the others, the least headroom first."""
-        return by_urgency(self.layers)
+        return by_severity(self.layers)
 
     @property
     def steps(self) -> tuple[int, ...]:

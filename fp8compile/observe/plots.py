@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from fp8compile.observe.history import Layer, by_urgency, steps_of
+from fp8compile.observe.history import ValueHistory, by_severity, steps_of
 
 Scales = Sequence[tuple[int, float]]  # (step, loss scale)
 
@@ -16,7 +16,7 @@ DEEP = 16.0  # powers of two; more headroom than that has one colour
 OVERFLOW_COLOUR = "#cc4411"
 
 
-def plot(layers: Sequence[Layer], loss_scale: Scales, folder: Path) -> list[Path]:
+def plot(layers: Sequence[ValueHistory], loss_scale: Scales, folder: Path) -> list[Path]:
     """Write ``headroom.png``, and ``loss_scale.png`` where there is a loss scale; returns what was written."""
     folder.mkdir(parents=True, exist_ok=True)
     written = [folder / "headroom.png"]
@@ -27,7 +27,7 @@ def plot(layers: Sequence[Layer], loss_scale: Scales, folder: Path) -> list[Path
     return written
 
 
-def plot_headroom(layers: Sequence[Layer], path: Path) -> None:
+def plot_headroom(layers: Sequence[ValueHistory], path: Path) -> None:
     """A row for each layer in the order in which they run, a column for each step; overflows stand out."""
     labels, steps, values = headroom_map(layers)
     figure, axes = _figure(height=2.4 + 0.18 * len(labels))
@@ -41,9 +41,9 @@ def plot_headroom(layers: Sequence[Layer], path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def headroom_map(layers: Sequence[Layer]) -> tuple[list[str], list[int], list[list[float]]]:
+def headroom_map(layers: Sequence[ValueHistory]) -> tuple[list[str], list[int], list[list[float]]]:
     """Names, steps and ``[layers, steps]`` of headroom: 0 where it overflowed, NaN where a layer did not run."""
-    shown = set(map(id, by_urgency(layers)[:SHOWN]))
+    shown = set(map(id, by_severity(layers)[:SHOWN]))
     steps, rows = list(steps_of(layers)), []
     named = [layer for layer in layers if id(layer) in shown]
     for layer in named:
@@ -62,7 +62,7 @@ def plot_loss_scale(loss_scale: Scales, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def to_tensorboard(layers: Sequence[Layer], loss_scale: Scales, writer: Any, since: int = 0) -> None:
+def to_tensorboard(layers: Sequence[ValueHistory], loss_scale: Scales, writer: Any, since: int = 0) -> None:
     """See ``OverflowReport.to_tensorboard``."""
     own = isinstance(writer, (str, Path))
     writer = _writer(writer) if own else writer

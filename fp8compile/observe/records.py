@@ -109,7 +109,7 @@ class Observations:
         return any(id(p) in own for p in parameters)
 
 
-class Slot(Observations):
+class StatsSlot(Observations):
     """Observations that come out of a compiled graph (fp8compile/observe/slot.py).
 
     Attributes:
@@ -147,7 +147,7 @@ class Slot(Observations):
         self.limit.data.fill_(FP16_MAX if on else torch.inf)  # .data: a backward that is under way must not mind
 
 
-def _drain_of(slot: weakref.ref[Slot]) -> Callable[[Tensor], None]:
+def _drain_of(slot: weakref.ref[StatsSlot]) -> Callable[[Tensor], None]:
     """A hook that moves the gradient of a slot's ``values`` into ``current``; it does not keep the slot alive."""
 
     def drain(values: Tensor) -> None:
@@ -162,7 +162,7 @@ def _drain_of(slot: weakref.ref[Slot]) -> Callable[[Tensor], None]:
 
 def _close_after(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
     """The step of an optimizer ends a step of what it trains and no loss scaler has taken over."""
-    added = [each for each in alive() if isinstance(each, Slot) and each.additions and not each.scaled]
+    added = [each for each in alive() if isinstance(each, StatsSlot) and each.additions and not each.scaled]
     if added:
         trained = [p for group in optimizer.param_groups for p in group["params"]]
         read = [each for each in added if each.reads(trained)]
@@ -195,7 +195,7 @@ def of_model(model: nn.Module) -> list[Observations]:
 
 def of_loss(loss: Tensor) -> list[Observations]:
     """All observations that the backward of ``loss`` will add to: those whose slot its autograd graph ends in."""
-    slots = {id(each.values): each for each in alive() if isinstance(each, Slot)}
+    slots = {id(each.values): each for each in alive() if isinstance(each, StatsSlot)}
     found: list[Observations] = []
     seen, waiting = {loss.grad_fn}, [loss.grad_fn]
     while waiting and len(found) < len(slots):

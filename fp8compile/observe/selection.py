@@ -16,7 +16,7 @@ from torch.fx import Graph, Node
 
 from fp8compile import _torch as private
 from fp8compile.analysis.dataflow import Source, is_activation, sources
-from fp8compile.analysis.linears import PRODUCTS, root_of
+from fp8compile.analysis.linears import PRODUCTS, uncast
 from fp8compile.fx.aot import BACKWARD, FORWARD, gradients, is_tangent, position
 from fp8compile.fx.graph import SPLICED, is_tensor, storage_root
 from fp8compile.fx.ops import contracts, is_attention, is_split, is_view, opname
@@ -193,5 +193,5 @@ def _gradients_of_parameters(graph: Graph, ctx: Context) -> dict[Node, str]:
     found = {}
     for desc, node in gradients(graph):
         if (name := names.get(position(desc))) is not None:  # type: ignore[arg-type]
-            found[storage_root(node)] = found[root_of(node)] = name
+            found[storage_root(node)] = found[uncast(node)] = name
     return found

@@ -21,11 +21,11 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from fp8compile import _torch as private
-from fp8compile.fx.graph import copied_with_attributes
+from fp8compile.fx.graph import copy_with_attributes
 from fp8compile.fx.provenance import parameter_path
-from fp8compile.observe.records import Row, Slot
+from fp8compile.observe.records import Row, StatsSlot
 from fp8compile.observe.selection import OBSERVED
-from fp8compile.recipe.context import Inputs
+from fp8compile.recipe.context import StatsInputs
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.report import GraphReport
 
@@ -35,14 +35,14 @@ SPARE = 64  # lines for calls that are many operations, as multi-head attention 
 
 def with_slot(
     gm: GraphModule, example_inputs: Sequence[Any], recipe: Recipe
-) -> tuple[GraphModule, Sequence[Any], Inputs | None]:
+) -> tuple[GraphModule, Sequence[Any], StatsInputs | None]:
     """The graph with the extra inputs, a copy, where the recipe observes anything in it; else all as it was."""
     if not _observes(gm, example_inputs, recipe):
         return gm, example_inputs, None
     lines = 4 * _calls(gm) + len(example_inputs) + SPARE
-    inputs = Inputs(len(example_inputs), lines, _names(gm, example_inputs))
-    gm = copied_with_attributes(gm)
-    slot = Slot({}, inputs.lines, _device(example_inputs))
+    inputs = StatsInputs(len(example_inputs), lines, _names(gm, example_inputs))
+    gm = copy_with_attributes(gm)
+    slot = StatsSlot({}, inputs.lines, _device(example_inputs))
     fake_mode = private.detect_fake_mode(example_inputs)
     extra = [slot.values, slot.limit]
     if fake_mode is not None:
@@ -98,22 +98,26 @@ def rows_of(reports: Iterable[GraphReport]) -> dict[int, Row]:
     return {o.row: Row(o.origin.module, o.origin.source, o.origin.op, o.kind, o.direction, o.dtype) for o in seen}
 
 
-class Fed:
+class WithStatsInputs:
     """A compiled graph that is given its extra inputs: those of the parameters it is called with."""
 
     def __init__(
-        self, compiled: Callable[..., Any], inputs: Inputs, rows: Mapping[int, Row], example_inputs: Sequence[Any]
+        self,
+        compiled: Callable[..., Any],
+        inputs: StatsInputs,
+        rows: Mapping[int, Row],
+        example_inputs: Sequence[Any],
     ) -> None:
         self.compiled, self.inputs, self.rows = compiled, inputs, rows
         self.device = _device(example_inputs)
         self.parameters = [i for i, v in enumerate(example_inputs) if isinstance(v, torch.nn.Parameter)]
-        self._slots: dict[int, tuple[weakref.ref[Tensor] | None, Slot]] = {}
+        self._slots: dict[int, tuple[weakref.ref[Tensor] | None, StatsSlot]] = {}
 
     def __call__(self, *args: Any) -> Any:
         slot = self.slot_for(args)
         return self.compiled(*args, slot.values, slot.limit)
 
-    def slot_for(self, args: Sequence[Any]) -> Slot:
+    def slot_for(self, args: Sequence[Any]) -> StatsSlot:
         """The slot of this set of parameters, known by its first one."""
         first = args[self.parameters[0]] if self.parameters else None
         ref, slot = self._slots.get(id(first), (None, None))
@@ -121,6 +125,6 @@ class Fed:
             self._slots = {key: kept for key, kept in self._slots.items() if kept[0] is None or kept[0]() is not None}
             parameters = [args[i] for i in self.parameters]
             names = [name for _, name in self.inputs.names]
-            slot = Slot(self.rows, self.inputs.lines, self.device, parameters, names)
+            slot = StatsSlot(self.rows, self.inputs.lines, self.device, parameters, names)
             self._slots[id(first)] = (None if first is None else weakref.ref(first), slot)
         return slot

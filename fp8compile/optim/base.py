@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-from fp8compile._distributed import complete_grad, first_element, is_cut, like, local, local_grad
+from fp8compile._distributed import complete_grad, first_element, is_cut, local_grad, local_part, shard_like
 from fp8compile.optim import checking, checkpoint, pickling
 from fp8compile.optim.compiled_step import PreparedStep
 from fp8compile.optim.formats import StateFormat
 from fp8compile.optim.gradient_release import Release, release_gradients
-from fp8compile.optim.placement import Names, Placement, check_parameter, place
+from fp8compile.optim.placement import Names, Placement, check_parameter, choose_placement
 from fp8compile.optim.plan import Plan, Tensors
 from fp8compile.optim.state_report import StatesReport, report
 from fp8compile.optim.updates import Update
@@ -68,9 +68,9 @@ class EncodedOptimizer(torch.optim.Optimizer):
         self._placements: dict[Tensor, Placement] = {}  # decided once: states are stored by them
         super().__init__(model.named_parameters() if model is not None else cast(ParamsT, params), defaults)
         checking.check_overrides(self.patterns, [*self.names.names.values()])
-        self.forget()
+        self.clear_caches()
 
-    def forget(self) -> None:
+    def clear_caches(self) -> None:
         """Drop what is worked out from groups and parameters: they have changed."""
         self._streams: dict[Tensor, Tensor] = {}
         self._numbers: dict[tuple[int, torch.device], tuple[tuple[float, ...] | None, Tensor]] = {}
@@ -82,7 +82,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(pickling.unpacked(state))
-        self.forget()
+        self.clear_caches()
 
     def update_of(self, group: Mapping[str, Any]) -> Update:
         """The arithmetic of a parameter group. Raises ValueError for what it does not do."""
@@ -121,7 +121,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
         return self._placements[p]
 
     def _placed(self, p: Tensor, group: Mapping[str, Any]) -> Placement:
-        return place(p, group["state_format"], self.names, self.patterns)
+        return choose_placement(p, group["state_format"], self.names, self.patterns)
 
     def plan_of(self, p: Tensor, group: Mapping[str, Any]) -> Plan:
         """Everything that fixes the compiled update of ``p``. Raises ValueError for a shard where that needs the whole."""
@@ -178,7 +178,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
         if not parameters:
             return
         checking.check_gradients(self, parameters)
-        here = [each for each in parameters if local(each[2]).numel()]
+        here = [each for each in parameters if local_part(each[2]).numel()]
         with checking.started(self, parameters):
             for group in self.param_groups:
                 self._refresh_numbers(group)
@@ -208,7 +208,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
     def _layout(self, p: Tensor) -> tuple[Any, ...]:
         """What a prepared step relies on: the very tensors of parameter and state, and how the gradient lies."""
         g = local_grad(p)
-        return id(p), local(p).data_ptr(), g.dtype, g.stride(), *map(id, self.state[p].values())
+        return id(p), local_part(p).data_ptr(), g.dtype, g.stride(), *map(id, self.state[p].values())
 
     def _parameters(self) -> Iterable[tuple[int, dict[str, Any], Tensor]]:
         index = 0
@@ -220,21 +220,21 @@ class EncodedOptimizer(torch.optim.Optimizer):
     def _start(self, p: Tensor, group: dict[str, Any]) -> None:
         """The state of a parameter that has none yet."""
         if not self.state[p]:
-            here = local(p)
+            here = local_part(p)
             parts = self.plan_of(p, group).initial(here)
-            made = {name: like(p, part) for name, part in parts.items()}
+            made = {name: shard_like(p, part) for name, part in parts.items()}
             self.state[p] = {"step": torch.zeros((), device=here.device), **made}
 
     def _tensors(self, index: int, p: Tensor, group: dict[str, Any], step: Tensor) -> Tensors:
         """What ``Plan.__call__`` takes, all of it on this rank."""
-        here = local(p)
+        here = local_part(p)
         tensors = {
             "param": here,
             "grad": local_grad(p),
             "step": step,
             "numbers": self._numbers_of(group, here.device),
         }
-        tensors |= {name: local(part) for name, part in self.state[p].items() if name != "step"}
+        tensors |= {name: local_part(part) for name, part in self.state[p].items() if name != "step"}
         if self.plan_of(p, group).rounds_stochastically:
             if p not in self._streams:
                 self._streams[p] = torch.tensor([index, first_element(p)], device=here.device)
@@ -265,7 +265,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
     def state_dict(self) -> dict[str, Any]:
         """As in torch; states as plain tensors in their encoded form, FP8 codes as bytes."""
         plain = super().state_dict()
-        return {**plain, "state": checkpoint.in_bytes(plain["state"])}
+        return {**plain, "state": checkpoint.fp8_as_uint8(plain["state"])}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state: its own, torch.optim's in FP32, or one in another format, which is encoded anew.

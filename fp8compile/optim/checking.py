@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from fp8compile._arguments import FLAGS, check_one_of, is_count
-from fp8compile._distributed import complete_grad, local
-from fp8compile.optim.formats import pair
+from fp8compile._distributed import complete_grad, local_part
+from fp8compile.optim.formats import state_format_pair
 from fp8compile.optim.interface import OptimizerShell
 from fp8compile.optim.plan import MASTERS
 
@@ -39,7 +39,7 @@ def check_formats(overrides: object) -> None:
     if not isinstance(overrides, Mapping) or not all(isinstance(pattern, str) for pattern in overrides):
         raise ValueError(f'overrides={overrides!r}: formats by patterns on names are needed, as {{"*.bias": "fp32"}}')
     for each in overrides.values():
-        pair(each)
+        state_format_pair(each)
 
 
 def check_overrides(patterns: Collection[str], names: Collection[str]) -> None:
@@ -66,7 +66,7 @@ def check_group(optimizer: OptimizerShell, param_group: dict[str, Any]) -> None:
     if isinstance(param_group["params"], Iterator):
         param_group["params"] = list(param_group["params"])
     group = {**optimizer.defaults, **param_group}
-    pair(group["state_format"])
+    state_format_pair(group["state_format"])
     check_one_of("master", group["master"], MASTERS)
     optimizer.update_of(group)
     check_values(group)
@@ -152,7 +152,7 @@ def why_no_state(part: str, value: Tensor, *, signed: bool) -> str | None:
             is not encoded; "correction" of what is kept beside 16 bits.
         signed: whether the state may be negative.
     """
-    x = local(value)
+    x = local_part(value)
     if part == "codes":
         return _why_no_codes(x, signed)
     if part == "correction":

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from fp8compile._arguments import is_number
-from fp8compile._distributed import here, is_sharded, like, local, viewed, why_not_here
+from fp8compile._distributed import here, is_sharded, local_part, shard_like, viewed, why_not_here
 from fp8compile.numerics.states.interface import StateCodec
 from fp8compile.numerics.states.registry import state_codec
 from fp8compile.numerics.states.split_weights import joined, split
@@ -29,8 +29,13 @@ from fp8compile.optim.interface import OptimizerShell
 from fp8compile.optim.plan import Plan
 
 VERSION_KEY, VERSION = "fp8compile_state_version", 1
-OURS = (VERSION_KEY, "state_format", "master")  # keys of a group that torch.optim does not know
-FIXED = (*OURS, "params", "param_names", "decoupled_weight_decay")  # of the optimizer that loads, as AdamW's in torch
+OUR_GROUP_KEYS = (VERSION_KEY, "state_format", "master")  # keys of a group that torch.optim does not know
+KEPT_GROUP_KEYS = (
+    *OUR_GROUP_KEYS,
+    "params",
+    "param_names",
+    "decoupled_weight_decay",
+)  # of the optimizer that loads, as AdamW's in torch
 BESIDE_STATES = ("step", "correction", "master")
 UNCOUNTED = {"momentum_buffer"}  # with these states alone (SGD, Muon) torch.optim counts no steps
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -42,7 +47,7 @@ EMPTY = (
 StateDict = dict[str, Any]
 
 
-def in_bytes(states: Mapping[Any, StateDict]) -> dict[Any, StateDict]:
+def fp8_as_uint8(states: Mapping[Any, StateDict]) -> dict[Any, StateDict]:
     """Parameters' states, their FP8 codes seen as bytes."""
     return {
         key: {name: viewed(t, torch.uint8) if getattr(t, "dtype", None) in FP8 else t for name, t in state.items()}
@@ -77,7 +82,7 @@ def load(optimizer: OptimizerShell, state_dict: Mapping[str, Any]) -> None:
         ours.update(group)  # the very dicts, which others may hold
     optimizer.state.clear()
     optimizer.state.update(new)
-    optimizer.forget()
+    optimizer.clear_caches()
     for after in optimizer._optimizer_load_state_dict_post_hooks.values():
         after(optimizer)
 
@@ -118,7 +123,7 @@ def _pairs(optimizer: OptimizerShell, saved: list[StateDict]) -> list[tuple[Stat
 
 def _merged(optimizer: OptimizerShell, index: int, ours: StateDict, theirs: StateDict) -> StateDict:
     """The saved options over ours, as in torch; but how states are stored, and names, are for this optimizer to say."""
-    group = ours | {k: deepcopy(v) for k, v in theirs.items() if k not in FIXED}
+    group = ours | {k: deepcopy(v) for k, v in theirs.items() if k not in KEPT_GROUP_KEYS}
     try:
         optimizer.update_of(group)
         checking.check_values(group)
@@ -146,8 +151,8 @@ def _converted(
     made: StateDict = {"step": saved.step(optional=set(states) <= UNCOUNTED)}
     for state, codec in plan.codecs:
         parts = saved.encoded(state, codec, signed=states[state])
-        made |= zip(plan.part_keys(state), (like(p, part) for part in parts), strict=True)
-    return made | {name: like(p, part) for name, part in _low_bits(p, plan, saved).items()}
+        made |= zip(plan.part_keys(state), (shard_like(p, part) for part in parts), strict=True)
+    return made | {name: shard_like(p, part) for name, part in _low_bits(p, plan, saved).items()}
 
 
 @dataclass(frozen=True)
@@ -179,7 +184,7 @@ class Saved:
         step = torch.as_tensor(value, dtype=torch.float32).detach().reshape(()).clone()
         if not 0 <= step.item() < torch.inf:
             raise self.error(f"its step is {step.item()}")
-        return step.to(local(self.p).device)
+        return step.to(local_part(self.p).device)
 
     def encoded(self, state: str, codec: StateCodec, *, signed: bool) -> tuple[Tensor, ...]:
         """What this rank has of a state, in the codec's parts: as they are if it was stored by the same codec."""
@@ -194,8 +199,8 @@ class Saved:
             return self.mine(state, torch.float32, signed)
         parts = self._parts(state, stored, signed)
         if any(map(is_sharded, parts)):
-            return stored.decode([self._mine(part) for part in parts], local(self.p).shape)
-        device = local(self.p).device
+            return stored.decode([self._mine(part) for part in parts], local_part(self.p).shape)
+        device = local_part(self.p).device
         return self._mine(stored.decode([part.to(device) for part in parts], self.p.shape))
 
     def _codec_of(self, state: str, signed: bool) -> StateCodec | None:
@@ -251,7 +256,7 @@ class Saved:
 
     def _mine(self, value: Tensor) -> Tensor:
         """This rank's part, in memory of its own."""
-        return here(self.p, value).to(local(self.p).device, copy=True, memory_format=torch.contiguous_format)
+        return here(self.p, value).to(local_part(self.p).device, copy=True, memory_format=torch.contiguous_format)
 
 
 @functools.cache
@@ -269,10 +274,10 @@ def _low_bits(p: Tensor, plan: Plan, saved: Saved) -> dict[str, Tensor]:
     if not kept or kept[0] in known:
         return {name: known[name] for name in kept}
     if "correction" in known:
-        return {"master": joined(local(p), known["correction"])}
+        return {"master": joined(local_part(p), known["correction"])}
     if "master" in known:
-        return {"correction": _correction(known["master"], local(p))}
-    return {name: part for name, part in plan.initial(local(p)).items() if name in kept}
+        return {"correction": _correction(known["master"], local_part(p))}
+    return {name: part for name, part in plan.initial(local_part(p)).items() if name in kept}
 
 
 def _correction(master: Tensor, p: Tensor) -> Tensor:
@@ -291,9 +296,9 @@ def export_fp32(optimizer: OptimizerShell, plain: StateDict) -> StateDict:
     for group, packed in zip(optimizer.param_groups, plain["param_groups"], strict=True):
         for p, key in zip(group["params"], packed["params"], strict=True):
             if state := optimizer.state.get(p):
-                mine = {name: local(part) for name, part in state.items()}
-                decoded = optimizer.plan_of(p, group).decoded(mine, local(p).shape)
+                mine = {name: local_part(part) for name, part in state.items()}
+                decoded = optimizer.plan_of(p, group).decoded(mine, local_part(p).shape)
                 states[key] = {"step": state["step"].cpu().clone()}  # torch moves it, where it wants to
-                states[key] |= {name: like(p, x.clone()) for name, x in decoded.items()}
-    groups = [{k: v for k, v in group.items() if k not in OURS} for group in plain["param_groups"]]
+                states[key] |= {name: shard_like(p, x.clone()) for name, x in decoded.items()}
+    groups = [{k: v for k, v in group.items() if k not in OUR_GROUP_KEYS} for group in plain["param_groups"]]
     return {**plain, "state": states, "param_groups": groups}

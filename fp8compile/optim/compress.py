@@ -26,12 +26,12 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from fp8compile._distributed import is_sharded, like
+from fp8compile._distributed import is_sharded, shard_like
 from fp8compile.optim import checking, checkpoint
 from fp8compile.optim.base import DEFAULT_FORMAT, EncodedOptimizer
 from fp8compile.optim.encoded_tensor import EncodedTensor
-from fp8compile.optim.formats import StateFormat, pair
-from fp8compile.optim.placement import Names, place
+from fp8compile.optim.formats import StateFormat, state_format_pair
+from fp8compile.optim.placement import Names, choose_placement
 from fp8compile.optim.plan import Plan
 from fp8compile.optim.updates import AdamUpdate, SGDUpdate, Update
 
@@ -125,7 +125,7 @@ class Rules:
         model: nn.Module | None,
         patterns: Mapping[str, StateFormat],
     ) -> Rules:
-        pair(state_format)
+        state_format_pair(state_format)
         checking.check_formats(patterns)
         if not isinstance(model, (nn.Module, NoneType)):
             raise ValueError(f"model={model!r}: the module whose parameters these are is needed, or None")
@@ -141,7 +141,7 @@ class Rules:
 
     def plan_of(self, p: Tensor, group: Group) -> Plan:
         """The states of ``p`` and their codecs; what else a plan says is torch.optim's business here."""
-        placed = place(p, self.format_of(group), self.names, self.patterns)
+        placed = choose_placement(p, self.format_of(group), self.names, self.patterns)
         update: Update = (
             AdamUpdate(True, group["amsgrad"]) if "betas" in group else SGDUpdate(bool(group["momentum"]))
         )
@@ -150,7 +150,7 @@ class Rules:
 
     def check(self, group: Group, states: Mapping[Tensor, State]) -> None:
         """Raises ValueError for what does not work compressed."""
-        if group.get("amsgrad") and set(pair(self.format_of(group))) != {"fp32"}:
+        if group.get("amsgrad") and set(state_format_pair(self.format_of(group))) != {"fp32"}:
             raise ValueError("amsgrad: a running maximum, encoded anew at every step, only grows. Leave amsgrad out")
         for option in ("differentiable", "fused"):
             if group.get(option):
@@ -175,7 +175,7 @@ class Rules:
         plan = self.plan_of(p, group)
         made = checkpoint._converted(cast(Any, self), p, cast(Any, group), _plain(state), key)
         if not made:
-            made = {name: like(p, part) for name, part in plan.initial(p.detach()).items()}
+            made = {name: shard_like(p, part) for name, part in plan.initial(p.detach()).items()}
             made["step"] = torch.zeros((), device=p.device)
         new: State = {"step": made["step"]} if "betas" in group else {}
         for (name, codec), signed in zip(plan.codecs, plan.update.states.values(), strict=True):
@@ -201,7 +201,7 @@ def _plain(state: Mapping[str, Any]) -> State:
 def _saving(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
     groups = [group | {checkpoint.VERSION_KEY: checkpoint.VERSION} for group in state_dict["param_groups"]]
     states = {key: _plain(state) for key, state in state_dict["state"].items()}
-    return {**state_dict, "state": checkpoint.in_bytes(states), "param_groups": groups}
+    return {**state_dict, "state": checkpoint.fp8_as_uint8(states), "param_groups": groups}
 
 
 def _loading(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
@@ -209,7 +209,7 @@ def _loading(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]
     states, saved = checkpoint._taken_apart(state_dict)
     rules, groups = RULES[optimizer][0], []
     for ours, theirs in checkpoint._pairs(cast(Any, optimizer), saved):
-        kept = {k: v for k, v in theirs.items() if k not in checkpoint.OURS} | FIXED
+        kept = {k: v for k, v in theirs.items() if k not in checkpoint.OUR_GROUP_KEYS} | FIXED
         groups.append(kept | {k: ours[k] for k in ours.keys() & {"state_format"}})
         for p, key in zip(ours["params"], theirs["params"], strict=True):
             if key in states:

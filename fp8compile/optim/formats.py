@@ -12,7 +12,7 @@ StateFormat = str | tuple[str, str]
 ALIASES: Mapping[str, tuple[str, str]] = {"4bit": ("dynamic4", "linear4")}
 
 
-def pair(state_format: StateFormat) -> tuple[str, str]:
+def state_format_pair(state_format: StateFormat) -> tuple[str, str]:
     """``state_format`` as formats of the states that may be negative, and of those that never are.
 
     Raises:

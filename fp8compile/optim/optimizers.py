@@ -15,7 +15,7 @@ from torch.optim.optimizer import ParamsT
 
 from fp8compile._arguments import FLAGS, check_count, check_number, check_number_or_tensor, check_one_of, is_finite
 from fp8compile.optim.base import EncodedOptimizer
-from fp8compile.optim.formats import pair
+from fp8compile.optim.formats import state_format_pair
 from fp8compile.optim.placement import WHOLE
 from fp8compile.optim.updates import (
     AdamUpdate,
@@ -59,7 +59,7 @@ class Adam(EncodedOptimizer):
 
     def update_of(self, group: Mapping[str, Any]) -> Update:
         _check(group, at_least_zero=("lr", "eps", "weight_decay"), shares=("betas",))
-        if group["amsgrad"] and not set(pair(group["state_format"])) <= {"fp32"}:
+        if group["amsgrad"] and not set(state_format_pair(group["state_format"])) <= {"fp32"}:
             raise ValueError(
                 "amsgrad keeps a running maximum; encoded anew at every step, every rounding up would stay in it for good. "
                 'Use state_format="fp32" with it, or leave amsgrad out'
@@ -163,7 +163,7 @@ class RMSprop(EncodedOptimizer):
 
     def update_of(self, group: Mapping[str, Any]) -> Update:
         _check(group, at_least_zero=("lr", "alpha", "eps", "momentum", "weight_decay"))
-        if group["centered"] and not set(pair(group["state_format"])) <= {*WHOLE}:
+        if group["centered"] and not set(state_format_pair(group["state_format"])) <= {*WHOLE}:
             raise ValueError(
                 "centered subtracts the squares of one mean from another; encoded, the difference can fall below zero, "
                 'and its root be NaN. Use state_format="fp32" with it, or leave centered out'

@@ -144,9 +144,9 @@ def _names_in(module: nn.Module, names: Iterable[str] | None) -> list[str]:
 
 def _checked(state_format: StateFormat, check: Callable[[StateFormat], object] | None) -> StateFormat:
     if check is None:
-        from fp8compile.optim.formats import pair  # which asks this module for overrides
+        from fp8compile.optim.formats import state_format_pair  # which asks this module for overrides
 
-        check = pair
+        check = state_format_pair
     check(state_format)
     if isinstance(state_format, str):
         return state_format

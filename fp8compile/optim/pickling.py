@@ -10,7 +10,7 @@ from collections import defaultdict
 from typing import Any
 
 from fp8compile._distributed import viewed
-from fp8compile.optim.checkpoint import in_bytes
+from fp8compile.optim.checkpoint import fp8_as_uint8
 from fp8compile.optim.interface import OptimizerShell
 from fp8compile.optim.placement import Names
 
@@ -22,7 +22,7 @@ def packed(optimizer: OptimizerShell, plain: State) -> State:
     parameters = [(p, group) for _, group, p in optimizer._parameters()]
     placements, names = optimizer._placements, optimizer.names.names
     return plain | {
-        "state": in_bytes(optimizer.state),
+        "state": fp8_as_uint8(optimizer.state),
         "dtypes": [(p, {name: t.dtype for name, t in state.items()}) for p, state in optimizer.state.items()],
         "names": [(p, names[id(p)]) for p, _ in parameters if id(p) in names],
         "_placements": {p: placements.get(p) or optimizer._placed(p, group) for p, group in parameters},

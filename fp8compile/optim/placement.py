@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from fp8compile._distributed import why_not_encoded
 from fp8compile.numerics.states.interface import GROUP, StateCodec
 from fp8compile.numerics.states.registry import state_codec
-from fp8compile.optim.formats import StateFormat, pair
+from fp8compile.optim.formats import StateFormat, state_format_pair
 from fp8compile.optim.overrides import overridden, override_in
 
 MIN_NUMEL = 4096
@@ -62,7 +62,9 @@ class Placement:
         return state_codec(self.formats[0 if signed else 1], signed=signed, group_size=group_size)
 
 
-def place(p: Tensor, state_format: StateFormat, names: Names, patterns: Mapping[str, StateFormat]) -> Placement:
+def choose_placement(
+    p: Tensor, state_format: StateFormat, names: Names, patterns: Mapping[str, StateFormat]
+) -> Placement:
     """Where a parameter of a group with ``state_format`` keeps its states."""
     placed = _asked_for(p, state_format, names, patterns)
     reason = None if set(placed.formats) <= {*WHOLE} else why_not_encoded(p, placed.formats)
@@ -73,12 +75,12 @@ def _asked_for(p: Tensor, state_format: StateFormat, names: Names, patterns: Map
     """The placement of a parameter that is not sharded."""
     asked = overridden(p) or names.overridden.get(id(p))
     if asked:
-        return Placement(pair(asked), "override")
+        return Placement(state_format_pair(asked), "override")
     name = names.names.get(id(p))
     for pattern, fmt in patterns.items():
         if name is not None and fnmatch.fnmatch(name, pattern):
-            return Placement(pair(fmt), f"named like {pattern}")
-    wanted = pair(state_format)
+            return Placement(state_format_pair(fmt), f"named like {pattern}")
+    wanted = state_format_pair(state_format)
     if set(wanted) <= {*WHOLE}:
         return Placement(wanted)
     reason = _why_whole(p, names)

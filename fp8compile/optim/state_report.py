@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from fp8compile._distributed import local
+from fp8compile._distributed import local_part
 from fp8compile.optim.interface import OptimizerShell
 
 
@@ -86,12 +86,12 @@ def report(optimizer: OptimizerShell) -> StatesReport:
 
 
 def _state_reports(optimizer: OptimizerShell, group: dict[str, Any], p: Tensor) -> list[StateReport]:
-    plan, here = optimizer.plan_of(p, group), {name: local(part) for name, part in optimizer.state[p].items()}
+    plan, here = optimizer.plan_of(p, group), {name: local_part(part) for name, part in optimizer.state[p].items()}
     errors = _errors(optimizer, p) if p.grad is not None else {}
     reports = []
     for state, codec in plan.codecs:
         parts = [here[key] for key in plan.part_keys(state)]
-        bits = sum(part.numel() * part.element_size() * 8 for part in parts) / max(1, local(p).numel())
+        bits = sum(part.numel() * part.element_size() * 8 for part in parts) / max(1, local_part(p).numel())
         k = dict(zip(codec.parts, parts, strict=True)).get("k")
         reports.append(StateReport(state, codec.name, bits, None if k is None else _spread(k), errors.get(state)))
     for name in ("correction", "master"):

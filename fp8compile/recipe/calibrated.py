@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fp8compile.recipe.calibration import AGAIN, Calibration
+from fp8compile.recipe.calibration import RECALIBRATE, Calibration
 from fp8compile.recipe.recipe import Recipe
 
 
@@ -14,7 +14,7 @@ def check_calibration(calibration: Calibration, recipe: Recipe) -> None:
         if new != (old := getattr(calibration, name)):
             raise ValueError(
                 f"this calibration is older than the recipe: it was made with {name}={_written(old)}, and "
-                f"Recipe.{name} is {_written(new)}. {AGAIN[:-1]}, recipe=...)."
+                f"Recipe.{name} is {_written(new)}. {RECALIBRATE[:-1]}, recipe=...)."
             )
 
 

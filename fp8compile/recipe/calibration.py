@@ -36,7 +36,7 @@ LIMITS = {
     ),
     "loss_scale": (0.0, float("inf"), "what the loss is multiplied by in training"),
 }
-AGAIN = "Calibrate again: fp8compile.calibrate(model, batches)"
+RECALIBRATE = "Calibrate again: fp8compile.calibrate(model, batches)"
 Key = tuple[str, str, str, str]
 
 
@@ -113,7 +113,7 @@ class Calibration:
                 raise ValueError(f"{name}={value!r} must be a number above {low:g} and below {high:g}: {what}.")
             object.__setattr__(self, name, float(value))
 
-    def why_unsafe(self, value: Value) -> str | None:
+    def overflow_reason(self, value: Value) -> str | None:
         """Why a value does not fit FP16, None if it does."""
         scale = self.loss_scale if value.direction == BACKWARD else 1.0
         amax = value.amax * scale
@@ -149,19 +149,19 @@ class Calibration:
             found = json.loads(text)
             made_by = {"format": found.pop("format"), "torch": found["torch"]}
         except (ValueError, KeyError, TypeError, AttributeError):
-            raise ValueError(f"{where} is no calibration of fp8compile. {AGAIN}.save(path).") from None
+            raise ValueError(f"{where} is no calibration of fp8compile. {RECALIBRATE}.save(path).") from None
         for name, ours in (("format", FORMAT), ("torch", cls.torch)):
             if made_by[name] != ours:
                 raise ValueError(
                     f"{where} was made with {name} {made_by[name]}, and this is {name} {ours}: graphs may differ. "
-                    f"{AGAIN}.save(path)."
+                    f"{RECALIBRATE}.save(path)."
                 )
         try:
             graphs = [Measurements(g["kind"], tuple(Value(**v) for v in g["values"])) for g in found.pop("graphs")]
             found["modules"] = tuple((pattern, tuple(kept)) for pattern, kept in found["modules"].items())
             return cls(tuple(graphs), **{**found, "keep_fp32": tuple(found["keep_fp32"])})
         except (KeyError, TypeError, AttributeError) as error:
-            raise ValueError(f"{where} is no whole calibration: {error}. {AGAIN}.save(path).") from None
+            raise ValueError(f"{where} is no whole calibration: {error}. {RECALIBRATE}.save(path).") from None
 
     @classmethod
     def load(cls, path: str | Path) -> Calibration:
@@ -169,7 +169,9 @@ class Calibration:
         try:
             text = Path(path).read_text(encoding="utf-8")
         except OSError as error:
-            raise ValueError(f"no calibration in {str(path)!r}: {error.strerror}. {AGAIN}.save(path).") from None
+            raise ValueError(
+                f"no calibration in {str(path)!r}: {error.strerror}. {RECALIBRATE}.save(path)."
+            ) from None
         except UnicodeDecodeError:
             text = ""
         return cls.from_text(text, repr(str(path)))

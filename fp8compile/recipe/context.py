@@ -11,7 +11,7 @@ from fp8compile.recipe.recipe import Recipe
 
 
 @dataclass(frozen=True)
-class Inputs:
+class StatsInputs:
     """Where a graph's extra inputs stand (fp8compile/observe/slot.py), and the paths of its parameters.
 
     Attributes:
@@ -41,7 +41,7 @@ class Context:
 
     recipe: Recipe
     parameters: frozenset[int] = frozenset()
-    extra: Inputs | None = None
+    extra: StatsInputs | None = None
     whole: bool = False
 
     def parameters_of(self, graph: Graph) -> set[Node]:

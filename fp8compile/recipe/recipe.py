@@ -26,7 +26,7 @@ from fp8compile.recipe.validation import (
 PER_GRAPH = ("codegen", "inductor", "dump", "check")  # one for all modules
 
 # Where Hugging Face, timm and torchtitan keep the output head, in the model itself or in a wrapper around it.
-HEADS = (
+OUTPUT_HEAD_PATTERNS = (
     *("lm_head", "*.lm_head", "embed_out", "*.embed_out", "output_projection", "*.output_projection", "output"),
     *("head", "*.head", "fc", "classifier", "*.classifier", "score", "*.score"),
     *("cls.predictions.decoder", "*.cls.predictions.decoder", "cls.seq_relationship", "qa_outputs", "*.qa_outputs"),
@@ -85,7 +85,7 @@ class Recipe:
 
     linear: str = "tensorwise"
     linear_formats: str = "hybrid"
-    linear_skip: tuple[str, ...] = HEADS
+    linear_skip: tuple[str, ...] = OUTPUT_HEAD_PATTERNS
     emulate: bool = False
     saved: str = "groupwise"
     saved_format: str = "auto"
@@ -131,7 +131,7 @@ class Recipe:
         return cls(**{**PRESETS[name], **changes})
 
     @classmethod
-    def made_from(cls, value: Any, base: Recipe) -> Recipe:
+    def resolve(cls, value: Any, base: Recipe) -> Recipe:
         """The recipe that ``value`` stands for: itself, the name of a preset, or a dict of changes to ``base``."""
         if isinstance(value, str):
             return cls.preset(value)
@@ -154,7 +154,7 @@ class Recipe:
                     f"options['recipe'] is the whole recipe and stands alone; put {', '.join(others)} into it: "
                     f"dataclasses.replace(recipe, ...)."
                 )
-            return cls.made_from(options["recipe"], cls())
+            return cls.resolve(options["recipe"], cls())
         return cls.preset(options.pop("preset", "default"), **options)
 
     @property
@@ -172,7 +172,7 @@ class Recipe:
                 return found
         return self
 
-    def everywhere(self, **changes: Any) -> Recipe:
+    def replace_in_all(self, **changes: Any) -> Recipe:
         """This recipe with ``changes`` in every module."""
         modules = {pattern: dataclasses.replace(recipe, **changes) for pattern, recipe in self.modules.items()}
         return dataclasses.replace(self, modules=modules, **changes)
@@ -183,19 +183,19 @@ class Recipe:
         return dataclasses.replace(self, dump=None, check="off")
 
     @property
-    def saves(self) -> bool:
+    def stores_saved(self) -> bool:
         """Whether tensors are kept as codes in any module."""
         return any(recipe.saved != "off" for recipe in (self, *self.modules.values()))
 
     @property
-    def multiplies(self) -> bool:
+    def quantizes_linears(self) -> bool:
         """Whether linears are to be FP8 in any module."""
         return any(recipe.linear != "off" for recipe in (self, *self.modules.values()))
 
     @property
-    def rewrites(self) -> bool:
+    def rewrites_graph(self) -> bool:
         """Whether linears or what is saved are rewritten in any module."""
-        return self.saves or self.multiplies
+        return self.stores_saved or self.quantizes_linears
 
     def __str__(self) -> str:
         """What differs from the default recipe, then, a line each, what differs in which modules."""
@@ -260,7 +260,7 @@ def module_recipes(value: Any, base: Recipe) -> FrozenModules:
 def _recipe_of(pattern: str, given: Any, base: Recipe) -> Recipe:
     where = f"Recipe.modules[{pattern!r}]"
     try:
-        recipe = base.made_from(given, base)
+        recipe = base.resolve(given, base)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
     if recipe.modules:
@@ -273,9 +273,9 @@ def _recipe_of(pattern: str, given: Any, base: Recipe) -> Recipe:
 
 def exact(recipe: Recipe) -> Recipe:
     """``recipe`` with nothing encoded: FP32 islands stay, since they are nearer to the truth than what they replace."""
-    return uncounted(recipe).everywhere(saved="off", linear="off")
+    return uncounted(recipe).replace_in_all(saved="off", linear="off")
 
 
 def uncounted(recipe: Recipe) -> Recipe:
     """``recipe`` as it computes: without statistics, dumps and checks, which change no value."""
-    return recipe.everywhere(observe=False).as_compiled
+    return recipe.replace_in_all(observe=False).as_compiled

@@ -34,7 +34,7 @@ from fp8compile.observe.records import Observations, Row
 from fp8compile.recipe.calibrated import fp32_fields
 from fp8compile.recipe.calibration import Calibration, Measurements, Value
 from fp8compile.recipe.recipe import Recipe
-from fp8compile.tools.interpreter import MINUS, NAN, all_finite, held, range_of
+from fp8compile.tools.interpreter import MINUS, NAN, all_finite, nonfinite_kinds, range_of
 from fp8compile.tools.trial_step import (
     LIMIT,
     arguments,
@@ -126,14 +126,14 @@ def _run(
     if not number:
         raise ValueError("calibrate: no batches. Give one at least, of data like that in training.")
     if not graphs:
-        raise ValueError(f"fp8compile.calibrate: {report_store.NOTHING}")
+        raise ValueError(f"fp8compile.calibrate: {report_store.NO_GRAPH_COMPILED}")
     return graphs
 
 
 def _check_finite(where: str, tensors: Iterable[tuple[str, Any]]) -> None:
     """No NaN and no inf; -inf alone is a mask."""
     for name, value in tensors:
-        if not all_finite(value) and held(value) != {MINUS}:
+        if not all_finite(value) and nonfinite_kinds(value) != {MINUS}:
             told = range_of(name, value).non_finite
             raise ValueError(
                 f"calibrate: {where}{name} holds {told} of {value.numel()}: nothing can be measured with it. "
@@ -159,7 +159,7 @@ def _check_gradients(where: str, model: nn.Module, gradients: Iterable[Tensor | 
     """No NaN; an inf may come of the cast back to 16 bit at scale 1."""
     trained = (name for name, parameter in model.named_parameters() if parameter.requires_grad)
     for name, gradient in zip(trained, gradients, strict=False):
-        if gradient is not None and NAN in held(gradient):
+        if gradient is not None and NAN in nonfinite_kinds(gradient):
             raise ValueError(
                 f"calibrate: {where}the gradient of {name} holds nan with the model in FP32. "
                 f"fp8compile.debug_step(model.float(), batch) names the operation."

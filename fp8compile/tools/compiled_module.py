@@ -35,7 +35,7 @@ class RecipeBackend:
 
 
 @dataclass(frozen=True)
-class Running:
+class CompiledWith:
     """What torch.compile was told about a module.
 
     Attributes:
@@ -61,7 +61,7 @@ class Running:
         return {**told, **others}
 
 
-def running(module: nn.Module) -> Running | None:
+def running(module: nn.Module) -> CompiledWith | None:
     """How ``module`` itself was compiled, wrapped or in place; None where fp8compile did not compile it.
 
     Raises:
@@ -72,14 +72,14 @@ def running(module: nn.Module) -> Running | None:
     wrapper: Any = private.innermost_backend(callback) if callable(callback) else None
     backend = getattr(wrapper, "compiler_fn", None)
     if isinstance(backend, RecipeBackend):
-        return Running(backend.recipe, backend.first, _others(context, wrapper))
+        return CompiledWith(backend.recipe, backend.first, _others(context, wrapper))
     if backend is not fp8compile:
         return None
     first = {"backend": backend, "mode": wrapper.kwargs.get("mode"), "options": wrapper.kwargs.get("options")}
-    return Running(Recipe.from_options(first["options"]), first, _others(context, wrapper))
+    return CompiledWith(Recipe.from_options(first["options"]), first, _others(context, wrapper))
 
 
-def recipes_running(module: nn.Module) -> set[Recipe]:
+def active_recipes(module: nn.Module) -> set[Recipe]:
     """The recipes of ``module`` and of the modules in it that are compiled by themselves."""
     return {found.recipe for m in module.modules() if (found := running(m)) is not None}
 

@@ -19,7 +19,7 @@ from fp8compile.fx.aot import BACKWARD, FORWARD, is_tangent, plain_position
 from fp8compile.fx.provenance import module_path, source_line, whole_path
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.tools.first_non_finite import FirstNonFinite
-from fp8compile.tools.interpreter import MINUS, Made, Watching, all_finite, held, range_of
+from fp8compile.tools.interpreter import MINUS, NonFiniteFinder, NonFiniteNode, all_finite, nonfinite_kinds, range_of
 from fp8compile.tools.trial_step import (
     LIMIT,
     arguments,
@@ -74,13 +74,13 @@ def debug_step(
         )
     eager = getattr(model, "_orig_mod", model)
     # The interpreter looks for itself, so nothing is counted.
-    step = _Step(eager, chosen_recipe(recipe, model).everywhere(observe=False), args, keywords)
+    step = _Step(eager, chosen_recipe(recipe, model).replace_in_all(observe=False), args, keywords)
     if step.found is not None:
         return step.found
     with left_as_it_was(eager), torch._dynamo.config.patch(recompile_limit=LIMIT), contextlib.suppress(_Stop):
         one_step(torch.compile(eager, backend=step.compile), args, keywords, step.scaled(loss, scale))
     if not step.graphs and step.found is None:
-        raise ValueError(f"fp8compile.debug_step: {report_store.NOTHING}")
+        raise ValueError(f"fp8compile.debug_step: {report_store.NO_GRAPH_COMPILED}")
     return step.found
 
 
@@ -114,7 +114,7 @@ class _Step:
         if all_finite(value):
             return
         told = range_of(name, value)
-        if self.found is None and (held(value) != {MINUS} or kind == PARAMETER or told.max > 0):
+        if self.found is None and (nonfinite_kinds(value) != {MINUS} or kind == PARAMETER or told.max > 0):
             self.found = FirstNonFinite(kind, "input", name, "", FORWARD, told)
         self.masked.append(name)
 
@@ -167,7 +167,7 @@ class _Graph:
         self.inputs = tuple(known.get(id(value), "") for value in inputs)
         self.parameters = [name for value in inputs if (name := self.step.parameters.get(id(value)))]
         for index, value in enumerate(inputs):
-            if id(value) not in known and not all_finite(value) and held(value) != {MINUS}:
+            if id(value) not in known and not all_finite(value) and nonfinite_kinds(value) != {MINUS}:
                 name = f"input {index} of graph {self.step.graphs}"
                 remark = UNCOMPILED.format("it stands before this graph, after a graph break")
                 self.step.stop(FirstNonFinite(OUTSIDE, "input", name, "", FORWARD, range_of(name, value), (), remark))
@@ -180,7 +180,7 @@ class _Graph:
         def run(*values: Any) -> Any:
             self._name(gm)
             self._look_at_tangents(gm, values)
-            watching = Watching(gm, direction, self.names)
+            watching = NonFiniteFinder(gm, direction, self.names)
             result = watching.run(*values)
             self.names |= watching.outputs
             if watching.found is not None:
@@ -189,7 +189,7 @@ class _Graph:
 
         return boxed(run)
 
-    def _of(self, made: Made, direction: str) -> FirstNonFinite:
+    def _of(self, made: NonFiniteNode, direction: str) -> FirstNonFinite:
         masked = ", ".join(self.step.masked)
         remark = f"{masked} came in with -inf, taken for a mask" if masked else ""
         module = self._path(made.module)

@@ -16,7 +16,7 @@ from fp8compile.recipe.patterns import in_module
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.memory import model_bytes
 from fp8compile.reporting.report import GraphReport, Report
-from fp8compile.tools.compiled_module import recipes_running
+from fp8compile.tools.compiled_module import active_recipes
 from fp8compile.tools.trial_step import LIMIT, check_is_module, chosen_recipe, left_as_it_was, one_step
 
 UNMATCHED = (
@@ -39,14 +39,14 @@ def report(compiled: nn.Module) -> Report:
         ValueError: no graph of this model was compiled by fp8compile, so there is nothing to report; or no module.
     """
     check_is_module(compiled, "report")
-    recipes = recipes_running(compiled)
+    recipes = active_recipes(compiled)
     known = report_store.compiled_for(compiled)
     found = [c for c in known if not recipes or c.recipe in recipes]
     if not found:
         raise ValueError(
             f"no graph of this {type(compiled).__name__} was compiled by fp8compile"
             f"{OTHER_RECIPE if known else ''}. If it has not run yet, run one step first. If it has: "
-            f"{PLAIN_EAGER if known else report_store.NOTHING}"
+            f"{PLAIN_EAGER if known else report_store.NO_GRAPH_COMPILED}"
         )
     return _report([r for c in found for r in c.reports], found[-1].recipe, compiled)
 
@@ -90,7 +90,7 @@ def explain(
     with left_as_it_was(eager), torch._dynamo.config.patch(recompile_limit=LIMIT):
         one_step(torch.compile(eager, backend=listen), arguments, dict(kwargs or {}), loss)
     if not graphs:
-        raise ValueError(f"fp8compile.explain: {report_store.NOTHING}")
+        raise ValueError(f"fp8compile.explain: {report_store.NO_GRAPH_COMPILED}")
     ran = [dataclasses.replace(r, runs=runs) for reports, runs in zip(graphs, calls, strict=True) for r in reports]
     return _report(ran, chosen, eager)
 

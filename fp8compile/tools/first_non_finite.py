@@ -10,7 +10,7 @@ from rich.console import RenderableType
 
 from fp8compile._text import printed, table
 from fp8compile.observe.text import number
-from fp8compile.tools.interpreter import Range
+from fp8compile.tools.interpreter import TensorSummary
 
 STRICTER = (
     "Every intermediate was rounded to its dtype; a generated kernel keeps FP32 between the operations it fuses, so this is "
@@ -45,7 +45,7 @@ def text_of_first(first: FirstNonFinite) -> str:
     return printed(parts)
 
 
-def _of_range(role: str, each: Range) -> tuple[str, ...]:
+def _of_range(role: str, each: TensorSummary) -> tuple[str, ...]:
     numbers = tuple(map(number, (each.min, each.max, each.amax)))
     return role, each.name, each.dtype, each.shape, *numbers, each.non_finite or "-"
 
@@ -71,8 +71,8 @@ class FirstNonFinite:
     module: str
     source: str
     direction: str
-    value: Range
-    inputs: tuple[Range, ...] = ()
+    value: TensorSummary
+    inputs: tuple[TensorSummary, ...] = ()
     remark: str = ""
 
     @property

@@ -31,7 +31,7 @@ NAN, PLUS, MINUS = "nan", "inf", "-inf"
 
 
 @dataclass(frozen=True)
-class Range:
+class TensorSummary:
     """What a tensor held.
 
     Attributes:
@@ -66,17 +66,17 @@ class Range:
 
 
 @dataclass(frozen=True)
-class Made:
+class NonFiniteNode:
     """A node that made something that is not finite: its place, its output and its inputs."""
 
     op: str
     module: str
     source: str
-    output: Range
-    inputs: tuple[Range, ...]
+    output: TensorSummary
+    inputs: tuple[TensorSummary, ...]
 
 
-class Watching(Interpreter):
+class NonFiniteFinder(Interpreter):
     """Runs a graph node by node; ``found`` is then the first finding, or None.
 
     Args:
@@ -90,12 +90,12 @@ class Watching(Interpreter):
         self.extra_traceback = False
         self.direction, self.names = direction, names
         self.labels: dict[Node, str] = {}  # of what is computed
-        self.made: dict[Node, Made] = {}  # in the order of the graph
+        self.made: dict[Node, NonFiniteNode] = {}  # in the order of the graph
         self.confirmed: set[Node] = set()
         self.carried: dict[Node, frozenset[Node]] = {}  # what holds something made, and who made it
 
     @property
-    def found(self) -> Made | None:
+    def found(self) -> NonFiniteNode | None:
         return next((made for node, made in self.made.items() if node in self.confirmed), None)
 
     @property
@@ -118,7 +118,7 @@ class Watching(Interpreter):
         bad = [t for t in pytree.tree_leaves(result) if not all_finite(t)]
         if bad:
             before = frozenset[str]().union(*map(self._held, self._inputs(node)))
-            new = next((t for t in bad if held(t) - before), None)
+            new = next((t for t in bad if nonfinite_kinds(t) - before), None)
             if new is not None:
                 self.made[node] = self._told(node, new)
                 carried |= {node}
@@ -136,18 +136,18 @@ class Watching(Interpreter):
     def _held(self, value: Any) -> frozenset[str]:
         lowest = self.direction == FORWARD and _is_floating(value) and value.numel() > 0
         if lowest and bool((_readable(value) == torch.finfo(value.dtype).min).any()):
-            return held(value) | {MINUS}
-        return held(value)
+            return nonfinite_kinds(value) | {MINUS}
+        return nonfinite_kinds(value)
 
-    def _told(self, node: Node, output: Tensor) -> Made:
+    def _told(self, node: Node, output: Tensor) -> NonFiniteNode:
         inputs = [(self._name(parent), self.env[parent]) for parent in node.all_input_nodes]
         ranges = tuple(range_of(name, t) for name, value in inputs for t in pytree.tree_leaves(value) if _ranges(t))
         place = _place(node)
         source = source_line(node) or source_line(place)
-        return Made(op_name(node), module_path(place), source, range_of(node.name, output), ranges)
+        return NonFiniteNode(op_name(node), module_path(place), source, range_of(node.name, output), ranges)
 
 
-def held(value: Any) -> frozenset[str]:
+def nonfinite_kinds(value: Any) -> frozenset[str]:
     """Which of "nan", "inf" and "-inf" a tensor or a number holds."""
     if isinstance(value, float):
         value = torch.tensor(value)
@@ -163,13 +163,15 @@ def all_finite(value: Any) -> bool:
     return not _is_floating(value) or bool(_readable(value).isfinite().all())
 
 
-def range_of(name: str, value: Tensor) -> Range:
+def range_of(name: str, value: Tensor) -> TensorSummary:
     """What ``value`` holds; of complex numbers, real and imaginary parts."""
     x = _readable(value)
     finite = x[x.isfinite()]
     least, greatest = (finite.min().item(), finite.max().item()) if finite.numel() else (math.nan, math.nan)
     counts = [int(where.sum()) for where in (x.isnan(), x == torch.inf, x == -torch.inf)]
-    return Range(name, dtype_text(value), shape_text(value), x.numel(), float(least), float(greatest), *counts)
+    return TensorSummary(
+        name, dtype_text(value), shape_text(value), x.numel(), float(least), float(greatest), *counts
+    )
 
 
 def _place(node: Node) -> Node:

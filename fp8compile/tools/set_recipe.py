@@ -24,7 +24,7 @@ from fp8compile import _torch as private
 from fp8compile._messages import nearest
 from fp8compile.recipe.patterns import in_module
 from fp8compile.recipe.recipe import PER_GRAPH, Recipe
-from fp8compile.tools.compiled_module import Running, context_of, running
+from fp8compile.tools.compiled_module import CompiledWith, context_of, running
 
 # For each model, the region of Dynamo's code caches that each recipe it ran has.
 _regions: weakref.WeakKeyDictionary[nn.Module, dict[Recipe, int]] = weakref.WeakKeyDictionary()
@@ -73,8 +73,8 @@ def _for_all(now: Recipe, recipe: Any) -> Recipe:
         return Recipe.preset(recipe, **{name: getattr(now, name) for name in PER_GRAPH})
     if isinstance(recipe, Mapping):
         kept = {name: getattr(now, name) for name in PER_GRAPH if "preset" in recipe}
-        return Recipe.made_from({**kept, **recipe}, dataclasses.replace(now, modules={}))
-    return Recipe.made_from(recipe, now)
+        return Recipe.resolve({**kept, **recipe}, dataclasses.replace(now, modules={}))
+    return Recipe.resolve(recipe, now)
 
 
 def _for_some(now: Recipe, recipe: Any, patterns: Sequence[str]) -> Recipe:
@@ -82,14 +82,14 @@ def _for_some(now: Recipe, recipe: Any, patterns: Sequence[str]) -> Recipe:
     earlier = {pattern: other for pattern, other in now.modules.items() if pattern not in patterns}
     new = dataclasses.replace(now, modules={**dict.fromkeys(patterns, recipe), **earlier})
     pairs = list(new.modules.items())
-    top = new.everywhere(codegen="inductor", inductor={}, dump=None, check="off")
+    top = new.replace_in_all(codegen="inductor", inductor={}, dump=None, check="off")
     top = dataclasses.replace(top, modules={})
     while pairs and pairs[-1][1] == top:
         pairs.pop()
     return dataclasses.replace(new, modules=dict(pairs))
 
 
-def _install(compiled: nn.Module, root: nn.Module, now: Running, new: Recipe) -> None:
+def _install(compiled: nn.Module, root: nn.Module, now: CompiledWith, new: Recipe) -> None:
     """Give the module the Dynamo context of a fresh torch.compile with the new recipe, in that recipe's region."""
     regions = _regions.setdefault(root, {now.recipe: private.region_of(context_of(compiled))})
     arguments = {**now.arguments(new), **_isolation(root, now, new not in regions)}
@@ -104,7 +104,7 @@ def _install(compiled: nn.Module, root: nn.Module, now: Running, new: Recipe) ->
         private.use_region(context, regions.setdefault(new, private.region_of(context)))
 
 
-def _isolation(root: nn.Module, now: Running, first_time: bool) -> dict[str, bool]:
+def _isolation(root: nn.Module, now: CompiledWith, first_time: bool) -> dict[str, bool]:
     """The argument that opens a region of its own for a recipe that runs for the first time.
 
     Raises:

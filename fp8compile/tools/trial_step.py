@@ -35,7 +35,7 @@ def check_is_module(model: object, caller: str) -> None:
 def chosen_recipe(recipe: Recipe | str | Mapping[str, Any] | None, model: nn.Module) -> Recipe:
     """The recipe that the user names; else that of the running model; else the default."""
     if recipe is not None:
-        return Recipe.made_from(recipe, Recipe())
+        return Recipe.resolve(recipe, Recipe())
     if (found := running(model)) is not None:
         return found.recipe
     ran = report_store.compiled_for(model)

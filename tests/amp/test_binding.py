@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from fp8compile.amp import LossScaler
 from fp8compile.fx.aot import BACKWARD
 from fp8compile.numerics.histogram import FP16_MAX, statistics
-from fp8compile.observe.records import ACTIVATION, Row, Slot
+from fp8compile.observe.records import ACTIVATION, Row, StatsSlot
 from tests.support.amp_models import grown
 
 
@@ -37,7 +37,7 @@ class Compiled(nn.Module):
         self.weight = None if weight is None else nn.Parameter(torch.full((4,), weight, dtype=torch.float16))
         rows = (Row("m", "", "mul", ACTIVATION, BACKWARD, "f16"),)
         parameters = [] if self.weight is None else [self.weight]
-        self.slot = Slot(dict(enumerate(rows)), 1, torch.device("cpu"), parameters)
+        self.slot = StatsSlot(dict(enumerate(rows)), 1, torch.device("cpu"), parameters)
 
     def forward(self, x: Tensor) -> Tensor:
         weight = torch.ones(4, dtype=torch.float16) if self.weight is None else self.weight

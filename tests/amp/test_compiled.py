@@ -7,7 +7,7 @@ from torch import nn
 
 from fp8compile import optim
 from fp8compile.amp import LossScaler
-from fp8compile.observe.records import Slot
+from fp8compile.observe.records import StatsSlot
 from tests.support.amp_models import batch, grown, net
 from tests.support.loss_scale import expected_scale
 
@@ -30,7 +30,7 @@ def test_a_compiled_model_is_bound_and_clipped() -> None:
     for i in range(5):
         step(i)
         (slot,) = scaler.observations
-        assert isinstance(slot, Slot) and slot.limit == 65504 and len(slot.history) == i + 1
+        assert isinstance(slot, StatsSlot) and slot.limit == 65504 and len(slot.history) == i + 1
         assert scaler.get_scale() == expected_scale(slot, scale)
         scale = scaler.get_scale()
     assert scale == 32

@@ -17,7 +17,7 @@ from fp8compile.fx.aot import BACKWARD, FORWARD
 from fp8compile.numerics.histogram import AMAX, EDGE, fold, statistics
 from fp8compile.observe import records, slot
 from fp8compile.observe.records import REST
-from fp8compile.passes.observe_gradients import SURPLUS
+from fp8compile.passes.observe_gradients import TOO_MANY_VALUES
 from tests.support.watched import EXACT, Net, batches, loss_of
 
 
@@ -71,7 +71,7 @@ def test_checkpointed_layers_are_counted_as_others_are() -> None:
         run = torch.compile(model, backend="fp8compile", options=EXACT)
         (run(x) * 2.0**4).backward()
         counted.append(rows_of(model))
-        assert not [s for s in fp8compile.report(run).skips if s.reason == SURPLUS]
+        assert not [s for s in fp8compile.report(run).skips if s.reason == TOO_MANY_VALUES]
     weights = [{key: of[key] for key in of if key[0].endswith(("weight", "bias"))} for of in counted]
     assert len(weights[0]) == 36 and weights[0] == weights[1]
 
@@ -140,7 +140,7 @@ def test_gradients_beyond_the_lines_are_counted_together(monkeypatch: pytest.Mon
         seen += records.of_model(each)
     whole, short = seen
     assert len(short.rows) == 5 and [row.op for row in short.rows].count(REST) == 2
-    assert {s.reason for s in fp8compile.report(run).skips} == {SURPLUS}  # of the forward
+    assert {s.reason for s in fp8compile.report(run).skips} == {TOO_MANY_VALUES}  # of the forward
     for kind in ("weight", "activation"):
         totals = []
         for each in (whole, short):

@@ -12,7 +12,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from fp8compile import optim
-from fp8compile._distributed import local
+from fp8compile._distributed import local_part
 from fp8compile.amp import LossScaler, accumulate, watch
 from tests.support.amp_models import batch, counted, grown, loss_of, net, spoil
 from tests.support.ranks import on_ranks
@@ -126,7 +126,7 @@ def train_fsdp(steps: int) -> dict[str, Any]:
         scaler.scale(loss_of(model, batch(2 * i + dist.get_rank()))).backward()
         scaler.unscale_(optimizer)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        dtypes = {local(p.grad).dtype for p in model.parameters()}  # type: ignore[arg-type]
+        dtypes = {local_part(p.grad).dtype for p in model.parameters()}  # type: ignore[arg-type]
         scaler.step(optimizer)
         scaler.update()
     return {"history": scaler.history, "sums": sums, "dtypes": dtypes}

@@ -73,12 +73,12 @@ def test_a_wrong_option_survives_torchs_wrapping(arguments: dict[str, object], m
 
 
 def test_modes_mean_what_they_mean_for_inductor() -> None:
-    from torch._inductor import listmode_options
+    from torch._inductor import list_mode_options
 
     from fp8compile.compiler.inductor_options import mode_options
 
     for mode in ("reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs", "default"):
-        assert mode_options(mode) == listmode_options().get(mode, {})
+        assert mode_options(mode) == list_mode_options().get(mode, {})
     seen = {}
 
     def look(graph: torch.fx.Graph) -> None:
@@ -139,7 +139,9 @@ def test_reports_belong_to_their_own_model() -> None:
         compiled(model)(torch.randn(128, 64)).sum().backward()
     reports = [fp8compile.report(model) for model in (first, second)]
     assert [len(r.graphs) for r in reports] == [1, 1]
-    assert not reports[0].remarks and report_store.SHARED in reports[1].remarks, "Dynamo compiled once, for both"
+    assert not reports[0].remarks and report_store.COMPILED_FOR_ANOTHER_INSTANCE in reports[1].remarks, (
+        "Dynamo compiled once, for both"
+    )
 
 
 def test_zero_graphs_compiled_is_said_once_at_exit() -> None:

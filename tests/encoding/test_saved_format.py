@@ -112,7 +112,7 @@ def test_the_reason_stands_in_the_report() -> None:
 
 def test_attention_has_a_format_of_its_own_that_can_be_by_use(monkeypatch: pytest.MonkeyPatch) -> None:
     split = split_of(Net(F.relu), torch.randn(128, 64), disabled="encode_saved")
-    edge = next(e for e in split.edges if e.is_tensor and op_name(e.made) == "relu.default")
+    edge = next(e for e in split.edges if e.is_tensor and op_name(e.forward) == "relu.default")
     assert encode_saved.codec_for(edge, Recipe()) == (Groupwise(E4M3), COMPARED[12:-1])
     monkeypatch.setattr(encode_saved, "_belongs_to_attention", lambda edge: True)
     assert encode_saved.codec_for(edge, Recipe()) == (Groupwise(INT8), "")

@@ -63,8 +63,8 @@ def gradient_after_a_change(model: Model, fn: Any) -> Tensor:
 def test_codes_of_an_unchecked_value_are_unchecked() -> None:
     """AOTAutograd counts the marks and leaves as many values unchecked, from the last: codes and scale are two for one."""
     split = split_of(Model(Stash), torch.randn(128, 64), torch.rand(128, 64))
-    marked = [bool(edge.made.meta.get(NO_VERSION_CHECK)) for edge in split.edges]
-    codes = [edge.made.meta["val"].dtype == torch.int8 for edge in split.edges]
+    marked = [bool(edge.forward.meta.get(NO_VERSION_CHECK)) for edge in split.edges]
+    codes = [edge.forward.meta["val"].dtype == torch.int8 for edge in split.edges]
     assert sum(codes) == 1 and marked[codes.index(True)]
     assert sum(marked) == 3 and marked == sorted(marked), "the table, the codes and their scale, after all others"
 

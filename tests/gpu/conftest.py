@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fp8compile.encoding.device import why_no_fp8
+from fp8compile.encoding.device import fp8_unsupported_reason
 
 
 @pytest.fixture(scope="session")
@@ -19,6 +19,6 @@ def gpu() -> torch.device:
 @pytest.fixture(scope="session")
 def fp8_gpu(gpu: torch.device) -> torch.device:
     """A GPU that multiplies FP8."""
-    if why := why_no_fp8(gpu):
+    if why := fp8_unsupported_reason(gpu):
         pytest.skip(why)
     return gpu

@@ -283,7 +283,7 @@ def test_a_product_in_an_island_is_no_fp8_linear_and_what_it_saves_keeps_its_ran
     assert reasons == {"0": "", "2": "in an FP32 island", "3": ""}
     split = split_of(model, x, **options)
     for edge in split.edges:
-        assert WIDENED not in edge.made.meta or edge.made.meta["val"].dtype == torch.float32
+        assert WIDENED not in edge.forward.meta or edge.forward.meta["val"].dtype == torch.float32
 
 
 def test_a_saved_value_of_an_island_is_kept_as_it_is() -> None:

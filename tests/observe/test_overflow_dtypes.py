@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import fp8compile
 from fp8compile.observe import records
-from fp8compile.observe.history import Layer
+from fp8compile.observe.history import ValueHistory
 from tests.support.graphs import joint_of, text_of
 from tests.support.measure import compiled
 
@@ -47,7 +47,7 @@ def line_of(code: str) -> int:
     return next(i for i, line in enumerate(Path(__file__).read_text().splitlines(), 1) if code in line)
 
 
-def first_of(dtype: torch.dtype, spoil: Any, options: dict[str, Any], scale: float = 1.0) -> tuple[Layer, Any]:
+def first_of(dtype: torch.dtype, spoil: Any, options: dict[str, Any], scale: float = 1.0) -> tuple[ValueHistory, Any]:
     """Two good steps, then one in which a value is not finite; what the report names, and the model."""
     model = Blocks().to(dtype)
     run = compiled(model, **EAGER, **options)

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import fp8compile
 from fp8compile.numerics.histogram import AMAX, INF, LARGE, NAN
 from fp8compile.observe import records, slot
-from fp8compile.recipe.context import Inputs
+from fp8compile.recipe.context import StatsInputs
 from tests.support.ranks import on_ranks
 from tests.support.watched import EXACT, Broken, Net, batches, counted_on_ranks, counts_of, eager_counts, loss_of
 
@@ -251,7 +251,7 @@ PROCESS = """
 import json, torch
 from torch._dynamo.utils import counters
 from fp8compile.observe import records, slot
-from fp8compile.recipe.context import Inputs
+from fp8compile.recipe.context import StatsInputs
 from tests.support.watched import Net, batches, loss_of
 torch.manual_seed(0)
 model = Net().half()
@@ -301,6 +301,6 @@ def test_counts_are_exact_on_two_ranks_with_uneven_data() -> None:
 def test_the_extra_inputs_lie_where_the_gradients_are() -> None:
     """An input on the CPU would keep the graph of a GPU out of CUDA graphs."""
     ids, p = torch.zeros(3, dtype=torch.int64), nn.Parameter(torch.empty(3, device="meta"))
-    fed = slot.Fed(lambda *args: None, Inputs(2, 4, ((1, "p"),)), {}, [ids, p])
+    fed = slot.WithStatsInputs(lambda *args: None, StatsInputs(2, 4, ((1, "p"),)), {}, [ids, p])
     made = fed.slot_for([ids, p])
     assert {t.device.type for t in (made.values, made.limit, made.lines, made.current)} == {"meta"}

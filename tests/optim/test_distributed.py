@@ -27,7 +27,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Partial, Replicate, Shard, distribute_tensor
 
 from fp8compile import optim
-from fp8compile._distributed import first_element, local
+from fp8compile._distributed import first_element, local_part
 from tests.support.ranks import on_ranks
 
 # Rows that neither 2 nor 3 divides, short groups at their ends, rows that are several dimensions, fewer rows than ranks.
@@ -110,7 +110,7 @@ def check_parts(net: nn.Module, optimizer: Any, whole: tuple[nn.Module, Any], wh
         assert ours.keys() == theirs.keys(), (what, name, ours.keys(), theirs.keys())
         for key, found, wanted in [("", p, q), *((key, ours[key], theirs[key]) for key in ours)]:
             assert isinstance(found, DTensor) == (key != "step"), (what, name, key)
-            same_bits(local(found), mine(p, wanted.detach()), (what, name, key))
+            same_bits(local_part(found), mine(p, wanted.detach()), (what, name, key))
             assert found.shape == wanted.shape, (what, name, key)
 
 
@@ -293,7 +293,7 @@ def columns() -> None:
     train(plain, encoded, range(2))
     fp32.load_state_dict(encoded.state_dict())
     optimizer.load_state_dict(encoded.state_dict())
-    local(net.weight).copy_(mine(net.weight, plain.weight.detach()))
+    local_part(net.weight).copy_(mine(net.weight, plain.weight.detach()))
     check_parts(net, optimizer, (plain, fp32))
     train(plain, fp32, range(2, 3))
     train(net, optimizer, range(2, 3))
@@ -367,7 +367,7 @@ def replicas() -> None:
     check_parts(*both[0], both[1])
     for p, q in zip(net.parameters(), alone.parameters(), strict=True):
         assert p.grad is not None and q.grad is not None
-        share = local(p.grad).round() * (1 if dist.get_rank() else 2)
+        share = local_part(p.grad).round() * (1 if dist.get_rank() else 2)
         p.grad = DTensor.from_local(share, p.device_mesh, [Partial()], run_check=False)
         q.grad = q.grad.round() * 3
     for _, optimizer in both:
@@ -400,10 +400,10 @@ def two_ways() -> None:
             alone.weight.grad = grad
             for each in optimizers:
                 each.step()
-        same_bits(local(p), alone.weight.detach()[rows], "parameter")
+        same_bits(local_part(p), alone.weight.detach()[rows], "parameter")
         for key, value in optimizers[1].state[alone.weight].items():
             found = optimizers[0].state[p][key]
-            same_bits(local(found), value[rows] if value.dim() else value, key)
+            same_bits(local_part(found), value[rows] if value.dim() else value, key)
 
 
 def test_two_dimensional_meshes() -> None:

@@ -136,14 +136,14 @@ def test_what_is_not_overwritten_is_not_copied() -> None:
 def test_no_kept_value_and_no_operand_of_a_recomputation_is_overwritten(name: str) -> None:
     split = split_of(CASES[name](), torch.randn(64, 64))
     assert split.overwritten
-    assert not {e.made for e in split.edges} & split.overwritten
+    assert not {e.forward for e in split.edges} & split.overwritten
 
 
 def test_it_is_idempotent() -> None:
     split = split_of(Codebook(), torch.randn(64, 64), disabled="encode_saved")
-    before = [e.made for e in split.edges]
+    before = [e.forward for e in split.edges]
     assert copy_overwritten(split, Context(Recipe())) == Notes()
-    assert [e.made for e in split.edges] == before
+    assert [e.forward for e in split.edges] == before
 
 
 @pytest.mark.parametrize("name", CASES)

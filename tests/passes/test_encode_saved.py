@@ -51,16 +51,16 @@ return addmm_1, primals_3, primals_4, view_6, view_3
 
 def test_codes_are_one_byte_and_scales_one_per_group() -> None:
     split = split_of(Net(torch.tanh), torch.randn(128, 64))
-    dtypes = [e.made.meta["val"].dtype for e in split.edges]
+    dtypes = [e.forward.meta["val"].dtype for e in split.edges]
     assert dtypes.count(torch.int8) == dtypes.count(torch.bfloat16) == 1
-    assert split.kept_bytes() == 128 * 64 + 2 * 128 * 64 // 128
+    assert split.saved_bytes() == 128 * 64 + 2 * 128 * 64 // 128
 
 
 def test_it_is_idempotent() -> None:
     split = split_of(Net(torch.tanh), torch.randn(128, 64))
-    before = [e.made for e in split.edges]
+    before = [e.forward for e in split.edges]
     assert not encode_saved(split, Context(Recipe(min_saved_numel=0))).saved
-    assert [e.made for e in split.edges] == before
+    assert [e.forward for e in split.edges] == before
 
 
 @pytest.mark.parametrize(

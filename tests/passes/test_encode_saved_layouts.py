@@ -52,9 +52,10 @@ def test_codes_lie_in_the_order_of_memory_and_strides_come_back(order: tuple[int
     shape = [6, 10, 14, 18][: len(order)]
     x = laid_out(shape, order)
     split = split_of(Net(), x, saved_format="int8")
-    [codes] = [e for e in split.edges if e.made.meta["val"].dtype == torch.int8]
+    [codes] = [e for e in split.edges if e.forward.meta["val"].dtype == torch.int8]
     assert (
-        codes.made.meta["val"].shape == torch.Size(shape[d] for d in order) and codes.made.meta["val"].is_contiguous()
+        codes.forward.meta["val"].shape == torch.Size(shape[d] for d in order)
+        and codes.forward.meta["val"].is_contiguous()
     )
     [tanh] = [n for n in split.bw.graph.nodes if n.target is torch.ops.aten.tanh.default]
     assert (tanh.args[0].meta["val"].shape, tanh.args[0].meta["val"].stride()) == (x.shape, x.stride())  # type: ignore[union-attr]

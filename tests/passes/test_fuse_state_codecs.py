@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.fx import Graph
 
 from fp8compile.compiler import pipeline
-from fp8compile.fx.graph import SPLICED, copied
+from fp8compile.fx.graph import SPLICED, copy_graph
 from fp8compile.numerics.states.custom_ops import decoded_in_pieces, encoded_in_pieces
 from fp8compile.numerics.states.registry import state_codec
 from fp8compile.optim import EncodedTensor
@@ -45,7 +45,7 @@ def traced(model: nn.Module, *args: Tensor) -> Graph:
 
     def catch(graph: Graph, ctx: Context) -> None:
         assert graph.owning_module is not None
-        caught.append(copied(graph.owning_module).graph)
+        caught.append(copy_graph(graph.owning_module).graph)
 
     catching = mock.Mock(side_effect=catch, __name__="catch")
     with mock.patch.multiple(pipeline, OPTIMIZER=(), JOINT=(pipeline.preserves(catching),)):

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 import fp8compile
 from fp8compile.fx.graph import SPLICED
 from fp8compile.observe.records import REST
-from fp8compile.passes.observe_gradients import SURPLUS, observe_gradients
-from fp8compile.recipe.context import Context, Inputs
+from fp8compile.passes.observe_gradients import TOO_MANY_VALUES, observe_gradients
+from fp8compile.recipe.context import Context, StatsInputs
 from fp8compile.recipe.recipe import Recipe
 from tests.support.graphs import joint_of, split_of, text_of
 from tests.support.measure import compiled, llama_case
@@ -119,9 +119,11 @@ def test_what_is_kept_for_the_backward_is_the_same_but_for_the_counts_of_the_for
         without = split_of(layer, *args, observe=False, **options)
         torch._dynamo.reset()
         with_counts = split_of(layer, *args, **options)
-        forward = [e for e in with_counts.edges if e.made.meta.get(SPLICED, "").startswith("counts(")]
+        forward = [e for e in with_counts.edges if e.forward.meta.get(SPLICED, "").startswith("counts(")]
         assert len(forward) == 1
-        assert with_counts.kept_bytes() - without.kept_bytes() == forward[0].made.meta["val"].numel() * 8, options
+        assert with_counts.saved_bytes() - without.saved_bytes() == forward[0].forward.meta["val"].numel() * 8, (
+            options
+        )
         assert len(with_counts.edges) == len(without.edges) + 2, "and the limit, which is an input"
 
 
@@ -144,13 +146,13 @@ def test_it_is_idempotent() -> None:
     graph = joint_of(Net().half(), *batches(32), **PLAIN)
     before = len(graph.nodes)
     placeholders = [n.meta["desc"].idx for n in graph.find_nodes(op="placeholder") if hasattr(n.meta["desc"], "idx")]
-    extra = Inputs(max(placeholders) - 1, 100, ())
+    extra = StatsInputs(max(placeholders) - 1, 100, ())
     assert observe_gradients(graph, Context(Recipe(), frozenset(), extra)).observed == ()
     assert len(graph.nodes) == before
 
 
 def test_a_surplus_of_values_is_said(monkeypatch: object) -> None:
-    class Few(Inputs):
+    class Few(StatsInputs):
         def __init__(self, statistics: int, lines: int, names: tuple[tuple[int, str], ...]) -> None:
             super().__init__(statistics, 5, names)
 
@@ -163,7 +165,7 @@ def test_a_surplus_of_values_is_said(monkeypatch: object) -> None:
         ("activation", "1 values"),
         ("weight", "4 values"),
     ]
-    assert sum(s.reason == SURPLUS for s in report.skips) == 2, "of the forward; no gradient goes uncounted"
+    assert sum(s.reason == TOO_MANY_VALUES for s in report.skips) == 2, "of the forward; no gradient goes uncounted"
 
 
 def test_a_model_with_linears_in_fp8_is_counted_before_they_are_encoded() -> None:

@@ -60,7 +60,7 @@ def test_the_gates_product_is_made_again_once_and_no_matmul_is() -> None:
     split = split_of(Gated(), torch.randn(128, 64), disabled="cut_for_bytes,encode_saved")
     ops = [n.target for n in split.bw.graph.nodes]
     assert ops.count(aten.mm.default) == 4, "three wgrads and, as x takes no gradient, the dgrad of down alone"
-    kept = {e.made.target for e in split.edges if not split.caller_owns(e.made)}
+    kept = {e.forward.target for e in split.edges if not split.caller_owns(e.forward)}
     assert kept <= {aten.mm.default, aten.permute.default}, kept
 
 
@@ -109,4 +109,4 @@ def test_products_and_reductions_are_not_repeated() -> None:
     ops = [n.target for n in split.bw.graph.nodes]
     assert ops.count(aten.cumsum.default) == 1, "the derivative's own, none made again"
     assert aten.addmm.default not in ops
-    assert {aten.cumsum.default, aten.addmm.default} <= {e.made.target for e in split.edges}
+    assert {aten.cumsum.default, aten.addmm.default} <= {e.forward.target for e in split.edges}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from fp8compile.fx.graph import SPLICED
 from fp8compile.numerics.histogram import FP16_MAX, saturate
 from fp8compile.passes.saturate_gradients import saturate_gradients
-from fp8compile.recipe.context import Context, Inputs
+from fp8compile.recipe.context import Context, StatsInputs
 from fp8compile.recipe.recipe import Recipe
 from tests.support.graphs import joint_of, text_of
 from tests.support.watched import Net, batches
@@ -83,7 +83,7 @@ def test_it_is_idempotent() -> None:
     graph = joint_of(Net().half(), *batches(32), **PLAIN)
     before = len(graph.nodes)
     last = max(n.meta["desc"].idx for n in graph.find_nodes(op="placeholder") if hasattr(n.meta["desc"], "idx"))
-    saturate_gradients(graph, Context(Recipe(), frozenset(), Inputs(last - 1, 100, ())))
+    saturate_gradients(graph, Context(Recipe(), frozenset(), StatsInputs(last - 1, 100, ())))
     assert len(graph.nodes) == before
 
 

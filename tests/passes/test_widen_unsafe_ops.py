@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import fp8compile
 from benchmarks.overflowing import Function
-from fp8compile.fx.graph import WIDENED, copied
+from fp8compile.fx.graph import WIDENED, copy_graph
 from fp8compile.islands.policy import LEFT, POLES, WIDEN
 from fp8compile.islands.search import decide
 from fp8compile.islands.upcast import can_widen
@@ -222,7 +222,7 @@ def test_idempotent_and_the_recipe_decides() -> None:
     assert not widen_unsafe_ops(graph, Context(Recipe())).islands and text_of(graph) == before
     plain = joint_of(fn, half(4, 8), **PLAIN, islands="off")
     assert not any(WIDENED in n.meta for n in plain.nodes) and plain.owning_module is not None
-    assert not decide(copied(plain.owning_module).graph, Context(Recipe(islands="off"))).islands
+    assert not decide(copy_graph(plain.owning_module).graph, Context(Recipe(islands="off"))).islands
     assert widen_unsafe_ops(plain, Context(Recipe())).islands
 
 
@@ -249,7 +249,7 @@ def test_attention_that_takes_no_fp32_is_left_with_the_cure() -> None:
     """Flash and cuDNN attention exist on a GPU only: the node stands in a graph of another model."""
     graph = joint_of(Function(lambda x: x.exp().sum(-1).log()), half(4, 8), **PLAIN, islands="off")
     assert graph.owning_module is not None
-    graph = copied(graph.owning_module).graph
+    graph = copy_graph(graph.owning_module).graph
     x = next(iter(graph.find_nodes(op="placeholder")))
     with graph.inserting_before(graph.output_node()):
         for name in ("_scaled_dot_product_flash_attention", "_scaled_dot_product_cudnn_attention"):

@@ -126,7 +126,11 @@ def test_a_recipe_says_in_a_line_what_differs_by_module() -> None:
 
 def test_a_change_everywhere_reaches_the_modules() -> None:
     recipe = Recipe(saved="off", modules={"a": {"saved": "groupwise"}})
-    assert recipe.saves and not recipe.everywhere(saved="off").saves and not Recipe.preset("off").saves
+    assert (
+        recipe.stores_saved
+        and not recipe.replace_in_all(saved="off").stores_saved
+        and not Recipe.preset("off").stores_saved
+    )
 
 
 def test_options_can_be_one_recipe() -> None:

@@ -11,22 +11,22 @@ from torch import Tensor, nn
 from torch.fx import Graph, Node
 
 from fp8compile.compiler.hooks import JointPasses
-from fp8compile.fx.graph import SPLICED, copied
-from fp8compile.fx.partition import Split
+from fp8compile.fx.graph import SPLICED, copy_graph
+from fp8compile.fx.partition import PartitionedGraph
 from tests.support.measure import compiled
 
 
-def split_of(model: nn.Module, *args: Tensor, disabled: str = "", **options: Any) -> Split:
+def split_of(model: nn.Module, *args: Tensor, disabled: str = "", **options: Any) -> PartitionedGraph:
     """Forward and backward graph of ``model`` after the PARTITION passes (but for those ``disabled``)."""
-    caught: list[Split] = []
-    finish = Split.finish
+    caught: list[PartitionedGraph] = []
+    finish = PartitionedGraph.finish
 
-    def catch(self: Split) -> None:
+    def catch(self: PartitionedGraph) -> None:
         finish(self)
         caught.append(self)
 
     recipe = {"min_saved_numel": 0, **options}
-    with mock.patch.object(Split, "finish", catch), torch._inductor.config.patch(disabled_passes=disabled):
+    with mock.patch.object(PartitionedGraph, "finish", catch), torch._inductor.config.patch(disabled_passes=disabled):
         compiled(model, **recipe)(*args)
     return caught[0]
 
@@ -40,7 +40,7 @@ def joint_of(model: nn.Module, *args: Tensor, **options: Any) -> Graph:
         run(self, graph)
         graph.eliminate_dead_code()
         assert graph.owning_module is not None
-        caught.append(copied(graph.owning_module).graph)
+        caught.append(copy_graph(graph.owning_module).graph)
 
     with mock.patch.object(JointPasses, "__call__", catch):
         compiled(model, **{"min_saved_numel": 0, **options})(*args)
@@ -63,11 +63,11 @@ def text_of(graph: Graph) -> str:
     return "\n".join([*lines, _returned(graph), ""])
 
 
-def backward_of(split: Split) -> str:
+def backward_of(split: PartitionedGraph) -> str:
     return text_of(split.bw.graph)
 
 
-def forward_of(split: Split) -> str:
+def forward_of(split: PartitionedGraph) -> str:
     return text_of(split.fw.graph)
 
 

@@ -23,7 +23,7 @@ from fp8compile.analysis.ranges.matching import packet
 from fp8compile.analysis.sensitivity import responses as R
 from fp8compile.compiler import inductor
 from fp8compile.fx.graph import memory_order
-from fp8compile.fx.partition import Split
+from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.numerics import Codec
 from fp8compile.passes.encode_saved import _is_ours, _Judge
 from fp8compile.recipe.context import Context
@@ -73,9 +73,9 @@ def outcome(model: nn.Module, *args: Tensor, **options: Any) -> Outcome:
     for edge in split.edges:
         decision = judge.decide(edge) if _is_ours(split, edge) else None
         if isinstance(decision, tuple):
-            codecs[edge.used] = decision[0]
+            codecs[edge.backward] = decision[0]
         elif isinstance(decision, str):
-            exact[edge.made.name] = decision
+            exact[edge.forward.name] = decision
     return _compared(split, _saved(split, inputs[0]), codecs, exact)
 
 
@@ -93,12 +93,12 @@ def _recording(inputs: list[list[Any]]) -> Callable[..., Any]:
     return inner
 
 
-def _saved(split: Split, inputs: list[Any]) -> dict[Node, Any]:
+def _saved(split: PartitionedGraph, inputs: list[Any]) -> dict[Node, Any]:
     """The values that the forward hands to the backward, in float64, and some gradient for what comes into it."""
     values = Wide(split.fw).run(*map(widened, inputs))
     made = zip(split.fw.graph.output_node().args[0], values, strict=True)  # type: ignore[arg-type]
     by_node = {node: value for node, value in made if isinstance(node, Node)}
-    saved = {edge.used: by_node[edge.made] for edge in split.edges}
+    saved = {edge.backward: by_node[edge.forward] for edge in split.edges}
     generator = torch.Generator().manual_seed(1)
     for node in split.bw.graph.find_nodes(op="placeholder"):
         if node not in saved:
@@ -106,7 +106,9 @@ def _saved(split: Split, inputs: list[Any]) -> dict[Node, Any]:
     return saved
 
 
-def _compared(split: Split, saved: dict[Node, Any], codecs: Mapping[Node, Codec], exact: dict[str, str]) -> Outcome:
+def _compared(
+    split: PartitionedGraph, saved: dict[Node, Any], codecs: Mapping[Node, Codec], exact: dict[str, str]
+) -> Outcome:
     placeholders = split.bw.graph.find_nodes(op="placeholder")
     decoded = {node: _decoded(codecs[node], saved[node]) if node in codecs else saved[node] for node in placeholders}
     bounding = Bounding(split.bw, {node: (decoded[node] - saved[node]).abs() for node in codecs})

@@ -86,7 +86,7 @@ def test_every_value_is_measured_in_fp32_forward_and_backward() -> None:
     batches = [torch.tensor([[1.0, -300.0, 2.0, 0.0]]).half(), torch.full((1, 4), 100.0).half()]
     found = calibrate(model, batches)
     assert amax(found, "mul") == [300.0, 9e4, 1.37] and amax(found, "sum") == [9e4]
-    unsafe = {v.op: found.why_unsafe(v) for v in values(found) if v.amax == 9e4}
+    unsafe = {v.op: found.overflow_reason(v) for v in values(found) if v.amax == 9e4}
     assert unsafe == dict.fromkeys(("mul.Tensor", "sum.dim_IntList"), "amax 9e+04 measured: above FP16's 65504")
     # d loss / d y = 2**-16 y + 2**-16 y, and d loss / d w = x times that; of equal values each is measured
     assert amax(found, "mul", "backward") == [1.53e-05, 0.00458, 0.00458, 2.75]
@@ -101,16 +101,16 @@ def test_a_batch_is_a_tensor_arguments_or_keywords(form: Callable[[Tensor], obje
 def test_a_loss_scale_is_chosen_and_only_what_no_single_scale_fits_is_unsafe() -> None:
     model, x = Scaled(lambda y: y * 2), torch.ones(4).half()
     small = calibrate(model, [x], loss=lambda y: y.sum() * 2.0**-13)
-    assert small.loss_scale == 2.0**12 and not any(map(small.why_unsafe, values(small)))
+    assert small.loss_scale == 2.0**12 and not any(map(small.overflow_reason, values(small)))
     assert amax(small, "mul", "backward") == [float(f"{2.0**-12:.3g}")] * 2
     apart = calibrate(Scaled(lambda y: y * 2.0**-14 * 2.0**14), [x])
-    unsafe = {v.amax for v in values(apart) if v.direction == "backward" and apart.why_unsafe(v)}
+    unsafe = {v.amax for v in values(apart) if v.direction == "backward" and apart.overflow_reason(v)}
     assert apart.loss_scale == 1.0 and unsafe == {16400.0}, "the median is 1, one of them is 2**14"
 
 
 def test_where_a_value_begins_to_be_unsafe() -> None:
     def why(amount: float, dtype: str = "f16", direction: str = "forward", scale: float = 1.0) -> str | None:
-        return Calibration((), loss_scale=scale).why_unsafe(Value("a", "exp", "", "", direction, dtype, amount))
+        return Calibration((), loss_scale=scale).overflow_reason(Value("a", "exp", "", "", direction, dtype, amount))
 
     assert why(65504 / 8) is None and why(2.0**-14 * 8) is None and why(0) is None
     assert why(8190) == "amax 8.2e+03 measured: less than 8 times below FP16's 65504"
@@ -142,7 +142,7 @@ def test_of_a_healthy_layer_all_is_seen_and_nothing_is_unsafe(dtype: torch.dtype
     assert len(values(found)) > 60 and all(
         v.amax > 0 or v.op == "full.default" for graph in found.graphs for v in graph.values
     )
-    assert not any(map(found.why_unsafe, values(found)))
+    assert not any(map(found.overflow_reason, values(found)))
     fn = compiled(layer, islands=found, emulate=True, min_saved_numel=0)  # with FP8 linears, storage and observation
     fn(*args).float().sum().backward()
     assert not fp8compile.report(fn).islands and all(p.grad.isfinite().all() for p in layer.parameters())
@@ -156,11 +156,11 @@ def test_masks_are_no_overflow_but_what_goes_through_their_value_is() -> None:
     x = torch.randn(4, 4).half()
     for fill in (-torch.inf, torch.finfo(torch.float16).min):
         found = calibrate(Scaled(attention(fill)), [x], loss=lambda y: y[0] * 2)
-        assert not any(map(found.why_unsafe, values(found))) and len(amax(found, "add")) == 1
+        assert not any(map(found.overflow_reason, values(found))) and len(amax(found, "add")) == 1
     ramp = calibrate(
         Scaled(lambda y: y * 256 * 2.0**-10), [torch.linspace(-256, 0, 512).half()[:, None].expand(512, 4)]
     )
-    assert ramp.why_unsafe(values(ramp)[1]) == "amax 6.5e+04 measured: less than 8 times below FP16's 65504"
+    assert ramp.overflow_reason(values(ramp)[1]) == "amax 6.5e+04 measured: less than 8 times below FP16's 65504"
 
 
 def test_under_autocast_and_with_a_graph_break() -> None:
@@ -181,7 +181,7 @@ def test_under_autocast_and_with_a_graph_break() -> None:
         found = calibrate(model, [x], loss=lambda y: y.float().sum())
         assert [g.kind for g in found.graphs] == ["training", "training", "inference", "inference"]
         unsafe = {
-            v.module for g in found.graphs for v in g.values if found.why_unsafe(v) and v.direction == "forward"
+            v.module for g in found.graphs for v in g.values if found.overflow_reason(v) and v.direction == "forward"
         }
         assert unsafe == {"b"}
         compiled(model, **run_options(found))(x).float().sum().backward()
@@ -206,7 +206,7 @@ def test_the_unstable_block_and_the_stream_behind_it_are_unsafe(unstable: tuple[
     _, _, found = unstable
     order = [v.module for v in values(found)]
     begin = order.index("blocks.1.up")
-    unsafe = [v for v in values(found) if found.why_unsafe(v) and v.direction == "forward"]
+    unsafe = [v for v in values(found) if found.overflow_reason(v) and v.direction == "forward"]
     assert unsafe[0] is values(found)[begin], "nothing before it"
     assert {"blocks.1.up", "blocks.1.down"} <= {v.module for v in unsafe}
     # behind it: the sums of the stream, and what the norms that read it hand to their backward; no product, no softmax
@@ -361,7 +361,7 @@ def test_a_calibration_is_part_of_the_recipe_and_of_its_key(small: Calibration, 
     by_module = Recipe(islands=small, modules={"a": {"saved": "off"}, "b": "off"})
     a, b = by_module.modules.values()
     assert a.islands is small and b.islands == "off" and by_module.at("a").islands is small
-    all_off = by_module.everywhere(islands="off")
+    all_off = by_module.replace_in_all(islands="off")
     assert [r.islands for r in (all_off, *all_off.modules.values())] == ["off"] * 3
     assert Recipe.from_options({"islands": str(path)}) == recipe
 

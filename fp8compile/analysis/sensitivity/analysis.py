@@ -8,7 +8,7 @@ from functools import cached_property
 
 from torch.fx import Graph, Node
 
-from fp8compile.analysis.linears import root_of
+from fp8compile.analysis.linears import uncast
 from fp8compile.analysis.ranges import Range, ranges
 from fp8compile.analysis.ranges.interval import ANYTHING
 from fp8compile.analysis.ranges.matching import packet
@@ -18,7 +18,7 @@ from fp8compile.analysis.sensitivity.regular import is_free_of_ties, is_regular
 from fp8compile.analysis.sensitivity.walk import Walk
 from fp8compile.fx.graph import SPLICED
 from fp8compile.fx.ops import is_attention
-from fp8compile.fx.partition import Split
+from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.numerics import Format
 
 LARGEST_ERROR = 0.5  # k e above this says nothing
@@ -27,7 +27,7 @@ LARGEST_ERROR = 0.5  # k e above this says nothing
 class Sensitivity:
     """Judges the saved values of one partitioned graph, which must stay as it is meanwhile."""
 
-    def __init__(self, split: Split) -> None:
+    def __init__(self, split: PartitionedGraph) -> None:
         self.split = split
         self.position: Mapping[Node, int] = {node: i for i, node in enumerate(split.bw.graph.nodes)}
         self._linear = _linear_from(split.bw.graph)
@@ -62,7 +62,9 @@ class Sensitivity:
     @cached_property
     def ranges(self) -> Mapping[Node, Range]:
         """What is proven of every value of the backward; of saved values, what is proven of them in the forward."""
-        known = {e.used: self.forward_ranges[e.made] for e in self.split.edges if e.made in self.forward_ranges}
+        known = {
+            e.backward: self.forward_ranges[e.forward] for e in self.split.edges if e.forward in self.forward_ranges
+        }
         return ranges(self.split.bw.graph, known)
 
     @cached_property
@@ -72,12 +74,12 @@ class Sensitivity:
     @cached_property
     def made(self) -> Mapping[Node, Node]:
         """The forward's value behind each placeholder of the backward that stands for a saved one."""
-        return {e.used: e.made for e in self.split.edges}
+        return {e.backward: e.forward for e in self.split.edges}
 
     def is_given(self, value: Node) -> bool:
         """Whether a value of the backward is an input of the forward, a parameter or the caller's data, through views."""
-        root = root_of(value)
-        return root in self.made and root_of(self.made[root]).op == "placeholder"
+        root = uncast(value)
+        return root in self.made and uncast(self.made[root]).op == "placeholder"
 
     def is_regular(self, value: Node) -> bool:
         """Whether no pole or exponential makes ``value``, element by element, here or in the forward (regular.py)."""

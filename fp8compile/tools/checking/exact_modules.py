@@ -40,7 +40,7 @@ def entries(exact: Set[Candidate], known: Iterable[Candidate], recipe: Recipe) -
 
 def with_modules(recipe: Recipe, new: Mapping[str, Mapping[str, Any]]) -> Recipe:
     """``recipe`` with entries before its own; each is a change to what holds in such a module now."""
-    plain = recipe.everywhere(**_NEUTRAL)
+    plain = recipe.replace_in_all(**_NEUTRAL)
     modules: dict[str, Any] = {
         pattern: dataclasses.replace(plain.at(_unescaped(pattern)), modules={}, **changes)
         for pattern, changes in new.items()
@@ -91,7 +91,7 @@ def options_text(recipe: Recipe) -> str:
 
 def _options(recipe: Recipe) -> dict[str, Any]:
     given = _differences(recipe, Recipe())
-    base = recipe.everywhere(**_NEUTRAL)
+    base = recipe.replace_in_all(**_NEUTRAL)
     modules = {pattern: _differences(other, base) for pattern, other in base.modules.items()}
     return {**given, **({"modules": modules} if modules else {})}
 

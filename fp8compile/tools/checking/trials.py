@@ -22,7 +22,7 @@ from fp8compile.compiler import report_store
 from fp8compile.compiler.inductor import compile_once
 from fp8compile.compiler.inputs import cuda_devices, dtypes_of, trains
 from fp8compile.compiler.node_by_node import run_the_graph
-from fp8compile.fx.graph import copied_with_attributes
+from fp8compile.fx.graph import copy_with_attributes
 from fp8compile.numerics.gradient_quality import Gradients, last_place, nudged
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.report import GraphReport
@@ -66,7 +66,7 @@ class Trials:
         with left_as_it_was(self.model), private.dynamo_config.patch(recompile_limit=LIMIT):
             found = one_step(self.compiled, self.args, self.kwargs, self.loss)
         if not self._ran:
-            raise ValueError(f"fp8compile.check: {report_store.NOTHING}")
+            raise ValueError(f"fp8compile.check: {report_store.NO_GRAPH_COMPILED}")
         if not found:
             raise ValueError(
                 "check: nothing to differentiate: no output of the model depends on a parameter that trains. Give loss=, "
@@ -100,7 +100,7 @@ class _Captured:
 
     def __init__(self, trials: Trials, gm: GraphModule, example_inputs: Sequence[Any]) -> None:
         self.trials = trials
-        self.graph: Any = copied_with_attributes(gm)
+        self.graph: Any = copy_with_attributes(gm)
         self.inputs: Sequence[Any] = tuple(example_inputs)
         self.context = private.TracingContext.try_get()
         self.step = last_place(dtypes_of(gm, example_inputs))
@@ -121,7 +121,7 @@ class _Captured:
         # Dynamo keeps what compiling draws from the random numbers of the step; here nobody else does.
         with private.tracing(self.context), torch.random.fork_rng(cuda_devices(self.inputs)):
             run, self.reports, _ = compile_once(
-                copied_with_attributes(self.graph), self.inputs, recipe, None, run_the_graph
+                copy_with_attributes(self.graph), self.inputs, recipe, None, run_the_graph
             )
         self.run, self.recipe = run, recipe
 
