@@ -143,17 +143,12 @@ def program_of(seed: int, dtype: torch.dtype = torch.float32, least_db: float = 
 def is_well_conditioned(program: Program, least_db: float) -> bool:
     """Whether eager runs it and is right in the program's own dtype."""
     try:
-        found = own_db(program)
+        exact, own = (gradients(program, None, dtype) for dtype in (torch.float64, program.dtype))
     except (RuntimeError, ValueError, IndexError):
         return False  # an in-place update of what autograd needs, a shape that does not fit: eager raises
-    return bool(found) and min(found.values()) >= least_db
-
-
-def own_db(program: Program) -> dict[str, float]:
-    """SQNR of each gradient of eager in the program's dtype against float64, -inf where that is 0 or not finite."""
-    exact, own = (gradients(program, None, dtype) for dtype in (torch.float64, program.dtype))
-    usable = {name: bool(g.isfinite().all()) and float(g.norm()) > 1e-12 for name, g in exact.items()}
-    return {name: sqnr_db(exact[name], own[name]) if usable[name] else -math.inf for name in exact}
+    if not exact or not all(bool(g.isfinite().all()) and float(g.norm()) > 1e-12 for g in exact.values()):
+        return False
+    return all(sqnr_db(exact[name], own[name]) >= least_db for name in exact)
 
 
 def _drawn(draw: random.Random, seed: int, dtype: torch.dtype, longest: int) -> Program | None:
