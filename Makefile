@@ -10,13 +10,20 @@ VENV   := .venv
 OLDEST := .venv-oldest
 PIP    := -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test test-capabilities mutants sweep nightly lint types test-oldest clean
+.PHONY: demo test fast check test-capabilities mutants sweep nightly lint types test-oldest clean
 
 demo: $(VENV)/demo
 	$(VENV)/bin/fp8compile demo $(ARGS)
 
 test: $(VENV)/dev
 	$(VENV)/bin/python -m pytest $(ARGS)
+
+# The tests nearest to what is changed since the last commit, for a minute at most (since another: ARGS=main).
+fast: $(VENV)/dev
+	$(VENV)/bin/python -m tests.nearest $(ARGS)
+
+# What CI runs.
+check: test lint types
 
 # The suite once for each vector instruction set of this CPU: default, avx2 and avx512, as far as it has them.
 test-capabilities: $(VENV)/dev

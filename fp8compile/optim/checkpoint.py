@@ -30,12 +30,8 @@ from fp8compile.optim.plan import Plan
 
 VERSION_KEY, VERSION = "fp8compile_state_version", 1
 OUR_GROUP_KEYS = (VERSION_KEY, "state_format", "master")  # keys of a group that torch.optim does not know
-KEPT_GROUP_KEYS = (
-    *OUR_GROUP_KEYS,
-    "params",
-    "param_names",
-    "decoupled_weight_decay",
-)  # of the optimizer that loads, as AdamW's in torch
+# Of the optimizer that loads, as AdamW's in torch.
+KEPT_GROUP_KEYS = (*OUR_GROUP_KEYS, "params", "param_names", "decoupled_weight_decay")
 BESIDE_STATES = ("step", "correction", "master")
 UNCOUNTED = {"momentum_buffer"}  # with these states alone (SGD, Muon) torch.optim counts no steps
 FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
