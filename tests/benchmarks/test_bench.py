@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import subprocess
@@ -20,30 +19,9 @@ from benchmarks.llama import TINY, Layer, Shape
 from benchmarks.markdown import markdown
 from benchmarks.registry import PARTS, Benchmark, Case, Row, Setting
 from fp8compile.cli import bench, main
-from fp8compile.optim import compiled_step
 
 torch.set_num_threads(1)
 CPU = Setting.on("cpu", tiny=True)
-PLAIN = torch.compile
-
-
-@pytest.fixture
-def nothing_generated(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Graphs are captured and rewritten, then run node by node: the C++ compiler takes nearly all of the time otherwise.
-
-    ``fp8compile bench --device cpu --tiny`` (make nightly) runs them through it.
-    """
-
-    def quick(model: Any, *, backend: Any = "inductor", options: Any = None, **more: Any) -> Any:
-        if backend == "inductor":
-            return PLAIN(model, backend="aot_eager", **more)
-        return PLAIN(model, backend=backend, options={**(options or {}), "codegen": "eager"}, **more)
-
-    def step_by_step(signature: Any, chunk: Any) -> Any:
-        return functools.partial(compiled_step._eager, signature.plan, chunk)
-
-    monkeypatch.setattr(torch, "compile", quick)
-    monkeypatch.setattr(compiled_step, "_compiled", step_by_step)
 
 
 @pytest.mark.parametrize("benchmark", suite.BENCHMARKS, ids=lambda b: b.name)
@@ -401,28 +379,3 @@ BEGIN, END = readme_tables.markers("gpu")
 def test_a_readme_without_its_markers_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="Cure: put them back"):
         readme_tables.replaced(text, "gpu", "new")
-
-
-# ------------------------------------------------------------------------------------------------------ parity
-
-
-def test_parity_goes_on_from_its_checkpoint(
-    tmp_path: Path, nothing_generated: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Four steps and then four more are, to the bit, the eight steps of a run that was not cut off."""
-
-    def losses(name: str, *more: str) -> Any:
-        line = f"--device cpu --tiny --steps 8 --minutes 5 --out {tmp_path / name} --checkpoint {tmp_path / name}.pt"
-        parity.main([*line.split(), *more])
-        return results.Results.opened(tmp_path / name, "cpu", tiny=True).rows["parity: tiny"]
-
-    whole = losses("whole")
-    assert whole["step"] == 8 and len(whole["losses"]["ours"]) == 8 and "validation_gap" in whole
-    assert whole["losses"]["ours"] != whole["losses"]["bf16"]
-    draw = parity.batches
-    with monkeypatch.context() as cut:
-        cut.setattr(parity, "batches", lambda *args: (b for i, b in enumerate(draw(*args)) if i < 4))
-        assert losses("parts")["step"] == 4
-    assert losses("parts")["losses"] == whole["losses"]
-    with pytest.raises(ValueError, match=r"is of a run of 8 steps, not 9\. Cure: --steps 8"):
-        losses("parts", "--steps", "9")

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import copy
-import io
 import json
-import math
-import pickle
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -22,75 +19,23 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from fp8compile import optim
-from fp8compile.numerics.states.registry import STATE_FORMATS
 from fp8compile.numerics.states.split_weights import joined
 from fp8compile.optim.checkpoint import VERSION, VERSION_KEY
-from fp8compile.optim.compress import compress
 from fp8compile.optim.overrides import override
-
-SHAPES = {"weight": (67, 130), "conv": (10, 64, 3, 3), "long": (5000,), "bias": (67,), "scale": ()}
-ENCODED = ("weight", "conv", "long")  # at least 4096 elements
-KINDS: dict[str, tuple[type[optim.EncodedOptimizer], dict[str, Any]]] = {
-    "AdamW": (optim.AdamW, {}),
-    "Adam": (optim.Adam, {"weight_decay": 0.1}),
-    "amsgrad": (optim.AdamW, {"amsgrad": True, "state_format": "fp32"}),
-    "Lion": (optim.Lion, {}),
-    "SGD": (optim.SGD, {"momentum": 0.9, "dampening": 0.5}),
-    "SGD without momentum": (optim.SGD, {}),
-    "RMSprop": (optim.RMSprop, {"momentum": 0.5}),
-    "centered": (optim.RMSprop, {"centered": True, "state_format": "fp32"}),
-    "LAMB": (optim.LAMB, {}),
-}
-PAIRS = [*STATE_FORMATS[:7], "bf16", "fp32", "4bit", ("dynamic4", "rank1_linear4"), ("dynamic_tree", "e4m3_expanded")]
-
-
-class Net(nn.Module):
-    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
-        super().__init__()
-        random = torch.Generator().manual_seed(0)
-        for name, shape in SHAPES.items():
-            self.register_parameter(name, nn.Parameter(torch.randn(shape, generator=random).to(dtype)))
-
-
-def of(kind: str, net: nn.Module, **options: Any) -> optim.EncodedOptimizer:
-    cls, defaults = KINDS[kind]
-    return cls(net, lr=1e-2, compiled=False, **(defaults | options))  # type: ignore[call-arg]
-
-
-def train(net: nn.Module, optimizer: torch.optim.Optimizer, steps: int, seed: int = 1) -> None:
-    random = torch.Generator().manual_seed(seed)
-    for _ in range(steps):
-        for p in net.parameters():
-            p.grad = torch.randn(p.shape, generator=random).to(p.dtype)
-        optimizer.step()
-
-
-def trained(kind: str = "AdamW", dtype: torch.dtype = torch.float32, **options: Any) -> tuple[Net, Any]:
-    net = Net(dtype)
-    optimizer = of(kind, net, **options)
-    train(net, optimizer, 3)
-    return net, optimizer
-
-
-def raw(value: Any) -> Any:
-    """Something that is equal where every bit is."""
-    if isinstance(value, Tensor):
-        return value.dtype, value.shape, value.detach().contiguous().reshape(-1).view(torch.uint8).tolist()
-    if isinstance(value, Mapping):
-        return {key: raw(each) for key, each in value.items()}
-    return [raw(each) for each in value] if isinstance(value, (list, tuple)) else value
-
-
-def everything(net: nn.Module, optimizer: torch.optim.Optimizer) -> Any:
-    return raw([dict(net.named_parameters()), torch.optim.Optimizer.state_dict(optimizer)])
-
-
-def through_a_file(state_dict: Any) -> Any:
-    file = io.BytesIO()
-    torch.save(state_dict, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
-
+from tests.support.checkpoints import (
+    CODES,
+    KINDS,
+    PAIRS,
+    SHAPES,
+    Net,
+    decoded,
+    everything,
+    of,
+    raw,
+    through_a_file,
+    train,
+    trained,
+)
 
 # Our own
 
@@ -161,101 +106,6 @@ def test_what_was_loaded_is_not_shared() -> None:
 
 
 # torch.optim's, and other formats
-
-
-def decoded(optimizer: optim.EncodedOptimizer) -> list[dict[str, Tensor]]:
-    """The FP32 states, parameter by parameter."""
-    return [
-        optimizer.plan_of(p, group).decoded(optimizer.state[p], p.shape)
-        for group in optimizer.param_groups
-        for p in group["params"]
-    ]
-
-
-STOCK: dict[str, type[torch.optim.Optimizer]] = {
-    "AdamW": torch.optim.AdamW,
-    "Adam": torch.optim.Adam,
-    "amsgrad": torch.optim.AdamW,
-    "SGD": torch.optim.SGD,
-    "SGD without momentum": torch.optim.SGD,
-    "RMSprop": torch.optim.RMSprop,
-    "centered": torch.optim.RMSprop,
-}
-
-
-UNCORRECTED = ("SGD", "SGD without momentum", "RMSprop", "centered")
-
-
-def stock(kind: str, net: nn.Module) -> torch.optim.Optimizer:
-    options = {key: value for key, value in KINDS[kind][1].items() if key != "state_format"}
-    return STOCK[kind](net.parameters(), lr=1e-2, **options)  # type: ignore[call-arg]
-
-
-@pytest.mark.parametrize("kind", STOCK)
-def test_a_state_of_torch_is_encoded(kind: str) -> None:
-    net = Net()
-    theirs = stock(kind, net)
-    train(net, theirs, 3)
-    ours = of(kind, Net())
-    ours.load_state_dict(through_a_file(theirs.state_dict()))
-    for p, q, states in zip(net.parameters(), ours.param_groups[0]["params"], decoded(ours), strict=True):
-        plan = ours.plan_of(q, ours.param_groups[0])
-        for name, codec in plan.codecs:
-            exact = theirs.state[p][name]
-            assert torch.equal(states[name], codec.decode(codec.encode(exact), exact.shape)), name
-        steps = theirs.state[p].get("step")  # SGD counts none; what matters there is that it is not the first step
-        assert not states or ours.state[q]["step"] == (1 if steps is None else steps)
-
-
-@pytest.mark.parametrize("kind", STOCK)
-def test_an_exported_state_goes_on_in_torch(kind: str) -> None:
-    """One step from the same states: the fresh moments are used before they are encoded, so only FP32 roundings differ.
-
-    The parameter is p - lr d, with d made of terms of which none is larger than ``t`` below, each rounded at most 16
-    times; and p itself is rounded at most 4 times (decay, the difference, and the same in the other order). Adam's
-    corrections 1 - b**t are torch's in double, ours in FP32: rounding b, and the power, moves them by at most
-    2 / (1 - b) roundings (1 - b**t >= (1 - b) t b**(t - 1)), of which the root of the second halves what it gets.
-    """
-    roundings = 16 + (0 if kind in UNCORRECTED else 2 / (1 - 0.9) + 1 / (1 - 0.999))
-    net, ours = trained(kind)
-    other = Net()
-    theirs = stock(kind, other)
-    other.load_state_dict(net.state_dict())
-    theirs.load_state_dict(through_a_file(ours.export_fp32_state_dict()))
-    for p, states in zip(other.parameters(), decoded(ours), strict=True):
-        assert all(torch.equal(theirs.state[p][name], exact) for name, exact in states.items())
-        assert states.keys() <= theirs.state[p].keys() <= {*states, "step"}
-    before = {name: p.detach().clone() for name, p in net.named_parameters()}
-    train(net, ours, 1, seed=2)
-    train(other, theirs, 1, seed=2)
-    for (name, p), q in zip(net.named_parameters(), other.parameters(), strict=True):
-        t = largest_term(kind, q, before[name], theirs.state[q])
-        assert ((p - q).abs() <= 2.0**-24 * (roundings * 1e-2 * t + 4 * before[name].abs())).all(), name
-
-
-def largest_term(kind: str, q: Tensor, p: Tensor, states: Mapping[str, Any]) -> Tensor:
-    """A bound on the terms whose sum the step is: of each running mean its old value, its new one and the gradient."""
-    assert q.grad is not None
-    g = q.grad.abs() + 0.1 * p.abs()
-    if kind.startswith("SGD"):
-        return g + 2 * states["momentum_buffer"].abs() + g if "momentum_buffer" in states else g
-    if kind in ("RMSprop", "centered"):
-        mean = states["grad_avg"] ** 2 if kind == "centered" else torch.zeros(())
-        spread = states["square_avg"] - mean  # rounded relative to square_avg, which is larger by the factor below
-        d = g / (spread.sqrt() + 1e-8) * (states["square_avg"] + mean) / spread
-        return d + 2 * states["momentum_buffer"].abs() if "momentum_buffer" in states else d
-    v = states.get("max_exp_avg_sq", states["exp_avg_sq"]) / (1 - 0.999**4)
-    return 3 * (states["exp_avg"].abs() + g) / (1 - 0.9**4) / (v.sqrt() + 1e-8)
-
-
-def test_torch_takes_over_all_options() -> None:
-    net, ours = trained()
-    ours.param_groups[0]["lr"] = 0.25
-    theirs = torch.optim.AdamW(net.parameters())
-    keys = set(theirs.param_groups[0])
-    theirs.load_state_dict(ours.export_fp32_state_dict())
-    assert theirs.param_groups[0]["lr"] == 0.25
-    assert set(theirs.param_groups[0]) - {"param_names"} == keys
 
 
 @pytest.mark.parametrize("new", PAIRS)
@@ -336,129 +186,6 @@ def test_a_state_without_low_bits_starts_from_the_parameter() -> None:
 
 # What does not fit
 
-Change = Callable[[dict[str, Any]], Any]
-CODES, AMAX, K = (f"exp_avg.e4m3_expanded.{part}" for part in ("codes", "amax", "k"))
-
-
-def put(key: str, value: Any) -> Change:
-    def change(saved: dict[str, Any]) -> None:
-        old = saved["state"][0].get(key)
-        saved["state"][0][key] = value(old) if callable(value) else value
-
-    return change
-
-
-def lose(*keys: str) -> Change:
-    return lambda saved: [saved["state"][0].pop(key) for key in keys]
-
-
-def group(**options: Any) -> Change:
-    return lambda saved: saved["param_groups"][0].update(options)
-
-
-BAD: dict[str, tuple[Change, str]] = {
-    "no state": (lambda s: s.pop("state"), "not the state dict of an optimizer"),
-    "flat": (lambda s: s.pop("param_groups"), "set_optimizer_state_dict"),
-    "states in a list": (lambda s: s.update(state=[]), "not the state dict of an optimizer"),
-    "a group too many": (lambda s: s["param_groups"].append({"params": []}), "2 parameter groups, this optimizer 1"),
-    "a parameter too few": (lambda s: s["param_groups"][0]["params"].pop(), "4 parameters in the state dict, 5 here"),
-    "a parameter too many": (lambda s: s["param_groups"][0]["params"].append(5), "6 parameters in the state dict"),
-    "a group without parameters": (lambda s: s["param_groups"][0].pop("params"), "without 'params'"),
-    "a parameter of no group": (lambda s: s["state"].update({7: s["state"][0]}), r"in none of its groups: \[7\]"),
-    "newer": (group(**{VERSION_KEY: VERSION + 1}), f"version {VERSION + 1}, .* upgrade"),
-    "version of no kind": (group(**{VERSION_KEY: "new"}), "version new"),
-    "a learning rate below zero": (group(lr=-1.0), "lr"),
-    "a state that is none": (lambda s: s["state"].update({0: torch.ones(2)}), "parameter 0 is a Tensor"),
-    "no codes": (lose(CODES), "weight: exp_avg has amax, k, and e4m3_expanded is codes, amax, k"),
-    "no metadata": (lose(AMAX, K), "exp_avg has codes"),
-    "a state missing": (lose(CODES, AMAX, K), "exp_avg is not among step, exp_avg_sq"),
-    "no step": (lose("step"), "it has no step"),
-    "step of no kind": (put("step", "three"), "its step is 'three'"),
-    "step of no shape": (put("step", torch.ones(2)), "its step is"),
-    "step not finite": (put("step", math.nan), "its step is nan"),
-    "step below zero": (put("step", -1), "its step is -1"),
-    "rows cut off": (
-        put(CODES, lambda t: t[:-1]),
-        r"codes is torch.float8_e4m3fn \[66, 130\], and",
-    ),
-    "groups cut off": (
-        put(AMAX, lambda t: t[:, :1]),
-        r"amax is torch.float32 \[67, 1\], and torch.float32 \[67, 2\]",
-    ),
-    "flattened": (put(CODES, lambda t: t.flatten()), r"\[8710\]"),
-    "another dtype": (put(CODES, lambda t: t.float()), "torch.float32"),
-    "a signed byte": (put(CODES, lambda t: t.view(torch.int8)), "torch.int8"),
-    "k as floats": (put(K, lambda t: t.float()), "k is torch.float32"),
-    "a list": (put(CODES, lambda t: t.tolist()), "codes is a list"),
-    "a dict": (put(CODES, {}), "codes is not there"),
-    "no such format": (put("exp_avg.e9m9.codes", torch.ones(1)), "exp_avg is in several formats"),
-    "only no such format": (
-        lambda s: [lose(CODES, AMAX, K)(s), put("exp_avg.e9m9.codes", torch.ones(1))(s)],
-        "no state format 'e9m9'",
-    ),
-    "a part too many": (put("exp_avg.e4m3_expanded.shift", torch.ones(1)), "amax, codes, k, shift"),
-    "one state twice": (put("exp_avg", torch.zeros(67, 130)), "several formats"),
-    "a state of another optimizer": (
-        put("momentum_buffer", torch.zeros(67, 130)),
-        "it has momentum_buffer, and this",
-    ),
-    "a format for the other kind of state": (
-        lambda s: s["state"].update(
-            {0: {"step": 1, "exp_avg.linear4.codes": torch.zeros(1), "exp_avg_sq": torch.zeros(67, 130)}}
-        ),
-        "linear4' does not fit",
-    ),
-    "a state of torch, cut off": (
-        lambda s: s["state"].update(
-            {0: {"step": 1, "exp_avg": torch.zeros(66, 130), "exp_avg_sq": torch.zeros(67, 130)}}
-        ),
-        r"exp_avg is torch.float32 \[66, 130\], and torch.float32 \[67, 130\] fits",
-    ),
-    "a state of torch in integers": (
-        lambda s: s["state"].update(
-            {0: {"step": 1, "exp_avg": torch.zeros(67, 130, dtype=torch.int32), "exp_avg_sq": 0}}
-        ),
-        "exp_avg is torch.int32",
-    ),
-    "of the last parameter": (lambda s: s["state"][4].pop("step"), "state of scale: it has no step"),
-}
-
-
-@pytest.mark.parametrize("case", BAD)
-def test_a_bad_state_says_what_and_changes_nothing(case: str) -> None:
-    net, optimizer = trained()
-    saved = through_a_file(optimizer.state_dict())
-    change, message = BAD[case]
-    change(saved)
-    train(net, optimizer, 1, seed=3)  # so that what was saved differs from what is there
-    groups, inner = [*map(id, optimizer.param_groups)], {id(p): id(state) for p, state in optimizer.state.items()}
-    before = everything(net, optimizer)
-    with pytest.raises(ValueError, match=message):
-        optimizer.load_state_dict(saved)
-    assert everything(net, optimizer) == before
-    assert [*map(id, optimizer.param_groups)] == groups
-    assert {id(p): id(state) for p, state in optimizer.state.items()} == inner
-
-
-@pytest.mark.parametrize("case", ["newer", "rows cut off", "of the last parameter"])
-def test_after_a_bad_state_training_goes_on(case: str) -> None:
-    (net, optimizer), (twin_net, twin) = trained(), trained()
-    saved = through_a_file(optimizer.state_dict())
-    BAD[case][0](saved)
-    with pytest.raises(ValueError):
-        optimizer.load_state_dict(saved)
-    for each in ((net, optimizer), (twin_net, twin)):
-        train(*each, 1, seed=3)
-    assert everything(net, optimizer) == everything(twin_net, twin)
-
-
-def test_the_state_of_another_kind_of_optimizer() -> None:
-    adam, lion = trained("AdamW")[1], of("Lion", Net())
-    with pytest.raises(ValueError, match=r"it has exp_avg_sq.*, and this optimizer keeps exp_avg"):
-        lion.load_state_dict(adam.state_dict())
-    with pytest.raises(ValueError, match=r"it has momentum_buffer.*, and this optimizer keeps exp_avg, exp_avg_sq"):
-        of("AdamW", Net()).load_state_dict(trained("SGD")[1].state_dict())
-
 
 def test_parameters_that_had_no_gradient_start_anew() -> None:
     net = Net()
@@ -486,32 +213,6 @@ def test_an_empty_state_is_none_yet() -> None:
     assert len(optimizer.state) == len(SHAPES) - 1
 
 
-def test_muon_and_torch() -> None:
-    """torch.optim.Muon counts no steps and takes matrices only."""
-    p = nn.Parameter(torch.randn(67, 130))
-    ours, theirs = optim.Muon([p], compiled=False), torch.optim.Muon([p])
-    p.grad = torch.randn(67, 130)
-    theirs.step()
-    ours.load_state_dict(theirs.state_dict())
-    codec = dict(ours.plan_of(p, ours.param_groups[0]).codecs)["momentum_buffer"]
-    [state] = decoded(ours)
-    exact = theirs.state[p]["momentum_buffer"]
-    assert torch.equal(state["momentum_buffer"], codec.decode(codec.encode(exact), exact.shape))
-    theirs.load_state_dict(ours.export_fp32_state_dict())
-    assert torch.equal(theirs.state[p]["momentum_buffer"], state["momentum_buffer"])
-    theirs.step()
-
-
-def test_a_compressed_optimizer_of_torch_reads_and_writes_the_same() -> None:
-    net, optimizer = trained()
-    theirs = compress(torch.optim.AdamW(net.parameters()))
-    theirs.load_state_dict(optimizer.state_dict())
-    other = of("AdamW", Net())
-    other.load_state_dict(theirs.state_dict())
-    states = [each.state_dict()["state"] for each in (optimizer, other)]
-    assert raw(states[0]) == raw(states[1])
-
-
 def test_groups_stay_the_same_objects_and_keep_what_is_unknown() -> None:
     _, optimizer = trained()
     saved = copy.deepcopy(optimizer.state_dict())
@@ -521,148 +222,6 @@ def test_groups_stay_the_same_objects_and_keep_what_is_unknown() -> None:
     assert optimizer.param_groups is groups and groups[0] is group
     assert (group["lr"], group["initial_lr"], group["note"]) == (0.5, 2.0, "x")
     assert (group["state_format"], group["master"]) == ("e4m3_expanded", "none")  # for this optimizer to say
-
-
-def test_adamw_stays_adamw() -> None:
-    theirs, ours = stock("Adam", Net()), of("AdamW", Net())
-    ours.load_state_dict(theirs.state_dict())
-    assert ours.param_groups[0]["decoupled_weight_decay"]
-
-
-def test_a_learning_rate_may_come_back_as_a_tensor() -> None:
-    net, optimizer = trained()
-    optimizer.param_groups[0]["lr"] = torch.tensor(1e-2)
-    other, resumed = trained()
-    resumed.load_state_dict(through_a_file(optimizer.state_dict()))
-    for each in ((net, optimizer), (other, resumed)):
-        train(*each, 2, seed=2)
-    assert everything(net, optimizer) == everything(other, resumed)
-
-
-@pytest.mark.parametrize("tensor_lr", [False, True])
-def test_a_scheduler_goes_on_after_loading(tensor_lr: bool) -> None:
-    def made() -> tuple[Net, optim.EncodedOptimizer, torch.optim.lr_scheduler.LRScheduler]:
-        net = Net()
-        optimizer = optim.AdamW(net, lr=torch.tensor(0.1) if tensor_lr else 0.1, compiled=False)
-        return net, optimizer, torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=7)
-
-    net, optimizer, scheduler = made()
-    for _ in range(3):
-        train(net, optimizer, 1)
-        scheduler.step()
-    other, resumed, after = made()
-    train(other, resumed, 1)
-    other.load_state_dict(net.state_dict())
-    resumed.load_state_dict(through_a_file(optimizer.state_dict()))
-    after.load_state_dict(through_a_file(scheduler.state_dict()))
-    for _ in range(2):
-        for each in ((net, optimizer, scheduler), (other, resumed, after)):
-            train(each[0], each[1], 1, seed=2)
-            each[2].step()
-    assert everything(net, optimizer) == everything(other, resumed)
-
-
-def test_a_scheduler_may_begin_in_the_middle() -> None:
-    _, optimizer = trained()
-    torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
-    other = of("AdamW", Net())
-    other.load_state_dict(through_a_file(optimizer.state_dict()))
-    torch.optim.lr_scheduler.ExponentialLR(
-        other, 0.5, last_epoch=3
-    )  # needs initial_lr, which the scheduler put there
-
-
-def test_hooks_run_as_in_torch() -> None:
-    _, optimizer = trained()
-    seen: list[Any] = []
-
-    def other_lr(opt: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
-        seen.append((opt, "before"))
-        groups = [{**group, "lr": 0.75} for group in state_dict["param_groups"]]
-        return {**state_dict, "param_groups": groups}
-
-    saved = optimizer.state_dict()
-    optimizer.register_load_state_dict_pre_hook(other_lr)
-    optimizer.register_load_state_dict_pre_hook(
-        lambda opt, state_dict: state_dict["param_groups"][0].pop("eps") and None
-    )
-    optimizer.register_load_state_dict_post_hook(lambda opt: seen.append((opt, "after")))
-    optimizer.register_state_dict_post_hook(lambda opt, state_dict: {**state_dict, "extra": 1})
-    optimizer.load_state_dict(saved)
-    assert seen == [(optimizer, "before"), (optimizer, "after")]
-    assert optimizer.param_groups[0]["lr"] == 0.75 and optimizer.param_groups[0]["eps"] == 1e-8
-    assert optimizer.state_dict()["extra"] == 1 and "eps" in saved["param_groups"][0]
-
-
-def test_formats_are_decided_once() -> None:
-    """An override after the first step is for the next optimizer: states stay as they are stored, also through loading."""
-    net, optimizer = trained()
-    override(net, state_format="fp32", names=("weight",))
-    optimizer.load_state_dict(optimizer.state_dict())
-    train(net, optimizer, 1)
-    assert CODES in optimizer.state[net.weight]
-    other = of("AdamW", net)
-    other.load_state_dict(optimizer.state_dict())
-    assert "exp_avg.fp32.value" in other.state[net.weight]
-
-
-COPIES: dict[str, Callable[[Any], Any]] = {
-    "deepcopy": copy.deepcopy,
-    "pickle": lambda pair: pickle.loads(pickle.dumps(pair)),
-}
-
-
-@pytest.mark.parametrize("how", COPIES)
-@pytest.mark.parametrize("started", [False, True])
-def test_a_copy_trains_on_as_the_original(how: str, started: bool) -> None:
-    net = Net(torch.bfloat16)
-    override(net.conv, state_format="fp32")  # marked on this very parameter, of which a copy knows nothing
-    optimizer = of("AdamW", net, overrides={"lo*": "dynamic_tree"}, seed=5)
-    if started:
-        train(net, optimizer, 2)
-        override(net, state_format="fp32", names=("weight",))  # too late for this optimizer and its copies
-    other, twin = COPIES[how]((net, optimizer))
-    assert {id(p) for p in twin.param_groups[0]["params"]} == {id(p) for p in other.parameters()}
-    for each in ((net, optimizer), (other, twin)):
-        train(*each, 2, seed=2)
-    assert everything(net, optimizer) == everything(other, twin)
-    assert raw(twin.state[other.weight][CODES]) == raw(optimizer.state[net.weight][CODES])
-    assert str(twin.report()) == str(optimizer.report())
-
-
-def test_gradient_release_follows_what_was_loaded() -> None:
-    net, optimizer = trained()
-    release = optimizer.release_gradients(net)
-    saved = copy.deepcopy(optimizer.state_dict())
-    saved["param_groups"][0]["lr"] = 0.0
-    saved["param_groups"][0]["weight_decay"] = 0.0
-    optimizer.load_state_dict(saved)
-    before = raw(dict(net.named_parameters()))
-    sum(p.sum() for p in net.parameters()).backward()
-    release.remove()
-    assert raw(dict(net.named_parameters())) == before and net.weight.grad is None
-
-
-def test_a_grad_scaler_composes() -> None:
-    """The scale is a power of two, so scaling and unscaling changes no gradient; an infinite one skips the step."""
-    (net, plain), (other, scaled) = trained(), trained()
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-
-    def loss(of: nn.Module) -> Tensor:
-        return sum((p * p.detach().round()).sum() for p in of.parameters())  # type: ignore[return-value]
-
-    net.zero_grad()
-    loss(net).backward()
-    plain.step()
-    other.zero_grad()
-    scaler.scale(loss(other)).backward()
-    scaler.step(scaled)
-    scaler.update()
-    assert everything(net, plain) == everything(other, scaled)
-    other.zero_grad()
-    scaler.scale(loss(other) * math.inf).backward()
-    scaler.step(scaled)
-    assert everything(net, plain) == everything(other, scaled)
 
 
 # torch.distributed.checkpoint.state_dict, here without other ranks

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import json
-import pickle
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,26 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fp8compile
-from fp8compile import Calibration, Recipe, calibrate
+from fp8compile import Calibration, calibrate
 from fp8compile.islands.search import computes
 from fp8compile.recipe.calibration import Measurements, Value
 from fp8compile.tools.calibrate import _merged
+from tests.support.calibration import Scaled, amax, error_of, run_options, values
 from tests.support.graphs import joint_of
 from tests.support.measure import compiled, llama_case, sqnr
 from tests.support.vit import ViT
-
-PLAIN = {"preset": "off"}
-
-
-class Scaled(nn.Module):
-    """x * w, then a function of it: every value can be told by hand."""
-
-    def __init__(self, fn: Callable[[Tensor], Tensor] = lambda y: y, dtype: torch.dtype = torch.float16) -> None:
-        super().__init__()
-        self.w, self.fn = nn.Parameter(torch.ones(4, dtype=dtype)), fn
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.fn(x * self.w)
 
 
 class LinearAttention(nn.Module):
@@ -54,28 +39,6 @@ class LinearAttention(nn.Module):
         inverse = 1 / (torch.einsum("bhnd,bhd->bhn", q, k.sum(2)) + 1e-6)
         mixed = torch.einsum("bhnd,bhde,bhn->bhne", q, state, inverse) * length
         return self.out(mixed.transpose(1, 2).flatten(2))
-
-
-def run_options(islands: object, **more: object) -> dict[str, Any]:
-    return {**PLAIN, "islands": islands, **more}
-
-
-def values(calibration: Calibration, kind: str = "training") -> tuple[Value, ...]:
-    (graph,) = (g for g in calibration.graphs if g.kind == kind)
-    return graph.values
-
-
-def amax(calibration: Calibration, op: str, direction: str = "forward") -> list[float]:
-    return [v.amax for v in values(calibration) if v.op.startswith(op) and v.direction == direction]
-
-
-def error_of(run: Callable[[], object]) -> str:
-    """What the ValueError beneath torch.compile's error says."""
-    with pytest.raises(Exception) as caught:
-        run()
-    error = getattr(caught.value, "inner_exception", caught.value)
-    assert isinstance(error, ValueError), error
-    return str(error)
 
 
 # ---------------------------------------------------------------------------------------------------- what is measured
@@ -322,113 +285,7 @@ def test_an_inference_graph_that_was_not_measured_is_none_and_a_training_graph_i
     assert "holds no training graph" in error_of(lambda: compiled(Scaled(torch.sin), **run_options(nothing))(x))
 
 
-# ------------------------------------------------------------------------------------------------- the file, the recipe
-
-
-@pytest.fixture
-def small() -> Calibration:
-    value = Value("mul", "mul.Tensor", "a.b", 'net.py:3 in forward: y = "x" * w', "forward", "f16", 9e4)
-    gradient = Value("mul_1", "mul.Tensor", "a.b", "", "backward", "bf16", 1.5e-7)
-    return Calibration((Measurements("training", (value, gradient)),), 4, 1024.0, ("aten.exp",), (("a", ("b",)),))
-
-
-def test_a_file_says_the_same(small: Calibration, tmp_path: Path) -> None:
-    path = tmp_path / "calibration.json"
-    small.save(path)
-    again = Calibration.load(path)
-    assert (
-        again == small
-        and hash(again) == hash(small)
-        and repr(again) == repr(small)
-        and again.text == path.read_text()
-    )
-    plain = json.loads(path.read_text())
-    assert plain["loss_scale"] == 1024.0 and plain["graphs"][0]["values"][0]["amax"] == 9e4
-    other = dataclasses.replace(small, headroom=8)
-    assert other != small and other.digest != small.digest and str(other).endswith("1 graphs, headroom=8)")
-
-
-def test_a_calibration_is_part_of_the_recipe_and_of_its_key(small: Calibration, tmp_path: Path) -> None:
-    path = tmp_path / "calibration.json"
-    small.save(path)
-    recipe, loaded = Recipe(islands=small), Recipe(islands=str(path))
-    assert loaded == recipe and hash(loaded) == hash(recipe) and loaded.key == recipe.key and loaded.islands == small
-    others = [Recipe(), Recipe(islands="off"), Recipe(islands=dataclasses.replace(small, headroom=16))]
-    assert len({r.key for r in (recipe, *others)}) == 4
-    assert pickle.dumps(loaded) == pickle.dumps(recipe) and pickle.loads(pickle.dumps(recipe)) == recipe
-    assert str(recipe) == f"Recipe(islands={small!r})" and len(repr(small)) < 60
-    assert Recipe.preset("storage_only", islands=small).islands is small
-    by_module = Recipe(islands=small, modules={"a": {"saved": "off"}, "b": "off"})
-    a, b = by_module.modules.values()
-    assert a.islands is small and b.islands == "off" and by_module.at("a").islands is small
-    all_off = by_module.replace_in_all(islands="off")
-    assert [r.islands for r in (all_off, *all_off.modules.values())] == ["off"] * 3
-    assert Recipe.from_options({"islands": str(path)}) == recipe
-
-
-def test_a_calibration_older_than_the_recipe() -> None:
-    model, x = Scaled(), torch.ones(4).half()
-    kept = {"keep_fp32": "aten.mul"}
-    found = calibrate(model, [x], recipe=kept)
-    told = error_of(lambda: compiled(model, islands=found)(x))
-    assert "older than the recipe: it was made with keep_fp32=('aten.mul',), and Recipe.keep_fp32 is ()." in told
-    assert "Calibrate again: fp8compile.calibrate(model, batches, recipe=...)" in told
-    compiled(model, islands=found, **kept)(x)
-    modules = {"blocks.0": {"keep_fp32": "*"}}
-    told = error_of(lambda: compiled(model, islands=found, modules=modules, **kept)(x))
-    assert "made with modules=(), and Recipe.modules is {'blocks.0': {'keep_fp32': ('*',)}}." in told
-    again = calibrate(model, [x], recipe={**kept, "modules": modules})
-    assert again.modules == (("blocks.0", ("*",)),)
-    compiled(model, islands=again, modules=modules, **kept)(x)
-    compiled(model, islands=found, modules={"blocks.0": {"saved_format": "e4m3"}}, **kept)(
-        x
-    )  # storage has no say in it
-
-
 # ------------------------------------------------------------------------------------------------------------ bad input
-
-
-@pytest.mark.parametrize(
-    ("old", "new", "message"),
-    [
-        (
-            "*",
-            "",
-            "is no calibration of fp8compile. Calibrate again: fp8compile.calibrate(model, batches).save(path)",
-        ),
-        ("*", "[1, 2]", "is no calibration of fp8compile"),
-        ("*", '{"a": 1}', "is no calibration of fp8compile"),
-        ('"format": 1', '"format": 99', "was made with format 99, and this is format 1: graphs may differ"),
-        (f'"torch": "{Calibration.torch}"', '"torch": "2.3.0"', "was made with torch 2.3.0, and this is torch"),
-        ('"keep_fp32"', '"kept"', "is no whole calibration: 'keep_fp32'"),
-        ('"amax": 90000.0', '"amax": NaN', "amax=nan of mul = mul.Tensor of a.b (forward, f16) is no magnitude"),
-        ('"amax": 90000.0', '"amax": "much"', "is no whole calibration"),
-        (
-            '"loss_scale": 1024.0',
-            '"loss_scale": 0.0',
-            "loss_scale=0.0 must be a number above 0 and below inf: what the loss",
-        ),
-        ('"headroom": 4.0', '"headroom": 0.5', "headroom=0.5 must be a number above 1"),
-    ],
-)
-def test_a_file_that_is_none(small: Calibration, tmp_path: Path, old: str, new: str, message: str) -> None:
-    path = tmp_path / "calibration.json"
-    path.write_text(new if old == "*" else small.text.replace(old, new))
-    assert path.read_text() != small.text
-    with pytest.raises(ValueError) as caught:
-        Recipe(islands=str(path))
-    assert message in str(caught.value)
-
-
-def test_a_file_that_does_not_exist_or_a_word_that_is_no_choice(tmp_path: Path) -> None:
-    with pytest.raises(
-        ValueError, match=r"no calibration in '.*nowhere.json': No such file or directory. Calibrate again"
-    ):
-        Recipe(islands=str(tmp_path / "nowhere.json"))
-    with pytest.raises(ValueError, match=r"Recipe.islands cannot be 'polcy'. Did you mean 'policy'\? .* \(.json\)"):
-        Recipe(islands="polcy")
-    with pytest.raises(ValueError, match=r"Recipe.islands cannot be 3."):
-        Recipe(islands=3)
 
 
 X = torch.ones(4).half()
@@ -477,16 +334,3 @@ class Skipped(Scaled):
     @torch.compiler.disable
     def forward(self, x: Tensor) -> Tensor:
         return x * self.w
-
-
-def test_a_module_can_leave_a_calibration_but_not_bring_one() -> None:
-    model, images = ViT(depth=2).half(), torch.randn(2, 3, 16, 16).half()
-    model.blocks[1].make_unstable()
-    found = calibrate(model, [images])
-    modules = {"blocks.1": {"islands": "off"}, "norm": {"islands": "off"}}
-    told = fp8compile.explain(model, (images,), recipe={"islands": found, "modules": modules}).islands
-    assert {i.origin.module.split(".")[0] for i in told} <= {"blocks"} and not any(
-        "blocks.1" in i.origin.module for i in told
-    )
-    with pytest.raises(ValueError, match="is a calibration, which is of a whole model"):
-        Recipe(modules={"blocks.1": {"islands": found}})
