@@ -158,7 +158,7 @@ def test_a_surplus_of_values_is_said(monkeypatch: object) -> None:
 
     from unittest import mock
 
-    with mock.patch("fp8compile.observe.slot.Inputs", Few):
+    with mock.patch("fp8compile.observe.slot.StatsInputs", Few):
         report = fp8compile.explain(Net().half(), tuple(batches(32)), recipe=PLAIN)
     assert [o.row for o in report.observed] == list(range(5))
     assert sorted((o.kind, o.shape) for o in report.observed if o.origin.op == REST) == [

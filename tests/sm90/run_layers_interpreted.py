@@ -90,7 +90,7 @@ def eager(kind: str, pipeline: str, *, nan: bool = False) -> Tensors:
     torch._dynamo.reset()
     options = {"recipe": dataclasses.replace(small_recipe(pipeline), codegen="eager")}
     with mock.patch.object(
-        quantize_linears, "why_no_fp8", lambda device: None
+        quantize_linears, "fp8_unsupported_reason", lambda device: None
     ):  # the CPU multiplies codes too, slowly
         return gradients(module, torch.compile(module, backend=fp8compile, options=options), args, nan=nan)
 
