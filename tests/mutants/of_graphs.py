@@ -45,7 +45,7 @@ NUMERICS = (
         "fp8compile/numerics/codecs.py",
         "error_i < error_f",
         "error_i > error_f",
-        ("tests/numerics/test_codecs.py",),
+        ("tests/numerics/test_codecs_best.py",),
     ),
     Mutant(
         "dither: biased where codes are not even steps",
