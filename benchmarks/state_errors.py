@@ -4,7 +4,7 @@
 
 m_A, v_B: encoded once in formats A, B and decoded; m, v: FP32, from training. Elements whose m and v are 0 count; they
 come back as 0. A plain format can send v > 0 to 0, and then m / eps swamps every mean. Ours gives the smallest code
-instead (``numerics.plain_states``). ``e4m3, v to 0`` is the plain format without that rule, so that the table shows what
+instead (``numerics.states.plain``). ``e4m3, v to 0`` is the plain format without that rule, so that the table shows what
 it is worth, and how many elements it concerns; the mean without those elements is given beside it.
 
 One table has v rounded to nearest, as in the paper. In the other it is dithered (``numerics.dither``), as the optimizers

@@ -2,7 +2,7 @@
 
     state of p   [rows, ...], metadata [rows, groups]:  both cut along dim 0 as p is
 
-A rank owns rows, and rows own whole groups (numerics/grouping.py), so a rank encodes its part as if it were the whole, and
+A rank owns rows, and rows own whole groups (numerics/states), so a rank encodes its part as if it were the whole, and
 what two ranks have saved three can load. Where a shard would cut groups, the states stay in FP32. That is decided by how a
 parameter is sharded, never by how many ranks there are: a state must be stored alike on all of them.
 """

@@ -1,7 +1,7 @@
 """Which uses a value reaches through operations that keep what it is: its zeros, its layout, its part in a sum.
 
-For rules that choose between sound formats (formats_by_use.py) or look for an operation beneath views (overflow_prone.py).
-Whether a value may be rounded at all is another question: sensitivity.py.
+For rules that choose between sound formats (saved_format.py) or look for an operation under views (islands/policy.py).
+Whether a value may be rounded at all is another question: sensitivity/.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Small tools on FX graphs: splice a traced function in, follow views to their storage, tell where a node comes from."""
+"""Small tools on FX graphs: splice a traced function in, copy a graph, follow views to their storage, count bytes."""
 
 from __future__ import annotations
 

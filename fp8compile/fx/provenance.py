@@ -1,7 +1,7 @@
-"""Module paths from the top of a model, where a graph knows them from its own frame only.
+"""Where a value comes from: the operation, the module, the user's source line.
 
-Where a graph breaks inside a module, Dynamo compiles what follows, or that module, by itself, and its paths begin there. The
-parameters that such a graph reads say where in the model that is.
+Dynamo notes them on each node. A module path may begin in the middle: where a graph breaks in a module, Dynamo compiles what
+follows, or that module, by itself. The parameters that such a graph reads say where in the model that is (``whole_path``).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Overflow reports and first non-finite values as text: one line that says it, then a table."""
+"""Overflow reports as text: one line that says it, then a table."""
 
 from __future__ import annotations
 

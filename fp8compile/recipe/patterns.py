@@ -1,4 +1,4 @@
-"""Module path patterns."""
+"""Patterns on module paths, as recipes and watchers take them."""
 
 from __future__ import annotations
 

@@ -211,14 +211,14 @@ ANALYSES = (
         ("tests/analysis/sensitivity/test_powers.py",),
     ),
     Mutant(
-        "formats_by_use: compared with anything",
+        "saved_format: compared with anything",
         "fp8compile/encoding/saved_format.py",
         "bool(user.args[1] == 0)",
         "True",
         ("tests/encoding/test_saved_format.py",),
     ),
     Mutant(
-        "flow: what the user puts in FP32 is not seen",
+        "dataflow: what the user puts in FP32 is not seen",
         "fp8compile/analysis/dataflow.py",
         "inside or is_matmul(node) or _is_user_upcast(node)",
         "inside or is_matmul(node)",
