@@ -42,18 +42,18 @@ _SIGNS = {aten.sign.default, aten.sgn.default, aten.signbit.default}
 
 def format_by_use(made: Node, used: Node) -> tuple[Format, str]:
     """The format for a value, ``made`` in the forward and ``used`` in the backward, and why if it is not INT8."""
-    if reaches(used, _SIGN_KEEPING, _is_compared_with_zero) and not reaches(used, _SIGN_KEEPING, _has_an_upper_edge):
+    if reaches(used, _SIGN_KEEPING, _is_ordered) and not reaches(used, _SIGN_KEEPING, _has_an_edge_elsewhere):
         return E4M3, "compared with zero in the backward"
     if _is_made_by_exp(made):
         return E4M3, "made by exp: spans decades"
     return INT8, ""
 
 
-def _is_compared_with_zero(user: Node, _: Node) -> bool:
-    return user.target in _SIGNS or (user.target in _ORDERS and bool(user.args[1] == 0))
+def _is_ordered(user: Node, _: Node) -> bool:
+    return user.target in _SIGNS or user.target in _ORDERS
 
 
-def _has_an_upper_edge(user: Node, _: Node) -> bool:
+def _has_an_edge_elsewhere(user: Node, _: Node) -> bool:
     return user.target in _ORDERS and bool(user.args[1] != 0)
 
 

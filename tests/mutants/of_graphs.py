@@ -213,8 +213,8 @@ ANALYSES = (
     Mutant(
         "saved_format: compared with anything",
         "fp8compile/encoding/saved_format.py",
-        "bool(user.args[1] == 0)",
-        "True",
+        "and not reaches(used, _SIGN_KEEPING, _has_an_edge_elsewhere)",
+        "",
         ("tests/encoding/test_saved_format.py",),
     ),
     Mutant(
