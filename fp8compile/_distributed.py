@@ -87,9 +87,7 @@ def shard_like(p: Tensor, part: Tensor) -> Tensor:
     if not isinstance(p, DTensor):
         return part
     shape = p.shape
-    if (
-        part.shape != local_part(p).shape
-    ):  # metadata, or codes two to a byte: encoded, hence cut along dim 0 or not at all
+    if part.shape != local_part(p).shape:  # metadata, or codes two to a byte: cut along dim 0 or not at all
         shape = torch.Size((p.shape[0], *part.shape[1:])) if _sharded_dims(p) else part.shape
     stride = _contiguous_stride(shape)
     return DTensor.from_local(part, p.device_mesh, p.placements, run_check=False, shape=shape, stride=stride)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 from rich.console import Console, RenderableType
 from rich.table import Table
@@ -18,17 +18,19 @@ def human(nbytes: float) -> str:
 
 
 def table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="")
+    """Rows under their columns, without lines around them."""
+    made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="")
     for column in columns:
-        table.add_column(column, overflow="fold")
+        made.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(*row)
-    return table
+        made.add_row(*row)
+    return made
 
 
-def printed(parts: Sequence[RenderableType]) -> str:
+def printed(parts: Iterable[RenderableType], *, wrap: bool = False) -> str:
+    """Tables and lines below each other, 150 columns wide; ``wrap``: long lines are broken there."""
     console = Console(width=150, no_color=True, highlight=False, markup=False, soft_wrap=False)
     with console.capture() as capture:
         for part in parts:
-            console.print(part, soft_wrap=isinstance(part, str))
+            console.print(part, soft_wrap=isinstance(part, str) and not wrap)
     return "\n".join(line.rstrip() for line in capture.get().splitlines())

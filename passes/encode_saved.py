@@ -194,10 +194,10 @@ def _belongs_to_attention(edge: SavedTensor) -> bool:
 
 
 def _is_of_attention(node: Node) -> bool:
-    """Whether a node is fused attention, or one of its results."""
+    """Whether a node is attention, a higher-order operator's too, or one of its results."""
     while node.target is private.getitem and isinstance(node.args[0], Node):
         node = node.args[0]
-    return is_attention(node)
+    return "attention" in str(node.target)
 
 
 def _feeds_attention(value: Node) -> bool:

@@ -6,14 +6,12 @@ backward would keep each. Legality: casts are pure; the first one in the graph s
 
 from __future__ import annotations
 
-import torch
 from torch.fx import Graph, Node
 
 from fp8compile.fx.aot import is_training
+from fp8compile.fx.ops import CAST
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import Notes
-
-CAST = torch.ops.prims.convert_element_type.default
 
 
 def share_casts(graph: Graph, ctx: Context) -> Notes:

@@ -60,10 +60,14 @@ def imports(path: Path) -> set[str]:
 
 def imported_modules(name: str) -> set[str]:
     """Our modules that a module imports: of ``from a.b import c`` a.b.c, if that is one, and else a.b."""
-    found = imports(MODULES[name]) & set(MODULES)
-    packages = {"fp8compile"} if any(each.startswith("fp8compile.") for each in imports(MODULES[name])) else set()
-    within = {each for each in found for other in found if other.startswith(f"{each}.")}
-    return found - within - packages
+    found = set()
+    for node in ast.walk(ast.parse(MODULES[name].read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            within = [f"{node.module}.{alias.name}" for alias in node.names]
+            found |= {each if each in MODULES else str(node.module) for each in within}
+    return found & set(MODULES)
 
 
 def room(module: str) -> str:

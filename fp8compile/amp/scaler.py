@@ -33,6 +33,7 @@ from fp8compile.amp.losses import flat, given_scale, materialised, scaled
 from fp8compile.amp.options import CAPPED, HISTOGRAM, NO_FP16, Options, check_are
 from fp8compile.amp.policies import Running, Seen
 from fp8compile.amp.state import loaded, packed
+from fp8compile.observe.overflow_report import overflow_report
 from fp8compile.observe.records import Observations
 
 _log = logging.getLogger("fp8compile")
@@ -220,8 +221,6 @@ class LossScaler(Copied):
 
     def _raise_if_collapsed(self) -> None:
         if self._ledger.collapse is not None:
-            from fp8compile.observe.overflow_report import overflow_report  # it reads scalers
-
             self._iteration.interrupted = True
             report = str(overflow_report(self)) if self.observations else NOTHING_OBSERVED
             raise LossScaleCollapse(*self._ledger.collapse, self.observations, report)

@@ -12,11 +12,11 @@ import torch
 from torch.fx import Node
 
 from fp8compile.fx.graph import is_tensor
-from fp8compile.fx.ops import VIEWS
+from fp8compile.fx.ops import CASTS, VIEWS
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
-LAYOUT = VIEWS | {aten.clone.default, prims.convert_element_type.default, aten._to_copy.default, aten.cat.default}
+LAYOUT = VIEWS | {*CASTS, aten.clone.default, aten.cat.default}
 LINEAR = LAYOUT | {
     aten.add.Tensor,
     aten.sub.Tensor,

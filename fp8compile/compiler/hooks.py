@@ -81,9 +81,9 @@ class Partitioner(private.CustomPartitionerFn):
         """The two halves, by our cut where the recipe rewrites anything, and the names of passes that are off."""
         if not self.recipe.rewrites_graph:
             return _split(*_upstream(gm, joint_inputs, **kwargs), **kwargs), []
-        cut = functools.partial(pipeline.CUT, gm, joint_inputs, kwargs)
-        halves = observed(gm, pipeline.CUT.__name__, cut)
-        disabled = [] if halves else [pipeline.CUT.__name__]
+        cut = functools.partial(pipeline.CUT.run, gm, joint_inputs, kwargs)
+        halves = observed(gm, pipeline.CUT.name, cut)
+        disabled = [] if halves else [pipeline.CUT.name]
         return _split(*(halves or _upstream(gm, joint_inputs, **kwargs)), **kwargs), disabled
 
 

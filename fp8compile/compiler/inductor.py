@@ -92,9 +92,7 @@ def compile_once(
     report_store.start(graph_key)
     spare = copy_with_attributes(gm) if extra else gm
     compiled = cast(Callable[..., Any], private.compile_fx(gm, inputs, config_patches=patches, **compile_args))
-    if extra and report_store.is_lost(
-        graph_key
-    ):  # which line of the statistics is about which value stands in the report
+    if extra and report_store.is_lost(graph_key):  # it says which row of the statistics is about which value
         afresh = {**patches, "force_disable_caches": True}
         compiled = cast(Callable[..., Any], private.compile_fx(spare, inputs, config_patches=afresh, **compile_args))
     cached = report_store.came_from_cache(graph_key)

@@ -7,7 +7,7 @@ the same (tests/compiler/test_pipeline.py). ``hooks.py`` runs them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fp8compile.passes.copy_overwritten import copy_overwritten
 from fp8compile.passes.cut_for_bytes import cut_for_bytes
@@ -21,13 +21,12 @@ from fp8compile.passes.saturate_gradients import saturate_gradients
 from fp8compile.passes.share_casts import share_casts
 from fp8compile.passes.sum_bias_gradients import sum_bias_gradients
 from fp8compile.passes.widen_unsafe_ops import widen_unsafe_ops
-from fp8compile.reporting.entries import Notes
 
 
 class Pass(NamedTuple):
     """``run(graph, context)``, or ``run(split, context)`` on two halves; and whether it changes what a model computes."""
 
-    run: Callable[..., Notes]
+    run: Callable[..., Any]
     changes_numbers: bool
 
     @property
@@ -36,12 +35,12 @@ class Pass(NamedTuple):
         return self.run.__name__
 
 
-def preserves(run: Callable[..., Notes]) -> Pass:
+def preserves(run: Callable[..., Any]) -> Pass:
     """A pass after which every number is what it was."""
     return Pass(run, changes_numbers=False)
 
 
-def changes(run: Callable[..., Notes]) -> Pass:
+def changes(run: Callable[..., Any]) -> Pass:
     """A pass after which some numbers are others: what it rounds, widens or clips."""
     return Pass(run, changes_numbers=True)
 
@@ -66,7 +65,7 @@ OBSERVE_JOINT = (
 OPTIMIZER = (changes(fuse_state_codecs),)
 
 # Where a joint graph whose recipe rewrites anything is cut in two: what is saved is chosen.
-CUT = cut_for_bytes
+CUT = preserves(cut_for_bytes)
 
 # Then, on the two halves.
 PARTITION = (

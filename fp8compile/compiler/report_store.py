@@ -4,7 +4,7 @@ On a warm AOTAutograd cache hit neither passes nor partitioner run, so a report 
 is therefore written to Inductor's cache folder under the same key that the compiled code has: the graph key is part of
 the partitioner's ``uuid()`` and so of the cache key. A cache entry without its report (a remote cache, a folder cleared
 by hand) is told as such; a graph whose statistics somebody reads is then compiled afresh
-(fp8compile/compiler/backend.py), since the report says which of its numbers is about what.
+(fp8compile/compiler/inductor.py), since the report says which of its numbers is about what.
 """
 
 from __future__ import annotations

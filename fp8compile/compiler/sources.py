@@ -13,7 +13,6 @@ from pathlib import Path
 
 import torch
 
-import fp8compile
 from fp8compile import passes
 from fp8compile._version import __version__
 
@@ -31,7 +30,7 @@ def sources_key() -> str:
 
 def sources() -> Iterator[tuple[str, Path]]:
     """Each source file with its name in the package, in the order of names; ``passes`` may lie beside the package."""
-    package, beside = Path(fp8compile.__file__).parent, Path(passes.__file__).parent
+    package, beside = Path(__file__).parents[1], Path(passes.__file__).parent
     found = {path.relative_to(package).as_posix(): path for path in package.rglob("*.py")}
     found |= {f"passes/{path.relative_to(beside).as_posix()}": path for path in beside.rglob("*.py")}
     yield from sorted(

@@ -53,17 +53,17 @@ def splice(graph: Graph, fn: Callable[..., Any], *nodes: Node, before: Node) -> 
         traced = private.make_fx(fn, decomposition_table=private.select_decomp_table())(*values)
     provenance: dict[str, Any] = {k: v for k, v in nodes[0].meta.items() if k in ("stack_trace", "nn_module_stack")}
     provenance[SPLICED] = f"{fn.__name__}({', '.join(n.name for n in nodes)})"
-    copy_graph: dict[Node, Node] = {}
+    copied: dict[Node, Node] = {}
     arguments = iter(nodes)
     with graph.inserting_before(before):
         for node in traced.graph.nodes:
             if node.op == "placeholder":
-                copy_graph[node] = next(arguments)
+                copied[node] = next(arguments)
             elif node.op == "output":
-                return torch.fx.node.map_arg(node.args[0], lambda n: copy_graph[n])
+                return torch.fx.node.map_arg(node.args[0], lambda n: copied[n])
             else:
-                copy_graph[node] = graph.node_copy(node, lambda n: copy_graph[n])
-                copy_graph[node].meta.update(provenance)
+                copied[node] = graph.node_copy(node, lambda n: copied[n])
+                copied[node].meta.update(provenance)
     raise AssertionError("a traced graph has an output")
 
 

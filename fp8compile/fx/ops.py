@@ -8,29 +8,8 @@ from torch.fx import Node
 aten, prims = torch.ops.aten, torch.ops.prims
 
 SIXTEEN_BIT = (torch.bfloat16, torch.float16)
-CASTS = (prims.convert_element_type.default, aten._to_copy.default)
-
-VIEWS = frozenset(
-    {
-        aten.alias.default,
-        aten.as_strided.default,
-        aten.detach.default,
-        aten.expand.default,
-        aten.permute.default,
-        aten.reshape.default,
-        aten.select.int,
-        aten.slice.Tensor,
-        aten.squeeze.default,
-        aten.squeeze.dim,
-        aten.squeeze.dims,
-        aten.t.default,
-        aten.transpose.int,
-        aten.unsqueeze.default,
-        aten.view.default,
-        aten._unsafe_view.default,
-    }
-)
-
+CAST = prims.convert_element_type.default
+CASTS = (CAST, aten._to_copy.default)
 
 # Views that keep every element once, and their order.
 RESHAPES = frozenset(
@@ -47,6 +26,7 @@ RESHAPES = frozenset(
     }
 )
 TRANSPOSES = frozenset({aten.permute.default, aten.t.default, aten.transpose.int})
+VIEWS = RESHAPES | TRANSPOSES | {aten.as_strided.default, aten.expand.default, aten.select.int, aten.slice.Tensor}
 
 # Matrix products and convolutions, by name: kernels that are called, not generated.
 MATMULS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "convolution", "convolution_backward")

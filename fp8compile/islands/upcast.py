@@ -19,11 +19,10 @@ from torch.utils import _pytree as pytree
 
 from fp8compile import _torch as private
 from fp8compile.fx.graph import SPLICED, WIDENED, is_tensor
-from fp8compile.fx.ops import CASTS, SIXTEEN_BIT, opname
+from fp8compile.fx.ops import CAST, CASTS, SIXTEEN_BIT, is_attention, opname
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
-_CAST = prims.convert_element_type.default
 _WRITES = (aten.copy_.default, aten.copy.default)
 
 
@@ -51,7 +50,7 @@ def can_widen(node: Node) -> bool:
 def takes_no_fp32(node: Node) -> bool:
     """Whether a node is fused attention by a kernel that is made for 16 bit alone: flash and cuDNN attention on a GPU."""
     name = opname(node)
-    return "attention" in name and ("flash" in name or "cudnn" in name) and "for_cpu" not in name
+    return is_attention(node) and ("flash" in name or "cudnn" in name) and "for_cpu" not in name
 
 
 def widen(graph: Graph, nodes: Set[Node]) -> dict[Node, Node]:
@@ -139,7 +138,7 @@ class _Widening:
         after = value if value.op != "placeholder" else list(self.graph.find_nodes(op="placeholder"))[-1]
         with self.graph.inserting_after(after):
             name = f"{like.name}_{'f32' if dtype == torch.float32 else 'cast'}"
-            cast = self.graph.create_node("call_function", _CAST, (value, dtype), name=name)
+            cast = self.graph.create_node("call_function", CAST, (value, dtype), name=name)
         kept = ("stack_trace", "nn_module_stack", "fwd_nn_module_stack", "seq_nr", "autograd_backward")
         cast.meta = {k: v for k, v in like.meta.items() if k in kept} | {"val": _value_of(cast)}
         return cast

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-from fp8compile.optim.formats import StateFormat
+from fp8compile.optim.formats import StateFormat, state_format_pair
 
 _KEY = "_state_formats"  # in the __dict__ of a marked module: neither a parameter nor in its state_dict
 
@@ -144,8 +144,6 @@ def _names_in(module: nn.Module, names: Iterable[str] | None) -> list[str]:
 
 def _checked(state_format: StateFormat, check: Callable[[StateFormat], object] | None) -> StateFormat:
     if check is None:
-        from fp8compile.optim.formats import state_format_pair  # which asks this module for overrides
-
         check = state_format_pair
     check(state_format)
     if isinstance(state_format, str):

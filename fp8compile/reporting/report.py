@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -87,7 +88,7 @@ class Report:
     recipe: str = ""
     model: ModelBytes | None = None
 
-    @property
+    @cached_property
     def notes(self) -> Notes:
         """What the passes did to all graphs."""
         return sum((g.notes for g in self.graphs), Notes())

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from rich.console import Console
 from rich.table import Table
 
-from fp8compile._text import human, table
+from fp8compile._text import human, printed, table
 from fp8compile.fx.provenance import Origin
 from fp8compile.reporting.entries import Notes
 
@@ -19,14 +18,8 @@ def text_of(
 
     ``kinds`` are those of the graphs; ``saved_bytes`` ours and plain Inductor's.
     """
-    console = Console(width=150, no_color=True, highlight=False, markup=False)
-    with console.capture() as capture:
-        console.print(_headline(recipe, kinds, saved_bytes, notes))
-        for table in _tables(notes):
-            console.print(table)
-        for remark in remarks:
-            console.print(f"remark: {remark}")
-    return "\n".join(line.rstrip() for line in capture.get().splitlines())
+    lines = (f"remark: {remark}" for remark in remarks)
+    return printed([_headline(recipe, kinds, saved_bytes, notes), *_tables(notes), *lines], wrap=True)
 
 
 def _headline(recipe: str, kinds: Sequence[str], saved_bytes: tuple[int, int], notes: Notes) -> str:

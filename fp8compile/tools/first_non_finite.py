@@ -78,8 +78,6 @@ class FirstNonFinite:
     @property
     def line(self) -> str:
         """Where, what and how much in one line."""
-        from fp8compile.tools.first_non_finite import line_of_first
-
         return line_of_first(self)
 
     def to_json(self) -> str:
@@ -88,6 +86,4 @@ class FirstNonFinite:
         return json.dumps(json.loads(text, parse_constant=lambda _: None), indent=1)
 
     def __str__(self) -> str:
-        from fp8compile.tools.first_non_finite import text_of_first
-
         return text_of_first(self)

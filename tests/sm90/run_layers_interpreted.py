@@ -89,9 +89,8 @@ def eager(kind: str, pipeline: str, *, nan: bool = False) -> Tensors:
         return gradients(module, module, args, nan=nan)
     torch._dynamo.reset()
     options = {"recipe": dataclasses.replace(small_recipe(pipeline), codegen="eager")}
-    with mock.patch.object(
-        quantize_linears, "fp8_unsupported_reason", lambda device: None
-    ):  # the CPU multiplies codes too, slowly
+    # The CPU multiplies codes too, slowly.
+    with mock.patch.object(quantize_linears, "fp8_unsupported_reason", lambda device: None):
         return gradients(module, torch.compile(module, backend=fp8compile, options=options), args, nan=nan)
 
 
