@@ -19,7 +19,16 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fp8compile import _torch as private
 from fp8compile.analysis.linears import PRODUCTS
-from fp8compile.fx.graph import ENCODING, Encoding, dtype_text, insertion_point_after, nbytes, size_hint, splice
+from fp8compile.fx.graph import (
+    ENCODING,
+    Encoding,
+    dtype_text,
+    fake_result,
+    insertion_point_after,
+    nbytes,
+    size_hint,
+    splice,
+)
 from fp8compile.fx.ops import RESHAPES, TRANSPOSES, is_view
 from fp8compile.numerics import Format, Rowwise, Tensorwise
 
@@ -182,10 +191,9 @@ def _repeated(graph: Graph, view: Node, value: Node) -> Node:
     with graph.inserting_after(at):
         new = graph.node_copy(view, lambda n: value if n is view.args[0] else n)
     fake_mode = private.detect_fake_mode([value.meta["val"]])
-    arguments = torch.fx.node.map_arg((new.args, new.kwargs), lambda n: n.meta["val"])
-    assert fake_mode is not None and callable(new.target)
+    assert fake_mode is not None
     with fake_mode:
-        new.meta["val"] = new.target(*arguments[0], **arguments[1])
+        new.meta["val"] = fake_result(new)
     new.meta.pop("tensor_meta", None)
     return new
 

@@ -11,6 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from fp8compile import _torch as private
 from fp8compile.fx.ops import VIEWS, is_view
+from fp8compile.fx.tracing import traced
 
 aten = torch.ops.aten
 
@@ -44,27 +45,32 @@ def splice(graph: Graph, fn: Callable[..., Any], *nodes: Node, before: Node) -> 
     """Trace ``fn`` on the values of ``nodes`` and insert its operations before ``before``; returns fn's result as nodes.
 
     Traced under the nodes' own fake mode and with Inductor's decompositions, so that what is inserted lowers like
-    anything that was there before and carries a ``meta["val"]`` of its own.
+    anything that was there before and carries a ``meta["val"]`` of its own. ``fn`` is traced once for values alike.
     """
     values = [node.meta["val"] for node in nodes]
     fake_mode = private.detect_fake_mode(values)
     assert fake_mode is not None, "values of a graph that is compiling are fake"
-    with fake_mode:
-        traced = private.make_fx(fn, decomposition_table=private.select_decomp_table())(*values)
     provenance: dict[str, Any] = {k: v for k, v in nodes[0].meta.items() if k in ("stack_trace", "nn_module_stack")}
     provenance[SPLICED] = f"{fn.__name__}({', '.join(n.name for n in nodes)})"
     copied: dict[Node, Node] = {}
     arguments = iter(nodes)
-    with graph.inserting_before(before):
-        for node in traced.graph.nodes:
+    with graph.inserting_before(before), fake_mode:
+        for node in traced(fn, values, fake_mode).nodes:
             if node.op == "placeholder":
                 copied[node] = next(arguments)
             elif node.op == "output":
                 return torch.fx.node.map_arg(node.args[0], lambda n: copied[n])
             else:
-                copied[node] = graph.node_copy(node, lambda n: copied[n])
-                copied[node].meta.update(provenance)
+                new = copied[node] = graph.node_copy(node, lambda n: copied[n])
+                new.meta |= provenance | {"val": fake_result(new)}
     raise AssertionError("a traced graph has an output")
+
+
+def fake_result(node: Node) -> Any:
+    """The value of a node from those of its operands, under their fake mode; a view shares the memory it looks at."""
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    assert callable(node.target)
+    return node.target(*args, **kwargs)
 
 
 def insertion_point_after(node: Node) -> Node:

@@ -1,0 +1,82 @@
+"""Functions of tensors as graphs: each is traced once a compilation for values that are alike, not once for each layer."""
+
+from __future__ import annotations
+
+import dataclasses
+import weakref
+from collections.abc import Callable, Hashable, Sequence
+from types import FunctionType
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph
+
+from fp8compile import _torch as private
+
+PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
+
+# By fake mode, which is one compilation's: its settings, and so Inductor's decompositions, stay as they are.
+_traced: weakref.WeakKeyDictionary[Any, dict[Hashable, Graph]] = weakref.WeakKeyDictionary()
+
+
+class _Unknown(Exception):
+    """Something that may change what a function computes, and cannot be compared."""
+
+
+def traced(fn: Callable[..., Any], values: Sequence[Tensor], fake_mode: Any) -> Graph:
+    """``fn`` of ``values``, which are fake and of this mode, as a graph of core operations. Its nodes hold no values."""
+    try:
+        key = (_function_key(fn), _values_key(values))
+    except _Unknown:
+        return _trace(fn, values, fake_mode)
+    graphs = _traced.setdefault(fake_mode, {})
+    if key not in graphs:
+        graphs[key] = _trace(fn, values, fake_mode)
+    return graphs[key]
+
+
+def _trace(fn: Callable[..., Any], values: Sequence[Tensor], fake_mode: Any) -> Graph:
+    with fake_mode:
+        graph: Graph = private.make_fx(fn, decomposition_table=private.select_decomp_table())(*values).graph
+    for node in graph.nodes:
+        for name in ("val", "tensor_meta"):
+            node.meta.pop(name, None)
+    return graph
+
+
+def _function_key(fn: object) -> Hashable:
+    """Equal for functions of the same code with the same values closed over."""
+    if not isinstance(fn, FunctionType):
+        raise _Unknown
+    cells = tuple(_value_key(cell.cell_contents) for cell in fn.__closure__ or ())
+    return fn.__code__, cells, _value_key(fn.__defaults__), _value_key(fn.__kwdefaults__)
+
+
+def _value_key(value: object) -> Hashable:
+    """A value with its type, since 1 == 1.0 == True: what is computed from them is not the same."""
+    if isinstance(value, PLAIN):
+        return type(value), value
+    if isinstance(value, (tuple, list)):
+        return type(value), tuple(map(_value_key, value))
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return type(value), tuple(_value_key(getattr(value, each.name)) for each in dataclasses.fields(value))
+    return _function_key(value)
+
+
+def _values_key(values: Sequence[Tensor]) -> Hashable:
+    """Shapes, strides, dtypes, devices, and which of the values are the same one: that is read as one input."""
+    first: dict[int, int] = {}
+    same = tuple(first.setdefault(id(value), place) for place, value in enumerate(values))
+    return same, tuple(map(_tensor_key, values))
+
+
+def _tensor_key(value: Tensor) -> Hashable:
+    if not private.is_plain_fake(value) or value.layout is not torch.strided:
+        raise _Unknown
+    sizes = (*value.shape, *value.stride(), value.storage_offset())
+    return value.dtype, value.device, value.requires_grad, tuple(_size_key(size) for size in sizes)
+
+
+def _size_key(size: int | torch.SymInt) -> Hashable:
+    return size if isinstance(size, int) else ("symbol", size.node.expr)
