@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import operator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fp8compile import _torch as private
 from fp8compile.compiler.inductor_options import FUSION
@@ -305,3 +307,24 @@ def test_a_real_tensor_is_read_under_a_fake_mode() -> None:
             real.max()
         with private.unset_fake_temporarily():
             assert float(real.max()) == 3
+
+
+def test_an_empty_fake_tensor_is_what_an_operation_gives() -> None:
+    with FakeTensorMode() as mode:
+        given = torch.empty(2, 3, dtype=torch.bfloat16).t().abs()
+    made = private.fake_empty(mode, given.shape, given.stride(), given.dtype, given.device)
+    assert private.is_plain_fake(made) and made.fake_mode is mode  # type: ignore[attr-defined]
+    assert (made.shape, made.stride(), made.dtype, made.device) == (
+        (3, 2),
+        (1, 3),
+        torch.bfloat16,
+        torch.device("cpu"),
+    )
+
+
+def test_a_lazy_graph_module_makes_code_when_it_is_called() -> None:
+    gm = torch.fx.symbolic_trace(lambda x: x + 1)
+    lazy = private.LazyGraphModule.from_graphmodule(gm)
+    lazy.graph.find_nodes(op="call_function", target=operator.add)[0].update_arg(1, 2)
+    lazy.recompile()
+    assert lazy(1) == 3

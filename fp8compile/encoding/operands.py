@@ -23,13 +23,13 @@ from fp8compile.fx.graph import (
     ENCODING,
     Encoding,
     dtype_text,
-    fake_result,
     insertion_point_after,
     nbytes,
     size_hint,
     splice,
 )
 from fp8compile.fx.ops import RESHAPES, TRANSPOSES, is_view
+from fp8compile.fx.tracing import fake_result
 from fp8compile.numerics import Format, Rowwise, Tensorwise
 
 aten = torch.ops.aten

@@ -11,7 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from fp8compile import _torch as private
 from fp8compile.fx.ops import VIEWS, is_view
-from fp8compile.fx.tracing import traced
+from fp8compile.fx.tracing import result_of, traced
 
 aten = torch.ops.aten
 
@@ -62,15 +62,8 @@ def splice(graph: Graph, fn: Callable[..., Any], *nodes: Node, before: Node) -> 
                 return torch.fx.node.map_arg(node.args[0], lambda n: copied[n])
             else:
                 new = copied[node] = graph.node_copy(node, lambda n: copied[n])
-                new.meta |= provenance | {"val": fake_result(new)}
+                new.meta |= provenance | {"val": result_of(new, fake_mode)}
     raise AssertionError("a traced graph has an output")
-
-
-def fake_result(node: Node) -> Any:
-    """The value of a node from those of its operands, under their fake mode; a view shares the memory it looks at."""
-    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
-    assert callable(node.target)
-    return node.target(*args, **kwargs)
 
 
 def insertion_point_after(node: Node) -> Node:
@@ -87,7 +80,7 @@ def copy_graph(gm: GraphModule) -> GraphModule:
     out, old = graph.graph_copy(gm.graph, {}, return_output_node=True)  # type: ignore[misc]
     assert isinstance(old, Node)
     graph.output(out).meta = dict(old.meta)
-    return GraphModule(gm, graph)
+    return private.LazyGraphModule(gm, graph)
 
 
 def copy_with_attributes(gm: GraphModule) -> GraphModule:

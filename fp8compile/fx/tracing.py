@@ -10,10 +10,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.fx import Graph
+from torch.fx import Graph, Node
 
 from fp8compile import _torch as private
 
+LAYOUT = "fp8compile_layout"  # in the meta of a traced node: what its result is, where that has memory of its own
 PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
 
 # By fake mode, which is one compilation's: its settings, and so Inductor's decompositions, stay as they are.
@@ -25,7 +26,8 @@ class _Unknown(Exception):
 
 
 def traced(fn: Callable[..., Any], values: Sequence[Tensor], fake_mode: Any) -> Graph:
-    """``fn`` of ``values``, which are fake and of this mode, as a graph of core operations. Its nodes hold no values."""
+    """``fn`` of ``values``, which are fake and of this mode, as a graph of core operations; ``result_of`` a copy of a node is
+    its value."""
     try:
         key = (_function_key(fn), _values_key(values))
     except _Unknown:
@@ -40,9 +42,36 @@ def _trace(fn: Callable[..., Any], values: Sequence[Tensor], fake_mode: Any) -> 
     with fake_mode:
         graph: Graph = private.make_fx(fn, decomposition_table=private.select_decomp_table())(*values).graph
     for node in graph.nodes:
-        for name in ("val", "tensor_meta"):
-            node.meta.pop(name, None)
+        node.meta.pop("tensor_meta", None)
+        layout = _fresh_layout(node, node.meta.pop("val", None))
+        node.meta.update({LAYOUT: layout} if layout else {})
     return graph
+
+
+def _fresh_layout(node: Node, value: object) -> tuple[Any, ...] | None:
+    """Shape, strides, dtype, device of a result with memory of its own; None where it may be a view or sizes are symbols."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None or any(result.alias_info for result in schema.returns) or not private.is_plain_fake(value):
+        return None
+    assert isinstance(value, Tensor)
+    sizes = (*value.shape, *value.stride())
+    if value.requires_grad or value.storage_offset() or not all(isinstance(size, int) for size in sizes):
+        return None
+    return tuple(value.shape), value.stride(), value.dtype, value.device
+
+
+def result_of(node: Node, fake_mode: Any) -> Any:
+    """The value of a copy of a traced node, from those of its operands: a new tensor, or a view of what its operand is."""
+    if (layout := node.meta.pop(LAYOUT, None)) is not None:
+        return private.fake_empty(fake_mode, *layout)
+    return fake_result(node)
+
+
+def fake_result(node: Node) -> Any:
+    """The value of a node from those of its operands, under their fake mode; a view shares the memory it looks at."""
+    args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
+    assert callable(node.target)
+    return node.target(*args, **kwargs)
 
 
 def _function_key(fn: object) -> Hashable:

@@ -15,7 +15,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from fp8compile import _torch as private
 from fp8compile.fx.graph import splice
-from fp8compile.fx.tracing import _traced
+from fp8compile.fx.tracing import LAYOUT, _traced, fake_result
 from fp8compile.numerics import E4M3, INT8, Groupwise
 
 
@@ -134,6 +134,21 @@ def test_what_is_closed_over_and_cannot_be_compared_is_traced_each_time() -> Non
     assert spliced.traces == 2
     [x] = spliced.values
     assert all(map(torch.equal, spliced.run(results), (x * 2, x * 3)))
+
+
+def test_values_of_copies_are_what_their_operations_give() -> None:
+    """Not a second trace but a layout that was noted makes most of them."""
+    spliced = Spliced(torch.randn(4, 64).to(torch.bfloat16), torch.randn(4, 64).to(torch.bfloat16))
+    for node in spliced.inputs:
+        spliced.splice(encoding(Groupwise(INT8, 16)), node)
+    checked = 0
+    for node in (n for n in spliced.graph.nodes if n.op == "call_function"):
+        with spliced.mode:
+            expected, found = fake_result(node), node.meta["val"]
+        assert private.is_plain_fake(found) and (found.dtype, found.device) == (expected.dtype, expected.device)
+        assert (found.shape, found.stride(), found.storage_offset()) == (expected.shape, expected.stride(), 0)
+        checked += LAYOUT not in node.meta
+    assert checked > 40
 
 
 def test_a_view_shares_the_memory_of_what_it_looks_at() -> None:
