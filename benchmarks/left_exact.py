@@ -25,6 +25,7 @@ import torch
 import fp8compile
 from benchmarks.measuring import in_precision
 from benchmarks.models import MODELS, TRANSFORMERS, Case
+from fp8compile.reporting.entries import SAVED
 from fp8compile.reporting.report import Report
 
 PRECISIONS = ("amp", "fp32")
@@ -49,7 +50,7 @@ class Left:
 def left_by(report: Report, model: str, precision: str) -> list[Left]:
     """What a report says stays exact for how it is used, by reason and by the operation that made it."""
     counts: dict[tuple[str, str], list[int]] = collections.defaultdict(lambda: [0, 0])
-    for skip in report.skips:
+    for skip in report.notes.skipped(SAVED):
         if not OF_THE_TENSOR.search(skip.reason):
             entry = counts[skip.reason, skip.origin.op]
             entry[0] += 1

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fp8compile.reporting.entries import Linear
+from fp8compile.reporting.entries import Linear, Skip
 
 
 def is_linear(module: nn.Module) -> bool:
@@ -49,7 +49,7 @@ def _weight(module: nn.Module) -> Tensor:
     return weight
 
 
-def products_told(linears: Sequence[Linear]) -> dict[str, collections.Counter[str]]:
+def products_told(linears: Sequence[Linear | Skip]) -> dict[str, collections.Counter[str]]:
     """For every module path in a report: how often each product is told of."""
     told: dict[str, collections.Counter[str]] = collections.defaultdict(collections.Counter)
     for entry in linears:
@@ -63,36 +63,35 @@ class Account:
 
     due: dict[str, collections.Counter[str]]
     linears: tuple[Linear, ...]
+    left: tuple[Skip, ...]
 
     @property
     def differences(self) -> dict[str, str]:
-        """By path: products that are due and not told of, or the other way round, or that say both or neither."""
-        told = products_told(self.linears)
-        found = {
+        """By path: products that are due and not told of, or the other way round."""
+        told = products_told((*self.linears, *self.left))
+        return {
             path: f"due {dict(self.due.get(path, {}))}, told {dict(told.get(path, {}))}"
             for path in sorted(self.due.keys() | told.keys())
             if self.due.get(path) != told.get(path)
         }
-        unclear = [x for x in self.linears if bool(x.formats) == bool(x.reason)]
-        return found | {
-            x.origin.module: f"{x.direction}: formats {x.formats!r}, reason {x.reason!r}" for x in unclear
-        }
 
     def summary(self) -> dict[str, Any]:
         """For JSON: counts of linears and products, those left by reason, and the differences."""
-        left = collections.Counter(x.reason for x in self.linears if x.reason)
-        in_fp8 = {x.origin.module for x in self.linears if x.formats}
+        left = collections.Counter(x.reason for x in self.left)
+        in_fp8 = {x.origin.module for x in self.linears}
         return {
             "linears_of_the_model": len(self.due),
             "linears_in_fp8": len(in_fp8),
-            "linears_left": len({x.origin.module for x in self.linears} - in_fp8),
-            "products_in_fp8": dict(collections.Counter(x.formats for x in self.linears if x.formats)),
+            "linears_left": len({x.origin.module for x in self.left} - in_fp8),
+            "products_in_fp8": dict(collections.Counter(x.formats for x in self.linears)),
             "products_left": dict(left),
             "differences": self.differences,
         }
 
 
-def account(model: nn.Module, run: Callable[[nn.Module], Any], linears: Sequence[Linear]) -> Account:
-    """The account of ``linears``, of the report of a compilation of ``model``; ``run`` calls the model."""
+def account(model: nn.Module, run: Callable[[nn.Module], Any], told: Sequence[Linear | Skip]) -> Account:
+    """The account of what the report of a compilation of ``model`` says of its linears; ``run`` calls the model."""
+    linears = tuple(entry for entry in told if isinstance(entry, Linear))
+    left = tuple(entry for entry in told if isinstance(entry, Skip))
     with torch.enable_grad():
-        return Account(products_due(model, run), tuple(linears))
+        return Account(products_due(model, run), linears, left)

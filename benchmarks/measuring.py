@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import fp8compile
 from benchmarks.models import MODELS, Batch, Case
+from fp8compile.reporting.entries import SAVED
 
 FORMATS = ("auto", "e4m3", "int8", "best_of_two")  # how tensors are stored; linears compute as they are
 LINEARS: Mapping[str, dict[str, Any]] = {  # FP8 linears on top of the storage of "auto"
@@ -79,7 +80,7 @@ class Kept:
 
     nbytes: int
     dtype: str
-    shape: tuple[int, ...]
+    shape: tuple[int | str, ...]
 
 
 def kept_storages(model: nn.Module, run: Callable[[], Any], batch: Batch) -> list[Kept]:
@@ -103,12 +104,8 @@ def kept_storages(model: nn.Module, run: Callable[[], Any], batch: Batch) -> lis
 
 def reported_storages(report: fp8compile.Report) -> list[Kept]:
     """What the report says is kept: encoded tensors as one entry each, codes and scales together."""
-    codes = [Kept(s.bytes_after, "codes", _shape(s.shape)) for s in report.saved]
-    return codes + [Kept(s.bytes, s.dtype, _shape(s.shape)) for s in report.skips]
-
-
-def _shape(text: str) -> tuple[int, ...]:
-    return tuple(int(part) for part in text.strip("[]").split(",") if part.strip())
+    codes = [Kept(s.bytes_after, "codes", s.shape) for s in report.saved]
+    return codes + [Kept(s.bytes, s.dtype, s.shape) for s in report.notes.skipped(SAVED)]
 
 
 # ------------------------------------------------------------------------------------------------------ SQNR

@@ -25,6 +25,7 @@ from benchmarks.measuring import (
     zero_up_to_rounding,
 )
 from benchmarks.models import Case
+from fp8compile.reporting.entries import LINEAR, SAVED
 
 LAST_STEPS = 5
 AGREEMENT = 0.01  # how far report and measurement may differ
@@ -54,7 +55,9 @@ def measured_row(case: Case, precision: str, measured: dict[str, Measured]) -> d
 def _account(case: Case, precision: str, report: fp8compile.Report) -> Account:
     model = copy.deepcopy(case.model).to(parameter_dtype(precision))
     batch = case.batch(0).to(parameter_dtype(precision))
-    return account(model, lambda copied: call(copied, batch, precision), report.linears)
+    return account(
+        model, lambda copied: call(copied, batch, precision), (*report.linears, *report.notes.skipped(LINEAR))
+    )
 
 
 def _report_row(ours: Measured, plain: Measured) -> dict[str, Any]:
@@ -70,7 +73,7 @@ def _report_row(ours: Measured, plain: Measured) -> dict[str, Any]:
         "left_alone": [
             {"name": s.name, "op": s.origin.op, "module": s.origin.module, "shape": s.shape, "dtype": s.dtype}
             | {"bytes": s.bytes, "reason": s.reason}
-            for s in sorted(report.skips, key=lambda s: -s.bytes)[:12]
+            for s in sorted(report.notes.skipped(SAVED), key=lambda s: -s.bytes)[:12]
         ],
     }
     if not agree(report.saved_bytes, _total(ours.kept)):

@@ -41,8 +41,7 @@ from torch.fx import GraphModule
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.graph_transform_observer import GraphTransformObserver
-from torch.utils import _pytree as pytree
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils._sympy.value_ranges import bound_sympy
 
 disabled_torch_function = torch._C._disabled_torch_function_impl
@@ -58,7 +57,7 @@ def gradients_into(node: Any) -> Sequence[Any]:
 
 def producers(values: Any) -> list[Any]:
     """The autograd nodes that tensors come from."""
-    leaves = (v for v in pytree.tree_leaves(values) if isinstance(v, Tensor))
+    leaves = (v for v in tree_leaves(values) if isinstance(v, Tensor))
     return [v.grad_fn for v in leaves if v.grad_fn is not None]
 
 
@@ -191,6 +190,7 @@ __all__ = [
     "trace_log",
     "trace_structured",
     "tracing",
+    "tree_leaves",
     "tree_map_only",
     "unscale_and_check_",
     "unset_fake_temporarily",

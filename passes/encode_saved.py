@@ -15,6 +15,8 @@ leave, and every tensor for which it cannot be argued that the gradients answer 
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 from torch import Tensor
 from torch.fx import Node
@@ -35,17 +37,14 @@ from fp8compile.fx.graph import (
     memory_order,
     nbytes,
     numel,
-    shape_text,
     splice,
     storage_root,
 )
 from fp8compile.fx.ops import is_attention, is_view, opname
 from fp8compile.fx.partition import NO_VERSION_CHECK, PartitionedGraph, SavedTensor
-from fp8compile.fx.provenance import origin
 from fp8compile.fx.regions import kept_by_region
 from fp8compile.numerics import E4M3, ENCODABLE, INT8, Codec, Groupwise, GroupwiseBest
 from fp8compile.recipe.context import Context
-from fp8compile.recipe.patterns import in_module
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import Notes, Saved, Skip
 
@@ -63,7 +62,7 @@ def encode_saved(split: PartitionedGraph, ctx: Context) -> Notes:
         if isinstance(decision, Encoding):
             notes += Notes(saved=_codes_of_a_product(edge, decision))
         elif isinstance(decision, str):
-            notes += Notes(skips=(_left(edge, decision),))
+            notes += Notes(skips=(Skip(edge.info, decision),))
         elif decision is not None:
             notes += Notes(saved=(_encode(split, edge, *decision),))
     return notes
@@ -150,20 +149,16 @@ class _Judge:
 
     def _left_by_recipe(self, edge: SavedTensor) -> str | None:
         path = _path(edge)
-        recipe = self.ctx.recipe_at(path)
-        if recipe.saved == "off":
-            return f"Recipe.saved is off for module {path!r}"
-        for pattern in recipe.skip:
-            if in_module(path, pattern):
-                return f"Recipe.skip: module {path!r} matches {pattern!r}"
-        if not recipe.saved_attention and _belongs_to_attention(edge):
+        if reason := self.ctx.skip_reason(path, "saved", ("skip",)):
+            return reason
+        if not self.ctx.recipe_at(path).saved_attention and _belongs_to_attention(edge):
             return "Recipe.saved_attention is off"
         return None
 
 
 def _path(edge: SavedTensor) -> str:
     """The module the value was made in, as the report names it."""
-    return origin(edge.forward).module
+    return edge.info.origin.module
 
 
 def _statistic(made: Node) -> bool:
@@ -232,22 +227,12 @@ def _encode(split: PartitionedGraph, edge: SavedTensor, codec: Codec, why: str) 
     shared = "" if edge.forward.meta.get(NO_VERSION_CHECK) else split.belongs_to(edge.forward)
     split.replace(edge, *zip(made, used, strict=True))
     after = sum(nbytes(n.meta["val"]) for n in made)
-    name = f"{codec.name} ({why})" if why else codec.name
-    where = origin(edge.forward)
-    return Saved(edge.forward.name, where, shape_text(value), dtype_text(value), nbytes(value), after, name, shared)
+    return Saved(edge.info, after, f"{codec.name} ({why})" if why else codec.name, shared)
 
 
 def _codes_of_a_product(edge: SavedTensor, encoding: Encoding) -> tuple[Saved, ...]:
     """What quantize_linears encoded and only products need: kept as it is. Its scale is no entry of its own."""
-    value = edge.forward.meta["val"]
-    if value.element_size() > 1:
+    if edge.forward.meta["val"].element_size() > 1:
         return ()
-    codec = f"{encoding.codec}, a product's operand"
-    before, after = encoding.nbytes, nbytes(value)
-    where = origin(edge.forward)
-    return (Saved(edge.forward.name, where, shape_text(value), encoding.dtype, before, after, codec),)
-
-
-def _left(edge: SavedTensor, reason: str) -> Skip:
-    value = edge.forward.meta["val"]
-    return Skip(edge.forward.name, origin(edge.forward), shape_text(value), dtype_text(value), nbytes(value), reason)
+    exact = dataclasses.replace(edge.info, dtype=encoding.dtype, nbytes=encoding.nbytes)
+    return (Saved(exact, edge.info.nbytes, f"{encoding.codec}, a matmul's operand"),)

@@ -21,13 +21,13 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from fp8compile.fx.aot import BACKWARD, FORWARD, is_tangent, is_training
-from fp8compile.fx.graph import ROW, dtype_text, insertion_point_after, shape_text, splice, storage_root
-from fp8compile.fx.provenance import Origin
+from fp8compile.fx.graph import ROW, dtype_text, insertion_point_after, splice, storage_root
+from fp8compile.fx.provenance import Origin, TensorInfo
 from fp8compile.numerics.histogram import AMAX, partials, totals
 from fp8compile.observe.records import REST
 from fp8compile.observe.selection import Value, is_clipped, observable
 from fp8compile.recipe.context import Context
-from fp8compile.reporting.entries import Notes, Observed, Skip
+from fp8compile.reporting.entries import OBSERVED, Notes, Observed, Skip
 
 ALL_LINES = "all"  # the mark of what the backward returns
 TOO_MANY_VALUES = (
@@ -48,7 +48,7 @@ def observe_gradients(graph: Graph, ctx: Context) -> Notes:
     own = [_entry(value, row, order[value]) for row, value in enumerate(values)]
     return Notes(
         observed=(*own, *(_entry_of_rest(group, len(own) + i) for i, group in enumerate(rest))),
-        skips=tuple(_skip(value) for value in surplus),
+        skips=tuple(Skip(value.info, TOO_MANY_VALUES, OBSERVED) for value in surplus),
     )
 
 
@@ -148,16 +148,10 @@ def _return(graph: Graph, at: int, node: Node) -> None:
 
 
 def _entry(value: Value, row: int, order: int) -> Observed:
-    seen = value.node.meta["val"]
-    shape, dtype = shape_text(seen), dtype_text(seen)
-    return Observed(value.node.name, value.origin, shape, dtype, value.kind, value.direction, row, order)
+    return Observed(value.info, value.kind, value.direction, row, order)
 
 
 def _entry_of_rest(group: Sequence[Value], row: int) -> Observed:
     kind, dtype = _kind(group[0])
-    return Observed(REST, Origin(REST, "", ""), f"{len(group)} values", dtype, kind, BACKWARD, row, row)
-
-
-def _skip(value: Value) -> Skip:
-    seen = value.node.meta["val"]
-    return Skip(value.node.name, value.origin, shape_text(seen), dtype_text(seen), 0, TOO_MANY_VALUES)
+    info = TensorInfo(REST, Origin(REST, "", ""), (), dtype, sum(value.info.nbytes for value in group))
+    return Observed(info, kind, BACKWARD, row, row, len(group))

@@ -18,6 +18,7 @@ encodes the decoded value again under the forward's scale. What only products ne
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Set
 
 import torch
@@ -30,13 +31,12 @@ from fp8compile.encoding.device import fp8_unsupported_reason
 from fp8compile.encoding.operands import MULTIPLE, Encoded, Operands
 from fp8compile.fx.aot import is_training
 from fp8compile.fx.graph import ROW, WIDENED, dtype_text, size_hint, splice
-from fp8compile.fx.provenance import Origin, module_path, op_name, source_line
+from fp8compile.fx.provenance import Origin, TensorInfo, module_path, op_name, source_line
 from fp8compile.numerics import E4M3, E5M2, ENCODABLE, Format
 from fp8compile.numerics.scaling import may_be_empty
 from fp8compile.recipe.context import Context
-from fp8compile.recipe.patterns import in_module
 from fp8compile.recipe.recipe import Recipe
-from fp8compile.reporting.entries import Linear, Notes
+from fp8compile.reporting.entries import LINEAR, Linear, Notes, Skip
 
 aten = torch.ops.aten
 
@@ -50,12 +50,17 @@ def quantize_linears(graph: Graph, ctx: Context) -> Notes:
     parameters = ctx.parameters_of(graph)
     judge = _Judge(ctx, user_fp32(graph, parameters))
     operands = Operands(graph)
-    linears = []
+    linears, skips = list[Linear](), list[Skip]()
     for product in linear_products(graph, parameters):
         reason = judge.reason_to_leave(product)
-        formats = "" if reason else _rewrite(product, operands, _recipe_of(product, ctx))
-        linears.append(_entry(product, formats, reason or ""))
-    return Notes(linears=tuple(linears))
+        info = _info(product)
+        if reason:
+            skips.append(Skip(info, reason, LINEAR, product.direction))
+        else:
+            formats = _rewrite(product, operands, _recipe_of(product, ctx))
+            M, K, N = map(_size, (product.M, product.K, product.N))
+            linears.append(Linear(info, product.direction, M, K, N, formats))
+    return Notes(linears=tuple(linears), skips=tuple(skips))
 
 
 def _recipe_of(product: Product, ctx: Context) -> Recipe:
@@ -75,7 +80,7 @@ class _Judge:
             return ISLAND
         if forward not in self._verdicts:
             self._verdicts[forward] = (
-                _left_by_recipe(forward, recipe)
+                self.ctx.skip_reason(module_path(forward), "linear", ("linear_skip", "skip"))
                 or (is_tied_to_embedding(product.weight) and "output head: its weight is tied to an embedding")
                 or _not_a_plain_product(forward)
                 or (forward in self.upcast and UPCAST)
@@ -84,17 +89,6 @@ class _Judge:
                 or None
             )
         return self._verdicts[forward]
-
-
-def _left_by_recipe(forward: Node, recipe: Recipe) -> str | None:
-    path = module_path(forward)
-    if recipe.linear == "off":
-        return f"Recipe.linear is off for module {path!r}"
-    for name, said in (("linear_skip", "output head, or left by"), ("skip", "left by")):
-        for pattern in getattr(recipe, name):
-            if in_module(path, pattern):
-                return f"{said} Recipe.{name}: {path!r} matches {pattern!r}"
-    return None
 
 
 def _not_a_plain_product(forward: Node) -> str | None:
@@ -162,7 +156,11 @@ def _scaled_product(product: Product, left: Encoded, right: Encoded) -> None:
     node.graph.erase_node(node)
 
 
-def _entry(product: Product, formats: str, reason: str) -> Linear:
+def _info(product: Product) -> TensorInfo:
+    """The matmul's result; its origin is the linear's forward."""
     where = Origin(op_name(product.forward), module_path(product.forward), source_line(product.forward))
-    sizes = (str(product.M), str(product.K), str(product.N))
-    return Linear(product.node.name, where, product.direction, *sizes, formats, reason)
+    return dataclasses.replace(TensorInfo.of(product.node), origin=where)
+
+
+def _size(size: int | torch.SymInt) -> int | str:
+    return size if isinstance(size, int) else str(size)

@@ -18,10 +18,9 @@ from collections.abc import Set
 import torch
 from torch.fx import Node
 
-from fp8compile.fx.graph import ENCODING, dtype_text, is_tensor, nbytes, shape_text, storage_root
+from fp8compile.fx.graph import ENCODING, is_tensor, nbytes, storage_root
 from fp8compile.fx.ops import VIEWS
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
-from fp8compile.fx.provenance import origin
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import Notes, Recomputed
 
@@ -144,8 +143,4 @@ def _repeat(split: PartitionedGraph, edge: SavedTensor, chain: list[Node], opera
 
 
 def _entry(edge: SavedTensor, operands: list[Node]) -> Recomputed:
-    value = edge.forward.meta["val"]
-    made_from = tuple(n.name for n in operands)
-    return Recomputed(
-        edge.forward.name, origin(edge.forward), shape_text(value), dtype_text(value), nbytes(value), made_from
-    )
+    return Recomputed(edge.info, tuple(n.name for n in operands))

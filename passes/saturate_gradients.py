@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from fp8compile.fx.aot import BACKWARD, is_training
-from fp8compile.fx.graph import insertion_point_after, splice, storage_root
+from fp8compile.fx.graph import CLIPPED, insertion_point_after, splice, storage_root
 from fp8compile.fx.ops import contracts
 from fp8compile.numerics.histogram import saturate
 from fp8compile.observe.records import ACTIVATION
@@ -44,7 +44,7 @@ def _clip(node: Node, limit: Node) -> None:
         return saturate(x, limit)
 
     users = list(node.users)
-    new: Node = splice(node.graph, clipped, node, limit, before=insertion_point_after(node))
+    new: Node = splice(node.graph, clipped, node, limit, before=insertion_point_after(node), mark=CLIPPED)
     for user in users:
         user.replace_input_with(node, new)
 

@@ -20,13 +20,13 @@ from torch.utils import _pytree as pytree
 from fp8compile.analysis.linears import ALL
 from fp8compile.fx.graph import WIDENED, nbytes
 from fp8compile.fx.ops import SIXTEEN_BIT
-from fp8compile.fx.provenance import Origin, origin
+from fp8compile.fx.provenance import Origin, TensorInfo
 from fp8compile.islands.keep_fp32 import unmatched
 from fp8compile.islands.search import Island, decide
 from fp8compile.islands.upcast import widen
 from fp8compile.recipe.context import Context
+from fp8compile.reporting.entries import ISLAND, RECIPE, Notes, Skip
 from fp8compile.reporting.entries import Island as Entry
-from fp8compile.reporting.entries import Notes
 
 UNMATCHED = "matches nothing in this graph"
 UNMEASURED = "this inference graph was not calibrated: its islands are those of 'auto'"
@@ -36,15 +36,15 @@ def widen_unsafe_ops(graph: Graph, ctx: Context) -> Notes:
     """Put the islands in; a graph that has some stays as it is."""
     if any(WIDENED in node.meta for node in graph.nodes):
         return Notes()
-    missing = tuple(_told(each, "Recipe.keep_fp32", UNMATCHED) for each in unmatched(ctx.recipe.keep_fp32, graph))
+    missing = tuple(_wish(each, f"Recipe.keep_fp32 {UNMATCHED}") for each in unmatched(ctx.recipe.keep_fp32, graph))
     if missing and ctx.whole:
         raise ValueError("; ".join(f"Recipe.keep_fp32 matches nothing: {entry.name}" for entry in missing))
     decision = decide(graph, ctx)
     entries = tuple(_entry(island, ctx) for island in decision.islands)
     widen(graph, {node for island in decision.islands for node in island.nodes})
-    left = tuple(_left(*each) for each in decision.left)
-    unmeasured = (_told("calibration", "Recipe.islands", UNMEASURED),) if decision.unmeasured else ()
-    return Notes(islands=entries + left + missing + unmeasured)
+    skips = tuple(Skip(TensorInfo.of(node), f"{why} ({unsafe})", ISLAND) for node, unsafe, why in decision.skipped)
+    unmeasured = (_wish("calibration", f"Recipe.islands: {UNMEASURED}"),) if decision.unmeasured else ()
+    return Notes(islands=entries, skips=skips + missing + unmeasured)
 
 
 def _entry(island: Island, ctx: Context) -> Entry:
@@ -52,8 +52,7 @@ def _entry(island: Island, ctx: Context) -> Entry:
     reasons = tuple(dict.fromkeys(island.seeds.values())) or ("gradients of an island",)
     computing = island.computing
     return Entry(
-        first.name,
-        origin(first),
+        TensorInfo.of(first),
         len(computing),
         sum(n.target in ALL for n in computing),
         _bytes_added(computing),
@@ -62,12 +61,9 @@ def _entry(island: Island, ctx: Context) -> Entry:
     )
 
 
-def _left(node: Node, reason: str, why: str) -> Entry:
-    return Entry(node.name, origin(node), 0, 0, 0, reason, (), why)
-
-
-def _told(name: str, reason: str, why: str) -> Entry:
-    return Entry(name, Origin("-", "", ""), 0, 0, 0, reason, (), why)
+def _wish(name: str, reason: str) -> Skip:
+    """Something that the recipe asks for in vain; it is no tensor."""
+    return Skip(TensorInfo(name, Origin("-", "", ""), (), "-", 0), reason, RECIPE)
 
 
 def _bytes_added(nodes: Iterable[Node]) -> int:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from torch.fx import Graph, Node
 
 from fp8compile.fx.graph import called, nbytes, storage_root
 from fp8compile.fx.partition import PartitionedGraph
-from fp8compile.fx.provenance import Origin, module_path
+from fp8compile.fx.provenance import module_path
 from fp8compile.fx.regions import Region, kept_by_region
-from fp8compile.reporting.entries import Notes
+from fp8compile.reporting.entries import SAVED, Entry, Notes
 from fp8compile.reporting.report import GraphReport
 
 
@@ -56,7 +57,8 @@ def notes_of_calls(split: PartitionedGraph, cuts: Mapping[Graph, Cut]) -> Notes:
     for call, cut in calls_of_cuts(split, cuts):
         found = cut.report.notes
         if call not in keeping:  # in a checkpoint: nothing is kept, the backward calls it once more
-            found = dataclasses.replace(found, saved=(), skips=(), recomputed=())
+            others = tuple(skip for skip in found.skips if skip.kind != SAVED)
+            found = dataclasses.replace(found, saved=(), skips=others, recomputed=())
         own = tuple(dataclasses.replace(s, belongs_to="") for s in found.saved)  # inputs and results of the region
         notes += _moved(dataclasses.replace(found, saved=own), cut.region.path, module_path(call))
     return notes
@@ -71,13 +73,12 @@ def _moved(notes: Notes, path: str, to: str) -> Notes:
     if path == to:
         return notes
 
-    def moved(origin: Origin) -> Origin:
-        inside = origin.module == path or origin.module.startswith(f"{path}.")
-        return dataclasses.replace(origin, module=to + origin.module[len(path) :]) if inside and path else origin
+    def moved(entry: Entry) -> Entry:
+        origin = entry.origin
+        if not path or not (origin.module == path or origin.module.startswith(f"{path}.")):
+            return entry
+        origin = dataclasses.replace(origin, module=to + origin.module[len(path) :])
+        return dataclasses.replace(entry, info=dataclasses.replace(entry.info, origin=origin))
 
-    return Notes(
-        **{
-            field.name: tuple(dataclasses.replace(e, origin=moved(e.origin)) for e in getattr(notes, field.name))
-            for field in dataclasses.fields(notes)
-        }
-    )
+    entries: dict[str, Any] = {name: tuple(map(moved, getattr(notes, name))) for name in Notes.ENTRIES}
+    return Notes(**entries)

@@ -20,7 +20,9 @@ ENCODING = "fp8compile_encoding"  # in the meta of a product operand's codes and
 
 UNKNOWN = 8192  # what a size without a bound is taken for in counts and prices; Inductor takes the same
 
-ROW = "fp8compile_line"  # in the meta of a value that is observed: its line in the graph's statistics
+ROW = "fp8compile_row"  # in the meta of a value that is observed: its row in the graph's statistics
+
+CLIPPED = "fp8compile_clipped"  # in the meta of what clips a gradient to the graph's limit
 
 
 @dataclass(frozen=True)
@@ -41,17 +43,19 @@ def encoding_of(node: Node) -> Encoding | None:
     return node.meta.get(ENCODING)
 
 
-def splice(graph: Graph, fn: Callable[..., Any], *nodes: Node, before: Node) -> Any:
+def splice(graph: Graph, fn: Callable[..., Any], *nodes: Node, before: Node, mark: str | None = None) -> Any:
     """Trace ``fn`` on the values of ``nodes`` and insert its operations before ``before``; returns fn's result as nodes.
 
     Traced under the nodes' own fake mode and with Inductor's decompositions, so that what is inserted lowers like
     anything that was there before and carries a ``meta["val"]`` of its own. ``fn`` is traced once for values alike.
+    ``mark`` is a key that all of its operations get in their meta.
     """
     values = [node.meta["val"] for node in nodes]
     fake_mode = private.detect_fake_mode(values)
     assert fake_mode is not None, "values of a graph that is compiling are fake"
     provenance: dict[str, Any] = {k: v for k, v in nodes[0].meta.items() if k in ("stack_trace", "nn_module_stack")}
     provenance[SPLICED] = f"{fn.__name__}({', '.join(n.name for n in nodes)})"
+    provenance |= {mark: True} if mark else {}
     copied: dict[Node, Node] = {}
     arguments = iter(nodes)
     with graph.inserting_before(before), fake_mode:

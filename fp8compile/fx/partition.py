@@ -11,6 +11,7 @@ from torch.fx import GraphModule, Node
 
 from fp8compile.fx.aot import descriptor, gradients, is_token, overwritten_input, position
 from fp8compile.fx.graph import is_tensor, nbytes, storage_root
+from fp8compile.fx.provenance import TensorInfo
 
 NO_VERSION_CHECK = "saved_tensor_with_no_vc_check"  # stashed on ctx: AOTAutograd counts these markers, order kept
 
@@ -26,6 +27,11 @@ class SavedTensor:
     @property
     def is_tensor(self) -> bool:
         return is_tensor(self.forward)
+
+    @cached_property
+    def info(self) -> TensorInfo:
+        """What is said of it in reports; of a tensor."""
+        return TensorInfo.of(self.forward)
 
     @property
     def in_order(self) -> tuple[Node, ...]:

@@ -1,4 +1,4 @@
-"""Where a value comes from: the operation, the module, the user's source line.
+"""What a tensor is and where it comes from: shape, dtype, bytes; the operation, the module, the user's source line.
 
 Dynamo notes them on each node. A module path may begin in the middle: where a graph breaks in a module, Dynamo compiles what
 follows, or that module, by itself. The parameters that such a graph reads say where in the model that is (``whole_path``).
@@ -7,13 +7,15 @@ follows, or that module, by itself. The parameters that such a graph reads say w
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Set
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass
+from typing import Any
 
+from torch import Tensor
 from torch.fx import Node
 
 from fp8compile import _torch as private
-from fp8compile.fx.graph import storage_root
+from fp8compile.fx.graph import dtype_text, nbytes, storage_root
 
 
 def whole_path(path: str, modules: Set[str], parameters: Iterable[str]) -> str:
@@ -105,3 +107,37 @@ class Origin:
     op: str
     module: str
     source: str
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """What is said of a tensor wherever it is named, at the shapes of the compilation.
+
+    Attributes:
+        name: of the node in its graph.
+        origin: where it comes from.
+        shape: numbers; a symbolic size as text.
+        dtype: as short text, "bf16".
+        nbytes: bytes.
+    """
+
+    name: str
+    origin: Origin
+    shape: tuple[int | str, ...]
+    dtype: str
+    nbytes: int
+
+    @classmethod
+    def of(cls, node: Node) -> TensorInfo:
+        """The facts of a node whose value is a tensor, or several: then of the first."""
+        value = next(v for v in private.tree_leaves(node.meta["val"]) if isinstance(v, Tensor))
+        shape = tuple(size if isinstance(size, int) else str(size) for size in value.shape)
+        return cls(node.name, origin(node), shape, dtype_text(value), nbytes(value))
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> TensorInfo:
+        """What ``dataclasses.asdict`` made, after JSON."""
+        return cls(**{**data, "origin": Origin(**data["origin"]), "shape": tuple(data["shape"])})
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"

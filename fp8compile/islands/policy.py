@@ -99,17 +99,17 @@ def name_of(node: Node) -> str:
     return getattr(target, "_opname", "")
 
 
-def overflow_reason(node: Node, sources: Mapping[Node, Source], small: Mapping[Node, float]) -> str | None:
+def overflow_reason(node: Node, sources: Mapping[Node, Source], prescaled: Mapping[Node, float]) -> str | None:
     """Why a 16-bit value of the forward may leave FP16's range, by policy; None where nothing is said against it.
 
-    ``small`` are the factors of ``prescaled``.
+    ``prescaled`` are the factors of ``prescale_factors``.
     """
     own, written = opname(node), name_of(node)
     if own in ("sum", "cumsum"):
         length = _summed(node)
         return f"{own} of {length} elements" if length >= LONG else None
     if node.target in ALL:
-        return _product_of_activations(node, sources, small)
+        return _product_of_activations(node, sources, prescaled)
     if own in ("mul", "div"):
         return _square(node) or _far_factor(node) or _sharpened(node) or _quotient(node)
     if node.target in EXPONENTS:
@@ -138,7 +138,7 @@ def ends_island(user: Node, sources: Mapping[Node, Source]) -> bool:
     return contracts(user)
 
 
-def prescaled(sources: Mapping[Node, Source]) -> dict[Node, float]:
+def prescale_factors(sources: Mapping[Node, Source]) -> dict[Node, float]:
     """Values that were multiplied by constants below one on their way, and by how much in all."""
     found: dict[Node, float] = {}
     for node in sources:
@@ -156,7 +156,9 @@ _CARRY = ("convert_element_type", "_to_copy", "clone", "mul", "neg")
 _CAPPED = LINEAR | {aten.tanh.default}  # from a product to the exponential of its scores
 
 
-def _product_of_activations(node: Node, sources: Mapping[Node, Source], small: Mapping[Node, float]) -> str | None:
+def _product_of_activations(
+    node: Node, sources: Mapping[Node, Source], prescaled: Mapping[Node, float]
+) -> str | None:
     """A product is a linear's (see LEFT) only where an operand is made of parameters alone. Of others, these are left:
 
     scores     exponentiated, as in a softmax, and scaled as attention scales: by about 1 / sqrt(d) in all, and by no less
@@ -171,7 +173,7 @@ def _product_of_activations(node: Node, sources: Mapping[Node, Source], small: M
     if any(sources[n] == Source.PARAMETER for n in operands) or any(map(_is_probability, operands)):
         return None
     inner = size_hint(left.meta["val"].shape[-1])
-    before = small.get(left, 1.0) * small.get(right, 1.0)
+    before = prescaled.get(left, 1.0) * prescaled.get(right, 1.0)
     if before * inner <= 1 or _are_scores(before, _factors_to_exponent(node), inner):
         return None
     return f"a product of two activations over {inner}, unscaled: entries of {(FP16_MAX / inner) ** 0.5:.0f} are too large"

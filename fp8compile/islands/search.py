@@ -28,7 +28,7 @@ from fp8compile.fx.ops import CASTS, is_view, opname
 from fp8compile.fx.provenance import module_path
 from fp8compile.islands.keep_fp32 import kept_fp32
 from fp8compile.islands.measured import Measured, measured
-from fp8compile.islands.policy import ends_island, is_pole, overflow_reason, prescaled
+from fp8compile.islands.policy import ends_island, is_pole, overflow_reason, prescale_factors
 from fp8compile.islands.upcast import can_widen, is_no_op, is_sixteen_bit, takes_no_fp32
 from fp8compile.recipe.calibration import NORMAL, Calibration
 from fp8compile.recipe.context import Context
@@ -44,11 +44,11 @@ NO_FP32 = (
 
 @dataclass
 class Island:
-    """Connected nodes to widen: ``seeds`` with the reason of each; ``asked`` where the user wants them in FP32."""
+    """Connected nodes to widen: ``seeds`` with the reason of each; ``requested`` where the user wants them in FP32."""
 
     nodes: list[Node]
     seeds: dict[Node, str] = field(default_factory=dict)
-    asked: bool = False
+    requested: bool = False
 
     @property
     def computing(self) -> list[Node]:
@@ -61,7 +61,7 @@ class Decision:
     """The islands of a graph, and what was left although policy calls it unsafe, each with the reasons for and against."""
 
     islands: list[Island] = field(default_factory=list)
-    left: list[tuple[Node, str, str]] = field(default_factory=list)
+    skipped: list[tuple[Node, str, str]] = field(default_factory=list)
     unmeasured: bool = False  # an inference graph that calibration has not seen, and "auto" has decided on
 
 
@@ -74,7 +74,7 @@ def computes(node: Node) -> bool:
 def decide(graph: Graph, ctx: Context) -> Decision:
     """The islands of a joint or inference graph under the recipe."""
     found = _Search(graph, ctx)
-    decision = found.decision() if found.seeds else Decision(left=found.left)
+    decision = found.decision() if found.seeds else Decision(skipped=found.skipped)
     decision.unmeasured = found.measured is None and not isinstance(ctx.recipe.islands, str)
     return decision
 
@@ -83,12 +83,12 @@ class _Search:
     def __init__(self, graph: Graph, ctx: Context) -> None:
         self.graph, self.ctx = graph, ctx
         self.sources = sources(graph, ctx.parameters_of(graph))
-        self.small = prescaled(self.sources)
+        self.prescaled = prescale_factors(self.sources)
         self.measured = _measured(graph, ctx)
         self._ranges: Mapping[Node, Range] | None = None
-        self.left: list[tuple[Node, str, str]] = []
-        self.asked: set[Node] = set()
-        self.bridges: dict[Node, None] = {}  # FP32 already, made from an island's values
+        self.skipped: list[tuple[Node, str, str]] = []
+        self.requested: set[Node] = set()
+        self.fp32_readers: dict[Node, None] = {}  # FP32 already, made from an island's values
         self.seeds: dict[Node, str] = {}
         for node in graph.nodes:
             if is_view(node) or not (can_widen(node) or takes_no_fp32(node)):
@@ -97,27 +97,27 @@ class _Search:
             if reason and can_widen(node):
                 self.seeds[node] = reason
             elif reason:
-                self.left.append((node, reason, NO_FP32))
+                self.skipped.append((node, reason, NO_FP32))
 
     # -------------------------------------------------------------------------------------------------- begin
 
     def _why_begin(self, node: Node) -> str | None:
         recipe = self.ctx.recipe_at(module_path(node))
         if pattern := kept_fp32(node, recipe):
-            self.asked.add(node)
+            self.requested.add(node)
             return f"Recipe.keep_fp32: {pattern}"
         if self.measured is not None and isinstance(recipe.islands, Calibration):
             return self.measured.overflow_reason(node)
         if recipe.islands == "off" or Source.GRADIENT in self.sources[node]:
             return None
         if recipe.islands == "policy":
-            return overflow_reason(node, self.sources, self.small)
+            return overflow_reason(node, self.sources, self.prescaled)
         return self._unproven(node) if _is_fp16(node) else None
 
     def _unproven(self, node: Node) -> str | None:
-        reason = overflow_reason(node, self.sources, self.small)
+        reason = overflow_reason(node, self.sources, self.prescaled)
         if reason and self.ranges[node].fits():
-            self.left.append((node, reason, f"proven to fit: {self.ranges[node]}"))
+            self.skipped.append((node, reason, f"proven to fit: {self.ranges[node]}"))
             reason = None
         pole = next((u for u in _readers(node) if is_pole(u, node)), None)
         if reason is None and pole is not None and computes_or_casts(node) and not self._is_off_zero(node):
@@ -137,18 +137,18 @@ class _Search:
         if self.measured is None:
             inside = self._mirrored(inside)
         found = self._connected(inside)
-        kept = [i for i in found if (i.asked and i.computing) or self._has_effect(i, inside)]
+        kept = [i for i in found if (i.requested and i.computing) or self._has_effect(i, inside)]
         whole = {n.meta.get("seq_nr") for i in kept for n in i.nodes} - {None}
         islands = [i for i in found if i in kept or self._is_backward_of(i, whole, inside)]
-        return Decision(islands, self.left)
+        return Decision(islands, self.skipped)
 
     def _grown(self, inside: dict[Node, None]) -> dict[Node, None]:
         waiting = list(inside)
         while waiting:
             node = waiting.pop()
             for user in node.users:
-                if user not in inside and user not in self.bridges and self._must_follow(user, node):
-                    (inside if can_widen(user) else self.bridges)[user] = None
+                if user not in inside and user not in self.fp32_readers and self._must_follow(user, node):
+                    (inside if can_widen(user) else self.fp32_readers)[user] = None
                     waiting.append(user)
             parent = node.args[0] if node.target is private.getitem else None
             if isinstance(parent, Node) and parent not in inside and node in inside:
@@ -192,7 +192,7 @@ class _Search:
     def _mirrored(self, inside: dict[Node, None]) -> dict[Node, None]:
         """With the backward of every operation in ``inside``, the gradients of its FP32 values, and sums of these."""
         whole = {n.meta.get("seq_nr") for n in inside} - {None}
-        reading = {n.meta.get("seq_nr") for n in self.bridges} - {None}
+        reading = {n.meta.get("seq_nr") for n in self.fp32_readers} - {None}
         result = dict(inside)
         for node in self.graph.nodes:
             if node in result or Source.GRADIENT not in self.sources[node] or not can_widen(node):
@@ -219,16 +219,16 @@ class _Search:
                 node = part[node]
             return node
 
-        for node in (*inside, *self.bridges):
+        for node in (*inside, *self.fp32_readers):
             for parent in node.all_input_nodes:
-                if parent in inside or parent in self.bridges:
+                if parent in inside or parent in self.fp32_readers:
                     part[root(node)] = root(parent)
         found: dict[Node, Island] = {}
         for node in self.graph.nodes:
             if node in inside:
                 island = found.setdefault(root(node), Island([]))
                 island.nodes.append(node)
-                island.asked |= node in self.asked
+                island.requested |= node in self.requested
                 if node in self.seeds:
                     island.seeds[node] = self.seeds[node]
         return list(found.values())
@@ -243,7 +243,7 @@ class _Search:
         makers = [n for n in counted if not is_view(n) and n.target is not private.getitem]
         readers = (u for n in makers for u in _readers(n))
         forward = (u for u in readers if self.measured is not None or Source.GRADIENT not in self.sources[u])
-        return any(u in inside or (_takes_fp32(u) and u in self.bridges) for u in forward)
+        return any(u in inside or (_takes_fp32(u) and u in self.fp32_readers) for u in forward)
 
     def _is_backward_of(self, island: Island, whole: Set[object], inside: Mapping[Node, None]) -> bool:
         """Whether an island of gradients alone belongs to one that has an effect and hands an FP32 value on itself.

@@ -57,21 +57,14 @@ class StepStats:
 
 
 @dataclass(frozen=True)
-class ValueHistory:
-    """A value that is observed, and what was seen of it.
+class ValueHistory(Row):
+    """A row of observed statistics, and what was seen in it.
 
     Attributes:
-        module, source, op, kind, direction, dtype: as in ``fp8compile.observe.records.Row``.
         first_step: the first step with an inf or NaN, None where there was none.
         history: the steps that are kept, oldest first, the running one last.
     """
 
-    module: str
-    source: str
-    op: str
-    kind: str
-    direction: str
-    dtype: str
     first_step: int | None
     history: tuple[StepStats, ...]
 

@@ -7,6 +7,7 @@ parameters; and the data that comes in. What lies between them is inside a kerne
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -18,9 +19,9 @@ from fp8compile import _torch as private
 from fp8compile.analysis.dataflow import Source, is_activation, sources
 from fp8compile.analysis.linears import PRODUCTS, uncast
 from fp8compile.fx.aot import BACKWARD, FORWARD, gradients, is_tangent, position
-from fp8compile.fx.graph import SPLICED, is_tensor, storage_root
+from fp8compile.fx.graph import CLIPPED, SPLICED, is_tensor, storage_root
 from fp8compile.fx.ops import contracts, is_attention, is_split, is_view, opname
-from fp8compile.fx.provenance import Origin, module_path, op_name, source_line
+from fp8compile.fx.provenance import Origin, TensorInfo, module_path, op_name, source_line
 from fp8compile.numerics.histogram import EDGES
 from fp8compile.observe.records import ACTIVATION, DATA, WEIGHT
 from fp8compile.recipe.context import Context
@@ -59,6 +60,11 @@ class Value:
     kind: str
     direction: str
     origin: Origin
+
+    @property
+    def info(self) -> TensorInfo:
+        """What is said of it in reports."""
+        return dataclasses.replace(TensorInfo.of(self.node), origin=self.origin)
 
 
 def observable(graph: Graph, ctx: Context, everything: bool = False) -> list[Value]:
@@ -141,7 +147,7 @@ def read_by(root: Node) -> Iterator[Node]:
 
 def is_clipped(node: Node) -> bool:
     """Whether saturate_gradients put it there."""
-    return str(node.meta.get(SPLICED, "")).startswith("clipped(")
+    return CLIPPED in node.meta
 
 
 def _is_wanted(root: Node, source: Source, weights: Collection[Node], ctx: Context, everything: bool) -> bool:

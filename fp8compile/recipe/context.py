@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch.fx import Graph, Node
 
 from fp8compile.fx.aot import is_parameter, plain_position
+from fp8compile.recipe.patterns import in_module
 from fp8compile.recipe.recipe import Recipe
 
 
@@ -55,3 +57,14 @@ class Context:
     def recipe_at(self, path: str) -> Recipe:
         """The recipe for a value made in the module at ``path`` (see ``Recipe.modules``)."""
         return self.recipe.at(path)
+
+    def skip_reason(self, path: str, switch: str, skips: Sequence[str]) -> str | None:
+        """Why the recipe leaves the module at ``path`` as it is; None where it does not.
+
+        ``switch`` is the field that may be "off", ``skips`` are fields of patterns of modules.
+        """
+        recipe = self.recipe_at(path)
+        if getattr(recipe, switch) == "off":
+            return f"Recipe.{switch} is off for module {path!r}"
+        matches = ((field, each) for field in skips for each in getattr(recipe, field) if in_module(path, each))
+        return next((f"Recipe.{field}: module {path!r} matches {each!r}" for field, each in matches), None)

@@ -1,105 +1,145 @@
-"""What the passes did to a graph: an entry for each tensor, linear, island and observed value."""
+"""What the passes did to a graph: an entry for each tensor, linear, island and observed value, and for each that was left."""
 
 from __future__ import annotations
 
+import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
 
-from fp8compile.fx.provenance import Origin
+from fp8compile.fx.provenance import Origin, TensorInfo
+
+E = TypeVar("E", bound="Entry")
+
+# What a Skip is about.
+SAVED, LINEAR, ISLAND, OBSERVED, RECIPE = "saved for backward", "linear", "FP32 island", "observed", "recipe"
 
 
 @dataclass(frozen=True)
-class Saved:
-    """A tensor kept for the backward as codes. Bytes are at the shapes of the compilation.
+class Entry:
+    """What a pass says of a tensor."""
+
+    info: TensorInfo
+
+    @property
+    def name(self) -> str:
+        """The name of the tensor's node."""
+        return self.info.name
+
+    @property
+    def origin(self) -> Origin:
+        """The operation, module and source line that it comes from."""
+        return self.info.origin
+
+    @property
+    def shape(self) -> tuple[int | str, ...]:
+        """Its shape; a symbolic size is text."""
+        return self.info.shape
+
+    @property
+    def dtype(self) -> str:
+        """Its dtype as short text, "bf16"."""
+        return self.info.dtype
+
+    @classmethod
+    def from_dict(cls: type[E], data: Mapping[str, Any]) -> E:
+        """What ``dataclasses.asdict`` made, after JSON."""
+        fields: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in data.items()}
+        return cls(**fields | {"info": TensorInfo.from_dict(data["info"])})
+
+
+@dataclass(frozen=True)
+class Saved(Entry):
+    """A tensor that is saved for backward as codes.
 
     ``belongs_to`` is "input 3" or "output 0" where the caller has the tensor too (see fp8compile/compiler/saved_versions.py).
     """
 
-    name: str
-    origin: Origin
-    shape: str
-    dtype: str
-    bytes_before: int
     bytes_after: int
     codec: str
     belongs_to: str = ""
 
-
-@dataclass(frozen=True)
-class Skip:
-    """Something left as it was, and why. ``bytes`` is what it keeps (0 where the question does not arise)."""
-
-    name: str
-    origin: Origin
-    shape: str
-    dtype: str
-    bytes: int
-    reason: str
+    @property
+    def bytes_before(self) -> int:
+        """What the tensor itself would take."""
+        return self.info.nbytes
 
 
 @dataclass(frozen=True)
-class Recomputed:
-    """A tensor no longer kept because the backward makes it from ``sources``, which are kept anyway."""
+class Skip(Entry):
+    """Something left as it was, and why.
 
-    name: str
-    origin: Origin
-    shape: str
-    dtype: str
-    bytes_before: int
-    sources: tuple[str, ...]
-
-
-@dataclass(frozen=True)
-class Linear:
-    """One product of a linear ``[M, K] x [K, N]``: ``formats`` of its two operands, or the ``reason`` it was left."""
-
-    name: str
-    origin: Origin
-    direction: str  # "forward", "dgrad" or "wgrad"
-    M: str
-    K: str
-    N: str
-    formats: str
-    reason: str = ""
-
-
-@dataclass(frozen=True)
-class Observed:
-    """A value whose statistics are taken at run time (see fp8compile/observe/records.py).
-
-    ``row`` is its line in what the graph returns, ``order`` its place among the graph's observed values.
+    Attributes:
+        reason: why.
+        kind: what it is: ``SAVED``, ``LINEAR``, ``ISLAND``, ``OBSERVED``, or ``RECIPE``, a wish that nothing answers to.
+        direction: of a linear's matmul "forward", "dgrad" or "wgrad".
     """
 
-    name: str
-    origin: Origin
-    shape: str
-    dtype: str
+    reason: str
+    kind: str = SAVED
+    direction: str = ""
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that stay alive for the backward because of it."""
+        return self.info.nbytes if self.kind == SAVED else 0
+
+
+@dataclass(frozen=True)
+class Recomputed(Entry):
+    """A tensor that is not saved because the backward recomputes it from ``sources``, which are saved anyway."""
+
+    sources: tuple[str, ...]
+
+    @property
+    def bytes_before(self) -> int:
+        """What it would take."""
+        return self.info.nbytes
+
+
+@dataclass(frozen=True)
+class Linear(Entry):
+    """A matmul ``[M, K] x [K, N]`` of a linear in FP8, and the formats of its two operands. A symbolic size is text."""
+
+    direction: str  # "forward", "dgrad" or "wgrad"
+    M: int | str
+    K: int | str
+    N: int | str
+    formats: str
+
+
+@dataclass(frozen=True)
+class Observed(Entry):
+    """A value whose statistics are taken at run time (see fp8compile/observe/records.py).
+
+    ``row`` is its row in what the graph returns, ``order`` its place among the graph's observed values, ``values`` how many
+    share the row.
+    """
+
     kind: str  # "weight", "activation" or "data"
     direction: str  # "forward" or "backward"
     row: int
     order: int
+    values: int = 1
 
 
 @dataclass(frozen=True)
-class Island:
-    """Connected nodes computed in FP32 (``members``), or an operation left in 16 bit although it is unsafe in general.
+class Island(Entry):
+    """Connected nodes that compute in FP32.
 
     Attributes:
-        name, origin: the first unsafe node.
-        nodes: how many compute (no views or casts); ``products`` of them are matrix products.
+        info: of the first unsafe node.
+        nodes: how many compute (no views or casts); ``matmuls`` of them are matmuls.
         bytes_added: what their values are larger by in FP32; what one kernel keeps to itself moves nothing of it.
-        reason: why it is, or would be, unsafe.
+        reason: why it is unsafe.
         members: the names of the nodes in the joint graph.
-        left: why it was left; "" where it was widened.
     """
 
-    name: str
-    origin: Origin
     nodes: int
-    products: int
+    matmuls: int
     bytes_added: int
     reason: str
     members: tuple[str, ...] = ()
-    left: str = ""
 
 
 @dataclass(frozen=True)
@@ -113,12 +153,24 @@ class Notes:
     observed: tuple[Observed, ...] = ()
     islands: tuple[Island, ...] = ()
 
+    ENTRIES: ClassVar[Mapping[str, type[Entry]]] = {
+        "saved": Saved,
+        "skips": Skip,
+        "recomputed": Recomputed,
+        "linears": Linear,
+        "observed": Observed,
+        "islands": Island,
+    }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Notes:
+        """What ``dataclasses.asdict`` made, after JSON."""
+        entries: dict[str, Any] = {n: tuple(map(kind.from_dict, data[n])) for n, kind in cls.ENTRIES.items()}
+        return cls(**entries)
+
+    def skipped(self, kind: str) -> tuple[Skip, ...]:
+        """What was left of a kind."""
+        return tuple(skip for skip in self.skips if skip.kind == kind)
+
     def __add__(self, other: Notes) -> Notes:
-        return Notes(
-            self.saved + other.saved,
-            self.skips + other.skips,
-            self.recomputed + other.recomputed,
-            self.linears + other.linears,
-            self.observed + other.observed,
-            self.islands + other.islands,
-        )
+        return Notes(*(getattr(self, f.name) + getattr(other, f.name) for f in dataclasses.fields(self)))

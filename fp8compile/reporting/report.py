@@ -10,11 +10,12 @@ from typing import Any
 
 import torch
 
-from fp8compile.fx.provenance import Origin
 from fp8compile.fx.snapshot import Step
 from fp8compile.reporting.entries import Island, Linear, Notes, Observed, Recomputed, Saved, Skip
 from fp8compile.reporting.memory import Fit, ModelBytes, predict
 from fp8compile.reporting.text import text_of
+
+SCHEMA = "fp8compile.report/2"  # 2: an entry holds its tensor as "info"; sizes are numbers; all that was left is in "skips"
 
 
 @dataclass(frozen=True)
@@ -51,23 +52,9 @@ class GraphReport:
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> GraphReport:
-        notes = data["notes"]
         return cls(
             data["kind"],
-            Notes(
-                tuple(Saved(**{**s, "origin": Origin(**s["origin"])}) for s in notes["saved"]),
-                tuple(Skip(**{**s, "origin": Origin(**s["origin"])}) for s in notes["skips"]),
-                tuple(
-                    Recomputed(**{**r, "origin": Origin(**r["origin"]), "sources": tuple(r["sources"])})
-                    for r in notes["recomputed"]
-                ),
-                tuple(Linear(**{**x, "origin": Origin(**x["origin"])}) for x in notes["linears"]),
-                tuple(Observed(**{**o, "origin": Origin(**o["origin"])}) for o in notes["observed"]),
-                tuple(
-                    Island(**{**i, "origin": Origin(**i["origin"]), "members": tuple(i["members"])})
-                    for i in notes["islands"]
-                ),
-            ),
+            Notes.from_dict(data["notes"]),
             data["saved_bytes"],
             data["saved_bytes_plain"],
             tuple(data["remarks"]),
@@ -95,22 +82,22 @@ class Report:
 
     @property
     def linears(self) -> tuple[Linear, ...]:
-        """Every product of every linear, in FP8 or with the reason why not."""
+        """Every matmul of a linear that is in FP8."""
         return self.notes.linears
 
     @property
     def saved(self) -> tuple[Saved, ...]:
-        """Every tensor kept as codes."""
+        """Every tensor saved as codes."""
         return self.notes.saved
 
     @property
     def skips(self) -> tuple[Skip, ...]:
-        """Every tensor kept as it was, with the reason."""
+        """Everything that was left as it was, with the reason: saved tensors, linears, islands, observed values."""
         return self.notes.skips
 
     @property
     def recomputed(self) -> tuple[Recomputed, ...]:
-        """Every tensor that the backward now makes itself."""
+        """Every tensor that the backward now recomputes."""
         return self.notes.recomputed
 
     @property
@@ -120,7 +107,7 @@ class Report:
 
     @property
     def islands(self) -> tuple[Island, ...]:
-        """Every FP32 island, and what was left in 16 bit although it is unsafe in general, with the reason."""
+        """Every FP32 island."""
         return self.notes.islands
 
     @property
@@ -163,10 +150,10 @@ class Report:
     def to_json(self) -> str:
         return json.dumps(
             {
+                "schema": SCHEMA,
                 "recipe": self.recipe,
                 "saved_bytes": self.saved_bytes,
                 "saved_bytes_plain": self.saved_bytes_plain,
-                "linears": [dataclasses.asdict(x) for x in self.linears],
                 "memory": self.fits().to_dict() if self.model else None,
                 "graphs": [g.to_dict() for g in self.graphs],
             },

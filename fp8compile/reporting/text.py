@@ -7,14 +7,13 @@ from collections.abc import Iterable, Sequence
 from rich.table import Table
 
 from fp8compile._text import human, printed, table
-from fp8compile.fx.provenance import Origin
-from fp8compile.reporting.entries import Notes
+from fp8compile.reporting.entries import LINEAR, RECIPE, SAVED, Entry, Island, Notes, Saved, Skip
 
 
 def text_of(
     recipe: str, kinds: Sequence[str], saved_bytes: tuple[int, int], notes: Notes, remarks: Iterable[str]
 ) -> str:
-    """A headline, then a table each of linears, encoded tensors, tensors left as they are and recomputed ones.
+    """A headline, then a table each of linears, islands, encoded tensors, what was left as it is, and recomputed tensors.
 
     ``kinds`` are those of the graphs; ``saved_bytes`` ours and plain Inductor's.
     """
@@ -26,69 +25,68 @@ def _headline(recipe: str, kinds: Sequence[str], saved_bytes: tuple[int, int], n
     training = sum(kind == "training" for kind in kinds)
     ours, plain = saved_bytes
     share = f" ({ours / plain:.0%})" if plain else ""
-    rewritten = sum(not x.reason for x in notes.linears)
-    linears = f"{rewritten} of {len(notes.linears)} products of linears in FP8\n" if notes.linears else ""
-    widened = [i for i in notes.islands if not i.left]
-    islands = f"{len(widened)} FP32 islands, {sum(i.nodes for i in widened)} nodes\n" if widened else ""
+    done, left = len(notes.linears), len(notes.skipped(LINEAR))
+    linears = f"{done} of {done + left} matmuls of linears in FP8\n" if done + left else ""
+    nodes = sum(i.nodes for i in notes.islands)
+    islands = f"{len(notes.islands)} FP32 islands, {nodes} nodes\n" if notes.islands else ""
     return (
         f"fp8compile: {training} training and {len(kinds) - training} inference graph(s), {recipe}\n"
-        f"kept for the backward: {human(ours)}, plain Inductor {human(plain)}{share}\n"
-        f"{linears}{islands}{len(notes.saved)} tensors encoded, {len(notes.skips)} left as they are, "
-        f"{len(notes.recomputed)} recomputed instead of kept"
+        f"saved for backward: {human(ours)}, plain Inductor {human(plain)}{share}\n"
+        f"{linears}{islands}{len(notes.saved)} tensors encoded, {len(notes.skipped(SAVED))} left as they are, "
+        f"{len(notes.recomputed)} recomputed instead of saved"
     )
 
 
 def _tables(notes: Notes) -> Iterable[Table]:
-    if notes.linears:
-        rows = [
-            (
-                x.origin.module or "-",
-                x.origin.source or "-",
-                x.M,
-                x.K,
-                x.N,
-                x.direction,
-                x.formats or f"left: {x.reason}",
-            )
-            for x in notes.linears
-        ]
-        yield table("linears", ("module", "source", "M", "K", "N", "product", "formats"), rows)
-    if notes.islands:
-        islands = [
-            (
-                i.name,
-                *_where(i.origin),
-                str(i.nodes),
-                human(i.bytes_added),
-                i.reason,
-                f"left: {i.left}" if i.left else f"{i.products} products, {', '.join(i.members)}",
-            )
-            for i in notes.islands
-        ]
-        columns = ("first", "op", "module", "source", "nodes", "larger by", "why", "members")
-        yield table("FP32 islands", columns, islands)
-    if notes.saved:
-        rows = [
-            (
-                s.name,
-                *_where(s.origin),
-                f"{s.dtype}{s.shape}",
-                f"{human(s.bytes_before)} -> {human(s.bytes_after)}",
-                s.codec,
-            )
-            for s in notes.saved
-        ]
-        yield table("encoded", ("tensor", "op", "module", "source", "shape", "bytes", "codec"), rows)
-    if notes.skips:
-        rows = [(s.name, *_where(s.origin), f"{s.dtype}{s.shape}", human(s.bytes), s.reason) for s in notes.skips]
-        yield table("left as they are", ("tensor", "op", "module", "source", "shape", "bytes", "reason"), rows)
-    if notes.recomputed:
-        rows = [
-            (r.name, *_where(r.origin), f"{r.dtype}{r.shape}", human(r.bytes_before), ", ".join(r.sources))
-            for r in notes.recomputed
-        ]
-        yield table("recomputed", ("tensor", "op", "module", "source", "shape", "bytes", "made from"), rows)
+    where = ("op", "module", "source")
+    tables: tuple[tuple[str, tuple[str, ...], list[tuple[str, ...]]], ...] = (
+        (
+            "linears",
+            ("module", "source", "M", "K", "N", "matmul", "formats"),
+            [(*_where(x)[1:], str(x.M), str(x.K), str(x.N), x.direction, x.formats) for x in notes.linears],
+        ),
+        (
+            "FP32 islands",
+            ("first", *where, "nodes", "larger by", "why", "members"),
+            [(i.name, *_where(i), str(i.nodes), human(i.bytes_added), i.reason, _members(i)) for i in notes.islands],
+        ),
+        (
+            "encoded",
+            ("tensor", *where, "shape", "bytes", "codec"),
+            [(s.name, *_where(s), str(s.info), _change(s), s.codec) for s in notes.saved],
+        ),
+        (
+            "left as they are",
+            ("tensor", "what", *where, "shape", "bytes", "reason"),
+            [(s.name, _what(s), *_where(s), _shape(s), human(s.bytes), s.reason) for s in notes.skips],
+        ),
+        (
+            "recomputed",
+            ("tensor", *where, "shape", "bytes", "recomputed from"),
+            [
+                (r.name, *_where(r), str(r.info), human(r.bytes_before), ", ".join(r.sources))
+                for r in notes.recomputed
+            ],
+        ),
+    )
+    return (table(title, columns, rows) for title, columns, rows in tables if rows)
 
 
-def _where(origin: Origin) -> tuple[str, str, str]:
-    return origin.op, origin.module or "-", origin.source or "-"
+def _where(entry: Entry) -> tuple[str, str, str]:
+    return entry.origin.op, entry.origin.module or "-", entry.origin.source or "-"
+
+
+def _members(island: Island) -> str:
+    return f"{island.matmuls} matmuls, {', '.join(island.members)}"
+
+
+def _change(saved: Saved) -> str:
+    return f"{human(saved.bytes_before)} -> {human(saved.bytes_after)}"
+
+
+def _what(skip: Skip) -> str:
+    return f"{skip.kind}, {skip.direction}" if skip.direction else skip.kind
+
+
+def _shape(skip: Skip) -> str:
+    return "-" if skip.kind == RECIPE else str(skip.info)

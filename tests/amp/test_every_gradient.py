@@ -18,6 +18,7 @@ from fp8compile.numerics.histogram import AMAX, EDGE, fold, statistics
 from fp8compile.observe import records, slot
 from fp8compile.observe.records import REST
 from fp8compile.passes.observe_gradients import TOO_MANY_VALUES
+from fp8compile.reporting.entries import OBSERVED
 from tests.support.watched import EXACT, Net, batches, loss_of
 
 
@@ -122,7 +123,7 @@ def test_one_call_of_many_operations_has_a_line_for_each() -> None:
     run = torch.compile(model, backend="fp8compile", options=EXACT)
     x = torch.randn(2, 8, 32).half()
     run(x, x, x)[0].float().sum().backward()
-    assert not fp8compile.report(run).skips and not [
+    assert not fp8compile.report(run).notes.skipped(OBSERVED) and not [
         r for o in records.of_model(model) for r in o.rows if r.op == REST
     ]
 
@@ -140,7 +141,7 @@ def test_gradients_beyond_the_lines_are_counted_together(monkeypatch: pytest.Mon
         seen += records.of_model(each)
     whole, short = seen
     assert len(short.rows) == 5 and [row.op for row in short.rows].count(REST) == 2
-    assert {s.reason for s in fp8compile.report(run).skips} == {TOO_MANY_VALUES}  # of the forward
+    assert {s.reason for s in fp8compile.report(run).notes.skipped(OBSERVED)} == {TOO_MANY_VALUES}  # of the forward
     for kind in ("weight", "activation"):
         totals = []
         for each in (whole, short):

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import fp8compile
+from fp8compile.reporting.entries import LINEAR
 
 OPTIONS = {"codegen": "eager", "emulate": True, "min_saved_numel": 0}
 
@@ -90,7 +91,7 @@ def test_products_and_bytes_are_those_of_the_model_without_regions(kinds: str, c
         return Counter((x.origin.module, x.direction, x.M, x.K, x.N, x.formats) for x in report.linears)
 
     assert products(regions) == products(inlined)
-    assert not [x for x in regions.linears if x.reason]
+    assert not regions.notes.skipped(LINEAR)
     assert len(regions.graphs) == 1
     if not checkpointed:
         # What goes into a region is kept by it, and once more by what made it: the stem, and each block O in between.
@@ -133,7 +134,7 @@ def test_weights_that_a_region_keeps_are_nobodys_bytes() -> None:
 
 def test_a_recipe_that_differs_between_the_calls_is_followed() -> None:
     _, report = compiled(net(True, "BBB"), modules={"blocks.1": "off"})
-    assert {x.origin.module[:8] for x in report.linears if x.reason} == {"blocks.1"}
+    assert {x.origin.module[:8] for x in report.notes.skipped(LINEAR)} == {"blocks.1"}
     assert not [s for s in report.saved if s.origin.module.startswith("blocks.1.")]
     assert "the recipe differs between modules" in report.remarks[0]
 

@@ -123,7 +123,7 @@ def test_the_products_of_fp8_linears_do_not_count_as_comparisons() -> None:
     """Their operands are encoded once more in the backward, where scales are made from them."""
     assert stored(Net(F.gelu), torch.randn(128, 64), emulate=True) <= {
         "int8 1x128",
-        "e4m3 tensorwise, a product's operand",
+        "e4m3 tensorwise, a matmul's operand",
     }
 
 

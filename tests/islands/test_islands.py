@@ -26,9 +26,9 @@ from benchmarks.overflowing import (
 from fp8compile.fx.graph import WIDENED
 from fp8compile.islands.search import computes
 from fp8compile.recipe.recipe import Recipe
-from fp8compile.reporting.entries import Island
+from fp8compile.reporting.entries import RECIPE, Island
 from tests.support.graphs import joint_of, split_of
-from tests.support.measure import compiled
+from tests.support.measure import compiled, matmuls_told, why
 from tests.support.vit import ViT
 
 SNIPPETS_LOG_SUM_EXP = Function(lambda x: x.exp().sum(-1).log())
@@ -198,15 +198,14 @@ def test_an_unstable_block_trains_with_keep_fp32() -> None:
 
 
 def islands_of(model: nn.Module, *args: Tensor, **options: Any) -> tuple[Island, ...]:
-    found = fp8compile.explain(model, args, recipe={**PLAIN, **options}).islands
-    return tuple(i for i in found if not i.left)
+    return fp8compile.explain(model, args, recipe={**PLAIN, **options}).islands
 
 
 def test_the_report_lists_islands_with_reason_size_and_place() -> None:
     report = fp8compile.explain(unstable(), (torch.randn(2, 3, 16, 16).half(),), recipe={"keep_fp32": ("blocks.1",)})
     island = max(report.islands, key=lambda i: i.nodes)
     assert island.origin.module.startswith("blocks.1") and "keep_fp32: blocks.1" in island.reason
-    assert island.nodes == len(island.members) > 10 and island.products > 0 and island.bytes_added > 0
+    assert island.nodes == len(island.members) > 10 and island.matmuls > 0 and island.bytes_added > 0
     assert " FP32 islands, " in str(report) and island.members[0] in str(report)
     assert '"islands"' in report.to_json()
 
@@ -279,7 +278,7 @@ def test_a_product_in_an_island_is_no_fp8_linear_and_what_it_saves_keeps_its_ran
     x = torch.randn(128, 64).half()
     options = {"keep_fp32": ("2",), "emulate": True, "min_saved_numel": 0, "linear_skip": ()}
     report = fp8compile.explain(model, (x,), recipe=options)
-    reasons = {entry.origin.module: entry.reason for entry in report.linears}
+    reasons = {entry.origin.module: why(entry) for entry in matmuls_told(report)}
     assert reasons == {"0": "", "2": "in an FP32 island", "3": ""}
     split = split_of(model, x, **options)
     for edge in split.edges:
@@ -322,8 +321,8 @@ def test_a_pattern_that_another_graph_may_match_is_reported() -> None:
             return self.second(x).sum()
 
     report = fp8compile.explain(Broken().half(), (torch.randn(4, 8).half(),), recipe={"keep_fp32": ("second",)})
-    missing = [i for i in report.islands if i.left]
-    assert [i.left for i in missing] == ["matches nothing in this graph"] and missing[0].name.startswith("'second'")
+    (missing,) = report.notes.skipped(RECIPE)
+    assert missing.reason == "Recipe.keep_fp32 matches nothing in this graph" and missing.name.startswith("'second'")
 
 
 @pytest.mark.parametrize("value", ["policies", True, 3])

@@ -12,6 +12,7 @@ import fp8compile
 from fp8compile.passes.encode_saved import encode_saved
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
+from fp8compile.reporting.entries import SAVED
 from tests.support.graphs import forward_of, split_of
 from tests.support.measure import compiled, gradient_sqnr, kept_bytes
 from tests.support.net import Net
@@ -24,7 +25,7 @@ def reasons(model: nn.Module, *args: Tensor, **options: object) -> dict[str, str
     fn = compiled(model, **{"min_saved_numel": 0, **options})
     out = fn(*args)
     out.float().sum().backward()
-    return {s.origin.op: s.reason for s in fp8compile.report(fn).skips}
+    return {s.origin.op: s.reason for s in fp8compile.report(fn).notes.skipped(SAVED)}
 
 
 def test_golden_forward_of_two_linears() -> None:

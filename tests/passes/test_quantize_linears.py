@@ -19,9 +19,9 @@ from fp8compile.numerics import E4M3, E5M2, Rowwise, Tensorwise
 from fp8compile.passes.quantize_linears import quantize_linears
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
-from fp8compile.reporting.entries import Linear
+from fp8compile.reporting.entries import Linear, Skip
 from tests.support.graphs import joint_of, text_of
-from tests.support.measure import compiled, llama_case, sqnr
+from tests.support.measure import compiled, llama_case, matmuls_told, sqnr, why
 
 E4, E5 = Tensorwise(E4M3), Tensorwise(E5M2)
 
@@ -37,14 +37,14 @@ def fp8_units() -> Iterator[None]:
 
 def linears_of(
     model: nn.Module, *args: Tensor, loss: Callable[..., Tensor] | None = None, **fields: object
-) -> list[Linear]:
+) -> list[Linear | Skip]:
     recipe = Recipe(**{"emulate": True, **fields})  # type: ignore[arg-type]
-    return list(fp8compile.explain(model, args, recipe=recipe, loss=loss).linears)
+    return matmuls_told(fp8compile.explain(model, args, recipe=recipe, loss=loss))
 
 
 def reason_of(model: nn.Module, *args: Tensor, **fields: object) -> str:
     """The one reason for which all products of the model's only linear are left."""
-    (reason,) = {x.reason for x in linears_of(model, *args, **fields)}
+    (reason,) = {why(x) for x in linears_of(model, *args, **fields)}
     return reason
 
 
@@ -130,12 +130,12 @@ def test_every_product_of_every_linear_is_rewritten() -> None:
     assert {(x.origin.module, x.direction) for x in found} == {
         (name, direction) for name in names for direction in ("forward", "dgrad", "wgrad")
     }
-    assert len(found) == 21 and not any(x.reason for x in found)
-    formats = {x.direction: x.formats for x in found}
+    assert len(found) == 21 and not any(why(x) for x in found)
+    formats = {x.direction: x.formats for x in found if isinstance(x, Linear)}
     assert formats["forward"] == "e4m3 x e4m3 tensorwise, emulated"
     assert formats["dgrad"] == formats["wgrad"] == "e5m2 x e4m3 tensorwise, emulated"
-    down = next(x for x in found if x.origin.module == "down")
-    assert (down.M, down.K, down.N) == ("128", "128", "64") and "self.down" in down.origin.source
+    down = next(x for x in found if isinstance(x, Linear) and x.origin.module == "down")
+    assert (down.M, down.K, down.N) == (128, 128, 64) and "self.down" in down.origin.source
 
 
 def test_it_is_idempotent() -> None:
@@ -143,7 +143,7 @@ def test_it_is_idempotent() -> None:
     graph = joint_of(layer, *args, emulate=True)
     before = len(graph.nodes)
     context = Context(Recipe(emulate=True), frozenset(range(len(list(layer.parameters())) + 3)))
-    assert not [x for x in quantize_linears(graph, context).linears if not x.reason]
+    assert not quantize_linears(graph, context).linears
     graph.eliminate_dead_code()
     assert len(graph.nodes) == before
 
@@ -198,17 +198,13 @@ def test_the_output_head_is_found_by_path_or_tied_weight() -> None:
     ids = torch.randint(32, (2, 16))
     assert reason_of(Head(tied=True), ids) == "output head: its weight is tied to an embedding"
     assert reason_of(Head(tied=False), ids) == "", "its place as the last layer says nothing"
-    assert reason_of(Head(tied=False), ids, linear_skip="projection").startswith(
-        "output head, or left by Recipe.linear_skip"
-    )
-    assert (
-        reason_of(Head(tied=False), ids, skip="projection")
-        == "left by Recipe.skip: 'projection' matches 'projection'"
-    )
+    for field in ("linear_skip", "skip"):
+        said = reason_of(Head(tied=False), ids, **{field: "projection"})
+        assert said == f"Recipe.{field}: module 'projection' matches 'projection'"
 
 
 def test_what_the_user_upcast_stays() -> None:
-    reasons = {x.origin.module: x.reason for x in linears_of(Upcast(), torch.randn(32, 64).bfloat16())}
+    reasons = {x.origin.module: why(x) for x in linears_of(Upcast(), torch.randn(32, 64).bfloat16())}
     assert reasons == {"low": "", "high": "upcast by the user"}
 
 
@@ -224,7 +220,7 @@ def test_rowwise_on_a_device_gives_bf16_only(fp8_units: None) -> None:
 def test_a_module_can_have_its_own_recipe() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
     found = linears_of(model, torch.randn(32, 64), modules={"1": {"linear": "off"}})
-    assert {(x.origin.module, x.reason) for x in found} == {("0", ""), ("1", "Recipe.linear is off for module '1'")}
+    assert {(x.origin.module, why(x)) for x in found} == {("0", ""), ("1", "Recipe.linear is off for module '1'")}
 
 
 def test_evaluation_is_left_as_it_is() -> None:
@@ -310,5 +306,5 @@ def test_what_only_products_need_is_kept_as_their_codes() -> None:
     fn(x * 2)
     report = fp8compile.report(fn)
     (saved,) = report.saved
-    assert saved.codec == "e4m3 tensorwise, a product's operand" and saved.bytes_before == 4 * saved.bytes_after
+    assert saved.codec == "e4m3 tensorwise, a matmul's operand" and saved.bytes_before == 4 * saved.bytes_after
     assert report.saved_bytes == 64 * 64 + 2 * 4, "codes, and the scales of input and weight"

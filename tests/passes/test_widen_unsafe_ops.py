@@ -19,7 +19,7 @@ from fp8compile.islands.upcast import can_widen
 from fp8compile.passes.widen_unsafe_ops import widen_unsafe_ops
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
-from fp8compile.reporting.entries import Island
+from fp8compile.reporting.entries import ISLAND, Island
 from tests.support.graphs import joint_of, text_of
 
 PLAIN = {"linear": "off", "saved": "off", "observe": False}
@@ -126,7 +126,7 @@ UNSAFE: dict[str, tuple[Callable[..., Tensor], str]] = {
 @pytest.mark.parametrize("name", UNSAFE)
 def test_every_reason_to_begin(name: str) -> None:
     fn, reason = UNSAFE[name]
-    found = [i for i in islands(fn, half(2048, 4)) if not i.left]
+    found = islands(fn, half(2048, 4))
     assert found and all(i.nodes == len(i.members) > 0 and i.bytes_added > 0 for i in found)
     assert any(reason in i.reason for i in found), [i.reason for i in found]
     assert not islands(fn, torch.randn(2048, 4).bfloat16().requires_grad_())
@@ -153,7 +153,7 @@ LEFT_ALONE: dict[str, Callable[..., Tensor]] = {
 
 @pytest.mark.parametrize("name", LEFT_ALONE)
 def test_the_neighbours_left_out(name: str) -> None:
-    assert not [i for i in islands(LEFT_ALONE[name], half(1024, 4)) if not i.left]
+    assert not islands(LEFT_ALONE[name], half(1024, 4))
 
 
 PROVEN: dict[str, Callable[..., Tensor]] = {
@@ -166,10 +166,10 @@ PROVEN: dict[str, Callable[..., Tensor]] = {
 
 @pytest.mark.parametrize("name", PROVEN)
 def test_what_is_proven_to_fit_is_left_and_reported(name: str) -> None:
-    found = islands(PROVEN[name], half(2048, 4))
-    assert [i.left for i in found if i.left.startswith("proven to fit: ")], found
-    assert not [i for i in islands(PROVEN[name], half(2048, 4)) if not i.left]
-    assert [i for i in islands(PROVEN[name], half(2048, 4), keep_fp32=("aten.*",)) if not i.left]
+    report = fp8compile.explain(Function(PROVEN[name]), (half(2048, 4),), recipe=PLAIN)
+    assert [s for s in report.notes.skipped(ISLAND) if s.reason.startswith("proven to fit: ")], report.skips
+    assert not report.islands
+    assert islands(PROVEN[name], half(2048, 4), keep_fp32=("aten.*",))
 
 
 @pytest.mark.parametrize("grad", [True, False])
@@ -207,11 +207,7 @@ def test_an_island_without_effect_is_none() -> None:
 
 def test_a_mask_made_from_an_island_is_its_end() -> None:
     for mode in ("policy", "auto"):
-        found = [
-            i
-            for i in islands(lambda x: torch.where(x.exp() > 1, x, x.relu()), half(4, 8), islands=mode)
-            if not i.left
-        ]
+        found = islands(lambda x: torch.where(x.exp() > 1, x, x.relu()), half(4, 8), islands=mode)
         assert [i.members for i in found] == [("exp",)], found
 
 
@@ -257,7 +253,7 @@ def test_attention_that_takes_no_fp32_is_left_with_the_cure() -> None:
             node = graph.call_function(target, (x, x, x))
             node.meta["val"] = (x.meta["val"],)
             assert not can_widen(node)
-    left = decide(graph, Context(Recipe(islands="off", keep_fp32=("aten.*attention",)))).left
+    left = decide(graph, Context(Recipe(islands="off", keep_fp32=("aten.*attention",)))).skipped
     assert [(reason, "takes no FP32" in why) for _, reason, why in left] == [
         ("Recipe.keep_fp32: aten.*attention", True)
     ] * 2

@@ -9,6 +9,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import fp8compile
+from fp8compile.reporting.entries import LINEAR, Linear, Skip
+
 
 class RMSNorm(nn.Module):
     def __init__(self, size: int) -> None:
@@ -123,3 +126,13 @@ def gradient_sqnr(model: nn.Module, fn: Callable[..., Tensor], args: tuple[Tenso
 def compiled(model: nn.Module, **options: object) -> Callable[..., Tensor]:
     """``model`` compiled by the backend, by default with the rewritten graph run node by node."""
     return torch.compile(model, backend="fp8compile", options={"codegen": "eager", **options})  # type: ignore[return-value]
+
+
+def matmuls_told(report: fp8compile.Report) -> list[Linear | Skip]:
+    """Every matmul of a linear that a report tells of: in FP8, or left."""
+    return [*report.linears, *report.notes.skipped(LINEAR)]
+
+
+def why(entry: Linear | Skip) -> str:
+    """Why a matmul was left; "" where it was not."""
+    return entry.reason if isinstance(entry, Skip) else ""

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from fp8compile.compiler.inductor import compile_and_report
 from fp8compile.recipe.recipe import Recipe
+from fp8compile.reporting.entries import SAVED
 from fp8compile.reporting.report import GraphReport
 from tests.sweeps.op_programs import WRAPPERS, Sample, chosen, is_differentiable, operations, program, samples_of
 
@@ -255,12 +256,12 @@ def _reporting(options: dict[str, Any], into: list[GraphReport]) -> Callable[...
 
 def _reported(reports: Sequence[GraphReport]) -> dict[str, Any]:
     """What was encoded and what was left, in words; the outcome if the gradients are right."""
-    saved = tuple(f"{s.origin.op} {s.shape} {s.codec}" for r in reports for s in r.notes.saved)
-    linears = tuple(f"{x.direction} product {x.formats}" for r in reports for x in r.notes.linears if not x.reason)
+    saved = tuple(f"{s.origin.op} {list(s.shape)} {s.codec}" for r in reports for s in r.notes.saved)
+    linears = tuple(f"{x.direction} matmul {x.formats}" for r in reports for x in r.notes.linears)
     left = tuple(
-        f"{s.origin.op} {s.shape}: {s.reason}"
+        f"{s.origin.op} {list(s.shape)}: {s.reason}"
         for r in reports
-        for s in r.notes.skips
+        for s in r.notes.skipped(SAVED)
         if not any(word in s.reason for word in ALWAYS_EXACT)
     )
     outcome = "encoded" if saved or linears else "declined" if left else "exact"

@@ -19,6 +19,8 @@ from benchmarks import models
 from benchmarks.linears import Account, account, is_linear, products_due
 from benchmarks.models import Case
 from fp8compile import Recipe, Report
+from fp8compile.reporting.entries import LINEAR, Skip
+from tests.support.measure import matmuls_told
 
 pytest.importorskip("transformers")
 torch.set_num_threads(1)
@@ -33,7 +35,7 @@ CASES: Mapping[str, Callable[[], Case]] = {
 }
 LINEARS = {"llama": 8, "qwen3": 8, "bert": 8, "t5": 17, "gpt2": 5, "vit": 7}  # of one layer, and the head
 HEADS = {"bert": "cls.predictions.decoder", "vit": "classifier"}  # the others' is lm_head
-HEAD = "output head, or left by Recipe.linear_skip: '{0}' matches '{0}'"
+HEAD = "Recipe.linear_skip: module '{0}' matches '{0}'"
 TIED = "output head: its weight is tied to an embedding"
 EMULATED = {
     "forward": {"e4m3 x e4m3 tensorwise, emulated"},
@@ -56,12 +58,12 @@ def explained(case: Case, precision: torch.dtype | None = None, **fields: Any) -
     with within():
         recipe = Recipe(emulate=True, **fields)
         report = fp8compile.explain(case.model, batch.args, batch.kwargs, recipe, lambda out: case.loss(out, batch))
-    return report, account(case.model, run, report.linears)
+    return report, account(case.model, run, matmuls_told(report))
 
 
 def left(report: Report) -> dict[str, str]:
     """The reason by path of what is left as it is; each linear has but one."""
-    found = {(x.origin.module, x.reason) for x in report.linears if x.reason}
+    found = {(x.origin.module, x.reason) for x in report.notes.skipped(LINEAR)}
     assert len(found) == len(dict(found))
     return dict(found)
 
@@ -81,7 +83,7 @@ def test_every_linear_is_told_of_by_path(name: str) -> None:
     head = HEADS.get(name, "lm_head")
     assert left(report) == {head: HEAD.format(head)}
     for entry in report.linears:
-        assert entry.reason or entry.formats in EMULATED[entry.direction]
+        assert entry.formats in EMULATED[entry.direction]
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
@@ -93,7 +95,7 @@ def test_sizes_are_those_of_the_weights(name: str) -> None:
         module = weights[entry.origin.module]
         assert isinstance(module.weight, Tensor)
         K_N = module.weight.shape[::-1] if isinstance(module, nn.Linear) else module.weight.shape
-        assert ("128", *map(str, K_N)) == (entry.M, entry.K, entry.N)
+        assert (128, *K_N) == (entry.M, entry.K, entry.N)
 
 
 def test_sides_that_are_no_multiple_of_16() -> None:
@@ -179,7 +181,7 @@ def test_gradient_checkpointing() -> None:
     assert not found.differences
 
 
-def test_the_account_finds_what_is_missing_doubled_and_unclear() -> None:
+def test_the_account_finds_what_is_missing_and_doubled() -> None:
     model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
     x = torch.randn(8, 32)
     report = fp8compile.explain(model, (x,), recipe=Recipe(emulate=True))
@@ -189,5 +191,5 @@ def test_the_account_finds_what_is_missing_doubled_and_unclear() -> None:
     assert account(model, lambda m: m(x), told[1:]).differences
     assert account(model, lambda m: m(x), [*told, told[0]]).differences
     assert account(model, lambda m: m(x), [x for x in told if x.origin.module == "0"]).differences.keys() == {"1"}
-    unclear = type(told[0])(**{**vars(told[0]), "reason": "none"})
-    assert account(model, lambda m: m(x), [unclear, *told[1:]]).differences.keys() == {"0"}
+    left = Skip(told[0].info, "none", LINEAR, told[0].direction)
+    assert not account(model, lambda m: m(x), [left, *told[1:]]).differences

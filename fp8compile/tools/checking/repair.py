@@ -49,16 +49,15 @@ Measure = Callable[[frozenset[Candidate]], tuple[Errors, tuple[GraphReport, ...]
 
 
 def candidates_of(reports: Iterable[GraphReport]) -> dict[Candidate, list[str]]:
-    """What is encoded, in the order of the graphs, with the tensors and products behind each."""
+    """What is encoded, in the order of the graphs, with the tensors and matmuls behind each."""
     found: dict[Candidate, list[str]] = {}
     for report in reports:
         for saved in report.notes.saved:
-            told = f"{saved.origin.op} {saved.dtype}{saved.shape} at {saved.origin.source or '-'}, {saved.codec}"
+            told = f"{saved.origin.op} {saved.info} at {saved.origin.source or '-'}, {saved.codec}"
             found.setdefault(Candidate(saved.origin.module, SAVED), []).append(told)
         for linear in report.notes.linears:
-            if not linear.reason:
-                told = f"{linear.direction} {linear.M} x {linear.K} x {linear.N}, {linear.formats}"
-                found.setdefault(Candidate(linear.origin.module, LINEAR), []).append(told)
+            told = f"{linear.direction} {linear.M} x {linear.K} x {linear.N}, {linear.formats}"
+            found.setdefault(Candidate(linear.origin.module, LINEAR), []).append(told)
     return found
 
 
