@@ -42,17 +42,17 @@ sweep: $(VENV)/dev
 # Slow sweeps, not CI: the demo and the model table with three seeds each, compile times, optimizer states, loss scales.
 nightly: $(VENV)/dev
 	$(VENV)/bin/fp8compile demo --seeds 3
-	$(VENV)/bin/python benchmarks/bench_compile_time.py --json benchmarks/results/compile-time-cpu.json
+	$(VENV)/bin/python benchmarks/studies/bench_compile_time.py --json benchmarks/results/compile-time-cpu.json
 	$(VENV)/bin/python $(PIP) timm scikit-learn $(TORCH)
-	$(VENV)/bin/python benchmarks/bench_models.py --json benchmarks/results/models-cpu.json
-	$(VENV)/bin/python benchmarks/bench_optimizer_states.py
-	$(VENV)/bin/python benchmarks/bench_optimizer_training.py --seeds 3
-	$(VENV)/bin/python benchmarks/bench_loss_scaling.py --tasks llama --seeds 10
-	$(VENV)/bin/python benchmarks/bench_loss_scaling.py --tasks bert,efficientnet,vit --seeds 5
-	$(VENV)/bin/python benchmarks/bench_group_size.py --json benchmarks/results/group-size-cpu.json
-	$(VENV)/bin/python benchmarks/bench_stability.py
-	$(VENV)/bin/python benchmarks/bench_stochastic_rounding.py
-	$(VENV)/bin/python benchmarks/bench_islands.py --json benchmarks/results/islands-cpu.json
+	$(VENV)/bin/python benchmarks/studies/bench_models.py --json benchmarks/results/models-cpu.json
+	$(VENV)/bin/python benchmarks/studies/bench_optimizer_states.py
+	$(VENV)/bin/python benchmarks/studies/bench_optimizer_training.py --seeds 3
+	$(VENV)/bin/python benchmarks/studies/bench_loss_scaling.py --tasks llama --seeds 10
+	$(VENV)/bin/python benchmarks/studies/bench_loss_scaling.py --tasks bert,efficientnet,vit --seeds 5
+	$(VENV)/bin/python benchmarks/studies/bench_group_size.py --json benchmarks/results/group-size-cpu.json
+	$(VENV)/bin/python benchmarks/studies/bench_stability.py
+	$(VENV)/bin/python benchmarks/studies/bench_stochastic_rounding.py
+	$(VENV)/bin/python benchmarks/studies/bench_islands.py --json benchmarks/results/islands-cpu.json
 	$(VENV)/bin/fp8compile bench --device cpu --tiny --again
 
 lint: $(VENV)/dev

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.markdown import seconds
-from benchmarks.results import key_of
+from benchmarks.harness.markdown import seconds
+from benchmarks.harness.results import key_of
 
 Rows = Mapping[str, Mapping[str, Any]]
 GB = 10**9

@@ -41,7 +41,8 @@ esac
 
 put_together() { # a copy, so that no file appears in the tree
   rm -rf "$BUILD" && mkdir -p "$BUILD/benchmarks" || return
-  cp -r fp8compile passes tests pyproject.toml README.md "$BUILD" && cp benchmarks/*.py "$BUILD/benchmarks" || return
+  cp -r fp8compile passes tests pyproject.toml README.md "$BUILD" || return
+  cp -r benchmarks/*.py benchmarks/{harness,kernels,layers,e2e,studies} "$BUILD/benchmarks" || return
   [ -e "$BUILD/fp8compile/passes" ] || ln -s ../passes "$BUILD/fp8compile/passes"
   local version info
   version=$(sed -n 's/^__version__ = "\(.*\)"/\1/p' fp8compile/_version.py)
@@ -61,7 +62,7 @@ run_part() {
     kernels | layers | e2e)
       limited "$PYTHON" -m fp8compile bench "$1" --device "$device" "${size[@]}" --out "$RESULTS" --minutes "$MINUTES" ;;
     parity)
-      limited "$PYTHON" benchmarks/parity.py --device "$device" "${size[@]}" --out "$RESULTS" --minutes "$MINUTES" \
+      limited "$PYTHON" benchmarks/studies/parity.py --device "$device" "${size[@]}" --out "$RESULTS" --minutes "$MINUTES" \
         --steps "$steps" --checkpoint "$ROOT/build/parity-$device.pt" ;;
   esac
 }
@@ -89,7 +90,7 @@ for part in "${parts[@]}"; do
   echo "== $part =="
   run_part "$part" || failed+=("$part ($?)")
 done
-[ "$device" = cpu ] || echo "README's tables: python benchmarks/readme_tables.py"
+[ "$device" = cpu ] || echo "README's tables: python benchmarks/harness/readme_tables.py"
 [ ${#failed[@]} -eq 0 ] && exit 0
 echo "gpu.sh: not all well in: ${failed[*]}" >&2
 exit 1

@@ -23,22 +23,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from benchmarks import (
-    bench_capacity,
-    bench_casts,
-    bench_codecs,
-    bench_layers,
-    bench_linears,
-    bench_optimizer_step,
-    bench_pointwise,
-    bench_training,
-)
-from benchmarks.markdown import markdown
-from benchmarks.plots import plots
+from benchmarks.e2e import bench_capacity, bench_training
+from benchmarks.harness.markdown import markdown
+from benchmarks.harness.plots import plots
+from benchmarks.harness.results import Results, key_of
+from benchmarks.harness.run_alone import as_text
+from benchmarks.harness.timing import OUT_OF_MEMORY
+from benchmarks.kernels import bench_casts, bench_codecs, bench_linears, bench_optimizer_step, bench_pointwise
+from benchmarks.layers import bench_layers
 from benchmarks.registry import PARTS, Benchmark
-from benchmarks.results import Results, key_of
-from benchmarks.run_alone import as_text
-from benchmarks.timing import OUT_OF_MEMORY
 
 BENCHMARKS: tuple[Benchmark, ...] = (
     *bench_optimizer_step.BENCHMARKS,
@@ -156,7 +149,7 @@ class _Worker:
     """The process that measures; ``next`` waits for a row."""
 
     def __init__(self, benchmark: Benchmark, cases: Sequence[str], options: Options, errors: IO[str]) -> None:
-        command = [sys.executable, str(ROOT / "benchmarks" / "worker.py"), str(os.getpid())]
+        command = [sys.executable, str(ROOT / "benchmarks" / "harness" / "worker.py"), str(os.getpid())]
         command += [options.device, str(int(options.tiny)), benchmark.name, *cases]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         self._rows: queue.Queue[dict[str, Any] | str] = queue.Queue()

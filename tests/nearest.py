@@ -37,7 +37,7 @@ def nearest(paths: Iterable[str], root: Path = ROOT) -> list[str]:
 def _of(path: Path, root: Path) -> list[Path]:
     if path.parts[0] == "tests":
         return []  # helpers: whoever reads them is found by what else is changed
-    room = Path("tests", *(path.parts[:-1] if path.parts[0] != "fp8compile" else path.parts[1:-1]))
+    room = Path("tests", *(path.parts[1:-1] if path.parts[0] == "fp8compile" else path.parts[:1]))
     named = sorted((root / room).glob(f"test_{path.stem}*.py"))
     return [each.relative_to(root) for each in named] or ([room] if room != Path("tests") else [])
 

@@ -14,6 +14,8 @@ def test_tests_of_the_same_name_then_of_the_same_room() -> None:
         ALWAYS,
     ]
     assert nearest(["fp8compile/optim/plan.py"]) == ["tests/optim", ALWAYS]
+    assert nearest(["benchmarks/studies/parity.py"]) == ["tests/benchmarks/test_parity.py", ALWAYS]
+    assert nearest(["benchmarks/kernels/bench_casts.py"]) == ["tests/benchmarks", ALWAYS]
     assert nearest(["fp8compile/analysis/ranges/rules.py"]) == ["tests/analysis/ranges/test_rules.py", ALWAYS]
 
 

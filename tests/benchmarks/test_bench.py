@@ -14,10 +14,13 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import bench_capacity, goals, parity, peers, plots, readme_tables, results, run_alone, suite, timing
-from benchmarks.llama import TINY, Layer, Shape
-from benchmarks.markdown import markdown
+from benchmarks import goals, suite
+from benchmarks.e2e import bench_capacity
+from benchmarks.harness import peers, plots, readme_tables, results, run_alone, timing
+from benchmarks.harness.llama import TINY, Layer, Shape
+from benchmarks.harness.markdown import markdown
 from benchmarks.registry import PARTS, Benchmark, Case, Row, Setting
+from benchmarks.studies import parity
 from fp8compile.cli import bench, main
 
 torch.set_num_threads(1)
@@ -52,8 +55,9 @@ def test_the_registry_is_complete() -> None:
     for b in suite.BENCHMARKS:
         cases = [case.name for case in (*b.cases, *b.tiny)]
         assert len(set(cases)) == len(cases) and b.compared_with and b.tiny
-    scripts = {path.stem for path in (suite.ROOT / "benchmarks").glob("bench_*.py")}
-    declared = {b.measure.__module__.split(".")[1] for b in suite.BENCHMARKS}
+        assert b.measure.__module__.split(".")[:2] == ["benchmarks", b.part]  # its room
+    scripts = {path.stem for path in (suite.ROOT / "benchmarks").glob("*/bench_*.py")}
+    declared = {b.measure.__module__.split(".")[2] for b in suite.BENCHMARKS}
     assert declared <= scripts
 
 
@@ -143,9 +147,10 @@ def test_a_run_writes_and_goes_on(tree: suite.Options, monkeypatch: pytest.Monke
 
 
 def _stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, limit: int = 20) -> suite.Options:
-    """A run whose workers are ``code``, in the place of benchmarks/worker.py."""
-    (tmp_path / "benchmarks").mkdir()
-    (tmp_path / "benchmarks" / "worker.py").write_text(code)
+    """A run whose workers are ``code``, in the place of benchmarks/harness/worker.py."""
+    worker = tmp_path / "benchmarks" / "harness" / "worker.py"
+    worker.parent.mkdir(parents=True)
+    worker.write_text(code)
     monkeypatch.setattr(suite, "ROOT", tmp_path)
     monkeypatch.setattr(suite, "START_SECONDS", 20)
     cases = (Case("first"), Case("second"), Case("third"))
@@ -185,7 +190,7 @@ def test_a_row_over_its_limit_is_ended(tmp_path: Path, monkeypatch: pytest.Monke
 
 def test_a_worker_ends_with_the_run_that_started_it() -> None:
     """Also if that is killed while the worker still imports."""
-    worker = suite.ROOT / "benchmarks" / "worker.py"
+    worker = suite.ROOT / "benchmarks" / "harness" / "worker.py"
     code = f"import os, subprocess, sys; p = subprocess.Popen([sys.executable, {str(worker)!r}, str(os.getpid()), 'cpu', '1',"
     code += " 'linear', 'tiny'], stdout=subprocess.PIPE); print(p.pid, flush=True); os.kill(os.getpid(), 9)"
     pid = int(subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True).stdout)
@@ -209,7 +214,7 @@ def test_the_end_of_a_run_records_nothing_unfinished(tmp_path: Path, monkeypatch
     options = _stand_in(tmp_path, monkeypatch, code)
     rows = suite.run(suite.Options(**{**vars(options), "minutes": 3 / 60})).rows
     assert rows.keys() == {"made: first"}
-    (tmp_path / "benchmarks" / "worker.py").write_text(HEAD + "for c in cases: row(c)\n")
+    (tmp_path / "benchmarks" / "harness" / "worker.py").write_text(HEAD + "for c in cases: row(c)\n")
     assert suite.run(options).rows.keys() == {"made: first", "made: second", "made: third"}
 
 
@@ -357,7 +362,7 @@ def test_markdown_and_plots(tmp_path: Path) -> None:
 
 def test_readme_is_what_the_script_makes() -> None:
     text = readme_tables.README.read_text()
-    assert readme_tables.made(text) == text, "run python benchmarks/readme_tables.py"
+    assert readme_tables.made(text) == text, "run python benchmarks/harness/readme_tables.py"
 
 
 def test_readmes_block_is_made_from_the_newest_of_a_gpu_at_full_size(tmp_path: Path) -> None:

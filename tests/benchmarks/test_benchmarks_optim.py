@@ -6,8 +6,13 @@ import math
 import pytest
 import torch
 
-from benchmarks import bench_optimizer_states, bench_optimizer_training, bench_stability, bench_stochastic_rounding
-from benchmarks.stability_runs import (
+from benchmarks.studies import (
+    bench_optimizer_states,
+    bench_optimizer_training,
+    bench_stability,
+    bench_stochastic_rounding,
+)
+from benchmarks.studies.stability_runs import (
     EXPLODED,
     TO_ZERO,
     AblationAdamW,
@@ -18,8 +23,8 @@ from benchmarks.stability_runs import (
     diverged,
     final_loss,
 )
-from benchmarks.state_drift import Drift
-from benchmarks.state_errors import EPS, Errors, Flushing, Moments, codecs, ranges, ratios
+from benchmarks.studies.state_drift import Drift
+from benchmarks.studies.state_errors import EPS, Errors, Flushing, Moments, codecs, ranges, ratios
 from fp8compile.numerics.formats import INT8
 from fp8compile.numerics.states.dynamic_tree import DynamicTree
 from fp8compile.numerics.states.plain import Linear

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from benchmarks import parity, results
+from benchmarks.harness import results
+from benchmarks.studies import parity
 
 
 def test_parity_goes_on_from_its_checkpoint(

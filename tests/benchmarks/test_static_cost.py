@@ -1,11 +1,11 @@
-"""The roofline and the memory tables of benchmarks/static_*.py, against counts by hand. No kernel is generated here."""
+"""The roofline and the memory tables of benchmarks/studies/static_*.py, against counts by hand. No kernel is generated."""
 
 from __future__ import annotations
 
 import pytest
 
-from benchmarks import static_memory
-from benchmarks.static_cost import Cost, Extern, Rates, cost, rates_of
+from benchmarks.studies import static_memory
+from benchmarks.studies.static_cost import Cost, Extern, Rates, cost, rates_of
 
 RATES = Rates(copy=2.0, bf16=500.0, fp8=1000.0, attention=250.0)
 TERA = 10**12

@@ -15,7 +15,7 @@ pytest.importorskip("transformers")
 pytest.importorskip("matplotlib")
 
 import fp8compile.amp
-from benchmarks import bench_loss_scaling as bench
+from benchmarks.studies import bench_loss_scaling as bench
 from fp8compile.demo import arms, loop
 from fp8compile.demo import loss_scales as scaling
 from fp8compile.demo import run as demo

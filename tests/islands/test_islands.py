@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fp8compile
-from benchmarks.overflowing import (
+from benchmarks.studies.overflowing import (
     CASES,
     SNIPPETS,
     Cameras,

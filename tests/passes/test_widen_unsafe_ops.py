@@ -11,7 +11,7 @@ from expecttest import assert_expected_inline
 from torch import Tensor, nn
 
 import fp8compile
-from benchmarks.overflowing import Function
+from benchmarks.studies.overflowing import Function
 from fp8compile.fx.graph import WIDENED, copy_graph
 from fp8compile.islands.policy import LEFT, POLES, WIDEN
 from fp8compile.islands.search import decide

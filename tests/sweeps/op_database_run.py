@@ -153,7 +153,7 @@ def text_of(found: Sequence[Record]) -> str:
 
 def document(found: Sequence[Record]) -> dict[str, Any]:
     """What the results file holds: the summary, a row for each operation and dtype, the reasons by their counts."""
-    from benchmarks.environment import environment
+    from benchmarks.harness.environment import environment
 
     rows = {f"{op} {dtype}": _row(rows) for (dtype, op), rows in by_operation(found).items()}
     reasons = collections.Counter(entry.split(": ", 1)[1] for r in found for entry in set(r.left))

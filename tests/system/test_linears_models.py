@@ -1,6 +1,6 @@
 """Every linear of whole models is in the report, by module path: its forward, dgrad and wgrad, in FP8 or with the reason.
 
-timm's models are accounted for in the same way by ``benchmarks/bench_models.py``, arm "linears".
+timm's models are accounted for in the same way by ``benchmarks/studies/bench_models.py``, arm "linears".
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 
 import fp8compile
-from benchmarks import models
-from benchmarks.linears import Account, account, is_linear, products_due
-from benchmarks.models import Case
+from benchmarks.studies import models
+from benchmarks.studies.linears import Account, account, is_linear, products_due
+from benchmarks.studies.models import Case
 from fp8compile import Recipe, Report
 from fp8compile.reporting.entries import LINEAR, Skip
 from tests.support.measure import matmuls_told

@@ -1,6 +1,6 @@
 """Whole models from transformers: the report tells the truth, bytes fall, gradients stay sane, training goes on.
 
-The full sweep, timm included, is ``benchmarks/bench_models.py``; here its smallest models run without a C++ compiler.
+The full sweep, timm included, is ``benchmarks/studies/bench_models.py``; here its smallest models run without a C++ compiler.
 """
 
 import math
@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from benchmarks.measuring import (
+from benchmarks.harness.batches import digits
+from benchmarks.studies.measuring import (
     Measured,
     Quality,
     Way,
@@ -22,8 +23,8 @@ from benchmarks.measuring import (
     warm_up,
     zero_up_to_rounding,
 )
-from benchmarks.models import TRANSFORMERS, Case, digits
-from benchmarks.rows import agree
+from benchmarks.studies.models import TRANSFORMERS, Case
+from benchmarks.studies.rows import agree
 
 pytest.importorskip("transformers")
 torch.set_num_threads(1)

@@ -1,0 +1,1 @@
+"""The registry's part ``e2e``: training steps of whole models."""

@@ -1,0 +1,31 @@
+"""What benchmarks of kernels and layers do with their arms: time them, and set them against what this machine reaches."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from benchmarks.harness import rates
+from benchmarks.harness.timing import Arm, measured
+from benchmarks.registry import Row, Setting
+
+Work = Mapping[str, Mapping[str, Any]]  # a lap, or "arm/lap" where an arm has less or more to do -> counted(...)
+rates_of = functools.cache(rates.rates)  # once in a process
+
+
+def counted(nbytes: float = 0, flops: float = 0, unit: str = "bf16") -> dict[str, Any]:
+    """The least that a lap must do, by its shapes; ``unit``: the product whose rate is the ceiling."""
+    return {"bytes": nbytes, "flops": flops, "unit": unit}
+
+
+def kernel_row(arms: Mapping[str, Arm], left_out: Mapping[str, str], work: Work, setting: Setting) -> Row:
+    """A row: the laps of each arm with their least work and their shares of this machine's rates."""
+    times, failed = measured(arms, setting.device, setting.rounds)
+    reached = rates_of(setting)
+    for arm, laps in times.items():
+        for name, lap in laps.items():
+            todo = work.get(f"{arm}/{name}", work.get(name, counted()))
+            lap |= {key: value for key, value in todo.items() if value}
+            lap |= rates.shares(lap, reached, lap.pop("unit", "bf16"))
+    return {"arms": times, "left_out": {**left_out, **failed}, "rates": reached}

@@ -1,0 +1,1 @@
+"""The registry's part ``layers``: a decoder layer, forward and backward."""

@@ -1,0 +1,118 @@
+"""Cold compile time of the demo's Llama by its number of layers, forward and backward, ours over plain Inductor.
+
+Two sums for each arm: the whole compilation, and the part of it that is no kernel generation (the graph is captured,
+differentiated, rewritten and cut, and then run node by node). Both are seconds of CPU time, the compiler's processes
+included, of the first step less the second. What a layer costs is the difference between two depths over their layers.
+
+On a CPU the default recipe is "storage_only", since a CPU has no FP8 units; linears are emulated.
+
+Each run is a process of its own with an empty cache; the arms alternate, so that a machine whose speed drifts slows all.
+
+    python benchmarks/studies/bench_compile_time.py [--layers 2 8 32] [--runs 1] [--json results.json]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[2]
+PLAIN = "inductor"
+ARMS: dict[str, dict[str, Any]] = {
+    PLAIN: {},
+    "storage_only": {"preset": "storage_only"},
+    "emulated linears": {"emulate": True},
+}
+CODE = """
+import dataclasses, functools, json, resource, sys, torch
+from torch._inductor.compile_fx import compile_fx
+from fp8compile.compiler.node_by_node import run_the_graph
+from fp8compile.demo.model import SIZES, build_model
+
+options, layers, generate = json.loads(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "True"
+size = dataclasses.replace(SIZES["cpu"], layers=layers)
+model = build_model(size, 0, torch.device("cpu"))
+tokens = torch.randint(0, 256, (size.batch, size.length))
+if options:
+    compiled = torch.compile(model, backend="fp8compile", options=options | ({} if generate else {"codegen": "eager"}))
+else:
+    plain = "inductor" if generate else functools.partial(compile_fx, inner_compile=run_the_graph)
+    compiled = torch.compile(model, backend=plain)
+
+def seconds():
+    start = spent()
+    with torch.autocast("cpu", torch.bfloat16):
+        loss = compiled(input_ids=tokens, labels=tokens).loss
+    loss.backward()
+    return spent() - start
+
+def spent():
+    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+
+first = seconds()
+print(first - seconds())
+"""
+
+
+def seconds(arm: str, layers: int, generate: bool) -> float:
+    """CPU seconds that a process with an empty cache spends on the compilation, with or without kernels."""
+    with tempfile.TemporaryDirectory() as cache:
+        env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "PYTHONPATH": str(ROOT)}
+        env["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # else workers that outlive the step compile, and are not counted
+        command = [sys.executable, "-c", CODE, json.dumps(ARMS[arm]), str(layers), str(generate)]
+        done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=True)
+    return float(done.stdout.split()[-1])
+
+
+def per_layer(medians: dict[int, float]) -> list[float]:
+    """What one more layer costs between each depth and the next, in seconds."""
+    return [(medians[more] - medians[less]) / (more - less) for less, more in pairwise(sorted(medians))]
+
+
+def measured(layers: list[int], runs: int, generate: bool) -> dict[str, Any]:
+    """Seconds of each run by arm and depth, medians of what a layer costs, and that over plain Inductor's."""
+    times: dict[str, dict[int, list[float]]] = {arm: {depth: [] for depth in layers} for arm in ARMS}
+    for depth in layers:
+        for _ in range(runs):
+            for arm in ARMS:
+                times[arm][depth].append(seconds(arm, depth, generate))
+                print(f"{depth:3d} layers, {arm:16s} {times[arm][depth][-1]:6.1f} s", flush=True)
+    medians = {arm: {depth: statistics.median(of) for depth, of in by.items()} for arm, by in times.items()}
+    layer = {arm: per_layer(by) for arm, by in medians.items()}
+    over = {arm: [ours / plain for ours, plain in zip(layer[arm], layer[PLAIN], strict=True)] for arm in ARMS}
+    for arm in ARMS:
+        print(f"{arm:16s} a layer: {[round(s, 2) for s in layer[arm]]} s, x plain {[round(r, 2) for r in over[arm]]}")
+    return {"seconds": times, "seconds_per_layer": layer, "over_plain": over}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--layers", type=int, nargs="+", default=[2, 8, 32])
+    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--json", type=Path)
+    args = parser.parse_args()
+    result: dict[str, Any] = {
+        "what": "compilation of the demo's Llama (hidden 128, ffn 384, 8 x 256 tokens, BF16 autocast), cold, CPU seconds",
+        "device": platform.processor() or platform.machine(),
+        "torch": torch.__version__,
+    }
+    for name, generate in (("without kernels", False), ("whole", True)):
+        print(name)
+        result[name] = measured(args.layers, args.runs, generate)
+    if args.json:
+        args.json.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
