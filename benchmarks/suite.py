@@ -24,8 +24,6 @@ from pathlib import Path
 from typing import IO, Any
 
 from benchmarks.e2e import bench_capacity, bench_training
-from benchmarks.harness.markdown import markdown
-from benchmarks.harness.plots import plots
 from benchmarks.harness.results import Results, key_of
 from benchmarks.harness.run_alone import as_text
 from benchmarks.harness.timing import OUT_OF_MEMORY
@@ -102,15 +100,6 @@ def run(options: Options) -> Results:
     return results
 
 
-def written(results: Results) -> list[Path]:
-    """Write the table and the plots of a results file; returns all that there is of it."""
-    if not results.rows:
-        return []
-    text = results.path.with_suffix(".md")
-    text.write_text(markdown(results))
-    return [results.path, text, *plots(results)]
-
-
 def failed(results: Results, options: Options) -> list[str]:
     """Rows of a run that hold an error, with it. That memory runs out is an answer."""
     keys = [key_of(b.name, case.name) for b in options.benchmarks for case in b.cases_for(options.tiny)]
@@ -149,7 +138,7 @@ class _Worker:
     """The process that measures; ``next`` waits for a row."""
 
     def __init__(self, benchmark: Benchmark, cases: Sequence[str], options: Options, errors: IO[str]) -> None:
-        command = [sys.executable, str(ROOT / "benchmarks" / "harness" / "worker.py"), str(os.getpid())]
+        command = [sys.executable, str(ROOT / "benchmarks" / "worker.py"), str(os.getpid())]
         command += [options.device, str(int(options.tiny)), benchmark.name, *cases]
         self._process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True)
         self._rows: queue.Queue[dict[str, Any] | str] = queue.Queue()

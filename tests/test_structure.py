@@ -142,3 +142,13 @@ def test_no_file_is_long(name: str) -> None:
 def test_the_cache_key_knows_every_source_but_of_programs() -> None:
     programs = [path for name, path in FILES.items() if room(name) in ("demo", "cli")]
     assert {path for _, path in sources()} == set(FILES.values()) - set(programs)
+
+
+def test_rooms_of_benchmarks_know_the_harness_and_not_each_other() -> None:
+    """What stands at the top knows all of them; registry.py knows none."""
+    rooms = ("harness", "kernels", "layers", "e2e", "studies")
+    for path in (ROOT / "benchmarks").rglob("*.py"):
+        own = path.relative_to(ROOT / "benchmarks").parts[0]
+        known = (own, "harness", "registry") if own in rooms else () if own == "registry.py" else None
+        found = {name.split(".")[1] for name in imports(path) if name.startswith("benchmarks.")}
+        assert known is None or found <= set(known), path

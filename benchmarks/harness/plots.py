@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.markdown import reference_of, seconds
+from benchmarks.harness.markdown import markdown, reference_of, seconds
 from benchmarks.harness.output import figure
 from benchmarks.harness.results import Results
 
@@ -126,3 +126,12 @@ def _ratios(row: dict[str, Any]) -> dict[str, float]:
 
 def _kind(arm: str) -> str:
     return arm.split()[0].rstrip(",")
+
+
+def written(results: Results) -> list[Path]:
+    """Write the table and the plots of a results file; returns all that there is of it."""
+    if not results.rows:
+        return []
+    text = results.path.with_suffix(".md")
+    text.write_text(markdown(results))
+    return [results.path, text, *plots(results)]

@@ -29,8 +29,8 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))  # a script's own fold
 
 from benchmarks.harness import peers
 from benchmarks.harness.llama import LLAMA_1B, TINY, Llama, Shape, initialised, rotary_tables
+from benchmarks.harness.plots import written
 from benchmarks.harness.results import FOLDER, Results
-from benchmarks.suite import written
 from fp8compile import optim
 from fp8compile.demo.data import VOCABULARY, Corpus, load_corpus, train_batches, validation_batches
 from fp8compile.demo.model import rate_schedule

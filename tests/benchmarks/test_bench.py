@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks import goals, suite
+from benchmarks import goals, readme_tables, suite
 from benchmarks.e2e import bench_capacity
-from benchmarks.harness import peers, plots, readme_tables, results, run_alone, timing
+from benchmarks.harness import peers, plots, results, run_alone, timing
 from benchmarks.harness.llama import TINY, Layer, Shape
 from benchmarks.harness.markdown import markdown
 from benchmarks.registry import PARTS, Benchmark, Case, Row, Setting
@@ -147,8 +147,8 @@ def test_a_run_writes_and_goes_on(tree: suite.Options, monkeypatch: pytest.Monke
 
 
 def _stand_in(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: str, limit: int = 20) -> suite.Options:
-    """A run whose workers are ``code``, in the place of benchmarks/harness/worker.py."""
-    worker = tmp_path / "benchmarks" / "harness" / "worker.py"
+    """A run whose workers are ``code``, in the place of benchmarks/worker.py."""
+    worker = tmp_path / "benchmarks" / "worker.py"
     worker.parent.mkdir(parents=True)
     worker.write_text(code)
     monkeypatch.setattr(suite, "ROOT", tmp_path)
@@ -214,7 +214,7 @@ def test_the_end_of_a_run_records_nothing_unfinished(tmp_path: Path, monkeypatch
     options = _stand_in(tmp_path, monkeypatch, code)
     rows = suite.run(suite.Options(**{**vars(options), "minutes": 3 / 60})).rows
     assert rows.keys() == {"made: first"}
-    (tmp_path / "benchmarks" / "harness" / "worker.py").write_text(HEAD + "for c in cases: row(c)\n")
+    (tmp_path / "benchmarks" / "worker.py").write_text(HEAD + "for c in cases: row(c)\n")
     assert suite.run(options).rows.keys() == {"made: first", "made: second", "made: third"}
 
 
@@ -362,7 +362,7 @@ def test_markdown_and_plots(tmp_path: Path) -> None:
 
 def test_readme_is_what_the_script_makes() -> None:
     text = readme_tables.README.read_text()
-    assert readme_tables.made(text) == text, "run python benchmarks/harness/readme_tables.py"
+    assert readme_tables.made(text) == text, "run python benchmarks/readme_tables.py"
 
 
 def test_readmes_block_is_made_from_the_newest_of_a_gpu_at_full_size(tmp_path: Path) -> None:

@@ -1,6 +1,6 @@
 """Measures cases of one benchmark, one after the other: what ``suite`` starts. Prints each row behind a mark.
 
-    python benchmarks/harness/worker.py PARENT DEVICE TINY BENCHMARK CASE...
+    python benchmarks/worker.py PARENT DEVICE TINY BENCHMARK CASE...
 
 PARENT is the process that reads the rows: where it is gone, killed, the device is left to the next.
 """
@@ -14,7 +14,7 @@ import threading
 import time
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[2]))  # a script's own folder is all that is there
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # a script's own folder is all that is there
 
 
 def main() -> None:

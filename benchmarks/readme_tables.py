@@ -4,8 +4,8 @@
     layers      what was counted in code lowered for sm_90 (lowered_tables.py)
     predicted   step times predicted of that (lowered_tables.py)
 
-python benchmarks/harness/readme_tables.py          rewrites the blocks
-python benchmarks/harness/readme_tables.py --check  exits with 1 where a block is not what this script makes
+python benchmarks/readme_tables.py          rewrites the blocks
+python benchmarks/readme_tables.py --check  exits with 1 where a block is not what this script makes
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-sys.path.append(str(Path(__file__).resolve().parents[2]))  # a script's own folder is all that is there
+sys.path.append(str(Path(__file__).resolve().parents[1]))  # a script's own folder is all that is there
 
 from benchmarks import goals
 from benchmarks.harness import lowered_tables
 from benchmarks.harness.markdown import table
 from benchmarks.harness.results import FOLDER, newest_on_gpu
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+README = Path(__file__).resolve().parents[1] / "README.md"
 NOTHING_YET = "No GPU results yet: `bash benchmarks/gpu.sh`"
 
 
@@ -50,7 +50,7 @@ BLOCKS: Mapping[str, Callable[[Path], str]] = {
 
 def markers(name: str) -> tuple[str, str]:
     """What stands before and behind a block."""
-    begin, end = (f"<!-- benchmarks/harness/readme_tables.py: {name}, {where} -->" for where in ("begin", "end"))
+    begin, end = (f"<!-- benchmarks/readme_tables.py: {name}, {where} -->" for where in ("begin", "end"))
     return begin, end
 
 
