@@ -140,7 +140,7 @@ def test_a_run_writes_and_goes_on(tree: suite.Options, monkeypatch: pytest.Monke
     before = found.path.read_text()
     assert json.loads(before)["rows"] == found.rows and json.loads(before)["tiny"]
     assert suite.run(tree).path == found.path and found.path.read_text() == before  # nothing measured again
-    files = suite.written(found)
+    files = plots.written(found)
     assert [path.suffix for path in files] == [".json", ".md", ".png", ".png"]
     assert all(path.stat().st_size for path in files)
     assert "| 32x64 | ours | amax " in files[1].read_text()
