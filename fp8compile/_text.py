@@ -19,7 +19,7 @@ def human(nbytes: float) -> str:
 
 def table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
     """Rows under their columns, without lines around them."""
-    made = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="")
+    made = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="")
     for column in columns:
         made.add_column(column, overflow="fold")
     for row in rows:

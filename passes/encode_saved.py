@@ -40,7 +40,7 @@ from fp8compile.fx.graph import (
     splice,
     storage_root,
 )
-from fp8compile.fx.ops import is_attention, is_view, opname
+from fp8compile.fx.ops import STATISTICS, is_attention, is_of_attention, is_view, opname
 from fp8compile.fx.partition import NO_VERSION_CHECK, PartitionedGraph, SavedTensor
 from fp8compile.fx.regions import kept_by_region
 from fp8compile.numerics import E4M3, ENCODABLE, INT8, Codec, Groupwise, GroupwiseBest
@@ -49,8 +49,6 @@ from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import Notes, Saved, Skip
 
 STEEP = "a steep function of it in the backward"
-
-_REDUCTIONS = ("sum", "mean", "amax", "amin", "var_mean", "var", "logsumexp", "prepare_softmax_online")
 
 
 def encode_saved(split: PartitionedGraph, ctx: Context) -> Notes:
@@ -168,7 +166,7 @@ def _statistic(made: Node) -> bool:
         parent = node.args[0] if node.args else None
         if node.target is private.getitem and isinstance(parent, Node) and is_attention(parent):
             return bool(node.args[1] != 0)  # logsumexp; the first is attention's result
-        if opname(node) in _REDUCTIONS:
+        if opname(node) in STATISTICS:
             return _largest_operand(node) > size
         same = [n for n in node.all_input_nodes if not is_tensor(n) or numel(n.meta["val"]) == size]
         if not same:
@@ -185,20 +183,11 @@ def _largest_operand(node: Node) -> int:
 
 def _belongs_to_attention(edge: SavedTensor) -> bool:
     """Whether a tensor is an operand or the result of fused attention, or of the batched products it is made of."""
-    return _is_of_attention(storage_root(edge.forward)) or _feeds_attention(edge.backward)
-
-
-def _is_of_attention(node: Node) -> bool:
-    """Whether a node is attention, a higher-order operator's too, or one of its results."""
-    while node.target is private.getitem and isinstance(node.args[0], Node):
-        node = node.args[0]
-    return "attention" in str(node.target)
+    return is_of_attention(storage_root(edge.forward)) or _feeds_attention(edge.backward)
 
 
 def _feeds_attention(value: Node) -> bool:
-    return any(
-        _is_of_attention(u) or u.target in BATCHED or (is_view(u) and _feeds_attention(u)) for u in value.users
-    )
+    return any(is_of_attention(u) or u.target in BATCHED or (is_view(u) and _feeds_attention(u)) for u in value.users)
 
 
 def _higher_order_use(value: Node) -> str | None:

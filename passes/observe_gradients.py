@@ -153,5 +153,5 @@ def _entry(value: Value, row: int, order: int) -> Observed:
 
 def _entry_of_rest(group: Sequence[Value], row: int) -> Observed:
     kind, dtype = _kind(group[0])
-    info = TensorInfo(REST, Origin(REST, "", ""), (), dtype, sum(value.info.nbytes for value in group))
+    info = TensorInfo.without_tensor(REST, Origin(REST, "", ""), dtype, sum(value.info.nbytes for value in group))
     return Observed(info, kind, BACKWARD, row, row, len(group))

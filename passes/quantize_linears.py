@@ -28,11 +28,12 @@ from torch.fx import Graph, Node
 from fp8compile.analysis.dataflow import user_fp32
 from fp8compile.analysis.linears import FORWARD, PRODUCTS, Product, is_tied_to_embedding, linear_products
 from fp8compile.encoding.device import fp8_unsupported_reason
-from fp8compile.encoding.operands import MULTIPLE, Encoded, Operands
+from fp8compile.encoding.operands import Encoded, Operands
 from fp8compile.fx.aot import is_training
 from fp8compile.fx.graph import ROW, WIDENED, dtype_text, size_hint, splice
 from fp8compile.fx.provenance import Origin, TensorInfo, module_path, op_name, source_line
 from fp8compile.numerics import E4M3, E5M2, ENCODABLE, Format
+from fp8compile.numerics.formats import FP8_MULTIPLE
 from fp8compile.numerics.scaling import may_be_empty
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
@@ -102,8 +103,8 @@ def _not_a_plain_product(forward: Node) -> str | None:
 
 def _no_fp8_shape(product: Product, recipe: Recipe) -> str | None:
     for name in ("K", "N"):
-        if (size := getattr(product, name)) % MULTIPLE:
-            return f"{name}={size} is not a multiple of {MULTIPLE}"
+        if (size := getattr(product, name)) % FP8_MULTIPLE:
+            return f"{name}={size} is not a multiple of {FP8_MULTIPLE}"
     if size_hint(product.M) == 0:
         return "no rows"
     if not recipe.emulate and may_be_empty(product.M):

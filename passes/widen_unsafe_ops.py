@@ -63,7 +63,7 @@ def _entry(island: Island, ctx: Context) -> Entry:
 
 def _wish(name: str, reason: str) -> Skip:
     """Something that the recipe asks for in vain; it is no tensor."""
-    return Skip(TensorInfo(name, Origin("-", "", ""), (), "-", 0), reason, RECIPE)
+    return Skip(TensorInfo.without_tensor(name, Origin("-", "", "")), reason, RECIPE)
 
 
 def _bytes_added(nodes: Iterable[Node]) -> int:

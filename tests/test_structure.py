@@ -11,13 +11,7 @@ import pytest
 
 import fp8compile
 from fp8compile.compiler.sources import sources
-
-PACKAGE = Path(fp8compile.__file__).parent
-PASSES = Path(fp8compile.passes.__file__).parent
-ROOT = Path(__file__).parents[1]
-FILES = {f"fp8compile.{'.'.join(p.relative_to(PACKAGE).with_suffix('').parts)}": p for p in PACKAGE.rglob("*.py")}
-FILES |= {f"fp8compile.passes.{p.stem}": p for p in PASSES.rglob("*.py")}
-MODULES = {name.removesuffix(".__init__"): path for name, path in FILES.items()}
+from tests.support.sources import FILES, MODULES, PACKAGE, ROOT
 
 # A file imports from its own room or from one that stands higher in this list; rooms on one line do not know each other.
 # Imports inside functions and those for the type checker count as all others do.

@@ -21,6 +21,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fp8compile.numerics.metrics import sqnr
+
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # a script's own folder is all that is there
 
 from benchmarks.harness import peers
@@ -126,12 +128,7 @@ def memory_of(arm: Built, reference: Mapping[str, Tensor], unit: int) -> dict[st
         before = torch.cuda.memory_allocated()
         arm.step(lambda name: None)
         found["peak_bytes"] = torch.cuda.max_memory_allocated() - before
-    return found | {"worst_gradient_db": min(decibels(reference[n], g) for n, g in arm.gradients().items())}
-
-
-def decibels(exact: Tensor, got: Tensor) -> float:
-    """20 log10(|exact| / |exact - got|)."""
-    return float(20 * torch.log10(exact.norm() / (exact - got).norm().clamp_min(1e-30)))
+    return found | {"worst_gradient_db": min(sqnr(reference[n], g) for n, g in arm.gradients().items())}
 
 
 def _built(layer: Layer, compiler: Compiler, x: Tensor, dy: Tensor, setting: Setting) -> Built:

@@ -27,6 +27,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fp8compile.numerics.metrics import sqnr
+
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))  # a script's own folder is all that is there
 
 import fp8compile
@@ -41,7 +43,6 @@ from benchmarks.studies.overflowing import (
     Function,
     LinearAttention,
     in_float64,
-    sqnr_db,
     trained_once,
 )
 from fp8compile.demo import arms
@@ -72,7 +73,7 @@ def snippets() -> list[dict[str, Any]]:
             mixed = model(*args)
         results = {"eager": model(*args), "autocast": mixed, "ours": ours(*(_leaf(a) for a in args))}
         rows.append(
-            {"name": name, "what": what} | {arm: sqnr_db(reference[fits], y[fits]) for arm, y in results.items()}
+            {"name": name, "what": what} | {arm: sqnr(reference[fits], y[fits]) for arm, y in results.items()}
         )
         print(
             "{name:18s} {what:20s} eager {eager:7.1f}  autocast {autocast:7.1f}  ours {ours:7.1f} dB".format(
@@ -123,7 +124,7 @@ def _db(reference: Tensor, result: Tensor) -> float:
     """SQNR where the reference fits FP16, errors of half its smallest number not counted; -inf where it is not finite."""
     fits = reference.abs() <= 65504
     reference, result = reference[fits].double(), result[fits].double()
-    found = sqnr_db(reference, torch.where((reference - result).abs() <= 2.0**-25, reference, result))
+    found = sqnr(reference, torch.where((reference - result).abs() <= 2.0**-25, reference, result))
     return -math.inf if math.isnan(found) else found
 
 

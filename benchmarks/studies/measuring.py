@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 import fp8compile
 from benchmarks.harness.batches import Batch
 from benchmarks.studies.models import MODELS, Case
+from fp8compile.numerics.metrics import sqnr
 from fp8compile.reporting.entries import SAVED
 
 FORMATS = ("auto", "e4m3", "int8", "best_of_two")  # how tensors are stored; linears compute as they are
@@ -119,12 +119,6 @@ def gradients(model: nn.Module, run: Callable[[], Tensor]) -> dict[str, Tensor]:
     found = {name: p.grad.double() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
     return found
-
-
-def sqnr(reference: Tensor, value: Tensor) -> float:
-    """Signal to noise in dB; infinite where they are equal."""
-    noise = (reference - value).norm()
-    return float(20 * torch.log10(reference.norm() / noise)) if noise else math.inf
 
 
 def zero_up_to_rounding(reference: dict[str, Tensor]) -> list[str]:

@@ -222,14 +222,6 @@ def in_float64(args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
     return tuple(a.double() if a.is_floating_point() else a for a in args)
 
 
-def sqnr_db(reference: Tensor, result: Tensor) -> float:
-    """20 log10(|ref| / |ref - x|), inf where equal, NaN where ``result`` is not finite."""
-    reference, result = reference.detach().double(), result.detach().double()
-    if not result.isfinite().all():
-        return float("nan")
-    return float(20 * torch.log10(reference.norm() / (reference - result).norm()))
-
-
 def trained_once(fn: Callable[..., Tensor], args: tuple[Tensor, ...]) -> tuple[Tensor, list[Tensor]]:
     """The output, and the gradients of the floating-point arguments under a random cotangent."""
     args = tuple(a.clone().requires_grad_() if a.is_floating_point() else a for a in args)

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fp8compile._distributed import complete_grad, local_part
 from fp8compile._torch import unscale_and_check_
-from fp8compile.numerics.histogram import FP16_MAX
+from fp8compile.numerics.formats import FP16_MAX
 from fp8compile.optim.base import EncodedOptimizer
 
 

@@ -23,7 +23,8 @@ from torch.utils._pytree import tree_leaves
 
 from fp8compile.fx.aot import BACKWARD, FORWARD
 from fp8compile.fx.graph import dtype_text
-from fp8compile.numerics.histogram import COLUMNS, EDGES, FP16_MAX, fold, statistics
+from fp8compile.numerics.formats import FP16_MAX
+from fp8compile.numerics.histogram import COLUMNS, EDGES, fold, statistics
 from fp8compile.observe.records import ACTIVATION, DATA, WEIGHT, Observations, Row
 from fp8compile.recipe.patterns import in_module
 

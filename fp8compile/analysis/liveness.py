@@ -91,20 +91,20 @@ def _last_reads(order: list[Node]) -> dict[Node, int]:
 
 def _in_registers(node: Node) -> bool:
     """Whether no memory is allocated for the node: a view, or pointwise and fused into all that reads it."""
-    if _is_view(node):
+    if _is_view_or_part(node):
         return True
     return is_pointwise(node) and not is_read_from_memory(node)
 
 
 def is_read_from_memory(node: Node) -> bool:
     """Whether somebody reads a value who does not compute it anew: a product, say, or the caller."""
-    return any(is_read_from_memory(u) if _is_view(u) else not _fuses_its_reads(u) for u in node.users)
+    return any(is_read_from_memory(u) if _is_view_or_part(u) else not _fuses_its_reads(u) for u in node.users)
 
 
 def _fuses_its_reads(node: Node) -> bool:
     return is_pointwise(node) or is_reduction(node)
 
 
-def _is_view(node: Node) -> bool:
+def _is_view_or_part(node: Node) -> bool:
     parent = node.args[0] if node.args else None
     return is_view(node) or is_split(node) or (isinstance(parent, Node) and is_split(parent))

@@ -31,10 +31,9 @@ from fp8compile.fx.graph import (
 from fp8compile.fx.ops import RESHAPES, TRANSPOSES, is_view
 from fp8compile.fx.tracing import fake_result
 from fp8compile.numerics import Format, Rowwise, Tensorwise
+from fp8compile.numerics.formats import FP8_MULTIPLE
 
 aten = torch.ops.aten
-
-MULTIPLE = 16  # _scaled_mm's unit for the contracted dimension
 
 
 @dataclass(frozen=True)
@@ -121,14 +120,14 @@ class Operands:
         return value
 
     def _copy(self, side: str, codes: Node, once: bool) -> Node:
-        """A copy in the right order, the contracted dimension padded with zeros to MULTIPLE."""
+        """A copy in the right order, the contracted dimension padded with zeros to FP8_MULTIPLE."""
         left = side == "left"
 
         def lay_out(x: Tensor) -> Tensor:
             rows = x if left else x.t()
-            if not statically_known_true(rows.shape[1] % MULTIPLE == 0):
+            if not statically_known_true(rows.shape[1] % FP8_MULTIPLE == 0):
                 raw = rows.view(torch.uint8) if rows.is_contiguous() else rows.contiguous().view(torch.uint8)
-                rows = torch.nn.functional.pad(raw, (0, -rows.shape[1] % MULTIPLE)).view(x.dtype)
+                rows = torch.nn.functional.pad(raw, (0, -rows.shape[1] % FP8_MULTIPLE)).view(x.dtype)
             rows = stored(rows.contiguous()) if once else rows.contiguous()
             return rows if left else rows.t()
 
@@ -138,9 +137,9 @@ class Operands:
 
 
 def _in_order(side: str, codes: Node) -> bool:
-    """Whether ``_scaled_mm`` takes codes as they lie: the left row-major, the right column-major, contracted by MULTIPLE."""
+    """Whether ``_scaled_mm`` takes codes as they lie: left row-major, right column-major, contracted by FP8_MULTIPLE."""
     value, contracted = codes.meta["val"], 1 if side == "left" else 0
-    whole = statically_known_true(value.shape[contracted] % MULTIPLE == 0)
+    whole = statically_known_true(value.shape[contracted] % FP8_MULTIPLE == 0)
     step = size_hint(value.stride(1 - contracted))
     return whole and size_hint(value.stride(contracted)) == 1 and step >= size_hint(value.shape[contracted])
 

@@ -1,12 +1,12 @@
 """What AOTAutograd says of a graph's inputs and outputs, by its descriptors (``meta["desc"]``): nobody else reads them.
 
 A joint graph takes parameters, buffers, data and tangents, and returns outputs and gradients. A forward and a backward have
-the same descriptors. A graph that is no whole model, a nested region, has none until ``regions.describe`` gives it some.
+the same descriptors. A graph that is no whole model, a nested region, has none until ``describe_joint`` gives it some.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 from torch.fx import Graph, Node
@@ -61,6 +61,20 @@ def position(desc: Any) -> int | None:
 def overwritten_input(desc: Any) -> Any:
     """The descriptor of the input that a forward returns to have written back; None of any other output."""
     return desc.mutated_input if isinstance(desc, private.InputMutationAOTOutput) else None
+
+
+def describe_joint(
+    graph: Graph, primals: Sequence[Node], tangents: Sequence[Node], parameters: Collection[int]
+) -> None:
+    """Give a joint graph the descriptors of a whole model's; ``parameters`` are positions among ``primals``."""
+    for i, node in enumerate(primals):
+        node.meta["desc"] = private.ParamAOTInput(str(i)) if i in parameters else private.PlainAOTInput(i)
+    for i, node in enumerate(tangents):
+        node.meta["desc"] = private.TangentAOTInput(private.PlainAOTOutput(i))
+    out = graph.output_node()
+    results: Any = out.args[0]
+    own = [private.PlainAOTOutput(i) for i in range(len(results) - len(primals))]
+    out.meta["desc"] = [*own, *(private.GradAOTOutput(n.meta["desc"]) for n in primals)]
 
 
 def gradients(graph: Graph) -> Iterator[tuple[Any, Node]]:

@@ -171,8 +171,8 @@ def nbytes(value: torch.Tensor) -> int:
     return numel(value) * value.element_size()
 
 
-def shape_text(value: torch.Tensor) -> str:
-    return "[" + ", ".join(str(s) for s in value.shape) + "]"
+def shape_text(shape: Iterable[object]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
 
 
 def dtype_text(value: torch.Tensor) -> str:

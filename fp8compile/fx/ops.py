@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
+from fp8compile import _torch as private
+
 aten, prims = torch.ops.aten, torch.ops.prims
 
 SIXTEEN_BIT = (torch.bfloat16, torch.float16)
@@ -47,6 +49,13 @@ def is_attention(node: Node) -> bool:
     return "attention" in opname(node)
 
 
+def is_of_attention(node: Node) -> bool:
+    """Whether a node is attention, a higher-order operator's too (flex), or one of its results."""
+    while node.target is private.getitem and isinstance(node.args[0], Node):
+        node = node.args[0]
+    return "attention" in str(node.target)
+
+
 def contracts(node: Node) -> bool:
     """Whether a node is a matmul, a convolution or attention: a kernel that is not generated."""
     return is_matmul(node) or is_attention(node)
@@ -77,6 +86,23 @@ POINTWISE = {
 }
 
 REDUCTIONS = ("prepare_softmax_online", "var_mean", "argmax", "argmin")
+
+# Results of reductions that norms, softmax and variances are made of: one number that a whole row depends on.
+STATISTICS = ("sum", "mean", "amax", "amin", "var_mean", "var", "logsumexp", "prepare_softmax_online")
+
+# What adds up or multiplies many elements, and so leaves FP16's range first.
+ACCUMULATIONS = (
+    "sum",
+    "mean",
+    "prod",
+    "cumsum",
+    "cumprod",
+    "norm",
+    "linalg_vector_norm",
+    "var",
+    "index_put",
+    "scatter_add",
+)
 
 SPLITS = ("split", "split_with_sizes", "unbind", "chunk")  # tuples of views
 

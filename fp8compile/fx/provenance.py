@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from fp8compile import _torch as private
-from fp8compile.fx.graph import dtype_text, nbytes, storage_root
+from fp8compile.fx.graph import dtype_text, nbytes, shape_text, storage_root
 
 
 def whole_path(path: str, modules: Set[str], parameters: Iterable[str]) -> str:
@@ -128,6 +128,11 @@ class TensorInfo:
     nbytes: int
 
     @classmethod
+    def without_tensor(cls, name: str, origin: Origin, dtype: str = "-", nbytes: int = 0) -> TensorInfo:
+        """Of what is no one tensor: several of them together, or a wish that no tensor answers to."""
+        return cls(name, origin, (), dtype, nbytes)
+
+    @classmethod
     def of(cls, node: Node) -> TensorInfo:
         """The facts of a node whose value is a tensor, or several: then of the first."""
         value = next(v for v in private.tree_leaves(node.meta["val"]) if isinstance(v, Tensor))
@@ -140,4 +145,4 @@ class TensorInfo:
         return cls(**{**data, "origin": Origin(**data["origin"]), "shape": tuple(data["shape"])})
 
     def __str__(self) -> str:
-        return f"{self.dtype}[{', '.join(map(str, self.shape))}]"
+        return f"{self.dtype}{shape_text(self.shape)}"

@@ -28,6 +28,7 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from fp8compile import _torch as private
+from fp8compile.fx.aot import describe_joint
 from fp8compile.fx.graph import called, is_call_of_region, nbytes, storage_root
 from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.fx.provenance import module_path
@@ -107,20 +108,12 @@ def describe(graph: Graph, regions: Mapping[str, Region]) -> Region | None:
     region = regions.get(next((mark for mark in marks if mark is not None), ""))
     primals = [n for n in inputs if n not in tangents]
     results: Any = graph.output_node().args[0]
-    own = len(results) - len(primals)
-    if region is None or region.operands != len(primals) or own < 1:
+    if region is None or region.operands != len(primals) or len(results) <= len(primals):
         return None
-    for i, node in enumerate(primals):
+    for node in primals:
         node.meta.pop("nn_module_stack", None)  # where the call stood that happened to be traced
-        parameter = i in region.parameters
-        node.meta["desc"] = private.ParamAOTInput(str(i)) if parameter else private.PlainAOTInput(i)
-    for i, node in enumerate(tangents):
-        node.meta["desc"] = private.TangentAOTInput(private.PlainAOTOutput(i))
+    describe_joint(graph, primals, tangents, region.parameters)
     _remember_what_was_written(graph)
-    graph.output_node().meta["desc"] = [
-        *(private.PlainAOTOutput(i) for i in range(own)),
-        *(private.GradAOTOutput(n.meta["desc"]) for n in primals),
-    ]
     return region
 
 

@@ -161,7 +161,7 @@ def _value(node: Node) -> str:
 
 def _described(value: object) -> str:
     if isinstance(value, torch.Tensor):
-        return dtype_text(value) + shape_text(value)
+        return dtype_text(value) + shape_text(value.shape)
     if isinstance(value, (tuple, list)):
         return "(" + ", ".join(_described(v) or "None" for v in value) + ")"
     return "" if value is None else str(value) if isinstance(value, (torch.SymInt, int)) else type(value).__name__

@@ -17,14 +17,13 @@ from torch.fx import Graph, Node
 
 from fp8compile.fx.graph import ENCODING, SPLICED, is_tensor, size_hint
 from fp8compile.fx.ops import VIEWS
+from fp8compile.numerics.formats import E5M2, FP8, FP8_MULTIPLE
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
 enabled = False
 
-FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 ONE_BYTE = (*FP8, torch.int8, torch.uint8)
-MULTIPLE = 16
 
 
 class GraphError(AssertionError):
@@ -78,11 +77,11 @@ def _illegal(node: Node) -> list[str]:
     left, right, inv_left, inv_right = (n.meta["val"] for n in node.args[:4])  # type: ignore[union-attr]
     checks = {
         "its operands are not FP8": left.dtype in FP8 and right.dtype in FP8,
-        "both its operands are E5M2": not left.dtype == right.dtype == torch.float8_e5m2,
+        "both its operands are E5M2": not left.dtype == right.dtype == E5M2.dtype,
         "its first operand is not row-major": _contiguous_along(left, 1),
         "its second operand is not column-major": _contiguous_along(right, 0),
-        "its inner side is not a multiple of 16": size_hint(left.shape[1]) % MULTIPLE == 0,
-        "its last side is not a multiple of 16": size_hint(right.shape[1]) % MULTIPLE == 0,
+        "its inner side is not a multiple of 16": size_hint(left.shape[1]) % FP8_MULTIPLE == 0,
+        "its last side is not a multiple of 16": size_hint(right.shape[1]) % FP8_MULTIPLE == 0,
         "its scales are not FP32": inv_left.dtype == inv_right.dtype == torch.float32,
     }
     return [f"{node.name}: {what}" for what, holds in checks.items() if not holds]

@@ -20,7 +20,7 @@ from fp8compile.analysis.linears import ALL
 from fp8compile.analysis.reach import EXPONENTS, LAYOUT, LINEAR, is_exponential, reaches
 from fp8compile.fx.graph import is_tensor, numel, size_hint, storage_root
 from fp8compile.fx.ops import contracts, is_view, opname
-from fp8compile.numerics.histogram import FP16_MAX
+from fp8compile.numerics.formats import FP16_MAX
 
 aten = torch.ops.aten
 

@@ -30,7 +30,8 @@ from fp8compile.islands.keep_fp32 import kept_fp32
 from fp8compile.islands.measured import Measured, measured
 from fp8compile.islands.policy import ends_island, is_pole, overflow_reason, prescale_factors
 from fp8compile.islands.upcast import can_widen, is_no_op, is_sixteen_bit, takes_no_fp32
-from fp8compile.recipe.calibration import NORMAL, Calibration
+from fp8compile.numerics.formats import FP16_NORMAL
+from fp8compile.recipe.calibration import Calibration
 from fp8compile.recipe.context import Context
 
 aten = torch.ops.aten
@@ -182,7 +183,7 @@ class _Search:
         if not self._proves(node):
             return False
         proven = self.ranges[node]
-        return bool(proven.lower >= NORMAL) or bool(proven.upper <= -NORMAL)
+        return bool(proven.lower >= FP16_NORMAL) or bool(proven.upper <= -FP16_NORMAL)
 
     def _proves(self, node: Node) -> bool:
         return self.ctx.recipe_at(module_path(node)).islands != "policy" and is_tensor(node) and node in self.ranges

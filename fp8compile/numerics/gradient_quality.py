@@ -28,6 +28,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fp8compile.numerics.metrics import decibels, power
+
 Gradients = Mapping[str, Tensor | None]
 
 BAR = 10.0  # dB: an error of 0.32 of the gradient's norm
@@ -47,7 +49,7 @@ class Judge:
         cls, exact: Gradients, nudged: Iterable[Gradients], bar: float, arguments: Set[str] = frozenset()
     ) -> Judge:
         """From the exact gradients and those of nudged steps; gradients of ``arguments`` are no part of a step's norm."""
-        powers = {name: _power(g) for name, g in exact.items() if g is not None}
+        powers = {name: power(g) for name, g in exact.items() if g is not None}
         floors = {name: math.inf if power else -math.inf for name, power in powers.items()}
         for again in nudged:
             errors = error_powers(exact, again)
@@ -81,23 +83,8 @@ def error_powers(exact: Gradients, other: Gradients) -> dict[str, float]:
     for name, reference in exact.items():
         if reference is not None:
             got = other.get(name)
-            errors[name] = _power(reference if got is None else reference.double() - got.double())
+            errors[name] = power(reference if got is None else reference.double() - got.double())
     return errors
-
-
-def decibels(power: float, error: float) -> float:
-    """10 log10(power / error): inf for no error, -inf for an error of nothing, or without end; NaN for an infinite power."""
-    if power == math.inf:
-        return math.nan
-    if error == 0:
-        return math.inf
-    return -math.inf if power == 0 or error == math.inf else 10 * (math.log10(power) - math.log10(error))
-
-
-def _power(value: Tensor) -> float:
-    """The sum of squares; inf where anything is not finite."""
-    norm = float(torch.linalg.vector_norm(value.detach(), dtype=torch.float64))
-    return norm * norm if math.isfinite(norm) else math.inf
 
 
 def nudged(value: Tensor, step: float, generator: torch.Generator) -> Tensor:

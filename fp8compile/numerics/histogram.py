@@ -21,8 +21,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fp8compile.numerics.formats import FP16_NORMAL
+
 EDGE = 2.0**13
-FP16_MAX = 65504.0
 COLUMNS = ("small", "large", "inf", "nan", "zero", "subnormal", "amax")
 SMALL, LARGE, INF, NAN, ZERO, SUBNORMAL, AMAX = range(len(COLUMNS))
 THRESHOLD = 1e-7
@@ -39,13 +40,13 @@ class Edges:
     small: float = EDGE  # the largest
     inf: float = float("inf")  # the smallest
     zero: float = 0.0  # the largest
-    normal: float = 2.0**-14  # the smallest
+    normal: float = FP16_NORMAL  # the smallest
 
 
 EDGES = {
-    torch.float16: Edges(small=EDGE + 4, inf=65520.0, zero=2.0**-25, normal=2.0**-14 - 2.0**-25),
+    torch.float16: Edges(small=EDGE + 4, inf=65520.0, zero=2.0**-25, normal=FP16_NORMAL - 2.0**-25),
     torch.bfloat16: Edges(
-        small=EDGE + 32, inf=(2.0 - 2.0**-8) * 2.0**127, zero=2.0**-134, normal=2.0**-14 - 2.0**-23
+        small=EDGE + 32, inf=(2.0 - 2.0**-8) * 2.0**127, zero=2.0**-134, normal=FP16_NORMAL - 2.0**-23
     ),
     torch.float32: Edges(),
     torch.float64: Edges(),

@@ -21,7 +21,8 @@ from torch import nn
 
 from fp8compile.fx.aot import BACKWARD, FORWARD
 from fp8compile.fx.provenance import whole_path
-from fp8compile.numerics.histogram import AMAX, COLUMNS, FP16_MAX, INF, LARGE, NAN, SMALL, SUBNORMAL, ZERO
+from fp8compile.numerics.formats import FP16_MAX
+from fp8compile.numerics.histogram import AMAX, COLUMNS, INF, LARGE, NAN, SMALL, SUBNORMAL, ZERO
 from fp8compile.observe.records import Observations, Row
 
 INPUT = "input"  # the op of what comes in

@@ -22,6 +22,8 @@ from fp8compile.observe.plots import plot, to_tensorboard
 from fp8compile.observe.records import Observations
 from fp8compile.observe.text import headline, text_of
 
+SCHEMA = "fp8compile.overflow/1"
+
 NOTHING = (
     'overflow_report found nothing observed for {}. Run a forward and a backward first; compile with backend="fp8compile" '
     "(FP16 graphs are observed as they are, BF16 and FP32 ones with Recipe(observe=True)), or watch an eager model by "
@@ -73,6 +75,7 @@ class OverflowReport:
     def to_json(self) -> str:
         """Everything, with ``line`` as "first"; a headroom without end is null."""
         told = {
+            "schema": SCHEMA,
             "first": self.line if self.first else None,
             "data": self.data,
             "layers": [layer.to_dict() for layer in self.layers],

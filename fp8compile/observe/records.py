@@ -21,7 +21,8 @@ from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from fp8compile.numerics import histogram
-from fp8compile.numerics.histogram import COLUMNS, FP16_MAX, INF, NAN
+from fp8compile.numerics.formats import FP16_MAX
+from fp8compile.numerics.histogram import COLUMNS, INF, NAN
 
 WEIGHT, ACTIVATION, DATA = "weight", "activation", "data"
 REST = "all further gradients"  # Row.op of a line that several values share, for want of lines

@@ -20,7 +20,7 @@ from fp8compile.analysis.dataflow import Source, is_activation, sources
 from fp8compile.analysis.linears import PRODUCTS, uncast
 from fp8compile.fx.aot import BACKWARD, FORWARD, gradients, is_tangent, position
 from fp8compile.fx.graph import CLIPPED, SPLICED, is_tensor, storage_root
-from fp8compile.fx.ops import contracts, is_attention, is_split, is_view, opname
+from fp8compile.fx.ops import ACCUMULATIONS, contracts, is_attention, is_split, is_view, opname
 from fp8compile.fx.provenance import Origin, TensorInfo, module_path, op_name, source_line
 from fp8compile.numerics.histogram import EDGES
 from fp8compile.observe.records import ACTIVATION, DATA, WEIGHT
@@ -37,19 +37,6 @@ OBSERVED: Mapping[str | bool, tuple[torch.dtype, ...]] = {
 
 
 OUTPUT = "gradient of an output"
-
-_REDUCTIONS = (
-    "sum",
-    "mean",
-    "prod",
-    "cumsum",
-    "cumprod",
-    "norm",
-    "linalg_vector_norm",
-    "var",
-    "index_put",
-    "scatter_add",
-)
 
 
 @dataclass(frozen=True)
@@ -95,7 +82,7 @@ def _watched(node: Node, weights: Iterable[Node]) -> Iterator[Node]:
         yield from node.all_input_nodes
         if not _is_read_in_another_layout(node):
             yield from (node, *(u for u in node.users if u.target is private.getitem))
-    elif opname(node) in _REDUCTIONS:
+    elif opname(node) in ACCUMULATIONS:
         yield node
 
 

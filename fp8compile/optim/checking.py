@@ -17,11 +17,12 @@ from torch import Tensor
 
 from fp8compile._arguments import FLAGS, check_one_of, is_count
 from fp8compile._distributed import complete_grad, local_part
+from fp8compile.numerics.formats import E4M3, E5M2
 from fp8compile.optim.formats import state_format_pair
 from fp8compile.optim.interface import OptimizerShell
 from fp8compile.optim.plan import MASTERS
 
-NAN_FROM = {torch.float8_e4m3fn: 0x7F, torch.float8_e5m2: 0x7C}  # codes without their sign that are NaN, or inf
+NAN_FROM = {E4M3.dtype: 0x7F, E5M2.dtype: 0x7C}  # codes without their sign that are NaN, or inf
 
 
 def check_arguments(seed: object, compiled: object, overrides: object) -> None:

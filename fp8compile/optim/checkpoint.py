@@ -21,6 +21,7 @@ from torch import Tensor
 
 from fp8compile._arguments import is_number
 from fp8compile._distributed import here, is_sharded, local_part, shard_like, viewed, why_not_here
+from fp8compile.numerics.formats import FP8
 from fp8compile.numerics.states.interface import StateCodec
 from fp8compile.numerics.states.registry import state_codec
 from fp8compile.numerics.states.split_weights import joined, split
@@ -34,7 +35,6 @@ OUR_GROUP_KEYS = (VERSION_KEY, "state_format", "master")  # keys of a group that
 KEPT_GROUP_KEYS = (*OUR_GROUP_KEYS, "params", "param_names", "decoupled_weight_decay")
 BESIDE_STATES = ("step", "correction", "master")
 UNCOUNTED = {"momentum_buffer"}  # with these states alone (SGD, Muon) torch.optim counts no steps
-FP8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 EMPTY = (
     "the state dict has an empty state for each parameter. That is what set_optimizer_state_dict makes of a flattened one "
     "if the optimizer has no states yet and parameters have gradients: call optimizer.zero_grad() before"

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import math
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.table import Table
 from torch import Tensor
 
 from fp8compile._distributed import local_part
+from fp8compile._text import printed, table
+from fp8compile.numerics.metrics import sqnr
 from fp8compile.optim.interface import OptimizerShell
 
 
@@ -60,16 +59,18 @@ class StatesReport:
         return bits / numel if numel else 0.0
 
     def __str__(self) -> str:
-        table = Table("parameter", "shape", "state", "format", "bits", "k", "SQNR dB", "kept whole because", box=None)
-        for p in self.parameters:
-            for state in p.states:
-                k = "" if state.k is None else "{:.1f} {:.1f} {:.1f}".format(*state.k)
-                error = "" if state.error_db is None else f"{state.error_db:.1f}"
-                shape = "x".join(map(str, p.shape))
-                table.add_row(p.name, shape, state.name, state.format, f"{state.bits:.2f}", k, error, p.reason or "")
-        out = io.StringIO()
-        Console(file=out, width=160).print(table)
-        return f"{self.bits_per_parameter:.2f} bits per parameter for optimizer states\n{out.getvalue()}"
+        columns = ("parameter", "shape", "state", "format", "bits", "k", "SQNR dB", "kept whole because")
+        rows = [_row(p, state) for p in self.parameters for state in p.states]
+        return printed(
+            [f"{self.bits_per_parameter:.2f} bits per parameter for optimizer states", table("", columns, rows)]
+        )
+
+
+def _row(p: ParameterReport, state: StateReport) -> tuple[str, ...]:
+    k = "" if state.k is None else "{:.1f} {:.1f} {:.1f}".format(*state.k)
+    error = "" if state.error_db is None else f"{state.error_db:.1f}"
+    shape = "x".join(map(str, p.shape))
+    return p.name, shape, state.name, state.format, f"{state.bits:.2f}", k, error, p.reason or ""
 
 
 @torch.no_grad()
@@ -112,9 +113,4 @@ def _errors(optimizer: OptimizerShell, p: Tensor) -> dict[str, float]:
     plan, tensors = optimizer.step_function(p)
     exact = plan.fresh_states(tensors)
     stored = plan.decoded(plan(tensors), tensors["param"].shape)
-    return {name: _sqnr(exact[name], stored[name]) for name in exact}
-
-
-def _sqnr(x: Tensor, x_hat: Tensor) -> float:
-    noise = (x.double() - x_hat.double()).norm()
-    return float("inf") if noise == 0 else 20 * float(torch.log10(x.double().norm() / noise))
+    return {name: sqnr(exact[name], stored[name]) for name in exact}

@@ -23,15 +23,14 @@ from typing import Any
 import torch
 
 from fp8compile.fx.aot import BACKWARD
-from fp8compile.numerics.histogram import FP16_MAX
+from fp8compile.numerics.formats import FP16_MAX, FP16_NORMAL
 
 FORMAT = 1
 TRAINING, INFERENCE = "training", "inference"
-NORMAL = 2.0**-14  # FP16's smallest number at full precision
 LIMITS = {
     "headroom": (
         1.0,
-        (FP16_MAX / NORMAL) ** 0.5,
+        (FP16_MAX / FP16_NORMAL) ** 0.5,
         "how often a value goes into FP16's range; beyond, nothing fits. Default: 8",
     ),
     "loss_scale": (0.0, float("inf"), "what the loss is multiplied by in training"),
@@ -117,13 +116,13 @@ class Calibration:
         """Why a value does not fit FP16, None if it does."""
         scale = self.loss_scale if value.direction == BACKWARD else 1.0
         amax = value.amax * scale
-        if value.dtype != "f16" or amax == 0 or NORMAL * self.headroom <= amax <= FP16_MAX / self.headroom:
+        if value.dtype != "f16" or amax == 0 or FP16_NORMAL * self.headroom <= amax <= FP16_MAX / self.headroom:
             return None
         told = f"amax {amax:.2g} measured" + (f" at loss scale {scale:g}" if value.direction == BACKWARD else "")
         if amax > 1:
             near = "above" if amax > FP16_MAX else f"less than {self.headroom:g} times below"
             return f"{told}: {near} FP16's {FP16_MAX:.0f}"
-        near = "below" if amax < NORMAL else f"less than {self.headroom:g} times above"
+        near = "below" if amax < FP16_NORMAL else f"less than {self.headroom:g} times above"
         return f"{told}: {near} 2**-14, where FP16 loses bits"
 
     @functools.cached_property

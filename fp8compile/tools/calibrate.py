@@ -30,6 +30,7 @@ from fp8compile.fx.aot import BACKWARD
 from fp8compile.islands.measured import kind_of, measured_nodes, values_of
 from fp8compile.islands.upcast import can_widen, widen
 from fp8compile.numerics import histogram
+from fp8compile.numerics.formats import FP16_MAX
 from fp8compile.observe.records import Observations, Row
 from fp8compile.recipe.calibrated import fp32_fields
 from fp8compile.recipe.calibration import Calibration, Measurements, Value
@@ -244,7 +245,7 @@ class _Measuring(Interpreter):
 def _without_masks(x: Tensor) -> Tensor:
     """With -inf for what is within 1 % of -65504: a mask, with scores added to it. It hides no overflow, since nobody
     fits who comes near it from either side."""
-    return x.detach().masked_fill((x / -histogram.FP16_MAX - 1).abs() < 0.01, -torch.inf)
+    return x.detach().masked_fill((x / -FP16_MAX - 1).abs() < 0.01, -torch.inf)
 
 
 def _best_scale(graphs: Iterable[Measurements]) -> float:

@@ -9,8 +9,11 @@ from dataclasses import dataclass
 from rich.console import RenderableType
 
 from fp8compile._text import printed, table
+from fp8compile.fx.graph import shape_text
 from fp8compile.observe.text import number
 from fp8compile.tools.interpreter import TensorSummary
+
+SCHEMA = "fp8compile.first_non_finite/2"  # 2: shapes are numbers
 
 STRICTER = (
     "Every intermediate was rounded to its dtype; a generated kernel keeps FP32 between the operations it fuses, so this is "
@@ -32,7 +35,7 @@ def line_of_first(first: FirstNonFinite) -> str:
         return f"{what} ({first.direction}){at}: {counts}, made outside the compiled graphs"
     if first.kind != "operation":
         what = "the data" if first.kind == "data" else f"a {first.kind}"
-        return f"{what}, not a layer: {value.name} {value.shape} came in with {counts}"
+        return f"{what}, not a layer: {value.name} {shape_text(value.shape)} came in with {counts}"
     return f"{first.module or 'the model'} ({first.direction}) {first.op}{at}: {counts}"
 
 
@@ -47,7 +50,7 @@ def text_of_first(first: FirstNonFinite) -> str:
 
 def _of_range(role: str, each: TensorSummary) -> tuple[str, ...]:
     numbers = tuple(map(number, (each.min, each.max, each.amax)))
-    return role, each.name, each.dtype, each.shape, *numbers, each.non_finite or "-"
+    return role, each.name, each.dtype, shape_text(each.shape), *numbers, each.non_finite or "-"
 
 
 @dataclass(frozen=True)
@@ -82,7 +85,7 @@ class FirstNonFinite:
 
     def to_json(self) -> str:
         """All attributes; NaN of an empty range is null."""
-        text = json.dumps(dataclasses.asdict(self))
+        text = json.dumps({"schema": SCHEMA, **dataclasses.asdict(self)})
         return json.dumps(json.loads(text, parse_constant=lambda _: None), indent=1)
 
     def __str__(self) -> str:

@@ -22,7 +22,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
 from fp8compile.fx.aot import FORWARD
-from fp8compile.fx.graph import dtype_text, shape_text
+from fp8compile.fx.graph import dtype_text
 from fp8compile.fx.ops import is_view
 from fp8compile.fx.provenance import module_path, op_name, source_line
 
@@ -45,7 +45,7 @@ class TensorSummary:
 
     name: str
     dtype: str
-    shape: str
+    shape: tuple[int, ...]
     numel: int
     min: float
     max: float
@@ -170,7 +170,7 @@ def range_of(name: str, value: Tensor) -> TensorSummary:
     least, greatest = (finite.min().item(), finite.max().item()) if finite.numel() else (math.nan, math.nan)
     counts = [int(where.sum()) for where in (x.isnan(), x == torch.inf, x == -torch.inf)]
     return TensorSummary(
-        name, dtype_text(value), shape_text(value), x.numel(), float(least), float(greatest), *counts
+        name, dtype_text(value), tuple(value.shape), x.numel(), float(least), float(greatest), *counts
     )
 
 

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 
 from fp8compile.amp import LossScaler
 from fp8compile.fx.aot import BACKWARD
-from fp8compile.numerics.histogram import FP16_MAX, statistics
+from fp8compile.numerics.formats import FP16_MAX
+from fp8compile.numerics.histogram import statistics
 from fp8compile.observe.records import ACTIVATION, Row, StatsSlot
 from tests.support.amp_models import grown
 

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fp8compile
 from fp8compile.reporting.entries import LINEAR
+from tests.support.reference import sqnr_db
 
 OPTIONS = {"codegen": "eager", "emulate": True, "min_saved_numel": 0}
 
@@ -75,10 +76,6 @@ def compiled(model: nn.Module, **options: Any) -> tuple[dict[str, Tensor], fp8co
     return step(model, run), fp8compile.report(run)
 
 
-def sqnr(got: Tensor, exact: Tensor) -> float:
-    return float(10 * torch.log10(exact.double().square().sum() / (got.double() - exact).square().sum()))
-
-
 CASES = [("BBB", False), ("BOBOB", False), ("BB", True), ("BOB", True)]
 
 
@@ -111,11 +108,11 @@ def test_gradients(kinds: str, checkpointed: bool) -> None:
     model = net(True, kinds, checkpointed)
     exact = step(model, model)
     off, _ = compiled(model, preset="off")
-    assert min(sqnr(off[name], exact[name]) for name in exact) > 100
+    assert min(sqnr_db(exact[name], off[name]) for name in exact) > 100
     ours, _ = compiled(model)
     plain, _ = compiled(net(False, kinds, checkpointed))
     for name in exact:
-        assert sqnr(ours[name], exact[name]) > sqnr(plain[name], exact[name]) - 3, name
+        assert sqnr_db(exact[name], ours[name]) > sqnr_db(exact[name], plain[name]) - 3, name
 
 
 def test_the_report_belongs_to_each_call() -> None:
@@ -164,7 +161,7 @@ def test_a_region_in_a_region_compiles() -> None:
     model = nn.Sequential(Inner(), Inner(), Inner())
     exact = step(model, model)
     ours, _ = compiled(model)
-    assert min(sqnr(ours[name], exact[name]) for name in exact) > 15
+    assert min(sqnr_db(exact[name], ours[name]) for name in exact) > 15
 
 
 def test_a_region_in_inference_compiles() -> None:

@@ -20,7 +20,6 @@ from benchmarks.studies.overflowing import (
     LinearAttention,
     LinearAttentionLayer,
     in_float64,
-    sqnr_db,
     trained_once,
 )
 from fp8compile.fx.graph import WIDENED
@@ -29,6 +28,7 @@ from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import RECIPE, Island
 from tests.support.graphs import joint_of, split_of
 from tests.support.measure import compiled, matmuls_told, why
+from tests.support.reference import sqnr_db
 from tests.support.vit import ViT
 
 SNIPPETS_LOG_SUM_EXP = Function(lambda x: x.exp().sum(-1).log())

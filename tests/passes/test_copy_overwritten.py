@@ -16,6 +16,7 @@ from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import Notes
 from tests.support.graphs import forward_of, split_of
+from tests.support.reference import sqnr_db
 
 Case = tuple[Callable[[], nn.Module], Callable[[], Tensor]]
 
@@ -88,13 +89,9 @@ def gradients(kind: type[nn.Module], **how: Any) -> tuple[dict[str, Tensor], Ten
     return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}, x, model
 
 
-def sqnr(reference: Tensor, found: Tensor) -> float:
-    return float(20 * torch.log10(reference.norm() / (reference - found).norm().clamp_min(1e-30)))
-
-
 def worst(kind: type[nn.Module], **how: Any) -> float:
     reference, found = gradients(kind)[0], gradients(kind, **how)[0]
-    return min(sqnr(g, found[name]) for name, g in reference.items())
+    return min(sqnr_db(g, found[name]) for name, g in reference.items())
 
 
 def test_golden_the_copy_is_kept() -> None:

@@ -21,7 +21,8 @@ from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import Linear, Skip
 from tests.support.graphs import joint_of, text_of
-from tests.support.measure import compiled, llama_case, matmuls_told, sqnr, why
+from tests.support.measure import compiled, llama_case, matmuls_told, why
+from tests.support.reference import sqnr_db
 
 E4, E5 = Tensorwise(E4M3), Tensorwise(E5M2)
 
@@ -297,7 +298,7 @@ def test_scaled_products_are_the_emulated_ones_but_for_the_order_of_sums(
         assert all(("emulated" in p.formats) is emulate for p in fp8compile.report(fn).linears)
     # The emulated product rounds its decoded operands to BF16 first: 2**-9 an operand, so about 50 dB.
     for emulated, scaled in zip(*results, strict=True):
-        assert sqnr(emulated, scaled) > 45
+        assert sqnr_db(emulated, scaled) > 45
 
 
 def test_what_only_products_need_is_kept_as_their_codes() -> None:

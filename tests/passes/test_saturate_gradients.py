@@ -8,7 +8,8 @@ from expecttest import assert_expected_inline
 from torch import Tensor, nn
 
 from fp8compile.fx.graph import SPLICED
-from fp8compile.numerics.histogram import FP16_MAX, saturate
+from fp8compile.numerics.formats import FP16_MAX
+from fp8compile.numerics.histogram import saturate
 from fp8compile.passes.saturate_gradients import saturate_gradients
 from fp8compile.recipe.context import Context, StatsInputs
 from fp8compile.recipe.recipe import Recipe

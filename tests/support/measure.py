@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import fp8compile
 from fp8compile.reporting.entries import LINEAR, Linear, Skip
+from tests.support.reference import sqnr_db
 
 
 class RMSNorm(nn.Module):
@@ -106,12 +107,6 @@ def gradients(model: nn.Module, fn: Callable[..., Tensor], args: tuple[Tensor, .
     return dict(zip(named, found, strict=True))
 
 
-def sqnr(reference: Tensor, got: Tensor) -> float:
-    """20 log10(|ref| / |ref - got|), in dB."""
-    reference, got = reference.double(), got.double()
-    return float(20 * torch.log10(reference.norm() / (reference - got).norm().clamp_min(1e-300)))
-
-
 def gradient_sqnr(model: nn.Module, fn: Callable[..., Tensor], args: tuple[Tensor, ...]) -> dict[str, float]:
     """SQNR in dB of every gradient of ``fn`` against ``model`` itself in float64."""
     exact = copy.deepcopy(model).double()
@@ -120,7 +115,7 @@ def gradient_sqnr(model: nn.Module, fn: Callable[..., Tensor], args: tuple[Tenso
     )
     reference = gradients(exact, exact, exact_args)
     got = gradients(model, fn, args)
-    return {name: sqnr(reference[name], got[name]) for name in reference}
+    return {name: sqnr_db(reference[name], got[name]) for name in reference}
 
 
 def compiled(model: nn.Module, **options: object) -> Callable[..., Tensor]:

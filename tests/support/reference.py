@@ -3,6 +3,8 @@
 Nothing here calls the code under test. Only the constants of a Format are used; test_formats.py proves those.
 """
 
+import math
+
 import ml_dtypes
 import numpy as np
 import torch
@@ -114,6 +116,9 @@ def round_trip_bound(x, x_hat, inv_scale, fmt):
 
 
 def sqnr_db(x, x_hat):
-    """Signal to quantisation noise ratio in dB, in float64."""
-    x, x_hat = x.double(), x_hat.double()
-    return (20 * torch.log10(x.norm() / (x - x_hat).norm())).item()
+    """Signal to quantisation noise ratio in dB, in float64; inf where they are equal, -inf where ``x_hat`` is not finite."""
+    x, x_hat = x.detach().double(), x_hat.detach().double()
+    if not x_hat.isfinite().all():
+        return -math.inf
+    signal, noise = x.square().sum(), (x - x_hat).square().sum()
+    return math.inf if noise == 0 else 10 * (signal / noise).log10().item()

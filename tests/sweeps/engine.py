@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tests.support.reference import sqnr_db
 from tests.sweeps.registry import Program, Run, Values, tensors
 
 EAGER = {"codegen": "eager"}
@@ -107,8 +108,7 @@ def decibels(reference: Tensor | None, got: Tensor | None) -> float:
     reference, got = reference[finite], got[finite]
     if not got.isfinite().all():
         return -torch.inf
-    error = (reference - got).norm()
-    return torch.inf if error == 0 else float(20 * torch.log10(reference.norm() / error))
+    return sqnr_db(reference, got)
 
 
 def _wrong_errors(program: Program, eager: Outcome, ours: Outcome) -> list[str]:

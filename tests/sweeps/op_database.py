@@ -32,6 +32,7 @@ from fp8compile.compiler.inductor import compile_and_report
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import SAVED
 from fp8compile.reporting.report import GraphReport
+from tests.support.reference import sqnr_db
 from tests.sweeps.op_programs import WRAPPERS, Sample, chosen, is_differentiable, operations, program, samples_of
 
 BAR_DB, MARGIN_DB = 20.0, 3.0
@@ -209,10 +210,7 @@ def sqnr(right: Tensor, got: Tensor) -> float:
     right, got = right.double(), got.double()
     if not got.isfinite().all():
         return math.nan
-    noise, signal_ = float((right - got).square().sum()), float(right.square().sum())
-    if noise == 0:
-        return math.inf
-    return 10 * math.log10(signal_ / noise) if signal_ > 0 else -math.inf
+    return sqnr_db(right, got)
 
 
 def step(

@@ -25,8 +25,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from tests.support.reference import sqnr_db
 from tests.support.running_error import outcome
-from tests.sweeps.random_programs import Model, Program, arguments, gradients, program_of, sqnr_db
+from tests.sweeps.random_programs import Model, Program, arguments, gradients, program_of
 
 EVERYTHING = {"codegen": "eager", "min_saved_numel": 0, "group_size": 16, "linear": "off"}
 # dB of eager in the dtype, below which a program is drawn again: there is no gradient to compare with.

@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.support.reference import sqnr_db
 from tests.sweeps.random_lines import FACTORS, HARSH, NEAR, SCALES, TEMPLATES
 
 
@@ -118,14 +119,6 @@ def gradients(
     run(*args).backward()  # type: ignore[no-untyped-call]
     named = {**dict(model.named_parameters()), "x0": args[0], "x1": args[1]}
     return {name: p.grad for name, p in named.items() if p.grad is not None}
-
-
-def sqnr_db(reference: Tensor, found: Tensor) -> float:
-    """20 log10(|ref| / |ref - x|), -inf where ``found`` is not finite."""
-    reference, found = reference.double(), found.double()
-    if not bool(found.isfinite().all()):
-        return -math.inf
-    return float(20 * torch.log10(reference.norm() / (reference - found).norm().clamp_min(1e-300)))
 
 
 # ------------------------------------------------------------------------------------------------------- making one

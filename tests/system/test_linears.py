@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import fp8compile
-from tests.support.measure import compiled, gradient_sqnr, kept_bytes, llama_case, matmuls_told, sqnr, why
+from tests.support.measure import compiled, gradient_sqnr, kept_bytes, llama_case, matmuls_told, why
+from tests.support.reference import sqnr_db
 
 OUTPUT_DB, WEIGHT_DB = 18.0, 17.0
 UNIT = 2 * 256 * 512 * 2  # bytes of the layer's hidden state
@@ -80,12 +81,12 @@ def test_torchaos_bars(shape: tuple[int, ...], bias: bool, checkpointed: bool, d
         ("dgrad", ""),
         ("wgrad", ""),
     }
-    assert sqnr(y_plain, y) >= OUTPUT_DB
+    assert sqnr_db(y_plain, y) >= OUTPUT_DB
     for name, expected in plain.items():
         if name.endswith("bias"):
             assert torch.equal(ours[name], expected), "summed in the model's dtype"
         else:
-            assert sqnr(expected, ours[name]) >= WEIGHT_DB, name
+            assert sqnr_db(expected, ours[name]) >= WEIGHT_DB, name
 
 
 @FP32_BF16
@@ -95,9 +96,9 @@ def test_torchaos_llama_ffn(formats: str, dtype: torch.dtype) -> None:
     x = torch.randn(16, 64, dtype=dtype)
     y, ours = step(model, compiled(model, emulate=True, linear_formats=formats, saved="off"), x)
     y_plain, plain = step(model, model, x)
-    assert sqnr(y_plain, y) > 20
+    assert sqnr_db(y_plain, y) > 20
     # torchao asks 20 dB of the gradients with E4M3 gradients; E5M2 has half the mantissa, 6 dB less.
-    assert min(sqnr(plain[name], ours[name]) for name in plain) > (20 if formats == "e4m3" else 14)
+    assert min(sqnr_db(plain[name], ours[name]) for name in plain) > (20 if formats == "e4m3" else 14)
 
 
 def test_a_graph_break_in_the_middle() -> None:
@@ -105,7 +106,7 @@ def test_a_graph_break_in_the_middle() -> None:
     fn = compiled(model, emulate=True)
     y, ours = step(model, fn, x)
     y_plain, plain = step(model, model, x)
-    assert sqnr(y_plain, y) >= OUTPUT_DB and min(sqnr(plain[n], ours[n]) for n in plain) >= 15
+    assert sqnr_db(y_plain, y) >= OUTPUT_DB and min(sqnr_db(plain[n], ours[n]) for n in plain) >= 15
     report = fp8compile.report(fn)
     assert len(report.graphs) == 2
     assert {x.origin.module for x in report.linears} == {"first", "second"}

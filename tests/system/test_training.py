@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import fp8compile
-from tests.support.measure import compiled, gradient_sqnr, gradients, kept_bytes, llama_case, sqnr
+from tests.support.measure import compiled, gradient_sqnr, gradients, kept_bytes, llama_case
+from tests.support.reference import sqnr_db
 
 
 class MLP(nn.Module):
@@ -60,7 +61,7 @@ def test_dropout_masks_are_made_again_from_their_seed() -> None:
     torch._dynamo.reset()
     torch.manual_seed(5)
     plain = gradients(model, compiled(model, preset="off", codegen="inductor"), (x,))
-    assert min(sqnr(plain[n], got[n]) for n in plain) > 23, "another mask would leave about 0 dB"
+    assert min(sqnr_db(plain[n], got[n]) for n in plain) > 23, "another mask would leave about 0 dB"
     assert any("gt" in r.origin.op for r in fp8compile.report(fn).recomputed)
 
 
@@ -112,7 +113,7 @@ def test_a_view_returned_and_overwritten_by_the_caller() -> None:
     with torch.no_grad():
         view.zero_()
     got = torch.autograd.grad(out.sum(), [model.down.weight])[0]
-    assert sqnr(expected, got) > 25, "the backward sees the values of the forward, not the overwritten ones"
+    assert sqnr_db(expected, got) > 25, "the backward sees the values of the forward, not the overwritten ones"
 
 
 def test_an_output_that_is_also_kept() -> None:
@@ -128,7 +129,7 @@ def test_an_output_that_is_also_kept() -> None:
     reference.load_state_dict(model.state_dict())
     out, hidden = reference(x)
     (out.sum() + hidden.square().sum()).backward()
-    assert sqnr(reference.up.weight.grad, model.up.weight.grad) > 25
+    assert sqnr_db(reference.up.weight.grad, model.up.weight.grad) > 25
 
 
 def test_dynamic_batch_and_sequence_compile_once() -> None:
@@ -167,7 +168,7 @@ def test_compiled_autograd() -> None:
     expected = torch.autograd.grad(model(x).sum(), [model.up.weight])[0]
     with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager")):
         fn(x).sum().backward()
-    assert sqnr(expected, model.up.weight.grad) > 23
+    assert sqnr_db(expected, model.up.weight.grad) > 23
 
 
 def test_double_backward_is_refused_by_name() -> None:

@@ -19,7 +19,8 @@ from fp8compile.recipe.calibration import Measurements, Value
 from fp8compile.tools.calibrate import _merged
 from tests.support.calibration import Scaled, amax, error_of, run_options, values
 from tests.support.graphs import joint_of
-from tests.support.measure import compiled, llama_case, sqnr
+from tests.support.measure import compiled, llama_case
+from tests.support.reference import sqnr_db
 from tests.support.vit import ViT
 
 
@@ -196,7 +197,7 @@ def test_it_trains_where_without_islands_all_is_nan(unstable: tuple[ViT, Tensor,
             losses[name].append(loss.item())
         if name == "calibrated":  # to 40 dB wherever the gradient of a parameter, which is FP16, can hold it
             holds = [float(r.abs().max()) * found.loss_scale >= 2.0**-14 * found.headroom for r in reference]
-            noise = [sqnr(r, g / found.loss_scale) for r, g in zip(reference, first, strict=True)]
+            noise = [sqnr_db(r, g / found.loss_scale) for r, g in zip(reference, first, strict=True)]
             assert sum(holds) >= 25 and min(n for n, h in zip(noise, holds, strict=True) if h) >= 40, noise
         torch._dynamo.reset()
     assert losses["calibrated"][2] < losses["calibrated"][0] < 5, losses
@@ -213,7 +214,7 @@ def test_linear_attention_of_4096_tokens_needs_a_quarter_of_its_nodes() -> None:
     fn = compiled(model, **run_options(found))
     y = fn(x).detach()
     (island,) = fp8compile.report(fn).islands
-    assert y.isfinite().all() and sqnr(exact, y) >= 40
+    assert y.isfinite().all() and sqnr_db(exact, y) >= 40
     assert 4 * island.nodes <= len(nodes) and "amax 2e+05 measured: above FP16's 65504" in island.reason
 
 

@@ -29,7 +29,7 @@ __all__ = ["Range", "ranges"]
 
 aten, prims = torch.ops.aten, torch.ops.prims
 _COMPARISONS: dict[object, bool] = {aten.gt: True, aten.ge: True, aten.lt: False, aten.le: False}
-_POINTWISE = {
+_RECOMPUTED = {  # what a branch of a where may be computed of, to be computed again for a narrower operand
     prims.convert_element_type, aten.add, aten.sub, aten.mul, aten.div, aten.neg, aten.exp, aten.expm1, aten.log1p,
     aten.reciprocal, aten.abs, aten.pow, aten.sigmoid, aten.tanh,
 }  # fmt: skip
@@ -117,7 +117,7 @@ def _under(branch: object, x: Node, narrow: Range, found: Mapping[Node, Any], de
         return of(found, branch)
     if original(branch) is x:
         return narrow
-    if not depth or packet(branch) not in _POINTWISE:
+    if not depth or packet(branch) not in _RECOMPUTED:
         return of(found, branch)
     inputs = {n: _under(n, x, narrow, found, depth - 1) for n in branch.all_input_nodes}
     again = _of_tensor(branch, branch.meta["val"].dtype, ChainMap(inputs, cast(dict[Node, Any], found)))

@@ -36,9 +36,8 @@ from fp8compile.analysis.ranges.bounds import (
     positive,
     simple,
 )
+from fp8compile.numerics.formats import FP16_MAX, FP16_NORMAL
 
-LIMIT = 65504.0  # FP16's greatest number
-SMALLEST_NORMAL = 2.0**-14  # FP16's
 FLUSHED = 2.0**-126  # FP32's smallest normal number
 FUNCTION_ERROR = (
     2.0**-20
@@ -59,7 +58,7 @@ class Range:
     upper: Bound
     vanishing: bool = False
 
-    def fits(self, limit: float = LIMIT) -> bool:
+    def fits(self, limit: float = FP16_MAX) -> bool:
         """Whether it is proven that FP16 holds it: it rounds to at most ``limit``, and does not vanish.
 
         What exceeds the limit by less than half an FP16 step, 2^-12 of it or more, rounds to it.
@@ -90,9 +89,9 @@ def between(lower: Bound, upper: Bound, vanishing: bool = False) -> Range:
     if isinstance(lower, float) and isinstance(upper, float):
         lower = -math.inf if math.isnan(lower) else lower
         upper = math.inf if math.isnan(upper) else upper
-        if lower >= SMALLEST_NORMAL or upper <= -SMALLEST_NORMAL:
+        if lower >= FP16_NORMAL or upper <= -FP16_NORMAL:
             vanishing = False
-        elif lower > -SMALLEST_NORMAL and upper < SMALLEST_NORMAL and (lower or upper):
+        elif lower > -FP16_NORMAL and upper < FP16_NORMAL and (lower or upper):
             vanishing = True
     return Range(lower, upper, vanishing)
 
@@ -139,7 +138,7 @@ def over(x: Range, y: Range) -> Range:
     """A quotient; it vanishes where 1 over the divisor may be below FP16's normal numbers."""
     if nonnegative(-y.upper) and not is_zero(y):
         return over(negated(x), negated(y))
-    vanishing = x.vanishing or y.amax > 1 / SMALLEST_NORMAL
+    vanishing = x.vanishing or y.amax > 1 / FP16_NORMAL
     if positive(y.lower):
         quotients = [_quotient(a, b) for a in (x.lower, x.upper) for b in (y.lower, y.upper)]
         if all(isinstance(q, float) or sympy.denom(q).is_number for q in quotients):
@@ -187,7 +186,7 @@ def _rounded_up(x: Bound, bits: int) -> Bound:
 
     What is beyond FP16's range is in FP32 or infinite: there, FP16 does not round.
     """
-    if bits == 11 and at_least(x) >= LIMIT:
+    if bits == 11 and at_least(x) >= FP16_MAX:
         bits = 24
     if not isinstance(x, float):
         return _outward(x, 2.0**-24 + 2.0**-bits)

@@ -21,7 +21,13 @@ from fp8compile.fx.graph import is_tensor
 aten, prims = torch.ops.aten, torch.ops.prims
 
 Known = Mapping[Node, Any]  # a Range, or a tuple of them
-CASTS = {prims.convert_element_type, aten._to_copy, aten.clone, aten.alias, aten.detach}
+COPIES = {  # the same numbers once more, if rounded: more than casts
+    prims.convert_element_type,
+    aten._to_copy,
+    aten.clone,
+    aten.alias,
+    aten.detach,
+}
 RESHAPES = {aten.view, aten.reshape, aten._unsafe_view, aten.unsqueeze, aten.squeeze}
 
 
@@ -88,14 +94,14 @@ def correction(node: Node) -> Any:
 
 def original(node: Any) -> Any:
     """What ``node`` is a copy of: through casts to a dtype that holds every value of the one before."""
-    while packet(node) in CASTS and is_tensor(node.args[0]) and not _loses(node):
+    while packet(node) in COPIES and is_tensor(node.args[0]) and not _loses(node):
         node = node.args[0]
     return node
 
 
 def through_casts(node: Any) -> Any:
     """What ``node`` is a copy of, rounded or not."""
-    while packet(node) in CASTS:
+    while packet(node) in COPIES:
         node = node.args[0]
     return node
 
@@ -104,7 +110,7 @@ def spread(node: Node, shape: Any = None, reshaped: bool = False) -> Spread:
     """What ``node`` repeats: through casts, expansions and, before those, views that keep the order of the elements."""
     error, shape = 0.0, node.meta["val"].shape if shape is None else shape
     while is_tensor(node):
-        if packet(node) in CASTS:
+        if packet(node) in COPIES:
             error += ulp(node) if _loses(node) else 0.0
         elif packet(node) is aten.expand and not reshaped:
             shape = node.args[0].meta["val"].shape  # type: ignore[union-attr]

@@ -13,7 +13,6 @@ from fp8compile import _torch as private
 from fp8compile.analysis.ranges.bounds import at_least, at_most, greatest, nonnegative, positive
 from fp8compile.analysis.ranges.interval import (
     ANYTHING,
-    SMALLEST_NORMAL,
     ZERO,
     Range,
     add,
@@ -28,6 +27,7 @@ from fp8compile.analysis.ranges.interval import (
     times,
 )
 from fp8compile.analysis.ranges.matching import Known, argument, of, packet
+from fp8compile.numerics.formats import FP16_NORMAL
 
 aten, prims = torch.ops.aten, torch.ops.prims
 Rule = Callable[[Node, Known], Any]
@@ -168,11 +168,11 @@ def root(x: Range) -> Range:
 
 
 def exponential(x: Range) -> Range:
-    return monotone(x, math.exp, at_least(x.lower) < math.log(SMALLEST_NORMAL))
+    return monotone(x, math.exp, at_least(x.lower) < math.log(FP16_NORMAL))
 
 
 def exponential2(x: Range) -> Range:
-    return monotone(x, lambda e: 2.0**e, at_least(x.lower) < math.log2(SMALLEST_NORMAL))
+    return monotone(x, lambda e: 2.0**e, at_least(x.lower) < math.log2(FP16_NORMAL))
 
 
 def power(node: Node, known: Known) -> Range:

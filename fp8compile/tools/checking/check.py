@@ -30,6 +30,7 @@ from fp8compile.tools.checking.text import text_of
 from fp8compile.tools.checking.trials import Trials
 from fp8compile.tools.trial_step import arguments, check_is_module, chosen_recipe
 
+SCHEMA = "fp8compile.check/1"
 MOST_STEPS = 48
 SHARE = 0.05  # of the largest cause's error: below, it is not worth a line
 NOWHERE = (
@@ -73,7 +74,7 @@ class Check:
 
     def to_json(self) -> str:
         """All attributes; what is no finite number is a string: "inf", "-inf", or null for NaN."""
-        data = {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
+        data = {"schema": SCHEMA} | {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         data["rows"] = [dataclasses.asdict(row) for row in self.rows]
         data["recipe"] = None if self.recipe is None else str(self.recipe)
         return json.dumps(_plain(data), indent=1, allow_nan=False)
