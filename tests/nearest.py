@@ -12,7 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SECONDS = 60
-ALWAYS = "tests/test_structure.py"
+ALWAYS = ("tests/test_structure.py", "tests/test_concepts.py")
 
 
 def changed(commit: str) -> list[str]:
@@ -31,7 +31,7 @@ def nearest(paths: Iterable[str], root: Path = ROOT) -> list[str]:
         for test in [path] if path.name.startswith("test_") else _of(path, root):
             if (root / test).exists():
                 found[test.as_posix()] = None
-    return [*found, ALWAYS]
+    return [*found, *ALWAYS]
 
 
 def _of(path: Path, root: Path) -> list[Path]:

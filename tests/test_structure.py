@@ -146,3 +146,10 @@ def test_rooms_of_benchmarks_know_the_harness_and_not_each_other() -> None:
         known = (own, "harness", "registry") if own in rooms else () if own == "registry.py" else None
         found = {name.split(".")[1] for name in imports(path) if name.startswith("benchmarks.")}
         assert known is None or found <= set(known), path
+
+
+def test_a_source_distribution_holds_all_that_the_tests_read() -> None:
+    """The wheel holds the package alone; setuptools would leave all but the package out of the other too."""
+    said = (ROOT / "MANIFEST.in").read_text().split("\n")
+    for folder in ("passes", "tests", "benchmarks", "docs"):
+        assert f"graft {folder}" in said

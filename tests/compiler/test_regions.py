@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import fp8compile
-from fp8compile.reporting.entries import LINEAR
+from fp8compile.reporting.entries import LINEAR, SAVED
 from tests.support.reference import sqnr_db
 
 OPTIONS = {"codegen": "eager", "emulate": True, "min_saved_numel": 0}
@@ -113,6 +113,13 @@ def test_gradients(kinds: str, checkpointed: bool) -> None:
     plain, _ = compiled(net(False, kinds, checkpointed))
     for name in exact:
         assert sqnr_db(exact[name], ours[name]) > sqnr_db(exact[name], plain[name]) - 3, name
+
+
+@pytest.mark.parametrize("kinds", ["BB", "BOB"])
+def test_a_region_in_a_checkpoint_saves_nothing_and_the_report_says_so(kinds: str) -> None:
+    _, report = compiled(net(True, kinds, checkpointed=True))
+    assert report.linears and not report.saved
+    assert all("operand of the higher-order" in skip.reason for skip in report.notes.skipped(SAVED))
 
 
 def test_the_report_belongs_to_each_call() -> None:
