@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fp8compile.numerics import histogram
+from fp8compile.numerics.formats import FP16_MAX
 from fp8compile.numerics.histogram import (
     AMAX,
     COLUMNS,
     EDGES,
-    FP16_MAX,
     INF,
     NAN,
     fold,

@@ -61,7 +61,7 @@ def test_a_gradient_that_overflows_is_found_in_the_backward() -> None:
     assert (first.kind, first.module, first.direction) == ("operation", "blocks.1.down", "backward")
     assert first.op == "mm.default" and first.source.startswith(f"vit.py:{line_of('self.down(')} in forward")
     gradient, activations = first.inputs
-    assert (gradient.shape, activations.shape) == ("[16, 64]", "[64, 64]")
+    assert (gradient.shape, activations.shape) == ((16, 64), (64, 64))
     assert activations.name.endswith("of blocks.1") and gradient.name.endswith("of norm")
     assert 2.0**8 < activations.amax < 2.0**12 and not gradient.non_finite
 
