@@ -15,12 +15,12 @@ from torch.fx import Node
 
 from fp8compile import _torch as private
 from fp8compile.analysis.ranges.bounds import Bound, size
-from fp8compile.analysis.ranges.interval import ANYTHING, FUNCTION_ERROR, Range, bits_of, exactly
+from fp8compile.analysis.ranges.interval import ANYTHING, FUNCTION_ERROR, Interval, bits_of, exactly
 from fp8compile.fx.graph import is_tensor
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
-Known = Mapping[Node, Any]  # a Range, or a tuple of them
+Known = Mapping[Node, Any]  # an Interval, or a tuple of them
 CASTS = {prims.convert_element_type, aten._to_copy, aten.clone, aten.alias, aten.detach}
 RESHAPES = {aten.view, aten.reshape, aten._unsafe_view, aten.unsqueeze, aten.squeeze}
 
@@ -41,11 +41,11 @@ def packet(node: object) -> object:
     return getattr(node.target, "overloadpacket", node.target)
 
 
-def of(known: Known, value: object) -> Range:
+def of(known: Known, value: object) -> Interval:
     """The range of an argument: a value of the graph, or a number."""
     if isinstance(value, Node):
         found = known.get(value)
-        return found if isinstance(found, Range) else ANYTHING
+        return found if isinstance(found, Interval) else ANYTHING
     return exactly(float(value)) if isinstance(value, (int, float)) else ANYTHING
 
 
