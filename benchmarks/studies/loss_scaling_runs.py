@@ -141,9 +141,9 @@ def _train(
 
 def _largest(scaler: LossScaler) -> float:
     """The largest finite gradient of the last step, as it was scaled."""
-    pairs = [(row, line) for o in scaler.observations for row, line in zip(o.rows, o.history[-1][1], strict=True)]
+    pairs = [(row, stats) for o in scaler.observations for row, stats in zip(o.rows, o.history[-1][1], strict=True)]
     return max(
-        (float(line[AMAX]) for row, line in pairs if row.direction == BACKWARD and row.dtype == "f16"), default=0.0
+        (float(stats[AMAX]) for row, stats in pairs if row.direction == BACKWARD and row.dtype == "f16"), default=0.0
     )
 
 

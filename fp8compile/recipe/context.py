@@ -18,12 +18,12 @@ class StatsInputs:
 
     Attributes:
         statistics: position among the graph's inputs of ``statistics``; ``limit`` is the next.
-        lines: rows of ``statistics``.
+        rows: how many ``statistics`` has.
         names: (position, path) of each parameter.
     """
 
     statistics: int
-    lines: int
+    rows: int
     names: tuple[tuple[int, str], ...]
 
     @property

@@ -163,17 +163,17 @@ PASSES = (
         ("tests/passes/test_saturate_gradients.py", "tests/observe/test_slot.py"),
     ),
     Mutant(
-        "observe_gradients: lines of the backward stand first",
+        "observe_gradients: rows of the backward stand first",
         "passes/observe_gradients.py",
-        "(0, 0, of_forward, lines - len(values) - len(rest))",
-        "(0, 0, 0, of_forward + lines - len(values) - len(rest))",
+        "(0, 0, of_forward, num_rows - len(values) - len(rest))",
+        "(0, 0, 0, of_forward + num_rows - len(values) - len(rest))",
         ("tests/observe/test_slot.py::test_counts_equal_those_of_eager_hooks_exactly",),
     ),
     Mutant(
-        "observe_forward: each amax on its neighbour's line",
+        "observe_forward: each amax on its neighbour's row",
         "passes/observe_forward.py",
-        "zip(by_groups, lines, strict=True)",
-        "zip(reversed(by_groups), lines, strict=True)",
+        "zip(by_groups, rows, strict=True)",
+        "zip(reversed(by_groups), rows, strict=True)",
         (
             "tests/observe/test_slot.py::test_counts_equal_those_of_eager_hooks_exactly",
             "tests/passes/test_observe_gradients.py",

@@ -153,7 +153,7 @@ def test_it_is_idempotent() -> None:
 
 def test_a_surplus_of_values_is_said(monkeypatch: object) -> None:
     class Few(StatsInputs):
-        def __init__(self, statistics: int, lines: int, names: tuple[tuple[int, str], ...]) -> None:
+        def __init__(self, statistics: int, rows: int, names: tuple[tuple[int, str], ...]) -> None:
             super().__init__(statistics, 5, names)
 
     from unittest import mock
