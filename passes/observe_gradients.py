@@ -37,14 +37,14 @@ TOO_MANY_VALUES = (
 
 def observe_gradients(graph: Graph, ctx: Context) -> Notes:
     """Let the graph return the statistics of what is worth watching in it."""
-    if ctx.extra is None or not is_training(graph) or (at := _place(graph, ctx)) is None:
+    if ctx.stats_inputs is None or not is_training(graph) or (at := _place(graph, ctx)) is None:
         return Notes()
-    values, rest, surplus = _shared_out(observable(graph, ctx), ctx.extra.rows)
+    values, rest, surplus = _shared_out(observable(graph, ctx), ctx.stats_inputs.rows)
     order = {value: i for i, value in enumerate(values)}
     values = sorted(values, key=lambda v: "" if v.direction == FORWARD else _rows(v))
-    limit = ctx.input_at(graph, ctx.extra.limit)
+    limit = ctx.input_at(graph, ctx.stats_inputs.limit)
     if limit is not None and any(value.direction != FORWARD for value in (*values, *itertools.chain(*rest))):
-        _return(graph, at, _taken(graph, values, rest, ctx.extra.rows, limit))
+        _return(graph, at, _taken(graph, values, rest, ctx.stats_inputs.rows, limit))
     own = [_entry(value, row, order[value]) for row, value in enumerate(values)]
     return Notes(
         observed=(*own, *(_entry_of_rest(group, len(own) + i) for i, group in enumerate(rest))),
@@ -70,10 +70,10 @@ def _kind(value: Value) -> tuple[str, str]:
 
 def _place(graph: Graph, ctx: Context) -> int | None:
     """The position among the graph's outputs of the statistics input's gradient, None so far."""
-    assert ctx.extra is not None
+    assert ctx.stats_inputs is not None
     placeholders = graph.find_nodes(op="placeholder")
     inputs = [n for n in placeholders if not is_tangent(n)]
-    mine = ctx.input_at(graph, ctx.extra.statistics)
+    mine = ctx.input_at(graph, ctx.stats_inputs.statistics)
     outputs: Any = graph.output_node().args[0]
     if mine is None:
         return None

@@ -27,7 +27,11 @@ aten = torch.ops.aten
 
 def saturate_gradients(graph: Graph, ctx: Context) -> Notes:
     """Clip FP16 gradients of activations to the graph's limit."""
-    if ctx.extra is None or not is_training(graph) or (limit := ctx.input_at(graph, ctx.extra.limit)) is None:
+    if (
+        ctx.stats_inputs is None
+        or not is_training(graph)
+        or (limit := ctx.input_at(graph, ctx.stats_inputs.limit)) is None
+    ):
         return Notes()
     if limit.users:
         return Notes()  # it has run before

@@ -72,7 +72,8 @@ def observable(graph: Graph, ctx: Context, everything: bool = False) -> list[Val
     found = sources(graph, ctx.parameters_of(graph))
     weights = _gradients_of_parameters(graph, ctx)
     values: dict[Node, Value] = {}
-    ours = [ctx.input_at(graph, at) for at in (ctx.extra.statistics, ctx.extra.limit)] if ctx.extra else []
+    inputs = ctx.stats_inputs
+    ours = [ctx.input_at(graph, at) for at in (inputs.statistics, inputs.limit)] if inputs else []
     for node in graph.nodes:
         for each in _watched(node, weights):
             root = storage_root(each)
@@ -195,7 +196,7 @@ def _value(node: Node, root: Node, source: Source, weights: dict[Node, str]) -> 
 
 def _gradients_of_parameters(graph: Graph, ctx: Context) -> dict[Node, str]:
     """The values that are gradients of parameters, but for views and casts, with the parameters' paths."""
-    names = dict(ctx.extra.names) if ctx.extra else {}
+    names = dict(ctx.stats_inputs.names) if ctx.stats_inputs else {}
     found = {}
     for desc, node in gradients(graph):
         if (name := names.get(position(desc))) is not None:  # type: ignore[arg-type]

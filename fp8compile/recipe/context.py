@@ -37,14 +37,14 @@ class Context:
 
     Attributes:
         parameters: positions of the ``nn.Parameter``s.
-        extra: the inputs that fp8compile added, if it did.
-        whole: whether the graph is known to be the whole model, so that what it lacks does not exist.
+        stats_inputs: the inputs that fp8compile added, if it did.
+        is_whole_model: whether the graph is known to be the whole model, so that what it lacks does not exist.
     """
 
     recipe: Recipe
     parameters: frozenset[int] = frozenset()
-    extra: StatsInputs | None = None
-    whole: bool = False
+    stats_inputs: StatsInputs | None = None
+    is_whole_model: bool = False
 
     def parameters_of(self, graph: Graph) -> set[Node]:
         """The placeholders of a joint graph that are parameters."""
