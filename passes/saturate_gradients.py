@@ -62,11 +62,11 @@ def _is_free(root: Node) -> bool:
     if not leaves_a_contraction(root):
         return True
     readers = list(read_by(root))
-    return not any(map(contracts, readers)) and not any(_products_in(reader) > 2 for reader in readers)
+    return not any(map(contracts, readers)) and not any(_contractions_in(reader) > 2 for reader in readers)
 
 
-def _products_in(node: Node) -> int:
-    """How many products are added up in a sum that ``node`` is a part of."""
+def _contractions_in(node: Node) -> int:
+    """How many contractions are added up in a sum that ``node`` is a part of."""
     while node.target is aten.add.Tensor and [u.target for u in read_by(node)] == [aten.add.Tensor]:
         node = next(read_by(node))
     return _leaves(node)

@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 
 from fp8compile import _torch as private
 from fp8compile.analysis.dataflow import Source, is_activation, sources
-from fp8compile.analysis.linears import PRODUCTS, uncast
+from fp8compile.analysis.linears import PLAIN_MATMULS, uncast
 from fp8compile.fx.aot import BACKWARD, FORWARD, gradients, is_tangent, position
 from fp8compile.fx.graph import CLIPPED, SPLICED, is_tensor, storage_root
 from fp8compile.fx.ops import contracts, is_attention, is_split, is_view, opname
@@ -103,9 +103,9 @@ def _watched(node: Node, weights: Iterable[Node]) -> Iterator[Node]:
 def _is_read_in_another_layout(node: Node) -> bool:
     """Whether what is made of a result is watched, while the result itself would have to be read once more.
 
-    Attention's results, and products that are split into heads: the next operand is a permuted view of them.
+    Attention's results, and matmuls that are split into heads: the next operand is a permuted view of them.
     """
-    return is_attention(node) or (node.target in PRODUCTS and _is_only_permuted(node))
+    return is_attention(node) or (node.target in PLAIN_MATMULS and _is_only_permuted(node))
 
 
 def _is_only_permuted(node: Node) -> bool:
@@ -125,7 +125,7 @@ def _may_be(root: Node, source: Source) -> bool:
 def _is_cheap(root: Node, source: Source, weights: Collection[Node]) -> bool:
     """Whether a value is counted where it is made anyway, or a parameter's gradient.
 
-    The gradient of a linear's input comes from a product, and a kernel that counts while it reads three of them is cut
+    The gradient of a linear's input comes from a matmul, and a kernel that counts while it reads three of them is cut
     in two by Inductor. What overflows there is seen in the next gradient that a linear takes.
     """
     return root in weights or Source.GRADIENT not in source or not leaves_a_contraction(root)

@@ -139,7 +139,7 @@ PASSES = (
         "passes/quantize_linears.py",
         'gradient = E5M2 if recipe.linear_formats == "hybrid" else E4M3',
         "gradient = E4M3",
-        ("tests/passes/test_quantize_linears.py::test_every_product_of_every_linear_is_rewritten",),
+        ("tests/passes/test_quantize_linears.py::test_every_matmul_of_every_linear_is_rewritten",),
     ),
     Mutant(
         "share_casts: casts to different dtypes are one",
@@ -228,11 +228,11 @@ ANALYSES = (
         ),
     ),
     Mutant(
-        "products: M for N",
+        "matmuls: M for N",
         "fp8compile/analysis/linears.py",
         'weight_on_the_right=kinds[1] == "parameter"',
         'weight_on_the_right=kinds[0] == "parameter"',
-        ("tests/passes/test_quantize_linears.py::test_every_product_of_every_linear_is_rewritten",),
+        ("tests/passes/test_quantize_linears.py::test_every_matmul_of_every_linear_is_rewritten",),
     ),
     Mutant(
         "ranges: an exponential never vanishes",
