@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 
 from fp8compile.amp.gradients import Gradient, count_nonfinite
-from fp8compile.amp.watching import Watched, check_patterns, chosen
+from fp8compile.amp.watching import HookObservations, check_patterns, chosen
 from fp8compile.fx.aot import BACKWARD
 from fp8compile.numerics.histogram import COLUMNS, INF, LARGE, NAN, SMALL, statistics, two_bins
 from fp8compile.observe.records import REST, WEIGHT, Observations, Row, StatsSlot
 
 # Gradients that a histogram counts where nobody observed them: the others have a range that no scale is needed for.
-COUNTED = (torch.float16, torch.bfloat16, torch.float32)
+COUNTED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _log = logging.getLogger("fp8compile")
 
 
@@ -74,7 +74,7 @@ class Counter:
             return total
         total[1] = count_nonfinite([g for g in gradients if id(g.p) in seen], device)
         for each in gradients:
-            if id(each.p) not in seen and self._chosen(each) and each.values.dtype in COUNTED:
+            if id(each.p) not in seen and self._chosen(each) and each.values.dtype in COUNTED_DTYPES:
                 total += torch.stack(two_bins(statistics(each.values))).to(device)
         if not seen and not self._said:
             self._said = True
@@ -98,7 +98,7 @@ class Counter:
         if not self._checked:
             for each in observations:
                 self._paths |= {row.module for row in each.rows}
-                self._paths |= each.paths if isinstance(each, Watched) else set()
+                self._paths |= each.paths if isinstance(each, HookObservations) else set()
             check_patterns(self.modules, sorted(self._paths - {""}))
             self._checked = True
 
@@ -108,8 +108,8 @@ def parameters_seen(observations: Sequence[Observations]) -> set[int]:
     found: set[int] = set()
     for each in observations:
         found |= (
-            each.hooked
-            if isinstance(each, Watched)
+            each.hooked_ids
+            if isinstance(each, HookObservations)
             else each.parameters_seen()
             if isinstance(each, StatsSlot)
             else set()

@@ -31,11 +31,11 @@ KINDS = (WEIGHT, ACTIVATION)
 INPUT = "input"  # Row.op of what the model is given, as in compiled graphs
 
 
-class Watched(Observations):
+class HookObservations(Observations):
     """What hooks see of a model; ``remove()`` takes them off. Made by ``watch``.
 
     Attributes:
-        hooked: ids of the parameters whose gradients are seen. Sharded ones (fully_shard) are not: autograd never meets
+        hooked_ids: of the parameters whose gradients are seen. Sharded ones (fully_shard) are not: autograd never meets
             them, so a scaler counts their ``.grad``.
         paths: of all modules of the model, also of those without a row yet.
     """
@@ -43,7 +43,7 @@ class Watched(Observations):
     def __init__(self, parameters: Iterable[Tensor], device: torch.device) -> None:
         super().__init__((), device, parameters)
         self.saturates = False
-        self.hooked: set[int] = set()
+        self.hooked_ids: set[int] = set()
         self.paths: set[str] = set()
         self._index: dict[Row, int] = {}
         self._handles: list[Any] = []
@@ -57,7 +57,7 @@ class Watched(Observations):
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self.hooked.clear()
+        self.hooked_ids.clear()
 
     @torch.no_grad()
     def see(self, x: Tensor, row: Row) -> None:
@@ -101,7 +101,7 @@ class Watched(Observations):
         return hook
 
 
-def watch(model: nn.Module, kinds: Sequence[str] = KINDS, modules: Sequence[str] = ("*",)) -> Watched:
+def watch(model: nn.Module, kinds: Sequence[str] = KINDS, modules: Sequence[str] = ("*",)) -> HookObservations:
     """Observe a model that is not compiled, until ``remove()``. The hooks do not keep the model alive.
 
     Args:
@@ -121,7 +121,7 @@ def watch(model: nn.Module, kinds: Sequence[str] = KINDS, modules: Sequence[str]
     check_patterns(modules, [name for name, _ in model.named_modules() if name])
     parameters = list(model.parameters())
     device = parameters[0].device if parameters else torch.device("cpu")
-    watched = Watched(parameters, device)
+    watched = HookObservations(parameters, device)
     watched.paths = {name for name, _ in model.named_modules()}
     if WEIGHT in kinds:
         _watch_weights(watched, model, modules)
@@ -159,16 +159,16 @@ def chosen(path: str, patterns: Sequence[str]) -> bool:
     return any(pattern == "*" or in_module(path, pattern) for pattern in patterns)
 
 
-def _watch_weights(watched: Watched, model: nn.Module, modules: Sequence[str]) -> None:
+def _watch_weights(watched: HookObservations, model: nn.Module, modules: Sequence[str]) -> None:
     owners = {name: type(module).__name__ for name, module in model.named_modules()}
     for name, p in model.named_parameters():
         owner = name.rpartition(".")[0]
         if p.requires_grad and chosen(owner, modules) and not isinstance(p, DTensor):
             watched._handles.append(_on_tensor(p, watched.on_gradient(name, owners[owner], WEIGHT)))
-            watched.hooked.add(id(p))
+            watched.hooked_ids.add(id(p))
 
 
-def _watch_modules(watched: Watched, model: nn.Module, modules: Sequence[str], *, gradients: bool) -> None:
+def _watch_modules(watched: HookObservations, model: nn.Module, modules: Sequence[str], *, gradients: bool) -> None:
     watched._handles.append(model.register_forward_pre_hook(_see_data(watched), with_kwargs=True))
     for path, module in model.named_modules():
         if next(module.children(), None) is None and chosen(path, modules):
@@ -179,7 +179,7 @@ def _watch_modules(watched: Watched, model: nn.Module, modules: Sequence[str], *
             watched._handles.append(module.register_forward_hook(_hook_outputs(watched, path, op, gradients)))
 
 
-def _see_data(watched: Watched) -> Callable[..., None]:
+def _see_data(watched: HookObservations) -> Callable[..., None]:
     def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
         for x in _tensors((args, kwargs)) if torch.is_grad_enabled() else ():
             watched.see(x, Row("", "", INPUT, DATA, FORWARD, dtype_text(x)))
@@ -187,7 +187,7 @@ def _see_data(watched: Watched) -> Callable[..., None]:
     return hook
 
 
-def _hook_inputs(watched: Watched, path: str, op: str) -> Callable[..., None]:
+def _hook_inputs(watched: HookObservations, path: str, op: str) -> Callable[..., None]:
     def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
         for x in _tensors((args, kwargs)):
             if x.requires_grad and not x.is_leaf and getattr(x, "_fp8compile_watched", None) is not watched:
@@ -197,7 +197,7 @@ def _hook_inputs(watched: Watched, path: str, op: str) -> Callable[..., None]:
     return hook
 
 
-def _hook_outputs(watched: Watched, path: str, op: str, gradients: bool) -> Callable[..., None]:
+def _hook_outputs(watched: HookObservations, path: str, op: str, gradients: bool) -> Callable[..., None]:
     def hook(module: nn.Module, args: Any, output: Any) -> None:
         for x in _tensors(output) if torch.is_grad_enabled() else ():  # not in an evaluation
             watched.see(x, Row(path, "", op, ACTIVATION, FORWARD, dtype_text(x)))
