@@ -125,7 +125,7 @@ def _contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
     return torch.empty(shape, device="meta").stride()
 
 
-def summed(numbers: Tensor, group: dist.ProcessGroup | None) -> Tensor:
+def sum_over_ranks(numbers: Tensor, group: dist.ProcessGroup | None) -> Tensor:
     """Summed over the ranks of a group (None: all), in place; as they are where torch.distributed is not in use."""
     if dist.is_available() and dist.is_initialized():
         dist.all_reduce(numbers, dist.ReduceOp.SUM, group=group)

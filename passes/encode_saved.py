@@ -58,7 +58,7 @@ def encode_saved(split: PartitionedGraph, ctx: Context) -> Notes:
     notes = Notes()
     for edge, decision in decided:
         if isinstance(decision, Encoding):
-            notes += Notes(saved=_codes_of_a_product(edge, decision))
+            notes += Notes(saved=_codes_of_a_matmul(edge, decision))
         elif isinstance(decision, str):
             notes += Notes(skips=(Skip(edge.info, decision),))
         elif decision is not None:
@@ -96,11 +96,11 @@ class _Judge:
         self.sensitivity = Sensitivity(split)
 
     def decide(self, edge: SavedTensor) -> Encoding | tuple[Codec, str] | str | None:
-        """What a product's operand is encoded as already, or codec and remark, or the reason to leave it; None: no entry."""
+        """What a matmul's operand is encoded as already, or codec and remark, or the reason to leave it; None: no entry."""
         if encoding := encoding_of(edge.forward):
             return encoding
         if not self.ctx.recipe.stores_saved or (SPLICED in edge.forward.meta and _statistic(edge.forward)):
-            return None  # the amax of a product's operand belongs to its codes
+            return None  # the amax of a matmul's operand belongs to its codes
         return self._reason_to_leave(edge) or self._codec(edge)
 
     def _codec(self, edge: SavedTensor) -> tuple[Codec, str] | str:
@@ -182,7 +182,7 @@ def _largest_operand(node: Node) -> int:
 
 
 def _belongs_to_attention(edge: SavedTensor) -> bool:
-    """Whether a tensor is an operand or the result of fused attention, or of the batched products it is made of."""
+    """Whether a tensor is an operand or the result of fused attention, or of the batched matmuls it is made of."""
     return is_of_attention(storage_root(edge.forward)) or _feeds_attention(edge.backward)
 
 
@@ -219,8 +219,8 @@ def _encode(split: PartitionedGraph, edge: SavedTensor, codec: Codec, why: str) 
     return Saved(edge.info, after, f"{codec.name} ({why})" if why else codec.name, shared)
 
 
-def _codes_of_a_product(edge: SavedTensor, encoding: Encoding) -> tuple[Saved, ...]:
-    """What quantize_linears encoded and only products need: kept as it is. Its scale is no entry of its own."""
+def _codes_of_a_matmul(edge: SavedTensor, encoding: Encoding) -> tuple[Saved, ...]:
+    """What quantize_linears encoded and only matmuls need: kept as it is. Its scale is no entry of its own."""
     if edge.forward.meta["val"].element_size() > 1:
         return ()
     exact = dataclasses.replace(edge.info, dtype=encoding.dtype, nbytes=encoding.nbytes)

@@ -1,8 +1,8 @@
 """Numbers stay as they are. The largest magnitudes of the forward's values are kept for the backward, which returns them.
 
-observe_gradients has marked the values and numbered their lines. Of each amax is taken in groups as encode_saved takes it,
+observe_gradients has marked the values and numbered their rows. Of each amax is taken in groups as encode_saved takes it,
 so that the two are one reduction where both look at a value; an inf or a NaN shows in it. All go over in one tensor of 56
-bytes a line, and are added to what the backward returns anyway.
+bytes a row, and are added to what the backward returns anyway.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fp8compile.fx.graph import ROW, insertion_point_after, is_tensor, memory_or
 from fp8compile.fx.ops import contracts, opname
 from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.numerics.histogram import flags
-from fp8compile.passes.observe_gradients import ALL_LINES
+from fp8compile.passes.observe_gradients import ALL_ROWS
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import Notes
 
@@ -27,27 +27,27 @@ GROUP = 128
 def observe_forward(split: PartitionedGraph, ctx: Context) -> Notes:
     """Take the statistics of every marked value of the forward and let the backward return them."""
     marked = {node.meta[ROW]: node for node in split.fw.graph.nodes if isinstance(node.meta.get(ROW), int)}
-    returned = next((n for n in split.bw.graph.nodes if n.meta.get(ROW) == ALL_LINES), None)
+    returned = next((n for n in split.bw.graph.nodes if n.meta.get(ROW) == ALL_ROWS), None)
     if not marked or returned is None:
         return Notes()
     for node in marked.values():
         del node.meta[ROW]  # so that a second run finds nothing to do
     graph = split.fw.graph
     amaxes = {
-        line: splice(graph, _by_row if _is_made_by_row(node) else _by_group, node, before=insertion_point_after(node))
-        for line, node in marked.items()
+        row: splice(graph, _by_row if _is_made_by_row(node) else _by_group, node, before=insertion_point_after(node))
+        for row, node in marked.items()
     }
-    by_groups = sorted(amaxes, key=lambda line: str(amaxes[line].meta["val"].numel()))
-    taken = [amaxes[line] for line in by_groups]
-    dtypes = [marked[line].meta["val"].dtype for line in by_groups]
+    by_groups = sorted(amaxes, key=lambda row: str(amaxes[row].meta["val"].numel()))
+    taken = [amaxes[row] for row in by_groups]
+    dtypes = [marked[row].meta["val"].dtype for row in by_groups]
 
     def counts(*amaxes: Tensor) -> Tensor:
         largest: list[Tensor] = []
         for _, group in itertools.groupby(amaxes, key=lambda each: str(each.numel())):
             largest += torch.stack([each.reshape(-1) for each in group]).amax(-1).unbind()
-        lines = [flags(amax, dtype) for amax, dtype in zip(largest, dtypes, strict=True)]
-        by_line = dict(zip(by_groups, lines, strict=True))
-        return torch.stack([by_line.get(i, torch.zeros_like(lines[0])) for i in range(max(by_groups) + 1)])
+        rows = [flags(amax, dtype) for amax, dtype in zip(largest, dtypes, strict=True)]
+        by_index = dict(zip(by_groups, rows, strict=True))
+        return torch.stack([by_index.get(i, torch.zeros_like(rows[0])) for i in range(max(by_groups) + 1)])
 
     def with_forward(backward: Tensor, forward: Tensor) -> Tensor:
         return backward + torch.nn.functional.pad(forward, (0, 0, 0, backward.shape[0] - forward.shape[0]))

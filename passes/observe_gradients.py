@@ -2,11 +2,11 @@
 
 For every value of fp8compile/observe/selection.py seven numbers are taken (numerics/histogram.py): two bins, counts of
 inf, NaN, zeros and subnormals, amax. They are put where the joint graph returns the gradient of the statistics input, so
-that autograd delivers them (see fp8compile/observe/slot.py). Values of the forward get a line too, and a mark;
+that autograd delivers them (see fp8compile/observe/slot.py). Values of the forward get a row too, and a mark;
 observe_forward fills it in once the graph is cut, so that counting has no say in what is kept.
 
-Every gradient is counted. The lines are set before the graph is known, by its calls, and one call may be hundreds of
-operations (an LSTM): gradients beyond them are folded, all of one kind and dtype into one line (``REST``), which says less
+Every gradient is counted. The rows are set before the graph is known, by its calls, and one call may be hundreds of
+operations (an LSTM): gradients beyond them are folded, all of one kind and dtype into one row (``REST``), which says less
 of where but hides nothing from a loss scaler.
 """
 
@@ -29,22 +29,22 @@ from fp8compile.observe.selection import Value, is_clipped, observable
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import OBSERVED, Notes, Observed, Skip
 
-ALL_LINES = "all"  # the mark of what the backward returns
+ALL_ROWS = "all"  # the mark of what the backward returns
 TOO_MANY_VALUES = (
-    "more values of the forward than lines in the statistics input; those first in the graph are observed"
+    "more values of the forward than rows in the statistics input; those first in the graph are observed"
 )
 
 
 def observe_gradients(graph: Graph, ctx: Context) -> Notes:
     """Let the graph return the statistics of what is worth watching in it."""
-    if ctx.extra is None or not is_training(graph) or (at := _place(graph, ctx)) is None:
+    if ctx.stats_inputs is None or not is_training(graph) or (at := _place(graph, ctx)) is None:
         return Notes()
-    values, rest, surplus = _shared_out(observable(graph, ctx), ctx.extra.lines)
+    values, rest, surplus = _shared_out(observable(graph, ctx), ctx.stats_inputs.rows)
     order = {value: i for i, value in enumerate(values)}
     values = sorted(values, key=lambda v: "" if v.direction == FORWARD else _rows(v))
-    limit = ctx.input_at(graph, ctx.extra.limit)
+    limit = ctx.input_at(graph, ctx.stats_inputs.limit)
     if limit is not None and any(value.direction != FORWARD for value in (*values, *itertools.chain(*rest))):
-        _return(graph, at, _taken(graph, values, rest, ctx.extra.lines, limit))
+        _return(graph, at, _taken(graph, values, rest, ctx.stats_inputs.rows, limit))
     own = [_entry(value, row, order[value]) for row, value in enumerate(values)]
     return Notes(
         observed=(*own, *(_entry_of_rest(group, len(own) + i) for i, group in enumerate(rest))),
@@ -52,13 +52,13 @@ def observe_gradients(graph: Graph, ctx: Context) -> Notes:
     )
 
 
-def _shared_out(found: Sequence[Value], lines: int) -> tuple[list[Value], list[list[Value]], list[Value]]:
-    """The values with a line of their own; the other gradients, by the line that they share; the rest of the forward."""
-    if len(found) <= lines:
+def _shared_out(found: Sequence[Value], num_rows: int) -> tuple[list[Value], list[list[Value]], list[Value]]:
+    """The values with a row of their own; the other gradients, by the row that they share; the rest of the forward."""
+    if len(found) <= num_rows:
         return list(found), [], []
     shared = len({_kind(value) for value in found if value.direction == BACKWARD})
-    assert shared <= lines, "slot.SPARE is more than kinds and dtypes there are"
-    values, surplus = list(found[: lines - shared]), found[lines - shared :]
+    assert shared <= num_rows, "slot.SPARE is more than kinds and dtypes there are"
+    values, surplus = list(found[: num_rows - shared]), found[num_rows - shared :]
     gradients = sorted((value for value in surplus if value.direction == BACKWARD), key=_kind)
     rest = [list(group) for _, group in itertools.groupby(gradients, key=_kind)]
     return values, rest, [value for value in surplus if value.direction == FORWARD]
@@ -70,10 +70,10 @@ def _kind(value: Value) -> tuple[str, str]:
 
 def _place(graph: Graph, ctx: Context) -> int | None:
     """The position among the graph's outputs of the statistics input's gradient, None so far."""
-    assert ctx.extra is not None
+    assert ctx.stats_inputs is not None
     placeholders = graph.find_nodes(op="placeholder")
     inputs = [n for n in placeholders if not is_tangent(n)]
-    mine = ctx.input_at(graph, ctx.extra.statistics)
+    mine = ctx.input_at(graph, ctx.stats_inputs.statistics)
     outputs: Any = graph.output_node().args[0]
     if mine is None:
         return None
@@ -81,8 +81,10 @@ def _place(graph: Graph, ctx: Context) -> int | None:
     return at if outputs[at] is None else None  # else the pass has run before
 
 
-def _taken(graph: Graph, values: Sequence[Value], rest: Sequence[Sequence[Value]], lines: int, limit: Node) -> Node:
-    """``[lines, 7]``: zeros for the values of the forward, the statistics of the gradients, zeros for what is left."""
+def _taken(
+    graph: Graph, values: Sequence[Value], rest: Sequence[Sequence[Value]], num_rows: int, limit: Node
+) -> Node:
+    """``[num_rows, 7]``: zeros for the values of the forward, the statistics of the gradients, zeros for what is left."""
     of_forward = sum(value.direction == FORWARD for value in values)
     for row, value in enumerate(values[:of_forward]):
         value.node.meta[ROW] = row
@@ -90,10 +92,10 @@ def _taken(graph: Graph, values: Sequence[Value], rest: Sequence[Sequence[Value]
     taken += [_folded(graph, _by_rows(graph, sorted(group, key=_rows), limit)) for group in rest]
 
     def all_lines(*taken: Tensor) -> Tensor:
-        return torch.nn.functional.pad(torch.cat(taken), (0, 0, of_forward, lines - len(values) - len(rest)))
+        return torch.nn.functional.pad(torch.cat(taken), (0, 0, of_forward, num_rows - len(values) - len(rest)))
 
     node: Node = splice(graph, all_lines, *taken, before=graph.output_node())
-    node.meta[ROW] = ALL_LINES
+    node.meta[ROW] = ALL_ROWS
     return node
 
 
@@ -104,7 +106,7 @@ def _by_rows(graph: Graph, values: Sequence[Value], limit: Node) -> list[Node]:
 
 
 def _folded(graph: Graph, several: Sequence[Node]) -> Node:
-    """``[1, 7]``: all of these lines as one."""
+    """``[1, 7]``: all of these rows as one."""
 
     def folded(*several: Tensor) -> Tensor:
         stats = torch.cat(several)

@@ -1,19 +1,19 @@
-"""Numbers change: linears multiply FP8 codes, in all three products (forward, dgrad, wgrad), with scales taken from the
+"""Numbers change: linears multiply FP8 codes, in all three matmuls (forward, dgrad, wgrad), with scales taken from the
 very tensors (current scaling).
 
-A codec goes on both operands of every product of a linear; *a product of two decoded operands is a scaled product*:
+A codec goes on both operands of every matmul of a linear; *a matmul of two decoded operands is a scaled matmul*:
 ``_scaled_mm`` where the device has FP8 matrix units, else decode-then-multiply with ``Recipe.emulate``. A value is
 encoded once for each format and scaling axis and shared by all its uses: q, k and v read one encoding, the wgrad reads
-the forward's. With tensorwise scales that encoding is of the value itself, whatever view of it a product takes.
+the forward's. With tensorwise scales that encoding is of the value itself, whatever view of it a matmul takes.
 
 Formats: E4M3 for activations and weights; gradients in E5M2 ("hybrid") or E4M3 ("e4m3").
 
 Left as they are, each with its reason in the report: the output head (by path, or tied to an embedding), what the user
 put in FP32 inside a 16-bit model, FP32 islands, weights whose sides are not multiples of 16 (``_scaled_mm`` takes no
-others; LoRA), batched expert products, float64 and complex, inputs without rows, devices without FP8 units unless emulated.
+others; LoRA), batched expert matmuls, float64 and complex, inputs without rows, devices without FP8 units unless emulated.
 
 What a nonlinear operation needs for its backward too is kept once, as *its* codes (groupwise, see encode_saved): the wgrad
-encodes the decoded value again under the forward's scale. What only products need is kept as their codes.
+encodes the decoded value again under the forward's scale. What only matmuls need is kept as their codes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from fp8compile.analysis.dataflow import user_fp32
-from fp8compile.analysis.linears import FORWARD, PRODUCTS, Product, is_tied_to_embedding, linear_products
+from fp8compile.analysis.linears import FORWARD, PLAIN_MATMULS, Matmul, is_tied_to_embedding, linear_matmuls
 from fp8compile.encoding.device import fp8_unsupported_reason
 from fp8compile.encoding.operands import Encoded, Operands
 from fp8compile.fx.aot import is_training
@@ -45,100 +45,100 @@ UPCAST, ISLAND = "upcast by the user", "in an FP32 island"
 
 
 def quantize_linears(graph: Graph, ctx: Context) -> Notes:
-    """Make every product of a linear a product of FP8 codes, or say why not."""
+    """Make every matmul of a linear a matmul of FP8 codes, or say why not."""
     if not ctx.recipe.quantizes_linears or not is_training(graph):
         return Notes()  # in inference the model computes as it is written
     parameters = ctx.parameters_of(graph)
     judge = _Judge(ctx, user_fp32(graph, parameters))
     operands = Operands(graph)
     linears, skips = list[Linear](), list[Skip]()
-    for product in linear_products(graph, parameters):
-        reason = judge.reason_to_leave(product)
-        info = _info(product)
+    for matmul in linear_matmuls(graph, parameters):
+        reason = judge.reason_to_leave(matmul)
+        info = _info(matmul)
         if reason:
-            skips.append(Skip(info, reason, LINEAR, product.direction))
+            skips.append(Skip(info, reason, LINEAR, matmul.direction))
         else:
-            formats = _rewrite(product, operands, _recipe_of(product, ctx))
-            M, K, N = map(_size, (product.M, product.K, product.N))
-            linears.append(Linear(info, product.direction, M, K, N, formats))
+            formats = _rewrite(matmul, operands, _recipe_of(matmul, ctx))
+            M, K, N = map(_size, (matmul.M, matmul.K, matmul.N))
+            linears.append(Linear(info, matmul.direction, M, K, N, formats))
     return Notes(linears=tuple(linears), skips=tuple(skips))
 
 
-def _recipe_of(product: Product, ctx: Context) -> Recipe:
-    return ctx.recipe_at(module_path(product.forward))
+def _recipe_of(matmul: Matmul, ctx: Context) -> Recipe:
+    return ctx.recipe_at(module_path(matmul.forward))
 
 
 class _Judge:
-    """Says of a linear why it must stay as it is; its three products share the verdict."""
+    """Says of a linear why it must stay as it is; its three matmuls share the verdict."""
 
     def __init__(self, ctx: Context, upcast: Set[Node]) -> None:
         self.ctx, self.upcast = ctx, upcast
         self._verdicts: dict[Node, str | None] = {}
 
-    def reason_to_leave(self, product: Product) -> str | None:
-        forward, recipe = product.forward, _recipe_of(product, self.ctx)
-        if WIDENED in product.node.meta:
+    def reason_to_leave(self, matmul: Matmul) -> str | None:
+        forward, recipe = matmul.forward, _recipe_of(matmul, self.ctx)
+        if WIDENED in matmul.node.meta:
             return ISLAND
         if forward not in self._verdicts:
             self._verdicts[forward] = (
                 self.ctx.skip_reason(module_path(forward), "linear", ("linear_skip", "skip"))
-                or (is_tied_to_embedding(product.weight) and "output head: its weight is tied to an embedding")
-                or _not_a_plain_product(forward)
+                or (is_tied_to_embedding(matmul.weight) and "output head: its weight is tied to an embedding")
+                or _not_a_plain_matmul(forward)
                 or (forward in self.upcast and UPCAST)
-                or _no_fp8_shape(product, recipe)
+                or _no_fp8_shape(matmul, recipe)
                 or (not recipe.emulate and fp8_unsupported_reason(forward.meta["val"].device))
                 or None
             )
         return self._verdicts[forward]
 
 
-def _not_a_plain_product(forward: Node) -> str | None:
-    if forward.target not in PRODUCTS:
-        return "a batched product of parameters (experts) is left in its dtype"
+def _not_a_plain_matmul(forward: Node) -> str | None:
+    if forward.target not in PLAIN_MATMULS:
+        return "a batched matmul of parameters (experts) is left in its dtype"
     if forward.kwargs:
         return "addmm with alpha or beta"
     value = forward.meta["val"]
     return None if value.dtype in ENCODABLE else f"{dtype_text(value)} is left alone"
 
 
-def _no_fp8_shape(product: Product, recipe: Recipe) -> str | None:
+def _no_fp8_shape(matmul: Matmul, recipe: Recipe) -> str | None:
     for name in ("K", "N"):
-        if (size := getattr(product, name)) % FP8_MULTIPLE:
+        if (size := getattr(matmul, name)) % FP8_MULTIPLE:
             return f"{name}={size} is not a multiple of {FP8_MULTIPLE}"
-    if size_hint(product.M) == 0:
+    if size_hint(matmul.M) == 0:
         return "no rows"
-    if not recipe.emulate and may_be_empty(product.M):
-        return "rows that only a run counts: _scaled_mm takes no product without rows"
-    bf16 = product.forward.meta["val"].dtype == torch.bfloat16
+    if not recipe.emulate and may_be_empty(matmul.M):
+        return "rows that only a run counts: _scaled_mm takes no matmul without rows"
+    bf16 = matmul.forward.meta["val"].dtype == torch.bfloat16
     if recipe.linear == "rowwise" and not recipe.emulate and not bf16:
         return "_scaled_mm with rowwise scales gives BF16 only"
     return None
 
 
-def _rewrite(product: Product, operands: Operands, recipe: Recipe) -> str:
-    """The product of decoded operands, in the product's place; returns the formats of its operands."""
-    formats = _formats(product, recipe)
-    sides = tuple(zip(product.operands, ("left", "right"), formats, strict=True))
+def _rewrite(matmul: Matmul, operands: Operands, recipe: Recipe) -> str:
+    """The matmul of decoded operands, in the matmul's place; returns the formats of its operands."""
+    formats = _formats(matmul, recipe)
+    sides = tuple(zip(matmul.operands, ("left", "right"), formats, strict=True))
     rowwise = recipe.linear == "rowwise"
     how = f"{formats[0].name} x {formats[1].name} {recipe.linear}"
     if recipe.emulate:
-        at = PRODUCTS[product.node.target]
+        at = PLAIN_MATMULS[matmul.node.target]
         for i, (operand, side, fmt) in enumerate(sides):
-            product.node.update_arg(at + i, operands.decoded(operand, side, fmt, rowwise))
+            matmul.node.update_arg(at + i, operands.decoded(operand, side, fmt, rowwise))
         return f"{how}, emulated"
     left, right = (operands.codes(operand, side, fmt, rowwise) for operand, side, fmt in sides)
-    _scaled_product(product, left, right)
+    _scaled_matmul(matmul, left, right)
     return how
 
 
-def _formats(product: Product, recipe: Recipe) -> tuple[Format, Format]:
+def _formats(matmul: Matmul, recipe: Recipe) -> tuple[Format, Format]:
     gradient = E5M2 if recipe.linear_formats == "hybrid" else E4M3
-    return tuple(gradient if is_gradient else E4M3 for is_gradient in product.gradients)  # type: ignore[return-value]
+    return tuple(gradient if is_gradient else E4M3 for is_gradient in matmul.gradients)  # type: ignore[return-value]
 
 
-def _scaled_product(product: Product, left: Encoded, right: Encoded) -> None:
-    node, dtype = product.node, product.node.meta["val"].dtype
-    fast = product.direction == FORWARD  # as torchao and Transformer Engine: gradients accumulate in full FP32
+def _scaled_matmul(matmul: Matmul, left: Encoded, right: Encoded) -> None:
+    node, dtype = matmul.node, matmul.node.meta["val"].dtype
+    fast = matmul.direction == FORWARD  # as torchao and Transformer Engine: gradients accumulate in full FP32
     bias = node.args[0] if node.target is aten.addmm.default else None
     fused = (
         isinstance(bias, Node) and bias.meta["val"].dim() == 1 and dtype == bias.meta["val"].dtype != torch.float32
@@ -151,16 +151,16 @@ def _scaled_product(product: Product, left: Encoded, right: Encoded) -> None:
 
     more = (bias,) if isinstance(bias, Node) else ()
     nodes = (left.codes, right.codes, left.inv_scale, right.inv_scale, *more)
-    product_of_codes = splice(node.graph, scaled_mm, *nodes, before=node)
-    product_of_codes.meta.update({ROW: node.meta[ROW]} if ROW in node.meta else {})
-    node.replace_all_uses_with(product_of_codes)
+    matmul_of_codes = splice(node.graph, scaled_mm, *nodes, before=node)
+    matmul_of_codes.meta.update({ROW: node.meta[ROW]} if ROW in node.meta else {})
+    node.replace_all_uses_with(matmul_of_codes)
     node.graph.erase_node(node)
 
 
-def _info(product: Product) -> TensorInfo:
+def _info(matmul: Matmul) -> TensorInfo:
     """The matmul's result; its origin is the linear's forward."""
-    where = Origin(op_name(product.forward), module_path(product.forward), source_line(product.forward))
-    return dataclasses.replace(TensorInfo.of(product.node), origin=where)
+    where = Origin(op_name(matmul.forward), module_path(matmul.forward), source_line(matmul.forward))
+    return dataclasses.replace(TensorInfo.of(matmul.node), origin=where)
 
 
 def _size(size: int | torch.SymInt) -> int | str:

@@ -27,7 +27,11 @@ aten = torch.ops.aten
 
 def saturate_gradients(graph: Graph, ctx: Context) -> Notes:
     """Clip FP16 gradients of activations to the graph's limit."""
-    if ctx.extra is None or not is_training(graph) or (limit := ctx.input_at(graph, ctx.extra.limit)) is None:
+    if (
+        ctx.stats_inputs is None
+        or not is_training(graph)
+        or (limit := ctx.input_at(graph, ctx.stats_inputs.limit)) is None
+    ):
         return Notes()
     if limit.users:
         return Notes()  # it has run before
@@ -58,11 +62,11 @@ def _is_free(root: Node) -> bool:
     if not leaves_a_contraction(root):
         return True
     readers = list(read_by(root))
-    return not any(map(contracts, readers)) and not any(_products_in(reader) > 2 for reader in readers)
+    return not any(map(contracts, readers)) and not any(_contractions_in(reader) > 2 for reader in readers)
 
 
-def _products_in(node: Node) -> int:
-    """How many products are added up in a sum that ``node`` is a part of."""
+def _contractions_in(node: Node) -> int:
+    """How many contractions are added up in a sum that ``node`` is a part of."""
     while node.target is aten.add.Tensor and [u.target for u in read_by(node)] == [aten.add.Tensor]:
         node = next(read_by(node))
     return _leaves(node)

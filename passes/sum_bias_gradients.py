@@ -33,7 +33,8 @@ from fp8compile.reporting.entries import Notes
 
 aten = torch.ops.aten
 SUM = aten.sum.dim_IntList
-RESHAPES = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
+# Those that are given a whole shape; ``RESHAPES`` of fx/ops.py are more: squeezes, aliases, detached values.
+VIEW_OPS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 BLOCKS = (128, 64, 32)  # rows; the blocks' FP32 sums are 2 / R of a 16-bit gradient: 1.6 % with 128 of them
 LEAST_NUMEL = 1 << 20  # below, what was just written is still in the L2 cache
 
@@ -99,7 +100,7 @@ def _compute_in_blocks(graph: Graph, made: Node, rows: int) -> Node:
 
 
 def _reshapes(node: Node) -> list[Node]:
-    direct = [user for user in node.users if user.target in RESHAPES]
+    direct = [user for user in node.users if user.target in VIEW_OPS]
     return direct + [further for each in direct for further in _reshapes(each)]
 
 

@@ -73,7 +73,7 @@ class Models:
 
     def _step_model(self, arm: str, learner: Learner) -> Callable[..., Any]:
         options = {} if self.compiled else {"codegen": "eager"}
-        return arms.compile_arm(arm if self.compiled or arm in arms.SCALED else arms.EAGER, learner, options)
+        return arms.compile_arm(arm if self.compiled or arm in arms.SCALED_ARMS else arms.EAGER, learner, options)
 
 
 @dataclass
@@ -102,7 +102,7 @@ def run(arm: str, seed: int, models: Models, steps: int) -> Row:
     optimizer = training.optimizer(
         learner, state_format="fp32", master="none", compiled=models.compiled, lr=training.rate
     )
-    scaler = loss_scales.scaler_for(arm) if arm in arms.SCALED else None
+    scaler = loss_scales.scaler_for(arm) if arm in arms.SCALED_ARMS else None
     row, began = Row(), time.perf_counter()
     row.start = evaluate(learner, training)[0]
     try:
@@ -110,7 +110,7 @@ def run(arm: str, seed: int, models: Models, steps: int) -> Row:
         loss_scales.check_parameters(learner)
         row.end, row.accuracy = evaluate(learner, training)
         loss_scales.check_finite(row.end, "the validation loss")
-    except loss_scales.Diverged as why:
+    except loss_scales.DivergenceError as why:
         row.status = f"{loss_scales.DIVERGED} at step {len(row.losses)}: {why}"
     row.seconds = time.perf_counter() - began
     return row
@@ -141,9 +141,9 @@ def _train(
 
 def _largest(scaler: LossScaler) -> float:
     """The largest finite gradient of the last step, as it was scaled."""
-    pairs = [(row, line) for o in scaler.observations for row, line in zip(o.rows, o.history[-1][1], strict=True)]
+    pairs = [(row, stats) for o in scaler.observations for row, stats in zip(o.rows, o.history[-1][1], strict=True)]
     return max(
-        (float(line[AMAX]) for row, line in pairs if row.direction == BACKWARD and row.dtype == "f16"), default=0.0
+        (float(stats[AMAX]) for row, stats in pairs if row.direction == BACKWARD and row.dtype == "f16"), default=0.0
     )
 
 

@@ -10,7 +10,7 @@ import torch
 from fp8compile.amp.iteration import READY, Stage
 
 
-class Evaluated:
+class EvaluatedClosure:
     """What the optimizer gets instead: its first call returns what is known already; a later one (LBFGS) evaluates anew.
 
     Args:

@@ -14,7 +14,7 @@ from fp8compile.amp.collapse import Limits
 from fp8compile.amp.iteration import Iteration
 from fp8compile.amp.ledger import Ledger
 from fp8compile.amp.options import Options
-from fp8compile.amp.policies import Running
+from fp8compile.amp.policies import PolicyState
 
 _log = logging.getLogger("fp8compile")
 
@@ -27,7 +27,7 @@ class Scaler(Protocol):
     _enabled: bool
     _iteration: Iteration
     _ledger: Ledger
-    _running: Running | None
+    _state: PolicyState | None
     _restored: dict[str, Any] | None
     _updates: int
     _idle: bool | None
@@ -38,7 +38,7 @@ class Scaler(Protocol):
 S = TypeVar("S", bound=Scaler)
 
 
-class Copied:
+class Copyable:
     """What makes a LossScaler one that can be copied and pickled."""
 
     def __getstate__(self: Scaler) -> dict[str, Any]:
@@ -69,7 +69,7 @@ def packed(scaler: Scaler) -> dict[str, Any]:
         "options": scaler.options,
         "enabled": scaler._enabled,
         "raises": ledger.raises,
-        "numbers": scaler._running.numbers() if scaler._running is not None else scaler._restored,
+        "numbers": scaler._state.numbers() if scaler._state is not None else scaler._restored,
         "updates": scaler._updates,
         "idle": scaler._idle,
         "ledger": ledger.state(),

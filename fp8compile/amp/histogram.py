@@ -22,7 +22,7 @@ from fp8compile.numerics.histogram import COLUMNS, INF, LARGE, NAN, SMALL, stati
 from fp8compile.observe.records import REST, WEIGHT, Observations, Row, StatsSlot
 
 # Gradients that a histogram counts where nobody observed them: the others have a range that no scale is needed for.
-COUNTED = (torch.float16, torch.bfloat16, torch.float32)
+COUNTED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _log = logging.getLogger("fp8compile")
 
 
@@ -74,7 +74,7 @@ class Counter:
             return total
         total[1] = count_nonfinite([g for g in gradients if id(g.p) in seen], device)
         for each in gradients:
-            if id(each.p) not in seen and self._chosen(each) and each.values.dtype in COUNTED:
+            if id(each.p) not in seen and self._chosen(each) and each.values.dtype in COUNTED_DTYPES:
                 total += torch.stack(two_bins(statistics(each.values))).to(device)
         if not seen and not self._said:
             self._said = True
@@ -108,7 +108,7 @@ def parameters_seen(observations: Sequence[Observations]) -> set[int]:
     found: set[int] = set()
     for each in observations:
         found |= (
-            each.hooked
+            each.hooked_ids
             if isinstance(each, Watched)
             else each.parameters_seen()
             if isinstance(each, StatsSlot)

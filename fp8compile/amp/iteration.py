@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fp8compile._distributed import summed
+from fp8compile._distributed import sum_over_ranks
 from fp8compile.amp.binding import Binding
 from fp8compile.amp.gradients import clip, count_nonzero_fp16, gradients_of, unscale, widened
 from fp8compile.amp.histogram import Counter, parameters_seen
 from fp8compile.amp.losses import count_bad
-from fp8compile.amp.policies import Seen
+from fp8compile.amp.policies import UpdateStats
 
 READY, UNSCALED, STEPPED = "ready", "unscaled", "stepped"
 
@@ -37,13 +37,13 @@ class Iteration:
         fp16: whether a loss was seen that FP16 gradients are behind.
         interrupted: whether a step of it raised LossScaleCollapse and was not called again: its gradients were unscaled
             for nothing, and a loss that is scaled now begins the next iteration.
-        closed: ``[2]`` each, h1 and h2: the last of it, put there by the scaler before ``sum_up``.
+        closed_counts: ``[2]`` each, h1 and h2: the last of it, put there by the scaler before ``sum_up``.
     """
 
     def __init__(self, clips: bool) -> None:
         self.clips, self.fp16 = clips, False
         self.interrupted = False
-        self.closed: list[Tensor] = []
+        self.closed_counts: list[Tensor] = []
         self._stages: dict[int, Stage] = {}
         self._bad_losses: list[Tensor] = []
         self._vanished: list[Tensor] = []
@@ -86,7 +86,7 @@ class Iteration:
                                "(and finish() of fp8compile.amp.accumulate)")  # fmt: skip
         if self.clips:
             seen = parameters_seen(binding.adding())
-            self.closed.append(counter.of_gradients(gradients, seen, scale.device))
+            self.closed_counts.append(counter.of_gradients(gradients, seen, scale.device))
             clip(gradients)
         gradients = widened(gradients, optimizer)
         before = count_nonzero_fp16(gradients, scale.device)
@@ -94,9 +94,9 @@ class Iteration:
         self._vanished.append(before - count_nonzero_fp16(gradients, scale.device))
         stage.at = UNSCALED
 
-    def sum_up(self, device: torch.device, group: dist.ProcessGroup | None) -> Seen:
+    def sum_up(self, device: torch.device, group: dist.ProcessGroup | None) -> UpdateStats:
         """What was seen, on all ranks."""
-        small, large = torch.stack([torch.zeros(2, dtype=torch.float64, device=device), *self.closed]).sum(0)
+        small, large = torch.stack([torch.zeros(2, dtype=torch.float64, device=device), *self.closed_counts]).sum(0)
         founds = [each.double() for stage in self._stages.values() for each in stage.found]
         sums = [torch.stack(each).sum() for each in (founds, self._bad_losses, self._vanished)]
-        return Seen(*summed(torch.stack([small, large, *sums]), group).unbind())
+        return UpdateStats(*sum_over_ranks(torch.stack([small, large, *sums]), group).unbind())

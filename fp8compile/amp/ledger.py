@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fp8compile.amp.collapse import Limits, Watchdog
-from fp8compile.amp.policies import Seen
+from fp8compile.amp.policies import UpdateStats
 
 RECORD = ("scale", "verdict", "found", "bad_loss", "small", "large", "vanished")
 HISTORY = 10_000  # updates that are kept
@@ -46,7 +46,7 @@ class Ledger:
         self._pending: list[tuple[int, Tensor]] = []
         self._was_bad = self._said_vanished = False
 
-    def add(self, update: int, scale: Tensor, verdict: Tensor, seen: Seen) -> None:
+    def add(self, update: int, scale: Tensor, verdict: Tensor, seen: UpdateStats) -> None:
         """What an update came to: a record, float64 ``[7]`` as ``RECORD`` says."""
         record = (scale, verdict, seen.found, seen.bad_loss, seen.small, seen.large, seen.vanished)
         self._pending.append((update, torch.stack([each.double() for each in record])))

@@ -26,7 +26,10 @@ NO_FP16 = (
     "no gradient behind the loss is FP16, so there is nothing to scale: the loss scaler does nothing. (BF16 and FP32 have "
     "the range; mode='static' scales all the same.)"
 )
-CAPPED = "the loss is FP16, whose gradient is the loss scale itself: its ceiling is now %g instead of %g; compute it in FP32"
+CAPPED_WARNING = (
+    "the loss is FP16, whose gradient is the loss scale itself: its ceiling is now %g instead of %g; compute "
+    "it in FP32"
+)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ from fp8compile.numerics.histogram import THRESHOLD, next_scale
 
 
 @dataclass(frozen=True)
-class Seen:
+class UpdateStats:
     """What an update saw, summed over ranks; 0-d tensors on one device.
 
     Attributes:
@@ -46,7 +46,7 @@ class Seen:
 
 
 @dataclass(frozen=True)
-class Running:
+class PolicyState:
     """What a policy carries from update to update; 0-d tensors.
 
     Attributes:
@@ -63,7 +63,7 @@ class Running:
     quiet: Tensor
 
     @classmethod
-    def start(cls, scale: float, device: torch.device) -> Running:
+    def start(cls, scale: float, device: torch.device) -> PolicyState:
         zero = torch.zeros((), dtype=torch.float64, device=device)
         first = torch.full((), scale, dtype=torch.float32, device=device)
         since, quiet = (torch.full((), n, dtype=torch.int32, device=device) for n in (0, -1))
@@ -73,15 +73,15 @@ class Running:
         """As Python numbers, exactly. Waits for the device."""
         return {f.name: getattr(self, f.name).item() for f in fields(self)}
 
-    def filled(self, **numbers: float) -> Running:
+    def filled(self, **numbers: float) -> PolicyState:
         """With these numbers."""
-        return Running(**{name: torch.full_like(getattr(self, name), value) for name, value in numbers.items()})
+        return PolicyState(**{name: torch.full_like(getattr(self, name), value) for name, value in numbers.items()})
 
 
 class Policy(Protocol):
     """A mode."""
 
-    def __call__(self, now: Running, seen: Seen) -> tuple[Running, Tensor]:
+    def __call__(self, now: PolicyState, seen: UpdateStats) -> tuple[PolicyState, Tensor]:
         """What is carried on, and the verdict (a 0-d float64 tensor)."""
         ...
 
@@ -93,7 +93,7 @@ class Static:
     floor: float
     ceiling: float
 
-    def __call__(self, now: Running, seen: Seen) -> tuple[Running, Tensor]:
+    def __call__(self, now: PolicyState, seen: UpdateStats) -> tuple[PolicyState, Tensor]:
         return now, torch.where(seen.found > 0, -1.0, 1.0).double()
 
 
@@ -107,7 +107,7 @@ class Dynamic:
     floor: float
     ceiling: float
 
-    def __call__(self, now: Running, seen: Seen) -> tuple[Running, Tensor]:
+    def __call__(self, now: PolicyState, seen: UpdateStats) -> tuple[PolicyState, Tensor]:
         found = seen.found > 0
         due = now.since + 1 == self.interval
         grown = (now.scale.double() * self.growth).float()
@@ -128,7 +128,7 @@ class Histogram:
     threshold: float = THRESHOLD
     interval: int = 64
 
-    def __call__(self, now: Running, seen: Seen) -> tuple[Running, Tensor]:
+    def __call__(self, now: PolicyState, seen: UpdateStats) -> tuple[PolicyState, Tensor]:
         blamed = seen.bad_loss > 0  # this update says nothing about the scale
         skipped = (seen.found > 0) & ~blamed
         small = torch.where(blamed | skipped, 0.0, seen.small)
@@ -141,9 +141,11 @@ class Histogram:
         verdict = torch.where((seen.found > 0) | blamed, -1.0, verdict).double()
         since = torch.where(due, 0, now.since + 1).to(torch.int32)
         scale, quiet = torch.where(due, scale, now.scale), torch.where(due, quiet, now.quiet)
-        return Running(scale, since, torch.where(due, 0.0, h1), torch.where(due, 0.0, h2), quiet), verdict
+        return PolicyState(scale, since, torch.where(due, 0.0, h1), torch.where(due, 0.0, h2), quiet), verdict
 
-    def _decided(self, now: Running, h1: Tensor, h2: Tensor, lower: Tensor, some: Tensor) -> tuple[Tensor, Tensor]:
+    def _decided(
+        self, now: PolicyState, h1: Tensor, h2: Tensor, lower: Tensor, some: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """The scale and ``quiet`` after a decision."""
         scale = next_scale(now.scale, h1, h2, self.floor, self.ceiling, self.threshold)
         settled, higher = now.quiet >= 0, some & ~lower

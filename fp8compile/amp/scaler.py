@@ -20,18 +20,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from fp8compile._distributed import summed
+from fp8compile._distributed import sum_over_ranks
 from fp8compile.amp.autograd_graph import has_fp16
 from fp8compile.amp.binding import Binding
-from fp8compile.amp.closures import Evaluated, taken_out
+from fp8compile.amp.closures import EvaluatedClosure, taken_out
 from fp8compile.amp.collapse import NOTHING_OBSERVED, Limits, LossScaleCollapse
-from fp8compile.amp.copying import Copied
+from fp8compile.amp.copying import Copyable
 from fp8compile.amp.histogram import Counter
 from fp8compile.amp.iteration import READY, STEPPED, Iteration, Stage
 from fp8compile.amp.ledger import Ledger, tensorboard
 from fp8compile.amp.losses import flat, given_scale, materialised, scaled
-from fp8compile.amp.options import CAPPED, HISTOGRAM, NO_FP16, Options, check_are
-from fp8compile.amp.policies import Running, Seen
+from fp8compile.amp.options import CAPPED_WARNING, HISTOGRAM, NO_FP16, Options, check_are
+from fp8compile.amp.policies import PolicyState, UpdateStats
 from fp8compile.amp.state import loaded, packed
 from fp8compile.observe.overflow_report import overflow_report
 from fp8compile.observe.records import Observations
@@ -39,7 +39,7 @@ from fp8compile.observe.records import Observations
 _log = logging.getLogger("fp8compile")
 
 
-class LossScaler(Copied):
+class LossScaler(Copyable):
     """A loss scale, and what goes with it.
 
     Args:
@@ -84,7 +84,7 @@ class LossScaler(Copied):
         self._policy = options.policy()
         self._counter = Counter(options.kinds, options.modules)
         self._binding = Binding(saturates=options.mode == HISTOGRAM)
-        self._running: Running | None = None  # made where the first loss is
+        self._state: PolicyState | None = None  # made where the first loss is
         self._restored: dict[str, Any] | None = None  # its numbers, until then
         self._updates = 0
         self._idle: bool | None = None  # no FP16 gradient: nothing to do
@@ -114,9 +114,9 @@ class LossScaler(Copied):
         """The loss scale; 1 where there is nothing to scale. Waits for the device."""
         if not self._enabled or self._idle:
             return 1.0
-        if self._running is None:
+        if self._state is None:
             return float(self._restored["scale"]) if self._restored else self.options.start
-        return float(self._running.scale.item())
+        return float(self._state.scale.item())
 
     def scale(self, outputs: Any) -> Any:
         """Multiply losses by the scale.
@@ -135,15 +135,15 @@ class LossScaler(Copied):
             return outputs
         if self._iteration.interrupted:
             self._iteration = Iteration(self.mode == HISTOGRAM)
-        if self._running is None:
-            self._running = Running.start(self.options.start, losses[0].device)
+        if self._state is None:
+            self._state = PolicyState.start(self.options.start, losses[0].device)
             if self._restored is not None:
-                self._running, self._restored = self._running.filled(**self._restored), None
+                self._state, self._restored = self._state.filled(**self._restored), None
         self._binding.by_losses(losses)
         if self.mode == HISTOGRAM:
             self._look_for_fp16([loss for loss in losses if loss.requires_grad])
-        self._iteration.losses(losses, self._running.scale.device)
-        return outputs if self._idle else scaled(outputs, self._running.scale)
+        self._iteration.losses(losses, self._state.scale.device)
+        return outputs if self._idle else scaled(outputs, self._state.scale)
 
     def _look_for_fp16(self, losses: Sequence[Tensor]) -> None:
         """Whether there is anything to scale; and a ceiling that FP16 has, for a loss in FP16."""
@@ -156,13 +156,13 @@ class LossScaler(Copied):
                 _log.warning(NO_FP16)
         capped = self.options.for_fp16_loss()
         if capped.bounds != self.options.bounds and any(loss.dtype == torch.float16 for loss in losses):
-            _log.warning(CAPPED, capped.bounds[1], self.options.bounds[1])
+            _log.warning(CAPPED_WARNING, capped.bounds[1], self.options.bounds[1])
             self._use(capped)
 
     def _use(self, options: Options) -> None:
         self.options, self._policy = options, options.policy()
-        if self._running is not None:
-            self._running = replace(self._running, scale=self._running.scale.clamp(*options.bounds))
+        if self._state is not None:
+            self._state = replace(self._state, scale=self._state.scale.clamp(*options.bounds))
 
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Divide an optimizer's gradients by the scale, in place; before clipping by norm, say. No host sync.
@@ -176,8 +176,8 @@ class LossScaler(Copied):
         if not self._enabled or self._idle:
             return
         self._iteration.check_unscale(self._iteration.stage(optimizer))
-        assert self._running is not None
-        self._iteration.unscale(optimizer, self._running.scale, self._binding, self._counter)
+        assert self._state is not None
+        self._iteration.unscale(optimizer, self._state.scale, self._binding, self._counter)
 
     def step(self, optimizer: torch.optim.Optimizer, *args: Any, **kwargs: Any) -> Any:
         """Unscale if that was not done, and step unless the gradients are inf or NaN (histogram mode: NaN). One host sync.
@@ -203,7 +203,7 @@ class LossScaler(Copied):
 
         closure, args, kwargs = taken_out(args, kwargs)
         if closure is not None:
-            args = (Evaluated(closure, stage, finish, lambda: self._is_bad(stage)), *args)
+            args = (EvaluatedClosure(closure, stage, finish, lambda: self._is_bad(stage)), *args)
         finish()
         bad = self._is_bad(stage)
         self._iteration.interrupted = False
@@ -215,7 +215,7 @@ class LossScaler(Copied):
         """Whether any rank found inf or NaN. The host waits here, and learns what the updates before came to."""
         if self._idle:
             return False
-        (found,) = self._ledger.read(summed(torch.stack(stage.found).sum(), self.process_group))
+        (found,) = self._ledger.read(sum_over_ranks(torch.stack(stage.found).sum(), self.process_group))
         self._raise_if_collapsed()
         return found > 0
 
@@ -253,21 +253,21 @@ class LossScaler(Copied):
             self._binding.close(self._updates)
             self._iteration = Iteration(self.mode == HISTOGRAM)
             return
-        if self._running is None or self._iteration.is_empty:
+        if self._state is None or self._iteration.is_empty:
             raise RuntimeError("update() without step() or unscale_() before: nothing was seen since the last one")
-        given = None if new_scale is None else given_scale(new_scale, self._running.scale).clamp(*self.options.bounds)
+        given = None if new_scale is None else given_scale(new_scale, self._state.scale).clamp(*self.options.bounds)
         self._updates += 1
-        seen = self._close(self._running.scale.device)
-        running, verdict = self._policy(self._running, seen)
+        seen = self._close(self._state.scale.device)
+        state, verdict = self._policy(self._state, seen)
         if given is not None:
-            running, verdict = replace(self._running, scale=given), torch.zeros_like(verdict)
-        self._running = running
-        self._ledger.add(self._updates, running.scale, verdict, seen)
+            state, verdict = replace(self._state, scale=given), torch.zeros_like(verdict)
+        self._state = state
+        self._ledger.add(self._updates, state.scale, verdict, seen)
         self._iteration = Iteration(self.mode == HISTOGRAM)
 
-    def _close(self, device: torch.device) -> Seen:
+    def _close(self, device: torch.device) -> UpdateStats:
         for each, seen in self._binding.close(self._updates):
-            self._iteration.closed.append(self._counter.of_rows(each, seen).to(device, non_blocking=True))
+            self._iteration.closed_counts.append(self._counter.of_rows(each, seen).to(device, non_blocking=True))
         if self.mode == HISTOGRAM:
             self._counter.check(self.observations)
         return self._iteration.sum_up(device, self.process_group)
@@ -278,9 +278,9 @@ class LossScaler(Copied):
             return {}
         self._ledger.read()
         ledger = self._ledger.state()
-        running = self._running.numbers() if self._running is not None else self._restored
-        running = running or {"scale": self.options.start, "since": 0, "small": 0.0, "large": 0.0, "quiet": -1}
-        return packed(self.options, {**running, "updates": self._updates, "idle": self._idle, **ledger})
+        numbers = self._state.numbers() if self._state is not None else self._restored
+        numbers = numbers or {"scale": self.options.start, "since": 0, "small": 0.0, "large": 0.0, "quiet": -1}
+        return packed(self.options, {**numbers, "updates": self._updates, "idle": self._idle, **ledger})
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over a state: all of it but ``kinds``, ``modules`` and whether a collapse is raised.
@@ -293,6 +293,6 @@ class LossScaler(Copied):
         state = loaded(state_dict, self.options)
         self._ledger.restore(state.history, state.skipped, state.watchdog)
         self._use(state.options)
-        self._restored, self._running = state.numbers, None  # made anew where the next loss is
+        self._restored, self._state = state.numbers, None  # made anew where the next loss is
         self._updates, self._idle = state.updates, state.idle
         self._iteration = Iteration(self.mode == HISTOGRAM)

@@ -57,7 +57,7 @@ def checked(state: Mapping[str, Any], options: Options) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class LoadedState:
     """What a state comes to, all of it checked: taking it over cannot fail half way."""
 
     options: Options
@@ -69,7 +69,7 @@ class Loaded:
     idle: bool | None
 
 
-def loaded(state: Mapping[str, Any], options: Options) -> Loaded:
+def loaded(state: Mapping[str, Any], options: Options) -> LoadedState:
     """The state for a scaler of these options, of which ``kinds`` and ``modules`` stay.
 
     Raises:
@@ -88,7 +88,7 @@ def loaded(state: Mapping[str, Any], options: Options) -> Loaded:
     numbers = {"scale": scale, **{name: state[name] for name in ("since", "small", "large", "quiet")}}
     history = [(int(step), float(value)) for step, value in state["history"]]
     watchdog = {"acknowledged": 0, **state["watchdog"]}
-    return Loaded(new, numbers, history, state["skipped"], watchdog, state["updates"], state["idle"])
+    return LoadedState(new, numbers, history, state["skipped"], watchdog, state["updates"], state["idle"])
 
 
 def _check_types(state: Mapping[str, Any]) -> None:

@@ -36,7 +36,7 @@ class Watched(Observations):
     """What hooks see of a model; ``remove()`` takes them off. Made by ``watch``.
 
     Attributes:
-        hooked: ids of the parameters whose gradients are seen. Sharded ones (fully_shard) are not: autograd never meets
+        hooked_ids: of the parameters whose gradients are seen. Sharded ones (fully_shard) are not: autograd never meets
             them, so a scaler counts their ``.grad``.
         paths: of all modules of the model, also of those without a row yet.
     """
@@ -44,7 +44,7 @@ class Watched(Observations):
     def __init__(self, parameters: Iterable[Tensor], device: torch.device) -> None:
         super().__init__((), device, parameters)
         self.saturates = False
-        self.hooked: set[int] = set()
+        self.hooked_ids: set[int] = set()
         self.paths: set[str] = set()
         self._index: dict[Row, int] = {}
         self._handles: list[Any] = []
@@ -58,7 +58,7 @@ class Watched(Observations):
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
-        self.hooked.clear()
+        self.hooked_ids.clear()
 
     @torch.no_grad()
     def see(self, x: Tensor, row: Row) -> None:
@@ -166,7 +166,7 @@ def _watch_weights(watched: Watched, model: nn.Module, modules: Sequence[str]) -
         owner = name.rpartition(".")[0]
         if p.requires_grad and chosen(owner, modules) and not isinstance(p, DTensor):
             watched._handles.append(_on_tensor(p, watched.on_gradient(name, owners[owner], WEIGHT)))
-            watched.hooked.add(id(p))
+            watched.hooked_ids.add(id(p))
 
 
 def _watch_modules(watched: Watched, model: nn.Module, modules: Sequence[str], *, gradients: bool) -> None:

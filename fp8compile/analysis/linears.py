@@ -1,10 +1,10 @@
-"""The matrix products of a model's linears in a joint graph: forward, dgrad and wgrad.
+"""The matmuls of a model's linears in a joint graph: forward, dgrad and wgrad.
 
     forward   y [M, N] = x [M, K] W' [K, N]     exactly one operand is made from parameters alone
     dgrad     dx [M, K] = dy [M, N] W [N, K]     one from parameters alone, the other depends on a tangent
-    wgrad     dW [N, K] = dy' [N, M] x [M, K]    a tangent and the input of a forward product, of the weight's size
+    wgrad     dW [N, K] = dy' [N, M] x [M, K]    a tangent and the input of a forward matmul, of the weight's size
 
-The two products of the backward belong to the forward product of the same autograd node (``seq_nr``).
+The two matmuls of the backward belong to the forward matmul of the same autograd node (``seq_nr``).
 """
 
 from __future__ import annotations
@@ -24,17 +24,18 @@ from fp8compile.fx.ops import CASTS, is_view
 
 aten = torch.ops.aten
 
-# Each with the position of its left operand; the right one is next.
-PRODUCTS: dict[Any, int] = {aten.mm.default: 0, aten.addmm.default: 1}
+# Each with the position of its left operand; the right one is next. These are overloads that a linear becomes; ``MATMULS`` of
+# fx/ops.py are names of all that multiplies matrices or convolves.
+PLAIN_MATMULS: dict[Any, int] = {aten.mm.default: 0, aten.addmm.default: 1}
 BATCHED: dict[Any, int] = {aten.bmm.default: 0, aten.baddbmm.default: 1}
 GROUPED: dict[Any, int] = {aten._grouped_mm.default: 0} if hasattr(aten, "_grouped_mm") else {}
-ALL = PRODUCTS | BATCHED | GROUPED
+ALL = PLAIN_MATMULS | BATCHED | GROUPED
 FORWARD, DGRAD, WGRAD = "forward", "dgrad", "wgrad"
 
 
 @dataclass(frozen=True)
-class Product:
-    """One product of a linear. ``forward`` is the linear's forward product: itself, in the forward."""
+class Matmul:
+    """One matmul of a linear. ``forward`` is the linear's forward matmul: itself, in the forward."""
 
     node: Node
     direction: str
@@ -47,34 +48,34 @@ class Product:
 
     @property
     def operands(self) -> tuple[Node, Node]:
-        """The left and the right operand, as they are now: other products are rewritten in the meantime."""
+        """The left and the right operand, as they are now: other matmuls are rewritten in the meantime."""
         found = _operands(self.node)
         assert found is not None
         return found
 
 
-def linear_products(graph: Graph, parameters: Set[Node]) -> list[Product]:
-    """The products of every linear of a joint graph, in graph order, batched ones included."""
+def linear_matmuls(graph: Graph, parameters: Set[Node]) -> list[Matmul]:
+    """The matmuls of every linear of a joint graph, in graph order, batched ones included."""
     found = sources(graph, parameters)
-    products: list[Product] = []
-    reading: dict[Node, list[Product]] = defaultdict(list)  # forward products, by the root of each operand
+    matmuls: list[Matmul] = []
+    reading: dict[Node, list[Matmul]] = defaultdict(list)  # forward matmuls, by the root of each operand
     for node in graph.nodes:
         operands = _operands(node)
         if operands is None:
             continue
         kinds = tuple(_kind(found[o]) for o in operands)
         if sorted(kinds) == ["activation", "parameter"]:
-            products.append(_forward(node, *operands, weight_on_the_right=kinds[1] == "parameter"))
+            matmuls.append(_forward(node, *operands, weight_on_the_right=kinds[1] == "parameter"))
             for root in {*map(uncast, operands)}:
-                reading[root].append(products[-1])
+                reading[root].append(matmuls[-1])
         elif sorted(kinds) in (["gradient", "parameter"], ["activation", "gradient"]):
             known = 1 - kinds.index("gradient")
             of = _forward_of(node, kinds[known], reading[uncast(operands[known])])
             if of:
                 direction = DGRAD if kinds[known] == "parameter" else WGRAD
                 gradients = (known == 1, known == 0)
-                products.append(dataclasses.replace(of, node=node, direction=direction, gradients=gradients))
-    return products
+                matmuls.append(dataclasses.replace(of, node=node, direction=direction, gradients=gradients))
+    return matmuls
 
 
 def _operands(node: Node) -> tuple[Node, Node] | None:
@@ -94,15 +95,15 @@ def _kind(source: Source) -> str:
     return "activation" if is_activation(source) else "table"
 
 
-def _forward(node: Node, left: Node, right: Node, *, weight_on_the_right: bool) -> Product:
+def _forward(node: Node, left: Node, right: Node, *, weight_on_the_right: bool) -> Matmul:
     rows, inner, columns = left.meta["val"].shape[-2], left.meta["val"].shape[-1], right.meta["val"].shape[-1]
     weight = uncast(right if weight_on_the_right else left)
     M, N = (rows, columns) if weight_on_the_right else (columns, rows)
-    return Product(node, FORWARD, node, weight, (False, False), M, size_hint(inner), size_hint(N))
+    return Matmul(node, FORWARD, node, weight, (False, False), M, size_hint(inner), size_hint(N))
 
 
-def _forward_of(node: Node, known: str, readers: list[Product]) -> Product | None:
-    """The forward product, among those that read the same weight or input, that a product of the backward belongs to."""
+def _forward_of(node: Node, known: str, readers: list[Matmul]) -> Matmul | None:
+    """The forward matmul, among those that read the same weight or input, that a matmul of the backward belongs to."""
     if known == "activation":  # a wgrad has the size of the weight
         readers = [p for p in readers if numel(node.meta["val"]) == p.K * p.N]
     same_autograd_node = [p for p in readers if p.forward.meta.get("seq_nr") == node.meta.get("seq_nr")]

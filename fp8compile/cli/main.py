@@ -74,7 +74,7 @@ def add_demo_options(parser: argparse.ArgumentParser) -> None:
         "--precision",
         choices=("auto", "bf16", "fp32", "fp16"),
         default="auto",
-        help="of products; auto: what is fast here; fp16: of everything, to compare ways to scale the loss",
+        help="of matmuls; auto: what is fast here; fp16: of everything, to compare ways to scale the loss",
     )
     parser.add_argument("--tiny", action="store_true", help="a toy model for seconds, to try the machinery")
     parser.add_argument("--threads", type=_at_least(1), metavar="N", help="CPU threads")

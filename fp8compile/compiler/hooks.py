@@ -98,16 +98,17 @@ class JointPasses(private.CustomGraphPass):
         recipe: Recipe,
         graph_key: str,
         parameters: frozenset[int],
-        extra: StatsInputs | None = None,
-        whole: bool = False,
+        stats_inputs: StatsInputs | None = None,
+        is_whole_model: bool = False,
         regions: Mapping[str, Region] | None = None,
     ) -> None:
         self.recipe, self.graph_key, self.parameters = recipe, graph_key, parameters
-        self.extra, self.whole, self.regions = extra, whole, dict(regions or {})
+        self.stats_inputs, self.is_whole_model, self.regions = stats_inputs, is_whole_model, dict(regions or {})
 
     def __reduce__(self) -> tuple[Any, ...]:
         recipe = self.recipe.as_compiled
-        return JointPasses, (recipe, self.graph_key, self.parameters, self.extra, self.whole, self.regions)
+        more = (self.stats_inputs, self.is_whole_model, self.regions)
+        return JointPasses, (recipe, self.graph_key, self.parameters, *more)
 
     def uuid(self) -> tuple[str, str, str]:
         return sources_key(), self.recipe.key, self.graph_key
@@ -121,10 +122,11 @@ class JointPasses(private.CustomGraphPass):
             return
         region = describe(graph, self.regions)
         plain, notes, disabled = copy_graph(gm), Notes(), []
-        ctx = Context(self.recipe) if region else Context(self.recipe, self.parameters, self.extra, self.whole)
+        whole = Context(self.recipe, self.parameters, self.stats_inputs, self.is_whole_model)
+        ctx = Context(self.recipe) if region else whole
         wide = pipeline.ISLANDS if holds_sixteen_bit(graph) or self.recipe.keep_fp32 else ()
         before = (pipeline.OPTIMIZER if holds_state_codecs(graph) else wide) + (
-            pipeline.OBSERVE_JOINT if self.extra else ()
+            pipeline.OBSERVE_JOINT if self.stats_inputs else ()
         )
         for each in before + pipeline.JOINT:
             ran = observed(gm, each.name, functools.partial(each.run, graph, ctx))
@@ -160,8 +162,8 @@ def passes_for(
     graph_key: str,
     parameters: frozenset[int],
     patches: Mapping[str, Any],
-    extra: StatsInputs | None = None,
-    whole: bool = False,
+    stats_inputs: StatsInputs | None = None,
+    is_whole_model: bool = False,
     regions: Mapping[str, Region] | None = None,
 ) -> dict[str, Any]:
     """The Inductor options that put the pipeline in place; the user's own passes keep running, before ours."""
@@ -170,7 +172,7 @@ def passes_for(
             "Inductor's custom_partitioner_fn is set, and fp8compile is a partitioner itself: one graph cannot be cut by "
             "two. Unset it, or compile this model with another backend"
         )
-    ours = JointPasses(recipe, graph_key, parameters, extra, whole, regions)
+    ours = JointPasses(recipe, graph_key, parameters, stats_inputs, is_whole_model, regions)
     return {
         **joint_pass(ours, patches),
         **with_theirs("post_grad_custom_post_pass", PostGradPasses(recipe), patches),

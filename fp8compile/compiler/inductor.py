@@ -81,25 +81,25 @@ def compile_once(
     if recipe.codegen == "eager" or inner_compile:
         compile_args["inner_compile"] = inner_compile or run_the_graph
         patches["force_disable_caches"] = True  # the cache key does not know the inner compiler
-    whole = _is_whole(gm, recipe)
-    gm, inputs, extra, inlining = _prepared(gm, example_inputs, recipe)
+    is_whole_model = _is_whole_model(gm, recipe)
+    gm, inputs, stats_inputs, inlining = _prepared(gm, example_inputs, recipe)
     remarks += inlining
     patches = {**(FUSION if recipe.rewrites_graph else {}), **patches}
     graph_key = key_of(gm, inputs, recipe, patches)
     parameters = frozenset(i for i, v in enumerate(inputs) if isinstance(v, torch.nn.Parameter))
     regions = find_regions(gm, parameters)
-    patches |= passes_for(recipe, graph_key, parameters, patches, extra, whole, regions)
+    patches |= passes_for(recipe, graph_key, parameters, patches, stats_inputs, is_whole_model, regions)
     report_store.start(graph_key)
-    spare = copy_with_attributes(gm) if extra else gm
+    spare = copy_with_attributes(gm) if stats_inputs else gm
     compiled = cast(Callable[..., Any], private.compile_fx(gm, inputs, config_patches=patches, **compile_args))
-    if extra and report_store.is_lost(graph_key):  # it says which row of the statistics is about which value
+    if stats_inputs and report_store.is_lost(graph_key):  # it says which row of the statistics is about which value
         afresh = {**patches, "force_disable_caches": True}
         compiled = cast(Callable[..., Any], private.compile_fx(spare, inputs, config_patches=afresh, **compile_args))
     cached = report_store.came_from_cache(graph_key)
     reports = tuple(dataclasses.replace(r, remarks=r.remarks + remarks) for r in report_store.finish(graph_key))
     compiled = check_versions(compiled, reports)
-    if extra:
-        compiled = WithStatsInputs(compiled, extra, rows_of(reports), example_inputs)
+    if stats_inputs:
+        compiled = WithStatsInputs(compiled, stats_inputs, rows_of(reports), example_inputs)
     return compiled, reports, cached
 
 
@@ -110,9 +110,9 @@ def _prepared(
     if not has_regions(gm):
         return (*with_slot(gm, example_inputs, recipe), ())
     flat = inlined(gm)
-    slotted, inputs, extra = with_slot(flat, example_inputs, recipe)
-    if extra is not None:
-        return slotted, inputs, extra, (OBSERVED,)
+    slotted, inputs, stats_inputs = with_slot(flat, example_inputs, recipe)
+    if stats_inputs is not None:
+        return slotted, inputs, stats_inputs, (OBSERVED,)
     return (flat, inputs, None, (DIFFERS,)) if recipes_differ(gm, recipe) else (gm, inputs, None, ())
 
 
@@ -131,7 +131,7 @@ def _that_can_be_followed(recipe: Recipe, patches: Mapping[str, Any]) -> tuple[R
 _broken: set[str] = set()  # keys of recipes that have compiled a graph that ends at a graph break
 
 
-def _is_whole(gm: GraphModule, recipe: Recipe) -> bool:
+def _is_whole_model(gm: GraphModule, recipe: Recipe) -> bool:
     """Whether a Dynamo graph is a whole model: it ends at no graph break, nor can it be what follows one."""
     if private.ends_at_graph_break(gm):
         _broken.add(recipe.key)

@@ -27,8 +27,8 @@ EAGER = "eager"
 ARMS = (REFERENCE, OURS, EAGER)
 FP32, DYNAMIC, HISTOGRAM = "fp32", "dynamic", "histogram"
 STATIC = {"static 1": 2.0**0, "static 2^7": 2.0**7, "static 2^15": 2.0**15, "static 2^22": 2.0**22}
-SCALED = (*STATIC, DYNAMIC, HISTOGRAM)
-FP16_ARMS = (FP32, *SCALED)
+SCALED_ARMS = (*STATIC, DYNAMIC, HISTOGRAM)
+FP16_ARMS = (FP32, *SCALED_ARMS)
 
 
 @dataclass(frozen=True)
@@ -50,12 +50,12 @@ class BackendReport:
 
 def compiler_of(arm: str) -> str:
     """Which of ``ARMS`` an arm is compiled like."""
-    return arm if arm in ARMS else OURS if arm in SCALED else REFERENCE
+    return arm if arm in ARMS else OURS if arm in SCALED_ARMS else REFERENCE
 
 
 def dtype_of(arm: str) -> torch.dtype:
     """Of the parameters, and so, where nothing casts, of activations and gradients."""
-    return torch.float16 if arm in SCALED else torch.float32
+    return torch.float16 if arm in SCALED_ARMS else torch.float32
 
 
 def compile_arm(arm: str, model: torch.nn.Module, options: Mapping[str, Any]) -> Callable[..., Any]:

@@ -13,14 +13,14 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fp8compile.demo.arms import EAGER, SCALED
+from fp8compile.demo.arms import EAGER, SCALED_ARMS
 from fp8compile.demo.results import Run
 
 RECENT_STEPS = 50
 
 
 @dataclass(frozen=True)
-class Left:
+class TimeLeft:
     """Seconds left, or the least of them while an arm still to come has not been timed."""
 
     seconds: float
@@ -42,7 +42,7 @@ class Pace:
     evaluation_s: float
 
 
-def time_left(plan: Sequence[str], runs: Sequence[Run], steps: int, evaluations: int) -> Left | None:
+def time_left(plan: Sequence[str], runs: Sequence[Run], steps: int, evaluations: int) -> TimeLeft | None:
     """The time left; None while nothing is known.
 
     Args:
@@ -63,11 +63,11 @@ def time_left(plan: Sequence[str], runs: Sequence[Run], steps: int, evaluations:
         if run.status != "running":
             continue
         pace = measured.get(arm, unknown)
-        if arm not in measured and arm in SCALED and set(plan[:index]) & set(SCALED):
+        if arm not in measured and arm in SCALED_ARMS and set(plan[:index]) & set(SCALED_ARMS):
             pace = replace(pace, compile_s=_found_compiled_s(paces))
         total += _rest(run, pace, steps, evaluations)
         at_least |= arm not in measured
-    return Left(total, at_least)
+    return TimeLeft(total, at_least)
 
 
 def _rest(run: Run, pace: Pace, steps: int, evaluations: int) -> float:
@@ -78,7 +78,7 @@ def _rest(run: Run, pace: Pace, steps: int, evaluations: int) -> float:
 
 def _found_compiled_s(paces: Sequence[tuple[str, Pace]]) -> float:
     """Seconds of taking compiled code from the cache: the latest arm's that could, 0 until there is one."""
-    compiles = [pace.compile_s for arm, pace in paces if arm in SCALED]
+    compiles = [pace.compile_s for arm, pace in paces if arm in SCALED_ARMS]
     return compiles[-1] if len(compiles) > 1 else 0.0
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from rich.table import Table
 
 from fp8compile._text import human
-from fp8compile.demo.arms import HISTOGRAM, SCALED
+from fp8compile.demo.arms import HISTOGRAM, SCALED_ARMS
 from fp8compile.demo.loss_scales import LEAST_PROGRESS, power_text
 from fp8compile.demo.model import warm_up_steps
 from fp8compile.demo.results import Results, Run, mean_of
@@ -65,7 +65,7 @@ def _row(results: Results, arm: str) -> tuple[str, ...]:
         cell(lambda r: r.validation_loss, "{:.4f}".format, sound),
         NONE if gap is None else f"{gap.mean:+.2%}" + ("" if gap.error is None else f" ± {gap.error:.2%}"),
         _diverged(results, runs),
-        cell(lambda r: float(r.skipped), "{:.3g}".format) if arm in SCALED else NONE,
+        cell(lambda r: float(r.skipped), "{:.3g}".format) if arm in SCALED_ARMS else NONE,
         ", ".join(dict.fromkeys(power_text(run.scales[-1]) for run in runs if run.scales)) or NONE,
         _range(results, runs),
         cell(lambda r: r.saved_bytes, human),

@@ -52,11 +52,11 @@ def train(run: Run, model: torch.nn.Module, step_model: StepModel, task: Task, t
     """Train ``model`` through ``step_model``, recording all in ``run``; ``tell`` is called after a step.
 
     Raises:
-        Diverged: in the arms of ``arms.SCALED``.
+        DivergenceError: in the arms of ``arms.SCALED_ARMS``.
     """
     size, device = task.size, task.device
     optimizer = build_optimizer(model, size.rate)
-    scaler = loss_scales.scaler_for(run.arm) if run.arm in arms.SCALED else None
+    scaler = loss_scales.scaler_for(run.arm) if run.arm in arms.SCALED_ARMS else None
     taken = loss_scales.steps_taken(optimizer)
     rate = rate_schedule(task.steps)
     set_rate(optimizer, size.rate * rate(0))

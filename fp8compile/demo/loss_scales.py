@@ -37,12 +37,12 @@ class Scaler(Protocol):
     def get_scale(self) -> float: ...
 
 
-class Diverged(ArithmeticError):
+class DivergenceError(ArithmeticError):
     """A run need not go on; the message says why."""
 
 
 def scaler_for(arm: str) -> Scaler:
-    """The scaler of one of ``arms.SCALED``."""
+    """The scaler of one of ``arms.SCALED_ARMS``."""
     from fp8compile.amp import LossScaler
 
     if arm in STATIC:
@@ -63,7 +63,7 @@ def apply_gradients(
     """Backward, clip, step.
 
     Raises:
-        Diverged: the scale collapsed.
+        DivergenceError: the scale collapsed.
     """
     if scaler is None:
         loss.backward()  # type: ignore[no-untyped-call]
@@ -84,20 +84,20 @@ def _step(scaler: Scaler, optimizer: torch.optim.Optimizer) -> None:
         scaler.step(optimizer)  # raises what update() has found out the time before
         scaler.update()
     except LossScaleCollapse as error:
-        raise Diverged(f"the loss scale collapsed to {error.scale:g}") from error
+        raise DivergenceError(f"the loss scale collapsed to {error.scale:g}") from error
 
 
 def check_finite(loss: float, what: str) -> None:
-    """Raises Diverged where a loss is inf or NaN."""
+    """Raises DivergenceError where a loss is inf or NaN."""
     if not math.isfinite(loss):
-        raise Diverged(f"{what} is {loss}")
+        raise DivergenceError(f"{what} is {loss}")
 
 
 def check_parameters(model: torch.nn.Module) -> None:
-    """Raises Diverged where a parameter has an inf or NaN."""
+    """Raises DivergenceError where a parameter has an inf or NaN."""
     for name, p in model.named_parameters():
         if not bool(torch.isfinite(p).all()):
-            raise Diverged(f"{name} is not finite")
+            raise DivergenceError(f"{name} is not finite")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fp8compile._text import human
-from fp8compile.demo.arms import ARMS, FP16_ARMS, FP32, OURS, REFERENCE, SCALED
+from fp8compile.demo.arms import ARMS, FP16_ARMS, FP32, OURS, REFERENCE, SCALED_ARMS
 from fp8compile.demo.results import LIMIT, Results, Run, gap, mean_of
 
 COLOURS = dict(zip(ARMS, ("#4477aa", "#cc4411", "#777777"), strict=True))
@@ -66,7 +66,7 @@ def saved_bars(results: Results) -> list[tuple[str, float]]:
 def _draw_losses(axes: Any, run: Run) -> None:
     smooth, colour, dashes = _smooth(run.losses), COLOURS[run.arm], DASHES.get(run.arm, "--")
     axes.plot(range(1, len(smooth) + 1), smooth, dashes, color=colour, label=f"{run.arm}, training")
-    untold = "_" if run.arm in SCALED else ""  # seven arms are enough for a legend
+    untold = "_" if run.arm in SCALED_ARMS else ""  # seven arms are enough for a legend
     steps, values = zip(*((e.step, e.loss) for e in run.evaluations), strict=True)
     ring = {"s": 90, "facecolors": "none"} if run.arm not in (REFERENCE, FP32) else {"s": 36, "facecolors": colour}
     axes.scatter(steps, values, edgecolors=colour, zorder=3, label=f"{untold}{run.arm}, validation", **ring)

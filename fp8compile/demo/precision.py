@@ -20,7 +20,7 @@ import torch
 FAR_FASTER = 1.5
 PROBE_TOKENS = 64
 PROBE_REPEATS = 4
-ASKED = {"bf16": torch.bfloat16, "fp32": torch.float32}
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 PURE_FP16 = "FP16 throughout: weights, activations, gradients; moments FP32. Arm fp32: all FP32"
 
 
@@ -48,7 +48,7 @@ def choose_precision(model: Any, device: torch.device, asked: str = "auto") -> P
     if asked == "fp16":
         return Precision(torch.float16, PURE_FP16, {})
     if asked != "auto":
-        return Precision(ASKED[asked], f"{asked.upper()}, as asked", {})
+        return Precision(DTYPES[asked], f"{asked.upper()}, as asked", {})
     if device.type == "cuda":
         name = torch.cuda.get_device_name(device)
         if torch.cuda.is_bf16_supported(including_emulation=False):

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TaskID, TextColumn
 
 from fp8compile.demo.arms import EAGER
-from fp8compile.demo.eta import Left
+from fp8compile.demo.eta import TimeLeft
 from fp8compile.demo.results import Run
 
 SECONDS_BETWEEN_LINES = 10.0
@@ -39,7 +39,7 @@ class Screen:
     def begin(self, run: Run) -> None:
         self.say(f"{_title(run)}: compiling" if run.arm != EAGER else f"{_title(run)}: first step")
 
-    def step(self, run: Run, left: Left | None) -> None:
+    def step(self, run: Run, left: TimeLeft | None) -> None:
         done, now = len(run.losses), time.monotonic()
         if done not in (1, self.steps) and now - self._last_line < self.every_s:
             return
@@ -75,7 +75,7 @@ class BarScreen(Screen):
         state = "compiling ..." if run.arm != EAGER else ""
         self._task = self._progress.add_task(_title(run), total=self.steps, state=state)
 
-    def step(self, run: Run, left: Left | None) -> None:
+    def step(self, run: Run, left: TimeLeft | None) -> None:
         state = _state(run, self.tokens_per_step, left)
         self._progress.update(self._task, completed=len(run.losses), state=state)
 
@@ -91,7 +91,7 @@ def _title(run: Run) -> str:
     return f"{run.arm:<10} seed {run.seed}"
 
 
-def _state(run: Run, tokens_per_step: int, left: Left | None) -> str:
+def _state(run: Run, tokens_per_step: int, left: TimeLeft | None) -> str:
     median = run.median_step_s
     speed = f"{tokens_per_step / median:,.0f} tokens/s" if median else "-- tokens/s"
     return f"loss {run.losses[-1]:.3f}  {speed}  time left {left if left else '--'}"

@@ -23,7 +23,7 @@ from fp8compile.demo.data import load_corpus
 from fp8compile.demo.eta import time_left
 from fp8compile.demo.extras import require_extras
 from fp8compile.demo.loop import Task, train
-from fp8compile.demo.loss_scales import DIVERGED, Diverged
+from fp8compile.demo.loss_scales import DIVERGED, DivergenceError
 from fp8compile.demo.model import Size, build_model, size_for
 from fp8compile.demo.output_files import write_files
 from fp8compile.demo.precision import choose_precision
@@ -130,7 +130,7 @@ def train_all(task: Task, results: Results, options: Options, screen: Screen) ->
         try:
             train_run(run, task, options, plan=[arm for _, arm in plan], results=results, screen=screen)
             run.status = "done"
-        except Diverged as why:
+        except DivergenceError as why:
             run.status = f"{DIVERGED} at step {len(run.scales)}: {why}"
             screen.say(f"{arm}, seed {seed}: {run.status}")
         except Exception as error:

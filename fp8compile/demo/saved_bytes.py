@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-UNHOOKED = "_tensors_no_vc_check"
+UNHOOKED_ATTRIBUTE = "_tensors_no_vc_check"
 
 
 def saved_bytes(forward: Callable[[], Tensor], not_counted: Iterable[Tensor]) -> int:
@@ -34,7 +34,7 @@ def saved_bytes(forward: Callable[[], Tensor], not_counted: Iterable[Tensor]) ->
     with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
         loss = forward()
     for node in _nodes(loss):
-        for tensor in getattr(node, UNHOOKED, ()):
+        for tensor in getattr(node, UNHOOKED_ATTRIBUTE, ()):
             count(tensor)
     return sum(nbytes for key, nbytes in sizes.items() if key not in owned)
 

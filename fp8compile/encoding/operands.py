@@ -1,8 +1,8 @@
-"""Operands of products as FP8 codes: each value encoded once for a format and scaling axis, shared by all its uses.
+"""Operands of matmuls as FP8 codes: each value encoded once for a format and scaling axis, shared by all its uses.
 
-Tensorwise, a value's codes do not depend on the view that a product takes of it, so the value beneath the views is encoded,
-as the matrix that the products take, and transposes are repeated on the codes. (Were the codes in the value's own shape,
-Inductor would store a copy for every product that takes a view of them: it realizes what a view of mm's operand looks at,
+Tensorwise, a value's codes do not depend on the view that a matmul takes of it, so the value beneath the views is encoded,
+as the matrix that the matmuls take, and transposes are repeated on the codes. (Were the codes in the value's own shape,
+Inductor would store a copy for every matmul that takes a view of them: it realizes what a view of mm's operand looks at,
 but not of _scaled_mm's; torch 2.13, needs_realized_inputs.) Rowwise, the scales run along the contracted dimension, so a
 matrix has one encoding for each of its two dimensions.
 """
@@ -18,7 +18,7 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fp8compile import _torch as private
-from fp8compile.analysis.linears import PRODUCTS
+from fp8compile.analysis.linears import PLAIN_MATMULS
 from fp8compile.fx.graph import (
     ENCODING,
     Encoding,
@@ -56,7 +56,7 @@ class Operands:
         self._laid_out: dict[tuple[Node, bool], Node] = {}
 
     def decoded(self, operand: Node, side: str, fmt: Format, rowwise: bool) -> Node:
-        """``operand`` encoded and decoded: what a product by emulation takes."""
+        """``operand`` encoded and decoded: what a matmul by emulation takes."""
         base, width, views, axis = _beneath(operand, side, rowwise)
         key = (base, width, axis, fmt)
         if key not in self._decoded:
@@ -88,7 +88,7 @@ class Operands:
         key = (base, width, axis, fmt)
         if key not in self._encoded:
             codec = Tensorwise(fmt) if axis is None else Rowwise(fmt)
-            read_elsewhere = axis is None and _is_computed(base) and not _feeds_products_only(base)
+            read_elsewhere = axis is None and _is_computed(base) and not _feeds_matmuls_only(base)
 
             def encode(x: Tensor) -> tuple[Tensor, Tensor]:
                 x = stored(x) if read_elsewhere else x
@@ -106,7 +106,7 @@ class Operands:
         return self._encoded[key]
 
     def _stored(self, codes: Node) -> Node:
-        """The codes, stored once for all products: see ``stored``."""
+        """The codes, stored once for all matmuls: see ``stored``."""
         if codes not in self._pinned:
             self._pinned[codes] = splice(self.graph, stored, codes, before=insertion_point_after(codes))
         return self._pinned[codes]
@@ -147,7 +147,7 @@ def _in_order(side: str, codes: Node) -> bool:
 def stored(x: Tensor) -> Tensor:
     """``x`` itself, as a view that makes Inductor store it once, whoever reads it.
 
-    Inductor realizes the operands of mm, not those of _scaled_mm (torch 2.13, needs_realized_inputs): each product would
+    Inductor realizes the operands of mm, not those of _scaled_mm (torch 2.13, needs_realized_inputs): each matmul would
     store a copy of its own.
     """
     return x.as_strided(x.size(), x.stride())
@@ -174,10 +174,10 @@ def _is_computed(value: Node) -> bool:
     return value.op == "call_function" and not is_view(value)
 
 
-def _feeds_products_only(value: Node) -> bool:
+def _feeds_matmuls_only(value: Node) -> bool:
     """Otherwise it lies in memory anyway: the amax reads it there, and Inductor keeps no FP32 original beside it."""
-    views, readers = RESHAPES | TRANSPOSES, {*PRODUCTS, aten.sum.dim_IntList}
-    return all(u.target in readers or (u.target in views and _feeds_products_only(u)) for u in value.users)
+    views, readers = RESHAPES | TRANSPOSES, {*PLAIN_MATMULS, aten.sum.dim_IntList}
+    return all(u.target in readers or (u.target in views and _feeds_matmuls_only(u)) for u in value.users)
 
 
 def _swaps(view: Node) -> bool:

@@ -21,7 +21,7 @@ from fp8compile.fx.listing import Line, Part
 from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.fx.provenance import module_path
 
-PRODUCTS = ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "convolution", "attention", "mv", "dot")
+PRODUCT_WORDS = ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "convolution", "attention", "mv", "dot")
 
 
 @dataclass(frozen=True)
@@ -142,7 +142,7 @@ def _kind(node: Node, op: str) -> str:
     if node.meta.get(SPLICED):
         return "spliced"
     words = re.split(r"[._]", op)
-    return "product" if any(word in PRODUCTS for word in words) else "other"
+    return "product" if any(word in PRODUCT_WORDS for word in words) else "other"
 
 
 def _op(node: Node) -> str:

@@ -109,7 +109,7 @@ def overflow_reason(node: Node, sources: Mapping[Node, Source], prescaled: Mappi
         length = _summed(node)
         return f"{own} of {length} elements" if length >= LONG else None
     if node.target in ALL:
-        return _product_of_activations(node, sources, prescaled)
+        return _matmul_of_activations(node, sources, prescaled)
     if own in ("mul", "div"):
         return _square(node) or _far_factor(node) or _sharpened(node) or _quotient(node)
     if node.target in EXPONENTS:
@@ -153,20 +153,18 @@ def prescale_factors(sources: Mapping[Node, Source]) -> dict[Node, float]:
 
 
 _CARRY = ("convert_element_type", "_to_copy", "clone", "mul", "neg")
-_CAPPED = LINEAR | {aten.tanh.default}  # from a product to the exponential of its scores
+_CAPPED = LINEAR | {aten.tanh.default}  # from a matmul to the exponential of its scores
 
 
-def _product_of_activations(
-    node: Node, sources: Mapping[Node, Source], prescaled: Mapping[Node, float]
-) -> str | None:
-    """A product is a linear's (see LEFT) only where an operand is made of parameters alone. Of others, these are left:
+def _matmul_of_activations(node: Node, sources: Mapping[Node, Source], prescaled: Mapping[Node, float]) -> str | None:
+    """A matmul is a linear's (see LEFT) only where an operand is made of parameters alone. Of others, these are left:
 
     scores     exponentiated, as in a softmax, and scaled as attention scales: by about 1 / sqrt(d) in all, and by no less
-               than SCORES behind the product. A trained softmax has small logits, and so small scores before a mild factor
+               than SCORES behind the matmul. A trained softmax has small logits, and so small scores before a mild factor
     a mean     of products, divided by their number *before* they are added up: as large as one of them
     weighted   by probabilities: a mean of the other operand
 
-    A factor behind a product says nothing else: what left FP16 in the product is infinite already.
+    A factor behind a matmul says nothing else: what left FP16 in the matmul is infinite already.
     """
     at = ALL[node.target]
     left, right = operands = [n for n in node.args[at : at + 2] if isinstance(n, Node)]
@@ -176,7 +174,7 @@ def _product_of_activations(
     before = prescaled.get(left, 1.0) * prescaled.get(right, 1.0)
     if before * inner <= 1 or _are_scores(before, _factors_to_exponent(node), inner):
         return None
-    return f"a product of two activations over {inner}, unscaled: entries of {(FP16_MAX / inner) ** 0.5:.0f} are too large"
+    return f"a matmul of two activations over {inner}, unscaled: entries of {(FP16_MAX / inner) ** 0.5:.0f} are too large"
 
 
 def _are_scores(before: float, behind: Collection[float], inner: int) -> bool:

@@ -22,7 +22,7 @@ from torch.fx import Graph, Node
 
 from fp8compile import _torch as private
 from fp8compile.analysis.dataflow import Source, sources
-from fp8compile.analysis.ranges import Range, ranges
+from fp8compile.analysis.ranges import Interval, ranges
 from fp8compile.fx.graph import SPLICED, is_tensor, storage_root
 from fp8compile.fx.ops import CASTS, is_view, opname
 from fp8compile.fx.provenance import module_path
@@ -86,7 +86,7 @@ class _Search:
         self.sources = sources(graph, ctx.parameters_of(graph))
         self.prescaled = prescale_factors(self.sources)
         self.measured = _measured(graph, ctx)
-        self._ranges: Mapping[Node, Range] | None = None
+        self._ranges: Mapping[Node, Interval] | None = None
         self.skipped: list[tuple[Node, str, str]] = []
         self.requested: set[Node] = set()
         self.fp32_readers: dict[Node, None] = {}  # FP32 already, made from an island's values
@@ -126,7 +126,7 @@ class _Search:
         return reason
 
     @property
-    def ranges(self) -> Mapping[Node, Range]:
+    def ranges(self) -> Mapping[Node, Interval]:
         if self._ranges is None:
             self._ranges = ranges(self.graph)
         return self._ranges

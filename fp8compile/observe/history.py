@@ -1,4 +1,4 @@
-"""The lines of statistics of observed values, put together to what is known of each layer, step by step.
+"""The rows of statistics of observed values, put together to what is known of each layer, step by step.
 
     headroom   log2(largest finite value of the dtype / amax): powers of two until it overflows; 0 where it did
     underflow  share of elements that are 0: all that underflowed, and what was 0 anyway
@@ -137,7 +137,7 @@ def layers_of(
 
     The same row of the same parameters is one layer, though the code was compiled twice.
     """
-    lines: dict[tuple[Row, int, frozenset[int]], _Line] = {}
+    builders: dict[tuple[Row, int, frozenset[int]], _HistoryBuilder] = {}
     for number, each in enumerate(several):
         history, first, count = _on_host(each), each.first.tolist(), dict[Row, int]()
         parameters, whole = frozenset(id(ref()) for ref in each.parameters), _whole_rows(each, model)
@@ -145,9 +145,9 @@ def layers_of(
             count[row] = count.get(row, -1) + 1
             if only in (None, index):
                 key = (row, count[row], parameters)
-                line = lines.setdefault(key, _Line(whole(row), _order(row, number, index)))
-                line.take([(step, stats[index]) for step, stats in history if index < len(stats)], first[index])
-    return tuple(line.layer() for line in sorted(lines.values(), key=lambda line: line.order))
+                builder = builders.setdefault(key, _HistoryBuilder(whole(row), _order(row, number, index)))
+                builder.take([(step, stats[index]) for step, stats in history if index < len(stats)], first[index])
+    return tuple(builder.history() for builder in sorted(builders.values(), key=lambda builder: builder.order))
 
 
 def first_overflow(layers: Sequence[ValueHistory]) -> ValueHistory | None:
@@ -174,8 +174,8 @@ def _held_nan(layer: ValueHistory) -> bool:
     return layer.at_first is not None and layer.at_first.nan > 0
 
 
-class _Line:
-    """A layer that is being put together."""
+class _HistoryBuilder:
+    """A ``ValueHistory`` that is being put together."""
 
     def __init__(self, row: Row, order: tuple[bool, int, int]) -> None:
         self.row, self.order = row, order
@@ -187,7 +187,7 @@ class _Line:
             self.steps[step] = _folded(self.steps[step], stats) if step in self.steps else stats
         self.firsts += [first] if first >= 0 else []
 
-    def layer(self) -> ValueHistory:
+    def history(self) -> ValueHistory:
         history = tuple(_seen(step, stats) for step, stats in sorted(self.steps.items()))
         firsts = [*self.firsts, *(seen.step for seen in history if seen.overflowed)]
         return ValueHistory(**dataclasses.asdict(self.row), first_step=min(firsts, default=None), history=history)
@@ -216,7 +216,7 @@ def _on_host(each: Observations) -> list[tuple[int, list[list[float]]]]:
     kept = [*each.history, (each.step + 1, each.current)] if each.additions else list(each.history)
     alike = len({stats.shape for _, stats in kept}) == 1  # rows may be added while it runs
     numbers = torch.stack([stats for _, stats in kept]).tolist() if alike else [stats.tolist() for _, stats in kept]
-    return [(step, lines) for (step, _), lines in zip(kept, numbers, strict=True)]
+    return [(step, rows) for (step, _), rows in zip(kept, numbers, strict=True)]
 
 
 def _folded(one: Sequence[float], other: Sequence[float]) -> list[float]:

@@ -2,7 +2,7 @@
 
     compiled graph  --backward-->  gradient of its slot  --add-->  current  --close(step)-->  history, first overflows
 
-Rows are lines of ``numerics.histogram.statistics``. Nothing here waits for a device: ``current``, ``first`` and what is in
+A row is what ``numerics.histogram.statistics`` gives. Nothing here waits for a device: ``current``, ``first`` and what is in
 ``history`` stay where the gradients are, until somebody reads them.
 
 A loss scaler closes the steps of what it has taken over. A slot that none has is closed where an optimizer of torch has
@@ -25,18 +25,18 @@ from fp8compile.numerics.formats import FP16_MAX
 from fp8compile.numerics.histogram import COLUMNS, INF, NAN
 
 WEIGHT, ACTIVATION, DATA = "weight", "activation", "data"
-REST = "all further gradients"  # Row.op of a line that several values share, for want of lines
+REST = "all further gradients"  # Row.op of a row that several values share, for want of rows
 HISTORY = 256  # steps that are kept: 56 bytes a row and step
 
 
 @dataclass(frozen=True)
 class Row:
-    """Which values one line of statistics is about.
+    """Which values one row of statistics is about.
 
     Attributes:
         module: path of the module they are made in; of a weight's gradient, the weight's name.
         source: the user's source line.
-        op: the aten operation that makes them; ``REST`` of a line that several gradients share.
+        op: the aten operation that makes them; ``REST`` of a row that several gradients share.
         kind: "weight" (the gradient of a parameter), "activation" (an activation, or the gradient of one) or "data" (an
             input of the graph that is no parameter).
         direction: "forward" or "backward".
@@ -55,7 +55,7 @@ class Observations:
     """The statistics of one compiled graph with one set of parameters, or of one model watched by hooks.
 
     Attributes:
-        rows: what each line of the tensors below is about.
+        rows: what each row of the tensors below is about.
         current: float64 ``[rows, 7]``, what was seen since the last ``close``.
         history: ``(step, [rows, 7])`` of the last closed steps, oldest first.
         first: int64 ``[rows]``, the first closed step with an inf or NaN in that row, -1 where there was none.
@@ -114,8 +114,8 @@ class StatsSlot(Observations):
     """Observations that come out of a compiled graph (fp8compile/observe/slot.py).
 
     Attributes:
-        lines: int64 ``[rows]``, the line of each row in what the graph returns.
-        values: float64 ``[lines, 7]``, an input of the graph that it does not read; its gradient is the statistics.
+        indices: int64 ``[rows]``, where each of ``rows`` stands in what the graph returns.
+        values: float64 ``[num_rows, 7]``, an input of the graph that it does not read; its gradient is the statistics.
         limit: 0-d float32, what the graph clips FP16 gradients to: inf, so not at all, until a loss scaler asks for it.
         names: the paths of ``parameters``, as the rows of their gradients have them.
     """
@@ -123,15 +123,15 @@ class StatsSlot(Observations):
     def __init__(
         self,
         rows: Mapping[int, Row],
-        lines: int,
+        num_rows: int,
         device: torch.device,
         parameters: Iterable[Tensor] = (),
         names: Iterable[str] = (),
     ) -> None:
         super().__init__(tuple(rows.values()), device, parameters)
         self.names = tuple(names)
-        self.lines = torch.tensor(list(rows), dtype=torch.int64, device=device)
-        self.values = torch.zeros(lines, len(COLUMNS), dtype=torch.float64, device=device, requires_grad=True)
+        self.indices = torch.tensor(list(rows), dtype=torch.int64, device=device)
+        self.values = torch.zeros(num_rows, len(COLUMNS), dtype=torch.float64, device=device, requires_grad=True)
         self.values.register_post_accumulate_grad_hook(_drain_of(weakref.ref(self)))  # type: ignore[no-untyped-call]
         self.limit = torch.full((), torch.inf, dtype=torch.float32, device=device)
 
@@ -156,7 +156,7 @@ def _drain_of(slot: weakref.ref[StatsSlot]) -> Callable[[Tensor], None]:
         owner = slot()
         if owner is not None and stats is not None:
             with torch.no_grad():
-                owner.add(stats.index_select(0, owner.lines))
+                owner.add(stats.index_select(0, owner.indices))
 
     return drain
 

@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 
 from fp8compile import _torch as private
 from fp8compile.analysis.dataflow import Source, is_activation, sources
-from fp8compile.analysis.linears import PRODUCTS, uncast
+from fp8compile.analysis.linears import PLAIN_MATMULS, uncast
 from fp8compile.fx.aot import BACKWARD, FORWARD, gradients, is_tangent, position
 from fp8compile.fx.graph import CLIPPED, SPLICED, is_tensor, storage_root
 from fp8compile.fx.ops import ACCUMULATIONS, contracts, is_attention, is_split, is_view, opname
@@ -59,7 +59,8 @@ def observable(graph: Graph, ctx: Context, everything: bool = False) -> list[Val
     found = sources(graph, ctx.parameters_of(graph))
     weights = _gradients_of_parameters(graph, ctx)
     values: dict[Node, Value] = {}
-    ours = [ctx.input_at(graph, at) for at in (ctx.extra.statistics, ctx.extra.limit)] if ctx.extra else []
+    inputs = ctx.stats_inputs
+    ours = [ctx.input_at(graph, at) for at in (inputs.statistics, inputs.limit)] if inputs else []
     for node in graph.nodes:
         for each in _watched(node, weights):
             root = storage_root(each)
@@ -89,9 +90,9 @@ def _watched(node: Node, weights: Iterable[Node]) -> Iterator[Node]:
 def _is_read_in_another_layout(node: Node) -> bool:
     """Whether what is made of a result is watched, while the result itself would have to be read once more.
 
-    Attention's results, and products that are split into heads: the next operand is a permuted view of them.
+    Attention's results, and matmuls that are split into heads: the next operand is a permuted view of them.
     """
-    return is_attention(node) or (node.target in PRODUCTS and _is_only_permuted(node))
+    return is_attention(node) or (node.target in PLAIN_MATMULS and _is_only_permuted(node))
 
 
 def _is_only_permuted(node: Node) -> bool:
@@ -111,7 +112,7 @@ def _may_be(root: Node, source: Source) -> bool:
 def _is_cheap(root: Node, source: Source, weights: Collection[Node]) -> bool:
     """Whether a value is counted where it is made anyway, or a parameter's gradient.
 
-    The gradient of a linear's input comes from a product, and a kernel that counts while it reads three of them is cut
+    The gradient of a linear's input comes from a matmul, and a kernel that counts while it reads three of them is cut
     in two by Inductor. What overflows there is seen in the next gradient that a linear takes.
     """
     return root in weights or Source.GRADIENT not in source or not leaves_a_contraction(root)
@@ -182,7 +183,7 @@ def _value(node: Node, root: Node, source: Source, weights: dict[Node, str]) -> 
 
 def _gradients_of_parameters(graph: Graph, ctx: Context) -> dict[Node, str]:
     """The values that are gradients of parameters, but for views and casts, with the parameters' paths."""
-    names = dict(ctx.extra.names) if ctx.extra else {}
+    names = dict(ctx.stats_inputs.names) if ctx.stats_inputs else {}
     found = {}
     for desc, node in gradients(graph):
         if (name := names.get(position(desc))) is not None:  # type: ignore[arg-type]

@@ -1,6 +1,6 @@
 """Extra inputs of a compiled graph: how statistics come out of it, and how numbers that change go in, without side effects.
 
-    statistics  [lines, 7] float64, requires grad, read by nothing: its *gradient* is whatever a pass makes it
+    statistics  [rows, 7] float64, requires grad, read by nothing: its *gradient* is whatever a pass makes it
     limit       0-d float32: what FP16 gradients are clipped to, inf for not at all
 
 On a copy of the Dynamo graph the two become placeholders behind the others. AOTAutograd then has an input without a
@@ -30,7 +30,7 @@ from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.report import GraphReport
 
 STATISTICS, LIMIT = "fp8compile_statistics", "fp8compile_limit"
-SPARE = 64  # lines for calls that are many operations, as multi-head attention is: 3.5 KiB
+SPARE = 64  # rows for calls that are many operations, as multi-head attention is: 3.5 KiB
 
 
 def with_slot(
@@ -39,10 +39,10 @@ def with_slot(
     """The graph with the extra inputs, a copy, where the recipe observes anything in it; else all as it was."""
     if not _observes(gm, example_inputs, recipe):
         return gm, example_inputs, None
-    lines = 4 * _calls(gm) + len(example_inputs) + SPARE
-    inputs = StatsInputs(len(example_inputs), lines, _names(gm, example_inputs))
+    rows = 4 * _calls(gm) + len(example_inputs) + SPARE
+    inputs = StatsInputs(len(example_inputs), rows, _names(gm, example_inputs))
     gm = copy_with_attributes(gm)
-    slot = StatsSlot({}, inputs.lines, _device(example_inputs))
+    slot = StatsSlot({}, inputs.rows, _device(example_inputs))
     fake_mode = private.detect_fake_mode(example_inputs)
     extra = [slot.values, slot.limit]
     if fake_mode is not None:
@@ -93,7 +93,7 @@ def _names(gm: GraphModule, example_inputs: Sequence[Any]) -> tuple[tuple[int, s
 
 
 def rows_of(reports: Iterable[GraphReport]) -> dict[int, Row]:
-    """What a graph's statistics are about, by line, in the order in which the graph computes the values."""
+    """What a graph's statistics are about, by row, in the order in which the graph computes the values."""
     seen = sorted((o for report in reports for o in report.notes.observed), key=lambda o: o.order)
     return {o.row: Row(o.origin.module, o.origin.source, o.origin.op, o.kind, o.direction, o.dtype) for o in seen}
 
@@ -125,6 +125,6 @@ class WithStatsInputs:
             self._slots = {key: kept for key, kept in self._slots.items() if kept[0] is None or kept[0]() is not None}
             parameters = [args[i] for i in self.parameters]
             names = [name for _, name in self.inputs.names]
-            slot = StatsSlot(self.rows, self.inputs.lines, self.device, parameters, names)
+            slot = StatsSlot(self.rows, self.inputs.rows, self.device, parameters, names)
             self._slots[id(first)] = (None if first is None else weakref.ref(first), slot)
         return slot

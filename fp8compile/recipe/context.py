@@ -18,12 +18,12 @@ class StatsInputs:
 
     Attributes:
         statistics: position among the graph's inputs of ``statistics``; ``limit`` is the next.
-        lines: rows of ``statistics``.
+        rows: how many ``statistics`` has.
         names: (position, path) of each parameter.
     """
 
     statistics: int
-    lines: int
+    rows: int
     names: tuple[tuple[int, str], ...]
 
     @property
@@ -37,14 +37,14 @@ class Context:
 
     Attributes:
         parameters: positions of the ``nn.Parameter``s.
-        extra: the inputs that fp8compile added, if it did.
-        whole: whether the graph is known to be the whole model, so that what it lacks does not exist.
+        stats_inputs: the inputs that fp8compile added, if it did.
+        is_whole_model: whether the graph is known to be the whole model, so that what it lacks does not exist.
     """
 
     recipe: Recipe
     parameters: frozenset[int] = frozenset()
-    extra: StatsInputs | None = None
-    whole: bool = False
+    stats_inputs: StatsInputs | None = None
+    is_whole_model: bool = False
 
     def parameters_of(self, graph: Graph) -> set[Node]:
         """The placeholders of a joint graph that are parameters."""

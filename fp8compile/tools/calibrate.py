@@ -47,7 +47,7 @@ from fp8compile.tools.trial_step import (
     one_step,
 )
 
-LINES = "fp8compile_lines"  # in the meta of a node: the lines of the statistics that its value goes to
+ROWS = "fp8compile_lines"  # in the meta of a node: the rows of the statistics that its value goes to
 DIGITS = 3  # of an amax that is kept: another machine's rounding is no other calibration
 
 
@@ -198,9 +198,9 @@ class _Graph:
         nodes = measured_nodes(graph)
         self.kind, self.values = kind_of(graph), values_of(graph, nodes)
         wide = widen(graph, {n for n in graph.nodes if can_widen(n)})
-        for line, node in enumerate(nodes):
+        for row, node in enumerate(nodes):
             meta = wide[node].meta
-            meta[LINES] = (*meta.get(LINES, ()), line)
+            meta[ROWS] = (*meta.get(ROWS, ()), row)
 
     @functools.cached_property
     def observations(self) -> Observations:
@@ -228,17 +228,17 @@ class _Graph:
 
 
 class _Measuring(Interpreter):
-    """Runs one half of a graph; ``stats`` are then the statistics of the nodes with ``LINES``."""
+    """Runs one half of a graph; ``stats`` are then the statistics of the nodes with ``ROWS``."""
 
-    def __init__(self, gm: GraphModule, lines: int) -> None:
+    def __init__(self, gm: GraphModule, num_rows: int) -> None:
         super().__init__(gm)
         self.extra_traceback = False
-        self.stats = torch.zeros(lines, len(histogram.COLUMNS), dtype=torch.float64)
+        self.stats = torch.zeros(num_rows, len(histogram.COLUMNS), dtype=torch.float64)
 
     def run_node(self, n: Node) -> Any:
         result = super().run_node(n)
-        if lines := n.meta.get(LINES):
-            self.stats[list(lines)] = histogram.statistics(_without_masks(result)).to(self.stats.device)
+        if rows := n.meta.get(ROWS):
+            self.stats[list(rows)] = histogram.statistics(_without_masks(result)).to(self.stats.device)
         return result
 
 

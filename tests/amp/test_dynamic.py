@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from fp8compile.amp import LossScaler
-from fp8compile.amp.policies import Dynamic, Running, Seen
+from fp8compile.amp.policies import Dynamic, PolicyState, UpdateStats
 from tests.support.amp_models import batch, loss_of, net, sgd, train
 
 BAD = {3: torch.inf, 17: torch.nan, 18: -torch.inf, 60: torch.inf, 61: torch.inf, 62: torch.nan, 150: -torch.inf}
@@ -68,10 +68,12 @@ def test_200_steps_equal_grad_scaler(optimizer: str) -> None:
     st.floats(2.0**-20, 2.0**100, width=32), st.integers(0, 4), st.booleans(), st.floats(1.01, 1e30), st.floats(0.01, 0.99)
 )  # fmt: skip
 def test_the_rule_is_torchs(scale: float, since: int, found: bool, growth: float, backoff: float) -> None:
-    ours = Running.start(scale, torch.device("cpu"))
+    ours = PolicyState.start(scale, torch.device("cpu"))
     ours.since.fill_(since)
     zero = torch.zeros(())
-    new, verdict = Dynamic(growth, backoff, 5, 0.0, torch.inf)(ours, Seen(zero, zero, zero + found, zero, zero))
+    new, verdict = Dynamic(growth, backoff, 5, 0.0, torch.inf)(
+        ours, UpdateStats(zero, zero, zero + found, zero, zero)
+    )
     theirs, tracker = torch.tensor(scale), torch.tensor(since, dtype=torch.int32)
     torch._amp_update_scale_(theirs, tracker, torch.tensor(float(found)), growth, backoff, 5)
     assert (new.scale.item(), new.since.item()) == (theirs.item(), tracker.item())

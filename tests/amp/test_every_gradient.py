@@ -1,4 +1,4 @@
-"""The scaler sees every gradient: those made in nested graphs, and those beyond the lines of the statistics input."""
+"""The scaler sees every gradient: those made in nested graphs, and those beyond the rows of the statistics input."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.support.watched import EXACT, Net, batches, loss_of
 
 
 class Block(nn.Module):
-    """Six linears: with fewer than a call each, the statistics input would have too few lines."""
+    """Six linears: with fewer than a call each, the statistics input would have too few rows."""
 
     def __init__(self, size: int = 32) -> None:
         super().__init__()
@@ -128,14 +128,14 @@ def test_one_call_of_many_operations_has_a_line_for_each() -> None:
     ]
 
 
-def test_gradients_beyond_the_lines_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of 5 lines two are shared, by kind: all that a graph with enough of them counts is in them."""
+def test_gradients_beyond_the_rows_are_counted_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of 5 rows two are shared, by kind: all that a graph with enough of them counts is in them."""
     model = Net().half()
     narrow, seen = copy.deepcopy(model), []
     for each, spare in ((model, 64), (narrow, 0)):
         torch._dynamo.reset()
         monkeypatch.setattr(slot, "SPARE", spare)
-        monkeypatch.setattr(slot, "_calls", lambda gm: 0)  # lines for the 5 inputs alone
+        monkeypatch.setattr(slot, "_calls", lambda gm: 0)  # rows for the 5 inputs alone
         run = torch.compile(each, backend="fp8compile", options=EXACT)
         loss_of(run, *batches(32), 2.0**12).backward()
         seen += records.of_model(each)
@@ -146,9 +146,9 @@ def test_gradients_beyond_the_lines_are_counted_together(monkeypatch: pytest.Mon
         totals = []
         for each in (whole, short):
             stats = torch.zeros_like(each.current[0])
-            for row, line in zip(each.rows, each.current, strict=True):
+            for row, counts in zip(each.rows, each.current, strict=True):
                 if row.direction == BACKWARD and row.kind == kind:
-                    stats = fold(stats, line)
+                    stats = fold(stats, counts)
             totals.append(stats.tolist())
         assert totals[0] == totals[1] and totals[0][AMAX] > 0
     both = [Counter(("weight", "activation"), ("*",)).of_rows(each, each.current).tolist() for each in seen]
@@ -168,6 +168,6 @@ def test_what_is_folded_is_what_eager_gradients_are(monkeypatch: pytest.MonkeyPa
     for p in model.parameters():
         assert p.grad is not None
         expected = fold(expected, statistics(p.grad))
-    found = [line for row, line in zip(seen.rows, seen.current, strict=True) if row.kind == "weight"]
+    found = [counts for row, counts in zip(seen.rows, seen.current, strict=True) if row.kind == "weight"]
     assert len(found) == 1 and found[0].tolist() == expected.tolist()
     assert {row.direction for row in seen.rows} == {FORWARD, BACKWARD}

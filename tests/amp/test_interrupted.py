@@ -16,7 +16,7 @@ from torch import nn
 
 from fp8compile.amp import Limits, LossScaleCollapse, LossScaler, watch
 from fp8compile.amp.gradients import Gradient, clip
-from fp8compile.amp.policies import Histogram, Running, Seen
+from fp8compile.amp.policies import Histogram, PolicyState, UpdateStats
 from tests.support.amp_models import batch, grown, loss_of, net, sgd, spoil, train
 
 SHORT = Limits(warmup=5, halvings=3)
@@ -296,12 +296,12 @@ def test_after_each_rise_the_good_updates_are_counted_anew() -> None:
     """Once settled, the scale doubles at every third good decision; a bad one starts the count, as the first ever does."""
     policy, now, found = (
         Histogram(1, 2.0**-10, 2.0**10, 0.25, interval=3),
-        Running.start(8.0, torch.device("cpu")),
+        PolicyState.start(8.0, torch.device("cpu")),
         [],
     )
     zero = torch.zeros((), dtype=torch.float64)
     for bad in [1, *[0] * 7, 1, *[0] * 4]:
-        seen = Seen(zero + (1 - bad), zero + bad, zero, zero, zero)
+        seen = UpdateStats(zero + (1 - bad), zero + bad, zero, zero, zero)
         now, _ = policy(now, seen)
         found.append((now.scale.item(), int(now.quiet)))
     assert found == [

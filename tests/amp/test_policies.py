@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fp8compile.amp import LossScaler
-from fp8compile.amp.policies import Histogram, Policy, Running, Seen, Static
+from fp8compile.amp.policies import Histogram, Policy, PolicyState, Static, UpdateStats
 
 LOW, HIGH, THRESHOLD = 2.0**-3, 2.0**6, 0.25
 
@@ -16,10 +16,10 @@ updates = st.tuples(st.integers(0, 100), st.integers(0, 100), st.booleans(), st.
 
 def followed(policy: Policy, scale: float, several: list[tuple[int, int, bool, bool]]) -> list[tuple[float, float]]:
     """(scale, verdict) after each update: h1, h2, whether a step was skipped, whether the loss was to blame."""
-    now, found = Running.start(scale, torch.device("cpu")), []
+    now, found = PolicyState.start(scale, torch.device("cpu")), []
     for numbers in several:
         seen = (torch.tensor(float(number), dtype=torch.float64) for number in (*numbers, 0))
-        now, verdict = policy(now, Seen(*seen))
+        now, verdict = policy(now, UpdateStats(*seen))
         assert now.scale.dtype == torch.float32
         found.append((now.scale.item(), verdict.item()))
     return found
@@ -75,9 +75,9 @@ def test_static(several: list[tuple[int, int, bool, bool]]) -> None:
 
 
 def test_numbers_are_exact_and_come_back() -> None:
-    now = Running.start(1 / 3, torch.device("cpu"))
-    now = Running(now.scale, now.since + 7, now.small + 2.0**52 + 1, now.large + 3, now.quiet + 5)
-    again = Running.start(1.0, torch.device("cpu")).filled(**now.numbers())
+    now = PolicyState.start(1 / 3, torch.device("cpu"))
+    now = PolicyState(now.scale, now.since + 7, now.small + 2.0**52 + 1, now.large + 3, now.quiet + 5)
+    again = PolicyState.start(1.0, torch.device("cpu")).filled(**now.numbers())
     assert (
         again.numbers() == now.numbers() and again.since.dtype == torch.int32 and again.small.dtype == torch.float64
     )

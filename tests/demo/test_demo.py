@@ -17,13 +17,13 @@ pytest.importorskip("matplotlib")
 from fp8compile.demo import arms, loop
 from fp8compile.demo import run as demo
 from fp8compile.demo.data import Corpus, NoSource, is_held_out, load_corpus, train_batches, validation_batches
-from fp8compile.demo.eta import Left, time_left
+from fp8compile.demo.eta import TimeLeft, time_left
 from fp8compile.demo.model import SIZES, build_model, rate_schedule
 from fp8compile.demo.plots import running_mean
 from fp8compile.demo.precision import Precision, decide
 from fp8compile.demo.progress import Screen, screen_for
 from fp8compile.demo.results import Evaluation, Results, Run, gap, gap_sentence, mean_of
-from fp8compile.demo.saved_bytes import UNHOOKED, saved_bytes, saved_bytes_of_step
+from fp8compile.demo.saved_bytes import UNHOOKED_ATTRIBUTE, saved_bytes, saved_bytes_of_step
 from fp8compile.demo.table import summary
 
 CPU = torch.device("cpu")
@@ -201,7 +201,7 @@ def test_saved_bytes_sees_what_hooks_do_not() -> None:
     class Stash(torch.autograd.Function):
         @staticmethod
         def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
-            setattr(ctx, UNHOOKED, [torch.zeros(10)])
+            setattr(ctx, UNHOOKED_ATTRIBUTE, [torch.zeros(10)])
             return x.clone()
 
     x = torch.ones(3, requires_grad=True)
@@ -313,19 +313,19 @@ def test_a_run_that_failed_takes_no_more_time() -> None:
     failed = begun("fp8compile", 3)
     failed.status = "failed: x"
     left = time_left(["inductor", "fp8compile"], [begun("inductor", STEPS), failed], STEPS, 2)
-    assert left == Left(0.0, at_least=False)
+    assert left == TimeLeft(0.0, at_least=False)
 
 
 def test_time_left_reads_as_a_clock() -> None:
-    assert str(Left(83.4, at_least=False)) == "1:23"
-    assert str(Left(3605, at_least=True)) == "at least 1:00:05"
+    assert str(TimeLeft(83.4, at_least=False)) == "1:23"
+    assert str(TimeLeft(3605, at_least=True)) == "at least 1:00:05"
 
 
 def test_without_a_terminal_progress_is_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
     with screen_for(Console(force_terminal=False, width=80), STEPS, 100) as screen:
         assert type(screen) is Screen
         for steps in range(1, STEPS + 1):
-            screen.step(begun("inductor", steps), Left(steps, at_least=True))
+            screen.step(begun("inductor", steps), TimeLeft(steps, at_least=True))
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 2 and lines[0].startswith("inductor   seed 0: step 1/10  loss 2.000  -- tokens/s")
     assert lines[1].endswith("100 tokens/s  time left at least 0:10")
@@ -336,6 +336,6 @@ def test_on_a_terminal_progress_is_a_bar(tmp_path: Path) -> None:
         console = Console(file=file, force_terminal=True, width=120)
         with screen_for(console, STEPS, 100) as screen:
             screen.begin(begun("inductor", 0))
-            screen.step(begun("inductor", 7), Left(83, at_least=False))
+            screen.step(begun("inductor", 7), TimeLeft(83, at_least=False))
     written = (tmp_path / "out").read_text(encoding="utf-8")
     assert "7/10" in written and "time left 1:23" in written

@@ -21,7 +21,7 @@ from fp8compile.demo import loss_scales as scaling
 from fp8compile.demo import run as demo
 from fp8compile.demo.data import Corpus, load_corpus
 from fp8compile.demo.eta import time_left
-from fp8compile.demo.loss_scales import Diverged, Ends, course, made_progress, power_text
+from fp8compile.demo.loss_scales import DivergenceError, Ends, course, made_progress, power_text
 from fp8compile.demo.model import SIZES, build_model, build_optimizer, warm_up_steps
 from fp8compile.demo.precision import PURE_FP16, Precision
 from fp8compile.demo.results import Evaluation, Results, Run
@@ -89,7 +89,7 @@ def test_arms_are_fp16_throughout_and_begin_alike() -> None:
     assert {t.dtype for s in optimizer.state.values() for k, t in s.items() if k.startswith("exp")} == {torch.float32}
 
 
-@pytest.mark.parametrize("arm", arms.SCALED)
+@pytest.mark.parametrize("arm", arms.SCALED_ARMS)
 def test_the_scaler_of_an_arm(arm: str) -> None:
     scaler = scaling.scaler_for(arm)
     assert isinstance(scaler, fp8compile.amp.LossScaler)
@@ -138,7 +138,7 @@ def break_at_step(number: int, what: str, monkeypatch: pytest.MonkeyPatch) -> No
         if count[0] != number:
             return loss
         if what == "collapse":
-            raise Diverged("the loss scale collapsed to 1")
+            raise DivergenceError("the loss scale collapsed to 1")
         next(iter(model.parameters())).data.fill_(math.nan)
         return math.nan if what == "loss" else loss
 
@@ -161,7 +161,7 @@ def test_a_collapse_is_a_divergence() -> None:
                 raise fp8compile.amp.LossScaleCollapse("too low", 7, 2.0, [], "")
 
     for where in ("step", "update"):
-        with pytest.raises(Diverged, match="collapsed to 2"):
+        with pytest.raises(DivergenceError, match="collapsed to 2"):
             scaling._step(Collapsing(where), None)  # type: ignore[arg-type]
 
 

@@ -1,4 +1,4 @@
-"""Operands of products: what is encoded once and shared, and what is not the same value and must not be."""
+"""Operands of matmuls: what is encoded once and shared, and what is not the same value and must not be."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MODULES = {"b": {"linear_formats": "e4m3"}}
 
 
 class Sum(nn.Module):
-    """a(x) + b(x): one gradient goes into the products of both."""
+    """a(x) + b(x): one gradient goes into the matmuls of both."""
 
     def __init__(self, size: int = 64) -> None:
         super().__init__()

@@ -139,7 +139,7 @@ PASSES = (
         "passes/quantize_linears.py",
         'gradient = E5M2 if recipe.linear_formats == "hybrid" else E4M3',
         "gradient = E4M3",
-        ("tests/passes/test_quantize_linears.py::test_every_product_of_every_linear_is_rewritten",),
+        ("tests/passes/test_quantize_linears.py::test_every_matmul_of_every_linear_is_rewritten",),
     ),
     Mutant(
         "share_casts: casts to different dtypes are one",
@@ -163,17 +163,17 @@ PASSES = (
         ("tests/passes/test_saturate_gradients.py", "tests/observe/test_slot.py"),
     ),
     Mutant(
-        "observe_gradients: lines of the backward stand first",
+        "observe_gradients: rows of the backward stand first",
         "passes/observe_gradients.py",
-        "(0, 0, of_forward, lines - len(values) - len(rest))",
-        "(0, 0, 0, of_forward + lines - len(values) - len(rest))",
+        "(0, 0, of_forward, num_rows - len(values) - len(rest))",
+        "(0, 0, 0, of_forward + num_rows - len(values) - len(rest))",
         ("tests/observe/test_slot.py::test_counts_equal_those_of_eager_hooks_exactly",),
     ),
     Mutant(
-        "observe_forward: each amax on its neighbour's line",
+        "observe_forward: each amax on its neighbour's row",
         "passes/observe_forward.py",
-        "zip(by_groups, lines, strict=True)",
-        "zip(reversed(by_groups), lines, strict=True)",
+        "zip(by_groups, rows, strict=True)",
+        "zip(reversed(by_groups), rows, strict=True)",
         (
             "tests/observe/test_slot.py::test_counts_equal_those_of_eager_hooks_exactly",
             "tests/passes/test_observe_gradients.py",
@@ -228,11 +228,11 @@ ANALYSES = (
         ),
     ),
     Mutant(
-        "products: M for N",
+        "matmuls: M for N",
         "fp8compile/analysis/linears.py",
         'weight_on_the_right=kinds[1] == "parameter"',
         'weight_on_the_right=kinds[0] == "parameter"',
-        ("tests/passes/test_quantize_linears.py::test_every_product_of_every_linear_is_rewritten",),
+        ("tests/passes/test_quantize_linears.py::test_every_matmul_of_every_linear_is_rewritten",),
     ),
     Mutant(
         "ranges: an exponential never vanishes",

@@ -1,4 +1,4 @@
-"""overflow_report: what it names, in which order, what it counts, what it draws; on real graphs and on lines set by hand."""
+"""overflow_report: what it names, in which order, what it counts, what it draws; on real graphs and on rows set by hand."""
 
 from __future__ import annotations
 

@@ -303,4 +303,4 @@ def test_the_extra_inputs_lie_where_the_gradients_are() -> None:
     ids, p = torch.zeros(3, dtype=torch.int64), nn.Parameter(torch.empty(3, device="meta"))
     fed = slot.WithStatsInputs(lambda *args: None, StatsInputs(2, 4, ((1, "p"),)), {}, [ids, p])
     made = fed.slot_for([ids, p])
-    assert {t.device.type for t in (made.values, made.limit, made.lines, made.current)} == {"meta"}
+    assert {t.device.type for t in (made.values, made.limit, made.indices, made.current)} == {"meta"}

@@ -146,14 +146,14 @@ def test_it_is_idempotent() -> None:
     graph = joint_of(Net().half(), *batches(32), **PLAIN)
     before = len(graph.nodes)
     placeholders = [n.meta["desc"].idx for n in graph.find_nodes(op="placeholder") if hasattr(n.meta["desc"], "idx")]
-    extra = StatsInputs(max(placeholders) - 1, 100, ())
-    assert observe_gradients(graph, Context(Recipe(), frozenset(), extra)).observed == ()
+    inputs = StatsInputs(max(placeholders) - 1, 100, ())
+    assert observe_gradients(graph, Context(Recipe(), frozenset(), inputs)).observed == ()
     assert len(graph.nodes) == before
 
 
 def test_a_surplus_of_values_is_said(monkeypatch: object) -> None:
     class Few(StatsInputs):
-        def __init__(self, statistics: int, lines: int, names: tuple[tuple[int, str], ...]) -> None:
+        def __init__(self, statistics: int, rows: int, names: tuple[tuple[int, str], ...]) -> None:
             super().__init__(statistics, 5, names)
 
     from unittest import mock

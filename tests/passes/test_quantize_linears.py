@@ -1,4 +1,4 @@
-"""quantize_linears: what becomes a product of codes, what is shared, what is left and why, and the numbers."""
+"""quantize_linears: what becomes a matmul of codes, what is shared, what is left and why, and the numbers."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def linears_of(
 
 
 def reason_of(model: nn.Module, *args: Tensor, **fields: object) -> str:
-    """The one reason for which all products of the model's only linear are left."""
+    """The one reason for which all matmuls of the model's only linear are left."""
     (reason,) = {why(x) for x in linears_of(model, *args, **fields)}
     return reason
 
@@ -82,7 +82,7 @@ return mm, mm_1, mm_2
     )
 
 
-def test_golden_scaled_products(fp8_units: None) -> None:
+def test_golden_scaled_matmuls(fp8_units: None) -> None:
     x = torch.randn(32, 64, requires_grad=True)
     assert_expected_inline(
         text_of(joint_of(nn.Linear(64, 16), x)),
@@ -120,11 +120,11 @@ return add, _scaled_mm_2, view, _scaled_mm_1
 def test_one_encoding_serves_all_uses_of_a_value() -> None:
     layer, args = llama_case(2, 64, 64, 128, 4)
     graph = joint_of(layer, *args, emulate=True)
-    # q, k and v read one norm output, gate and up the other; each of 7 weights and 7 gradients serves two products.
+    # q, k and v read one norm output, gate and up the other; each of 7 weights and 7 gradients serves two matmuls.
     assert len(encodings(graph)) == len(set(encodings(graph))) == 4 + 7 + 7
 
 
-def test_every_product_of_every_linear_is_rewritten() -> None:
+def test_every_matmul_of_every_linear_is_rewritten() -> None:
     layer, args = llama_case(2, 64, 64, 128, 4)
     found = linears_of(layer, *args)
     names = ("q", "k", "v", "o", "gate", "up", "down")
@@ -192,7 +192,7 @@ def test_reasons_to_leave_a_linear() -> None:
     assert reason_of(nn.Sequential(nn.Linear(8, 64)), x[:, :8]) == "K=8 is not a multiple of 16"
     assert reason_of(linear, x[:0]) == "no rows"
     assert reason_of(linear.double(), x.double()) == "f64 is left alone"
-    assert reason_of(Experts(), torch.randn(4, 16, 64)).startswith("a batched product of parameters")
+    assert reason_of(Experts(), torch.randn(4, 16, 64)).startswith("a batched matmul of parameters")
 
 
 def test_the_output_head_is_found_by_path_or_tied_weight() -> None:
@@ -234,7 +234,7 @@ def test_evaluation_is_left_as_it_is() -> None:
     assert not fp8compile.report(fn).linears
 
 
-def test_attention_by_plain_products_is_no_linear() -> None:
+def test_attention_by_plain_matmuls_is_no_linear() -> None:
     def attend(x: Tensor) -> Tensor:
         return (x @ x.t()).softmax(-1) @ x
 
@@ -252,7 +252,7 @@ def fake(codec: Tensorwise | Rowwise, x: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("formats", ["hybrid", "e4m3"])
-def test_emulation_is_the_product_of_decoded_operands_bit_for_bit(formats: str, dtype: torch.dtype) -> None:
+def test_emulation_is_the_matmul_of_decoded_operands_bit_for_bit(formats: str, dtype: torch.dtype) -> None:
     gradient = E5 if formats == "hybrid" else E4
     linear = nn.Linear(64, 32).to(dtype)
     x, dy = torch.randn(48, 64, dtype=dtype, requires_grad=True), torch.randn(48, 32, dtype=dtype)
@@ -283,7 +283,7 @@ def test_rowwise_scales_run_along_the_contracted_side() -> None:
 
 @pytest.mark.parametrize("fields", [{}, {"linear_formats": "e4m3"}, {"linear": "rowwise"}], ids=str)
 @pytest.mark.parametrize("rows", [32, 40, 1])
-def test_scaled_products_are_the_emulated_ones_but_for_the_order_of_sums(
+def test_scaled_matmuls_are_the_emulated_ones_but_for_the_order_of_sums(
     fields: dict[str, str], rows: int, fp8_units: None
 ) -> None:
     """40 rows and 1 row: the wgrad's inner side is padded to a multiple of 16."""
@@ -296,12 +296,12 @@ def test_scaled_products_are_the_emulated_ones_but_for_the_order_of_sums(
         y = fn(x)
         results.append((y.detach(), *torch.autograd.grad(y, (x, linear.weight, linear.bias), dy)))
         assert all(("emulated" in p.formats) is emulate for p in fp8compile.report(fn).linears)
-    # The emulated product rounds its decoded operands to BF16 first: 2**-9 an operand, so about 50 dB.
+    # The emulated matmul rounds its decoded operands to BF16 first: 2**-9 an operand, so about 50 dB.
     for emulated, scaled in zip(*results, strict=True):
         assert sqnr_db(emulated, scaled) > 45
 
 
-def test_what_only_products_need_is_kept_as_their_codes() -> None:
+def test_what_only_matmuls_need_is_kept_as_their_codes() -> None:
     x = torch.randn(64, 64, requires_grad=True)
     fn = compiled(nn.Linear(64, 64, bias=False), emulate=True, min_saved_numel=0)
     fn(x * 2)

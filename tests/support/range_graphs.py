@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fp8compile._torch import make_fx, select_decomp_table
-from fp8compile.analysis.ranges import Range, ranges
+from fp8compile.analysis.ranges import Interval, ranges
 
 SHAPE = (3, 4)
 DATA = (-65504.0, 65504.0)
@@ -24,10 +24,10 @@ def traced(
     return make_fx(fn, decomposition_table=table, tracing_mode="fake", _allow_non_fake_inputs=True)(*examples)
 
 
-def analysed(fn: Callable[..., Any], *inputs: tuple[Any, ...], **options: Any) -> tuple[GraphModule, Range]:
+def analysed(fn: Callable[..., Any], *inputs: tuple[Any, ...], **options: Any) -> tuple[GraphModule, Interval]:
     """The graph of ``fn`` of values within ``inputs``, and the range of its result."""
     gm = traced(fn, *inputs, **options)
-    known = {n: Range(*each[:2]) for n, each in zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True)}
+    known = {n: Interval(*each[:2]) for n, each in zip(gm.graph.find_nodes(op="placeholder"), inputs, strict=True)}
     result: Any = gm.graph.output_node().args[0]
     assert isinstance(result, Node)
     return gm, ranges(gm.graph, known)[result]

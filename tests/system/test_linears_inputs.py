@@ -242,7 +242,7 @@ def test_however_the_product_is_written(name: str) -> None:
     ours, linears = run(model, x)
     torch.testing.assert_close(ours, plain(reference, x))
     if name in BATCHED:
-        assert list(reasons(linears)) == ["a batched product of parameters (experts) is left in its dtype"]
+        assert list(reasons(linears)) == ["a batched matmul of parameters (experts) is left in its dtype"]
     else:
         assert directions(linears) == ALL_THREE and not reasons(linears)
 

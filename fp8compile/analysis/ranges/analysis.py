@@ -19,13 +19,13 @@ import torch
 from torch.fx import Graph, Node
 
 from fp8compile.analysis.ranges.bounds import Bound, greatest, least, size
-from fp8compile.analysis.ranges.interval import ANYTHING, Range, between, exactly, hull, rounded
+from fp8compile.analysis.ranges.interval import ANYTHING, Interval, between, exactly, hull, rounded
 from fp8compile.analysis.ranges.matching import of, original, packet
 from fp8compile.analysis.ranges.relations import RELATIONS
 from fp8compile.analysis.ranges.rules import input_range, of_dtype
 from fp8compile.analysis.ranges.table import EXACT, INTEGERS, RULES
 
-__all__ = ["Range", "ranges"]
+__all__ = ["Interval", "ranges"]
 
 aten, prims = torch.ops.aten, torch.ops.prims
 _COMPARISONS: dict[object, bool] = {aten.gt: True, aten.ge: True, aten.lt: False, aten.le: False}
@@ -35,7 +35,7 @@ _RECOMPUTED = {  # what a branch of a where may be computed of, to be computed a
 }  # fmt: skip
 
 
-def ranges(graph: Graph, known: Mapping[Node, Range] | None = None) -> dict[Node, Range]:
+def ranges(graph: Graph, known: Mapping[Node, Interval] | None = None) -> dict[Node, Interval]:
     """The range of every value with numbers in it: tensors and sizes. ``known`` ones (from calibration) override.
 
     What has a symbolic size in its bounds fits if it does for every size that torch's shape environment allows.
@@ -45,13 +45,13 @@ def ranges(graph: Graph, known: Mapping[Node, Range] | None = None) -> dict[Node
         if node.op == "output":
             continue
         found[node] = _given(known[node]) if known and node in known else _range(node, found)
-    return {node: x for node, x in found.items() if isinstance(x, Range)}
+    return {node: x for node, x in found.items() if isinstance(x, Interval)}
 
 
-def _given(x: Range) -> Range:
+def _given(x: Interval) -> Interval:
     """A range from outside, whose bounds may be integers."""
     lower, upper = (float(b) if isinstance(b, (int, float)) else b for b in (x.lower, x.upper))
-    return Range(lower, upper, x.vanishing)
+    return Interval(lower, upper, x.vanishing)
 
 
 def _range(node: Node, found: Mapping[Node, Any]) -> Any:
@@ -70,7 +70,7 @@ def _range(node: Node, found: Mapping[Node, Any]) -> Any:
     return None
 
 
-def _of_tensor(node: Node, dtype: torch.dtype, found: Mapping[Node, Any]) -> Range:
+def _of_tensor(node: Node, dtype: torch.dtype, found: Mapping[Node, Any]) -> Interval:
     if not dtype.is_floating_point:
         return _of_integers(node, dtype, found)
     if packet(node) not in RULES:
@@ -85,33 +85,33 @@ def _of_tensor(node: Node, dtype: torch.dtype, found: Mapping[Node, Any]) -> Ran
     return result if error is EXACT else rounded(result, dtype, error)
 
 
-def _of_integers(node: Node, dtype: torch.dtype, found: Mapping[Node, Any]) -> Range:
+def _of_integers(node: Node, dtype: torch.dtype, found: Mapping[Node, Any]) -> Interval:
     """Integers wrap around, but not for the sizes that there are; only some operations on them are as on numbers."""
     whole = of_dtype(dtype)
     if packet(node) not in INTEGERS:
         return whole
-    result: Range = RULES[packet(node)][0](node, found)
+    result: Interval = RULES[packet(node)][0](node, found)
     fits = all(not isinstance(bound, float) or abs(bound) <= whole.amax for bound in (result.lower, result.upper))
     return result if fits else whole
 
 
-def _chosen(node: Node, found: Mapping[Node, Any]) -> Range | None:
+def _chosen(node: Node, found: Mapping[Node, Any]) -> Interval | None:
     """where(x > c, a, b): a is computed of x >= c where it is chosen, and b of x <= c, as in elu and softplus."""
     condition, *branches = node.args
     if not isinstance(condition, Node) or packet(condition) not in _COMPARISONS:
         return None
     x, c = condition.args
-    if not isinstance(x, Node) or not isinstance(found.get(x), Range) or not isinstance(c, (int, float)):
+    if not isinstance(x, Node) or not isinstance(found.get(x), Interval) or not isinstance(c, (int, float)):
         return None
     above, below = (float(c), math.inf), (-math.inf, float(c))
     halves = (above, below) if _COMPARISONS[packet(condition)] else (below, above)
     return hull(
-        _under(b, original(x), _both(found[x], Range(*half, found[x].vanishing)), found)
+        _under(b, original(x), _both(found[x], Interval(*half, found[x].vanishing)), found)
         for b, half in zip(branches, halves, strict=True)
     )
 
 
-def _under(branch: object, x: Node, narrow: Range, found: Mapping[Node, Any], depth: int = 8) -> Range:
+def _under(branch: object, x: Node, narrow: Interval, found: Mapping[Node, Any], depth: int = 8) -> Interval:
     """The range of ``branch`` where ``x``, of which it is computed element by element, is within ``narrow``."""
     if not isinstance(branch, Node):
         return of(found, branch)
@@ -124,13 +124,13 @@ def _under(branch: object, x: Node, narrow: Range, found: Mapping[Node, Any], de
     return _both(of(found, branch), again)
 
 
-def _rounded(x: Range, value: object, error: float | None) -> Range:
+def _rounded(x: Interval, value: object, error: float | None) -> Interval:
     if error is EXACT or not isinstance(value, torch.Tensor) or not value.dtype.is_floating_point:
         return x
     return rounded(x, value.dtype, error)
 
 
-def _both(x: Range, relation: Range) -> Range:
+def _both(x: Interval, relation: Interval) -> Interval:
     """What two proofs say together; on vanishing, the relation's word counts."""
     lower: Bound = greatest([x.lower, relation.lower])
     upper: Bound = least([x.upper, relation.upper])

@@ -46,7 +46,7 @@ BLOCK = 2**12  # the longest run of additions in Inductor's C++ kernels; Triton'
 
 
 @dataclass(frozen=True)
-class Range:
+class Interval:
     """What is proven of every element of a value, or of a size.
 
     Attributes:
@@ -75,16 +75,16 @@ class Range:
         return f"[{lower}, {upper}]{' may vanish' if self.vanishing else ''}"
 
 
-ANYTHING = Range(-math.inf, math.inf, True)
-ZERO = Range(0.0, 0.0)
+ANYTHING = Interval(-math.inf, math.inf, True)
+ZERO = Interval(0.0, 0.0)
 
 
-def exactly(value: Bound) -> Range:
+def exactly(value: Bound) -> Interval:
     """A number, or the size that an expression stands for."""
     return between(value, value)
 
 
-def between(lower: Bound, upper: Bound, vanishing: bool = False) -> Range:
+def between(lower: Bound, upper: Bound, vanishing: bool = False) -> Interval:
     """The range of these bounds; what is all below FP16's normal numbers vanishes, what is all above them does not."""
     if isinstance(lower, float) and isinstance(upper, float):
         lower = -math.inf if math.isnan(lower) else lower
@@ -93,15 +93,15 @@ def between(lower: Bound, upper: Bound, vanishing: bool = False) -> Range:
             vanishing = False
         elif lower > -FP16_NORMAL and upper < FP16_NORMAL and (lower or upper):
             vanishing = True
-    return Range(lower, upper, vanishing)
+    return Interval(lower, upper, vanishing)
 
 
-def numeric(x: Range) -> Range:
+def numeric(x: Interval) -> Interval:
     """``x`` with numbers as bounds."""
     return between(at_least(x.lower), at_most(x.upper), x.vanishing)
 
 
-def hull(ranges: Iterable[Range]) -> Range:
+def hull(ranges: Iterable[Interval]) -> Interval:
     """What may be in any of ``ranges``."""
     parts = list(ranges)
     if not parts:
@@ -110,31 +110,31 @@ def hull(ranges: Iterable[Range]) -> Range:
     return between(lower, upper, any(x.vanishing for x in parts))
 
 
-def add(x: Range, y: Range) -> Range:
+def add(x: Interval, y: Interval) -> Interval:
     """It vanishes only if both do: what is not small next to the other stays."""
     vanishing = (x.vanishing or is_zero(x)) and (y.vanishing or is_zero(y))
     return between(_sum(x.lower, y.lower), _sum(x.upper, y.upper), vanishing)
 
 
-def negated(x: Range) -> Range:
-    return Range(-x.upper, -x.lower, x.vanishing)
+def negated(x: Interval) -> Interval:
+    return Interval(-x.upper, -x.lower, x.vanishing)
 
 
-def times(x: Range, y: Range) -> Range:
+def times(x: Interval, y: Interval) -> Interval:
     if not all(has_sign(b) for b in (x.lower, x.upper, y.lower, y.upper)):
         x, y = numeric(x), numeric(y)
     products = [_product(a, b) for a in (x.lower, x.upper) for b in (y.lower, y.upper)]
     return between(least(products), greatest(products), x.vanishing or y.vanishing)
 
 
-def squared(x: Range) -> Range:
+def squared(x: Interval) -> Interval:
     """x x >= 0, the same x twice."""
     product = times(x, x)
     lower = product.lower if positive(x.lower) or positive(-x.upper) else 0.0
     return between(lower, product.upper, x.vanishing)
 
 
-def over(x: Range, y: Range) -> Range:
+def over(x: Interval, y: Interval) -> Interval:
     """A quotient; it vanishes where 1 over the divisor may be below FP16's normal numbers."""
     if nonnegative(-y.upper) and not is_zero(y):
         return over(negated(x), negated(y))
@@ -152,28 +152,28 @@ def over(x: Range, y: Range) -> Range:
     return between(-math.inf, math.inf, vanishing)
 
 
-def monotone(x: Range, f: Callable[[float], float], vanishing: bool) -> Range:
+def monotone(x: Interval, f: Callable[[float], float], vanishing: bool) -> Interval:
     """f of ``x`` for an increasing f; infinite where f overflows or is not defined."""
     return between(_valued(f, at_least(x.lower), -math.inf), _valued(f, at_most(x.upper), math.inf), vanishing)
 
 
-def summed(x: Range, n: Bound) -> Range:
+def summed(x: Interval, n: Bound) -> Interval:
     """A sum of n elements of ``x``, with the rounding of the sum."""
     return enlarged(times(x, exactly(n)), sum_error(n, x))
 
 
-def enlarged(x: Range, error: float) -> Range:
+def enlarged(x: Interval, error: float) -> Interval:
     """``x`` with a relative error."""
     return between(_outward(x.lower, -error), _outward(x.upper, error), x.vanishing)
 
 
-def sum_error(n: Bound, x: Range | None = None) -> float:
+def sum_error(n: Bound, x: Interval | None = None) -> float:
     """The relative error of a sum of n numbers; of multiples of the bounds of ``x``, where it is given."""
     exact = x is not None and all(isinstance(b, float) and _nearest(b, 12) == b for b in (x.lower, x.upper))
     return (64 if exact else min(at_most(n), BLOCK) + 64) * 2.0**-24
 
 
-def rounded(x: Range, dtype: torch.dtype, error: float = 0.0) -> Range:
+def rounded(x: Interval, dtype: torch.dtype, error: float = 0.0) -> Interval:
     """``x`` after a relative error of ``error``, in FP32 and then perhaps in ``dtype``, with an unlimited exponent."""
     x = enlarged(x, error) if error else x
     bits = bits_of(dtype)
@@ -210,7 +210,7 @@ def bits_of(dtype: torch.dtype) -> int:
     return min(24, 1 - round(math.log2(torch.finfo(dtype).eps))) if dtype.is_floating_point else 24
 
 
-def is_zero(x: Range) -> bool:
+def is_zero(x: Interval) -> bool:
     return bool(x.lower == 0 and x.upper == 0)
 
 

@@ -15,20 +15,15 @@ from torch.fx import Node
 
 from fp8compile import _torch as private
 from fp8compile.analysis.ranges.bounds import Bound, size
-from fp8compile.analysis.ranges.interval import ANYTHING, FUNCTION_ERROR, Range, bits_of, exactly
+from fp8compile.analysis.ranges.interval import ANYTHING, FUNCTION_ERROR, Interval, bits_of, exactly
 from fp8compile.fx.graph import is_tensor
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
-Known = Mapping[Node, Any]  # a Range, or a tuple of them
-COPIES = {  # the same numbers once more, if rounded: more than casts
-    prims.convert_element_type,
-    aten._to_copy,
-    aten.clone,
-    aten.alias,
-    aten.detach,
-}
-RESHAPES = {aten.view, aten.reshape, aten._unsafe_view, aten.unsqueeze, aten.squeeze}
+Known = Mapping[Node, Any]  # an Interval, or a tuple of them
+# Operations, whatever their overload; ``CASTS`` and ``RESHAPES`` of fx/ops.py are overloads, and copies are in neither.
+CAST_PACKETS = {prims.convert_element_type, aten._to_copy, aten.clone, aten.alias, aten.detach}
+RESHAPE_PACKETS = {aten.view, aten.reshape, aten._unsafe_view, aten.unsqueeze, aten.squeeze}
 
 
 class Spread(NamedTuple):
@@ -47,11 +42,11 @@ def packet(node: object) -> object:
     return getattr(node.target, "overloadpacket", node.target)
 
 
-def of(known: Known, value: object) -> Range:
+def of(known: Known, value: object) -> Interval:
     """The range of an argument: a value of the graph, or a number."""
     if isinstance(value, Node):
         found = known.get(value)
-        return found if isinstance(found, Range) else ANYTHING
+        return found if isinstance(found, Interval) else ANYTHING
     return exactly(float(value)) if isinstance(value, (int, float)) else ANYTHING
 
 
@@ -94,14 +89,14 @@ def correction(node: Node) -> Any:
 
 def original(node: Any) -> Any:
     """What ``node`` is a copy of: through casts to a dtype that holds every value of the one before."""
-    while packet(node) in COPIES and is_tensor(node.args[0]) and not _loses(node):
+    while packet(node) in CAST_PACKETS and is_tensor(node.args[0]) and not _loses(node):
         node = node.args[0]
     return node
 
 
 def through_casts(node: Any) -> Any:
     """What ``node`` is a copy of, rounded or not."""
-    while packet(node) in COPIES:
+    while packet(node) in CAST_PACKETS:
         node = node.args[0]
     return node
 
@@ -110,11 +105,11 @@ def spread(node: Node, shape: Any = None, reshaped: bool = False) -> Spread:
     """What ``node`` repeats: through casts, expansions and, before those, views that keep the order of the elements."""
     error, shape = 0.0, node.meta["val"].shape if shape is None else shape
     while is_tensor(node):
-        if packet(node) in COPIES:
+        if packet(node) in CAST_PACKETS:
             error += ulp(node) if _loses(node) else 0.0
         elif packet(node) is aten.expand and not reshaped:
             shape = node.args[0].meta["val"].shape  # type: ignore[union-attr]
-        elif packet(node) in RESHAPES:
+        elif packet(node) in RESHAPE_PACKETS:
             reshaped = True
         else:
             break

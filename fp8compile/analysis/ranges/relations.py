@@ -19,7 +19,7 @@ from torch.fx import Node
 
 from fp8compile import _torch as private
 from fp8compile.analysis.ranges.bounds import at_least, at_most, nonnegative, positive
-from fp8compile.analysis.ranges.interval import ZERO, Range, bits_of, enlarged, exactly, hull, over
+from fp8compile.analysis.ranges.interval import ZERO, Interval, bits_of, enlarged, exactly, hull, over
 from fp8compile.analysis.ranges.matching import (
     Known,
     Spread,
@@ -46,32 +46,32 @@ aten = torch.ops.aten
 ANYWHERE = (-math.inf, math.inf)
 
 
-def square(node: Node, known: Known) -> Range | None:
+def square(node: Node, known: Known) -> Interval | None:
     """x x is not negative."""
     a, b = node.args[:2]
-    return Range(0.0, math.inf, known[a].vanishing) if isinstance(a, Node) and same(a, b) else None
+    return Interval(0.0, math.inf, known[a].vanishing) if isinstance(a, Node) and same(a, b) else None
 
 
-def shifted(node: Node, known: Known) -> Range | None:
+def shifted(node: Node, known: Known) -> Interval | None:
     """x - amax(x) <= 0, x - amin(x) >= 0: an extremum is one of the elements, and nothing is rounded before its subtraction.
 
     x - logsumexp(x) <= 0 too, but a logsumexp is rounded: the sum by less than 2^-11, the rest by its last places.
     """
     if found := extremum(node):
-        return Range(*((-math.inf, 0.0) if packet(found) in (aten.amax, aten.max) else (0.0, math.inf)))
+        return Interval(*((-math.inf, 0.0) if packet(found) in (aten.amax, aten.max) else (0.0, math.inf)))
     total = log_sum(node)
     if total is None:
         return None
-    return Range(-math.inf, 2.0**-10 + known[total.node].amax * (4 * ulp(total.node) + total.error))
+    return Interval(-math.inf, 2.0**-10 + known[total.node].amax * (4 * ulp(total.node) + total.error))
 
 
-def exponential(node: Node, known: Known) -> Range | None:
+def exponential(node: Node, known: Known) -> Interval | None:
     """exp(x - amax(x)) is 1 somewhere in each row, and a softmax at least 1/n: neither vanishes."""
     x = original(node.args[0])
-    return Range(*ANYWHERE) if touched(x) is not None or log_sum(through_casts(x)) is not None else None
+    return Interval(*ANYWHERE) if touched(x) is not None or log_sum(through_casts(x)) is not None else None
 
 
-def counted(node: Node, known: Known) -> Range | None:
+def counted(node: Node, known: Known) -> Interval | None:
     """sum(exp(x - amax(x))) >= 1 over the dimensions of the maximum: the element that is the maximum gives exp(0)."""
     e = original(node.args[0])
     x = original(e.args[0]) if packet(e) is aten.exp else None
@@ -82,10 +82,10 @@ def counted(node: Node, known: Known) -> Range | None:
         x = original(x.args[0])  # the multiple that touched() saw through
     if is_guarded(x) and at_least(known[x.args[0]].lower) == -math.inf:
         return None  # a row of -inf alone
-    return Range(1 - 2.0**-20, math.inf)
+    return Interval(1 - 2.0**-20, math.inf)
 
 
-def quotient(node: Node, known: Known) -> Range | None:
+def quotient(node: Node, known: Known) -> Interval | None:
     """|a| / d <= K if |a| <= K d; a product with a negative power of d says the same."""
     a, d = node.args[:2]
     if not isinstance(a, Node) or not isinstance(d, Node) or (packet(node) is aten.div and len(node.kwargs)):
@@ -95,7 +95,7 @@ def quotient(node: Node, known: Known) -> Range | None:
     return next((found for x, y in ((a, d), (d, a)) if (found := _ratio(x, known, _inverse(y)))), None)
 
 
-def averaged(node: Node, known: Known) -> Range | None:
+def averaged(node: Node, known: Known) -> Interval | None:
     """A sum of n numbers, or of n products, divided by n or less is an average: as large as what it is made from."""
     a, divisor = node.args[0], of(known, node.args[1])
     if not is_tensor(a):
@@ -110,10 +110,10 @@ def averaged(node: Node, known: Known) -> Range | None:
         count, parts = elements(total.args[0], [-1]), total.args[:2]
     if count is None or not nonnegative(divisor.lower) or not nonnegative(count - divisor.upper):
         return None
-    return Range(*ANYWHERE, any(known[part].vanishing for part in parts))
+    return Interval(*ANYWHERE, any(known[part].vanishing for part in parts))
 
 
-def weighted(node: Node, known: Known) -> Range | None:
+def weighted(node: Node, known: Known) -> Interval | None:
     """A product with a softmax, probabilities that sum to 1 over the inner dimension: a mean of the other operand."""
     left, right = node.args[:2]
     place = spread(left)  # type: ignore[arg-type]
@@ -131,17 +131,17 @@ def weighted(node: Node, known: Known) -> Range | None:
     return enlarged(hull([ZERO, of(known, right)]), error)
 
 
-def gate(node: Node, known: Known) -> Range | None:
+def gate(node: Node, known: Known) -> Interval | None:
     """1 / (1 + exp(-x)) and x / (1 + exp(-x)): near 0 because the gate is shut; their absolute accuracy counts."""
     top, below = (1.0, node.args[0]) if packet(node) is aten.reciprocal else node.args[:2]
     below = original(below)
     terms = below.args[:2] if packet(below) is aten.add else ()
     if 1 in terms and any(packet(term) is aten.exp for term in terms):
-        return Range(*ANYWHERE, isinstance(top, Node) and known[top].vanishing)
+        return Interval(*ANYWHERE, isinstance(top, Node) and known[top].vanishing)
     return None
 
 
-RELATIONS: dict[object, tuple[Callable[[Node, Known], Range | None], ...]] = {
+RELATIONS: dict[object, tuple[Callable[[Node, Known], Interval | None], ...]] = {
     aten.mul: (square, quotient, averaged),
     aten.div: (quotient, averaged, gate),
     aten.reciprocal: (gate,),
@@ -161,7 +161,7 @@ class _Divisor(NamedTuple):
     power: float
 
 
-def _ratio(a: Node, known: Known, divisor: _Divisor | None) -> Range | None:
+def _ratio(a: Node, known: Known, divisor: _Divisor | None) -> Interval | None:
     """a / y^c is within K^c if |a|^(1/c) <= K y; it vanishes only if ``a`` does and an epsilon keeps y from doing so too."""
     if divisor is None or not is_tensor(a):
         return None
@@ -169,7 +169,7 @@ def _ratio(a: Node, known: Known, divisor: _Divisor | None) -> Range | None:
     if math.isinf(factor):
         return None
     lower = 0.0 if nonnegative(known[a].lower) else -factor
-    return Range(lower, factor, known[a].vanishing and positive(known[divisor.node].lower))
+    return Interval(lower, factor, known[a].vanishing and positive(known[divisor.node].lower))
 
 
 def _inverse(node: Node) -> _Divisor | None:

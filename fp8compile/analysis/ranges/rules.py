@@ -14,7 +14,7 @@ from fp8compile.analysis.ranges.bounds import at_least, at_most, greatest, nonne
 from fp8compile.analysis.ranges.interval import (
     ANYTHING,
     ZERO,
-    Range,
+    Interval,
     add,
     between,
     enlarged,
@@ -33,17 +33,17 @@ aten, prims = torch.ops.aten, torch.ops.prims
 Rule = Callable[[Node, Known], Any]
 
 
-def of_dtype(dtype: torch.dtype) -> Range:
+def of_dtype(dtype: torch.dtype) -> Interval:
     """All finite numbers of a dtype."""
     if dtype == torch.bool:
-        return Range(0.0, 1.0)
+        return Interval(0.0, 1.0)
     if dtype.is_complex:
         return ANYTHING
     info = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
-    return Range(float(info.min), float(info.max))
+    return Interval(float(info.min), float(info.max))
 
 
-def input_range(node: Node) -> Range:
+def input_range(node: Node) -> Interval:
     """An input is finite; a constant is what it is."""
     value = node.meta.get("val")
     constant: Any = getattr(node.graph.owning_module, str(node.target), None) if node.op == "get_attr" else None
@@ -55,16 +55,16 @@ def input_range(node: Node) -> Range:
     return of_dtype(value.dtype) if isinstance(value, torch.Tensor) else ANYTHING
 
 
-def unary(f: Callable[[Range], Range]) -> Rule:
+def unary(f: Callable[[Interval], Interval]) -> Rule:
     return lambda node, known: f(of(known, node.args[0]))
 
 
-def binary(f: Callable[[Range, Range], Range]) -> Rule:
+def binary(f: Callable[[Interval, Interval], Interval]) -> Rule:
     return lambda node, known: f(of(known, node.args[0]), of(known, node.args[1]))
 
 
 def within(lower: float, upper: float) -> Rule:
-    return lambda node, known: Range(lower, upper)
+    return lambda node, known: Interval(lower, upper)
 
 
 def increasing(f: Callable[[float], float], keeps_small: bool = True) -> Rule:
@@ -72,22 +72,22 @@ def increasing(f: Callable[[float], float], keeps_small: bool = True) -> Rule:
     return unary(lambda x: monotone(x, f, x.vanishing and keeps_small))
 
 
-def first(node: Node, known: Known) -> Range:
+def first(node: Node, known: Known) -> Interval:
     """Elements of the first argument, moved, repeated or left out."""
     return of(known, node.args[0])
 
 
-def parts(node: Node, known: Known) -> tuple[Range, ...]:
+def parts(node: Node, known: Known) -> tuple[Interval, ...]:
     return (of(known, node.args[0]),) * len(node.meta["val"])
 
 
-def picked(node: Node, known: Known) -> Range:
+def picked(node: Node, known: Known) -> Interval:
     """One of several results."""
     whole, index = known.get(node.args[0]), node.args[1]  # type: ignore[arg-type]
     return whole[index] if isinstance(whole, tuple) and index < len(whole) else ANYTHING  # type: ignore[operator,index]
 
 
-def joined(node: Node, known: Known) -> Range:
+def joined(node: Node, known: Known) -> Interval:
     return hull(of(known, x) for x in node.args[0])  # type: ignore[union-attr]
 
 
@@ -96,7 +96,7 @@ def any_of(*places: int) -> Rule:
     return lambda node, known: hull(of(known, node.args[i]) for i in places)
 
 
-def padded(node: Node, known: Known) -> Range:
+def padded(node: Node, known: Known) -> Interval:
     return hull([of(known, node.args[0]), of(known, argument(node, 2, "value", 0.0))])
 
 
@@ -104,35 +104,35 @@ def filled(index: int) -> Rule:
     return lambda node, known: of(known, node.args[index])
 
 
-def counting(node: Node, known: Known) -> Range:
+def counting(node: Node, known: Known) -> Interval:
     """start, start + step, ...: prims.iota(length)."""
     start, step, length = node.kwargs["start"], node.kwargs["step"], of(known, node.args[0])
     return hull([of(known, start), add(of(known, start), times(of(known, step), add(length, exactly(-1.0))))])
 
 
-def added(node: Node, known: Known, sign: float = 1.0) -> Range:
+def added(node: Node, known: Known, sign: float = 1.0) -> Interval:
     alpha = exactly(sign * float(node.kwargs.get("alpha", 1)))  # type: ignore[arg-type]
     return add(of(known, node.args[0]), times(of(known, node.args[1]), alpha))
 
 
-def subtracted(node: Node, known: Known) -> Range:
+def subtracted(node: Node, known: Known) -> Interval:
     return added(node, known, -1.0)
 
 
-def divided(node: Node, known: Known) -> Range:
+def divided(node: Node, known: Known) -> Interval:
     x = over(of(known, node.args[0]), of(known, node.args[1]))
     if node.kwargs.get("rounding_mode") is None:
         return x
-    return Range(at_least(x.lower) - 1, at_most(x.upper) + 1)
+    return Interval(at_least(x.lower) - 1, at_most(x.upper) + 1)
 
 
-def fused(node: Node, known: Known) -> Range:
+def fused(node: Node, known: Known) -> Interval:
     """a b + c."""
     a, b, c = (of(known, x) for x in node.args[:3])
     return add(times(a, b), c)
 
 
-def absolute(x: Range) -> Range:
+def absolute(x: Interval) -> Interval:
     if nonnegative(x.lower):
         return x
     if nonnegative(-x.upper):
@@ -140,42 +140,42 @@ def absolute(x: Range) -> Range:
     return between(0.0, greatest([-x.lower, x.upper]), x.vanishing)
 
 
-def larger(x: Range, y: Range) -> Range:
+def larger(x: Interval, y: Interval) -> Interval:
     vanishing = (x.vanishing or y.vanishing) and not (positive(at_least(x.lower)) or positive(at_least(y.lower)))
     return between(greatest([x.lower, y.lower]), greatest([x.upper, y.upper]), vanishing)
 
 
-def smaller(x: Range, y: Range) -> Range:
+def smaller(x: Interval, y: Interval) -> Interval:
     return negated(larger(negated(x), negated(y)))
 
 
-def clamped(node: Node, known: Known) -> Range:
+def clamped(node: Node, known: Known) -> Interval:
     x, low, high = of(known, node.args[0]), argument(node, 1, "min"), argument(node, 2, "max")
     x = x if low is None else larger(x, of(known, low))
     return x if high is None else smaller(x, of(known, high))
 
 
-def reciprocal(x: Range) -> Range:
+def reciprocal(x: Interval) -> Interval:
     return over(exactly(1.0), x)
 
 
-def rsqrt(x: Range) -> Range:
+def rsqrt(x: Interval) -> Interval:
     return reciprocal(root(x))
 
 
-def root(x: Range) -> Range:
+def root(x: Interval) -> Interval:
     return monotone(x, math.sqrt, x.vanishing) if nonnegative(x.lower) else ANYTHING
 
 
-def exponential(x: Range) -> Range:
+def exponential(x: Interval) -> Interval:
     return monotone(x, math.exp, at_least(x.lower) < math.log(FP16_NORMAL))
 
 
-def exponential2(x: Range) -> Range:
+def exponential2(x: Interval) -> Interval:
     return monotone(x, lambda e: 2.0**e, at_least(x.lower) < math.log2(FP16_NORMAL))
 
 
-def power(node: Node, known: Known) -> Range:
+def power(node: Node, known: Known) -> Interval:
     """x^n for a number n; n^x for n > 0 is exp2(x log2(n)); of two tensors, nothing is proven."""
     base, exponent = node.args[:2]
     if isinstance(exponent, (int, float)):
@@ -185,7 +185,7 @@ def power(node: Node, known: Known) -> Range:
     return ANYTHING
 
 
-def raised(x: Range, n: float) -> Range:
+def raised(x: Interval, n: float) -> Interval:
     """x^n: even, odd or fractional; for n < 0 one over x^-n."""
     if n < 0:
         return reciprocal(raised(x, -n))
@@ -206,19 +206,19 @@ def extreme(node: Node, known: Known) -> Any:
     return (x, ANYTHING) if isinstance(node.meta["val"], (tuple, list)) else x
 
 
-def cast(node: Node, known: Known) -> Range:
+def cast(node: Node, known: Known) -> Interval:
     """The same number, or for integers what is left without its fraction."""
     x = of(known, node.args[0])
     return x if node.meta["val"].dtype.is_floating_point else monotone(x, math.trunc, False)
 
 
-def dropped(node: Node, known: Known) -> tuple[Range, Range]:
+def dropped(node: Node, known: Known) -> tuple[Interval, Interval]:
     """x / (1 - p), or 0."""
     kept = exactly(1 - float(node.args[1]))  # type: ignore[arg-type]
-    return hull([ZERO, of(known, node.args[0]), over(of(known, node.args[0]), kept)]), Range(0.0, 1.0)
+    return hull([ZERO, of(known, node.args[0]), over(of(known, node.args[0]), kept)]), Interval(0.0, 1.0)
 
 
-def attended(node: Node, known: Known) -> tuple[Range, ...]:
+def attended(node: Node, known: Known) -> tuple[Interval, ...]:
     """A mean of values, weighted by probabilities; 0 where a row is masked altogether."""
     dropout = [p for p in (*node.args[3:], node.kwargs.get("dropout_p")) if type(p) is float and p > 0]
     mean = hull([ZERO, of(known, node.args[2])])
@@ -226,23 +226,23 @@ def attended(node: Node, known: Known) -> tuple[Range, ...]:
     return (out, *((ANYTHING,) * (len(node.meta["val"]) - 1)))
 
 
-def scattered(node: Node, known: Known) -> Range:
+def scattered(node: Node, known: Known) -> Interval:
     """What was there, or what is put there; of sums, nothing is proven."""
     if "reduce" in node.kwargs or (packet(node) is aten.index_put and argument(node, 3, "accumulate")):
         return ANYTHING
     return hull([of(known, node.args[0]), of(known, node.args[3 if packet(node) is aten.scatter else 2])])
 
 
-def sorted_(node: Node, known: Known) -> tuple[Range, Range]:
+def sorted_(node: Node, known: Known) -> tuple[Interval, Interval]:
     """Some elements of the first argument, and where they were."""
     return of(known, node.args[0]), ANYTHING
 
 
-def drawn(node: Node, known: Known) -> Range:
-    return Range(0.0, 1.0) if "randn" not in node.args else ANYTHING
+def drawn(node: Node, known: Known) -> Interval:
+    return Interval(0.0, 1.0) if "randn" not in node.args else ANYTHING
 
 
-def sine(x: Range) -> Range:
+def sine(x: Interval) -> Interval:
     return between(max(-1.0, -x.amax), min(1.0, x.amax), x.vanishing)
 
 

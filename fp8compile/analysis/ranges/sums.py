@@ -8,7 +8,7 @@ from fp8compile.analysis.ranges.bounds import at_least, at_most
 from fp8compile.analysis.ranges.interval import (
     ANYTHING,
     ZERO,
-    Range,
+    Interval,
     add,
     between,
     enlarged,
@@ -23,16 +23,16 @@ from fp8compile.analysis.ranges.interval import (
 from fp8compile.analysis.ranges.matching import Known, correction, elements, of, reduced
 
 
-def total(node: Node, known: Known) -> Range:
+def total(node: Node, known: Known) -> Interval:
     return summed(of(known, node.args[0]), elements(node.args[0], reduced(node)))
 
 
-def averaged(node: Node, known: Known) -> Range:
+def averaged(node: Node, known: Known) -> Interval:
     x = of(known, node.args[0])
     return enlarged(x, sum_error(elements(node.args[0], reduced(node)), x))
 
 
-def variance(node: Node, known: Known) -> Range:
+def variance(node: Node, known: Known) -> Interval:
     """At most half the width, squared (Popoviciu), times n / (n - correction).
 
     Its computed mean is off by e times the greatest magnitude, e the error of a sum, and so is the deviation at most.
@@ -45,30 +45,30 @@ def variance(node: Node, known: Known) -> Range:
     return between(0.0, deviation * deviation * (1 + 4 * error) * at_least(n) / (at_least(n) - less), x.vanishing)
 
 
-def variance_and_mean(node: Node, known: Known) -> tuple[Range, Range]:
+def variance_and_mean(node: Node, known: Known) -> tuple[Interval, Interval]:
     return variance(node, known), averaged(node, known)
 
 
-def accumulated(node: Node, known: Known) -> Range:
+def accumulated(node: Node, known: Known) -> Interval:
     """Sums of the first 1, 2, ... n. A scan may add all in a row; each addition errs by no more than what it adds."""
     x, n = of(known, node.args[0]), elements(node.args[0], [node.args[1]])
-    return enlarged(times(x, Range(1.0, n)), min((at_most(n) + 1) * 2.0**-24, 1.0))
+    return enlarged(times(x, Interval(1.0, n)), min((at_most(n) + 1) * 2.0**-24, 1.0))
 
 
-def product(node: Node, known: Known, a: int = 0) -> Range:
+def product(node: Node, known: Known, a: int = 0) -> Interval:
     """Sums of k products, k the inner dimension."""
     left, right = node.args[a : a + 2]
     return summed(times(of(known, left), of(known, right)), elements(left, [-1]))
 
 
-def product_and_sum(node: Node, known: Known) -> Range:
+def product_and_sum(node: Node, known: Known) -> Interval:
     """beta c + alpha a b; c may be what the sum starts from."""
     beta, alpha = (exactly(float(node.kwargs.get(name, 1))) for name in ("beta", "alpha"))  # type: ignore[arg-type]
     start = enlarged(of(known, node.args[0]), sum_error(elements(node.args[1], [-1])))
     return add(times(start, beta), times(product(node, known, 1), alpha))
 
 
-def convolved(node: Node, known: Known) -> Range:
+def convolved(node: Node, known: Known) -> Interval:
     """Sums of one product per input channel of a group and element of the kernel, or fewer where padding is."""
     x, weight, bias, *_, transposed, _, groups = node.args
     rank = weight.meta["val"].dim()  # type: ignore[union-attr]

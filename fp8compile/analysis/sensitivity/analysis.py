@@ -9,7 +9,7 @@ from functools import cached_property
 from torch.fx import Graph, Node
 
 from fp8compile.analysis.linears import uncast
-from fp8compile.analysis.ranges import Range, ranges
+from fp8compile.analysis.ranges import Interval, ranges
 from fp8compile.analysis.ranges.interval import ANYTHING
 from fp8compile.analysis.ranges.matching import packet
 from fp8compile.analysis.sensitivity import responses as R
@@ -60,7 +60,7 @@ class Sensitivity:
         return self._linear[node]
 
     @cached_property
-    def ranges(self) -> Mapping[Node, Range]:
+    def ranges(self) -> Mapping[Node, Interval]:
         """What is proven of every value of the backward; of saved values, what is proven of them in the forward."""
         known = {
             e.backward: self.forward_ranges[e.forward] for e in self.split.edges if e.forward in self.forward_ranges
@@ -68,7 +68,7 @@ class Sensitivity:
         return ranges(self.split.bw.graph, known)
 
     @cached_property
-    def forward_ranges(self) -> Mapping[Node, Range]:
+    def forward_ranges(self) -> Mapping[Node, Interval]:
         return ranges(self.split.fw.graph)
 
     @cached_property
@@ -89,7 +89,7 @@ class Sensitivity:
         """Whether no equality makes ``value``, element by element, here or in the forward (regular.py)."""
         return is_free_of_ties(value, self.made)
 
-    def _range_of(self, node: Node) -> Range:
+    def _range_of(self, node: Node) -> Interval:
         known = self.ranges if node in self.position else self.forward_ranges
         return known.get(node, ANYTHING)
 

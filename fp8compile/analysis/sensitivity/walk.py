@@ -10,7 +10,7 @@ from typing import Protocol
 
 from torch.fx import Node
 
-from fp8compile.analysis.ranges import Range
+from fp8compile.analysis.ranges import Interval
 from fp8compile.analysis.ranges.bounds import at_least, at_most
 from fp8compile.analysis.ranges.matching import packet
 from fp8compile.analysis.sensitivity import responses as R
@@ -47,7 +47,7 @@ class Backward(Protocol):
     def position(self) -> Mapping[Node, int]: ...
 
     @property
-    def ranges(self) -> Mapping[Node, Range]: ...
+    def ranges(self) -> Mapping[Node, Interval]: ...
 
     def is_linear_from(self, node: Node) -> bool: ...
 

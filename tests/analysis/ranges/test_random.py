@@ -17,11 +17,11 @@ from torch import Tensor
 from torch.fx import GraphModule, Node
 
 from fp8compile._torch import make_fx, select_decomp_table
-from fp8compile.analysis.ranges import Range, ranges
+from fp8compile.analysis.ranges import Interval, ranges
 
 SIDE, SAMPLES = 4, 1000
 LARGEST = 65504.0
-DATA = Range(-LARGEST, LARGEST)
+DATA = Interval(-LARGEST, LARGEST)
 
 Step = Callable[[Tensor, Tensor, int, float], Tensor]  # of two values, a dimension and a positive number
 
@@ -159,7 +159,7 @@ def values_of(gm: GraphModule, *inputs: Tensor) -> dict[Node, Tensor]:
     return dict(zip(nodes, values, strict=True))
 
 
-def check(node: Node, proven: Range, seen: dict[Node, Tensor]) -> int:
+def check(node: Node, proven: Interval, seen: dict[Node, Tensor]) -> int:
     """How many samples were checked; all of them lie in the range."""
     before, waiting = set(), list(node.all_input_nodes)
     while waiting:

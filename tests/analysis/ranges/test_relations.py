@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fp8compile._torch import make_fx, select_decomp_table
-from fp8compile.analysis.ranges import Range, ranges
+from fp8compile.analysis.ranges import Interval, ranges
 from fp8compile.analysis.ranges.interval import BLOCK
 from fp8compile.fx.graph import is_tensor
 from tests.support.graphs import joint_of
@@ -112,16 +112,16 @@ def test_what_vanishes() -> None:
 
 
 def test_what_fits() -> None:
-    assert Range(-65504.0, 65504.0).fits() and Range(0.0, 65519.9).fits()  # which rounds to 65504
-    assert not Range(0.0, 65520.0).fits() and not Range(-INF, 0.0).fits()
-    assert not Range(0.0, 1.0, vanishing=True).fits()
-    assert not Range(0.0, 2.0).fits(limit=1.0)
+    assert Interval(-65504.0, 65504.0).fits() and Interval(0.0, 65519.9).fits()  # which rounds to 65504
+    assert not Interval(0.0, 65520.0).fits() and not Interval(-INF, 0.0).fits()
+    assert not Interval(0.0, 1.0, vanishing=True).fits()
+    assert not Interval(0.0, 2.0).fits(limit=1.0)
 
 
 def test_values_known_by_calibration_override() -> None:
     gm = traced(lambda x: x * x + 1, A)
     square = next(n for n in gm.graph.nodes if n.target is aten.mul.Tensor)
-    assert str(ranges(gm.graph, {square: Range(0, 4)})[square.next]) == "[1, 5]"
+    assert str(ranges(gm.graph, {square: Interval(0, 4)})[square.next]) == "[1, 5]"
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -134,15 +134,15 @@ def test_inputs_are_finite_and_casts_pass_on(dtype: torch.dtype) -> None:
 def test_a_16_bit_node_is_rounded_to_its_format() -> None:
     third = analysed(lambda x: x / 3, (1.0, 1.0), dtype=torch.float16)[1]
     assert third.lower == torch.tensor(1 / 3).half().item() and third.upper == torch.tensor(1 / 3).item()
-    assert analysed(lambda x: x * 1.0, DATA, dtype=torch.float16)[1] == Range(*DATA)
+    assert analysed(lambda x: x * 1.0, DATA, dtype=torch.float16)[1] == Interval(*DATA)
 
 
 def test_bits_are_no_numbers() -> None:
-    assert analysed(lambda x: x.view(torch.int32).view(torch.float32), A)[1] == Range(-INF, INF, True)
+    assert analysed(lambda x: x.view(torch.int32).view(torch.float32), A)[1] == Interval(-INF, INF, True)
 
 
 def test_a_cast_to_fp8_rounds() -> None:
-    assert analysed(lambda x: x.to(torch.float8_e4m3fn).float(), (0.0, 1.07))[1] == Range(0.0, 1.125)
+    assert analysed(lambda x: x.to(torch.float8_e4m3fn).float(), (0.0, 1.07))[1] == Interval(0.0, 1.125)
 
 
 @pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2, torch.bfloat16, torch.float16])
@@ -209,7 +209,7 @@ def test_symbolic_sizes() -> None:
     gm = make_fx(fn, decomposition_table=select_decomp_table(), tracing_mode="symbolic")(
         *torch.ones(2, 5, 8, dtype=dtype)
     )
-    known = {node: Range(-100.0, 100.0) for node in gm.graph.find_nodes(op="placeholder")}
+    known = {node: Interval(-100.0, 100.0) for node in gm.graph.find_nodes(op="placeholder")}
     found = ranges(gm.graph, known)
     total, average, product, ones, whole, scan = (found[n] for n in gm.graph.output_node().args[0])
     assert total.amax == INF and not total.fits()

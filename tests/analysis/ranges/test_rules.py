@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import pytest
 import torch
 
-from fp8compile.analysis.ranges import Range
+from fp8compile.analysis.ranges import Interval
 from fp8compile.analysis.ranges.interval import FUNCTION_ERROR
 from fp8compile.analysis.ranges.matching import packet
 from fp8compile.analysis.ranges.table import RULES
@@ -240,4 +240,4 @@ def test_every_rule_has_a_case() -> None:
 
 def test_what_has_no_rule_is_unbounded_and_may_vanish() -> None:
     _, proven = analysed(lambda x: aten.digamma(x), A)
-    assert proven == Range(-INF, INF, True) and not proven.fits()
+    assert proven == Interval(-INF, INF, True) and not proven.fits()
