@@ -11,7 +11,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from fp8compile import _torch as private
 from fp8compile.fx.ops import VIEWS, is_view
-from fp8compile.fx.tracing import result_of, traced
+from fp8compile.fx.tracing import copy_into, result_of, traced
 
 aten = torch.ops.aten
 
@@ -65,7 +65,7 @@ def splice(graph: Graph, fn: Callable[..., Any], *nodes: Node, before: Node, mar
             elif node.op == "output":
                 return torch.fx.node.map_arg(node.args[0], lambda n: copied[n])
             else:
-                new = copied[node] = graph.node_copy(node, lambda n: copied[n])
+                new = copied[node] = copy_into(graph, node, copied)
                 new.meta |= provenance | {"val": result_of(new, fake_mode)}
     raise AssertionError("a traced graph has an output")
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import weakref
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -15,7 +16,7 @@ from torch.fx import Graph, Node
 from fp8compile import _torch as private
 
 LAYOUT = "fp8compile_layout"  # in the meta of a traced node: what its result is, where that has memory of its own
-PLAIN = (type(None), bool, int, float, str, torch.dtype, torch.device)
+PLAIN = (type(None), bool, int, str, torch.dtype, torch.device)
 
 # By fake mode, which is one compilation's: its settings, and so Inductor's decompositions, stay as they are.
 _traced: weakref.WeakKeyDictionary[Any, dict[Hashable, Graph]] = weakref.WeakKeyDictionary()
@@ -60,6 +61,18 @@ def _fresh_layout(node: Node, value: object) -> tuple[Any, ...] | None:
     return tuple(value.shape), value.stride(), value.dtype, value.device
 
 
+def copy_into(graph: Graph, node: Node, copied: Mapping[Node, Node]) -> Node:
+    """A copy of a traced node; a NaN among its arguments is a new one.
+
+    Equal constants are merged before a joint graph is cut, and a NaN equals itself alone: one object in all copies would be
+    one value, made in the forward and saved for the backward.
+    """
+    new = graph.node_copy(node, lambda n: copied[n])
+    if any(isinstance(a, float) and math.isnan(a) for a in new.args):
+        new.args = tuple(float("nan") if isinstance(a, float) and math.isnan(a) else a for a in new.args)
+    return new
+
+
 def result_of(node: Node, fake_mode: Any) -> Any:
     """The value of a copy of a traced node, from those of its operands: a new tensor, or a view of what its operand is."""
     if (layout := node.meta.pop(LAYOUT, None)) is not None:
@@ -83,7 +96,9 @@ def _function_key(fn: object) -> Hashable:
 
 
 def _value_key(value: object) -> Hashable:
-    """A value with its type, since 1 == 1.0 == True: what is computed from them is not the same."""
+    """A value with its type, since what 1, 1.0 and True make of a tensor is not the same; nor is what 0.0 and -0.0 do."""
+    if isinstance(value, float):
+        return type(value), value.hex()
     if isinstance(value, PLAIN):
         return type(value), value
     if isinstance(value, (tuple, list)):

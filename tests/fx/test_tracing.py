@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -95,6 +96,7 @@ def test_values_that_differ_are_traced_by_themselves(other: Tensor) -> None:
         (encoding(Groupwise(INT8, 16)), encoding(Groupwise(INT8, 32))),
         (scaling(2), scaling(2.0)),
         (scaling(0.5), scaling(0.25)),
+        (scaling(0.0), scaling(-0.0)),
         (lambda x: x + 1, lambda x: x + 2),
     ],
 )
@@ -149,6 +151,16 @@ def test_values_of_copies_are_what_their_operations_give() -> None:
         assert (found.shape, found.stride(), found.storage_offset()) == (expected.shape, expected.stride(), 0)
         checked += LAYOUT not in node.meta
     assert checked > 40
+
+
+def test_a_nan_in_two_copies_is_no_constant_that_they_share() -> None:
+    """What two encodings share would be saved for backward by the one's half for the other's."""
+    spliced = Spliced(torch.randn(4, 64), torch.randn(4, 64))
+    for node in spliced.inputs:
+        spliced.splice(encoding(Groupwise(INT8, 16)), node)
+    constants = [n for n in spliced.graph.nodes if n.target is torch.ops.aten.scalar_tensor.default]
+    first, second = (n.args[0] for n in constants)
+    assert math.isnan(first) and math.isnan(second) and first is not second  # type: ignore[arg-type]
 
 
 def test_a_view_shares_the_memory_of_what_it_looks_at() -> None:
