@@ -291,6 +291,13 @@ ANALYSES = (
         ("tests/fx/test_tracing.py",),
     ),
     Mutant(
+        "tracing: copies share one NaN",
+        "fp8compile/fx/tracing.py",
+        "if any(isinstance(a, float) and math.isnan(a) for a in new.args):",
+        "if False:",
+        ("tests/fx/test_tracing.py",),
+    ),
+    Mutant(
         "region_reports: what a region in a checkpoint leaves is kept",
         "fp8compile/compiler/region_reports.py",
         "if skip.kind != SAVED)",
