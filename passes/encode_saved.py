@@ -10,7 +10,7 @@ Left as they are, each with its reason in the report: what is not a floating-poi
 states, tables, values made from parameters alone), small tensors, statistics of norms and softmax, float64 and complex,
 what the user put in FP32 inside a 16-bit model, FP32 islands, operands of higher-order operators, what the recipe says to
 leave, and every tensor for which it cannot be argued that the gradients answer its error with a small one
-(``fp8compile/sensitivity``).
+(``fp8compile/analysis/sensitivity``).
 """
 
 from __future__ import annotations

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from benchmarks.harness.batches import text
 from fp8compile.numerics.formats import INT8
 from fp8compile.numerics.scaling import inv_scale_of, quantize
-from fp8compile.numerics.states.dynamic_tree import DynamicTree, magnitude_of, unit_and_amax
-from fp8compile.numerics.states.interface import GROUP, StateCodec
+from fp8compile.numerics.states.dynamic_tree import DynamicTree, magnitude_of
+from fp8compile.numerics.states.interface import GROUP, StateCodec, unit_and_amax
 from fp8compile.numerics.states.plain import UINT8, Linear
 from fp8compile.numerics.states.registry import state_codec
 from fp8compile.optim import AdamW, StableEmbedding

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from fp8compile.numerics.states.dither import dithered
-from fp8compile.numerics.states.dynamic_tree import unit_and_amax, zeros_or
-from fp8compile.numerics.states.interface import Grouped
+from fp8compile.numerics.states.interface import Grouped, unit_and_amax, zeros_or
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,7 @@ import torch
 from torch import Tensor
 
 from fp8compile.numerics.states.dither import dithered
-from fp8compile.numerics.states.interface import Grouped
-from fp8compile.numerics.states.range_expansion import SMALLEST
+from fp8compile.numerics.states.interface import Grouped, unit_and_amax, zeros_or
 
 
 @dataclass(frozen=True)
@@ -54,13 +53,6 @@ def tree_map(signed: bool, bits: int = 8) -> Tensor:
     return torch.tensor(sorted({0.0} | values | mirrored), dtype=torch.float64)
 
 
-def unit_and_amax(x_NG: Tensor) -> tuple[Tensor, Tensor]:
-    """``|x| / amax`` in [0, 1] ``[N, G]`` (0 where all of the group is), and amax ``[N, 1]``, NaN if it is not finite."""
-    a = x_NG.abs()
-    amax = a.amax(-1, keepdim=True)
-    return a / torch.where(amax > 0, amax, 1.0), torch.where(amax < torch.inf, amax, torch.nan)
-
-
 def encode_tree(x_NG: Tensor, signed: bool, bits: int, dithers: bool = False) -> tuple[Tensor, Tensor]:
     """Codes ``[N, G]``, uint8 of which ``bits`` are used, and amax ``[N, 1]``."""
     unit, amax = unit_and_amax(x_NG)
@@ -82,11 +74,6 @@ def decode_tree(codes_NG: Tensor, amax_N1: Tensor, signed: bool, bits: int) -> T
     negative = codes >= sign_bit
     a = value_of(torch.where(negative, codes - sign_bit, codes), bits - 1) * amax_N1
     return torch.where(negative, -a, a)
-
-
-def zeros_or(codes_NG: Tensor, amax_N1: Tensor, a_NG: Tensor) -> Tensor:
-    """``a`` but at least 2**-126, and 0 where the code is; where amax is NaN nothing is 0."""
-    return torch.where((codes_NG == 0) & (amax_N1 < torch.inf), 0.0, a_NG.clamp_min(SMALLEST))
 
 
 def decades_of(bits: int) -> list[tuple[float, float, float]]:

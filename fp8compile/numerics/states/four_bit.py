@@ -20,9 +20,8 @@ import torch
 from torch import Tensor
 
 from fp8compile.numerics.states.dither import dithered
-from fp8compile.numerics.states.dynamic_tree import decode_tree, encode_tree, unit_and_amax
-from fp8compile.numerics.states.interface import GROUP, Grouped, rows_of
-from fp8compile.numerics.states.range_expansion import SMALLEST
+from fp8compile.numerics.states.dynamic_tree import decode_tree, encode_tree
+from fp8compile.numerics.states.interface import GROUP, SMALLEST, Grouped, rows_of, unit_and_amax
 
 LEVELS = 16
 

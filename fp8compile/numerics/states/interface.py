@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 GROUP = 128
+SMALLEST = 2.0**-126  # FP32's smallest normal value: what a second moment that is not zero is at least
 
 
 class StateCodec(Protocol):
@@ -123,3 +124,15 @@ def out_of_groups(x_NG: Tensor, shape: Sequence[int], group_size: int | None) ->
         return x_NG if x_NG.shape == torch.Size(shape) else x_NG.reshape(shape)
     _, length = rows_of(shape, group_size)
     return x_NG.reshape(numel // length, -1)[:, :length].reshape(shape)
+
+
+def unit_and_amax(x_NG: Tensor) -> tuple[Tensor, Tensor]:
+    """``|x| / amax`` in [0, 1] ``[N, G]`` (0 where all of the group is), and amax ``[N, 1]``, NaN if it is not finite."""
+    a = x_NG.abs()
+    amax = a.amax(-1, keepdim=True)
+    return a / torch.where(amax > 0, amax, 1.0), torch.where(amax < torch.inf, amax, torch.nan)
+
+
+def zeros_or(codes_NG: Tensor, amax_N1: Tensor, a_NG: Tensor) -> Tensor:
+    """``a`` but at least 2**-126, and 0 where the code is; where amax is NaN nothing is 0."""
+    return torch.where((codes_NG == 0) & (amax_N1 < torch.inf), 0.0, a_NG.clamp_min(SMALLEST))

@@ -26,9 +26,8 @@ from torch import Tensor
 
 from fp8compile.numerics.formats import E4M3, Format
 from fp8compile.numerics.states.dither import dithered_to
-from fp8compile.numerics.states.interface import Grouped
+from fp8compile.numerics.states.interface import SMALLEST, Grouped
 
-SMALLEST = 2.0**-126
 STEPS_OF_K = 16  # k is stored in sixteenths
 
 

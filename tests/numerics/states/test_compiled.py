@@ -2,7 +2,7 @@
 
 Range expansion takes log2 and exp2, which Inductor may compute by vectors where eager does not, or the other way round,
 each within an ulp: k is still owed, as the inputs are checked to hold no near tie; a code may be the next one; and the
-same code may decode to something else by the ulps of the second log2 and exp2, which test_state_expanded.py derives.
+same code may decode to something else by the ulps of the second log2 and exp2, which test_range_expansion.py derives.
 
 A cast to BF16 that is undone in the same kernel Inductor leaves out: decoded at once, a BF16 state is still FP32. States
 are stored between two steps, so that is nobody's loss, and it is compared as stored.
@@ -28,7 +28,7 @@ KINDS = [
     if name not in (UNSIGNED_ONLY if signed else SIGNED_ONLY)
 ]
 CODECS = [state_codec(name, signed=signed) for name, signed in KINDS]
-DELTA = 3 * 2.0**-17  # of a difference of logarithms: test_state_expanded.py
+DELTA = 3 * 2.0**-17  # of a difference of logarithms: test_range_expansion.py
 
 
 def sample(*shape):

@@ -239,7 +239,7 @@ def test_property_decoding_is_odd(x, label):
 @properties
 @given(x=hnp.arrays("float32", GROUP, elements=any_finite).map(torch.from_numpy), label=labels.filter(is_in_order))
 def test_property_order_within_a_group_is_kept(x, label):
-    # log2 need not be monotone between neighbours, so of expanded states BF16 values are asked: test_state_expanded.py.
+    # log2 need not be monotone between neighbours, so of expanded states BF16 values are asked: test_range_expansion.py.
     x = of_kind(label, x.bfloat16().float().clamp(-3e38, 3e38) if label in EXPANDED else x)
     ascending = x.sort().values
     x_hat = decoded(CODECS[label], ascending)
