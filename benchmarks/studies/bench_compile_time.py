@@ -7,8 +7,10 @@ included, of the first step less the second. What a layer costs is the differenc
 On a CPU the default recipe is "storage_only", since a CPU has no FP8 units; linears are emulated.
 
 Each run is a process of its own with an empty cache; the arms alternate, so that a machine whose speed drifts slows all.
+The least of the runs counts: a busy machine only ever adds. Beside the seconds stand the different kernels that the
+compiler was run on, which no machine disturbs: they are most of a compilation. Layers that are alike share theirs.
 
-    python benchmarks/studies/bench_compile_time.py [--layers 2 8 32] [--runs 1] [--json results.json]
+    python benchmarks/studies/bench_compile_time.py [--layers 2 8 32] [--runs 3] [--kernel-runs 1] [--json results.json]
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ import argparse
 import json
 import os
 import platform
-import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -65,41 +67,46 @@ print(first - seconds())
 """
 
 
-def seconds(arm: str, layers: int, generate: bool) -> float:
-    """CPU seconds that a process with an empty cache spends on the compilation, with or without kernels."""
+def compile_once(arm: str, layers: int, generate: bool) -> tuple[float, int]:
+    """CPU seconds that a process with an empty cache spends on the compilation, and the kernels that it compiles."""
     with tempfile.TemporaryDirectory() as cache:
         env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "PYTHONPATH": str(ROOT)}
         env["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # else workers that outlive the step compile, and are not counted
         command = [sys.executable, "-c", CODE, json.dumps(ARMS[arm]), str(layers), str(generate)]
         done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=True)
-    return float(done.stdout.split()[-1])
+        return float(done.stdout.split()[-1]), sum(1 for _ in Path(cache).rglob("*.main.cpp"))
 
 
-def per_layer(medians: dict[int, float]) -> list[float]:
-    """What one more layer costs between each depth and the next, in seconds."""
-    return [(medians[more] - medians[less]) / (more - less) for less, more in pairwise(sorted(medians))]
+def per_layer(by_depth: Mapping[int, float]) -> list[float]:
+    """What one more layer adds between each depth and the next."""
+    return [(by_depth[more] - by_depth[less]) / (more - less) for less, more in pairwise(sorted(by_depth))]
 
 
-def measured(layers: list[int], runs: int, generate: bool) -> dict[str, Any]:
-    """Seconds of each run by arm and depth, medians of what a layer costs, and that over plain Inductor's."""
-    times: dict[str, dict[int, list[float]]] = {arm: {depth: [] for depth in layers} for arm in ARMS}
-    for depth in layers:
+def measured(depths: list[int], runs: int, generate: bool) -> dict[str, Any]:
+    """Seconds of each run by arm and depth, and kernels; what a layer adds to both, and its seconds over plain Inductor's."""
+    seconds: dict[str, dict[int, list[float]]] = {arm: {depth: [] for depth in depths} for arm in ARMS}
+    kernels: dict[str, dict[int, int]] = {arm: {} for arm in ARMS}
+    for depth in depths:
         for _ in range(runs):
             for arm in ARMS:
-                times[arm][depth].append(seconds(arm, depth, generate))
-                print(f"{depth:3d} layers, {arm:16s} {times[arm][depth][-1]:6.1f} s", flush=True)
-    medians = {arm: {depth: statistics.median(of) for depth, of in by.items()} for arm, by in times.items()}
-    layer = {arm: per_layer(by) for arm, by in medians.items()}
+                spent, kernels[arm][depth] = compile_once(arm, depth, generate)
+                seconds[arm][depth].append(spent)
+                print(f"{depth:3d} layers, {arm:16s} {spent:6.1f} s, {kernels[arm][depth]} kernels", flush=True)
+    layer = {arm: per_layer({depth: min(of) for depth, of in by_depth.items()}) for arm, by_depth in seconds.items()}
     over = {arm: [ours / plain for ours, plain in zip(layer[arm], layer[PLAIN], strict=True)] for arm in ARMS}
+    more = {arm: per_layer(by_depth) for arm, by_depth in kernels.items()}
     for arm in ARMS:
-        print(f"{arm:16s} a layer: {[round(s, 2) for s in layer[arm]]} s, x plain {[round(r, 2) for r in over[arm]]}")
-    return {"seconds": times, "seconds_per_layer": layer, "over_plain": over}
+        text = f"{arm:16s} a layer: {[round(s, 2) for s in layer[arm]]} s, x plain {[round(r, 2) for r in over[arm]]}"
+        print(text + (f", kernels {[round(k, 1) for k in more[arm]]}" if generate else ""))
+    result: dict[str, Any] = {"seconds": seconds, "seconds_per_layer": layer, "over_plain": over}
+    return result | ({"kernels": kernels, "kernels_per_layer": more} if generate else {})
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--layers", type=int, nargs="+", default=[2, 8, 32])
-    parser.add_argument("--runs", type=int, default=1)
+    parser.add_argument("--runs", type=int, default=3, help="without kernels")
+    parser.add_argument("--kernel-runs", type=int, default=1, help="of whole compilations, which are long")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     result: dict[str, Any] = {
@@ -107,9 +114,9 @@ def main() -> None:
         "device": platform.processor() or platform.machine(),
         "torch": torch.__version__,
     }
-    for name, generate in (("without kernels", False), ("whole", True)):
+    for name, runs, generate in (("without kernels", args.runs, False), ("whole", args.kernel_runs, True)):
         print(name)
-        result[name] = measured(args.layers, args.runs, generate)
+        result[name] = measured(args.layers, runs, generate)
     if args.json:
         args.json.write_text(json.dumps(result, indent=1) + "\n")
 
