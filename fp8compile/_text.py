@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console, RenderableType
@@ -17,20 +18,35 @@ def human(nbytes: float) -> str:
     return f"{nbytes:.2f} GiB"
 
 
-def table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> Table:
-    """Rows under their columns, without lines around them."""
+def width() -> int:
+    """The columns of the terminal, or of COLUMNS; 100 where there is neither, and from 60 to 160."""
+    return min(max(shutil.get_terminal_size((100, 24)).columns, 60), 160)
+
+
+def table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], whole: int = 0) -> Table:
+    """Rows under their columns, without lines around them; the first ``whole`` columns are never broken."""
     made = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="")
-    for column in columns:
-        made.add_column(column, overflow="fold")
+    for at, column in enumerate(columns):
+        longest = max((len(row[at]) for row in rows), default=0)
+        least = longest if at < whole else None
+        made.add_column(column, overflow="fold", no_wrap=at < whole, min_width=least)
     for row in rows:
         made.add_row(*row)
+    if whole == len(columns):
+        made.min_width = columns_of(columns, rows)
     return made
 
 
-def printed(parts: Iterable[RenderableType], *, wrap: bool = False) -> str:
-    """Tables and lines below each other, 150 columns wide; ``wrap``: long lines are broken there."""
-    console = Console(width=150, no_color=True, highlight=False, markup=False, soft_wrap=False)
+def columns_of(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
+    """How wide a table is whose cells are not broken."""
+    return sum(max(map(len, of)) + 1 for of in zip(columns, *rows, strict=True))
+
+
+def printed(parts: Iterable[RenderableType], *, wrap: bool = False, columns: int | None = 150) -> str:
+    """Tables and lines below each other, ``columns`` wide, None: as wide as the terminal; ``wrap``: long lines are broken."""
+    console = Console(width=columns or width(), no_color=True, highlight=False, markup=False, soft_wrap=False)
     with console.capture() as capture:
         for part in parts:
-            console.print(part, soft_wrap=isinstance(part, str) and not wrap)
+            least = getattr(part, "min_width", None) or 0  # what is never broken may be wider than the terminal
+            console.print(part, soft_wrap=isinstance(part, str) and not wrap, width=max(console.width, least))
     return "\n".join(line.rstrip() for line in capture.get().splitlines())

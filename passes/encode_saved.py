@@ -224,4 +224,4 @@ def _codes_of_a_matmul(edge: SavedTensor, encoding: Encoding) -> tuple[Saved, ..
     if edge.forward.meta["val"].element_size() > 1:
         return ()
     exact = dataclasses.replace(edge.info, dtype=encoding.dtype, nbytes=encoding.nbytes)
-    return (Saved(exact, edge.info.nbytes, f"{encoding.codec}, a matmul's operand"),)
+    return (Saved(exact, edge.info.nbytes, f"{encoding.codec}, a matmul's operand", is_operand=True),)

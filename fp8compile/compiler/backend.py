@@ -10,6 +10,7 @@ from torch.fx import GraphModule
 from fp8compile.compiler import report_store
 from fp8compile.compiler.first_step import checked_first_step
 from fp8compile.compiler.inductor import compile_and_report, log
+from fp8compile.compiler.runs import Runs, counted
 from fp8compile.fx.graph import copy_with_attributes
 from fp8compile.recipe.recipe import Recipe
 
@@ -43,7 +44,9 @@ def compile_graph(
     modules = _module_types(gm)
     spare = copy_with_attributes(gm) if recipe.check == "first_step" else None
     compiled, reports = compile_and_report(gm, example_inputs, recipe, mode)
-    report_store.remember(reports, recipe, example_inputs, modules)
+    runs = Runs()
+    compiled = counted(compiled, runs)
+    report_store.remember(reports, recipe, example_inputs, modules, runs)
     log.info("compiled a graph: %s", "; ".join(f"{r.kind}, keeps {r.saved_bytes} bytes" for r in reports))
     if spare is not None:
         return checked_first_step(compiled, spare, example_inputs, recipe)

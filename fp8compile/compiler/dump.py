@@ -68,7 +68,7 @@ class DumpWatcher:
 
     def report(self, reports: tuple[GraphReport, ...], recipe: Recipe) -> None:
         report = Report(reports, str(dataclasses.replace(recipe, dump=None)))
-        self._hand_on("", {"report.txt": f"{report}\n", "report.json": f"{report.to_json()}\n"})
+        self._hand_on("", {"report.txt": f"{report.to_text()}\n", "report.json": f"{report.to_json()}\n"})
 
     def _hand_on(self, place: str, texts: Mapping[str, str], prefix: str = "") -> None:
         if self.folder and not write(self.folder / place, texts):

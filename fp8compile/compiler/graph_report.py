@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fp8compile.analysis.liveness import workspace_bytes
+from fp8compile.compiler.graph_waterfall import waterfall_of
 from fp8compile.compiler.region_reports import calls_of_cuts, notes_of_calls, plain_bytes
 from fp8compile.compiler.report_store import Collector
 from fp8compile.fx.graph import unknown_sizes
@@ -16,17 +19,26 @@ UNKNOWN_SIZES = (
 
 
 def report_of(
-    split: PartitionedGraph, plain: PartitionedGraph, notes: Notes, remarks: tuple[str, ...], collector: Collector
+    split: PartitionedGraph,
+    plain: PartitionedGraph,
+    notes: Notes,
+    bytes_after: Sequence[tuple[str, int]],
+    remarks: tuple[str, ...],
+    collector: Collector,
 ) -> GraphReport:
-    """The report of a graph and of the regions it calls: what a region needs beside what it keeps, it needs at its call."""
+    """The report of a graph and of the regions it calls: what a region needs beside what it keeps, it needs at its call.
+
+    ``bytes_after`` are the passes on the two halves, the cut first, and what was saved after each.
+    """
     cuts = [cut for _, cut in calls_of_cuts(split, collector.cuts)]
     inside = [(cut.report.workspace_bytes, cut.report.workspace_bytes_plain) for cut in cuts] or [(0, 0)]
     working, working_plain = (max(sizes) for sizes in zip(*inside, strict=True))
+    saved_by_plain = plain_bytes(plain, collector.cuts)
     return GraphReport(
         "training",
         notes + notes_of_calls(split, collector.cuts),
         split.saved_bytes(),
-        plain_bytes(plain, collector.cuts),
+        saved_by_plain,
         tuple(
             dict.fromkeys(
                 (*remarks, *_unknown(split), *collector.remarks, *(r for cut in cuts for r in cut.report.remarks))
@@ -34,6 +46,7 @@ def report_of(
         ),
         workspace_bytes(split) + working,
         workspace_bytes(plain) + working_plain,
+        waterfall=waterfall_of(split, saved_by_plain, bytes_after, notes, collector.cuts),
     )
 
 

@@ -16,6 +16,7 @@ from torch.fx import Graph, GraphModule
 from fp8compile import _torch as private
 from fp8compile.compiler import pipeline
 from fp8compile.compiler.graph_report import report_of
+from fp8compile.compiler.graph_waterfall import recomputed_by_cut
 from fp8compile.compiler.named_passes import observed, unless_disabled, with_theirs
 from fp8compile.compiler.region_reports import Cut
 from fp8compile.compiler.report_store import JointNotes, collecting
@@ -55,19 +56,21 @@ class Partitioner(private.CustomPartitionerFn):
             kwargs["static_lifetime_input_indices"] = sorted(joint.region.parameters)
         plain = _split(*halves, **kwargs)
         split, disabled = self._cut(gm, joint_inputs, **kwargs)
-        notes, ctx = Notes(), Context(self.recipe)
+        notes, ctx = recomputed_by_cut(split, plain), Context(self.recipe)
+        bytes_after = [(pipeline.CUT.name, split.saved_bytes())]
         watch = pipeline.OBSERVE_FORWARD if joint.notes.observed else ()
         sound = pipeline.SOUND if split.overwritten else ()
         for each in sound + (pipeline.PARTITION if self.recipe.rewrites_graph else ()) + watch:
             ran = observed(split.fw, each.name, functools.partial(each.run, split, ctx), split)
             disabled += [] if ran is not None else [each.name]
             notes += ran or Notes()
+            bytes_after.append((each.name, split.saved_bytes()))
         if self.recipe.rewrites_graph or watch or split.overwritten:
             split.finish()
         remarks = tuple(
             f"{name} is switched off by TORCHINDUCTOR_DISABLED_PASSES" for name in (*joint.disabled, *disabled)
         )
-        report = report_of(split, plain, joint.notes + notes, remarks, collector)
+        report = report_of(split, plain, joint.notes + notes, bytes_after, remarks, collector)
         if joint.region is None:
             collector.add(report)
         else:

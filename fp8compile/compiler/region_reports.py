@@ -52,7 +52,7 @@ def plain_bytes(plain: PartitionedGraph, cuts: Mapping[Graph, Cut]) -> int:
 
 def notes_of_calls(split: PartitionedGraph, cuts: Mapping[Graph, Cut]) -> Notes:
     """What was done in the regions that a forward calls, once for each call, in the modules that make the calls."""
-    keeping = {e.forward.args[0] for e in split.edges if e.is_tensor and kept_by_region(e.forward)}
+    keeping = {call for call, _ in calls_that_keep(split, cuts)}
     notes = Notes()
     for call, cut in calls_of_cuts(split, cuts):
         found = cut.report.notes
@@ -67,6 +67,12 @@ def notes_of_calls(split: PartitionedGraph, cuts: Mapping[Graph, Cut]) -> Notes:
 def calls_of_cuts(split: PartitionedGraph, cuts: Mapping[Graph, Cut]) -> list[tuple[Node, Cut]]:
     found = ((node, called(node)) for node in split.fw.graph.nodes)
     return [(node, cuts[body.graph]) for node, body in found if body is not None and body.graph in cuts]
+
+
+def calls_that_keep(split: PartitionedGraph, cuts: Mapping[Graph, Cut]) -> list[tuple[Node, Cut]]:
+    """The calls of regions of which something is saved: not those in a checkpoint, which the backward calls once more."""
+    keeping = {e.forward.args[0] for e in split.edges if e.is_tensor and kept_by_region(e.forward)}
+    return [(call, cut) for call, cut in calls_of_cuts(split, cuts) if call in keeping]
 
 
 def _moved(notes: Notes, path: str, to: str) -> Notes:

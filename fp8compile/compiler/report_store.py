@@ -26,6 +26,7 @@ from torch.fx import Graph, GraphModule
 
 from fp8compile import _torch as private
 from fp8compile.compiler.region_reports import Cut
+from fp8compile.compiler.runs import Runs
 from fp8compile.fx.regions import Region
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import Notes
@@ -80,13 +81,14 @@ class Collector:
 
 @dataclass
 class Compiled:
-    """One compiled graph: its reports, and weak references to the parameters it reads."""
+    """One compiled graph: its reports, its calls, and weak references to the parameters it reads."""
 
     reports: tuple[GraphReport, ...]
     recipe: Recipe
     parameters: tuple[weakref.ref[torch.Tensor], ...]
     modules: frozenset[weakref.ref[type]]
     signatures: tuple[str, ...] = ()
+    runs: Runs = field(default_factory=Runs, compare=False)
 
     @property
     def types(self) -> set[type]:
@@ -168,7 +170,7 @@ def warn_once(message: str) -> None:
 
 
 def remember(
-    reports: tuple[GraphReport, ...], recipe: Recipe, inputs: Iterable[object], modules: frozenset[type]
+    reports: tuple[GraphReport, ...], recipe: Recipe, inputs: Iterable[object], modules: frozenset[type], runs: Runs
 ) -> None:
     """Keep the reports of a graph that was compiled on ``inputs`` and ran in modules of these types.
 
@@ -179,7 +181,7 @@ def remember(
     parameters = [v for v in inputs if isinstance(v, nn.Parameter)]
     signatures = tuple(map(_signature, parameters))
     types = frozenset(map(weakref.ref, modules))
-    new = Compiled(reports, recipe, tuple(map(weakref.ref, parameters)), types, signatures)
+    new = Compiled(reports, recipe, tuple(map(weakref.ref, parameters)), types, signatures, runs)
     _compiled[:] = [c for c in _compiled if not c.is_dead and not new.replaces(c)] + [new]
     _something_compiled = True
 

@@ -76,7 +76,7 @@ def report_of(arm: str, compiled: Any) -> BackendReport | None:
     import fp8compile
 
     report = fp8compile.report(compiled)
-    return BackendReport(str(report), report.to_json(), report.saved_bytes, report.saved_bytes_plain)
+    return BackendReport(report.to_text(), report.to_json(), report.saved_bytes, report.saved_bytes_plain)
 
 
 def warm_up_compiler(device: torch.device) -> None:

@@ -52,12 +52,14 @@ class Entry:
 class Saved(Entry):
     """A tensor that is saved for backward as codes.
 
-    ``belongs_to`` is "input 3" or "output 0" where the caller has the tensor too (see fp8compile/compiler/saved_versions.py).
+    ``belongs_to`` is "input 3" or "output 0" where the caller has the tensor too (see fp8compile/compiler/saved_versions.py);
+    ``is_operand``: an FP8 linear made the codes for its matmul, and they are saved as they are.
     """
 
     bytes_after: int
     codec: str
     belongs_to: str = ""
+    is_operand: bool = False
 
     @property
     def bytes_before(self) -> int:
@@ -87,7 +89,10 @@ class Skip(Entry):
 
 @dataclass(frozen=True)
 class Recomputed(Entry):
-    """A tensor that is not saved because the backward recomputes it from ``sources``, which are saved anyway."""
+    """A tensor that plain Inductor saves and the backward now recomputes.
+
+    ``sources`` are saved anyway, and it is made from them where it is needed; without any, the min-cut found a way.
+    """
 
     sources: tuple[str, ...]
 

@@ -6,16 +6,24 @@ import dataclasses
 import json
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
+from fp8compile._text import printed
 from fp8compile.fx.snapshot import Step
-from fp8compile.reporting.entries import Island, Linear, Notes, Observed, Recomputed, Saved, Skip
+from fp8compile.reporting.entries import Entry, Island, Linear, Notes, Observed, Recomputed, Saved, Skip
 from fp8compile.reporting.memory import Fit, ModelBytes, predict
-from fp8compile.reporting.text import text_of
+from fp8compile.reporting.tables import Entries
+from fp8compile.reporting.text import all_of_it, bytes_table, first_screen, headline
+from fp8compile.reporting.waterfall import Waterfall
+from fp8compile.reporting.why import Why, why
 
-SCHEMA = "fp8compile.report/2"  # 2: an entry holds its tensor as "info"; sizes are numbers; all that was left is in "skips"
+E = TypeVar("E", bound=Entry)
+
+SCHEMA = (
+    "fp8compile.report/3"  # 3: "waterfall", and "runs" counts in the sums; 2: an entry holds its tensor as "info"
+)
 
 
 @dataclass(frozen=True)
@@ -32,7 +40,8 @@ class GraphReport:
         steps: each pass with the graph before and after it; collected by ``fp8compile.explain`` only, not in the JSON.
         workspace_bytes, workspace_bytes_plain: an estimate of the most that its forward or backward needs beyond what is
             kept, the parameters and their gradients (see fp8compile/analysis/liveness.py), ours and plain Inductor's.
-        runs: how often ``explain`` saw it run in one step.
+        runs: how often it ran in the last step: its calls that held saved tensors at one time. 1 before its first step.
+        waterfall: the bytes from plain Inductor's to ours, by rewrite, and what ours hold.
     """
 
     kind: str
@@ -43,6 +52,7 @@ class GraphReport:
     workspace_bytes: int = 0
     workspace_bytes_plain: int = 0
     runs: int = 1
+    waterfall: Waterfall = Waterfall()
     steps: tuple[Step, ...] = field(default=(), compare=False, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
@@ -61,6 +71,7 @@ class GraphReport:
             data["workspace_bytes"],
             data["workspace_bytes_plain"],
             data["runs"],
+            Waterfall.from_dict(data["waterfall"]),
         )
 
 
@@ -68,57 +79,93 @@ class GraphReport:
 class Report:
     """What was done to a model: the reports of its graphs, in the order in which they were compiled.
 
-    ``str(report)`` is a table, ``to_json()`` holds everything in it.
+    ``str(report)`` is a first screen of it; ``to_text()`` and ``to_json()`` hold everything. A graph counts as often as it
+    runs in a step: ``saved_bytes`` of a block that is called eight times are eight times those of its graph.
+
+    Attributes:
+        graphs: the reports of the graphs.
+        recipe: the recipe as text.
+        model: what the model holds, for ``fits``.
+        modules: the paths of the model's modules, for ``why``.
     """
 
     graphs: tuple[GraphReport, ...] = ()
     recipe: str = ""
     model: ModelBytes | None = None
+    modules: frozenset[str] = frozenset()
 
     @cached_property
     def notes(self) -> Notes:
-        """What the passes did to all graphs."""
+        """What the passes did to all graphs, each once."""
         return sum((g.notes for g in self.graphs), Notes())
 
+    def _entries(self, kind: type[E], name: str) -> Entries[E]:
+        found = [(entry, g.runs) for g in self.graphs for entry in getattr(g.notes, name)]
+        return Entries(kind, (entry for entry, _ in found), (runs for _, runs in found))
+
     @property
-    def linears(self) -> tuple[Linear, ...]:
+    def linears(self) -> Entries[Linear]:
         """Every matmul of a linear that is in FP8."""
-        return self.notes.linears
+        return self._entries(Linear, "linears")
 
     @property
-    def saved(self) -> tuple[Saved, ...]:
+    def saved(self) -> Entries[Saved]:
         """Every tensor saved as codes."""
-        return self.notes.saved
+        return self._entries(Saved, "saved")
 
     @property
-    def skips(self) -> tuple[Skip, ...]:
+    def skips(self) -> Entries[Skip]:
         """Everything that was left as it was, with the reason: saved tensors, linears, islands, observed values."""
-        return self.notes.skips
+        return self._entries(Skip, "skips")
 
     @property
-    def recomputed(self) -> tuple[Recomputed, ...]:
-        """Every tensor that the backward now recomputes."""
-        return self.notes.recomputed
+    def recomputed(self) -> Entries[Recomputed]:
+        """Every tensor that plain Inductor saves and the backward now recomputes."""
+        return self._entries(Recomputed, "recomputed")
 
     @property
-    def observed(self) -> tuple[Observed, ...]:
+    def observed(self) -> Entries[Observed]:
         """Every value whose statistics are taken (``fp8compile.overflow_report`` shows them)."""
-        return self.notes.observed
+        return self._entries(Observed, "observed")
 
     @property
-    def islands(self) -> tuple[Island, ...]:
+    def islands(self) -> Entries[Island]:
         """Every FP32 island."""
-        return self.notes.islands
+        return self._entries(Island, "islands")
+
+    @property
+    def tables(self) -> tuple[Entries[Any], ...]:
+        """The entries of each kind."""
+        return self.linears, self.islands, self.saved, self.skips, self.recomputed, self.observed
+
+    @property
+    def waterfall(self) -> Waterfall:
+        """From the bytes that plain Inductor saves to ours, by rewrite: ``changes``; and what ours hold: ``parts``.
+
+        ``saved_bytes_plain + sum(c.nbytes for c in changes) == saved_bytes == sum(p.nbytes for p in parts)``.
+        """
+        return sum((g.waterfall * g.runs for g in self.graphs), Waterfall())
+
+    def why(self, module: str) -> Why:
+        """What was done in one module and all under it, and what was not, with the reason; ``print`` shows it.
+
+        Args:
+            module: its path, such as "layers.0.mlp". A tensor belongs to the module that made it.
+
+        Raises:
+            ValueError: the model has no such module, and nothing in the report names it.
+        """
+        return why(module, self.notes, self.modules)
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes kept from forward to backward."""
-        return sum(g.saved_bytes for g in self.graphs)
+        """Bytes saved for backward in a step."""
+        return sum(g.saved_bytes * g.runs for g in self.graphs)
 
     @property
     def saved_bytes_plain(self) -> int:
-        """What plain Inductor would keep for the same graphs."""
-        return sum(g.saved_bytes_plain for g in self.graphs)
+        """What plain Inductor would save for the same graphs."""
+        return sum(g.saved_bytes_plain * g.runs for g in self.graphs)
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -128,8 +175,7 @@ class Report:
     def fits(self, card_gib: float = 80.0, states: float | torch.optim.Optimizer | None = None) -> Fit:
         """Whether a training step fits on a card, and what it needs; ``bool()`` and ``str()`` of the result say it.
 
-        Activations are those of the batch that was compiled. A graph that runs several times in a step counts as often
-        where the report comes from ``explain``, and once where it comes from ``report``.
+        Activations are those of the batch that was compiled. A graph that runs several times in a step counts as often.
 
         Args:
             card_gib: the memory of the card in GiB.
@@ -141,11 +187,10 @@ class Report:
         """
         if self.model is None:
             raise ValueError("fits needs the report of a model: fp8compile.explain(model, args) or report(compiled).")
-        kept = [(g.saved_bytes * g.runs, g.saved_bytes_plain * g.runs) for g in self.graphs]
         working = [(g.workspace_bytes, g.workspace_bytes_plain) for g in self.graphs]
-        ours, plain = (sum(k[i] for k in kept) for i in (0, 1))
         most, most_plain = (max((w[i] for w in working), default=0) for i in (0, 1))
-        return predict(self.model, (ours, plain), (most, most_plain), card_gib, states)
+        saved = self.saved_bytes, self.saved_bytes_plain
+        return predict(self.model, saved, (most, most_plain), card_gib, states)
 
     def to_json(self) -> str:
         return json.dumps(
@@ -160,6 +205,22 @@ class Report:
             indent=1,
         )
 
+    def to_text(self) -> str:
+        """The first screen's figures, then every table, 150 columns wide."""
+        lines = [f"remark: {remark}" for remark in self.remarks]
+        return printed([*all_of_it(self._head, self._amounts, self.tables), *lines], wrap=True)
+
     def __str__(self) -> str:
-        kinds = [g.kind for g in self.graphs]
-        return text_of(self.recipe, kinds, (self.saved_bytes, self.saved_bytes_plain), self.notes, self.remarks)
+        parts = first_screen(self._head, self._amounts, self.tables, self.remarks)
+        return printed(parts, wrap=True, columns=None)
+
+    @property
+    def _head(self) -> list[str]:
+        kinds = [(g.kind, g.runs) for g in self.graphs]
+        return headline(self.recipe, kinds, (self.saved_bytes, self.saved_bytes_plain), self.notes)
+
+    @property
+    def _amounts(self) -> list[Any]:
+        if not self.saved_bytes_plain and not self.saved_bytes:
+            return []
+        return bytes_table(self.saved_bytes_plain, self.saved_bytes, self.waterfall)

@@ -1,92 +1,119 @@
-"""The report as a readable table."""
+"""The report as text: a first screen of at most 25 lines however deep the model is, and all of it."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
+from rich.console import RenderableType
 from rich.table import Table
 
-from fp8compile._text import human, printed, table
-from fp8compile.reporting.entries import LINEAR, RECIPE, SAVED, Entry, Island, Notes, Saved, Skip
+from fp8compile._text import human, width
+from fp8compile.reporting.entries import LINEAR, Notes, Skip
+from fp8compile.reporting.tables import Entries, table_of
+from fp8compile.reporting.waterfall import Amount, Waterfall
+
+LINES = 25  # of the first screen
+MOST_PARTS, MOST_ROWS = 5, 5
+DETAILS = "more: report.{names}; report.why({module!r})"
 
 
-def text_of(
-    recipe: str, kinds: Sequence[str], saved_bytes: tuple[int, int], notes: Notes, remarks: Iterable[str]
-) -> str:
-    """A headline, then a table each of linears, islands, encoded tensors, what was left as it is, and recomputed tensors.
-
-    ``kinds`` are those of the graphs; ``saved_bytes`` ours and plain Inductor's.
-    """
-    lines = (f"remark: {remark}" for remark in remarks)
-    return printed([_headline(recipe, kinds, saved_bytes, notes), *_tables(notes), *lines], wrap=True)
-
-
-def _headline(recipe: str, kinds: Sequence[str], saved_bytes: tuple[int, int], notes: Notes) -> str:
-    training = sum(kind == "training" for kind in kinds)
+def headline(recipe: str, kinds: Sequence[tuple[str, int]], saved_bytes: tuple[int, int], notes: Notes) -> list[str]:
+    """What was compiled, what is saved, and how many linears are in FP8; ``kinds`` are those of the graphs and their runs."""
     ours, plain = saved_bytes
     share = f" ({ours / plain:.0%})" if plain else ""
-    done, left = len(notes.linears), len(notes.skipped(LINEAR))
-    linears = f"{done} of {done + left} matmuls of linears in FP8\n" if done + left else ""
-    nodes = sum(i.nodes for i in notes.islands)
-    islands = f"{len(notes.islands)} FP32 islands, {nodes} nodes\n" if notes.islands else ""
-    return (
-        f"fp8compile: {training} training and {len(kinds) - training} inference graph(s), {recipe}\n"
-        f"saved for backward: {human(ours)}, plain Inductor {human(plain)}{share}\n"
-        f"{linears}{islands}{len(notes.saved)} tensors encoded, {len(notes.skipped(SAVED))} left as they are, "
-        f"{len(notes.recomputed)} recomputed instead of saved"
+    lines = [f"fp8compile: {_graphs(kinds)}, {recipe}"]
+    lines += [f"saved for backward: {human(ours)}, plain Inductor {human(plain)}{share}"]
+    done, left = len(notes.linears), notes.skipped(LINEAR)
+    if done or left:
+        lines += [f"linears: {done} of {done + len(left)} matmuls in FP8{_left(left)}"]
+    if notes.islands:
+        lines += [f"{len(notes.islands)} FP32 islands of {sum(i.nodes for i in notes.islands)} nodes"]
+    if notes.observed:
+        lines += [f"{len(notes.observed)} values observed: fp8compile.overflow_report(model)"]
+    return lines
+
+
+def _graphs(kinds: Sequence[tuple[str, int]]) -> str:
+    texts = []
+    for kind, count in Counter(kind for kind, _ in kinds).items():
+        texts.append(f"{count} {kind} graph{'s' if count > 1 else ''}")
+    runs = [runs for kind, runs in kinds if kind == "training"]
+    if any(times > 1 for times in runs):
+        texts[-1] += f" ({sum(runs)} runs in a step)"
+    if idle := sum(times == 0 for times in runs):
+        texts.append(f"{idle} of them not run in the last step")
+    return ", ".join(texts) or "no graph"
+
+
+def _left(skips: Sequence[Skip]) -> str:
+    reasons = Counter(skip.reason for skip in skips)
+    shown = [f"{count} left ({reason})" for reason, count in reasons.most_common(1)]
+    more = sum(count for _, count in reasons.most_common()[1:])
+    return "".join(f"; {text}" for text in [*shown, *([f"{more} for other reasons"] if more else [])])
+
+
+def bytes_table(plain: int, ours: int, waterfall: Waterfall) -> list[RenderableType]:
+    """The waterfall: from plain Inductor's bytes to ours, and what ours hold."""
+    parts = sorted(waterfall.parts, key=lambda part: -part.nbytes)
+    if len(parts) > MOST_PARTS:
+        more = parts[MOST_PARTS - 1 :]
+        others = Amount(f"{len(more)} other reasons", sum(p.nbytes for p in more), sum(p.tensors for p in more))
+        parts = [*parts[: MOST_PARTS - 1], others]
+    rows = [Amount("plain Inductor", plain)]
+    rows += [Amount(f"  {c.label}", c.nbytes, c.tensors) for c in waterfall.changes]
+    rows += [Amount("fp8compile", ours)]
+    rows += [Amount(f"  {_short(part.label)}", part.nbytes, part.tensors) for part in parts]
+    grid = Table(box=None, pad_edge=False, header_style="")
+    grid.add_column("saved for backward", no_wrap=True, overflow="ellipsis")
+    grid.add_column("tensors", justify="right", no_wrap=True)
+    grid.add_column("bytes", justify="right", no_wrap=True)
+    for row in rows:
+        grid.add_row(row.label, f"{row.tensors:,}" if row.tensors else "", f"{row.nbytes:,}")
+    return [grid]
+
+
+def _short(reason: str) -> str:
+    return reason.split(": ")[0]
+
+
+def first_screen(
+    head: Sequence[str], amounts: Sequence[RenderableType], tables: Sequence[Entries[Any]], remarks: Sequence[str]
+) -> list[RenderableType]:
+    """The head, the bytes, the largest of what was stored, remarks, and where more is to be found."""
+    said = [f"remark: {_cut(remark)}" for remark in remarks[:2]]
+    if len(remarks) > 2:
+        said.append(f"{len(remarks) - 2} more in report.remarks")
+    filled = [entries for entries in tables if entries]
+    names = ", .".join(_NAMES[entries.kind.__name__] for entries in filled)
+    module = next((e.origin.module for entries in filled for e in entries if e.origin.module), "layers.0")
+    last = [DETAILS.format(names=names, module=module)] if filled else []
+    used = (
+        len(head) + sum(part.row_count if isinstance(part, Table) else 1 for part in amounts) + len(said) + len(last)
     )
+    room = min(MOST_ROWS, LINES - used - 4)
+    largest = next((entries for entries in filled if entries.kind.__name__ == "Saved"), None)
+    rows = table_of(largest, most=room) if largest and room > 0 else []
+    blank = [""]
+    return [*head, *blank * bool(amounts), *amounts, *blank * bool(rows), *rows, *said, *last]
 
 
-def _tables(notes: Notes) -> Iterable[Table]:
-    where = ("op", "module", "source")
-    tables: tuple[tuple[str, tuple[str, ...], list[tuple[str, ...]]], ...] = (
-        (
-            "linears",
-            ("module", "source", "M", "K", "N", "matmul", "formats"),
-            [(*_where(x)[1:], str(x.M), str(x.K), str(x.N), x.direction, x.formats) for x in notes.linears],
-        ),
-        (
-            "FP32 islands",
-            ("first", *where, "nodes", "larger by", "why", "members"),
-            [(i.name, *_where(i), str(i.nodes), human(i.bytes_added), i.reason, _members(i)) for i in notes.islands],
-        ),
-        (
-            "encoded",
-            ("tensor", *where, "shape", "bytes", "codec"),
-            [(s.name, *_where(s), str(s.info), _change(s), s.codec) for s in notes.saved],
-        ),
-        (
-            "left as they are",
-            ("tensor", "what", *where, "shape", "bytes", "reason"),
-            [(s.name, _what(s), *_where(s), _shape(s), human(s.bytes), s.reason) for s in notes.skips],
-        ),
-        (
-            "recomputed",
-            ("tensor", *where, "shape", "bytes", "recomputed from"),
-            [
-                (r.name, *_where(r), str(r.info), human(r.bytes_before), ", ".join(r.sources))
-                for r in notes.recomputed
-            ],
-        ),
-    )
-    return (table(title, columns, rows) for title, columns, rows in tables if rows)
+_NAMES = {
+    "Linear": "linears",
+    "Saved": "saved",
+    "Recomputed": "recomputed",
+    "Skip": "skips",
+    "Island": "islands",
+    "Observed": "observed",
+}
 
 
-def _where(entry: Entry) -> tuple[str, str, str]:
-    return entry.origin.op, entry.origin.module or "-", entry.origin.source or "-"
+def _cut(text: str) -> str:
+    most = 2 * width() - 12
+    return text if len(text) <= most else f"{text[: most - 4]} ..."
 
 
-def _members(island: Island) -> str:
-    return f"{island.matmuls} matmuls, {', '.join(island.members)}"
-
-
-def _change(saved: Saved) -> str:
-    return f"{human(saved.bytes_before)} -> {human(saved.bytes_after)}"
-
-
-def _what(skip: Skip) -> str:
-    return f"{skip.kind}, {skip.direction}" if skip.direction else skip.kind
-
-
-def _shape(skip: Skip) -> str:
-    return "-" if skip.kind == RECIPE else str(skip.info)
+def all_of_it(head: Sequence[str], amounts: Sequence[RenderableType], tables: Iterable[Entries[Any]]) -> Any:
+    """The head, the bytes, and a table of each kind of entry."""
+    return [*head, *amounts, *(part for entries in tables for part in ("", *table_of(entries)) if entries)]

@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 
 from fp8compile.compiler import report_store
 from fp8compile.compiler.inductor import compile_and_report
+from fp8compile.compiler.runs import in_last_step
 from fp8compile.recipe.patterns import in_module
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.memory import model_bytes
@@ -48,7 +49,9 @@ def report(compiled: nn.Module) -> Report:
             f"{OTHER_RECIPE if known else ''}. If it has not run yet, run one step first. If it has: "
             f"{PLAIN_EAGER if known else report_store.NO_GRAPH_COMPILED}"
         )
-    return _report([r for c in found for r in c.reports], found[-1].recipe, compiled)
+    runs = [1 if times is None else times for times in in_last_step([c.runs for c in found])]
+    ran = [_ran(r, times) for c, times in zip(found, runs, strict=True) for r in c.reports]
+    return _report(ran, found[-1].recipe, compiled)
 
 
 def explain(
@@ -91,8 +94,13 @@ def explain(
         one_step(torch.compile(eager, backend=listen), arguments, dict(kwargs or {}), loss)
     if not graphs:
         raise ValueError(f"fp8compile.explain: {report_store.NO_GRAPH_COMPILED}")
-    ran = [dataclasses.replace(r, runs=runs) for reports, runs in zip(graphs, calls, strict=True) for r in reports]
+    ran = [_ran(r, times) for reports, times in zip(graphs, calls, strict=True) for r in reports]
     return _report(ran, chosen, eager)
+
+
+def _ran(report: GraphReport, times: int) -> GraphReport:
+    """The report of a graph that ran so often; one that saves nothing counts once, whatever is known of it."""
+    return dataclasses.replace(report, runs=times if report.kind == "training" else 1)
 
 
 def _counted(run: Callable[..., Any], calls: list[int], at: int) -> Callable[..., Any]:
@@ -108,7 +116,8 @@ def _counted(run: Callable[..., Any], calls: list[int], at: int) -> Callable[...
 def _report(graphs: list[GraphReport], recipe: Recipe, model: nn.Module) -> Report:
     remarks = tuple(UNMATCHED.format(pattern) for pattern in recipe.modules if not _matches(graphs, pattern))
     graphs[0] = dataclasses.replace(graphs[0], remarks=graphs[0].remarks + remarks)
-    return Report(tuple(graphs), str(recipe), model=model_bytes(model))
+    modules = frozenset(path.removeprefix("_orig_mod").lstrip(".") for path, _ in model.named_modules())
+    return Report(tuple(graphs), str(recipe), model_bytes(model), modules)
 
 
 def _matches(graphs: list[GraphReport], pattern: str) -> bool:

@@ -1,0 +1,102 @@
+"""The waterfall of one graph that was cut: which pass took how many bytes away, and what the bytes that are left hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
+
+from torch.fx import Graph, Node
+
+from fp8compile.compiler.region_reports import Cut, calls_that_keep
+from fp8compile.fx.graph import SPLICED, encoding_of, nbytes, storage_root
+from fp8compile.fx.partition import PartitionedGraph, SavedTensor
+from fp8compile.fx.provenance import TensorInfo
+from fp8compile.fx.regions import kept_by_region
+from fp8compile.reporting.entries import SAVED, Notes, Recomputed
+from fp8compile.reporting.waterfall import (
+    CODES,
+    COPIED,
+    CUT,
+    ENCODED,
+    OBSERVED,
+    OPERANDS,
+    OTHER,
+    RECOMPUTED,
+    Amount,
+    Waterfall,
+    merged,
+)
+
+OF_PASS = {
+    "copy_overwritten": COPIED,
+    "recompute_kept": RECOMPUTED,
+    "encode_saved": ENCODED,
+    "observe_forward": OBSERVED,
+}
+
+
+def recomputed_by_cut(split: PartitionedGraph, plain: PartitionedGraph) -> Notes:
+    """What plain Inductor saves and our cut does not, nor codes of it; ``split`` is as it was cut."""
+    ours = {storage_root(e.forward).name for e in split.edges if e.is_tensor} | _encoded_operands(split)
+    roots = dict.fromkeys(storage_root(e.forward) for e in _own(plain))
+    return Notes(recomputed=tuple(Recomputed(TensorInfo.of(r), ()) for r in roots if r.name not in ours))
+
+
+def _encoded_operands(split: PartitionedGraph) -> set[str]:
+    """The storages that codes of FP8 linears, which are saved, were made from."""
+    waiting = [e.forward for e in split.edges if e.is_tensor and encoding_of(e.forward)]
+    seen, found = set(waiting), set()
+    while waiting:
+        for node in waiting.pop().all_input_nodes:
+            if SPLICED not in node.meta:
+                found.add(storage_root(node).name)
+            elif node not in seen:
+                seen.add(node)
+                waiting.append(node)
+    return found
+
+
+def waterfall_of(
+    split: PartitionedGraph,
+    plain_bytes: int,
+    bytes_after: Sequence[tuple[str, int]],
+    notes: Notes,
+    cuts: Mapping[Graph, Cut],
+) -> Waterfall:
+    """The waterfall of a graph and the regions it calls.
+
+    ``bytes_after`` are the names of the passes on the two halves and what was saved after each, the cut first; ``notes``
+    are what passes did to this graph itself.
+    """
+    inside = sum((cut.report.waterfall for _, cut in calls_that_keep(split, cuts)), Waterfall())
+    in_regions = sum(change.nbytes for change in inside.changes)
+    saved = split.saved_bytes()
+    cut = bytes_after[0][1] - plain_bytes - in_regions
+    operands = [s for s in notes.saved if s.is_operand]
+    less = sum(s.bytes_after - s.bytes_before for s in operands)
+    by_cut = sum(1 for r in notes.recomputed if not r.sources)
+    changes = [Amount(CUT, cut - less, by_cut), Amount(OPERANDS, less, len(operands))]
+    tensors = {RECOMPUTED: len(notes.recomputed) - by_cut, ENCODED: len(notes.saved) - len(operands)}
+    for (_, before), (name, after) in pairwise(bytes_after):
+        changes.append(Amount(OF_PASS[name], after - before, tensors.get(OF_PASS[name], 0)))
+    parts = (*_parts(split, notes), *inside.parts)
+    rest = saved - sum(part.nbytes for part in parts)
+    return Waterfall(merged((*changes, *inside.changes)), merged((*parts, Amount(OTHER, rest))))
+
+
+def _parts(split: PartitionedGraph, notes: Notes) -> Iterable[Amount]:
+    """What each storage that is saved holds: codes, or a tensor that was left for a reason."""
+    reasons = {skip.name: skip.reason for skip in notes.skipped(SAVED)}
+    labels: dict[Node, str] = {}
+    for edge in _own(split):
+        root = storage_root(edge.forward)
+        label = CODES if SPLICED in edge.forward.meta else reasons.get(edge.info.name, OTHER)
+        if labels.get(root, OTHER) == OTHER:
+            labels[root] = label
+    return (Amount(label, nbytes(root.meta["val"]), 1) for root, label in labels.items())
+
+
+def _own(split: PartitionedGraph) -> list[SavedTensor]:
+    """What a graph saves itself, for the backward's sake alone."""
+    tensors = (e for e in split.edges if e.is_tensor and not kept_by_region(e.forward))
+    return [e for e in tensors if not split.caller_owns(storage_root(e.forward))]

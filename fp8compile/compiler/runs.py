@@ -1,0 +1,84 @@
+"""How often each graph of a step runs: which calls hold what they saved for backward at the same time.
+
+A block that is compiled once and called eight times holds eight times what its graph saves. Three compilations of one model,
+for three batch sizes, hold the bytes of one. So what counts is what is alive where a step has run its forwards and begins its
+backward. A call is alive from its forward to its backward, or until autograd lets it go. A step begins where none is alive.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+
+from fp8compile import _torch as private
+
+_number = itertools.count()
+
+
+class Step:
+    """The calls of one step: ``most`` are those of each graph at the moment at which most calls were alive."""
+
+    def __init__(self) -> None:
+        self.number = next(_number)
+        self.most: Counter[Runs] = Counter()
+
+
+class Runs:
+    """The calls of one compiled graph: those that are alive, and the last step that had any."""
+
+    def __init__(self) -> None:
+        self.alive: weakref.WeakSet[Any] = weakref.WeakSet()
+        self.step: Step | None = None
+
+
+_known: weakref.WeakSet[Runs] = weakref.WeakSet()
+_step = Step()
+
+
+def in_last_step(graphs: Iterable[Runs]) -> list[int | None]:
+    """For each graph its calls that were alive at once in the last step that called any of them; None where there is none."""
+    graphs = list(graphs)
+    last = max((g.step for g in graphs if g.step), key=lambda step: step.number, default=None)
+    return [last.most[g] if last else None for g in graphs]
+
+
+def counted(compiled: Callable[..., Any], runs: Runs) -> Callable[..., Any]:
+    """``compiled``, whose calls that autograd records are counted in ``runs``."""
+    _known.add(runs)
+
+    @functools.wraps(compiled)
+    def run(*args: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return compiled(*args)
+        before = private.producers(args)
+        results = compiled(*args)
+        backward = private.compiled_backward(results, before)
+        if backward is not None:
+            _begin(runs, backward)
+        return results
+
+    return run
+
+
+def _begin(runs: Runs, backward: Any) -> None:
+    global _step
+    if not any(known.alive for known in _known):
+        _step = Step()
+    runs.alive.add(backward)
+    runs.step = _step
+    backward.register_prehook(functools.partial(_end, weakref.ref(runs), weakref.ref(backward)))
+    alive = Counter({known: len(known.alive) for known in _known})
+    if alive.total() >= _step.most.total():
+        _step.most = alive
+
+
+def _end(runs: weakref.ref[Runs], backward: weakref.ref[Any], gradients: Any) -> None:
+    known, node = runs(), backward()
+    if known is not None and node is not None:
+        known.alive.discard(node)
