@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -28,19 +29,29 @@ def collapsed(rows: Iterable[Row]) -> list[Row]:
     groups: dict[tuple[str, tuple[str, ...]], list[Row]] = {}
     for row in rows:
         groups.setdefault((_NUMBER.sub("#", row.module), row.cells), []).append(row)
-    return [_one(group) for group in groups.values()]
+    return [row for group in groups.values() for row in _joined(group)]
 
 
-def _one(rows: Sequence[Row]) -> Row:
+def _joined(rows: Sequence[Row]) -> list[Row]:
+    """Rows whose paths differ in numbers alone as one, if their ranges say no more than the rows do; else as they are."""
+    numbers = {tuple(map(int, _NUMBER.findall(row.module))) for row in rows}
+    columns = [sorted(set(column)) for column in zip(*numbers, strict=True)]
+    if math.prod(map(len, columns)) != len(numbers):
+        return [_one(group, group[0].module) for group in _by_path(rows)]
+    ranges = iter(map(_ranges, columns))
+    return [_one(rows, _NUMBER.sub(lambda _: next(ranges), rows[0].module))]
+
+
+def _by_path(rows: Sequence[Row]) -> list[list[Row]]:
+    found: dict[str, list[Row]] = {}
+    for row in rows:
+        found.setdefault(row.module, []).append(row)
+    return list(found.values())
+
+
+def _one(rows: Sequence[Row], module: str) -> Row:
     sums = tuple(map(sum, zip(*(row.sums for row in rows), strict=True)))
-    return Row(_paths([row.module for row in rows]), rows[0].cells, sums, sum(row.times for row in rows))
-
-
-def _paths(modules: Sequence[str]) -> str:
-    """Paths that differ in numbers alone as one path with ranges."""
-    numbers = [tuple(map(int, _NUMBER.findall(module))) for module in modules]
-    ranges = iter([_ranges(sorted(set(column))) for column in zip(*numbers, strict=True)])
-    return _NUMBER.sub(lambda _: next(ranges), modules[0])
+    return Row(module, rows[0].cells, sums, sum(row.times for row in rows))
 
 
 def _ranges(numbers: Sequence[int]) -> str:

@@ -7,6 +7,7 @@ from unittest import mock
 from torch import nn
 
 from fp8compile.compiler import report_store
+from fp8compile.compiler.runs import Runs
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.report import GraphReport
 
@@ -22,7 +23,7 @@ def test_the_latest_of_several_models_serves_another() -> None:
     kinds = frozenset({Net, nn.Linear})
     with mock.patch.object(report_store, "_compiled", []):
         for name, model in (("first", first), ("latest", latest), ("latest, again", latest)):
-            report_store.remember((GraphReport(name),), Recipe(), list(model.parameters()), kinds)
+            report_store.remember((GraphReport(name),), Recipe(), list(model.parameters()), kinds, Runs())
         own = [r.kind for c in report_store.compiled_for(first) for r in c.reports]
         served = [r.kind for c in report_store.compiled_for(another) for r in c.reports]
     assert own == ["first"] and served == ["latest", "latest, again"]
