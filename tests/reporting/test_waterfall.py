@@ -54,9 +54,9 @@ class Overwrites(nn.Module):
         self.linear = nn.Linear(64, 64)
 
     def forward(self, x: Tensor, state: Tensor) -> Tensor:
-        y = self.linear(x) * state
+        y = torch.sigmoid(self.linear(x) + state)
         state.mul_(2)
-        return torch.sigmoid(y)
+        return y * y
 
 
 def _cases() -> list[Any]:
@@ -95,7 +95,8 @@ def test_each_line_is_what_its_pass_did() -> None:
     assert lines[CODES].nbytes == sum(s.bytes_after for s in report.saved)
     by_cut = [r for r in report.recomputed if not r.sources]
     assert lines[CUT].tensors == len(by_cut) and -lines[CUT].nbytes <= sum(r.bytes_before for r in by_cut)
-    assert lines[RECOMPUTED].tensors == len(report.recomputed) - len(by_cut) > 0
+    again = lines.get(RECOMPUTED, Amount(RECOMPUTED, 0))
+    assert again.tensors == len(report.recomputed) - len(by_cut)
     for skip in report.skips:
         assert skip.bytes == 0 or skip.reason in lines
 
