@@ -39,7 +39,7 @@ def table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]],
 
 def columns_of(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
     """How wide a table is whose cells are not broken."""
-    return sum(max(map(len, of)) + 1 for of in zip(columns, *rows, strict=True))
+    return sum(max(map(len, of)) + 2 for of in zip(columns, *rows, strict=True)) - 2
 
 
 def printed(parts: Iterable[RenderableType], *, wrap: bool = False, columns: int | None = 150) -> str:

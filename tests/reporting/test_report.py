@@ -78,6 +78,13 @@ def test_module_paths_are_never_broken(report: Report, columns: int, monkeypatch
         assert {m.replace("-", "") for m in modules if m} <= {word.replace("-", "") for word in shown}
 
 
+@pytest.mark.parametrize("columns", [60, 80, 100, 120])
+def test_no_cell_is_cut(report: Report, columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = str(report.saved).splitlines()[1:]
+    assert lines[0].endswith("as codes") and all(line.endswith("iB") or line.endswith(" B") for line in lines[1:])
+
+
 def test_a_linear_is_one_row(report: Report) -> None:
     text = str(report.linears)
     [row] = [line for line in text.splitlines() if "mlp.up" in line]
