@@ -7,6 +7,8 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console, RenderableType
 from rich.table import Table
 
+WIDTH = 150  # columns of a report, where nobody says how many there are
+
 
 def human(nbytes: float) -> str:
     """``1536 -> "1.5 KiB"``."""
@@ -27,9 +29,9 @@ def table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]])
     return made
 
 
-def printed(parts: Iterable[RenderableType], *, wrap: bool = False) -> str:
-    """Tables and lines below each other, 150 columns wide; ``wrap``: long lines are broken there."""
-    console = Console(width=150, no_color=True, highlight=False, markup=False, soft_wrap=False)
+def printed(parts: Iterable[RenderableType], *, wrap: bool = False, width: int = WIDTH) -> str:
+    """Tables and lines below each other, ``width`` columns wide; ``wrap``: long lines are broken there."""
+    console = Console(width=width, no_color=True, highlight=False, markup=False, soft_wrap=False)
     with console.capture() as capture:
         for part in parts:
             console.print(part, soft_wrap=isinstance(part, str) and not wrap)

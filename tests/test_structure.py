@@ -122,6 +122,7 @@ def test_no_public_function_hides_a_module() -> None:
 
 def test_names_that_are_imported_when_used_are_seen_by_the_tests_above() -> None:
     assert {"fp8compile.amp", "fp8compile.tools.explain"} <= imported_modules("fp8compile")
+    assert "fp8compile.cli.bench" in imported_modules("fp8compile.cli.commands")
 
 
 def test_every_room_is_packaged_and_says_what_it_is_for() -> None:

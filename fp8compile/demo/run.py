@@ -74,17 +74,24 @@ class Options:
         return {"preset": self.preset, **self.fields}
 
 
+class DemoConsole(Console):
+    """A console that leaves it to its caller what to do where the reader of the output is gone; rich would end with 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def run_demo(options: Options, console: Console | None = None) -> int:
     """Run every arm, print the table, write the files; returns 0, or 1: an arm failed, or 130: Ctrl-C.
 
     Raises:
         MissingExtra: a package of ``fp8compile[demo]`` is missing.
         NoSource: this Python has no standard library source.
-        OSError: the folder cannot be written.
+        OSError: the folder cannot be written; BrokenPipeError: the reader of the output is gone.
     """
     require_extras()
     options.out.mkdir(parents=True, exist_ok=True)
-    console = console or Console()
+    console = console or DemoConsole()
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     task, results = prepare(options)

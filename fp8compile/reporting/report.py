@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from fp8compile._text import WIDTH
 from fp8compile.fx.snapshot import Step
 from fp8compile.reporting.entries import Island, Linear, Notes, Observed, Recomputed, Saved, Skip
 from fp8compile.reporting.memory import Fit, ModelBytes, predict
@@ -160,6 +161,11 @@ class Report:
             indent=1,
         )
 
-    def __str__(self) -> str:
+    def as_text(self, width: int = WIDTH) -> str:
+        """The report as tables, at most ``width`` columns wide: ``str(report)`` is 150."""
         kinds = [g.kind for g in self.graphs]
-        return text_of(self.recipe, kinds, (self.saved_bytes, self.saved_bytes_plain), self.notes, self.remarks)
+        both = (self.saved_bytes, self.saved_bytes_plain)
+        return text_of(self.recipe, kinds, both, self.notes, self.remarks, width)
+
+    def __str__(self) -> str:
+        return self.as_text()

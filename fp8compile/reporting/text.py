@@ -6,19 +6,24 @@ from collections.abc import Iterable, Sequence
 
 from rich.table import Table
 
-from fp8compile._text import human, printed, table
+from fp8compile._text import WIDTH, human, printed, table
 from fp8compile.reporting.entries import LINEAR, RECIPE, SAVED, Entry, Island, Notes, Saved, Skip
 
 
 def text_of(
-    recipe: str, kinds: Sequence[str], saved_bytes: tuple[int, int], notes: Notes, remarks: Iterable[str]
+    recipe: str,
+    kinds: Sequence[str],
+    saved_bytes: tuple[int, int],
+    notes: Notes,
+    remarks: Iterable[str],
+    width: int = WIDTH,
 ) -> str:
     """A headline, then a table each of linears, islands, encoded tensors, what was left as it is, and recomputed tensors.
 
-    ``kinds`` are those of the graphs; ``saved_bytes`` ours and plain Inductor's.
+    ``kinds`` are those of the graphs; ``saved_bytes`` ours and plain Inductor's; ``width`` the columns of the text.
     """
     lines = (f"remark: {remark}" for remark in remarks)
-    return printed([_headline(recipe, kinds, saved_bytes, notes), *_tables(notes), *lines], wrap=True)
+    return printed([_headline(recipe, kinds, saved_bytes, notes), *_tables(notes), *lines], wrap=True, width=width)
 
 
 def _headline(recipe: str, kinds: Sequence[str], saved_bytes: tuple[int, int], notes: Notes) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -339,3 +340,11 @@ def test_on_a_terminal_progress_is_a_bar(tmp_path: Path) -> None:
             screen.step(begun("inductor", 7), TimeLeft(83, at_least=False))
     written = (tmp_path / "out").read_text(encoding="utf-8")
     assert "7/10" in written and "time left 1:23" in written
+
+
+def test_a_reader_of_the_output_that_is_gone_is_told_to_the_caller() -> None:
+    """By default rich ends the process with 1; the command line has another exit code for it."""
+    read, write = os.pipe()
+    os.close(read)
+    with pytest.raises(BrokenPipeError), os.fdopen(write, "w") as output:
+        demo.DemoConsole(file=output).print("a line")
