@@ -1,43 +1,53 @@
-"""fp8compile: ``torch.compile(model, backend="fp8compile")``, low-precision training that needs no change to the model."""
+"""fp8compile: ``torch.compile(model, backend="fp8compile")``, low-precision training that needs no change to the model.
+
+Importing it takes milliseconds. A public name brings its module, and torch, where it is first used (PEP 562). For type
+checkers the same names stand in ``__init__.pyi``.
+"""
 
 from __future__ import annotations
+
+import importlib
+import importlib.util
+from typing import Any
 
 from fp8compile._version import __version__, check_torch
 
 check_torch()
 
-from fp8compile import amp, optim  # noqa: E402
-from fp8compile.observe.overflow_report import OverflowReport, overflow_report  # noqa: E402
-from fp8compile.optim import compress, decompress  # noqa: E402
-from fp8compile.recipe.calibration import Calibration  # noqa: E402
-from fp8compile.recipe.recipe import Recipe  # noqa: E402
-from fp8compile.reporting.memory import Fit  # noqa: E402
-from fp8compile.reporting.report import Report  # noqa: E402
-from fp8compile.tools.calibrate import calibrate  # noqa: E402
-from fp8compile.tools.checking.check import Check, check  # noqa: E402
-from fp8compile.tools.debug_step import debug_step  # noqa: E402
-from fp8compile.tools.explain import explain, report  # noqa: E402
-from fp8compile.tools.first_non_finite import FirstNonFinite  # noqa: E402
-from fp8compile.tools.set_recipe import set_recipe  # noqa: E402
+_HOMES = {  # a public name, and the module that defines it or that it is
+    "Calibration": "fp8compile.recipe.calibration",
+    "Check": "fp8compile.tools.checking.check",
+    "FirstNonFinite": "fp8compile.tools.first_non_finite",
+    "Fit": "fp8compile.reporting.memory",
+    "OverflowReport": "fp8compile.observe.overflow_report",
+    "Recipe": "fp8compile.recipe.recipe",
+    "Report": "fp8compile.reporting.report",
+    "amp": "fp8compile.amp",
+    "calibrate": "fp8compile.tools.calibrate",
+    "check": "fp8compile.tools.checking.check",
+    "compress": "fp8compile.optim.compress",
+    "debug_step": "fp8compile.tools.debug_step",
+    "decompress": "fp8compile.optim.compress",
+    "explain": "fp8compile.tools.explain",
+    "optim": "fp8compile.optim",
+    "overflow_report": "fp8compile.observe.overflow_report",
+    "report": "fp8compile.tools.explain",
+    "set_recipe": "fp8compile.tools.set_recipe",
+}
 
-__all__ = [
-    "Calibration",
-    "Check",
-    "FirstNonFinite",
-    "Fit",
-    "OverflowReport",
-    "Recipe",
-    "Report",
-    "__version__",
-    "amp",
-    "calibrate",
-    "check",
-    "compress",
-    "debug_step",
-    "decompress",
-    "explain",
-    "optim",
-    "overflow_report",
-    "report",
-    "set_recipe",
-]
+__all__ = ["__version__", *_HOMES]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        home = importlib.import_module(_HOMES[name])
+        found = home if home.__name__ == f"{__name__}.{name}" else getattr(home, name)
+        globals()[name] = found  # from now on without this function
+        return found
+    if not name.startswith("_") and importlib.util.find_spec(f"{__name__}.{name}") is not None:
+        return importlib.import_module(f"{__name__}.{name}")  # a room
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
+import sys
+from pathlib import Path
 
 __version__ = "0.1.0"
 
@@ -10,11 +13,13 @@ OLDEST, TOO_NEW = (2, 11), (2, 14)
 
 
 def check_torch(version: str | None = None) -> None:
-    """Raise ImportError if torch is older or newer than this release supports."""
-    if version is None:
-        import torch
+    """Raise ImportError if torch is older or newer than this release supports; by default, the torch of this process.
 
-        version = torch.__version__
+    Where there is no torch nothing is said: the first module that needs it raises Python's own ModuleNotFoundError.
+    """
+    version = torch_version() if version is None else version
+    if version is None:
+        return
     found = re.match(r"(\d+)\.(\d+)", version)
     release = (int(found[1]), int(found[2])) if found else (0, 0)
     if OLDEST <= release < TOO_NEW:
@@ -22,5 +27,24 @@ def check_torch(version: str | None = None) -> None:
     oldest, too_new = (".".join(map(str, v)) for v in (OLDEST, TOO_NEW))
     raise ImportError(
         f"fp8compile works on torch >= {oldest}, < {too_new}; this is torch {version}. "
-        f"Cure: pip install 'torch>={oldest},<{too_new}'"
+        f"Fix: pip install 'torch>={oldest},<{too_new}'"
     )
+
+
+def torch_version() -> str | None:
+    """The version of the torch that is imported or would be; None: there is none.
+
+    Importing torch takes seconds; ``torch/version.py``, from which ``torch.__version__`` comes, is read as text.
+    """
+    if (loaded := sys.modules.get("torch")) is not None:
+        return str(loaded.__version__)
+    spec = importlib.util.find_spec("torch")
+    if spec is None:
+        return None
+    for folder in spec.submodule_search_locations or ():
+        file = Path(folder, "version.py")
+        if file.is_file() and (found := re.search(r"^__version__ = ['\"](.+)['\"]", file.read_text(), re.MULTILINE)):
+            return found[1]
+    import torch  # a build that keeps its version elsewhere
+
+    return str(torch.__version__)

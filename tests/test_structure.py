@@ -53,7 +53,10 @@ def imports(path: Path) -> set[str]:
 
 
 def imported_modules(name: str) -> set[str]:
-    """Our modules that a module imports: of ``from a.b import c`` a.b.c, if that is one, and else a.b."""
+    """Our modules that a module imports: of ``from a.b import c`` a.b.c, if that is one, and else a.b.
+
+    A string that is the name of a module counts too: that is how the public surface and the commands import when used.
+    """
     found = set()
     for node in ast.walk(ast.parse(MODULES[name].read_text())):
         if isinstance(node, ast.Import):
@@ -61,6 +64,8 @@ def imported_modules(name: str) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             within = [f"{node.module}.{alias.name}" for alias in node.names]
             found |= {each if each in MODULES else str(node.module) for each in within}
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and "." in node.value:
+            found.add(node.value)
     return found & set(MODULES)
 
 
@@ -115,6 +120,11 @@ def test_no_public_function_hides_a_module() -> None:
     assert importlib.import_module("fp8compile.reporting.report").Report is fp8compile.Report
 
 
+def test_names_that_are_imported_when_used_are_seen_by_the_tests_above() -> None:
+    assert {"fp8compile.amp", "fp8compile.tools.explain"} <= imported_modules("fp8compile")
+    assert "fp8compile.cli.bench" in imported_modules("fp8compile.cli.commands")
+
+
 def test_every_room_is_packaged_and_says_what_it_is_for() -> None:
     listed = (ROOT / "pyproject.toml").read_text().split("packages = [")[1].split("]")[0]
     folders = {name.removesuffix(".__init__") for name in FILES if name.endswith(".__init__")}
@@ -153,3 +163,6 @@ def test_a_source_distribution_holds_all_that_the_tests_read() -> None:
     said = (ROOT / "MANIFEST.in").read_text().split("\n")
     for folder in ("passes", "tests", "benchmarks", "docs"):
         assert f"graft {folder}" in said
+    kinds = {path.suffix for path in PACKAGE.rglob("*") if path.is_file()} - {".pyc", ""}
+    packed = next(line for line in said if line.startswith("recursive-include fp8compile ")).split()
+    assert {f"*{kind}" for kind in kinds - {".typed"}} | {"py.typed"} <= set(packed)

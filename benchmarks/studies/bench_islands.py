@@ -45,7 +45,7 @@ from benchmarks.studies.overflowing import (
     in_float64,
     trained_once,
 )
-from fp8compile.demo import arms
+from fp8compile.demo import compiling
 from fp8compile.demo.model import rate_schedule
 
 MODES = ("off", "policy", "auto")
@@ -162,7 +162,7 @@ def _model(name: str, dtype: torch.dtype, mode: str, steps: int) -> dict[str, An
 
     training = TRAININGS[name]
     torch._dynamo.reset()
-    arms.forget_compiled()
+    compiling.forget_compiled()
     learner = Learner(training.model(0)).to(dtype)
     model = torch.compile(learner, backend="fp8compile", options={"islands": mode})
     optimizer = training.optimizer(learner, state_format="fp32", master="none", lr=training.rate)

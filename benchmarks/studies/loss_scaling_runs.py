@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from benchmarks.studies.fp16_on_cpu import fp16_in_fp32
 from benchmarks.studies.loss_scaling_tasks import Training
 from fp8compile.amp import LossScaler
-from fp8compile.demo import arms, loss_scales
+from fp8compile.demo import arms, compiling, loss_scales
 from fp8compile.demo.loop import set_rate
 from fp8compile.demo.model import rate_schedule
 from fp8compile.fx.aot import BACKWARD
@@ -57,11 +57,11 @@ class Models:
         fp16_in_fp32()
         self.training, self.compiled = training, compiled
         self._made: dict[torch.dtype, tuple[Learner, Callable[..., Any]]] = {}
-        arms.forget_compiled()
+        compiling.forget_compiled()
 
     def start(self, arm: str, seed: int) -> tuple[Learner, Callable[..., Any]]:
         """The model with the parameters of a seed, and what a training step calls."""
-        dtype, fresh = arms.dtype_of(arm), Learner(self.training.model(seed))
+        dtype, fresh = compiling.dtype_of(arm), Learner(self.training.model(seed))
         if dtype not in self._made:
             learner = copy.deepcopy(fresh).to(dtype)
             self._made[dtype] = learner, self._step_model(arm, learner)
@@ -73,7 +73,9 @@ class Models:
 
     def _step_model(self, arm: str, learner: Learner) -> Callable[..., Any]:
         options = {} if self.compiled else {"codegen": "eager"}
-        return arms.compile_arm(arm if self.compiled or arm in arms.SCALED_ARMS else arms.EAGER, learner, options)
+        return compiling.compile_arm(
+            arm if self.compiled or arm in arms.SCALED_ARMS else arms.EAGER, learner, options
+        )
 
 
 @dataclass

@@ -14,23 +14,8 @@ from typing import Any
 
 import fp8compile
 from fp8compile._messages import nearest
-from fp8compile.cli.explain import WRONG, Wrong
-
-FAILED = 1
-
-
-def add_bench_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="benchmarks, or the parts kernels, layers, e2e (all)"
-    )
-    parser.add_argument("--list", action="store_true", help="every benchmark, its shapes, what it is compared with")
-    parser.add_argument("--device", choices=("cpu", "cuda"), help="cuda where torch sees a GPU")
-    parser.add_argument(
-        "--tiny", action="store_true", help="toy sizes for a CPU: to try the machinery, not to measure"
-    )
-    parser.add_argument("--again", action="store_true", help="measure rows too that are in the results file already")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder for the results (benchmarks/results)")
-    parser.add_argument("--minutes", type=_minutes, metavar="M", help="stop after so long; the next run goes on")
+from fp8compile.cli.ends import DONE, FAILED, WRONG, Wrong, said
+from fp8compile.cli.width import fitted
 
 
 def run_bench(values: argparse.Namespace) -> int:
@@ -38,18 +23,17 @@ def run_bench(values: argparse.Namespace) -> int:
         suite = found_suite()
         check_names(values.names, [*suite.NAMES, *suite.PARTS])
         if values.list:
-            print(suite.listing())
-            return 0
+            print(fitted(suite.listing()))
+            return DONE
         values.device = check_device(values.device)
         options = suite.as_options({**vars(values), "names": tuple(values.names)})
         check_size(options)
     except Wrong as error:
-        print(f"fp8compile bench: error: {error}", file=sys.stderr)
-        return WRONG
+        return said("bench", error, WRONG)
     results = suite.run(options)
     failed = suite.failed(results, options)
     print("\n".join([*map(str, suite.written(results)), *(f"failed: {line}" for line in failed)]))
-    return FAILED if failed else 0
+    return FAILED if failed else DONE
 
 
 def found_suite(places: Iterable[Path] | None = None) -> Any:
@@ -98,13 +82,3 @@ def _places() -> Iterator[Path]:
     here = Path.cwd()
     yield from (here, *here.parents)
     yield Path(fp8compile.__file__).resolve().parent.parent
-
-
-def _minutes(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of minutes above 0")
-    return value

@@ -6,86 +6,49 @@ The factory returns ``(model, args)`` or ``(model, args, kwargs)``.
 from __future__ import annotations
 
 import argparse
-import ast
+import contextlib
 import importlib
+import logging
 import os
 import sys
-from collections.abc import Callable, Mapping
-from pathlib import Path
+import traceback
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 
 from fp8compile._messages import nearest
+from fp8compile.cli.ends import DONE, FAILED, WRONG, Wrong, one_line, said
+from fp8compile.cli.options import RETURNS
+from fp8compile.cli.recipes import recipe_from
 from fp8compile.compiler import dump
-from fp8compile.recipe.recipe import PRESETS, Recipe
+from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.report import Report
 from fp8compile.tools.explain import explain
-
-FAILED, WRONG = 1, 2
-RETURNS = "(model, args) or (model, args, kwargs)"
 
 Case = tuple[torch.nn.Module, tuple[Any, ...], Mapping[str, Any]]
 
 
-class Wrong(ValueError):
-    """The command line names something that is not there."""
-
-
-def add_explain_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("factory", metavar="pkg.mod:factory", help=f"a callable that returns {RETURNS}")
-    parser.add_argument("--preset", default="default", help=f"the recipe: {', '.join(PRESETS)}")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON")
-    parser.add_argument(
-        "-o", dest="fields", action="append", default=[], metavar="FIELD=VALUE", help="a field of the recipe"
-    )
-
-
-def add_dump_options(parser: argparse.ArgumentParser) -> None:
-    add_explain_options(parser)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="folder for the graphs")
-
-
 def run_explain(values: argparse.Namespace) -> int:
-    return _answered("explain", lambda: _explained(values))
+    return _answered("explain", values)
 
 
 def run_dump(values: argparse.Namespace) -> int:
-    return _answered("dump", lambda: _explained(values, dump=str(values.out)))
+    return _answered("dump", values, dump=str(values.out))
 
 
-def recipe_from(preset: str, fields: list[str], **changes: Any) -> Recipe:
-    """The recipe that ``--preset`` and ``-o FIELD=VALUE`` describe."""
-    try:
-        return Recipe.preset(preset, **{**fields_from(fields), **changes})
-    except ValueError as error:
-        raise Wrong(str(error)) from error
+def case_from(module_name: str, path: str) -> Case:
+    """Model and arguments that the factory ``path`` of a module returns; the current directory is importable.
 
-
-def fields_from(fields: list[str]) -> dict[str, Any]:
-    """What ``-o FIELD=VALUE`` says; a value is a Python literal, else a string (``true`` and ``false`` are booleans)."""
-    given: dict[str, Any] = {}
-    for field in fields:
-        name, equals, text = field.partition("=")
-        if not equals:
-            raise Wrong(f"-o takes FIELD=VALUE, not {field!r}")
-        try:
-            given[name] = ast.literal_eval(text.title() if text in ("true", "false") else text)
-        except (ValueError, SyntaxError):
-            given[name] = text
-    return given
-
-
-def case_from(name: str) -> Case:
-    """Model and arguments that the factory called ``pkg.mod:factory`` returns; the current directory is importable."""
-    module_name, _, path = name.partition(":")
-    if not module_name or not path:
-        raise Wrong(f"{name!r} is not of the form pkg.mod:factory")
+    Raises:
+        Wrong: there is no such module or factory, or it returns something else.
+    """
     factory: Any = _imported(module_name)
     for part in path.split("."):
         if not hasattr(factory, part):
             raise Wrong(f"{module_name} has no {path!r}.{nearest(part, _public(factory), listed=False)}")
         factory = getattr(factory, part)
+    name = f"{module_name}:{path}"
     if not callable(factory):
         raise Wrong(f"{name} is of type {type(factory).__name__}, not a callable that returns {RETURNS}")
     return _checked(name, factory())
@@ -114,30 +77,36 @@ def _checked(name: str, case: Any) -> Case:
     return model, tuple(args), kwargs
 
 
-def _explained(values: argparse.Namespace, **changes: Any) -> None:
-    recipe = recipe_from(values.preset, values.fields, **changes)
-    case = case_from(values.factory)
-    with dump.required():
-        report: Report = explain(*case, recipe=recipe)
-    print(report.to_json() if values.json else report)
+def _answered(command: str, values: argparse.Namespace, **changes: Any) -> int:
+    """The exit code: 2 for a wrong command line, 1 for a model or folder that will not do; each is one line."""
+    try:
+        recipe = recipe_from(values.preset, values.fields, **changes)
+        report = _explained(values, recipe)
+    except Exception as error:
+        if values.traceback:
+            traceback.print_exception(error)
+        if isinstance(error, Wrong):
+            return said(command, error, WRONG)
+        return said(command, one_line(error), FAILED)
+    print(report.to_json() if values.json else report.to_text() if values.full else report)
     if recipe.dump:
         print(f"graphs: {recipe.dump}", file=sys.stderr)
+    return DONE
 
 
-def _answered(command: str, run: Callable[[], None]) -> int:
-    """The exit code of ``run``: 2 for a wrong command line, 1 for a model or folder that will not do; each one line."""
+def _explained(values: argparse.Namespace, recipe: Recipe) -> Report:
+    case = case_from(*values.factory)
+    with dump.required(), contextlib.nullcontext() if values.traceback else _without_logged_traceback():
+        return explain(*case, recipe=recipe)
+
+
+@contextlib.contextmanager
+def _without_logged_traceback() -> Iterator[None]:
+    """An operation that refuses its shapes raises in torch's fake tensors, which log the traceback as well."""
+    log = logging.getLogger("torch._subclasses.fake_tensor")
+    before = log.level
+    log.setLevel(logging.CRITICAL)
     try:
-        run()
-    except Wrong as error:
-        return _said(command, error, WRONG)
-    except Exception as error:
-        cause = getattr(error, "inner_exception", error)  # what Dynamo wraps a backend's error in
-        if not isinstance(cause, ValueError):
-            raise
-        return _said(command, cause, FAILED)
-    return 0
-
-
-def _said(command: str, error: Exception, code: int) -> int:
-    print(f"fp8compile {command}: error: {error}", file=sys.stderr)
-    return code
+        yield
+    finally:
+        log.setLevel(before)

@@ -3,180 +3,92 @@
 from __future__ import annotations
 
 import argparse
+import importlib.util
+import os
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Sequence
+from typing import Any
 
 from fp8compile import __version__
 from fp8compile._messages import nearest
-from fp8compile.cli import bench, explain
-from fp8compile.cli.explain import WRONG, Wrong, fields_from, recipe_from
-from fp8compile.demo.arms import ARMS, FP16_ARMS
-from fp8compile.recipe.recipe import PRESETS
+from fp8compile.cli.commands import COMMANDS, Command
+from fp8compile.cli.ends import EXIT_CODES, INTERRUPTED, PIPE_CLOSED
 
-FAILED, INTERRUPTED = 1, 130
-
-
-@dataclass(frozen=True)
-class Command:
-    """A subcommand: ``add_options`` declares options, ``run`` takes the values, returns the exit code."""
-
-    name: str
-    help: str
-    add_options: Callable[[argparse.ArgumentParser], None]
-    run: Callable[[argparse.Namespace], int]
+SHELLS = ("bash", "zsh")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code (2: the command line is wrong, as everywhere)."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
-    parser = argparse.ArgumentParser("fp8compile", description="Low-precision training without changing the model.")
-    parser.add_argument("--version", action="version", version=f"fp8compile {__version__}")
-    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    options_of = {command.name: _add(subparsers, command) for command in COMMANDS}
-    if arguments and not arguments[0].startswith("-") and arguments[0] not in options_of:
-        parser.error(f"there is no command {arguments[0]!r}.{nearest(arguments[0], options_of)}")
+    """Run one command; returns its exit code, as ``ends.EXIT_CODES`` tells them.
+
+    Raises:
+        SystemExit: with 0 after --help and --version, with 2 where the command line cannot be parsed.
+    """
+    try:
+        try:
+            return _run(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            if sys.stdout is not None:
+                sys.stdout.flush()  # at the interpreter's end a pipe that is closed would be a traceback
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still in the buffer
+        return PIPE_CLOSED
+
+
+def _run(arguments: list[str]) -> int:
+    parser, parser_of = _parsers()
+    if arguments and not arguments[0].startswith("-") and arguments[0] not in parser_of:
+        parser.error(f"there is no command {arguments[0]!r}.{nearest(arguments[0], parser_of)}")
     values, unknown = parser.parse_known_args(arguments)
     if unknown:
-        _refuse(options_of[values.command], unknown[0])
+        _refuse(parser_of[values.command], unknown[0])
     command = next(c for c in COMMANDS if c.name == values.command)
     try:
         return command.run(values)
     except KeyboardInterrupt:
-        print(f"fp8compile {command.name}: interrupted before anything was measured", file=sys.stderr)
+        print(f"fp8compile {command.name}: interrupted", file=sys.stderr)
         return INTERRUPTED
 
 
-def add_demo_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", type=Path, default=Path("demo-output"), metavar="DIR", help="folder for the results")
-    parser.add_argument("--steps", type=_at_least(1), metavar="N", help="optimizer steps per run")
-    parser.add_argument(
-        "--seeds", type=_at_least(1), default=1, metavar="N", help="seeds per arm; the gap is their mean"
+def _parsers() -> tuple[argparse.ArgumentParser, dict[str, argparse.ArgumentParser]]:
+    """The whole parser, and that of each command."""
+    parser = argparse.ArgumentParser(
+        "fp8compile", description="Low-precision training without changing the model.", epilog=EXIT_CODES
     )
-    parser.add_argument("--seed", type=_at_least(0), default=0, metavar="N", help="the first seed")
-    parser.add_argument(
-        "--arms",
-        type=_arms,
-        metavar="A,B",
-        help=f"which of {', '.join(ARMS)}; with --precision fp16, which of {', '.join(FP16_ARMS)}",
-    )
-    parser.add_argument(
-        "--preset",
-        type=_one_of("preset", PRESETS),
-        default="default",
-        help=f"of fp8compile: {', '.join(PRESETS)}",
-    )
-    parser.add_argument(
-        "-o", dest="fields", action="append", default=[], metavar="FIELD=VALUE", help="a field of fp8compile's recipe"
-    )
-    parser.add_argument(
-        "--precision",
-        choices=("auto", "bf16", "fp32", "fp16"),
-        default="auto",
-        help="of matmuls; auto: what is fast here; fp16: of everything, to compare ways to scale the loss",
-    )
-    parser.add_argument("--tiny", action="store_true", help="a toy model for seconds, to try the machinery")
-    parser.add_argument("--threads", type=_at_least(1), metavar="N", help="CPU threads")
-
-
-def run_demo(values: argparse.Namespace) -> int:
-    from fp8compile.demo import run as demo
-    from fp8compile.demo.data import NoSource
-    from fp8compile.demo.extras import MissingExtra
-
-    try:
-        recipe_from(values.preset, values.fields)
-        _check_arms(values.arms or (), FP16_ARMS if values.precision == "fp16" else ARMS, values.precision)
-    except Wrong as error:
-        print(f"fp8compile demo: error: {error}", file=sys.stderr)
-        return WRONG
-    options = demo.Options(
-        out=values.out,
-        steps=values.steps,
-        seeds=values.seeds,
-        seed=values.seed,
-        arms=values.arms,
-        preset=values.preset,
-        fields=fields_from(values.fields),
-        precision=values.precision,
-        tiny=values.tiny,
-        threads=values.threads,
-    )
-    try:
-        return demo.run_demo(options)
-    except (MissingExtra, NoSource, OSError) as error:
-        print(f"fp8compile demo: error: {error}", file=sys.stderr)
-        return FAILED
-
-
-COMMANDS: tuple[Command, ...] = (
-    Command("demo", "train a small Llama with and without fp8compile, and compare", add_demo_options, run_demo),
-    Command(
-        "explain",
-        "tell what fp8compile does to a model, without training it",
-        explain.add_explain_options,
-        explain.run_explain,
-    ),
-    Command(
-        "dump",
-        "explain, and write the graphs before and after each pass to files",
-        explain.add_dump_options,
-        explain.run_dump,
-    ),
-    Command(
-        "bench",
-        "measure kernels, layers and whole steps beside other systems, in a checkout",
-        bench.add_bench_options,
-        bench.run_bench,
-    ),
-)
+    parser.add_argument("--version", action="version", version=f"fp8compile {__version__}")
+    if importlib.util.find_spec("shtab") is not None:
+        parser.add_argument(
+            "--completion",
+            action=_PrintCompletion,
+            choices=SHELLS,
+            help='print what completes this command in a shell, as in: eval "$(fp8compile --completion bash)"',
+        )
+    subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    return parser, {command.name: _add(subparsers, command) for command in COMMANDS}
 
 
 def _add(
     subparsers: argparse._SubParsersAction[argparse.ArgumentParser], command: Command
 ) -> argparse.ArgumentParser:
-    parser = subparsers.add_parser(command.name, help=command.help, description=command.help, allow_abbrev=False)
+    parser = subparsers.add_parser(
+        command.name, help=command.help, description=command.help, epilog=EXIT_CODES, allow_abbrev=False
+    )
     command.add_options(parser)
     return parser
+
+
+class _PrintCompletion(argparse.Action):
+    """Prints a shell's completion script, made by shtab, and ends."""
+
+    def __call__(
+        self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None
+    ) -> None:
+        import shtab
+
+        print(shtab.complete(parser, values))
+        parser.exit()
 
 
 def _refuse(parser: argparse.ArgumentParser, argument: str) -> None:
     name = argument.split("=")[0]
     known = [text for text in parser._option_string_actions if text.startswith("--")]
     parser.error(f"no option {name!r}.{nearest(name, known)}" if name.startswith("-") else f"what is {argument!r}?")
-
-
-def _at_least(least: int) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        try:
-            value = int(text)
-        except ValueError:
-            value = least - 1
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of at least {least}")
-        return value
-
-    return parse
-
-
-def _one_of(noun: str, known: Iterable[str]) -> Callable[[str], str]:
-    def parse(text: str) -> str:
-        if text not in known:
-            raise argparse.ArgumentTypeError(f"there is no {noun} {text!r}.{nearest(text, known)}")
-        return text
-
-    return parse
-
-
-def _arms(text: str) -> tuple[str, ...]:
-    names = tuple(map(_one_of("arm", (*ARMS, *FP16_ARMS)), text.split(",")))
-    if len(set(names)) < len(names):
-        raise argparse.ArgumentTypeError(f"{text!r} names an arm twice")
-    return names
-
-
-def _check_arms(names: Sequence[str], known: Sequence[str], precision: str) -> None:
-    for name in names:
-        if name not in known:
-            raise Wrong(f"with --precision {precision} there is no arm {name!r}: {', '.join(known)}")

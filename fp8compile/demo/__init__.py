@@ -3,7 +3,8 @@
     data       which bytes, which are held out, in which order
     model      which Llama, how large, how trained
     precision  16 bit or FP32, and why
-    arms       what compiles the model in each arm
+    arms       their names, known without torch
+    compiling  what compiles the model in each arm
     saved_bytes  bytes kept from forward to backward, measured from outside
     loop       the training loop
     results    what a run left behind, and the gap between arms

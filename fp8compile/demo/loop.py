@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fp8compile.demo import arms, loss_scales
+from fp8compile.demo import arms, compiling, loss_scales
 from fp8compile.demo.data import Corpus, train_batches, validation_batches
 from fp8compile.demo.loss_scales import Scaler
 from fp8compile.demo.model import Size, build_optimizer, rate_schedule
@@ -119,6 +119,6 @@ def after_first_step(run: Run, model: torch.nn.Module, step_model: StepModel, to
     """What can be asked once all is compiled: bytes saved, the report; peak memory counts from here."""
     with task.precision.autocast(task.device):
         run.saved_bytes = saved_bytes_of_step(step_model, model, tokens)
-    run.report = arms.report_of(run.arm, step_model)
+    run.report = compiling.report_of(run.arm, step_model)
     if task.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(task.device)

@@ -12,7 +12,8 @@ import statistics
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from fp8compile.demo.arms import FP16_ARMS, FP32, OURS, REFERENCE, BackendReport
+from fp8compile.demo.arms import FP16_ARMS, FP32, OURS, REFERENCE
+from fp8compile.demo.compiling import BackendReport
 from fp8compile.demo.loss_scales import DIVERGED, Course, Ends, course, made_progress
 from fp8compile.demo.model import Size, warm_up_steps
 from fp8compile.demo.precision import Precision

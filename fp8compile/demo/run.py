@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from fp8compile.demo import arms
+from fp8compile.demo import arms, compiling
 from fp8compile.demo.data import load_corpus
 from fp8compile.demo.eta import time_left
 from fp8compile.demo.extras import require_extras
@@ -74,17 +74,24 @@ class Options:
         return {"preset": self.preset, **self.fields}
 
 
+class DemoConsole(Console):
+    """A console that leaves it to its caller what to do where the reader of the output is gone; rich would end with 1."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def run_demo(options: Options, console: Console | None = None) -> int:
     """Run every arm, print the table, write the files; returns 0, or 1: an arm failed, or 130: Ctrl-C.
 
     Raises:
         MissingExtra: a package of ``fp8compile[demo]`` is missing.
         NoSource: this Python has no standard library source.
-        OSError: the folder cannot be written.
+        OSError: the folder cannot be written; BrokenPipeError: the reader of the output is gone.
     """
     require_extras()
     options.out.mkdir(parents=True, exist_ok=True)
-    console = console or Console()
+    console = console or DemoConsole()
     if options.threads is not None:
         torch.set_num_threads(options.threads)
     task, results = prepare(options)
@@ -122,7 +129,7 @@ def train_all(task: Task, results: Results, options: Options, screen: Screen) ->
     plan = [(seed, arm) for seed in results.seeds for arm in results.arms]
     if any(arm != arms.EAGER for arm in results.arms):
         screen.say("warming up the compiler")
-        arms.warm_up_compiler(task.device)
+        compiling.warm_up_compiler(task.device)
     for seed, arm in plan:
         run = Run(arm, seed)
         results.runs.append(run)
@@ -144,13 +151,13 @@ def train_run(run: Run, task: Task, options: Options, *, plan: list[str], result
 
     def tell() -> None:
         if len(run.losses) == 1:
-            run.warm_cache = arms.compiler_cache_hits() > hits
+            run.warm_cache = compiling.compiler_cache_hits() > hits
         screen.step(run, time_left(plan, results.runs, task.steps, evaluations))
 
-    arms.forget_compiled()
-    hits = arms.compiler_cache_hits()
-    model = build_model(task.size, run.seed, task.device).to(arms.dtype_of(run.arm))
-    train(run, model, arms.compile_arm(run.arm, model, options.backend_options), task, tell)
+    compiling.forget_compiled()
+    hits = compiling.compiler_cache_hits()
+    model = build_model(task.size, run.seed, task.device).to(compiling.dtype_of(run.arm))
+    train(run, model, compiling.compile_arm(run.arm, model, options.backend_options), task, tell)
 
 
 def _eager_saved_bytes(model: torch.nn.Module, task: Task) -> int | None:

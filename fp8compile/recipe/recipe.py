@@ -11,6 +11,7 @@ from typing import Any
 from fp8compile._messages import nearest
 from fp8compile.recipe.frozen import FrozenMapping
 from fp8compile.recipe.patterns import in_module
+from fp8compile.recipe.presets import PRESETS
 from fp8compile.recipe.validation import (
     BOOLEANS,
     CHOICES,
@@ -209,13 +210,6 @@ class Recipe:
         return text
 
 
-PRESETS: Mapping[str, Mapping[str, Any]] = {
-    "default": {},
-    "conservative": {"saved_attention": False},
-    "linear_only": {"linear": "tensorwise", "saved": "off"},
-    "storage_only": {"linear": "off"},
-    "off": {"linear": "off", "saved": "off", "observe": False, "islands": "off"},
-}
 _FIELDS = frozenset(f.name for f in dataclasses.fields(Recipe))
 
 

@@ -229,12 +229,23 @@ def test_a_file_is_whole_whenever_it_is_read(tmp_path: Path) -> None:
 # ------------------------------------------------------------------------------------------------ the command line
 
 
-def test_list_names_everything(capsys: pytest.CaptureFixture[str]) -> None:
+def test_list_names_everything(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("COLUMNS", raising=False)  # with a width given, lines are broken to fit it
     assert main.main(["bench", "--list"]) == 0
     text = capsys.readouterr().out
     for b in suite.BENCHMARKS:
         assert f"  {b.name}: {b.about}\n" in text
         assert "; ".join(case.name for case in b.cases) in text and "; ".join(b.compared_with) in text
+
+
+def test_the_list_fits_the_width_that_is_given(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main.main(["bench", "--list"]) == 0
+    text = capsys.readouterr().out
+    assert max(map(len, text.splitlines())) <= 80
+    assert " ".join(text.split()) == " ".join(suite.listing().split())
 
 
 @pytest.mark.parametrize(

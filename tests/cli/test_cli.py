@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import runpy
 import sys
 from pathlib import Path
 
@@ -59,6 +58,10 @@ def test_every_option_arrives(given: list[run.Options]) -> None:
         ("demo --seeds 0", "'0' is not a whole number of at least 1"),
         ("demo --precision fp61", "invalid choice: 'fp61'"),
         ("demo --seed -1", "'-1' is not a whole number of at least 0"),
+        ("explain pkg.mod", "'pkg.mod' is not of the form pkg.mod:factory"),
+        ("explain pkg.mod:pair --preset defualt", "there is no preset 'defualt'. Did you mean 'default'?"),
+        ("explain pkg.mod:pair -o saved_format", "-o takes FIELD=VALUE, not 'saved_format'"),
+        ("dump pkg.mod:pair", "the following arguments are required: --out"),
     ],
 )
 def test_a_slip_is_named_with_the_nearest_right_value(
@@ -104,6 +107,12 @@ def pair(): return Net(), torch.randn(128, 64)
 def alone(): return Net()
 def strange(): return Net(), 3
 def broken(): raise RuntimeError("the user's own")
+def silent(): raise NotImplementedError
+def chained():
+    try:
+        return {}["up.weight"]
+    except KeyError as error:
+        raise LookupError("no weights") from error
 class Nothing(torch.nn.Module):
     @torch.compiler.disable
     def forward(self, x):
@@ -120,6 +129,7 @@ def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "pkg" / "mod.py").write_text(FACTORIES)
     (tmp_path / "pkg" / "incomplete.py").write_text("import no_such_dependency")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("COLUMNS", raising=False)
     monkeypatch.setattr(sys, "path", list(sys.path))
     for name in ("pkg", "pkg.mod", "pkg.incomplete"):
         monkeypatch.delitem(sys.modules, name, raising=False)
@@ -137,6 +147,19 @@ def test_explain_prints_the_report(factories: Path, capsys: pytest.CaptureFixtur
     assert sorted(p.name for p in factories.iterdir()) == ["pkg"], "nothing is written"
 
 
+def test_the_report_fits_the_terminal(
+    factories: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    widths = {}
+    for columns in ("", "80"):
+        monkeypatch.setenv("COLUMNS", columns) if columns else None
+        assert main.main(["explain", "pkg.mod:factory"]) == 0
+        lines = capsys.readouterr().out.splitlines()
+        widths[columns] = max(map(len, lines))
+        assert "1 tensors encoded" in " ".join(lines)
+    assert widths["80"] <= 80 < widths[""] <= 150
+
+
 def test_dump_writes_the_graphs_too(factories: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["dump", "pkg.mod:factory", "--out", "graphs", "-o", "min_saved_numel=0", "--json"]) == 0
     printed, said = capsys.readouterr()
@@ -150,17 +173,14 @@ def test_dump_writes_the_graphs_too(factories: Path, capsys: pytest.CaptureFixtu
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("pkg.mod", "'pkg.mod' is not of the form pkg.mod:factory"),
         ("no.such:factory", "cannot import no.such: No module named 'no'"),
         ("pkg.incomplete:factory", "cannot import pkg.incomplete: No module named 'no_such_dependency'"),
         ("pkg.mod:factroy", "pkg.mod has no 'factroy'. Did you mean 'factory'?"),
         ("pkg.mod:number", "pkg.mod:number is of type int, not a callable that returns (model, args)"),
         ("pkg.mod:alone", "pkg.mod:alone returned a value of type Net, not (model, args) or (model, args, kwargs)"),
         ("pkg.mod:strange", "pkg.mod:strange returned a value of type tuple, not (model, args)"),
-        ("pkg.mod:pair --preset defualt", "has no preset 'defualt'. Did you mean 'default'?"),
         ("pkg.mod:pair -o saved_fromat=int8", "Recipe has no field 'saved_fromat'. Did you mean 'saved_format'?"),
         ("pkg.mod:pair -o saved_format=int4", "Recipe.saved_format cannot be 'int4'."),
-        ("pkg.mod:pair -o saved_format", "-o takes FIELD=VALUE, not 'saved_format'"),
     ],
 )
 @pytest.mark.parametrize("command", ["explain", "dump --out graphs"])
@@ -180,11 +200,30 @@ def test_what_the_model_or_the_folder_does_not_allow(factories: Path, capsys: py
     assert main.main(["dump", "pkg.mod:pair", "--out", "pkg/mod.py"]) == 1
     said = capsys.readouterr().err
     assert "graph dumps cannot be written to" in said and "pkg/mod.py/graph-0" in said and said.count("\n") == 1
-    with pytest.raises(RuntimeError, match="the user's own"):
-        main.main(["explain", "pkg.mod:broken"])
-    with pytest.raises(SystemExit):
-        main.main(["dump", "pkg.mod:pair"])
-    assert "--out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["explain", "dump --out graphs"])
+@pytest.mark.parametrize(
+    ("factory", "message"),
+    [
+        ("broken", "RuntimeError: the user's own"),
+        ("chained", "LookupError: no weights; caused by KeyError: 'up.weight'"),
+        ("silent", "NotImplementedError"),
+    ],
+)
+def test_what_a_factory_raises_is_one_line(
+    command: str, factory: str, message: str, factories: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main.main([*command.split(), f"pkg.mod:{factory}"]) == 1
+    printed, said = capsys.readouterr()
+    assert not printed and said == f"fp8compile {command.split()[0]}: error: {message}\n"
+
+
+def test_the_whole_traceback_is_there_for_who_asks(factories: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["explain", "pkg.mod:broken", "--traceback"]) == 1
+    said = capsys.readouterr().err
+    assert "Traceback (most recent call last)" in said and "in broken" in said
+    assert said.endswith("fp8compile explain: error: RuntimeError: the user's own\n")
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -198,13 +237,6 @@ def test_no_command_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as exit_:
         main.main([])
     assert exit_.value.code == 2 and "COMMAND" in capsys.readouterr().err
-
-
-def test_python_m_fp8compile(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["fp8compile", "--version"])
-    with pytest.raises(SystemExit) as exit_:
-        runpy.run_module("fp8compile", run_name="__main__")
-    assert exit_.value.code == 0 and capsys.readouterr().out.startswith("fp8compile ")
 
 
 @pytest.mark.parametrize("missing", ["transformers", "matplotlib"])
@@ -226,12 +258,10 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path, capsys: pytest
     assert "file" in capsys.readouterr().err
 
 
-def test_ctrl_c_before_anything_was_measured(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_ctrl_c_outside_of_the_training(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def interrupt(values: run.Options) -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run, "run_demo", interrupt)
     assert main.main(["demo"]) == 130
-    assert "before anything was measured" in capsys.readouterr().err
+    assert capsys.readouterr().err == "fp8compile demo: interrupted\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from rich.console import Console
 pytest.importorskip("transformers")
 pytest.importorskip("matplotlib")
 
-from fp8compile.demo import arms, loop
+from fp8compile.demo import arms, compiling, loop
 from fp8compile.demo import run as demo
 from fp8compile.demo.data import Corpus, NoSource, is_held_out, load_corpus, train_batches, validation_batches
 from fp8compile.demo.eta import TimeLeft, time_left
@@ -40,14 +41,14 @@ def corpus() -> Corpus:
 def uncompiled(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every arm runs the eager model in FP32; fp8compile's has a report all the same."""
 
-    def report_of(arm: str, compiled: Any) -> arms.BackendReport | None:
-        return arms.BackendReport("the report", '{"saved_bytes": 7}', 7, 9) if arm == arms.OURS else None
+    def report_of(arm: str, compiled: Any) -> compiling.BackendReport | None:
+        return compiling.BackendReport("the report", '{"saved_bytes": 7}', 7, 9) if arm == arms.OURS else None
 
     monkeypatch.setattr(demo, "load_corpus", lambda: corpus)
     monkeypatch.setattr(demo, "choose_precision", lambda model, device, asked: FP32)
-    monkeypatch.setattr(arms, "warm_up_compiler", lambda device: None)
-    monkeypatch.setattr(arms, "compile_arm", lambda arm, model, options: model)
-    monkeypatch.setattr(arms, "report_of", report_of)
+    monkeypatch.setattr(compiling, "warm_up_compiler", lambda device: None)
+    monkeypatch.setattr(compiling, "compile_arm", lambda arm, model, options: model)
+    monkeypatch.setattr(compiling, "report_of", report_of)
 
 
 def run_tiny(folder: Path, **options: Any) -> int:
@@ -212,10 +213,10 @@ def test_measured_and_reported_bytes_agree_and_are_fewer_than_plain() -> None:
     torch._dynamo.reset()
     size = SIZES["tiny"]
     model = build_model(size, 0, CPU)
-    compiled = arms.compile_arm("fp8compile", model, {"codegen": "eager", "min_saved_numel": 1})
+    compiled = compiling.compile_arm("fp8compile", model, {"codegen": "eager", "min_saved_numel": 1})
     tokens = torch.arange(size.tokens_per_step).reshape(size.batch, size.length)
     compiled(input_ids=tokens, labels=tokens).loss.backward()
-    report = arms.report_of("fp8compile", compiled)
+    report = compiling.report_of("fp8compile", compiled)
     assert report is not None and json.loads(report.json)
     assert saved_bytes_of_step(compiled, model, tokens) == report.saved_bytes < report.saved_bytes_plain
 
@@ -339,3 +340,11 @@ def test_on_a_terminal_progress_is_a_bar(tmp_path: Path) -> None:
             screen.step(begun("inductor", 7), TimeLeft(83, at_least=False))
     written = (tmp_path / "out").read_text(encoding="utf-8")
     assert "7/10" in written and "time left 1:23" in written
+
+
+def test_a_reader_of_the_output_that_is_gone_is_told_to_the_caller() -> None:
+    """By default rich ends the process with 1; the command line has another exit code for it."""
+    read, write = os.pipe()
+    os.close(read)
+    with pytest.raises(BrokenPipeError), os.fdopen(write, "w") as output:
+        demo.DemoConsole(file=output).print("a line")

@@ -16,7 +16,7 @@ pytest.importorskip("matplotlib")
 
 import fp8compile.amp
 from benchmarks.studies import bench_loss_scaling as bench
-from fp8compile.demo import arms, loop
+from fp8compile.demo import arms, compiling, loop
 from fp8compile.demo import loss_scales as scaling
 from fp8compile.demo import run as demo
 from fp8compile.demo.data import Corpus, load_corpus
@@ -42,9 +42,9 @@ def corpus() -> Corpus:
 def uncompiled(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every arm runs the eager model; the optimizer too."""
     monkeypatch.setattr(demo, "load_corpus", lambda: corpus)
-    monkeypatch.setattr(arms, "warm_up_compiler", lambda device: None)
-    monkeypatch.setattr(arms, "compile_arm", lambda arm, model, options: model)
-    monkeypatch.setattr(arms, "report_of", lambda arm, compiled: None)
+    monkeypatch.setattr(compiling, "warm_up_compiler", lambda device: None)
+    monkeypatch.setattr(compiling, "compile_arm", lambda arm, model, options: model)
+    monkeypatch.setattr(compiling, "report_of", lambda arm, compiled: None)
     monkeypatch.setattr(loop, "build_optimizer", lambda model, rate: build_optimizer(model, rate, compiled=False))
 
 
@@ -75,8 +75,8 @@ def test_every_arm_runs_and_leaves_its_scale(tmp_path: Path, uncompiled: None) -
 
 def test_arms_are_fp16_throughout_and_begin_alike() -> None:
     whole = build_model(SIZES["tiny"], 0, CPU)
-    model = build_model(SIZES["tiny"], 0, CPU).to(arms.dtype_of("histogram"))
-    assert arms.dtype_of("fp32") == torch.float32
+    model = build_model(SIZES["tiny"], 0, CPU).to(compiling.dtype_of("histogram"))
+    assert compiling.dtype_of("fp32") == torch.float32
     assert all(torch.equal(p, q.half()) for p, q in zip(model.parameters(), whole.parameters(), strict=True))
     optimizer = build_optimizer(model, 1e-3, compiled=False)
     dtypes = set()
@@ -256,7 +256,7 @@ def test_the_benchmark_resumes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 @pytest.mark.parametrize("arm", ["fp32", "static 2^22", "histogram"])
 def test_a_run_of_the_benchmark(arm: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(arms, "compile_arm", lambda arm, model, options: model)
+    monkeypatch.setattr(compiling, "compile_arm", lambda arm, model, options: model)
     row = bench.run_row(arm, 0, bench.Models(bench.TRAININGS["llama"], compiled=False), 3)
     assert row["status"] == "done" and len(row["losses"]) == 3 and row["accuracy"] < 0.5
     assert row["scales"] == {"fp32": [], "static 2^22": [2.0**22] * 3, "histogram": [1.0, 2.0, 4.0]}[arm]
@@ -283,7 +283,7 @@ def test_histogram_converges_where_the_largest_static_scale_does_not(
     results = Results(task.size, FP16, STEPS, (seed,), ("fp32", "static 2^22", "histogram"))
     for arm in results.arms:
         run = Run(arm, seed)
-        model = build_model(task.size, seed, CPU).to(arms.dtype_of(arm))
+        model = build_model(task.size, seed, CPU).to(compiling.dtype_of(arm))
         loop.train(run, model, model, task, lambda: None)
         run.status = "done"
         results.runs.append(run)

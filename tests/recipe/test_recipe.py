@@ -9,7 +9,7 @@ import pytest
 
 from fp8compile import Recipe
 from fp8compile.recipe.context import Context
-from fp8compile.recipe.recipe import PRESETS
+from fp8compile.recipe.presets import PRESETS
 
 
 def test_every_preset_builds_and_differs_only_where_it_says() -> None:

@@ -1,0 +1,38 @@
+"""The public names with their types; ``__init__.py`` imports each where it is first used."""
+
+from fp8compile import amp, optim
+from fp8compile._version import __version__
+from fp8compile.observe.overflow_report import OverflowReport, overflow_report
+from fp8compile.optim.compress import compress, decompress
+from fp8compile.recipe.calibration import Calibration
+from fp8compile.recipe.recipe import Recipe
+from fp8compile.reporting.memory import Fit
+from fp8compile.reporting.report import Report
+from fp8compile.tools.calibrate import calibrate
+from fp8compile.tools.checking.check import Check, check
+from fp8compile.tools.debug_step import debug_step
+from fp8compile.tools.explain import explain, report
+from fp8compile.tools.first_non_finite import FirstNonFinite
+from fp8compile.tools.set_recipe import set_recipe
+
+__all__ = [
+    "Calibration",
+    "Check",
+    "FirstNonFinite",
+    "Fit",
+    "OverflowReport",
+    "Recipe",
+    "Report",
+    "__version__",
+    "amp",
+    "calibrate",
+    "check",
+    "compress",
+    "debug_step",
+    "decompress",
+    "explain",
+    "optim",
+    "overflow_report",
+    "report",
+    "set_recipe",
+]

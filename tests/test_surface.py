@@ -1,0 +1,113 @@
+"""The public surface: light to import, whole once it is used, the same for type checkers; which torch it takes."""
+
+from __future__ import annotations
+
+import ast
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import fp8compile
+from fp8compile._version import torch_version
+from tests.support.sources import PACKAGE
+
+
+def answer(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """What a process of its own says to some lines of code."""
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={**os.environ, **environment}
+    )
+
+
+def printed(code: str) -> list[str]:
+    """The words that a process of its own prints."""
+    done = answer(code)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.split()
+
+
+def test_importing_the_package_imports_no_torch() -> None:
+    code = "import sys, fp8compile; print(*{'torch', 'numpy', 'rich'} & set(sys.modules), fp8compile.__version__)"
+    assert printed(code) == [fp8compile.__version__]
+
+
+def test_every_name_is_there() -> None:
+    code = (
+        "import fp8compile as f; print(*(f'{n}:{getattr(f, n).__name__}' for n in f.__all__ if n != '__version__'))"
+    )
+    assert printed(code) == [
+        f"{name}:{'fp8compile.' if name in ('amp', 'optim') else ''}{name}"
+        for name in fp8compile.__all__
+        if name != "__version__"
+    ]
+    assert set(fp8compile.__all__) <= set(dir(fp8compile))
+
+
+def test_a_star_import_brings_them_all() -> None:
+    assert printed("from fp8compile import *; import fp8compile; print(set(fp8compile.__all__) <= set(dir()))") == [
+        "True"
+    ]
+
+
+@pytest.mark.parametrize("name", ["amp.LossScaler", "optim.AdamW", "passes.__path__", "numerics.codecs.Codec"])
+def test_submodules_are_attributes(name: str) -> None:
+    assert printed(f"import fp8compile; print(fp8compile.{name} is not None)") == ["True"]
+
+
+def test_a_submodule_may_come_first() -> None:
+    code = "import fp8compile.tools.explain, fp8compile; print(fp8compile.explain.__name__, fp8compile.amp.__name__)"
+    assert printed(code) == ["explain", "fp8compile.amp"]
+
+
+@pytest.mark.parametrize("name", ["exlpain", "_nothing", "__wrapped__"])
+def test_what_is_not_there_is_an_attribute_error(name: str) -> None:
+    with pytest.raises(AttributeError, match=f"module 'fp8compile' has no attribute '{name}'"):
+        getattr(fp8compile, name)
+
+
+def test_type_checkers_see_the_same_names_from_the_same_modules() -> None:
+    stub = ast.parse((PACKAGE / "__init__.pyi").read_text())
+    homes = {a.name: n.module for n in stub.body if isinstance(n, ast.ImportFrom) for a in n.names}
+    assert homes.pop("__version__") == "fp8compile._version"
+    modules = {name: f"fp8compile.{name}" for name, home in homes.items() if home == "fp8compile"}
+    assert homes | modules == fp8compile._HOMES
+    (listed,) = (ast.literal_eval(n.value) for n in stub.body if isinstance(n, ast.Assign))
+    assert listed == sorted(fp8compile.__all__)
+
+
+# ---------------------------------------------------------------------------------------------------------- torch
+
+
+def test_the_version_is_read_without_importing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(sys.modules, "torch")
+    assert torch_version() == torch.__version__
+    assert "torch" not in sys.modules
+
+
+@pytest.mark.parametrize(
+    "way_in",
+    [
+        "import fp8compile",
+        "import fp8compile.optim",
+        "from fp8compile.compiler.entry import fp8compile",
+        "from fp8compile.cli import main",
+    ],
+)
+def test_another_torch_is_refused_on_every_way_in(way_in: str, tmp_path: Path) -> None:
+    (tmp_path / "torch").mkdir()
+    (tmp_path / "torch" / "__init__.py").write_text("raise RuntimeError('an unsupported torch was imported')")
+    (tmp_path / "torch" / "version.py").write_text("debug = False\n__version__ = '2.5.1+cu124'\n")
+    done = answer(way_in, PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1 and done.stderr.splitlines()[-1] == (
+        "ImportError: fp8compile works on torch >= 2.11, < 2.14; this is torch 2.5.1+cu124. "
+        "Fix: pip install 'torch>=2.11,<2.14'"
+    )
+
+
+def test_a_torch_that_tells_its_version_elsewhere_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "torch.py").write_text("__version__ = '3.0'")
+    assert "this is torch 3.0." in answer("import fp8compile", PYTHONPATH=str(tmp_path)).stderr
