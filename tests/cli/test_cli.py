@@ -138,7 +138,9 @@ def factories(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_explain_prints_the_report(factories: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main.main(["explain", "pkg.mod:factory"]) == 0
-    assert "1 tensors encoded" in (text := capsys.readouterr().out) and "addmm.default" in text
+    assert "saved for backward: 32.5 KiB, plain Inductor 128.0 KiB (25%)" in capsys.readouterr().out
+    assert main.main(["explain", "pkg.mod:factory", "--full"]) == 0
+    assert "1 tensors stored as codes" in (text := capsys.readouterr().out) and "left as they are" in text
     line = "explain pkg.mod:pair --json --preset conservative -o saved_format=int8 -o group_size=64 -o skip=head.*"
     assert main.main(line.split()) == 0
     data = json.loads(capsys.readouterr().out)
@@ -151,13 +153,13 @@ def test_the_report_fits_the_terminal(
     factories: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     widths = {}
-    for columns in ("", "80"):
-        monkeypatch.setenv("COLUMNS", columns) if columns else None
+    for columns in ("80", "120"):
+        monkeypatch.setenv("COLUMNS", columns)
         assert main.main(["explain", "pkg.mod:factory"]) == 0
         lines = capsys.readouterr().out.splitlines()
         widths[columns] = max(map(len, lines))
-        assert "1 tensors encoded" in " ".join(lines)
-    assert widths["80"] <= 80 < widths[""] <= 150
+        assert "saved for backward: 32.5 KiB" in " ".join(lines)
+    assert widths["80"] <= 80 < widths["120"] <= 120
 
 
 def test_dump_writes_the_graphs_too(factories: Path, capsys: pytest.CaptureFixture[str]) -> None:
