@@ -78,12 +78,14 @@ def add_demo_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--tiny", action="store_true", help="a toy model for seconds, to try the machinery")
     parser.add_argument("--threads", type=_at_least(1), metavar="N", help="CPU threads")
+    parser.add_argument("--slow", action="store_true", help="train in FP16 even where this CPU takes hours for it")
 
 
 def run_demo(values: argparse.Namespace) -> int:
     from fp8compile.demo import run as demo
     from fp8compile.demo.data import NoSource
     from fp8compile.demo.extras import MissingExtra
+    from fp8compile.demo.fp16_cost import TooSlow
 
     try:
         recipe_from(values.preset, values.fields)
@@ -102,10 +104,11 @@ def run_demo(values: argparse.Namespace) -> int:
         precision=values.precision,
         tiny=values.tiny,
         threads=values.threads,
+        slow=values.slow,
     )
     try:
         return demo.run_demo(options)
-    except (MissingExtra, NoSource, OSError) as error:
+    except (MissingExtra, NoSource, TooSlow, OSError) as error:
         print(f"fp8compile demo: error: {error}", file=sys.stderr)
         return FAILED
 

@@ -1,0 +1,44 @@
+"""FP16 on a CPU without FP16 arithmetic: the demo would take hours, so it does not begin unasked.
+
+told by     the probe of ``precision``: a step in FP16 takes more than 4 times as long as one in FP32
+refused     if the training would also take more than 20 minutes: the probe's step, scaled to the bytes of a batch
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fp8compile.demo.arms import dtype_of
+from fp8compile.demo.estimate import clock
+from fp8compile.demo.precision import PROBE_TOKENS, Precision, probe_text
+
+FAR_SLOWER = 4.0
+LONG_S = 20 * 60.0
+
+
+class TooSlow(RuntimeError):
+    """This CPU would compute for hours; the message says why, and what can be done instead."""
+
+
+def refuse_hours(precision: Precision, arms: Sequence[str], tokens: int) -> None:
+    """Refuse to train ``arms`` in FP16 where that is far slower than in FP32 and takes long.
+
+    Args:
+        precision: with the seconds of its probe; without any (a GPU, another dtype) nothing is refused.
+        arms: the arm of every run, once for each seed.
+        tokens: bytes that each run trains on.
+
+    Raises:
+        TooSlow: with the measured times, the estimate and the ways out.
+    """
+    times = precision.probe_seconds
+    if "float16" not in times or times["float16"] <= FAR_SLOWER * times["float32"]:
+        return
+    seconds = sum(times[str(dtype_of(arm)).removeprefix("torch.")] for arm in arms) * tokens / PROBE_TOKENS
+    if seconds > LONG_S:
+        raise TooSlow(
+            f"--precision fp16 would take about {clock(seconds)} here (an estimate). This CPU computes FP16 without FP16 "
+            f"arithmetic: {probe_text(times)}.\nWays out: a machine with a GPU, or a CPU with FP16 arithmetic (AVX512-FP16, "
+            "AMX-FP16); fewer arms and steps, as --arms fp32,histogram --steps 20; --tiny, a toy model in FP16; "
+            "--precision auto, the demo without loss scaling. --slow trains all the same."
+        )
