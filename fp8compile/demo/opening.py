@@ -6,7 +6,6 @@ from pathlib import Path
 
 from rich.table import Table
 
-from fp8compile._text import human
 from fp8compile._torch import cache_dir
 from fp8compile.demo.estimate import Estimate, clock
 from fp8compile.demo.loop import Task
@@ -71,4 +70,5 @@ def _arms(task: Task, results: Results) -> str:
 
 def _disk(results: Results, folder: Path) -> str:
     steps = len(results.seeds) * len(results.arms) * results.steps
-    return f"about {human(PLOTS_AND_REPORTS + BYTES_PER_STEP * steps)} in {folder}; compiled code in {cache_dir()}"
+    mib = (PLOTS_AND_REPORTS + BYTES_PER_STEP * steps) / 2**20
+    return f"about {mib:.1f} MiB in {folder}; compiled code in {cache_dir()}"

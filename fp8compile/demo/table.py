@@ -25,7 +25,8 @@ def summary(results: Results, width: int | None = None) -> str:
     Args:
         width: columns of the terminal: prose is broken there. None: a line for each sentence.
     """
-    tables = [*(fp16_table.tables(results) if results.reference == FP32 else [_table(results)]), curve_table(results)]
+    tables = fp16_table.tables(results) if results.reference == FP32 else [_table(results)]
+    tables += [curve_table(results)] if any(run.losses for run in results.runs) else []
     console = Console(width=min(width or WIDTH, WIDTH), no_color=True, highlight=False, markup=False)
     prose = Console(width=width or WIDTH, no_color=True, highlight=False, markup=False)
     with console.capture() as capture:
@@ -59,6 +60,8 @@ def _interruption(results: Results) -> list[str]:
     if step is None:
         return []
     seed = next(run.seed for run in results.runs if run.status == INTERRUPTED)
+    if step == 0 and results.gap_step is None:
+        return ["INTERRUPTED before every arm had taken its first step: there is nothing to compare"]
     if results.gap_step == results.steps:
         return [f"INTERRUPTED in seed {seed}, at step {step} of {results.steps}: losses are of the seeds before it"]
     after = results.gap_step

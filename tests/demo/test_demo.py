@@ -118,7 +118,13 @@ def test_arms_that_compute_the_same_have_no_gap(tmp_path: Path, uncompiled: None
     results, text = documents(tmp_path)
     losses = {(run["arm"], run["seed"]): run["losses"] for run in results["runs"]}
     assert losses["inductor", 0] == losses["fp8compile", 0] != losses["fp8compile", 1]
-    assert results["gap"] == {"per_seed": [0.0, 0.0], "mean": 0.0, "standard_error": 0.0, "limit": 0.003, "after_step": 6}
+    assert results["gap"] == {
+        "per_seed": [0.0, 0.0],
+        "mean": 0.0,
+        "standard_error": 0.0,
+        "limit": 0.003,
+        "after_step": 6,
+    }
     assert {p.name for p in tmp_path.iterdir()} == FILES
     assert "mean of 2 seeds" in text and "the report" in text
     assert json.loads((tmp_path / "report.json").read_text()) == {"saved_bytes": 7}
