@@ -11,13 +11,13 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 
 from fp8compile.demo.arms import EAGER
 from fp8compile.demo.eta import TimeLeft
-from fp8compile.demo.results import Run
+from fp8compile.demo.results import DONE, RUNNING, Run
 
 SECONDS_BETWEEN_LINES = 10.0
 
 
 class Screen:
-    """Plain lines: each run's first step, then a line on all arms every ``every_s`` seconds, then the last step."""
+    """Plain lines: each run's first step, then, every ``every_s`` seconds, all arms at the last step they share."""
 
     def __init__(self, console: Console, steps: int, every_s: float) -> None:
         self.console = console
@@ -47,12 +47,13 @@ class Screen:
         if done == 1:
             self.say(f"{_title(run)}: first step after {run.step_seconds[0]:.1f} s, loss {run.losses[0]:.3f}")
             return
-        ends = min(len(each.losses) for each in runs) == self.steps
-        if not ends and now - self._last_line < self.every_s:
+        sound = [each for each in runs if each.status in (RUNNING, DONE)]
+        common = min(len(each.losses) for each in sound)
+        if common < 2 or (common < self.steps and now - self._last_line < self.every_s):
             return
         self._last_line = now
-        losses = ", ".join(f"{each.arm} {each.losses[-1]:.3f}" for each in runs if each.losses)
-        self.say(f"seed {run.seed}, step {done} of {self.steps}: loss {losses}; time left {left if left else '--'}")
+        losses = ", ".join(f"{each.arm} {each.losses[common - 1]:.3f}" for each in sound)
+        self.say(f"seed {run.seed}, step {common} of {self.steps}: loss {losses}; time left {left if left else '--'}")
 
 
 class BarScreen(Screen):
