@@ -44,5 +44,6 @@ def refuse_hours(precision: Precision, arms: Sequence[str], tokens: int) -> None
             f"--precision fp16 would take about {clock(seconds)} here (an estimate). {why}: "
             f"{probe_text(times)}.\n"
             "Ways out: a machine with a GPU, or a CPU with FP16 arithmetic (AVX512-FP16, AMX-FP16); fewer arms and "
-            "steps, as --arms fp32,histogram --steps 20; --tiny, a toy model in FP16; --precision auto, the demo without loss scaling. --slow trains all the same."
+            "steps, as --arms fp32,histogram --steps 20; --tiny, a toy model in FP16; --precision auto, "
+            "the demo without loss scaling. --slow trains all the same."
         )
