@@ -1,4 +1,4 @@
-# make demo    trains a small Llama on real text, Inductor beside fp8compile
+# make demo    trains a small Llama on real text, Inductor beside fp8compile; says first how long it takes
 # make test    the test suite
 # Each makes a virtual environment of its own and installs all it needs: python3, make and a C++ compiler are enough.
 # Another build of torch (CUDA, say): make TORCH='torch==2.13.0 --index-url ...' TRITON= demo
@@ -9,6 +9,8 @@ TRITON ?= triton==3.7.1
 VENV   := .venv
 OLDEST := .venv-oldest
 PIP    := -m pip install --quiet --disable-pip-version-check
+# With pip's progress: for what is large.
+PIP_SHOWN := -m pip install --disable-pip-version-check
 
 .PHONY: demo test fast check test-capabilities mutants sweep nightly lint types test-oldest clean
 
@@ -69,14 +71,18 @@ types: $(VENV)/dev
 test-oldest: $(OLDEST)/dev
 	$(OLDEST)/bin/python -m pytest --ignore tests/sm90 $(ARGS)
 
-$(VENV)/python: 
+$(VENV)/python:
+	@echo "Once, into $(VENV): $(TORCH) $(TRITON) and what they need are downloaded and installed."
+	@echo "On disk: 1.6 GB with a CPU build of torch, several GB with a CUDA build, as PyPI's for Linux is."
+	@echo "Another build: make TORCH='torch==2.13.0 --index-url ...'. The minutes are the network's: pip shows how far it is."
 	$(PYTHON) -m venv $(VENV)
-	$(VENV)/bin/python $(PIP) $(TORCH)
-	$(if $(TRITON),$(VENV)/bin/python $(PIP) $(TRITON))
+	$(VENV)/bin/python $(PIP_SHOWN) $(TORCH)
+	$(if $(TRITON),$(VENV)/bin/python $(PIP_SHOWN) $(TRITON))
 	touch $@
 
 $(VENV)/demo: $(VENV)/python pyproject.toml
-	$(VENV)/bin/python $(PIP) -e '.[demo]'
+	@echo "Once, into $(VENV): transformers, matplotlib and what they need, 0.3 GB; and fp8compile from this folder."
+	$(VENV)/bin/python $(PIP_SHOWN) -e '.[demo]'
 	touch $@
 
 $(VENV)/dev: $(VENV)/python pyproject.toml

@@ -11,6 +11,7 @@ from fp8compile.demo import run as demo
 from fp8compile.demo.arms import ARMS, FP16_ARMS
 from fp8compile.demo.data import NoSource
 from fp8compile.demo.extras import MissingExtra
+from fp8compile.demo.fp16_cost import TooSlow
 
 
 def run_demo(values: argparse.Namespace) -> int:
@@ -30,12 +31,13 @@ def run_demo(values: argparse.Namespace) -> int:
         precision=values.precision,
         tiny=values.tiny,
         threads=values.threads,
+        slow=values.slow,
     )
     try:
         return demo.run_demo(options)
     except BrokenPipeError:
         raise  # an OSError too, but no fault of the folder
-    except (MissingExtra, NoSource, OSError) as error:
+    except (MissingExtra, NoSource, TooSlow, OSError) as error:
         return said("demo", error, FAILED)
 
 

@@ -34,6 +34,7 @@ def add_demo_options(parser: ArgumentParser) -> None:
     )
     parser.add_argument("--tiny", action="store_true", help="a toy model for seconds, to try the machinery")
     parser.add_argument("--threads", type=at_least(1), metavar="N", help="CPU threads")
+    parser.add_argument("--slow", action="store_true", help="train in FP16 even where this CPU takes hours for it")
 
 
 def add_explain_options(parser: ArgumentParser) -> None:

@@ -2,15 +2,17 @@
 
     data       which bytes, which are held out, in which order
     model      which Llama, how large, how trained
-    precision  16 bit or FP32, and why
+    precision  16 bit or FP32, and why; fp16_cost: or hours, and why not
+    estimate, opening    how long, and what is said before it begins
     arms       their names, known without torch
     compiling  what compiles the model in each arm
     saved_bytes  bytes kept from forward to backward, measured from outside
-    loop       the training loop
+    loop       the training loop of one arm; turns: all arms of a seed in short blocks of steps
+    memory     what one arm takes of a GPU that several share
     results    what a run left behind, and the gap between arms
     eta        the time left
     progress   what is on screen meanwhile
-    table, plots, output_files    what is read afterwards
+    table, loss_curve, plots, output_files    what is read afterwards
     run        all of it, in order
 
 Numbers change only through the arm: every arm sees the same initial weights, batches and optimizer.

@@ -68,7 +68,7 @@ def warm_up_compiler(device: torch.device) -> None:
 
 
 def forget_compiled() -> None:
-    """Drop compiled code and what it holds: arms neither share nor crowd Dynamo's cache of this process."""
+    """Drop compiled code and what it holds: seeds neither share nor crowd Dynamo's cache of this process."""
     torch._dynamo.reset()
     gc.collect()
     if torch.cuda.is_available():

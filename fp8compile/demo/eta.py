@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from fp8compile.demo.arms import EAGER, SCALED_ARMS
-from fp8compile.demo.results import Run
+from fp8compile.demo.results import RUNNING, Run
 
 RECENT_STEPS = 50
 
@@ -47,7 +47,7 @@ def time_left(plan: Sequence[str], runs: Sequence[Run], steps: int, evaluations:
 
     Args:
         plan: the arm of every run, in order.
-        runs: the runs begun, in the same order; the last is under way.
+        runs: the runs of the seeds begun, in the same order; those of the last are under way, in turns.
         steps: steps in a run.
         evaluations: evaluations in a run.
     """
@@ -60,7 +60,7 @@ def time_left(plan: Sequence[str], runs: Sequence[Run], steps: int, evaluations:
     total, at_least = 0.0, False
     for index, arm in enumerate(plan):
         run = runs[index] if index < len(runs) else Run(arm, seed=0)
-        if run.status != "running":
+        if run.status != RUNNING:
             continue
         pace = measured.get(arm, unknown)
         if arm not in measured and arm in SCALED_ARMS and set(plan[:index]) & set(SCALED_ARMS):

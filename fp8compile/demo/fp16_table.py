@@ -1,4 +1,4 @@
-"""The table of the FP16 arms: one row per way to scale the loss. Losses are means over the runs that did not diverge."""
+"""The tables of the FP16 arms: one row per way to scale the loss. Losses are means over the runs that did not diverge."""
 
 from __future__ import annotations
 
@@ -10,29 +10,25 @@ from fp8compile._text import human
 from fp8compile.demo.arms import HISTOGRAM, SCALED_ARMS
 from fp8compile.demo.loss_scales import LEAST_PROGRESS, power_text
 from fp8compile.demo.model import warm_up_steps
-from fp8compile.demo.results import Results, Run, mean_of
+from fp8compile.demo.results import DONE, INTERRUPTED, Results, Run, mean_of
 
 NONE = "-"
-COLUMNS = (
-    "train loss",
-    "validation loss",
-    "gap",
-    "diverged",
-    "skipped",
-    "last scale",
-    "after warm-up",
-    "saved / step",
-    "step",
-)
+LOSSES = ("train loss", "validation loss", "gap", "diverged")
+SCALES = ("skipped", "last scale", "after warm-up", "saved / step", "step")
 
 
-def table(results: Results) -> Table:
+def tables(results: Results) -> list[Table]:
+    """The losses; the scales and what a step takes. A row per arm in both."""
+    return [_table(results, LOSSES, _losses), _table(results, SCALES, _scales)]
+
+
+def _table(results: Results, titles: tuple[str, ...], row: Callable[[Results, str], tuple[str, ...]]) -> Table:
     made = Table(box=None, pad_edge=False, header_style="")
-    made.add_column("arm")
-    for title in COLUMNS:
+    made.add_column("arm", no_wrap=True)
+    for title in titles:
         made.add_column(title, justify="right")
     for arm in results.arms:
-        made.add_row(*_row(results, arm))
+        made.add_row(arm, *row(results, arm))
     return made
 
 
@@ -40,36 +36,40 @@ def notes(results: Results) -> list[str]:
     """What the columns mean, and every run that did not end well."""
     told = [(run, results.divergence(run) or run.status) for run in results.runs]
     return [
-        "",
         *_histogram_note(results),
         "loss: nats per byte, of runs that did not diverge; train loss: mean of the last tenth of the steps; gap: to fp32",
         f"diverged: a loss or parameter not finite, or less than {LEAST_PROGRESS:.0%} of fp32's progress by the end",
         f"skipped: steps left out for an inf or NaN; after warm-up: the scale after step {warm_up_steps(results.steps)}"
         " and its own first rise",
-        *(f"{run.arm}, seed {run.seed}: {status}" for run, status in told if status != "done"),
+        *(f"{run.arm}, seed {run.seed}: {status}" for run, status in told if status != DONE),
     ]
 
 
-def _row(results: Results, arm: str) -> tuple[str, ...]:
-    runs = results.of(arm)
-    sound = [run for run in runs if results.divergence(run) == ""]
+def _cell(runs: list[Run], value: Callable[[Run], float | None], form: Callable[[float], str]) -> str:
+    mean = mean_of(map(value, runs))
+    return form(mean.mean) if mean else NONE
 
-    def cell(value: Callable[[Run], float | None], form: Callable[[float], str], of: list[Run] = runs) -> str:
-        mean = mean_of(value(run) for run in of)
-        return form(mean.mean) if mean else NONE
 
+def _losses(results: Results, arm: str) -> tuple[str, ...]:
+    ended = [run for run in results.compared(arm) if run.status in (DONE, INTERRUPTED)]
+    sound = [run for run in ended if not results.divergence(run)]
     gap = None if arm == results.reference else mean_of(results.gaps(arm, {run.seed for run in sound}))
     return (
-        arm,
-        cell(lambda r: r.train_loss, "{:.4f}".format, sound),
-        cell(lambda r: r.validation_loss, "{:.4f}".format, sound),
+        _cell(sound, lambda r: r.train_loss, "{:.4f}".format),
+        _cell(sound, lambda r: r.validation_loss, "{:.4f}".format),
         NONE if gap is None else f"{gap.mean:+.2%}" + ("" if gap.error is None else f" ± {gap.error:.2%}"),
-        _diverged(results, runs),
-        cell(lambda r: float(r.skipped), "{:.3g}".format) if arm in SCALED_ARMS else NONE,
+        _diverged(results, results.of(arm)),
+    )
+
+
+def _scales(results: Results, arm: str) -> tuple[str, ...]:
+    runs = results.of(arm)
+    return (
+        _cell(runs, lambda r: float(r.skipped), "{:.3g}".format) if arm in SCALED_ARMS else NONE,
         ", ".join(dict.fromkeys(power_text(run.scales[-1]) for run in runs if run.scales)) or NONE,
         _range(results, runs),
-        cell(lambda r: r.saved_bytes, human),
-        cell(lambda r: r.median_step_s, lambda s: f"{s * 1e3:.0f} ms"),
+        _cell(runs, lambda r: r.saved_bytes, human),
+        _cell(runs, lambda r: r.median_step_s, lambda s: f"{s * 1e3:.0f} ms"),
     )
 
 
@@ -78,7 +78,7 @@ def _diverged(results: Results, runs: list[Run]) -> str:
     if len(judged) != 1:
         return f"{sum(bool(verdict) for _, verdict in judged)} of {len(judged)}" if judged else NONE
     ((run, verdict),) = judged
-    if run.status == "done":
+    if run.status == DONE:
         return "by the end" if verdict else "no"
     return f"step {len(run.scales)}"
 

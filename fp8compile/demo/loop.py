@@ -2,7 +2,7 @@
 
 The model stays in training mode while it is evaluated: without dropout both modes compute the same, and a
 mode that does not change makes nothing recompile. A step is timed until its loss has reached the host.
-In FP16 the loss is scaled (``scaling``), and a run that has diverged stops.
+In FP16 the loss is scaled (``loss_scales``), and a run that has diverged stops.
 """
 
 from __future__ import annotations
@@ -48,39 +48,71 @@ class Task:
         return validation_batches(self.corpus.validation, size.batch, size.length, size.validation_windows)
 
 
-def train(run: Run, model: torch.nn.Module, step_model: StepModel, task: Task, tell: Callable[[], None]) -> None:
-    """Train ``model`` through ``step_model``, recording all in ``run``; ``tell`` is called after a step.
+class Training:
+    """One arm from one seed under way: model, compiled code, optimizer, scaler, and its place in the batches.
+
+    It shares nothing with another arm's, so arms may take their steps in turns (``turns``): an arm's losses are the same,
+    bit for bit, alone and beside others.
+
+    Args:
+        run: filled as it goes.
+        model: the uncompiled module, which is evaluated.
+        step_model: what a training step calls; its parameters are ``model``'s.
+        task: what it trains on.
 
     Raises:
         DivergenceError: in the arms of ``arms.SCALED_ARMS``.
     """
-    size, device = task.size, task.device
-    optimizer = build_optimizer(model, size.rate)
-    scaler = loss_scales.scaler_for(run.arm) if run.arm in arms.SCALED_ARMS else None
-    taken = loss_scales.steps_taken(optimizer)
-    rate = rate_schedule(task.steps)
-    set_rate(optimizer, size.rate * rate(0))
-    validation = [tokens.to(device) for tokens in task.validation()]
-    evaluate(run, model, validation, task)
-    for tokens in train_batches(task.corpus.train, size.batch, size.length, run.seed, task.steps):
-        batch = tokens.to(device)
-        if scaler is not None:
-            run.scales.append(scaler.get_scale())
-        start = time.perf_counter()
-        loss = train_step(model, step_model, batch, optimizer, task, scaler)
+
+    def __init__(self, run: Run, model: torch.nn.Module, step_model: StepModel, task: Task) -> None:
+        self.run, self.model, self.step_model, self.task = run, model, step_model, task
+        self.optimizer = build_optimizer(model, task.size.rate)
+        self.scaler = loss_scales.scaler_for(run.arm) if run.arm in arms.SCALED_ARMS else None
+        self._taken = loss_scales.steps_taken(self.optimizer)
+        self._rate = rate_schedule(task.steps)
+        self._validation = [tokens.to(task.device) for tokens in task.validation()]
+        size = task.size
+        self._batches = train_batches(task.corpus.train, size.batch, size.length, run.seed, task.steps)
+        self._set_rate()
+        evaluate(run, model, self._validation, task)
+
+    def step(self) -> None:
+        """One step on the next batch, and the evaluation due after it.
+
+        Raises:
+            DivergenceError: the loss, the scale or a parameter says that the run need not go on.
+        """
+        run, batch = self.run, next(self._batches).to(self.task.device)
+        if self.scaler is not None:
+            run.scales.append(self.scaler.get_scale())
+        taken, start = len(self._taken), time.perf_counter()
+        loss = train_step(self.model, self.step_model, batch, self.optimizer, self.task, self.scaler)
         run.step_seconds.append(time.perf_counter() - start)
         run.losses.append(loss)
-        run.skipped = len(run.losses) - len(taken)
-        if scaler is not None:
+        if len(self._taken) == taken:
+            run.skipped_steps.append(len(run.losses))
+        if self.scaler is not None:
             loss_scales.check_finite(loss, "the loss")
-        set_rate(optimizer, size.rate * rate(len(run.losses)))
+        self._set_rate()
         if len(run.losses) == 1:
-            after_first_step(run, model, step_model, batch, task)
-        if len(run.losses) in task.evaluation_steps:
-            evaluate(run, model, validation, task)
+            after_first_step(run, self.model, self.step_model, batch, self.task)
+        if len(run.losses) in self.task.evaluation_steps:
+            evaluate(run, self.model, self._validation, self.task)
+
+    def _set_rate(self) -> None:
+        set_rate(self.optimizer, self.task.size.rate * self._rate(len(self.run.losses)))
+
+
+def train(run: Run, model: torch.nn.Module, step_model: StepModel, task: Task, tell: Callable[[], None]) -> None:
+    """Train one arm alone, to its end; ``tell`` is called after each step.
+
+    Raises:
+        DivergenceError: in the arms of ``arms.SCALED_ARMS``.
+    """
+    training = Training(run, model, step_model, task)
+    for _ in range(task.steps):
+        training.step()
         tell()
-    if device.type == "cuda":
-        run.peak_bytes = torch.cuda.max_memory_allocated(device)
 
 
 def train_step(
@@ -116,9 +148,7 @@ def evaluate(run: Run, model: torch.nn.Module, validation: list[Tensor], task: T
 
 
 def after_first_step(run: Run, model: torch.nn.Module, step_model: StepModel, tokens: Tensor, task: Task) -> None:
-    """What can be asked once all is compiled: bytes saved, the report; peak memory counts from here."""
+    """What can be asked once all is compiled: bytes saved, the report."""
     with task.precision.autocast(task.device):
         run.saved_bytes = saved_bytes_of_step(step_model, model, tokens)
     run.report = compiling.report_of(run.arm, step_model)
-    if task.device.type == "cuda":
-        torch.cuda.reset_peak_memory_stats(task.device)

@@ -75,17 +75,30 @@ SIZES = {
     )
 }
 LARGE_CARD_BYTES = 20 * GIB
+BYTES_PER_PARAMETER = 12  # of an arm between its turns, in FP32: the parameter and two moments
 MOST_WARM_UP_STEPS = 100
 
 
-def size_for(device: torch.device, tiny: bool = False) -> Size:
-    """The size that fits: "cpu" for two cores and five minutes, "gpu" for a card of 20 GiB or more."""
+def size_for(device: torch.device, tiny: bool = False, arms: int = 1) -> Size:
+    """The size that fits: "cpu" for two cores and five minutes, "gpu" for a card of 20 GiB, or more with several arms.
+
+    Args:
+        arms: how many are trained in turns; all but the one whose turn it is only keep their parameters and states.
+    """
     if tiny:
         return SIZES["tiny"]
     if device.type != "cuda":
         return SIZES["cpu"]
     memory = torch.cuda.get_device_properties(device).total_memory
-    return SIZES["gpu" if memory >= LARGE_CARD_BYTES else "gpu_small"]
+    return SIZES["gpu"] if memory >= large_card_bytes(arms) else SIZES["gpu_small"]
+
+
+def large_card_bytes(arms: int) -> int:
+    """Bytes of a card on which size "gpu" is trained by ``arms`` arms in turns."""
+    size = SIZES["gpu"]
+    layer = 4 * size.hidden**2 + 3 * size.hidden * size.intermediate
+    parameters = size.layers * layer + 2 * VOCABULARY * size.hidden  # norms left out: 33 vectors
+    return LARGE_CARD_BYTES + (arms - 1) * BYTES_PER_PARAMETER * parameters
 
 
 def build_model(size: Size, seed: int, device: torch.device) -> Any:

@@ -56,11 +56,13 @@ def to_document(results: Results, corpus: Corpus, options: Mapping[str, Any]) ->
     mean = mean_of(gaps)
     return {
         "interrupted": results.interrupted,
+        "interrupted_at": results.interrupted_at,
         "gap": {
             "per_seed": gaps,
             "mean": mean.mean if mean else None,
             "standard_error": mean.error if mean else None,
             "limit": LIMIT,
+            "after_step": results.gap_step if gaps else None,
         },
         "eager_saved_bytes": results.eager_saved_bytes,
         "runs": [_run(run) | _scales(run, results) for run in results.runs],

@@ -8,19 +8,19 @@ from typing import Any
 
 from fp8compile._text import human
 from fp8compile.demo.arms import ARMS, FP16_ARMS, FP32, OURS, REFERENCE, SCALED_ARMS
+from fp8compile.demo.loss_curve import smoothed
 from fp8compile.demo.results import LIMIT, Results, Run, gap, mean_of
 
 COLOURS = dict(zip(ARMS, ("#4477aa", "#cc4411", "#777777"), strict=True))
 COLOURS |= zip(FP16_ARMS, ("#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677", "#aa3377", "#cc4411"), strict=True)
 DASHES = {REFERENCE: "-", FP32: "-", OURS: "--", "eager": ":"}
-SMOOTHED_SHARE = 25
 MIB = 2**20
 
 
 def plot_losses(results: Results, path: Path) -> None:
     """The first seed's losses, training as a running mean; below, how far each arm is from Inductor."""
     figure, (losses, distance) = new_figure(rows=2, height_ratios=(3, 1.4), sharex=True)
-    first = {arm: run for arm in results.arms if (run := next(iter(results.of(arm)), None)) and run.losses}
+    first = {arm: run for arm in results.arms if (run := next(iter(results.compared(arm)), None)) and run.losses}
     for run in first.values():
         _draw_losses(losses, run)
         if run.arm != results.reference and results.reference in first and not results.divergence(run):
@@ -48,11 +48,6 @@ def plot_saved_bytes(results: Results, path: Path) -> None:
     figure.savefig(path, dpi=120)
 
 
-def running_mean(values: Sequence[float], window: int) -> list[float]:
-    """The mean of each value and up to ``window - 1`` before it."""
-    return [sum(part) / len(part) for k in range(len(values)) if (part := values[max(0, k + 1 - window) : k + 1])]
-
-
 def saved_bars(results: Results) -> list[tuple[str, float]]:
     """Names and bytes of the bars."""
     bars = [("eager", float(results.eager_saved_bytes))] if results.eager_saved_bytes else []
@@ -64,7 +59,7 @@ def saved_bars(results: Results) -> list[tuple[str, float]]:
 
 
 def _draw_losses(axes: Any, run: Run) -> None:
-    smooth, colour, dashes = _smooth(run.losses), COLOURS[run.arm], DASHES.get(run.arm, "--")
+    smooth, colour, dashes = smoothed(run.losses), COLOURS[run.arm], DASHES.get(run.arm, "--")
     axes.plot(range(1, len(smooth) + 1), smooth, dashes, color=colour, label=f"{run.arm}, training")
     untold = "_" if run.arm in SCALED_ARMS else ""  # seven arms are enough for a legend
     steps, values = zip(*((e.step, e.loss) for e in run.evaluations), strict=True)
@@ -73,16 +68,12 @@ def _draw_losses(axes: Any, run: Run) -> None:
 
 
 def _draw_distance(axes: Any, run: Run, reference: Run) -> None:
-    both = list(zip(_smooth(run.losses), _smooth(reference.losses), strict=False))
+    both = list(zip(smoothed(run.losses), smoothed(reference.losses), strict=False))
     colour = COLOURS[run.arm]
     axes.plot(range(1, len(both) + 1), [100 * gap(*pair) for pair in both], DASHES.get(run.arm, "--"), color=colour)
     ends = {e.step: e.loss for e in reference.evaluations}
     points = [(e.step, 100 * gap(e.loss, ends[e.step])) for e in run.evaluations if e.step in ends]
     axes.scatter(*zip(*points, strict=True), s=60, facecolors="none", edgecolors=colour, zorder=3)
-
-
-def _smooth(losses: Sequence[float]) -> list[float]:
-    return running_mean(losses, max(1, len(losses) // SMOOTHED_SHARE))
 
 
 def _bar_text(nbytes: float, plain: float | None) -> str:
@@ -92,11 +83,17 @@ def _bar_text(nbytes: float, plain: float | None) -> str:
 def _loss_title(results: Results) -> str:
     mean = mean_of(results.gaps())
     if results.reference == FP32:
-        return "Loss on Python source, FP16 with the loss scaled"
+        return f"Loss on Python source, FP16 with the loss scaled{_stopped(results)}"
     if mean is None:
-        return "interrupted before both arms were trained" if results.interrupted else "Loss on Python source"
+        return f"Loss on Python source{_stopped(results)}"
+    if results.interrupted and results.gap_step != results.steps:
+        return f"Validation loss gap {mean.mean:+.2%} after step {results.gap_step}{_stopped(results)}"
     error = f" ± {mean.error:.2%} ({mean.n} seeds)" if mean.error is not None else " (one seed)"
     return f"Validation loss gap {mean.mean:+.2%}{error}, limit {LIMIT:+.1%}"
+
+
+def _stopped(results: Results) -> str:
+    return f", interrupted at step {results.interrupted_at} of {results.steps}" if results.interrupted else ""
 
 
 def new_figure(rows: int, height_ratios: Sequence[float] | None = None, sharex: bool = False) -> tuple[Any, Any]:

@@ -1,16 +1,20 @@
 """16 bit or FP32: a 16-bit step is worth training with unless the machine is far faster without.
 
 CUDA cards that multiply BF16 use it. On a CPU both are timed: forward and backward of the demo's own model
-on a small batch, in turns, the best of each counts. FP32 is chosen where BF16 takes more than 1.5 times as
-long, which is every CPU without BF16 instructions (AVX512-BF16, AMX): there each product is emulated. A core
+on a small batch, in turns, after one that warms up; the median of five counts. FP32 is chosen where BF16 takes more than 1.5
+times as long, which is every CPU without BF16 instructions (AVX512-BF16, AMX): there each product is emulated. A core
 with AVX2 and no more took 17 ms in FP32 and 110 ms in BF16.
 
-FP16 is only there when asked for: it is the demo of loss scaling, and a CPU without FP16 instructions is slow at it.
+FP16 is only there when asked for: it is the demo of loss scaling. On a CPU it is timed too, beside FP32, for a CPU without
+FP16 instructions is slow at it (``fp16_cost``).
 """
 
 from __future__ import annotations
 
+import copy
+import statistics
 import time
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +23,7 @@ import torch
 
 FAR_FASTER = 1.5
 PROBE_TOKENS = 64
-PROBE_REPEATS = 4
+PROBE_REPEATS = 5
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 PURE_FP16 = "FP16 throughout: weights, activations, gradients; moments FP32. Arm fp32: all FP32"
 
@@ -31,7 +35,7 @@ class Precision:
     Attributes:
         dtype: ``torch.bfloat16`` (under autocast), ``torch.float32``, or ``torch.float16`` (the model itself).
         why: one sentence for the reader.
-        probe_seconds: seconds per forward and backward of the probe, by dtype; empty where nothing was timed.
+        probe_seconds: median seconds per forward and backward of the probe, by dtype; empty where nothing was timed.
     """
 
     dtype: torch.dtype
@@ -46,7 +50,7 @@ class Precision:
 def choose_precision(model: Any, device: torch.device, asked: str = "auto") -> Precision:
     """What is ``asked`` for; "auto": BF16, or FP32 where that is far faster or BF16 is not there. ``model`` stays as is."""
     if asked == "fp16":
-        return Precision(torch.float16, PURE_FP16, {})
+        return Precision(torch.float16, PURE_FP16, {} if device.type == "cuda" else probe(_fp32_and_fp16(model)))
     if asked != "auto":
         return Precision(DTYPES[asked], f"{asked.upper()}, as asked", {})
     if device.type == "cuda":
@@ -54,28 +58,51 @@ def choose_precision(model: Any, device: torch.device, asked: str = "auto") -> P
         if torch.cuda.is_bf16_supported(including_emulation=False):
             return Precision(torch.bfloat16, f"BF16: {name} multiplies it natively", {})
         return Precision(torch.float32, f"FP32: {name} has no BF16", {})
-    return decide(*_probe(model))
+    return decide(probe(_fp32_and_bf16(model)))
 
 
-def decide(fp32_s: float, bf16_s: float) -> Precision:
-    """The choice between two measured times, seconds."""
-    times = {"float32": fp32_s, "bfloat16": bf16_s}
-    cpu = f"this CPU ({torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads)"
-    measured = f"{fp32_s * 1e3:.0f} against {bf16_s * 1e3:.0f} ms for a step of {PROBE_TOKENS} bytes"
-    if bf16_s > FAR_FASTER * fp32_s:
-        why = f"FP32, {bf16_s / fp32_s:.1f} times as fast as BF16 on {cpu}: {measured}"
-        return Precision(torch.float32, why, times)
-    return Precision(torch.bfloat16, f"BF16; FP32 is not far faster on {cpu}: {measured}", times)
+def decide(times: dict[str, float]) -> Precision:
+    """The choice between two measured times, seconds, of "float32" and of "bfloat16"."""
+    fp32_s, bf16_s = times["float32"], times["bfloat16"]
+    fp32 = bf16_s > FAR_FASTER * fp32_s
+    rule = f"BF16 is chosen up to {FAR_FASTER:g} times FP32's time"
+    why = f"{'FP32' if fp32 else 'BF16'} is chosen: {probe_text(times)}; {rule}"
+    return Precision(torch.float32 if fp32 else torch.bfloat16, why, times)
 
 
-def _probe(model: Any) -> tuple[float, float]:
-    """Seconds of one forward and backward in FP32 and in BF16: the best of a few, after one that warms up."""
-    times = [(_timed_step(model, bf16=False), _timed_step(model, bf16=True)) for _ in range(1 + PROBE_REPEATS)]
-    fp32, bf16 = zip(*times[1:], strict=True)
-    return min(fp32), min(bf16)
+def probe_text(times: dict[str, float]) -> str:
+    """What was timed, which number is which, on what."""
+    names = {"float32": "FP32", "bfloat16": "BF16", "float16": "FP16"}
+    each = ", ".join(f"{seconds * 1e3:.1f} ms in {names[dtype]}" for dtype, seconds in times.items())
+    cpu = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
+    return f"forward and backward of {PROBE_TOKENS} bytes take {each} (medians of {PROBE_REPEATS}; {cpu})"
 
 
-def _timed_step(model: Any, bf16: bool) -> float:
+def probe(steps: dict[str, Callable[[], float]]) -> dict[str, float]:
+    """Median seconds of each of ``steps``, taken in turns after one that warms up.
+
+    Args:
+        steps: by name, what takes a step and returns its seconds.
+    """
+    for step in steps.values():
+        step()
+    times: dict[str, list[float]] = {name: [] for name in steps}
+    for _ in range(PROBE_REPEATS):
+        for name, step in steps.items():
+            times[name].append(step())
+    return {name: statistics.median(each) for name, each in times.items()}
+
+
+def _fp32_and_bf16(model: Any) -> dict[str, Callable[[], float]]:
+    return {"float32": lambda: _timed_step(model), "bfloat16": lambda: _timed_step(model, bf16=True)}
+
+
+def _fp32_and_fp16(model: Any) -> dict[str, Callable[[], float]]:
+    half = copy.deepcopy(model).half()
+    return {"float32": lambda: _timed_step(model), "float16": lambda: _timed_step(half)}
+
+
+def _timed_step(model: Any, bf16: bool = False) -> float:
     tokens = torch.arange(PROBE_TOKENS)[None]
     start = time.perf_counter()
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bf16):

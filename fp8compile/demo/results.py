@@ -19,6 +19,7 @@ from fp8compile.demo.model import Size, warm_up_steps
 from fp8compile.demo.precision import Precision
 
 LIMIT = 0.003
+RUNNING, DONE, INTERRUPTED = "running", "done", "interrupted"
 LAST_SHARE = 0.1
 
 
@@ -39,12 +40,12 @@ class Run:
         losses: training loss of each step, nats per byte.
         step_seconds: seconds of each step; the first one compiles.
         evaluations: validation losses; the first is before training.
-        saved_bytes: kept from forward to backward in one step, measured by ``saved``.
-        peak_bytes: largest CUDA allocation of a step after the first; None on a CPU.
+        saved_bytes: kept from forward to backward in one step, measured by ``saved_bytes``.
+        peak_bytes: largest CUDA allocation of a step after the first, less what other arms hold; None on a CPU.
         warm_cache: the first step found compiled code on disk, so its compile time is not one from scratch.
         report: fp8compile's own, in its arm.
         scales: the loss scale that each step was taken with; empty where the loss is not scaled.
-        skipped: steps that the loss scaler left out.
+        skipped_steps: numbers of the steps that the loss scaler left out; the first step is 1.
         status: "running", "done", "interrupted", "failed: why" or "diverged at step n: why".
         traceback: of the exception that failed it.
     """
@@ -59,9 +60,14 @@ class Run:
     warm_cache: bool | None = None
     report: BackendReport | None = None
     scales: list[float] = field(default_factory=list)
-    skipped: int = 0
-    status: str = "running"
+    skipped_steps: list[int] = field(default_factory=list)
+    status: str = RUNNING
     traceback: str = ""
+
+    @property
+    def skipped(self) -> int:
+        """How many steps the loss scaler left out."""
+        return len(self.skipped_steps)
 
     @property
     def median_step_s(self) -> float | None:
@@ -89,8 +95,15 @@ class Run:
     @property
     def ends(self) -> Ends | None:
         """Of a run that was trained to its end."""
-        known = self.status == "done" and self.evaluations
+        known = self.status == DONE and self.evaluations
         return Ends(self.evaluations[0].loss, self.evaluations[-1].loss) if known else None
+
+    def cut(self, steps: int, evaluated: Collection[int]) -> None:
+        """Keep the first ``steps`` steps, and of the evaluations those after the steps ``evaluated``."""
+        for of_each_step in (self.losses, self.step_seconds, self.scales):
+            del of_each_step[steps:]
+        self.skipped_steps = [number for number in self.skipped_steps if number <= steps]
+        self.evaluations = [e for e in self.evaluations if e.step in evaluated and e.step <= steps]
 
 
 @dataclass
@@ -119,7 +132,12 @@ class Results:
 
     @property
     def interrupted(self) -> bool:
-        return any(run.status == "interrupted" for run in self.runs)
+        return any(run.status == INTERRUPTED for run in self.runs)
+
+    @property
+    def interrupted_at(self) -> int | None:
+        """The step at which the interrupted runs are compared: all of one seed, cut to the same step."""
+        return next((len(run.losses) for run in self.runs if run.status == INTERRUPTED), None)
 
     @property
     def failed(self) -> bool:
@@ -133,15 +151,35 @@ class Results:
     def of(self, arm: str) -> list[Run]:
         return [run for run in self.runs if run.arm == arm]
 
+    def compared(self, arm: str) -> list[Run]:
+        """The arm's runs that losses are told of: interrupted ones only where no seed was trained to its end."""
+        so_far = self._status_compared == INTERRUPTED
+        return [run for run in self.of(arm) if so_far or run.status != INTERRUPTED]
+
     def gaps(self, arm: str = OURS, seeds: Collection[int] | None = None) -> list[float]:
-        """The arm's gap for each seed (of ``seeds``, if given) that both arms finished."""
+        """The arm's gap for each seed (of ``seeds``, if given) that both arms finished.
+
+        Interrupted before any seed was finished: that of the seed under way, after the latest step that both evaluated.
+        """
         seeds = [seed for seed in self.seeds if seeds is None or seed in seeds]
-        ends = {(run.arm, run.seed): run.validation_loss for run in self.runs if run.status == "done"}
+        status = self._status_compared
+        ends = {(run.arm, run.seed): run.validation_loss for run in self.runs if run.status == status}
         pairs = [(ends.get((arm, seed)), ends.get((self.reference, seed))) for seed in seeds]
         return [gap(ours, plain) for ours, plain in pairs if ours is not None and plain is not None]
 
+    @property
+    def gap_step(self) -> int | None:
+        """After which step the validation losses were taken that ``gaps`` compares; None where there is none."""
+        status = self._status_compared
+        steps = [run.evaluations[-1].step for run in self.runs if run.status == status and run.evaluations]
+        return max(steps, default=0) or None
+
+    @property
+    def _status_compared(self) -> str:
+        return INTERRUPTED if self.interrupted and not any(run.status == DONE for run in self.runs) else DONE
+
     def divergence(self, run: Run) -> str | None:
-        """How a run diverged (``scaling`` has the rule), "" if it did not; None of a run that was not trained to its end."""
+        """How a run diverged (``loss_scales`` has the rule), "" if it did not; None of a run not trained to its end."""
         if run.status.startswith(DIVERGED):
             return run.status
         reference = next((r.ends for r in self.of(FP32) if r.seed == run.seed), None)
@@ -181,8 +219,10 @@ def gap_sentence(results: Results) -> str:
     """The gap in words: how large, how sure, against which limit."""
     mean = mean_of(results.gaps())
     if mean is None:
-        return f"no gap: it takes {REFERENCE} and {OURS} trained to the end from one seed"
+        return f"no gap: it takes a validation loss of {REFERENCE} and {OURS} after the same step, from one seed"
     size = f"{OURS}'s validation loss is {mean.mean:+.2%} from {REFERENCE}'s"
+    if results.interrupted and results.gap_step != results.steps:
+        return f"{size} after step {results.gap_step}; the limit of {LIMIT:+.1%} is for a training to its end"
     sure = (
         f"± {mean.error:.2%} standard error, mean of {mean.n} seeds"
         if mean.error is not None

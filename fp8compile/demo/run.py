@@ -1,16 +1,18 @@
 """``fp8compile demo``: train a small Llama on Python's own source with and without fp8compile, and compare.
 
-    for each seed, for each arm:  same weights, same batches, same optimizer  ->  loss, bytes saved, time
+    for each seed, all arms in turns:  same weights, same batches, same optimizer  ->  loss, bytes saved, time
 
-With ``--precision fp16`` the arms are ways to scale the loss (``arms``, ``scaling``) and the model is FP16 throughout.
-Ctrl-C stops the training, not the demo: the table and the files show what was measured until then.
+With ``--precision fp16`` the arms are ways to scale the loss (``arms``, ``loss_scales``) and the model is FP16 throughout.
+Ctrl-C (and SIGTERM) stops the training, not the demo: the table and the files compare the arms at the step that all reached.
 """
 
 from __future__ import annotations
 
 import dataclasses
-import traceback
-from collections.abc import Mapping
+import signal
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,17 +22,21 @@ from rich.console import Console
 
 from fp8compile.demo import arms, compiling
 from fp8compile.demo.data import load_corpus
+from fp8compile.demo.estimate import estimate
 from fp8compile.demo.eta import time_left
 from fp8compile.demo.extras import require_extras
-from fp8compile.demo.loop import Task, train
-from fp8compile.demo.loss_scales import DIVERGED, DivergenceError
-from fp8compile.demo.model import Size, build_model, size_for
+from fp8compile.demo.fp16_cost import refuse_hours
+from fp8compile.demo.loop import Task
+from fp8compile.demo.model import build_model, size_for
+from fp8compile.demo.opening import opening
 from fp8compile.demo.output_files import write_files
 from fp8compile.demo.precision import choose_precision
 from fp8compile.demo.progress import Screen, screen_for
-from fp8compile.demo.results import Results, Run
+from fp8compile.demo.results import INTERRUPTED as STOPPED
+from fp8compile.demo.results import RUNNING, Results, Run
 from fp8compile.demo.saved_bytes import saved_bytes_of_step
 from fp8compile.demo.table import summary
+from fp8compile.demo.turns import cut_to_common_step, train_in_turns
 
 DONE, FAILED, INTERRUPTED = 0, 1, 130
 
@@ -50,6 +56,7 @@ class Options:
         precision: "bf16", "fp32", "fp16", or "auto": BF16 or FP32, by what this machine is fast at.
         tiny: a model and a run of seconds, to try the machinery.
         threads: CPU threads; None leaves torch's number.
+        slow: train in FP16 even where this CPU takes hours for it.
     """
 
     out: Path = Path("demo-output")
@@ -62,6 +69,7 @@ class Options:
     precision: str = "auto"
     tiny: bool = False
     threads: int | None = None
+    slow: bool = False
 
     @property
     def chosen_arms(self) -> tuple[str, ...]:
@@ -87,6 +95,7 @@ def run_demo(options: Options, console: Console | None = None) -> int:
     Raises:
         MissingExtra: a package of ``fp8compile[demo]`` is missing.
         NoSource: this Python has no standard library source.
+        TooSlow: FP16 would take hours on this CPU, and ``options.slow`` does not ask for them.
         OSError: the folder cannot be written; BrokenPipeError: the reader of the output is gone.
     """
     require_extras()
@@ -94,70 +103,103 @@ def run_demo(options: Options, console: Console | None = None) -> int:
     console = console or DemoConsole()
     if options.threads is not None:
         torch.set_num_threads(options.threads)
-    task, results = prepare(options)
-    with screen_for(console, task.steps, task.size.tokens_per_step) as screen:
-        screen.say(_opening(task, results))
-        try:
-            train_all(task, results, options, screen)
-        except KeyboardInterrupt:
-            _mark_interrupted(results)
+    with interrupted_by_sigterm():
+        console.print("timing a few uncompiled steps")
+        task, results = prepare(options, console)
+        with screen_for(console, task.steps) as screen:
+            try:
+                train_all(task, results, options, screen)
+            except KeyboardInterrupt:
+                mark_interrupted(results)
     files = write_files(results, task.corpus, _plain(options), options.out)
-    console.print(summary(results), highlight=False, markup=False, soft_wrap=True)
+    console.print(summary(results, console.width), highlight=False, markup=False)
     names = ", ".join(path.name for path in files)
-    console.print(f"in {options.out}: {names}", highlight=False, markup=False, soft_wrap=True)
+    console.print(f"in {options.out}: {names}", highlight=False, markup=False)
     return INTERRUPTED if results.interrupted else FAILED if results.failed else DONE
 
 
-def prepare(options: Options) -> tuple[Task, Results]:
-    """Read the text, choose size and precision, measure what the uncompiled model saves."""
+def prepare(options: Options, console: Console) -> tuple[Task, Results]:
+    """Read the text, choose size and precision, measure what the uncompiled model saves; say what will be done.
+
+    Raises:
+        TooSlow: see ``run_demo``.
+    """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    size = size_for(device, options.tiny)
+    size = size_for(device, options.tiny, len(options.chosen_arms))
     model = build_model(size, options.seed, device)
     precision = choose_precision(model, device, options.precision)
     half = precision.dtype is torch.float16
-    model = model.half() if half else model
     task = Task(size, precision, load_corpus(), device, options.steps or size.steps // (2 if half else 1))
+    if not options.slow:
+        refuse_hours(precision, options.chosen_arms * options.seeds, task.steps * size.tokens_per_step)
     seeds = tuple(range(options.seed, options.seed + options.seeds))
     recipe = ", ".join(f"{key} {value}" for key, value in options.backend_options.items())
     results = Results(size, task.precision, task.steps, seeds, options.chosen_arms, recipe)
-    results.eager_saved_bytes = _eager_saved_bytes(model, task)
+    guess = estimate(model, task, results.arms, len(seeds))
+    parameters = sum(p.numel() for p in model.parameters())
+    console.print(opening(task, results, guess, parameters, options.out), highlight=False, markup=False)
+    results.eager_saved_bytes = _eager_saved_bytes(model.half() if half else model, task)
     return task, results
 
 
 def train_all(task: Task, results: Results, options: Options, screen: Screen) -> None:
-    """Every arm from every seed, seed by seed; a run that fails leaves the others to run."""
-    plan = [(seed, arm) for seed in results.seeds for arm in results.arms]
+    """Every arm from every seed, seed by seed, the arms of a seed in turns; a run that fails leaves the others to run."""
     if any(arm != arms.EAGER for arm in results.arms):
         screen.say("warming up the compiler")
         compiling.warm_up_compiler(task.device)
-    for seed, arm in plan:
-        run = Run(arm, seed)
-        results.runs.append(run)
-        screen.begin(run)
-        try:
-            train_run(run, task, options, plan=[arm for _, arm in plan], results=results, screen=screen)
-            run.status = "done"
-        except DivergenceError as why:
-            run.status = f"{DIVERGED} at step {len(run.scales)}: {why}"
-            screen.say(f"{arm}, seed {seed}: {run.status}")
-        except Exception as error:
-            run.status, run.traceback = f"failed: {_cause(error)}", traceback.format_exc()
-            screen.say(f"{arm}, seed {seed}: {run.status}")
+    watcher = _OnScreen(task, results, screen)
+    for seed in results.seeds:
+        runs = [Run(arm, seed) for arm in results.arms]
+        results.runs += runs
+        train_in_turns(runs, task, options.backend_options, watcher)
 
 
-def train_run(run: Run, task: Task, options: Options, *, plan: list[str], results: Results, screen: Screen) -> None:
-    """One arm from one seed, in a compiler that remembers no other arm."""
-    evaluations = len(task.evaluation_steps)
+def mark_interrupted(results: Results) -> None:
+    """Runs under way are of one seed: cut to the step that all of them have taken."""
+    stopped = [run for run in results.runs if run.status == RUNNING]
+    cut_to_common_step(stopped)
+    for run in stopped:
+        run.status = STOPPED
 
-    def tell() -> None:
-        if len(run.losses) == 1:
-            run.warm_cache = compiling.compiler_cache_hits() > hits
-        screen.step(run, time_left(plan, results.runs, task.steps, evaluations))
 
-    compiling.forget_compiled()
-    hits = compiling.compiler_cache_hits()
-    model = build_model(task.size, run.seed, task.device).to(compiling.dtype_of(run.arm))
-    train(run, model, compiling.compile_arm(run.arm, model, options.backend_options), task, tell)
+class _OnScreen:
+    """Shows how it goes (``turns.Watcher``), and says the time left once every arm has been timed."""
+
+    def __init__(self, task: Task, results: Results, screen: Screen) -> None:
+        self.task, self.results, self.screen = task, results, screen
+        self.plan = list(results.arms) * len(results.seeds)
+        self.told = False
+
+    def begins(self, run: Run) -> None:
+        self.screen.begin(run)
+
+    def stepped(self, run: Run) -> None:
+        runs = self.results.runs
+        left = time_left(self.plan, runs, self.task.steps, len(self.task.evaluation_steps))
+        if left is not None and not left.at_least and not self.told:
+            self.told = True
+            self.screen.say(f"time left {left}, an estimate from the first steps of each arm")
+        self.screen.step([each for each in runs if each.seed == run.seed], run, left)
+
+    def stopped(self, run: Run) -> None:
+        self.screen.say(f"{run.arm}, seed {run.seed}: {run.status}")
+
+
+@contextmanager
+def interrupted_by_sigterm() -> Iterator[None]:
+    """SIGTERM (from ``timeout`` or a batch system) does what Ctrl-C does; only the main thread can ask for that."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = signal.signal(signal.SIGTERM, interrupt)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _eager_saved_bytes(model: torch.nn.Module, task: Task) -> int | None:
@@ -170,28 +212,5 @@ def _eager_saved_bytes(model: torch.nn.Module, task: Task) -> int | None:
         return None
 
 
-def _mark_interrupted(results: Results) -> None:
-    for run in results.runs:
-        if run.status == "running":
-            run.status = "interrupted"
-
-
-def _opening(task: Task, results: Results) -> str:
-    size: Size = task.size
-    corpus = task.corpus
-    return (
-        f"text: {len(corpus.train) / 1e6:.1f} MB of Python's standard library to train on, "
-        f"{len(corpus.validation) / 1e6:.1f} MB in {len(corpus.validation_files)} other files held out\n"
-        f"model: Llama, {size.layers} layers x {size.hidden}; {task.steps} steps of {size.tokens_per_step} "
-        f"bytes for each of {', '.join(results.arms)}\n"
-        f"precision: {task.precision.why}"
-    )
-
-
 def _plain(options: Options) -> dict[str, Any]:
     return {**dataclasses.asdict(options), "out": options.out.name}
-
-
-def _cause(error: BaseException) -> str:
-    inner = getattr(error, "inner_exception", None) or error
-    return f"{type(inner).__name__}: {str(inner).splitlines()[0] if str(inner) else 'no message'}"

@@ -1,4 +1,4 @@
-"""The table at the end: one row per arm, means over the seeds."""
+"""The tables at the end: a column per arm, means over the seeds; and how the losses fell. They fit 60 columns."""
 
 from __future__ import annotations
 
@@ -10,75 +10,107 @@ from rich.table import Table
 from fp8compile._text import human
 from fp8compile.demo import fp16_table
 from fp8compile.demo.arms import EAGER, FP32, OURS, REFERENCE
-from fp8compile.demo.results import Mean, Results, Run, gap_sentence, mean_of
+from fp8compile.demo.loss_curve import curve_table
+from fp8compile.demo.results import DONE, INTERRUPTED, Mean, Results, Run, gap_sentence, mean_of
 
-WIDTH = 130
+WIDTH = 80  # of the tables; prose of a file is not broken
 NONE = "-"
-COLUMNS = (
-    "train loss",
-    "validation loss",
-    "gap",
-    "saved / step",
-    "peak memory",
-    "step",
-    "tokens/s",
-    "compile",
-)
+NOT_TRAINED = "eager, untrained"
+Cell = Callable[[str], str]
 
 
-def summary(results: Results) -> str:
-    """The table and the sentences below it, as plain text."""
-    console = Console(width=WIDTH, no_color=True, highlight=False, markup=False)
+def summary(results: Results, width: int | None = None) -> str:
+    """The tables and the sentences around them, as plain text.
+
+    Args:
+        width: columns of the terminal: prose is broken there. None: a line for each sentence.
+    """
+    tables = fp16_table.tables(results) if results.reference == FP32 else [_table(results)]
+    tables += [curve_table(results)] if any(run.losses for run in results.runs) else []
+    console = Console(width=min(width or WIDTH, WIDTH), no_color=True, highlight=False, markup=False)
+    prose = Console(width=width or WIDTH, no_color=True, highlight=False, markup=False)
     with console.capture() as capture:
-        console.print(fp16_table.table(results) if results.reference == FP32 else _table(results))
-    lines = [line.rstrip() for line in capture.get().splitlines()]
+        for table in tables:
+            console.print(table)
+            console.print()
+    with prose.capture() as headline:
+        prose.print("\n".join(_headline(results)), soft_wrap=width is None)
     notes = fp16_table.notes(results) if results.reference == FP32 else _notes(results)
-    return "\n".join([*_headline(results), *lines, *notes])
+    with prose.capture() as below:
+        prose.print("\n".join(notes), soft_wrap=width is None)
+    text = "\n".join([headline.get(), capture.get().rstrip("\n"), "", below.get().rstrip("\n")])
+    return "\n".join(line.rstrip() for line in text.splitlines())
 
 
 def _headline(results: Results) -> list[str]:
     size = results.size
     seeds = f"seed {results.seeds[0]}" if len(results.seeds) == 1 else f"{len(results.seeds)} seeds"
-    lines = [
+    return [
+        *_interruption(results),
         f"Llama of {size.layers} layers x {size.hidden}, {size.batch} windows of {size.length} bytes, "
         f"{results.steps} steps, {seeds}, no dropout",
         f"precision: {results.precision.why}",
         *([f"{OURS}: {results.recipe}"] if OURS in results.arms or results.reference == FP32 else []),
     ]
-    return ["INTERRUPTED: this is what was measured until then", *lines] if results.interrupted else lines
+
+
+def _interruption(results: Results) -> list[str]:
+    """Where it was interrupted, and what is compared then."""
+    step = results.interrupted_at
+    if step is None:
+        return []
+    seed = next(run.seed for run in results.runs if run.status == INTERRUPTED)
+    if step == 0 and results.gap_step is None:
+        return ["INTERRUPTED before every arm had taken its first step: there is nothing to compare"]
+    if results.gap_step == results.steps:
+        return [f"INTERRUPTED in seed {seed}, at step {step} of {results.steps}: losses are of the seeds before it"]
+    after = results.gap_step
+    validation = (
+        f"the validation losses are those after step {after}" if after else "no validation loss was taken by then"
+    )
+    return [
+        f"INTERRUPTED at step {step} of {results.steps}: all arms have taken it, and are compared there; {validation}"
+    ]
 
 
 def _table(results: Results) -> Table:
+    """A row per measure, a column per arm."""
     table = Table(box=None, pad_edge=False, header_style="")
-    table.add_column("arm")
-    for title in COLUMNS:
+    table.add_column("")
+    eager = EAGER not in results.arms
+    for title in (*([NOT_TRAINED] if eager else []), *results.arms):
         table.add_column(title, justify="right")
-    if EAGER not in results.arms:
-        saved = human(results.eager_saved_bytes) if results.eager_saved_bytes else NONE
-        table.add_row("eager, not trained", *[NONE] * 3, saved, *[NONE] * 4)
-    for arm in results.arms:
-        table.add_row(*_row(results, arm))
+    saved = human(results.eager_saved_bytes) if results.eager_saved_bytes else NONE
+    for measure, cell in _measures(results).items():
+        first = [saved if measure == "saved / step" else NONE] if eager else []
+        table.add_row(measure, *first, *map(cell, results.arms))
     return table
 
 
-def _row(results: Results, arm: str) -> tuple[str, ...]:
-    runs = results.of(arm)
+def _measures(results: Results) -> dict[str, Cell]:
+    """What each row shows of an arm."""
 
-    def cell(value: Callable[[Run], float | None], form: Callable[[float], str]) -> str:
-        mean = mean_of(value(run) for run in runs)
-        return form(mean.mean) if mean else NONE
+    def mean(value: Callable[[Run], float | None], form: Callable[[float], str], compared: bool = False) -> Cell:
+        def cell(arm: str) -> str:
+            found = mean_of(map(value, results.compared(arm) if compared else results.of(arm)))
+            return form(found.mean) if found else NONE
 
-    return (
-        arm,
-        cell(lambda r: r.train_loss, "{:.4f}".format),
-        cell(lambda r: r.validation_loss, "{:.4f}".format),
-        NONE if arm == REFERENCE else _percent(mean_of(results.gaps(arm))),
-        cell(lambda r: r.saved_bytes, human),
-        cell(lambda r: r.peak_bytes, human),
-        cell(lambda r: r.median_step_s, lambda s: f"{s * 1e3:.0f} ms"),
-        cell(lambda r: r.median_step_s, lambda s: f"{results.size.tokens_per_step / s:,.0f}"),
-        cell(lambda r: r.compile_s, lambda s: f"{s:.1f} s"),
-    )
+        return cell
+
+    def gap(arm: str) -> str:
+        return NONE if arm == REFERENCE else _percent(mean_of(results.gaps(arm)))
+
+    tokens = results.size.tokens_per_step
+    return {
+        "train loss": mean(lambda r: r.train_loss, "{:.4f}".format, compared=True),
+        "validation loss": mean(lambda r: r.validation_loss, "{:.4f}".format, compared=True),
+        "gap": gap,
+        "saved / step": mean(lambda r: r.saved_bytes, human),
+        "peak memory": mean(lambda r: r.peak_bytes, human),
+        "step": mean(lambda r: r.median_step_s, lambda s: f"{s * 1e3:.0f} ms"),
+        "tokens/s": mean(lambda r: r.median_step_s, lambda s: f"{tokens / s:,.0f}"),
+        "compile": mean(lambda r: r.compile_s, lambda s: f"{s:.1f} s"),
+    }
 
 
 def _percent(mean: Mean | None) -> str:
@@ -88,7 +120,7 @@ def _percent(mean: Mean | None) -> str:
 
 
 def _notes(results: Results) -> list[str]:
-    notes = ["", gap_sentence(results)]
+    notes = [gap_sentence(results)]
     ours, plain = (mean_of(run.saved_bytes for run in results.of(arm)) for arm in (OURS, REFERENCE))
     if ours and plain:
         notes.append(
@@ -97,8 +129,9 @@ def _notes(results: Results) -> list[str]:
         )
     notes.append("loss: nats per byte; train loss: mean of the last tenth of the steps")
     notes.append("saved: bytes kept from forward to backward as autograd holds them, parameters left out")
+    notes.append("step: the median; arms take theirs in turns, so that both see the same machine")
     notes.append(f"compile: the first step less the median one{_cache_note(results)}")
-    notes += [f"{run.arm}, seed {run.seed}: {run.status}" for run in results.runs if run.status != "done"]
+    notes += [f"{run.arm}, seed {run.seed}: {run.status}" for run in results.runs if run.status != DONE]
     return notes
 
 

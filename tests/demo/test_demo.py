@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from pathlib import Path
 from typing import Any
 
@@ -16,47 +15,28 @@ pytest.importorskip("transformers")
 pytest.importorskip("matplotlib")
 
 from fp8compile.demo import arms, compiling, loop
-from fp8compile.demo import run as demo
 from fp8compile.demo.data import Corpus, NoSource, is_held_out, load_corpus, train_batches, validation_batches
 from fp8compile.demo.eta import TimeLeft, time_left
-from fp8compile.demo.model import SIZES, build_model, rate_schedule
-from fp8compile.demo.plots import running_mean
-from fp8compile.demo.precision import Precision, decide
-from fp8compile.demo.progress import Screen, screen_for
+from fp8compile.demo.loss_curve import curve_steps, curve_table, running_mean
+from fp8compile.demo.model import BYTES_PER_PARAMETER, GIB, SIZES, build_model, large_card_bytes, rate_schedule
+from fp8compile.demo.progress import BarScreen, Screen, screen_for
 from fp8compile.demo.results import Evaluation, Results, Run, gap, gap_sentence, mean_of
 from fp8compile.demo.saved_bytes import UNHOOKED_ATTRIBUTE, saved_bytes, saved_bytes_of_step
 from fp8compile.demo.table import summary
+from tests.support.demo import CPU, FP32, documents, run_tiny, without_compilers
+from tests.support.demo import corpus as the_corpus
 
-CPU = torch.device("cpu")
-FP32 = Precision(torch.float32, "FP32: a test", {})
 FILES = {"report.txt", "report.json", "results.json", "loss.png", "saved_bytes.png"}
 
 
 @pytest.fixture(scope="module")
 def corpus() -> Corpus:
-    return load_corpus()
+    return the_corpus()
 
 
 @pytest.fixture
-def uncompiled(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every arm runs the eager model in FP32; fp8compile's has a report all the same."""
-
-    def report_of(arm: str, compiled: Any) -> compiling.BackendReport | None:
-        return compiling.BackendReport("the report", '{"saved_bytes": 7}', 7, 9) if arm == arms.OURS else None
-
-    monkeypatch.setattr(demo, "load_corpus", lambda: corpus)
-    monkeypatch.setattr(demo, "choose_precision", lambda model, device, asked: FP32)
-    monkeypatch.setattr(compiling, "warm_up_compiler", lambda device: None)
-    monkeypatch.setattr(compiling, "compile_arm", lambda arm, model, options: model)
-    monkeypatch.setattr(compiling, "report_of", report_of)
-
-
-def run_tiny(folder: Path, **options: Any) -> int:
-    return demo.run_demo(demo.Options(out=folder, tiny=True, **options), Console(quiet=True))
-
-
-def documents(folder: Path) -> tuple[dict[str, Any], str]:
-    return json.loads((folder / "results.json").read_text()), (folder / "report.txt").read_text(encoding="utf-8")
+def uncompiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_compilers(monkeypatch)
 
 
 # --- data
@@ -138,50 +118,16 @@ def test_arms_that_compute_the_same_have_no_gap(tmp_path: Path, uncompiled: None
     results, text = documents(tmp_path)
     losses = {(run["arm"], run["seed"]): run["losses"] for run in results["runs"]}
     assert losses["inductor", 0] == losses["fp8compile", 0] != losses["fp8compile", 1]
-    assert results["gap"] == {"per_seed": [0.0, 0.0], "mean": 0.0, "standard_error": 0.0, "limit": 0.003}
+    assert results["gap"] == {
+        "per_seed": [0.0, 0.0],
+        "mean": 0.0,
+        "standard_error": 0.0,
+        "limit": 0.003,
+        "after_step": 6,
+    }
     assert {p.name for p in tmp_path.iterdir()} == FILES
     assert "mean of 2 seeds" in text and "the report" in text
     assert json.loads((tmp_path / "report.json").read_text()) == {"saved_bytes": 7}
-
-
-@pytest.mark.parametrize("calls", [0, 9])
-def test_ctrl_c_keeps_what_was_measured(
-    calls: int, tmp_path: Path, uncompiled: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    interrupt_after(calls, KeyboardInterrupt(), monkeypatch)
-    assert run_tiny(tmp_path) == 130
-    results, text = documents(tmp_path)
-    assert text.startswith("INTERRUPTED") and results["interrupted"]
-    assert {p.name for p in tmp_path.iterdir()} == FILES
-    assert [len(run["losses"]) for run in results["runs"]] == ([calls] if calls < 6 else [6, calls - 6])
-    assert results["runs"][-1]["status"] == "interrupted" and results["gap"]["mean"] is None
-
-
-def test_an_arm_that_fails_leaves_the_others_and_its_traceback(
-    tmp_path: Path, uncompiled: None, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    interrupt_after(8, RuntimeError("no such kernel"), monkeypatch)
-    assert run_tiny(tmp_path, arms=("inductor", "fp8compile", "eager")) == 1
-    results, text = documents(tmp_path)
-    assert [run["status"] for run in results["runs"]] == [
-        "done",
-        "failed: RuntimeError: no such kernel",
-        "done",
-    ]
-    assert "Traceback" in text
-
-
-def interrupt_after(calls: int, error: BaseException, monkeypatch: pytest.MonkeyPatch) -> None:
-    """``error`` once, instead of training step number ``calls``."""
-    step, count = loop.train_step, [0]
-
-    def stub(*args: Any) -> float:
-        count[0] += 1
-        if count[0] == calls + 1:
-            raise error
-        return step(*args)
-
-    monkeypatch.setattr(loop, "train_step", stub)
 
 
 # --- saved bytes
@@ -259,9 +205,38 @@ def test_running_mean() -> None:
     assert running_mean([4.0, 2.0, 6.0, 1.0], 2) == [4.0, 3.0, 4.0, 3.5]
 
 
-@pytest.mark.parametrize(("bf16_s", "name"), [(1.5, "bfloat16"), (1.6, "float32")])
-def test_fp32_only_where_far_faster(bf16_s: float, name: str) -> None:
-    assert decide(1.0, bf16_s).dtype is getattr(torch, name)
+@pytest.mark.parametrize(("taken", "steps"), [(300, [1, 75, 150, 225, 300]), (2, [1, 2]), (1, [1]), (0, [])])
+def test_the_curve_has_the_first_step_and_every_quarter(taken: int, steps: list[int]) -> None:
+    assert curve_steps(taken) == steps
+    results = Results(SIZES["tiny"], FP32, 300, (0,), arms.ARMS[:2])
+    results.runs = [Run(arm, 0, [float(k) for k in range(taken)], status="done") for arm in results.arms]
+    table = curve_table(results)
+    assert [c.header for c in table.columns] == ["train loss at", *(f"step {k}" if k == 1 else str(k) for k in steps)]
+    assert list(table.columns[0].cells) == ["inductor", "fp8compile"]
+    if taken == 300:  # the mean of the last twelve
+        assert list(table.columns[-1].cells) == ["293.500"] * 2
+
+
+@pytest.mark.parametrize("width", [60, 80, None])
+def test_the_table_fits(width: int | None) -> None:
+    results = Results(SIZES["cpu"], FP32, 300, (0, 1, 2), arms.ARMS[:2], "preset default", 97804292)
+    for seed in results.seeds:
+        for arm in results.arms:
+            run = ended(arm, seed, 2.0049 + seed / 100)
+            run.saved_bytes, run.peak_bytes, run.losses = 77832260, 12 * GIB, [5.5621] * 300
+            results.runs.append(run)
+    text = summary(results, width)
+    _, table, curve, _ = text.split("\n\n")
+    assert "+0.00% ± 0.00%" in table and max(map(len, (table + "\n" + curve).splitlines())) <= 60
+    assert width is None or max(map(len, text.splitlines())) <= width
+
+
+def test_the_large_size_needs_room_for_every_arm() -> None:
+    size = SIZES["gpu"]
+    with torch.device("meta"):
+        parameters = sum(p.numel() for p in build_model(size, 0, torch.device("meta")).parameters())
+    assert large_card_bytes(1) == 20 * GIB
+    assert large_card_bytes(3) == pytest.approx(20 * GIB + 2 * BYTES_PER_PARAMETER * parameters, rel=1e-4)
 
 
 # --- the time left
@@ -323,28 +298,34 @@ def test_time_left_reads_as_a_clock() -> None:
 
 
 def test_without_a_terminal_progress_is_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    with screen_for(Console(force_terminal=False, width=80), STEPS, 100) as screen:
+    with screen_for(Console(force_terminal=False, width=60), STEPS) as screen:
         assert type(screen) is Screen
+        screen.begin(begun("inductor", 0))
         for steps in range(1, STEPS + 1):
-            screen.step(begun("inductor", steps), TimeLeft(steps, at_least=True))
-    lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 2 and lines[0].startswith("inductor   seed 0: step 1/10  loss 2.000  -- tokens/s")
-    assert lines[1].endswith("100 tokens/s  time left at least 0:10")
+            for arm in ("inductor", "fp8compile"):
+                behind = begun("fp8compile", steps - (arm == "inductor"))
+                runs = [begun("inductor", steps), behind]
+                screen.step(runs, runs[arm == "fp8compile"], TimeLeft(83, at_least=True))
+    assert capsys.readouterr().out.splitlines() == [
+        "inductor, seed 0: compiling",
+        "inductor, seed 0: first step after 21.0 s, loss 2.000",
+        "fp8compile, seed 0: first step after 32.0 s, loss 2.000",
+        "seed 0, step 10 of 10: loss inductor 2.000, fp8compile ",
+        "2.000; time left at least 1:23",
+    ]
 
 
-def test_on_a_terminal_progress_is_a_bar(tmp_path: Path) -> None:
+@pytest.mark.parametrize("width", [60, 80])
+def test_on_a_terminal_progress_is_a_bar_for_each_arm(width: int, tmp_path: Path) -> None:
     with (tmp_path / "out").open("w", encoding="utf-8") as file:
-        console = Console(file=file, force_terminal=True, width=120)
-        with screen_for(console, STEPS, 100) as screen:
-            screen.begin(begun("inductor", 0))
-            screen.step(begun("inductor", 7), TimeLeft(83, at_least=False))
-    written = (tmp_path / "out").read_text(encoding="utf-8")
-    assert "7/10" in written and "time left 1:23" in written
-
-
-def test_a_reader_of_the_output_that_is_gone_is_told_to_the_caller() -> None:
-    """By default rich ends the process with 1; the command line has another exit code for it."""
-    read, write = os.pipe()
-    os.close(read)
-    with pytest.raises(BrokenPipeError), os.fdopen(write, "w") as output:
-        demo.DemoConsole(file=output).print("a line")
+        console = Console(file=file, force_terminal=True, width=width, no_color=True)
+        with screen_for(console, STEPS) as screen:
+            assert isinstance(screen, BarScreen)
+            runs = [begun("inductor", 7), begun("fp8compile", 3)]
+            for run in runs:
+                screen.begin(run)
+            for run in runs:
+                screen.step(runs, run, TimeLeft(3723, at_least=True))
+    lines = (tmp_path / "out").read_text(encoding="utf-8").splitlines()
+    for done, state in (("7/10", "loss 2.000  1000 ms"), ("3/10", "loss 2.000  2000 ms"), ("10/20", "1:02:03")):
+        assert any(done in line and state in line for line in lines)

@@ -19,13 +19,15 @@ from benchmarks.studies import bench_loss_scaling as bench
 from fp8compile.demo import arms, compiling, loop
 from fp8compile.demo import loss_scales as scaling
 from fp8compile.demo import run as demo
-from fp8compile.demo.data import Corpus, load_corpus
+from fp8compile.demo.data import Corpus
 from fp8compile.demo.eta import time_left
 from fp8compile.demo.loss_scales import DivergenceError, Ends, course, made_progress, power_text
 from fp8compile.demo.model import SIZES, build_model, build_optimizer, warm_up_steps
 from fp8compile.demo.precision import PURE_FP16, Precision
 from fp8compile.demo.results import Evaluation, Results, Run
 from fp8compile.demo.table import summary
+from tests.support.demo import corpus as the_corpus
+from tests.support.demo import interrupt_after
 
 CPU = torch.device("cpu")
 FP16 = Precision(torch.float16, PURE_FP16, {})
@@ -35,16 +37,16 @@ STEPS = 30
 
 @pytest.fixture(scope="module")
 def corpus() -> Corpus:
-    return load_corpus()
+    return the_corpus()
 
 
 @pytest.fixture
 def uncompiled(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every arm runs the eager model; the optimizer too."""
-    monkeypatch.setattr(demo, "load_corpus", lambda: corpus)
-    monkeypatch.setattr(compiling, "warm_up_compiler", lambda device: None)
-    monkeypatch.setattr(compiling, "compile_arm", lambda arm, model, options: model)
-    monkeypatch.setattr(compiling, "report_of", lambda arm, compiled: None)
+    monkeypatch.setattr(demo, "load_corpus", the_corpus)
+    monkeypatch.setattr(arms, "warm_up_compiler", lambda device: None)
+    monkeypatch.setattr(arms, "compile_arm", lambda arm, model, options: model)
+    monkeypatch.setattr(arms, "report_of", lambda arm, compiled: None)
     monkeypatch.setattr(loop, "build_optimizer", lambda model, rate: build_optimizer(model, rate, compiled=False))
 
 
@@ -129,13 +131,14 @@ def test_a_run_that_diverges_stops_and_says_so(
 
 
 def break_at_step(number: int, what: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the first scaled run: a loss or parameter that is not finite, or a collapse, at that step."""
+    """In the histogram's run: a loss or parameter that is not finite, or a collapse, at that step."""
     step, count = loop.train_step, [0]
 
     def stub(model: torch.nn.Module, *rest: Any) -> float:
         loss = step(model, *rest)
-        count[0] += rest[-1] is not None
-        if count[0] != number:
+        scaler = rest[-1]
+        count[0] += scaler is not None and scaler.mode == "histogram"
+        if count[0] != number or scaler is None or scaler.mode != "histogram":
             return loss
         if what == "collapse":
             raise DivergenceError("the loss scale collapsed to 1")
@@ -197,8 +200,9 @@ def test_the_table_counts_seeds_and_leaves_diverged_losses_out() -> None:
     scales = (1.0, 2.0**15, 2.0**14, 2.0**15)
     results.runs += [ended("histogram", 5.0, end, seed, scales) for seed, end in enumerate((2.1, 4.9))]
     text = summary(results)
-    row = next(line for line in text.splitlines() if line.startswith("histogram "))
-    assert "2.1000  +5.00%    1 of 2" in row and "2^14 to 2^15" in row
+    losses, scale, curve = (line for line in text.splitlines() if line.startswith("histogram "))
+    assert losses.split() == ["histogram", "2.1000", "2.1000", "+5.00%", "1", "of", "2"]
+    assert scale.split()[:6] == ["histogram", "0", "2^15", "2^14", "to", "2^15"] and curve.endswith(" 2.100")
     assert "within a factor 2 after the warm-up" in text
     assert warm_up_steps(10) == 2
 
@@ -215,19 +219,16 @@ def test_arms_that_find_compiled_code_are_not_charged_for_compiling() -> None:
     assert time_left(plan, [done, first, second], 10, 0).seconds == pytest.approx(10 + 3)  # type: ignore[union-attr]
 
 
-def test_ctrl_c_keeps_scales(tmp_path: Path, uncompiled: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    step, count = loop.train_step, [0]
-
-    def stub(*args: Any) -> float:
-        count[0] += 1
-        if count[0] == 10:
-            raise KeyboardInterrupt
-        return step(*args)
-
-    monkeypatch.setattr(loop, "train_step", stub)
-    code, results, text = run_tiny(tmp_path, steps=6, arms=("fp32", "histogram"))
-    assert code == demo.INTERRUPTED and text.startswith("INTERRUPTED")
+def test_ctrl_c_keeps_scales_and_compares_at_the_common_step(
+    tmp_path: Path, uncompiled: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt_after(2 * 1 + 5 + 3, KeyboardInterrupt(), monkeypatch)  # the second block begins with the last arm
+    code, results, text = run_tiny(tmp_path, steps=20, arms=("fp32", "histogram"))
+    assert code == demo.INTERRUPTED and text.startswith("INTERRUPTED at step 4 of 20")
     assert results["runs"][1]["scales"] == [1.0, 2.0, 4.0, 8.0] and {p.name for p in tmp_path.iterdir()} == FILES
+    assert [len(run["losses"]) for run in results["runs"]] == [4, 4]
+    row = next(line for line in text.splitlines() if line.startswith("histogram "))
+    assert row.split()[1] == f"{results['runs'][1]['train_loss']:.4f}"
 
 
 # --- the benchmark
