@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fp8compile.demo.arms import dtype_of
+from fp8compile.demo.compiling import dtype_of
 from fp8compile.demo.loop import Task
 
 REPEATS = 3

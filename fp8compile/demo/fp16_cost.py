@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fp8compile.demo.arms import dtype_of
+from fp8compile.demo.compiling import dtype_of
 from fp8compile.demo.estimate import clock
 from fp8compile.demo.precision import PROBE_TOKENS, Precision, probe_text
 
