@@ -94,7 +94,9 @@ def test_a_forward_that_dynamo_may_not_trace_has_another_cause(said: Callable[[]
 
 
 def test_a_model_of_several_of_which_one_is_compiled_in_vain(said: Callable[[], list[str]]) -> None:
-    steps(in_place(Own()), in_place(nn.Sequential(nn.Linear(4, 6))))  # of Own's shapes, its graph might be the model's
+    steps(
+        in_place(Own()), in_place(nn.Sequential(nn.Linear(4, 6)))
+    )  # of Own's shapes, its graph might be the model's
     (told,) = said()
     assert "Sequential" in told
 
