@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console, RenderableType
 from rich.table import Table
+
+NARROWEST, WIDTH = 60, 150  # columns; the latter is what files have
 
 
 def human(nbytes: float) -> str:
@@ -27,10 +31,22 @@ def table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]])
     return made
 
 
-def printed(parts: Iterable[RenderableType], *, wrap: bool = False) -> str:
-    """Tables and lines below each other, 150 columns wide; ``wrap``: long lines are broken there."""
-    console = Console(width=150, no_color=True, highlight=False, markup=False, soft_wrap=False)
+def printed(parts: Iterable[RenderableType], *, wrap: bool = False, width: int = WIDTH) -> str:
+    """Tables and lines below each other, ``width`` columns wide; ``wrap``: long lines are broken there."""
+    console = Console(width=width, no_color=True, highlight=False, markup=False, soft_wrap=False)
     with console.capture() as capture:
         for part in parts:
             console.print(part, soft_wrap=isinstance(part, str) and not wrap)
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def terminal_width() -> int:
+    """Columns of the terminal, 60 to 150; where there is none, those that files have."""
+    return min(max(shutil.get_terminal_size((WIDTH, 24)).columns, NARROWEST), WIDTH)
+
+
+def wrapped(text: str, width: int, indent: str = "") -> str:
+    """Prose in lines of at most ``width`` columns, each after ``indent``; a word that is longer is not broken."""
+    return textwrap.fill(
+        text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
