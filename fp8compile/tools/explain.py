@@ -12,17 +12,14 @@ from torch.fx import GraphModule
 
 from fp8compile.compiler import report_store
 from fp8compile.compiler.inductor import compile_and_report
-from fp8compile.recipe.patterns import in_module
+from fp8compile.optim.placement import fixed_formats
 from fp8compile.recipe.recipe import Recipe
-from fp8compile.reporting.memory import model_bytes
+from fp8compile.reporting.memory import gradient_bytes, model_bytes
 from fp8compile.reporting.report import GraphReport, Report
 from fp8compile.tools.compiled_module import active_recipes
 from fp8compile.tools.trial_step import LIMIT, check_is_module, chosen_recipe, left_as_it_was, one_step
+from fp8compile.tools.unmatched import unmatched, without_wishes
 
-UNMATCHED = (
-    "Recipe.modules[{!r}]: no tensor in this report was made in such a module. Where a graph breaks inside a module, Dynamo "
-    "compiles that module by itself: its paths begin there, and one graph serves every module of that class"
-)
 OTHER_RECIPE = " for the recipe that runs now"
 PLAIN_EAGER = (
     "it runs as plain eager, because Dynamo has compiled this code as often as it does (recompile_limit, "
@@ -48,7 +45,8 @@ def report(compiled: nn.Module) -> Report:
             f"{OTHER_RECIPE if known else ''}. If it has not run yet, run one step first. If it has: "
             f"{PLAIN_EAGER if known else report_store.NO_GRAPH_COMPILED}"
         )
-    return _report([r for c in found for r in c.reports], found[-1].recipe, compiled)
+    gradients = [gradient_bytes(ref() for ref in c.parameters) for c in found]
+    return _report([r for c in found for r in c.reports], found[-1].recipe, compiled, gradients)
 
 
 def explain(
@@ -79,11 +77,13 @@ def explain(
     chosen = chosen_recipe(recipe, model)
     graphs: list[tuple[GraphReport, ...]] = []
     calls: list[int] = []
+    gradients: list[int] = []
 
     def listen(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         compiled, reports = compile_and_report(gm, example_inputs, chosen, generate=False, keep_steps=True)
         graphs.append(reports)
         calls.append(0)
+        gradients.append(gradient_bytes(example_inputs))
         return _counted(compiled, calls, len(calls) - 1)
 
     arguments = (args,) if isinstance(args, Tensor) else tuple(args)
@@ -92,7 +92,7 @@ def explain(
     if not graphs:
         raise ValueError(f"fp8compile.explain: {report_store.NO_GRAPH_COMPILED}")
     ran = [dataclasses.replace(r, runs=runs) for reports, runs in zip(graphs, calls, strict=True) for r in reports]
-    return _report(ran, chosen, eager)
+    return _report(ran, chosen, eager, gradients)
 
 
 def _counted(run: Callable[..., Any], calls: list[int], at: int) -> Callable[..., Any]:
@@ -105,14 +105,10 @@ def _counted(run: Callable[..., Any], calls: list[int], at: int) -> Callable[...
     return run_and_count
 
 
-def _report(graphs: list[GraphReport], recipe: Recipe, model: nn.Module) -> Report:
-    remarks = tuple(UNMATCHED.format(pattern) for pattern in recipe.modules if not _matches(graphs, pattern))
+def _report(graphs: list[GraphReport], recipe: Recipe, model: nn.Module, gradients: list[int]) -> Report:
+    """``gradients`` are the bytes of those that each graph makes."""
+    eager = getattr(model, "_orig_mod", model)
+    remarks = unmatched(graphs, recipe, eager)
+    graphs = [without_wishes(graph) for graph in graphs]
     graphs[0] = dataclasses.replace(graphs[0], remarks=graphs[0].remarks + remarks)
-    return Report(tuple(graphs), str(recipe), model=model_bytes(model))
-
-
-def _matches(graphs: list[GraphReport], pattern: str) -> bool:
-    """Whether any tensor or linear of these reports is in a module that ``pattern`` matches."""
-    told = Report(tuple(graphs))
-    origins = [entry.origin for part in (told.saved, told.skips, told.recomputed, told.linears) for entry in part]
-    return any(in_module(origin.module, pattern) for origin in origins)
+    return Report(tuple(graphs), str(recipe), model=model_bytes(eager, fixed_formats(eager), gradients))
