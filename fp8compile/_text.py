@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import shutil
+import textwrap
 from collections.abc import Iterable, Sequence
 
 from rich.console import Console, RenderableType
 from rich.table import Table
+
+NARROWEST, WIDTH = 60, 150  # columns; the latter is what files have
 
 
 def human(nbytes: float) -> str:
@@ -16,11 +19,6 @@ def human(nbytes: float) -> str:
             return f"{nbytes:.0f} B" if unit == "B" else f"{nbytes:.1f} {unit}"
         nbytes /= 1024
     return f"{nbytes:.2f} GiB"
-
-
-def width() -> int:
-    """The columns of the terminal, or of COLUMNS; 100 where there is neither, and from 60 to 160."""
-    return min(max(shutil.get_terminal_size((100, 24)).columns, 60), 160)
 
 
 def table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], whole: int = 0) -> Table:
@@ -42,11 +40,23 @@ def columns_of(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
     return sum(max(map(len, of)) + 2 for of in zip(columns, *rows, strict=True)) - 2
 
 
-def printed(parts: Iterable[RenderableType], *, wrap: bool = False, columns: int | None = 150) -> str:
-    """Tables and lines below each other, ``columns`` wide, None: as wide as the terminal; ``wrap``: long lines are broken."""
-    console = Console(width=columns or width(), no_color=True, highlight=False, markup=False, soft_wrap=False)
+def printed(parts: Iterable[RenderableType], *, wrap: bool = False, width: int | None = WIDTH) -> str:
+    """Tables and lines below each other, ``width`` columns wide (None: the terminal's); ``wrap``: long lines are broken."""
+    console = Console(width=width or terminal_width(), no_color=True, highlight=False, markup=False, soft_wrap=False)
     with console.capture() as capture:
         for part in parts:
             least = getattr(part, "min_width", None) or 0  # what is never broken may be wider than the terminal
             console.print(part, soft_wrap=isinstance(part, str) and not wrap, width=max(console.width, least))
     return "\n".join(line.rstrip() for line in capture.get().splitlines())
+
+
+def terminal_width() -> int:
+    """Columns of the terminal, or of COLUMNS, 60 to 150; 100 where there is neither."""
+    return min(max(shutil.get_terminal_size((100, 24)).columns, NARROWEST), WIDTH)
+
+
+def wrapped(text: str, width: int, indent: str = "") -> str:
+    """Prose in lines of at most ``width`` columns, each after ``indent``; a word that is longer is not broken."""
+    return textwrap.fill(
+        text, width, initial_indent=indent, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )

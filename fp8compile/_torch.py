@@ -8,8 +8,9 @@ from operator import getitem
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch._dynamo import config as dynamo_config
+from torch._dynamo.convert_frame import input_codes
 from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
 from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
@@ -101,6 +102,30 @@ def use_region(context: Any, region: int) -> None:
         context._isolate_recompiles_id = region
 
 
+def context_of(module: nn.Module) -> Any:
+    """Dynamo's context of a compiled module: an attribute of what torch.compile returns, else in its closure."""
+    if isinstance(module, OptimizedModule):
+        return module.dynamo_ctx
+    compiled = module._compiled_call_impl
+    return inspect.getclosurevars(compiled).nonlocals.get("self") if inspect.isfunction(compiled) else None
+
+
+def backend_name(module: nn.Module) -> str | None:
+    """The name of the backend that a module itself is compiled with; None where torch.compile has not touched it."""
+    callback = getattr(context_of(module), "callback", None)
+    return getattr(innermost_backend(callback), "compiler_name", None) if callable(callback) else None
+
+
+def frames_seen() -> frozenset[int]:
+    """The identities of the code objects that Dynamo was given since its last reset, those that it skipped too."""
+    return frozenset(input_codes.seen_ids)
+
+
+def graphs_captured() -> int:
+    """How many graphs Dynamo has given to backends of any kind."""
+    return int(counters["stats"]["unique_graphs"])
+
+
 def is_plain_fake(value: object) -> bool:
     """Whether a value of a graph is a fake tensor and no subclass beneath one: of Python's class, or of C++ (torch 2.15).
 
@@ -156,12 +181,14 @@ __all__ = [
     "PlainAOTOutput",
     "TangentAOTInput",
     "TracingContext",
+    "backend_name",
     "bound_sympy",
     "cache_dir",
     "compile_fx",
     "compile_fx_inner",
     "compiled_addcmul",
     "compiled_backward",
+    "context_of",
     "counters",
     "detect_fake_mode",
     "disabled_torch_function",
@@ -169,9 +196,11 @@ __all__ = [
     "ends_at_graph_break",
     "fake_empty",
     "fma",
+    "frames_seen",
     "functorch_config",
     "getitem",
     "gradients_into",
+    "graphs_captured",
     "inductor_config",
     "inductor_randint",
     "inductor_random",

@@ -328,3 +328,21 @@ def test_a_lazy_graph_module_makes_code_when_it_is_called() -> None:
     lazy.graph.find_nodes(op="call_function", target=operator.add)[0].update_arg(1, 2)
     lazy.recompile()
     assert lazy(1) == 3
+
+
+def test_the_backend_of_a_module_is_known_by_name_wrapped_and_in_place() -> None:
+    model = torch.nn.Linear(2, 2)
+    assert private.backend_name(model) is None
+    model.compile(backend="eager")
+    assert private.backend_name(model) == "eager"
+    assert private.backend_name(torch.compile(torch.nn.Linear(2, 2), backend="eager")) == "eager"  # type: ignore[arg-type]
+
+
+def test_dynamo_tells_what_code_it_was_given_and_how_many_graphs_came_of_it() -> None:
+    skipped, taken = torch.nn.Sequential(torch.nn.Linear(2, 2)), torch.compile(lambda x: x + 1, backend="eager")
+    skipped.compile(backend="eager")
+    frames, graphs = private.frames_seen(), private.graphs_captured()
+    skipped(torch.ones(1, 2))
+    assert private.frames_seen() - frames and private.graphs_captured() == graphs
+    taken(torch.ones(1))
+    assert private.graphs_captured() == graphs + 1

@@ -34,6 +34,7 @@ def fp8compile(
         ValueError: an option, preset, mode or value that does not exist. Reaches the user as BackendCompilerFailed
             with this as its ``inner_exception``.
     """
+    report_store.graph_arrives()  # also where its options are refused
     return compile_graph(gm, example_inputs, Recipe.from_options(options), mode)
 
 
@@ -41,6 +42,7 @@ def compile_graph(
     gm: GraphModule, example_inputs: Sequence[Any], recipe: Recipe, mode: str | None = None
 ) -> Callable[..., Any]:
     """``fp8compile`` for a ready recipe: compile, and remember the report for ``fp8compile.report(model)``."""
+    report_store.graph_arrives()
     modules = _module_types(gm)
     spare = copy_with_attributes(gm) if recipe.check == "first_step" else None
     compiled, reports = compile_and_report(gm, example_inputs, recipe, mode)

@@ -1,6 +1,6 @@
 """Graph dumps: every pass with the graph before and after it, as files, in torch's structured trace, or in memory.
 
-    <folder>/graph-0/03-cut_for_bytes/{before,after}.txt, diff.txt, after.dot
+    <folder>/graph-0/03-cut_for_bytes/{before,after}.txt, diff.txt, after.dot (folded), after-full.dot (every node)
     <folder>/graph-0/report.txt, report.json
 
 Graphs are numbered in the order in which this process compiles them; a rank of a process group has a folder of its own.
@@ -62,7 +62,10 @@ class DumpWatcher:
         self._count += 1
         texts = {"before.txt": before.text, "after.txt": after.text, "diff.txt": op_diff(before, after)}
         texts["after.dot"] = after.to_dot()
-        self._hand_on(f"{self._count:02}-{name}", texts, f"{name}_")
+        place = f"{self._count:02}-{name}"
+        self._hand_on(place, texts, f"{name}_")
+        if self.folder and not write(self.folder / place, {"after-full.dot": after.to_dot(expand=True)}):
+            self.folder = None
         if self.kept:
             self.steps.append(Step(name, before, after))
 
@@ -137,7 +140,7 @@ def trace(name: str, text: str) -> None:
 
 def _forget_steps(folder: Path) -> None:
     for step in folder.glob("[0-9][0-9]-*"):
-        for name in ("before.txt", "after.txt", "diff.txt", "after.dot"):
+        for name in ("before.txt", "after.txt", "diff.txt", "after.dot", "after-full.dot"):
             (step / name).unlink(missing_ok=True)
         if not any(step.iterdir()):
             step.rmdir()

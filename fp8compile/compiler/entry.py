@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from fp8compile.compiler.backend import fp8compile
-from fp8compile.compiler.report_store import warn_at_exit_if_nothing_compiled
+from fp8compile.compiler.nothing_compiled import watch
 
 __all__ = ["fp8compile"]
 
-warn_at_exit_if_nothing_compiled()
+watch()

@@ -9,7 +9,6 @@ by hand) is told as such; a graph whose statistics somebody reads is then compil
 
 from __future__ import annotations
 
-import atexit
 import dataclasses
 import json
 import logging
@@ -126,7 +125,7 @@ class Compiled:
 
 _collecting: dict[str, Collector] = {}
 _compiled: list[Compiled] = []  # of models that still exist, each graph once
-_something_compiled = False
+_arrived = False
 _warned: set[str] = set()
 
 
@@ -177,13 +176,27 @@ def remember(
     What nobody can ask for any more goes, and what was compiled once more (after ``torch._dynamo.reset``) takes the place
     of what it was before.
     """
-    global _something_compiled
     parameters = [v for v in inputs if isinstance(v, nn.Parameter)]
     signatures = tuple(map(_signature, parameters))
     types = frozenset(map(weakref.ref, modules))
     new = Compiled(reports, recipe, tuple(map(weakref.ref, parameters)), types, signatures, runs)
     _compiled[:] = [c for c in _compiled if not c.is_dead and not new.replaces(c)] + [new]
-    _something_compiled = True
+
+
+def graph_arrives() -> None:
+    """The backend was called with a graph; whether it can be compiled is seen later."""
+    global _arrived
+    _arrived = True
+
+
+def any_graph_arrived() -> bool:
+    """Whether the backend was ever called with a graph in this process."""
+    return _arrived
+
+
+def compiled_parameters() -> set[int]:
+    """The identities of all parameters, still alive, that some graph reads."""
+    return set().union(*(c.alive for c in _compiled))
 
 
 def compiled_for(model: nn.Module) -> list[Compiled]:
@@ -236,13 +249,3 @@ def _read(graph_key: str) -> tuple[GraphReport, ...]:
         return tuple(GraphReport.from_dict(d) for d in json.loads(_path(graph_key).read_text()))
     except (OSError, ValueError, KeyError, TypeError):
         return ()
-
-
-def warn_at_exit_if_nothing_compiled() -> None:
-    """Once torch.compile has asked for the backend, say at exit if it never handed over a graph."""
-    atexit.register(_warn_if_nothing_compiled)
-
-
-def _warn_if_nothing_compiled() -> None:
-    if not _something_compiled:
-        warn_once(NO_GRAPH_COMPILED)

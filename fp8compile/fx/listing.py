@@ -6,10 +6,19 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+RETURNED = " (returned)"  # what a folded graph says of a result instead of an edge to the output
+
 
 @dataclass(frozen=True)
 class Line:
-    """One node. ``kind``: input, product, spliced, other or output; ``value``: ``bf16[8, 64]`` or ""."""
+    """One node.
+
+    Attributes:
+        kind: input, product, spliced, other or output.
+        value: ``bf16[8, 64]`` or "".
+        spliced: of a node that fp8compile put there, the call it is part of: ``encode(tanh)``.
+        is_view: whether it computes nothing: a view, or one of several results.
+    """
 
     name: str
     kind: str
@@ -18,6 +27,8 @@ class Line:
     arguments: str
     comment: str
     reads: tuple[str, ...]
+    spliced: str = ""
+    is_view: bool = False
 
     def __str__(self) -> str:
         if self.kind == "output":

@@ -15,9 +15,12 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
+from fp8compile import _torch as private
 from fp8compile.fx import dot
+from fp8compile.fx.folding import folded
 from fp8compile.fx.graph import SPLICED, WIDENED, dtype_text, shape_text
 from fp8compile.fx.listing import Line, Part
+from fp8compile.fx.ops import is_view
 from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.fx.provenance import module_path
 
@@ -45,9 +48,9 @@ class Snapshot:
         """How often each op occurs, inputs left out."""
         return sum((Counter(part.counts) for part in self.parts), Counter())
 
-    def to_dot(self) -> str:
-        """The same as Graphviz DOT."""
-        return dot.to_dot(self.parts)
+    def to_dot(self, expand: bool = False) -> str:
+        """The same as Graphviz DOT, what fp8compile put in folded to a node a call; ``expand``: every node and edge."""
+        return dot.to_dot(self.parts if expand else [folded(part) for part in self.parts])
 
     def __str__(self) -> str:
         return self.text
@@ -133,7 +136,10 @@ def _line(node: Node) -> Line:
     spliced = node.meta.get(SPLICED) or (WIDENED in node.meta and "FP32 island")
     comment = "; ".join(filter(None, (module_path(node), f"fp8compile: {spliced}" if spliced else "")))
     reads = tuple(n.name for n in node.all_input_nodes)
-    return Line(node.name, _kind(node, op), op, _value(node), ", ".join(arguments), comment, reads)
+    mark = node.meta.get(SPLICED)
+    call = mark if isinstance(mark, str) and node.op == "call_function" else ""  # inputs of a half bear marks too
+    passes_on = is_view(node) or node.target is private.getitem
+    return Line(node.name, _kind(node, op), op, _value(node), ", ".join(arguments), comment, reads, call, passes_on)
 
 
 def _kind(node: Node, op: str) -> str:

@@ -19,12 +19,10 @@ from fp8compile.optim import checking, checkpoint, pickling
 from fp8compile.optim.compiled_step import PreparedStep
 from fp8compile.optim.formats import StateFormat
 from fp8compile.optim.gradient_release import Release, release_gradients
-from fp8compile.optim.placement import Names, Placement, check_parameter, choose_placement
+from fp8compile.optim.placement import DEFAULT_FORMAT, Names, Placement, check_parameter, choose_placement
 from fp8compile.optim.plan import Plan, Tensors
 from fp8compile.optim.state_report import StatesReport, report
 from fp8compile.optim.updates import Update
-
-DEFAULT_FORMAT: StateFormat = "e4m3_expanded"
 
 
 class EncodedOptimizer(torch.optim.Optimizer):

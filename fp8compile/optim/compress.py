@@ -28,10 +28,10 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from fp8compile._distributed import is_sharded, shard_like
 from fp8compile.optim import checking, checkpoint
-from fp8compile.optim.base import DEFAULT_FORMAT, EncodedOptimizer
+from fp8compile.optim.base import EncodedOptimizer
 from fp8compile.optim.encoded_tensor import EncodedTensor
 from fp8compile.optim.formats import StateFormat, state_format_pair
-from fp8compile.optim.placement import Names, choose_placement
+from fp8compile.optim.placement import DEFAULT_FORMAT, Names, choose_placement
 from fp8compile.optim.plan import Plan
 from fp8compile.optim.updates import AdamUpdate, SGDUpdate, Update
 

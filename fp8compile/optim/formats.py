@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
-from fp8compile.numerics.states.registry import STATE_FORMATS, state_codec
+from fp8compile.numerics.states.registry import ALIASES, STATE_FORMATS, state_codec
 
 StateFormat = str | tuple[str, str]
-
-
-ALIASES: Mapping[str, tuple[str, str]] = {"4bit": ("dynamic4", "linear4")}
 
 
 def state_format_pair(state_format: StateFormat) -> tuple[str, str]:

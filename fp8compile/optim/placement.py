@@ -19,6 +19,7 @@ from fp8compile.numerics.states.registry import state_codec
 from fp8compile.optim.formats import StateFormat, state_format_pair
 from fp8compile.optim.overrides import overridden, override_in
 
+DEFAULT_FORMAT: StateFormat = "e4m3_expanded"
 MIN_NUMEL = 4096
 WHOLE = ("fp32", "bf16")
 EMBEDDINGS = ("*embed*", "*wte.weight", "*wpe.weight", "*emb.weight")
@@ -100,3 +101,13 @@ def check_parameter(p: Tensor, name: str) -> None:
             f"{name} is {str(p.dtype).removeprefix('torch.')}: parameters of fp8compile.optim are float32, bfloat16 or "
             "float16. Convert it, or give it to torch.optim in an optimizer of its own"
         )
+
+
+def fixed_formats(model: nn.Module) -> dict[int, tuple[str, str]]:
+    """By id, the formats of the parameters of ``model`` that do not follow their group's ``state_format``.
+
+    That are overridden ones, small ones, embeddings and shards that would cut groups.
+    """
+    names = Names.of(model)
+    placed = {id(p): choose_placement(p, DEFAULT_FORMAT, names, {}) for p in model.parameters() if p.requires_grad}
+    return {key: found.formats for key, found in placed.items() if found.reason is not None}

@@ -1,8 +1,16 @@
-"""``optimizer.report()``: the formats, bits, ranges and errors of every state, and what was kept whole and why."""
+"""``optimizer.report()``: the formats, bits, ranges and errors of every state, and what was kept whole and why.
+
+4.2 MiB of optimizer states on this device, 16.65 bits per parameter
+  e4m3_expanded 4.1 MiB, fp32 66.0 KiB
+
+layers.0.up.weight  1024x256
+  exp_avg     e4m3_expanded   8.31 bits  k 0.88 1.38 2.19  27.3 dB
+"""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,9 +18,29 @@ import torch
 from torch import Tensor
 
 from fp8compile._distributed import local_part
-from fp8compile._text import printed, table
+from fp8compile._text import human, terminal_width, wrapped
 from fp8compile.numerics.metrics import sqnr
 from fp8compile.optim.interface import OptimizerShell
+
+MOST_COLUMNS = 80
+BESIDE_STATES = ("correction", "master")  # of 16-bit parameters, beside their states: exact by themselves
+NOTHING_YET = (
+    "no step was taken yet, so there is no state to report: states are made by the first optimizer.step() that finds a "
+    "gradient. Call report() again after it."
+)
+NO_STATES = "this optimizer keeps no states, as SGD without momentum"
+WAITING = "{} more parameters have not been updated yet and are not listed."
+WHAT_K_IS = (
+    "k: a group of values is raised to the power k before it is rounded to FP8, so that it fills the format's range "
+    "(least, median and largest k of all groups). A k below 1 stands for a group that spans more than the format, a k "
+    "above 1 for one that spans less; 1 is plain FP8."
+)
+WHAT_DB_IS = "dB: SQNR of what the next step would store, against the same state in FP32."
+NO_GRADIENT = (
+    "dB is missing where a parameter has no gradient: the error is that of the next step's states, and these need the "
+    "next gradient. Call report() after loss.backward() and before optimizer.zero_grad(). (Where gradients are released in "
+    "the backward, end that with .remove() for one step.)"
+)
 
 
 @dataclass(frozen=True)
@@ -25,6 +53,7 @@ class StateReport:
         bits: per element, metadata included, counted from the storages.
         k: least, median and largest k of its groups, where ranges are expanded.
         error_db: SQNR of what the next step would store, against the FP32 value; None without a gradient.
+        nbytes: what it takes on this device, metadata included.
     """
 
     name: str
@@ -32,6 +61,7 @@ class StateReport:
     bits: float
     k: tuple[float, float, float] | None = None
     error_db: float | None = None
+    nbytes: int = 0
 
 
 @dataclass(frozen=True)
@@ -47,9 +77,10 @@ class ParameterReport:
 
 @dataclass(frozen=True)
 class StatesReport:
-    """All parameters of an optimizer that have been updated."""
+    """All parameters of an optimizer that have been updated; ``waiting`` is how many have not been."""
 
     parameters: tuple[ParameterReport, ...]
+    waiting: int = 0
 
     @property
     def bits_per_parameter(self) -> float:
@@ -58,32 +89,77 @@ class StatesReport:
         bits = sum(math.prod(p.shape) * state.bits for p in self.parameters for state in p.states)
         return bits / numel if numel else 0.0
 
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all states on this device, without the counts of steps."""
+        return sum(self.bytes_by_format.values())
+
+    @property
+    def bytes_by_format(self) -> dict[str, int]:
+        """Bytes of the states in each format, the largest first."""
+        found: dict[str, int] = {}
+        for state in (state for p in self.parameters for state in p.states):
+            found[state.format] = found.get(state.format, 0) + state.nbytes
+        return dict(sorted(found.items(), key=lambda each: -each[1]))
+
     def __str__(self) -> str:
-        columns = ("parameter", "shape", "state", "format", "bits", "k", "SQNR dB", "kept whole because")
-        rows = [_row(p, state) for p in self.parameters for state in p.states]
-        return printed(
-            [f"{self.bits_per_parameter:.2f} bits per parameter for optimizer states", table("", columns, rows)]
-        )
+        """At most 80 columns, but for names that are longer."""
+        if not self.parameters:
+            return _prose(NOTHING_YET)
+        states = [state for p in self.parameters for state in p.states]
+        by_format = ", ".join(f"{name} {human(size)}" for name, size in self.bytes_by_format.items())
+        head = f"{human(self.nbytes)} of optimizer states on this device"
+        lines = [f"{head}, {self.bits_per_parameter:.2f} bits per parameter"]
+        lines += [_prose(by_format, "  ") if states else NO_STATES, ""]
+        lines += [line for p in self.parameters for line in _lines(p, states)]
+        return "\n".join([*lines, *_legend(states, self.waiting)])
 
 
-def _row(p: ParameterReport, state: StateReport) -> tuple[str, ...]:
-    k = "" if state.k is None else "{:.1f} {:.1f} {:.1f}".format(*state.k)
-    error = "" if state.error_db is None else f"{state.error_db:.1f}"
-    shape = "x".join(map(str, p.shape))
-    return p.name, shape, state.name, state.format, f"{state.bits:.2f}", k, error, p.reason or ""
+def _lines(p: ParameterReport, all_states: list[StateReport]) -> Iterator[str]:
+    """A parameter, why it is stored so, and its states, which stand below those of the others."""
+    yield f"{p.name}  {'x'.join(map(str, p.shape)) or 'scalar'}"
+    if p.reason:
+        yield _prose(f"because: {p.reason}", "  ")
+    widths = [max(len(text) for text in column) for column in zip(*map(_columns, all_states), strict=True)]
+    for state in p.states:
+        yield (
+            "  " + "  ".join(f"{text:{width}}" for text, width in zip(_columns(state), widths, strict=True))
+        ).rstrip()
+
+
+def _prose(text: str, indent: str = "") -> str:
+    return wrapped(text, min(MOST_COLUMNS, terminal_width()), indent)
+
+
+def _columns(state: StateReport) -> tuple[str, ...]:
+    k = "" if state.k is None else "k " + " ".join(f"{each:.2f}" for each in state.k)
+    error = "" if state.error_db is None else "exact" if math.isinf(state.error_db) else f"{state.error_db:.1f} dB"
+    return state.name, state.format, f"{state.bits:5.2f} bits", k, error
+
+
+def _legend(states: list[StateReport], waiting: int) -> Iterator[str]:
+    """What the columns mean, as far as they are there."""
+    told = [WAITING.format(waiting)] * bool(waiting)
+    told += [WHAT_K_IS] * any(s.k is not None for s in states)
+    told += [WHAT_DB_IS] * any(s.error_db is not None and not math.isinf(s.error_db) for s in states)
+    encoded = [s for s in states if s.format != "fp32" and s.name not in BESIDE_STATES]
+    told += [NO_GRADIENT] * any(s.error_db is None for s in encoded)
+    yield from ("", *(_prose(each) for each in told)) if told else ()
 
 
 @torch.no_grad()
 def report(optimizer: OptimizerShell) -> StatesReport:
     """The report of an optimizer; parameters without a state are left out."""
-    found = []
+    found, waiting = [], 0
     for index, group, p in optimizer._parameters():
         if optimizer.state.get(p):
             name = optimizer.names.names.get(id(p), f"parameter {index}")
             states = tuple(_state_reports(optimizer, group, p))
             reason = optimizer.placement(p, group).reason
             found.append(ParameterReport(name, tuple(p.shape), str(p.dtype).removeprefix("torch."), states, reason))
-    return StatesReport(tuple(found))
+        else:
+            waiting += 1
+    return StatesReport(tuple(found), waiting)
 
 
 def _state_reports(optimizer: OptimizerShell, group: dict[str, Any], p: Tensor) -> list[StateReport]:
@@ -92,15 +168,21 @@ def _state_reports(optimizer: OptimizerShell, group: dict[str, Any], p: Tensor) 
     reports = []
     for state, codec in plan.codecs:
         parts = [here[key] for key in plan.part_keys(state)]
-        bits = sum(part.numel() * part.element_size() * 8 for part in parts) / max(1, local_part(p).numel())
+        nbytes = _nbytes(*parts)
+        bits = nbytes * 8 / max(1, local_part(p).numel())
         k = dict(zip(codec.parts, parts, strict=True)).get("k")
-        reports.append(StateReport(state, codec.name, bits, None if k is None else _spread(k), errors.get(state)))
-    for name in ("correction", "master"):
+        spread = None if k is None else _spread(k)
+        reports.append(StateReport(state, codec.name, bits, spread, errors.get(state), nbytes))
+    for name in BESIDE_STATES:
         if name in here:
-            reports.append(
-                StateReport(name, str(here[name].dtype).removeprefix("torch."), here[name].element_size() * 8)
-            )
+            part = here[name]
+            dtype = str(part.dtype).removeprefix("torch.")
+            reports.append(StateReport(name, dtype, part.element_size() * 8, nbytes=_nbytes(part)))
     return reports
+
+
+def _nbytes(*parts: Tensor) -> int:
+    return sum(part.numel() * part.element_size() for part in parts)
 
 
 def _spread(k: Tensor) -> tuple[float, float, float]:

@@ -11,26 +11,33 @@ backwards holds for a moment.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from fp8compile._text import human
+from fp8compile.reporting.optimizer_rows import OptimizerFit, OptimizerFits, Trained, needs
 
 GIB = 1024**3
 
 
 @dataclass(frozen=True)
 class ModelBytes:
-    """What a model holds whatever the batch: bytes, and how many elements are trained."""
+    """What a model holds whatever the batch: bytes, and how many elements are trained.
+
+    ``parameters`` are those that are trained; ``gradients_at_once`` the bytes of gradients that are alive together where each
+    is dropped after its update: those of one graph, which its backward returns together.
+    """
 
     weights: int
     buffers: int
     gradients: int
     trained: int
+    parameters: tuple[Trained, ...] = ()
+    gradients_at_once: int = 0
 
 
 @dataclass(frozen=True)
@@ -48,6 +55,7 @@ class Fit:
             a GPU makes one temporary of the size of all gradients.
         card: what there is.
         activations_plain, workspace_plain: the same of plain Inductor.
+        model: what it holds, for ``by_optimizer``.
     """
 
     weights: int
@@ -60,6 +68,7 @@ class Fit:
     card: int
     activations_plain: int
     workspace_plain: int
+    model: ModelBytes | None = field(default=None, compare=False, repr=False)
 
     @property
     def peak(self) -> int:
@@ -78,8 +87,28 @@ class Fit:
     def __bool__(self) -> bool:
         return self.peak <= self.card
 
+    def by_optimizer(self) -> OptimizerFits:
+        """The same step with other optimizers, whatever ``states`` says; iterate for the rows, print for a table.
+
+        Raises:
+            ValueError: the parameters are not known; ``fits`` of what ``explain`` or ``report`` returned knows them.
+        """
+        if self.model is None or not self.model.parameters:
+            raise ValueError("by_optimizer needs a model that is trained: fp8compile.explain(model, args).fits(...)")
+        held, running = self.weights + self.buffers, self.activations + self.workspace
+        return OptimizerFits(
+            tuple(
+                OptimizerFit(
+                    n.name, n.states, n.gradients, held + n.gradients + n.states + max(running, n.update), self.card
+                )
+                for n in needs(self.model.parameters, self.model.gradients_at_once)
+            )
+        )
+
     def to_dict(self) -> dict[str, Any]:
-        return {**dataclasses.asdict(self), "peak": self.peak, "peak_plain": self.peak_plain}
+        told = dataclasses.asdict(dataclasses.replace(self, model=None))
+        del told["model"]
+        return {**told, "peak": self.peak, "peak_plain": self.peak_plain}
 
     def __str__(self) -> str:
         return (
@@ -90,6 +119,7 @@ class Fit:
             f"kept for the backward {human(self.activations)} (plain Inductor {human(self.activations_plain)})\n"
             f"working memory, estimated: {human(self.workspace)} (plain Inductor {human(self.workspace_plain)}), "
             f"{human(self.update)} while the optimizer steps"
+            + (f"\n{self.by_optimizer()}" if self.model and self.model.parameters else "")
         )
 
 
@@ -114,18 +144,40 @@ def predict(
         int(card_gib * GIB),
         activations[1],
         workspace[1],
+        model,
     )
 
 
-def model_bytes(model: nn.Module) -> ModelBytes:
-    """What ``model`` holds on this device: shared tensors once, of distributed tensors the local part."""
-    trained = [_local(p) for p in model.parameters() if p.requires_grad]
+def model_bytes(
+    model: nn.Module,
+    fixed_formats: Mapping[int, tuple[str, str]] | None = None,
+    in_graphs: Iterable[int] | None = None,
+) -> ModelBytes:
+    """What ``model`` holds on this device: shared tensors once, of distributed tensors the local part.
+
+    Args:
+        model: the model.
+        fixed_formats: by id of the parameter, formats of states that do not follow the optimizer's ``state_format``.
+        in_graphs: bytes of the gradients of each of its graphs; None: all come together.
+    """
+    formats = fixed_formats or {}
+    trained = [(_local(p), formats.get(id(p))) for p in model.parameters() if p.requires_grad]
+    parameters = tuple(Trained(tuple(p.shape), p.element_size(), fixed) for p, fixed in trained)
+    gradients = sum(p.nbytes for p in parameters)
     return ModelBytes(
         storage_bytes(model.parameters()),
         storage_bytes(model.buffers()),
-        sum(p.numel() * p.element_size() for p in trained),
-        sum(p.numel() for p in trained),
+        gradients,
+        sum(p.numel() for p, _ in trained),
+        parameters,
+        gradients if in_graphs is None else max([*in_graphs, *(p.nbytes for p in parameters)], default=0),
     )
+
+
+def gradient_bytes(values: Iterable[object]) -> int:
+    """Bytes of the gradients of those among ``values`` that are parameters and trained, on this device."""
+    trained = (_local(v) for v in values if isinstance(v, nn.Parameter) and v.requires_grad)
+    return sum(p.numel() * p.element_size() for p in trained)
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:

@@ -212,7 +212,7 @@ class Report:
 
     def __str__(self) -> str:
         parts = first_screen(self._head, self._amounts, self.tables, self.remarks)
-        return printed(parts, wrap=True, columns=None)
+        return printed(parts, wrap=True, width=None)
 
     @property
     def _head(self) -> list[str]:

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeVar
 
 from rich.table import Table
 
-from fp8compile._text import columns_of, human, printed, table, width
+from fp8compile._text import columns_of, human, printed, table, terminal_width
 from fp8compile.reporting.entries import RECIPE, SAVED, Entry, Island, Linear, Observed, Recomputed, Saved, Skip
 from fp8compile.reporting.layers import Row, collapsed
 
@@ -43,7 +43,7 @@ class Entries(tuple[E, ...], Generic[E]):
         return json.dumps(self.rows(), indent=1)
 
     def __str__(self) -> str:
-        return printed(table_of(self), wrap=True, columns=None) if self else f"no {_TITLES[self.kind]}"
+        return printed(table_of(self), wrap=True, width=None) if self else f"no {_TITLES[self.kind]}"
 
 
 def table_of(entries: Entries[Any], most: int | None = None, columns: int | None = None) -> list[Any]:
@@ -60,12 +60,12 @@ def table_of(entries: Entries[Any], most: int | None = None, columns: int | None
         title, rows = f"{title}, the largest {most} of {len(rows)} rows", rows[:most]
     names, sizes = _COLUMNS[entries.kind]
     if entries.kind is not Skip:
-        return [title, _fitted(rows, names, sizes, columns or width())]
+        return [title, _fitted(rows, names, sizes, columns or terminal_width())]
     parts: list[Any] = [title]
     for reason, of in _by_reason(rows).items():
         total = sum(row.sums[0] for row in of)
         parts.append(f"{sum(row.times for row in of)} x {reason}{f' ({human(total)})' if total else ''}")
-        parts.append(_fitted(of, names, sizes, columns or width()))
+        parts.append(_fitted(of, names, sizes, columns or terminal_width()))
     return parts
 
 

@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import RenderableType
 from rich.table import Table
 
-from fp8compile._text import human, width
+from fp8compile._text import human, terminal_width
 from fp8compile.reporting.entries import LINEAR, Notes, Skip
 from fp8compile.reporting.tables import Entries, table_of
 from fp8compile.reporting.waterfall import Amount, Waterfall
@@ -110,7 +110,7 @@ _NAMES = {
 
 
 def _cut(text: str) -> str:
-    most = 2 * width() - 12
+    most = 2 * terminal_width() - 12
     return text if len(text) <= most else f"{text[: most - 4]} ..."
 
 

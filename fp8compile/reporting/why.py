@@ -23,7 +23,7 @@ class Why:
     def __str__(self) -> str:
         kinds = [Entries(kind, getattr(self.notes, name)) for name, kind in Notes.ENTRIES.items()]
         parts = [part for entries in kinds for part in table_of(entries)]
-        return printed([f"in {self.module}:", *(parts or [NOTHING])], wrap=True, columns=None)
+        return printed([f"in {self.module}:", *(parts or [NOTHING])], wrap=True, width=None)
 
 
 def why(module: str, notes: Notes, modules: Set[str]) -> Why:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -67,7 +66,7 @@ def running(module: nn.Module) -> CompiledWith | None:
     Raises:
         ValueError: its options do not describe a recipe.
     """
-    context = context_of(module)
+    context = private.context_of(module)
     callback = getattr(context, "callback", None)
     wrapper: Any = private.innermost_backend(callback) if callable(callback) else None
     backend = getattr(wrapper, "compiler_fn", None)
@@ -82,14 +81,6 @@ def running(module: nn.Module) -> CompiledWith | None:
 def active_recipes(module: nn.Module) -> set[Recipe]:
     """The recipes of ``module`` and of the modules in it that are compiled by themselves."""
     return {found.recipe for m in module.modules() if (found := running(m)) is not None}
-
-
-def context_of(module: nn.Module) -> Any:
-    """Dynamo's context of a compiled module: an attribute of what torch.compile returns, else in its closure."""
-    if isinstance(module, private.OptimizedModule):
-        return module.dynamo_ctx
-    compiled = module._compiled_call_impl
-    return inspect.getclosurevars(compiled).nonlocals.get("self") if inspect.isfunction(compiled) else None
 
 
 def _others(context: Any, wrapper: Any) -> dict[str, Any]:

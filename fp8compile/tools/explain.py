@@ -13,17 +13,14 @@ from torch.fx import GraphModule
 from fp8compile.compiler import report_store
 from fp8compile.compiler.inductor import compile_and_report
 from fp8compile.compiler.runs import in_last_step
-from fp8compile.recipe.patterns import in_module
+from fp8compile.optim.placement import fixed_formats
 from fp8compile.recipe.recipe import Recipe
-from fp8compile.reporting.memory import model_bytes
+from fp8compile.reporting.memory import gradient_bytes, model_bytes
 from fp8compile.reporting.report import GraphReport, Report
 from fp8compile.tools.compiled_module import active_recipes
 from fp8compile.tools.trial_step import LIMIT, check_is_module, chosen_recipe, left_as_it_was, one_step
+from fp8compile.tools.unmatched import unmatched, without_wishes
 
-UNMATCHED = (
-    "Recipe.modules[{!r}]: no tensor in this report was made in such a module. Where a graph breaks inside a module, Dynamo "
-    "compiles that module by itself: its paths begin there, and one graph serves every module of that class"
-)
 OTHER_RECIPE = " for the recipe that runs now"
 PLAIN_EAGER = (
     "it runs as plain eager, because Dynamo has compiled this code as often as it does (recompile_limit, "
@@ -49,9 +46,10 @@ def report(compiled: nn.Module) -> Report:
             f"{OTHER_RECIPE if known else ''}. If it has not run yet, run one step first. If it has: "
             f"{PLAIN_EAGER if known else report_store.NO_GRAPH_COMPILED}"
         )
+    gradients = [gradient_bytes(ref() for ref in c.parameters) for c in found]
     runs = [1 if times is None else times for times in in_last_step([c.runs for c in found])]
     ran = [_ran(r, times) for c, times in zip(found, runs, strict=True) for r in c.reports]
-    return _report(ran, found[-1].recipe, compiled)
+    return _report(ran, found[-1].recipe, compiled, gradients)
 
 
 def explain(
@@ -82,11 +80,13 @@ def explain(
     chosen = chosen_recipe(recipe, model)
     graphs: list[tuple[GraphReport, ...]] = []
     calls: list[int] = []
+    gradients: list[int] = []
 
     def listen(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         compiled, reports = compile_and_report(gm, example_inputs, chosen, generate=False, keep_steps=True)
         graphs.append(reports)
         calls.append(0)
+        gradients.append(gradient_bytes(example_inputs))
         return _counted(compiled, calls, len(calls) - 1)
 
     arguments = (args,) if isinstance(args, Tensor) else tuple(args)
@@ -95,7 +95,7 @@ def explain(
     if not graphs:
         raise ValueError(f"fp8compile.explain: {report_store.NO_GRAPH_COMPILED}")
     ran = [_ran(r, times) for reports, times in zip(graphs, calls, strict=True) for r in reports]
-    return _report(ran, chosen, eager)
+    return _report(ran, chosen, eager, gradients)
 
 
 def _ran(report: GraphReport, times: int) -> GraphReport:
@@ -113,15 +113,11 @@ def _counted(run: Callable[..., Any], calls: list[int], at: int) -> Callable[...
     return run_and_count
 
 
-def _report(graphs: list[GraphReport], recipe: Recipe, model: nn.Module) -> Report:
-    remarks = tuple(UNMATCHED.format(pattern) for pattern in recipe.modules if not _matches(graphs, pattern))
+def _report(graphs: list[GraphReport], recipe: Recipe, model: nn.Module, gradients: list[int]) -> Report:
+    """``gradients`` are the bytes of those that each graph makes."""
+    eager = getattr(model, "_orig_mod", model)
+    remarks = unmatched(graphs, recipe, eager)
+    graphs = [without_wishes(graph) for graph in graphs]
     graphs[0] = dataclasses.replace(graphs[0], remarks=graphs[0].remarks + remarks)
-    modules = frozenset(path.removeprefix("_orig_mod").lstrip(".") for path, _ in model.named_modules())
-    return Report(tuple(graphs), str(recipe), model_bytes(model), modules)
-
-
-def _matches(graphs: list[GraphReport], pattern: str) -> bool:
-    """Whether any tensor or linear of these reports is in a module that ``pattern`` matches."""
-    told = Report(tuple(graphs))
-    origins = [entry.origin for part in (told.saved, told.skips, told.recomputed, told.linears) for entry in part]
-    return any(in_module(origin.module, pattern) for origin in origins)
+    modules = frozenset(path for path, _ in eager.named_modules())
+    return Report(tuple(graphs), str(recipe), model_bytes(eager, fixed_formats(eager), gradients), modules)

@@ -24,7 +24,7 @@ from fp8compile import _torch as private
 from fp8compile._messages import nearest
 from fp8compile.recipe.patterns import in_module
 from fp8compile.recipe.recipe import PER_GRAPH, Recipe
-from fp8compile.tools.compiled_module import CompiledWith, context_of, running
+from fp8compile.tools.compiled_module import CompiledWith, running
 
 # For each model, the region of Dynamo's code caches that each recipe it ran has.
 _regions: weakref.WeakKeyDictionary[nn.Module, dict[Recipe, int]] = weakref.WeakKeyDictionary()
@@ -91,7 +91,7 @@ def _for_some(now: Recipe, recipe: Any, patterns: Sequence[str]) -> Recipe:
 
 def _install(compiled: nn.Module, root: nn.Module, now: CompiledWith, new: Recipe) -> None:
     """Give the module the Dynamo context of a fresh torch.compile with the new recipe, in that recipe's region."""
-    regions = _regions.setdefault(root, {now.recipe: private.region_of(context_of(compiled))})
+    regions = _regions.setdefault(root, {now.recipe: private.region_of(private.context_of(compiled))})
     arguments = {**now.arguments(new), **_isolation(root, now, new not in regions)}
     if isinstance(compiled, private.OptimizedModule):
         fresh: Any = torch.compile(root, **arguments)
@@ -100,7 +100,7 @@ def _install(compiled: nn.Module, root: nn.Module, now: CompiledWith, new: Recip
         compiled._initialize()
     else:
         compiled.compile(**arguments)
-        context = context_of(compiled)
+        context = private.context_of(compiled)
         private.use_region(context, regions.setdefault(new, private.region_of(context)))
 
 

@@ -34,7 +34,7 @@ from tests.support.measure import compiled
 from tests.support.processes import run_in_process
 
 STEPS = ["01-share_casts", "02-quantize_linears", "03-cut_for_bytes", "04-recompute_kept", "05-encode_saved"]
-FILES = ["after.dot", "after.txt", "before.txt", "diff.txt"]
+FILES = ["after-full.dot", "after.dot", "after.txt", "before.txt", "diff.txt"]
 
 
 class Gated(nn.Module):
@@ -169,8 +169,9 @@ def check_dot(text: str) -> None:
 
 def test_dot_is_sound() -> None:
     for step in explained():
-        check_dot(step.before.to_dot())
-        check_dot(step.after.to_dot())
+        for expand in (False, True):
+            check_dot(step.before.to_dot(expand))
+            check_dot(step.after.to_dot(expand))
     assert "#c6ecc6" in step.after.to_dot() and "#fbd9a8" in step.after.to_dot(), "spliced and product"
     assert "#c6ecc6" not in step.before.to_dot()
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 import fp8compile
 from fp8compile.reporting.memory import GIB, ModelBytes, predict
+from fp8compile.reporting.optimizer_rows import Trained
 from fp8compile.reporting.report import GraphReport, Report
 from tests.support.measure import compiled, kept_bytes, llama_case
 
@@ -91,7 +92,10 @@ def test_shared_frozen_and_viewed_parameters_count_once_and_as_trained() -> None
     assert fit.gradients == 4 * 64 * 64 and fit.states == 2 * fit.gradients
     flat = torch.randn(2 * 64)
     halves = nn.ParameterList([nn.Parameter(flat[:64]), nn.Parameter(flat[64:])])
-    assert fp8compile.reporting.memory.model_bytes(halves) == ModelBytes(2 * 64 * 4, 0, 2 * 64 * 4, 2 * 64)
+    both = (Trained((64,), 4), Trained((64,), 4))
+    held = (2 * 64 * 4, 0, 2 * 64 * 4, 2 * 64, both)
+    assert fp8compile.reporting.memory.model_bytes(halves) == ModelBytes(*held, 2 * 64 * 4)
+    assert fp8compile.reporting.memory.model_bytes(halves, in_graphs=[]) == ModelBytes(*held, 64 * 4)
 
 
 def test_states_are_bytes_for_each_parameter_or_an_optimizer() -> None:

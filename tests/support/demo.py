@@ -11,7 +11,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from fp8compile.demo import arms, loop
+from fp8compile.demo import arms, compiling, loop
 from fp8compile.demo import run as demo
 from fp8compile.demo.data import Corpus, load_corpus
 from fp8compile.demo.precision import Precision
@@ -29,14 +29,14 @@ def corpus() -> Corpus:
 def without_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every arm runs the eager model in FP32; fp8compile's has a report all the same."""
 
-    def report_of(arm: str, compiled: Any) -> arms.BackendReport | None:
-        return arms.BackendReport("the report", '{"saved_bytes": 7}', 7, 9) if arm == arms.OURS else None
+    def report_of(arm: str, compiled: Any) -> compiling.BackendReport | None:
+        return compiling.BackendReport("the report", '{"saved_bytes": 7}', 7, 9) if arm == arms.OURS else None
 
     monkeypatch.setattr(demo, "load_corpus", corpus)
     monkeypatch.setattr(demo, "choose_precision", lambda model, device, asked: FP32)
-    monkeypatch.setattr(arms, "warm_up_compiler", lambda device: None)
-    monkeypatch.setattr(arms, "compile_arm", lambda arm, model, options: model)
-    monkeypatch.setattr(arms, "report_of", report_of)
+    monkeypatch.setattr(compiling, "warm_up_compiler", lambda device: None)
+    monkeypatch.setattr(compiling, "compile_arm", lambda arm, model, options: model)
+    monkeypatch.setattr(compiling, "report_of", report_of)
 
 
 def run_tiny(folder: Path, console: Console | None = None, **options: Any) -> int:

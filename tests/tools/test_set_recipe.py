@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import fp8compile
 from fp8compile import Recipe
 from fp8compile import _torch as private
-from fp8compile.tools.compiled_module import context_of, running
+from fp8compile.tools.compiled_module import running
 
 
 class Block(nn.Module):
@@ -293,11 +293,11 @@ def test_a_region_that_the_user_asked_for_is_kept(in_place: bool) -> None:
     if not private.HAS_REGIONS:
         pytest.skip("this torch has no isolate_recompiles")
     model = net(in_place, isolate_recompiles=True)
-    before = private.region_of(context_of(model))
+    before = private.region_of(private.context_of(model))
     assert compiled_in_a_step(model) == 1
     for recipe, compilations in (("off", 1), ("default", 0), ("off", 0)):
         fp8compile.set_recipe(model, recipe)
         told = running(model)
         assert told is not None and told.others["isolate_recompiles"] is True
         assert compiled_in_a_step(model) == compilations
-        assert (private.region_of(context_of(model)) == before) == (recipe == "default")
+        assert (private.region_of(private.context_of(model)) == before) == (recipe == "default")

@@ -6,6 +6,9 @@ ranges are expanded, one byte for k (0.0625).
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
+
 import torch
 
 from fp8compile.numerics.formats import E4M3, E5M2, INT8
@@ -32,6 +35,10 @@ STATE_FORMATS = (
     "bf16",
     "fp32",
 )
+
+ALIASES: Mapping[str, tuple[str, str]] = {
+    "4bit": ("dynamic4", "linear4")
+}  # of states that may be negative, of others
 
 
 def state_codec(
@@ -71,3 +78,13 @@ def state_codec(
         "rank1_linear4": RankOne4(rounding),
     }
     return grouped[name]
+
+
+def state_bytes(name: str, shape: Sequence[int], *, signed: bool) -> int:
+    """Bytes that ``state_codec(name, signed=signed)`` stores a state of ``shape`` in, metadata included.
+
+    Raises:
+        ValueError: as ``state_codec`` does.
+    """
+    stored = state_codec(name, signed=signed).encode(torch.empty(tuple(shape), dtype=torch.float32, device="meta"))
+    return sum(math.prod(part.shape) * part.element_size() for part in stored)

@@ -1,0 +1,113 @@
+"""A model that was to be compiled and runs in plain eager: said at its first optimizer step, or when the program ends.
+
+    asked     torch.compile looked the backend up: ``watch``, once a process
+    called    Dynamo was given code since then
+    compiled  the backend was given a graph
+
+At the end of the program it is said where a compiled model was called and no graph came. Dynamo does not tell for which
+backend it was given code. So nothing is said where another backend got a graph meanwhile; nor after an uncaught exception,
+which has its own message.
+
+At an optimizer step it is said of one model: compiled in place, trained by this optimizer, and no graph reads its parameters.
+The hook on the step goes as soon as that is answered. It stays only while optimizers step that train nothing of ours, and
+looks at each of those once.
+"""
+
+from __future__ import annotations
+
+import atexit
+import gc
+import sys
+import weakref
+from collections.abc import Set
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook
+
+from fp8compile import _torch as private
+from fp8compile.compiler import report_store
+
+NAME = "fp8compile"
+IN_PLACE = (
+    "{kind}.compile(backend='fp8compile') has compiled no graph, and this model trains in plain eager. {cause}. "
+    "Use model = torch.compile(model, backend='fp8compile')"
+)
+OF_TORCH = "Dynamo skips the forward of a module that torch.nn defines, where that is compiled in place"
+SKIPPED = "Dynamo skipped every frame or fell back to eager; TORCH_LOGS=graph_breaks shows where"
+
+
+class _Watch:
+    """What was so when the backend was asked for, and what was looked at since."""
+
+    def __init__(self) -> None:
+        self.codes, self.graphs = private.frames_seen(), private.graphs_captured()
+        self.looked_at: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self.said = False
+        self.hook = register_optimizer_step_post_hook(_after_step)
+
+
+_watch: _Watch | None = None
+
+
+def watch() -> None:
+    """From now on, say what is compiled in vain; called when torch.compile asks for the backend the first time."""
+    global _watch
+    if _watch is None:
+        _watch = _Watch()
+        atexit.register(say_at_exit)
+
+
+def say_at_exit() -> None:
+    """Warn if a compiled model was called and no graph came, and nothing else explains that."""
+    crashed = getattr(sys, "last_value", None) is not None
+    if _watch is None or _watch.said or crashed or report_store.any_graph_arrived() or private.dynamo_config.disable:
+        return
+    called = private.frames_seen() - _watch.codes
+    if called and private.graphs_captured() == _watch.graphs:
+        report_store.warn_once(report_store.NO_GRAPH_COMPILED)
+
+
+def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    """The hook; in a step that is compiled itself it is nothing."""
+    if torch.compiler.is_compiling():
+        return
+    if _watch is not None and optimizer not in _watch.looked_at:
+        _look(_watch, optimizer)
+
+
+def _look(known: _Watch, optimizer: Optimizer) -> None:
+    """Find a model that this optimizer trains and that was compiled in place in vain; say so, once."""
+    parameters = (p for group in optimizer.param_groups for p in group["params"])
+    trained = {id(p) for p in parameters if p.grad is not None or optimizer.state.get(p)}
+    if not trained:
+        return
+    compiled = report_store.compiled_parameters()
+    model = _compiled_in_vain(trained - compiled) if private.frames_seen() else None
+    known.looked_at.add(optimizer)
+    if model is not None:
+        known.said = True
+        cause = OF_TORCH if type(model).forward.__module__.startswith("torch.nn.") else SKIPPED
+        report_store.warn_once(IN_PLACE.format(kind=type(model).__name__, cause=cause))
+    if model is not None or trained & compiled:
+        known.hook.remove()
+
+
+def _compiled_in_vain(parameters: Set[int]) -> nn.Module | None:
+    """A module compiled in place by this backend that holds one of ``parameters`` and has no graph.
+
+    Sharded parameters are others in the graph than in the module: such modules are left out.
+    """
+    if not parameters or private.dynamo_config.disable:
+        return None
+    for each in gc.get_objects():
+        if not issubclass(type(each), nn.Module) or not vars(each).get("_compiled_call_impl"):
+            continue
+        if private.backend_name(each) != NAME or report_store.compiled_for(each):
+            continue
+        own = list(each.parameters())
+        if all(type(p) is nn.Parameter for p in own) and not parameters.isdisjoint(map(id, own)):
+            return each  # type: ignore[no-any-return]
+    return None

@@ -1,0 +1,94 @@
+"""Patterns of a recipe that match nothing in a whole model, each with the nearest name that there is.
+
+A graph cannot say it by itself: where Dynamo breaks a model, a pattern may hold for another graph. So it is said of all
+graphs together, and what single graphs noted of ``keep_fp32`` goes. What stands in the default recipe is not remarked on.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+
+from torch import nn
+
+from fp8compile._messages import nearest
+from fp8compile.islands.keep_fp32 import ATEN
+from fp8compile.passes.widen_unsafe_ops import UNMATCHED
+from fp8compile.recipe.patterns import in_module
+from fp8compile.recipe.recipe import Recipe
+from fp8compile.reporting.report import GraphReport, Report
+
+NO_MODULE = "{}: no module of this {} is called so.{}"
+NO_TENSOR = (
+    "{}: no tensor in this report was made in such a module. Where a graph breaks inside a module, Dynamo "
+    "compiles that module by itself: its paths begin there, and one graph serves every module of that class"
+)
+NO_OPERATION = "{}: no graph of this {} holds such an operation.{}"
+FIELDS = ("skip", "linear_skip")
+WISH = f"Recipe.keep_fp32 {UNMATCHED}"
+
+
+def unmatched(graphs: Sequence[GraphReport], recipe: Recipe, model: nn.Module) -> tuple[str, ...]:
+    """A remark on each pattern of ``recipe`` that matches nothing in ``model`` or in the reports of its graphs.
+
+    Args:
+        graphs: of the whole model.
+        recipe: what they were compiled with.
+        model: as the user wrote it, not what torch.compile made of it.
+    """
+    told = Report(tuple(graphs))
+    entries = (*told.saved, *told.skips, *told.recomputed, *told.linears)
+    made = {e.origin.module for e in entries}
+    names = [name for name, _ in model.named_modules(remove_duplicate=False)]
+    kind, several = type(model).__name__, len(graphs) > 1
+    remarks = []
+    for where, pattern, told_in_any_case in _patterns(recipe):
+        if not _any_in((*made, *names), pattern):
+            remarks.append(NO_MODULE.format(where, kind, nearest(pattern, names, listed=False)))
+        elif not _any_in(made, pattern) and (several or told_in_any_case):
+            remarks.append(NO_TENSOR.format(where))
+    for pattern, meant in _kept_in_vain(graphs, recipe):
+        where = f"Recipe.keep_fp32: {pattern!r}"
+        if pattern.startswith(ATEN):
+            remarks.append(NO_OPERATION.format(where, kind, meant))
+        elif _any_in(names, pattern):
+            remarks.append(NO_TENSOR.format(where))
+        else:
+            remarks.append(NO_MODULE.format(where, kind, nearest(pattern, names, listed=False)))
+    return tuple(dict.fromkeys(remarks))
+
+
+def without_wishes(graph: GraphReport) -> GraphReport:
+    """The report of a graph without what it noted of patterns of ``keep_fp32``, which may hold for another one."""
+    skips = tuple(skip for skip in graph.notes.skips if skip.reason != WISH)
+    return dataclasses.replace(graph, notes=dataclasses.replace(graph.notes, skips=skips))
+
+
+def _patterns(recipe: Recipe) -> Iterator[tuple[str, str, bool]]:
+    """Where a pattern on modules stands, itself, and whether a module without a tensor is told of in any case."""
+    for pattern in recipe.modules:
+        yield f"Recipe.modules[{pattern!r}]", pattern, True
+    inner = ((f"Recipe.modules[{path!r}]", other) for path, other in recipe.modules.items())
+    seen: set[tuple[str, str]] = set()
+    for where, each in (("Recipe", recipe), *inner):
+        for field in FIELDS:
+            for pattern in getattr(each, field):
+                if (field, pattern) not in seen and pattern not in getattr(Recipe, field):
+                    seen.add((field, pattern))
+                    yield f"{where}.{field}: {pattern!r}", pattern, False
+
+
+def _kept_in_vain(graphs: Sequence[GraphReport], recipe: Recipe) -> Iterator[tuple[str, str]]:
+    """Each pattern of ``keep_fp32`` that every graph notes to match nothing, and what the first one takes it for."""
+    for pattern in recipe.keep_fp32:
+        begin = f"{pattern!r}."
+        told = [
+            next((s.name for s in g.notes.skips if s.reason == WISH and s.name.startswith(begin)), None)
+            for g in graphs
+        ]
+        if told and told[0] is not None and all(told):
+            yield pattern, told[0].removeprefix(begin).partition(" Known:")[0]
+
+
+def _any_in(paths: Iterable[str], pattern: str) -> bool:
+    return any(in_module(path, pattern) for path in paths)
