@@ -1,4 +1,4 @@
-"""MkDocs: links that leave docs/ lead to the repository; as long as mkdocs.yml has no ``repo_url`` they are the path alone."""
+"""MkDocs: links that leave docs/ lead to the repository; without a ``repo_url`` in mkdocs.yml they are the path alone."""
 
 from __future__ import annotations
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import io
+import re
 import statistics
 import sys
 import types
@@ -23,7 +25,7 @@ from tests.support.docs import (
     sentences,
     words,
 )
-from tests.support.sources import ROOT
+from tests.support.sources import FILES, ROOT
 
 README_IS_TO_BE_REWRITTEN = True  # its blocks and sentences are not looked at until then
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -82,6 +84,25 @@ def test_sentences_are_short(page: Path) -> None:
 def test_tables_are_those_of_the_code(page: str) -> None:
     text = (ROOT / page).read_text()
     assert make_tables.made(text) == text, "run python docs/make_tables.py"
+
+
+def test_messages_are_those_of_the_code() -> None:
+    """What troubleshooting quotes stands in a string of the package; ``...`` is what differs from case to case."""
+    known = [text for path in FILES.values() for text in strings(path)]
+    quoted = [block.text.strip() for block in blocks((ROOT / "docs/guide/troubleshooting.md").read_text())]
+    assert len(quoted) > 40
+    parts = [
+        part.strip() for message in quoted for part in re.split(r"\.\.\.|: | \(|\)", message)
+    ]  # a cure is put in
+    assert [part for part in parts if not any(part in text for text in known)] == []
+
+
+def strings(path: Path) -> list[str]:
+    """The strings of a file, with what is formatted into them left out."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    whole = [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    return whole + ["".join(str(getattr(v, "value", "")) if isinstance(v, ast.Constant) else "\0" for v in n.values)
+                    for n in nodes if isinstance(n, ast.JoinedStr)]  # fmt: skip
 
 
 def test_every_public_name_has_its_docstring_in_the_api_page() -> None:
