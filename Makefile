@@ -8,7 +8,6 @@ TORCH  ?= torch==2.13.0
 TRITON ?= triton==3.7.1
 VENV   := .venv
 OLDEST := .venv-oldest
-DOCS   := .venv-docs
 PIP    := -m pip install --quiet --disable-pip-version-check
 
 .PHONY: demo test fast check docs test-capabilities mutants sweep nightly lint types test-oldest clean
@@ -26,12 +25,12 @@ fast: $(VENV)/dev
 # What CI runs.
 check: test lint types
 
-# The pages that are made from code and results, then the site in build/site; its own tools, and no torch for these.
-docs: $(VENV)/dev $(DOCS)/stamp
+# What pages hold of code and results, made anew, then the site in build/site; a dead link or an unknown name ends it.
+docs: $(VENV)/docs
 	$(VENV)/bin/python docs/make_tables.py
 	$(VENV)/bin/python benchmarks/results_page.py
 	$(VENV)/bin/python docs/pictures/make.py
-	$(DOCS)/bin/mkdocs build
+	$(VENV)/bin/mkdocs build $(ARGS)
 
 # The suite once for each vector instruction set of this CPU: default, avx2 and avx512, as far as it has them.
 test-capabilities: $(VENV)/dev
@@ -91,6 +90,10 @@ $(VENV)/dev: $(VENV)/python pyproject.toml
 	$(VENV)/bin/python $(PIP) -e '.[dev]'
 	touch $@
 
+$(VENV)/docs: $(VENV)/python pyproject.toml
+	$(VENV)/bin/python $(PIP) -e '.[docs]'
+	touch $@
+
 # Its Linux wheels bring the CUDA packages along: several GB.
 $(OLDEST)/dev: pyproject.toml
 	$(PYTHON) -m venv $(OLDEST)
@@ -98,11 +101,5 @@ $(OLDEST)/dev: pyproject.toml
 	$(OLDEST)/bin/python $(PIP) -e '.[dev]'
 	touch $@
 
-# The names are read from sources, so the package need not be importable: the extra's tools alone.
-$(DOCS)/stamp: pyproject.toml
-	$(PYTHON) -m venv $(DOCS)
-	$(DOCS)/bin/python $(PIP) 'mkdocs-material>=9.5' 'mkdocstrings[python]>=0.27'
-	touch $@
-
 clean:
-	rm -rf $(VENV) $(OLDEST) $(DOCS) build demo-output *.egg-info
+	rm -rf $(VENV) $(OLDEST) build demo-output *.egg-info

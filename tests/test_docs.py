@@ -15,6 +15,7 @@ import pytest
 
 import fp8compile
 from docs import make_tables
+from docs.pictures import make as make_picture
 from tests.support.docs import (
     TO_BE_PASTED,
     blocks,
@@ -156,3 +157,7 @@ def test_a_dead_link_is_seen(tmp_path: Path) -> None:
         "# Two words\n[a](page.md#two-words) [b](page.md#three) [c](no.md) [d](https://x.y) `[e](no.md)`\n"
     )
     assert dead_links(page) == ["page.md#three", "no.md"]
+
+
+def test_pictures_are_what_their_script_draws() -> None:
+    assert make_picture.FILE.read_text() == make_picture.svg(), "run python docs/pictures/make.py"

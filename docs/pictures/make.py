@@ -8,18 +8,18 @@ from __future__ import annotations
 from pathlib import Path
 
 FILE = Path(__file__).with_name("tensor.svg")
-WIDTH, HEIGHT = 860, 330
+WIDTH, HEIGHT = 860, 350
 PLAIN, OURS, LINE = "#eef2f7", "#d9efdc", "#44546a"
 BOXES = (  # x, y, width, label, second line, whether fp8compile puts it there
     (20, 60, 120, "x", "BF16, from a kernel", False),
     (200, 60, 130, "encode", "amax, scale, round", True),
-    (390, 60, 120, "codes", "1 byte + scale / 128", True),
+    (390, 60, 120, "codes", "1 byte, and scales", True),
     (570, 60, 120, "linear", "FP8 x FP8 matmul", True),
     (750, 60, 90, "y", "BF16", False),
     (390, 210, 120, "codes", "saved for backward", True),
     (200, 210, 130, "decode", "code * inv_scale", True),
     (20, 210, 120, "x'", "in the same kernel", False),
-    (570, 210, 120, "weight gradient", "FP8 x FP8 matmul", True),
+    (570, 210, 120, "wgrad", "FP8 x FP8 matmul", True),
     (750, 210, 90, "dW", "BF16", False),
 )
 ARROWS = (  # from and to: x, y
@@ -36,8 +36,13 @@ ARROWS = (  # from and to: x, y
 NOTES = (
     (20, 35, "forward"),
     (20, 185, "backward"),
-    (20, 285, "operations that need x (a norm, SwiGLU) read x'; linears read the codes themselves"),
-    (20, 308, "green: what the passes put into the graph; Inductor fuses it into the kernels beside it"),
+    (20, 285, "operations that need x (a norm, SwiGLU) read x'; linears read codes"),
+    (
+        20,
+        308,
+        "scales: one per tensor for what linears alone read; else one per 128 elements, and wgrad encodes x' again",
+    ),
+    (20, 331, "green: what the passes put into the graph; Inductor fuses it into the kernels beside it"),
 )
 
 
