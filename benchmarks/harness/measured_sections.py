@@ -44,6 +44,11 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     return [re.sub(r"(\d)%", r"\1 %", line) for line in lines]
 
 
+def pictures(*names: str) -> str:
+    """Links to plots of the same figures."""
+    return f"Plots: {', '.join(f'[{name}](../benchmarks/results/{name})' for name in names)}."
+
+
 def gap(mean: float, error: float | None) -> str:
     return f"{mean:+.2%}" + ("" if error is None else f" ± {error:.2%}")
 
@@ -146,6 +151,7 @@ def states(folder: Path) -> list[str]:
     losses = [(name, gap(row["gap"], row["error"]), str(row["seeds"])) for name, row in trained["summary"].items()]
     return [
         source("optimizer-states-cpu.json", found),
+        pictures("optimizer-states-cpu-error.png", "optimizer-states-cpu-range.png", "optimizer-training-cpu.png"),
         "A Llama of 10M parameters. Bits are those of both moments, bytes those of weights and states together.",
         "An optimizer that is given the model knows its embeddings, which keep FP32.",
         "",
@@ -176,6 +182,7 @@ def stability(folder: Path) -> list[str]:
     ]
     return [
         source("stability-cpu.json", found),
+        pictures("stability-cpu.png"),
         "The ablation of Dettmers et al. in small: one layer, 80 steps. `v to 0` lets small second moments round to 0.",
         "",
         *table(("states", "diverged", "median gap to FP32", "runs"), rows),
@@ -188,6 +195,7 @@ def stochastic_rounding(folder: Path) -> list[str]:
     rows = [(name, *(f"{row[rate]['accuracy']:.1%}" for rate in rates)) for name, row in found["summary"].items()]
     return [
         source("stochastic-rounding-cpu.json", found),
+        pictures("stochastic-rounding-cpu.png"),
         f"{found['model']['about']}, batch {found['model']['batch']}: accuracy by learning rate.",
         "",
         *table(("arithmetic / weights and their update", *rates), rows),
@@ -198,6 +206,7 @@ def loss_scaling(folder: Path) -> list[str]:
     found = load(folder, "loss-scaling-cpu.json")
     lines = [
         source("loss-scaling-cpu.json", found),
+        pictures("loss-scaling-cpu.png"),
         "Pure FP16 against FP32. ± is the standard deviation over seeds. A mode that takes no step has no loss.",
     ]
     for task in found["tasks"].values():
