@@ -12,7 +12,7 @@ PIP    := -m pip install --quiet --disable-pip-version-check
 # With pip's progress: for what is large.
 PIP_SHOWN := -m pip install --disable-pip-version-check
 
-.PHONY: demo test fast check test-capabilities mutants sweep nightly lint types test-oldest clean
+.PHONY: demo test fast check docs test-capabilities mutants sweep nightly lint types test-oldest clean
 
 demo: $(VENV)/demo
 	$(VENV)/bin/fp8compile demo $(ARGS)
@@ -26,6 +26,13 @@ fast: $(VENV)/dev
 
 # What CI runs.
 check: test lint types
+
+# What pages hold of code and results, made anew, then the site in build/site; a dead link or an unknown name ends it.
+docs: $(VENV)/docs
+	$(VENV)/bin/python docs/make_tables.py
+	$(VENV)/bin/python benchmarks/results_page.py
+	$(VENV)/bin/python docs/pictures/make.py
+	$(VENV)/bin/mkdocs build $(ARGS)
 
 # The suite once for each vector instruction set of this CPU: default, avx2 and avx512, as far as it has them.
 test-capabilities: $(VENV)/dev
@@ -87,6 +94,10 @@ $(VENV)/demo: $(VENV)/python pyproject.toml
 
 $(VENV)/dev: $(VENV)/python pyproject.toml
 	$(VENV)/bin/python $(PIP) -e '.[dev]'
+	touch $@
+
+$(VENV)/docs: $(VENV)/python pyproject.toml
+	$(VENV)/bin/python $(PIP) -e '.[docs]'
 	touch $@
 
 # Its Linux wheels bring the CUDA packages along: several GB.

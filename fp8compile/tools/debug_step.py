@@ -70,7 +70,7 @@ def debug_step(
     args, keywords = arguments(batch, kwargs, "debug_step")
     if not scale > 0:
         raise ValueError(
-            f"debug_step: scale={scale!r} is no loss scale; give a positive number, such as scaler.scale"
+            f"debug_step: scale={scale!r} is no loss scale; give a positive number, such as scaler.get_scale()"
         )
     eager = getattr(model, "_orig_mod", model)
     # The interpreter looks for itself, so nothing is counted.

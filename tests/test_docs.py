@@ -1,0 +1,163 @@
+"""The documentation: its blocks run, its links lead somewhere, its tables are those of the code, its sentences are short."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import io
+import re
+import statistics
+import sys
+import types
+from pathlib import Path
+
+import pytest
+
+import fp8compile
+from docs import make_tables
+from docs.pictures import make as make_picture
+from tests.support.docs import (
+    TO_BE_PASTED,
+    blocks,
+    dead_links,
+    is_printed,
+    masked,
+    program,
+    sentences,
+    words,
+)
+from tests.support.sources import FILES, ROOT
+
+README_IS_TO_BE_REWRITTEN = True  # its blocks and sentences are not looked at until then
+DOCS = sorted((ROOT / "docs").rglob("*.md"))
+PAGES = [*DOCS, *([] if README_IS_TO_BE_REWRITTEN else [ROOT / "README.md"])]
+GUIDES = ("CONTRIBUTING.md", "CHANGELOG.md", "passes/README.md", "fp8compile/numerics/states/README.md")
+LONGEST, MEDIAN = 30, 18  # words of a sentence
+
+
+def name_of(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+PROGRAMS = [page for page in PAGES if program(blocks(page.read_text()))]
+
+
+@pytest.mark.parametrize("page", PROGRAMS, ids=name_of)
+def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In one module, in a folder of their own; errors and reports name the lines of the page."""
+    monkeypatch.chdir(tmp_path)
+    module = types.ModuleType("train")
+    monkeypatch.setitem(sys.modules, "train", module)
+    parts = program(blocks(page.read_text()))
+    source = _laid_out([(block.line, block.text) for block, _ in parts])
+    Path("train.py").write_text(source)
+    for block, output in parts:
+        code = compile("\n" * (block.line - 1) + block.text, str(tmp_path / "train.py"), "exec")
+        printed = io.StringIO()
+        with contextlib.redirect_stdout(printed):
+            exec(code, vars(module))
+        if output is not None and output.text != TO_BE_PASTED:
+            said = "\n".join(masked(printed.getvalue()))
+            assert is_printed(output.text, printed.getvalue()), f"line {output.line}: what is printed is\n{said}"
+
+
+def _laid_out(parts: list[tuple[int, str]]) -> str:
+    """The blocks as one file, each line where it stands in the page."""
+    lines: list[str] = []
+    for line, text in parts:
+        lines += [""] * (line - 1 - len(lines)) + text.split("\n")[:-1]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("page", [*PAGES, *(ROOT / name for name in GUIDES)], ids=name_of)
+def test_links_lead_to_files_and_headings(page: Path) -> None:
+    assert dead_links(page) == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name_of)
+def test_sentences_are_short(page: Path) -> None:
+    found = [(words(each), each) for each in sentences(page.read_text())]
+    assert [each for count, each in found if count > LONGEST] == []
+    assert not found or statistics.median(count for count, _ in found) <= MEDIAN
+
+
+@pytest.mark.parametrize("page", make_tables.PAGES)
+def test_tables_are_those_of_the_code(page: str) -> None:
+    text = (ROOT / page).read_text()
+    assert make_tables.made(text) == text, "run python docs/make_tables.py"
+
+
+def test_messages_are_those_of_the_code() -> None:
+    """What troubleshooting quotes stands in a string of the package; ``...`` is what differs from case to case."""
+    known = [text for path in FILES.values() for text in strings(path)]
+    quoted = [block.text.strip() for block in blocks((ROOT / "docs/guide/troubleshooting.md").read_text())]
+    assert len(quoted) > 40
+    parts = [
+        part.strip() for message in quoted for part in re.split(r"\.\.\.|: | \(|\)", message)
+    ]  # a cure is put in
+    assert [part for part in parts if not any(part in text for text in known)] == []
+
+
+def strings(path: Path) -> list[str]:
+    """The strings of a file, with what is formatted into them left out."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    whole = [n.value for n in nodes if isinstance(n, ast.Constant) and isinstance(n.value, str)]
+    return whole + ["".join(str(getattr(v, "value", "")) if isinstance(v, ast.Constant) else "\0" for v in n.values)
+                    for n in nodes if isinstance(n, ast.JoinedStr)]  # fmt: skip
+
+
+def test_every_public_name_has_its_docstring_in_the_api_page() -> None:
+    text = (ROOT / "docs/api.md").read_text()
+    listed = {line.removeprefix("::: ") for line in text.split("\n") if line.startswith("::: ")}
+    of_rooms = {
+        f"fp8compile.{room}.{name}" for room in ("optim", "amp") for name in getattr(fp8compile, room).__all__
+    }
+    own = {f"fp8compile.{name}" for name in fp8compile.__all__ if name not in ("__version__", "optim", "amp")}
+    assert listed == own | of_rooms
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    nav = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1].split("\n\n")[0]
+    listed = {line.rsplit(": ", 1)[-1].strip(" -") for line in nav.split("\n") if line.endswith(".md")}
+    assert listed == {str(page.relative_to(ROOT / "docs")) for page in DOCS}
+
+
+SEVERAL = "a\n```python\nx = 1\n```\n<!-- not run: needs a GPU -->\n```python\nx = 2\n```\n"
+WITH_OUTPUT = "```python\nprint(1)\n```\n\n<!-- output -->\n```text\n1\n```\n"
+
+
+def test_blocks_know_where_they_stand_and_why_they_are_not_run() -> None:
+    first, second = blocks(SEVERAL)
+    assert (first.line, first.text, first.reason_not_run) == (3, "x = 1\n", None)
+    assert (second.line, second.reason_not_run) == (7, "needs a GPU")
+    assert program([first, second]) == [(first, None)]
+    code, output = blocks(WITH_OUTPUT)
+    assert program([code, output]) == [(code, output)]
+    with pytest.raises(ValueError, match="line 1 is not closed"):
+        blocks("```python\nx = 1\n")
+
+
+def test_outputs_are_compared_up_to_numbers_and_left_out_lines() -> None:
+    assert is_printed("loss 1.5e-3 at step 7\n", "loss   2.25 at step 12\n")
+    assert not is_printed("loss 1.5\n", "gain 1.5\n")
+    assert is_printed("first\n...\nlast\n", "first\nsecond\nthird\nlast\n")
+    assert not is_printed("first\n...\nlast\n", "first\nsecond\n")
+
+
+def test_sentences_and_links_are_found() -> None:
+    text = "# A heading of a page\n\nOne is short. Dettmers et al. wrote `a.b. C`\nof [it](x.md#y).\n\n"
+    text += "| a. B. | c. |\n\n- An item\n"
+    assert sentences(text) == ["One is short.", "Dettmers et al wrote code of it.", "An item"]
+    assert [words(each) for each in sentences(text)] == [3, 7, 2]
+
+
+def test_a_dead_link_is_seen(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    page.write_text(
+        "# Two words\n[a](page.md#two-words) [b](page.md#three) [c](no.md) [d](https://x.y) `[e](no.md)`\n"
+    )
+    assert dead_links(page) == ["page.md#three", "no.md"]
+
+
+def test_pictures_are_what_their_script_draws() -> None:
+    assert make_picture.FILE.read_text() == make_picture.svg(), "run python docs/pictures/make.py"
