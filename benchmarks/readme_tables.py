@@ -1,8 +1,6 @@
-"""README's tables, made from results files: between the markers nothing is typed.
+"""README's table, made from results files: between the markers nothing is typed. Others are made by results_page.py.
 
-    gpu         what was measured, from the newest results of a GPU
-    layers      what was counted in code lowered for sm_90 (lowered_tables.py)
-    predicted   step times predicted of that (lowered_tables.py)
+    gpu  what was measured, from the newest results of a GPU
 
 python benchmarks/readme_tables.py          rewrites the blocks
 python benchmarks/readme_tables.py --check  exits with 1 where a block is not what this script makes
@@ -18,7 +16,6 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # a script's own folder is all that is there
 
 from benchmarks import goals
-from benchmarks.harness import lowered_tables
 from benchmarks.harness.markdown import table
 from benchmarks.harness.results import FOLDER, newest_on_gpu
 
@@ -43,8 +40,6 @@ def measured(folder: Path = FOLDER) -> str:
 
 BLOCKS: Mapping[str, Callable[[Path], str]] = {
     "gpu": measured,
-    "layers": lowered_tables.layers,
-    "predicted": lowered_tables.predicted,
 }
 
 
@@ -62,7 +57,7 @@ def replaced(text: str, name: str, new: str) -> str:
     """
     begin, end = markers(name)
     if text.count(begin) != 1 or text.count(end) != 1 or text.index(begin) > text.index(end):
-        raise ValueError(f"README.md must hold {begin!r} and {end!r} once each, in this order. Cure: put them back.")
+        raise ValueError(f"README.md must hold {begin!r} and {end!r} once each, in this order. Fix: put them back.")
     before, rest = text.split(begin)
     return f"{before}{begin}\n{new}\n{end}{rest.split(end)[1]}"
 

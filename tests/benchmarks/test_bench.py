@@ -393,5 +393,5 @@ BEGIN, END = readme_tables.markers("gpu")
 
 @pytest.mark.parametrize("text", ["", f"{END}{BEGIN}", BEGIN * 2, f"{BEGIN}{readme_tables.markers('layers')[1]}"])
 def test_a_readme_without_its_markers_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="Cure: put them back"):
+    with pytest.raises(ValueError, match="Fix: put them back"):
         readme_tables.replaced(text, "gpu", "new")
