@@ -15,7 +15,6 @@ from pathlib import Path
 
 NOT_RUN = re.compile(r"^<!-- not run: (.+) -->$")
 OUTPUT = "<!-- output -->"
-TO_BE_PASTED = "REPORT OUTPUT\n"  # a block whose text is not there yet
 FENCE = re.compile(r"^( *)```(.*)$")
 LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)|<img[^>]* src=\"([^\"]+)\"")
 ABBREVIATIONS = ("et al.", "e.g.", "i.e.", "vs.")
