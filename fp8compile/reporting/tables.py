@@ -82,16 +82,20 @@ def _fitted(rows: Sequence[Row], names: Sequence[str], sizes: Sequence[str], col
     shown = [at for at in range(len(names)) if any(row.cells[at] for row in rows)]
     for name in ("source", "op", "shape", "scales", "codec", ""):
         header = ("module", "", *(names[at] for at in shown), *sizes)
-        cells = [_texts(row, shown) for row in rows]
+        cells = [_texts(row) for row in collapsed(_with_cells(row, shown) for row in rows)]
         if not name or columns_of(header, cells) <= columns:
             break
         shown = [at for at in shown if names[at] != name]
     return table("", header, cells, whole=len(header))
 
 
-def _texts(row: Row, shown: Iterable[int]) -> tuple[str, ...]:
+def _with_cells(row: Row, shown: Iterable[int]) -> Row:
+    return Row(row.module, tuple(row.cells[at] for at in shown), row.sums, row.times)
+
+
+def _texts(row: Row) -> tuple[str, ...]:
     sums = (human(nbytes) if nbytes else "-" for nbytes in row.sums)
-    return row.module or "-", f"x{row.times}", *(row.cells[at] for at in shown), *sums
+    return row.module or "-", f"x{row.times}", *row.cells, *sums
 
 
 _TITLES: dict[type[Entry], str] = {

@@ -16,6 +16,7 @@ from fp8compile.reporting.waterfall import Amount, Waterfall
 
 LINES = 25  # of the first screen
 MOST_PARTS, MOST_ROWS = 5, 5
+LABEL = 36  # columns; with the numbers beside it fits 60
 DETAILS = "more: report.{names}; report.why({module!r})"
 
 
@@ -66,11 +67,11 @@ def bytes_table(plain: int, ours: int, waterfall: Waterfall) -> list[RenderableT
     rows += [Amount("fp8compile", ours)]
     rows += [Amount(f"  {_short(part.label)}", part.nbytes, part.tensors) for part in parts]
     grid = Table(box=None, pad_edge=False, header_style="")
-    grid.add_column("saved for backward", no_wrap=True, overflow="ellipsis")
+    grid.add_column("saved for backward", no_wrap=True)
     grid.add_column("tensors", justify="right", no_wrap=True)
     grid.add_column("bytes", justify="right", no_wrap=True)
     for row in rows:
-        grid.add_row(row.label, f"{row.tensors:,}" if row.tensors else "", f"{row.nbytes:,}")
+        grid.add_row(_cut(row.label, LABEL), f"{row.tensors:,}" if row.tensors else "", f"{row.nbytes:,}")
     return [grid]
 
 
@@ -82,7 +83,7 @@ def first_screen(
     head: Sequence[str], amounts: Sequence[RenderableType], tables: Sequence[Entries[Any]], remarks: Sequence[str]
 ) -> list[RenderableType]:
     """The head, the bytes, the largest of what was stored, remarks, and where more is to be found."""
-    said = [f"remark: {_cut(remark)}" for remark in remarks[:2]]
+    said = [f"remark: {_cut(remark, 2 * terminal_width() - 12)}" for remark in remarks[:2]]
     if len(remarks) > 2:
         said.append(f"{len(remarks) - 2} more in report.remarks")
     filled = [entries for entries in tables if entries]
@@ -109,8 +110,7 @@ _NAMES = {
 }
 
 
-def _cut(text: str) -> str:
-    most = 2 * terminal_width() - 12
+def _cut(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 4]} ..."
 
 

@@ -11,8 +11,9 @@ from torch.nn import functional as F
 
 import fp8compile
 from fp8compile.reporting.entries import LINEAR, Linear, Saved
-from fp8compile.reporting.report import Report
+from fp8compile.reporting.report import GraphReport, Report
 from fp8compile.reporting.tables import Entries
+from fp8compile.reporting.waterfall import Amount, Waterfall
 
 
 class Mlp(nn.Module):
@@ -85,6 +86,18 @@ def test_no_cell_is_cut(report: Report, columns: int, monkeypatch: pytest.Monkey
     assert lines[0].endswith("as codes") and all(line.endswith("iB") or line.endswith(" B") for line in lines[1:])
 
 
+@pytest.mark.parametrize("columns", [60, 80])
+def test_a_long_reason_costs_no_digit(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    amounts = Waterfall(
+        (Amount("stored as codes", -123_456_789, 1_234),), (Amount("a reason " * 20, 987_654_321, 7),)
+    )
+    graph = GraphReport("training", saved_bytes=987_654_321, saved_bytes_plain=1_111_111_110, waterfall=amounts)
+    text = str(Report((graph,)))
+    assert all(number in text for number in ("-123,456,789", "1,234", "987,654,321", "1,111,111,110"))
+    assert all(len(line) <= columns for line in text.splitlines())
+
+
 def test_a_linear_is_one_row(report: Report) -> None:
     text = str(report.linears)
     [row] = [line for line in text.splitlines() if "mlp.up" in line]
@@ -126,7 +139,7 @@ def test_why_of_a_module_that_is_not_there() -> None:
         report.why("layers.1")
 
 
-def test_why_of_a_module_that_nothing_was_done_in() -> None:
+def test_why_of_a_module_that_nothing_was_done_in(monkeypatch: pytest.MonkeyPatch) -> None:
     class Idle(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -135,6 +148,7 @@ def test_why_of_a_module_that_nothing_was_done_in() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.idle(self.used(x)).sin()
 
+    monkeypatch.setenv("COLUMNS", "120")
     why = fp8compile.explain(Idle(), torch.randn(64, 64)).why("idle")
     assert (
         str(why)
