@@ -30,7 +30,7 @@ def run_alone(benchmarks: Sequence[Benchmark], doc: str | None, argv: Sequence[s
     parser.add_argument("--json", type=Path)
     args = parser.parse_args(argv)
     if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: torch sees no GPU here. Cure: --device cpu --tiny")
+        parser.error("--device cuda: torch sees no GPU here. Fix: --device cpu --tiny")
     cases = [(b, case) for b in benchmarks for case in b.cases_for(args.tiny)]
     for name in args.case or ():
         if name not in (known := [case.name for _, case in cases]):

@@ -142,7 +142,7 @@ def resumed(twins: dict[str, Twin], path: Path, steps: int, device: torch.device
     state = torch.load(path, map_location=device, weights_only=False)
     if state["steps"] != steps:
         raise ValueError(
-            f"{path} is of a run of {state['steps']} steps, not {steps}. Cure: --steps {state['steps']}, or remove it."
+            f"{path} is of a run of {state['steps']} steps, not {steps}. Fix: --steps {state['steps']}, or remove it."
         )
     for name, twin in twins.items():
         twin.load(state[name])
@@ -191,7 +191,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--checkpoint", type=Path, default=Path("build/parity.pt"))
     args = parser.parse_args(argv)
     if args.device == "cuda" and not torch.cuda.is_available():
-        parser.error("--device cuda: torch sees no GPU here. Cure: --device cpu --tiny")
+        parser.error("--device cuda: torch sees no GPU here. Fix: --device cpu --tiny")
     plan, device, corpus = TOY if args.tiny else ONE_B, torch.device(args.device), load_corpus()
     twins = {name: Twin(name == "ours", plan, device, args.seed) for name in ("bf16", "ours")}
     resumed(twins, args.checkpoint, args.steps, device)

@@ -108,7 +108,7 @@ def watch(model: nn.Module, kinds: Sequence[str] = KINDS, modules: Sequence[str]
     Args:
         model: it, or the DistributedDataParallel around it. Build it, shard it and move it before.
         kinds: of ("weight", "activation").
-        modules: fnmatch patterns on module paths; "layers.*" is all beneath layers.
+        modules: fnmatch patterns on module paths; "layers.*" is all under layers.
 
     Raises:
         ValueError: a kind that does not exist, a pattern that matches no module, a model made by torch.compile.

@@ -50,7 +50,7 @@ def found_suite(places: Iterable[Path] | None = None) -> Any:
             return importlib.import_module("benchmarks.suite")
     raise Wrong(
         f"there is no folder benchmarks/ in {Path.cwd()}, above it or beside the package: the benchmarks are not part of "
-        "the installed package. Cure: run this in a checkout of fp8compile."
+        "the installed package. Fix: run this in a checkout of fp8compile."
     )
 
 
@@ -67,7 +67,7 @@ def check_device(asked: str | None) -> str:
 
     there = torch.cuda.is_available()
     if asked == "cuda" and not there:
-        raise Wrong("--device 'cuda': torch sees no GPU here. Cure: --device cpu --tiny, or a torch built for CUDA.")
+        raise Wrong("--device 'cuda': torch sees no GPU here. Fix: --device cpu --tiny, or a torch built for CUDA.")
     return asked or ("cuda" if there else "cpu")
 
 
@@ -75,7 +75,7 @@ def check_size(options: Any) -> None:
     """Refuse on a CPU what would take hours and more memory than there is."""
     large = [b.name for b in options.benchmarks if b.part != "kernels"]
     if options.device == "cpu" and not options.tiny and large:
-        raise Wrong(f"{large[0]!r} at full size needs a GPU. Cure: --tiny, or name kernels alone.")
+        raise Wrong(f"{large[0]!r} at full size needs a GPU. Fix: --tiny, or name kernels alone.")
 
 
 def _places() -> Iterator[Path]:

@@ -8,7 +8,7 @@ import fnmatch
 def in_module(path: str, pattern: str) -> bool:
     """Whether ``pattern`` matches the module at ``path`` or one that holds it.
 
-    "layers.0" is layers.0 and all beneath it; "layers.0.*" is all beneath it; "*.mlp" is every mlp and all beneath.
+    "layers.0" is layers.0 and all under it; "layers.0.*" is all under it; "*.mlp" is every mlp and all under it.
     ``*`` matches dots too. "" is what the model does itself, outside of all its modules.
     """
     parts = path.split(".")

@@ -65,7 +65,7 @@ class Recipe:
         attention_format: the format of those. INT8 by default: the backward of attention exponentiates q k' again, which
             turns E4M3's relative error into a factor (measured on the demo: gradients of k at 10 dB, against 23 in INT8).
         min_saved_numel: tensors with fewer elements are kept as they are.
-        skip: fnmatch patterns on module paths; tensors made in such a module, or in one beneath it, are kept as they are.
+        skip: fnmatch patterns on module paths; tensors made in such a module, or in one under it, stay as they are.
         observe: whether statistics of values and gradients are taken in the graph, for ``fp8compile.amp.LossScaler`` and
             ``fp8compile.overflow_report``: "auto" (of what is FP16 in a training graph), True (BF16 and FP32 too), False.
         islands: what runs in FP32 in a 16-bit graph because it may leave FP16's range (passes/widen_unsafe_ops.py): "auto"

@@ -252,8 +252,8 @@ def test_the_list_fits_the_width_that_is_given(
     ("line", "message"),
     [
         ("bench amx", "there is no benchmark 'amx'. Did you mean 'amax'?"),
-        ("bench --device cpu", "'layer' at full size needs a GPU. Cure: --tiny, or name kernels alone."),
-        ("bench --device cuda", "--device 'cuda': torch sees no GPU here. Cure: --device cpu --tiny"),
+        ("bench --device cpu", "'layer' at full size needs a GPU. Fix: --tiny, or name kernels alone."),
+        ("bench --device cuda", "--device 'cuda': torch sees no GPU here. Fix: --device cpu --tiny"),
     ],
 )
 def test_a_slip_is_named_with_its_cure(
@@ -273,7 +273,7 @@ def test_minutes_are_a_number(text: str, capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_without_a_checkout_the_cure_is_said(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="Cure: run this in a checkout of fp8compile"):
+    with pytest.raises(ValueError, match="Fix: run this in a checkout of fp8compile"):
         bench.found_suite([tmp_path])
     assert str(tmp_path) not in sys.path
 

@@ -29,5 +29,5 @@ def test_parity_goes_on_from_its_checkpoint(
         cut.setattr(parity, "batches", lambda *args: (b for i, b in enumerate(draw(*args)) if i < 4))
         assert losses("parts")["step"] == 4
     assert losses("parts")["losses"] == whole["losses"]
-    with pytest.raises(ValueError, match=r"is of a run of 8 steps, not 9\. Cure: --steps 8"):
+    with pytest.raises(ValueError, match=r"is of a run of 8 steps, not 9\. Fix: --steps 8"):
         losses("parts", "--steps", "9")

@@ -2,7 +2,7 @@
 
     modules = {path: {"saved": "off"} | {"linear": "off"} | both}, deepest first, before the user's own patterns
 
-A pattern holds for all beneath a module too. Where something beneath is to stay encoded, it gets an entry of its own
+A pattern holds for all under a module too. Where something under it is to stay encoded, it gets an entry of its own
 before, with no changes: ``{"layers.0.mlp": {}, "layers.0": {"saved": "off"}}``. Where the same is exact in all numbered
 siblings, one entry with ``*`` says it.
 """
@@ -65,7 +65,7 @@ def _by_module(exact: Iterable[Candidate]) -> Modules:
 
 
 def _guarded(own: Modules, known: Iterable[Candidate]) -> Modules:
-    """``own``, with an entry without changes for every other module beneath one of them."""
+    """``own``, with an entry without changes for every other module under one of them."""
     beneath = {glob.escape(c.module) for c in known} - own.keys()
     beneath = {path for path in beneath if any(not p or path.startswith(f"{p}.") for p in own)}
     merged = {**own, **{path: {} for path in beneath}}
