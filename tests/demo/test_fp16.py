@@ -44,9 +44,9 @@ def corpus() -> Corpus:
 def uncompiled(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every arm runs the eager model; the optimizer too."""
     monkeypatch.setattr(demo, "load_corpus", the_corpus)
-    monkeypatch.setattr(arms, "warm_up_compiler", lambda device: None)
-    monkeypatch.setattr(arms, "compile_arm", lambda arm, model, options: model)
-    monkeypatch.setattr(arms, "report_of", lambda arm, compiled: None)
+    monkeypatch.setattr(compiling, "warm_up_compiler", lambda device: None)
+    monkeypatch.setattr(compiling, "compile_arm", lambda arm, model, options: model)
+    monkeypatch.setattr(compiling, "report_of", lambda arm, compiled: None)
     monkeypatch.setattr(loop, "build_optimizer", lambda model, rate: build_optimizer(model, rate, compiled=False))
 
 
