@@ -44,6 +44,7 @@ PROGRAMS = [page for page in PAGES if program(blocks(page.read_text()))]
 def test_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In one module, in a folder of their own; errors and reports name the lines of the page."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "100")  # as wide as the pages show it
     module = types.ModuleType("train")
     monkeypatch.setitem(sys.modules, "train", module)
     parts = program(blocks(page.read_text()))
