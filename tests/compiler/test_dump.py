@@ -195,7 +195,7 @@ def test_files_of_every_pass_and_the_report(tmp_path: Path) -> None:
     reports = [json.loads(found[f"graph-{n}/report.json"]) for n in range(2)]
     assert [r["graphs"][0] for r in reports] == json.loads(fp8compile.report(fn).to_json())["graphs"]  # type: ignore[arg-type]
     assert (
-        b"tensors encoded" in found["graph-0/report.txt"]
+        b"tensors stored as codes" in found["graph-0/report.txt"]
         and str(tmp_path).encode() not in found["graph-0/report.txt"]
     )
 
