@@ -21,16 +21,15 @@ def human(nbytes: float) -> str:
     return f"{nbytes:.2f} GiB"
 
 
-def table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], whole: int = 0) -> Table:
-    """Rows under their columns, without lines around them; the first ``whole`` columns are never broken."""
+def table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], whole: bool = False) -> Table:
+    """Rows under their columns, without lines around them; ``whole``: no cell is broken."""
     made = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="")
     for at, column in enumerate(columns):
         longest = max((len(row[at]) for row in rows), default=0)
-        least = longest if at < whole else None
-        made.add_column(column, overflow="fold", no_wrap=at < whole, min_width=least)
+        made.add_column(column, overflow="fold", no_wrap=whole, min_width=longest if whole else None)
     for row in rows:
         made.add_row(*row)
-    if whole == len(columns):
+    if whole:
         made.min_width = columns_of(columns, rows)
     return made
 

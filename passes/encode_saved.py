@@ -42,7 +42,7 @@ from fp8compile.fx.graph import (
 )
 from fp8compile.fx.ops import STATISTICS, is_attention, is_of_attention, is_view, opname
 from fp8compile.fx.partition import NO_VERSION_CHECK, PartitionedGraph, SavedTensor
-from fp8compile.fx.regions import kept_by_region
+from fp8compile.fx.regions import saves_itself
 from fp8compile.numerics import E4M3, ENCODABLE, INT8, Codec, Groupwise, GroupwiseBest
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
@@ -54,7 +54,8 @@ STEEP = "a steep function of it in the backward"
 def encode_saved(split: PartitionedGraph, ctx: Context) -> Notes:
     """Store every kept activation as codes, or say why not."""
     judge = _Judge(split, ctx)
-    decided = [(edge, judge.decide(edge)) for edge in split.edges if _is_ours(split, edge)]  # on one graph, for all
+    ours = [edge for edge in split.edges if saves_itself(split, edge)]
+    decided = [(edge, judge.decide(edge)) for edge in ours]  # on one graph, for all
     notes = Notes()
     for edge, decision in decided:
         if isinstance(decision, Encoding):
@@ -64,12 +65,6 @@ def encode_saved(split: PartitionedGraph, ctx: Context) -> Notes:
         elif decision is not None:
             notes += Notes(saved=(_encode(split, edge, *decision),))
     return notes
-
-
-def _is_ours(split: PartitionedGraph, edge: SavedTensor) -> bool:
-    """Whether a tensor is kept for the backward's sake alone."""
-    made = edge.forward
-    return edge.is_tensor and not kept_by_region(made) and not split.caller_owns(storage_root(made))
 
 
 def _format_name(edge: SavedTensor, recipe: Recipe) -> str:

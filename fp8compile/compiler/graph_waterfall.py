@@ -11,7 +11,7 @@ from fp8compile.compiler.region_reports import Cut, calls_that_keep
 from fp8compile.fx.graph import SPLICED, encoding_of, nbytes, storage_root
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.fx.provenance import TensorInfo
-from fp8compile.fx.regions import kept_by_region
+from fp8compile.fx.regions import saves_itself
 from fp8compile.reporting.entries import SAVED, Notes, Recomputed
 from fp8compile.reporting.waterfall import (
     CODES,
@@ -97,6 +97,4 @@ def _parts(split: PartitionedGraph, notes: Notes) -> Iterable[Amount]:
 
 
 def _own(split: PartitionedGraph) -> list[SavedTensor]:
-    """What a graph saves itself, for the backward's sake alone."""
-    tensors = (e for e in split.edges if e.is_tensor and not kept_by_region(e.forward))
-    return [e for e in tensors if not split.caller_owns(storage_root(e.forward))]
+    return [edge for edge in split.edges if saves_itself(split, edge)]

@@ -14,9 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import torch
-
-from fp8compile import _torch as private
+from fp8compile.compiler.recorded_calls import on_recorded_call
 
 _number = itertools.count()
 
@@ -51,22 +49,10 @@ def in_last_step(graphs: Iterable[Runs]) -> list[int | None]:
 def counted(compiled: Callable[..., Any], runs: Runs) -> Callable[..., Any]:
     """``compiled``, whose calls that autograd records are counted in ``runs``."""
     _known.add(runs)
-
-    @functools.wraps(compiled)
-    def run(*args: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return compiled(*args)
-        before = private.producers(args)
-        results = compiled(*args)
-        backward = private.compiled_backward(results, before)
-        if backward is not None:
-            _begin(runs, backward)
-        return results
-
-    return run
+    return on_recorded_call(compiled, functools.partial(_begin, runs))
 
 
-def _begin(runs: Runs, backward: Any) -> None:
+def _begin(runs: Runs, args: Any, results: Any, backward: Any) -> None:
     global _step
     if not any(known.alive for known in _known):
         _step = Step()

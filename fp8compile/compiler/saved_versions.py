@@ -17,10 +17,9 @@ import weakref
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 
-from fp8compile import _torch as private
+from fp8compile.compiler.recorded_calls import on_recorded_call
 from fp8compile.reporting.report import GraphReport
 
 INPUT, OUTPUT = "input", "output"
@@ -40,19 +39,11 @@ def check_versions(compiled: Callable[..., Any], reports: Iterable[GraphReport])
         return compiled
     places = [(what, int(index)) for what, index in (each.split() for each in kept)]
 
-    @functools.wraps(compiled)
-    def run(*args: Any) -> Any:
-        if not torch.is_grad_enabled():
-            return compiled(*args)
-        before = private.producers(args)
-        results = compiled(*args)
-        backward = private.compiled_backward(results, before)
-        if backward is not None:
-            noted = _noted(places, {INPUT: args, OUTPUT: results})
-            backward.register_prehook(functools.partial(_compare, noted))
-        return results
+    def note(args: Any, results: Any, backward: Any) -> None:
+        noted = _noted(places, {INPUT: args, OUTPUT: results})
+        backward.register_prehook(functools.partial(_compare, noted))
 
-    return run
+    return on_recorded_call(compiled, note)
 
 
 def _noted(places: Sequence[tuple[str, int]], values: dict[str, Any]) -> list[Noted]:

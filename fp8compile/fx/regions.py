@@ -30,7 +30,7 @@ from torch.fx import Graph, GraphModule, Node
 from fp8compile import _torch as private
 from fp8compile.fx.aot import describe_joint
 from fp8compile.fx.graph import called, is_call_of_region, nbytes, storage_root
-from fp8compile.fx.partition import PartitionedGraph
+from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.fx.provenance import module_path
 
 MARK = "fp8compile_region"  # in the meta["custom"] of a region's operations: its identifier
@@ -155,6 +155,12 @@ def kept_by_region(node: Node) -> bool:
         return False
     results: int = body.meta.get(RESULTS, len(call.users) + 1)
     return int(node.args[1]) >= results  # type: ignore[arg-type]
+
+
+def saves_itself(split: PartitionedGraph, edge: SavedTensor) -> bool:
+    """Whether a graph saves a tensor itself and for the backward alone: no region does, and the caller does not own it."""
+    made = edge.forward
+    return edge.is_tensor and not kept_by_region(made) and not split.caller_owns(storage_root(made))
 
 
 def storages(split: PartitionedGraph) -> tuple[tuple[int | None, int], ...]:

@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fp8compile._text import human
+from fp8compile._text import human, printed, table
 from fp8compile.numerics.states.registry import ALIASES, state_bytes
 
 OURS = ("e4m3_expanded", "4bit")
@@ -81,11 +81,8 @@ class OptimizerFits:
         return iter(self.rows)
 
     def __str__(self) -> str:
-        cells = [("optimizer", "states", "gradients", "peak", "")]
-        cells += [(r.name, human(r.states), human(r.gradients), human(r.peak), r.verdict) for r in self.rows]
-        widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        rows = ("  ".join(f"{text:{width}}" for text, width in zip(row, widths, strict=True)) for row in cells)
-        return "\n".join(map(str.rstrip, rows))
+        cells = [(r.name, human(r.states), human(r.gradients), human(r.peak), r.verdict) for r in self.rows]
+        return printed([table("", ("optimizer", "states", "gradients", "peak", ""), cells, whole=True)])
 
 
 @dataclass(frozen=True)

@@ -86,7 +86,7 @@ def _fitted(rows: Sequence[Row], names: Sequence[str], sizes: Sequence[str], col
         if not name or columns_of(header, cells) <= columns:
             break
         shown = [at for at in shown if names[at] != name]
-    return table("", header, cells, whole=len(header))
+    return table("", header, cells, whole=True)
 
 
 def _with_cells(row: Row, shown: Iterable[int]) -> Row:

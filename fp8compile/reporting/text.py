@@ -9,8 +9,8 @@ from typing import Any
 from rich.console import RenderableType
 from rich.table import Table
 
-from fp8compile._text import human, terminal_width
-from fp8compile.reporting.entries import LINEAR, Notes, Skip
+from fp8compile._text import WIDTH, human, printed, terminal_width
+from fp8compile.reporting.entries import LINEAR, Notes, Saved, Skip
 from fp8compile.reporting.tables import Entries, table_of
 from fp8compile.reporting.waterfall import Amount, Waterfall
 
@@ -87,27 +87,19 @@ def first_screen(
     if len(remarks) > 2:
         said.append(f"{len(remarks) - 2} more in report.remarks")
     filled = [entries for entries in tables if entries]
-    names = ", .".join(_NAMES[entries.kind.__name__] for entries in filled)
+    names = ", .".join(_NAMES[entries.kind] for entries in filled)
     module = next((e.origin.module for entries in filled for e in entries if e.origin.module), "layers.0")
     last = [DETAILS.format(names=names, module=module)] if filled else []
-    used = (
-        len(head) + sum(part.row_count if isinstance(part, Table) else 1 for part in amounts) + len(said) + len(last)
-    )
-    room = min(MOST_ROWS, LINES - used - 4)
-    largest = next((entries for entries in filled if entries.kind.__name__ == "Saved"), None)
-    rows = table_of(largest, most=room) if largest and room > 0 else []
     blank = [""]
-    return [*head, *blank * bool(amounts), *amounts, *blank * bool(rows), *rows, *said, *last]
+    above = [*head, *blank * bool(amounts), *amounts]
+    used = len(printed([*above, *said, *last], wrap=True, width=None).splitlines())
+    room = min(MOST_ROWS, LINES - used - 3)  # a blank line, a title and a header stand above the rows
+    largest = next((entries for entries in filled if entries.kind is Saved), None)
+    rows = table_of(largest, most=room) if largest and room > 0 else []
+    return [*above, *blank * bool(rows), *rows, *said, *last]
 
 
-_NAMES = {
-    "Linear": "linears",
-    "Saved": "saved",
-    "Recomputed": "recomputed",
-    "Skip": "skips",
-    "Island": "islands",
-    "Observed": "observed",
-}
+_NAMES = {kind: name for name, kind in Notes.ENTRIES.items()}
 
 
 def _cut(text: str, most: int) -> str:
@@ -116,4 +108,8 @@ def _cut(text: str, most: int) -> str:
 
 def all_of_it(head: Sequence[str], amounts: Sequence[RenderableType], tables: Iterable[Entries[Any]]) -> Any:
     """The head, the bytes, and a table of each kind of entry."""
-    return [*head, *amounts, *(part for entries in tables for part in ("", *table_of(entries)) if entries)]
+    return [
+        *head,
+        *amounts,
+        *(part for entries in tables for part in ("", *table_of(entries, columns=WIDTH)) if entries),
+    ]
