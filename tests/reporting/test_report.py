@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -96,6 +97,24 @@ def test_a_long_reason_costs_no_digit(columns: int, monkeypatch: pytest.MonkeyPa
     text = str(Report((graph,)))
     assert all(number in text for number in ("-123,456,789", "1,234", "987,654,321", "1,111,111,110"))
     assert all(len(line) <= columns for line in text.splitlines())
+
+
+@pytest.mark.parametrize("columns", [60, 80])
+def test_long_remarks_leave_a_first_screen_short(
+    report: Report, columns: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    graphs = (dataclasses.replace(report.graphs[0], remarks=("a word " * 40, "another " * 40)), *report.graphs[1:])
+    lines = str(Report(graphs)).splitlines()
+    assert len(lines) <= 25 and any(line.startswith("remark: another") for line in lines)
+
+
+def test_a_file_is_the_same_from_every_terminal(report: Report, monkeypatch: pytest.MonkeyPatch) -> None:
+    texts = set()
+    for columns in ("60", "100", "200"):
+        monkeypatch.setenv("COLUMNS", columns)
+        texts.add(report.to_text())
+    assert len(texts) == 1
 
 
 def test_a_linear_is_one_row(report: Report) -> None:
