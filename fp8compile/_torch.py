@@ -87,6 +87,9 @@ def ends_at_graph_break(gm: GraphModule) -> bool:
     return reason is None or bool(reason.graph_break)
 
 
+# In the meta of a node whose value Inductor stores, rather than compute it anew in each kernel that reads it.
+STORED = "inductor_realize_to_strides"
+
 # Whether a compilation can have a region of Dynamo's code caches to itself, with a recompile_limit of its own (torch 2.13).
 HAS_REGIONS = "isolate_recompiles" in inspect.signature(torch.compile).parameters
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -255,13 +256,20 @@ def group_size(folder: Path) -> list[str]:
 
 def compile_time(folder: Path) -> list[str]:
     found = load(folder, "compile-time-cpu.json")
-    rows = [
-        (name, f"{ratio:.2f}", f"{sorted(found['seconds'][name])[len(found['seconds'][name]) // 2]:.1f}")
-        for name, ratio in found["ratio_of_medians"].items()
-    ]
-    about = f"{found['what'][:1].upper()}{found['what'][1:]}."
     facts = source("compile-time-cpu.json", {**found, "versions": {"torch": found["torch"]}})
-    return [facts, about, "", *table(("", "of plain Inductor", "median, s"), rows)]
+    lines = [facts, f"{found['what'][:1].upper()}{found['what'][1:]}: the least of the runs."]
+    for title, about in (("without kernels", "Without kernel generation"), ("whole", "Whole")):
+        part = found[title]
+        depths = list(next(iter(part["seconds"].values())))
+        gaps = [f"a layer, {less} to {more}: of plain Inductor" for less, more in pairwise(depths)]
+        rows = [
+            (name, *(f"{min(runs):.1f}" for runs in part["seconds"][name].values()), *(f"{r:.2f}" for r in ratios))
+            for name, ratios in part["over_plain"].items()
+        ]
+        lines += ["", f"{about}:", "", *table(("", *(f"{depth} layers, s" for depth in depths), *gaps), rows)]
+    kernels = [(name, *map(str, by_depth.values())) for name, by_depth in found["whole"]["kernels"].items()]
+    depths = list(next(iter(found["whole"]["kernels"].values())))
+    return [*lines, "", "Different kernels compiled:", "", *table(("", *(f"{d} layers" for d in depths)), kernels)]
 
 
 def operators(folder: Path) -> list[str]:

@@ -19,6 +19,7 @@ from fp8compile.passes.quantize_linears import quantize_linears
 from fp8compile.passes.recompute_kept import recompute_kept
 from fp8compile.passes.saturate_gradients import saturate_gradients
 from fp8compile.passes.share_casts import share_casts
+from fp8compile.passes.store_residuals import store_residuals
 from fp8compile.passes.sum_bias_gradients import sum_bias_gradients
 from fp8compile.passes.widen_unsafe_ops import widen_unsafe_ops
 
@@ -80,4 +81,7 @@ SOUND = (preserves(copy_overwritten),)  # what is recomputed must be made from v
 OBSERVE_FORWARD = (preserves(observe_forward),)
 
 # On each half by itself, after Inductor's own post-grad passes: forms of a graph that fuse better, nothing to report.
-POST_GRAD = (preserves(sum_bias_gradients),)
+POST_GRAD = (
+    preserves(sum_bias_gradients),
+    preserves(store_residuals),  # last: it marks nodes, which others replace
+)

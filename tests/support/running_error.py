@@ -24,8 +24,9 @@ from fp8compile.analysis.sensitivity import responses as R
 from fp8compile.compiler import inductor
 from fp8compile.fx.graph import memory_order
 from fp8compile.fx.partition import PartitionedGraph
+from fp8compile.fx.regions import saves_itself
 from fp8compile.numerics import Codec
-from fp8compile.passes.encode_saved import _is_ours, _Judge
+from fp8compile.passes.encode_saved import _Judge
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from tests.support.graphs import split_of
@@ -71,7 +72,7 @@ def outcome(model: nn.Module, *args: Tensor, **options: Any) -> Outcome:
     codecs: dict[Node, Codec] = {}
     exact: dict[str, str] = {}
     for edge in split.edges:
-        decision = judge.decide(edge) if _is_ours(split, edge) else None
+        decision = judge.decide(edge) if saves_itself(split, edge) else None
         if isinstance(decision, tuple):
             codecs[edge.backward] = decision[0]
         elif isinstance(decision, str):
