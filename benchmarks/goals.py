@@ -92,7 +92,7 @@ SEVEN = "7b 1x2048, ours"
 STORAGE = "ours, storage only"
 GOALS: tuple[Goal, ...] = (
     Goal(
-        "kept for the backward, Llama-2-7B layer",
+        "saved for backward, Llama-2-7B layer",
         "BF16 22.66†, Transformer Engine 18.33†, COAT 13.33†, Inductor 16.10 (CPU, small)",
         "≤ 6 U",
         6.0,

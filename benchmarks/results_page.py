@@ -42,7 +42,19 @@ def layers(folder: Path) -> list[str]:
         "U is the layer's input in BF16.",
         '"With matmuls" adds what matmuls and attention read and write.',
         "",
-        lowered_tables.layers(folder).replace("with products", "with matmuls"),
+        lowered_tables.layers(folder),
+    ]
+
+
+def depth(folder: Path) -> list[str]:
+    found = load(folder, lowered_tables.DEPTH)
+    few, many = found["depths"]
+    return [
+        source(lowered_tables.DEPTH, found),
+        f"What one more layer adds, between {few} and {many} layers: generated kernels, forward + backward, and their bytes.",
+        "Beside its neighbours a layer moves less than alone, plain Inductor's most of all.",
+        "",
+        lowered_tables.depth(folder),
     ]
 
 
@@ -128,6 +140,7 @@ SECTIONS: Sequence[tuple[str, str, Callable[[Path], list[str]]]] = (
     ("measured", "Compile time", measured.compile_time),
     ("measured on a GPU", "GPU", gpu),
     ("counted", "Layers lowered for an H100", layers),
+    ("counted", "One more layer, lowered for an H100", depth),
     ("counted", "A small layer lowered for an H100", small_layer),
     ("counted", "Observation lowered for an H100", observed),
     ("counted", "Optimizer step lowered for an H100", optimizer_step),

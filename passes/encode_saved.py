@@ -1,6 +1,6 @@
 """Numbers change: gradients are computed from rounded activations; the forward's results stay as they are.
 
-Each tensor kept for the backward is stored as one-byte codes with a scale per group (COAT's groupwise storage), encoded
+Each tensor saved for backward is stored as one-byte codes with a scale per group (COAT's groupwise storage), encoded
 where it is made and decoded where it is first used, so that Inductor fuses the one into its producer and the other into
 its consumers. Error per element: the format's (``fp8compile.numerics.quantize``); for E4M3 at most 1/16 of the element,
 for INT8 at most 1/254 of its group's largest. The recipe names the format, by default by use
@@ -52,7 +52,7 @@ STEEP = "a steep function of it in the backward"
 
 
 def encode_saved(split: PartitionedGraph, ctx: Context) -> Notes:
-    """Store every kept activation as codes, or say why not."""
+    """Store every saved activation as codes, or say why not."""
     judge = _Judge(split, ctx)
     ours = [edge for edge in split.edges if saves_itself(split, edge)]
     decided = [(edge, judge.decide(edge)) for edge in ours]  # on one graph, for all
@@ -82,7 +82,7 @@ def codec_for(edge: SavedTensor, recipe: Recipe) -> tuple[Codec, str]:
 
 
 class _Judge:
-    """Knows both graphs; says of one kept tensor how it is stored, or why it must stay as it is."""
+    """Knows both graphs; says of one saved tensor how it is stored, or why it must stay as it is."""
 
     def __init__(self, split: PartitionedGraph, ctx: Context) -> None:
         self.ctx = ctx
@@ -215,7 +215,7 @@ def _encode(split: PartitionedGraph, edge: SavedTensor, codec: Codec, why: str) 
 
 
 def _codes_of_a_matmul(edge: SavedTensor, encoding: Encoding) -> tuple[Saved, ...]:
-    """What quantize_linears encoded and only matmuls need: kept as it is. Its scale is no entry of its own."""
+    """What quantize_linears encoded and only matmuls need: saved as it is. Its scale is no entry of its own."""
     if edge.forward.meta["val"].element_size() > 1:
         return ()
     exact = dataclasses.replace(edge.info, dtype=encoding.dtype, nbytes=encoding.nbytes)

@@ -1,4 +1,4 @@
-"""Numbers stay as they are. The largest magnitudes of the forward's values are kept for the backward, which returns them.
+"""Numbers stay as they are. The largest magnitudes of the forward's values are saved for backward, which returns them.
 
 observe_gradients has marked the values and numbered their rows. Of each amax is taken in groups as encode_saved takes it,
 so that the two are one reduction where both look at a value; an inf or a NaN shows in it. All go over in one tensor of 56

@@ -3,7 +3,7 @@
 For every value of fp8compile/observe/selection.py seven numbers are taken (numerics/histogram.py): two bins, counts of
 inf, NaN, zeros and subnormals, amax. They are put where the joint graph returns the gradient of the statistics input, so
 that autograd delivers them (see fp8compile/observe/slot.py). Values of the forward get a row too, and a mark;
-observe_forward fills it in once the graph is cut, so that counting has no say in what is kept.
+observe_forward fills it in once the graph is cut, so that counting has no say in what is saved.
 
 Every gradient is counted. The rows are set before the graph is known, by its calls, and one call may be hundreds of
 operations (an LSTM): gradients beyond them are folded, all of one kind and dtype into one row (``REST``), which says less

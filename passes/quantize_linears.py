@@ -12,8 +12,8 @@ Left as they are, each with its reason in the report: the output head (by path, 
 put in FP32 inside a 16-bit model, FP32 islands, weights whose sides are not multiples of 16 (``_scaled_mm`` takes no
 others; LoRA), batched expert matmuls, float64 and complex, inputs without rows, devices without FP8 units unless emulated.
 
-What a nonlinear operation needs for its backward too is kept once, as *its* codes (groupwise, see encode_saved): the wgrad
-encodes the decoded value again under the forward's scale. What only matmuls need is kept as their codes.
+What a nonlinear operation needs for its backward too is saved once, as *its* codes (groupwise, see encode_saved): the wgrad
+encodes the decoded value again under the forward's scale. What only matmuls need is saved as their codes.
 """
 
 from __future__ import annotations

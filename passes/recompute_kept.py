@@ -1,12 +1,12 @@
-"""Numbers stay as they are. Values that the backward can make from what is kept anyway are not kept.
+"""Numbers stay as they are. Values that the backward can make from what is saved anyway are not saved.
 
 Upstream's cut keeps a norm's output beside its input, silu(gate) * up beside gate and up, and the attention output twice,
 as a 4-D tensor and as the 2-D view that feeds the output projection. Each is a view or a pointwise expression of tensors
-that are kept, so the backward repeats it where it is first needed; one storage, one copy.
+that are saved, so the backward repeats it where it is first needed; one storage, one copy.
 
-Legality: only the operations in CHEAP are repeated, all of them deterministic, none a reduction or a product, each on
-values that reach the backward anyway (kept tensors, parameters, the caller's data unless the forward overwrites it), on
-constants, or, failing that, on the FP8 codes that a product's operand was decoded from, which then are kept in its place.
+Legality: only the operations in CHEAP are repeated, all of them deterministic, none a reduction or a matmul, each on
+values that reach the backward anyway (saved tensors, parameters, the caller's data unless the forward overwrites it), on
+constants, or, failing that, on the FP8 codes that a matmul's operand was decoded from, which then are saved in its place.
 Never through a value that is itself recomputed: a residual stream would be rebuilt from its start, step by step, and all of
 it live at once.
 """
@@ -69,7 +69,7 @@ SEEDED = {prims.inductor_lookup_seed.default, prims.inductor_random.default}
 
 
 def recompute_kept(split: PartitionedGraph, ctx: Context) -> Notes:
-    """Drop every kept tensor that views and pointwise operations make from the others."""
+    """Drop every saved tensor that views and pointwise operations make from the others."""
     notes = Notes()
     cheap = CHEAP | SEEDED if ctx.recipe.codegen == "inductor" else CHEAP
     codes = _codes(split)
@@ -115,7 +115,7 @@ def _chain(value: Node, given: set[Node], split: PartitionedGraph, cheap: Set[ob
 
 
 def _codes(split: PartitionedGraph) -> set[Node]:
-    """Codes and scales that the forward makes for products: to keep them, not what was decoded from them, is a gain."""
+    """Codes and scales that the forward makes for matmuls: to keep them, not what was decoded from them, is a gain."""
     return {n for n in split.fw.graph.nodes if ENCODING in n.meta}
 
 
@@ -131,7 +131,7 @@ def _operands(chain: list[Node]) -> list[Node]:
 
 
 def _repeat(split: PartitionedGraph, edge: SavedTensor, chain: list[Node], operands: list[Node]) -> None:
-    """Copy ``chain`` into the backward, before the first use; operands that were not kept so far are from now on."""
+    """Copy ``chain`` into the backward, before the first use; operands that were not saved so far are from now on."""
     given = {e.forward: e.backward for e in split.edges}
     new = {made: split.placeholder(edge, made) for made in operands if made not in given}
     copied = given | new

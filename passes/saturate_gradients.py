@@ -3,7 +3,7 @@
 Graphcore's automatic loss scaling clips and never skips a step. The limit is an extra input of the graph, a tensor that is
 inf, which clips nothing, until a scaler in histogram mode sets it (see fp8compile/observe/slot.py). Clipped are gradients of
 activations that generated code makes or is the first to read, where it costs no bytes, and those that come into the graph.
-What goes from one product straight into another is not (a copy each), nor are gradients of parameters, which the scaler
+What goes from one matmul straight into another is not (a copy each), nor are gradients of parameters, which the scaler
 reads and writes anyway. NaN stays NaN.
 """
 
@@ -56,7 +56,7 @@ def _clip(node: Node, limit: Node) -> None:
 def _is_free(root: Node) -> bool:
     """Whether a clip costs no bytes: generated code makes the value, or is the only one to read it.
 
-    Between two kernels that are not generated it would be a copy. Where the gradients of three products and more are added
+    Between two kernels that are not generated it would be a copy. Where the gradients of three matmuls and more are added
     up (q, k and v of one input), Inductor cuts the kernel that reads them in two once they are clipped.
     """
     if not leaves_a_contraction(root):

@@ -1,6 +1,6 @@
 """Numbers stay as they are but for the order of one sum. A bias gradient is summed by the kernel that makes the gradient.
 
-    d = f(g, h)     [rows, C], which products read too       reads g and h, writes d
+    d = f(g, h)     [rows, C], which matmuls read too       reads g and h, writes d
     sum(d, 0)       [C]                                      reads d again
 
 Inductor runs these as two kernels: a pointwise one walks along the rows, a sum over rows walks across them. In blocks of R
@@ -12,7 +12,7 @@ For GELU's backward that is one read less of the widest gradient of a layer. Wha
 kernel (GELU's value again, for the weight's gradient) is computed at the blocks' shape too, or it would read them again.
 On a GPU alone: a CPU's loops fuse otherwise.
 
-Left as they are: sums of what a product, attention or the caller made (somebody has to read it), of what a row's own sums
+Left as they are: sums of what a matmul, attention or the caller made (somebody has to read it), of what a row's own sums
 go into (the backward of a norm or a softmax is a kernel along rows), of what is not stored anyway, and small ones.
 """
 

@@ -2,7 +2,7 @@
 
 Islands are decided in ``fp8compile/islands/search.py``: begun by policy (``fp8compile/islands/policy.py``) or by
 measurement (``fp8compile/recipe/calibration.py``), ended where the value is proven or measured to fit, in the forward and
-the backward alike. A product in an island multiplies FP32 and is no FP8 linear; what is saved of an island is saved as it
+the backward alike. A matmul in an island multiplies FP32 and is no FP8 linear; what is saved of an island is saved as it
 is.
 
 Left as they are: 32-bit, 64-bit, integer and complex values, the operands of custom and higher-order operators, what other

@@ -21,6 +21,17 @@ from fp8compile.fx import spec
 spec.enabled = True  # every graph that any test compiles is held against the specification after every pass
 
 
+# Files whose few tests take minutes come first, where xdist would put them last (--no-loadscope-reorder): one process alone
+# would end with them.
+LONG = (
+    "tests/sm90/",
+    "tests/test_docs.py",
+    "tests/compiler/test_cache.py",
+    "tests/system/test_layer.py",
+    "tests/system/test_models.py",
+)
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sweep", action="store_true", help="run what takes long too: whole sweeps, all lowered cases")
 
@@ -30,6 +41,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: not any(name in item.nodeid for name in LONG))
     if not config.getoption("--sweep"):
         for item in items:
             if item.get_closest_marker("sweep"):

@@ -4,7 +4,7 @@ snippets   SQNR against float64 (dB) of eager FP16, FP16 under autocast, and com
 forms      the same compiled with islands "auto" in four forms (2-D or batched, function or module), each with gradients and
            without; of gradients, the worst SQNR too. Run node by node, every value rounded to its dtype
 models     the demo's Llama, BERT and a ViT (benchmarks/studies/loss_scaling_tasks.py) in FP16 and BF16: nodes widened, bytes
-           that are kept for the backward beyond those with islands off, and the loss after some steps
+           that are saved for backward beyond those with islands off, and the loss after some steps
 compile    seconds to compile forward and backward of the Llama in FP16, fresh processes without caches, arms in turn
 
 python benchmarks/studies/bench_islands.py [--parts snippets,forms,models,compile] [--steps 60] [--runs 3] [--json FILE]

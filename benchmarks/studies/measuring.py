@@ -77,7 +77,7 @@ def call(run: Callable[..., Any], batch: Batch, precision: str) -> Any:
 
 @dataclass(frozen=True)
 class Kept:
-    """A storage kept for the backward, with the shape and dtype of the first tensor that looks at it."""
+    """A storage saved for backward, with the shape and dtype of the first tensor that looks at it."""
 
     nbytes: int
     dtype: str

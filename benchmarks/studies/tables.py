@@ -20,7 +20,7 @@ def tables(rows: dict[str, Any]) -> Iterator[Table]:
 
 def _bytes_table(rows: dict[str, Any]) -> Table:
     ours = _ours(rows)
-    table = _table("kept for the backward, MB", "model", "precision", "codegen", "eager", "plain", *ours)
+    table = _table("saved for backward, MB", "model", "precision", "codegen", "eager", "plain", *ours)
     for column in (f"{ours[0]} / plain", "report / measured", "same for plain") if ours else ():
         table.add_column(column, justify="right")
     for key, row, precision, found in _measurements(rows):

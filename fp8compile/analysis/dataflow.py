@@ -65,7 +65,7 @@ def user_fp32(graph: Graph, static: Set[Node]) -> set[Node]:
     """FP32 values of a region that the user put in FP32 inside a 16-bit model; empty where the model is not 16-bit.
 
     A region starts at a cast the user wrote (``.float()``; not one from autocast or a decomposition) and at a matrix
-    product in FP32 beside products in 16 bit (``autocast(enabled=False)``). It goes on through values made of nothing
+    matmul in FP32 beside matmuls in 16 bit (``autocast(enabled=False)``). It goes on through values made of nothing
     but the region and parameters, and ends where the user casts back.
     """
     if not any(is_matmul(n) and n.meta["val"].dtype in SIXTEEN_BIT for n in graph.nodes if is_tensor(n)):

@@ -2,9 +2,9 @@
 
 A value is alive from the operation that makes it to the last kernel that reads it. What lands in memory at all is guessed
 as Inductor fuses: a pointwise value exists only if something else than pointwise operations and reductions reads it (a
-product, a convolution, attention) or if it is returned. Views and fused values prolong the life of what they read.
+matmul, a convolution, attention) or if it is returned. Views and fused values prolong the life of what they read.
 
-Counted elsewhere and left out here: inputs of the forward, and all that is kept for the backward, as a whole, and so only
+Counted elsewhere and left out here: inputs of the forward, and all that is saved for backward, as a whole, and so only
 what goes beyond it counts; and gradients of parameters, as if they existed from the start.
 Not known here: workspaces inside kernels (cuBLAS, split reductions), Inductor's reordering and reuse of buffers, values it
 stores rather than computes twice, fragmentation of the allocator.
@@ -26,7 +26,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 
 def workspace_bytes(split: PartitionedGraph) -> int:
-    """The most that forward or backward needs at one time beyond all that is kept from the one to the other."""
+    """The most that forward or backward needs at one time beyond all that is saved for backward."""
     return max(0, _in_forward(split), _in_backward(split))
 
 
@@ -45,7 +45,7 @@ def _in_backward(split: PartitionedGraph) -> int:
 
 
 def _kept(split: PartitionedGraph) -> dict[Node, list[Node]]:
-    """Each storage kept for the backward, and the backward's inputs that look at it."""
+    """Each storage saved for backward, and the backward's inputs that look at it."""
     kept: dict[Node, list[Node]] = {}
     for edge in split.edges:
         if edge.is_tensor and not split.caller_owns(root := storage_root(edge.forward)):
@@ -97,7 +97,7 @@ def _in_registers(node: Node) -> bool:
 
 
 def is_read_from_memory(node: Node) -> bool:
-    """Whether somebody reads a value who does not compute it anew: a product, say, or the caller."""
+    """Whether somebody reads a value who does not compute it anew: a matmul, say, or the caller."""
     return any(is_read_from_memory(u) if _is_view_or_part(u) else not _fuses_its_reads(u) for u in node.users)
 
 

@@ -31,8 +31,8 @@ def one_line(error: BaseException) -> str:
     while (before := _raised_from(cause)) is not None:
         cause = before
     named = _named(error)
-    told = getattr(cause, "strerror", None) or _first_line(cause)
-    return named if told in named else f"{named}; caused by {_named(cause)}"
+    text = getattr(cause, "strerror", None) or _first_line(cause)
+    return named if text in named else f"{named}; caused by {_named(cause)}"
 
 
 def _raised_from(error: BaseException) -> BaseException | None:

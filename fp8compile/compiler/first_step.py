@@ -179,8 +179,8 @@ def _tell(step: Callable[[int | None], Gradients], got: Gradients, arguments: se
         judge = Judge.of(reference, map(step, range(NUDGES)), BAR, arguments)
     failing = sorted(judge.failing(errors), key=lambda name: judge.sqnr(name, errors[name]))
     if failing:
-        told = ", ".join(f"{name} {judge.sqnr(name, errors[name]):.1f} dB" for name in failing)
-        log.warning(BELOW.format(len(failing), len(errors), BAR, told))
+        listed = ", ".join(f"{name} {judge.sqnr(name, errors[name]):.1f} dB" for name in failing)
+        log.warning(BELOW.format(len(failing), len(errors), BAR, listed))
     else:
         worst = min((judge.sqnr(name, error) for name, error in errors.items()), default=float("inf"))
         log.info("check='first_step': all %d gradients of a graph are well, the worst at %.1f dB", len(errors), worst)

@@ -51,7 +51,7 @@ def report_of(
 
 
 def _unknown(split: PartitionedGraph) -> list[str]:
-    """Which sizes of what is kept only a run knows, and how the bytes in the report count them."""
+    """Which sizes of what is saved only a run knows, and how the bytes in the report count them."""
     sizes = unknown_sizes(edge.forward.meta["val"] for edge in split.edges if edge.is_tensor)
     counted = ", ".join(f"{name}={size}" for name, size in sorted(sizes.items()))
     return [UNKNOWN_SIZES.format(", ".join(sorted(sizes)), counted)] if sizes else []

@@ -33,7 +33,7 @@ from fp8compile.reporting.report import GraphReport
 
 log = logging.getLogger("fp8compile")
 
-INFERENCE = "an inference graph: no gradients are recorded, so nothing is kept and nothing was rewritten"
+INFERENCE = "an inference graph: no gradients are recorded, so nothing is saved and nothing was rewritten"
 COMPILED_FOR_ANOTHER_INSTANCE = (
     "compiled for another instance of the same code, with parameters of the same shapes; Dynamo runs it for this model "
     "too unless a guard fails"

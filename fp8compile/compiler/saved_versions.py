@@ -5,7 +5,7 @@
     y.sum().backward()
 
 Autograd compares the version of each saved tensor; codes have one of their own, which nobody changes. So the versions of
-inputs and results that are kept as codes are noted at the call, and compared before the backward runs. Tensors are referred
+inputs and results that are stored as codes are noted at the call, and compared before the backward runs. Tensors are referred
 to weakly: to store codes is to let them go. One that is gone was not changed, as far as anybody can tell, and its codes hold
 what it was.
 """
@@ -33,7 +33,7 @@ Noted = tuple[str, int, weakref.ref[Tensor], int]
 
 
 def check_versions(compiled: Callable[..., Any], reports: Iterable[GraphReport]) -> Callable[..., Any]:
-    """``compiled``, which raises in its backward where eager does; itself where no input or result is kept as codes."""
+    """``compiled``, which raises in its backward where eager does; itself where no input or result is stored as codes."""
     kept = sorted({s.belongs_to for report in reports for s in report.notes.saved if s.belongs_to})
     if not kept:
         return compiled

@@ -20,7 +20,7 @@ class BackendReport:
     Attributes:
         text: its table.
         json: all of it.
-        saved_bytes: bytes kept for the backward with the recipe.
+        saved_bytes: bytes saved for backward with the recipe.
         saved_bytes_plain: bytes plain Inductor would keep.
     """
 

@@ -2,7 +2,7 @@
 
     seconds = sum over runs of  steps * step + evaluations * batches of an evaluation * step / 3
 
-step: forward and backward of one batch, uncompiled; of its three products per weight an evaluation has one. Compiling comes
+step: forward and backward of one batch, uncompiled; of its three matmuls per weight an evaluation has one. Compiling comes
 on top: only compiling tells how long it takes.
 """
 

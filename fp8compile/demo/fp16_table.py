@@ -34,14 +34,14 @@ def _table(results: Results, titles: tuple[str, ...], row: Callable[[Results, st
 
 def notes(results: Results) -> list[str]:
     """What the columns mean, and every run that did not end well."""
-    told = [(run, results.divergence(run) or run.status) for run in results.runs]
+    ends = [(run, results.divergence(run) or run.status) for run in results.runs]
     return [
         *_histogram_note(results),
         "loss: nats per byte, of runs that did not diverge; train loss: mean of the last tenth of the steps; gap: to fp32",
         f"diverged: a loss or parameter not finite, or less than {LEAST_PROGRESS:.0%} of fp32's progress by the end",
         f"skipped: steps left out for an inf or NaN; after warm-up: the scale after step {warm_up_steps(results.steps)}"
         " and its own first rise",
-        *(f"{run.arm}, seed {run.seed}: {status}" for run, status in told if status != DONE),
+        *(f"{run.arm}, seed {run.seed}: {status}" for run, status in ends if status != DONE),
     ]
 
 

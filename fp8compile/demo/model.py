@@ -8,7 +8,7 @@ difference: on the CPU size at four times the rate (and AdamW's second beta at 0
 and Inductor, which differ in the last bits of FP32 only, end 4 % apart. As set here they end equal to four
 decimals, 1.9701 nats after 300 steps from seed 0: ``--arms inductor,eager`` measures that noise on any machine.
 
-Parameters and optimizer states are FP32, products run in 16 bit under autocast: the standard loop. A model
+Parameters and optimizer states are FP32, matmuls run in 16 bit under autocast: the standard loop. A model
 held in BF16 throughout would be smaller, but its updates are rounded away as the rate falls: in the same 300
 steps, rounding parameters, gradients and moments to BF16 in every step ends at 2.0160 nats, 2.3 % more.
 

@@ -37,7 +37,7 @@ def plot_losses(results: Results, path: Path) -> None:
 
 
 def plot_saved_bytes(results: Results, path: Path) -> None:
-    """MiB kept from forward to backward in one step: eager, then the compiled arms."""
+    """MiB saved for backward in one step: eager, then the compiled arms."""
     figure, (axes,) = new_figure(rows=1)
     bars = saved_bars(results)
     for arm, nbytes in bars:

@@ -2,7 +2,7 @@
 
 CUDA cards that multiply BF16 use it. On a CPU both are timed: forward and backward of the demo's own model
 on a small batch, in turns, after one that warms up; the median of five counts. FP32 is chosen where BF16 takes more than 1.5
-times as long, which is every CPU without BF16 instructions (AVX512-BF16, AMX): there each product is emulated. A core
+times as long, which is every CPU without BF16 instructions (AVX512-BF16, AMX): there each matmul is emulated. A core
 with AVX2 and no more took 17 ms in FP32 and 110 ms in BF16.
 
 FP16 is only there when asked for: it is the demo of loss scaling. On a CPU it is timed too, beside FP32, for a CPU without
@@ -30,7 +30,7 @@ PURE_FP16 = "FP16 throughout: weights, activations, gradients; moments FP32. Arm
 
 @dataclass(frozen=True)
 class Precision:
-    """The dtype of products and saved tensors, and why.
+    """The dtype of matmuls and saved tensors, and why.
 
     Attributes:
         dtype: ``torch.bfloat16`` (under autocast), ``torch.float32``, or ``torch.float16`` (the model itself).

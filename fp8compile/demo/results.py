@@ -40,7 +40,7 @@ class Run:
         losses: training loss of each step, nats per byte.
         step_seconds: seconds of each step; the first one compiles.
         evaluations: validation losses; the first is before training.
-        saved_bytes: kept from forward to backward in one step, measured by ``saved_bytes``.
+        saved_bytes: saved for backward in one step, measured by ``saved_bytes``.
         peak_bytes: largest CUDA allocation of a step after the first, less what other arms hold; None on a CPU.
         warm_cache: the first step found compiled code on disk, so its compile time is not one from scratch.
         report: fp8compile's own, in its arm.
@@ -111,7 +111,7 @@ class Results:
     """Everything the demo measured.
 
     Attributes:
-        eager_saved_bytes: kept from forward to backward by the uncompiled model.
+        eager_saved_bytes: saved for backward by the uncompiled model.
         steps: steps per run asked for.
         recipe: what fp8compile's arm was asked for, in words.
     """

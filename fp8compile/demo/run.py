@@ -168,7 +168,7 @@ class _OnScreen:
     def __init__(self, task: Task, results: Results, screen: Screen) -> None:
         self.task, self.results, self.screen = task, results, screen
         self.plan = list(results.arms) * len(results.seeds)
-        self.told = False
+        self.warned = False
 
     def begins(self, run: Run) -> None:
         self.screen.begin(run)
@@ -176,8 +176,8 @@ class _OnScreen:
     def stepped(self, run: Run) -> None:
         runs = self.results.runs
         left = time_left(self.plan, runs, self.task.steps, len(self.task.evaluation_steps))
-        if left is not None and not left.at_least and not self.told:
-            self.told = True
+        if left is not None and not left.at_least and not self.warned:
+            self.warned = True
             self.screen.say(f"time left {left}, an estimate from the first steps of each arm")
         self.screen.step([each for each in runs if each.seed == run.seed], run, left)
 

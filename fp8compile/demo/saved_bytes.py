@@ -1,4 +1,4 @@
-"""Bytes kept from forward to backward, measured from outside: the distinct storages autograd then holds.
+"""Bytes saved for backward, measured from outside: the distinct storages autograd then holds.
 
 What a compiled graph saves reaches autograd in two ways: through ``save_for_backward``, where
 ``saved_tensors_hooks`` sees it, and (torch >= 2.11) as tensors kept on the node without a version check,

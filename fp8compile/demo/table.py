@@ -128,7 +128,7 @@ def _notes(results: Results) -> list[str]:
             f"{_report_note(results, ours.mean)}"
         )
     notes.append("loss: nats per byte; train loss: mean of the last tenth of the steps")
-    notes.append("saved: bytes kept from forward to backward as autograd holds them, parameters left out")
+    notes.append("saved: bytes saved for backward as autograd holds them, parameters left out")
     notes.append("step: the median; arms take theirs in turns, so that both see the same machine")
     notes.append(f"compile: the first step less the median one{_cache_note(results)}")
     notes += [f"{run.arm}, seed {run.seed}: {run.status}" for run in results.runs if run.status != DONE]

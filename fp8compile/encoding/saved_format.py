@@ -1,4 +1,4 @@
-"""Which one-byte format a kept value is stored in, by what it is and by what the backward does with it (``"auto"``).
+"""Which one-byte format a saved value is stored in, by what it is and by what the backward does with it (``"auto"``).
 
 Both formats take a byte. With amax the largest magnitude of its group, a value x comes back
 

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from fp8compile.fx.listing import RETURNED, Line, Part
 
 COLOURS = {
-    "input": "#d9e8fb",  # parameters, inputs, what the forward kept
-    "product": "#fbd9a8",  # matrix products, convolutions, attention
+    "input": "#d9e8fb",  # parameters, inputs, what the forward saved
+    "matmul": "#fbd9a8",  # matmuls, convolutions, attention
     "spliced": "#c6ecc6",  # put there by fp8compile
     "other": "#f4f4f4",
     "output": "#d9e8fb",

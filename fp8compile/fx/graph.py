@@ -16,7 +16,7 @@ from fp8compile.fx.tracing import copy_into, result_of, traced
 aten = torch.ops.aten
 
 SPLICED = "fp8compile"  # the key in a node's meta that says which function, on which values, put it there
-ENCODING = "fp8compile_encoding"  # in the meta of a product operand's codes and scale: an Encoding
+ENCODING = "fp8compile_encoding"  # in the meta of a matmul operand's codes and scale: an Encoding
 
 UNKNOWN = 8192  # what a size without a bound is taken for in counts and prices; Inductor takes the same
 

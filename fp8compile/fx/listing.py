@@ -14,7 +14,7 @@ class Line:
     """One node.
 
     Attributes:
-        kind: input, product, spliced, other or output.
+        kind: input, matmul, spliced, other or output.
         value: ``bf16[8, 64]`` or "".
         spliced: of a node that fp8compile put there, the call it is part of: ``encode(tanh)``.
         is_view: whether it computes nothing: a view, or one of several results.

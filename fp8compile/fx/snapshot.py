@@ -24,7 +24,7 @@ from fp8compile.fx.ops import is_view
 from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.fx.provenance import module_path
 
-PRODUCT_WORDS = ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "convolution", "attention", "mv", "dot")
+MATMUL_WORDS = ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "convolution", "attention", "mv", "dot")
 
 
 @dataclass(frozen=True)
@@ -148,7 +148,7 @@ def _kind(node: Node, op: str) -> str:
     if node.meta.get(SPLICED):
         return "spliced"
     words = re.split(r"[._]", op)
-    return "product" if any(word in PRODUCT_WORDS for word in words) else "other"
+    return "matmul" if any(word in MATMUL_WORDS for word in words) else "other"
 
 
 def _op(node: Node) -> str:

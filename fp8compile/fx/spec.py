@@ -1,8 +1,8 @@
 """The specification of a rewritten graph, checked after every pass where ``verify.enabled`` (in the tests; off by default).
 
 codes       one byte per element, made by an encode; read only through views and layout copies, by a decode, by a
-            scaled product, or handed to the backward: never computed with as if they were numbers
-scales      one inv_scale, FP32, for each encoding of a product's operand
+            scaled matmul, or handed to the backward: never computed with as if they were numbers
+scales      one inv_scale, FP32, for each encoding of a matmul's operand
 _scaled_mm  FP8 operands, the first row-major, the second column-major, inner sides multiples of 16, FP32 scales
 metadata    every operation knows its value
 """

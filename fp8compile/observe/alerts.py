@@ -27,12 +27,12 @@ class _Watch:
     """
 
     def __init__(self, observed: Observations) -> None:
-        self.told = set(torch.nonzero(observed.first >= 0).flatten().tolist())
+        self.reported = set(torch.nonzero(observed.first >= 0).flatten().tolist())
 
     def __call__(self, observed: Observations) -> None:
         broken = observed.current[:, INF] + observed.current[:, NAN] > 0
-        new = sorted(set(torch.nonzero(broken).flatten().tolist()) - self.told)  # waits for the device
-        self.told.update(new)
+        new = sorted(set(torch.nonzero(broken).flatten().tolist()) - self.reported)  # waits for the device
+        self.reported.update(new)
         if new:
             rows = observed.rows
             first = min(new, key=lambda index: (rows[index].direction != FORWARD, index))

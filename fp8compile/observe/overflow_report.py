@@ -74,14 +74,14 @@ class OverflowReport:
 
     def to_json(self) -> str:
         """Everything, with ``line`` as "first"; a headroom without end is null."""
-        told = {
+        data = {
             "schema": SCHEMA,
             "first": self.line if self.first else None,
             "data": self.data,
             "layers": [layer.to_dict() for layer in self.layers],
             "loss_scale": self.loss_scale,
         }
-        return json.dumps(told, indent=1)
+        return json.dumps(data, indent=1)
 
     def plot(self, folder: str | Path) -> list[Path]:
         """Write ``headroom.png``, layers x steps, and of a scaler ``loss_scale.png``; needs matplotlib."""

@@ -1,7 +1,7 @@
-"""Which values of a joint graph are worth watching: those that a product, a convolution or attention makes or takes.
+"""Which values of a joint graph are worth watching: those that a matmul, a convolution or attention makes or takes.
 
 Inductor computes whole kernels in FP32; what can overflow FP16 is what is *stored*. Stored for sure are the operands and
-results of products, convolutions and attention, whose kernels are not generated; results of reductions; gradients of
+results of matmuls, convolutions and attention, whose kernels are not generated; results of reductions; gradients of
 parameters; and the data that comes in. What lies between them is inside a kernel, or reaches one of them next.
 """
 

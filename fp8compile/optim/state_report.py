@@ -139,12 +139,12 @@ def _columns(state: StateReport) -> tuple[str, ...]:
 
 def _legend(states: list[StateReport], waiting: int) -> Iterator[str]:
     """What the columns mean, as far as they are there."""
-    told = [WAITING.format(waiting)] * bool(waiting)
-    told += [WHAT_K_IS] * any(s.k is not None for s in states)
-    told += [WHAT_DB_IS] * any(s.error_db is not None and not math.isinf(s.error_db) for s in states)
+    notes = [WAITING.format(waiting)] * bool(waiting)
+    notes += [WHAT_K_IS] * any(s.k is not None for s in states)
+    notes += [WHAT_DB_IS] * any(s.error_db is not None and not math.isinf(s.error_db) for s in states)
     encoded = [s for s in states if s.format != "fp32" and s.name not in BESIDE_STATES]
-    told += [NO_GRADIENT] * any(s.error_db is None for s in encoded)
-    yield from ("", *(_prose(each) for each in told)) if told else ()
+    notes += [NO_GRADIENT] * any(s.error_db is None for s in encoded)
+    yield from ("", *(_prose(each) for each in notes)) if notes else ()
 
 
 @torch.no_grad()

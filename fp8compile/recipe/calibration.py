@@ -118,12 +118,12 @@ class Calibration:
         amax = value.amax * scale
         if value.dtype != "f16" or amax == 0 or FP16_NORMAL * self.headroom <= amax <= FP16_MAX / self.headroom:
             return None
-        told = f"amax {amax:.2g} measured" + (f" at loss scale {scale:g}" if value.direction == BACKWARD else "")
+        measured = f"amax {amax:.2g} measured" + (f" at loss scale {scale:g}" if value.direction == BACKWARD else "")
         if amax > 1:
             near = "above" if amax > FP16_MAX else f"less than {self.headroom:g} times below"
-            return f"{told}: {near} FP16's {FP16_MAX:.0f}"
+            return f"{measured}: {near} FP16's {FP16_MAX:.0f}"
         near = "below" if amax < FP16_NORMAL else f"less than {self.headroom:g} times above"
-        return f"{told}: {near} 2**-14, where FP16 loses bits"
+        return f"{measured}: {near} 2**-14, where FP16 loses bits"
 
     @functools.cached_property
     def text(self) -> str:

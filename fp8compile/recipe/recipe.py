@@ -57,14 +57,14 @@ class Recipe:
         linear_skip: patterns as in ``skip``: linears that stay in their dtype; by default the places where libraries
             keep the output head. A linear tied to an embedding stays too.
         emulate: decode the codes and multiply in the model's dtype, on any device: FP8's numbers without its speed.
-        saved: how tensors are kept from forward to backward: "groupwise" (one scale per group) or "off".
+        saved: how what is saved for backward is stored: "groupwise" (one scale per group) or "off".
         saved_format: "auto" ("e4m3" for what the backward compares with zero and for what exp made, else "int8"; see
             fp8compile/encoding/saved_format.py), "e4m3", "int8", or "best_of_two" (group by group, decided at run time).
         group_size: elements per scale, 16 ... 65536.
         saved_attention: whether operands and results of attention are encoded too.
         attention_format: the format of those. INT8 by default: the backward of attention exponentiates q k' again, which
             turns E4M3's relative error into a factor (measured on the demo: gradients of k at 10 dB, against 23 in INT8).
-        min_saved_numel: tensors with fewer elements are kept as they are.
+        min_saved_numel: tensors with fewer elements stay as they are.
         skip: fnmatch patterns on module paths; tensors made in such a module, or in one under it, stay as they are.
         observe: whether statistics of values and gradients are taken in the graph, for ``fp8compile.amp.LossScaler`` and
             ``fp8compile.overflow_report``: "auto" (of what is FP16 in a training graph), True (BF16 and FP32 too), False.
@@ -185,7 +185,7 @@ class Recipe:
 
     @property
     def stores_saved(self) -> bool:
-        """Whether tensors are kept as codes in any module."""
+        """Whether tensors are stored as codes in any module."""
         return any(recipe.saved != "off" for recipe in (self, *self.modules.values()))
 
     @property

@@ -49,7 +49,7 @@ class Fit:
         buffers: the model's buffers.
         gradients: of the parameters that are trained.
         states: of the optimizer.
-        activations: kept from forward to backward.
+        activations: saved for backward.
         workspace: the most that forward or backward needs beyond these at one time, an estimate.
         update: what the optimizer needs beside these while it steps, an estimate: torch.optim's default implementation on
             a GPU makes one temporary of the size of all gradients.
@@ -106,9 +106,9 @@ class Fit:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        told = dataclasses.asdict(dataclasses.replace(self, model=None))
-        del told["model"]
-        return {**told, "peak": self.peak, "peak_plain": self.peak_plain}
+        fields = dataclasses.asdict(dataclasses.replace(self, model=None))
+        del fields["model"]
+        return {**fields, "peak": self.peak, "peak_plain": self.peak_plain}
 
     def __str__(self) -> str:
         return (
@@ -116,7 +116,7 @@ class Fit:
             f"plain Inductor: {_verdict(self.peak_plain, self.card)}\n"
             f"weights {human(self.weights)}, buffers {human(self.buffers)}, gradients {human(self.gradients)}, "
             f"optimizer states {human(self.states)}\n"
-            f"kept for the backward {human(self.activations)} (plain Inductor {human(self.activations_plain)})\n"
+            f"saved for backward {human(self.activations)} (plain Inductor {human(self.activations_plain)})\n"
             f"working memory, estimated: {human(self.workspace)} (plain Inductor {human(self.workspace_plain)}), "
             f"{human(self.update)} while the optimizer steps"
             + (f"\n{self.by_optimizer()}" if self.model and self.model.parameters else "")

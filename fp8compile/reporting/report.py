@@ -33,7 +33,7 @@ class GraphReport:
     Attributes:
         kind: "training", or "inference" (nothing is saved, so nothing was rewritten).
         notes: what the passes did.
-        saved_bytes: bytes kept from forward to backward, distinct storages; parameters, buffers and tensors that the
+        saved_bytes: bytes saved for backward, distinct storages; parameters, buffers and tensors that the
             caller owns (data, masks, tables) left out.
         saved_bytes_plain: the same for plain Inductor.
         remarks: what concerns the graph as a whole.

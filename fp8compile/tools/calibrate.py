@@ -135,9 +135,9 @@ def _check_finite(where: str, tensors: Iterable[tuple[str, Any]]) -> None:
     """No NaN and no inf; -inf alone is a mask."""
     for name, value in tensors:
         if not all_finite(value) and nonfinite_kinds(value) != {MINUS}:
-            told = range_of(name, value).non_finite
+            found = range_of(name, value).non_finite
             raise ValueError(
-                f"calibrate: {where}{name} holds {told} of {value.numel()}: nothing can be measured with it. "
+                f"calibrate: {where}{name} holds {found} of {value.numel()}: nothing can be measured with it. "
                 f"Leave the batch out, or mend the model."
             )
 

@@ -51,13 +51,13 @@ class CompiledWith:
         """The arguments of torch.compile that run ``recipe`` and change nothing else."""
         others = dict(self.others)
         filter_fn = others.pop("guard_filter_fn", None)
-        told = dict(self.first)
-        if recipe != Recipe.from_options(told["options"]):
-            backend = RecipeBackend(recipe, told["mode"], self.first, "isolate_recompiles" in others)
-            told = {"backend": backend, "options": None, "mode": None}
+        arguments = dict(self.first)
+        if recipe != Recipe.from_options(arguments["options"]):
+            backend = RecipeBackend(recipe, arguments["mode"], self.first, "isolate_recompiles" in others)
+            arguments = {"backend": backend, "options": None, "mode": None}
         if filter_fn is not None:  # travels in the options, from which torch.compile takes it out
-            told["options"] = {**(told["options"] or {}), "guard_filter_fn": filter_fn}
-        return {**told, **others}
+            arguments["options"] = {**(arguments["options"] or {}), "guard_filter_fn": filter_fn}
+        return {**arguments, **others}
 
 
 def running(module: nn.Module) -> CompiledWith | None:

@@ -113,9 +113,9 @@ class _Step:
         self.names[id(value)] = name
         if all_finite(value):
             return
-        told = range_of(name, value)
-        if self.found is None and (nonfinite_kinds(value) != {MINUS} or kind == PARAMETER or told.max > 0):
-            self.found = FirstNonFinite(kind, "input", name, "", FORWARD, told)
+        seen = range_of(name, value)
+        if self.found is None and (nonfinite_kinds(value) != {MINUS} or kind == PARAMETER or seen.max > 0):
+            self.found = FirstNonFinite(kind, "input", name, "", FORWARD, seen)
         self.masked.append(name)
 
     def stop(self, found: FirstNonFinite) -> None:
@@ -209,6 +209,6 @@ class _Graph:
             if is_tangent(node) and not all_finite(value):
                 user = next(iter(node.users))
                 remark = UNCOMPILED.format("the backward of the loss, or of what follows this graph")
-                told = range_of(node.name, value)
+                seen = range_of(node.name, value)
                 place = self._path(module_path(user)), source_line(user)
-                self.step.stop(FirstNonFinite(OUTSIDE, "input", *place, BACKWARD, told, (), remark))
+                self.step.stop(FirstNonFinite(OUTSIDE, "input", *place, BACKWARD, seen, (), remark))

@@ -36,8 +36,8 @@ def unmatched(graphs: Sequence[GraphReport], recipe: Recipe, model: nn.Module) -
         recipe: what they were compiled with.
         model: as the user wrote it, not what torch.compile made of it.
     """
-    told = Report(tuple(graphs))
-    entries = (*told.saved, *told.skips, *told.recomputed, *told.linears)
+    report = Report(tuple(graphs))
+    entries = (*report.saved, *report.skips, *report.recomputed, *report.linears)
     made = {e.origin.module for e in entries}
     names = [name for name, _ in model.named_modules(remove_duplicate=False)]
     kind, several = type(model).__name__, len(graphs) > 1
@@ -82,12 +82,12 @@ def _kept_in_vain(graphs: Sequence[GraphReport], recipe: Recipe) -> Iterator[tup
     """Each pattern of ``keep_fp32`` that every graph notes to match nothing, and what the first one takes it for."""
     for pattern in recipe.keep_fp32:
         begin = f"{pattern!r}."
-        told = [
+        messages = [
             next((s.name for s in g.notes.skips if s.reason == WISH and s.name.startswith(begin)), None)
             for g in graphs
         ]
-        if told and told[0] is not None and all(told):
-            yield pattern, told[0].removeprefix(begin).partition(" Known:")[0]
+        if messages and messages[0] is not None and all(messages):
+            yield pattern, messages[0].removeprefix(begin).partition(" Known:")[0]
 
 
 def _any_in(paths: Iterable[str], pattern: str) -> bool:

@@ -60,8 +60,8 @@ def test_what_reads_a_view_reads_what_it_looks_at() -> None:
         assert not [line.name for line in kept if line.is_view or line.kind == "output"]
         names = {line.name for line in kept}
         assert all(set(line.reads) <= names and line.name not in line.reads for line in kept)
-        products = [line for line in kept if line.kind == "product"]
-        assert products and {p.name for p in products} == {n for n, line in lines.items() if line.kind == "product"}
+        matmuls = [line for line in kept if line.kind == "matmul"]
+        assert matmuls and {p.name for p in matmuls} == {n for n, line in lines.items() if line.kind == "matmul"}
 
 
 def line(name: str, *reads: str, kind: str = "other", spliced: str = "") -> Line:

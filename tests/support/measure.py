@@ -1,4 +1,4 @@
-"""What the tests measure with: a Llama-style layer, the bytes kept for the backward, gradients against float64 in dB."""
+"""What the tests measure with: a Llama-style layer, the bytes saved for backward, gradients against float64 in dB."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def llama_case(
 
 
 def kept_bytes(model: nn.Module, fn: Callable[..., Tensor], args: tuple[Tensor, ...]) -> int:
-    """Bytes kept for the backward of ``fn(*args)``, as autograd sees them: distinct storages; parameters and arguments
+    """Bytes saved for backward of ``fn(*args)``, as autograd sees them: distinct storages; parameters and arguments
     that take no gradient (tables, data: the caller owns them) left out."""
     known = {
         t.untyped_storage().data_ptr()

@@ -202,7 +202,7 @@ def test_a_non_finite_activation_reaches_the_gradients(bad: float, saved_format:
     class Poisoned(MLP):
         def forward(self, x: Tensor, poison: Tensor) -> Tensor:  # type: ignore[override]
             h = self.up(x) + poison
-            # the loss below never sees the poisoned element: only what is kept for the backward does
+            # the loss below never sees the poisoned element: only what is saved for backward does
             return self.down(torch.where(torch.isfinite(h), h, 0.0)) + 0 * self.down(h * h)
 
     model, x = Poisoned(), data(128, 64)

@@ -190,7 +190,7 @@ def _is_laid_like(a: Node, b: Any) -> bool:
 
 
 def _loses(cast: Node) -> bool:
-    """Whether a cast may round. (Of FP8, codes of a product's operand, ``torch.promote_types`` knows nothing.)"""
+    """Whether a cast may round. (Of FP8, codes of a matmul's operand, ``torch.promote_types`` knows nothing.)"""
     after, before = cast.meta["val"].dtype, cast.args[0].meta["val"].dtype  # type: ignore[union-attr]
     if after == before:
         return False

@@ -1,4 +1,4 @@
-"""The rules of reductions and products: n or k elements make one. See ``summed`` in interval.py for their rounding."""
+"""The rules of reductions and matmuls: n or k elements make one. See ``summed`` in interval.py for their rounding."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def accumulated(node: Node, known: Known) -> Interval:
     return enlarged(times(x, Interval(1.0, n)), min((at_most(n) + 1) * 2.0**-24, 1.0))
 
 
-def product(node: Node, known: Known, a: int = 0) -> Interval:
+def matmul(node: Node, known: Known, a: int = 0) -> Interval:
     """Sums of k products, k the inner dimension."""
     left, right = node.args[a : a + 2]
     return summed(times(of(known, left), of(known, right)), elements(left, [-1]))
@@ -65,7 +65,7 @@ def product_and_sum(node: Node, known: Known) -> Interval:
     """beta c + alpha a b; c may be what the sum starts from."""
     beta, alpha = (exactly(float(node.kwargs.get(name, 1))) for name in ("beta", "alpha"))  # type: ignore[arg-type]
     start = enlarged(of(known, node.args[0]), sum_error(elements(node.args[1], [-1])))
-    return add(times(start, beta), times(product(node, known, 1), alpha))
+    return add(times(start, beta), times(matmul(node, known, 1), alpha))
 
 
 def convolved(node: Node, known: Known) -> Interval:

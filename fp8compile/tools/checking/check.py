@@ -93,9 +93,9 @@ def check(
 ) -> Check:
     """Compare every gradient of one step with the exact one; where one is below the bar, find the cause and a recipe.
 
-        told = fp8compile.check(model, batch)
-        print(told)
-        model = torch.compile(model, backend="fp8compile", options={"recipe": told.recipe})
+        result = fp8compile.check(model, batch)
+        print(result)
+        model = torch.compile(model, backend="fp8compile", options={"recipe": result.recipe})
 
     A handful of steps where all is well; else up to some 50 more, without generating kernels (see
     fp8compile/tools/checking/repair.py). Gradients, buffers, random number generators and train/eval mode are left as
@@ -180,10 +180,10 @@ class _Comparison:
         rows = [self._row(name, errors[name], name in failing, alone or {}, after) for name in errors]
         rows.sort(key=lambda row: (row.verdict != BELOW, row.verdict != NOT_FINITE, row.verdict == ROUNDING, row.db))
         infinite = [row.name for row in rows if row.verdict == NOT_FINITE]
-        told = tuple(remarks) + ((ITSELF.format(", ".join(infinite[:5])),) if infinite else ())
+        remarked = tuple(remarks) + ((ITSELF.format(", ".join(infinite[:5])),) if infinite else ())
         left = tuple((c.module, c.kind) for c in alone or {}) if after is not None else ()
         line = options_text(recipe) if recipe is not None and not ok else ""
-        return Check(tuple(rows), self.bar, ok and not infinite, recipe, line, left, self.trials.count, told)
+        return Check(tuple(rows), self.bar, ok and not infinite, recipe, line, left, self.trials.count, remarked)
 
     def _row(
         self, name: str, error: float, failing: bool, alone: Mapping[Candidate, Errors], after: Errors | None

@@ -1,6 +1,6 @@
 """Which modules to leave exact so that all gradients are above the bar: found by encoding parts of the model alone.
 
-    candidate     (module path, "saved" | "linear"): the tensors made in that module and kept as codes, or its FP8 linear:
+    candidate     (module path, "saved" | "linear"): the tensors made in that module and stored as codes, or its FP8 linear:
                   what a recipe can name
     E_p(S)        |g - g'|^2 of parameter p when only the candidates S are encoded
     prediction    E_p(S + T) = E_p(S) + E_p(T): errors small beside the gradient add as vectors, and those of different
@@ -53,11 +53,11 @@ def candidates_of(reports: Iterable[GraphReport]) -> dict[Candidate, list[str]]:
     found: dict[Candidate, list[str]] = {}
     for report in reports:
         for saved in report.notes.saved:
-            told = f"{saved.origin.op} {saved.info} at {saved.origin.source or '-'}, {saved.codec}"
-            found.setdefault(Candidate(saved.origin.module, SAVED), []).append(told)
+            text = f"{saved.origin.op} {saved.info} at {saved.origin.source or '-'}, {saved.codec}"
+            found.setdefault(Candidate(saved.origin.module, SAVED), []).append(text)
         for linear in report.notes.linears:
-            told = f"{linear.direction} {linear.M} x {linear.K} x {linear.N}, {linear.formats}"
-            found.setdefault(Candidate(linear.origin.module, LINEAR), []).append(told)
+            text = f"{linear.direction} {linear.M} x {linear.K} x {linear.N}, {linear.formats}"
+            found.setdefault(Candidate(linear.origin.module, LINEAR), []).append(text)
     return found
 
 

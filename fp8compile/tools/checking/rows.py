@@ -10,7 +10,7 @@ OK, BELOW, ROUNDING, NOT_FINITE = "ok", "below the bar", "rounding", "not finite
 
 @dataclass(frozen=True)
 class Cause:
-    """What makes a gradient wrong: the tensors kept as codes in a module (``kind`` "saved"), or its FP8 linear.
+    """What makes a gradient wrong: the tensors stored as codes in a module (``kind`` "saved"), or its FP8 linear.
 
     Attributes:
         module, kind: where and what; "" is the model itself.

@@ -25,11 +25,11 @@ def text_of(rows: tuple[Row, ...], bar: float, steps: int, line: str, remarks: t
 
 
 def _headline(rows: tuple[Row, ...], wrong: int, bar: float, steps: int) -> str:
-    told = f"{wrong} of {len(rows)} gradients below {bar:g} dB" if wrong else "no gradient below the bar"
+    verdict = f"{wrong} of {len(rows)} gradients below {bar:g} dB" if wrong else "no gradient below the bar"
     if not wrong and rows:
-        told = f"all {len(rows)} gradients at {bar:g} dB or above"
-        told += ", or rounding" if any(row.verdict == ROUNDING for row in rows) else ""
-    return f"fp8compile.check: {told} ({steps} steps; the exact step in the model's own dtypes is the reference)"
+        verdict = f"all {len(rows)} gradients at {bar:g} dB or above"
+        verdict += ", or rounding" if any(row.verdict == ROUNDING for row in rows) else ""
+    return f"fp8compile.check: {verdict} ({steps} steps; the exact step in the model's own dtypes is the reference)"
 
 
 def _shown(below: tuple[Row, ...]) -> int:
@@ -45,11 +45,11 @@ def _shown(below: tuple[Row, ...]) -> int:
 
 def _lines_of(row: Row) -> list[str]:
     after = "" if math.isnan(row.repaired) else f" -> {decibels(row.repaired)} repaired"
-    told = [f"  {row.name}: {decibels(row.db)}{after}"]
-    told += [f"    {_cause(cause)}" for cause in row.causes[:MOST_CAUSES]]
+    lines = [f"  {row.name}: {decibels(row.db)}{after}"]
+    lines += [f"    {_cause(cause)}" for cause in row.causes[:MOST_CAUSES]]
     if len(row.causes) > MOST_CAUSES:
-        told.append(f"    and {len(row.causes) - MOST_CAUSES} more")
-    return told
+        lines.append(f"    and {len(row.causes) - MOST_CAUSES} more")
+    return lines
 
 
 def _cause(cause: Cause) -> str:
@@ -71,11 +71,11 @@ def _others(rows: tuple[Row, ...]) -> str:
     fine = [row for row in rows if row.verdict == OK]
     noise = [row for row in rows if row.verdict == ROUNDING]
     worst = ", ".join(f"{row.name} {decibels(row.db)}" for row in fine[:WORST_OK])
-    told = [f"{len(fine)} well, worst {worst}"] if fine else []
+    parts = [f"{len(fine)} well, worst {worst}"] if fine else []
     if noise:
         names = ", ".join(row.name for row in noise[:WORST_OK]) + (", ..." if len(noise) > WORST_OK else "")
-        told.append(f"{len(noise)} that rounding decides in the exact step too: {names}")
-    return "; ".join(told)
+        parts.append(f"{len(noise)} that rounding decides in the exact step too: {names}")
+    return "; ".join(parts)
 
 
 def decibels(db: float) -> str:
