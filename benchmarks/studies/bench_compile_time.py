@@ -10,7 +10,7 @@ Each run is a process of its own with an empty cache; the arms alternate, so tha
 The least of the runs counts: a busy machine only ever adds. Beside the seconds stand the different kernels that the
 compiler was run on, which no machine disturbs: they are most of a compilation. Layers that are alike share theirs.
 
-    python benchmarks/studies/bench_compile_time.py [--layers 2 8 32] [--runs 3] [--kernel-runs 1] [--json results.json]
+    python benchmarks/studies/bench_compile_time.py [--layers 2 8 32] [--runs 3] [--kernel-layers 2 8] [--json results.json]
 """
 
 from __future__ import annotations
@@ -107,6 +107,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, nargs="+", default=[2, 8, 32])
     parser.add_argument("--runs", type=int, default=3, help="without kernels")
     parser.add_argument("--kernel-runs", type=int, default=1, help="of whole compilations, which are long")
+    parser.add_argument("--kernel-layers", type=int, nargs="+", default=[2, 8], help="of whole compilations")
     parser.add_argument("--json", type=Path)
     args = parser.parse_args()
     result: dict[str, Any] = {
@@ -114,11 +115,12 @@ def main() -> None:
         "device": platform.processor() or platform.machine(),
         "torch": torch.__version__,
     }
-    for name, runs, generate in (("without kernels", args.runs, False), ("whole", args.kernel_runs, True)):
+    parts = (("without kernels", args.layers, args.runs, False), ("whole", args.kernel_layers, args.kernel_runs, True))
+    for name, layers, runs, generate in parts:
         print(name)
-        result[name] = measured(args.layers, runs, generate)
-    if args.json:
-        args.json.write_text(json.dumps(result, indent=1) + "\n")
+        result[name] = measured(layers, runs, generate)
+        if args.json:
+            args.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":
