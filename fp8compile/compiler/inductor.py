@@ -92,7 +92,7 @@ def compile_once(
     report_store.start(graph_key)
     spare = copy_with_attributes(gm) if stats_inputs else gm
     compiled = cast(Callable[..., Any], private.compile_fx(gm, inputs, config_patches=patches, **compile_args))
-    if stats_inputs and report_store.is_lost(graph_key):  # the report says which value each row of the statistics is about
+    if stats_inputs and report_store.is_lost(graph_key):  # the report says what each row of statistics is about
         afresh = {**patches, "force_disable_caches": True}
         compiled = cast(Callable[..., Any], private.compile_fx(spare, inputs, config_patches=afresh, **compile_args))
     cached = report_store.came_from_cache(graph_key)
