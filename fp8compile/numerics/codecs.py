@@ -28,7 +28,7 @@ from fp8compile.numerics.scaling import (
     quantize,
 )
 
-ENCODABLE = (torch.float32, torch.bfloat16, torch.float16)  # dtypes that are encoded; who uses FP64 wants exact values
+ENCODABLE = (torch.float32, torch.bfloat16, torch.float16)  # encoded dtypes; FP64 is used to be exact
 
 
 class Codec(Protocol):
