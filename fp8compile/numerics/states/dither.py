@@ -32,7 +32,7 @@ ROUNDINGS = ("nearest", "dithered")
 
 _BITS = 12
 _MASK = 2**_BITS - 1
-_LOW, _HIGH = 2531, 1619  # odd, about 2**12 / 1.618 and 2**12 / 1.618**2; no product overflows a signed 32-bit integer
+_LOW, _HIGH = 2531, 1619  # odd, about 2**12 / 1.618 and 2**12 / 1.618**2; no product leaves a signed 32-bit integer
 _EXPONENT = 0x7F800000  # of an FP32
 _ONE_SQUARED = 0x7F000000  # twice the FP32 bits of 1.0: less those of 2**e this is 2**-e
 
