@@ -119,6 +119,6 @@ class Plan:
         if self.master == "fp32":
             return {"param": p.to(self.dtype), "master": p}
         number, first = tensors["stream"].unbind()
-        key = key_of(self.seed, number, tensors["step"].expand(p.shape))  # expanded, so that the key is no kernel of its own
+        key = key_of(self.seed, number, tensors["step"].expand(p.shape))  # expanded: the key is no kernel of its own
         bits = random_bits(index_like(p.shape, first + self.offset, tensors["param"].stride()), key)
         return {"param": round_stochastically(p, self.dtype, bits)}
