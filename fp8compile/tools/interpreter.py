@@ -92,7 +92,7 @@ class NonFiniteFinder(Interpreter):
         self.labels: dict[Node, str] = {}  # of the computed values
         self.made: dict[Node, NonFiniteNode] = {}  # in the order of the graph
         self.confirmed: set[Node] = set()
-        self.carried: dict[Node, frozenset[Node]] = {}  # the values that hold something made, and the nodes that made it
+        self.carried: dict[Node, frozenset[Node]] = {}  # values that hold something made, and who made it
 
     @property
     def found(self) -> NonFiniteNode | None:

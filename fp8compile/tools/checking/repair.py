@@ -95,7 +95,7 @@ class Search:
                 if not self.judge.failing(left):
                     return self._minimal(chosen, left)
                 failing |= set(self.judge.failing(left))
-                if groups and self.steps > self.most:  # the prediction was wrong, and no steps are left to find out where
+                if groups and self.steps > self.most:  # the prediction was wrong; no steps are left to learn where
                     chosen += [member for group in groups for member in group.members]
                     groups = []
                     continue
