@@ -76,7 +76,7 @@ def snapshot(graph: Graph) -> Snapshot:
 
 
 def snapshot_of(seen: GraphModule | PartitionedGraph | tuple[GraphModule, GraphModule]) -> Snapshot:
-    """The graph of a module, or forward and backward of a cut one; of a Split, as its ``finish`` will leave them."""
+    """The graph of a module, or both graphs of a cut one; of a PartitionedGraph, as its ``finish`` will leave them."""
     if isinstance(seen, GraphModule):
         return snapshot(seen.graph)
     if isinstance(seen, PartitionedGraph):

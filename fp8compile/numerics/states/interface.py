@@ -45,7 +45,7 @@ class Grouped:
     Attributes:
         signed: whether negative values occur; without them (second moments) no value above 0 ever decodes to 0.
         group_size: elements that share metadata; None: the whole tensor (for ablations; a shard would not own it).
-        rounding: "nearest", or "dithered" where the state is never negative (``numerics.dither``).
+        rounding: "nearest", or "dithered" where the state is never negative (``states.dither``).
     """
 
     signed: bool = True
