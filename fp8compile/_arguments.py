@@ -1,6 +1,7 @@
 """Arguments checked where they are given: a ``ValueError`` names the option, the value and what it should be.
 
-``bool`` is no number here, although Python says so: ``lr=True`` is a slip, and would train at a rate of 1.
+``bool`` does not count as a number here, although it does in Python: ``lr=True`` is a slip, and would train at a
+learning rate of 1.
 """
 
 from __future__ import annotations
@@ -15,17 +16,17 @@ FLAGS = (True, False)
 
 
 def is_number(value: object) -> bool:
-    """Whether it is a real number, of Python or numpy, but no bool. NaN and inf are."""
+    """Whether ``value`` is a real number, Python's or NumPy's, and not a bool. NaN and inf count as numbers."""
     return isinstance(value, numbers.Real) and not isinstance(value, bool)
 
 
 def is_finite(value: object) -> bool:
-    """Whether it is a real number that is neither inf nor NaN."""
+    """Whether ``value`` is a real number that is neither inf nor NaN."""
     return is_number(value) and math.isfinite(value)  # type: ignore[arg-type]
 
 
 def is_count(value: object) -> bool:
-    """Whether it is a whole number, but no bool."""
+    """Whether ``value`` is a whole number and not a bool."""
     return isinstance(value, numbers.Integral) and not isinstance(value, bool)
 
 
@@ -37,7 +38,7 @@ def check_number(name: str, value: object, *, low: float = 0.0, below: float = m
 
 
 def check_number_or_tensor(name: str, value: object, *, low: float = 0.0, below: float = math.inf) -> None:
-    """The same for what may also be a tensor of one real element, which is not read: the host would wait for it."""
+    """The same for a value that may also be a tensor of one real element. A tensor is not read: the host would wait."""
     if not isinstance(value, Tensor):
         check_number(name, value, low=low, below=below)
     elif value.numel() != 1 or value.is_complex():
@@ -51,7 +52,7 @@ def check_count(name: str, value: object, *, low: int = 0) -> None:
 
 
 def check_one_of(name: str, value: object, choices: Iterable[object]) -> None:
-    """Raises ValueError unless value is one of these, of the same type: 1 is not True."""
+    """Raises ValueError unless value is one of ``choices`` and of the same type: 1 is not True."""
     known = list(choices)
     if not any(type(value) is type(each) and value == each for each in known):
         raise ValueError(f"{name}={value!r}: one of {', '.join(map(repr, known))} is needed")

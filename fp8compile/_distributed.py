@@ -2,9 +2,9 @@
 
     state of p   [rows, ...], metadata [rows, groups]:  both cut along dim 0 as p is
 
-A rank owns rows, and rows own whole groups (numerics/states), so a rank encodes its part as if it were the whole, and
-what two ranks have saved three can load. Where a shard would cut groups, the states stay in FP32. That is decided by how a
-parameter is sharded, never by how many ranks there are: a state must be stored alike on all of them.
+A rank owns rows, and rows own whole groups (numerics/states). So a rank encodes its part as if it were the whole tensor, and
+three ranks can load what two have saved. Where a shard would cut groups, the states stay in FP32. This depends on how a
+parameter is sharded, never on the number of ranks: a state must be stored the same way on all ranks.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def is_cut(p: Tensor) -> bool:
 
 
 def why_not_encoded(p: Tensor, formats: Sequence[str] = ()) -> str | None:
-    """Why the shards of ``p`` do not own whole groups of it, or not in one of these formats."""
+    """Why the shards of ``p`` do not own whole groups, or not in one of these formats; None where they do."""
     dims = _sharded_dims(p)
     if not dims:
         return None
@@ -47,7 +47,7 @@ def why_not_encoded(p: Tensor, formats: Sequence[str] = ()) -> str | None:
 
 
 def _sharded_dims(p: Tensor) -> set[int]:
-    # Shard, and what fully_shard makes of a parameter that tensor parallelism has cut along dim 0 before, _StridedShard
+    # Shard, or _StridedShard: fully_shard makes that of a parameter that tensor parallelism has already cut along dim 0
     return {place.dim for place in p.placements if hasattr(place, "dim")} if isinstance(p, DTensor) else set()
 
 
@@ -63,15 +63,15 @@ def local_grad(p: Tensor) -> Tensor:
 
 
 def complete_grad(p: Tensor) -> None:
-    """Have the gradient lie as ``p`` does: one that is yet to be summed over ranks (Partial) is, by all of them at once."""
+    """Give the gradient the placements of ``p``. One that is not summed over ranks yet (Partial) is summed; a collective."""
     if isinstance(p, DTensor) and isinstance(p.grad, DTensor) and p.grad.placements != p.placements:
         p.grad = p.grad.redistribute(p.device_mesh, p.placements)
 
 
 def first_element(p: Tensor) -> int:
-    """The number of this rank's first element: a rank's elements are numbered on from it, no two of a tensor alike.
+    """The number of this rank's first element. A rank numbers its elements from there; no two of a tensor share a number.
 
-    In a shard along dim 0 elements have the numbers that they have in the whole, in contiguous order. Shards along other
+    In a shard along dim 0 an element has the number that it has in the whole tensor, in contiguous order. Shards along other
     dimensions have ranges of their own.
     """
     if not isinstance(p, DTensor) or p.dim() == 0:
@@ -82,7 +82,7 @@ def first_element(p: Tensor) -> int:
 
 
 def shard_like(p: Tensor, part: Tensor) -> Tensor:
-    """What this rank has of a state's part, contiguous, as a part of a tensor that is sharded as ``p`` is."""
+    """This rank's piece of a state's part, contiguous, as the local tensor of a DTensor that is sharded as ``p`` is."""
     part = part.contiguous()  # codes may come as a view of padded groups, whose memory would be kept
     if not isinstance(p, DTensor):
         return part
@@ -94,7 +94,7 @@ def shard_like(p: Tensor, part: Tensor) -> Tensor:
 
 
 def here(p: Tensor, whole: Tensor) -> Tensor:
-    """This rank's part of a state of ``p``, given sharded as ``p`` is or, by every rank, whole."""
+    """This rank's part of ``whole``, a state of ``p``: sharded as ``p`` is, or the whole tensor on every rank."""
     if isinstance(whole, DTensor) or not isinstance(p, DTensor):
         return local_part(whole)
     size, offset = private.local_shape_and_offset(whole.shape, p.device_mesh, p.placements)
@@ -102,7 +102,7 @@ def here(p: Tensor, whole: Tensor) -> Tensor:
 
 
 def why_not_here(p: Tensor, whole: Tensor) -> str | None:
-    """Why there is no telling which part of a state is this rank's: it is sharded in another way than ``p``."""
+    """Why this rank's part of a state cannot be found, None where it can: the state is sharded in another way than ``p``."""
     if not isinstance(whole, DTensor):
         return None
     if isinstance(p, DTensor) and (p.device_mesh, p.placements) == (whole.device_mesh, whole.placements):
@@ -126,7 +126,7 @@ def _contiguous_stride(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def sum_over_ranks(numbers: Tensor, group: dist.ProcessGroup | None) -> Tensor:
-    """Summed over the ranks of a group (None: all), in place; as they are where torch.distributed is not in use."""
+    """Sum over the ranks of a group (None: all), in place; unchanged where torch.distributed is not in use."""
     if dist.is_available() and dist.is_initialized():
         dist.all_reduce(numbers, dist.ReduceOp.SUM, group=group)
     return numbers

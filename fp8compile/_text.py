@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from rich.console import Console, RenderableType
 from rich.table import Table
 
-NARROWEST, WIDTH = 60, 150  # columns; the latter is what files have
+NARROWEST, WIDTH = 60, 150  # columns; files are written at WIDTH
 
 
 def human(nbytes: float) -> str:
@@ -22,7 +22,7 @@ def human(nbytes: float) -> str:
 
 
 def table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]], whole: bool = False) -> Table:
-    """Rows under their columns, without lines around them; ``whole``: no cell is broken."""
+    """Rows under their columns, without lines around them; ``whole``: no cell is wrapped."""
     made = Table(title=title or None, title_justify="left", box=None, pad_edge=False, header_style="")
     for at, column in enumerate(columns):
         longest = max((len(row[at]) for row in rows), default=0)
@@ -35,7 +35,7 @@ def table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]],
 
 
 def columns_of(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> int:
-    """How wide a table is whose cells are not broken."""
+    """The width of a table whose cells are not wrapped."""
     return sum(max(map(len, of)) + 2 for of in zip(columns, *rows, strict=True)) - 2
 
 

@@ -51,7 +51,7 @@ unscale_and_check_ = torch._amp_foreach_non_finite_check_and_unscale_  # (gradie
 
 
 def gradients_into(node: Any) -> Sequence[Any]:
-    """What is known of the gradients that an autograd node takes: ``dtype`` and ``shape`` of each."""
+    """The metadata of the gradients that an autograd node takes: ``dtype`` and ``shape`` of each."""
     found: Sequence[Any] = node._input_metadata
     return found
 
@@ -63,7 +63,7 @@ def producers(values: Any) -> list[Any]:
 
 
 def compiled_backward(values: Any, before: Sequence[Any]) -> Any:
-    """The autograd node of the compiled graph that ``values`` come from, behind none of ``before``; None if there is none."""
+    """The autograd node of the compiled graph that made ``values``; not searched behind ``before``. None if there is none."""
     waiting, seen = producers(values), list(before)
     while waiting:
         node = waiting.pop()
@@ -77,17 +77,17 @@ def compiled_backward(values: Any, before: Sequence[Any]) -> Any:
 
 
 def compiled_addcmul(start: Tensor, product: Tensor, weight: Tensor) -> Tensor:
-    """``start.addcmul_(a, b, value=weight)``, product = a * b, as Dynamo takes it apart: rounded once, from torch 2.12 on."""
+    """``start.addcmul_(a, b, value=weight)``, product = a * b, as Dynamo decomposes it: from torch 2.12 on rounded once."""
     return fma(product, weight, start) if torch.__version__ >= "2.12" else start + product * weight
 
 
 def ends_at_graph_break(gm: GraphModule) -> bool:
-    """Whether Dynamo broke the model behind this graph; True where Dynamo did not make it, so nothing is known."""
+    """Whether a graph break follows this graph; True also where Dynamo did not make the graph, so that nothing is known."""
     reason = getattr(gm, "compile_subgraph_reason", None)
     return reason is None or bool(reason.graph_break)
 
 
-# In the meta of a node whose value Inductor stores, rather than compute it anew in each kernel that reads it.
+# In the meta of a node whose value Inductor stores, rather than recompute it in each kernel that reads it.
 STORED = "inductor_realize_to_strides"
 
 # Whether a compilation can have a region of Dynamo's code caches to itself, with a recompile_limit of its own (torch 2.13).
@@ -120,7 +120,7 @@ def backend_name(module: nn.Module) -> str | None:
 
 
 def frames_seen() -> frozenset[int]:
-    """The identities of the code objects that Dynamo was given since its last reset, those that it skipped too."""
+    """The identities of the code objects that Dynamo was given since its last reset, including those that it skipped."""
     return frozenset(input_codes.seen_ids)
 
 
@@ -130,9 +130,9 @@ def graphs_captured() -> int:
 
 
 def is_plain_fake(value: object) -> bool:
-    """Whether a value of a graph is a fake tensor and no subclass beneath one: of Python's class, or of C++ (torch 2.15).
+    """Whether a value of a graph is a fake tensor that stands for no tensor subclass: Python's class, or C++'s (torch 2.15).
 
-    A fake tensor made in C++ has the type of the tensor it stands for, so its type says that it is no subclass.
+    A fake tensor made in C++ has the type of the tensor it stands for, so its type shows whether that is a subclass.
     """
     if type(value) is fake_tensor.FakeTensor:
         return True
@@ -143,17 +143,17 @@ def is_plain_fake(value: object) -> bool:
 def fake_empty(
     mode: Any, shape: Sequence[int], stride: Sequence[int], dtype: torch.dtype, device: torch.device
 ) -> Tensor:
-    """A fake tensor with memory of its own, at a fifth of what an operation under ``mode`` takes."""
+    """A fake tensor with memory of its own, at a fifth of the cost of an operation under ``mode``."""
     with unset_fake_temporarily():
         meta = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
         return fake_tensor.FakeTensor(mode, meta, device)
 
 
 def size_as_estimated(size: torch.SymInt, unknown: int) -> tuple[int, dict[str, int]]:
-    """A symbolic size as a number, and what was put in for each symbol that only a run knows.
+    """A symbolic size as a number, and the value assumed for each symbol that only a run knows.
 
-    Symbols that were seen at the compilation are what they were then. Of the others the largest that the graph allows is
-    taken (the rows that a mask leaves are at most all of them), or ``unknown`` where that is less.
+    A symbol with a value at compilation keeps that value. For the others the largest value that the graph allows is taken
+    (a mask selects at most all rows), or ``unknown`` where that is less.
     """
     expr, env = size.node.expr, size.node.shape_env
     seen = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
@@ -165,7 +165,7 @@ def size_as_estimated(size: torch.SymInt, unknown: int) -> tuple[int, dict[str, 
 
 
 def known_options(patches: dict[str, Any]) -> dict[str, Any]:
-    """Of settings of Inductor by dotted name, those that this torch has."""
+    """The Inductor settings among ``patches``, by dotted name, that this torch has."""
     return {name: value for name, value in patches.items() if name in inductor_config.get_config_copy()}
 
 

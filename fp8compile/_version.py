@@ -1,4 +1,4 @@
-"""Which torch this release was made for; said at import, where it can still be mended."""
+"""Which torch this release was made for; checked at import, where it can still be fixed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ OLDEST, TOO_NEW = (2, 11), (2, 14)
 def check_torch(version: str | None = None) -> None:
     """Raise ImportError if torch is older or newer than this release supports; by default, the torch of this process.
 
-    Where there is no torch nothing is said: the first module that needs it raises Python's own ModuleNotFoundError.
+    Without torch nothing is raised here: the first module that needs it raises Python's own ModuleNotFoundError.
     """
     version = torch_version() if version is None else version
     if version is None:

@@ -1,12 +1,12 @@
-"""Numbers stay as they are written. What the forward overwrites is saved for backward as it was read.
+"""Numbers stay as they are written. A value that the forward overwrites is saved for backward as it was read.
 
     x.mul_(3)  ->  y = x * 3;  x.copy_(y) at the end        the backward, which takes x, would take x * 3
 
 A functional graph writes what was changed in place (an input, a running statistic, a codebook) back into the caller's memory
-at its end, or has it written back by whoever runs it. Upstream's cut may keep that memory itself, since it is there anyway,
-and recompute from it: in the backward it holds the new value. (Plain Inductor 2.13 is wrong there; tests/passes/
-test_copy_overwritten.py shows it.) Each such value is copied where it is read, and the copy is saved; recompute_kept takes no
-operand from overwritten memory. The copy is bytes that are saved, and may be stored as codes like any other.
+at its end, or the caller of the graph does. Upstream's cut may keep that memory itself, since it is there anyway, and
+recompute from it: in the backward it holds the new value. (Plain Inductor 2.13 is wrong there; tests/passes/
+test_copy_overwritten.py shows it.) Here each such value is copied where it is read, and the copy is saved; recompute_kept
+takes no operand from overwritten memory. The copy adds to the saved bytes, and may be stored as codes like any other value.
 """
 
 from __future__ import annotations

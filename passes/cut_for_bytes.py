@@ -1,9 +1,9 @@
 """Numbers stay as they are. Cuts the joint graph so that fewer bytes are saved; no matmul or attention is recomputed.
 
 Upstream's min-cut stays underneath: it also functionalises RNG state, honours checkpoint tags and higher-order
-operators. One of its bans is lifted: "a node that is materialised in the backward is never recomputed". It is meant to
-save the time of writing a norm's output a second time, and costs the memory of keeping every norm output, silu(gate) * up
-and cast weight (a Llama layer: 16.1 U saved with the ban, 11.4 U without; U = batch * sequence * hidden * 2 bytes).
+operators. One of its bans is lifted: "a node that is materialised in the backward is never recomputed". That ban saves the
+time of writing a norm's output a second time, but costs the memory of keeping every norm output, silu(gate) * up and cast
+weight (a Llama layer: 16.1 U saved with the ban, 11.4 U without; U = batch * sequence * hidden * 2 bytes).
 The bans on recomputing matmuls, attention and random numbers, values used far apart, and long chains stay.
 """
 

@@ -82,7 +82,7 @@ def codec_for(edge: SavedTensor, recipe: Recipe) -> tuple[Codec, str]:
 
 
 class _Judge:
-    """Knows both graphs; says of one saved tensor how it is stored, or why it must stay as it is."""
+    """Knows both graphs; decides how one saved tensor is stored, or why it must stay as it is."""
 
     def __init__(self, split: PartitionedGraph, ctx: Context) -> None:
         self.ctx = ctx
@@ -91,7 +91,7 @@ class _Judge:
         self.sensitivity = Sensitivity(split)
 
     def decide(self, edge: SavedTensor) -> Encoding | tuple[Codec, str] | str | None:
-        """What a matmul's operand is encoded as already, or codec and remark, or the reason to leave it; None: no entry."""
+        """The encoding a matmul's operand already has; or codec and remark; or the reason to leave it; None: no entry."""
         if encoding := encoding_of(edge.forward):
             return encoding
         if not self.ctx.recipe.stores_saved or (SPLICED in edge.forward.meta and _statistic(edge.forward)):
@@ -215,7 +215,7 @@ def _encode(split: PartitionedGraph, edge: SavedTensor, codec: Codec, why: str) 
 
 
 def _codes_of_a_matmul(edge: SavedTensor, encoding: Encoding) -> tuple[Saved, ...]:
-    """What quantize_linears encoded and only matmuls need: saved as it is. Its scale is no entry of its own."""
+    """Codes that quantize_linears made and only matmuls need: saved as they are. Their scale has no entry of its own."""
     if edge.forward.meta["val"].element_size() > 1:
         return ()
     exact = dataclasses.replace(edge.info, dtype=encoding.dtype, nbytes=encoding.nbytes)

@@ -1,6 +1,6 @@
 """Numbers change, for the better: a state that is encoded and decoded within a graph is not rounded in between.
 
-    decode_state(encode_state(x)) -> x        what no one reads any more is dropped; the other operators -> their arithmetic
+    decode_state(encode_state(x)) -> x        unread values are dropped; the other operators -> their arithmetic
 
 An optimizer written for FP32 states (see fp8compile/optim/encoded_tensor.py) reads what it has just written:
 ``exp_avg_sq.mul_(beta2).addcmul_(...)``, then its root. As in fp8compile.optim the parameter step sees the fresh states
@@ -115,7 +115,7 @@ def _splice_encode(node: Node) -> None:
 
 
 def _store(part: Node, new: Node) -> None:
-    """Let a part be written where it is kept; that is no use of codes as numbers (see fp8compile/fx/spec.py)."""
+    """Write a part where it is kept; this does not count as using codes as numbers (see fp8compile/fx/spec.py)."""
     for user in list(part.users):
         if user.target is COPY and user.args[1] is part and _alike(*user.args[:2]):
             _store(user, new)

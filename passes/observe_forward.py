@@ -1,8 +1,8 @@
 """Numbers stay as they are. The largest magnitudes of the forward's values are saved for backward, which returns them.
 
-observe_gradients has marked the values and numbered their rows. Of each amax is taken in groups as encode_saved takes it,
-so that the two are one reduction where both look at a value; an inf or a NaN shows in it. All go over in one tensor of 56
-bytes a row, and are added to what the backward returns anyway.
+observe_gradients has marked the values and numbered their rows. The amax of each value is taken in groups, as encode_saved
+takes it, so that both share one reduction; an inf or a NaN shows in the amax. All rows are saved in one tensor of 56 bytes a
+row, and are added to the statistics that the backward returns anyway.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def observe_forward(split: PartitionedGraph, ctx: Context) -> Notes:
 
 
 def _by_group(x: Tensor) -> Tensor:
-    """Largest magnitudes of groups of 128, in the order of memory, or of rows where they do not fit. NaN where one is."""
+    """Largest magnitudes of groups of 128, in memory order, or of rows where groups do not fit. NaN where a value is NaN."""
     if not x.dim() or not x.numel():
         return x.abs().sum()
     order = memory_order(x)
@@ -72,7 +72,7 @@ def _by_group(x: Tensor) -> Tensor:
 
 
 def _by_row(x: Tensor) -> Tensor:
-    """Largest magnitudes along the last dimension. NaN where one is."""
+    """Largest magnitudes along the last dimension. NaN where a value is NaN."""
     return x.abs().amax(-1)
 
 

@@ -5,9 +5,9 @@ inf, NaN, zeros and subnormals, amax. They are put where the joint graph returns
 that autograd delivers them (see fp8compile/observe/slot.py). Values of the forward get a row too, and a mark;
 observe_forward fills it in once the graph is cut, so that counting has no say in what is saved.
 
-Every gradient is counted. The rows are set before the graph is known, by its calls, and one call may be hundreds of
-operations (an LSTM): gradients beyond them are folded, all of one kind and dtype into one row (``REST``), which says less
-of where but hides nothing from a loss scaler.
+Every gradient is counted. The number of rows is set before the graph is known, from the number of calls, and one call may be
+hundreds of operations (an LSTM). Gradients beyond these rows are folded, all of one kind and dtype into one row (``REST``):
+it says less about where, but hides nothing from a loss scaler.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def observe_gradients(graph: Graph, ctx: Context) -> Notes:
 
 
 def _shared_out(found: Sequence[Value], num_rows: int) -> tuple[list[Value], list[list[Value]], list[Value]]:
-    """The values with a row of their own; the other gradients, by the row that they share; the rest of the forward."""
+    """The values with a row of their own; the other gradients, grouped by the row they share; the forward's other values."""
     if len(found) <= num_rows:
         return list(found), [], []
     shared = len({_kind(value) for value in found if value.direction == BACKWARD})
@@ -69,7 +69,7 @@ def _kind(value: Value) -> tuple[str, str]:
 
 
 def _place(graph: Graph, ctx: Context) -> int | None:
-    """The position among the graph's outputs of the statistics input's gradient, None so far."""
+    """The position of the statistics input's gradient among the graph's outputs, where None still stands."""
     assert ctx.stats_inputs is not None
     placeholders = graph.find_nodes(op="placeholder")
     inputs = [n for n in placeholders if not is_tangent(n)]
@@ -100,7 +100,7 @@ def _taken(
 
 
 def _by_rows(graph: Graph, values: Sequence[Value], limit: Node) -> list[Node]:
-    """The statistics of gradients, those with as many rows each together."""
+    """The statistics of gradients; those with the same number of rows are taken together."""
     groups = [list(group) for _, group in itertools.groupby(values, key=_rows)]
     return [_together(graph, [value.node for value in group], limit) for group in groups]
 
@@ -117,7 +117,7 @@ def _folded(graph: Graph, several: Sequence[Node]) -> Node:
 
 
 def _together(graph: Graph, nodes: Sequence[Node], limit: Node) -> Node:
-    """``[V, 7]`` for values with as many rows each: partial sums where a value is made, and one total of all of them."""
+    """``[V, 7]`` for values with the same number of rows: partial sums where a value is made, and one total of them all."""
     parts = [_partials(node, limit) for node in nodes]
     sizes = [node.meta["val"].numel() for node in nodes]
 
@@ -139,7 +139,7 @@ def _counted(*value_and_limit: Tensor) -> Tensor:
 
 
 def _rows(value: Value) -> str:
-    """What values are taken together by: how many rows they have."""
+    """The key by which values are taken together: how many rows they have."""
     return str(value.node.meta["val"].shape[:-1].numel())
 
 

@@ -1,5 +1,5 @@
-"""Numbers change: linears multiply FP8 codes, in all three matmuls (forward, dgrad, wgrad), with scales taken from the
-very tensors (current scaling).
+"""Numbers change: linears multiply FP8 codes, in all three matmuls (forward, dgrad, wgrad), with scales from the tensors
+themselves (current scaling).
 
 A codec goes on both operands of every matmul of a linear; *a matmul of two decoded operands is a scaled matmul*:
 ``_scaled_mm`` where the device has FP8 matrix units, else decode-then-multiply with ``Recipe.emulate``. A value is
@@ -12,8 +12,8 @@ Left as they are, each with its reason in the report: the output head (by path, 
 put in FP32 inside a 16-bit model, FP32 islands, weights whose sides are not multiples of 16 (``_scaled_mm`` takes no
 others; LoRA), batched expert matmuls, float64 and complex, inputs without rows, devices without FP8 units unless emulated.
 
-What a nonlinear operation needs for its backward too is saved once, as *its* codes (groupwise, see encode_saved): the wgrad
-encodes the decoded value again under the forward's scale. What only matmuls need is saved as their codes.
+A value that a nonlinear operation needs for its backward too is saved once, as *its* codes (groupwise, see encode_saved). The
+wgrad encodes the decoded value again under the forward's scale. A value that only matmuls need is saved as their codes.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _recipe_of(matmul: Matmul, ctx: Context) -> Recipe:
 
 
 class _Judge:
-    """Says of a linear why it must stay as it is; its three matmuls share the verdict."""
+    """Decides whether a linear must stay as it is, and why; its three matmuls share the verdict."""
 
     def __init__(self, ctx: Context, upcast: Set[Node]) -> None:
         self.ctx, self.upcast = ctx, upcast
@@ -116,7 +116,7 @@ def _no_fp8_shape(matmul: Matmul, recipe: Recipe) -> str | None:
 
 
 def _rewrite(matmul: Matmul, operands: Operands, recipe: Recipe) -> str:
-    """The matmul of decoded operands, in the matmul's place; returns the formats of its operands."""
+    """Replace a matmul by the matmul of its decoded operands; returns the formats of the operands."""
     formats = _formats(matmul, recipe)
     sides = tuple(zip(matmul.operands, ("left", "right"), formats, strict=True))
     rowwise = recipe.linear == "rowwise"

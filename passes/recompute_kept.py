@@ -4,11 +4,11 @@ Upstream's cut keeps a norm's output beside its input, silu(gate) * up beside ga
 as a 4-D tensor and as the 2-D view that feeds the output projection. Each is a view or a pointwise expression of tensors
 that are saved, so the backward repeats it where it is first needed; one storage, one copy.
 
-Legality: only the operations in CHEAP are repeated, all of them deterministic, none a reduction or a matmul, each on
-values that reach the backward anyway (saved tensors, parameters, the caller's data unless the forward overwrites it), on
-constants, or, failing that, on the FP8 codes that a matmul's operand was decoded from, which then are saved in its place.
-Never through a value that is itself recomputed: a residual stream would be rebuilt from its start, step by step, and all of
-it live at once.
+Legality: only the operations in CHEAP are repeated. All of them are deterministic, none is a reduction or a matmul. Their
+operands are values that reach the backward anyway (saved tensors, parameters, the caller's data unless the forward overwrites
+it), constants, or, failing that, the FP8 codes that a matmul's operand was decoded from; these codes are then saved instead
+of it. No value is made from one that is itself recomputed: a residual stream would be rebuilt from its start, step by step,
+with all of it alive at once.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def recompute_kept(split: PartitionedGraph, ctx: Context) -> Notes:
 
 
 def _largest_first(split: PartitionedGraph, cheap: Set[object]) -> list[SavedTensor]:
-    """Candidates; among equals, later ones first, so that an output goes and its input stays; views go before roots."""
+    """Candidates; among equals, later ones first, so that an output is dropped and its input kept, and views before roots."""
     position = {node: i for i, node in enumerate(split.fw.graph.nodes)}
     candidates = [
         e for e in split.edges if e.is_tensor and e.forward.op == "call_function" and e.forward.target in cheap
@@ -100,7 +100,7 @@ def _largest_first(split: PartitionedGraph, cheap: Set[object]) -> list[SavedTen
 
 
 def _chain(value: Node, given: set[Node], split: PartitionedGraph, cheap: Set[object]) -> list[Node] | None:
-    """The cheap nodes that make ``value`` from given ones, in graph order; None where there is no such way."""
+    """The cheap nodes that make ``value`` from given ones, in graph order; None if there is no such chain."""
     chain: set[Node] = set()
     waiting = [value]
     while waiting:
@@ -115,7 +115,7 @@ def _chain(value: Node, given: set[Node], split: PartitionedGraph, cheap: Set[ob
 
 
 def _codes(split: PartitionedGraph) -> set[Node]:
-    """Codes and scales that the forward makes for matmuls: to keep them, not what was decoded from them, is a gain."""
+    """Codes and scales that the forward makes for matmuls: keeping these takes less than keeping the decoded value."""
     return {n for n in split.fw.graph.nodes if ENCODING in n.meta}
 
 
@@ -131,7 +131,7 @@ def _operands(chain: list[Node]) -> list[Node]:
 
 
 def _repeat(split: PartitionedGraph, edge: SavedTensor, chain: list[Node], operands: list[Node]) -> None:
-    """Copy ``chain`` into the backward, before the first use; operands that were not saved so far are from now on."""
+    """Copy ``chain`` into the backward, before the first use; operands that were not saved yet are saved now."""
     given = {e.forward: e.backward for e in split.edges}
     new = {made: split.placeholder(edge, made) for made in operands if made not in given}
     copied = given | new

@@ -1,10 +1,10 @@
 """Numbers change only where a loss scaler asks for it at run time: FP16 gradients are clipped to +-65504, not left at inf.
 
-Graphcore's automatic loss scaling clips and never skips a step. The limit is an extra input of the graph, a tensor that is
-inf, which clips nothing, until a scaler in histogram mode sets it (see fp8compile/observe/slot.py). Clipped are gradients of
-activations that generated code makes or is the first to read, where it costs no bytes, and those that come into the graph.
-What goes from one matmul straight into another is not (a copy each), nor are gradients of parameters, which the scaler
-reads and writes anyway. NaN stays NaN.
+Graphcore's automatic loss scaling clips and never skips a step. The limit is an extra input of the graph: a tensor that is
+inf, which clips nothing, until a scaler in histogram mode sets it (see fp8compile/observe/slot.py). The pass clips gradients
+of activations that generated code makes or is the first to read, where it costs no bytes, and those that come into the
+graph. It does not clip gradients that go from one matmul straight into another (a copy each), nor those of parameters, which
+the scaler reads and writes anyway. NaN stays NaN.
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ def _clip(node: Node, limit: Node) -> None:
 
 
 def _is_free(root: Node) -> bool:
-    """Whether a clip costs no bytes: generated code makes the value, or is the only one to read it.
+    """Whether a clip costs no bytes: generated code makes the value, or is its only reader.
 
-    Between two kernels that are not generated it would be a copy. Where the gradients of three matmuls and more are added
-    up (q, k and v of one input), Inductor cuts the kernel that reads them in two once they are clipped.
+    Between two kernels that are not generated the clip would be a copy. Where the gradients of three or more matmuls are
+    added up (q, k and v of one input), Inductor splits the kernel that reads them in two once they are clipped.
     """
     if not leaves_a_contraction(root):
         return True
@@ -66,7 +66,7 @@ def _is_free(root: Node) -> bool:
 
 
 def _contractions_in(node: Node) -> int:
-    """How many contractions are added up in a sum that ``node`` is a part of."""
+    """How many contractions the sum adds up that ``node`` is a part of."""
     while node.target is aten.add.Tensor and [u.target for u in read_by(node)] == [aten.add.Tensor]:
         node = next(read_by(node))
     return _leaves(node)

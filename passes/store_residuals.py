@@ -4,13 +4,15 @@
     b = norm(x) @ w
     y = x + b                               Inductor: y = x0 + a + b;  then z = x0 + a + b + c, and so on
 
-Inductor computes a pointwise value anew in every kernel that reads it, until that takes more tensors than its option allows
-(``realize_reads_threshold``). Plain Inductor stores each ``x`` all the same, for the backward reads it. As codes are saved
-instead, each norm would read all matmuls' results since the last ``x`` in memory: more bytes than a store and a load, results
-that stay allocated until then, and a kernel of its own for each of several layers that are alike. So ``x`` is stored.
+Inductor recomputes a pointwise value in every kernel that reads it, until that takes more tensors than its option allows
+(``realize_reads_threshold``). Plain Inductor stores each ``x`` all the same, because the backward reads it. Here codes are
+saved instead, so each norm would read the results of all matmuls since the last ``x`` in memory. That is more bytes than a
+store and a load, results that stay allocated until then, and a kernel of its own for each of several layers that are alike.
+So ``x`` is stored.
 
-Left as they are: what is stored anyway, since a matmul or the caller reads it; what takes no more bytes to compute than to
-read, as a decode or an activation of one tensor; tensors of four dimensions, whose memory format Inductor chooses.
+Left as they are: values stored anyway, since a matmul or the caller reads them; values that take no more bytes to compute
+than to read, as a decode or an activation of one tensor does; tensors of four dimensions, whose memory format Inductor
+chooses.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ LAYOUT_IS_CHOSEN = 4  # dimensions: channels come first or last
 
 
 def store_residuals(graph: Graph, ctx: Context) -> Notes:
-    """Let Inductor store what is computed from several tensors and read both before a matmul and after it."""
+    """Let Inductor store values computed from several tensors and read both before a matmul and after it."""
     if ctx.recipe.rewrites_graph:
         for node in dict.fromkeys(_read_on_both_sides(graph)):
             if _bytes_read(node) > nbytes(node.meta["val"]):
@@ -39,7 +41,7 @@ def store_residuals(graph: Graph, ctx: Context) -> Notes:
 
 
 def _read_on_both_sides(graph: Graph) -> Iterator[Node]:
-    """Pointwise values that an operation reads, and depends on by a matmul too. Sets of nodes are bits of integers."""
+    """Pointwise values that an operation reads, and also depends on through a matmul. Sets of nodes are bits of integers."""
     bit: dict[Node, int] = {}
     behind: dict[Node, int] = {}  # what a node is computed from
     across: dict[Node, int] = {}  # what of that has a matmul on the way
@@ -58,7 +60,7 @@ def _read_on_both_sides(graph: Graph) -> Iterator[Node]:
 
 
 def _behind_casts(node: Node) -> Node | None:
-    """What to store of a value and what it is cast or viewed from: the smallest; None where one of them is stored anyway."""
+    """The node to store: the smallest of a value and what it is cast or viewed from; None if one of them is stored anyway."""
     found = [node]
     while is_view(node) or node.target in CASTS:
         node = node.all_input_nodes[0]
@@ -69,7 +71,7 @@ def _behind_casts(node: Node) -> Node | None:
 
 
 def _bytes_read(node: Node) -> int:
-    """Bytes of the tensors in memory that a kernel reads which computes a value anew."""
+    """Bytes of the tensors in memory that a kernel reads to recompute a value."""
     seen, open_, total = {node}, [node], 0
     while open_:
         for operand in open_.pop().all_input_nodes:

@@ -8,12 +8,13 @@ rows, f computed at the blocks' shape, both walk alike and are one kernel, which
 
     d = f(g, h) as [rows / R, R, C];   sum(d, 1) [rows / R, C];   then sum(., 0) [C]
 
-For GELU's backward that is one read less of the widest gradient of a layer. What else is made from the same tensors in that
-kernel (GELU's value again, for the weight's gradient) is computed at the blocks' shape too, or it would read them again.
-On a GPU alone: a CPU's loops fuse otherwise.
+For GELU's backward that saves one read of the widest gradient of a layer. Other values made from the same tensors in that
+kernel (GELU's value again, for the weight's gradient) are computed at the blocks' shape too, or they would read them again.
+Only on a GPU: loops on a CPU fuse in another way.
 
-Left as they are: sums of what a matmul, attention or the caller made (somebody has to read it), of what a row's own sums
-go into (the backward of a norm or a softmax is a kernel along rows), of what is not stored anyway, and small ones.
+Left as they are: sums of values that a matmul, attention or the caller made (they have to be read anyway), of values that
+depend on sums of their own row (the backward of a norm or a softmax is a kernel along rows), of values that are not stored
+anyway, and small sums.
 """
 
 from __future__ import annotations
@@ -33,10 +34,10 @@ from fp8compile.reporting.entries import Notes
 
 aten = torch.ops.aten
 SUM = aten.sum.dim_IntList
-# Those that are given a whole shape; ``RESHAPES`` of fx/ops.py are more: squeezes, aliases, detached values.
+# The view operations that are given a whole shape; ``RESHAPES`` of fx/ops.py has more: squeezes, aliases, detached values.
 VIEW_OPS = (aten.view.default, aten.reshape.default, aten._unsafe_view.default)
 BLOCKS = (128, 64, 32)  # rows; the blocks' FP32 sums are 2 / R of a 16-bit gradient: 1.6 % with 128 of them
-LEAST_NUMEL = 1 << 20  # below, what was just written is still in the L2 cache
+LEAST_NUMEL = 1 << 20  # with fewer elements, what was just written is still in the L2 cache
 
 
 def sum_bias_gradients(graph: Graph, ctx: Context) -> Notes:
@@ -81,7 +82,7 @@ def _block(made: Node) -> int:
 
 
 def _made_beside(graph: Graph, made: Node) -> list[Node]:
-    """What else is stored, of the same size, and made from a tensor of that size that ``made`` reads."""
+    """The other stored values of the same size that are made from a tensor of that size that ``made`` reads."""
     size, read = made.meta["val"].numel(), _operands_in_memory(made)
     stored = [n for n in graph.nodes if n is not made and is_pointwise(n) and is_tensor(n) and is_read_from_memory(n)]
     same = [n for n in stored if not _is_symbolic(n.meta["val"]) and n.meta["val"].numel() == size]
@@ -89,7 +90,7 @@ def _made_beside(graph: Graph, made: Node) -> list[Node]:
 
 
 def _compute_in_blocks(graph: Graph, made: Node, rows: int) -> Node:
-    """Compute a value at ``[rows / R, R, C]``; who read it reads that, each at the shape it had. Returns the blocks."""
+    """Compute a value at ``[rows / R, R, C]``; its readers read that, each in the shape it had. Returns the blocks."""
     operands = [arg for arg in made.args if isinstance(arg, Node)]
     blocks: Node = splice(graph, _in_blocks(made, rows), *operands, before=made)
     for like in (*reversed(_reshapes(made)), made):  # each from the blocks: a view of another shape's view is a copy
@@ -135,7 +136,7 @@ def _summed(total: Tensor) -> Callable[[Tensor], Tensor]:
 
 
 def _computed_from(node: Node) -> Iterator[Node]:
-    """What goes into a value on a way of pointwise operations and views, each way up to and with what is neither."""
+    """What a value is computed from through pointwise operations and views, up to and including the first that is neither."""
     seen, open_ = {node}, [node]
     while open_:
         for parent in open_.pop().all_input_nodes:
@@ -146,7 +147,7 @@ def _computed_from(node: Node) -> Iterator[Node]:
 
 
 def _operands_in_memory(made: Node) -> set[Node]:
-    """The tensors of its own number of elements that a value is computed from."""
+    """The tensors that a value is computed from and that have as many elements as it."""
     size = made.meta["val"].numel()
     found = (n for n in _computed_from(made) if not (is_pointwise(n) or is_view(n)) and is_tensor(n))
     return {n for n in found if not _is_symbolic(n.meta["val"]) and n.meta["val"].numel() == size}

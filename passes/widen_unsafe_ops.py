@@ -1,9 +1,9 @@
-"""Numbers change: what may leave FP16's range is computed in FP32, from where it may to where it fits again.
+"""Numbers change: what may leave FP16's range is computed in FP32, until it fits again.
 
-Islands are decided in ``fp8compile/islands/search.py``: begun by policy (``fp8compile/islands/policy.py``) or by
-measurement (``fp8compile/recipe/calibration.py``), ended where the value is proven or measured to fit, in the forward and
-the backward alike. A matmul in an island multiplies FP32 and is no FP8 linear; what is saved of an island is saved as it
-is.
+``fp8compile/islands/search.py`` decides on the islands. An island begins by policy (``fp8compile/islands/policy.py``) or by
+measurement (``fp8compile/recipe/calibration.py``), and ends where the value is proven or measured to fit, in the forward and
+the backward alike. A matmul in an island multiplies FP32 and is no FP8 linear. An island's values that are saved for backward
+are saved as they are.
 
 Left as they are: 32-bit, 64-bit, integer and complex values, the operands of custom and higher-order operators, what other
 passes put there, and fused attention on a GPU, whose kernels take no FP32.
@@ -33,7 +33,7 @@ UNMEASURED = "this inference graph was not calibrated: its islands are those of 
 
 
 def widen_unsafe_ops(graph: Graph, ctx: Context) -> Notes:
-    """Put the islands in; a graph that has some stays as it is."""
+    """Put the islands in; a graph that has islands already stays as it is."""
     if any(WIDENED in node.meta for node in graph.nodes):
         return Notes()
     missing = tuple(_wish(each, f"Recipe.keep_fp32 {UNMATCHED}") for each in unmatched(ctx.recipe.keep_fp32, graph))
@@ -62,11 +62,11 @@ def _entry(island: Island, ctx: Context) -> Entry:
 
 
 def _wish(name: str, reason: str) -> Skip:
-    """Something that the recipe asks for in vain; it is no tensor."""
+    """A request of the recipe that has no effect; it is about no tensor."""
     return Skip(TensorInfo.without_tensor(name, Origin("-", "", "")), reason, RECIPE)
 
 
 def _bytes_added(nodes: Iterable[Node]) -> int:
-    """What the values are larger by in FP32: an upper bound, since what a kernel keeps to itself moves nothing."""
+    """By how many bytes the values are larger in FP32: an upper bound, since values inside a kernel move none of them."""
     values = (v for n in nodes for v in pytree.tree_leaves(n.meta["val"]))
     return sum(nbytes(v) for v in values if isinstance(v, Tensor) and v.dtype in SIXTEEN_BIT)

@@ -3,9 +3,9 @@
     backward of a micro-batch  ->  M <- (k - 1) / k * M + p.grad / k,  p.grad dropped       by a hook, parameter by parameter
     finish()                   ->  p.grad <- sum_r k_r M_r / sum_r N_r                      N_r: micro-batches of rank r
 
-So the loss of a micro-batch is its mean, undivided, and a loss scale does not depend on how many there are. A parameter that
-some micro-batches do not use (k < N) has a gradient of 0 from them. Ranks may have seen different numbers of micro-batches:
-each micro-batch weighs the same.
+So the loss of a micro-batch is its own mean, not divided by their number, and the loss scale does not depend on that number.
+A parameter that some micro-batches do not use (k < N) gets a gradient of 0 from them. Ranks may have seen different numbers
+of micro-batches: each micro-batch has the same weight.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from fp8compile.numerics.running_mean import fold_mean, rounded_mean
 
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 CHUNK = 2**24  # elements that are reduced together: 64 MiB
-FINISHES = 2**31  # random numbers of finish() start here: no fold gets as far
+FINISHES = 2**31  # the random numbers of finish() start here; no fold reaches this number
 
 
 class Accumulation:
-    """Gradients on their way into a mean; made by ``accumulate``. A context manager: ``remove()`` at its end."""
+    """Gradients being folded into means; made by ``accumulate``. A context manager, which calls ``remove()`` at its end."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Accumulation:
         mean = self._means[i]
         mean = fold_mean(torch.zeros_like(gradient) if mean is None else mean, gradient, self._counts[i])
         self._roundings += 1
-        stream = i + self._rank() * len(self.parameters)  # ranks must not err alike
+        stream = i + self._rank() * len(self.parameters)  # ranks must not share their rounding errors
         self._means[i] = self._rounded(i, mean, self.dtype, stream, self._roundings)
 
     def _rounded(self, i: int, mean: Tensor, dtype: torch.dtype, stream: int, step: int) -> Tensor:
@@ -104,8 +104,8 @@ class Accumulation:
         """Put the means into ``p.grad``, in p's dtype, and start anew. Every rank calls it.
 
         Args:
-            micro_batches: of this rank; by default how often the parameter that was used most got a gradient. Give it
-                where a micro-batch runs several backwards, or where none of the parameters is used by all.
+            micro_batches: how many this rank has run; by default the largest number of gradients that any parameter got.
+                Give it where a micro-batch runs several backwards, or where no parameter is used by all micro-batches.
 
         Raises:
             RuntimeError: no micro-batch on any rank.
@@ -129,7 +129,7 @@ class Accumulation:
         self._start_anew()
 
     def _is_whole(self, i: int) -> bool:
-        """Whether ranks have a gradient each of all of a parameter; fully_shard has averaged those of its shards."""
+        """Whether each rank has its own gradient of the whole parameter; fully_shard has averaged the gradients of shards."""
         return not isinstance(self.parameters[i], DTensor)
 
     def _agreed(self, own: int) -> tuple[list[int], int]:
@@ -168,10 +168,10 @@ class Accumulation:
                 mean.copy_(part.view_as(mean))
 
     def _put(self, i: int, mean: Tensor) -> None:
-        """Rounded as the accumulator is: stochastically where that is 16 bits, else to nearest."""
+        """Store a mean as the gradient, rounded as the accumulator is: stochastically if it has 16 bits, else to nearest."""
         p = self.parameters[i]
         stochastic = self.dtype != torch.float32 and p.dtype in (torch.float16, torch.bfloat16)
-        # by numbers that all ranks agree on: their parameters must stay alike
+        # with the same random numbers on all ranks: their parameters must stay equal
         mean = self._rounded(i, mean, p.dtype, i, FINISHES + self._finishes) if stochastic else mean.to(p.dtype)
         p.grad = shard_like(p, mean) if isinstance(p, DTensor) else mean
 
@@ -189,10 +189,10 @@ def accumulate(
     """From now on, every backward folds its gradients into running means; ``finish()`` hands them out.
 
     Args:
-        model: it (DistributedDataParallel runs under ``no_sync()``; fully_shard averages over ranks itself), or parameters.
-        dtype: of the means: float32, or float16 or bfloat16 with stochastic rounding.
+        model: the model (DistributedDataParallel under ``no_sync()``; fully_shard averages over ranks itself), or parameters.
+        dtype: the dtype of the means: float32, or float16 or bfloat16 with stochastic rounding.
         process_group: ranks over which ``finish`` takes the mean; None: all, where torch.distributed is initialised.
-        seed: of the stochastic rounding.
+        seed: the seed of the stochastic rounding.
 
     Raises:
         ValueError: another dtype; no parameter that requires a gradient, or one that is not real floating-point.

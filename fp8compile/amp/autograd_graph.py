@@ -25,7 +25,7 @@ def nodes_behind(losses: Iterable[Tensor]) -> Iterator[Any]:
 
 
 def leaves_behind(losses: Iterable[Tensor]) -> set[int]:
-    """``id`` of every leaf (parameters, slots of compiled graphs) that the backward of these losses gives a gradient."""
+    """``id`` of every leaf (parameters, slots of compiled graphs) to which the backward of these losses gives a gradient."""
     return {id(node.variable) for node in nodes_behind(losses) if hasattr(node, "variable")}
 
 

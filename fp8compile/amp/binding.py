@@ -1,11 +1,11 @@
 """Which statistics belong to which scaler.
 
     one scaler        all observations of its optimizers' parameters, and of the compiled graphs behind its losses
-    several (a GAN)   what is added between ``scale`` of one and ``scale`` of the next belongs to the first of the two, of
-                      those observations: the generator's loss goes through the discriminator's graph too, at its own scale
+    several (a GAN)   of these observations, what is added between ``scale`` of one scaler and ``scale`` of the next belongs
+                      to the first: the generator's loss goes through the discriminator's graph too, at its own scale
 
-So each scaler's histogram holds the gradients that were scaled by it. Two losses that are scaled by two scalers before
-either is propagated, and that share a model, cannot be told apart; propagate each before the next is scaled.
+So each scaler's histogram holds the gradients that were scaled by it. Two losses that share a model cannot be told apart if
+two scalers scale them before either backward has run. Run the backward of each loss before the next one is scaled.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from fp8compile.numerics import histogram
 from fp8compile.observe.records import Observations, StatsSlot, alive
 
 _bindings: list[weakref.ref[Binding]] = []  # of every scaler that has bound anything
-_active: weakref.ref[Binding] | None = None  # whose loss was scaled last
+_active: weakref.ref[Binding] | None = None  # the one whose loss was scaled last
 
 
 class Binding:
-    """The observations of one scaler. It keeps none of them alive.
+    """The observations of one scaler, held by weak references.
 
     Args:
         saturates: whether FP16 gradients are clipped in the backward of what it is bound to.
@@ -41,22 +41,22 @@ class Binding:
 
     @property
     def observations(self) -> list[Observations]:
-        """Those still alive, oldest first."""
+        """The bound observations that are still alive, oldest first."""
         return [each for ref in self._bound if (each := ref()) is not None]
 
     def by_parameters(self, parameters: Iterable[Tensor]) -> None:
-        """Bind what was seen of these parameters; they are an optimizer's, so another scaler has no claim to them."""
+        """Bind the observations of these parameters. They belong to this scaler's optimizer: other scalers lose them."""
         known = self.observations
         unknown = [each for each in alive() if each not in known]
         wanted = {id(p) for p in parameters} if unknown else set()
         for each in unknown:
             if _ids(each) & wanted:
-                for other in _others(self):  # it had been behind one of its losses
+                for other in _others(self):  # which had bound it by one of its losses
                     other._bound[:] = [ref for ref in other._bound if ref() is not each]
                 self._bind(each)
 
     def by_losses(self, losses: Sequence[Tensor]) -> None:
-        """Bind what is behind these losses and belongs to none; from here on, what is seen of it is this scaler's."""
+        """Bind the observations behind these losses that no scaler has. What is seen from here on belongs to this scaler."""
         global _active
         before = _active() if _active is not None else None
         if before is not None and before is not self:
@@ -83,12 +83,12 @@ class Binding:
             each.saturate(self.saturates)
 
     def _mine(self) -> list[Observations]:
-        """What this scaler's backward adds to."""
+        """The observations that this scaler's backward adds to."""
         behind = [each for ref in self._behind if (each := ref()) is not None]
         return list(dict.fromkeys([*self.observations, *behind]))
 
     def take(self) -> None:
-        """Lay aside what was seen until now: another scaler's loss comes."""
+        """Set aside what was seen until now, before another scaler's loss is propagated."""
         self._take(self._mine())
 
     def _take(self, several: Iterable[Observations]) -> None:
@@ -98,12 +98,12 @@ class Binding:
             each.current, each.additions = torch.zeros_like(each.current), 0
 
     def adding(self) -> list[Observations]:
-        """Those that have seen a backward since the last update."""
+        """The observations that have seen a backward since the last update."""
         own = ((each, self._taken.get(each)) for each in self._mine())
         return [each for each, taken in own if each.additions or (taken is not None and taken[1])]
 
     def close(self, step: int) -> list[tuple[Observations, Tensor]]:
-        """End a step: of every observation that is this scaler's what was seen, ``[rows, 7]``."""
+        """End a step; returns what was seen for each of this scaler's observations, ``[rows, 7]``."""
         active = _active() if _active is not None else None
         theirs = set() if active is None or active is self else set(map(id, active._mine()))
         mine = self._mine()
@@ -127,7 +127,7 @@ def _ids(each: Observations) -> set[int]:
 
 
 def _release(bound: list[weakref.ref[Observations]]) -> None:
-    """The scaler is gone: nobody has taken these over any more."""
+    """The scaler is gone: no scaler owns these observations any more."""
     for each in [each for ref in bound if (each := ref()) is not None]:
         each.saturate(False)
         each.scaled = False
@@ -138,5 +138,5 @@ def _others(binding: Binding) -> list[Binding]:
 
 
 def _padded(seen: Tensor, like: Tensor) -> Tensor:
-    """Rows that have been added since are 0."""
+    """``seen`` with rows of 0 for those that were added since."""
     return torch.cat([seen, torch.zeros_like(like[len(seen) :])]) if len(seen) < len(like) else seen

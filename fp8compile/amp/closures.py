@@ -11,13 +11,13 @@ from fp8compile.amp.iteration import READY, Stage
 
 
 class EvaluatedClosure:
-    """What the optimizer gets instead: its first call returns what is known already; a later one (LBFGS) evaluates anew.
+    """The closure the optimizer gets. Its first call returns the loss that is known; a later one (LBFGS) evaluates again.
 
     Args:
         closure: the user's: zero_grad, forward, ``scaler.scale(loss).backward()``.
-        stage: of its optimizer: each evaluation makes gradients that are not unscaled.
-        unscale: called after it.
-        bad: whether the gradients are then unusable.
+        stage: the stage of its optimizer; each evaluation makes gradients that are not unscaled.
+        unscale: called after each evaluation.
+        bad: says whether the gradients are unusable then.
 
     Raises:
         FloatingPointError: by a later call whose gradients are inf or NaN: the parameters have moved then.

@@ -4,8 +4,8 @@
                or ``halvings`` bad updates came in a row (each asked for a smaller scale, or skipped its step)
     surge      after the warm-up: the scale is ``surge`` times above its highest of the ``window`` updates before the last 20
 
-A scale that falls and falls means that gradients are inf or NaN at any scale; training on would be on garbage. A surge is
-how divergence announced itself in OPT-175B's log book: gradients vanish, the scale jumps up, then the loss does.
+A scale that keeps falling means that gradients are inf or NaN at any scale: to train on would be to train on garbage. A surge
+is how divergence announced itself in OPT-175B's log book: gradients vanish, the scale jumps up, then the loss does.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _log = logging.getLogger("fp8compile")
 
 
 class LossScaleCollapse(RuntimeError):
-    """The loss scale fell and fell: gradients are inf or NaN, or large beyond reason, whatever the scale.
+    """The loss scale kept falling: gradients are inf or NaN, or unreasonably large, at any scale.
 
-    It is raised before the step that it stops has changed anything. To train on: ``scaler.acknowledge()``.
+    It is raised before the step that it stops has changed anything. To train on, call ``scaler.acknowledge()``.
 
     Attributes:
-        why: in one line.
-        step: the update that it was noticed at.
+        why: the reason, in one line.
+        step: the update at which it was noticed.
         scale: the loss scale after it.
         observations: what was seen of the model, step by step.
         report: the layers that overflowed, as text.
@@ -47,7 +47,7 @@ class LossScaleCollapse(RuntimeError):
         self.observations, self.report = tuple(observations), report
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """To another process it goes without its observations, which belong to the tensors of this one."""
+        """A pickle leaves out the observations, which belong to tensors of this process."""
         return LossScaleCollapse, (self.why, self.step, self.scale, (), self.report)
 
 
@@ -78,10 +78,10 @@ class Watchdog:
         self.limits = limits
         self.bad_in_a_row = 0
         self.warned = 0  # the update of the last warning of a surge, 0: none yet
-        self.acknowledged = 0  # the update up to which all is forgiven
+        self.acknowledged = 0  # updates up to this one do not count
 
     def look(self, history: deque[tuple[int, float]], verdict: float) -> str | None:
-        """Why this is a collapse, or None; the newest ``(update, scale)`` comes last. Warns of a surge by the log."""
+        """Why this is a collapse, or None; the newest ``(update, scale)`` comes last. Logs a warning of a surge."""
         step, scale = history[-1]
         if step <= max(self.limits.warmup, self.acknowledged):
             return None
@@ -109,7 +109,7 @@ class Watchdog:
             )  # fmt: skip
 
     def acknowledge(self, update: int) -> None:
-        """Begin anew: what the scale did up to this update is no sign of a collapse or a surge any more."""
+        """Start afresh: what the scale did up to this update no longer counts as a sign of a collapse or a surge."""
         self.bad_in_a_row, self.acknowledged = 0, update
 
     def state(self) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Copies and pickles of a loss scaler: its options and numbers go along, what belongs to this process does not.
 
-Bound observations are found anew behind the next loss. A process group and a TensorBoard writer stay with a deep copy, which
-is in the same process; pickle leaves them behind, and says so.
+Bound observations are found again behind the next loss. A deep copy stays in the same process and keeps the process group and
+the TensorBoard writer; pickle leaves them out, with a warning.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ S = TypeVar("S", bound=Scaler)
 
 
 class Copyable:
-    """What makes a LossScaler one that can be copied and pickled."""
+    """Makes a LossScaler copyable and picklable."""
 
     def __getstate__(self: Scaler) -> dict[str, Any]:
         return pickled(self)
@@ -79,7 +79,7 @@ def packed(scaler: Scaler) -> dict[str, Any]:
 
 
 def pickled(scaler: Scaler) -> dict[str, Any]:
-    """The same, for another process; a warning names what is left behind."""
+    """The same, for another process; a warning names what is left out."""
     left = {"process_group": scaler.process_group, "writer": scaler._ledger.writer}
     names = " and ".join(name for name, value in left.items() if value is not None)
     if names:
@@ -89,7 +89,7 @@ def pickled(scaler: Scaler) -> dict[str, Any]:
 
 
 def unpack(scaler: Scaler, state: dict[str, Any]) -> None:
-    """Make a scaler, whose constructor did not run, what was packed."""
+    """Restore what was packed into a scaler whose constructor did not run."""
     own = Ledger(Limits(), state["raises"], state.get("writer"))
     own.restore(**state["ledger"])
     own.collapse, (own._was_bad, own._said_vanished) = state["collapse"], state["said"]

@@ -4,7 +4,7 @@
 
 Where a gradient is FP16 the quotient may have no FP16 value: below 2**-25 it would be 0. Optimizers of fp8compile.optim
 compute in FP32 and get it in FP32 (``p.grad_dtype = None``: torch lets a gradient have another dtype than its parameter);
-torch's own would refuse, and get it in FP16. What becomes 0 there is counted.
+torch's own would refuse it, so they get it in FP16. The gradients that become 0 there are counted.
 """
 
 from __future__ import annotations
@@ -72,8 +72,8 @@ def count_nonfinite(gradients: Sequence[Gradient], device: torch.device) -> Tens
 
 
 def clip(gradients: Sequence[Gradient]) -> None:
-    """In place: FP16 to [-65504, 65504]; of other dtypes, whose range is no concern of ours, an inf to +-65504: it was
-    an FP16 number once. NaN stays."""
+    """Clip in place: FP16 to [-65504, 65504]. In other dtypes, whose range does not matter here, only an inf is clipped to
+    +-65504: it was an FP16 number once. NaN stays."""
     for each in gradients:
         if each.values.dtype == torch.float16:
             each.values.clamp_(-FP16_MAX, FP16_MAX)

@@ -1,4 +1,4 @@
-"""h1 and h2 of an update: of the rows that a scaler was asked to look at, and of gradients that nobody observed.
+"""h1 and h2 of an update: from the rows that a scaler was asked to look at, and from gradients that nobody observed.
 
 f16 rows, backward     small -> h1; large, inf, nan -> h2
 f32 rows, backward     inf, nan -> h2: FP16 numbers once, cast under autocast. The rest says nothing of FP16
@@ -21,7 +21,7 @@ from fp8compile.fx.aot import BACKWARD
 from fp8compile.numerics.histogram import COLUMNS, INF, LARGE, NAN, SMALL, statistics, two_bins
 from fp8compile.observe.records import REST, WEIGHT, Observations, Row, StatsSlot
 
-# Gradients that a histogram counts where nobody observed them: the others have a range that no scale is needed for.
+# Dtypes of the unobserved gradients that a histogram counts; the range of the other dtypes needs no loss scale.
 COUNTED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
 _log = logging.getLogger("fp8compile")
 
@@ -30,13 +30,13 @@ class Counter:
     """Sums h1 and h2 over what is selected.
 
     Args:
-        kinds, modules: of the rows that count.
+        kinds, modules: the kinds and modules of the rows that count.
     """
 
     def __init__(self, kinds: Sequence[str], modules: Sequence[str]) -> None:
         self.kinds, self.modules = tuple(kinds), tuple(modules)
         self._weights: weakref.WeakKeyDictionary[Observations, Tensor] = weakref.WeakKeyDictionary()
-        self._paths: set[str] = set()  # names of what nobody observed
+        self._paths: set[str] = set()  # names of gradients that nobody observed
         self._checked = self._said = False
 
     def of_rows(self, observations: Observations, seen: Tensor) -> Tensor:
@@ -60,7 +60,7 @@ class Counter:
         return weights
 
     def _takes(self, row: Row) -> bool:
-        """Whether a row's module is chosen; what may be of any module counts for all."""
+        """Whether a row's module is chosen; a row that may be of any module always counts."""
         return row.op == REST or chosen(row.module, self.modules)
 
     def of_gradients(self, gradients: Sequence[Gradient], seen: set[int], device: torch.device) -> Tensor:
@@ -94,7 +94,7 @@ class Counter:
         return chosen(each.name, self.modules)
 
     def check(self, observations: Sequence[Observations]) -> None:
-        """Once: every pattern matches something. Raises ValueError with the names near one that does not."""
+        """Check once that every pattern matches something. Raises ValueError with the names nearest to one that does not."""
         if not self._checked:
             for each in observations:
                 self._paths |= {row.module for row in each.rows}

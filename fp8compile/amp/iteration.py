@@ -21,7 +21,7 @@ READY, UNSCALED, STEPPED = "ready", "unscaled", "stepped"
 
 @dataclass
 class Stage:
-    """Of one optimizer, since the last update. ``found``: 0-d, > 0 where inf or NaN stop its step."""
+    """The state of one optimizer since the last update. ``found`` is 0-d and > 0 where inf or NaN stop its step."""
 
     at: str = READY
     found: list[Tensor] = field(default_factory=list)
@@ -34,10 +34,10 @@ class Iteration:
         clips: whether gradients are counted and clipped (the histogram mode).
 
     Attributes:
-        fp16: whether a loss was seen that FP16 gradients are behind.
+        fp16: whether the backward of a loss seen so far has FP16 gradients.
         interrupted: whether a step of it raised LossScaleCollapse and was not called again: its gradients were unscaled
             for nothing, and a loss that is scaled now begins the next iteration.
-        closed_counts: ``[2]`` each, h1 and h2: the last of it, put there by the scaler before ``sum_up``.
+        closed_counts: ``[2]`` each, h1 and h2: the last counts of the iteration, put there by the scaler before ``sum_up``.
     """
 
     def __init__(self, clips: bool) -> None:
@@ -66,7 +66,7 @@ class Iteration:
         self._bad_losses.append(count_bad(losses, device))
 
     def check_unscale(self, stage: Stage) -> None:
-        """Raises RuntimeError where ``unscale_`` has no place."""
+        """Raises RuntimeError where ``unscale_`` must not be called."""
         if stage.at == UNSCALED:
             raise RuntimeError("unscale_() has already been called on this optimizer since the last update().")
         if stage.at == STEPPED:

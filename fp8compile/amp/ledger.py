@@ -1,7 +1,7 @@
-"""The host's side of a loss scaler: what each update came to, read late, together with what must be read anyway.
+"""The host's side of a loss scaler: the outcome of each update, read late, together with what must be read anyway.
 
-An update leaves a record on the device. The next ``step`` has to know whether its gradients are finite; all records come
-along then, in that one copy. So a collapse is raised by the step after the update that showed it, before it trains.
+An update leaves a record on the device. The next ``step`` has to know whether its gradients are finite, and all records are
+read in that same copy. So a collapse is raised by the step after the update that showed it, before that step trains.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class Ledger:
         self._was_bad = self._said_vanished = False
 
     def add(self, update: int, scale: Tensor, verdict: Tensor, seen: UpdateStats) -> None:
-        """What an update came to: a record, float64 ``[7]`` as ``RECORD`` says."""
+        """Record the outcome of an update: float64 ``[7]``, laid out as ``RECORD`` says."""
         record = (scale, verdict, seen.found, seen.bad_loss, seen.small, seen.large, seen.vanished)
         self._pending.append((update, torch.stack([each.double() for each in record])))
         if len(self._pending) >= _PENDING:
@@ -96,7 +96,7 @@ class Ledger:
             self.writer.add_scalar("loss_scale/large_fraction", record["large"] / seen, update)
 
     def acknowledge(self, update: int) -> str | None:
-        """What the collapse was that was noticed, if any, and no longer is one; the watchdog begins anew."""
+        """Clear the collapse that was noticed; returns what it was, None if there was none. The watchdog starts afresh."""
         self.read()
         if self.collapse is None:
             return None
@@ -117,7 +117,7 @@ class Ledger:
 
 
 def tensorboard(writer: Any) -> Any:
-    """``writer``; for a folder's name a SummaryWriter, or None, which is said, where tensorboard is not installed.
+    """``writer``; for a folder's name a SummaryWriter, or None with a warning where tensorboard is not installed.
 
     Raises:
         ValueError: it is neither a folder nor a writer.

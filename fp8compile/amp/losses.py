@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def materialised(outputs: Any) -> Any:
-    """Iterables other than lists and tuples as lists, so that they can be gone through twice.
+    """Iterables other than lists and tuples as lists, so that they can be iterated twice.
 
     Raises:
         ValueError: neither a tensor nor an iterable; a tensor that is not real floating-point.
@@ -46,7 +46,7 @@ def count_bad(losses: Sequence[Tensor], device: torch.device) -> Tensor:
 
 
 def given_scale(new_scale: float | Tensor, like: Tensor) -> Tensor:
-    """A scale given by the user, as a tensor like another. Raises ValueError for one that is no positive finite number."""
+    """A scale given by the user, as a tensor like ``like``. Raises ValueError unless it is a positive finite number."""
     if isinstance(new_scale, Tensor):
         if new_scale.numel() != 1 or new_scale.requires_grad:
             raise ValueError("new_scale must be a number, or a tensor of one element that requires no gradient")

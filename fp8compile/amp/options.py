@@ -1,4 +1,4 @@
-"""What a loss scaler can be told, and its checks."""
+"""The options of a loss scaler, and their checks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ HISTOGRAM, DYNAMIC, STATIC = MODES = ("histogram", "dynamic", "static")
 STARTS = {HISTOGRAM: 1.0, DYNAMIC: 2.0**16, STATIC: 2.0**10}
 INTERVALS = {HISTOGRAM: 64, DYNAMIC: 2000, STATIC: 1}
 BOUNDS = {HISTOGRAM: (2.0**-24, 2.0**24), DYNAMIC: (0.0, math.inf), STATIC: (0.0, math.inf)}
-FP16_POWER = 2.0**15  # the largest that FP16 has
+FP16_POWER = 2.0**15  # the largest power of two that FP16 has
 NO_FP16 = (
     "no gradient behind the loss is FP16, so there is nothing to scale: the loss scaler does nothing. (BF16 and FP32 have "
     "the range; mode='static' scales all the same.)"
@@ -34,7 +34,7 @@ CAPPED_WARNING = (
 
 @dataclass(frozen=True)
 class Options:
-    """Of ``LossScaler``; see there. Raises ValueError for what makes no sense, with the cure."""
+    """The options of ``LossScaler``; see there. Raises ValueError for one that makes no sense, and says what to do."""
 
     mode: str = HISTOGRAM
     init_scale: float | None = None
@@ -99,7 +99,7 @@ class Options:
         return Static(low, high)
 
     def for_fp16_loss(self) -> Options:
-        """With a ceiling that FP16 can represent: the gradient of a loss is the scale, in the loss's dtype."""
+        """These options with a ceiling that FP16 can represent: the gradient of a loss is the scale, in the loss's dtype."""
         low, high = self.bounds
         return replace(self, init_scale=min(self.start, FP16_POWER), floor=low, ceiling=min(high, FP16_POWER))
 
@@ -107,7 +107,7 @@ class Options:
 def check_are(
     collapse: object, limits: object, process_group: object, enabled: object, options: Mapping[str, Any]
 ) -> None:
-    """Raises ValueError for what is of another type than LossScaler takes, and for options that do not exist."""
+    """Raises ValueError for an argument of a type that LossScaler does not take, and for options that do not exist."""
     check_one_of("enabled", enabled, FLAGS)
     check_one_of("collapse", collapse, (*FLAGS, None))
     if not (limits is None or isinstance(limits, Limits)):

@@ -7,10 +7,11 @@
                (Graphcore's automatic loss scaling: ``numerics.histogram.next_scale``). Once it has been halved it is doubled
                after ``interval`` decisions in a row that would have doubled it (1: Graphcore's rule)
 
-Why an interval: of fewer gradients than 1 / threshold, 10^7, a single large one halves the scale, so that Graphcore's rule
-follows the largest gradient of each update, and doubles right after. That one is noise: in a small Llama (3.4 * 10^6 a step,
-10 seeds, after warm-up) it moves by a factor 1.5 (median) to 14 from step to step and by 8.5 to 23 in a run, while its median
-over 20 steps moves by at most 2.5. With an interval the scale follows the largest of the last ``interval`` decisions.
+Why an interval: with fewer gradients than 1 / threshold = 10^7, a single large one halves the scale. So Graphcore's rule
+follows the largest gradient of each update, and doubles right after. The largest gradient is noise: in a small Llama
+(3.4 * 10^6 a step, 10 seeds, after warm-up) it moves by a factor 1.5 (median) to 14 from step to step and by 8.5 to 23 in a
+run, while its median over 20 steps moves by at most 2.5. With an interval the scale follows the largest gradient of the last
+``interval`` decisions.
 
 Then floor <= scale <= ceiling. A verdict goes with it: -1 the update was bad (a smaller scale was asked for, or a step was
 skipped), +1 it was good, 0 it says nothing (the histogram's period is not over, or nothing was seen).
@@ -70,19 +71,19 @@ class PolicyState:
         return cls(first, since, zero, zero.clone(), quiet)
 
     def numbers(self) -> dict[str, Any]:
-        """As Python numbers, exactly. Waits for the device."""
+        """The fields as Python numbers, exactly. Waits for the device."""
         return {f.name: getattr(self, f.name).item() for f in fields(self)}
 
     def filled(self, **numbers: float) -> PolicyState:
-        """With these numbers."""
+        """A state with these numbers."""
         return PolicyState(**{name: torch.full_like(getattr(self, name), value) for name, value in numbers.items()})
 
 
 class Policy(Protocol):
-    """A mode."""
+    """The rule of one mode."""
 
     def __call__(self, now: PolicyState, seen: UpdateStats) -> tuple[PolicyState, Tensor]:
-        """What is carried on, and the verdict (a 0-d float64 tensor)."""
+        """The next state, and the verdict (a 0-d float64 tensor)."""
         ...
 
 
@@ -120,7 +121,7 @@ class Dynamic:
 
 @dataclass(frozen=True)
 class Histogram:
-    """Graphcore's rule. A skipped step (NaN) counts as one of large gradients alone, unless the loss was to blame."""
+    """Graphcore's rule. A skipped step (NaN) counts as one with large gradients only, unless the loss was to blame."""
 
     period: int
     floor: float

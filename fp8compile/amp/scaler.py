@@ -84,7 +84,7 @@ class LossScaler(Copyable):
         self._policy = options.policy()
         self._counter = Counter(options.kinds, options.modules)
         self._binding = Binding(saturates=options.mode == HISTOGRAM)
-        self._state: PolicyState | None = None  # made where the first loss is
+        self._state: PolicyState | None = None  # made on the device of the first loss
         self._restored: dict[str, Any] | None = None  # its numbers, until then
         self._updates = 0
         self._idle: bool | None = None  # no FP16 gradient: nothing to do
@@ -92,7 +92,7 @@ class LossScaler(Copyable):
 
     @property
     def observations(self) -> list[Observations]:
-        """The statistics it is bound to: of its optimizers' parameters, and of compiled graphs behind its losses."""
+        """The observations bound to it: of its optimizers' parameters, and of the compiled graphs behind its losses."""
         return self._binding.observations
 
     @property
@@ -146,7 +146,7 @@ class LossScaler(Copyable):
         return outputs if self._idle else scaled(outputs, self._state.scale)
 
     def _look_for_fp16(self, losses: Sequence[Tensor]) -> None:
-        """Whether there is anything to scale; and a ceiling that FP16 has, for a loss in FP16."""
+        """Find out whether there is anything to scale. For a loss in FP16, lower the ceiling to one that FP16 has."""
         if self._idle is not False and not self._iteration.fp16 and losses:
             observed = any(row.dtype == "f16" for each in self.observations for row in each.rows)
             self._iteration.fp16 = observed or has_fp16(losses)
@@ -167,7 +167,7 @@ class LossScaler(Copyable):
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None:
         """Divide an optimizer's gradients by the scale, in place; before clipping by norm, say. No host sync.
 
-        FP16 gradients are FP32 afterwards if the optimizer is one of fp8compile.optim; else what is below 2**-25 is 0.
+        FP16 gradients are FP32 afterwards if the optimizer is one of fp8compile.optim; else values below 2**-25 become 0.
 
         Raises:
             RuntimeError: called twice, or after ``step``; no gradient; ``scale`` was not called since the last update.
@@ -188,7 +188,7 @@ class LossScaler(Copyable):
                 calls ``scaler.scale(loss).backward()``, may call ``unscale_``, and returns the loss.
 
         Raises:
-            LossScaleCollapse: what the updates until now came to; nothing is stepped (see ``acknowledge``).
+            LossScaleCollapse: the updates until now show a collapse; nothing is stepped (see ``acknowledge``).
             RuntimeError: called twice since the last update; no gradient; no loss was scaled.
         """
         if not self._enabled:
@@ -212,7 +212,7 @@ class LossScaler(Copyable):
         return result
 
     def _is_bad(self, stage: Stage) -> bool:
-        """Whether any rank found inf or NaN. The host waits here, and learns what the updates before came to."""
+        """Whether any rank found inf or NaN. The host waits here, and learns the outcome of the updates before."""
         if self._idle:
             return False
         (found,) = self._ledger.read(sum_over_ranks(torch.stack(stage.found).sum(), self.process_group))
@@ -226,11 +226,11 @@ class LossScaler(Copyable):
             raise LossScaleCollapse(*self._ledger.collapse, self.observations, report)
 
     def acknowledge(self) -> str | None:
-        """Train on after a ``LossScaleCollapse``: it is no longer raised, and the watchdog begins anew; no second warm-up.
+        """Train on after a ``LossScaleCollapse``: it is no longer raised. The watchdog starts afresh; no second warm-up.
 
-        The step that raised it did nothing: call it again, or leave it out, by ``update()`` or the next ``scale()``. The
-        cause stays: lower the learning rate, skip the data, go back to a checkpoint. Returns what the collapse was, which
-        is also logged; None where there was none.
+        The step that raised it did nothing: call it again, or leave it out by calling ``update()`` or the next ``scale()``.
+        The cause remains: lower the learning rate, skip the data, or go back to a checkpoint. Returns what the collapse
+        was, which is also logged; None where there was none.
         """
         return self._ledger.acknowledge(self._updates)
 
@@ -283,16 +283,16 @@ class LossScaler(Copyable):
         return packed(self.options, {**numbers, "updates": self._updates, "idle": self._idle, **ledger})
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over a state: all of it but ``kinds``, ``modules`` and whether a collapse is raised.
+        """Load a state, except ``kinds``, ``modules`` and whether a collapse is raised.
 
         Raises:
-            ValueError: a state of another version or mode, an empty or a damaged one; the scaler is as it was then.
+            ValueError: a state of another version or mode, an empty or a damaged one; the scaler is then unchanged.
         """
         if not self._enabled:
             return
         state = loaded(state_dict, self.options)
         self._ledger.restore(state.history, state.skipped, state.watchdog)
         self._use(state.options)
-        self._restored, self._state = state.numbers, None  # made anew where the next loss is
+        self._restored, self._state = state.numbers, None  # made again on the next loss's device
         self._updates, self._idle = state.updates, state.idle
         self._iteration = Iteration(self.mode == HISTOGRAM)

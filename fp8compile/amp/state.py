@@ -58,7 +58,7 @@ def checked(state: Mapping[str, Any], options: Options) -> Mapping[str, Any]:
 
 @dataclass(frozen=True)
 class LoadedState:
-    """What a state comes to, all of it checked: taking it over cannot fail half way."""
+    """The checked values of a state: loading them cannot fail half way."""
 
     options: Options
     numbers: dict[str, float]
@@ -70,10 +70,10 @@ class LoadedState:
 
 
 def loaded(state: Mapping[str, Any], options: Options) -> LoadedState:
-    """The state for a scaler of these options, of which ``kinds`` and ``modules`` stay.
+    """The state for a scaler of these options; it keeps the ``kinds`` and ``modules`` of the options.
 
     Raises:
-        ValueError: it does not fit, or something in it cannot be; the message names the entry.
+        ValueError: it does not fit, or has an impossible value; the message names the entry.
     """
     state = checked(state, options)
     _check_types(state)

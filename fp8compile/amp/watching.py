@@ -7,7 +7,7 @@
     the model           what it is given: an inf or NaN there is the data's                  data, forward
 
 All hooks are on tensors (as ``Tensor.register_hook``), so that modules may work in place, and sums over several uses of a
-tensor are seen as autograd has summed them. Rows come into being when a tensor is first seen.
+tensor are seen as autograd has summed them. A row is created when its tensor is first seen.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Watched(Observations):
     """What hooks see of a model; ``remove()`` takes them off. Made by ``watch``.
 
     Attributes:
-        hooked_ids: of the parameters whose gradients are seen. Sharded ones (fully_shard) are not: autograd never meets
-            them, so a scaler counts their ``.grad``.
-        paths: of all modules of the model, also of those without a row yet.
+        hooked_ids: ids of the parameters whose gradients are seen. Sharded ones (fully_shard) are not among them: autograd
+            never sees those, so a scaler counts their ``.grad``.
+        paths: the paths of all modules of the model, also of those without a row yet.
     """
 
     def __init__(self, parameters: Iterable[Tensor], device: torch.device) -> None:
@@ -62,7 +62,7 @@ class Watched(Observations):
 
     @torch.no_grad()
     def see(self, x: Tensor, row: Row) -> None:
-        """Fold the statistics of ``x`` into its row. A dtype without edges (float64, integers) has none."""
+        """Fold the statistics of ``x`` into its row. A dtype without edges (float64, integers) has no statistics."""
         if x.dtype in EDGES and x.numel():
             i = self._row(row)
             new = statistics(x.detach()).to(self.current.device, non_blocking=True)
@@ -106,8 +106,8 @@ def watch(model: nn.Module, kinds: Sequence[str] = KINDS, modules: Sequence[str]
     """Observe a model that is not compiled, until ``remove()``. The hooks do not keep the model alive.
 
     Args:
-        model: it, or the DistributedDataParallel around it. Build it, shard it and move it before.
-        kinds: of ("weight", "activation").
+        model: the model, or the DistributedDataParallel around it. Build it, shard it and move it before.
+        kinds: some of ("weight", "activation").
         modules: fnmatch patterns on module paths; "layers.*" is all under layers.
 
     Raises:
@@ -156,7 +156,7 @@ def check_patterns(patterns: Sequence[str], paths: Sequence[str]) -> None:
 
 
 def chosen(path: str, patterns: Sequence[str]) -> bool:
-    """Whether one of the patterns takes in the module at ``path``."""
+    """Whether one of the patterns matches the module at ``path``."""
     return any(pattern == "*" or in_module(path, pattern) for pattern in patterns)
 
 

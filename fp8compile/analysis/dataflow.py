@@ -28,7 +28,7 @@ class Source(enum.Flag):
 
 
 def sources(graph: Graph, parameters: Set[Node]) -> dict[Node, Source]:
-    """For every node of a forward or joint graph, what it depends on; ``parameters`` are inputs, buffers may be too."""
+    """For every node of a forward or joint graph, what it depends on; ``parameters`` are inputs, and may include buffers."""
     found: dict[Node, Source] = {}
     for node in graph.nodes:
         if node.op == "placeholder":
@@ -39,7 +39,7 @@ def sources(graph: Graph, parameters: Set[Node]) -> dict[Node, Source]:
 
 
 def is_activation(source: Source) -> bool:
-    """Whether a value with these sources has a batch in it: it comes from data, or from parameters by token ids."""
+    """Whether a value with these sources belongs to a batch: it comes from data, or from parameters through token ids."""
     return bool(source & Source.DATA) or (Source.PARAMETER | Source.INTEGER) in source
 
 
@@ -64,9 +64,9 @@ def _union(parts: Iterable[Source]) -> Source:
 def user_fp32(graph: Graph, static: Set[Node]) -> set[Node]:
     """FP32 values of a region that the user put in FP32 inside a 16-bit model; empty where the model is not 16-bit.
 
-    A region starts at a cast the user wrote (``.float()``; not one from autocast or a decomposition) and at a matrix
-    matmul in FP32 beside matmuls in 16 bit (``autocast(enabled=False)``). It goes on through values made of nothing
-    but the region and parameters, and ends where the user casts back.
+    A region starts at a cast the user wrote (``.float()``; not one from autocast or a decomposition) and at a matmul in FP32
+    in a model whose other matmuls are 16-bit (``autocast(enabled=False)``). It goes on through values made only from the
+    region and parameters, and ends where the user casts back.
     """
     if not any(is_matmul(n) and n.meta["val"].dtype in SIXTEEN_BIT for n in graph.nodes if is_tensor(n)):
         return set()

@@ -24,8 +24,8 @@ from fp8compile.fx.ops import CASTS, is_view
 
 aten = torch.ops.aten
 
-# Each with the position of its left operand; the right one is next. These are overloads that a linear becomes; ``MATMULS`` of
-# fx/ops.py are names of all that multiplies matrices or convolves.
+# The overloads that a linear becomes, each with the position of its left operand; the right one is next. ``MATMULS`` in
+# fx/ops.py names everything that multiplies matrices or convolves.
 PLAIN_MATMULS: dict[Any, int] = {aten.mm.default: 0, aten.addmm.default: 1}
 BATCHED: dict[Any, int] = {aten.bmm.default: 0, aten.baddbmm.default: 1}
 GROUPED: dict[Any, int] = {aten._grouped_mm.default: 0} if hasattr(aten, "_grouped_mm") else {}
@@ -35,12 +35,12 @@ FORWARD, DGRAD, WGRAD = "forward", "dgrad", "wgrad"
 
 @dataclass(frozen=True)
 class Matmul:
-    """One matmul of a linear. ``forward`` is the linear's forward matmul: itself, in the forward."""
+    """One matmul of a linear. ``forward`` is the linear's forward matmul; for a forward matmul, the node itself."""
 
     node: Node
     direction: str
     forward: Node
-    weight: Node  # the parameter, or the first value computed from parameters that is no cast or view of one
+    weight: Node  # the parameter, or the first value computed from parameters that is not a cast or view of one
     gradients: tuple[bool, bool]  # which operands depend on a tangent
     M: Any
     K: int
@@ -103,7 +103,7 @@ def _forward(node: Node, left: Node, right: Node, *, weight_on_the_right: bool) 
 
 
 def _forward_of(node: Node, known: str, readers: list[Matmul]) -> Matmul | None:
-    """The forward matmul, among those that read the same weight or input, that a matmul of the backward belongs to."""
+    """The forward matmul that a backward matmul belongs to, among those that read the same weight or input."""
     if known == "activation":  # a wgrad has the size of the weight
         readers = [p for p in readers if numel(node.meta["val"]) == p.K * p.N]
     same_autograd_node = [p for p in readers if p.forward.meta.get("seq_nr") == node.meta.get("seq_nr")]

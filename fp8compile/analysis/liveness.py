@@ -1,11 +1,12 @@
 """How much memory a step needs beside what it keeps: a walk over the graphs that adds up what is alive at each operation.
 
-A value is alive from the operation that makes it to the last kernel that reads it. What lands in memory at all is guessed
-as Inductor fuses: a pointwise value exists only if something else than pointwise operations and reductions reads it (a
-matmul, a convolution, attention) or if it is returned. Views and fused values prolong the life of what they read.
+A value is alive from the operation that makes it to the last kernel that reads it. Which values are in memory at all is
+guessed from how Inductor fuses: a pointwise value is stored only if it is returned, or if something other than pointwise
+operations and reductions reads it (a matmul, a convolution, attention). Views and fused values extend the life of what they
+read.
 
-Counted elsewhere and left out here: inputs of the forward, and all that is saved for backward, as a whole, and so only
-what goes beyond it counts; and gradients of parameters, as if they existed from the start.
+Counted elsewhere and left out here: inputs of the forward; all that is saved for backward, so that only what goes beyond it
+counts; and gradients of parameters, as if they existed from the start.
 Not known here: workspaces inside kernels (cuBLAS, split reductions), Inductor's reordering and reuse of buffers, values it
 stores rather than computes twice, fragmentation of the allocator.
 """
@@ -31,21 +32,21 @@ def workspace_bytes(split: PartitionedGraph) -> int:
 
 
 def _in_forward(split: PartitionedGraph) -> int:
-    """Kept values count from where they are made; what was not made yet is room for others."""
+    """Kept values count from where they are made; until then their room is free for others."""
     kept = _kept(split)
     given = sum(nbytes(root.meta["val"]) for root in kept if root.op == "placeholder")
     return _most_alive(split.fw.graph, set(split.inputs), given - split.saved_bytes(), {})
 
 
 def _in_backward(split: PartitionedGraph) -> int:
-    """Kept values are let go after their last reader; gradients of parameters are counted elsewhere."""
+    """Kept values are freed after their last reader; gradients of parameters are counted elsewhere."""
     used = {edge.backward for edge in split.edges}
     held = {tuple(edges): nbytes(root.meta["val"]) for root, edges in _kept(split).items()}
     return _most_alive(split.bw.graph, used | _gradients_of_parameters(split), 0, held)
 
 
 def _kept(split: PartitionedGraph) -> dict[Node, list[Node]]:
-    """Each storage saved for backward, and the backward's inputs that look at it."""
+    """Each storage saved for backward, and the backward's inputs that use it."""
     kept: dict[Node, list[Node]] = {}
     for edge in split.edges:
         if edge.is_tensor and not split.caller_owns(root := storage_root(edge.forward)):
@@ -59,9 +60,9 @@ def _gradients_of_parameters(split: PartitionedGraph) -> set[Node]:
 
 
 def _most_alive(graph: Graph, counted: set[Node], alive: int, held: dict[tuple[Node, ...], int]) -> int:
-    """The most bytes alive at one operation, from ``alive`` at first, but for nodes that are ``counted`` elsewhere.
+    """The most bytes alive at one operation, starting from ``alive``; nodes that are ``counted`` elsewhere are left out.
 
-    ``held`` are storages that the caller counted and that go after the last reader of the nodes that look at them.
+    ``held`` are storages that the caller has counted. Each is freed after the last reader of the nodes that use it.
     """
     order = list(graph.nodes)
     end = _last_reads(order)
@@ -97,7 +98,7 @@ def _in_registers(node: Node) -> bool:
 
 
 def is_read_from_memory(node: Node) -> bool:
-    """Whether somebody reads a value who does not compute it anew: a matmul, say, or the caller."""
+    """Whether a value has a reader that does not recompute it: a matmul, for example, or the caller."""
     return any(is_read_from_memory(u) if _is_view_or_part(u) else not _fuses_its_reads(u) for u in node.users)
 
 

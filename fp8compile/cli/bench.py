@@ -1,4 +1,4 @@
-"""``fp8compile bench``: the benchmarks of a checkout. They are no part of the installed package, which finds them or says so.
+"""``fp8compile bench``: the benchmarks of a checkout. They are not part of the installed package.
 
 A checkout is looked for in the current directory and above it, then beside the package (an editable install).
 """
@@ -55,7 +55,7 @@ def found_suite(places: Iterable[Path] | None = None) -> Any:
 
 
 def check_names(names: Sequence[str], known: Sequence[str]) -> None:
-    """Refuse a name that is none, with the nearest that is."""
+    """Refuse an unknown name; the error gives the nearest known one."""
     for name in names:
         if name not in known:
             raise Wrong(f"there is no benchmark {name!r}.{nearest(name, known)}")
@@ -72,7 +72,7 @@ def check_device(asked: str | None) -> str:
 
 
 def check_size(options: Any) -> None:
-    """Refuse on a CPU what would take hours and more memory than there is."""
+    """Refuse, on a CPU, sizes that would take hours and more memory than there is."""
     large = [b.name for b in options.benchmarks if b.part != "kernels"]
     if options.device == "cpu" and not options.tiny and large:
         raise Wrong(f"{large[0]!r} at full size needs a GPU. Fix: --tiny, or name kernels alone.")

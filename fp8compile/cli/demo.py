@@ -36,7 +36,7 @@ def run_demo(values: argparse.Namespace) -> int:
     try:
         return demo.run_demo(options)
     except BrokenPipeError:
-        raise  # an OSError too, but no fault of the folder
+        raise  # an OSError too, but not the folder's fault
     except (MissingExtra, NoSource, TooSlow, OSError) as error:
         return said("demo", error, FAILED)
 

@@ -22,9 +22,9 @@ def said(command: str, error: object, code: int) -> int:
 
 
 def one_line(error: BaseException) -> str:
-    """The exception and, where it was raised from another, the first of these: ``LookupError: no such; caused by ...``.
+    """The exception and, where it was raised from others, the first of those: ``LookupError: no such; caused by ...``.
 
-    What Dynamo wraps a backend's error in is taken off.
+    Dynamo's wrapper around a backend's error is taken off.
     """
     error = getattr(error, "inner_exception", error)
     cause = error
@@ -36,7 +36,7 @@ def one_line(error: BaseException) -> str:
 
 
 def _raised_from(error: BaseException) -> BaseException | None:
-    """The exception that ``error`` names as its cause; Dynamo's own, raised from None, leave it in the context."""
+    """The exception that caused ``error``. Dynamo's own errors are raised from None and keep it in ``__context__``."""
     hidden = type(error).__module__ == "torch._dynamo.exc"
     return error.__cause__ or (error.__context__ if hidden else None)
 

@@ -78,7 +78,7 @@ def _checked(name: str, case: Any) -> Case:
 
 
 def _answered(command: str, values: argparse.Namespace, **changes: Any) -> int:
-    """The exit code: 2 for a wrong command line, 1 for a model or folder that will not do; each is one line."""
+    """The exit code: 2 for a wrong command line, 1 for a model or folder that cannot be used. Each error is one line."""
     try:
         recipe = recipe_from(values.preset, values.fields, **changes)
         report = _explained(values, recipe)

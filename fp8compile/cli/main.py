@@ -18,7 +18,7 @@ SHELLS = ("bash", "zsh")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns its exit code, as ``ends.EXIT_CODES`` tells them.
+    """Run one command; returns its exit code (see ``ends.EXIT_CODES``).
 
     Raises:
         SystemExit: with 0 after --help and --version, with 2 where the command line cannot be parsed.
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _run(list(sys.argv[1:] if argv is None else argv))
         finally:
             if sys.stdout is not None:
-                sys.stdout.flush()  # at the interpreter's end a pipe that is closed would be a traceback
+                sys.stdout.flush()  # at interpreter exit a closed pipe would print a traceback
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is still in the buffer
         return PIPE_CLOSED
@@ -77,7 +77,7 @@ def _add(
 
 
 class _PrintCompletion(argparse.Action):
-    """Prints a shell's completion script, made by shtab, and ends."""
+    """Prints a shell's completion script, made by shtab, and exits."""
 
     def __call__(
         self, parser: argparse.ArgumentParser, namespace: Any, values: Any, option_string: Any = None

@@ -1,4 +1,4 @@
-"""What an option takes: each is a ``type`` for argparse, which puts the option's name before what went wrong."""
+"""What an option takes: each is a ``type`` for argparse, which puts the option's name before the error."""
 
 from __future__ import annotations
 

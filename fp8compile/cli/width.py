@@ -1,4 +1,4 @@
-"""How wide to print: as wide as the terminal; where the output is a file or a pipe, as wide as it comes, for grep."""
+"""How wide to print: as wide as the terminal. In a file or a pipe lines are not wrapped, for grep."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import textwrap
 
 
 def columns() -> int | None:
-    """Those of the terminal, or of the variable COLUMNS; None: the output is no terminal."""
+    """Columns of the terminal, or the variable COLUMNS; None where the output is not a terminal."""
     if "COLUMNS" in os.environ or sys.stdout.isatty():
         return shutil.get_terminal_size().columns
     return None
 
 
 def fitted(text: str) -> str:
-    """The text with its long lines broken at spaces, what follows indented by two columns more than the line."""
+    """The text with its long lines wrapped at spaces; continuation lines are indented two columns more."""
     width = columns()
     return text if width is None else "\n".join(_broken(line, width) for line in text.splitlines())
 

@@ -1,12 +1,12 @@
-"""A name for a graph under a recipe: equal keys share compiled code *and* report, so it knows all that either depends on.
+"""A name for a graph under a recipe: equal keys share compiled code *and* report, so it holds all that either depends on.
 
     what the graph computes     operations, arguments, inputs; of nested graphs (bodies of checkpoints, regions, branches) too
     where it stands             module paths and source lines, because the report does
     how it is compiled          our sources, the recipe, Inductor's and functorch's configuration, autocast, grad mode
 
-The key is part of the partitioner's uuid, hence of Inductor's cache key. Inductor's own key knows its configuration as
-well; the report's must, or a pass switched off (``TORCHINDUCTOR_DISABLED_PASSES`` is an entry of that configuration) would
-be shown in the report of a run that had it.
+The key is part of the partitioner's uuid, hence of Inductor's cache key. Inductor's own key holds its configuration as well.
+The report's key must too, or a report made with a pass would be shown for a run where that pass was switched off
+(``TORCHINDUCTOR_DISABLED_PASSES`` is an entry of that configuration).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fp8compile.compiler.sources import sources_key
 from fp8compile.fx.provenance import module_path, source_line
 from fp8compile.recipe.recipe import Recipe
 
-# Left out of Inductor's portable configuration, which leaves it to each pass to say what it is.
+# Left out of Inductor's portable configuration, where each pass has to identify itself.
 CUSTOM_PASSES = (
     "pre_grad_custom_pass",
     "joint_custom_pre_pass",
@@ -62,14 +62,14 @@ def _settings(patches: Mapping[str, Any]) -> str:
 
 
 def _uuid(value: Any) -> str:
-    """What a setting is: a custom pass says it itself, as for Inductor's cache."""
+    """The identity of a setting: a custom pass gives its own, as for Inductor's cache."""
     if isinstance(value, (list, tuple)):
         return repr([_uuid(each) for each in value])
     return repr(value.uuid()) if callable(getattr(value, "uuid", None)) else repr(value)
 
 
 def _lines(gm: GraphModule, prefix: str = "") -> Iterator[str]:
-    """The operations of a graph, and of each graph that it holds where it stands."""
+    """The operations of a graph; a nested graph's operations come where that graph is used."""
     for node in gm.graph.nodes:
         target = getattr(node.target, "__qualname__", node.target)
         yield f"{prefix}{node.op} {node.name} {target} {node.args} {node.kwargs} {origin_key(node)}"

@@ -6,8 +6,8 @@
 Graphs are numbered in the order in which this process compiles them; a rank of a process group has a folder of its own.
 The folder is ``Recipe.dump``, or FP8COMPILE_DUMP where the recipe has none. Two runs of a program give equal files.
 
-A dump never costs a training: where a folder cannot be made or written to, or the disk is full, that is said once, the file
-that was under way is removed, and the graph is compiled without the rest of its dump.
+A dump never stops a training run. Where a folder cannot be made or written to, or the disk is full, a warning says so once,
+the unfinished file is removed, and the graph is compiled without the rest of its dump.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ VARIABLE = "FP8COMPILE_DUMP"
 
 log = logging.getLogger("fp8compile")
 _claimed: Counter[Path] = Counter()
-_said: set[str] = set()  # what was in the way, once it was said
+_said: set[str] = set()  # the obstacles that a warning has named
 _required: ContextVar[bool] = ContextVar("fp8compile_dump_required", default=False)
 
 
 @dataclass
 class DumpWatcher:
-    """Looks on while one graph compiles (see fp8compile/compiler/watchers.py) and hands on what it saw, pass by pass.
+    """Watches one graph compile (see fp8compile/compiler/watchers.py) and hands on what it saw, pass by pass.
 
     Attributes:
         folder: where files go, if anywhere.
@@ -82,14 +82,14 @@ class DumpWatcher:
 
 
 def watch_for(recipe: Recipe, kept: bool = False) -> DumpWatcher | None:
-    """What looks on at the next graph; None where nobody asks, or where a folder was asked for that cannot be had."""
+    """The watcher of the next graph; None if nobody asks for one, or if the folder that was asked for cannot be used."""
     root = recipe.dump or os.environ.get(VARIABLE)
     folder, traced = claim(root) if root else None, tracing()
     return DumpWatcher(folder, traced, kept) if folder or traced or kept else None
 
 
 def claim(root: str) -> Path | None:
-    """The folder of the next graph: there, writable, and without the steps of an earlier run; None: it cannot be."""
+    """The folder of the next graph: created, writable, and without the steps of an earlier run; None if that fails."""
     base = Path(root).expanduser().absolute()
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         base /= f"rank-{torch.distributed.get_rank()}"
@@ -105,7 +105,7 @@ def claim(root: str) -> Path | None:
 
 
 def write(folder: Path, texts: Mapping[str, str]) -> bool:
-    """Write files into a folder that need not exist; whether that could be done. That it could not is logged once."""
+    """Write files into a folder that need not exist; returns whether that worked. A failure is logged once."""
     with _said_once(folder) as done:
         _write(folder, texts)
         done.append(folder)
@@ -119,7 +119,7 @@ def _write(folder: Path, texts: Mapping[str, str]) -> None:
             (folder / name).write_text(text, encoding="utf-8")
         except OSError:
             with contextlib.suppress(OSError):
-                (folder / name).unlink()  # half of it says what is not so
+                (folder / name).unlink()  # half a file would be misleading
             raise
 
 
@@ -129,7 +129,7 @@ def tracing() -> bool:
 
 
 def trace(name: str, text: str) -> None:
-    """An artifact of the graph that compiles: ``fp8compile_encode_saved_before`` from ``encode_saved_before.txt``."""
+    """An artifact of the graph being compiled: ``fp8compile_encode_saved_before`` from ``encode_saved_before.txt``."""
     stem, _, kind = name.rpartition(".")
     artifact = {
         "name": stem if kind == "txt" else f"{stem}_{kind}",
@@ -148,7 +148,7 @@ def _forget_steps(folder: Path) -> None:
 
 @contextlib.contextmanager
 def _said_once(folder: Path) -> Iterator[list[Path]]:
-    """What fails here for want of a disk or a right is a warning, the first of its kind; the list stays empty then."""
+    """Turns a failure to write into a warning, given once for each kind; the list stays empty then."""
     done: list[Path] = []
     try:
         yield done
@@ -165,7 +165,7 @@ def _said_once(folder: Path) -> Iterator[list[Path]]:
 
 @contextlib.contextmanager
 def required() -> Iterator[None]:
-    """Within it a dump that cannot be written is a ValueError: it is all that was asked for."""
+    """Within this context a dump that cannot be written is a ValueError: the dump is all that was asked for."""
     token = _required.set(True)
     try:
         yield

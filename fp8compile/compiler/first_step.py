@@ -1,15 +1,16 @@
 """``options={"check": "first_step"}``: the gradients of the first training step beside those of an exact one.
 
-    forward     the graph that was compiled runs as ever; copies of its inputs and the state of the random numbers are kept
+    forward     the compiled graph runs as usual; copies of its inputs and the state of the random numbers are kept
     backward    a hook on its autograd node sees what comes in (tangents) and what goes out (gradients); there an exact
                 twin of the graph runs forward and backward, on the copies, from the same tangents
-    compared    gradient by gradient (fp8compile/numerics/gradient_quality.py); each below the bar is warned of by name, once
+    compared    gradient by gradient (fp8compile/numerics/gradient_quality.py); a warning names each below the bar, once
 
-Each graph of a model that breaks is judged by itself, from the tangents that the step really has: what an earlier one adds is
-its own. The twin is the same Dynamo graph with nothing encoded, run node by node; where it draws random numbers and the
-user's is generated code, it is generated too, since the same seeds give other numbers there. The user's results come from the
-user's code; random numbers go on as if nothing else had run. In the first step the copies, and during its backward the
-twin's step, take memory; then twin and copies are gone, and what stays is one call of a function.
+Where graph breaks split a model, each graph is judged by itself, from the tangents that the step really has: an error that
+another graph adds is not counted. The twin is the same Dynamo graph with nothing encoded, run node by node. Where it draws
+random numbers and the user's graph is generated code, the twin is generated too, since the same seeds give other numbers
+there. The user's results come from the user's code, and random numbers go on as if nothing else had run. In the first step
+the copies take memory, and so does the twin's step during the backward. Then twin and copies are gone, and what stays is one
+call of a function.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ UNSEEN = "check='first_step': a graph has inputs that train and no backward of i
 def checked_first_step(
     compiled: Callable[..., Any], gm: GraphModule, example_inputs: Sequence[Any], recipe: Recipe
 ) -> Callable[..., Any]:
-    """``compiled`` with its first training step checked, ``gm`` being a spare copy of its graph; itself in inference."""
+    """``compiled`` with its first training step checked, by ``gm``, a spare copy of its graph; itself in inference."""
     if not (torch.is_grad_enabled() and any(map(trains, example_inputs))):
         return compiled
     names = {}
@@ -88,7 +89,7 @@ class _Twin:
     def gradients(
         self, inputs: Sequence[Any], tangents: Sequence[Tensor | None], nudge: int | None = None
     ) -> Gradients:
-        """Of a step on copies of ``inputs``, from the tangents of the user's step."""
+        """The gradients of a step on copies of ``inputs``, from the tangents of the user's step."""
         own = copied(inputs)
         leaves = {i: own[i] for i in self.names}
         if nudge is not None:
@@ -107,7 +108,7 @@ class _Twin:
 class _FirstStep:
     """The compiled graph. Until one of its backwards has been compared, it keeps the twin.
 
-    Dynamo gets ``run``, a method: of an object it would copy the attributes, and keep the twin for good.
+    Dynamo gets ``run``, a method: of an object it would copy the attributes, and so keep the twin alive forever.
     """
 
     def __init__(self, compiled: Callable[..., Any], twin: _Twin) -> None:
@@ -116,7 +117,7 @@ class _FirstStep:
         self.pending: weakref.ref[_Trial] | None = None
 
     def run(self, *args: Any) -> Any:
-        """Call the compiled graph; the first time that a backward may follow, prepare to look at it."""
+        """Call the compiled graph; the first time that a backward may follow, prepare the comparison."""
         waiting = self.pending is not None and self.pending() is not None
         if self.twin is None or waiting or not torch.is_grad_enabled():
             return self.compiled(*args)
@@ -130,7 +131,7 @@ class _FirstStep:
             return outputs
         trial.places = _places(node, args, self.twin.names)
         node.register_hook(trial.compare)
-        self.pending = weakref.ref(trial)  # lives as long as the graph of autograd that may come to its backward
+        self.pending = weakref.ref(trial)  # lives as long as the autograd graph whose backward may run
         return outputs
 
 
@@ -141,7 +142,7 @@ class _Trial:
         self.owner, self.inputs = owner, inputs
         self.devices = cuda_devices(inputs)
         self.random = torch.get_rng_state(), [torch.cuda.get_rng_state(device) for device in self.devices]
-        self.places: dict[int, int] = {}  # of gradients among those that the node returns, by input
+        self.places: dict[int, int] = {}  # by input, the position of its gradient among those that the node returns
 
     def compare(self, found: Sequence[Tensor | None], tangents: Sequence[Tensor | None]) -> None:
         """The hook, called with the node's gradients and tangents."""
@@ -175,7 +176,7 @@ def _tell(step: Callable[[int | None], Gradients], got: Gradients, arguments: se
     reference = step(None)
     errors = error_powers(reference, got)
     judge = Judge.of(reference, (), BAR, arguments)
-    if judge.failing(errors):  # only then is it asked which of them rounding decides
+    if judge.failing(errors):  # only then find out which of them are down to rounding
         judge = Judge.of(reference, map(step, range(NUDGES)), BAR, arguments)
     failing = sorted(judge.failing(errors), key=lambda name: judge.sqnr(name, errors[name]))
     if failing:
@@ -187,7 +188,7 @@ def _tell(step: Callable[[int | None], Gradients], got: Gradients, arguments: se
 
 
 def _places(node: Any, args: Sequence[Any], names: Mapping[int, str]) -> dict[int, int]:
-    """Where the gradients of the inputs come out of a node, found by what they go into."""
+    """For each input, the position of its gradient among a node's results, found by where that gradient goes."""
     edges = [(id(edge), number, getattr(edge, "variable", None)) for edge, number in node.next_functions]
     places = {}
     for index in names:
@@ -201,7 +202,7 @@ def _places(node: Any, args: Sequence[Any], names: Mapping[int, str]) -> dict[in
 
 
 def copied(values: Sequence[Any]) -> list[Any]:
-    """Copies of all tensors, each a leaf, with their strides; what shared memory shares its copy's."""
+    """Copies of all tensors, each a leaf, with their strides; tensors that share memory share the copy of it."""
     storages: dict[int, list[Tensor]] = {}
     for value in values:
         if type(value) in (Tensor, nn.Parameter) and value.layout is torch.strided:

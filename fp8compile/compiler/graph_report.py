@@ -26,9 +26,9 @@ def report_of(
     remarks: tuple[str, ...],
     collector: Collector,
 ) -> GraphReport:
-    """The report of a graph and of the regions it calls: what a region needs beside what it keeps, it needs at its call.
+    """The report of a graph and of the regions it calls. A region's workspace is needed during its call.
 
-    ``bytes_after`` are the passes on the two halves, the cut first, and what was saved after each.
+    ``bytes_after`` lists the passes on the two halves, the cut first, and the bytes saved after each.
     """
     cuts = [cut for _, cut in calls_of_cuts(split, collector.cuts)]
     inside = [(cut.report.workspace_bytes, cut.report.workspace_bytes_plain) for cut in cuts] or [(0, 0)]
@@ -51,7 +51,7 @@ def report_of(
 
 
 def _unknown(split: PartitionedGraph) -> list[str]:
-    """Which sizes of what is saved only a run knows, and how the bytes in the report count them."""
+    """The sizes of saved tensors that only a run knows, and how the bytes in the report count them."""
     sizes = unknown_sizes(edge.forward.meta["val"] for edge in split.edges if edge.is_tensor)
     counted = ", ".join(f"{name}={size}" for name, size in sorted(sizes.items()))
     return [UNKNOWN_SIZES.format(", ".join(sorted(sizes)), counted)] if sizes else []

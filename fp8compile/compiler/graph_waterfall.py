@@ -1,4 +1,4 @@
-"""The waterfall of one graph that was cut: which pass took how many bytes away, and what the bytes that are left hold."""
+"""The waterfall of one graph that was cut: how many bytes each pass took away, and what the bytes that are left hold."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ OF_PASS = {
 
 
 def recomputed_by_cut(split: PartitionedGraph, plain: PartitionedGraph) -> Notes:
-    """What plain Inductor saves and our cut does not, nor codes of it; ``split`` is as it was cut."""
+    """What plain Inductor saves and our cut does not, not even as codes; ``split`` is the graph right after the cut."""
     ours = {storage_root(e.forward).name for e in split.edges if e.is_tensor} | _encoded_operands(split)
     roots = dict.fromkeys(storage_root(e.forward) for e in _own(plain))
     return Notes(recomputed=tuple(Recomputed(TensorInfo.of(r), ()) for r in roots if r.name not in ours))
 
 
 def _encoded_operands(split: PartitionedGraph) -> set[str]:
-    """The storages that codes of FP8 linears, which are saved, were made from."""
+    """The storages that the saved codes of FP8 linears were made from."""
     waiting = [e.forward for e in split.edges if e.is_tensor and encoding_of(e.forward)]
     seen, found = set(waiting), set()
     while waiting:
@@ -65,8 +65,8 @@ def waterfall_of(
 ) -> Waterfall:
     """The waterfall of a graph and the regions it calls.
 
-    ``bytes_after`` are the names of the passes on the two halves and what was saved after each, the cut first; ``notes``
-    are what passes did to this graph itself.
+    ``bytes_after`` lists the passes on the two halves, the cut first, and the bytes saved after each; ``notes`` hold what
+    passes did to this graph itself.
     """
     inside = sum((cut.report.waterfall for _, cut in calls_that_keep(split, cuts)), Waterfall())
     in_regions = sum(change.nbytes for change in inside.changes)

@@ -1,8 +1,8 @@
 """Inductor's hooks, which run the pipeline: joint passes, the partitioner, passes behind Inductor's own.
 
 Every pass runs inside Inductor's GraphTransformObserver, so ``TORCHINDUCTOR_DISABLED_PASSES=encode_saved`` switches it off
-by name; a disabled pass leaves the graph as it found it. The hooks are part of Inductor's cache key: each pickles, and its
-``uuid`` knows the sources, the recipe and, where a report belongs to the graph, the graph.
+by name; a disabled pass leaves the graph as it found it. The hooks are part of Inductor's cache key: each can be pickled, and
+its ``uuid`` depends on the sources, the recipe and, where a report belongs to the graph, the graph.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ class Partitioner(private.CustomPartitionerFn):
 
 
 class JointPasses(private.CustomGraphPass):
-    """Inductor's joint_custom_post_pass: runs JOINT, on training and inference graphs alike; OPTIMIZER on what it is for.
+    """Inductor's joint_custom_post_pass: runs JOINT, on training and inference graphs alike; OPTIMIZER on optimizer steps.
 
-    ``parameters`` are the positions of ``nn.Parameter``s among the graph's inputs; ``graph_key`` knows them too.
+    ``parameters`` are the positions of ``nn.Parameter``s among the graph's inputs; ``graph_key`` depends on them too.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class JointPasses(private.CustomGraphPass):
 class PostGradPasses(private.CustomGraphPass):
     """Inductor's post_grad_custom_post_pass: runs POST_GRAD on each half of a training graph and on inference graphs.
 
-    Dumps end before, where Inductor's own rewriting begins; TORCH_LOGS=post_grad_graphs shows what it and this leave.
+    Dumps end before that, where Inductor's own rewriting begins; TORCH_LOGS=post_grad_graphs shows the graph after both.
     """
 
     def __init__(self, recipe: Recipe) -> None:

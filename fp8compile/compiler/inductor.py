@@ -59,7 +59,7 @@ def compile_and_report(
     with watch_passes(watch):
         compiled, reports, cached = compile_once(gm, example_inputs, recipe, mode, inner)
         dumped = reports
-        if cached and watch.folder:  # no pass ran: once more, for the dump alone
+        if cached and watch.folder:  # no pass ran: compile once more, for the dump alone
             _, dumped, _ = compile_once(spare, example_inputs, recipe, mode, run_the_graph)
     watch.report(dumped, recipe)
     return compiled, (dataclasses.replace(reports[0], steps=tuple(watch.steps)), *reports[1:])
@@ -92,7 +92,7 @@ def compile_once(
     report_store.start(graph_key)
     spare = copy_with_attributes(gm) if stats_inputs else gm
     compiled = cast(Callable[..., Any], private.compile_fx(gm, inputs, config_patches=patches, **compile_args))
-    if stats_inputs and report_store.is_lost(graph_key):  # it says which row of the statistics is about which value
+    if stats_inputs and report_store.is_lost(graph_key):  # the report says what each row of statistics is about
         afresh = {**patches, "force_disable_caches": True}
         compiled = cast(Callable[..., Any], private.compile_fx(spare, inputs, config_patches=afresh, **compile_args))
     cached = report_store.came_from_cache(graph_key)
@@ -117,7 +117,7 @@ def _prepared(
 
 
 def _that_can_be_followed(recipe: Recipe, patches: Mapping[str, Any]) -> tuple[Recipe, tuple[str, ...]]:
-    """The recipe as far as it can be followed, and remarks on what it asks for in vain."""
+    """The recipe as far as it can be followed, and remarks on the requests that cannot be followed."""
     remarks = []
     fusion = {**private.inductor_config.post_grad_fusion_options, **patches.get("post_grad_fusion_options", {})}
     if "activation_quantization_aten_pass" in fusion and recipe.stores_saved:
@@ -132,7 +132,7 @@ _broken: set[str] = set()  # keys of recipes that have compiled a graph that end
 
 
 def _is_whole_model(gm: GraphModule, recipe: Recipe) -> bool:
-    """Whether a Dynamo graph is a whole model: it ends at no graph break, nor can it be what follows one."""
+    """Whether a Dynamo graph is a whole model: no graph break ends it, and it cannot be what follows a graph break."""
     if private.ends_at_graph_break(gm):
         _broken.add(recipe.key)
     return recipe.key not in _broken

@@ -10,8 +10,8 @@ from fp8compile.recipe.recipe import Recipe
 
 # Inductor stores a value that several kernels read once computing it takes more operations or reads than these, and makes
 # no kernel that sums along rows and across them from more buffers than the last. Its limits (30, 4, 8, 10) leave no room for
-# decodes, each two reads where one was: a norm's backward would write what it decoded to memory, in FP32, and read it in
-# two kernels. A scale is a hundredth of its codes. (Options that this torch does not have are left out.)
+# decodes, each of which reads twice where one read was before: a norm's backward would write what it decoded to memory, in
+# FP32, and read it in two kernels. A scale is a hundredth of its codes. (Options that this torch does not have are left out.)
 FUSION = private.known_options(
     {
         "realize_opcount_threshold": 50,

@@ -1,6 +1,6 @@
-"""Numbers stay as they are. A Dynamo graph without nested compile regions: each call replaced by what the region does.
+"""Numbers stay as they are. A Dynamo graph without nested compile regions: each call is replaced by the region's operations.
 
-It costs the compile time that regions save, so it is done only where a region would not do:
+It costs the compile time that regions save, so it is done only where a region does not work:
 
     statistics are taken     they leave the graph through an input of its own (observe/slot.py), which no region has
     calls differ in recipe   ``Recipe.modules``, ``skip`` and ``linear_skip`` go by module path, and one body serves all calls
@@ -50,7 +50,7 @@ def recipes_differ(gm: GraphModule, recipe: Recipe) -> bool:
 
 
 def _said(first: Node, call: Node, recipe: Recipe) -> list[Any]:
-    """What the recipe says of each operation of a region, were it traced at ``call`` and not at the ``first`` call."""
+    """What the recipe says of each operation of a region, as if it were traced at ``call`` and not at the ``first`` call."""
     body = called(first)
     assert body is not None
     at, to = module_path(first), module_path(call)
@@ -79,7 +79,7 @@ def inlined(gm: GraphModule) -> GraphModule:
 
 
 def _inline(gm: GraphModule, call: Node, first: Node) -> None:
-    """Put the operations of a region in the place of a call of it."""
+    """Replace a call of a region by the region's operations."""
     body = called(call)
     assert body is not None
     new: dict[Node, Any] = dict(zip(body.graph.find_nodes(op="placeholder"), call.args[2:], strict=True))
@@ -98,7 +98,7 @@ def _inline(gm: GraphModule, call: Node, first: Node) -> None:
 
 
 def _attribute(gm: GraphModule, body: GraphModule, node: Node, graph: Graph) -> Node:
-    """What the body reads of its own, a constant or a graph, as an attribute of the graph that it goes into."""
+    """An attribute that the body reads, a constant or a graph, as an attribute of the graph that the body goes into."""
     name = f"{node.target}"
     value = getattr(body, name)
     while hasattr(gm, name) and getattr(gm, name) is not value:

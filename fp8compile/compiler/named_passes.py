@@ -1,4 +1,4 @@
-"""How one pass is run: under its name, by which it is switched off, watched and verified; and beside the user's own."""
+"""How one pass is run: under its name, by which it is switched off, watched and verified; and with the user's own passes."""
 
 from __future__ import annotations
 

@@ -1,16 +1,16 @@
-"""A model that was to be compiled and runs in plain eager: said at its first optimizer step, or when the program ends.
+"""A warning for a model that was to be compiled but runs in plain eager: at an optimizer step, or when the program ends.
 
     asked     torch.compile looked the backend up: ``watch``, once a process
     called    Dynamo was given code since then
     compiled  the backend was given a graph
 
-At the end of the program it is said where a compiled model was called and no graph came. Dynamo does not tell for which
-backend it was given code. So nothing is said where another backend got a graph meanwhile; nor after an uncaught exception,
+At the end of the program the warning comes if a compiled model was called and no graph came. Dynamo does not tell for which
+backend it was given code. So there is no warning if another backend got a graph meanwhile; nor after an uncaught exception,
 which has its own message.
 
-At an optimizer step it is said of one model: compiled in place, trained by this optimizer, and no graph reads its parameters.
-The hook on the step goes as soon as that is answered. It stays only while optimizers step that train nothing of ours, and
-looks at each of those once.
+At an optimizer step the warning is about one model: compiled in place, trained by this optimizer, with no graph that reads
+its parameters. The hook on the step is removed as soon as that is decided. It stays only while the optimizers that step train
+none of our models, and it looks at each of those once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SKIPPED = "Dynamo skipped every frame or fell back to eager; TORCH_LOGS=graph_br
 
 
 class _Watch:
-    """What was so when the backend was asked for, and what was looked at since."""
+    """The state when the backend was asked for, and the optimizers looked at since."""
 
     def __init__(self) -> None:
         self.codes, self.graphs = private.frames_seen(), private.graphs_captured()
@@ -53,7 +53,7 @@ _watch: _Watch | None = None
 
 
 def watch() -> None:
-    """From now on, say what is compiled in vain; called when torch.compile asks for the backend the first time."""
+    """From now on, warn of models compiled without effect; called when torch.compile first asks for the backend."""
     global _watch
     if _watch is None:
         _watch = _Watch()
@@ -71,7 +71,7 @@ def say_at_exit() -> None:
 
 
 def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-    """The hook; in a step that is compiled itself it is nothing."""
+    """The hook; it does nothing in a step that is compiled itself."""
     if torch.compiler.is_compiling():
         return
     if _watch is not None and optimizer not in _watch.looked_at:
@@ -79,7 +79,7 @@ def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
 
 
 def _look(known: _Watch, optimizer: Optimizer) -> None:
-    """Find a model that this optimizer trains and that was compiled in place in vain; say so, once."""
+    """Find a model that this optimizer trains and that was compiled in place without effect; warn once."""
     parameters = (p for group in optimizer.param_groups for p in group["params"])
     trained = {id(p) for p in parameters if p.grad is not None or optimizer.state.get(p)}
     if not trained:
@@ -98,7 +98,7 @@ def _look(known: _Watch, optimizer: Optimizer) -> None:
 def _compiled_in_vain(parameters: Set[int]) -> nn.Module | None:
     """A module compiled in place by this backend that holds one of ``parameters`` and has no graph.
 
-    Sharded parameters are others in the graph than in the module: such modules are left out.
+    A sharded parameter is another tensor in the graph than in the module, so modules with such parameters are left out.
     """
     if not parameters or private.dynamo_config.disable:
         return None

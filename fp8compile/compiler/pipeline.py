@@ -1,6 +1,6 @@
-"""The pipeline, read aloud: which passes run on which graph, in which order, and why there.
+"""The pipeline: which passes run on which graph, in which order, and why there.
 
-Each pass stands here as one that ``preserves`` numbers or one that ``changes`` them; the first line of its own docstring says
+Each pass is listed as one that ``preserves`` numbers or one that ``changes`` them; the first line of its own docstring says
 the same (tests/compiler/test_pipeline.py). ``hooks.py`` runs them.
 """
 
@@ -37,17 +37,17 @@ class Pass(NamedTuple):
 
 
 def preserves(run: Callable[..., Any]) -> Pass:
-    """A pass after which every number is what it was."""
+    """A pass that leaves every number as it was."""
     return Pass(run, changes_numbers=False)
 
 
 def changes(run: Callable[..., Any]) -> Pass:
-    """A pass after which some numbers are others: what it rounds, widens or clips."""
+    """A pass that changes some numbers: those it rounds, widens or clips."""
     return Pass(run, changes_numbers=True)
 
 
-# On a graph with 16-bit values, before all others: what is FP32 then is not watched for overflow, nor an FP8 linear, nor
-# stored in FP8.
+# On a graph with 16-bit values, before all others: a value that is FP32 then is not watched for overflow, not computed by an
+# FP8 linear, and not stored in FP8.
 ISLANDS = (changes(widen_unsafe_ops),)
 
 # On the joint graph, where forward and backward are both visible.
@@ -74,14 +74,14 @@ PARTITION = (
     changes(encode_saved),  # last: whatever is still saved is stored as codes
 )
 
-# On the two halves of a graph that overwrites its inputs, whatever the recipe rewrites, before PARTITION.
+# On the two halves of a graph that overwrites its inputs, under every recipe, before PARTITION.
 SOUND = (preserves(copy_overwritten),)  # what is recomputed must be made from values that were read
 
-# Last of all on the two halves of a graph that OBSERVE_JOINT has marked, whatever the recipe rewrites.
+# Last of all on the two halves of a graph that OBSERVE_JOINT has marked, under every recipe.
 OBSERVE_FORWARD = (preserves(observe_forward),)
 
-# On each half by itself, after Inductor's own post-grad passes: forms of a graph that fuse better, nothing to report.
+# On each half by itself, after Inductor's own post-grad passes: rewrites that fuse better, with nothing to report.
 POST_GRAD = (
     preserves(sum_bias_gradients),
-    preserves(store_residuals),  # last: it marks nodes, which others replace
+    preserves(store_residuals),  # last: it marks nodes, and the others would replace them
 )

@@ -16,7 +16,7 @@ def on_recorded_call(
 ) -> Callable[..., Any]:
     """``compiled``, which calls ``begin(args, results, backward)`` after each call whose backward autograd will run.
 
-    ``backward`` is the graph's own autograd node: hooks of it run when its backward does.
+    ``backward`` is the graph's own autograd node: hooks on it run when its backward runs.
     """
 
     @functools.wraps(compiled)

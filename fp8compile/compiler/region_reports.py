@@ -30,7 +30,7 @@ class Cut:
 
 
 def plain_bytes(plain: PartitionedGraph, cuts: Mapping[Graph, Cut]) -> int:
-    """What plain Inductor would keep in a caller: ``plain`` is its cut, but the regions in it are rewritten already."""
+    """What plain Inductor would keep in a caller. ``plain`` is its cut, in which the regions are rewritten already."""
     kept, calls = {}, []
     for edge in plain.edges:
         if edge.is_tensor and kept_by_region(edge.forward):

@@ -3,8 +3,8 @@
 On a warm AOTAutograd cache hit neither passes nor partitioner run, so a report held in memory would be empty. Each report
 is therefore written to Inductor's cache folder under the same key that the compiled code has: the graph key is part of
 the partitioner's ``uuid()`` and so of the cache key. A cache entry without its report (a remote cache, a folder cleared
-by hand) is told as such; a graph whose statistics somebody reads is then compiled afresh
-(fp8compile/compiler/inductor.py), since the report says which of its numbers is about what.
+by hand) is reported as such. A graph whose statistics are read is then compiled again (fp8compile/compiler/inductor.py),
+since the report says what each of its numbers is about.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ REPORT_NOT_CACHED = (
 
 @dataclass(frozen=True)
 class JointNotes:
-    """What happened to a joint graph before it was cut: the graph as it was, what the passes say, which region it is."""
+    """What happened to a joint graph before it was cut: the original graph, the notes of the passes, which region it is."""
 
     plain: GraphModule
     notes: Notes = field(default_factory=Notes)
@@ -63,9 +63,9 @@ class JointNotes:
 class Collector:
     """The report of one graph, filled by the passes as they run.
 
-    ``compiled`` says that passes ran at all: it stays False when the compiled code came from a cache. ``joint`` holds the
-    joint graphs on their way to the partitioner, each with its own notes: regions and the graphs that operators run pass
-    too, and not each of them is cut. ``cuts`` are the regions that were, by the graph of their forward.
+    ``compiled`` says whether passes ran at all: it stays False when the compiled code came from a cache. ``joint`` holds the
+    joint graphs on their way to the partitioner, each with its own notes. Regions and the graphs that operators run are among
+    them, and not each of them is cut. ``cuts`` holds the regions that were cut, by the graph of their forward.
     """
 
     parts: list[GraphReport] = field(default_factory=list)
@@ -96,16 +96,16 @@ class Compiled:
 
     @property
     def is_dead(self) -> bool:
-        """Whether it can belong to no model any more: what it read, or else what it ran in, is gone."""
+        """Whether no model can own it any more: its parameters or, if it has none, the modules it ran in are gone."""
         return not self.alive if self.parameters else bool(self.modules) and not self.types
 
     def replaces(self, other: Compiled) -> bool:
-        """Whether it is ``other`` compiled once more: the same was done to a graph with the same parameters."""
+        """Whether it is ``other`` compiled again: the same was done to a graph with the same parameters."""
         mine, theirs = ((c.recipe, [id(ref()) for ref in c.parameters], c.modules, c.reports) for c in (self, other))
         return mine == theirs
 
     def belongs_to(self, model: nn.Module) -> bool:
-        """Whether it reads a parameter of ``model``; a graph without any, whether it ran in one of its module types."""
+        """Whether it reads a parameter of ``model``; for a graph without any, whether it ran in one of its module types."""
         if self.parameters:
             return bool(self.alive & {id(p) for p in model.parameters()})
         types = self.types
@@ -117,7 +117,7 @@ class Compiled:
         return {id(p) for ref in self.parameters if (p := ref()) is not None}
 
     def serves(self, model: nn.Module) -> bool:
-        """Whether Dynamo may run it for ``model`` too: another instance of the same code with parameters alike."""
+        """Whether Dynamo may run it for ``model`` too: another instance of the same code with like parameters."""
         alike = {_signature(p) for p in model.parameters()}
         kinds = {type(m) for m in model.modules()}
         return self.types <= kinds and bool(self.signatures) and set(self.signatures) <= alike
@@ -173,8 +173,8 @@ def remember(
 ) -> None:
     """Keep the reports of a graph that was compiled on ``inputs`` and ran in modules of these types.
 
-    What nobody can ask for any more goes, and what was compiled once more (after ``torch._dynamo.reset``) takes the place
-    of what it was before.
+    Reports that nobody can ask for any more are dropped. A graph compiled again (after ``torch._dynamo.reset``) replaces the
+    earlier one.
     """
     parameters = [v for v in inputs if isinstance(v, nn.Parameter)]
     signatures = tuple(map(_signature, parameters))
@@ -184,7 +184,7 @@ def remember(
 
 
 def graph_arrives() -> None:
-    """The backend was called with a graph; whether it can be compiled is seen later."""
+    """Note that the backend was called with a graph; whether it can be compiled is seen later."""
     global _arrived
     _arrived = True
 
@@ -202,8 +202,8 @@ def compiled_parameters() -> set[int]:
 def compiled_for(model: nn.Module) -> list[Compiled]:
     """The graphs compiled so far that belong to ``model``, in order.
 
-    Dynamo compiles a second instance of the same code once more only if its guards ask for it; otherwise the graphs of
-    the first serve both, and are found by the shapes of their parameters.
+    Dynamo compiles again for a second instance of the same code only if its guards ask for it. Otherwise the graphs of the
+    first instance serve both, and are found by the shapes of their parameters.
     """
     own = [c for c in _compiled if c.belongs_to(model)]
     if own:

@@ -1,8 +1,8 @@
 """How often each graph of a step runs: which calls hold what they saved for backward at the same time.
 
 A block that is compiled once and called eight times holds eight times what its graph saves. Three compilations of one model,
-for three batch sizes, hold the bytes of one. So what counts is what is alive where a step has run its forwards and begins its
-backward. A call is alive from its forward to its backward, or until autograd lets it go. A step begins where none is alive.
+for three batch sizes, hold the bytes of one. So what counts is what is alive when a step has run its forwards and begins its
+backward. A call is alive from its forward to its backward, or until autograd frees it. A step begins when no call is alive.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _number = itertools.count()
 
 
 class Step:
-    """The calls of one step: ``most`` are those of each graph at the moment at which most calls were alive."""
+    """The calls of one step: ``most`` holds those of each graph at the moment when the most calls were alive."""
 
     def __init__(self) -> None:
         self.number = next(_number)
@@ -40,7 +40,7 @@ _step = Step()
 
 
 def in_last_step(graphs: Iterable[Runs]) -> list[int | None]:
-    """For each graph its calls that were alive at once in the last step that called any of them; None where there is none."""
+    """For each graph, how many calls were alive at once in the last step that called any of them; None without one."""
     graphs = list(graphs)
     last = max((g.step for g in graphs if g.step), key=lambda step: step.number, default=None)
     return [last.most[g] if last else None for g in graphs]

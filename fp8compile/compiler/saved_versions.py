@@ -1,13 +1,13 @@
-"""What eager refuses is refused for encoded tensors too: a saved value that the caller changes before the backward.
+"""The check that eager makes, for encoded tensors too: the caller must not change a saved value before the backward.
 
     y = f(x)              the graph keeps codes of x or y for its backward, not the tensor
     y.mul_(2)             eager: "one of the variables needed for gradient computation has been modified ..."
     y.sum().backward()
 
-Autograd compares the version of each saved tensor; codes have one of their own, which nobody changes. So the versions of
-inputs and results that are stored as codes are noted at the call, and compared before the backward runs. Tensors are referred
-to weakly: to store codes is to let them go. One that is gone was not changed, as far as anybody can tell, and its codes hold
-what it was.
+Autograd compares the version of each saved tensor. Codes have versions of their own, which nobody changes. So the versions of
+inputs and results that are stored as codes are noted at the call, and compared before the backward runs. The references to
+these tensors are weak, since storing codes is meant to free them. A tensor that is gone cannot have been changed in any way
+that could be noticed, and its codes hold its value.
 """
 
 from __future__ import annotations

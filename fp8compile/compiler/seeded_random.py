@@ -1,7 +1,7 @@
 """Numbers drawn in a graph that runs node by node: a pure function of their seed, as they are in a generated kernel.
 
-A dropout's mask is often not kept: the backward draws it once more from the seed that is. Inductor's operation does so in the
-kernels that it generates; run by itself it takes whatever numbers come next, which makes another mask.
+A dropout's mask is often not kept: the backward draws it again from the seed, which is kept. Inductor's operation does so in
+the kernels that it generates. Run by itself, it takes the next numbers of the generator, which makes another mask.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Who looks on while the passes run: nobody, unless a dump, a trace or ``explain`` asks (fp8compile/compiler/dump.py).
+"""Who watches while the passes run: nobody, unless a dump, a trace or ``explain`` asks (fp8compile/compiler/dump.py).
 
-The passes know nothing of it, and what looks on changes nothing: it is no part of what is compiled, nor of its key.
+The passes do not know of a watcher, and it changes nothing: it is part neither of what is compiled nor of its key.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 
 class PassWatcher(Protocol):
-    """Takes a snapshot before and after each pass of the graphs that compile meanwhile."""
+    """Takes a snapshot before and after each pass on the graphs being compiled."""
 
     def look(self, seen: Any) -> Any: ...
 
@@ -24,7 +24,7 @@ _watcher: ContextVar[PassWatcher | None] = ContextVar("fp8compile_watcher", defa
 
 @contextlib.contextmanager
 def watch_passes(watcher: PassWatcher) -> Iterator[None]:
-    """Let ``watcher`` look on at the passes that run in here."""
+    """Let ``watcher`` watch the passes that run within this context."""
     token = _watcher.set(watcher)
     try:
         yield

@@ -4,8 +4,8 @@
     fp8compile   torch.compile(model, backend="fp8compile", options={...})
     eager        model
 
-With --precision fp16 the arms are ways to scale the loss (``loss_scales``): "fp32" is the first of these in FP32, all the
-others the second in FP16.
+With --precision fp16 the arms are ways to scale the loss (``loss_scales``): "fp32" is compiled like the first of these and
+runs in FP32; all the others are compiled like the second and run in FP16.
 
 The gap compares an arm with "inductor", or with "fp32". Validation never uses a compiled model: each arm is judged by the
 eager module that shares its weights, so that a gap measures training and nothing else.

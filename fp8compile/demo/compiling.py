@@ -18,8 +18,8 @@ class BackendReport:
     """What fp8compile says it did.
 
     Attributes:
-        text: its table.
-        json: all of it.
+        text: the report's table.
+        json: the whole report.
         saved_bytes: bytes saved for backward with the recipe.
         saved_bytes_plain: bytes plain Inductor would keep.
     """
@@ -31,7 +31,7 @@ class BackendReport:
 
 
 def dtype_of(arm: str) -> torch.dtype:
-    """Of the parameters, and so, where nothing casts, of activations and gradients."""
+    """The dtype of the parameters, and so, where nothing casts, of activations and gradients."""
     return torch.float16 if arm in SCALED_ARMS else torch.float32
 
 
@@ -57,7 +57,7 @@ def report_of(arm: str, compiled: Any) -> BackendReport | None:
 
 
 def warm_up_compiler(device: torch.device) -> None:
-    """Pay what a process's first compilation costs, so that no arm's compile time holds it."""
+    """Pay the cost of a process's first compilation now, so that no arm's compile time includes it."""
 
     def tiny(x: Tensor) -> Tensor:
         return (x @ x).exp().sum()
@@ -68,7 +68,7 @@ def warm_up_compiler(device: torch.device) -> None:
 
 
 def forget_compiled() -> None:
-    """Drop compiled code and what it holds: seeds neither share nor crowd Dynamo's cache of this process."""
+    """Drop compiled code and what it holds, so that seeds neither share nor fill up Dynamo's cache in this process."""
     torch._dynamo.reset()
     gc.collect()
     if torch.cuda.is_available():

@@ -40,7 +40,7 @@ class Corpus:
         validation: uint8, the held-out files.
         train_files: relative paths, sorted.
         validation_files: relative paths, sorted.
-        sha256: of both halves.
+        sha256: the hash of both halves.
     """
 
     train: Tensor

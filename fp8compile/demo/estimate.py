@@ -1,9 +1,9 @@
-"""How long the training will take, said before its first step: an estimate, from eager steps timed on this machine.
+"""How long the training will take, printed before its first step: an estimate, from eager steps timed on this machine.
 
     seconds = sum over runs of  steps * step + evaluations * batches of an evaluation * step / 3
 
-step: forward and backward of one batch, uncompiled; of its three matmuls per weight an evaluation has one. Compiling comes
-on top: only compiling tells how long it takes.
+step: forward and backward of one batch, uncompiled. An evaluation has one of its three matmuls per weight. Compiling comes on
+top; how long it takes is only known afterwards.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Estimate:
 
 
 def estimate(model: torch.nn.Module, task: Task, arms: Sequence[str], seeds: int) -> Estimate | None:
-    """Of ``seeds`` runs of each arm; None where an uncompiled step does not fit into the card's memory.
+    """The estimate for ``seeds`` runs of each arm; None where an uncompiled step does not fit into the card's memory.
 
     Args:
         model: FP32, uncompiled; it stays as it is.
@@ -58,7 +58,7 @@ def clock(seconds: float) -> str:
 
 
 def _step_seconds(model: torch.nn.Module, dtype: torch.dtype, tokens: Tensor, task: Task) -> float:
-    """The median of a few, without the first unless that alone takes ``LIMIT_S``."""
+    """The median of a few steps, without the first unless that alone takes ``LIMIT_S``."""
     one = copy.deepcopy(model).to(dtype)
     times = [_timed(one, tokens, task)]
     while len(times) <= REPEATS and sum(times) < LIMIT_S:

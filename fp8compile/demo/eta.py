@@ -1,10 +1,10 @@
-"""The time left, from times measured so far: of the steps, compilations and evaluations still to come.
+"""The time left for the steps, compilations and evaluations still to come, from times measured so far.
 
     left = sum over runs of  compile + steps to come * median step + evaluations to come * median evaluation
 
-A run of an arm not timed yet is counted like the latest arm that was, with the first compile time measured;
-the estimate then calls itself a lower bound, because arms differ. Before the second step nothing is known.
-Arms that scale the loss run the same code: all but the first of them find it compiled.
+A run of an arm that was not timed yet counts like the latest arm that was, with the first compile time measured.
+The estimate is then called a lower bound, because arms differ. Before the second step nothing is known.
+Arms that scale the loss run the same code, so all but the first of them find it compiled.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ RECENT_STEPS = 50
 
 @dataclass(frozen=True)
 class TimeLeft:
-    """Seconds left, or the least of them while an arm still to come has not been timed."""
+    """Seconds left, or a lower bound while an arm still to come has not been timed."""
 
     seconds: float
     at_least: bool
@@ -47,7 +47,7 @@ def time_left(plan: Sequence[str], runs: Sequence[Run], steps: int, evaluations:
 
     Args:
         plan: the arm of every run, in order.
-        runs: the runs of the seeds begun, in the same order; those of the last are under way, in turns.
+        runs: the runs of the seeds begun, in the same order; those of the last seed are under way, in turns.
         steps: steps in a run.
         evaluations: evaluations in a run.
     """
@@ -77,7 +77,7 @@ def _rest(run: Run, pace: Pace, steps: int, evaluations: int) -> float:
 
 
 def _found_compiled_s(paces: Sequence[tuple[str, Pace]]) -> float:
-    """Seconds of taking compiled code from the cache: the latest arm's that could, 0 until there is one."""
+    """Seconds that it takes to load compiled code from the cache: those of the latest arm that did, 0 until there is one."""
     compiles = [pace.compile_s for arm, pace in paces if arm in SCALED_ARMS]
     return compiles[-1] if len(compiles) > 1 else 0.0
 

@@ -1,9 +1,9 @@
-"""FP16 on a CPU without FP16 arithmetic: the demo would take hours, so it does not begin unasked.
+"""FP16 on a CPU without FP16 arithmetic: the demo would take hours, so it begins only on request.
 
     refused    if the training would take more than 20 minutes: the step timed by ``precision``, scaled to all bytes
     reason     no FP16 arithmetic, where a step in FP16 takes more than 4 times as long as one in FP32
 
-A busy machine can hide the reason, as its FP32 steps are slow too; the refusal depends on the time alone.
+A busy machine can hide the reason, since its FP32 steps are slow too; the refusal depends only on the time.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ class TooSlow(RuntimeError):
 
 
 def refuse_hours(precision: Precision, arms: Sequence[str], tokens: int) -> None:
-    """Refuse to train ``arms`` in FP16 on a CPU that takes long for it.
+    """Refuse to train ``arms`` in FP16 on a CPU that would take too long.
 
     Args:
-        precision: with the seconds of its probe; without any (a GPU, another dtype) nothing is refused.
+        precision: holds the seconds of its probe; without any (a GPU, another dtype) nothing is refused.
         arms: the arm of every run, once for each seed.
         tokens: bytes that each run trains on.
 
     Raises:
-        TooSlow: with the measured times, the estimate and the ways out.
+        TooSlow: the message has the measured times, the estimate and the ways out.
     """
     times = precision.probe_seconds
     if "float16" not in times:

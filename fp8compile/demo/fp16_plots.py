@@ -26,7 +26,7 @@ def plot_scales(results: Results, path: Path) -> None:
 
 
 def draw_scales(axes: Any, scales: Mapping[str, Sequence[Sequence[float]]], diverged: Sequence[bool]) -> None:
-    """``scales`` of each run of one arm; ``diverged`` of the same runs."""
+    """``scales`` and ``diverged`` have an entry for each run of an arm."""
     for arm, runs in scales.items():
         for k, (each, ended) in enumerate(zip(runs, diverged, strict=True)):
             label = {"label": arm} if k == 0 else {}

@@ -18,7 +18,7 @@ SCALES = ("skipped", "last scale", "after warm-up", "saved / step", "step")
 
 
 def tables(results: Results) -> list[Table]:
-    """The losses; the scales and what a step takes. A row per arm in both."""
+    """Two tables with a row per arm: the losses; the scales and what a step takes."""
     return [_table(results, LOSSES, _losses), _table(results, SCALES, _scales)]
 
 

@@ -51,8 +51,8 @@ class Task:
 class Training:
     """One arm from one seed under way: model, compiled code, optimizer, scaler, and its place in the batches.
 
-    It shares nothing with another arm's, so arms may take their steps in turns (``turns``): an arm's losses are the same,
-    bit for bit, alone and beside others.
+    It shares nothing with another arm, so arms may take their steps in turns (``turns``): an arm's losses are the same, bit
+    for bit, with and without other arms.
 
     Args:
         run: filled as it goes.
@@ -80,7 +80,7 @@ class Training:
         """One step on the next batch, and the evaluation due after it.
 
         Raises:
-            DivergenceError: the loss, the scale or a parameter says that the run need not go on.
+            DivergenceError: the loss, the scale or a parameter shows that the run need not go on.
         """
         run, batch = self.run, next(self._batches).to(self.task.device)
         if self.scaler is not None:
@@ -148,7 +148,7 @@ def evaluate(run: Run, model: torch.nn.Module, validation: list[Tensor], task: T
 
 
 def after_first_step(run: Run, model: torch.nn.Module, step_model: StepModel, tokens: Tensor, task: Task) -> None:
-    """What can be asked once all is compiled: bytes saved, the report."""
+    """Measure what is known once everything is compiled: bytes saved, the report."""
     with task.precision.autocast(task.device):
         run.saved_bytes = saved_bytes_of_step(step_model, model, tokens)
     run.report = compiling.report_of(run.arm, step_model)

@@ -8,7 +8,7 @@ from rich.table import Table
 
 from fp8compile.demo.results import Results
 
-POINTS = 4  # beside the first step
+POINTS = 4  # in addition to the first step
 SMOOTHED_SHARE = 25
 
 
@@ -27,7 +27,7 @@ def curve_table(results: Results) -> Table:
 
 
 def curve_steps(taken: int) -> list[int]:
-    """The first step and each quarter of ``taken``, none twice."""
+    """The first step and each quarter of ``taken``, without duplicates."""
     return sorted({max(1, round(taken * k / POINTS)) for k in range(POINTS + 1)}) if taken else []
 
 

@@ -2,7 +2,7 @@
 
     static 1, 2^7, 2^15, 2^22    the scale stays; a step with an inf or NaN among its gradients is skipped
     dynamic                      torch.amp.GradScaler's rule and defaults: 2^16, halved at an inf, doubled after 2000 steps
-    histogram                    fp8compile.amp.LossScaler's own: halved or doubled by how many gradients are large
+    histogram                    fp8compile.amp.LossScaler's own: halved or doubled depending on how many gradients are large
 
 A run has *diverged* if
 
@@ -28,7 +28,7 @@ DIVERGED = "diverged"
 
 
 class Scaler(Protocol):
-    """What is used of torch.amp.GradScaler's interface."""
+    """The part of torch.amp.GradScaler's interface that is used."""
 
     def scale(self, outputs: Tensor) -> Tensor: ...
     def unscale_(self, optimizer: torch.optim.Optimizer) -> None: ...
@@ -51,7 +51,7 @@ def scaler_for(arm: str) -> Scaler:
 
 
 def steps_taken(optimizer: torch.optim.Optimizer) -> list[None]:
-    """A list that grows by one with every step of the optimizer: what a scaler skips is missing."""
+    """A list that grows by one with every step of the optimizer; steps that a scaler skips are missing."""
     taken: list[None] = []
     optimizer.register_step_post_hook(lambda *_: taken.append(None))
     return taken
@@ -81,7 +81,7 @@ def _step(scaler: Scaler, optimizer: torch.optim.Optimizer) -> None:
     from fp8compile.amp import LossScaleCollapse
 
     try:
-        scaler.step(optimizer)  # raises what update() has found out the time before
+        scaler.step(optimizer)  # raises what the previous update() found
         scaler.update()
     except LossScaleCollapse as error:
         raise DivergenceError(f"the loss scale collapsed to {error.scale:g}") from error
@@ -119,11 +119,11 @@ def made_progress(run: Ends, reference: Ends | None) -> bool:
 
 @dataclass(frozen=True)
 class Course:
-    """Where a scale was after the learning rate's warm-up, and after its own: until it first does not rise.
+    """Where a scale was after the learning rate's warm-up, and after its own, which ends where it first does not rise.
 
     Attributes:
-        lowest, highest: of all those steps.
-        median: of them.
+        lowest, highest: the extremes over all those steps.
+        median: their median.
         within_4: the share of those steps whose scale is at most a factor 2 from the median: a factor 4 from end to end.
     """
 
@@ -138,7 +138,7 @@ class Course:
 
 
 def course(scales: Sequence[float], warm_up: int) -> Course | None:
-    """Of the scale at each step; None where there is none after ``warm_up`` steps and its own rise from where it began."""
+    """The course of the scale at each step; None if no step is left after ``warm_up`` steps and the scale's initial rise."""
     risen = next((k for k in range(1, len(scales)) if scales[k] <= scales[k - 1]), len(scales))
     later = sorted(scales[max(warm_up, risen) :])
     if not later:

@@ -1,4 +1,4 @@
-"""CUDA bytes of one arm while others hold theirs: what its largest step takes, as if it were alone.
+"""CUDA bytes of one arm while others hold theirs: what its largest step would take if the arm were alone.
 
 held    bytes allocated while the arm acts, less bytes freed: its parameters, optimizer states, compiled code's constants
 peak    largest allocation during a step, less what was allocated before it, plus what the arm itself held
@@ -13,7 +13,7 @@ import torch
 
 
 class ArmMemory:
-    """The memory of one arm; nothing is counted on a CPU.
+    """The memory of one arm; on a CPU nothing is counted.
 
     Attributes:
         held: bytes that the arm holds between its turns.
@@ -27,7 +27,7 @@ class ArmMemory:
 
     @contextmanager
     def counted(self, a_step: bool = False) -> Iterator[None]:
-        """What is allocated inside belongs to the arm; ``a_step``: its largest moment counts for ``peak``."""
+        """Allocations within this context belong to the arm; with ``a_step`` their maximum counts for ``peak``."""
         if self.device.type != "cuda":
             yield
             return

@@ -44,7 +44,7 @@ class Size:
         heads: attention heads, of hidden / heads elements.
         length: bytes in a window.
         batch: windows in a batch.
-        steps: optimizer steps unless told otherwise.
+        steps: optimizer steps, unless the user gives another number.
         rate: peak learning rate.
         validation_windows: held-out windows per evaluation.
     """
@@ -83,7 +83,7 @@ def size_for(device: torch.device, tiny: bool = False, arms: int = 1) -> Size:
     """The size that fits: "cpu" for two cores and five minutes, "gpu" for a card of 20 GiB, or more with several arms.
 
     Args:
-        arms: how many are trained in turns; all but the one whose turn it is only keep their parameters and states.
+        arms: how many are trained in turns; all but the one whose turn it is keep only their parameters and states.
     """
     if tiny:
         return SIZES["tiny"]
@@ -94,7 +94,7 @@ def size_for(device: torch.device, tiny: bool = False, arms: int = 1) -> Size:
 
 
 def large_card_bytes(arms: int) -> int:
-    """Bytes of a card on which size "gpu" is trained by ``arms`` arms in turns."""
+    """Bytes that a card must have to train size "gpu" with ``arms`` arms in turns."""
     size = SIZES["gpu"]
     layer = 4 * size.hidden**2 + 3 * size.hidden * size.intermediate
     parameters = size.layers * layer + 2 * VOCABULARY * size.hidden  # norms left out: 33 vectors

@@ -1,4 +1,4 @@
-"""What is said before anything is trained: what will be trained, how long it takes, what it leaves on disk."""
+"""What is printed before training: what will be trained, how long it takes, what it leaves on disk."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ BYTES_PER_STEP = 60  # of results.json: a loss and the seconds, as decimal numbe
 
 
 def opening(task: Task, results: Results, estimate: Estimate | None, parameters: int, folder: Path) -> Table:
-    """Two columns: a word and what is to be said of it."""
+    """A table of two columns: a word and its explanation."""
     made = Table(box=None, pad_edge=False, show_header=False)
     made.add_column(no_wrap=True)
     made.add_column(overflow="fold")
@@ -38,7 +38,7 @@ def opening(task: Task, results: Results, estimate: Estimate | None, parameters:
 
 
 def time_text(estimate: Estimate | None) -> str:
-    """The estimate, and that it is one."""
+    """The estimate, marked as an estimate."""
     if estimate is None:
         return (
             "known after the first steps: an uncompiled step, which would tell, does not fit into this card's memory"

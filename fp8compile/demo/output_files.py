@@ -1,11 +1,11 @@
 """The folder that the demo leaves: pictures, fp8compile's report, the table, and every number behind them.
 
-    loss.png  saved_bytes.png   plots; in FP16 loss_scale.png for the second
+    loss.png  saved_bytes.png   plots; in FP16 loss_scale.png instead of the second
     report.txt                  the table, fp8compile's report, tracebacks of arms that failed
     report.json                 fp8compile's report
     results.json                losses and seconds of every step, the configuration, versions
 
-All of them are written whatever stopped the run, with what was measured until then.
+All of them are written, with what was measured so far, even if the run was stopped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ NO_REPORT = "no report: the fp8compile arm did not finish its first step"
 
 
 def write_files(results: Results, corpus: Corpus, options: Mapping[str, Any], folder: Path) -> list[Path]:
-    """Write what there is, also after an interruption; returns the files."""
+    """Write what was measured, also after an interruption; returns the files."""
     folder.mkdir(parents=True, exist_ok=True)
     report = results.report
     document = to_document(results, corpus, options)
@@ -110,7 +110,7 @@ def _tracebacks(results: Results) -> list[str]:
 
 
 def environment() -> dict[str, Any]:
-    """What the numbers depend on beside the configuration."""
+    """What the numbers depend on in addition to the configuration."""
     import transformers
 
     import fp8compile

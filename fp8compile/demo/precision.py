@@ -1,12 +1,12 @@
-"""16 bit or FP32: a 16-bit step is worth training with unless the machine is far faster without.
+"""16 bit or FP32: training uses 16 bit unless the machine is far faster in FP32.
 
 CUDA cards that multiply BF16 use it. On a CPU both are timed: forward and backward of the demo's own model
-on a small batch, in turns, after one that warms up; the median of five counts. FP32 is chosen where BF16 takes more than 1.5
+on a small batch, in turns, after a warm-up; the median of five counts. FP32 is chosen where BF16 takes more than 1.5
 times as long, which is every CPU without BF16 instructions (AVX512-BF16, AMX): there each matmul is emulated. A core
-with AVX2 and no more took 17 ms in FP32 and 110 ms in BF16.
+with AVX2 only took 17 ms in FP32 and 110 ms in BF16.
 
-FP16 is only there when asked for: it is the demo of loss scaling. On a CPU it is timed too, beside FP32, for a CPU without
-FP16 instructions is slow at it (``fp16_cost``).
+FP16 is used only on request: it is the demo of loss scaling. On a CPU it is timed too, together with FP32, because a CPU
+without FP16 instructions is slow at it (``fp16_cost``).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Precision:
 
 
 def choose_precision(model: Any, device: torch.device, asked: str = "auto") -> Precision:
-    """What is ``asked`` for; "auto": BF16, or FP32 where that is far faster or BF16 is not there. ``model`` stays as is."""
+    """The precision ``asked`` for; "auto": BF16, or FP32 if that is far faster or BF16 is missing. ``model`` stays as is."""
     if asked == "fp16":
         return Precision(torch.float16, PURE_FP16, {} if device.type == "cuda" else probe(_fp32_and_fp16(model)))
     if asked != "auto":
@@ -62,7 +62,7 @@ def choose_precision(model: Any, device: torch.device, asked: str = "auto") -> P
 
 
 def decide(times: dict[str, float]) -> Precision:
-    """The choice between two measured times, seconds, of "float32" and of "bfloat16"."""
+    """The choice by two measured times in seconds, of "float32" and of "bfloat16"."""
     fp32_s, bf16_s = times["float32"], times["bfloat16"]
     fp32 = bf16_s > FAR_FASTER * fp32_s
     rule = f"BF16 is chosen up to {FAR_FASTER:g} times FP32's time"
@@ -71,7 +71,7 @@ def decide(times: dict[str, float]) -> Precision:
 
 
 def probe_text(times: dict[str, float]) -> str:
-    """What was timed, which number is which, on what."""
+    """What was timed and where, and which number is which."""
     names = {"float32": "FP32", "bfloat16": "BF16", "float16": "FP16"}
     each = ", ".join(f"{seconds * 1e3:.1f} ms in {names[dtype]}" for dtype, seconds in times.items())
     cpu = f"{torch.backends.cpu.get_cpu_capability()}, {torch.get_num_threads()} threads"
@@ -79,10 +79,10 @@ def probe_text(times: dict[str, float]) -> str:
 
 
 def probe(steps: dict[str, Callable[[], float]]) -> dict[str, float]:
-    """Median seconds of each of ``steps``, taken in turns after one that warms up.
+    """Median seconds of each of ``steps``, taken in turns after a warm-up.
 
     Args:
-        steps: by name, what takes a step and returns its seconds.
+        steps: by name, a function that takes a step and returns its seconds.
     """
     for step in steps.values():
         step()

@@ -1,4 +1,4 @@
-"""What is on screen meanwhile: a bar for each arm on a terminal, a plain line now and then elsewhere. Fits 60 columns."""
+"""What is on screen during training: on a terminal a bar for each arm, elsewhere a line now and then. Fits 60 columns."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class Screen:
         return None
 
     def say(self, what: RenderableType) -> None:
-        """A line, or several; broken between words where the console ends."""
+        """Print a line, or several, wrapped between words at the width of the console."""
         self.console.print(what, highlight=False, markup=False)
 
     def begin(self, run: Run) -> None:
-        """A run's first turn: nothing of it is compiled."""
+        """A run's first turn begins: nothing of it is compiled yet."""
         self.say(f"{_title(run)}: {_beginning(run)}")
 
     def step(self, runs: Sequence[Run], run: Run, left: TimeLeft | None) -> None:
@@ -57,7 +57,7 @@ class Screen:
 
 
 class BarScreen(Screen):
-    """A bar for each arm of the seed under way, and below them the time left of all seeds."""
+    """A bar for each arm of the current seed, and below them the time left for all seeds."""
 
     def __init__(self, console: Console, steps: int) -> None:
         super().__init__(console, steps, every_s=0.0)
@@ -96,7 +96,7 @@ class BarScreen(Screen):
         self._show_all(runs, run.seed, left)
 
     def _show_all(self, runs: Sequence[Run], seed: int, left: TimeLeft | None) -> None:
-        """The last row, which is added once every arm has one."""
+        """Update the last row, which is added once every arm has a row."""
         total = self.steps * len(runs)
         if len(self._tasks) == len(runs):
             self._tasks["all"] = self._progress.add_task(f"seed {seed}", total=total, state="")

@@ -1,4 +1,4 @@
-"""What the demo measured, and the one number it is for.
+"""What the demo measured, and the one number that it is about.
 
 gap      (validation loss of the arm - that of Inductor) / that of Inductor, from the same seed; in FP16 that of fp32
 claim    mean gap over the seeds <= 0.3 %, one-sided: better than Inductor is fine
@@ -34,7 +34,7 @@ class Evaluation:
 
 @dataclass
 class Run:
-    """One arm trained from one seed; filled as it goes, so that whatever stops it keeps what was measured.
+    """One arm trained from one seed. It is filled as training goes on, so nothing measured is lost when training stops.
 
     Attributes:
         losses: training loss of each step, nats per byte.
@@ -42,12 +42,12 @@ class Run:
         evaluations: validation losses; the first is before training.
         saved_bytes: saved for backward in one step, measured by ``saved_bytes``.
         peak_bytes: largest CUDA allocation of a step after the first, less what other arms hold; None on a CPU.
-        warm_cache: the first step found compiled code on disk, so its compile time is not one from scratch.
-        report: fp8compile's own, in its arm.
+        warm_cache: the first step found compiled code on disk, so its compile time is not that of a full compilation.
+        report: fp8compile's report, in its arm.
         scales: the loss scale that each step was taken with; empty where the loss is not scaled.
         skipped_steps: numbers of the steps that the loss scaler left out; the first step is 1.
         status: "running", "done", "interrupted", "failed: why" or "diverged at step n: why".
-        traceback: of the exception that failed it.
+        traceback: the traceback of the exception that made it fail.
     """
 
     arm: str
@@ -88,13 +88,13 @@ class Run:
 
     @property
     def validation_loss(self) -> float | None:
-        """The latest after at least one step, nats per byte."""
+        """The latest validation loss after at least one step, nats per byte."""
         latest = self.evaluations[-1] if self.evaluations else None
         return latest.loss if latest and latest.step else None
 
     @property
     def ends(self) -> Ends | None:
-        """Of a run that was trained to its end."""
+        """The first and last validation loss of a run that was trained to its end."""
         known = self.status == DONE and self.evaluations
         return Ends(self.evaluations[0].loss, self.evaluations[-1].loss) if known else None
 
@@ -152,14 +152,15 @@ class Results:
         return [run for run in self.runs if run.arm == arm]
 
     def compared(self, arm: str) -> list[Run]:
-        """The arm's runs that losses are told of: interrupted ones only where no seed was trained to its end."""
+        """The arm's runs whose losses are shown: interrupted ones only if no seed was trained to its end."""
         so_far = self._status_compared == INTERRUPTED
         return [run for run in self.of(arm) if so_far or run.status != INTERRUPTED]
 
     def gaps(self, arm: str = OURS, seeds: Collection[int] | None = None) -> list[float]:
         """The arm's gap for each seed (of ``seeds``, if given) that both arms finished.
 
-        Interrupted before any seed was finished: that of the seed under way, after the latest step that both evaluated.
+        If the demo was interrupted before any seed was finished: the gap of the current seed, after the latest step that both
+        evaluated.
         """
         seeds = [seed for seed in self.seeds if seeds is None or seed in seeds]
         status = self._status_compared
@@ -169,7 +170,7 @@ class Results:
 
     @property
     def gap_step(self) -> int | None:
-        """After which step the validation losses were taken that ``gaps`` compares; None where there is none."""
+        """The step after which the validation losses that ``gaps`` compares were taken; None if there are none."""
         status = self._status_compared
         steps = [run.evaluations[-1].step for run in self.runs if run.status == status and run.evaluations]
         return max(steps, default=0) or None
@@ -179,7 +180,7 @@ class Results:
         return INTERRUPTED if self.interrupted and not any(run.status == DONE for run in self.runs) else DONE
 
     def divergence(self, run: Run) -> str | None:
-        """How a run diverged (``loss_scales`` has the rule), "" if it did not; None of a run not trained to its end."""
+        """How a run diverged (``loss_scales`` has the rule), "" if it did not; None for a run not trained to its end."""
         if run.status.startswith(DIVERGED):
             return run.status
         reference = next((r.ends for r in self.of(FP32) if r.seed == run.seed), None)
@@ -207,7 +208,7 @@ def gap(ours: float, reference: float) -> float:
 
 
 def mean_of(values: Iterable[float | None]) -> Mean | None:
-    """Mean and standard error of the values that are there; None if none is."""
+    """Mean and standard error of the values that are not None; None if there are none."""
     known: Sequence[float] = [v for v in values if v is not None]
     if not known:
         return None

@@ -47,14 +47,14 @@ class Options:
 
     Attributes:
         out: folder for the results.
-        steps: optimizer steps of each run; None: the size's own, in FP16 half of them, for there are seven arms.
+        steps: optimizer steps of each run; None: the size's own, and in FP16 half of these, because there are seven arms.
         seeds: how many seeds each arm is trained from.
         seed: the first of them; the others follow.
         arms: names from ``arms.ARMS``, in order; in FP16 from ``arms.FP16_ARMS``. None: Inductor's and ours; in FP16 all.
         preset: fp8compile's preset.
         fields: fields of fp8compile's Recipe that differ from the preset.
-        precision: "bf16", "fp32", "fp16", or "auto": BF16 or FP32, by what this machine is fast at.
-        tiny: a model and a run of seconds, to try the machinery.
+        precision: "bf16", "fp32", "fp16", or "auto": BF16 or FP32, depending on what this machine is fast at.
+        tiny: a model and a run of seconds, to try out the demo.
         threads: CPU threads; None leaves torch's number.
         slow: train in FP16 even where this CPU takes hours for it.
     """
@@ -83,7 +83,7 @@ class Options:
 
 
 class DemoConsole(Console):
-    """A console that leaves it to its caller what to do where the reader of the output is gone; rich would end with 1."""
+    """A console that lets its caller decide what to do if the reader of the output is gone; rich would exit with 1."""
 
     def on_broken_pipe(self) -> None:
         raise BrokenPipeError
@@ -95,7 +95,7 @@ def run_demo(options: Options, console: Console | None = None) -> int:
     Raises:
         MissingExtra: a package of ``fp8compile[demo]`` is missing.
         NoSource: this Python has no standard library source.
-        TooSlow: FP16 would take hours on this CPU, and ``options.slow`` does not ask for them.
+        TooSlow: FP16 would take hours on this CPU, and ``options.slow`` does not allow that.
         OSError: the folder cannot be written; BrokenPipeError: the reader of the output is gone.
     """
     require_extras()
@@ -143,7 +143,7 @@ def prepare(options: Options, console: Console) -> tuple[Task, Results]:
 
 
 def train_all(task: Task, results: Results, options: Options, screen: Screen) -> None:
-    """Every arm from every seed, seed by seed, the arms of a seed in turns; a run that fails leaves the others to run."""
+    """Train every arm from every seed, seed by seed, the arms of a seed in turns; if a run fails, the others go on."""
     if any(arm != arms.EAGER for arm in results.arms):
         screen.say("warming up the compiler")
         compiling.warm_up_compiler(task.device)
@@ -155,7 +155,7 @@ def train_all(task: Task, results: Results, options: Options, screen: Screen) ->
 
 
 def mark_interrupted(results: Results) -> None:
-    """Runs under way are of one seed: cut to the step that all of them have taken."""
+    """Cut the runs under way, which are of one seed, to the step that all of them have taken."""
     stopped = [run for run in results.runs if run.status == RUNNING]
     cut_to_common_step(stopped)
     for run in stopped:
@@ -163,7 +163,7 @@ def mark_interrupted(results: Results) -> None:
 
 
 class _OnScreen:
-    """Shows how it goes (``turns.Watcher``), and says the time left once every arm has been timed."""
+    """Shows the progress (``turns.Watcher``), and the time left once every arm has been timed."""
 
     def __init__(self, task: Task, results: Results, screen: Screen) -> None:
         self.task, self.results, self.screen = task, results, screen
@@ -187,7 +187,7 @@ class _OnScreen:
 
 @contextmanager
 def interrupted_by_sigterm() -> Iterator[None]:
-    """SIGTERM (from ``timeout`` or a batch system) does what Ctrl-C does; only the main thread can ask for that."""
+    """SIGTERM (from ``timeout`` or a batch system) acts like Ctrl-C; only the main thread can set this up."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -203,7 +203,7 @@ def interrupted_by_sigterm() -> Iterator[None]:
 
 
 def _eager_saved_bytes(model: torch.nn.Module, task: Task) -> int | None:
-    """What the uncompiled model keeps; None where that is more than the card holds."""
+    """Bytes that the uncompiled model keeps; None where that is more than the card holds."""
     tokens = task.validation()[0].to(task.device)
     try:
         with task.precision.autocast(task.device):

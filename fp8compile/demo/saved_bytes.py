@@ -1,8 +1,8 @@
 """Bytes saved for backward, measured from outside: the distinct storages autograd then holds.
 
 What a compiled graph saves reaches autograd in two ways: through ``save_for_backward``, where
-``saved_tensors_hooks`` sees it, and (torch >= 2.11) as tensors kept on the node without a version check,
-which no hook sees and which are read off the nodes here. Parameters, buffers and the batch are left out: they
+``saved_tensors_hooks`` sees it, and (torch >= 2.11) as tensors kept on the node without a version check.
+No hook sees these, so they are read from the nodes here. Parameters, buffers and the batch are left out: they
 are there with or without a backward.
 """
 

@@ -13,7 +13,7 @@ from fp8compile.demo.arms import EAGER, FP32, OURS, REFERENCE
 from fp8compile.demo.loss_curve import curve_table
 from fp8compile.demo.results import DONE, INTERRUPTED, Mean, Results, Run, gap_sentence, mean_of
 
-WIDTH = 80  # of the tables; prose of a file is not broken
+WIDTH = 80  # of the tables; prose in a file is not wrapped
 NONE = "-"
 NOT_TRAINED = "eager, untrained"
 Cell = Callable[[str], str]
@@ -23,7 +23,7 @@ def summary(results: Results, width: int | None = None) -> str:
     """The tables and the sentences around them, as plain text.
 
     Args:
-        width: columns of the terminal: prose is broken there. None: a line for each sentence.
+        width: columns of the terminal, where prose is wrapped. None: a line for each sentence.
     """
     tables = fp16_table.tables(results) if results.reference == FP32 else [_table(results)]
     tables += [curve_table(results)] if any(run.losses for run in results.runs) else []
@@ -55,7 +55,7 @@ def _headline(results: Results) -> list[str]:
 
 
 def _interruption(results: Results) -> list[str]:
-    """Where it was interrupted, and what is compared then."""
+    """Where the demo was interrupted, and what is compared in that case."""
     step = results.interrupted_at
     if step is None:
         return []

@@ -3,13 +3,13 @@
     blocks   1, 5, 5, ... steps; the first step compiles
     order    A B, B A, A B, ...: a machine that slows down, slows all arms
 
-Whatever stops the training, arms are at most a block apart: ``cut_to_common_step`` drops what some have and others lack.
-In a block of five, four steps follow a step of the same arm, and a step's time is the median: what another arm left in the
-caches is not in it.
+Whenever the training stops, arms are at most a block apart; ``cut_to_common_step`` drops the steps that not all arms have.
+In a block of five, four steps follow a step of the same arm, and a step's time is the median. So it does not include the
+effect of what another arm left in the caches.
 
-All arms of a seed live side by side: each has its own weights, optimizer states and place in the batches. Dynamo tells
+All arms of a seed exist side by side: each has its own weights, optimizer states and place in the batches. Dynamo tells
 compiled code apart by backend, options and dtype. Arms that are alike in all three, the FP16 ones, run the same code, each
-on its own weights. Between seeds all compiled code is forgotten.
+on its own weights. Between seeds all compiled code is dropped.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ BLOCK = 5
 
 
 class Watcher(Protocol):
-    """Who is told how it goes."""
+    """Receives the progress of the runs."""
 
     def begins(self, run: Run) -> None: ...
     def stepped(self, run: Run) -> None: ...
     def stopped(self, run: Run) -> None:
-        """It failed or diverged; the other arms go on."""
+        """``run`` failed or diverged; the other arms go on."""
 
 
 class ArmTurns:
-    """One arm from one seed: nothing until its first turn, which builds its model."""
+    """One arm from one seed; its first turn builds its model."""
 
     def __init__(self, run: Run, task: Task, backend_options: Mapping[str, Any]) -> None:
         self.run, self.task, self.backend_options = run, task, backend_options
@@ -46,7 +46,7 @@ class ArmTurns:
         self.training: Training | None = None
 
     def take(self, steps: int, watcher: Watcher) -> None:
-        """``steps`` steps. A run that fails or diverges says so in its status and lets go of its model."""
+        """Take ``steps`` steps. A run that fails or diverges says so in its status and drops its model."""
         try:
             training = self.training = self.training or self._begin(watcher)
             for _ in range(steps):

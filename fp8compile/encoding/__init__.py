@@ -1,1 +1,1 @@
-"""What becomes codes, and how: helpers of the passes that place codecs."""
+"""What is stored as codes, and how: helpers of the passes that place codecs."""

@@ -1,9 +1,9 @@
 """Operands of matmuls as FP8 codes: each value encoded once for a format and scaling axis, shared by all its uses.
 
-Tensorwise, a value's codes do not depend on the view that a matmul takes of it, so the value beneath the views is encoded,
-as the matrix that the matmuls take, and transposes are repeated on the codes. (Were the codes in the value's own shape,
-Inductor would store a copy for every matmul that takes a view of them: it realizes what a view of mm's operand looks at,
-but not of _scaled_mm's; torch 2.13, needs_realized_inputs.) Rowwise, the scales run along the contracted dimension, so a
+Tensorwise, a value's codes do not depend on the view that a matmul takes of it. So the value under the views is encoded, as
+the matrix that the matmuls take, and transposes are repeated on the codes. (If the codes had the value's own shape, Inductor
+would store a copy for every matmul that takes a view of them: it realizes the base of a view that mm takes, but not of one
+that _scaled_mm takes; torch 2.13, needs_realized_inputs.) Rowwise, the scales run along the contracted dimension, so a
 matrix has one encoding for each of its two dimensions.
 """
 
@@ -38,7 +38,7 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True)
 class Encoded:
-    """A value's codes: tensorwise ``inv_scale`` is 0-d, rowwise it broadcasts along the contracted dimension."""
+    """A value's codes. Tensorwise, ``inv_scale`` is 0-d; rowwise, it broadcasts along the contracted dimension."""
 
     codes: Node
     inv_scale: Node
@@ -56,7 +56,7 @@ class Operands:
         self._laid_out: dict[tuple[Node, bool], Node] = {}
 
     def decoded(self, operand: Node, side: str, fmt: Format, rowwise: bool) -> Node:
-        """``operand`` encoded and decoded: what a matmul by emulation takes."""
+        """``operand`` encoded and decoded: the operand of an emulated matmul."""
         base, width, views, axis = _beneath(operand, side, rowwise)
         key = (base, width, axis, fmt)
         if key not in self._decoded:
@@ -77,7 +77,7 @@ class Operands:
         codes = self._with_views(encoded.codes, views)
         if not _in_order(side, codes):
             codes = self._copy(side, codes, once=not rowwise)
-        elif not rowwise:  # there it moved no fewer bytes
+        elif not rowwise:  # rowwise, this saved no bytes
             codes = self._with_views(self._stored(encoded.codes), views)
         scale = encoded.inv_scale
         if rowwise and views:  # only transposes
@@ -137,7 +137,7 @@ class Operands:
 
 
 def _in_order(side: str, codes: Node) -> bool:
-    """Whether ``_scaled_mm`` takes codes as they lie: left row-major, right column-major, contracted by FP8_MULTIPLE."""
+    """Whether ``_scaled_mm`` takes codes in this layout: left row-major, right column-major, contracted by FP8_MULTIPLE."""
     value, contracted = codes.meta["val"], 1 if side == "left" else 0
     whole = statically_known_true(value.shape[contracted] % FP8_MULTIPLE == 0)
     step = size_hint(value.stride(1 - contracted))
@@ -145,7 +145,7 @@ def _in_order(side: str, codes: Node) -> bool:
 
 
 def stored(x: Tensor) -> Tensor:
-    """``x`` itself, as a view that makes Inductor store it once, whoever reads it.
+    """``x`` itself, as a view that makes Inductor store it once for all its readers.
 
     Inductor realizes the operands of mm, not those of _scaled_mm (torch 2.13, needs_realized_inputs): each matmul would
     store a copy of its own.
@@ -154,8 +154,8 @@ def stored(x: Tensor) -> Tensor:
 
 
 def _beneath(operand: Node, side: str, rowwise: bool) -> tuple[Node, int | None, list[Node], int | None]:
-    """The value to encode, the width of the matrix it is to be reshaped to (None: as it is), the transposes that lead from
-    there to ``operand``, and, rowwise, its contracted dimension."""
+    """The value to encode, the width of the matrix to reshape it to (None: no reshape), the transposes that lead from there
+    to ``operand``, and, rowwise, the contracted dimension."""
     transposes: list[Node] = []
     axis = 1 if side == "left" else 0
     while operand.target in TRANSPOSES and operand.args[0].meta["val"].dim() == 2:  # type: ignore[union-attr]
@@ -175,7 +175,7 @@ def _is_computed(value: Node) -> bool:
 
 
 def _feeds_matmuls_only(value: Node) -> bool:
-    """Otherwise it lies in memory anyway: the amax reads it there, and Inductor keeps no FP32 original beside it."""
+    """If not, it is in memory anyway: the amax reads it there, and Inductor keeps no FP32 original in addition."""
     views, readers = RESHAPES | TRANSPOSES, {*PLAIN_MATMULS, aten.sum.dim_IntList}
     return all(u.target in readers or (u.target in views and _feeds_matmuls_only(u)) for u in value.users)
 
@@ -185,7 +185,7 @@ def _swaps(view: Node) -> bool:
 
 
 def _repeated(graph: Graph, view: Node, value: Node) -> Node:
-    """``view`` once more, of ``value`` in the place of its operand, directly after the original."""
+    """A copy of ``view`` with ``value`` as its operand, directly after the original."""
     at = _later(view, value)
     with graph.inserting_after(at):
         new = graph.node_copy(view, lambda n: value if n is view.args[0] else n)

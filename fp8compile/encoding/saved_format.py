@@ -1,26 +1,26 @@
-"""Which one-byte format a saved value is stored in, by what it is and by what the backward does with it (``"auto"``).
+"""Which one-byte format a saved value is stored in, by how it was made and by what the backward does with it (``"auto"``).
 
 Both formats take a byte. With amax the largest magnitude of its group, a value x comes back
 
     INT8   off by at most amax / 254, whatever x is; |x| < amax / 254 comes back as 0
     E4M3   off by at most |x| / 16;                  |x| < amax / 458752 comes back as 0
 
-and on groups of 128 Gaussian values INT8 is 11 dB better. So INT8, but for values whose small elements count:
+and on groups of 128 Gaussian values INT8 is 11 dB better. So it is INT8, except for values whose small elements count:
 
-  * compared with zero   relu, leaky relu (x <= 0), abs (sign): what came back as 0 has its gradient turned off. Of Gaussian
-        values that is 0.4 % in INT8, one in 200,000 in E4M3. timm's resnet18, worst (median) gradient over 3 seeds:
+  * compared with zero   relu, leaky relu (x <= 0), abs (sign): an element that came back as 0 has its gradient turned off. Of
+        Gaussian values that is 0.4 % in INT8, one in 200,000 in E4M3. timm's resnet18, worst (median) gradient over 3 seeds:
         INT8 -3.3 (14.3) dB, this rule 11.7 (15.8), E4M3 everywhere 9.7 (13.8).
   * made by exp          softmax, exp: with exponents of standard deviation 2 most elements lie e^-5 below their group's
         largest, which is one code of INT8. Squared errors do not show it, since the largest elements make up the norm; but
         a feature that is always small would get no gradient at all.
 
-Not their neighbours, which INT8 serves better:
+The cases next to these are not among them; INT8 is better for:
   * compared with zero and with t != 0   relu6: E4M3 is off by up to 0.375 at 6, INT8 by 1/254 of the largest. Values of
         standard deviation 4: the gradient at 13.1 dB in E4M3, 20.5 dB in INT8.
   * compared with t != 0   clamp, hardtanh, hardswish: near t E4M3 is off by up to |t| / 16. clamp(x, -1, 1) of Gaussian x:
         1.2 % of the mask wrong in E4M3, 0.26 % in INT8.
-  * compared after a shift   convolution -> batch norm -> relu, made again from the convolution's result, where the
-        threshold is not at 0. With E4M3 for these too resnet18 is as with E4M3 everywhere.
+  * compared after a shift   convolution -> batch norm -> relu, recomputed from the convolution's result, where the
+        threshold is not at 0. With E4M3 for these too, resnet18 does as with E4M3 everywhere.
   * bounded functions written with exp   sigmoid, silu, gelu, tanh ...: they span no decades.
 """
 
@@ -41,7 +41,7 @@ _SIGNS = {aten.sign.default, aten.sgn.default, aten.signbit.default}
 
 
 def format_by_use(made: Node, used: Node) -> tuple[Format, str]:
-    """The format for a value, ``made`` in the forward and ``used`` in the backward, and why if it is not INT8."""
+    """The format for a value, ``made`` in the forward and ``used`` in the backward, and the reason if it is not INT8."""
     if reaches(used, _SIGN_KEEPING, _is_ordered) and not reaches(used, _SIGN_KEEPING, _has_an_edge_elsewhere):
         return E4M3, "compared with zero in the backward"
     if _is_made_by_exp(made):
@@ -58,7 +58,7 @@ def _has_an_edge_elsewhere(user: Node, _: Node) -> bool:
 
 
 def _is_made_by_exp(made: Node) -> bool:
-    """Whether a value is an exponential, element by element, times anything: a scalar's exp is a scale like any other."""
+    """Whether a value is an elementwise exponential times anything; the exp of a scalar is a scale like any other."""
     seen, waiting, size = {made}, [made], numel(made.meta["val"])
     while waiting:
         node = waiting.pop()

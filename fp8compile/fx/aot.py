@@ -1,7 +1,7 @@
-"""What AOTAutograd says of a graph's inputs and outputs, by its descriptors (``meta["desc"]``): nobody else reads them.
+"""What AOTAutograd's descriptors (``meta["desc"]``) say of a graph's inputs and outputs: no other file reads them.
 
 A joint graph takes parameters, buffers, data and tangents, and returns outputs and gradients. A forward and a backward have
-the same descriptors. A graph that is no whole model, a nested region, has none until ``describe_joint`` gives it some.
+the same descriptors. A graph that is not a whole model, a nested region, has none until ``describe_joint`` gives it some.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def is_parameter(node: Node, positions: Collection[int] = ()) -> bool:
 
 
 def plain_position(node: Node) -> int | None:
-    """The position among the Dynamo graph's inputs of one that is no parameter by itself; None of any other node."""
+    """The position among the Dynamo graph's inputs of one that is no parameter by itself; None for any other node."""
     desc = descriptor(node)
     return desc.idx if isinstance(desc, private.PlainAOTInput) else None
 
@@ -53,20 +53,20 @@ def is_token(node: Node) -> bool:
 
 
 def position(desc: Any) -> int | None:
-    """The position of an input or output that has one; None of a parameter by name, a tangent, ..."""
+    """The position of an input or output that has one; None for a parameter by name, a tangent, ..."""
     found = getattr(desc, "idx", None)
     return found if isinstance(found, int) else None
 
 
 def overwritten_input(desc: Any) -> Any:
-    """The descriptor of the input that a forward returns to have written back; None of any other output."""
+    """The descriptor of the input that a forward returns to have it written back; None for any other output."""
     return desc.mutated_input if isinstance(desc, private.InputMutationAOTOutput) else None
 
 
 def describe_joint(
     graph: Graph, primals: Sequence[Node], tangents: Sequence[Node], parameters: Collection[int]
 ) -> None:
-    """Give a joint graph the descriptors of a whole model's; ``parameters`` are positions among ``primals``."""
+    """Give a joint graph the descriptors of a whole model's graph; ``parameters`` are positions among ``primals``."""
     for i, node in enumerate(primals):
         node.meta["desc"] = private.ParamAOTInput(str(i)) if i in parameters else private.PlainAOTInput(i)
     for i, node in enumerate(tangents):
@@ -78,7 +78,7 @@ def describe_joint(
 
 
 def gradients(graph: Graph) -> Iterator[tuple[Any, Node]]:
-    """Of each gradient that a joint or backward graph returns: the descriptor of its input, and the node."""
+    """For each gradient that a joint or backward graph returns: the descriptor of its input, and the node."""
     outputs: Any = graph.output_node().args[0]
     for desc, node in zip(output_descriptors(graph), outputs, strict=False):
         if isinstance(desc, private.GradAOTOutput) and isinstance(node, Node):

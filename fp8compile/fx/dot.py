@@ -35,7 +35,7 @@ def to_dot(parts: Sequence[Part]) -> str:
 
 
 def quoted(*lines: str) -> str:
-    """A DOT string of these lines; quotes and backslashes in them stand for themselves."""
+    """A DOT string of these lines; quotes and backslashes in them are escaped."""
     return '"' + "\\n".join(line.replace("\\", "\\\\").replace('"', '\\"') for line in lines if line) + '"'
 
 

@@ -1,8 +1,8 @@
 """A graph with fewer nodes and no long edges, to be drawn: what a large one needs before dot can lay it out.
 
     several nodes of one call that was spliced in   one node, "encode INT8 per 128"
-    views, one of several results                   gone: their readers read what they look at
-    the output                                      gone: what is returned says so
+    views, one of several results                   gone: their readers read what they are a view of
+    the output                                      gone: each returned value is marked
     an input                                        beside its first reader
     an edge over more than FAR nodes                a line in the reader: "reads mul_3, far above"
 
@@ -46,7 +46,7 @@ def folded(part: Part) -> Part:
 
 
 def _calls(lines: Sequence[Line]) -> list[list[Line]]:
-    """The nodes of each spliced call: marked alike, and one after the other or joined by what they read."""
+    """The nodes of each spliced call: they have the same mark, and follow one another or read each other."""
     calls: list[list[Line]] = []
     latest: dict[str, list[Line]] = {}  # by mark
     for before, line in itertools.pairwise((None, *lines)):
@@ -98,7 +98,7 @@ def _redirected(line: Line, stands_for: Mapping[str, str]) -> Line:
 
 
 def _without_long_edges(lines: Sequence[Line]) -> tuple[Line, ...]:
-    """Inputs stand before their first reader; a reader that is far from what it reads names it."""
+    """Put inputs before their first reader; a reader that is far from what it reads names it."""
     inputs = {line.name: line for line in lines if line.kind == "input"}
     ordered: list[Line] = []
     for line in lines:

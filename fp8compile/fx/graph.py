@@ -18,16 +18,16 @@ aten = torch.ops.aten
 SPLICED = "fp8compile"  # the key in a node's meta that says which function, on which values, put it there
 ENCODING = "fp8compile_encoding"  # in the meta of a matmul operand's codes and scale: an Encoding
 
-UNKNOWN = 8192  # what a size without a bound is taken for in counts and prices; Inductor takes the same
+UNKNOWN = 8192  # the number assumed for a size without a bound in counts and prices; Inductor assumes the same
 
 ROW = "fp8compile_row"  # in the meta of a value that is observed: its row in the graph's statistics
 
-CLIPPED = "fp8compile_clipped"  # in the meta of what clips a gradient to the graph's limit
+CLIPPED = "fp8compile_clipped"  # in the meta of the operations that clip a gradient to the graph's limit
 
 
 @dataclass(frozen=True)
 class Encoding:
-    """What codes and scale stand for: the codec, and dtype and bytes of the value."""
+    """What codes and scale stand for: the codec, and the value's dtype and bytes."""
 
     codec: str
     dtype: str
@@ -46,8 +46,8 @@ def encoding_of(node: Node) -> Encoding | None:
 def splice(graph: Graph, fn: Callable[..., Any], *nodes: Node, before: Node, mark: str | None = None) -> Any:
     """Trace ``fn`` on the values of ``nodes`` and insert its operations before ``before``; returns fn's result as nodes.
 
-    Traced under the nodes' own fake mode and with Inductor's decompositions, so that what is inserted lowers like
-    anything that was there before and carries a ``meta["val"]`` of its own. ``fn`` is traced once for values alike.
+    ``fn`` is traced under the nodes' own fake mode and with Inductor's decompositions. So the inserted operations lower like
+    any that were there before, and each has a ``meta["val"]`` of its own. ``fn`` is traced once for values that are alike.
     ``mark`` is a key that all of its operations get in their meta.
     """
     values = [node.meta["val"] for node in nodes]
@@ -113,7 +113,7 @@ def called(node: Node) -> GraphModule | None:
 
 
 def storage_root(node: Node) -> Node:
-    """The node whose storage ``node`` looks at: itself, or what its chain of views starts from.
+    """The node whose storage ``node`` uses: itself, or the start of its chain of views.
 
     Views are followed through regions: what a region returns may be an operand of the call, a weight that it keeps.
     """
@@ -140,9 +140,9 @@ def _looks_at(node: Node) -> Node | None:
 
 
 def size_hint(size: int | torch.SymInt) -> int:
-    """The size as a number: of a symbolic one that seen at compilation, of one that only a run knows an estimate.
+    """The size hint as a number: for a symbolic size the one seen at compilation, for one that only a run knows an estimate.
 
-    Nothing is guarded by it, so code stays right for every size. What is counted by an estimate says so: ``unknown_sizes``.
+    No guard is added, so code stays right for every size. ``unknown_sizes`` lists the sizes that are estimates.
     """
     if isinstance(size, int):
         return size
@@ -151,7 +151,7 @@ def size_hint(size: int | torch.SymInt) -> int:
 
 
 def unknown_sizes(values: Iterable[torch.Tensor]) -> dict[str, int]:
-    """The symbols in the shapes of ``values`` that only a run knows, and what ``size_hint`` takes them for."""
+    """The symbols in the shapes of ``values`` that only a run knows, and the numbers that ``size_hint`` assumes for them."""
     found: dict[str, int] = {}
     for value in values:
         for size in value.shape:
@@ -182,7 +182,7 @@ def dtype_text(value: torch.Tensor) -> str:
 
 
 def memory_order(value: torch.Tensor) -> tuple[int, ...] | None:
-    """The permutation that makes a permuted tensor contiguous, or None where it is so already."""
+    """The permutation that makes a permuted tensor contiguous, or None where it is contiguous already."""
     strides = [size_hint(s) if size_hint(n) != 1 else 0 for s, n in zip(value.stride(), value.shape, strict=True)]
     moving = [d for d in range(value.dim()) if strides[d]]
     ordered = iter(sorted(moving, key=lambda d: -strides[d]))

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-RETURNED = " (returned)"  # what a folded graph says of a result instead of an edge to the output
+RETURNED = " (returned)"  # marks a result in a folded graph, instead of an edge to the output
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Line:
     Attributes:
         kind: input, matmul, spliced, other or output.
         value: ``bf16[8, 64]`` or "".
-        spliced: of a node that fp8compile put there, the call it is part of: ``encode(tanh)``.
+        spliced: for a node that fp8compile put there, the call it is part of: ``encode(tanh)``.
         is_view: whether it computes nothing: a view, or one of several results.
     """
 

@@ -35,7 +35,7 @@ MATMULS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "convol
 
 
 def opname(node: Node) -> str:
-    """``mm`` for aten.mm.default, whatever its overload; "" of what is no operator."""
+    """``mm`` for aten.mm.default, without the overload; "" for a node that calls no operator."""
     return getattr(node.target, "_opname", "")
 
 
@@ -50,7 +50,7 @@ def is_attention(node: Node) -> bool:
 
 
 def is_of_attention(node: Node) -> bool:
-    """Whether a node is attention, a higher-order operator's too (flex), or one of its results."""
+    """Whether a node is attention, also as a higher-order operator (flex), or one of its results."""
     while node.target is private.getitem and isinstance(node.args[0], Node):
         node = node.args[0]
     return "attention" in str(node.target)
@@ -87,10 +87,10 @@ POINTWISE = {
 
 REDUCTIONS = ("prepare_softmax_online", "var_mean", "argmax", "argmin")
 
-# Results of reductions that norms, softmax and variances are made of: one number that a whole row depends on.
+# The reductions in norms, softmax and variances: each gives one number that a whole row depends on.
 STATISTICS = ("sum", "mean", "amax", "amin", "var_mean", "var", "logsumexp", "prepare_softmax_online")
 
-# What adds up or multiplies many elements, and so leaves FP16's range first.
+# Operations that add up or multiply many elements, and so leave FP16's range first.
 ACCUMULATIONS = (
     "sum",
     "mean",

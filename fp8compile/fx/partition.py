@@ -30,7 +30,7 @@ class SavedTensor:
 
     @cached_property
     def info(self) -> TensorInfo:
-        """What is said of it in reports; of a tensor."""
+        """The facts of it that reports give, if it is a tensor."""
         return TensorInfo.of(self.forward)
 
     @property
@@ -41,7 +41,7 @@ class SavedTensor:
 
 
 class PartitionedGraph:
-    """Forward and backward graph with the edges between them, in AOTAutograd's order; edit, then ``finish()``.
+    """Forward and backward graph with the edges between them, in AOTAutograd's order; edit, then call ``finish()``.
 
     AOTAutograd passes saved values by position: the forward returns (user outputs, values, symbolic sizes), the
     backward takes (symbolic sizes, values, tangents ...). Values keep their order here and so keep their meaning:
@@ -70,7 +70,7 @@ class PartitionedGraph:
 
     @cached_property
     def overwritten(self) -> frozenset[Node]:
-        """Inputs whose memory holds another value once the forward has run: in-place changes are written back into them."""
+        """Inputs whose memory holds another value after the forward, because in-place changes are written back into them."""
         written = [n.args[0] for n in self.fw.graph.nodes if n.op == "call_function" and _writes(n)]
         returned = {overwritten_input(desc) for desc in self._returned_descs} - {None}
         roots = {storage_root(n) for n in written if isinstance(n, Node)}
@@ -93,7 +93,7 @@ class PartitionedGraph:
         return sum(nbytes(r.meta["val"]) for r in roots if not self.caller_owns(r))
 
     def replace(self, edge: SavedTensor, *made_and_used: tuple[Node, Node]) -> None:
-        """Hand over other values in the place of ``edge``, whose placeholder must have no users left."""
+        """Save other values instead of ``edge``, whose placeholder must have no users left."""
         at = self.edges.index(edge)
         new = [SavedTensor(made, used, edge.desc) for made, used in made_and_used]
         if edge.forward.meta.get(NO_VERSION_CHECK):
@@ -103,7 +103,7 @@ class PartitionedGraph:
         self.bw.graph.erase_node(edge.backward)
 
     def keep_instead(self, edge: SavedTensor, made: Node) -> None:
-        """Hand over another value of the forward where ``edge`` was handed over, to the same input of the backward."""
+        """Save another value of the forward instead of ``edge``, for the same input of the backward."""
         if edge.forward.meta.get(NO_VERSION_CHECK):
             made.meta[NO_VERSION_CHECK] = True
         self.edges[self.edges.index(edge)] = dataclasses.replace(edge, forward=made)
@@ -116,7 +116,7 @@ class PartitionedGraph:
         return node
 
     def keep(self, made: Node, name: str) -> Node:
-        """Hand one more value to the backward, before all others; returns the backward graph's input for it."""
+        """Save one more value for the backward, before all others; returns the backward graph's input for it."""
         inputs = self.bw.graph.find_nodes(op="placeholder")
         first = self.edges[0].backward if self.edges else inputs[len(self._sizes)]
         with self.bw.graph.inserting_before(first):

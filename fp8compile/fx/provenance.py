@@ -1,7 +1,8 @@
 """What a tensor is and where it comes from: shape, dtype, bytes; the operation, the module, the user's source line.
 
-Dynamo notes them on each node. A module path may begin in the middle: where a graph breaks in a module, Dynamo compiles what
-follows, or that module, by itself. The parameters that such a graph reads say where in the model that is (``whole_path``).
+Dynamo notes these on each node. A module path may begin in the middle of the model: where a graph breaks in a module, Dynamo
+compiles what follows, or that module, by itself. The parameters that such a graph reads show where in the model it is
+(``whole_path``).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from fp8compile.fx.graph import dtype_text, nbytes, shape_text, storage_root
 
 
 def whole_path(path: str, modules: Set[str], parameters: Iterable[str]) -> str:
-    """``path`` as one of ``modules``: itself, or with what all the parameters (by name) have in common before it."""
+    """``path`` as one of ``modules``: as it is, or after the prefix that the names of all the parameters share."""
     if path and path in modules:
         return path
     begin = _common(parameters)
@@ -38,13 +39,13 @@ def _common(parameters: Iterable[str]) -> list[str]:
 
 
 def _joined(begin: list[str], path: str) -> Iterable[str]:
-    """``path`` beneath the longest beginning first."""
+    """``path`` after each beginning, the longest first."""
     for length in range(len(begin), 0, -1):
         yield ".".join([*begin[:length], *([path] if path else [])])
 
 
 def origin(node: Node) -> Origin:
-    """The aten op, module path and user source line behind a value; of a view, those of the storage it looks at."""
+    """The aten op, module path and user source line behind a value; for a view, those of the storage it uses."""
     root = storage_root(node)
     if root.op != "placeholder":
         node = root
@@ -61,7 +62,7 @@ def op_name(node: Node) -> str:
 
 
 def module_path(node: Node) -> str:
-    """``layers.0.mlp.up_proj``, or "" at the top of the model; of a backward node, the module it is the backward of."""
+    """``layers.0.mlp.up_proj``, or "" at the top of the model; for a backward node, the module it is the backward of."""
     stack = node.meta.get("nn_module_stack") or node.meta.get("fwd_nn_module_stack")
     if not stack:
         return ""
@@ -79,7 +80,7 @@ def _normalised(path: str) -> str:
 
 
 def parameter_path(placeholder: Node) -> str:
-    """``layers.0.mlp.weight`` for an input of a Dynamo graph, or the name of the input where Dynamo says no more."""
+    """``layers.0.mlp.weight`` for an input of a Dynamo graph, or the name of the input where Dynamo gives no more."""
     source = getattr(placeholder, "_dynamo_source", None)
     name = getattr(source, "name", None)
     name = name() if callable(name) else name
@@ -111,10 +112,10 @@ class Origin:
 
 @dataclass(frozen=True)
 class TensorInfo:
-    """What is said of a tensor wherever it is named, at the shapes of the compilation.
+    """The facts of a tensor that are given wherever it is named, at the shapes of the compilation.
 
     Attributes:
-        name: of the node in its graph.
+        name: the name of the node in its graph.
         origin: where it comes from.
         shape: numbers; a symbolic size as text.
         dtype: as short text, "bf16".
@@ -129,19 +130,19 @@ class TensorInfo:
 
     @classmethod
     def without_tensor(cls, name: str, origin: Origin, dtype: str = "-", nbytes: int = 0) -> TensorInfo:
-        """Of what is no one tensor: several of them together, or a wish that no tensor answers to."""
+        """For an entry that is not about one tensor: several tensors together, or a request that matches none."""
         return cls(name, origin, (), dtype, nbytes)
 
     @classmethod
     def of(cls, node: Node) -> TensorInfo:
-        """The facts of a node whose value is a tensor, or several: then of the first."""
+        """The facts of a node whose value is a tensor, or of the first of several."""
         value = next(v for v in private.tree_leaves(node.meta["val"]) if isinstance(v, Tensor))
         shape = tuple(size if isinstance(size, int) else str(size) for size in value.shape)
         return cls(node.name, origin(node), shape, dtype_text(value), nbytes(value))
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> TensorInfo:
-        """What ``dataclasses.asdict`` made, after JSON."""
+        """The inverse of ``dataclasses.asdict``, also after a trip through JSON."""
         return cls(**{**data, "origin": Origin(**data["origin"]), "shape": tuple(data["shape"])})
 
     def __str__(self) -> str:

@@ -1,4 +1,4 @@
-"""Regions that torch.compile traces once and calls often (``torch.compiler.nested_compile_region``), rewritten as all else.
+"""Regions that torch.compile traces once and calls often (``torch.compiler.nested_compile_region``), rewritten like the rest.
 
 AOTAutograd cuts each region by itself, before the graph that calls it, and then hands what its forward keeps through that
 graph to its backward:
@@ -7,13 +7,15 @@ graph to its backward:
     caller    y, *kept = forward(x, w)   ...   dx, dw = backward(*kept, dy)
 
 So the region's passes see it as they see a whole model, once they know which of its inputs are parameters, and what they
-encode is encoded for each call. torch tells a region's graph neither that nor who calls it. Dynamo's graph does: there each
-call has an identifier, and each operand a source. ``find_regions`` takes both from it and marks the region's operations
-with the identifier in ``meta["custom"]``, which torch carries from graph to graph; ``describe`` gives the inputs of a joint
-graph with that mark the descriptions that those of a whole model have. An input is a parameter where it is one in every call.
+encode is encoded for each call. A region's graph shows neither which inputs are parameters nor who calls it. Dynamo's graph
+does: there each call has an identifier, and each operand a source. ``find_regions`` takes both from it and marks the region's
+operations with the identifier in ``meta["custom"]``, which torch copies from graph to graph. ``describe`` gives the inputs of
+a joint graph with that mark the descriptors that those of a whole model have. An input is a parameter if it is one in every
+call.
 
-In the caller what a region keeps are results of the call (``kept_by_region``): neither encoded again nor reported there. A
-result that only passes an operand on, a weight say, is that operand's storage (``fp8compile.fx.graph.storage_root``).
+In the caller, the values that a region keeps are results of the call (``kept_by_region``): they are neither encoded again nor
+reported there. A result that only passes on an operand, such as a weight, is that operand's storage
+(``fp8compile.fx.graph.storage_root``).
 
 A region in a region is not cut by torch 2.13: its calls stay as they are, forward and backward.
 """
@@ -41,7 +43,7 @@ NOT_DESCRIBED = "a region whose inputs torch passes in another order than Dynamo
 
 @dataclass(frozen=True)
 class Region:
-    """What Dynamo's graph says of a region.
+    """What Dynamo's graph shows of a region.
 
     Attributes:
         operands: how many inputs it has.
@@ -71,7 +73,7 @@ def find_regions(gm: GraphModule, parameters: frozenset[int]) -> dict[str, Regio
 
 
 def _calls(gm: GraphModule, known: set[Node]) -> Iterator[tuple[Node, GraphModule, frozenset[int]]]:
-    """Every call of a region in a graph and the graphs nested in it, and which operands of it are parameters."""
+    """Every call of a region in a graph and the graphs nested in it, and which of its operands are parameters."""
     for node in gm.graph.nodes:
         for body, operands in _bodies(gm, node):
             inputs = body.graph.find_nodes(op="placeholder")
@@ -111,17 +113,17 @@ def describe(graph: Graph, regions: Mapping[str, Region]) -> Region | None:
     if region is None or region.operands != len(primals) or len(results) <= len(primals):
         return None
     for node in primals:
-        node.meta.pop("nn_module_stack", None)  # where the call stood that happened to be traced
+        node.meta.pop("nn_module_stack", None)  # where the traced call happened to be
     describe_joint(graph, primals, tangents, region.parameters)
     _remember_what_was_written(graph)
     return region
 
 
 def _remember_what_was_written(graph: Graph) -> None:
-    """Say again which operation of the user's each operation is a part of: torch traces a region twice and forgets it.
+    """Note again which of the user's operations each operation is a part of: torch traces a region twice and loses that.
 
-    ``meta["original_aten"]`` is then the operation itself, ``exp`` for what was ``silu``. The function that the user called
-    is known still, in the forward; an operation of the backward has its ``seq_nr``.
+    ``meta["original_aten"]`` is then the operation itself, ``exp`` for what was ``silu``. In the forward, the function that
+    the user called is still known; an operation of the backward has the same ``seq_nr``.
     """
     written: dict[Any, Any] = {}
     for node in graph.nodes:
@@ -135,12 +137,12 @@ def _remember_what_was_written(graph: Graph) -> None:
 
 
 def is_described(graph: Graph) -> bool:
-    """Whether it is known what the inputs of a joint graph are."""
+    """Whether the inputs of a joint graph have descriptors."""
     return any("desc" in n.meta for n in graph.find_nodes(op="placeholder"))
 
 
 def mark_halves(fw: GraphModule, bw: GraphModule, results: int) -> None:
-    """Note on both halves of a region that they are cut: Inductor runs its joint passes on them once more."""
+    """Note on both halves of a region that they are cut, since Inductor runs its joint passes on them again."""
     fw.meta[RESULTS] = bw.meta[RESULTS] = results
 
 
@@ -149,7 +151,7 @@ def is_half(gm: GraphModule) -> bool:
 
 
 def kept_by_region(node: Node) -> bool:
-    """Whether a value of a caller's forward is what a region keeps for its own backward, beside its results."""
+    """Whether a value of a caller's forward is one that a region keeps for its own backward, in addition to its results."""
     call = node.args[0] if node.target is private.getitem else None
     if not isinstance(call, Node) or (body := called(call)) is None:
         return False

@@ -1,6 +1,6 @@
 """A graph as text that does not change from run to run: one line a node, ``name: dtype[shape] = op(arguments)``.
 
-Made while a pass runs, since the graph changes afterwards. Nothing here is part of a cache key (see
+The text is made while a pass runs, since the graph changes afterwards. Nothing here is part of a cache key (see
 fp8compile/compiler/watchers.py).
 """
 
@@ -49,7 +49,7 @@ class Snapshot:
         return sum((Counter(part.counts) for part in self.parts), Counter())
 
     def to_dot(self, expand: bool = False) -> str:
-        """The same as Graphviz DOT, what fp8compile put in folded to a node a call; ``expand``: every node and edge."""
+        """The same as Graphviz DOT, each call that fp8compile put in folded to one node; ``expand``: all nodes and edges."""
         return dot.to_dot(self.parts if expand else [folded(part) for part in self.parts])
 
     def __str__(self) -> str:
@@ -76,7 +76,7 @@ def snapshot(graph: Graph) -> Snapshot:
 
 
 def snapshot_of(seen: GraphModule | PartitionedGraph | tuple[GraphModule, GraphModule]) -> Snapshot:
-    """The graph of a module, or forward and backward of a cut one; of a Split, as its ``finish`` will leave them."""
+    """The graph of a module, or both graphs of a cut one; of a PartitionedGraph, as its ``finish`` will leave them."""
     if isinstance(seen, GraphModule):
         return snapshot(seen.graph)
     if isinstance(seen, PartitionedGraph):
@@ -107,7 +107,7 @@ def _table(before: Mapping[str, int], after: Mapping[str, int]) -> str:
 
 
 def _part(title: str, graph: Graph, results: Any = None) -> Part:
-    """``results``: what the graph will return, where its output is not written yet; what they do not need is left out."""
+    """``results``: what the graph will return, if its output is not written yet; nodes that they do not need are left out."""
     out = graph.output_node()
     returned = out.args[0] if results is None else results
     live = set(graph.nodes) if results is None else _live(graph, returned)
@@ -174,7 +174,7 @@ def _described(value: object) -> str:
 
 
 def _text(value: object) -> str:
-    """An argument: nodes by name, containers item by item, and nothing that is different in the next run."""
+    """An argument: nodes by name, containers item by item, and nothing that would differ in the next run."""
     if isinstance(value, Node):
         return value.name
     if isinstance(value, (tuple, list)):

@@ -4,7 +4,7 @@ codes       one byte per element, made by an encode; read only through views and
             scaled matmul, or handed to the backward: never computed with as if they were numbers
 scales      one inv_scale, FP32, for each encoding of a matmul's operand
 _scaled_mm  FP8 operands, the first row-major, the second column-major, inner sides multiples of 16, FP32 scales
-metadata    every operation knows its value
+metadata    every operation has its value in ``meta["val"]``
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class GraphError(AssertionError):
 
 
 def verify(graph: Graph, after: str) -> None:
-    """Raise GraphError, naming the pass ``after`` which it was found, for whatever breaks the specification."""
+    """Raise GraphError, naming the pass ``after`` which it was found, for anything that breaks the specification."""
     found = [message for node in graph.nodes for message in _problems(node)] + _unpaired(graph)
     if found:
         raise GraphError(f"after {after}: " + "; ".join(found))
@@ -58,7 +58,7 @@ def _undecoded_uses(codes: Node) -> list[str]:
 
 
 def _unpaired(graph: Graph) -> list[str]:
-    """Encodings of operands that have not exactly one codes and one inv_scale, both in this graph or handed to it."""
+    """Encodings of operands without exactly one tensor of codes and one inv_scale, both in this graph or handed to it."""
     parts: dict[int, list[Node]] = defaultdict(list)
     for node in graph.nodes:
         if ENCODING in node.meta and node.op == "call_function":

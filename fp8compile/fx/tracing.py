@@ -1,4 +1,4 @@
-"""Functions of tensors as graphs: each is traced once a compilation for values that are alike, not once for each layer."""
+"""Functions of tensors as graphs: each is traced once per compilation for values that are alike, not once per layer."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from torch.fx import Graph, Node
 
 from fp8compile import _torch as private
 
-LAYOUT = "fp8compile_layout"  # in the meta of a traced node: what its result is, where that has memory of its own
+LAYOUT = "fp8compile_layout"  # in the meta of a traced node: the layout of its result, if that has memory of its own
 PLAIN = (type(None), bool, int, str, torch.dtype, torch.device)
 
-# By fake mode, which is one compilation's: its settings, and so Inductor's decompositions, stay as they are.
+# By fake mode. A fake mode belongs to one compilation, whose settings, and so Inductor's decompositions, do not change.
 _traced: weakref.WeakKeyDictionary[Any, dict[Hashable, Graph]] = weakref.WeakKeyDictionary()
 
 
@@ -27,8 +27,8 @@ class _Unknown(Exception):
 
 
 def traced(fn: Callable[..., Any], values: Sequence[Tensor], fake_mode: Any) -> Graph:
-    """``fn`` of ``values``, which are fake and of this mode, as a graph of core operations; ``result_of`` a copy of a node is
-    its value."""
+    """``fn`` of ``values``, fake tensors of this mode, as a graph of core operations; ``result_of`` gives the value of a
+    node's copy."""
     try:
         key = (_function_key(fn), _values_key(values))
     except _Unknown:
@@ -64,8 +64,8 @@ def _fresh_layout(node: Node, value: object) -> tuple[Any, ...] | None:
 def copy_into(graph: Graph, node: Node, copied: Mapping[Node, Node]) -> Node:
     """A copy of a traced node; a NaN among its arguments is a new one.
 
-    Equal constants are merged before a joint graph is cut, and a NaN equals itself alone: one object in all copies would be
-    one value, made in the forward and saved for the backward.
+    Equal constants are merged before a joint graph is cut, and a NaN equals only itself. The same NaN object in all copies
+    would become one value, made in the forward and saved for the backward.
     """
     new = graph.node_copy(node, lambda n: copied[n])
     if any(isinstance(a, float) and math.isnan(a) for a in new.args):
@@ -74,14 +74,14 @@ def copy_into(graph: Graph, node: Node, copied: Mapping[Node, Node]) -> Node:
 
 
 def result_of(node: Node, fake_mode: Any) -> Any:
-    """The value of a copy of a traced node, from those of its operands: a new tensor, or a view of what its operand is."""
+    """The value of a copy of a traced node, from those of its operands: a new tensor, or a view of its operand's value."""
     if (layout := node.meta.pop(LAYOUT, None)) is not None:
         return private.fake_empty(fake_mode, *layout)
     return fake_result(node)
 
 
 def fake_result(node: Node) -> Any:
-    """The value of a node from those of its operands, under their fake mode; a view shares the memory it looks at."""
+    """The value of a node from those of its operands, under their fake mode; a view shares its operand's memory."""
     args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: n.meta["val"])
     assert callable(node.target)
     return node.target(*args, **kwargs)
@@ -96,7 +96,7 @@ def _function_key(fn: object) -> Hashable:
 
 
 def _value_key(value: object) -> Hashable:
-    """A value with its type, since what 1, 1.0 and True make of a tensor is not the same; nor is what 0.0 and -0.0 do."""
+    """A value with its type, since 1, 1.0 and True have different effects on a tensor; so have 0.0 and -0.0."""
     if isinstance(value, float):
         return type(value), value.hex()
     if isinstance(value, PLAIN):
@@ -109,7 +109,7 @@ def _value_key(value: object) -> Hashable:
 
 
 def _values_key(values: Sequence[Tensor]) -> Hashable:
-    """Shapes, strides, dtypes, devices, and which of the values are the same one: that is read as one input."""
+    """Shapes, strides, dtypes, devices, and which of the values are the same object: that becomes one input."""
     first: dict[int, int] = {}
     same = tuple(first.setdefault(id(value), place) for place, value in enumerate(values))
     return same, tuple(map(_tensor_key, values))

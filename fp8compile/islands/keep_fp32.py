@@ -1,7 +1,7 @@
 """``Recipe.keep_fp32``: patterns on modules and operations that the user wants in FP32.
 
 ``"blocks.1.attn"`` is a module and all in it, ``"aten.exp"`` an operation (as in aten, without overload) wherever it is;
-both are fnmatch patterns. An operation goes by the name that the user called, not by what it was decomposed into.
+both are fnmatch patterns. An operation has the name that the user called, not the names of what it was decomposed into.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class Measured:
     values: Mapping[Node, Value]
 
     def overflow_reason(self, node: Node) -> str | None:
-        """Why the value of a node does not fit FP16; None if it does, or nothing is known of it. A view is its root."""
+        """Why the value of a node does not fit FP16; None if it fits or nothing is known of it. A view counts as its root."""
         value = self.values.get(storage_root(node))
         return None if value is None else self.calibration.overflow_reason(value)
 
@@ -34,7 +34,7 @@ class Measured:
 
 
 def measured(calibration: Calibration, graph: Graph) -> Measured | None:
-    """What is known of the nodes of a joint or inference graph; None of an inference graph that was not measured.
+    """What is known of the nodes of a joint or inference graph; None for an inference graph that was not measured.
 
     Raises:
         ValueError: a training graph that was not measured; names the first value that differs.
@@ -52,12 +52,12 @@ def measured(calibration: Calibration, graph: Graph) -> Measured | None:
 
 
 def measured_nodes(graph: Graph) -> list[Node]:
-    """The nodes that are measured: those that FP32 can be put in the place of, without views and tuples."""
+    """The nodes that are measured: those that can be computed in FP32 instead, without views and tuples."""
     return [n for n in graph.nodes if can_widen(n) and is_tensor(n) and not is_view(n)]
 
 
 def values_of(graph: Graph, nodes: Iterable[Node]) -> list[Value]:
-    """What ``nodes`` are called, without amax."""
+    """The entries of ``nodes`` in a calibration, without amax."""
     known = sources(graph, frozenset())
     directions = {node: BACKWARD if Source.GRADIENT in known[node] else FORWARD for node in nodes}
     return [
@@ -72,7 +72,7 @@ def kind_of(graph: Graph) -> str:
 
 
 def _difference(known: Sequence[Measurements], here: Sequence[Value]) -> str:
-    """Where a training graph departs from the recorded one that it is most like."""
+    """Where a training graph differs from the recorded one that it is most like."""
     if not known:
         return f"this calibration holds no training graph, and a training graph is compiling. {RECALIBRATE}."
 

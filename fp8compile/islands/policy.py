@@ -1,9 +1,9 @@
-"""Which operations of a 16-bit model may leave FP16's range, and which look as if, with the argument for each.
+"""Which operations of a 16-bit model may leave FP16's range, and which only seem to, with the argument for each.
 
-FP16 holds 2**-24 ... 65504, at full precision from 2**-14. An operation stands in WIDEN where ordinary inputs (of
-magnitude 1 to 100) can take its result out of that, and in LEFT where they cannot, or where the price is out of proportion:
-such a case is found by calibration. Operations are named as in aten, without overload; what a decomposition made goes by
-the name of what was decomposed. A bounded function is never unsafe, however it is written out (``reach.is_exponential``).
+FP16 holds 2**-24 ... 65504, at full precision from 2**-14. An operation is in WIDEN if ordinary inputs (of magnitude 1 to
+100) can take its result out of that range. It is in LEFT if they cannot, or if the price is out of proportion: calibration
+finds such cases. Operations are named as in aten, without overload; an operation from a decomposition has the name of what
+was decomposed. A bounded function is never unsafe, however it is written out (``reach.is_exponential``).
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ LEFT: Mapping[str, str] = {
     "silu": "within its input; the gate times the up projection is a product of two results of linears: calibration",
 }
 
-POLES = ("log", "log2", "log10", "reciprocal", "rsqrt")  # where an operand that flushed to zero becomes infinite
+POLES = ("log", "log2", "log10", "reciprocal", "rsqrt")  # an operand that flushed to zero becomes infinite here
 
 
 def name_of(node: Node) -> str:
@@ -100,7 +100,7 @@ def name_of(node: Node) -> str:
 
 
 def overflow_reason(node: Node, sources: Mapping[Node, Source], prescaled: Mapping[Node, float]) -> str | None:
-    """Why a 16-bit value of the forward may leave FP16's range, by policy; None where nothing is said against it.
+    """Why a 16-bit value of the forward may leave FP16's range, by policy; None where policy has no reason.
 
     ``prescaled`` are the factors of ``prescale_factors``.
     """
@@ -130,8 +130,8 @@ def is_pole(user: Node, value: Node) -> bool:
 
 
 def ends_island(user: Node, sources: Mapping[Node, Source]) -> bool:
-    """Whether a 16-bit model hands values over here: to a linear, a convolution or fused attention, whose kernels take
-    16-bit operands. By policy an island ends before them; by calibration it need not."""
+    """Whether ``user`` is a linear, a convolution or fused attention, whose kernels take 16-bit operands in a 16-bit model.
+    By policy an island ends before these; by calibration it need not."""
     if user.target in ALL:
         at = ALL[user.target]
         return any(isinstance(n, Node) and sources[n] == Source.PARAMETER for n in user.args[at : at + 2])
@@ -139,7 +139,7 @@ def ends_island(user: Node, sources: Mapping[Node, Source]) -> bool:
 
 
 def prescale_factors(sources: Mapping[Node, Source]) -> dict[Node, float]:
-    """Values that were multiplied by constants below one on their way, and by how much in all."""
+    """Values that were multiplied by constants below one on their way, with the product of these constants."""
     found: dict[Node, float] = {}
     for node in sources:
         if node.op != "call_function":
@@ -157,14 +157,14 @@ _CAPPED = LINEAR | {aten.tanh.default}  # from a matmul to the exponential of it
 
 
 def _matmul_of_activations(node: Node, sources: Mapping[Node, Source], prescaled: Mapping[Node, float]) -> str | None:
-    """A matmul is a linear's (see LEFT) only where an operand is made of parameters alone. Of others, these are left:
+    """A matmul is a linear's (see LEFT) only where an operand is made of parameters alone. Of the others, these are left:
 
     scores     exponentiated, as in a softmax, and scaled as attention scales: by about 1 / sqrt(d) in all, and by no less
-               than SCORES behind the matmul. A trained softmax has small logits, and so small scores before a mild factor
+               than SCORES after the matmul. A trained softmax has small logits, and so small scores before a mild factor
     a mean     of products, divided by their number *before* they are added up: as large as one of them
     weighted   by probabilities: a mean of the other operand
 
-    A factor behind a matmul says nothing else: what left FP16 in the matmul is infinite already.
+    Other factors after a matmul do not help: a value that left FP16's range in the matmul is infinite already.
     """
     at = ALL[node.target]
     left, right = operands = [n for n in node.args[at : at + 2] if isinstance(n, Node)]
@@ -178,7 +178,7 @@ def _matmul_of_activations(node: Node, sources: Mapping[Node, Source], prescaled
 
 
 def _are_scores(before: float, behind: Collection[float], inner: int) -> bool:
-    """Whether scores are scaled by at most 2 / sqrt(inner) in all (Gemma goes by another layer's size), mildly ``behind``."""
+    """Whether scores are scaled by at most 2 / sqrt(inner) in all (Gemma uses another layer's size), mildly ``behind``."""
     return (
         bool(behind) and min(behind) >= SCORES and before * max(behind) <= 2 / inner**0.5 and before * max(behind) < 1
     )

@@ -1,12 +1,12 @@
 """Where a graph computes in FP32: which nodes, and why.
 
     seeds   what policy or calibration calls unsafe, and what the user wants in FP32
-    grow    whoever reads a value that does not fit FP16 joins, until it fits again: proven (fp8compile/analysis/ranges),
+    grow    a reader of a value that does not fit FP16 joins, until it fits again: proven (fp8compile/analysis/ranges),
             or measured (fp8compile/recipe/calibration.py); by policy an island ends before linears too
     mirror  the gradient of what is FP32 is FP32: the backward of an operation in an island belongs to it (same autograd
             node, so same seq_nr), and so do sums of such gradients. Calibration has measured gradients and needs no mirror
-    prune   an island that hands no FP32 value from one node to another changes nothing: a kernel computes in FP32 anyway.
-            Its gradients go with it, and stay with one that is kept
+    prune   an island that passes no FP32 value from one node to another changes nothing: a kernel computes in FP32 anyway.
+            Its gradients are dropped with it, and stay with an island that is kept
 
 ``Recipe.islands``: "policy" does not prove anything and widens BF16 too, as AMP does; "auto" begins only where a value is
 not proven to fit, and only in FP16, since BF16 has FP32's range.
@@ -53,21 +53,21 @@ class Island:
 
     @property
     def computing(self) -> list[Node]:
-        """Those that compute: no views, casts or multiplications by one."""
+        """The nodes that compute: no views, casts or multiplications by one."""
         return [n for n in self.nodes if computes(n)]
 
 
 @dataclass
 class Decision:
-    """The islands of a graph, and what was left although policy calls it unsafe, each with the reasons for and against."""
+    """The islands of a graph, and the nodes left although policy calls them unsafe, each with the reasons for and against."""
 
     islands: list[Island] = field(default_factory=list)
     skipped: list[tuple[Node, str, str]] = field(default_factory=list)
-    unmeasured: bool = False  # an inference graph that calibration has not seen, and "auto" has decided on
+    unmeasured: bool = False  # an inference graph that calibration has not seen, so that "auto" has decided
 
 
 def computes(node: Node) -> bool:
-    """Whether a node computes, so no input, view, copy, cast, multiplication by one or part of a tuple."""
+    """Whether a node computes: it is no input, view, copy, cast, multiplication by one or part of a tuple."""
     copies = (*CASTS, private.getitem, aten.clone.default)
     return node.op == "call_function" and not (is_view(node) or node.target in copies or is_no_op(node))
 
@@ -157,7 +157,7 @@ class _Search:
         return inside
 
     def _must_follow(self, user: Node, node: Node) -> bool:
-        """Whether ``user`` may not read ``node`` cast to 16 bit; of what is FP32 already, whether it hands it on."""
+        """Whether ``user`` must not read ``node`` cast to 16 bit; if it is FP32 already, whether it passes the value on."""
         if node.target is not private.getitem and not is_tensor(node):
             return True  # the parts of a tuple
         if not node.meta["val"].is_floating_point():
@@ -191,7 +191,7 @@ class _Search:
     # ------------------------------------------------------------------------------------------------- mirror
 
     def _mirrored(self, inside: dict[Node, None]) -> dict[Node, None]:
-        """With the backward of every operation in ``inside``, the gradients of its FP32 values, and sums of these."""
+        """``inside`` with the backward of each of its operations, the gradients of its FP32 values, and sums of these."""
         whole = {n.meta.get("seq_nr") for n in inside} - {None}
         reading = {n.meta.get("seq_nr") for n in self.fp32_readers} - {None}
         result = dict(inside)
@@ -235,7 +235,7 @@ class _Search:
         return list(found.values())
 
     def _has_effect(self, island: Island, inside: Mapping[Node, None]) -> bool:
-        """Whether any FP32 value goes from a node of it to another, or to one that takes FP32 anyway.
+        """Whether any FP32 value goes from one node of the island to another, or to one that takes FP32 anyway.
 
         Without calibration that must happen in the forward: a value that only its own backward reads would be kept in
         FP32 for nothing, since what the forward handed on was rounded.
@@ -247,9 +247,9 @@ class _Search:
         return any(u in inside or (_takes_fp32(u) and u in self.fp32_readers) for u in forward)
 
     def _is_backward_of(self, island: Island, whole: Set[object], inside: Mapping[Node, None]) -> bool:
-        """Whether an island of gradients alone belongs to one that has an effect and hands an FP32 value on itself.
+        """Whether an island of gradients alone belongs to one that has an effect, and passes on an FP32 value itself.
 
-        Where the backward reads nothing of its forward, as that of a factor, the two are not connected.
+        The two are not connected where the backward reads nothing of its forward, such as the backward of a factor.
         """
         if self.measured is not None or not any(n.meta.get("seq_nr") in whole for n in island.nodes):
             return False
@@ -277,7 +277,7 @@ def _takes_fp32(user: Node) -> bool:
 
 
 def _readers(node: Node) -> Iterator[Node]:
-    """Who reads a value, through views and parts of tuples."""
+    """The nodes that read a value, through views and parts of tuples."""
     for user in node.users:
         if is_view(user) or user.target is private.getitem:
             yield from _readers(user)

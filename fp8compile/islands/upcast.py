@@ -1,9 +1,9 @@
-"""Computing chosen nodes of a graph in FP32: the rewriting beneath FP32 islands and their calibration.
+"""Computing chosen nodes of a graph in FP32: the rewrite that FP32 islands and their calibration use.
 
-    y: f16 = op(x: f16)     ->    y: f32 = op(float(x)),  and float -> half once for those who still read y in 16 bit
+    y: f16 = op(x: f16)     ->    y: f32 = op(float(x)),  and one cast float -> half for those that still read y in 16 bit
 
-Between two chosen nodes the value stays FP32. A cast that is chosen disappears, and so does a multiplication by one. What
-takes FP32 anyway (an upcast, a comparison) takes the FP32 value.
+Between two chosen nodes the value stays FP32. A cast that is chosen disappears, and so does a multiplication by one. A reader
+that takes FP32 anyway (an upcast, a comparison) gets the FP32 value.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def holds_sixteen_bit(graph: Graph) -> bool:
 
 
 def can_widen(node: Node) -> bool:
-    """Whether a node is an operation on 16-bit values that FP32 can be put in the place of."""
+    """Whether a node is an operation on 16-bit values that can be computed in FP32 instead."""
     if node.op != "call_function" or SPLICED in node.meta or not is_sixteen_bit(node):
         return False
     if node.target is private.getitem:
@@ -48,15 +48,15 @@ def can_widen(node: Node) -> bool:
 
 
 def takes_no_fp32(node: Node) -> bool:
-    """Whether a node is fused attention by a kernel that is made for 16 bit alone: flash and cuDNN attention on a GPU."""
+    """Whether a node is fused attention by a kernel that takes 16 bit only: flash and cuDNN attention on a GPU."""
     name = opname(node)
     return is_attention(node) and ("flash" in name or "cudnn" in name) and "for_cpu" not in name
 
 
 def widen(graph: Graph, nodes: Set[Node]) -> dict[Node, Node]:
-    """Compute ``nodes`` (each ``can_widen``) in FP32; returns the FP32 node in each one's place, in graph order.
+    """Compute ``nodes`` (each ``can_widen``) in FP32; returns the FP32 node that replaces each of them, in graph order.
 
-    Who reads such a value and is not among them reads it cast back to its dtype.
+    A reader that is not among them gets the value cast back to its dtype.
     """
     work = _Widening(graph)
     order = [node for node in graph.nodes if node in nodes]
@@ -70,7 +70,7 @@ def widen(graph: Graph, nodes: Set[Node]) -> dict[Node, Node]:
 
 
 def is_no_op(node: Node) -> bool:
-    """Whether a node multiplies or divides by one: what ``1 / x`` becomes beside its reciprocal."""
+    """Whether a node multiplies or divides by one: ``1 / x`` becomes a reciprocal and such a node."""
     return node.target in (aten.mul.Tensor, aten.div.Tensor) and node.args[1:] in ((1,), (1.0,)) and not node.kwargs
 
 
@@ -145,7 +145,7 @@ class _Widening:
 
 
 def can_take_fp32(node: Node) -> bool:
-    """Whether an operation whose result is not 16-bit may read FP32 in the place of 16 bit: aten's own, not ours."""
+    """Whether an operation whose result is not 16-bit may read FP32 instead of 16 bit: aten's own may, ours may not."""
     known = isinstance(node.target, torch._ops.OpOverload) and node.target.namespace in ("aten", "prims")
     return known and SPLICED not in node.meta and node.target not in CASTS and is_tensor(node)
 

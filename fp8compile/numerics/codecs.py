@@ -28,7 +28,7 @@ from fp8compile.numerics.scaling import (
     quantize,
 )
 
-ENCODABLE = (torch.float32, torch.bfloat16, torch.float16)  # what is encoded; FP64 is asked for to be exact
+ENCODABLE = (torch.float32, torch.bfloat16, torch.float16)  # encoded dtypes; FP64 is used to be exact
 
 
 class Codec(Protocol):
@@ -95,7 +95,7 @@ class Groupwise:
     """One scale per ``group_size`` elements in contiguous order: inv_scale ``[ceil(numel / G), 1]``.
 
     Where G does not divide the number of elements the last group is short: its scale sees only its own elements. (With
-    a symbolic number of elements, the last group of each row of the last dimension is.)
+    a symbolic number of elements, the last group of each row of the last dimension is short.)
     """
 
     format: Format = E4M3
@@ -118,11 +118,11 @@ class Groupwise:
 
 @dataclass(frozen=True)
 class GroupwiseBest:
-    """E4M3 or INT8, whichever has the smaller squared error, chosen at run time for every group by itself.
+    """E4M3 or INT8, whichever has the smaller squared error, chosen at run time for each group.
 
     Both spend one byte per element, so the choice is free in bytes: codes are raw uint8, and a negative inv_scale
     (a scale has no other use for its sign) says that the group is INT8. INT8 wins where a group is Gaussian-like
-    (by about 12 dB), E4M3 where it spans decades. Never worse than either alone, group by group.
+    (by about 12 dB), E4M3 where it spans decades. In no group is the result worse than with either format alone.
     """
 
     group_size: int = 128
@@ -162,7 +162,7 @@ class GroupwiseBest:
 
 
 def _is_empty(x: Tensor) -> bool:
-    """Whether there is no element; False where only a run knows (see ``may_be_empty``), without a guard."""
+    """Whether there are no elements; False where only a run knows (see ``may_be_empty``). Adds no guard."""
     return isinstance(numel := x.numel(), int) and numel == 0
 
 
@@ -174,8 +174,8 @@ def _divides(group_size: int, numel: int | torch.SymInt) -> bool:
 def _lines(x: Tensor) -> Tensor:
     """``x`` as ``[R, L]`` where each line ends in a short group: one line, or, for a symbolic shape, one per row.
 
-    With a symbolic number of elements the length of a single tail would be symbolic too, and 0 for some sizes: a guard,
-    so a recompilation. Rows of a fixed length have tails of a fixed length.
+    With a symbolic number of elements the length of a single tail would be symbolic too, and 0 for some sizes. That would be
+    a guard, and so a recompilation. Rows of a fixed length have tails of a fixed length.
     """
     if x.dim() and isinstance(x.numel(), torch.SymInt) and isinstance(x.shape[-1], int):
         return x.reshape(-1, x.shape[-1])
@@ -183,7 +183,7 @@ def _lines(x: Tensor) -> Tensor:
 
 
 def _padded_to_groups(x: Tensor, group_size: int) -> tuple[Tensor, tuple[int, ...]]:
-    """``x`` in contiguous order with its groups as trailing dimensions, and those; short groups padded with zeros."""
+    """``x`` in contiguous order with its groups as trailing dimensions, and the indices of these; short groups are padded."""
     if _divides(group_size, x.numel()):
         return _full_groups(x, group_size)
     lines = _lines(x)
@@ -192,9 +192,9 @@ def _padded_to_groups(x: Tensor, group_size: int) -> tuple[Tensor, tuple[int, ..
 
 
 def _full_groups(x: Tensor, group_size: int) -> tuple[Tensor, tuple[int, ...]]:
-    """``x`` with its groups as trailing dimensions, and those: ``[N, G]``, or ``[..., G / 64, 64]`` for heads of 64.
+    """``x`` with its groups as trailing dimensions, and these: ``[N, G]``, or ``[..., G / 64, 64]`` for heads of 64.
 
-    The latter is the same order. But where several dimensions make up a group Inductor does not see that ``[N, G]`` and
+    Both have the same order. But where several dimensions make up a group Inductor does not see that ``[N, G]`` and
     x's shape are views of each other, and copies the codes once more (torch 2.13, convert_to_reinterpret_view).
     """
     inner = 1
@@ -210,10 +210,10 @@ def _full_groups(x: Tensor, group_size: int) -> tuple[Tensor, tuple[int, ...]]:
 
 
 def _by_groups(x: Tensor, inv_scale_N1: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
-    """``x`` and its scales in shapes that broadcast: trailing groups, or, where tails are short, ``[R, L]`` both.
+    """``x`` and its scales in shapes that broadcast: trailing groups, or, where tails are short, both ``[R, L]``.
 
-    The latter spells out full groups and tails. Indexing by ``i // G`` over a length that G does not divide is shorter,
-    but Inductor's C++ backend then splits the loop at G and drops the tail (torch 2.13, try_loop_split).
+    The latter handles full groups and tails separately. Indexing by ``i // G`` over a length that G does not divide is
+    shorter, but Inductor's C++ backend then splits the loop at G and drops the tail (torch 2.13, try_loop_split).
     """
     if _divides(group_size, x.numel()):
         grouped, dims = _full_groups(x, group_size)
@@ -221,9 +221,9 @@ def _by_groups(x: Tensor, inv_scale_N1: Tensor, group_size: int) -> tuple[Tensor
     x_RL = _lines(x)
     rows, length = x_RL.shape
     full, tail = length // group_size, length % group_size
-    # -1 twice, and not `full + 1` and `full:`, for the sake of a symbolic length: nothing proves that there are full + 1
+    # -1 twice, and not `full + 1` and `full:`, because the length may be symbolic: nothing proves that there are full + 1
     # groups, and Inductor reads past the end when it expands a dimension that it does not know to be 1.
-    groups = -(-length // group_size) if isinstance(length, int) else -1  # of no rows, -1 is ambiguous
+    groups = -(-length // group_size) if isinstance(length, int) else -1  # with no rows, -1 is ambiguous
     inv_scale = inv_scale_N1.reshape(rows, groups)
     in_full_groups = inv_scale[:, :full, None].expand(rows, full, group_size).reshape(rows, full * group_size)
     return x_RL, torch.cat([in_full_groups, inv_scale[:, -1:].expand(rows, tail)], 1)

@@ -4,7 +4,7 @@ E4M3   4 exponent bits, 3 mantissa bits, bias 7,  no infinity   max   448 = 1.75
 E5M2   5 exponent bits, 2 mantissa bits, bias 15, has infinity  max 57344 = 1.75 * 2**15  smallest 2**-16
 INT8   two's complement, used symmetrically: -127 ... 127       max   127                 smallest 1
 
-FP16's limits stand here too: gradients are clipped to them, islands and calibrations measured against them.
+FP16's limits are here too: gradients are clipped to them, and islands and calibrations are measured against them.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ E5M2 = Format("e5m2", torch.float8_e5m2, max=57344.0, smallest=2.0**-16, half_ul
 INT8 = Format("int8", torch.int8, max=127.0, smallest=1.0, half_ulp=0.0)
 
 FP8 = (E4M3.dtype, E5M2.dtype)
-FP8_MULTIPLE = 16  # of both sides of an FP8 matmul's operands: what torch._scaled_mm takes
+FP8_MULTIPLE = 16  # both sides of an FP8 matmul's operands are multiples, for torch._scaled_mm
 
 FP16_MAX = 65504.0  # FP16's largest finite value
 FP16_NORMAL = 2.0**-14  # FP16's smallest normal value: below, it loses bits

@@ -1,4 +1,4 @@
-"""How far gradients are from the exact ones, and for which of them that says anything.
+"""How far gradients are from the exact ones, and for which of them that distance has a meaning.
 
     SQNR(p)    20 log10(|g| / |g - g'|) in dB       g the exact step's gradient of p, g' the encoded step's
     floor(p)   the same with g' from the exact step once more, every parameter moved by one unit in the last place at
@@ -8,15 +8,16 @@
                floor(p) <  bar:   |g - g'| > 10**(-bar/20) |G|, G the exact gradients of all parameters
                g' holds NaN or inf where g does not
 
-The exact step runs in the model's own dtypes, and is as rounded as they are. An operation of unit roundoff u gives what it
-would give exactly for operands off by up to u of themselves, so to move each parameter by one last place (2 u, of the
-coarsest dtype that the graph computes in) does what the rounding of the operations that read it does already. A gradient that
-changes by more than the bar allows is then not *determined* to the bar in these dtypes, whatever is encoded: it is what
-rounding left of a sum that cancels. The bias before a batch norm and the key's bias in attention are such: exactly zero,
-and never zero in floating point. Its own norm is no measure for an error; the norm of the step is: what is below
-the bar of all gradients together moves the step no further than what is accepted anywhere else. One exactly zero alike.
+The exact step runs in the model's own dtypes, and is rounded as they are. An operation of unit roundoff u gives what it would
+give exactly for operands with a relative error of up to u. So moving each parameter by one last place (2 u, of the coarsest
+dtype that the graph computes in) has the effect that the rounding of the operations that read it has already. A gradient that
+then changes by more than the bar allows is not *determined* to the bar in these dtypes, with or without encoding: it is what
+rounding left of a sum that cancels. The gradients of the bias before a batch norm and the key's bias in attention are such:
+exactly zero, and never zero in floating point. Their own norm is no measure for an error, but the norm of the step is: an
+error below the bar of all gradients together moves the step no further than errors accepted elsewhere. The same holds for a
+gradient that is exactly zero.
 
-No float64 model is run: that would charge the encoding with the dtype's rounding. Norms are summed in float64.
+No float64 model is run: that would blame the encoding for the dtype's rounding. Norms are summed in float64.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from fp8compile.numerics.metrics import decibels, power
 Gradients = Mapping[str, Tensor | None]
 
 BAR = 10.0  # dB: an error of 0.32 of the gradient's norm
-NUDGES = 3  # by chance one element may hardly move: of pure noise, one try in five stays above 10 dB
+NUDGES = 3  # by chance one element may hardly move: with pure noise, one try in five stays above 10 dB
 
 
 @dataclass(frozen=True)
 class Judge:
-    """What the exact step says: of each gradient its power, the floor, and the power of the error that is allowed."""
+    """What the exact step says: for each gradient its power, its floor, and the power of the error that is allowed."""
 
     powers: Mapping[str, float]
     floors: Mapping[str, float]
@@ -48,7 +49,7 @@ class Judge:
     def of(
         cls, exact: Gradients, nudged: Iterable[Gradients], bar: float, arguments: Set[str] = frozenset()
     ) -> Judge:
-        """From the exact gradients and those of nudged steps; gradients of ``arguments`` are no part of a step's norm."""
+        """From the exact gradients and those of nudged steps; gradients of ``arguments`` do not count in the step's norm."""
         powers = {name: power(g) for name, g in exact.items() if g is not None}
         floors = {name: math.inf if power else -math.inf for name, power in powers.items()}
         for again in nudged:
@@ -69,16 +70,16 @@ class Judge:
         return self.floors[name] >= bar
 
     def failing(self, errors: Mapping[str, float]) -> list[str]:
-        """What the errors are too large for; a gradient that the exact step itself has no finite value of is left out."""
+        """The gradients whose errors are too large; those that are not finite in the exact step itself are left out."""
         return [n for n, error in errors.items() if error > self.allowed[n] and self.powers[n] < math.inf]
 
     def sqnr(self, name: str, error: float) -> float:
-        """In dB."""
+        """The SQNR of a gradient with this error, in dB."""
         return decibels(self.powers[name], error)
 
 
 def error_powers(exact: Gradients, other: Gradients) -> dict[str, float]:
-    """|g - g'|^2 of every gradient that the exact step has; inf where g' is not finite. A gradient left out is zero."""
+    """|g - g'|^2 of every gradient that the exact step has; inf where g' is not finite. A missing g' counts as zero."""
     errors = {}
     for name, reference in exact.items():
         if reference is not None:

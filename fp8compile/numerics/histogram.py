@@ -33,8 +33,8 @@ THRESHOLD = 1e-7
 class Edges:
     """Where the columns end, for magnitudes that have not been rounded to their dtype yet.
 
-    Inductor computes in FP32 and rounds where it stores: these are the FP32 magnitudes that *round to* the edges of
-    ``COLUMNS`` (to nearest, ties to even), so that a count is that of the stored values wherever it is taken.
+    Inductor computes in FP32 and rounds where it stores. So these are the FP32 magnitudes that *round to* the edges of
+    ``COLUMNS`` (to nearest, ties to even): a count is that of the stored values, wherever it is taken.
     """
 
     small: float = EDGE  # the largest
@@ -59,7 +59,7 @@ DOUBLE = (torch.float64, torch.complex128)  # magnitudes that FP32 does not hold
 def statistics(x: Tensor) -> Tensor:
     """The seven numbers of ``COLUMNS`` for a tensor of a dtype in ``EDGES``: float64 ``[7]``, exact counts below 2**53.
 
-    In a graph the two halves stand apart: ``partials`` in the kernel that makes or reads x, ``totals`` once for many
+    In a graph the two halves are separate: ``partials`` in the kernel that makes or reads x, ``totals`` once for many
     values. An empty tensor has all zeros.
     """
     return totals([partials(x)], [x.numel()]).squeeze(0)
@@ -68,8 +68,8 @@ def statistics(x: Tensor) -> Tensor:
 def partials(x: Tensor, limit: Tensor | None = None) -> Tensor:
     """``[6, R]``: large, inf, nan, zero, subnormal and amax of each of the R rows of x along its last dimension.
 
-    FP32, whose counts are exact up to 2**24 elements a row; float64 for a single row, which may be longer, and for x in
-    float64. Of an x that is clipped to ``limit``, 0-d, what stands at the limit counts as inf.
+    The dtype is FP32, whose counts are exact up to 2**24 elements a row; float64 for a single row, which may be longer, and
+    for x in float64. If x is clipped to ``limit``, 0-d, the elements at the limit count as inf.
     """
     edges, double = EDGES[x.dtype], x.dtype in DOUBLE
     several = x.dim() > 1
@@ -108,8 +108,8 @@ def fold(total: Tensor, new: Tensor) -> Tensor:
 def flags(amax: Tensor, dtype: torch.dtype) -> Tensor:
     """Float64 ``[V, 7]`` from the largest magnitudes ``[V]`` of V values of ``dtype``, inf and NaN included.
 
-    What is known of a value of the forward, of which no more than amax is taken: *whether* there is an inf or a NaN (then
-    1, one of the two), and amax, 0 if it is not finite.
+    This is for a value of the forward, where only amax is taken. It shows *whether* there is an inf or a NaN (one of the two
+    counts is then 1), and amax, 0 if it is not finite.
     """
     amax, inf = amax.double(), EDGES[dtype].inf
     columns = [torch.zeros_like(amax)] * len(COLUMNS)
@@ -129,7 +129,7 @@ def next_scale(
 ) -> Tensor:
     """The loss scale after an update that saw ``h1`` small and ``h2`` large gradients, within [floor, ceiling].
 
-    All tensors are 0-d; the division is spared, so that no gradients (h1 + h2 = 0) leave the scale as it is.
+    All tensors are 0-d. Without a division, the scale stays as it is if there are no gradients (h1 + h2 = 0).
     """
     factor = torch.where(h2 > threshold * (h1 + h2), 0.5, 2.0)
     factor = torch.where(h1 + h2 > 0, factor, 1.0)

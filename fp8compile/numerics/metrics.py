@@ -1,4 +1,4 @@
-"""Signal to quantisation noise: how far what was stored is from what it stands for.
+"""Signal to quantisation noise: how far a stored value is from the value it stands for.
 
 SQNR(x, x')    20 log10(|x| / |x - x'|)    in dB; 6.02 dB are a bit of a uniform grid
 """
@@ -21,8 +21,8 @@ def sqnr(reference: Tensor, approximation: Tensor) -> float:
 
 
 def decibels(signal: float, noise: float) -> float:
-    """10 log10(signal / noise) of two powers: inf for no noise, -inf for noise of nothing, or without end; NaN for an
-    infinite signal."""
+    """10 log10(signal / noise) of two powers: inf without noise, -inf for no signal or infinite noise; NaN for an infinite
+    signal."""
     if signal == math.inf:
         return math.nan
     if noise == 0:

@@ -6,18 +6,18 @@
 so E[SR(x)] = x: 1.2 on a grid of 1 goes to 1 in 80 % and to 2 in 20 %, and a weight needs no FP32 copy.
 
 All of it is integer arithmetic on the bits of x, the same on every backend: |x| / D is a fixed-point number with 32
-fraction bits, u has 32 bits, and their sum is exact. x has 16 bits below BF16's last place and 13 below FP16's normal
-ones, more below FP16's subnormals, whose spacing stays 2**-24. While they are at most 32 (|x| >= 2**-33) the
+fraction bits, u has 32 bits, and their sum is exact. x has 16 bits below BF16's last place and 13 below that of FP16's normal
+numbers; it has more below FP16's subnormals, whose spacing stays 2**-24. While these bits are at most 32 (|x| >= 2**-33) the
 probability is exact; for smaller x it is rounded down to a multiple of 2**-32, a bias under 2**-56.
 
-  * A value that the dtype has is never moved; any other goes to one of its two neighbours. SR(-x) = -SR(x) for the same
-    bits; signed zeros stay.
+  * A value that the dtype can represent is never moved; any other goes to one of its two neighbours. SR(-x) = -SR(x) for the
+    same bits; signed zeros stay.
   * No finite value becomes infinite: what would round past the largest finite value stays there. inf and NaN stay.
 
 The random numbers depend on (seed, parameter, step, element) alone: a counter-based generator (Salmon et al. 2011) whose
 hash is of the family of C. Wellons' ``triple32``: three rounds of xor-shift and multiplication, by numbers below 2**31, so
-that no product leaves a signed 64-bit integer. Two rounds (``lowbias32``) do not do for counters: at some distances, 768,
-1024 or 3072 among them as the key will have it, elements then draw bits that depend on each other.
+that no product overflows a signed 64-bit integer. Two rounds (``lowbias32``) are not enough for counters: elements at some
+distances, such as 768, 1024 or 3072 depending on the key, then draw bits that depend on each other.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def grid_of(dtype: torch.dtype) -> Grid:
 
 
 def round_stochastically(x: Tensor, dtype: torch.dtype, bits: Tensor) -> Tensor:
-    """x (float32) in ``dtype``, rounded up or down at random and right on average.
+    """x (float32) in ``dtype``, rounded up or down at random so that it is right on average.
 
     Args:
         x: any shape.
@@ -122,8 +122,8 @@ def key_of(seed: int | Tensor, parameter_index: int | Tensor, step: Tensor) -> T
     """The key of one parameter's stream at one step: an int64 on step's device.
 
     Keys of one seed never coincide: they are a 64-bit permutation of (parameter_index, step), two rounds of a Feistel
-    network. The arguments broadcast. Made from a 0-d step the key is a kernel of its own to Inductor, which runs one
-    thread; from ``step.expand(shape)`` it is part of the kernel that rounds, computed once per thread.
+    network. The arguments broadcast. From a 0-d step Inductor computes the key in a kernel of its own, which runs one thread.
+    From ``step.expand(shape)`` the key is part of the kernel that rounds, computed once per thread.
 
     Args:
         seed: any 64-bit integer.
@@ -153,10 +153,10 @@ def mixed(word: Word, between: Word) -> Word:
 
 
 def index_like(shape: Sequence[int], first: Tensor, stride: Sequence[int] | None = None) -> Tensor:
-    """int64 numbers ``first, first + 1, ...`` in ``shape``: where the elements of a shard stand in their whole tensor.
+    """int64 numbers ``first, first + 1, ...`` in ``shape``: the positions of a shard's elements in their whole tensor.
 
     So a shard along the first dimension, ``first = first row * numel of a row``, draws what the whole tensor would draw.
-    ``stride``: of a view of a contiguous tensor; None: it is contiguous itself.
+    ``stride``: the stride of a view of a contiguous tensor; None: the tensor is contiguous itself.
     """
     index, inner = first, 1
     for dim in reversed(range(len(shape))):

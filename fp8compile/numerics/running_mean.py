@@ -2,10 +2,10 @@
 
     M_k = (k - 1) / k * M_{k-1} + g_k / k          M_0 = 0;  M_k is the mean of g_1 ... g_k, and |M_k| <= max |g|
 
-In FP32 a step adds at most three roundings to M, and a later one shrinks them by (k - 1) / k: after n steps the error is
-at most sum_k (k / n) * 3 * 2**-24 * max|g| = 1.5 (n + 1) * 2**-24 * max|g|: 9e-5 of it after 1,000, under a fifth of FP16's
-last place. In 16 bits each step is rounded stochastically, so that M is right on average: rounded to nearest, what a step
-adds is lost once g / k is less than half of M's last place.
+In FP32 a step adds at most three roundings to M, and later steps shrink them by (k - 1) / k each. After n steps the error is
+at most sum_k (k / n) * 3 * 2**-24 * max|g| = 1.5 (n + 1) * 2**-24 * max|g|: 9e-5 of max|g| after 1,000, under a fifth of
+FP16's last place. In 16 bits each step is rounded stochastically, so that M is right on average. Rounded to nearest, what a
+step adds would be lost once g / k is less than half of M's last place.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ def fold_mean(mean: Tensor, new: Tensor, count: int) -> Tensor:
     """The mean of ``count`` values from that of ``count - 1`` and the newest: float32, of any floating dtypes.
 
     Args:
-        mean: any shape; of 0 values anything finite.
+        mean: any shape; for ``count`` 1, anything finite.
         new: the same shape.
         count: 1 or more.
     """
@@ -33,8 +33,8 @@ def rounded_mean(mean: Tensor, dtype: torch.dtype, *, seed: int, stream: int, st
     """A float32 mean in ``dtype``: as it is in float32, rounded stochastically in bfloat16 and float16.
 
     Args:
-        seed, stream, step: of the random numbers; no two roundings may share all three.
-        first: the number of the first element, where ``mean`` is a part of a whole.
+        seed, stream, step: these select the random numbers; no two roundings may share all three.
+        first: the number of the first element, where ``mean`` is a part of a larger tensor.
 
     Raises:
         ValueError: another dtype.

@@ -33,7 +33,7 @@ _BF16_HALF, _BF16_MASK = 0x8000, -0x10000  # of the low half of an FP32, which B
 
 
 def amax_over(x: Tensor, dims: tuple[int, ...]) -> Tensor:
-    """Largest magnitude over ``dims``, which stay with size 1, in x's dtype. NaN where there is one."""
+    """Largest magnitude over ``dims``, which stay with size 1, in x's dtype. NaN where x has a NaN."""
     return x.abs().amax(dims, keepdim=True)
 
 
@@ -56,7 +56,7 @@ def amax_tensorwise(x: Tensor) -> Tensor:
 
 
 def may_be_empty(count: int | torch.SymInt) -> bool:
-    """Whether only a run knows that there are elements; the largest of |x| and one zero is then the amax, 0 for none."""
+    """Whether only a run knows if there are elements; amax is then taken of |x| and one zero, and is 0 without elements."""
     return not isinstance(count, int) and not statically_known_true(count > 0)
 
 
@@ -88,7 +88,7 @@ def _rounded_to_bf16(x: Tensor) -> Tensor:
 
     A plain ``.to(torch.bfloat16)`` is not enough: Inductor computes in FP32 and drops a cast that is undone in the
     same kernel, so codes would be made with the unrounded scale and decoded with the rounded one. Ties go up because
-    that is two operations, to even five; one scale in 2**16 is a tie, and either neighbour is as near.
+    that takes two operations, and ties to even take five; one scale in 2**16 is a tie, and both neighbours are equally near.
     """
     return ((x.view(torch.int32) + _BF16_HALF) & _BF16_MASK).view(torch.float32)
 

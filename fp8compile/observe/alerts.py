@@ -1,4 +1,4 @@
-"""A line as soon as something overflows that has not before; training goes on."""
+"""A line as soon as a value overflows for the first time; training goes on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def watch_all(several: Sequence[Observations]) -> None:
 class _Watch:
     """Prints what overflows in a backward for the first time: the first value in the order of the graph, and how many more.
 
-    An overflow goes through all that follows it, so one line stands for them all. Each row is told of once.
+    An overflow goes through all that follows it, so one line stands for them all. Each row is reported once.
     """
 
     def __init__(self, observed: Observations) -> None:

@@ -1,10 +1,10 @@
-"""The rows of statistics of observed values, put together to what is known of each layer, step by step.
+"""The rows of statistics of observed values, combined into a history of each layer, step by step.
 
     headroom   log2(largest finite value of the dtype / amax): powers of two until it overflows; 0 where it did
     underflow  share of elements that are 0: all that underflowed, and what was 0 anyway
 
-Graphs are ordered as they run: forwards as they were compiled, then their backwards the other way round; within a graph the
-rows are in its order.
+Graphs are ordered as they run: forwards as they were compiled, then their backwards in reverse. Within a graph rows are in
+graph order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from fp8compile.numerics.formats import FP16_MAX
 from fp8compile.numerics.histogram import AMAX, COLUMNS, INF, LARGE, NAN, SMALL, SUBNORMAL, ZERO
 from fp8compile.observe.records import Observations, Row
 
-INPUT = "input"  # the op of what comes in
+INPUT = "input"  # the op of an input
 LARGEST = {
     "f16": FP16_MAX,
     "bf16": torch.finfo(torch.bfloat16).max,
@@ -63,7 +63,7 @@ class ValueHistory(Row):
 
     Attributes:
         first_step: the first step with an inf or NaN, None where there was none.
-        history: the steps that are kept, oldest first, the running one last.
+        history: the steps that are kept, oldest first, the current one last.
     """
 
     first_step: int | None
@@ -71,7 +71,7 @@ class ValueHistory(Row):
 
     @property
     def data(self) -> bool:
-        """Whether it is what a model, or a graph of it, is given."""
+        """Whether it is an input of the model, or of one of its graphs."""
         return self.op == INPUT and self.direction == FORWARD
 
     @property
@@ -103,12 +103,12 @@ class ValueHistory(Row):
 
     @property
     def counted(self) -> bool:
-        """Whether elements were counted. Of a compiled forward it is known only whether one was inf or NaN, and amax."""
+        """Whether elements were counted. For a compiled forward, only amax is known and whether any was inf or NaN."""
         return self.direction == BACKWARD or any(seen.numel > seen.inf + seen.nan for seen in self.history)
 
     @property
     def underflow(self) -> float | None:
-        """Share of elements that were 0, of all steps; None where they were not counted."""
+        """Share of elements that were 0, over all steps; None where they were not counted."""
         return self._share(sum(seen.zero for seen in self.history))
 
     @property
@@ -133,9 +133,9 @@ class ValueHistory(Row):
 def layers_of(
     several: Sequence[Observations], model: nn.Module | None = None, only: int | None = None
 ) -> tuple[ValueHistory, ...]:
-    """The rows of some observations in the order in which they run, or one alone, with paths from the top of ``model``.
+    """The rows of some observations in the order in which they run, or row ``only``, with paths from the top of ``model``.
 
-    The same row of the same parameters is one layer, though the code was compiled twice.
+    The same row of the same parameters is one layer, even if the code was compiled twice.
     """
     builders: dict[tuple[Row, int, frozenset[int]], _HistoryBuilder] = {}
     for number, each in enumerate(several):
@@ -151,7 +151,7 @@ def layers_of(
 
 
 def first_overflow(layers: Sequence[ValueHistory]) -> ValueHistory | None:
-    """The earliest overflow, None if there was none; of inputs see ``OverflowReport.first``."""
+    """The earliest overflow, None if there was none; for inputs see ``OverflowReport.first``."""
     broken = [(layer.first_step, i) for i, layer in enumerate(layers) if layer.first_step is not None]
     made = min((pair for pair in broken if not layers[pair[1]].data), default=(math.inf, 0))
     data = [pair for pair in broken if layers[pair[1]].data]
@@ -166,7 +166,7 @@ def by_severity(layers: Sequence[ValueHistory]) -> list[ValueHistory]:
 
 
 def steps_of(layers: Sequence[ValueHistory]) -> tuple[int, ...]:
-    """The steps that are kept of any layer."""
+    """The steps that are kept for any layer."""
     return tuple(sorted({seen.step for layer in layers for seen in layer.history}))
 
 
@@ -175,7 +175,7 @@ def _held_nan(layer: ValueHistory) -> bool:
 
 
 class _HistoryBuilder:
-    """A ``ValueHistory`` that is being put together."""
+    """A ``ValueHistory`` under construction."""
 
     def __init__(self, row: Row, order: tuple[bool, int, int]) -> None:
         self.row, self.order = row, order
@@ -194,13 +194,13 @@ class _HistoryBuilder:
 
 
 def _order(row: Row, number: int, index: int) -> tuple[bool, int, int]:
-    """Graphs are numbered as their forwards run; their backwards run the other way round."""
+    """The sort key of a row. Graphs are numbered as their forwards run; their backwards run in reverse."""
     backward = row.direction == BACKWARD
     return backward, -number if backward else number, index
 
 
 def _whole_rows(each: Observations, model: nn.Module | None) -> Callable[[Row], Row]:
-    """What gives a row its module path from the top of the model."""
+    """A function that gives a row its module path from the top of the model."""
     model = getattr(model, "_orig_mod", model)
     if model is None:
         return lambda row: row
@@ -212,7 +212,7 @@ def _whole_rows(each: Observations, model: nn.Module | None) -> Callable[[Row], 
 
 
 def _on_host(each: Observations) -> list[tuple[int, list[list[float]]]]:
-    """(step, [rows, 7]) of all that is kept, and of the running step where something was seen in it."""
+    """(step, [rows, 7]) for all steps that are kept, and for the current step if anything was seen in it."""
     kept = [*each.history, (each.step + 1, each.current)] if each.additions else list(each.history)
     alike = len({stats.shape for _, stats in kept}) == 1  # rows may be added while it runs
     numbers = torch.stack([stats for _, stats in kept]).tolist() if alike else [stats.tolist() for _, stats in kept]

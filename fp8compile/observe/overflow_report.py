@@ -1,4 +1,4 @@
-"""Which layer overflowed first, in which step, in which direction, by how much: read from what was observed.
+"""Which layer overflowed first, in which step, in which direction, by how much: read from the observed statistics.
 
     first = the earliest step; in it the forward before the backward, then the order in which the graphs run
 
@@ -36,8 +36,8 @@ class OverflowReport:
     """What was observed of a model; ``str()`` is one line that says what overflowed first, then a table.
 
     Attributes:
-        layers: all that is observed, in the order in which it runs: the forward, then the backward.
-        loss_scale: (step, loss scale) from the scaler, if the report is of one.
+        layers: all observed values, in the order in which they run: the forward, then the backward.
+        loss_scale: (step, loss scale) from the scaler, if the report was made for one.
     """
 
     layers: tuple[ValueHistory, ...]
@@ -47,8 +47,8 @@ class OverflowReport:
     def first(self) -> ValueHistory | None:
         """The earliest overflow, None if there was none.
 
-        An input that holds inf, but no NaN, is named only where something overflows for the first time in the same step:
-        alone it may be a mask of -inf.
+        An input that holds inf, but no NaN, is named only if another value overflows for the first time in the same step:
+        by itself it may be a mask of -inf.
         """
         return first_overflow(self.layers)
 
@@ -73,7 +73,7 @@ class OverflowReport:
         return steps_of(self.layers)
 
     def to_json(self) -> str:
-        """Everything, with ``line`` as "first"; a headroom without end is null."""
+        """Everything, with ``line`` as "first"; an infinite headroom is null."""
         data = {
             "schema": SCHEMA,
             "first": self.line if self.first else None,
@@ -84,7 +84,7 @@ class OverflowReport:
         return json.dumps(data, indent=1)
 
     def plot(self, folder: str | Path) -> list[Path]:
-        """Write ``headroom.png``, layers x steps, and of a scaler ``loss_scale.png``; needs matplotlib."""
+        """Write ``headroom.png``, layers x steps, and for a scaler ``loss_scale.png``; needs matplotlib."""
         return plot(self.layers, self.loss_scale, Path(folder))
 
     def to_tensorboard(self, writer: Any, since: int = 0) -> None:
@@ -105,13 +105,13 @@ class OverflowReport:
 def overflow_report(compiled_or_scaler: Any, *, watch: bool = False) -> OverflowReport:
     """What was observed of a running model up to now; training goes on undisturbed.
 
-    Steps are those of the loss scaler, where one is in use, and else the updates of the optimizer; what was seen since
-    the last one is the running step.
+    Steps are those of the loss scaler if one is in use, else the updates of the optimizer. What was seen since the last one
+    belongs to the current step.
 
     Args:
         compiled_or_scaler: a model that fp8compile compiled or ``fp8compile.amp.watch`` watches, or a loss scaler.
-        watch: from now on also print a line as soon as something overflows that has not before. Every backward then
-            waits for the device once per graph.
+        watch: from now on also print a line as soon as a value overflows for the first time. Every backward then waits for
+            the device once per graph.
 
     Raises:
         ValueError: nothing was observed yet, or it is neither a model nor a scaler.

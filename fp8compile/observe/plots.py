@@ -12,7 +12,7 @@ from fp8compile.observe.history import ValueHistory, by_severity, steps_of
 Scales = Sequence[tuple[int, float]]  # (step, loss scale)
 
 SHOWN = 48  # layers in the picture
-DEEP = 16.0  # powers of two; more headroom than that has one colour
+DEEP = 16.0  # powers of two; all larger headroom has the same colour
 OVERFLOW_COLOUR = "#cc4411"
 
 

@@ -1,12 +1,13 @@
-"""What was seen of a model's values, step by step: rows of statistics, filled by compiled graphs or by hooks.
+"""Statistics of a model's values, step by step: rows that compiled graphs or hooks fill.
 
     compiled graph  --backward-->  gradient of its slot  --add-->  current  --close(step)-->  history, first overflows
 
-A row is what ``numerics.histogram.statistics`` gives. Nothing here waits for a device: ``current``, ``first`` and what is in
-``history`` stay where the gradients are, until somebody reads them.
+A row is what ``numerics.histogram.statistics`` returns. Nothing here waits for a device: ``current``, ``first`` and the
+entries of ``history`` stay where the gradients are, until somebody reads them.
 
-A loss scaler closes the steps of what it has taken over. A slot that none has is closed where an optimizer of torch has
-stepped that holds one of its parameters: a step is then an update, with all the backward passes since the one before.
+A loss scaler closes the steps of the observations it has taken over. A slot without a scaler is closed after the step of a
+torch optimizer that holds one of its parameters: a step is then an update, with all the backward passes since the previous
+one.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class Row:
     Attributes:
         module: path of the module they are made in; of a weight's gradient, the weight's name.
         source: the user's source line.
-        op: the aten operation that makes them; ``REST`` of a row that several gradients share.
+        op: the aten operation that makes them; ``REST`` for a row that several gradients share.
         kind: "weight" (the gradient of a parameter), "activation" (an activation, or the gradient of one) or "data" (an
             input of the graph that is no parameter).
         direction: "forward" or "backward".
@@ -60,7 +61,7 @@ class Observations:
         history: ``(step, [rows, 7])`` of the last closed steps, oldest first.
         first: int64 ``[rows]``, the first closed step with an inf or NaN in that row, -1 where there was none.
         parameters: weak references to the parameters the graph reads.
-        scaled: whether a loss scaler has taken over, which then closes the steps.
+        scaled: whether a loss scaler has taken over; it then closes the steps.
         listeners: called with these observations after each ``add``, and before a step is closed.
     """
 
@@ -100,8 +101,8 @@ class Observations:
         return seen
 
     def saturate(self, on: bool) -> None:
-        """A loss scaler takes over: whether FP16 gradients are clipped to the largest finite value from now on, where
-        that can be done."""
+        """A loss scaler takes over: ``on`` says whether FP16 gradients are clipped to the largest finite value from now on,
+        where that is possible."""
         self.scaled = True
 
     def reads(self, parameters: Iterable[Tensor]) -> bool:
@@ -117,7 +118,7 @@ class StatsSlot(Observations):
         indices: int64 ``[rows]``, where each of ``rows`` stands in what the graph returns.
         values: float64 ``[num_rows, 7]``, an input of the graph that it does not read; its gradient is the statistics.
         limit: 0-d float32, what the graph clips FP16 gradients to: inf, so not at all, until a loss scaler asks for it.
-        names: the paths of ``parameters``, as the rows of their gradients have them.
+        names: the paths of ``parameters``, as in the rows of their gradients.
     """
 
     def __init__(
@@ -145,7 +146,7 @@ class StatsSlot(Observations):
 
     def saturate(self, on: bool) -> None:
         super().saturate(on)
-        self.limit.data.fill_(FP16_MAX if on else torch.inf)  # .data: a backward that is under way must not mind
+        self.limit.data.fill_(FP16_MAX if on else torch.inf)  # .data keeps the version: a backward may be under way
 
 
 def _drain_of(slot: weakref.ref[StatsSlot]) -> Callable[[Tensor], None]:
@@ -162,7 +163,7 @@ def _drain_of(slot: weakref.ref[StatsSlot]) -> Callable[[Tensor], None]:
 
 
 def _close_after(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
-    """The step of an optimizer ends a step of what it trains and no loss scaler has taken over."""
+    """An optimizer's step ends a step of the observations of what it trains, unless a loss scaler has taken them over."""
     added = [each for each in alive() if isinstance(each, StatsSlot) and each.additions and not each.scaled]
     if added:
         trained = [p for group in optimizer.param_groups for p in group["params"]]
@@ -172,7 +173,7 @@ def _close_after(optimizer: torch.optim.Optimizer, args: object, kwargs: object)
             each.close(step)
 
 
-# A compiled step traces its hooks, and Dynamo makes the weak references of one that it traced anew as what they point to.
+# A compiled step traces its hooks, and Dynamo recreates the weak references of a traced hook as the objects they point to.
 register_optimizer_step_post_hook(torch.compiler.disable(_close_after))  # type: ignore[no-untyped-call]
 
 _alive: list[weakref.ref[Observations]] = []  # in the order in which they were made

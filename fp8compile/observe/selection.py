@@ -1,8 +1,8 @@
 """Which values of a joint graph are worth watching: those that a matmul, a convolution or attention makes or takes.
 
-Inductor computes whole kernels in FP32; what can overflow FP16 is what is *stored*. Stored for sure are the operands and
-results of matmuls, convolutions and attention, whose kernels are not generated; results of reductions; gradients of
-parameters; and the data that comes in. What lies between them is inside a kernel, or reaches one of them next.
+Inductor computes whole kernels in FP32, so only values that are *stored* can overflow FP16. These are certainly stored: the
+operands and results of matmuls, convolutions and attention, whose kernels are not generated; results of reductions; gradients
+of parameters; and the data that comes in. A value between them is inside a kernel, or reaches one of them next.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ OUTPUT = "gradient of an output"
 
 @dataclass(frozen=True)
 class Value:
-    """A value to watch: ``node``, what it is, and where it comes from (of a parameter's gradient, the parameter)."""
+    """A value to watch: ``node``, what it is, and where it comes from (for a parameter's gradient, the parameter)."""
 
     node: Node
     kind: str
@@ -50,12 +50,12 @@ class Value:
 
     @property
     def info(self) -> TensorInfo:
-        """What is said of it in reports."""
+        """The facts of it that reports give."""
         return dataclasses.replace(TensorInfo.of(self.node), origin=self.origin)
 
 
 def observable(graph: Graph, ctx: Context, everything: bool = False) -> list[Value]:
-    """The values to watch, in graph order, each storage once, in the view whose rows lie in memory."""
+    """The values to watch, in graph order, each storage once, in the view whose rows are contiguous in memory."""
     found = sources(graph, ctx.parameters_of(graph))
     weights = _gradients_of_parameters(graph, ctx)
     values: dict[Node, Value] = {}
@@ -74,7 +74,7 @@ def observable(graph: Graph, ctx: Context, everything: bool = False) -> list[Val
 
 
 def _watched(node: Node, weights: Iterable[Node]) -> Iterator[Node]:
-    """What one node makes us look at: its results and operands, itself, or the gradients of parameters."""
+    """The values to watch because of one node: its results and operands, itself, or the gradients of parameters."""
     if node.op == "placeholder":
         yield node
     elif node.op == "output":
@@ -88,7 +88,7 @@ def _watched(node: Node, weights: Iterable[Node]) -> Iterator[Node]:
 
 
 def _is_read_in_another_layout(node: Node) -> bool:
-    """Whether what is made of a result is watched, while the result itself would have to be read once more.
+    """Whether a value made from a result is watched, while the result itself would have to be read once more.
 
     Attention's results, and matmuls that are split into heads: the next operand is a permuted view of them.
     """
@@ -101,25 +101,25 @@ def _is_only_permuted(node: Node) -> bool:
 
 
 def _may_be(root: Node, source: Source) -> bool:
-    """Whether a value is an activation or depends on a gradient; of inputs, whether it is data or an incoming gradient."""
+    """Whether a value is an activation or depends on a gradient; for an input, whether it is data or an incoming gradient."""
     if not is_tensor(root) or (SPLICED in root.meta and not is_clipped(root)):
         return False
     if root.op == "placeholder":
         return source == Source.DATA or (is_tangent(root) and not any(map(is_clipped, root.users)))
-    return Source.GRADIENT in source or is_activation(source)  # not a mask, whose -inf is meant
+    return Source.GRADIENT in source or is_activation(source)  # not a mask, where -inf is intended
 
 
 def _is_cheap(root: Node, source: Source, weights: Collection[Node]) -> bool:
-    """Whether a value is counted where it is made anyway, or a parameter's gradient.
+    """Whether a value can be counted by the kernel that makes it anyway, or is a parameter's gradient.
 
-    The gradient of a linear's input comes from a matmul, and a kernel that counts while it reads three of them is cut
-    in two by Inductor. What overflows there is seen in the next gradient that a linear takes.
+    The gradient of a linear's input comes from a matmul, and Inductor splits a kernel in two that counts while it reads three
+    of them. An overflow there is seen in the next gradient that a linear takes.
     """
     return root in weights or Source.GRADIENT not in source or not leaves_a_contraction(root)
 
 
 def leaves_a_contraction(root: Node) -> bool:
-    """Whether a value is a result of a kernel that is not generated."""
+    """Whether a value is the result of a kernel that is not generated."""
     made = root.args[0] if root.target is private.getitem else root
     return isinstance(made, Node) and contracts(made)
 
@@ -147,7 +147,7 @@ def _is_wanted(root: Node, source: Source, weights: Collection[Node], ctx: Conte
 
 
 def _in_memory_order(view: Node) -> Node:
-    """The first contiguous value from a view back to what it is a view of, or the latter."""
+    """The first contiguous value on the way from a view back to its base, or the base."""
     while is_view(view) and not view.meta["val"].is_contiguous():
         parent = view.args[0]
         assert isinstance(parent, Node)
@@ -156,7 +156,7 @@ def _in_memory_order(view: Node) -> Node:
 
 
 def _maker(root: Node) -> Node:
-    """What made a value, but for clipping, copying and cutting it up."""
+    """The node that made a value, before it was clipped, copied or cut up."""
     while is_clipped(root) or root.target is aten.clone.default or _is_a_part(root):
         parent = root.args[0]
         assert isinstance(parent, Node)
@@ -165,7 +165,7 @@ def _maker(root: Node) -> Node:
 
 
 def _is_a_part(node: Node) -> bool:
-    """Whether a node is what split or unbind cut a value into, or that operation itself."""
+    """Whether a node is a part that split or unbind cut from a value, or that operation itself."""
     made = node.args[0] if node.target is private.getitem else node
     return isinstance(made, Node) and is_split(made)
 
@@ -182,7 +182,7 @@ def _value(node: Node, root: Node, source: Source, weights: dict[Node, str]) -> 
 
 
 def _gradients_of_parameters(graph: Graph, ctx: Context) -> dict[Node, str]:
-    """The values that are gradients of parameters, but for views and casts, with the parameters' paths."""
+    """The values that are gradients of parameters, up to views and casts, with the parameters' paths."""
     names = dict(ctx.stats_inputs.names) if ctx.stats_inputs else {}
     found = {}
     for desc, node in gradients(graph):

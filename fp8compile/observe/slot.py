@@ -1,13 +1,13 @@
-"""Extra inputs of a compiled graph: how statistics come out of it, and how numbers that change go in, without side effects.
+"""Extra inputs of a compiled graph: statistics come out through them, and changing numbers go in, without side effects.
 
     statistics  [rows, 7] float64, requires grad, read by nothing: its *gradient* is whatever a pass makes it
-    limit       0-d float32: what FP16 gradients are clipped to, inf for not at all
+    limit       0-d float32: what FP16 gradients are clipped to, inf for no clipping
 
-On a copy of the Dynamo graph the two become placeholders behind the others. AOTAutograd then has an input without a
-gradient: ``None`` stands in its place among the outputs of the joint graph, and a pass that puts statistics there
-(passes/observe_gradients.py) has them delivered to ``.grad`` by autograd, once for each backward: no mutation, no custom
-operator, nothing for a cache to refuse. The compiled code is shared by all modules of the same code, so the tensors belong
-to the call: one set for each set of parameters.
+On a copy of the Dynamo graph the two become placeholders after the others. AOTAutograd then has an input without a gradient,
+for which the joint graph returns ``None``. A pass puts the statistics there (passes/observe_gradients.py), and autograd
+delivers them to ``.grad``, once for each backward: no mutation, no custom operator, nothing for a cache to refuse. The
+compiled code is shared by all modules of the same code, so the tensors belong to the call: one set for each set of
+parameters.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.report import GraphReport
 
 STATISTICS, LIMIT = "fp8compile_statistics", "fp8compile_limit"
-SPARE = 64  # rows for calls that are many operations, as multi-head attention is: 3.5 KiB
+SPARE = 64  # rows for calls that become many operations, such as multi-head attention: 3.5 KiB
 
 
 def with_slot(
     gm: GraphModule, example_inputs: Sequence[Any], recipe: Recipe
 ) -> tuple[GraphModule, Sequence[Any], StatsInputs | None]:
-    """The graph with the extra inputs, a copy, where the recipe observes anything in it; else all as it was."""
+    """A copy of the graph with the extra inputs, if the recipe observes anything in it; else the graph as it was."""
     if not _observes(gm, example_inputs, recipe):
         return gm, example_inputs, None
     rows = 4 * _calls(gm) + len(example_inputs) + SPARE
@@ -68,7 +68,7 @@ def _observes(gm: GraphModule, example_inputs: Sequence[Any], recipe: Recipe) ->
 
 
 def _nested(gm: GraphModule) -> Iterator[GraphModule]:
-    """The graph and those that its higher-order operators run: what activation checkpointing takes in, say."""
+    """The graph and those that its higher-order operators run, for example the bodies of activation checkpoints."""
     return (each for each in gm.modules() if isinstance(each, GraphModule))
 
 
@@ -93,13 +93,13 @@ def _names(gm: GraphModule, example_inputs: Sequence[Any]) -> tuple[tuple[int, s
 
 
 def rows_of(reports: Iterable[GraphReport]) -> dict[int, Row]:
-    """What a graph's statistics are about, by row, in the order in which the graph computes the values."""
+    """By row, what a graph's statistics are about, in the order in which the graph computes the values."""
     seen = sorted((o for report in reports for o in report.notes.observed), key=lambda o: o.order)
     return {o.row: Row(o.origin.module, o.origin.source, o.origin.op, o.kind, o.direction, o.dtype) for o in seen}
 
 
 class WithStatsInputs:
-    """A compiled graph that is given its extra inputs: those of the parameters it is called with."""
+    """A compiled graph that adds its extra inputs to each call: those of the parameters it is called with."""
 
     def __init__(
         self,
@@ -118,7 +118,7 @@ class WithStatsInputs:
         return self.compiled(*args, slot.values, slot.limit)
 
     def slot_for(self, args: Sequence[Any]) -> StatsSlot:
-        """The slot of this set of parameters, known by its first one."""
+        """The slot of this set of parameters, found by the first of them."""
         first = args[self.parameters[0]] if self.parameters else None
         ref, slot = self._slots.get(id(first), (None, None))
         if slot is None or (ref is not None and ref() is not first):

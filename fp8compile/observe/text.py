@@ -1,4 +1,4 @@
-"""Overflow reports as text: one line that says it, then a table."""
+"""Overflow reports as text: one line with the first overflow, then a table."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SHOWN = 24  # lines of a report's table
 
 
 def headline(layers: Sequence[ValueHistory]) -> str:
-    """The first overflow of all, or how near the nearest is."""
+    """The first overflow, or how near the nearest value is to one."""
     if (first := first_overflow(layers)) is not None:
         return line_of(first)
     nearest = min(layers, key=lambda layer: layer.headroom, default=None)
@@ -71,5 +71,5 @@ def _of_layer(layer: ValueHistory) -> tuple[str, ...]:
 
 
 def number(value: float) -> str:
-    """``5.1e+04``; "-" for a NaN, which stands for no value at all."""
+    """``5.1e+04``; "-" for a NaN, which means that there is no value."""
     return "-" if value != value else f"{value:.3g}"

@@ -63,13 +63,13 @@ class EncodedOptimizer(torch.optim.Optimizer):
             "master": master,
             checkpoint.VERSION_KEY: checkpoint.VERSION,
         }
-        self._placements: dict[Tensor, Placement] = {}  # decided once: states are stored by them
+        self._placements: dict[Tensor, Placement] = {}  # decided once: states are stored accordingly
         super().__init__(model.named_parameters() if model is not None else cast(ParamsT, params), defaults)
         checking.check_overrides(self.patterns, [*self.names.names.values()])
         self.clear_caches()
 
     def clear_caches(self) -> None:
-        """Drop what is worked out from groups and parameters: they have changed."""
+        """Drop all that was derived from groups and parameters, after they have changed."""
         self._streams: dict[Tensor, Tensor] = {}
         self._numbers: dict[tuple[int, torch.device], tuple[tuple[float, ...] | None, Tensor]] = {}
         self._steps: dict[tuple[int, ...], tuple[tuple[Any, ...], PreparedStep]] = {}
@@ -83,11 +83,11 @@ class EncodedOptimizer(torch.optim.Optimizer):
         self.clear_caches()
 
     def update_of(self, group: Mapping[str, Any]) -> Update:
-        """The arithmetic of a parameter group. Raises ValueError for what it does not do."""
+        """The arithmetic of a parameter group. Raises ValueError for options that it does not support."""
         raise NotImplementedError
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """As in torch; what the group asks for is checked first: group and optimizer are as they were if it is refused.
+        """As in torch, but the group's options are checked first: if one is refused, group and optimizer are unchanged.
 
         Raises:
             ValueError: see ``__init__``.
@@ -122,7 +122,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
         return choose_placement(p, group["state_format"], self.names, self.patterns)
 
     def plan_of(self, p: Tensor, group: Mapping[str, Any]) -> Plan:
-        """Everything that fixes the compiled update of ``p``. Raises ValueError for a shard where that needs the whole."""
+        """Everything that fixes the compiled update of ``p``. Raises ValueError for a shard if that needs all of ``p``."""
         update, maximize = self.update_of(group), bool(group.get("maximize", False))
         master = group["master"] if p.dtype != torch.float32 else "none"
         key = p, update, master, maximize
@@ -142,7 +142,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
     def step_function(self, p: Tensor) -> tuple[Plan, Tensors]:
         """The pure update of one parameter and the tensors it takes, for benchmarks, lowering and tests.
 
-        ``plan(tensors)`` returns what takes the place of the tensors of the same names, and changes nothing.
+        ``plan(tensors)`` returns the new values of the tensors of the same names, and changes nothing.
 
         Raises:
             ValueError: ``p`` is not a parameter of this optimizer, or has no gradient.
@@ -160,8 +160,8 @@ class EncodedOptimizer(torch.optim.Optimizer):
         """Update every parameter that has a gradient.
 
         Raises:
-            RuntimeError: a sparse gradient; as for every error before the update itself, nothing has changed then.
-            ValueError: a sharded parameter that the update needs the whole of.
+            RuntimeError: a sparse gradient; as with every error before the update itself, nothing has changed then.
+            ValueError: a sharded parameter of which the update needs the whole.
         """
         loss = None
         if closure is not None:
@@ -172,7 +172,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def update_parameters(self, parameters: list[tuple[int, dict[str, Any], Tensor]]) -> None:
-        """Update the given ones (number, group, parameter), all of which have a gradient."""
+        """Update the given parameters (number, group, parameter), all of which have a gradient."""
         if not parameters:
             return
         checking.check_gradients(self, parameters)
@@ -185,7 +185,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
         step([local_grad(p) for _, _, p in here])
 
     def _prepared(self, parameters: list[tuple[int, dict[str, Any], Tensor]]) -> PreparedStep:
-        """The step of these parameters; worked out anew where a tensor, a layout or an option is not what it was."""
+        """The step of these parameters; prepared again if a tensor, a layout or an option has changed."""
         options = {
             id(group): (self.update_of(group), group["master"], group.get("maximize")) for group in self.param_groups
         }
@@ -204,7 +204,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
         return step
 
     def _layout(self, p: Tensor) -> tuple[Any, ...]:
-        """What a prepared step relies on: the very tensors of parameter and state, and how the gradient lies."""
+        """What a prepared step relies on: the same tensor objects of parameter and state, and the gradient's layout."""
         g = local_grad(p)
         return id(p), local_part(p).data_ptr(), g.dtype, g.stride(), *map(id, self.state[p].values())
 
@@ -216,7 +216,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
                 index += 1
 
     def _start(self, p: Tensor, group: dict[str, Any]) -> None:
-        """The state of a parameter that has none yet."""
+        """Create the state of a parameter that has none yet."""
         if not self.state[p]:
             here = local_part(p)
             parts = self.plan_of(p, group).initial(here)
@@ -240,7 +240,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
         return tensors
 
     def _numbers_of(self, group: Mapping[str, Any], device: torch.device) -> Tensor:
-        """The update's numbers as one FP32 tensor on the device, the same one as long as the group is."""
+        """The update's numbers as one FP32 tensor on the device; a group always gets the same tensor."""
         key = id(group), device
         if key not in self._numbers:
             self._numbers[key] = None, torch.empty(len(self.update_of(group).numbers(group)), device=device)
@@ -248,7 +248,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
         return self._numbers[key][1]
 
     def _refresh_numbers(self, group: Mapping[str, Any]) -> None:
-        """Copy a group's numbers to its devices: floats if one has changed, tensors always, since no one reads them here."""
+        """Copy a group's numbers to its devices: floats if one has changed, tensors always, since they are not read here."""
         values = tuple(self.update_of(group).numbers(group).values())
         floats = tuple(0.0 if isinstance(value, Tensor) else value for value in values)
         for (owner, device), (known, numbers) in self._numbers.items():
@@ -266,10 +266,10 @@ class EncodedOptimizer(torch.optim.Optimizer):
         return {**plain, "state": checkpoint.fp8_as_uint8(plain["state"])}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over a state: its own, torch.optim's in FP32, or one in another format, which is encoded anew.
+        """Load a state: its own, torch.optim's in FP32, or one in another format, which is encoded again.
 
         Raises:
-            ValueError: the state does not fit; this optimizer is as it was then.
+            ValueError: the state does not fit; this optimizer is then unchanged.
         """
         checkpoint.load(self, state_dict)
 
@@ -282,5 +282,5 @@ class EncodedOptimizer(torch.optim.Optimizer):
         return report(self)
 
     def release_gradients(self, model: nn.Module | None = None) -> Release:
-        """Update each parameter as soon as its gradient is there, and drop the gradient."""
+        """Update each parameter as soon as its gradient is complete, and drop the gradient."""
         return release_gradients(self, model)

@@ -1,6 +1,6 @@
-"""What an optimizer is given, checked before anything is changed by it: arguments, parameter groups, gradients, states.
+"""The checks of an optimizer's inputs, before anything is changed: arguments, parameter groups, gradients, states.
 
-A ``ValueError`` names the value and the cure. Options of the arithmetic (``lr``, ``betas`` ...) are checked by ``update_of``.
+A ``ValueError`` names the value and what to do. ``update_of`` checks the options of the arithmetic (``lr``, ``betas`` ...).
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from fp8compile.optim.formats import state_format_pair
 from fp8compile.optim.interface import OptimizerShell
 from fp8compile.optim.plan import MASTERS
 
-NAN_FROM = {E4M3.dtype: 0x7F, E5M2.dtype: 0x7C}  # codes without their sign that are NaN, or inf
+NAN_FROM = {E4M3.dtype: 0x7F, E5M2.dtype: 0x7C}  # codes from here on, without their sign, are NaN or inf
 
 
 def check_arguments(seed: object, compiled: object, overrides: object) -> None:
-    """Of every optimizer, beside those of its parameter groups."""
+    """Check the arguments that every optimizer has in addition to those of its parameter groups."""
     if not (is_count(seed) and -(2**63) <= seed < 2**64):  # type: ignore[operator]
         raise ValueError(f"seed={seed!r}: a whole number of 64 bits is needed")
     check_one_of("compiled", compiled, FLAGS)
@@ -34,7 +34,7 @@ def check_arguments(seed: object, compiled: object, overrides: object) -> None:
 
 
 def check_formats(overrides: object) -> None:
-    """``overrides`` are formats by patterns."""
+    """Check that ``overrides`` maps patterns to formats."""
     if overrides is None:
         return
     if not isinstance(overrides, Mapping) or not all(isinstance(pattern, str) for pattern in overrides):
@@ -44,7 +44,7 @@ def check_formats(overrides: object) -> None:
 
 
 def check_overrides(patterns: Collection[str], names: Collection[str]) -> None:
-    """Every pattern of ``overrides`` matches a parameter's name."""
+    """Check that every pattern of ``overrides`` matches a parameter's name."""
     if patterns and not names:
         raise ValueError(
             f"overrides={[*patterns]} go by names, and these parameters have none: pass the model itself, or "
@@ -57,7 +57,7 @@ def check_overrides(patterns: Collection[str], names: Collection[str]) -> None:
 
 
 def check_group(optimizer: OptimizerShell, param_group: dict[str, Any]) -> None:
-    """A parameter group as it is about to be added. Parameters that come from an iterator are a list afterwards."""
+    """Check a parameter group that is about to be added. Parameters from an iterator are a list afterwards."""
     if not isinstance(param_group, dict):
         raise ValueError(f"a parameter group is a dict with 'params', not a {type(param_group).__name__}")
     if "params" not in param_group:
@@ -83,7 +83,7 @@ def check_group(optimizer: OptimizerShell, param_group: dict[str, Any]) -> None:
 
 
 def check_values(group: Mapping[str, Any]) -> None:
-    """Options that are tensors, whose values ``update_of`` never reads: finite and not negative. Waits for the device."""
+    """Check options that are tensors, which ``update_of`` never reads: finite and not negative. Waits for the device."""
     for name in ("lr", "betas"):
         value = group.get(name)
         for each in value if isinstance(value, (tuple, list)) else (value,):
@@ -93,7 +93,7 @@ def check_values(group: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def unchanged(mapping: dict[str, Any]) -> Iterator[None]:
-    """A dict is as it was if what is done with it fails."""
+    """Restores a dict if the body of the ``with`` statement fails."""
     before = dict(mapping) if isinstance(mapping, dict) else {}
     try:
         yield
@@ -120,7 +120,7 @@ def check_gradients(optimizer: OptimizerShell, parameters: Sequence[tuple[int, d
 
 @contextlib.contextmanager
 def started(optimizer: OptimizerShell, parameters: Sequence[tuple[int, dict[str, Any], Tensor]]) -> Iterator[None]:
-    """All of these have states; those that had none have none again if what is made ready with them fails."""
+    """Gives states to all of these parameters; if the body fails, the new states are removed again."""
     new = [p for _, _, p in parameters if not optimizer.state.get(p)]
     try:
         for _, group, p in parameters:
@@ -134,7 +134,7 @@ def started(optimizer: OptimizerShell, parameters: Sequence[tuple[int, dict[str,
 
 
 def check_saved_groups(groups: Sequence[Any]) -> None:
-    """Every group of a state dict lists its parameters, each of which stands once."""
+    """Check that every group of a state dict lists its parameters, each of them once."""
     if not all(isinstance(group, Mapping) and isinstance(group.get("params"), (list, tuple)) for group in groups):
         raise ValueError("the state dict has a parameter group without 'params', a list: pass what state_dict() gave")
     keys = [key for group in groups for key in group["params"]]
@@ -149,8 +149,8 @@ def why_no_state(part: str, value: Tensor, *, signed: bool) -> str | None:
     """Why a tensor of a state dict cannot be this part of a state, although shape and dtype fit; None: it can.
 
     Args:
-        part: as codecs call it: "codes", "amax", "inv_scale", "k" ...; "value" of a state that
-            is not encoded; "correction" of what is kept beside 16 bits.
+        part: as codecs call it: "codes", "amax", "inv_scale", "k" ...; "value" for a state that
+            is not encoded; "correction" for the bits kept beside a 16-bit parameter.
         signed: whether the state may be negative.
     """
     x = local_part(value)

@@ -4,8 +4,8 @@
     exp_avg                          a float tensor, as torch.optim has it
     step;  correction, master        of all optimizers; of 16-bit parameters
 
-FP8 codes go out as bytes, over the same memory: gloo, NumPy and readers of flat files do not all know FP8. What a state
-dict holds beyond that is refused, so that AdamW's is not taken for Lion's; how states are stored is never taken from it.
+FP8 codes go out as bytes, over the same memory: gloo, NumPy and readers of flat files do not all know FP8. A state dict with
+other entries is refused, so that AdamW's is not taken for Lion's. How states are stored is never taken from a state dict.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fp8compile.optim.plan import Plan
 
 VERSION_KEY, VERSION = "fp8compile_state_version", 1
 OUR_GROUP_KEYS = (VERSION_KEY, "state_format", "master")  # keys of a group that torch.optim does not know
-# Of the optimizer that loads, as AdamW's in torch.
+# Keys whose values the loading optimizer keeps, as torch's AdamW does.
 KEPT_GROUP_KEYS = (*OUR_GROUP_KEYS, "params", "param_names", "decoupled_weight_decay")
 BESIDE_STATES = ("step", "correction", "master")
 UNCOUNTED = {"momentum_buffer"}  # with these states alone (SGD, Muon) torch.optim counts no steps
@@ -44,7 +44,7 @@ StateDict = dict[str, Any]
 
 
 def fp8_as_uint8(states: Mapping[Any, StateDict]) -> dict[Any, StateDict]:
-    """Parameters' states, their FP8 codes seen as bytes."""
+    """Parameters' states, with FP8 codes viewed as bytes."""
     return {
         key: {name: viewed(t, torch.uint8) if getattr(t, "dtype", None) in FP8 else t for name, t in state.items()}
         for key, state in states.items()
@@ -55,7 +55,7 @@ def load(optimizer: OptimizerShell, state_dict: Mapping[str, Any]) -> None:
     """Check and convert all of a state dict, then take it over.
 
     Raises:
-        ValueError: it does not fit; nothing was changed then.
+        ValueError: it does not fit; then nothing was changed.
     """
     if not isinstance(state_dict, Mapping):
         raise ValueError(f"the state dict is a {type(state_dict).__name__}: pass what state_dict() gave")
@@ -75,7 +75,7 @@ def load(optimizer: OptimizerShell, state_dict: Mapping[str, Any]) -> None:
     if states:
         raise ValueError(f"the state dict has states of parameters that are in none of its groups: {[*states][:5]}")
     for ours, group in zip(optimizer.param_groups, groups, strict=True):
-        ours.update(group)  # the very dicts, which others may hold
+        ours.update(group)  # in place, since others may hold these dicts
     optimizer.state.clear()
     optimizer.state.update(new)
     optimizer.clear_caches()
@@ -84,7 +84,7 @@ def load(optimizer: OptimizerShell, state_dict: Mapping[str, Any]) -> None:
 
 
 def _taken_apart(state_dict: Mapping[str, Any]) -> tuple[StateDict, list[StateDict]]:
-    """States and groups, of the types that they must have."""
+    """States and groups, checked to have the types they must have."""
     states, groups = state_dict.get("state"), state_dict.get("param_groups")
     if not isinstance(states, Mapping) or not isinstance(groups, (list, tuple)):
         raise ValueError(
@@ -99,7 +99,7 @@ def _taken_apart(state_dict: Mapping[str, Any]) -> tuple[StateDict, list[StateDi
 
 
 def _pairs(optimizer: OptimizerShell, saved: list[StateDict]) -> list[tuple[StateDict, StateDict]]:
-    """Our groups and the saved ones, which have as many parameters each and a version that we read."""
+    """Our groups with the saved ones, checked to have as many parameters each and a version that we can read."""
     groups = optimizer.param_groups
     cure = "build the optimizer with the groups that it was saved with"
     if len(groups) != len(saved):
@@ -118,7 +118,7 @@ def _pairs(optimizer: OptimizerShell, saved: list[StateDict]) -> list[tuple[Stat
 
 
 def _merged(optimizer: OptimizerShell, index: int, ours: StateDict, theirs: StateDict) -> StateDict:
-    """The saved options over ours, as in torch; but how states are stored, and names, are for this optimizer to say."""
+    """The saved options over ours, as in torch; but this optimizer decides how states are stored, and keeps its names."""
     group = ours | {k: deepcopy(v) for k, v in theirs.items() if k not in KEPT_GROUP_KEYS}
     try:
         optimizer.update_of(group)
@@ -131,7 +131,7 @@ def _merged(optimizer: OptimizerShell, index: int, ours: StateDict, theirs: Stat
 def _converted(
     optimizer: OptimizerShell, p: Tensor, group: StateDict, values: Mapping[str, Any], key: object
 ) -> StateDict:
-    """One parameter's saved state in the form that this optimizer keeps; empty: it has none yet."""
+    """One parameter's saved state in the form that this optimizer keeps; empty if there is none yet."""
     plan = optimizer.plan_of(p, group)
     states = plan.update.states
     # None: SGD's momentum before its first step
@@ -153,12 +153,12 @@ def _converted(
 
 @dataclass(frozen=True)
 class Saved:
-    """The state of one parameter as it comes in. Every method raises ValueError for what does not fit.
+    """The state of one parameter as it is loaded. Every method raises ValueError for what does not fit.
 
     Attributes:
         p: the parameter.
-        values: by their keys.
-        name: of the parameter.
+        values: the saved values, by key.
+        name: the name of the parameter.
     """
 
     p: Tensor
@@ -172,7 +172,7 @@ class Saved:
         )
 
     def step(self, *, optional: bool) -> Tensor:
-        """How many steps were taken; where it need not be known: that one was."""
+        """How many steps were taken; 1 where the number is optional and missing."""
         value = self.values.get("step", 1.0 if optional else None)
         is_one = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
         if not is_one and not is_number(value):
@@ -183,14 +183,14 @@ class Saved:
         return step.to(local_part(self.p).device)
 
     def encoded(self, state: str, codec: StateCodec, *, signed: bool) -> tuple[Tensor, ...]:
-        """What this rank has of a state, in the codec's parts: as they are if it was stored by the same codec."""
+        """This rank's part of a state, in the codec's parts; not encoded again if it was stored by the same codec."""
         stored = self._codec_of(state, signed)
         if stored == codec:
             return tuple(self._mine(part) for part in self._parts(state, codec, signed))
         return codec.encode(self._decoded(state, stored, signed))
 
     def _decoded(self, state: str, stored: StateCodec | None, signed: bool) -> Tensor:
-        """What this rank has of a state, in FP32."""
+        """This rank's part of a state, in FP32."""
         if stored is None:
             return self.mine(state, torch.float32, signed)
         parts = self._parts(state, stored, signed)
@@ -200,7 +200,7 @@ class Saved:
         return self._mine(stored.decode([part.to(device) for part in parts], self.p.shape))
 
     def _codec_of(self, state: str, signed: bool) -> StateCodec | None:
-        """How a state is stored here; None: as a tensor."""
+        """The codec that a saved state is stored by; None for a plain tensor."""
         ways = {key.split(".")[1] if "." in key else None for key in self.values if key.split(".")[0] == state}
         if len(ways) != 1:
             found = "in several formats" if ways else f"not among {', '.join(self.values)}"
@@ -212,7 +212,7 @@ class Saved:
             raise self.error(f"{state}: {error}") from error
 
     def _parts(self, state: str, codec: StateCodec, signed: bool) -> list[Tensor]:
-        """The parts of a state as they come, of shapes, dtypes and values that they can have."""
+        """The saved parts of a state, checked to have possible shapes, dtypes and values."""
         prefix = f"{state}.{codec.name}."
         found = {key.removeprefix(prefix) for key in self.values if key.startswith(prefix)}
         if found != {*codec.parts}:
@@ -222,7 +222,7 @@ class Saved:
         return [self._sound(f"{prefix}{part}", part, *layout, signed) for part, layout in parts]
 
     def _sound(self, key: str, part: str, shape: torch.Size, dtype: torch.dtype, signed: bool) -> Tensor:
-        """A value that is checked, and of which every element can be."""
+        """A value that is checked: its shape, its dtype, and that every element is possible."""
         value = self._checked(key, shape, dtype)
         if reason := checking.why_no_state(part, value, signed=signed):
             raise self.error(f"{key} {reason}")
@@ -230,7 +230,7 @@ class Saved:
 
     def _checked(self, key: str, shape: torch.Size, dtype: torch.dtype) -> Tensor:
         value = self.values[key]
-        if isinstance(value, Mapping):  # what torch takes for a key that it does not find
+        if isinstance(value, Mapping):  # what torch puts in for a key that it does not find
             raise self.error(
                 f"{key} is not there: flatten_optimizer_state_dict=True finds this optimizer's formats only"
             )
@@ -244,7 +244,7 @@ class Saved:
         return value
 
     def mine(self, key: str, dtype: torch.dtype, signed: bool = True) -> Tensor:
-        """This rank's part of a value of the parameter's shape, in ``dtype``; any float will do for a float."""
+        """This rank's part of a value of the parameter's shape, in ``dtype``; for a float any float dtype is accepted."""
         value = self.values[key]
         is_float = isinstance(value, Tensor) and value.is_floating_point() and dtype.is_floating_point
         part, wanted = ("value", value.dtype) if is_float else (key, dtype)
@@ -263,7 +263,7 @@ def stored_as(codec: StateCodec, shape: torch.Size) -> list[tuple[torch.Size, to
 
 
 def _low_bits(p: Tensor, plan: Plan, saved: Saved) -> dict[str, Tensor]:
-    """What is kept beside a 16-bit parameter: as saved; from what another kind of ``master`` saved; or of ``p`` as it is."""
+    """The bits kept beside a 16-bit parameter: as saved, converted from another kind of ``master``, or made from ``p``."""
     [*kept] = {"split": ["correction"], "fp32": ["master"]}.get(plan.master, [])
     dtypes = {"correction": torch.int8, "master": torch.float32}
     known = {name: saved.mine(name, dtype) for name, dtype in dtypes.items() if name in saved.values}
@@ -277,14 +277,14 @@ def _low_bits(p: Tensor, plan: Plan, saved: Saved) -> dict[str, Tensor]:
 
 
 def _correction(master: Tensor, p: Tensor) -> Tensor:
-    """What ``split`` would keep beside the weight ``p``, which near a tie need not be the weight that it would choose."""
+    """The correction to the weight ``p`` that stands for ``master``; near a tie, ``split`` might choose another weight."""
     weight, correction = split(master, p.dtype)
     towards = torch.where(master.abs() > p.float().abs(), 127, -128).to(torch.int8)
     return torch.where(weight == p, correction, towards)
 
 
 def export_fp32(optimizer: OptimizerShell, plain: StateDict) -> StateDict:
-    """The state dict with every state decoded, under torch.optim's keys; without what is kept beside 16-bit parameters.
+    """The state dict with every state decoded, under torch.optim's keys; without the bits kept beside 16-bit parameters.
 
     ``plain`` is what torch.optim.Optimizer's ``state_dict`` returns.
     """

@@ -1,8 +1,8 @@
-"""The compiled step: one graph for some parameters of one shape, decode, update and encode in it, written in place.
+"""The compiled step: one graph for some parameters of one shape, which decodes, updates, encodes and writes in place.
 
 Parameters that agree in plan, shape, strides and device share compiled code. Small ones are taken several at a time, so
-that Inductor's combo kernels launch them together: always the same number, then one by one, so that parameters may come
-and go and nothing is compiled again. Dynamo is not asked: its guards cost host time, and its limit on recompilations
+that Inductor's combo kernels launch them together. The number is always the same, and the rest go one by one, so parameters
+may come and go and nothing is compiled again. Dynamo is not used: its guards cost host time, and its limit on recompilations
 counts shapes.
 """
 
@@ -22,7 +22,7 @@ from fp8compile.optim.row_views import View, pieces, viewed
 
 TOGETHER_NUMEL = 2**20  # elements from which a parameter keeps a GPU busy by itself
 MOST_TOGETHER = 4  # compile time grows with it
-# One launch for several parameters. Inductor's limit on the memory that this may cost is for intermediates; here are none.
+# One launch for several parameters. Inductor's limit on the memory this may cost is for intermediates; there are none here.
 INDUCTOR = {"combo_kernels": True, "benchmark_combo_kernel": False, "combo_kernel_peak_memory_pct_threshold": None}
 
 Compiled = Callable[[list[Tensor]], Any]
@@ -43,7 +43,7 @@ class Signature:
 
     @property
     def together(self) -> int:
-        """How many such parameters one launch takes."""
+        """How many such parameters one launch updates."""
         _, shape, _, _, device = self.layouts[0]
         numel = max(1, shape.numel())
         return 1 if device.type == "cpu" else max(1, min(MOST_TOGETHER, TOGETHER_NUMEL // numel))
@@ -62,11 +62,11 @@ class Piece:
 
 
 class PreparedStep:
-    """The step of some parameters, worked out once: which compiled code takes which tensors.
+    """The step of some parameters, prepared once: which compiled code takes which tensors.
 
     Args:
-        several: of each parameter its plan and its tensors (see ``Plan.__call__``). They are held, and updated in place.
-        compiled: False: operation by operation.
+        several: for each parameter its plan and its tensors (see ``Plan.__call__``). They are held, and updated in place.
+        compiled: False runs the step operation by operation.
     """
 
     def __init__(self, several: Sequence[tuple[Plan, Tensors]], *, compiled: bool) -> None:
@@ -82,7 +82,7 @@ class PreparedStep:
                 self._launches.append((code, chunk))
 
     def __call__(self, gradients: Sequence[Tensor]) -> None:
-        """Update every parameter by its gradient, of the layout that the first one had."""
+        """Update every parameter by its gradient, which must have the layout of the first one."""
         with torch.no_grad():
             for code, chunk in self._launches:
                 code([t for piece in chunk for t in piece.with_gradient(gradients).values()])
@@ -125,7 +125,7 @@ def compile_step(plan: Plan, several: Sequence[Tensors]) -> Compiled:
 
 
 def inductor_options() -> dict[str, Any]:
-    """INDUCTOR, as far as this version of torch knows it."""
+    """The options in INDUCTOR that this version of torch has."""
     return {name: value for name, value in INDUCTOR.items() if hasattr(private.inductor_config, name)}
 
 

@@ -1,4 +1,4 @@
-"""A plain torch.optim optimizer with encoded states: its own step, compiled, decodes and encodes them.
+"""A plain torch.optim optimizer with encoded states: its own compiled step decodes and encodes them.
 
     optimizer = fp8compile.compress(torch.optim.AdamW(model.parameters(), lr=torch.tensor(3e-4)), model=model)
     step = torch.compile(optimizer.step, backend="fp8compile")
@@ -8,7 +8,7 @@
 The compiled step equals fp8compile.optim's of the same name bit for bit. Without torch.compile, or with a backend that is
 not ours, the step still works but rounds a state after every operation on it. A learning rate that changes must be a
 tensor, as with torch.optim: a float is a constant of the compiled code. And it must not be 0: torch.optim's compiled Adam
-then divides 0 by 0 where a gradient has always been 0, so a warm-up has to begin above it (not so fp8compile.optim's).
+then divides 0 by 0 where a gradient has always been 0, so a warm-up has to begin above 0 (fp8compile.optim's need not).
 
 All parameters are one graph, so compiling takes longer than with fp8compile.optim, which compiles per shape; and rows that
 end in a short group (length no multiple of 128) are put together from two pieces, which moves about 4 times the bytes.
@@ -40,7 +40,7 @@ Group = Mapping[str, Any]
 State = dict[str, Any]
 
 KINDS = (AdamW, Adam, SGD)
-FIXED = {"foreach": False, "fused": False}  # one formula on every device; the compiled step is what they are for
+FIXED = {"foreach": False, "fused": False}  # one formula on every device; the compiled step makes both unnecessary
 
 
 def compress(
@@ -64,7 +64,7 @@ def compress(
         overrides: formats by patterns (fnmatch) on parameter names.
 
     Raises:
-        ValueError: an optimizer, option, format or parameter that this does not work for; nothing was changed then.
+        ValueError: an optimizer, option, format or parameter that this does not work for; then nothing was changed.
     """
     _check_kind(optimizer)
     rules = Rules.of(optimizer, state_format, model, overrides or {})
@@ -111,7 +111,7 @@ def _check_kind(optimizer: Optimizer) -> None:
 
 @dataclass(frozen=True)
 class Rules:
-    """How the states of one optimizer are stored. Plays EncodedOptimizer's part for fp8compile.optim.checkpoint."""
+    """How the states of one optimizer are stored. Stands in for EncodedOptimizer in fp8compile.optim.checkpoint."""
 
     state_format: StateFormat
     names: Names
@@ -140,7 +140,7 @@ class Rules:
         return cast(StateFormat, group.get("state_format", self.state_format))
 
     def plan_of(self, p: Tensor, group: Group) -> Plan:
-        """The states of ``p`` and their codecs; what else a plan says is torch.optim's business here."""
+        """The states of ``p`` and their codecs; the rest of a plan is up to torch.optim here."""
         placed = choose_placement(p, self.format_of(group), self.names, self.patterns)
         update: Update = (
             AdamUpdate(True, group["amsgrad"]) if "betas" in group else SGDUpdate(bool(group["momentum"]))
@@ -149,7 +149,7 @@ class Rules:
         return Plan(update, codecs, (), p.dtype)
 
     def check(self, group: Group, states: Mapping[Tensor, State]) -> None:
-        """Raises ValueError for what does not work compressed."""
+        """Raises ValueError for options and states that cannot be compressed."""
         if group.get("amsgrad") and set(state_format_pair(self.format_of(group))) != {"fp32"}:
             raise ValueError("amsgrad: a running maximum, encoded anew at every step, only grows. Leave amsgrad out")
         for option in ("differentiable", "fused"):
@@ -171,7 +171,7 @@ class Rules:
                 )
 
     def encoded(self, p: Tensor, group: Group, state: State, key: object) -> State:
-        """A state as torch.optim or fp8compile.optim keeps it, or none yet, in the form that the stock step takes."""
+        """A state as torch.optim or fp8compile.optim keeps it, or an empty one, in the form that the stock step takes."""
         plan = self.plan_of(p, group)
         made = checkpoint._converted(cast(Any, self), p, cast(Any, group), _plain(state), key)
         if not made:
@@ -205,7 +205,7 @@ def _saving(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
 
 
 def _loading(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any] | None:
-    """Encode what is loaded. That it fits groups and parameters is checked here, before torch takes over anything."""
+    """Encode what is loaded. Whether it fits groups and parameters is checked here, before torch loads anything."""
     states, saved = checkpoint._taken_apart(state_dict)
     rules, groups = RULES[optimizer][0], []
     for ours, theirs in checkpoint._pairs(cast(Any, optimizer), saved):
@@ -218,7 +218,7 @@ def _loading(optimizer: Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]
 
 
 def _loaded(optimizer: Optimizer) -> None:
-    """Parameters that had no state in what was loaded have one."""
+    """Give a state to parameters that had none in what was loaded."""
     rules = RULES[optimizer][0]
     for group in optimizer.param_groups:
         for i, p in enumerate(group["params"]):

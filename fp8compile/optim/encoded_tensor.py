@@ -1,10 +1,10 @@
-"""A tensor that is FP32 to whoever computes with it, and codes to the memory it takes.
+"""A tensor that is FP32 for all computations, and is stored as codes.
 
     read     x        = decode(parts)
-    write    parts   <- encode(x)          after whatever an in-place operation made of x
+    write    parts   <- encode(x)          after an in-place operation on x
 
-torch.compile takes it apart into its parts before it sees the graph, so an optimizer that knows nothing of codes compiles
-into decode, update, encode. Every operation gives a plain FP32 tensor, but for those that only hand on what is stored:
+torch.compile splits it into its parts before it sees the graph, so an optimizer that knows nothing of codes compiles into
+decode, update, encode. Every operation returns a plain FP32 tensor, except those that only pass on what is stored:
 ``detach``, ``clone``, ``to`` a device, ``copy_`` from the same format. A view is a *copy*: writing into one changes nothing.
 State dicts hold the parts, not such tensors (fp8compile/optim/compress.py).
 """
@@ -73,7 +73,7 @@ class EncodedTensor(Tensor):
         return x
 
     def write(self, x: Tensor) -> None:
-        """Store ``x`` in the memory of the parts: its own parts as they are if it is encoded alike."""
+        """Store ``x`` in the memory of the parts; if ``x`` is encoded in the same way, its parts are copied as they are."""
         if isinstance(x, EncodedTensor) and (x.format, x.signed, x.shape) == (self.format, self.signed, self.shape):
             new = list(x.parts.values())
         else:
@@ -118,7 +118,7 @@ class EncodedTensor(Tensor):
 
 
 def _on_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """``func`` on decoded values; what it writes into is encoded anew."""
+    """``func`` on decoded values; the tensors it writes into are encoded again."""
     values: dict[int, tuple[EncodedTensor, Tensor]] = {}
 
     def decoded(t: EncodedTensor) -> Tensor:
@@ -135,7 +135,7 @@ def _on_values(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[EncodedTensor]:
-    """The encoded arguments that ``func`` changes, lists of them taken apart, as its schema says."""
+    """The encoded arguments that ``func`` changes according to its schema, also those inside lists."""
     found: list[EncodedTensor] = []
     for i, argument in enumerate(func._schema.arguments):
         if argument.alias_info is not None and argument.alias_info.is_write:

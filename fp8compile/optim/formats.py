@@ -8,7 +8,7 @@ StateFormat = str | tuple[str, str]
 
 
 def state_format_pair(state_format: StateFormat) -> tuple[str, str]:
-    """``state_format`` as formats of the states that may be negative, and of those that never are.
+    """``state_format`` as two formats: for the states that may be negative, and for those that never are.
 
     Raises:
         ValueError: a format that does not exist, or does not fit.

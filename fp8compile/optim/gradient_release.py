@@ -1,6 +1,6 @@
-"""Gradient release: a parameter is updated in the backward, as soon as its gradient is complete, which is dropped then.
+"""Gradient release: a parameter is updated in the backward as soon as its gradient is complete, and the gradient is dropped.
 
-So no two gradients need be alive at once. What needs all gradients at once is not possible with it: clipping by their
+So no two gradients need be alive at once. Methods that need all gradients at once do not work with it: clipping by their
 norm, a loss scaler that skips steps, accumulation over micro-batches.
 """
 
@@ -15,7 +15,7 @@ from fp8compile.optim.interface import OptimizerShell
 
 
 class Release:
-    """Gradient release that is on; ``remove()`` ends it."""
+    """An active gradient release; ``remove()`` ends it."""
 
     def __init__(self, hooks: list[Any]) -> None:
         self._hooks = hooks

@@ -1,6 +1,6 @@
-"""What the helpers of an optimizer use of it: checks, checkpoints, pickles, reports, gradient release.
+"""The part of an optimizer that its helpers use: checks, checkpoints, pickles, reports, gradient release.
 
-The shell (``base.EncodedOptimizer``) imports them; they know it by these members alone.
+The shell (``base.EncodedOptimizer``) imports the helpers; they know the shell only by these members.
 """
 
 from __future__ import annotations

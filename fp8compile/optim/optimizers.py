@@ -33,7 +33,7 @@ FLAG_OPTIONS = ("amsgrad", "maximize", "nesterov", "centered", "capturable", "fo
 
 
 class Adam(EncodedOptimizer):
-    """torch.optim.Adam. ``amsgrad`` needs FP32 states; ``differentiable`` is refused; ``foreach``, ``fused`` mean nothing."""
+    """torch.optim.Adam. ``amsgrad`` needs FP32 states; ``differentiable`` is refused; ``foreach``, ``fused`` do nothing."""
 
     decoupled = False
 
@@ -243,7 +243,7 @@ class Muon(EncodedOptimizer):
 def _torch_only(
     foreach: bool | None, maximize: bool, capturable: bool | None, differentiable: bool, fused: bool | None
 ) -> dict[str, Any]:
-    """Options of torch's that are kept in the groups, so that state dicts go both ways."""
+    """Options of torch that are kept in the groups, so that state dicts can be loaded both ways."""
     if differentiable:
         raise ValueError(
             "differentiable=True: codes have no gradient. Use torch.optim to differentiate through a step"
@@ -253,7 +253,7 @@ def _torch_only(
 
 
 def _check(group: Mapping[str, Any], *, at_least_zero: tuple[str, ...], shares: tuple[str, ...] = ()) -> None:
-    """Raises ValueError for an option that its arithmetic has no use for; a tensor's value is not read."""
+    """Raises ValueError for an option whose value the arithmetic cannot use; a tensor's value is not read."""
     for name in at_least_zero:
         check_number_or_tensor(name, group[name])
     for name in shares:

@@ -1,12 +1,12 @@
-"""State formats for single parameters and modules, whatever the optimizer stores by default (Dettmers et al. 2021).
+"""State formats for single parameters and modules, instead of the optimizer's default (Dettmers et al. 2021).
 
     override(model.lm_head, state_format="fp32")                       every parameter in it, as they are now
     override(model.embed, state_format="fp32", names=("weight",))      one of them
     override(parameter, state_format=("bf16", "fp32"))                 first and second moments apart
 
-What is marked on a module is kept by the module: it follows the module's copies and pickles, and holds for whatever
-parameter stands under that name when an optimizer asks (fully_shard, to_empty and others put new ones in). What is marked
-on a parameter holds for that object alone. The last call wins. Nothing here keeps a parameter or a module alive.
+A mark on a module is kept by the module. It goes along with the module's copies and pickles, and holds for the parameter that
+has that name when an optimizer asks (fully_shard, to_empty and others put new ones in). A mark on a parameter holds for that
+object alone. The last call wins. Nothing here keeps a parameter or a module alive.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _KEY = "_state_formats"  # in the __dict__ of a marked module: neither a paramet
 
 
 class _Marks:
-    """The formats of parameters that one module owns, by name. Copied or pickled with its module, it is the copy's."""
+    """The formats of parameters that one module owns, by name. Copied or pickled with its module, it belongs to the copy."""
 
     def __init__(self, owner: nn.Module | None, formats: dict[str, StateFormat]) -> None:
         self.owner: Callable[[], nn.Module | None] = weakref.ref(owner) if owner is not None else lambda: None
@@ -38,7 +38,7 @@ class _Marks:
         self.__init__(*state)  # type: ignore[misc]
 
     def of(self, parameter: Tensor) -> set[StateFormat]:
-        """The formats under the names that now stand for ``parameter``."""
+        """The formats under the names that ``parameter`` has now."""
         owner = self.owner()
         parameters = owner._parameters if owner is not None else {}
         return {fmt for name, fmt in self.formats.items() if parameters.get(name) is parameter}
@@ -55,7 +55,7 @@ def override(
     names: Iterable[str] | None = None,
     check: Callable[[StateFormat], object] | None = None,
 ) -> None:
-    """Have every optimizer of fp8compile keep the states of ``target`` in ``state_format``, also where it would not encode.
+    """Make every optimizer of fp8compile keep the states of ``target`` in ``state_format``, even if it would not encode them.
 
     Args:
         target: a parameter, or a module: all parameters that it and its submodules have now, not those added later.
@@ -92,7 +92,7 @@ def mark(module: nn.Module, names: Iterable[str], fmt: StateFormat) -> None:
 
 
 def overridden(parameter: Tensor) -> StateFormat | None:
-    """The format that was asked for this parameter or for its module; None: none was.
+    """The format that was requested for this parameter or for its module; None if none was.
 
     Raises:
         ValueError: modules that share the parameter were marked differently before they came to share it.
@@ -109,13 +109,13 @@ def overridden(parameter: Tensor) -> StateFormat | None:
 
 
 def override_in(model: nn.Module) -> dict[str, StateFormat]:
-    """The overrides that hold in ``model``, by parameter name; a shared parameter under each of its names."""
+    """The overrides in ``model``, by parameter name; a shared parameter is listed under each of its names."""
     found = {name: overridden(p) for name, p in model.named_parameters(remove_duplicate=False)}
     return {name: fmt for name, fmt in found.items() if fmt is not None}
 
 
 def _marks_of(owner: nn.Module) -> _Marks:
-    """The marks of this very module: a shallow copy starts with those of its original."""
+    """The marks of this module object: a shallow copy starts with those of its original."""
     marks = vars(owner).get(_KEY)
     if marks is None or marks.owner() is not owner:
         marks = _Marks(owner, dict(marks.formats) if marks else {})

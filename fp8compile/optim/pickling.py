@@ -1,7 +1,7 @@
-"""Copies and pickles of an optimizer: what it knows by an object's identity goes along by parameter, FP8 as bytes.
+"""Copies and pickles of an optimizer: facts stored by an object's identity go along by parameter, FP8 as bytes.
 
-torch.optim.Optimizer hands on defaults, states and groups alone, pickle knows no FP8, and the copy of a parameter has
-another ``id``, so that its name, and what was asked for it by ``override``, would be lost.
+torch.optim.Optimizer passes on only defaults, states and groups, and pickle does not know FP8. The copy of a parameter has
+another ``id``, so its name, and the format that ``override`` asked for, would be lost.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ EMBEDDINGS = ("*embed*", "*wte.weight", "*wpe.weight", "*emb.weight")
 
 @dataclass(frozen=True)
 class Names:
-    """What is known of the parameters beyond their values.
+    """What is known of the parameters apart from their values.
 
     Attributes:
         names: by ``id`` of the parameter.
@@ -66,7 +66,7 @@ class Placement:
 def choose_placement(
     p: Tensor, state_format: StateFormat, names: Names, patterns: Mapping[str, StateFormat]
 ) -> Placement:
-    """Where a parameter of a group with ``state_format`` keeps its states."""
+    """How a parameter of a group with ``state_format`` keeps its states."""
     placed = _asked_for(p, state_format, names, patterns)
     reason = None if set(placed.formats) <= {*WHOLE} else why_not_encoded(p, placed.formats)
     return Placement(("fp32", "fp32"), reason) if reason else placed
@@ -95,7 +95,7 @@ def _why_whole(p: Tensor, names: Names) -> str | None:
 
 
 def check_parameter(p: Tensor, name: str) -> None:
-    """Raises ValueError for a parameter that has no FP32 arithmetic."""
+    """Raises ValueError for a parameter whose dtype has no FP32 arithmetic."""
     if p.dtype not in (torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(
             f"{name} is {str(p.dtype).removeprefix('torch.')}: parameters of fp8compile.optim are float32, bfloat16 or "
@@ -106,7 +106,7 @@ def check_parameter(p: Tensor, name: str) -> None:
 def fixed_formats(model: nn.Module) -> dict[int, tuple[str, str]]:
     """By id, the formats of the parameters of ``model`` that do not follow their group's ``state_format``.
 
-    That are overridden ones, small ones, embeddings and shards that would cut groups.
+    These are overridden parameters, small ones, embeddings and shards that would cut groups.
     """
     names = Names.of(model)
     placed = {id(p): choose_placement(p, DEFAULT_FORMAT, names, {}) for p in model.parameters() if p.requires_grad}

@@ -1,4 +1,4 @@
-"""How one parameter is updated: everything that fixes the compiled code, as a value, and the pure function it stands for.
+"""How one parameter is updated: a value with everything that fixes the compiled code, and the pure function it stands for.
 
 step(tensors) = encode(update(decode(states)))   of one parameter, all in FP32 between
 """
@@ -28,12 +28,12 @@ class Plan:
         update: the optimizer's arithmetic.
         codecs: how each of its states is stored.
         numbers: the order of the update's numbers in the tensor that holds them.
-        dtype: of the parameter.
+        dtype: the dtype of the parameter.
         master: how the bits that a 16-bit parameter lacks are kept: "none" (rounded stochastically), "split" (an 8-bit
             correction) or "fp32"; "none" for an FP32 parameter.
         maximize: whether to ascend.
-        seed: of the stochastic rounding.
-        offset: elements of the parameter before the first of the view that is updated.
+        seed: the seed of the stochastic rounding.
+        offset: the number of the parameter's elements before the view that is updated.
     """
 
     update: Update
@@ -50,13 +50,13 @@ class Plan:
         return self.master == "none" and self.dtype != torch.float32
 
     def part_keys(self, state: str) -> list[str]:
-        """The keys in ``optimizer.state[p]`` under which a state's tensors are: ``exp_avg.e4m3_expanded.codes`` ..."""
+        """The keys of a state's tensors in ``optimizer.state[p]``: ``exp_avg.e4m3_expanded.codes`` ..."""
         codec = dict(self.codecs)[state]
         return [f"{state}.{codec.name}.{part}" for part in codec.parts]
 
     @property
     def group_size(self) -> int | None:
-        """Elements of a group, where all is done group by group or element by element; 1: no state has groups."""
+        """Elements of a group, if everything is computed by group or by element; 1 if no state has groups."""
         if getattr(self.update, "whole_tensor", False):
             return None
         sizes = {getattr(codec, "group_size", 1) for _, codec in self.codecs} - {1}
@@ -82,7 +82,7 @@ class Plan:
         }
 
     def __call__(self, tensors: Tensors) -> Tensors:
-        """What takes the place of the tensors of the same names.
+        """The new values of the tensors of the same names.
 
         Args:
             tensors: ``param``, ``grad``, ``step`` (counting this step), ``numbers`` [n]; the state's parts; and for
@@ -95,7 +95,7 @@ class Plan:
         return new | self._stored(new_p, tensors)
 
     def fresh_states(self, tensors: Tensors) -> Tensors:
-        """The states of the next step in FP32, as its parameter update sees them and before they are encoded."""
+        """The states of the next step in FP32, as the parameter update sees them, before they are encoded."""
         return self._updated(tensors)[1]
 
     def _updated(self, tensors: Tensors) -> tuple[Tensor, Tensors]:
@@ -119,6 +119,6 @@ class Plan:
         if self.master == "fp32":
             return {"param": p.to(self.dtype), "master": p}
         number, first = tensors["stream"].unbind()
-        key = key_of(self.seed, number, tensors["step"].expand(p.shape))  # expanded, it is no kernel of its own
+        key = key_of(self.seed, number, tensors["step"].expand(p.shape))  # expanded: the key is no kernel of its own
         bits = random_bits(index_like(p.shape, first + self.offset, tensors["param"].stride()), key)
         return {"param": round_stochastically(p, self.dtype, bits)}

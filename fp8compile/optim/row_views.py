@@ -1,7 +1,7 @@
 """A parameter's tensors as rows of one group each, ``[numel / G, G]``.
 
-So parameters of other shapes share compiled code, and Inductor sees at a glance that all is one loop. Rows that end in a
-short group make two pieces: ``[R, full groups, G]`` and ``[R, tail]``.
+So parameters of different shapes share compiled code, and Inductor sees directly that all of it is one loop. Rows that end in
+a short group make two pieces: ``[R, full groups, G]`` and ``[R, tail]``.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 from fp8compile.numerics.states.interface import columns_within, rows_of
 from fp8compile.optim.plan import Plan, Tensors
 
-FIXED = ("step", "numbers", "stream")  # what is no part of the parameter
+FIXED = ("step", "numbers", "stream")  # tensors that are not parts of the parameter
 View = Callable[[Tensor], Tensor]
 
 

@@ -19,7 +19,7 @@ from fp8compile.optim.overrides import mark
 
 
 class WideLayerNorm(nn.LayerNorm):
-    """LayerNorm computed and returned in FP32 (FP64 for FP64), whatever the dtypes of the input and its own parameters."""
+    """LayerNorm computed and returned in FP32 (FP64 for FP64), for any dtypes of the input and its own parameters."""
 
     def forward(self, input: Tensor) -> Tensor:
         wide = torch.promote_types(input.dtype, torch.float32)
@@ -30,7 +30,7 @@ class StableEmbedding(nn.Embedding):
     """``nn.Embedding``, and its arguments, with a LayerNorm after the lookup and 32-bit optimizer states for its weight.
 
     The output has the weight's dtype. The row of ``padding_idx`` is zero and stays so; it comes out as the norm's bias.
-    ``override(embedding, state_format=..., names=("weight",))`` is the way to have other states after all.
+    To get other states after all, call ``override(embedding, state_format=..., names=("weight",))``.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -40,7 +40,7 @@ class StableEmbedding(nn.Embedding):
         mark(self, ("weight",), "fp32")
 
     def reset_parameters(self) -> None:
-        """Xavier-uniform, then the padding row zero. The norm's parameters are its own to reset."""
+        """Xavier-uniform, then the padding row is set to zero. The norm resets its own parameters."""
         nn.init.xavier_uniform_(self.weight)
         self._fill_padding_idx_with_zero()
 

@@ -1,4 +1,4 @@
-"""``optimizer.report()``: the formats, bits, ranges and errors of every state, and what was kept whole and why.
+"""``optimizer.report()``: the formats, bits, ranges and errors of every state, and which states are not encoded and why.
 
 4.2 MiB of optimizer states on this device, 16.65 bits per parameter
   e4m3_expanded 4.1 MiB, fp32 66.0 KiB
@@ -23,7 +23,7 @@ from fp8compile.numerics.metrics import sqnr
 from fp8compile.optim.interface import OptimizerShell
 
 MOST_COLUMNS = 80
-BESIDE_STATES = ("correction", "master")  # of 16-bit parameters, beside their states: exact by themselves
+BESIDE_STATES = ("correction", "master")  # kept beside the states of 16-bit parameters: exact by themselves
 NOTHING_YET = (
     "no step was taken yet, so there is no state to report: states are made by the first optimizer.step() that finds a "
     "gradient. Call report() again after it."
@@ -50,10 +50,10 @@ class StateReport:
     Attributes:
         name: ``exp_avg`` ...
         format: how it is stored.
-        bits: per element, metadata included, counted from the storages.
+        bits: bits per element, metadata included, counted from the storages.
         k: least, median and largest k of its groups, where ranges are expanded.
-        error_db: SQNR of what the next step would store, against the FP32 value; None without a gradient.
-        nbytes: what it takes on this device, metadata included.
+        error_db: SQNR of the value that the next step would store, against the FP32 value; None without a gradient.
+        nbytes: the bytes it takes on this device, metadata included.
     """
 
     name: str
@@ -103,7 +103,7 @@ class StatesReport:
         return dict(sorted(found.items(), key=lambda each: -each[1]))
 
     def __str__(self) -> str:
-        """At most 80 columns, but for names that are longer."""
+        """At most 80 columns, except for names that are longer."""
         if not self.parameters:
             return _prose(NOTHING_YET)
         states = [state for p in self.parameters for state in p.states]
@@ -116,7 +116,7 @@ class StatesReport:
 
 
 def _lines(p: ParameterReport, all_states: list[StateReport]) -> Iterator[str]:
-    """A parameter, why it is stored so, and its states, which stand below those of the others."""
+    """A parameter, why it is stored this way, and its states, aligned with those of the others."""
     yield f"{p.name}  {'x'.join(map(str, p.shape)) or 'scalar'}"
     if p.reason:
         yield _prose(f"because: {p.reason}", "  ")
@@ -138,7 +138,7 @@ def _columns(state: StateReport) -> tuple[str, ...]:
 
 
 def _legend(states: list[StateReport], waiting: int) -> Iterator[str]:
-    """What the columns mean, as far as they are there."""
+    """What the columns mean that are shown."""
     notes = [WAITING.format(waiting)] * bool(waiting)
     notes += [WHAT_K_IS] * any(s.k is not None for s in states)
     notes += [WHAT_DB_IS] * any(s.error_db is not None and not math.isinf(s.error_db) for s in states)

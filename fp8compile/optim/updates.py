@@ -2,13 +2,13 @@
 
     update(p, g, states, numbers, step) -> (p, states)
 
-``states`` are decoded before and encoded after; the parameter step sees the fresh ones. ``numbers`` are 0-d tensors, so
-that a learning rate or a beta that changes compiles nothing; what they hold is worked out on the host in double. What is
-a field of the dataclass is fixed in the compiled code.
+``states`` are decoded before and encoded after; the parameter step sees the fresh ones. ``numbers`` are 0-d tensors, so that
+changing a learning rate or a beta compiles nothing; their values are computed on the host in double. The fields of the
+dataclass are fixed in the compiled code.
 
 Adam and SGD are rounded as torch.compile rounds torch.optim's own step: tests/optim/test_compress.py holds them equal bit
-for bit. A learning rate that is a tensor (``tensor_lr``) is rounded otherwise there than a number: Python makes of
-``lr / x`` the product ``(1 / x) * lr``, and Dynamo of ``p.add_(g, alpha=-lr)`` a fused multiply-add.
+for bit. In that step, a learning rate that is a tensor (``tensor_lr``) is rounded in another way than a number: Python turns
+``lr / x`` into ``(1 / x) * lr``, and Dynamo turns ``p.add_(g, alpha=-lr)`` into a fused multiply-add.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ Number = float | Tensor
 
 
 class Update(Protocol):
-    """One optimizer's arithmetic; a hashable value, since compiled code is kept under it."""
+    """One optimizer's arithmetic; a hashable value, since it is a key of compiled code."""
 
     @property
     def states(self) -> Mapping[str, bool]:
         """The states' names, and whether they are signed."""
 
     def numbers(self, group: Mapping[str, Any]) -> dict[str, Number]:
-        """What may change from step to step, from a parameter group."""
+        """The numbers of a parameter group that may change from step to step."""
 
     def __call__(
         self, p: Tensor, g: Tensor, states: States, n: Mapping[str, Tensor], step: Tensor
@@ -47,7 +47,7 @@ def lerp(start: Tensor, end: Tensor, weight: Tensor) -> Tensor:
 
 
 def lerp_from_nearer(start: Tensor, end: Tensor, weight: Tensor, minus_rest: Tensor) -> Tensor:
-    """torch.lerp: from ``start`` by ``weight``, or beyond the middle from ``end`` by ``minus_rest``, -(1 - weight)."""
+    """torch.lerp: from ``start`` by ``weight``, or past the middle from ``end`` by ``minus_rest``, -(1 - weight)."""
     near = weight < 0.5
     return torch.addcmul(torch.where(near, start, end), torch.where(near, weight, minus_rest), end - start)
 

@@ -1,4 +1,4 @@
-"""Whether a calibration is of this recipe: both must say the same of what runs in FP32."""
+"""Whether a calibration fits this recipe: both must say the same about what runs in FP32."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from fp8compile.recipe.recipe import Recipe
 
 
 def check_calibration(calibration: Calibration, recipe: Recipe) -> None:
-    """Raise ValueError if ``recipe`` says other things of FP32 than when the calibration was made."""
+    """Raise ValueError if ``recipe`` asks for something else in FP32 than the recipe of the calibration did."""
     for name, new in fp32_fields(recipe).items():
         if new != (old := getattr(calibration, name)):
             raise ValueError(
@@ -19,7 +19,7 @@ def check_calibration(calibration: Calibration, recipe: Recipe) -> None:
 
 
 def fp32_fields(recipe: Recipe) -> dict[str, Any]:
-    """``Calibration.keep_fp32`` and ``modules`` of a recipe."""
+    """``keep_fp32`` and ``modules`` of a recipe, as a ``Calibration`` has them."""
     own = recipe.keep_fp32
     return {
         "keep_fp32": own,

@@ -1,12 +1,12 @@
-"""What a few steps have shown of a model's 16-bit values: a plain file, part of the recipe and of the cache key.
+"""The measurements of a model's 16-bit values over a few steps: a plain file, part of the recipe and of the cache key.
 
     a value fits   2**-14 * headroom <= amax <= 65504 / headroom: FP16 holds it at full precision, with room on both
                    sides; or amax == 0
-    a gradient     the same of amax * S: a loss scale moves all gradients at once, so only what no single scale fits is
-                   unsafe. S is the power of two that brings the median of their amax nearest 1
+    a gradient     the same for amax * S: a loss scale moves all gradients at once, so only a gradient that no single scale
+                   fits is unsafe. S is the power of two that brings the median of their amax nearest 1
     BF16           always fits: its range is FP32's
 
-A graph is known again by its 16-bit operations in order, each with its module, direction and dtype. Shapes may differ, and so
+A graph is recognised by its 16-bit operations in order, each with its module, direction and dtype. Shapes may differ, and so
 may views and the names of nodes, which symbolic shapes shift. ``fp8compile/tools/calibrate.py`` takes the measurements.
 """
 
@@ -48,7 +48,7 @@ class Value:
         op, module, source: the aten operation, the path of its module, the user's source line.
         direction: "backward" for what depends on an incoming gradient, else "forward".
         dtype: "f16" or "bf16".
-        amax: the largest finite magnitude, computed in FP32, over all batches; of a gradient, at loss scale 1.
+        amax: the largest finite magnitude, computed in FP32, over all batches; for a gradient, at loss scale 1.
     """
 
     name: str
@@ -65,7 +65,7 @@ class Value:
 
     @property
     def key(self) -> Key:
-        """What it is known by in another compilation of the model."""
+        """The key by which another compilation of the model recognises it."""
         return self.op, self.module, self.direction, self.dtype
 
     def __str__(self) -> str:
@@ -81,7 +81,7 @@ class Measurements:
 
     @functools.cached_property
     def keys(self) -> tuple[Key, ...]:
-        """What the graph is known by."""
+        """The keys by which the graph is recognised."""
         return tuple(value.key for value in self.values)
 
 
@@ -93,9 +93,9 @@ class Calibration:
         graphs: the measurements, in the order in which the graphs were compiled.
         headroom: how far from the ends of FP16's range a value must stay; ``dataclasses.replace`` may change it.
         loss_scale: the loss scale S that gradients are judged at: what to train with, or to start from.
-        keep_fp32, modules: what the recipe said of FP32 when it was made: ``Recipe.keep_fp32``, and of each pattern in
-            ``Recipe.modules`` that says something else, what it says.
-        torch: the version it was made with.
+        keep_fp32, modules: what the recipe kept in FP32 when the calibration was made: ``Recipe.keep_fp32``, and the value
+            for each pattern in ``Recipe.modules`` that differs from it.
+        torch: the version of torch that it was made with.
     """
 
     graphs: tuple[Measurements, ...]
@@ -176,12 +176,12 @@ class Calibration:
         return cls.from_text(text, repr(str(path)))
 
     def save(self, path: str | Path) -> None:
-        """Write it to a plain JSON file: as ``Recipe(islands=path)`` it says the same."""
+        """Write it to a plain JSON file: ``Recipe(islands=path)`` means the same as the calibration itself."""
         Path(path).write_text(self.text, encoding="utf-8")
 
     @functools.cached_property
     def digest(self) -> str:
-        """A short name of everything it holds."""
+        """A short hash of everything it holds."""
         return hashlib.sha256(self.text.encode()).hexdigest()[:16]
 
     def __hash__(self) -> int:

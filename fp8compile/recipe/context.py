@@ -1,4 +1,4 @@
-"""What a pass is told beside its graph."""
+"""What a pass gets in addition to its graph."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class StatsInputs:
 
     Attributes:
         statistics: position among the graph's inputs of ``statistics``; ``limit`` is the next.
-        rows: how many ``statistics`` has.
+        rows: how many rows ``statistics`` has.
         names: (position, path) of each parameter.
     """
 
@@ -37,8 +37,8 @@ class Context:
 
     Attributes:
         parameters: positions of the ``nn.Parameter``s.
-        stats_inputs: the inputs that fp8compile added, if it did.
-        is_whole_model: whether the graph is known to be the whole model, so that what it lacks does not exist.
+        stats_inputs: the inputs that fp8compile added, if it added any.
+        is_whole_model: whether the graph is known to be the whole model, so that a name missing from it does not exist.
     """
 
     recipe: Recipe
@@ -61,7 +61,7 @@ class Context:
     def skip_reason(self, path: str, switch: str, skips: Sequence[str]) -> str | None:
         """Why the recipe leaves the module at ``path`` as it is; None where it does not.
 
-        ``switch`` is the field that may be "off", ``skips`` are fields of patterns of modules.
+        ``switch`` is the field that may be "off", ``skips`` are fields that hold patterns on modules.
         """
         recipe = self.recipe_at(path)
         if getattr(recipe, switch) == "off":

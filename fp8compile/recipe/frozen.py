@@ -7,7 +7,7 @@ from typing import Any
 
 
 class FrozenMapping(Mapping[str, Any]):
-    """An immutable mapping from strings; what equality and hash look at is for subclasses to say."""
+    """An immutable mapping from strings; subclasses decide what equality and hash compare."""
 
     def __init__(self, items: Mapping[str, Any] | Iterable[tuple[str, Any]] = ()) -> None:
         self._items = dict(items)

@@ -35,7 +35,7 @@ OUTPUT_HEAD_PATTERNS = (
 
 
 class FrozenModules(FrozenMapping):
-    """Patterns and their recipes, hashable. Their order counts, so it is part of what makes two equal."""
+    """Patterns and their recipes, hashable. Their order matters, so equality compares it too."""
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, FrozenModules) and tuple(self.items()) == tuple(other.items())
@@ -124,7 +124,7 @@ class Recipe:
         """The recipe called ``name`` ("default", "conservative", ...) with ``changes`` to single fields.
 
         Raises:
-            ValueError: no such preset or field, or a value it cannot have; names the nearest right one.
+            ValueError: no such preset or field, or a value it cannot have; the message names the nearest right one.
         """
         if name not in PRESETS:
             raise ValueError(f"fp8compile has no preset {name!r}.{nearest(name, PRESETS)}")
@@ -180,7 +180,7 @@ class Recipe:
 
     @property
     def as_compiled(self) -> Recipe:
-        """This recipe without what only looks on: the same for all that are equal to it, also as a pickle."""
+        """This recipe without the fields that only observe: the same for all recipes equal to it, also as a pickle."""
         return dataclasses.replace(self, dump=None, check="off")
 
     @property
@@ -199,7 +199,7 @@ class Recipe:
         return self.stores_saved or self.quantizes_linears
 
     def __str__(self) -> str:
-        """What differs from the default recipe, then, a line each, what differs in which modules."""
+        """What differs from the default recipe; then, one line for each pattern, what differs in its modules."""
         fields = [f for f in dataclasses.fields(self) if f.name != "modules"]
         own = [f.name for f in fields if getattr(self, f.name) != f.default]
         text = f"Recipe({', '.join(f'{name}={getattr(self, name)!r}' for name in own)})"
@@ -266,7 +266,7 @@ def _recipe_of(pattern: str, given: Any, base: Recipe) -> Recipe:
 
 
 def exact(recipe: Recipe) -> Recipe:
-    """``recipe`` with nothing encoded: FP32 islands stay, since they are nearer to the truth than what they replace."""
+    """``recipe`` with nothing encoded. FP32 islands stay, since they are more accurate than what they replace."""
     return uncounted(recipe).replace_in_all(saved="off", linear="off")
 
 

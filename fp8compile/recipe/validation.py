@@ -50,7 +50,7 @@ def _as_patterns(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _as_islands(value: Any) -> Any:
-    """One of ISLANDS, or a calibration: as it is, or from its file."""
+    """One of ISLANDS, or a calibration: ``value`` itself, or loaded from its file."""
 
     if value in ISLANDS or isinstance(value, Calibration):
         return value

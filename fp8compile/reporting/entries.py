@@ -17,7 +17,7 @@ SAVED, LINEAR, ISLAND, OBSERVED, RECIPE = "saved for backward", "linear", "FP32 
 
 @dataclass(frozen=True)
 class Entry:
-    """What a pass says of a tensor."""
+    """What a pass reports of a tensor."""
 
     info: TensorInfo
 
@@ -43,7 +43,7 @@ class Entry:
 
     @classmethod
     def from_dict(cls: type[E], data: Mapping[str, Any]) -> E:
-        """What ``dataclasses.asdict`` made, after JSON."""
+        """The inverse of ``dataclasses.asdict``, also after a trip through JSON."""
         fields: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in data.items()}
         return cls(**fields | {"info": TensorInfo.from_dict(data["info"])})
 
@@ -52,8 +52,8 @@ class Entry:
 class Saved(Entry):
     """A tensor that is saved for backward as codes.
 
-    ``belongs_to`` is "input 3" or "output 0" where the caller has the tensor too (see fp8compile/compiler/saved_versions.py);
-    ``is_operand``: an FP8 linear made the codes for its matmul, and they are saved as they are.
+    ``belongs_to`` is "input 3" or "output 0" where the caller has the tensor too (see fp8compile/compiler/saved_versions.py).
+    ``is_operand`` means that an FP8 linear made the codes for its matmul, and these codes are saved as they are.
     """
 
     bytes_after: int
@@ -63,7 +63,7 @@ class Saved(Entry):
 
     @property
     def bytes_before(self) -> int:
-        """What the tensor itself would take."""
+        """Bytes that the tensor itself would take."""
         return self.info.nbytes
 
 
@@ -73,8 +73,8 @@ class Skip(Entry):
 
     Attributes:
         reason: why.
-        kind: what it is: ``SAVED``, ``LINEAR``, ``ISLAND``, ``OBSERVED``, or ``RECIPE``, a wish that nothing answers to.
-        direction: of a linear's matmul "forward", "dgrad" or "wgrad".
+        kind: what it is: ``SAVED``, ``LINEAR``, ``ISLAND``, ``OBSERVED``, or ``RECIPE``, a request without any effect.
+        direction: for a linear's matmul, "forward", "dgrad" or "wgrad".
     """
 
     reason: str
@@ -91,14 +91,15 @@ class Skip(Entry):
 class Recomputed(Entry):
     """A tensor that plain Inductor saves and the backward now recomputes.
 
-    ``sources`` are saved anyway, and it is made from them where it is needed; without any, the min-cut found a way.
+    ``sources`` are saved anyway, and the backward makes the tensor from them where it needs it. Where ``sources`` is empty,
+    the min-cut found the way.
     """
 
     sources: tuple[str, ...]
 
     @property
     def bytes_before(self) -> int:
-        """What it would take."""
+        """Bytes that it would take."""
         return self.info.nbytes
 
 
@@ -117,8 +118,8 @@ class Linear(Entry):
 class Observed(Entry):
     """A value whose statistics are taken at run time (see fp8compile/observe/records.py).
 
-    ``row`` is its row in what the graph returns, ``order`` its place among the graph's observed values, ``values`` how many
-    share the row.
+    ``row`` is its row in the statistics that the graph returns, ``order`` its place among the graph's observed values, and
+    ``values`` the number of values that share the row.
     """
 
     kind: str  # "weight", "activation" or "data"
@@ -133,9 +134,9 @@ class Island(Entry):
     """Connected nodes that compute in FP32.
 
     Attributes:
-        info: of the first unsafe node.
-        nodes: how many compute (no views or casts); ``matmuls`` of them are matmuls.
-        bytes_added: what their values are larger by in FP32; what one kernel keeps to itself moves nothing of it.
+        info: the facts of the first unsafe node.
+        nodes: how many nodes compute (views and casts are not counted); ``matmuls`` of them are matmuls.
+        bytes_added: by how many bytes their values are larger in FP32. Values inside one kernel move none of these bytes.
         reason: why it is unsafe.
         members: the names of the nodes in the joint graph.
     """
@@ -169,12 +170,12 @@ class Notes:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Notes:
-        """What ``dataclasses.asdict`` made, after JSON."""
+        """The inverse of ``dataclasses.asdict``, also after a trip through JSON."""
         entries: dict[str, Any] = {n: tuple(map(kind.from_dict, data[n])) for n, kind in cls.ENTRIES.items()}
         return cls(**entries)
 
     def skipped(self, kind: str) -> tuple[Skip, ...]:
-        """What was left of a kind."""
+        """The skips of one kind."""
         return tuple(skip for skip in self.skips if skip.kind == kind)
 
     def __add__(self, other: Notes) -> Notes:

@@ -14,8 +14,8 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a part of a module path that is
 class Row:
     """One line of a table: a module path, the other cells, and how many entries it stands for.
 
-    ``sums`` are what adds up over entries, bytes say; rows are alike where their cells are equal and so is their path, but
-    for numbers in it.
+    ``sums`` are the figures that add up over entries, such as bytes. Rows are alike where their cells are equal and their
+    paths differ at most in numbers.
     """
 
     module: str
@@ -25,7 +25,7 @@ class Row:
 
 
 def collapsed(rows: Iterable[Row]) -> list[Row]:
-    """Rows that are alike as one, in the order in which they first appear."""
+    """Join rows that are alike, in the order in which they first appear."""
     groups: dict[tuple[str, tuple[str, ...]], list[Row]] = {}
     for row in rows:
         groups.setdefault((_NUMBER.sub("#", row.module), row.cells), []).append(row)
@@ -33,7 +33,7 @@ def collapsed(rows: Iterable[Row]) -> list[Row]:
 
 
 def _joined(rows: Sequence[Row]) -> list[Row]:
-    """Rows whose paths differ in numbers alone as one, if their ranges say no more than the rows do; else as they are."""
+    """Join rows whose paths differ only in numbers, if the joined ranges stand for just these paths; else path by path."""
     numbers = {tuple(map(int, _NUMBER.findall(row.module))) for row in rows}
     columns = [sorted(set(column)) for column in zip(*numbers, strict=True)]
     if math.prod(map(len, columns)) != len(numbers):

@@ -26,10 +26,10 @@ GIB = 1024**3
 
 @dataclass(frozen=True)
 class ModelBytes:
-    """What a model holds whatever the batch: bytes, and how many elements are trained.
+    """What a model holds for any batch: bytes, and how many elements are trained.
 
-    ``parameters`` are those that are trained; ``gradients_at_once`` the bytes of gradients that are alive together where each
-    is dropped after its update: those of one graph, which its backward returns together.
+    ``parameters`` are those that are trained. ``gradients_at_once`` are the bytes of gradients alive at the same time where
+    each is dropped after its update: the gradients of one graph, since its backward returns them together.
     """
 
     weights: int
@@ -51,11 +51,11 @@ class Fit:
         states: of the optimizer.
         activations: saved for backward.
         workspace: the most that forward or backward needs beyond these at one time, an estimate.
-        update: what the optimizer needs beside these while it steps, an estimate: torch.optim's default implementation on
+        update: what the optimizer needs in addition while it steps, an estimate: torch.optim's default implementation on
             a GPU makes one temporary of the size of all gradients.
-        card: what there is.
-        activations_plain, workspace_plain: the same of plain Inductor.
-        model: what it holds, for ``by_optimizer``.
+        card: the memory of the card.
+        activations_plain, workspace_plain: the same for plain Inductor.
+        model: what the model holds, for ``by_optimizer``.
     """
 
     weights: int
@@ -88,7 +88,7 @@ class Fit:
         return self.peak <= self.card
 
     def by_optimizer(self) -> OptimizerFits:
-        """The same step with other optimizers, whatever ``states`` says; iterate for the rows, print for a table.
+        """The same step with other optimizers, regardless of ``states``; iterate for the rows, print for a table.
 
         Raises:
             ValueError: the parameters are not known; ``fits`` of what ``explain`` or ``report`` returned knows them.
@@ -153,12 +153,12 @@ def model_bytes(
     fixed_formats: Mapping[int, tuple[str, str]] | None = None,
     in_graphs: Iterable[int] | None = None,
 ) -> ModelBytes:
-    """What ``model`` holds on this device: shared tensors once, of distributed tensors the local part.
+    """What ``model`` holds on this device. Shared tensors count once, distributed tensors with their local part.
 
     Args:
         model: the model.
         fixed_formats: by id of the parameter, formats of states that do not follow the optimizer's ``state_format``.
-        in_graphs: bytes of the gradients of each of its graphs; None: all come together.
+        in_graphs: bytes of the gradients of each of its graphs; None: all gradients are alive together.
     """
     formats = fixed_formats or {}
     trained = [(_local(p), formats.get(id(p))) for p in model.parameters() if p.requires_grad]
@@ -181,7 +181,7 @@ def gradient_bytes(values: Iterable[object]) -> int:
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of the distinct storages of these tensors; of those made of others (DTensor, EncodedTensor) the others'."""
+    """Bytes of the distinct storages of these tensors; for a tensor made of others (DTensor, EncodedTensor), theirs."""
     storages = (inner.untyped_storage() for t in tensors for inner in _inner(t))
     return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 

@@ -48,11 +48,11 @@ class OptimizerFit:
     """A training step with one optimizer, in bytes. True where the peak is no more than the card.
 
     Attributes:
-        name: of the optimizer.
-        states: what it keeps.
-        gradients: of them, what is alive at once.
+        name: the name of the optimizer.
+        states: the states it keeps.
+        gradients: the gradients that are alive at once.
         peak: the most that the step needs at one time.
-        card: what there is.
+        card: the memory of the card.
     """
 
     name: str
@@ -96,7 +96,7 @@ class Need:
 
 
 def needs(parameters: Sequence[Trained], gradients_at_once: int) -> list[Need]:
-    """Of each optimizer; ``gradients_at_once`` are alive at most where each is dropped after its update."""
+    """The need of each optimizer; ``gradients_at_once`` is the most alive where each gradient is dropped after its update."""
     whole = sum(p.nbytes for p in parameters)
     encoded = {name: sum(encoded_adamw(p, name) for p in parameters) for name in OURS}
     return [

@@ -179,8 +179,8 @@ class Report:
 
         Args:
             card_gib: the memory of the card in GiB.
-            states: what the optimizer holds: None is AdamW (two tensors in each trained parameter's dtype), a number is
-                bytes per trained parameter, an optimizer that has stepped is counted.
+            states: what the optimizer holds. None is AdamW (two tensors in each trained parameter's dtype), a number is
+                bytes per trained parameter; of an optimizer that has stepped, the states are counted.
 
         Raises:
             ValueError: a card or a number of bytes that cannot be, or an optimizer without state yet.

@@ -49,7 +49,7 @@ class Entries(tuple[E, ...], Generic[E]):
 def table_of(entries: Entries[Any], most: int | None = None, columns: int | None = None) -> list[Any]:
     """What ``printed`` takes: a title and a table, of its ``most`` largest rows; nothing where there are no entries.
 
-    What was left is a table for each reason. In less than ``columns`` (those of the terminal) some cells are left out.
+    Skips get a table for each reason. Cells that do not fit in ``columns`` (by default the terminal's) are left out.
     """
     if not entries:
         return []
@@ -70,7 +70,7 @@ def table_of(entries: Entries[Any], most: int | None = None, columns: int | None
 
 
 def _by_reason(rows: Iterable[Row]) -> dict[str, list[Row]]:
-    """Rows by their reason, the last of their cells, which they lose; the reason of the most bytes first."""
+    """Rows grouped by reason, the one with the most bytes first. The reason is a row's last cell and is removed from it."""
     found: dict[str, list[Row]] = {}
     for row in rows:
         found.setdefault(row.cells[-1], []).append(Row(row.module, row.cells[:-1], row.sums, row.times))

@@ -82,7 +82,7 @@ def _short(reason: str) -> str:
 def first_screen(
     head: Sequence[str], amounts: Sequence[RenderableType], tables: Sequence[Entries[Any]], remarks: Sequence[str]
 ) -> list[RenderableType]:
-    """The head, the bytes, the largest of what was stored, remarks, and where more is to be found."""
+    """The head, the bytes, the largest of what was stored, remarks, and where to find more."""
     said = [f"remark: {_cut(remark, 2 * terminal_width() - 12)}" for remark in remarks[:2]]
     if len(remarks) > 2:
         said.append(f"{len(remarks) - 2} more in report.remarks")

@@ -16,14 +16,14 @@ COPIED = "copies of inputs that the forward overwrites"
 RECOMPUTED = "recomputed from what is saved"
 ENCODED = "stored as codes"
 OBSERVED = "statistics"
-# Labels of parts: what is left has its reason for one.
+# Labels of parts; the label of a tensor that was left is the reason.
 CODES = "codes and their scales"
 OTHER = "of other kinds"
 
 
 @dataclass(frozen=True)
 class Amount:
-    """Bytes under a label; of a change they are signed. ``tensors`` says how many it is about."""
+    """Bytes under a label, signed for a change. ``tensors`` is the number of tensors they belong to."""
 
     label: str
     nbytes: int
@@ -42,7 +42,7 @@ class Waterfall:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Waterfall:
-        """What ``dataclasses.asdict`` made, after JSON."""
+        """The inverse of ``dataclasses.asdict``, also after a trip through JSON."""
         return cls(*(tuple(Amount(**amount) for amount in data[name]) for name in ("changes", "parts")))
 
     def __add__(self, other: Waterfall) -> Waterfall:
@@ -53,7 +53,7 @@ class Waterfall:
 
 
 def merged(amounts: Iterable[Amount]) -> tuple[Amount, ...]:
-    """One amount for each label, in the order in which labels first appear; those of nothing are left out."""
+    """One amount for each label, in the order in which labels first appear; empty amounts are left out."""
     found: dict[str, Amount] = {}
     for amount in amounts:
         known = found.get(amount.label, Amount(amount.label, 0))

@@ -1,4 +1,4 @@
-"""Why one module is as it is: all that the passes did and left in it and under it."""
+"""Why one module is as it is: what the passes did in it and under it, and what they left."""
 
 from __future__ import annotations
 

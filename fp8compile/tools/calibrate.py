@@ -3,7 +3,7 @@
     joint graph  --widen all-->  forward and backward in FP32, run node by node  --statistics-->  amax by node
 
 An overflowing model is measured like a healthy one: nothing saturates on the way, so the first value that leaves FP16's range
-does not hide those behind it.
+does not hide the ones after it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from fp8compile.tools.trial_step import (
 )
 
 ROWS = "fp8compile_lines"  # in the meta of a node: the rows of the statistics that its value goes to
-DIGITS = 3  # of an amax that is kept: another machine's rounding is no other calibration
+DIGITS = 3  # digits kept of an amax: another machine's rounding must not make another calibration
 
 
 def calibrate(
@@ -89,7 +89,7 @@ def calibrate(
         raise ValueError(
             f"calibrate: batches is a {type(batches).__name__}; give a list of batches, if only of one: [batch]."
         )
-    nothing = Calibration((), headroom)  # raises where the headroom is none
+    nothing = Calibration((), headroom)  # raises for an invalid headroom
     eager = getattr(model, "_orig_mod", model)
     chosen = chosen_recipe(recipe, model)
     _check_finite("", (*eager.named_parameters(), *eager.named_buffers()))
@@ -106,7 +106,7 @@ def calibrate(
 def _run(
     model: nn.Module, recipe: Recipe, batches: Iterable[Any], loss: Callable[[Any], Tensor] | None
 ) -> list[_Graph]:
-    """Train and evaluate on every batch; the graphs, with what was seen in them."""
+    """Train and evaluate on every batch; returns the graphs, with what was seen in them."""
     graphs: list[_Graph] = []
 
     def compile(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -132,7 +132,7 @@ def _run(
 
 
 def _check_finite(where: str, tensors: Iterable[tuple[str, Any]]) -> None:
-    """No NaN and no inf; -inf alone is a mask."""
+    """Check that there is no NaN and no inf; -inf alone is a mask."""
     for name, value in tensors:
         if not all_finite(value) and nonfinite_kinds(value) != {MINUS}:
             found = range_of(name, value).non_finite
@@ -157,7 +157,7 @@ def _finite_loss(where: str, loss: Callable[[Any], Tensor] | None) -> Callable[[
 
 
 def _check_gradients(where: str, model: nn.Module, gradients: Iterable[Tensor | None]) -> None:
-    """No NaN; an inf may come of the cast back to 16 bit at scale 1."""
+    """Check that there is no NaN; an inf may come from the cast back to 16 bit at scale 1."""
     trained = (name for name, parameter in model.named_parameters() if parameter.requires_grad)
     for name, gradient in zip(trained, gradients, strict=False):
         if gradient is not None and NAN in nonfinite_kinds(gradient):
@@ -169,7 +169,7 @@ def _check_gradients(where: str, model: nn.Module, gradients: Iterable[Tensor | 
 
 @contextlib.contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
-    """The model as in evaluation, each of its modules afterwards as it was."""
+    """Puts the model into evaluation mode; each of its modules is afterwards as it was."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
@@ -180,7 +180,7 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
 
 
 class _Graph:
-    """One Dynamo graph: widened as a whole, run node by node, what was seen of it in ``observations``."""
+    """One Dynamo graph: widened as a whole, run node by node; ``observations`` hold what was seen of it."""
 
     def __init__(self) -> None:
         self.kind = ""
@@ -190,11 +190,11 @@ class _Graph:
         patches = inductor_options(recipe)
         patches |= {"force_disable_caches": True, **joint_pass(self.widen, patches)}
         compile_args: dict[str, Any] = {"config_patches": patches, "inner_compile": self.inner}
-        with private.functorch_config.patch(cse=False):  # of two equal values, each is measured
+        with private.functorch_config.patch(cse=False):  # so that two equal values are measured separately
             return cast(Callable[..., Any], private.compile_fx(gm, example_inputs, **compile_args))
 
     def widen(self, graph: Graph) -> None:
-        """On the joint or inference graph. Nested regions come before what holds them: the last is the graph itself."""
+        """Widen the joint or inference graph. Nested regions come before the graph that holds them, which comes last."""
         nodes = measured_nodes(graph)
         self.kind, self.values = kind_of(graph), values_of(graph, nodes)
         wide = widen(graph, {n for n in graph.nodes if can_widen(n)})
@@ -228,7 +228,7 @@ class _Graph:
 
 
 class _Measuring(Interpreter):
-    """Runs one half of a graph; ``stats`` are then the statistics of the nodes with ``ROWS``."""
+    """Runs one half of a graph; afterwards ``stats`` hold the statistics of the nodes with ``ROWS``."""
 
     def __init__(self, gm: GraphModule, num_rows: int) -> None:
         super().__init__(gm)
@@ -243,19 +243,19 @@ class _Measuring(Interpreter):
 
 
 def _without_masks(x: Tensor) -> Tensor:
-    """With -inf for what is within 1 % of -65504: a mask, with scores added to it. It hides no overflow, since nobody
-    fits who comes near it from either side."""
+    """``x`` with -inf for elements within 1 % of -65504: those are a mask with scores added to it. This hides no overflow,
+    since a value that comes this near from either side does not fit."""
     return x.detach().masked_fill((x / -FP16_MAX - 1).abs() < 0.01, -torch.inf)
 
 
 def _best_scale(graphs: Iterable[Measurements]) -> float:
-    """The power of two that brings the median amax of all gradients nearest 1; 1 where there is none."""
+    """The power of two that brings the median amax of all gradients nearest 1; 1 where there are no gradients."""
     amax = [v.amax for g in graphs for v in g.values if v.direction == BACKWARD and v.amax > 0]
     return 2.0 ** -round(math.log2(statistics.median(amax))) if amax else 1.0
 
 
 def _merged(graphs: Iterable[Measurements]) -> tuple[Measurements, ...]:
-    """Without those that hold nothing; graphs that are known by the same are one, with the larger amax of each value."""
+    """The graphs that hold values. Graphs with the same kind and keys are merged, with the larger amax of each value."""
     found: dict[tuple[Any, ...], Measurements] = {}
     for graph in graphs:
         key = graph.kind, graph.keys

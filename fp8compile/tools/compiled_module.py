@@ -1,4 +1,4 @@
-"""How a module was compiled: the recipe that runs and all else that torch.compile was told, read back from Dynamo."""
+"""How a module was compiled: the current recipe and the other arguments of torch.compile, read back from Dynamo."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class RecipeBackend:
     """The backend for one recipe, with a mode beside it, which torch.compile's ``options`` exclude.
 
     Equal recipes are equal backends, so Dynamo runs for both what it compiled for one. ``first`` are the arguments that
-    the user gave to torch.compile, for the way back, and ``isolated`` whether they asked for a region of their own.
+    the user gave to torch.compile, kept for the way back. ``isolated`` says whether they asked for a region of their own.
     """
 
     recipe: Recipe
@@ -35,12 +35,12 @@ class RecipeBackend:
 
 @dataclass(frozen=True)
 class CompiledWith:
-    """What torch.compile was told about a module.
+    """The arguments that torch.compile got for a module.
 
     Attributes:
         recipe: the recipe that runs.
         first: ``backend``, ``options`` and ``mode`` as the user gave them.
-        others: the remaining arguments: ``dynamic``, ``fullgraph`` and so on.
+        others: the other arguments: ``dynamic``, ``fullgraph`` and so on.
     """
 
     recipe: Recipe
@@ -48,14 +48,14 @@ class CompiledWith:
     others: Mapping[str, Any]
 
     def arguments(self, recipe: Recipe) -> dict[str, Any]:
-        """The arguments of torch.compile that run ``recipe`` and change nothing else."""
+        """The arguments of torch.compile that select ``recipe`` and change nothing else."""
         others = dict(self.others)
         filter_fn = others.pop("guard_filter_fn", None)
         arguments = dict(self.first)
         if recipe != Recipe.from_options(arguments["options"]):
             backend = RecipeBackend(recipe, arguments["mode"], self.first, "isolate_recompiles" in others)
             arguments = {"backend": backend, "options": None, "mode": None}
-        if filter_fn is not None:  # travels in the options, from which torch.compile takes it out
+        if filter_fn is not None:  # passed in the options, from which torch.compile takes it out
             arguments["options"] = {**(arguments["options"] or {}), "guard_filter_fn": filter_fn}
         return {**arguments, **others}
 
@@ -84,10 +84,10 @@ def active_recipes(module: nn.Module) -> set[Recipe]:
 
 
 def _others(context: Any, wrapper: Any) -> dict[str, Any]:
-    """Arguments that are no part of the backend, where they were given (some are newer than torch 2.11)."""
+    """The given arguments that are not part of the backend (some are newer than torch 2.11)."""
     convert = getattr(context.callback, "_torchdynamo_orig_backend", None)
     backend = wrapper.compiler_fn
-    ours = isinstance(backend, RecipeBackend)  # then the region is of set_recipe's making, or it took over the user's
+    ours = isinstance(backend, RecipeBackend)  # then set_recipe made the region, or took over the user's
     optional = {
         "guard_filter_fn": getattr(getattr(context, "_hooks", None), "guard_filter_fn", None),
         "recompile_limit": getattr(convert, "_recompile_limit", None),

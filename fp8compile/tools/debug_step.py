@@ -60,7 +60,7 @@ def debug_step(
         scale: the loss scale: what the loss is multiplied by.
 
     Returns:
-        The first value that is not finite, None if all are. -inf in a mask is none.
+        The first value that is not finite, None if all are finite. -inf in a mask does not count.
 
     Raises:
         ValueError: no graph was compiled, ``loss`` is not a scalar, ``scale`` is not positive, or ``batch`` is a mapping
@@ -73,7 +73,7 @@ def debug_step(
             f"debug_step: scale={scale!r} is no loss scale; give a positive number, such as scaler.get_scale()"
         )
     eager = getattr(model, "_orig_mod", model)
-    # The interpreter looks for itself, so nothing is counted.
+    # The interpreter itself looks at every value, so no statistics are taken.
     step = _Step(eager, chosen_recipe(recipe, model).replace_in_all(observe=False), args, keywords)
     if step.found is not None:
         return step.found
@@ -89,7 +89,7 @@ class _Stop(Exception):
 
 
 class _Step:
-    """One step of ``model``: names its tensors, compiles its graphs to be watched, keeps what is found first."""
+    """One step of ``model``: names its tensors, compiles its graphs under watch, keeps the first finding."""
 
     def __init__(self, model: nn.Module, recipe: Recipe, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.recipe = recipe
@@ -107,7 +107,7 @@ class _Step:
                 self._enter(name, value, kind)
 
     def _enter(self, name: str, value: Any, kind: str) -> None:
-        """Name a tensor that the step comes with, and look whether it is the culprit."""
+        """Name a tensor that the step starts with, and check whether it is not finite."""
         if not isinstance(value, Tensor):
             return
         self.names[id(value)] = name
@@ -124,7 +124,7 @@ class _Step:
         raise _Stop(found.line)
 
     def scaled(self, loss: Callable[[Any], Tensor] | None, scale: float) -> Callable[[Any], Any]:
-        """The loss times its scale, looked at on the way."""
+        """The loss times its scale, checked on the way."""
 
         def scaled_loss(output: Any) -> Any:
             value = loss(output) if loss else default_loss(output)
@@ -162,7 +162,7 @@ class _Graph:
         self.names: dict[str, str] = {}  # by node
 
     def enter(self, inputs: Sequence[Any]) -> None:
-        """Before a call: name the inputs, and look at those that code between the graphs has made."""
+        """Before a call: name the inputs, and check those that code between the graphs has made."""
         known = self.step.names
         self.inputs = tuple(known.get(id(value), "") for value in inputs)
         self.parameters = [name for value in inputs if (name := self.step.parameters.get(id(value)))]

@@ -1,4 +1,4 @@
-"""What was done to a model: ``explain`` compiles afresh and tells, ``report`` tells of the model that is running."""
+"""What was done to a model: ``explain`` compiles it afresh, ``report`` describes the model that is running."""
 
 from __future__ import annotations
 
@@ -31,10 +31,10 @@ PLAIN_EAGER = (
 def report(compiled: nn.Module) -> Report:
     """The report of the graphs compiled so far for a model, as returned by torch.compile or compiled in place.
 
-    After ``set_recipe``, only those of the recipe that runs now.
+    After ``set_recipe``, these are only the graphs of the recipe that runs now.
 
     Raises:
-        ValueError: no graph of this model was compiled by fp8compile, so there is nothing to report; or no module.
+        ValueError: no graph of this model was compiled by fp8compile, so there is nothing to report; or it is no module.
     """
     check_is_module(compiled, "report")
     recipes = active_recipes(compiled)
@@ -99,7 +99,7 @@ def explain(
 
 
 def _ran(report: GraphReport, times: int) -> GraphReport:
-    """The report of a graph that ran so often; one that saves nothing counts once, whatever is known of it."""
+    """The report of a graph that ran ``times`` times; a graph that saves nothing counts once in any case."""
     return dataclasses.replace(report, runs=times if report.kind == "training" else 1)
 
 
@@ -114,7 +114,7 @@ def _counted(run: Callable[..., Any], calls: list[int], at: int) -> Callable[...
 
 
 def _report(graphs: list[GraphReport], recipe: Recipe, model: nn.Module, gradients: list[int]) -> Report:
-    """``gradients`` are the bytes of those that each graph makes."""
+    """The report of a model; ``gradients`` are the bytes of gradients that each graph makes."""
     eager = getattr(model, "_orig_mod", model)
     remarks = unmatched(graphs, recipe, eager)
     graphs = [without_wishes(graph) for graph in graphs]

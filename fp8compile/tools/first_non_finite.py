@@ -40,7 +40,7 @@ def line_of_first(first: FirstNonFinite) -> str:
 
 
 def text_of_first(first: FirstNonFinite) -> str:
-    """The line, a table of the value and the inputs, and what to mind."""
+    """The line, a table of the value and the inputs, and the remark."""
     rows = [*(_of_range("input", each) for each in first.inputs), _of_range("output", first.value)]
     columns = ("", "value", "dtype", "shape", "min", "max", "|x| max", "not finite")
     parts: list[RenderableType] = [first.line, table("ranges of what is finite", columns, rows)]
@@ -55,13 +55,13 @@ def _of_range(role: str, each: TensorSummary) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class FirstNonFinite:
-    """The first value of a step that is not finite; ``str()`` says it in a line, with a table of the inputs.
+    """The first value of a step that is not finite; ``str()`` gives it in a line, with a table of the inputs.
 
     Attributes:
         kind: "operation" (made by ``op``), "data", "parameter" or "buffer" (it came in with that), or "outside" (made by
             code that is not compiled: the loss, or what stands between two graphs).
-        op: the aten operation; "input" or "loss" where it is none.
-        module: path of the module it was made in; of a parameter, an input or a buffer, its name.
+        op: the aten operation; "input" or "loss" where no operation made the value.
+        module: path of the module it was made in; for a parameter, an input or a buffer, its name.
         source: the user's source line.
         direction: "forward" or "backward".
         value: the value itself: dtype, shape, finite range, how many elements are inf, -inf and NaN.

@@ -1,12 +1,12 @@
-"""A graph run node by node, with an eye on where the first NaN or infinity is made.
+"""A graph run node by node, to find where the first NaN or infinity is made.
 
 A node *makes* a NaN, +inf or -inf if its output holds one and none of its inputs does, scalars among its arguments included:
-``full(-inf)``, a mask filled with it and all that only passes it on make nothing. In the forward, the lowest number of a
-dtype counts as -inf: masks are filled with that too, and scores added to it round to -inf in FP16.
+``full(-inf)``, a mask filled with it and all operations that only pass it on make nothing. In the forward, the lowest number
+of a dtype counts as -inf: masks are filled with that too, and scores added to it round to -inf in FP16.
 
-What is made is a finding as soon as it leaves the graph, or arithmetic takes it in, even if the result is finite again
-(1 / inf = 0). It is none if all that happens to it is that a ``where`` chooses the other side: rows that are masked
-altogether (``_safe_softmax``), or the gradient of a norm at 0. ``nan_to_num`` is no such choice: it hides.
+A value made this way is a finding as soon as it leaves the graph, or arithmetic reads it, even if the result is finite
+again (1 / inf = 0). It is not a finding if a ``where`` chooses the other side and nothing else reads it: rows that are masked
+completely (``_safe_softmax``), or the gradient of a norm at 0. ``nan_to_num`` is no such choice: it hides the value.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class TensorSummary:
         shape: e.g. "[4, 64]".
         numel: its number of elements.
         min, max: the least and the greatest finite element; NaN where there is none.
-        nan, inf, minus_inf: how many elements are that.
+        nan, inf, minus_inf: how many elements are NaN, inf and -inf.
     """
 
     name: str
@@ -67,7 +67,7 @@ class TensorSummary:
 
 @dataclass(frozen=True)
 class NonFiniteNode:
-    """A node that made something that is not finite: its place, its output and its inputs."""
+    """A node that made a value that is not finite: its place, its output and its inputs."""
 
     op: str
     module: str
@@ -77,22 +77,22 @@ class NonFiniteNode:
 
 
 class NonFiniteFinder(Interpreter):
-    """Runs a graph node by node; ``found`` is then the first finding, or None.
+    """Runs a graph node by node; afterwards ``found`` is the first finding, or None.
 
     Args:
         gm: the graph.
         direction: "forward" or "backward".
-        names: what to call the inputs, by the name of their node, where that is not its own.
+        names: the names to give to inputs, by the name of their node, if they differ from it.
     """
 
     def __init__(self, gm: GraphModule, direction: str, names: Mapping[str, str]) -> None:
         super().__init__(gm)
         self.extra_traceback = False
         self.direction, self.names = direction, names
-        self.labels: dict[Node, str] = {}  # of what is computed
+        self.labels: dict[Node, str] = {}  # of the computed values
         self.made: dict[Node, NonFiniteNode] = {}  # in the order of the graph
         self.confirmed: set[Node] = set()
-        self.carried: dict[Node, frozenset[Node]] = {}  # what holds something made, and who made it
+        self.carried: dict[Node, frozenset[Node]] = {}  # values that hold something made, and who made it
 
     @property
     def found(self) -> NonFiniteNode | None:
@@ -100,7 +100,7 @@ class NonFiniteFinder(Interpreter):
 
     @property
     def outputs(self) -> dict[str, str]:
-        """What to call the outputs, by the names that they have as inputs of the backward."""
+        """The names to give to the outputs, by the names that they have as inputs of the backward."""
         return {node.name: self._name(node) for node in self.graph.output_node().all_input_nodes}
 
     def run_node(self, n: Node) -> Any:
@@ -159,12 +159,12 @@ def nonfinite_kinds(value: Any) -> frozenset[str]:
 
 
 def all_finite(value: Any) -> bool:
-    """Whether it is no floating-point tensor, or one without NaN and infinity."""
+    """Whether ``value`` is no floating-point tensor, or one without NaN and infinity."""
     return not _is_floating(value) or bool(_readable(value).isfinite().all())
 
 
 def range_of(name: str, value: Tensor) -> TensorSummary:
-    """What ``value`` holds; of complex numbers, real and imaginary parts."""
+    """What ``value`` holds; for complex numbers, in real and imaginary parts."""
     x = _readable(value)
     finite = x[x.isfinite()]
     least, greatest = (finite.min().item(), finite.max().item()) if finite.numel() else (math.nan, math.nan)
@@ -175,7 +175,7 @@ def range_of(name: str, value: Tensor) -> TensorSummary:
 
 
 def _place(node: Node) -> Node:
-    """``node``, or where it belongs to no module (a sum of gradients) the nearest before it that does."""
+    """``node``, or, if it belongs to no module (a sum of gradients), the nearest node before it that does."""
     waiting: Sequence[Node] = [node]
     while waiting:
         if known := next((n for n in waiting if {"nn_module_stack", "fwd_nn_module_stack"} & n.meta.keys()), None):
@@ -203,6 +203,6 @@ def _ranges(value: Any) -> bool:
 
 
 def _readable(value: Tensor) -> Tensor:
-    """Its numbers in a dtype that has isnan, comparisons and min on every device."""
+    """The value's numbers in a dtype that has isnan, comparisons and min on every device."""
     x = torch.view_as_real(value.detach().resolve_conj()) if value.is_complex() else value.detach()
     return x if x.dtype in (torch.float64, torch.float32, torch.int64) else x.float()

@@ -1,13 +1,13 @@
-"""Turn a compiled model, or modules of it, to another recipe while it trains.
+"""Switch a compiled model, or modules of it, to another recipe while it trains.
 
 Dynamo guards compiled code with the backend that made it. A new recipe is a new backend, so each graph is compiled once
 more at its next call, and what was compiled before stays for the way back. The model itself is not touched.
 
-Dynamo stops compiling a piece of code after ``recompile_limit`` times and runs it as it is from then on; it does not ask
-which model or recipe a compilation was for. So each model gets, for each recipe, a region of Dynamo's code caches of its
-own (torch.compile's ``isolate_recompiles``): the limit counts within a region, as if the recipe were the only one, and no
-setting of Dynamo's, which would be one of this thread alone, is written. (Where a torch has no regions, set_recipe
-refuses the recipe that could be the first beyond the limit, rather than end in plain eager.)
+Dynamo compiles a piece of code at most ``recompile_limit`` times, and then runs it uncompiled. It does not ask which model or
+recipe a compilation was for. So each model gets, for each recipe, its own region of Dynamo's code caches (torch.compile's
+``isolate_recompiles``). The limit counts within a region, as if the recipe were the only one. No Dynamo setting is written:
+it would hold for this thread alone. (Where a torch has no regions, set_recipe refuses the recipe that could be the first
+beyond the limit, rather than end in plain eager.)
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def _for_all(now: Recipe, recipe: Any) -> Recipe:
 
 
 def _for_some(now: Recipe, recipe: Any, patterns: Sequence[str]) -> Recipe:
-    """``now`` with ``recipe`` for ``patterns``, before all others; entries at the end that say what ``now`` says go."""
+    """``now`` with ``recipe`` for ``patterns``, before all others; entries at the end that repeat ``now`` are dropped."""
     earlier = {pattern: other for pattern, other in now.modules.items() if pattern not in patterns}
     new = dataclasses.replace(now, modules={**dict.fromkeys(patterns, recipe), **earlier})
     pairs = list(new.modules.items())
@@ -108,7 +108,7 @@ def _isolation(root: nn.Module, now: CompiledWith, first_time: bool) -> dict[str
     """The argument that opens a region of its own for a recipe that runs for the first time.
 
     Raises:
-        ValueError: this torch knows none, and the recipe could be one more than Dynamo compiles for a piece of code.
+        ValueError: this torch has no regions, and the recipe could be one more than Dynamo compiles for a piece of code.
     """
     if private.HAS_REGIONS:
         return {"isolate_recompiles": True} if first_time else {}

@@ -1,4 +1,4 @@
-"""One step of a model to look at: the recipe it runs, its gradients, and everything left as it was.
+"""One step of a model, run for inspection: its recipe and its gradients; afterwards everything is as it was.
 
 explain, calibrate, debug_step, check   compile the model afresh, with a backend of their own, and run one step
 """
@@ -22,7 +22,7 @@ LIMIT = 1024  # each of these compiles the same code once more; Dynamo's usual l
 
 
 def check_is_module(model: object, caller: str) -> None:
-    """Raises ValueError for a function, say: what a graph belongs to is known by the parameters of a module."""
+    """Raises ValueError for a function, for example: a graph is matched to a model by the parameters of a module."""
     if not isinstance(model, nn.Module):
         name = getattr(model, "__name__", type(model).__name__)
         raise ValueError(
@@ -45,7 +45,7 @@ def chosen_recipe(recipe: Recipe | str | Mapping[str, Any] | None, model: nn.Mod
 def one_step(
     model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Callable[[Any], Tensor] | None
 ) -> tuple[Tensor | None, ...]:
-    """The gradients of the parameters that train, then of the arguments that do."""
+    """The gradients of the parameters that train, then of the arguments that train."""
     output = model(*args, **kwargs)
     scalar = loss(output) if loss else default_loss(output)
     if scalar is None or not scalar.requires_grad:

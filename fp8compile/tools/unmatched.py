@@ -1,7 +1,7 @@
 """Patterns of a recipe that match nothing in a whole model, each with the nearest name that there is.
 
-A graph cannot say it by itself: where Dynamo breaks a model, a pattern may hold for another graph. So it is said of all
-graphs together, and what single graphs noted of ``keep_fp32`` goes. What stands in the default recipe is not remarked on.
+A single graph cannot tell: where Dynamo breaks a model, a pattern may match in another graph. So the remarks are made for all
+graphs together, and the notes of single graphs on ``keep_fp32`` are dropped. Patterns of the default recipe get no remark.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ def unmatched(graphs: Sequence[GraphReport], recipe: Recipe, model: nn.Module) -
     """A remark on each pattern of ``recipe`` that matches nothing in ``model`` or in the reports of its graphs.
 
     Args:
-        graphs: of the whole model.
-        recipe: what they were compiled with.
+        graphs: the graphs of the whole model.
+        recipe: the recipe they were compiled with.
         model: as the user wrote it, not what torch.compile made of it.
     """
     report = Report(tuple(graphs))
@@ -59,13 +59,13 @@ def unmatched(graphs: Sequence[GraphReport], recipe: Recipe, model: nn.Module) -
 
 
 def without_wishes(graph: GraphReport) -> GraphReport:
-    """The report of a graph without what it noted of patterns of ``keep_fp32``, which may hold for another one."""
+    """The report of a graph without its notes on patterns of ``keep_fp32``, which may match in another graph."""
     skips = tuple(skip for skip in graph.notes.skips if skip.reason != WISH)
     return dataclasses.replace(graph, notes=dataclasses.replace(graph.notes, skips=skips))
 
 
 def _patterns(recipe: Recipe) -> Iterator[tuple[str, str, bool]]:
-    """Where a pattern on modules stands, itself, and whether a module without a tensor is told of in any case."""
+    """For each pattern on modules, where it is written, the pattern, and whether a module without tensors is reported too."""
     for pattern in recipe.modules:
         yield f"Recipe.modules[{pattern!r}]", pattern, True
     inner = ((f"Recipe.modules[{path!r}]", other) for path, other in recipe.modules.items())
@@ -79,7 +79,7 @@ def _patterns(recipe: Recipe) -> Iterator[tuple[str, str, bool]]:
 
 
 def _kept_in_vain(graphs: Sequence[GraphReport], recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Each pattern of ``keep_fp32`` that every graph notes to match nothing, and what the first one takes it for."""
+    """Each pattern of ``keep_fp32`` that matches nothing in any graph, and the suggestion that the first graph makes."""
     for pattern in recipe.keep_fp32:
         begin = f"{pattern!r}."
         messages = [

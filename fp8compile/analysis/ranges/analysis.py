@@ -29,7 +29,7 @@ __all__ = ["Interval", "ranges"]
 
 aten, prims = torch.ops.aten, torch.ops.prims
 _COMPARISONS: dict[object, bool] = {aten.gt: True, aten.ge: True, aten.lt: False, aten.le: False}
-_RECOMPUTED = {  # what a branch of a where may be computed of, to be computed again for a narrower operand
+_RECOMPUTED = {  # operations in a branch of a where that are evaluated again for a narrower operand
     prims.convert_element_type, aten.add, aten.sub, aten.mul, aten.div, aten.neg, aten.exp, aten.expm1, aten.log1p,
     aten.reciprocal, aten.abs, aten.pow, aten.sigmoid, aten.tanh,
 }  # fmt: skip
@@ -38,7 +38,7 @@ _RECOMPUTED = {  # what a branch of a where may be computed of, to be computed a
 def ranges(graph: Graph, known: Mapping[Node, Interval] | None = None) -> dict[Node, Interval]:
     """The range of every value with numbers in it: tensors and sizes. ``known`` ones (from calibration) override.
 
-    What has a symbolic size in its bounds fits if it does for every size that torch's shape environment allows.
+    A range with a symbolic size in its bounds fits if it fits for every size that torch's shape environment allows.
     """
     found: dict[Node, Any] = {}
     for node in graph.nodes:
@@ -86,7 +86,7 @@ def _of_tensor(node: Node, dtype: torch.dtype, found: Mapping[Node, Any]) -> Int
 
 
 def _of_integers(node: Node, dtype: torch.dtype, found: Mapping[Node, Any]) -> Interval:
-    """Integers wrap around, but not for the sizes that there are; only some operations on them are as on numbers."""
+    """Integers may wrap around, but not for sizes that occur; only some operations act on them as on real numbers."""
     whole = of_dtype(dtype)
     if packet(node) not in INTEGERS:
         return whole
@@ -96,7 +96,7 @@ def _of_integers(node: Node, dtype: torch.dtype, found: Mapping[Node, Any]) -> I
 
 
 def _chosen(node: Node, found: Mapping[Node, Any]) -> Interval | None:
-    """where(x > c, a, b): a is computed of x >= c where it is chosen, and b of x <= c, as in elu and softplus."""
+    """where(x > c, a, b): where it is chosen, a is computed from x >= c, and b from x <= c, as in elu and softplus."""
     condition, *branches = node.args
     if not isinstance(condition, Node) or packet(condition) not in _COMPARISONS:
         return None
@@ -112,7 +112,7 @@ def _chosen(node: Node, found: Mapping[Node, Any]) -> Interval | None:
 
 
 def _under(branch: object, x: Node, narrow: Interval, found: Mapping[Node, Any], depth: int = 8) -> Interval:
-    """The range of ``branch`` where ``x``, of which it is computed element by element, is within ``narrow``."""
+    """The range of ``branch``, which is computed element by element from ``x``, where ``x`` is within ``narrow``."""
     if not isinstance(branch, Node):
         return of(found, branch)
     if original(branch) is x:
@@ -131,7 +131,7 @@ def _rounded(x: Interval, value: object, error: float | None) -> Interval:
 
 
 def _both(x: Interval, relation: Interval) -> Interval:
-    """What two proofs say together; on vanishing, the relation's word counts."""
+    """Two proofs combined; whether the value vanishes is for the relation to say."""
     lower: Bound = greatest([x.lower, relation.lower])
     upper: Bound = least([x.upper, relation.upper])
     return between(lower, upper, relation.vanishing)

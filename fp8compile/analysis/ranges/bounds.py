@@ -1,7 +1,7 @@
 """Bounds of ranges: a number, or an expression in the sizes of dynamic shapes.
 
-A sum over s0 elements of at most R is at most R s0, and that divided by s0 is at most R again. What cannot be decided for all
-sizes gives way to the number that it is within. Where no size is symbolic, all of this is plain floats.
+A sum over s0 elements of at most R is at most R s0, and that divided by s0 is at most R again. A bound that cannot be decided
+for all sizes is replaced by a number that encloses it. Where no size is symbolic, all of this is plain floats.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def at_most(bound: Bound) -> float:
 
 
 def positive(bound: Bound) -> bool:
-    """Whether it is known to be, whatever the sizes are."""
+    """Whether the bound is known to be positive for all sizes."""
     return bound > 0 if isinstance(bound, float) else bool(bound.is_positive)
 
 
@@ -66,7 +66,7 @@ def size(value: int | torch.SymInt | torch.SymFloat) -> Bound:
 
 
 def _numbers(expression: sympy.Expr) -> tuple[float, float]:
-    """The least and greatest value of an expression, by the sizes that torch's shape environment allows."""
+    """The least and greatest value of an expression over the sizes that torch's shape environment allows."""
     bounds = bound_sympy(expression)
     return _float(bounds.lower), _float(bounds.upper)
 

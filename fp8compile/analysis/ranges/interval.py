@@ -6,13 +6,13 @@ An infinite bound proves nothing on that side; 0 times such a bound is 0, since 
 
 Rounding. Addition, multiplication, division, square root and casts round to nearest, which is monotone: what is at most b
 is at most fl(b) when rounded. A 16-bit node may be rounded or, inside a kernel, kept in FP32: b and fl(b) both count.
-Functions err by some units of FP32's last place (``FUNCTION_ERROR``). None crosses 0, and FP32 may flush what is below 2^-126
-to 0. Overflow does not exist here: the question is what a value would be if the exponent were wide enough.
+Functions err by some units of FP32's last place (``FUNCTION_ERROR``). No error crosses 0, and FP32 may flush what is below
+2^-126 to 0. Overflow does not exist here: the question is what a value would be if the exponent were wide enough.
 
 Sums. In a fixed order of additions a sum is monotone in each summand, so it lies between the computed sums of n times the
 lower and n times the upper bound. Kernels add at most ``BLOCK`` numbers in a row, such partial sums in a tree of less than 64
 levels: each addition errs by 2^-24, together (min(n, BLOCK) + 64) 2^-24; the product or quotient beside it is among the 64.
-Of a bound with 12 significant bits (any FP16 number) k times it is exact for k <= BLOCK = 2^12: what is left is 64 2^-24.
+For a bound with 12 significant bits (any FP16 number), k times the bound is exact for k <= BLOCK = 2^12; 64 2^-24 is left.
 """
 
 from __future__ import annotations
@@ -61,13 +61,13 @@ class Interval:
     def fits(self, limit: float = FP16_MAX) -> bool:
         """Whether it is proven that FP16 holds it: it rounds to at most ``limit``, and does not vanish.
 
-        What exceeds the limit by less than half an FP16 step, 2^-12 of it or more, rounds to it.
+        A value above the limit by less than half an FP16 step, which is 2^-12 of the limit or more, rounds to the limit.
         """
         return not self.vanishing and self.amax < limit * (1 + 2.0**-12)
 
     @property
     def amax(self) -> float:
-        """The greatest magnitude, whatever the sizes are."""
+        """The greatest magnitude, for all sizes."""
         return max(-at_least(self.lower), at_most(self.upper), 0.0)
 
     def __str__(self) -> str:
@@ -85,7 +85,7 @@ def exactly(value: Bound) -> Interval:
 
 
 def between(lower: Bound, upper: Bound, vanishing: bool = False) -> Interval:
-    """The range of these bounds; what is all below FP16's normal numbers vanishes, what is all above them does not."""
+    """The range of these bounds. If all of it is below FP16's normal numbers it vanishes, if none of it is, it does not."""
     if isinstance(lower, float) and isinstance(upper, float):
         lower = -math.inf if math.isnan(lower) else lower
         upper = math.inf if math.isnan(upper) else upper
@@ -102,7 +102,7 @@ def numeric(x: Interval) -> Interval:
 
 
 def hull(ranges: Iterable[Interval]) -> Interval:
-    """What may be in any of ``ranges``."""
+    """A range that contains all of ``ranges``."""
     parts = list(ranges)
     if not parts:
         return ANYTHING
@@ -206,7 +206,7 @@ def _nearest(x: float, bits: int) -> float:
 
 @functools.cache
 def bits_of(dtype: torch.dtype) -> int:
-    """Bits of the significand: 11 of FP16, 8 of BF16, 24 of FP32 and, since a backend may compute in that, of all else."""
+    """Bits of the significand: 11 for FP16, 8 for BF16, 24 for FP32 and, as a backend may compute in FP32, for all else."""
     return min(24, 1 - round(math.log2(torch.finfo(dtype).eps))) if dtype.is_floating_point else 24
 
 

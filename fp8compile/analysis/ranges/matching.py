@@ -1,7 +1,7 @@
-"""Finding in a graph what the relations between values speak of: a value through casts, a reduction laid along its operand.
+"""Finding in a graph what the relations between values are about: a value through casts, a reduction laid along its operand.
 
-An operand is matched by node, through casts and copies that lose nothing. A reduction is matched only where it is laid along
-the dimensions that it ran over (``Spread``): x - amax(x, 0) says nothing if the maximum is laid along the other axis.
+An operand is matched by node, through casts and copies that lose nothing. A reduction is matched only where it is broadcast
+over the dimensions that it ran over (``Spread``): x - amax(x, 0) says nothing if the maximum is broadcast along another axis.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from fp8compile.fx.graph import is_tensor
 aten, prims = torch.ops.aten, torch.ops.prims
 
 Known = Mapping[Node, Any]  # an Interval, or a tuple of them
-# Operations, whatever their overload; ``CASTS`` and ``RESHAPES`` of fx/ops.py are overloads, and copies are in neither.
+# Operations of any overload; ``CASTS`` and ``RESHAPES`` of fx/ops.py list overloads, and neither of them holds copies.
 CAST_PACKETS = {prims.convert_element_type, aten._to_copy, aten.clone, aten.alias, aten.detach}
 RESHAPE_PACKETS = {aten.view, aten.reshape, aten._unsafe_view, aten.unsqueeze, aten.squeeze}
 
@@ -36,7 +36,7 @@ class Spread(NamedTuple):
 
 
 def packet(node: object) -> object:
-    """The operation of a node, whatever its overload; but to view bits as another dtype is no view of numbers."""
+    """The operation of a node, of any overload; None for a view of its bits as another dtype, which is no view of numbers."""
     if not isinstance(node, Node) or node.target is aten.view.dtype:
         return None
     return getattr(node.target, "overloadpacket", node.target)
@@ -63,7 +63,7 @@ def reduced(node: Node, index: int = 1) -> list[int]:
 
 
 def elements(operand: Any, dims: Iterable[Any]) -> Bound:
-    """How many elements a reduction of ``operand`` over ``dims`` makes one of, as a bound."""
+    """How many elements of ``operand`` a reduction over ``dims`` combines into one, as a bound."""
     shape = operand.meta["val"].shape
     return math.prod((size(shape[d]) for d in dims), start=1.0) if shape else 1.0
 
@@ -190,7 +190,7 @@ def _is_laid_like(a: Node, b: Any) -> bool:
 
 
 def _loses(cast: Node) -> bool:
-    """Whether a cast may round. (Of FP8, codes of a matmul's operand, ``torch.promote_types`` knows nothing.)"""
+    """Whether a cast may round. (``torch.promote_types`` does not know FP8, the dtype of a matmul operand's codes.)"""
     after, before = cast.meta["val"].dtype, cast.args[0].meta["val"].dtype  # type: ignore[union-attr]
     if after == before:
         return False

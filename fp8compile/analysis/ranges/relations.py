@@ -1,11 +1,11 @@
-"""What holds between a value and another made from it, which ranges alone do not see.
+"""Relations between a value and another made from it, which ranges alone do not show.
 
 x x >= 0;   x - amax(x) <= 0, so exp of it is at most 1 and sums to at least 1;   |a| / d <= K where |a|^p <= K d^p
 
 The last is a softmax (d = sum(a), a >= 0), a norm (d^2 = sum(a^2), K = 1), a normalisation (d^2 = mean(a^2), K = sqrt(n)).
-Each relation gives the range that it proves of a node, which holds beside the one from the node's operation, or None; its
-word on vanishing counts: what is divided by its own size is not tiny. A row so small that its squares are below FP32's normal
-numbers is left out of account: without an epsilon, it divides by 0 there.
+Each relation gives the range that it proves of a node, or None. This range holds in addition to the one from the node's
+operation. Whether the value vanishes is for the relation to say: a value divided by its own size is not tiny. A row so small
+that its squares are below FP32's normal numbers is not considered: without an epsilon, it is divided by 0.
 """
 
 from __future__ import annotations

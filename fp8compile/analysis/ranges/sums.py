@@ -35,7 +35,7 @@ def averaged(node: Node, known: Known) -> Interval:
 def variance(node: Node, known: Known) -> Interval:
     """At most half the width, squared (Popoviciu), times n / (n - correction).
 
-    Its computed mean is off by e times the greatest magnitude, e the error of a sum, and so is the deviation at most.
+    The computed mean is off by e times the greatest magnitude, e being the error of a sum; the deviation is off by no more.
     """
     x, n, less = numeric(of(known, node.args[0])), elements(node.args[0], reduced(node)), correction(node)
     if not isinstance(less, (int, float)) or at_least(n) <= less:

@@ -1,7 +1,7 @@
 """The table of rules: operation (all its overloads), rule, and the error of the result before it is rounded.
 
 ``EXACT`` where nothing is computed, 0 where the result is rounded to nearest or the rule adds the error of a sum, and
-``FUNCTION_ERROR`` for other functions. What stands in no table gets (-inf, inf).
+``FUNCTION_ERROR`` for other functions. An operation that is in no table gets (-inf, inf).
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ RULES: dict[object, tuple[Rule, float | None]] = {
     **{operation: (rule, FUNCTION_ERROR) for operation, rule in _FUNCTIONS.items()},
 }
 
-# What means the same on integers, as long as they do not wrap around.
+# Operations that mean the same on integers, as long as those do not wrap around.
 INTEGERS = {
     *MOVES, aten.abs, aten.add, aten.cat, aten.clamp, aten.clamp_max, aten.clamp_min, aten.constant_pad_nd, aten.cumsum,
     aten.full, aten.full_like, aten.max, aten.maximum, aten.min, aten.minimum, aten.mul, aten.neg, aten.relu,

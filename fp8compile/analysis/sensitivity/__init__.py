@@ -3,9 +3,9 @@
     code --decode--> v' with |v' - v| <= e S(v)  --operation by operation-->  gradient with |g' - g| <= k e S(g)
 
 S is the magnitude of a value: for a sum, the sum of the magnitudes of what is added up. (A sum that cancels has a larger
-error beside what is left; so it has in any dtype.) k, the amplification, follows from the operations in between, each on
-a list with its argument (responses.py). What is not on the list is not known: the value stays exact, and the report
-names the operation. This argues for storing a value in one byte; there is no list of dangers that could lack one.
+error relative to what is left; that is so in any dtype.) k, the amplification, follows from the operations in between, each
+on a list with its argument (responses.py). If an operation is not on the list, the value stays exact, and the report
+names the operation. So a value needs an argument to be stored in one byte; there is no list of dangers that could lack one.
 
 Where a bound needs to know how large a value is (exp, sin, a pole), the range analysis has to prove it (analysis/ranges).
 Two more things are followed beside k:

@@ -21,11 +21,11 @@ from fp8compile.fx.ops import is_attention
 from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.numerics import Format
 
-LARGEST_ERROR = 0.5  # k e above this says nothing
+LARGEST_ERROR = 0.5  # a bound k e above this says nothing
 
 
 class Sensitivity:
-    """Judges the saved values of one partitioned graph, which must stay as it is meanwhile."""
+    """Judges the saved values of one partitioned graph, which must not change meanwhile."""
 
     def __init__(self, split: PartitionedGraph) -> None:
         self.split = split
@@ -61,7 +61,7 @@ class Sensitivity:
 
     @cached_property
     def ranges(self) -> Mapping[Node, Interval]:
-        """What is proven of every value of the backward; of saved values, what is proven of them in the forward."""
+        """What is proven of every value of the backward; for saved values, what is proven in the forward."""
         known = {
             e.backward: self.forward_ranges[e.forward] for e in self.split.edges if e.forward in self.forward_ranges
         }

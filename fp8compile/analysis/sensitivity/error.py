@@ -1,4 +1,4 @@
-"""How far off a value is that was computed from a code, and why nothing may be known of that."""
+"""How far off a value computed from a code is, and why that may be unknown."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ class Unbounded(Exception):
 
 
 class Unproven(Unbounded):
-    """The response is bounded if some value is, which the range analysis may know."""
+    """The response is bounded if some value is; the range analysis may know that."""
 
 
 @dataclass(frozen=True)
 class Error:
-    """How far off a value is that was computed from a code; see the head of this file.
+    """How far off a value computed from a code is; see the head of this package.
 
     Attributes:
         amplification: k.
@@ -41,8 +41,8 @@ class Error:
         absolute: |v' - v| <= absolute * e, by proven ranges; inf where nothing is proven.
         shifted: whether something was added on the way, so that a small value may be far off relatively.
         step: whether it is a mask, or a number made from one.
-        edges: of a mask, each value compared and what with: a number, in units of the gain, or another tensor.
-        within: the bounded function (name, seq_nr) whose inner value this is; nobody else may read it.
+        edges: for a mask, each compared value and what it is compared with: a number in units of the gain, or another tensor.
+        within: the bounded function (name, seq_nr) whose inner value this is; no other operation may read it.
     """
 
     amplification: float = 1.0
@@ -68,12 +68,12 @@ def worst(errors: list[Error]) -> Error:
 
 
 def error_of(fmt: Format) -> float:
-    """e: half a step of a format, of a group's largest value or, of a floating-point format, of each; the scale is BF16."""
+    """e: half a step of a format, relative to a group's largest value, or for floating point to each; the scale is BF16."""
     return (fmt.half_ulp if fmt.is_float else 0.5 / fmt.max) + 2.0**-9
 
 
 def narrowest(edges: frozenset[Edge]) -> float:
-    """The smallest distance of two edges of one value, in units of its gain; 0 beside another tensor, inf of one edge."""
+    """The smallest distance of two edges of one value, in units of its gain; 0 if one is a tensor, inf for a single edge."""
     found = math.inf
     for value in {value for value, _ in edges}:
         own = [edge for of, edge in edges if of is value]

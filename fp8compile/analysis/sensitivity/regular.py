@@ -1,10 +1,10 @@
-"""Regular values: what a comparison may choose between although an element near its edge may go the other way.
+"""Regular values: a comparison may choose between them even if an element near its edge may go the other way.
 
     where(x > 0, log(x), 0)        irregular: chosen a hair too low, log(x) is -inf or NaN
     where(x > 0, gradient, 0)      regular: chosen a hair too low, one gradient more of the size of the others
 
 A value is regular if no pole and no exponential makes it, element by element, in the backward or, through what is saved, in
-the forward, unless it is proven to be finite. Sums and products of matrices end the search: an infinity there is everywhere.
+the forward, unless it is proven to be finite. Sums and matmuls end the search: an infinity there is everywhere.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ What an operation makes of that, by class:
     COMPARISONS  differ only where the two sides are nearer than their error     see the head of this package
     ATTENTION    softmax(q k') from the logits' own maximum and sum              see below
 
-Not in it, and so exact, on purpose: eq and ne (a maximum finds its element by x == amax(x): a rounded x finds none), floor,
+Left out on purpose, and so exact: eq and ne (a maximum finds its element by x == amax(x): a rounded x finds none), floor,
 round, trunc and casts to integers (steps of any height downstream), sort, topk, argmax (an index has no neighbours), prod
 and cumprod (their backward divides), atan2, fmod and remainder, sampling at computed places (grid_sample floors), complex
 numbers.
@@ -122,7 +122,7 @@ SHAPE_ONLY = _packets(
     "zeros_like ones_like full_like empty_like new_zeros new_ones new_full new_empty new_empty_strided rand_like randn_like"
     " randint_like sym_size sym_numel sym_stride sym_storage_offset empty_permuted",
 )
-# Operands of which the kernel takes nothing but the shape: it works with indices, or with the gradient alone.
+# Operands of which the kernel uses only the shape: it works with indices, or with the gradient alone.
 SHAPE_OPERANDS: dict[object, tuple[int, ...]] = {
     op: (1,)
     for op in _packets(
@@ -194,7 +194,7 @@ def edge_of(comparison: Node, value: Node) -> float | Node:
 
 
 def clamped_width(node: Node) -> float:
-    """The distance of the bounds between which a clamp, or a pair of them, leaves a value alone; inf with one bound."""
+    """The distance between the bounds within which a clamp, or a pair of them, changes nothing; inf with one bound."""
     bounds = {name: value for name, value in zip(("min", "max"), node.args[1:3], strict=False)}
     if node.target is not aten.clamp.default and len(bounds) == 1:
         bounds = {"max" if "max" in str(node.target) else "min": node.args[1]}

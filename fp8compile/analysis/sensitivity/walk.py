@@ -36,8 +36,8 @@ from fp8compile.fx.provenance import op_name
 from fp8compile.numerics import Format
 
 STEEPEST = 8.0  # times 4 amax / 254 at most, where amax is 4 standard deviations: an eighth of a function's range
-NARROW = 1.6  # standard deviations that a window must be wide: see _of_step
-SMALL = 1 / 16  # what the error of an exponent or a phase may be, and of a divisor beside its distance from the pole
+NARROW = 1.6  # the least width of a window, in standard deviations: see _of_step
+SMALL = 1 / 16  # the largest error of an exponent or a phase, and of a divisor relative to its distance from the pole
 
 
 class Backward(Protocol):
@@ -98,7 +98,7 @@ class Walk:
         return not self.of.is_linear_from(operand) and not _reads_shape_only(reader, operand)
 
     def _as_read_by(self, reader: Node, operand: Node) -> Error:
-        """The error of an operand; what a bounded function has inside is nobody else's to read."""
+        """The error of an operand; only a bounded function itself may read its inner values."""
         error = self.errors[operand]
         if error.within is None or error.within == R.function_of(reader):
             return error
@@ -109,7 +109,7 @@ class Walk:
     def _response(self, node: Node, read: dict[Node, Error]) -> Error:
         op, error = packet(node), worst(list(read.values()))
         if SPLICED in node.meta or node.target is R.getitem:
-            return error  # our own codecs, clips and counts: they round once more, or only look on
+            return error  # our own codecs, clips and counts: they round once more, or only observe
         if error.step and not (op in R.MOVES and _reads_steps_first(node, read)):
             return self._of_step(node, read, error)
         if op in R.MOVES | R.JOINS | R.NON_EXPANSIVE | R.CHOICES and not R.casts_to_integer(node):
@@ -135,7 +135,7 @@ class Walk:
         raise Unbounded(UNKNOWN.format(op_name(node)))
 
     def _product(self, node: Node, read: dict[Node, Error], error: Error) -> Error:
-        """(1 + k1 e)(1 + k2 e) - 1, about (k1 + k2) e. An operand that stands there twice counts twice."""
+        """(1 + k1 e)(1 + k2 e) - 1, about (k1 + k2) e. An operand that appears twice counts twice."""
         operands = [a for a in node.args if isinstance(a, Node)]
         k = sum(read[a].amplification for a in operands if a in read)
         gain = self._gain_of(node, read) if packet(node) in R.PRODUCTS else 1.0
@@ -145,11 +145,11 @@ class Walk:
         return dataclasses.replace(error, amplification=k, gain=error.gain * gain, absolute=absolute, shifted=shifted)
 
     def _gain_of(self, node: Node, read: dict[Node, Error]) -> float:
-        """What the exact factors of a product amount to: constants, and tensors by their proven size.
+        """The gain of the exact factors of a product: constants, and tensors by their proven amax.
 
-        A tensor with a number for each element may be large where x is small; so may a parameter or an argument of the
-        caller's, whatever its size. What else is smaller than x counts as 1: a row's statistic, a channel's modulation, and
-        the weight of a norm, which scales what is normalised.
+        A tensor with a number for each element may be large where x is small. So may a parameter or an argument of the
+        caller's, whatever its shape. Any other tensor with fewer elements than x counts as 1: a row's statistic, a channel's
+        modulation, and the weight of a norm, which scales what is normalised.
         """
         gain = math.prod(abs(a) for a in node.args if R.is_number(a))
         factors = [a for a in node.args if isinstance(a, Node) and a not in read and is_tensor(a)]
@@ -187,7 +187,7 @@ class Walk:
         return dataclasses.replace(error, absolute=absolute, shifted=True)
 
     def _clamp(self, node: Node, read: dict[Node, Error], error: Error) -> Error:
-        """Between two bounds it settles; their distance is what it is steep beside."""
+        """A clamp between two bounds settles; how steep it is depends on the gain relative to their distance."""
         width = R.clamped_width(node)
         if error.gain > STEEPEST * width and (error.shifted or not self.relative):
             raise _steep(error.gain / width if width else math.inf)
@@ -218,7 +218,7 @@ class Walk:
         return dataclasses.replace(error, amplification=2 * error.amplification, absolute=math.inf, shifted=True)
 
     def _power(self, node: Node, read: dict[Node, Error], error: Error) -> Error:
-        """x^n: relative error n e. Powers below 1 have a pole at 0, they or their slope; so have 2nd derivatives below 2."""
+        """x^n: relative error n e. Below n = 1 the power or its slope has a pole at 0; below 2, the 2nd derivative has."""
         base, exponent = node.args[0], node.args[1]
         if not isinstance(base, Node) or not R.is_number(exponent):
             raise Unbounded(UNKNOWN.format(f"{op_name(node)} with a tensor for an exponent"))
@@ -230,11 +230,11 @@ class Walk:
         )
 
     def _absolute(self, error: Error) -> float:
-        """How far off the operand of a node is at most, in its own units: as followed from the proven range of the code."""
+        """The largest error of a node's operand, in its own units, as followed from the proven range of the code."""
         return error.absolute * self.e if self.prove else math.inf
 
     def _keep_away(self, pole: float, operand: Node, node: Node) -> None:
-        """Raise unless ``operand`` is proven to stay away from a pole, beside which its error is small."""
+        """Raise unless ``operand`` is proven to stay so far from a pole that its error is small beside that distance."""
         if R.function_of(node) and self.errors[operand].within == R.function_of(node):
             return
         if not self._absolute(self.errors[operand]) <= SMALL * self._distance(pole, operand):
@@ -246,22 +246,23 @@ class Walk:
         return max(0.0, at_least(known.lower) - pole, pole - at_most(known.upper)) if known else 0.0
 
     def _comparison(self, node: Node, read: dict[Node, Error], error: Error) -> Error:
-        """Signs survive a relative error; at any other edge that is 1/16 of it, and too many values lie within."""
+        """Signs survive a relative error. At any other edge the error is 1/16 of the edge, and too many values lie within."""
         value = next(iter(read))
         edge = R.edge_of(node, value)
         relative = self.relative and not error.shifted
         if self.relative and edge != 0:
             raise Unbounded(EDGE.format("another tensor" if isinstance(edge, Node) else f"{abs(edge):g}"))
         if error.gain > STEEPEST and not relative and (edge != 0 or error.shifted):
-            raise _steep(error.gain)  # compared with 0, a value may be as small as it likes
+            raise _steep(error.gain)  # compared with 0, a value may be arbitrarily small
         edges = frozenset({(value, edge if isinstance(edge, Node) or not error.gain else edge / error.gain)})
         return dataclasses.replace(error, gain=1.0, absolute=math.inf, shifted=True, step=True, edges=edges)
 
     def _of_step(self, node: Node, read: dict[Node, Error], error: Error) -> Error:
         """Masks may be combined, multiplied with and chosen by, if what they choose between is regular.
 
-        Two edges, at -c and c, are a window. An element is on the wrong side of one where it lies nearer than its error d,
-        so of those within the part d / 2c is wrong: 1 % (20 dB) where c is 50 d, 0.8 standard deviations in INT8.
+        Two edges, at -c and c, are a window. An element is on the wrong side of an edge where it lies nearer to it than its
+        error d. So of the elements within, the share d / 2c is wrong: 1 % (20 dB) where c is 50 d, 0.8 standard deviations
+        in INT8.
         """
         op = packet(node)
         if op in R.LOGIC:
@@ -288,7 +289,7 @@ def _steep(gain: float) -> Unproven:
 
 
 def _reads_steps_first(node: Node, read: dict[Node, Error]) -> bool:
-    """Whether the only step that is read is what a view or a copy moves, no index."""
+    """Whether the only step that is read is what a view or a copy moves, not an index."""
     return all(n is node.all_input_nodes[0] for n in read if read[n].step)
 
 

@@ -8,9 +8,9 @@ times an even one: half as wide near 0, twice as wide at 1. They are computed as
 
     127 z = 254 - 254 / (1 + |m'|)        m' = code / (254 - |code|)
 
-of which every operation is monotone, so rounding cannot swap two values. Code 0 of v is left to 0 itself: v > 0 gets at
+where every operation is monotone, so rounding cannot swap two values. Code 0 of v is reserved for 0 itself: v > 0 gets at
 least code 1, amax / 65025. Where that is under 2**-126 (amax < 7.7e-34; squares of codes would underflow) v decodes to
-2**-126, as does all of a group whose amax is smaller: never to 0. m below amax / 507 decodes to 0.
+2**-126, as does every element of a group whose amax is smaller: never to 0. m below amax / 507 decodes to 0.
 """
 
 from __future__ import annotations

@@ -3,8 +3,8 @@
     fp8compile::encode_state(x, format, signed) -> parts        fp8compile::decode_state(parts, shape, format, signed) -> x
 
 An optimizer written for FP32 states writes a state several times in one step (v *= b2, then v += ...) and reads it in
-between. With operators a pass sees that decode(encode(x)) within a step stands for x, and puts the codec's own arithmetic
-where the others are (passes/fuse_state_codecs.py). Where no pass runs, they compute what they stand for.
+between. With operators, a pass sees that decode(encode(x)) within a step stands for x, and replaces the remaining operators
+by the codec's own arithmetic (passes/fuse_state_codecs.py). Where no pass runs, the operators compute what they stand for.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def _(parts: Sequence[Tensor], shape: Sequence[int], format: str, signed: bool) 
 
 
 def encoded_in_pieces(codec: StateCodec, x: Tensor) -> tuple[Tensor, ...]:
-    """``codec.encode(x)``; rows that end in a short group as two pieces, full groups and tails, each a loop of its own.
+    """``codec.encode(x)``. Rows that end in a short group make two pieces, full groups and tails, each a loop of its own.
 
     Where one loop goes over such rows and finds metadata by ``i // 128``, Inductor's C++ backend splits it at 128 and
     drops the tail (torch 2.13, github.com/pytorch/pytorch/issues/195582).
@@ -70,7 +70,7 @@ def decoded_in_pieces(codec: StateCodec, parts: Sequence[Tensor], shape: Sequenc
 
 
 def _tails(codec: StateCodec, shape: Sequence[int]) -> tuple[tuple[int, ...], int, int]:
-    """Rows, their length, and how much of it is full groups: all of it where rows have no full groups or no tail."""
+    """Rows, their length, and how much of the length is full groups: all of it where rows have no full groups or no tail."""
     size = getattr(codec, "group_size", None)
     outer, length = rows_of(shape, size)
     full = length // size * size if size and 0 not in shape else 0

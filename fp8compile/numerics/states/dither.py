@@ -1,24 +1,24 @@
-"""Dithered rounding of second moments: up or down so that what is decoded is right on average; the value itself decides.
+"""Dithered rounding of second moments: up or down, so that the decoded value is right on average; the value itself decides.
 
     n = floor(y), f = y - n      y: a magnitude in code steps; code n stands for c n**q
     p = f (1 - (q - 1) / (2 n + 1) (1 - f))                code = n + [t(x) < p]                E[decoded] = c y**q
 
-Why: v <- b2 v + (1 - b2) g**2 shrinks by a factor, which the FP32 amax of its group takes up exactly, and grows by what is
-mostly less than half a code step. Rounded to nearest that is lost at every step, so v comes out too small.
+Why: v <- b2 v + (1 - b2) g**2 shrinks by a factor, which the FP32 amax of its group takes up exactly, and grows by an amount
+that is mostly less than half a code step. Rounded to nearest, this amount is lost at every step, so v comes out too small.
 
 Why not p = f: codes are even steps of y, not of v = c y**q, so E[v] would be off by q (q - 1) / 2 f (1 - f) / n**2, each
-time. Over the 1 / (1 - b2) steps that v remembers this adds up to (q - 1) / (2 n), per cents. With p as above, which is exact
+time. Over the 1 / (1 - b2) steps that v remembers this adds up to (q - 1) / (2 n), some per cent. With p as above, exact
 for q = 1 and q = 2, what remains is (q - 1) (q - 2) / (6 (n + 1/2)**2) (1/2 - f) f (1 - f) of a code step: 2e-4 f at E4M3's
 n >= 8 and k = 1.25, q = 1 / k.
 
 t(x) looks random but is a pure function: FP32's mantissa, by multiplicative hashing (Knuth, TAOCP 6.4). The 4096 numbers that
 differ in their last 12 bits have 4096 different thresholds. So encoding needs no seed and no step, and x * 2**n is rounded as
-x is; what repeats within some hundred ulps is decided alike each time. A value within 2**-13 of a step from a code always
-gets that code: FP32's roundings move none, and a state that only decays keeps its codes.
+x is; values that repeat within some hundred ulps get the same decision each time. A value within 2**-13 of a step from a code
+always gets that code: FP32's roundings move none, and a state that only decays keeps its codes.
 
 The price is noise. A step that changes v by d = (1 - b2) a v, a around 1, does so by a jump of s, the spacing of codes, with
-a chance of d / s; so v's variance settles at d s / (2 (1 - b2)) = a s v / 2, whatever b2. In E4M3 with expansion v errs by 5
-to 11 % about the right mean. As 1 / sqrt(v) is convex, updates are longer by 3/8 of its relative square: 0.1 to 0.4 %.
+a chance of d / s; so v's variance settles at d s / (2 (1 - b2)) = a s v / 2, for any b2. In E4M3 with expansion v errs by 5
+to 11 % about the right mean. As 1 / sqrt(v) is convex, updates are longer by 3/8 of that error's square: 0.1 to 0.4 %.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def dithered(y: Tensor, x: Tensor, power: float | Tensor | None = None) -> Tenso
 
     Args:
         y: any shape, FP32.
-        x: of the same shape: the FP32 number of which y was made, which decides.
+        x: the same shape: the FP32 number that y was made from, which decides.
         power: q, where codes stand for numbers in proportion to code ** q; broadcasts against y. None: 1.
     """
     below = y.floor()

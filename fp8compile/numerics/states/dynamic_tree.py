@@ -3,8 +3,8 @@
     code   sign | 0 ... 0 (E times) | 1 | i (f bits)             E + f + 1 = M, the bits of the magnitude
     value  10**-E * (0.1 + 0.9 * (i + 1) / 2**f)                 times the group's amax
 
-E zeros are E decades, a 1 ends them, and the bits that remain divide a decade (0.1, 1] into 2**f equal steps, of which
-the value is the *right* end. So +-1 are codes (amax comes back exactly), the map is sign-symmetric, 0 is the all-zero
+E zeros are E decades, a 1 ends them, and the bits that remain divide a decade (0.1, 1] into 2**f equal steps. The value is
+the *right* end of its step. So +-1 are codes (amax comes back exactly), the map is sign-symmetric, 0 is the all-zero
 code, and a step down from a decade's lowest value is the highest of the next. bitsandbytes takes the middles of the
 steps and makes one of them 1: its map has no -1 and is not symmetric. A state that is never negative uses the sign bit
 as another fraction bit. Signed 8 bit: 1 ... 1e-6 and 0; unsigned: 1 ... 1e-7 and 0.
@@ -77,19 +77,19 @@ def decode_tree(codes_NG: Tensor, amax_N1: Tensor, signed: bool, bits: int) -> T
 
 
 def decades_of(bits: int) -> list[tuple[float, float, float]]:
-    """Of E = 0, 1 ...: 10**E, the magnitude bits of the decade's top, and the step between its values times 10**E."""
+    """For E = 0, 1 ...: 10**E, the magnitude bits of the decade's top, and the step between its values times 10**E."""
     by_fraction_bits = [(10.0 ** (bits - 1 - f), 2.0 ** (f + 1) - 1, (0.9 if f else 1.0) / 2**f) for f in range(bits)]
     return by_fraction_bits[::-1]
 
 
 def magnitude_of(a: Tensor, bits: int) -> Tensor:
-    """The bits, as FP32 numbers, of the value nearest to ``a`` in [0, 1]; midway, of either neighbour."""
+    """The bits, as FP32 numbers, of the value nearest to ``a`` in [0, 1]; midway between two, those of either."""
     top, steps_down = steps_of(a, bits)
     return top - steps_down.round()
 
 
 def steps_of(a: Tensor, bits: int) -> tuple[Tensor, Tensor]:
-    """Of ``a`` in [0, 1] the bits of its decade's top, and how many steps, whole or not, it lies below that."""
+    """For ``a`` in [0, 1], the bits of its decade's top, and how many steps, whole or not, it lies below that."""
     power, top, steps = (torch.full_like(a, each) for each in (1.0, 2.0**bits - 1, 2 ** (bits - 1) / 0.9))
     for power_E, top_E, step_E in decades_of(bits)[1:]:
         here = a <= 1 / power_E

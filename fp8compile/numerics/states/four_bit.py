@@ -4,9 +4,9 @@
     linear4         v    (i + 1) / 16 * amax,  i = 0 ... 15
     rank1_linear4   v    the same with an amax for each element: min(amax of its row, amax of its column)
 
-The codebook of v has *no zero*: v rounded to 0 makes 1 / sqrt(v) explode, which is what ended 4-bit states before. So an
-exact 0 decodes to amax / 16 where its group (row and column) holds something, and to 0 where it does not. What would
-decode to less than 2**-126 decodes to 2**-126. The bytes of a row are the row's own, an odd row's last high half is 0.
+The codebook of v has *no zero*: v rounded to 0 makes 1 / sqrt(v) explode, which is what made 4-bit states fail before. So an
+exact 0 decodes to amax / 16 where its group (row and column) holds a value above 0, and to 0 where it does not. A value that
+would decode to less than 2**-126 decodes to 2**-126. No two rows share a byte; an odd row's last high half is 0.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def unpacked(code_bytes: Tensor, rows: tuple[int, ...], length: int) -> Tensor:
 
 
 def linear_codes(unit: Tensor, x: Tensor, dithers: bool) -> Tensor:
-    """i such that (i + 1) / 16 is nearest to ``unit`` in [0, 1], or right on average, as x decides."""
+    """i such that (i + 1) / 16 is nearest to ``unit`` in [0, 1], or, dithered by x, right on average."""
     steps = unit * LEVELS
     return ((dithered(steps, x) if dithers else steps.round()) - 1).clamp(0, LEVELS - 1)
 
@@ -83,7 +83,7 @@ class DynamicExponent4(Packed):
 
 @dataclass(frozen=True)
 class Linear4(Packed):
-    """v: sixteenths of amax. The error is amax / 32 or less, but for values under amax / 16, which become that."""
+    """v: sixteenths of amax. The error is amax / 32 or less, except for values under amax / 16, which become amax / 16."""
 
     signed: bool = field(default=False, init=False)
     group_size: int | None = GROUP
@@ -104,8 +104,8 @@ class Linear4(Packed):
 class RankOne4:
     """v: sixteenths of the smaller of two amaxes, that of dim 0 and that of all other dimensions taken together.
 
-    An outlier therefore touches its row and its column only where nothing else there is as large; a non-finite element
-    makes both NaN. A shard along dim 0 owns its codes and row amaxes, but column amaxes are those of the whole tensor.
+    An outlier therefore affects its row and its column only where nothing else is as large; a non-finite element makes
+    both NaN. A shard along dim 0 owns its codes and row amaxes, but column amaxes are those of the whole tensor.
     A tensor of fewer than two dimensions has one amax per 128 elements, kept as ``row_amax``, and no ``column_amax``.
     """
 
@@ -139,5 +139,5 @@ class RankOne4:
 
 
 def _matrix(shape: Sequence[int]) -> tuple[tuple[int, ...], int]:
-    """Rows and their length of a tensor taken as a matrix."""
+    """The rows of a tensor seen as a matrix, and their length."""
     return (shape[0],), math.prod(shape[1:])

@@ -2,8 +2,8 @@
 
     x[..., n]  ->  groups [ceil(n / G)] per row, the last one short  ->  metadata [..., ceil(n / G)]
 
-Where the last dimension is shorter than G (a convolution's 3 x 3) it is taken together with those before it, but never
-with the first: a shard along dim 0 must own whole groups, so that it can be cut, saved and loaded without decoding.
+Where the last dimension is shorter than G (a convolution's 3 x 3) it is combined with those before it, but never with the
+first: a shard along dim 0 must own whole groups, so that it can be cut, saved and loaded without decoding.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 GROUP = 128
-SMALLEST = 2.0**-126  # FP32's smallest normal value: what a second moment that is not zero is at least
+SMALLEST = 2.0**-126  # FP32's smallest normal value: a second moment that is not zero is no smaller
 
 
 class StateCodec(Protocol):
@@ -45,7 +45,7 @@ class Grouped:
     Attributes:
         signed: whether negative values occur; without them (second moments) no value above 0 ever decodes to 0.
         group_size: elements that share metadata; None: the whole tensor (for ablations; a shard would not own it).
-        rounding: "nearest", or "dithered" where the state is never negative (``numerics.dither``).
+        rounding: "nearest", or "dithered" where the state is never negative (``states.dither``).
     """
 
     signed: bool = True
@@ -91,7 +91,7 @@ def rows_of(shape: Sequence[int], group_size: int | None) -> tuple[tuple[int, ..
 
 
 def columns_within(columns: int, full: int, length: int) -> int:
-    """How many of a part's columns are of the first ``full`` elements of a row of ``length``, all of them full groups.
+    """How many of a part's columns belong to the first ``full`` elements of a row of ``length``, all of them full groups.
 
     A part has one column per element, per two elements, or per group.
     """
@@ -109,7 +109,7 @@ def in_groups(x: Tensor, group_size: int | None) -> Tensor:
     _, length = rows_of(x.shape, group_size)
     size = max(1, min(length, group_size or length))
     if x.dim() > 1 and x.shape[-1] == size:
-        return x  # each row is a group; x may be a view that no reshape could have without copying
+        return x  # each row is a group; x may be a view that reshape would have to copy
     if length % size == 0:
         return x.reshape(x.numel() // size, size)
     x_RL = x.reshape(x.numel() // length, length)
@@ -127,12 +127,12 @@ def out_of_groups(x_NG: Tensor, shape: Sequence[int], group_size: int | None) ->
 
 
 def unit_and_amax(x_NG: Tensor) -> tuple[Tensor, Tensor]:
-    """``|x| / amax`` in [0, 1] ``[N, G]`` (0 where all of the group is), and amax ``[N, 1]``, NaN if it is not finite."""
+    """``|x| / amax`` in [0, 1] ``[N, G]`` (0 in an all-zero group), and amax ``[N, 1]``, NaN if it is not finite."""
     a = x_NG.abs()
     amax = a.amax(-1, keepdim=True)
     return a / torch.where(amax > 0, amax, 1.0), torch.where(amax < torch.inf, amax, torch.nan)
 
 
 def zeros_or(codes_NG: Tensor, amax_N1: Tensor, a_NG: Tensor) -> Tensor:
-    """``a`` but at least 2**-126, and 0 where the code is; where amax is NaN nothing is 0."""
+    """``a``, but at least 2**-126, and 0 where the code is 0; where amax is NaN nothing is 0."""
     return torch.where((codes_NG == 0) & (amax_N1 < torch.inf), 0.0, a_NG.clamp_min(SMALLEST))

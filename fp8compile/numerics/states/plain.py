@@ -3,7 +3,7 @@
     inv_scale = amax / code_max      code = round(x / inv_scale)      x_hat = code * inv_scale
 
 An unsigned state's integer codes are 0 ... 255. Where a state is unsigned a value above 0 gets at least the smallest
-code: 1 / sqrt(v) must not see a zero that is none (4-bit optimizers, Li et al. 2023).
+code: 1 / sqrt(v) must not see a zero where v is not zero (4-bit optimizers, Li et al. 2023).
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Linear(Grouped):
 
     @property
     def code(self) -> Format:
-        """The format of the codes: unsigned states make use of an integer's sign bit."""
+        """The format of the codes: unsigned states use an integer's sign bit too."""
         return UINT8 if self.format == INT8 and not self.signed else self.format
 
     def encode_groups(self, x_NG: Tensor) -> tuple[Tensor, ...]:

@@ -6,13 +6,13 @@
     x_hat = max * (|code| / FMAX) ** (1 / k)
 
 COAT also divides by sqrt(max * min) and stores that; it cancels exactly, so max (FP32) and k are all there is to keep.
-``target`` is what R**k comes to. The paper's puts the smallest element onto the format's smallest subnormal; COAT's code
-puts it at 2 / FMAX, some subnormals higher, where rounding costs it less. Both are here (``expand_range``).
+``target`` is the value that R**k gets. The paper's target puts the smallest element onto the format's smallest subnormal;
+COAT's code puts it at 2 / FMAX, some subnormals higher, where rounding costs it less. Both are here (``expand_range``).
 
 No non-zero element decodes to zero: R**k <= target, because k is rounded down, so codes start at FMAX / target, which
-is at least the smallest subnormal. Magnitudes below 2**-126 count as 2**-126 (GPUs flush what is smaller), and where k
-would have to be below 1/16 (R beyond 2**254 cannot be) it need not be. A group of one value has no range: k = 1, and
-its code is FMAX, which comes back as max exactly. An all-zero group comes back as zeros.
+is at least the smallest subnormal. Magnitudes below 2**-126 count as 2**-126 (GPUs flush smaller ones), so R is at most
+2**254 and k never has to be below 1/16. A group of one value has no range: k = 1, and its code is FMAX, which comes back as
+max exactly. An all-zero group comes back as zeros.
 """
 
 from __future__ import annotations
@@ -79,15 +79,15 @@ class Expanded(Grouped):
         codes = codes_NG.float()
         # Half the exponent twice: R reaches 2**254, more than one FP32 factor can hold.
         half = torch.exp2(torch.log2(codes.abs() * (1 / self.format.max)) * (STEPS_OF_K / 2 / k.float()))
-        is_zero = (codes == 0) & (amax < torch.inf)  # in a group that is NaN nothing is zero
+        is_zero = (codes == 0) & (amax < torch.inf)  # in a NaN group nothing is zero
         a = torch.where(is_zero, 0.0, (amax * half * half).clamp_min(SMALLEST))
         return torch.where(codes < 0, -a, a) if self.signed else a
 
 
 def extremes(a_NG: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Of magnitudes ``[N, G]``: amax, its log2, and log2 of the smallest that is not zero, ``[N, 1]`` each.
+    """For magnitudes ``[N, G]``: amax, its log2, and log2 of the smallest that is not zero, ``[N, 1]`` each.
 
-    Zeros never count, wherever they stand. Of an all-zero group both logarithms are log2(SMALLEST).
+    Zeros never count, wherever they are. For an all-zero group both logarithms are log2(SMALLEST).
     """
     amax = a_NG.amax(-1, keepdim=True)
     amin = torch.where(a_NG == 0, torch.inf, a_NG).amin(-1, keepdim=True)

@@ -47,8 +47,8 @@ def state_codec(
     """The codec called ``name`` for a state that may be negative (``signed``) or never is.
 
     Args:
-        rounding: "nearest" or, of states that are never negative only, "dithered" (``numerics.dither``), which is what None
-            stands for with these: second moments grow by less than a code step. BF16 and FP32 know "nearest" only.
+        rounding: "nearest" or, only for states that are never negative, "dithered" (``states.dither``). For these, None
+            means "dithered": second moments grow by less than a code step. BF16 and FP32 have "nearest" only.
 
     Raises:
         ValueError: there is no such format or rounding, or it is for states of the other kind.

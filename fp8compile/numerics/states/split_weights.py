@@ -12,11 +12,11 @@ The master is rounded once, to the nearest joined value (ties to even); both par
     |joined(*split(x)) - x| <= D / 2       D = the spacing of joined values at x = ulp of the 16-bit dtype at x / 256,
 so for normal x the relative error is at most 2**-16 in BF16 and 2**-19 in FP16 (2**-8 and 2**-11 without correction), and
 a tensor's NMSE at most its square: 2.4e-10 and 3.7e-12. The weight is the 16-bit value nearest to the *joined* one, a tie
-going to the larger magnitude; from the nearest to x it can differ where x is within D / 2 of a tie.
+going to the larger magnitude. It can differ from the value nearest to x where x is within D / 2 of a tie.
 
     zero        split(+-0) = (+-0, 0). joined reads c < 0 at a zero as that zero.
     finite      never becomes infinite: past the largest joined value (the dtype's largest + 127/256 ulp) it saturates.
-    inf, NaN    stay in the weight, with correction 0; joined does not look at the correction there.
+    inf, NaN    stay in the weight, with correction 0; joined ignores the correction there.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""``fp8compile.check``: are the gradients of a model, under a recipe, those that it has when nothing is encoded?
+"""``fp8compile.check``: does a model have the same gradients under a recipe as when nothing is encoded?
 
     exact     one step with Recipe.linear and Recipe.saved "off", in the model's own dtypes
     encoded   the same step with the recipe: same batch, random numbers, buffers and code generation (node by node)
-    compared  gradient by gradient, in dB (numerics/gradient_quality.py: when a difference says something)
+    compared  gradient by gradient, in dB (numerics/gradient_quality.py: when a difference has a meaning)
     repaired  the modules to leave exact, found by encoding parts alone (repair.py), and run once more
 
-What differs between the two steps is the encoding alone: both run the same decompositions node by node, so neither a
-generated kernel's other rounding nor that of the dtype is charged to it.
+The two steps differ in the encoding alone: both run the same decompositions node by node. So the encoding is blamed neither
+for the different rounding of a generated kernel nor for the rounding of the dtype.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from fp8compile.tools.trial_step import arguments, check_is_module, chosen_recip
 
 SCHEMA = "fp8compile.check/1"
 MOST_STEPS = 48
-SHARE = 0.05  # of the largest cause's error: below, it is not worth a line
+SHARE = 0.05  # a cause below this share of the largest cause's error is not worth a line
 NOWHERE = (
     "no choice of modules repairs this: with every encoded tensor and FP8 linear left exact, gradients are still below "
     'the bar. What is wrong is not in a code; run with options={"preset": "off"} and please report it'
@@ -49,10 +49,10 @@ class Check:
 
     Attributes:
         rows: every gradient, worst first.
-        bar: in dB.
+        bar: the bar, in dB.
         ok: whether every gradient was above the bar as the recipe stands.
-        recipe: the recipe that was checked where all is well; the one that repairs it; None where there is none.
-        line: the options that say ``recipe``, to paste into torch.compile; "" where there is nothing to repair, or no way.
+        recipe: the recipe that was checked, if all is well; else one that repairs it; None if none was found.
+        line: the options that give ``recipe``, to paste into torch.compile; "" if there is nothing to repair, or no way to.
         exact: the candidates left exact in it, as (module, "saved" or "linear").
         steps: how many steps were run.
         remarks: what else one should know.
@@ -73,7 +73,7 @@ class Check:
         return tuple(row for row in self.rows if row.verdict == BELOW)
 
     def to_json(self) -> str:
-        """All attributes; what is no finite number is a string: "inf", "-inf", or null for NaN."""
+        """All attributes; an infinite number is the string "inf" or "-inf", and a NaN is null."""
         data = {"schema": SCHEMA} | {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
         data["rows"] = [dataclasses.asdict(row) for row in self.rows]
         data["recipe"] = None if self.recipe is None else str(self.recipe)
@@ -97,7 +97,7 @@ def check(
         print(result)
         model = torch.compile(model, backend="fp8compile", options={"recipe": result.recipe})
 
-    A handful of steps where all is well; else up to some 50 more, without generating kernels (see
+    It runs a handful of steps if all is well, else up to some 50 more, without generating kernels (see
     fp8compile/tools/checking/repair.py). Gradients, buffers, random number generators and train/eval mode are left as
     they were; a model that is compiled goes on as it was. Call it under the autocast that training runs under.
 
@@ -130,7 +130,7 @@ def check(
 
 
 class _Comparison:
-    """The exact step once, then the encoded one, then whatever the search asks for."""
+    """The exact step once, then the encoded one, then the steps that the search asks for."""
 
     def __init__(self, trials: Trials, recipe: Recipe, bar: float) -> None:
         self.trials, self.recipe, self.bar = trials, recipe, bar
@@ -150,7 +150,7 @@ class _Comparison:
             return self._told(errors, ok=False, recipe=None, alone=search.alone, remarks=(NOWHERE,))
         chosen, after = found
         repaired = leaving(self.recipe, frozenset(chosen), self.known)
-        after, _ = self._errors(uncounted(repaired))  # as it will be written down
+        after, _ = self._errors(uncounted(repaired))  # as the recipe will be written down
         if self.judge.failing(after):
             return self._told(errors, ok=False, recipe=None, alone=search.alone, remarks=(NOWHERE,))
         alone = {candidate: search.alone.get(candidate, {}) for candidate in chosen}
@@ -200,7 +200,7 @@ class _Comparison:
         return Row(name, judge.sqnr(name, error), judge.floors[name], verdict, causes, repaired)
 
     def _causes(self, name: str, alone: Mapping[Candidate, Errors]) -> tuple[Cause, ...]:
-        """Largest first; one that was only run as part of a group comes last, without a figure."""
+        """The causes, largest first; one that was only run as part of a group comes last, without a figure."""
         sized = sorted(((errors.get(name, -1.0), c) for c, errors in alone.items()), key=lambda pair: -pair[0])
         least = SHARE * sized[0][0] if sized else 0.0
         return tuple(

@@ -1,10 +1,10 @@
-"""The recipe that leaves some candidates exact, and the options that say so in one line.
+"""The recipe that leaves some candidates exact, and the options that give it in one line.
 
     modules = {path: {"saved": "off"} | {"linear": "off"} | both}, deepest first, before the user's own patterns
 
-A pattern holds for all under a module too. Where something under it is to stay encoded, it gets an entry of its own
-before, with no changes: ``{"layers.0.mlp": {}, "layers.0": {"saved": "off"}}``. Where the same is exact in all numbered
-siblings, one entry with ``*`` says it.
+A pattern holds for all modules under a module too. A module under it that is to stay encoded gets an earlier entry of its
+own, with no changes: ``{"layers.0.mlp": {}, "layers.0": {"saved": "off"}}``. If the same is exact in all numbered siblings,
+one entry with ``*`` stands for all.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def entries(exact: Set[Candidate], known: Iterable[Candidate], recipe: Recipe) -
 
 
 def with_modules(recipe: Recipe, new: Mapping[str, Mapping[str, Any]]) -> Recipe:
-    """``recipe`` with entries before its own; each is a change to what holds in such a module now."""
+    """``recipe`` with entries before its own; each is a change to the recipe that holds in such a module now."""
     plain = recipe.replace_in_all(**_NEUTRAL)
     modules: dict[str, Any] = {
         pattern: dataclasses.replace(plain.at(_unescaped(pattern)), modules={}, **changes)
@@ -73,7 +73,7 @@ def _guarded(own: Modules, known: Iterable[Candidate]) -> Modules:
 
 
 def _with_wildcards(own: Modules) -> Modules:
-    """Numbers as ``*``: of use where all siblings are alike."""
+    """``own`` with ``*`` for numbers: useful where all siblings are alike."""
     found: Modules = {}
     for pattern, changes in own.items():
         found.setdefault(re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", pattern), changes)
@@ -102,7 +102,7 @@ def _differences(recipe: Recipe, base: Recipe) -> dict[str, Any]:
 
 
 def _dict_text(value: Any) -> str:
-    """As one writes it: double quotes, lists for tuples."""
+    """The value as a user would write it: double quotes, lists for tuples."""
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{_dict_text(k)}: {_dict_text(v)}" for k, v in value.items()) + "}"
     if isinstance(value, (tuple, list)):

@@ -3,14 +3,14 @@
     candidate     (module path, "saved" | "linear"): the tensors made in that module and stored as codes, or its FP8 linear:
                   what a recipe can name
     E_p(S)        |g - g'|^2 of parameter p when only the candidates S are encoded
-    prediction    E_p(S + T) = E_p(S) + E_p(T): errors small beside the gradient add as vectors, and those of different
-                  tensors point nowhere in common. Only a guide: what is returned has been run
+    prediction    E_p(S + T) = E_p(S) + E_p(T): errors that are small beside the gradient add as vectors, and those of
+                  different tensors have no common direction. Only a guide: what is returned has been run
 
-The group with the largest E_p(S) over what p may have is halved, in the order of the graph, and each half is encoded alone,
-until it is a single candidate, which is left exact. When what is left is predicted to be within bounds, it is run;
-where that fails, the next largest goes. Then each choice is taken back once, smallest first, and stays back if all is well.
-k causes among n candidates take about 2 k log2(n) + k steps. After ``most`` steps the groups that are too large
-are left exact as they are, whole.
+The group with the largest E_p(S) relative to what p may have is halved, in the order of the graph, and each half is encoded
+alone, until it is a single candidate, which is left exact. When the rest is predicted to be within bounds, it is run; if that
+fails, the next largest group is halved. Then each choice is undone once, smallest first, and stays undone if all is well.
+k causes among n candidates take about 2 k log2(n) + k steps. After ``most`` steps the groups that are too large are left
+exact as a whole.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Errors = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Candidate:
-    """What can be switched back in one module: its encoded tensors, or its FP8 linears."""
+    """What can be left exact in one module: its encoded tensors, or its FP8 linears."""
 
     module: str
     kind: str  # SAVED or LINEAR
@@ -66,9 +66,9 @@ class Search:
     """Looks for a small set of candidates that, left exact, brings every gradient above the bar.
 
     Attributes:
-        judge: which errors are too large.
-        measure: the errors of a step in which these candidates are exact, and its reports.
-        most: how many steps may be run to find it; verifying it, and one last resort, come on top.
+        judge: tells which errors are too large.
+        measure: runs a step in which these candidates are exact; returns its errors and reports.
+        most: how many steps may be run to find the set; verifying it, and one last resort, come on top.
         alone: the errors of each candidate that was encoded by itself.
         minimal: whether each member of the result is known to be needed.
     """
@@ -82,7 +82,7 @@ class Search:
     everything: list[Candidate] = field(default_factory=list)
 
     def run(self, candidates: Sequence[Candidate], errors: Errors) -> tuple[list[Candidate], Errors] | None:
-        """What to leave exact and the errors then; None where the gradients fail with every candidate exact."""
+        """The candidates to leave exact, and the errors then; None if the gradients fail with every candidate exact."""
         self.everything = list(candidates)
         kinds = [tuple(c for c in candidates if c.kind == kind) for kind in (SAVED, LINEAR)]
         parts = [part for part in kinds if part]
@@ -95,7 +95,7 @@ class Search:
                 if not self.judge.failing(left):
                     return self._minimal(chosen, left)
                 failing |= set(self.judge.failing(left))
-                if groups and self.steps > self.most:  # the prediction was wrong, and there is no time to learn where
+                if groups and self.steps > self.most:  # the prediction was wrong; no steps are left to learn where
                     chosen += [member for group in groups for member in group.members]
                     groups = []
                     continue
@@ -120,7 +120,7 @@ class Search:
         return Group(members, errors)
 
     def _try(self, chosen: Iterable[Candidate], groups: list[Group]) -> Errors:
-        """A step with ``chosen`` exact. What is encoded only now, in place of them, becomes a group of its own."""
+        """Run a step with ``chosen`` exact. Candidates that are encoded only now, instead of these, become a group."""
         errors, reports = self._step(set(chosen))
         if new := [c for c in candidates_of(reports) if c not in self.everything]:
             self.everything += new
@@ -132,7 +132,7 @@ class Search:
         return self.measure(frozenset(exact))
 
     def _minimal(self, chosen: list[Candidate], errors: Errors) -> tuple[list[Candidate], Errors]:
-        """Without those that are not needed, as far as the steps go."""
+        """``chosen`` without the candidates that are not needed, as far as the steps last."""
         if len(chosen) == 1:
             self.minimal = True
             return chosen, errors

@@ -15,7 +15,7 @@ class Cause:
     Attributes:
         module, kind: where and what; "" is the model itself.
         db: the gradient's SQNR when this alone is encoded; NaN where it was not run alone.
-        tensors: what is encoded there.
+        tensors: the tensors that are encoded there.
     """
 
     module: str
@@ -32,9 +32,9 @@ class Row:
         name: its name.
         db: SQNR of the encoded step against the exact one.
         floor: SQNR of the exact step against itself, its parameters moved by one last place.
-        verdict: "ok"; "below the bar"; "rounding": the exact gradient is itself not determined to the bar, so that it was
-            held to the norm of the whole step; "not finite": the exact gradient holds NaN or inf.
-        causes: of what is below the bar, largest first.
+        verdict: "ok"; "below the bar"; "rounding": the exact gradient is itself not determined to the bar, so it was
+            compared with the norm of the whole step; "not finite": the exact gradient holds NaN or inf.
+        causes: for a gradient below the bar, its causes, largest first.
         repaired: SQNR with ``Check.recipe``; NaN where nothing was to be repaired.
     """
 

@@ -1,4 +1,4 @@
-"""What a check found, as a table of at most MOST_LINES lines: what is below the bar first, the rest in one line."""
+"""What a check found, as a table of at most MOST_LINES lines: gradients below the bar first, the rest in one line."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""One step of a model under one recipe after another: captured once, compiled anew for each, all else the same.
+"""One step of a model under one recipe after another: captured once, compiled for each recipe, all else the same.
 
     Dynamo graph, kept  --passes of the recipe-->  forward and backward, run node by node  -->  gradients
 
-Dynamo holds on to what it compiled and counts it, for as long as the code lives: one capture serves every recipe, and what
-was compiled for one goes when the next is tried.
+Dynamo keeps what it compiled and counts it, for as long as the code lives. So one capture serves every recipe, and what was
+compiled for one recipe is dropped when the next is tried.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Trial:
 
 
 class Trials:
-    """Steps of ``model`` on one batch; each from the same buffers and random numbers, which are afterwards as before."""
+    """Steps of ``model`` on one batch, each from the same buffers and random numbers; these are restored afterwards."""
 
     def __init__(
         self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Callable[[Any], Tensor] | None
@@ -56,7 +56,7 @@ class Trials:
         self._ran: list[_Captured] = []
 
     def step(self, recipe: Recipe, nudge: int | None = None) -> Trial:
-        """A step with ``recipe``; with ``nudge``, a seed, from parameters that are off by one last place.
+        """A step with ``recipe``; with ``nudge``, a seed, from parameters that are moved by one last place.
 
         Raises:
             ValueError: no graph was compiled, or there is nothing to differentiate.
@@ -77,7 +77,7 @@ class Trials:
         return Trial(dict(zip((*self.parameters, *self.arguments), found, strict=True)), reports)
 
     def close(self) -> None:
-        """Let go of what was compiled; Dynamo keeps an empty shell."""
+        """Drop what was compiled; Dynamo keeps an empty shell."""
         for graph in self._graphs:
             graph.forget()
         self._graphs, self._ran = [], []
@@ -86,7 +86,7 @@ class Trials:
         graph = _Captured(self, gm, example_inputs)
         graph.compile(
             self.recipe
-        )  # here, where Dynamo can start anew if a number turns out to be none that it can trace
+        )  # here, where Dynamo can start again if a number turns out to be one that it cannot trace
         self._graphs.append(graph)
         return graph.call  # of an object Dynamo would copy the attributes, and keep what they hold
 
@@ -96,7 +96,7 @@ class Trials:
 
 
 class _Captured:
-    """One Dynamo graph, to be compiled for whatever recipe is tried."""
+    """One Dynamo graph, to be compiled for each recipe that is tried."""
 
     def __init__(self, trials: Trials, gm: GraphModule, example_inputs: Sequence[Any]) -> None:
         self.trials = trials
@@ -117,8 +117,8 @@ class _Captured:
         return self.run(*(self._moved(args) if self.trials.nudge is not None else args))
 
     def compile(self, recipe: Recipe) -> None:
-        """Be compiled for ``recipe``, in place of what was before."""
-        # Dynamo keeps what compiling draws from the random numbers of the step; here nobody else does.
+        """Compile the graph for ``recipe``; this replaces what was compiled before."""
+        # Normally Dynamo keeps compilation from using up the step's random numbers; here we have to.
         with private.tracing(self.context), torch.random.fork_rng(cuda_devices(self.inputs)):
             run, self.reports, _ = compile_once(
                 copy_with_attributes(self.graph), self.inputs, recipe, None, run_the_graph
