@@ -58,7 +58,7 @@ def _undecoded_uses(codes: Node) -> list[str]:
 
 
 def _unpaired(graph: Graph) -> list[str]:
-    """Encodings of operands without exactly one tensor of codes and one inv_scale, both in this graph or handed to it."""
+    """Encodings of operands that are more than one tensor of codes and one inv_scale; either may be in the other half."""
     parts: dict[int, list[Node]] = defaultdict(list)
     for node in graph.nodes:
         if ENCODING in node.meta and node.op == "call_function":
