@@ -115,7 +115,10 @@ def main() -> None:
         "device": platform.processor() or platform.machine(),
         "torch": torch.__version__,
     }
-    parts = (("without kernels", args.layers, args.runs, False), ("whole", args.kernel_layers, args.kernel_runs, True))
+    parts = (
+        ("without kernels", args.layers, args.runs, False),
+        ("whole", args.kernel_layers, args.kernel_runs, True),
+    )
     for name, layers, runs, generate in parts:
         print(name)
         result[name] = measured(layers, runs, generate)

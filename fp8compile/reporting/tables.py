@@ -43,7 +43,7 @@ class Entries(tuple[E, ...], Generic[E]):
         return json.dumps(self.rows(), indent=1)
 
     def __str__(self) -> str:
-        return printed(table_of(self), wrap=True, width=None) if self else f"no {_TITLES[self.kind]}"
+        return printed(table_of(self), wrap=True, width=None) if self else f"no {_TITLES[self.kind][1]}"
 
 
 def table_of(entries: Entries[Any], most: int | None = None, columns: int | None = None) -> list[Any]:
@@ -55,7 +55,8 @@ def table_of(entries: Entries[Any], most: int | None = None, columns: int | None
         return []
     rows = collapsed(_rows_of_linears(entries) if entries.kind is Linear else map(_row, entries, entries.times))
     rows.sort(key=lambda row: row.sums[:1], reverse=True)
-    title = f"{sum(entries.times)} {_TITLES[entries.kind]}"
+    count = sum(entries.times)
+    title = f"{count} {_TITLES[entries.kind][count != 1]}"
     if most is not None and len(rows) > most:
         title, rows = f"{title}, the largest {most} of {len(rows)} rows", rows[:most]
     names, sizes = _COLUMNS[entries.kind]
@@ -98,13 +99,13 @@ def _texts(row: Row) -> tuple[str, ...]:
     return row.module or "-", f"x{row.times}", *row.cells, *sums
 
 
-_TITLES: dict[type[Entry], str] = {
-    Linear: "matmuls of linears in FP8",
-    Island: "FP32 islands",
-    Saved: "tensors stored as codes",
-    Skip: "left as they are",
-    Recomputed: "tensors recomputed",
-    Observed: "values observed",
+_TITLES: dict[type[Entry], tuple[str, str]] = {  # of one, of several or none
+    Linear: ("matmul of a linear in FP8", "matmuls of linears in FP8"),
+    Island: ("FP32 island", "FP32 islands"),
+    Saved: ("tensor stored as codes", "tensors stored as codes"),
+    Skip: ("left as it is", "left as they are"),
+    Recomputed: ("tensor recomputed", "tensors recomputed"),
+    Observed: ("value observed", "values observed"),
 }
 
 # For each kind of entry the columns of its cells, and those of its sums.

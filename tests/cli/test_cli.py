@@ -140,7 +140,7 @@ def test_explain_prints_the_report(factories: Path, capsys: pytest.CaptureFixtur
     assert main.main(["explain", "pkg.mod:factory"]) == 0
     assert "saved for backward: 32.5 KiB, plain Inductor 128.0 KiB (25%)" in capsys.readouterr().out
     assert main.main(["explain", "pkg.mod:factory", "--full"]) == 0
-    assert "1 tensors stored as codes" in (text := capsys.readouterr().out) and "left as they are" in text
+    assert "1 tensor stored as codes" in (text := capsys.readouterr().out) and "left as they are" in text
     line = "explain pkg.mod:pair --json --preset conservative -o saved_format=int8 -o group_size=64 -o skip=head.*"
     assert main.main(line.split()) == 0
     data = json.loads(capsys.readouterr().out)

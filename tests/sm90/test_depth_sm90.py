@@ -15,7 +15,7 @@ from .layers import CONSERVATIVE
 from .subprocesses import result_of
 
 # Units that one more layer moves, forward and backward; its kernels. Exact for fake_h100.MADE_FOR.
-FIGURES = {("llama 16k", CONSERVATIVE): ((0.0, 0), (0.0, 0))}
+FIGURES = {("llama 16k", CONSERVATIVE): ((25.82, 7), (29.51, 5))}
 
 
 def one_more(case: str, pipeline: str) -> list[dict[str, Any]]:
