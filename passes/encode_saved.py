@@ -27,6 +27,7 @@ from fp8compile.analysis.linears import BATCHED
 from fp8compile.analysis.sensitivity import Sensitivity
 from fp8compile.encoding.saved_format import format_by_use
 from fp8compile.fx.graph import (
+    SAVED_AS_CODES,
     SPLICED,
     WIDENED,
     Encoding,
@@ -63,6 +64,7 @@ def encode_saved(split: PartitionedGraph, ctx: Context) -> Notes:
         elif isinstance(decision, str):
             notes += Notes(skips=(Skip(edge.info, decision),))
         elif decision is not None:
+            storage_root(edge.forward).meta[SAVED_AS_CODES] = True
             notes += Notes(saved=(_encode(split, edge, *decision),))
     return notes
 

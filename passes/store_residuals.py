@@ -10,9 +10,9 @@ saved instead, so each norm would read the results of all matmuls since the last
 store and a load, results that stay allocated until then, and a kernel of its own for each of several layers that are alike.
 So ``x`` is stored.
 
-Left as they are: values stored anyway, since a matmul or the caller reads them; values that take no more bytes to compute
-than to read, as a decode or an activation of one tensor does; tensors of four dimensions, whose memory format Inductor
-chooses.
+Left as they are: what is not saved, which plain Inductor does not store either; values stored anyway, since a matmul or the
+caller reads them; values that take no more bytes to compute than to read, as a decode or an activation of one tensor does;
+tensors of four dimensions, whose memory format Inductor chooses.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from torch.fx import Graph, Node
 
 from fp8compile import _torch as private
 from fp8compile.analysis.liveness import is_read_from_memory
-from fp8compile.fx.graph import is_tensor, nbytes
+from fp8compile.fx.graph import SAVED_AS_CODES, is_tensor, nbytes
 from fp8compile.fx.ops import CASTS, contracts, is_pointwise, is_view
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import Notes
@@ -35,7 +35,7 @@ def store_residuals(graph: Graph, ctx: Context) -> Notes:
     """Let Inductor store values computed from several tensors and read both before a matmul and after it."""
     if ctx.recipe.rewrites_graph:
         for node in dict.fromkeys(_read_on_both_sides(graph)):
-            if _bytes_read(node) > nbytes(node.meta["val"]):
+            if SAVED_AS_CODES in node.meta and _bytes_read(node) > nbytes(node.meta["val"]):
                 node.meta[private.STORED] = True
     return Notes()
 

@@ -16,6 +16,9 @@ from fp8compile.fx.tracing import copy_into, result_of, traced
 aten = torch.ops.aten
 
 SPLICED = "fp8compile"  # the key in a node's meta that says which function, on which values, put it there
+SAVED_AS_CODES = (
+    "fp8compile_saved_as_codes"  # in the meta of a value of the forward that plain Inductor would save itself
+)
 ENCODING = "fp8compile_encoding"  # in the meta of a matmul operand's codes and scale: an Encoding
 
 UNKNOWN = 8192  # the number assumed for a size without a bound in counts and prices; Inductor assumes the same

@@ -16,6 +16,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fp8compile import _torch as private
+from fp8compile.fx.graph import SAVED_AS_CODES
 from fp8compile.passes.store_residuals import store_residuals
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
@@ -33,7 +34,10 @@ def traced(fn: Fn, shape: tuple[int, ...] = (ROWS, COLUMNS), dtype: torch.dtype 
     return gm
 
 
-def stored(gm: GraphModule, recipe: Recipe | None = None) -> list[str]:
+def stored(gm: GraphModule, recipe: Recipe | None = None, saved: tuple[str, ...] | None = None) -> list[str]:
+    """What is to be stored, where all values, or those named in ``saved``, are saved as codes."""
+    for node in gm.graph.nodes:
+        node.meta |= {SAVED_AS_CODES: True} if saved is None or node.name in saved else {}
     store_residuals(gm.graph, Context(recipe or Recipe()))
     return [node.name for node in gm.graph.nodes if node.meta.get(private.STORED)]
 
@@ -151,6 +155,10 @@ def test_a_decode_reads_fewer_bytes_than_it_makes() -> None:
         )
         gm = make_fx(of_codes)(codes, scales, torch.empty(COLUMNS, COLUMNS, dtype=torch.bfloat16))
     assert stored(gm) == []
+
+
+def test_what_plain_inductor_does_not_save_is_left() -> None:
+    assert stored(traced(two_layers), saved=("add_1", "mm")) == ["add_1"]
 
 
 def test_it_is_idempotent_and_a_recipe_that_rewrites_nothing_leaves_all() -> None:
