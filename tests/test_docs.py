@@ -31,6 +31,7 @@ DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [*DOCS, ROOT / "README.md"]
 GUIDES = ("CONTRIBUTING.md", "CHANGELOG.md", "passes/README.md", "fp8compile/numerics/states/README.md")
 LONGEST, MEDIAN = 30, 18  # words of a sentence
+README_LINES = 120
 
 
 def name_of(page: Path) -> str:
@@ -78,6 +79,10 @@ def test_sentences_are_short(page: Path) -> None:
     found = [(words(each), each) for each in sentences(page.read_text())]
     assert [each for count, each in found if count > LONGEST] == []
     assert not found or statistics.median(count for count, _ in found) <= MEDIAN
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().splitlines()) <= README_LINES
 
 
 @pytest.mark.parametrize("page", make_tables.PAGES)

@@ -332,4 +332,32 @@ ANALYSES = (
         "for p in model.parameters()]",
         ("tests/reporting/test_memory.py",),
     ),
+    Mutant(
+        "waterfall: amounts under one label replace each other",
+        "fp8compile/reporting/waterfall.py",
+        "known.nbytes + amount.nbytes",
+        "amount.nbytes",
+        ("tests/reporting/test_waterfall.py",),
+    ),
+    Mutant(
+        "layers: a range claims paths that were not given",
+        "fp8compile/reporting/layers.py",
+        "if math.prod(map(len, columns)) != len(numbers):",
+        "if False:",
+        ("tests/reporting/test_layers.py",),
+    ),
+    Mutant(
+        "runs: a step never ends",
+        "fp8compile/compiler/runs.py",
+        "if not any(known.alive for known in _known):",
+        "if False:",
+        ("tests/compiler/test_runs.py",),
+    ),
+    Mutant(
+        "runs: the moment when the fewest calls are alive",
+        "fp8compile/compiler/runs.py",
+        "if alive.total() >= _step.most.total():",
+        "if alive.total() <= _step.most.total():",
+        ("tests/compiler/test_runs.py",),
+    ),
 )
