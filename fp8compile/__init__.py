@@ -29,6 +29,7 @@ _HOMES = {  # a public name, and the module that defines it or that it is
     "debug_step": "fp8compile.tools.debug_step",
     "decompress": "fp8compile.optim.compress",
     "explain": "fp8compile.tools.explain",
+    "mark_head": "fp8compile.compiler.running_model",
     "optim": "fp8compile.optim",
     "overflow_report": "fp8compile.observe.overflow_report",
     "report": "fp8compile.tools.explain",

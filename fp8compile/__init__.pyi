@@ -2,6 +2,7 @@
 
 from fp8compile import amp, optim
 from fp8compile._version import __version__
+from fp8compile.compiler.running_model import mark_head
 from fp8compile.observe.overflow_report import OverflowReport, overflow_report
 from fp8compile.optim.compress import compress, decompress
 from fp8compile.recipe.calibration import Calibration
@@ -31,6 +32,7 @@ __all__ = [
     "debug_step",
     "decompress",
     "explain",
+    "mark_head",
     "optim",
     "overflow_report",
     "report",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from operator import getitem
 from typing import Any
 
@@ -21,10 +21,12 @@ from torch._functorch._aot_autograd.descriptors import (
     ParamAOTInput,
     PlainAOTInput,
     PlainAOTOutput,
+    SubclassGetAttrAOTInput,
+    SubclassGetAttrAOTOutput,
     TangentAOTInput,
 )
 from torch._functorch.partitioners import min_cut_rematerialization_partition
-from torch._guards import TracingContext, detect_fake_mode, tracing
+from torch._guards import Guard, TracingContext, detect_fake_mode, tracing
 from torch._inductor import config as inductor_config
 from torch._inductor import list_mode_options
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
@@ -37,8 +39,9 @@ from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._logging._internal import trace_log, trace_structured
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset as local_shape_and_offset
-from torch.fx import GraphModule
+from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.graph_transform_observer import GraphTransformObserver
@@ -85,6 +88,36 @@ def ends_at_graph_break(gm: GraphModule) -> bool:
     """Whether a graph break follows this graph; True also where Dynamo did not make the graph, so that nothing is known."""
     reason = getattr(gm, "compile_subgraph_reason", None)
     return reason is None or bool(reason.graph_break)
+
+
+def add_guard(placeholder: Node, holds: Callable[[Any], bool], text: str) -> None:
+    """Have Dynamo run the graph that it hands to the backend now only where ``holds`` of this input; else compile again.
+
+    Does nothing where Dynamo does not know the input's source, or hands over no graph.
+    """
+    source, context = getattr(placeholder, "_dynamo_source", None), TracingContext.try_get()
+    if source is None or context is None:
+        return
+
+    def guard_holds(builder: Any, guard: Guard) -> None:
+        builder.get_guard_manager(guard).add_lambda_guard(holds, [text], guard.user_stack)
+
+    context.guards_context.dynamo_guards.add(Guard(source, guard_holds))
+
+
+def unsharded_parameters(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
+    """The parameters that FSDP2 shards, each with the whole one that the model computes with, as far as that exists."""
+    states = (m._get_fsdp_state() for m in model.modules() if isinstance(m, FSDPModule))
+    groups = (group for state in states for group in _parameter_groups(state))
+    found = ((p.sharded_param, getattr(p, "_unsharded_param", None)) for group in groups for p in group.fsdp_params)
+    return [(sharded, whole) for sharded, whole in found if whole is not None]
+
+
+def _parameter_groups(state: Any) -> list[Any]:
+    several = getattr(state, "_fsdp_param_groups", None)
+    if several is not None:
+        return list(several)
+    return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
 
 
 # In the meta of a node whose value Inductor stores, rather than recompute it in each kernel that reads it.
@@ -182,8 +215,11 @@ __all__ = [
     "ParamAOTInput",
     "PlainAOTInput",
     "PlainAOTOutput",
+    "SubclassGetAttrAOTInput",
+    "SubclassGetAttrAOTOutput",
     "TangentAOTInput",
     "TracingContext",
+    "add_guard",
     "backend_name",
     "bound_sympy",
     "cache_dir",
@@ -226,5 +262,6 @@ __all__ = [
     "tree_map_only",
     "unscale_and_check_",
     "unset_fake_temporarily",
+    "unsharded_parameters",
     "use_region",
 ]

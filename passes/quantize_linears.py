@@ -8,9 +8,10 @@ the forward's. With tensorwise scales that encoding is of the value itself, what
 
 Formats: E4M3 for activations and weights; gradients in E5M2 ("hybrid") or E4M3 ("e4m3").
 
-Left as they are, each with its reason in the report: the output head (by path, or tied to an embedding), what the user
-put in FP32 inside a 16-bit model, FP32 islands, weights whose sides are not multiples of 16 (``_scaled_mm`` takes no
-others; LoRA), batched expert matmuls, float64 and complex, inputs without rows, devices without FP8 units unless emulated.
+Left as they are, each with its reason in the report: the output head (by path, marked by the user, tied to an embedding, or
+the last linear of a whole model with four times as many outputs as inputs), what the user put in FP32 inside a 16-bit model,
+FP32 islands, weights whose sides are not multiples of 16 (``_scaled_mm`` takes no others; LoRA), batched expert matmuls,
+float64 and complex, inputs without rows, devices without FP8 units unless emulated.
 
 A value that a nonlinear operation needs for its backward too is saved once, as *its* codes (groupwise, see encode_saved). The
 wgrad encodes the decoded value again under the forward's scale. A value that only matmuls need is saved as their codes.
@@ -19,17 +20,24 @@ wgrad encodes the decoded value again under the forward's scale. A value that on
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Set
 
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from fp8compile.analysis.dataflow import user_fp32
-from fp8compile.analysis.linears import FORWARD, PLAIN_MATMULS, Matmul, is_tied_to_embedding, linear_matmuls
+from fp8compile.analysis.dataflow import sources, user_fp32
+from fp8compile.analysis.linears import (
+    FORWARD,
+    PLAIN_MATMULS,
+    Matmul,
+    is_last,
+    is_tied_to_embedding,
+    linear_matmuls,
+    made_from,
+)
 from fp8compile.encoding.device import fp8_unsupported_reason
 from fp8compile.encoding.operands import Encoded, Operands
-from fp8compile.fx.aot import is_training
+from fp8compile.fx.aot import is_training, plain_position
 from fp8compile.fx.graph import ROW, WIDENED, dtype_text, size_hint, splice
 from fp8compile.fx.provenance import Origin, TensorInfo, module_path, op_name, source_line
 from fp8compile.numerics import E4M3, E5M2, ENCODABLE, Format
@@ -41,6 +49,9 @@ from fp8compile.reporting.entries import LINEAR, Linear, Notes, Skip
 
 aten = torch.ops.aten
 
+# A last linear with so many times more outputs than inputs tells tokens or classes apart. An MLP's has 4 times as many, but
+# is followed by another linear.
+VOCABULARY = 4
 UPCAST, ISLAND = "upcast by the user", "in an FP32 island"
 
 
@@ -49,7 +60,7 @@ def quantize_linears(graph: Graph, ctx: Context) -> Notes:
     if not ctx.recipe.quantizes_linears or not is_training(graph):
         return Notes()  # in inference the model computes as it is written
     parameters = ctx.parameters_of(graph)
-    judge = _Judge(ctx, user_fp32(graph, parameters))
+    judge = _Judge(graph, ctx)
     operands = Operands(graph)
     linears, skips = list[Linear](), list[Skip]()
     for matmul in linear_matmuls(graph, parameters):
@@ -71,8 +82,10 @@ def _recipe_of(matmul: Matmul, ctx: Context) -> Recipe:
 class _Judge:
     """Decides whether a linear must stay as it is, and why; its three matmuls share the verdict."""
 
-    def __init__(self, ctx: Context, upcast: Set[Node]) -> None:
-        self.ctx, self.upcast = ctx, upcast
+    def __init__(self, graph: Graph, ctx: Context) -> None:
+        parameters = ctx.parameters_of(graph)
+        self.ctx, self.upcast, self.sources = ctx, user_fp32(graph, parameters), sources(graph, parameters)
+        self.heads = made_from({p for p in parameters if plain_position(p) in ctx.place.heads})
         self._verdicts: dict[Node, str | None] = {}
 
     def reason_to_leave(self, matmul: Matmul) -> str | None:
@@ -82,14 +95,23 @@ class _Judge:
         if forward not in self._verdicts:
             self._verdicts[forward] = (
                 self.ctx.skip_reason(module_path(forward), "linear", ("linear_skip", "skip"))
+                or (matmul.weight in self.heads and "output head: fp8compile.mark_head")
                 or (is_tied_to_embedding(matmul.weight) and "output head: its weight is tied to an embedding")
                 or _not_a_plain_matmul(forward)
                 or (forward in self.upcast and UPCAST)
                 or _no_fp8_shape(matmul, recipe)
+                or self._why_last(matmul)
                 or (not recipe.emulate and fp8_unsupported_reason(forward.meta["val"].device))
                 or None
             )
         return self._verdicts[forward]
+
+    def _why_last(self, matmul: Matmul) -> str | None:
+        """Why a linear is an output head although nothing names it so."""
+        many = matmul.N >= VOCABULARY * matmul.K
+        if many and self.ctx.is_whole_model and is_last(matmul, self.sources):
+            return f"output head: the last linear, N={matmul.N} from K={matmul.K}"
+        return None
 
 
 def _not_a_plain_matmul(forward: Node) -> str | None:

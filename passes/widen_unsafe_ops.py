@@ -36,7 +36,7 @@ def widen_unsafe_ops(graph: Graph, ctx: Context) -> Notes:
     """Put the islands in; a graph that has islands already stays as it is."""
     if any(WIDENED in node.meta for node in graph.nodes):
         return Notes()
-    missing = tuple(_wish(each, f"Recipe.keep_fp32 {UNMATCHED}") for each in unmatched(ctx.recipe.keep_fp32, graph))
+    missing = tuple(_wish(each, f"Recipe.keep_fp32 {UNMATCHED}") for each in unmatched(graph, ctx))
     if missing and ctx.is_whole_model:
         raise ValueError("; ".join(f"Recipe.keep_fp32 matches nothing: {entry.name}" for entry in missing))
     decision = decide(graph, ctx)

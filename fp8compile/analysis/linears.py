@@ -5,13 +5,15 @@
     wgrad     dW [N, K] = dy' [N, M] x [M, K]    a tangent and the input of a forward matmul, of the weight's size
 
 The two matmuls of the backward belong to the forward matmul of the same autograd node (``seq_nr``).
+
+A weight may be scaled by numbers that are no parameters: W / sigma of a spectral norm, where sigma comes from buffers.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +22,7 @@ from torch.fx import Graph, Node
 
 from fp8compile.analysis.dataflow import Source, is_activation, sources
 from fp8compile.fx.graph import is_tensor, numel, size_hint
-from fp8compile.fx.ops import CASTS, is_view
+from fp8compile.fx.ops import CASTS, contracts, is_view
 
 aten = torch.ops.aten
 
@@ -59,11 +61,15 @@ def linear_matmuls(graph: Graph, parameters: Set[Node]) -> list[Matmul]:
     found = sources(graph, parameters)
     matmuls: list[Matmul] = []
     reading: dict[Node, list[Matmul]] = defaultdict(list)  # forward matmuls, by the root of each operand
+    scaled: set[Node] = set()  # weights that were scaled by what is no parameter
     for node in graph.nodes:
         operands = _operands(node)
         if operands is None:
             continue
-        kinds = tuple(_kind(found[o]) for o in operands)
+        kinds = tuple(_kind(found[o], uncast(o) in scaled) for o in operands)
+        if kinds == ("activation", "activation"):
+            scaled |= {o for o in map(uncast, operands) if _is_scaled_weight(o, parameters)}
+            kinds = tuple(_kind(found[o], uncast(o) in scaled) for o in operands)
         if sorted(kinds) == ["activation", "parameter"]:
             matmuls.append(_forward(node, *operands, weight_on_the_right=kinds[1] == "parameter"))
             for root in {*map(uncast, operands)}:
@@ -87,12 +93,27 @@ def _operands(node: Node) -> tuple[Node, Node] | None:
     return left, right
 
 
-def _kind(source: Source) -> str:
+def _kind(source: Source, is_scaled_weight: bool) -> str:
     if Source.GRADIENT in source:
         return "gradient"
-    if source == Source.PARAMETER:
+    if source == Source.PARAMETER or is_scaled_weight:
         return "parameter"
     return "activation" if is_activation(source) else "table"
+
+
+def _is_scaled_weight(value: Node, parameters: Set[Node]) -> bool:
+    """Whether a value is made from a parameter of its size, element by element; all other operands have fewer elements."""
+    while value not in parameters:
+        if torch.Tag.pointwise not in getattr(value.target, "tags", ()):
+            return False
+        sizes = {
+            operand: size_hint(numel(operand.meta["val"])) for operand in value.all_input_nodes if is_tensor(operand)
+        }
+        whole = [operand for operand, size in sizes.items() if size >= size_hint(numel(value.meta["val"]))]
+        if len(whole) != 1:
+            return False
+        value = uncast(whole[0])
+    return True
 
 
 def _forward(node: Node, left: Node, right: Node, *, weight_on_the_right: bool) -> Matmul:
@@ -118,6 +139,32 @@ def uncast(value: Node) -> Node:
             break
         value = parent
     return value
+
+
+def made_from(parameters: Set[Node]) -> set[Node]:
+    """These parameters and all that is made from them without a matmul, a spectral norm for example."""
+    found, waiting = set[Node](), list(parameters)
+    while waiting:
+        node = waiting.pop()
+        if node not in found and not contracts(node):
+            found.add(node)
+            waiting += node.users
+    return found
+
+
+def is_last(matmul: Matmul, sources: Mapping[Node, Source]) -> bool:
+    """Whether no other matmul, convolution or attention of the forward depends on a forward matmul."""
+    seen, waiting = set[Node](), [matmul.forward]
+    while waiting:
+        node = waiting.pop()
+        following = [
+            u for u in node.users if u not in seen and u.op != "output" and Source.GRADIENT not in sources[u]
+        ]
+        if any(map(contracts, following)):
+            return False
+        seen |= set(following)
+        waiting += following
+    return True
 
 
 def is_tied_to_embedding(weight: Node) -> bool:

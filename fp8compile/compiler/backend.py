@@ -12,6 +12,7 @@ from fp8compile.compiler.first_step import checked_first_step
 from fp8compile.compiler.inductor import compile_and_report, log
 from fp8compile.compiler.runs import Runs, counted
 from fp8compile.fx.graph import copy_with_attributes
+from fp8compile.fx.provenance import parameter_paths
 from fp8compile.recipe.recipe import Recipe
 
 
@@ -43,12 +44,12 @@ def compile_graph(
 ) -> Callable[..., Any]:
     """``fp8compile`` for a ready recipe: compile, and remember the report for ``fp8compile.report(model)``."""
     report_store.graph_arrives()
-    modules = _module_types(gm)
+    modules, paths = _module_types(gm), parameter_paths(gm, example_inputs)
     spare = copy_with_attributes(gm) if recipe.check == "first_step" else None
     compiled, reports = compile_and_report(gm, example_inputs, recipe, mode)
-    runs = Runs()
+    runs = Runs(example_inputs)
     compiled = counted(compiled, runs)
-    report_store.remember(reports, recipe, example_inputs, modules, runs)
+    report_store.remember(reports, recipe, paths, modules, runs)
     log.info("compiled a graph: %s", "; ".join(f"{r.kind}, keeps {r.saved_bytes} bytes" for r in reports))
     if spare is not None:
         return checked_first_step(compiled, spare, example_inputs, recipe)

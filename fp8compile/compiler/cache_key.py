@@ -1,7 +1,7 @@
 """A name for a graph under a recipe: equal keys share compiled code *and* report, so it holds all that either depends on.
 
     what the graph computes     operations, arguments, inputs; of nested graphs (bodies of checkpoints, regions, branches) too
-    where it stands             module paths and source lines, because the report does
+    where it stands             module paths and source lines, because the report does; the path in the running model
     how it is compiled          our sources, the recipe, Inductor's and functorch's configuration, autocast, grad mode
 
 The key is part of the partitioner's uuid, hence of Inductor's cache key. Inductor's own key holds its configuration as well.
@@ -23,6 +23,7 @@ from torch.fx import GraphModule, Node
 from fp8compile import _torch as private
 from fp8compile.compiler.sources import sources_key
 from fp8compile.fx.provenance import module_path, source_line
+from fp8compile.recipe.context import Place
 from fp8compile.recipe.recipe import Recipe
 
 # Left out of Inductor's portable configuration, where each pass has to identify itself.
@@ -35,9 +36,11 @@ CUSTOM_PASSES = (
 )
 
 
-def key_of(gm: GraphModule, example_inputs: Sequence[Any], recipe: Recipe, patches: Mapping[str, Any]) -> str:
+def key_of(
+    gm: GraphModule, example_inputs: Sequence[Any], recipe: Recipe, place: Place, patches: Mapping[str, Any]
+) -> str:
     """The key of a Dynamo graph with these inputs under this recipe and these changes to Inductor's configuration."""
-    parts: list[str] = [sources_key(), recipe.key, _settings(patches)]
+    parts: list[str] = [sources_key(), recipe.key, _place(place), _settings(patches)]
     parts += _lines(gm)
     parts += [_input(value) for value in example_inputs]
     parts += [
@@ -47,6 +50,10 @@ def key_of(gm: GraphModule, example_inputs: Sequence[Any], recipe: Recipe, patch
     ]
     text = re.sub(r" at 0x[0-9a-f]+", "", "\n".join(parts))
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _place(place: Place) -> str:
+    return f"{place.prefix!r} {place.core!r} {sorted(place.heads)}"
 
 
 def origin_key(node: Node) -> str:

@@ -26,7 +26,7 @@ from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.fx.regions import NOT_DESCRIBED, Region, describe, is_described, is_half, mark_halves, storages
 from fp8compile.islands.upcast import holds_sixteen_bit
 from fp8compile.passes.fuse_state_codecs import holds_state_codecs
-from fp8compile.recipe.context import Context, StatsInputs
+from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import Notes
 
@@ -34,11 +34,11 @@ from fp8compile.reporting.entries import Notes
 class Partitioner(private.CustomPartitionerFn):
     """Inductor's custom partitioner: cut, then the passes on two halves. Stateless, since it is part of the cache key."""
 
-    def __init__(self, recipe: Recipe, graph_key: str) -> None:
-        self.recipe, self.graph_key = recipe, graph_key
+    def __init__(self, told: Context, graph_key: str) -> None:
+        self.told, self.recipe, self.graph_key = told, told.recipe, graph_key
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Partitioner, (self.recipe.as_compiled, self.graph_key)
+        return Partitioner, (self.told.as_compiled, self.graph_key)
 
     def uuid(self) -> tuple[str, str, str]:
         return sources_key(), self.recipe.key, self.graph_key
@@ -56,7 +56,8 @@ class Partitioner(private.CustomPartitionerFn):
             kwargs["static_lifetime_input_indices"] = sorted(joint.region.parameters)
         plain = _split(*halves, **kwargs)
         split, disabled = self._cut(gm, joint_inputs, **kwargs)
-        notes, ctx = recomputed_by_cut(split, plain), Context(self.recipe)
+        ctx = self.told if joint.region is None else self.told.of_region
+        notes = recomputed_by_cut(split, plain)
         bytes_after = [(pipeline.CUT.name, split.saved_bytes())]
         watch = pipeline.OBSERVE_FORWARD if joint.notes.observed else ()
         sound = pipeline.SOUND if split.overwritten else ()
@@ -93,25 +94,14 @@ class Partitioner(private.CustomPartitionerFn):
 class JointPasses(private.CustomGraphPass):
     """Inductor's joint_custom_post_pass: runs JOINT, on training and inference graphs alike; OPTIMIZER on optimizer steps.
 
-    ``parameters`` are the positions of ``nn.Parameter``s among the graph's inputs; ``graph_key`` depends on them too.
+    ``told`` is what they are told of the graph; ``graph_key`` depends on it too.
     """
 
-    def __init__(
-        self,
-        recipe: Recipe,
-        graph_key: str,
-        parameters: frozenset[int],
-        stats_inputs: StatsInputs | None = None,
-        is_whole_model: bool = False,
-        regions: Mapping[str, Region] | None = None,
-    ) -> None:
-        self.recipe, self.graph_key, self.parameters = recipe, graph_key, parameters
-        self.stats_inputs, self.is_whole_model, self.regions = stats_inputs, is_whole_model, dict(regions or {})
+    def __init__(self, told: Context, graph_key: str, regions: Mapping[str, Region] | None = None) -> None:
+        self.told, self.recipe, self.graph_key, self.regions = told, told.recipe, graph_key, dict(regions or {})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        recipe = self.recipe.as_compiled
-        more = (self.stats_inputs, self.is_whole_model, self.regions)
-        return JointPasses, (recipe, self.graph_key, self.parameters, *more)
+        return JointPasses, (self.told.as_compiled, self.graph_key, self.regions)
 
     def uuid(self) -> tuple[str, str, str]:
         return sources_key(), self.recipe.key, self.graph_key
@@ -125,11 +115,10 @@ class JointPasses(private.CustomGraphPass):
             return
         region = describe(graph, self.regions)
         plain, notes, disabled = copy_graph(gm), Notes(), []
-        whole = Context(self.recipe, self.parameters, self.stats_inputs, self.is_whole_model)
-        ctx = Context(self.recipe) if region else whole
+        ctx = self.told.of_region if region else self.told
         wide = pipeline.ISLANDS if holds_sixteen_bit(graph) or self.recipe.keep_fp32 else ()
         before = (pipeline.OPTIMIZER if holds_state_codecs(graph) else wide) + (
-            pipeline.OBSERVE_JOINT if self.stats_inputs else ()
+            pipeline.OBSERVE_JOINT if self.told.stats_inputs else ()
         )
         for each in before + pipeline.JOINT:
             ran = observed(gm, each.name, functools.partial(each.run, graph, ctx))
@@ -161,13 +150,7 @@ class PostGradPasses(private.CustomGraphPass):
 
 
 def passes_for(
-    recipe: Recipe,
-    graph_key: str,
-    parameters: frozenset[int],
-    patches: Mapping[str, Any],
-    stats_inputs: StatsInputs | None = None,
-    is_whole_model: bool = False,
-    regions: Mapping[str, Region] | None = None,
+    told: Context, graph_key: str, patches: Mapping[str, Any], regions: Mapping[str, Region] | None = None
 ) -> dict[str, Any]:
     """The Inductor options that put the pipeline in place; the user's own passes keep running, before ours."""
     if patches.get("custom_partitioner_fn") or private.inductor_config.custom_partitioner_fn:
@@ -175,11 +158,10 @@ def passes_for(
             "Inductor's custom_partitioner_fn is set, and fp8compile is a partitioner itself: one graph cannot be cut by "
             "two. Unset it, or compile this model with another backend"
         )
-    ours = JointPasses(recipe, graph_key, parameters, stats_inputs, is_whole_model, regions)
     return {
-        **joint_pass(ours, patches),
-        **with_theirs("post_grad_custom_post_pass", PostGradPasses(recipe), patches),
-        "custom_partitioner_fn": Partitioner(recipe, graph_key),
+        **joint_pass(JointPasses(told, graph_key, regions), patches),
+        **with_theirs("post_grad_custom_post_pass", PostGradPasses(told.recipe), patches),
+        "custom_partitioner_fn": Partitioner(told, graph_key),
     }
 
 

@@ -18,6 +18,8 @@ from fp8compile.compiler.hooks import passes_for
 from fp8compile.compiler.inductor_options import FUSION, inductor_options, mode_options
 from fp8compile.compiler.inline_regions import DIFFERS, OBSERVED, has_regions, inlined, recipes_differ
 from fp8compile.compiler.node_by_node import run_the_graph
+from fp8compile.compiler.place_guard import guard_place
+from fp8compile.compiler.running_model import place_of
 from fp8compile.compiler.saved_versions import check_versions
 from fp8compile.compiler.watchers import watch_passes
 from fp8compile.fx.graph import copy_with_attributes
@@ -25,7 +27,7 @@ from fp8compile.fx.regions import find_regions
 from fp8compile.observe.slot import WithStatsInputs, rows_of, with_slot
 from fp8compile.recipe.calibrated import check_calibration
 from fp8compile.recipe.calibration import Calibration
-from fp8compile.recipe.context import StatsInputs
+from fp8compile.recipe.context import Context, StatsInputs
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.report import GraphReport
 
@@ -81,14 +83,17 @@ def compile_once(
     if recipe.codegen == "eager" or inner_compile:
         compile_args["inner_compile"] = inner_compile or run_the_graph
         patches["force_disable_caches"] = True  # the cache key does not know the inner compiler
-    is_whole_model = _is_whole_model(gm, recipe)
-    gm, inputs, stats_inputs, inlining = _prepared(gm, example_inputs, recipe)
+    place = place_of(gm, example_inputs)
+    guard_place(gm, example_inputs, Context(recipe, place=place))
+    is_whole_model = _is_whole_model(gm, recipe) and not place.prefix
+    gm, inputs, stats_inputs, inlining = _prepared(gm, example_inputs, Context(recipe, place=place))
     remarks += inlining
     patches = {**(FUSION if recipe.rewrites_graph else {}), **patches}
-    graph_key = key_of(gm, inputs, recipe, patches)
+    graph_key = key_of(gm, inputs, recipe, place, patches)
     parameters = frozenset(i for i, v in enumerate(inputs) if isinstance(v, torch.nn.Parameter))
     regions = find_regions(gm, parameters)
-    patches |= passes_for(recipe, graph_key, parameters, patches, stats_inputs, is_whole_model, regions)
+    told = Context(recipe, parameters, stats_inputs, is_whole_model, place)
+    patches |= passes_for(told, graph_key, patches, regions)
     report_store.start(graph_key)
     spare = copy_with_attributes(gm) if stats_inputs else gm
     compiled = cast(Callable[..., Any], private.compile_fx(gm, inputs, config_patches=patches, **compile_args))
@@ -104,16 +109,16 @@ def compile_once(
 
 
 def _prepared(
-    gm: GraphModule, example_inputs: Sequence[Any], recipe: Recipe
+    gm: GraphModule, example_inputs: Sequence[Any], ctx: Context
 ) -> tuple[GraphModule, Sequence[Any], StatsInputs | None, tuple[str, ...]]:
     """The graph to compile with its inputs, fp8compile's own among them, and a remark where its regions are inlined."""
     if not has_regions(gm):
-        return (*with_slot(gm, example_inputs, recipe), ())
+        return (*with_slot(gm, example_inputs, ctx.recipe), ())
     flat = inlined(gm)
-    slotted, inputs, stats_inputs = with_slot(flat, example_inputs, recipe)
+    slotted, inputs, stats_inputs = with_slot(flat, example_inputs, ctx.recipe)
     if stats_inputs is not None:
         return slotted, inputs, stats_inputs, (OBSERVED,)
-    return (flat, inputs, None, (DIFFERS,)) if recipes_differ(gm, recipe) else (gm, inputs, None, ())
+    return (flat, inputs, None, (DIFFERS,)) if recipes_differ(gm, ctx) else (gm, inputs, None, ())
 
 
 def _that_can_be_followed(recipe: Recipe, patches: Mapping[str, Any]) -> tuple[Recipe, tuple[str, ...]]:

@@ -17,8 +17,7 @@ from torch.fx.node import map_arg
 
 from fp8compile.fx.graph import called, copy_with_attributes, is_call_of_region
 from fp8compile.fx.provenance import module_path
-from fp8compile.recipe.patterns import in_module
-from fp8compile.recipe.recipe import Recipe
+from fp8compile.recipe.context import Context
 
 OBSERVED = "nested compile regions are compiled call by call: statistics are taken of values in them"
 DIFFERS = (
@@ -35,7 +34,7 @@ def has_regions(gm: GraphModule) -> bool:
     return any(is_call_of_region(node) for each in graphs_of(gm) for node in each.graph.nodes)
 
 
-def recipes_differ(gm: GraphModule, recipe: Recipe) -> bool:
+def recipes_differ(gm: GraphModule, ctx: Context) -> bool:
     """Whether two calls of one region stand in modules to which the recipe says different things."""
     calls = defaultdict(list)
     for each in graphs_of(gm):
@@ -43,24 +42,18 @@ def recipes_differ(gm: GraphModule, recipe: Recipe) -> bool:
             if is_call_of_region(node):
                 calls[node.args[1]].append(node)
     return any(
-        _said(found[0], call, recipe) != _said(found[0], found[0], recipe)
-        for found in calls.values()
-        for call in found
+        _said(found[0], call, ctx) != _said(found[0], found[0], ctx) for found in calls.values() for call in found
     )
 
 
-def _said(first: Node, call: Node, recipe: Recipe) -> list[Any]:
+def _said(first: Node, call: Node, ctx: Context) -> list[Any]:
     """What the recipe says of each operation of a region, as if it were traced at ``call`` and not at the ``first`` call."""
     body = called(first)
     assert body is not None
     at, to = module_path(first), module_path(call)
     paths = sorted({module_path(node) for node in body.graph.nodes})
     moved = [to + path[len(at) :] if path.startswith(at) else path for path in paths]
-    return [_of(path, recipe.at(path)) for path in moved]
-
-
-def _of(path: str, recipe: Recipe) -> tuple[Any, ...]:
-    return recipe, *(in_module(path, pattern) for pattern in (*recipe.skip, *recipe.linear_skip))
+    return [ctx.said_of(path) for path in moved]
 
 
 def inlined(gm: GraphModule) -> GraphModule:

@@ -15,7 +15,7 @@ import logging
 import os
 import tempfile
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -26,6 +26,7 @@ from torch.fx import Graph, GraphModule
 from fp8compile import _torch as private
 from fp8compile.compiler.region_reports import Cut
 from fp8compile.compiler.runs import Runs
+from fp8compile.fx.provenance import parameter_names
 from fp8compile.fx.regions import Region
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import Notes
@@ -80,12 +81,15 @@ class Collector:
 
 @dataclass
 class Compiled:
-    """One compiled graph: its reports, its calls, and weak references to the parameters it reads."""
+    """One compiled graph: its reports, its calls, and what is known of the parameters it reads.
+
+    ``paths`` are the graph's own names of its parameters, ``signatures`` their shapes and dtypes, in the order of its inputs.
+    """
 
     reports: tuple[GraphReport, ...]
     recipe: Recipe
-    parameters: tuple[weakref.ref[torch.Tensor], ...]
     modules: frozenset[weakref.ref[type]]
+    paths: tuple[str, ...] = ()
     signatures: tuple[str, ...] = ()
     runs: Runs = field(default_factory=Runs, compare=False)
 
@@ -97,24 +101,26 @@ class Compiled:
     @property
     def is_dead(self) -> bool:
         """Whether no model can own it any more: its parameters or, if it has none, the modules it ran in are gone."""
-        return not self.alive if self.parameters else bool(self.modules) and not self.types
+        return not self.alive if self.paths else bool(self.modules) and not self.types
 
     def replaces(self, other: Compiled) -> bool:
         """Whether it is ``other`` compiled again: the same was done to a graph with the same parameters."""
-        mine, theirs = ((c.recipe, [id(ref()) for ref in c.parameters], c.modules, c.reports) for c in (self, other))
+        mine, theirs = (
+            (c.recipe, [id(ref()) for ref in c.runs.first.parameters], c.modules, c.reports) for c in (self, other)
+        )
         return mine == theirs
 
     def belongs_to(self, model: nn.Module) -> bool:
         """Whether it reads a parameter of ``model``; for a graph without any, whether it ran in one of its module types."""
-        if self.parameters:
-            return bool(self.alive & {id(p) for p in model.parameters()})
+        if self.paths:
+            return bool(self.alive & parameter_names(model).keys())
         types = self.types
         return any(type(m) in types for m in model.modules())
 
     @property
     def alive(self) -> set[int]:
-        """The identities of its parameters that still exist."""
-        return {id(p) for ref in self.parameters if (p := ref()) is not None}
+        """The identities of the parameters it was called with, as far as they still exist."""
+        return set[int]().union(*(instance.alive for instance in self.runs.instances))
 
     def serves(self, model: nn.Module) -> bool:
         """Whether Dynamo may run it for ``model`` too: another instance of the same code with like parameters."""
@@ -169,17 +175,15 @@ def warn_once(message: str) -> None:
 
 
 def remember(
-    reports: tuple[GraphReport, ...], recipe: Recipe, inputs: Iterable[object], modules: frozenset[type], runs: Runs
+    reports: tuple[GraphReport, ...], recipe: Recipe, paths: Sequence[str], modules: frozenset[type], runs: Runs
 ) -> None:
-    """Keep the reports of a graph that was compiled on ``inputs`` and ran in modules of these types.
+    """Keep the reports of a graph that ran in modules of these types; ``paths`` are its own names of its parameters.
 
     Reports that nobody can ask for any more are dropped. A graph compiled again (after ``torch._dynamo.reset``) replaces the
     earlier one.
     """
-    parameters = [v for v in inputs if isinstance(v, nn.Parameter)]
-    signatures = tuple(map(_signature, parameters))
-    types = frozenset(map(weakref.ref, modules))
-    new = Compiled(reports, recipe, tuple(map(weakref.ref, parameters)), types, signatures, runs)
+    signatures = tuple(_signature(p) for ref in runs.first.parameters if (p := ref()) is not None)
+    new = Compiled(reports, recipe, frozenset(map(weakref.ref, modules)), tuple(paths), signatures, runs)
     _compiled[:] = [c for c in _compiled if not c.is_dead and not new.replaces(c)] + [new]
 
 

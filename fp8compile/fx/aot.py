@@ -2,6 +2,8 @@
 
 A joint graph takes parameters, buffers, data and tangents, and returns outputs and gradients. A forward and a backward have
 the same descriptors. A graph that is not a whole model, a nested region, has none until ``describe_joint`` gives it some.
+AOTAutograd takes a tensor subclass (DTensor) apart. Each of its inner tensors counts as what the whole is: a parameter, a
+tangent, a gradient.
 """
 
 from __future__ import annotations
@@ -17,13 +19,19 @@ FORWARD, BACKWARD = "forward", "backward"
 
 
 def descriptor(node: Node) -> Any:
-    """The descriptor of an input; None where there is none."""
-    return node.meta.get("desc")
+    """The descriptor of an input, for an inner tensor that of the whole; None where there is none."""
+    return _of_whole(node.meta.get("desc"))
 
 
 def output_descriptors(graph: Graph) -> list[Any]:
-    """The descriptors of what a graph returns, in its order; empty where there are none."""
-    return list(graph.output_node().meta.get("desc") or ())
+    """The descriptors of what a graph returns, in its order, for inner tensors those of the whole; empty without any."""
+    return [_of_whole(desc) for desc in graph.output_node().meta.get("desc") or ()]
+
+
+def _of_whole(desc: Any) -> Any:
+    while isinstance(desc, (private.SubclassGetAttrAOTInput, private.SubclassGetAttrAOTOutput)):
+        desc = desc.base
+    return desc
 
 
 def is_tangent(node: Node) -> bool:
@@ -54,12 +62,13 @@ def is_token(node: Node) -> bool:
 
 def position(desc: Any) -> int | None:
     """The position of an input or output that has one; None for a parameter by name, a tangent, ..."""
-    found = getattr(desc, "idx", None)
+    found = getattr(_of_whole(desc), "idx", None)
     return found if isinstance(found, int) else None
 
 
 def overwritten_input(desc: Any) -> Any:
     """The descriptor of the input that a forward returns to have it written back; None for any other output."""
+    desc = _of_whole(desc)
     return desc.mutated_input if isinstance(desc, private.InputMutationAOTOutput) else None
 
 

@@ -8,15 +8,56 @@ compiles what follows, or that module, by itself. The parameters that such a gra
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-from torch.fx import Node
+from torch import Tensor, nn
+from torch.fx import GraphModule, Node
 
 from fp8compile import _torch as private
 from fp8compile.fx.graph import dtype_text, nbytes, shape_text, storage_root
+
+# What torch.compile, checkpoint_wrapper and FullyShardedDataParallel call the module that they wrap.
+WRAPPED = ("_orig_mod", "_checkpoint_wrapped_module", "_fsdp_wrapped_module")
+
+
+def module_names(model: nn.Module) -> dict[nn.Module, str]:
+    """The path of each module of a model, as graphs have it: without wrappers. A module used twice has its first path."""
+    return {module: without_wrappers(name) for name, module in model.named_modules()}
+
+
+def parameter_names(model: nn.Module) -> dict[int, list[str]]:
+    """By identity of a parameter, its names in a model, as graphs have them; a shared parameter has several.
+
+    Of what FSDP2 shards, the whole parameter has the same names.
+    """
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(without_wrappers(name))
+    for sharded, whole in private.unsharded_parameters(model):
+        one, other = names.get(id(sharded), []), names.get(id(whole), [])
+        names[id(sharded)] = names[id(whole)] = one or other
+    return names
+
+
+def beginning(paths: Mapping[int, str], names: Mapping[int, Sequence[str]]) -> str | None:
+    """Where a graph begins in a model: the one module path that stands before the graph's paths of all its parameters.
+
+    Args:
+        paths: the graph's path of each parameter, by identity.
+        names: the model's names of each of its parameters, by identity. A parameter of another model says nothing.
+
+    Returns:
+        None where no such path exists, or several (parameters of two modules that are shared).
+    """
+    fits = [_before(path, names[key]) for key, path in paths.items() if key in names]
+    common = set.intersection(*fits) if fits else set()
+    return next(iter(common)) if len(common) == 1 else None
+
+
+def _before(path: str, names: Sequence[str]) -> set[str]:
+    return {name[: -len(path)].rstrip(".") for name in names if name == path or name.endswith(f".{path}")}
 
 
 def whole_path(path: str, modules: Set[str], parameters: Iterable[str]) -> str:
@@ -76,7 +117,12 @@ def _normalised(path: str) -> str:
     path = re.sub(r"\[(\d+)\]", r".\1", path)
     path = re.sub(r"\[['\"]([^'\"]*)['\"]\]", r".\1", path)
     path = re.sub(r"^[LG]\.\w+\.?", "", path)  # the local or global variable that holds the model
-    return ".".join(part for part in path.split(".") if part != "_orig_mod")
+    return without_wrappers(path.replace("__dict__._modules.", ""))  # how Dynamo reads through a __getattr__
+
+
+def without_wrappers(path: str) -> str:
+    """A module path without the names that PyTorch's wrappers give to what they wrap."""
+    return ".".join(part for part in path.split(".") if part not in WRAPPED)
 
 
 def parameter_path(placeholder: Node) -> str:
@@ -85,6 +131,12 @@ def parameter_path(placeholder: Node) -> str:
     name = getattr(source, "name", None)
     name = name() if callable(name) else name
     return _normalised(re.sub(r"\._parameters\['([^']*)'\]", r".\1", name)) if name else placeholder.name
+
+
+def parameter_paths(gm: GraphModule, example_inputs: Sequence[Any]) -> tuple[str, ...]:
+    """The paths that a Dynamo graph gives to the parameters among its inputs, in the order of the inputs."""
+    inputs = zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=False)
+    return tuple(parameter_path(node) for node, value in inputs if isinstance(value, nn.Parameter))
 
 
 def source_line(node: Node) -> str:

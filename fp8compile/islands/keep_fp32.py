@@ -7,36 +7,38 @@ both are fnmatch patterns. An operation has the name that the user called, not t
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterable
 
 from torch.fx import Graph, Node
 
 from fp8compile._messages import nearest
 from fp8compile.fx.provenance import module_path
 from fp8compile.islands.policy import name_of
+from fp8compile.recipe.context import Context
 from fp8compile.recipe.patterns import in_module
-from fp8compile.recipe.recipe import Recipe
 
 ATEN = "aten."
 
 
-def kept_fp32(node: Node, recipe: Recipe) -> str | None:
+def kept_fp32(node: Node, ctx: Context) -> str | None:
     """The first pattern of ``Recipe.keep_fp32`` that matches a node of the forward or the backward."""
-    return next((p for p in recipe.keep_fp32 if _matches(p, module_path(node), f"{ATEN}{name_of(node)}")), None)
+    path, op = module_path(node), f"{ATEN}{name_of(node)}"
+    patterns, spellings = ctx.recipe_at(path).keep_fp32, ctx.place.spellings(path)
+    return next((p for p in patterns if any(_matches(p, spelled, op) for spelled in spellings)), None)
 
 
 def _matches(pattern: str, module: str, op: str) -> bool:
     return fnmatch.fnmatchcase(op, pattern) if pattern.startswith(ATEN) else in_module(module, pattern)
 
 
-def unmatched(patterns: Iterable[str], graph: Graph) -> list[str]:
-    """The patterns that match nothing in a graph, each with the nearest names that would."""
+def unmatched(graph: Graph, ctx: Context) -> list[str]:
+    """The patterns of the recipe that match nothing in a graph, each with the nearest names that would."""
     nodes = [n for n in graph.nodes if n.op == "call_function"]
-    modules = {path for n in nodes for path in _with_parents(module_path(n))}
+    named = [(spelled, f"{ATEN}{name_of(n)}") for n in nodes for spelled in ctx.place.spellings(module_path(n))]
+    modules = {path for spelled, _ in named for path in _with_parents(spelled)}
     ops = {f"{ATEN}{name}" for n in nodes if (name := name_of(n))}
     found = []
-    for pattern in patterns:
-        if not any(_matches(pattern, module_path(n), f"{ATEN}{name_of(n)}") for n in nodes):
+    for pattern in ctx.recipe.keep_fp32:
+        if not any(_matches(pattern, *each) for each in named):
             known = ops if pattern.startswith(ATEN) else modules
             found.append(f"{pattern!r}.{nearest(pattern, known)}")
     return found

@@ -104,7 +104,7 @@ class _Search:
 
     def _why_begin(self, node: Node) -> str | None:
         recipe = self.ctx.recipe_at(module_path(node))
-        if pattern := kept_fp32(node, recipe):
+        if pattern := kept_fp32(node, self.ctx):
             self.requested.add(node)
             return f"Recipe.keep_fp32: {pattern}"
         if self.measured is not None and isinstance(recipe.islands, Calibration):

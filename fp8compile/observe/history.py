@@ -20,7 +20,7 @@ import torch
 from torch import nn
 
 from fp8compile.fx.aot import BACKWARD, FORWARD
-from fp8compile.fx.provenance import whole_path
+from fp8compile.fx.provenance import module_names, parameter_names, whole_path
 from fp8compile.numerics.formats import FP16_MAX
 from fp8compile.numerics.histogram import AMAX, COLUMNS, INF, LARGE, NAN, SMALL, SUBNORMAL, ZERO
 from fp8compile.observe.records import Observations, Row
@@ -201,13 +201,11 @@ def _order(row: Row, number: int, index: int) -> tuple[bool, int, int]:
 
 def _whole_rows(each: Observations, model: nn.Module | None) -> Callable[[Row], Row]:
     """A function that gives a row its module path from the top of the model."""
-    model = getattr(model, "_orig_mod", model)
     if model is None:
         return lambda row: row
-    modules = {name for name, _ in model.named_modules()}
-    names = {id(parameter): name for name, parameter in model.named_parameters()}
-    read = [name for ref in each.parameters if (name := names.get(id(ref())))]
-    known = modules | set(names.values())
+    names = parameter_names(model)
+    read = [names[id(ref())][0] for ref in each.parameters if id(ref()) in names]
+    known = {*module_names(model).values(), *(name for several in names.values() for name in several)}
     return lambda row: dataclasses.replace(row, module=whole_path(row.module, known, read))
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from torch.fx import Graph, Node
 
 from fp8compile.fx.aot import is_parameter, plain_position
 from fp8compile.recipe.patterns import in_module
-from fp8compile.recipe.recipe import Recipe
+from fp8compile.recipe.recipe import OUTPUT_HEAD_PATTERNS, Recipe
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,34 @@ class StatsInputs:
 
 
 @dataclass(frozen=True)
+class Place:
+    """Where a graph stands in the model that runs, and what the model says of its parameters.
+
+    Attributes:
+        prefix: the module path at which the graph's own paths begin; None where it is not known.
+        core: the path of the model inside wrappers that hold nothing else; heads are looked for by their path from there.
+        heads: positions of parameters that ``fp8compile.mark_head`` named.
+    """
+
+    prefix: str | None = None
+    core: str = ""
+    heads: frozenset[int] = frozenset()
+
+    def from_top(self, path: str) -> str:
+        """The path of a module of the graph, from the top of the model as far as that is known."""
+        return ".".join(part for part in (self.prefix, path) if part)
+
+    def from_core(self, path: str) -> str:
+        """The same without wrappers around the model."""
+        whole = self.from_top(path)
+        return whole.removeprefix(self.core)[1:] if self.core and in_module(whole, self.core) else whole
+
+    def spellings(self, path: str) -> tuple[str, ...]:
+        """The ways in which a pattern may name a module of the graph: from the top of the graph or of the model."""
+        return tuple(dict.fromkeys((path, self.from_top(path))))
+
+
+@dataclass(frozen=True)
 class Context:
     """The recipe in force for the graph being compiled, and what is known of its inputs.
 
@@ -39,12 +69,24 @@ class Context:
         parameters: positions of the ``nn.Parameter``s.
         stats_inputs: the inputs that fp8compile added, if it added any.
         is_whole_model: whether the graph is known to be the whole model, so that a name missing from it does not exist.
+        place: where the graph stands in the model that runs.
     """
 
     recipe: Recipe
     parameters: frozenset[int] = frozenset()
     stats_inputs: StatsInputs | None = None
     is_whole_model: bool = False
+    place: Place = Place()
+
+    @property
+    def as_compiled(self) -> Context:
+        """The same with a recipe without the fields that only observe."""
+        return dataclasses.replace(self, recipe=self.recipe.as_compiled)
+
+    @property
+    def of_region(self) -> Context:
+        """What is told of a nested region of the graph, whose inputs have positions of their own."""
+        return Context(self.recipe, place=dataclasses.replace(self.place, heads=frozenset()))
 
     def parameters_of(self, graph: Graph) -> set[Node]:
         """The placeholders of a joint graph that are parameters."""
@@ -56,15 +98,29 @@ class Context:
 
     def recipe_at(self, path: str) -> Recipe:
         """The recipe for a value made in the module at ``path`` (see ``Recipe.modules``)."""
-        return self.recipe.at(path)
+        return self.recipe.at(*self.place.spellings(path))
 
     def skip_reason(self, path: str, switch: str, skips: Sequence[str]) -> str | None:
         """Why the recipe leaves the module at ``path`` as it is; None where it does not.
 
         ``switch`` is the field that may be "off", ``skips`` are fields that hold patterns on modules.
         """
-        recipe = self.recipe_at(path)
+        recipe, whole = self.recipe_at(path), self.place.from_top(path)
         if getattr(recipe, switch) == "off":
-            return f"Recipe.{switch} is off for module {path!r}"
-        matches = ((field, each) for field in skips for each in getattr(recipe, field) if in_module(path, each))
-        return next((f"Recipe.{field}: module {path!r} matches {each!r}" for field, each in matches), None)
+            return f"Recipe.{switch} is off for module {whole!r}"
+        found = (
+            (field, each) for field in skips if (each := self._matching(path, getattr(recipe, field))) is not None
+        )
+        return next((f"Recipe.{field}: module {whole!r} matches {each!r}" for field, each in found), None)
+
+    def said_of(self, path: str) -> tuple[Any, ...]:
+        """All that the recipe says of the module at ``path``: equal for two modules that it does not tell apart."""
+        recipe, spellings = self.recipe_at(path), self.place.spellings(path)
+        fp32 = [any(in_module(spelled, each) for spelled in spellings) for each in recipe.keep_fp32]
+        return recipe, self._matching(path, recipe.skip), self._matching(path, recipe.linear_skip), fp32
+
+    def _matching(self, path: str, patterns: Sequence[str]) -> str | None:
+        """The first pattern that matches. Where libraries keep a head is said from the top of the model, if that is known."""
+        by_default = patterns == OUTPUT_HEAD_PATTERNS and self.place.prefix is not None
+        spellings = (self.place.from_core(path),) if by_default else self.place.spellings(path)
+        return next((each for each in patterns if any(in_module(spelled, each) for spelled in spellings)), None)

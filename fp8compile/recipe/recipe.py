@@ -164,10 +164,10 @@ class Recipe:
         values = [(f.name, getattr(self, f.name)) for f in dataclasses.fields(self) if f.compare]
         return hashlib.sha256(repr(values).encode()).hexdigest()[:16]
 
-    def at(self, path: str) -> Recipe:
-        """The recipe in force in the module at ``path``."""
+    def at(self, *spellings: str) -> Recipe:
+        """The recipe in force in the module at a path; a module of a larger model may be named in several ways."""
         for pattern, recipe in self.modules.items():
-            if in_module(path, pattern):
+            if any(in_module(path, pattern) for path in spellings):
                 own = {name: getattr(self, name) for name in PER_GRAPH}
                 found: Recipe = dataclasses.replace(recipe, **own)
                 return found
@@ -192,6 +192,13 @@ class Recipe:
     def quantizes_linears(self) -> bool:
         """Whether linears are to be FP8 in any module."""
         return any(recipe.linear != "off" for recipe in (self, *self.modules.values()))
+
+    @property
+    def names_modules(self) -> bool:
+        """Whether it says something of modules by their paths, beyond where heads are by default."""
+        recipes = (self, *self.modules.values())
+        by_path = any(r.skip or r.keep_fp32 or r.linear_skip != OUTPUT_HEAD_PATTERNS for r in recipes)
+        return bool(self.modules) or by_path
 
     @property
     def rewrites_graph(self) -> bool:

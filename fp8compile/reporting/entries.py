@@ -41,6 +41,13 @@ class Entry:
         """Its dtype as short text, "bf16"."""
         return self.info.dtype
 
+    def moved(self: E, place: str) -> E:
+        """The same entry with a module path that begins at ``place``."""
+        module = ".".join(part for part in (place, self.origin.module) if part)
+        return dataclasses.replace(
+            self, info=dataclasses.replace(self.info, origin=dataclasses.replace(self.origin, module=module))
+        )
+
     @classmethod
     def from_dict(cls: type[E], data: Mapping[str, Any]) -> E:
         """The inverse of ``dataclasses.asdict``, also after a trip through JSON."""
@@ -173,6 +180,13 @@ class Notes:
         """The inverse of ``dataclasses.asdict``, also after a trip through JSON."""
         entries: dict[str, Any] = {n: tuple(map(kind.from_dict, data[n])) for n, kind in cls.ENTRIES.items()}
         return cls(**entries)
+
+    def moved(self, place: str) -> Notes:
+        """These notes with module paths that begin at ``place``, a module path; "" leaves them as they are."""
+        if not place:
+            return self
+        fields = dataclasses.fields(self)
+        return Notes(*(tuple(entry.moved(place) for entry in getattr(self, f.name)) for f in fields))
 
     def skipped(self, kind: str) -> tuple[Skip, ...]:
         """The skips of one kind."""

@@ -190,8 +190,10 @@ def _inner(tensor: Tensor) -> Iterator[Tensor]:
     if not hasattr(tensor, "__tensor_flatten__"):
         yield tensor
     else:
-        for name in tensor.__tensor_flatten__()[0]:
-            yield from _inner(getattr(tensor, name))
+        parts = (getattr(tensor, name) for name in tensor.__tensor_flatten__()[0])
+        for part in parts:
+            if isinstance(part, Tensor):  # a DTensor names its mesh too
+                yield from _inner(part)
 
 
 def _local(tensor: Tensor) -> Tensor:

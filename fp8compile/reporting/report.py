@@ -21,9 +21,8 @@ from fp8compile.reporting.why import Why, why
 
 E = TypeVar("E", bound=Entry)
 
-SCHEMA = (
-    "fp8compile.report/3"  # 3: "waterfall", and "runs" counts in the sums; 2: an entry holds its tensor as "info"
-)
+# 4: "places"; 3: "waterfall", and "runs" counts in the sums; 2: an entry holds its tensor as "info"
+SCHEMA = "fp8compile.report/4"
 
 
 @dataclass(frozen=True)
@@ -42,6 +41,8 @@ class GraphReport:
             kept, the parameters and their gradients (see fp8compile/analysis/liveness.py), ours and plain Inductor's.
         runs: how often it ran in the last step: its calls that held saved tensors at one time. 1 before its first step.
         waterfall: the bytes from plain Inductor's to ours, by rewrite, and what ours hold.
+        places: for a graph that serves several modules, or begins inside the model: the path of each such module, and how
+            often it ran there. Paths in ``notes`` begin there.
     """
 
     kind: str
@@ -53,6 +54,7 @@ class GraphReport:
     workspace_bytes_plain: int = 0
     runs: int = 1
     waterfall: Waterfall = Waterfall()
+    places: tuple[tuple[str, int], ...] = ()
     steps: tuple[Step, ...] = field(default=(), compare=False, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
@@ -72,7 +74,13 @@ class GraphReport:
             data["workspace_bytes_plain"],
             data["runs"],
             Waterfall.from_dict(data["waterfall"]),
+            tuple((path, times) for path, times in data["places"]),
         )
+
+    @cached_property
+    def placed(self) -> tuple[tuple[Notes, int], ...]:
+        """The notes with paths from the top of the model, for each place, and how often the graph ran there."""
+        return tuple((self.notes.moved(path), times) for path, times in self.places or (("", self.runs),))
 
 
 @dataclass(frozen=True)
@@ -96,11 +104,11 @@ class Report:
 
     @cached_property
     def notes(self) -> Notes:
-        """What the passes did to all graphs, each once."""
-        return sum((g.notes for g in self.graphs), Notes())
+        """What the passes did to all graphs, once at each place where a graph stands."""
+        return sum((notes for g in self.graphs for notes, _ in g.placed), Notes())
 
     def _entries(self, kind: type[E], name: str) -> Entries[E]:
-        found = [(entry, g.runs) for g in self.graphs for entry in getattr(g.notes, name)]
+        found = [(entry, times) for g in self.graphs for notes, times in g.placed for entry in getattr(notes, name)]
         return Entries(kind, (entry for entry, _ in found), (runs for _, runs in found))
 
     @property

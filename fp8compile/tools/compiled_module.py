@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import nn
 from torch.fx import GraphModule
 
@@ -81,6 +83,26 @@ def running(module: nn.Module) -> CompiledWith | None:
 def active_recipes(module: nn.Module) -> set[Recipe]:
     """The recipes of ``module`` and of the modules in it that are compiled by themselves."""
     return {found.recipe for m in module.modules() if (found := running(m)) is not None}
+
+
+def compiled_inside(module: nn.Module) -> list[nn.Module]:
+    """The modules in it that fp8compile compiles each by itself; none where ``module`` itself is compiled."""
+    if running(module) is not None:
+        return []
+    return [m for m in module.modules() if m is not module and running(m) is not None]
+
+
+@contextlib.contextmanager
+def compiled_by(backend: Callable[..., Any], modules: Iterable[nn.Module]) -> Iterator[None]:
+    """These modules, each compiled by itself, compiled by another backend."""
+    with contextlib.ExitStack() as undo:
+        for module in modules:
+            wrapped = isinstance(module, private.OptimizedModule)
+            name = "forward" if wrapped else "_compiled_call_impl"
+            again = torch.compile(module._orig_mod, backend=backend).forward if wrapped else None
+            undo.callback(setattr, module, name, getattr(module, name))
+            setattr(module, name, again or torch.compile(module._call_impl, backend=backend))
+        yield
 
 
 def _others(context: Any, wrapper: Any) -> dict[str, Any]:

@@ -12,12 +12,14 @@ from torch.fx import GraphModule
 
 from fp8compile.compiler import report_store
 from fp8compile.compiler.inductor import compile_and_report
-from fp8compile.compiler.runs import in_last_step
+from fp8compile.compiler.running_model import unwrapped
+from fp8compile.compiler.runs import Instance, Runs, counted, in_last_step
+from fp8compile.fx.provenance import beginning, module_names, parameter_names, parameter_paths
 from fp8compile.optim.placement import fixed_formats
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.memory import gradient_bytes, model_bytes
 from fp8compile.reporting.report import GraphReport, Report
-from fp8compile.tools.compiled_module import active_recipes
+from fp8compile.tools.compiled_module import active_recipes, compiled_by, compiled_inside
 from fp8compile.tools.trial_step import LIMIT, check_is_module, chosen_recipe, left_as_it_was, one_step
 from fp8compile.tools.unmatched import unmatched, without_wishes
 
@@ -46,10 +48,7 @@ def report(compiled: nn.Module) -> Report:
             f"{OTHER_RECIPE if known else ''}. If it has not run yet, run one step first. If it has: "
             f"{PLAIN_EAGER if known else report_store.NO_GRAPH_COMPILED}"
         )
-    gradients = [gradient_bytes(ref() for ref in c.parameters) for c in found]
-    runs = [1 if times is None else times for times in in_last_step([c.runs for c in found])]
-    ran = [_ran(r, times) for c, times in zip(found, runs, strict=True) for r in c.reports]
-    return _report(ran, found[-1].recipe, compiled, gradients)
+    return _report(found, found[-1].recipe, compiled)
 
 
 def explain(
@@ -60,6 +59,8 @@ def explain(
     loss: Callable[[Any], Tensor] | None = None,
 ) -> Report:
     """What fp8compile does to ``model``: one forward and backward on a fresh compilation, without generating kernels.
+
+    A model whose blocks are compiled each by itself is compiled in the same blocks, with the recipe of the first.
 
     Gradients, buffers and random number generators are left as they were; a model that is compiled goes on as it was.
 
@@ -77,47 +78,56 @@ def explain(
     """
     check_is_module(model, "explain")
     eager = getattr(model, "_orig_mod", model)
-    chosen = chosen_recipe(recipe, model)
-    graphs: list[tuple[GraphReport, ...]] = []
-    calls: list[int] = []
-    gradients: list[int] = []
+    blocks = compiled_inside(model)
+    chosen = chosen_recipe(recipe, blocks[0] if blocks else model)
+    graphs: list[report_store.Compiled] = []
 
     def listen(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
+        runs, paths = Runs(example_inputs), parameter_paths(gm, example_inputs)
         compiled, reports = compile_and_report(gm, example_inputs, chosen, generate=False, keep_steps=True)
-        graphs.append(reports)
-        calls.append(0)
-        gradients.append(gradient_bytes(example_inputs))
-        return _counted(compiled, calls, len(calls) - 1)
+        graphs.append(report_store.Compiled(reports, chosen, frozenset(), paths, runs=runs))
+        return counted(compiled, runs)
 
     arguments = (args,) if isinstance(args, Tensor) else tuple(args)
-    with left_as_it_was(eager), torch._dynamo.config.patch(recompile_limit=LIMIT):
-        one_step(torch.compile(eager, backend=listen), arguments, dict(kwargs or {}), loss)
+    limit = torch._dynamo.config.patch(recompile_limit=LIMIT)
+    with left_as_it_was(eager), compiled_by(listen, blocks), limit:
+        one_step(eager if blocks else torch.compile(eager, backend=listen), arguments, dict(kwargs or {}), loss)
     if not graphs:
         raise ValueError(f"fp8compile.explain: {report_store.NO_GRAPH_COMPILED}")
-    ran = [_ran(r, times) for reports, times in zip(graphs, calls, strict=True) for r in reports]
-    return _report(ran, chosen, eager, gradients)
+    return _report(graphs, chosen, eager)
 
 
-def _ran(report: GraphReport, times: int) -> GraphReport:
-    """The report of a graph that ran ``times`` times; a graph that saves nothing counts once in any case."""
-    return dataclasses.replace(report, runs=times if report.kind == "training" else 1)
+def _places(
+    graph: report_store.Compiled, names: Mapping[int, Sequence[str]], counts: Mapping[Instance, int] | None
+) -> tuple[tuple[str, int], ...]:
+    """Where a graph stands in the model with these parameters, and how often it ran there in the last step.
+
+    Before its first step each instance counts once. What ran in the step on parameters of another model does not count.
+    """
+    instances = graph.runs.instances
+    own = [i for i in instances if not graph.paths or i.alive & names.keys()]
+    places = []
+    for instance in own or instances:
+        paths = {id(ref()): path for ref, path in zip(instance.parameters, graph.paths, strict=True)}
+        places.append((beginning(paths, names) or "", 1 if counts is None else counts[instance]))
+    return tuple(places)
 
 
-def _counted(run: Callable[..., Any], calls: list[int], at: int) -> Callable[..., Any]:
-    """``run``, counting its calls in ``calls[at]``."""
-
-    def run_and_count(*args: Any) -> Any:
-        calls[at] += 1
-        return run(*args)
-
-    return run_and_count
+def _placed(report: GraphReport, places: tuple[tuple[str, int], ...]) -> GraphReport:
+    """The report of a graph at its places; a graph that saves nothing counts once in any case."""
+    if report.kind != "training":
+        places = tuple((path, 1) for path, _ in places[:1])
+    return dataclasses.replace(report, runs=sum(times for _, times in places), places=places)
 
 
-def _report(graphs: list[GraphReport], recipe: Recipe, model: nn.Module, gradients: list[int]) -> Report:
-    """The report of a model; ``gradients`` are the bytes of gradients that each graph makes."""
-    eager = getattr(model, "_orig_mod", model)
-    remarks = unmatched(graphs, recipe, eager)
-    graphs = [without_wishes(graph) for graph in graphs]
-    graphs[0] = dataclasses.replace(graphs[0], remarks=graphs[0].remarks + remarks)
-    modules = frozenset(path for path, _ in eager.named_modules())
-    return Report(tuple(graphs), str(recipe), model_bytes(eager, fixed_formats(eager), gradients), modules)
+def _report(graphs: Sequence[report_store.Compiled], recipe: Recipe, model: nn.Module) -> Report:
+    """The report of a model from those of its graphs."""
+    eager = unwrapped(model)
+    gradients = [gradient_bytes(ref() for ref in c.runs.first.parameters) for c in graphs]
+    counts, names = in_last_step([c.runs for c in graphs]), parameter_names(eager)
+    reports = [_placed(r, _places(c, names, counts)) for c in graphs for r in c.reports]
+    remarks = unmatched(reports, recipe, eager)
+    reports = [without_wishes(report) for report in reports]
+    reports[0] = dataclasses.replace(reports[0], remarks=reports[0].remarks + remarks)
+    modules = frozenset(module_names(eager).values())
+    return Report(tuple(reports), str(recipe), model_bytes(eager, fixed_formats(eager), gradients), modules)

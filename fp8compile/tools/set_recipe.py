@@ -22,6 +22,7 @@ from torch import nn
 
 from fp8compile import _torch as private
 from fp8compile._messages import nearest
+from fp8compile.fx.provenance import module_names
 from fp8compile.recipe.patterns import in_module
 from fp8compile.recipe.recipe import PER_GRAPH, Recipe
 from fp8compile.tools.compiled_module import CompiledWith, running
@@ -124,7 +125,7 @@ def _isolation(root: nn.Module, now: CompiledWith, first_time: bool) -> dict[str
 
 
 def _check(patterns: Sequence[str], root: nn.Module) -> None:
-    names = [name for name, _ in root.named_modules()]
+    names = [*module_names(root).values()]
     for pattern in patterns:
         if not isinstance(pattern, str) or not any(in_module(name, pattern) for name in names):
             close = nearest(str(pattern), names, listed=False)

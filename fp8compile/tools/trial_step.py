@@ -66,14 +66,17 @@ def default_loss(output: Any) -> Tensor | None:
 
 @contextlib.contextmanager
 def left_as_it_was(model: nn.Module) -> Iterator[None]:
-    """Buffers, random number generators and the compiled forward of ``model`` are afterwards as they were before."""
+    """Buffers, random numbers and compiled forwards of ``model`` are afterwards as before; inside, nothing is compiled."""
     buffers = [(b, b.detach().clone()) for b in model.buffers()]
-    compiled, model._compiled_call_impl = model._compiled_call_impl, None
+    compiled = [(module, module._compiled_call_impl) for module in model.modules()]
+    for module, _ in compiled:
+        module._compiled_call_impl = None
     try:
         with torch.random.fork_rng(cuda_devices(model.parameters())):
             yield
     finally:
-        model._compiled_call_impl = compiled
+        for module, call in compiled:
+            module._compiled_call_impl = call
         with torch.no_grad():
             for buffer, before in buffers:
                 buffer.copy_(before)

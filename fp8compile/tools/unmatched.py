@@ -12,10 +12,12 @@ from collections.abc import Iterable, Iterator, Sequence
 from torch import nn
 
 from fp8compile._messages import nearest
+from fp8compile.fx.provenance import without_wrappers
 from fp8compile.islands.keep_fp32 import ATEN
 from fp8compile.passes.widen_unsafe_ops import UNMATCHED
 from fp8compile.recipe.patterns import in_module
 from fp8compile.recipe.recipe import Recipe
+from fp8compile.reporting.entries import Notes
 from fp8compile.reporting.report import GraphReport, Report
 
 NO_MODULE = "{}: no module of this {} is called so.{}"
@@ -39,7 +41,8 @@ def unmatched(graphs: Sequence[GraphReport], recipe: Recipe, model: nn.Module) -
     report = Report(tuple(graphs))
     entries = (*report.saved, *report.skips, *report.recomputed, *report.linears)
     made = {e.origin.module for e in entries}
-    names = [name for name, _ in model.named_modules(remove_duplicate=False)]
+    made |= {e.origin.module for g in graphs for name in Notes.ENTRIES for e in getattr(g.notes, name)}
+    names = [without_wrappers(name) for name, _ in model.named_modules(remove_duplicate=False)]
     kind, several = type(model).__name__, len(graphs) > 1
     remarks = []
     for where, pattern, told_in_any_case in _patterns(recipe):

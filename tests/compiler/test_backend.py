@@ -14,6 +14,7 @@ from torch._dynamo.exc import BackendCompilerFailed
 
 import fp8compile
 from fp8compile.compiler import report_store
+from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import LINEAR
 from tests.support.measure import compiled
 
@@ -117,7 +118,7 @@ def test_another_partitioner_is_refused() -> None:
     from fp8compile.compiler.hooks import Partitioner
 
     with (
-        torch._inductor.config.patch(custom_partitioner_fn=Partitioner(fp8compile.Recipe(), "theirs")),
+        torch._inductor.config.patch(custom_partitioner_fn=Partitioner(Context(fp8compile.Recipe()), "theirs")),
         pytest.raises(BackendCompilerFailed, match="cannot be cut by two"),
     ):
         compiled(mlp())(torch.randn(2, 64))
@@ -142,9 +143,10 @@ def test_reports_belong_to_their_own_model() -> None:
         compiled(model)(torch.randn(128, 64)).sum().backward()
     reports = [fp8compile.report(model) for model in (first, second)]
     assert [len(r.graphs) for r in reports] == [1, 1]
-    assert not reports[0].remarks and report_store.COMPILED_FOR_ANOTHER_INSTANCE in reports[1].remarks, (
-        "Dynamo compiled once, for both"
-    )
+    assert report_store.compiled_for(first) == report_store.compiled_for(second), "Dynamo compiled once, for both"
+    assert [(r.graphs[0].runs, r.remarks) for r in reports] == [(0, ()), (1, ())], "in the last step the second ran"
+    never_ran = fp8compile.report(compiled(mlp()))
+    assert report_store.COMPILED_FOR_ANOTHER_INSTANCE in never_ran.remarks
 
 
 def test_torch_outside_the_supported_range_is_refused_at_import() -> None:

@@ -23,7 +23,8 @@ def test_the_latest_of_several_models_serves_another() -> None:
     kinds = frozenset({Net, nn.Linear})
     with mock.patch.object(report_store, "_compiled", []):
         for name, model in (("first", first), ("latest", latest), ("latest, again", latest)):
-            report_store.remember((GraphReport(name),), Recipe(), list(model.parameters()), kinds, Runs())
+            paths, runs = [path for path, _ in model.named_parameters()], Runs(list(model.parameters()))
+            report_store.remember((GraphReport(name),), Recipe(), paths, kinds, runs)
         own = [r.kind for c in report_store.compiled_for(first) for r in c.reports]
         served = [r.kind for c in report_store.compiled_for(another) for r in c.reports]
     assert own == ["first"] and served == ["latest", "latest, again"]

@@ -1,0 +1,104 @@
+"""Where a graph stands in the model that runs: found when Dynamo hands the graph over, while that model is being called.
+
+A block that is compiled by itself begins its paths at the block: ``output`` there is no head, and a head that is compiled by
+itself has the path "". The modules being called are on Python's stack; the outermost that owns the graph's parameters is the
+model. The names that it gives to these parameters say where the graph begins. Where they do not agree, nothing is claimed.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import nn
+from torch.fx import GraphModule
+
+from fp8compile.fx.provenance import beginning, module_names, parameter_names, parameter_path
+from fp8compile.recipe.context import Place
+
+CALLS = frozenset(f.__code__ for f in (nn.Module._call_impl, nn.Module._wrapped_call_impl))
+CONTAINERS = (nn.ModuleDict, nn.ModuleList, nn.Sequential)
+
+_heads: weakref.WeakSet[nn.Module] = weakref.WeakSet()
+
+
+def mark_head(module: nn.Module) -> nn.Module:
+    """Say that ``module`` is an output head, or holds one: its linears are never FP8. Returns ``module``.
+
+    Heads that libraries name in their usual way are known without it (``Recipe.linear_skip``). Graphs that are compiled
+    already stay as they are.
+
+    Raises:
+        ValueError: it is no module, or has no parameters.
+    """
+    if not isinstance(module, nn.Module) or next(module.parameters(), None) is None:
+        raise ValueError(f"mark_head takes a module with parameters, such as model.lm_head, not {module!r:.80}")
+    _heads.add(module)
+    return module
+
+
+def place_of(gm: GraphModule, example_inputs: Sequence[Any]) -> Place:
+    """Where a Dynamo graph stands in the model that is being called now."""
+    inputs = zip(gm.graph.find_nodes(op="placeholder"), enumerate(example_inputs), strict=False)
+    found = {id(value): (at, parameter_path(node)) for node, (at, value) in inputs if isinstance(value, nn.Parameter)}
+    marked = {id(p) for module in _heads for p in module.parameters()}
+    heads = frozenset(at for key, (at, _) in found.items() if key in marked)
+    model = _outermost(found)
+    if model is None:
+        return Place(heads=heads)
+    prefix = beginning({key: path for key, (_, path) in found.items()}, parameter_names(model))
+    return Place(prefix, "" if prefix is None else _core(model), heads)
+
+
+def place_of_parameter(parameter: nn.Parameter, path: str) -> Place:
+    """Where a graph stands that is about to run, from one of its parameters and the graph's path of it."""
+    model = _outermost({id(parameter): path})
+    if model is None:
+        return Place()
+    prefix = beginning({id(parameter): path}, parameter_names(model))
+    return Place(prefix, "" if prefix is None else _core(model))
+
+
+def _outermost(parameters: Mapping[int, Any]) -> nn.Module | None:
+    """The outermost module being called that owns any of these parameters, without the wrapper around it."""
+    called = [m for m in _being_called() if any(id(p) in parameters for p in m.parameters())]
+    return unwrapped(called[-1]) if called else None
+
+
+def unwrapped(model: nn.Module) -> nn.Module:
+    """The module in the wrappers that torch puts around a whole model."""
+    while True:
+        inner = getattr(model, "_orig_mod", None)
+        if isinstance(model, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            inner = model.module
+        if not isinstance(inner, nn.Module):
+            return model
+        model = inner
+
+
+def _being_called() -> Iterator[nn.Module]:
+    """The modules whose call is on Python's stack, the innermost first."""
+    frame = sys._getframe()
+    while frame is not None:
+        if frame.f_code in CALLS and isinstance(module := frame.f_locals.get("self"), nn.Module):
+            yield module
+        frame = frame.f_back  # type: ignore[assignment]
+
+
+def _core(model: nn.Module) -> str:
+    """The path of the model inside modules that hold nothing else: a LightningModule's ``model``, say."""
+    names = module_names(model)
+    core = model
+    while (inner := _only_child(core)) is not None:
+        core = inner
+    return names[core]
+
+
+def _only_child(module: nn.Module) -> nn.Module | None:
+    children = [c for c in module.children() if next(c.parameters(), None) is not None]
+    alone = len(children) == 1 and next(module.parameters(recurse=False), None) is None
+    if not alone or isinstance(children[0], CONTAINERS) or next(children[0].children(), None) is None:
+        return None
+    return children[0]
