@@ -15,8 +15,13 @@ os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="fp8compile-test
 import pytest
 import torch
 
+from fp8compile import _torch as private
 from fp8compile.compiler import report_store
 from fp8compile.fx import spec
+
+# pytest listens to each logger that does not propagate. On this one torch writes down every graph, if anyone listens: a fifth
+# of a test's time.
+private.trace_log.propagate = True
 
 spec.enabled = True  # every graph that any test compiles is held against the specification after every pass
 

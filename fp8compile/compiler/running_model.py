@@ -12,7 +12,7 @@ import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import GraphModule
 
 from fp8compile.fx.provenance import beginning, module_names, parameter_names, parameter_path
@@ -52,7 +52,7 @@ def place_of(gm: GraphModule, example_inputs: Sequence[Any]) -> Place:
     return Place(prefix, "" if prefix is None else _core(model), heads)
 
 
-def place_of_parameter(parameter: nn.Parameter, path: str) -> Place:
+def place_of_parameter(parameter: Tensor, path: str) -> Place:
     """Where a graph stands that is about to run, from one of its parameters and the graph's path of it."""
     model = _outermost({id(parameter): path})
     if model is None:

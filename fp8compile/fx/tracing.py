@@ -1,4 +1,8 @@
-"""Functions of tensors as graphs: each is traced once per compilation for values that are alike, not once per layer."""
+"""Functions of tensors as graphs: each is traced once for values that are alike, not once per layer or compilation.
+
+A traced graph holds no value of the compilation that made it. One of symbolic sizes is traced again by each compilation,
+since symbols are a compilation's own.
+"""
 
 from __future__ import annotations
 
@@ -18,8 +22,13 @@ from fp8compile import _torch as private
 LAYOUT = "fp8compile_layout"  # in the meta of a traced node: the layout of its result, if that has memory of its own
 PLAIN = (type(None), bool, int, str, torch.dtype, torch.device)
 
-# By fake mode. A fake mode belongs to one compilation, whose settings, and so Inductor's decompositions, do not change.
-_traced: weakref.WeakKeyDictionary[Any, dict[Hashable, Graph]] = weakref.WeakKeyDictionary()
+MOST = 4096  # graphs that are kept
+
+_traced: dict[Hashable, Graph] = {}
+# By fake mode, which belongs to one compilation: graphs of its symbols, and its settings, which do not change.
+_of_symbols: weakref.WeakKeyDictionary[Any, dict[Hashable, Graph]] = weakref.WeakKeyDictionary()
+_settings: weakref.WeakKeyDictionary[Any, Hashable] = weakref.WeakKeyDictionary()
+_tables: dict[Hashable, Any] = {}  # decompositions, kept so that no other has their identity
 
 
 class _Unknown(Exception):
@@ -30,13 +39,34 @@ def traced(fn: Callable[..., Any], values: Sequence[Tensor], fake_mode: Any) -> 
     """``fn`` of ``values``, fake tensors of this mode, as a graph of core operations; ``result_of`` gives the value of a
     node's copy."""
     try:
-        key = (_function_key(fn), _values_key(values))
+        key = (_settings_key(fake_mode), _function_key(fn), _values_key(values))
     except _Unknown:
         return _trace(fn, values, fake_mode)
-    graphs = _traced.setdefault(fake_mode, {})
+    static = all(isinstance(size, int) for value in values for size in _sizes(value))
+    graphs = _traced if static else _of_symbols.setdefault(fake_mode, {})
     if key not in graphs:
+        if len(graphs) >= MOST:
+            graphs.clear()
         graphs[key] = _trace(fn, values, fake_mode)
     return graphs[key]
+
+
+def _settings_key(fake_mode: Any) -> Hashable:
+    """What a graph depends on beside its function and values: Inductor's decompositions, modes of PyTorch."""
+    if fake_mode not in _settings:
+        table = private.select_decomp_table()
+        identities = tuple((id(op), id(fn)) for op, fn in table.items())
+        _tables.setdefault(identities, dict(table))
+        config = private.inductor_config.save_config_portable()
+        plain = frozenset((name, value) for name, value in config.items() if isinstance(value, (*PLAIN, float)))
+        modes = torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
+        _settings[fake_mode] = identities, plain, modes
+    return (
+        _settings[fake_mode],
+        torch.is_grad_enabled(),
+        torch.is_autocast_enabled("cpu"),
+        torch.is_autocast_enabled("cuda"),
+    )
 
 
 def _trace(fn: Callable[..., Any], values: Sequence[Tensor], fake_mode: Any) -> Graph:
@@ -118,8 +148,12 @@ def _values_key(values: Sequence[Tensor]) -> Hashable:
 def _tensor_key(value: Tensor) -> Hashable:
     if not private.is_plain_fake(value) or value.layout is not torch.strided:
         raise _Unknown
-    sizes = (*value.shape, *value.stride(), value.storage_offset())
+    sizes = _sizes(value)
     return value.dtype, value.device, value.requires_grad, tuple(_size_key(size) for size in sizes)
+
+
+def _sizes(value: Tensor) -> tuple[int | torch.SymInt, ...]:
+    return (*value.shape, *value.stride(), value.storage_offset())
 
 
 def _size_key(size: int | torch.SymInt) -> Hashable:

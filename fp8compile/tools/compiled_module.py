@@ -97,11 +97,13 @@ def compiled_by(backend: Callable[..., Any], modules: Iterable[nn.Module]) -> It
     """These modules, each compiled by itself, compiled by another backend."""
     with contextlib.ExitStack() as undo:
         for module in modules:
-            wrapped = isinstance(module, private.OptimizedModule)
-            name = "forward" if wrapped else "_compiled_call_impl"
-            again = torch.compile(module._orig_mod, backend=backend).forward if wrapped else None
+            if isinstance(module, private.OptimizedModule):
+                whole: Any = torch.compile(module._orig_mod, backend=backend)
+                name, again = "forward", whole.forward
+            else:
+                name, again = "_compiled_call_impl", torch.compile(module._call_impl, backend=backend)
             undo.callback(setattr, module, name, getattr(module, name))
-            setattr(module, name, again or torch.compile(module._call_impl, backend=backend))
+            setattr(module, name, again)
         yield
 
 

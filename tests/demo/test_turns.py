@@ -80,6 +80,7 @@ def test_an_arm_that_fails_leaves_the_others_and_its_traceback(
 # --- alone and side by side
 
 
+@pytest.mark.sweep  # in CI: the arms of --precision fp16, below
 def test_an_arm_trains_alike_alone_and_beside_others() -> None:
     """Compiled: Inductor's arm and ours share a process, a code object and nothing else."""
     together, _ = in_turns(("inductor", "fp8compile", "eager"), steps=8)

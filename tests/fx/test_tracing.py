@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import weakref
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -13,11 +14,18 @@ import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from fp8compile import _torch as private
+from fp8compile.fx import tracing
 from fp8compile.fx.graph import splice
-from fp8compile.fx.tracing import LAYOUT, _traced, fake_result
+from fp8compile.fx.tracing import LAYOUT, fake_result
 from fp8compile.numerics import E4M3, INT8, Groupwise
+
+
+@pytest.fixture(autouse=True)
+def nothing_traced() -> None:
+    tracing._traced.clear()
 
 
 class Spliced:
@@ -175,12 +183,57 @@ def test_a_view_shares_the_memory_of_what_it_looks_at() -> None:
     assert spliced.traces == 1
 
 
-def test_nothing_outlives_its_compilation() -> None:
-    gc.collect()
-    before = len(_traced)
-    spliced = Spliced(torch.randn(4, 64))
-    spliced.splice(scaling(2.0), *spliced.inputs)
-    assert spliced.mode in _traced and len(_traced) == before + 1
+def test_a_later_compilation_takes_what_an_earlier_one_traced() -> None:
+    x = torch.randn(4, 256)
+    for traces in (1, 0):
+        spliced = Spliced(x)
+        codes, inv_scale = spliced.splice(encoding(Groupwise(E4M3, 128)), spliced.inputs[0])
+        assert spliced.traces == traces
+        assert all(private.detect_fake_mode([n.meta["val"]]) is spliced.mode for n in (codes, inv_scale))
+        assert all(
+            torch.equal(a, b)
+            for a, b in zip(spliced.run((codes, inv_scale)), Groupwise(E4M3, 128).encode(x), strict=True)
+        )
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        lambda: torch._inductor.config.patch(fallback_random=True),
+        lambda: torch._inductor.config.patch(emulate_precision_casts=True),
+        torch.no_grad,
+        lambda: torch.autocast("cpu"),
+    ],
+    ids=["decompositions", "a setting of Inductor", "grad mode", "autocast"],
+)
+def test_other_settings_are_traced_by_themselves(other: Callable[[], Any]) -> None:
+    one, two = Spliced(torch.randn(4)), Spliced(torch.randn(4))
+    one.splice(scaling(2), one.inputs[0])
+    with other():
+        two.splice(scaling(2), two.inputs[0])
+    assert (one.traces, two.traces) == (1, 1)
+
+
+def test_no_more_than_so_many_graphs_are_kept() -> None:
+    spliced = Spliced(torch.randn(4))
+    with mock.patch.object(tracing, "MOST", 2):
+        for by in range(5):
+            spliced.splice(scaling(by), spliced.inputs[0])
+            assert len(tracing._traced) <= 2
+    assert spliced.traces == 5
+
+
+def test_no_compilation_outlives_itself() -> None:
+    """A fake mode holds every value of its compilation; what is kept holds none. Symbols go with their compilation."""
+    spliced = Spliced(torch.randn(4))
+    spliced.splice(scaling(2), spliced.inputs[0])
+    mode = weakref.ref(spliced.mode)
     del spliced
     gc.collect()
-    assert len(_traced) == before
+    assert mode() is None and len(tracing._traced) == 1
+
+    symbolic, x = FakeTensorMode(shape_env=ShapeEnv()), torch.randn(4)
+    size = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC])
+    value = symbolic.from_tensor(x, symbolic_context=size)
+    tracing.traced(scaling(2), [value], symbolic)
+    assert len(tracing._traced) == 1 and len(tracing._of_symbols[symbolic]) == 1

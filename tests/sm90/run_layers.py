@@ -2,7 +2,7 @@
 
 ``python -m tests.sm90.run_layers --all > benchmarks/results/layers-sm90-lowered.json`` writes down every layer of
 layers.py in every pipeline, ours assembled where they hold all kinds of kernels, and the optimizer's step; without
-``--all``, CI's part.
+``--all``, CI's part; with ``--slow``, what is tested beside it.
 """
 
 from __future__ import annotations
@@ -35,12 +35,9 @@ ALL = {
     case: (*PIPELINES, ROWS) if layer.hidden == RECIPES[ROWS].group_size else PIPELINES
     for case, layer in CASES.items()
 }
-# CI: what is lowered, and what of it is assembled too.
-LOWERED = {
-    "llama 16k": (PLAIN, STORAGE, CONSERVATIVE, LINEARS, KNOWN),
-    "bert 16k": (*PIPELINES[:3], ROWS, BOTH),
-    "vit 16k": PIPELINES[:3],
-}
+# CI: what is lowered, and what of it is assembled too. SLOW: what ``make sweep`` tests beside it.
+LOWERED = {"llama 16k": PIPELINES[:3], "bert 16k": (*PIPELINES[:3], ROWS), "vit 16k": PIPELINES[:3]}
+SLOW = {"llama 16k": (LINEARS, KNOWN), "bert 16k": (BOTH,)}
 ASSEMBLED = (("llama 16k", STORAGE),)
 
 
@@ -145,4 +142,4 @@ def report(cases: Mapping[str, tuple[str, ...]], *, whole: bool) -> dict[str, An
 
 if __name__ == "__main__":
     whole = "--all" in sys.argv
-    print_json(lambda: report(ALL if whole else LOWERED, whole=whole))
+    print_json(lambda: report(ALL if whole else SLOW if "--slow" in sys.argv else LOWERED, whole=whole))

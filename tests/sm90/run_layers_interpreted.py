@@ -33,7 +33,8 @@ SMALL: Mapping[str, Layer] = {
     "bert": Layer("bert", 2, 8, 64, 128, 2),
     "vit": Layer("vit", 2, 8, 64, 128, 2),
 }
-CASES = [("llama", STORAGE), ("llama", BOTH), ("bert", STORAGE), ("vit", STORAGE)]  # CI's; --all: every pipeline
+CASES = [("llama", STORAGE), ("llama", BOTH)]  # CI's
+MORE_CASES = [("bert", STORAGE), ("vit", STORAGE)]  # --more: the slow tests'; --all: every pipeline
 ALL_CASES = [(kind, pipeline) for kind in SMALL for pipeline in (PLAIN, STORAGE, CONSERVATIVE, LINEARS, BOTH)]
 MUTATED = ("llama", STORAGE)
 # What Inductor and sum_bias_gradients do to large tensors alone is done to these too.
@@ -132,4 +133,4 @@ def report(cases: Sequence[tuple[str, str]]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print_json(lambda: report(ALL_CASES if "--all" in sys.argv else CASES))
+    print_json(lambda: report(ALL_CASES if "--all" in sys.argv else MORE_CASES if "--more" in sys.argv else CASES))

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -62,7 +64,7 @@ def _computes_codes(node: Node) -> bool:
     return is_codes and node.target is torch.ops.prims.convert_element_type.default
 
 
-def report() -> dict[str, Any]:
+def report(names: Sequence[str]) -> dict[str, Any]:
     """``{"graphs": {pipeline: [forward, backward]}}``, and what was lowered by what."""
     fake_h100.install()
     backends = {PLAIN: stock_backend} | {name: fp8compile_backend(recipe) for name, recipe in RECIPES.items()}
@@ -74,9 +76,10 @@ def report() -> dict[str, Any]:
         "graphs": {
             name: [described(graph, assembled=name == DEFAULT) for graph in lowered_layer(backend)]
             for name, backend in backends.items()
+            if name in names
         },
     }
 
 
 if __name__ == "__main__":
-    print_json(report)
+    print_json(lambda: report(sys.argv[1:] or (PLAIN, *RECIPES)))

@@ -14,6 +14,8 @@ pytest.importorskip("triton", reason="triton, which compiles what Inductor gener
 from .layers import CONSERVATIVE
 from .subprocesses import result_of
 
+pytestmark = pytest.mark.sweep
+
 # Units that one more layer moves, forward and backward; its kernels. Exact for fake_h100.MADE_FOR.
 FIGURES = {("llama 16k", CONSERVATIVE): ((25.82, 7), (29.51, 5))}
 

@@ -14,8 +14,8 @@ pytest.importorskip("triton", reason="triton, which compiles what Inductor gener
 
 from .bugs import BUGS
 from .layers import BOTH, CONSERVATIVE, KNOWN, LINEARS, PLAIN, ROWS, STORAGE
-from .run_layers import ASSEMBLED, LOWERED
-from .run_layers_interpreted import CASES
+from .run_layers import ASSEMBLED, LOWERED, SLOW
+from .run_layers_interpreted import CASES, MORE_CASES
 from .subprocesses import result_of
 
 # Roundings on the longest way through the layer and back: the lengths of its sums, FP32. A single code that is a step off
@@ -25,8 +25,17 @@ BOUND = ROUNDINGS * 2.0**-24
 MIB = 2**20
 
 
+def in_ci(case: str, pipeline: str) -> Any:
+    """As a parameter of a test; what CI leaves out is marked."""
+    return pytest.param(case, pipeline, marks=() if pipeline in LOWERED[case] else pytest.mark.sweep)
+
+
+ALL = [in_ci(c, p) for cases in (LOWERED, SLOW) for c in cases for p in cases[c]]
+
+
 def graphs(case: str, pipeline: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = result_of("run_layers")["layers"][case]["pipelines"][pipeline]
+    part = () if pipeline in LOWERED[case] else ("--slow",)
+    found: list[dict[str, Any]] = result_of("run_layers", *part)["layers"][case]["pipelines"][pipeline]
     return found
 
 
@@ -34,7 +43,7 @@ def moved(case: str, pipeline: str) -> int:
     return sum(graph["num_bytes"] for graph in graphs(case, pipeline))
 
 
-@pytest.mark.parametrize(("case", "pipeline"), [(c, p) for c in LOWERED for p in LOWERED[c]])
+@pytest.mark.parametrize(("case", "pipeline"), ALL)
 def test_attention_and_every_product_are_externs(case: str, pipeline: str) -> None:
     forward, backward = ([name for name, _, _ in graph["externs"]] for graph in graphs(case, pipeline))
     linears = 7 if case.startswith("llama") else 6
@@ -42,7 +51,7 @@ def test_attention_and_every_product_are_externs(case: str, pipeline: str) -> No
     assert [sum("mm" in name for name in names) for names in (forward, backward)] == [linears, 2 * linears]
 
 
-@pytest.mark.parametrize(("case", "pipeline"), [(c, p) for c in LOWERED for p in LOWERED[c]])
+@pytest.mark.parametrize(("case", "pipeline"), ALL)
 def test_no_graph_moves_less_than_the_least(case: str, pipeline: str) -> None:
     for graph in graphs(case, pipeline):
         assert graph["least_bytes"] <= graph["num_bytes"] + MIB, (
@@ -65,7 +74,7 @@ FIGURES = {
 }
 
 
-@pytest.mark.parametrize(("case", "pipeline"), FIGURES)
+@pytest.mark.parametrize(("case", "pipeline"), [in_ci(*each) for each in FIGURES])
 def test_kernels_and_bytes_against_plain_inductor(case: str, pipeline: str) -> None:
     launches = [len(graph["launches"]) for graph in graphs(case, pipeline)]
     ratio = moved(case, pipeline) / moved(case, PLAIN)
@@ -85,6 +94,7 @@ def test_a_post_norm_layer_does_with_a_group_for_each_row() -> None:
     assert moved("bert 16k", ROWS) <= 1.05 * moved("bert 16k", PLAIN) < moved("bert 16k", CONSERVATIVE)
 
 
+@pytest.mark.sweep
 def test_with_scales_known_before_a_llama_layers_linears_would_keep_the_goal() -> None:
     """1.3. A scale from the very tensor's amax needs a pass over whatever the cast reads: here is what is left without."""
     assert moved("llama 16k", KNOWN) <= 1.3 * moved("llama 16k", PLAIN) < moved("llama 16k", LINEARS)
@@ -113,6 +123,12 @@ def test_nothing_spills_in_what_the_tuner_times(case: str, pipeline: str) -> Non
 @pytest.mark.parametrize("case", [f"{kind}, {pipeline}" for kind, pipeline in CASES] + ["llama, storage_only, NaN"])
 def test_interpreted_is_eager(case: str) -> None:
     assert result_of("run_layers_interpreted", interpret=True)["differences"][case] <= BOUND
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("case", [f"{kind}, {pipeline}" for kind, pipeline in MORE_CASES])
+def test_interpreted_is_eager_in_other_layers(case: str) -> None:
+    assert result_of("run_layers_interpreted", "--more", interpret=True)["differences"][case] <= BOUND
 
 
 @pytest.mark.parametrize("bug", BUGS)

@@ -6,6 +6,7 @@ cuBLASLt): a row-major left and a column-major right operand, sides that are mul
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from math import prod
 from typing import Any
 
@@ -13,29 +14,38 @@ import pytest
 
 pytest.importorskip("triton", reason="triton, which compiles what Inductor generates, exists for Linux only")
 
-from .linears import DEFAULT, E4M3, FP8, LINEAR_ONLY, PLAIN, ROWWISE, STORAGE, TENSORWISE
+from .linears import DEFAULT, E4M3, FP8, IN_CI, LINEAR_ONLY, PLAIN, ROWWISE, STORAGE, TENSORWISE
 from .subprocesses import result_of
 
 LINEARS, ACTIVATIONS = 7, 4  # q k v o gate up down; what they read: norm, attention, norm, SwiGLU
+OTHERS = tuple(pipeline for pipeline in FP8 if pipeline not in IN_CI)
 E4, E5 = "float8_e4m3fn", "float8_e5m2"
 
 
 def graphs(pipeline: str) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = result_of("run_linears")["graphs"][pipeline]
+    part = IN_CI if pipeline in IN_CI else OTHERS
+    found: list[dict[str, Any]] = result_of("run_linears", *part)["graphs"][pipeline]
     return found
+
+
+def in_ci(pipelines: Iterable[str]) -> Any:
+    """These pipelines as parameters of a test; those that CI leaves out are marked."""
+    return pytest.mark.parametrize(
+        "pipeline", [p if p in IN_CI else pytest.param(p, marks=pytest.mark.sweep) for p in pipelines]
+    )
 
 
 def products(pipeline: str) -> list[dict[str, Any]]:
     return [product for graph in graphs(pipeline) for product in graph["products"]]
 
 
-@pytest.mark.parametrize("pipeline", FP8)
+@in_ci(FP8)
 def test_all_three_products_of_all_linears_are_scaled(pipeline: str) -> None:
     assert [len(graph["products"]) for graph in graphs(pipeline)] == [LINEARS, 2 * LINEARS]
     assert not [name for graph in graphs(pipeline) for name in graph["externs"] if name.endswith(".mm")]
 
 
-@pytest.mark.parametrize("pipeline", FP8)
+@in_ci(FP8)
 def test_every_product_is_legal(pipeline: str) -> None:
     for product in products(pipeline):
         (a, (M, K), a_stride), (b, (K_b, N), b_stride) = product["a"], product["b"]
@@ -46,7 +56,7 @@ def test_every_product_is_legal(pipeline: str) -> None:
         assert product["bias"] is None and product["scale_result"] is None
 
 
-@pytest.mark.parametrize("pipeline", FP8)
+@in_ci(FP8)
 def test_every_scale_is_legal(pipeline: str) -> None:
     for product in products(pipeline):
         M, N = product["a"][1][0], product["b"][1][1]
@@ -61,10 +71,14 @@ def test_gradients_alone_are_e5m2_and_stand_on_the_left() -> None:
     forward, backward = ([(p["a"][0], p["b"][0]) for p in graph["products"]] for graph in graphs(DEFAULT))
     assert set(forward) == {(E4, E4)}
     assert set(backward) == {(E5, E4)}
+
+
+@pytest.mark.sweep
+def test_all_is_e4m3_where_the_recipe_says_so() -> None:
     assert {(p["a"][0], p["b"][0]) for p in products(E4M3)} == {(E4, E4)}
 
 
-@pytest.mark.parametrize("pipeline", TENSORWISE)
+@in_ci(TENSORWISE)
 def test_every_value_is_encoded_once(pipeline: str) -> None:
     """Seen over both graphs: a value has one name in the joint graph. The backward computes codes again, under the scale
     of the forward, of what is kept exactly or decoded: of weights, and of activations."""
@@ -74,6 +88,7 @@ def test_every_value_is_encoded_once(pipeline: str) -> None:
     assert len(backward - forward) == LINEARS, "the gradients"
 
 
+@pytest.mark.sweep
 def test_codes_are_stored_once_and_transposed_once() -> None:
     """q, k and v read one buffer; so do gate and up. In the backward: weights and activations transposed, gradients both."""
     forward, backward = (graph["code_stores"] for graph in graphs(LINEAR_ONLY))
@@ -81,7 +96,7 @@ def test_codes_are_stored_once_and_transposed_once() -> None:
     assert backward == LINEARS + ACTIVATIONS + 2 * LINEARS
 
 
-@pytest.mark.parametrize("pipeline", [PLAIN, STORAGE, *FP8])
+@in_ci((PLAIN, STORAGE, *FP8))
 def test_attention_is_one_extern_each_way(pipeline: str) -> None:
     flash = "_scaled_dot_product_flash_attention"
     assert [graph["attention"] for graph in graphs(pipeline)] == [[flash], [f"{flash}_backward"]]
@@ -98,7 +113,7 @@ FIGURES = {
 }
 
 
-@pytest.mark.parametrize("pipeline", FIGURES)
+@in_ci(FIGURES)
 def test_kernels_and_bytes(pipeline: str) -> None:
     found = [(len(g["launches"]), g["num_bytes"], len(g["externs"]), g["extern_bytes"]) for g in graphs(pipeline)]
     assert found == FIGURES[pipeline]

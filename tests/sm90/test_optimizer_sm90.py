@@ -20,7 +20,7 @@ from .subprocesses import result_of
 MOST = 1.15  # times the least possible; goal of the project
 
 
-IN_CI = ("FP32", "BF16, split", "short groups", "kept whole")
+IN_CI = ("FP32", "BF16, split")
 OTHERS = tuple(case for case in run_optimizer.CASES if case not in IN_CI)
 CASES = [*IN_CI, *(pytest.param(case, marks=pytest.mark.sweep) for case in OTHERS)]
 
