@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fp8compile import _torch as private
@@ -97,6 +98,26 @@ def test_dynamo_says_where_a_graph_ends() -> None:
     torch.compile(broken, backend=backend)(torch.ones(2))
     assert seen == [True, False]
     assert private.ends_at_graph_break(torch.fx.symbolic_trace(lambda x: x)), "nothing is known of it"
+
+
+def test_dynamo_compiles_again_where_a_guard_does_not_hold() -> None:
+    compiled: list[int] = []
+
+    def backend(gm: torch.fx.GraphModule, inputs: Sequence[Any]) -> torch.fx.GraphModule:
+        at = next(i for i, value in enumerate(inputs) if isinstance(value, nn.Parameter))
+        known = id(inputs[at])
+        private.add_guard(gm.graph.find_nodes(op="placeholder")[at], lambda p: id(p) == known, "the same weight")
+        compiled.append(known)
+        return gm
+
+    def scaled(module: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        return module.weight * x
+
+    torch._dynamo.reset()
+    run, modules = torch.compile(scaled, backend=backend), [nn.LayerNorm(4), nn.LayerNorm(4)]
+    for module in modules * 2:
+        run(module, torch.ones(4))
+    assert compiled == [id(module.weight) for module in modules]
 
 
 def test_a_sympy_expression_has_bounds_for_the_ranges_of_its_symbols() -> None:

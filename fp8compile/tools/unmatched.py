@@ -22,8 +22,8 @@ from fp8compile.reporting.report import GraphReport, Report
 
 NO_MODULE = "{}: no module of this {} is called so.{}"
 NO_TENSOR = (
-    "{}: no tensor in this report was made in such a module. Where a graph breaks inside a module, Dynamo "
-    "compiles that module by itself: its paths begin there, and one graph serves every module of that class"
+    "{}: no tensor in this report was made in such a module. A graph that reads no parameter does not know where in the "
+    "model it stands: its paths begin where Dynamo began it"
 )
 NO_OPERATION = "{}: no graph of this {} holds such an operation.{}"
 FIELDS = ("skip", "linear_skip")

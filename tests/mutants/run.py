@@ -22,13 +22,13 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.mutants import of_graphs, of_training
+from tests.mutants import of_analyses, of_graphs, of_training
 from tests.mutants.mutant import Mutant
 
 MUTANTS = (
     *of_graphs.NUMERICS,
     *of_graphs.PASSES,
-    *of_graphs.ANALYSES,
+    *of_analyses.ANALYSES,
     *of_training.AROUND,
     *of_training.AMP,
     *of_training.OPTIM,
