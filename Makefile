@@ -8,11 +8,12 @@ TORCH  ?= torch==2.13.0
 TRITON ?= triton==3.7.1
 VENV   := .venv
 OLDEST := .venv-oldest
+NEWEST := .venv-newest
 PIP    := -m pip install --quiet --disable-pip-version-check
 # With pip's progress: for what is large.
 PIP_SHOWN := -m pip install --disable-pip-version-check
 
-.PHONY: demo test fast check docs test-capabilities mutants sweep nightly lint types test-oldest clean
+.PHONY: demo test fast check docs test-capabilities mutants sweep nightly lint types test-oldest test-newest clean
 
 demo: $(VENV)/demo
 	$(VENV)/bin/fp8compile demo $(ARGS)
@@ -74,9 +75,12 @@ types: $(VENV)/dev
 	$(VENV)/bin/python $(PIP) --no-deps --target $(VENV)/typed .
 	cd $(VENV) && MYPYPATH=typed bin/mypy --config-file ../pyproject.toml --strict -p fp8compile
 
-# The suite on the oldest torch supported, but for the sm_90 harness, which is made for one version of torch and triton.
+# The suite on the oldest and on the newest torch supported.
 test-oldest: $(OLDEST)/dev
-	$(OLDEST)/bin/python -m pytest --ignore tests/sm90 $(ARGS)
+	$(OLDEST)/bin/python -m pytest $(ARGS)
+
+test-newest: $(NEWEST)/dev
+	$(NEWEST)/bin/python -m pytest $(ARGS)
 
 $(VENV)/python:
 	@echo "Once, into $(VENV): $(TORCH) $(TRITON) and what they need are downloaded and installed."
@@ -100,12 +104,14 @@ $(VENV)/docs: $(VENV)/python pyproject.toml
 	$(VENV)/bin/python $(PIP) -e '.[docs]'
 	touch $@
 
-# Its Linux wheels bring the CUDA packages along: several GB.
-$(OLDEST)/dev: pyproject.toml
-	$(PYTHON) -m venv $(OLDEST)
-	$(OLDEST)/bin/python $(PIP) torch==2.11.0 triton==3.6.0
-	$(OLDEST)/bin/python $(PIP) -e '.[dev]'
+# Their Linux wheels bring the CUDA packages along: several GB.
+$(OLDEST)/dev: WANTED := torch==2.11.0 triton==3.6.0
+$(NEWEST)/dev: WANTED := torch==2.15.0 triton==3.9.0
+$(OLDEST)/dev $(NEWEST)/dev: pyproject.toml
+	$(PYTHON) -m venv $(@D)
+	$(@D)/bin/python $(PIP) $(WANTED)
+	$(@D)/bin/python $(PIP) -e '.[dev]'
 	touch $@
 
 clean:
-	rm -rf $(VENV) $(OLDEST) build demo-output *.egg-info
+	rm -rf $(VENV) $(OLDEST) $(NEWEST) build demo-output *.egg-info

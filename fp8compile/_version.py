@@ -9,7 +9,15 @@ from pathlib import Path
 
 __version__ = "0.1.0"
 
-OLDEST, TOO_NEW = (2, 11), (2, 14)
+OLDEST, TOO_NEW = (2, 11), (2, 16)
+BROKEN = {  # releases between these, and why
+    (
+        2,
+        14,
+    ): "the assembler of its triton 3.8 corrupts an FP8 value that a kernel for sm_90 stores both contiguous and "
+    "transposed (triton issue 11111)"
+}
+WANTED = "torch>=2.11,!=2.14.*,<2.16"
 
 
 def check_torch(version: str | None = None) -> None:
@@ -22,13 +30,10 @@ def check_torch(version: str | None = None) -> None:
         return
     found = re.match(r"(\d+)\.(\d+)", version)
     release = (int(found[1]), int(found[2])) if found else (0, 0)
-    if OLDEST <= release < TOO_NEW:
+    if OLDEST <= release < TOO_NEW and release not in BROKEN:
         return
-    oldest, too_new = (".".join(map(str, v)) for v in (OLDEST, TOO_NEW))
-    raise ImportError(
-        f"fp8compile works on torch >= {oldest}, < {too_new}; this is torch {version}. "
-        f"Fix: pip install 'torch>={oldest},<{too_new}'"
-    )
+    why = f": {BROKEN[release]}" if release in BROKEN else ""
+    raise ImportError(f"fp8compile works on {WANTED}; this is torch {version}{why}. Fix: pip install '{WANTED}'")
 
 
 def torch_version() -> str | None:

@@ -18,6 +18,7 @@ import torch
 from fp8compile import _torch as private
 from fp8compile.compiler import report_store
 from fp8compile.fx import spec
+from tests.slow import SLOW, matching
 
 # pytest listens to each logger that does not propagate. On this one torch writes down every graph, if anyone listens: a fifth
 # of a test's time.
@@ -37,6 +38,9 @@ LONG = (
 )
 
 
+ALL_TESTS = 8000  # so many are collected only where all are
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sweep", action="store_true", help="run what takes long too: whole sweeps, all lowered cases")
 
@@ -47,6 +51,13 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: not any(name in item.nodeid for name in LONG))
+    seen = set[str]()
+    for item in items:
+        if found := matching(item.nodeid):
+            seen.update(found)
+            item.add_marker(pytest.mark.sweep)
+    if len(items) >= ALL_TESTS and (unused := set(SLOW) - seen):
+        raise pytest.UsageError(f"tests/slow.py: no test matches {', '.join(sorted(unused))}")
     if not config.getoption("--sweep"):
         for item in items:
             if item.get_closest_marker("sweep"):

@@ -103,8 +103,8 @@ def test_another_torch_is_refused_on_every_way_in(way_in: str, tmp_path: Path) -
     (tmp_path / "torch" / "version.py").write_text("debug = False\n__version__ = '2.5.1+cu124'\n")
     done = answer(way_in, PYTHONPATH=str(tmp_path))
     assert done.returncode == 1 and done.stderr.splitlines()[-1] == (
-        "ImportError: fp8compile works on torch >= 2.11, < 2.14; this is torch 2.5.1+cu124. "
-        "Fix: pip install 'torch>=2.11,<2.14'"
+        "ImportError: fp8compile works on torch>=2.11,!=2.14.*,<2.16; this is torch 2.5.1+cu124. "
+        "Fix: pip install 'torch>=2.11,!=2.14.*,<2.16'"
     )
 
 

@@ -11,6 +11,7 @@ from fp8compile.compiler import report_store
 from fp8compile.compiler.first_step import checked_first_step
 from fp8compile.compiler.inductor import compile_and_report, log
 from fp8compile.compiler.runs import Runs, counted
+from fp8compile.compiler.store_check import check_stores_first
 from fp8compile.fx.graph import copy_with_attributes
 from fp8compile.fx.provenance import parameter_paths
 from fp8compile.recipe.recipe import Recipe
@@ -48,7 +49,7 @@ def compile_graph(
     spare = copy_with_attributes(gm) if recipe.check == "first_step" else None
     compiled, reports = compile_and_report(gm, example_inputs, recipe, mode)
     runs = Runs(example_inputs)
-    compiled = counted(compiled, runs)
+    compiled = counted(check_stores_first(compiled, example_inputs), runs)
     report_store.remember(reports, recipe, paths, modules, runs)
     log.info("compiled a graph: %s", "; ".join(f"{r.kind}, keeps {r.saved_bytes} bytes" for r in reports))
     if spare is not None:

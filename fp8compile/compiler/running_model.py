@@ -18,7 +18,7 @@ from torch.fx import GraphModule
 from fp8compile.fx.provenance import beginning, module_names, parameter_names, parameter_path
 from fp8compile.recipe.context import Place
 
-CALLS = frozenset(f.__code__ for f in (nn.Module._call_impl, nn.Module._wrapped_call_impl))
+CALLS = tuple(f.__code__ for f in (nn.Module._call_impl, nn.Module._wrapped_call_impl))
 CONTAINERS = (nn.ModuleDict, nn.ModuleList, nn.Sequential)
 
 _heads: weakref.WeakSet[nn.Module] = weakref.WeakSet()
@@ -82,7 +82,8 @@ def _being_called() -> Iterator[nn.Module]:
     """The modules whose call is on Python's stack, the innermost first."""
     frame = sys._getframe()
     while frame is not None:
-        if frame.f_code in CALLS and isinstance(module := frame.f_locals.get("self"), nn.Module):
+        is_call = any(frame.f_code is code for code in CALLS)  # Dynamo's code may have no hash
+        if is_call and isinstance(module := frame.f_locals.get("self"), nn.Module):
             yield module
         frame = frame.f_back  # type: ignore[assignment]
 

@@ -152,10 +152,14 @@ def test_reports_belong_to_their_own_model() -> None:
 def test_torch_outside_the_supported_range_is_refused_at_import() -> None:
     from fp8compile._version import check_torch
 
-    for version in ("2.10.1", "2.14.0", "3.0", "1.13.1+cu117"):
-        with pytest.raises(ImportError, match=r"pip install 'torch>=2\.11,<2\.14'"):
+    for version in ("2.10.1", "2.16.0", "3.0", "1.13.1+cu117"):
+        with pytest.raises(ImportError, match=r"pip install 'torch>=2\.11,!=2\.14\.\*,<2\.16'"):
             check_torch(version)
-    for version in ("2.11.0", "2.13.0+cpu", "2.12.1a0+git1234"):
+    with pytest.raises(
+        ImportError, match=r"this is torch 2\.14\.1: the assembler of its triton 3\.8 corrupts an FP8 value"
+    ):
+        check_torch("2.14.1")
+    for version in ("2.11.0", "2.13.0+cpu", "2.12.1a0+git1234", "2.15.0"):
         check_torch(version)
 
 

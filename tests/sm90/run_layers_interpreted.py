@@ -33,8 +33,8 @@ SMALL: Mapping[str, Layer] = {
     "bert": Layer("bert", 2, 8, 64, 128, 2),
     "vit": Layer("vit", 2, 8, 64, 128, 2),
 }
-CASES = [("llama", STORAGE), ("llama", BOTH)]  # CI's
-MORE_CASES = [("bert", STORAGE), ("vit", STORAGE)]  # --more: the slow tests'; --all: every pipeline
+CASES = [("llama", STORAGE)]  # CI's
+MORE_CASES = [("llama", BOTH), ("bert", STORAGE), ("vit", STORAGE)]  # --more: the slow tests'; --all: every pipeline
 ALL_CASES = [(kind, pipeline) for kind in SMALL for pipeline in (PLAIN, STORAGE, CONSERVATIVE, LINEARS, BOTH)]
 MUTATED = ("llama", STORAGE)
 # What Inductor and sum_bias_gradients do to large tensors alone is done to these too.

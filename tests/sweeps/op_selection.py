@@ -39,8 +39,8 @@ CHOSEN = [name for names in FAMILIES.values() for name in names.split()]
 
 
 def dtypes_of(place: int) -> tuple[str, ...]:
-    """FP32 for all; every sixth in BF16 too, every sixth in FP16."""
-    return ("float32", *((), ("bfloat16",), (), (), ("float16",), ())[place % 6])
+    """FP32 for all; every eighth in BF16 too, every eighth in FP16."""
+    return ("float32", *({1: ("bfloat16",), 5: ("float16",)}.get(place % 8, ())))
 
 
 def wrappers_of(place: int, dtype: str) -> tuple[str, ...]:
