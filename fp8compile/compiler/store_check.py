@@ -1,8 +1,8 @@
 """A test of generated code on a GPU, where torch and triton are a pair that nobody has tested: once a process, milliseconds.
 
 The assembler of triton 3.8 corrupts an FP8 value that one kernel for sm_90 stores both contiguous and transposed, beside
-``min.NaN`` and ``max.NaN`` (triton issue 11111). Kernels of FP8 linears do that. So such a kernel is run and compared with eager
-before the first compiled graph runs.
+``min.NaN`` and ``max.NaN`` (triton issue 11111). Kernels of FP8 linears do that. So such a kernel is run and compared with
+eager before the first compiled graph runs.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ Release = tuple[int, int]
 
 TESTED: tuple[tuple[Release, Release], ...] = (((2, 11), (3, 6)), ((2, 13), (3, 7)), ((2, 15), (3, 9)))
 WRONG = (
-    "torch {} with triton {} generates wrong code for {}: of {} FP8 values that a kernel stores contiguous and transposed, {} "
-    "are not what they should be (triton issue 11111). Fix: install a pair that was tested: {}"
+    "torch {} with triton {} generates wrong code for {}: of {} FP8 values that a kernel stores contiguous and transposed, "
+    "{} are not what they should be (triton issue 11111). Fix: install a pair that was tested: {}"
 )
 SHAPE = (256, 512)
 
