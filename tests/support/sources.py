@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 import fp8compile
@@ -15,6 +16,7 @@ FILES |= {f"fp8compile.passes.{p.stem}": p for p in PASSES.rglob("*.py")}
 MODULES = {name.removesuffix(".__init__"): path for name, path in FILES.items()}
 
 
+@functools.cache
 def code(path: Path) -> str:
     """A file without its comments and docstrings, a statement a line, strings in single quotes."""
     tree = ast.parse(path.read_text())
