@@ -76,7 +76,7 @@ def status_of(tests: Sequence[str], at: Path, timeout_s: float) -> int | None:
     temporary = at / "temporary"
     temporary.mkdir(exist_ok=True)
     own = {"PYTHONPATH": str(at), "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-n0", "-p", "no:cacheprovider", *tests]
+    command = [sys.executable, "-m", "pytest", "-x", "-n0", "-p", "no:cacheprovider", "--sweep", *tests]
     with (at / "output").open("w") as output:
         process = subprocess.Popen(
             command, cwd=at, env=os.environ | own, stdout=output, stderr=subprocess.STDOUT, start_new_session=True

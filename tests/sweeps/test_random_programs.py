@@ -9,7 +9,7 @@ import pytest
 from tests.sweeps.random_judgement import drawn, judge, told
 from tests.sweeps.random_programs import Program, shrunk
 
-SUBSET, WHOLE = 25, 1000
+SUBSET, WHOLE = 15, 1000
 SEEDS = [pytest.param(seed, marks=[pytest.mark.sweep] if seed >= SUBSET else []) for seed in range(WHOLE)]
 
 
