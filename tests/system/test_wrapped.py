@@ -205,7 +205,7 @@ def test_a_position_table_added_to_one_sample_is_no_weight() -> None:
             self.table, self.linear = nn.Parameter(torch.randn(32, WIDTH)), nn.Linear(WIDTH, WIDTH)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.linear(x + self.table) + self.linear(self.table * x.mean())
+            return self.linear(self.table + x) + self.linear(self.table * x.mean())
 
     model = in_place(Positions())
     torch._dynamo.reset()
