@@ -10,13 +10,11 @@ from pathlib import Path
 __version__ = "0.1.0"
 
 OLDEST, TOO_NEW = (2, 11), (2, 16)
-BROKEN = {  # releases between these, and why
-    (
-        2,
-        14,
-    ): "the assembler of its triton 3.8 corrupts an FP8 value that a kernel for sm_90 stores both contiguous and "
-    "transposed (triton issue 11111)"
-}
+CORRUPTS = (
+    "the assembler of its triton 3.8 corrupts an FP8 value that a kernel for sm_90 stores both contiguous and transposed "
+    "(triton issue 11111)"
+)
+BROKEN = {(2, 14): CORRUPTS}  # releases between these, and why
 WANTED = "torch>=2.11,!=2.14.*,<2.16"
 
 
@@ -28,12 +26,17 @@ def check_torch(version: str | None = None) -> None:
     version = torch_version() if version is None else version
     if version is None:
         return
-    found = re.match(r"(\d+)\.(\d+)", version)
-    release = (int(found[1]), int(found[2])) if found else (0, 0)
+    release = release_of(version)
     if OLDEST <= release < TOO_NEW and release not in BROKEN:
         return
     why = f": {BROKEN[release]}" if release in BROKEN else ""
     raise ImportError(f"fp8compile works on {WANTED}; this is torch {version}{why}. Fix: pip install '{WANTED}'")
+
+
+def release_of(version: str) -> tuple[int, int]:
+    """``"2.13.0+cpu" -> (2, 13)``; (0, 0) for a text that begins otherwise."""
+    found = re.match(r"(\d+)\.(\d+)", version)
+    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def torch_version() -> str | None:

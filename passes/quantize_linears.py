@@ -20,6 +20,7 @@ wgrad encodes the decoded value again under the forward's scale. A value that on
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Set
 
 import torch
 from torch import Tensor
@@ -60,7 +61,7 @@ def quantize_linears(graph: Graph, ctx: Context) -> Notes:
     if not ctx.recipe.quantizes_linears or not is_training(graph):
         return Notes()  # in inference the model computes as it is written
     parameters = ctx.parameters_of(graph)
-    judge = _Judge(graph, ctx)
+    judge = _Judge(graph, ctx, parameters)
     operands = Operands(graph)
     linears, skips = list[Linear](), list[Skip]()
     for matmul in linear_matmuls(graph, parameters):
@@ -82,9 +83,9 @@ def _recipe_of(matmul: Matmul, ctx: Context) -> Recipe:
 class _Judge:
     """Decides whether a linear must stay as it is, and why; its three matmuls share the verdict."""
 
-    def __init__(self, graph: Graph, ctx: Context) -> None:
-        parameters = ctx.parameters_of(graph)
-        self.ctx, self.upcast, self.sources = ctx, user_fp32(graph, parameters), sources(graph, parameters)
+    def __init__(self, graph: Graph, ctx: Context, parameters: Set[Node]) -> None:
+        self.graph, self.ctx, self.parameters = graph, ctx, parameters
+        self.upcast = user_fp32(graph, parameters)
         self.heads = made_from({p for p in parameters if plain_position(p) in ctx.place.heads})
         self._verdicts: dict[Node, str | None] = {}
 
@@ -109,7 +110,7 @@ class _Judge:
     def _why_last(self, matmul: Matmul) -> str | None:
         """Why a linear is an output head although nothing names it so."""
         many = matmul.N >= VOCABULARY * matmul.K
-        if many and self.ctx.is_whole_model and is_last(matmul, self.sources):
+        if many and self.ctx.is_whole_model and is_last(matmul, sources(self.graph, self.parameters)):
             return f"output head: the last linear, N={matmul.N} from K={matmul.K}"
         return None
 

@@ -13,7 +13,7 @@ from fp8compile.compiler.inductor import compile_and_report, log
 from fp8compile.compiler.runs import Runs, counted
 from fp8compile.compiler.store_check import check_stores_first
 from fp8compile.fx.graph import copy_with_attributes
-from fp8compile.fx.provenance import parameter_paths
+from fp8compile.fx.provenance import parameters_of
 from fp8compile.recipe.recipe import Recipe
 
 
@@ -45,7 +45,7 @@ def compile_graph(
 ) -> Callable[..., Any]:
     """``fp8compile`` for a ready recipe: compile, and remember the report for ``fp8compile.report(model)``."""
     report_store.graph_arrives()
-    modules, paths = _module_types(gm), parameter_paths(gm, example_inputs)
+    modules, paths = _module_types(gm), [path for _, path in parameters_of(gm, example_inputs)]
     spare = copy_with_attributes(gm) if recipe.check == "first_step" else None
     compiled, reports = compile_and_report(gm, example_inputs, recipe, mode)
     runs = Runs(example_inputs)

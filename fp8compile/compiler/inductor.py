@@ -84,9 +84,10 @@ def compile_once(
         compile_args["inner_compile"] = inner_compile or run_the_graph
         patches["force_disable_caches"] = True  # the cache key does not know the inner compiler
     place = place_of(gm, example_inputs)
-    guard_place(gm, example_inputs, Context(recipe, place=place))
+    ctx = Context(recipe, place=place)
+    guard_place(gm, example_inputs, ctx)
     is_whole_model = _is_whole_model(gm, recipe) and not place.prefix
-    gm, inputs, stats_inputs, inlining = _prepared(gm, example_inputs, Context(recipe, place=place))
+    gm, inputs, stats_inputs, inlining = _prepared(gm, example_inputs, ctx)
     remarks += inlining
     patches = {**(FUSION if recipe.rewrites_graph else {}), **patches}
     graph_key = key_of(gm, inputs, recipe, place, patches)

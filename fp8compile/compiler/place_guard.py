@@ -12,13 +12,13 @@ import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 from torch.fx import GraphModule
 
 from fp8compile import _torch as private
 from fp8compile.compiler.inline_regions import graphs_of
-from fp8compile.compiler.running_model import place_of_parameter
-from fp8compile.fx.provenance import module_path, parameter_path
+from fp8compile.compiler.running_model import place_from
+from fp8compile.fx.provenance import module_path, parameters_of
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 
@@ -27,12 +27,11 @@ GUARD = "fp8compile: what the recipe says of the modules in this graph"
 
 def guard_place(gm: GraphModule, example_inputs: Sequence[Any], ctx: Context) -> None:
     """Have Dynamo compile ``gm`` again for modules of which the recipe says something else than of these."""
-    inputs = zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=False)
-    first = next(((node, value) for node, value in inputs if isinstance(value, nn.Parameter)), None)
-    if first is None or not _goes_by_path(ctx.recipe, parameter_path(first[0])):
+    at, path = next(iter(parameters_of(gm, example_inputs)), (None, ""))
+    if at is None or not _goes_by_path(ctx.recipe, path):
         return
     paths = sorted({module_path(node) for each in graphs_of(gm) for node in each.graph.nodes})
-    private.add_guard(first[0], _same_said(ctx, paths, parameter_path(first[0])), GUARD)
+    private.add_guard(gm.graph.find_nodes(op="placeholder")[at], _same_said(ctx, paths, path), GUARD)
 
 
 def _goes_by_path(recipe: Recipe, path: str) -> bool:
@@ -47,7 +46,7 @@ def _same_said(ctx: Context, paths: Sequence[str], local: str) -> Callable[[Tens
     def is_same(parameter: Tensor) -> bool:
         ref, same = known.get(id(parameter), (None, False))
         if ref is None or ref() is not parameter:
-            there = dataclasses.replace(ctx, place=place_of_parameter(parameter, local))
+            there = dataclasses.replace(ctx, place=place_from({id(parameter): local}))
             same = _said(there, paths) == mine
             known[id(parameter)] = weakref.ref(parameter), same
         return same

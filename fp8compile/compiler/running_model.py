@@ -7,15 +7,16 @@ model. The names that it gives to these parameters say where the graph begins. W
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import Tensor, nn
+from torch import nn
 from torch.fx import GraphModule
 
-from fp8compile.fx.provenance import beginning, module_names, parameter_names, parameter_path
+from fp8compile.fx.provenance import beginning, module_names, parameter_names, parameters_of
 from fp8compile.recipe.context import Place
 
 CALLS = tuple(f.__code__ for f in (nn.Module._call_impl, nn.Module._wrapped_call_impl))
@@ -41,24 +42,17 @@ def mark_head(module: nn.Module) -> nn.Module:
 
 def place_of(gm: GraphModule, example_inputs: Sequence[Any]) -> Place:
     """Where a Dynamo graph stands in the model that is being called now."""
-    inputs = zip(gm.graph.find_nodes(op="placeholder"), enumerate(example_inputs), strict=False)
-    found = {id(value): (at, parameter_path(node)) for node, (at, value) in inputs if isinstance(value, nn.Parameter)}
+    found = parameters_of(gm, example_inputs)
     marked = {id(p) for module in _heads for p in module.parameters()}
-    heads = frozenset(at for key, (at, _) in found.items() if key in marked)
-    model = _outermost(found)
-    if model is None:
-        return Place(heads=heads)
-    prefix = beginning({key: path for key, (_, path) in found.items()}, parameter_names(model))
-    return Place(prefix, "" if prefix is None else _core(model), heads)
+    heads = frozenset(at for at, _ in found if id(example_inputs[at]) in marked)
+    return dataclasses.replace(place_from({id(example_inputs[at]): path for at, path in found}), heads=heads)
 
 
-def place_of_parameter(parameter: Tensor, path: str) -> Place:
-    """Where a graph stands that is about to run, from one of its parameters and the graph's path of it."""
-    model = _outermost({id(parameter): path})
-    if model is None:
-        return Place()
-    prefix = beginning({id(parameter): path}, parameter_names(model))
-    return Place(prefix, "" if prefix is None else _core(model))
+def place_from(paths: Mapping[int, str]) -> Place:
+    """Where a graph stands in the model that is being called now, from its own paths of parameters, by their identity."""
+    model = _outermost(paths)
+    prefix = beginning(paths, parameter_names(model)) if model is not None else None
+    return Place(prefix, "" if model is None or prefix is None else _core(model))
 
 
 def _outermost(parameters: Mapping[int, Any]) -> nn.Module | None:

@@ -8,7 +8,6 @@ eager before the first compiled graph runs.
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Iterable, Sequence
 from importlib import metadata
 from typing import Any
@@ -16,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fp8compile._version import release_of
 from fp8compile.numerics import E4M3, Tensorwise
 
 Release = tuple[int, int]
@@ -47,7 +47,7 @@ def check_stores_first(compiled: Callable[..., Any], example_inputs: Iterable[ob
 
 
 def is_tested(torch_version: str, triton_version: str) -> bool:
-    return (_release(torch_version), _release(triton_version)) in TESTED
+    return (release_of(torch_version), release_of(triton_version)) in TESTED
 
 
 @functools.cache
@@ -59,11 +59,6 @@ def triton_version() -> str:
         except metadata.PackageNotFoundError:
             continue
     return "0.0"
-
-
-def _release(version: str) -> Release:
-    found = re.match(r"(\d+)\.(\d+)", version)
-    return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 @functools.cache

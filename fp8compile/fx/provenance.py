@@ -133,10 +133,10 @@ def parameter_path(placeholder: Node) -> str:
     return _normalised(re.sub(r"\._parameters\['([^']*)'\]", r".\1", name)) if name else placeholder.name
 
 
-def parameter_paths(gm: GraphModule, example_inputs: Sequence[Any]) -> tuple[str, ...]:
-    """The paths that a Dynamo graph gives to the parameters among its inputs, in the order of the inputs."""
-    inputs = zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=False)
-    return tuple(parameter_path(node) for node, value in inputs if isinstance(value, nn.Parameter))
+def parameters_of(gm: GraphModule, example_inputs: Sequence[Any]) -> tuple[tuple[int, str], ...]:
+    """The parameters among the inputs of a Dynamo graph: position, and the path that the graph gives it."""
+    inputs = enumerate(zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=False))
+    return tuple((at, parameter_path(node)) for at, (node, value) in inputs if isinstance(value, nn.Parameter))
 
 
 def source_line(node: Node) -> str:

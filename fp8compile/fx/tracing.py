@@ -27,8 +27,10 @@ MOST = 4096  # graphs that are kept
 _traced: dict[Hashable, Graph] = {}
 # By fake mode, which belongs to one compilation: graphs of its symbols, and its settings, which do not change.
 _of_symbols: weakref.WeakKeyDictionary[Any, dict[Hashable, Graph]] = weakref.WeakKeyDictionary()
-_settings: weakref.WeakKeyDictionary[Any, Hashable] = weakref.WeakKeyDictionary()
-_tables: dict[Hashable, Any] = {}  # decompositions, kept so that no other has their identity
+_settings: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
+_known: dict[
+    Hashable, tuple[int, Any]
+] = {}  # settings by number; decompositions, kept so that no other has their identity
 
 
 class _Unknown(Exception):
@@ -56,11 +58,11 @@ def _settings_key(fake_mode: Any) -> Hashable:
     if fake_mode not in _settings:
         table = private.select_decomp_table()
         identities = tuple((id(op), id(fn)) for op, fn in table.items())
-        _tables.setdefault(identities, dict(table))
         config = private.inductor_config.save_config_portable()
         plain = frozenset((name, value) for name, value in config.items() if isinstance(value, (*PLAIN, float)))
         modes = torch.get_default_dtype(), torch.are_deterministic_algorithms_enabled()
-        _settings[fake_mode] = identities, plain, modes
+        number, _ = _known.setdefault((identities, plain, modes), (len(_known), dict(table)))
+        _settings[fake_mode] = number
     return (
         _settings[fake_mode],
         torch.is_grad_enabled(),

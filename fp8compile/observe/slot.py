@@ -22,7 +22,7 @@ from torch.fx import GraphModule
 
 from fp8compile import _torch as private
 from fp8compile.fx.graph import copy_with_attributes
-from fp8compile.fx.provenance import parameter_path
+from fp8compile.fx.provenance import parameters_of
 from fp8compile.observe.records import Row, StatsSlot
 from fp8compile.observe.selection import OBSERVED
 from fp8compile.recipe.context import StatsInputs
@@ -40,7 +40,7 @@ def with_slot(
     if not _observes(gm, example_inputs, recipe):
         return gm, example_inputs, None
     rows = 4 * _calls(gm) + len(example_inputs) + SPARE
-    inputs = StatsInputs(len(example_inputs), rows, _names(gm, example_inputs))
+    inputs = StatsInputs(len(example_inputs), rows, parameters_of(gm, example_inputs))
     gm = copy_with_attributes(gm)
     slot = StatsSlot({}, inputs.rows, _device(example_inputs))
     fake_mode = private.detect_fake_mode(example_inputs)
@@ -84,12 +84,6 @@ def _calls(gm: GraphModule) -> int:
 
 def _device(example_inputs: Iterable[Any]) -> torch.device:
     return next(v.device for v in example_inputs if isinstance(v, Tensor) and v.requires_grad)
-
-
-def _names(gm: GraphModule, example_inputs: Sequence[Any]) -> tuple[tuple[int, str], ...]:
-    placeholders = gm.graph.find_nodes(op="placeholder")
-    pairs = enumerate(zip(placeholders, example_inputs, strict=False))
-    return tuple((i, parameter_path(p)) for i, (p, v) in pairs if isinstance(v, torch.nn.Parameter))
 
 
 def rows_of(reports: Iterable[GraphReport]) -> dict[int, Row]:

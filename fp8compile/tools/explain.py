@@ -14,7 +14,7 @@ from fp8compile.compiler import report_store
 from fp8compile.compiler.inductor import compile_and_report
 from fp8compile.compiler.running_model import unwrapped
 from fp8compile.compiler.runs import Instance, Runs, counted, in_last_step
-from fp8compile.fx.provenance import beginning, module_names, parameter_names, parameter_paths
+from fp8compile.fx.provenance import beginning, module_names, parameter_names, parameters_of
 from fp8compile.optim.placement import fixed_formats
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.memory import gradient_bytes, model_bytes
@@ -83,7 +83,7 @@ def explain(
     graphs: list[report_store.Compiled] = []
 
     def listen(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        runs, paths = Runs(example_inputs), parameter_paths(gm, example_inputs)
+        runs, paths = Runs(example_inputs), tuple(path for _, path in parameters_of(gm, example_inputs))
         compiled, reports = compile_and_report(gm, example_inputs, chosen, generate=False, keep_steps=True)
         graphs.append(report_store.Compiled(reports, chosen, frozenset(), paths, runs=runs))
         return counted(compiled, runs)
