@@ -13,7 +13,7 @@ PIP    := -m pip install --quiet --disable-pip-version-check
 # With pip's progress: for what is large.
 PIP_SHOWN := -m pip install --disable-pip-version-check
 
-.PHONY: demo test fast check docs test-capabilities mutants sweep nightly lint types test-oldest test-newest clean
+.PHONY: demo test fast check docs test-capabilities mutants sweep nightly trainers zoo lint types test-oldest test-newest clean
 
 demo: $(VENV)/demo
 	$(VENV)/bin/fp8compile demo $(ARGS)
@@ -32,6 +32,7 @@ check: test lint types
 docs: $(VENV)/docs
 	$(VENV)/bin/python docs/make_tables.py
 	$(VENV)/bin/python benchmarks/results_page.py
+	$(VENV)/bin/python -m benchmarks.zoo.page
 	$(VENV)/bin/python docs/pictures/make.py
 	$(VENV)/bin/mkdocs build $(ARGS)
 
@@ -49,6 +50,19 @@ sweep: $(VENV)/dev
 	$(VENV)/bin/python -m pytest tests/sweeps --sweep $(ARGS)
 	$(VENV)/bin/python -m pytest tests -m sweep --sweep --ignore tests/sweeps $(ARGS)
 
+# The tests of trainers that CI does not install: torchtitan, timm, a model of images and text.
+trainers: $(VENV)/dev
+	$(VENV)/bin/python $(PIP) $(TORCH) einops pillow "datasets<4.8" tensorboard torchdata tyro scikit-learn
+	$(VENV)/bin/python $(PIP) --no-deps timm==1.0.31 torchvision torchtitan==0.3.0 spmd_types==0.2.3 torch_checkpointing
+	$(VENV)/bin/python -m pytest tests/integrations --sweep $(ARGS)
+
+# More than 90 architectures beside their BF16 twins, one after the other; goes on where it was interrupted.
+zoo: $(VENV)/dev
+	$(VENV)/bin/python $(PIP) $(TORCH) diffusers
+	$(VENV)/bin/python $(PIP) --no-deps timm==1.0.31 torchvision
+	$(VENV)/bin/python -m benchmarks.zoo.run --json benchmarks/results/zoo-cpu.json $(ARGS)
+	$(VENV)/bin/python -m benchmarks.zoo.page
+
 # Slow sweeps, not CI: the demo and the model table with three seeds each, compile times, optimizer states, loss scales.
 nightly: $(VENV)/dev
 	$(VENV)/bin/fp8compile demo --seeds 3
@@ -61,6 +75,7 @@ nightly: $(VENV)/dev
 	$(VENV)/bin/python benchmarks/studies/bench_loss_scaling.py --tasks bert,efficientnet,vit --seeds 5
 	$(VENV)/bin/python benchmarks/studies/bench_group_size.py --json benchmarks/results/group-size-cpu.json
 	$(VENV)/bin/python benchmarks/studies/bench_stability.py
+	$(VENV)/bin/python benchmarks/studies/bench_distributed.py --json benchmarks/results/distributed-cpu.json
 	$(VENV)/bin/python benchmarks/studies/bench_stochastic_rounding.py
 	$(VENV)/bin/python benchmarks/studies/bench_islands.py --json benchmarks/results/islands-cpu.json
 	$(VENV)/bin/fp8compile bench --device cpu --tiny --again

@@ -15,10 +15,11 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # a script's own folder is all that is there
 
 from benchmarks import readme_tables
-from benchmarks.harness import lowered_tables
+from benchmarks.harness import lowered_tables, ranks_section
 from benchmarks.harness import measured_sections as measured
 from benchmarks.harness.measured_sections import load, source, table
 from benchmarks.harness.results import FOLDER
+from benchmarks.zoo import page as zoo
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/results.md"
 BEGINNING = """# Results
@@ -135,6 +136,8 @@ SECTIONS: Sequence[tuple[str, str, Callable[[Path], list[str]]]] = (
     ("measured", "Stability of 8-bit states", measured.stability),
     ("measured", "Stochastic rounding", measured.stochastic_rounding),
     ("measured", "Loss scaling", measured.loss_scaling),
+    ("measured", "Several ranks", ranks_section.distributed),
+    ("measured", "The zoo", zoo.section),
     ("measured", "Overflowing FP16 code", measured.islands),
     ("measured", "Operators of PyTorch", measured.operators),
     ("measured", "Compile time", measured.compile_time),

@@ -35,6 +35,7 @@ from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.inductor_prims import fma
 from torch._inductor.inductor_prims import randint as inductor_randint
 from torch._inductor.inductor_prims import random as inductor_random
+from torch._inductor.pattern_matcher import stable_topological_sort
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._logging._internal import trace_log, trace_structured
 from torch._subclasses import fake_tensor
@@ -49,7 +50,10 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils._sympy.value_ranges import bound_sympy
 
 disabled_torch_function = torch._C._disabled_torch_function_impl
+COLLECTIVES = "_c10d_functional"
+collectives = getattr(torch.ops, COLLECTIVES)  # as they stand in graphs
 make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
+version_preserved = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
 unscale_and_check_ = torch._amp_foreach_non_finite_check_and_unscale_  # (gradients, found_inf, inv_scale), in place
 
 
@@ -105,12 +109,23 @@ def add_guard(placeholder: Node, holds: Callable[[Any], bool], text: str) -> Non
     context.guards_context.dynamo_guards.add(Guard(source, guard_holds))
 
 
+def group_size(name: str) -> int:
+    """How many ranks a process group of this name has."""
+    from torch.distributed.distributed_c10d import _get_group_size_by_name
+
+    return _get_group_size_by_name(name)  # type: ignore[arg-type]
+
+
 def unsharded_parameters(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
     """The parameters that FSDP2 shards, each with the whole one that the model computes with, as far as that exists."""
-    states = (m._get_fsdp_state() for m in model.modules() if isinstance(m, FSDPModule))
-    groups = (group for state in states for group in _parameter_groups(state))
-    found = ((p.sharded_param, getattr(p, "_unsharded_param", None)) for group in groups for p in group.fsdp_params)
+    found = ((p.sharded_param, getattr(p, "_unsharded_param", None)) for p in fsdp_parameters(model))
     return [(sharded, whole) for sharded, whole in found if whole is not None]
+
+
+def fsdp_parameters(model: nn.Module) -> list[Any]:
+    """What FSDP2 keeps of each parameter that it shards; see ``_fsdp_param.py`` there."""
+    states = (m._get_fsdp_state() for m in model.modules() if isinstance(m, FSDPModule))
+    return [p for state in states for group in _parameter_groups(state) for p in group.fsdp_params]
 
 
 def _parameter_groups(state: Any) -> list[Any]:
@@ -203,6 +218,7 @@ def known_options(patches: dict[str, Any]) -> dict[str, Any]:
 
 
 __all__ = [
+    "COLLECTIVES",
     "HAS_REGIONS",
     "CustomGraphPass",
     "CustomPartitionerFn",
@@ -223,6 +239,7 @@ __all__ = [
     "backend_name",
     "bound_sympy",
     "cache_dir",
+    "collectives",
     "compile_fx",
     "compile_fx_inner",
     "compiled_addcmul",
@@ -236,10 +253,12 @@ __all__ = [
     "fake_empty",
     "fma",
     "frames_seen",
+    "fsdp_parameters",
     "functorch_config",
     "getitem",
     "gradients_into",
     "graphs_captured",
+    "group_size",
     "inductor_config",
     "inductor_randint",
     "inductor_random",
@@ -255,6 +274,7 @@ __all__ = [
     "region_of",
     "select_decomp_table",
     "size_as_estimated",
+    "stable_topological_sort",
     "trace_log",
     "trace_structured",
     "tracing",
@@ -264,4 +284,5 @@ __all__ = [
     "unset_fake_temporarily",
     "unsharded_parameters",
     "use_region",
+    "version_preserved",
 ]

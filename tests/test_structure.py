@@ -17,7 +17,7 @@ from tests.support.sources import FILES, MODULES, PACKAGE, ROOT
 # Imports inside functions and those for the type checker count as all others do.
 ORDER = (
     ("_torch", "_version", "_arguments", "_messages", "_text", "numerics"),
-    ("fx", "_distributed"),
+    ("fx", "_distributed", "planning"),
     ("recipe", "analysis", "reporting", "optim"),
     ("encoding", "observe"),
     ("islands", "amp"),
@@ -25,7 +25,7 @@ ORDER = (
     ("compiler",),
     ("tools",),
     ("fp8compile",),  # the public surface
-    ("demo",),
+    ("demo", "integrations"),
     ("cli",),
     ("__main__",),
 )

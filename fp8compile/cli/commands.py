@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fp8compile.cli import options
+from fp8compile.cli import options, plan
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,12 @@ COMMANDS: tuple[Command, ...] = (
         "explain, and write the graphs before and after each pass to files",
         options.add_dump_options,
         "fp8compile.cli.explain",
+    ),
+    Command(
+        "plan",
+        "estimate memory and traffic per GPU of a large model, by arithmetic",
+        plan.add_plan_options,
+        "fp8compile.cli.plan",
     ),
     Command(
         "bench",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,10 +11,13 @@ from torch.fx import GraphModule
 from fp8compile.compiler import report_store
 from fp8compile.compiler.first_step import checked_first_step
 from fp8compile.compiler.inductor import compile_and_report, log
+from fp8compile.compiler.ranks_agree import difference
+from fp8compile.compiler.running_model import innermost_type
 from fp8compile.compiler.runs import Runs, counted
 from fp8compile.compiler.store_check import check_stores_first
 from fp8compile.fx.graph import copy_with_attributes
 from fp8compile.fx.provenance import parameters_of
+from fp8compile.recipe.from_file import recipe_of, remarks_on
 from fp8compile.recipe.recipe import Recipe
 
 
@@ -29,7 +33,8 @@ def fp8compile(
     Args:
         gm: the graph Dynamo captured.
         example_inputs: its inputs.
-        options: ``recipe``, a ``fp8compile.Recipe``; or ``preset`` and fields of it.
+        options: ``recipe``, a ``fp8compile.Recipe``; or ``preset`` and fields of it. Without options the file that
+            FP8COMPILE_RECIPE names is read, if it names one (fp8compile/recipe/from_file.py).
         mode: as in torch.compile; means what it means for Inductor.
 
     Raises:
@@ -37,17 +42,27 @@ def fp8compile(
             with this as its ``inner_exception``.
     """
     report_store.graph_arrives()  # also where its options are refused
-    return compile_graph(gm, example_inputs, Recipe.from_options(options), mode)
+    return compile_graph(gm, example_inputs, recipe_of(options), mode, remarks_on(options))
 
 
 def compile_graph(
-    gm: GraphModule, example_inputs: Sequence[Any], recipe: Recipe, mode: str | None = None
+    gm: GraphModule,
+    example_inputs: Sequence[Any],
+    recipe: Recipe,
+    mode: str | None = None,
+    remarks: tuple[str, ...] = (),
 ) -> Callable[..., Any]:
-    """``fp8compile`` for a ready recipe: compile, and remember the report for ``fp8compile.report(model)``."""
+    """``fp8compile`` for a ready recipe: compile, and remember the report, with ``remarks``, for ``report(model)``."""
     report_store.graph_arrives()
-    modules, paths = _module_types(gm), [path for _, path in parameters_of(gm, example_inputs)]
+    parameters = parameters_of(gm, example_inputs)
+    own = innermost_type({id(example_inputs[at]) for at, _ in parameters})
+    modules, paths = _module_types(gm) | ({own} if own else set()), [path for _, path in parameters]
     spare = copy_with_attributes(gm) if recipe.check == "first_step" else None
     compiled, reports = compile_and_report(gm, example_inputs, recipe, mode)
+    if told := difference(recipe, paths):
+        report_store.warn_once(told)
+        remarks += (told,)
+    reports = tuple(dataclasses.replace(report, remarks=report.remarks + remarks) for report in reports)
     runs = Runs(example_inputs)
     compiled = counted(check_stores_first(compiled, example_inputs), runs)
     report_store.remember(reports, recipe, paths, modules, runs)

@@ -23,6 +23,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from torch.fx import GraphModule
 
 from fp8compile import _torch as private
@@ -42,6 +43,10 @@ BELOW = (
 LOST = (
     "check='first_step': the gradients of {} could not be told apart in the graph's backward, and were not compared"
 )
+RANKS = (
+    "check='first_step': a graph that exchanges values with other ranks is not compared: the check takes more steps where "
+    "gradients are off, and a rank that takes them alone would wait for the others forever"
+)
 UNSEEN = "check='first_step': a graph has inputs that train and no backward of its own that could be looked at: not compared"
 
 
@@ -51,6 +56,9 @@ def checked_first_step(
     """``compiled`` with its first training step checked, by ``gm``, a spare copy of its graph; itself in inference."""
     if not (torch.is_grad_enabled() and any(map(trains, example_inputs))):
         return compiled
+    if _exchanges(gm, example_inputs):
+        log.warning(RANKS)
+        return compiled
     names = {}
     for index, (node, value) in enumerate(zip(gm.graph.find_nodes(op="placeholder"), example_inputs, strict=True)):
         if trains(value):
@@ -59,6 +67,12 @@ def checked_first_step(
     step = last_place(dtypes_of(gm, example_inputs))
     twin, _, _ = compile_once(gm, example_inputs, exact(recipe), None, _inner_for(recipe))
     return _FirstStep(compiled, _Twin(twin, names, arguments, step)).run
+
+
+def _exchanges(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
+    """Whether ranks meet in a graph: it holds collectives, or a sharded tensor that brings them."""
+    called = any(getattr(node.target, "namespace", "") == private.COLLECTIVES for node in gm.graph.nodes)
+    return called or any(isinstance(value, DTensor) for value in example_inputs)
 
 
 def _inner_for(recipe: Recipe) -> Callable[..., Any]:

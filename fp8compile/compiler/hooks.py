@@ -113,6 +113,7 @@ class JointPasses(private.CustomGraphPass):
         assert gm is not None
         if is_half(gm):
             return
+        private.stable_topological_sort(graph)  # Inductor sorts after this hook, not before
         region = describe(graph, self.regions)
         plain, notes, disabled = copy_graph(gm), Notes(), []
         ctx = self.told.of_region if region else self.told

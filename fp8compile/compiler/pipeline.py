@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from fp8compile.passes.compress_collectives import compress_collectives
 from fp8compile.passes.copy_overwritten import copy_overwritten
 from fp8compile.passes.cut_for_bytes import cut_for_bytes
 from fp8compile.passes.encode_saved import encode_saved
@@ -53,6 +54,7 @@ ISLANDS = (changes(widen_unsafe_ops),)
 # On the joint graph, where forward and backward are both visible.
 JOINT = (
     preserves(share_casts),  # before the linears, which encode every distinct operand
+    changes(compress_collectives),  # before the linears, which encode what arrives
     changes(quantize_linears),  # before the cut, so that it sees codes, which are cheaper to save
 )
 

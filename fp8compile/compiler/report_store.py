@@ -10,6 +10,7 @@ since the report says what each of its numbers is about.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
 import logging
 import os
@@ -233,23 +234,31 @@ def _path(graph_key: str) -> Path:
 
 
 def _write(graph_key: str, parts: Iterable[GraphReport]) -> None:
-    path = _path(graph_key)
+    reports = [p.to_dict() for p in parts]
     try:
+        path = _path(graph_key)  # makes the cache folder
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
             try:
-                json.dump([p.to_dict() for p in parts], file)
+                json.dump({"sha256": _digest(reports), "reports": reports}, file)
                 file.close()
                 os.replace(file.name, path)
             except BaseException:
                 os.unlink(file.name)
                 raise
     except OSError as error:
-        log.warning("the report cannot be kept beside the cache in %s: %s", path.parent, error)
+        log.warning("the report cannot be kept beside the cache: %s", error)
 
 
 def _read(graph_key: str) -> tuple[GraphReport, ...]:
+    """The reports as they were written; () where the file is gone or anything in it has changed."""
     try:
-        return tuple(GraphReport.from_dict(d) for d in json.loads(_path(graph_key).read_text()))
-    except (OSError, ValueError, KeyError, TypeError):
+        found = json.loads(_path(graph_key).read_text())
+        whole = found["sha256"] == _digest(found["reports"])
+        return tuple(map(GraphReport.from_dict, found["reports"])) if whole else ()
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return ()
+
+
+def _digest(reports: object) -> str:
+    return hashlib.sha256(json.dumps(reports).encode()).hexdigest()

@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -53,6 +53,12 @@ def place_from(paths: Mapping[int, str]) -> Place:
     model = _outermost(paths)
     prefix = beginning(paths, parameter_names(model)) if model is not None else None
     return Place(prefix, "" if model is None or prefix is None else _core(model))
+
+
+def innermost_type(parameters: Collection[int]) -> type | None:
+    """The type of the innermost module being called that owns any of these parameters, by identity: whose code it is."""
+    called = (unwrapped(m) for m in _being_called() if any(id(p) in parameters for p in m.parameters()))
+    return next(map(type, called), None)
 
 
 def _outermost(parameters: Mapping[int, Any]) -> nn.Module | None:

@@ -113,6 +113,7 @@ def module_path(node: Node) -> str:
 
 def _normalised(path: str) -> str:
     """Dynamo's ``L['self']._modules['layers']._modules['0'].mlp`` as ``layers.0.mlp``."""
+    path = re.sub(r"^L\['args'\]\[\d+\]", "L['self']", path)  # where a replaced forward takes the model
     path = re.sub(r"\._modules\['([^']*)'\]", r".\1", path)
     path = re.sub(r"\[(\d+)\]", r".\1", path)
     path = re.sub(r"\[['\"]([^'\"]*)['\"]\]", r".\1", path)

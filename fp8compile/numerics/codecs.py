@@ -192,15 +192,17 @@ def _padded_to_groups(x: Tensor, group_size: int) -> tuple[Tensor, tuple[int, ..
 
 
 def _full_groups(x: Tensor, group_size: int) -> tuple[Tensor, tuple[int, ...]]:
-    """``x`` with its groups as trailing dimensions, and these: ``[N, G]``, or ``[..., G / 64, 64]`` for heads of 64.
+    """``x`` with its groups as trailing dimensions, and these: ``[..., C / G, G]``, or ``[..., G / 64, 64]`` for heads of 64.
 
-    Both have the same order. But where several dimensions make up a group Inductor does not see that ``[N, G]`` and
-    x's shape are views of each other, and copies the codes once more (torch 2.13, convert_to_reinterpret_view).
+    ``[N, G]`` has the same order, but not x's rows. A norm along a row and the amaxes of the row's groups are one kernel only
+    if the groups are a part of the row (torch 2.15, nested reductions). And where several dimensions make up a group Inductor
+    does not see that ``[N, G]`` and x's shape are views of each other, and copies the codes once more (torch 2.13,
+    convert_to_reinterpret_view).
     """
     inner = 1
     for k in range(1, x.dim() + 1):
         size, left = x.shape[-k], group_size // inner
-        if k > 1 and statically_known_true(size % left == 0):
+        if statically_known_true(size % left == 0):
             grouped = x.reshape(*x.shape[:-k], size // left, left, *x.shape[x.dim() - k + 1 :])
             return grouped, tuple(range(-k, 0))
         if not (isinstance(size, int) and 0 < size < left and left % size == 0):

@@ -61,6 +61,8 @@ class Recipe:
         saved_format: "auto" ("e4m3" for what the backward compares with zero and for what exp made, else "int8"; see
             fp8compile/encoding/saved_format.py), "e4m3", "int8", or "best_of_two" (group by group, decided at run time).
         group_size: elements per scale, 16 ... 65536.
+        collectives: what all_gather, reduce_scatter and all_reduce in the graph send: "off" (what they are given) or
+            "groupwise" (codes; see passes/compress_collectives.py).
         saved_attention: whether operands and results of attention are encoded too.
         attention_format: the format of those. INT8 by default: the backward of attention exponentiates q k' again, which
             turns E4M3's relative error into a factor (measured on the demo: gradients of k at 10 dB, against 23 in INT8).
@@ -91,6 +93,7 @@ class Recipe:
     saved: str = "groupwise"
     saved_format: str = "auto"
     group_size: int = 128
+    collectives: str = "off"
     saved_attention: bool = True
     attention_format: str = "int8"
     min_saved_numel: int = 4096
@@ -194,6 +197,11 @@ class Recipe:
         return any(recipe.linear != "off" for recipe in (self, *self.modules.values()))
 
     @property
+    def compresses_collectives(self) -> bool:
+        """Whether collectives are to carry codes in any module."""
+        return any(recipe.collectives != "off" for recipe in (self, *self.modules.values()))
+
+    @property
     def names_modules(self) -> bool:
         """Whether it says something of modules by their paths, beyond where heads are by default."""
         recipes = (self, *self.modules.values())
@@ -202,8 +210,8 @@ class Recipe:
 
     @property
     def rewrites_graph(self) -> bool:
-        """Whether linears or what is saved are rewritten in any module."""
-        return self.stores_saved or self.quantizes_linears
+        """Whether linears, collectives or what is saved are rewritten in any module."""
+        return self.stores_saved or self.quantizes_linears or self.compresses_collectives
 
     def __str__(self) -> str:
         """What differs from the default recipe; then, one line for each pattern, what differs in its modules."""
@@ -274,7 +282,7 @@ def _recipe_of(pattern: str, given: Any, base: Recipe) -> Recipe:
 
 def exact(recipe: Recipe) -> Recipe:
     """``recipe`` with nothing encoded. FP32 islands stay, since they are more accurate than what they replace."""
-    return uncounted(recipe).replace_in_all(saved="off", linear="off")
+    return uncounted(recipe).replace_in_all(saved="off", linear="off", collectives="off")
 
 
 def uncounted(recipe: Recipe) -> Recipe:

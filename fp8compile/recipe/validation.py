@@ -13,6 +13,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "linear": ("off", "tensorwise", "rowwise"),
     "linear_formats": ("hybrid", "e4m3"),
     "saved": ("groupwise", "off"),
+    "collectives": ("off", "groupwise"),
     "saved_format": ("auto", "e4m3", "int8", "best_of_two"),
     "attention_format": ("auto", "e4m3", "int8", "best_of_two"),
     "codegen": ("inductor", "eager"),

@@ -13,6 +13,7 @@ E = TypeVar("E", bound="Entry")
 
 # What a Skip is about.
 SAVED, LINEAR, ISLAND, OBSERVED, RECIPE = "saved for backward", "linear", "FP32 island", "observed", "recipe"
+COLLECTIVE = "collective"
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,8 @@ class Skip(Entry):
 
     Attributes:
         reason: why.
-        kind: what it is: ``SAVED``, ``LINEAR``, ``ISLAND``, ``OBSERVED``, or ``RECIPE``, a request without any effect.
+        kind: what it is: ``SAVED``, ``LINEAR``, ``ISLAND``, ``OBSERVED``, ``COLLECTIVE``, or ``RECIPE``, a
+            request without any effect.
         direction: for a linear's matmul, "forward", "dgrad" or "wgrad".
     """
 
@@ -156,6 +158,26 @@ class Island(Entry):
 
 
 @dataclass(frozen=True)
+class Collective(Entry):
+    """An exchange between ranks that carries codes; ``info`` is of one rank's tensor.
+
+    Attributes:
+        info: the facts of the tensor that one rank gives.
+        operation: "all_gather", "reduce_scatter" or "all_reduce".
+        ranks: how many ranks take part.
+        sent_plain: bytes that one rank sends in a ring, without codes.
+        sent: bytes that one rank sends.
+        codec: how they are encoded.
+    """
+
+    operation: str
+    ranks: int
+    sent_plain: int
+    sent: int
+    codec: str
+
+
+@dataclass(frozen=True)
 class Notes:
     """What one pass did to one graph."""
 
@@ -165,6 +187,7 @@ class Notes:
     linears: tuple[Linear, ...] = ()
     observed: tuple[Observed, ...] = ()
     islands: tuple[Island, ...] = ()
+    collectives: tuple[Collective, ...] = ()
 
     ENTRIES: ClassVar[Mapping[str, type[Entry]]] = {
         "saved": Saved,
@@ -173,6 +196,7 @@ class Notes:
         "linears": Linear,
         "observed": Observed,
         "islands": Island,
+        "collectives": Collective,
     }
 
     @classmethod

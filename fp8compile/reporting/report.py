@@ -12,7 +12,7 @@ import torch
 
 from fp8compile._text import printed
 from fp8compile.fx.snapshot import Step
-from fp8compile.reporting.entries import Entry, Island, Linear, Notes, Observed, Recomputed, Saved, Skip
+from fp8compile.reporting.entries import Collective, Entry, Island, Linear, Notes, Observed, Recomputed, Saved, Skip
 from fp8compile.reporting.memory import Fit, ModelBytes, predict
 from fp8compile.reporting.tables import Entries
 from fp8compile.reporting.text import all_of_it, bytes_table, first_screen, headline
@@ -142,9 +142,22 @@ class Report:
         return self._entries(Island, "islands")
 
     @property
+    def collectives(self) -> Entries[Collective]:
+        """Every exchange between ranks that carries codes."""
+        return self._entries(Collective, "collectives")
+
+    @property
     def tables(self) -> tuple[Entries[Any], ...]:
         """The entries of each kind."""
-        return self.linears, self.islands, self.saved, self.skips, self.recomputed, self.observed
+        return (
+            self.linears,
+            self.islands,
+            self.saved,
+            self.skips,
+            self.recomputed,
+            self.observed,
+            self.collectives,
+        )
 
     @property
     def waterfall(self) -> Waterfall:

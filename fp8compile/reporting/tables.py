@@ -11,7 +11,18 @@ from typing import Any, Generic, TypeVar
 from rich.table import Table
 
 from fp8compile._text import columns_of, human, printed, table, terminal_width
-from fp8compile.reporting.entries import RECIPE, SAVED, Entry, Island, Linear, Observed, Recomputed, Saved, Skip
+from fp8compile.reporting.entries import (
+    RECIPE,
+    SAVED,
+    Collective,
+    Entry,
+    Island,
+    Linear,
+    Observed,
+    Recomputed,
+    Saved,
+    Skip,
+)
 from fp8compile.reporting.layers import Row, collapsed
 
 E = TypeVar("E", bound=Entry)
@@ -106,6 +117,7 @@ _TITLES: dict[type[Entry], tuple[str, str]] = {  # of one, of several or none
     Skip: ("left as it is", "left as they are"),
     Recomputed: ("tensor recomputed", "tensors recomputed"),
     Observed: ("value observed", "values observed"),
+    Collective: ("exchange of codes between ranks", "exchanges of codes between ranks"),
 }
 
 # For each kind of entry the columns of its cells, and those of its sums.
@@ -116,6 +128,7 @@ _COLUMNS: dict[type[Entry], tuple[tuple[str, ...], tuple[str, ...]]] = {
     Skip: (("what", "op", "shape", "source"), ("bytes",)),
     Recomputed: (("op", "shape", "source", "recomputed by"), ("bytes",)),
     Observed: (("op", "shape", "kind", "direction", "source"), ()),
+    Collective: (("operation", "shape", "ranks", "source", "codec"), ("a rank sends", "as codes")),
 }
 
 
@@ -135,6 +148,8 @@ def _cells(entry: Entry) -> tuple[tuple[str, ...], tuple[int, ...]]:
         return (op, shape, source, "fp8compile" if entry.sources else "the min-cut"), (entry.bytes_before,)
     if isinstance(entry, Island):
         return (op, str(entry.nodes), str(entry.matmuls), source, entry.reason), (entry.bytes_added,)
+    if isinstance(entry, Collective):
+        return (entry.operation, shape, str(entry.ranks), source, entry.codec), (entry.sent_plain, entry.sent)
     assert isinstance(entry, Observed)
     return (op, shape, entry.kind, entry.direction, source), ()
 

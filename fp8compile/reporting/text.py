@@ -31,6 +31,11 @@ def headline(recipe: str, kinds: Sequence[tuple[str, int]], saved_bytes: tuple[i
         lines += [f"linears: {done} of {done + len(left)} matmuls in FP8{_left(left)}"]
     if notes.islands:
         lines += [f"{len(notes.islands)} FP32 islands of {sum(i.nodes for i in notes.islands)} nodes"]
+    if notes.collectives:
+        before, after = (sum(getattr(c, name) for c in notes.collectives) for name in ("sent_plain", "sent"))
+        lines += [
+            f"{len(notes.collectives)} collectives: a rank sends {human(after)} of codes instead of {human(before)}"
+        ]
     if notes.observed:
         lines += [f"{len(notes.observed)} values observed: fp8compile.overflow_report(model)"]
     return lines

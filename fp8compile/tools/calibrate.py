@@ -24,8 +24,7 @@ from fp8compile import _torch as private
 from fp8compile.compiler import report_store
 from fp8compile.compiler.hooks import joint_pass
 from fp8compile.compiler.inductor_options import inductor_options
-from fp8compile.compiler.node_by_node import boxed
-from fp8compile.compiler.seeded_random import draw_from_seeds
+from fp8compile.compiler.node_by_node import boxed, make_runnable
 from fp8compile.fx.aot import BACKWARD
 from fp8compile.islands.measured import kind_of, measured_nodes, values_of
 from fp8compile.islands.upcast import can_widen, widen
@@ -210,7 +209,7 @@ class _Graph:
 
     def inner(self, gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
         """Inductor's inner compiler: called once for the forward graph and once for the backward graph."""
-        draw_from_seeds(gm)
+        make_runnable(gm)
 
         def run(*values: Any) -> Any:
             measuring = _Measuring(gm, len(self.values))

@@ -13,6 +13,7 @@ from torch.fx import GraphModule
 
 from fp8compile import _torch as private
 from fp8compile.compiler.backend import compile_graph, fp8compile
+from fp8compile.recipe.from_file import recipe_of
 from fp8compile.recipe.recipe import Recipe
 
 
@@ -54,7 +55,7 @@ class CompiledWith:
         others = dict(self.others)
         filter_fn = others.pop("guard_filter_fn", None)
         arguments = dict(self.first)
-        if recipe != Recipe.from_options(arguments["options"]):
+        if recipe != recipe_of(arguments["options"]):
             backend = RecipeBackend(recipe, arguments["mode"], self.first, "isolate_recompiles" in others)
             arguments = {"backend": backend, "options": None, "mode": None}
         if filter_fn is not None:  # passed in the options, from which torch.compile takes it out
@@ -77,7 +78,7 @@ def running(module: nn.Module) -> CompiledWith | None:
     if backend is not fp8compile:
         return None
     first = {"backend": backend, "mode": wrapper.kwargs.get("mode"), "options": wrapper.kwargs.get("options")}
-    return CompiledWith(Recipe.from_options(first["options"]), first, _others(context, wrapper))
+    return CompiledWith(recipe_of(first["options"]), first, _others(context, wrapper))
 
 
 def active_recipes(module: nn.Module) -> set[Recipe]:

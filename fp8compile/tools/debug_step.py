@@ -13,8 +13,7 @@ from torch.utils import _pytree as pytree
 
 from fp8compile.compiler import report_store
 from fp8compile.compiler.inductor import compile_once
-from fp8compile.compiler.node_by_node import boxed
-from fp8compile.compiler.seeded_random import draw_from_seeds
+from fp8compile.compiler.node_by_node import boxed, make_runnable
 from fp8compile.fx.aot import BACKWARD, FORWARD, is_tangent, plain_position
 from fp8compile.fx.provenance import module_path, source_line, whole_path
 from fp8compile.recipe.recipe import Recipe
@@ -174,7 +173,7 @@ class _Graph:
 
     def inner(self, gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
         """Inductor's inner compiler: called once for the forward graph and once for the backward graph."""
-        draw_from_seeds(gm)
+        make_runnable(gm)
         direction = BACKWARD if kwargs.get("is_backward") else FORWARD
 
         def run(*values: Any) -> Any:

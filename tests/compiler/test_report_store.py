@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import fp8compile
 from fp8compile.compiler import report_store
@@ -61,3 +61,27 @@ def test_no_half_written_report_is_left(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(report_store.json, "dump", full)
     report_store._write("key", (GraphReport("training"),))
     assert not list((tmp_path / "fp8compile").iterdir())
+
+
+class Twice(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Linear(16, 16), nn.Linear(16, 16)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.second(self.first(x).tanh())
+
+
+def test_another_class_with_the_same_layers_is_not_served() -> None:
+    """A model compiled in place is in no module stack of its graph, and its layers are like those of many models."""
+
+    class Other(Twice):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(self.first(x).relu())
+
+    model = Twice()
+    model.compile(backend="fp8compile", options=OPTIONS)
+    model(torch.randn(8, 16)).sum().backward()
+    assert fp8compile.report(model).graphs and fp8compile.report(Twice()).graphs
+    with pytest.raises(ValueError, match="no graph of this Other"):
+        fp8compile.report(Other())

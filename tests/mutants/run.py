@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.mutants import of_analyses, of_graphs, of_training
+from tests.mutants import of_analyses, of_clients, of_graphs, of_training
 from tests.mutants.mutant import Mutant
 
 MUTANTS = (
@@ -32,6 +32,7 @@ MUTANTS = (
     *of_training.AROUND,
     *of_training.AMP,
     *of_training.OPTIM,
+    *of_clients.CLIENTS,
 )
 
 ROOT = Path(__file__).parents[2]

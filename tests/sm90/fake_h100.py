@@ -3,6 +3,7 @@
 What is mocked, and why:
     torch.cuda.*                   Inductor asks it whether there is a device, which, and what it can do
     torch._C._cuda_get*            absent from a CPU build; generated wrappers call them
+    torch.accelerator              absent: dynamo would follow its streams (torch 2.15)
     dynamo's CudaInterface         holds its own references to the functions above, taken at import
     FakeTensorMode                 would initialise the CUDA context for every fake cuda tensor
     FakeTensor.contiguous, copy_   would enter the tensor's device
@@ -25,6 +26,10 @@ from typing import Any
 import torch
 
 MADE_FOR = {"torch": "2.13.0", "triton": "3.7.1"}  # torch 2.13.0's CUDA wheel pins this triton
+WORKS_WITH = (
+    MADE_FOR,
+    {"torch": "2.15.0", "triton": "3.9.0"},
+)  # exact figures are MADE_FOR's, bounds hold with all of these
 CAPABILITY = (9, 0)
 WARP_SIZE = 32
 MAX_SHARED_BYTES = 232_448
@@ -135,6 +140,7 @@ def _mock_torch_cuda() -> None:
         ("memory_allocated", 0),
         ("manual_seed_all", None),
         ("set_rng_state", None),
+        ("is_current_stream_capturing", False),
         ("_exchange_device", 0),
         ("_maybe_exchange_device", 0),
     ):
@@ -149,6 +155,8 @@ def _mock_torch_cuda() -> None:
     replace(
         torch._C, "_cuda_cudaCachingAllocator_is_enabled", _always(True), may_be_absent=True
     )  # CUDA graphs need it
+    replace(torch._C, "_cuda_isCurrentStreamCapturing", _always(False), may_be_absent=True)
+    replace(torch.accelerator, "is_available", _always(False))
     replace(torch.version, "cuda", "12.9")
 
 

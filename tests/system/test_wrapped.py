@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import types
 from collections.abc import Callable
 from typing import Any
 
@@ -149,6 +150,21 @@ class Holder(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.model(x)
+
+
+def test_paths_are_those_of_a_model_whose_forward_was_replaced() -> None:
+    """As accelerate does for mixed precision: Dynamo then takes the model for an argument, ``L['args'][0]``."""
+    model = Stack(1)
+    forward = model.forward.__func__  # type: ignore[attr-defined]
+
+    def converted(*args: Any, **kwargs: Any) -> Any:
+        return forward(*args, **kwargs)
+
+    model.forward = types.MethodType(converted, model)  # type: ignore[method-assign]
+    report = step(in_place(model, skip=["layers.0.attn"]))
+    inner = {f"layers.0.{name}" for name in ("fc", "output.0", "output.2")}
+    assert {linear.origin.module for linear in report.linears} == inner
+    assert not report.remarks
 
 
 def test_a_head_is_found_in_what_holds_nothing_but_the_model() -> None:

@@ -113,4 +113,4 @@ def _is_linear_in(user: Node, operand: Node) -> bool:
         return user.args[0] is not operand
     if is_attention(user):
         return R.takes_as_gradient(user, operand)
-    return op in R.LINEAR and not R.casts_to_integer(user)
+    return op in R.LINEAR and R.is_as_its_class(user) and not R.casts_to_integer(user)

@@ -16,8 +16,8 @@ What an operation makes of that, by class:
 
 Left out on purpose, and so exact: eq and ne (a maximum finds its element by x == amax(x): a rounded x finds none), floor,
 round, trunc and casts to integers (steps of any height downstream), sort, topk, argmax (an index has no neighbours), prod
-and cumprod (their backward divides), atan2, fmod and remainder, sampling at computed places (grid_sample floors), complex
-numbers.
+and cumprod (their backward divides), atan2, fmod and remainder, sampling at computed places (grid_sample floors), reductions
+over ranks that are no sums, functions of complex numbers but for OF_COMPLEX (rotary embeddings).
 What is not listed is not known, and stays exact, with its name in the report.
 """
 
@@ -44,7 +44,7 @@ def _packets(namespace: object, names: str) -> frozenset[object]:
 
 
 # The result holds elements of the operand, copies of them, or constants that depend on no element.
-MOVES = _packets(
+MOVES_WITHIN = _packets(
     aten,
     "alias as_strided as_strided_copy clone contiguous copy detach diagonal diag_embed expand expand_copy flip lift_fresh"
     " permute pixel_shuffle pixel_unshuffle ravel repeat reshape roll rot90 select select_backward slice slice_backward split"
@@ -53,6 +53,11 @@ MOVES = _packets(
     " replication_pad2d replication_pad3d _unsafe_masked_index index_select gather index"
     " _unsafe_index embedding take _to_copy",
 ) | _packets(prims, "convert_element_type device_put broadcast_in_dim transpose view_of")
+# Pairs of real numbers as complex ones, and back.
+PAIRS = _packets(aten, "view_as_complex view_as_real _conj conj _conj_physical resolve_conj")
+# Between ranks that run the same program: what comes from another rank has the same codec's error, of its own group.
+FROM_RANKS = _packets(private.collectives, "wait_tensor all_gather_into_tensor all_to_all_single")
+MOVES = MOVES_WITHIN | PAIRS | FROM_RANKS
 
 # Combinations of operands, element by element or in other places; each element of the result is one of an operand.
 JOINS = _packets(aten, "cat stack select_scatter slice_scatter diagonal_scatter as_strided_scatter scatter")
@@ -67,8 +72,11 @@ CONTRACTIONS = _packets(
     " conv3d _scaled_mm _grouped_mm _scaled_grouped_mm conv_transpose2d addr",
 )
 
+# A sum over ranks is a sum over one more dimension.
+SUMS_OVER_RANKS = _packets(private.collectives, "all_reduce reduce_scatter_tensor")
+
 # Linear: sums of elements with weights that do not depend on any element.
-SUMS = _packets(
+SUMS = SUMS_OVER_RANKS | _packets(
     aten,
     "_unsafe_masked_index_put_accumulate"
     " sum mean cumsum trace index_add scatter_add index_put _unsafe_index_put embedding_dense_backward unfold_backward im2col"
@@ -83,6 +91,9 @@ SUMS = _packets(
 NEGATIONS = _packets(aten, "neg") | _packets(prims, "neg")
 ADDITIONS = NEGATIONS | _packets(aten, "add sub rsub") | _packets(prims, "add sub")
 LINEAR = MOVES | JOINS | PRODUCTS | CONTRACTIONS | SUMS | ADDITIONS
+
+# A complex number is a pair, and its product (a + bi)(c + di) a sum of two products each in ac - bd and ad + bc.
+OF_COMPLEX = MOVES | JOINS | ADDITIONS | _packets(aten, "mul")
 
 # |f(x) - f(y)| <= |x - y|: a maximum of several operands moves by no more than they do.
 NON_EXPANSIVE = _packets(aten, "relu abs maximum minimum amax amin")
@@ -212,7 +223,27 @@ def clamped_width(node: Node) -> float:
 def casts_to_integer(node: Node) -> bool:
     """Whether the result is made of integers, which have steps of any height; masks are followed as steps."""
     value = node.meta.get("val")
-    return isinstance(value, torch.Tensor) and not value.dtype.is_floating_point and value.dtype != torch.bool
+    if not isinstance(value, torch.Tensor) or is_complex(node):
+        return False
+    return not value.dtype.is_floating_point and value.dtype != torch.bool
+
+
+def is_complex(node: Node) -> bool:
+    """Whether a value is a tensor of complex numbers."""
+    return isinstance(value := node.meta.get("val"), torch.Tensor) and value.dtype.is_complex
+
+
+def is_as_its_class(node: Node) -> bool:
+    """Whether what is said of an operation's class holds for these operands: real ones, or pairs; over ranks, a sum."""
+    if packet(node) in SUMS_OVER_RANKS and node.args[1] not in ("sum", "avg"):
+        return False
+    return packet(node) in OF_COMPLEX or not any(map(is_complex, (node, *node.all_input_nodes)))
+
+
+def passes_on(node: Node) -> bool:
+    """Whether an operation makes an error no larger than it was."""
+    op = packet(node)
+    return op in MOVES | JOINS | NON_EXPANSIVE | CHOICES and is_as_its_class(node) and not casts_to_integer(node)
 
 
 def function_of(node: Node) -> tuple[str, object] | None:

@@ -112,7 +112,7 @@ class Walk:
             return error  # our own codecs, clips and counts: they round once more, or only observe
         if error.step and not (op in R.MOVES and _reads_steps_first(node, read)):
             return self._of_step(node, read, error)
-        if op in R.MOVES | R.JOINS | R.NON_EXPANSIVE | R.CHOICES and not R.casts_to_integer(node):
+        if R.passes_on(node):
             return error
         for operations, rule in (
             (R.PRODUCTS | R.CONTRACTIONS, self._product),
@@ -126,7 +126,7 @@ class Walk:
             ({R.POW}, self._power),
             (R.COMPARISONS | R.STEPS, self._comparison),
         ):
-            if op in operations:
+            if op in operations and R.is_as_its_class(node):
                 return rule(node, read, error)
         if is_attention(node):
             linear = all(R.takes_as_gradient(node, operand) for operand in read)
@@ -140,18 +140,18 @@ class Walk:
         k = sum(read[a].amplification for a in operands if a in read)
         gain = self._gain_of(node, read) if packet(node) in R.PRODUCTS else 1.0
         absolute = error.absolute * gain if len(operands) == 1 else math.inf
-        shifted = error.shifted or packet(node) in R.CONTRACTIONS
+        shifted = error.shifted or packet(node) in R.CONTRACTIONS or R.is_complex(node)
         k = max(k, error.amplification)
         return dataclasses.replace(error, amplification=k, gain=error.gain * gain, absolute=absolute, shifted=shifted)
 
     def _gain_of(self, node: Node, read: dict[Node, Error]) -> float:
-        """The gain of the exact factors of a product: constants, and tensors by their proven amax.
+        """The gain of the exact factors of a product: constants, and tensors by their proven amax; of pairs none is claimed.
 
         A tensor with a number for each element may be large where x is small. So may a parameter or an argument of the
         caller's, whatever its shape. Any other tensor with fewer elements than x counts as 1: a row's statistic, a channel's
         modulation, and the weight of a norm, which scales what is normalised.
         """
-        gain = math.prod(abs(a) for a in node.args if R.is_number(a))
+        gain = math.inf if R.is_complex(node) else math.prod(abs(a) for a in node.args if R.is_number(a))
         factors = [a for a in node.args if isinstance(a, Node) and a not in read and is_tensor(a)]
         return gain * math.prod(self._amax(a) for a in factors if self._counts(a, node))
 

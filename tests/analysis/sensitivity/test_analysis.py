@@ -162,6 +162,46 @@ def test_a_mask_may_choose_between_regular_values_only() -> None:
     assert found.sound and found.finite, found
 
 
+class Rotated(Between):
+    """Pairs of channels as complex numbers, turned by angles of a table: rotary embeddings as Llama's authors wrote them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        table = torch.polar(torch.ones(64, 32), torch.arange(64 * 32).reshape(64, 32) / 7)
+        q, k = (torch.view_as_complex(linear(x).reshape(64, 32, 2)) * table for linear in (self.a, self.b))
+        return self.function(torch.view_as_real(q).flatten(1)) * torch.view_as_real(k).flatten(1)
+
+
+def test_rotary_embeddings_in_complex_numbers_are_products_of_pairs() -> None:
+    torch.manual_seed(0)
+    torch._dynamo.reset()
+    model, x = Rotated(lambda h: h), torch.randn(64, 64)
+    run = compiled(model, linear="off", min_saved_numel=0)
+    quality = gradient_sqnr(model, run, (x,))
+    report = fp8compile.report(run)
+    assert report.saved and not [s for s in report.skips if "does not know" in s.reason]
+    assert min(quality.values()) > 35, "INT8 of normal values: 42 dB in each of two factors"
+
+
+def test_functions_of_complex_numbers_are_not_known() -> None:
+    graph = torch.fx.Graph()
+    z, x = graph.placeholder("z"), graph.placeholder("x")
+    z.meta["val"], x.meta["val"] = torch.zeros(4, dtype=torch.complex64), torch.zeros(4)
+    for op, known in ((torch.ops.aten.mul.Tensor, True), (torch.ops.aten.div.Tensor, False)):
+        for operand, expected in ((z, known), (x, True)):
+            node = graph.call_function(op, (operand, operand))
+            node.meta["val"] = operand.meta["val"]
+            assert R.is_as_its_class(node) == expected and not R.casts_to_integer(node)
+
+
+@pytest.mark.parametrize(("reduction", "known"), [("sum", True), ("avg", True), ("max", False), ("product", False)])
+def test_over_ranks_sums_alone_are_linear(reduction: str, known: bool) -> None:
+    graph = torch.fx.Graph()
+    x = graph.placeholder("x")
+    node = graph.call_function(torch.ops._c10d_functional.all_reduce.default, (x, reduction, "0"))
+    x.meta["val"] = node.meta["val"] = torch.zeros(4)
+    assert R.is_as_its_class(node) == known
+
+
 def test_a_row_s_statistic_protects_nothing() -> None:
     found = judged(lambda h: F.relu(h) / h.detach().abs().sum(-1, keepdim=True))
     assert found.encoded and found.sound

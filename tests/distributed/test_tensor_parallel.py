@@ -1,0 +1,81 @@
+"""Tensor and sequence parallelism, alone and within fully_shard: not a bit differs from a model written in pieces."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
+
+import fp8compile
+from fp8compile.reporting.entries import LINEAR
+from tests.support.parallel import Setup, loss_of
+from tests.support.parallel_modes import compared, cut_for_tensor_parallelism
+from tests.support.ranks import on_ranks
+
+NAMES = ["TP", "sequence parallel", "FSDP2 + TP"]
+UNKNOWN = "read in the backward by _c10d_functional.all_reduce.default, which the sensitivity analysis does not know"
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("name", NAMES)
+def test_tensor_parallelism(name: str) -> None:
+    found = compared(name)
+    assert found.losses and not found.parameters and not found.states
+    assert found.replicas
+    assert found.linears == 12 and found.of == 15 and found.as_alone
+
+
+def stored_by_default() -> tuple[float, list[str]]:
+    """With the default recipe: the loss of the first step, and why what is saved for the backward stays exact."""
+    setup = Setup()
+    model = setup.net()
+    cut_for_tensor_parallelism(model)
+    setup.compiled(model)
+    x, labels = setup.batch(0, 0)
+    loss = loss_of(model(x), labels)
+    loss.backward()
+    report = fp8compile.report(model)
+    return loss.item(), [skip.reason for skip in report.skips if skip.info.nbytes >= 2**14 and skip.bytes]
+
+
+@pytest.mark.sweep
+def test_what_a_collective_reads_in_the_backward_stays_exact_with_the_reason() -> None:
+    setup = Setup()
+    model = setup.compiled(setup.net(pieces=2))
+    x, labels = setup.batch(0, 0)
+    alone = loss_of(model(x), labels).item()
+    for loss, reasons in on_ranks(2, stored_by_default):
+        assert loss == alone, "codes are made for the backward; the forward does not read them"
+        assert UNKNOWN in reasons
+
+
+class One(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.up = nn.Linear(64, 46)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return torch.as_tensor(self.up(torch.relu(x)))
+
+
+def uneven() -> list[tuple[str, str, str]]:
+    """46 columns on 3 ranks: 16 + 16 + 14. Module, direction and the reason of each matmul, "" where it is FP8."""
+    torch.manual_seed(0)
+    model = One()
+    parallelize_module(model, init_device_mesh("cpu", (3,)), {"up": ColwiseParallel(output_layouts=Replicate())})
+    Setup().compiled(model)
+    model(torch.randn(32, 64)).square().mean().backward()
+    report = fp8compile.report(model)
+    in_fp8 = [(e.origin.module, e.direction, "") for e in report.linears]
+    return in_fp8 + [(e.origin.module, e.direction, e.reason) for e in report.skips if e.kind == LINEAR]
+
+
+@pytest.mark.sweep
+def test_a_rank_whose_part_has_no_fp8_shape_says_so_and_the_others_go_on() -> None:
+    first, second, third = on_ranks(3, uneven)
+    assert first == second == [("up", "forward", ""), ("up", "wgrad", "")]
+    reason = "N=14 is not a multiple of 16"
+    assert third == [("up", "forward", reason), ("up", "wgrad", reason)]

@@ -1,0 +1,66 @@
+"""LoRA: matmuls of frozen weights are in FP8, those of rank 8 are listed with the reason; keys and the base stay."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fp8compile
+from examples.shared import Outcome, small_llama, windows
+from tests.integrations.parity import assert_parity
+
+pytest.importorskip("peft")
+pytest.importorskip("transformers")
+from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
+
+from examples import peft_lora
+
+LINEARS = 7  # of a Llama layer
+OPTIONS = {"codegen": "eager", "emulate": True}
+
+
+@pytest.fixture(scope="module")
+def outcome() -> Outcome:
+    return peft_lora.main(["--codegen", "eager", "--layers", "1", "--base", "60", "--steps", "24", "--twin"])
+
+
+def test_trains_like_its_twin(outcome: Outcome) -> None:
+    assert_parity(outcome)
+
+
+def test_frozen_weights_are_multiplied_in_fp8(outcome: Outcome) -> None:
+    """Each in the forward; in the backward those below which an adapter learns, and none has a gradient of its weight."""
+    report = outcome.ours.report
+    assert report is not None
+    base = [matmul for matmul in report.linears if matmul.origin.module.endswith("base_layer")]
+    assert len(base) == len(report.linears)
+    assert sum(matmul.direction == "forward" for matmul in base) == LINEARS
+    assert (
+        sum(matmul.direction == "dgrad" for matmul in base) == LINEARS - 3
+    )  # what q, k and v read needs no gradient
+    assert not any(matmul.direction == "wgrad" for matmul in base)
+
+
+def test_adapters_of_rank_8_are_left_with_the_reason(outcome: Outcome) -> None:
+    report = outcome.ours.report
+    assert report is not None
+    left = [skip for skip in report.notes.skipped("linear") if ".lora_" in skip.origin.module]
+    assert {skip.reason for skip in left} == {"N=8 is not a multiple of 16", "K=8 is not a multiple of 16"}
+    assert len(left) == 2 * 3 * LINEARS - 3  # lora_A of q, k and v has no dgrad
+
+
+@pytest.mark.sweep
+def test_adapters_of_rank_16_are_in_fp8_and_keys_stay() -> None:
+    config = LoraConfig(r=16, target_modules=peft_lora.LINEARS, init_lora_weights=False)
+    model = get_peft_model(small_llama(1), config)
+    before = {name: p.detach().clone() for name, p in model.named_parameters()}
+    keys = get_peft_model_state_dict(model).keys()
+    model.compile(backend="fp8compile", options=OPTIONS)
+    peft_lora.learn(model, windows(1), 1e-2)
+    report = fp8compile.report(model)
+    adapters = [matmul for matmul in report.linears if ".lora_" in matmul.origin.module]
+    assert len(adapters) == 2 * 3 * LINEARS - 3
+    assert get_peft_model_state_dict(model).keys() == keys
+    assert before.keys() == dict(model.named_parameters()).keys()
+    moved = {name for name, p in model.named_parameters() if not torch.equal(p, before[name])}
+    assert moved == {name for name in before if ".lora_" in name}

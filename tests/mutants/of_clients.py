@@ -1,0 +1,85 @@
+"""Faults in what stands between the backend and where people train: ranks, paths, files, plans."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+CLIENTS = (
+    Mutant(
+        "wire: a mean is a sum",
+        "fp8compile/encoding/wire.py",
+        "rows.sum(0) / self.ranks if self.mean else rows.sum(0)",
+        "rows.sum(0)",
+        ("tests/encoding/test_wire.py",),
+    ),
+    Mutant(
+        "wire: rows are not filled up to groups",
+        "fp8compile/encoding/wire.py",
+        "(0, self.ranks * self.row - x.numel())",
+        "(self.ranks * self.row - x.numel(), 0)",
+        ("tests/encoding/test_wire.py",),
+    ),
+    Mutant(
+        "collectives: every reduction is a sum",
+        "passes/compress_collectives.py",
+        'SUMS = ("sum", "avg")',
+        'SUMS = ("sum", "avg", "max")',
+        ("tests/passes/test_compress_collectives.py",),
+    ),
+    Mutant(
+        "fsdp: each rank's own scale",
+        "fp8compile/integrations/fsdp.py",
+        "dist.all_reduce(amax, dist.ReduceOp.MAX, group)",
+        "pass",
+        ("tests/integrations/test_fsdp.py",),
+    ),
+    Mutant(
+        "paths: a replaced forward keeps its argument",
+        "fp8compile/fx/provenance.py",
+        "\"L['self']\", path)",
+        'r"\\g<0>", path)',
+        ("tests/system/test_wrapped.py",),
+    ),
+    Mutant(
+        "sensitivity: functions of complex numbers are those of real ones",
+        "fp8compile/analysis/sensitivity/responses.py",
+        "return packet(node) in OF_COMPLEX or not any(map(is_complex, (node, *node.all_input_nodes)))",
+        "return True",
+        ("tests/analysis/sensitivity/test_analysis.py",),
+    ),
+    Mutant(
+        "sensitivity: complex pairs are not known",
+        "fp8compile/analysis/sensitivity/responses.py",
+        '"view_as_complex view_as_real ',
+        '"view_as_real ',
+        ("tests/analysis/sensitivity/test_analysis.py",),
+    ),
+    Mutant(
+        "report store: a damaged report is read",
+        "fp8compile/compiler/report_store.py",
+        " if whole else ()",
+        "",
+        ("tests/system/test_faults.py",),
+    ),
+    Mutant(
+        "report store: any model with the same layers is served",
+        "fp8compile/compiler/backend.py",
+        "({own} if own else set())",
+        "set()",
+        ("tests/compiler/test_report_store.py",),
+    ),
+    Mutant(
+        "plan: every stage holds all micro-batches",
+        "fp8compile/planning/bytes.py",
+        "in_flight = min(layout.pp - stage.index, count)",
+        "in_flight = count",
+        ("tests/planning/test_bytes.py",),
+    ),
+    Mutant(
+        "plan: no gather for the backward",
+        "fp8compile/planning/traffic.py",
+        "3 * count",
+        "2 * count",
+        ("tests/planning/test_traffic.py",),
+    ),
+)
