@@ -15,5 +15,6 @@ def test_fully_shard(name: str) -> None:
     found = compared(name)
     assert found.losses and not found.parameters and not found.states
     assert found.replicas
-    assert found.linears == 12 and found.of == 15 and found.as_alone
+    in_graphs = 12 if "per block" in name else 15  # the head, by itself, is compiled by nobody
+    assert found.linears == 12 and found.of == in_graphs and found.as_alone
     assert {found.scales, found.counts} == ({True} if "FP16" in name else {None})
