@@ -121,6 +121,7 @@ class JointPasses(private.CustomGraphPass):
         before = (pipeline.OPTIMIZER if holds_state_codecs(graph) else wide) + (
             pipeline.OBSERVE_JOINT if self.told.stats_inputs else ()
         )
+        before += pipeline.WIRE if self.recipe.compresses_collectives else ()
         for each in before + pipeline.JOINT:
             ran = observed(gm, each.name, functools.partial(each.run, graph, ctx))
             disabled += [] if ran is not None else [each.name]

@@ -54,9 +54,11 @@ ISLANDS = (changes(widen_unsafe_ops),)
 # On the joint graph, where forward and backward are both visible.
 JOINT = (
     preserves(share_casts),  # before the linears, which encode every distinct operand
-    changes(compress_collectives),  # before the linears, which encode what arrives
     changes(quantize_linears),  # before the cut, so that it sees codes, which are cheaper to save
 )
+
+# On the joint graph where the recipe compresses collectives, before JOINT, whose linears encode what arrives.
+WIRE = (changes(compress_collectives),)
 
 # On a joint graph that has the extra inputs (fp8compile/observe/slot.py), before JOINT.
 OBSERVE_JOINT = (

@@ -13,6 +13,7 @@ PASSES: list[Pass] = [
     *pipeline.ISLANDS,
     *pipeline.OBSERVE_JOINT,
     *pipeline.OPTIMIZER,
+    *pipeline.WIRE,
     *pipeline.JOINT,
     pipeline.CUT,
     *pipeline.SOUND,
