@@ -26,7 +26,7 @@ from fp8compile.analysis.dataflow import user_fp32
 from fp8compile.encoding.wire import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Wire
 from fp8compile.fx.aot import is_training
 from fp8compile.fx.graph import SPLICED, WIDENED, dtype_text, splice, storage_root
-from fp8compile.fx.ops import opname
+from fp8compile.fx.ops import is_collective, opname
 from fp8compile.fx.provenance import TensorInfo, module_path, origin
 from fp8compile.numerics import ENCODABLE, GroupwiseBest
 from fp8compile.recipe.context import Context
@@ -62,8 +62,7 @@ def compress_collectives(graph: Graph, ctx: Context) -> Notes:
 
 
 def _is_collective(node: Node) -> bool:
-    of = getattr(node.target, "namespace", "")
-    return of == private.COLLECTIVES and opname(node) not in NO_DATA and SPLICED not in node.meta
+    return is_collective(node) and opname(node) not in NO_DATA and SPLICED not in node.meta
 
 
 def _reason_to_leave(node: Node, operand: Node, ctx: Context, upcast: Set[Node]) -> str | None:

@@ -30,6 +30,7 @@ from fp8compile import _torch as private
 from fp8compile.compiler.inductor import compile_once
 from fp8compile.compiler.inputs import cuda_devices, dtypes_of, trains
 from fp8compile.compiler.node_by_node import run_the_graph
+from fp8compile.fx.ops import is_collective
 from fp8compile.fx.provenance import parameter_path
 from fp8compile.numerics.gradient_quality import BAR, NUDGES, Gradients, Judge, error_powers, last_place, nudged
 from fp8compile.recipe.recipe import Recipe, exact
@@ -71,8 +72,7 @@ def checked_first_step(
 
 def _exchanges(gm: GraphModule, example_inputs: Sequence[Any]) -> bool:
     """Whether ranks meet in a graph: it holds collectives, or a sharded tensor that brings them."""
-    called = any(getattr(node.target, "namespace", "") == private.COLLECTIVES for node in gm.graph.nodes)
-    return called or any(isinstance(value, DTensor) for value in example_inputs)
+    return any(map(is_collective, gm.graph.nodes)) or any(isinstance(value, DTensor) for value in example_inputs)
 
 
 def _inner_for(recipe: Recipe) -> Callable[..., Any]:

@@ -57,14 +57,18 @@ def place_from(paths: Mapping[int, str]) -> Place:
 
 def innermost_type(parameters: Collection[int]) -> type | None:
     """The type of the innermost module being called that owns any of these parameters, by identity: whose code it is."""
-    called = (unwrapped(m) for m in _being_called() if any(id(p) in parameters for p in m.parameters()))
-    return next(map(type, called), None)
+    return next((type(unwrapped(module)) for module in _owners(parameters)), None)
 
 
 def _outermost(parameters: Mapping[int, Any]) -> nn.Module | None:
     """The outermost module being called that owns any of these parameters, without the wrapper around it."""
-    called = [m for m in _being_called() if any(id(p) in parameters for p in m.parameters())]
+    called = list(_owners(parameters))
     return unwrapped(called[-1]) if called else None
+
+
+def _owners(parameters: Collection[int]) -> Iterator[nn.Module]:
+    """The modules being called that own any of these parameters, by identity, the innermost first."""
+    return (m for m in _being_called() if any(id(p) in parameters for p in m.parameters()))
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

@@ -39,6 +39,11 @@ def opname(node: Node) -> str:
     return getattr(node.target, "_opname", "")
 
 
+def is_collective(node: Node) -> bool:
+    """Whether a node exchanges values with other ranks, or waits for them."""
+    return getattr(node.target, "namespace", "") == private.COLLECTIVES
+
+
 def is_matmul(node: Node) -> bool:
     """Whether a node multiplies matrices or convolves."""
     return opname(node) in MATMULS

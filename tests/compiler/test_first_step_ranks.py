@@ -7,22 +7,18 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from fp8compile.compiler.first_step import RANKS
+from tests.support.ranks import one_of_two
 
 
 @pytest.fixture
 def two_ranks() -> Iterator[None]:
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    torch._dynamo.reset()
-    yield
-    dist.destroy_process_group()
-    torch._dynamo.reset()
+    with one_of_two():
+        yield
 
 
 @pytest.mark.parametrize("parallel", [True, False])

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.distributed import _functional_collectives as functional
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import fp8compile
 from fp8compile.numerics.metrics import sqnr
@@ -22,7 +21,7 @@ from fp8compile.passes.compress_collectives import LEAST, compress_collectives
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from tests.support.graphs import joint_of, text_of
-from tests.support.ranks import on_ranks
+from tests.support.ranks import on_ranks, one_of_two
 
 SENT = {"linear": "off", "saved": "off", "collectives": "groupwise"}
 HIDDEN, TOKENS = 64, LEAST // 64
@@ -59,12 +58,8 @@ def parallel(model: MLP) -> MLP:
 
 @pytest.fixture
 def two_ranks() -> Iterator[None]:
-    """This process is one of two ranks whose messages go nowhere: enough to compile."""
-    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
-    torch._dynamo.reset()
-    yield
-    dist.destroy_process_group()
-    torch._dynamo.reset()
+    with one_of_two():
+        yield
 
 
 def test_golden_a_sum_over_ranks_each_way(two_ranks: None) -> None:

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import tempfile
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -13,8 +14,21 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 PATIENCE = timedelta(seconds=120)  # what a rank waits for the others
+
+
+@contextlib.contextmanager
+def one_of_two() -> Iterator[None]:
+    """This process is one of two ranks whose messages go nowhere: enough to compile."""
+    dist.init_process_group("fake", store=FakeStore(), rank=0, world_size=2)
+    torch._dynamo.reset()
+    try:
+        yield
+    finally:
+        dist.destroy_process_group()
+        torch._dynamo.reset()
 
 
 def on_ranks(world: int, fn: Callable[..., Any], *args: Any) -> list[Any]:
