@@ -138,6 +138,10 @@ def _parameter_groups(state: Any) -> list[Any]:
 # In the meta of a node whose value Inductor stores, rather than recompute it in each kernel that reads it.
 STORED = "inductor_realize_to_strides"
 
+# An input of the backward that is one of the forward's: its name begins so, and from torch 2.15 on its meta says by this key
+# whether its memory is the same in each call.
+INPUTS, STATIC_INPUT = "primals_", "is_static_input"
+
 # Whether a compilation can have a region of Dynamo's code caches to itself, with a recompile_limit of its own (torch 2.13).
 HAS_REGIONS = "isolate_recompiles" in inspect.signature(torch.compile).parameters
 

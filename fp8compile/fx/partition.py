@@ -9,6 +9,7 @@ from typing import Any
 
 from torch.fx import GraphModule, Node
 
+from fp8compile import _torch as private
 from fp8compile.fx.aot import descriptor, gradients, is_token, overwritten_input, position
 from fp8compile.fx.graph import is_tensor, nbytes, storage_root
 from fp8compile.fx.provenance import TensorInfo
@@ -104,15 +105,22 @@ class PartitionedGraph:
 
     def keep_instead(self, edge: SavedTensor, made: Node) -> None:
         """Save another value of the forward instead of ``edge``, for the same input of the backward."""
-        if edge.forward.meta.get(NO_VERSION_CHECK):
-            made.meta[NO_VERSION_CHECK] = True
-        self.edges[self.edges.index(edge)] = dataclasses.replace(edge, forward=made)
+        used = self.placeholder(edge, made)
+        edge.backward.replace_all_uses_with(used)
+        self.replace(edge, (made, used))
 
     def placeholder(self, edge: SavedTensor, made: Node, part: str = "") -> Node:
-        """A new input of the backward graph, beside that of ``edge``, for a value made in the forward."""
+        """A new input of the backward graph, beside that of ``edge``, for a value made in the forward.
+
+        Inductor asks its name and its meta whether it is an input of the forward, and then whether that stays in its place in
+        memory: what is of the forward's own making must not pass for one.
+        """
+        name = f"{edge.backward.name}_{part}" if part else made.name
+        if name.startswith(private.INPUTS) and made.op != "placeholder":
+            name = f"kept_{name}"
         with self.bw.graph.inserting_before(edge.backward):
-            node = self.bw.graph.placeholder(f"{edge.backward.name}_{part}" if part else made.name)
-        node.meta = {"val": made.meta["val"]}
+            node = self.bw.graph.placeholder(name)
+        node.meta = {key: made.meta[key] for key in ("val", private.STATIC_INPUT) if key in made.meta}
         return node
 
     def keep(self, made: Node, name: str) -> Node:

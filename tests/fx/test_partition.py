@@ -6,8 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fp8compile._version import release_of
 from fp8compile.fx.partition import NO_VERSION_CHECK
 from tests.support.graphs import split_of
 from tests.support.measure import compiled
@@ -82,3 +84,33 @@ def test_what_eager_checks_is_checked() -> None:
     for fn in (model, compiled(model, min_saved_numel=0)):
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             gradient_after_a_change(model, fn)
+
+
+class Inputs(nn.Module):
+    """Keeps an activation of another graph as codes, a buffer as it was read, and what a bias makes again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.linear = nn.LayerNorm(64), nn.Linear(64, 64)
+        self.register_buffer("scale", torch.full((64,), 2.0))
+
+    def forward(self, x: Tensor, shift: Tensor) -> Tensor:
+        y = torch.tanh(self.linear(F.gelu(x)) * self.scale.sqrt()) * F.gelu(self.norm(x + shift) + shift)
+        self.scale.mul_(0.9).add_(y.detach().abs().mean(0))
+        return y
+
+
+def test_no_value_of_the_forwards_own_passes_for_an_input_of_it() -> None:
+    """Inductor takes an input's memory for fixed by its name and, from torch 2.15 on, by a mark that is False for data."""
+    x, shift = torch.randn(128, 64, requires_grad=True), torch.rand(64)
+    split = split_of(Inputs(), x, shift, min_saved_numel=0)
+    inputs = [edge for edge in split.edges if edge.forward.op == "placeholder"]
+    made = [edge for edge in split.edges if edge not in inputs]
+    assert [edge.backward.name for edge in inputs if not edge.backward.name.startswith("primals_")] == []
+    names = [edge.backward.name for edge in made]
+    assert [name for name in names if name.startswith("primals_")] == []
+    assert "kept_primals" in " ".join(names) and any("clone" in name for name in names), names
+    marks = [(edge.forward.meta.get("is_static_input"), edge.backward.meta.get("is_static_input")) for edge in inputs]
+    assert all(a == b for a, b in marks)
+    assert {mark for mark, _ in marks} == ({True, False} if release_of(torch.__version__) >= (2, 15) else {None})
+    assert not any("is_static_input" in edge.backward.meta for edge in made)
