@@ -14,6 +14,7 @@ from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fp8compile import _torch as private
+from fp8compile._version import release_of
 from fp8compile.compiler.inductor_options import FUSION
 
 
@@ -44,12 +45,9 @@ def test_the_hooks_and_options_we_set_exist() -> None:
 
 
 def test_every_setting_of_fusion_exists_and_an_unknown_one_is_left_out() -> None:
-    assert set(FUSION) == {
-        "realize_opcount_threshold",
-        "realize_reads_threshold",
-        "realize_acc_reads_threshold",
-        "triton.mix_order_reduction_max_reads",
-    }
+    newer = {"triton.mix_order_reduction_max_reads"} if release_of(torch.__version__) >= (2, 12) else set()
+    older = {"realize_opcount_threshold", "realize_reads_threshold", "realize_acc_reads_threshold"}
+    assert set(FUSION) == older | newer
     assert private.known_options({"no_such_option": 1, "triton.no_such_option": 1}) == {}
 
 
@@ -290,7 +288,8 @@ def test_the_node_of_a_compiled_backward_is_found_and_no_earlier_one() -> None:
     assert type(private.compiled_backward(middle, [])).__name__ == "CompiledFunctionBackward"
     before = private.producers(middle)
     assert private.compiled_backward(middle.view(3, 1), before) is None
-    after = private.compiled_backward(second(middle), before)
+    end = second(middle)  # kept: a node of torch 2.11 knows no other once its result is gone
+    after = private.compiled_backward(end, before)
     assert after is not None and after is not before[0]
     assert after.next_functions[0][0] is before[0] and before[0].next_functions[0][0].variable is x
 

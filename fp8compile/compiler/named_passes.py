@@ -13,10 +13,26 @@ from fp8compile.fx import spec
 from fp8compile.fx.partition import PartitionedGraph
 
 
+class InTurn(private.CustomGraphPass):
+    """Several passes in the place of one: torch 2.11 takes no list of them."""
+
+    def __init__(self, *passes: Callable[[Graph], None]) -> None:
+        self.passes = passes
+
+    def __call__(self, graph: Graph) -> None:
+        for each in self.passes:
+            each(graph)
+
+    def uuid(self) -> tuple[Any, ...] | None:
+        """None, by which Inductor's cache is not asked, where a pass has no identity."""
+        known = [each.uuid() if isinstance(each, private.CustomGraphPass) else None for each in self.passes]
+        return tuple(known) if all(known) else None
+
+
 def with_theirs(name: str, ours: Callable[[Graph], None], patches: Mapping[str, Any]) -> dict[str, Any]:
     theirs = patches.get(name, getattr(private.inductor_config, name))
     before = theirs if isinstance(theirs, (list, tuple)) else [theirs] if theirs else []
-    return {name: [*before, ours] if before else ours}
+    return {name: InTurn(*before, ours) if before else ours}
 
 
 def observed(gm: GraphModule, name: str, run: Callable[[], Any], split: PartitionedGraph | None = None) -> Any:

@@ -11,9 +11,11 @@ import pytest
 import torch
 from torch import nn
 from torch._dynamo.exc import BackendCompilerFailed
+from torch._inductor.custom_graph_pass import CustomGraphPass
 
 import fp8compile
 from fp8compile.compiler import report_store
+from fp8compile.compiler.named_passes import InTurn
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import LINEAR
 from tests.support.measure import compiled
@@ -98,6 +100,32 @@ def test_the_users_own_inductor_pass_keeps_running() -> None:
         fn = compiled(mlp())
         fn(torch.randn(128, 64)).sum().backward()
     assert ran == ["theirs"] and fp8compile.report(fn).saved
+
+
+class Named(CustomGraphPass):
+    """A pass of the user's that says who it is."""
+
+    def __init__(self, ran: list[str]) -> None:
+        self.ran = ran
+
+    def __call__(self, graph: torch.fx.Graph) -> None:
+        self.ran.append("named")
+
+    def uuid(self) -> str:
+        return "named"
+
+
+def test_several_passes_of_the_users_run_in_turn_before_ours() -> None:
+    ran: list[str] = []
+    with torch._inductor.config.patch(joint_custom_post_pass=[Named(ran), lambda graph: ran.append("nameless")]):
+        fn = compiled(mlp())
+        fn(torch.randn(128, 64)).sum().backward()
+    assert ran == ["named", "nameless"] and fp8compile.report(fn).saved
+
+
+def test_passes_in_turn_have_a_name_for_the_cache_if_each_has_one() -> None:
+    assert InTurn(Named([]), Named([])).uuid() == ("named", "named")
+    assert InTurn(Named([]), print).uuid() is None  # Inductor then compiles without its cache
 
 
 def test_inductors_own_activation_quantisation_is_not_stacked_on(caplog: pytest.LogCaptureFixture) -> None:
