@@ -27,6 +27,7 @@ from torch.distributed.tensor import DTensor
 from torch.fx import GraphModule
 
 from fp8compile import _torch as private
+from fp8compile.compiler.apart import compiled_apart
 from fp8compile.compiler.inductor import compile_once
 from fp8compile.compiler.inputs import cuda_devices, dtypes_of, trains
 from fp8compile.compiler.node_by_node import run_the_graph
@@ -66,7 +67,8 @@ def checked_first_step(
             names[index] = parameter_path(node) if isinstance(value, nn.Parameter) else f"the input {node.name}"
     arguments = {names[i] for i in names if not isinstance(example_inputs[i], nn.Parameter)}
     step = last_place(dtypes_of(gm, example_inputs))
-    twin, _, _ = compile_once(gm, example_inputs, exact(recipe), None, _inner_for(recipe))
+    with compiled_apart():
+        twin, _, _ = compile_once(gm, example_inputs, exact(recipe), None, _inner_for(recipe))
     return _FirstStep(compiled, _Twin(twin, names, arguments, step)).run
 
 

@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 
 from fp8compile import _torch as private
 from fp8compile.compiler import report_store
+from fp8compile.compiler.apart import compiled_apart
 from fp8compile.compiler.cache_key import key_of
 from fp8compile.compiler.dump import watch_for
 from fp8compile.compiler.hooks import passes_for
@@ -62,7 +63,8 @@ def compile_and_report(
         compiled, reports, cached = compile_once(gm, example_inputs, recipe, mode, inner)
         dumped = reports
         if cached and watch.folder:  # no pass ran: compile once more, for the dump alone
-            _, dumped, _ = compile_once(spare, example_inputs, recipe, mode, run_the_graph)
+            with compiled_apart():
+                _, dumped, _ = compile_once(spare, example_inputs, recipe, mode, run_the_graph)
     watch.report(dumped, recipe)
     return compiled, (dataclasses.replace(reports[0], steps=tuple(watch.steps)), *reports[1:])
 
