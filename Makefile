@@ -90,13 +90,12 @@ types: $(VENV)/dev
 	$(VENV)/bin/python $(PIP) --no-deps --target $(VENV)/typed .
 	cd $(VENV) && MYPYPATH=typed bin/mypy --config-file ../pyproject.toml --strict -p fp8compile
 
-# The suite on the oldest and on the newest torch supported, but for the sm_90 harness, which is made for one version of torch
-# and triton.
+# The suite on the oldest and on the newest torch supported, the sm_90 harness included.
 test-oldest: $(OLDEST)/dev
-	$(OLDEST)/bin/python -m pytest --ignore tests/sm90 $(ARGS)
+	$(OLDEST)/bin/python -m pytest $(ARGS)
 
 test-newest: $(NEWEST)/dev
-	$(NEWEST)/bin/python -m pytest --ignore tests/sm90 $(ARGS)
+	$(NEWEST)/bin/python -m pytest $(ARGS)
 
 $(VENV)/python:
 	@echo "Once, into $(VENV): $(TORCH) $(TRITON) and what they need are downloaded and installed."

@@ -142,6 +142,9 @@ STORED = "inductor_realize_to_strides"
 # whether its memory is the same in each call.
 INPUTS, STATIC_INPUT = "primals_", "is_static_input"
 
+# Whether Dynamo compiles a module of a class of torch.nn's where it is compiled in place; before, it skips its forward.
+COMPILES_CONTAINERS = torch.__version__ >= "2.15"
+
 # Whether a compilation can have a region of Dynamo's code caches to itself, with a recompile_limit of its own (torch 2.13).
 HAS_REGIONS = "isolate_recompiles" in inspect.signature(torch.compile).parameters
 
@@ -223,6 +226,7 @@ def known_options(patches: dict[str, Any]) -> dict[str, Any]:
 
 __all__ = [
     "COLLECTIVES",
+    "COMPILES_CONTAINERS",
     "HAS_REGIONS",
     "CustomGraphPass",
     "CustomPartitionerFn",

@@ -176,7 +176,7 @@ def report(rates: Rates) -> dict[str, Any]:
         "label": PREDICTED,
         "formula": FORMULA,
         "rates": dataclasses.asdict(rates),
-        "versions": {**fake_h100.MADE_FOR, "torchao": _torchao_version()},
+        "versions": {**fake_h100.installed(), "torchao": _torchao_version()},
         "layers": layers,
         "optimizer": optimizer,
         "memory": static_memory.report(units, PLAIN),

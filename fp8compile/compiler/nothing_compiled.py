@@ -89,7 +89,8 @@ def _look(known: _Watch, optimizer: Optimizer) -> None:
     known.looked_at.add(optimizer)
     if model is not None:
         known.said = True
-        cause = OF_TORCH if type(model).forward.__module__.startswith("torch.nn.") else SKIPPED
+        skipped_by_name = not private.COMPILES_CONTAINERS and type(model).forward.__module__.startswith("torch.nn.")
+        cause = OF_TORCH if skipped_by_name else SKIPPED
         report_store.warn_once(IN_PLACE.format(kind=type(model).__name__, cause=cause))
     if model is not None or trained & compiled:
         known.hook.remove()

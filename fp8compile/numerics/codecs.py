@@ -28,6 +28,7 @@ from fp8compile.numerics.scaling import (
     quantize,
 )
 
+ALONG_ROWS = torch.__version__ >= "2.15"  # for ``_full_groups``
 ENCODABLE = (torch.float32, torch.bfloat16, torch.float16)  # encoded dtypes; FP64 is used to be exact
 
 
@@ -195,14 +196,17 @@ def _full_groups(x: Tensor, group_size: int) -> tuple[Tensor, tuple[int, ...]]:
     """``x`` with its groups as trailing dimensions, and these: ``[..., C / G, G]``, or ``[..., G / 64, 64]`` for heads of 64.
 
     ``[N, G]`` has the same order, but not x's rows. A norm along a row and the amaxes of the row's groups are one kernel only
-    if the groups are a part of the row (torch 2.15, nested reductions). And where several dimensions make up a group Inductor
-    does not see that ``[N, G]`` and x's shape are views of each other, and copies the codes once more (torch 2.13,
-    convert_to_reinterpret_view).
+    if the groups are a part of the row; that takes nested reductions, so torch 2.15. Before, ``[N, G]`` is as good or better:
+    of ``[..., C / G, G]`` torch 2.11 makes no codes in the kernel that makes a layer's values, and torch 2.13 not where it
+    counts them too (tests/sm90). Where several dimensions make up a group Inductor does not see that ``[N, G]`` and x's shape
+    are views of each other, and copies the codes once more (torch 2.13, convert_to_reinterpret_view).
     """
     inner = 1
     for k in range(1, x.dim() + 1):
         size, left = x.shape[-k], group_size // inner
         if statically_known_true(size % left == 0):
+            if k == 1 and not ALONG_ROWS:
+                break
             grouped = x.reshape(*x.shape[:-k], size // left, left, *x.shape[x.dim() - k + 1 :])
             return grouped, tuple(range(-k, 0))
         if not (isinstance(size, int) and 0 < size < left and left % size == 0):

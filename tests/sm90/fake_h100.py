@@ -20,16 +20,19 @@ from __future__ import annotations
 
 import functools
 import sys
-from types import SimpleNamespace
+from collections.abc import Mapping
+from importlib.metadata import version
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import torch
 
-MADE_FOR = {"torch": "2.13.0", "triton": "3.7.1"}  # torch 2.13.0's CUDA wheel pins this triton
-WORKS_WITH = (
-    MADE_FOR,
-    {"torch": "2.15.0", "triton": "3.9.0"},
-)  # exact figures are MADE_FOR's, bounds hold with all of these
+# The pairs that the harness works with: each torch with the triton that its CUDA wheel pins. Exact figures in the tests are
+# MADE_FOR's, and where another pair has others, they stand beside them (``figures``). Bounds hold with all.
+MADE_FOR = {"torch": "2.13.0", "triton": "3.7.1"}
+OLDEST = {"torch": "2.11.0", "triton": "3.6.0"}
+NEWEST = {"torch": "2.15.0", "triton": "3.9.0"}
+WORKS_WITH = (MADE_FOR, OLDEST, NEWEST)
 CAPABILITY = (9, 0)
 WARP_SIZE = 32
 MAX_SHARED_BYTES = 232_448
@@ -58,6 +61,24 @@ PROPERTIES = SimpleNamespace(
 )
 
 
+def installed() -> dict[str, str]:
+    """The pair of this process."""
+    return {package: version(package).split("+")[0] for package in MADE_FOR}
+
+
+def known_pairs() -> str:
+    return "; ".join(", ".join(f"{package} {known}" for package, known in pair.items()) for pair in WORKS_WITH)
+
+
+def figures(
+    made_for: Mapping[Any, Any], *, oldest: Mapping[Any, Any], newest: Mapping[Any, Any] = MappingProxyType({})
+) -> dict[Any, Any]:
+    """The exact figures for the installed pair, by case: ``made_for`` with those that are others on the oldest or newest."""
+    others = {OLDEST["torch"]: oldest, NEWEST["torch"]: newest}.get(installed()["torch"], {})
+    assert others.keys() <= made_for.keys()
+    return {**made_for, **others}
+
+
 class HarnessOutdated(RuntimeError):
     """A private name of torch or triton that the harness replaces is gone."""
 
@@ -70,10 +91,9 @@ def require(owner: Any, name: str) -> None:
     """
     if not hasattr(owner, name):
         where = getattr(owner, "__name__", None) or type(owner).__name__
-        made_for = ", ".join(f"{package} {version}" for package, version in MADE_FOR.items())
         raise HarnessOutdated(
-            f"{where}.{name} is gone (torch {torch.__version__}). The sm_90 harness was made for {made_for}: "
-            "see what took the name's place, adapt the harness, then raise MADE_FOR in fake_h100.py."
+            f"{where}.{name} is gone (torch {torch.__version__}). The sm_90 harness was made for {known_pairs()}: "
+            "see what took the name's place, adapt the harness, then add the pair to WORKS_WITH in fake_h100.py."
         )
 
 

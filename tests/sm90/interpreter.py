@@ -1,11 +1,12 @@
 """Make Triton's interpreter (``TRITON_INTERPRET=1``) compute what an sm_90 GPU computes, on the CPU.
 
-Raw, it cannot run what Inductor writes, or runs it wrongly; three fixes, process-wide like the mock:
+Raw, it cannot run what Inductor writes, or runs it wrongly; four fixes, process-wide like the mock:
     libdevice     its functions are stubs that return None: routed to NumPy (rsqrt in double, then rounded)
     conversions   to FP8 and BF16 are rounded wrongly: routed to torch's casts, which are nearest even; those
                   to FP8 saturate and keep NaN, as PTX's ``cvt.rn.satfinite`` does
     reductions    with a combine function (Inductor's NaN-propagating max) go element by element in Python:
                   folded over whole slices instead, in an order that is not the GPU's
+    indices       triton 3.6 hands ``int`` an array of one element, which NumPy 2.4 refuses
 
 Two things stay different from the GPU: division is exact here (``div.full.f32`` is good to 2 ulp), and no
 multiply-add is contracted.
@@ -64,6 +65,7 @@ def install() -> None:
     _route_libdevice()
     _fix_conversions()
     _fix_reductions()
+    _fix_indices()
 
 
 class _Libdevice:
@@ -148,6 +150,19 @@ def _fix_reductions() -> None:
         ]
 
     replace(triton_interpreter.ReduceOps, "generic_reduce", generic_reduce)
+
+
+def _fix_indices() -> None:
+    from triton.runtime import interpreter as triton_interpreter
+
+    require(triton_interpreter, "_patch_lang_tensor")
+    upstream = triton_interpreter._patch_lang_tensor
+
+    def patch(tensor: Any, scope: Any) -> None:
+        upstream(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    replace(triton_interpreter, "_patch_lang_tensor", patch)
 
 
 def _folded(ops: Any, data: list[Any], dtypes: list[Any]) -> list[Any]:

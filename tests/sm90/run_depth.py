@@ -70,7 +70,7 @@ def report(cases: Mapping[str, tuple[str, ...]]) -> dict[str, Any]:
         case: {pipeline: one_more(CASES[case], pipeline) for pipeline in pipelines}
         for case, pipelines in cases.items()
     }
-    versions = {**fake_h100.MADE_FOR, "target": "sm_90 (mocked)"}
+    versions = {**fake_h100.installed(), "target": "sm_90 (mocked)"}
     return {"label": LABEL, "versions": versions, "depths": DEPTHS, "cases": found}
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from fp8compile.fx import tracing
 from fp8compile.numerics import codecs
 
 from . import fake_h100, run_optimizer
@@ -56,7 +57,7 @@ def _with_known_scales(backend: Backend) -> Backend:
         return torch.ones((), dtype=x.dtype, device=x.device)
 
     def without_amax(gm: GraphModule, inputs: Sequence[Any], inner: InnerCompile) -> Any:
-        with mock.patch.object(codecs, "amax_tensorwise", one):
+        with mock.patch.object(codecs, "amax_tensorwise", one), mock.patch.object(tracing, "_traced", {}):
             return backend(gm, inputs, inner)
 
     return without_amax
@@ -134,7 +135,7 @@ def report(cases: Mapping[str, tuple[str, ...]], *, whole: bool) -> dict[str, An
             print(case, pipeline, sum(graph.num_bytes for graph in graphs) / CASES[case].unit, flush=True)
     return {
         "label": LABEL,
-        "versions": {**fake_h100.MADE_FOR, "target": "sm_90 (mocked)"},
+        "versions": {**fake_h100.installed(), "target": "sm_90 (mocked)"},
         "layers": layers,
         "optimizer": optimizer_step(assembled=whole) if whole else {},
     }

@@ -71,7 +71,7 @@ def report(names: Sequence[str]) -> dict[str, Any]:
     case = {"batch": BATCH, "seq": SEQ, "hidden": HIDDEN, "ffn": FFN, "heads": HEADS, "dtype": "bfloat16"}
     return {
         "label": LABEL,
-        "versions": {**fake_h100.MADE_FOR, "target": "sm_90 (mocked)"},
+        "versions": {**fake_h100.installed(), "target": "sm_90 (mocked)"},
         "case": {**case, "unit_bytes": UNIT},
         "graphs": {
             name: [described(graph, assembled=name == DEFAULT) for graph in lowered_layer(backend)]

@@ -46,7 +46,7 @@ def report() -> dict[str, Any]:
     case = {"batch": BATCH, "seq": SEQ, "hidden": HIDDEN, "ffn": FFN, "heads": HEADS, "dtype": "float16"}
     return {
         "label": "lowered without a GPU; bytes are counted from generated code, not measured",
-        "versions": {**fake_h100.MADE_FOR, "target": "sm_90 (mocked)"},
+        "versions": {**fake_h100.installed(), "target": "sm_90 (mocked)"},
         "case": case,
         "graphs": {name: [described(graph) for graph in lowered_layer(recipe)] for name, recipe in RECIPES.items()},
     }

@@ -16,7 +16,7 @@ from .subprocesses import result_of
 
 pytestmark = pytest.mark.sweep
 
-# Units that one more layer moves, forward and backward; its kernels. Exact for fake_h100.MADE_FOR.
+# Units that one more layer moves, forward and backward; its kernels. Exact for fake_h100.WORKS_WITH.
 FIGURES = {("llama 16k", CONSERVATIVE): ((25.82, 7), (29.51, 5))}
 
 

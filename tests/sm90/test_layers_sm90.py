@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("triton", reason="triton, which compiles what Inductor generates, exists for Linux only")
 
 from .bugs import BUGS
+from .fake_h100 import figures
 from .layers import BOTH, CONSERVATIVE, KNOWN, LINEARS, PLAIN, ROWS, STORAGE
 from .run_layers import ASSEMBLED, LOWERED, SLOW
 from .run_layers_interpreted import CASES, MORE_CASES
@@ -59,19 +60,34 @@ def test_no_graph_moves_less_than_the_least(case: str, pipeline: str) -> None:
         )
 
 
-# Generated kernels, forward and backward, and their bytes over plain Inductor's. Exact for fake_h100.MADE_FOR.
-FIGURES = {
-    ("llama 16k", STORAGE): (8, 9, 1.172),
-    ("llama 16k", CONSERVATIVE): (6, 5, 0.997),
-    ("llama 16k", LINEARS): (42, 33, 1.669),
-    ("llama 16k", KNOWN): (25, 33, 1.244),
-    ("bert 16k", STORAGE): (10, 22, 1.369),
-    ("bert 16k", CONSERVATIVE): (6, 18, 1.118),
-    ("bert 16k", ROWS): (3, 17, 1.023),
-    ("bert 16k", BOTH): (40, 44, 1.909),
-    ("vit 16k", STORAGE): (8, 20, 1.17),
-    ("vit 16k", CONSERVATIVE): (4, 16, 0.948),
-}
+# Generated kernels, forward and backward, and their bytes over plain Inductor's. Exact for fake_h100.WORKS_WITH.
+FIGURES = figures(
+    {
+        ("llama 16k", STORAGE): (8, 9, 1.172),
+        ("llama 16k", CONSERVATIVE): (6, 5, 0.997),
+        ("llama 16k", LINEARS): (42, 33, 1.669),
+        ("llama 16k", KNOWN): (25, 33, 1.244),
+        ("bert 16k", STORAGE): (10, 22, 1.369),
+        ("bert 16k", CONSERVATIVE): (6, 18, 1.118),
+        ("bert 16k", ROWS): (3, 17, 1.023),
+        ("bert 16k", BOTH): (40, 44, 1.909),
+        ("vit 16k", STORAGE): (8, 20, 1.17),
+        ("vit 16k", CONSERVATIVE): (4, 16, 0.948),
+    },
+    # Ours moves what it moves elsewhere, but for BERT's ROWS and BOTH. Plain Inductor moves less: LESS_PLAIN.
+    oldest={
+        ("llama 16k", STORAGE): (8, 9, 1.259),
+        ("llama 16k", CONSERVATIVE): (6, 5, 1.071),
+        ("llama 16k", LINEARS): (42, 33, 1.794),
+        ("llama 16k", KNOWN): (25, 33, 1.337),
+        ("bert 16k", ROWS): (3, 18, 1.033),
+        ("bert 16k", BOTH): (42, 44, 2.013),
+        ("vit 16k", STORAGE): (8, 20, 1.264),
+        ("vit 16k", CONSERVATIVE): (4, 16, 1.024),
+    },
+)
+# Units that plain Inductor moves on torch 2.11 over those on 2.13: 53.53 / 57.54 in a Llama layer. Goals are set on 2.13.
+LESS_PLAIN = figures({"llama 16k": 1.0, "vit 16k": 1.0}, oldest={"llama 16k": 0.9304, "vit 16k": 0.9259})
 
 
 @pytest.mark.parametrize(("case", "pipeline"), [in_ci(*each) for each in FIGURES])
@@ -86,7 +102,7 @@ def test_a_pre_norm_layer_with_16_bit_attention_keeps_the_goal_by_itself(case: s
     """1.05, the project's goal for storage; test_depth_sm90.py has a layer among others. What attention's operands cost is in
     FIGURES: a kernel of the library on both sides, so each is read and stored again in the forward, and decoded to memory in
     the backward."""
-    assert moved(case, CONSERVATIVE) <= 1.05 * moved(case, PLAIN)
+    assert moved(case, CONSERVATIVE) <= 1.05 * moved(case, PLAIN) / LESS_PLAIN[case]
 
 
 def test_a_post_norm_layer_does_with_a_group_for_each_row() -> None:
@@ -97,7 +113,8 @@ def test_a_post_norm_layer_does_with_a_group_for_each_row() -> None:
 @pytest.mark.sweep
 def test_with_scales_known_before_a_llama_layers_linears_would_keep_the_goal() -> None:
     """1.3. A scale from the very tensor's amax needs a pass over whatever the cast reads: here is what is left without."""
-    assert moved("llama 16k", KNOWN) <= 1.3 * moved("llama 16k", PLAIN) < moved("llama 16k", LINEARS)
+    plain = moved("llama 16k", PLAIN) / LESS_PLAIN["llama 16k"]
+    assert moved("llama 16k", KNOWN) <= 1.3 * plain < moved("llama 16k", LINEARS)
 
 
 @pytest.mark.parametrize("case", ["bert 16k", "vit 16k"])

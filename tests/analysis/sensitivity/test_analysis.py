@@ -62,11 +62,11 @@ STORED: dict[str, Function] = {
 
 EXACT: dict[str, tuple[Function, str]] = {
     "exp of a value without bound": (
-        lambda h: torch.exp(torch.sin(h) + h).clamp(max=9.0) * 0 + h.exp(),
+        lambda h: torch.exp(torch.tanh(h) + h).clamp(max=9.0) * 0 + h.exp(),
         "exponentiated",
     ),
     "logarithm": (lambda h: (h * h).log1p(), "pole"),
-    "1 / (c - x)": (lambda h: 1 / (9 - h), "pole"),
+    "1 / (c - x)": (lambda h: 1 / (9 - h) + F.gelu(h), "pole"),  # else a cut may keep the quotient, which has none
     "rsqrt": (lambda h: (h * h + 1e-3).rsqrt(), "pole"),
     "atanh": (lambda h: torch.atanh(h.tanh() * 0.999), "atanh"),
     "sin of a large phase": (lambda h: torch.sin(30 * h), "phase"),
