@@ -142,6 +142,9 @@ STORED = "inductor_realize_to_strides"
 # whether its memory is the same in each call.
 INPUTS, STATIC_INPUT = "primals_", "is_static_input"
 
+# In the "custom" meta of a node: what torch.autograd.graph.region_activation_memory_budget lets the partitioner keep there.
+MEMORY_BUDGET = "_region_activation_memory_budget"
+
 # Whether Dynamo compiles a module of a class of torch.nn's where it is compiled in place; before, it skips its forward.
 COMPILES_CONTAINERS = torch.__version__ >= "2.15"
 

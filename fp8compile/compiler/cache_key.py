@@ -1,6 +1,7 @@
 """A name for a graph under a recipe: equal keys share compiled code *and* report, so it holds all that either depends on.
 
     what the graph computes     operations, arguments, inputs; of nested graphs (bodies of checkpoints, regions, branches) too
+    how it is cut               the memory budget of its regions
     where it stands             module paths and source lines, because the report does; the path in the running model
     how it is compiled          our sources, the recipe, Inductor's and functorch's configuration, autocast, grad mode
 
@@ -79,7 +80,8 @@ def _lines(gm: GraphModule, prefix: str = "") -> Iterator[str]:
     """The operations of a graph; a nested graph's operations come where that graph is used."""
     for node in gm.graph.nodes:
         target = getattr(node.target, "__qualname__", node.target)
-        yield f"{prefix}{node.op} {node.name} {target} {node.args} {node.kwargs} {origin_key(node)}"
+        budget = (node.meta.get("custom") or {}).get(private.MEMORY_BUDGET)
+        yield f"{prefix}{node.op} {node.name} {target} {node.args} {node.kwargs} {budget} {origin_key(node)}"
         if node.op == "get_attr":
             value = attrgetter(node.target)(gm)
             if isinstance(value, GraphModule):
