@@ -33,6 +33,11 @@ def kill_self(*_: object) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def _all_reduce(state, bucket):  # type: ignore[no-untyped-def]
+    """DDP's hook: it wants these two names, and no annotation that is a text."""
+    kill_self()
+
+
 def step(setup: Setup, number: int, model: nn.Module, optimizer: torch.optim.Optimizer, rank: int) -> float:
     """One step on the rows of this rank."""
     x, labels = setup.batch(rank, number)
@@ -50,7 +55,7 @@ def arm(place: str, model: DistributedDataParallel, optimizer: torch.optim.Optim
     elif place == "loss":
         model.register_forward_hook(kill_self)
     elif place == "all-reduce":
-        model.register_comm_hook(None, kill_self)  # type: ignore[arg-type]
+        model.register_comm_hook(None, _all_reduce)
     elif place == "optimizer":
         optimizer.register_step_pre_hook(kill_self)
     elif place == "optimizer done":
