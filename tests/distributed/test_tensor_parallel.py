@@ -18,7 +18,7 @@ from tests.support.parallel import Setup, loss_of
 from tests.support.parallel_modes import compared, cut_for_tensor_parallelism
 from tests.support.ranks import on_ranks
 
-NAMES = ["TP", "sequence parallel", "FSDP2 + TP"]
+NAMES = ["TP", "TP, FP16", "sequence parallel", "FSDP2 + TP"]
 
 
 @pytest.mark.sweep
@@ -26,7 +26,7 @@ NAMES = ["TP", "sequence parallel", "FSDP2 + TP"]
 def test_tensor_parallelism(name: str) -> None:
     found = compared(name)
     assert found.losses and not found.parameters and not found.states
-    assert found.replicas
+    assert found.replicas and found.scales is not False and found.counts is not False
     in_graphs = 12 if name == "FSDP2 + TP" else 15  # blocks compiled one by one leave the head in no graph
     assert found.linears == 12 and found.of == in_graphs and found.as_alone
 

@@ -84,6 +84,8 @@ class Setup:
         options: of the backend, beside ``OPTIONS``.
         cast: the dtype in which FSDP2 computes.
         block: how the single process writes a block.
+        overrides: formats of states, by pattern of parameters' names.
+        master: how the optimizer keeps what 16-bit parameters lack.
     """
 
     width: int = WIDTH
@@ -94,6 +96,7 @@ class Setup:
     cast: torch.dtype | None = None
     block: Mapping[str, Any] = field(default_factory=dict)
     overrides: Mapping[str, str] = field(default_factory=dict)
+    master: str = "none"
 
     def net(self, **block: Any) -> Net:
         return Net(self.width, **block).to(self.dtype)
@@ -106,7 +109,8 @@ class Setup:
         return model
 
     def optimizer(self, model: nn.Module) -> torch.optim.Optimizer:
-        return fp8compile.optim.AdamW(model, lr=1e-2, compiled=False, overrides=dict(self.overrides))
+        settings: dict[str, Any] = {"overrides": dict(self.overrides), "master": self.master}
+        return fp8compile.optim.AdamW(model, lr=1e-2, compiled=False, **settings)
 
     def batch(self, shard: int, step: int, micro: int = 0) -> Batch:
         """The rows of a shard of the data; the last batch has fewer, and shard 1 fewer than shard 0."""

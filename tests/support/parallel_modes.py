@@ -176,6 +176,8 @@ MODES: dict[str, Mode] = {
     "FSDP2, per block, BF16": Mode(fsdp, replace(BLOCKS, cast=torch.bfloat16)),
     "FSDP2, per block, FP16": Mode(fsdp, replace(BLOCKS, dtype=torch.float16)),
     "TP": Mode(tensor_parallel, Setup(**CUT), shards=1),
+    # Rounded stochastically, a part that is cut along dimension 1 has other random bits than those columns of the whole.
+    "TP, FP16": Mode(tensor_parallel, Setup(dtype=torch.float16, master="fp32", **CUT), shards=1),
     "sequence parallel": Mode(sequence_parallel, Setup(**IN_SEQUENCE), shards=1),
     "FSDP2 + TP": Mode(fsdp_and_tensor_parallel, Setup(blocks=True, **CUT), world=4),
     "pipeline, GPipe": Mode(gpipe, stages=True),
