@@ -33,6 +33,7 @@ _HOMES = {  # a public name, and the module that defines it or that it is
     "optim": "fp8compile.optim",
     "overflow_report": "fp8compile.observe.overflow_report",
     "report": "fp8compile.tools.explain",
+    "scaling_state": "fp8compile.scaling.state",
     "set_recipe": "fp8compile.tools.set_recipe",
 }
 

@@ -9,6 +9,7 @@ from fp8compile.recipe.calibration import Calibration
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.memory import Fit
 from fp8compile.reporting.report import Report
+from fp8compile.scaling.state import scaling_state
 from fp8compile.tools.calibrate import calibrate
 from fp8compile.tools.checking.check import Check, check
 from fp8compile.tools.debug_step import debug_step
@@ -36,5 +37,6 @@ __all__ = [
     "optim",
     "overflow_report",
     "report",
+    "scaling_state",
     "set_recipe",
 ]

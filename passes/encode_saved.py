@@ -96,6 +96,8 @@ class _Judge:
         """The encoding a matmul's operand already has; or codec and remark; or the reason to leave it; None: no entry."""
         if encoding := encoding_of(edge.forward):
             return encoding
+        if self.ctx.is_scales(edge.forward):
+            return None
         if not self.ctx.recipe.stores_saved or (SPLICED in edge.forward.meta and _statistic(edge.forward)):
             return None  # the amax of a matmul's operand belongs to its codes
         return self._reason_to_leave(edge) or self._codec(edge)

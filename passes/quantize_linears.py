@@ -30,6 +30,7 @@ from fp8compile.analysis.dataflow import sources, user_fp32
 from fp8compile.analysis.linears import (
     FORWARD,
     PLAIN_MATMULS,
+    WGRAD,
     Matmul,
     is_last,
     is_tied_to_embedding,
@@ -37,11 +38,12 @@ from fp8compile.analysis.linears import (
     made_from,
 )
 from fp8compile.encoding.device import fp8_unsupported_reason
-from fp8compile.encoding.operands import Encoded, Operands
+from fp8compile.encoding.known_scales import GRADIENT, INPUT, WEIGHT, KnownScales
+from fp8compile.encoding.operands import Encoded, How, Operands
 from fp8compile.fx.aot import is_training, plain_position
 from fp8compile.fx.graph import ROW, WIDENED, dtype_text, size_hint, splice
 from fp8compile.fx.provenance import Origin, TensorInfo, module_path, op_name, source_line
-from fp8compile.numerics import E4M3, E5M2, ENCODABLE, Format
+from fp8compile.numerics import E4M3, E5M2, ENCODABLE
 from fp8compile.numerics.formats import FP8_MULTIPLE
 from fp8compile.numerics.scaling import may_be_empty
 from fp8compile.recipe.context import Context
@@ -62,7 +64,8 @@ def quantize_linears(graph: Graph, ctx: Context) -> Notes:
         return Notes()  # in inference the model computes as it is written
     parameters = ctx.parameters_of(graph)
     judge = _Judge(graph, ctx, parameters)
-    operands = Operands(graph)
+    scales = KnownScales.of(graph, ctx)
+    operands = Operands(graph, scales)
     linears, skips = list[Linear](), list[Skip]()
     for matmul in linear_matmuls(graph, parameters):
         reason = judge.reason_to_leave(matmul)
@@ -73,6 +76,8 @@ def quantize_linears(graph: Graph, ctx: Context) -> Notes:
             formats = _rewrite(matmul, operands, _recipe_of(matmul, ctx))
             M, K, N = map(_size, (matmul.M, matmul.K, matmul.N))
             linears.append(Linear(info, matmul.direction, M, K, N, formats))
+    if scales:
+        scales.promise()
     return Notes(linears=tuple(linears), skips=tuple(skips))
 
 
@@ -140,23 +145,39 @@ def _no_fp8_shape(matmul: Matmul, recipe: Recipe) -> str | None:
 
 def _rewrite(matmul: Matmul, operands: Operands, recipe: Recipe) -> str:
     """Replace a matmul by the matmul of its decoded operands; returns the formats of the operands."""
-    formats = _formats(matmul, recipe)
-    sides = tuple(zip(matmul.operands, ("left", "right"), formats, strict=True))
-    rowwise = recipe.linear == "rowwise"
-    how = f"{formats[0].name} x {formats[1].name} {recipe.linear}"
+    hows = _hows(matmul, operands, recipe)
+    sides = tuple(zip(matmul.operands, ("left", "right"), hows, strict=True))
+    scaling = "delayed" if any(how.delayed for how in hows) else recipe.linear
+    told = f"{hows[0].format.name} x {hows[1].format.name} {scaling}"
     if recipe.emulate:
         at = PLAIN_MATMULS[matmul.node.target]
-        for i, (operand, side, fmt) in enumerate(sides):
-            matmul.node.update_arg(at + i, operands.decoded(operand, side, fmt, rowwise))
-        return f"{how}, emulated"
-    left, right = (operands.codes(operand, side, fmt, rowwise) for operand, side, fmt in sides)
+        for i, (operand, side, how) in enumerate(sides):
+            matmul.node.update_arg(at + i, operands.decoded(operand, side, how))
+        return f"{told}, emulated"
+    left, right = (operands.codes(*side) for side in sides)
     _scaled_matmul(matmul, left, right)
-    return how
+    return told
 
 
-def _formats(matmul: Matmul, recipe: Recipe) -> tuple[Format, Format]:
+def _hows(matmul: Matmul, operands: Operands, recipe: Recipe) -> tuple[How, How]:
+    """How the two operands of a matmul are encoded."""
     gradient = E5M2 if recipe.linear_formats == "hybrid" else E4M3
-    return tuple(gradient if is_gradient else E4M3 for is_gradient in matmul.gradients)  # type: ignore[return-value]
+    delayed = recipe.linear_scaling == "delayed" and operands.scales is not None
+    right = INPUT if matmul.direction == WGRAD else WEIGHT
+    roles = [
+        GRADIENT if is_gradient else each for is_gradient, each in zip(matmul.gradients, (INPUT, right), strict=True)
+    ]
+    left, right_ = (
+        How(
+            gradient if role == GRADIENT else E4M3,
+            recipe.linear == "rowwise",
+            delayed,
+            role,
+            module_path(matmul.forward),
+        )
+        for role in roles
+    )
+    return left, right_
 
 
 def _scaled_matmul(matmul: Matmul, left: Encoded, right: Encoded) -> None:
@@ -169,6 +190,8 @@ def _scaled_matmul(matmul: Matmul, left: Encoded, right: Encoded) -> None:
 
     def scaled_mm(a: Tensor, b: Tensor, inv_a: Tensor, inv_b: Tensor, *bias: Tensor) -> Tensor:
         added = bias[0] if bias and fused else None
+        if inv_a.dim() != inv_b.dim():  # one of them known before
+            inv_a, inv_b = inv_a.reshape(1, 1), inv_b.reshape(1, 1)
         y = torch._scaled_mm(a, b, inv_a, inv_b, bias=added, out_dtype=dtype, use_fast_accum=fast)
         return y + bias[0] if bias and not fused else y
 

@@ -20,7 +20,7 @@ ORDER = (
     ("fx", "_distributed", "planning"),
     ("recipe", "analysis", "reporting", "optim"),
     ("encoding", "observe"),
-    ("islands", "amp"),
+    ("islands", "amp", "scaling"),
     ("passes",),
     ("compiler",),
     ("tools",),

@@ -24,8 +24,7 @@ from torch.fx import GraphModule, Node
 from fp8compile import _torch as private
 from fp8compile.compiler.sources import sources_key
 from fp8compile.fx.provenance import module_path, source_line
-from fp8compile.recipe.context import Place
-from fp8compile.recipe.recipe import Recipe
+from fp8compile.recipe.context import Context, Place
 
 # Left out of Inductor's portable configuration, where each pass has to identify itself.
 CUSTOM_PASSES = (
@@ -37,11 +36,10 @@ CUSTOM_PASSES = (
 )
 
 
-def key_of(
-    gm: GraphModule, example_inputs: Sequence[Any], recipe: Recipe, place: Place, patches: Mapping[str, Any]
-) -> str:
-    """The key of a Dynamo graph with these inputs under this recipe and these changes to Inductor's configuration."""
-    parts: list[str] = [sources_key(), recipe.key, _place(place), _settings(patches)]
+def key_of(gm: GraphModule, example_inputs: Sequence[Any], told: Context, patches: Mapping[str, Any]) -> str:
+    """The key of a Dynamo graph with these inputs, of which passes are told this, and these changes to Inductor's options."""
+    measures = told.scale_input is not None and not told.scale_input.known
+    parts: list[str] = [sources_key(), told.recipe.key, _place(told.place), repr(measures), _settings(patches)]
     parts += _lines(gm)
     parts += [_input(value) for value in example_inputs]
     parts += [

@@ -32,6 +32,7 @@ OF_PASS = {
     "recompute_kept": RECOMPUTED,
     "encode_saved": ENCODED,
     "observe_forward": OBSERVED,
+    "measure_operands": OBSERVED,
 }
 
 

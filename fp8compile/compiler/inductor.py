@@ -28,9 +28,10 @@ from fp8compile.fx.regions import find_regions
 from fp8compile.observe.slot import WithStatsInputs, rows_of, with_slot
 from fp8compile.recipe.calibrated import check_calibration
 from fp8compile.recipe.calibration import Calibration
-from fp8compile.recipe.context import Context, StatsInputs
+from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.report import GraphReport
+from fp8compile.scaling.slot import WithScales, operands_of, with_scales
 
 log = logging.getLogger("fp8compile")
 
@@ -81,47 +82,78 @@ def compile_once(
     recipe, remarks = _that_can_be_followed(recipe, patches)
     if isinstance(recipe.islands, Calibration):
         check_calibration(recipe.islands, recipe)
-    compile_args: dict[str, Any] = {}
-    if recipe.codegen == "eager" or inner_compile:
-        compile_args["inner_compile"] = inner_compile or run_the_graph
-        patches["force_disable_caches"] = True  # the cache key does not know the inner compiler
+    inner = inner_compile or (run_the_graph if recipe.codegen == "eager" else None)
     place = place_of(gm, example_inputs)
     ctx = Context(recipe, place=place)
     guard_place(gm, example_inputs, ctx)
-    is_whole_model = _is_whole_model(gm, recipe) and not place.prefix
-    gm, inputs, stats_inputs, inlining = _prepared(gm, example_inputs, ctx)
-    remarks += inlining
+    ctx = dataclasses.replace(ctx, is_whole_model=_is_whole_model(gm, recipe) and not place.prefix)
+    gm, inputs, ctx, inlining = _prepared(gm, example_inputs, ctx)
     patches = {**(FUSION if recipe.rewrites_graph else {}), **patches}
-    graph_key = key_of(gm, inputs, recipe, place, patches)
     parameters = frozenset(i for i, v in enumerate(inputs) if isinstance(v, torch.nn.Parameter))
-    regions = find_regions(gm, parameters)
-    told = Context(recipe, parameters, stats_inputs, is_whole_model, place)
-    patches |= passes_for(told, graph_key, patches, regions)
+    told = dataclasses.replace(ctx, parameters=parameters)
+    spare = copy_with_attributes(gm) if told.scale_input else gm
+    compiled, reports, cached = _through_inductor(gm, inputs, told, patches, inner)
+    reports = tuple(dataclasses.replace(r, remarks=r.remarks + remarks + inlining) for r in reports)
+    if told.scale_input:
+        measuring = dataclasses.replace(told, scale_input=dataclasses.replace(told.scale_input, known=False))
+        with compiled_apart():
+            measures, measured, _ = _through_inductor(spare, inputs, measuring, patches, run_the_graph)
+        operands = operands_of(reports)
+        assert [o.place_of_row for o in operands] == [o.place_of_row for o in operands_of(measured)], (
+            "both graphs are one graph, rewritten in one order"
+        )
+        compiled = WithScales(compiled, measures, operands, told.scale_input, recipe, example_inputs)
+    if told.stats_inputs:
+        compiled = WithStatsInputs(compiled, told.stats_inputs, rows_of(reports), example_inputs)
+    return compiled, reports, cached
+
+
+def _through_inductor(
+    gm: GraphModule,
+    inputs: Sequence[Any],
+    told: Context,
+    patches: Mapping[str, Any],
+    inner: Callable[..., Any] | None,
+) -> tuple[Callable[..., Any], tuple[GraphReport, ...], bool]:
+    """A Dynamo graph that has all its inputs through Inductor with our passes; reports; whether it came from a cache."""
+    compile_args: dict[str, Any] = {}
+    if inner is not None:
+        compile_args["inner_compile"] = inner
+        patches = {**patches, "force_disable_caches": True}  # the cache key does not know the inner compiler
+    graph_key = key_of(gm, inputs, told, patches)
+    patches = {**patches, **passes_for(told, graph_key, patches, find_regions(gm, told.parameters))}
     report_store.start(graph_key)
-    spare = copy_with_attributes(gm) if stats_inputs else gm
+    by_row = told.stats_inputs or told.scale_input  # the report says what each row of an extra input is about
+    spare = copy_with_attributes(gm) if by_row else gm
     compiled = cast(Callable[..., Any], private.compile_fx(gm, inputs, config_patches=patches, **compile_args))
-    if stats_inputs and report_store.is_lost(graph_key):  # the report says what each row of statistics is about
+    if by_row and report_store.is_lost(graph_key):
         afresh = {**patches, "force_disable_caches": True}
         compiled = cast(Callable[..., Any], private.compile_fx(spare, inputs, config_patches=afresh, **compile_args))
     cached = report_store.came_from_cache(graph_key)
-    reports = tuple(dataclasses.replace(r, remarks=r.remarks + remarks) for r in report_store.finish(graph_key))
-    compiled = check_versions(compiled, reports)
-    if stats_inputs:
-        compiled = WithStatsInputs(compiled, stats_inputs, rows_of(reports), example_inputs)
-    return compiled, reports, cached
+    reports = report_store.finish(graph_key)
+    return check_versions(compiled, reports), reports, cached
 
 
 def _prepared(
     gm: GraphModule, example_inputs: Sequence[Any], ctx: Context
-) -> tuple[GraphModule, Sequence[Any], StatsInputs | None, tuple[str, ...]]:
-    """The graph to compile with its inputs, fp8compile's own among them, and a remark where its regions are inlined."""
+) -> tuple[GraphModule, Sequence[Any], Context, tuple[str, ...]]:
+    """The graph to compile with its inputs, fp8compile's own among them, what passes are told of these, and a remark where
+    its regions are inlined."""
     if not has_regions(gm):
-        return (*with_slot(gm, example_inputs, ctx.recipe), ())
+        return (*_with_own_inputs(gm, example_inputs, ctx), ())
     flat = inlined(gm)
-    slotted, inputs, stats_inputs = with_slot(flat, example_inputs, ctx.recipe)
-    if stats_inputs is not None:
-        return slotted, inputs, stats_inputs, (OBSERVED,)
-    return (flat, inputs, None, (DIFFERS,)) if recipes_differ(gm, ctx) else (gm, inputs, None, ())
+    slotted, inputs, told = _with_own_inputs(flat, example_inputs, ctx)
+    if told.stats_inputs or told.scale_input:
+        return slotted, inputs, told, (OBSERVED,)
+    return (flat, inputs, ctx, (DIFFERS,)) if recipes_differ(gm, ctx) else (gm, inputs, ctx, ())
+
+
+def _with_own_inputs(
+    gm: GraphModule, inputs: Sequence[Any], ctx: Context
+) -> tuple[GraphModule, Sequence[Any], Context]:
+    gm, inputs, stats_inputs = with_slot(gm, inputs, ctx.recipe)
+    gm, inputs, scale_input = with_scales(gm, inputs, ctx.recipe)
+    return gm, inputs, dataclasses.replace(ctx, stats_inputs=stats_inputs, scale_input=scale_input)
 
 
 def _that_can_be_followed(recipe: Recipe, patches: Mapping[str, Any]) -> tuple[Recipe, tuple[str, ...]]:

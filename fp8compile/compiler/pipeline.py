@@ -14,6 +14,7 @@ from fp8compile.passes.copy_overwritten import copy_overwritten
 from fp8compile.passes.cut_for_bytes import cut_for_bytes
 from fp8compile.passes.encode_saved import encode_saved
 from fp8compile.passes.fuse_state_codecs import fuse_state_codecs
+from fp8compile.passes.measure_operands import measure_operands
 from fp8compile.passes.observe_forward import observe_forward
 from fp8compile.passes.observe_gradients import observe_gradients
 from fp8compile.passes.quantize_linears import quantize_linears
@@ -83,6 +84,9 @@ SOUND = (preserves(copy_overwritten),)  # what is recomputed must be made from v
 
 # Last of all on the two halves of a graph that OBSERVE_JOINT has marked, under every recipe.
 OBSERVE_FORWARD = (preserves(observe_forward),)
+
+# On the two halves of a graph that takes known scales, behind PARTITION, so that measuring has no say in what is saved.
+DELAYED = (preserves(measure_operands),)
 
 # On each half by itself, after Inductor's own post-grad passes: rewrites that fuse better, with nothing to report.
 POST_GRAD = (

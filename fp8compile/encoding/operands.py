@@ -19,6 +19,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fp8compile import _torch as private
 from fp8compile.analysis.linears import PLAIN_MATMULS
+from fp8compile.encoding.known_scales import KnownScales, codes_under
 from fp8compile.fx.graph import (
     ENCODING,
     Encoding,
@@ -44,39 +45,55 @@ class Encoded:
     inv_scale: Node
 
 
+@dataclass(frozen=True)
+class How:
+    """How an operand is to be encoded: its format; rowwise or tensorwise; ``delayed``, under a scale known before it.
+
+    ``role`` and ``module`` say which operand of which linear it is.
+    """
+
+    format: Format
+    rowwise: bool = False
+    delayed: bool = False
+    role: str = ""
+    module: str = ""
+
+
 class Operands:
     """The operands of one graph. ``left`` and ``right`` are 2-D: contracted along dimension 1 and 0."""
 
-    def __init__(self, graph: Graph) -> None:
-        self.graph = graph
+    def __init__(self, graph: Graph, scales: KnownScales | None = None) -> None:
+        self.graph, self.scales = graph, scales
         self._encoded: dict[Any, Encoded] = {}
         self._decoded: dict[Any, Node] = {}
         self._viewed: dict[tuple[Node, Node], Node] = {}
         self._pinned: dict[Node, Node] = {}
         self._laid_out: dict[tuple[Node, bool], Node] = {}
+        self._laid_anew: dict[Any, Node] = {}
 
-    def decoded(self, operand: Node, side: str, fmt: Format, rowwise: bool) -> Node:
+    def decoded(self, operand: Node, side: str, how: How) -> Node:
         """``operand`` encoded and decoded: the operand of an emulated matmul."""
-        base, width, views, axis = _beneath(operand, side, rowwise)
-        key = (base, width, axis, fmt)
+        base, width, views, axis = _beneath(operand, side, how.rowwise)
+        fmt, key = how.format, (base, width, axis, how.format, how.delayed)
         if key not in self._decoded:
-            encoded = self._encode(base, width, axis, fmt)
+            encoded = self._encode(base, width, axis, how)
             dtype = base.meta["val"].dtype
 
             def decode(codes: Tensor, inv_scale: Tensor) -> Tensor:
-                return Tensorwise(fmt).decode(codes, inv_scale, dtype)
+                return Tensorwise(fmt).decode(codes, inv_scale.reshape(()) if how.delayed else inv_scale, dtype)
 
             after = insertion_point_after(_later(encoded.codes, encoded.inv_scale))
             self._decoded[key] = splice(self.graph, decode, encoded.codes, encoded.inv_scale, before=after)
         return self._with_views(self._decoded[key], views)
 
-    def codes(self, operand: Node, side: str, fmt: Format, rowwise: bool) -> Encoded:
+    def codes(self, operand: Node, side: str, how: How) -> Encoded:
         """Codes of ``operand`` laid out for ``_scaled_mm``: the left row-major, the right column-major, and their scale."""
-        base, width, views, axis = _beneath(operand, side, rowwise)
-        encoded = self._encode(base, width, axis, fmt)
+        base, width, views, axis = _beneath(operand, side, rowwise := how.rowwise)
+        encoded = self._encode(base, width, axis, how)
         codes = self._with_views(encoded.codes, views)
         if not _in_order(side, codes):
-            codes = self._copy(side, codes, once=not rowwise)
+            known = how.delayed and self._laid_out_anew(side, base, width, views, how)
+            codes = known or self._copy(side, codes, once=not rowwise)
         elif not rowwise:  # rowwise, this saved no bytes
             codes = self._with_views(self._stored(encoded.codes), views)
         scale = encoded.inv_scale
@@ -84,26 +101,39 @@ class Operands:
             scale = self._with_views(scale, views)
         return Encoded(codes, scale)
 
-    def _encode(self, base: Node, width: int | None, axis: int | None, fmt: Format) -> Encoded:
-        key = (base, width, axis, fmt)
+    def _encode(self, base: Node, width: int | None, axis: int | None, how: How) -> Encoded:
+        key = (base, width, axis, how.format, how.delayed)
         if key not in self._encoded:
-            codec = Tensorwise(fmt) if axis is None else Rowwise(fmt)
-            read_elsewhere = axis is None and _is_computed(base) and not _feeds_matmuls_only(base)
-
-            def encode(x: Tensor) -> tuple[Tensor, Tensor]:
-                x = stored(x) if read_elsewhere else x
-                x = x if width is None else x.reshape(-1, width)
-                if axis != 0:
-                    return codec.encode(x)
-                codes, inv_scale = codec.encode(x.t())
-                return codes.t(), inv_scale.t()
-
-            codes, inv_scale = splice(self.graph, encode, base, before=insertion_point_after(base))
-            value = base.meta["val"]
-            encoding = Encoding(codec.name, dtype_text(value), nbytes(value))
-            codes.meta[ENCODING] = inv_scale.meta[ENCODING] = encoding
-            self._encoded[key] = Encoded(codes, inv_scale)
+            encoded = self._under_known_scale(base, width, how) if how.delayed else None
+            self._encoded[key] = encoded or self._under_own_scale(base, width, axis, how.format)
         return self._encoded[key]
+
+    def _under_own_scale(self, base: Node, width: int | None, axis: int | None, fmt: Format) -> Encoded:
+        codec = Tensorwise(fmt) if axis is None else Rowwise(fmt)
+        read_elsewhere = axis is None and _is_computed(base) and not _feeds_matmuls_only(base)
+
+        def encode(x: Tensor) -> tuple[Tensor, Tensor]:
+            x = stored(x) if read_elsewhere else x
+            x = x if width is None else x.reshape(-1, width)
+            if axis != 0:
+                return codec.encode(x)
+            codes, inv_scale = codec.encode(x.t())
+            return codes.t(), inv_scale.t()
+
+        codes, inv_scale = splice(self.graph, encode, base, before=insertion_point_after(base))
+        codes.meta[ENCODING] = inv_scale.meta[ENCODING] = _encoding(codec.name, base)
+        return Encoded(codes, inv_scale)
+
+    def _under_known_scale(self, base: Node, width: int | None, how: How) -> Encoded | None:
+        """The codes under a scale that is known before; None where the graph's scales have no row left for it."""
+        assert self.scales is not None
+        found = self.scales.row_of(base, how.format, how.role, how.module)
+        if found is None:
+            return None
+        row, inv_scale = found
+        codes = codes_under(self.graph, base, inv_scale, row, width)
+        codes.meta[ENCODING] = inv_scale.meta[ENCODING] = _encoding(f"{how.format.name} delayed", base)
+        return Encoded(codes, inv_scale)
 
     def _stored(self, codes: Node) -> Node:
         """The codes, stored once for all matmuls: see ``stored``."""
@@ -124,16 +154,40 @@ class Operands:
         left = side == "left"
 
         def lay_out(x: Tensor) -> Tensor:
-            rows = x if left else x.t()
-            if not statically_known_true(rows.shape[1] % FP8_MULTIPLE == 0):
-                raw = rows.view(torch.uint8) if rows.is_contiguous() else rows.contiguous().view(torch.uint8)
-                rows = torch.nn.functional.pad(raw, (0, -rows.shape[1] % FP8_MULTIPLE)).view(x.dtype)
-            rows = stored(rows.contiguous()) if once else rows.contiguous()
-            return rows if left else rows.t()
+            return in_rows(x, once) if left else in_rows(x.t(), once).t()
 
         if (codes, left) not in self._laid_out:
             self._laid_out[codes, left] = splice(self.graph, lay_out, codes, before=insertion_point_after(codes))
         return self._laid_out[codes, left]
+
+    def _laid_out_anew(self, side: str, base: Node, width: int | None, views: list[Node], how: How) -> Node | None:
+        """The codes under a known scale in the right order, made from the value itself: in the kernel that makes the value, and
+        the other order of the codes, both cost a store. A copy of the stored codes would read these again."""
+        assert self.scales is not None
+        found = self.scales.row_of(base, how.format, how.role, how.module)
+        if found is None:
+            return None
+        across, left = sum(map(_swaps, views)) % 2 == 1, side == "left"
+
+        def lay_out(codes: Tensor) -> Tensor:
+            codes = codes.t() if across else codes
+            return in_rows(codes, True) if left else in_rows(codes.t(), True).t()
+
+        key = (base, width, how.format, across, left)
+        if key not in self._laid_anew:
+            row, inv_scale = found
+            made = codes_under(self.graph, base, inv_scale, row, width, lay_out)
+            made.meta[ENCODING] = _encoding(f"{how.format.name} delayed", base)
+            self._laid_anew[key] = made
+        return self._laid_anew[key]
+
+
+def in_rows(codes: Tensor, once: bool) -> Tensor:
+    """Codes row by row in memory, each row padded with zeros to FP8_MULTIPLE; ``once``: stored once for all who read them."""
+    if not statically_known_true(codes.shape[1] % FP8_MULTIPLE == 0):
+        raw = codes.view(torch.uint8) if codes.is_contiguous() else codes.contiguous().view(torch.uint8)
+        codes = torch.nn.functional.pad(raw, (0, -codes.shape[1] % FP8_MULTIPLE)).view(codes.dtype)
+    return stored(codes.contiguous()) if once else codes.contiguous()
 
 
 def _in_order(side: str, codes: Node) -> bool:
@@ -168,6 +222,10 @@ def _beneath(operand: Node, side: str, rowwise: bool) -> tuple[Node, int | None,
     while isinstance(width, int) and base.target in RESHAPES:
         base = base.args[0]  # type: ignore[assignment]
     return base, None if base is operand else width, transposes, None
+
+
+def _encoding(codec: str, value: Node) -> Encoding:
+    return Encoding(codec, dtype_text(value.meta["val"]), nbytes(value.meta["val"]))
 
 
 def _is_computed(value: Node) -> bool:

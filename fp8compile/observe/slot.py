@@ -12,16 +12,15 @@ parameters.
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import GraphModule
+from torch.nn import Parameter
 
-from fp8compile import _torch as private
-from fp8compile.fx.graph import copy_with_attributes
+from fp8compile.fx.extra_inputs import ByParameters, with_inputs
 from fp8compile.fx.provenance import parameters_of
 from fp8compile.observe.records import Row, StatsSlot
 from fp8compile.observe.selection import OBSERVED
@@ -39,22 +38,10 @@ def with_slot(
     """A copy of the graph with the extra inputs, if the recipe observes anything in it; else the graph as it was."""
     if not _observes(gm, example_inputs, recipe):
         return gm, example_inputs, None
-    rows = 4 * _calls(gm) + len(example_inputs) + SPARE
+    rows = 4 * calls_of(gm) + len(example_inputs) + SPARE
     inputs = StatsInputs(len(example_inputs), rows, parameters_of(gm, example_inputs))
-    gm = copy_with_attributes(gm)
-    slot = StatsSlot({}, inputs.rows, _device(example_inputs))
-    fake_mode = private.detect_fake_mode(example_inputs)
-    extra = [slot.values, slot.limit]
-    if fake_mode is not None:
-        extra = [fake_mode.from_tensor(value, static_shapes=True) for value in extra]
-    last = gm.graph.find_nodes(op="placeholder")[-1]
-    for name, value in zip((STATISTICS, LIMIT), extra, strict=True):
-        with gm.graph.inserting_after(last):
-            last = gm.graph.placeholder(name)
-        last.meta["example_value"] = value
-        last._dynamo_source = None
-    gm.recompile()
-    return gm, [*example_inputs, *extra], inputs
+    slot = StatsSlot({}, inputs.rows, device_of(example_inputs))
+    return (*with_inputs(gm, example_inputs, {STATISTICS: slot.values, LIMIT: slot.limit}), inputs)
 
 
 def _observes(gm: GraphModule, example_inputs: Sequence[Any], recipe: Recipe) -> bool:
@@ -72,17 +59,17 @@ def _nested(gm: GraphModule) -> Iterator[GraphModule]:
     return (each for each in gm.modules() if isinstance(each, GraphModule))
 
 
-def _calls(gm: GraphModule) -> int:
+def calls_of(gm: GraphModule) -> int:
     """How many operations the graph runs, nested ones as often as they are called."""
     total = 0
     for node in gm.graph.nodes:
         if node.op.startswith("call"):
             bodies = [getattr(gm, str(each.target), None) for each in node.all_input_nodes if each.op == "get_attr"]
-            total += 1 + sum(_calls(body) for body in bodies if isinstance(body, GraphModule))
+            total += 1 + sum(calls_of(body) for body in bodies if isinstance(body, GraphModule))
     return total
 
 
-def _device(example_inputs: Iterable[Any]) -> torch.device:
+def device_of(example_inputs: Iterable[Any]) -> torch.device:
     return next(v.device for v in example_inputs if isinstance(v, Tensor) and v.requires_grad)
 
 
@@ -103,22 +90,13 @@ class WithStatsInputs:
         example_inputs: Sequence[Any],
     ) -> None:
         self.compiled, self.inputs, self.rows = compiled, inputs, rows
-        self.device = _device(example_inputs)
-        self.parameters = [i for i, v in enumerate(example_inputs) if isinstance(v, torch.nn.Parameter)]
-        self._slots: dict[int, tuple[weakref.ref[Tensor] | None, StatsSlot]] = {}
+        self.device = device_of(example_inputs)
+        self.slots = ByParameters([i for i, v in enumerate(example_inputs) if isinstance(v, Parameter)], self._slot)
 
     def __call__(self, *args: Any) -> Any:
-        slot = self.slot_for(args)
+        slot = self.slots.of(args)
         return self.compiled(*args, slot.values, slot.limit)
 
-    def slot_for(self, args: Sequence[Any]) -> StatsSlot:
-        """The slot of this set of parameters, found by the first of them."""
-        first = args[self.parameters[0]] if self.parameters else None
-        ref, slot = self._slots.get(id(first), (None, None))
-        if slot is None or (ref is not None and ref() is not first):
-            self._slots = {key: kept for key, kept in self._slots.items() if kept[0] is None or kept[0]() is not None}
-            parameters = [args[i] for i in self.parameters]
-            names = [name for _, name in self.inputs.names]
-            slot = StatsSlot(self.rows, self.inputs.rows, self.device, parameters, names)
-            self._slots[id(first)] = (None if first is None else weakref.ref(first), slot)
-        return slot
+    def _slot(self, parameters: Sequence[Tensor]) -> StatsSlot:
+        names = [name for _, name in self.inputs.names]
+        return StatsSlot(self.rows, self.inputs.rows, self.device, parameters, names)

@@ -34,6 +34,23 @@ class StatsInputs:
 
 
 @dataclass(frozen=True)
+class ScaleInput:
+    """Where a graph's scales stand among its inputs (fp8compile/scaling/slot.py).
+
+    Attributes:
+        position: position among the graph's inputs.
+        rows: how many operands they have room for, half of them for gradients.
+        known: False for a graph that measures: it takes each scale from its operand, as current scaling does.
+        names: (position, path) of each parameter.
+    """
+
+    position: int
+    rows: int
+    known: bool
+    names: tuple[tuple[int, str], ...]
+
+
+@dataclass(frozen=True)
 class Place:
     """Where a graph stands in the model that runs, and what the model says of its parameters.
 
@@ -70,6 +87,7 @@ class Context:
         stats_inputs: the inputs that fp8compile added, if it added any.
         is_whole_model: whether the graph is known to be the whole model, so that a name missing from it does not exist.
         place: where the graph stands in the model that runs.
+        scale_input: the input that holds the scales of FP8 linears, if they are known before their tensors.
     """
 
     recipe: Recipe
@@ -77,6 +95,7 @@ class Context:
     stats_inputs: StatsInputs | None = None
     is_whole_model: bool = False
     place: Place = Place()
+    scale_input: ScaleInput | None = None
 
     @property
     def as_compiled(self) -> Context:
@@ -95,6 +114,10 @@ class Context:
     def input_at(self, graph: Graph, position: int) -> Node | None:
         """The placeholder of a joint graph for the Dynamo graph's input at ``position``."""
         return next((n for n in graph.find_nodes(op="placeholder") if plain_position(n) == position), None)
+
+    def is_scales(self, node: Node) -> bool:
+        """Whether a placeholder is the scales that come in with the inputs."""
+        return self.scale_input is not None and plain_position(node) == self.scale_input.position
 
     def recipe_at(self, path: str) -> Recipe:
         """The recipe for a value made in the module at ``path`` (see ``Recipe.modules``)."""

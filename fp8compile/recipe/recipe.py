@@ -15,7 +15,7 @@ from fp8compile.recipe.presets import PRESETS
 from fp8compile.recipe.validation import (
     BOOLEANS,
     CHOICES,
-    GROUP_SIZES,
+    COUNTS,
     OBSERVE,
     FrozenOptions,
     _as_islands,
@@ -24,7 +24,15 @@ from fp8compile.recipe.validation import (
     _is_int,
 )
 
-PER_GRAPH = ("codegen", "inductor", "dump", "check")  # one for all modules
+PER_GRAPH = (
+    "codegen",
+    "inductor",
+    "dump",
+    "check",
+    "amax_history_len",
+    "amax_compute",
+    "margin",
+)  # one for all modules
 
 # Where Hugging Face, timm and torchtitan keep the output head, in the model itself or in a wrapper around it.
 OUTPUT_HEAD_PATTERNS = (
@@ -54,6 +62,11 @@ class Recipe:
     Attributes:
         linear: FP8 linears: "off", "tensorwise" (one scale per tensor) or "rowwise" (one per row of an operand).
         linear_formats: "hybrid" (activations and weights E4M3, gradients E5M2) or "e4m3" (all E4M3).
+        linear_scaling: where a tensorwise scale comes from: "dynamic" (from the tensor itself, before it is encoded) or
+            "delayed" (from its amaxes in earlier steps; see docs/guide/delayed-scaling.md).
+        amax_history_len: with "delayed", how many steps are looked back on, 1 ... 1024.
+        amax_compute: with "delayed", "max" (the largest amax of the history) or "most_recent".
+        margin: with "delayed", scales leave room for values 2**margin times as large, 0 ... 8.
         linear_skip: patterns as in ``skip``: linears that stay in their dtype; by default the places where libraries
             keep the output head. A linear tied to an embedding stays too.
         emulate: decode the codes and multiply in the model's dtype, on any device: FP8's numbers without its speed.
@@ -88,6 +101,10 @@ class Recipe:
 
     linear: str = "tensorwise"
     linear_formats: str = "hybrid"
+    linear_scaling: str = "dynamic"
+    amax_history_len: int = 16
+    amax_compute: str = "max"
+    margin: int = 0
     linear_skip: tuple[str, ...] = OUTPUT_HEAD_PATTERNS
     emulate: bool = False
     saved: str = "groupwise"
@@ -197,6 +214,11 @@ class Recipe:
         return any(recipe.linear != "off" for recipe in (self, *self.modules.values()))
 
     @property
+    def delays_scales(self) -> bool:
+        """Whether scales of linears are to be known before their tensors in any module."""
+        return any(r.linear != "off" and r.linear_scaling == "delayed" for r in (self, *self.modules.values()))
+
+    @property
     def compresses_collectives(self) -> bool:
         """Whether collectives are to carry codes in any module."""
         return any(recipe.collectives != "off" for recipe in (self, *self.modules.values()))
@@ -243,9 +265,15 @@ def _check(recipe: Recipe) -> None:
     for name in BOOLEANS:
         if not isinstance(getattr(recipe, name), bool):
             raise ValueError(f"Recipe.{name} must be True or False, not {getattr(recipe, name)!r}.")
-    low, high = GROUP_SIZES
-    if not _is_int(recipe.group_size) or not low <= recipe.group_size <= high:
-        raise ValueError(f"Recipe.group_size must be an integer from {low} to {high}, not {recipe.group_size!r}.")
+    for name, (low, high) in COUNTS.items():
+        value = getattr(recipe, name)
+        if not _is_int(value) or not low <= value <= high:
+            raise ValueError(f"Recipe.{name} must be an integer from {low} to {high}, not {value!r}.")
+    if recipe.linear_scaling == "delayed" and recipe.linear == "rowwise":
+        raise ValueError(
+            "Recipe.linear_scaling='delayed' keeps one scale per tensor, and Recipe.linear='rowwise' has one per row. "
+            "Set linear='tensorwise', or linear_scaling='dynamic'."
+        )
     if not _is_int(recipe.min_saved_numel) or recipe.min_saved_numel < 0:
         raise ValueError(f"Recipe.min_saved_numel must be a number of elements >= 0, not {recipe.min_saved_numel!r}.")
     if recipe.dump is not None and not isinstance(recipe.dump, str):

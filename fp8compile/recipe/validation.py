@@ -12,6 +12,8 @@ from fp8compile.recipe.frozen import FrozenMapping
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "linear": ("off", "tensorwise", "rowwise"),
     "linear_formats": ("hybrid", "e4m3"),
+    "linear_scaling": ("dynamic", "delayed"),
+    "amax_compute": ("max", "most_recent"),
     "saved": ("groupwise", "off"),
     "collectives": ("off", "groupwise"),
     "saved_format": ("auto", "e4m3", "int8", "best_of_two"),
@@ -26,7 +28,7 @@ ISLANDS = ("auto", "policy", "off")
 
 BOOLEANS = ("emulate", "saved_attention")
 
-GROUP_SIZES = (16, 65536)
+COUNTS = {"group_size": (16, 65536), "amax_history_len": (1, 1024), "margin": (0, 8)}
 
 
 class FrozenOptions(FrozenMapping):

@@ -124,6 +124,34 @@ class Linear(Entry):
 
 
 @dataclass(frozen=True)
+class Operand(Entry):
+    """An operand of FP8 matmuls whose scale is known before it (``Recipe.linear_scaling = "delayed"``).
+
+    Attributes:
+        info: the facts of the value; its origin is the first linear that reads it.
+        role: "input", "weight" or "gradient".
+        format: "e4m3" or "e5m2".
+        row: its row in the scales that the graph takes.
+        place: the row of its statistics in what the graph returns.
+    """
+
+    role: str
+    format: str
+    row: int
+    place: int
+
+    @property
+    def label(self) -> str:
+        """What state dicts and tables call it: ``layers.0.attn.q.input``."""
+        return ".".join(part for part in (self.origin.module, self.role) if part)
+
+    @property
+    def place_of_row(self) -> tuple[int, int, str, str]:
+        """What two graphs must agree on to share the operand's history."""
+        return self.row, self.place, self.label, self.format
+
+
+@dataclass(frozen=True)
 class Observed(Entry):
     """A value whose statistics are taken at run time (see fp8compile/observe/records.py).
 
@@ -188,6 +216,7 @@ class Notes:
     observed: tuple[Observed, ...] = ()
     islands: tuple[Island, ...] = ()
     collectives: tuple[Collective, ...] = ()
+    operands: tuple[Operand, ...] = ()
 
     ENTRIES: ClassVar[Mapping[str, type[Entry]]] = {
         "saved": Saved,
@@ -197,6 +226,7 @@ class Notes:
         "observed": Observed,
         "islands": Island,
         "collectives": Collective,
+        "operands": Operand,
     }
 
     @classmethod

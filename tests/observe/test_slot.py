@@ -302,5 +302,5 @@ def test_the_extra_inputs_lie_where_the_gradients_are() -> None:
     """An input on the CPU would keep the graph of a GPU out of CUDA graphs."""
     ids, p = torch.zeros(3, dtype=torch.int64), nn.Parameter(torch.empty(3, device="meta"))
     fed = slot.WithStatsInputs(lambda *args: None, StatsInputs(2, 4, ((1, "p"),)), {}, [ids, p])
-    made = fed.slot_for([ids, p])
+    made = fed.slots.of([ids, p])
     assert {t.device.type for t in (made.values, made.limit, made.indices, made.current)} == {"meta"}

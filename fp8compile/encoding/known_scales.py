@@ -1,0 +1,187 @@
+"""Scales that come into a joint graph with its inputs, and statistics of the same operands that go out with its gradients.
+
+One extra input, ``scales`` ``[rows, 4]``, holds a scale for each operand (fp8compile/scaling/slot.py). Its *gradient* is the
+operands' statistics of this step (numerics/delayed.py). So nothing is mutated, and autograd delivers them once a backward.
+The upper half of the rows is for operands that the forward knows, the lower half for gradients.
+
+In a graph that measures (``ScaleInput.known`` is False) each scale is the operand's own amax, as in current scaling, and the
+statistics go out all the same. That is what the first step runs.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from fp8compile.fx.aot import is_tangent
+from fp8compile.fx.graph import insertion_point_after, splice
+from fp8compile.numerics import Format
+from fp8compile.numerics.delayed import partial_statistics, quantize_under, total_statistics
+from fp8compile.numerics.scaling import amax_tensorwise, inv_scale_of
+from fp8compile.recipe.context import Context, ScaleInput
+
+aten = torch.ops.aten
+
+INPUT, WEIGHT, GRADIENT = "input", "weight", "gradient"
+OPERAND = "fp8compile_operand"  # in the meta of codes under a known scale: a Row
+RETURNED = "fp8compile_operand_statistics"  # in the meta of the zeros that stand where the statistics will
+
+
+@dataclass(frozen=True)
+class Row:
+    """One operand: its row in the scales, its format, what it is, and of which module."""
+
+    index: int
+    format: Format
+    role: str
+    module: str
+
+
+class KnownScales:
+    """The rows of one joint graph. Each value and format has one, whatever matmuls read it."""
+
+    def __init__(self, graph: Graph, scales: Node, inputs: ScaleInput) -> None:
+        self.graph, self.scales, self.inputs = graph, scales, inputs
+        self.rows: dict[tuple[Node, Format], tuple[Row, Node]] = {}
+        self._used = [0, 0]
+
+    @classmethod
+    def of(cls, graph: Graph, ctx: Context) -> KnownScales | None:
+        """Those of a graph that has the extra input, and where nobody returns a gradient of it yet."""
+        if ctx.scale_input is None or (scales := ctx.input_at(graph, ctx.scale_input.position)) is None:
+            return None
+        found = cls(graph, scales, ctx.scale_input)
+        return found if found._place() is not None else None
+
+    def row_of(self, value: Node, fmt: Format, role: str, module: str) -> tuple[Row, Node] | None:
+        """The row of ``value``, and its scale ``[1, 1]``: the one known, or its own in a graph that measures; None where rows
+        have run out."""
+        if (value, fmt) not in self.rows:
+            half, late = self.inputs.rows // 2, role == GRADIENT
+            if self._used[late] == half:
+                return None
+            row = Row(self._used[late] + half * late, fmt, role, module)
+            self._used[late] += 1
+            inv_scale = self._known(row.index, value) if self.inputs.known else self._own(value, fmt)
+            self.rows[value, fmt] = row, inv_scale
+        return self.rows[value, fmt]
+
+    def _known(self, index: int, value: Node) -> Node:
+        def inv_scale(scales: Tensor) -> Tensor:
+            return scales.narrow(0, index, 1).narrow(
+                1, 0, 1
+            )  # no 0-d view: Inductor's _scaled_mm unsqueezes it wrongly
+
+        node: Node = splice(self.graph, inv_scale, self.scales, before=insertion_point_after(value))
+        return node
+
+    def _own(self, value: Node, fmt: Format) -> Node:
+        def inv_scale(x: Tensor) -> Tensor:
+            return inv_scale_of(amax_tensorwise(x), fmt).reshape(1, 1)
+
+        node: Node = splice(self.graph, inv_scale, value, before=insertion_point_after(value))
+        return node
+
+    def promise(self) -> None:
+        """Return zeros as the gradient of the scales, which ``deliver`` replaces once the graph is cut."""
+        at = self._place()
+        if at is None or not self.rows:
+            return
+
+        def zeros(scales: Tensor) -> Tensor:
+            return torch.zeros_like(scales)
+
+        out = self.graph.output_node()
+        node = splice(self.graph, zeros, self.scales, before=out)
+        node.meta[RETURNED] = True
+        outputs: Any = out.args[0]
+        out.args = (type(outputs)([*outputs[:at], node, *outputs[at + 1 :]]),)
+
+    def _place(self) -> int | None:
+        """The position of the scales' gradient among the graph's outputs, where None still stands."""
+        inputs = [n for n in self.graph.find_nodes(op="placeholder") if not is_tangent(n)]
+        outputs: Any = self.graph.output_node().args[0]
+        at = len(outputs) - len(inputs) + inputs.index(self.scales)
+        return at if outputs[at] is None else None
+
+
+def codes_under(
+    graph: Graph,
+    value: Node,
+    inv_scale: Node,
+    row: Row,
+    width: int | None,
+    lay_out: Callable[[Tensor], Tensor] | None = None,
+) -> Node:
+    """The codes of ``value``, as a matrix of this width, under a scale; marked, so that ``encoded_in`` finds them."""
+    fmt = row.format
+
+    def encode(x: Tensor, inv_scale: Tensor) -> Tensor:
+        codes = quantize_under(x if width is None else x.reshape(-1, width), inv_scale, fmt)
+        return codes if lay_out is None else lay_out(codes)
+
+    after = insertion_point_after(inv_scale if value < inv_scale else value)
+    codes: Node = splice(graph, encode, value, inv_scale, before=after)
+    codes.meta[OPERAND] = row
+    return codes
+
+
+def encoded_in(graph: Graph) -> dict[Row, tuple[Node, Node]]:
+    """By row, the matrix that codes in this half of a graph were made from, and what it was multiplied by."""
+    marked = [node for node in graph.nodes if OPERAND in node.meta and node.op == "call_function"]
+    return {node.meta[OPERAND]: _made_from(node) for node in reversed(marked)}
+
+
+def _made_from(codes: Node) -> tuple[Node, Node]:
+    """The value and the scale that ``quantize_under`` made codes from: to(where(abs(x) < inf, clamp(to(x) * scale), nan))."""
+    chosen = _behind(codes, aten.where.self)
+    size = _behind(chosen.args[0], aten.abs.default)
+    scaled = _behind(chosen.args[1], aten.mul.Tensor)
+    value, scale = size.args[0], scaled.args[1]
+    assert isinstance(value, Node) and isinstance(scale, Node)
+    return value, scale
+
+
+def _behind(node: Any, target: Any) -> Node:
+    """The first of a chain of first operands, ``node`` itself included, that is an operation of this kind."""
+    while node.target is not target:
+        node = node.args[0]
+    assert isinstance(node, Node)
+    return node
+
+
+def totals_of(graph: Graph, operands: Sequence[tuple[Row, Node, Node]]) -> Node:
+    """``[V, 4]``: the statistics of these operands, which are sorted by ``rows_in``: those with as many rows are together."""
+    sizes = [value.meta["val"].numel() for _, value, _ in operands]
+    lengths = [len(list(group)) for _, group in itertools.groupby(operands, key=rows_in)]
+
+    def totals(*parts: Tensor) -> Tensor:
+        each, size = iter(zip(*[iter(parts)] * 3, strict=True)), iter(sizes)
+        groups = [total_statistics([next(each) for _ in range(n)], [next(size) for _ in range(n)]) for n in lengths]
+        return torch.cat(groups) if len(groups) > 1 else groups[0]
+
+    parts = [part for operand in operands for part in _partials(graph, *operand)]
+    node: Node = splice(graph, totals, *parts, before=graph.output_node())
+    return node
+
+
+def _partials(graph: Graph, row: Row, value: Node, scale: Node) -> tuple[Node, Node, Node]:
+    fmt = row.format
+
+    def partials(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        return partial_statistics(x, scale, fmt)
+
+    after = insertion_point_after(scale if value < scale else value)
+    made: tuple[Node, Node, Node] = splice(graph, partials, value, scale, before=after)
+    return made
+
+
+def rows_in(operand: tuple[Row, Node, Node]) -> str:
+    """The key by which operands are totalled together: how many rows they have as matrices."""
+    return str(operand[1].meta["val"].shape[:-1].numel())

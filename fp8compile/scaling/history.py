@@ -1,0 +1,195 @@
+"""What a compiled graph with one set of parameters remembers of its operands: their last amaxes, and what they were clipped.
+
+An entry of the history is one backward pass: with micro-batches, one micro-batch (as in Transformer Engine). Nothing waits
+for a device but ``must_measure``. It asks whether the last backward clipped too much, an answer that was sent to the host
+when that backward ended.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fp8compile.fx.provenance import parameter_names
+from fp8compile.numerics import E4M3, E5M2
+from fp8compile.numerics.delayed import (
+    AMAX,
+    CLIPPED,
+    COLUMNS,
+    NON_FINITE,
+    falls_back,
+    inv_scale_from,
+    next_history,
+)
+from fp8compile.recipe.recipe import Recipe
+from fp8compile.reporting.entries import Operand
+
+MAX = {fmt.name: fmt.max for fmt in (E4M3, E5M2)}
+
+
+class Histories:
+    """The amax histories of a graph's operands, and the scales that follow from them.
+
+    Attributes:
+        operands: what each row of the tensors below is about.
+        amaxes: float32 ``[V, amax_history_len]``, newest first.
+        scales: float32 ``[rows, 4]``, what the graph takes: in column 0 an operand's inv_scale, in its row.
+        totals: float32 ``[V, 3]``: over all steps, elements clipped, elements not finite, steps that fell back.
+        entries: how many backward passes the history has seen.
+        fell_back: bool ``[V]``, of which too much was clipped in the last backward.
+        parameters: weak references to the parameters of the graph; ``names`` are the graph's names of them.
+    """
+
+    def __init__(
+        self,
+        operands: Sequence[Operand],
+        rows: int,
+        recipe: Recipe,
+        device: torch.device,
+        parameters: Iterable[Tensor] = (),
+        names: Iterable[str] = (),
+    ) -> None:
+        self.operands, self.recipe = tuple(operands), recipe
+        self.parameters, self.names = tuple(map(weakref.ref, parameters)), tuple(names)
+        self._rows = torch.tensor([o.row for o in operands], dtype=torch.int64, device=device)
+        self._places = torch.tensor([o.place for o in operands], dtype=torch.int64, device=device)
+        self._largest = torch.tensor([MAX[o.format] for o in operands], dtype=torch.float32, device=device)
+        self.amaxes = torch.zeros(len(operands), recipe.amax_history_len, device=device)
+        self.scales = torch.zeros(rows, COLUMNS, device=device)
+        self.totals = torch.zeros(len(operands), 3, device=device)
+        self.entries = 0
+        self.fell_back = torch.zeros(len(operands), dtype=torch.bool, device=device)
+        self._any_fell_back = _Sent(self.fell_back.any())
+        _alive.append(weakref.ref(self, _alive.remove))
+        for waiting in list(_waiting):
+            waiting.offer(self)
+
+    @property
+    def paths(self) -> dict[int, str]:
+        """By identity, the graph's name of each of its parameters that still exists."""
+        named = zip(self.parameters, self.names, strict=True)
+        return {id(p): name for ref, name in named if (p := ref()) is not None}
+
+    def is_of(self, model: nn.Module) -> bool:
+        """Whether its graph reads a parameter of ``model``."""
+        return bool(self.paths.keys() & parameter_names(model).keys())
+
+    def must_measure(self) -> bool:
+        """Whether the next step must take its scales from its own tensors: nothing is known yet, or too much was clipped."""
+        return self.entries == 0 or bool(self._any_fell_back)
+
+    def add(self, statistics: Tensor) -> None:
+        """Take over what one backward returned, float32 ``[rows, 4]``."""
+        seen = statistics.index_select(0, self._places)
+        self._note(falls_back(seen))
+        self.totals = self.totals + torch.stack([seen[:, CLIPPED], seen[:, NON_FINITE], self.fell_back.float()], 1)
+        self.entries += 1
+        self.remember(next_history(self.amaxes, seen))
+
+    def _note(self, fell_back: Tensor) -> None:
+        self.fell_back, self._any_fell_back = fell_back, _Sent(fell_back.any())
+
+    def agree(self, newest: Tensor, fell_back: Tensor) -> None:
+        """Take over the newest amaxes and who fell back, float32 ``[V]`` each, that all ranks agreed on."""
+        self._note(fell_back > 0)
+        self.remember(torch.cat([newest[:, None], self.amaxes[:, 1:]], 1))
+
+    def state(self) -> dict[str, Any]:
+        """What it remembers, on the CPU."""
+        kept = {"amaxes": self.amaxes, "totals": self.totals, "fell_back": self.fell_back}
+        return {"entries": self.entries} | {name: value.detach().cpu().clone() for name, value in kept.items()}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Go on from what ``state`` gave."""
+        device = self.amaxes.device
+        self.entries, self.totals = state["entries"], state["totals"].to(device)
+        self._note(state["fell_back"].to(device))
+        self.remember(state["amaxes"].to(device))
+
+    def remember(self, amaxes: Tensor) -> None:
+        """Make this the history, float32 ``[V, amax_history_len]``, and the scales what follows from it."""
+        self.amaxes = amaxes
+        inv_scales = inv_scale_from(amaxes, self._largest, self.recipe.amax_compute, self.recipe.margin)
+        scales = torch.zeros_like(self.scales)  # a new tensor: a backward may still read the old one
+        scales[self._rows, AMAX] = inv_scales
+        self.scales = scales
+
+    @property
+    def inv_scales(self) -> Tensor:
+        """Float32 ``[V]``: the scales of the next step."""
+        return self.scales[self._rows, AMAX]
+
+
+class _Sent:
+    """A bool on its way from a device to the host; asking for it waits until it is there."""
+
+    def __init__(self, value: Tensor) -> None:
+        self.there: Any = None
+        if value.is_cuda:
+            self.value = torch.empty((), dtype=torch.bool, pin_memory=True)
+            self.value.copy_(value, non_blocking=True)
+            self.there = torch.cuda.Event()
+            self.there.record(torch.cuda.current_stream(value.device))
+        else:
+            self.value = value
+
+    def __bool__(self) -> bool:
+        if self.there is not None:
+            self.there.synchronize()
+        return bool(self.value)
+
+
+class Waiting:
+    """Graphs of a saved state that no graph of the model has taken over yet."""
+
+    def __init__(
+        self,
+        model: weakref.ref[nn.Module],
+        graphs: list[Mapping[str, Any]],
+        labels: Callable[[nn.Module, Histories], Sequence[str]],
+    ) -> None:
+        self.model, self.graphs, self.labels = model, graphs, labels
+
+    def match(self, labels: Sequence[str], each: Histories) -> Mapping[str, Any] | None:
+        """The first graph of the state with these operands, which waits no more.
+
+        Raises:
+            ValueError: its history has another length than the recipe says.
+        """
+        formats = [o.format for o in each.operands]
+        fits = (g for g in self.graphs if list(g["operands"]) == list(labels) and g["formats"] == formats)
+        found = next(fits, None)
+        if found is not None and found["amaxes"].shape != each.amaxes.shape:
+            length, own = found["amaxes"].shape[1], each.amaxes.shape[1]
+            raise ValueError(
+                f"the state's histories have {length} steps and Recipe.amax_history_len is {own}: set it to {length}"
+            )
+        if found is not None:
+            self.graphs = [g for g in self.graphs if g is not found]
+        return found
+
+    def offer(self, each: Histories) -> None:
+        """Let a graph that is called for the first time take its history."""
+        model = self.model()
+        if model is None:
+            _waiting.remove(self)
+        elif each.is_of(model) and (found := self.match(self.labels(model, each), each)) is not None:
+            each.load(found)
+
+
+def wait(waiting: Waiting) -> None:
+    """Keep what is left of a state for graphs to come, instead of an earlier state of the same model."""
+    _waiting[:] = [w for w in _waiting if w.model() not in (None, waiting.model())] + [waiting]
+
+
+_waiting: list[Waiting] = []
+_alive: list[weakref.ref[Histories]] = []  # in the order in which they were made
+
+
+def alive() -> list[Histories]:
+    """All histories of this process whose graph still exists, oldest first."""
+    return [each for ref in list(_alive) if (each := ref()) is not None]

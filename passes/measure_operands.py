@@ -1,0 +1,53 @@
+"""Numbers stay as they are. The amaxes of operands under known scales leave the graph as the gradient of these scales.
+
+quantize_linears has marked the codes, and returned zeros. Once the graph is cut, each half holds the operands that it
+encodes. Beside each operand's codes stand its statistics: amax, elements clipped, elements not finite
+(numerics/delayed.py). Those of the forward are saved for backward, 16 bytes an operand. Before the cut they could not be told
+to be the forward's: nothing in the forward needs them, so the min-cut would take them in the backward, from tensors that are
+read once more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from torch import Tensor
+from torch.fx import Node
+
+from fp8compile.encoding.known_scales import GRADIENT, RETURNED, Row, encoded_in, rows_in, totals_of
+from fp8compile.fx.graph import splice
+from fp8compile.fx.partition import PartitionedGraph
+from fp8compile.fx.provenance import Origin, TensorInfo, op_name, source_line
+from fp8compile.numerics.delayed import placed
+from fp8compile.recipe.context import Context
+from fp8compile.reporting.entries import Notes, Operand
+
+
+def measure_operands(split: PartitionedGraph, ctx: Context) -> Notes:
+    """Take the statistics of every operand under a known scale, and let the backward return them."""
+    zeros = next((n for n in split.bw.graph.nodes if n.meta.get(RETURNED)), None)
+    if zeros is None or ctx.scale_input is None:
+        return Notes()
+    half = ctx.scale_input.rows // 2
+    taken, operands = list[Node](), list[Operand]()
+    for late, module in ((False, split.fw), (True, split.bw)):
+        own = [(r, *each) for r, each in encoded_in(module.graph).items() if (r.role == GRADIENT) == late]
+        if own:
+            own.sort(key=lambda operand: (rows_in(operand), operand[0].index))
+            totals = totals_of(module.graph, own)
+            taken.append(totals if late else split.keep(totals, "operand_statistics"))
+            operands += [_told(row, value, late * half + i) for i, (row, value, _) in enumerate(own)]
+    lates = [node.graph is split.bw.graph and node.op != "placeholder" for node in taken]
+
+    def gradient(*taken: Tensor) -> Tensor:
+        return placed(taken, lates, half)
+
+    out = split.bw.graph.output_node()
+    out.replace_input_with(zeros, splice(split.bw.graph, gradient, *taken, before=out))
+    return Notes(operands=tuple(operands))
+
+
+def _told(row: Row, value: Node, place: int) -> Operand:
+    where = Origin(op_name(value), row.module, source_line(value))
+    info = dataclasses.replace(TensorInfo.of(value), origin=where)
+    return Operand(info, row.role, row.format.name, row.index, place)
