@@ -29,7 +29,7 @@ from fp8compile.amp.options import BOUNDS, INTERVALS, MODES, STARTS, Options
 from fp8compile.numerics.states.registry import SIGNED_ONLY, STATE_FORMATS, UNSIGNED_ONLY, state_codec
 from fp8compile.optim import EncodedOptimizer
 from fp8compile.recipe.recipe import OUTPUT_HEAD_PATTERNS, PRESETS
-from fp8compile.recipe.validation import BOOLEANS, CHOICES, GROUP_SIZES, ISLANDS, OBSERVE
+from fp8compile.recipe.validation import BOOLEANS, CHOICES, COUNTS, ISLANDS, OBSERVE
 
 ROOT = Path(__file__).resolve().parents[1]
 SHAPE = (128, 1024)  # of the state whose bits are counted
@@ -73,7 +73,9 @@ def _values(name: str) -> str:
     if name in known:
         values = ", ".join(f"`{value!r}`" for value in known[name])
         return f"{values}, a calibration" if name == "islands" else values
-    return {"group_size": f"{GROUP_SIZES[0]} to {GROUP_SIZES[1]}", "min_saved_numel": "0 and above"}.get(name, "")
+    if name in COUNTS:
+        return "{} to {}".format(*COUNTS[name])
+    return {"min_saved_numel": "0 and above"}.get(name, "")
 
 
 def presets_table() -> str:

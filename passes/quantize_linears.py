@@ -147,16 +147,16 @@ def _rewrite(matmul: Matmul, operands: Operands, recipe: Recipe) -> str:
     """Replace a matmul by the matmul of its decoded operands; returns the formats of the operands."""
     hows = _hows(matmul, operands, recipe)
     sides = tuple(zip(matmul.operands, ("left", "right"), hows, strict=True))
-    scaling = "delayed" if any(how.delayed for how in hows) else recipe.linear
-    told = f"{hows[0].format.name} x {hows[1].format.name} {scaling}"
     if recipe.emulate:
         at = PLAIN_MATMULS[matmul.node.target]
         for i, (operand, side, how) in enumerate(sides):
             matmul.node.update_arg(at + i, operands.decoded(operand, side, how))
-        return f"{told}, emulated"
-    left, right = (operands.codes(*side) for side in sides)
-    _scaled_matmul(matmul, left, right)
-    return told
+    else:
+        left, right = (operands.codes(*side) for side in sides)
+        _scaled_matmul(matmul, left, right)
+    scaling = "delayed" if all(operands.is_known(*side) for side in sides) else recipe.linear
+    formats = f"{hows[0].format.name} x {hows[1].format.name} {scaling}"
+    return f"{formats}, emulated" if recipe.emulate else formats
 
 
 def _hows(matmul: Matmul, operands: Operands, recipe: Recipe) -> tuple[How, How]:

@@ -1,8 +1,8 @@
 """A second compilation while Dynamo hands over one graph: it must leave no traces in the first one's tracing context.
 
-AOTAutograd notes on the context what it found: the strides of outputs, and which saved tensors no one else holds. The backward
-compiles only at the first ``.backward()``, and then asks the same context which of its inputs it may overwrite. Had another
-compilation written its answer there, the backward would overwrite what the user still has.
+AOTAutograd notes on the context what it found: the strides of outputs, and which saved tensors no one else holds. The
+backward compiles only at the first ``.backward()``, and then asks the same context which of its inputs it may overwrite. Had
+another compilation written its answer there, the backward would overwrite what the user still has.
 """
 
 from __future__ import annotations

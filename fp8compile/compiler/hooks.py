@@ -59,7 +59,7 @@ class Partitioner(private.CustomPartitionerFn):
         ctx = self.told if joint.region is None else self.told.of_region
         notes = recomputed_by_cut(split, plain)
         bytes_after = [(pipeline.CUT.name, split.saved_bytes())]
-        watch = pipeline.OBSERVE_FORWARD if joint.notes.observed else ()
+        watch: tuple[pipeline.Pass, ...] = pipeline.OBSERVE_FORWARD if joint.notes.observed else ()
         watch += pipeline.DELAYED if self.told.scale_input else ()
         sound = pipeline.SOUND if split.overwritten else ()
         for each in sound + (pipeline.PARTITION if self.recipe.rewrites_graph else ()) + watch:

@@ -35,6 +35,10 @@ from fp8compile.scaling.slot import WithScales, operands_of, with_scales
 
 log = logging.getLogger("fp8compile")
 
+NOTHING_TO_DELAY = (
+    "Recipe.linear_scaling='delayed' has no effect: Recipe.linear is 'off', so that no linear has a scale"
+)
+
 ALREADY_QUANTIZED = (
     "Inductor's activation_quantization_aten_pass is on; fp8compile does not stack on it and keeps tensors as they are. "
     "Remove it from post_grad_fusion_options to store them as fp8compile does"
@@ -163,6 +167,8 @@ def _that_can_be_followed(recipe: Recipe, patches: Mapping[str, Any]) -> tuple[R
     if "activation_quantization_aten_pass" in fusion and recipe.stores_saved:
         recipe = recipe.replace_in_all(saved="off")
         remarks.append(ALREADY_QUANTIZED)
+    if recipe.linear_scaling == "delayed" and not recipe.quantizes_linears:
+        remarks.append(NOTHING_TO_DELAY)
     for remark in remarks:
         report_store.warn_once(remark)
     return recipe, tuple(remarks)

@@ -101,6 +101,11 @@ class Operands:
             scale = self._with_views(scale, views)
         return Encoded(codes, scale)
 
+    def is_known(self, operand: Node, side: str, how: How) -> bool:
+        """Whether an operand that was encoded has a scale that is known before it."""
+        base, *_ = _beneath(operand, side, how.rowwise)
+        return how.delayed and self.scales is not None and (base, how.format) in self.scales.rows
+
     def _encode(self, base: Node, width: int | None, axis: int | None, how: How) -> Encoded:
         key = (base, width, axis, how.format, how.delayed)
         if key not in self._encoded:
@@ -132,7 +137,7 @@ class Operands:
             return None
         row, inv_scale = found
         codes = codes_under(self.graph, base, inv_scale, row, width)
-        codes.meta[ENCODING] = inv_scale.meta[ENCODING] = _encoding(f"{how.format.name} delayed", base)
+        codes.meta[ENCODING] = _encoding(f"{how.format.name} delayed", base)
         return Encoded(codes, inv_scale)
 
     def _stored(self, codes: Node) -> Node:
@@ -161,8 +166,8 @@ class Operands:
         return self._laid_out[codes, left]
 
     def _laid_out_anew(self, side: str, base: Node, width: int | None, views: list[Node], how: How) -> Node | None:
-        """The codes under a known scale in the right order, made from the value itself: in the kernel that makes the value, and
-        the other order of the codes, both cost a store. A copy of the stored codes would read these again."""
+        """The codes under a known scale in the right order, made from the value itself: in the kernel that makes the value
+        they cost a store. A copy of the codes would read these again."""
         assert self.scales is not None
         found = self.scales.row_of(base, how.format, how.role, how.module)
         if found is None:

@@ -50,8 +50,8 @@ def partial_statistics(x: Tensor, scale: Tensor, fmt: Format) -> tuple[Tensor, T
     size = x.abs()
     finite = size < torch.inf
     clipped = (size.float() * scale.reshape(()) > clips_above(fmt)) & finite
-    counts = (torch.where(each, 1.0, 0.0).sum(-1) for each in (clipped, finite.logical_not()))
-    return size.amax(-1).float(), *counts
+    clips, lost = (torch.where(each, 1.0, 0.0).sum(-1) for each in (clipped, finite.logical_not()))
+    return size.amax(-1).float(), clips, lost
 
 
 def total_statistics(partials: Sequence[tuple[Tensor, ...]], sizes: Sequence[int | torch.SymInt]) -> Tensor:
@@ -62,7 +62,8 @@ def total_statistics(partials: Sequence[tuple[Tensor, ...]], sizes: Sequence[int
     kinds = list(zip(*partials, strict=True))
     whole = torch.cat([part for kind in kinds for part in kind]).reshape(len(kinds), len(partials), -1)
     (amaxes, _, _), (_, clipped, non_finite) = whole.amax(-1).unbind(), whole.sum(-1).unbind()
-    elements = torch.stack([amaxes.new_ones(()) * size for size in sizes])
+    one = amaxes.new_ones(())
+    elements = torch.stack([torch.mul(one, size) for size in sizes])
     return torch.stack([amaxes, clipped, non_finite, elements], -1)
 
 

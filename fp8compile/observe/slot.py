@@ -89,14 +89,15 @@ class WithStatsInputs:
         rows: Mapping[int, Row],
         example_inputs: Sequence[Any],
     ) -> None:
-        self.compiled, self.inputs, self.rows = compiled, inputs, rows
-        self.device = device_of(example_inputs)
-        self.slots = ByParameters([i for i, v in enumerate(example_inputs) if isinstance(v, Parameter)], self._slot)
+        self.compiled = compiled
+        names = [name for _, name in inputs.names]
+        device = device_of(example_inputs)
+
+        def slot(parameters: Sequence[Tensor]) -> StatsSlot:
+            return StatsSlot(rows, inputs.rows, device, parameters, names)
+
+        self.slots = ByParameters([i for i, v in enumerate(example_inputs) if isinstance(v, Parameter)], slot)
 
     def __call__(self, *args: Any) -> Any:
         slot = self.slots.of(args)
         return self.compiled(*args, slot.values, slot.limit)
-
-    def _slot(self, parameters: Sequence[Tensor]) -> StatsSlot:
-        names = [name for _, name in self.inputs.names]
-        return StatsSlot(self.rows, self.inputs.rows, self.device, parameters, names)

@@ -13,15 +13,11 @@ from fp8compile.recipe.frozen import FrozenMapping
 from fp8compile.recipe.patterns import in_module
 from fp8compile.recipe.presets import PRESETS
 from fp8compile.recipe.validation import (
-    BOOLEANS,
-    CHOICES,
-    COUNTS,
-    OBSERVE,
     FrozenOptions,
     _as_islands,
     _as_options,
     _as_patterns,
-    _is_int,
+    check_values,
 )
 
 PER_GRAPH = (
@@ -130,7 +126,7 @@ class Recipe:
         object.__setattr__(self, "keep_fp32", _as_patterns("keep_fp32", self.keep_fp32))
         object.__setattr__(self, "islands", _as_islands(self.islands))
         object.__setattr__(self, "inductor", _as_options(self.inductor))
-        _check(self)
+        check_values(self)
         object.__setattr__(self, "modules", module_recipes(self.modules, self))
         for pattern, recipe in self.modules.items():
             if not isinstance(recipe.islands, str) and recipe.islands != self.islands:
@@ -253,31 +249,6 @@ _FIELDS = frozenset(f.name for f in dataclasses.fields(Recipe))
 def _known(changes: Mapping[str, Any]) -> None:
     for unknown in changes.keys() - _FIELDS:
         raise ValueError(f"Recipe has no field {unknown!r}.{nearest(unknown, [*_FIELDS, 'preset', 'recipe'])}")
-
-
-def _check(recipe: Recipe) -> None:
-    for name, allowed in CHOICES.items():
-        value = getattr(recipe, name)
-        if value not in allowed:
-            raise ValueError(f"Recipe.{name} cannot be {value!r}.{nearest(str(value), allowed)}")
-    if recipe.observe not in OBSERVE or isinstance(recipe.observe, int) != isinstance(recipe.observe, bool):
-        raise ValueError(f"Recipe.observe must be 'auto', True or False, not {recipe.observe!r}.")
-    for name in BOOLEANS:
-        if not isinstance(getattr(recipe, name), bool):
-            raise ValueError(f"Recipe.{name} must be True or False, not {getattr(recipe, name)!r}.")
-    for name, (low, high) in COUNTS.items():
-        value = getattr(recipe, name)
-        if not _is_int(value) or not low <= value <= high:
-            raise ValueError(f"Recipe.{name} must be an integer from {low} to {high}, not {value!r}.")
-    if recipe.linear_scaling == "delayed" and recipe.linear == "rowwise":
-        raise ValueError(
-            "Recipe.linear_scaling='delayed' keeps one scale per tensor, and Recipe.linear='rowwise' has one per row. "
-            "Set linear='tensorwise', or linear_scaling='dynamic'."
-        )
-    if not _is_int(recipe.min_saved_numel) or recipe.min_saved_numel < 0:
-        raise ValueError(f"Recipe.min_saved_numel must be a number of elements >= 0, not {recipe.min_saved_numel!r}.")
-    if recipe.dump is not None and not isinstance(recipe.dump, str):
-        raise ValueError(f"Recipe.dump must be the path of a folder, not {recipe.dump!r}.")
 
 
 def module_recipes(value: Any, base: Recipe) -> FrozenModules:

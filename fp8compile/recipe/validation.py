@@ -69,3 +69,29 @@ def _as_options(value: Any) -> FrozenOptions:
     if not isinstance(value, Mapping):
         raise ValueError(f"Recipe.inductor must be a dict of Inductor options, not {value!r}.")
     return FrozenOptions(value)
+
+
+def check_values(recipe: Any) -> None:
+    """Raises ValueError for a value that a field of a recipe cannot have, naming it and the nearest right one."""
+    for name, allowed in CHOICES.items():
+        value = getattr(recipe, name)
+        if value not in allowed:
+            raise ValueError(f"Recipe.{name} cannot be {value!r}.{nearest(str(value), allowed)}")
+    if recipe.observe not in OBSERVE or isinstance(recipe.observe, int) != isinstance(recipe.observe, bool):
+        raise ValueError(f"Recipe.observe must be 'auto', True or False, not {recipe.observe!r}.")
+    for name in BOOLEANS:
+        if not isinstance(getattr(recipe, name), bool):
+            raise ValueError(f"Recipe.{name} must be True or False, not {getattr(recipe, name)!r}.")
+    for name, (low, high) in COUNTS.items():
+        value = getattr(recipe, name)
+        if not _is_int(value) or not low <= value <= high:
+            raise ValueError(f"Recipe.{name} must be an integer from {low} to {high}, not {value!r}.")
+    if recipe.linear_scaling == "delayed" and recipe.linear == "rowwise":
+        raise ValueError(
+            "Recipe.linear_scaling='delayed' keeps one scale per tensor, and Recipe.linear='rowwise' has one per row. "
+            "Set linear='tensorwise', or linear_scaling='dynamic'."
+        )
+    if not _is_int(recipe.min_saved_numel) or recipe.min_saved_numel < 0:
+        raise ValueError(f"Recipe.min_saved_numel must be a number of elements >= 0, not {recipe.min_saved_numel!r}.")
+    if recipe.dump is not None and not isinstance(recipe.dump, str):
+        raise ValueError(f"Recipe.dump must be the path of a folder, not {recipe.dump!r}.")

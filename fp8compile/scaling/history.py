@@ -132,7 +132,7 @@ class _Sent:
         if value.is_cuda:
             self.value = torch.empty((), dtype=torch.bool, pin_memory=True)
             self.value.copy_(value, non_blocking=True)
-            self.there = torch.cuda.Event()
+            self.there = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self.there.record(torch.cuda.current_stream(value.device))
         else:
             self.value = value

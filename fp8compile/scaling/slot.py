@@ -68,10 +68,14 @@ class WithScales:
         recipe: Recipe,
         example_inputs: Sequence[Any],
     ) -> None:
-        self.known, self.measures, self.told, self.recipe = known, measures, told, recipe
-        self.operands, self.device = tuple(operands), device_of(example_inputs)
+        self.known, self.measures, self.operands = known, measures, tuple(operands)
+        names, device = [name for _, name in told.names], device_of(example_inputs)
+
+        def made(parameters: Sequence[Tensor]) -> Histories:
+            return Histories(operands, told.rows, recipe, device, parameters, names)
+
         positions = [i for i, value in enumerate(example_inputs) if isinstance(value, Parameter)]
-        self.histories = ByParameters(positions, self._histories)
+        self.histories = ByParameters(positions, made)
 
     def __call__(self, *args: Any) -> Any:
         histories = self.histories.of(args)
@@ -81,10 +85,6 @@ class WithScales:
         leaf = histories.scales.detach().requires_grad_()
         leaf.register_post_accumulate_grad_hook(_into(weakref.ref(histories)))  # type: ignore[no-untyped-call]
         return run(*args, leaf)
-
-    def _histories(self, parameters: Sequence[Tensor]) -> Histories:
-        names = [name for _, name in self.told.names]
-        return Histories(self.operands, self.told.rows, self.recipe, self.device, parameters, names)
 
 
 def _into(histories: weakref.ref[Histories]) -> Callable[[Tensor], None]:

@@ -1,4 +1,4 @@
-"""``fp8compile.scaling_state(model)``: what delayed scaling remembers of a model, to look at, to save, to share among ranks."""
+"""``fp8compile.scaling_state(model)``: what delayed scaling remembers of a model, to look at, save and share among ranks."""
 
 from __future__ import annotations
 
@@ -75,9 +75,10 @@ class ScalingState:
         graphs = self.graphs
         matched = [(each, waiting.match(labels, each)) for labels, each in graphs]
         if graphs and not any(found for _, found in matched):
+            theirs = state["graphs"][0]["operands"] if state["graphs"] else ()
             raise ValueError(
                 f"no graph of this model has the operands of the state: it has {_some(graphs[0][0])}, the state "
-                f"{_some(state['graphs'][0]['operands'] if state['graphs'] else ())}. The recipe that compiled it must be the same."
+                f"{_some(theirs)}. The recipe that compiled it must be the same."
             )
         for each, found in matched:
             if found:
@@ -94,8 +95,8 @@ class ScalingState:
             return
         newest = torch.cat([torch.cat([each.amaxes[:, AMAX], each.fell_back.float()]) for each in graphs])
         dist.all_reduce(newest, dist.ReduceOp.MAX, group)
-        for each, own in zip(graphs, newest.split([2 * len(each.operands) for each in graphs]), strict=True):
-            each.agree(*own.split(len(each.operands)))
+        for each, own in zip(graphs, torch.split(newest, [2 * len(each.operands) for each in graphs]), strict=True):
+            each.agree(*own.chunk(2))
 
     def __str__(self) -> str:
         rows = [row for labels, each in self.graphs for row in _rows(labels, each)]

@@ -19,6 +19,7 @@ PASSES: list[Pass] = [
     *pipeline.SOUND,
     *pipeline.PARTITION,
     *pipeline.OBSERVE_FORWARD,
+    *pipeline.DELAYED,
     *pipeline.POST_GRAD,
 ]
 

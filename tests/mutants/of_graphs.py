@@ -130,8 +130,8 @@ PASSES = (
     Mutant(
         "operands: codes of another format are shared",
         "fp8compile/encoding/operands.py",
-        "key = (base, width, axis, fmt)\n        if key not in self._encoded",
-        "key = (base, width, axis)\n        if key not in self._encoded",
+        "key = (base, width, axis, how.format, how.delayed)\n        if key not in self._encoded",
+        "key = (base, width, axis, how.delayed)\n        if key not in self._encoded",
         ("tests/encoding/test_operands.py",),
     ),
     Mutant(

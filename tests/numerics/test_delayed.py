@@ -1,0 +1,130 @@
+"""Codes under a scale that was known before: exact in range, counted where they clip, never hiding an inf."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from fp8compile.numerics import E4M3, E5M2, Format
+from fp8compile.numerics.delayed import (
+    AMAX,
+    CLIPPED,
+    CLIPPED_FEW,
+    ELEMENTS,
+    NON_FINITE,
+    clips_above,
+    falls_back,
+    inv_scale_from,
+    next_history,
+    partial_statistics,
+    placed,
+    quantize_under,
+    total_statistics,
+)
+from fp8compile.numerics.scaling import quantize
+
+FORMATS = (E4M3, E5M2)
+INF, NAN = float("inf"), float("nan")
+
+
+def every_value(dtype: torch.dtype) -> Tensor:
+    return torch.arange(-(2**15), 2**15, dtype=torch.int32).to(torch.int16).view(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
+@pytest.mark.parametrize("inv_scale", [1.0, 2.0**-20, 3e-5, 1e20])
+def test_codes_are_those_of_current_scaling_but_for_what_is_not_finite(
+    dtype: torch.dtype, fmt: Format, inv_scale: float
+) -> None:
+    x, known = every_value(dtype), torch.full((1, 1), inv_scale)
+    codes = quantize_under(x, known, fmt).float()
+    finite = x.isfinite()
+    assert torch.equal(codes[finite], quantize(x, known.reshape(()), fmt).float()[finite])
+    assert bool(codes[~finite].isnan().all()) and int((~finite).sum()) > 2
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
+def test_what_is_called_clipped_has_a_larger_error_than_rounding_could_give(fmt: Format) -> None:
+    """Beside the format's largest value the next would be one step away; half of that is what rounding may cost."""
+    codes = torch.arange(256, dtype=torch.uint8).view(fmt.dtype).float()
+    largest, second = sorted(set(codes[codes.isfinite()].tolist()))[-1:-3:-1]
+    assert clips_above(fmt) == largest + (largest - second) / 2
+    above = torch.tensor([[clips_above(fmt), math.nextafter(clips_above(fmt), INF) * (1 + 1e-6), -1e9, 0.0]])
+    _, clipped, _ = partial_statistics(above, torch.ones(1, 1), fmt)
+    assert clipped.tolist() == [2.0]
+
+
+def test_statistics_are_those_counted_one_by_one() -> None:
+    g = torch.Generator().manual_seed(0)
+    several = [torch.randn(16, n, generator=g) * 10.0**k for n, k in ((8, 0), (64, 2), (1, -3))]
+    several[1][3, 5], several[1][9, 9], several[2][0, 0] = INF, NAN, -INF
+    scales = [torch.full((1, 1), s) for s in (300.0, 4.0, 1.0)]
+    parts = [partial_statistics(x, s, E4M3) for x, s in zip(several, scales, strict=True)]
+    found = total_statistics(parts, [x.numel() for x in several])
+    for row, x, s in zip(found, several, scales, strict=True):
+        values = x.reshape(-1).tolist()
+        finite = [v for v in values if math.isfinite(v)]
+        assert row[CLIPPED] == sum(abs(v) * float(s) > 464 for v in finite)
+        assert row[NON_FINITE] == len(values) - len(finite) and row[ELEMENTS] == len(values)
+        want = max(map(abs, finite)) if len(finite) == len(values) else None
+        assert (row[AMAX] == want) if want is not None else not math.isfinite(row[AMAX])
+    assert found[0, CLIPPED] > 0
+
+
+def test_each_half_has_its_own_place() -> None:
+    early, late = torch.ones(2, 4), torch.full((1, 4), 2.0)
+    both = placed([early, late], [False, True], 3)
+    assert both[:, 0].tolist() == [1, 1, 0, 2, 0, 0]
+    assert placed([late], [True], 3)[:, 0].tolist() == [0, 0, 0, 2, 0, 0]
+    assert placed([early], [False], 3)[:, 0].tolist() == [1, 1, 0, 0, 0, 0]
+
+
+def statistics(amax: float, clipped: float = 0.0, non_finite: float = 0.0, elements: float = 1e6) -> Tensor:
+    return torch.tensor([[amax, clipped, non_finite, elements]])
+
+
+def test_the_history_is_the_last_amaxes_newest_first() -> None:
+    history = torch.zeros(1, 3)
+    for amax in (1.0, 5.0, 2.0, 3.0):
+        history = next_history(history, statistics(amax))
+    assert history.tolist() == [[3.0, 2.0, 5.0]]
+
+
+@pytest.mark.parametrize("amax", [INF, NAN])
+def test_an_amax_that_is_not_finite_is_left_out(amax: float) -> None:
+    history = torch.tensor([[4.0, 2.0]])
+    assert torch.equal(next_history(history, statistics(amax, non_finite=1)), history)
+
+
+def test_too_much_is_a_hundred_thousandth_beyond_a_few() -> None:
+    """Few elements of a small tensor are no reason: each new largest value would be one."""
+    assert not falls_back(statistics(1.0, clipped=CLIPPED_FEW + 10, elements=1e6))
+    assert falls_back(statistics(1.0, clipped=CLIPPED_FEW + 11, elements=1e6))
+    assert not falls_back(statistics(1.0, clipped=CLIPPED_FEW, elements=64))
+
+
+def test_who_clipped_too_much_forgets_what_it_knew() -> None:
+    history = torch.tensor([[4.0, 2.0, 1.0]])
+    assert next_history(history, statistics(0.1, clipped=1e5)).tolist() == [[pytest.approx(0.1), 0.0, 0.0]]
+
+
+def test_scales_follow_from_the_history() -> None:
+    history, largest = torch.tensor([[1.0, 8.0], [0.0, 0.0], [3e38, 0.0]]), torch.tensor([448.0, 57344.0, 448.0])
+    found = inv_scale_from(history, largest)
+    assert found[0] == 8.0 / 448 and found[1] == 2.0**-126 and found[2].isfinite()
+    assert inv_scale_from(history, largest, "most_recent")[0] == 1.0 / 448
+    assert inv_scale_from(history, largest, margin=3)[0] == 64.0 / 448
+
+
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
+def test_the_largest_value_seen_is_never_called_clipped(fmt: Format) -> None:
+    """Whatever rounding does to the scale and to its reciprocal."""
+    amaxes = torch.rand(100_000, generator=torch.Generator().manual_seed(1)).add(1e-3) * 2.0 ** torch.arange(
+        100_000
+    ).remainder(60)
+    scale = inv_scale_from(amaxes[:, None], torch.full_like(amaxes, fmt.max)).reciprocal()
+    assert float((amaxes * scale).max()) < clips_above(fmt)
