@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -54,7 +55,7 @@ def partial_statistics(x: Tensor, scale: Tensor, fmt: Format) -> tuple[Tensor, T
     return size.amax(-1).float(), clips, lost
 
 
-def total_statistics(partials: Sequence[tuple[Tensor, ...]], sizes: Sequence[int | torch.SymInt]) -> Tensor:
+def total_statistics(partials: Sequence[tuple[Tensor, ...]], sizes: Sequence[Any]) -> Tensor:
     """``[V, COLUMNS]``: the statistics of V tensors of equally many rows, from partial ones and their numbers of elements.
 
     All partial statistics lie in one tensor, which is reduced by two reductions in one kernel: of each row one is taken.

@@ -90,7 +90,7 @@ class ScalingState:
 
         Every rank must have called the same graphs. Without it each rank's scales are its own, which is as exact.
         """
-        graphs = [each for _, each in self.graphs]
+        graphs = [each for _, each in self.graphs if each.operands]
         if not graphs:
             return
         newest = torch.cat([torch.cat([each.amaxes[:, AMAX], each.fell_back.float()]) for each in graphs])

@@ -1,0 +1,40 @@
+"""Delayed scaling lowered for an H100: what is stored once, what is moved, and that the kernels do what eager does."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="triton, which compiles what Inductor generates, exists for Linux only")
+
+from . import fake_h100
+from .layers import PLAIN
+from .subprocesses import result_of
+
+# Launches and bytes over plain Inductor's, forward and backward together. Exact for fake_h100.MADE_FOR.
+FIGURES = {"llama 16k": (43, 1.21), "bert 16k": (43, 1.43)}
+
+
+def figures(case: str) -> tuple[int, float]:
+    found: dict[str, Any] = result_of("run_delayed")[case]
+    moved = {name: sum(num_bytes for _, num_bytes in found[name]) for name in (PLAIN, "delayed")}
+    return sum(launches for launches, _ in found["delayed"]), moved["delayed"] / moved[PLAIN]
+
+
+@pytest.mark.parametrize("case", FIGURES)
+def test_kernels_and_bytes_against_plain_inductor(case: str) -> None:
+    launches, ratio = figures(case)
+    assert (launches, round(ratio, 3)) == FIGURES[case]
+
+
+def test_every_configuration_assembles_without_spills() -> None:
+    found = result_of("run_delayed")
+    assert found["configurations"] > 40 and found["spills"] == []
+
+
+def test_interpreted_kernels_do_what_the_graph_does_statistics_included() -> None:
+    differences = result_of("run_delayed", "interpret", interpret=True)
+    amaxes = {name: d for name, d in differences.items() if name.startswith("amax")}
+    assert len(amaxes) == 4 + 7 + 7 and max(differences.values()) < 2e-3, differences
+    assert fake_h100.MADE_FOR
