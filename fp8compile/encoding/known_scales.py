@@ -158,12 +158,12 @@ def _behind(node: Any, target: Any) -> Node:
 
 def totals_of(graph: Graph, operands: Sequence[tuple[Row, Node, Node]]) -> Node:
     """``[V, 4]``: the statistics of these operands, which are sorted by ``rows_in``: those with as many rows are together."""
-    sizes = [value.meta["val"].numel() for _, value, _ in operands]
+    widths = [value.meta["val"].shape[1] for _, value, _ in operands]
     lengths = [len(list(group)) for _, group in itertools.groupby(operands, key=rows_in)]
 
     def totals(*parts: Tensor) -> Tensor:
-        each, size = iter(zip(*[iter(parts)] * 3, strict=True)), iter(sizes)
-        groups = [total_statistics([next(each) for _ in range(n)], [next(size) for _ in range(n)]) for n in lengths]
+        each, width = iter(zip(*[iter(parts)] * 3, strict=True)), iter(widths)
+        groups = [total_statistics([next(each) for _ in range(n)], [next(width) for _ in range(n)]) for n in lengths]
         return torch.cat(groups) if len(groups) > 1 else groups[0]
 
     parts = [part for operand in operands for part in _partials(graph, *operand)]
@@ -184,4 +184,4 @@ def _partials(graph: Graph, row: Row, value: Node, scale: Node) -> tuple[Node, N
 
 def rows_in(operand: tuple[Row, Node, Node]) -> str:
     """The key by which operands are totalled together: how many rows they have as matrices."""
-    return str(operand[1].meta["val"].shape[:-1].numel())
+    return str(operand[1].meta["val"].shape[0])  # no Size.numel(), which would guard on a symbol

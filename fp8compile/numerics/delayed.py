@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -55,16 +54,16 @@ def partial_statistics(x: Tensor, scale: Tensor, fmt: Format) -> tuple[Tensor, T
     return size.amax(-1).float(), clips, lost
 
 
-def total_statistics(partials: Sequence[tuple[Tensor, ...]], sizes: Sequence[Any]) -> Tensor:
-    """``[V, COLUMNS]``: the statistics of V tensors of equally many rows, from partial ones and their numbers of elements.
+def total_statistics(partials: Sequence[tuple[Tensor, ...]], widths: Sequence[int]) -> Tensor:
+    """``[V, COLUMNS]``: the statistics of V matrices of equally many rows, from partial ones and their numbers of columns.
 
     All partial statistics lie in one tensor, which is reduced by two reductions in one kernel: of each row one is taken.
     """
-    kinds = list(zip(*partials, strict=True))
-    whole = torch.cat([part for kind in kinds for part in kind]).reshape(len(kinds), len(partials), -1)
+    kinds, rows = list(zip(*partials, strict=True)), partials[0][0].shape[0]
+    whole = torch.cat([part for kind in kinds for part in kind]).reshape(len(kinds), len(partials), rows)
     (amaxes, _, _), (_, clipped, non_finite) = whole.amax(-1).unbind(), whole.sum(-1).unbind()
-    one = amaxes.new_ones(())
-    elements = torch.stack([torch.mul(one, size) for size in sizes])
+    one = torch.mul(amaxes.new_ones(()), rows)  # type: ignore[arg-type]
+    elements = torch.stack([one * width for width in widths])
     return torch.stack([amaxes, clipped, non_finite, elements], -1)
 
 

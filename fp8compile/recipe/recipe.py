@@ -281,7 +281,7 @@ def _recipe_of(pattern: str, given: Any, base: Recipe) -> Recipe:
 
 def exact(recipe: Recipe) -> Recipe:
     """``recipe`` with nothing encoded. FP32 islands stay, since they are more accurate than what they replace."""
-    return uncounted(recipe).replace_in_all(saved="off", linear="off", collectives="off")
+    return uncounted(recipe).replace_in_all(saved="off", linear="off", linear_scaling="dynamic", collectives="off")
 
 
 def uncounted(recipe: Recipe) -> Recipe:

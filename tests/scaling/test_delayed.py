@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import math
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -268,6 +269,47 @@ def test_the_state_holds_no_gigabytes_and_lies_on_the_cpu() -> None:
     (graph,) = fp8compile.scaling_state(model).state_dict()["graphs"]
     assert graph["amaxes"].shape == (6, LENGTH) and graph["amaxes"].device.type == "cpu"
     assert sorted(graph["operands"]) == sorted(f"{n}.{r}" for n in "ab" for r in ("input", "weight", "gradient"))
+
+
+def test_batches_of_other_sizes_share_one_graph_and_one_history() -> None:
+    model = Plain()
+    options = {"codegen": "eager", **DELAYED}
+    run = torch.compile(model, backend="fp8compile", options=options, dynamic=True)
+    torch._dynamo.utils.counters.clear()
+    for rows in (24, 40, 17, 32):
+        run(torch.ones(rows, 32)).square().mean().backward()
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
+    assert own(model).entries == 4 and amaxes(model)["a.input"] == [1.0] * LENGTH
+
+
+@pytest.mark.parametrize("kind", ["check", "fp16", "autocast", "checkpoint around", "blocks"])
+def test_it_goes_with_whatever_else_is_on(kind: str) -> None:
+    """Every backward is an entry of each graph's history, and no step after the first measures."""
+    torch.manual_seed(3)
+    model = nn.Sequential(*(Plain() for _ in range(2)))
+    x, options = data(0).requires_grad_(), dict(DELAYED)
+    if kind == "check":
+        options["check"] = "first_step"
+    if kind == "fp16":
+        model, x = model.half(), data(0).half()
+    run: Any = compiled(model, **options)
+    if kind == "checkpoint around":
+        run = functools.partial(checkpoint, run, use_reentrant=False)
+    if kind == "blocks":
+        run = model
+        for block in model:
+            block.compile(backend="fp8compile", options={"codegen": "eager", **options})
+    for _ in range(3):
+        with torch.autocast("cpu", torch.bfloat16, enabled=kind == "autocast"):
+            run(x).float().square().mean().backward()
+    graphs = fp8compile.scaling_state(model).graphs
+    assert [(each.entries, each.must_measure()) for _, each in graphs] == [(3, False)] * (
+        2 if kind == "blocks" else 1
+    )
+    labels = [label for labels, _ in graphs for label in labels]
+    assert sorted(labels) == sorted(
+        f"{i}.{n}.{r}" for i in "01" for n in "ab" for r in ("input", "weight", "gradient")
+    )
 
 
 def test_before_any_step_there_is_nothing_to_say() -> None:

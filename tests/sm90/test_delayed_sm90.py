@@ -8,12 +8,14 @@ import pytest
 
 pytest.importorskip("triton", reason="triton, which compiles what Inductor generates, exists for Linux only")
 
-from . import fake_h100
 from .layers import PLAIN
 from .subprocesses import result_of
 
 # Launches and bytes over plain Inductor's, forward and backward together. Exact for fake_h100.MADE_FOR.
 FIGURES = {"llama 16k": (43, 1.21), "bert 16k": (43, 1.43)}
+
+
+ROUNDINGS = 512  # on the longest way through the layer and back, in FP32; one code that is a step off moves more
 
 
 def figures(case: str) -> tuple[int, float]:
@@ -36,5 +38,4 @@ def test_every_configuration_assembles_without_spills() -> None:
 def test_interpreted_kernels_do_what_the_graph_does_statistics_included() -> None:
     differences = result_of("run_delayed", "interpret", interpret=True)
     amaxes = {name: d for name, d in differences.items() if name.startswith("amax")}
-    assert len(amaxes) == 4 + 7 + 7 and max(differences.values()) < 2e-3, differences
-    assert fake_h100.MADE_FOR
+    assert len(amaxes) == 4 + 7 + 7 and max(differences.values()) < ROUNDINGS * 2.0**-24, differences
