@@ -14,7 +14,7 @@ import dataclasses
 from torch import Tensor
 from torch.fx import Node
 
-from fp8compile.encoding.known_scales import GRADIENT, RETURNED, Row, encoded_in, rows_in, totals_of
+from fp8compile.encoding.known_scales import RETURNED, Row, encoded_in, rows_in, totals_of
 from fp8compile.fx.graph import splice
 from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.fx.provenance import Origin, TensorInfo, op_name, source_line
@@ -29,9 +29,10 @@ def measure_operands(split: PartitionedGraph, ctx: Context) -> Notes:
     if zeros is None or ctx.scale_input is None:
         return Notes()
     half = ctx.scale_input.rows // 2
-    taken, operands = list[Node](), list[Operand]()
+    taken, operands, seen = list[Node](), list[Operand](), set[Row]()
     for late, module in ((False, split.fw), (True, split.bw)):
-        own = [(r, *each) for r, each in encoded_in(module.graph).items() if (r.role == GRADIENT) == late]
+        own = [(row, *each) for row, each in encoded_in(module.graph).items() if row not in seen]
+        seen.update(row for row, *_ in own)
         if own:
             own.sort(key=lambda operand: (rows_in(operand), operand[0].index))
             totals = totals_of(module.graph, own)

@@ -73,10 +73,10 @@ class KnownScales:
         return self.rows[value, fmt]
 
     def _known(self, index: int, value: Node) -> Node:
-        def inv_scale(scales: Tensor) -> Tensor:
-            return scales.narrow(0, index, 1).narrow(
-                1, 0, 1
-            )  # no 0-d view: Inductor's _scaled_mm unsqueezes it wrongly
+        def inv_scale(
+            scales: Tensor,
+        ) -> Tensor:  # [1, 1]: Inductor unsqueezes a 0-d view for _scaled_mm wrongly (2.13)
+            return scales.narrow(0, index, 1).narrow(1, 0, 1)
 
         node: Node = splice(self.graph, inv_scale, self.scales, before=insertion_point_after(value))
         return node
@@ -89,7 +89,7 @@ class KnownScales:
         return node
 
     def promise(self) -> None:
-        """Return zeros as the gradient of the scales, which ``deliver`` replaces once the graph is cut."""
+        """Return zeros as the gradient of the scales, which measure_operands replaces once the graph is cut."""
         at = self._place()
         if at is None or not self.rows:
             return

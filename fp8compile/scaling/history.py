@@ -37,7 +37,8 @@ class Histories:
     Attributes:
         operands: what each row of the tensors below is about.
         amaxes: float32 ``[V, amax_history_len]``, newest first.
-        scales: float32 ``[rows, 4]``, what the graph takes: in column 0 an operand's inv_scale, in its row.
+        scales: float32 ``[rows, 4]``, what the graph takes: in column 0 an operand's inv_scale, in its row. NaN elsewhere, so
+            that a scale that nobody measures cannot go unseen.
         totals: float32 ``[V, 3]``: over all steps, elements clipped, elements not finite, steps that fell back.
         entries: how many backward passes the history has seen.
         fell_back: bool ``[V]``, of which too much was clipped in the last backward.
@@ -59,7 +60,7 @@ class Histories:
         self._places = torch.tensor([o.place for o in operands], dtype=torch.int64, device=device)
         self._largest = torch.tensor([MAX[o.format] for o in operands], dtype=torch.float32, device=device)
         self.amaxes = torch.zeros(len(operands), recipe.amax_history_len, device=device)
-        self.scales = torch.zeros(rows, COLUMNS, device=device)
+        self.scales = torch.full((rows, COLUMNS), torch.nan, device=device)
         self.totals = torch.zeros(len(operands), 3, device=device)
         self.entries = 0
         self.fell_back = torch.zeros(len(operands), dtype=torch.bool, device=device)
@@ -114,7 +115,7 @@ class Histories:
         """Make this the history, float32 ``[V, amax_history_len]``, and the scales what follows from it."""
         self.amaxes = amaxes
         inv_scales = inv_scale_from(amaxes, self._largest, self.recipe.amax_compute, self.recipe.margin)
-        scales = torch.zeros_like(self.scales)  # a new tensor: a backward may still read the old one
+        scales = torch.full_like(self.scales, torch.nan)  # a new tensor: a backward may still read the old one
         scales[self._rows, AMAX] = inv_scales
         self.scales = scales
 
