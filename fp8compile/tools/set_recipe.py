@@ -13,6 +13,7 @@ beyond the limit, rather than end in plain eager.)
 from __future__ import annotations
 
 import dataclasses
+import gc
 import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -105,6 +106,11 @@ def _install(compiled: nn.Module, root: nn.Module, now: CompiledWith, new: Recip
         private.use_region(context, regions.setdefault(new, private.region_of(context)))
 
 
+def _ran(root: nn.Module) -> int:
+    """How many recipes models of this class have run."""
+    return sum(len(recipes) for model, recipes in _regions.items() if type(model).forward is type(root).forward)
+
+
 def _isolation(root: nn.Module, now: CompiledWith, first_time: bool) -> dict[str, bool]:
     """The argument that opens a region of its own for a recipe that runs for the first time.
 
@@ -114,8 +120,9 @@ def _isolation(root: nn.Module, now: CompiledWith, first_time: bool) -> dict[str
     if private.HAS_REGIONS:
         return {"isolate_recompiles": True} if first_time else {}
     limit = now.others.get("recompile_limit") or private.dynamo_config.recompile_limit
-    alike = (recipes for model, recipes in _regions.items() if type(model).forward is type(root).forward)
-    if first_time and (ran := sum(map(len, alike))) >= limit:
+    if first_time and _ran(root) >= limit:
+        gc.collect()  # models that are gone but for a cycle count no more, here and for Dynamo
+    if first_time and (ran := _ran(root)) >= limit:
         raise ValueError(
             f"set_recipe: models of the class {type(root).__name__} have run {ran} recipes, and this torch "
             f"({torch.__version__}) compiles a piece of code no more than {limit} times. Raise "

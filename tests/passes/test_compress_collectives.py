@@ -16,6 +16,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import fp8compile
+from fp8compile._version import release_of
 from fp8compile.numerics.metrics import sqnr
 from fp8compile.passes.compress_collectives import LEAST, compress_collectives
 from fp8compile.recipe.context import Context
@@ -62,6 +63,9 @@ def two_ranks() -> Iterator[None]:
         yield
 
 
+@pytest.mark.skipif(
+    release_of(torch.__version__) <= (2, 11), reason="the golden has the nodes' names of torch 2.13 and 2.15"
+)
 def test_golden_a_sum_over_ranks_each_way(two_ranks: None) -> None:
     x = torch.randn(TOKENS, HIDDEN).bfloat16().requires_grad_()
     text = text_of(joint_of(parallel(MLP().bfloat16()), x, **SENT))

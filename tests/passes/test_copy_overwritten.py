@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from expecttest import assert_expected_inline
 from torch import Tensor, nn
 
+from fp8compile._version import release_of
 from fp8compile.passes.copy_overwritten import copy_overwritten
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
@@ -147,6 +148,8 @@ def test_it_is_idempotent() -> None:
 @pytest.mark.parametrize("codegen", ["eager", "inductor"])
 @pytest.mark.parametrize("preset", ["off", "default"])
 def test_gradients_are_those_of_eager(name: str, codegen: str, preset: str) -> None:
+    if (name, codegen) == ("Codebook", "inductor") and release_of(torch.__version__) <= (2, 11):
+        pytest.skip("Inductor of torch 2.11 overwrites the codebook before it gathers from it, whatever the backend")
     options = {"codegen": codegen, "preset": preset, **({"min_saved_numel": 0} if preset == "default" else {})}
     assert worst(CASES[name], backend="fp8compile", options=options) > (100 if preset == "off" else 30)
 

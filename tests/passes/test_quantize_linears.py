@@ -209,12 +209,24 @@ def test_what_the_user_upcast_stays() -> None:
     assert reasons == {"low": "", "high": "upcast by the user"}
 
 
+def rowwise_on_the_cpu() -> bool:
+    """Whether this torch's _scaled_mm takes rowwise scales on a CPU, which stands for a device here (torch 2.11 does not)."""
+    a, ones = torch.ones(16, 16).to(torch.float8_e4m3fn), torch.ones(16, 1)
+    try:
+        torch._scaled_mm(a, a.t(), scale_a=ones, scale_b=ones.t(), out_dtype=torch.bfloat16)
+    except RuntimeError:
+        return False
+    return True
+
+
 def test_rowwise_on_a_device_gives_bf16_only(fp8_units: None) -> None:
     fields = {"emulate": False, "linear": "rowwise"}
     assert (
         reason_of(nn.Linear(64, 64), torch.randn(32, 64), **fields)
         == "_scaled_mm with rowwise scales gives BF16 only"
     )
+    if not rowwise_on_the_cpu():
+        pytest.skip("this torch's _scaled_mm on a CPU takes tensorwise scales only")
     assert reason_of(nn.Linear(64, 64).bfloat16(), torch.randn(32, 64).bfloat16(), **fields) == ""
 
 
@@ -287,6 +299,8 @@ def test_scaled_matmuls_are_the_emulated_ones_but_for_the_order_of_sums(
     fields: dict[str, str], rows: int, fp8_units: None
 ) -> None:
     """40 rows and 1 row: the wgrad's inner side is padded to a multiple of 16."""
+    if "linear" in fields and not rowwise_on_the_cpu():
+        pytest.skip("this torch's _scaled_mm on a CPU takes tensorwise scales only")
     linear = nn.Linear(64, 32).bfloat16()
     x, dy = torch.randn(rows, 64).bfloat16().requires_grad_(), torch.randn(rows, 32).bfloat16()
     results = []

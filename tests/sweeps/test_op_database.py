@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from fp8compile._version import release_of
 from tests.sweeps.op_database import DTYPES, Record, Step, records, sqnr, worst_of
 from tests.sweeps.op_database_run import by_operation, jobs_of, swept, text_of, worst_first
 from tests.sweeps.op_exemptions import EXEMPT, unexcused
@@ -22,6 +23,8 @@ def told(found: list[Record]) -> str:
 
 @pytest.mark.parametrize(("name", "dtype", "wrappers"), SELECTION, ids=[f"{n}-{d}" for n, d, _ in SELECTION])
 def test_selected(name: str, dtype: str, wrappers: tuple[str, ...], tally: Callable[..., None]) -> None:
+    if name == "fft.rfft" and release_of(torch.__version__) <= (2, 11):
+        pytest.skip("Inductor of torch 2.11 expects other strides of rfft's result than it has, with any backend")
     found = records(name, dtype, samples=1, wrappers=wrappers)
     for record in found:
         tally(f"op_db {dtype}, CI", record.outcome)

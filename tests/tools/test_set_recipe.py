@@ -14,6 +14,10 @@ from fp8compile import Recipe
 from fp8compile import _torch as private
 from fp8compile.tools.compiled_module import running
 
+needs_regions = pytest.mark.skipif(
+    not private.HAS_REGIONS, reason="this torch has no isolate_recompiles: all recipes share one recompile_limit"
+)
+
 
 class Block(nn.Module):
     def __init__(self, breaks: bool = False) -> None:
@@ -176,6 +180,7 @@ def test_mode_dynamic_fullgraph_and_the_limit_are_kept() -> None:
     assert [compiled_in_a_step(model, batch) for batch in (128, 96, 64)] == [1, 0, 0]
 
 
+@needs_regions
 def test_more_recipes_than_dynamo_compiles_for_one_piece_of_code() -> None:
     with private.dynamo_config.patch(recompile_limit=2):
         model = net(fullgraph=True)
@@ -255,6 +260,7 @@ def test_a_model_that_is_not_ours_is_refused() -> None:
         fp8compile.set_recipe(torch.compile(lambda x: x, backend="fp8compile"), "off")  # type: ignore[arg-type]
 
 
+@needs_regions
 def test_no_setting_of_dynamo_is_written_and_each_recipe_has_the_whole_limit() -> None:
     """Six shapes for each of three recipes, in a Dynamo that compiles a piece of code six times."""
     with private.dynamo_config.patch(recompile_limit=6, automatic_dynamic_shapes=False):
@@ -267,6 +273,7 @@ def test_no_setting_of_dynamo_is_written_and_each_recipe_has_the_whole_limit() -
         assert private.dynamo_config.recompile_limit == 6
 
 
+@needs_regions
 def test_recipes_set_by_another_thread_run() -> None:
     """Dynamo's settings are a thread's own: what a thread raises, the one that runs the model does not see."""
     with private.dynamo_config.patch(recompile_limit=2):
@@ -290,10 +297,9 @@ def test_a_recipe_without_a_compiled_graph_is_told() -> None:
             fp8compile.report(model)
 
 
+@needs_regions
 @pytest.mark.parametrize("in_place", [False, True])
 def test_a_region_that_the_user_asked_for_is_kept(in_place: bool) -> None:
-    if not private.HAS_REGIONS:
-        pytest.skip("this torch has no isolate_recompiles")
     model = net(in_place, isolate_recompiles=True)
     before = private.region_of(private.context_of(model))
     assert compiled_in_a_step(model) == 1
