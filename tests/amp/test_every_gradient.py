@@ -135,7 +135,7 @@ def test_gradients_beyond_the_rows_are_counted_together(monkeypatch: pytest.Monk
     for each, spare in ((model, 64), (narrow, 0)):
         torch._dynamo.reset()
         monkeypatch.setattr(slot, "SPARE", spare)
-        monkeypatch.setattr(slot, "_calls", lambda gm: 0)  # rows for the 5 inputs alone
+        monkeypatch.setattr(slot, "calls_of", lambda gm: 0)  # rows for the 5 inputs alone
         run = torch.compile(each, backend="fp8compile", options=EXACT)
         loss_of(run, *batches(32), 2.0**12).backward()
         seen += records.of_model(each)
@@ -160,7 +160,7 @@ def test_gradients_beyond_the_rows_are_counted_together(monkeypatch: pytest.Monk
 def test_what_is_folded_is_what_eager_gradients_are(monkeypatch: pytest.MonkeyPatch) -> None:
     model = Net().half()
     monkeypatch.setattr(slot, "SPARE", 0)
-    monkeypatch.setattr(slot, "_calls", lambda gm: 0)
+    monkeypatch.setattr(slot, "calls_of", lambda gm: 0)
     run = torch.compile(model, backend="fp8compile", options=EXACT)
     loss_of(run, *batches(32), 2.0**12).backward()
     [seen] = records.of_model(model)
