@@ -62,7 +62,7 @@ def total_statistics(partials: Sequence[tuple[Tensor, ...]], widths: Sequence[in
     kinds, rows = list(zip(*partials, strict=True)), partials[0][0].shape[0]
     whole = torch.cat([part for kind in kinds for part in kind]).reshape(len(kinds), len(partials), rows)
     (amaxes, _, _), (_, clipped, non_finite) = whole.amax(-1).unbind(), whole.sum(-1).unbind()
-    one = torch.mul(amaxes.new_ones(()), rows)  # type: ignore[arg-type]
+    one = torch.mul(amaxes.new_ones(()), rows)
     elements = torch.stack([one * width for width in widths])
     return torch.stack([amaxes, clipped, non_finite, elements], -1)
 
