@@ -29,22 +29,22 @@ def measure_operands(split: PartitionedGraph, ctx: Context) -> Notes:
     if zeros is None or ctx.scale_input is None:
         return Notes()
     half = ctx.scale_input.rows // 2
-    taken, operands, seen = list[Node](), list[Operand](), set[Row]()
+    taken, operands, seen = dict[bool, Node](), list[Operand](), set[Row]()
     for late, module in ((False, split.fw), (True, split.bw)):
         own = [(row, *each) for row, each in encoded_in(module.graph).items() if row not in seen]
         seen.update(row for row, *_ in own)
         if own:
             own.sort(key=lambda operand: (rows_in(operand), operand[0].index))
             totals = totals_of(module.graph, own)
-            taken.append(totals if late else split.keep(totals, "operand_statistics"))
+            taken[late] = totals if late else split.keep(totals, "operand_statistics")
             operands += [_told(row, value, late * half + i) for i, (row, value, _) in enumerate(own)]
-    lates = [node.graph is split.bw.graph and node.op != "placeholder" for node in taken]
+    lates = list(taken)
 
     def gradient(*taken: Tensor) -> Tensor:
         return placed(taken, lates, half)
 
     out = split.bw.graph.output_node()
-    out.replace_input_with(zeros, splice(split.bw.graph, gradient, *taken, before=out))
+    out.replace_input_with(zeros, splice(split.bw.graph, gradient, *taken.values(), before=out))
     return Notes(operands=tuple(operands))
 
 

@@ -14,13 +14,12 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from fp8compile.fx.aot import BACKWARD, FORWARD, is_tangent, is_training
+from fp8compile.fx.aot import BACKWARD, FORWARD, is_training, missing_gradient, return_at
 from fp8compile.fx.graph import ROW, dtype_text, insertion_point_after, splice, storage_root
 from fp8compile.fx.provenance import Origin, TensorInfo
 from fp8compile.numerics.histogram import AMAX, partials, totals
@@ -44,7 +43,7 @@ def observe_gradients(graph: Graph, ctx: Context) -> Notes:
     values = sorted(values, key=lambda v: "" if v.direction == FORWARD else _rows(v))
     limit = ctx.input_at(graph, ctx.stats_inputs.limit)
     if limit is not None and any(value.direction != FORWARD for value in (*values, *itertools.chain(*rest))):
-        _return(graph, at, _taken(graph, values, rest, ctx.stats_inputs.rows, limit))
+        return_at(graph, at, _taken(graph, values, rest, ctx.stats_inputs.rows, limit))
     own = [_entry(value, row, order[value]) for row, value in enumerate(values)]
     return Notes(
         observed=(*own, *(_entry_of_rest(group, len(own) + i) for i, group in enumerate(rest))),
@@ -71,14 +70,8 @@ def _kind(value: Value) -> tuple[str, str]:
 def _place(graph: Graph, ctx: Context) -> int | None:
     """The position of the statistics input's gradient among the graph's outputs, where None still stands."""
     assert ctx.stats_inputs is not None
-    placeholders = graph.find_nodes(op="placeholder")
-    inputs = [n for n in placeholders if not is_tangent(n)]
     mine = ctx.input_at(graph, ctx.stats_inputs.statistics)
-    outputs: Any = graph.output_node().args[0]
-    if mine is None:
-        return None
-    at = len(outputs) - len(inputs) + inputs.index(mine)
-    return at if outputs[at] is None else None  # else the pass has run before
+    return None if mine is None else missing_gradient(graph, mine)  # a node: the pass has run before
 
 
 def _taken(
@@ -141,12 +134,6 @@ def _counted(*value_and_limit: Tensor) -> Tensor:
 def _rows(value: Value) -> str:
     """The key by which values are taken together: how many rows they have."""
     return str(value.node.meta["val"].shape[:-1].numel())
-
-
-def _return(graph: Graph, at: int, node: Node) -> None:
-    out = graph.output_node()
-    outputs: Any = out.args[0]
-    out.args = (type(outputs)([*outputs[:at], node, *outputs[at + 1 :]]),)
 
 
 def _entry(value: Value, row: int, order: int) -> Observed:

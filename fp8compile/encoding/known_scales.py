@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from fp8compile.fx.aot import is_tangent
+from fp8compile.fx.aot import missing_gradient, return_at
 from fp8compile.fx.graph import insertion_point_after, splice
 from fp8compile.numerics import Format
 from fp8compile.numerics.delayed import partial_statistics, quantize_under, total_statistics
@@ -56,8 +56,7 @@ class KnownScales:
         """Those of a graph that has the extra input, and where nobody returns a gradient of it yet."""
         if ctx.scale_input is None or (scales := ctx.input_at(graph, ctx.scale_input.position)) is None:
             return None
-        found = cls(graph, scales, ctx.scale_input)
-        return found if found._place() is not None else None
+        return None if missing_gradient(graph, scales) is None else cls(graph, scales, ctx.scale_input)
 
     def row_of(self, value: Node, fmt: Format, role: str, module: str) -> tuple[Row, Node] | None:
         """The row of ``value``, and its scale ``[1, 1]``: the one known, or its own in a graph that measures; None where rows
@@ -90,25 +89,16 @@ class KnownScales:
 
     def promise(self) -> None:
         """Return zeros as the gradient of the scales, which measure_operands replaces once the graph is cut."""
-        at = self._place()
+        at = missing_gradient(self.graph, self.scales)
         if at is None or not self.rows:
             return
 
         def zeros(scales: Tensor) -> Tensor:
             return torch.zeros_like(scales)
 
-        out = self.graph.output_node()
-        node = splice(self.graph, zeros, self.scales, before=out)
+        node = splice(self.graph, zeros, self.scales, before=self.graph.output_node())
         node.meta[RETURNED] = True
-        outputs: Any = out.args[0]
-        out.args = (type(outputs)([*outputs[:at], node, *outputs[at + 1 :]]),)
-
-    def _place(self) -> int | None:
-        """The position of the scales' gradient among the graph's outputs, where None still stands."""
-        inputs = [n for n in self.graph.find_nodes(op="placeholder") if not is_tangent(n)]
-        outputs: Any = self.graph.output_node().args[0]
-        at = len(outputs) - len(inputs) + inputs.index(self.scales)
-        return at if outputs[at] is None else None
+        return_at(self.graph, at, node)
 
 
 def codes_under(

@@ -86,6 +86,21 @@ def describe_joint(
     out.meta["desc"] = [*own, *(private.GradAOTOutput(n.meta["desc"]) for n in primals)]
 
 
+def missing_gradient(graph: Graph, of: Node) -> int | None:
+    """The position of an input's gradient among a joint graph's outputs where None stands there; None where a node does."""
+    inputs = [n for n in graph.find_nodes(op="placeholder") if not is_tangent(n)]
+    outputs: Any = graph.output_node().args[0]
+    at = len(outputs) - len(inputs) + inputs.index(of)
+    return at if outputs[at] is None else None
+
+
+def return_at(graph: Graph, at: int, node: Node) -> None:
+    """Let a graph return ``node`` at this position."""
+    out = graph.output_node()
+    outputs: Any = out.args[0]
+    out.args = (type(outputs)([*outputs[:at], node, *outputs[at + 1 :]]),)
+
+
 def gradients(graph: Graph) -> Iterator[tuple[Any, Node]]:
     """For each gradient that a joint or backward graph returns: the descriptor of its input, and the node."""
     outputs: Any = graph.output_node().args[0]

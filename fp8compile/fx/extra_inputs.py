@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 from weakref import ReferenceType, ref
 
+import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
@@ -32,6 +33,19 @@ def with_inputs(
         last._dynamo_source = None
     gm.recompile()
     return gm, [*example_inputs, *values]
+
+
+def handed_to(owner: ReferenceType[T], take: Callable[[T, Tensor], None]) -> Callable[[Tensor], None]:
+    """A hook that moves a leaf's gradient to ``take(owner, gradient)``; it does not keep the owner alive."""
+
+    def hand_over(leaf: Tensor) -> None:
+        gradient, leaf.grad = leaf.grad, None
+        alive = owner()
+        if alive is not None and gradient is not None:
+            with torch.no_grad():
+                take(alive, gradient)
+
+    return hand_over
 
 
 class ByParameters(Generic[T]):

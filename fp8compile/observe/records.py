@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
+from fp8compile.fx.extra_inputs import handed_to
 from fp8compile.numerics import histogram
 from fp8compile.numerics.formats import FP16_MAX
 from fp8compile.numerics.histogram import COLUMNS, INF, NAN
@@ -133,7 +134,7 @@ class StatsSlot(Observations):
         self.names = tuple(names)
         self.indices = torch.tensor(list(rows), dtype=torch.int64, device=device)
         self.values = torch.zeros(num_rows, len(COLUMNS), dtype=torch.float64, device=device, requires_grad=True)
-        self.values.register_post_accumulate_grad_hook(_drain_of(weakref.ref(self)))  # type: ignore[no-untyped-call]
+        self.values.register_post_accumulate_grad_hook(handed_to(weakref.ref(self), _add_rows))  # type: ignore[no-untyped-call]
         self.limit = torch.full((), torch.inf, dtype=torch.float32, device=device)
 
     def parameters_seen(self) -> set[int]:
@@ -149,17 +150,8 @@ class StatsSlot(Observations):
         self.limit.data.fill_(FP16_MAX if on else torch.inf)  # .data keeps the version: a backward may be under way
 
 
-def _drain_of(slot: weakref.ref[StatsSlot]) -> Callable[[Tensor], None]:
-    """A hook that moves the gradient of a slot's ``values`` into ``current``; it does not keep the slot alive."""
-
-    def drain(values: Tensor) -> None:
-        stats, values.grad = values.grad, None
-        owner = slot()
-        if owner is not None and stats is not None:
-            with torch.no_grad():
-                owner.add(stats.index_select(0, owner.indices))
-
-    return drain
+def _add_rows(slot: StatsSlot, stats: Tensor) -> None:
+    slot.add(stats.index_select(0, slot.indices))
 
 
 def _close_after(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.nn import Parameter
 
-from fp8compile.fx.extra_inputs import ByParameters, with_inputs
+from fp8compile.fx.extra_inputs import ByParameters, handed_to, with_inputs
 from fp8compile.fx.provenance import parameters_of
 from fp8compile.numerics.delayed import COLUMNS
 from fp8compile.observe.slot import SPARE, calls_of, device_of
@@ -83,18 +83,5 @@ class WithScales:
             return self.known(*args, histories.scales)
         run = self.measures if histories.must_measure() else self.known
         leaf = histories.scales.detach().requires_grad_()
-        leaf.register_post_accumulate_grad_hook(_into(weakref.ref(histories)))  # type: ignore[no-untyped-call]
+        leaf.register_post_accumulate_grad_hook(handed_to(weakref.ref(histories), Histories.add))  # type: ignore[no-untyped-call]
         return run(*args, leaf)
-
-
-def _into(histories: weakref.ref[Histories]) -> Callable[[Tensor], None]:
-    """A hook that hands the gradient of a leaf over; it does not keep the histories alive."""
-
-    def hand_over(leaf: Tensor) -> None:
-        statistics, leaf.grad = leaf.grad, None
-        owner = histories()
-        if owner is not None and statistics is not None:
-            with torch.no_grad():
-                owner.add(statistics)
-
-    return hand_over

@@ -64,7 +64,6 @@ def train(
     model: nn.Module,
     run: Callable[[Tensor], Tensor],
     steps: int,
-    micro: int = 1,
     scale: Callable[[int], float] = lambda _: 1.0,
 ) -> Iterator[float]:
     optimizer = torch.optim.SGD(model.parameters(), 0.05)
