@@ -37,6 +37,7 @@ from fp8compile.analysis.linears import (
     linear_matmuls,
     made_from,
 )
+from fp8compile.encoding.cached_weights import CachedWeights
 from fp8compile.encoding.device import fp8_unsupported_reason
 from fp8compile.encoding.known_scales import GRADIENT, INPUT, WEIGHT, KnownScales
 from fp8compile.encoding.operands import Encoded, How, Operands
@@ -65,7 +66,8 @@ def quantize_linears(graph: Graph, ctx: Context) -> Notes:
     parameters = ctx.parameters_of(graph)
     judge = _Judge(graph, ctx, parameters)
     scales = KnownScales.of(graph, ctx)
-    operands = Operands(graph, scales)
+    weights = CachedWeights(graph, ctx)
+    operands = Operands(graph, scales, weights)
     linears, skips = list[Linear](), list[Skip]()
     for matmul in linear_matmuls(graph, parameters):
         reason = judge.reason_to_leave(matmul)
@@ -78,7 +80,7 @@ def quantize_linears(graph: Graph, ctx: Context) -> Notes:
             linears.append(Linear(info, matmul.direction, M, K, N, formats))
     if scales:
         scales.promise()
-    return Notes(linears=tuple(linears), skips=tuple(skips))
+    return Notes(linears=tuple(linears), skips=tuple(skips), weights=weights.told())
 
 
 def _recipe_of(matmul: Matmul, ctx: Context) -> Recipe:
@@ -154,8 +156,10 @@ def _rewrite(matmul: Matmul, operands: Operands, recipe: Recipe) -> str:
     else:
         left, right = (operands.codes(*side) for side in sides)
         _scaled_matmul(matmul, left, right)
-    scaling = "delayed" if all(operands.is_known(*side) for side in sides) else recipe.linear
-    formats = f"{hows[0].format.name} x {hows[1].format.name} {scaling}"
+    cached = [operands.is_cached(*side) for side in sides]
+    known = all(known or operands.is_known(*side) for known, side in zip(cached, sides, strict=True))
+    scaling = "delayed" if recipe.linear_scaling == "delayed" and known else recipe.linear
+    formats = f"{hows[0].format.name} x {hows[1].format.name} {scaling}{', cached weight' if any(cached) else ''}"
     return f"{formats}, emulated" if recipe.emulate else formats
 
 
@@ -167,14 +171,11 @@ def _hows(matmul: Matmul, operands: Operands, recipe: Recipe) -> tuple[How, How]
     roles = [
         GRADIENT if is_gradient else each for is_gradient, each in zip(matmul.gradients, (INPUT, right), strict=True)
     ]
+    rowwise, where = recipe.linear == "rowwise", module_path(matmul.forward)
     left, right_ = (
-        How(
-            gradient if role == GRADIENT else E4M3,
-            recipe.linear == "rowwise",
-            delayed,
-            role,
-            module_path(matmul.forward),
-        )
+        How(gradient, rowwise, delayed, role=role, module=where)
+        if role == GRADIENT
+        else How(E4M3, rowwise, delayed, recipe.cache_weights and not rowwise, role, where)
         for role in roles
     )
     return left, right_

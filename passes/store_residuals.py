@@ -23,7 +23,7 @@ from torch.fx import Graph, Node
 
 from fp8compile import _torch as private
 from fp8compile.analysis.liveness import is_read_from_memory
-from fp8compile.fx.graph import SAVED_AS_CODES, is_tensor, nbytes
+from fp8compile.fx.graph import SAVED_AS_CODES, TAKEN_AS_CODES, is_tensor, nbytes
 from fp8compile.fx.ops import CASTS, contracts, is_pointwise, is_view
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import Notes
@@ -35,7 +35,7 @@ def store_residuals(graph: Graph, ctx: Context) -> Notes:
     """Let Inductor store values computed from several tensors and read both before a matmul and after it."""
     if ctx.recipe.rewrites_graph:
         for node in dict.fromkeys(_read_on_both_sides(graph)):
-            if SAVED_AS_CODES in node.meta and _bytes_read(node) > nbytes(node.meta["val"]):
+            if node.meta.keys() & {SAVED_AS_CODES, TAKEN_AS_CODES} and _bytes_read(node) > nbytes(node.meta["val"]):
                 node.meta[private.STORED] = True
     return Notes()
 

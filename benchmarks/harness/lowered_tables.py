@@ -21,7 +21,10 @@ HEADS = {
     "storage_only": "storage",
     "linears": "FP8 linears",
     "both": "both (default)",
-    "linears_known_scales": "FP8 linears, were scales known before",
+    "linears_cached": "FP8 linears, cached weights",
+    "linears_delayed": "FP8 linears, delayed scales",
+    "linears_delayed_cached": "and cached weights",
+    "both_16bit_attention_delayed_cached": "and storage, attention in 16 bit",
     "torchao tensorwise": "torchao's graph",
 }
 NAMES = {"llama 16k": "Llama (4096, ffn 11008)", "bert 16k": "BERT-base", "vit 16k": "ViT-base"}

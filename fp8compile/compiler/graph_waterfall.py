@@ -22,6 +22,7 @@ from fp8compile.reporting.waterfall import (
     OPERANDS,
     OTHER,
     RECOMPUTED,
+    SUMS,
     Amount,
     Waterfall,
     merged,
@@ -29,6 +30,7 @@ from fp8compile.reporting.waterfall import (
 
 OF_PASS = {
     "copy_overwritten": COPIED,
+    "save_sums": SUMS,
     "recompute_kept": RECOMPUTED,
     "encode_saved": ENCODED,
     "observe_forward": OBSERVED,

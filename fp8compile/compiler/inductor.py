@@ -32,11 +32,18 @@ from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.report import GraphReport
 from fp8compile.scaling.slot import WithScales, operands_of, with_scales
+from fp8compile.scaling.weight_slot import WeightCodes, with_weight_codes
 
 log = logging.getLogger("fp8compile")
 
 NOTHING_TO_DELAY = (
     "Recipe.linear_scaling='delayed' has no effect: Recipe.linear is 'off', so that no linear has a scale"
+)
+
+NOTHING_TO_CACHE = "Recipe.cache_weights has no effect: weights are cached where Recipe.linear is 'tensorwise'"
+NO_CUDA_GRAPHS = (
+    "Recipe.cache_weights is ignored: CUDA graphs would copy the codes of all weights in each call; another mode than "
+    "'reduce-overhead' and 'max-autotune' caches them"
 )
 
 ALREADY_QUANTIZED = (
@@ -98,6 +105,8 @@ def compile_once(
     spare = copy_with_attributes(gm) if told.scale_input else gm
     compiled, reports, cached = _through_inductor(gm, inputs, told, patches, inner)
     reports = tuple(dataclasses.replace(r, remarks=r.remarks + remarks + inlining) for r in reports)
+    codes = WeightCodes(reports, told.weight_inputs, recipe)
+    compiled = codes.given_to(compiled)
     if told.scale_input:
         measuring = dataclasses.replace(told, scale_input=dataclasses.replace(told.scale_input, known=False))
         with compiled_apart():
@@ -106,7 +115,7 @@ def compile_once(
         assert [o.place_of_row for o in operands] == [o.place_of_row for o in operands_of(measured)], (
             "both graphs are one graph, rewritten in one order"
         )
-        compiled = WithScales(compiled, measures, operands, told.scale_input, recipe, example_inputs)
+        compiled = WithScales(compiled, codes.given_to(measures), operands, told.scale_input, recipe, example_inputs)
     if told.stats_inputs:
         compiled = WithStatsInputs(compiled, told.stats_inputs, rows_of(reports), example_inputs)
     return compiled, reports, cached
@@ -127,7 +136,9 @@ def _through_inductor(
     graph_key = key_of(gm, inputs, told, patches)
     patches = {**patches, **passes_for(told, graph_key, patches, find_regions(gm, told.parameters))}
     report_store.start(graph_key)
-    by_row = told.stats_inputs or told.scale_input  # the report says what each row of an extra input is about
+    by_row = (
+        told.stats_inputs or told.scale_input or told.weight_inputs
+    )  # the report says what extra inputs are about
     spare = copy_with_attributes(gm) if by_row else gm
     compiled = cast(Callable[..., Any], private.compile_fx(gm, inputs, config_patches=patches, **compile_args))
     if by_row and report_store.is_lost(graph_key):
@@ -147,7 +158,7 @@ def _prepared(
         return (*_with_own_inputs(gm, example_inputs, ctx), ())
     flat = inlined(gm)
     slotted, inputs, told = _with_own_inputs(flat, example_inputs, ctx)
-    if told.stats_inputs or told.scale_input:
+    if told.stats_inputs or told.scale_input or told.weight_inputs:
         return slotted, inputs, told, (OBSERVED,)
     return (flat, inputs, ctx, (DIFFERS,)) if recipes_differ(gm, ctx) else (gm, inputs, ctx, ())
 
@@ -157,7 +168,9 @@ def _with_own_inputs(
 ) -> tuple[GraphModule, Sequence[Any], Context]:
     gm, inputs, stats_inputs = with_slot(gm, inputs, ctx.recipe)
     gm, inputs, scale_input = with_scales(gm, inputs, ctx.recipe)
-    return gm, inputs, dataclasses.replace(ctx, stats_inputs=stats_inputs, scale_input=scale_input)
+    gm, inputs, weight_inputs = with_weight_codes(gm, inputs, ctx.recipe)
+    told = dataclasses.replace(ctx, stats_inputs=stats_inputs, scale_input=scale_input, weight_inputs=weight_inputs)
+    return gm, inputs, told
 
 
 def _that_can_be_followed(recipe: Recipe, patches: Mapping[str, Any]) -> tuple[Recipe, tuple[str, ...]]:
@@ -169,6 +182,11 @@ def _that_can_be_followed(recipe: Recipe, patches: Mapping[str, Any]) -> tuple[R
         remarks.append(ALREADY_QUANTIZED)
     if recipe.linear_scaling == "delayed" and not recipe.quantizes_linears:
         remarks.append(NOTHING_TO_DELAY)
+    if recipe.cache_weights and not recipe.caches_weights:
+        remarks.append(NOTHING_TO_CACHE)
+    if recipe.caches_weights and patches.get("triton.cudagraphs", private.inductor_config.triton.cudagraphs):
+        recipe = recipe.replace_in_all(cache_weights=False)
+        remarks.append(NO_CUDA_GRAPHS)
     for remark in remarks:
         report_store.warn_once(remark)
     return recipe, tuple(remarks)

@@ -9,8 +9,9 @@ backend it was given code. So there is no warning if another backend got a graph
 which has its own message.
 
 At an optimizer step the warning is about one model: compiled in place, trained by this optimizer, with no graph that reads
-its parameters. The hook on the step is removed as soon as that is decided. It stays only while the optimizers that step train
-none of our models, and it looks at each of those once.
+its parameters. As soon as that is decided the hook on the step returns at once. Until then the optimizers that step train
+none of our models, and it looks at each of those once. (It is never removed: torch goes through its hooks while they run,
+so that a hook that removes itself breaks the step of whoever has registered another one.)
 """
 
 from __future__ import annotations
@@ -45,8 +46,8 @@ class _Watch:
     def __init__(self) -> None:
         self.codes, self.graphs = private.frames_seen(), private.graphs_captured()
         self.looked_at: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self.said = False
-        self.hook = register_optimizer_step_post_hook(_after_step)
+        self.said = self.decided = False
+        register_optimizer_step_post_hook(_after_step)
 
 
 _watch: _Watch | None = None
@@ -74,7 +75,7 @@ def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     """The hook; it does nothing in a step that is compiled itself."""
     if torch.compiler.is_compiling():
         return
-    if _watch is not None and optimizer not in _watch.looked_at:
+    if _watch is not None and not _watch.decided and optimizer not in _watch.looked_at:
         _look(_watch, optimizer)
 
 
@@ -92,8 +93,7 @@ def _look(known: _Watch, optimizer: Optimizer) -> None:
         skipped_by_name = not private.COMPILES_CONTAINERS and type(model).forward.__module__.startswith("torch.nn.")
         cause = OF_TORCH if skipped_by_name else SKIPPED
         report_store.warn_once(IN_PLACE.format(kind=type(model).__name__, cause=cause))
-    if model is not None or trained & compiled:
-        known.hook.remove()
+    known.decided = model is not None or bool(trained & compiled)
 
 
 def _compiled_in_vain(parameters: Set[int]) -> nn.Module | None:

@@ -20,6 +20,7 @@ from fp8compile.passes.observe_gradients import observe_gradients
 from fp8compile.passes.quantize_linears import quantize_linears
 from fp8compile.passes.recompute_kept import recompute_kept
 from fp8compile.passes.saturate_gradients import saturate_gradients
+from fp8compile.passes.save_sums import save_sums
 from fp8compile.passes.share_casts import share_casts
 from fp8compile.passes.store_residuals import store_residuals
 from fp8compile.passes.sum_bias_gradients import sum_bias_gradients
@@ -75,7 +76,8 @@ CUT = preserves(cut_for_bytes)
 
 # Then, on the two halves.
 PARTITION = (
-    preserves(recompute_kept),  # first, on exact values: fewer tensors are left to encode
+    preserves(save_sums),  # first, while the sum stands beside what was saved
+    preserves(recompute_kept),  # on exact values: fewer tensors are left to encode
     changes(encode_saved),  # last: whatever is still saved is stored as codes
 )
 

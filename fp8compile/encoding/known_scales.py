@@ -11,6 +11,7 @@ statistics go out all the same. That is what the first step runs.
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,12 +19,14 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fp8compile.fx.aot import missing_gradient, return_at
-from fp8compile.fx.graph import insertion_point_after, splice
+from fp8compile.fx.graph import SPLICED, TAKEN_AS_CODES, insertion_point_after, splice
+from fp8compile.fx.tracing import stored
 from fp8compile.numerics import Format
 from fp8compile.numerics.delayed import partial_statistics, quantize_under, total_statistics
-from fp8compile.numerics.scaling import amax_tensorwise, inv_scale_of
+from fp8compile.numerics.scaling import amax_tensorwise, inv_scale_of, may_be_empty
 from fp8compile.recipe.context import Context, ScaleInput
 
 aten = torch.ops.aten
@@ -108,18 +111,42 @@ def codes_under(
     row: Row,
     width: int | None,
     lay_out: Callable[[Tensor], Tensor] | None = None,
+    by_columns: bool = False,
 ) -> Node:
-    """The codes of ``value``, as a matrix of this width, under a scale; marked, so that ``encoded_in`` finds them."""
-    fmt = row.format
+    """The codes of ``value``, as a matrix of this width, under a scale; marked, so that ``encoded_in`` finds them.
+
+    ``lay_out`` gets them as ``[..., width]``, or ``by_columns`` as ``[width, ...]``. These are made of the transposed value,
+    not of other codes: Inductor would take equal operations together and read the other codes again (torch 2.15).
+    """
+    fmt, shape = row.format, _with_rows_of(value.meta["val"], width)
 
     def encode(x: Tensor, inv_scale: Tensor) -> Tensor:
-        codes = quantize_under(x if width is None else x.reshape(-1, width), inv_scale, fmt)
-        return codes if lay_out is None else lay_out(codes)
+        x = x if shape is None else x.reshape(shape)
+        codes = quantize_under(x.permute(-1, *range(x.dim() - 1)) if by_columns else x, inv_scale, fmt)
+        return (
+            (codes if codes.dim() == 2 else codes.reshape(-1, codes.shape[-1])) if lay_out is None else lay_out(codes)
+        )
 
     after = insertion_point_after(inv_scale if value < inv_scale else value)
     codes: Node = splice(graph, encode, value, inv_scale, before=after)
     codes.meta[OPERAND] = row
+    value.meta[TAKEN_AS_CODES] = True
     return codes
+
+
+def as_matrix(codes: Tensor) -> Tensor:
+    """Codes ``[..., C]`` as ``[rows, C]``, stored once in the shape that they have."""
+    return stored(codes) if codes.dim() == 2 else stored(codes).reshape(-1, codes.shape[-1])
+
+
+def _with_rows_of(value: Tensor, width: int | None) -> tuple[Any, ...] | None:
+    """The shape ``[..., width]`` that is nearest to a value's own, None for its own: Inductor's kernel of two kinds of sums
+    takes in no operation of another shape (torch 2.13)."""
+    shape = tuple(value.shape)
+    if width is None or (shape[-1] == width and not may_be_empty(value.numel())):
+        return None
+    last = next((k for k in range(1, len(shape)) if statically_known_true(math.prod(shape[k:]) == width)), 0)
+    return (*shape[:last], width) if last and not may_be_empty(value.numel()) else (-1, width)
 
 
 def encoded_in(graph: Graph) -> dict[Row, tuple[Node, Node]]:
@@ -134,6 +161,8 @@ def _made_from(codes: Node) -> tuple[Node, Node]:
     size = _behind(chosen.args[0], aten.abs.default)
     scaled = _behind(chosen.args[1], aten.mul.Tensor)
     value, scale = size.args[0], scaled.args[1]
+    while isinstance(value, Node) and SPLICED in value.meta and value.target is aten.permute.default:
+        value = value.args[0]
     assert isinstance(value, Node) and isinstance(scale, Node)
     return value, scale
 
@@ -148,7 +177,7 @@ def _behind(node: Any, target: Any) -> Node:
 
 def totals_of(graph: Graph, operands: Sequence[tuple[Row, Node, Node]]) -> Node:
     """``[V, 4]``: the statistics of these operands, which are sorted by ``rows_in``: those with as many rows are together."""
-    widths = [value.meta["val"].shape[1] for _, value, _ in operands]
+    widths = [value.meta["val"].shape[-1] for _, value, _ in operands]
     lengths = [len(list(group)) for _, group in itertools.groupby(operands, key=rows_in)]
 
     def totals(*parts: Tensor) -> Tensor:
@@ -173,5 +202,5 @@ def _partials(graph: Graph, row: Row, value: Node, scale: Node) -> tuple[Node, N
 
 
 def rows_in(operand: tuple[Row, Node, Node]) -> str:
-    """The key by which operands are totalled together: how many rows they have as matrices."""
-    return str(operand[1].meta["val"].shape[0])  # no Size.numel(), which would guard on a symbol
+    """The key by which operands are totalled together: the shape of their statistics."""
+    return str(tuple(operand[1].meta["val"].shape[:-1]))

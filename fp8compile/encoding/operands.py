@@ -9,6 +9,7 @@ matrix has one encoding for each of its two dimensions.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +20,8 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fp8compile import _torch as private
 from fp8compile.analysis.linears import PLAIN_MATMULS
-from fp8compile.encoding.known_scales import KnownScales, codes_under
+from fp8compile.encoding.cached_weights import CachedWeights
+from fp8compile.encoding.known_scales import KnownScales, as_matrix, codes_under
 from fp8compile.fx.graph import (
     ENCODING,
     Encoding,
@@ -30,7 +32,7 @@ from fp8compile.fx.graph import (
     splice,
 )
 from fp8compile.fx.ops import RESHAPES, TRANSPOSES, is_view
-from fp8compile.fx.tracing import fake_result
+from fp8compile.fx.tracing import fake_result, stored
 from fp8compile.numerics import Format, Rowwise, Tensorwise
 from fp8compile.numerics.formats import FP8_MULTIPLE
 
@@ -47,7 +49,8 @@ class Encoded:
 
 @dataclass(frozen=True)
 class How:
-    """How an operand is to be encoded: its format; rowwise or tensorwise; ``delayed``, under a scale known before it.
+    """How an operand is to be encoded: its format; rowwise or tensorwise; ``delayed``, under a scale known before it;
+    ``cached``, if it is a weight whose codes come in with the inputs.
 
     ``role`` and ``module`` say which operand of which linear it is.
     """
@@ -55,6 +58,7 @@ class How:
     format: Format
     rowwise: bool = False
     delayed: bool = False
+    cached: bool = False
     role: str = ""
     module: str = ""
 
@@ -62,8 +66,8 @@ class How:
 class Operands:
     """The operands of one graph. ``left`` and ``right`` are 2-D: contracted along dimension 1 and 0."""
 
-    def __init__(self, graph: Graph, scales: KnownScales | None = None) -> None:
-        self.graph, self.scales = graph, scales
+    def __init__(self, graph: Graph, scales: KnownScales | None = None, weights: CachedWeights | None = None) -> None:
+        self.graph, self.scales, self.weights = graph, scales, weights
         self._encoded: dict[Any, Encoded] = {}
         self._decoded: dict[Any, Node] = {}
         self._viewed: dict[tuple[Node, Node], Node] = {}
@@ -76,11 +80,12 @@ class Operands:
         base, width, views, axis = _beneath(operand, side, how.rowwise)
         fmt, key = how.format, (base, width, axis, how.format, how.delayed)
         if key not in self._decoded:
-            encoded = self._encode(base, width, axis, how)
-            dtype = base.meta["val"].dtype
+            cached = self.weights.codes(base, width, how.module) if how.cached and self.weights else None
+            encoded = Encoded(*cached) if cached else self._encode(base, width, axis, how, stored=False)
+            dtype, one = base.meta["val"].dtype, cached is not None or how.delayed
 
             def decode(codes: Tensor, inv_scale: Tensor) -> Tensor:
-                return Tensorwise(fmt).decode(codes, inv_scale.reshape(()) if how.delayed else inv_scale, dtype)
+                return Tensorwise(fmt).decode(codes, inv_scale.reshape(()) if one else inv_scale, dtype)
 
             after = insertion_point_after(_later(encoded.codes, encoded.inv_scale))
             self._decoded[key] = splice(self.graph, decode, encoded.codes, encoded.inv_scale, before=after)
@@ -89,12 +94,16 @@ class Operands:
     def codes(self, operand: Node, side: str, how: How) -> Encoded:
         """Codes of ``operand`` laid out for ``_scaled_mm``: the left row-major, the right column-major, and their scale."""
         base, width, views, axis = _beneath(operand, side, rowwise := how.rowwise)
+        if how.cached and self.weights:
+            cached = self.weights.laid_out(base, width, how.module, _across(views), side)
+            if cached:
+                return Encoded(*cached)
         encoded = self._encode(base, width, axis, how)
         codes = self._with_views(encoded.codes, views)
         if not _in_order(side, codes):
             known = how.delayed and self._laid_out_anew(side, base, width, views, how)
             codes = known or self._copy(side, codes, once=not rowwise)
-        elif not rowwise:  # rowwise, this saved no bytes
+        elif not rowwise and not how.delayed:  # rowwise, this saved no bytes; known scales: stored already
             codes = self._with_views(self._stored(encoded.codes), views)
         scale = encoded.inv_scale
         if rowwise and views:  # only transposes
@@ -106,10 +115,15 @@ class Operands:
         base, *_ = _beneath(operand, side, how.rowwise)
         return how.delayed and self.scales is not None and (base, how.format) in self.scales.rows
 
-    def _encode(self, base: Node, width: int | None, axis: int | None, how: How) -> Encoded:
-        key = (base, width, axis, how.format, how.delayed)
+    def is_cached(self, operand: Node, side: str, how: How) -> bool:
+        """Whether an operand is a weight whose codes come in with the inputs."""
+        base, width, *_ = _beneath(operand, side, how.rowwise)
+        return how.cached and self.weights is not None and self.weights.has(base, width)
+
+    def _encode(self, base: Node, width: int | None, axis: int | None, how: How, *, stored: bool = True) -> Encoded:
+        key = (base, width, axis, how.format, how.delayed, stored and how.delayed)
         if key not in self._encoded:
-            encoded = self._under_known_scale(base, width, how) if how.delayed else None
+            encoded = self._under_known_scale(base, width, how, stored) if how.delayed else None
             self._encoded[key] = encoded or self._under_own_scale(base, width, axis, how.format)
         return self._encoded[key]
 
@@ -129,14 +143,15 @@ class Operands:
         codes.meta[ENCODING] = inv_scale.meta[ENCODING] = _encoding(codec.name, base)
         return Encoded(codes, inv_scale)
 
-    def _under_known_scale(self, base: Node, width: int | None, how: How) -> Encoded | None:
-        """The codes under a scale that is known before; None where the graph's scales have no row left for it."""
+    def _under_known_scale(self, base: Node, width: int | None, how: How, stored: bool) -> Encoded | None:
+        """The codes under a scale that is known before, ``stored`` once for all matmuls; None where the graph's scales have
+        no row left for it."""
         assert self.scales is not None
         found = self.scales.row_of(base, how.format, how.role, how.module)
         if found is None:
             return None
         row, inv_scale = found
-        codes = codes_under(self.graph, base, inv_scale, row, width)
+        codes = codes_under(self.graph, base, inv_scale, row, width, as_matrix if stored else None)
         codes.meta[ENCODING] = _encoding(f"{how.format.name} delayed", base)
         return Encoded(codes, inv_scale)
 
@@ -172,19 +187,28 @@ class Operands:
         found = self.scales.row_of(base, how.format, how.role, how.module)
         if found is None:
             return None
-        across, left = sum(map(_swaps, views)) % 2 == 1, side == "left"
+        across, left = _across(views), side == "left"
 
         def lay_out(codes: Tensor) -> Tensor:
-            codes = codes.t() if across else codes
-            return in_rows(codes, True) if left else in_rows(codes.t(), True).t()
+            rows = _in_rows(codes, across == left)
+            return rows if left else rows.t()
 
         key = (base, width, how.format, across, left)
         if key not in self._laid_anew:
             row, inv_scale = found
-            made = codes_under(self.graph, base, inv_scale, row, width, lay_out)
+            made = codes_under(self.graph, base, inv_scale, row, width, lay_out, across == left)
             made.meta[ENCODING] = _encoding(f"{how.format.name} delayed", base)
             self._laid_anew[key] = made
         return self._laid_anew[key]
+
+
+def _in_rows(codes: Tensor, by_columns: bool) -> Tensor:
+    """``in_rows`` of codes of any shape as a matrix, stored in the shape that they have."""
+    matrix = (codes.shape[0], -1) if by_columns else (-1, codes.shape[-1])
+    contracted = math.prod(codes.shape[1:] if by_columns else codes.shape[-1:])
+    if codes.dim() == 2 or not statically_known_true(contracted % FP8_MULTIPLE == 0):
+        return in_rows(codes.reshape(matrix) if codes.dim() > 2 else codes, True)
+    return stored(codes.contiguous()).reshape(matrix)
 
 
 def in_rows(codes: Tensor, once: bool) -> Tensor:
@@ -201,15 +225,6 @@ def _in_order(side: str, codes: Node) -> bool:
     whole = statically_known_true(value.shape[contracted] % FP8_MULTIPLE == 0)
     step = size_hint(value.stride(1 - contracted))
     return whole and size_hint(value.stride(contracted)) == 1 and step >= size_hint(value.shape[contracted])
-
-
-def stored(x: Tensor) -> Tensor:
-    """``x`` itself, as a view that makes Inductor store it once for all its readers.
-
-    Inductor realizes the operands of mm, not those of _scaled_mm (torch 2.13, needs_realized_inputs): each matmul would
-    store a copy of its own.
-    """
-    return x.as_strided(x.size(), x.stride())
 
 
 def _beneath(operand: Node, side: str, rowwise: bool) -> tuple[Node, int | None, list[Node], int | None]:
@@ -245,6 +260,11 @@ def _feeds_matmuls_only(value: Node) -> bool:
 
 def _swaps(view: Node) -> bool:
     return view.target is not aten.permute.default or list(view.args[1]) == [1, 0]  # type: ignore[arg-type]
+
+
+def _across(transposes: list[Node]) -> bool:
+    """Whether they lead to the transpose."""
+    return sum(map(_swaps, transposes)) % 2 == 1
 
 
 def _repeated(graph: Graph, view: Node, value: Node) -> Node:

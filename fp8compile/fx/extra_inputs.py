@@ -24,7 +24,10 @@ def with_inputs(
     fake_mode = private.detect_fake_mode(example_inputs)
     values = list(extra.values())
     if fake_mode is not None:
-        values = [fake_mode.from_tensor(value, static_shapes=True) for value in values]
+        values = [
+            value if private.is_plain_fake(value) else fake_mode.from_tensor(value, static_shapes=True)
+            for value in values
+        ]
     last = gm.graph.find_nodes(op="placeholder")[-1]
     for name, value in zip(extra, values, strict=True):
         with gm.graph.inserting_after(last):

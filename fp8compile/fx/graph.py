@@ -19,6 +19,7 @@ SPLICED = "fp8compile"  # the key in a node's meta that says which function, on 
 SAVED_AS_CODES = (
     "fp8compile_saved_as_codes"  # in the meta of a value of the forward that plain Inductor would save itself
 )
+TAKEN_AS_CODES = "fp8compile_taken_as_codes"  # in the meta of a value that plain Inductor would store for a matmul
 ENCODING = "fp8compile_encoding"  # in the meta of a matmul operand's codes and scale: an Encoding
 
 UNKNOWN = 8192  # the number assumed for a size without a bound in counts and prices; Inductor assumes the same

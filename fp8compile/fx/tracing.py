@@ -160,3 +160,12 @@ def _sizes(value: Tensor) -> tuple[int | torch.SymInt, ...]:
 
 def _size_key(size: int | torch.SymInt) -> Hashable:
     return size if isinstance(size, int) else ("symbol", size.node.expr)
+
+
+def stored(x: Tensor) -> Tensor:
+    """``x`` itself, as a view that makes Inductor store it once for all its readers.
+
+    Inductor realizes the operands of mm, not those of _scaled_mm (torch 2.13, needs_realized_inputs): each matmul would
+    store a copy of its own.
+    """
+    return x.as_strided(x.size(), x.stride())

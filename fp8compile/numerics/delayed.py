@@ -19,6 +19,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fp8compile.numerics.formats import Format
 from fp8compile.numerics.scaling import SMALLEST_INV_SCALE, inv_scale_value, may_be_empty
@@ -27,6 +28,7 @@ AMAX, CLIPPED, NON_FINITE, ELEMENTS = range(4)  # columns of an operand's statis
 COLUMNS = 4  # a row of statistics or scales is 16 bytes, as cuBLASLt aligns what it reads
 CLIPPED_TOO_MUCH = 1e-5  # as a fraction of a tensor's elements, beyond
 CLIPPED_FEW = 16  # elements: in small tensors each new largest value would else be too much
+UNROLLED = 4  # Inductor writes reductions of fewer than 8 elements out
 COMPUTES = ("max", "most_recent")
 
 
@@ -43,10 +45,10 @@ def clips_above(fmt: Format) -> float:
 
 
 def partial_statistics(x: Tensor, scale: Tensor, fmt: Format) -> tuple[Tensor, Tensor, Tensor]:
-    """For each row of x, ``[M, N] -> [M]`` in FP32: its amax (inf or NaN where it holds one), how many finite elements are
-    clipped where x is multiplied by ``scale``, how many are not finite. All three fit into the kernel that makes x."""
+    """For each row of x, ``[..., N] -> [...]`` in FP32: its amax (inf or NaN where it holds one), how many finite elements
+    are clipped where x is multiplied by ``scale``, how many are not finite. All three fit into the kernel that makes x."""
     if may_be_empty(x.numel()):
-        x = torch.nn.functional.pad(x, (0, 0, 0, 1))
+        x = torch.nn.functional.pad(x.reshape(-1, x.shape[-1]), (0, 0, 0, 1))
     size = x.abs()
     finite = size < torch.inf
     clipped = (size.float() * scale.reshape(()) > clips_above(fmt)) & finite
@@ -55,26 +57,38 @@ def partial_statistics(x: Tensor, scale: Tensor, fmt: Format) -> tuple[Tensor, T
 
 
 def total_statistics(partials: Sequence[tuple[Tensor, ...]], widths: Sequence[int]) -> Tensor:
-    """``[V, COLUMNS]``: the statistics of V matrices of equally many rows, from partial ones and their numbers of columns.
+    """``[V, COLUMNS]``: the statistics of V tensors, from partial ones of one shape and their numbers of columns.
 
-    All partial statistics lie in one tensor, which is reduced by two reductions in one kernel: of each row one is taken.
+    All partial statistics lie in one tensor, which two reductions in one kernel make short. What is left is one kernel
+    without loops: reductions of UNROLLED elements, and no ``cat``.
     """
-    kinds, rows = list(zip(*partials, strict=True)), partials[0][0].shape[0]
-    whole = torch.cat([part for kind in kinds for part in kind]).reshape(len(kinds), len(partials), rows)
-    (amaxes, _, _), (_, clipped, non_finite) = whole.amax(-1).unbind(), whole.sum(-1).unbind()
-    one = torch.mul(amaxes.new_ones(()), rows)
-    elements = torch.stack([one * width for width in widths])
-    return torch.stack([amaxes, clipped, non_finite, elements], -1)
+    kinds, rows = list(zip(*partials, strict=True)), math.prod(partials[0][0].shape)
+    short = UNROLLED if statically_known_true(rows % UNROLLED == 0) else 1
+    whole = torch.cat([part for kind in kinds for part in kind]).reshape(len(kinds), len(partials), short, -1)
+    amaxes, _, _ = whole.amax(-1).amax(-1, keepdim=True).unbind()
+    _, clipped, non_finite = whole.sum(-1).sum(-1, keepdim=True).unbind()
+    column, width = torch.arange(COLUMNS, device=amaxes.device), _by_row(widths, amaxes)
+    counts = torch.where(column == NON_FINITE, non_finite, torch.mul(width, rows))
+    return torch.where(column == AMAX, amaxes, torch.where(column == CLIPPED, clipped, counts))
+
+
+def _by_row(numbers: Sequence[int], like: Tensor) -> Tensor:
+    """``[V, 1]``: these numbers, in the dtype and on the device of ``like``."""
+    row = torch.arange(len(numbers), device=like.device).unsqueeze(-1)
+    found = torch.zeros_like(row, dtype=like.dtype)
+    for number in dict.fromkeys(numbers):
+        for i, each in enumerate(numbers):
+            found = torch.where(row == i, float(number), found) if each == number else found
+    return found
 
 
 def placed(parts: Sequence[Tensor], late: Sequence[bool], half: int) -> Tensor:
     """``[2 * half, COLUMNS]``: each of the parts ``[V, COLUMNS]`` at the top of the upper half or, if late, of the lower."""
-    padded = {
-        is_late: torch.nn.functional.pad(part, (0, 0, 0, half - part.shape[0]))
-        for part, is_late in zip(parts, late, strict=True)
-    }
-    nothing = parts[0].new_zeros(half, COLUMNS)
-    return torch.cat([padded.get(is_late, nothing) for is_late in (False, True)])
+    rows = [
+        (is_late * half, 2 * half - is_late * half - part.shape[0]) for part, is_late in zip(parts, late, strict=True)
+    ]
+    padded = [torch.nn.functional.pad(part, (0, 0, *around)) for part, around in zip(parts, rows, strict=True)]
+    return sum(padded[1:], start=padded[0])
 
 
 def falls_back(statistics: Tensor) -> Tensor:

@@ -88,6 +88,8 @@ class Context:
         is_whole_model: whether the graph is known to be the whole model, so that a name missing from it does not exist.
         place: where the graph stands in the model that runs.
         scale_input: the input that holds the scales of FP8 linears, if they are known before their tensors.
+        weight_inputs: (position of a weight, position of the first of three inputs that hold its codes), for each weight
+            whose codes come in (fp8compile/scaling/weight_slot.py).
     """
 
     recipe: Recipe
@@ -96,6 +98,7 @@ class Context:
     is_whole_model: bool = False
     place: Place = Place()
     scale_input: ScaleInput | None = None
+    weight_inputs: tuple[tuple[int, int], ...] = ()
 
     @property
     def as_compiled(self) -> Context:

@@ -63,6 +63,8 @@ class Recipe:
         amax_history_len: with "delayed", how many steps are looked back on, 1 ... 1024.
         amax_compute: with "delayed", "max" (the largest amax of the history) or "most_recent".
         margin: with "delayed", scales leave room for values 2**margin times as large, 0 ... 8.
+        cache_weights: whether tensorwise weights of linears are encoded once for all calls between two changes of them,
+            not in each call; see docs/guide/cached-weights.md for what it takes, and for what counts as a change.
         linear_skip: patterns as in ``skip``: linears that stay in their dtype; by default the places where libraries
             keep the output head. A linear tied to an embedding stays too.
         emulate: decode the codes and multiply in the model's dtype, on any device: FP8's numbers without its speed.
@@ -101,6 +103,7 @@ class Recipe:
     amax_history_len: int = 16
     amax_compute: str = "max"
     margin: int = 0
+    cache_weights: bool = False
     linear_skip: tuple[str, ...] = OUTPUT_HEAD_PATTERNS
     emulate: bool = False
     saved: str = "groupwise"
@@ -215,6 +218,11 @@ class Recipe:
         return any(r.linear != "off" and r.linear_scaling == "delayed" for r in (self, *self.modules.values()))
 
     @property
+    def caches_weights(self) -> bool:
+        """Whether codes of weights come in with the inputs in any module."""
+        return any(r.linear == "tensorwise" and r.cache_weights for r in (self, *self.modules.values()))
+
+    @property
     def compresses_collectives(self) -> bool:
         """Whether collectives are to carry codes in any module."""
         return any(recipe.collectives != "off" for recipe in (self, *self.modules.values()))
@@ -281,7 +289,9 @@ def _recipe_of(pattern: str, given: Any, base: Recipe) -> Recipe:
 
 def exact(recipe: Recipe) -> Recipe:
     """``recipe`` with nothing encoded. FP32 islands stay, since they are more accurate than what they replace."""
-    return uncounted(recipe).replace_in_all(saved="off", linear="off", linear_scaling="dynamic", collectives="off")
+    return uncounted(recipe).replace_in_all(
+        saved="off", linear="off", linear_scaling="dynamic", cache_weights=False, collectives="off"
+    )
 
 
 def uncounted(recipe: Recipe) -> Recipe:

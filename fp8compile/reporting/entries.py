@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
@@ -152,6 +153,27 @@ class Operand(Entry):
 
 
 @dataclass(frozen=True)
+class CachedWeight(Entry):
+    """A weight whose codes come into the graph with its inputs (``Recipe.cache_weights``).
+
+    Attributes:
+        info: the facts of the matrix that the codes stand for, in the dtype that the matmul takes it in.
+        position: that of the weight among the Dynamo graph's inputs.
+        by_rows: whether its codes are taken as they are, ``[N, K]``.
+        transposed: whether they are taken as ``[K, N]``, stored row by row.
+    """
+
+    position: int
+    by_rows: bool
+    transposed: bool
+
+    @property
+    def bytes(self) -> int:
+        """Bytes that its codes hold beside the weight."""
+        return (self.by_rows + self.transposed) * math.prod(int(size) for size in self.shape)
+
+
+@dataclass(frozen=True)
 class Observed(Entry):
     """A value whose statistics are taken at run time (see fp8compile/observe/records.py).
 
@@ -217,6 +239,7 @@ class Notes:
     islands: tuple[Island, ...] = ()
     collectives: tuple[Collective, ...] = ()
     operands: tuple[Operand, ...] = ()
+    weights: tuple[CachedWeight, ...] = ()
 
     ENTRIES: ClassVar[Mapping[str, type[Entry]]] = {
         "saved": Saved,
@@ -227,6 +250,7 @@ class Notes:
         "islands": Island,
         "collectives": Collective,
         "operands": Operand,
+        "weights": CachedWeight,
     }
 
     @classmethod

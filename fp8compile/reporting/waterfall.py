@@ -13,6 +13,7 @@ from typing import Any
 CUT = "recomputed by the min-cut"
 OPERANDS = "operands of FP8 linears stored as codes"
 COPIED = "copies of inputs that the forward overwrites"
+SUMS = "sums saved instead of summands"
 RECOMPUTED = "recomputed from what is saved"
 ENCODED = "stored as codes"
 OBSERVED = "statistics"

@@ -27,6 +27,7 @@ from fp8compile.numerics.delayed import (
 )
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import Operand
+from fp8compile.scaling.sent import Sent
 
 MAX = {fmt.name: fmt.max for fmt in (E4M3, E5M2)}
 
@@ -64,7 +65,7 @@ class Histories:
         self.totals = torch.zeros(len(operands), 3, device=device)
         self.entries = 0
         self.fell_back = torch.zeros(len(operands), dtype=torch.bool, device=device)
-        self._any_fell_back = _Sent(self.fell_back.any())
+        self._any_fell_back = Sent(self.fell_back.any())
         _alive.append(weakref.ref(self, _alive.remove))
         for waiting in list(_waiting):
             waiting.offer(self)
@@ -92,7 +93,7 @@ class Histories:
         self.remember(next_history(self.amaxes, seen))
 
     def _note(self, fell_back: Tensor) -> None:
-        self.fell_back, self._any_fell_back = fell_back, _Sent(fell_back.any())
+        self.fell_back, self._any_fell_back = fell_back, Sent(fell_back.any())
 
     def agree(self, newest: Tensor, fell_back: Tensor) -> None:
         """Take over the newest amaxes and who fell back, float32 ``[V]`` each, that all ranks agreed on."""
@@ -123,25 +124,6 @@ class Histories:
     def inv_scales(self) -> Tensor:
         """Float32 ``[V]``: the scales of the next step."""
         return self.scales[self._rows, AMAX]
-
-
-class _Sent:
-    """A bool on its way from a device to the host; asking for it waits until it is there."""
-
-    def __init__(self, value: Tensor) -> None:
-        self.there: Any = None
-        if value.is_cuda:
-            self.value = torch.empty((), dtype=torch.bool, pin_memory=True)
-            self.value.copy_(value, non_blocking=True)
-            self.there = torch.cuda.Event()  # type: ignore[no-untyped-call]
-            self.there.record(torch.cuda.current_stream(value.device))
-        else:
-            self.value = value
-
-    def __bool__(self) -> bool:
-        if self.there is not None:
-            self.there.synchronize()
-        return bool(self.value)
 
 
 class Waiting:

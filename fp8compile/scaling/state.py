@@ -1,4 +1,5 @@
-"""``fp8compile.scaling_state(model)``: what delayed scaling remembers of a model, to look at, save and share among ranks."""
+"""``fp8compile.scaling_state(model)``: what delayed scaling remembers of a model, to look at, save and share among ranks; and
+the codes of its weights that are kept (``Recipe.cache_weights``), to look at and to drop."""
 
 from __future__ import annotations
 
@@ -16,6 +17,7 @@ from fp8compile.fx.provenance import beginning, module_names, parameter_names
 from fp8compile.numerics.delayed import AMAX
 from fp8compile.scaling import history
 from fp8compile.scaling.history import Histories
+from fp8compile.scaling.weight_codes import store
 
 FORMAT = 1  # of state dicts
 NONE_YET = (
@@ -24,7 +26,8 @@ NONE_YET = (
 
 
 def scaling_state(model: nn.Module) -> ScalingState:
-    """The amax histories of ``model``'s FP8 linears under ``Recipe(linear_scaling="delayed")``.
+    """The amax histories of ``model``'s FP8 linears under ``Recipe(linear_scaling="delayed")``; and the codes of its weights
+    that ``Recipe(cache_weights=True)`` keeps: ``weight_bytes``, ``forget_weights()``.
 
     Printed, it is a table: for each operand its scale, its newest amax, and what its scales have clipped so far.
 
@@ -97,6 +100,21 @@ class ScalingState:
         dist.all_reduce(newest, dist.ReduceOp.MAX, group)
         for each, own in zip(graphs, torch.split(newest, [2 * len(each.operands) for each in graphs]), strict=True):
             each.agree(*own.chunk(2))
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of the codes that ``Recipe.cache_weights`` keeps of this model's weights. The weights are not counted."""
+        model = self._model()
+        return 0 if model is None else store.bytes_of(model.parameters())
+
+    def forget_weights(self) -> None:
+        """Drop the codes that are kept of this model's weights. The next call that needs them encodes the weights anew.
+
+        Call it behind a change that no version counter sees, as one through ``.data``. It costs one encoding of each weight.
+        """
+        model = self._model()
+        if model is not None:
+            store.forget(model.parameters())
 
     def __str__(self) -> str:
         rows = [row for labels, each in self.graphs for row in _rows(labels, each)]

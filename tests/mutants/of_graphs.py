@@ -107,6 +107,20 @@ PASSES = (
         ("tests/passes/test_widen_unsafe_ops.py",),
     ),
     Mutant(
+        "save_sums: a sum that the forward reads once is stored for it",
+        "passes/save_sums.py",
+        "len(early.users) < 2",
+        "len(early.users) < 1",
+        ("tests/passes/test_save_sums.py",),
+    ),
+    Mutant(
+        "save_sums: a larger sum is saved for what was added",
+        "passes/save_sums.py",
+        ' or nbytes(early.meta["val"]) > nbytes(edge.forward.meta["val"])',
+        "",
+        ("tests/passes/test_save_sums.py",),
+    ),
+    Mutant(
         "recompute_kept: what values are made from is dropped too",
         "passes/recompute_kept.py",
         "fixed.update(",
@@ -130,8 +144,8 @@ PASSES = (
     Mutant(
         "operands: codes of another format are shared",
         "fp8compile/encoding/operands.py",
-        "key = (base, width, axis, how.format, how.delayed)\n        if key not in self._encoded",
-        "key = (base, width, axis, how.delayed)\n        if key not in self._encoded",
+        "key = (base, width, axis, how.format, how.delayed, stored and how.delayed)",
+        "key = (base, width, axis, how.delayed)",
         ("tests/encoding/test_operands.py",),
     ),
     Mutant(

@@ -1,4 +1,4 @@
-"""Faults in delayed scaling."""
+"""Faults in delayed scaling, and in codes of weights that are kept."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ from tests.mutants.mutant import Mutant
 
 NUMBERS = ("tests/numerics/test_delayed.py",)
 TRAINING = "tests/scaling/test_delayed.py"
+CACHED = "tests/scaling/test_cached_weights.py"
+CHANGES = "tests/scaling/test_weight_changes.py"
 
 SCALING = (
     Mutant(
@@ -39,8 +41,8 @@ SCALING = (
     Mutant(
         "delayed: the gradients' statistics stand first",
         "fp8compile/numerics/delayed.py",
-        "for is_late in (False, True)])",
-        "for is_late in (True, False)])",
+        "(is_late * half, 2 * half - is_late * half - part.shape[0])",
+        "(half - is_late * half, half + is_late * half - part.shape[0])",
         NUMBERS,
     ),
     Mutant(
@@ -84,5 +86,61 @@ SCALING = (
         "private.tracing(copy.copy(context))",
         "private.tracing(context)",
         ("tests/compiler/test_apart.py",),
+    ),
+    Mutant(
+        "cached weights: trusted before a change was seen to count",
+        "fp8compile/scaling/weight_changes.py",
+        "and (self.told or not weight.requires_grad)",
+        "and True",
+        (f"{CHANGES}::test_a_loop_through_data_is_never_trusted",),
+    ),
+    Mutant(
+        "cached weights: the address is not looked at",
+        "fp8compile/scaling/weight_changes.py",
+        "return (self._version, self._address) == (weight._version, weight.data_ptr())",
+        "return self._version == weight._version",
+        (CHANGES,),
+    ),
+    Mutant(
+        "cached weights: steps of optimizers are told of to nobody",
+        "fp8compile/scaling/weight_codes.py",
+        "one.watched.stepped()",
+        "pass",
+        (CHANGES,),
+    ),
+    Mutant(
+        "cached weights: samples of one column",
+        "fp8compile/scaling/weight_changes.py",
+        "flat[:: -(-flat.numel() // SAMPLES) | 1]",
+        "flat[:: -(-flat.numel() // SAMPLES)]",
+        (f"{CHANGES}::test_weights_are_looked_at_in_each_column_and_bit_by_bit",),
+    ),
+    Mutant(
+        "cached weights: who changed unseen is trusted again",
+        "fp8compile/scaling/weight_changes.py",
+        "return self.is_the_same(weight) and not self.distrusted and",
+        "return self.is_the_same(weight) and",
+        (CHANGES,),
+    ),
+    Mutant(
+        "cached weights: a graph that needs the other layout alone drops the first one's",
+        "fp8compile/scaling/weight_codes.py",
+        "self.layouts |= layouts",
+        "self.layouts = layouts",
+        (f"{CACHED}::test_graphs_that_take_other_layouts_share_both",),
+    ),
+    Mutant(
+        "cached weights: transposed codes taken for codes",
+        "fp8compile/encoding/cached_weights.py",
+        "CODES if across == by_columns else TRANSPOSED",
+        "CODES if across != by_columns else TRANSPOSED",
+        (f"{CACHED}::test_both_layouts_of_codes_are_those_that_scaled_mm_takes",),
+    ),
+    Mutant(
+        "cached weights: every graph's weights have the first weight's inputs",
+        "fp8compile/scaling/weight_slot.py",
+        "len(example_inputs) + len(NAMES) * i) for i, at",
+        "len(example_inputs) + 0 * i) for i, at",
+        (f"{CACHED}::test_losses_and_gradients_are_those_without_a_cache[plain]",),
     ),
 )

@@ -22,13 +22,20 @@ from tests.support.measure import LlamaLayer
 
 PLAIN, STORAGE, CONSERVATIVE, LINEARS, BOTH = "inductor", "storage_only", "storage_16bit_attention", "linears", "both"
 ROWS = "storage_16bit_attention_rows"  # CONSERVATIVE with a group for each row of BASE: one kernel with a norm's sums
-KNOWN = "linears_known_scales"  # LINEARS, were every scale known before its tensor; no recipe does that
+LINEARS_CACHED = "linears_cached"  # LINEARS, but weights come encoded
+DELAYED = "linears_delayed"  # LINEARS with scales known before their tensors
+CACHED = "linears_delayed_cached"  # and weights that come encoded
+BOTH_CACHED = "both_16bit_attention_delayed_cached"  # and CONSERVATIVE
 RECIPES: Mapping[str, Recipe] = {
     STORAGE: Recipe.preset("storage_only"),
     CONSERVATIVE: Recipe(linear="off", saved_attention=False),
     ROWS: Recipe(linear="off", saved_attention=False, group_size=768),
     LINEARS: Recipe.preset("linear_only"),
     BOTH: Recipe(),
+    LINEARS_CACHED: Recipe(saved="off", cache_weights=True),
+    DELAYED: Recipe(saved="off", linear_scaling="delayed"),
+    CACHED: Recipe(saved="off", linear_scaling="delayed", cache_weights=True),
+    BOTH_CACHED: Recipe(saved_attention=False, linear_scaling="delayed", cache_weights=True),
 }
 
 

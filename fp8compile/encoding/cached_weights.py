@@ -1,0 +1,96 @@
+"""Codes of weights that come into a joint graph with its inputs (``Recipe.cache_weights``): no kernel of it makes them.
+
+For each weight there may be three extra inputs (fp8compile/scaling/weight_slot.py): its codes ``[N, K]``, the same codes
+transposed and stored row by row ``[K, N]``, and their inv_scale ``[1, 1]``. A matmul takes the layout that it needs. The
+codes are those that the graph would make with dynamic scaling: of the weight in the matmul's dtype, under its own amax.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.fx import Graph, Node
+
+from fp8compile.fx.aot import plain_position
+from fp8compile.fx.graph import insertion_point_after, splice
+from fp8compile.fx.ops import CASTS
+from fp8compile.fx.provenance import Origin, TensorInfo
+from fp8compile.recipe.context import Context
+from fp8compile.reporting.entries import CachedWeight
+
+CODES, TRANSPOSED, INV_SCALE = range(3)  # the order of a weight's inputs
+
+
+@dataclass
+class _Weight:
+    """A weight's extra inputs, the value that they are codes of, once a matmul has taken it, and the layouts taken."""
+
+    position: int
+    inputs: tuple[Node, ...]
+    value: Node | None = None
+    module: str = ""
+    taken: frozenset[int] = frozenset()
+
+
+class CachedWeights:
+    """The weights of one joint graph whose codes come in with its inputs."""
+
+    def __init__(self, graph: Graph, ctx: Context) -> None:
+        at = {plain_position(node): node for node in graph.find_nodes(op="placeholder")}
+        self.graph, self._weights = graph, dict[Node, _Weight]()
+        for position, first in ctx.weight_inputs:
+            if position in at and first in at:  # AOTAutograd hands over a weight that is given twice once
+                self._weights[at[position]] = _Weight(position, tuple(at[first + i] for i in range(3)))
+
+    def _of(self, base: Node, width: int | None) -> _Weight | None:
+        """The weight whose codes stand for ``base`` as a matrix of this width: itself, or as it was cast."""
+        weight = base.args[0] if base.target in CASTS else base
+        found = self._weights.get(weight) if isinstance(weight, Node) else None
+        if found is None or width not in (None, base.meta["val"].shape[1]) or base.meta["val"].dim() != 2:
+            return None
+        same = found.value is None or found.value.meta["val"].dtype == base.meta["val"].dtype
+        return found if same else None
+
+    def has(self, base: Node, width: int | None) -> bool:
+        """Whether the codes of ``base`` come in with the inputs."""
+        return self._of(base, width) is not None
+
+    def codes(self, base: Node, width: int | None, module: str) -> tuple[Node, Node] | None:
+        """The codes of ``base``, row by row, and their inv_scale."""
+        return self._take(base, width, module, CODES)
+
+    def laid_out(
+        self, base: Node, width: int | None, module: str, across: bool, side: str
+    ) -> tuple[Node, Node] | None:
+        """The codes in the order that ``_scaled_mm`` takes on this side, of ``base`` or (``across``) of its transpose."""
+        by_columns = side == "right"
+        found = self._take(base, width, module, CODES if across == by_columns else TRANSPOSED)
+        if found is None or not by_columns:
+            return found
+
+        def as_columns(codes: Tensor) -> Tensor:
+            return codes.t()
+
+        codes, inv_scale = found
+        return splice(self.graph, as_columns, codes, before=insertion_point_after(codes)), inv_scale
+
+    def _take(self, base: Node, width: int | None, module: str, layout: int) -> tuple[Node, Node] | None:
+        weight = self._of(base, width)
+        if weight is None:
+            return None
+        weight.value, weight.module = weight.value or base, weight.module or module
+        weight.taken |= {layout}
+        return weight.inputs[layout], weight.inputs[INV_SCALE]
+
+    def told(self) -> tuple[CachedWeight, ...]:
+        """The weights whose codes the graph takes."""
+        return tuple(_told(weight) for weight in self._weights.values() if weight.value is not None)
+
+
+def _told(weight: _Weight) -> CachedWeight:
+    assert weight.value is not None
+    where = Origin("weight", weight.module, "")
+    info = dataclasses.replace(TensorInfo.of(weight.value), origin=where)
+    return CachedWeight(info, weight.position, CODES in weight.taken, TRANSPOSED in weight.taken)

@@ -1,0 +1,36 @@
+"""Where cache_weights can have no effect, the report remarks on it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import fp8compile
+from fp8compile.compiler.inductor import NO_CUDA_GRAPHS, NOTHING_TO_CACHE
+from tests.support.measure import compiled
+
+
+@pytest.mark.parametrize(
+    ("options", "remark"),
+    [
+        ({"linear": "rowwise"}, NOTHING_TO_CACHE),
+        ({"linear": "off"}, NOTHING_TO_CACHE),
+        ({"inductor": {"triton.cudagraphs": True}}, NO_CUDA_GRAPHS),
+    ],
+)
+def test_what_cannot_be_cached_is_remarked_on(options: dict[str, Any], remark: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
+    run = compiled(model, cache_weights=True, emulate=True, **options)
+    run(torch.randn(16, 32)).sum().backward()
+    report = fp8compile.report(model)
+    assert remark in report.remarks and not any("cached" in each.formats for each in report.linears)
+
+
+def test_the_exact_twin_of_the_first_step_remarks_on_nothing() -> None:
+    model = nn.Linear(32, 64)
+    compiled(model, cache_weights=True, emulate=True, check="first_step")(torch.randn(16, 32)).sum().backward()
+    assert NOTHING_TO_CACHE not in fp8compile.report(model).remarks
