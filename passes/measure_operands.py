@@ -12,12 +12,14 @@ from __future__ import annotations
 import dataclasses
 
 from torch import Tensor
-from torch.fx import Node
+from torch.fx import Graph, Node
 
 from fp8compile.encoding.known_scales import RETURNED, Row, encoded_in, rows_in, totals_of
-from fp8compile.fx.graph import splice
+from fp8compile.fx.graph import SAVED_AS_CODES, insertion_point_after, splice
+from fp8compile.fx.ops import computed_from, is_reduction
 from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.fx.provenance import Origin, TensorInfo, op_name, source_line
+from fp8compile.numerics.codecs import in_groups
 from fp8compile.numerics.delayed import placed
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import Notes, Operand
@@ -29,15 +31,16 @@ def measure_operands(split: PartitionedGraph, ctx: Context) -> Notes:
     if zeros is None or ctx.scale_input is None:
         return Notes()
     half = ctx.scale_input.rows // 2
-    taken, operands, seen = dict[bool, Node](), list[Operand](), set[Row]()
+    taken, operands, made_of = dict[bool, Node](), list[Operand](), dict[Row, Node]()
     for late, module in ((False, split.fw), (True, split.bw)):
-        own = [(row, *each) for row, each in encoded_in(module.graph).items() if row not in seen]
-        seen.update(row for row, *_ in own)
+        encoded = {row: each for row, each in encoded_in(module.graph).items() if row not in made_of}
+        made_of |= {row: value for row, (value, _) in encoded.items()}
+        own = [(row, _in_groups(module.graph, value, ctx), scale) for row, (value, scale) in encoded.items()]
         if own:
             own.sort(key=lambda operand: (rows_in(operand), operand[0].index))
             totals = totals_of(module.graph, own)
             taken[late] = totals if late else split.keep(totals, "operand_statistics")
-            operands += [_told(row, value, late * half + i) for i, (row, value, _) in enumerate(own)]
+            operands += [_told(row, made_of[row], late * half + i) for i, (row, *_) in enumerate(own)]
     lates = list(taken)
 
     def gradient(*taken: Tensor) -> Tensor:
@@ -46,6 +49,21 @@ def measure_operands(split: PartitionedGraph, ctx: Context) -> Notes:
     out = split.bw.graph.output_node()
     out.replace_input_with(zeros, splice(split.bw.graph, gradient, *taken.values(), before=out))
     return Notes(operands=tuple(operands))
+
+
+def _in_groups(graph: Graph, value: Node, ctx: Context) -> Node:
+    """``value`` in the groups in which what it is made from is stored, so that one kernel can take both amaxes; a value that
+    depends on sums of its rows as it is, since its kernel walks along rows."""
+    behind, width, size = list(computed_from(value)), value.meta["val"].shape[-1], ctx.recipe.group_size
+    stored = any(SAVED_AS_CODES in node.meta for node in behind) and not any(map(is_reduction, behind))
+    if not (stored and isinstance(width, int) and width % size == 0):
+        return value
+
+    def groups(x: Tensor) -> Tensor:
+        return in_groups(x, size)
+
+    node: Node = splice(graph, groups, value, before=insertion_point_after(value))
+    return node
 
 
 def _told(row: Row, value: Node, place: int) -> Operand:

@@ -19,7 +19,7 @@ anyway, and small sums.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -28,7 +28,7 @@ from torch.fx import Graph, Node
 
 from fp8compile.analysis.liveness import is_read_from_memory
 from fp8compile.fx.graph import is_tensor, splice, storage_root
-from fp8compile.fx.ops import is_pointwise, is_reduction, is_view
+from fp8compile.fx.ops import computed_from, is_pointwise, is_reduction, is_view
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import Notes
 
@@ -71,7 +71,7 @@ def _is_blockable(made: Node) -> bool:
         return False
     value, operands = made.meta["val"], made.all_input_nodes
     alike = bool(operands) and all(is_tensor(t) and t.meta["val"].shape == value.shape for t in operands)
-    return alike and value.is_contiguous() and not any(map(is_reduction, _computed_from(made)))
+    return alike and value.is_contiguous() and not any(map(is_reduction, computed_from(made)))
 
 
 def _block(made: Node) -> int:
@@ -135,21 +135,10 @@ def _summed(total: Tensor) -> Callable[[Tensor], Tensor]:
     return summed
 
 
-def _computed_from(node: Node) -> Iterator[Node]:
-    """What a value is computed from through pointwise operations and views, up to and including the first that is neither."""
-    seen, open_ = {node}, [node]
-    while open_:
-        for parent in open_.pop().all_input_nodes:
-            if parent not in seen:
-                yield parent
-                open_ += [parent] if is_pointwise(parent) or is_view(parent) else []
-            seen.add(parent)
-
-
 def _operands_in_memory(made: Node) -> set[Node]:
     """The tensors that a value is computed from and that have as many elements as it."""
     size = made.meta["val"].numel()
-    found = (n for n in _computed_from(made) if not (is_pointwise(n) or is_view(n)) and is_tensor(n))
+    found = (n for n in computed_from(made) if not (is_pointwise(n) or is_view(n)) and is_tensor(n))
     return {n for n in found if not _is_symbolic(n.meta["val"]) and n.meta["val"].numel() == size}
 
 

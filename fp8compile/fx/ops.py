@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch.fx import Node
 
@@ -126,3 +128,14 @@ def is_pointwise(node: Node) -> bool:
 def is_reduction(node: Node) -> bool:
     """Whether the operation sums, or takes the largest, along dimensions."""
     return torch.Tag.reduction in getattr(node.target, "tags", ()) or opname(node) in REDUCTIONS
+
+
+def computed_from(node: Node) -> Iterator[Node]:
+    """What a value is computed from through pointwise operations and views, up to and including the first that is neither."""
+    seen, open_ = {node}, [node]
+    while open_:
+        for parent in open_.pop().all_input_nodes:
+            if parent not in seen:
+                yield parent
+                open_ += [parent] if is_pointwise(parent) or is_view(parent) else []
+            seen.add(parent)

@@ -192,6 +192,11 @@ def _padded_to_groups(x: Tensor, group_size: int) -> tuple[Tensor, tuple[int, ..
     return x.reshape(x.numel() // group_size, group_size), (-1,)
 
 
+def in_groups(x: Tensor, group_size: int) -> Tensor:
+    """``x [..., C]`` as its groups ``[..., group_size]``, in the shape in which they are encoded; group_size divides C."""
+    return _full_groups(x, group_size)[0]
+
+
 def _full_groups(x: Tensor, group_size: int) -> tuple[Tensor, tuple[int, ...]]:
     """``x`` with its groups as trailing dimensions, and these: ``[..., C / G, G]``, or ``[..., G / 64, 64]`` for heads of 64.
 

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 import fp8compile
 from fp8compile._version import release_of
 from fp8compile.encoding.known_scales import OPERAND
+from fp8compile.fx.graph import SPLICED
 from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.passes.measure_operands import measure_operands
 from fp8compile.recipe.context import Context, ScaleInput
@@ -140,6 +141,35 @@ def test_what_is_saved_for_it_is_sixteen_bytes_an_operand() -> None:
     )
     scales = 16 * 2 * (slot.OPERANDS * 3 + slot.SPARE)  # they come in, and may be saved as a whole
     assert one - other <= 16 * 3 + scales
+
+
+class Gated(nn.Module):
+    """Both factors of down's input are stored; its own statistics are taken in their groups."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.up, self.down = nn.Linear(64, 256), nn.Linear(64, 256), nn.Linear(256, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down(torch.nn.functional.silu(self.gate(x)) * self.up(x))
+
+
+def test_what_is_made_from_stored_values_is_measured_in_their_groups() -> None:
+    made = split_of(Gated(), torch.randn(32, 64), **DELAYED | {"saved": "groupwise"})
+    in_groups = [n for n in made.fw.graph.nodes if str(n.meta.get(SPLICED, "")).startswith("groups(")]
+    assert [n.meta["val"].numel() for n in in_groups] == [32 * 256] and in_groups[0].meta["val"].shape[-1] == 128
+    found = []
+    for saved in ("groupwise", "off"):
+        torch._dynamo.reset()
+        torch.manual_seed(0)
+        model = Gated()
+        compiled(model, **DELAYED | {"saved": saved, "min_saved_numel": 0})(torch.randn(32, 64)).sum().backward()
+        ((labels, each),) = fp8compile.scaling_state(model).graphs
+        found.append(
+            dict(zip(labels, zip(each.amaxes[:, 0].tolist(), each.totals.tolist(), strict=True), strict=True))
+        )
+    (one, _), (other, _) = (each["down.input"] for each in found)
+    assert one == other > 0 and found[0].keys() == found[1].keys()
 
 
 def test_the_statistics_are_those_of_what_was_encoded() -> None:

@@ -48,7 +48,7 @@ ALL = {
 # CI: what is lowered, and what of it is assembled too. SLOW: what ``make sweep`` tests beside it.
 LOWERED = {"llama 16k": PIPELINES[:5], "bert 16k": (*PIPELINES[:4], ROWS), "vit 16k": PIPELINES[:4]}
 SLOW = {"llama 16k": (LINEARS, LINEARS_CACHED, DELAYED), "bert 16k": (BOTH,)}
-ASSEMBLED = (("llama 16k", STORAGE), ("llama 16k", CACHED), ("bert 16k", CACHED))
+ASSEMBLED = (*(("llama 16k", each) for each in (STORAGE, CACHED, BOTH_CACHED)), ("bert 16k", CACHED))
 
 
 def backend_of(pipeline: str) -> Backend:

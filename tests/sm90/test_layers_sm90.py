@@ -69,7 +69,7 @@ FIGURES = figures(
         ("llama 16k", LINEARS_CACHED): (19, 29, 1.425),
         ("llama 16k", DELAYED): (20, 17, 1.158),
         ("llama 16k", CACHED): (9, 10, 1.0),
-        ("llama 16k", BOTH_CACHED): (12, 10, 1.113),
+        ("llama 16k", BOTH_CACHED): (14, 10, 1.024),
         ("bert 16k", CACHED): (7, 15, 1.124),
         ("vit 16k", CACHED): (7, 17, 0.981),
         ("bert 16k", STORAGE): (10, 22, 1.369),
@@ -87,7 +87,7 @@ FIGURES = figures(
         ("llama 16k", LINEARS_CACHED): (19, 29, 1.531),
         ("llama 16k", DELAYED): (20, 17, 1.244),
         ("llama 16k", CACHED): (9, 10, 1.075),
-        ("llama 16k", BOTH_CACHED): (12, 10, 1.196),
+        ("llama 16k", BOTH_CACHED): (14, 10, 1.101),
         ("bert 16k", ROWS): (3, 18, 1.033),
         ("bert 16k", BOTH): (42, 44, 2.013),
         ("vit 16k", STORAGE): (9, 22, 1.264),
@@ -120,12 +120,16 @@ def test_a_post_norm_layer_does_with_a_group_for_each_row() -> None:
     assert moved("bert 16k", ROWS) <= 1.05 * moved("bert 16k", PLAIN) < moved("bert 16k", CONSERVATIVE)
 
 
-def test_fp8_linears_move_what_plain_inductor_moves_with_known_scales_and_cached_weights() -> None:
+def test_fp8_linears_with_known_scales_and_cached_weights_move_what_plain_inductor_moves() -> None:
     """1.00, to 0.1 %: the statistics are 0.03 units of 57.5, and no kernel transposes an operand that another one makes."""
     plain, ours = moved("llama 16k", PLAIN), moved("llama 16k", CACHED)
     assert ours <= 1.001 * plain / LESS_PLAIN["llama 16k"]
     launches = [sum(len(graph["launches"]) for graph in graphs("llama 16k", p)) for p in (PLAIN, CACHED)]
     assert launches[1] <= 2 * launches[0]
+
+
+def test_with_storage_too_and_attention_in_16_bit_to_5_percent() -> None:
+    assert moved("llama 16k", BOTH_CACHED) <= 1.05 * moved("llama 16k", PLAIN) / LESS_PLAIN["llama 16k"]
 
 
 @pytest.mark.parametrize("case", ["bert 16k", "vit 16k"])
