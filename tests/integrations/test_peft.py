@@ -7,6 +7,7 @@ import torch
 
 import fp8compile
 from examples.shared import Outcome, small_llama, windows
+from fp8compile.scaling import weight_codes
 from tests.integrations.parity import assert_parity
 
 pytest.importorskip("peft")
@@ -39,6 +40,15 @@ def test_frozen_weights_are_multiplied_in_fp8(outcome: Outcome) -> None:
         sum(matmul.direction == "dgrad" for matmul in base) == LINEARS - 3
     )  # what q, k and v read needs no gradient
     assert not any(matmul.direction == "wgrad" for matmul in base)
+
+
+def test_frozen_weights_are_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    encode, encoded = weight_codes.encode, list[tuple[int, ...]]()
+    monkeypatch.setattr(weight_codes, "encode", lambda w, how: encoded.append(tuple(w.shape)) or encode(w, how))
+    model = get_peft_model(small_llama(1), LoraConfig(r=8, target_modules=peft_lora.LINEARS))
+    model.compile(backend="fp8compile", options=OPTIONS | {"cache_weights": True})
+    peft_lora.learn(model, windows(4), 1e-2)
+    assert len(encoded) == LINEARS
 
 
 def test_adapters_of_rank_8_are_left_with_the_reason(outcome: Outcome) -> None:
