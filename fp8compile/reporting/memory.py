@@ -45,7 +45,7 @@ class Fit:
     """A prediction for one training step, in bytes. True where the peak is no more than the card.
 
     Attributes:
-        weights: parameters, trained or frozen.
+        weights: parameters, trained or frozen, and codes that are kept of them (``Recipe.cache_weights``).
         buffers: the model's buffers.
         gradients: of the parameters that are trained.
         states: of the optimizer.

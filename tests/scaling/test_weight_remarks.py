@@ -30,6 +30,21 @@ def test_what_cannot_be_cached_is_remarked_on(options: dict[str, Any], remark: s
     assert remark in report.remarks and not any("cached" in each.formats for each in report.linears)
 
 
+def test_the_report_tells_of_the_codes_that_are_kept_and_counts_them() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
+    found = []
+    for cache in (False, True):
+        torch._dynamo.reset()
+        compiled(model, cache_weights=cache, emulate=True)(torch.randn(16, 32)).sum().backward()
+        found.append(fp8compile.report(model))
+    assert "weights encoded once: 2, 4.0 KiB of codes are kept" in str(found[1]) and "encoded once" not in str(
+        found[0]
+    )
+    assert found[1].fits().weights - found[0].fits().weights == 2 * 32 * 64
+    assert fp8compile.scaling_state(model).weight_bytes == 2 * 32 * 64 + 2 * 4
+
+
 def test_the_exact_twin_of_the_first_step_remarks_on_nothing() -> None:
     model = nn.Linear(32, 64)
     compiled(model, cache_weights=True, emulate=True, check="first_step")(torch.randn(16, 32)).sum().backward()
