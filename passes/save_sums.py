@@ -5,6 +5,8 @@
 a and x take the same bytes, so the min-cut takes either. With a saved, each kernel of the backward that needs x reads two
 tensors, and so does each kernel of the forward. With x saved, it is stored once and read by itself.
 
+Only in graphs with FP8 linears: storage alone leaves the forward as plain Inductor computes it, to the bit.
+
 Left as they are: tensors that the backward needs for something else too, sums that broadcast or change the dtype, sums that
 the forward itself reads once, and what the caller has anyway.
 """
@@ -14,7 +16,7 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from fp8compile.fx.graph import nbytes, storage_root
+from fp8compile.fx.graph import ENCODING, nbytes, storage_root
 from fp8compile.fx.ops import RESHAPES
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.recipe.context import Context
@@ -25,7 +27,8 @@ aten = torch.ops.aten
 
 def save_sums(split: PartitionedGraph, ctx: Context) -> Notes:
     """Save sums instead of summands, where that takes no more bytes."""
-    for edge in list(split.edges):
+    has_codes = any(ENCODING in node.meta for node in split.fw.graph.nodes)
+    for edge in list(split.edges) if has_codes else ():
         if edge.is_tensor and not split.caller_owns(storage_root(edge.forward)):
             _save_the_sum(split, edge)
     return Notes()
