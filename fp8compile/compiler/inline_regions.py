@@ -3,6 +3,7 @@
 It costs the compile time that regions save, so it is done only where a region does not work:
 
     statistics are taken     they leave the graph through an input of its own (observe/slot.py), which no region has
+    weights are cached       their codes come in through inputs of the graph (scaling/weight_slot.py)
     calls differ in recipe   ``Recipe.modules``, ``skip`` and ``linear_skip`` go by module path, and one body serves all calls
 """
 
@@ -19,7 +20,7 @@ from fp8compile.fx.graph import called, copy_with_attributes, is_call_of_region
 from fp8compile.fx.provenance import module_path
 from fp8compile.recipe.context import Context
 
-OBSERVED = "nested compile regions are compiled call by call: statistics are taken of values in them"
+OBSERVED = "nested compile regions are compiled call by call: statistics are taken in them, or weights are cached"
 DIFFERS = (
     "nested compile regions are compiled call by call: the recipe differs between modules that call the same region"
 )
