@@ -156,10 +156,9 @@ def _rewrite(matmul: Matmul, operands: Operands, recipe: Recipe) -> str:
     else:
         left, right = (operands.codes(*side) for side in sides)
         _scaled_matmul(matmul, left, right)
-    cached = [operands.is_cached(*side) for side in sides]
-    known = all(known or operands.is_known(*side) for known, side in zip(cached, sides, strict=True))
-    scaling = "delayed" if recipe.linear_scaling == "delayed" and known else recipe.linear
-    formats = f"{hows[0].format.name} x {hows[1].format.name} {scaling}{', cached weight' if any(cached) else ''}"
+    known = recipe.linear_scaling == "delayed" and all(operands.is_known(*side) for side in sides)
+    cached = ", cached weight" if any(operands.is_cached(*side) for side in sides) else ""
+    formats = f"{hows[0].format.name} x {hows[1].format.name} {'delayed' if known else recipe.linear}{cached}"
     return f"{formats}, emulated" if recipe.emulate else formats
 
 
@@ -172,10 +171,9 @@ def _hows(matmul: Matmul, operands: Operands, recipe: Recipe) -> tuple[How, How]
         GRADIENT if is_gradient else each for is_gradient, each in zip(matmul.gradients, (INPUT, right), strict=True)
     ]
     rowwise, where = recipe.linear == "rowwise", module_path(matmul.forward)
+    cached = recipe.cache_weights and not rowwise
     left, right_ = (
-        How(gradient, rowwise, delayed, role=role, module=where)
-        if role == GRADIENT
-        else How(E4M3, rowwise, delayed, recipe.cache_weights and not rowwise, role, where)
+        How(gradient if role == GRADIENT else E4M3, rowwise, delayed, cached and role != GRADIENT, role, where)
         for role in roles
     )
     return left, right_

@@ -64,7 +64,8 @@ def _same_in_forward(split: PartitionedGraph, edge: SavedTensor, views: list[Nod
     early = {e.backward: e.forward for e in split.edges if e.is_tensor}
     for node in (*views, late):
         operands = [early.get(n) for n in node.all_input_nodes]
-        found = (n for n in split.fw.graph.nodes if n.target is node.target and n.all_input_nodes == operands)
+        readers = operands[0].users if operands[0] is not None else ()
+        found = (n for n in readers if n.target is node.target and n.all_input_nodes == operands)
         same = next((n for n in found if (_shape(n), n.kwargs) == (_shape(node), node.kwargs)), None)
         if same is None:
             return None

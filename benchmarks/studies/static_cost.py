@@ -148,6 +148,7 @@ def layer_costs(layer: Layer, how: Mapping[str, Callable[[Layer], Any]], rates: 
     return found
 
 
+@functools.cache
 def bytes_to_encode(layer: Layer) -> float:
     """What generated kernels move to encode each weight of a layer in both layouts, as ``Recipe.cache_weights`` does."""
     from fp8compile.scaling.weight_codes import Layouts, encode

@@ -136,12 +136,9 @@ def _through_inductor(
     graph_key = key_of(gm, inputs, told, patches)
     patches = {**patches, **passes_for(told, graph_key, patches, find_regions(gm, told.parameters))}
     report_store.start(graph_key)
-    by_row = (
-        told.stats_inputs or told.scale_input or told.weight_inputs
-    )  # the report says what extra inputs are about
-    spare = copy_with_attributes(gm) if by_row else gm
+    spare = copy_with_attributes(gm) if told.has_own_inputs else gm
     compiled = cast(Callable[..., Any], private.compile_fx(gm, inputs, config_patches=patches, **compile_args))
-    if by_row and report_store.is_lost(graph_key):
+    if told.has_own_inputs and report_store.is_lost(graph_key):
         afresh = {**patches, "force_disable_caches": True}
         compiled = cast(Callable[..., Any], private.compile_fx(spare, inputs, config_patches=afresh, **compile_args))
     cached = report_store.came_from_cache(graph_key)
@@ -158,7 +155,7 @@ def _prepared(
         return (*_with_own_inputs(gm, example_inputs, ctx), ())
     flat = inlined(gm)
     slotted, inputs, told = _with_own_inputs(flat, example_inputs, ctx)
-    if told.stats_inputs or told.scale_input or told.weight_inputs:
+    if told.has_own_inputs:
         return slotted, inputs, told, (OBSERVED,)
     return (flat, inputs, ctx, (DIFFERS,)) if recipes_differ(gm, ctx) else (gm, inputs, ctx, ())
 

@@ -104,13 +104,23 @@ class KnownScales:
         return_at(self.graph, at, node)
 
 
+def as_matrix(codes: Tensor) -> Tensor:
+    """Codes ``[..., C]`` as ``[rows, C]``."""
+    return codes if codes.dim() == 2 else codes.reshape(-1, codes.shape[-1])
+
+
+def stored_matrix(codes: Tensor) -> Tensor:
+    """Codes ``[..., C]`` as ``[rows, C]``, stored once in the shape that they have."""
+    return as_matrix(stored(codes))
+
+
 def codes_under(
     graph: Graph,
     value: Node,
     inv_scale: Node,
     row: Row,
     width: int | None,
-    lay_out: Callable[[Tensor], Tensor] | None = None,
+    lay_out: Callable[[Tensor], Tensor] = as_matrix,
     by_columns: bool = False,
 ) -> Node:
     """The codes of ``value``, as a matrix of this width, under a scale; marked, so that ``encoded_in`` finds them.
@@ -122,21 +132,13 @@ def codes_under(
 
     def encode(x: Tensor, inv_scale: Tensor) -> Tensor:
         x = x if shape is None else x.reshape(shape)
-        codes = quantize_under(x.permute(-1, *range(x.dim() - 1)) if by_columns else x, inv_scale, fmt)
-        return (
-            (codes if codes.dim() == 2 else codes.reshape(-1, codes.shape[-1])) if lay_out is None else lay_out(codes)
-        )
+        return lay_out(quantize_under(x.permute(-1, *range(x.dim() - 1)) if by_columns else x, inv_scale, fmt))
 
     after = insertion_point_after(inv_scale if value < inv_scale else value)
     codes: Node = splice(graph, encode, value, inv_scale, before=after)
     codes.meta[OPERAND] = row
     value.meta[TAKEN_AS_CODES] = True
     return codes
-
-
-def as_matrix(codes: Tensor) -> Tensor:
-    """Codes ``[..., C]`` as ``[rows, C]``, stored once in the shape that they have."""
-    return stored(codes) if codes.dim() == 2 else stored(codes).reshape(-1, codes.shape[-1])
 
 
 def _with_rows_of(value: Tensor, width: int | None) -> tuple[Any, ...] | None:

@@ -21,7 +21,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from fp8compile import _torch as private
 from fp8compile.analysis.linears import PLAIN_MATMULS
 from fp8compile.encoding.cached_weights import CachedWeights
-from fp8compile.encoding.known_scales import KnownScales, as_matrix, codes_under
+from fp8compile.encoding.known_scales import KnownScales, as_matrix, codes_under, stored_matrix
 from fp8compile.fx.graph import (
     ENCODING,
     Encoding,
@@ -111,9 +111,11 @@ class Operands:
         return Encoded(codes, scale)
 
     def is_known(self, operand: Node, side: str, how: How) -> bool:
-        """Whether an operand that was encoded has a scale that is known before it."""
+        """Whether an operand that was encoded has a scale that is known before it, or comes in encoded."""
         base, *_ = _beneath(operand, side, how.rowwise)
-        return how.delayed and self.scales is not None and (base, how.format) in self.scales.rows
+        return self.is_cached(operand, side, how) or (
+            how.delayed and self.scales is not None and (base, how.format) in self.scales.rows
+        )
 
     def is_cached(self, operand: Node, side: str, how: How) -> bool:
         """Whether an operand is a weight whose codes come in with the inputs."""
@@ -151,7 +153,7 @@ class Operands:
         if found is None:
             return None
         row, inv_scale = found
-        codes = codes_under(self.graph, base, inv_scale, row, width, as_matrix if stored else None)
+        codes = codes_under(self.graph, base, inv_scale, row, width, stored_matrix if stored else as_matrix)
         codes.meta[ENCODING] = _encoding(f"{how.format.name} delayed", base)
         return Encoded(codes, inv_scale)
 

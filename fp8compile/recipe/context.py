@@ -101,6 +101,11 @@ class Context:
     weight_inputs: tuple[tuple[int, int], ...] = ()
 
     @property
+    def has_own_inputs(self) -> bool:
+        """Whether fp8compile added inputs to the graph; what they are about is in its report."""
+        return bool(self.stats_inputs or self.scale_input or self.weight_inputs)
+
+    @property
     def as_compiled(self) -> Context:
         """The same with a recipe without the fields that only observe."""
         return dataclasses.replace(self, recipe=self.recipe.as_compiled)

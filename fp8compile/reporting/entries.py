@@ -266,6 +266,11 @@ class Notes:
         fields = dataclasses.fields(self)
         return Notes(*(tuple(entry.moved(place) for entry in getattr(self, f.name)) for f in fields))
 
+    @property
+    def bytes_of_codes(self) -> dict[str, int]:
+        """By module, the bytes of codes that are kept of its weight; graphs of one model share them."""
+        return {weight.origin.module: weight.bytes for weight in self.weights}
+
     def skipped(self, kind: str) -> tuple[Skip, ...]:
         """The skips of one kind."""
         return tuple(skip for skip in self.skips if skip.kind == kind)

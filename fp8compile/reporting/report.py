@@ -211,8 +211,8 @@ class Report:
         working = [(g.workspace_bytes, g.workspace_bytes_plain) for g in self.graphs]
         most, most_plain = (max((w[i] for w in working), default=0) for i in (0, 1))
         saved = self.saved_bytes, self.saved_bytes_plain
-        codes = {w.origin.module: w.bytes for w in self.notes.weights}  # graphs of one model share them
-        model = dataclasses.replace(self.model, weights=self.model.weights + sum(codes.values()))
+        codes = sum(self.notes.bytes_of_codes.values())
+        model = dataclasses.replace(self.model, weights=self.model.weights + codes)
         return predict(model, saved, (most, most_plain), card_gib, states)
 
     def to_json(self) -> str:

@@ -29,8 +29,7 @@ def headline(recipe: str, kinds: Sequence[tuple[str, int]], saved_bytes: tuple[i
     done, left = len(notes.linears), notes.skipped(LINEAR)
     if done or left:
         lines += [f"linears: {done} of {done + len(left)} matmuls in FP8{_left(left)}"]
-    if notes.weights:
-        kept = {each.origin.module: each.bytes for each in notes.weights}
+    if kept := notes.bytes_of_codes:
         lines += [f"weights encoded once: {len(kept)}, {human(sum(kept.values()))} of codes are kept"]
     if notes.islands:
         lines += [f"{len(notes.islands)} FP32 islands of {sum(i.nodes for i in notes.islands)} nodes"]

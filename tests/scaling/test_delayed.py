@@ -18,6 +18,7 @@ import fp8compile
 from fp8compile import Recipe
 from fp8compile.scaling import history
 from fp8compile.scaling.state import NONE_YET
+from tests.scaling.plain import Plain
 from tests.scaling.reference import DelayedLinear
 from tests.support.measure import compiled
 
@@ -38,16 +39,6 @@ class Net(nn.Module):
         y = y + checkpoint(lambda z: F.relu(self.b(z)), y, use_reentrant=False)
         out: Tensor = self.c(y)
         return out
-
-
-class Plain(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(32, 64), nn.Linear(64, 32)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.b(F.gelu(self.a(x)))
-        return y
 
 
 def data(step: int, micro: int = 0) -> Tensor:

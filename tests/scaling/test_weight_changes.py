@@ -10,25 +10,15 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fp8compile
 from fp8compile.scaling import weight_changes, weight_codes
+from tests.scaling.plain import Plain
 from tests.support.measure import compiled
 
 CACHED = {"emulate": True, "saved": "off", "cache_weights": True}
-Change = Callable[["Net"], object]
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(32, 64), nn.Linear(64, 32)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y: Tensor = self.b(F.gelu(self.a(x)))
-        return y
+Change = Callable[["Plain"], object]
 
 
 def data(step: int = 0) -> Tensor:
@@ -51,11 +41,11 @@ def count() -> Iterator[list[int]]:
 
 
 def trained(
-    cache: bool, update: Callable[[Net], Callable[[], object]], steps: int = 4, micro: int = 2
+    cache: bool, update: Callable[[Plain], Callable[[], object]], steps: int = 4, micro: int = 2
 ) -> list[float]:
     torch._dynamo.reset()
     torch.manual_seed(0)
-    model = Net()
+    model = Plain()
     run, step, losses = compiled(model, **CACHED | {"cache_weights": cache}), update(model), []
     for i in range(steps * micro):
         loss = run(data(i)).square().mean()
@@ -94,7 +84,7 @@ def test_no_optimizer_is_missed_and_those_that_count_are_trusted(name: str) -> N
 
 @pytest.mark.parametrize("backend", ["aot_eager", "inductor"])
 def test_compiled_optimizer_steps_are_counted(backend: str) -> None:
-    def update(model: Net) -> Callable[[], object]:
+    def update(model: Plain) -> Callable[[], object]:
         optimizer = OPTIM.SGD(model.parameters(), 0.1)
         return torch.compile(lambda: optimizer.step(), backend=backend)
 
@@ -104,7 +94,7 @@ def test_compiled_optimizer_steps_are_counted(backend: str) -> None:
 
 
 def test_a_compiled_fused_step_is_told_by_nobody_and_never_trusted() -> None:
-    def update(model: Net) -> Callable[[], object]:
+    def update(model: Plain) -> Callable[[], object]:
         optimizer = OPTIM.SGD(model.parameters(), 0.1, fused=True)
         return torch.compile(lambda: optimizer.step(), backend="aot_eager")
 
@@ -113,7 +103,7 @@ def test_a_compiled_fused_step_is_told_by_nobody_and_never_trusted() -> None:
     assert found[0] in (TRUSTED, EACH_CALL) and losses == trained(False, update)
 
 
-def through_data(model: Net) -> Callable[[], None]:
+def through_data(model: Plain) -> Callable[[], None]:
     def update() -> None:
         for p in model.parameters():
             p.data -= 0.1 * p.grad  # type: ignore[operator]
@@ -132,7 +122,7 @@ class Trusted:
 
     def __init__(self) -> None:
         torch.manual_seed(0)
-        self.model = Net()
+        self.model = Plain()
         self.run, optimizer = compiled(self.model, **CACHED), OPTIM.SGD(self.model.parameters(), 0.1)
         for _ in range(2):
             self.run(data()).square().mean().backward()
@@ -145,17 +135,17 @@ class Trusted:
         return torch.equal(self.run(data()), want)
 
 
-def averaged(model: Net) -> None:
+def averaged(model: Plain) -> None:
     with torch.no_grad():
         for p in model.parameters():
             p.lerp_(torch.ones_like(p), 0.01)
 
 
-def replaced(model: Net) -> None:
+def replaced(model: Plain) -> None:
     model.a.weight = nn.Parameter(2 * model.a.weight.detach())
 
 
-def in_inference_mode(model: Net) -> None:
+def in_inference_mode(model: Plain) -> None:
     with torch.inference_mode():
         model.a.weight.mul_(2)
 
@@ -254,7 +244,7 @@ def test_weights_are_looked_at_in_each_column_and_bit_by_bit() -> None:
 
 def test_a_weight_that_is_thawed_is_not_trusted_until_its_version_changes() -> None:
     torch.manual_seed(0)
-    model = Net().requires_grad_(False)
+    model = Plain().requires_grad_(False)
     run, x = compiled(model, **CACHED), data().requires_grad_()
     with count() as found:
         for _ in range(2):
@@ -273,7 +263,7 @@ def test_a_backward_has_the_codes_of_its_forward() -> None:
     for late in (False, True):
         torch._dynamo.reset()
         torch.manual_seed(0)
-        model, x = Net().requires_grad_(False), data().requires_grad_()
+        model, x = Plain().requires_grad_(False), data().requires_grad_()
         run = compiled(model, **CACHED | {"cache_weights": late})
         loss = run(x).square().mean()
         if late:
