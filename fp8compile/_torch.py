@@ -32,11 +32,14 @@ from torch._inductor import list_mode_options
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitionerFn
 from torch._inductor.decomposition import select_decomp_table
+from torch._inductor.dependencies import MemoryDep
 from torch._inductor.inductor_prims import fma
 from torch._inductor.inductor_prims import randint as inductor_randint
 from torch._inductor.inductor_prims import random as inductor_random
 from torch._inductor.pattern_matcher import stable_topological_sort
 from torch._inductor.runtime.cache_dir_utils import cache_dir
+from torch._inductor.scheduler import MixOrderReduction
+from torch._inductor.virtualized import V as inductor_virtualized
 from torch._logging._internal import trace_log, trace_structured
 from torch._subclasses import fake_tensor
 from torch._subclasses.fake_tensor import unset_fake_temporarily
@@ -130,16 +133,13 @@ def fsdp_parameters(model: nn.Module) -> list[Any]:
 
 def _parameter_groups(state: Any) -> list[Any]:
     several = getattr(state, "_fsdp_param_groups", None)
-    if several is not None:
-        return list(several)
-    return [state._fsdp_param_group] if state._fsdp_param_group is not None else []
+    return [group for group in ([state._fsdp_param_group] if several is None else several) if group is not None]
 
 
 # In the meta of a node whose value Inductor stores, rather than recompute it in each kernel that reads it.
 STORED = "inductor_realize_to_strides"
 
-# An input of the backward that is one of the forward's: its name begins so, and from torch 2.15 on its meta says by this key
-# whether its memory is the same in each call.
+# An input of the backward that is one of the forward's: how its name begins; where its meta says if it stays (torch 2.15).
 INPUTS, STATIC_INPUT = "primals_", "is_static_input"
 
 # In the "custom" meta of a node: what torch.autograd.graph.region_activation_memory_budget lets the partitioner keep there.
@@ -188,10 +188,8 @@ def graphs_captured() -> int:
 
 
 def is_plain_fake(value: object) -> bool:
-    """Whether a value of a graph is a fake tensor that stands for no tensor subclass: Python's class, or C++'s (torch 2.15).
-
-    A fake tensor made in C++ has the type of the tensor it stands for, so its type shows whether that is a subclass.
-    """
+    """Whether a value of a graph is a fake tensor that stands for no tensor subclass: Python's class, or C++'s (torch 2.15),
+    whose type is that of the tensor it stands for."""
     if type(value) is fake_tensor.FakeTensor:
         return True
     ask = getattr(fake_tensor, "is_fake_tensor", None) or getattr(torch._C, "_is_fake_tensor", None)
@@ -238,6 +236,8 @@ __all__ = [
     "GraphTransformObserver",
     "InputMutationAOTOutput",
     "LazyGraphModule",
+    "MemoryDep",
+    "MixOrderReduction",
     "OptimizedModule",
     "ParamAOTInput",
     "PlainAOTInput",
@@ -273,6 +273,7 @@ __all__ = [
     "inductor_config",
     "inductor_randint",
     "inductor_random",
+    "inductor_virtualized",
     "innermost_backend",
     "is_plain_fake",
     "known_options",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import functools
 import inspect
 import operator
 from collections.abc import Sequence
@@ -49,6 +51,38 @@ def test_every_setting_of_fusion_exists_and_an_unknown_one_is_left_out() -> None
     older = {"realize_opcount_threshold", "realize_reads_threshold", "realize_acc_reads_threshold"}
     assert set(FUSION) == older | newer
     assert private.known_options({"no_such_option": 1, "triton.no_such_option": 1}) == {}
+
+
+def test_the_scheduler_asks_what_may_be_one_kernel_and_says_what_it_would_hold() -> None:
+    virtualized, asked = private.inductor_virtualized, []
+
+    def inner(gm: torch.fx.GraphModule, inputs: list[Any], **kwargs: Any) -> Any:
+        theirs = virtualized.choices
+        ours = copy.copy(theirs)
+
+        def can_fuse(scheduler: Any, first: Any, second: Any, score: int) -> bool:
+            (write,) = second.read_writes.writes
+            steps = virtualized.graph.sizevars.stride_vars(write.index, write.var_names)
+            known = {node.get_name() for node in (first, second)} <= set(scheduler.name_to_node)
+            leq = virtualized.graph.sizevars.statically_known_leq(steps[-1], 1024)
+            dtype = virtualized.graph.get_dtype(write.name)
+            cpu = first.get_device().type
+            mixed = private.MixOrderReduction.can_fuse(first, second)
+            asked.append((isinstance(write, private.MemoryDep), steps[-1], known, leq, dtype, cpu, mixed))
+            return bool(theirs.can_fuse(scheduler, first, second, score))
+
+        ours.can_fuse = can_fuse
+        with virtualized.set_choices_handler(ours):
+            return private.compile_fx_inner(gm, inputs, **kwargs)
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return (y := x.sum(-1)), y.relu() + 1
+
+    backend = functools.partial(
+        private.compile_fx, inner_compile=inner, config_patches={"force_disable_caches": True}
+    )
+    torch.compile(f, backend=backend)(torch.randn(64, 48))
+    assert asked[0] == (True, 1, True, True, torch.float32, "cpu", False)
 
 
 def test_dynamo_says_where_a_graph_ends() -> None:

@@ -20,6 +20,7 @@ from fp8compile.compiler.inductor_options import FUSION, inductor_options, mode_
 from fp8compile.compiler.inline_regions import DIFFERS, OBSERVED, has_regions, inlined, recipes_differ
 from fp8compile.compiler.node_by_node import run_the_graph
 from fp8compile.compiler.place_guard import guard_place
+from fp8compile.compiler.row_kernels import with_tiles_for_codes
 from fp8compile.compiler.running_model import place_of
 from fp8compile.compiler.saved_versions import check_versions
 from fp8compile.compiler.watchers import watch_passes
@@ -129,18 +130,19 @@ def _through_inductor(
     inner: Callable[..., Any] | None,
 ) -> tuple[Callable[..., Any], tuple[GraphReport, ...], bool]:
     """A Dynamo graph that has all its inputs through Inductor with our passes; reports; whether it came from a cache."""
-    compile_args: dict[str, Any] = {}
     if inner is not None:
-        compile_args["inner_compile"] = inner
         patches = {**patches, "force_disable_caches": True}  # the cache key does not know the inner compiler
+    inner = with_tiles_for_codes(inner or private.compile_fx_inner)
     graph_key = key_of(gm, inputs, told, patches)
     patches = {**patches, **passes_for(told, graph_key, patches, find_regions(gm, told.parameters))}
     report_store.start(graph_key)
     spare = copy_with_attributes(gm) if told.has_own_inputs else gm
-    compiled = cast(Callable[..., Any], private.compile_fx(gm, inputs, config_patches=patches, **compile_args))
+    compiled = cast(Callable[..., Any], private.compile_fx(gm, inputs, config_patches=patches, inner_compile=inner))
     if told.has_own_inputs and report_store.is_lost(graph_key):
         afresh = {**patches, "force_disable_caches": True}
-        compiled = cast(Callable[..., Any], private.compile_fx(spare, inputs, config_patches=afresh, **compile_args))
+        compiled = cast(
+            Callable[..., Any], private.compile_fx(spare, inputs, config_patches=afresh, inner_compile=inner)
+        )
     cached = report_store.came_from_cache(graph_key)
     reports = report_store.finish(graph_key)
     return check_versions(compiled, reports), reports, cached

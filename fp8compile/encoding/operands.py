@@ -9,32 +9,30 @@ matrix has one encoding for each of its two dimensions.
 
 from __future__ import annotations
 
-import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fp8compile import _torch as private
 from fp8compile.analysis.linears import PLAIN_MATMULS
 from fp8compile.encoding.cached_weights import CachedWeights
-from fp8compile.encoding.known_scales import KnownScales, as_matrix, codes_under, stored_matrix
+from fp8compile.encoding.known_scales import GRADIENT, KnownScales, as_matrix, codes_under, stored_matrix
+from fp8compile.encoding.layouts import in_rows, is_in_order, matrix_in_rows
 from fp8compile.fx.graph import (
     ENCODING,
     Encoding,
     dtype_text,
     insertion_point_after,
     nbytes,
-    size_hint,
     splice,
 )
-from fp8compile.fx.ops import RESHAPES, TRANSPOSES, is_view
+from fp8compile.fx.ops import RESHAPES, TRANSPOSES, computed_from, is_reduction, is_view
 from fp8compile.fx.tracing import fake_result, stored
 from fp8compile.numerics import Format, Rowwise, Tensorwise
-from fp8compile.numerics.formats import FP8_MULTIPLE
 
 aten = torch.ops.aten
 
@@ -100,8 +98,8 @@ class Operands:
                 return Encoded(*cached)
         encoded = self._encode(base, width, axis, how)
         codes = self._with_views(encoded.codes, views)
-        if not _in_order(side, codes):
-            known = how.delayed and self._laid_out_anew(side, base, width, views, how)
+        if not is_in_order(side, codes):
+            known = how.delayed and self._under_known_scale_laid_out(side, base, width, views, how, encoded.codes)
             codes = known or self._copy(side, codes, once=not rowwise)
         elif not rowwise and not how.delayed:  # rowwise, this saved no bytes; known scales: stored already
             codes = self._with_views(self._stored(encoded.codes), views)
@@ -182,51 +180,47 @@ class Operands:
             self._laid_out[codes, left] = splice(self.graph, lay_out, codes, before=insertion_point_after(codes))
         return self._laid_out[codes, left]
 
-    def _laid_out_anew(self, side: str, base: Node, width: int | None, views: list[Node], how: How) -> Node | None:
-        """The codes under a known scale in the right order, made from the value itself: in the kernel that makes the value
-        they cost a store. A copy of the codes would read these again."""
+    def _under_known_scale_laid_out(
+        self, side: str, base: Node, width: int | None, views: list[Node], how: How, by_rows: Node
+    ) -> Node | None:
+        """The codes under a known scale in the right order; None where it is not known."""
+        across, left = _across(views), side == "left"
+        key = (base, width, how.format, across, left)
+        if key not in self._laid_anew:
+            turned = how.role == GRADIENT and across == left and _is_made_in_rows(base)
+            made = self._turned(by_rows, left) if turned else self._laid_out_anew(base, width, across, left, how)
+            if made is None:
+                return None
+            self._laid_anew[key] = made
+        return self._laid_anew[key]
+
+    def _laid_out_anew(self, base: Node, width: int | None, across: bool, left: bool, how: How) -> Node | None:
+        """The codes made from the value itself: in the kernel that makes the value they cost a store."""
         assert self.scales is not None
         found = self.scales.row_of(base, how.format, how.role, how.module)
         if found is None:
             return None
-        across, left = _across(views), side == "left"
 
         def lay_out(codes: Tensor) -> Tensor:
-            rows = _in_rows(codes, across == left)
+            rows = matrix_in_rows(codes, across == left)
             return rows if left else rows.t()
 
-        key = (base, width, how.format, across, left)
-        if key not in self._laid_anew:
-            row, inv_scale = found
-            made = codes_under(self.graph, base, inv_scale, row, width, lay_out, across == left)
-            made.meta[ENCODING] = _encoding(f"{how.format.name} delayed", base)
-            self._laid_anew[key] = made
-        return self._laid_anew[key]
+        row, inv_scale = found
+        made = codes_under(self.graph, base, inv_scale, row, width, lay_out, across == left)
+        made.meta[ENCODING] = _encoding(f"{how.format.name} delayed", base)
+        return made
 
+    def _turned(self, by_rows: Node, left: bool) -> Node:
+        """A copy by columns of codes: a kernel of its own that reads a byte for each element."""
+        while by_rows.target in RESHAPES:
+            by_rows = by_rows.args[0]  # type: ignore[assignment]
 
-def _in_rows(codes: Tensor, by_columns: bool) -> Tensor:
-    """``in_rows`` of codes of any shape as a matrix, stored in the shape that they have."""
-    matrix = (codes.shape[0], -1) if by_columns else (-1, codes.shape[-1])
-    contracted = math.prod(codes.shape[1:] if by_columns else codes.shape[-1:])
-    if codes.dim() == 2 or not statically_known_true(contracted % FP8_MULTIPLE == 0):
-        return in_rows(codes.reshape(matrix) if codes.dim() > 2 else codes, True)
-    return stored(codes.contiguous()).reshape(matrix)
+        def turn(codes: Tensor) -> Tensor:
+            rows = matrix_in_rows(codes.permute(-1, *range(codes.dim() - 1)), True)
+            return rows if left else rows.t()
 
-
-def in_rows(codes: Tensor, once: bool) -> Tensor:
-    """Codes row by row in memory, each row padded with zeros to FP8_MULTIPLE; ``once``: stored once for all who read them."""
-    if not statically_known_true(codes.shape[1] % FP8_MULTIPLE == 0):
-        raw = codes.view(torch.uint8) if codes.is_contiguous() else codes.contiguous().view(torch.uint8)
-        codes = torch.nn.functional.pad(raw, (0, -codes.shape[1] % FP8_MULTIPLE)).view(codes.dtype)
-    return stored(codes.contiguous()) if once else codes.contiguous()
-
-
-def _in_order(side: str, codes: Node) -> bool:
-    """Whether ``_scaled_mm`` takes codes in this layout: left row-major, right column-major, contracted by FP8_MULTIPLE."""
-    value, contracted = codes.meta["val"], 1 if side == "left" else 0
-    whole = statically_known_true(value.shape[contracted] % FP8_MULTIPLE == 0)
-    step = size_hint(value.stride(1 - contracted))
-    return whole and size_hint(value.stride(contracted)) == 1 and step >= size_hint(value.shape[contracted])
+        node: Node = splice(self.graph, turn, by_rows, before=insertion_point_after(by_rows))
+        return node
 
 
 def _beneath(operand: Node, side: str, rowwise: bool) -> tuple[Node, int | None, list[Node], int | None]:
@@ -244,6 +238,19 @@ def _beneath(operand: Node, side: str, rowwise: bool) -> tuple[Node, int | None,
     while isinstance(width, int) and base.target in RESHAPES:
         base = base.args[0]  # type: ignore[assignment]
     return base, None if base is operand else width, transposes, None
+
+
+def _is_made_in_rows(value: Node) -> bool:
+    """Whether the kernel that makes ``value`` takes whole rows: sums along them are in it, or sums across them of its result.
+    Such a kernel stores nothing across rows (fp8compile/compiler/row_kernels.py), and would leave to another kernel to make
+    the value again."""
+    return any(map(is_reduction, computed_from(value))) or any(map(is_reduction, _readers(value)))
+
+
+def _readers(value: Node) -> Iterator[Node]:
+    """Whoever reads a value, or a reshape of it."""
+    for user in value.users:
+        yield from _readers(user) if user.target in RESHAPES else (user,)
 
 
 def _encoding(codec: str, value: Node) -> Encoding:

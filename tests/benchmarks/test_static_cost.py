@@ -30,6 +30,11 @@ def test_causal_attention_is_half_the_operations() -> None:
     assert cost(0, flash, RATES, causal=True).attention == pytest.approx(2.0)
 
 
+def test_each_kernel_and_each_call_of_a_library_waits_once() -> None:
+    assert cost(0, [Extern("mm", 0, 0)], Rates(gap=2.0), causal=False, launches=4).gaps == pytest.approx(0.01)
+    assert cost(0, [], RATES, causal=False).total == 0.0
+
+
 def test_rates_are_named_and_positive() -> None:
     assert rates_of("copy=2.8,bf16=600") == Rates(copy=2.8, bf16=600.0)
     for wrong in ("bf61=1", "copy=0", "copy=fast"):

@@ -8,8 +8,30 @@ NUMBERS = ("tests/numerics/test_delayed.py",)
 TRAINING = "tests/scaling/test_delayed.py"
 CACHED = "tests/scaling/test_cached_weights.py"
 CHANGES = "tests/scaling/test_weight_changes.py"
+LOWERED = "tests/sm90/test_layers_sm90.py"
 
 SCALING = (
+    Mutant(
+        "row kernels: codes are stored a byte at a time",
+        "fp8compile/compiler/row_kernels.py",
+        "return any(map(_stores_across, stores.get_nodes())) and",
+        "return False and",
+        (LOWERED,),
+    ),
+    Mutant(
+        "row kernels: codes are made anew beside the kernel that makes them",
+        "fp8compile/encoding/operands.py",
+        "turned = how.role == GRADIENT and",
+        "turned = False and how.role == GRADIENT and",
+        (LOWERED,),
+    ),
+    Mutant(
+        "row kernels: a backward is compiled without the rule",
+        "fp8compile/compiler/row_kernels.py",
+        "        with _tiles_for_codes():\n            return inner_compile(*args, **kwargs)",
+        "        return inner_compile(*args, **kwargs)",
+        ("tests/compiler/test_row_kernels.py",),
+    ),
     Mutant(
         "delayed: saturation hides an inf",
         "fp8compile/numerics/delayed.py",

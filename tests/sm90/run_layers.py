@@ -39,6 +39,7 @@ from .on_cuda import JOINT_PASS, to_cuda
 from .optimizers import chunks_of, lowered_chunk
 from .run_linears import LABEL, product
 from .run_model import fp8compile_backend
+from .scattered import scattered_stores
 
 PIPELINES = (PLAIN, STORAGE, CONSERVATIVE, CACHED, BOTH_CACHED, DELAYED, LINEARS, LINEARS_CACHED, BOTH)
 ALL = {
@@ -68,7 +69,8 @@ def lowered_layer(
 
 
 def described(graph: LoweredGraph, *, assembled: bool) -> dict[str, Any]:
-    """Launches with their bytes, extern calls with theirs, the least bytes, and what the assembler said."""
+    """Launches with their bytes, extern calls with theirs, the least bytes, codes that are stored byte by byte, and what the
+    assembler said."""
     assert graph.graph is not None
     calls = extern_calls(graph)
     return {
@@ -77,6 +79,7 @@ def described(graph: LoweredGraph, *, assembled: bool) -> dict[str, Any]:
         "launches": [[name, graph.kernels[name].num_bytes] for name in graph.launches],
         "externs": [[call.name, call.num_bytes, work(call)] for call in calls],
         "products": [product(call) for call in calls if call.name == "_scaled_mm"],
+        "scattered": {name: found for name in graph.kernels if (found := scattered_stores(graph.kernels[name]))},
         "assembled": usage(graph) if assembled else {},
     }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 from typing import Any
 from unittest import mock
@@ -23,8 +22,7 @@ def fp8compile_backend(recipe: Recipe) -> Backend:
     """The real backend, but for what generates the kernels."""
 
     def backend(gm: GraphModule, inputs: Sequence[Any], inner: InnerCompile) -> Any:
-        lowering = functools.partial(private.compile_fx, inner_compile=inner)
-        with mock.patch.object(private, "compile_fx", lowering):
+        with mock.patch.object(private, "compile_fx_inner", inner):
             return compile_graph(gm, inputs, recipe)
 
     return backend

@@ -1,0 +1,106 @@
+"""Which operations Inductor puts into one kernel: a kernel that takes one row at a time stores no codes across rows.
+
+Changes no numbers. A store across rows writes one byte to each row of the other order, and memory takes 32 bytes at a time:
+so a byte costs as much as 32. Inductor counts bytes alone. Kernels that take a tile of rows store across them at full speed:
+pointwise ones, and sums along rows that are too long to be held at once. A kernel that holds whole rows in registers, or
+that sums along rows and across them, takes one row (torch 2.11 to 2.15). What stores codes across rows is left out of it,
+and becomes a kernel of tiles.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from fp8compile import _torch as private
+from fp8compile.numerics.formats import E4M3, E5M2
+
+CODES = (E4M3.dtype, E5M2.dtype)
+HELD_AT_ONCE = 1024  # elements of a row that Inductor's kernels hold in registers
+
+
+def with_tiles_for_codes(inner_compile: Callable[..., Any]) -> Callable[..., Any]:
+    """An inner compiler of Inductor that keeps codes that are stored across rows out of kernels that take one row at a time.
+
+    It wraps the inner compiler since a backward is compiled when it first runs.
+    """
+
+    @functools.wraps(inner_compile)
+    def compiled(*args: Any, **kwargs: Any) -> Any:
+        with _tiles_for_codes():
+            return inner_compile(*args, **kwargs)
+
+    return compiled
+
+
+@contextmanager
+def _tiles_for_codes() -> Iterator[None]:
+    theirs = private.inductor_virtualized.choices
+    ours: Any = copy.copy(theirs)
+
+    def can_fuse(scheduler: Any, first: Any, second: Any, score: int) -> bool:
+        if not theirs.can_fuse(scheduler, first, second, score):
+            return False
+        return not (_scatters(scheduler, first, second) or _scatters(scheduler, second, first))
+
+    ours.can_fuse = can_fuse
+    with private.inductor_virtualized.set_choices_handler(ours):
+        yield
+
+
+def _scatters(scheduler: Any, stores: Any, rows: Any) -> bool:
+    """Whether ``stores`` writes codes across the rows that the kernel of ``rows`` takes one at a time. Loops of a CPU are not
+    such kernels."""
+    device = rows.get_device()
+    if device is None or device.type == "cpu":
+        return False
+    return any(map(_stores_across, stores.get_nodes())) and _takes_one_row(scheduler, rows, stores)
+
+
+def _stores_across(node: Any) -> bool:
+    """Whether an operation writes codes in another order than that in which it reads."""
+    if node.is_reduction():
+        return False
+    memory = [dep for dep in node.read_writes.reads if isinstance(dep, private.MemoryDep)]
+    return any(
+        isinstance(write, private.MemoryDep)
+        and private.inductor_virtualized.graph.get_dtype(write.name) in CODES
+        and any(_other_order(write, read) for read in memory)
+        for write in node.read_writes.writes
+    )
+
+
+def _other_order(write: Any, read: Any) -> bool:
+    """Whether consecutive elements of one are not consecutive in the other, which has them all."""
+    if tuple(write.var_names) != tuple(read.var_names):
+        return False
+    sizes = private.inductor_virtualized.graph.sizevars
+    steps = zip(*(sizes.stride_vars(dep.index, dep.var_names) for dep in (write, read)), strict=True)
+    return any((one == 1) != (other == 1) and one != 0 and other != 0 for one, other in steps)
+
+
+def _takes_one_row(scheduler: Any, group: Any, stores: Any) -> bool:
+    """Whether Inductor's kernel for ``group`` takes one row at a time: for its own sums, or for those of the values that it
+    and ``stores`` both read, since it follows them."""
+    if group.is_reduction():
+        return _holds_rows(group) or any(
+            private.MixOrderReduction.can_fuse(group, other)
+            for other in scheduler.name_to_node.values()
+            if other.is_reduction()
+        )
+    shared = group.used_buffer_names() & stores.used_buffer_names()
+    before = (scheduler.name_to_node[name] for name in group.ancestors if name in scheduler.name_to_node)
+    return any(
+        _takes_one_row(scheduler, node, stores)
+        for node in before
+        if node.is_reduction() and node.used_buffer_names() & shared
+    )
+
+
+def _holds_rows(group: Any) -> bool:
+    sizes = private.inductor_virtualized.graph.sizevars
+    longest = (node.group[1][-1] for node in group.get_nodes() if node.is_reduction())
+    return any(sizes.statically_known_leq(length, HELD_AT_ONCE) for length in longest)

@@ -1,0 +1,39 @@
+"""Codes as ``_scaled_mm`` takes them: the left operand row by row in memory, the right one column by column."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from fp8compile.fx.graph import size_hint
+from fp8compile.fx.tracing import stored
+from fp8compile.numerics.formats import FP8_MULTIPLE
+
+
+def matrix_in_rows(codes: Tensor, by_columns: bool) -> Tensor:
+    """``in_rows`` of codes of any shape as a matrix, stored in the shape that they have."""
+    matrix = (codes.shape[0], -1) if by_columns else (-1, codes.shape[-1])
+    contracted = math.prod(codes.shape[1:] if by_columns else codes.shape[-1:])
+    if codes.dim() == 2 or not statically_known_true(contracted % FP8_MULTIPLE == 0):
+        return in_rows(codes.reshape(matrix) if codes.dim() > 2 else codes, True)
+    return stored(codes.contiguous()).reshape(matrix)
+
+
+def in_rows(codes: Tensor, once: bool) -> Tensor:
+    """Codes row by row in memory, each row padded with zeros to FP8_MULTIPLE; ``once``: stored once for all who read them."""
+    if not statically_known_true(codes.shape[1] % FP8_MULTIPLE == 0):
+        raw = codes.view(torch.uint8) if codes.is_contiguous() else codes.contiguous().view(torch.uint8)
+        codes = torch.nn.functional.pad(raw, (0, -codes.shape[1] % FP8_MULTIPLE)).view(codes.dtype)
+    return stored(codes.contiguous()) if once else codes.contiguous()
+
+
+def is_in_order(side: str, codes: Node) -> bool:
+    """Whether ``_scaled_mm`` takes codes in this layout: left row-major, right column-major, contracted by FP8_MULTIPLE."""
+    value, contracted = codes.meta["val"], 1 if side == "left" else 0
+    whole = statically_known_true(value.shape[contracted] % FP8_MULTIPLE == 0)
+    step = size_hint(value.stride(1 - contracted))
+    return whole and size_hint(value.stride(contracted)) == 1 and step >= size_hint(value.shape[contracted])

@@ -1,0 +1,49 @@
+"""Codes that are stored across rows are kept out of kernels that take one row at a time.
+
+On a GPU only: that no such store is left, and what it takes, is in tests/sm90/test_layers_sm90.py.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from fp8compile import _torch as private
+from fp8compile.compiler import row_kernels
+
+
+def test_the_rule_holds_while_a_graph_is_compiled_and_no_longer() -> None:
+    before = private.inductor_virtualized.choices
+    seen = []
+
+    def inner(*args: Any, **kwargs: Any) -> str:
+        seen.append((private.inductor_virtualized.choices is before, args, kwargs))
+        return "compiled"
+
+    assert row_kernels.with_tiles_for_codes(inner)("graph", option=1) == "compiled"
+    assert seen == [(False, ("graph",), {"option": 1})]
+    assert private.inductor_virtualized.choices is before
+
+
+def test_what_inductor_would_not_fuse_stays_apart() -> None:
+    node = SimpleNamespace(get_nodes=list, get_device=lambda: torch.device("cuda"))
+    for theirs in (True, False):
+        handler = SimpleNamespace(can_fuse=lambda *_, answer=theirs: answer)
+        with private.inductor_virtualized.set_choices_handler(handler), row_kernels._tiles_for_codes():
+            assert private.inductor_virtualized.choices.can_fuse(None, node, node, 0) is theirs
+
+
+def test_a_lazily_compiled_backward_is_compiled_under_it_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(
+        row_kernels, "_scatters", lambda *_: bool(asked.append(private.inductor_virtualized.graph.is_backward))
+    )
+    model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 64))
+    with private.inductor_config.patch("force_disable_caches", True):
+        compiled = torch.compile(model, backend="fp8compile", options={"linear_scaling": "delayed"})
+        compiled(torch.randn(32, 64, requires_grad=True)).sum().backward()
+    assert set(asked) == {False, True}
