@@ -120,7 +120,7 @@ def predicted(folder: Path) -> list[str]:
         source(lowered_tables.PREDICTED, found),
         "One decoder layer of each model, with batch × sequence.",
         f"Assumed: {rates['copy']:g} TB/s, {rates['bf16']:g} TFLOP/s in BF16, {rates['fp8']:g} in FP8, "
-        f"{rates['attention']:g} in attention.",
+        f"{rates['attention']:g} in attention, {rates['gap']:g} µs between kernels.",
         "",
         lowered_tables.predicted(folder),
     ]

@@ -38,6 +38,12 @@ ARMS: dict[str, Compiler] = {
     "ours": lambda layer, device: peers.ours(layer, device),
     "ours, storage only": lambda layer, device: peers.ours(layer, device, preset="storage_only"),
     "ours, linears only": lambda layer, device: peers.ours(layer, device, preset="linear_only"),
+    "ours, scales delayed, weights cached": lambda layer, device: peers.ours(
+        layer, device, linear_scaling="delayed", cache_weights=True
+    ),
+    "ours, linears only, scales delayed, weights cached": lambda layer, device: peers.ours(
+        layer, device, preset="linear_only", linear_scaling="delayed", cache_weights=True
+    ),
     "inductor": lambda layer, device: peers.inductor(layer),
     "eager": lambda layer, device: layer,
     "act-quant": lambda layer, device: peers.act_quant(layer),

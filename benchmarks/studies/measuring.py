@@ -22,7 +22,11 @@ FORMATS = ("auto", "e4m3", "int8", "best_of_two")  # how tensors are stored; lin
 LINEARS: Mapping[str, dict[str, Any]] = {  # FP8 linears on top of the storage of "auto"
     "linears": {"emulate": True},
     "linears-e4m3": {"emulate": True, "linear_formats": "e4m3"},
+    "linears-rowwise": {"emulate": True, "linear": "rowwise"},
+    "linears-delayed": {"emulate": True, "linear_scaling": "delayed"},
+    "linears-delayed-cached": {"emulate": True, "linear_scaling": "delayed", "cache_weights": True},
 }
+BATCHES_BEFORE = range(900, 903)  # that scales which are known before their tensors are known from
 WARM_UP_STEPS = 10
 LEARNING_RATE = 5e-4
 RISING_STEPS = 5  # of the learning rate; without them a small model's loss spikes, at another step in every arm
@@ -186,11 +190,15 @@ def build(case: Case, way: Way, precision: str) -> Built:
 
 
 def measure(case: Case, built: Built) -> Measured:
-    """Compile, then run one batch forward for the bytes and once more for the gradients."""
+    """Compile, then run one batch forward for the bytes and once more for the gradients; scales that are delayed, those of
+    other batches."""
     started = time.perf_counter()
     model, run, precision = built.model, built.run, built.precision
     batch = case.batch(0).to(parameter_dtype(precision))
     call(run, batch, precision)  # compiles; autograd's hooks are to see a finished function
+    if "linear_scaling" in built.way.options:
+        for before in (case.batch(number).to(parameter_dtype(precision)) for number in BATCHES_BEFORE):
+            case.loss(call(run, before, precision), before).backward()  # type: ignore[no-untyped-call]
     kept = kept_storages(model, lambda: call(run, batch, precision), batch)
     losses: list[Tensor] = []
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fp8compile.fx.graph import ENCODING
-from tests.support.graphs import joint_of
+from fp8compile.fx.graph import ENCODING, SPLICED
+from tests.support.graphs import joint_of, split_of
 from tests.support.measure import compiled
 
 MODULES = {"b": {"linear_formats": "e4m3"}}
@@ -59,3 +60,28 @@ def test_each_module_gets_the_gradients_of_its_own_format(linear: str) -> None:
     mixed, hybrid, e4m3 = found
     assert torch.equal(mixed[0], hybrid[0]) and torch.equal(mixed[1], e4m3[1])
     assert not torch.equal(hybrid[1], e4m3[1]), "the formats round alike here, so nothing is shown"
+
+
+@pytest.mark.parametrize(
+    ("model", "encodes"),
+    [
+        (nn.Linear(64, 32, bias=False), 2),
+        (nn.Linear(64, 32), 1),
+        (nn.Sequential(nn.Linear(64, 32, bias=False), nn.LayerNorm(32, bias=False)), 1),
+        (nn.Sequential(nn.Linear(64, 32, bias=False), nn.GELU()), 2),
+    ],
+    ids=["alone", "its bias gradient sums it", "a norm's backward makes it", "gelu's backward makes it"],
+)
+def test_a_gradient_made_in_rows_is_encoded_once_and_its_codes_turned(
+    model: nn.Module, encodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Under a known scale: by rows for dgrad, by columns for wgrad. Any other is encoded twice, in one kernel."""
+    monkeypatch.setattr(
+        sys.modules["fp8compile.passes.quantize_linears"], "fp8_unsupported_reason", lambda device: None
+    )
+    x = torch.randn(48, 64, requires_grad=True)
+    torch._dynamo.reset()
+    split = split_of(model, x, saved="off", linear_scaling="delayed")
+    codes = [n for n in split.bw.graph.nodes if getattr(n.meta.get("val"), "dtype", None) is torch.float8_e5m2]
+    assert sum("convert_element_type" in node.name for node in codes) == encodes
+    assert any(node.meta.get(SPLICED, "").startswith("turn(") for node in codes) == (encodes == 1)

@@ -23,7 +23,7 @@ SCALING = (
         "fp8compile/encoding/operands.py",
         "turned = how.role == GRADIENT and",
         "turned = False and how.role == GRADIENT and",
-        (LOWERED,),
+        ("tests/encoding/test_operands.py",),
     ),
     Mutant(
         "row kernels: a backward is compiled without the rule",
