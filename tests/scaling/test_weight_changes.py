@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import fp8compile
+from fp8compile._version import release_of
 from fp8compile.scaling import weight_changes, weight_codes
 from tests.scaling.plain import Plain
 from tests.support.measure import compiled
@@ -242,6 +243,10 @@ def test_weights_are_looked_at_in_each_column_and_bit_by_bit() -> None:
     assert not weight_changes.differ([(watched, weight)]), "a NaN is what it was"
 
 
+@pytest.mark.skipif(
+    release_of(torch.__version__) < (2, 12),
+    reason="torch 2.11 gives a parameter that is thawed no gradient, whatever the backend: it does not compile again",
+)
 def test_a_weight_that_is_thawed_is_not_trusted_until_its_version_changes() -> None:
     torch.manual_seed(0)
     model = Plain().requires_grad_(False)
