@@ -1,4 +1,4 @@
-"""Every private torch API this project leans on, in one place; ``tests/test_canary.py`` says which one moved."""
+"""Every private torch API this project leans on, in one place; ``tests/test_canary*.py`` say which one moved."""
 
 from __future__ import annotations
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch.fx import GraphModule
@@ -137,12 +138,10 @@ def _through_inductor(
     patches = {**patches, **passes_for(told, graph_key, patches, find_regions(gm, told.parameters))}
     report_store.start(graph_key)
     spare = copy_with_attributes(gm) if told.has_own_inputs else gm
-    compiled = cast(Callable[..., Any], private.compile_fx(gm, inputs, config_patches=patches, inner_compile=inner))
+    through: Callable[..., Any] = functools.partial(private.compile_fx, inner_compile=inner)
+    compiled = through(gm, inputs, config_patches=patches)
     if told.has_own_inputs and report_store.is_lost(graph_key):
-        afresh = {**patches, "force_disable_caches": True}
-        compiled = cast(
-            Callable[..., Any], private.compile_fx(spare, inputs, config_patches=afresh, inner_compile=inner)
-        )
+        compiled = through(spare, inputs, config_patches={**patches, "force_disable_caches": True})
     cached = report_store.came_from_cache(graph_key)
     reports = report_store.finish(graph_key)
     return check_versions(compiled, reports), reports, cached

@@ -30,25 +30,28 @@ def with_tiles_for_codes(inner_compile: Callable[..., Any]) -> Callable[..., Any
 
     @functools.wraps(inner_compile)
     def compiled(*args: Any, **kwargs: Any) -> Any:
-        with _tiles_for_codes():
+        with fusing_only_where(_stores_in_tiles):
             return inner_compile(*args, **kwargs)
 
     return compiled
 
 
 @contextmanager
-def _tiles_for_codes() -> Iterator[None]:
+def fusing_only_where(allowed: Callable[[Any, Any, Any], bool]) -> Iterator[None]:
+    """Inductor fuses two nodes only where ``allowed(scheduler, first, second)`` holds too."""
     theirs = private.inductor_virtualized.choices
     ours: Any = copy.copy(theirs)
 
     def can_fuse(scheduler: Any, first: Any, second: Any, score: int) -> bool:
-        if not theirs.can_fuse(scheduler, first, second, score):
-            return False
-        return not (_scatters(scheduler, first, second) or _scatters(scheduler, second, first))
+        return theirs.can_fuse(scheduler, first, second, score) and allowed(scheduler, first, second)
 
     ours.can_fuse = can_fuse
     with private.inductor_virtualized.set_choices_handler(ours):
         yield
+
+
+def _stores_in_tiles(scheduler: Any, first: Any, second: Any) -> bool:
+    return not (_scatters(scheduler, first, second) or _scatters(scheduler, second, first))
 
 
 def _scatters(scheduler: Any, stores: Any, rows: Any) -> bool:
@@ -102,5 +105,5 @@ def _takes_one_row(scheduler: Any, group: Any, stores: Any) -> bool:
 
 def _holds_rows(group: Any) -> bool:
     sizes = private.inductor_virtualized.graph.sizevars
-    longest = (node.group[1][-1] for node in group.get_nodes() if node.is_reduction())
-    return any(sizes.statically_known_leq(length, HELD_AT_ONCE) for length in longest)
+    lengths = (node.group[1][-1] for node in group.get_nodes() if node.is_reduction())
+    return any(sizes.statically_known_leq(length, HELD_AT_ONCE) for length in lengths)

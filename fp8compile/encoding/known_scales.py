@@ -21,9 +21,9 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from fp8compile.encoding.layouts import as_matrix, by_columns
 from fp8compile.fx.aot import missing_gradient, return_at
 from fp8compile.fx.graph import SPLICED, TAKEN_AS_CODES, insertion_point_after, splice
-from fp8compile.fx.tracing import stored
 from fp8compile.numerics import Format
 from fp8compile.numerics.delayed import partial_statistics, quantize_under, total_statistics
 from fp8compile.numerics.scaling import amax_tensorwise, inv_scale_of, may_be_empty
@@ -104,16 +104,6 @@ class KnownScales:
         return_at(self.graph, at, node)
 
 
-def as_matrix(codes: Tensor) -> Tensor:
-    """Codes ``[..., C]`` as ``[rows, C]``."""
-    return codes if codes.dim() == 2 else codes.reshape(-1, codes.shape[-1])
-
-
-def stored_matrix(codes: Tensor) -> Tensor:
-    """Codes ``[..., C]`` as ``[rows, C]``, stored once in the shape that they have."""
-    return as_matrix(stored(codes))
-
-
 def codes_under(
     graph: Graph,
     value: Node,
@@ -121,18 +111,18 @@ def codes_under(
     row: Row,
     width: int | None,
     lay_out: Callable[[Tensor], Tensor] = as_matrix,
-    by_columns: bool = False,
+    across: bool = False,
 ) -> Node:
     """The codes of ``value``, as a matrix of this width, under a scale; marked, so that ``encoded_in`` finds them.
 
-    ``lay_out`` gets them as ``[..., width]``, or ``by_columns`` as ``[width, ...]``. These are made of the transposed value,
+    ``lay_out`` gets them as ``[..., width]``, or ``across`` as ``[width, ...]``. These are made of the transposed value,
     not of other codes: Inductor would take equal operations together and read the other codes again (torch 2.15).
     """
     fmt, shape = row.format, _with_rows_of(value.meta["val"], width)
 
     def encode(x: Tensor, inv_scale: Tensor) -> Tensor:
         x = x if shape is None else x.reshape(shape)
-        return lay_out(quantize_under(x.permute(-1, *range(x.dim() - 1)) if by_columns else x, inv_scale, fmt))
+        return lay_out(quantize_under(by_columns(x) if across else x, inv_scale, fmt))
 
     after = insertion_point_after(inv_scale if value < inv_scale else value)
     codes: Node = splice(graph, encode, value, inv_scale, before=after)

@@ -14,10 +14,31 @@ from fp8compile.fx.tracing import stored
 from fp8compile.numerics.formats import FP8_MULTIPLE
 
 
-def matrix_in_rows(codes: Tensor, by_columns: bool) -> Tensor:
-    """``in_rows`` of codes of any shape as a matrix, stored in the shape that they have."""
-    matrix = (codes.shape[0], -1) if by_columns else (-1, codes.shape[-1])
-    contracted = math.prod(codes.shape[1:] if by_columns else codes.shape[-1:])
+def as_matrix(codes: Tensor) -> Tensor:
+    """Codes ``[..., C]`` as ``[rows, C]``."""
+    return codes if codes.dim() == 2 else codes.reshape(-1, codes.shape[-1])
+
+
+def stored_matrix(codes: Tensor) -> Tensor:
+    """Codes ``[..., C]`` as ``[rows, C]``, stored once in the shape that they have."""
+    return as_matrix(stored(codes))
+
+
+def by_columns(value: Tensor) -> Tensor:
+    """A value ``[..., C]`` as ``[C, ...]``: the transpose of its matrix."""
+    return value.permute(-1, *range(value.dim() - 1))
+
+
+def as_operand(codes: Tensor, left: bool, across: bool) -> Tensor:
+    """Codes stored row by row, as the left operand or as the right one; ``across``: they are ``by_columns``."""
+    rows = matrix_in_rows(codes, across)
+    return rows if left else rows.t()
+
+
+def matrix_in_rows(codes: Tensor, across: bool) -> Tensor:
+    """``in_rows`` of codes ``[..., C]``, or ``across`` ``[C, ...]``, as a matrix, stored in the shape that they have."""
+    matrix = (codes.shape[0], -1) if across else (-1, codes.shape[-1])
+    contracted = math.prod(codes.shape[1:] if across else codes.shape[-1:])
     if codes.dim() == 2 or not statically_known_true(contracted % FP8_MULTIPLE == 0):
         return in_rows(codes.reshape(matrix) if codes.dim() > 2 else codes, True)
     return stored(codes.contiguous()).reshape(matrix)

@@ -9,7 +9,6 @@ matrix has one encoding for each of its two dimensions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,8 +19,8 @@ from torch.fx import Graph, Node
 from fp8compile import _torch as private
 from fp8compile.analysis.linears import PLAIN_MATMULS
 from fp8compile.encoding.cached_weights import CachedWeights
-from fp8compile.encoding.known_scales import GRADIENT, KnownScales, as_matrix, codes_under, stored_matrix
-from fp8compile.encoding.layouts import in_rows, is_in_order, matrix_in_rows
+from fp8compile.encoding.known_scales import GRADIENT, KnownScales, codes_under
+from fp8compile.encoding.layouts import as_matrix, as_operand, by_columns, in_rows, is_in_order, stored_matrix
 from fp8compile.fx.graph import (
     ENCODING,
     Encoding,
@@ -30,7 +29,7 @@ from fp8compile.fx.graph import (
     nbytes,
     splice,
 )
-from fp8compile.fx.ops import RESHAPES, TRANSPOSES, computed_from, is_reduction, is_view
+from fp8compile.fx.ops import RESHAPES, TRANSPOSES, computed_from, is_reduction, is_view, readers
 from fp8compile.fx.tracing import fake_result, stored
 from fp8compile.numerics import Format, Rowwise, Tensorwise
 
@@ -202,8 +201,7 @@ class Operands:
             return None
 
         def lay_out(codes: Tensor) -> Tensor:
-            rows = matrix_in_rows(codes, across == left)
-            return rows if left else rows.t()
+            return as_operand(codes, left, across == left)
 
         row, inv_scale = found
         made = codes_under(self.graph, base, inv_scale, row, width, lay_out, across == left)
@@ -216,8 +214,7 @@ class Operands:
             by_rows = by_rows.args[0]  # type: ignore[assignment]
 
         def turn(codes: Tensor) -> Tensor:
-            rows = matrix_in_rows(codes.permute(-1, *range(codes.dim() - 1)), True)
-            return rows if left else rows.t()
+            return as_operand(by_columns(codes), left, True)
 
         node: Node = splice(self.graph, turn, by_rows, before=insertion_point_after(by_rows))
         return node
@@ -244,13 +241,7 @@ def _is_made_in_rows(value: Node) -> bool:
     """Whether the kernel that makes ``value`` takes whole rows: sums along them are in it, or sums across them of its result.
     Such a kernel stores nothing across rows (fp8compile/compiler/row_kernels.py), and would leave to another kernel to make
     the value again."""
-    return any(map(is_reduction, computed_from(value))) or any(map(is_reduction, _readers(value)))
-
-
-def _readers(value: Node) -> Iterator[Node]:
-    """Whoever reads a value, or a reshape of it."""
-    for user in value.users:
-        yield from _readers(user) if user.target in RESHAPES else (user,)
+    return any(map(is_reduction, computed_from(value))) or any(map(is_reduction, readers(value)))
 
 
 def _encoding(codec: str, value: Node) -> Encoding:
@@ -263,8 +254,8 @@ def _is_computed(value: Node) -> bool:
 
 def _feeds_matmuls_only(value: Node) -> bool:
     """If not, it is in memory anyway: the amax reads it there, and Inductor keeps no FP32 original in addition."""
-    views, readers = RESHAPES | TRANSPOSES, {*PLAIN_MATMULS, aten.sum.dim_IntList}
-    return all(u.target in readers or (u.target in views and _feeds_matmuls_only(u)) for u in value.users)
+    views, taking = RESHAPES | TRANSPOSES, {*PLAIN_MATMULS, aten.sum.dim_IntList}
+    return all(u.target in taking or (u.target in views and _feeds_matmuls_only(u)) for u in value.users)
 
 
 def _swaps(view: Node) -> bool:

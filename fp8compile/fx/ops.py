@@ -139,3 +139,12 @@ def computed_from(node: Node) -> Iterator[Node]:
                 yield parent
                 open_ += [parent] if is_pointwise(parent) or is_view(parent) else []
             seen.add(parent)
+
+
+def readers(node: Node) -> Iterator[Node]:
+    """The nodes that read a value, through views and parts of tuples."""
+    for user in node.users:
+        if is_view(user) or user.target is private.getitem:
+            yield from readers(user)
+        else:
+            yield user

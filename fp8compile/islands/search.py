@@ -14,7 +14,7 @@ not proven to fit, and only in FP16, since BF16 has FP32's range.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 
 import torch
@@ -24,7 +24,7 @@ from fp8compile import _torch as private
 from fp8compile.analysis.dataflow import Source, sources
 from fp8compile.analysis.ranges import Interval, ranges
 from fp8compile.fx.graph import SPLICED, is_tensor, storage_root
-from fp8compile.fx.ops import CASTS, is_view, opname
+from fp8compile.fx.ops import CASTS, is_view, opname, readers
 from fp8compile.fx.provenance import module_path
 from fp8compile.islands.keep_fp32 import kept_fp32
 from fp8compile.islands.measured import Measured, measured
@@ -120,7 +120,7 @@ class _Search:
         if reason and self.ranges[node].fits():
             self.skipped.append((node, reason, f"proven to fit: {self.ranges[node]}"))
             reason = None
-        pole = next((u for u in _readers(node) if is_pole(u, node)), None)
+        pole = next((u for u in readers(node) if is_pole(u, node)), None)
         if reason is None and pole is not None and computes_or_casts(node) and not self._is_off_zero(node):
             return f"read by {opname(pole)}, which has a pole where this flushes to zero"
         return reason
@@ -165,7 +165,7 @@ class _Search:
         if not can_widen(user):
             return _takes_fp32(user) and not self._fits(node)
         if is_view(user):
-            return not self._fits(node) or any(is_pole(u, user) for u in _readers(user))
+            return not self._fits(node) or any(is_pole(u, user) for u in readers(user))
         if self.measured is not None:
             return not self._fits(node)
         if Source.GRADIENT in self.sources[user] or ends_island(user, self.sources):
@@ -242,8 +242,8 @@ class _Search:
         """
         counted = [n for n in island.nodes if self.measured is not None or Source.GRADIENT not in self.sources[n]]
         makers = [n for n in counted if not is_view(n) and n.target is not private.getitem]
-        readers = (u for n in makers for u in _readers(n))
-        forward = (u for u in readers if self.measured is not None or Source.GRADIENT not in self.sources[u])
+        reading = (u for n in makers for u in readers(n))
+        forward = (u for u in reading if self.measured is not None or Source.GRADIENT not in self.sources[u])
         return any(u in inside or (_takes_fp32(u) and u in self.fp32_readers) for u in forward)
 
     def _is_backward_of(self, island: Island, whole: Set[object], inside: Mapping[Node, None]) -> bool:
@@ -254,7 +254,7 @@ class _Search:
         if self.measured is not None or not any(n.meta.get("seq_nr") in whole for n in island.nodes):
             return False
         makers = (n for n in island.nodes if computes(n))
-        return any(u in inside for n in makers for u in _readers(n))
+        return any(u in inside for n in makers for u in readers(n))
 
 
 def computes_or_casts(node: Node) -> bool:
@@ -274,15 +274,6 @@ def _is_fp16(node: Node) -> bool:
 def _takes_fp32(user: Node) -> bool:
     """Whether a reader computes in FP32 already, or compares."""
     return user.op == "call_function" and not is_sixteen_bit(user) and SPLICED not in user.meta
-
-
-def _readers(node: Node) -> Iterator[Node]:
-    """The nodes that read a value, through views and parts of tuples."""
-    for user in node.users:
-        if is_view(user) or user.target is private.getitem:
-            yield from _readers(user)
-        else:
-            yield user
 
 
 def _is_sum_of_gradients(node: Node) -> bool:

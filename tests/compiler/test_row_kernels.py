@@ -29,12 +29,12 @@ def test_the_rule_holds_while_a_graph_is_compiled_and_no_longer() -> None:
     assert private.inductor_virtualized.choices is before
 
 
-def test_what_inductor_would_not_fuse_stays_apart() -> None:
-    node = SimpleNamespace(get_nodes=list, get_device=lambda: torch.device("cuda"))
-    for theirs in (True, False):
-        handler = SimpleNamespace(can_fuse=lambda *_, answer=theirs: answer)
-        with private.inductor_virtualized.set_choices_handler(handler), row_kernels._tiles_for_codes():
-            assert private.inductor_virtualized.choices.can_fuse(None, node, node, 0) is theirs
+@pytest.mark.parametrize(("theirs", "allowed"), [(True, True), (True, False), (False, True), (False, False)])
+def test_two_nodes_are_fused_where_inductor_and_the_rule_agree(theirs: bool, allowed: bool) -> None:
+    handler = SimpleNamespace(can_fuse=lambda *_: theirs)
+    virtualized = private.inductor_virtualized
+    with virtualized.set_choices_handler(handler), row_kernels.fusing_only_where(lambda *_: allowed):
+        assert virtualized.choices.can_fuse(None, "first", "second", 0) is (theirs and allowed)
 
 
 def test_a_lazily_compiled_backward_is_compiled_under_it_too(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ SCALING = (
     Mutant(
         "row kernels: a backward is compiled without the rule",
         "fp8compile/compiler/row_kernels.py",
-        "        with _tiles_for_codes():\n            return inner_compile(*args, **kwargs)",
+        "        with fusing_only_where(_stores_in_tiles):\n            return inner_compile(*args, **kwargs)",
         "        return inner_compile(*args, **kwargs)",
         ("tests/compiler/test_row_kernels.py",),
     ),

@@ -1,0 +1,48 @@
+"""Canaries of what fp8compile/_torch.py needs of Inductor's scheduler: its settings, and what it asks before it fuses."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+
+from fp8compile import _torch as private
+from fp8compile._version import release_of
+from fp8compile.compiler.inductor_options import FUSION
+from fp8compile.compiler.row_kernels import fusing_only_where
+
+
+def test_every_setting_of_fusion_exists_and_an_unknown_one_is_left_out() -> None:
+    newer = {"triton.mix_order_reduction_max_reads"} if release_of(torch.__version__) >= (2, 12) else set()
+    older = {"realize_opcount_threshold", "realize_reads_threshold", "realize_acc_reads_threshold"}
+    assert set(FUSION) == older | newer
+    assert private.known_options({"no_such_option": 1, "triton.no_such_option": 1}) == {}
+
+
+def test_the_scheduler_asks_what_may_be_one_kernel_and_says_what_it_would_hold() -> None:
+    virtualized, asked = private.inductor_virtualized, list[tuple[Any, ...]]()
+
+    def allowed(scheduler: Any, first: Any, second: Any) -> bool:
+        (write,) = second.read_writes.writes
+        steps = virtualized.graph.sizevars.stride_vars(write.index, write.var_names)
+        known = {node.get_name() for node in (first, second)} <= set(scheduler.name_to_node)
+        leq = virtualized.graph.sizevars.statically_known_leq(steps[-1], 1024)
+        dtype = virtualized.graph.get_dtype(write.name)
+        cpu = first.get_device().type
+        mixed = private.MixOrderReduction.can_fuse(first, second)
+        asked.append((isinstance(write, private.MemoryDep), steps[-1], known, leq, dtype, cpu, mixed))
+        return True
+
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        with fusing_only_where(allowed):
+            return private.compile_fx_inner(*args, **kwargs)
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return (y := x.sum(-1)), y.relu() + 1
+
+    backend = functools.partial(
+        private.compile_fx, inner_compile=inner, config_patches={"force_disable_caches": True}
+    )
+    torch.compile(f, backend=backend)(torch.randn(64, 48))
+    assert asked[0] == (True, 1, True, True, torch.float32, "cpu", False)
