@@ -41,7 +41,7 @@ from fp8compile.fx.graph import (
     splice,
     storage_root,
 )
-from fp8compile.fx.ops import STATISTICS, is_attention, is_of_attention, is_view, opname
+from fp8compile.fx.ops import FUSED_NORMS, STATISTICS, is_attention, is_of_attention, is_view, opname
 from fp8compile.fx.partition import NO_VERSION_CHECK, PartitionedGraph, SavedTensor
 from fp8compile.fx.regions import saves_itself
 from fp8compile.numerics import E4M3, ENCODABLE, INT8, Codec, Groupwise, GroupwiseBest
@@ -163,8 +163,8 @@ def _statistic(made: Node) -> bool:
     node, size = made, numel(made.meta["val"])
     while node.op == "call_function":
         parent = node.args[0] if node.args else None
-        if node.target is private.getitem and isinstance(parent, Node) and is_attention(parent):
-            return bool(node.args[1] != 0)  # logsumexp; the first is attention's result
+        if node.target is private.getitem and isinstance(parent, Node) and _gives_statistics(parent):
+            return bool(node.args[1] != 0)  # the first is the result of attention or of a norm
         if opname(node) in STATISTICS:
             return _largest_operand(node) > size
         same = [n for n in node.all_input_nodes if not is_tensor(n) or numel(n.meta["val"]) == size]
@@ -172,6 +172,10 @@ def _statistic(made: Node) -> bool:
             return False
         node = same[0]
     return False
+
+
+def _gives_statistics(node: Node) -> bool:
+    return is_attention(node) or opname(node) in FUSED_NORMS
 
 
 def _largest_operand(node: Node) -> int:

@@ -73,17 +73,32 @@ def overwritten_input(desc: Any) -> Any:
 
 
 def describe_joint(
-    graph: Graph, primals: Sequence[Node], tangents: Sequence[Node], parameters: Collection[int]
+    graph: Graph,
+    primals: Sequence[Node],
+    tangents: Sequence[Node],
+    parameters: Collection[int],
+    trained: Collection[int] | None = None,
 ) -> None:
-    """Give a joint graph the descriptors of a whole model's graph; ``parameters`` are positions among ``primals``."""
+    """Give a joint graph the descriptors of a whole model's graph.
+
+    ``parameters`` are positions among ``primals``, ``trained`` of those whose gradients it returns last, by default all.
+    """
     for i, node in enumerate(primals):
         node.meta["desc"] = private.ParamAOTInput(str(i)) if i in parameters else private.PlainAOTInput(i)
     for i, node in enumerate(tangents):
         node.meta["desc"] = private.TangentAOTInput(private.PlainAOTOutput(i))
     out = graph.output_node()
     results: Any = out.args[0]
-    own = [private.PlainAOTOutput(i) for i in range(len(results) - len(primals))]
-    out.meta["desc"] = [*own, *(private.GradAOTOutput(n.meta["desc"]) for n in primals)]
+    of = primals if trained is None else [primals[i] for i in trained]
+    own = [private.PlainAOTOutput(i) for i in range(len(results) - len(of))]
+    out.meta["desc"] = [*own, *(private.GradAOTOutput(n.meta["desc"]) for n in of)]
+
+
+def describe_backward(graph: Graph, tangents: Sequence[Node], results: Sequence[Any]) -> None:
+    """Give a backward its descriptors: which inputs are tangents, and what it returns (``output_descriptors``)."""
+    for i, node in enumerate(tangents):
+        node.meta["desc"] = private.TangentAOTInput(private.PlainAOTOutput(i))
+    graph.output_node().meta["desc"] = list(results)
 
 
 def missing_gradient(graph: Graph, of: Node) -> int | None:

@@ -96,6 +96,8 @@ REDUCTIONS = ("prepare_softmax_online", "var_mean", "argmax", "argmin")
 
 # The reductions in norms, softmax and variances: each gives one number that a whole row depends on.
 STATISTICS = ("sum", "mean", "amax", "amin", "var_mean", "var", "logsumexp", "prepare_softmax_online")
+# Norms as one operation, in graphs that are not decomposed: the result, then the statistics of its rows.
+FUSED_NORMS = ("native_layer_norm", "_fused_rms_norm", "native_group_norm", "native_batch_norm")
 
 # Operations that add up or multiply many elements, and so leave FP16's range first.
 ACCUMULATIONS = (

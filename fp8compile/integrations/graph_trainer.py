@@ -3,18 +3,21 @@
     --compile.pass_pipeline fp8compile --override.imports fp8compile.integrations.torchtitan.optimizers
 
 The override's module calls ``register_pipeline``; a program that names no override calls it itself. FP8COMPILE_RECIPE names a
-file with the recipe.
+file with the recipe. Three passes stand among graph_trainer's own, which ``--compile.disable_passes`` knows by their names:
 
-    inputs     parameters, buffers, batch               the first len(outputs) - 1 are the parameters that train
-    backward   what ``autograd_backward`` marks         it begins at ``ones_like(loss)``
+    fp8_linears_pass    behind its cleanup           FP32 islands and FP8 linears
+    fp8_saved_pass      behind its memory policy     what that keeps for the backward, as codes
+    fp8_regions_pass    before its regional Inductor each run of operations of ours is a region: one kernel, not ten
+
+For our passes the graph is described as a joint graph of AOTAutograd:
+
+    inputs     parameters, buffers, batch               the first ``len(outputs) - 1``, or the module's state, are parameters
+    backward   what ``autograd_backward`` marks         it begins at ``ones_like(loss)``, the tangent
     module     ``custom["module_fqn"]``                 of backward nodes that of their forward
 
-For our passes the graph is described as a joint graph of AOTAutograd: ``ones_like(loss)`` becomes an input, the tangent, and
-again what it was when they have run. FP8 linears and FP32 islands are placed. What is kept for the backward is left to
-graph_trainer's own memory policy: no partitioner cuts this graph, so there is no list of saved tensors to store as codes.
-
-A value that an operation overwrites is not saved by autograd, so no operand that the backward encodes again can have changed.
-FP32 islands are looked for in graphs without such operations only: theirs is a dataflow analysis.
+What they insert is marked in the same way, since graph_trainer's memory policy goes by these marks. A value that is
+overwritten is not saved by autograd, so no operand that the backward encodes again can have changed. FP32 islands are looked
+for in graphs that overwrite nothing: theirs is a dataflow analysis.
 """
 
 from __future__ import annotations
@@ -28,8 +31,14 @@ import torch
 from torch.fx import Graph, GraphModule, Node
 
 from fp8compile.compiler.pipeline import ISLANDS, JOINT
-from fp8compile.fx.aot import describe_joint
+from fp8compile.fx.aot import describe_joint, is_tangent
+from fp8compile.fx.graph import SPLICED
+from fp8compile.fx.provenance import module_path
+from fp8compile.integrations.graph_halves import CannotCut, Halves
+from fp8compile.integrations.overwriting import BACKWARD, is_backward, make_functional, overwrites
+from fp8compile.integrations.taken_apart import take_apart
 from fp8compile.integrations.transformers import summary
+from fp8compile.passes.encode_saved import encode_saved
 from fp8compile.recipe.context import Context, Place
 from fp8compile.recipe.from_file import recipe_of, remarks_on
 from fp8compile.recipe.recipe import Recipe
@@ -39,58 +48,112 @@ from fp8compile.reporting.report import GraphReport, Report
 _log = logging.getLogger("fp8compile")
 aten = torch.ops.aten
 NAME = "fp8compile"
-AFTER = "canonicalize_graph_pass"
+ROOT = "fp8compile_begins_backward"  # in the meta of what a tangent stands for
+CLEANUP, MEMORY_POLICY, REGIONS = (
+    "canonicalize_graph_pass",
+    "selective_activation_remat_pass",
+    "regional_inductor_pass",
+)
 NO_BACKWARD = "the graph has no backward that begins at ones_like(loss): nothing was rewritten"
-NOT_CUT = "graph_trainer's graph is not cut in two: what it keeps for the backward is not stored as codes"
 PRECOMPILED = (
     "--compile.precompile_artifact_dir names a graph that was compiled before, which fp8compile cannot rewrite: leave the "
     "option out, or choose another --compile.pass_pipeline"
 )
 OVERWRITES = "the graph overwrites values: no FP32 islands were looked for"
+OFFLOADING = "ao"  # the namespace of operations that move tensors to the CPU and back
+OFFLOADS = "graph_trainer moves what it keeps to the CPU: nothing of it is stored as codes"
 
 
-class Fp8Pass:
-    """A graph_trainer pass: ``(gm, example_inputs) -> gm``.
+class Fp8Passes:
+    """The three passes for one graph: ``(gm, example_inputs) -> gm`` each.
 
     Args:
         recipe: by default that of the file which FP8COMPILE_RECIPE names, else the default recipe.
+        state: how many inputs, the first, are the module's parameters and buffers; by default as many as have gradients.
 
     Attributes:
-        report: what was done to the last graph; None before.
+        report: what was done to the graph; None before. Its bytes are those kept for the backward before and after
+            ``fp8_saved_pass``, under graph_trainer's memory policy.
     """
 
-    __name__ = "fp8compile_pass"
-
-    def __init__(self, recipe: Recipe | None = None) -> None:
-        self.remarks = (NOT_CUT, *(remarks_on(None) if recipe is None else ()))
+    def __init__(self, recipe: Recipe | None = None, state: int | None = None) -> None:
+        self.remarks = remarks_on(None) if recipe is None else ()
         self.recipe = recipe_of(None) if recipe is None else recipe
+        self.state = state
         self.report: Report | None = None
 
-    def __call__(self, gm: GraphModule, example_inputs: Sequence[Any] | None = None) -> GraphModule:
-        """Rewrite the graph in place, and log what was done."""
+    def fp8_linears_pass(self, gm: GraphModule, example_inputs: Sequence[Any] | None = None) -> GraphModule:
+        """Rewrite linears and islands in place."""
         graph, notes, remarks = gm.graph, Notes(), self.remarks
-        roots = _roots(graph)
-        passes = JOINT if _overwrites(graph) else ISLANDS + JOINT
-        if _overwrites(graph):
-            remarks += (OVERWRITES,)
-        if not roots:
+        make_functional(graph)
+        if not (roots := _roots(graph)):
             remarks += (NO_BACKWARD,)
         else:
-            with _as_joint_graph(graph, roots):
-                for each in passes:
-                    notes += each.run(graph, Context(self.recipe, is_whole_model=True, place=Place(prefix="")))
+            writes = any(map(overwrites, graph.nodes))
+            remarks += (OVERWRITES,) * writes
+            with _as_joint_graph(gm, roots, self.state):
+                for each in JOINT if writes else ISLANDS + JOINT:
+                    notes += each.run(graph, self._context)
+            _mark_as_the_host_does(graph)
         graph.lint()
         gm.recompile()
-        self.report = Report((GraphReport("training", notes, remarks=remarks),), str(self.recipe))
-        _log.info("%s", "; ".join((summary(self.report), self.report.recipe, *remarks)))
+        self._tell(GraphReport("training", notes, remarks=remarks))
         return gm
+
+    def fp8_saved_pass(self, gm: GraphModule, example_inputs: Sequence[Any] | None = None) -> GraphModule:
+        """Store what the graph keeps for its backward as codes."""
+        if not (roots := _roots(gm.graph)):
+            return gm  # the first pass has said so
+        if any(getattr(node.target, "namespace", "") == OFFLOADING for node in gm.graph.nodes):
+            self._tell(GraphReport("training", remarks=(OFFLOADS,)))
+            return gm
+        with _as_joint_graph(gm, roots, self.state) as parameters:
+            try:
+                self._tell(self._store(gm, parameters))
+            except CannotCut as reason:
+                self._tell(GraphReport("training", remarks=(str(reason),)))
+        _mark_as_the_host_does(gm.graph)
+        gm.graph.lint()
+        gm.recompile()
+        return gm
+
+    def _store(self, gm: GraphModule, parameters: range) -> GraphReport:
+        halves = Halves(gm, parameters)
+        before = halves.split.saved_bytes()
+        take_apart(halves.split.bw.graph)
+        notes = encode_saved(halves.split, self._context)
+        gm.graph = halves.joined()
+        return GraphReport("training", notes, halves.split.saved_bytes(), before)
+
+    def fp8_regions_pass(self, gm: GraphModule, example_inputs: Sequence[Any] | None = None) -> GraphModule:
+        """Mark each run of operations of ours as a region of graph_trainer's regional Inductor."""
+        region = 0
+        for node in gm.graph.nodes:
+            if SPLICED in node.meta and node.op == "call_function":
+                region += is_backward(node) != is_backward(node.prev) or SPLICED not in node.prev.meta
+                compiled = {"compile_with_inductor": {"inductor_region": f"{NAME}_{region}"}}
+                node.meta["custom"] = (node.meta.get("custom") or {}) | compiled
+        return gm
+
+    @property
+    def _context(self) -> Context:
+        return Context(self.recipe, is_whole_model=True, place=Place(prefix=""))
+
+    def _tell(self, new: GraphReport) -> None:
+        """Add to the report of the graph what a pass has done, and log it."""
+        old = self.report.graphs[0] if self.report else GraphReport("training")
+        whole = GraphReport(
+            "training", old.notes + new.notes, new.saved_bytes, new.saved_bytes_plain, old.remarks + new.remarks
+        )
+        self.report = Report((whole,), str(self.recipe))
+        _log.info("%s", "; ".join((summary(self.report), self.report.recipe, *whole.remarks)))
 
 
 def register_pipeline(recipe: Recipe | None = None, name: str = NAME) -> None:
-    """Make ``--compile.pass_pipeline fp8compile`` graph_trainer's own passes, with ours behind its cleanup.
+    """Make ``--compile.pass_pipeline fp8compile`` graph_trainer's own passes, with ours among them.
 
     Args:
-        recipe: as for ``Fp8Pass``.
+        recipe: as for ``Fp8Passes``.
         name: the name of the pipeline.
 
     Raises:
@@ -101,48 +164,72 @@ def register_pipeline(recipe: Recipe | None = None, name: str = NAME) -> None:
 
     @register_pass_pipeline(name)  # type: ignore[untyped-decorator]
     def pipeline(traced: Any, config: Any, **more: Any) -> list[Callable[..., Any]]:
-        passes: list[Callable[..., Any]] = construct_default_graph_passes(traced, config, **more)
-        names = [getattr(getattr(each, "func", each), "__name__", "") for each in passes]
-        if AFTER not in names:
+        theirs: list[Callable[..., Any]] = construct_default_graph_passes(traced, config, **more)
+        names = [getattr(getattr(each, "func", each), "__name__", "") for each in theirs]
+        if CLEANUP not in names:
             raise ValueError(PRECOMPILED)
-        return [*passes[: (at := names.index(AFTER) + 1)], Fp8Pass(recipe), *passes[at:]]
-
-
-def _is_backward(node: Node) -> bool:
-    return bool(node.meta.get("autograd_backward"))
+        ours = Fp8Passes(recipe, traced.num_static_inputs)
+        passes: list[Callable[..., Any]] = []
+        for each, called in zip(theirs, names, strict=True):
+            passes += [ours.fp8_regions_pass] if called == REGIONS else []
+            passes.append(each)
+            passes += [ours.fp8_linears_pass] if called == CLEANUP else []
+            passes += [ours.fp8_saved_pass] if called == MEMORY_POLICY else []
+        return passes
 
 
 def _roots(graph: Graph) -> list[Node]:
     """Where the backward begins: the gradients of losses by themselves."""
     ones = graph.find_nodes(op="call_function", target=aten.ones_like.default)
-    return [n for n in ones if not _is_backward(n) and n.users and all(map(_is_backward, n.users))]
+    return [n for n in ones if not is_backward(n) and n.users and all(map(is_backward, n.users))]
 
 
-def _overwrites(graph: Graph) -> bool:
-    schemas = (getattr(node.target, "_schema", None) for node in graph.nodes)
-    return any(schema is not None and schema.is_mutable for schema in schemas)
+def _mark_as_the_host_does(graph: Graph) -> None:
+    """What we inserted belongs to the backward where it reads or follows what does, and to the module of what it is of.
+
+    Codes of a weight belong to the module that reads them: graph_trainer always keeps what goes from one layer to another.
+    """
+    ours = [node for node in graph.nodes if SPLICED in node.meta and node.op == "call_function"]
+    for node in ours:
+        if is_backward(node.prev) or any(map(is_backward, node.all_input_nodes)):
+            node.meta[BACKWARD] = True
+    for node in reversed(ours):
+        path = module_path(node) or next((_module(user) for user in node.users), "")
+        node.meta["custom"] = {"module_fqn": path} | (node.meta.get("custom") or {})
+
+
+def _module(node: Node) -> str:
+    return str((node.meta.get("custom") or {}).get("module_fqn", ""))
 
 
 @contextlib.contextmanager
-def _as_joint_graph(graph: Graph, roots: Sequence[Node]) -> Iterator[None]:
-    """The graph with the descriptors, module paths and tangents of AOTAutograd's; its inputs are afterwards as before."""
+def _as_joint_graph(gm: GraphModule, roots: Sequence[Node], state: int | None) -> Iterator[range]:
+    """The graph with the descriptors, module paths and tangents of AOTAutograd's; its inputs are afterwards as before.
+
+    Gives the positions of parameters. Inside, ``gm.graph`` may be replaced by one that is made of copies.
+    """
+    graph = gm.graph
     primals = graph.find_nodes(op="placeholder")
     for node in graph.nodes:
-        if path := (node.meta.get("custom") or {}).get("module_fqn"):
+        if path := _module(node):
             node.meta.setdefault("nn_module_stack", {path: (path, path)})
-    tangents: list[Node] = []
     for i, root in enumerate(roots):
-        with graph.inserting_after(([*primals, *tangents])[-1]):
-            tangents.append(graph.placeholder(f"tangent_{i}"))
-        tangents[-1].meta["val"] = root.meta["val"]
-        root.replace_all_uses_with(tangents[-1])
+        with graph.inserting_after(graph.find_nodes(op="placeholder")[-1]):
+            tangent = graph.placeholder(f"tangent_{i}")
+        tangent.meta["val"] = root.meta["val"]
+        root.replace_all_uses_with(tangent)
+        root.meta[ROOT] = i
+    tangents = graph.find_nodes(op="placeholder")[len(primals) :]
     trained = len(graph.output_node().args[0]) - 1  # type: ignore[arg-type]  # all outputs but the loss are gradients
-    describe_joint(graph, primals, tangents, range(trained))
+    parameters = range(trained if state is None else state)
+    describe_joint(graph, primals, tangents, parameters, range(trained))
     try:
-        yield
+        yield parameters
     finally:
-        for root, tangent in zip(roots, tangents, strict=True):
-            tangent.replace_all_uses_with(root)
-            graph.erase_node(tangent)
-        for node in (*primals, graph.output_node()):
+        begins = {node.meta.pop(ROOT): node for node in gm.graph.nodes if ROOT in node.meta}
+        inputs = gm.graph.find_nodes(op="placeholder")
+        for i, tangent in enumerate(filter(is_tangent, inputs)):
+            tangent.replace_all_uses_with(begins[i])
+            gm.graph.erase_node(tangent)
+        for node in (*inputs, gm.graph.output_node()):
             node.meta.pop("desc", None)

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import copy
+import functools
 import logging
-import math
 from typing import Any
 from unittest import mock
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch.utils.checkpoint import CheckpointPolicy
 
 import fp8compile
 from fp8compile import Recipe
@@ -22,26 +23,36 @@ from torchtitan.components.loss import CrossEntropyLoss
 from torchtitan.components.optimizer import default_adamw
 from torchtitan.config import CompileConfig
 from torchtitan.config.override import OverrideConfig, apply_overrides
+from torchtitan.distributed.activation_checkpoint import _get_default_save_ops
 from torchtitan.distributed.compile import apply_compile
 from torchtitan.experiments.graph_trainer import passes as titan_passes
 from torchtitan.experiments.graph_trainer.common_utils import annotate_module_fqns
 from torchtitan.experiments.graph_trainer.llama3.config_registry import graph_trainer_llama3_debugmodel
 from torchtitan.experiments.graph_trainer.make_fx_tracer import minimal_fx_tracer, run_traced
+from torchtitan.experiments.graph_trainer.memory_policy import tag_sac_policy
 from torchtitan.experiments.graph_trainer.registry import PASS_PIPELINE_REGISTRY
+from torchtitan.experiments.graph_trainer.selective_activation_remat import selective_activation_remat_pass
 from torchtitan.experiments.graph_trainer.trainer import make_fwd_bwd_step
 from torchtitan.models.common.attention import FlexAttention
 from torchtitan.models.llama3 import llama3_configs
 from torchtitan.models.llama3.config_registry import llama3_debugmodel
 
 from examples import torchtitan_llama as example
+from fp8compile.fx.ops import is_attention
 from fp8compile.integrations import torchtitan as ours
-from fp8compile.integrations.graph_trainer import NOT_CUT, OVERWRITES, Fp8Pass, register_pipeline
+from fp8compile.integrations.graph_trainer import Fp8Passes, register_pipeline
+from tests.integrations.one_graph import decibels
 from tests.integrations.parity import assert_parity
 
 NAME = "fp8compile.integrations.torchtitan"
 SINGLE = mock.Mock(tp_enabled=False)
 CONFIG = CompileConfig(enable=True, backend="fp8compile")
 EXACT = Recipe(emulate=True, codegen="eager", saved="off")
+KEPT = _get_default_save_ops() | {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default}
+POLICIES = {
+    "default": lambda node: CheckpointPolicy.MUST_SAVE if node.target in KEPT else CheckpointPolicy.PREFER_RECOMPUTE,
+    "full": lambda node: CheckpointPolicy.MUST_SAVE if is_attention(node) else CheckpointPolicy.MUST_RECOMPUTE,
+}
 TOKENS = torch.randint(256, (2, 128), generator=torch.Generator().manual_seed(0))
 PLACES = torch.arange(128).expand(2, -1)
 
@@ -104,9 +115,9 @@ def test_graph_trainer_gets_the_gradients_that_the_backend_gives() -> None:
     model, traced, called = traced_step()
     exact = run_traced(traced, module=model)(*called)
     names = [node.name for node in traced.gm.graph.nodes if node.op == "placeholder"]
-    done = Fp8Pass(EXACT)
+    done = Fp8Passes(EXACT)
     traced.gm = titan_passes.apply_graph_passes(
-        traced.gm, traced.example_inputs, [titan_passes.canonicalize_graph_pass, done]
+        traced.gm, traced.example_inputs, [titan_passes.canonicalize_graph_pass, done.fp8_linears_pass]
     )
     assert [node.name for node in traced.gm.graph.nodes if node.op == "placeholder"] == names
     fp8 = run_traced(traced, module=model)(*called)
@@ -131,38 +142,56 @@ def test_graph_trainer_gets_the_gradients_that_the_backend_gives() -> None:
         assert decibels(c, b) > decibels(a, b) + 10, name
 
 
-def decibels(exact: Tensor, other: Tensor) -> float:
-    noise = float((exact - other).double().square().sum())
-    return math.inf if not noise else 10 * math.log10(float(exact.double().square().sum()) / noise)
+@pytest.mark.parametrize(
+    ("policy", "linears", "kept"),
+    [("save", False, 0.46), ("default", False, 0.77), ("default", True, 0.77), ("full", True, 0.96)],
+)
+def test_what_its_memory_policy_keeps_is_stored_as_codes(policy: str, linears: bool, kept: float) -> None:
+    """The logits in FP32 stay, 2.1 MB of all: their exponential must be exact. In regions that its Inductor compiles."""
+    model, traced, called = traced_step()
+    for (
+        node
+    ) in traced.gm.graph.nodes:  # sums of gradients pass for the loss, and end its search for what to recompute
+        if node.target is torch.ops.aten.add.Tensor and node.meta.get("autograd_backward"):
+            node.meta["custom"] = {"module_fqn": ""}
+    exact = run_traced(traced, module=model)(*called)
+    done = Fp8Passes(Recipe(emulate=True, codegen="eager", linear="tensorwise" if linears else "off"))
+    recomputing = [functools.partial(tag_sac_policy, policy_fn=POLICIES.get(policy)), selective_activation_remat_pass]
+    traced.gm = titan_passes.apply_graph_passes(
+        traced.gm,
+        traced.example_inputs,
+        [
+            titan_passes.canonicalize_graph_pass,
+            done.fp8_linears_pass,
+            *(recomputing if policy != "save" else []),
+            done.fp8_saved_pass,
+            done.fp8_regions_pass,
+            titan_passes.regional_inductor_pass,
+        ],
+    )
+    found = run_traced(traced, module=model)(*called)
+    assert done.report is not None and not done.report.remarks
+    assert done.report.saved_bytes < kept * done.report.saved_bytes_plain
+    assert len(done.report.linears) == 15 * linears
+    assert torch.equal(exact[0], found[0]) or linears
+    for a, b in zip(exact[1:], found[1:], strict=True):
+        assert decibels(a, b) > (18 if linears else 38)
 
 
-def test_what_graph_trainer_does_not_get_is_said() -> None:
-    _, traced, _ = traced_step()
-    done = Fp8Pass(EXACT)
-    done(traced.gm)
-    assert done.report is not None and set(done.report.remarks) == {NOT_CUT, OVERWRITES}
-    assert {skip.reason for skip in done.report.skips} == {"Recipe.linear_skip: module 'lm_head' matches 'lm_head'"}
-
-
-def test_a_graph_without_a_backward_is_left_alone() -> None:
-    model = example.model(layers=1)
-    traced = minimal_fx_tracer(lambda x: model(x, positions=PLACES), module=model)(TOKENS)
-    before = str(traced.gm.graph)
-    done = Fp8Pass(EXACT)
-    done(traced.gm)
-    assert str(traced.gm.graph) == before and done.report is not None and not done.report.linears
-    assert any("no backward that begins at ones_like(loss)" in remark for remark in done.report.remarks)
-
-
-def test_its_pass_pipeline_has_ours_behind_the_cleanup() -> None:
+def test_its_pass_pipeline_has_ours_among_its_own() -> None:
     assert "fp8compile" in PASS_PIPELINE_REGISTRY  # since the overrides' module was imported
     register_pipeline(EXACT)
     config = graph_trainer_llama3_debugmodel()
     traced = mock.Mock(num_static_inputs=1, tensor_input_indices=[0], state_fqns=[])
     found = [titan_passes._get_pass_name(p) for p in PASS_PIPELINE_REGISTRY["fp8compile"](traced, config)]
     default = [titan_passes._get_pass_name(p) for p in titan_passes.construct_default_graph_passes(traced, config)]
-    assert [name for name in found if name != "fp8compile_pass"] == default
-    assert found[found.index("fp8compile_pass") - 1] == "canonicalize_graph_pass"
+    assert [name for name in found if not name.startswith("fp8_")] == default
+    for first, second in (
+        ("canonicalize_graph_pass", "fp8_linears_pass"),
+        ("selective_activation_remat_pass", "fp8_saved_pass"),
+        ("fp8_regions_pass", "regional_inductor_pass"),
+    ):
+        assert found[found.index(first) + 1] == second
     config.compile.precompile_artifact_dir = "somewhere"
     with pytest.raises(ValueError, match="precompile_artifact_dir"):
         PASS_PIPELINE_REGISTRY["fp8compile"](traced, config)

@@ -46,7 +46,8 @@ PASSES, INSTALLED_PASSES = "passes", "fp8compile/passes"  # where they lie, and 
 def copied(root: Path, at: Path) -> None:
     """The package as it is installed, its tests and pytest's configuration in ``at``."""
     without_caches = shutil.ignore_patterns("__pycache__")
-    for source, target in (("fp8compile",) * 2, (PASSES, INSTALLED_PASSES), ("tests",) * 2, ("benchmarks",) * 2):
+    as_they_are = ((name, name) for name in ("fp8compile", "tests", "benchmarks", "examples"))
+    for source, target in (*as_they_are, (PASSES, INSTALLED_PASSES)):
         shutil.copytree(root / source, at / target, ignore=without_caches)
     shutil.copytree(root / PASSES, at / PASSES, ignore=without_caches)  # tests may read the files
     for name in ("pyproject.toml", "README.md", "Makefile"):
