@@ -20,7 +20,7 @@ def distributed(folder: Path) -> list[str]:
             said[not (row["parameters"] or row["states"])],
             f"{row['linears']} of {row['of']}",
             said[row["scales"]],
-            said[row["counts"]],
+            "on all ranks" if row["counts"] and not row["counts_alone"] else said[row["counts"]],
         )
         for name, row in found.items()
     ]

@@ -22,7 +22,7 @@ from fp8compile.compiler.inline_regions import DIFFERS, OBSERVED, has_regions, i
 from fp8compile.compiler.node_by_node import run_the_graph
 from fp8compile.compiler.place_guard import guard_place
 from fp8compile.compiler.row_kernels import with_tiles_for_codes
-from fp8compile.compiler.running_model import place_of
+from fp8compile.compiler.running_model import as_registered, place_of
 from fp8compile.compiler.saved_versions import check_versions
 from fp8compile.compiler.watchers import watch_passes
 from fp8compile.fx.graph import copy_with_attributes
@@ -119,7 +119,7 @@ def compile_once(
         )
         compiled = WithScales(compiled, codes.given_to(measures), operands, told.scale_input, recipe, example_inputs)
     if told.stats_inputs:
-        compiled = WithStatsInputs(compiled, told.stats_inputs, rows_of(reports), example_inputs)
+        compiled = WithStatsInputs(compiled, told.stats_inputs, rows_of(reports), example_inputs, as_registered)
     return compiled, reports, cached
 
 

@@ -13,9 +13,10 @@ import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.fx import GraphModule
 
+from fp8compile import _torch as private
 from fp8compile.fx.provenance import beginning, module_names, parameter_names, parameters_of
 from fp8compile.recipe.context import Place
 
@@ -69,6 +70,13 @@ def _outermost(parameters: Mapping[int, Any]) -> nn.Module | None:
 def _owners(parameters: Collection[int]) -> Iterator[nn.Module]:
     """The modules being called that own any of these parameters, by identity, the innermost first."""
     return (m for m in _being_called() if any(id(p) in parameters for p in m.parameters()))
+
+
+def as_registered(parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Of each whole parameter that FSDP2 has gathered for a call, this rank's part, which modules and optimizers hold."""
+    gathered = (pair for module in _being_called() for pair in private.unsharded_parameters(module))
+    parts = {id(whole): sharded for sharded, whole in gathered}
+    return [parts.get(id(p), p) for p in parameters]
 
 
 def unwrapped(model: nn.Module) -> nn.Module:

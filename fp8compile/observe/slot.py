@@ -80,7 +80,10 @@ def rows_of(reports: Iterable[GraphReport]) -> dict[int, Row]:
 
 
 class WithStatsInputs:
-    """A compiled graph that adds its extra inputs to each call: those of the parameters it is called with."""
+    """A compiled graph that adds its extra inputs to each call: those of the parameters it is called with.
+
+    ``registered(parameters)`` gives those that modules and optimizers hold, by which observations are found.
+    """
 
     def __init__(
         self,
@@ -88,13 +91,14 @@ class WithStatsInputs:
         inputs: StatsInputs,
         rows: Mapping[int, Row],
         example_inputs: Sequence[Any],
+        registered: Callable[[Sequence[Tensor]], Sequence[Tensor]],
     ) -> None:
         self.compiled = compiled
         names = [name for _, name in inputs.names]
         device = device_of(example_inputs)
 
         def slot(parameters: Sequence[Tensor]) -> StatsSlot:
-            return StatsSlot(rows, inputs.rows, device, parameters, names)
+            return StatsSlot(rows, inputs.rows, device, registered(parameters), names)
 
         self.slots = ByParameters([i for i, v in enumerate(example_inputs) if isinstance(v, Parameter)], slot)
 

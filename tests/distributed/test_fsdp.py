@@ -17,4 +17,4 @@ def test_fully_shard(name: str) -> None:
     assert found.replicas
     in_graphs = 12 if "per block" in name else 15  # the head, by itself, is compiled by nobody
     assert found.linears == 12 and found.of == in_graphs and found.as_alone
-    assert {found.scales, found.counts} == ({True} if "FP16" in name else {None})
+    assert {found.scales, found.counts, found.counts_alone} == ({True} if "FP16" in name else {None})

@@ -13,6 +13,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_modul
 
 import fp8compile
 from fp8compile.numerics.metrics import sqnr
+from fp8compile.observe import records
 from fp8compile.reporting.entries import LINEAR
 from tests.support.parallel import Setup, loss_of
 from tests.support.parallel_modes import compared, cut_for_tensor_parallelism
@@ -88,3 +89,29 @@ def test_a_rank_whose_part_has_no_fp8_shape_says_so_and_the_others_go_on() -> No
     assert first == second == [("up", "forward", ""), ("up", "wgrad", "")]
     reason = "N=14 is not a multiple of 16"
     assert third == [("up", "forward", reason), ("up", "wgrad", reason)]
+
+
+def seen_by_a_scaler(parallel: bool) -> dict[str, float]:
+    """How many elements of each parameter's gradient one backward counts as small or large."""
+    torch._dynamo.reset()
+    setup = Setup(dtype=torch.float16)
+    model = setup.net()
+    if parallel:
+        cut_for_tensor_parallelism(model)
+    setup.compiled(model)
+    scaler = fp8compile.amp.LossScaler()
+    x, labels = setup.batch(0, 0)
+    scaler.scale(loss_of(model(x), labels)).backward()
+    rows = ((row, seen) for each in records.of_model(model) for row, seen in zip(each.rows, each.current, strict=True))
+    return {row.module: seen[:2].sum().item() for row, seen in rows if row.kind == records.WEIGHT}
+
+
+@pytest.mark.sweep
+def test_what_is_cut_counts_once_and_what_all_ranks_hold_counts_on_each() -> None:
+    """So the sums of two ranks differ from one process's, by exactly the gradients that both ranks have whole."""
+    first, second = on_ranks(2, seen_by_a_scaler, True)
+    alone = seen_by_a_scaler(False)
+    assert first == second and first.keys() == alone.keys() and len(alone) == 14
+    times = {name: (first[name] + second[name]) / alone[name] for name in alone}
+    cut = {f"blocks.{i}.{name}" for i in range(2) for name in ("up.weight", "up.bias", "down.weight")}
+    assert times == {name: 1 if name in cut else 2 for name in alone}

@@ -117,4 +117,11 @@ CLIENTS = (
         "if True:",
         ("tests/integrations/test_overwriting.py",),
     ),
+    Mutant(
+        "FSDP2: a gradient is counted by the graph and once more by the optimizer",
+        "fp8compile/compiler/running_model.py",
+        "[parts.get(id(p), p) for p in parameters]",
+        "list(parameters)",
+        ("tests/observe/test_fsdp.py",),
+    ),
 )

@@ -301,6 +301,6 @@ def test_counts_are_exact_on_two_ranks_with_uneven_data() -> None:
 def test_the_extra_inputs_lie_where_the_gradients_are() -> None:
     """An input on the CPU would keep the graph of a GPU out of CUDA graphs."""
     ids, p = torch.zeros(3, dtype=torch.int64), nn.Parameter(torch.empty(3, device="meta"))
-    fed = slot.WithStatsInputs(lambda *args: None, StatsInputs(2, 4, ((1, "p"),)), {}, [ids, p])
+    fed = slot.WithStatsInputs(lambda *args: None, StatsInputs(2, 4, ((1, "p"),)), {}, [ids, p], list)
     made = fed.slots.of([ids, p])
     assert {t.device.type for t in (made.values, made.limit, made.indices, made.current)} == {"meta"}
