@@ -58,7 +58,7 @@ trainers: $(VENV)/dev
 
 # More than 90 architectures beside their BF16 twins, one after the other; goes on where it was interrupted.
 zoo: $(VENV)/dev
-	$(VENV)/bin/python $(PIP) $(TORCH) diffusers
+	$(VENV)/bin/python $(PIP) $(TORCH) diffusers scikit-learn
 	$(VENV)/bin/python $(PIP) --no-deps timm==1.0.31 torchvision
 	$(VENV)/bin/python -m benchmarks.zoo.run --json benchmarks/results/zoo-cpu.json $(ARGS)
 	$(VENV)/bin/python -m benchmarks.zoo.page

@@ -219,8 +219,13 @@ def reference_gradients(case: Case) -> dict[str, Tensor]:
 
 
 def warm_up(case: Case, steps: int = WARM_UP_STEPS) -> None:
-    """Train the case's own model a little, in FP32, eagerly, on batches that no measurement uses."""
-    train(case, Built(Way("eager", "eager"), "fp32", case.model, case.model), steps, seed=1_000)
+    """Train the case's own model a little, in FP32, eagerly, on batches that no measurement uses.
+
+    A copy runs: a recurrent model keeps states of its last call, which cannot be copied with it.
+    """
+    model = copy.deepcopy(case.model)
+    train(case, Built(Way("eager", "eager"), "fp32", model, model), steps, seed=1_000)
+    case.model.load_state_dict(model.state_dict())
 
 
 def train_seed(name: str, case: Case, built: Built, steps: int, seed: int, rate: float) -> list[float]:
