@@ -11,7 +11,8 @@ Formats: E4M3 for activations and weights; gradients in E5M2 ("hybrid") or E4M3 
 Left as they are, each with its reason in the report: the output head (by path, marked by the user, tied to an embedding, or
 the last linear of a whole model with four times as many outputs as inputs), what the user put in FP32 inside a 16-bit model,
 FP32 islands, weights whose sides are not multiples of 16 (``_scaled_mm`` takes no others; LoRA), batched expert matmuls,
-float64 and complex, inputs without rows, devices without FP8 units unless emulated.
+float64 and complex, inputs without rows, devices without FP8 units unless emulated; with ``linear="auto"``, what FP8 is not
+predicted to pay for.
 
 A value that a nonlinear operation needs for its backward too is saved once, as *its* codes (groupwise, see encode_saved). The
 wgrad encodes the decoded value again under the forward's scale. A value that only matmuls need is saved as their codes.
@@ -41,6 +42,7 @@ from fp8compile.encoding.cached_weights import CachedWeights
 from fp8compile.encoding.device import fp8_unsupported_reason
 from fp8compile.encoding.known_scales import GRADIENT, INPUT, WEIGHT, KnownScales
 from fp8compile.encoding.operands import Encoded, How, Operands
+from fp8compile.encoding.paying import Paying
 from fp8compile.fx.aot import is_training, plain_position
 from fp8compile.fx.graph import ROW, WIDENED, dtype_text, size_hint, splice
 from fp8compile.fx.provenance import Origin, TensorInfo, module_path, op_name, source_line
@@ -69,15 +71,17 @@ def quantize_linears(graph: Graph, ctx: Context) -> Notes:
     weights = CachedWeights(graph, ctx)
     operands = Operands(graph, scales, weights)
     linears, skips = list[Linear](), list[Skip]()
-    for matmul in linear_matmuls(graph, parameters):
-        reason = judge.reason_to_leave(matmul)
+    matmuls = linear_matmuls(graph, parameters)
+    paying = Paying(matmuls, lambda matmul: _recipe_of(matmul, ctx))
+    for matmul in matmuls:
+        reason = judge.reason_to_leave(matmul) or paying.reason_to_leave(matmul)
         info = _info(matmul)
         if reason:
             skips.append(Skip(info, reason, LINEAR, matmul.direction))
         else:
             formats = _rewrite(matmul, operands, _recipe_of(matmul, ctx))
             M, K, N = map(_size, (matmul.M, matmul.K, matmul.N))
-            linears.append(Linear(info, matmul.direction, M, K, N, formats))
+            linears.append(Linear(info, matmul.direction, M, K, N, formats, *paying.figures(matmul)))
     if scales:
         scales.promise()
     return Notes(linears=tuple(linears), skips=tuple(skips), weights=weights.told())
@@ -158,7 +162,7 @@ def _rewrite(matmul: Matmul, operands: Operands, recipe: Recipe) -> str:
         _scaled_matmul(matmul, left, right)
     known = recipe.linear_scaling == "delayed" and all(operands.is_known(*side) for side in sides)
     cached = ", cached weight" if any(operands.is_cached(*side) for side in sides) else ""
-    formats = f"{hows[0].format.name} x {hows[1].format.name} {'delayed' if known else recipe.linear}{cached}"
+    formats = f"{hows[0].format.name} x {hows[1].format.name} {'delayed' if known else recipe.scaling_mode}{cached}"
     return f"{formats}, emulated" if recipe.emulate else formats
 
 

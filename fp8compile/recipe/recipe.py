@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fp8compile._messages import nearest
-from fp8compile.recipe.frozen import FrozenMapping
+from fp8compile.recipe.frozen import FrozenModules
 from fp8compile.recipe.patterns import in_module
 from fp8compile.recipe.presets import PRESETS
 from fp8compile.recipe.validation import (
@@ -30,6 +30,8 @@ PER_GRAPH = (
     "margin",
 )  # one for all modules
 
+OF_THE_DEVICE = "device"
+
 # Where Hugging Face, timm and torchtitan keep the output head, in the model itself or in a wrapper around it.
 OUTPUT_HEAD_PATTERNS = (
     *("lm_head", "*.lm_head", "embed_out", "*.embed_out", "output_projection", "*.output_projection", "output"),
@@ -38,25 +40,15 @@ OUTPUT_HEAD_PATTERNS = (
 )
 
 
-class FrozenModules(FrozenMapping):
-    """Patterns and their recipes, hashable. Their order matters, so equality compares it too."""
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, FrozenModules) and tuple(self.items()) == tuple(other.items())
-
-    def __hash__(self) -> int:
-        return hash(tuple(self.items()))
-
-    def __repr__(self) -> str:
-        return repr(dict(self))
-
-
 @dataclass(frozen=True)
 class Recipe:
     """What goes in which format. Frozen and hashable; equal recipes give the same compiled code and the same cache key.
 
     Attributes:
-        linear: FP8 linears: "off", "tensorwise" (one scale per tensor) or "rowwise" (one per row of an operand).
+        linear: FP8 linears: "off", "tensorwise" (one scale per tensor), "rowwise" (one per row of an operand), or "auto"
+            (tensorwise, those matmuls for which FP8 is predicted to pay; fp8compile/analysis/linear_cost.py).
+        device_rates: with linear="auto", the device whose rates decide: "device" (the one that the graph runs on), "h100",
+            "h200", "b200" or "mi300x" (fp8compile/planning/device_rates.py).
         linear_formats: "hybrid" (activations and weights E4M3, gradients E5M2) or "e4m3" (all E4M3).
         linear_scaling: where a tensorwise scale comes from: "dynamic" (from the tensor itself, before it is encoded) or
             "delayed" (from its amaxes in earlier steps; see docs/guide/delayed-scaling.md).
@@ -98,6 +90,7 @@ class Recipe:
     """
 
     linear: str = "tensorwise"
+    device_rates: str = "device"
     linear_formats: str = "hybrid"
     linear_scaling: str = "dynamic"
     amax_history_len: int = 16
@@ -213,6 +206,11 @@ class Recipe:
         return any(recipe.linear != "off" for recipe in (self, *self.modules.values()))
 
     @property
+    def scaling_mode(self) -> str:
+        """``linear``, where "auto" is tensorwise too."""
+        return "tensorwise" if self.linear == "auto" else self.linear
+
+    @property
     def delays_scales(self) -> bool:
         """Whether scales of linears are to be known before their tensors in any module."""
         return any(r.linear != "off" and r.linear_scaling == "delayed" for r in (self, *self.modules.values()))
@@ -220,7 +218,7 @@ class Recipe:
     @property
     def caches_weights(self) -> bool:
         """Whether codes of weights come in with the inputs in any module."""
-        return any(r.linear == "tensorwise" and r.cache_weights for r in (self, *self.modules.values()))
+        return any(r.scaling_mode == "tensorwise" and r.cache_weights for r in (self, *self.modules.values()))
 
     @property
     def compresses_collectives(self) -> bool:

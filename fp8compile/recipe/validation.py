@@ -6,11 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from fp8compile._messages import nearest
+from fp8compile.planning.device_rates import RATES
 from fp8compile.recipe.calibration import Calibration
 from fp8compile.recipe.frozen import FrozenMapping
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
-    "linear": ("off", "tensorwise", "rowwise"),
+    "linear": ("off", "tensorwise", "rowwise", "auto"),
+    "device_rates": ("device", *RATES),
     "linear_formats": ("hybrid", "e4m3"),
     "linear_scaling": ("dynamic", "delayed"),
     "amax_compute": ("max", "most_recent"),

@@ -102,7 +102,9 @@ def seen_by_a_scaler(parallel: bool) -> dict[str, float]:
     scaler = fp8compile.amp.LossScaler()
     x, labels = setup.batch(0, 0)
     scaler.scale(loss_of(model(x), labels)).backward()
-    rows = ((row, seen) for each in records.of_model(model) for row, seen in zip(each.rows, each.current, strict=True))
+    rows = (
+        (row, seen) for each in records.of_model(model) for row, seen in zip(each.rows, each.current, strict=True)
+    )
     return {row.module: seen[:2].sum().item() for row, seen in rows if row.kind == records.WEIGHT}
 
 

@@ -10,7 +10,38 @@ CACHED = "tests/scaling/test_cached_weights.py"
 CHANGES = "tests/scaling/test_weight_changes.py"
 LOWERED = "tests/sm90/test_layers_sm90.py"
 
+COST = ("tests/analysis/test_linear_cost.py",)
+PAYING = ("tests/encoding/test_paying.py",)
+
 SCALING = (
+    Mutant(
+        "linear cost: who shares an input pays all of it",
+        "fp8compile/analysis/linear_cost.py",
+        'return whole / (linear.sharing if operand == "input" else 1)',
+        "return whole",
+        COST,
+    ),
+    Mutant(
+        "linear cost: an FP8 matmul writes one byte",
+        "fp8compile/analysis/linear_cost.py",
+        "(width if direction in READ_BY[name] else 2)",
+        "width",
+        COST,
+    ),
+    Mutant(
+        "auto: one matmul of a linear decides for all",
+        "fp8compile/encoding/paying.py",
+        "if matmul.direction in prediction.directions:",
+        "if prediction.directions:",
+        PAYING,
+    ),
+    Mutant(
+        "auto: unknown rates are an H100's",
+        "fp8compile/encoding/paying.py",
+        'if device.type == "cuda" else None\n',
+        'if device.type == "cuda" else RATES["h100"]\n',
+        PAYING,
+    ),
     Mutant(
         "row kernels: codes are stored a byte at a time",
         "fp8compile/compiler/row_kernels.py",

@@ -34,7 +34,7 @@ def test_the_key_knows_every_field_but_those_that_look_on() -> None:
         saved_format="int8", group_size=64, saved_attention=False, attention_format="e4m3", min_saved_numel=1,
         skip=("a",), codegen="eager", inductor={"debug": True}, modules={"a": "off"}, observe=True,
         islands="off", keep_fp32=("a",), collectives="groupwise", linear_scaling="delayed", amax_history_len=4,
-        amax_compute="most_recent", margin=1, cache_weights=True,
+        amax_compute="most_recent", margin=1, cache_weights=True, device_rates="h100",
     )  # fmt: skip
     assert {f.name for f in dataclasses.fields(Recipe)} == {*changes, "dump", "check"}
     keys = {Recipe(**{name: value}).key for name, value in changes.items()}  # type: ignore[arg-type]
@@ -52,6 +52,7 @@ def test_the_key_knows_every_field_but_those_that_look_on() -> None:
         ({"saved_format": "int4"}, "saved_format cannot be 'int4'. Did you mean 'int8'?"),
         ({"saved": "groupwize"}, "saved cannot be 'groupwize'. Did you mean 'groupwise'?"),
         ({"saved": True}, "saved cannot be True"),
+        ({"device_rates": "h10"}, "device_rates cannot be 'h10'. Did you mean 'h100'?"),
         ({"group_size": 8}, "group_size must be an integer from 16 to 65536, not 8"),
         ({"group_size": 128.0}, "group_size must be an integer"),
         ({"min_saved_numel": -1}, "min_saved_numel must be a number of elements >= 0, not -1"),

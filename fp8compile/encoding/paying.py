@@ -1,0 +1,87 @@
+"""Which matmuls of linears are worth FP8 (``Recipe.linear = "auto"``): by a prediction from sizes and a device's rates."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+
+import torch
+from torch.fx import Node
+
+from fp8compile.analysis.linear_cost import LinearShape, Predicted, predicted, share_us
+from fp8compile.analysis.linears import DGRAD, FORWARD, WGRAD, Matmul, uncast
+from fp8compile.fx.graph import size_hint
+from fp8compile.planning.device_rates import RATES, DeviceRates, rates_named
+from fp8compile.recipe.recipe import OF_THE_DEVICE, Recipe
+
+UNKNOWN = (
+    "linear='auto' knows no rates of {device}: name a device in Recipe.device_rates ({known}), or set "
+    "linear='tensorwise'"
+)
+
+
+class Paying:
+    """The matmuls of a graph, and for those of linears under "auto" whether FP8 pays."""
+
+    def __init__(self, matmuls: Sequence[Matmul], recipe_of: Callable[[Matmul], Recipe]) -> None:
+        of_linear: dict[Node, list[Matmul]] = defaultdict(list)
+        for matmul in matmuls:
+            of_linear[matmul.forward].append(matmul)
+        reading = Counter(_input(found[0]) for found in of_linear.values())
+        self._predicted: dict[Node, tuple[LinearShape, Predicted, DeviceRates] | str] = {}
+        for forward, found in of_linear.items():
+            recipe = recipe_of(found[0])
+            if recipe.linear == "auto":
+                shape = _shape(found, reading[_input(found[0])], recipe)
+                self._predicted[forward] = _prediction(shape, forward.meta["val"].device, recipe)
+
+    def reason_to_leave(self, matmul: Matmul) -> str | None:
+        """Why a matmul stays in 16 bit; None where FP8 pays, or where the recipe does not ask."""
+        found = self._predicted.get(matmul.forward)
+        if found is None or isinstance(found, str):
+            return found
+        _, prediction, rates = found
+        if matmul.direction in prediction.directions:
+            return None
+        times = f"{prediction.us_in_fp8:.3g} us with encodings, {prediction.us_in_16_bit:.3g} us in 16 bit"
+        if prediction.directions:
+            times += f", {prediction.us:.3g} us with {' and '.join(prediction.directions)} alone in FP8"
+        return f"FP8 does not pay: {times} (predicted for {rates.name})"
+
+    def figures(self, matmul: Matmul) -> tuple[float, float]:
+        """Microseconds predicted for a matmul in FP8, its share of encodings included, and in 16 bit; else zeros."""
+        found = self._predicted.get(matmul.forward)
+        if found is None or isinstance(found, str):
+            return 0.0, 0.0
+        shape, prediction, rates = found
+        chosen = (share_us(shape, matmul.direction, each, rates) for each in (prediction.directions, ()))
+        return next(chosen), next(chosen)
+
+
+def _input(forward: Matmul) -> Node:
+    """What a linear's input is a view or a cast of: linears that read the same share its codes."""
+    left, right = forward.operands
+    return uncast(right if uncast(left) is forward.weight else left)
+
+
+def _shape(matmuls: Sequence[Matmul], sharing: int, recipe: Recipe) -> LinearShape:
+    first = matmuls[0]
+    sizes = (size_hint(first.M), size_hint(first.K), size_hint(first.N))
+    there = {matmul.direction for matmul in matmuls}
+    directions = tuple(each for each in (FORWARD, DGRAD, WGRAD) if each in there)
+    return LinearShape(*sizes, directions, sharing, recipe.linear_scaling, recipe.cache_weights)
+
+
+def _prediction(
+    shape: LinearShape, device: torch.device, recipe: Recipe
+) -> tuple[LinearShape, Predicted, DeviceRates] | str:
+    rates = rates_of(device) if recipe.device_rates == OF_THE_DEVICE else RATES[recipe.device_rates]
+    if rates is None:
+        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
+        return UNKNOWN.format(device=name, known=", ".join(RATES))
+    return shape, predicted(shape, rates), rates
+
+
+def rates_of(device: torch.device) -> DeviceRates | None:
+    """The rates of a device; None where there are none."""
+    return rates_named(torch.cuda.get_device_name(device)) if device.type == "cuda" else None
