@@ -9,7 +9,8 @@ An encoding is of the value under the views that a matmul takes, as a matrix, an
 same dimension in the same format.
 
 Nothing here makes a matmul of codes for a device. torch has one (``torch.nn.functional.scaled_mm``), but Inductor 2.13
-lowers it to ``_scaled_mm`` without the kinds of its scales, whose layouts are others, and refuses MXFP8's swizzled scales.
+lowers it to ``_scaled_mm`` without the kinds of its scales, and refuses MXFP8's swizzled ones (tests/test_canary.py). Nobody
+could run it here.
 """
 
 from __future__ import annotations
