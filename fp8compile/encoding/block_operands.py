@@ -8,9 +8,11 @@
 An encoding is of the value under the views that a matmul takes, as a matrix, and is shared by all who contract it along the
 same dimension in the same format.
 
-Nothing here makes a matmul of codes for a device. torch has one (``torch.nn.functional.scaled_mm``), but Inductor 2.13
-lowers it to ``_scaled_mm`` without the kinds of its scales, and refuses MXFP8's swizzled ones (tests/test_canary.py). Nobody
-could run it here.
+Nothing here makes a matmul of codes for a device. torch has one (``torch.nn.functional.scaled_mm``; cuBLAS has 1 x 128 by
+128 x 128, and 1 x 128 by 1 x 128, on sm_90). But Inductor 2.13, lowering for sm_90, calls ``_scaled_mm`` in its place, hands
+over the scales in the layout that ``scaled_mm`` asks for (K / 128 filled up to a multiple of 4) and not their kinds, which
+``_scaled_mm`` tells by shapes without such filling. It refuses MXFP8's swizzled scales (tests/test_canary.py). None of these
+calls has been run.
 """
 
 from __future__ import annotations
