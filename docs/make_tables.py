@@ -72,7 +72,7 @@ def _values(name: str) -> str:
     known = {**CHOICES, "observe": OBSERVE, "islands": ISLANDS}
     if name in known:
         values = ", ".join(f"`{value!r}`" for value in known[name])
-        return f"{values}, a calibration" if name == "islands" else values
+        return values + {"islands": ", a calibration", "linear_formats": ", a dict by direction"}.get(name, "")
     if name in COUNTS:
         return "{} to {}".format(*COUNTS[name])
     return {"min_saved_numel": "0 and above"}.get(name, "")

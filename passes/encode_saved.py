@@ -45,6 +45,7 @@ from fp8compile.fx.ops import FUSED_NORMS, STATISTICS, is_attention, is_of_atten
 from fp8compile.fx.partition import NO_VERSION_CHECK, PartitionedGraph, SavedTensor
 from fp8compile.fx.regions import saves_itself
 from fp8compile.numerics import E4M3, ENCODABLE, INT8, Codec, Groupwise, GroupwiseBest
+from fp8compile.numerics.formats import FP8
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import Notes, Saved, Skip
@@ -224,7 +225,7 @@ def _encode(split: PartitionedGraph, edge: SavedTensor, codec: Codec, why: str) 
 
 def _codes_of_a_matmul(edge: SavedTensor, encoding: Encoding) -> tuple[Saved, ...]:
     """Codes that quantize_linears made and only matmuls need: saved as they are. Their scale has no entry of its own."""
-    if edge.forward.meta["val"].element_size() > 1:
+    if edge.forward.meta["val"].dtype not in FP8:
         return ()
     exact = dataclasses.replace(edge.info, dtype=encoding.dtype, nbytes=encoding.nbytes)
     return (Saved(exact, edge.info.nbytes, f"{encoding.codec}, a matmul's operand", is_operand=True),)

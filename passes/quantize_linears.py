@@ -6,7 +6,8 @@ A codec goes on both operands of every matmul of a linear; *a matmul of two deco
 encoded once for each format and scaling axis and shared by all its uses: q, k and v read one encoding, the wgrad reads
 the forward's. With tensorwise scales that encoding is of the value itself, whatever view of it a matmul takes.
 
-Formats: E4M3 for activations and weights; gradients in E5M2 ("hybrid") or E4M3 ("e4m3").
+Formats: E4M3 for activations and weights; gradients in E5M2 ("hybrid") or E4M3 ("e4m3"), or as named for dgrad and wgrad.
+Scales of blocks ("blockwise", "mxfp8") are emulated only: encoding/block_operands.py.
 
 Left as they are, each with its reason in the report: the output head (by path, marked by the user, tied to an embedding, or
 the last linear of a whole model with four times as many outputs as inputs), what the user put in FP32 inside a 16-bit model,
@@ -38,6 +39,7 @@ from fp8compile.analysis.linears import (
     linear_matmuls,
     made_from,
 )
+from fp8compile.encoding.block_operands import BLOCKWISE, MXFP8, BlockOperands, reason_against_blocks
 from fp8compile.encoding.cached_weights import CachedWeights
 from fp8compile.encoding.device import fp8_unsupported_reason
 from fp8compile.encoding.known_scales import GRADIENT, INPUT, WEIGHT, KnownScales
@@ -50,6 +52,7 @@ from fp8compile.numerics import E4M3, E5M2, ENCODABLE
 from fp8compile.numerics.formats import FP8_MULTIPLE
 from fp8compile.numerics.scaling import may_be_empty
 from fp8compile.recipe.context import Context
+from fp8compile.recipe.linear_formats import gradient_format
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import LINEAR, Linear, Notes, Skip
 
@@ -70,6 +73,7 @@ def quantize_linears(graph: Graph, ctx: Context) -> Notes:
     scales = KnownScales.of(graph, ctx)
     weights = CachedWeights(graph, ctx)
     operands = Operands(graph, scales, weights)
+    in_blocks = BlockOperands(graph, operands)
     linears, skips = list[Linear](), list[Skip]()
     matmuls = linear_matmuls(graph, parameters)
     paying = Paying(matmuls, lambda matmul: _recipe_of(matmul, ctx))
@@ -79,7 +83,11 @@ def quantize_linears(graph: Graph, ctx: Context) -> Notes:
         if reason:
             skips.append(Skip(info, reason, LINEAR, matmul.direction))
         else:
-            formats = _rewrite(matmul, operands, _recipe_of(matmul, ctx))
+            recipe = _recipe_of(matmul, ctx)
+            if recipe.linear in (BLOCKWISE, MXFP8):
+                formats = _emulate_in_blocks(matmul, operands, in_blocks, recipe)
+            else:
+                formats = _rewrite(matmul, operands, recipe)
             M, K, N = map(_size, (matmul.M, matmul.K, matmul.N))
             linears.append(Linear(info, matmul.direction, M, K, N, formats, *paying.figures(matmul)))
     if scales:
@@ -141,6 +149,8 @@ def _no_fp8_shape(matmul: Matmul, recipe: Recipe) -> str | None:
             return f"{name}={size} is not a multiple of {FP8_MULTIPLE}"
     if size_hint(matmul.M) == 0:
         return "no rows"
+    if why := reason_against_blocks(matmul, recipe):
+        return why
     if not recipe.emulate and may_be_empty(matmul.M):
         return "rows that only a run counts: _scaled_mm takes no matmul without rows"
     bf16 = matmul.forward.meta["val"].dtype == torch.bfloat16
@@ -166,9 +176,19 @@ def _rewrite(matmul: Matmul, operands: Operands, recipe: Recipe) -> str:
     return f"{formats}, emulated" if recipe.emulate else formats
 
 
+def _emulate_in_blocks(matmul: Matmul, operands: Operands, in_blocks: BlockOperands, recipe: Recipe) -> str:
+    """As ``_rewrite``, where scales are those of blocks."""
+    left, right = (how.format for how in _hows(matmul, operands, recipe))
+    at, sides = PLAIN_MATMULS[matmul.node.target], zip(matmul.operands, matmul.weights, strict=True)
+    for i, (operand, is_weight) in enumerate(tuple(sides)):
+        side, fmt = ("right", right) if i else ("left", left)
+        matmul.node.update_arg(at + i, in_blocks.decoded(operand, side, recipe.linear, fmt, is_weight))
+    return f"{left.name} x {right.name} {recipe.linear}, emulated"
+
+
 def _hows(matmul: Matmul, operands: Operands, recipe: Recipe) -> tuple[How, How]:
     """How the two operands of a matmul are encoded."""
-    gradient = E5M2 if recipe.linear_formats == "hybrid" else E4M3
+    gradient = E5M2 if gradient_format(recipe.linear_formats, matmul.direction) == E5M2.name else E4M3
     delayed = recipe.linear_scaling == "delayed" and operands.scales is not None
     right = INPUT if matmul.direction == WGRAD else WEIGHT
     roles = [

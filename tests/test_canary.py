@@ -183,3 +183,19 @@ def test_an_empty_fake_tensor_is_what_an_operation_gives() -> None:
         torch.bfloat16,
         torch.device("cpu"),
     )
+
+
+def test_inductor_still_lowers_no_scales_of_blocks() -> None:
+    """Why "blockwise" and "mxfp8" are emulated only. Where this fails, look whether a device can have them now.
+
+    ``scaled_mm``'s lowering hands two matrices and two scales to ``torch._scaled_mm``, and does not say what kinds the scales
+    are. It stops at scales that are swizzled, as those of MXFP8 must be.
+    """
+    from torch._inductor.kernel import mm
+
+    if not hasattr(mm, "tuned_scaled_mm_v2") or torch.__version__ >= "2.14":
+        pytest.skip("looked at in torch 2.13 alone: 2.11 has no such lowering")
+    lowering = inspect.getsource(mm.tuned_scaled_mm_v2)
+    assert "all(s == 0 for s in swizzle_a)" in lowering
+    handed_on = lowering.split("kwarg_overrides[aten__fp8_mm.uid] = dict(")[1].split(")")[0]
+    assert handed_on.split() == ["out_dtype=out_dtype,", "use_fast_accum=use_fast_accum"]

@@ -55,6 +55,14 @@ class Matmul:
         assert found is not None
         return found
 
+    @property
+    def weights(self) -> tuple[bool, bool]:
+        """Which operands are the weight: none in a wgrad. Some models multiply it from the left."""
+        if self.direction == FORWARD:
+            left, right = (uncast(operand) is self.weight for operand in self.operands)
+            return left, right
+        return (False, False) if self.direction == WGRAD else (not self.gradients[0], not self.gradients[1])
+
 
 def linear_matmuls(graph: Graph, parameters: Set[Node]) -> list[Matmul]:
     """The matmuls of every linear of a joint graph, in graph order, batched ones included."""

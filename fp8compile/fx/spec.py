@@ -2,7 +2,7 @@
 
 codes       one byte per element, made by an encode; read only through views and layout copies, by a decode, by a
             scaled matmul, or handed to the backward: never computed with as if they were numbers
-scales      one inv_scale, FP32, for each encoding of a matmul's operand
+scales      one inv_scale, FP32 or E8M0 (uint8), for each encoding of a matmul's operand
 _scaled_mm  FP8 operands, the first row-major, the second column-major, inner sides multiples of 16, FP32 scales
 metadata    every operation has its value in ``meta["val"]``
 """
@@ -48,7 +48,7 @@ def _problems(node: Node) -> list[str]:
 
 
 def _is_codes(node: Node) -> bool:
-    """Spliced one-byte values are codes; E8M0 scales, one byte too, are not stored by any recipe."""
+    """Spliced one-byte values are codes, or E8M0 scales, of which the same holds."""
     return node.meta["val"].dtype in ONE_BYTE
 
 
@@ -66,11 +66,11 @@ def _unpaired(graph: Graph) -> list[str]:
             parts[id(node.meta[ENCODING])].append(node)
     found = []
     for nodes in parts.values():
-        scales = [n for n in nodes if n.meta["val"].dtype == torch.float32]
+        scales = [n for n in nodes if n.meta["val"].dtype in (torch.float32, torch.uint8)]
         codes = [n for n in nodes if n.meta["val"].dtype in FP8]
         if len(codes) > 1 or len(scales) + len(codes) != len(nodes):
             names = ", ".join(f"{n.name} ({n.meta['val'].dtype})" for n in nodes)
-            found.append(f"an encoding is not one FP8 codes and its FP32 inv_scale: {names}")
+            found.append(f"an encoding is not one FP8 codes and its inv_scale: {names}")
     return found
 
 

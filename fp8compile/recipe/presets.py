@@ -10,5 +10,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "conservative": {"saved_attention": False},
     "linear_only": {"linear": "tensorwise", "saved": "off"},
     "storage_only": {"linear": "off"},
+    "blockwise": {"linear": "blockwise", "linear_formats": "e4m3"},
+    "mxfp8": {"linear": "mxfp8", "linear_formats": "e4m3"},
     "off": {"linear": "off", "saved": "off", "observe": False, "islands": "off"},
 }

@@ -10,25 +10,13 @@ from typing import Any
 
 from fp8compile._messages import nearest
 from fp8compile.recipe.frozen import FrozenModules
+from fp8compile.recipe.linear_formats import as_formats
 from fp8compile.recipe.patterns import in_module
 from fp8compile.recipe.presets import PRESETS
-from fp8compile.recipe.validation import (
-    FrozenOptions,
-    _as_islands,
-    _as_options,
-    _as_patterns,
-    check_values,
-)
+from fp8compile.recipe.validation import FrozenOptions, _as_islands, _as_options, _as_patterns, check_values
 
-PER_GRAPH = (
-    "codegen",
-    "inductor",
-    "dump",
-    "check",
-    "amax_history_len",
-    "amax_compute",
-    "margin",
-)  # one for all modules
+# One for all modules.
+PER_GRAPH = ("codegen", "inductor", "dump", "check", "amax_history_len", "amax_compute", "margin")
 
 OF_THE_DEVICE = "device"
 
@@ -45,11 +33,13 @@ class Recipe:
     """What goes in which format. Frozen and hashable; equal recipes give the same compiled code and the same cache key.
 
     Attributes:
-        linear: FP8 linears: "off", "tensorwise" (one scale per tensor), "rowwise" (one per row of an operand), or "auto"
-            (tensorwise, those matmuls for which FP8 is predicted to pay; fp8compile/analysis/linear_cost.py).
+        linear: FP8 linears: "off", "tensorwise" (one scale per tensor), "rowwise" (one per row of an operand), "blockwise"
+            (one per 1x128 of activations and gradients and per 128x128 of weights), "mxfp8" (a power of two per 1x32 of
+            every operand; both need ``emulate=True``), or "auto" (tensorwise, those matmuls for which FP8 is predicted to pay).
         device_rates: with linear="auto", the device whose rates decide: "device" (the one that the graph runs on), "h100",
             "h200", "b200" or "mi300x" (fp8compile/planning/device_rates.py).
-        linear_formats: "hybrid" (activations and weights E4M3, gradients E5M2) or "e4m3" (all E4M3).
+        linear_formats: "hybrid" (activations and weights E4M3, gradients E5M2), "e4m3" (all E4M3), or the gradient's format
+            by matmul: {"dgrad": "e4m3", "wgrad": "e5m2"}.
         linear_scaling: where a tensorwise scale comes from: "dynamic" (from the tensor itself, before it is encoded) or
             "delayed" (from its amaxes in earlier steps; see docs/guide/delayed-scaling.md).
         amax_history_len: with "delayed", how many steps are looked back on, 1 ... 1024.
@@ -91,7 +81,7 @@ class Recipe:
 
     linear: str = "tensorwise"
     device_rates: str = "device"
-    linear_formats: str = "hybrid"
+    linear_formats: str | Mapping[str, str] = "hybrid"
     linear_scaling: str = "dynamic"
     amax_history_len: int = 16
     amax_compute: str = "max"
@@ -120,6 +110,7 @@ class Recipe:
         object.__setattr__(self, "skip", _as_patterns("skip", self.skip))
         object.__setattr__(self, "linear_skip", _as_patterns("linear_skip", self.linear_skip))
         object.__setattr__(self, "keep_fp32", _as_patterns("keep_fp32", self.keep_fp32))
+        object.__setattr__(self, "linear_formats", as_formats(self.linear_formats))
         object.__setattr__(self, "islands", _as_islands(self.islands))
         object.__setattr__(self, "inductor", _as_options(self.inductor))
         check_values(self)

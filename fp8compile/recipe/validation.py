@@ -9,9 +9,10 @@ from fp8compile._messages import nearest
 from fp8compile.planning.device_rates import RATES
 from fp8compile.recipe.calibration import Calibration
 from fp8compile.recipe.frozen import FrozenMapping
+from fp8compile.recipe.linear_formats import FrozenFormats
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
-    "linear": ("off", "tensorwise", "rowwise", "auto"),
+    "linear": ("off", "tensorwise", "rowwise", "blockwise", "mxfp8", "auto"),
     "device_rates": ("device", *RATES),
     "linear_formats": ("hybrid", "e4m3"),
     "linear_scaling": ("dynamic", "delayed"),
@@ -23,6 +24,10 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "codegen": ("inductor", "eager"),
     "check": ("off", "first_step"),
 }
+
+# What a scale of each mode of ``linear`` is of, other than a tensor.
+SCALES_OF = {"rowwise": "row", "blockwise": "block of 1x128 or 128x128", "mxfp8": "block of 1x32"}
+IN_BLOCKS = ("blockwise", "mxfp8")
 
 OBSERVE = ("auto", True, False)
 
@@ -77,7 +82,7 @@ def check_values(recipe: Any) -> None:
     """Raises ValueError for a value that a field of a recipe cannot have, naming it and the nearest right one."""
     for name, allowed in CHOICES.items():
         value = getattr(recipe, name)
-        if value not in allowed:
+        if value not in allowed and not (name == "linear_formats" and isinstance(value, FrozenFormats)):
             raise ValueError(f"Recipe.{name} cannot be {value!r}.{nearest(str(value), allowed)}")
     if recipe.observe not in OBSERVE or isinstance(recipe.observe, int) != isinstance(recipe.observe, bool):
         raise ValueError(f"Recipe.observe must be 'auto', True or False, not {recipe.observe!r}.")
@@ -88,12 +93,19 @@ def check_values(recipe: Any) -> None:
         value = getattr(recipe, name)
         if not _is_int(value) or not low <= value <= high:
             raise ValueError(f"Recipe.{name} must be an integer from {low} to {high}, not {value!r}.")
-    if recipe.linear_scaling == "delayed" and recipe.linear == "rowwise":
-        raise ValueError(
-            "Recipe.linear_scaling='delayed' keeps one scale per tensor, and Recipe.linear='rowwise' has one per row. "
-            "Set linear='tensorwise', or linear_scaling='dynamic'."
-        )
+    _check_scales(recipe)
     if not _is_int(recipe.min_saved_numel) or recipe.min_saved_numel < 0:
         raise ValueError(f"Recipe.min_saved_numel must be a number of elements >= 0, not {recipe.min_saved_numel!r}.")
     if recipe.dump is not None and not isinstance(recipe.dump, str):
         raise ValueError(f"Recipe.dump must be the path of a folder, not {recipe.dump!r}.")
+
+
+def _check_scales(recipe: Any) -> None:
+    """What needs one scale per tensor."""
+    has = f"Recipe.linear={recipe.linear!r} has one per {SCALES_OF.get(recipe.linear)}. Set linear='tensorwise'"
+    if recipe.linear_scaling == "delayed" and recipe.linear in SCALES_OF:
+        raise ValueError(
+            f"Recipe.linear_scaling='delayed' keeps one scale per tensor, and {has}, or linear_scaling='dynamic'."
+        )
+    if recipe.cache_weights and recipe.linear in IN_BLOCKS:
+        raise ValueError(f"Recipe.cache_weights keeps one scale per weight, and {has}, or cache_weights=False.")

@@ -22,13 +22,14 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.mutants import of_analyses, of_clients, of_graphs, of_scaling, of_training
+from tests.mutants import of_analyses, of_blocks, of_clients, of_graphs, of_scaling, of_training
 from tests.mutants.mutant import Mutant
 
 MUTANTS = (
     *of_graphs.NUMERICS,
     *of_graphs.PASSES,
     *of_scaling.SCALING,
+    *of_blocks.BLOCKS,
     *of_analyses.ANALYSES,
     *of_training.AROUND,
     *of_training.AMP,

@@ -18,7 +18,9 @@ def test_every_preset_builds_and_differs_only_where_it_says() -> None:
     assert Recipe.preset("off").saved == "off" and Recipe.preset("off").linear == "off"
     assert Recipe.preset("storage_only").linear == "off" and Recipe.preset("storage_only").saved == "groupwise"
     assert Recipe.preset("linear_only").saved == "off" and Recipe.preset("linear_only").linear == "tensorwise"
-    assert set(PRESETS) == {"default", "conservative", "linear_only", "storage_only", "off"}
+    for mode in ("blockwise", "mxfp8"):
+        assert Recipe.preset(mode) == Recipe(linear=mode, linear_formats="e4m3")
+    assert set(PRESETS) == {"default", "conservative", "linear_only", "storage_only", "blockwise", "mxfp8", "off"}
 
 
 def test_a_recipe_is_frozen_and_hashable() -> None:
@@ -70,6 +72,29 @@ def test_the_key_knows_every_field_but_those_that_look_on() -> None:
         ({"modules": {"a": {"inductor": {"debug": True}}}}, "sets inductor, which cannot differ by module"),
         ({"modules": {"a": {"dump": "x"}}}, "sets dump, which cannot differ by module"),
         ({"recipe": Recipe(), "saved": "off", "skip": ()}, "stands alone; put saved, skip into it"),
+        ({"linear": "blokwise"}, "linear cannot be 'blokwise'. Did you mean 'blockwise'?"),
+        ({"linear_formats": "e5m2"}, "linear_formats cannot be 'e5m2'. Did you mean 'e4m3'?"),
+        (
+            {"linear_formats": {"backward": "e5m2"}},
+            "linear_formats has no direction 'backward'. Did you mean 'forward'?",
+        ),
+        ({"linear_formats": {"dgrad": "e4m4"}}, "linear_formats['dgrad'] cannot be 'e4m4'. Did you mean 'e4m3'?"),
+        ({"linear_formats": {"dgrad": ["e4m3"]}}, "linear_formats['dgrad'] cannot be ['e4m3']."),
+        ({"linear_formats": {"dgrad": "e5m2"}}, 'says nothing of wgrad. Name both, as in {"dgrad": "e4m3"'),
+        (
+            {"linear_formats": {"forward": "e5m2", "dgrad": "e5m2", "wgrad": "e5m2"}},
+            "Leave 'forward' out, or set it to 'e4m3'",
+        ),
+        (
+            {"linear": "blockwise", "linear_scaling": "delayed"},
+            "has one per block of 1x128 or 128x128. Set linear='tensorwise', or",
+        ),
+        (
+            {"linear": "mxfp8", "linear_scaling": "delayed"},
+            "one per block of 1x32. Set linear='tensorwise', or linear_scaling",
+        ),
+        ({"linear": "blockwise", "cache_weights": True}, "Set linear='tensorwise', or cache_weights=False"),
+        ({"linear": "mxfp8", "cache_weights": True}, "Recipe.cache_weights keeps one scale per weight"),
         ({"recipe": 3}, "A recipe is a Recipe, the name of a preset or a dict of its fields, not 3"),
     ],
 )
@@ -77,6 +102,24 @@ def test_a_wrong_option_names_the_value_and_the_cure(options: dict[str, object],
     with pytest.raises(ValueError) as caught:
         Recipe.from_options(options)
     assert message in str(caught.value)
+
+
+def test_formats_by_direction_are_a_value_and_become_a_name_where_one_says_the_same() -> None:
+    given = {"dgrad": "e4m3", "wgrad": "e5m2"}
+    recipe = Recipe(linear_formats=given)
+    same = Recipe.from_options({"linear_formats": {"wgrad": "e5m2", "forward": "e4m3", "dgrad": "e4m3"}})
+    turned = Recipe(linear_formats={"dgrad": "e5m2", "wgrad": "e4m3"})
+    assert recipe == same and hash(recipe) == hash(same) and recipe.key == same.key
+    assert len({recipe.key, turned.key, Recipe().key, Recipe(linear_formats="e4m3").key}) == 4
+    assert Recipe(linear_formats={"forward": "e4m3", "dgrad": "e5m2", "wgrad": "e5m2"}) == Recipe()
+    assert Recipe(linear_formats={"dgrad": "e4m3", "wgrad": "e4m3"}) == Recipe(linear_formats="e4m3")
+    again = pickle.loads(pickle.dumps(recipe))
+    assert again == recipe and again.key == recipe.key and eval(str(recipe)) == recipe
+    given["dgrad"] = "e5m2"
+    assert recipe == again, "the dict that was given is copied"
+    assert Recipe(linear_formats=recipe.linear_formats, modules={"a": {"emulate": True}}).modules["a"] == Recipe(
+        linear_formats=recipe.linear_formats, emulate=True
+    )
 
 
 def test_a_single_pattern_is_a_pattern_not_a_list_of_letters() -> None:

@@ -1,0 +1,89 @@
+"""Faults in scales of blocks, and in formats by direction."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+CODECS = ("tests/numerics/test_blocks.py",)
+PASS = ("tests/passes/test_quantize_linears_blocks.py",)
+RECIPES = ("tests/recipe/test_recipe.py",)
+
+BLOCKS = (
+    Mutant(
+        "blocks: a short block under the first one's scale",
+        "fp8compile/numerics/blocks.py",
+        "last = inv_scale.narrow(dim, full, 1)",
+        "last = inv_scale.narrow(dim, 0, 1)",
+        CODECS,
+    ),
+    Mutant(
+        "blocks: operands scaled across the contracted dimension",
+        "fp8compile/encoding/block_operands.py",
+        '(side == "left") != _across(views)',
+        '(side == "left") == _across(views)',
+        PASS,
+    ),
+    Mutant(
+        "blocks: weights in lines",
+        "fp8compile/encoding/block_operands.py",
+        "if mode == BLOCKWISE and is_weight:",
+        "if mode == BLOCKWISE and False:",
+        PASS,
+    ),
+    Mutant(
+        "blocks: a weight on the left is no weight",
+        "fp8compile/analysis/linears.py",
+        "left, right = (uncast(operand) is self.weight for operand in self.operands)",
+        "left, right = False, True",
+        PASS,
+    ),
+    Mutant(
+        "blocks: two codecs of a value share one encoding",
+        "fp8compile/encoding/block_operands.py",
+        "value, codec = _Value(base, width), codec_of(mode, fmt, is_weight, axis)",
+        "value, codec = _Value(base, width), codec_of(mode, fmt, is_weight, 1)",
+        PASS,
+    ),
+    Mutant(
+        "blocks: a device is not told",
+        "fp8compile/encoding/block_operands.py",
+        "if not recipe.emulate:",
+        "if False:",
+        PASS,
+    ),
+    Mutant(
+        "blocks: rows that vary are taken",
+        "fp8compile/encoding/block_operands.py",
+        "return None if isinstance(matmul.M, int) else",
+        "return None if True else",
+        PASS,
+    ),
+    Mutant(
+        "blocks: E8M0 scales told as saved codes",
+        "passes/encode_saved.py",
+        'if edge.forward.meta["val"].dtype not in FP8:',
+        'if edge.forward.meta["val"].element_size() > 1:',
+        PASS,
+    ),
+    Mutant(
+        "linear formats: wgrad in the format of dgrad",
+        "fp8compile/recipe/linear_formats.py",
+        'return by_direction.get(direction, "e4m3")',
+        'return by_direction["dgrad"]',
+        PASS,
+    ),
+    Mutant(
+        "linear formats: an open direction is not refused",
+        "fp8compile/recipe/linear_formats.py",
+        "if direction not in value]:",
+        "if direction not in DIRECTIONS]:",
+        RECIPES,
+    ),
+    Mutant(
+        "recipe: cached weights in blocks are taken",
+        "fp8compile/recipe/validation.py",
+        "if recipe.cache_weights and recipe.linear in IN_BLOCKS:",
+        "if recipe.cache_weights and recipe.linear in ():",
+        RECIPES,
+    ),
+)
