@@ -35,7 +35,7 @@ class Recipe:
     Attributes:
         linear: FP8 linears: "off", "tensorwise" (one scale per tensor), "rowwise" (one per row of an operand), "blockwise"
             (one per 1x128 of activations and gradients and per 128x128 of weights), "mxfp8" (a power of two per 1x32 of
-            every operand; both need ``emulate=True``), or "auto" (tensorwise, those matmuls for which FP8 is predicted to pay).
+            every operand; both need ``emulate=True``), or "auto" (tensorwise, where FP8 is predicted to pay).
         device_rates: with linear="auto", the device whose rates decide: "device" (the one that the graph runs on), "h100",
             "h200", "b200" or "mi300x" (fp8compile/planning/device_rates.py).
         linear_formats: "hybrid" (activations and weights E4M3, gradients E5M2), "e4m3" (all E4M3), or the gradient's format
