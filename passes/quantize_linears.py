@@ -40,6 +40,7 @@ from fp8compile.analysis.linears import (
 from fp8compile.encoding.cached_weights import CachedWeights
 from fp8compile.encoding.device import fp8_unsupported_reason
 from fp8compile.encoding.known_scales import GRADIENT, INPUT, WEIGHT, KnownScales
+from fp8compile.encoding.merged_dgrads import MergedDgrads, Quantized
 from fp8compile.encoding.operands import Encoded, How, Operands
 from fp8compile.fx.aot import is_training, plain_position
 from fp8compile.fx.graph import ROW, WIDENED, dtype_text, size_hint, splice
@@ -69,15 +70,17 @@ def quantize_linears(graph: Graph, ctx: Context) -> Notes:
     weights = CachedWeights(graph, ctx)
     operands = Operands(graph, scales, weights)
     linears, skips = list[Linear](), list[Skip]()
-    for matmul in linear_matmuls(graph, parameters):
-        reason = judge.reason_to_leave(matmul)
-        info = _info(matmul)
+    matmuls = [(matmul, judge.reason_to_leave(matmul)) for matmul in linear_matmuls(graph, parameters)]
+    merged = MergedDgrads(operands, [_quantized(matmul, operands, ctx) for matmul, reason in matmuls if not reason])
+    for matmul, reason in matmuls:
+        info, node = _info(matmul), matmul.node
         if reason:
             skips.append(Skip(info, reason, LINEAR, matmul.direction))
-        else:
-            formats = _rewrite(matmul, operands, _recipe_of(matmul, ctx))
-            M, K, N = map(_size, (matmul.M, matmul.K, matmul.N))
-            linears.append(Linear(info, matmul.direction, M, K, N, formats))
+            continue
+        formats = _rewrite(matmul, operands, _recipe_of(matmul, ctx), at_once=node not in merged.taken)
+        M, K, N = map(_size, (matmul.M, matmul.K, matmul.N))
+        linears.append(Linear(info, matmul.direction, M, K, N, formats + merged.told.get(node, "")))
+    merged.rewrite()
     if scales:
         scales.promise()
     return Notes(linears=tuple(linears), skips=tuple(skips), weights=weights.told())
@@ -145,15 +148,20 @@ def _no_fp8_shape(matmul: Matmul, recipe: Recipe) -> str | None:
     return None
 
 
-def _rewrite(matmul: Matmul, operands: Operands, recipe: Recipe) -> str:
-    """Replace a matmul by the matmul of its decoded operands; returns the formats of the operands."""
+def _quantized(matmul: Matmul, operands: Operands, ctx: Context) -> Quantized:
+    recipe = _recipe_of(matmul, ctx)
+    return Quantized(matmul, _hows(matmul, operands, recipe), recipe.emulate, recipe.merge_dgrads)
+
+
+def _rewrite(matmul: Matmul, operands: Operands, recipe: Recipe, at_once: bool) -> str:
+    """Replace a matmul by the matmul of its decoded operands, unless it is merged later; returns the operands' formats."""
     hows = _hows(matmul, operands, recipe)
     sides = tuple(zip(matmul.operands, ("left", "right"), hows, strict=True))
-    if recipe.emulate:
+    if at_once and recipe.emulate:
         at = PLAIN_MATMULS[matmul.node.target]
         for i, (operand, side, how) in enumerate(sides):
             matmul.node.update_arg(at + i, operands.decoded(operand, side, how))
-    else:
+    elif at_once:
         left, right = (operands.codes(*side) for side in sides)
         _scaled_matmul(matmul, left, right)
     known = recipe.linear_scaling == "delayed" and all(operands.is_known(*side) for side in sides)

@@ -20,3 +20,16 @@ class FrozenMapping(Mapping[str, Any]):
 
     def __len__(self) -> int:
         return len(self._items)
+
+
+class FrozenModules(FrozenMapping):
+    """Patterns and their recipes, hashable. Their order matters, so equality compares it too."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, FrozenModules) and tuple(self.items()) == tuple(other.items())
+
+    def __hash__(self) -> int:
+        return hash(tuple(self.items()))
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
