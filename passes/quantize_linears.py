@@ -43,6 +43,7 @@ from fp8compile.encoding.block_operands import BLOCKWISE, MXFP8, BlockOperands, 
 from fp8compile.encoding.cached_weights import CachedWeights
 from fp8compile.encoding.device import fp8_unsupported_reason
 from fp8compile.encoding.known_scales import GRADIENT, INPUT, WEIGHT, KnownScales
+from fp8compile.encoding.merged_dgrads import MergedDgrads, Quantized
 from fp8compile.encoding.operands import Encoded, How, Operands
 from fp8compile.encoding.paying import Paying
 from fp8compile.fx.aot import is_training, plain_position
@@ -77,19 +78,21 @@ def quantize_linears(graph: Graph, ctx: Context) -> Notes:
     linears, skips = list[Linear](), list[Skip]()
     matmuls = linear_matmuls(graph, parameters)
     paying = Paying(matmuls, lambda matmul: _recipe_of(matmul, ctx))
-    for matmul in matmuls:
-        reason = judge.reason_to_leave(matmul) or paying.reason_to_leave(matmul)
-        info = _info(matmul)
+    judged = [(matmul, judge.reason_to_leave(matmul) or paying.reason_to_leave(matmul)) for matmul in matmuls]
+    merged = MergedDgrads(operands, [_quantized(matmul, operands, ctx) for matmul, reason in judged if not reason])
+    for matmul, reason in judged:
+        info, told = _info(matmul), merged.told.get(matmul.node, "")
         if reason:
             skips.append(Skip(info, reason, LINEAR, matmul.direction))
+            continue
+        recipe, at_once = _recipe_of(matmul, ctx), matmul.node not in merged.taken
+        if recipe.linear in (BLOCKWISE, MXFP8):
+            formats = _emulate_in_blocks(matmul, operands, in_blocks, recipe)
         else:
-            recipe = _recipe_of(matmul, ctx)
-            if recipe.linear in (BLOCKWISE, MXFP8):
-                formats = _emulate_in_blocks(matmul, operands, in_blocks, recipe)
-            else:
-                formats = _rewrite(matmul, operands, recipe)
-            M, K, N = map(_size, (matmul.M, matmul.K, matmul.N))
-            linears.append(Linear(info, matmul.direction, M, K, N, formats, *paying.figures(matmul)))
+            formats = _rewrite(matmul, operands, recipe, at_once)
+        sizes = map(_size, (matmul.M, matmul.K, matmul.N))
+        linears.append(Linear(info, matmul.direction, *sizes, formats + told, *paying.figures(matmul)))
+    merged.rewrite()
     if scales:
         scales.promise()
     return Notes(linears=tuple(linears), skips=tuple(skips), weights=weights.told())
@@ -159,15 +162,20 @@ def _no_fp8_shape(matmul: Matmul, recipe: Recipe) -> str | None:
     return None
 
 
-def _rewrite(matmul: Matmul, operands: Operands, recipe: Recipe) -> str:
-    """Replace a matmul by the matmul of its decoded operands; returns the formats of the operands."""
+def _quantized(matmul: Matmul, operands: Operands, ctx: Context) -> Quantized:
+    recipe = _recipe_of(matmul, ctx)
+    return Quantized(matmul, _hows(matmul, operands, recipe), recipe.emulate, recipe.merge_dgrads)
+
+
+def _rewrite(matmul: Matmul, operands: Operands, recipe: Recipe, at_once: bool) -> str:
+    """Replace a matmul by the matmul of its decoded operands, unless it is merged later; returns the operands' formats."""
     hows = _hows(matmul, operands, recipe)
     sides = tuple(zip(matmul.operands, ("left", "right"), hows, strict=True))
-    if recipe.emulate:
+    if at_once and recipe.emulate:
         at = PLAIN_MATMULS[matmul.node.target]
         for i, (operand, side, how) in enumerate(sides):
             matmul.node.update_arg(at + i, operands.decoded(operand, side, how))
-    else:
+    elif at_once:
         left, right = (operands.codes(*side) for side in sides)
         _scaled_matmul(matmul, left, right)
     known = recipe.linear_scaling == "delayed" and all(operands.is_known(*side) for side in sides)

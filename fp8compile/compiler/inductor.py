@@ -43,6 +43,7 @@ NOTHING_TO_DELAY = (
 )
 
 NOTHING_TO_CACHE = "Recipe.cache_weights has no effect: weights are cached where Recipe.linear is 'tensorwise'"
+NOTHING_TO_MERGE = "Recipe.merge_dgrads has no effect: dgrads are merged where Recipe.linear_scaling is 'delayed' and weights are cached"
 NO_CUDA_GRAPHS = (
     "Recipe.cache_weights is ignored: CUDA graphs would copy the codes of all weights in each call; another mode than "
     "'reduce-overhead' and 'max-autotune' caches them"
@@ -107,7 +108,7 @@ def compile_once(
     spare = copy_with_attributes(gm) if told.scale_input else gm
     compiled, reports, cached = _through_inductor(gm, inputs, told, patches, inner)
     reports = tuple(dataclasses.replace(r, remarks=r.remarks + remarks + inlining) for r in reports)
-    codes = WeightCodes(reports, told.weight_inputs, recipe)
+    codes = WeightCodes(reports, told.weight_inputs, told.packed_inputs, recipe)
     compiled = codes.given_to(compiled)
     if told.scale_input:
         measuring = dataclasses.replace(told, scale_input=dataclasses.replace(told.scale_input, known=False))
@@ -166,8 +167,9 @@ def _with_own_inputs(
 ) -> tuple[GraphModule, Sequence[Any], Context]:
     gm, inputs, stats_inputs = with_slot(gm, inputs, ctx.recipe)
     gm, inputs, scale_input = with_scales(gm, inputs, ctx.recipe)
-    gm, inputs, weight_inputs = with_weight_codes(gm, inputs, ctx.recipe)
-    told = dataclasses.replace(ctx, stats_inputs=stats_inputs, scale_input=scale_input, weight_inputs=weight_inputs)
+    gm, inputs, weight_inputs, packed_inputs = with_weight_codes(gm, inputs, ctx.recipe)
+    own = {"stats_inputs": stats_inputs, "scale_input": scale_input}
+    told = dataclasses.replace(ctx, **own, weight_inputs=weight_inputs, packed_inputs=packed_inputs)
     return gm, inputs, told
 
 
@@ -185,6 +187,8 @@ def _that_can_be_followed(recipe: Recipe, patches: Mapping[str, Any]) -> tuple[R
     if recipe.caches_weights and patches.get("triton.cudagraphs", private.inductor_config.triton.cudagraphs):
         recipe = recipe.replace_in_all(cache_weights=False)
         remarks.append(NO_CUDA_GRAPHS)
+    if recipe.merge_dgrads and not recipe.merges_dgrads:
+        remarks.append(NOTHING_TO_MERGE)
     for remark in remarks:
         report_store.warn_once(remark)
     return recipe, tuple(remarks)

@@ -99,8 +99,14 @@ def _takes_one_row(scheduler: Any, group: Any, stores: Any) -> bool:
     return any(
         _takes_one_row(scheduler, node, stores)
         for node in before
-        if node.is_reduction() and node.used_buffer_names() & shared
+        if node.is_reduction() and node.used_buffer_names() & shared and not _is_one_number(node)
     )
+
+
+def _is_one_number(reduction: Any) -> bool:
+    """Whether a reduction has no rows, but one number for a result: such as a scale that was computed of others."""
+    sizes = private.inductor_virtualized.graph.sizevars
+    return bool(sizes.statically_known_equals(reduction.group[1][0], 1))
 
 
 def _holds_rows(group: Any) -> bool:

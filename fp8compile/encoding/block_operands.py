@@ -24,7 +24,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from fp8compile.analysis.linears import Matmul
-from fp8compile.encoding.operands import Operands, _across, _beneath, _encoding, _later
+from fp8compile.encoding.operands import Operands, beneath, encoding, is_across, later
 from fp8compile.fx.graph import ENCODING, insertion_point_after, splice
 from fp8compile.numerics import Blocks, Format
 from fp8compile.numerics.blocks import BLOCK, MX_BLOCK
@@ -70,8 +70,8 @@ class BlockOperands:
 
     def decoded(self, operand: Node, side: str, mode: str, fmt: Format, is_weight: bool) -> Node:
         """``operand`` encoded and decoded: the operand of an emulated matmul."""
-        base, width, views, _ = _beneath(operand, side, False)
-        axis = int((side == "left") != _across(views))
+        base, width, views, _ = beneath(operand, side, False)
+        axis = int((side == "left") != is_across(views))
         value, codec = _Value(base, width), codec_of(mode, fmt, is_weight, axis)
         if (value, codec) not in self._decoded:
             self._decoded[value, codec] = self._encoded_and_decoded(value, codec)
@@ -87,7 +87,7 @@ class BlockOperands:
             return codec.decode(codes, inv_scale, dtype)
 
         codes, inv_scale = splice(self.graph, encode, base, before=insertion_point_after(base))
-        codes.meta[ENCODING] = inv_scale.meta[ENCODING] = _encoding(codec.name, base)
-        after = insertion_point_after(_later(codes, inv_scale))
+        codes.meta[ENCODING] = inv_scale.meta[ENCODING] = encoding(codec.name, base)
+        after = insertion_point_after(later(codes, inv_scale))
         decoded: Node = splice(self.graph, decode, codes, inv_scale, before=after)
         return decoded

@@ -3,11 +3,15 @@
 For each weight there may be three extra inputs (fp8compile/scaling/weight_slot.py): its codes ``[N, K]``, the same codes
 transposed and stored row by row ``[K, N]``, and their inv_scale ``[1, 1]``. A matmul takes the layout that it needs. The
 codes are those that the graph would make with dynamic scaling: of the weight in the matmul's dtype, under its own amax.
+
+For weights that linears of one input take (``Recipe.merge_dgrads``) there are two more: their transposed codes side by side,
+``[K, N1 + N2 + ...]``, each under its own scale, and the largest of these scales.
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -32,6 +36,7 @@ class _Weight:
     value: Node | None = None
     module: str = ""
     taken: frozenset[int] = frozenset()
+    packs: frozenset[int] = frozenset()  # those that were taken, by their place in Context.packed_inputs
 
 
 class CachedWeights:
@@ -43,6 +48,9 @@ class CachedWeights:
         for position, first in ctx.weight_inputs:
             if position in at and first in at:  # AOTAutograd hands over a weight that is given twice once
                 self._weights[at[position]] = _Weight(position, tuple(at[first + i] for i in range(3)))
+        self._packs = {
+            positions: (i, at[p], at[p + 1]) for i, (positions, p) in enumerate(ctx.packed_inputs) if p in at
+        }
 
     def _of(self, base: Node, width: int | None) -> _Weight | None:
         """The weight whose codes stand for ``base`` as a matrix of this width: itself, or as it was cast."""
@@ -56,6 +64,31 @@ class CachedWeights:
     def has(self, base: Node, width: int | None) -> bool:
         """Whether the codes of ``base`` come in with the inputs."""
         return self._of(base, width) is not None
+
+    def position_of(self, base: Node, width: int | None) -> int:
+        """The position among the Dynamo graph's inputs of the weight that ``base`` is."""
+        weight = self._of(base, width)
+        assert weight is not None
+        return weight.position
+
+    def inv_scale(self, base: Node, width: int | None) -> Node:
+        """The scale of the codes of the weight that ``base`` is."""
+        weight = self._of(base, width)
+        assert weight is not None
+        return weight.inputs[INV_SCALE]
+
+    def are_packed(self, positions: Sequence[int]) -> bool:
+        """Whether the transposed codes of just the weights at these positions come in as one matrix."""
+        return tuple(positions) in self._packs
+
+    def packed(self, weights: Sequence[tuple[Node, int | None, str]]) -> tuple[Node, Node]:
+        """The transposed codes of weights (base, width, module) side by side, and the largest of their scales."""
+        place, codes, largest = self._packs[tuple(self.position_of(base, width) for base, width, _ in weights)]
+        for base, width, module in weights:
+            self._take(base, width, module, CODES)  # what they are made of
+            if (weight := self._of(base, width)) is not None:
+                weight.packs |= {place}
+        return codes, largest
 
     def codes(self, base: Node, width: int | None, module: str) -> tuple[Node, Node] | None:
         """The codes of ``base``, row by row, and their inv_scale."""
@@ -93,4 +126,4 @@ def _told(weight: _Weight) -> CachedWeight:
     assert weight.value is not None
     where = Origin("weight", weight.module, "")
     info = dataclasses.replace(TensorInfo.of(weight.value), origin=where)
-    return CachedWeight(info, weight.position, CODES in weight.taken, TRANSPOSED in weight.taken)
+    return CachedWeight(info, weight.position, CODES in weight.taken, TRANSPOSED in weight.taken, tuple(weight.packs))

@@ -33,6 +33,7 @@ aten = torch.ops.aten
 
 INPUT, WEIGHT, GRADIENT = "input", "weight", "gradient"
 OPERAND = "fp8compile_operand"  # in the meta of codes under a known scale: a Row
+BALANCED = "fp8compile_balanced"  # in the meta of codes under another scale than their row's, for a merged dgrad
 RETURNED = "fp8compile_operand_statistics"  # in the meta of the zeros that stand where the statistics will
 
 
@@ -142,9 +143,11 @@ def _with_rows_of(value: Tensor, width: int | None) -> tuple[Any, ...] | None:
 
 
 def encoded_in(graph: Graph) -> dict[Row, tuple[Node, Node]]:
-    """By row, the matrix that codes in this half of a graph were made from, and what it was multiplied by."""
+    """By row, the matrix that codes in this half of a graph were made from, and what it was multiplied by: the row's own
+    scale, if codes were made under it."""
     marked = [node for node in graph.nodes if OPERAND in node.meta and node.op == "call_function"]
-    return {node.meta[OPERAND]: _made_from(node) for node in reversed(marked)}
+    own_last = sorted(reversed(marked), key=lambda node: BALANCED not in node.meta)
+    return {node.meta[OPERAND]: _made_from(node) for node in own_last}
 
 
 def _made_from(codes: Node) -> tuple[Node, Node]:

@@ -74,7 +74,7 @@ class Operands:
 
     def decoded(self, operand: Node, side: str, how: How) -> Node:
         """``operand`` encoded and decoded: the operand of an emulated matmul."""
-        base, width, views, axis = _beneath(operand, side, how.rowwise)
+        base, width, views, axis = beneath(operand, side, how.rowwise)
         fmt, key = how.format, (base, width, axis, how.format, how.delayed)
         if key not in self._decoded:
             cached = self.weights.codes(base, width, how.module) if how.cached and self.weights else None
@@ -84,15 +84,15 @@ class Operands:
             def decode(codes: Tensor, inv_scale: Tensor) -> Tensor:
                 return Tensorwise(fmt).decode(codes, inv_scale.reshape(()) if one else inv_scale, dtype)
 
-            after = insertion_point_after(_later(encoded.codes, encoded.inv_scale))
+            after = insertion_point_after(later(encoded.codes, encoded.inv_scale))
             self._decoded[key] = splice(self.graph, decode, encoded.codes, encoded.inv_scale, before=after)
         return self._with_views(self._decoded[key], views)
 
     def codes(self, operand: Node, side: str, how: How) -> Encoded:
         """Codes of ``operand`` laid out for ``_scaled_mm``: the left row-major, the right column-major, and their scale."""
-        base, width, views, axis = _beneath(operand, side, rowwise := how.rowwise)
+        base, width, views, axis = beneath(operand, side, rowwise := how.rowwise)
         if how.cached and self.weights:
-            cached = self.weights.laid_out(base, width, how.module, _across(views), side)
+            cached = self.weights.laid_out(base, width, how.module, is_across(views), side)
             if cached:
                 return Encoded(*cached)
         encoded = self._encode(base, width, axis, how)
@@ -109,14 +109,14 @@ class Operands:
 
     def is_known(self, operand: Node, side: str, how: How) -> bool:
         """Whether an operand that was encoded has a scale that is known before it, or comes in encoded."""
-        base, *_ = _beneath(operand, side, how.rowwise)
+        base, *_ = beneath(operand, side, how.rowwise)
         return self.is_cached(operand, side, how) or (
             how.delayed and self.scales is not None and (base, how.format) in self.scales.rows
         )
 
     def is_cached(self, operand: Node, side: str, how: How) -> bool:
         """Whether an operand is a weight whose codes come in with the inputs."""
-        base, width, *_ = _beneath(operand, side, how.rowwise)
+        base, width, *_ = beneath(operand, side, how.rowwise)
         return how.cached and self.weights is not None and self.weights.has(base, width)
 
     def _encode(self, base: Node, width: int | None, axis: int | None, how: How, *, stored: bool = True) -> Encoded:
@@ -139,7 +139,7 @@ class Operands:
             return codes.t(), inv_scale.t()
 
         codes, inv_scale = splice(self.graph, encode, base, before=insertion_point_after(base))
-        codes.meta[ENCODING] = inv_scale.meta[ENCODING] = _encoding(codec.name, base)
+        codes.meta[ENCODING] = inv_scale.meta[ENCODING] = encoding(codec.name, base)
         return Encoded(codes, inv_scale)
 
     def _under_known_scale(self, base: Node, width: int | None, how: How, stored: bool) -> Encoded | None:
@@ -151,7 +151,7 @@ class Operands:
             return None
         row, inv_scale = found
         codes = codes_under(self.graph, base, inv_scale, row, width, stored_matrix if stored else as_matrix)
-        codes.meta[ENCODING] = _encoding(f"{how.format.name} delayed", base)
+        codes.meta[ENCODING] = encoding(f"{how.format.name} delayed", base)
         return Encoded(codes, inv_scale)
 
     def _stored(self, codes: Node) -> Node:
@@ -164,7 +164,7 @@ class Operands:
         for view in views:
             key = (value, view)
             if key not in self._viewed:
-                self._viewed[key] = _repeated(self.graph, view, value)
+                self._viewed[key] = repeated(self.graph, view, value)
             value = self._viewed[key]
         return value
 
@@ -183,7 +183,7 @@ class Operands:
         self, side: str, base: Node, width: int | None, views: list[Node], how: How, by_rows: Node
     ) -> Node | None:
         """The codes under a known scale in the right order; None where it is not known."""
-        across, left = _across(views), side == "left"
+        across, left = is_across(views), side == "left"
         key = (base, width, how.format, across, left)
         if key not in self._laid_anew:
             turned = how.role == GRADIENT and across == left and _is_made_in_rows(base)
@@ -205,7 +205,7 @@ class Operands:
 
         row, inv_scale = found
         made = codes_under(self.graph, base, inv_scale, row, width, lay_out, across == left)
-        made.meta[ENCODING] = _encoding(f"{how.format.name} delayed", base)
+        made.meta[ENCODING] = encoding(f"{how.format.name} delayed", base)
         return made
 
     def _turned(self, by_rows: Node, left: bool) -> Node:
@@ -220,7 +220,7 @@ class Operands:
         return node
 
 
-def _beneath(operand: Node, side: str, rowwise: bool) -> tuple[Node, int | None, list[Node], int | None]:
+def beneath(operand: Node, side: str, rowwise: bool) -> tuple[Node, int | None, list[Node], int | None]:
     """The value to encode, the width of the matrix to reshape it to (None: no reshape), the transposes that lead from there
     to ``operand``, and, rowwise, the contracted dimension."""
     transposes: list[Node] = []
@@ -244,7 +244,7 @@ def _is_made_in_rows(value: Node) -> bool:
     return any(map(is_reduction, computed_from(value))) or any(map(is_reduction, readers(value)))
 
 
-def _encoding(codec: str, value: Node) -> Encoding:
+def encoding(codec: str, value: Node) -> Encoding:
     return Encoding(codec, dtype_text(value.meta["val"]), nbytes(value.meta["val"]))
 
 
@@ -262,14 +262,14 @@ def _swaps(view: Node) -> bool:
     return view.target is not aten.permute.default or list(view.args[1]) == [1, 0]  # type: ignore[arg-type]
 
 
-def _across(transposes: list[Node]) -> bool:
+def is_across(transposes: list[Node]) -> bool:
     """Whether they lead to the transpose."""
     return sum(map(_swaps, transposes)) % 2 == 1
 
 
-def _repeated(graph: Graph, view: Node, value: Node) -> Node:
+def repeated(graph: Graph, view: Node, value: Node) -> Node:
     """A copy of ``view`` with ``value`` as its operand, directly after the original."""
-    at = _later(view, value)
+    at = later(view, value)
     with graph.inserting_after(at):
         new = graph.node_copy(view, lambda n: value if n is view.args[0] else n)
     fake_mode = private.detect_fake_mode([value.meta["val"]])
@@ -280,5 +280,5 @@ def _repeated(graph: Graph, view: Node, value: Node) -> Node:
     return new
 
 
-def _later(a: Node, b: Node) -> Node:
+def later(a: Node, b: Node) -> Node:
     return b if a < b else a

@@ -64,7 +64,7 @@ def observable(graph: Graph, ctx: Context, everything: bool = False) -> list[Val
     for node in graph.nodes:
         for each in _watched(node, weights):
             root = storage_root(each)
-            if root in values or root in ours or ctx.is_scales(root) or not _may_be(root, found[root]):
+            if root in values or root in ours or ctx.is_own_input(root) or not _may_be(root, found[root]):
                 continue
             if not _is_wanted(root, found[root], weights, ctx, everything):
                 continue

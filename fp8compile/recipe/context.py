@@ -90,6 +90,8 @@ class Context:
         scale_input: the input that holds the scales of FP8 linears, if they are known before their tensors.
         weight_inputs: (position of a weight, position of the first of three inputs that hold its codes), for each weight
             whose codes come in (fp8compile/scaling/weight_slot.py).
+        packed_inputs: (positions of weights, position of the first of two inputs: their transposed codes side by side, and
+            the largest of their scales), for weights that linears of one input take.
     """
 
     recipe: Recipe
@@ -99,6 +101,7 @@ class Context:
     place: Place = Place()
     scale_input: ScaleInput | None = None
     weight_inputs: tuple[tuple[int, int], ...] = ()
+    packed_inputs: tuple[tuple[tuple[int, ...], int], ...] = ()
 
     @property
     def has_own_inputs(self) -> bool:
@@ -126,6 +129,12 @@ class Context:
     def is_scales(self, node: Node) -> bool:
         """Whether a placeholder is the scales that come in with the inputs."""
         return self.scale_input is not None and plain_position(node) == self.scale_input.position
+
+    def is_own_input(self, node: Node) -> bool:
+        """Whether a placeholder is scales or codes that fp8compile added: no data, and without memory where none is read."""
+        first = min((at for _, at in (*self.weight_inputs, *self.packed_inputs)), default=None)
+        at = plain_position(node)
+        return self.is_scales(node) or (first is not None and at is not None and at >= first)
 
     def recipe_at(self, path: str) -> Recipe:
         """The recipe for a value made in the module at ``path`` (see ``Recipe.modules``)."""

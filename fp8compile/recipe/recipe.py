@@ -47,6 +47,8 @@ class Recipe:
         margin: with "delayed", scales leave room for values 2**margin times as large, 0 ... 8.
         cache_weights: whether tensorwise weights of linears are encoded once for all calls between two changes of them,
             not in each call; see docs/guide/cached-weights.md for what it takes, and for what counts as a change.
+        merge_dgrads: with "delayed" and ``cache_weights``, whether the gradient of what several linears read (q, k and v;
+            gate and up) is one matmul; see docs/guide/merged-dgrads.md.
         linear_skip: patterns as in ``skip``: linears that stay in their dtype; by default the places where libraries
             keep the output head. A linear tied to an embedding stays too.
         emulate: decode the codes and multiply in the model's dtype, on any device: FP8's numbers without its speed.
@@ -87,6 +89,7 @@ class Recipe:
     amax_compute: str = "max"
     margin: int = 0
     cache_weights: bool = False
+    merge_dgrads: bool = False
     linear_skip: tuple[str, ...] = OUTPUT_HEAD_PATTERNS
     emulate: bool = False
     saved: str = "groupwise"
@@ -212,6 +215,12 @@ class Recipe:
         return any(r.scaling_mode == "tensorwise" and r.cache_weights for r in (self, *self.modules.values()))
 
     @property
+    def merges_dgrads(self) -> bool:
+        """Whether dgrads of linears that read one input are one matmul in any module."""
+        asked = any(r.merge_dgrads for r in (self, *self.modules.values()))
+        return asked and self.delays_scales and self.caches_weights
+
+    @property
     def compresses_collectives(self) -> bool:
         """Whether collectives are to carry codes in any module."""
         return any(recipe.collectives != "off" for recipe in (self, *self.modules.values()))
@@ -278,9 +287,8 @@ def _recipe_of(pattern: str, given: Any, base: Recipe) -> Recipe:
 
 def exact(recipe: Recipe) -> Recipe:
     """``recipe`` with nothing encoded. FP32 islands stay, since they are more accurate than what they replace."""
-    return uncounted(recipe).replace_in_all(
-        saved="off", linear="off", linear_scaling="dynamic", cache_weights=False, collectives="off"
-    )
+    linears = {"linear": "off", "linear_scaling": "dynamic", "cache_weights": False, "merge_dgrads": False}
+    return uncounted(recipe).replace_in_all(saved="off", collectives="off", **linears)
 
 
 def uncounted(recipe: Recipe) -> Recipe:

@@ -167,16 +167,18 @@ class CachedWeight(Entry):
         position: that of the weight among the Dynamo graph's inputs.
         by_rows: whether its codes are taken as they are, ``[N, K]``.
         transposed: whether they are taken as ``[K, N]``, stored row by row.
+        packs: in which of the graph's packed inputs they are taken, transposed beside those of other weights.
     """
 
     position: int
     by_rows: bool
     transposed: bool
+    packs: tuple[int, ...] = ()
 
     @property
     def bytes(self) -> int:
         """Bytes that its codes hold beside the weight."""
-        return (self.by_rows + self.transposed) * math.prod(int(size) for size in self.shape)
+        return (self.by_rows + self.transposed + len(self.packs)) * math.prod(int(size) for size in self.shape)
 
 
 @dataclass(frozen=True)

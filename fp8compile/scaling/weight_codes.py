@@ -22,6 +22,7 @@ from fp8compile import _torch as private
 from fp8compile.fx.graph import dtype_text
 from fp8compile.numerics import E4M3, ENCODABLE, Tensorwise
 from fp8compile.reporting.entries import CachedWeight
+from fp8compile.scaling.packed_weights import Codes, Packs
 from fp8compile.scaling.sent import Sent
 from fp8compile.scaling.weight_changes import Watched, differ
 
@@ -32,7 +33,6 @@ UNSEEN = (
     "call. Change weights under torch.no_grad(), not through .data; or call "
     "fp8compile.scaling_state(model).forget_weights() behind each change; or set Recipe.cache_weights to False."
 )
-Codes = tuple[Tensor | None, Tensor | None, Tensor]
 
 
 @dataclass(frozen=True)
@@ -98,6 +98,7 @@ class Store:
         self._kept: MutableMapping[Tensor, dict[torch.dtype, Kept]] = WeakTensorKeyDictionary()
         self._asked: list[tuple[Sent, list[Watched]]] = []
         self._hook: Any = None
+        self.packs = Packs()
 
     def up_to_date(self, weights: Sequence[tuple[Tensor, Layouts]], generated: bool) -> list[Codes]:
         """The codes of these weights as they are; ``generated``: by kernels of Inductor's where the device is a GPU."""
@@ -142,13 +143,17 @@ class Store:
 
     def forget(self, weights: Iterable[Tensor]) -> None:
         """Encode these weights anew at the next call."""
+        weights = list(weights)
+        self.packs.forget(weights)
         for weight in weights:
             self._kept.pop(weight, None)
 
     def bytes_of(self, weights: Iterable[Tensor]) -> int:
         """Bytes that the codes of these weights hold."""
+        weights = list(weights)
         found = (one.made for weight in weights for one in self._kept.get(weight, {}).values() if one.made)
-        return sum(codes.nbytes for made in found for codes in made if codes is not None)
+        alone = sum(codes.nbytes for made in found for codes in made if codes is not None)
+        return alone + self.packs.bytes_of(weights)
 
 
 store = Store()

@@ -3,6 +3,9 @@
 Each weight that may be a linear's gets three: codes ``[N, K]``, codes transposed ``[K, N]``, inv_scale ``[1, 1]``. Which of
 them a graph takes is known once its linears are rewritten (fp8compile/encoding/cached_weights.py). For the others a call
 passes tensors without memory: nothing reads them.
+
+With ``Recipe.merge_dgrads`` there are two more for the weights that linears of one value take: their transposed codes side by
+side, and the largest of their scales (fp8compile/scaling/packed_weights.py).
 """
 
 from __future__ import annotations
@@ -23,31 +26,46 @@ from fp8compile.numerics.formats import FP8_MULTIPLE
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import CachedWeight
 from fp8compile.reporting.report import GraphReport
+from fp8compile.scaling.packed_weights import of_one_input
 from fp8compile.scaling.weight_codes import Layouts, store
 
 NAMES = ("codes", "codes_transposed", "inv_scale")
 
 
+WeightInputs = tuple[tuple[int, int], ...]  # Context.weight_inputs
+PackedInputs = tuple[tuple[tuple[int, ...], int], ...]  # Context.packed_inputs
+
+
 def with_weight_codes(
     gm: GraphModule, example_inputs: Sequence[Any], recipe: Recipe
-) -> tuple[GraphModule, Sequence[Any], tuple[tuple[int, int], ...]]:
+) -> tuple[GraphModule, Sequence[Any], WeightInputs, PackedInputs]:
     """A copy of the graph with inputs for the codes of its weights, if the recipe caches them and a backward may follow;
-    and for each weight its position, and that of its first input. Else the graph as it was."""
+    where these inputs stand, and where those of several weights. Else the graph as it was."""
     trains = any(isinstance(value, Tensor) and value.requires_grad for value in example_inputs)
-    if not (recipe.caches_weights and trains and torch.is_grad_enabled()):
-        return gm, example_inputs, ()
     weights = [i for i, value in enumerate(example_inputs) if may_be_a_linear_s(value)]
+    if not (recipe.caches_weights and trains and torch.is_grad_enabled() and weights):
+        return gm, example_inputs, (), ()
+    mode, first = private.detect_fake_mode(example_inputs), len(example_inputs)
     extra = {
         f"fp8compile_weight_{i}_{name}": value
         for i in weights
-        for name, value in zip(
-            NAMES, _examples(example_inputs[i], private.detect_fake_mode(example_inputs)), strict=True
-        )
+        for name, value in zip(NAMES, _examples(example_inputs[i], mode), strict=True)
     }
-    if not extra:
-        return gm, example_inputs, ()
-    told = tuple((at, len(example_inputs) + len(NAMES) * i) for i, at in enumerate(weights))
-    return (*with_inputs(gm, example_inputs, extra), told)
+    packs = of_one_input(gm, weights) if recipe.merges_dgrads else []
+    behind = first + len(extra)
+    for i, positions in enumerate(packs):
+        rows, columns, device = packed_shape(example_inputs, positions)
+        extra[f"fp8compile_weights_{i}_codes"] = _example(rows, columns, device, E4M3.dtype, mode)
+        extra[f"fp8compile_weights_{i}_inv_scale"] = _example(1, 1, device, torch.float32, mode)
+    told = tuple((at, first + len(NAMES) * i) for i, at in enumerate(weights))
+    told_of_packs = tuple((positions, behind + 2 * i) for i, positions in enumerate(packs))
+    return (*with_inputs(gm, example_inputs, extra), told, told_of_packs)
+
+
+def packed_shape(values: Sequence[Any], positions: Sequence[int]) -> tuple[int, int, torch.device]:
+    """Rows, columns and device of the packed codes of the weights at these positions."""
+    first = values[positions[0]]
+    return first.shape[1], sum(values[at].shape[0] for at in positions), first.device
 
 
 def may_be_a_linear_s(value: Any) -> bool:
@@ -62,10 +80,13 @@ def may_be_a_linear_s(value: Any) -> bool:
 def _examples(weight: Tensor, mode: Any) -> Iterator[Tensor]:
     (N, K), device = weight.shape, weight.device
     for rows, columns, dtype in ((N, K, E4M3.dtype), (K, N, E4M3.dtype), (1, 1, torch.float32)):
-        if mode is None:
-            yield torch.zeros(rows, columns, dtype=dtype, device=device)
-        else:
-            yield private.fake_empty(mode, (rows, columns), (columns, 1), dtype, device)
+        yield _example(rows, columns, device, dtype, mode)
+
+
+def _example(rows: int, columns: int, device: torch.device, dtype: torch.dtype, mode: Any) -> Tensor:
+    if mode is None:
+        return torch.zeros(rows, columns, dtype=dtype, device=device)
+    return private.fake_empty(mode, (rows, columns), (columns, 1), dtype, device)
 
 
 @functools.cache
@@ -79,10 +100,13 @@ def hollow(rows: int, columns: int, dtype: torch.dtype, device: torch.device) ->
 class WeightCodes:
     """What the calls of a graph are given for the weights they are called with: codes that are up to date."""
 
-    def __init__(self, reports: Iterable[GraphReport], inputs: Sequence[tuple[int, int]], recipe: Recipe) -> None:
-        self._inputs, self._generated = tuple(inputs), recipe.codegen == "inductor"
+    def __init__(
+        self, reports: Iterable[GraphReport], inputs: WeightInputs, packs: PackedInputs, recipe: Recipe
+    ) -> None:
+        self._inputs, self._packs, self._generated = inputs, packs, recipe.codegen == "inductor"
         told: dict[int, CachedWeight] = {w.position: w for report in reports for w in report.notes.weights}
         self._layouts = {at: Layouts.of(told[at]) for at, _ in inputs if at in told}
+        self._taken = {place for weight in told.values() for place in weight.packs}
 
     def given_to(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """``compiled`` called with the codes of its weights behind its other arguments."""
@@ -104,4 +128,10 @@ class WeightCodes:
                 hollow(K, N, E4M3.dtype, device) if transposed is None else transposed,
                 hollow(1, 1, torch.float32, device) if inv_scale is None else inv_scale,
             ]
+        for place, (positions, _) in enumerate(self._packs):
+            rows, columns, device = packed_shape(args, positions)
+            if place in self._taken:
+                extra += store.packs.up_to_date([args[at] for at in positions], [found[at] for at in positions])
+            else:
+                extra += [hollow(rows, columns, E4M3.dtype, device), hollow(1, 1, torch.float32, device)]
         return extra

@@ -8,6 +8,8 @@ NUMBERS = ("tests/numerics/test_delayed.py",)
 TRAINING = "tests/scaling/test_delayed.py"
 CACHED = "tests/scaling/test_cached_weights.py"
 CHANGES = "tests/scaling/test_weight_changes.py"
+MERGED = "tests/encoding/test_merged_dgrads.py"
+PACKED = "tests/scaling/test_packed_weights.py"
 LOWERED = "tests/sm90/test_layers_sm90.py"
 
 COST = ("tests/analysis/test_linear_cost.py",)
@@ -41,6 +43,78 @@ SCALING = (
         'if device.type == "cuda" else None\n',
         'if device.type == "cuda" else RATES["h100"]\n',
         PAYING,
+    ),
+    Mutant(
+        "merged dgrads: a gradient meets another weight's scale",
+        "fp8compile/numerics/balance.py",
+        "(g * (w / own)).clamp_max(largest) for own in weights",
+        "(g * (w / weights[0])).clamp_max(largest) for own in weights",
+        ("tests/numerics/test_balance.py", MERGED),
+    ),
+    Mutant(
+        "merged dgrads: a weight of zeros makes a scale infinite",
+        "fp8compile/numerics/balance.py",
+        ".clamp_max(largest)",
+        "",
+        ("tests/numerics/test_balance.py",),
+    ),
+    Mutant(
+        "merged dgrads: weights that are multiplied as they lie are taken transposed",
+        "fp8compile/encoding/merged_dgrads.py",
+        "any(is_across(_weight_of(each)[2]) for each in members) or ",
+        "",
+        (MERGED,),
+    ),
+    Mutant(
+        "merged dgrads: what else is added is lost",
+        "fp8compile/encoding/merged_dgrads.py",
+        "(*others, y))",
+        "(y,))",
+        (MERGED,),
+    ),
+    Mutant(
+        "merged dgrads: clipping is counted under the balanced scale",
+        "fp8compile/encoding/known_scales.py",
+        "key=lambda node: BALANCED not in node.meta",
+        "key=lambda node: BALANCED in node.meta",
+        (MERGED,),
+    ),
+    Mutant(
+        "merged dgrads: a partial sum that is read elsewhere counts as inside",
+        "fp8compile/analysis/sums.py",
+        "return users[0] if len(users) == 1 and",
+        "return users[0] if users and",
+        ("tests/analysis/test_sums.py",),
+    ),
+    Mutant(
+        "packed weights: a pack outlives a change of its second weight",
+        "fp8compile/scaling/packed_weights.py",
+        "all(made() is each for made, each in zip(self.made_of, codes, strict=True))",
+        "self.made_of[0]() is codes[0]",
+        (PACKED,),
+    ),
+    Mutant(
+        "packed weights: a change fills the pack that a backward still reads",
+        "fp8compile/scaling/packed_weights.py",
+        "            kept[key] = _Pack(tuple(map(ref, codes)), side_by_side(codes), largest)",
+        "            packed = side_by_side(codes)\n"
+        "            packed = kept[key].packed.copy_(packed) if key in kept else packed\n"
+        "            kept[key] = _Pack(tuple(map(ref, codes)), packed, largest)",
+        (PACKED,),
+    ),
+    Mutant(
+        "row kernels: the scale of a merged dgrad is taken for a kernel of rows",
+        "fp8compile/compiler/row_kernels.py",
+        " and not _is_one_number(node)",
+        "",
+        (LOWERED,),
+    ),
+    Mutant(
+        "observe: inputs that hold codes are watched",
+        "fp8compile/observe/selection.py",
+        "or ctx.is_own_input(root) or not",
+        "or ctx.is_scales(root) or not",
+        (MERGED,),
     ),
     Mutant(
         "row kernels: codes are stored a byte at a time",

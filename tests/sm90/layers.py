@@ -25,6 +25,7 @@ ROWS = "storage_16bit_attention_rows"  # CONSERVATIVE with a group for each row 
 LINEARS_CACHED = "linears_cached"  # LINEARS, but weights come encoded
 DELAYED = "linears_delayed"  # LINEARS with scales known before their tensors
 CACHED = "linears_delayed_cached"  # and weights that come encoded
+MERGED = "linears_delayed_cached_merged"  # and one dgrad for q, k and v, one for gate and up
 BOTH_CACHED = "both_16bit_attention_delayed_cached"  # and CONSERVATIVE
 RECIPES: Mapping[str, Recipe] = {
     STORAGE: Recipe.preset("storage_only"),
@@ -35,6 +36,7 @@ RECIPES: Mapping[str, Recipe] = {
     LINEARS_CACHED: Recipe(saved="off", cache_weights=True),
     DELAYED: Recipe(saved="off", linear_scaling="delayed"),
     CACHED: Recipe(saved="off", linear_scaling="delayed", cache_weights=True),
+    MERGED: Recipe(saved="off", linear_scaling="delayed", cache_weights=True, merge_dgrads=True),
     BOTH_CACHED: Recipe(saved_attention=False, linear_scaling="delayed", cache_weights=True),
 }
 

@@ -14,7 +14,19 @@ pytest.importorskip("triton", reason="triton, which compiles what Inductor gener
 
 from .bugs import BUGS
 from .fake_h100 import figures
-from .layers import BOTH, BOTH_CACHED, CACHED, CONSERVATIVE, DELAYED, LINEARS, LINEARS_CACHED, PLAIN, ROWS, STORAGE
+from .layers import (
+    BOTH,
+    BOTH_CACHED,
+    CACHED,
+    CONSERVATIVE,
+    DELAYED,
+    LINEARS,
+    LINEARS_CACHED,
+    MERGED,
+    PLAIN,
+    ROWS,
+    STORAGE,
+)
 from .run_layers import ASSEMBLED, LOWERED, SLOW
 from .run_layers_interpreted import CASES, MORE_CASES
 from .subprocesses import result_of
@@ -49,7 +61,8 @@ def test_attention_and_every_product_are_externs(case: str, pipeline: str) -> No
     forward, backward = ([name for name, _, _ in graph["externs"]] for graph in graphs(case, pipeline))
     linears = 7 if case.startswith("llama") else 6
     assert [sum("attention" in name for name in names) for names in (forward, backward)] == [1, 1]
-    assert [sum("mm" in name for name in names) for names in (forward, backward)] == [linears, 2 * linears]
+    fewer = {MERGED: 3 if case.startswith("llama") else 2}.get(pipeline, 0)
+    assert [sum("mm" in name for name in names) for names in (forward, backward)] == [linears, 2 * linears - fewer]
 
 
 @pytest.mark.parametrize(("case", "pipeline"), ALL)
@@ -69,7 +82,10 @@ FIGURES = figures(
         ("llama 16k", LINEARS_CACHED): (19, 29, 1.425),
         ("llama 16k", DELAYED): (20, 20, 1.201),
         ("llama 16k", CACHED): (9, 13, 1.044),
+        ("llama 16k", MERGED): (9, 15, 0.992),
         ("llama 16k", BOTH_CACHED): (14, 13, 1.05),
+        ("bert 16k", MERGED): (7, 23, 1.373),
+        ("vit 16k", MERGED): (7, 25, 1.184),
         ("bert 16k", CACHED): (7, 22, 1.384),
         ("vit 16k", CACHED): (7, 24, 1.193),
         ("bert 16k", STORAGE): (10, 22, 1.369),
@@ -129,6 +145,16 @@ def test_fp8_linears_with_known_scales_and_cached_weights_move_little_more_than_
     assert ours - plain / LESS_PLAIN["llama 16k"] <= 2.53 * unit, "0.03 are statistics"
     launches = [sum(len(graph["launches"]) for graph in graphs("llama 16k", p)) for p in (PLAIN, CACHED)]
     assert launches[1] <= 2 * launches[0]
+
+
+def test_one_dgrad_for_linears_of_one_input_moves_less_than_plain_inductor() -> None:
+    """No kernel reads three gradients of one input, or two, to add them up: 3 units less than without. Each of the two sums
+    takes one launch for its scale."""
+    unit = result_of("run_layers")["layers"]["llama 16k"]["unit_bytes"]
+    assert moved("llama 16k", MERGED) == pytest.approx(moved("llama 16k", CACHED) - 3 * unit, abs=MIB)
+    assert moved("llama 16k", MERGED) <= moved("llama 16k", PLAIN) / LESS_PLAIN["llama 16k"]
+    launches = [sum(len(graph["launches"]) for graph in graphs("llama 16k", p)) for p in (PLAIN, CACHED, MERGED)]
+    assert launches[2] == launches[1] + 2 <= 2 * launches[0]
 
 
 def test_with_storage_too_and_attention_in_16_bit_to_5_percent() -> None:
