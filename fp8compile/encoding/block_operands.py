@@ -75,7 +75,7 @@ class BlockOperands:
         value, codec = _Value(base, width), codec_of(mode, fmt, is_weight, axis)
         if (value, codec) not in self._decoded:
             self._decoded[value, codec] = self._encoded_and_decoded(value, codec)
-        return self._others._with_views(self._decoded[value, codec], views)
+        return self._others.with_views(self._decoded[value, codec], views)
 
     def _encoded_and_decoded(self, value: _Value, codec: Blocks) -> Node:
         base, width, dtype = value.base, value.width, value.base.meta["val"].dtype

@@ -86,7 +86,7 @@ class Operands:
 
             after = insertion_point_after(later(encoded.codes, encoded.inv_scale))
             self._decoded[key] = splice(self.graph, decode, encoded.codes, encoded.inv_scale, before=after)
-        return self._with_views(self._decoded[key], views)
+        return self.with_views(self._decoded[key], views)
 
     def codes(self, operand: Node, side: str, how: How) -> Encoded:
         """Codes of ``operand`` laid out for ``_scaled_mm``: the left row-major, the right column-major, and their scale."""
@@ -96,15 +96,15 @@ class Operands:
             if cached:
                 return Encoded(*cached)
         encoded = self._encode(base, width, axis, how)
-        codes = self._with_views(encoded.codes, views)
+        codes = self.with_views(encoded.codes, views)
         if not is_in_order(side, codes):
             known = how.delayed and self._under_known_scale_laid_out(side, base, width, views, how, encoded.codes)
             codes = known or self._copy(side, codes, once=not rowwise)
         elif not rowwise and not how.delayed:  # rowwise, this saved no bytes; known scales: stored already
-            codes = self._with_views(self._stored(encoded.codes), views)
+            codes = self.with_views(self._stored(encoded.codes), views)
         scale = encoded.inv_scale
         if rowwise and views:  # only transposes
-            scale = self._with_views(scale, views)
+            scale = self.with_views(scale, views)
         return Encoded(codes, scale)
 
     def is_known(self, operand: Node, side: str, how: How) -> bool:
@@ -160,7 +160,7 @@ class Operands:
             self._pinned[codes] = splice(self.graph, stored, codes, before=insertion_point_after(codes))
         return self._pinned[codes]
 
-    def _with_views(self, value: Node, views: list[Node]) -> Node:
+    def with_views(self, value: Node, views: list[Node]) -> Node:
         for view in views:
             key = (value, view)
             if key not in self._viewed:
