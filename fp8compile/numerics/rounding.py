@@ -165,3 +165,13 @@ def index_like(shape: Sequence[int], first: Tensor, stride: Sequence[int] | None
         index = index + along.reshape(-1, *[1] * (len(shape) - dim - 1))
         inner *= shape[dim]
     return index
+
+
+def nearest_bfloat16(x: Tensor) -> Tensor:
+    """x (float32) on the grid of BF16, still as FP32: to nearest, ties to even, as ``x.to(torch.bfloat16)``.
+
+    By integer arithmetic: where more is computed from the rounded value, Inductor drops a cast, and computes with x.
+    """
+    raw = x.view(torch.int32)
+    rounded = (raw + 0x7FFF + ((raw >> 16) & 1)) & -0x10000
+    return torch.where(x.abs() < torch.inf, rounded.view(torch.float32), x)

@@ -8,6 +8,7 @@ Every value is a plain tensor (or a DTensor, where the parameter is one), and it
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, cast
 
 import torch
@@ -16,9 +17,11 @@ from torch.optim.optimizer import ParamsT
 
 from fp8compile._distributed import complete_grad, first_element, is_cut, local_grad, local_part, shard_like
 from fp8compile.optim import checking, checkpoint, pickling
+from fp8compile.optim.code_writer import CodeWriter
 from fp8compile.optim.compiled_step import PreparedStep
 from fp8compile.optim.formats import StateFormat
 from fp8compile.optim.gradient_release import Release, release_gradients
+from fp8compile.optim.interface import Parameter
 from fp8compile.optim.placement import DEFAULT_FORMAT, Names, Placement, check_parameter, choose_placement
 from fp8compile.optim.plan import Plan, Tensors
 from fp8compile.optim.state_report import StatesReport, report
@@ -37,6 +40,8 @@ class EncodedOptimizer(torch.optim.Optimizer):
         overrides: formats by patterns (fnmatch) on parameter names.
         seed: of the stochastic rounding.
         compiled: whether the step is compiled; otherwise it runs operation by operation, for debugging.
+        weight_codes: whether the step also writes the FP8 codes of weights that ``Recipe.cache_weights`` keeps, under scales
+            that are predicted: Adam, AdamW, Lion, RMSprop. Numbers change (docs/guide/cached-weights.md).
 
     Raises:
         ValueError: an option or a format that does not exist; a parameter that is not float32, bfloat16 or float16.
@@ -52,10 +57,11 @@ class EncodedOptimizer(torch.optim.Optimizer):
         overrides: Mapping[str, StateFormat] | None = None,
         seed: int = 0,
         compiled: bool = True,
+        weight_codes: bool = False,
     ) -> None:
-        checking.check_arguments(seed, compiled, overrides)
+        checking.check_arguments(seed, compiled, overrides, weight_codes)
         model = params if isinstance(params, nn.Module) else None
-        self.seed, self.compiled = int(seed), compiled
+        self.seed, self.compiled, self.weight_codes = int(seed), compiled, weight_codes
         self.patterns = dict(overrides or {})
         self._model_names = Names.of(model) if model is not None else Names()
         defaults = defaults | {
@@ -74,6 +80,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
         self._numbers: dict[tuple[int, torch.device], tuple[tuple[float, ...] | None, Tensor]] = {}
         self._steps: dict[tuple[int, ...], tuple[tuple[Any, ...], PreparedStep]] = {}
         self._plans: dict[tuple[Tensor, Update, str, bool], Plan] = {}
+        self._writer = CodeWriter(self)
 
     def __getstate__(self) -> dict[str, Any]:
         return pickling.packed(self, super().__getstate__())
@@ -180,22 +187,28 @@ class EncodedOptimizer(torch.optim.Optimizer):
         with checking.started(self, parameters):
             for group in self.param_groups:
                 self._refresh_numbers(group)
-            step = self._prepared(here)
+            codes = self._writer.fresh(here)
+            step = self._prepared(here, codes)
         torch._foreach_add_([self.state[p]["step"] for _, _, p in parameters], 1)
-        step([local_grad(p) for _, _, p in here])
+        step([{"grad": local_grad(p)} | new for (_, _, p), new in zip(here, codes, strict=True)])
+        self._writer.leave(here, codes)
 
-    def _prepared(self, parameters: list[tuple[int, dict[str, Any], Tensor]]) -> PreparedStep:
+    def _prepared(self, parameters: list[Parameter], codes: list[Tensors]) -> PreparedStep:
         """The step of these parameters; prepared again if a tensor, a layout or an option has changed."""
         options = {
             id(group): (self.update_of(group), group["master"], group.get("maximize")) for group in self.param_groups
         }
         which = tuple(index for index, _, _ in parameters)
-        key = tuple((options[id(group)], *self._layout(p)) for _, group, p in parameters)
+        wanted = [self._writer.wanted(p, group) for _, group, p in parameters]
+        key = (*((options[id(group)], *self._layout(p)) for _, group, p in parameters), *wanted)
         known, step = self._steps.get(which, (None, None))
         if step is None or known != key:
             several = [
-                (self.plan_of(p, group), self._tensors(index, p, group, self.state[p]["step"]))
-                for index, group, p in parameters
+                (
+                    replace(self.plan_of(p, group), codes=each),
+                    self._tensors(index, p, group, self.state[p]["step"]) | new,
+                )
+                for (index, group, p), each, new in zip(parameters, wanted, codes, strict=True)
             ]
             step = PreparedStep(several, compiled=self.compiled)
             if len(self._steps) > 2 * len(self.state) + 16:  # sets of parameters that come and go

@@ -25,11 +25,12 @@ from fp8compile.optim.plan import MASTERS
 NAN_FROM = {E4M3.dtype: 0x7F, E5M2.dtype: 0x7C}  # codes from here on, without their sign, are NaN or inf
 
 
-def check_arguments(seed: object, compiled: object, overrides: object) -> None:
+def check_arguments(seed: object, compiled: object, overrides: object, weight_codes: object) -> None:
     """Check the arguments that every optimizer has in addition to those of its parameter groups."""
     if not (is_count(seed) and -(2**63) <= seed < 2**64):  # type: ignore[operator]
         raise ValueError(f"seed={seed!r}: a whole number of 64 bits is needed")
     check_one_of("compiled", compiled, FLAGS)
+    check_one_of("weight_codes", weight_codes, FLAGS)
     check_formats(overrides)
 
 

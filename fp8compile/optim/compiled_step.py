@@ -19,11 +19,13 @@ from torch import Tensor
 from fp8compile import _torch as private
 from fp8compile.optim.plan import Plan, Tensors
 from fp8compile.optim.row_views import View, pieces, viewed
+from fp8compile.optim.step_codes import AMAX, INV_SCALE, KNOWN, REACH, ROWS
 
 TOGETHER_NUMEL = 2**20  # elements from which a parameter keeps a GPU busy by itself
 MOST_TOGETHER = 4  # compile time grows with it
 # One launch for several parameters. Inductor's limit on the memory this may cost is for intermediates; there are none here.
 INDUCTOR = {"combo_kernels": True, "benchmark_combo_kernel": False, "combo_kernel_peak_memory_pct_threshold": None}
+NEW = ("grad", ROWS, INV_SCALE, KNOWN, AMAX, REACH)  # tensors that are new at every step
 
 Compiled = Callable[[list[Tensor]], Any]
 COMPILED: dict[Any, Compiled] = {}  # by Signature and count; grows with distinct shapes, not with steps
@@ -51,14 +53,18 @@ class Signature:
 
 @dataclass(frozen=True)
 class Piece:
-    """One piece of one parameter: its tensors, and how it views a gradient that is new at every step."""
+    """One piece of one parameter: its tensors, and how it views those that are new at every step, as a gradient is."""
 
     index: int
     tensors: Tensors
     view: View
 
-    def with_gradient(self, gradients: Sequence[Tensor]) -> Tensors:
-        return self.tensors | viewed({"grad": gradients[self.index]}, self.view)
+    def forget_new(self) -> None:
+        """Hold none of those of the first step, once compiled code is chosen by their layout."""
+        self.tensors.update({name: torch.empty(0) for name in NEW if name in self.tensors})
+
+    def with_new(self, new: Sequence[Tensors]) -> Tensors:
+        return self.tensors | viewed(new[self.index], self.view)
 
 
 class PreparedStep:
@@ -80,12 +86,17 @@ class PreparedStep:
             for chunk in _chunks(alike, signature.together):
                 code = _compiled(signature, chunk) if compiled else functools.partial(_eager, signature.plan, chunk)
                 self._launches.append((code, chunk))
+            for piece in alike:
+                piece.forget_new()
 
-    def __call__(self, gradients: Sequence[Tensor]) -> None:
-        """Update every parameter by its gradient, which must have the layout of the first one."""
+    def __call__(self, new: Sequence[Tensors]) -> None:
+        """Update every parameter by its gradient, ``grad``, and the other tensors that are new at every step.
+
+        They must have the layouts of the first ones.
+        """
         with torch.no_grad():
             for code, chunk in self._launches:
-                code([t for piece in chunk for t in piece.with_gradient(gradients).values()])
+                code([t for piece in chunk for t in piece.with_new(new).values()])
 
 
 def _compiled(signature: Signature, chunk: list[Piece]) -> Compiled:

@@ -23,10 +23,12 @@ class OptimizerShell(Protocol):
 
     seed: int
     compiled: bool
+    weight_codes: bool
     patterns: dict[str, Any]
     defaults: Group
     param_groups: list[Group]
     _placements: dict[Tensor, Placement]
+    _writer: Any  # CodeWriter
     _optimizer_load_state_dict_pre_hooks: Any
     _optimizer_load_state_dict_post_hooks: Any
 

@@ -28,6 +28,7 @@ def packed(optimizer: OptimizerShell, plain: State) -> State:
         "_placements": {p: placements.get(p) or optimizer._placed(p, group) for p, group in parameters},
         "seed": optimizer.seed,
         "compiled": optimizer.compiled,
+        "weight_codes": optimizer.weight_codes,
         "patterns": optimizer.patterns,
     }
 

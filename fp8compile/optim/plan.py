@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fp8compile.numerics.rounding import index_like, key_of, random_bits, round_stochastically
+from fp8compile.numerics.rounding import index_like, key_of, nearest_bfloat16, random_bits, round_stochastically
 from fp8compile.numerics.states.interface import StateCodec
 from fp8compile.numerics.states.split_weights import joined, split
+from fp8compile.optim.step_codes import GROUP, KNOWN, Wanted, inv_scale_before, measured, written
 from fp8compile.optim.updates import Update
 
 MASTERS = ("none", "split", "fp32")
@@ -34,6 +35,7 @@ class Plan:
         maximize: whether to ascend.
         seed: the seed of the stochastic rounding.
         offset: the number of the parameter's elements before the view that is updated.
+        codes: the codes of the new parameter that are written too.
     """
 
     update: Update
@@ -44,6 +46,7 @@ class Plan:
     maximize: bool = False
     seed: int = 0
     offset: int = 0
+    codes: Wanted | None = None
 
     @property
     def rounds_stochastically(self) -> bool:
@@ -60,6 +63,7 @@ class Plan:
         if getattr(self.update, "whole_tensor", False):
             return None
         sizes = {getattr(codec, "group_size", 1) for _, codec in self.codecs} - {1}
+        sizes |= {GROUP} if self.codes else set()
         return 1 if not sizes else sizes.pop() if len(sizes) == 1 else None
 
     def initial(self, p: Tensor) -> Tensors:
@@ -86,25 +90,60 @@ class Plan:
 
         Args:
             tensors: ``param``, ``grad``, ``step`` (counting this step), ``numbers`` [n]; the state's parts; and for
-                stochastic rounding ``stream``, int64 [2]: the parameter's number, and the first element's index.
+                stochastic rounding ``stream``, int64 [2]: the parameter's number, and the first element's index; where codes
+                are written, their tensors, and ``weight.known``.
         """
         new_p, states = self._updated(tensors)
         new: Tensors = {}
         for state, codec in self.codecs:
             new |= zip(self.part_keys(state), codec.encode(states[state]), strict=True)
-        return new | self._stored(new_p, tensors)
+        new |= self._stored(new_p, tensors)
+        return new | self._codes(new, tensors)
+
+    def measured(self, tensors: Mapping[str, Tensor], encoded: Tensor | None = None) -> Tensors:
+        """Of a parameter and states as they are, by group, what the bound of the next step is made of."""
+        assert self.codes is not None
+        weight = self._encoded(tensors) if encoded is None else encoded
+        return measured(self.update, weight, self._precise(tensors), self._as_stored(tensors, weight.shape))
+
+    def _as_stored(self, tensors: Mapping[str, Tensor], shape: torch.Size) -> Tensors:
+        """The states as they will be read. In the kernel that makes them Inductor drops a cast to BF16 and back."""
+        decoded, first = self.decoded(tensors, shape), {state: self.part_keys(state)[0] for state, _ in self.codecs}
+        return {
+            state: nearest_bfloat16(x) if tensors[first[state]].dtype == torch.bfloat16 else x
+            for state, x in decoded.items()
+        }
+
+    def _codes(self, new: Tensors, tensors: Tensors) -> Tensors:
+        """The codes of a new parameter."""
+        if self.codes is None:
+            return {}
+        weight = self._encoded(new)
+        known, n = tensors[KNOWN], self._named(tensors)
+        inv_scale = inv_scale_before(self.codes, self.update, known, n, tensors["step"], self.dtype)
+        return written(weight, inv_scale) | self.measured(new, weight)
+
+    def _encoded(self, tensors: Mapping[str, Tensor]) -> Tensor:
+        """The stored parameter in the dtype that graphs encode it from, as FP32."""
+        assert self.codes is not None
+        if self.master == "fp32":
+            return nearest_bfloat16(tensors["master"])
+        p = tensors["param"].float()
+        return nearest_bfloat16(p) if (self.dtype, self.codes.dtype) == (torch.float32, torch.bfloat16) else p
 
     def fresh_states(self, tensors: Tensors) -> Tensors:
         """The states of the next step in FP32, as the parameter update sees them, before they are encoded."""
         return self._updated(tensors)[1]
 
     def _updated(self, tensors: Tensors) -> tuple[Tensor, Tensors]:
-        p, g, numbers = tensors["param"], tensors["grad"].float(), tensors["numbers"]
-        named = {name: numbers[i] for i, name in enumerate(self.numbers)}
-        states = self.decoded(tensors, p.shape)
+        p, g = tensors["param"], tensors["grad"].float()
+        states, named = self.decoded(tensors, p.shape), self._named(tensors)
         return self.update(self._precise(tensors), -g if self.maximize else g, states, named, tensors["step"])
 
-    def _precise(self, tensors: Tensors) -> Tensor:
+    def _named(self, tensors: Tensors) -> Tensors:
+        return {name: tensors["numbers"][i] for i, name in enumerate(self.numbers)}
+
+    def _precise(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The parameter in FP32, with the bits kept elsewhere."""
         if self.master == "split":
             return joined(tensors["param"], tensors["correction"])

@@ -66,13 +66,15 @@ class StateReport:
 
 @dataclass(frozen=True)
 class ParameterReport:
-    """One parameter: ``reason`` says why its states are not in the format that its group asks for."""
+    """One parameter: ``reason`` says why its states are not in the format that its group asks for; ``codes``, where weights'
+    codes are asked for, whether its step writes them."""
 
     name: str
     shape: tuple[int, ...]
     dtype: str
     states: tuple[StateReport, ...]
     reason: str | None
+    codes: str | None = None
 
 
 @dataclass(frozen=True)
@@ -120,6 +122,8 @@ def _lines(p: ParameterReport, all_states: list[StateReport]) -> Iterator[str]:
     yield f"{p.name}  {'x'.join(map(str, p.shape)) or 'scalar'}"
     if p.reason:
         yield _prose(f"because: {p.reason}", "  ")
+    if p.codes:
+        yield _prose(f"weight codes: {p.codes}", "  ")
     widths = [max(len(text) for text in column) for column in zip(*map(_columns, all_states), strict=True)]
     for state in p.states:
         yield (
@@ -156,7 +160,8 @@ def report(optimizer: OptimizerShell) -> StatesReport:
             name = optimizer.names.names.get(id(p), f"parameter {index}")
             states = tuple(_state_reports(optimizer, group, p))
             reason = optimizer.placement(p, group).reason
-            found.append(ParameterReport(name, tuple(p.shape), str(p.dtype).removeprefix("torch."), states, reason))
+            dtype, codes = str(p.dtype).removeprefix("torch."), optimizer._writer.told(p, group)
+            found.append(ParameterReport(name, tuple(p.shape), dtype, states, reason, codes))
         else:
             waiting += 1
     return StatesReport(tuple(found), waiting)

@@ -15,7 +15,7 @@ from fp8compile._messages import nearest
 from fp8compile._text import printed, table
 from fp8compile.fx.provenance import beginning, module_names, parameter_names
 from fp8compile.numerics.delayed import AMAX
-from fp8compile.scaling import history
+from fp8compile.scaling import history, weight_scales
 from fp8compile.scaling.history import Histories
 from fp8compile.scaling.weight_codes import store
 
@@ -54,8 +54,13 @@ class ScalingState:
         )
 
     def state_dict(self) -> dict[str, Any]:
-        """All histories, on the CPU, by name: equal ones give equal steps. Small: 4 bytes an operand and step."""
-        return {
+        """All histories, on the CPU, by name: equal ones give equal steps. Small: 4 bytes an operand and step.
+
+        And, where optimizers write codes of weights (``weight_codes=True``), the scales of these: 12 bytes a weight.
+        """
+        model = self._model()
+        weights = {} if model is None else weight_scales.state_of(model)
+        return ({"weights": weights} if weights else {}) | {
             "format": FORMAT,
             "graphs": [
                 {"operands": list(labels), "formats": [o.format for o in each.operands]} | each.state()
@@ -66,6 +71,8 @@ class ScalingState:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from ``state_dict()``. A graph that is compiled only later takes its history at its first call.
 
+        Scales of weights are those of the weights as they are: load model and optimizer before.
+
         Raises:
             ValueError: not such a state; or it names modules that the model does not have; or a graph's operands, or the
                 length of its history, are others than the state's. Nothing is loaded then.
@@ -74,6 +81,9 @@ class ScalingState:
         if not isinstance(state, Mapping) or state.get("format") != FORMAT:
             raise ValueError(f"not a state of scaling_state(model).state_dict(), format {FORMAT}: {state!r:.80}")
         _check_modules(state["graphs"], {} if model is None else module_names(model).values())
+        weights = state.get("weights", {})
+        if model is not None:
+            weight_scales.check(model, weights)
         waiting = history.Waiting(self._model, list(state["graphs"]), _labels)
         graphs = self.graphs
         matched = [(each, waiting.match(labels, each)) for labels, each in graphs]
@@ -87,6 +97,8 @@ class ScalingState:
             if found:
                 each.load(found)
         history.wait(waiting)
+        if model is not None:
+            weight_scales.load(model, weights)
 
     def all_reduce(self, group: Any = None) -> None:
         """Let all ranks go on with the largest amaxes of them all, by one small exchange; call it behind each backward.
@@ -118,11 +130,14 @@ class ScalingState:
 
     def __str__(self) -> str:
         rows = [row for labels, each in self.graphs for row in _rows(labels, each)]
-        if not rows:
+        model = self._model()
+        weights = [] if model is None else weight_scales.rows(model)
+        if not rows and not weights:
             return NONE_YET
-        return printed(
-            [table("", ("operand", "format", "inv_scale", "amax", "clipped", "not finite", "fell back"), rows)]
-        )
+        heads = ("operand", "format", "inv_scale", "amax", "clipped", "not finite", "fell back")
+        tables = [table("", heads, rows)] if rows else []
+        tables += [table("", ("weight", "inv_scale", "amax", "scale"), weights)] if weights else []
+        return printed(tables)
 
 
 def _labels(model: nn.Module, each: Histories) -> tuple[str, ...]:

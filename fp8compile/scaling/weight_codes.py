@@ -3,6 +3,9 @@
 They are tensorwise under the weight's own amax, as a graph with dynamic scaling makes them, bit by bit. (Under autocast a
 generated kernel may leave out the rounding to 16 bits on the way, which is not left out here.) New codes are new tensors: a
 backward that is still to come keeps those of its forward.
+
+Where the optimizer's step has written them (``fp8compile.optim``, ``weight_codes=True``), they are taken as they are, under
+the scale that the step predicted.
 """
 
 from __future__ import annotations
@@ -21,6 +24,10 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from fp8compile import _torch as private
 from fp8compile.fx.graph import dtype_text
 from fp8compile.numerics import E4M3, ENCODABLE, Tensorwise
+from fp8compile.numerics.delayed import quantize_under
+from fp8compile.numerics.scaling import amax_tensorwise
+from fp8compile.optim.exchange import exchange
+from fp8compile.optim.step_codes import Wanted
 from fp8compile.reporting.entries import CachedWeight
 from fp8compile.scaling.packed_weights import Codes, Packs
 from fp8compile.scaling.sent import Sent
@@ -36,12 +43,8 @@ UNSEEN = (
 
 
 @dataclass(frozen=True)
-class Layouts:
-    """What graphs take of a weight: the dtype that it is encoded from; its codes by rows, and transposed."""
-
-    dtype: torch.dtype
-    by_rows: bool
-    transposed: bool
+class Layouts(Wanted):
+    """What graphs take of a weight, joined over graphs."""
 
     @classmethod
     def of(cls, told: CachedWeight) -> Layouts:
@@ -51,15 +54,28 @@ class Layouts:
         return Layouts(self.dtype, self.by_rows or other.by_rows, self.transposed or other.transposed)
 
 
-def encode(weight: Tensor, layouts: Layouts) -> tuple[Tensor, ...]:
-    """The inv_scale ``[1, 1]`` of a weight ``[N, K]``, then its codes in the layouts that are taken."""
-    codes, inv_scale = Tensorwise(E4M3).encode(weight.to(layouts.dtype))
+def encode(weight: Tensor, layouts: Layouts, under: Tensor | None = None) -> tuple[Tensor, ...]:
+    """The inv_scale ``[1, 1]`` of a weight ``[N, K]``, then its codes in the layouts that are taken.
+
+    ``under``: the inv_scale that its codes had when a checkpoint was saved; taken if it clips nothing.
+    """
+    codes, inv_scale = _known_or_own(weight.to(layouts.dtype), under)
     transposed = codes.view(torch.uint8).t().contiguous().view(codes.dtype)
     return (
         inv_scale.reshape(1, 1),
         *([codes] if layouts.by_rows else []),
         *([transposed] if layouts.transposed else []),
     )
+
+
+def _known_or_own(weight: Tensor, under: Tensor | None) -> tuple[Tensor, Tensor]:
+    codes, inv_scale = Tensorwise(E4M3).encode(weight)
+    if under is None:
+        return codes, inv_scale
+    fits = amax_tensorwise(weight) <= E4M3.max * under.reshape(())
+    return torch.where(fits, quantize_under(weight, under, E4M3).view(torch.uint8), codes.view(torch.uint8)).view(
+        codes.dtype
+    ), torch.where(fits, under.reshape(()), inv_scale)
 
 
 class Kept:
@@ -82,13 +98,36 @@ class Kept:
     def make(self, weight: Tensor, layouts: Layouts, generated: bool) -> None:
         """Encode the weight as it is, in these layouts and those that it had."""
         self.layouts |= layouts
-        inv_scale, *codes = encoder(weight, self.layouts, generated)(weight.detach())
+        inv_scale, *codes = self._encoded(weight, generated)
         rest = iter(codes)
         by_rows, transposed = (
             next(rest) if each else None for each in (self.layouts.by_rows, self.layouts.transposed)
         )
         self.made = by_rows, transposed, inv_scale
         self.watched.look(weight)
+        if not self.watched.distrusted:
+            exchange.ask(weight, self.layouts, self.give_up)
+
+    def _encoded(self, weight: Tensor, generated: bool) -> tuple[Tensor, ...]:
+        known = exchange.of(weight)
+        if known is None or known.clipped is not None:
+            return encoder(weight, self.layouts, generated)(weight.detach())
+        with torch.no_grad():
+            return encode(weight.detach(), self.layouts, known.inv_scale)
+
+    def take_over(self, weight: Tensor, layouts: Layouts) -> Tensor | None:
+        """Take what a step has written of the weight as it is, in these layouts; whether it has clipped a value, 0-d."""
+        found, joined = exchange.of(weight), self.layouts | layouts
+        if found is None or found.wanted != joined or self.watched.distrusted:
+            return None
+        self.layouts = joined
+        self.made = found.by_rows, found.transposed, found.inv_scale
+        self.watched.look(weight)
+        return found.clipped
+
+    def give_up(self) -> None:
+        """Free the codes: there will be new ones."""
+        self.made = None
 
 
 class Store:
@@ -111,12 +150,21 @@ class Store:
         ]
         if again:
             self._asked.append((Sent(differ(again)), [watched for watched, _ in again]))
+        self._take_over([(one, *each) for one, each in zip(kept, weights, strict=True) if not one.serves(*each)])
         self._hear()
         for one, (weight, each) in zip(kept, weights, strict=True):
             if not one.serves(weight, each):
                 one.make(weight, each, generated)
                 self._drop_others(weight, one)
         return [one.codes for one in kept]
+
+    def _take_over(self, missing: Sequence[tuple[Kept, Tensor, Layouts]]) -> None:
+        """Take what steps have written, and ask whether they clipped: only after a change that was not counted can they."""
+        clipped = [(one.watched, found) for one, *each in missing if (found := one.take_over(*each)) is not None]
+        if clipped:
+            first = clipped[0][1].device
+            any_clipped = torch.stack([found.to(first) for _, found in clipped]).any()
+            self._asked.append((Sent(any_clipped), [watched for watched, _ in clipped]))
 
     def _drop_others(self, weight: Tensor, made: Kept) -> None:
         """Of a weight's codes in other dtypes keep those that are up to date."""
@@ -128,6 +176,7 @@ class Store:
         if torch.compiler.is_compiling():
             return
         for weight in (p for group in optimizer.param_groups for p in group["params"] if p.requires_grad):
+            exchange.stepped(weight, id(optimizer))
             for one in self._kept.get(weight, {}).values():
                 one.watched.stepped()
 
@@ -145,6 +194,7 @@ class Store:
         """Encode these weights anew at the next call."""
         weights = list(weights)
         self.packs.forget(weights)
+        exchange.forget(weights)
         for weight in weights:
             self._kept.pop(weight, None)
 
