@@ -15,7 +15,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # a script's own folder is all that is there
 
 from benchmarks import readme_tables
-from benchmarks.harness import lowered_tables, ranks_section
+from benchmarks.harness import lowered_tables, ranks_section, scaling_section
 from benchmarks.harness import measured_sections as measured
 from benchmarks.harness.measured_sections import load, source, table
 from benchmarks.harness.results import FOLDER
@@ -130,6 +130,7 @@ SECTIONS: Sequence[tuple[str, str, Callable[[Path], list[str]]]] = (
     ("measured", "The demo", measured.demo),
     ("measured", "Saved activations in models", measured.models),
     ("measured", "FP8 linears in models", measured.linears),
+    ("measured", "Modes of scaling", scaling_section.scaling_modes),
     ("measured", "Gradients checked", measured.checked),
     ("measured", "Size of groups", measured.group_size),
     ("measured", "Optimizer states", measured.states),

@@ -1,0 +1,37 @@
+"""The study of modes of scaling: it has every mode, and its figures are those of the model that it names."""
+
+from __future__ import annotations
+
+import torch
+
+from benchmarks.studies.bench_scaling_modes import CHANNELS, FACTOR, MODES, of_modes, with_outliers
+from benchmarks.studies.models import bert, llama
+from fp8compile import Recipe
+from fp8compile.recipe.validation import CHOICES
+
+
+def test_every_mode_of_the_recipe_is_in_the_study() -> None:
+    recipes = [Recipe(**options) for options in MODES.values()]
+    assert {recipe.linear for recipe in recipes} == set(CHOICES["linear"]) - {"off"}
+    assert {recipe.linear_scaling for recipe in recipes} == set(CHOICES["linear_scaling"])
+    assert len(set(recipes)) == len(MODES)
+
+
+def test_a_row_says_what_ran_and_how_near_it_is() -> None:
+    (row,) = of_modes(llama(0, tiny=True), ["blockwise, e4m3"]).values()
+    in_fp8 = row["matmuls"].pop("e4m3 x e4m3 blockwise, emulated")
+    assert in_fp8 == 4 * 3, "attention's; the MLP's 170 is no multiple of 16"
+    assert all(text.startswith("left: ") for text in row["matmuls"])
+    assert 15 < row["worst_db"] < row["median_db"] < 40 and 20 < row["output_db"] < 60
+
+
+def test_outliers_are_in_every_norm_of_a_copy() -> None:
+    case = bert(0, tiny=True)
+    changed = with_outliers(case).model
+    for name, before in case.model.named_parameters():
+        after = changed.get_parameter(name)
+        if "LayerNorm.weight" in name:
+            ratio = after / before
+            assert (ratio[list(CHANNELS)] == FACTOR).all() and int((ratio != 1).sum()) == len(CHANNELS)
+        else:
+            assert torch.equal(after, before)
