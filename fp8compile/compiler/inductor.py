@@ -168,8 +168,8 @@ def _with_own_inputs(
     gm, inputs, stats_inputs = with_slot(gm, inputs, ctx.recipe)
     gm, inputs, scale_input = with_scales(gm, inputs, ctx.recipe)
     gm, inputs, weight_inputs, packed_inputs = with_weight_codes(gm, inputs, ctx.recipe)
-    own = {"stats_inputs": stats_inputs, "scale_input": scale_input}
-    told = dataclasses.replace(ctx, **own, weight_inputs=weight_inputs, packed_inputs=packed_inputs)
+    told = dataclasses.replace(ctx, stats_inputs=stats_inputs, scale_input=scale_input)
+    told = dataclasses.replace(told, weight_inputs=weight_inputs, packed_inputs=packed_inputs)
     return gm, inputs, told
 
 
