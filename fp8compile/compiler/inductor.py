@@ -43,7 +43,9 @@ NOTHING_TO_DELAY = (
 )
 
 NOTHING_TO_CACHE = "Recipe.cache_weights has no effect: weights are cached where Recipe.linear is 'tensorwise'"
-NOTHING_TO_MERGE = "Recipe.merge_dgrads has no effect: dgrads are merged where Recipe.linear_scaling is 'delayed' and weights are cached"
+NOTHING_TO_MERGE = (
+    "Recipe.merge_dgrads has no effect without FP8 linears, linear_scaling='delayed' and cache_weights=True"
+)
 NO_CUDA_GRAPHS = (
     "Recipe.cache_weights is ignored: CUDA graphs would copy the codes of all weights in each call; another mode than "
     "'reduce-overhead' and 'max-autotune' caches them"
