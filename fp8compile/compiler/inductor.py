@@ -44,8 +44,7 @@ NOTHING_TO_DELAY = (
 
 NOTHING_TO_CACHE = "Recipe.cache_weights has no effect: weights are cached where Recipe.linear is 'tensorwise'"
 NOTHING_TO_MERGE = (
-    "Recipe.merge_dgrads has no effect: dgrads are merged where Recipe.linear_scaling is 'delayed' and weights are "
-    "cached (cache_weights=True)"
+    "Recipe.merge_dgrads has no effect without FP8 linears, linear_scaling='delayed' and cache_weights=True"
 )
 NO_CUDA_GRAPHS = (
     "Recipe.cache_weights is ignored: CUDA graphs would copy the codes of all weights in each call; another mode than "
@@ -171,8 +170,8 @@ def _with_own_inputs(
     gm, inputs, stats_inputs = with_slot(gm, inputs, ctx.recipe)
     gm, inputs, scale_input = with_scales(gm, inputs, ctx.recipe)
     gm, inputs, weight_inputs, packed_inputs = with_weight_codes(gm, inputs, ctx.recipe)
-    own = {"stats_inputs": stats_inputs, "scale_input": scale_input}
-    told = dataclasses.replace(ctx, **own, weight_inputs=weight_inputs, packed_inputs=packed_inputs)
+    told = dataclasses.replace(ctx, stats_inputs=stats_inputs, scale_input=scale_input)
+    told = dataclasses.replace(told, weight_inputs=weight_inputs, packed_inputs=packed_inputs)
     return gm, inputs, told
 
 

@@ -32,7 +32,7 @@ from fp8compile.fx.provenance import module_path
 from fp8compile.numerics import Tensorwise
 from fp8compile.numerics.balance import balanced
 
-NOT_ALIKE = "the recipes of the linears differ"
+NOT_ALIKE = "the recipes of the linears differ, or their dtypes"
 NOT_KNOWN = "its scale is not known before it"
 NOT_CACHED = "the codes of a weight do not come in with the inputs"
 NOT_PACKED = "the codes of just these weights do not come in as one matrix"
@@ -55,7 +55,9 @@ class Quantized:
     @property
     def alike(self) -> tuple[object, ...]:
         """What is equal for two matmuls that can be one."""
-        return self.emulate, self.merge, *(dataclasses.replace(how, role="", module="") for how in self.hows)
+        result = self.matmul.K, self.matmul.node.meta["val"].dtype
+        hows = (dataclasses.replace(how, role="", module="") for how in self.hows)
+        return self.emulate, self.merge, *result, *hows
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,9 @@ class MergedDgrads:
         if isinstance(found, str):
             self.told |= dict.fromkeys(names, f", not merged: {found}")
             return
+        for each in found.members:  # now, so that no other matmul takes a weight in another dtype first
+            assert self.operands.weights is not None
+            self.operands.weights.codes(*_weight_of(each)[:2], each.hows[1].module)
         self._merged.append(found)
         self.taken |= {*names}
         for node in names:
@@ -147,6 +152,7 @@ def _weight_of(each: Quantized) -> tuple[Node, int | None, list[Node]]:
 
 
 def _gradients(members: Sequence[Quantized], operands: Operands) -> tuple[Gradient, ...] | str:
+    """The gradients of dgrads with their rows, or why there are none."""
     found = list[Gradient]()
     for each in members:
         value, width, transposes, _ = beneath(each.matmul.operands[0], "left", False)
@@ -163,6 +169,7 @@ def _gradients(members: Sequence[Quantized], operands: Operands) -> tuple[Gradie
 
 
 def _replace(operands: Operands, merged: Merged) -> None:
+    """One matmul, and what else is added, for the sum and all that it was made of."""
     graph, root, members = operands.graph, merged.total.root, merged.members
     product = _emulated if members[0].emulate else _scaled
     y = product(operands, merged)
@@ -175,7 +182,8 @@ def _replace(operands: Operands, merged: Merged) -> None:
     if merged.total.others:
         y = splice(graph, total, y, *merged.total.others, before=root)
     root.replace_all_uses_with(y)
-    for node in sorted((root, *merged.total.inside, *(each.matmul.node for each in members)), reverse=True):
+    dgrads = [each.matmul.node for each in members]
+    for node in sorted((root, *merged.total.inside, *dgrads), reverse=True):
         graph.erase_node(node)
 
 

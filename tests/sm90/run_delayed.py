@@ -1,9 +1,10 @@
 """Script, under ``TRITON_INTERPRET=1``: a small layer with delayed scales and cached weights, interpreted, against the same
-graph node by node. Prints JSON."""
+graph node by node; with ``--merged`` its dgrads merged. Prints JSON."""
 
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable
 from unittest import mock
 
@@ -23,7 +24,7 @@ from .on_cuda import JOINT_PASS, to_cuda
 from .run_layers_interpreted import AS_IF_LARGE, _relative, small
 from .run_model import fp8compile_backend
 
-DELAYED = Recipe(saved="off", linear_scaling="delayed", cache_weights=True)
+DELAYED = Recipe(saved="off", linear_scaling="delayed", cache_weights=True, merge_dgrads="--merged" in sys.argv)
 
 
 def interpreted() -> dict[str, float]:

@@ -14,7 +14,8 @@ from .subprocesses import result_of
 ROUNDINGS = 512  # on the longest way through the layer and back, in FP32; one code that is a step off moves more
 
 
-def test_interpreted_kernels_do_what_the_graph_does_statistics_included() -> None:
-    differences = result_of("run_delayed", interpret=True)
+@pytest.mark.parametrize("merged", [(), ("--merged",)], ids=["dgrads apart", "dgrads merged"])
+def test_interpreted_kernels_do_what_the_graph_does_statistics_included(merged: tuple[str, ...]) -> None:
+    differences = result_of("run_delayed", *merged, interpret=True)
     amaxes = {name: d for name, d in differences.items() if name.startswith("amax")}
     assert len(amaxes) == 4 + 7 and max(differences.values()) < ROUNDINGS * 2.0**-24, differences
