@@ -203,7 +203,21 @@ def optimizer_cost(layer: Layer, rates: Rates) -> dict[str, Any]:
     ours = sum(lowered_chunk(chunk)[0].num_bytes for chunk in chunks) / (case.shape[0] * case.shape[1])
     numel = sum(p.numel() for p in layer.build("meta").parameters())
     by_name = {"fused AdamW, FP32 moments": PLAIN_OPTIMIZER_BYTES, "ours, e4m3_expanded": ours}
+    weights = sum(p.numel() for p in layer.build("meta").parameters() if p.dim() == 2)
+    by_name["ours, and weights encoded behind it"] = ours + bytes_to_encode(layer) / weights
+    by_name["ours, which writes the weights' codes"] = bytes_with_codes()
     return {n: {"bytes_per_parameter": b, "predicted_ms": _ms(b * numel, rates.copy)} for n, b in by_name.items()}
+
+
+@functools.cache
+def bytes_with_codes() -> float:
+    """A parameter's bytes where the step writes its codes by rows, and what finishes it turns them: both as generated."""
+    from tests.sm90.run_optimizer import CASES
+    from tests.sm90.step_codes import lowered_with_codes
+
+    case = CASES["BF16, rounded stochastically"]
+    found = lowered_with_codes(case)
+    return (found.step.num_bytes + found.finish.num_bytes) / (case.shape[0] * case.shape[1])
 
 
 def report(rates: Rates) -> dict[str, Any]:

@@ -131,9 +131,8 @@ def _written(p: Tensor) -> Tensors:
 
 def finished(transposed: bool, amax: Tensor, reached: Tensor, inv_scale: Tensor, codes: Tensor) -> tuple[Tensor, ...]:
     """From what the step wrote: ``known`` [2]; whether a value was clipped; and the codes turned."""
-    largest, furthest = (each.amax(-1).amax() for each in (amax, reached))
-    known = torch.where(torch.arange(2, device=amax.device) == 0, largest, furthest)
-    clipped = largest > E4M3.max * inv_scale.reshape(())
+    known = torch.stack([amax.flatten(), reached.flatten()]).amax(1)
+    clipped = known[0] > E4M3.max * inv_scale.reshape(())
     turned = codes.view(torch.uint8).t().contiguous().view(codes.dtype)
     return known, clipped, *([turned] if transposed else [])
 

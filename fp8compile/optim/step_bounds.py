@@ -38,8 +38,7 @@ def reach(update: Update, states: States) -> Tensor:
         return step_bounds.adam_reach(states["exp_avg"], states["exp_avg_sq"])
     if isinstance(update, RMSPropUpdate) and update.momentum:
         return states["momentum_buffer"].abs()
-    first = next(iter(states.values()))
-    return first.new_zeros(()).expand(first.shape)
+    return next(iter(states.values())).clamp(0.0, 0.0)  # zeros; made of nothing they were a kernel of their own
 
 
 def largest_step(update: Update, reached: Tensor, n: Mapping[str, Tensor], step: Tensor) -> tuple[Tensor, Tensor]:
