@@ -120,7 +120,9 @@ def predicted(folder: Path) -> list[str]:
         source(lowered_tables.PREDICTED, found),
         "One decoder layer of each model, with batch × sequence.",
         f"Assumed: {rates['copy']:g} TB/s, {rates['bf16']:g} TFLOP/s in BF16, {rates['fp8']:g} in FP8, "
-        f"{rates['attention']:g} in attention, {rates['gap']:g} µs between kernels.",
+        f"{rates['attention']:g} in attention's forward and {rates['attention_backward']:g} in its backward, "
+        f"{rates['gap']:g} µs between kernels. Attention is FlashAttention-2.",
+        "The second factor is with FlashAttention-3, for plain Inductor too.",
         "",
         lowered_tables.predicted(folder),
     ]

@@ -25,6 +25,10 @@ HEADS = {
     "linears_delayed": "FP8 linears, delayed scales",
     "linears_delayed_cached": "and cached weights",
     "both_16bit_attention_delayed_cached": "and storage, attention in 16 bit",
+    "linears_delayed_cached_merged": "FP8 linears, delayed, cached, merged dgrads",
+    "linears_delayed_cached_merged_by_the_step": "and codes written by the optimizer's step",
+    "both_16bit_attention_delayed_cached_merged": "merged, and storage, attention in 16 bit",
+    "both_16bit_attention_delayed_cached_merged_by_the_step": "that, and codes by the step",
     "torchao tensorwise": "torchao's graph",
 }
 NAMES = {"llama 16k": "Llama (4096, ffn 11008)", "bert 16k": "BERT-base", "vit 16k": "ViT-base"}
@@ -69,9 +73,11 @@ def predicted(folder: Path) -> str:
     shown = [name for name in HEADS if all(name in rows for rows in found.values())]
     lines = _head("*predicted* ms, forward + backward", shown)
     for layer, rows in found.items():
-        ms = {name: rows[name]["predicted_ms"]["total"] for name in shown}
-        cells = [f"{ms[name]:.1f} ({ms['inductor'] / ms[name]:.2f} ×)" for name in shown[1:]]
-        lines.append(_line(layer, [f"{ms['inductor']:.1f}", *cells]))
+        ms, fa3 = ({name: rows[name]["predicted_ms"][key] for name in shown} for key in ("total", "total_with_fa3"))
+        factors = {name: f"{ms['inductor'] / ms[name]:.2f} ×, {fa3['inductor'] / fa3[name]:.2f} ×" for name in shown}
+        lines.append(
+            _line(layer, [f"{ms['inductor']:.1f}", *(f"{ms[name]:.1f} ({factors[name]})" for name in shown[1:])])
+        )
     return "\n".join(lines)
 
 

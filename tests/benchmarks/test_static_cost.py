@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from benchmarks.studies import static_memory
-from benchmarks.studies.static_cost import Cost, Extern, Rates, cost, rates_of
+from benchmarks.studies.static_cost import H100, Cost, Extern, cost, predictions, rates_of
+from fp8compile.planning.device_rates import DeviceRates
 
-RATES = Rates(copy=2.0, bf16=500.0, fp8=1000.0, attention=250.0)
+RATES = DeviceRates("", copy=2.0, bf16=500.0, fp8=1000.0, attention=400.0, attention_backward=250.0)
 TERA = 10**12
 
 
@@ -30,13 +33,23 @@ def test_causal_attention_is_half_the_operations() -> None:
     assert cost(0, flash, RATES, causal=True).attention == pytest.approx(2.0)
 
 
+def test_attention_has_a_rate_for_each_direction_and_kernel() -> None:
+    forward = [Extern("_scaled_dot_product_flash_attention", 0, TERA)]
+    assert cost(0, forward, RATES, causal=False).attention == pytest.approx(2.5)
+    found = predictions(lambda rates: cost(0, forward, rates, causal=False), H100)["predicted_ms"]
+    gap = H100.gap / 1e3
+    assert (found["total"] - gap, found["total_with_fa3"] - gap) == pytest.approx((1000 / 370, 1000 / 646))
+
+
 def test_each_kernel_and_each_call_of_a_library_waits_once() -> None:
-    assert cost(0, [Extern("mm", 0, 0)], Rates(gap=2.0), causal=False, launches=4).gaps == pytest.approx(0.01)
+    assert cost(0, [Extern("mm", 0, 0)], replace(RATES, gap=2.0), causal=False, launches=4).gaps == pytest.approx(
+        0.01
+    )
     assert cost(0, [], RATES, causal=False).total == 0.0
 
 
 def test_rates_are_named_and_positive() -> None:
-    assert rates_of("copy=2.8,bf16=600") == Rates(copy=2.8, bf16=600.0)
+    assert rates_of("copy=2.8,bf16=600") == replace(H100, copy=2.8, bf16=600.0)
     for wrong in ("bf61=1", "copy=0", "copy=fast"):
         with pytest.raises(ValueError, match=wrong):
             rates_of(wrong)

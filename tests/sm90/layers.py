@@ -26,7 +26,8 @@ LINEARS_CACHED = "linears_cached"  # LINEARS, but weights come encoded
 DELAYED = "linears_delayed"  # LINEARS with scales known before their tensors
 CACHED = "linears_delayed_cached"  # and weights that come encoded
 MERGED = "linears_delayed_cached_merged"  # and one dgrad for q, k and v, one for gate and up
-BOTH_CACHED = "both_16bit_attention_delayed_cached"  # and CONSERVATIVE
+BOTH_CACHED = "both_16bit_attention_delayed_cached"  # CACHED and CONSERVATIVE
+BOTH_MERGED = "both_16bit_attention_delayed_cached_merged"  # MERGED and CONSERVATIVE
 RECIPES: Mapping[str, Recipe] = {
     STORAGE: Recipe.preset("storage_only"),
     CONSERVATIVE: Recipe(linear="off", saved_attention=False),
@@ -38,6 +39,7 @@ RECIPES: Mapping[str, Recipe] = {
     CACHED: Recipe(saved="off", linear_scaling="delayed", cache_weights=True),
     MERGED: Recipe(saved="off", linear_scaling="delayed", cache_weights=True, merge_dgrads=True),
     BOTH_CACHED: Recipe(saved_attention=False, linear_scaling="delayed", cache_weights=True),
+    BOTH_MERGED: Recipe(saved_attention=False, linear_scaling="delayed", cache_weights=True, merge_dgrads=True),
 }
 
 

@@ -20,6 +20,7 @@ from .known_scales import known_from_the_start
 from .layers import (
     BOTH,
     BOTH_CACHED,
+    BOTH_MERGED,
     CACHED,
     CASES,
     CONSERVATIVE,
@@ -44,7 +45,7 @@ from .scattered import scattered_stores
 
 PIPELINES = (PLAIN, STORAGE, CONSERVATIVE, CACHED, BOTH_CACHED, DELAYED, LINEARS, LINEARS_CACHED, BOTH)
 ALL = {
-    case: (*PIPELINES, ROWS, MERGED) if layer.hidden == RECIPES[ROWS].group_size else (*PIPELINES, MERGED)
+    case: (*PIPELINES, MERGED, BOTH_MERGED, *([ROWS] if layer.hidden == RECIPES[ROWS].group_size else []))
     for case, layer in CASES.items()
 }
 # CI: what is lowered, and what of it is assembled too. SLOW: what ``make sweep`` tests beside it.
