@@ -160,7 +160,8 @@ class Store:
 
     def _take_over(self, missing: Sequence[tuple[Kept, Tensor, Layouts]]) -> None:
         """Take what steps have written, and ask whether they clipped: only after a change that was not counted can they."""
-        clipped = [(one.watched, found) for one, *each in missing if (found := one.take_over(*each)) is not None]
+        answers = [(one.watched, one.take_over(weight, layouts)) for one, weight, layouts in missing]
+        clipped = [(watched, found) for watched, found in answers if found is not None]
         if clipped:
             first = clipped[0][1].device
             any_clipped = torch.stack([found.to(first) for _, found in clipped]).any()
