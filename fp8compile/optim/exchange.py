@@ -73,6 +73,11 @@ class Exchange:
         found = self._written.get(weight)
         return found if found is not None and found.seen == seen(weight) else None
 
+    def codes_of(self, weight: Tensor) -> tuple[Tensor | None, ...]:
+        """The codes that a step has written of the weight, by rows and transposed, and their inv_scale."""
+        found = self._written.get(weight)
+        return () if found is None else (found.by_rows, found.transposed, found.inv_scale)
+
     def stepped(self, weight: Tensor, optimizer: int) -> None:
         """An optimizer has updated the weight: what another one has written is out of date, counted or not."""
         found = self._written.get(weight)

@@ -202,9 +202,10 @@ class Store:
     def bytes_of(self, weights: Iterable[Tensor]) -> int:
         """Bytes that the codes of these weights hold."""
         weights = list(weights)
-        found = (one.made for weight in weights for one in self._kept.get(weight, {}).values() if one.made)
-        alone = sum(codes.nbytes for made in found for codes in made if codes is not None)
-        return alone + self.packs.bytes_of(weights)
+        made = [one.made for weight in weights for one in self._kept.get(weight, {}).values() if one.made]
+        written = [exchange.codes_of(weight) for weight in weights]  # by a step, and perhaps taken over
+        held = {id(codes): codes.nbytes for each in (*made, *written) for codes in each if codes is not None}
+        return sum(held.values()) + self.packs.bytes_of(weights)
 
 
 store = Store()

@@ -253,3 +253,13 @@ def test_the_state_is_printed() -> None:
     run.step()
     text = str(fp8compile.scaling_state(run.model))
     assert "a.weight" in text and "predicted by the step" in text
+
+
+def test_the_bytes_of_codes_are_told_before_and_after_a_call_takes_them() -> None:
+    run = Run()
+    run.step()
+    run.step()
+    behind_a_step = fp8compile.scaling_state(run.model).weight_bytes
+    run.backward()
+    expected = sum(weight.numel() + 4 for weight in run.weights)  # a byte an element, a scale
+    assert behind_a_step == fp8compile.scaling_state(run.model).weight_bytes == expected
