@@ -28,6 +28,9 @@ def of_diffusers(
 
         made = getattr(diffusers, cls)(**sizes)
         assert isinstance(made, nn.Module)
+        for module in made.modules():  # DiT drops labels of classes, and has no argument for it
+            if hasattr(module, "dropout_prob"):
+                module.dropout_prob = 0.0
         return made
 
     return ZooModel(f"diffusers_{name}", "diffusers", make, batch, loss)

@@ -81,7 +81,7 @@ def row_of(model: ZooModel, seeds: int, steps: int = STEPS, codegen: str = "eage
             measured[arm] = look(case, built)
             if arm == "ours":
                 row |= reported(case, built, measured[arm])
-            losses[arm] = [_trained(model, built, seed, steps) for seed in range(seeds)]
+            losses[arm] = [run_of(model, built, seed, steps) for seed in range(seeds)]
         except Exception as error:
             row["errors"][arm] = crash(error)
     return row | judged(exact, measured) | trained(losses, model.rate, steps)
@@ -104,7 +104,8 @@ def reference_gradients(case: Case) -> tuple[dict[str, Tensor], str]:
     raise AssertionError
 
 
-def _trained(model: ZooModel, built: Built, seed: int, steps: int) -> list[float]:
+def run_of(model: ZooModel, built: Built, seed: int, steps: int) -> list[float]:
+    """Losses from the weights of that seed, on its batches."""
     case = model.case(seed)
     built.model.load_state_dict(case.model.state_dict())
     return train(case, built, steps, seed, model.rate)

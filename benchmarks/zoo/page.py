@@ -4,7 +4,8 @@ python benchmarks/zoo/page.py          rewrites the page
 python benchmarks/zoo/page.py --check  exits with 1 where the page is not what this script makes
 
 A model is an exception where an arm raised, where its gap is larger than 1 % and than the gap of preset "off" in any seed,
-or where a gradient that BF16 determines is below the bar of ``fp8compile.check``. ``causes.py`` says why, by name.
+or where a gradient that BF16 determines is below the bar of ``fp8compile.check``. ``causes.py`` says why, by name, and
+``apart.py`` measures what it says: each part of fp8compile by itself.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))  # a script's own folder is all that is there
 
+from benchmarks.harness.measured_sections import gap as gap_text
 from benchmarks.harness.measured_sections import load, source, table
 from benchmarks.harness.results import FOLDER
 from benchmarks.zoo.causes import CAUSES
@@ -35,6 +37,14 @@ FAMILIES = {
     "plain": "Plain models",
 }
 HEAD = ("model", "graphs", "matmuls in FP8", "saved, KiB", "dB", "dB, BF16", "loss, twin", "gap", 'gap, "off"')
+PARTS = {
+    "twin": "BF16",
+    "off": '"off"',
+    "storage": "storage alone",
+    "linears": "linears alone",
+    "mended": "mended by",
+}
+LOSSES = {"off": '"off"', "storage": "storage alone", "linears": "linears alone", "ours": "ours", "mended": "mended"}
 Row = Mapping[str, Any]
 
 # ---------------------------------------------------------------------------------------------------- verdicts
@@ -105,13 +115,34 @@ def decibels(db: Row) -> str:
 
 
 def exceptions(rows: Mapping[str, Row]) -> list[str]:
-    """Every exception, with what it is and why."""
+    """Every exception, with what it is, what each part of fp8compile does there by itself, and why."""
     found = [
-        (f"`{name}`", "; ".join(what), CAUSES.get(name, "not known"))
+        (f"`{name}`", "; ".join(what), *parts(row), CAUSES.get(name, "not known"))
         for name, row in rows.items()
         if (what := findings(row))
     ]
-    return table(("model", "what", "cause"), found) if found else ["None."]
+    return table(("model", "what", "size", *PARTS.values(), "cause"), found) if found else ["None."]
+
+
+def parts(row: Row) -> tuple[str, ...]:
+    """Of the worst gradient below the bar: its size, and the dB of each part."""
+    found = row.get("apart", {}).get("parameters", {}).get(row["db"]["ours"].get("worst_parameter", ""))
+    if not found or not row["db"]["ours"]["count_below_bar"]:
+        return ("-",) * (1 + len(PARTS))
+    cells = {arm: f"{db[0]:.1f} ({statistics.median(db):.1f})" for arm, db in found["db"].items()}
+    if "mended" in cells:
+        cells["mended"] += "".join(f", `{field}={value}`" for field, value in row["apart"]["mend"].items())
+    return (f"{statistics.median(found['size']):.0e}", *(cells.get(arm, "-") for arm in PARTS))
+
+
+def losses_apart(rows: Mapping[str, Row]) -> list[str]:
+    """The gap of each part where the loss is what was found, over more seeds."""
+    gaps = {name: each for name, row in rows.items() if (each := row.get("apart", {}).get("gap"))}
+    cells = [
+        (f"`{name}`", *(gap_text(each[arm]["mean"], each[arm]["error"]) if arm in each else "-" for arm in LOSSES))
+        for name, each in gaps.items()
+    ]
+    return ["", LOSSES_APART, "", *table(("model", *LOSSES.values()), cells)] if cells else []
 
 
 def reasons(rows: Iterable[Row]) -> list[str]:
@@ -179,6 +210,12 @@ HOW = """Three arms train from the same weights on the same batches, in BF16 aut
 - *dB*: the worst gradient (the median) against float64, over the gradients that BF16 determines to {bar:g} dB.
 - *Gap*: the mean loss of the last 5 of {steps} steps, over the twin's, minus 1. It is the mean over seeds."""
 
+APART = """Each is taken apart by `benchmarks/zoo/apart.py`, on the same weights: storage without FP8 linears, and FP8
+linears without storage. The figures are dB of the worst gradient on the batch of the verdict.
+In brackets is the median of five batches.
+*Size* is the RMS of the exact gradient over that of the parameter in the middle.
+*Mended by* is a change to the recipe, and the dB with it."""
+LOSSES_APART = "Gaps over five seeds, mean ± standard error, of those whose loss was found:"
 GENERATED = 'The same with `codegen="inductor"` for all arms of ours; the arm "off" is plain Inductor.'
 
 
@@ -188,7 +225,7 @@ def page(folder: Path = FOLDER) -> str:
     rows = of_zoo(found, "")
     steps = next((row["steps"] for row in rows.values() if "steps" in row), 0)
     parts = [BEGINNING, source(RESULTS, found), HOW.format(bar=BAR, steps=steps), *_section("Summary", summary(rows))]
-    parts += _section("Exceptions", exceptions(rows))
+    parts += _section("Exceptions", [APART, "", *exceptions(rows), *losses_apart(rows)])
     for family, title in FAMILIES.items():
         if own := {name: row for name, row in rows.items() if row["family"] == family}:
             parts += _section(title, [*rows_table(own), *notes(own)])

@@ -22,7 +22,7 @@ import json
 import multiprocessing
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -38,6 +38,7 @@ from benchmarks.zoo.measured import STEPS, crash, row_of
 from benchmarks.zoo.registry import SUBSET, ZooModel, models
 
 LIMIT = 300  # seconds for a model
+Measure = Callable[[Connection, ZooModel, argparse.Namespace], None]
 
 
 def chosen(zoo: Mapping[str, ZooModel], only: Sequence[str], subset: bool) -> list[ZooModel]:
@@ -71,11 +72,11 @@ def good_still(row: Mapping[str, Any] | None, now: Mapping[str, Any]) -> bool:
 # ----------------------------------------------------------------------------------------------- one process
 
 
-def alone(model: ZooModel, arguments: argparse.Namespace) -> dict[str, Any]:
-    """The row of a model, measured in a process of its own, or what became of the process."""
+def alone(model: ZooModel, arguments: argparse.Namespace, measure: Measure | None = None) -> dict[str, Any]:
+    """What ``measure`` finds of a model in a process of its own (its row), or what became of the process."""
     context = multiprocessing.get_context("fork")  # packages are imported once; nothing is computed before
     here, there = context.Pipe(duplex=False)
-    process = context.Process(target=_measure, args=(there, model, arguments))
+    process = context.Process(target=measure or _measure, args=(there, model, arguments))
     process.start()
     there.close()
     row: dict[str, Any] | None = None
@@ -92,10 +93,15 @@ def _failed(model: ZooModel, text: str) -> dict[str, Any]:
     return {"family": model.family, "note": model.note, "errors": {"process": error}}
 
 
-def _measure(answer: Connection, model: ZooModel, arguments: argparse.Namespace) -> None:
+def quietly() -> None:
+    """How every model is run: on one thread, without warnings."""
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     bf16_products_in_fp32()
+
+
+def _measure(answer: Connection, model: ZooModel, arguments: argparse.Namespace) -> None:
+    quietly()
     try:
         row = row_of(model, arguments.seeds, arguments.steps, arguments.codegen)
     except Exception as error:  # before the first arm: the model itself

@@ -84,7 +84,7 @@ MODELS: tuple[ZooModel, ...] = (
     of_timm("regnet", "regnety_002", rows=NORMED),
     of_timm("densenet", "densenet121", rows=NORMED, growth_rate=16, block_config=(2, 2, 2)),
     of_timm("mobilenetv3", "mobilenetv3_small_050", rows=NORMED),
-    of_timm("ghostnet", "ghostnet_050", rows=NORMED),
+    of_timm("ghostnet", "ghostnet_050", rows=NORMED, drop_rate=0.0),
     of_timm("convnext", "convnext_atto", depths=(1, 1, 1, 1), dims=(32, 64, 128, 128)),
     of_timm("convnextv2", "convnextv2_atto", depths=(1, 1, 1, 1), dims=(32, 64, 128, 128)),
     of_timm("edgenext", "edgenext_xx_small", size=64),
