@@ -66,7 +66,9 @@ def test_the_gradient_of_a_loss_in_chunks_comes_in_as_a_tangent() -> None:
     ends = gm.graph.find_nodes(op="call_function", target=aten.ones_like.default)[-1]
     for node in gm.graph.nodes:
         node.meta[BACKWARD] = node > ends or node.target is aten.cos.default
-    inputs = [t.detach() for t in inputs]  # torch 2.15 traces enable_grad, under which a view must not be written into
+    inputs = [
+        t.detach() for t in inputs
+    ]  # torch 2.15 traces enable_grad, under which a view must not be written into
     expected, halves = gm(*inputs), halves_of(gm)
     assert not any("zeros_like" in edge.forward.name for edge in halves.split.edges)
     assert all(map(torch.equal, GraphModule(gm, halves.joined())(*inputs), expected))
