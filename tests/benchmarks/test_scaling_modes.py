@@ -12,7 +12,10 @@ from fp8compile.recipe.validation import CHOICES
 
 def test_every_mode_of_the_recipe_is_in_the_study() -> None:
     recipes = [Recipe(**options) for options in MODES.values()]
-    assert {recipe.linear for recipe in recipes} == set(CHOICES["linear"]) - {"off"}
+    assert {recipe.linear for recipe in recipes} == set(CHOICES["linear"]) - {
+        "off",
+        "auto",
+    }  # auto is tensorwise, of some
     assert {recipe.linear_scaling for recipe in recipes} == set(CHOICES["linear_scaling"])
     assert len(set(recipes)) == len(MODES)
 
