@@ -90,8 +90,8 @@ def quantize_linears(graph: Graph, ctx: Context) -> Notes:
             formats = _emulate_in_blocks(matmul, operands, in_blocks, recipe)
         else:
             formats = _rewrite(matmul, operands, recipe, at_once)
-        sizes = map(_size, (matmul.M, matmul.K, matmul.N))
-        linears.append(Linear(info, matmul.direction, *sizes, formats + told, *paying.figures(matmul)))
+        M, K, N = map(_size, (matmul.M, matmul.K, matmul.N))
+        linears.append(Linear(info, matmul.direction, M, K, N, formats + told, *paying.figures(matmul)))
     merged.rewrite()
     if scales:
         scales.promise()
