@@ -12,6 +12,7 @@ from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fp8compile import Recipe
+from fp8compile._version import release_of
 from fp8compile.fx.graph import SPLICED
 from fp8compile.integrations import graph_trainer
 from fp8compile.integrations.graph_trainer import NO_BACKWARD, OFFLOADS, OVERWRITES, Fp8Passes
@@ -46,7 +47,9 @@ def test_what_it_keeps_is_stored_as_codes() -> None:
     # the input and result of each norm, the operand and result of each silu, the last result; the first input is the caller's
     elements = 2 * 128 * 256 * (1 + 1 + 2 + 2)
     assert report.saved_bytes_plain == 4 * (elements + 2 * 2 * 128)  # and each norm's mean and rstd
-    assert report.saved_bytes < 0.27 * report.saved_bytes_plain
+    # torch 2.11 takes silu's backward apart into an exp, so that its operands stay exact there
+    exact = 0 if release_of(torch.__version__) >= (2, 12) else 4 * 2 * 128 * 512
+    assert report.saved_bytes - exact < 0.27 * (report.saved_bytes_plain - exact)
     assert torch.equal(expected[0], found[0]), "the forward stays as it is"
     assert all(decibels(a, b) > 38 for a, b in zip(expected[1:], found[1:], strict=True))
 
