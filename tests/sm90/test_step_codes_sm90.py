@@ -5,12 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("triton", reason="triton, which compiles what Inductor generates, exists for Linux only")
+
+from fp8compile._version import release_of
 
 from . import run_step_codes
 from .scattered import SECTOR
 from .subprocesses import result_of
+
+pytestmark = pytest.mark.skipif(
+    release_of(torch.__version__) < (2, 12),
+    reason="torch 2.11 writes no bytes into kernels of a few numbers, by which the harness counts",
+)
 
 MOST = 1.02  # times the least possible
 IN_CI = ("BF16, rounded stochastically",)
