@@ -4,41 +4,21 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 import fp8compile
 from fp8compile._version import release_of
 from fp8compile.scaling import weight_changes, weight_codes
-from tests.scaling.plain import Plain
+from tests.scaling.plain import Plain, count, data
 from tests.support.measure import compiled
 
 CACHED = {"emulate": True, "saved": "off", "cache_weights": True}
 Change = Callable[["Plain"], object]
-
-
-def data(step: int = 0) -> Tensor:
-    return torch.randn(24, 32, generator=torch.Generator().manual_seed(step))
-
-
-@contextmanager
-def count() -> Iterator[list[int]]:
-    """How many weights are encoded; warnings of changes that no one saw are errors."""
-    found, encode = [0], weight_codes.encode
-
-    def counting(*args: Any) -> tuple[Tensor, ...]:
-        found[0] += 1
-        return encode(*args)
-
-    with pytest.MonkeyPatch.context() as patch, warnings.catch_warnings():
-        patch.setattr(weight_codes, "encode", counting)
-        warnings.filterwarnings("error", message="a weight of an FP8 linear")
-        yield found
 
 
 def trained(

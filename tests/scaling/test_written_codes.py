@@ -16,8 +16,7 @@ from fp8compile.numerics.delayed import quantize_under
 from fp8compile.numerics.formats import E4M3
 from fp8compile.optim.exchange import exchange
 from fp8compile.scaling import weight_codes
-from tests.scaling.plain import Plain
-from tests.scaling.test_weight_changes import count, data
+from tests.scaling.plain import Plain, count, data
 from tests.support.measure import compiled
 
 CACHED = {"emulate": True, "saved": "off", "cache_weights": True}
