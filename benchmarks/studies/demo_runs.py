@@ -45,13 +45,20 @@ class Demo:
         """The optimizer's, as the demo has them."""
         return {"lr": self.size.rate, "betas": (0.9, 0.99), "weight_decay": 0.1}
 
-    def run(self, make: Make, seed: int, dtype: torch.dtype = torch.float32, watch: Watch | None = None) -> Run:
+    def run(
+        self,
+        make: Make,
+        seed: int,
+        dtype: torch.dtype = torch.float32,
+        watch: Watch | None = None,
+        compile_model: Callable[[nn.Module], Any] = torch.compile,
+    ) -> Run:
         """Train from ``seed`` with the optimizer that ``make(model, settings)`` returns."""
         torch._dynamo.reset()
         model = build_model(self.size, seed, CPU).to(dtype)
         optimizer = make(model, self.settings())
         schedule = LambdaLR(optimizer, rate_schedule(self.steps))
-        step_model = torch.compile(model) if self.compiled else model
+        step_model = compile_model(model) if self.compiled else model
         task = Task(self.size, Precision(torch.float32, "no autocast", {}), self.corpus, CPU, self.steps)
         run, validation = Run("", seed), task.validation()
         for tokens in train_batches(self.corpus.train, self.size.batch, self.size.length, seed, self.steps):

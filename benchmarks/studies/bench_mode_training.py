@@ -1,0 +1,150 @@
+"""The demo trained with FP8 linears in every mode of scaling, beside plain Inductor: validation loss after 300 steps.
+
+    python benchmarks/studies/bench_mode_training.py --seeds 3
+    python benchmarks/studies/bench_mode_training.py --seeds 5 --arms "plain;dynamic;delayed"
+
+Every arm sees the same initial weights, batches, rates and clipping (``demo_runs``); products FP32, codes emulated. The gap
+is (arm - plain) / plain of the validation loss from the same seed, positive where the arm is worse; mean +- standard error
+over seeds. Arm "stored" adds what the default recipe stores to "dynamic", "delayed, stored" to "delayed".
+
+Runs that the JSON already has are not run again; it is written after every run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import fp8compile
+from benchmarks.harness.environment import environment
+from benchmarks.harness.output import write_json
+from benchmarks.studies.demo_runs import Demo
+from fp8compile.demo.model import SIZES
+from fp8compile.demo.results import gap, mean_of
+
+REFERENCE = "plain"
+ALONE = {"preset": "linear_only", "emulate": True}
+STORED = {"linear": "tensorwise", "emulate": True}
+E4M3 = {"linear_formats": "e4m3"}
+DELAYED = {"linear_scaling": "delayed"}
+MERGED = {**DELAYED, "cache_weights": True, "merge_dgrads": True}
+ARMS: Mapping[str, Mapping[str, Any]] = {
+    REFERENCE: {},
+    "dynamic": ALONE,
+    "delayed": {**ALONE, **DELAYED},
+    "delayed, cached, merged": {**ALONE, **MERGED},
+    "dynamic, e4m3": {**ALONE, **E4M3},
+    "delayed, e4m3": {**ALONE, **DELAYED, **E4M3},
+    "rowwise": {**ALONE, "linear": "rowwise"},
+    "blockwise, e4m3": {**ALONE, "linear": "blockwise", **E4M3},
+    "mxfp8, e4m3": {**ALONE, "linear": "mxfp8", **E4M3},
+    "dynamic, stored": STORED,
+    "delayed, stored": {**STORED, **DELAYED},
+}
+
+
+def adamw(model: nn.Module, settings: dict[str, Any]) -> torch.optim.Optimizer:
+    """The optimizer of every arm."""
+    return torch.optim.AdamW(model.parameters(), **settings)
+
+
+def run_arm(arm: str, seed: int, demo: Demo) -> dict[str, Any]:
+    """One run, ready for JSON. What the report says of its linears is beside the losses."""
+    compiled: list[nn.Module] = []
+
+    def compile_model(model: nn.Module) -> nn.Module:
+        if arm == REFERENCE:
+            return torch.compile(model)
+        compiled[:] = [torch.compile(model, backend="fp8compile", options=dict(ARMS[arm]))]
+        return compiled[0]
+
+    run = demo.run(adamw, seed, compile_model=compile_model)
+    row: dict[str, Any] = {
+        "validation_loss": run.validation_loss,
+        "train_loss": run.train_loss,
+        "validation": [[e.step, e.loss] for e in run.evaluations],
+        "losses": [round(loss, 5) for loss in run.losses],
+        "median_step_s": statistics.median(run.step_seconds),
+    }
+    if compiled:
+        row["matmuls_in_fp8"] = len(fp8compile.report(compiled[0]).linears)
+        histories = [history for _, history in fp8compile.scaling_state(compiled[0]).graphs]
+        row["fell_back"] = sum(int(history.totals[:, 2].sum()) for history in histories)
+    return row
+
+
+def gaps(runs: Mapping[str, Mapping[str, Any]], arm: str) -> list[float]:
+    """The arm's gap to the reference for each seed that both finished."""
+    plain = runs.get(REFERENCE, {})
+    pairs = [(row, plain[seed]) for seed, row in runs.get(arm, {}).items() if seed in plain]
+    return [gap(ours["validation_loss"], theirs["validation_loss"]) for ours, theirs in pairs]
+
+
+def summary(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """Mean gap and its standard error for each arm."""
+    means = {arm: mean_of(gaps(runs, arm)) for arm in runs if arm != REFERENCE}
+    return {arm: {"gap": m.mean, "error": m.error, "seeds": m.n} for arm, m in means.items() if m is not None}
+
+
+def table(found: Mapping[str, Any]) -> Table:
+    """The gaps as people read them."""
+    made = Table("arm", "seeds", "validation loss", "gap to plain", title=f"{found['training']['steps']} steps")
+    for arm, rows in found["runs"].items():
+        loss = statistics.fmean(row["validation_loss"] for row in rows.values())
+        here = found["summary"].get(arm)
+        error = f" ± {here['error']:.2%}" if here and here["error"] is not None else ""
+        made.add_row(arm, str(len(rows)), f"{loss:.4f}", f"{here['gap']:+.2%}{error}" if here else "")
+    return made
+
+
+def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description="Training with FP8 linears in every mode, against plain Inductor.")
+    results = Path(__file__).resolve().parents[1] / "results"
+    parser.add_argument("--json", type=Path, default=results / "mode-training-cpu.json")
+    parser.add_argument("--arms", default=";".join(ARMS), help=f"separated by ';'; the gap is to {REFERENCE!r}")
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--quick", action="store_true", help="a few steps of a tiny model: does it run?")
+    arguments = parser.parse_args(words)
+    arguments.arms = arguments.arms.split(";")
+    if unknown := set(arguments.arms) - set(ARMS):
+        parser.error(f"unknown: {'; '.join(sorted(unknown))}; known: {'; '.join(ARMS)}")
+    return arguments
+
+
+def main(words: Sequence[str] | None = None) -> dict[str, Any]:
+    arguments = parse(words)
+    steps, seeds = (3, 1) if arguments.quick else (arguments.steps, arguments.seeds)
+    size = replace(SIZES["tiny"], rate=1e-3) if arguments.quick else SIZES["cpu"]
+    demo = Demo(size, steps, evaluate_at=(steps // 2,))
+    before = json.loads(arguments.json.read_text()) if arguments.json.exists() and not arguments.quick else {}
+    fits = before.get("training", {}).get("steps") == steps
+    runs: dict[str, dict[str, Any]] = before["runs"] if fits else {}
+    found: dict[str, Any] = {}
+    for seed in range(seeds):
+        for arm in arguments.arms:
+            if str(seed) not in runs.get(arm, {}):
+                runs.setdefault(arm, {})[str(seed)] = {**run_arm(arm, seed, demo), **environment()}
+                print(f"{arm} {seed}: {runs[arm][str(seed)]['validation_loss']:.4f}", file=sys.stderr, flush=True)
+            found = {**demo.about(), **environment(), "summary": summary(runs), "runs": runs}
+            write_json(arguments.json, found)
+    Console(width=120).print(table(found))
+    return found
+
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    main()
