@@ -104,6 +104,13 @@ def is_tensor(node: object) -> bool:
     return isinstance(node, Node) and isinstance(node.meta.get("val"), torch.Tensor)
 
 
+def is_static(node: Node) -> bool:
+    """Whether a node's value is no symbolic number, and no tensor with a symbolic size."""
+    value = node.meta.get("val")
+    sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
+    return not any(isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)) for size in sizes)
+
+
 def is_call_of_region(node: Node) -> bool:
     """Whether the node calls a nested compile region: ``invoke_subgraph(body, identifier, *operands)``."""
     return node.op == "call_function" and node.target is torch.ops.higher_order.invoke_subgraph

@@ -107,6 +107,10 @@ class Groupwise:
     def name(self) -> str:
         return f"{self.format.name} 1x{self.group_size}"
 
+    def nbytes(self, numel: int) -> int:
+        """Bytes of the codes and scales of so many elements."""
+        return numel + -(-numel // self.group_size) * self.scale_dtype.itemsize
+
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
         grouped, dims = _padded_to_groups(x, self.group_size)
         inv_scale_N1 = inv_scale_of(amax_over(grouped, dims), self.format, self.scale_dtype).reshape(-1, 1)
@@ -136,6 +140,10 @@ class GroupwiseBest:
     @property
     def name(self) -> str:
         return f"best of e4m3|int8 1x{self.group_size}"
+
+    def nbytes(self, numel: int) -> int:
+        """Bytes of the codes and scales of so many elements."""
+        return numel + -(-numel // self.group_size) * self.scale_dtype.itemsize
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
         grouped, dims = _padded_to_groups(x, self.group_size)

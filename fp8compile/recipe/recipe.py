@@ -61,6 +61,10 @@ class Recipe:
         saved_attention: whether operands and results of attention are encoded too.
         attention_format: the format of those. INT8 by default: the backward of attention exponentiates q k' again, which
             turns E4M3's relative error into a factor (measured on the demo: gradients of k at 10 dB, against 23 in INT8).
+        memory_budget: what the peak of forward and backward may be, beside parameters and their gradients: a fraction of the
+            default recipe's peak, 1.0 ... 0.0, or bytes for each graph, an integer >= 2. Below the default's peak, matmuls
+            and attention are computed again in the backward (passes/recompute_for_budget.py). In ``modules`` only 1.0, which
+            keeps what is made there.
         min_saved_numel: tensors with fewer elements stay as they are.
         skip: fnmatch patterns on module paths; tensors made in such a module, or in one under it, stay as they are.
         observe: whether statistics of values and gradients are taken in the graph, for ``fp8compile.amp.LossScaler`` and
@@ -98,6 +102,7 @@ class Recipe:
     collectives: str = "off"
     saved_attention: bool = True
     attention_format: str = "int8"
+    memory_budget: float | int = 1.0
     min_saved_numel: int = 4096
     skip: tuple[str, ...] = ()
     observe: str | bool = "auto"
@@ -226,6 +231,11 @@ class Recipe:
         return any(recipe.collectives != "off" for recipe in (self, *self.modules.values()))
 
     @property
+    def limits_memory(self) -> bool:
+        """Whether the peak of a graph has to stay within a budget."""
+        return (isinstance(self.memory_budget, int) and self.memory_budget > 1) or self.memory_budget < 1
+
+    @property
     def names_modules(self) -> bool:
         """Whether it says something of modules by their paths, beyond where heads are by default."""
         recipes = (self, *self.modules.values())
@@ -235,7 +245,7 @@ class Recipe:
     @property
     def rewrites_graph(self) -> bool:
         """Whether linears, collectives or what is saved are rewritten in any module."""
-        return self.stores_saved or self.quantizes_linears or self.compresses_collectives
+        return self.limits_memory or self.stores_saved or self.quantizes_linears or self.compresses_collectives
 
     def __str__(self) -> str:
         """What differs from the default recipe; then, one line for each pattern, what differs in its modules."""
