@@ -9,14 +9,15 @@ directly before what reads it first, so that one layer's values are alive at a t
 
 The peak is predicted at stored bytes: what ``encode_saved`` will store as codes counts as codes. A value that repeated
 operations read may have to stay exact; that takes more bytes than predicted, and the report tells both.
-Left as they are: what is random, collectives, higher-order operators, custom operators, values of modules whose recipe has
-``memory_budget=1.0``, and graphs with sizes that only a run knows.
+Left as they are: what is random, collectives, higher-order operators, custom operators, values that a checkpoint policy says
+to save, values of modules whose recipe has ``memory_budget=1.0``, and graphs with sizes that only a run knows.
 """
 
 from __future__ import annotations
 
 import torch
 from torch.fx import Node
+from torch.utils.checkpoint import CheckpointPolicy
 
 from fp8compile.budget.frontier import Frontier, State, chosen
 from fp8compile.budget.placing import give_up
@@ -57,7 +58,9 @@ def recompute_for_budget(split: PartitionedGraph, ctx: Context) -> Notes:
 
 
 def _may_go(edge: SavedTensor, ctx: Context) -> bool:
-    """Whether the recipe of the module that a value was made in lets it be given up."""
+    """Whether the user lets a value be given up: by the recipe of the module that made it, and by checkpoint policies."""
+    if edge.forward.meta.get("recompute") in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE):
+        return False
     return ctx.recipe_at(edge.info.origin.module).memory_budget != 1.0
 
 
@@ -69,17 +72,17 @@ def _rates(split: PartitionedGraph, ctx: Context) -> DeviceRates:
 
 
 def _entries(split: PartitionedGraph, state: State) -> tuple[Recomputed, ...]:
-    """What is given up, with the names of the kept values that its copies are made from."""
-    kept, again = {edge.forward for edge in state.kept}, set(state.repeated)
-    found = []
-    for edge in (edge for edge in split.edges if edge.forward not in kept and edge.is_tensor):
+    """What is given up, with the names of the values that its copies are made from: kept ones, parameters, data."""
+    gone = [edge for edge in split.edges if edge not in set(state.kept) and edge.is_tensor]
+    again, found = set(state.repeated), []
+    for edge in gone:
         waiting, seen, sources = [edge.forward], set[Node](), list[str]()
         while waiting:
             node = waiting.pop()
             if node in seen:
                 continue
             seen.add(node)
-            sources += [node.name] if node in kept else []
+            sources += [] if node in again else [node.name]
             waiting += node.all_input_nodes if node in again else []
-        found.append(Recomputed(edge.info, tuple(sources)))
+        found.append(Recomputed(edge.info, tuple(sources), for_budget=True))
     return tuple(found)

@@ -31,7 +31,7 @@ from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.planning.device_rates import DeviceRates
 
 STATES = 32  # whose peak is looked at, at most: the others lie between two of them
-SMALL = 4096  # bytes: what takes less stays
+SMALL = 4096  # bytes: what takes less stays, so that a budget is not spent on kernels of a few bytes
 DIGITS = 6  # of a price: layers that are alike differ in rounding only
 
 Rank = tuple[float, int, int]

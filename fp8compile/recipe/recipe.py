@@ -124,6 +124,11 @@ class Recipe:
         check_values(self)
         object.__setattr__(self, "modules", module_recipes(self.modules, self))
         for pattern, recipe in self.modules.items():
+            if recipe.memory_budget not in (1.0, self.memory_budget):
+                raise ValueError(
+                    f"Recipe.modules[{pattern!r}].memory_budget is {recipe.memory_budget!r}, and a budget is one for the "
+                    "whole graph: set Recipe.memory_budget, and in modules 1.0 for what must not be computed again."
+                )
             if not isinstance(recipe.islands, str) and recipe.islands != self.islands:
                 raise ValueError(
                     f"Recipe.modules[{pattern!r}].islands is a calibration, which is of a whole model: set Recipe.islands to "

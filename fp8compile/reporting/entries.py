@@ -103,10 +103,11 @@ class Recomputed(Entry):
     """A tensor that plain Inductor saves and the backward now recomputes.
 
     ``sources`` are saved anyway, and the backward makes the tensor from them where it needs it. Where ``sources`` is empty,
-    the min-cut found the way.
+    the min-cut found the way. ``for_budget``: it is made by matmuls or attention, for ``Recipe.memory_budget``.
     """
 
     sources: tuple[str, ...]
+    for_budget: bool = False
 
     @property
     def bytes_before(self) -> int:
