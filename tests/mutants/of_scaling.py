@@ -305,8 +305,8 @@ SCALING = (
     Mutant(
         "cached weights: every graph's weights have the first weight's inputs",
         "fp8compile/scaling/weight_slot.py",
-        "len(example_inputs) + len(NAMES) * i) for i, at",
-        "len(example_inputs) + 0 * i) for i, at",
+        "first + len(NAMES) * i) for i, at",
+        "first + 0 * i) for i, at",
         (f"{CACHED}::test_losses_and_gradients_are_those_without_a_cache[plain]",),
     ),
     Mutant(
