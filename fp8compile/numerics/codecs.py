@@ -57,8 +57,10 @@ class Tensorwise:
     def name(self) -> str:
         return f"{self.format.name} tensorwise"
 
-    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        amax = x.new_zeros(()) if _is_empty(x) else amax_tensorwise(x)
+    def encode(self, x: Tensor, amax: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """``amax``, 0-d, spares the pass over x that would find it."""
+        if amax is None:
+            amax = x.new_zeros(()) if _is_empty(x) else amax_tensorwise(x)
         inv_scale = inv_scale_of(amax, self.format, self.scale_dtype)
         return quantize(x, inv_scale, self.format), inv_scale
 

@@ -49,6 +49,8 @@ class Recipe:
             not in each call; see docs/guide/cached-weights.md for what it takes, and for what counts as a change.
         merge_dgrads: with "delayed" and ``cache_weights``, whether the gradient of what several linears read (q, k and v;
             gate and up) is one matmul; see docs/guide/merged-dgrads.md.
+        smooth_swiglu: with tensorwise dynamic scales, whether outlier channels of silu(gate) * up give half of what they are
+            larger to the next weight, before both are encoded; see docs/guide/linears.md.
         linear_skip: patterns as in ``skip``: linears that stay in their dtype; by default the places where libraries
             keep the output head. A linear tied to an embedding stays too.
         emulate: decode the codes and multiply in the model's dtype, on any device: FP8's numbers without its speed.
@@ -94,6 +96,7 @@ class Recipe:
     margin: int = 0
     cache_weights: bool = False
     merge_dgrads: bool = False
+    smooth_swiglu: bool = False
     linear_skip: tuple[str, ...] = OUTPUT_HEAD_PATTERNS
     emulate: bool = False
     saved: str = "groupwise"
@@ -302,7 +305,8 @@ def _recipe_of(pattern: str, given: Any, base: Recipe) -> Recipe:
 
 def exact(recipe: Recipe) -> Recipe:
     """``recipe`` with nothing encoded. FP32 islands stay, since they are more accurate than what they replace."""
-    linears = {"linear": "off", "linear_scaling": "dynamic", "cache_weights": False, "merge_dgrads": False}
+    switches = dict.fromkeys(("cache_weights", "merge_dgrads", "smooth_swiglu"), False)
+    linears = {"linear": "off", "linear_scaling": "dynamic", **switches}
     return uncounted(recipe).replace_in_all(saved="off", collectives="off", **linears)
 
 

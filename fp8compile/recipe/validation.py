@@ -33,7 +33,7 @@ OBSERVE = ("auto", True, False)
 
 ISLANDS = ("auto", "policy", "off")
 
-BOOLEANS = ("emulate", "saved_attention", "cache_weights", "merge_dgrads")
+BOOLEANS = ("emulate", "saved_attention", "cache_weights", "merge_dgrads", "smooth_swiglu")
 
 COUNTS = {"group_size": (16, 65536), "amax_history_len": (1, 1024), "margin": (0, 8)}
 
