@@ -44,11 +44,13 @@ from fp8compile.fx.graph import (
 from fp8compile.fx.ops import FUSED_NORMS, STATISTICS, is_attention, is_of_attention, is_view, opname
 from fp8compile.fx.partition import NO_VERSION_CHECK, PartitionedGraph, SavedTensor
 from fp8compile.fx.regions import saves_itself
-from fp8compile.numerics import E4M3, ENCODABLE, INT8, Codec, Groupwise, GroupwiseBest
+from fp8compile.numerics import E4M3, ENCODABLE, INT8, Groupwise, GroupwiseBest
 from fp8compile.numerics.formats import FP8
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import Notes, Saved, Skip
+
+Stored = Groupwise | GroupwiseBest
 
 STEEP = "a steep function of it in the backward"
 
@@ -82,7 +84,7 @@ def _format_name(edge: SavedTensor, recipe: Recipe) -> str:
     return recipe.attention_format if _belongs_to_attention(edge) else recipe.saved_format
 
 
-def codec_for(edge: SavedTensor, recipe: Recipe) -> tuple[Codec, str]:
+def codec_for(edge: SavedTensor, recipe: Recipe) -> tuple[Stored, str]:
     """The storage that the recipe names for this tensor, and why where that depends on the tensor."""
     name = _format_name(edge, recipe)
     if name == "best_of_two":
@@ -101,7 +103,7 @@ class _Judge:
         self.user_fp32 = user_fp32(split.fw.graph, split.static)
         self.sensitivity = Sensitivity(split)
 
-    def decide(self, edge: SavedTensor) -> Encoding | tuple[Codec, str] | str | None:
+    def decide(self, edge: SavedTensor) -> Encoding | tuple[Stored, str] | str | None:
         """The encoding a matmul's operand already has; or codec and remark; or the reason to leave it; None: no entry."""
         if encoding := encoding_of(edge.forward):
             return encoding
@@ -111,7 +113,7 @@ class _Judge:
             return None  # the amax of a matmul's operand belongs to its codes
         return self._reason_to_leave(edge) or self._codec(edge)
 
-    def _codec(self, edge: SavedTensor) -> tuple[Codec, str] | str:
+    def _codec(self, edge: SavedTensor) -> tuple[Stored, str] | str:
         """The recipe's codec if the backward answers its errors with small ones; else E4M3's, if it may be chosen."""
         recipe = self.ctx.recipe_at(_path(edge))
         codec, why = codec_for(edge, recipe)
@@ -209,7 +211,7 @@ def _higher_order_use(value: Node) -> str | None:
     return None
 
 
-def _encode(split: PartitionedGraph, edge: SavedTensor, codec: Codec, why: str) -> Saved:
+def _encode(split: PartitionedGraph, edge: SavedTensor, codec: Stored, why: str) -> Saved:
     value = edge.forward.meta["val"]
     order, dtype = memory_order(value), value.dtype
     back = None if order is None else tuple(order.index(d) for d in range(len(order)))

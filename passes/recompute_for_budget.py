@@ -9,8 +9,11 @@ directly before what reads it first, so that one layer's values are alive at a t
 
 The peak is predicted at stored bytes: what ``encode_saved`` will store as codes counts as codes. A value that repeated
 operations read may have to stay exact; that takes more bytes than predicted, and the report tells both.
-Left as they are: what is random, collectives, higher-order operators, custom operators, values that a checkpoint policy says
-to save, values of modules whose recipe has ``memory_budget=1.0``, and graphs with sizes that only a run knows.
+Left as they are: what the forward returns (the caller has it), what is random, collectives, higher-order operators, custom
+operators, values that a checkpoint policy says to save, values of modules whose recipe has ``memory_budget=1.0``, and graphs
+with sizes that only a run knows.
+
+A weight that is changed between forward and backward raises, as for any saved tensor, also where only a copy reads it.
 """
 
 from __future__ import annotations
@@ -47,7 +50,7 @@ def recompute_for_budget(split: PartitionedGraph, ctx: Context) -> Notes:
     rates = _rates(split, ctx)
     repeatable = Repeatable(split, ctx.recipe.codegen == "inductor")
     timeline = Timeline(split, predicted_bytes(split, ctx))
-    states = Frontier(split, repeatable, timeline, rates, lambda edge: _may_go(edge, ctx)).states()
+    states = Frontier(split, repeatable, timeline, rates, lambda edge: _may_go(split, edge, ctx)).states()
     target = asked if isinstance(asked, int) and asked > 1 else int(asked * states[0].peak)
     state = chosen(states, target)
     entries = _entries(split, state)
@@ -57,8 +60,10 @@ def recompute_for_budget(split: PartitionedGraph, ctx: Context) -> Notes:
     return Notes(recomputed=entries, budgets=(told,))
 
 
-def _may_go(edge: SavedTensor, ctx: Context) -> bool:
-    """Whether the user lets a value be given up: by the recipe of the module that made it, and by checkpoint policies."""
+def _may_go(split: PartitionedGraph, edge: SavedTensor, ctx: Context) -> bool:
+    """Whether a value may go: the caller does not hold it; neither its module's recipe nor a checkpoint policy keeps it."""
+    if split.belongs_to(edge.forward).startswith("output"):
+        return False
     if edge.forward.meta.get("recompute") in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE):
         return False
     return ctx.recipe_at(edge.info.origin.module).memory_budget != 1.0

@@ -20,7 +20,7 @@ ORDER = (
     ("fx", "_distributed", "planning"),
     ("recipe", "analysis", "reporting", "optim"),
     ("encoding", "observe"),
-    ("islands", "amp", "scaling"),
+    ("islands", "amp", "scaling", "budget"),
     ("passes",),
     ("compiler",),
     ("tools",),

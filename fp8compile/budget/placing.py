@@ -6,11 +6,13 @@ then every layer's copies are alive together (pytorch #197838). Here a copy is m
 
 from __future__ import annotations
 
+import dataclasses
+
 from torch.fx import Node
 
 from fp8compile.budget.frontier import State
 from fp8compile.budget.timeline import first_uses
-from fp8compile.fx.graph import ROW
+from fp8compile.fx.graph import ENCODING, ROW, Encoding
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 
 
@@ -20,17 +22,24 @@ def give_up(split: PartitionedGraph, state: State) -> list[SavedTensor]:
     gone = [edge for edge in split.edges if edge not in set(state.kept)]
     given = {edge.forward: edge.backward for edge in state.kept}
     new = _new_inputs(split, state, gone, given)
-    copied = given | new
+    copied, encodings = given | new, dict[int, Encoding]()
     for at, nodes in sorted(placed.items()):
         with split.bw.graph.inserting_before(late[at]):
             for node in nodes:
-                copy = copied[node] = split.bw.graph.node_copy(node, copied.__getitem__)
-                copy.meta.pop(ROW, None)  # the forward's own is observed
+                copied[node] = split.bw.graph.node_copy(node, copied.__getitem__)
+                _mark_as_copy(copied[node], encodings)
     for edge in gone:
         if edge.backward.users:
             edge.backward.replace_all_uses_with(copied[edge.forward])
         split.replace(edge)
     return gone
+
+
+def _mark_as_copy(copy: Node, encodings: dict[int, Encoding]) -> None:
+    """The forward's own value is the one that is observed; and a copy's codes and scale have an encoding of their own."""
+    copy.meta.pop(ROW, None)
+    if (encoding := copy.meta.get(ENCODING)) is not None:
+        copy.meta[ENCODING] = encodings.setdefault(id(encoding), dataclasses.replace(encoding))
 
 
 def _new_inputs(

@@ -93,4 +93,4 @@ def _never_drops(node: Node) -> bool:
         return False
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
     given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-    return given.get(DROPOUT, 0.0) == 0.0
+    return bool(given.get(DROPOUT, 0.0) == 0.0)

@@ -197,7 +197,7 @@ class _Backward:
         """For each storage of ``sizes``, a step that all of its readers read, and its bytes."""
         found: dict[Node, Step] = {}
         for edge in self.kept:
-            root = storage_root(edge.forward) if edge.is_tensor else None
+            root = storage_root(edge.forward)
             if root in sizes:
                 first = found.setdefault(root, self.given[edge.backward])
                 if first is not self.given[edge.backward]:

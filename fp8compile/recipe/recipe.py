@@ -11,12 +11,10 @@ from typing import Any
 from fp8compile._messages import nearest
 from fp8compile.recipe.frozen import FrozenModules
 from fp8compile.recipe.linear_formats import as_formats
+from fp8compile.recipe.modules import PER_GRAPH, check_modules, module_recipes
 from fp8compile.recipe.patterns import in_module
 from fp8compile.recipe.presets import PRESETS
 from fp8compile.recipe.validation import FrozenOptions, _as_islands, _as_options, _as_patterns, check_values
-
-# One for all modules.
-PER_GRAPH = ("codegen", "inductor", "dump", "check", "amax_history_len", "amax_compute", "margin")
 
 OF_THE_DEVICE = "device"
 
@@ -126,17 +124,7 @@ class Recipe:
         object.__setattr__(self, "inductor", _as_options(self.inductor))
         check_values(self)
         object.__setattr__(self, "modules", module_recipes(self.modules, self))
-        for pattern, recipe in self.modules.items():
-            if recipe.memory_budget not in (1.0, self.memory_budget):
-                raise ValueError(
-                    f"Recipe.modules[{pattern!r}].memory_budget is {recipe.memory_budget!r}, and a budget is one for the "
-                    "whole graph: set Recipe.memory_budget, and in modules 1.0 for what must not be computed again."
-                )
-            if not isinstance(recipe.islands, str) and recipe.islands != self.islands:
-                raise ValueError(
-                    f"Recipe.modules[{pattern!r}].islands is a calibration, which is of a whole model: set Recipe.islands to "
-                    "it, and what differs in modules to 'auto', 'policy' or 'off'."
-                )
+        check_modules(self)
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Recipe:
@@ -273,34 +261,6 @@ _FIELDS = frozenset(f.name for f in dataclasses.fields(Recipe))
 def _known(changes: Mapping[str, Any]) -> None:
     for unknown in changes.keys() - _FIELDS:
         raise ValueError(f"Recipe has no field {unknown!r}.{nearest(unknown, [*_FIELDS, 'preset', 'recipe'])}")
-
-
-def module_recipes(value: Any, base: Recipe) -> FrozenModules:
-    """``Recipe.modules`` as given by the user, normalised; dicts in it are changes to ``base``.
-
-    Raises:
-        ValueError: not a mapping from patterns to recipes, or a recipe that a module cannot have.
-    """
-    if not isinstance(value, Mapping) or not all(isinstance(p, str) for p in value):
-        raise ValueError(f'Recipe.modules must be a dict such as {{"layers.0": "off"}}, not {value!r}.')
-    if not value:
-        return FrozenModules()
-    plain = dataclasses.replace(base, modules={}, codegen="inductor", inductor={}, dump=None, check="off")
-    return FrozenModules((pattern, _recipe_of(pattern, given, plain)) for pattern, given in value.items())
-
-
-def _recipe_of(pattern: str, given: Any, base: Recipe) -> Recipe:
-    where = f"Recipe.modules[{pattern!r}]"
-    try:
-        recipe = base.resolve(given, base)
-    except ValueError as error:
-        raise ValueError(f"{where}: {error}") from None
-    if recipe.modules:
-        raise ValueError(f"{where} holds modules of its own. Put all patterns into one dict, the most special first.")
-    for name in PER_GRAPH:
-        if getattr(recipe, name) != getattr(base, name):
-            raise ValueError(f"{where} sets {name}, which cannot differ by module. Set it on the recipe itself.")
-    return recipe
 
 
 def exact(recipe: Recipe) -> Recipe:

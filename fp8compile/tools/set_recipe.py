@@ -24,8 +24,9 @@ from torch import nn
 from fp8compile import _torch as private
 from fp8compile._messages import nearest
 from fp8compile.fx.provenance import module_names
+from fp8compile.recipe.modules import PER_GRAPH
 from fp8compile.recipe.patterns import in_module
-from fp8compile.recipe.recipe import PER_GRAPH, Recipe
+from fp8compile.recipe.recipe import Recipe
 from fp8compile.tools.compiled_module import CompiledWith, running
 
 # For each model, the region of Dynamo's code caches that each recipe it ran has.

@@ -150,7 +150,9 @@ def budget_of(model: nn.Module, x: Tensor, budget: float, **options: Any) -> tup
 
 def test_golden_backward_that_repeats_a_matmul() -> None:
     _, split = budget_of(Steps(2), torch.randn(128, 64), 0.0, **PLAIN)
-    assert_expected_inline(backward_of(split), """\
+    assert_expected_inline(
+        backward_of(split),
+        """\
 primals_2: float32[128, 64]
 primals_3: float32[64, 64]
 primals_1: float32[64, 64]
@@ -173,19 +175,17 @@ mul_3: float32[128, 64] = mul(mm_3, sub_1)
 permute_6: float32[64, 128] = permute(mul_3)
 mm_4: float32[64, 64] = mm(permute_6, primals_2)
 return mm_4, None, mm_2
-""")
+""",
+    )
 
 
 def test_a_copy_stands_directly_before_what_reads_it_first() -> None:
     """No copy of an earlier step exists before the gradients of later ones are done."""
     told, split = budget_of(Steps(12), torch.randn(128, 64), 0.0, **PLAIN)
-    nodes, own = list(split.bw.graph.nodes), {n.name for n in split.fw.graph.nodes if n.target is aten.mm.default}
-    copies = [n for n in nodes if n.target is aten.mm.default and n.stack_trace and "forward" not in own]
-    forward_products = [
-        n for n in copies if n.all_input_nodes[1].target is aten.permute.default and is_copy(n, split)
-    ]
-    assert told.chosen and forward_products
-    for copied in forward_products:
+    nodes = list(split.bw.graph.nodes)
+    copies = [n for n in nodes if n.target is aten.mm.default and is_copy(n, split)]
+    assert told.chosen and copies
+    for copied in copies:
         first = min(copied.users, key=nodes.index)
         between = nodes[nodes.index(copied) + 1 : nodes.index(first)]
         assert all(is_copy(n, split) for n in between), f"{copied} waits for {between}"
@@ -295,10 +295,10 @@ def test_symbolic_sizes_have_the_reason() -> None:
     compiled(torch.randn(128, 64)).sum().backward()
     (told,) = fp8compile.report(compiled).budgets
     assert told.reason == NOT_STATIC and not told.frontier
-    assert NOT_STATIC in str(fp8compile.report(compiled))
+    assert NOT_STATIC in " ".join(str(fp8compile.report(compiled)).split())
 
 
-@torch.library.custom_op("budget::noisy", mutates_args=())
+@torch.library.custom_op("budget::noisy", mutates_args=(), tags=(torch.Tag.nondeterministic_seeded,))
 def noisy(x: Tensor) -> Tensor:
     return x + torch.rand(())
 
@@ -316,14 +316,14 @@ def test_a_custom_operator_is_not_repeated() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.tanh(self.b(noisy(self.a(x))))
 
-    told, split = budget_of(Custom(), torch.randn(128, 64), 0.0, **PLAIN)
+    _, split = budget_of(Custom(), torch.randn(128, 64), 0.0, **PLAIN)
     assert not any("noisy" in str(n.target) for n in split.bw.graph.nodes)
     assert any("noisy" in str(e.forward.target) for e in split.edges)
 
 
 def test_modules_with_a_budget_of_one_keep_what_is_theirs() -> None:
-    model, x = case_of("steps")
-    _, split = budget_of(model, x, 0.0, modules={"steps.*": {"memory_budget": 1.0}}, **PLAIN)
+    model, x = case_of("llama")
+    _, split = budget_of(model, x, 0.0, modules={"layers.*": {"memory_budget": 1.0}}, **PLAIN)
     _, free = budget_of(model, x, 0.0, **PLAIN)
     assert split.saved_bytes() > free.saved_bytes()
 

@@ -15,7 +15,8 @@ import re
 from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
-from fp8compile.recipe.recipe import PER_GRAPH, Recipe
+from fp8compile.recipe.modules import PER_GRAPH
+from fp8compile.recipe.recipe import Recipe
 from fp8compile.tools.checking.repair import Candidate
 
 Modules = dict[str, dict[str, Any]]
