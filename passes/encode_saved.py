@@ -4,7 +4,9 @@ Each tensor saved for backward is stored as one-byte codes with a scale per grou
 where it is made and decoded where it is first used, so that Inductor fuses the one into its producer and the other into
 its consumers. Error per element: the format's (``fp8compile.numerics.quantize``); for E4M3 at most 1/16 of the element,
 for INT8 at most 1/254 of its group's largest. The recipe names the format, by default by use
-(``fp8compile/encoding/saved_format.py``).
+(``fp8compile/encoding/saved_format.py``). What is proven to be a softmax's result (``fp8compile/analysis/softmax.py``) is
+divided by its sum when it is decoded (``fp8compile/numerics/unit_sums.py``): at most twice the error of an element, and rows
+of the softmax's gradient sum to zero.
 
 Left as they are, each with its reason in the report: what is not a floating-point activation (integers, masks, RNG
 states, tables, values made from parameters alone), small tensors, statistics of norms and softmax, float64 and complex,
@@ -25,7 +27,9 @@ from fp8compile import _torch as private
 from fp8compile.analysis.dataflow import Source, is_activation, sources, user_fp32
 from fp8compile.analysis.linears import BATCHED
 from fp8compile.analysis.sensitivity import Sensitivity
+from fp8compile.analysis.softmax import softmax_dim
 from fp8compile.encoding.saved_format import format_by_use
+from fp8compile.encoding.stored import PARTS, Stored
 from fp8compile.fx.graph import (
     SAVED_AS_CODES,
     SPLICED,
@@ -44,7 +48,7 @@ from fp8compile.fx.graph import (
 from fp8compile.fx.ops import FUSED_NORMS, STATISTICS, is_attention, is_of_attention, is_view, opname
 from fp8compile.fx.partition import NO_VERSION_CHECK, PartitionedGraph, SavedTensor
 from fp8compile.fx.regions import saves_itself
-from fp8compile.numerics import E4M3, ENCODABLE, INT8, Codec, Groupwise, GroupwiseBest
+from fp8compile.numerics import E4M3, ENCODABLE, INT8, Codec, Format, Groupwise, GroupwiseBest
 from fp8compile.numerics.formats import FP8
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
@@ -66,7 +70,7 @@ def encode_saved(split: PartitionedGraph, ctx: Context) -> Notes:
             notes += Notes(skips=(Skip(edge.info, decision),))
         elif decision is not None:
             storage_root(edge.forward).meta[SAVED_AS_CODES] = True
-            notes += Notes(saved=(_encode(split, edge, *decision),))
+            notes += Notes(saved=(_encode(split, edge, decision),))
     return notes
 
 
@@ -93,21 +97,31 @@ class _Judge:
         self.user_fp32 = user_fp32(split.fw.graph, split.static)
         self.sensitivity = Sensitivity(split)
 
-    def decide(self, edge: SavedTensor) -> Encoding | tuple[Codec, str] | str | None:
-        """The encoding a matmul's operand already has; or codec and remark; or the reason to leave it; None: no entry."""
+    def decide(self, edge: SavedTensor) -> Encoding | Stored | str | None:
+        """The encoding a matmul's operand already has; or how it is stored; or the reason to leave it; None: no entry."""
         if encoding := encoding_of(edge.forward):
             return encoding
         if self.ctx.is_scales(edge.forward):
             return None
         if not self.ctx.recipe.stores_saved or (SPLICED in edge.forward.meta and _statistic(edge.forward)):
             return None  # the amax of a matmul's operand belongs to its codes
-        return self._reason_to_leave(edge) or self._codec(edge)
+        if reason := self._reason_to_leave(edge):
+            return reason
+        found = self._codec(edge)
+        return found if isinstance(found, str) else self._stored(edge, *found)
+
+    def _stored(self, edge: SavedTensor, codec: Codec, why: str) -> Stored:
+        """What a softmax made sums to 1 when it is decoded, where the backward answers to sizes alone."""
+        dim = softmax_dim(edge.forward)
+        if dim is None or not all(self.sensitivity.needs_no_range(edge.backward, fmt) for fmt in _formats(codec)):
+            return Stored(codec, why)
+        return Stored(codec, why, dim)
 
     def _codec(self, edge: SavedTensor) -> tuple[Codec, str] | str:
         """The recipe's codec if the backward answers its errors with small ones; else E4M3's, if it may be chosen."""
         recipe = self.ctx.recipe_at(_path(edge))
         codec, why = codec_for(edge, recipe)
-        formats = (codec.format,) if isinstance(codec, Groupwise) else (E4M3, INT8)
+        formats = _formats(codec)
         reasons = [reason for fmt in formats if (reason := self.sensitivity.reason_to_stay_exact(edge.backward, fmt))]
         if not reasons:
             return codec, why
@@ -152,6 +166,10 @@ class _Judge:
         if not self.ctx.recipe_at(path).saved_attention and _belongs_to_attention(edge):
             return "Recipe.saved_attention is off"
         return None
+
+
+def _formats(codec: Codec) -> tuple[Format, ...]:
+    return (codec.format,) if isinstance(codec, Groupwise) else (E4M3, INT8)
 
 
 def _path(edge: SavedTensor) -> str:
@@ -201,26 +219,24 @@ def _higher_order_use(value: Node) -> str | None:
     return None
 
 
-def _encode(split: PartitionedGraph, edge: SavedTensor, codec: Codec, why: str) -> Saved:
+def _encode(split: PartitionedGraph, edge: SavedTensor, stored: Stored) -> Saved:
     value = edge.forward.meta["val"]
     order, dtype = memory_order(value), value.dtype
-    back = None if order is None else tuple(order.index(d) for d in range(len(order)))
 
-    def encode(x: Tensor) -> tuple[Tensor, Tensor]:
-        return codec.encode(x if order is None else x.permute(order))
+    def encode(x: Tensor) -> tuple[Tensor, ...]:
+        return stored.encode(x, order)
 
-    def decode(codes: Tensor, inv_scale: Tensor) -> Tensor:
-        x = codec.decode(codes, inv_scale, dtype)
-        return x if back is None else x.permute(back)
+    def decode(*parts: Tensor) -> Tensor:
+        return stored.decode(parts, order, dtype)
 
     made = splice(split.fw.graph, encode, edge.forward, before=insertion_point_after(edge.forward))
-    used = [split.placeholder(edge, node, part) for node, part in zip(made, ("codes", "inv_scale"), strict=True)]
+    used = [split.placeholder(edge, node, part) for node, part in zip(made, PARTS, strict=True)]
     decoded = splice(split.bw.graph, decode, *used, before=edge.in_order[0])
     edge.backward.replace_all_uses_with(decoded)
     shared = "" if edge.forward.meta.get(NO_VERSION_CHECK) else split.belongs_to(edge.forward)
     split.replace(edge, *zip(made, used, strict=True))
     after = sum(nbytes(n.meta["val"]) for n in made)
-    return Saved(edge.info, after, f"{codec.name} ({why})" if why else codec.name, shared)
+    return Saved(edge.info, after, stored.name, shared)
 
 
 def _codes_of_a_matmul(edge: SavedTensor, encoding: Encoding) -> tuple[Saved, ...]:

@@ -1,0 +1,65 @@
+"""Faults in how the storage of attention keeps what is known of it."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+UNIT_SUMS = "fp8compile/numerics/unit_sums.py"
+SOFTMAX = "fp8compile/analysis/softmax.py"
+OF_SUMS, OF_SOFTMAX = ("tests/numerics/test_unit_sums.py",), ("tests/analysis/test_softmax.py",)
+OF_PASS = ("tests/passes/test_encode_saved_sums.py",)
+
+ATTENTION = (
+    Mutant(
+        "unit sums: rows without a sum", UNIT_SUMS, "(total >= LEAST) & (total <= MOST)", "total <= MOST", OF_SUMS
+    ),
+    Mutant(
+        "unit sums: an inf is divided by", UNIT_SUMS, "(total >= LEAST) & (total <= MOST)", "total >= LEAST", OF_SUMS
+    ),
+    Mutant(
+        "unit sums: nothing is divided",
+        UNIT_SUMS,
+        "torch.where(known, total, 1.0)",
+        "torch.where(known, 1.0, 1.0)",
+        OF_SUMS,
+    ),
+    Mutant("softmax: any quotient", SOFTMAX, "packet(original(e)) not in EXPONENTIALS", "False", OF_SOFTMAX),
+    Mutant("softmax: any sum", SOFTMAX, "not same(total.args[0], e)", "False", OF_SOFTMAX),
+    Mutant(
+        "softmax: broadcast along any axis",
+        SOFTMAX,
+        "if is_laid_along(place.shape, total, dims)",
+        "if True",
+        OF_SOFTMAX,
+    ),
+    Mutant(
+        "softmax: masks of elements",
+        SOFTMAX,
+        "(at < 0 or statically_known_true(of_mask[at] == 1))",
+        "True",
+        OF_SOFTMAX,
+    ),
+    Mutant("softmax: any constant beside it", SOFTMAX, "a.args[0]) == 0]", "a.args[0]) is not None]", OF_SOFTMAX),
+    Mutant("softmax: views that cut rows", SOFTMAX, "and _is(size, before[dim])", "", OF_SOFTMAX),
+    Mutant(
+        "encode_saved: sums where a pole was kept away from",
+        "passes/encode_saved.py",
+        "not all(self.sensitivity.needs_no_range(edge.backward, fmt) for fmt in _formats(codec))",
+        "False",
+        OF_PASS,
+    ),
+    Mutant(
+        "sensitivity: what is restored may be proven",
+        "fp8compile/analysis/sensitivity/analysis.py",
+        "Walk(self, fmt, Error(amplification=RESCALED)).follow(used)",
+        "self.amplification(used, fmt)",
+        OF_PASS,
+    ),
+    Mutant(
+        "stored: sums along another dimension",
+        "fp8compile/encoding/stored.py",
+        "with_unit_sums(found, self.softmax_dim)",
+        "with_unit_sums(found, 0)",
+        OF_PASS,
+    ),
+)
