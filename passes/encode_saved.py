@@ -6,7 +6,8 @@ its consumers. Error per element: the format's (``fp8compile.numerics.quantize``
 for INT8 at most 1/254 of its group's largest. The recipe names the format, by default by use
 (``fp8compile/encoding/saved_format.py``). What is proven to be a softmax's result (``fp8compile/analysis/softmax.py``) is
 divided by its sum when it is decoded (``fp8compile/numerics/unit_sums.py``): at most twice the error of an element, and rows
-of the softmax's gradient sum to zero.
+of the softmax's gradient sum to zero. Of fused attention's result it is the distance from the mean of its tokens that is
+encoded (``fp8compile/numerics/centring.py``), which is what its backward depends on.
 
 Left as they are, each with its reason in the report: what is not a floating-point activation (integers, masks, RNG
 states, tables, values made from parameters alone), small tensors, statistics of norms and softmax, float64 and complex,
@@ -28,8 +29,9 @@ from fp8compile.analysis.dataflow import Source, is_activation, sources, user_fp
 from fp8compile.analysis.linears import BATCHED
 from fp8compile.analysis.sensitivity import Sensitivity
 from fp8compile.analysis.softmax import softmax_dim
+from fp8compile.encoding.attention_result import is_read_by_attention, tokens_of
 from fp8compile.encoding.saved_format import format_by_use
-from fp8compile.encoding.stored import PARTS, Stored
+from fp8compile.encoding.stored import Stored
 from fp8compile.fx.graph import (
     SAVED_AS_CODES,
     SPLICED,
@@ -111,11 +113,15 @@ class _Judge:
         return found if isinstance(found, str) else self._stored(edge, *found)
 
     def _stored(self, edge: SavedTensor, codec: Codec, why: str) -> Stored:
-        """What a softmax made sums to 1 when it is decoded, where the backward answers to sizes alone."""
-        dim = softmax_dim(edge.forward)
-        if dim is None or not all(self.sensitivity.needs_no_range(edge.backward, fmt) for fmt in _formats(codec)):
+        """With what is known of the value besides, where the backward answers to sizes alone."""
+        dim, tokens = softmax_dim(edge.forward), tokens_of(edge.forward)
+        if not is_read_by_attention(edge.backward) or _formats(codec) != (INT8,):
+            tokens = None  # E4M3 is chosen for what counts by its own size, not by its distance from another value
+        if dim is None and tokens is None:
             return Stored(codec, why)
-        return Stored(codec, why, dim)
+        if not all(self.sensitivity.needs_no_range(edge.backward, fmt) for fmt in _formats(codec)):
+            return Stored(codec, why)
+        return Stored(codec, why, dim, tokens)
 
     def _codec(self, edge: SavedTensor) -> tuple[Codec, str] | str:
         """The recipe's codec if the backward answers its errors with small ones; else E4M3's, if it may be chosen."""
@@ -230,7 +236,7 @@ def _encode(split: PartitionedGraph, edge: SavedTensor, stored: Stored) -> Saved
         return stored.decode(parts, order, dtype)
 
     made = splice(split.fw.graph, encode, edge.forward, before=insertion_point_after(edge.forward))
-    used = [split.placeholder(edge, node, part) for node, part in zip(made, PARTS, strict=True)]
+    used = [split.placeholder(edge, node, part) for node, part in zip(made, stored.parts, strict=True)]
     decoded = splice(split.bw.graph, decode, *used, before=edge.in_order[0])
     edge.backward.replace_all_uses_with(decoded)
     shared = "" if edge.forward.meta.get(NO_VERSION_CHECK) else split.belongs_to(edge.forward)

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fp8compile.encoding.attention_result import Tokens
 from fp8compile.numerics import Codec
+from fp8compile.numerics.centring import less_centre, with_centre
 from fp8compile.numerics.unit_sums import with_unit_sums
 
 Order = tuple[int, ...] | None
-PARTS = ("codes", "inv_scale")  # what is kept, in this order
-SUMS = "its sum made 1 again"
+SUMS, CENTRED = "its sum made 1 again", "from the mean of tokens"
 
 
 @dataclass(frozen=True)
@@ -24,26 +25,41 @@ class Stored:
         codec: of its elements in the order of its memory.
         why: the reason for the codec's format, where it depends on the value.
         softmax_dim: the dimension along which the value is a softmax's result; None where it is none.
+        tokens: where its tokens lie, if its distance from their mean is what is encoded.
     """
 
     codec: Codec
     why: str = ""
     softmax_dim: int | None = None
+    tokens: Tokens | None = None
 
     @property
     def name(self) -> str:
         """What the report calls it, e.g. ``e4m3 1x128 (made by exp: spans decades)``."""
-        remarks = "; ".join(filter(None, (self.why, "" if self.softmax_dim is None else SUMS)))
+        known = (self.why, "" if self.softmax_dim is None else SUMS, "" if self.tokens is None else CENTRED)
+        remarks = "; ".join(filter(None, known))
         return f"{self.codec.name} ({remarks})" if remarks else self.codec.name
 
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """What is kept, in this order."""
+        return ("codes", "inv_scale") if self.tokens is None else ("codes", "inv_scale", "centre")
+
     def encode(self, x: Tensor, order: Order) -> tuple[Tensor, ...]:
-        """``x -> PARTS``; ``order`` is the permutation that makes x contiguous, None where it is."""
-        return self.codec.encode(x if order is None else x.permute(order))
+        """``x`` as ``parts``; ``order`` is the permutation that makes x contiguous, None where it is."""
+        x = x if order is None else x.permute(order)
+        if self.tokens is None:
+            return self.codec.encode(x)
+        distance, centre = less_centre(x.reshape(-1, *self.tokens))
+        return *self.codec.encode(distance.reshape(x.shape)), centre
 
     def decode(self, parts: Sequence[Tensor], order: Order, dtype: torch.dtype) -> Tensor:
-        """The value of ``dtype`` in its own shape, computed in FP32 where its sums are made 1."""
-        codes, inv_scale = parts
-        found = self.codec.decode(codes, inv_scale, dtype if self.softmax_dim is None else torch.float32)
+        """The value of ``dtype`` in its own shape, computed in FP32 where more is done than decoding."""
+        codes, inv_scale = parts[:2]
+        plain = self.softmax_dim is None and self.tokens is None
+        found = self.codec.decode(codes, inv_scale, dtype if plain else torch.float32)
+        if self.tokens is not None:
+            found = with_centre(found.reshape(-1, *self.tokens), parts[2], dtype).reshape(found.shape)
         if order is not None:
             found = found.permute(tuple(order.index(d) for d in range(len(order))))
         return found if self.softmax_dim is None else with_unit_sums(found, self.softmax_dim).to(dtype)

@@ -6,6 +6,8 @@ from tests.mutants.mutant import Mutant
 
 UNIT_SUMS = "fp8compile/numerics/unit_sums.py"
 SOFTMAX = "fp8compile/analysis/softmax.py"
+CENTRING, RESULT = "fp8compile/numerics/centring.py", "fp8compile/encoding/attention_result.py"
+OF_CENTRE, OF_RESULT = ("tests/numerics/test_centring.py",), ("tests/encoding/test_attention_result.py",)
 OF_SUMS, OF_SOFTMAX = ("tests/numerics/test_unit_sums.py",), ("tests/analysis/test_softmax.py",)
 OF_PASS = ("tests/passes/test_encode_saved_sums.py",)
 
@@ -61,5 +63,28 @@ ATTENTION = (
         "with_unit_sums(found, self.softmax_dim)",
         "with_unit_sums(found, 0)",
         OF_PASS,
+    ),
+    Mutant(
+        "centring: no centre but a NaN",
+        CENTRING,
+        "torch.where(mean_N1C.abs() < LARGEST, mean_N1C, 0.0)",
+        "mean_N1C",
+        OF_CENTRE,
+    ),
+    Mutant(
+        "centring: not the centre that is kept", CENTRING, "rounded_to_bf16(torch.where", "(torch.where", OF_CENTRE
+    ),
+    Mutant("centring: the result does not saturate", CENTRING, ".clamp(-limit, limit)", "", OF_CENTRE),
+    Mutant("centring: the first tokens for all", CENTRING, "1, 0, None, step)", "1, 0, SAMPLES, 1)", OF_CENTRE),
+    Mutant("attention result: heads for tokens", RESULT, "result.stride(2)", "result.shape[3]", OF_RESULT),
+    Mutant("attention result: however few", RESULT, "if length >= FEWEST", "if length", OF_RESULT),
+    Mutant("attention result: a part of it", RESULT, "or value.numel() != result.numel()", "", OF_RESULT),
+    Mutant("attention result: with gaps", RESULT, "not (_is_dense(result) and _is_dense(value))", "False", OF_RESULT),
+    Mutant(
+        "encode_saved: a centre in any format",
+        "passes/encode_saved.py",
+        " or _formats(codec) != (INT8,)",
+        "",
+        ("tests/passes/test_encode_saved_centre.py",),
     ),
 )
