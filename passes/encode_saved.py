@@ -29,7 +29,9 @@ from fp8compile.analysis.dataflow import Source, is_activation, sources, user_fp
 from fp8compile.analysis.linears import BATCHED
 from fp8compile.analysis.sensitivity import Sensitivity
 from fp8compile.analysis.softmax import softmax_dim
+from fp8compile.encoding.attention_cost import price_of
 from fp8compile.encoding.attention_result import is_read_by_attention, tokens_of
+from fp8compile.encoding.paying import device_name, rates_for
 from fp8compile.encoding.saved_format import format_by_use
 from fp8compile.encoding.stored import Stored
 from fp8compile.fx.graph import (
@@ -52,10 +54,15 @@ from fp8compile.fx.partition import NO_VERSION_CHECK, PartitionedGraph, SavedTen
 from fp8compile.fx.regions import saves_itself
 from fp8compile.numerics import E4M3, ENCODABLE, INT8, Codec, Format, Groupwise, GroupwiseBest
 from fp8compile.numerics.formats import FP8
+from fp8compile.planning.device_rates import RATES
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import Notes, Saved, Skip
 
+UNKNOWN = (
+    "saved_attention='auto' knows no rates of {device}: name a device in Recipe.device_rates ({known}), or set "
+    "saved_attention to True or False"
+)
 STEEP = "a steep function of it in the backward"
 
 
@@ -169,9 +176,10 @@ class _Judge:
         path = _path(edge)
         if reason := self.ctx.skip_reason(path, "saved", ("skip",)):
             return reason
-        if not self.ctx.recipe_at(path).saved_attention and _belongs_to_attention(edge):
-            return "Recipe.saved_attention is off"
-        return None
+        recipe = self.ctx.recipe_at(path)
+        if recipe.saved_attention is True or not _belongs_to_attention(edge):
+            return None
+        return _does_not_pay(edge, recipe) if recipe.saved_attention else "Recipe.saved_attention is off"
 
 
 def _formats(codec: Codec) -> tuple[Format, ...]:
@@ -212,6 +220,16 @@ def _largest_operand(node: Node) -> int:
 def _belongs_to_attention(edge: SavedTensor) -> bool:
     """Whether a tensor is an operand or the result of fused attention, or of the batched matmuls it is made of."""
     return is_of_attention(storage_root(edge.forward)) or _feeds_attention(edge.backward)
+
+
+def _does_not_pay(edge: SavedTensor, recipe: Recipe) -> str | None:
+    """Why a tensor of attention's is not stored under "auto"; None where storing it pays."""
+    device = edge.forward.meta["val"].device
+    rates = rates_for(device, recipe)
+    if rates is None:
+        return UNKNOWN.format(device=device_name(device), known=", ".join(RATES))
+    price = price_of(edge, recipe.group_size, rates)
+    return None if price.pays else price.reason(rates.name)
 
 
 def _feeds_attention(value: Node) -> bool:

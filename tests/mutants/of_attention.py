@@ -8,6 +8,7 @@ UNIT_SUMS = "fp8compile/numerics/unit_sums.py"
 SOFTMAX = "fp8compile/analysis/softmax.py"
 CENTRING, RESULT = "fp8compile/numerics/centring.py", "fp8compile/encoding/attention_result.py"
 OF_CENTRE, OF_RESULT = ("tests/numerics/test_centring.py",), ("tests/encoding/test_attention_result.py",)
+COST, OF_COST = "fp8compile/encoding/attention_cost.py", ("tests/encoding/test_attention_cost.py",)
 OF_SUMS, OF_SOFTMAX = ("tests/numerics/test_unit_sums.py",), ("tests/analysis/test_softmax.py",)
 OF_PASS = ("tests/passes/test_encode_saved_sums.py",)
 
@@ -86,5 +87,39 @@ ATTENTION = (
         " or _formats(codec) != (INT8,)",
         "",
         ("tests/passes/test_encode_saved_centre.py",),
+    ),
+    Mutant(
+        "attention cost: decodes are free",
+        COST,
+        "if all(map(_is_generated, readers(edge.backward))):",
+        "if True:",
+        OF_COST,
+    ),
+    Mutant(
+        "attention cost: encodes are free",
+        COST,
+        "if not _meets_generated_kernel(edge.forward):",
+        "if False:",
+        OF_COST,
+    ),
+    Mutant(
+        "attention cost: all keys of a causal one", COST, "(0.5 if _is_causal(attention) else 1.0)", "1.0", OF_COST
+    ),
+    Mutant(
+        "attention cost: nothing has a worth", COST, "self.us <= max(self.worth_us, 0.0)", "self.us <= 0.0", OF_COST
+    ),
+    Mutant(
+        "encode_saved: auto stores all of attention",
+        "passes/encode_saved.py",
+        "if recipe.saved_attention is True or",
+        "if recipe.saved_attention or",
+        OF_COST,
+    ),
+    Mutant(
+        "validation: 1 is True",
+        "fp8compile/recipe/validation.py",
+        " or isinstance(value, int) != isinstance(value, bool)",
+        "",
+        ("tests/recipe/test_recipe.py",),
     ),
 )
