@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fp8compile.encoding.attention_result import Tokens
-from fp8compile.numerics import Codec
-from fp8compile.numerics.centring import less_centre, with_centre
+from fp8compile.numerics import Codec, Groupwise
+from fp8compile.numerics.centring import decode_about_centre, encode_about_centre
 from fp8compile.numerics.unit_sums import with_unit_sums
 
 Order = tuple[int, ...] | None
@@ -25,7 +25,7 @@ class Stored:
         codec: of its elements in the order of its memory.
         why: the reason for the codec's format, where it depends on the value.
         softmax_dim: the dimension along which the value is a softmax's result; None where it is none.
-        tokens: where its tokens lie, if its distance from their mean is what is encoded.
+        tokens: where its tokens lie, if it is encoded about their mean, in INT8 groups.
     """
 
     codec: Codec
@@ -50,16 +50,18 @@ class Stored:
         x = x if order is None else x.permute(order)
         if self.tokens is None:
             return self.codec.encode(x)
-        distance, centre = less_centre(x.reshape(-1, *self.tokens))
-        return *self.codec.encode(distance.reshape(x.shape)), centre
+        assert isinstance(self.codec, Groupwise)
+        return encode_about_centre(x, self.tokens, self.codec)
 
     def decode(self, parts: Sequence[Tensor], order: Order, dtype: torch.dtype) -> Tensor:
         """The value of ``dtype`` in its own shape, computed in FP32 where more is done than decoding."""
-        codes, inv_scale = parts[:2]
-        plain = self.softmax_dim is None and self.tokens is None
-        found = self.codec.decode(codes, inv_scale, dtype if plain else torch.float32)
         if self.tokens is not None:
-            found = with_centre(found.reshape(-1, *self.tokens), parts[2], dtype).reshape(found.shape)
+            assert isinstance(self.codec, Groupwise)
+            codes, inv_scale, centre = parts
+            found = decode_about_centre(codes, inv_scale, centre, self.tokens, self.codec, dtype)
+        else:
+            codes, inv_scale = parts
+            found = self.codec.decode(codes, inv_scale, dtype if self.softmax_dim is None else torch.float32)
         if order is not None:
             found = found.permute(tuple(order.index(d) for d in range(len(order))))
         return found if self.softmax_dim is None else with_unit_sums(found, self.softmax_dim).to(dtype)

@@ -36,6 +36,7 @@ def together(o: Tensor) -> Tensor:
 
 
 def split(tokens: int = 64, after: Callable[[Tensor], Tensor] = together, **options: bool) -> PartitionedGraph:
+    torch._dynamo.reset()  # or a second length is taken for one that only a run knows
     return split_of(
         Attention(after, **options), torch.randn(3, tokens, HEADS * SIZE), linear="off", disabled="encode_saved"
     )

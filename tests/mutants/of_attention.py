@@ -75,7 +75,9 @@ ATTENTION = (
     Mutant(
         "centring: not the centre that is kept", CENTRING, "rounded_to_bf16(torch.where", "(torch.where", OF_CENTRE
     ),
-    Mutant("centring: the result does not saturate", CENTRING, ".clamp(-limit, limit)", "", OF_CENTRE),
+    Mutant("centring: for however little", CENTRING, "amax * WORTH", "amax", OF_CENTRE),
+    Mutant("centring: added to all", CENTRING, "torch.where(signed < 0, added, 0.0)", "added", OF_CENTRE),
+    Mutant("centring: the result does not saturate", CENTRING, "found.clamp(-limit, limit)", "found", OF_CENTRE),
     Mutant("centring: the first tokens for all", CENTRING, "1, 0, None, step)", "1, 0, SAMPLES, 1)", OF_CENTRE),
     Mutant("attention result: heads for tokens", RESULT, "result.stride(2)", "result.shape[3]", OF_RESULT),
     Mutant("attention result: however few", RESULT, "if length >= FEWEST", "if length", OF_RESULT),
