@@ -83,6 +83,14 @@ def encode_saved(split: PartitionedGraph, ctx: Context) -> Notes:
     return notes
 
 
+def predicted_bytes(split: PartitionedGraph, ctx: Context) -> dict[Node, int]:
+    """For each storage that ``encode_saved`` would store as codes, the bytes that these take."""
+    judge = _Judge(split, ctx)
+    decided = [(edge, judge.decide(edge)) for edge in split.edges if saves_itself(split, edge)]
+    codes = [(edge, decision) for edge, decision in decided if isinstance(decision, Stored)]
+    return {storage_root(edge.forward): stored.nbytes(numel(edge.forward.meta["val"])) for edge, stored in codes}
+
+
 def _format_name(edge: SavedTensor, recipe: Recipe) -> str:
     return recipe.attention_format if _belongs_to_attention(edge) else recipe.saved_format
 

@@ -46,6 +46,7 @@ from fp8compile.encoding.known_scales import GRADIENT, INPUT, WEIGHT, KnownScale
 from fp8compile.encoding.merged_dgrads import MergedDgrads, Quantized
 from fp8compile.encoding.operands import Encoded, How, Operands
 from fp8compile.encoding.paying import Paying
+from fp8compile.encoding.smooth_swiglu import SmoothSwiglu
 from fp8compile.fx.aot import is_training, plain_position
 from fp8compile.fx.graph import ROW, WIDENED, dtype_text, size_hint, splice
 from fp8compile.fx.provenance import Origin, TensorInfo, module_path, op_name, source_line
@@ -79,9 +80,11 @@ def quantize_linears(graph: Graph, ctx: Context) -> Notes:
     matmuls = linear_matmuls(graph, parameters)
     paying = Paying(matmuls, lambda matmul: _recipe_of(matmul, ctx))
     judged = [(matmul, judge.reason_to_leave(matmul) or paying.reason_to_leave(matmul)) for matmul in matmuls]
+    taken = {matmul.node for matmul, reason in judged if not reason}
+    smooth = SmoothSwiglu(operands, matmuls, lambda matmul: _recipe_of(matmul, ctx), taken)
     merged = MergedDgrads(operands, [_quantized(matmul, operands, ctx) for matmul, reason in judged if not reason])
     for matmul, reason in judged:
-        info, told = _info(matmul), merged.told.get(matmul.node, "")
+        info, told = _info(matmul), smooth.told.get(matmul.node, "") + merged.told.get(matmul.node, "")
         if reason:
             skips.append(Skip(info, reason, LINEAR, matmul.direction))
             continue

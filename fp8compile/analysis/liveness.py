@@ -42,7 +42,7 @@ def _in_backward(split: PartitionedGraph) -> int:
     """Kept values are freed after their last reader; gradients of parameters are counted elsewhere."""
     used = {edge.backward for edge in split.edges}
     held = {tuple(edges): nbytes(root.meta["val"]) for root, edges in _kept(split).items()}
-    return _most_alive(split.bw.graph, used | _gradients_of_parameters(split), 0, held)
+    return _most_alive(split.bw.graph, used | gradients_of_parameters(split), 0, held)
 
 
 def _kept(split: PartitionedGraph) -> dict[Node, list[Node]]:
@@ -54,7 +54,7 @@ def _kept(split: PartitionedGraph) -> dict[Node, list[Node]]:
     return kept
 
 
-def _gradients_of_parameters(split: PartitionedGraph) -> set[Node]:
+def gradients_of_parameters(split: PartitionedGraph) -> set[Node]:
     parameters = set(map(descriptor, split.static)) - {None}
     return {storage_root(node) for desc, node in gradients(split.bw.graph) if desc in parameters}
 

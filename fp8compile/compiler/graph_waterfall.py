@@ -18,6 +18,7 @@ from fp8compile.reporting.waterfall import (
     COPIED,
     CUT,
     ENCODED,
+    GIVEN_UP,
     OBSERVED,
     OPERANDS,
     OTHER,
@@ -32,6 +33,7 @@ OF_PASS = {
     "copy_overwritten": COPIED,
     "save_sums": SUMS,
     "recompute_kept": RECOMPUTED,
+    "recompute_for_budget": GIVEN_UP,
     "encode_saved": ENCODED,
     "observe_forward": OBSERVED,
     "measure_operands": OBSERVED,
@@ -79,7 +81,9 @@ def waterfall_of(
     less = sum(s.bytes_after - s.bytes_before for s in operands)
     by_cut = sum(1 for r in notes.recomputed if not r.sources)
     changes = [Amount(CUT, cut - less, by_cut), Amount(OPERANDS, less, len(operands))]
-    tensors = {RECOMPUTED: len(notes.recomputed) - by_cut, ENCODED: len(notes.saved) - len(operands)}
+    for_budget = sum(r.for_budget for r in notes.recomputed)
+    recomputed = len(notes.recomputed) - by_cut - for_budget
+    tensors = {RECOMPUTED: recomputed, GIVEN_UP: for_budget, ENCODED: len(notes.saved) - len(operands)}
     for (_, before), (name, after) in pairwise(bytes_after):
         changes.append(Amount(OF_PASS[name], after - before, tensors.get(OF_PASS[name], 0)))
     parts = (*_parts(split, notes), *inside.parts)

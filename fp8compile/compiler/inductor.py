@@ -25,6 +25,7 @@ from fp8compile.compiler.row_kernels import with_tiles_for_codes
 from fp8compile.compiler.running_model import as_registered, place_of
 from fp8compile.compiler.saved_versions import check_versions
 from fp8compile.compiler.watchers import watch_passes
+from fp8compile.encoding.smooth_swiglu import may_smooth
 from fp8compile.fx.graph import copy_with_attributes
 from fp8compile.fx.regions import find_regions
 from fp8compile.observe.slot import WithStatsInputs, rows_of, with_slot
@@ -45,6 +46,10 @@ NOTHING_TO_DELAY = (
 NOTHING_TO_CACHE = "Recipe.cache_weights has no effect: weights are cached where Recipe.linear is 'tensorwise'"
 NOTHING_TO_MERGE = (
     "Recipe.merge_dgrads has no effect without FP8 linears, linear_scaling='delayed' and cache_weights=True"
+)
+NOTHING_TO_SMOOTH = (
+    "Recipe.smooth_swiglu has no effect: it is for FP8 linears with linear='tensorwise', linear_scaling='dynamic' and "
+    "cache_weights=False"
 )
 NO_CUDA_GRAPHS = (
     "Recipe.cache_weights is ignored: CUDA graphs would copy the codes of all weights in each call; another mode than "
@@ -191,6 +196,8 @@ def _that_can_be_followed(recipe: Recipe, patches: Mapping[str, Any]) -> tuple[R
         remarks.append(NO_CUDA_GRAPHS)
     if recipe.merge_dgrads and not recipe.merges_dgrads:
         remarks.append(NOTHING_TO_MERGE)
+    if recipe.smooth_swiglu and not may_smooth(recipe):
+        remarks.append(NOTHING_TO_SMOOTH)
     for remark in remarks:
         report_store.warn_once(remark)
     return recipe, tuple(remarks)

@@ -18,6 +18,7 @@ from fp8compile.passes.measure_operands import measure_operands
 from fp8compile.passes.observe_forward import observe_forward
 from fp8compile.passes.observe_gradients import observe_gradients
 from fp8compile.passes.quantize_linears import quantize_linears
+from fp8compile.passes.recompute_for_budget import recompute_for_budget
 from fp8compile.passes.recompute_kept import recompute_kept
 from fp8compile.passes.saturate_gradients import saturate_gradients
 from fp8compile.passes.save_sums import save_sums
@@ -78,6 +79,7 @@ CUT = preserves(cut_for_bytes)
 PARTITION = (
     preserves(save_sums),  # first, while the sum stands beside what was saved
     preserves(recompute_kept),  # on exact values: fewer tensors are left to encode
+    changes(recompute_for_budget),  # what is still saved, at the bytes that it will take
     changes(encode_saved),  # last: whatever is still saved is stored as codes
 )
 

@@ -22,6 +22,7 @@ from fp8compile.encoding.cached_weights import CachedWeights
 from fp8compile.encoding.known_scales import GRADIENT, KnownScales, codes_under
 from fp8compile.encoding.layouts import as_matrix, as_operand, by_columns, in_rows, is_in_order, stored_matrix
 from fp8compile.fx.graph import (
+    AMAX,
     ENCODING,
     Encoding,
     dtype_text,
@@ -127,6 +128,8 @@ class Operands:
         return self._encoded[key]
 
     def _under_own_scale(self, base: Node, width: int | None, axis: int | None, fmt: Format) -> Encoded:
+        if axis is None and AMAX in base.meta:
+            return self._under_known_amax(base, width, fmt)
         codec = Tensorwise(fmt) if axis is None else Rowwise(fmt)
         read_elsewhere = axis is None and _is_computed(base) and not _feeds_matmuls_only(base)
 
@@ -139,6 +142,16 @@ class Operands:
             return codes.t(), inv_scale.t()
 
         codes, inv_scale = splice(self.graph, encode, base, before=insertion_point_after(base))
+        codes.meta[ENCODING] = inv_scale.meta[ENCODING] = encoding(codec.name, base)
+        return Encoded(codes, inv_scale)
+
+    def _under_known_amax(self, base: Node, width: int | None, fmt: Format) -> Encoded:
+        codec, amax = Tensorwise(fmt), base.meta[AMAX]
+
+        def encode(x: Tensor, amax: Tensor) -> tuple[Tensor, Tensor]:
+            return codec.encode(x if width is None else x.reshape(-1, width), amax)
+
+        codes, inv_scale = splice(self.graph, encode, base, amax, before=insertion_point_after(later(base, amax)))
         codes.meta[ENCODING] = inv_scale.meta[ENCODING] = encoding(codec.name, base)
         return Encoded(codes, inv_scale)
 

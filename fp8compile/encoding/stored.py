@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from fp8compile.encoding.attention_result import Tokens
-from fp8compile.numerics import Codec, Groupwise
+from fp8compile.numerics import Codec, Groupwise, GroupwiseBest
 from fp8compile.numerics.centring import decode_about_centre, encode_about_centre
 from fp8compile.numerics.unit_sums import with_unit_sums
 
 Order = tuple[int, ...] | None
+CENTRE_BYTES = 2  # BF16, one for each channel of a sequence
 SUMS, CENTRED = "its sum made 1 again", "from the mean of tokens"
 
 
@@ -44,6 +45,12 @@ class Stored:
     def parts(self) -> tuple[str, ...]:
         """What is kept, in this order."""
         return ("codes", "inv_scale") if self.tokens is None else ("codes", "inv_scale", "centre")
+
+    def nbytes(self, numel: int) -> int:
+        """Bytes of all parts, for a value of so many elements."""
+        assert isinstance(self.codec, (Groupwise, GroupwiseBest))
+        centre = 0 if self.tokens is None else CENTRE_BYTES * (numel // self.tokens.length)
+        return self.codec.nbytes(numel) + centre
 
     def encode(self, x: Tensor, order: Order) -> tuple[Tensor, ...]:
         """``x`` as ``parts``; ``order`` is the permutation that makes x contiguous, None where it is."""

@@ -20,6 +20,7 @@ SAVED_AS_CODES = (
     "fp8compile_saved_as_codes"  # in the meta of a value of the forward that plain Inductor would save itself
 )
 TAKEN_AS_CODES = "fp8compile_taken_as_codes"  # in the meta of a value that plain Inductor would store for a matmul
+AMAX = "fp8compile_amax"  # in the meta of a matmul's operand whose amax is known: the node that holds it, 0-d
 ENCODING = "fp8compile_encoding"  # in the meta of a matmul operand's codes and scale: an Encoding
 
 UNKNOWN = 8192  # the number assumed for a size without a bound in counts and prices; Inductor assumes the same
@@ -102,6 +103,13 @@ def copy_with_attributes(gm: GraphModule) -> GraphModule:
 
 def is_tensor(node: object) -> bool:
     return isinstance(node, Node) and isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def is_static(node: Node) -> bool:
+    """Whether a node's value is no symbolic number, and no tensor with a symbolic size."""
+    value = node.meta.get("val")
+    sizes = value.shape if isinstance(value, torch.Tensor) else (value,)
+    return not any(isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)) for size in sizes)
 
 
 def is_call_of_region(node: Node) -> bool:

@@ -57,8 +57,10 @@ class Tensorwise:
     def name(self) -> str:
         return f"{self.format.name} tensorwise"
 
-    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        amax = x.new_zeros(()) if _is_empty(x) else amax_tensorwise(x)
+    def encode(self, x: Tensor, amax: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        """``amax``, 0-d, spares the pass over x that would find it."""
+        if amax is None:
+            amax = x.new_zeros(()) if _is_empty(x) else amax_tensorwise(x)
         inv_scale = inv_scale_of(amax, self.format, self.scale_dtype)
         return quantize(x, inv_scale, self.format), inv_scale
 
@@ -107,6 +109,10 @@ class Groupwise:
     def name(self) -> str:
         return f"{self.format.name} 1x{self.group_size}"
 
+    def nbytes(self, numel: int) -> int:
+        """Bytes of the codes and scales of so many elements."""
+        return numel + -(-numel // self.group_size) * self.scale_dtype.itemsize
+
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
         grouped, dims = padded_to_groups(x, self.group_size)
         inv_scale_N1 = inv_scale_of(amax_over(grouped, dims), self.format, self.scale_dtype).reshape(-1, 1)
@@ -136,6 +142,10 @@ class GroupwiseBest:
     @property
     def name(self) -> str:
         return f"best of e4m3|int8 1x{self.group_size}"
+
+    def nbytes(self, numel: int) -> int:
+        """Bytes of the codes and scales of so many elements."""
+        return numel + -(-numel // self.group_size) * self.scale_dtype.itemsize
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
         grouped, dims = padded_to_groups(x, self.group_size)

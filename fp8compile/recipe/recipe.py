@@ -49,6 +49,8 @@ class Recipe:
             not in each call; see docs/guide/cached-weights.md for what it takes, and for what counts as a change.
         merge_dgrads: with "delayed" and ``cache_weights``, whether the gradient of what several linears read (q, k and v;
             gate and up) is one matmul; see docs/guide/merged-dgrads.md.
+        smooth_swiglu: with tensorwise dynamic scales, whether outlier channels of silu(gate) * up give half of what they are
+            larger to the next weight, before both are encoded; see docs/guide/linears.md.
         linear_skip: patterns as in ``skip``: linears that stay in their dtype; by default the places where libraries
             keep the output head. A linear tied to an embedding stays too.
         emulate: decode the codes and multiply in the model's dtype, on any device: FP8's numbers without its speed.
@@ -62,6 +64,10 @@ class Recipe:
             that costs nothing, or less time than the bytes are worth; fp8compile/encoding/attention_cost.py).
         attention_format: the format of those. INT8 by default: the backward of attention exponentiates q k' again, which
             turns E4M3's relative error into a factor (measured on the demo: gradients of k at 10 dB, against 23 in INT8).
+        memory_budget: what the peak of forward and backward may be, beside parameters and their gradients: a fraction of the
+            default recipe's peak, 1.0 ... 0.0, or bytes for each graph, an integer >= 2. Below the default's peak, matmuls
+            and attention are computed again in the backward (passes/recompute_for_budget.py). In ``modules`` only 1.0, which
+            keeps what is made there.
         min_saved_numel: tensors with fewer elements stay as they are.
         skip: fnmatch patterns on module paths; tensors made in such a module, or in one under it, stay as they are.
         observe: whether statistics of values and gradients are taken in the graph, for ``fp8compile.amp.LossScaler`` and
@@ -91,6 +97,7 @@ class Recipe:
     margin: int = 0
     cache_weights: bool = False
     merge_dgrads: bool = False
+    smooth_swiglu: bool = False
     linear_skip: tuple[str, ...] = OUTPUT_HEAD_PATTERNS
     emulate: bool = False
     saved: str = "groupwise"
@@ -99,6 +106,7 @@ class Recipe:
     collectives: str = "off"
     saved_attention: bool | str = True
     attention_format: str = "int8"
+    memory_budget: float | int = 1.0
     min_saved_numel: int = 4096
     skip: tuple[str, ...] = ()
     observe: str | bool = "auto"
@@ -120,6 +128,11 @@ class Recipe:
         check_values(self)
         object.__setattr__(self, "modules", module_recipes(self.modules, self))
         for pattern, recipe in self.modules.items():
+            if recipe.memory_budget not in (1.0, self.memory_budget):
+                raise ValueError(
+                    f"Recipe.modules[{pattern!r}].memory_budget is {recipe.memory_budget!r}, and a budget is one for the "
+                    "whole graph: set Recipe.memory_budget, and in modules 1.0 for what must not be computed again."
+                )
             if not isinstance(recipe.islands, str) and recipe.islands != self.islands:
                 raise ValueError(
                     f"Recipe.modules[{pattern!r}].islands is a calibration, which is of a whole model: set Recipe.islands to "
@@ -227,6 +240,11 @@ class Recipe:
         return any(recipe.collectives != "off" for recipe in (self, *self.modules.values()))
 
     @property
+    def limits_memory(self) -> bool:
+        """Whether the peak of a graph has to stay within a budget."""
+        return (isinstance(self.memory_budget, int) and self.memory_budget > 1) or self.memory_budget < 1
+
+    @property
     def names_modules(self) -> bool:
         """Whether it says something of modules by their paths, beyond where heads are by default."""
         recipes = (self, *self.modules.values())
@@ -236,7 +254,7 @@ class Recipe:
     @property
     def rewrites_graph(self) -> bool:
         """Whether linears, collectives or what is saved are rewritten in any module."""
-        return self.stores_saved or self.quantizes_linears or self.compresses_collectives
+        return self.limits_memory or self.stores_saved or self.quantizes_linears or self.compresses_collectives
 
     def __str__(self) -> str:
         """What differs from the default recipe; then, one line for each pattern, what differs in its modules."""
@@ -288,7 +306,8 @@ def _recipe_of(pattern: str, given: Any, base: Recipe) -> Recipe:
 
 def exact(recipe: Recipe) -> Recipe:
     """``recipe`` with nothing encoded. FP32 islands stay, since they are more accurate than what they replace."""
-    linears = {"linear": "off", "linear_scaling": "dynamic", "cache_weights": False, "merge_dgrads": False}
+    switches = dict.fromkeys(("cache_weights", "merge_dgrads", "smooth_swiglu"), False)
+    linears = {"linear": "off", "linear_scaling": "dynamic", **switches}
     return uncounted(recipe).replace_in_all(saved="off", collectives="off", **linears)
 
 

@@ -33,7 +33,7 @@ OBSERVE = SAVED_ATTENTION = ("auto", True, False)
 
 ISLANDS = ("auto", "policy", "off")
 
-BOOLEANS = ("emulate", "cache_weights", "merge_dgrads")
+BOOLEANS = ("emulate", "cache_weights", "merge_dgrads", "smooth_swiglu")
 
 COUNTS = {"group_size": (16, 65536), "amax_history_len": (1, 1024), "margin": (0, 8)}
 
@@ -96,10 +96,20 @@ def check_values(recipe: Any) -> None:
         if not _is_int(value) or not low <= value <= high:
             raise ValueError(f"Recipe.{name} must be an integer from {low} to {high}, not {value!r}.")
     _check_scales(recipe)
+    _check_budget(recipe.memory_budget)
     if not _is_int(recipe.min_saved_numel) or recipe.min_saved_numel < 0:
         raise ValueError(f"Recipe.min_saved_numel must be a number of elements >= 0, not {recipe.min_saved_numel!r}.")
     if recipe.dump is not None and not isinstance(recipe.dump, str):
         raise ValueError(f"Recipe.dump must be the path of a folder, not {recipe.dump!r}.")
+
+
+def _check_budget(budget: object) -> None:
+    whole = _is_int(budget) and budget >= 2  # type: ignore[operator]
+    if not whole and not (isinstance(budget, (int, float)) and not isinstance(budget, bool) and 0 <= budget <= 1):
+        raise ValueError(
+            f"Recipe.memory_budget must be a fraction of the default's peak, 0.0 ... 1.0, or bytes, an integer from 2, "
+            f"not {budget!r}."
+        )
 
 
 def _check_scales(recipe: Any) -> None:

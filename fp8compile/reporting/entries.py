@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
 from fp8compile.fx.provenance import Origin, TensorInfo
+from fp8compile.reporting.budget import Budget
 
 E = TypeVar("E", bound="Entry")
 
@@ -102,10 +103,11 @@ class Recomputed(Entry):
     """A tensor that plain Inductor saves and the backward now recomputes.
 
     ``sources`` are saved anyway, and the backward makes the tensor from them where it needs it. Where ``sources`` is empty,
-    the min-cut found the way.
+    the min-cut found the way. ``for_budget``: it is made by matmuls or attention, for ``Recipe.memory_budget``.
     """
 
     sources: tuple[str, ...]
+    for_budget: bool = False
 
     @property
     def bytes_before(self) -> int:
@@ -248,6 +250,7 @@ class Notes:
     collectives: tuple[Collective, ...] = ()
     operands: tuple[Operand, ...] = ()
     weights: tuple[CachedWeight, ...] = ()
+    budgets: tuple[Budget, ...] = ()
 
     ENTRIES: ClassVar[Mapping[str, type[Entry]]] = {
         "saved": Saved,
@@ -265,7 +268,7 @@ class Notes:
     def from_dict(cls, data: Mapping[str, Any]) -> Notes:
         """The inverse of ``dataclasses.asdict``, also after a trip through JSON."""
         entries: dict[str, Any] = {n: tuple(map(kind.from_dict, data[n])) for n, kind in cls.ENTRIES.items()}
-        return cls(**entries)
+        return cls(**entries, budgets=tuple(map(Budget.from_dict, data["budgets"])))
 
     def moved(self, place: str) -> Notes:
         """These notes with module paths that begin at ``place``, a module path; "" leaves them as they are."""

@@ -12,6 +12,7 @@ import torch
 
 from fp8compile._text import printed
 from fp8compile.fx.snapshot import Step
+from fp8compile.reporting.budget import Budget
 from fp8compile.reporting.entries import Collective, Entry, Island, Linear, Notes, Observed, Recomputed, Saved, Skip
 from fp8compile.reporting.memory import Fit, ModelBytes, predict
 from fp8compile.reporting.tables import Entries
@@ -21,8 +22,8 @@ from fp8compile.reporting.why import Why, why
 
 E = TypeVar("E", bound=Entry)
 
-# 4: "places"; 3: "waterfall", and "runs" counts in the sums; 2: an entry holds its tensor as "info"
-SCHEMA = "fp8compile.report/4"
+# 5: "budgets"; 4: "places"; 3: "waterfall", and "runs" counts in the sums; 2: an entry holds its tensor as "info"
+SCHEMA = "fp8compile.report/5"
 
 
 @dataclass(frozen=True)
@@ -145,6 +146,11 @@ class Report:
     def collectives(self) -> Entries[Collective]:
         """Every exchange between ranks that carries codes."""
         return self._entries(Collective, "collectives")
+
+    @property
+    def budgets(self) -> tuple[Budget, ...]:
+        """For each graph under a ``Recipe.memory_budget``, what it was to reach and the frontier: peak against time."""
+        return tuple(budget for g in self.graphs for budget in g.notes.budgets)
 
     @property
     def tables(self) -> tuple[Entries[Any], ...]:

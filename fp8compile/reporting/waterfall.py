@@ -15,6 +15,7 @@ OPERANDS = "operands of FP8 linears stored as codes"
 COPIED = "copies of inputs that the forward overwrites"
 SUMS = "sums saved instead of summands"
 RECOMPUTED = "recomputed from what is saved"
+GIVEN_UP = "recomputed for the memory budget"
 ENCODED = "stored as codes"
 OBSERVED = "statistics"
 # Labels of parts; the label of a tensor that was left is the reason.

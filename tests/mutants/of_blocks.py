@@ -20,8 +20,8 @@ BLOCKS = (
     Mutant(
         "blocks: operands scaled across the contracted dimension",
         "fp8compile/encoding/block_operands.py",
-        '(side == "left") != _across(views)',
-        '(side == "left") == _across(views)',
+        '(side == "left") != is_across(views)',
+        '(side == "left") == is_across(views)',
         BY_HAND,
     ),
     Mutant(

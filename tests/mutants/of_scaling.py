@@ -13,10 +13,48 @@ NUMBERS_OF_MERGED = "tests/encoding/test_merged_dgrads_numbers.py"
 PACKED = "tests/scaling/test_packed_weights.py"
 LOWERED = "tests/sm90/test_layers_sm90.py"
 
+SMOOTH = ("tests/encoding/test_smooth_swiglu.py",)
+SMOOTH_NUMBERS = ("tests/numerics/test_smoothing.py",)
+
 COST = ("tests/analysis/test_linear_cost.py",)
 PAYING = ("tests/encoding/test_paying.py",)
 
 SCALING = (
+    Mutant(
+        "smooth SwiGLU: all of a channel's spread goes to the weight",
+        "fp8compile/numerics/smoothing.py",
+        "return (above >> 1).clamp_max(MOST)",
+        "return above.clamp_max(MOST)",
+        SMOOTH_NUMBERS,
+    ),
+    Mutant(
+        "smooth SwiGLU: channels of zeros have a say",
+        "fp8compile/numerics/smoothing.py",
+        "known = (biased > 0) &",
+        "known = (biased >= 0) &",
+        SMOOTH_NUMBERS,
+    ),
+    Mutant(
+        "smooth SwiGLU: the weight's gradient is that of the scaled weight",
+        "fp8compile/encoding/smooth_swiglu.py",
+        "((DGRAD, divided), (WGRAD, multiplied))",
+        "((DGRAD, divided),)",
+        SMOOTH,
+    ),
+    Mutant(
+        "smooth SwiGLU: the backward may make the exponents anew",
+        "fp8compile/encoding/smooth_swiglu.py",
+        'exponents.meta["recompute"] = CheckpointPolicy.MUST_SAVE\n',
+        "pass\n",
+        SMOOTH,
+    ),
+    Mutant(
+        "smooth SwiGLU: who else reads the input does not matter",
+        "fp8compile/encoding/smooth_swiglu.py",
+        "if others := {*readers(value)} - linear.nodes:",
+        "if others := set[Node]():",
+        SMOOTH,
+    ),
     Mutant(
         "linear cost: who shares an input pays all of it",
         "fp8compile/analysis/linear_cost.py",
@@ -267,8 +305,8 @@ SCALING = (
     Mutant(
         "cached weights: every graph's weights have the first weight's inputs",
         "fp8compile/scaling/weight_slot.py",
-        "len(example_inputs) + len(NAMES) * i) for i, at",
-        "len(example_inputs) + 0 * i) for i, at",
+        "first + len(NAMES) * i) for i, at",
+        "first + 0 * i) for i, at",
         (f"{CACHED}::test_losses_and_gradients_are_those_without_a_cache[plain]",),
     ),
     Mutant(

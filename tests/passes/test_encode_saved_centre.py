@@ -12,6 +12,8 @@ import fp8compile
 from fp8compile.analysis.sensitivity import Sensitivity
 from fp8compile.encoding.stored import CENTRED
 from fp8compile.passes import encode_saved
+from fp8compile.recipe.context import Context
+from fp8compile.recipe.recipe import Recipe
 from tests.support.graphs import forward_of, split_of
 from tests.support.measure import compiled, gradient_sqnr, kept_bytes
 
@@ -91,6 +93,15 @@ def test_it_takes_a_centre_and_no_more() -> None:
         torch._dynamo.reset()
         kept[name] = kept_bytes(model, compiled(model, min_saved_numel=0, linear="off", **options), args)
     assert kept["centred"] - kept["e4m3"] == 2 * 2 * HIDDEN, "BF16, for two sequences"
+
+
+def test_what_is_predicted_is_what_is_kept() -> None:
+    model, args = case()
+    exact = split_of(model, *args, linear="off", disabled="encode_saved")
+    predicted = sum(encode_saved.predicted_bytes(exact, Context(Recipe(linear="off", min_saved_numel=0))).values())
+    torch._dynamo.reset()
+    kept = [e.forward.meta["val"] for e in split_of(model, *args, linear="off").edges]
+    assert predicted == sum(t.nbytes for t in kept if t.dtype in (torch.int8, torch.bfloat16))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)

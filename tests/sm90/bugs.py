@@ -7,7 +7,7 @@ move within a tensor: the interpreter's loads and stores are real.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
 from .lowering import Rewrite
@@ -27,7 +27,7 @@ class Bug:
 
     kernel: str
     before: str
-    after: str
+    after: str | Callable[[re.Match[str]], str]
     nan: bool = False  # seen where the input has a NaN
     sites: int = field(default=0, compare=False)
 

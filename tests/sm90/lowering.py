@@ -219,7 +219,7 @@ def lower_backend(lowered: Lowered, *, execute: bool = False) -> InnerCompile:
         lowered.graphs.append(graph)
         on_cuda, cuda_inputs = retarget(gm, example_inputs)
         graph.graph = on_cuda.graph
-        with recording(graph, _executed(lowered) if execute else _not_executed):
+        with recording(graph, _executed(lowered), _poisoned) if execute else recording(graph, _not_executed):
             compiled = compile_fx_inner(on_cuda, cuda_inputs, **kwargs)
         return compiled if execute else _unexecuted(on_cuda)
 
@@ -286,9 +286,23 @@ def _twin(x: Any, device: torch.device) -> Any:
     return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=device)
 
 
+def _poisoned(size: Any, stride: Any, dtype: torch.dtype) -> Tensor:
+    """What a kernel does not write must not look right because it was, the last time: NaN in every float format."""
+    buffer = torch.empty_strided(size, stride, dtype=dtype)
+    buffer.untyped_storage().fill_(255)
+    return buffer
+
+
+def _unwritten(size: Any, stride: Any, dtype: torch.dtype) -> Tensor:
+    return torch.empty_strided(size, stride, dtype=dtype)
+
+
 @contextmanager
-def recording(graph: LoweredGraph, launcher: Callable[[Kernel], Any]) -> Iterator[None]:
-    """Catch kernels and wrapper of the graph compiled inside; the wrapper runs what ``launcher`` returns."""
+def recording(
+    graph: LoweredGraph, launcher: Callable[[Kernel], Any], empty_strided_cuda: Any = _unwritten
+) -> Iterator[None]:
+    """Catch kernels and wrapper of the graph compiled inside; the wrapper runs what ``launcher`` returns, on buffers that
+    ``empty_strided_cuda`` makes."""
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.graph import GraphLowering
 
@@ -298,9 +312,6 @@ def recording(graph: LoweredGraph, launcher: Callable[[Kernel], Any]) -> Iterato
 
     def save_output_code(code: str) -> None:
         graph.wrapper = code
-
-    def empty_strided_cuda(size: Any, stride: Any, dtype: torch.dtype) -> Tensor:
-        return torch.empty_strided(size, stride, dtype=dtype)
 
     with ExitStack() as patches:
         for owner, name, value in (

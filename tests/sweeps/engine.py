@@ -1,7 +1,8 @@
 """Runs a program eagerly and under the backend's arms, and says what is wrong.
 
 Arms: "default" is the default recipe; "stored" the same storage with groups of 32 and every tensor, however small;
-"everything" adds FP8 linears, emulated. All of them run the rewritten graph node by node (``codegen="eager"``).
+"everything" adds FP8 linears, emulated; "budget" encodes nothing and makes again in the backward what lowers the peak.
+All of them run the rewritten graph node by node (``codegen="eager"``).
 
 A value passes at ``bar`` dB against eager, or where the same dtype without any rewrite (preset "off") is within 3 dB of it:
 then it is the program that amplifies rounding, not the storage. "everything" is held to its FP8 linears alone in the same
@@ -29,12 +30,18 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
     "default": EAGER,
     "stored": {**EVERY, "preset": "storage_only"},
     "everything": {**EVERY, "emulate": True},
+    "budget": {**EAGER, "preset": "off", "memory_budget": 0.0},
 }
 ALONE: Mapping[str, Mapping[str, Any]] = {
     "off": {**EAGER, "preset": "off"},
     "linears": {**EAGER, "preset": "linear_only", "emulate": True},
 }
-NOISE_OF: Mapping[str, tuple[str, ...]] = {"default": ("off",), "stored": ("off",), "everything": ("off", "linears")}
+NOISE_OF: Mapping[str, tuple[str, ...]] = {
+    "default": ("off",),
+    "stored": ("off",),
+    "everything": ("off", "linears"),
+    "budget": ("off",),
+}
 NOISE = 3.0  # dB: half the power of a value's error may be the program's own
 
 

@@ -1,0 +1,47 @@
+"""Copies of the forward's operations in the backward, each directly before what reads it first.
+
+Upstream's recomputation and PyTorch's memory budget put all copies where the backward begins, or leave the order to chance:
+then every layer's copies are alive together (pytorch #197838). Here a copy is made as late as can be.
+"""
+
+from __future__ import annotations
+
+from torch.fx import Node
+
+from fp8compile.budget.frontier import State
+from fp8compile.budget.timeline import first_uses
+from fp8compile.fx.graph import ROW
+from fp8compile.fx.partition import PartitionedGraph, SavedTensor
+
+
+def give_up(split: PartitionedGraph, state: State) -> list[SavedTensor]:
+    """Bring the graph into a state of ``frontier``; returns the values that are no longer saved."""
+    late, placed = list(split.bw.graph.nodes), first_uses(split, state.repeated)
+    gone = [edge for edge in split.edges if edge not in set(state.kept)]
+    given = {edge.forward: edge.backward for edge in state.kept}
+    new = _new_inputs(split, state, gone, given)
+    copied = given | new
+    for at, nodes in sorted(placed.items()):
+        with split.bw.graph.inserting_before(late[at]):
+            for node in nodes:
+                copy = copied[node] = split.bw.graph.node_copy(node, copied.__getitem__)
+                copy.meta.pop(ROW, None)  # the forward's own is observed
+    for edge in gone:
+        if edge.backward.users:
+            edge.backward.replace_all_uses_with(copied[edge.forward])
+        split.replace(edge)
+    return gone
+
+
+def _new_inputs(
+    split: PartitionedGraph, state: State, gone: list[SavedTensor], given: dict[Node, Node]
+) -> dict[Node, Node]:
+    """Inputs of the backward for what the copies read and the caller has: parameters, data."""
+    again = set(state.repeated)
+    read = dict.fromkeys(n for node in state.repeated for n in node.all_input_nodes)
+    missing = [n for n in read if n not in again and n not in given]
+    found: dict[Node, Node] = {}
+    for made in missing:
+        found[made] = split.placeholder(gone[0], made)
+        split.edges.insert(split.edges.index(gone[0]), SavedTensor(made, found[made], gone[0].desc))
+    return found

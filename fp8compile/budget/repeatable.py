@@ -1,0 +1,96 @@
+"""Which values of the forward the backward can make again, and from which others.
+
+    value --back through operations of aten and prims--> values that are kept, parameters, the caller's data
+
+An operation may be repeated if it is a pure function of its operands: of aten or prims, functional, no random numbers, no
+collective, no higher-order operator. Its operands must reach the backward: a value that is kept, a parameter or data that the
+forward does not overwrite, or what can itself be made again. A value that is kept as codes comes back rounded, and what is
+made from it with it.
+
+Attention with dropout draws from its own generator, so it is never repeated. Dropout by itself can be: its seed is kept, and
+the numbers are a function of the seed in code that Inductor generates (see passes/recompute_kept.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+
+import torch
+from torch.fx import Node
+
+from fp8compile import _torch as private
+from fp8compile.analysis.op_cost import is_priced
+from fp8compile.fx.graph import is_tensor
+from fp8compile.fx.ops import is_attention, is_collective
+from fp8compile.fx.partition import PartitionedGraph
+
+prims = torch.ops.prims
+SEEDED = {prims.inductor_lookup_seed.default, prims.inductor_random.default}
+DROPOUT = "dropout_p"
+
+
+class Repeatable:
+    """What can be made again in the backward of one partitioned graph, which must not change meanwhile."""
+
+    def __init__(self, split: PartitionedGraph, has_generated_code: bool) -> None:
+        self.split, self.seeded = split, SEEDED if has_generated_code else set()
+        self._order = {node: i for i, node in enumerate(split.fw.graph.nodes)}
+
+    def made_from(
+        self, values: Set[Node], kept: Set[Node], repeated: Set[Node], without: Set[Node] = frozenset()
+    ) -> set[Node] | None:
+        """The operations, beside those ``repeated`` already, that make ``values`` from what is ``kept`` and not ``without``.
+
+        None if there is no such way.
+        """
+        found: set[Node] = set()
+        waiting = [v for v in values if v not in repeated]
+        while waiting:
+            node = waiting.pop()
+            is_kept = node in kept and node not in without
+            if node in found or node in repeated or is_kept or self.is_there_anyway(node):
+                continue
+            if not self.is_pure(node):
+                return None
+            found.add(node)
+            waiting.extend(node.all_input_nodes)
+        return found
+
+    def in_order(self, nodes: Set[Node]) -> list[Node]:
+        """``nodes`` as the forward has them."""
+        return sorted(nodes, key=self._order.__getitem__)
+
+    def position(self, node: Node) -> int:
+        """Where ``node`` stands in the forward."""
+        return self._order[node]
+
+    def is_there_anyway(self, node: Node) -> bool:
+        """Parameters and the caller's data, unless the forward overwrites them; dropout's seeds are one number each."""
+        if node.target is prims.inductor_seeds.default:
+            return True
+        split = self.split
+        return (
+            node.op == "placeholder" and is_tensor(node) and split.caller_owns(node) and node not in split.overwritten
+        )
+
+    def is_pure(self, node: Node) -> bool:
+        """Whether repeating the operation on the same operands gives the same result."""
+        target = node.target
+        if target is private.getitem or target in self.seeded:
+            return True
+        if not isinstance(target, torch._ops.OpOverload) or target.namespace not in ("aten", "prims"):
+            return False
+        if target._schema.is_mutable or (torch.Tag.nondeterministic_seeded in target.tags and not _never_drops(node)):
+            return False
+        if (target.namespace == "prims" and "inductor" in str(target)) or is_collective(node):
+            return False
+        return is_priced(node)
+
+
+def _never_drops(node: Node) -> bool:
+    """Whether a node is attention without dropout: random by its schema, and not in fact."""
+    if not is_attention(node):
+        return False
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
+    return given.get(DROPOUT, 0.0) == 0.0

@@ -1,0 +1,256 @@
+"""The most bytes alive at one time in forward and backward, for a backward that repeats some of the forward's operations.
+
+The walk is that of ``analysis/liveness.py``, on a list of steps in place of a graph: a value is in memory from the step that
+makes it to the last kernel that reads it, if it is in memory at all (a pointwise value that only pointwise operations and
+reductions read is not). Beside it, what is kept for the backward:
+
+    forward     a kept value takes its stored bytes from where it is made to the end; itself, until its last reader
+    backward    stored bytes until the last reader; decoded, where a matmul reads it, from its first reader to its last
+
+Left out, since they are there in any case: parameters, the caller's data, gradients of parameters.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+
+from torch.fx import Node
+
+from fp8compile.analysis.liveness import gradients_of_parameters
+from fp8compile.fx.graph import is_tensor, nbytes, storage_root
+from fp8compile.fx.ops import is_pointwise, is_reduction, is_split, is_view
+from fp8compile.fx.partition import PartitionedGraph, SavedTensor
+
+
+@dataclass(eq=False)
+class Step:
+    """One operation of a timeline.
+
+    Attributes:
+        size: bytes of its result, if it has memory of its own.
+        kind: "view", "pointwise", "reduction" or "kernel".
+        reads: the steps whose results it reads.
+        readers: the steps that read its result.
+        counted: whether its result is counted elsewhere.
+    """
+
+    size: int = 0
+    kind: str = "kernel"
+    reads: list[Step] = field(default_factory=list)
+    readers: list[Step] = field(default_factory=list)
+    counted: bool = False
+
+    def read(self, other: Step) -> None:
+        self.reads.append(other)
+        other.readers.append(self)
+
+
+def step_of(node: Node, counted: bool = False) -> Step:
+    """A node's step, without its edges."""
+    parent = node.args[0] if node.args else None
+    part = is_split(node) or (isinstance(parent, Node) and is_split(parent))
+    kind = (
+        "view" if is_view(node) or part else
+        "pointwise" if is_pointwise(node) else
+        "reduction" if is_reduction(node) else "kernel"
+    )  # fmt: skip
+    return Step(nbytes(node.meta["val"]) if is_tensor(node) else 0, kind, counted=counted)
+
+
+def most_alive(steps: Iterable[Step], alive: int = 0, held: Mapping[Step, int] | None = None) -> int:
+    """The most bytes alive at one step, starting from ``alive``.
+
+    ``held`` are bytes within ``alive`` that are freed after the last reader of a step.
+    """
+    order = list(steps)
+    position = {step: at for at, step in enumerate(order)}
+    from_memory = _read_from_memory(order)
+    end: dict[Step, int] = {}
+    for step in reversed(order):
+        fused = (end[r] if _in_registers(r, from_memory) and r.readers else position[r] for r in step.readers)
+        end[step] = max(fused, default=position[step])
+    leaving = Counter[int]()
+    for step, size in (held or {}).items():
+        leaving[end[step]] += size
+    most = alive
+    for at, step in enumerate(order):
+        if step.size and not step.counted and not _in_registers(step, from_memory):
+            alive += step.size
+            leaving[max(end[step], at)] += step.size
+        most = max(most, alive)
+        alive -= leaving[at]
+    return most
+
+
+def _in_registers(step: Step, from_memory: Mapping[Step, bool]) -> bool:
+    return step.kind == "view" or (step.kind == "pointwise" and not from_memory[step])
+
+
+def _read_from_memory(order: list[Step]) -> dict[Step, bool]:
+    found: dict[Step, bool] = {}
+    for step in reversed(order):
+        found[step] = any(found[r] if r.kind == "view" else r.kind == "kernel" for r in step.readers)
+    return found
+
+
+class Timeline:
+    """Forward and backward of one partitioned graph, which must not change meanwhile.
+
+    Args:
+        split: the graph.
+        stored: for storages that are kept as codes, the bytes that these take; others are kept as they are.
+    """
+
+    def __init__(self, split: PartitionedGraph, stored: Mapping[Node, int]) -> None:
+        self.split, self.stored = split, stored
+        self._gradients = gradients_of_parameters(split)
+
+    def bytes_kept(self, edges: Iterable[SavedTensor], exact: Set[Node] = frozenset()) -> int:
+        """Bytes that ``edges`` keep alive for the backward, each storage once, without what the caller owns.
+
+        ``exact`` are storages that are kept as they are, although they could be codes.
+        """
+        return sum(self._kept(edges, exact).values())
+
+    def peak(self, kept: Sequence[SavedTensor], repeated: Sequence[Node], exact: Set[Node] = frozenset()) -> int:
+        """The most bytes alive at one time if the forward keeps ``kept`` and the backward repeats ``repeated``.
+
+        ``repeated`` are nodes of the forward, in its order; ``exact`` as in ``bytes_kept``.
+        """
+        return max(self._of_forward(kept, exact), self._of_backward(kept, repeated, exact))
+
+    def _kept(self, edges: Iterable[SavedTensor], exact: Set[Node]) -> dict[Node, int]:
+        roots = dict.fromkeys(storage_root(e.forward) for e in edges if e.is_tensor)
+        own = [root for root in roots if not self.split.caller_owns(root)]
+        stored = {root: size for root, size in self.stored.items() if root not in exact}
+        return {root: stored.get(root, nbytes(root.meta["val"])) for root in own}
+
+    def _of_forward(self, kept: Sequence[SavedTensor], exact: Set[Node]) -> int:
+        sizes = self._kept(kept, exact)
+        inputs = set(self.split.inputs)
+        steps: dict[Node, Step] = {}
+        order: list[Step] = []
+        for node in self.split.fw.graph.nodes:
+            if node.op == "output":
+                break
+            step = steps[node] = step_of(node, counted=node in inputs)
+            order.append(step)
+            for parent in node.all_input_nodes:
+                step.read(steps[parent])
+        end = Step()
+        for node in self.split.user_outputs:
+            if isinstance(node, Node):
+                end.read(steps[node])
+        alive, behind = 0, dict[Step, Step]()
+        for root, size in sizes.items():
+            if root in inputs or root in exact or root not in self.stored:  # kept as it is: from its start to the end
+                end.read(steps[root])
+                alive += size if root in inputs else 0
+            else:
+                codes = behind[steps[root]] = Step(size)
+                codes.read(steps[root])
+                end.read(codes)
+        return most_alive([*(each for s in order for each in (s, behind.get(s)) if each), end], alive)
+
+    def _of_backward(self, kept: Sequence[SavedTensor], repeated: Sequence[Node], exact: Set[Node]) -> int:
+        sizes = self._kept(kept, exact)
+        stored = {root for root in sizes if root in self.stored and root not in exact}
+        late = _Backward(self.split, kept, repeated, self._gradients, stored)
+        return most_alive(late.order, sum(sizes.values()), late.held(sizes))
+
+
+class _Backward:
+    """The steps of a backward that repeats operations of the forward: ``order``."""
+
+    def __init__(
+        self,
+        split: PartitionedGraph,
+        kept: Sequence[SavedTensor],
+        repeated: Sequence[Node],
+        gradients: Set[Node],
+        stored: Set[Node],
+    ) -> None:
+        self.kept = kept
+        self.given = {edge.backward: Step(counted=True) for edge in kept}
+        self.decoded = {
+            e.backward: self._decoded(e) for e in kept if e.is_tensor and storage_root(e.forward) in stored
+        }
+        self._copies: dict[Node, Step] = {}
+        self._used = {edge.forward: edge.backward for edge in kept}
+        made = {edge.backward: edge.forward for edge in split.edges}
+        placed = first_uses(split, repeated)
+        own: dict[Node, Step] = {}
+        order: list[Step] = []
+        for at, node in enumerate(split.bw.graph.nodes):
+            order += [self._copy(each) for each in placed.get(at, ())]
+            if node in made:
+                continue
+            step = own[node] = step_of(node, counted=storage_root(node) in gradients)
+            order.append(step)
+            for parent in node.all_input_nodes:
+                step.read(own[parent] if parent in own else self._value(made[parent]))
+        self.order = [*self.given.values(), *self._with_decoded(order)]
+
+    def held(self, sizes: Mapping[Node, int]) -> dict[Step, int]:
+        """For each storage of ``sizes``, a step that all of its readers read, and its bytes."""
+        found: dict[Node, Step] = {}
+        for edge in self.kept:
+            root = storage_root(edge.forward) if edge.is_tensor else None
+            if root in sizes:
+                first = found.setdefault(root, self.given[edge.backward])
+                if first is not self.given[edge.backward]:
+                    first.readers += self.given[edge.backward].readers
+        return {step: sizes[root] for root, step in found.items()}
+
+    def _decoded(self, edge: SavedTensor) -> Step:
+        step = Step(nbytes(edge.forward.meta["val"]), "pointwise")
+        step.read(self.given[edge.backward])
+        return step
+
+    def _copy(self, node: Node) -> Step:
+        step = self._copies[node] = step_of(node)
+        for parent in node.all_input_nodes:
+            if parent in self._copies or parent in self._used:
+                step.read(self._value(parent))
+        return step
+
+    def _value(self, made: Node) -> Step:
+        """What the backward reads for a value of the forward: its copy, or what was kept of it, decoded."""
+        if made in self._copies:
+            return self._copies[made]
+        used = self._used[made]
+        return self.decoded.get(used, self.given[used])
+
+    def _with_decoded(self, order: list[Step]) -> Iterator[Step]:
+        """The order with each decoding directly before its first reader."""
+        waiting = {id(step): step for step in self.decoded.values()}
+        for step in order:
+            for read in step.reads:
+                if waiting.pop(id(read), None):
+                    yield read
+            yield step
+
+
+def first_uses(split: PartitionedGraph, repeated: Sequence[Node]) -> dict[int, list[Node]]:
+    """For each position in the backward, the forward's nodes to repeat directly before it, in the forward's order.
+
+    Each is repeated before its first reader: an operation of the backward, or another repeated one.
+    """
+    position = {node: at for at, node in enumerate(split.bw.graph.nodes)}
+    again = set(repeated)
+    first: dict[Node, int] = {}
+    for edge in split.edges:
+        if edge.forward in again and edge.backward.users:
+            at = min(position[user] for user in edge.backward.users)
+            first[edge.forward] = min(first.get(edge.forward, at), at)
+    found: dict[int, list[Node]] = {}
+    for node in reversed(repeated):
+        if node not in first:
+            continue  # nothing needs it
+        found.setdefault(first[node], []).append(node)
+        for parent in node.all_input_nodes:
+            if parent in again:
+                first[parent] = min(first.get(parent, first[node]), first[node])
+    return {at: nodes[::-1] for at, nodes in found.items()}

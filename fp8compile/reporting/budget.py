@@ -1,0 +1,80 @@
+"""What a graph's memory budget asked for, and what each byte less would cost in time: the frontier."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from fp8compile._text import human
+
+MISSED = "not reached"
+
+
+@dataclass(frozen=True)
+class Point:
+    """One state of a graph: what it keeps, the most it has alive at one time, and what repeating takes.
+
+    Attributes:
+        saved: bytes saved for backward.
+        peak: the most bytes alive at one time in forward or backward, beside parameters, their gradients and the caller's
+            data. Predicted, at stored bytes.
+        us: microseconds that repeating takes on ``Budget.device``: a roofline, nothing measured.
+    """
+
+    saved: int
+    peak: int
+    us: float
+
+
+@dataclass(frozen=True)
+class Budget:
+    """A graph under ``Recipe.memory_budget``.
+
+    Attributes:
+        asked: the recipe's value.
+        target: the bytes that the peak was to stay within.
+        frontier: the states looked at, from nothing repeated on.
+        chosen: which of them was taken.
+        device: what the times are predicted for.
+        reason: why the budget had no effect; then ``frontier`` is empty.
+    """
+
+    asked: float
+    target: int = 0
+    frontier: tuple[Point, ...] = ()
+    chosen: int = 0
+    device: str = ""
+    reason: str = ""
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the predicted peak is within the target."""
+        return bool(self.frontier) and self.frontier[self.chosen].peak <= self.target
+
+    def moved(self, place: str) -> Budget:
+        """Itself: it is about a graph, wherever that stands."""
+        return self
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Budget:
+        """The inverse of ``dataclasses.asdict``, also after a trip through JSON."""
+        return cls(**{**data, "frontier": tuple(Point(**point) for point in data["frontier"])})
+
+    def __str__(self) -> str:
+        if not self.frontier:
+            return f"memory budget {self.asked:g}: {self.reason}"
+        before, now = self.frontier[0], self.frontier[self.chosen]
+        return (
+            f"memory budget {self.asked:g}: predicted peak {human(now.peak)} of {human(before.peak)}"
+            f"{'' if self.is_met else ', ' + MISSED}; repeating takes {now.us:,.0f} us on {self.device}, predicted"
+        )
+
+    @property
+    def table(self) -> str:
+        """The frontier: peak and saved bytes against microseconds, the chosen state marked."""
+        rows = [f"{'peak':>12} {'saved':>12} {'repeating, us':>14}"]
+        for at, point in enumerate(self.frontier):
+            mark = " <-" if at == self.chosen else ""
+            rows.append(f"{human(point.peak):>12} {human(point.saved):>12} {point.us:>14,.0f}{mark}")
+        return "\n".join(rows)

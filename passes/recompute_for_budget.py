@@ -1,0 +1,88 @@
+"""Numbers change as far as codes round: what is given up for memory is computed again, from values that came back from codes.
+
+    Recipe(memory_budget=0.5)    the peak of forward and backward, beyond parameters and their gradients, at most half of the
+                                 default's; or an integer, bytes
+
+The default never repeats a matmul or attention. Under a budget it does, where that saves the most bytes per predicted
+microsecond (fp8compile/budget/frontier.py), until the predicted peak is within the budget. Each operation is repeated
+directly before what reads it first, so that one layer's values are alive at a time.
+
+The peak is predicted at stored bytes: what ``encode_saved`` will store as codes counts as codes. A value that repeated
+operations read may have to stay exact; that takes more bytes than predicted, and the report tells both.
+Left as they are: what is random, collectives, higher-order operators, custom operators, values that a checkpoint policy says
+to save, values of modules whose recipe has ``memory_budget=1.0``, and graphs with sizes that only a run knows.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+from torch.utils.checkpoint import CheckpointPolicy
+
+from fp8compile.budget.frontier import Frontier, State, chosen
+from fp8compile.budget.placing import give_up
+from fp8compile.budget.repeatable import Repeatable
+from fp8compile.budget.timeline import Timeline
+from fp8compile.encoding.paying import rates_of
+from fp8compile.fx.graph import is_static, is_tensor
+from fp8compile.fx.partition import PartitionedGraph, SavedTensor
+from fp8compile.passes.encode_saved import predicted_bytes
+from fp8compile.planning.device_rates import RATES, DeviceRates
+from fp8compile.recipe.context import Context
+from fp8compile.recipe.recipe import OF_THE_DEVICE
+from fp8compile.reporting.budget import Budget, Point
+from fp8compile.reporting.entries import Notes, Recomputed
+
+NOT_STATIC = "it has sizes that only a run knows; torch.compile(dynamic=False) compiles for each size"
+ASSUMED = "h100"  # the device that times are predicted for where the graph runs on one that nothing is known of
+
+
+def recompute_for_budget(split: PartitionedGraph, ctx: Context) -> Notes:
+    """Give up saved values until the predicted peak is within the recipe's budget."""
+    asked = ctx.recipe.memory_budget
+    if not ctx.recipe.limits_memory:
+        return Notes()
+    if any(not is_static(node) for node in split.fw.graph.nodes):
+        return Notes(budgets=(Budget(asked, reason=NOT_STATIC),))
+    rates = _rates(split, ctx)
+    repeatable = Repeatable(split, ctx.recipe.codegen == "inductor")
+    timeline = Timeline(split, predicted_bytes(split, ctx))
+    states = Frontier(split, repeatable, timeline, rates, lambda edge: _may_go(edge, ctx)).states()
+    target = asked if isinstance(asked, int) and asked > 1 else int(asked * states[0].peak)
+    state = chosen(states, target)
+    entries = _entries(split, state)
+    give_up(split, state)
+    points = tuple(Point(s.saved, s.peak, s.us) for s in states)
+    told = Budget(asked, target, points, states.index(state), rates.name)
+    return Notes(recomputed=entries, budgets=(told,))
+
+
+def _may_go(edge: SavedTensor, ctx: Context) -> bool:
+    """Whether the user lets a value be given up: by the recipe of the module that made it, and by checkpoint policies."""
+    if edge.forward.meta.get("recompute") in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE):
+        return False
+    return ctx.recipe_at(edge.info.origin.module).memory_budget != 1.0
+
+
+def _rates(split: PartitionedGraph, ctx: Context) -> DeviceRates:
+    if ctx.recipe.device_rates != OF_THE_DEVICE:
+        return RATES[ctx.recipe.device_rates]
+    device = next((n.meta["val"].device for n in split.inputs if is_tensor(n)), torch.device("cpu"))
+    return rates_of(device) or RATES[ASSUMED]
+
+
+def _entries(split: PartitionedGraph, state: State) -> tuple[Recomputed, ...]:
+    """What is given up, with the names of the values that its copies are made from: kept ones, parameters, data."""
+    gone = [edge for edge in split.edges if edge not in set(state.kept) and edge.is_tensor]
+    again, found = set(state.repeated), []
+    for edge in gone:
+        waiting, seen, sources = [edge.forward], set[Node](), list[str]()
+        while waiting:
+            node = waiting.pop()
+            if node in seen:
+                continue
+            seen.add(node)
+            sources += [] if node in again else [node.name]
+            waiting += node.all_input_nodes if node in again else []
+        found.append(Recomputed(edge.info, tuple(sources), for_budget=True))
+    return tuple(found)
