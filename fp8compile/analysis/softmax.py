@@ -105,7 +105,7 @@ def _moved(view: Node, dim: int) -> int | None:
     if packet(view) is aten.expand:
         at = dim + len(after) - len(before)
         return at if statically_known_true(before[dim] == after[at]) else None
-    ends = [at for at, size in enumerate(after) if _same_product(before[:dim], after[:at]) and _is(size, before[dim])]
+    ends = [at for at, size in enumerate(after) if _is(size, before[dim])]  # all sizes multiply to the same
     return next((at for at in ends if _same_product(before[dim + 1 :], after[at + 1 :])), None)
 
 

@@ -43,7 +43,13 @@ ATTENTION = (
         OF_SOFTMAX,
     ),
     Mutant("softmax: any constant beside it", SOFTMAX, "a.args[0]) == 0]", "a.args[0]) is not None]", OF_SOFTMAX),
-    Mutant("softmax: views that cut rows", SOFTMAX, "and _is(size, before[dim])", "", OF_SOFTMAX),
+    Mutant(
+        "softmax: views that cut rows",
+        SOFTMAX,
+        "if _same_product(before[dim + 1 :], after[at + 1 :])",
+        "if True",
+        OF_SOFTMAX,
+    ),
     Mutant(
         "encode_saved: sums where a pole was kept away from",
         "passes/encode_saved.py",
