@@ -29,7 +29,7 @@ from fp8compile.amp.options import BOUNDS, INTERVALS, MODES, STARTS, Options
 from fp8compile.numerics.states.registry import SIGNED_ONLY, STATE_FORMATS, UNSIGNED_ONLY, state_codec
 from fp8compile.optim import EncodedOptimizer
 from fp8compile.recipe.recipe import OUTPUT_HEAD_PATTERNS, PRESETS
-from fp8compile.recipe.validation import BOOLEANS, CHOICES, COUNTS, ISLANDS, OBSERVE
+from fp8compile.recipe.validation import BOOLEANS, CHOICES, COUNTS, ISLANDS, OBSERVE, SAVED_ATTENTION
 
 ROOT = Path(__file__).resolve().parents[1]
 SHAPE = (128, 1024)  # of the state whose bits are counted
@@ -69,7 +69,7 @@ def _values(name: str) -> str:
     """What a field may be, where that is a list."""
     if name in BOOLEANS:
         return "`True`, `False`"
-    known = {**CHOICES, "observe": OBSERVE, "islands": ISLANDS}
+    known = {**CHOICES, "observe": OBSERVE, "saved_attention": SAVED_ATTENTION, "islands": ISLANDS}
     if name in known:
         values = ", ".join(f"`{value!r}`" for value in known[name])
         return values + {"islands": ", a calibration", "linear_formats": ", a dict by direction"}.get(name, "")

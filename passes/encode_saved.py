@@ -4,7 +4,10 @@ Each tensor saved for backward is stored as one-byte codes with a scale per grou
 where it is made and decoded where it is first used, so that Inductor fuses the one into its producer and the other into
 its consumers. Error per element: the format's (``fp8compile.numerics.quantize``); for E4M3 at most 1/16 of the element,
 for INT8 at most 1/254 of its group's largest. The recipe names the format, by default by use
-(``fp8compile/encoding/saved_format.py``).
+(``fp8compile/encoding/saved_format.py``). What is proven to be a softmax's result (``fp8compile/analysis/softmax.py``) is
+divided by its sum when it is decoded (``fp8compile/numerics/unit_sums.py``): at most twice the error of an element, and rows
+of the softmax's gradient sum to zero. Of fused attention's result it is the distance from the mean of its tokens that is
+encoded (``fp8compile/numerics/centring.py``), which is what its backward depends on.
 
 Left as they are, each with its reason in the report: what is not a floating-point activation (integers, masks, RNG
 states, tables, values made from parameters alone), small tensors, statistics of norms and softmax, float64 and complex,
@@ -25,7 +28,12 @@ from fp8compile import _torch as private
 from fp8compile.analysis.dataflow import Source, is_activation, sources, user_fp32
 from fp8compile.analysis.linears import BATCHED
 from fp8compile.analysis.sensitivity import Sensitivity
+from fp8compile.analysis.softmax import softmax_dim
+from fp8compile.encoding.attention_cost import price_of
+from fp8compile.encoding.attention_result import is_read_by_attention, tokens_of
+from fp8compile.encoding.paying import device_name, rates_for
 from fp8compile.encoding.saved_format import format_by_use
+from fp8compile.encoding.stored import Stored
 from fp8compile.fx.graph import (
     SAVED_AS_CODES,
     SPLICED,
@@ -44,14 +52,17 @@ from fp8compile.fx.graph import (
 from fp8compile.fx.ops import FUSED_NORMS, STATISTICS, is_attention, is_of_attention, is_view, opname
 from fp8compile.fx.partition import NO_VERSION_CHECK, PartitionedGraph, SavedTensor
 from fp8compile.fx.regions import saves_itself
-from fp8compile.numerics import E4M3, ENCODABLE, INT8, Groupwise, GroupwiseBest
+from fp8compile.numerics import E4M3, ENCODABLE, INT8, Codec, Format, Groupwise, GroupwiseBest
 from fp8compile.numerics.formats import FP8
+from fp8compile.planning.device_rates import RATES
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import Notes, Saved, Skip
 
-Stored = Groupwise | GroupwiseBest
-
+UNKNOWN = (
+    "saved_attention='auto' knows no rates of {device}: name a device in Recipe.device_rates ({known}), or set "
+    "saved_attention to True or False"
+)
 STEEP = "a steep function of it in the backward"
 
 
@@ -68,7 +79,7 @@ def encode_saved(split: PartitionedGraph, ctx: Context) -> Notes:
             notes += Notes(skips=(Skip(edge.info, decision),))
         elif decision is not None:
             storage_root(edge.forward).meta[SAVED_AS_CODES] = True
-            notes += Notes(saved=(_encode(split, edge, *decision),))
+            notes += Notes(saved=(_encode(split, edge, decision),))
     return notes
 
 
@@ -76,15 +87,15 @@ def predicted_bytes(split: PartitionedGraph, ctx: Context) -> dict[Node, int]:
     """For each storage that ``encode_saved`` would store as codes, the bytes that these take."""
     judge = _Judge(split, ctx)
     decided = [(edge, judge.decide(edge)) for edge in split.edges if saves_itself(split, edge)]
-    codes = [(edge, decision[0]) for edge, decision in decided if isinstance(decision, tuple)]
-    return {storage_root(edge.forward): codec.nbytes(numel(edge.forward.meta["val"])) for edge, codec in codes}
+    codes = [(edge, decision) for edge, decision in decided if isinstance(decision, Stored)]
+    return {storage_root(edge.forward): stored.nbytes(numel(edge.forward.meta["val"])) for edge, stored in codes}
 
 
 def _format_name(edge: SavedTensor, recipe: Recipe) -> str:
     return recipe.attention_format if _belongs_to_attention(edge) else recipe.saved_format
 
 
-def codec_for(edge: SavedTensor, recipe: Recipe) -> tuple[Stored, str]:
+def codec_for(edge: SavedTensor, recipe: Recipe) -> tuple[Codec, str]:
     """The storage that the recipe names for this tensor, and why where that depends on the tensor."""
     name = _format_name(edge, recipe)
     if name == "best_of_two":
@@ -103,21 +114,35 @@ class _Judge:
         self.user_fp32 = user_fp32(split.fw.graph, split.static)
         self.sensitivity = Sensitivity(split)
 
-    def decide(self, edge: SavedTensor) -> Encoding | tuple[Stored, str] | str | None:
-        """The encoding a matmul's operand already has; or codec and remark; or the reason to leave it; None: no entry."""
+    def decide(self, edge: SavedTensor) -> Encoding | Stored | str | None:
+        """The encoding a matmul's operand already has; or how it is stored; or the reason to leave it; None: no entry."""
         if encoding := encoding_of(edge.forward):
             return encoding
         if self.ctx.is_scales(edge.forward):
             return None
         if not self.ctx.recipe.stores_saved or (SPLICED in edge.forward.meta and _statistic(edge.forward)):
             return None  # the amax of a matmul's operand belongs to its codes
-        return self._reason_to_leave(edge) or self._codec(edge)
+        if reason := self._reason_to_leave(edge):
+            return reason
+        found = self._codec(edge)
+        return found if isinstance(found, str) else self._stored(edge, *found)
 
-    def _codec(self, edge: SavedTensor) -> tuple[Stored, str] | str:
+    def _stored(self, edge: SavedTensor, codec: Codec, why: str) -> Stored:
+        """With what is known of the value besides, where the backward answers to sizes alone."""
+        dim, tokens = softmax_dim(edge.forward), tokens_of(edge.forward)
+        if not is_read_by_attention(edge.backward) or _formats(codec) != (INT8,):
+            tokens = None  # E4M3 is chosen for what counts by its own size, not by its distance from another value
+        if dim is None and tokens is None:
+            return Stored(codec, why)
+        if not all(self.sensitivity.needs_no_range(edge.backward, fmt) for fmt in _formats(codec)):
+            return Stored(codec, why)
+        return Stored(codec, why, dim, tokens)
+
+    def _codec(self, edge: SavedTensor) -> tuple[Codec, str] | str:
         """The recipe's codec if the backward answers its errors with small ones; else E4M3's, if it may be chosen."""
         recipe = self.ctx.recipe_at(_path(edge))
         codec, why = codec_for(edge, recipe)
-        formats = (codec.format,) if isinstance(codec, Groupwise) else (E4M3, INT8)
+        formats = _formats(codec)
         reasons = [reason for fmt in formats if (reason := self.sensitivity.reason_to_stay_exact(edge.backward, fmt))]
         if not reasons:
             return codec, why
@@ -159,9 +184,14 @@ class _Judge:
         path = _path(edge)
         if reason := self.ctx.skip_reason(path, "saved", ("skip",)):
             return reason
-        if not self.ctx.recipe_at(path).saved_attention and _belongs_to_attention(edge):
-            return "Recipe.saved_attention is off"
-        return None
+        recipe = self.ctx.recipe_at(path)
+        if recipe.saved_attention is True or not _belongs_to_attention(edge):
+            return None
+        return _does_not_pay(edge, recipe) if recipe.saved_attention else "Recipe.saved_attention is off"
+
+
+def _formats(codec: Codec) -> tuple[Format, ...]:
+    return (codec.format,) if isinstance(codec, Groupwise) else (E4M3, INT8)
 
 
 def _path(edge: SavedTensor) -> str:
@@ -200,6 +230,16 @@ def _belongs_to_attention(edge: SavedTensor) -> bool:
     return is_of_attention(storage_root(edge.forward)) or _feeds_attention(edge.backward)
 
 
+def _does_not_pay(edge: SavedTensor, recipe: Recipe) -> str | None:
+    """Why a tensor of attention's is not stored under "auto"; None where storing it pays."""
+    device = edge.forward.meta["val"].device
+    rates = rates_for(device, recipe)
+    if rates is None:
+        return UNKNOWN.format(device=device_name(device), known=", ".join(RATES))
+    price = price_of(edge, recipe.group_size, rates)
+    return None if price.pays else price.reason(rates.name)
+
+
 def _feeds_attention(value: Node) -> bool:
     return any(is_of_attention(u) or u.target in BATCHED or (is_view(u) and _feeds_attention(u)) for u in value.users)
 
@@ -211,26 +251,24 @@ def _higher_order_use(value: Node) -> str | None:
     return None
 
 
-def _encode(split: PartitionedGraph, edge: SavedTensor, codec: Stored, why: str) -> Saved:
+def _encode(split: PartitionedGraph, edge: SavedTensor, stored: Stored) -> Saved:
     value = edge.forward.meta["val"]
     order, dtype = memory_order(value), value.dtype
-    back = None if order is None else tuple(order.index(d) for d in range(len(order)))
 
-    def encode(x: Tensor) -> tuple[Tensor, Tensor]:
-        return codec.encode(x if order is None else x.permute(order))
+    def encode(x: Tensor) -> tuple[Tensor, ...]:
+        return stored.encode(x, order)
 
-    def decode(codes: Tensor, inv_scale: Tensor) -> Tensor:
-        x = codec.decode(codes, inv_scale, dtype)
-        return x if back is None else x.permute(back)
+    def decode(*parts: Tensor) -> Tensor:
+        return stored.decode(parts, order, dtype)
 
     made = splice(split.fw.graph, encode, edge.forward, before=insertion_point_after(edge.forward))
-    used = [split.placeholder(edge, node, part) for node, part in zip(made, ("codes", "inv_scale"), strict=True)]
+    used = [split.placeholder(edge, node, part) for node, part in zip(made, stored.parts, strict=True)]
     decoded = splice(split.bw.graph, decode, *used, before=edge.in_order[0])
     edge.backward.replace_all_uses_with(decoded)
     shared = "" if edge.forward.meta.get(NO_VERSION_CHECK) else split.belongs_to(edge.forward)
     split.replace(edge, *zip(made, used, strict=True))
     after = sum(nbytes(n.meta["val"]) for n in made)
-    return Saved(edge.info, after, f"{codec.name} ({why})" if why else codec.name, shared)
+    return Saved(edge.info, after, stored.name, shared)
 
 
 def _codes_of_a_matmul(edge: SavedTensor, encoding: Encoding) -> tuple[Saved, ...]:

@@ -75,11 +75,20 @@ def _shape(matmuls: Sequence[Matmul], sharing: int, recipe: Recipe) -> LinearSha
 def _prediction(
     shape: LinearShape, device: torch.device, recipe: Recipe
 ) -> tuple[LinearShape, Predicted, DeviceRates] | str:
-    rates = rates_of(device) if recipe.device_rates == OF_THE_DEVICE else RATES[recipe.device_rates]
+    rates = rates_for(device, recipe)
     if rates is None:
-        name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-        return UNKNOWN.format(device=name, known=", ".join(RATES))
+        return UNKNOWN.format(device=device_name(device), known=", ".join(RATES))
     return shape, predicted(shape, rates), rates
+
+
+def rates_for(device: torch.device, recipe: Recipe) -> DeviceRates | None:
+    """The rates that a recipe names, else those of the device; None where there are none."""
+    return rates_of(device) if recipe.device_rates == OF_THE_DEVICE else RATES[recipe.device_rates]
+
+
+def device_name(device: torch.device) -> str:
+    """What its driver calls it."""
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
 
 
 def rates_of(device: torch.device) -> DeviceRates | None:

@@ -114,13 +114,13 @@ class Groupwise:
         return numel + -(-numel // self.group_size) * self.scale_dtype.itemsize
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        grouped, dims = _padded_to_groups(x, self.group_size)
+        grouped, dims = padded_to_groups(x, self.group_size)
         inv_scale_N1 = inv_scale_of(amax_over(grouped, dims), self.format, self.scale_dtype).reshape(-1, 1)
-        codes = quantize(*_by_groups(x, inv_scale_N1, self.group_size), self.format)
+        codes = quantize(*by_groups(x, inv_scale_N1, self.group_size), self.format)
         return codes.reshape(x.shape), inv_scale_N1
 
     def decode(self, codes: Tensor, inv_scale: Tensor, dtype: torch.dtype) -> Tensor:
-        return dequantize(*_by_groups(codes, inv_scale, self.group_size), dtype).reshape(codes.shape)
+        return dequantize(*by_groups(codes, inv_scale, self.group_size), dtype).reshape(codes.shape)
 
 
 @dataclass(frozen=True)
@@ -148,11 +148,11 @@ class GroupwiseBest:
         return numel + -(-numel // self.group_size) * self.scale_dtype.itemsize
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        grouped, dims = _padded_to_groups(x, self.group_size)
+        grouped, dims = padded_to_groups(x, self.group_size)
         inv_f, error_f = self._tried(grouped.float(), dims, E4M3)
         inv_i, error_i = self._tried(grouped.float(), dims, INT8)
         inv_scale_N1 = torch.where(error_i < error_f, -inv_i, inv_f).reshape(-1, 1)
-        grouped, inv_scale = _by_groups(x, inv_scale_N1, self.group_size)
+        grouped, inv_scale = by_groups(x, inv_scale_N1, self.group_size)
         as_float = quantize(grouped, inv_scale, E4M3).view(torch.uint8)
         as_int = quantize(grouped, -inv_scale, INT8).view(torch.uint8)
         return torch.where(inv_scale < 0, as_int, as_float).reshape(x.shape), inv_scale_N1
@@ -166,7 +166,7 @@ class GroupwiseBest:
         return inv_scale, error.square().sum(dims, keepdim=True)
 
     def decode(self, codes: Tensor, inv_scale: Tensor, dtype: torch.dtype) -> Tensor:
-        grouped, inv_scale = _by_groups(codes, inv_scale, self.group_size)
+        grouped, inv_scale = by_groups(codes, inv_scale, self.group_size)
         as_float = dequantize(grouped.view(E4M3.dtype), inv_scale, dtype)
         as_int = dequantize(grouped.view(INT8.dtype), -inv_scale, dtype)
         return torch.where(inv_scale < 0, as_int, as_float).reshape(codes.shape)
@@ -193,7 +193,7 @@ def _lines(x: Tensor) -> Tensor:
     return x.reshape(1, -1)
 
 
-def _padded_to_groups(x: Tensor, group_size: int) -> tuple[Tensor, tuple[int, ...]]:
+def padded_to_groups(x: Tensor, group_size: int) -> tuple[Tensor, tuple[int, ...]]:
     """``x`` in contiguous order with its groups as trailing dimensions, and the indices of these; short groups are padded."""
     if _divides(group_size, x.numel()):
         return _full_groups(x, group_size)
@@ -230,7 +230,7 @@ def _full_groups(x: Tensor, group_size: int) -> tuple[Tensor, tuple[int, ...]]:
     return x.reshape(x.numel() // group_size, group_size), (-1,)
 
 
-def _by_groups(x: Tensor, inv_scale_N1: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
+def by_groups(x: Tensor, inv_scale_N1: Tensor, group_size: int) -> tuple[Tensor, Tensor]:
     """``x`` and its scales in shapes that broadcast: trailing groups, or, where tails are short, both ``[R, L]``.
 
     The latter handles full groups and tails separately. Indexing by ``i // G`` over a length that G does not divide is

@@ -79,15 +79,15 @@ def inv_scale_of(amax: Tensor, fmt: Format, scale_dtype: torch.dtype = torch.flo
         exponent = ((bits >> 23) + ((bits & _MANTISSA_MASK) > 0)).clamp(1, 254)  # round up: amax enters at <= max
         return torch.where(finite, exponent, _NAN_E8M0).to(torch.uint8)
     if scale_dtype == torch.bfloat16:
-        inv_scale = _rounded_to_bf16(inv_scale)
+        inv_scale = rounded_to_bf16(inv_scale)
     return torch.where(finite, inv_scale, torch.nan).to(scale_dtype)
 
 
-def _rounded_to_bf16(x: Tensor) -> Tensor:
-    """The FP32 tensor x (positive, finite) rounded to nearest at BF16's precision, ties up, by integer arithmetic.
+def rounded_to_bf16(x: Tensor) -> Tensor:
+    """The FP32 tensor x (finite) rounded to nearest at BF16's precision, ties away from 0, by integer arithmetic.
 
     A plain ``.to(torch.bfloat16)`` is not enough: Inductor computes in FP32 and drops a cast that is undone in the
-    same kernel, so codes would be made with the unrounded scale and decoded with the rounded one. Ties go up because
+    same kernel, so codes would be made with the unrounded scale and decoded with the rounded one. Ties go away from 0 because
     that takes two operations, and ties to even take five; one scale in 2**16 is a tie, and both neighbours are equally near.
     """
     return ((x.view(torch.int32) + _BF16_HALF) & _BF16_MASK).view(torch.float32)

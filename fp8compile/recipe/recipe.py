@@ -34,8 +34,8 @@ class Recipe:
         linear: FP8 linears: "off", "tensorwise" (one scale per tensor), "rowwise" (one per row of an operand), "blockwise"
             (one per 1x128 of activations and gradients and per 128x128 of weights), "mxfp8" (a power of two per 1x32 of
             every operand; both need ``emulate=True``), or "auto" (tensorwise, where FP8 is predicted to pay).
-        device_rates: with linear="auto", the device whose rates decide: "device" (the one that the graph runs on), "h100",
-            "h200", "b200" or "mi300x" (fp8compile/planning/device_rates.py).
+        device_rates: the device whose rates decide what is "auto" in ``linear`` and ``saved_attention``: "device" (the one
+            that the graph runs on), "h100", "h200", "b200" or "mi300x" (fp8compile/planning/device_rates.py).
         linear_formats: "hybrid" (activations and weights E4M3, gradients E5M2), "e4m3" (all E4M3), or the gradient's format
             by matmul: {"dgrad": "e4m3", "wgrad": "e5m2"}.
         linear_scaling: where a tensorwise scale comes from: "dynamic" (from the tensor itself, before it is encoded) or
@@ -58,7 +58,8 @@ class Recipe:
         group_size: elements per scale, 16 ... 65536.
         collectives: what all_gather, reduce_scatter and all_reduce in the graph send: "off" (what they are given) or
             "groupwise" (codes; see passes/compress_collectives.py).
-        saved_attention: whether operands and results of attention are encoded too.
+        saved_attention: whether operands and results of attention are encoded too: True, False, or "auto" (those of which
+            that costs nothing, or less time than the bytes are worth; fp8compile/encoding/attention_cost.py).
         attention_format: the format of those. INT8 by default: the backward of attention exponentiates q k' again, which
             turns E4M3's relative error into a factor (measured on the demo: gradients of k at 10 dB, against 23 in INT8).
         memory_budget: what the peak of forward and backward may be, beside parameters and their gradients: a fraction of the
@@ -101,7 +102,7 @@ class Recipe:
     saved_format: str = "auto"
     group_size: int = 128
     collectives: str = "off"
-    saved_attention: bool = True
+    saved_attention: bool | str = True
     attention_format: str = "int8"
     memory_budget: float | int = 1.0
     min_saved_numel: int = 4096

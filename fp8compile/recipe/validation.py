@@ -29,11 +29,11 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 SCALES_OF = {"rowwise": "row", "blockwise": "block of 1x128 or 128x128", "mxfp8": "block of 1x32"}
 IN_BLOCKS = ("blockwise", "mxfp8")
 
-OBSERVE = ("auto", True, False)
+OBSERVE = SAVED_ATTENTION = ("auto", True, False)
 
 ISLANDS = ("auto", "policy", "off")
 
-BOOLEANS = ("emulate", "saved_attention", "cache_weights", "merge_dgrads", "smooth_swiglu")
+BOOLEANS = ("emulate", "cache_weights", "merge_dgrads", "smooth_swiglu")
 
 COUNTS = {"group_size": (16, 65536), "amax_history_len": (1, 1024), "margin": (0, 8)}
 
@@ -84,8 +84,10 @@ def check_values(recipe: Any) -> None:
         value = getattr(recipe, name)
         if value not in allowed and not (name == "linear_formats" and isinstance(value, FrozenFormats)):
             raise ValueError(f"Recipe.{name} cannot be {value!r}.{nearest(str(value), allowed)}")
-    if recipe.observe not in OBSERVE or isinstance(recipe.observe, int) != isinstance(recipe.observe, bool):
-        raise ValueError(f"Recipe.observe must be 'auto', True or False, not {recipe.observe!r}.")
+    for name, choices in (("observe", OBSERVE), ("saved_attention", SAVED_ATTENTION)):
+        value = getattr(recipe, name)
+        if value not in choices or isinstance(value, int) != isinstance(value, bool):
+            raise ValueError(f"Recipe.{name} must be 'auto', True or False, not {value!r}.")
     for name in BOOLEANS:
         if not isinstance(getattr(recipe, name), bool):
             raise ValueError(f"Recipe.{name} must be True or False, not {getattr(recipe, name)!r}.")

@@ -94,7 +94,7 @@ NUMERICS = (
 PASSES = (
     Mutant(
         "encode_saved: the memory order for its inverse",
-        "passes/encode_saved.py",
+        "fp8compile/encoding/stored.py",
         "tuple(order.index(d) for d in range(len(order)))",
         "tuple(order)",
         ("tests/passes/test_encode_saved_layouts.py",),

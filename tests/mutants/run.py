@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.mutants import of_analyses, of_blocks, of_clients, of_graphs, of_scaling, of_training
+from tests.mutants import of_analyses, of_attention, of_blocks, of_clients, of_graphs, of_scaling, of_training
 from tests.mutants.mutant import Mutant
 
 MUTANTS = (
@@ -31,6 +31,7 @@ MUTANTS = (
     *of_scaling.SCALING,
     *of_blocks.BLOCKS,
     *of_analyses.ANALYSES,
+    *of_attention.ATTENTION,
     *of_training.AROUND,
     *of_training.AMP,
     *of_training.OPTIM,

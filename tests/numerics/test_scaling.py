@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fp8compile.numerics import E4M3, INT8, amax_rowwise, amax_tensorwise, dequantize, inv_scale_of, quantize
-from fp8compile.numerics.scaling import _rounded_to_bf16, inv_scale_value
+from fp8compile.numerics.scaling import inv_scale_value, rounded_to_bf16
 from tests.support.reference import (
     E8M0,
     FORMATS,
@@ -129,7 +129,7 @@ def test_integer_rounding_to_bf16_is_to_nearest_for_every_kept_half_around_every
     kept = torch.arange(0x0080, 0x7F80, dtype=torch.int32) << 16
     dropped = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], dtype=torch.int32)
     x = (kept[:, None] | dropped).view(torch.float32)
-    assert bits_equal(_rounded_to_bf16(x).to(torch.bfloat16), nearest_bf16(x))
+    assert bits_equal(rounded_to_bf16(x).to(torch.bfloat16), nearest_bf16(x))
 
 
 @by_format

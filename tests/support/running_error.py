@@ -22,10 +22,10 @@ from torch.fx import GraphModule, Node
 from fp8compile.analysis.ranges.matching import packet
 from fp8compile.analysis.sensitivity import responses as R
 from fp8compile.compiler import inductor
+from fp8compile.encoding.stored import Stored
 from fp8compile.fx.graph import memory_order
 from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.fx.regions import saves_itself
-from fp8compile.numerics import Codec
 from fp8compile.passes.encode_saved import _Judge
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
@@ -69,12 +69,12 @@ def outcome(model: nn.Module, *args: Tensor, **options: Any) -> Outcome:
     with mock.patch.object(inductor, "run_the_graph", _recording(inputs)):
         split = split_of(model, *args, disabled="encode_saved", **options)
     judge = _Judge(split, Context(Recipe(**options)))
-    codecs: dict[Node, Codec] = {}
+    codecs: dict[Node, Stored] = {}
     exact: dict[str, str] = {}
     for edge in split.edges:
         decision = judge.decide(edge) if saves_itself(split, edge) else None
-        if isinstance(decision, tuple):
-            codecs[edge.backward] = decision[0]
+        if isinstance(decision, Stored):
+            codecs[edge.backward] = decision
         elif isinstance(decision, str):
             exact[edge.forward.name] = decision
     return _compared(split, _saved(split, inputs[0]), codecs, exact)
@@ -108,7 +108,7 @@ def _saved(split: PartitionedGraph, inputs: list[Any]) -> dict[Node, Any]:
 
 
 def _compared(
-    split: PartitionedGraph, saved: dict[Node, Any], codecs: Mapping[Node, Codec], exact: dict[str, str]
+    split: PartitionedGraph, saved: dict[Node, Any], codecs: Mapping[Node, Stored], exact: dict[str, str]
 ) -> Outcome:
     placeholders = split.bw.graph.find_nodes(op="placeholder")
     decoded = {node: _decoded(codecs[node], saved[node]) if node in codecs else saved[node] for node in placeholders}
@@ -130,11 +130,9 @@ def _compared(
     )
 
 
-def _decoded(codec: Codec, x: Tensor) -> Tensor:
+def _decoded(stored: Stored, x: Tensor) -> Tensor:
     order = memory_order(x)
-    laid_out = x if order is None else x.permute(order)
-    decoded = codec.decode(*codec.encode(laid_out.float().contiguous()), torch.float32).double()
-    return decoded if order is None else decoded.permute([order.index(d) for d in range(len(order))])
+    return stored.decode(stored.encode(x.float(), order), order, torch.float32).double()
 
 
 def _excess(reference: Tensor, found: Tensor, bound: Tensor | None) -> float:

@@ -22,6 +22,7 @@ from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.numerics import Format
 
 LARGEST_ERROR = 0.5  # a bound k e above this says nothing
+RESCALED = 2.2  # (1/16 + 1/16) / (1 - 1/16), in units of E4M3's error: fp8compile/numerics/unit_sums.py
 
 
 class Sensitivity:
@@ -54,6 +55,18 @@ class Sensitivity:
         if largest * error_of(fmt) > LARGEST_ERROR:
             raise Unbounded(AMPLIFIED.format(largest))
         return largest
+
+    def needs_no_range(self, used: Node, fmt: Format) -> bool:
+        """Whether the gradients answer an error that is ``RESCALED`` times a code's with a small one, by classes alone.
+
+        That is: no pole, exponential or phase is read whose operand's size, or distance, had to be proven in numbers. What a
+        row of codes is multiplied with, to restore what was known of it, is no error of a single element.
+        """
+        try:
+            largest = Walk(self, fmt, Error(amplification=RESCALED)).follow(used)
+        except Unbounded:
+            return False
+        return largest * error_of(fmt) <= LARGEST_ERROR
 
     def is_linear_from(self, node: Node) -> bool:
         """Whether all that is computed from ``node`` is linear in it, so that nothing can be found from here on."""

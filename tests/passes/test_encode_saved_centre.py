@@ -1,0 +1,143 @@
+"""encode_saved: attention's result is kept as its distance from the mean of its tokens; where it is not, what it is worth."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from expecttest import assert_expected_inline
+from torch import Tensor, nn
+
+import fp8compile
+from fp8compile.analysis.sensitivity import Sensitivity
+from fp8compile.encoding.stored import CENTRED
+from fp8compile.passes import encode_saved
+from fp8compile.recipe.context import Context
+from fp8compile.recipe.recipe import Recipe
+from tests.support.graphs import forward_of, split_of
+from tests.support.measure import compiled, gradient_sqnr, kept_bytes
+
+HIDDEN, HEADS, TOKENS = 128, 4, 64
+
+
+class Cross(nn.Module):
+    """Queries attend to a memory of tokens that are alike, as a decoder does that has not learned yet."""
+
+    def __init__(self, after=lambda o: o) -> None:  # type: ignore[no-untyped-def]
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Linear(HIDDEN, HIDDEN, bias=False) for _ in range(4))
+        self.after = after
+
+    def forward(self, x: Tensor, memory: Tensor) -> Tensor:
+        q, k, v = (
+            f(t).unflatten(2, (HEADS, -1)).transpose(1, 2)
+            for f, t in ((self.q, x), (self.k, memory), (self.v, memory))
+        )
+        return self.o(self.after(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)))
+
+
+def case(after=lambda o: o, tokens: int = TOKENS, dtype=torch.float32) -> tuple[nn.Module, tuple[Tensor, Tensor]]:  # type: ignore[no-untyped-def]
+    torch.manual_seed(0)
+    memory = torch.randn(2, 1, HIDDEN) + 0.3 * torch.randn(2, TOKENS, HIDDEN)
+    return Cross(after).to(dtype), (torch.randn(2, tokens, HIDDEN, dtype=dtype), memory.to(dtype))
+
+
+def names(model: nn.Module, args: tuple[Tensor, ...], **options: object) -> list[str]:
+    fn = compiled(model, **{"min_saved_numel": 0, "linear": "off", **options})
+    fn(*args).float().sum().backward()
+    return [each.codec for each in fp8compile.report(fn).saved]
+
+
+def centred(model: nn.Module, args: tuple[Tensor, ...], **options: object) -> int:
+    return sum(CENTRED in name for name in names(model, args, **options))
+
+
+def test_golden_what_the_forward_keeps() -> None:
+    model, (x, memory) = case()
+    listed = forward_of(split_of(model, x, memory.requires_grad_(), linear="off")).splitlines()
+    attention = next(n for n, line in enumerate(listed) if "_scaled_dot_product" in line)
+    assert_expected_inline(
+        "\n".join(listed[attention:-1]),
+        """\
+_scaled_dot_product_flash_attention_for_cpu:  = _scaled_dot_product_flash_attention_for_cpu(permute_1, permute_3, permute_5)
+getitem: float32[2, 4, 64, 32] = <built-in function getitem>(_scaled_dot_product_flash_attention_for_cpu)
+view_49: bfloat16[128, 1] = encode(getitem)
+view_54: int8[2, 64, 4, 32] = encode(getitem)
+convert_element_type_15: bfloat16[2, 1, 128] = encode(getitem)
+getitem_1: float32[2, 4, 64] = <built-in function getitem>(_scaled_dot_product_flash_attention_for_cpu)
+permute_6: float32[2, 64, 4, 32] = permute(getitem)
+view_9: float32[2, 64, 128] = view(permute_6)
+permute_7: float32[128, 128] = permute(primals_6)
+view_10: float32[128, 128] = view(view_9)
+mm_3: float32[128, 128] = mm(view_10, permute_7)
+view_11: float32[2, 64, 128] = view(mm_3)""",
+    )
+
+
+def test_gradients_of_queries_and_keys_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of tokens 0.3 apart, an error of 1/254 of a result of size 1 is a large part of what these gradients are made of."""
+    model, args = case()
+    after = gradient_sqnr(model, compiled(model, min_saved_numel=0, linear="off"), args)
+    torch._dynamo.reset()
+    monkeypatch.setattr(encode_saved, "tokens_of", lambda made: None)
+    before = gradient_sqnr(model, compiled(model, min_saved_numel=0, linear="off"), args)
+    for name in ("q.weight", "k.weight"):
+        assert after[name] > before[name] + 6, (before, after)
+    assert min(after.values()) > 20, (before, after)
+
+
+def test_it_takes_a_centre_and_no_more() -> None:
+    model, args = case()
+    kept = {}
+    for name, options in (("centred", {}), ("e4m3", {"attention_format": "e4m3"})):
+        torch._dynamo.reset()
+        kept[name] = kept_bytes(model, compiled(model, min_saved_numel=0, linear="off", **options), args)
+    assert kept["centred"] - kept["e4m3"] == 2 * 2 * HIDDEN, "BF16, for two sequences"
+
+
+def test_what_is_predicted_is_what_is_kept() -> None:
+    model, args = case()
+    exact = split_of(model, *args, linear="off", disabled="encode_saved")
+    predicted = sum(encode_saved.predicted_bytes(exact, Context(Recipe(linear="off", min_saved_numel=0))).values())
+    torch._dynamo.reset()
+    kept = [e.forward.meta["val"] for e in split_of(model, *args, linear="off").edges]
+    assert predicted == sum(t.nbytes for t in kept if t.dtype in (torch.int8, torch.bfloat16))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+def test_in_every_dtype(dtype: torch.dtype) -> None:
+    assert centred(*case(dtype=dtype)) == 1
+
+
+def test_it_is_left_as_it_was_where_nothing_is_said_of_tokens() -> None:
+    assert not centred(*case(tokens=16)), "too few"
+    torch._dynamo.reset()
+    assert not centred(*case(), attention_format="e4m3"), "a format for what counts by its own size"
+    torch._dynamo.reset()
+    assert not centred(*case(), attention_format="best_of_two")
+    torch._dynamo.reset()
+    assert not centred(*case(), saved_attention=False)
+
+
+def test_not_where_the_size_of_its_error_was_proven_in_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Sensitivity, "needs_no_range", lambda self, used, fmt: False)
+    assert not centred(*case())
+
+
+def test_read_by_more_than_attention() -> None:
+    model, args = case(lambda o: o * torch.sigmoid(o))
+    assert centred(model, args) == 1
+    torch._dynamo.reset()
+    assert min(gradient_sqnr(model, compiled(model, min_saved_numel=0, linear="off"), args).values()) > 20
+
+
+def test_exponentiated_it_stays_exact() -> None:
+    assert not centred(*case(torch.exp))
+
+
+def test_nan_reaches_the_gradients() -> None:
+    model, (x, memory) = case()
+    x[0, 3, 7] = float("nan")
+    fn = compiled(model, min_saved_numel=0, linear="off")
+    fn(x, memory).sum().backward()
+    assert bool(model.q.weight.grad.isnan().any())
