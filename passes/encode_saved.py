@@ -27,6 +27,7 @@ from fp8compile.analysis.linears import BATCHED
 from fp8compile.analysis.sensitivity import Sensitivity
 from fp8compile.encoding.saved_format import format_by_use
 from fp8compile.fx.graph import (
+    EXACT,
     SAVED_AS_CODES,
     SPLICED,
     WIDENED,
@@ -107,7 +108,10 @@ class _Judge:
             return encoding
         if self.ctx.is_scales(edge.forward):
             return None
-        if not self.ctx.recipe.stores_saved or (SPLICED in edge.forward.meta and _statistic(edge.forward)):
+        is_amax = (
+            SPLICED in edge.forward.meta and EXACT not in storage_root(edge.forward).meta and _statistic(edge.forward)
+        )
+        if not self.ctx.recipe.stores_saved or is_amax:
             return None  # the amax of a matmul's operand belongs to its codes
         return self._reason_to_leave(edge) or self._codec(edge)
 
@@ -126,7 +130,8 @@ class _Judge:
 
     def _reason_to_leave(self, edge: SavedTensor) -> str | None:
         return (
-            self._not_an_activation(edge)
+            (EXACT in storage_root(edge.forward).meta and "the backward computes the logits again from it")
+            or self._not_an_activation(edge)
             or self._left_by_recipe(edge)
             or (_statistic(edge.forward) and "a statistic: small beside its tensor, and everything depends on it")
             or (

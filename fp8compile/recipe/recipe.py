@@ -60,6 +60,9 @@ class Recipe:
         group_size: elements per scale, 16 ... 65536.
         collectives: what all_gather, reduce_scatter and all_reduce in the graph send: "off" (what they are given) or
             "groupwise" (codes; see passes/compress_collectives.py).
+        chunk_logits: whether logits that only a loss reads are computed in chunks and never exist as a whole, for one more
+            matmul of the output head (passes/chunk_logits.py): "off", "auto" (logits of 512 MiB and more, in chunks of
+            256 MiB), or the number of chunks, 2 ... 64, for logits of any size.
         saved_attention: whether operands and results of attention are encoded too.
         attention_format: the format of those. INT8 by default: the backward of attention exponentiates q k' again, which
             turns E4M3's relative error into a factor (measured on the demo: gradients of k at 10 dB, against 23 in INT8).
@@ -103,6 +106,7 @@ class Recipe:
     saved_format: str = "auto"
     group_size: int = 128
     collectives: str = "off"
+    chunk_logits: str | int = "off"
     saved_attention: bool = True
     attention_format: str = "int8"
     memory_budget: float | int = 1.0

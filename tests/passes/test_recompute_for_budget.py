@@ -150,7 +150,9 @@ def budget_of(model: nn.Module, x: Tensor, budget: float, **options: Any) -> tup
 
 def test_golden_backward_that_repeats_a_matmul() -> None:
     _, split = budget_of(Steps(2), torch.randn(128, 64), 0.0, **PLAIN)
-    assert_expected_inline(backward_of(split), """\
+    assert_expected_inline(
+        backward_of(split),
+        """\
 primals_2: float32[128, 64]
 primals_3: float32[64, 64]
 primals_1: float32[64, 64]
@@ -173,7 +175,8 @@ mul_3: float32[128, 64] = mul(mm_3, sub_1)
 permute_6: float32[64, 128] = permute(mul_3)
 mm_4: float32[64, 64] = mm(permute_6, primals_2)
 return mm_4, None, mm_2
-""")
+""",
+    )
 
 
 def test_a_copy_stands_directly_before_what_reads_it_first() -> None:
