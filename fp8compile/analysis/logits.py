@@ -126,8 +126,8 @@ class _Walk:
             if any(operand in self.axis for operand in node.all_input_nodes):
                 self._visit(node)
         forward = [n for n in self.axis if n not in gradient]
-        exponential = any(n.target is aten.exp.default for n in forward)
-        self.is_softmax = exponential and any(r.target is aten.amax.default for r in self.reductions)
+        of_largest = descendants([r for r in self.reductions if r.target is aten.amax.default])
+        self.is_softmax = any(n.target is aten.exp.default and n in of_largest for n in forward)
 
     def _visit(self, node: Node) -> None:
         gradient = node in self.gradient
@@ -238,9 +238,14 @@ def _rows(product: Node, forward: list[Node], axis: Mapping[Node, int]) -> dict[
             args: tuple[object, ...] = (*node.args, *(0, 0, None, None, 1)[len(node.args) :])
             sizes = tuple(operands[0].meta["val"].shape[:-1])
             rows[node] = Rows((*before.slices, (sizes, *args[1:])))  # type: ignore[arg-type]
-        elif not (is_elementwise(node) or node.target in SAME_ELEMENTS):
+        elif not (is_elementwise(node) or node.target in SAME_ELEMENTS) or _grows(node, operands[0]):
             raise Declined(f"{opname(node)} moves the logits' rows")
     return rows
+
+
+def _grows(node: Node, operand: Node) -> bool:
+    """Whether a value has other rows than what it is computed from: repeated ones."""
+    return bool(numel(node.meta["val"]) != numel(operand.meta["val"]))
 
 
 def _reason_against(product: Node) -> str | None:

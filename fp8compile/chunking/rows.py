@@ -39,21 +39,26 @@ class RowChunks:
 
     def __init__(self, logits: Logits) -> None:
         self.logits, self.graph = logits, logits.product.graph
-        last = logits.statistics[-1]
-        before = set[Node]()
-        for node in self.graph.nodes:
-            before.add(node)
-            if node is last:
-                break
-        self.nodes = [n for n in self.graph.nodes if n in before and (n in logits.axis or n in logits.statistics)]
-        wide = [n for n in self.nodes if n in logits.axis]
         self.read = [n for n in logits.statistics if any(user not in logits.statistics for user in n.users)]
+        needed = self._needed()
+        self.nodes = [n for n in self.graph.nodes if n in needed]
+        wide = [n for n in self.nodes if n in logits.axis]
         reduced = next(n for n in logits.statistics if n.args[0] in logits.axis)
         self.count = math.prod(reduced.args[0].meta["val"].shape[:-1])  # type: ignore[union-attr]
         self.outside = list(dict.fromkeys(o for n in self.nodes for o in self._outside(n)))
         complete = {n for n in wide if _count(n, 1) == self.count}
         for node in self.nodes:
             self._check(node, complete)
+
+    def _needed(self) -> set[Node]:
+        """What the statistics that are read are computed from, back to the logits."""
+        found, waiting = set[Node](), [*self.read]
+        while waiting:
+            node = waiting.pop()
+            if node not in found and (node in self.logits.axis or node in self.logits.statistics):
+                found.add(node)
+                waiting += node.all_input_nodes
+        return found
 
     def _outside(self, node: Node) -> list[Node]:
         if node is self.logits.product:

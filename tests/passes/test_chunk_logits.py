@@ -208,6 +208,10 @@ def relative_to_all_rows(z: Tensor, t: Tensor) -> Tensor:
     return losses.mean(z - z.detach().amax(-1, keepdim=True).mean(), t)
 
 
+def repeated_rows(z: Tensor, t: Tensor) -> Tensor:
+    return losses.mean(z + torch.arange(2, dtype=z.dtype).view(2, 1, 1, 1), t.expand(2, -1, -1))
+
+
 def some_rows(z: Tensor, t: Tensor) -> Tensor:
     p = F.log_softmax(z.flatten(0, -2), -1)
     return p.gather(1, t.flatten()[:4].clamp(min=0).unsqueeze(1)).mean()
@@ -226,6 +230,7 @@ DECLINED: list[tuple[Any, str]] = [
     (soft_targets, "sum reads them"),
     (masked, "where reads a tensor of the logits' size beside them"),
     (relative_to_all_rows, "makes one value of all rows"),
+    (repeated_rows, "add moves the logits' rows"),
     (some_rows, "gather reads some of the logits' rows"),
     (not_trained, "sum reads them"),
 ]
@@ -314,9 +319,14 @@ def test_a_linear_that_no_softmax_reads() -> None:
             self.up, self.down = nn.Linear(HIDDEN, 64), nn.Linear(64, HIDDEN)
 
         def forward(self, x: Tensor) -> Tensor:
-            return self.down(F.gelu(self.up(x))).sum()
+            return self.down(F.silu(self.up(x))).sum()
 
     assert notes(Layer(), torch.randn(4, HIDDEN)) == ([], [])
+    torch._dynamo.reset()
+    assert notes(Layer(), torch.randn(4, HIDDEN), linear="rowwise", emulate=True) == (
+        [],
+        [],
+    )  # amaxes, and silu's exp
 
 
 def test_the_report_says_what_does_not_exist() -> None:
