@@ -138,6 +138,17 @@ def test_in_each_dtype_the_error_is_that_of_the_dtype(loss: Loss, dtype: torch.d
         assert ((got.double() / scale - reference).abs() <= bound).all()
 
 
+@pytest.mark.sweep
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_generated_code_computes_the_same(dtype: torch.dtype) -> None:
+    model, x, t = case(losses.shifted_logits, dtype, bias=True)
+    ours = gradients(model, compiled(model, **EXACT, codegen="inductor", chunk_logits=CHUNKS), x, t)
+    limits = bounds(model.double(), x, t, 2.0**-24, 4 * ROUNDING[dtype])
+    exact = gradients(model, model, x.detach().double().requires_grad_(), t)
+    for got, reference, bound in zip(ours, exact, limits, strict=True):
+        assert ((got.double() - reference).abs() <= bound).all()
+
+
 def test_under_autocast() -> None:
     model, x, t = case(losses.upcast)
 
