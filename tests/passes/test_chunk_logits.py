@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from expecttest import assert_expected_inline
 from torch import Tensor, nn
 from torch.fx import Graph
+from torch.utils.checkpoint import checkpoint
 
 import fp8compile
 from fp8compile.fx.graph import numel
@@ -24,7 +25,7 @@ from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import LOGITS, Chunked
 from tests.support import losses
 from tests.support.graphs import joint_of, split_of, text_of
-from tests.support.losses import FORMS, HIDDEN, WORDS, Loss, bounds, case, gradients
+from tests.support.losses import FORMS, HIDDEN, WORDS, Head, Loss, bounds, case, gradients
 from tests.support.measure import compiled
 
 aten = torch.ops.aten
@@ -147,6 +148,31 @@ def test_generated_code_computes_the_same(dtype: torch.dtype) -> None:
     exact = gradients(model, model, x.detach().double().requires_grad_(), t)
     for got, reference, bound in zip(ours, exact, limits, strict=True):
         assert ((got.double() - reference).abs() <= bound).all()
+
+
+class Two(nn.Module):
+    """Two heads that share a weight; the second, with its loss, is checkpointed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lm_head = nn.Linear(HIDDEN, WORDS, bias=False)
+
+    def forward(self, x: Tensor, t: Tensor) -> Tensor:
+        second = checkpoint(lambda h: losses.mean(self.lm_head(h), t.roll(1, 1)), x.sin(), use_reentrant=False)
+        total: Tensor = losses.mean(self.lm_head(x), t) + 0.3 * second
+        return total
+
+
+def test_two_heads_of_one_weight() -> None:
+    _, x, t = case(dtype=torch.float64)
+    model = Two().double()
+    fn = compiled(model, **EXACT, chunk_logits=CHUNKS)
+    ours = gradients(model, fn, x, t)
+    assert len(fp8compile.report(fn).chunked) == 2
+    (one := Head()).lm_head = model.lm_head
+    limits = bounds(one, x, t, 2.0**-53)  # of the first head; |sin x| <= |x| and 0.3 bound the second
+    for got, exact, bound in zip(ours, gradients(model, model, x, t), limits, strict=True):
+        assert ((got - exact).abs() <= 4 * bound.max()).all()
 
 
 def test_under_autocast() -> None:
