@@ -75,7 +75,7 @@ def _values(name: str) -> str:
         return values + {"islands": ", a calibration", "linear_formats": ", a dict by direction"}.get(name, "")
     if name in COUNTS:
         return "{} to {}".format(*COUNTS[name])
-    return {"min_saved_numel": "0 and above"}.get(name, "")
+    return {"min_saved_numel": "0 and above", "chunk_logits": "`'off'`, `'auto'`, 2 to 64"}.get(name, "")
 
 
 def presets_table() -> str:

@@ -53,7 +53,7 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils._sympy.value_ranges import bound_sympy
 
 disabled_torch_function = torch._C._disabled_torch_function_impl
-COLLECTIVES = "_c10d_functional"
+COLLECTIVES, RECOMPUTE = "_c10d_functional", "recompute"  # a key of meta: a CheckpointPolicy, which the min-cut heeds
 collectives = getattr(torch.ops, COLLECTIVES)  # as they stand in graphs
 make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
 version_preserved = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]

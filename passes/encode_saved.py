@@ -35,6 +35,7 @@ from fp8compile.encoding.paying import device_name, rates_for
 from fp8compile.encoding.saved_format import format_by_use
 from fp8compile.encoding.stored import Stored
 from fp8compile.fx.graph import (
+    EXACT,
     SAVED_AS_CODES,
     SPLICED,
     WIDENED,
@@ -120,7 +121,10 @@ class _Judge:
             return encoding
         if self.ctx.is_scales(edge.forward):
             return None
-        if not self.ctx.recipe.stores_saved or (SPLICED in edge.forward.meta and _statistic(edge.forward)):
+        is_amax = (
+            SPLICED in edge.forward.meta and EXACT not in storage_root(edge.forward).meta and _statistic(edge.forward)
+        )
+        if not self.ctx.recipe.stores_saved or is_amax:
             return None  # the amax of a matmul's operand belongs to its codes
         if reason := self._reason_to_leave(edge):
             return reason
@@ -153,7 +157,8 @@ class _Judge:
 
     def _reason_to_leave(self, edge: SavedTensor) -> str | None:
         return (
-            self._not_an_activation(edge)
+            (EXACT in storage_root(edge.forward).meta and "the backward computes the logits again from it")
+            or self._not_an_activation(edge)
             or self._left_by_recipe(edge)
             or (_statistic(edge.forward) and "a statistic: small beside its tensor, and everything depends on it")
             or (

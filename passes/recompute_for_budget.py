@@ -10,8 +10,8 @@ directly before what reads it first, so that one layer's values are alive at a t
 The peak is predicted at stored bytes: what ``encode_saved`` will store as codes counts as codes. A value that repeated
 operations read may have to stay exact; that takes more bytes than predicted, and the report tells both.
 Left as they are: what the forward returns (the caller has it), what is random, collectives, higher-order operators, custom
-operators, values that a checkpoint policy says to save, values of modules whose recipe has ``memory_budget=1.0``, and graphs
-with sizes that only a run knows.
+operators, values that a checkpoint policy says to save, what logits are made from again (passes/chunk_logits.py), values of
+modules whose recipe has ``memory_budget=1.0``, and graphs with sizes that only a run knows.
 
 A weight that is changed between forward and backward raises, as for any saved tensor, also where only a copy reads it.
 """
@@ -27,7 +27,7 @@ from fp8compile.budget.placing import give_up
 from fp8compile.budget.repeatable import Repeatable
 from fp8compile.budget.timeline import Timeline
 from fp8compile.encoding.paying import rates_of
-from fp8compile.fx.graph import is_static, is_tensor
+from fp8compile.fx.graph import EXACT, is_static, is_tensor, storage_root
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.passes.encode_saved import predicted_bytes
 from fp8compile.planning.device_rates import RATES, DeviceRates
@@ -62,7 +62,7 @@ def recompute_for_budget(split: PartitionedGraph, ctx: Context) -> Notes:
 
 def _may_go(split: PartitionedGraph, edge: SavedTensor, ctx: Context) -> bool:
     """Whether a value may go: the caller does not hold it; neither its module's recipe nor a checkpoint policy keeps it."""
-    if split.belongs_to(edge.forward).startswith("output"):
+    if split.belongs_to(edge.forward).startswith("output") or EXACT in storage_root(edge.forward).meta:
         return False
     if edge.forward.meta.get("recompute") in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE):
         return False

@@ -18,7 +18,7 @@ from collections.abc import Set
 import torch
 from torch.fx import Node
 
-from fp8compile.fx.graph import ENCODING, is_tensor, nbytes, storage_root
+from fp8compile.fx.graph import ENCODING, EXACT, is_tensor, nbytes, storage_root
 from fp8compile.fx.ops import VIEWS
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.recipe.context import Context
@@ -75,7 +75,7 @@ def recompute_kept(split: PartitionedGraph, ctx: Context) -> Notes:
     codes = _codes(split)
     fixed: set[Node] = set()  # what recomputed values are made from: these must stay
     for edge in _largest_first(split, cheap):
-        if edge.forward in fixed:
+        if edge.forward in fixed or EXACT in storage_root(edge.forward).meta:
             continue
         given = {e.forward for e in split.edges if e is not edge and e.is_tensor}
         or_codes = (given | codes) - {edge.forward}

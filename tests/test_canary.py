@@ -30,6 +30,34 @@ def test_the_partitioner_takes_what_inductor_hands_over() -> None:
     assert wanted <= parameters(private.min_cut_rematerialization_partition)
 
 
+def test_the_min_cut_saves_what_is_marked() -> None:
+    """chunking.columns relies on: a value marked MUST_SAVE is saved, although what it is made of is there anyway."""
+    from functorch.compile import aot_function
+    from torch.utils.checkpoint import CheckpointPolicy
+
+    kept: dict[bool, set[str]] = {}
+
+    def partition(gm: torch.fx.GraphModule, inputs: object, marked: bool, **kwargs: object) -> object:
+        for node in gm.graph.find_nodes(op="call_function", target=torch.ops.aten.sin.default) if marked else ():
+            node.meta[private.RECOMPUTE] = CheckpointPolicy.MUST_SAVE
+        halves = private.min_cut_rematerialization_partition(gm, inputs, **kwargs)  # type: ignore[arg-type]
+        kept[marked] = {str(n.target) for n in halves[0].graph.output_node().all_input_nodes}
+        return halves
+
+    for marked in (False, True):
+        y = torch.ones(4, 4, requires_grad=True)
+        cut = lambda gm, inputs, marked=marked, **kw: partition(gm, inputs, marked, **kw)  # noqa: E731
+        aot_function(lambda x, y: (x.sin() * y).sum(), lambda gm, _: gm, partition_fn=cut)(torch.ones(4, 4), y)
+    assert "aten.sin.default" not in kept[False] and "aten.sin.default" in kept[True]
+
+
+def test_a_matmul_of_16_bit_numbers_has_an_fp32_result_on_cuda() -> None:
+    """numerics.chunks relies on it."""
+    with FakeTensorMode(), torch.device("meta"):
+        a, b = (torch.empty(16, 16, dtype=torch.bfloat16) for _ in range(2))
+        assert torch.mm(a, b, out_dtype=torch.float32).dtype == torch.float32
+
+
 def test_the_hooks_and_options_we_set_exist() -> None:
     hooks = ("joint_custom_post_pass", "post_grad_custom_post_pass", "custom_partitioner_fn")
     for option in (*hooks, "post_grad_fusion_options", "disabled_passes"):

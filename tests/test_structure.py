@@ -19,7 +19,7 @@ ORDER = (
     ("_torch", "_version", "_arguments", "_messages", "_text", "numerics"),
     ("fx", "_distributed", "planning"),
     ("recipe", "analysis", "reporting", "optim"),
-    ("encoding", "observe"),
+    ("encoding", "observe", "chunking"),
     ("islands", "amp", "scaling", "budget"),
     ("passes",),
     ("compiler",),

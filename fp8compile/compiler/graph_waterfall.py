@@ -8,12 +8,13 @@ from itertools import pairwise
 from torch.fx import Graph, Node
 
 from fp8compile.compiler.region_reports import Cut, calls_that_keep
-from fp8compile.fx.graph import SPLICED, encoding_of, nbytes, storage_root
+from fp8compile.fx.graph import EXACT, SPLICED, encoding_of, nbytes, storage_root
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.fx.provenance import TensorInfo
 from fp8compile.fx.regions import saves_itself
 from fp8compile.reporting.entries import SAVED, Notes, Recomputed
 from fp8compile.reporting.waterfall import (
+    CHUNKED,
     CODES,
     COPIED,
     CUT,
@@ -40,11 +41,25 @@ OF_PASS = {
 }
 
 
-def recomputed_by_cut(split: PartitionedGraph, plain: PartitionedGraph) -> Notes:
-    """What plain Inductor saves and our cut does not, not even as codes; ``split`` is the graph right after the cut."""
-    ours = {storage_root(e.forward).name for e in split.edges if e.is_tensor} | _encoded_operands(split)
+def recomputed_by_cut(split: PartitionedGraph, plain: PartitionedGraph, joint: Notes) -> Notes:
+    """What plain Inductor saves and our cut does not, not even as codes; ``split`` is the graph right after the cut.
+
+    ``joint`` is what was done to the joint graph: what is only computed in chunks is not told of here.
+    """
+    ours = _chunked(joint)
+    ours |= {storage_root(e.forward).name for e in split.edges if e.is_tensor} | _encoded_operands(split)
     roots = dict.fromkeys(storage_root(e.forward) for e in _own(plain))
     return Notes(recomputed=tuple(Recomputed(TensorInfo.of(r), ()) for r in roots if r.name not in ours))
+
+
+def bytes_in_chunks(plain: PartitionedGraph, notes: Notes) -> int:
+    """Bytes that plain Inductor saves of what is computed in chunks."""
+    roots = {storage_root(e.forward) for e in _own(plain)}
+    return sum(nbytes(root.meta["val"]) for root in roots if root.name in _chunked(notes))
+
+
+def _chunked(notes: Notes) -> set[str]:
+    return {name for each in notes.chunked for name in each.members}
 
 
 def _encoded_operands(split: PartitionedGraph) -> set[str]:
@@ -67,20 +82,22 @@ def waterfall_of(
     bytes_after: Sequence[tuple[str, int]],
     notes: Notes,
     cuts: Mapping[Graph, Cut],
+    in_chunks: int = 0,
 ) -> Waterfall:
     """The waterfall of a graph and the regions it calls.
 
     ``bytes_after`` lists the passes on the two halves, the cut first, and the bytes saved after each; ``notes`` hold what
-    passes did to this graph itself.
+    passes did to this graph itself. Of ``plain_bytes``, ``in_chunks`` are those of what is computed in chunks.
     """
     inside = sum((cut.report.waterfall for _, cut in calls_that_keep(split, cuts)), Waterfall())
     in_regions = sum(change.nbytes for change in inside.changes)
     saved = split.saved_bytes()
-    cut = bytes_after[0][1] - plain_bytes - in_regions
+    cut = bytes_after[0][1] - plain_bytes - in_regions + in_chunks
     operands = [s for s in notes.saved if s.is_operand]
     less = sum(s.bytes_after - s.bytes_before for s in operands)
     by_cut = sum(1 for r in notes.recomputed if not r.sources)
-    changes = [Amount(CUT, cut - less, by_cut), Amount(OPERANDS, less, len(operands))]
+    changes = [Amount(CHUNKED, -in_chunks, len(notes.chunked))]
+    changes += [Amount(CUT, cut - less, by_cut), Amount(OPERANDS, less, len(operands))]
     for_budget = sum(r.for_budget for r in notes.recomputed)
     recomputed = len(notes.recomputed) - by_cut - for_budget
     tensors = {RECOMPUTED: recomputed, GIVEN_UP: for_budget, ENCODED: len(notes.saved) - len(operands)}
@@ -97,7 +114,8 @@ def _parts(split: PartitionedGraph, notes: Notes) -> Iterable[Amount]:
     labels: dict[Node, str] = {}
     for edge in _own(split):
         root = storage_root(edge.forward)
-        label = CODES if SPLICED in edge.forward.meta else reasons.get(edge.info.name, OTHER)
+        is_code = SPLICED in edge.forward.meta and EXACT not in root.meta
+        label = CODES if is_code else reasons.get(edge.info.name, OTHER)
         if labels.get(root, OTHER) == OTHER:
             labels[root] = label
     return (Amount(label, nbytes(root.meta["val"]), 1) for root, label in labels.items())

@@ -57,7 +57,7 @@ class Partitioner(private.CustomPartitionerFn):
         plain = _split(*halves, **kwargs)
         split, disabled = self._cut(gm, joint_inputs, **kwargs)
         ctx = self.told if joint.region is None else self.told.of_region
-        notes = recomputed_by_cut(split, plain)
+        notes = recomputed_by_cut(split, plain, joint.notes)
         bytes_after = [(pipeline.CUT.name, split.saved_bytes())]
         watch: tuple[pipeline.Pass, ...] = pipeline.OBSERVE_FORWARD if joint.notes.observed else ()
         watch += pipeline.DELAYED if self.told.scale_input else ()

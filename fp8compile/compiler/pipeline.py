@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from fp8compile.passes.chunk_logits import chunk_logits
 from fp8compile.passes.compress_collectives import compress_collectives
 from fp8compile.passes.copy_overwritten import copy_overwritten
 from fp8compile.passes.cut_for_bytes import cut_for_bytes
@@ -58,6 +59,7 @@ ISLANDS = (changes(widen_unsafe_ops),)
 JOINT = (
     preserves(share_casts),  # before the linears, which encode every distinct operand
     changes(quantize_linears),  # before the cut, so that it sees codes, which are cheaper to save
+    preserves(chunk_logits),  # behind the linears, whose report tells of the head's matmuls as the model has them
 )
 
 # On the joint graph where the recipe compresses collectives, before JOINT, whose linears encode what arrives.

@@ -27,6 +27,12 @@ UNKNOWN = 8192  # the number assumed for a size without a bound in counts and pr
 
 ROW = "fp8compile_row"  # in the meta of a value that is observed: its row in the graph's statistics
 
+EXACT = (
+    "fp8compile_exact"  # in the meta of a value that is saved as it is: the backward must have what the forward had
+)
+
+IN_CHUNKS = "fp8compile_in_chunks"  # in the meta of operations on a chunk of logits
+
 CLIPPED = "fp8compile_clipped"  # in the meta of the operations that clip a gradient to the graph's limit
 
 

@@ -58,6 +58,9 @@ class Recipe:
         group_size: elements per scale, 16 ... 65536.
         collectives: what all_gather, reduce_scatter and all_reduce in the graph send: "off" (what they are given) or
             "groupwise" (codes; see passes/compress_collectives.py).
+        chunk_logits: whether logits that only a loss reads are computed in chunks and never exist as a whole, for one more
+            matmul of the output head (passes/chunk_logits.py): "off", "auto" (logits of 512 MiB and more, in chunks of
+            256 MiB), or the number of chunks, 2 ... 64, for logits of any size.
         saved_attention: whether operands and results of attention are encoded too: True, False, or "auto" (those of which
             that costs nothing, or less time than the bytes are worth; fp8compile/encoding/attention_cost.py).
         attention_format: the format of those. INT8 by default: the backward of attention exponentiates q k' again, which
@@ -102,6 +105,7 @@ class Recipe:
     saved_format: str = "auto"
     group_size: int = 128
     collectives: str = "off"
+    chunk_logits: str | int = "off"
     saved_attention: bool | str = True
     attention_format: str = "int8"
     memory_budget: float | int = 1.0

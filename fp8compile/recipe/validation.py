@@ -95,6 +95,12 @@ def check_values(recipe: Any) -> None:
         value = getattr(recipe, name)
         if not _is_int(value) or not low <= value <= high:
             raise ValueError(f"Recipe.{name} must be an integer from {low} to {high}, not {value!r}.")
+    if recipe.chunk_logits not in ("off", "auto") and not (
+        _is_int(recipe.chunk_logits) and 2 <= recipe.chunk_logits <= 64
+    ):
+        raise ValueError(
+            f"Recipe.chunk_logits must be 'off', 'auto' or a number of chunks from 2 to 64, not {recipe.chunk_logits!r}."
+        )
     _check_scales(recipe)
     _check_budget(recipe.memory_budget)
     if not _is_int(recipe.min_saved_numel) or recipe.min_saved_numel < 0:

@@ -6,56 +6,14 @@ import dataclasses
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 
-from fp8compile.fx.provenance import Origin, TensorInfo
 from fp8compile.reporting.budget import Budget
-
-E = TypeVar("E", bound="Entry")
+from fp8compile.reporting.entry import Entry
 
 # What a Skip is about.
 SAVED, LINEAR, ISLAND, OBSERVED, RECIPE = "saved for backward", "linear", "FP32 island", "observed", "recipe"
-COLLECTIVE = "collective"
-
-
-@dataclass(frozen=True)
-class Entry:
-    """What a pass reports of a tensor."""
-
-    info: TensorInfo
-
-    @property
-    def name(self) -> str:
-        """The name of the tensor's node."""
-        return self.info.name
-
-    @property
-    def origin(self) -> Origin:
-        """The operation, module and source line that it comes from."""
-        return self.info.origin
-
-    @property
-    def shape(self) -> tuple[int | str, ...]:
-        """Its shape; a symbolic size is text."""
-        return self.info.shape
-
-    @property
-    def dtype(self) -> str:
-        """Its dtype as short text, "bf16"."""
-        return self.info.dtype
-
-    def moved(self: E, place: str) -> E:
-        """The same entry with a module path that begins at ``place``."""
-        module = ".".join(part for part in (place, self.origin.module) if part)
-        return dataclasses.replace(
-            self, info=dataclasses.replace(self.info, origin=dataclasses.replace(self.origin, module=module))
-        )
-
-    @classmethod
-    def from_dict(cls: type[E], data: Mapping[str, Any]) -> E:
-        """The inverse of ``dataclasses.asdict``, also after a trip through JSON."""
-        fields: dict[str, Any] = {n: tuple(value) if isinstance(value, list) else value for n, value in data.items()}
-        return cls(**fields | {"info": TensorInfo.from_dict(data["info"])})
+COLLECTIVE, LOGITS = "collective", "logits"
 
 
 @dataclass(frozen=True)
@@ -83,7 +41,7 @@ class Skip(Entry):
 
     Attributes:
         reason: why.
-        kind: what it is: ``SAVED``, ``LINEAR``, ``ISLAND``, ``OBSERVED``, ``COLLECTIVE``, or ``RECIPE``, a
+        kind: what it is: ``SAVED``, ``LINEAR``, ``ISLAND``, ``OBSERVED``, ``COLLECTIVE``, ``LOGITS``, or ``RECIPE``, a
             request without any effect.
         direction: for a linear's matmul, "forward", "dgrad" or "wgrad".
     """
@@ -238,6 +196,31 @@ class Collective(Entry):
 
 
 @dataclass(frozen=True)
+class Chunked(Entry):
+    """Logits that are computed in chunks, in the forward and again in the backward, and never exist as a whole.
+
+    Attributes:
+        info: the facts of the logits as the model writes them.
+        forward: chunks of rows in the forward.
+        backward: chunks of columns in the backward.
+        bytes_after: bytes of the largest chunk. In the backward its gradient takes its place.
+        form: the operations between the logits and their loss.
+        members: the names in the joint graph of what is not computed as a whole.
+    """
+
+    forward: int
+    backward: int
+    bytes_after: int
+    form: str
+    members: tuple[str, ...] = ()
+
+    @property
+    def bytes_before(self) -> int:
+        """Bytes of the logits."""
+        return self.info.nbytes
+
+
+@dataclass(frozen=True)
 class Notes:
     """What one pass did to one graph."""
 
@@ -251,6 +234,7 @@ class Notes:
     operands: tuple[Operand, ...] = ()
     weights: tuple[CachedWeight, ...] = ()
     budgets: tuple[Budget, ...] = ()
+    chunked: tuple[Chunked, ...] = ()
 
     ENTRIES: ClassVar[Mapping[str, type[Entry]]] = {
         "saved": Saved,
@@ -262,6 +246,7 @@ class Notes:
         "collectives": Collective,
         "operands": Operand,
         "weights": CachedWeight,
+        "chunked": Chunked,
     }
 
     @classmethod

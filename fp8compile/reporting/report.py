@@ -13,7 +13,18 @@ import torch
 from fp8compile._text import printed
 from fp8compile.fx.snapshot import Step
 from fp8compile.reporting.budget import Budget
-from fp8compile.reporting.entries import Collective, Entry, Island, Linear, Notes, Observed, Recomputed, Saved, Skip
+from fp8compile.reporting.entries import (
+    Chunked,
+    Collective,
+    Island,
+    Linear,
+    Notes,
+    Observed,
+    Recomputed,
+    Saved,
+    Skip,
+)
+from fp8compile.reporting.entry import Entry
 from fp8compile.reporting.memory import Fit, ModelBytes, predict
 from fp8compile.reporting.tables import Entries
 from fp8compile.reporting.text import all_of_it, bytes_table, first_screen, headline
@@ -153,6 +164,11 @@ class Report:
         return tuple(budget for g in self.graphs for budget in g.notes.budgets)
 
     @property
+    def chunked(self) -> Entries[Chunked]:
+        """Every matrix of logits that is computed in chunks."""
+        return self._entries(Chunked, "chunked")
+
+    @property
     def tables(self) -> tuple[Entries[Any], ...]:
         """The entries of each kind."""
         return (
@@ -163,6 +179,7 @@ class Report:
             self.recomputed,
             self.observed,
             self.collectives,
+            self.chunked,
         )
 
     @property

@@ -14,8 +14,8 @@ from fp8compile._text import columns_of, human, printed, table, terminal_width
 from fp8compile.reporting.entries import (
     RECIPE,
     SAVED,
+    Chunked,
     Collective,
-    Entry,
     Island,
     Linear,
     Observed,
@@ -23,6 +23,7 @@ from fp8compile.reporting.entries import (
     Saved,
     Skip,
 )
+from fp8compile.reporting.entry import Entry
 from fp8compile.reporting.layers import Row, collapsed
 
 E = TypeVar("E", bound=Entry)
@@ -118,6 +119,7 @@ _TITLES: dict[type[Entry], tuple[str, str]] = {  # of one, of several or none
     Recomputed: ("tensor recomputed", "tensors recomputed"),
     Observed: ("value observed", "values observed"),
     Collective: ("exchange of codes between ranks", "exchanges of codes between ranks"),
+    Chunked: ("matrix of logits computed in chunks", "matrices of logits computed in chunks"),
 }
 
 # For each kind of entry the columns of its cells, and those of its sums.
@@ -129,6 +131,7 @@ _COLUMNS: dict[type[Entry], tuple[tuple[str, ...], tuple[str, ...]]] = {
     Recomputed: (("op", "shape", "source", "recomputed by"), ("bytes",)),
     Observed: (("op", "shape", "kind", "direction", "source"), ()),
     Collective: (("operation", "shape", "ranks", "source", "codec"), ("a rank sends", "as codes")),
+    Chunked: (("shape", "chunks of rows", "of columns", "source", "form"), ("bytes", "a chunk")),
 }
 
 
@@ -150,6 +153,9 @@ def _cells(entry: Entry) -> tuple[tuple[str, ...], tuple[int, ...]]:
         return (op, str(entry.nodes), str(entry.matmuls), source, entry.reason), (entry.bytes_added,)
     if isinstance(entry, Collective):
         return (entry.operation, shape, str(entry.ranks), source, entry.codec), (entry.sent_plain, entry.sent)
+    if isinstance(entry, Chunked):
+        chunks = str(entry.forward), str(entry.backward)
+        return (shape, *chunks, source, entry.form), (entry.bytes_before, entry.bytes_after)
     assert isinstance(entry, Observed)
     return (op, shape, entry.kind, entry.direction, source), ()
 

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from fp8compile._text import WIDTH, human, printed, terminal_width
-from fp8compile.reporting.entries import LINEAR, Notes, Saved, Skip
+from fp8compile.reporting.entries import LINEAR, LOGITS, Notes, Saved, Skip
 from fp8compile.reporting.tables import Entries, table_of
 from fp8compile.reporting.waterfall import Amount, Waterfall
 
@@ -37,6 +37,11 @@ def headline(recipe: str, kinds: Sequence[tuple[str, int]], saved_bytes: tuple[i
     lines += map(str, notes.budgets)
     if notes.islands:
         lines += [f"{len(notes.islands)} FP32 islands of {sum(i.nodes for i in notes.islands)} nodes"]
+    for each in notes.chunked:
+        chunks = f"{each.forward} + {each.backward} chunks of at most {human(each.bytes_after)}"
+        lines += [f"logits: {human(each.bytes_before)} never exist, {chunks}"]
+    for skip in notes.skipped(LOGITS):
+        lines += [f"logits: {human(skip.info.nbytes)} are left ({skip.reason})"]
     if notes.collectives:
         before, after = (sum(getattr(c, name) for c in notes.collectives) for name in ("sent_plain", "sent"))
         lines += [

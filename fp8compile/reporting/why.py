@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from fp8compile._messages import nearest
 from fp8compile._text import printed
-from fp8compile.reporting.entries import Entry, Notes
+from fp8compile.reporting.entries import Notes
+from fp8compile.reporting.entry import Entry
 from fp8compile.reporting.tables import Entries, table_of
 
 NOTHING = "nothing made in it is saved for backward, it runs no linear, and it holds no FP32 island"

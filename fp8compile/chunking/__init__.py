@@ -1,0 +1,1 @@
+"""Values that are computed chunk by chunk, so that they never exist as a whole."""

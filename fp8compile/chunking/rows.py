@@ -1,0 +1,190 @@
+"""Statistics of logits' rows, computed from chunks of rows.
+
+    z_c = h[rows] W' (+ bias)      then every operation between the logits and the statistics, as the graph has it, on [n, V]
+
+Within a chunk every value has one of four layouts, whatever its shape in the graph: wide ``[n, V]``, one number a row
+``[n, 1]``, one a column ``[1, V]``, one number ``[]``. The operations are element by element or reduce a row, so each row's
+statistics are computed from the same numbers in the same way as without chunks.
+
+A chunk's matmul reads its rows of ``h`` after the statistics of the chunk before are stored (``numerics.chunks.after``). So
+no schedule can hold two chunks' logits at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from fp8compile.analysis.columns import SAME_ELEMENTS, is_elementwise
+from fp8compile.analysis.logits import Declined, Logits, Rows
+from fp8compile.fx.graph import IN_CHUNKS, is_tensor, splice
+from fp8compile.fx.ops import opname
+from fp8compile.fx.tracing import stored
+from fp8compile.numerics.chunks import after
+
+aten = torch.ops.aten
+
+
+class RowChunks:
+    """The forward's part of a loss in chunks of rows.
+
+    Raises:
+        Declined: a value has a layout that is none of the four, or the statistics are read before they are complete.
+    """
+
+    def __init__(self, logits: Logits) -> None:
+        self.logits, self.graph = logits, logits.product.graph
+        self.read = [n for n in logits.statistics if any(user not in logits.statistics for user in n.users)]
+        needed = self._needed()
+        self.nodes = [n for n in self.graph.nodes if n in needed]
+        wide = [n for n in self.nodes if n in logits.axis]
+        reduced = next(n for n in logits.statistics if n.args[0] in logits.axis)
+        self.count = math.prod(reduced.args[0].meta["val"].shape[:-1])  # type: ignore[union-attr]
+        self.outside = list(dict.fromkeys(o for n in self.nodes for o in self._outside(n)))
+        complete = {n for n in wide if _count(n, 1) == self.count}
+        for node in self.nodes:
+            self._check(node, complete)
+
+    def _needed(self) -> set[Node]:
+        """What the statistics that are read are computed from, back to the logits."""
+        found, waiting = set[Node](), [*self.read]
+        while waiting:
+            node = waiting.pop()
+            if node not in found and (node in self.logits.axis or node in self.logits.statistics):
+                found.add(node)
+                waiting += node.all_input_nodes
+        return found
+
+    def _outside(self, node: Node) -> list[Node]:
+        if node is self.logits.product:
+            return []
+        return [o for o in node.all_input_nodes if o not in self.nodes]
+
+    def _check(self, node: Node, complete: set[Node]) -> None:
+        """Whether a value has one of the layouts, and its operands too."""
+        if node is self.logits.product:
+            return
+        if node in self.logits.axis:
+            layouts = {_layout(o.meta["val"], node.meta["val"].shape) for o in self._outside(node)}
+            if "other" in layouts or ("rows" in layouts and node not in complete):
+                raise Declined(f"{opname(node)} reads a tensor of the logits' size beside them")
+        elif node.args[0] in self.logits.axis:
+            index = node.args[2] if node.target is aten.gather.default else None
+            if isinstance(index, Node) and _count(index, 0) != self.count:
+                raise Declined("gather reads some of the logits' rows")
+        elif (
+            not (is_elementwise(node) or node.target in SAME_ELEMENTS)
+            or _count(node, 0) != self.count
+            or any(_layout(o.meta["val"], (*node.meta["val"].shape, 1)) == "other" for o in self._outside(node))
+        ):
+            raise Declined(f"{opname(node)} makes one value of all rows, which the rest of the loss reads")
+
+    def insert(self, step: int) -> int:
+        """Compute the statistics in chunks of ``step`` rows; returns how many chunks there are."""
+        graph, product = self.graph, self.logits.product
+        *bias, h, w = product.args
+        place = self.logits.statistics[-1]
+        if self.logits.rows.slices:
+            h = splice(graph, _rows_of(self.logits.rows), h, before=place)  # type: ignore[arg-type]
+        done: Sequence[Node] = ()
+        parts: list[Sequence[Node]] = []
+        for start in range(0, self.count, step):
+            chunk = self._chunk(slice(start, min(start + step, self.count)), len(bias))
+            operands = [*bias, h, w, *self.outside, *done]
+            done = splice(graph, chunk, *operands, before=place, mark=IN_CHUNKS)  # type: ignore[arg-type]
+            parts.append(done)
+        for node, of in zip(self.read, zip(*parts, strict=True), strict=True):
+            whole = splice(graph, _joined(tuple(node.meta["val"].shape)), *of, before=place)
+            node.replace_all_uses_with(whole, delete_user_cb=lambda user: user not in self.logits.statistics)
+        return len(parts)
+
+    def _chunk(self, rows: slice, biases: int) -> Any:
+        """A function that computes the statistics of some rows."""
+
+        def logits_in_rows(*values: Tensor) -> tuple[Tensor, ...]:
+            bias, (h, w) = values[:biases], values[biases : biases + 2]
+            others = values[biases + 2 :]
+            outside = dict(zip(self.outside, others[: len(self.outside)], strict=True))
+            own = after(_rows(h, rows), *others[len(self.outside) :])
+            found: dict[Node, Tensor] = {}
+            for node in self.nodes:
+                if node is self.logits.product:
+                    found[node] = node.target(*bias, own, w)  # type: ignore[operator]
+                else:
+                    found[node] = self._computed(node, found, outside, rows)
+            return tuple(stored(found[node]) for node in self.read)
+
+        return logits_in_rows
+
+    def _computed(self, node: Node, found: Mapping[Node, Tensor], outside: Mapping[Node, Tensor], rows: slice) -> Any:
+        if node.target in SAME_ELEMENTS or node.target is aten.slice.Tensor:
+            return found[node.args[0]]  # type: ignore[index]
+        is_wide = node in self.logits.axis
+        if not is_wide and node.args[0] in self.logits.axis:
+            x = found[node.args[0]]  # type: ignore[index]
+            if node.target is aten.gather.default:
+                return aten.gather.default(x, 1, _rows(outside[node.args[2]].reshape(-1, 1), rows))  # type: ignore[index]
+            dim: Any = 1 if node.target is aten.argmax.default else [1]
+            return node.target(x, dim, True, **node.kwargs)  # type: ignore[operator]
+        shape = node.meta["val"].shape if is_wide else (*node.meta["val"].shape, 1)
+
+        def operand(o: Node) -> Tensor:
+            return found[o] if o in found else _laid_out(outside[o], shape, rows)
+
+        mapped: Any = torch.fx.node.map_arg((node.args, node.kwargs), operand)
+        args, kwargs = mapped
+        return node.target(*args, **kwargs)  # type: ignore[operator]
+
+
+def _count(node: Node, columns: int) -> int:
+    """The elements of a value, without its last ``columns`` dimensions."""
+    shape = node.meta["val"].shape
+    return math.prod(shape[: len(shape) - columns]) if is_tensor(node) else -1
+
+
+def _layout(value: Any, shape: Sequence[int]) -> str:
+    """How a value is broadcast to a shape ``[..., V]`` or ``[..., 1]``: "one", "rows", "columns", or "other"."""
+    if not isinstance(value, Tensor):
+        return "other"
+    of_statistic = shape[-1] == 1 and value.dim() < len(shape)  # its own dimensions are rows
+    sizes = [*value.shape, 1] if of_statistic else [*value.shape]
+    if math.prod(sizes) == 1:
+        return "one"
+    if sizes[-1] == 1:
+        return "rows"
+    return "columns" if math.prod(sizes[:-1]) == 1 and sizes[-1] == shape[-1] else "other"
+
+
+def _laid_out(x: Tensor, shape: Sequence[int], rows: slice) -> Tensor:
+    """A value from outside in the layout of a chunk of these rows."""
+    layout = _layout(x, shape)
+    if layout == "one":
+        return x.reshape(())
+    if layout == "columns":
+        return x.reshape(1, -1)
+    if shape[-1] == 1 and x.dim() < len(shape):
+        x = x.unsqueeze(-1)
+    return _rows(x.expand(*shape[:-1], 1).reshape(-1, 1), rows)
+
+
+def _rows(x: Tensor, rows: slice) -> Tensor:
+    return x.narrow(0, rows.start, rows.stop - rows.start)
+
+
+def _rows_of(rows: Rows) -> Any:
+    def rows_that_the_loss_reads(h: Tensor) -> Tensor:
+        return rows.of(h)
+
+    return rows_that_the_loss_reads
+
+
+def _joined(shape: tuple[int, ...]) -> Any:
+    def of_all_rows(*parts: Tensor) -> Tensor:
+        return torch.cat(parts).reshape(shape)
+
+    return of_all_rows

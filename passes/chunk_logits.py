@@ -1,0 +1,114 @@
+"""Numbers stay as they are but for the order of sums. Logits are computed in chunks and never exist as a whole, in any dtype.
+
+At 1x8192 tokens the logits of 128k words are 2.1 GB in BF16, their gradient as much again. Between the two nothing is needed
+but a few numbers a row: the largest logit, the sum of exponentials, the target's logit. So
+
+    forward   chunks of rows: logits -> these numbers, for all rows             (fp8compile/chunking/rows.py)
+    backward  chunks of columns: logits again -> their gradient -> dh, dW, db   (fp8compile/chunking/columns.py)
+
+Price: one more matmul of the head, a third of the head's FLOPs. Computing the gradient in the forward would save it, but
+needs dW as an FP32 sum over chunks of rows, twice the bytes of dW in BF16, read and written once a chunk; gradients that are
+linear in a scalar; and in FP16 gradients that the loss scale has not yet lifted. Here the gradient of the loss comes first.
+
+No form of a loss is recognised: operations between the logits and what reads them are copied as they stand, so shift, upcast,
+scaling, soft-cap, bias, cross-entropy with its options and z-loss are cases of one rule (fp8compile/analysis/logits.py).
+Each row's numbers are those of the whole, dW and db too; dh is summed over chunks in FP32 and rounded once.
+
+Legality: every reader of the logits and of what is computed from them is known. Otherwise they stay, with the reason. On the
+joint graph, since there the backward's chunks can be tied to the gradient of the loss: the cut cannot move them.
+"""
+
+from __future__ import annotations
+
+from torch.fx import Graph, Node
+
+from fp8compile import _torch as private
+from fp8compile.analysis.dataflow import Source, is_activation, sources
+from fp8compile.analysis.logits import Declined, Logits, candidates, logits_of
+from fp8compile.chunking.columns import ColumnChunks
+from fp8compile.chunking.rows import RowChunks
+from fp8compile.fx.aot import is_training
+from fp8compile.fx.graph import is_tensor, nbytes
+from fp8compile.fx.provenance import TensorInfo, module_path
+from fp8compile.recipe.context import Context
+from fp8compile.reporting.entries import LOGITS, Chunked, Notes, Skip
+
+CHUNK_BYTES = 2**28  # of logits; a matmul of this size still fills a GPU
+LEAST_BYTES = 2**29  # with "auto": logits of fewer bytes are left
+MOST_CHUNKS = 64
+TILE = 128  # rows and columns of a chunk, as far as there are so many
+
+OFF = "Recipe.chunk_logits is off: with 'auto' they would be computed in {chunks} chunks"
+
+
+def chunk_logits(graph: Graph, ctx: Context) -> Notes:
+    """Compute logits in chunks, or say why not."""
+    notes = Notes()
+    for product in candidates(graph) if is_training(graph) else ():
+        chunks = _chunks(product, ctx)
+        if chunks is None:
+            continue
+        try:
+            notes += _of(product, chunks, ctx.parameters_of(graph))
+        except Declined as reason:
+            notes += Notes(skips=(Skip(TensorInfo.of(product), str(reason), LOGITS),))
+    return notes
+
+
+def _chunks(product: Node, ctx: Context) -> int | None:
+    """How many chunks the recipe asks for; negative where it asks for none, but "auto" would; None where that would not."""
+    asked = ctx.recipe_at(module_path(product)).chunk_logits
+    if isinstance(asked, int):
+        return asked
+    size = nbytes(product.meta["val"])
+    auto = min(-(-size // CHUNK_BYTES), MOST_CHUNKS) if size >= LEAST_BYTES else None
+    return -auto if auto and asked == "off" else auto
+
+
+def _of(product: Node, chunks: int, parameters: set[Node]) -> Notes:
+    """What is done to the result of a matmul: nothing, where it is not read as logits are.
+
+    Raises:
+        Declined: it is, but cannot be computed in chunks.
+    """
+    gradient = _gradient(product.graph, parameters)
+    logits = logits_of(product, gradient)
+    if logits is None:
+        return Notes()
+    by_rows, _ = RowChunks(logits), ColumnChunks(logits, gradient)
+    if chunks < 0:
+        raise Declined(OFF.format(chunks=-chunks))
+    return _rewrite(logits, by_rows, chunks, parameters)
+
+
+def _gradient(graph: Graph, parameters: set[Node]) -> set[Node]:
+    return {node for node, source in sources(graph, parameters).items() if Source.GRADIENT in source}
+
+
+def _rewrite(logits: Logits, by_rows: RowChunks, chunks: int, parameters: set[Node]) -> Notes:
+    info, graph = TensorInfo.of(logits.product), logits.product.graph
+    rows, columns = _step(by_rows.count, chunks), _step(logits.columns, chunks)
+    forward = by_rows.insert(rows)
+    private.stable_topological_sort(graph)
+    found = sources(graph, parameters)
+    by_columns = ColumnChunks(logits, _gradient(graph, parameters))
+    backward = by_columns.insert(columns, lambda node: _is_kept(node, found[node]))
+    gone = [n for n in graph.nodes if n in logits.axis or n in logits.statistics or n in logits.results]
+    for node in reversed(gone):
+        graph.erase_node(node)
+    private.stable_topological_sort(graph)
+    share = max(rows / by_rows.count, columns / logits.columns)
+    members = tuple(node.name for node in gone)
+    return Notes(chunked=(Chunked(info, forward, backward, int(info.nbytes * share), logits.form, members),))
+
+
+def _is_kept(node: Node, source: Source) -> bool:
+    """Whether a value of the forward is rounded where it is saved as codes: hidden states, statistics."""
+    is_value = is_tensor(node) and node.meta["val"].is_floating_point()
+    return is_value and is_activation(source) and Source.GRADIENT not in source
+
+
+def _step(size: int, chunks: int) -> int:
+    """Rows or columns of a chunk."""
+    step = -(-size // chunks)
+    return -(-step // TILE) * TILE if step >= TILE else step

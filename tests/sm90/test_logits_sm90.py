@@ -1,0 +1,41 @@
+"""Lowered for an H100: logits in chunks, one at a time. The order of kernels and the lifetimes of buffers are Inductor's."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton", reason="triton, which compiles what Inductor generates, exists for Linux only")
+
+from .lifetimes import peak_bytes
+from .run_logits import HIDDEN, LOSSES, TOKENS, WORDS
+from .subprocesses import result_of
+
+LOGITS = TOKENS * WORDS * 2
+HIDDEN_STATES, WEIGHT = TOKENS * HIDDEN * 2, WORDS * HIDDEN * 2
+CHUNK = TOKENS * 126 * 128 * 2  # of the backward: 8 chunks of multiples of 128 columns
+
+
+def test_lifetimes_are_read_from_the_text() -> None:
+    text = """
+        buf0 = empty_strided_cuda((8, 4), (4, 1), torch.float32)
+        buf1 = empty_strided_cuda((8, 4), (1, 8), torch.bfloat16)
+        del buf0
+        buf2 = reinterpret_tensor(buf1, (32, ), (1, ), 0); del buf1  # reuse
+        buf3 = empty_strided_cuda((20, ), (1, ), torch.int64)
+        del buf2
+    """
+    assert peak_bytes(text) == 64 + 160
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("loss", [loss.__name__ for loss in LOSSES])
+def test_one_chunk_at_a_time(loss: str) -> None:
+    found = result_of("run_logits")[loss]
+    whole, chunked = found["off"], found["auto"]
+    assert whole[0]["peak_bytes"] >= LOGITS
+    # The forward: a chunk of logits, hidden states, statistics.
+    assert chunked[0]["peak_bytes"] <= LOGITS // 8 + 1.5 * HIDDEN_STATES
+    # The backward: one chunk, whose gradient takes its place; dW and its parts, until they are joined; dh twice in FP32, h.
+    assert chunked[1]["peak_bytes"] <= CHUNK + 2 * WEIGHT + 5 * HIDDEN_STATES < LOGITS
+    matmuls = [len([e for e in half["externs"] if "mm" in e]) for half in chunked]
+    assert matmuls == [8, 24]
