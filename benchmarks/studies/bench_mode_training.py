@@ -5,7 +5,7 @@
 
 Every arm sees the same initial weights, batches, rates and clipping (``demo_runs``); products FP32, codes emulated. The gap
 is (arm - plain) / plain of the validation loss from the same seed, positive where the arm is worse; mean +- standard error
-over seeds. Arm "stored" adds what the default recipe stores to "dynamic", "delayed, stored" to "delayed".
+over seeds.
 
 Runs that the JSON already has are not run again; it is written after every run.
 """
@@ -37,7 +37,6 @@ from fp8compile.demo.results import gap, mean_of
 
 REFERENCE = "plain"
 ALONE = {"preset": "linear_only", "emulate": True}
-STORED = {"linear": "tensorwise", "emulate": True}
 E4M3 = {"linear_formats": "e4m3"}
 DELAYED = {"linear_scaling": "delayed"}
 MERGED = {**DELAYED, "cache_weights": True, "merge_dgrads": True}
@@ -51,8 +50,6 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
     "rowwise": {**ALONE, "linear": "rowwise"},
     "blockwise, e4m3": {**ALONE, "linear": "blockwise", **E4M3},
     "mxfp8, e4m3": {**ALONE, "linear": "mxfp8", **E4M3},
-    "dynamic, stored": STORED,
-    "delayed, stored": {**STORED, **DELAYED},
 }
 
 

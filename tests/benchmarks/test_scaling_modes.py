@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+from benchmarks.studies import bench_mode_training
 from benchmarks.studies.bench_scaling_modes import CHANNELS, FACTOR, MODES, of_modes, with_outliers
 from benchmarks.studies.models import bert, llama
 from fp8compile import Recipe
@@ -18,6 +20,21 @@ def test_every_mode_of_the_recipe_is_in_the_study() -> None:
     }  # auto is tensorwise, of some
     assert {recipe.linear_scaling for recipe in recipes} == set(CHOICES["linear_scaling"])
     assert len(set(recipes)) == len(MODES)
+
+
+def test_every_mode_is_trained_too() -> None:
+    recipes = [Recipe.from_options(options) for arm, options in bench_mode_training.ARMS.items() if arm != "plain"]
+    assert {recipe.linear for recipe in recipes} == {Recipe(**options).linear for options in MODES.values()}
+    assert {recipe.linear_scaling for recipe in recipes} == set(CHOICES["linear_scaling"])
+    assert not any(recipe.stores_saved for recipe in recipes), "linears alone"
+
+
+def test_a_gap_is_that_of_the_same_seed() -> None:
+    runs = {
+        "plain": {"0": {"validation_loss": 2.0}, "1": {"validation_loss": 4.0}},
+        "rowwise": {"1": {"validation_loss": 4.1}},
+    }
+    assert bench_mode_training.gaps(runs, "rowwise") == pytest.approx([0.025])
 
 
 def test_a_row_says_what_ran_and_how_near_it_is() -> None:

@@ -22,7 +22,16 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from tests.mutants import of_analyses, of_attention, of_blocks, of_clients, of_graphs, of_scaling, of_training
+from tests.mutants import (
+    of_analyses,
+    of_attention,
+    of_blocks,
+    of_clients,
+    of_graphs,
+    of_memory,
+    of_scaling,
+    of_training,
+)
 from tests.mutants.mutant import Mutant
 
 MUTANTS = (
@@ -32,6 +41,7 @@ MUTANTS = (
     *of_blocks.BLOCKS,
     *of_analyses.ANALYSES,
     *of_attention.ATTENTION,
+    *of_memory.MEMORY,
     *of_training.AROUND,
     *of_training.AMP,
     *of_training.OPTIM,

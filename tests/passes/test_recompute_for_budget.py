@@ -321,6 +321,11 @@ def test_a_custom_operator_is_not_repeated() -> None:
     assert any("noisy" in str(e.forward.target) for e in split.edges)
 
 
+def test_what_the_caller_has_is_not_given_up() -> None:
+    _, split = budget_of(Steps(6), torch.randn(128, 64), 0.0, **PLAIN)
+    assert {e.forward for e in split.edges} & {n for n in split.user_outputs if isinstance(n, Node)}
+
+
 def test_modules_with_a_budget_of_one_keep_what_is_theirs() -> None:
     model, x = case_of("llama")
     _, split = budget_of(model, x, 0.0, modules={"layers.*": {"memory_budget": 1.0}}, **PLAIN)
