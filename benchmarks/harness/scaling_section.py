@@ -39,7 +39,7 @@ def mode_training(folder: Path) -> list[str]:
     return [
         source(TRAINING, found),
         f"The demo's Llama, {found['training']['steps']} steps, FP8 linears alone, emulated, products in FP32.",
-        "The gap is the validation loss over plain Inductor's from the same seed, minus 1: mean of the seeds ± standard error.",
+        "The gap is the validation loss over plain Inductor's from the same seed, minus 1 (mean of seeds ± standard error).",
         "*Fell back* counts operands of delayed scales and steps in which too much was clipped, over all seeds.",
         "",
         *table(("mode", "gap", "seeds", "fell back"), rows),

@@ -30,10 +30,8 @@ def test_every_mode_is_trained_too() -> None:
 
 
 def test_a_gap_is_that_of_the_same_seed() -> None:
-    runs = {
-        "plain": {"0": {"validation_loss": 2.0}, "1": {"validation_loss": 4.0}},
-        "rowwise": {"1": {"validation_loss": 4.1}},
-    }
+    plain = {"0": {"validation_loss": 2.0}, "1": {"validation_loss": 4.0}}
+    runs = {"plain": plain, "rowwise": {"1": {"validation_loss": 4.1}}}
     assert bench_mode_training.gaps(runs, "rowwise") == pytest.approx([0.025])
 
 
