@@ -42,6 +42,9 @@ NOISE_OF: Mapping[str, tuple[str, ...]] = {
     "everything": ("off", "linears"),
     "budget": ("off",),
 }
+CHANGED = (
+    "modified by an inplace operation"  # "budget" may raise it: a copy reads a weight that nothing else reads again
+)
 NOISE = 3.0  # dB: half the power of a value's error may be the program's own
 
 
@@ -79,6 +82,8 @@ def wrong(program: Program, arms: Mapping[str, Mapping[str, Any]] = ARMS) -> lis
     found = []
     for arm in arms:
         ours = outcome(program, arm)
+        if arm == "budget" and not eager.error and CHANGED in str(ours.error):
+            continue
         if eager.error or ours.error:
             texts = _wrong_errors(program, eager, ours)
         else:
