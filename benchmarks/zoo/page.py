@@ -215,8 +215,8 @@ linears without storage. The figures are dB of the worst gradient on the batch o
 In brackets is the median of five batches.
 *Size* is the RMS of the exact gradient over that of the parameter in the middle.
 *Mended by* is a change to the recipe, and the dB with it.
-These rows are older than the present storage of attention (see the changelog, "Numerics"). With it, on the same batch, the worst
-gradient of funnel is at 8.5 dB, of blenderbot at 10.0, of opt at 11.5 and of deberta_v2 at 6.8."""
+These rows are older than the present storage of attention (see the changelog, "Numerics").
+With it the worst gradient of funnel is at 8.5 dB, of blenderbot at 10.0, of opt at 11.5, of deberta_v2 at 6.8."""
 LOSSES_APART = "Gaps over five seeds, mean ± standard error, of those whose loss was found:"
 GENERATED = 'The same with `codegen="inductor"` for all arms of ours; the arm "off" is plain Inductor.'
 
