@@ -134,6 +134,7 @@ SECTIONS: Sequence[tuple[str, str, Callable[[Path], list[str]]]] = (
     ("measured", "FP8 linears in models", measured.linears),
     ("measured", "Modes of scaling", scaling_section.scaling_modes),
     ("measured", "Training in modes of scaling", scaling_section.mode_training),
+    ("measured", "Outlier channels of SwiGLU", scaling_section.smooth_swiglu),
     ("measured", "Gradients checked", measured.checked),
     ("measured", "Size of groups", measured.group_size),
     ("measured", "Optimizer states", measured.states),

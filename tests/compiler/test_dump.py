@@ -34,8 +34,8 @@ from tests.support.measure import compiled
 from tests.support.processes import run_in_process
 
 STEPS = [
-    *("01-share_casts", "02-quantize_linears", "03-cut_for_bytes"),
-    *("04-save_sums", "05-recompute_kept", "06-encode_saved"),
+    *("01-share_casts", "02-quantize_linears", "03-chunk_logits", "04-cut_for_bytes"),
+    *("05-save_sums", "06-recompute_kept", "07-recompute_for_budget", "08-encode_saved"),
 ]
 FILES = ["after-full.dot", "after.dot", "after.txt", "before.txt", "diff.txt"]
 
@@ -87,7 +87,7 @@ return mm_1, mm_4, None, mm_2
 
 def test_golden_of_a_diff() -> None:
     assert_expected_inline(
-        explained()[2].diff,
+        explained()[3].diff,
         """\
 op                    before  after  change
 aten.permute.default       5      6      +1
@@ -97,10 +97,11 @@ aten.permute.default       5      6      +1
 
 def test_a_step_is_the_graph_as_it_will_be_left() -> None:
     """Edges are written into the graphs at the end; a snapshot in between shows them all the same, without dead code."""
-    _, _, cut, sums, recomputed, encoded = explained()
-    assert [s.name for s in (cut, sums, recomputed, encoded)] == [name[3:] for name in STEPS[2:]]
+    _, _, _, cut, sums, recomputed, budget, encoded = explained()
+    assert [s.name for s in (cut, sums, recomputed, budget, encoded)] == [name[3:] for name in STEPS[3:]]
     assert [p.title for p in cut.before.parts] == [""] and not cut.before.counts.keys() & {"input", "output"}
-    assert cut.after == sums.before and sums.after == recomputed.before and recomputed.after == encoded.before
+    assert cut.after == sums.before and sums.after == recomputed.before
+    assert recomputed.after == budget.before and budget.after == encoded.before
     forward, backward = encoded.after.parts
     codes = [line for line in forward.lines if line.value == "int8[128, 64]"]
     assert (
@@ -193,8 +194,8 @@ def test_files_of_every_pass_and_the_report(tmp_path: Path) -> None:
     found = tree(tmp_path / "new" / "dump")
     one = [f"{step}/{file}" for step in STEPS for file in FILES] + ["report.json", "report.txt"]
     assert sorted(found) == [f"graph-{n}/{path}" for n in range(2) for path in one]
-    assert found["graph-0/03-cut_for_bytes/after.txt"] == found["graph-0/04-save_sums/before.txt"]
-    assert b"# forward" in found["graph-0/06-encode_saved/diff.txt"]
+    assert found["graph-0/04-cut_for_bytes/after.txt"] == found["graph-0/05-save_sums/before.txt"]
+    assert b"# forward" in found["graph-0/08-encode_saved/diff.txt"]
     reports = [json.loads(found[f"graph-{n}/report.json"]) for n in range(2)]
     told = json.loads(fp8compile.report(fn).to_json())["graphs"]  # type: ignore[arg-type]
     of_a_step = {"runs": None, "places": None}
@@ -229,16 +230,20 @@ def test_a_pass_of_the_joint_graph_comes_first(tmp_path: Path, monkeypatch: pyte
 def test_a_disabled_pass_has_no_step(tmp_path: Path) -> None:
     with torch._inductor.config.patch(disabled_passes="recompute_kept"):
         compiled(Gated(), dump=str(tmp_path))(torch.randn(128, 64)).sum().backward()
-    assert sorted(p.name for p in (tmp_path / "graph-0").glob("0*")) == [*STEPS[:4], "05-encode_saved"]
+    assert sorted(p.name for p in (tmp_path / "graph-0").glob("0*")) == [
+        *STEPS[:5],
+        "06-recompute_for_budget",
+        "07-encode_saved",
+    ]
 
 
 def test_steps_of_an_earlier_run_go_and_other_files_stay(tmp_path: Path) -> None:
-    for path in ("graph-0/07-old_pass/before.txt", "graph-0/08-mine/notes.txt", "graph-0/08-mine/after.txt"):
+    for path in ("graph-0/09-old_pass/before.txt", "graph-0/10-mine/notes.txt", "graph-0/10-mine/after.txt"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text("old")
     compiled(Gated(), dump=str(tmp_path))(torch.randn(128, 64)).sum().backward()
     left = {p.relative_to(tmp_path / "graph-0").as_posix() for p in (tmp_path / "graph-0").rglob("0[78]*/*")}
-    assert left == {"08-mine/notes.txt"} and not (tmp_path / "graph-0" / "07-old_pass").exists()
+    assert left == {"10-mine/notes.txt"} and not (tmp_path / "graph-0" / "09-old_pass").exists()
 
 
 def test_the_environment_names_the_folder_where_the_recipe_does_not(
@@ -335,11 +340,11 @@ def test_no_snapshot_is_made_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) 
     assert not made and not fp8compile.report(fn).graphs[0].steps  # type: ignore[arg-type]
     explained()
     around_joint, by_the_cut, around_halves = (
-        2 * 2 + 1,
+        2 * 3 + 1,
         2,
         2 * 2,
     )  # the cut sees the joint graph and leaves two halves
-    assert made["part"] == around_joint + by_the_cut + 3 * around_halves
+    assert made["part"] == around_joint + by_the_cut + 4 * around_halves
 
 
 def test_the_key_knows_nothing_of_a_dump(tmp_path: Path) -> None:

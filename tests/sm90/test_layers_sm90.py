@@ -88,7 +88,7 @@ FIGURES = figures(
         ("vit 16k", MERGED): (7, 25, 1.184),
         ("bert 16k", CACHED): (7, 22, 1.384),
         ("vit 16k", CACHED): (7, 24, 1.193),
-        ("bert 16k", STORAGE): (11, 22, 1.372),
+        ("bert 16k", STORAGE): (11, 22, 1.371),
         ("bert 16k", CONSERVATIVE): (6, 18, 1.118),
         ("bert 16k", ROWS): (3, 18, 1.033),
         ("bert 16k", BOTH): (41, 45, 1.954),
