@@ -53,7 +53,7 @@ def smooth_swiglu(folder: Path) -> list[str]:
     rows = [(factor, *(_columns(row[mode]) for mode in modes)) for factor, row in found["balanced"].items()]
     return [
         source(SMOOTH, found),
-        f"The demo's Llama after {found['steps']} steps. The last linear of SwiGLU is in FP8. Two channels of its input were made",
+        f"The demo's Llama after {found['steps']} steps, SwiGLU's last linear in FP8. Two channels of its input were made",
         "larger, and the columns of its weight smaller. SQNR of the columns of its gradient: median / worst 1 %, dB.",
         "",
         *table(("factor", *modes), rows),

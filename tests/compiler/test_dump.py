@@ -223,7 +223,7 @@ def test_a_pass_of_the_joint_graph_comes_first(tmp_path: Path, monkeypatch: pyte
     assert "fp8compile" not in (folder / "before.txt").read_text()
     assert re.search(r"aten.mul.Tensor +2 +3 +\+1\n", (folder / "diff.txt").read_text())
     assert [p.name for p in sorted((tmp_path / "graph-0").glob("0*"))][1:] == [
-        f"0{i + 2}-{s[3:]}" for i, s in enumerate(STEPS[2:])
+        f"0{i + 2}-{s[3:]}" for i, s in enumerate(STEPS[3:])
     ]
 
 
@@ -242,7 +242,11 @@ def test_steps_of_an_earlier_run_go_and_other_files_stay(tmp_path: Path) -> None
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text("old")
     compiled(Gated(), dump=str(tmp_path))(torch.randn(128, 64)).sum().backward()
-    left = {p.relative_to(tmp_path / "graph-0").as_posix() for p in (tmp_path / "graph-0").rglob("0[78]*/*")}
+    left = {
+        p.relative_to(tmp_path / "graph-0").as_posix()
+        for p in (tmp_path / "graph-0").rglob("*/*")
+        if p.parent.name.startswith(("09", "10"))
+    }
     assert left == {"10-mine/notes.txt"} and not (tmp_path / "graph-0" / "09-old_pass").exists()
 
 

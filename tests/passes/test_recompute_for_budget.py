@@ -53,7 +53,7 @@ class Steps(nn.Module):
 
 
 class Llama(nn.Module):
-    def __init__(self, layers: int = 6, hidden: int = 64) -> None:
+    def __init__(self, layers: int = 3, hidden: int = 64) -> None:
         super().__init__()
         self.layers = nn.ModuleList(LlamaLayer(hidden, 176, 4) for _ in range(layers))
         self.tables = nn.Buffer(torch.randn(2, 64, hidden // 4))
@@ -67,7 +67,7 @@ class Llama(nn.Module):
 class Encoder(nn.Module):
     """BERT-style layers with attention written by hand, layer norms, biases and GELU."""
 
-    def __init__(self, layers: int = 4, hidden: int = 64) -> None:
+    def __init__(self, layers: int = 2, hidden: int = 64) -> None:
         super().__init__()
         self.qkv = nn.ModuleList(nn.Linear(hidden, 3 * hidden) for _ in range(layers))
         self.out = nn.ModuleList(nn.Linear(hidden, hidden) for _ in range(layers))
@@ -207,7 +207,7 @@ def is_copy(node: Node, split: PartitionedGraph) -> bool:
 @pytest.mark.parametrize("name", list(CASES))
 def test_the_predicted_peak_is_what_the_finished_graphs_need(name: str) -> None:
     model, x = case_of(name)
-    for budget in (0.99, 0.6, 0.0):
+    for budget in (0.7, 0.0):
         told, split = budget_of(model, x, budget, **PLAIN)
         point = told.frontier[told.chosen]
         assert (point.peak, point.saved) == (walked(split), split.saved_bytes())
