@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -22,9 +23,15 @@ from benchmarks.harness.markdown import markdown
 from benchmarks.registry import PARTS, Benchmark, Case, Row, Setting
 from benchmarks.studies import parity
 from fp8compile.cli import bench, main
+from fp8compile.cli import bench as command
 
 torch.set_num_threads(1)
 CPU = Setting.on("cpu", tiny=True)
+
+
+def test_the_command_finds_all_that_it_asks_the_suite_for() -> None:
+    asked = set(re.findall(r"\bsuite\.(\w+)", Path(command.__file__).read_text()))
+    assert asked >= {"run", "failed", "written"} and all(hasattr(suite, name) for name in asked)
 
 
 @pytest.mark.parametrize("benchmark", suite.BENCHMARKS, ids=lambda b: b.name)
