@@ -30,7 +30,7 @@ CPU = Setting.on("cpu", tiny=True)
 
 
 def test_the_command_finds_all_that_it_asks_the_suite_for() -> None:
-    asked = set(re.findall(r"\bsuite\.(\w+)", Path(command.__file__).read_text()))
+    asked = set(re.findall(r"\bsuite\.(?!py\b)(\w+)", Path(command.__file__).read_text()))
     assert asked >= {"run", "failed", "written"} and all(hasattr(suite, name) for name in asked)
 
 

@@ -17,8 +17,8 @@ MEMORY = (
     Mutant(
         "budget: random numbers are drawn again",
         "fp8compile/budget/repeatable.py",
-        '"inductor" in str(target)',
-        '"nothing" in str(target)',
+        "torch.Tag.nondeterministic_seeded in target.tags",
+        "False",
         OF_BUDGET,
     ),
     Mutant(
