@@ -23,7 +23,7 @@ from fp8compile.analysis.liveness import workspace_bytes
 from fp8compile.budget.frontier import State, chosen
 from fp8compile.compiler import pipeline
 from fp8compile.fx.partition import PartitionedGraph
-from fp8compile.passes.recompute_for_budget import NOT_STATIC, recompute_for_budget
+from fp8compile.passes.recompute_for_budget import NOT_STATIC, _may_go, recompute_for_budget
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.budget import Budget
@@ -322,8 +322,11 @@ def test_a_custom_operator_is_not_repeated() -> None:
 
 
 def test_what_the_caller_has_is_not_given_up() -> None:
-    _, split = budget_of(Steps(6), torch.randn(128, 64), 0.0, **PLAIN)
-    assert {e.forward for e in split.edges} & {n for n in split.user_outputs if isinstance(n, Node)}
+    _, split = budget_of(Steps(6), torch.randn(128, 64), 0.9, **PLAIN)
+    ctx = Context(Recipe.preset("off", memory_budget=0.5))
+    returned = [edge for edge in split.edges if edge.forward in split.user_outputs]
+    assert returned and not any(_may_go(split, edge, ctx) for edge in returned)
+    assert any(_may_go(split, edge, ctx) for edge in split.edges)
 
 
 def test_modules_with_a_budget_of_one_keep_what_is_theirs() -> None:
