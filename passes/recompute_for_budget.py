@@ -26,13 +26,12 @@ from fp8compile.budget.frontier import Frontier, State, chosen
 from fp8compile.budget.placing import give_up
 from fp8compile.budget.repeatable import Repeatable
 from fp8compile.budget.timeline import Timeline
-from fp8compile.encoding.paying import rates_of
+from fp8compile.encoding.paying import rates_for
 from fp8compile.fx.graph import EXACT, is_static, is_tensor, storage_root
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.passes.encode_saved import predicted_bytes
 from fp8compile.planning.device_rates import RATES, DeviceRates
 from fp8compile.recipe.context import Context
-from fp8compile.recipe.recipe import OF_THE_DEVICE
 from fp8compile.reporting.budget import Budget, Point
 from fp8compile.reporting.entries import Notes, Recomputed
 
@@ -51,7 +50,7 @@ def recompute_for_budget(split: PartitionedGraph, ctx: Context) -> Notes:
     repeatable = Repeatable(split, ctx.recipe.codegen == "inductor")
     timeline = Timeline(split, predicted_bytes(split, ctx))
     states = Frontier(split, repeatable, timeline, rates, lambda edge: _may_go(split, edge, ctx)).states()
-    target = asked if isinstance(asked, int) and asked > 1 else int(asked * states[0].peak)
+    target = int(asked if asked > 1 else asked * states[0].peak)
     state = chosen(states, target)
     entries = _entries(split, state)
     give_up(split, state)
@@ -70,17 +69,14 @@ def _may_go(split: PartitionedGraph, edge: SavedTensor, ctx: Context) -> bool:
 
 
 def _rates(split: PartitionedGraph, ctx: Context) -> DeviceRates:
-    if ctx.recipe.device_rates != OF_THE_DEVICE:
-        return RATES[ctx.recipe.device_rates]
     device = next((n.meta["val"].device for n in split.inputs if is_tensor(n)), torch.device("cpu"))
-    return rates_of(device) or RATES[ASSUMED]
+    return rates_for(device, ctx.recipe) or RATES[ASSUMED]
 
 
 def _entries(split: PartitionedGraph, state: State) -> tuple[Recomputed, ...]:
     """What is given up, with the names of the values that its copies are made from: kept ones, parameters, data."""
-    gone = [edge for edge in split.edges if edge not in set(state.kept) and edge.is_tensor]
     again, found = set(state.repeated), []
-    for edge in gone:
+    for edge in filter(lambda edge: edge.is_tensor, state.given_up(split)):
         waiting, seen, sources = [edge.forward], set[Node](), list[str]()
         while waiting:
             node = waiting.pop()

@@ -87,6 +87,11 @@ class State:
     peak: int
     us: float
 
+    def given_up(self, split: PartitionedGraph) -> list[SavedTensor]:
+        """What the graph saves and does not keep in this state."""
+        kept = set(self.kept)
+        return [edge for edge in split.edges if edge not in kept]
+
 
 class Frontier:
     """The states of one partitioned graph, which must not change meanwhile.
@@ -105,7 +110,7 @@ class Frontier:
         repeatable: Repeatable,
         timeline: Timeline,
         rates: DeviceRates,
-        may_go: Callable[[SavedTensor], bool] = lambda edge: True,
+        may_go: Callable[[SavedTensor], bool],
     ) -> None:
         self.split, self.repeatable, self.timeline, self.may_go = split, repeatable, timeline, may_go
         self._us = {node: microseconds(node, rates) for node in split.fw.graph.nodes if node.op == "call_function"}
@@ -147,26 +152,25 @@ class Frontier:
 
     def _best_first(self, candidates: Sequence[Candidate], these: list[int], later: list[int]) -> Iterator[Candidate]:
         """Give up these candidates by number, best first; those that save nothing yet are put into ``later``."""
-        waiting: list[tuple[Rank, int]] = []
 
-        def ask(i: int) -> Rank | None:
+        def offered(i: int) -> Offer | None:
             offer = self._offer(candidates[i])
             if offer is not None and offer.saves <= 0:
                 later.append(i)
-            return offer.rank(candidates[i].at) if offer and offer.saves > 0 else None
+                return None
+            return offer
 
-        waiting = [(rank, i) for i in these if (rank := ask(i))]
+        waiting = [(offer.rank(candidates[i].at), i) for i in these if (offer := offered(i))]
         heapq.heapify(waiting)
         while waiting:
             _, i = heapq.heappop(waiting)
-            rank = ask(i)  # lower than before where another has paid, higher where a source is gone
-            if rank is None:
+            offer = offered(i)  # cheaper than before where another has paid, dearer where a source is gone
+            if offer is None:
                 continue
+            rank = offer.rank(candidates[i].at)
             if waiting and rank > waiting[0][0]:
                 heapq.heappush(waiting, (rank, i))
                 continue
-            offer = self._offer(candidates[i])
-            assert offer is not None
             self.repeated |= offer.new
             self.exact |= offer.exact
             self.kept -= candidates[i].values

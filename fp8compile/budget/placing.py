@@ -16,10 +16,10 @@ from fp8compile.fx.graph import ENCODING, ROW, Encoding
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 
 
-def give_up(split: PartitionedGraph, state: State) -> list[SavedTensor]:
-    """Bring the graph into a state of ``frontier``; returns the values that are no longer saved."""
+def give_up(split: PartitionedGraph, state: State) -> None:
+    """Bring the graph into a state of ``frontier``."""
     late, placed = list(split.bw.graph.nodes), first_uses(split, state.repeated)
-    gone = [edge for edge in split.edges if edge not in set(state.kept)]
+    gone = state.given_up(split)
     given = {edge.forward: edge.backward for edge in state.kept}
     new = _new_inputs(split, state, gone, given)
     copied, encodings = given | new, dict[int, Encoding]()
@@ -32,7 +32,6 @@ def give_up(split: PartitionedGraph, state: State) -> list[SavedTensor]:
         if edge.backward.users:
             edge.backward.replace_all_uses_with(copied[edge.forward])
         split.replace(edge)
-    return gone
 
 
 def _mark_as_copy(copy: Node, encodings: dict[int, Encoding]) -> None:

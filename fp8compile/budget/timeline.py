@@ -124,8 +124,7 @@ class Timeline:
     def _kept(self, edges: Iterable[SavedTensor], exact: Set[Node]) -> dict[Node, int]:
         roots = dict.fromkeys(storage_root(e.forward) for e in edges if e.is_tensor)
         own = [root for root in roots if not self.split.caller_owns(root)]
-        stored = {root: size for root, size in self.stored.items() if root not in exact}
-        return {root: stored.get(root, nbytes(root.meta["val"])) for root in own}
+        return {r: self.stored[r] if r in self.stored and r not in exact else nbytes(r.meta["val"]) for r in own}
 
     def _of_forward(self, kept: Sequence[SavedTensor], exact: Set[Node]) -> int:
         sizes = self._kept(kept, exact)

@@ -234,7 +234,7 @@ class Recipe:
     @property
     def limits_memory(self) -> bool:
         """Whether the peak of a graph has to stay within a budget."""
-        return (isinstance(self.memory_budget, int) and self.memory_budget > 1) or self.memory_budget < 1
+        return self.memory_budget != 1
 
     @property
     def names_modules(self) -> bool:
