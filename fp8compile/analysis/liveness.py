@@ -14,6 +14,8 @@ stores rather than computes twice, fragmentation of the allocator.
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable, Mapping, Set
+from dataclasses import dataclass, field
 
 import torch
 from torch.fx import Graph, Node
@@ -59,42 +61,89 @@ def gradients_of_parameters(split: PartitionedGraph) -> set[Node]:
     return {storage_root(node) for desc, node in gradients(split.bw.graph) if desc in parameters}
 
 
-def _most_alive(graph: Graph, counted: set[Node], alive: int, held: dict[tuple[Node, ...], int]) -> int:
-    """The most bytes alive at one operation, starting from ``alive``; nodes that are ``counted`` elsewhere are left out.
+def _most_alive(graph: Graph, counted: Set[Node], alive: int, held: Mapping[tuple[Node, ...], int]) -> int:
+    """The most bytes alive at one operation of a graph; see ``most_alive``."""
+    steps = steps_of(graph.nodes, counted)
+    return most_alive(steps.values(), alive, {tuple(steps[n] for n in nodes): size for nodes, size in held.items()})
 
-    ``held`` are storages that the caller has counted. Each is freed after the last reader of the nodes that use it.
+
+@dataclass(eq=False)
+class Step:
+    """One operation of a timeline.
+
+    Attributes:
+        size: bytes of its result, if it has memory of its own.
+        kind: "view", "pointwise", "reduction" or "kernel".
+        reads: the steps whose results it reads.
+        readers: the steps that read its result.
+        counted: whether its result is counted elsewhere.
     """
-    order = list(graph.nodes)
-    end = _last_reads(order)
+
+    size: int = 0
+    kind: str = "kernel"
+    reads: list[Step] = field(default_factory=list)
+    readers: list[Step] = field(default_factory=list)
+    counted: bool = False
+
+    def read(self, other: Step) -> None:
+        self.reads.append(other)
+        other.readers.append(self)
+
+
+def step_of(node: Node, counted: bool = False) -> Step:
+    """A node's step, without its edges."""
+    kind = (
+        "view" if _is_view_or_part(node) else
+        "pointwise" if is_pointwise(node) else
+        "reduction" if is_reduction(node) else "kernel"
+    )  # fmt: skip
+    return Step(nbytes(node.meta["val"]) if is_tensor(node) else 0, kind, counted=counted)
+
+
+def steps_of(nodes: Iterable[Node], counted: Set[Node]) -> dict[Node, Step]:
+    """The steps of nodes that read none but each other, in their order; the results of ``counted`` are counted elsewhere."""
+    steps: dict[Node, Step] = {}
+    for node in nodes:
+        step = steps[node] = step_of(node, node in counted)
+        for parent in node.all_input_nodes:
+            step.read(steps[parent])
+    return steps
+
+
+def most_alive(steps: Iterable[Step], alive: int = 0, held: Mapping[tuple[Step, ...], int] | None = None) -> int:
+    """The most bytes alive at one step, starting from ``alive``.
+
+    ``held`` are bytes within ``alive``. Each is freed after the last reader of the steps that use it.
+    """
+    order = list(steps)
+    position = {step: at for at, step in enumerate(order)}
+    from_memory = _read_from_memory(order)
+    end: dict[Step, int] = {}
+    for step in reversed(order):
+        fused = (end[r] if _in_registers(r, from_memory) and r.readers else position[r] for r in step.readers)
+        end[step] = max(fused, default=position[step])
     leaving = Counter[int]()
-    for nodes, size in held.items():
-        leaving[max(end[node] for node in nodes)] += size
+    for using, size in (held or {}).items():
+        leaving[max(end[step] for step in using)] += size
     most = alive
-    for at, node in enumerate(order):
-        if is_tensor(node) and node not in counted and not _in_registers(node):
-            size = nbytes(node.meta["val"])
-            alive += size
-            leaving[max(end[node], at)] += size
+    for at, step in enumerate(order):
+        if step.size and not step.counted and not _in_registers(step, from_memory):
+            alive += step.size
+            leaving[max(end[step], at)] += step.size
         most = max(most, alive)
         alive -= leaving[at]
     return most
 
 
-def _last_reads(order: list[Node]) -> dict[Node, int]:
-    """For each node, the position of the last kernel that reads it: its own last user, or the reader of what fuses it."""
-    position = {node: at for at, node in enumerate(order)}
-    end: dict[Node, int] = {}
-    for node in reversed(order):
-        reads = [end[user] if _in_registers(user) and user.users else position[user] for user in node.users]
-        end[node] = max(reads, default=position[node])
-    return end
+def _in_registers(step: Step, from_memory: Mapping[Step, bool]) -> bool:
+    return step.kind == "view" or (step.kind == "pointwise" and not from_memory[step])
 
 
-def _in_registers(node: Node) -> bool:
-    """Whether no memory is allocated for the node: a view, or pointwise and fused into all that reads it."""
-    if _is_view_or_part(node):
-        return True
-    return is_pointwise(node) and not is_read_from_memory(node)
+def _read_from_memory(order: list[Step]) -> dict[Step, bool]:
+    found: dict[Step, bool] = {}
+    for step in reversed(order):
+        found[step] = any(found[r] if r.kind == "view" else r.kind == "kernel" for r in step.readers)
+    return found
 
 
 def is_read_from_memory(node: Node) -> bool:

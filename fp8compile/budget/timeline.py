@@ -1,8 +1,6 @@
 """The most bytes alive at one time in forward and backward, for a backward that repeats some of the forward's operations.
 
-The walk is that of ``analysis/liveness.py``, on a list of steps in place of a graph: a value is in memory from the step that
-makes it to the last kernel that reads it, if it is in memory at all (a pointwise value that only pointwise operations and
-reductions read is not). Beside it, what is kept for the backward:
+The walk is that of ``analysis/liveness.py``, over steps of graphs that are not made yet. What is kept for the backward:
 
     forward     a kept value takes its stored bytes from where it is made to the end; itself, until its last reader
     backward    stored bytes until the last reader; decoded, where a matmul reads it, from its first reader to its last
@@ -12,87 +10,13 @@ Left out, since they are there in any case: parameters, the caller's data, gradi
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
 
 from torch.fx import Node
 
-from fp8compile.analysis.liveness import gradients_of_parameters
-from fp8compile.fx.graph import is_tensor, nbytes, storage_root
-from fp8compile.fx.ops import is_pointwise, is_reduction, is_split, is_view
+from fp8compile.analysis.liveness import Step, gradients_of_parameters, most_alive, step_of, steps_of
+from fp8compile.fx.graph import nbytes, storage_root
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
-
-
-@dataclass(eq=False)
-class Step:
-    """One operation of a timeline.
-
-    Attributes:
-        size: bytes of its result, if it has memory of its own.
-        kind: "view", "pointwise", "reduction" or "kernel".
-        reads: the steps whose results it reads.
-        readers: the steps that read its result.
-        counted: whether its result is counted elsewhere.
-    """
-
-    size: int = 0
-    kind: str = "kernel"
-    reads: list[Step] = field(default_factory=list)
-    readers: list[Step] = field(default_factory=list)
-    counted: bool = False
-
-    def read(self, other: Step) -> None:
-        self.reads.append(other)
-        other.readers.append(self)
-
-
-def step_of(node: Node, counted: bool = False) -> Step:
-    """A node's step, without its edges."""
-    parent = node.args[0] if node.args else None
-    part = is_split(node) or (isinstance(parent, Node) and is_split(parent))
-    kind = (
-        "view" if is_view(node) or part else
-        "pointwise" if is_pointwise(node) else
-        "reduction" if is_reduction(node) else "kernel"
-    )  # fmt: skip
-    return Step(nbytes(node.meta["val"]) if is_tensor(node) else 0, kind, counted=counted)
-
-
-def most_alive(steps: Iterable[Step], alive: int = 0, held: Mapping[Step, int] | None = None) -> int:
-    """The most bytes alive at one step, starting from ``alive``.
-
-    ``held`` are bytes within ``alive`` that are freed after the last reader of a step.
-    """
-    order = list(steps)
-    position = {step: at for at, step in enumerate(order)}
-    from_memory = _read_from_memory(order)
-    end: dict[Step, int] = {}
-    for step in reversed(order):
-        fused = (end[r] if _in_registers(r, from_memory) and r.readers else position[r] for r in step.readers)
-        end[step] = max(fused, default=position[step])
-    leaving = Counter[int]()
-    for step, size in (held or {}).items():
-        leaving[end[step]] += size
-    most = alive
-    for at, step in enumerate(order):
-        if step.size and not step.counted and not _in_registers(step, from_memory):
-            alive += step.size
-            leaving[max(end[step], at)] += step.size
-        most = max(most, alive)
-        alive -= leaving[at]
-    return most
-
-
-def _in_registers(step: Step, from_memory: Mapping[Step, bool]) -> bool:
-    return step.kind == "view" or (step.kind == "pointwise" and not from_memory[step])
-
-
-def _read_from_memory(order: list[Step]) -> dict[Step, bool]:
-    found: dict[Step, bool] = {}
-    for step in reversed(order):
-        found[step] = any(found[r] if r.kind == "view" else r.kind == "kernel" for r in step.readers)
-    return found
 
 
 class Timeline:
@@ -129,15 +53,7 @@ class Timeline:
     def _of_forward(self, kept: Sequence[SavedTensor], exact: Set[Node]) -> int:
         sizes = self._kept(kept, exact)
         inputs = set(self.split.inputs)
-        steps: dict[Node, Step] = {}
-        order: list[Step] = []
-        for node in self.split.fw.graph.nodes:
-            if node.op == "output":
-                break
-            step = steps[node] = step_of(node, counted=node in inputs)
-            order.append(step)
-            for parent in node.all_input_nodes:
-                step.read(steps[parent])
+        steps = steps_of((node for node in self.split.fw.graph.nodes if node.op != "output"), inputs)
         end = Step()
         for node in self.split.user_outputs:
             if isinstance(node, Node):
@@ -151,7 +67,7 @@ class Timeline:
                 codes = behind[steps[root]] = Step(size)
                 codes.read(steps[root])
                 end.read(codes)
-        return most_alive([*(each for s in order for each in (s, behind.get(s)) if each), end], alive)
+        return most_alive([*(each for s in steps.values() for each in (s, behind.get(s)) if each), end], alive)
 
     def _of_backward(self, kept: Sequence[SavedTensor], repeated: Sequence[Node], exact: Set[Node]) -> int:
         sizes = self._kept(kept, exact)
@@ -192,16 +108,13 @@ class _Backward:
                 step.read(own[parent] if parent in own else self._value(made[parent]))
         self.order = [*self.given.values(), *self._with_decoded(order)]
 
-    def held(self, sizes: Mapping[Node, int]) -> dict[Step, int]:
-        """For each storage of ``sizes``, a step that all of its readers read, and its bytes."""
-        found: dict[Node, Step] = {}
+    def held(self, sizes: Mapping[Node, int]) -> dict[tuple[Step, ...], int]:
+        """For each storage of ``sizes``, the steps that stand for it, and its bytes."""
+        found: dict[Node, list[Step]] = {}
         for edge in self.kept:
-            root = storage_root(edge.forward)
-            if root in sizes:
-                first = found.setdefault(root, self.given[edge.backward])
-                if first is not self.given[edge.backward]:
-                    first.readers += self.given[edge.backward].readers
-        return {step: sizes[root] for root, step in found.items()}
+            if (root := storage_root(edge.forward)) in sizes:
+                found.setdefault(root, []).append(self.given[edge.backward])
+        return {tuple(steps): sizes[root] for root, steps in found.items()}
 
     def _decoded(self, edge: SavedTensor) -> Step:
         step = Step(nbytes(edge.forward.meta["val"]), "pointwise")
