@@ -18,8 +18,8 @@ from collections.abc import Set
 import torch
 from torch.fx import Node
 
-from fp8compile.fx.graph import ENCODING, EXACT, is_tensor, nbytes, storage_root
-from fp8compile.fx.ops import VIEWS
+from fp8compile.fx.graph import ENCODING, EXACT, nbytes, storage_root
+from fp8compile.fx.ops import SEEDED, VIEWS
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import Notes, Recomputed
@@ -63,9 +63,6 @@ CHEAP = VIEWS | {
     aten.log1p.default,
     prims.convert_element_type.default,
 }
-# With its seed kept, dropout's random numbers are a pure function of it in the code that Inductor generates. Run node
-# by node (codegen="eager") they are not: torch's own definition of inductor_random draws afresh.
-SEEDED = {prims.inductor_lookup_seed.default, prims.inductor_random.default}
 
 
 def recompute_kept(split: PartitionedGraph, ctx: Context) -> Notes:
@@ -105,7 +102,7 @@ def _chain(value: Node, given: set[Node], split: PartitionedGraph, cheap: Set[ob
     waiting = [value]
     while waiting:
         node = waiting.pop()
-        if node in chain or node in given or _costs_nothing_to_keep(node, split):
+        if node in chain or node in given or split.costs_nothing_to_keep(node):
             continue
         if node.op != "call_function" or node.target not in cheap or len(chain) == LONGEST_CHAIN:
             return None
@@ -117,13 +114,6 @@ def _chain(value: Node, given: set[Node], split: PartitionedGraph, cheap: Set[ob
 def _codes(split: PartitionedGraph) -> set[Node]:
     """Codes and scales that the forward makes for matmuls: keeping these takes less than keeping the decoded value."""
     return {n for n in split.fw.graph.nodes if ENCODING in n.meta}
-
-
-def _costs_nothing_to_keep(node: Node, split: PartitionedGraph) -> bool:
-    """Parameters and the caller's data are there anyway (a norm's bias, say); dropout's seeds are one number each."""
-    if node.target is prims.inductor_seeds.default:
-        return True
-    return node.op == "placeholder" and is_tensor(node) and split.caller_owns(node) and node not in split.overwritten
 
 
 def _operands(chain: list[Node]) -> list[Node]:

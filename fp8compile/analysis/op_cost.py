@@ -11,21 +11,20 @@ of each where it is causal.
 
 from __future__ import annotations
 
-import math
-
 from torch.fx import Node
 
 from fp8compile.analysis.liveness import is_read_from_memory
 from fp8compile.fx.graph import is_tensor, nbytes, numel, size_hint
-from fp8compile.fx.ops import contracts, is_attention, is_pointwise, is_reduction, opname
+from fp8compile.fx.ops import argument_of, contracts, is_attention, is_pointwise, is_reduction, opname
 from fp8compile.numerics.formats import FP8
 from fp8compile.planning.device_rates import DeviceRates
 
 TERA, MICRO = 1e12, 1e-6
+PRODUCTS, CONVOLUTION = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm"), "convolution"
 
 
 def microseconds(node: Node, rates: DeviceRates) -> float:
-    """Predicted microseconds of one operation; 0 for what is no kernel of its own."""
+    """Predicted microseconds of an operation that ``is_priced``; 0 for what is no kernel of its own."""
     if contracts(node):
         rate = rates.attention if is_attention(node) else rates.fp8 if _takes_codes(node) else rates.bf16
         return max(flops(node) / (rate * TERA), _moved(node) / (rates.copy * TERA)) / MICRO + rates.gap
@@ -37,26 +36,23 @@ def microseconds(node: Node, rates: DeviceRates) -> float:
 
 
 def flops(node: Node) -> float:
-    """Floating-point operations of a matmul, a convolution or attention.
-
-    Raises:
-        ValueError: it is none of these.
-    """
-    tensors = [n.meta["val"] for n in node.all_input_nodes if is_tensor(n)]
+    """Floating-point operations of an operation that ``is_priced``: a matmul, a convolution or attention."""
     if is_attention(node):
-        query, key = tensors[0], tensors[1]
-        causal = any(arg is True for arg in node.args) or bool(node.kwargs.get("is_causal"))
-        return 4 * numel(query) * size_hint(key.shape[-2]) * (0.5 if causal else 1.0)
-    name, out = opname(node), node.meta["val"]
-    if name == "convolution":
-        weight = tensors[1]
-        transposed = bool(node.args[6])
-        result = tensors[0] if transposed else out
-        return 2 * numel(result) * numel(weight) / size_hint(weight.shape[0])
-    if name not in ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm"):
-        raise ValueError(f"the FLOPs of {node.target} are not known")
-    first = tensors[1] if name in ("addmm", "baddbmm") else tensors[0]
-    return 2 * numel(out) * size_hint(first.shape[-1])
+        return flops_an_element(node) * numel(node.all_input_nodes[0].meta["val"])
+    out = node.meta["val"]
+    if opname(node) == CONVOLUTION:
+        x, weight = (n.meta["val"] for n in node.all_input_nodes[:2])
+        return 2 * numel(x if node.args[6] else out) * numel(weight) / size_hint(weight.shape[0])  # transposed: of x
+    return flops_an_element(node) * numel(out)
+
+
+def flops_an_element(node: Node) -> float:
+    """Floating-point operations for an element of a matmul's result, or of the queries of attention."""
+    if is_attention(node):
+        keys = size_hint(node.all_input_nodes[1].meta["val"].shape[-2])
+        return 4 * keys * (0.5 if argument_of(node, "is_causal", False) else 1.0)
+    left = node.args[1 if opname(node) in ("addmm", "baddbmm") else 0]
+    return 2 * size_hint(left.meta["val"].shape[-1])  # type: ignore[union-attr]
 
 
 def _takes_codes(node: Node) -> bool:
@@ -75,9 +71,4 @@ def _moved(node: Node) -> int:
 
 def is_priced(node: Node) -> bool:
     """Whether ``microseconds`` knows an operation: of kernels that are called, those whose FLOPs are known."""
-    if not contracts(node):
-        return True
-    try:
-        return math.isfinite(flops(node))
-    except ValueError:
-        return False
+    return not contracts(node) or is_attention(node) or opname(node) in (*PRODUCTS, CONVOLUTION)

@@ -113,7 +113,7 @@ class Frontier:
         may_go: Callable[[SavedTensor], bool],
     ) -> None:
         self.split, self.repeatable, self.timeline, self.may_go = split, repeatable, timeline, may_go
-        self._us = {node: microseconds(node, rates) for node in split.fw.graph.nodes if node.op == "call_function"}
+        self._us = {node: microseconds(node, rates) for node in split.fw.graph.nodes if repeatable.is_pure(node)}
         self.kept = {edge.forward for edge in split.edges}
         self.repeated: set[Node] = set()
         self.exact: set[Node] = set()
@@ -184,7 +184,7 @@ class Frontier:
             return None
         exact = self._exact_sources(values, new)
         saves = self.timeline.bytes_kept(candidate.edges, self.exact) - self._dearer(exact)
-        us = sum(self._us.get(node, 0.0) for node in new)
+        us = sum(self._us[node] for node in new)
         return Offer(frozenset(new), frozenset(exact), saves, us, self._stretch(new))
 
     def _exact_sources(self, values: set[Node], new: set[Node]) -> set[Node]:
@@ -226,7 +226,7 @@ class Frontier:
     def _state(self) -> State:
         kept = tuple(edge for edge in self.split.edges if edge.forward in self.kept)
         repeated = tuple(self.repeatable.in_order(self.repeated))
-        us = sum(self._us.get(node, 0.0) for node in repeated)
+        us = sum(self._us[node] for node in repeated)
         saved = self.timeline.bytes_kept(kept, self.exact)
         return State(kept, repeated, saved, self.timeline.peak(kept, repeated, self.exact), us)
 

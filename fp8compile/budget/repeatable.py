@@ -8,7 +8,7 @@ forward does not overwrite, or what can itself be made again. A value that is ke
 made from it with it.
 
 Attention with dropout draws from its own generator, so it is never repeated. Dropout by itself can be: its seed is kept, and
-the numbers are a function of the seed in code that Inductor generates (see passes/recompute_kept.py).
+the numbers are a function of the seed in code that Inductor generates (``SEEDED`` in fx/ops.py).
 """
 
 from __future__ import annotations
@@ -20,20 +20,15 @@ from torch.fx import Node
 
 from fp8compile import _torch as private
 from fp8compile.analysis.op_cost import is_priced
-from fp8compile.fx.graph import is_tensor
-from fp8compile.fx.ops import is_attention, is_collective
+from fp8compile.fx.ops import SEEDED, argument_of, is_attention, is_collective
 from fp8compile.fx.partition import PartitionedGraph
-
-prims = torch.ops.prims
-SEEDED = {prims.inductor_lookup_seed.default, prims.inductor_random.default}
-DROPOUT = "dropout_p"
 
 
 class Repeatable:
     """What can be made again in the backward of one partitioned graph, which must not change meanwhile."""
 
     def __init__(self, split: PartitionedGraph, has_generated_code: bool) -> None:
-        self.split, self.seeded = split, SEEDED if has_generated_code else set()
+        self.split, self.seeded = split, SEEDED if has_generated_code else frozenset()
         self._order = {node: i for i, node in enumerate(split.fw.graph.nodes)}
 
     def made_from(
@@ -48,7 +43,7 @@ class Repeatable:
         while waiting:
             node = waiting.pop()
             is_kept = node in kept and node not in without
-            if node in found or node in repeated or is_kept or self.is_there_anyway(node):
+            if node in found or node in repeated or is_kept or self.split.costs_nothing_to_keep(node):
                 continue
             if not self.is_pure(node):
                 return None
@@ -63,15 +58,6 @@ class Repeatable:
     def position(self, node: Node) -> int:
         """Where ``node`` stands in the forward."""
         return self._order[node]
-
-    def is_there_anyway(self, node: Node) -> bool:
-        """Parameters and the caller's data, unless the forward overwrites them; dropout's seeds are one number each."""
-        if node.target is prims.inductor_seeds.default:
-            return True
-        split = self.split
-        return (
-            node.op == "placeholder" and is_tensor(node) and split.caller_owns(node) and node not in split.overwritten
-        )
 
     def is_pure(self, node: Node) -> bool:
         """Whether repeating the operation on the same operands gives the same result."""
@@ -89,8 +75,4 @@ class Repeatable:
 
 def _never_drops(node: Node) -> bool:
     """Whether a node is attention without dropout: random by its schema, and not in fact."""
-    if not is_attention(node):
-        return False
-    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    given = dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
-    return bool(given.get(DROPOUT, 0.0) == 0.0)
+    return is_attention(node) and argument_of(node, "dropout_p", 0.0) == 0.0

@@ -34,7 +34,8 @@ from dataclasses import dataclass
 from torch.fx import Node
 
 from fp8compile import _torch as private
-from fp8compile.fx.graph import is_tensor, nbytes, numel, size_hint, storage_root
+from fp8compile.analysis.op_cost import flops_an_element
+from fp8compile.fx.graph import is_tensor, nbytes, numel, storage_root
 from fp8compile.fx.ops import (
     contracts,
     is_attention,
@@ -134,19 +135,9 @@ def _attention_of(node: Node) -> bool:
 def _us_of(node: Node, elements: int, rates: DeviceRates) -> float:
     """Of ``elements`` of a product's result; 0 for what is none."""
     if _attention_of(node):
-        attention = node.all_input_nodes[0]
-        keys = size_hint(attention.all_input_nodes[1].meta["val"].shape[-2])
-        operations = 4 * keys * elements * (0.5 if _is_causal(attention) else 1.0)
-        return operations / (rates.attention * MICRO)
+        return flops_an_element(node.all_input_nodes[0]) * elements / (rates.attention * MICRO)
     operands = [n for n in node.all_input_nodes if is_tensor(n)]
     if not contracts(node) or is_attention(node) or "conv" in opname(node) or len(operands) < 2:
         return 0.0
-    left = operands[1] if opname(node) in ("addmm", "baddbmm") and len(operands) > 2 else operands[0]
     rate = rates.fp8 if opname(node) == "_scaled_mm" else rates.bf16
-    return 2 * size_hint(left.meta["val"].shape[-1]) * elements / (rate * MICRO)
-
-
-def _is_causal(attention: Node) -> bool:
-    names = [argument.name for argument in attention.target._schema.arguments]  # type: ignore[union-attr]
-    at = names.index("is_causal") if "is_causal" in names else len(attention.args)
-    return bool(attention.args[at] if at < len(attention.args) else attention.kwargs.get("is_causal", False))
+    return flops_an_element(node) * elements / (rate * MICRO)

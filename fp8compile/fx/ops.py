@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch.fx import Node
@@ -39,6 +40,12 @@ MATMULS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "convol
 def opname(node: Node) -> str:
     """``mm`` for aten.mm.default, without the overload; "" for a node that calls no operator."""
     return getattr(node.target, "_opname", "")
+
+
+def argument_of(node: Node, name: str, default: Any = None) -> Any:
+    """An operator's argument by the name that its schema gives it; ``default`` where it is not given."""
+    names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
+    return (dict(zip(names, node.args, strict=False)) | dict(node.kwargs)).get(name, default)
 
 
 def is_collective(node: Node) -> bool:
@@ -91,6 +98,10 @@ POINTWISE = {
     prims.inductor_seed.default,
     prims.inductor_seeds.default,
 }
+
+# With its seed kept, dropout's random numbers are a pure function of it in the code that Inductor generates. Run node
+# by node (codegen="eager") they are not: torch's own definition of inductor_random draws afresh.
+SEEDED = frozenset({prims.inductor_lookup_seed.default, prims.inductor_random.default})
 
 REDUCTIONS = ("prepare_softmax_online", "var_mean", "argmax", "argmin")
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
+import torch
 from torch.fx import GraphModule, Node
 
 from fp8compile import _torch as private
@@ -68,6 +69,15 @@ class PartitionedGraph:
     def caller_owns(self, root: Node) -> bool:
         """Whether a storage outlives the forward anyway: a parameter, a buffer, or data the caller passed in."""
         return root.op == "placeholder" and (root in self.static or root not in self.needs_grad)
+
+    def costs_nothing_to_keep(self, node: Node) -> bool:
+        """Whether the backward may read a value without saving it: parameters and the caller's data, unless the forward
+        overwrites them (a norm's bias, say); and dropout's seeds, one number each."""
+        if node.target is torch.ops.prims.inductor_seeds.default:
+            return True
+        return (
+            node.op == "placeholder" and is_tensor(node) and self.caller_owns(node) and node not in self.overwritten
+        )
 
     @cached_property
     def overwritten(self) -> frozenset[Node]:
@@ -167,8 +177,6 @@ def _writes(node: Node) -> bool:
 
 def _is_size(node: object) -> bool:
     """Whether a saved value is a symbolic number; AOTAutograd moves those by themselves."""
-    import torch
-
     return isinstance(node, Node) and isinstance(
         node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int)
     )

@@ -111,7 +111,11 @@ ATTENTION = (
         OF_COST,
     ),
     Mutant(
-        "attention cost: all keys of a causal one", COST, "(0.5 if _is_causal(attention) else 1.0)", "1.0", OF_COST
+        "attention cost: all keys of a causal one",
+        "fp8compile/analysis/op_cost.py",
+        '(0.5 if argument_of(node, "is_causal", False) else 1.0)',
+        "1.0",
+        (*OF_COST, "tests/analysis/test_op_cost.py"),
     ),
     Mutant(
         "attention cost: nothing has a worth", COST, "self.us <= max(self.worth_us, 0.0)", "self.us <= 0.0", OF_COST
