@@ -12,12 +12,9 @@ Runs that the JSON already has are not run again; it is written after every run.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +26,9 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import fp8compile
-from benchmarks.harness.environment import environment
-from benchmarks.harness.output import write_json
+from benchmarks.studies.demo_arms import gaps_to, parse, row_of, train
 from benchmarks.studies.demo_runs import Demo
-from fp8compile.demo.model import SIZES
-from fp8compile.demo.results import gap, mean_of
+from fp8compile.demo.results import mean_of
 
 REFERENCE = "plain"
 ALONE = {"preset": "linear_only", "emulate": True}
@@ -69,13 +64,7 @@ def run_arm(arm: str, seed: int, demo: Demo) -> dict[str, Any]:
         return compiled[0]
 
     run = demo.run(adamw, seed, compile_model=compile_model)
-    row: dict[str, Any] = {
-        "validation_loss": run.validation_loss,
-        "train_loss": run.train_loss,
-        "validation": [[e.step, e.loss] for e in run.evaluations],
-        "losses": [round(loss, 5) for loss in run.losses],
-        "median_step_s": statistics.median(run.step_seconds),
-    }
+    row = row_of(run)
     if compiled:
         row["matmuls_in_fp8"] = len(fp8compile.report(compiled[0]).linears)
         histories = [history for _, history in fp8compile.scaling_state(compiled[0]).graphs]
@@ -85,9 +74,7 @@ def run_arm(arm: str, seed: int, demo: Demo) -> dict[str, Any]:
 
 def gaps(runs: Mapping[str, Mapping[str, Any]], arm: str) -> list[float]:
     """The arm's gap to the reference for each seed that both finished."""
-    plain = runs.get(REFERENCE, {})
-    pairs = [(row, plain[seed]) for seed, row in runs.get(arm, {}).items() if seed in plain]
-    return [gap(ours["validation_loss"], theirs["validation_loss"]) for ours, theirs in pairs]
+    return gaps_to(REFERENCE, runs, arm)
 
 
 def summary(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -107,37 +94,10 @@ def table(found: Mapping[str, Any]) -> Table:
     return made
 
 
-def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Training with FP8 linears in every mode, against plain Inductor.")
-    results = Path(__file__).resolve().parents[1] / "results"
-    parser.add_argument("--json", type=Path, default=results / "mode-training-cpu.json")
-    parser.add_argument("--arms", default=";".join(ARMS), help=f"separated by ';'; the gap is to {REFERENCE!r}")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--quick", action="store_true", help="a few steps of a tiny model: does it run?")
-    arguments = parser.parse_args(words)
-    arguments.arms = arguments.arms.split(";")
-    if unknown := set(arguments.arms) - set(ARMS):
-        parser.error(f"unknown: {'; '.join(sorted(unknown))}; known: {'; '.join(ARMS)}")
-    return arguments
-
-
 def main(words: Sequence[str] | None = None) -> dict[str, Any]:
-    arguments = parse(words)
-    steps, seeds = (3, 1) if arguments.quick else (arguments.steps, arguments.seeds)
-    size = replace(SIZES["tiny"], rate=1e-3) if arguments.quick else SIZES["cpu"]
-    demo = Demo(size, steps, evaluate_at=(steps // 2,))
-    before = json.loads(arguments.json.read_text()) if arguments.json.exists() and not arguments.quick else {}
-    fits = before.get("training", {}).get("steps") == steps
-    runs: dict[str, dict[str, Any]] = before["runs"] if fits else {}
-    found: dict[str, Any] = {}
-    for seed in range(seeds):
-        for arm in arguments.arms:
-            if str(seed) not in runs.get(arm, {}):
-                runs.setdefault(arm, {})[str(seed)] = {**run_arm(arm, seed, demo), **environment()}
-                print(f"{arm} {seed}: {runs[arm][str(seed)]['validation_loss']:.4f}", file=sys.stderr, flush=True)
-            found = {**demo.about(), **environment(), "summary": summary(runs), "runs": runs}
-            write_json(arguments.json, found)
+    about = "Training with FP8 linears in every mode, against plain Inductor."
+    arguments = parse(words, about, "mode-training-cpu.json", tuple(ARMS), REFERENCE, ";")
+    found = train(arguments, True, run_arm, summary)
     Console(width=120).print(table(found))
     return found
 

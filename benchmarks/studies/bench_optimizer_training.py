@@ -15,12 +15,9 @@ Runs that the JSON already has are not run again; it is written after every run.
 
 from __future__ import annotations
 
-import argparse
-import json
 import statistics
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -31,11 +28,10 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.harness.environment import environment
-from benchmarks.harness.output import figure, write_json
+from benchmarks.harness.output import figure
+from benchmarks.studies.demo_arms import gaps_to, parse, row_of, train
 from benchmarks.studies.demo_runs import Demo
-from fp8compile.demo.model import SIZES
-from fp8compile.demo.results import LIMIT, gap, mean_of
+from fp8compile.demo.results import LIMIT, mean_of
 from fp8compile.optim import AdamW
 
 REFERENCE = "torch"
@@ -74,13 +70,7 @@ def run_arm(arm: str, seed: int, demo: Demo) -> dict[str, Any]:
 
     dtype = torch.bfloat16 if "bf16 " in arm or arm == "torch bf16" else torch.float32
     run = demo.run(lambda model, settings: make(arm, model, settings, demo.compiled), seed, dtype, keep)
-    row: dict[str, Any] = {
-        "validation_loss": run.validation_loss,
-        "train_loss": run.train_loss,
-        "validation": [[e.step, e.loss] for e in run.evaluations],
-        "losses": [round(loss, 5) for loss in run.losses],
-        "median_step_s": statistics.median(run.step_seconds),
-    }
+    row = row_of(run)
     optimizer, model = last[0]
     if isinstance(optimizer, AdamW):
         report = optimizer.report()
@@ -94,9 +84,7 @@ def run_arm(arm: str, seed: int, demo: Demo) -> dict[str, Any]:
 
 def gaps(runs: Mapping[str, Mapping[str, Any]], arm: str) -> list[float]:
     """The arm's gap to the reference for each seed that both finished."""
-    reference = runs.get(REFERENCE, {})
-    pairs = [(row, reference[seed]) for seed, row in runs.get(arm, {}).items() if seed in reference]
-    return [gap(ours["validation_loss"], torchs["validation_loss"]) for ours, torchs in pairs]
+    return gaps_to(REFERENCE, runs, arm)
 
 
 def summary(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
@@ -144,37 +132,10 @@ def plot(found: dict[str, Any], path: Path) -> None:
     made.savefig(path, dpi=120)
 
 
-def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Training with encoded optimizer states, against torch in FP32.")
-    results = Path(__file__).resolve().parents[1] / "results"
-    parser.add_argument("--json", type=Path, default=results / "optimizer-training-cpu.json")
-    parser.add_argument("--arms", default=",".join(ARMS), help=f"comma-separated; the gap is to {REFERENCE!r}")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=300)
-    parser.add_argument("--quick", action="store_true", help="a few steps of a tiny model: does it run?")
-    arguments = parser.parse_args(words)
-    arguments.arms = arguments.arms.split(",")
-    if unknown := set(arguments.arms) - set(ARMS):
-        parser.error(f"unknown: {', '.join(sorted(unknown))}; known: {', '.join(ARMS)}")
-    return arguments
-
-
 def main(words: Sequence[str] | None = None) -> dict[str, Any]:
-    arguments = parse(words)
-    steps, seeds = (3, 1) if arguments.quick else (arguments.steps, arguments.seeds)
-    size = replace(SIZES["tiny"], rate=1e-3) if arguments.quick else SIZES["cpu"]
-    demo = Demo(size, steps, compiled=not arguments.quick, evaluate_at=(steps // 2,))
-    before = json.loads(arguments.json.read_text()) if arguments.json.exists() and not arguments.quick else {}
-    fits = before.get("training", {}).get("steps") == steps
-    runs: dict[str, dict[str, Any]] = before["runs"] if fits else {}
-    found: dict[str, Any] = {}
-    for seed in range(seeds):
-        for arm in arguments.arms:
-            if seed < MOST_SEEDS.get(arm, seeds) and str(seed) not in runs.get(arm, {}):
-                runs.setdefault(arm, {})[str(seed)] = {**run_arm(arm, seed, demo), **environment()}
-                print(f"{arm} {seed}: {runs[arm][str(seed)]['validation_loss']:.4f}", file=sys.stderr, flush=True)
-            found = {**demo.about(), **environment(), "summary": summary(runs), "runs": runs}
-            write_json(arguments.json, found)
+    about = "Training with encoded optimizer states, against torch in FP32."
+    arguments = parse(words, about, "optimizer-training-cpu.json", ARMS, REFERENCE, ",")
+    found = train(arguments, not arguments.quick, run_arm, summary, MOST_SEEDS)
     plot(found, arguments.json.with_suffix(".png"))
     Console(width=120).print(table(found))
     return found

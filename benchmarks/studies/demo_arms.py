@@ -1,0 +1,86 @@
+"""The demo trained by several arms from several seeds (``demo_runs``): the command line, the loop, rows, gaps.
+
+Runs that the JSON already has are not run again; it is written after every run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.environment import environment
+from benchmarks.harness.output import write_json
+from benchmarks.studies.demo_runs import Demo
+from fp8compile.demo.model import SIZES
+from fp8compile.demo.results import Run, gap
+
+Runs = dict[str, dict[str, Any]]  # rows by arm and seed
+RESULTS = Path(__file__).resolve().parents[1] / "results"
+
+
+def parse(
+    words: Sequence[str] | None, description: str, name: str, arms: Sequence[str], reference: str, separator: str
+) -> argparse.Namespace:
+    """The command line; ``name`` is that of the results file, ``separator`` stands between arms."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--json", type=Path, default=RESULTS / name)
+    about = f"separated by {separator!r}; the gap is to {reference!r}"
+    parser.add_argument("--arms", default=separator.join(arms), help=about)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--quick", action="store_true", help="a few steps of a tiny model: does it run?")
+    arguments = parser.parse_args(words)
+    arguments.arms = arguments.arms.split(separator)
+    if unknown := set(arguments.arms) - set(arms):
+        shown = f"{separator} "
+        parser.error(f"unknown: {shown.join(sorted(unknown))}; known: {shown.join(arms)}")
+    return arguments
+
+
+def train(
+    arguments: argparse.Namespace,
+    compiled: bool,
+    run_arm: Callable[[str, int, Demo], dict[str, Any]],
+    summary: Callable[[Runs], dict[str, Any]],
+    most_seeds: Mapping[str, int] | None = None,
+) -> dict[str, Any]:
+    """Every arm from every seed, ready for JSON; ``most_seeds`` limits the seeds of an arm."""
+    steps, seeds = (3, 1) if arguments.quick else (arguments.steps, arguments.seeds)
+    size = replace(SIZES["tiny"], rate=1e-3) if arguments.quick else SIZES["cpu"]
+    demo = Demo(size, steps, compiled=compiled, evaluate_at=(steps // 2,))
+    before = json.loads(arguments.json.read_text()) if arguments.json.exists() and not arguments.quick else {}
+    fits = before.get("training", {}).get("steps") == steps
+    runs: Runs = before["runs"] if fits else {}
+    found: dict[str, Any] = {}
+    for seed in range(seeds):
+        for arm in arguments.arms:
+            if seed < (most_seeds or {}).get(arm, seeds) and str(seed) not in runs.get(arm, {}):
+                runs.setdefault(arm, {})[str(seed)] = {**run_arm(arm, seed, demo), **environment()}
+                print(f"{arm} {seed}: {runs[arm][str(seed)]['validation_loss']:.4f}", file=sys.stderr, flush=True)
+            found = {**demo.about(), **environment(), "summary": summary(runs), "runs": runs}
+            write_json(arguments.json, found)
+    return found
+
+
+def row_of(run: Run) -> dict[str, Any]:
+    """What every row says of its run."""
+    return {
+        "validation_loss": run.validation_loss,
+        "train_loss": run.train_loss,
+        "validation": [[e.step, e.loss] for e in run.evaluations],
+        "losses": [round(loss, 5) for loss in run.losses],
+        "median_step_s": statistics.median(run.step_seconds),
+    }
+
+
+def gaps_to(reference: str, runs: Mapping[str, Mapping[str, Any]], arm: str) -> list[float]:
+    """The arm's gap to the reference for each seed that both finished."""
+    plain = runs.get(reference, {})
+    pairs = [(row, plain[seed]) for seed, row in runs.get(arm, {}).items() if seed in plain]
+    return [gap(ours["validation_loss"], theirs["validation_loss"]) for ours, theirs in pairs]
