@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from benchmarks.e2e import bench_capacity, bench_training
-from benchmarks.harness import plots
+from benchmarks.harness.plots import written as written  # for the command
 from benchmarks.harness.results import Results, key_of
 from benchmarks.harness.run_alone import as_text
 from benchmarks.harness.timing import OUT_OF_MEMORY
@@ -99,11 +99,6 @@ def run(options: Options) -> Results:
             print(f"out of time before {key_of(benchmark.name, waiting[0])}; run it again to go on", flush=True)
             break
     return results
-
-
-def written(results: Results) -> list[Path]:
-    """Write the table and the plots of a results file; returns all that there is of it."""
-    return plots.written(results)
 
 
 def failed(results: Results, options: Options) -> list[str]:
