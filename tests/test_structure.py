@@ -10,13 +10,13 @@ import networkx
 import pytest
 
 import fp8compile
-from fp8compile.compiler.sources import sources
+from fp8compile.compiler.sources import USERS, sources
 from tests.support.sources import FILES, MODULES, PACKAGE, ROOT
 
 # A file imports from its own room or from one that stands higher in this list; rooms on one line do not know each other.
 # Imports inside functions and those for the type checker count as all others do.
 ORDER = (
-    ("_torch", "_version", "_arguments", "_messages", "_text", "numerics"),
+    ("_torch", "_version", "_arguments", "_messages", "_text", "numerics", "pages"),
     ("fx", "_distributed", "planning"),
     ("recipe", "analysis", "reporting", "optim"),
     ("encoding", "observe", "chunking"),
@@ -144,7 +144,7 @@ def test_no_file_is_long(name: str) -> None:
 
 
 def test_the_cache_key_knows_every_source_but_of_programs() -> None:
-    programs = [path for name, path in FILES.items() if room(name) in ("demo", "cli")]
+    programs = [path for name, path in FILES.items() if room(name) in USERS]
     assert {path for _, path in sources()} == set(FILES.values()) - set(programs)
 
 
