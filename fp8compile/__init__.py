@@ -17,6 +17,7 @@ check_torch()
 _HOMES = {  # a public name, and the module that defines it or that it is
     "Calibration": "fp8compile.recipe.calibration",
     "Check": "fp8compile.tools.checking.check",
+    "CompiledBlocks": "fp8compile.tools.compile_blocks",
     "FirstNonFinite": "fp8compile.tools.first_non_finite",
     "Fit": "fp8compile.reporting.memory",
     "OverflowReport": "fp8compile.observe.overflow_report",
@@ -25,6 +26,7 @@ _HOMES = {  # a public name, and the module that defines it or that it is
     "amp": "fp8compile.amp",
     "calibrate": "fp8compile.tools.calibrate",
     "check": "fp8compile.tools.checking.check",
+    "compile_blocks": "fp8compile.tools.compile_blocks",
     "compress": "fp8compile.optim.compress",
     "debug_step": "fp8compile.tools.debug_step",
     "decompress": "fp8compile.optim.compress",

@@ -12,6 +12,7 @@ from fp8compile.reporting.report import Report
 from fp8compile.scaling.state import scaling_state
 from fp8compile.tools.calibrate import calibrate
 from fp8compile.tools.checking.check import Check, check
+from fp8compile.tools.compile_blocks import CompiledBlocks, compile_blocks
 from fp8compile.tools.debug_step import debug_step
 from fp8compile.tools.explain import explain, report
 from fp8compile.tools.first_non_finite import FirstNonFinite
@@ -20,6 +21,7 @@ from fp8compile.tools.set_recipe import set_recipe
 __all__ = [
     "Calibration",
     "Check",
+    "CompiledBlocks",
     "FirstNonFinite",
     "Fit",
     "OverflowReport",
@@ -29,6 +31,7 @@ __all__ = [
     "amp",
     "calibrate",
     "check",
+    "compile_blocks",
     "compress",
     "debug_step",
     "decompress",
