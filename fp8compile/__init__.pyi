@@ -17,6 +17,7 @@ from fp8compile.tools.debug_step import debug_step
 from fp8compile.tools.explain import explain, report
 from fp8compile.tools.first_non_finite import FirstNonFinite
 from fp8compile.tools.set_recipe import set_recipe
+from fp8compile.watching.watcher import watch
 
 __all__ = [
     "Calibration",
@@ -42,4 +43,5 @@ __all__ = [
     "report",
     "scaling_state",
     "set_recipe",
+    "watch",
 ]

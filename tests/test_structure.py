@@ -24,6 +24,7 @@ ORDER = (
     ("passes",),
     ("compiler",),
     ("tools",),
+    ("watching",),
     ("fp8compile",),  # the public surface
     ("demo", "integrations"),
     ("cli",),

@@ -10,7 +10,7 @@ import logging
 import os
 from collections import deque
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -22,6 +22,16 @@ RECORD = ("scale", "verdict", "found", "bad_loss", "small", "large", "vanished")
 HISTORY = 10_000  # updates that are kept
 _PENDING = 64  # records that may wait, where nobody calls step
 _log = logging.getLogger("fp8compile")
+
+
+class Listener(Protocol):
+    """Hears of updates."""
+
+    def ended(self, update: int) -> None:
+        """An update has just ended; what came of it may still be on the device."""
+
+    def taken(self, update: int, record: Mapping[str, float]) -> None:
+        """What came of an update has reached the host: by name as in ``RECORD``. One update or more later."""
 
 
 class Ledger:
@@ -36,6 +46,7 @@ class Ledger:
         history: ``(update, scale after it)``, oldest first, the last ``HISTORY``.
         skipped: updates in which a step was skipped.
         collapse: (why, update, scale), once there was one.
+        listeners: told of each update; of this process, so copies have none.
     """
 
     def __init__(self, limits: Limits, raises: bool, writer: Any) -> None:
@@ -43,6 +54,7 @@ class Ledger:
         self.history: deque[tuple[int, float]] = deque(maxlen=HISTORY)
         self.skipped = 0
         self.collapse: tuple[str, int, float] | None = None
+        self.listeners: list[Listener] = []
         self._pending: list[tuple[int, Tensor]] = []
         self._was_bad = self._said_vanished = False
 
@@ -71,6 +83,13 @@ class Ledger:
             self.collapse = why + blame, update, record["scale"]
         if self.writer is not None:
             self._write(update, record)
+        for listener in tuple(self.listeners):
+            listener.taken(update, record)
+
+    def end(self, update: int) -> None:
+        """Tell the listeners that an update has ended. No host sync."""
+        for listener in tuple(self.listeners):
+            listener.ended(update)
 
     def _say(self, update: int, record: dict[str, float]) -> None:
         bad = record["found"] > 0

@@ -252,6 +252,7 @@ class LossScaler(Copyable):
             self._updates += 1
             self._binding.close(self._updates)
             self._iteration = Iteration(self.mode == HISTOGRAM)
+            self._ledger.end(self._updates)
             return
         if self._state is None or self._iteration.is_empty:
             raise RuntimeError("update() without step() or unscale_() before: nothing was seen since the last one")
@@ -264,6 +265,7 @@ class LossScaler(Copyable):
         self._state = state
         self._ledger.add(self._updates, state.scale, verdict, seen)
         self._iteration = Iteration(self.mode == HISTOGRAM)
+        self._ledger.end(self._updates)
 
     def _close(self, device: torch.device) -> UpdateStats:
         for each, seen in self._binding.close(self._updates):

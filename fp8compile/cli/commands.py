@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fp8compile.cli import options, plan
+from fp8compile.cli import options, plan, watch
 
 
 @dataclass(frozen=True)
@@ -56,6 +56,12 @@ COMMANDS: tuple[Command, ...] = (
         "estimate memory and traffic per GPU of a large model, by arithmetic",
         plan.add_plan_options,
         "fp8compile.cli.plan",
+    ),
+    Command(
+        "watch",
+        "show a training run that fp8compile.watch writes down: as a page, or live",
+        watch.add_watch_options,
+        "fp8compile.cli.watch",
     ),
     Command(
         "bench",

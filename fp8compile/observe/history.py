@@ -140,12 +140,12 @@ def layers_of(
     builders: dict[tuple[Row, int, frozenset[int]], _HistoryBuilder] = {}
     for number, each in enumerate(several):
         history, first, count = _on_host(each), each.first.tolist(), dict[Row, int]()
-        parameters, whole = frozenset(id(ref()) for ref in each.parameters), _whole_rows(each, model)
+        parameters, whole = frozenset(id(ref()) for ref in each.parameters), whole_rows(each, model)
         for index, row in enumerate(each.rows):
             count[row] = count.get(row, -1) + 1
             if only in (None, index):
                 key = (row, count[row], parameters)
-                builder = builders.setdefault(key, _HistoryBuilder(whole(row), _order(row, number, index)))
+                builder = builders.setdefault(key, _HistoryBuilder(whole(row), run_order(row, number, index)))
                 builder.take([(step, stats[index]) for step, stats in history if index < len(stats)], first[index])
     return tuple(builder.history() for builder in sorted(builders.values(), key=lambda builder: builder.order))
 
@@ -188,18 +188,18 @@ class _HistoryBuilder:
         self.firsts += [first] if first >= 0 else []
 
     def history(self) -> ValueHistory:
-        history = tuple(_seen(step, stats) for step, stats in sorted(self.steps.items()))
+        history = tuple(step_stats(step, stats) for step, stats in sorted(self.steps.items()))
         firsts = [*self.firsts, *(seen.step for seen in history if seen.overflowed)]
         return ValueHistory(**dataclasses.asdict(self.row), first_step=min(firsts, default=None), history=history)
 
 
-def _order(row: Row, number: int, index: int) -> tuple[bool, int, int]:
+def run_order(row: Row, number: int, index: int) -> tuple[bool, int, int]:
     """The sort key of a row. Graphs are numbered as their forwards run; their backwards run in reverse."""
     backward = row.direction == BACKWARD
     return backward, -number if backward else number, index
 
 
-def _whole_rows(each: Observations, model: nn.Module | None) -> Callable[[Row], Row]:
+def whole_rows(each: Observations, model: nn.Module | None) -> Callable[[Row], Row]:
     """A function that gives a row its module path from the top of the model."""
     if model is None:
         return lambda row: row
@@ -221,7 +221,8 @@ def _folded(one: Sequence[float], other: Sequence[float]) -> list[float]:
     return [*(a + b for a, b in zip(one[:AMAX], other[:AMAX], strict=True)), max(one[AMAX], other[AMAX])]
 
 
-def _seen(step: int, stats: Sequence[float]) -> StepStats:
+def step_stats(step: int, stats: Sequence[float]) -> StepStats:
+    """One row of statistics, ``[7]``, with names."""
     assert len(stats) == len(COLUMNS)
     small, large, inf, nan = (int(stats[column]) for column in (SMALL, LARGE, INF, NAN))
     return StepStats(step, small + large + inf + nan, inf, nan, int(stats[ZERO]), int(stats[SUBNORMAL]), stats[AMAX])

@@ -50,7 +50,7 @@ class ScalingState:
         """Each graph's operands by name, ``layers.0.attn.q.input``, and its histories."""
         model = self._model()
         return (
-            [] if model is None else [(_labels(model, each), each) for each in history.alive() if each.is_of(model)]
+            [] if model is None else [(labels_of(model, each), each) for each in history.alive() if each.is_of(model)]
         )
 
     def state_dict(self) -> dict[str, Any]:
@@ -84,7 +84,7 @@ class ScalingState:
         weights = state.get("weights", {})
         if model is not None:
             weight_scales.check(model, weights)
-        waiting = history.Waiting(self._model, list(state["graphs"]), _labels)
+        waiting = history.Waiting(self._model, list(state["graphs"]), labels_of)
         graphs = self.graphs
         matched = [(each, waiting.match(labels, each)) for labels, each in graphs]
         if graphs and not any(found for _, found in matched):
@@ -140,7 +140,7 @@ class ScalingState:
         return printed(tables)
 
 
-def _labels(model: nn.Module, each: Histories) -> tuple[str, ...]:
+def labels_of(model: nn.Module, each: Histories) -> tuple[str, ...]:
     """The names of a graph's operands in the model; of those of one name the second is ``name#2``, and so on."""
     begin = beginning(each.paths, parameter_names(model)) or ""
     seen: dict[str, int] = {}

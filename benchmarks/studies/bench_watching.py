@@ -1,0 +1,121 @@
+"""What ``fp8compile.watch`` costs: the demo trained twice side by side, from the same seed, and one of the two is watched.
+
+    python benchmarks/studies/bench_watching.py --json watching.json
+    python benchmarks/studies/bench_watching.py --steps 100 --observe
+
+Both take blocks of five steps in turns (A B, B A, ...), as the demo's arms do. Two figures say what watching costs:
+
+    side by side   median of (watched - plain) / plain over pairs of neighbouring blocks, each by its median step; and the
+                   quartiles of these, which hold the machine's noise
+    own time       seconds inside the watcher's hooks and ``log`` beside seconds of all watched steps, without the first
+
+Their losses must be equal bit for bit: watching changes nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+import fp8compile
+from fp8compile.demo import arms, compiling
+from fp8compile.demo.data import load_corpus
+from fp8compile.demo.loop import Task, Training
+from fp8compile.demo.model import SIZES, build_model
+from fp8compile.demo.precision import choose_precision
+from fp8compile.demo.results import Run
+from fp8compile.demo.turns import blocks
+
+
+@dataclass
+class Arm:
+    """One of the two trainings; ``seconds`` of each step with what is logged of it, block by block."""
+
+    training: Training
+    watcher: Any = None
+    seconds: list[list[float]] = field(default_factory=list)
+
+    def take(self, steps: int, tokens: int) -> None:
+        """A block of steps."""
+        taken = []
+        for _ in range(steps):
+            begin = time.perf_counter()
+            self.training.step()
+            if self.watcher is not None:
+                self.watcher.log(loss=self.training.run.losses[-1], tokens=tokens)
+            taken.append(time.perf_counter() - begin)
+        self.seconds.append(taken)
+
+
+def trained(size_name: str, steps: int, options: dict[str, Any], folder: str) -> tuple[Arm, Arm]:
+    """Plain and watched, after ``steps`` steps each."""
+    device, size = torch.device("cpu"), SIZES[size_name]
+    precision = choose_precision(build_model(size, 0, device), device, "auto")
+    task = Task(size, precision, load_corpus(), device, steps)
+    both = []
+    for _ in range(2):
+        model = build_model(size, 0, device)
+        step_model = compiling.compile_arm(arms.OURS, model, options)
+        both.append(Arm(Training(Run(arms.OURS, 0), model, step_model, task)))
+    plain, watched = both
+    training = watched.training
+    watched.watcher = fp8compile.watch(training.step_model, optimizer=training.optimizer, folder=folder)  # type: ignore[arg-type]
+    for number, length in enumerate(blocks(steps)):
+        for arm in both if number % 2 == 0 else both[::-1]:
+            arm.take(length, size.tokens_per_step)
+        if number == 0:
+            watched.watcher.own_seconds = 0.0  # the first step writes the header, and imports
+    watched.watcher.close()
+    return plain, watched
+
+
+def summary(plain: Arm, watched: Arm) -> dict[str, Any]:
+    """The figures of both, without the first block, which compiles."""
+    pairs = list(zip(plain.seconds[1:], watched.seconds[1:], strict=True))
+    costs = [statistics.median(b) / statistics.median(a) - 1 for a, b in pairs]
+    quartiles = statistics.quantiles(costs, n=4) if len(costs) > 1 else [costs[0]] * 3
+    steps = [each for block in watched.seconds[1:] for each in block]
+    return {
+        "steps": len(watched.training.run.losses),
+        "step_seconds_plain": statistics.median(each for block in plain.seconds[1:] for each in block),
+        "step_seconds_watched": statistics.median(steps),
+        "side_by_side": quartiles[1],
+        "side_by_side_quartiles": [quartiles[0], quartiles[2]],
+        "own_time": watched.watcher.own_seconds / sum(steps),
+        "own_milliseconds_a_step": 1e3 * watched.watcher.own_seconds / len(steps),
+        "losses_are_equal": plain.training.run.losses == watched.training.run.losses,
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=300)
+    parser.add_argument("--size", choices=tuple(SIZES), default="cpu")
+    parser.add_argument("--observe", action="store_true", help="both take statistics of all values")
+    parser.add_argument("--json", type=Path)
+    parser.add_argument("--folder", help="keep the run's lines here")
+    values = parser.parse_args(argv)
+    with tempfile.TemporaryDirectory() as folder:
+        options = {"observe": True} if values.observe else {}
+        found = {"size": values.size, "observe": values.observe, "torch": torch.__version__}
+        found |= summary(*trained(values.size, values.steps, options, values.folder or folder))
+    print(json.dumps(found, indent=1))
+    if values.json:
+        values.json.write_text(json.dumps(found, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

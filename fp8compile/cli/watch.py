@@ -1,0 +1,57 @@
+"""``fp8compile watch run/``: the page of a run as a file, or served on loopback while it goes on; no torch is imported."""
+
+from __future__ import annotations
+
+from argparse import ArgumentParser, Namespace
+from pathlib import Path
+
+from fp8compile.cli.ends import DONE, FAILED, WRONG, said
+from fp8compile.cli.values import at_least
+
+
+def add_watch_options(parser: ArgumentParser) -> None:
+    parser.add_argument("folder", type=Path, metavar="DIR", help="the folder of fp8compile.watch(folder=...)")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="the page to write (DIR/run.html)")
+    parser.add_argument(
+        "--serve", action="store_true", help="serve a page that goes on with the run; on loopback only"
+    )
+    parser.add_argument("--port", type=at_least(0), default=8765, metavar="N", help="with --serve (8765); 0: any")
+
+
+def run_watch(values: Namespace) -> int:
+    from fp8compile.watching.folder import NoRun
+
+    try:
+        return _serve(values) if values.serve else _write(values)
+    except NoRun as error:
+        return said("watch", error, WRONG)
+    except OSError as error:
+        return said("watch", error, FAILED)
+
+
+def _write(values: Namespace) -> int:
+    from fp8compile.watching.folder import runs_of
+    from fp8compile.watching.page import snapshot
+
+    runs = list(runs_of(values.folder))
+    out = values.out or values.folder / "run.html"
+    out.write_text(snapshot(values.folder.resolve().name, runs), encoding="utf-8")
+    for run in runs:
+        parts = [f"{run.steps} step{'s' * (run.steps != 1)}"]
+        parts += [f"{run.left_out} of them left out evenly"] * bool(run.left_out)
+        parts += [f"{run.corrupt} corrupt line{'s' * (run.corrupt != 1)} left out"] * bool(run.corrupt)
+        print(f"{run.name}: {', '.join(parts)}")
+        print(f"  first overflow: {run.overflow}" if run.overflow else "  no overflow")
+    print(out)
+    return DONE
+
+
+def _serve(values: Namespace) -> int:
+    from fp8compile.watching.folder import files_of
+    from fp8compile.watching.server import Server
+
+    files_of(values.folder)  # refuses what is no folder
+    with Server(values.folder, values.port) as server:
+        print(f"{server.address}  (Ctrl-C ends it)", flush=True)
+        server.serve_forever()
+    return DONE

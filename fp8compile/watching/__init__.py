@@ -1,0 +1,7 @@
+"""``fp8compile.watch`` and ``fp8compile watch``: a training run as lines of JSON, and the page that draws them.
+
+late, statistics, operands, states, memory    what is read of a step, and how it gets to the host without a wait
+record, lines, run_file                       a step as one line
+watcher, sends                                who sees a step, and who else gets its numbers
+folder, page, server, assets                  the page; these and ``lines`` need no torch
+"""

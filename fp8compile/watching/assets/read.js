@@ -1,0 +1,82 @@
+"use strict";
+// Lines of a run, read as they come. What is no JSON is counted, but for a last line that is still being written.
+
+class Run {
+  constructor(name, index) {
+    this.name = name;
+    this.index = index;
+    this.shown = true;
+    this.offset = 0; // bytes that are read
+    this.left_out = 0;
+    this.clear();
+  }
+
+  clear() {
+    this.records = []; // by step, each step once
+    this.headers = [];
+    this.corrupt = 0;
+    this.other = ""; // the schema of another version
+    this.rest = ""; // of a line that has no end yet
+    this.version = (this.version || 0) + 1; // changes with the records
+  }
+
+  // More of the text; several calls are as one with all of it.
+  take(text) {
+    const lines = (this.rest + text).split("\n");
+    this.rest = lines.pop();
+    lines.forEach((line) => this.line(line));
+    this.version += 1;
+  }
+
+  line(line) {
+    if (!line.trim()) return;
+    let value;
+    try {
+      value = JSON.parse(line);
+    } catch {
+      this.corrupt += 1;
+      return;
+    }
+    if (value === null || typeof value !== "object") this.corrupt += 1;
+    else if ("schema" in value) this.header(value);
+    else if (Number.isSafeInteger(value.step)) this.step(value);
+    else this.corrupt += 1;
+  }
+
+  header(value) {
+    if (value.schema !== Run.schema) this.other = String(value.schema);
+    this.headers.push(value);
+  }
+
+  // A step that comes again, after a start from a checkpoint, takes the place of itself and of all later ones.
+  step(record) {
+    if (this.other) return;
+    let end = this.records.length;
+    while (end && this.records[end - 1].step >= record.step) end -= 1;
+    this.records.length = end;
+    this.records.push(record);
+  }
+
+  get last() {
+    return this.records[this.records.length - 1];
+  }
+
+  at(step) {
+    let low = 0, high = this.records.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (this.records[middle].step < step) low = middle + 1;
+      else high = middle;
+    }
+    const found = this.records[low];
+    return found && found.step === step ? found : undefined;
+  }
+
+  get overflows() {
+    return this.records.filter((record) => record.overflow);
+  }
+
+  get skipped() {
+    return this.records.filter((record) => record.skipped);
+  }
+}

@@ -1,0 +1,98 @@
+"""What delayed scaling did in a step: how much of its operands was clipped, and how near the nearest one was to that.
+
+    fp8_headroom   the least over all operands of log2(largest FP8 value * inv_scale / amax); below 0 where one was clipped
+    clipped        elements that saturation cost more than rounding would have
+    fell_back      operands of which too much was clipped, so that the next step measures them
+
+``inv_scale`` is the one that the operand had when the step began. Under dynamic scaling nothing is clipped, and there is
+nothing to report.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fp8compile.scaling.history import MAX, Histories, alive
+from fp8compile.scaling.state import labels_of
+from fp8compile.watching.late import Late
+
+AMAX, INV_SCALE, CLIPPED, LOST, FELL_BACK = range(5)  # columns of what goes to the host, float32 [V, 5]
+
+
+class Graph:
+    """The histories of one graph, the names of its operands, and what the host knows of them."""
+
+    def __init__(self, histories: Histories, model: nn.Module) -> None:
+        self.histories = weakref.ref(histories)
+        self.labels = labels_of(model, histories)
+        self.largest = torch.tensor([MAX[o.format] for o in histories.operands])
+        self.inv_scales, self.entries = histories.inv_scales, histories.entries  # as the step begins
+        self.totals = Late(histories.totals)
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one graph's operands did in a step, on its way to the host."""
+
+    graph: Graph
+    seen: Late
+
+
+class Operands:
+    """Collects, step by step, what the histories of a model saw."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = weakref.ref(model)
+        self._known: tuple[int, ...] = ()
+        self._graphs: list[Graph] = []
+
+    def collect(self) -> list[Part]:
+        """What was added since the last call. No host sync."""
+        parts = []
+        for graph in self._graphs:
+            each = graph.histories()
+            if each is not None and each.entries != graph.entries:
+                scales = each.inv_scales if graph.entries == 0 else graph.inv_scales  # the first step measured them
+                columns = [each.amaxes[:, 0], scales, *each.totals.unbind(1)]
+                parts.append(Part(graph, Late(torch.stack(columns, 1))))
+                graph.inv_scales, graph.entries = each.inv_scales, each.entries
+        self._refresh()
+        return parts
+
+    def _refresh(self) -> None:
+        """Look the graphs up again where some came or went."""
+        known, model = tuple(map(id, alive())), self._model()
+        before = {id(each): graph for graph in self._graphs if (each := graph.histories()) is not None}
+        if (known != self._known or len(before) < len(self._graphs)) and model is not None:
+            self._known = known
+            mine = [each for each in alive() if each.is_of(model) and each.operands]
+            self._graphs = [before.get(id(each)) or Graph(each, model) for each in mine]
+
+    @staticmethod
+    def read(parts: Iterable[Part]) -> dict[str, Any]:
+        """``fp8_headroom``, ``nearest_fp8``, ``clipped`` and ``fell_back``; waits for parts that are under way."""
+        found: dict[str, Any] = {}
+        least = math.inf
+        for part in parts:
+            seen, graph = part.seen.value(), part.graph
+            new = seen[:, CLIPPED:] - graph.totals.value()
+            graph.totals = Late(seen[:, CLIPPED:])
+            found["clipped"] = found.get("clipped", 0) + int(new[:, 0].sum())
+            found["fell_back"] = found.get("fell_back", 0) + int(new[:, 2].sum())
+            lowest, at = _headroom(seen, graph.largest).min(0)
+            if float(lowest) < least:
+                least = float(lowest)
+                found |= {"fp8_headroom": least, "nearest_fp8": graph.labels[int(at)]}
+        return found
+
+
+def _headroom(seen: Tensor, largest: Tensor) -> Tensor:
+    """In powers of two, ``[V]``; inf for an operand that was all 0."""
+    return torch.log2(largest * seen[:, INV_SCALE] / seen[:, AMAX]).nan_to_num(math.inf, math.inf)
