@@ -145,7 +145,11 @@ class First(Block):
 MODELS = {
     "encoder and decoder": (holder(encoder=stage(8, 2), decoder=stage(8, 2)), ["encoder.0-1", "decoder.0-1"], 1),
     "a ModuleDict": (holder(layers=nn.ModuleDict({"0": Block(8), "1": Block(8)})), ["layers.0-1"], 1),
-    "stages of several widths": (nn.Sequential(Stage(8, 2), Stage(16, 3)), ["0.blocks.0", "0.blocks.1", "1.blocks.0", "1.blocks.1", "1.blocks.2"], 2),
+    "stages of several widths": (
+        nn.Sequential(Stage(8, 2), Stage(16, 3)),
+        ["0.blocks.0", "0.blocks.1", "1.blocks.0", "1.blocks.1", "1.blocks.2"],
+        2,
+    ),
     "experts are part of a block": (nn.ModuleList([Experts(), Experts()]), ["0-1"], 1),
     "one block unlike the others": (nn.ModuleList([Block(16), Block(8), Block(8)]), ["0-2"], 2),
     "a first of another class is outside": (nn.ModuleList([First(8), Block(8), Block(8)]), ["1-2"], 1),
