@@ -35,7 +35,10 @@ def measure_operands(split: PartitionedGraph, ctx: Context) -> Notes:
     for late, module in ((False, split.fw), (True, split.bw)):
         encoded = {row: each for row, each in encoded_in(module.graph).items() if row not in made_of}
         made_of |= {row: value for row, (value, _) in encoded.items()}
-        own = [(row, _in_groups(module.graph, value, ctx), scale) for row, (value, scale) in encoded.items()]
+        own = [
+            (row, value if row.blocks.rows else _in_groups(module.graph, value, ctx), scale)
+            for row, (value, scale) in encoded.items()
+        ]
         if own:
             own.sort(key=lambda operand: (rows_in(operand), operand[0].index))
             totals = totals_of(module.graph, own)
@@ -69,4 +72,4 @@ def _in_groups(graph: Graph, value: Node, ctx: Context) -> Node:
 def _told(row: Row, value: Node, place: int) -> Operand:
     where = Origin(op_name(value), row.module, source_line(value))
     info = dataclasses.replace(TensorInfo.of(value), origin=where)
-    return Operand(info, row.role, row.format.name, row.index, place)
+    return Operand(info, row.role, row.format.name, row.index, place, str(row.blocks))

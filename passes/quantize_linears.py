@@ -22,7 +22,7 @@ wgrad encodes the decoded value again under the forward's scale. A value that on
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Set
+from collections.abc import Sequence, Set
 
 import torch
 from torch import Tensor
@@ -44,8 +44,9 @@ from fp8compile.encoding.cached_weights import CachedWeights
 from fp8compile.encoding.device import fp8_unsupported_reason
 from fp8compile.encoding.known_scales import GRADIENT, INPUT, WEIGHT, KnownScales
 from fp8compile.encoding.merged_dgrads import MergedDgrads, Quantized
-from fp8compile.encoding.operands import Encoded, How, Operands
+from fp8compile.encoding.operands import Encoded, How, Operands, beneath
 from fp8compile.encoding.paying import Paying
+from fp8compile.encoding.row_blocks import take_in_blocks
 from fp8compile.encoding.smooth_swiglu import SmoothSwiglu
 from fp8compile.fx.aot import is_training, plain_position
 from fp8compile.fx.graph import ROW, WIDENED, dtype_text, size_hint, splice
@@ -82,6 +83,7 @@ def quantize_linears(graph: Graph, ctx: Context) -> Notes:
     judged = [(matmul, judge.reason_to_leave(matmul) or paying.reason_to_leave(matmul)) for matmul in matmuls]
     taken = {matmul.node for matmul, reason in judged if not reason}
     smooth = SmoothSwiglu(operands, matmuls, lambda matmul: _recipe_of(matmul, ctx), taken)
+    take_in_blocks(*_known_operands([matmul for matmul, reason in judged if not reason], operands, ctx))
     merged = MergedDgrads(operands, [_quantized(matmul, operands, ctx) for matmul, reason in judged if not reason])
     for matmul, reason in judged:
         info, told = _info(matmul), smooth.told.get(matmul.node, "") + merged.told.get(matmul.node, "")
@@ -212,6 +214,20 @@ def _hows(matmul: Matmul, operands: Operands, recipe: Recipe) -> tuple[How, How]
         for role in roles
     )
     return left, right_
+
+
+def _known_operands(
+    matmuls: Sequence[Matmul], operands: Operands, ctx: Context
+) -> tuple[dict[Node, int | None], dict[Node, int | None]]:
+    """The gradients under known scales, and the inputs, each with the width of its matrix."""
+    found: dict[str, dict[Node, int | None]] = {GRADIENT: {}, INPUT: {}, WEIGHT: {}}
+    for matmul in matmuls:
+        hows = _hows(matmul, operands, _recipe_of(matmul, ctx))
+        for operand, side, how in zip(matmul.operands, ("left", "right"), hows, strict=True):
+            if how.delayed and not how.rowwise:
+                value, width, *_ = beneath(operand, side, how.rowwise)
+                found[how.role][value] = width
+    return found[GRADIENT], found[INPUT]
 
 
 def _scaled_matmul(matmul: Matmul, left: Encoded, right: Encoded) -> None:

@@ -12,6 +12,9 @@ For GELU's backward that saves one read of the widest gradient of a layer. Other
 kernel (GELU's value again, for the weight's gradient) are computed at the blocks' shape too, or they would read them again.
 Only on a GPU: loops on a CPU fuse in another way.
 
+A gradient whose codes and statistics are taken in blocks of rows already (fp8compile/encoding/row_blocks.py) is summed in the
+same blocks, whatever made it.
+
 Left as they are: sums of values that a matmul, attention or the caller made (they have to be read anyway), of values that
 depend on sums of their own row (the backward of a norm or a softmax is a kernel along rows), of values that are not stored
 anyway, and small sums.
@@ -27,6 +30,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from fp8compile.analysis.liveness import is_read_from_memory
+from fp8compile.encoding.row_blocks import ALONG_ROWS, ROW_BLOCKS, in_blocks, operands_in_memory, sums_over_rows
 from fp8compile.fx.graph import is_tensor, splice, storage_root
 from fp8compile.fx.ops import computed_from, is_pointwise, is_reduction, is_view
 from fp8compile.recipe.context import Context
@@ -43,6 +47,9 @@ LEAST_NUMEL = 1 << 20  # with fewer elements, what was just written is still in 
 def sum_bias_gradients(graph: Graph, ctx: Context) -> Notes:
     """Put the first half of a bias gradient's sum into the kernel that makes the gradient."""
     for node in graph.find_nodes(op="call_function", target=SUM) if ctx.recipe.rewrites_graph else ():
+        if rows := _rows_taken_at_once(node):
+            _sum_in_blocks(graph, node, rows)
+            continue
         made = storage_root(node.all_input_nodes[0])
         if not (_is_summed_by_column(node, made) and _is_blockable(made) and is_read_from_memory(made)):
             continue
@@ -55,14 +62,33 @@ def sum_bias_gradients(graph: Graph, ctx: Context) -> Notes:
     return Notes()
 
 
+def _rows_taken_at_once(node: Node) -> int:
+    """The rows of a block, where codes and statistics of what ``node`` sums over rows are taken in blocks (row_blocks.py)."""
+    value, seen = node.all_input_nodes[0], node.all_input_nodes[0].meta["val"]
+    while ROW_BLOCKS not in value.meta and is_view(value):
+        value = value.all_input_nodes[0]
+    blocks = value.meta.get(ROW_BLOCKS, ALONG_ROWS)
+    whole = sums_over_rows(node, seen.shape[-1]) and in_blocks(value, seen.shape[-1], blocks)
+    return blocks.rows if whole and node.meta["val"].dtype == seen.dtype != torch.float64 else 0
+
+
+def _sum_in_blocks(graph: Graph, node: Node, rows: int) -> None:
+    total, columns = node.meta["val"], node.meta["val"].shape[-1]
+
+    def summed(x: Tensor) -> Tensor:
+        return _summed(total)(x.reshape(-1, rows, columns))
+
+    node.replace_all_uses_with(splice(graph, summed, node.all_input_nodes[0], before=node))
+    graph.erase_node(node)
+
+
 def _is_summed_by_column(node: Node, made: Node) -> bool:
     """Whether ``node`` sums ``made`` over all rows, on a GPU, into a row of its dtype."""
     seen, value, total = node.args[0].meta["val"], made.meta.get("val"), node.meta["val"]  # type: ignore[union-attr]
     if not isinstance(value, Tensor) or value.device.type != "cuda" or _is_symbolic(value) or _is_symbolic(seen):
         return False
-    over_rows = sorted(d % seen.ndim for d in node.args[1]) == list(range(seen.ndim - 1))  # type: ignore[union-attr]
-    same_columns = value.ndim > 1 and seen.shape[-1:] == value.shape[-1:] and seen.is_contiguous()
-    return over_rows and same_columns and total.dtype == value.dtype != torch.float64
+    over_rows = value.ndim > 1 and sums_over_rows(node, value.shape[-1]) and seen.is_contiguous()
+    return over_rows and total.dtype == value.dtype != torch.float64
 
 
 def _is_blockable(made: Node) -> bool:
@@ -83,10 +109,10 @@ def _block(made: Node) -> int:
 
 def _made_beside(graph: Graph, made: Node) -> list[Node]:
     """The other stored values of the same size that are made from a tensor of that size that ``made`` reads."""
-    size, read = made.meta["val"].numel(), _operands_in_memory(made)
+    size, read = made.meta["val"].numel(), operands_in_memory(made)
     stored = [n for n in graph.nodes if n is not made and is_pointwise(n) and is_tensor(n) and is_read_from_memory(n)]
     same = [n for n in stored if not _is_symbolic(n.meta["val"]) and n.meta["val"].numel() == size]
-    return [n for n in same if _operands_in_memory(n) & read]
+    return [n for n in same if operands_in_memory(n) & read]
 
 
 def _compute_in_blocks(graph: Graph, made: Node, rows: int) -> Node:
@@ -133,13 +159,6 @@ def _summed(total: Tensor) -> Callable[[Tensor], Tensor]:
         return blocks.sum(1, dtype=torch.float32).sum(0).to(total.dtype).reshape(total.shape)
 
     return summed
-
-
-def _operands_in_memory(made: Node) -> set[Node]:
-    """The tensors that a value is computed from and that have as many elements as it."""
-    size = made.meta["val"].numel()
-    found = (n for n in computed_from(made) if not (is_pointwise(n) or is_view(n)) and is_tensor(n))
-    return {n for n in found if not _is_symbolic(n.meta["val"]) and n.meta["val"].numel() == size}
 
 
 def _is_symbolic(value: Tensor) -> bool:

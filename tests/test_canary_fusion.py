@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ def test_the_scheduler_asks_what_may_be_one_kernel_and_says_what_it_would_hold()
     virtualized, asked = private.inductor_virtualized, list[tuple[Any, ...]]()
 
     def allowed(scheduler: Any, first: Any, second: Any) -> bool:
-        (write,) = second.read_writes.writes
+        (write,), (read,) = second.read_writes.writes, first.read_writes.reads
         steps = virtualized.graph.sizevars.stride_vars(write.index, write.var_names)
         known = {node.get_name() for node in (first, second)} <= set(scheduler.name_to_node)
         leq = virtualized.graph.sizevars.statically_known_leq(steps[-1], 1024)
@@ -32,6 +33,9 @@ def test_the_scheduler_asks_what_may_be_one_kernel_and_says_what_it_would_hold()
         cpu = first.get_device().type
         mixed = private.MixOrderReduction.can_fuse(first, second)
         asked.append((isinstance(write, private.MemoryDep), steps[-1], known, leq, dtype, cpu, mixed))
+        assert [math.prod(read.size), *map(math.prod, first.get_ranges())] == [64 * 48, 64, 48], (
+            "a reduction's numbers of results and terms"
+        )
         return True
 
     def inner(*args: Any, **kwargs: Any) -> Any:

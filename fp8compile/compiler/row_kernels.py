@@ -11,6 +11,8 @@ from __future__ import annotations
 
 import copy
 import functools
+import itertools
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -110,6 +112,17 @@ def _is_one_number(reduction: Any) -> bool:
 
 
 def _holds_rows(group: Any) -> bool:
+    """Whether a kernel holds whole rows in registers: short ones that it sums along. What it sums down columns is no row."""
     sizes = private.inductor_virtualized.graph.sizevars
-    lengths = (node.group[1][-1] for node in group.get_nodes() if node.is_reduction())
+    lengths = (node.group[1][-1] for node in group.get_nodes() if node.is_reduction() and _sums_along_rows(node))
     return any(sizes.statically_known_leq(length, HELD_AT_ONCE) for length in lengths)
+
+
+def _sums_along_rows(reduction: Any) -> bool:
+    """Whether what is summed lies side by side in memory. Of the variables by which a reduction reads whole tensors, the last
+    are its own."""
+    sizes = private.inductor_virtualized.graph.sizevars
+    numel = math.prod(itertools.chain(*reduction.get_ranges()))
+    memory = [dep for dep in reduction.read_writes.reads if isinstance(dep, private.MemoryDep)]
+    whole = [dep for dep in memory if sizes.statically_known_equals(math.prod(dep.size), numel)]
+    return any(sizes.stride_vars(dep.index, dep.var_names)[-1] == 1 for dep in whole if dep.var_names)

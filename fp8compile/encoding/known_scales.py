@@ -22,6 +22,7 @@ from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fp8compile.encoding.layouts import as_matrix, by_columns
+from fp8compile.encoding.row_blocks import ALONG_ROWS, ROW_BLOCKS, RowBlocks, in_blocks
 from fp8compile.fx.aot import missing_gradient, return_at
 from fp8compile.fx.graph import SPLICED, TAKEN_AS_CODES, insertion_point_after, splice
 from fp8compile.numerics import Format
@@ -39,12 +40,13 @@ RETURNED = "fp8compile_operand_statistics"  # in the meta of the zeros that stan
 
 @dataclass(frozen=True)
 class Row:
-    """One operand: its row in the scales, its format, what it is, and of which module."""
+    """One operand: its row in the scales, its format, what it is, of which module, and how its statistics are taken."""
 
     index: int
     format: Format
     role: str
     module: str
+    blocks: RowBlocks = ALONG_ROWS
 
 
 class KnownScales:
@@ -69,7 +71,8 @@ class KnownScales:
             half, late = self.inputs.rows // 2, role == GRADIENT
             if self._used[late] == half:
                 return None
-            row = Row(self._used[late] + half * late, fmt, role, module)
+            blocks = value.meta.get(ROW_BLOCKS, ALONG_ROWS) if late else ALONG_ROWS
+            row = Row(self._used[late] + half * late, fmt, role, module, blocks)
             self._used[late] += 1
             inv_scale = self._known(row.index, value) if self.inputs.known else self._own(value, fmt)
             self.rows[value, fmt] = row, inv_scale
@@ -119,7 +122,8 @@ def codes_under(
     ``lay_out`` gets them as ``[..., width]``, or ``across`` as ``[width, ...]``. These are made of the transposed value,
     not of other codes: Inductor would take equal operations together and read the other codes again (torch 2.15).
     """
-    fmt, shape = row.format, _with_rows_of(value.meta["val"], width)
+    blocks = value.meta.get(ROW_BLOCKS, row.blocks) if across else row.blocks
+    fmt, shape = row.format, in_blocks(value, width, blocks) or _with_rows_of(value.meta["val"], width)
 
     def encode(x: Tensor, inv_scale: Tensor) -> Tensor:
         x = x if shape is None else x.reshape(shape)
@@ -172,7 +176,7 @@ def _behind(node: Any, target: Any) -> Node:
 
 def totals_of(graph: Graph, operands: Sequence[tuple[Row, Node, Node]]) -> Node:
     """``[V, 4]``: the statistics of these operands, which are sorted by ``rows_in``: those with as many rows are together."""
-    widths = [value.meta["val"].shape[-1] for _, value, _ in operands]
+    widths = [value.meta["val"].shape[_dim(row, value)] for row, value, _ in operands]
     lengths = [len(list(group)) for _, group in itertools.groupby(operands, key=rows_in)]
 
     def totals(*parts: Tensor) -> Tensor:
@@ -186,10 +190,10 @@ def totals_of(graph: Graph, operands: Sequence[tuple[Row, Node, Node]]) -> Node:
 
 
 def _partials(graph: Graph, row: Row, value: Node, scale: Node) -> tuple[Node, Node, Node]:
-    fmt = row.format
+    fmt, dim = row.format, _dim(row, value)
 
     def partials(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        return partial_statistics(x, scale, fmt)
+        return partial_statistics(x, scale, fmt, dim)
 
     after = insertion_point_after(scale if value < scale else value)
     made: tuple[Node, Node, Node] = splice(graph, partials, value, scale, before=after)
@@ -198,4 +202,13 @@ def _partials(graph: Graph, row: Row, value: Node, scale: Node) -> tuple[Node, N
 
 def rows_in(operand: tuple[Row, Node, Node]) -> str:
     """The key by which operands are totalled together: the shape of their statistics."""
-    return str(tuple(operand[1].meta["val"].shape[:-1]))
+    row, value, _ = operand
+    shape = [*value.meta["val"].shape]
+    del shape[_dim(row, value)]
+    return str(tuple(shape))
+
+
+def _dim(row: Row, value: Node) -> int:
+    """The dimension along which statistics are taken first: that of the rows of a block, or that of the columns."""
+    shape = value.meta["val"].shape
+    return -2 if row.blocks.rows and len(shape) == 3 and shape[-2] == row.blocks.rows else -1

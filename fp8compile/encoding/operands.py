@@ -21,6 +21,7 @@ from fp8compile.analysis.linears import PLAIN_MATMULS
 from fp8compile.encoding.cached_weights import CachedWeights
 from fp8compile.encoding.known_scales import GRADIENT, KnownScales, codes_under
 from fp8compile.encoding.layouts import as_matrix, as_operand, by_columns, in_rows, is_in_order, stored_matrix
+from fp8compile.encoding.row_blocks import ALONG_ROWS, ROW_BLOCKS
 from fp8compile.fx.graph import (
     AMAX,
     ENCODING,
@@ -254,6 +255,8 @@ def _is_made_in_rows(value: Node) -> bool:
     """Whether the kernel that makes ``value`` takes whole rows: sums along them are in it, or sums across them of its result.
     Such a kernel stores nothing across rows (fp8compile/compiler/row_kernels.py), and would leave to another kernel to make
     the value again."""
+    if value.meta.get(ROW_BLOCKS, ALONG_ROWS).rows:
+        return False
     return any(map(is_reduction, computed_from(value))) or any(map(is_reduction, readers(value)))
 
 

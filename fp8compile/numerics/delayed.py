@@ -44,16 +44,20 @@ def clips_above(fmt: Format) -> float:
     return fmt.max + step / 2
 
 
-def partial_statistics(x: Tensor, scale: Tensor, fmt: Format) -> tuple[Tensor, Tensor, Tensor]:
+def partial_statistics(x: Tensor, scale: Tensor, fmt: Format, dim: int = -1) -> tuple[Tensor, Tensor, Tensor]:
     """For each row of x, ``[..., N] -> [...]`` in FP32: its amax (inf or NaN where it holds one), how many finite elements
-    are clipped where x is multiplied by ``scale``, how many are not finite. All three fit into the kernel that makes x."""
+    are clipped where x is multiplied by ``scale``, how many are not finite. All three fit into the kernel that makes x.
+
+    ``dim=-2`` takes them down columns, ``[..., R, C] -> [..., C]``. Totals are the same: an amax is a maximum, and a count a
+    sum of ones.
+    """
     if may_be_empty(x.numel()):
         x = torch.nn.functional.pad(x.reshape(-1, x.shape[-1]), (0, 0, 0, 1))
     size = x.abs()
     finite = size < torch.inf
     clipped = (size.float() * scale.reshape(()) > clips_above(fmt)) & finite
-    clips, lost = (torch.where(each, 1.0, 0.0).sum(-1) for each in (clipped, finite.logical_not()))
-    return size.amax(-1).float(), clips, lost
+    clips, lost = (torch.where(each, 1.0, 0.0).sum(dim) for each in (clipped, finite.logical_not()))
+    return size.float().amax(dim), clips, lost
 
 
 def total_statistics(partials: Sequence[tuple[Tensor, ...]], widths: Sequence[int]) -> Tensor:

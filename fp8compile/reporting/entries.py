@@ -100,12 +100,14 @@ class Operand(Entry):
         format: "e4m3" or "e5m2".
         row: its row in the scales that the graph takes.
         place: the row of its statistics in what the graph returns.
+        statistics: how they are taken: along rows, or down blocks of rows; on a GPU why not, where a bias gradient is summed.
     """
 
     role: str
     format: str
     row: int
     place: int
+    statistics: str = "along rows"
 
     @property
     def label(self) -> str:

@@ -5,12 +5,14 @@ On a GPU only: that no such store is left, and what it takes, is in tests/sm90/t
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fp8compile import _torch as private
 from fp8compile.compiler import row_kernels
@@ -47,3 +49,34 @@ def test_a_lazily_compiled_backward_is_compiled_under_it_too(monkeypatch: pytest
         compiled = torch.compile(model, backend="fp8compile", options={"linear_scaling": "delayed"})
         compiled(torch.randn(32, 64, requires_grad=True)).sum().backward()
     assert set(asked) == {False, True}
+
+
+def along_rows(x: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    return (y := (x + b).sum(-1)), y.relu() + 1
+
+
+def down_columns(x: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    return (y := (x + b).sum(0)), y.relu() + 1
+
+
+def down_blocks(x: Tensor, b: Tensor) -> tuple[Tensor, Tensor]:
+    return (y := (x + b).view(4, 16, 48).sum(1)), y.relu() + 1
+
+
+@pytest.mark.parametrize(("fn", "along"), [(along_rows, True), (down_columns, False), (down_blocks, False)])
+def test_which_sums_are_along_rows(fn: Callable[..., Any], along: bool) -> None:
+    """Although all add a row to each row: it is read along rows in any case."""
+    found = set[bool]()
+
+    def allowed(scheduler: Any, *nodes: Any) -> bool:
+        found.update(row_kernels._sums_along_rows(node) for node in nodes if node.is_reduction())
+        return True
+
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        with row_kernels.fusing_only_where(allowed):
+            return private.compile_fx_inner(*args, **kwargs)
+
+    options = {"force_disable_caches": True}
+    backend = functools.partial(private.compile_fx, inner_compile=inner, config_patches=options)
+    torch.compile(fn, backend=backend)(torch.randn(64, 48), torch.randn(48))
+    assert found == {along}

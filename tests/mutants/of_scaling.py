@@ -13,6 +13,8 @@ NUMBERS_OF_MERGED = "tests/encoding/test_merged_dgrads_numbers.py"
 PACKED = "tests/scaling/test_packed_weights.py"
 LOWERED = "tests/sm90/test_layers_sm90.py"
 
+ROW_BLOCKS = ("tests/encoding/test_row_blocks.py",)
+
 SMOOTH = ("tests/encoding/test_smooth_swiglu.py",)
 SMOOTH_NUMBERS = ("tests/numerics/test_smoothing.py",)
 
@@ -210,6 +212,34 @@ SCALING = (
         "(is_late * half, 2 * half - is_late * half - part.shape[0])",
         "(half - is_late * half, half + is_late * half - part.shape[0])",
         NUMBERS,
+    ),
+    Mutant(
+        "row_blocks: values that depend on sums of their rows are taken in blocks too",
+        "fp8compile/encoding/row_blocks.py",
+        "if any(map(is_reduction, computed_from(value))):",
+        "if False:",
+        ROW_BLOCKS,
+    ),
+    Mutant(
+        "row_blocks: other sums of a gradient do not matter",
+        "fp8compile/encoding/row_blocks.py",
+        "if len(over_rows) == len(sums) else RowBlocks(reason=OTHER_SUMS)",
+        "if over_rows else RowBlocks(reason=OTHER_SUMS)",
+        ROW_BLOCKS,
+    ),
+    Mutant(
+        "known_scales: blocks are counted with the width of a row",
+        "fp8compile/encoding/known_scales.py",
+        '[value.meta["val"].shape[_dim(row, value)] for',
+        '[value.meta["val"].shape[-1] for',
+        ROW_BLOCKS,
+    ),
+    Mutant(
+        "sum_bias_gradients: given blocks are taken whether they divide the rows or not",
+        "passes/sum_bias_gradients.py",
+        "whole = sums_over_rows(node, seen.shape[-1]) and in_blocks(value, seen.shape[-1], blocks)",
+        "whole = sums_over_rows(node, seen.shape[-1])",
+        ("tests/passes/test_sum_bias_gradients.py",),
     ),
     Mutant(
         "known_scales: every operand has the first one's scale",

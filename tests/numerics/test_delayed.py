@@ -75,6 +75,21 @@ def test_statistics_are_those_counted_one_by_one() -> None:
     assert found[0, CLIPPED] > 0
 
 
+@pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
+@pytest.mark.parametrize("rows", [8, 16, 64])
+def test_statistics_down_blocks_of_rows_are_those_along_rows_bit_for_bit(rows: int, fmt: Format) -> None:
+    """Any partition of a tensor gives the same maximum and the same counts."""
+    x = torch.randn(64, 40, generator=torch.Generator().manual_seed(0)).bfloat16() * 1e3
+    lost = x.clone()
+    lost[0, 3], lost[17, 0], lost[63, 39] = INF, NAN, -INF
+    scale = torch.full((1, 1), fmt.max / 500)
+    for each in (x, lost):
+        along = total_statistics([partial_statistics(each, scale, fmt)], [40])
+        blocks = each.view(-1, rows, 40)
+        down = total_statistics([partial_statistics(blocks, scale, fmt, -2)], [rows])
+        assert torch.equal(along.view(torch.int32), down.view(torch.int32)) and down[0, CLIPPED] > 0
+
+
 def test_each_half_has_its_own_place() -> None:
     early, late = torch.ones(2, 4), torch.full((1, 4), 2.0)
     both = placed([early, late], [False, True], 3)

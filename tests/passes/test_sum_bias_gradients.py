@@ -12,29 +12,16 @@ import pytest
 import torch
 from expecttest import assert_expected_inline
 from torch import Tensor
-from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
 
+from fp8compile.encoding.row_blocks import ROW_BLOCKS, RowBlocks
 from fp8compile.passes.sum_bias_gradients import sum_bias_gradients
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
-from tests.support.graphs import text_of
+from tests.support.graphs import text_of, traced
 
 ROWS, COLUMNS = 2048, 512
 SHAPES = ((ROWS, COLUMNS), (ROWS, COLUMNS), (COLUMNS, 16))
-
-
-def traced(
-    fn: Callable[..., Any],
-    shapes: tuple[tuple[int, ...], ...] = SHAPES,
-    dtype: torch.dtype = torch.bfloat16,
-    device: str = "cuda",
-) -> GraphModule:
-    with FakeTensorMode():
-        args = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
-        gm: GraphModule = make_fx(fn)(*args)
-    return gm
 
 
 def rewritten(gm: GraphModule, recipe: Recipe | None = None) -> str:
@@ -56,9 +43,13 @@ def with_value(g: Tensor, h: Tensor, w: Tensor) -> tuple[Tensor, ...]:
     return d.view(2, -1, COLUMNS) @ w, value @ w, d.sum(0)
 
 
+def made_by_a_product(g: Tensor, h: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    return (d := g @ w), d.sum(0)
+
+
 def test_golden_the_sum_is_taken_in_blocks_of_rows() -> None:
     assert_expected_inline(
-        rewritten(traced(gated)),
+        rewritten(traced(gated, SHAPES)),
         """\
 g_1: bfloat16[2048, 512]
 h_1: bfloat16[2048, 512]
@@ -74,7 +65,7 @@ return mm, view_3
 
 def test_golden_what_is_made_beside_it_is_computed_in_blocks_too() -> None:
     assert_expected_inline(
-        rewritten(traced(with_value)),
+        rewritten(traced(with_value, SHAPES)),
         """\
 g_1: bfloat16[2048, 512]
 h_1: bfloat16[2048, 512]
@@ -92,9 +83,54 @@ return _unsafe_view, mm_1, view_8
     )
 
 
+def taken_in_blocks(fn: Callable[..., Any], rows: int = 512, **kwargs: Any) -> GraphModule:
+    """The graph of ``fn`` whose gradient, the first product, has its codes and statistics taken in blocks of rows."""
+    gm = traced(fn, SHAPES, **kwargs)
+    made = next(node for node in gm.graph.nodes if node.name in ("mul", "mul_1", "mm"))
+    made.meta[ROW_BLOCKS] = RowBlocks(rows)
+    return gm
+
+
+def test_golden_a_gradient_that_is_taken_in_blocks_already_is_summed_in_these() -> None:
+    assert_expected_inline(
+        rewritten(taken_in_blocks(made_by_a_product)),
+        """\
+g_1: bfloat16[2048, 512]
+h_1: bfloat16[2048, 512]
+w_1: bfloat16[512, 16]
+mm: bfloat16[2048, 16] = mm(g_1, w_1)
+view_1: bfloat16[16] = summed(mm)
+return mm, view_1
+""",
+    )
+
+
+@pytest.mark.parametrize("fn", [gated, with_value, made_by_a_product])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_a_sum_in_given_blocks_differs_by_no_more_than_its_order(fn: Callable[..., Any], dtype: torch.dtype) -> None:
+    torch.manual_seed(0)
+    values = [torch.randn(shape).to(dtype) for shape in SHAPES]
+    gm = taken_in_blocks(fn, dtype=dtype)
+    once = rewritten(gm)
+    assert rewritten(gm) == once and "summed" in once
+    *others, total = gm(*values)
+    *expected, _ = fn(*values)
+    assert all(torch.equal(a, b) for a, b in zip(others, expected, strict=True))
+    d = (values[0] @ values[2] if fn is made_by_a_product else values[0] * values[1]).double()
+    in_order = ROWS * 2.0**-24 * d.abs().sum(0) + torch.finfo(dtype).eps / 2 * d.sum(0).abs()
+    assert ((total.double() - d.sum(0)).abs() <= in_order).all()
+
+
+@pytest.mark.parametrize("rows", [0, 3])
+def test_blocks_that_do_not_divide_the_rows_are_not_taken(rows: int) -> None:
+    gm = taken_in_blocks(made_by_a_product, rows)
+    before = text_of(gm.graph)
+    assert rewritten(gm) == before
+
+
 @pytest.mark.parametrize("fn", [gated, with_value])
 def test_it_is_idempotent(fn: Callable[..., Any]) -> None:
-    gm = traced(fn)
+    gm = traced(fn, SHAPES)
     once = rewritten(gm)
     assert rewritten(gm) == once
 
@@ -104,7 +140,7 @@ def test_it_is_idempotent(fn: Callable[..., Any]) -> None:
 def test_only_the_sum_changes_and_by_no_more_than_its_order(fn: Callable[..., Any], dtype: torch.dtype) -> None:
     torch.manual_seed(0)
     values = [torch.randn(shape).to(dtype) for shape in SHAPES]
-    gm = traced(fn, dtype=dtype)
+    gm = traced(fn, SHAPES, dtype)
     rewritten(gm)
     *others, total = gm(*values)
     *expected, _ = fn(*values)
@@ -161,7 +197,7 @@ def beside_a_broadcast(g: Tensor, h: Tensor, w: Tensor, row: Tensor) -> tuple[Te
     ],
 )
 def test_it_declines(fn: Callable[..., Any]) -> None:
-    gm = traced(fn)
+    gm = traced(fn, SHAPES)
     before = text_of(gm.graph)
     assert rewritten(gm) == before
 
@@ -184,12 +220,12 @@ def test_it_declines_what_cannot_be_computed_at_another_shape(fn: Callable[..., 
     ids=["on a CPU", "float64", "small", "no block divides the rows"],
 )
 def test_it_declines_where(case: dict[str, Any]) -> None:
-    gm = traced(gated, **case)
+    gm = traced(gated, **{"shapes": SHAPES, **case})
     before = text_of(gm.graph)
     assert rewritten(gm) == before
 
 
 def test_a_recipe_that_rewrites_nothing_leaves_it() -> None:
-    gm = traced(gated)
+    gm = traced(gated, SHAPES)
     before = text_of(gm.graph)
     assert rewritten(gm, Recipe.preset("off")) == before

@@ -42,6 +42,9 @@ _EXTERN = re.compile(r"^\s*(?:\w+ = )?(extern_kernels\.\w+|torch\.ops\.\w+\.\w+\
 _KERNEL_SOURCE = re.compile(r"'''.*?'''", re.DOTALL)
 _LAUNCH = re.compile(r"^\s*(\w+)\.run\(", re.MULTILINE)
 _NUM_GB = re.compile(r"'kernel_num_gb': ([\d.e+-]+)")
+_WORKSPACE = re.compile(
+    r"^\s*workspace_\d+ = empty_strided_cuda\(\((\d+), ?\), \(1, ?\), torch\.(\w+)\)", re.MULTILINE
+)
 _SIGNATURE = re.compile(r"'signature': \{(.*?)\}")
 _POINTER = re.compile(r"'(\w+)': '\*\w+'")
 _ARGUMENT = re.compile(r"arg_\d+ = rand_strided\(\((.*?)\), \((.*?)\), device='cuda:0', dtype=torch\.(\w+)\)")
@@ -121,8 +124,14 @@ class LoweredGraph:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes moved by all launches of generated kernels; externs not counted."""
+        """Bytes moved by all launches of generated kernels; externs and workspaces not counted."""
         return sum(self.kernels[name].num_bytes for name in self.launches)
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes of the partial sums that kernels which sum along rows and across them leave in workspaces: written by the
+        kernel, and read by the sum of them, which no kernel's source names."""
+        return 2 * sum(_tensor_bytes(numel, "1", dtype) for numel, dtype in _WORKSPACE.findall(self.wrapper))
 
     @property
     def estimated_bytes(self) -> int:

@@ -49,9 +49,13 @@ ALL = {
     for case, layer in CASES.items()
 }
 # CI: what is lowered, and what of it is assembled too. SLOW: what ``make sweep`` tests beside it.
-LOWERED = {"llama 16k": (*PIPELINES[:5], MERGED), "bert 16k": (*PIPELINES[:4], ROWS), "vit 16k": PIPELINES[:4]}
-SLOW = {"llama 16k": (LINEARS, LINEARS_CACHED, DELAYED), "bert 16k": (BOTH, MERGED), "vit 16k": (MERGED,)}
-ASSEMBLED = (*(("llama 16k", each) for each in (STORAGE, CACHED, BOTH_CACHED, MERGED)), ("bert 16k", CACHED))
+LOWERED = {
+    "llama 16k": (*PIPELINES[:5], MERGED),
+    "bert 16k": (*PIPELINES[:3], MERGED, ROWS),
+    "vit 16k": (*PIPELINES[:3], MERGED),
+}
+SLOW = {"llama 16k": (LINEARS, LINEARS_CACHED, DELAYED), "bert 16k": (BOTH, CACHED), "vit 16k": (CACHED,)}
+ASSEMBLED = (*(("llama 16k", each) for each in (STORAGE, CACHED, BOTH_CACHED, MERGED)), ("bert 16k", MERGED))
 
 
 def backend_of(pipeline: str) -> Backend:
@@ -71,12 +75,13 @@ def lowered_layer(
 
 
 def described(graph: LoweredGraph, *, assembled: bool) -> dict[str, Any]:
-    """Launches with their bytes, extern calls with theirs, the least bytes, codes that are stored byte by byte, and what the
-    assembler said."""
+    """Launches with their bytes, workspaces and extern calls with theirs, the least bytes, codes that are stored byte by
+    byte, and what the assembler said."""
     assert graph.graph is not None
     calls = extern_calls(graph)
     return {
         "num_bytes": graph.num_bytes,
+        "workspace_bytes": graph.workspace_bytes,
         "least_bytes": least_bytes(graph.graph),
         "launches": [[name, graph.kernels[name].num_bytes] for name in graph.launches],
         "externs": [[call.name, call.num_bytes, work(call)] for call in calls],

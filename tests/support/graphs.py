@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from torch.fx import Graph, Node
+from torch._subclasses import FakeTensorMode
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
 
 from fp8compile.compiler.hooks import JointPasses
 from fp8compile.fx.graph import SPLICED, copy_graph
@@ -45,6 +48,19 @@ def joint_of(model: nn.Module, *args: Tensor, **options: Any) -> Graph:
     with mock.patch.object(JointPasses, "__call__", catch):
         compiled(model, **{"min_saved_numel": 0, **options})(*args)
     return caught[0]
+
+
+def traced(
+    fn: Callable[..., Any],
+    shapes: Sequence[tuple[int, ...]],
+    dtype: torch.dtype = torch.bfloat16,
+    device: str = "cuda",
+) -> GraphModule:
+    """``fn`` as a graph, traced on fake tensors of these shapes: no GPU is needed."""
+    with FakeTensorMode():
+        args = [torch.empty(shape, dtype=dtype, device=device) for shape in shapes]
+        gm: GraphModule = make_fx(fn)(*args)
+    return gm
 
 
 def text_of(graph: Graph) -> str:
