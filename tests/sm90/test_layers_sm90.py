@@ -170,17 +170,20 @@ def test_an_encoder_with_biases_moves_at_most_15_percent_more(case: str) -> None
     assert sum(ours) <= 1.15 * (plain[0] / LESS_PLAIN.get(case, 1.0) + plain[1])
 
 
+# Units of the kernels of GELU's backward: they read the gradient and what the activation is made of, and write three layouts
+# of a byte. On torch 2.11 the sum of a ViT's gradient is a kernel of its own, which reads both again.
+GELU_BACKWARD = figures({"bert 16k": 14, "vit 16k": 14}, oldest={"vit 16k": 22})
+
+
 @pytest.mark.parametrize("case", ["bert 16k", "vit 16k"])
 def test_both_layouts_a_bias_sum_and_statistics_are_one_kernel(case: str) -> None:
     """Blocks of 512 rows leave four FP32 numbers of each of their columns: the sum, the amax and two counts."""
     unit = result_of("run_layers")["layers"][case]["unit_bytes"]
     left = 16 * unit / 2 / 512  # of a gradient of 1 unit
-    launches = [(name, b) for name, b in graphs(case, MERGED)[1]["launches"] if "_red_" in name]
-    codes_of_gelu, *of_attention = sorted((b for _, b in launches if b > 1.5 * unit), reverse=True)
-    assert codes_of_gelu == pytest.approx(14 * unit + 4 * left, abs=MIB), (
-        "reads the gradient and what the activation is made of, writes three layouts of a byte"
-    )
-    assert of_attention == pytest.approx([2 * unit + left] * (3 if case == "bert 16k" else 4), abs=MIB)
+    sums = [b for name, b in graphs(case, MERGED)[1]["launches"] if "_red_" in name and b > 1.5 * unit]
+    of_gelu, of_others = ([b for b in sums if (b > 4 * unit) is wide] for wide in (True, False))
+    assert sum(of_gelu) == pytest.approx(GELU_BACKWARD[case] * unit + 4 * left, abs=MIB)
+    assert of_others == pytest.approx([2 * unit + left] * (3 if case == "bert 16k" else 4), abs=MIB)
 
 
 def test_with_storage_too_and_attention_in_16_bit_to_5_percent() -> None:
