@@ -18,6 +18,7 @@ from tests.support.sources import FILES, MODULES, PACKAGE, ROOT
 ORDER = (
     ("_torch", "_version", "_arguments", "_messages", "_text", "numerics", "pages"),
     ("fx", "_distributed", "planning"),
+    ("explorer",),
     ("recipe", "analysis", "reporting", "optim"),
     ("encoding", "observe", "chunking"),
     ("islands", "amp", "scaling", "budget"),

@@ -14,11 +14,12 @@ stores rather than computes twice, fragmentation of the allocator.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
+from typing import TypeAlias
 
 import torch
-from torch.fx import Graph, Node
+from torch.fx import Node
 
 from fp8compile.fx.aot import descriptor, gradients
 from fp8compile.fx.graph import is_tensor, nbytes, storage_root
@@ -35,20 +36,34 @@ def workspace_bytes(split: PartitionedGraph) -> int:
 
 def _in_forward(split: PartitionedGraph) -> int:
     """Kept values count from where they are made; until then their room is free for others."""
-    kept = _kept(split)
-    given = sum(nbytes(root.meta["val"]) for root in kept if root.op == "placeholder")
-    return _most_alive(split.fw.graph, set(split.inputs), given - split.saved_bytes(), {})
+    given = sum(nbytes(root.meta["val"]) for root in kept_storages(split) if root.op == "placeholder")
+    order, held = steps_of_forward(split)
+    return most_alive(order.values(), given - split.saved_bytes(), held)
 
 
 def _in_backward(split: PartitionedGraph) -> int:
-    """Kept values are freed after their last reader; gradients of parameters are counted elsewhere."""
+    order, held = steps_of_backward(split)
+    return most_alive(order.values(), 0, held)
+
+
+def steps_of_forward(split: PartitionedGraph) -> tuple[dict[Node, Step], Held]:
+    """The forward's steps, in its order; nothing is in memory before it but inputs, which are counted elsewhere."""
+    return steps_of(split.fw.graph.nodes, set(split.inputs)), {}
+
+
+def steps_of_backward(split: PartitionedGraph) -> tuple[dict[Node, Step], Held]:
+    """The backward's steps, and what the forward keeps for them: freed after its last reader.
+
+    Gradients of parameters are counted elsewhere.
+    """
     used = {edge.backward for edge in split.edges}
-    held = {tuple(edges): nbytes(root.meta["val"]) for root, edges in _kept(split).items()}
-    return _most_alive(split.bw.graph, used | gradients_of_parameters(split), 0, held)
+    steps = steps_of(split.bw.graph.nodes, used | gradients_of_parameters(split))
+    kept = kept_storages(split).items()
+    return steps, {tuple(steps[n] for n in nodes): nbytes(root.meta["val"]) for root, nodes in kept}
 
 
-def _kept(split: PartitionedGraph) -> dict[Node, list[Node]]:
-    """Each storage saved for backward, and the backward's inputs that use it."""
+def kept_storages(split: PartitionedGraph) -> dict[Node, list[Node]]:
+    """Each storage saved for backward, and the backward's inputs that use it; not those that the caller owns."""
     kept: dict[Node, list[Node]] = {}
     for edge in split.edges:
         if edge.is_tensor and not split.caller_owns(root := storage_root(edge.forward)):
@@ -59,12 +74,6 @@ def _kept(split: PartitionedGraph) -> dict[Node, list[Node]]:
 def gradients_of_parameters(split: PartitionedGraph) -> set[Node]:
     parameters = set(map(descriptor, split.static)) - {None}
     return {storage_root(node) for desc, node in gradients(split.bw.graph) if desc in parameters}
-
-
-def _most_alive(graph: Graph, counted: Set[Node], alive: int, held: Mapping[tuple[Node, ...], int]) -> int:
-    """The most bytes alive at one operation of a graph; see ``most_alive``."""
-    steps = steps_of(graph.nodes, counted)
-    return most_alive(steps.values(), alive, {tuple(steps[n] for n in nodes): size for nodes, size in held.items()})
 
 
 @dataclass(eq=False)
@@ -90,6 +99,11 @@ class Step:
         other.readers.append(self)
 
 
+Held: TypeAlias = Mapping[
+    tuple[Step, ...], int
+]  # bytes that are there before the first step, by the steps that use them
+
+
 def step_of(node: Node, counted: bool = False) -> Step:
     """A node's step, without its edges."""
     kind = (
@@ -110,28 +124,52 @@ def steps_of(nodes: Iterable[Node], counted: Set[Node]) -> dict[Node, Step]:
     return steps
 
 
-def most_alive(steps: Iterable[Step], alive: int = 0, held: Mapping[tuple[Step, ...], int] | None = None) -> int:
-    """The most bytes alive at one step, starting from ``alive``.
+@dataclass(frozen=True)
+class Span:
+    """Bytes that are in memory from one step of a timeline to another, both included.
 
-    ``held`` are bytes within ``alive``. Each is freed after the last reader of the steps that use it.
+    Attributes:
+        steps: the step whose result they are, or the steps that use what was held before the first.
+        start: the position of the first step; -1 for what was held before.
+        end: that of the last.
+        size: bytes.
     """
-    order = list(steps)
+
+    steps: tuple[Step, ...]
+    start: int
+    end: int
+    size: int
+
+
+def spans(order: Sequence[Step], held: Held) -> Iterator[Span]:
+    """What is in memory, and when: first what is ``held`` before the first step, then results in the order of steps.
+
+    What is held is freed after the last reader of the steps that use it.
+    """
     position = {step: at for at, step in enumerate(order)}
     from_memory = _read_from_memory(order)
     end: dict[Step, int] = {}
     for step in reversed(order):
         fused = (end[r] if _in_registers(r, from_memory) and r.readers else position[r] for r in step.readers)
         end[step] = max(fused, default=position[step])
-    leaving = Counter[int]()
-    for using, size in (held or {}).items():
-        leaving[max(end[step] for step in using)] += size
-    most = alive
+    for using, size in held.items():
+        yield Span(using, -1, max(end[step] for step in using), size)
     for at, step in enumerate(order):
         if step.size and not step.counted and not _in_registers(step, from_memory):
-            alive += step.size
-            leaving[max(end[step], at)] += step.size
+            yield Span((step,), at, max(end[step], at), step.size)
+
+
+def most_alive(steps: Iterable[Step], alive: int = 0, held: Held | None = None) -> int:
+    """The most bytes alive at one step, starting from ``alive``, which includes what is ``held``."""
+    order = list(steps)
+    changes = Counter[int]()
+    for span in spans(order, held or {}):
+        changes[span.start] += span.size if span.start >= 0 else 0
+        changes[span.end + 1] -= span.size
+    most = alive
+    for at in range(len(order)):
+        alive += changes[at]
         most = max(most, alive)
-        alive -= leaving[at]
     return most
 
 
@@ -139,7 +177,7 @@ def _in_registers(step: Step, from_memory: Mapping[Step, bool]) -> bool:
     return step.kind == "view" or (step.kind == "pointwise" and not from_memory[step])
 
 
-def _read_from_memory(order: list[Step]) -> dict[Step, bool]:
+def _read_from_memory(order: Sequence[Step]) -> dict[Step, bool]:
     found: dict[Step, bool] = {}
     for step in reversed(order):
         found[step] = any(found[r] if r.kind == "view" else r.kind == "kernel" for r in step.readers)

@@ -82,6 +82,8 @@ def _answered(command: str, values: argparse.Namespace, **changes: Any) -> int:
     try:
         recipe = recipe_from(values.preset, values.fields, **changes)
         report = _explained(values, recipe)
+        if values.html:
+            report.to_html(values.html)
     except Exception as error:
         if values.traceback:
             traceback.print_exception(error)
@@ -89,6 +91,8 @@ def _answered(command: str, values: argparse.Namespace, **changes: Any) -> int:
             return said(command, error, WRONG)
         return said(command, one_line(error), FAILED)
     print(report.to_json() if values.json else report.to_text() if values.full else report)
+    if values.html:
+        print(f"page: {values.html}", file=sys.stderr)
     if recipe.dump:
         print(f"graphs: {recipe.dump}", file=sys.stderr)
     return DONE

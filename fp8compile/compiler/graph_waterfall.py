@@ -109,7 +109,11 @@ def waterfall_of(
 
 
 def _parts(split: PartitionedGraph, notes: Notes) -> Iterable[Amount]:
-    """What each storage that is saved holds: codes, or a tensor that was left for a reason."""
+    return (Amount(label, nbytes(root.meta["val"]), 1) for root, label in labels_of(split, notes).items())
+
+
+def labels_of(split: PartitionedGraph, notes: Notes) -> dict[Node, str]:
+    """What each storage that the graph itself saves holds: codes, or a tensor that was left for a reason."""
     reasons = {skip.name: skip.reason for skip in notes.skipped(SAVED)}
     labels: dict[Node, str] = {}
     for edge in _own(split):
@@ -118,7 +122,7 @@ def _parts(split: PartitionedGraph, notes: Notes) -> Iterable[Amount]:
         label = CODES if is_code else reasons.get(edge.info.name, OTHER)
         if labels.get(root, OTHER) == OTHER:
             labels[root] = label
-    return (Amount(label, nbytes(root.meta["val"]), 1) for root, label in labels.items())
+    return labels
 
 
 def _own(split: PartitionedGraph) -> list[SavedTensor]:

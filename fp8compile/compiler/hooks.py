@@ -7,6 +7,7 @@ its ``uuid`` depends on the sources, the recipe and, where a report belongs to t
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -15,12 +16,14 @@ from torch.fx import Graph, GraphModule
 
 from fp8compile import _torch as private
 from fp8compile.compiler import pipeline
+from fp8compile.compiler.graph_picture import picture_of
 from fp8compile.compiler.graph_report import report_of
 from fp8compile.compiler.graph_waterfall import recomputed_by_cut
 from fp8compile.compiler.named_passes import observed, unless_disabled, with_theirs
 from fp8compile.compiler.region_reports import Cut
 from fp8compile.compiler.report_store import JointNotes, collecting
 from fp8compile.compiler.sources import sources_key
+from fp8compile.compiler.watchers import is_watched
 from fp8compile.fx.graph import copy_graph
 from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.fx.regions import NOT_DESCRIBED, Region, describe, is_described, is_half, mark_halves, storages
@@ -73,6 +76,8 @@ class Partitioner(private.CustomPartitionerFn):
             f"{name} is switched off by TORCHINDUCTOR_DISABLED_PASSES" for name in (*joint.disabled, *disabled)
         )
         report = report_of(split, plain, joint.notes + notes, bytes_after, remarks, collector)
+        if is_watched():
+            report = dataclasses.replace(report, picture=picture_of(split, plain, joint.notes + notes))
         if joint.region is None:
             collector.add(report)
         else:

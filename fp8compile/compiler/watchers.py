@@ -32,6 +32,11 @@ def watch_passes(watcher: PassWatcher) -> Iterator[None]:
         _watcher.reset(token)
 
 
+def is_watched() -> bool:
+    """Whether somebody watches the passes."""
+    return _watcher.get() is not None
+
+
 def run_watched(name: str, seen: Any, run: Callable[[], Any]) -> Any:
     """What ``run``, a pass on ``seen``, returns: the two halves if it cuts a graph, None if it is switched off."""
     watcher = _watcher.get()

@@ -32,10 +32,10 @@ def folded(part: Part) -> Part:
         for name in line.reads:
             readers.setdefault(name, set()).add(line.name)
     lines, stands_for = dict(known), dict[str, str]()
-    for call in _calls(part.lines):
+    for call in calls(part.lines):
         if len(call) > 1:
             stands_for |= dict.fromkeys((line.name for line in call), call[-1].name)
-            lines[call[-1].name] = _as_one(call, known, readers)
+            lines[call[-1].name] = as_one(call, known, readers)
     for line in part.lines:
         if line.is_view and line.reads and line.name not in stands_for:
             stands_for[line.name] = stands_for.get(line.reads[0], line.reads[0])
@@ -45,7 +45,7 @@ def folded(part: Part) -> Part:
     return Part(part.title, _without_long_edges([k for k in marked if k.kind != "output"]))
 
 
-def _calls(lines: Sequence[Line]) -> list[list[Line]]:
+def calls(lines: Sequence[Line]) -> list[list[Line]]:
     """The nodes of each spliced call: they have the same mark, and follow one another or read each other."""
     calls: list[list[Line]] = []
     latest: dict[str, list[Line]] = {}  # by mark
@@ -61,7 +61,7 @@ def _calls(lines: Sequence[Line]) -> list[list[Line]]:
     return calls
 
 
-def _as_one(call: Sequence[Line], lines: Mapping[str, Line], readers: Mapping[str, set[str]]) -> Line:
+def as_one(call: Sequence[Line], lines: Mapping[str, Line], readers: Mapping[str, set[str]]) -> Line:
     """One line for a call: what it reads from outside, and its results."""
     inside = {line.name for line in call}
     reads = tuple(dict.fromkeys(n for line in call for n in line.reads if n not in inside))

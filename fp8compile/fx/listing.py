@@ -18,6 +18,9 @@ class Line:
         value: ``bf16[8, 64]`` or "".
         spliced: for a node that fp8compile put there, the call it is part of: ``encode(tanh)``.
         is_view: whether it computes nothing: a view, or one of several results.
+        module, source: where it comes from, as an ``Origin`` has them.
+        nbytes: bytes of its value; of several results, together.
+        was: for an operation of an FP32 island, the name it had before it was widened.
     """
 
     name: str
@@ -29,6 +32,10 @@ class Line:
     reads: tuple[str, ...]
     spliced: str = ""
     is_view: bool = False
+    module: str = ""
+    source: str = ""
+    nbytes: int = 0
+    was: str = ""
 
     def __str__(self) -> str:
         if self.kind == "output":

@@ -7,6 +7,7 @@ compiles what follows, or that module, by itself. The parameters that such a gra
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
@@ -142,7 +143,11 @@ def parameters_of(gm: GraphModule, example_inputs: Sequence[Any]) -> tuple[tuple
 
 def source_line(node: Node) -> str:
     """``model.py:42 in forward: y = self.up(x)``, the innermost line of the user's stack."""
-    trace = node.meta.get("stack_trace") or ""
+    return _innermost(node.meta.get("stack_trace") or "")
+
+
+@functools.lru_cache(maxsize=4096)
+def _innermost(trace: str) -> str:
     lines = [line.strip() for line in trace.strip().splitlines() if line.strip()]
     for index in range(len(lines) - 1, -1, -1):
         found = re.match(r'File "(.*)", line (\d+), in (.*)', lines[index])

@@ -18,11 +18,11 @@ from torch.fx import Graph, GraphModule, Node
 from fp8compile import _torch as private
 from fp8compile.fx import dot
 from fp8compile.fx.folding import folded
-from fp8compile.fx.graph import SPLICED, WIDENED, dtype_text, shape_text
+from fp8compile.fx.graph import SPLICED, WIDENED, dtype_text, nbytes, shape_text
 from fp8compile.fx.listing import Line, Part
 from fp8compile.fx.ops import is_view
 from fp8compile.fx.partition import PartitionedGraph
-from fp8compile.fx.provenance import module_path
+from fp8compile.fx.provenance import module_path, source_line
 
 MATMUL_WORDS = ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "convolution", "attention", "mv", "dot")
 
@@ -134,12 +134,16 @@ def _line(node: Node) -> Line:
     op = _op(node)
     arguments = [_text(a) for a in node.args] + [f"{name}={_text(a)}" for name, a in node.kwargs.items()]
     spliced = node.meta.get(SPLICED) or (WIDENED in node.meta and "FP32 island")
-    comment = "; ".join(filter(None, (module_path(node), f"fp8compile: {spliced}" if spliced else "")))
+    module = module_path(node)
+    comment = "; ".join(filter(None, (module, f"fp8compile: {spliced}" if spliced else "")))
     reads = tuple(n.name for n in node.all_input_nodes)
     mark = node.meta.get(SPLICED)
     call = mark if isinstance(mark, str) and node.op == "call_function" else ""  # inputs of a half bear marks too
     passes_on = is_view(node) or node.target is private.getitem
-    return Line(node.name, _kind(node, op), op, _value(node), ", ".join(arguments), comment, reads, call, passes_on)
+    return Line(
+        node.name, _kind(node, op), op, _value(node), ", ".join(arguments), comment, reads, call, passes_on,
+        module, source_line(node), _nbytes(node), node.meta.get(WIDENED, ""),
+    )  # fmt: skip
 
 
 def _kind(node: Node, op: str) -> str:
@@ -163,6 +167,11 @@ def _op(node: Node) -> str:
 
 def _value(node: Node) -> str:
     return _described(node.meta.get("val", node.meta.get("example_value")))
+
+
+def _nbytes(node: Node) -> int:
+    values = private.tree_leaves(node.meta.get("val"))
+    return sum(nbytes(value) for value in values if isinstance(value, torch.Tensor))
 
 
 def _described(value: object) -> str:

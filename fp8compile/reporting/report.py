@@ -11,6 +11,8 @@ from typing import Any, TypeVar
 import torch
 
 from fp8compile._text import printed
+from fp8compile.explorer.picture import Picture
+from fp8compile.explorer.told import Graph, Told
 from fp8compile.fx.snapshot import Step
 from fp8compile.reporting.budget import Budget
 from fp8compile.reporting.entries import (
@@ -25,11 +27,13 @@ from fp8compile.reporting.entries import (
     Skip,
 )
 from fp8compile.reporting.entry import Entry
+from fp8compile.reporting.explored import bars_of, done_by_module, frontiers_of, tables_of
 from fp8compile.reporting.memory import Fit, ModelBytes, predict
 from fp8compile.reporting.tables import Entries
 from fp8compile.reporting.text import all_of_it, bytes_table, first_screen, headline
 from fp8compile.reporting.waterfall import Waterfall
 from fp8compile.reporting.why import Why, why
+from fp8compile.reporting.with_pages import WithPages
 
 E = TypeVar("E", bound=Entry)
 
@@ -53,6 +57,7 @@ class GraphReport:
             kept, the parameters and their gradients (see fp8compile/analysis/liveness.py), ours and plain Inductor's.
         runs: how often it ran in the last step: its calls that held saved tensors at one time. 1 before its first step.
         waterfall: the bytes from plain Inductor's to ours, by rewrite, and what ours hold.
+        picture: what is kept for the backward and what is in memory when; with ``steps``, and not in the JSON.
         places: for a graph that serves several modules, or begins inside the model: the path of each such module, and how
             often it ran there. Paths in ``notes`` begin there.
     """
@@ -68,11 +73,11 @@ class GraphReport:
     waterfall: Waterfall = Waterfall()
     places: tuple[tuple[str, int], ...] = ()
     steps: tuple[Step, ...] = field(default=(), compare=False, repr=False)
+    picture: Picture | None = field(default=None, compare=False, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        data = dataclasses.asdict(dataclasses.replace(self, steps=()))
-        del data["steps"]
-        return data
+        data = dataclasses.asdict(dataclasses.replace(self, steps=(), picture=None))
+        return {name: value for name, value in data.items() if name not in ("steps", "picture")}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> GraphReport:
@@ -94,9 +99,16 @@ class GraphReport:
         """The notes with paths from the top of the model, for each place, and how often the graph ran there."""
         return tuple((self.notes.moved(path), times) for path, times in self.places or (("", self.runs),))
 
+    @property
+    def drawn(self) -> Graph:
+        """The graph as the explorer's page takes it."""
+        peaks = self.saved_bytes + self.workspace_bytes, self.saved_bytes_plain + self.workspace_bytes_plain
+        places = tuple(path for path, _ in self.places if path)
+        return Graph(self.kind, self.runs, places, self.remarks, self.steps, self.picture, peaks)
+
 
 @dataclass(frozen=True)
-class Report:
+class Report(WithPages):
     """What was done to a model: the reports of its graphs, in the order in which they were compiled.
 
     ``str(report)`` is a first screen of it; ``to_text()`` and ``to_json()`` hold everything. A graph counts as often as it
@@ -249,6 +261,21 @@ class Report:
                 "graphs": [g.to_dict() for g in self.graphs],
             },
             indent=1,
+        )
+
+    @cached_property
+    def told(self) -> Told:
+        """The report as the explorer's page takes it."""
+        tables = tables_of([g.placed for g in self.graphs])
+        return Told(
+            self._head[0].removeprefix("fp8compile: "),
+            (*self._head[1:], *self.remarks),
+            tuple(g.drawn for g in self.graphs),
+            tables,
+            bars_of(self.saved_bytes_plain, self.saved_bytes, self.waterfall),
+            frontiers_of([g.notes for g in self.graphs]),
+            tuple(sorted(self.modules)),
+            done_by_module(tables),
         )
 
     def to_text(self) -> str:
