@@ -78,13 +78,16 @@ def _kept(kept: Sequence[Kept], steps: Sequence[Step], strings: Strings) -> dict
 
 
 class Fates:
-    """What happened to values that are kept, by what their label and the graph right after the cut say."""
+    """What happened to values that are kept, by what their label and the forward right after the cut say.
+
+    The backward has names of its own, of which some are those of other nodes in the forward.
+    """
 
     def __init__(self, steps: Sequence[Step]) -> None:
         cut = next((step.after for step in steps if len(step.after.parts) > 1), None)
         last = steps[-1].after.parts if steps else ()
-        self.at_cut = _names(line.name for part in (cut.parts if cut else ()) for line in part.lines)
-        self.in_islands = _names(line.name for part in last for line in part.lines if line.was)
+        self.at_cut = _names(line.name for part in (cut.parts[:1] if cut else ()) for line in part.lines)
+        self.in_islands = _names(line.name for part in last[:1] for line in part.lines if line.was)
 
     def of(self, kept: Kept) -> str:
         if kept.label in (CALLERS, REGIONS):

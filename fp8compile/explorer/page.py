@@ -16,6 +16,7 @@ SCRIPTS = (  # in the order in which each needs those before it
     "data.js",
     "modules.js",
     "layout.js",
+    "lines.js",
     "scene.js",
     "view.js",
     "tree.js",

@@ -127,9 +127,10 @@ class Graph {
     const before = this.stage(pass.before), after = this.stage(pass.after);
     const sums = { added: 0, removed: 0, changed: 0 };
     if (pass.before === pass.after) return sums;
-    const old = new Map(before.nodes.map((n) => [n.name, n])), now = new Map(after.nodes.map((n) => [n.name, n]));
+    const name = (/** @type {GraphNode} */ n) => (before.isCut ? n.key : n.name); // each half has names of its own
+    const old = new Map(before.nodes.map((n) => [name(n), n])), now = new Map(after.nodes.map((n) => [name(n), n]));
     const mark = (/** @type {GraphNode} */ n, /** @type {Map<string, GraphNode>} */ others, /** @type {"added"|"removed"} */ word) => {
-      const other = others.get(n.name);
+      const other = others.get(name(n));
       n.diff = !other ? word : same(n, other) || n.kind === "output" ? "" : "changed";
       if (n.diff === word || (n.diff && word === "added")) sums[/** @type {"added"} */ (n.diff)] += 1;
     };
@@ -143,6 +144,15 @@ class Graph {
     this.made.forEach((stage) => stage.nodes.forEach((n) => { n.diff = ""; }));
   }
 }
+
+/** Whether a row of a table is about a node that bears its name: each half has names of its own, and a pass may replace a node.
+ * @param {any} row @param {GraphNode} node @param {any} table */
+X.isAbout = (row, node, table) => {
+  const at = table.columns.findIndex((/** @type {string[]} */ c) => c[0] === "operation");
+  if (at < 0) return node.kind === "matmul";
+  const op = String(row.cells[at]);
+  return op.endsWith("]") ? /getitem/.test(node.op) || node.kind === "input" : node.op.endsWith(op) || node.op === "input";
+};
 
 /** @param {GraphNode} a @param {GraphNode} b */
 function same(a, b) {

@@ -79,13 +79,14 @@ class App {
   /** To the node of a row; where a pass has replaced it, to its module. @param {any} row */
   goTo(row) {
     if (row.graph !== this.graphNumber) this.setGraph(row.graph);
-    this.goToName(row.node, row.cells[0]);
+    const table = this.data.tables.find((/** @type {any} */ t) => t.name === row.table);
+    this.goToName(row.node, row.cells[0], (/** @type {any} */ node) => X.isAbout(row, node, table));
   }
 
-  /** @param {string} name @param {string} module */
-  goToName(name, module) {
+  /** To the node of a name that fits, or else to the module. @param {string} name @param {string} module @param {(node: any) => boolean} fits */
+  goToName(name, module, fits) {
     this.tab("graph");
-    const node = this.view.stage.byKey.get(`fw:${name}`) || this.view.stage.byKey.get(`bw:${name}`);
+    const node = [`fw:${name}`, `bw:${name}`].map((key) => this.view.stage.byKey.get(key)).find((each) => each && fits(each));
     if (node) { this.view.reveal({ node, box: this.view.tree.home.get(node) }); return; }
     for (let path = module; path; path = path.split(".").slice(0, -1).join(".")) {
       const box = this.view.tree.byKey.get(path);
@@ -96,7 +97,7 @@ class App {
 
   /** @param {string} module */
   moduleLink(module) {
-    return X.el("button", { type: "button", class: "link", text: module, on: { click: () => this.goToName("", module) } });
+    return X.el("button", { type: "button", class: "link", text: module, on: { click: () => this.goToName("", module, () => false) } });
   }
 
   remember() {

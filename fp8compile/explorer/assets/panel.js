@@ -51,7 +51,8 @@ X.panelOf = (app) => {
 
   const node = (/** @type {any} */ n) => {
     const kept = n.kept, subject = /\((.*?)[,)]/.exec(n.spliced)?.[1];
-    const rows = [n.name, n.was, subject].filter((name, at, all) => name && all.indexOf(name) === at).flatMap(told);
+    const about = told(n.name).concat(n.was ? told(n.was) : []).filter((/** @type {any} */ e) => X.isAbout(e.row, n, e.table));
+    const rows = subject && n.side === "fw" && !about.length ? told(subject).filter((/** @type {any} */ e) => e.table.name === "saved") : about;
     return [
       X.el("h2", { text: n.op === "input" || n.op === "output" ? n.op : X.short(n.op) }),
       n.diff ? X.el("p", { class: `diff ${n.diff}`, text: `${n.diff} by this pass` }) : "",

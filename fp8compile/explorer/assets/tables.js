@@ -62,7 +62,7 @@ X.tablesOf = (app) => {
   });
   filter.addEventListener("input", draw);
   draw();
-  return { open, draw, state, csv };
+  return { open, draw, state, csv, rows };
 };
 
 /** Numbers in texts by their size: `layers.2` before `layers.10`. @param {any} a @param {any} b */

@@ -91,7 +91,7 @@ function chart(p, most, app) {
     list.append(X.el("p", {}, [X.el("b", { text: at === p.peak ? "At the peak: " : `At operation ${at + 1}: ` }), `${X.human(total)} in ${X.count(lives.length, "tensor")}, while `,
       X.el("code", { text: p.line.operations[at] || "" }), at < p.line.forward ? " of the forward runs" : " of the backward runs"]),
     X.el("ol", {}, lives.slice(0, 8).map((/** @type {any} */ l) => X.el("li", {}, [X.el("i", { style: `background:var(${KIND_COLOURS[l.kind]})` }),
-      X.el("button", { type: "button", class: "link", text: l.name, on: { click: () => app.goToName(l.name, l.module) } }), ` ${l.value} `, X.el("b", { text: X.human(l.nbytes) }),
+      X.el("button", { type: "button", class: "link", text: l.name, on: { click: () => app.goToName(l.name, l.module, (/** @type {any} */ n) => n.value === l.value && (n.side === "bw") === (l.start >= p.line.forward)) } }), ` ${l.value} `, X.el("b", { text: X.human(l.nbytes) }),
       ` ${l.module || "the model itself"}, ${p.line.kinds[l.kind]}`]))),
     lives.length > 8 ? X.el("p", { class: "soft", text: `and ${lives.length - 8} smaller ones` }) : "");
   };
