@@ -149,6 +149,15 @@ def test_explain_prints_the_report(factories: Path, capsys: pytest.CaptureFixtur
     assert sorted(p.name for p in factories.iterdir()) == ["pkg"], "nothing is written"
 
 
+def test_explain_writes_a_page(factories: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main.main(["explain", "pkg.mod:factory", "--html", "graph.html"]) == 0
+    assert (
+        Path("graph.html").read_text().startswith("<!doctype html>")
+    ) and "page: graph.html" in capsys.readouterr().err
+    assert main.main(["explain", "pkg.mod:factory", "--html", "none/graph.html"]) == 1
+    assert "No such file or directory: 'none/graph.html'" in capsys.readouterr().err
+
+
 def test_the_report_fits_the_terminal(
     factories: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

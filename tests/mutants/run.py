@@ -27,6 +27,7 @@ from tests.mutants import (
     of_attention,
     of_blocks,
     of_clients,
+    of_explorer,
     of_graphs,
     of_memory,
     of_scaling,
@@ -46,6 +47,7 @@ MUTANTS = (
     *of_training.AMP,
     *of_training.OPTIM,
     *of_clients.CLIENTS,
+    *of_explorer.EXPLORER,
 )
 
 ROOT = Path(__file__).parents[2]
