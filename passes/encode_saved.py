@@ -29,6 +29,7 @@ from fp8compile.analysis.dataflow import Source, is_activation, sources, user_fp
 from fp8compile.analysis.linears import BATCHED
 from fp8compile.analysis.sensitivity import Sensitivity
 from fp8compile.analysis.softmax import softmax_dim
+from fp8compile.budget.placing import move_views_to_their_operand
 from fp8compile.encoding.attention_cost import price_of
 from fp8compile.encoding.attention_result import is_read_by_attention, tokens_of
 from fp8compile.encoding.paying import device_name, rates_for
@@ -80,6 +81,8 @@ def encode_saved(split: PartitionedGraph, ctx: Context) -> Notes:
             notes += Notes(skips=(Skip(edge.info, decision),))
         elif decision is not None:
             storage_root(edge.forward).meta[SAVED_AS_CODES] = True
+            if ctx.recipe.limits_memory:
+                move_views_to_their_operand(edge.forward)
             notes += Notes(saved=(_encode(split, edge, decision),))
     return notes
 

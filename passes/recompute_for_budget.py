@@ -1,7 +1,7 @@
 """Numbers change as far as codes round: what is given up for memory is computed again, from values that came back from codes.
 
     Recipe(memory_budget=0.5)    the peak of forward and backward, beyond parameters and their gradients, at most half of the
-                                 default's; or an integer, bytes
+                                 default's; or an integer, bytes; or "fit", what Recipe.card_gib has left
 
 The default never repeats a matmul or attention. Under a budget it does, where that saves the most bytes per predicted
 microsecond (fp8compile/budget/frontier.py), until the predicted peak is within the budget. Each operation is repeated
@@ -18,10 +18,14 @@ A weight that is changed between forward and backward raises, as for any saved t
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch.fx import Node
 from torch.utils.checkpoint import CheckpointPolicy
 
+from fp8compile._text import human
+from fp8compile.budget.fitting import Room, room_on
 from fp8compile.budget.frontier import Frontier, State, chosen
 from fp8compile.budget.placing import give_up
 from fp8compile.budget.repeatable import Repeatable
@@ -36,6 +40,11 @@ from fp8compile.reporting.budget import Budget, Point
 from fp8compile.reporting.entries import Notes, Recomputed
 
 NOT_STATIC = "it has sizes that only a run knows; torch.compile(dynamic=False) compiles for each size"
+NOT_WHOLE = "a graph break parts the model, and 'fit' has to see all of it: give Recipe.memory_budget in bytes"
+NO_ROOM = (
+    "does not fit at any budget: parameters, gradients and optimizer states take {held}, and the optimizer's step "
+    "{update} more, of {card}"
+)
 ASSUMED = "h100"  # the device that times are predicted for where the graph runs on one that nothing is known of
 
 
@@ -46,17 +55,34 @@ def recompute_for_budget(split: PartitionedGraph, ctx: Context) -> Notes:
         return Notes()
     if any(not is_static(node) for node in split.fw.graph.nodes):
         return Notes(budgets=(Budget(asked, reason=NOT_STATIC),))
+    room = room_on(ctx.recipe.card_gib, split) if asked == "fit" and ctx.recipe.card_gib else None
+    if room and (reason := _no_room(room, ctx)):
+        return Notes(budgets=(Budget(asked, reason=reason),))
     rates = _rates(split, ctx)
     repeatable = Repeatable(split, ctx.recipe.codegen == "inductor")
     timeline = Timeline(split, predicted_bytes(split, ctx))
     states = Frontier(split, repeatable, timeline, rates, lambda edge: _may_go(split, edge, ctx)).states()
-    target = int(asked if asked > 1 else asked * states[0].peak)
+    target = room.left if room else _target(asked, states[0].peak)
     state = chosen(states, target)
     entries = _entries(split, state)
     give_up(split, state)
     points = tuple(Point(s.saved, s.peak, s.us) for s in states)
-    told = Budget(asked, target, points, states.index(state), rates.name)
+    told = Budget(asked, target, points, states.index(state), rates.name, held=room.held if room else 0)
     return Notes(recomputed=entries, budgets=(told,))
+
+
+def _target(asked: Any, peak: int) -> int:
+    """The bytes that a fraction of a peak is, or bytes themselves."""
+    return int(asked if asked > 1 else asked * peak)
+
+
+def _no_room(room: Room, ctx: Context) -> str | None:
+    """Why no budget would make the step fit, or none can be told."""
+    if not ctx.is_whole_model:
+        return NOT_WHOLE
+    if room.update <= room.left:
+        return None
+    return NO_ROOM.format(**{name: human(size) for name, size in room._asdict().items()})
 
 
 def _may_go(split: PartitionedGraph, edge: SavedTensor, ctx: Context) -> bool:

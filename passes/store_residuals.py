@@ -17,69 +17,17 @@ tensors of four dimensions, whose memory format Inductor chooses.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
-from torch.fx import Graph, Node
+from torch.fx import Graph
 
 from fp8compile import _torch as private
-from fp8compile.analysis.liveness import is_read_from_memory
-from fp8compile.fx.graph import SAVED_AS_CODES, TAKEN_AS_CODES, is_tensor, nbytes
-from fp8compile.fx.ops import CASTS, contracts, is_pointwise, is_view
+from fp8compile.analysis.residuals import is_stored_as_codes, residuals_of, stored_residuals
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import Notes
-
-LAYOUT_IS_CHOSEN = 4  # dimensions: channels come first or last
 
 
 def store_residuals(graph: Graph, ctx: Context) -> Notes:
     """Let Inductor store values computed from several tensors and read both before a matmul and after it."""
     if ctx.recipe.rewrites_graph:
-        for node in dict.fromkeys(_read_on_both_sides(graph)):
-            if node.meta.keys() & {SAVED_AS_CODES, TAKEN_AS_CODES} and _bytes_read(node) > nbytes(node.meta["val"]):
-                node.meta[private.STORED] = True
+        for node in stored_residuals(residuals_of(graph), is_stored_as_codes):
+            node.meta[private.STORED] = True
     return Notes()
-
-
-def _read_on_both_sides(graph: Graph) -> Iterator[Node]:
-    """Pointwise values that an operation reads, and also depends on through a matmul. Sets of nodes are bits of integers."""
-    bit: dict[Node, int] = {}
-    behind: dict[Node, int] = {}  # what a node is computed from
-    across: dict[Node, int] = {}  # what of that has a matmul on the way
-    for node in graph.nodes:
-        behind[node] = across[node] = 0
-        for operand in node.all_input_nodes:
-            behind[node] |= behind[operand] | bit.get(operand, 0)
-            across[node] |= across[operand]
-        if contracts(node):
-            across[node] |= behind[node]
-        elif is_pointwise(node):
-            read = [_behind_casts(operand) for operand in node.all_input_nodes]
-            yield from (made for made in read if made and bit.get(made, 0) & across[node])
-        if is_pointwise(node) and is_tensor(node) and node.meta["val"].ndim != LAYOUT_IS_CHOSEN:
-            bit[node] = 1 << len(bit)
-
-
-def _behind_casts(node: Node) -> Node | None:
-    """The node to store: the smallest of a value and what it is cast or viewed from; None if one of them is stored anyway."""
-    found = [node]
-    while is_view(node) or node.target in CASTS:
-        node = node.all_input_nodes[0]
-        found.append(node)
-    if any(map(is_read_from_memory, found)):
-        return None
-    return min((made for made in found if not is_view(made)), key=lambda made: nbytes(made.meta["val"]), default=None)
-
-
-def _bytes_read(node: Node) -> int:
-    """Bytes of the tensors in memory that a kernel reads to recompute a value."""
-    seen, open_, total = {node}, [node], 0
-    while open_:
-        for operand in open_.pop().all_input_nodes:
-            if operand in seen or not is_tensor(operand):
-                continue
-            seen.add(operand)
-            if (is_pointwise(operand) or is_view(operand)) and private.STORED not in operand.meta:
-                open_.append(operand)
-            else:
-                total += nbytes(operand.meta["val"])
-    return total

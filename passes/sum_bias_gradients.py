@@ -29,7 +29,7 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from fp8compile.analysis.liveness import is_read_from_memory
+from fp8compile.analysis.stored_values import is_read_from_memory
 from fp8compile.encoding.row_blocks import ALONG_ROWS, ROW_BLOCKS, in_blocks, operands_in_memory, sums_over_rows
 from fp8compile.fx.graph import is_tensor, splice, storage_root
 from fp8compile.fx.ops import computed_from, is_pointwise, is_reduction, is_view

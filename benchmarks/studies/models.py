@@ -115,10 +115,14 @@ def gpt2(seed: int, tiny: bool = False) -> Case:
 
 
 def llama(seed: int, tiny: bool = False, ffn: int | None = None) -> Case:
+    return llama_of(seed, *((64, 1, 4, 32) if tiny else (192, 3, 8, 128)), ffn)
+
+
+def llama_of(seed: int, width: int, layers: int, rows: int, length: int, ffn: int | None = None) -> Case:
+    """A Llama of that size, its heads 32 wide, on bytes."""
     mend_torchvision()
     from transformers import LlamaConfig, LlamaForCausalLM
 
-    width, layers, rows, length = (64, 1, 4, 32) if tiny else (192, 3, 8, 128)
     config = LlamaConfig(
         vocab_size=VOCABULARY,
         hidden_size=width,

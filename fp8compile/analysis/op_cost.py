@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from torch.fx import Node
 
-from fp8compile.analysis.liveness import is_read_from_memory
+from fp8compile.analysis.stored_values import is_read_from_memory
 from fp8compile.fx.graph import is_tensor, nbytes, numel, size_hint
 from fp8compile.fx.ops import argument_of, contracts, is_attention, is_pointwise, is_reduction, opname
 from fp8compile.numerics.formats import FP8

@@ -12,7 +12,8 @@ from torch.fx import Node
 
 from fp8compile.budget.frontier import State
 from fp8compile.budget.timeline import first_uses
-from fp8compile.fx.graph import ENCODING, ROW, Encoding
+from fp8compile.fx.graph import ENCODING, ROW, Encoding, insertion_point_after
+from fp8compile.fx.ops import is_view
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 
 
@@ -53,3 +54,19 @@ def _new_inputs(
         found[made] = split.placeholder(gone[0], made)
         split.edges.insert(split.edges.index(gone[0]), SavedTensor(made, found[made], gone[0].desc))
     return found
+
+
+def move_views_to_their_operand(made: Node) -> None:
+    """Move the views that a saved value is, which may stand at the forward's end, to where their operand is made.
+
+    There it is encoded then, and its memory is free for others from its last reader on.
+    """
+    views = []
+    while is_view(made) and len(made.all_input_nodes) == 1:
+        views.append(made)
+        made = made.all_input_nodes[0]
+    for view in reversed(views):
+        after = insertion_point_after(made)
+        if view is not after:
+            after.prepend(view)
+        made = view

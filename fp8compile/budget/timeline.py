@@ -4,6 +4,7 @@ The walk is that of ``analysis/liveness.py``, over steps of graphs that are not 
 
     forward     a kept value takes its stored bytes from where it is made to the end; itself, until its last reader
     backward    stored bytes until the last reader; decoded, where a matmul reads it, from its first reader to its last
+    residual    a value kept as codes that is read on both sides of a matmul is stored itself too (passes/store_residuals.py)
 
 Left out, since they are there in any case: parameters, the caller's data, gradients of parameters.
 """
@@ -14,8 +15,10 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from torch.fx import Node
 
-from fp8compile.analysis.liveness import Step, gradients_of_parameters, most_alive, step_of, steps_of
-from fp8compile.fx.graph import nbytes, storage_root
+from fp8compile.analysis.liveness import gradients_of_parameters, most_alive
+from fp8compile.analysis.residuals import residuals_of, stored_residuals
+from fp8compile.analysis.stored_values import Step, limits_in_force, step_of, steps_of
+from fp8compile.fx.graph import TAKEN_AS_CODES, nbytes, storage_root
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 
 
@@ -29,7 +32,10 @@ class Timeline:
 
     def __init__(self, split: PartitionedGraph, stored: Mapping[Node, int]) -> None:
         self.split, self.stored = split, stored
-        self._gradients = gradients_of_parameters(split)
+        self._gradients, self._limits = gradients_of_parameters(split), limits_in_force()
+        self._known = {node: step_of(node) for half in (split.fw, split.bw) for node in half.graph.nodes}
+        self._counted = {n for n in split.bw.graph.nodes if storage_root(n) in self._gradients}
+        self._residuals = residuals_of(split.fw.graph, saved_is_stored=False)
 
     def bytes_kept(self, edges: Iterable[SavedTensor], exact: Set[Node] = frozenset()) -> int:
         """Bytes that ``edges`` keep alive for the backward, each storage once, without what the caller owns.
@@ -53,27 +59,42 @@ class Timeline:
     def _of_forward(self, kept: Sequence[SavedTensor], exact: Set[Node]) -> int:
         sizes = self._kept(kept, exact)
         inputs = set(self.split.inputs)
-        steps = steps_of((node for node in self.split.fw.graph.nodes if node.op != "output"), inputs)
+        codes = {root for root in sizes if root in self.stored and root not in exact}
+        residuals = stored_residuals(self._residuals, lambda node: node in codes or TAKEN_AS_CODES in node.meta)
+        steps = steps_of(self._needed(kept, codes), inputs, set(residuals), self._known)
         end = Step()
         for node in self.split.user_outputs:
             if isinstance(node, Node):
                 end.read(steps[node])
         alive, behind = 0, dict[Step, Step]()
         for root, size in sizes.items():
-            if root in inputs or root in exact or root not in self.stored:  # kept as it is: from its start to the end
+            if root in inputs or root not in codes:  # kept as it is: from its start to the end
                 end.read(steps[root])
                 alive += size if root in inputs else 0
             else:
-                codes = behind[steps[root]] = Step(size)
-                codes.read(steps[root])
-                end.read(codes)
-        return most_alive([*(each for s in steps.values() for each in (s, behind.get(s)) if each), end], alive)
+                encoded = behind[steps[root]] = Step(size, "pointwise", stored=True)
+                encoded.read(steps[root])
+                end.read(encoded)
+        order = [*(each for s in steps.values() for each in (s, behind.get(s)) if each), end]
+        return most_alive(order, self._limits, alive)
+
+    def _needed(self, kept: Sequence[SavedTensor], codes: Set[Node]) -> list[Node]:
+        """The forward's nodes that its results are made of; codes are made where the storage that they stand for is."""
+        saved = (storage_root(e.forward) if storage_root(e.forward) in codes else e.forward for e in kept)
+        waiting = [*(n for n in self.split.user_outputs if isinstance(n, Node)), *self.split.inputs, *saved]
+        needed = set[Node]()
+        while waiting:
+            node = waiting.pop()
+            if node not in needed:
+                needed.add(node)
+                waiting += node.all_input_nodes
+        return [node for node in self.split.fw.graph.nodes if node in needed]
 
     def _of_backward(self, kept: Sequence[SavedTensor], repeated: Sequence[Node], exact: Set[Node]) -> int:
         sizes = self._kept(kept, exact)
         stored = {root for root in sizes if root in self.stored and root not in exact}
-        late = _Backward(self.split, kept, repeated, self._gradients, stored)
-        return most_alive(late.order, sum(sizes.values()), late.held(sizes))
+        late = _Backward(self.split, kept, repeated, self._known, self._counted, stored)
+        return most_alive(late.order, self._limits, sum(sizes.values()), late.held(sizes))
 
 
 class _Backward:
@@ -84,10 +105,11 @@ class _Backward:
         split: PartitionedGraph,
         kept: Sequence[SavedTensor],
         repeated: Sequence[Node],
-        gradients: Set[Node],
+        known: Mapping[Node, Step],
+        counted: Set[Node],
         stored: Set[Node],
     ) -> None:
-        self.kept = kept
+        self.kept, self._known = kept, known
         self.given = {edge.backward: Step(counted=True) for edge in kept}
         self.decoded = {
             e.backward: self._decoded(e) for e in kept if e.is_tensor and storage_root(e.forward) in stored
@@ -102,7 +124,7 @@ class _Backward:
             order += [self._copy(each) for each in placed.get(at, ())]
             if node in made:
                 continue
-            step = own[node] = step_of(node, counted=storage_root(node) in gradients)
+            step = own[node] = known[node].alone(node in counted)
             order.append(step)
             for parent in node.all_input_nodes:
                 step.read(own[parent] if parent in own else self._value(made[parent]))
@@ -122,7 +144,7 @@ class _Backward:
         return step
 
     def _copy(self, node: Node) -> Step:
-        step = self._copies[node] = step_of(node)
+        step = self._copies[node] = self._known[node].alone()
         for parent in node.all_input_nodes:
             if parent in self._copies or parent in self._used:
                 step.read(self._value(parent))

@@ -6,7 +6,8 @@ from collections.abc import Iterator, Mapping
 
 from torch.fx import Node
 
-from fp8compile.analysis.liveness import Held, Span, Step, kept_storages, spans, steps_of_backward, steps_of_forward
+from fp8compile.analysis.liveness import Held, Span, kept_storages, spans, steps_of_backward, steps_of_forward
+from fp8compile.analysis.stored_values import PLAIN, Limits, Step, limits_in_force
 from fp8compile.compiler.graph_waterfall import labels_of
 from fp8compile.explorer.picture import (
     BACKWARD,
@@ -34,7 +35,8 @@ def picture_of(split: PartitionedGraph, plain: PartitionedGraph, notes: Notes) -
     """
     labels = labels_of(split, notes)
     codes = {root for root, label in labels.items() if label == CODES}
-    return Picture(tuple(_kept(split, labels)), timeline_of(split, codes), timeline_of(plain, set()))
+    ours, plains = timeline_of(split, codes, limits_in_force()), timeline_of(plain, set(), PLAIN)
+    return Picture(tuple(_kept(split, labels)), ours, plains)
 
 
 def _kept(split: PartitionedGraph, labels: Mapping[Node, str]) -> Iterator[Kept]:
@@ -48,23 +50,23 @@ def _kept(split: PartitionedGraph, labels: Mapping[Node, str]) -> Iterator[Kept]
         yield Kept(edge.forward.name, edge.backward.name, root.name, size, label)
 
 
-def timeline_of(split: PartitionedGraph, codes: set[Node]) -> Timeline:
-    """What is in memory when; ``codes`` are the storages that hold codes."""
+def timeline_of(split: PartitionedGraph, codes: set[Node], limits: Limits) -> Timeline:
+    """What is in memory when; ``codes`` are the storages that hold codes, ``limits`` those of Inductor."""
     forward, backward = steps_of_forward(split), steps_of_backward(split)
     first, kept = len(forward[0]), kept_storages(split)
-    until = {span.steps: span.end + first for span in _spans(backward) if span.start < 0}
+    until = {span.steps: span.end + first for span in _spans(backward, limits) if span.start < 0}
     names = {tuple(backward[0][n] for n in nodes): root for root, nodes in kept.items()}
     ends = {root: until[steps] for steps, root in names.items()}
     made: list[Lifetime] = []
     for root in kept:
         if root.op == "placeholder":
             made.append(_lifetime(root, _kind(root, codes), 0, ends[root]))
-    for node, span in _own(forward):
+    for node, span in _own(forward, limits):
         if node in ends:
             made.append(_lifetime(node, _kind(node, codes), span.start, ends[node]))
         else:
             made.append(_lifetime(node, FORWARD, span.start, span.end))
-    for node, span in _own(backward):
+    for node, span in _own(backward, limits):
         made.append(_lifetime(node, BACKWARD, span.start + first, span.end + first))
     operations = tuple(node.name for half in (forward, backward) for node in half[0])
     return Timeline(operations, first, tuple(made))
@@ -74,15 +76,15 @@ def _kind(root: Node, codes: set[Node]) -> str:
     return KEPT_CODES if root in codes else KEPT
 
 
-def _spans(half: tuple[dict[Node, Step], Held]) -> Iterator[Span]:
+def _spans(half: tuple[dict[Node, Step], Held], limits: Limits) -> Iterator[Span]:
     steps, held = half
-    return spans(list(steps.values()), held)
+    return spans(list(steps.values()), limits, held)
 
 
-def _own(half: tuple[dict[Node, Step], Held]) -> Iterator[tuple[Node, Span]]:
+def _own(half: tuple[dict[Node, Step], Held], limits: Limits) -> Iterator[tuple[Node, Span]]:
     """The nodes whose results are in memory, and when."""
     nodes = {step: node for node, step in half[0].items()}
-    for span in _spans(half):
+    for span in _spans(half, limits):
         if span.start >= 0:
             yield nodes[span.steps[0]], span
 

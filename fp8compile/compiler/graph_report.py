@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fp8compile.analysis.liveness import workspace_bytes
+from fp8compile.analysis.stored_values import PLAIN
 from fp8compile.compiler.graph_waterfall import bytes_in_chunks, waterfall_of
 from fp8compile.compiler.region_reports import calls_of_cuts, notes_of_calls, plain_bytes
 from fp8compile.compiler.report_store import Collector
@@ -45,7 +46,7 @@ def report_of(
             )
         ),
         workspace_bytes(split) + working,
-        workspace_bytes(plain) + working_plain,
+        workspace_bytes(plain, PLAIN) + working_plain,
         waterfall=waterfall_of(
             split, saved_by_plain, bytes_after, notes, collector.cuts, bytes_in_chunks(plain, notes)
         ),

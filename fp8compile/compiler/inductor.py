@@ -19,6 +19,7 @@ from fp8compile.compiler.dump import watch_for
 from fp8compile.compiler.hooks import passes_for
 from fp8compile.compiler.inductor_options import FUSION, inductor_options, mode_options
 from fp8compile.compiler.inline_regions import DIFFERS, OBSERVED, has_regions, inlined, recipes_differ
+from fp8compile.compiler.near_kernels import with_near_kernels
 from fp8compile.compiler.node_by_node import run_the_graph
 from fp8compile.compiler.place_guard import guard_place
 from fp8compile.compiler.row_kernels import with_tiles_for_codes
@@ -142,6 +143,7 @@ def _through_inductor(
     if inner is not None:
         patches = {**patches, "force_disable_caches": True}  # the cache key does not know the inner compiler
     inner = with_tiles_for_codes(inner or private.compile_fx_inner)
+    inner = with_near_kernels(inner) if told.recipe.limits_memory else inner
     graph_key = key_of(gm, inputs, told, patches)
     patches = {**patches, **passes_for(told, graph_key, patches, find_regions(gm, told.parameters))}
     report_store.start(graph_key)

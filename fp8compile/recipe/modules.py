@@ -9,7 +9,7 @@ from typing import Any
 from fp8compile.recipe.frozen import FrozenModules
 
 # One for all modules.
-PER_GRAPH = ("codegen", "inductor", "dump", "check", "amax_history_len", "amax_compute", "margin")
+PER_GRAPH = ("codegen", "inductor", "dump", "check", "amax_history_len", "amax_compute", "margin", "card_gib")
 
 
 def module_recipes(value: Any, base: Any) -> FrozenModules:

@@ -66,9 +66,11 @@ class Recipe:
         attention_format: the format of those. INT8 by default: the backward of attention exponentiates q k' again, which
             turns E4M3's relative error into a factor (measured on the demo: gradients of k at 10 dB, against 23 in INT8).
         memory_budget: what the peak of forward and backward may be, beside parameters and their gradients: a fraction of the
-            default recipe's peak, 1.0 ... 0.0, or bytes for each graph, an integer >= 2. Below the default's peak, matmuls
-            and attention are computed again in the backward (passes/recompute_for_budget.py). In ``modules`` only 1.0, which
-            keeps what is made there.
+            default recipe's peak, 1.0 ... 0.0, or bytes for each graph, an integer >= 2, or "fit": what a card of
+            ``card_gib`` has left. Below the default's peak, matmuls and attention are computed again in the backward
+            (passes/recompute_for_budget.py). In ``modules`` only 1.0, which keeps what is made there.
+        card_gib: the memory of the device in GiB, for ``memory_budget="fit"``; without it of no effect. Leave out what the
+            step does not own: the CUDA context takes about 0.5.
         min_saved_numel: tensors with fewer elements stay as they are.
         skip: fnmatch patterns on module paths; tensors made in such a module, or in one under it, stay as they are.
         observe: whether statistics of values and gradients are taken in the graph, for ``fp8compile.amp.LossScaler`` and
@@ -108,7 +110,8 @@ class Recipe:
     chunk_logits: str | int = "off"
     saved_attention: bool | str = True
     attention_format: str = "int8"
-    memory_budget: float | int = 1.0
+    memory_budget: float | int | str = 1.0
+    card_gib: float | None = None
     min_saved_numel: int = 4096
     skip: tuple[str, ...] = ()
     observe: str | bool = "auto"

@@ -52,6 +52,10 @@ def _is_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
 def _as_patterns(name: str, value: Any) -> tuple[str, ...]:
     patterns = (value,) if isinstance(value, str) else value
     if not isinstance(patterns, (tuple, list)) or not all(isinstance(p, str) for p in patterns):
@@ -102,19 +106,27 @@ def check_values(recipe: Any) -> None:
             f"Recipe.chunk_logits must be 'off', 'auto' or a number of chunks from 2 to 64, not {recipe.chunk_logits!r}."
         )
     _check_scales(recipe)
-    _check_budget(recipe.memory_budget)
+    _check_budget(recipe.memory_budget, recipe.card_gib)
     if not _is_int(recipe.min_saved_numel) or recipe.min_saved_numel < 0:
         raise ValueError(f"Recipe.min_saved_numel must be a number of elements >= 0, not {recipe.min_saved_numel!r}.")
     if recipe.dump is not None and not isinstance(recipe.dump, str):
         raise ValueError(f"Recipe.dump must be the path of a folder, not {recipe.dump!r}.")
 
 
-def _check_budget(budget: object) -> None:
+def _check_budget(budget: object, card_gib: object) -> None:
+    if card_gib is not None and not (_is_number(card_gib) and card_gib > 0):  # type: ignore[operator]
+        raise ValueError(f"Recipe.card_gib must be the memory of the device in GiB, such as 80, not {card_gib!r}.")
+    if budget == "fit":
+        if card_gib is None:
+            raise ValueError(
+                "Recipe.memory_budget='fit' has to know the device's memory: set Recipe.card_gib, such as 80."
+            )
+        return
     whole = _is_int(budget) and budget >= 2  # type: ignore[operator]
-    if not whole and not (isinstance(budget, (int, float)) and not isinstance(budget, bool) and 0 <= budget <= 1):
+    if not whole and not (_is_number(budget) and 0 <= budget <= 1):  # type: ignore[operator]
         raise ValueError(
             f"Recipe.memory_budget must be a fraction of the default's peak, 0.0 ... 1.0, or bytes, an integer from 2, "
-            f"not {budget!r}."
+            f"or 'fit', not {budget!r}."
         )
 
 

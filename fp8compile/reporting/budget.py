@@ -38,14 +38,16 @@ class Budget:
         chosen: which of them was taken.
         device: what the times are predicted for.
         reason: why the budget had no effect; then ``frontier`` is empty.
+        held: for "fit", bytes of parameters, buffers, gradients and optimizer states, beside the peak.
     """
 
-    asked: float
+    asked: float | str
     target: int = 0
     frontier: tuple[Point, ...] = ()
     chosen: int = 0
     device: str = ""
     reason: str = ""
+    held: int = 0
 
     @property
     def is_met(self) -> bool:
@@ -63,12 +65,24 @@ class Budget:
 
     def __str__(self) -> str:
         if not self.frontier:
-            return f"memory budget {self.asked:g}: {self.reason}"
+            return f"memory budget {self._name}: {self.reason}"
         before, now = self.frontier[0], self.frontier[self.chosen]
+        if self.held:
+            return f"{self._fit}; repeating takes {now.us:,.0f} us on {self.device}, predicted"
         return (
-            f"memory budget {self.asked:g}: predicted peak {human(now.peak)} of {human(before.peak)}"
+            f"memory budget {self._name}: predicted peak {human(now.peak)} of {human(before.peak)}"
             f"{'' if self.is_met else ', ' + MISSED}; repeating takes {now.us:,.0f} us on {self.device}, predicted"
         )
+
+    @property
+    def _name(self) -> str:
+        return self.asked if isinstance(self.asked, str) else f"{self.asked:g}"
+
+    @property
+    def _fit(self) -> str:
+        peak, card = self.held + self.frontier[self.chosen].peak, self.held + self.target
+        told = f"memory budget fit: predicted peak of the step {human(peak)} of {human(card)}, {human(self.held)} of it held"
+        return told if self.is_met else f"{told}: does not fit at any budget, {human(peak - card)} too much"
 
     @property
     def table(self) -> str:

@@ -130,8 +130,8 @@ ANALYSES = (
     Mutant(
         "liveness: nothing outlives its operation",
         "fp8compile/analysis/liveness.py",
-        "leaving[max(end[step], at)] += step.size",
-        "leaving[at] += step.size",
+        "yield Span((step,), at, max(end[step], at), step.size)",
+        "yield Span((step,), at, at, step.size)",
         ("tests/reporting/test_memory.py::test_working_memory_is_what_no_kernel_fuses_beyond_what_is_kept",),
     ),
     Mutant(

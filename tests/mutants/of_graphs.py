@@ -171,15 +171,15 @@ PASSES = (
     ),
     Mutant(
         "store_residuals: what a matmul does not divide is stored too",
-        "passes/store_residuals.py",
+        "fp8compile/analysis/residuals.py",
         "        if contracts(node):\n            across[node] |= behind[node]\n        elif",
         "        across[node] |= behind[node]\n        if",
         ("tests/passes/test_store_residuals.py",),
     ),
     Mutant(
         "store_residuals: what is cheap to compute is stored too",
-        "passes/store_residuals.py",
-        ' and _bytes_read(node) > nbytes(node.meta["val"])',
+        "fp8compile/analysis/residuals.py",
+        ' and _bytes_read(node, found) > nbytes(node.meta["val"])',
         "",
         ("tests/passes/test_store_residuals.py",),
     ),

@@ -31,8 +31,8 @@ MEMORY = (
     Mutant(
         "budget: gradients of parameters count",
         "fp8compile/budget/timeline.py",
-        "counted=storage_root(node) in gradients",
-        "counted=False",
+        "known[node].alone(node in counted)",
+        "known[node].alone()",
         OF_BUDGET,
     ),
     Mutant(

@@ -37,7 +37,7 @@ def test_the_key_knows_every_field_but_those_that_look_on() -> None:
         skip=("a",), codegen="eager", inductor={"debug": True}, modules={"a": "off"}, observe=True,
         islands="off", keep_fp32=("a",), collectives="groupwise", linear_scaling="delayed", amax_history_len=4,
         amax_compute="most_recent", margin=1, cache_weights=True, merge_dgrads=True, device_rates="h100",
-        smooth_swiglu=True, chunk_logits=8, memory_budget=0.5,
+        smooth_swiglu=True, chunk_logits=8, memory_budget=0.5, card_gib=80.0,
     )  # fmt: skip
     assert {f.name for f in dataclasses.fields(Recipe)} == {*changes, "dump", "check"}
     keys = {Recipe(**{name: value}).key for name, value in changes.items()}  # type: ignore[arg-type]
@@ -62,6 +62,12 @@ def test_the_key_knows_every_field_but_those_that_look_on() -> None:
         ({"saved_attention": "yes"}, "saved_attention must be 'auto', True or False, not 'yes'"),
         ({"saved_attention": 1}, "saved_attention must be 'auto', True or False, not 1"),
         ({"memory_budget": 1.5}, "memory_budget must be a fraction of the default's peak, 0.0 ... 1.0, or bytes"),
+        ({"memory_budget": "fit"}, "memory_budget='fit' has to know the device's memory: set Recipe.card_gib"),
+        (
+            {"memory_budget": "fit", "card_gib": 0},
+            "card_gib must be the memory of the device in GiB, such as 80, not 0",
+        ),
+        ({"modules": {"a": {"card_gib": 24.0}}}, "sets card_gib, which cannot differ by module"),
         ({"chunk_logits": 1}, "chunk_logits must be 'off', 'auto' or a number of chunks from 2 to 64, not 1"),
         ({"chunk_logits": True}, "or a number of chunks from 2 to 64, not True"),
         ({"skip": 3}, "skip must be module path patterns"),

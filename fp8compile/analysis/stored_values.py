@@ -1,0 +1,150 @@
+"""Which values of a graph are in memory, and which are computed in each kernel that reads them: Inductor's rules as a walk.
+
+    no pointwise operation            its result is stored: a matmul, a convolution, attention, a reduction, random numbers
+    read by such a kernel, returned   stored
+    takes many tensors to compute     stored: more than ``most`` tensors in memory
+    read several times                stored if it takes more than ``few`` tensors; on a CPU also if it takes an exponential
+    a residual                        stored where a pass says so (fp8compile/analysis/residuals.py)
+
+The rules are ``should_realize_on_reuse`` and ``has_exceeded_max_reads`` of ``torch/_inductor/ir.py``, and its ``graph.py``.
+Left out: the number of operations of an expression, which Inductor limits too, and layouts that it asks for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch.fx import Node
+
+from fp8compile import _torch as private
+from fp8compile.fx.graph import is_tensor, nbytes
+from fp8compile.fx.ops import is_pointwise, is_reduction, is_split, is_view, opname
+
+EXPONENTIALS = ("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh", "silu")  # each is computed once on a CPU
+
+
+class Limits(NamedTuple):
+    """How many stored tensors a value may take to compute, before Inductor stores it: read several times; read at all."""
+
+    few: int
+    most: int
+
+
+PLAIN = Limits(4, 8)  # Inductor's own
+
+
+def limits_in_force() -> Limits:
+    """Those of the compilation that runs."""
+    most = private.inductor_config.realize_acc_reads_threshold
+    return Limits(private.inductor_config.realize_reads_threshold, PLAIN.most if most is None else most)
+
+
+@dataclass(eq=False)
+class Step:
+    """One operation of a timeline.
+
+    Attributes:
+        size: bytes of its result, if it has memory of its own.
+        kind: "view", "pointwise", "reduction" or "kernel".
+        reads: the steps whose results it reads.
+        readers: the steps that read its result.
+        counted: whether its result is counted elsewhere.
+        stored: whether a pass has its result stored.
+        is_dear: whether a CPU computes it once.
+    """
+
+    size: int = 0
+    kind: str = "kernel"
+    reads: list[Step] = field(default_factory=list)
+    readers: list[Step] = field(default_factory=list)
+    counted: bool = False
+    stored: bool = False
+    is_dear: bool = False
+
+    def read(self, other: Step) -> None:
+        self.reads.append(other)
+        other.readers.append(self)
+
+    def alone(self, counted: bool = False, stored: bool = False) -> Step:
+        """The same operation without its edges, for another timeline."""
+        return Step(self.size, self.kind, counted=counted, stored=stored, is_dear=self.is_dear)
+
+
+def step_of(node: Node) -> Step:
+    """A node's step, without its edges."""
+    kind = (
+        "view" if is_view_or_part(node) else
+        "pointwise" if is_pointwise(node) else
+        "reduction" if is_reduction(node) else "kernel"
+    )  # fmt: skip
+    if not is_tensor(node):
+        return Step(0, kind)
+    value = node.meta["val"]
+    return Step(nbytes(value), kind, is_dear=opname(node) in EXPONENTIALS and value.device.type == "cpu")
+
+
+def steps_of(
+    nodes: Iterable[Node],
+    counted: Set[Node] = frozenset(),
+    stored: Collection[Node] = (),
+    known: Mapping[Node, Step] | None = None,
+) -> dict[Node, Step]:
+    """The steps of nodes that read none but each other, in their order; the results of ``counted`` are counted elsewhere,
+    those of ``stored`` are in memory. ``known`` are steps of other timelines."""
+    steps: dict[Node, Step] = {}
+    for node in nodes:
+        step = (known[node] if known else step_of(node)).alone(node in counted, node in stored)
+        steps[node] = step
+        for parent in node.all_input_nodes:
+            step.read(steps[parent])
+    return steps
+
+
+def in_registers(order: Sequence[Step], limits: Limits) -> set[Step]:
+    """The steps of a timeline whose results are not stored: views, and what is computed where it is read."""
+    by_kernels, times = _read_by_kernels(order), _times_read(order)
+    behind: dict[Step, set[Step]] = {}  # of each that is not stored, the stored ones that it takes
+    dear: set[Step] = set()
+    for step in order:
+        if step.kind not in ("view", "pointwise") or (step.kind == "pointwise" and by_kernels[step]):
+            continue
+        takes = {each for read in step.reads for each in behind.get(read, (read,))}
+        is_dear = step.is_dear or any(read in dear for read in step.reads)
+        several = times[step] > 1 and (len(takes) > limits.few or is_dear)
+        if step.kind == "pointwise" and (step.stored or several or len(takes) > limits.most):
+            continue
+        behind[step] = takes
+        if is_dear:
+            dear.add(step)
+    return set(behind)
+
+
+def _read_by_kernels(order: Sequence[Step]) -> dict[Step, bool]:
+    found: dict[Step, bool] = {}
+    for step in reversed(order):
+        found[step] = any(found[r] if r.kind == "view" else r.kind == "kernel" for r in step.readers)
+    return found
+
+
+def _times_read(order: Sequence[Step]) -> dict[Step, int]:
+    found: dict[Step, int] = {}
+    for step in reversed(order):
+        found[step] = max([len(step.readers), *(found[r] for r in step.readers if r.kind == "view")])
+    return found
+
+
+def is_read_from_memory(node: Node, but: Node | None = None) -> bool:
+    """Whether a value has a reader, other than ``but``, that does not recompute it: a matmul, for example, or the caller."""
+    readers = (u for u in node.users if u is not but)
+    return any(is_read_from_memory(u, but) if is_view_or_part(u) else not _fuses_its_reads(u) for u in readers)
+
+
+def _fuses_its_reads(node: Node) -> bool:
+    return is_pointwise(node) or is_reduction(node)
+
+
+def is_view_or_part(node: Node) -> bool:
+    parent = node.args[0] if node.args else None
+    return is_view(node) or is_split(node) or (isinstance(parent, Node) and is_split(parent))
