@@ -57,7 +57,7 @@ def _read_on_both_sides(graph: Graph, end: Node | None) -> Iterator[Node]:
         if contracts(node):
             across[node] |= behind[node]
         elif is_pointwise(node):
-            read = [_behind_casts(operand, end) for operand in node.all_input_nodes]
+            read = [_behind_casts(operand, end) for operand in node.all_input_nodes if is_tensor(operand)]
             yield from (made for made in read if made and bit.get(made, 0) & across[node])
         if is_pointwise(node) and is_tensor(node) and node.meta["val"].ndim != LAYOUT_IS_CHOSEN:
             bit[node] = 1 << len(bit)

@@ -50,7 +50,8 @@ class Fit:
         gradients: of the parameters that are trained.
         states: of the optimizer.
         activations: saved for backward.
-        workspace: the most that forward or backward needs beyond these at one time, an estimate.
+        workspace: the most that forward or backward needs beyond these at one time, an estimate for the device that the
+            graph was captured on. A CPU stores results of exponentials that a GPU computes again where they are read.
         update: what the optimizer needs in addition while it steps, an estimate: torch.optim's default implementation on
             a GPU makes one temporary of the size of all gradients.
         card: the memory of the card.
