@@ -5,6 +5,8 @@
 FP8 linears alone (nothing is stored as codes), emulated, rewritten graphs run node by node, FP32 model, after some steps of
 training. SQNR of every parameter's gradient, worst and median, and of the logits. Once as trained, once with two channels of
 every norm's output made 20 times as large, as trained language models have them. Delayed scales come from other batches.
+
+What the JSON already has of a model is not run again; it is written after every model.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import copy
 import dataclasses
 import json
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -117,18 +119,28 @@ def main(words: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--json", type=Path)
     parser.add_argument("--tiny", action="store_true", help="toy sizes, to try the machinery")
     arguments = parser.parse_args(words)
-    cases = {name: TRANSFORMERS[name](0, tiny=arguments.tiny) for name in LAYERS}
     found = {**environment(), "channels": CHANNELS, "factor": FACTOR}
-    found["models"] = {name: {"about": case.about} for name, case in cases.items()}
-    for kind, changed in KINDS.items():
-        for name, case in cases.items():
-            if kind == AS_TRAINED:
-                warm_up(case)
-            found["models"][name][kind] = of_modes(changed(case))
-            _say(name, kind, found["models"][name][kind])
+    before = json.loads(arguments.json.read_text()) if arguments.json and arguments.json.exists() else {}
+    found["models"] = before.get("models", {})
+    for name in LAYERS:
+        for kind, row in _missing(name, arguments.tiny, found["models"].setdefault(name, {})):
+            found["models"][name][kind] = row
+            _say(name, kind, row)
             if arguments.json:
                 arguments.json.write_text(json.dumps(found, indent=1) + "\n")
     return found
+
+
+def _missing(name: str, tiny: bool, had: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The kinds that a model lacks, with their rows."""
+    if set(KINDS) <= set(had):
+        return
+    case = TRANSFORMERS[name](0, tiny=tiny)
+    had["about"] = case.about
+    warm_up(case)
+    for kind, changed in KINDS.items():
+        if kind not in had:
+            yield kind, of_modes(changed(case))
 
 
 def _say(name: str, kind: str, by_mode: Mapping[str, Any]) -> None:
