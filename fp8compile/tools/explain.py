@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 
 from fp8compile.compiler import report_store
@@ -22,6 +23,7 @@ from fp8compile.reporting.report import GraphReport, Report
 from fp8compile.tools.compiled_module import active_recipes, compiled_by, compiled_inside
 from fp8compile.tools.trial_step import LIMIT, check_is_module, chosen_recipe, left_as_it_was, one_step
 from fp8compile.tools.unmatched import unmatched, without_wishes
+from fp8compile.tools.without_memory import is_on_meta, without_memory
 
 OTHER_RECIPE = " for the recipe that runs now"
 PLAIN_EAGER = (
@@ -63,6 +65,7 @@ def explain(
     A model whose blocks are compiled each by itself is compiled in the same blocks, with the recipe of the first.
 
     Gradients, buffers and random number generators are left as they were; a model that is compiled goes on as it was.
+    A model on the meta device is explained too, without memory for it: as if on this machine's GPU, or else on its CPU.
 
     Args:
         model: a module, compiled or not.
@@ -74,9 +77,15 @@ def explain(
             else the sum of the floating-point outputs.
 
     Raises:
-        ValueError: no graph was compiled, ``loss`` is not a scalar, or ``model`` is no module.
+        ValueError: no graph was compiled, ``loss`` is not a scalar, or ``model`` is no module or partly on the meta device.
     """
     check_is_module(model, "explain")
+    if is_on_meta(model):
+        copied = without_memory(
+            getattr(model, "_orig_mod", model), as_arguments(args), kwargs or {}, mode := FakeTensorMode()
+        )
+        with mode:
+            return explain(*copied, recipe=chosen_recipe(recipe, model), loss=loss)
     eager = getattr(model, "_orig_mod", model)
     blocks = compiled_inside(model)
     chosen = chosen_recipe(recipe, blocks[0] if blocks else model)
@@ -88,13 +97,19 @@ def explain(
         graphs.append(report_store.Compiled(reports, chosen, frozenset(), paths, runs=runs))
         return counted(compiled, runs)
 
-    arguments = (args,) if isinstance(args, Tensor) else tuple(args)
     limit = torch._dynamo.config.patch(recompile_limit=LIMIT)
     with left_as_it_was(eager), compiled_by(listen, blocks), limit:
-        one_step(eager if blocks else torch.compile(eager, backend=listen), arguments, dict(kwargs or {}), loss)
+        one_step(
+            eager if blocks else torch.compile(eager, backend=listen), as_arguments(args), dict(kwargs or {}), loss
+        )
     if not graphs:
         raise ValueError(f"fp8compile.explain: {report_store.NO_GRAPH_COMPILED}")
     return _report(graphs, chosen, eager)
+
+
+def as_arguments(args: Sequence[Any]) -> tuple[Any, ...]:
+    """Positional arguments; a tensor is one of them."""
+    return (args,) if isinstance(args, Tensor) else tuple(args)
 
 
 def _places(
