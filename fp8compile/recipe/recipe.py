@@ -97,7 +97,7 @@ class Recipe:
     linear_scaling: str = "dynamic"
     amax_history_len: int = 16
     amax_compute: str = "max"
-    margin: int = 0
+    margin: int = 1
     cache_weights: bool = False
     merge_dgrads: bool = False
     smooth_swiglu: bool = False
