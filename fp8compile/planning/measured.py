@@ -5,8 +5,8 @@
 ``kv`` is the width of keys: heads of keys times the size of a head. The last terms are attention's log-sum-exp, FP32 for
 each head, and the two norms' statistics, FP32. With plain Inductor a, b, c are 6, 2, 3: the layer's input, both norms'
 results, q, attention's result, the second residual; k, v; gate, up and their product. Ours recomputes both norms' results
-and the product, and stores the others as INT8 with a BF16 scale for each 128. Left out: 2 bytes for each channel of a sequence,
-the mean of attention's result.
+and the product, and stores the others as INT8 with a BF16 scale for each 128. Left out: the mean of
+attention's result, 2 bytes for each channel of a sequence.
 
 Sources: ``LAYERS`` are figures of benchmarks/results/static-cost-predicted.json, counted in graphs that were lowered for
 an H100; tests/planning/test_measured.py holds them, and the formula, against that file and against layers captured anew.
