@@ -21,6 +21,25 @@ def test_every_setting_of_fusion_exists_and_an_unknown_one_is_left_out() -> None
     assert private.known_options({"no_such_option": 1, "triton.no_such_option": 1}) == {}
 
 
+def test_the_scheduler_says_what_each_kernel_moves_after_fusion() -> None:
+    seen = list[tuple[Any, ...]]()
+
+    def after(nodes: list[Any]) -> list[Any]:
+        for node in nodes:
+            origins = {origin.op for part in node.get_nodes() for origin in part.node.get_origins()}
+            sizes = node.get_read_buffer_sizes(), node.get_write_buffer_sizes(), node.get_read_write_buffers_sizes()
+            seen.append((*sizes, node.is_extern(), node.is_template(), origins))
+        return nodes
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return x.relu() + 1
+
+    with private.inductor_config.patch(_post_fusion_custom_pass=after, force_disable_caches=True):
+        torch.compile(f)(torch.randn(64, 48))
+    size = 64 * 48 * 4
+    assert seen == [(size, size, 2 * size, False, False, {"call_function"})]
+
+
 def test_the_scheduler_asks_what_may_be_one_kernel_and_says_what_it_would_hold() -> None:
     virtualized, asked = private.inductor_virtualized, list[tuple[Any, ...]]()
 

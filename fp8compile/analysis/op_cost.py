@@ -5,8 +5,8 @@
     pointwise                        bytes of the result / copy, where something reads it from memory; else it is fused: 0
     view, part of a tuple            0
 
-FLOPs: a multiplication and an addition for each pair of elements; attention has two products of [queries, keys] a head, half
-of each where it is causal.
+FLOPs: a multiplication and an addition for each pair of elements; attention has two products of [queries, keys] a head, its
+backward five, half of each where it is causal.
 """
 
 from __future__ import annotations
@@ -49,8 +49,9 @@ def flops(node: Node) -> float:
 def flops_an_element(node: Node) -> float:
     """Floating-point operations for an element of a matmul's result, or of the queries of attention."""
     if is_attention(node):
-        keys = size_hint(node.all_input_nodes[1].meta["val"].shape[-2])
-        return 4 * keys * (0.5 if argument_of(node, "is_causal", False) else 1.0)
+        is_backward = opname(node).endswith("_backward")  # whose first operand is the result's gradient
+        keys = size_hint(node.all_input_nodes[2 if is_backward else 1].meta["val"].shape[-2])
+        return (10 if is_backward else 4) * keys * (0.5 if argument_of(node, "is_causal", False) else 1.0)
     left = node.args[1 if opname(node) in ("addmm", "baddbmm") else 0]
     return 2 * size_hint(left.meta["val"].shape[-1])  # type: ignore[union-attr]
 

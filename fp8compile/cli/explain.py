@@ -101,7 +101,7 @@ def _answered(command: str, values: argparse.Namespace, **changes: Any) -> int:
 def _explained(values: argparse.Namespace, recipe: Recipe) -> Report:
     case = case_from(*values.factory)
     with dump.required(), contextlib.nullcontext() if values.traceback else _without_logged_traceback():
-        return explain(*case, recipe=recipe)
+        return explain(*case, recipe=recipe, kernels=values.kernels)
 
 
 @contextlib.contextmanager

@@ -42,6 +42,7 @@ def add_explain_options(parser: ArgumentParser) -> None:
     add_recipe_options(parser)
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
     parser.add_argument("--html", type=Path, metavar="FILE", help="write a page to look at: one file, offline")
+    parser.add_argument("--kernels", action="store_true", help="generate the kernels and list them in the page")
     parser.add_argument("--full", action="store_true", help="print every table, not only the first screen")
     parser.add_argument(
         "--traceback", action="store_true", help="of an error, the whole traceback before the line that names it"

@@ -19,6 +19,7 @@ from fp8compile.compiler.dump import watch_for
 from fp8compile.compiler.hooks import passes_for
 from fp8compile.compiler.inductor_options import FUSION, inductor_options, mode_options
 from fp8compile.compiler.inline_regions import DIFFERS, OBSERVED, has_regions, inlined, recipes_differ
+from fp8compile.compiler.kernels import listing
 from fp8compile.compiler.near_kernels import with_near_kernels
 from fp8compile.compiler.node_by_node import run_the_graph
 from fp8compile.compiler.place_guard import guard_place
@@ -34,6 +35,7 @@ from fp8compile.recipe.calibrated import check_calibration
 from fp8compile.recipe.calibration import Calibration
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
+from fp8compile.reporting.kernel import Kernel
 from fp8compile.reporting.report import GraphReport
 from fp8compile.scaling.slot import WithScales, operands_of, with_scales
 from fp8compile.scaling.weight_slot import WeightCodes, with_weight_codes
@@ -71,14 +73,18 @@ def compile_and_report(
     *,
     generate: bool = True,
     keep_steps: bool = False,
+    kernels: list[Kernel] | None = None,
 ) -> tuple[Callable[..., Any], tuple[GraphReport, ...]]:
     """The compiled callable of a Dynamo graph and what was done to it.
 
     ``generate=False`` makes the same rewrites and then runs the graph node by node, whatever the recipe says.
     ``keep_steps`` keeps each pass with the graph before and after it, all of them in the first report.
+    ``kernels`` takes the kernels that are generated, as they come: those of a backward when it first runs.
     """
     watch = watch_for(recipe, keep_steps)
     inner = None if generate else run_the_graph
+    if generate and kernels is not None:
+        inner = listing(kernels)
     if watch is None:
         return compile_once(gm, example_inputs, recipe, mode, inner)[:2]
     spare = copy_with_attributes(gm)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from fp8compile.explorer.told import BYTES, NUMBER, TEXT, Bars, Frontier, Row, Table
+from fp8compile.explorer.told import BYTES, NUMBER, TEXT, Bars, Frontier, Row, Table, Told
 from fp8compile.numerics.formats import E4M3, E5M2, INT8
+from fp8compile.planning.device_rates import RATES
 from fp8compile.reporting.entries import RECIPE, Notes
 from fp8compile.reporting.entry import Entry
+from fp8compile.reporting.kernel import Kernel
 from fp8compile.reporting.waterfall import Waterfall
 
 Placed = Sequence[tuple[Notes, int]]  # the notes of one graph at each of its places, and how often it ran there
@@ -113,6 +115,43 @@ def _rows(name: str, graphs: Sequence[Placed], cells: Cells) -> tuple[Row, ...]:
         for notes, times in placed
         for entry in getattr(notes, name)
     )
+
+
+def told_of(head: Sequence[str], graphs: Sequence[Any], bars: Bars, modules: Collection[str]) -> Told:
+    """What the page is told of the reports of ``graphs``; ``head`` is the title and the lines below it."""
+    tables = tables_of([graph.placed for graph in graphs])
+    kernels = kernel_table([graph.kernels for graph in graphs])
+    return Told(
+        head[0],
+        tuple(head[1:]),
+        tuple(graph.drawn for graph in graphs),
+        (*tables, kernels) if kernels.rows else tables,
+        bars,
+        frontiers_of([graph.notes for graph in graphs]),
+        tuple(sorted(modules)),
+        done_by_module(tables),
+    )
+
+
+def kernel_table(graphs: Sequence[Sequence[Kernel]]) -> Table:
+    """The kernels of all graphs; times by a roofline with rates that are assumed for an H100 (planning/device_rates.py)."""
+    return Table(
+        "kernels",
+        "Kernels",
+        (
+            ("module", TEXT), ("half", TEXT), ("number", NUMBER), ("kind", TEXT), ("operations", TEXT), ("also of", TEXT),
+            ("read", BYTES), ("written", BYTES), ("MFLOP", NUMBER), ("FLOP a byte", NUMBER), ("µs, predicted, H100", NUMBER),
+            ("source", TEXT),
+        ),
+        tuple(
+            Row(at, k.node, (
+                k.module, k.half, k.number, k.kind, k.operations, k.others, k.read, k.written, round(k.flops / 1e6, 3),
+                round(k.flops / max(k.moved, 1), 2), round(k.microseconds(RATES["h100"]), 3), k.source,
+            ))
+            for at, kernels in enumerate(graphs)
+            for k in kernels
+        ),
+    )  # fmt: skip
 
 
 def bars_of(plain: int, ours: int, waterfall: Waterfall) -> Bars:

@@ -27,7 +27,8 @@ from fp8compile.reporting.entries import (
     Skip,
 )
 from fp8compile.reporting.entry import Entry
-from fp8compile.reporting.explored import bars_of, done_by_module, frontiers_of, tables_of
+from fp8compile.reporting.explored import bars_of, told_of
+from fp8compile.reporting.kernel import Kernel
 from fp8compile.reporting.memory import Fit, ModelBytes, predict
 from fp8compile.reporting.tables import Entries
 from fp8compile.reporting.text import all_of_it, bytes_table, first_screen, headline
@@ -58,6 +59,7 @@ class GraphReport:
         runs: how often it ran in the last step: its calls that held saved tensors at one time. 1 before its first step.
         waterfall: the bytes from plain Inductor's to ours, by rewrite, and what ours hold.
         picture: what is kept for the backward and what is in memory when; with ``steps``, and not in the JSON.
+        kernels: what Inductor generated for it; with ``explain(..., kernels=True)``, and not in the JSON.
         places: for a graph that serves several modules, or begins inside the model: the path of each such module, and how
             often it ran there. Paths in ``notes`` begin there.
     """
@@ -74,10 +76,11 @@ class GraphReport:
     places: tuple[tuple[str, int], ...] = ()
     steps: tuple[Step, ...] = field(default=(), compare=False, repr=False)
     picture: Picture | None = field(default=None, compare=False, repr=False)
+    kernels: tuple[Kernel, ...] = field(default=(), compare=False, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        data = dataclasses.asdict(dataclasses.replace(self, steps=(), picture=None))
-        return {name: value for name, value in data.items() if name not in ("steps", "picture")}
+        data = dataclasses.asdict(dataclasses.replace(self, steps=(), picture=None, kernels=()))
+        return {name: value for name, value in data.items() if name not in ("steps", "picture", "kernels")}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> GraphReport:
@@ -266,16 +269,11 @@ class Report(WithPages):
     @cached_property
     def told(self) -> Told:
         """The report as the explorer's page takes it."""
-        tables = tables_of([g.placed for g in self.graphs])
-        return Told(
-            self._head[0].removeprefix("fp8compile: "),
-            (*self._head[1:], *self.remarks),
-            tuple(g.drawn for g in self.graphs),
-            tables,
+        return told_of(
+            (self._head[0].removeprefix("fp8compile: "), *self._head[1:], *self.remarks),
+            self.graphs,
             bars_of(self.saved_bytes_plain, self.saved_bytes, self.waterfall),
-            frontiers_of([g.notes for g in self.graphs]),
-            tuple(sorted(self.modules)),
-            done_by_module(tables),
+            self.modules,
         )
 
     def to_text(self) -> str:

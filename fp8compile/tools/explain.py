@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses import FakeTensorMode
 from torch.fx import GraphModule
 
+from fp8compile import _torch as private
 from fp8compile.compiler import report_store
 from fp8compile.compiler.inductor import compile_and_report
 from fp8compile.compiler.running_model import unwrapped
@@ -18,6 +19,7 @@ from fp8compile.compiler.runs import Instance, Runs, counted, in_last_step
 from fp8compile.fx.provenance import beginning, module_names, parameter_names, parameters_of
 from fp8compile.optim.placement import fixed_formats
 from fp8compile.recipe.recipe import Recipe
+from fp8compile.reporting.kernel import Kernel
 from fp8compile.reporting.memory import gradient_bytes, model_bytes
 from fp8compile.reporting.report import GraphReport, Report
 from fp8compile.tools.compiled_module import active_recipes, compiled_by, compiled_inside
@@ -59,6 +61,8 @@ def explain(
     kwargs: Mapping[str, Any] | None = None,
     recipe: Recipe | str | Mapping[str, Any] | None = None,
     loss: Callable[[Any], Tensor] | None = None,
+    *,
+    kernels: bool = False,
 ) -> Report:
     """What fp8compile does to ``model``: one forward and backward on a fresh compilation, without generating kernels.
 
@@ -75,6 +79,7 @@ def explain(
             default recipe.
         loss: the scalar to differentiate, from the model's output; by default ``output.loss`` where there is one,
             else the sum of the floating-point outputs.
+        kernels: generate kernels all the same, and list them (``graphs[i].kernels``, the page's table); takes a compilation.
 
     Raises:
         ValueError: no graph was compiled, ``loss`` is not a scalar, or ``model`` is no module or partly on the meta device.
@@ -82,18 +87,30 @@ def explain(
     check_is_module(model, "explain")
     if is_on_meta(model):
         copied = without_memory(
-            getattr(model, "_orig_mod", model), as_arguments(args), kwargs or {}, mode := FakeTensorMode()
+            getattr(model, "_orig_mod", model),
+            as_arguments(args),
+            kwargs or {},
+            mode := private.fake_tensor.FakeTensorMode(),
         )
+        if kernels:
+            raise ValueError(
+                "explain(kernels=True) runs what it generates, and a model on the meta device has no memory"
+            )
         with mode:
             return explain(*copied, recipe=chosen_recipe(recipe, model), loss=loss)
     eager = getattr(model, "_orig_mod", model)
     blocks = compiled_inside(model)
     chosen = chosen_recipe(recipe, blocks[0] if blocks else model)
     graphs: list[report_store.Compiled] = []
+    listed: list[list[Kernel]] = []
 
     def listen(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         runs, paths = Runs(example_inputs), tuple(path for _, path in parameters_of(gm, example_inputs))
-        compiled, reports = compile_and_report(gm, example_inputs, chosen, generate=False, keep_steps=True)
+        found: list[Kernel] = []
+        listed.append(found)
+        compiled, reports = compile_and_report(
+            gm, example_inputs, chosen, generate=kernels, keep_steps=True, kernels=found
+        )
         graphs.append(report_store.Compiled(reports, chosen, frozenset(), paths, runs=runs))
         return counted(compiled, runs)
 
@@ -104,7 +121,15 @@ def explain(
         )
     if not graphs:
         raise ValueError(f"fp8compile.explain: {report_store.NO_GRAPH_COMPILED}")
-    return _report(graphs, chosen, eager)
+    return _with_kernels(_report(graphs, chosen, eager), [len(each.reports) for each in graphs], listed)
+
+
+def _with_kernels(report: Report, counts: Sequence[int], listed: Sequence[Sequence[Kernel]]) -> Report:
+    """The report with the kernels of each compilation in the first of its ``counts`` graphs."""
+    graphs = list(report.graphs)
+    for first, kernels in zip(itertools.accumulate(counts, initial=0), listed, strict=False):
+        graphs[first] = dataclasses.replace(graphs[first], kernels=tuple(kernels))
+    return dataclasses.replace(report, graphs=tuple(graphs))
 
 
 def as_arguments(args: Sequence[Any]) -> tuple[Any, ...]:

@@ -12,8 +12,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses import FakeTensorMode
 from torch.utils import _pytree as pytree
+
+from fp8compile import _torch as private
 
 
 def is_on_meta(model: nn.Module) -> bool:
@@ -33,7 +34,7 @@ def is_on_meta(model: nn.Module) -> bool:
 
 
 def without_memory(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], mode: FakeTensorMode
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], mode: private.fake_tensor.FakeTensorMode
 ) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     """Copies of a model and its arguments on fake tensors of the GPU, where there is one, else of the CPU.
 

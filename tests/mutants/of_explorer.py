@@ -6,7 +6,30 @@ from tests.mutants.mutant import Mutant
 
 DATA = ("tests/explorer/test_data.py",)
 
+KERNELS = ("tests/compiler/test_kernels.py",)
+
 EXPLORER = (
+    Mutant(
+        "kernels: those of a backward count as its forward's",
+        "fp8compile/compiler/kernels.py",
+        'if kwargs.get("is_backward")',
+        "if False",
+        KERNELS,
+    ),
+    Mutant(
+        "kernels: a matmul has the operations that made its operands",
+        "fp8compile/compiler/kernels.py",
+        "inside = inside[-1:] if scheduled.is_extern() else inside",
+        "inside = inside",
+        KERNELS,
+    ),
+    Mutant(
+        "explain: a frozen weight on the meta device trains",
+        "fp8compile/tools/without_memory.py",
+        "nn.Parameter(made, tensor.requires_grad)",
+        "nn.Parameter(made)",
+        ("tests/tools/test_without_memory.py",),
+    ),
     Mutant(
         "explorer: what is kept ends with the forward",
         "fp8compile/compiler/graph_picture.py",

@@ -14,12 +14,13 @@ from tests.support.measure import LlamaLayer
 
 
 class Model(nn.Module):
-    """An embedding tied to the head around a layer with attention; a buffer that scales."""
+    """An embedding tied to the head around a layer with attention, of which q is frozen; a buffer that scales."""
 
     def __init__(self) -> None:
         super().__init__()
         self.embedding = nn.Embedding(256, 128)
         self.layer = LlamaLayer(128, 256, 4, 2)
+        self.layer.q.requires_grad_(False)
         self.head = nn.Linear(128, 256, bias=False)
         self.head.weight = self.embedding.weight
         self.register_buffer("scale", torch.tensor(2.0))
