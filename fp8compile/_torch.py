@@ -42,7 +42,7 @@ from torch._inductor.scheduler import MixOrderReduction
 from torch._inductor.virtualized import V as inductor_virtualized
 from torch._logging._internal import trace_log, trace_structured
 from torch._subclasses import fake_tensor
-from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset as local_shape_and_offset
 from torch.fx import GraphModule, Node
@@ -201,8 +201,7 @@ def fake_empty(
 ) -> Tensor:
     """A fake tensor with memory of its own, at a fifth of the cost of an operation under ``mode``."""
     with unset_fake_temporarily():
-        meta = torch.empty_strided(shape, stride, dtype=dtype, device="meta")
-        return fake_tensor.FakeTensor(mode, meta, device)
+        return fake_tensor.FakeTensor(mode, torch.empty_strided(shape, stride, dtype=dtype, device="meta"), device)
 
 
 def size_as_estimated(size: torch.SymInt, unknown: int) -> tuple[int, dict[str, int]]:
@@ -231,6 +230,7 @@ __all__ = [
     "HAS_REGIONS",
     "CustomGraphPass",
     "CustomPartitionerFn",
+    "FakeTensorMode",
     "ForwardTokenAOTInput",
     "GradAOTOutput",
     "GraphTransformObserver",

@@ -90,7 +90,7 @@ def explain(
             getattr(model, "_orig_mod", model),
             as_arguments(args),
             kwargs or {},
-            mode := private.fake_tensor.FakeTensorMode(),
+            mode := private.FakeTensorMode(),
         )
         if kernels:
             raise ValueError(

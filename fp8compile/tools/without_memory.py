@@ -34,7 +34,7 @@ def is_on_meta(model: nn.Module) -> bool:
 
 
 def without_memory(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], mode: private.fake_tensor.FakeTensorMode
+    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], mode: private.FakeTensorMode
 ) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     """Copies of a model and its arguments on fake tensors of the GPU, where there is one, else of the CPU.
 
@@ -48,9 +48,5 @@ def without_memory(
             return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
 
     held = {id(tensor): fake(tensor) for tensor in (*model.parameters(), *model.buffers())}
-    args, kwargs = pytree.tree_map_only(Tensor, fake, (args, dict(kwargs)))
-    return (
-        copy.deepcopy(model, held),
-        args,
-        kwargs,
-    )  # deepcopy takes what it is given for these tensors, also where tied
+    copied: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(Tensor, fake, (args, dict(kwargs)))
+    return copy.deepcopy(model, held), *copied  # deepcopy takes what it is given for these tensors, also where tied
