@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fp8compile.cli.ends import DONE, FAILED, WRONG, said
 from fp8compile.cli.values import between
-
-if TYPE_CHECKING:
-    from fp8compile.watching.reading import Run
+from fp8compile.watching.reading import NoRun, Run
 
 MOST_SAID = 20  # overflows that are printed
 
@@ -27,8 +24,6 @@ def add_watch_options(parser: ArgumentParser) -> None:
 
 
 def run_watch(values: Namespace) -> int:
-    from fp8compile.watching.reading import NoRun
-
     try:
         return _serve(values) if values.serve else _write(values)
     except NoRun as error:
@@ -45,9 +40,14 @@ def _write(values: Namespace) -> int:
     out = values.out or values.folder / "run.html"
     out.write_text(snapshot(values.folder.resolve().name, runs), encoding="utf-8")
     for run in runs:
-        print(*_about(run), sep="\n")
+        print(*map(_printable, _about(run)), sep="\n")
     print(out)
     return DONE
+
+
+def _printable(text: str) -> str:
+    """Without what would command a terminal: a run's text may hold anything."""
+    return "".join(each if each.isprintable() else "?" for each in text)
 
 
 def _about(run: Run) -> list[str]:

@@ -79,7 +79,7 @@ def read_run(name: str, path: Path, most: int = MOST_LINES) -> Run:
     begins = _begins(kept)
     left = _thinned(kept, begins, most)
     steps = sum(line.step is not None for line in kept)
-    end = "\n" if texts[-1] == "" else ""
+    end = "\n" if left and texts[-1] == "" else ""
     said = tuple(kept[at].said for at in begins)
     return Run(name, "\n".join(line.text for line in left) + end, steps, len(kept) - len(left), corrupt, said)
 

@@ -110,10 +110,9 @@ def whole_lines(path: Path, begin: int, most: int = MOST) -> bytes:
     with path.open("rb") as file:
         file.seek(begin)
         data = file.read(most)
-        end = data.rfind(b"\n") + 1
-        if not end and len(data) == most:  # one line that is longer
-            return data + file.readline()
-    return data[:end]
+        if b"\n" not in data and len(data) == most:  # one line that is longer
+            data += file.readline()
+    return data[: data.rfind(b"\n") + 1]
 
 
 def _refused(status: int, why: str) -> Answer:
