@@ -35,6 +35,7 @@ from fp8compile.watching.statistics import Statistics
 
 _log = logging.getLogger("fp8compile")
 MOST_PENDING = 16  # steps that may wait for the device; then the oldest is waited for
+GONE = "the model that fp8compile.watch was given exists no longer: keep it, for example by a name"
 ENDED = "fp8compile.watch failed at step %d and watches no longer; training goes on"
 
 
@@ -203,8 +204,10 @@ class Watcher:
         atexit.unregister(self.close)
 
     def _is_ours(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether it is the optimizer whose steps count; the first that steps a parameter of the model becomes it."""
-        if self._optimizer is None and (model := self._model()) is not None:
+        """Whether it is the optimizer whose steps count. Where there is none, or it is gone, the next one that steps a
+        parameter of the model becomes it."""
+        ours = None if self._optimizer is None else self._optimizer()
+        if ours is None and (model := self._model()) is not None:
             own = set(map(id, model.parameters()))
             if any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
                 self._optimizer = weakref.ref(optimizer)
@@ -232,8 +235,10 @@ class Watcher:
         self._pending.append(step)
 
     def _begin(self, update: int | None) -> None:
-        model = self._model()
-        if not self._begun and model is not None:
+        if not self._begun:
+            model = self._model()
+            if model is None:
+                raise RuntimeError(GONE)
             optimizer = None if self._optimizer is None else self._optimizer()
             self._file.begin(header_of(model, self._scaler, optimizer))
 

@@ -56,7 +56,7 @@ def test_wandb_gets_the_step_beside_the_numbers(monkeypatch: pytest.MonkeyPatch,
 
 def test_trackio_gets_the_step_beside_the_numbers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     calls: Calls = []
-    current = contextvars.ContextVar[Any]("current_run", default=object())
+    current = contextvars.ContextVar[Any]("current_run", default="a run")
     held = types.SimpleNamespace(current_run=current)
     stand_in(monkeypatch, "trackio", context_vars=held, log=lambda numbers: calls.append((numbers,)))
     Sends(["trackio"], tmp_path).send(RECORD)
