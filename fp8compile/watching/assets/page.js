@@ -50,7 +50,7 @@
   // Boxes stay where they are while the run goes on: one that is replaced under the pointer takes no click.
   function drawRuns() {
     for (const run of runs) {
-      const notes = [`${number(run.records.length)} steps`];
+      const notes = [`${number(run.records.length)} step${run.records.length === 1 ? "" : "s"}`];
       if (run.corrupt) notes.push(`${run.corrupt} corrupt line${run.corrupt > 1 ? "s" : ""} left out`);
       if (run.left_out) notes.push(`${number(run.left_out)} lines left out`);
       if (run.cut) notes.push(`of a long run the last ${bytes(data.tail)}: the first ${bytes(run.cut)} left out`);
