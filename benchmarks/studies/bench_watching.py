@@ -119,7 +119,7 @@ while True:
 
 @contextlib.contextmanager
 def dashboard(folder: str) -> Iterator[dict[str, float]]:
-    """The server of a run's page in a process of its own, and another that asks it; ``seconds`` of CPU are known behind it."""
+    """The server of a run's page and one that asks it, each in a process; behind it ``seconds`` of the server's CPU."""
     found: dict[str, float] = {}
     command = [sys.executable, "-m", "fp8compile", "watch", "--serve", "--port", "0", folder]
     server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
