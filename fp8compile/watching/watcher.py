@@ -74,7 +74,11 @@ def watch(
 
 
 class Watcher:
-    """What ``watch`` returns; a context manager that closes itself."""
+    """What ``watch`` returns; a context manager that closes itself.
+
+    Attributes:
+        own_seconds: seconds that the host spent in it.
+    """
 
     def __init__(
         self,
