@@ -28,9 +28,10 @@ def watching(folder: Path) -> list[str]:
     return [
         source(FILE, {**runs["plain"]["environment"]}),
         "The demo is trained twice in turns from the same seed, and one of the two is watched.",
-        "*Own time* is spent in `fp8compile.watch`, of a watched step. *Side by side* is a watched step's time less that of its",
-        "neighbour; its quartiles hold the noise of a machine that others used too. *Dashboard* is the CPU time of",
-        "`fp8compile watch --serve`, asked once a second, of the run's.",
+        "*Own time* is what of a watched step is spent in `fp8compile.watch`.",
+        "*Side by side* compares the time of neighbouring steps, watched and not.",
+        "Its quartiles hold the noise of a machine that others used too.",
+        "*Dashboard* is the CPU time of `fp8compile watch --serve`, asked once a second, as a share of the run's time.",
         "Losses of both are equal bit for bit." if equal else "**Losses of both differ.**",
         "",
         *table(head, rows),

@@ -92,13 +92,13 @@ def _line_of(text: str, path: Path) -> _Line | None:
     step, overflow = value.get("step"), value.get("overflow")
     if not isinstance(step, int):
         return _Line(text, None) if "schema" in value else None
-    rare = {"skipped": value.get("skipped") is True, "sampled": "sqnr" in value}
+    skipped, sampled = value.get("skipped") is True, "sqnr" in value
     if not isinstance(overflow, dict):
-        return _Line(text, step, **rare)
+        return _Line(text, step, skipped=skipped, sampled=sampled)
     layers = overflow.get("layers")
     first = layers[0] if isinstance(layers, list) and layers and isinstance(layers[0], dict) else {}
     place = str(first.get("module", "")), str(first.get("direction", ""))
-    return _Line(text, step, place, str(overflow.get("line", "")), **rare)
+    return _Line(text, step, place, str(overflow.get("line", "")), skipped, sampled)
 
 
 def parsed(line: str) -> dict[str, Any] | None:
