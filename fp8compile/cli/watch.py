@@ -65,7 +65,12 @@ def _serve(values: Namespace) -> int:
     from fp8compile.watching.server import Server
 
     files_of(values.folder)  # refuses what is no folder
-    with Server(values.folder, values.port) as server:
+    try:
+        made = Server(values.folder, values.port)
+    except OSError as error:
+        why = error.strerror or error
+        return said("watch", f"port {values.port} of 127.0.0.1: {why}. Fix: --port 0 takes one that is free", FAILED)
+    with made as server:
         print(f"{server.address}  (Ctrl-C ends it)", flush=True)
         server.serve_forever()
     return DONE

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import signal
+import subprocess
+import sys
 import threading
+import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -111,3 +116,24 @@ def test_lines_in_parts_are_the_file(tmp_path: Path, most: int) -> None:
         parts.append(part)
         begin += len(part)
     assert b"".join(parts) == text[: -len(b"no end")]
+
+
+def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
+    (tmp_path / "rank0.jsonl").write_text(HEADER)
+    command = [sys.executable, "-m", "fp8compile", "watch", str(tmp_path), "--serve", "--port"]
+    pipe = subprocess.PIPE
+    with contextlib.ExitStack() as stack:
+        serving = stack.enter_context(subprocess.Popen([*command, "0"], stdout=pipe, stderr=pipe, text=True))
+        stack.callback(serving.kill)  # before it is waited for
+        assert serving.stdout is not None and serving.stderr is not None
+        said = serving.stdout.readline()
+        address = said.split()[0]
+        assert said == f"{address}  (Ctrl-C ends it)\n" and address.startswith("http://127.0.0.1:")
+        with urllib.request.urlopen(f"{address}runs", timeout=10) as answer:
+            assert json.loads(answer.read()) == [{"name": "rank0", "size": len(HEADER)}]
+        port = address.rstrip("/").rpartition(":")[2]
+        second = subprocess.run([*command, port], capture_output=True, text=True, timeout=60)
+        assert second.returncode == 1
+        assert f"error: port {port} of 127.0.0.1" in second.stderr and "--port 0" in second.stderr
+        serving.send_signal(signal.SIGINT)
+        assert serving.wait(30) == 130 and "Traceback" not in serving.stderr.read()
