@@ -135,3 +135,17 @@ def test_a_mask_of_inf_among_the_data_is_no_headroom_of_zero(tmp_path: Path) -> 
     statistics = Statistics(model)
     seen.close()
     assert statistics.read(1, statistics.collect())["headroom"] > 0
+
+
+def test_what_overflows_in_a_step_that_another_scaler_skips_stands_in_the_next_line(tmp_path: Path) -> None:
+    """As ``torch.amp.GradScaler`` does: the optimizer's step is not called, and nothing tells of it."""
+    model = chain("up", "down")
+    hooks(model)
+    optimizer = sgd(model)
+    with fp8compile.watch(model, None, optimizer, tmp_path):
+        for skipped in (False, True, False, False):
+            loss_of(model, batch(1), 1e9 if skipped else 1.0).backward()
+            if not skipped:
+                optimizer.step()
+            optimizer.zero_grad()
+    assert ["overflow" in step for step in steps_of(tmp_path)] == [False, True, False]
