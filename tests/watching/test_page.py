@@ -62,7 +62,7 @@ def shown(chromium: Any, folder: Path) -> Iterator[Any]:
 
 
 def listed(folder: Path) -> list[str]:
-    """The steps in which an overflow began; those that the loss scale alone made stand behind the other."""
+    """The steps in which an overflow began; those that look like the loss scale's stand behind the other."""
     (run,) = runs_of(folder)
     steps = [line.removeprefix("step ").partition(":")[0] for line in run.overflows]
     assert len(steps) > 2 and steps.count(str(SPOILT)) == 1

@@ -48,14 +48,14 @@ function recordCard(run, record, several) {
 
 const MOST_LISTED = 1000; // overflows that have a button
 
-// All places where inf or NaN began, of all runs: [{run, record, last, place}]. By step, but those that the loss scale alone
-// made stand behind the others: it makes some in any run, as it tries how large it may be.
+// All places where inf or NaN began, of all runs: [{run, record, last, place}]. By step, but those that look like the loss
+// scale's stand behind the others: it makes some in any run, as it tries how large it may be.
 function overflowsOf(runs) {
   const all = runs.flatMap((run) => run.begun.map((each) => ({ run, ...each })));
   return all.sort((a, b) => isOfScale(a.record) - isOfScale(b.record) || a.record.step - b.record.step);
 }
 
-// Whether the loss scale alone is to blame, as far as is known: the forward and the loss were finite, and the step was skipped.
+// Whether it looks like the loss scale's: forward and loss were finite, as far as is known, and the step was skipped.
 function isOfScale(record) {
   const first = (record.overflow.layers || [])[0];
   return Boolean(record.skipped) && !wordAt(record, "loss") && (!first || first.direction === "backward");
@@ -79,7 +79,7 @@ function overflowsCard(runs, selected, select) {
   });
   const more = all.length > MOST_LISTED ? element("small", { text: `and ${number(all.length - MOST_LISTED)} more: "step" above goes to any` }) : null;
   const ofScale = all.filter(({ record }) => isOfScale(record)).length;
-  const note = ofScale ? element("small", { text: `${number(ofScale)} of ${number(all.length)} were finite before the loss scale: they stand last` }) : null;
+  const note = ofScale ? element("small", { text: `Last: ${number(ofScale)} of skipped steps whose loss was finite, as a loss scale makes them` }) : null;
   return [element("h2", { text: "Where inf or NaN began" }), note, element("div", { class: "steps" }, ...buttons), more];
 }
 
