@@ -23,6 +23,7 @@ _HOMES = {  # a public name, and the module that defines it or that it is
     "OverflowReport": "fp8compile.observe.overflow_report",
     "Recipe": "fp8compile.recipe.recipe",
     "Report": "fp8compile.reporting.report",
+    "Watcher": "fp8compile.watching.watcher",
     "amp": "fp8compile.amp",
     "calibrate": "fp8compile.tools.calibrate",
     "check": "fp8compile.tools.checking.check",

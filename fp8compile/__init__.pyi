@@ -17,7 +17,7 @@ from fp8compile.tools.debug_step import debug_step
 from fp8compile.tools.explain import explain, report
 from fp8compile.tools.first_non_finite import FirstNonFinite
 from fp8compile.tools.set_recipe import set_recipe
-from fp8compile.watching.watcher import watch
+from fp8compile.watching.watcher import Watcher, watch
 
 __all__ = [
     "Calibration",
@@ -28,6 +28,7 @@ __all__ = [
     "OverflowReport",
     "Recipe",
     "Report",
+    "Watcher",
     "__version__",
     "amp",
     "calibrate",

@@ -65,6 +65,8 @@ def sum_bias_gradients(graph: Graph, ctx: Context) -> Notes:
 def _rows_taken_at_once(node: Node) -> int:
     """The rows of a block, where codes and statistics of what ``node`` sums over rows are taken in blocks (row_blocks.py)."""
     value, seen = node.all_input_nodes[0], node.all_input_nodes[0].meta["val"]
+    if not seen.ndim:  # one number, as a loss is, has no rows
+        return 0
     while ROW_BLOCKS not in value.meta and is_view(value):
         value = value.all_input_nodes[0]
     blocks = value.meta.get(ROW_BLOCKS, ALONG_ROWS)

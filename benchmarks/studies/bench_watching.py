@@ -1,26 +1,31 @@
 """What ``fp8compile.watch`` costs: the demo trained twice side by side, from the same seed, and one of the two is watched.
 
-    python benchmarks/studies/bench_watching.py --json watching.json
-    python benchmarks/studies/bench_watching.py --steps 100 --observe
+    python benchmarks/studies/bench_watching.py --json benchmarks/results/watching-cpu.json
+    python benchmarks/studies/bench_watching.py --json benchmarks/results/watching-cpu.json --observe
 
-Both take blocks of five steps in turns (A B, B A, ...), as the demo's arms do. Two figures say what watching costs:
+Both take blocks of five steps in turns (A B, B A, ...), as the demo's arms do. Three figures say what watching costs:
 
     side by side   median of (watched - plain) / plain over pairs of neighbouring blocks, each by its median step; and the
                    quartiles of these, which hold the machine's noise
     own time       seconds inside the watcher's hooks and ``log`` beside seconds of all watched steps, without the first
+    dashboard      CPU seconds of ``fp8compile watch --serve`` beside seconds of the run; it is asked once a second for the
+                   new lines, as an open page asks
 
-Their losses must be equal bit for bit: watching changes nothing.
+Their losses must be equal bit for bit: watching changes nothing. A file has one run of each kind; the other stays.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -30,6 +35,8 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import fp8compile
+from benchmarks.harness.environment import environment
+from benchmarks.harness.output import write_json
 from fp8compile.demo import arms, compiling
 from fp8compile.demo.data import load_corpus
 from fp8compile.demo.loop import Task, Training
@@ -99,21 +106,54 @@ def summary(plain: Arm, watched: Arm) -> dict[str, Any]:
     }
 
 
+ASKS = """
+import sys, time, urllib.request
+ask = lambda path: urllib.request.urlopen(sys.argv[1] + path, timeout=10).read()
+seen = 0
+while True:
+    if ask("runs") != b"[]":
+        seen += len(ask(f"lines?run=rank0&from={seen}"))
+    time.sleep(1)
+"""
+
+
+@contextlib.contextmanager
+def dashboard(folder: str) -> Iterator[dict[str, float]]:
+    """The server of a run's page and one that asks it, each in a process; behind it ``seconds`` of the server's CPU."""
+    found: dict[str, float] = {}
+    command = [sys.executable, "-m", "fp8compile", "watch", "--serve", "--port", "0", folder]
+    server = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert server.stdout is not None
+    address = server.stdout.readline().split()[0]
+    asking = subprocess.Popen([sys.executable, "-c", ASKS, address])
+    try:
+        yield found
+        asking.kill()
+        assert asking.wait() == -9, "the dashboard was asked until the end"
+    finally:
+        asking.kill()
+        server.kill()
+        used = os.wait4(server.pid, 0)[2]
+        found["seconds"] = used.ru_utime + used.ru_stime
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--steps", type=int, default=300)
     parser.add_argument("--size", choices=tuple(SIZES), default="cpu")
     parser.add_argument("--observe", action="store_true", help="both take statistics of all values")
     parser.add_argument("--json", type=Path)
-    parser.add_argument("--folder", help="keep the run's lines here")
     values = parser.parse_args(argv)
-    with tempfile.TemporaryDirectory() as folder:
-        options = {"observe": True} if values.observe else {}
-        found = {"size": values.size, "observe": values.observe, "torch": torch.__version__}
-        found |= summary(*trained(values.size, values.steps, options, values.folder or folder))
+    options = {"observe": True} if values.observe else {}
+    with tempfile.TemporaryDirectory() as folder, dashboard(folder) as cpu:
+        begin = time.perf_counter()
+        found = {"size": values.size, **summary(*trained(values.size, values.steps, options, folder))}
+        seconds = time.perf_counter() - begin
+    found |= {"dashboard": cpu["seconds"] / seconds, "environment": environment()}
     print(json.dumps(found, indent=1))
     if values.json:
-        values.json.write_text(json.dumps(found, indent=1) + "\n")
+        runs = json.loads(values.json.read_text()) if values.json.exists() else {}
+        write_json(values.json, runs | {"observed" if values.observe else "plain": found})
     return 0
 
 

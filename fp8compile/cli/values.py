@@ -25,6 +25,17 @@ def at_least(least: int) -> Callable[[str], int]:
     return parse
 
 
+def between(least: int, most: int) -> Callable[[str], int]:
+    """A whole number from ``least`` to ``most``."""
+
+    def parse(text: str) -> int:
+        if not (text.isascii() and text.isdigit() and least <= int(text) <= most):
+            raise ArgumentTypeError(f"{text!r} is not a whole number from {least} to {most}")
+        return int(text)
+
+    return parse
+
+
 def minutes(text: str) -> float:
     """A number above 0."""
     try:

@@ -6,7 +6,10 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 
 from fp8compile.cli.ends import DONE, FAILED, WRONG, said
-from fp8compile.cli.values import at_least
+from fp8compile.cli.values import between
+from fp8compile.watching.reading import NoRun, Run
+
+MOST_SAID = 20  # overflows that are printed
 
 
 def add_watch_options(parser: ArgumentParser) -> None:
@@ -15,12 +18,12 @@ def add_watch_options(parser: ArgumentParser) -> None:
     parser.add_argument(
         "--serve", action="store_true", help="serve a page that goes on with the run; on loopback only"
     )
-    parser.add_argument("--port", type=at_least(0), default=8765, metavar="N", help="with --serve (8765); 0: any")
+    parser.add_argument(
+        "--port", type=between(0, 65535), default=8765, metavar="N", help="with --serve (8765); 0: any"
+    )
 
 
 def run_watch(values: Namespace) -> int:
-    from fp8compile.watching.folder import NoRun
-
     try:
         return _serve(values) if values.serve else _write(values)
     except NoRun as error:
@@ -37,13 +40,24 @@ def _write(values: Namespace) -> int:
     out = values.out or values.folder / "run.html"
     out.write_text(snapshot(values.folder.resolve().name, runs), encoding="utf-8")
     for run in runs:
-        parts = [f"{run.steps} step{'s' * (run.steps != 1)}"]
-        parts += [f"{run.left_out} of them left out evenly"] * bool(run.left_out)
-        parts += [f"{run.corrupt} corrupt line{'s' * (run.corrupt != 1)} left out"] * bool(run.corrupt)
-        print(f"{run.name}: {', '.join(parts)}")
-        print(f"  first overflow: {run.overflow}" if run.overflow else "  no overflow")
+        print(*map(_printable, _about(run)), sep="\n")
     print(out)
     return DONE
+
+
+def _printable(text: str) -> str:
+    """Without what would command a terminal: a run's text may hold anything."""
+    return "".join(each if each.isprintable() else "?" for each in text)
+
+
+def _about(run: Run) -> list[str]:
+    parts = [f"{run.steps} step{'s' * (run.steps != 1)}"]
+    parts += [f"{run.left_out} line{'s' * (run.left_out != 1)} left out evenly"] * bool(run.left_out)
+    parts += [f"{run.corrupt} corrupt line{'s' * (run.corrupt != 1)} left out"] * bool(run.corrupt)
+    begun = run.overflows
+    parts += [f"inf or NaN began {len(begun)} time{'s' * (len(begun) != 1)}" if begun else "no inf and no NaN"]
+    more = [f"  and {len(begun) - MOST_SAID} more, which the page lists"] * (len(begun) > MOST_SAID)
+    return [f"{run.name}: {', '.join(parts)}", *(f"  {line}" for line in begun[:MOST_SAID]), *more]
 
 
 def _serve(values: Namespace) -> int:
@@ -51,7 +65,12 @@ def _serve(values: Namespace) -> int:
     from fp8compile.watching.server import Server
 
     files_of(values.folder)  # refuses what is no folder
-    with Server(values.folder, values.port) as server:
+    try:
+        made = Server(values.folder, values.port)
+    except OSError as error:
+        why = error.strerror or error
+        return said("watch", f"port {values.port} of 127.0.0.1: {why}. Fix: --port 0 takes one that is free", FAILED)
+    with made as server:
         print(f"{server.address}  (Ctrl-C ends it)", flush=True)
         server.serve_forever()
     return DONE

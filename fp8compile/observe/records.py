@@ -5,8 +5,8 @@
 A row is what ``numerics.histogram.statistics`` returns. Nothing here waits for a device: ``current``, ``first`` and the
 entries of ``history`` stay where the gradients are, until somebody reads them.
 
-A loss scaler closes the steps of the observations it has taken over. A slot without a scaler is closed after the step of a
-torch optimizer that holds one of its parameters: a step is then an update, with all the backward passes since the previous
+A loss scaler closes the steps of the observations it has taken over. Without a scaler they are closed after the step of a
+torch optimizer that holds one of their parameters: a step is then an update, with all the backward passes since the previous
 one.
 """
 
@@ -156,7 +156,7 @@ def _add_rows(slot: StatsSlot, stats: Tensor) -> None:
 
 def _close_after(optimizer: torch.optim.Optimizer, args: object, kwargs: object) -> None:
     """An optimizer's step ends a step of the observations of what it trains, unless a loss scaler has taken them over."""
-    added = [each for each in alive() if isinstance(each, StatsSlot) and each.additions and not each.scaled]
+    added = [each for each in alive() if each.additions and not each.scaled]
     if added:
         trained = [p for group in optimizer.param_groups for p in group["params"]]
         read = [each for each in added if each.reads(trained)]

@@ -3,5 +3,5 @@
 late, statistics, operands, states, memory    what is read of a step, and how it gets to the host without a wait
 record, lines, run_file                       a step as one line
 watcher, sends                                who sees a step, and who else gets its numbers
-folder, page, server, assets                  the page; these and ``lines`` need no torch
+folder, reading, page, server, assets         the page; these and ``lines`` need no torch
 """

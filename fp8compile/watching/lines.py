@@ -31,8 +31,8 @@ def line_of_step(record: Mapping[str, Any]) -> str:
 
 
 def text_of(values: Mapping[str, Any]) -> str:
-    """One line of JSON, with its end."""
-    return json.dumps(values, separators=(",", ":"), ensure_ascii=False, allow_nan=False) + "\n"
+    """One line of JSON in ASCII, with its end: no text in it is a line's end to anybody."""
+    return json.dumps(values, separators=(",", ":"), allow_nan=False) + "\n"
 
 
 def _plain(value: Any, name: str, words: dict[str, str]) -> Any:

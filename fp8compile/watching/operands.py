@@ -4,8 +4,9 @@
     clipped        elements that saturation cost more than rounding would have
     fell_back      operands of which too much was clipped, so that the next step measures them
 
-``inv_scale`` is the one that the operand had when the step began. Under dynamic scaling nothing is clipped, and there is
-nothing to report.
+``inv_scale`` is the one that the operand had when the step began, ``amax`` that of the last backward in it. A step that
+measures its scales, behind one that fell back, has no headroom to tell. Under dynamic scaling nothing is clipped, and there
+is nothing to report.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from fp8compile.scaling.history import MAX, Histories, alive
 from fp8compile.scaling.state import labels_of
 from fp8compile.watching.late import Late
 
-AMAX, INV_SCALE, CLIPPED, LOST, FELL_BACK = range(5)  # columns of what goes to the host, float32 [V, 5]
+AMAX, INV_SCALE, CLIPPED, LOST, FELL_BACK, MEASURES = range(6)  # columns of what goes to the host, float32 [V, 6]
 
 
 class Graph:
@@ -34,7 +35,7 @@ class Graph:
         self.labels = labels_of(model, histories)
         self.largest = torch.tensor([MAX[o.format] for o in histories.operands])
         self.inv_scales, self.entries = histories.inv_scales, histories.entries  # as the step begins
-        self.totals = Late(histories.totals)
+        self.totals, self.measures = Late(histories.totals), Late(histories.fell_back)  # before the step
 
 
 @dataclass(frozen=True)
@@ -60,7 +61,7 @@ class Operands:
             each = graph.histories()
             if each is not None and each.entries != graph.entries:
                 scales = each.inv_scales if graph.entries == 0 else graph.inv_scales  # the first step measured them
-                columns = [each.amaxes[:, 0], scales, *each.totals.unbind(1)]
+                columns = [each.amaxes[:, 0], scales, *each.totals.unbind(1), each.fell_back.float()]
                 parts.append(Part(graph, Late(torch.stack(columns, 1))))
                 graph.inv_scales, graph.entries = each.inv_scales, each.entries
         self._refresh()
@@ -82,12 +83,12 @@ class Operands:
         least = math.inf
         for part in parts:
             seen, graph = part.seen.value(), part.graph
-            new = seen[:, CLIPPED:] - graph.totals.value()
-            graph.totals = Late(seen[:, CLIPPED:])
+            new, measured = seen[:, CLIPPED:MEASURES] - graph.totals.value(), bool(graph.measures.value().any())
+            graph.totals, graph.measures = Late(seen[:, CLIPPED:MEASURES]), Late(seen[:, MEASURES])
             found["clipped"] = found.get("clipped", 0) + int(new[:, 0].sum())
             found["fell_back"] = found.get("fell_back", 0) + int(new[:, 2].sum())
             lowest, at = _headroom(seen, graph.largest).min(0)
-            if float(lowest) < least:
+            if float(lowest) < least and not measured:
                 least = float(lowest)
                 found |= {"fp8_headroom": least, "nearest_fp8": graph.labels[int(at)]}
         return found

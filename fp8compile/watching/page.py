@@ -8,11 +8,12 @@ from typing import Any
 
 from fp8compile.pages.files import vendored
 from fp8compile.pages.one_file import one_file
-from fp8compile.watching.folder import Run
 from fp8compile.watching.lines import SCHEMA
+from fp8compile.watching.reading import Run
 
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("read.js", "text.js", "charts.js", "record.js", "page.js")  # in this order
+TAIL = 32 * 2**20  # bytes of a run that a live page reads: some 100,000 steps
 
 
 def snapshot(title: str, runs: Iterable[Run]) -> str:
@@ -21,9 +22,9 @@ def snapshot(title: str, runs: Iterable[Run]) -> str:
     return _page(title, {"live": False, "runs": held})
 
 
-def live(title: str, milliseconds: int = 1000) -> str:
-    """A page that asks the server it came from for new lines."""
-    return _page(title, {"live": True, "every": milliseconds, "runs": []})
+def live(title: str, milliseconds: int = 1000, tail: int = TAIL) -> str:
+    """A page that asks the server it came from for new lines; of a longer run it reads the last ``tail`` bytes."""
+    return _page(title, {"live": True, "every": milliseconds, "tail": tail, "runs": []})
 
 
 def _page(title: str, data: dict[str, Any]) -> str:

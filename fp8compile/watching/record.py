@@ -12,9 +12,6 @@ from torch import Tensor
 from fp8compile.watching import operands, states, statistics
 from fp8compile.watching.late import Late
 
-NOT_KNOWN = "not known: run with options={'observe': True}, which takes the statistics that name a layer"
-NOT_SEEN = "not known: none of the observed values was inf or NaN"
-
 
 @dataclass
 class Logged:
@@ -61,8 +58,8 @@ class Step:
         found |= self._logged() | self._scaled() | seen.read(self.number, self.observed)
         found |= operands.Operands.read(self.operands) | (self.sample.read() if self.sample else {}) | self.known
         if "overflow" not in found and (found.get("skipped") or _is_not_finite(found.get("loss"))):
-            why = NOT_SEEN if seen.are_taken else NOT_KNOWN
-            found["overflow"] = {"line": f"step {self.number}: {_what(found)}; layer {why}", "count": 0, "layers": []}
+            line = f"step {self.number}: {_what(found)}; layer not known: {seen.why_unknown}"
+            found["overflow"] = {"line": line, "count": 0, "layers": []}
         return found
 
     def _logged(self) -> dict[str, Any]:

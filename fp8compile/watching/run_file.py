@@ -46,7 +46,7 @@ class RunFile:
         """One write. Behind one that failed a line may be cut off, so the next one begins a line of its own."""
         if self._file is None:
             return
-        data = (("\n" if self._cut else "") + text).encode("utf-8", "replace")
+        data = (("\n" if self._cut else "") + text).encode("ascii")
         try:
             written = os.write(self._file, data)
             self._cut = written < len(data)

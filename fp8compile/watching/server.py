@@ -16,8 +16,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, urlsplit
 
-from fp8compile.watching.folder import NoRun, files_of
-from fp8compile.watching.page import live
+from fp8compile.watching.folder import files_of
+from fp8compile.watching.page import TAIL, live
+from fp8compile.watching.reading import NoRun
 
 LOOPBACK = "127.0.0.1"
 MOST = 2**20  # bytes of lines in one answer
@@ -31,6 +32,7 @@ class Server(ThreadingHTTPServer):
         folder: of the runs; it may still be empty.
         port: 0 for any that is free.
         milliseconds: between two questions of a page.
+        tail: bytes of a run that a page reads; of a longer one the last.
 
     Raises:
         OSError: the port is in use.
@@ -38,9 +40,9 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, folder: Path, port: int = 0, milliseconds: int = 1000) -> None:
+    def __init__(self, folder: Path, port: int = 0, milliseconds: int = 1000, tail: int = TAIL) -> None:
         self.folder = folder
-        self.page = live(folder.resolve().name, milliseconds).encode()
+        self.page = live(folder.resolve().name, milliseconds, tail).encode()
         super().__init__((LOOPBACK, port), _Handler)
 
     @property
@@ -108,10 +110,9 @@ def whole_lines(path: Path, begin: int, most: int = MOST) -> bytes:
     with path.open("rb") as file:
         file.seek(begin)
         data = file.read(most)
-        end = data.rfind(b"\n") + 1
-        if not end and len(data) == most:  # one line that is longer
-            return data + file.readline()
-    return data[:end]
+        if b"\n" not in data and len(data) == most:  # one line that is longer
+            data += file.readline()
+    return data[: data.rfind(b"\n") + 1]
 
 
 def _refused(status: int, why: str) -> Answer:

@@ -2,6 +2,9 @@
 
     sample   |state| and |state - stored state| of what the step is about to store  ->  20 log10 of the ratio, in dB
 
+The update runs uncompiled here. Where a compiled one rounds another last bit, a dithered state may take the other of two
+codes: the SQNR is the same but for that noise.
+
 At most one step in ``every`` takes a sample. Where one takes long beside a step they are rarer: at most ``SHARE`` of the time
 on the host is spent on them.
 """

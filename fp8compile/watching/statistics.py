@@ -9,9 +9,10 @@ are left out of the headroom, since a mask of -inf is one. Which value comes fir
 from __future__ import annotations
 
 import dataclasses
+import logging
 import math
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,8 +25,12 @@ from fp8compile.observe.records import Observations, Row, alive, of_model
 from fp8compile.observe.text import line_of
 from fp8compile.watching.late import Late
 
-MOST_LOOKED_AT = 64  # values with an inf or NaN that one step looks at, the first in the order in which they run
+_log = logging.getLogger("fp8compile")
+MOST_LOOKED_AT = 64  # values with an inf or NaN that are looked at, the first of a graph as they run; all are counted
 MOST_LISTED = 8  # of them in a line of the run
+NOT_TAKEN = "run with options={'observe': True}, which takes the statistics that name a layer"
+NOT_SEEN = "none of the observed values was inf or NaN"
+NOT_OURS = "a LossScaler ends the steps of this model's statistics: give it to fp8compile.watch(model, scaler)"
 
 
 class Rows:
@@ -51,19 +56,27 @@ class Part:
 
 
 class Statistics:
-    """Collects, step by step, what the observations of a model saw."""
+    """Collects, step by step, what the observations of a model saw.
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = weakref.ref(model)
+    Args:
+        model: whose observations.
+        scaled: whether a loss scaler ends the steps that are collected. Where it does not, statistics that one has taken
+            over are left out: their steps end later than these.
+    """
+
+    def __init__(self, model: nn.Module, scaled: bool = False) -> None:
+        self._model, self._scaled = weakref.ref(model), scaled
+        self._others = False  # whether a scaler that is not ours ends steps of these observations
+        self.remarks: list[str] = []  # of the steps since they were last taken
         self._known: tuple[tuple[int, int], ...] = ()
         self._rows: list[Rows] = []
         self._consumed: weakref.WeakKeyDictionary[Observations, int] = weakref.WeakKeyDictionary()
         self._before: dict[int, Tensor] = {}  # by observation, the step before, on the host
 
     @property
-    def are_taken(self) -> bool:
-        """Whether the model has observations."""
-        return bool(self._rows)
+    def why_unknown(self) -> str:
+        """Why a layer is not named."""
+        return NOT_OURS if self._others else NOT_SEEN if self._rows else NOT_TAKEN
 
     def collect(self) -> list[Part]:
         """What was closed since the last call. No host sync."""
@@ -71,13 +84,22 @@ class Statistics:
         parts = []
         for rows in self._rows:
             observed = rows.observed()
-            if observed is None or not observed.history:
+            if observed is None or self._is_anothers(observed) or not observed.history:
                 continue
             step, stats = observed.history[-1]
             if step != self._consumed.get(observed) and len(stats) == len(rows.rows):
                 self._consumed[observed] = step
                 parts.append(Part(rows, Late(stats)))
         return parts
+
+    def _is_anothers(self, observed: Observations) -> bool:
+        """Whether a scaler that is not ours ends its steps; said once."""
+        found = observed.scaled and not self._scaled
+        if found and not self._others:
+            self.remarks.append(f"no statistics are written: {NOT_OURS}")
+            _log.warning("%s", self.remarks[-1])
+        self._others = self._others or found
+        return found
 
     def _refresh(self) -> None:
         """Look the observations up again where some came, went or grew."""
@@ -89,7 +111,7 @@ class Statistics:
 
     def read(self, step: int, parts: Iterable[Part]) -> dict[str, Any]:
         """``headroom``, ``nearest`` and, where a value was inf or NaN, ``overflow``; waits for parts that are under way."""
-        least, nearest, broken = math.inf, "", list[tuple[tuple[bool, int, int], ValueHistory]]()
+        least, nearest, broken, count = math.inf, "", list[tuple[tuple[bool, int, int], ValueHistory]](), 0
         for part in parts:
             rows, stats = part.rows, part.stats.value()
             bad = stats[:, INF] + stats[:, NAN] > 0
@@ -99,11 +121,12 @@ class Statistics:
                 least, nearest = float(lowest), name_of(rows.rows[int(at)])
             if bool(bad.any()):
                 broken += self._broken(step, rows, stats, bad)
+                count += int(bad.sum())
             self._before[rows.number] = stats
         found: dict[str, Any] = {"headroom": math.log2(least), "nearest": nearest} if least < math.inf else {}
         layers = [layer for _, layer in sorted(broken, key=lambda pair: pair[0])]
         first = first_overflow(layers)
-        return found if first is None else found | {"overflow": overflow(first, layers)}
+        return found if first is None else found | {"overflow": overflow(first, layers, count)}
 
     def _broken(
         self, step: int, rows: Rows, stats: Tensor, bad: Tensor
@@ -124,10 +147,9 @@ def name_of(row: Row) -> str:
     return f"{row.module or 'model'} {row.direction} {row.op}"
 
 
-def overflow(first: ValueHistory, layers: Iterable[ValueHistory]) -> dict[str, Any]:
-    """An overflow as a line of the run has it: the first value as text, and the first values in the order they run."""
-    several = list(layers)
-    return {"line": line_of(first), "count": len(several), "layers": [_layer(each) for each in several[:MOST_LISTED]]}
+def overflow(first: ValueHistory, layers: Sequence[ValueHistory], count: int) -> dict[str, Any]:
+    """An overflow as a line of the run has it: the first value as text, how many there were, the first as they ran."""
+    return {"line": line_of(first), "count": count, "layers": [_layer(each) for each in layers[:MOST_LISTED]]}
 
 
 def _layer(layer: ValueHistory) -> dict[str, Any]:

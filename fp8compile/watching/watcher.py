@@ -35,6 +35,7 @@ from fp8compile.watching.statistics import Statistics
 
 _log = logging.getLogger("fp8compile")
 MOST_PENDING = 16  # steps that may wait for the device; then the oldest is waited for
+GONE = "the model that fp8compile.watch was given exists no longer: keep it, for example by a name"
 ENDED = "fp8compile.watch failed at step %d and watches no longer; training goes on"
 
 
@@ -56,7 +57,8 @@ def watch(
 
     Args:
         model: compiled or not.
-        scaler: ends steps by its ``update()``. Without one they end with the optimizer's ``step``.
+        scaler: ends steps by its ``update()``. Without one, or with one that is not enabled, they end with the optimizer's
+            ``step``; statistics that a scaler has taken over are then left out, which is said once.
         optimizer: whose steps count, and whose states are sampled; None: the first one that steps a parameter of ``model``.
         folder: gets one file a rank, ``rank0.jsonl``; what is in it stays.
         to: where the numbers go too: "tensorboard", "wandb", "trackio", or functions of (step, {name: number}). Of rank 0.
@@ -72,7 +74,11 @@ def watch(
 
 
 class Watcher:
-    """What ``watch`` returns; a context manager that closes itself."""
+    """What ``watch`` returns; a context manager that closes itself.
+
+    Attributes:
+        own_seconds: seconds that the host spent in it.
+    """
 
     def __init__(
         self,
@@ -84,11 +90,12 @@ class Watcher:
         first_step: int | None,
         sqnr_every: int,
     ) -> None:
-        self._model, self._scaler = weakref.ref(model), scaler
+        self._model, self._scaler = weakref.ref(model), scaler if scaler is not None and scaler.is_enabled() else None
         self._optimizer = None if optimizer is None else weakref.ref(optimizer)
         self._rank, _ = rank_and_world()
         self._file, self._sends = RunFile(folder, self._rank), Sends(to if self._rank == 0 else (), folder)
-        self._statistics, self._operands, self._sampler = Statistics(model), Operands(model), Sampler(sqnr_every)
+        self._statistics = Statistics(model, self._scaler is not None)
+        self._operands, self._sampler = Operands(model), Sampler(sqnr_every)
         self._device = device_of(model)
         self._number = first_step - 1 if first_step is not None else None  # of the last step that ended
         self._begun = self._closed = False
@@ -201,8 +208,10 @@ class Watcher:
         atexit.unregister(self.close)
 
     def _is_ours(self, optimizer: torch.optim.Optimizer) -> bool:
-        """Whether it is the optimizer whose steps count; the first that steps a parameter of the model becomes it."""
-        if self._optimizer is None and (model := self._model()) is not None:
+        """Whether it is the optimizer whose steps count. Where there is none, or it is gone, the next one that steps a
+        parameter of the model becomes it."""
+        ours = None if self._optimizer is None else self._optimizer()
+        if ours is None and (model := self._model()) is not None:
             own = set(map(id, model.parameters()))
             if any(id(p) in own for group in optimizer.param_groups for p in group["params"]):
                 self._optimizer = weakref.ref(optimizer)
@@ -223,13 +232,17 @@ class Watcher:
             known |= {"scale": 1.0, "skipped": False}
         step = Step(number, now - self._at if self._begun else None, known, self._logged, update=update)
         step.observed, step.operands, step.sample = self._statistics.collect(), self._operands.collect(), self._sample
+        if self._statistics.remarks:
+            step.known["remark"], self._statistics.remarks = "; ".join(self._statistics.remarks), []
         self._at, self._logged, self._sample, self._begun = now, Logged(), None, True
         self._write(False)
         self._pending.append(step)
 
     def _begin(self, update: int | None) -> None:
-        model = self._model()
-        if not self._begun and model is not None:
+        if not self._begun:
+            model = self._model()
+            if model is None:
+                raise RuntimeError(GONE)
             optimizer = None if self._optimizer is None else self._optimizer()
             self._file.begin(header_of(model, self._scaler, optimizer))
 

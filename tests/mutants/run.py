@@ -32,6 +32,7 @@ from tests.mutants import (
     of_memory,
     of_scaling,
     of_training,
+    of_watching,
 )
 from tests.mutants.mutant import Mutant
 
@@ -48,6 +49,7 @@ MUTANTS = (
     *of_training.OPTIM,
     *of_clients.CLIENTS,
     *of_explorer.EXPLORER,
+    *of_watching.WATCHING,
 )
 
 ROOT = Path(__file__).parents[2]

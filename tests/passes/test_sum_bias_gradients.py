@@ -229,3 +229,10 @@ def test_a_recipe_that_rewrites_nothing_leaves_it() -> None:
     gm = traced(gated, SHAPES)
     before = text_of(gm.graph)
     assert rewritten(gm, Recipe.preset("off")) == before
+
+
+def test_a_sum_of_one_number_is_left() -> None:
+    """As the statistics of a loss have it: a tensor without dimensions has no rows."""
+    gm = traced(lambda x: (x.relu().sum([]), x.relu()), ((),))
+    before = text_of(gm.graph)
+    assert rewritten(gm) == before and "sum" in before

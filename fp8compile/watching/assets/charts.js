@@ -3,22 +3,22 @@
 
 const CHARTS = [
   { key: "loss", title: "Loss", paths: ["loss"], format: number },
-  { key: "scale", title: "Loss scale", paths: ["scale"], format: power, log: true, steps: true },
+  { key: "scale", title: "Loss scale", paths: ["scale"], format: power, log: 2, steps: true },
   { key: "headroom", title: "Headroom", unit: "powers of two below overflow", paths: ["headroom", "fp8_headroom"], format: number },
   { key: "clipped", title: "Clipped", unit: "FP8 elements, operands that fell back", paths: ["clipped", "fell_back"], format: number },
   { key: "sqnr", title: "Optimizer states", unit: "SQNR in dB, sampled", group: "sqnr", format: decibels, points: true },
   { key: "tokens", title: "Tokens per second", paths: ["tokens_per_s"], format: number },
-  { key: "seconds", title: "Time of a step", paths: ["seconds"], format: seconds },
+  { key: "seconds", title: "Time of a step", paths: ["seconds"], format: seconds, log: 10 },
   { key: "memory", title: "Memory", paths: ["memory", "memory_peak"], format: bytes },
 ];
 const DASHES = [[], [6, 4], [2, 3], [8, 3, 2, 3]];
-const HEIGHT = 170;
+const HEIGHT = 160; // pixels: 6 above the plot, 26 of steps below it
 
 function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(name).trim();
 }
 
-// A mark over every chart: the selected step, the first overflow, skipped steps.
+// Marks over every chart: the selected step, where overflows began, skipped steps.
 function drawMarks(plot, marks) {
   const { ctx, bbox } = plot, ratio = devicePixelRatio || 1;
   const within = (step) => step >= plot.scales.x.min && step <= plot.scales.x.max;
@@ -115,12 +115,12 @@ class Chart {
     const { spec } = this, many = new Set(this.shown.map(({ run }) => run)).size > 1;
     const axis = { stroke: colour("--soft"), font: "11px system-ui, sans-serif", ticks: { stroke: colour("--line") }, grid: { stroke: colour("--grid"), width: 1 } };
     return {
-      width: Math.max(200, this.plotted.clientWidth), height: HEIGHT, legend: { show: false },
+      width: Math.max(200, this.plotted.clientWidth), height: HEIGHT, legend: { show: false }, padding: [6, 12, 0, 0],
       cursor: { sync: { key: "run", scales: ["x", null] }, y: false, points: { size: 6 }, drag: { x: true, y: false } },
-      scales: { x: { time: false }, y: spec.log ? { distr: 3, log: 2 } : {} },
+      scales: { x: { time: false }, y: spec.log ? { distr: 3, log: spec.log } : {} },
       axes: [
-        { ...axis, values: (_, splits) => splits.map((step) => (Number.isInteger(step) ? number(step) : "")) },
-        { ...axis, size: 62, values: (_, splits) => splits.map((value) => (value === null ? "" : spec.format(value))) },
+        { ...axis, size: 26, gap: 3, values: (_, splits) => splits.map((step) => (Number.isInteger(step) ? number(step) : "")) },
+        { ...axis, size: 70, space: 26, values: (_, splits) => splits.map((value) => (value === null ? "" : spec.format(value))) },
       ],
       series: [{}, ...this.shown.map(({ run, path }) => this.line(run, path, many))],
       hooks: { draw: [(plot) => drawMarks(plot, this.hooks.marks())], setCursor: [() => this.tell()] },

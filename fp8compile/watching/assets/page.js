@@ -5,9 +5,10 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const find = (id) => document.getElementById(id);
   const runs = [];
+  const built = new Map(); // by card, what it was built from
   const state = { selected: null, run: null, dark: matchMedia("(prefers-color-scheme: dark)").matches };
   const MOST_AT_ONCE = 8; // answers of a run before it is drawn
-  const TAIL = 64 * 2 ** 20; // bytes of a long run that a live page reads
+  const MOST_MARKS = 200; // overflows that are marked in the charts
   Run.schema = data.schema;
 
   const shown = () => runs.filter((run) => run.shown && run.records.length);
@@ -17,7 +18,7 @@
   find("title").textContent = data.title;
 
   function marks() {
-    const lines = shown().flatMap((run) => run.first === undefined ? [] : [{ step: run.first.step, name: "--bad", dashed: true }]);
+    const lines = overflowsOf(shown()).slice(0, MOST_MARKS).map(({ record }) => ({ step: record.step, name: isOfScale(record) ? "--warn" : "--bad", dashed: true }));
     if (state.selected !== null) lines.push({ step: state.selected, name: "--accent" });
     return { lines, skipped: shown().flatMap((run) => run.skips) };
   }
@@ -26,7 +27,7 @@
     for (const run of runs) {
       if (run.drawn === run.version) continue;
       run.drawn = run.version;
-      run.first = run.overflows[0];
+      run.begun = run.overflows;
       run.skips = run.skipped.map((record) => record.step);
     }
     charts.forEach((chart) => chart.update(shown(), state.dark));
@@ -41,21 +42,30 @@
       `${run.name} is written as ${run.other}, and this page reads ${data.schema}: look at it with the fp8compile that wrote it.`);
     if (!runs.length) said.push(data.live ? "There is no run in this folder yet. The page shows it as soon as it begins." : "There is no run in this page.");
     else if (!said.length && !runs.some((run) => run.records.length)) said.push("The run has begun. Its first step is written when the second one ends.");
+    said.push(...runs.flatMap((run) => run.remarks.map((remark) => `${run.name}: ${remark}.`)));
     find("message").textContent = said.join(" ");
     find("message").hidden = !said.length;
   }
 
+  // Boxes stay where they are while the run goes on: one that is replaced under the pointer takes no click.
   function drawRuns() {
-    find("runs").replaceChildren(...runs.map((run) => {
-      const notes = [`${number(run.records.length)} steps`];
+    for (const run of runs) {
+      const notes = [`${number(run.records.length)} step${run.records.length === 1 ? "" : "s"}`];
       if (run.corrupt) notes.push(`${run.corrupt} corrupt line${run.corrupt > 1 ? "s" : ""} left out`);
       if (run.left_out) notes.push(`${number(run.left_out)} lines left out`);
+      if (run.cut) notes.push(`of a long run the last ${bytes(data.tail)}: the first ${bytes(run.cut)} left out`);
       if (run.rest.trim()) notes.push("its last line is being written");
-      const box = element("input", { type: "checkbox", checked: run.shown, on: { change: (event) => { run.shown = event.target.checked; draw(); } } });
-      return element("label", { class: run.other ? "bad" : "" }, box,
-        element("span", { class: "swatch", style: { background: `var(--run${run.index % 8})` } }), run.name,
-        element("span", { class: "soft", text: notes.join(", ") }));
-    }));
+      run.label = run.label || labelOf(run);
+      run.label.classList.toggle("bad", Boolean(run.other));
+      run.label.lastChild.textContent = notes.join(", ");
+      if (!run.label.isConnected) find("runs").append(run.label);
+    }
+  }
+
+  function labelOf(run) {
+    const box = element("input", { type: "checkbox", checked: run.shown, on: { change: (event) => { run.shown = event.target.checked; draw(); } } });
+    return element("label", {}, box, element("span", { class: "swatch", style: { background: `var(--run${run.index % 8})` } }), run.name,
+      element("span", { class: "soft" }));
   }
 
   function drawTiles() {
@@ -77,9 +87,9 @@
       if ("memory" in last) add("memory", bytes(last.memory));
     }
     find("tiles").replaceChildren(...tiles);
-    const first = shown().map((each) => each.first).filter(Boolean).sort((a, b) => a.step - b.step)[0];
-    find("overflow").hidden = !first;
-    if (first) find("overflow").textContent = `first overflow: step ${first.step}`;
+    const all = overflowsOf(shown());
+    find("overflow").hidden = !all.length;
+    find("overflow").textContent = all.length === 1 ? `overflow at step ${number(all[0].record.step)}` : `${number(all.length)} overflows: next`;
   }
 
   function drawSide() {
@@ -88,10 +98,20 @@
       state.run = visible.find((run) => run.at(state.selected)) || null;
     const record = state.run && state.selected !== null ? state.run.at(state.selected) : null;
     const hint = state.selected === null ? "Click a chart to see the record of a step." : `Step ${state.selected} is not in the run.`;
-    find("record").replaceChildren(...(record ? recordCard(state.run, record, visible.length > 1)
+    const names = visible.map((run) => run.name);
+    renew("record", [record, state.run && state.run.name, names.length, hint], () => (record ? recordCard(state.run, record, visible.length > 1)
       : [element("h2", { text: "Record of a step" }), element("span", { class: "soft", text: hint })]));
-    find("overflows").replaceChildren(...overflowsCard(visible, state.selected, select));
-    find("about").replaceChildren(...aboutCard(visible));
+    const begun = overflowsOf(visible).map(({ run, record: { step }, last }) => `${run.name} ${step} ${last}`).join();
+    renew("overflows", [begun, state.selected, names.length], () => overflowsCard(visible, state.selected, select));
+    renew("about", [names.join(), visible.reduce((sum, run) => sum + run.headers.length, 0)], () => aboutCard(visible));
+  }
+
+  // Build a card anew where what it depends on has changed.
+  function renew(id, depends, build) {
+    const before = built.get(id);
+    if (before && before.length === depends.length && before.every((each, at) => each === depends[at])) return;
+    built.set(id, depends);
+    find(id).replaceChildren(...build().filter(Boolean));
   }
 
   function select(step, run) {
@@ -113,9 +133,13 @@
     select(records[at].step, run);
   }
 
-  function selectFirstOverflow() {
-    const first = shown().filter((run) => run.first).sort((a, b) => a.first.step - b.first.step)[0];
-    if (first) select(first.first.step, first);
+  // The next one of the list behind the one that is looked at; behind the last the first.
+  function selectNextOverflow() {
+    const all = overflowsOf(shown());
+    if (!all.length) return;
+    const at = all.findIndex(({ run, record, last }) => run === state.run && record.step <= state.selected && state.selected <= last);
+    const { run, record } = all[(state.selected === null ? 0 : at + 1) % all.length];
+    select(record.step, run);
   }
 
   function byHash() {
@@ -126,7 +150,7 @@
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey || /^(INPUT|SELECT)$/.test(event.target.tagName) && event.target.type !== "checkbox") return;
     const far = event.shiftKey ? 10 : 1;
-    const keys = { ArrowLeft: () => move(-far), ArrowRight: () => move(far), Home: () => move(-Infinity), End: () => move(Infinity), f: selectFirstOverflow, Escape: () => select(null) };
+    const keys = { ArrowLeft: () => move(-far), ArrowRight: () => move(far), Home: () => move(-Infinity), End: () => move(Infinity), f: selectNextOverflow, Escape: () => select(null) };
     if (!keys[event.key]) return;
     event.preventDefault();
     keys[event.key]();
@@ -136,7 +160,7 @@
     const step = Number(find("step").value);
     if (Number.isSafeInteger(step) && step > 0) select(step);
   });
-  find("overflow").addEventListener("click", selectFirstOverflow);
+  find("overflow").addEventListener("click", selectNextOverflow);
   find("theme").addEventListener("click", () => { state.dark = !state.dark; paint(); });
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", (event) => { state.dark = event.matches; paint(); });
   addEventListener("hashchange", byHash);
@@ -160,18 +184,26 @@
 
   // The new lines of one run; returns whether there were any.
   async function fetchLines(run, size) {
-    if (size < run.offset) { run.clear(); run.offset = 0; }
-    if (run.offset === 0 && size > TAIL) { run.offset = size - TAIL; run.left_out = "the first"; run.rest = ""; }
+    if (size < run.offset) run.clear();
+    if (run.offset === 0 && size > data.tail) {
+      const text = new TextDecoder().decode(await linesFrom(run.name, 0));
+      run.take(text.slice(0, text.indexOf("\n") + 1));
+      run.skipTo(size - data.tail);
+    }
     const before = run.offset;
     for (let answers = 0; run.offset < size && answers < MOST_AT_ONCE; answers += 1) {
-      const answer = await fetch(`lines?run=${encodeURIComponent(run.name)}&from=${run.offset}`);
-      if (!answer.ok) break;
-      const body = await answer.arrayBuffer();
+      const body = await linesFrom(run.name, run.offset);
       if (!body.byteLength) break;
       run.offset += body.byteLength;
       run.take(new TextDecoder().decode(body));
     }
     return run.offset > before;
+  }
+
+  // Whole lines of a run from a byte on; none where the server has none.
+  async function linesFrom(name, from) {
+    const answer = await fetch(`lines?run=${encodeURIComponent(name)}&from=${from}`);
+    return answer.ok ? answer.arrayBuffer() : new ArrayBuffer(0);
   }
 
   async function ask() {

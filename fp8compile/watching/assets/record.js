@@ -10,23 +10,18 @@ const NAMES = {
 };
 const ELSEWHERE = new Set(["step", "time", "words", "overflow", "skipped", "sqnr", "sqnr_of"]);
 
-function placeOf(layer) {
-  return `${layer.module || "the model"} (${layer.direction})`;
-}
-
 function countsOf(layer) {
   const kinds = [["inf", layer.inf], ["NaN", layer.nan]].filter(([, count]) => count);
   if (layer.of === undefined) return kinds.map(([kind]) => kind).join(" and ") + ` among its ${layer.dtype} values`;
   return kinds.map(([kind, count]) => `${kind} in ${number(count)}`).join(" and ") + ` of ${number(layer.of)} ${layer.dtype} values`;
 }
 
-function overflowCard({ line, layers, count }) {
-  const first = layers && layers[0];
+function overflowCard(overflow) {
+  const { line, layers, count } = overflow;
   const began = element("p", { class: "began" },
-    element("b", { text: first ? `Began in ${placeOf(first)}` : "Began in a layer that is not known" }),
-    element("span", { text: String(line) }));
-  if (!first) return [began];
-  const rows = layers.map((layer) => element("li", {}, `${placeOf(layer)} ${layer.op}`,
+    element("b", { text: `Began in ${placeOf(overflow)}` }), element("span", { text: String(line) }));
+  if (!(layers || []).length) return [began];
+  const rows = layers.map((layer) => element("li", {}, `${layerText(layer)} ${layer.op}`,
     element("small", { text: `${countsOf(layer)}${layer.source ? `, ${layer.source}` : ""}` })));
   const more = count > layers.length ? element("small", { text: `and ${count - layers.length} more` }) : null;
   return [began, element("h2", { text: "All that was inf or NaN, as it ran" }), element("ol", { class: "layers" }, ...rows), more];
@@ -51,17 +46,41 @@ function recordCard(run, record, several) {
   ];
 }
 
+const MOST_LISTED = 1000; // overflows that have a button
+
+// All places where inf or NaN began, of all runs: [{run, record, last, place}]. By step, but those that look like the loss
+// scale's stand behind the others: it makes some in any run, as it tries how large it may be.
+function overflowsOf(runs) {
+  const all = runs.flatMap((run) => run.begun.map((each) => ({ run, ...each })));
+  return all.sort((a, b) => isOfScale(a.record) - isOfScale(b.record) || a.record.step - b.record.step);
+}
+
+// Whether it looks like the loss scale's: forward and loss were finite, as far as is known, and the step was skipped.
+function isOfScale(record) {
+  const first = (record.overflow.layers || [])[0];
+  return Boolean(record.skipped) && !wordAt(record, "loss") && (!first || first.direction === "backward");
+}
+
+function outcomeOf(record) {
+  const loss = wordAt(record, "loss");
+  const parts = [loss ? `loss ${loss}` : "", record.skipped ? "skipped" : "", record.skipped && record.scale ? `loss scale then ${power(record.scale)}` : ""];
+  return parts.filter(Boolean).join(", ");
+}
+
 function overflowsCard(runs, selected, select) {
-  const buttons = [];
-  for (const run of runs)
-    for (const record of run.overflows.slice(0, 100)) {
-      const first = (record.overflow.layers || [])[0];
-      const text = `${first ? placeOf(first) : "not known"}${runs.length > 1 ? ` · ${run.name}` : ""}`;
-      buttons.push(element("button", { type: "button", "aria-current": record.step === selected, "data-step": record.step, on: { click: () => select(record.step, run) } },
-        element("b", { text: number(record.step) }), text));
-    }
-  if (!buttons.length) return [];
-  return [element("h2", { text: "Steps with inf or NaN" }), element("div", { class: "steps" }, ...buttons)];
+  const all = overflowsOf(runs);
+  if (!all.length) return [];
+  const buttons = all.slice(0, MOST_LISTED).map(({ run, record, last, place }) => {
+    const steps = last > record.step ? `${number(record.step)} to ${number(last)}` : number(record.step);
+    const current = selected !== null && record.step <= selected && selected <= last;
+    const small = [outcomeOf(record), runs.length > 1 ? run.name : ""].filter(Boolean).join(" · ");
+    return element("button", { type: "button", class: isOfScale(record) && "scale", "aria-current": current && "true", "data-step": record.step, on: { click: () => select(record.step, run) } },
+      element("b", { text: steps }), place, small ? element("small", { text: small }) : null);
+  });
+  const more = all.length > MOST_LISTED ? element("small", { text: `and ${number(all.length - MOST_LISTED)} more: "step" above goes to any` }) : null;
+  const ofScale = all.filter(({ record }) => isOfScale(record)).length;
+  const note = ofScale ? element("small", { text: `Last: ${number(ofScale)} of skipped steps whose loss was finite, as a loss scale makes them` }) : null;
+  return [element("h2", { text: "Where inf or NaN began" }), note, element("div", { class: "steps" }, ...buttons), more];
 }
 
 function aboutCard(runs) {

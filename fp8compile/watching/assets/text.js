@@ -31,7 +31,7 @@ function bytes(value) {
 function seconds(value) {
   if (value === null || value === undefined) return "–";
   if (value < 1) return `${number(value * 1000, 3)} ms`;
-  return value < 120 ? `${number(value, 3)} s` : `${Math.floor(value / 60)} min ${Math.round(value % 60)} s`;
+  return value < 600 ? `${number(value, 3)} s` : `${number(value / 60, 3)} min`;
 }
 
 function power(value) {
