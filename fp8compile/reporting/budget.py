@@ -17,8 +17,8 @@ class Point:
 
     Attributes:
         saved: bytes saved for backward.
-        peak: the most bytes alive at one time in forward or backward, beside parameters, their gradients and the caller's
-            data. Predicted, at stored bytes.
+        peak: the most bytes alive at one time in forward or backward, beside parameters and the caller's data. Gradients
+            of parameters count from where they are made. Predicted, at stored bytes.
         us: microseconds that repeating takes on ``Budget.device``: a roofline, nothing measured.
     """
 
@@ -38,7 +38,7 @@ class Budget:
         chosen: which of them was taken.
         device: what the times are predicted for.
         reason: why the budget had no effect; then ``frontier`` is empty.
-        held: for "fit", bytes of parameters, buffers, gradients and optimizer states, beside the peak.
+        held: for "fit", bytes of parameters, buffers and optimizer states, beside the peak.
     """
 
     asked: float | str

@@ -29,10 +29,10 @@ MEMORY = (
         OF_BUDGET,
     ),
     Mutant(
-        "budget: gradients of parameters count",
-        "fp8compile/budget/timeline.py",
-        "known[node].alone(node in counted)",
-        "known[node].alone()",
+        "budget: gradients of parameters do not count",
+        "fp8compile/analysis/liveness.py",
+        "order, held = steps_of_backward(split, with_gradients=True)",
+        "order, held = steps_of_backward(split)",
         OF_BUDGET,
     ),
     Mutant(

@@ -20,7 +20,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 
 import fp8compile
 from fp8compile._text import human
-from fp8compile.analysis.liveness import workspace_bytes
+from fp8compile.analysis.liveness import peak_bytes
 from fp8compile.budget.frontier import State, chosen
 from fp8compile.compiler import pipeline
 from fp8compile.fx.partition import PartitionedGraph
@@ -130,7 +130,7 @@ def case_of(name: str) -> Case:
 
 def walked(split: PartitionedGraph) -> int:
     """The peak that the walk over the finished graphs finds."""
-    return split.saved_bytes() + workspace_bytes(split)
+    return peak_bytes(split)
 
 
 def step(model: nn.Module, x: Tensor, **options: Any) -> dict[str, Tensor]:
@@ -439,26 +439,27 @@ def fit_of(model: nn.Module, x: Tensor, card: int) -> Budget:
 
 
 def test_fit_takes_what_the_card_has_left() -> None:
-    """The cheapest state whose whole step is within the card: gradients and two moments are three times the parameters."""
-    model, x = case_of("steps")
-    held = 4 * sum(p.nbytes for p in model.parameters())
+    """The cheapest state whose whole step is within the card: with two moments, parameters are held three times."""
+    model, x = Steps(8), torch.randn(1024, 64)
+    held = 3 * sum(p.nbytes for p in model.parameters())
     free, _ = budget_of(model, x, 0.99, **PLAIN)
     peaks = [point.peak for point in free.frontier]
-    for chosen_before in (0, 2, len(peaks) - 1):
-        told = fit_of(model, x, held + peaks[chosen_before])
-        assert told.is_met and told.chosen == peaks.index(peaks[chosen_before])
-        assert (told.held, told.target) == (held, peaks[chosen_before])
+    for peak in (peaks[0], peaks[2], min(peaks)):
+        told = fit_of(model, x, held + peak)
+        assert told.is_met and told.chosen == next(at for at, other in enumerate(peaks) if other <= peak)
+        assert (told.held, told.target) == (held, peak)
     assert "of the step" in str(told)
 
 
 def test_fit_says_what_is_missing() -> None:
-    model, x = case_of("steps")
-    held = 4 * sum(p.nbytes for p in model.parameters())
-    told = fit_of(model, x, held + held // 4)  # room for the optimizer's step, and less than the smallest peak
+    model, x = Steps(8), torch.randn(1024, 64)
+    weights = sum(p.nbytes for p in model.parameters())
+    held, update = 3 * weights, 2 * weights  # update: all gradients, and a temporary of that size
+    told = fit_of(model, x, held + update)  # room for the optimizer's step, and less than the smallest peak
     least = min(point.peak for point in told.frontier)
     assert not told.is_met and told.frontier[told.chosen].peak == least
-    assert f"does not fit at any budget, {human(least - held // 4)} too much" in str(told)
-    assert "does not fit at any budget: parameters, gradients and optimizer states take" in str(
+    assert f"does not fit at any budget, {human(least - update)} too much" in str(told)
+    assert "does not fit at any budget: parameters and optimizer states take" in str(
         fit_of(model, x, held)
     )
 
