@@ -1,7 +1,7 @@
 """The peak of a training step under a memory budget: ours, and that of PyTorch's own budget at the same fraction.
 
     python benchmarks/studies/bench_budget.py --json benchmarks/results/budget-cpu.json
-    python benchmarks/studies/bench_budget.py --models bert vit --json FILE    puts these models' cells into the file
+    python benchmarks/studies/bench_budget.py --models bert vit --arms ours --json FILE    puts these cells into the file
 
 Ours is ``Recipe.memory_budget`` without codes, PyTorch's ``torch._functorch.config.activation_memory_budget``; both through
 Inductor, FP32, on a CPU, at 20 budgets from 1.0 to 0.05. The peak is the most bytes allocated at one time in forward and
@@ -128,9 +128,13 @@ def pytorchs(case: Case, found: dict[str, Any]) -> Iterator[None]:
             yield
 
 
+ARMS: dict[str, Callable[[Case, dict[str, Any]], Iterator[None]]] = {"ours": ours, "pytorch": pytorchs}
+
+
 def main(words: Sequence[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="+", choices=CASES, default=list(CASES))
+    parser.add_argument("--arms", nargs="+", choices=ARMS, default=list(ARMS))
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args(words)
     there = arguments.json and arguments.json.exists()
@@ -139,8 +143,8 @@ def main(words: Sequence[str] | None = None) -> dict[str, Any]:
         case, found = CASES[name](), models.setdefault(name, {})
         found["about"] = case.about
         found["gradients"] = sum(p.numel() * p.element_size() for p in case.model.parameters() if p.requires_grad)
-        for arm, cells in (("ours", ours), ("pytorch", pytorchs)):
-            for _ in cells(case, found):
+        for arm in arguments.arms:
+            for _ in ARMS[arm](case, found):
                 print(name, arm, *list(found[arm].items())[-1], flush=True)
                 if arguments.json:
                     arguments.json.write_text(json.dumps({**environment(), "models": models}, indent=1) + "\n")
