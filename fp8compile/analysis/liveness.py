@@ -5,10 +5,10 @@ what Inductor's rules say (fp8compile/analysis/stored_values.py). Views and fuse
 
 Left out: inputs of the forward, which are there in any case. Two figures are made of the walk:
 
-    workspace_bytes    what goes beyond all that is saved for backward, with gradients of parameters as if they were there from
-                       the start: they are counted elsewhere
-    peak_bytes         all that is alive, with gradients of parameters from where they are made to the end, which is what is
-                       allocated in a step that begins without gradients
+    workspace_bytes    what goes beyond all that is saved for backward; gradients of parameters are counted elsewhere, as if
+                       they were there from the start
+    peak_bytes         all that is alive, with gradients of parameters from where they are made to the end: what is allocated
+                       in a step that begins without gradients
 
 Not known here: workspaces inside kernels (cuBLAS, split reductions), kernels that Inductor fuses although they stand far
 apart, its reordering and reuse of buffers, fragmentation of the allocator.

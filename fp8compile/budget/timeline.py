@@ -6,8 +6,8 @@ The walk is that of ``analysis/liveness.py``, over steps of graphs that are not 
     backward    stored bytes until the last reader; decoded, where a matmul reads it, from its first reader to its last
     residual    a value kept as codes that is read on both sides of a matmul is stored itself too (passes/store_residuals.py)
 
-Gradients of parameters count from where they are made: a tight budget has its peak where most of them exist, a loose one where
-most is kept. Left out, since they are there in any case: parameters and the caller's data.
+Gradients of parameters count from where they are made: a tight budget has its peak where most of them exist, a loose one
+where most is kept. Left out, since they are there in any case: parameters and the caller's data.
 """
 
 from __future__ import annotations
