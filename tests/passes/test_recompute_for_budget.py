@@ -21,6 +21,7 @@ from tests.support.graphs import backward_of
 from tests.support.reference import sqnr_db
 
 aten = torch.ops.aten
+TWICE = 3.02  # dB: an error of twice the power
 
 
 def test_golden_backward_that_repeats_a_matmul() -> None:
@@ -93,9 +94,9 @@ def test_with_codes_gradients_stay_as_good_as_the_defaults() -> None:
     model, x = case_of("llama")
     exact = step(model, x, **PLAIN)
     stored = {"codegen": "eager", "linear": "off", "min_saved_numel": 0}
-    default, tight = step(model, x, **stored), step(model, x, memory_budget=0.0, **stored)
-    worst = {name: min(sqnr_db(exact[n], found[n]) for n in exact) for name, found in (("1", default), ("0", tight))}
-    assert worst["0"] > worst["1"] - 3.0, worst
+    found = {budget: step(model, x, memory_budget=budget, **stored) for budget in (1.0, 0.7, 0.4, 0.0)}
+    worst = {budget: min(sqnr_db(exact[n], each[n]) for n in exact) for budget, each in found.items()}
+    assert min(worst.values()) > worst[1.0] - TWICE, worst
 
 
 def test_with_fp8_linears_the_products_are_repeated_from_codes_alike() -> None:
