@@ -66,7 +66,7 @@ class Shared(Weights):
 
 
 def data(rows: int = 1, columns: int = 1) -> Tensor:
-    return torch.randn(rows * UNIT, columns * UNIT, requires_grad=True)
+    return torch.randn(rows * UNIT, columns * UNIT)
 
 
 def test_what_is_cheap_is_made_again_by_default() -> None:
@@ -113,15 +113,16 @@ class Attention(Weights):
     def forward(self, x: Tensor) -> Tensor:
         heads = x[None, None]
         x = nn.functional.scaled_dot_product_attention(heads, heads, heads).reshape(x.shape)
-        return (x @ self.ws[0]).cos().sum()
+        return nn.functional.linear(x, self.ws[0]).cos().sum()
 
 
 @pytest.mark.parametrize(
     ("length", "width", "first"),
-    [(1, 3, "attention"), (2, 1, "mm"), (2, 5, "attention"), (4, 7, "mm"), (4, 9, "attention")],
+    [(1, 3, "attention"), (2, 8, "attention"), (2, 1, "mm"), (2, 5, "mm"), (4, 9, "mm")],
 )
 def test_attention_goes_first_where_it_is_the_cheaper(length: int, width: int, first: str) -> None:
-    """test_attention_vs_linear: it has more work than the linear where rows are more than half as many as columns."""
+    """test_attention_vs_linear: they count FLOPs, which are equal where columns are twice as many as rows. Ours are seconds:
+    an H100's attention is rated at 0.6 of the matmuls' FLOPs in a second, so there the columns are 3.5 times as many."""
     states = states_of(Attention([(width, width)]), data(length, width))
     repeated = next(state.repeated for state in states if state.repeated)
     found = {"attention" if is_attention(node) else "mm" for node in repeated if is_attention(node) or work_of(node)}
@@ -147,5 +148,5 @@ def test_regions_of_checkpoint_stay_as_they_are() -> None:
     x = torch.randn(64, 1024, requires_grad=True)
     default = split_of(Regions(), x, memory_budget=10**12, **PLAIN)
     _, tight = budget_of(Regions(), x, 0.01, **PLAIN)
-    assert default.saved_bytes() <= x.nbytes  # the second region's input
+    assert default.saved_bytes() <= 2 * x.nbytes  # the inputs of both regions
     assert tight.saved_bytes() <= default.saved_bytes()
