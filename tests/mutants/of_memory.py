@@ -73,7 +73,7 @@ MEMORY = (
     Mutant(
         "budget: frozen parameters have moments",
         "fp8compile/budget/fitting.py",
-        "gradients = sum(nbytes(node.meta[\"val\"]) for node in gradients_of_parameters(split))",
+        'gradients = sum(nbytes(node.meta["val"]) for node in gradients_of_parameters(split))',
         "gradients = weights",
         ("tests/budget/test_fitting.py",),
     ),

@@ -59,7 +59,9 @@ class Stack(nn.Module):
 def test_the_formula_is_what_captured_layers_save(
     layers: int, hidden: int, ffn: int, heads: int, kv_heads: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stored_values, "EXPONENTIALS", ())  # a GPU computes SiLU again where it is read, a CPU does not
+    monkeypatch.setattr(
+        stored_values, "EXPONENTIALS", ()
+    )  # a GPU computes SiLU again where it is read, a CPU does not
     model = Stack(layers, hidden, ffn, heads, kv_heads).bfloat16()
     x = torch.randn(4, 256, hidden, dtype=torch.bfloat16).requires_grad_()
     cos, sin = (torch.randn(256, hidden // heads, dtype=torch.bfloat16) for _ in range(2))
