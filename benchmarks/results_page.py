@@ -15,7 +15,7 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # a script's own folder is all that is there
 
 from benchmarks import readme_tables
-from benchmarks.harness import lowered_tables, ranks_section, scaling_section, watching_section
+from benchmarks.harness import budget_section, lowered_tables, ranks_section, scaling_section, watching_section
 from benchmarks.harness import measured_sections as measured
 from benchmarks.harness.measured_sections import load, source, table
 from benchmarks.harness.results import FOLDER
@@ -137,6 +137,7 @@ SECTIONS: Sequence[tuple[str, str, Callable[[Path], list[str]]]] = (
     ("measured", "Outlier channels of SwiGLU", scaling_section.smooth_swiglu),
     ("measured", "Gradients checked", measured.checked),
     ("measured", "Size of groups", measured.group_size),
+    ("measured", "Memory budgets", budget_section.budgets),
     ("measured", "Optimizer states", measured.states),
     ("measured", "Stability of 8-bit states", measured.stability),
     ("measured", "Stochastic rounding", measured.stochastic_rounding),

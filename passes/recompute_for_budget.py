@@ -1,7 +1,9 @@
 """Numbers change as far as codes round: what is given up for memory is computed again, from values that came back from codes.
 
-    Recipe(memory_budget=0.5)    the peak of forward and backward, beyond parameters and their gradients, at most half of the
-                                 default's; or an integer, bytes; or "fit", what Recipe.card_gib has left
+    Recipe(memory_budget=0.5)    the peak of forward and backward, beyond parameters, at most half of what it is if nothing is
+                                 given up; or an integer, bytes; or "fit", what Recipe.card_gib has left
+
+Gradients of parameters count from where they are made (fp8compile/budget/timeline.py).
 
 The default never repeats a matmul or attention. Under a budget it does, where that saves the most bytes per predicted
 microsecond (fp8compile/budget/frontier.py), until the predicted peak is within the budget. Each operation is repeated
@@ -42,7 +44,7 @@ from fp8compile.reporting.entries import Notes, Recomputed
 NOT_STATIC = "it has sizes that only a run knows; torch.compile(dynamic=False) compiles for each size"
 NOT_WHOLE = "a graph break parts the model, and 'fit' has to see all of it: give Recipe.memory_budget in bytes"
 NO_ROOM = (
-    "does not fit at any budget: parameters, gradients and optimizer states take {held}, and the optimizer's step "
+    "does not fit at any budget: parameters and optimizer states take {held}, and gradients and the optimizer's step "
     "{update} more, of {card}"
 )
 ASSUMED = "h100"  # the device that times are predicted for where the graph runs on one that nothing is known of

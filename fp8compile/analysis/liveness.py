@@ -3,8 +3,13 @@
 A value is alive from the operation that makes it to the last kernel that reads it. Which values are in memory at all is
 what Inductor's rules say (fp8compile/analysis/stored_values.py). Views and fused values extend the life of what they read.
 
-Counted elsewhere and left out here: inputs of the forward; all that is saved for backward, so that only what goes beyond it
-counts; and gradients of parameters, as if they existed from the start.
+Left out: inputs of the forward, which are there in any case. Two figures are made of the walk:
+
+    workspace_bytes    what goes beyond all that is saved for backward; gradients of parameters are counted elsewhere, as if
+                       they were there from the start
+    peak_bytes         all that is alive, with gradients of parameters from where they are made to the end: what is allocated
+                       in a step that begins without gradients
+
 Not known here: workspaces inside kernels (cuBLAS, split reductions), kernels that Inductor fuses although they stand far
 apart, its reordering and reuse of buffers, fragmentation of the allocator.
 """
@@ -38,6 +43,14 @@ def workspace_bytes(split: PartitionedGraph, limits: Limits | None = None) -> in
     return max(0, _in_forward(split, limits), _in_backward(split, limits))
 
 
+def peak_bytes(split: PartitionedGraph, limits: Limits | None = None) -> int:
+    """The most that forward or backward has alive at one time, beside the caller's tensors; ``limits`` as above."""
+    limits = limits or limits_in_force()
+    order, held = steps_of_backward(split, with_gradients=True)
+    beyond = max(0, _in_forward(split, limits), most_alive(order.values(), limits, 0, held))
+    return split.saved_bytes() + beyond
+
+
 def _in_forward(split: PartitionedGraph, limits: Limits) -> int:
     """Kept values count from where they are made; until then their room is free for others."""
     given = sum(nbytes(root.meta["val"]) for root in kept_storages(split) if root.op == "placeholder")
@@ -55,13 +68,14 @@ def steps_of_forward(split: PartitionedGraph) -> tuple[dict[Node, Step], Held]:
     return _steps(split.fw.graph, set(split.inputs)), {}
 
 
-def steps_of_backward(split: PartitionedGraph) -> tuple[dict[Node, Step], Held]:
+def steps_of_backward(split: PartitionedGraph, with_gradients: bool = False) -> tuple[dict[Node, Step], Held]:
     """The backward's steps, and what the forward keeps for them: freed after its last reader.
 
-    Gradients of parameters are counted elsewhere.
+    Gradients of parameters are counted elsewhere, or here ``with_gradients``.
     """
-    used = {edge.backward for edge in split.edges}
-    steps = _steps(split.bw.graph, used | gradients_of_parameters(split))
+    counted = {edge.backward for edge in split.edges}
+    counted |= set() if with_gradients else gradients_of_parameters(split)
+    steps = _steps(split.bw.graph, counted)
     kept = kept_storages(split).items()
     return steps, {tuple(steps[n] for n in nodes): nbytes(root.meta["val"]) for root, nodes in kept}
 

@@ -38,10 +38,10 @@ def microseconds(node: Node, rates: DeviceRates) -> float:
 def flops(node: Node) -> float:
     """Floating-point operations of an operation that ``is_priced``: a matmul, a convolution or attention."""
     if is_attention(node):
-        return flops_an_element(node) * numel(node.all_input_nodes[0].meta["val"])
+        return flops_an_element(node) * numel(_operand(node, 0).meta["val"])
     out = node.meta["val"]
     if opname(node) == CONVOLUTION:
-        x, weight = (n.meta["val"] for n in node.all_input_nodes[:2])
+        x, weight = (_operand(node, i).meta["val"] for i in range(2))
         return 2 * numel(x if node.args[6] else out) * numel(weight) / size_hint(weight.shape[0])  # transposed: of x
     return flops_an_element(node) * numel(out)
 
@@ -50,10 +50,17 @@ def flops_an_element(node: Node) -> float:
     """Floating-point operations for an element of a matmul's result, or of the queries of attention."""
     if is_attention(node):
         is_backward = opname(node).endswith("_backward")  # whose first operand is the result's gradient
-        keys = size_hint(node.all_input_nodes[2 if is_backward else 1].meta["val"].shape[-2])
+        keys = size_hint(_operand(node, 2 if is_backward else 1).meta["val"].shape[-2])
         return (10 if is_backward else 4) * keys * (0.5 if argument_of(node, "is_causal", False) else 1.0)
-    left = node.args[1 if opname(node) in ("addmm", "baddbmm") else 0]
-    return 2 * size_hint(left.meta["val"].shape[-1])  # type: ignore[union-attr]
+    left = _operand(node, 1 if opname(node) in ("addmm", "baddbmm") else 0)
+    return 2 * size_hint(left.meta["val"].shape[-1])
+
+
+def _operand(node: Node, at: int) -> Node:
+    """By place, since one value may be several operands: queries and keys, for example."""
+    found = node.args[at]
+    assert isinstance(found, Node)
+    return found
 
 
 def _takes_codes(node: Node) -> bool:

@@ -1,10 +1,11 @@
 """What is left of a card for a step's forward and backward: ``Recipe.memory_budget="fit"``.
 
-    room = card - (weights + buffers + gradients + optimizer states)
+    forward and backward    card - (weights + buffers + optimizer states); gradients are made in it, and count in its peak
+    the optimizer's step    what is left of that has to hold all gradients, and a temporary of the same size
 
-The parts are those of ``Report.fits`` (fp8compile/reporting/memory.py), for AdamW in the parameters' dtype: two moments, and
-while it steps a temporary of the size of all gradients, when activations are gone. They are read off the graph, so that the
-same graph always has the same room. So the graph has to be the whole model.
+The parts are those of ``Report.fits`` (fp8compile/reporting/memory.py), for AdamW in the parameters' dtype: two moments. The
+temporary exists while it steps, when activations are gone. They are read off the graph, so that the same graph always has the
+same room. So the graph has to be the whole model.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ MOMENTS = 2  # of AdamW
 
 
 class Room(NamedTuple):
-    """Bytes: what a step holds throughout, what its optimizer needs in addition while it steps, the card."""
+    """Bytes: what is held throughout, what gradients and the optimizer's step take in addition, the card."""
 
     held: int
     update: int
@@ -28,7 +29,7 @@ class Room(NamedTuple):
 
     @property
     def left(self) -> int:
-        """What forward and backward may take at their peak."""
+        """What forward and backward may take at their peak, gradients of parameters among it."""
         return self.card - self.held
 
 
@@ -36,4 +37,4 @@ def room_on(card_gib: float, split: PartitionedGraph) -> Room:
     """The room that a model's parameters, gradients and optimizer leave on a card of ``card_gib`` GiB."""
     weights = sum(nbytes(node.meta["val"]) for node in split.static if is_tensor(node))
     gradients = sum(nbytes(node.meta["val"]) for node in gradients_of_parameters(split))
-    return Room(weights + (1 + MOMENTS) * gradients, gradients, int(card_gib * GIB))
+    return Room(weights + MOMENTS * gradients, 2 * gradients, int(card_gib * GIB))

@@ -6,7 +6,8 @@ The walk is that of ``analysis/liveness.py``, over steps of graphs that are not 
     backward    stored bytes until the last reader; decoded, where a matmul reads it, from its first reader to its last
     residual    a value kept as codes that is read on both sides of a matmul is stored itself too (passes/store_residuals.py)
 
-Left out, since they are there in any case: parameters, the caller's data, gradients of parameters.
+Gradients of parameters count from where they are made: a tight budget has its peak where most of them exist, a loose one
+where most is kept. Left out, since they are there in any case: parameters and the caller's data.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 
 from torch.fx import Node
 
-from fp8compile.analysis.liveness import gradients_of_parameters, most_alive
+from fp8compile.analysis.liveness import most_alive
 from fp8compile.analysis.residuals import residuals_of, stored_residuals
 from fp8compile.analysis.stored_values import Step, limits_in_force, step_of, steps_of
 from fp8compile.fx.graph import TAKEN_AS_CODES, nbytes, storage_root
@@ -32,9 +33,8 @@ class Timeline:
 
     def __init__(self, split: PartitionedGraph, stored: Mapping[Node, int]) -> None:
         self.split, self.stored = split, stored
-        self._gradients, self._limits = gradients_of_parameters(split), limits_in_force()
+        self._limits = limits_in_force()
         self._known = {node: step_of(node) for half in (split.fw, split.bw) for node in half.graph.nodes}
-        self._counted = {n for n in split.bw.graph.nodes if storage_root(n) in self._gradients}
         self._residuals = residuals_of(split.fw.graph, saved_is_stored=False)
 
     def bytes_kept(self, edges: Iterable[SavedTensor], exact: Set[Node] = frozenset()) -> int:
@@ -93,7 +93,7 @@ class Timeline:
     def _of_backward(self, kept: Sequence[SavedTensor], repeated: Sequence[Node], exact: Set[Node]) -> int:
         sizes = self._kept(kept, exact)
         stored = {root for root in sizes if root in self.stored and root not in exact}
-        late = _Backward(self.split, kept, repeated, self._known, self._counted, stored)
+        late = _Backward(self.split, kept, repeated, self._known, stored)
         return most_alive(late.order, self._limits, sum(sizes.values()), late.held(sizes))
 
 
@@ -106,7 +106,6 @@ class _Backward:
         kept: Sequence[SavedTensor],
         repeated: Sequence[Node],
         known: Mapping[Node, Step],
-        counted: Set[Node],
         stored: Set[Node],
     ) -> None:
         self.kept, self._known = kept, known
@@ -124,7 +123,7 @@ class _Backward:
             order += [self._copy(each) for each in placed.get(at, ())]
             if node in made:
                 continue
-            step = own[node] = known[node].alone(node in counted)
+            step = own[node] = known[node].alone()
             order.append(step)
             for parent in node.all_input_nodes:
                 step.read(own[parent] if parent in own else self._value(made[parent]))

@@ -65,7 +65,7 @@ class Recipe:
             that costs nothing, or less time than the bytes are worth; fp8compile/encoding/attention_cost.py).
         attention_format: the format of those. INT8 by default: the backward of attention exponentiates q k' again, which
             turns E4M3's relative error into a factor (measured on the demo: gradients of k at 10 dB, against 23 in INT8).
-        memory_budget: what the peak of forward and backward may be, beside parameters and their gradients: a fraction of the
+        memory_budget: what the peak of forward and backward may be, beside parameters: a fraction of the
             default recipe's peak, 1.0 ... 0.0, or bytes for each graph, an integer >= 2, or "fit": what a card of
             ``card_gib`` has left. Below the default's peak, matmuls and attention are computed again in the backward
             (passes/recompute_for_budget.py). In ``modules`` only 1.0, which keeps what is made there.

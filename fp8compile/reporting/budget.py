@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from fp8compile._text import human
+from fp8compile.reporting.frontier_plot import plot_frontier
 
 MISSED = "not reached"
+SHOWN = 5  # states, in one line
 
 
 @dataclass(frozen=True)
@@ -17,8 +21,8 @@ class Point:
 
     Attributes:
         saved: bytes saved for backward.
-        peak: the most bytes alive at one time in forward or backward, beside parameters, their gradients and the caller's
-            data. Predicted, at stored bytes.
+        peak: the most bytes alive at one time in forward or backward, beside parameters and the caller's data. Gradients
+            of parameters count from where they are made. Predicted, at stored bytes.
         us: microseconds that repeating takes on ``Budget.device``: a roofline, nothing measured.
     """
 
@@ -38,7 +42,7 @@ class Budget:
         chosen: which of them was taken.
         device: what the times are predicted for.
         reason: why the budget had no effect; then ``frontier`` is empty.
-        held: for "fit", bytes of parameters, buffers, gradients and optimizer states, beside the peak.
+        held: for "fit", bytes of parameters, buffers and optimizer states, beside the peak.
     """
 
     asked: float | str
@@ -53,6 +57,37 @@ class Budget:
     def is_met(self) -> bool:
         """Whether the predicted peak is within the target."""
         return bool(self.frontier) and self.frontier[self.chosen].peak <= self.target
+
+    @property
+    def lowest(self) -> tuple[int, ...]:
+        """The states that some budget chooses, by number: each has a lower peak than all before it."""
+        found = list[int]()
+        for at, point in enumerate(self.frontier):
+            if not found or point.peak < self.frontier[found[-1]].peak:
+                found.append(at)
+        return tuple(found)
+
+    @property
+    def line(self) -> str:
+        """The frontier in one line: peaks, and the microseconds that repeating takes for each."""
+        at = self.lowest
+        shown = sorted({at[round(i * (len(at) - 1) / (SHOWN - 1))] for i in range(SHOWN)}) if at else []
+        told = (f"{human(self.frontier[i].peak)} at {self.frontier[i].us:,.0f}" for i in shown)
+        return f"its frontier, peak at us of repeating: {', '.join(told)}"
+
+    def plot(self, path: str | os.PathLike[str]) -> None:
+        """Write the frontier as a picture, peak in MiB against microseconds; the suffix says the format: ``frontier.png``.
+
+        Raises:
+            ValueError: the budget had no effect, so that there is no frontier.
+            ImportError: matplotlib is not installed.
+            OSError: the file cannot be written.
+        """
+        if not self.frontier:
+            raise ValueError(f"there is no frontier to draw: {self.reason}")
+        points = [(point.peak, point.us) for point in self.frontier]
+        title = f"memory budget {self._name}, times on {self.device}"
+        plot_frontier(points, self.lowest, self.chosen, self.target, title, Path(path))
 
     def moved(self, place: str) -> Budget:
         """Itself: it is about a graph, wherever that stands."""

@@ -34,7 +34,8 @@ def headline(recipe: str, kinds: Sequence[tuple[str, int]], saved_bytes: tuple[i
         lines += [f"these matmuls, predicted: {ours_us:,.0f} us with encodings, {in_16_bit:,.0f} us in 16 bit"]
     if kept := notes.bytes_of_codes:
         lines += [f"weights encoded once: {len(kept)}, {human(sum(kept.values()))} of codes are kept"]
-    lines += map(str, notes.budgets)
+    for budget in notes.budgets:
+        lines += [str(budget), *([budget.line] if budget.frontier else [])]
     if notes.islands:
         lines += [f"{len(notes.islands)} FP32 islands of {sum(i.nodes for i in notes.islands)} nodes"]
     for each in notes.chunked:

@@ -65,3 +65,16 @@ def test_a_product_whose_flops_are_not_known_has_no_price() -> None:
         return aten.convolution_backward(g, x, w, None, [1, 1], [0, 0], [1, 1], False, [0, 0], 1, [True, True, False])
 
     assert not is_priced(traced("convolution_backward", backward, torch.empty(2, 6, 8, 8), X, W))
+
+
+def test_one_value_may_be_several_operands() -> None:
+    """Attention of a value with itself, and a product of a matrix with itself, are those of two values that are alike."""
+
+    def itself(x: Tensor) -> Any:
+        return aten._scaled_dot_product_flash_attention_for_cpu(x, x, x)
+
+    def others(x: Tensor, y: Tensor, z: Tensor) -> Any:
+        return aten._scaled_dot_product_flash_attention_for_cpu(x, y, z)
+
+    name, x = "_scaled_dot_product_flash_attention_for_cpu", torch.empty(1, 2, 8, 16)
+    assert flops(traced(name, itself, x)) == flops(traced(name, others, x, x.clone(), x.clone()))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-OF_BUDGET = ("tests/passes/test_recompute_for_budget.py",)
+OF_BUDGET = ("tests/passes/test_recompute_for_budget.py", "tests/budget")
 
 MEMORY = (
     Mutant(
@@ -29,10 +29,10 @@ MEMORY = (
         OF_BUDGET,
     ),
     Mutant(
-        "budget: gradients of parameters count",
-        "fp8compile/budget/timeline.py",
-        "known[node].alone(node in counted)",
-        "known[node].alone()",
+        "budget: gradients of parameters do not count",
+        "fp8compile/analysis/liveness.py",
+        "order, held = steps_of_backward(split, with_gradients=True)",
+        "order, held = steps_of_backward(split)",
         OF_BUDGET,
     ),
     Mutant(
@@ -62,5 +62,33 @@ MEMORY = (
         "dataclasses.replace(encoding)",
         "encoding",
         OF_BUDGET,
+    ),
+    Mutant(
+        "budget: gradients are not held while the optimizer steps",
+        "fp8compile/budget/fitting.py",
+        "MOMENTS * gradients, 2 * gradients,",
+        "MOMENTS * gradients, gradients,",
+        ("tests/budget/test_fitting.py",),
+    ),
+    Mutant(
+        "budget: frozen parameters have moments",
+        "fp8compile/budget/fitting.py",
+        'gradients = sum(nbytes(node.meta["val"]) for node in gradients_of_parameters(split))',
+        "gradients = weights",
+        ("tests/budget/test_fitting.py",),
+    ),
+    Mutant(
+        "budget: kernels hold values from both sides of a matmul",
+        "fp8compile/compiler/near_kernels.py",
+        "return len(places) < 2",
+        "return len(places) < 3",
+        ("tests/compiler/test_near_kernels.py",),
+    ),
+    Mutant(
+        "budget: an operation of several stands where the first does",
+        "fp8compile/compiler/near_kernels.py",
+        "return (max(found),)",
+        "return (min(found),)",
+        ("tests/compiler/test_near_kernels.py",),
     ),
 )

@@ -1,0 +1,135 @@
+"""Under a memory budget no kernel holds values from both sides of a matmul."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._inductor.scheduler import Scheduler
+from torch.fx import Graph, Node
+
+from fp8compile import _torch as private
+from fp8compile.compiler import near_kernels
+from fp8compile.compiler.near_kernels import places_of, with_near_kernels
+from tests.support.budgets import EXACT
+from tests.support.graphs import traced
+from tests.support.reference import sqnr_db
+
+
+def test_a_place_is_how_many_products_stand_before_a_value_or_are_it() -> None:
+    graph = traced(lambda x, w: torch.tanh(torch.tanh(x) @ w) @ w + 1, [(8, 8), (8, 8)]).graph
+    found = [(node.name, place) for node, place in places_of(graph).items() if node.op == "call_function"]
+    assert found == [("tanh", 0), ("mm", 1), ("tanh_1", 1), ("mm_1", 2), ("add", 2)]
+
+
+def test_the_rule_holds_while_a_graph_is_compiled_and_no_longer() -> None:
+    before = private.inductor_virtualized.choices
+    seen = []
+
+    def inner(*args: Any, **kwargs: Any) -> str:
+        seen.append((private.inductor_virtualized.choices is before, args, kwargs))
+        return "compiled"
+
+    assert with_near_kernels(inner)("graph", option=1) == "compiled"
+    assert seen == [(False, ("graph",), {"option": 1})]
+    assert private.inductor_virtualized.choices is before
+
+
+def lowered_from(*origins: Node) -> Any:
+    """A scheduler's node of one operation."""
+    node = SimpleNamespace(node=SimpleNamespace(origins=origins))
+    return SimpleNamespace(get_nodes=lambda: [node])
+
+
+def nodes_of(graph: Graph) -> dict[str, Any]:
+    return {node.name: lowered_from(node) for node in graph.nodes}
+
+
+def test_two_operations_may_be_one_kernel_where_no_product_stands_between() -> None:
+    graph = traced(lambda x, w: torch.tanh(torch.tanh(x) @ w) * 2, [(8, 8), (8, 8)]).graph
+    at = nodes_of(graph)
+    with private.inductor_virtualized.set_graph_handler(SimpleNamespace(graph=graph)):
+        allowed = near_kernels._Near()
+        assert allowed(None, at["tanh_1"], at["mul"])
+        assert not allowed(None, at["tanh"], at["tanh_1"])
+        assert allowed(None, at["tanh"], lowered_from())  # Inductor's own: from no operation of the graph
+
+
+def test_an_operation_of_several_stands_where_the_last_of_them_does() -> None:
+    graph = traced(lambda x, w: torch.tanh(torch.tanh(x) @ w) * 2, [(8, 8), (8, 8)]).graph
+    at, by_name = nodes_of(graph), {node.name: node for node in graph.nodes}
+    both = lowered_from(by_name["tanh"], by_name["tanh_1"])
+    with private.inductor_virtualized.set_graph_handler(SimpleNamespace(graph=graph)):
+        allowed = near_kernels._Near()
+        assert allowed(None, both, at["mul"]) and not allowed(None, both, at["tanh"])
+
+
+class Layers(nn.Module):
+    """Products that all read one table between them, as layers read a rotary embedding; norms with weights."""
+
+    def __init__(self, count: int = 3, size: int = 64) -> None:
+        super().__init__()
+        self.steps = nn.ModuleList(nn.Linear(size, size, bias=False) for _ in range(count))
+        self.norms = nn.ModuleList(nn.RMSNorm(size) for _ in range(count))
+
+    def forward(self, x: Tensor, table: Tensor) -> Tensor:
+        for step, norm in zip(self.steps, self.norms, strict=True):
+            x = x + step(norm(x) * table)
+        return x
+
+
+@contextmanager
+def kernels() -> Iterator[list[set[int]]]:
+    """Of each kernel that Inductor generates meanwhile, the places of its operations."""
+    found: list[set[int]] = []
+    codegen = Scheduler.codegen
+
+    def caught(self: Any) -> Any:
+        places = places_of(private.inductor_virtualized.graph.graph)
+        for group in self.nodes:
+            each = [places[o] for n in group.get_nodes() for o in [last_origin(n, places)] if o in places]
+            found.append(set(each))
+        return codegen(self)
+
+    with mock.patch.object(Scheduler, "codegen", caught):
+        yield found
+
+
+def last_origin(node: Any, places: dict[Node, int]) -> Node | None:
+    known = [origin for origin in getattr(node.node, "origins", ()) if origin in places]
+    return max(known, key=places.__getitem__, default=None)
+
+
+def gradients(model: nn.Module, *args: Tensor, **options: Any) -> tuple[dict[str, Tensor], list[set[int]]]:
+    torch._dynamo.reset()
+    model = copy.deepcopy(model)
+    with kernels() as found, private.inductor_config.patch(force_disable_caches=True):
+        compiled = torch.compile(model, backend="fp8compile", options={"preset": "off", **options})
+        compiled(*args).square().mean().backward()
+    return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}, found
+
+
+def test_generated_code_under_a_budget_and_without() -> None:
+    """A budget of bytes that nothing exceeds, so that nothing is given up: the same graph, in other kernels."""
+    torch.manual_seed(0)
+    model, x, table = Layers(), torch.randn(128, 64), torch.randn(128, 64)
+    exact, plain = gradients(model, x, table)
+    found, near = gradients(model, x, table, memory_budget=10**9)
+    assert max(map(len, plain)) > 1, "no kernel of plain Inductor crosses a product here: the model shows nothing"
+    assert max(map(len, near)) == 1
+    assert min(sqnr_db(exact[name], found[name]) for name in exact) > EXACT
+
+
+@pytest.mark.parametrize("options", [{}, {"memory_budget": 10**9}], ids=["default", "budget"])
+def test_the_rule_is_for_budgets_alone(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+    monkeypatch.setattr(near_kernels._Near, "__call__", lambda *_: bool(asked.append(1)) or True)
+    gradients(nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16)), torch.randn(32, 16), **options)
+    assert bool(asked) == bool(options)
