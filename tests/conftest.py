@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one process per core (pytest-xdist): threads would only wait
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="fp8compile-tests-")
@@ -19,6 +20,7 @@ from fp8compile import _torch as private
 from fp8compile.compiler import report_store
 from fp8compile.fx import spec
 from tests.slow import SLOW, matching
+from tests.support.browser import browser
 
 # pytest listens to each logger that does not propagate. On this one torch writes down every graph, if anyone listens: a fifth
 # of a test's time.
@@ -76,3 +78,10 @@ def clean_dynamo() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture(scope="session")
+def chromium() -> Iterator[Any]:
+    """The browser that all tests of pages share: a process can have one."""
+    with browser() as running:
+        yield running
