@@ -1,4 +1,4 @@
-"""What the suite and the studies write: JSON, whole or not at all, and figures that need no window."""
+"""What the suite and the studies write: JSON, whole or not at all."""
 
 from __future__ import annotations
 
@@ -13,16 +13,3 @@ def write_json(path: Path, found: Any) -> None:
     partial = path.with_suffix(".partial")
     partial.write_text(json.dumps(found, indent=1) + "\n")
     partial.replace(path)
-
-
-def figure(rows: int, columns: int, width: float, height: float) -> tuple[Any, Any]:
-    """An empty figure without a window, and its axes ``[rows, columns]``."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    made = Figure(figsize=(width, height), layout="constrained")
-    FigureCanvasAgg(made)
-    grid = made.subplots(rows, columns, squeeze=False)
-    for axes in grid.flat:
-        axes.spines[["top", "right"]].set_visible(False)
-    return made, grid

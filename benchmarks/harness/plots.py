@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.markdown import markdown, reference_of, seconds
-from benchmarks.harness.output import figure
 from benchmarks.harness.results import Results
+from fp8compile.reporting.figure import empty_figure
 
 COLOURS = {
     "ours": "tab:green",
@@ -64,7 +64,7 @@ def _roofline(results: Results) -> Any:
     rates = [row["rates"] for row in results.rows.values() if "rates" in row]
     if not found:
         return None
-    made, grid = figure(1, 2, 11, 4.5)
+    made, grid = empty_figure(1, 2, 11, 4.5)
     moved = [(arm, lap["bytes"], lap["bytes"] / lap["seconds"] / 1e9) for arm, lap in found if not lap.get("flops")]
     multiplied = [
         (arm, lap["flops"] / lap["bytes"], lap["flops"] / lap["seconds"] / 1e12)
@@ -105,7 +105,7 @@ def _bars(results: Results) -> Any:
     if not groups:
         return None
     bars = [(f"{key}: {arm}", _kind(arm), ratio) for key, ratios in groups.items() for arm, ratio in ratios.items()]
-    made, grid = figure(1, 1, 9, 1 + 0.17 * len(bars))
+    made, grid = empty_figure(1, 1, 9, 1 + 0.17 * len(bars))
     axes = grid[0, 0]
     axes.barh([b[0] for b in bars], [b[2] for b in bars], color=[COLOURS.get(b[1], "tab:purple") for b in bars])
     axes.axvline(1, color="black", linewidth=0.8)

@@ -32,6 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import fp8compile
 from benchmarks.harness.batches import Batch
 from benchmarks.harness.environment import environment
+from benchmarks.harness.output import write_json
 from benchmarks.studies.measuring import call
 from benchmarks.studies.models import MODELS, Case
 
@@ -147,7 +148,7 @@ def main(words: Sequence[str] | None = None) -> dict[str, Any]:
             for _ in ARMS[arm](case, found):
                 print(name, arm, *list(found[arm].items())[-1], flush=True)
                 if arguments.json:
-                    arguments.json.write_text(json.dumps({**environment(), "models": models}, indent=1) + "\n")
+                    write_json(arguments.json, {**environment(), "models": models})
     return {**environment(), "models": models}
 
 

@@ -17,9 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import platform
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -27,22 +25,16 @@ from typing import Any
 
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
-ARMS: dict[str, dict[str, Any]] = {
-    "inductor": {},
-    "storage_only": {"preset": "storage_only"},
-    "emulated linears": {"emulate": True},
-}
-WAYS = ("whole", "blocks", "regions")
-CODE = """
-import dataclasses, json, resource, sys, torch
-import fp8compile
-from fp8compile.demo.model import SIZES, build_model
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-options, layers, way = json.loads(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
-size = dataclasses.replace(SIZES["cpu"], layers=layers)
-model = build_model(size, 0, torch.device("cpu"))
-tokens = torch.randint(0, 256, (size.batch, size.length))
+from benchmarks.harness.output import write_json
+from benchmarks.studies.compile_process import ARMS, cpu_seconds
+
+WAYS = ("whole", "blocks", "regions")
+COMPILING = """
+import fp8compile
+
+compiled = model
 if way == "blocks":
     if options:
         fp8compile.compile_blocks(model, options)
@@ -54,34 +46,13 @@ else:
         layer = type(model.model.layers[0])
         layer.forward = torch.compiler.nested_compile_region(layer.forward)
     model.compile(**({"backend": "fp8compile", "options": options} if options else {}))
-
-def spent():
-    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-
-def seconds():
-    start = spent()
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = model(input_ids=tokens, labels=tokens).loss
-    loss.backward()
-    return spent() - start
-
-first = seconds()
-print(first - seconds())
 """
 
 
 def cold_and_warm(arm: str, layers: int, way: str) -> tuple[float, float]:
     """CPU seconds of a compilation with an empty cache, and of one that finds what the first left."""
     with tempfile.TemporaryDirectory() as cache:
-        env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "PYTHONPATH": str(ROOT)}
-        env["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # else workers that outlive the step compile, and are not counted
-        command = [sys.executable, "-c", CODE, json.dumps(ARMS[arm]), str(layers), way]
-        return tuple(_printed(command, env) for _ in ("cold", "warm"))  # type: ignore[return-value]
-
-
-def _printed(command: list[str], env: dict[str, str]) -> float:
-    done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=True)
-    return float(done.stdout.split()[-1])
+        return tuple(cpu_seconds(COMPILING, arm, layers, way, cache) for _ in ("cold", "warm"))  # type: ignore[return-value]
 
 
 def run(args: argparse.Namespace, result: dict[str, Any]) -> None:
@@ -99,7 +70,7 @@ def run(args: argparse.Namespace, result: dict[str, Any]) -> None:
                         flush=True,
                     )
                     if args.json:
-                        args.json.write_text(json.dumps(result, indent=1) + "\n")
+                        write_json(args.json, result)
 
 
 def main() -> None:

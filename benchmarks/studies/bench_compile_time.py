@@ -16,10 +16,7 @@ compiler was run on, which no machine disturbs: they are most of a compilation. 
 from __future__ import annotations
 
 import argparse
-import json
-import os
 import platform
-import subprocess
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -29,52 +26,30 @@ from typing import Any
 
 import torch
 
-ROOT = Path(__file__).resolve().parents[2]
-PLAIN = "inductor"
-ARMS: dict[str, dict[str, Any]] = {
-    PLAIN: {},
-    "storage_only": {"preset": "storage_only"},
-    "emulated linears": {"emulate": True},
-}
-CODE = """
-import dataclasses, functools, json, resource, sys, torch
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from benchmarks.harness.output import write_json
+from benchmarks.studies.compile_process import ARMS, PLAIN, cpu_seconds
+
+COMPILING = """
+import functools
 from torch._inductor.compile_fx import compile_fx
 from fp8compile.compiler.node_by_node import run_the_graph
-from fp8compile.demo.model import SIZES, build_model
 
-options, layers, generate = json.loads(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "True"
-size = dataclasses.replace(SIZES["cpu"], layers=layers)
-model = build_model(size, 0, torch.device("cpu"))
-tokens = torch.randint(0, 256, (size.batch, size.length))
+generate = way == "True"
 if options:
     compiled = torch.compile(model, backend="fp8compile", options=options | ({} if generate else {"codegen": "eager"}))
 else:
     plain = "inductor" if generate else functools.partial(compile_fx, inner_compile=run_the_graph)
     compiled = torch.compile(model, backend=plain)
-
-def seconds():
-    start = spent()
-    with torch.autocast("cpu", torch.bfloat16):
-        loss = compiled(input_ids=tokens, labels=tokens).loss
-    loss.backward()
-    return spent() - start
-
-def spent():
-    return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-
-first = seconds()
-print(first - seconds())
 """
 
 
 def compile_once(arm: str, layers: int, generate: bool) -> tuple[float, int]:
     """CPU seconds that a process with an empty cache spends on the compilation, and the kernels that it compiles."""
     with tempfile.TemporaryDirectory() as cache:
-        env = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": cache, "PYTHONPATH": str(ROOT)}
-        env["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # else workers that outlive the step compile, and are not counted
-        command = [sys.executable, "-c", CODE, json.dumps(ARMS[arm]), str(layers), str(generate)]
-        done = subprocess.run(command, env=env, cwd=ROOT, capture_output=True, text=True, check=True)
-        return float(done.stdout.split()[-1]), sum(1 for _ in Path(cache).rglob("*.main.cpp"))
+        spent = cpu_seconds(COMPILING, arm, layers, str(generate), cache)
+        return spent, sum(1 for _ in Path(cache).rglob("*.main.cpp"))
 
 
 def per_layer(by_depth: Mapping[int, float]) -> list[float]:
@@ -123,7 +98,7 @@ def main() -> None:
         print(name)
         result[name] = measured(layers, runs, generate)
         if args.json:
-            args.json.write_text(json.dumps(result, indent=1) + "\n")
+            write_json(args.json, result)
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.harness.environment import environment
-from benchmarks.harness.output import figure, write_json
+from benchmarks.harness.output import write_json
 from benchmarks.studies.loss_scaling_runs import Models, Row, run
 from benchmarks.studies.loss_scaling_tasks import TRAININGS
 from fp8compile.demo.arms import FP16_ARMS, FP32, HISTOGRAM
@@ -38,6 +38,7 @@ from fp8compile.demo.fp16_plots import draw_rate, draw_scales
 from fp8compile.demo.loss_scales import DIVERGED, Course, Ends, course, made_progress, power_text
 from fp8compile.demo.model import rate_schedule, warm_up_steps
 from fp8compile.demo.plots import COLOURS
+from fp8compile.reporting.figure import empty_figure
 
 WINDOW = 20  # steps
 Runs = dict[str, dict[str, dict[str, Any]]]  # [arm][seed]
@@ -167,7 +168,7 @@ def table(name: str, found: Mapping[str, Any]) -> Table:
 
 def plot(tasks: Mapping[str, Any], path: Path) -> None:
     """Above: scales of every seed and the learning rate. Below: where each run ended; a cross diverged."""
-    made, grid = figure(2, len(tasks), 5.2 * len(tasks), 8)
+    made, grid = empty_figure(2, len(tasks), 5.2 * len(tasks), 8)
     for column, (name, found) in enumerate(tasks.items()):
         above, below = grid[0, column], grid[1, column]
         _plot_scales(above, found)

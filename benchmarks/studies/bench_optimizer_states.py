@@ -31,7 +31,7 @@ from torch import nn
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.harness.environment import environment
-from benchmarks.harness.output import figure, write_json
+from benchmarks.harness.output import write_json
 from benchmarks.studies import state_errors
 from benchmarks.studies.demo_runs import CPU, Demo
 from benchmarks.studies.state_drift import Drift, watched
@@ -40,6 +40,7 @@ from fp8compile.demo.model import SIZES, Size, build_model
 from fp8compile.optim import AdamW
 from fp8compile.optim.placement import MIN_NUMEL
 from fp8compile.optim.plan import MASTERS
+from fp8compile.reporting.figure import empty_figure
 
 Row = dict[str, Any]
 STEPS = (50, 150, 300)
@@ -142,7 +143,7 @@ def _encoded(optimizer: AdamW, p: torch.Tensor, group: dict[str, Any]) -> bool:
 def plot_errors(rows: dict[str, Any], path: Path) -> None:
     """How many times smaller than E4M3's the error of each pair is, after the last of the steps."""
     step, last = list(rows.items())[-1]
-    made, grid = figure(1, 1, 11, 7.5)
+    made, grid = empty_figure(1, 1, 11, 7.5)
     axes, table = grid[0, 0], last["mse"]
     names, columns = list(table), list(table["e4m3"])
     plain = table["e4m3"]["e4m3"]
@@ -160,7 +161,7 @@ def plot_errors(rows: dict[str, Any], path: Path) -> None:
 
 def plot_ranges(found: dict[str, dict[str, Any]], path: Path) -> None:
     """COAT's figure 2: dynamic range of the groups before and after, and k."""
-    made, grid = figure(2, 2, 10, 6.4)
+    made, grid = empty_figure(2, 2, 10, 6.4)
     full = float(torch.tensor(448 * 512.0).log10())
     for row, state in zip(grid, ("m", "v"), strict=True):
         here = found[state]

@@ -28,11 +28,11 @@ from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.harness.output import figure
 from benchmarks.studies.demo_arms import gaps_to, parse, row_of, train
 from benchmarks.studies.demo_runs import Demo
 from fp8compile.demo.results import LIMIT, mean_of
 from fp8compile.optim import AdamW
+from fp8compile.reporting.figure import empty_figure
 
 REFERENCE = "torch"
 RATES = {"torch rate + 0.1 %": 1.001, "torch rate + 3 %": 1.03}
@@ -113,7 +113,7 @@ def table(found: dict[str, Any]) -> Table:
 
 def plot(found: dict[str, Any], path: Path) -> None:
     """Every seed's gap, the mean, and the limit."""
-    made, grid = figure(1, 1, 8, 4.2)
+    made, grid = empty_figure(1, 1, 8, 4.2)
     axes, arms = grid[0, 0], [arm for arm in found["runs"] if arm in found["summary"]]
     for i, arm in enumerate(arms):
         each = [100 * g for g in gaps(found["runs"], arm)]

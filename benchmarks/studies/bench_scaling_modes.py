@@ -28,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import fp8compile
 from benchmarks.harness.batches import Batch
 from benchmarks.harness.environment import environment
+from benchmarks.harness.output import write_json
 from benchmarks.studies.measuring import (
     BATCHES_BEFORE,
     call,
@@ -127,7 +128,7 @@ def main(words: Sequence[str] | None = None) -> dict[str, Any]:
             found["models"][name][kind] = row
             _say(name, kind, row)
             if arguments.json:
-                arguments.json.write_text(json.dumps(found, indent=1) + "\n")
+                write_json(arguments.json, found)
     return found
 
 

@@ -25,7 +25,7 @@ from rich.table import Table
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.harness.environment import environment
-from benchmarks.harness.output import figure, write_json
+from benchmarks.harness.output import write_json
 from benchmarks.studies.stability_runs import (
     HIDDEN,
     LENGTH,
@@ -37,6 +37,7 @@ from benchmarks.studies.stability_runs import (
     final_loss,
     train,
 )
+from fp8compile.reporting.figure import empty_figure
 
 BASE = Setting(lr=1e-2)
 AROUND: tuple[tuple[str, tuple[float, ...]], ...] = (
@@ -118,7 +119,7 @@ def _median(values: list[float]) -> float | None:
 
 def plot(found: dict[str, Any], path: Path) -> None:
     """Left: the share that diverged. Right: final losses of the others, in one row per way of storing."""
-    made, grid = figure(1, 2, 11, 5.2)
+    made, grid = empty_figure(1, 2, 11, 5.2)
     left, right = grid[0]
     names = list(found["summary"])
     for i, name in enumerate(names):

@@ -34,8 +34,9 @@ from torch.func import functional_call
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.harness.environment import environment
-from benchmarks.harness.output import figure, write_json
+from benchmarks.harness.output import write_json
 from fp8compile.optim import SGD
+from fp8compile.reporting.figure import empty_figure
 
 BATCH, CLASSES, HELD_OUT_ONE_IN = 4, 10, 5
 RATES = (0.1, 0.01, 0.001, 0.0003)
@@ -168,7 +169,7 @@ def _error(values: list[float]) -> float:
 
 def plot(found: dict[str, Any], path: Path) -> None:
     """Accuracy, and training loss against FP32's, over the rate, by arm."""
-    made, grid = figure(1, 2, 11, 4.4)
+    made, grid = empty_figure(1, 2, 11, 4.4)
     colours = {"FP32": "#777777", "FP16 nearest": "#cc4411", "FP16 stochastic": "#4477aa"}
     for arm, rates in found["summary"].items():
         arithmetic, update = arm.split(" / ")

@@ -31,7 +31,7 @@ import fp8compile
 from benchmarks.harness.environment import environment
 from benchmarks.harness.output import write_json
 from benchmarks.studies.bench_budget import peak_bytes
-from fp8compile.reporting.memory import Fit
+from fp8compile.reporting.memory import Fit, storage_bytes
 
 MASTERS_AND_MOMENTS = 12  # bytes a parameter
 REST_OF_A_WEIGHT = 1  # byte a parameter
@@ -161,16 +161,11 @@ def _peak(
         optimizer.zero_grad()
 
     step()
-    held = sum(t.numel() * t.element_size() for t in (*model.parameters(), *model.buffers()))
-    states = _bytes_of(optimizer.state)
+    held = storage_bytes([*model.parameters(), *model.buffers()])
+    states = storage_bytes(
+        v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)
+    )
     return {"weights": held, "states": states, "peak": held + states + peak_bytes(step)}
-
-
-def _bytes_of(value: Any) -> int:
-    if isinstance(value, torch.Tensor):
-        inner = [getattr(value, name) for name in getattr(value, "__tensor_flatten__", lambda: ((), None))()[0]]
-        return sum(map(_bytes_of, inner)) if inner else value.numel() * value.element_size()
-    return sum(map(_bytes_of, value.values())) if isinstance(value, Mapping) else 0
 
 
 def main(words: Sequence[str] | None = None) -> dict[str, Any]:

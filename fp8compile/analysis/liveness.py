@@ -39,16 +39,17 @@ def workspace_bytes(split: PartitionedGraph, limits: Limits | None = None) -> in
 
     ``limits`` are those that Inductor computes values again within; None: those of the compilation that runs.
     """
-    limits = limits or limits_in_force()
-    return max(0, _in_forward(split, limits), _in_backward(split, limits))
+    return _beyond_saved(split, limits)
 
 
 def peak_bytes(split: PartitionedGraph, limits: Limits | None = None) -> int:
     """The most that forward or backward has alive at one time, beside the caller's tensors; ``limits`` as above."""
+    return split.saved_bytes() + _beyond_saved(split, limits, with_gradients=True)
+
+
+def _beyond_saved(split: PartitionedGraph, limits: Limits | None, with_gradients: bool = False) -> int:
     limits = limits or limits_in_force()
-    order, held = steps_of_backward(split, with_gradients=True)
-    beyond = max(0, _in_forward(split, limits), most_alive(order.values(), limits, 0, held))
-    return split.saved_bytes() + beyond
+    return max(0, _in_forward(split, limits), _in_backward(split, limits, with_gradients))
 
 
 def _in_forward(split: PartitionedGraph, limits: Limits) -> int:
@@ -58,8 +59,8 @@ def _in_forward(split: PartitionedGraph, limits: Limits) -> int:
     return most_alive(order.values(), limits, given - split.saved_bytes(), held)
 
 
-def _in_backward(split: PartitionedGraph, limits: Limits) -> int:
-    order, held = steps_of_backward(split)
+def _in_backward(split: PartitionedGraph, limits: Limits, with_gradients: bool) -> int:
+    order, held = steps_of_backward(split, with_gradients)
     return most_alive(order.values(), limits, 0, held)
 
 

@@ -17,9 +17,8 @@ from fp8compile.analysis.stored_values import is_read_from_memory
 from fp8compile.fx.graph import is_tensor, nbytes, numel, size_hint
 from fp8compile.fx.ops import argument_of, contracts, is_attention, is_pointwise, is_reduction, opname
 from fp8compile.numerics.formats import FP8
-from fp8compile.planning.device_rates import DeviceRates
+from fp8compile.planning.device_rates import MICRO, TERA, DeviceRates
 
-TERA, MICRO = 1e12, 1e-6
 PRODUCTS, CONVOLUTION = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm"), "convolution"
 
 
@@ -27,7 +26,7 @@ def microseconds(node: Node, rates: DeviceRates) -> float:
     """Predicted microseconds of an operation that ``is_priced``; 0 for what is no kernel of its own."""
     if contracts(node):
         rate = rates.attention if is_attention(node) else rates.fp8 if _takes_codes(node) else rates.bf16
-        return max(flops(node) / (rate * TERA), _moved(node) / (rates.copy * TERA)) / MICRO + rates.gap
+        return rates.microseconds(flops(node), rate, _moved(node))
     if is_reduction(node):
         return _read(node) / (rates.copy * TERA) / MICRO + rates.gap
     if is_tensor(node) and is_pointwise(node) and is_read_from_memory(node):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch.fx import Node
@@ -44,12 +44,12 @@ def kernels_of(scheduled: Sequence[Any], half: str) -> list[Kernel]:
     """The kernels of a scheduler's nodes, in their order; parts of a library's result move nothing and are none."""
     real = [each for each in scheduled if type(each).__name__ != NO_KERNELS]
     moving = [each for each in real if each.get_read_write_buffers_sizes() or not each.is_extern()]
-    return [_kernel(each, half, number) for number, each in enumerate(moving)]
+    place = {node: at for at, node in enumerate(private.inductor_virtualized.graph.graph.nodes)}
+    return [_kernel(each, _operations(each, place), half, number) for number, each in enumerate(moving)]
 
 
-def _kernel(scheduled: Any, half: str, number: int) -> Kernel:
+def _kernel(scheduled: Any, inside: list[Node], half: str, number: int) -> Kernel:
     is_matmul = scheduled.is_extern() or scheduled.is_template()
-    inside = _operations(scheduled)
     inside = inside[-1:] if scheduled.is_extern() else inside  # the others were computed into its operands
     found = [origin(node) for node in reversed(inside)]
     counted = Counter(opname(node) for node in inside if not is_view(node))
@@ -70,8 +70,7 @@ def _kernel(scheduled: Any, half: str, number: int) -> Kernel:
     )
 
 
-def _operations(scheduled: Any) -> list[Node]:
+def _operations(scheduled: Any, place: Mapping[Node, int]) -> list[Node]:
     """The graph's nodes that a kernel computes, in the graph's order."""
     found = {node for each in scheduled.get_nodes() if each.node is not None for node in each.node.get_origins()}
-    order = {node: at for at, node in enumerate(private.inductor_virtualized.graph.graph.nodes)}
-    return sorted((node for node in found if node.op == "call_function" and node in order), key=order.__getitem__)
+    return sorted((node for node in found if node.op == "call_function" and node in place), key=place.__getitem__)

@@ -10,6 +10,7 @@ from fp8compile._text import human
 from fp8compile.demo.arms import ARMS, FP16_ARMS, FP32, OURS, REFERENCE, SCALED_ARMS
 from fp8compile.demo.loss_curve import smoothed
 from fp8compile.demo.results import LIMIT, Results, Run, gap, mean_of
+from fp8compile.reporting.figure import empty_figure
 
 COLOURS = dict(zip(ARMS, ("#4477aa", "#cc4411", "#777777"), strict=True))
 COLOURS |= zip(FP16_ARMS, ("#4477aa", "#66ccee", "#228833", "#ccbb44", "#ee6677", "#aa3377", "#cc4411"), strict=True)
@@ -98,12 +99,6 @@ def _stopped(results: Results) -> str:
 
 def new_figure(rows: int, height_ratios: Sequence[float] | None = None, sharex: bool = False) -> tuple[Any, Any]:
     """A figure without a window, and its axes."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.8 if rows == 1 else 6.4), layout="constrained")
-    FigureCanvasAgg(figure)
-    grid = figure.subplots(rows, 1, sharex=sharex, squeeze=False, height_ratios=height_ratios)[:, 0]
-    for axes in grid:
-        axes.spines[["top", "right"]].set_visible(False)
-    return figure, grid
+    height = 4.8 if rows == 1 else 6.4
+    figure, grid = empty_figure(rows, 1, 8, height, sharex=sharex, height_ratios=height_ratios)
+    return figure, grid[:, 0]

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 COPY, BF16, FP8 = 3.0 / 3.35, 650 / 989, 1150 / 1979  # shares of the peak that an H100 is assumed to reach
 ATTENTION = {"FA2": (370 / 989, 318 / 989), "FA3": (646 / 989, 559 / 989)}  # forward and backward, of the BF16 peak
 GAP = 1.5
+TERA, MICRO = 1e12, 1e-6
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,10 @@ class DeviceRates:
     attention: float
     attention_backward: float
     gap: float = GAP
+
+    def microseconds(self, operations: float, rate: float, num_bytes: float) -> float:
+        """A kernel by a roofline: max(operations / rate, bytes / copy) + gap; ``rate`` in TFLOP/s."""
+        return max(operations / (rate * TERA), num_bytes / (self.copy * TERA)) / MICRO + self.gap
 
 
 def _of_peaks(name: str, copy: float, bf16: float, fp8: float) -> DeviceRates:

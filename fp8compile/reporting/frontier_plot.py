@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+
+from fp8compile.reporting.figure import empty_figure
 
 MIB = 2**20
 
@@ -21,7 +22,7 @@ def plot_frontier(
         target: the budget in bytes.
         path: with the suffix of the format, ``.png`` for example.
     """
-    figure, axes = _figure()
+    figure, ((axes,),) = empty_figure(1, 1, 8, 4.8)
     us, peaks = [us for _, us in points], [peak / MIB for peak, _ in points]
     axes.plot(us, peaks, "o", color="#bbbbbb", markersize=4, label="no budget chooses it")
     axes.step(
@@ -32,14 +33,3 @@ def plot_frontier(
     axes.set(xlabel="repeating, µs, predicted", ylabel="peak, MiB, predicted", title=title, ylim=(0, None))
     axes.legend(frameon=False, fontsize="small")
     figure.savefig(path, dpi=120)
-
-
-def _figure() -> tuple[Any, Any]:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(8, 4.8), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots()
-    axes.spines[["top", "right"]].set_visible(False)
-    return figure, axes

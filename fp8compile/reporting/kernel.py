@@ -39,8 +39,8 @@ class Kernel:
     flops: float
 
     def microseconds(self, rates: DeviceRates) -> float:
-        """Predicted by a roofline: max(FLOPs / rate in 16 bit, bytes / copy) + gap; an upper bound for FP8 matmuls."""
-        return max(self.flops / rates.bf16, self.moved / rates.copy) / 1e6 + rates.gap
+        """Predicted by a roofline at the rate in 16 bit: an upper bound for FP8 matmuls."""
+        return rates.microseconds(self.flops, rates.bf16, self.moved)
 
     @property
     def moved(self) -> int:

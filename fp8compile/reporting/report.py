@@ -79,8 +79,9 @@ class GraphReport:
     kernels: tuple[Kernel, ...] = field(default=(), compare=False, repr=False)
 
     def to_dict(self) -> dict[str, Any]:
-        data = dataclasses.asdict(dataclasses.replace(self, steps=(), picture=None, kernels=()))
-        return {name: value for name, value in data.items() if name not in ("steps", "picture", "kernels")}
+        left_out: dict[str, Any] = {"steps": (), "picture": None, "kernels": ()}
+        data = dataclasses.asdict(dataclasses.replace(self, **left_out))
+        return {name: value for name, value in data.items() if name not in left_out}
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> GraphReport:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -23,7 +22,7 @@ from fp8compile.reporting.kernel import Kernel
 from fp8compile.reporting.memory import gradient_bytes, model_bytes
 from fp8compile.reporting.report import GraphReport, Report
 from fp8compile.tools.compiled_module import active_recipes, compiled_by, compiled_inside
-from fp8compile.tools.trial_step import LIMIT, check_is_module, chosen_recipe, left_as_it_was, one_step
+from fp8compile.tools.trial_step import LIMIT, as_positional, check_is_module, chosen_recipe, left_as_it_was, one_step
 from fp8compile.tools.unmatched import unmatched, without_wishes
 from fp8compile.tools.without_memory import is_on_meta, without_memory
 
@@ -85,20 +84,16 @@ def explain(
         ValueError: no graph was compiled, ``loss`` is not a scalar, or ``model`` is no module or partly on the meta device.
     """
     check_is_module(model, "explain")
+    eager, positional, named = getattr(model, "_orig_mod", model), as_positional(args), dict(kwargs or {})
     if is_on_meta(model):
-        copied = without_memory(
-            getattr(model, "_orig_mod", model),
-            as_arguments(args),
-            kwargs or {},
-            mode := private.FakeTensorMode(),
-        )
         if kernels:
             raise ValueError(
                 "explain(kernels=True) runs what it generates, and a model on the meta device has no memory"
             )
+        mode = private.FakeTensorMode()
+        copied = without_memory(eager, positional, named, mode)
         with mode:
             return explain(*copied, recipe=chosen_recipe(recipe, model), loss=loss)
-    eager = getattr(model, "_orig_mod", model)
     blocks = compiled_inside(model)
     chosen = chosen_recipe(recipe, blocks[0] if blocks else model)
     graphs: list[report_store.Compiled] = []
@@ -107,34 +102,25 @@ def explain(
     def listen(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         runs, paths = Runs(example_inputs), tuple(path for _, path in parameters_of(gm, example_inputs))
         found: list[Kernel] = []
-        listed.append(found)
         compiled, reports = compile_and_report(
             gm, example_inputs, chosen, generate=kernels, keep_steps=True, kernels=found
         )
         graphs.append(report_store.Compiled(reports, chosen, frozenset(), paths, runs=runs))
+        listed.append(found)
         return counted(compiled, runs)
 
     limit = torch._dynamo.config.patch(recompile_limit=LIMIT)
     with left_as_it_was(eager), compiled_by(listen, blocks), limit:
-        one_step(
-            eager if blocks else torch.compile(eager, backend=listen), as_arguments(args), dict(kwargs or {}), loss
-        )
+        one_step(eager if blocks else torch.compile(eager, backend=listen), positional, named, loss)
     if not graphs:
         raise ValueError(f"fp8compile.explain: {report_store.NO_GRAPH_COMPILED}")
-    return _with_kernels(_report(graphs, chosen, eager), [len(each.reports) for each in graphs], listed)
+    return _report([_with_kernels(*each) for each in zip(graphs, listed, strict=True)], chosen, eager)
 
 
-def _with_kernels(report: Report, counts: Sequence[int], listed: Sequence[Sequence[Kernel]]) -> Report:
-    """The report with the kernels of each compilation in the first of its ``counts`` graphs."""
-    graphs = list(report.graphs)
-    for first, kernels in zip(itertools.accumulate(counts, initial=0), listed, strict=False):
-        graphs[first] = dataclasses.replace(graphs[first], kernels=tuple(kernels))
-    return dataclasses.replace(report, graphs=tuple(graphs))
-
-
-def as_arguments(args: Sequence[Any]) -> tuple[Any, ...]:
-    """Positional arguments; a tensor is one of them."""
-    return (args,) if isinstance(args, Tensor) else tuple(args)
+def _with_kernels(compiled: report_store.Compiled, kernels: Sequence[Kernel]) -> report_store.Compiled:
+    """The compilation with its kernels in the first of its reports; they are known when its backward has run."""
+    first, *others = compiled.reports
+    return dataclasses.replace(compiled, reports=(dataclasses.replace(first, kernels=tuple(kernels)), *others))
 
 
 def _places(

@@ -6,7 +6,7 @@ explain, calibrate, debug_step, check   compile the model afresh, with a backend
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -91,7 +91,12 @@ def arguments(batch: Any, kwargs: Mapping[str, Any] | None, caller: str) -> tupl
                 f"({', '.join(kwargs)}). To hand the model a mapping as it is, give batch=({{...}},)"
             )
         return (), dict(batch)
-    return (batch,) if isinstance(batch, Tensor) else tuple(batch), dict(kwargs or {})
+    return as_positional(batch), dict(kwargs or {})
+
+
+def as_positional(args: Tensor | Sequence[Any]) -> tuple[Any, ...]:
+    """Positional arguments; a tensor is one of them."""
+    return (args,) if isinstance(args, Tensor) else tuple(args)
 
 
 def named_arguments(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:

@@ -7,7 +7,6 @@ constants ends in an error.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -34,7 +33,7 @@ def is_on_meta(model: nn.Module) -> bool:
 
 
 def without_memory(
-    model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], mode: private.FakeTensorMode
+    model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], mode: private.FakeTensorMode
 ) -> tuple[nn.Module, tuple[Any, ...], dict[str, Any]]:
     """Copies of a model and its arguments on fake tensors of the GPU, where there is one, else of the CPU.
 
@@ -48,5 +47,5 @@ def without_memory(
             return nn.Parameter(made, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else made
 
     held = {id(tensor): fake(tensor) for tensor in (*model.parameters(), *model.buffers())}
-    copied: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(Tensor, fake, (args, dict(kwargs)))
+    copied: tuple[tuple[Any, ...], dict[str, Any]] = pytree.tree_map_only(Tensor, fake, (args, kwargs))
     return copy.deepcopy(model, held), *copied  # deepcopy takes what it is given for these tensors, also where tied

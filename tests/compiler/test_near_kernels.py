@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 
 from fp8compile import _torch as private
 from fp8compile.compiler import near_kernels
-from fp8compile.compiler.near_kernels import places_of, with_near_kernels
+from fp8compile.compiler.near_kernels import places_of
 from tests.support.budgets import EXACT
 from tests.support.graphs import traced
 from tests.support.reference import sqnr_db
@@ -27,19 +27,6 @@ def test_a_place_is_how_many_products_stand_before_a_value_or_are_it() -> None:
     graph = traced(lambda x, w: torch.tanh(torch.tanh(x) @ w) @ w + 1, [(8, 8), (8, 8)]).graph
     found = [(node.name, place) for node, place in places_of(graph).items() if node.op == "call_function"]
     assert found == [("tanh", 0), ("mm", 1), ("tanh_1", 1), ("mm_1", 2), ("add", 2)]
-
-
-def test_the_rule_holds_while_a_graph_is_compiled_and_no_longer() -> None:
-    before = private.inductor_virtualized.choices
-    seen = []
-
-    def inner(*args: Any, **kwargs: Any) -> str:
-        seen.append((private.inductor_virtualized.choices is before, args, kwargs))
-        return "compiled"
-
-    assert with_near_kernels(inner)("graph", option=1) == "compiled"
-    assert seen == [(False, ("graph",), {"option": 1})]
-    assert private.inductor_virtualized.choices is before
 
 
 def lowered_from(*origins: Node) -> Any:

@@ -16,9 +16,11 @@ from torch import Tensor, nn
 
 from fp8compile import _torch as private
 from fp8compile.compiler import row_kernels
+from fp8compile.compiler.near_kernels import with_near_kernels
 
 
-def test_the_rule_holds_while_a_graph_is_compiled_and_no_longer() -> None:
+@pytest.mark.parametrize("with_rule", [row_kernels.with_tiles_for_codes, with_near_kernels])
+def test_the_rule_holds_while_a_graph_is_compiled_and_no_longer(with_rule: Callable[..., Any]) -> None:
     before = private.inductor_virtualized.choices
     seen = []
 
@@ -26,7 +28,7 @@ def test_the_rule_holds_while_a_graph_is_compiled_and_no_longer() -> None:
         seen.append((private.inductor_virtualized.choices is before, args, kwargs))
         return "compiled"
 
-    assert row_kernels.with_tiles_for_codes(inner)("graph", option=1) == "compiled"
+    assert with_rule(inner)("graph", option=1) == "compiled"
     assert seen == [(False, ("graph",), {"option": 1})]
     assert private.inductor_virtualized.choices is before
 

@@ -31,8 +31,8 @@ MEMORY = (
     Mutant(
         "budget: gradients of parameters do not count",
         "fp8compile/analysis/liveness.py",
-        "order, held = steps_of_backward(split, with_gradients=True)",
-        "order, held = steps_of_backward(split)",
+        "_beyond_saved(split, limits, with_gradients=True)",
+        "_beyond_saved(split, limits)",
         OF_BUDGET,
     ),
     Mutant(
