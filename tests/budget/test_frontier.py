@@ -38,14 +38,17 @@ def test_what_cannot_be_reached_is_said() -> None:
 
 @pytest.mark.sweep
 def test_saved_bytes_of_a_llama_layer_by_budget() -> None:
-    """Bytes saved for each of 8 layers, in units of a layer's input in BF16: the default, and budgets of the peak."""
+    """Bytes saved for each of 8 layers, in units of a layer's input in BF16: the default, and budgets of the peak.
+
+    16,384 tokens, so that activations and not gradients of parameters are most of the peak. With 256 tokens gradients are:
+    nothing given up lowers the peak, and nothing is given up.
+    """
     torch.manual_seed(0)
-    model, x = Llama(8, 512, 1376).bfloat16(), torch.randn(4, 64, 512, dtype=torch.bfloat16)
+    model, x = Llama(8, 512, 1376).bfloat16(), torch.randn(256, 64, 512, dtype=torch.bfloat16)
     unit = 8 * x.nbytes
-    options = {"codegen": "eager", "linear": "off"}
-    default = split_of(model, x, **options).saved_bytes() / unit
+    default = split_of(model, x, linear="off").saved_bytes() / unit
     found = {}
     for budget in (0.5, 0.25):
-        _, split = budget_of(model, x, budget, **options)
+        _, split = budget_of(model, x, budget, linear="off")
         found[budget] = split.saved_bytes() / unit
     assert default <= 5.9 and found[0.5] <= 3.0 and found[0.25] <= 1.6, (default, found)
