@@ -34,6 +34,7 @@ from fp8compile.budget.repeatable import Repeatable
 from fp8compile.budget.timeline import Timeline
 from fp8compile.encoding.paying import rates_for
 from fp8compile.fx.graph import EXACT, is_static, is_tensor, storage_root
+from fp8compile.fx.ops import is_random_state
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.passes.encode_saved import predicted_bytes
 from fp8compile.planning.device_rates import RATES, DeviceRates
@@ -55,7 +56,7 @@ def recompute_for_budget(split: PartitionedGraph, ctx: Context) -> Notes:
     asked = ctx.recipe.memory_budget
     if not ctx.recipe.limits_memory:
         return Notes()
-    if any(not is_static(node) for node in split.fw.graph.nodes):
+    if any(not is_static(node) and not is_random_state(node) for node in split.fw.graph.nodes):
         return Notes(budgets=(Budget(asked, reason=NOT_STATIC),))
     room = room_on(ctx.recipe.card_gib, split) if asked == "fit" and ctx.recipe.card_gib else None
     if room and (reason := _no_room(room, ctx)):

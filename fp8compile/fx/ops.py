@@ -63,6 +63,15 @@ def is_attention(node: Node) -> bool:
     return "attention" in opname(node)
 
 
+def is_random_state(node: Node) -> bool:
+    """Whether a node is the state of a generator, which a checkpoint keeps for a random operation that it repeats.
+
+    A vector of bytes. Its length is the generator's own: symbolic where Dynamo traces it, and the same in every run.
+    """
+    made = node.args[0] if node.target is private.getitem and node.args[1] == 0 else None
+    return isinstance(made, Node) and made.target is torch.ops.higher_order.run_and_save_rng_state
+
+
 def is_of_attention(node: Node) -> bool:
     """Whether a node is attention, also as a higher-order operator (flex), or one of its results."""
     while node.target is private.getitem and isinstance(node.args[0], Node):
