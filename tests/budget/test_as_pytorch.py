@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from fp8compile.budget.frontier import State
-from fp8compile.fx.ops import is_attention
+from fp8compile.fx.ops import is_attention, is_random_state
 from tests.support.budgets import PLAIN, budget_of, states_of
 from tests.support.graphs import split_of
 
@@ -152,3 +152,55 @@ def test_regions_of_checkpoint_stay_as_they_are() -> None:
     _, tight = budget_of(Regions(), x, 0.01, **PLAIN)
     assert default.saved_bytes() <= 2 * x.nbytes  # the inputs of both regions
     assert tight.saved_bytes() <= default.saved_bytes()
+
+
+class Walked(nn.Module):
+    """Blocks of attention and a linear, each a checkpointed region, walked through once for each input."""
+
+    def __init__(self, blocks: int = 3, size: int = 64) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList(
+            nn.ModuleList((nn.LayerNorm(size), nn.Linear(size, 3 * size), nn.Linear(size, size)))
+            for _ in range(blocks)
+        )
+
+    def forward(self, *xs: Tensor) -> Tensor:
+        return sum(self.walk(x).square().mean() for x in xs)  # type: ignore[return-value]
+
+    def walk(self, x: Tensor) -> Tensor:
+        for norm, qkv, out in self.blocks:  # type: ignore[misc]
+            x = checkpoint(self.block, x, norm, qkv, out, use_reentrant=False)
+        return x
+
+    @staticmethod
+    def block(x: Tensor, norm: nn.Module, qkv: nn.Module, out: nn.Module) -> Tensor:
+        q, k, v = (t.unflatten(-1, (4, -1)).transpose(1, 2) for t in qkv(norm(x)).chunk(3, -1))
+        attended = nn.functional.scaled_dot_product_attention(q, k, v)
+        return x + out(attended.transpose(1, 2).flatten(-2))
+
+
+def test_the_random_state_of_a_checkpoint_does_not_matter() -> None:
+    """Its length is symbolic, and all else is not."""
+    x = torch.randn(4, 128, 64, requires_grad=True)
+    told, split = budget_of(Walked(), x, 0.5, **PLAIN)
+    assert any(is_random_state(edge.forward) for edge in split.edges)
+    assert not told.reason and told.frontier
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("budget", [10**9, 0.5])
+def test_two_walks_through_one_stack_take_no_more_than_eager(budget: float) -> None:
+    """pytorch issue 193193: plain Inductor holds the copies of several blocks."""
+    from benchmarks.studies.bench_budget import peak_bytes
+
+    xs = torch.randn(4, 512, 64), torch.randn(4, 512, 64)
+    model = Walked()
+
+    def peak(run: nn.Module) -> int:
+        run(*xs).backward()
+        model.zero_grad()
+        return peak_bytes(lambda: run(*xs).backward())
+
+    options = {"preset": "off", "memory_budget": budget}
+    eager, ours = peak(model), peak(torch.compile(model, backend="fp8compile", options=options))  # type: ignore[arg-type]
+    assert ours <= eager

@@ -32,6 +32,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from . import fake_h100, interpreter
+from .lifetimes import sizes_now
 
 InnerCompile = Callable[..., Any]
 Rewrite = Callable[[str, str], str]  # (kernel name, source) -> source
@@ -110,6 +111,7 @@ class LoweredGraph:
     kernels: dict[str, Kernel] = field(default_factory=dict)
     wrapper: str = ""
     graph: torch.fx.Graph | None = None
+    sizes: dict[str, int] = field(default_factory=dict)  # bytes, by the wrapper's names of inputs and buffers
 
     @property
     def launches(self) -> list[str]:
@@ -320,7 +322,7 @@ def recording(
         return launcher(kernel)
 
     def save_output_code(code: str) -> None:
-        graph.wrapper = code
+        graph.wrapper, graph.sizes = code, sizes_now()
 
     with ExitStack() as patches:
         for owner, name, value in (

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 from unittest import mock
 
@@ -128,10 +129,9 @@ def step(model: nn.Module, x: Tensor, **options: Any) -> dict[str, Tensor]:
     return {"output": out.detach(), **found}
 
 
-def split_under(
-    budget: float | str, model: nn.Module, x: Tensor, notes: list[Notes], **options: Any
-) -> PartitionedGraph:
-    """The halves under a budget; what the pass noted goes into ``notes``."""
+@contextlib.contextmanager
+def noted(notes: list[Notes]) -> Iterator[None]:
+    """What ``recompute_for_budget`` notes meanwhile goes into ``notes``."""
 
     def recompute_for_budget_noted(split: PartitionedGraph, ctx: Context) -> Notes:
         notes.append(recompute_for_budget(split, ctx))
@@ -142,6 +142,14 @@ def split_under(
         if each.run is recompute_for_budget else each for each in pipeline.PARTITION
     )  # fmt: skip
     with mock.patch.object(pipeline, "PARTITION", passes):
+        yield
+
+
+def split_under(
+    budget: float | str, model: nn.Module, x: Tensor, notes: list[Notes], **options: Any
+) -> PartitionedGraph:
+    """The halves under a budget; what the pass noted goes into ``notes``."""
+    with noted(notes):
         torch._dynamo.reset()
         return split_of(model, x, memory_budget=budget, **options)
 
