@@ -56,18 +56,20 @@ SHOWN = """() => new Promise(done => { const look = () => { if (!X.app.view.sele
 OPEN_ALL = """() => { const v = X.app.view; for (const key of v.tree.byKey.keys()) if (key) v.open.add(key);
     v.relayout(); v.fit(); v.scene.paint(); return v.layout.items.filter(i => !i.open).length; }"""
 # To the middle, out until a quarter more than ``least`` boxes are in sight: further than the wheel goes in a tall graph.
-FAR = """least => { const v = X.app.view, s = v.scene.view, h = v.canvas.clientHeight;
-    do { s.scale *= 0.97; s.x = (v.layout.width - v.canvas.clientWidth / s.scale) / 2; s.y = (v.layout.height - h / s.scale) / 2;
+FAR = """least => { const v = X.app.view, s = v.scene.view, w = v.canvas.clientWidth, h = v.canvas.clientHeight;
+    do { s.scale *= 0.97; s.x = (v.layout.width - w / s.scale) / 2; s.y = (v.layout.height - h / s.scale) / 2;
         v.scene.paint(); } while (v.scene.drawn < 1.25 * least && s.scale > 1e-4); }"""
 # There and back in two seconds, by a sine: one wheel event a frame (with the control key it zooms), or far away, where the
 # wheel would not zoom, the view itself.
-MOVE = """([milliseconds, zooms, isFar]) => new Promise(done => { const v = X.app.view, c = v.canvas, b = c.getBoundingClientRect();
+MOVE = """([milliseconds, zooms, isFar]) => new Promise(done => {
+    const v = X.app.view, c = v.canvas, b = c.getBoundingClientRect();
     const between = [], scale = v.scene.view.scale; let least = Infinity, first = 0, last = 0;
     const middle = { clientX: b.left + b.width / 2, clientY: b.top + b.height / 2, cancelable: true };
     const wheel = turn => c.dispatchEvent(new WheelEvent("wheel", { ...middle, ctrlKey: zooms, deltaX: zooms ? 0 : 3 * turn,
         deltaY: zooms ? turn : 12 * turn }));
-    const far = turn => { const s = v.scene.view; if (!zooms) return v.pan(3 * turn, turn); const y = s.y + b.height / s.scale / 2;
-        s.scale *= Math.exp(-0.002 * turn); s.y = y - b.height / s.scale / 2; v.scene.draw(); };
+    const far = turn => { const s = v.scene.view; if (!zooms) return v.pan(3 * turn, turn);
+        const y = s.y + b.height / s.scale / 2; s.scale *= Math.exp(-0.002 * turn);
+        s.y = y - b.height / s.scale / 2; v.scene.draw(); };
     const step = now => {
         if (last) { between.push(now - last); least = Math.min(least, v.scene.drawn); } else first = now;
         last = now;
