@@ -207,6 +207,11 @@ def test_the_width_of_a_phone(chromium: Any, page_file: Path) -> None:
         for tab in ("memory", "bytes", "tables"):
             seen.page.click(f"#tab-{tab}")
             assert seen.page.evaluate(wide) <= 390
+        broken = seen.page.evaluate("""() => [...document.querySelectorAll("#tables-body td")].filter(cell => {
+            const range = document.createRange(), text = cell.textContent;
+            range.selectNodeContents(cell);
+            return /^\\w{1,12}$/.test(text) && range.getBoundingClientRect().height > 24; }).map(cell => cell.textContent)""")
+        assert broken == []  # a number or a word stands in one line
         assert seen.errors == []
 
 

@@ -74,9 +74,11 @@ class Scene {
     c.setTransform(scale * ratio, 0, 0, scale * ratio, -x * scale * ratio, -y * scale * ratio);
     const sight = { left: x, top: y, right: x + this.canvas.width / ratio / scale, bottom: y + this.canvas.height / ratio / scale };
     this.headings(c);
-    for (const item of this.open.within(sight.top, sight.bottom)) if (inSight(item, sight)) this.frameOf(c, item, scale);
+    const open = this.open.within(sight.top, sight.bottom).filter((item) => inSight(item, sight));
+    for (const item of open) this.frameOf(c, item, scale);
     this.paintEdges(c, sight, scale);
     this.paintRibbons(c, sight, scale);
+    this.titles(c, open, scale);
     let drawn = 0;
     for (const item of this.closed.within(sight.top, sight.bottom)) if (inSight(item, sight)) { this.boxOf(c, item, scale); drawn++; }
     this.drawn = drawn;
@@ -129,12 +131,22 @@ class Scene {
     c.strokeStyle = isPart(item, this.selected) ? this.colours["--accent"] : this.colours["--line"];
     c.lineWidth = isPart(item, this.selected) ? 2 / Math.min(scale, 1) : 1;
     block(c, item, 8, scale);
+  }
+
+  /** The names of open boxes, over the edges that go through them. @param {CanvasRenderingContext2D} c @param {any[]} open
+   * @param {number} scale */
+  titles(c, open, scale) {
     const size = Math.max(12, Math.min(13 / scale, 22));
     if (size * scale < 3) return;
     c.fillStyle = this.colours["--soft"];
+    c.strokeStyle = this.colours["--head"];
+    c.lineWidth = 3;
+    c.lineJoin = "round";
     c.font = `600 ${size}px system-ui, sans-serif`;
     c.textAlign = "left";
-    c.fillText(`▾ ${item.box.label}`, item.x + 8, item.y + 18, item.w - 16);
+    for (const item of open) for (const write of ["strokeText", "fillText"]) {
+      c[/** @type {"fillText"} */ (write)](`▾ ${item.box.label}`, item.x + 8, item.y + 18, item.w - 16);
+    }
   }
 
   /** A closed box or a node. @param {CanvasRenderingContext2D} c @param {any} item @param {number} scale */
