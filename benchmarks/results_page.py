@@ -15,7 +15,14 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # a script's own folder is all that is there
 
 from benchmarks import readme_tables
-from benchmarks.harness import budget_section, lowered_tables, ranks_section, scaling_section, watching_section
+from benchmarks.harness import (
+    budget_section,
+    explorer_section,
+    lowered_tables,
+    ranks_section,
+    scaling_section,
+    watching_section,
+)
 from benchmarks.harness import measured_sections as measured
 from benchmarks.harness.measured_sections import load, source, table
 from benchmarks.harness.results import FOLDER
@@ -147,6 +154,7 @@ SECTIONS: Sequence[tuple[str, str, Callable[[Path], list[str]]]] = (
     ("measured", "Overflowing FP16 code", measured.islands),
     ("measured", "Operators of PyTorch", measured.operators),
     ("measured", "Compile time", measured.compile_time),
+    ("measured", "The explorer's page", explorer_section.explorer),
     ("measured", "Watching a run", watching_section.watching),
     ("measured on a GPU", "GPU", gpu),
     ("counted", "Layers lowered for an H100", layers),

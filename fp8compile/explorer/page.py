@@ -17,6 +17,7 @@ SCRIPTS = (  # in the order in which each needs those before it
     "modules.js",
     "layout.js",
     "lines.js",
+    "shelves.js",
     "scene.js",
     "view.js",
     "tree.js",

@@ -6,7 +6,6 @@ import csv
 import dataclasses
 import io
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,15 +25,6 @@ SELECTED = (
 PLACE = """key => { const v = X.app.view, i = v.layout.items.find(i => !i.node && i.box.key === key), s = v.scene.view,
     b = v.canvas.getBoundingClientRect();
     return [b.left + (i.x + i.w / 2 - s.x) * s.scale, b.top + (i.y + Math.min(i.h, 26) / 2 - s.y) * s.scale]; }"""
-
-
-@pytest.fixture
-def shown(chromium: Any, page_file: Path) -> Iterator[Any]:
-    """The page, ready; at the end it must have logged no error and asked for nothing."""
-    with opened(chromium, page_file.as_uri(), viewport={"width": 1280, "height": 800}) as seen:
-        seen.page.wait_for_selector("body[data-ready=yes]")
-        yield seen.page
-        assert (seen.errors, seen.requests) == ([], [])
 
 
 def click_box(shown: Any, key: str, times: int = 1) -> None:
@@ -217,6 +207,11 @@ def test_the_width_of_a_phone(chromium: Any, page_file: Path) -> None:
         for tab in ("memory", "bytes", "tables"):
             seen.page.click(f"#tab-{tab}")
             assert seen.page.evaluate(wide) <= 390
+        broken = seen.page.evaluate("""() => [...document.querySelectorAll("#tables-body td")].filter(cell => {
+            const range = document.createRange(), text = cell.textContent;
+            range.selectNodeContents(cell);
+            return /^\\w{1,12}$/.test(text) && range.getBoundingClientRect().height > 24; }).map(cell => cell.textContent)""")
+        assert broken == []  # a number or a word stands in one line
         assert seen.errors == []
 
 

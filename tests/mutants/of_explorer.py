@@ -8,6 +8,8 @@ DATA = ("tests/explorer/test_data.py",)
 
 KERNELS = ("tests/compiler/test_kernels.py",)
 
+SCENE = ("tests/explorer/test_scene.py",)
+
 EXPLORER = (
     Mutant(
         "kernels: those of a backward count as its forward's",
@@ -57,5 +59,26 @@ EXPLORER = (
         'made[-1].rpartition(".")[0]',
         'made[0].rpartition(".")[0]',
         DATA,
+    ),
+    Mutant(
+        "explorer: what begins above the sight is not drawn",
+        "fp8compile/explorer/assets/shelves.js",
+        "let at = Math.floor(top / size) - 1;",
+        "let at = Math.floor(top / size);",
+        SCENE,
+    ),
+    Mutant(
+        "explorer: a click is on the outermost box",
+        "fp8compile/explorer/assets/scene.js",
+        "this.open.within(y, y).filter(holds).pop()",
+        "this.open.within(y, y).find(holds)",
+        SCENE,
+    ),
+    Mutant(
+        "explorer: from afar a line that is cut has another slope",
+        "fp8compile/explorer/assets/lines.js",
+        "x1 = e.x1 + slope * (y1 - e.y1)",
+        "x1 = e.x1",
+        SCENE,
     ),
 )

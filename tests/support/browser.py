@@ -24,6 +24,7 @@ FLAGS = (
     "--disable-sync",
 )
 NAMES = ("chromium", "chromium-browser", "google-chrome")
+MISSING = "no Chromium on the PATH (Debian: apt-get install chromium)"
 
 
 @dataclass
@@ -35,19 +36,30 @@ class Seen:
     requests: list[str] = field(default_factory=list)
 
 
+def installed() -> str | None:
+    """The path of the Chromium on the PATH."""
+    return next(filter(None, map(shutil.which, NAMES)), None)
+
+
 @contextlib.contextmanager
-def browser() -> Iterator[Any]:
-    """Playwright's handle of a running Chromium."""
-    where = next(filter(None, map(shutil.which, NAMES)), None)
-    if where is None:
-        missing = "no Chromium on the PATH (Debian: apt-get install chromium)"
-        (pytest.fail if os.environ.get("CI") else pytest.skip)(missing)
+def launched(where: str) -> Iterator[Any]:
+    """Playwright's handle of a running Chromium, headless."""
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
         running = playwright.chromium.launch(executable_path=where, args=list(FLAGS))
         yield running
         running.close()
+
+
+@contextlib.contextmanager
+def browser() -> Iterator[Any]:
+    """As ``launched``; a test is skipped, or fails in CI, where there is no Chromium."""
+    where = installed()
+    if where is None:
+        (pytest.fail if os.environ.get("CI") else pytest.skip)(MISSING)
+    with launched(where) as running:
+        yield running
 
 
 @contextlib.contextmanager

@@ -13,11 +13,33 @@ function bend(from, to) {
     top: Math.min(y1, y2) - 10, bottom: Math.max(y1, y2) + 10 };
 }
 
-/** @param {CanvasRenderingContext2D} c @param {any} e @param {number} scale */
-function trace(c, e, scale) {
+const FAR = 0.3; // below this scale an edge is a line, and a box has no round corners
+
+/** Edges, of which those in sight are drawn. @param {CanvasRenderingContext2D} c @param {any[]} edges @param {any} sight
+ * @param {number} scale */
+function traceAll(c, edges, sight, scale) {
+  const seen = edges.filter((e) => e.right > sight.left && e.left < sight.right && e.bottom > sight.top && e.top < sight.bottom);
+  if (scale < FAR) traceFar(c, seen, sight, scale); else for (const e of seen) trace(c, e);
+}
+
+/** Lines as far as they are in sight, one for all that end in the same pixels. @param {CanvasRenderingContext2D} c
+ * @param {any[]} edges @param {any} sight @param {number} scale */
+function traceFar(c, edges, sight, scale) {
+  const drawn = new Set(), within = (/** @type {number} */ y) => Math.min(Math.max(y, sight.top), sight.bottom);
+  for (const e of edges) {
+    const y1 = within(e.y1), y2 = within(e.y2), slope = (e.x2 - e.x1) / (e.y2 - e.y1 || 1);
+    const x1 = e.x1 + slope * (y1 - e.y1), x2 = e.x1 + slope * (y2 - e.y1);
+    const key = [x1 - sight.left, y1 - sight.top, x2 - sight.left, y2 - sight.top].map((each) => Math.round(each * scale)).join();
+    if (drawn.has(key)) continue;
+    drawn.add(key);
+    c.moveTo(x1, y1); c.lineTo(x2, y2);
+  }
+}
+
+/** @param {CanvasRenderingContext2D} c @param {any} e */
+function trace(c, e) {
   c.moveTo(e.x1, e.y1);
-  if (scale < 0.3) c.lineTo(e.x2, e.y2);
-  else if (!e.away) c.bezierCurveTo(e.x1, e.y1 + e.reach, e.x2, e.y2 - e.reach, e.x2, e.y2);
+  if (!e.away) c.bezierCurveTo(e.x1, e.y1 + e.reach, e.x2, e.y2 - e.reach, e.x2, e.y2);
   else {
     const side = (e.away < 0 ? Math.min : Math.max)(e.x1, e.x2) + e.away, middle = (e.y1 + e.y2) / 2;
     c.bezierCurveTo(e.x1, e.y1 + e.reach / 3, side, e.y1, side, (e.y1 + middle) / 2);

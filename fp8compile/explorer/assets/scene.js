@@ -14,6 +14,8 @@ class Scene {
     /** @type {any} */ this.shown = { items: [], rep: new Map(), width: 0, height: 0 };
     /** @type {any[]} */ this.edges = [];
     /** @type {any[]} */ this.ribbons = [];
+    /** @type {[string, number][]} */ this.columns = [];
+    this.open = this.closed = this.edgesAt = this.ribbonsAt = new Shelves([]);
     /** @type {Set<string>} */ this.hidden = new Set(["callers"]);
     /** @type {any} */ this.selected = null;
     /** @type {any} */ this.hovered = null;
@@ -31,7 +33,6 @@ class Scene {
   /** @param {any} stage @param {any} layout */
   show(stage, layout) {
     this.shown = layout;
-    this.items = layout.items;
     const pairs = new Map();
     for (const node of stage.nodes) {
       const to = layout.rep.get(node);
@@ -46,6 +47,11 @@ class Scene {
     this.edges = [];
     for (const [from, inner] of pairs) for (const to of inner.keys()) this.edges.push(bend(from, to));
     this.ribbons = ribbonsOf(stage, layout);
+    this.open = new Shelves(layout.items.filter((/** @type {any} */ i) => i.open));
+    this.closed = new Shelves(layout.items.filter((/** @type {any} */ i) => !i.open));
+    this.edgesAt = new Shelves(this.edges);
+    this.ribbonsAt = new Shelves(this.ribbons);
+    this.columns = columnsOf(layout.items);
     this.draw();
   }
 
@@ -68,26 +74,22 @@ class Scene {
     c.setTransform(scale * ratio, 0, 0, scale * ratio, -x * scale * ratio, -y * scale * ratio);
     const sight = { left: x, top: y, right: x + this.canvas.width / ratio / scale, bottom: y + this.canvas.height / ratio / scale };
     this.headings(c);
-    for (const item of this.shown.items) if (item.open && inSight(item, sight)) this.frameOf(c, item, scale);
+    const open = this.open.within(sight.top, sight.bottom).filter((item) => inSight(item, sight));
+    for (const item of open) this.frameOf(c, item, scale);
     this.paintEdges(c, sight, scale);
     this.paintRibbons(c, sight, scale);
+    this.titles(c, open, scale);
     let drawn = 0;
-    for (const item of this.shown.items) if (!item.open && inSight(item, sight)) { this.boxOf(c, item, scale); drawn++; }
+    for (const item of this.closed.within(sight.top, sight.bottom)) if (inSight(item, sight)) { this.boxOf(c, item, scale); drawn++; }
     this.drawn = drawn;
   }
 
   /** @param {CanvasRenderingContext2D} c */
   headings(c) {
-    const items = this.shown.items;
     c.fillStyle = this.colours["--soft"];
     c.font = "600 15px system-ui, sans-serif";
     c.textAlign = "center";
-    for (const [side, text] of [["fw", "forward ↓"], ["bw", "backward ↑"]]) {
-      const one = items.filter((/** @type {any} */ i) => i.side === side);
-      if (!one.length) continue;
-      const left = Math.min(...bounds(one, "left")), right = Math.max(...bounds(one, "right"));
-      c.fillText(text, (left + right) / 2, -18);
-    }
+    for (const [text, middle] of this.columns) c.fillText(text, middle, -18);
     if (this.ribbons.some((r) => !this.hidden.has(r.fate))) c.fillText("saved for the backward", this.ribbons[0].middle, -18);
   }
 
@@ -96,20 +98,20 @@ class Scene {
     c.lineWidth = Math.max(1, 0.7 / scale);
     c.strokeStyle = this.colours["--line"];
     c.beginPath();
-    for (const e of this.edges) if (e.right > sight.left && e.left < sight.right && e.bottom > sight.top && e.top < sight.bottom) trace(c, e, scale);
+    traceAll(c, this.edgesAt.within(sight.top, sight.bottom), sight, scale);
     c.stroke();
     const one = this.selected;
     if (!one) return;
     c.lineWidth = Math.max(2, 1.2 / scale);
     c.strokeStyle = this.colours["--accent"];
     c.beginPath();
-    for (const e of this.edges) if (isPart(e.from, one) || isPart(e.to, one)) trace(c, e, scale);
+    traceAll(c, this.edges.filter((e) => isPart(e.from, one) || isPart(e.to, one)), sight, scale);
     c.stroke();
   }
 
   /** @param {CanvasRenderingContext2D} c @param {any} sight @param {number} scale */
   paintRibbons(c, sight, scale) {
-    for (const r of this.ribbons) {
+    for (const r of this.ribbonsAt.within(sight.top, sight.bottom)) {
       if (this.hidden.has(r.fate) || r.bottom < sight.top || r.top > sight.bottom) continue;
       const strong = this.selected && (isWithin(r.from, this.selected) || isWithin(r.to, this.selected));
       c.globalAlpha = strong || r === this.hovered ? 0.95 : this.selected ? 0.28 : 0.6;
@@ -128,13 +130,23 @@ class Scene {
     c.fillStyle = this.colours["--head"];
     c.strokeStyle = isPart(item, this.selected) ? this.colours["--accent"] : this.colours["--line"];
     c.lineWidth = isPart(item, this.selected) ? 2 / Math.min(scale, 1) : 1;
-    rounded(c, item, 8);
-    c.fill(); c.stroke();
+    block(c, item, 8, scale);
+  }
+
+  /** The names of open boxes, over the edges that go through them. @param {CanvasRenderingContext2D} c @param {any[]} open
+   * @param {number} scale */
+  titles(c, open, scale) {
     const size = Math.max(12, Math.min(13 / scale, 22));
+    if (size * scale < 3) return;
     c.fillStyle = this.colours["--soft"];
+    c.strokeStyle = this.colours["--head"];
+    c.lineWidth = 3;
+    c.lineJoin = "round";
     c.font = `600 ${size}px system-ui, sans-serif`;
     c.textAlign = "left";
-    c.fillText(`▾ ${item.box.label}`, item.x + 8, item.y + 18, item.w - 16);
+    for (const item of open) for (const write of ["strokeText", "fillText"]) {
+      c[/** @type {"fillText"} */ (write)](`▾ ${item.box.label}`, item.x + 8, item.y + 18, item.w - 16);
+    }
   }
 
   /** A closed box or a node. @param {CanvasRenderingContext2D} c @param {any} item @param {number} scale */
@@ -145,8 +157,7 @@ class Scene {
     c.fillStyle = this.colours["--card"];
     c.strokeStyle = chosen ? this.colours["--accent"] : diff ? this.colours[`--${diff}`] : this.colours["--line"];
     c.lineWidth = (chosen || diff ? 2.5 : item === this.hovered ? 2 : 1) / Math.min(1, Math.max(scale, 0.5));
-    if (scale < 0.3) { c.fillRect(item.x, item.y, item.w, item.h); c.strokeRect(item.x, item.y, item.w, item.h); }
-    else { rounded(c, item, 7); c.fill(); c.stroke(); }
+    block(c, item, 7, scale);
     c.fillStyle = node ? this.colours[KIND[node.kind] || "--soft"] : item.box.kind === "group" || item.box.kind === "own" ? this.colours["--spliced"] : this.colours["--accent"];
     c.fillRect(item.x + 1, item.y + 6, 4, item.h - 12);
     if (item.h * scale > 12) (node ? nodeText : item.box.kind === "group" ? groupText : boxText)(c, item, this.colours);
@@ -156,23 +167,24 @@ class Scene {
   /** What is at a place of the canvas, in CSS pixels. @param {number} px @param {number} py */
   at(px, py) {
     const x = this.view.x + px / this.view.scale, y = this.view.y + py / this.view.scale;
-    let found = null;
-    for (const item of this.shown.items) {
-      if (x >= item.x && x <= item.x + item.w && y >= item.y && y <= item.y + item.h) {
-        if (!item.open) return item;
-        found = item;
-      }
-    }
-    return found || this.ribbons.find((r) => !this.hidden.has(r.fate) && isNear(r, x, y)) || null;
+    const holds = (/** @type {any} */ i) => x >= i.x && x <= i.x + i.w && y >= i.y && y <= i.y + i.h;
+    return this.closed.within(y, y).find(holds) || this.open.within(y, y).filter(holds).pop()
+      || this.ribbonsAt.within(y - 3, y + 3).find((r) => !this.hidden.has(r.fate) && isNear(r, x, y)) || null;
   }
 }
 
 /** @type {Record<string, string>} */
 const KIND = { matmul: "--matmul", spliced: "--spliced", input: "--input", output: "--input" };
 
-/** @param {any[]} items @param {"left" | "right"} which */
-function bounds(items, which) {
-  return items.slice(0, 4000).map((i) => (which === "left" ? i.x : i.x + i.w));
+/** The headings of the columns, each with its middle. @param {any[]} items @returns {[string, number][]} */
+function columnsOf(items) {
+  /** @type {[string, number][]} */ const found = [];
+  for (const [side, text] of [["fw", "forward ↓"], ["bw", "backward ↑"]]) {
+    let left = Infinity, right = -Infinity;
+    for (const i of items) if (i.side === side) { left = Math.min(left, i.x); right = Math.max(right, i.x + i.w); }
+    if (left < right) found.push([text, (left + right) / 2]);
+  }
+  return found;
 }
 
 /** @param {any} i @param {any} s */
@@ -198,10 +210,13 @@ function boxDiff(box) {
   return removed ? "removed" : added ? "added" : changed ? "changed" : "";
 }
 
-/** @param {CanvasRenderingContext2D} c @param {any} i @param {number} radius */
-function rounded(c, i, radius) {
+/** A filled box with its line; from afar its corners are not round. @param {CanvasRenderingContext2D} c @param {any} i
+ * @param {number} radius @param {number} scale */
+function block(c, i, radius, scale) {
+  if (scale < FAR) { c.fillRect(i.x, i.y, i.w, i.h); c.strokeRect(i.x, i.y, i.w, i.h); return; }
   c.beginPath();
   c.roundRect(i.x, i.y, i.w, i.h, radius);
+  c.fill(); c.stroke();
 }
 
 /** @param {CanvasRenderingContext2D} c @param {any} i @param {Record<string, string>} colours */

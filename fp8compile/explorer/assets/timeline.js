@@ -48,7 +48,7 @@ function chart(p, most, app) {
   const list = X.el("div", { class: "alive" });
   const element = X.el("section", { class: "timeline", "data-peak": p.most, "data-name": p.line.name }, [
     X.el("h3", { text: `${p.title}: peak ${X.human(p.most)}` }), canvas, list]);
-  const left = 70, bottom = 22, top = 14;
+  const left = 70, bottom = 22, top = 20;
   let at = p.peak, held = p.peak;
   const wide = () => Math.max(10, canvas.clientWidth - left - 10), x = (/** @type {number} */ op) => left + (wide() * (op + 0.5)) / p.n;
   const high = 170, y = (/** @type {number} */ bytes) => top + (high - top - bottom) * (1 - bytes / most);
@@ -80,9 +80,9 @@ function chart(p, most, app) {
   };
   const mark = (/** @type {any} */ c, /** @type {number} */ op, /** @type {string} */ colour, /** @type {string} */ text) => {
     c.fillStyle = colour;
-    c.fillRect(x(op) - 0.75, top - 4, 1.5, high - top - bottom + 4);
+    c.fillRect(x(op) - 0.75, top - 16, 1.5, high - top - bottom + 16);
     c.textAlign = x(op) > left + wide() * 0.8 ? "right" : "left";
-    if (text) c.fillText(text, x(op) + (c.textAlign === "left" ? 5 : -5), top + 2);
+    if (text) c.fillText(text, x(op) + (c.textAlign === "left" ? 5 : -5), top - 6);
   };
   const tell = () => {
     const lives = p.line.lives.filter((/** @type {any} */ l) => l.start <= at && at <= l.end).sort((/** @type {any} */ a, /** @type {any} */ b) => b.nbytes - a.nbytes);
