@@ -17,10 +17,12 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))  # a script's own fold
 from benchmarks import readme_tables
 from benchmarks.harness import (
     budget_section,
+    compile_section,
     explorer_section,
     lowered_tables,
     ranks_section,
     scaling_section,
+    step_section,
     watching_section,
 )
 from benchmarks.harness import measured_sections as measured
@@ -145,6 +147,7 @@ SECTIONS: Sequence[tuple[str, str, Callable[[Path], list[str]]]] = (
     ("measured", "Gradients checked", measured.checked),
     ("measured", "Size of groups", measured.group_size),
     ("measured", "Memory budgets", budget_section.budgets),
+    ("measured", "A whole step", step_section.measured_step),
     ("measured", "Optimizer states", measured.states),
     ("measured", "Stability of 8-bit states", measured.stability),
     ("measured", "Stochastic rounding", measured.stochastic_rounding),
@@ -153,7 +156,9 @@ SECTIONS: Sequence[tuple[str, str, Callable[[Path], list[str]]]] = (
     ("measured", "The zoo", zoo.section),
     ("measured", "Overflowing FP16 code", measured.islands),
     ("measured", "Operators of PyTorch", measured.operators),
-    ("measured", "Compile time", measured.compile_time),
+    ("measured", "Compile time", compile_section.compile_time),
+    ("measured", "Compile time by depth and way", compile_section.compile_depth),
+    ("measured", "Compile time for an H100", compile_section.compile_lowered),
     ("measured", "The explorer's page", explorer_section.explorer),
     ("measured", "Watching a run", watching_section.watching),
     ("measured on a GPU", "GPU", gpu),
@@ -163,6 +168,7 @@ SECTIONS: Sequence[tuple[str, str, Callable[[Path], list[str]]]] = (
     ("counted", "Observation lowered for an H100", observed),
     ("counted", "Optimizer step lowered for an H100", optimizer_step),
     ("predicted", "Step times predicted", predicted),
+    ("predicted", "Peaks of a whole step predicted", step_section.predicted_step),
 )
 
 

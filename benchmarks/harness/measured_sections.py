@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -252,24 +251,6 @@ def group_size(folder: Path) -> list[str]:
     rows = [(case, *(f"{row[size]['worst_db']:.1f}" for size in sizes)) for case, row in found["sqnr_db"].items()]
     head = ("worst gradient, dB", *(f"group of {size}" for size in sizes))
     return [source("group-size-cpu.json", found), f"{found['about']}.", "", *table(head, rows)]
-
-
-def compile_time(folder: Path) -> list[str]:
-    found = load(folder, "compile-time-cpu.json")
-    facts = source("compile-time-cpu.json", {**found, "versions": {"torch": found["torch"]}})
-    lines = [facts, f"{found['what'][:1].upper()}{found['what'][1:]}: the least of the runs."]
-    for title, about in (("without kernels", "Without kernel generation"), ("whole", "Whole")):
-        part = found[title]
-        depths = list(next(iter(part["seconds"].values())))
-        gaps = [f"a layer, {less} to {more}: of plain Inductor" for less, more in pairwise(depths)]
-        rows = [
-            (name, *(f"{min(runs):.1f}" for runs in part["seconds"][name].values()), *(f"{r:.2f}" for r in ratios))
-            for name, ratios in part["over_plain"].items()
-        ]
-        lines += ["", f"{about}:", "", *table(("", *(f"{depth} layers, s" for depth in depths), *gaps), rows)]
-    kernels = [(name, *map(str, by_depth.values())) for name, by_depth in found["whole"]["kernels"].items()]
-    depths = list(next(iter(found["whole"]["kernels"].values())))
-    return [*lines, "", "Different kernels compiled:", "", *table(("", *(f"{d} layers" for d in depths)), kernels)]
 
 
 def operators(folder: Path) -> list[str]:

@@ -36,7 +36,7 @@ from fp8compile.reporting.memory import Fit, storage_bytes
 MASTERS_AND_MOMENTS = 12  # bytes a parameter
 REST_OF_A_WEIGHT = 1  # byte a parameter
 OUR_STATES = "AdamW e4m3_expanded"
-CARD, SMALL_CARD = 60.0, 24.0  # GiB
+CARD = 60.0  # GiB
 Shape = tuple[
     int, int, int, int, int, int, bool
 ]  # hidden, ffn, layers, heads, heads of keys, words, head tied to embedding
