@@ -25,6 +25,7 @@ from torch.fx import Node
 
 from fp8compile import _torch as private
 from fp8compile.budget.clock import Clock
+from fp8compile.budget.lateness import sink_recomputed
 from fp8compile.budget.link import Trip, hidden, times_of
 from fp8compile.budget.moving import send_to_host
 from fp8compile.encoding.paying import rates_for
@@ -54,6 +55,9 @@ def offload_codes(split: PartitionedGraph, ctx: Context) -> Notes:
     infos = {root: TensorInfo.of(root) for root in storages}
     reasons = {root: _reason_to_stay(split, root, ctx) for root in storages}
     going = [root for root, reason in reasons.items() if reason is None]
+    if not going:
+        return Notes(skips=tuple(Skip(infos[root], str(reason), OFFLOAD) for root, reason in reasons.items()))
+    sink_recomputed(split.bw.graph)
     rates = _rates(split, ctx)
     forward, backward = (Clock(half.graph, rates) for half in (split.fw, split.bw))
     reads = {root: min(backward.starts[edge.in_order[0]] for edge in storages[root]) for root in going}
