@@ -20,6 +20,8 @@ memory that a copy would change, graphs with symbolic sizes, devices other than 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch.fx import Node
 
@@ -52,7 +54,7 @@ def offload_codes(split: PartitionedGraph, ctx: Context) -> Notes:
     if not ctx.recipe.offloads:
         return Notes()
     storages = _codes(split)
-    infos = {root: TensorInfo.of(root) for root in storages}
+    infos = {root: replace(TensorInfo.of(root), name=edges[0].backward.name) for root, edges in storages.items()}
     reasons = {root: _reason_to_stay(split, root, ctx) for root in storages}
     going = [root for root, reason in reasons.items() if reason is None]
     if not going:
