@@ -69,7 +69,7 @@ def _view_again(edge: SavedTensor, root: Node, value: Node, before: Node) -> Nod
 def _copied(view: Node, value: Node) -> Node:
     copy = value.graph.node_copy(view, lambda _: value)
     copy.meta.pop(ENCODING, None)  # of the forward's codes: each half has its own
-    copy.meta["val"] = _value(copy)
+    copy.meta |= {SPLICED: value.meta[SPLICED], "val": _value(copy)}
     return copy
 
 
