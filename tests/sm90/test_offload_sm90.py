@@ -93,10 +93,3 @@ def test_kernels_run_beside_hidden_copies() -> None:
         lines = half("auto", which)
         for copy in copies(lines):
             assert any(".run(" in line or "mm(" in line or "attention" in line for line in between(lines, copy)), copy
-
-
-def test_memory_behind_a_wait_is_used_again() -> None:
-    """So torch's wait must not empty it, as it would its second argument (fp8compile/budget/moving.py)."""
-    lines = half("auto", 0)
-    again = [line for line in lines if "# reuse" in line]
-    assert any(re.search(rf"\bdel {copy.source}\b", line) for copy in copies(lines) for line in again)
