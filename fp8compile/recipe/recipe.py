@@ -34,8 +34,8 @@ class Recipe:
         linear: FP8 linears: "off", "tensorwise" (one scale per tensor), "rowwise" (one per row of an operand), "blockwise"
             (one per 1x128 of activations and gradients and per 128x128 of weights), "mxfp8" (a power of two per 1x32 of
             every operand; both need ``emulate=True``), or "auto" (tensorwise, where FP8 is predicted to pay).
-        device_rates: the device whose rates decide what is "auto" in ``linear``, ``saved_attention`` and ``offload``: "device" (the
-            one that the graph runs on), "h100", "h200", "b200" or "mi300x" (fp8compile/planning/device_rates.py).
+        device_rates: the device whose rates decide what is "auto" in ``linear``, ``saved_attention``, ``offload``: "device"
+            (the one that the graph runs on), "h100", "h200", "b200" or "mi300x" (fp8compile/planning/device_rates.py).
         linear_formats: "hybrid" (activations and weights E4M3, gradients E5M2), "e4m3" (all E4M3), or the gradient's format
             by matmul: {"dgrad": "e4m3", "wgrad": "e5m2"}.
         linear_scaling: where a tensorwise scale comes from: "dynamic" (from the tensor itself, before it is encoded) or
