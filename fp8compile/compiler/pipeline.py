@@ -83,9 +83,11 @@ PARTITION = (
     preserves(save_sums),  # first, while the sum stands beside what was saved
     preserves(recompute_kept),  # on exact values: fewer tensors are left to encode
     changes(recompute_for_budget),  # what is still saved, at the bytes that it will take
-    changes(encode_saved),  # whatever is still saved is stored as codes
-    preserves(offload_codes),  # last: codes are what goes to the host
+    changes(encode_saved),  # last: whatever is still saved is stored as codes
 )
+
+# On the two halves where the recipe offloads, behind PARTITION: codes are what goes to the host.
+OFFLOAD = (preserves(offload_codes),)
 
 # On the two halves of a graph that overwrites its inputs, under every recipe, before PARTITION.
 SOUND = (preserves(copy_overwritten),)  # what is recomputed must be made from values that were read
