@@ -21,7 +21,7 @@ from fp8compile.budget.link import AT_ONCE, BUSY
 from fp8compile.budget.moving import from_host, to_host
 from fp8compile.compiler.inductor import NO_CUDA_GRAPHS_ON_HOST, NOTHING_TO_OFFLOAD
 from fp8compile.compiler.inline_regions import WHOLE
-from fp8compile.fx.graph import is_on_host, storage_root
+from fp8compile.fx.graph import DEVICE, MOVED, is_on_host, storage_root
 from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.fx.spec import verify
 from fp8compile.passes import offload_codes as of_pass
@@ -172,6 +172,16 @@ def test_auto_takes_what_the_link_hides(monkeypatch: pytest.MonkeyPatch) -> None
     assert not any(each.waits_us for each in found.offloaded)
     assert len(every.offloaded) == 6 and sum(each.waits_us for each in every.offloaded) > 0
     assert {each.device for each in every.offloaded} == {"H100"}
+
+
+def test_a_copy_back_begins_before_an_operation_that_hides_it() -> None:
+    """Each copy takes less than a matmul: at least one that does not need it stands between the copy and its reader."""
+    nodes = list(encoded(offload="auto").bw.graph.nodes)
+    back = [node for node in nodes if node.meta.get(MOVED) == DEVICE]
+    assert len(back) == 6 - 2
+    for copied in back:
+        first = min(map(nodes.index, copied.users))
+        assert any(node.target is torch.ops.aten.mm.default for node in nodes[nodes.index(copied) : first])
 
 
 def test_small_codes_stay(monkeypatch: pytest.MonkeyPatch) -> None:
