@@ -14,12 +14,13 @@ what is made first is away longest. Scales stay, and so does what is smaller tha
 Under a ``memory_budget``, codes of what the budget keeps are offloaded: the budget is met without them.
 
 Left, with the reason: what is needed at once, what the link cannot hide beside the others, small codes, codes in an order of
-memory that a copy would change, graphs with symbolic sizes, devices other than GPUs of CUDA (or ROCm) and CPUs, torch before
+memory that a copy would change, symbolic sizes, devices other than GPUs of CUDA (or ROCm) and CPUs, torch before
 2.12 on a GPU. On a CPU the copies are plain ones, made when a GPU's would be done: for tests.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -42,7 +43,7 @@ from fp8compile.reporting.entries import OFFLOAD, Notes, Offloaded, Skip
 
 LEAST_BYTES = 2**20  # 21 us at 50 GB/s, about what torch's operators take to begin a copy
 ASSUMED = "h100"
-NOT_STATIC = "its graph has sizes that only a run knows; torch.compile(dynamic=False) compiles for each size"
+NOT_STATIC = "it has sizes that only a run knows; torch.compile(dynamic=False) compiles for each size"
 SMALL = "fewer than 1 MiB"
 ORDER = "its memory is not in the order of its dimensions"
 NO_OPERATORS = "this torch has no operators for it: 2.12 has"
@@ -55,7 +56,7 @@ def offload_codes(split: PartitionedGraph, ctx: Context) -> Notes:
         return Notes()
     storages = _codes(split)
     infos = {root: replace(TensorInfo.of(root), name=edges[0].backward.name) for root, edges in storages.items()}
-    reasons = {root: _reason_to_stay(split, root, ctx) for root in storages}
+    reasons = {root: _reason_to_stay(root, edges, ctx) for root, edges in storages.items()}
     going = [root for root, reason in reasons.items() if reason is None]
     if not going:
         return Notes(skips=tuple(Skip(infos[root], str(reason), OFFLOAD) for root, reason in reasons.items()))
@@ -87,12 +88,12 @@ def _is_codes(root: Node) -> bool:
     return SPLICED in root.meta and root.meta["val"].dtype in ONE_BYTE and not is_on_host(root)
 
 
-def _reason_to_stay(split: PartitionedGraph, root: Node, ctx: Context) -> str | None:
+def _reason_to_stay(root: Node, edges: Sequence[SavedTensor], ctx: Context) -> str | None:
     """Why a storage stays on the device whatever the link could do."""
     value = root.meta["val"]
     if reason := ctx.skip_reason(module_path(root), "offload", ()):
         return reason
-    if any(not is_static(node) for half in (split.fw, split.bw) for node in half.graph.nodes):
+    if not all(map(is_static, (root, *(edge.forward for edge in edges)))):
         return NOT_STATIC
     if value.device.type not in ("cuda", "cpu"):
         return OTHER_DEVICE.format(value.device.type)

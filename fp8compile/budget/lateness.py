@@ -6,6 +6,7 @@ Inductor's search for an order with a low peak. Where the order of the graph is 
 
 from __future__ import annotations
 
+import torch
 from torch.fx import Graph, Node
 
 from fp8compile.fx.aot import is_tangent
@@ -15,7 +16,8 @@ from fp8compile.fx.ops import is_collective
 def sink_recomputed(graph: Graph) -> None:
     """Move operations of a backward that depend on no tangent to where they are read. No number changes.
 
-    Left as it is: a graph that writes to its inputs, where a read must not move behind a write.
+    Left as they are: a graph that writes to its inputs, where a read must not move behind a write; random numbers,
+    collectives and higher-order operators, whose order among each other may count.
     """
     nodes = list(graph.nodes)
     if any(_writes(node) for node in nodes):
@@ -30,7 +32,11 @@ def sink_recomputed(graph: Graph) -> None:
 
 
 def _may_move(node: Node) -> bool:
-    return node.op == "call_function" and bool(node.users) and not node.is_impure() and not is_collective(node)
+    """Whether an operation computes the same wherever it stands: it draws nothing, and nobody else takes part in it."""
+    if node.op != "call_function" or not node.users or node.is_impure() or is_collective(node):
+        return False
+    draws = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return not draws and not isinstance(node.target, torch._ops.HigherOrderOperator)
 
 
 def _of_tangents(nodes: list[Node]) -> set[Node]:

@@ -58,6 +58,7 @@ def _view_again(edge: SavedTensor, root: Node, value: Node, before: Node) -> Nod
     """The views of ``root`` that a saved value is, in the backward, of ``value``."""
     views, node = list[Node](), edge.forward
     while node is not root:
+        assert len(node.all_input_nodes) == 1, "its sizes are numbers"
         views.append(node)
         node = node.all_input_nodes[0]
     for view in reversed(views):

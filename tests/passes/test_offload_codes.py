@@ -13,6 +13,7 @@ import torch
 from expecttest import assert_expected_inline
 from torch import Tensor, nn
 from torch.fx import Graph, Node
+from torch.utils.checkpoint import checkpoint
 
 import fp8compile
 from fp8compile import _torch as private
@@ -131,6 +132,21 @@ def test_two_backwards_through_one_forward() -> None:
     once = [p.grad.clone() for p in model.parameters() if p.grad is not None]
     loss.backward()
     assert all(torch.equal(2 * first, p.grad) for first, p in zip(once, model.parameters(), strict=True))
+
+
+def test_checkpointed_layers_go_with_it() -> None:
+    """The random state that a checkpoint around attention keeps has a symbolic size, and no code has."""
+
+    class Checkpointed(Llama):
+        def forward(self, x: Tensor) -> Tensor:
+            plain, kept = self.layers
+            return plain(checkpoint(kept, x, *self.tables, use_reentrant=False), *self.tables)
+
+    torch.manual_seed(0)
+    model, x = Checkpointed(2), torch.randn(2, 64, 64)
+    plain, _ = step(model, x, **STORAGE)
+    found, report = step(model, x, **STORAGE, offload="all")
+    assert report.offloaded and all(map(torch.equal, plain, found))
 
 
 def test_all_codes_go_and_scales_stay() -> None:
