@@ -1,7 +1,10 @@
-"""The order of a graph: what is made of parameters alone stands directly before what reads it first. No number changes.
+"""The order of a graph: what waits for nothing stands directly before what reads it first. No number changes.
 
-Codes of weights are spliced where their weight comes in, which is the graph's beginning: in that order all layers' codes
-would be in memory at once. Inductor may schedule them later, and code that runs node by node does not.
+    sink_weights       what is made of parameters alone. Codes of weights are spliced where their weight comes in, at the
+                       graph's beginning: in that order all layers' codes would be in memory at once
+    sink_recomputed    what of a backward depends on no incoming gradient. AOTAutograd puts it where the backward begins
+
+Inductor searches for an order with a low peak, where it is let; code that runs node by node does not.
 """
 
 from __future__ import annotations
@@ -11,14 +14,15 @@ from collections.abc import Iterable, Set
 import torch
 from torch.fx import Graph, Node
 
+from fp8compile.fx.aot import is_tangent
 from fp8compile.fx.ops import is_collective
 
 
 def sink_weights(graph: Graph, parameters: Set[Node]) -> set[Node]:
     """Move what is computed from ``parameters`` alone to where it is read. Returns it, the parameters and constants with it.
 
-    Left as it is: what only the graph's output reads, and a graph that writes to its inputs, where a read must not move
-    behind a write.
+    Left as it is: what only the graph's output reads; a graph that writes to its inputs, where a read must not move behind a
+    write; random numbers, collectives and higher-order operators, whose order among each other may count.
     """
     if any(_writes(node) for node in graph.nodes):
         return set(parameters)
@@ -33,8 +37,19 @@ def sink_weights(graph: Graph, parameters: Set[Node]) -> set[Node]:
     return known
 
 
+def sink_recomputed(graph: Graph) -> None:
+    """Move operations of a backward that depend on no tangent to where they are read; the same stays as above."""
+    if any(_writes(node) for node in graph.nodes):
+        return
+    late = set[Node]()
+    for node in graph.nodes:
+        if is_tangent(node) or not late.isdisjoint(node.all_input_nodes):
+            late.add(node)
+    sink(graph, [node for node in graph.nodes if node not in late and _may_move(node)])
+
+
 def sink(graph: Graph, nodes: Iterable[Node]) -> None:
-    """Move each of ``nodes``, which stand in the graph's order, directly before its first reader, unless that is the output."""
+    """Move each of ``nodes`` directly before its first reader, unless that is the output. They come in the graph's order."""
     order = list(graph.nodes)
     place = {node: at for at, node in enumerate(order)}
     moving = list(nodes)
@@ -52,7 +67,11 @@ def _is_constant(node: Node) -> bool:
 
 
 def _may_move(node: Node) -> bool:
-    return node.op == "call_function" and bool(node.users) and not node.is_impure() and not is_collective(node)
+    """Whether an operation computes the same wherever it stands: it draws nothing, and nobody else takes part in it."""
+    if node.op != "call_function" or not node.users or node.is_impure() or is_collective(node):
+        return False
+    draws = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    return not draws and not isinstance(node.target, torch._ops.HigherOrderOperator)
 
 
 def _writes(node: Node) -> bool:

@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 
 from fp8compile import _torch as private
 from fp8compile.fx.aot import descriptor, gradients, is_token, overwritten_input, position
-from fp8compile.fx.graph import is_tensor, nbytes, storage_root
+from fp8compile.fx.graph import is_on_host, is_tensor, nbytes, storage_root
 from fp8compile.fx.order import sink_weights
 from fp8compile.fx.provenance import TensorInfo
 
@@ -100,9 +100,9 @@ class PartitionedGraph:
         return ""
 
     def saved_bytes(self) -> int:
-        """Bytes that stay alive for the backward: distinct storages, without those that the caller owns."""
+        """Bytes that stay alive on the device for the backward: distinct storages, without those that the caller owns."""
         roots = {storage_root(e.forward) for e in self.edges if e.is_tensor}
-        return sum(nbytes(r.meta["val"]) for r in roots if not self.caller_owns(r))
+        return sum(nbytes(r.meta["val"]) for r in roots if not self.caller_owns(r) and not is_on_host(r))
 
     def replace(self, edge: SavedTensor, *made_and_used: tuple[Node, Node]) -> None:
         """Save other values instead of ``edge``, whose placeholder must have no users left."""
