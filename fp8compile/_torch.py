@@ -224,10 +224,26 @@ def known_options(patches: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in patches.items() if name in inductor_config.get_config_copy()}
 
 
+def transfers() -> Any:
+    """torch's operators for copies to pinned host memory and back, on a stream of their own: ``offload``, ``reload`` and
+    ``wait_tensor``. None where torch has none (before 2.12). Code from a cache calls them too, so they must be loaded."""
+    try:
+        from torch._functorch._activation_offloading import offload_ops  # noqa: F401
+    except ImportError:
+        return None
+    return torch.ops.ao
+
+
+def until_waited_for(kept: Any) -> tuple[Any, ...]:
+    """What follows the first argument of ``wait_tensor`` so that ``kept`` stays in memory until then, and is not emptied:
+    from torch 2.13 on the second argument's storage is emptied, and the third's is not."""
+    takes = [argument.name for argument in torch.ops.ao.wait_tensor.default._schema.arguments]
+    return (None, kept) if "last_use_of_storage" in takes else (kept,)
+
+
+# What is imported for others; what is defined above is for them too.
 __all__ = [
     "COLLECTIVES",
-    "COMPILES_CONTAINERS",
-    "HAS_REGIONS",
     "CustomGraphPass",
     "CustomPartitionerFn",
     "FakeTensorMode",
@@ -246,55 +262,31 @@ __all__ = [
     "SubclassGetAttrAOTOutput",
     "TangentAOTInput",
     "TracingContext",
-    "add_guard",
-    "backend_name",
     "bound_sympy",
     "cache_dir",
-    "collectives",
     "compile_fx",
     "compile_fx_inner",
-    "compiled_addcmul",
-    "compiled_backward",
-    "context_of",
     "counters",
     "detect_fake_mode",
-    "disabled_torch_function",
     "dynamo_config",
-    "ends_at_graph_break",
-    "fake_empty",
     "fma",
-    "frames_seen",
-    "fsdp_parameters",
     "functorch_config",
     "getitem",
-    "gradients_into",
-    "graphs_captured",
-    "group_size",
     "inductor_config",
     "inductor_randint",
     "inductor_random",
     "inductor_virtualized",
     "innermost_backend",
-    "is_plain_fake",
-    "known_options",
     "list_mode_options",
     "local_shape_and_offset",
     "make_fx",
-    "make_wrapper_subclass",
     "min_cut_rematerialization_partition",
-    "producers",
-    "region_of",
     "select_decomp_table",
-    "size_as_estimated",
     "stable_topological_sort",
     "trace_log",
     "trace_structured",
     "tracing",
     "tree_leaves",
     "tree_map_only",
-    "unscale_and_check_",
     "unset_fake_temporarily",
-    "unsharded_parameters",
-    "use_region",
-    "version_preserved",
 ]

@@ -26,7 +26,7 @@ from torch.fx import Graph, Node
 from fp8compile.analysis.residuals import is_stored_as_codes, residuals_of, stored_residuals
 from fp8compile.analysis.stored_values import Limits, Step, in_registers, limits_in_force, steps_of
 from fp8compile.fx.aot import descriptor, gradients
-from fp8compile.fx.graph import nbytes, storage_root
+from fp8compile.fx.graph import is_on_host, nbytes, storage_root
 from fp8compile.fx.partition import PartitionedGraph
 
 Held: TypeAlias = Mapping[
@@ -86,10 +86,10 @@ def _steps(graph: Graph, counted: Set[Node]) -> dict[Node, Step]:
 
 
 def kept_storages(split: PartitionedGraph) -> dict[Node, list[Node]]:
-    """Each storage saved for backward, and the backward's inputs that use it; not those that the caller owns."""
+    """Each storage saved for backward, and the backward's inputs that use it; none of the caller's, none on the host."""
     kept: dict[Node, list[Node]] = {}
     for edge in split.edges:
-        if edge.is_tensor and not split.caller_owns(root := storage_root(edge.forward)):
+        if edge.is_tensor and not split.caller_owns(root := storage_root(edge.forward)) and not is_on_host(root):
             kept.setdefault(root, []).append(edge.backward)
     return kept
 

@@ -19,7 +19,7 @@ from typing import NamedTuple
 from torch.fx import Node
 
 from fp8compile import _torch as private
-from fp8compile.fx.graph import is_tensor, nbytes
+from fp8compile.fx.graph import AWAITED, DEVICE, MOVED, is_tensor, nbytes
 from fp8compile.fx.ops import is_pointwise, is_reduction, is_split, is_view, opname
 
 EXPONENTIALS = ("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh", "silu")  # each is computed once on a CPU
@@ -73,7 +73,9 @@ class Step:
 
 
 def step_of(node: Node) -> Step:
-    """A node's step, without its edges."""
+    """A node's step, without its edges. A copy to the host is a kernel whose result takes nothing of the device's memory."""
+    if (moved := node.meta.get(MOVED)) is not None:
+        return Step(nbytes(node.meta["val"]) if moved == DEVICE else 0, "view" if moved == AWAITED else "kernel")
     kind = (
         "view" if is_view_or_part(node) else
         "pointwise" if is_pointwise(node) else

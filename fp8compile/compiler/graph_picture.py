@@ -15,13 +15,14 @@ from fp8compile.explorer.picture import (
     FORWARD,
     KEPT,
     KEPT_CODES,
+    ON_HOST,
     REGIONS,
     Kept,
     Lifetime,
     Picture,
     Timeline,
 )
-from fp8compile.fx.graph import nbytes, storage_root
+from fp8compile.fx.graph import is_on_host, nbytes, storage_root
 from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.fx.provenance import TensorInfo, module_path
 from fp8compile.reporting.entries import Notes
@@ -45,8 +46,9 @@ def _kept(split: PartitionedGraph, labels: Mapping[Node, str]) -> Iterator[Kept]
             continue
         root = storage_root(edge.forward)
         callers = split.caller_owns(root)
-        label = CALLERS if callers else labels.get(root, REGIONS)
-        size = 0 if callers else nbytes(root.meta["val"])
+        away = is_on_host(root)
+        label = CALLERS if callers else ON_HOST if away else labels.get(root, REGIONS)
+        size = 0 if callers or away else nbytes(root.meta["val"])
         yield Kept(edge.forward.name, edge.backward.name, root.name, size, label)
 
 

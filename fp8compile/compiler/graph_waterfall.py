@@ -8,7 +8,7 @@ from itertools import pairwise
 from torch.fx import Graph, Node
 
 from fp8compile.compiler.region_reports import Cut, calls_that_keep
-from fp8compile.fx.graph import EXACT, SPLICED, encoding_of, nbytes, storage_root
+from fp8compile.fx.graph import EXACT, SPLICED, encoding_of, is_on_host, nbytes, storage_root
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.fx.provenance import TensorInfo
 from fp8compile.fx.regions import saves_itself
@@ -21,6 +21,7 @@ from fp8compile.reporting.waterfall import (
     ENCODED,
     GIVEN_UP,
     OBSERVED,
+    OFFLOADED,
     OPERANDS,
     OTHER,
     RECOMPUTED,
@@ -36,6 +37,7 @@ OF_PASS = {
     "recompute_kept": RECOMPUTED,
     "recompute_for_budget": GIVEN_UP,
     "encode_saved": ENCODED,
+    "offload_codes": OFFLOADED,
     "observe_forward": OBSERVED,
     "measure_operands": OBSERVED,
 }
@@ -101,6 +103,7 @@ def waterfall_of(
     for_budget = sum(r.for_budget for r in notes.recomputed)
     recomputed = len(notes.recomputed) - by_cut - for_budget
     tensors = {RECOMPUTED: recomputed, GIVEN_UP: for_budget, ENCODED: len(notes.saved) - len(operands)}
+    tensors[OFFLOADED] = len(notes.offloaded)
     for (_, before), (name, after) in pairwise(bytes_after):
         changes.append(Amount(OF_PASS[name], after - before, tensors.get(OF_PASS[name], 0)))
     parts = (*_parts(split, notes), *inside.parts)
@@ -113,11 +116,13 @@ def _parts(split: PartitionedGraph, notes: Notes) -> Iterable[Amount]:
 
 
 def labels_of(split: PartitionedGraph, notes: Notes) -> dict[Node, str]:
-    """What each storage that the graph itself saves holds: codes, or a tensor that was left for a reason."""
+    """What each storage that the graph itself saves on the device holds: codes, or a tensor that was left for a reason."""
     reasons = {skip.name: skip.reason for skip in notes.skipped(SAVED)}
     labels: dict[Node, str] = {}
     for edge in _own(split):
         root = storage_root(edge.forward)
+        if is_on_host(root):
+            continue
         is_code = SPLICED in edge.forward.meta and EXACT not in root.meta
         label = CODES if is_code else reasons.get(edge.info.name, OTHER)
         if labels.get(root, OTHER) == OTHER:

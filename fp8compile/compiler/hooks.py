@@ -62,15 +62,16 @@ class Partitioner(private.CustomPartitionerFn):
         ctx = self.told if joint.region is None else self.told.of_region
         notes = recomputed_by_cut(split, plain, joint.notes)
         bytes_after = [(pipeline.CUT.name, split.saved_bytes())]
-        watch: tuple[pipeline.Pass, ...] = pipeline.OBSERVE_FORWARD if joint.notes.observed else ()
-        watch += pipeline.DELAYED if self.told.scale_input else ()
+        after: tuple[pipeline.Pass, ...] = pipeline.OFFLOAD if self.recipe.offloads else ()
+        after += pipeline.OBSERVE_FORWARD if joint.notes.observed else ()
+        after += pipeline.DELAYED if self.told.scale_input else ()
         sound = pipeline.SOUND if split.overwritten else ()
-        for each in sound + (pipeline.PARTITION if self.recipe.rewrites_graph else ()) + watch:
+        for each in sound + (pipeline.PARTITION if self.recipe.rewrites_graph else ()) + after:
             ran = observed(split.fw, each.name, functools.partial(each.run, split, ctx), split)
             disabled += [] if ran is not None else [each.name]
             notes += ran or Notes()
             bytes_after.append((each.name, split.saved_bytes()))
-        if self.recipe.rewrites_graph or watch or split.overwritten:
+        if self.recipe.rewrites_graph or after or split.overwritten:
             split.finish()
         remarks = tuple(
             f"{name} is switched off by TORCHINDUCTOR_DISABLED_PASSES" for name in (*joint.disabled, *disabled)

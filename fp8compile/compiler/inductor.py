@@ -17,8 +17,8 @@ from fp8compile.compiler.apart import compiled_apart
 from fp8compile.compiler.cache_key import key_of
 from fp8compile.compiler.dump import watch_for
 from fp8compile.compiler.hooks import passes_for
-from fp8compile.compiler.inductor_options import FUSION, inductor_options, mode_options
-from fp8compile.compiler.inline_regions import DIFFERS, OBSERVED, has_regions, inlined, recipes_differ
+from fp8compile.compiler.inductor_options import FUSION, IN_ORDER, inductor_options, mode_options
+from fp8compile.compiler.inline_regions import DIFFERS, OBSERVED, WHOLE, has_regions, inlined, recipes_differ
 from fp8compile.compiler.kernels import listing
 from fp8compile.compiler.near_kernels import with_near_kernels
 from fp8compile.compiler.node_by_node import run_the_graph
@@ -57,6 +57,11 @@ NOTHING_TO_SMOOTH = (
 NO_CUDA_GRAPHS = (
     "Recipe.cache_weights is ignored: CUDA graphs would copy the codes of all weights in each call; another mode than "
     "'reduce-overhead' and 'max-autotune' caches them"
+)
+NOTHING_TO_OFFLOAD = "Recipe.offload has no effect: nothing is stored as codes, since 'saved' and 'linear' are 'off'"
+NO_CUDA_GRAPHS_ON_HOST = (
+    "Recipe.offload is ignored: a CUDA graph cannot hold copies to the host; another mode than 'reduce-overhead' and "
+    "'max-autotune' makes them"
 )
 
 ALREADY_QUANTIZED = (
@@ -116,7 +121,7 @@ def compile_once(
     guard_place(gm, example_inputs, ctx)
     ctx = dataclasses.replace(ctx, is_whole_model=_is_whole_model(gm, recipe) and not place.prefix)
     gm, inputs, ctx, inlining = _prepared(gm, example_inputs, ctx)
-    patches = {**(FUSION if recipe.rewrites_graph else {}), **patches}
+    patches = {**(FUSION if recipe.rewrites_graph else {}), **(IN_ORDER if recipe.offloads else {}), **patches}
     parameters = frozenset(i for i, v in enumerate(inputs) if isinstance(v, torch.nn.Parameter))
     told = dataclasses.replace(ctx, parameters=parameters)
     spare = copy_with_attributes(gm) if told.scale_input else gm
@@ -150,6 +155,8 @@ def _through_inductor(
         patches = {**patches, "force_disable_caches": True}  # the cache key does not know the inner compiler
     inner = with_tiles_for_codes(inner or private.compile_fx_inner)
     inner = with_near_kernels(inner) if told.recipe.limits_memory else inner
+    if told.recipe.offloads:
+        private.transfers()  # code from a cache calls them, and then no pass has loaded them
     graph_key = key_of(gm, inputs, told, patches)
     patches = {**patches, **passes_for(told, graph_key, patches, find_regions(gm, told.parameters))}
     report_store.start(graph_key)
@@ -174,6 +181,8 @@ def _prepared(
     slotted, inputs, told = _with_own_inputs(flat, example_inputs, ctx)
     if told.has_own_inputs:
         return slotted, inputs, told, (OBSERVED,)
+    if ctx.recipe.offloads:
+        return flat, inputs, ctx, (WHOLE,)
     return (flat, inputs, ctx, (DIFFERS,)) if recipes_differ(gm, ctx) else (gm, inputs, ctx, ())
 
 
@@ -202,6 +211,12 @@ def _that_can_be_followed(recipe: Recipe, patches: Mapping[str, Any]) -> tuple[R
     if recipe.caches_weights and patches.get("triton.cudagraphs", private.inductor_config.triton.cudagraphs):
         recipe = recipe.replace_in_all(cache_weights=False)
         remarks.append(NO_CUDA_GRAPHS)
+    if recipe.offloads and not (recipe.stores_saved or recipe.quantizes_linears):
+        recipe = recipe.replace_in_all(offload="off")
+        remarks.append(NOTHING_TO_OFFLOAD)
+    if recipe.offloads and patches.get("triton.cudagraphs", private.inductor_config.triton.cudagraphs):
+        recipe = recipe.replace_in_all(offload="off")
+        remarks.append(NO_CUDA_GRAPHS_ON_HOST)
     if recipe.merge_dgrads and not recipe.merges_dgrads:
         remarks.append(NOTHING_TO_MERGE)
     if recipe.smooth_swiglu and not may_smooth(recipe):

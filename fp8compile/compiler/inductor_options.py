@@ -21,6 +21,10 @@ FUSION = private.known_options(
     }
 )
 
+# Where codes go to the host, the order of the graph is the schedule of their copies. Inductor's search for an order with a
+# lower peak would wait for each copy as soon as it has begun, since memory is free behind the wait.
+IN_ORDER = private.known_options({"reorder_for_peak_memory": False})
+
 
 def mode_options(mode: str | None) -> dict[str, Any]:
     if mode is None or mode == "default":

@@ -4,6 +4,7 @@ It costs the compile time that regions save, so it is done only where a region d
 
     statistics are taken     they leave the graph through an input of its own (observe/slot.py), which no region has
     weights are cached       their codes come in through inputs of the graph (scaling/weight_slot.py)
+    codes are offloaded      which of them, and when, depends on all calls together
     calls differ in recipe   ``Recipe.modules``, ``skip`` and ``linear_skip`` go by module path, and one body serves all calls
 """
 
@@ -24,6 +25,8 @@ OBSERVED = "nested compile regions are compiled call by call: statistics are tak
 DIFFERS = (
     "nested compile regions are compiled call by call: the recipe differs between modules that call the same region"
 )
+
+WHOLE = "nested compile regions are compiled call by call: what goes to the host is decided for the graph as a whole"
 
 
 def graphs_of(gm: GraphModule) -> Iterator[GraphModule]:

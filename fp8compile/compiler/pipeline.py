@@ -18,6 +18,7 @@ from fp8compile.passes.fuse_state_codecs import fuse_state_codecs
 from fp8compile.passes.measure_operands import measure_operands
 from fp8compile.passes.observe_forward import observe_forward
 from fp8compile.passes.observe_gradients import observe_gradients
+from fp8compile.passes.offload_codes import offload_codes
 from fp8compile.passes.quantize_linears import quantize_linears
 from fp8compile.passes.recompute_for_budget import recompute_for_budget
 from fp8compile.passes.recompute_kept import recompute_kept
@@ -84,6 +85,9 @@ PARTITION = (
     changes(recompute_for_budget),  # what is still saved, at the bytes that it will take
     changes(encode_saved),  # last: whatever is still saved is stored as codes
 )
+
+# On the two halves where the recipe offloads, behind PARTITION: codes are what goes to the host.
+OFFLOAD = (preserves(offload_codes),)
 
 # On the two halves of a graph that overwrites its inputs, under every recipe, before PARTITION.
 SOUND = (preserves(copy_overwritten),)  # what is recomputed must be made from values that were read

@@ -13,7 +13,7 @@ from typing import Any
 
 from fp8compile.explorer.layers import alike
 from fp8compile.explorer.nodes import Nodes, passes_of
-from fp8compile.explorer.picture import CALLERS, KINDS, REGIONS, Kept, Lifetime, Picture, Timeline
+from fp8compile.explorer.picture import CALLERS, KINDS, ON_HOST, REGIONS, Kept, Lifetime, Picture, Timeline
 from fp8compile.explorer.strings import Strings
 from fp8compile.explorer.told import TEXT, Bars, Graph, Table, Told
 from fp8compile.fx.snapshot import Step
@@ -90,7 +90,7 @@ class Fates:
         self.in_islands = _names(line.name for part in last[:1] for line in part.lines if line.was)
 
     def of(self, kept: Kept) -> str:
-        if kept.label in (CALLERS, REGIONS):
+        if kept.label in (CALLERS, REGIONS, ON_HOST):
             return OTHERS
         if kept.label == CODES:
             return OPERAND if kept.forward in self.at_cut else STORED

@@ -17,6 +17,7 @@ from itertools import accumulate
 # What a storage that is kept holds, beside codes and what was left for a reason (the labels of reporting/waterfall.py).
 CALLERS = "owned by the caller: a parameter, or data"
 REGIONS = "kept by a nested compile region"
+ON_HOST = "waits on the host"
 
 # Kinds of lifetimes, in the order in which a chart stacks them.
 KEPT_CODES, KEPT, FORWARD, BACKWARD = "saved as codes", "saved as it is", "forward only", "backward only"
@@ -32,7 +33,7 @@ class Kept:
         backward: the backward's input that takes it.
         storage: the node of the forward whose memory it uses; several values may share one.
         nbytes: bytes of that storage; 0 where they are not saved for the backward's sake.
-        label: what the storage holds: a label of the waterfall's parts, ``CALLERS`` or ``REGIONS``.
+        label: what the storage holds: a label of the waterfall's parts, ``CALLERS``, ``REGIONS`` or ``ON_HOST``.
     """
 
     forward: str

@@ -33,6 +33,9 @@ EXACT = (
 
 IN_CHUNKS = "fp8compile_in_chunks"  # in the meta of operations on a chunk of logits
 
+# In the meta of codes that a pass moves between device and host, and of what waits for them: where their bytes are.
+MOVED, HOST, DEVICE, AWAITED = "fp8compile_moved", "host", "device", "awaited"
+
 CLIPPED = "fp8compile_clipped"  # in the meta of the operations that clip a gradient to the graph's limit
 
 
@@ -109,6 +112,11 @@ def copy_with_attributes(gm: GraphModule) -> GraphModule:
 
 def is_tensor(node: object) -> bool:
     return isinstance(node, Node) and isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def is_on_host(node: Node) -> bool:
+    """Whether a value waits in the host's memory for the backward."""
+    return node.meta.get(MOVED) == HOST
 
 
 def is_static(node: Node) -> bool:

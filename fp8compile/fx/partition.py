@@ -12,7 +12,8 @@ from torch.fx import GraphModule, Node
 
 from fp8compile import _torch as private
 from fp8compile.fx.aot import descriptor, gradients, is_token, overwritten_input, position
-from fp8compile.fx.graph import is_tensor, nbytes, storage_root
+from fp8compile.fx.graph import is_on_host, is_tensor, nbytes, storage_root
+from fp8compile.fx.order import sink_weights
 from fp8compile.fx.provenance import TensorInfo
 
 NO_VERSION_CHECK = "saved_tensor_with_no_vc_check"  # stashed on ctx: AOTAutograd counts these markers, order kept
@@ -99,9 +100,9 @@ class PartitionedGraph:
         return ""
 
     def saved_bytes(self) -> int:
-        """Bytes that stay alive for the backward: distinct storages, without those that the caller owns."""
+        """Bytes that stay alive on the device for the backward: distinct storages, without those that the caller owns."""
         roots = {storage_root(e.forward) for e in self.edges if e.is_tensor}
-        return sum(nbytes(r.meta["val"]) for r in roots if not self.caller_owns(r))
+        return sum(nbytes(r.meta["val"]) for r in roots if not self.caller_owns(r) and not is_on_host(r))
 
     def replace(self, edge: SavedTensor, *made_and_used: tuple[Node, Node]) -> None:
         """Save other values instead of ``edge``, whose placeholder must have no users left."""
@@ -165,6 +166,9 @@ class PartitionedGraph:
         ]
         for module in (self.fw, self.bw):
             module.graph.eliminate_dead_code()
+        of_weights = sink_weights(self.fw.graph, self.static)
+        sink_weights(self.bw.graph, {edge.backward for edge in self.edges if edge.forward in of_weights})
+        for module in (self.fw, self.bw):
             module.graph.lint()
             module.recompile()
 

@@ -8,6 +8,8 @@ for the H100 and taken for the others too: 3.0 of 3.35 TB/s, 650 of 989 TFLOP/s 
 Attention was measured by Shah et al. 2024 (arXiv 2407.08608) on an H100, head dimension 128, 8,192 tokens: FlashAttention-2,
 torch's scaled_dot_product_attention there by default, 370 TFLOP/s forward and 318 backward; FlashAttention-3 646 and 559
 (pytorch/benchmark #2391 has 614 forward). Other devices get them by their BF16 peak. The gap between kernels is assumed.
+The link to the host is PCIe 5.0 with 16 lanes for all of them, 63 GB/s each way by its specification; 50 are assumed, as by
+torch (``torch._functorch.config.activation_offload_cpu_gpu_bw``).
 """
 
 from __future__ import annotations
@@ -18,7 +20,8 @@ from dataclasses import dataclass, replace
 COPY, BF16, FP8 = 3.0 / 3.35, 650 / 989, 1150 / 1979  # shares of the peak that an H100 is assumed to reach
 ATTENTION = {"FA2": (370 / 989, 318 / 989), "FA3": (646 / 989, 559 / 989)}  # forward and backward, of the BF16 peak
 GAP = 1.5
-TERA, MICRO = 1e12, 1e-6
+LINK = 50.0
+TERA, GIGA, MICRO = 1e12, 1e9, 1e-6
 
 
 @dataclass(frozen=True)
@@ -33,6 +36,7 @@ class DeviceRates:
         attention: attention's forward, TFLOP/s.
         attention_backward: its backward, TFLOP/s.
         gap: between two kernels, microseconds.
+        link: to pinned memory of the host, each way, GB/s.
     """
 
     name: str
@@ -42,10 +46,15 @@ class DeviceRates:
     attention: float
     attention_backward: float
     gap: float = GAP
+    link: float = LINK
 
     def microseconds(self, operations: float, rate: float, num_bytes: float) -> float:
         """A kernel by a roofline: max(operations / rate, bytes / copy) + gap; ``rate`` in TFLOP/s."""
         return max(operations / (rate * TERA), num_bytes / (self.copy * TERA)) / MICRO + self.gap
+
+    def microseconds_to_host(self, num_bytes: float) -> float:
+        """A copy to pinned memory of the host, or back from it."""
+        return num_bytes / (self.link * GIGA) / MICRO
 
 
 def _of_peaks(name: str, copy: float, bf16: float, fp8: float) -> DeviceRates:

@@ -34,8 +34,8 @@ class Recipe:
         linear: FP8 linears: "off", "tensorwise" (one scale per tensor), "rowwise" (one per row of an operand), "blockwise"
             (one per 1x128 of activations and gradients and per 128x128 of weights), "mxfp8" (a power of two per 1x32 of
             every operand; both need ``emulate=True``), or "auto" (tensorwise, where FP8 is predicted to pay).
-        device_rates: the device whose rates decide what is "auto" in ``linear`` and ``saved_attention``: "device" (the one
-            that the graph runs on), "h100", "h200", "b200" or "mi300x" (fp8compile/planning/device_rates.py).
+        device_rates: the device whose rates decide what is "auto" in ``linear``, ``saved_attention``, ``offload``: "device"
+            (the one that the graph runs on), "h100", "h200", "b200" or "mi300x" (fp8compile/planning/device_rates.py).
         linear_formats: "hybrid" (activations and weights E4M3, gradients E5M2), "e4m3" (all E4M3), or the gradient's format
             by matmul: {"dgrad": "e4m3", "wgrad": "e5m2"}.
         linear_scaling: where a tensorwise scale comes from: "dynamic" (from the tensor itself, before it is encoded) or
@@ -71,6 +71,9 @@ class Recipe:
             (passes/recompute_for_budget.py). In ``modules`` only 1.0, which keeps what is made there.
         card_gib: the memory of the device in GiB, for ``memory_budget="fit"``; without it of no effect. Leave out what the
             step does not own: the CUDA context takes about 0.5.
+        offload: which codes saved for backward wait for it in pinned memory of the host: "off", "auto" (those whose copies
+            the link is predicted to hide behind the graph, both ways), or "all" (those of 1 MiB and more, also where the
+            device has to wait; passes/offload_codes.py).
         min_saved_numel: tensors with fewer elements stay as they are.
         skip: fnmatch patterns on module paths; tensors made in such a module, or in one under it, stay as they are.
         observe: whether statistics of values and gradients are taken in the graph, for ``fp8compile.amp.LossScaler`` and
@@ -112,6 +115,7 @@ class Recipe:
     attention_format: str = "int8"
     memory_budget: float | int | str = 1.0
     card_gib: float | None = None
+    offload: str = "off"
     min_saved_numel: int = 4096
     skip: tuple[str, ...] = ()
     observe: str | bool = "auto"
@@ -240,6 +244,11 @@ class Recipe:
         return self.memory_budget != 1
 
     @property
+    def offloads(self) -> bool:
+        """Whether codes are to wait on the host in any module."""
+        return any(recipe.offload != "off" for recipe in (self, *self.modules.values()))
+
+    @property
     def names_modules(self) -> bool:
         """Whether it says something of modules by their paths, beyond where heads are by default."""
         recipes = (self, *self.modules.values())
@@ -275,7 +284,7 @@ def exact(recipe: Recipe) -> Recipe:
     """``recipe`` with nothing encoded. FP32 islands stay, since they are more accurate than what they replace."""
     switches = dict.fromkeys(("cache_weights", "merge_dgrads", "smooth_swiglu"), False)
     linears = {"linear": "off", "linear_scaling": "dynamic", **switches}
-    return uncounted(recipe).replace_in_all(saved="off", collectives="off", **linears)
+    return uncounted(recipe).replace_in_all(saved="off", collectives="off", offload="off", **linears)
 
 
 def uncounted(recipe: Recipe) -> Recipe:

@@ -19,6 +19,7 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "amax_compute": ("max", "most_recent"),
     "saved": ("groupwise", "off"),
     "collectives": ("off", "groupwise"),
+    "offload": ("off", "auto", "all"),
     "saved_format": ("auto", "e4m3", "int8", "best_of_two"),
     "attention_format": ("auto", "e4m3", "int8", "best_of_two"),
     "codegen": ("inductor", "eager"),

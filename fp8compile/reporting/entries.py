@@ -13,7 +13,7 @@ from fp8compile.reporting.entry import Entry
 
 # What a Skip is about.
 SAVED, LINEAR, ISLAND, OBSERVED, RECIPE = "saved for backward", "linear", "FP32 island", "observed", "recipe"
-COLLECTIVE, LOGITS = "collective", "logits"
+COLLECTIVE, LOGITS, OFFLOAD = "collective", "logits", "offload"
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Skip(Entry):
 
     Attributes:
         reason: why.
-        kind: what it is: ``SAVED``, ``LINEAR``, ``ISLAND``, ``OBSERVED``, ``COLLECTIVE``, ``LOGITS``, or ``RECIPE``, a
-            request without any effect.
+        kind: what it is: ``SAVED``, ``LINEAR``, ``ISLAND``, ``OBSERVED``, ``COLLECTIVE``, ``LOGITS``, ``OFFLOAD``,
+            or ``RECIPE``, a request without any effect.
         direction: for a linear's matmul, "forward", "dgrad" or "wgrad".
     """
 
@@ -223,6 +223,24 @@ class Chunked(Entry):
 
 
 @dataclass(frozen=True)
+class Offloaded(Entry):
+    """Codes that wait for the backward in the host's memory (``Recipe.offload``); ``info`` is of the codes.
+
+    ``us`` are microseconds that a copy takes, each way, and ``waits_us`` those that the device waits for the two copies, both
+    predicted for ``device``.
+    """
+
+    us: float
+    waits_us: float
+    device: str
+
+    @property
+    def bytes(self) -> int:
+        """Bytes on the host."""
+        return self.info.nbytes
+
+
+@dataclass(frozen=True)
 class Notes:
     """What one pass did to one graph."""
 
@@ -237,6 +255,7 @@ class Notes:
     weights: tuple[CachedWeight, ...] = ()
     budgets: tuple[Budget, ...] = ()
     chunked: tuple[Chunked, ...] = ()
+    offloaded: tuple[Offloaded, ...] = ()
 
     ENTRIES: ClassVar[Mapping[str, type[Entry]]] = {
         "saved": Saved,
@@ -249,6 +268,7 @@ class Notes:
         "operands": Operand,
         "weights": CachedWeight,
         "chunked": Chunked,
+        "offloaded": Offloaded,
     }
 
     @classmethod

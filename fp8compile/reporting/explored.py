@@ -94,6 +94,12 @@ _KINDS: tuple[tuple[str, str, tuple[tuple[str, str], ...], Cells], ...] = (
         (*_OF_TENSOR, ("of rows", NUMBER), ("of columns", NUMBER), ("bytes", BYTES), ("a chunk", BYTES), ("form", TEXT)),
         lambda e, n: (*_tensor(e), e.forward, e.backward, e.bytes_before * n, e.bytes_after * n, e.form),
     ),
+    (
+        "offloaded",
+        "Codes on the host",
+        (*_OF_TENSOR, ("us each way", NUMBER), ("us waited for", NUMBER), ("bytes", BYTES)),
+        lambda e, n: (*_tensor(e), round(e.us), round(e.waits_us), e.bytes * n),
+    ),
 )  # fmt: skip
 
 

@@ -57,6 +57,7 @@ class Fit:
         card: the memory of the card.
         activations_plain, workspace_plain: the same for plain Inductor.
         model: what the model holds, for ``by_optimizer``.
+        host: codes that wait on the host (``Recipe.offload``), no part of the peak.
     """
 
     weights: int
@@ -70,6 +71,7 @@ class Fit:
     activations_plain: int
     workspace_plain: int
     model: ModelBytes | None = field(default=None, compare=False, repr=False)
+    host: int = 0
 
     @property
     def peak(self) -> int:
@@ -117,7 +119,8 @@ class Fit:
             f"plain Inductor: {_verdict(self.peak_plain, self.card)}\n"
             f"weights {human(self.weights)}, buffers {human(self.buffers)}, gradients {human(self.gradients)}, "
             f"optimizer states {human(self.states)}\n"
-            f"saved for backward {human(self.activations)} (plain Inductor {human(self.activations_plain)})\n"
+            f"saved for backward {human(self.activations)} (plain Inductor {human(self.activations_plain)})"
+            f"{f', and {human(self.host)} on the host' if self.host else ''}\n"
             f"working memory, estimated: {human(self.workspace)} (plain Inductor {human(self.workspace_plain)}), "
             f"{human(self.update)} while the optimizer steps"
             + (f"\n{self.by_optimizer()}" if self.model and self.model.parameters else "")
@@ -130,6 +133,7 @@ def predict(
     workspace: tuple[int, int],
     card_gib: float = 80.0,
     states: float | torch.optim.Optimizer | None = None,
+    host: int = 0,
 ) -> Fit:
     """The Fit of a model; ``activations`` and ``workspace`` are ours and plain Inductor's. See ``Report.fits``."""
     if isinstance(card_gib, bool) or not isinstance(card_gib, (int, float)) or not card_gib > 0:
@@ -146,6 +150,7 @@ def predict(
         activations[1],
         workspace[1],
         model,
+        host,
     )
 
 

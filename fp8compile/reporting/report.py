@@ -22,6 +22,7 @@ from fp8compile.reporting.entries import (
     Linear,
     Notes,
     Observed,
+    Offloaded,
     Recomputed,
     Saved,
     Skip,
@@ -38,8 +39,9 @@ from fp8compile.reporting.with_pages import WithPages
 
 E = TypeVar("E", bound=Entry)
 
-# 5: "budgets"; 4: "places"; 3: "waterfall", and "runs" counts in the sums; 2: an entry holds its tensor as "info"
-SCHEMA = "fp8compile.report/5"
+# 6: "offloaded"; 5: "budgets"; 4: "places"; 3: "waterfall", "runs" counts in the sums; 2: an entry's tensor is its "info"
+SCHEMA = "fp8compile.report/6"
+TABLES = ["linears", "islands", "saved", "skips", "recomputed", "observed", "collectives", "chunked", "offloaded"]
 
 
 @dataclass(frozen=True)
@@ -185,18 +187,19 @@ class Report(WithPages):
         return self._entries(Chunked, "chunked")
 
     @property
+    def offloaded(self) -> Entries[Offloaded]:
+        """All codes that wait for the backward on the host; they are no part of ``saved_bytes``."""
+        return self._entries(Offloaded, "offloaded")
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes that a step keeps on the host for its backward."""
+        return sum(entry.bytes * times for entry, times in zip(self.offloaded, self.offloaded.times, strict=True))
+
+    @property
     def tables(self) -> tuple[Entries[Any], ...]:
         """The entries of each kind."""
-        return (
-            self.linears,
-            self.islands,
-            self.saved,
-            self.skips,
-            self.recomputed,
-            self.observed,
-            self.collectives,
-            self.chunked,
-        )
+        return tuple(getattr(self, name) for name in TABLES)
 
     @property
     def waterfall(self) -> Waterfall:
@@ -219,7 +222,7 @@ class Report(WithPages):
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes saved for backward in a step."""
+        """Bytes saved for backward on the device in a step."""
         return sum(g.saved_bytes * g.runs for g in self.graphs)
 
     @property
@@ -250,9 +253,8 @@ class Report(WithPages):
         working = [(g.workspace_bytes, g.workspace_bytes_plain) for g in self.graphs]
         most, most_plain = (max((w[i] for w in working), default=0) for i in (0, 1))
         saved = self.saved_bytes, self.saved_bytes_plain
-        codes = sum(self.notes.bytes_of_codes.values())
-        model = dataclasses.replace(self.model, weights=self.model.weights + codes)
-        return predict(model, saved, (most, most_plain), card_gib, states)
+        model = dataclasses.replace(self.model, weights=self.model.weights + sum(self.notes.bytes_of_codes.values()))
+        return predict(model, saved, (most, most_plain), card_gib, states, self.host_bytes)
 
     def to_json(self) -> str:
         return json.dumps(

@@ -19,6 +19,7 @@ from fp8compile.reporting.entries import (
     Island,
     Linear,
     Observed,
+    Offloaded,
     Recomputed,
     Saved,
     Skip,
@@ -119,6 +120,7 @@ _TITLES: dict[type[Entry], tuple[str, str]] = {  # of one, of several or none
     Recomputed: ("tensor recomputed", "tensors recomputed"),
     Observed: ("value observed", "values observed"),
     Collective: ("exchange of codes between ranks", "exchanges of codes between ranks"),
+    Offloaded: ("tensor of codes on the host", "tensors of codes on the host"),
     Chunked: ("matrix of logits computed in chunks", "matrices of logits computed in chunks"),
 }
 
@@ -131,6 +133,7 @@ _COLUMNS: dict[type[Entry], tuple[tuple[str, ...], tuple[str, ...]]] = {
     Recomputed: (("op", "shape", "source", "recomputed by"), ("bytes",)),
     Observed: (("op", "shape", "kind", "direction", "source"), ()),
     Collective: (("operation", "shape", "ranks", "source", "codec"), ("a rank sends", "as codes")),
+    Offloaded: (("op", "shape", "source", "us each way", "us waited for"), ("bytes",)),
     Chunked: (("shape", "chunks of rows", "of columns", "source", "form"), ("bytes", "a chunk")),
 }
 
@@ -153,6 +156,8 @@ def _cells(entry: Entry) -> tuple[tuple[str, ...], tuple[int, ...]]:
         return (op, str(entry.nodes), str(entry.matmuls), source, entry.reason), (entry.bytes_added,)
     if isinstance(entry, Collective):
         return (entry.operation, shape, str(entry.ranks), source, entry.codec), (entry.sent_plain, entry.sent)
+    if isinstance(entry, Offloaded):
+        return (op, shape, source, f"{entry.us:,.0f}", f"{entry.waits_us:,.0f}"), (entry.bytes,)
     if isinstance(entry, Chunked):
         chunks = str(entry.forward), str(entry.backward)
         return (shape, *chunks, source, entry.form), (entry.bytes_before, entry.bytes_after)

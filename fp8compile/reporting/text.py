@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from fp8compile._text import WIDTH, human, printed, terminal_width
-from fp8compile.reporting.entries import LINEAR, LOGITS, Notes, Saved, Skip
+from fp8compile.reporting.entries import LINEAR, LOGITS, OFFLOAD, Notes, Saved, Skip
 from fp8compile.reporting.tables import Entries, table_of
 from fp8compile.reporting.waterfall import Amount, Waterfall
 
@@ -36,6 +36,7 @@ def headline(recipe: str, kinds: Sequence[tuple[str, int]], saved_bytes: tuple[i
         lines += [f"weights encoded once: {len(kept)}, {human(sum(kept.values()))} of codes are kept"]
     for budget in notes.budgets:
         lines += [str(budget), *([budget.line] if budget.frontier else [])]
+    lines += _on_host(notes)
     if notes.islands:
         lines += [f"{len(notes.islands)} FP32 islands of {sum(i.nodes for i in notes.islands)} nodes"]
     for each in notes.chunked:
@@ -51,6 +52,16 @@ def headline(recipe: str, kinds: Sequence[tuple[str, int]], saved_bytes: tuple[i
     if notes.observed:
         lines += [f"{len(notes.observed)} values observed: fp8compile.overflow_report(model)"]
     return lines
+
+
+def _on_host(notes: Notes) -> list[str]:
+    """What waits on the host, what its copies take, and why the rest does not."""
+    went, left = notes.offloaded, notes.skipped(OFFLOAD)
+    if not went:
+        return [f"offloaded to the host: nothing{_left(left)}"] if left else []
+    size, us, waits = (sum(getattr(each, name) for each in went) for name in ("bytes", "us", "waits_us"))
+    told = f"{us:,.0f} us of copies each way, {waits:,.0f} us not hidden (predicted for {went[0].device})"
+    return [f"offloaded to the host: {len(went)} tensors, {human(size)}, {told}{_left(left)}"]
 
 
 def _graphs(kinds: Sequence[tuple[str, int]]) -> str:

@@ -18,6 +18,7 @@ SUMS = "sums saved instead of summands"
 RECOMPUTED = "recomputed from what is saved"
 GIVEN_UP = "recomputed for the memory budget"
 ENCODED = "stored as codes"
+OFFLOADED = "offloaded to the host"
 OBSERVED = "statistics"
 # Labels of parts; the label of a tensor that was left is the reason.
 CODES = "codes and their scales"

@@ -1,9 +1,10 @@
-"""Faults in what the backward computes again for a budget."""
+"""Faults in what the backward computes again for a budget, and in what waits on the host."""
 
 from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+OF_OFFLOAD = ("tests/passes/test_offload_codes.py", "tests/budget/test_link.py")
 OF_BUDGET = ("tests/passes/test_recompute_for_budget.py", "tests/budget")
 
 MEMORY = (
@@ -90,5 +91,54 @@ MEMORY = (
         "return (max(found),)",
         "return (min(found),)",
         ("tests/compiler/test_near_kernels.py",),
+    ),
+    Mutant(
+        "offload: copies to the host do not wait for each other",
+        "fp8compile/budget/link.py",
+        "arrives = max(trip.made, free) + trip.us",
+        "arrives = trip.made + trip.us",
+        OF_OFFLOAD,
+    ),
+    Mutant(
+        "offload: the device's memory is free while the copy runs",
+        "fp8compile/budget/moving.py",
+        "host, *private.until_waited_for(value))",
+        "host)",
+        OF_OFFLOAD,
+    ),
+    Mutant(
+        "offload: a wait empties what a second backward reads",
+        "fp8compile/_torch.py",
+        '(None, kept) if "last_use_of_storage" in takes else (kept,)',
+        "(kept,)",
+        ("tests/test_canary_transfers.py",),
+    ),
+    Mutant(
+        "offload: bytes on the host count as the device's",
+        "fp8compile/fx/partition.py",
+        " and not is_on_host(r)",
+        "",
+        OF_OFFLOAD,
+    ),
+    Mutant(
+        "offload: copies begin where they are waited for",
+        "fp8compile/budget/moving.py",
+        "back = backward.last_until(times.back, read)",
+        "back = read",
+        OF_OFFLOAD,
+    ),
+    Mutant(
+        "offload: what the backward makes again stands behind what reads it",
+        "fp8compile/fx/order.py",
+        "first = min(place[user]",
+        "first = max(place[user]",
+        ("tests/fx/test_order_of_backward.py",),
+    ),
+    Mutant(
+        "order: codes of weights stay at the beginning",
+        "fp8compile/fx/partition.py",
+        "of_weights = sink_weights(self.fw.graph, self.static)",
+        "of_weights = self.static",
+        ("tests/fx/test_order.py",),
     ),
 )

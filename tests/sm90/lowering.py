@@ -31,6 +31,8 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from fp8compile.fx.graph import is_on_host
+
 from . import fake_h100, interpreter
 from .lifetimes import sizes_now
 
@@ -252,7 +254,8 @@ def retarget_in_place(gm: GraphModule, example_inputs: Sequence[Any]) -> list[An
         node.args, node.kwargs = torch.fx.node.map_aggregate((node.args, node.kwargs), _on_cuda)
     gm.recompile()
     with mode, torch.no_grad():
-        inputs = [_twin(x, CUDA) for x in example_inputs]
+        takes = gm.graph.find_nodes(op="placeholder")
+        inputs = [x if is_on_host(node) else _twin(x, CUDA) for node, x in zip(takes, example_inputs, strict=True)]
     with mode:
         FakeTensorProp(gm, mode).propagate_dont_convert_inputs(*inputs)
     return inputs
