@@ -26,13 +26,13 @@ def sink_weights(graph: Graph, parameters: Set[Node]) -> set[Node]:
     """
     if any(_writes(node) for node in graph.nodes):
         return set(parameters)
-    known = parameters | {node for node in graph.nodes if _is_constant(node)}
+    known = {*parameters, *filter(_is_constant, graph.nodes)}
     made: set[Node] = set()
     for node in graph.nodes:
         if node.all_input_nodes and _may_move(node) and known.issuperset(node.all_input_nodes):
             known.add(node)
             made.add(node)
-    theirs = {node for node in known if _is_constant(node) and node.users and made.issuperset(node.users)}
+    theirs = {node for node in filter(_is_constant, known) if node.users and made.issuperset(node.users)}
     sink(graph, [node for node in graph.nodes if node in made or node in theirs])
     return known
 
