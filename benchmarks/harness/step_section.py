@@ -42,8 +42,8 @@ def measured_step(folder: Path) -> list[str]:
     ]
     return [
         source(NAME, found),
-        "A Llama of the 1B model's proportions, hidden size 512, 4 layers, 32,064 words, 1 x 2048 tokens, on a CPU: all that",
-        "is allocated at the peak of forward, backward and step, with weights and states, MB.",
+        "A Llama of the 1B model's proportions, hidden size 512, 4 layers, 32,064 words, 1 x 2048 tokens, on a CPU.",
+        "In MB: all that is allocated at the peak of forward, backward and step, with weights and states.",
         "",
         *table(("", "weights", "states", "peak", "of plain"), rows),
     ]

@@ -73,6 +73,10 @@ class Partitioner(private.CustomPartitionerFn):
             bytes_after.append((each.name, split.saved_bytes()))
         if self.recipe.rewrites_graph or after or split.overwritten:
             split.finish()
+        if (
+            self.recipe.rewrites_graph and not self.told.scale_input
+        ):  # delayed: counts of a weight are taken with its codes
+            split.sink_weights()
         remarks = tuple(
             f"{name} is switched off by TORCHINDUCTOR_DISABLED_PASSES" for name in (*joint.disabled, *disabled)
         )

@@ -166,6 +166,11 @@ class PartitionedGraph:
         ]
         for module in (self.fw, self.bw):
             module.graph.eliminate_dead_code()
+            module.graph.lint()
+            module.recompile()
+
+    def sink_weights(self) -> None:
+        """Move what is made of parameters alone to where it is read, in both halves; call ``finish()`` before."""
         of_weights = sink_weights(self.fw.graph, self.static)
         sink_weights(self.bw.graph, {edge.backward for edge in self.edges if edge.forward in of_weights})
         for module in (self.fw, self.bw):

@@ -118,12 +118,18 @@ def test_lines_in_parts_are_the_file(tmp_path: Path, most: int) -> None:
     assert b"".join(parts) == text[: -len(b"no end")]
 
 
+def _takes_interrupts() -> None:
+    """A shell starts what runs in its background with interrupts ignored, and a process inherits that."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_the_command_serves_until_it_is_interrupted(tmp_path: Path) -> None:
     (tmp_path / "rank0.jsonl").write_text(HEADER)
     command = [sys.executable, "-m", "fp8compile", "watch", str(tmp_path), "--serve", "--port"]
     pipe = subprocess.PIPE
     with contextlib.ExitStack() as stack:
-        serving = stack.enter_context(subprocess.Popen([*command, "0"], stdout=pipe, stderr=pipe, text=True))
+        started = subprocess.Popen([*command, "0"], stdout=pipe, stderr=pipe, text=True, preexec_fn=_takes_interrupts)
+        serving = stack.enter_context(started)
         stack.callback(serving.kill)  # before it is waited for
         assert serving.stdout is not None and serving.stderr is not None
         said = serving.stdout.readline()
