@@ -23,27 +23,32 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import torch
 from torch.fx import Node
 
 from fp8compile import _torch as private
 from fp8compile.budget.clock import Clock
 from fp8compile.budget.link import Trip, hidden, times_of
 from fp8compile.budget.moving import send_to_host
-from fp8compile.encoding.paying import rates_for
-from fp8compile.fx.graph import SPLICED, insertion_point_after, is_on_host, is_static, is_tensor, nbytes, storage_root
+from fp8compile.encoding.paying import rates_or_assumed
+from fp8compile.fx.graph import (
+    NOT_STATIC,
+    SPLICED,
+    insertion_point_after,
+    is_on_host,
+    is_static,
+    nbytes,
+    storage_root,
+)
 from fp8compile.fx.order import sink_recomputed
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.fx.provenance import TensorInfo, module_path
 from fp8compile.fx.regions import saves_itself
 from fp8compile.fx.spec import ONE_BYTE
-from fp8compile.planning.device_rates import RATES, DeviceRates
+from fp8compile.planning.device_rates import DeviceRates
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import OFFLOAD, Notes, Offloaded, Skip
 
 LEAST_BYTES = 2**20  # 21 us at 50 GB/s, about what torch's operators take to begin a copy
-ASSUMED = "h100"
-NOT_STATIC = "it has sizes that only a run knows; torch.compile(dynamic=False) compiles for each size"
 SMALL = "fewer than 1 MiB"
 ORDER = "its memory is not in the order of its dimensions"
 NO_OPERATORS = "this torch has no operators for it: 2.12 has"
@@ -61,7 +66,7 @@ def offload_codes(split: PartitionedGraph, ctx: Context) -> Notes:
     if not going:
         return Notes(skips=tuple(Skip(infos[root], str(reason), OFFLOAD) for root, reason in reasons.items()))
     sink_recomputed(split.bw.graph)
-    rates = _rates(split, ctx)
+    rates = rates_or_assumed(split.inputs, ctx.recipe)
     forward, backward = (Clock(half.graph, rates) for half in (split.fw, split.bw))
     reads = {root: min(backward.starts[edge.in_order[0]] for edge in storages[root]) for root in going}
     trips = [_trip(root, forward, reads[root], rates, ctx) for root in going]
@@ -102,11 +107,6 @@ def _reason_to_stay(root: Node, edges: Sequence[SavedTensor], ctx: Context) -> s
     if nbytes(value) < LEAST_BYTES:
         return SMALL
     return None if value.is_contiguous() else ORDER
-
-
-def _rates(split: PartitionedGraph, ctx: Context) -> DeviceRates:
-    device = next((n.meta["val"].device for n in split.inputs if is_tensor(n)), torch.device("cpu"))
-    return rates_for(device, ctx.recipe) or RATES[ASSUMED]
 
 
 def _trip(root: Node, forward: Clock, read: float, rates: DeviceRates, ctx: Context) -> Trip:

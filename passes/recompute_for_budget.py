@@ -22,7 +22,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch
 from torch.fx import Node
 from torch.utils.checkpoint import CheckpointPolicy
 
@@ -32,23 +31,20 @@ from fp8compile.budget.frontier import Frontier, State, chosen
 from fp8compile.budget.placing import give_up
 from fp8compile.budget.repeatable import Repeatable
 from fp8compile.budget.timeline import Timeline
-from fp8compile.encoding.paying import rates_for
-from fp8compile.fx.graph import EXACT, is_static, is_tensor, storage_root
+from fp8compile.encoding.paying import rates_or_assumed
+from fp8compile.fx.graph import EXACT, NOT_STATIC, is_static, storage_root
 from fp8compile.fx.ops import is_random_state
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.passes.encode_saved import predicted_bytes
-from fp8compile.planning.device_rates import RATES, DeviceRates
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.budget import Budget, Point
 from fp8compile.reporting.entries import Notes, Recomputed
 
-NOT_STATIC = "it has sizes that only a run knows; torch.compile(dynamic=False) compiles for each size"
 NOT_WHOLE = "a graph break parts the model, and 'fit' has to see all of it: give Recipe.memory_budget in bytes"
 NO_ROOM = (
     "does not fit at any budget: parameters and optimizer states take {held}, and gradients and the optimizer's step "
     "{update} more, of {card}"
 )
-ASSUMED = "h100"  # the device that times are predicted for where the graph runs on one that nothing is known of
 
 
 def recompute_for_budget(split: PartitionedGraph, ctx: Context) -> Notes:
@@ -61,7 +57,7 @@ def recompute_for_budget(split: PartitionedGraph, ctx: Context) -> Notes:
     room = room_on(ctx.recipe.card_gib, split) if asked == "fit" and ctx.recipe.card_gib else None
     if room and (reason := _no_room(room, ctx)):
         return Notes(budgets=(Budget(asked, reason=reason),))
-    rates = _rates(split, ctx)
+    rates = rates_or_assumed(split.inputs, ctx.recipe)
     repeatable = Repeatable(split, ctx.recipe.codegen == "inductor")
     timeline = Timeline(split, predicted_bytes(split, ctx))
     states = Frontier(split, repeatable, timeline, rates, lambda edge: _may_go(split, edge, ctx)).states()
@@ -95,11 +91,6 @@ def _may_go(split: PartitionedGraph, edge: SavedTensor, ctx: Context) -> bool:
     if edge.forward.meta.get("recompute") in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE):
         return False
     return ctx.recipe_at(edge.info.origin.module).memory_budget != 1.0
-
-
-def _rates(split: PartitionedGraph, ctx: Context) -> DeviceRates:
-    device = next((n.meta["val"].device for n in split.inputs if is_tensor(n)), torch.device("cpu"))
-    return rates_for(device, ctx.recipe) or RATES[ASSUMED]
 
 
 def _entries(split: PartitionedGraph, state: State) -> tuple[Recomputed, ...]:

@@ -72,11 +72,8 @@ class Partitioner(private.CustomPartitionerFn):
             notes += ran or Notes()
             bytes_after.append((each.name, split.saved_bytes()))
         if self.recipe.rewrites_graph or after or split.overwritten:
-            split.finish()
-        if (
-            self.recipe.rewrites_graph and not self.told.scale_input
-        ):  # delayed: counts of a weight are taken with its codes
-            split.sink_weights()
+            # Delayed scales: counts of a weight are taken with its codes.
+            split.finish(sinks_weights=self.recipe.rewrites_graph and not self.told.scale_input)
         remarks = tuple(
             f"{name} is switched off by TORCHINDUCTOR_DISABLED_PASSES" for name in (*joint.disabled, *disabled)
         )

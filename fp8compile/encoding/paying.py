@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 import torch
 from torch.fx import Node
 
 from fp8compile.analysis.linear_cost import LinearShape, Predicted, predicted, share_us
 from fp8compile.analysis.linears import DGRAD, FORWARD, WGRAD, Matmul, uncast
-from fp8compile.fx.graph import size_hint
+from fp8compile.fx.graph import is_tensor, size_hint
 from fp8compile.planning.device_rates import RATES, DeviceRates, rates_named
 from fp8compile.recipe.recipe import OF_THE_DEVICE, Recipe
 
+ASSUMED = "h100"  # the device that times are predicted for where the graph runs on one that nothing is known of
 UNKNOWN = (
     "linear='auto' knows no rates of {device}: name a device in Recipe.device_rates ({known}), or set "
     "linear='tensorwise'"
@@ -84,6 +85,12 @@ def _prediction(
 def rates_for(device: torch.device, recipe: Recipe) -> DeviceRates | None:
     """The rates that a recipe names, else those of the device; None where there are none."""
     return rates_of(device) if recipe.device_rates == OF_THE_DEVICE else RATES[recipe.device_rates]
+
+
+def rates_or_assumed(inputs: Iterable[Node], recipe: Recipe) -> DeviceRates:
+    """The rates for the device that a graph's inputs are on; of a device without rates, those of ``ASSUMED``."""
+    device = next((node.meta["val"].device for node in inputs if is_tensor(node)), torch.device("cpu"))
+    return rates_for(device, recipe) or RATES[ASSUMED]
 
 
 def device_name(device: torch.device) -> str:

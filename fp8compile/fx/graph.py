@@ -36,6 +36,9 @@ IN_CHUNKS = "fp8compile_in_chunks"  # in the meta of operations on a chunk of lo
 # In the meta of codes that a pass moves between device and host, and of what waits for them: where their bytes are.
 MOVED, HOST, DEVICE, AWAITED = "fp8compile_moved", "host", "device", "awaited"
 
+# Why a pass that has to know bytes leaves a graph as it is.
+NOT_STATIC = "it has sizes that only a run knows; torch.compile(dynamic=False) compiles for each size"
+
 CLIPPED = "fp8compile_clipped"  # in the meta of the operations that clip a gradient to the graph's limit
 
 

@@ -63,6 +63,12 @@ def is_attention(node: Node) -> bool:
     return "attention" in opname(node)
 
 
+def is_mutating(node: Node) -> bool:
+    """Whether an operation changes one of its operands in place."""
+    schema = getattr(node.target, "_schema", None)
+    return bool(schema and schema.is_mutable)
+
+
 def is_random_state(node: Node) -> bool:
     """Whether a node is the state of a generator, which a checkpoint keeps for a random operation that it repeats.
 

@@ -15,7 +15,7 @@ import torch
 from torch.fx import Graph, Node
 
 from fp8compile.fx.aot import is_tangent
-from fp8compile.fx.ops import is_collective
+from fp8compile.fx.ops import is_collective, is_mutating
 
 
 def sink_weights(graph: Graph, parameters: Set[Node]) -> set[Node]:
@@ -24,7 +24,7 @@ def sink_weights(graph: Graph, parameters: Set[Node]) -> set[Node]:
     Left as it is: what only the graph's output reads; a graph that writes to its inputs, where a read must not move behind a
     write; random numbers, collectives and higher-order operators, whose order among each other may count.
     """
-    if any(_writes(node) for node in graph.nodes):
+    if any(map(is_mutating, graph.nodes)):
         return set(parameters)
     known = {*parameters, *filter(_is_constant, graph.nodes)}
     made: set[Node] = set()
@@ -39,7 +39,7 @@ def sink_weights(graph: Graph, parameters: Set[Node]) -> set[Node]:
 
 def sink_recomputed(graph: Graph) -> None:
     """Move operations of a backward that depend on no tangent to where they are read; the same stays as above."""
-    if any(_writes(node) for node in graph.nodes):
+    if any(map(is_mutating, graph.nodes)):
         return
     late = set[Node]()
     for node in graph.nodes:
@@ -72,8 +72,3 @@ def _may_move(node: Node) -> bool:
         return False
     draws = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
     return not draws and not isinstance(node.target, torch._ops.HigherOrderOperator)
-
-
-def _writes(node: Node) -> bool:
-    schema = getattr(node.target, "_schema", None)
-    return bool(schema and schema.is_mutable)

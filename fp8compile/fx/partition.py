@@ -13,6 +13,7 @@ from torch.fx import GraphModule, Node
 from fp8compile import _torch as private
 from fp8compile.fx.aot import descriptor, gradients, is_token, overwritten_input, position
 from fp8compile.fx.graph import is_on_host, is_tensor, nbytes, storage_root
+from fp8compile.fx.ops import is_mutating
 from fp8compile.fx.order import sink_weights
 from fp8compile.fx.provenance import TensorInfo
 
@@ -83,7 +84,7 @@ class PartitionedGraph:
     @cached_property
     def overwritten(self) -> frozenset[Node]:
         """Inputs whose memory holds another value after the forward, because in-place changes are written back into them."""
-        written = [n.args[0] for n in self.fw.graph.nodes if n.op == "call_function" and _writes(n)]
+        written = [n.args[0] for n in self.fw.graph.nodes if n.op == "call_function" and is_mutating(n) and n.args]
         returned = {overwritten_input(desc) for desc in self._returned_descs} - {None}
         roots = {storage_root(n) for n in written if isinstance(n, Node)}
         return frozenset(n for n in self.inputs if n in roots or descriptor(n) in returned)
@@ -149,8 +150,11 @@ class PartitionedGraph:
         """What the forward returns once ``finish`` has run."""
         return (*self.user_outputs, *(e.forward for e in self.edges), *(node for node, _ in self._sizes))
 
-    def finish(self) -> None:
-        """Write the edges back as the forward's outputs and make both graphs consistent."""
+    def finish(self, sinks_weights: bool = False) -> None:
+        """Write the edges back as the forward's outputs and make both graphs consistent.
+
+        ``sinks_weights`` moves what is made of parameters alone to where it is read (fp8compile/fx/order.py).
+        """
         edges = [
             (e.forward, dataclasses.replace(e.desc, idx=i) if e.desc else None) for i, e in enumerate(self.edges)
         ]
@@ -166,22 +170,12 @@ class PartitionedGraph:
         ]
         for module in (self.fw, self.bw):
             module.graph.eliminate_dead_code()
-            module.graph.lint()
-            module.recompile()
-
-    def sink_weights(self) -> None:
-        """Move what is made of parameters alone to where it is read, in both halves; call ``finish()`` before."""
-        of_weights = sink_weights(self.fw.graph, self.static)
-        sink_weights(self.bw.graph, {edge.backward for edge in self.edges if edge.forward in of_weights})
+        if sinks_weights:
+            of_weights = sink_weights(self.fw.graph, self.static)
+            sink_weights(self.bw.graph, {edge.backward for edge in self.edges if edge.forward in of_weights})
         for module in (self.fw, self.bw):
             module.graph.lint()
             module.recompile()
-
-
-def _writes(node: Node) -> bool:
-    """Whether an operation changes its first operand in place."""
-    schema = getattr(node.target, "_schema", None)
-    return bool(schema and schema.is_mutable and node.args)
 
 
 def _is_size(node: object) -> bool:

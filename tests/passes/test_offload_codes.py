@@ -22,6 +22,7 @@ from fp8compile.budget.link import AT_ONCE, BUSY
 from fp8compile.budget.moving import from_host, to_host
 from fp8compile.compiler.inductor import NO_CUDA_GRAPHS_ON_HOST, NOTHING_TO_OFFLOAD
 from fp8compile.compiler.inline_regions import WHOLE
+from fp8compile.encoding import paying
 from fp8compile.fx.graph import DEVICE, MOVED, is_on_host, storage_root
 from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.fx.spec import verify
@@ -182,7 +183,7 @@ def test_auto_takes_what_the_link_hides(monkeypatch: pytest.MonkeyPatch) -> None
     """At 50 GB/s a copy takes a tenth of the gap between kernels: all go but the last two, which are read at once."""
     assert len(told(encoded(), offload="auto").offloaded) == 6 - 2
     slow = {name: dataclasses.replace(rates, link=1.0) for name, rates in RATES.items()}
-    monkeypatch.setattr(of_pass, "RATES", slow)
+    monkeypatch.setattr(paying, "RATES", slow)
     found, every = told(encoded(), offload="auto"), told(encoded())
     assert {skip.reason for skip in found.skips} == {AT_ONCE, BUSY}
     assert not any(each.waits_us for each in found.offloaded)

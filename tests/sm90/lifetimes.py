@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 
 import torch
 
@@ -26,7 +26,7 @@ def peak_bytes(wrapper: str, sizes: Mapping[str, int] | None = None, given: Iter
     most = sum(alive.values())
     for line in map(str.strip, wrapper.splitlines()):
         if made := _MADE.match(line):
-            alive[made[1]] = _bytes(*made.groups()[1:])
+            alive[made[1]] = _bytes(_numbers(made[2]), _numbers(made[3]), getattr(torch, made[4]))
         elif (result := _RESULT.fullmatch(line)) and result[1] in sizes:
             alive[result[1]] = sizes[result[1]]
         elif (reused := _REUSED.match(line)) and reused[2] in alive:
@@ -52,10 +52,13 @@ def _laid_out(value: object) -> int | None:
     size, stride = getattr(layout, "size", None), getattr(layout, "stride", None)
     if size is None or stride is None:
         return None
-    return _bytes(",".join(map(str, size)), ",".join(map(str, stride)), str(layout.dtype).removeprefix("torch."))
+    return _bytes([int(n) for n in size], [int(n) for n in stride], layout.dtype)
 
 
-def _bytes(size: str, stride: str, dtype: str) -> int:
-    sizes, strides = ([int(n) for n in text.split(",") if n.strip()] for text in (size, stride))
-    last = sum((n - 1) * step for n, step in zip(sizes, strides, strict=True))
-    return (last + 1) * int(getattr(torch, dtype).itemsize)
+def _numbers(text: str) -> list[int]:
+    return [int(n) for n in text.split(",") if n.strip()]
+
+
+def _bytes(size: Sequence[int], stride: Sequence[int], dtype: torch.dtype) -> int:
+    last = sum((n - 1) * step for n, step in zip(size, stride, strict=True))
+    return (last + 1) * dtype.itemsize

@@ -24,8 +24,8 @@ def split_of(model: nn.Module, *args: Tensor, disabled: str = "", **options: Any
     caught: list[PartitionedGraph] = []
     finish = PartitionedGraph.finish
 
-    def catch(self: PartitionedGraph) -> None:
-        finish(self)
+    def catch(self: PartitionedGraph, **options: Any) -> None:
+        finish(self, **options)
         caught.append(self)
 
     recipe = {"min_saved_numel": 0, **options}
