@@ -10,7 +10,7 @@ import torch
 
 from fp8compile import _torch as private
 from fp8compile._version import release_of
-from fp8compile.compiler.inductor_options import FUSION
+from fp8compile.compiler.inductor_options import FREED, FUSION
 from fp8compile.compiler.row_kernels import fusing_only_where
 
 
@@ -18,6 +18,7 @@ def test_every_setting_of_fusion_exists_and_an_unknown_one_is_left_out() -> None
     newer = {"triton.mix_order_reduction_max_reads"} if release_of(torch.__version__) >= (2, 12) else set()
     older = {"realize_opcount_threshold", "realize_reads_threshold", "realize_acc_reads_threshold"}
     assert set(FUSION) == older | newer
+    assert set(FREED) == {"allow_buffer_reuse"}
     assert private.known_options({"no_such_option": 1, "triton.no_such_option": 1}) == {}
 
 

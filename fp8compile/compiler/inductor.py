@@ -17,7 +17,7 @@ from fp8compile.compiler.apart import compiled_apart
 from fp8compile.compiler.cache_key import key_of
 from fp8compile.compiler.dump import watch_for
 from fp8compile.compiler.hooks import passes_for
-from fp8compile.compiler.inductor_options import FUSION, IN_ORDER, inductor_options, mode_options
+from fp8compile.compiler.inductor_options import FREED, FUSION, IN_ORDER, inductor_options, mode_options
 from fp8compile.compiler.inline_regions import DIFFERS, OBSERVED, WHOLE, has_regions, inlined, recipes_differ
 from fp8compile.compiler.kernels import listing
 from fp8compile.compiler.near_kernels import with_near_kernels
@@ -121,7 +121,11 @@ def compile_once(
     guard_place(gm, example_inputs, ctx)
     ctx = dataclasses.replace(ctx, is_whole_model=_is_whole_model(gm, recipe) and not place.prefix)
     gm, inputs, ctx, inlining = _prepared(gm, example_inputs, ctx)
-    patches = {**(FUSION if recipe.rewrites_graph else {}), **(IN_ORDER if recipe.offloads else {}), **patches}
+    patches = {
+        **({**FUSION, **FREED} if recipe.rewrites_graph else {}),
+        **(IN_ORDER if recipe.offloads else {}),
+        **patches,
+    }
     parameters = frozenset(i for i, v in enumerate(inputs) if isinstance(v, torch.nn.Parameter))
     told = dataclasses.replace(ctx, parameters=parameters)
     spare = copy_with_attributes(gm) if told.scale_input else gm

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.fx import Graph, Node
 
 from fp8compile import _torch as private
+from fp8compile.fx.tidying import tidy
 
 LAYOUT = "fp8compile_layout"  # in the meta of a traced node: the layout of its result, if that has memory of its own
 PLAIN = (type(None), bool, int, str, torch.dtype, torch.device)
@@ -74,6 +75,7 @@ def _settings_key(fake_mode: Any) -> Hashable:
 def _trace(fn: Callable[..., Any], values: Sequence[Tensor], fake_mode: Any) -> Graph:
     with fake_mode:
         graph: Graph = private.make_fx(fn, decomposition_table=private.select_decomp_table())(*values).graph
+    tidy(graph)
     for node in graph.nodes:
         node.meta.pop("tensor_meta", None)
         layout = _fresh_layout(node, node.meta.pop("val", None))

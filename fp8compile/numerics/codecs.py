@@ -23,6 +23,8 @@ from fp8compile.numerics.scaling import (
     amax_rowwise,
     amax_tensorwise,
     dequantize,
+    exact_inv_scale,
+    in_storage,
     inv_scale_of,
     inv_scale_value,
     quantize,
@@ -115,9 +117,9 @@ class Groupwise:
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
         grouped, dims = padded_to_groups(x, self.group_size)
-        inv_scale_N1 = inv_scale_of(amax_over(grouped, dims), self.format, self.scale_dtype).reshape(-1, 1)
-        codes = quantize(*by_groups(x, inv_scale_N1, self.group_size), self.format)
-        return codes.reshape(x.shape), inv_scale_N1
+        exact_N1 = exact_inv_scale(amax_over(grouped, dims), self.format, self.scale_dtype).reshape(-1, 1)
+        codes = quantize(*by_groups(x, exact_N1, self.group_size), self.format)
+        return codes.reshape(x.shape), in_storage(exact_N1, self.scale_dtype)
 
     def decode(self, codes: Tensor, inv_scale: Tensor, dtype: torch.dtype) -> Tensor:
         return dequantize(*by_groups(codes, inv_scale, self.group_size), dtype).reshape(codes.shape)

@@ -71,16 +71,27 @@ def inv_scale_of(amax: Tensor, fmt: Format, scale_dtype: torch.dtype = torch.flo
     Returns:
         Same shape as ``amax``; float32, bfloat16, or uint8 biased exponents for E8M0. NaN where amax is not finite.
     """
+    return in_storage(exact_inv_scale(amax, fmt, scale_dtype), scale_dtype)
+
+
+def exact_inv_scale(amax: Tensor, fmt: Format, scale_dtype: torch.dtype) -> Tensor:
+    """The FP32 number that ``inv_scale_of`` stores, which ``scale_dtype`` has; codes made with it need no cast back."""
     amax = amax.float()
     inv_scale = (amax * (1.0 / fmt.max)).clamp_min(SMALLEST_INV_SCALE)
-    finite = amax < torch.inf  # False for NaN too
     if scale_dtype == E8M0:
         bits = inv_scale.view(torch.int32)
         exponent = ((bits >> 23) + ((bits & _MANTISSA_MASK) > 0)).clamp(1, 254)  # round up: amax enters at <= max
-        return torch.where(finite, exponent, _NAN_E8M0).to(torch.uint8)
+        inv_scale = (exponent << 23).view(torch.float32)
     if scale_dtype == torch.bfloat16:
         inv_scale = rounded_to_bf16(inv_scale)
-    return torch.where(finite, inv_scale, torch.nan).to(scale_dtype)
+    return torch.where(amax < torch.inf, inv_scale, torch.nan)  # not where amax is NaN
+
+
+def in_storage(inv_scale: Tensor, scale_dtype: torch.dtype) -> Tensor:
+    """An FP32 number of ``exact_inv_scale`` in ``scale_dtype``, which has it; E8M0 as uint8 biased exponents."""
+    if scale_dtype == E8M0:
+        return torch.where(inv_scale.isnan(), _NAN_E8M0, inv_scale.view(torch.int32) >> 23).to(torch.uint8)
+    return inv_scale.to(scale_dtype)
 
 
 def rounded_to_bf16(x: Tensor) -> Tensor:

@@ -8,8 +8,8 @@ NUMERICS = (
     Mutant(
         "scaling: codes of an infinite amax",
         "fp8compile/numerics/scaling.py",
-        "finite = amax < torch.inf",
-        "finite = amax <= torch.inf",
+        "torch.where(amax < torch.inf, inv_scale",
+        "torch.where(amax <= torch.inf, inv_scale",
         ("tests/numerics/test_scaling.py", "tests/numerics/test_codecs.py"),
     ),
     Mutant(
@@ -32,6 +32,41 @@ NUMERICS = (
         "((bits & _MANTISSA_MASK) > 0)",
         "((bits & _MANTISSA_MASK) < 0)",
         ("tests/numerics/test_scaling.py",),
+    ),
+    Mutant(
+        "scaling: codes of a scale that is not the one stored",
+        "fp8compile/numerics/scaling.py",
+        "inv_scale = (exponent << 23).view(torch.float32)",
+        "pass",
+        ("tests/numerics/test_scaling.py",),
+    ),
+    Mutant(
+        "tidying: random numbers drawn once for two",
+        "fp8compile/fx/tidying.py",
+        "torch.Tag.nondeterministic_seeded in node.target.tags",
+        "False",
+        ("tests/fx/test_tidying.py",),
+    ),
+    Mutant(
+        "tidying: a result becomes an input",
+        "fp8compile/fx/tidying.py",
+        "if same is not node and node not in results:",
+        "if same is not node:",
+        ("tests/fx/test_tidying.py",),
+    ),
+    Mutant(
+        "tidying: a constant of another type",
+        "fp8compile/fx/tidying.py",
+        "else (type(value), value)",
+        "else value",
+        ("tests/fx/test_tidying.py",),
+    ),
+    Mutant(
+        "backend: buffers wait for others of their size",
+        "fp8compile/compiler/inductor.py",
+        "{**FUSION, **FREED}",
+        "FUSION",
+        ("tests/compiler/test_peak.py",),
     ),
     Mutant(
         "codecs: tail under the first group's scale",

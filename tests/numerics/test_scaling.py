@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fp8compile.numerics import E4M3, INT8, amax_rowwise, amax_tensorwise, dequantize, inv_scale_of, quantize
-from fp8compile.numerics.scaling import inv_scale_value, rounded_to_bf16
+from fp8compile.numerics.scaling import exact_inv_scale, inv_scale_value, rounded_to_bf16
 from tests.support.reference import (
     E8M0,
     FORMATS,
@@ -157,6 +157,15 @@ def test_e8m0_decodes_all_256_codes_as_ml_dtypes_does():
     codes = torch.arange(256, dtype=torch.uint8)
     theirs = codes.numpy().view(ml_dtypes.float8_e8m0fnu).astype(np.float32)
     assert bits_equal(inv_scale_value(codes), torch.from_numpy(theirs))
+
+
+@by_scale_dtype
+@by_format
+def test_codes_are_made_with_the_number_that_is_stored(fmt, scale_dtype):
+    amax = torch.cat([every_amax(), torch.tensor([math.inf, math.nan])])
+    exact = exact_inv_scale(amax, fmt, scale_dtype)
+    assert exact.dtype == torch.float32
+    assert bits_equal(exact, inv_scale_value(inv_scale_of(amax, fmt, scale_dtype)))
 
 
 @by_scale_dtype

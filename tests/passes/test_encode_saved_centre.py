@@ -61,9 +61,9 @@ def test_golden_what_the_forward_keeps() -> None:
         """\
 _scaled_dot_product_flash_attention_for_cpu:  = _scaled_dot_product_flash_attention_for_cpu(permute_1, permute_3, permute_5)
 getitem: float32[2, 4, 64, 32] = <built-in function getitem>(_scaled_dot_product_flash_attention_for_cpu)
-view_49: bfloat16[128, 1] = encode(getitem)
-view_54: int8[2, 64, 4, 32] = encode(getitem)
-convert_element_type_15: bfloat16[2, 1, 128] = encode(getitem)
+view_41: bfloat16[128, 1] = encode(getitem)
+view_43: int8[2, 64, 4, 32] = encode(getitem)
+convert_element_type_11: bfloat16[2, 1, 128] = encode(getitem)
 getitem_1: float32[2, 4, 64] = <built-in function getitem>(_scaled_dot_product_flash_attention_for_cpu)
 permute_6: float32[2, 64, 4, 32] = permute(getitem)
 view_9: float32[2, 64, 128] = view(permute_6)

@@ -32,17 +32,17 @@ primals_4: float64[71, 7]
 primals_5: float32[]
 tangents_1: float16[16, 16]
 convert_element_type_6: float16[16, 16] = clipped(tangents_1, primals_5)
-view_15: float32[6, 16] = _counted(convert_element_type_6, primals_5)
+view_8: float32[6, 16] = _counted(convert_element_type_6, primals_5)
 permute: float16[32, 16] = permute(primals_1)
 addmm: float16[16, 16] = addmm(primals_2, primals_3, permute)
 permute_1: float16[16, 16] = permute(convert_element_type_6)
 mm: float16[16, 32] = mm(permute_1, primals_3)
-view_22: float32[6, 16] = _counted(mm)
+view_9: float32[6, 16] = _counted(mm)
 sum_1: float16[1, 16] = sum.dim_IntList(convert_element_type_6)
-view_7: float32[6, 1] = _counted(sum_1)
+view_6: float32[6, 1] = _counted(sum_1)
 view: float16[16] = view(sum_1)
-cat_1: float64[1, 7] = together(view_7)
-cat_6: float64[2, 7] = together(view_15, view_22)
+cat_1: float64[1, 7] = together(view_6)
+cat_6: float64[2, 7] = together(view_8, view_9)
 constant_pad_nd: float64[71, 7] = all_lines(cat_1, cat_6)
 return addmm, mm, view, None, constant_pad_nd, None
 """,

@@ -78,10 +78,10 @@ primals_2: float32[128, 64]
 permute: float32[64, 64] = permute(primals_1)
 mm: float32[128, 64] = mm(primals_2, permute)
 tanh: float32[128, 64] = tanh(mm)
-view_3: bfloat16[64, 1] = encode(tanh)
-convert_element_type_2: int8[64, 2, 64] = encode(tanh)
-clone_default: int8[64, 2, 64] = to_host(convert_element_type_2)
-return tanh, primals_2, clone_default, view_3
+convert_element_type: int8[64, 2, 64] = encode(tanh)
+clone_default: int8[64, 2, 64] = to_host(convert_element_type)
+convert_element_type_1: bfloat16[64, 1] = encode(tanh)
+return tanh, primals_2, clone_default, convert_element_type_1
 primals_2: float32[128, 64]
 tanh_codes_on_host: int8[64, 2, 64]
 tanh_inv_scale: bfloat16[64, 1]

@@ -36,7 +36,7 @@ mm_3: float16[16, 16] = mm(convert_element_type_11, permute_4)
 convert_element_type_13: float16[16, 16] = clipped(mm_3, primals_5)
 where: float16[16, 16] = where(le, full_default, convert_element_type_13)
 convert_element_type_15: float16[16, 16] = clipped(where, primals_5)
-view_20: float32[6, 16] = _counted(convert_element_type_15, primals_5)
+view_8: float32[6, 16] = _counted(convert_element_type_15, primals_5)
 permute_6: float16[16, 16] = permute(convert_element_type_15)""",
     )
 
