@@ -21,10 +21,10 @@ FUSION = private.known_options(
     }
 )
 
-# Inductor keeps a buffer that is no longer read for one of its size that comes later, as long as the peak does not rise by its
-# own estimate. That counts what a kernel decodes and never stores, and is twice the peak of a backward that decodes: buffers
-# then wait through layers. Without, an allocator hands out their memory between (a Llama of 3 layers on a CPU: 22.7 -> 16.0
-# MB allocated at the peak, and no slower; of 6 layers, lowered for an H100: 103.1 -> 98.4 MB).
+# Inductor keeps a buffer that is no longer read for a later one of its size, as long as its estimate of the peak does not
+# rise. That counts what a kernel decodes and never stores, and is twice the peak of a backward that decodes: buffers then
+# wait through layers. Without, an allocator hands out their memory between (a Llama of 3 layers on a CPU: 22.7 -> 16.0 MB
+# allocated at the peak, and no slower; of 6 layers, lowered for an H100: 103.1 -> 98.4 MB).
 FREED = private.known_options({"allow_buffer_reuse": False})
 
 # Where codes go to the host, the order of the graph is the schedule of their copies. Inductor's search for an order with a
