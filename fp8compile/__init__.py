@@ -38,6 +38,7 @@ _HOMES = {  # a public name, and the module that defines it or that it is
     "report": "fp8compile.tools.explain",
     "scaling_state": "fp8compile.scaling.state",
     "set_recipe": "fp8compile.tools.set_recipe",
+    "train_step": "fp8compile.whole_step.step",
     "watch": "fp8compile.watching.watcher",
 }
 

@@ -18,6 +18,7 @@ from fp8compile.tools.explain import explain, report
 from fp8compile.tools.first_non_finite import FirstNonFinite
 from fp8compile.tools.set_recipe import set_recipe
 from fp8compile.watching.watcher import Watcher, watch
+from fp8compile.whole_step.step import train_step
 
 __all__ = [
     "Calibration",
@@ -44,5 +45,6 @@ __all__ = [
     "report",
     "scaling_state",
     "set_recipe",
+    "train_step",
     "watch",
 ]
