@@ -4,7 +4,7 @@
     ..., g_2, reads of p_2, update of p_2, g_1, reads of p_1, update of p_1
 
 So a gradient lives from where it is made to where its update stands, and no two need be alive. This comes behind Inductor's
-own rewrites, which take a graph to write nothing before its end: mm and add become addmm where the add stands, and that may be
+own rewrites, which take a graph to write nothing before its end: mm and add become addmm where the add stands. That may be
 behind a write into an operand of mm.
 """
 

@@ -19,15 +19,13 @@ from torch.fx import Graph, GraphModule, Node
 
 from fp8compile import _torch as private
 from fp8compile.fx.graph import copy_graph, insertion_point_after, is_tensor, splice, storage_root
-from fp8compile.fx.tracing import fake_result
 from fp8compile.optim.plan import Plan
 from fp8compile.whole_step.early import GRADIENT, alive_at_once, place_early
 from fp8compile.whole_step.joined import BACKWARD, FIRST_UPDATE, PART, Joined
 
 aten = torch.ops.aten
 Source = tuple[int, str]
-STEPS: Source = (-1, "steps")  # [n]: the count of steps of each task
-ACCUMULATED = "accumulated"
+STEP, ACCUMULATED = "step", "accumulated"
 ADDED = 1e-6  # to the norm, by torch.nn.utils.clip_grad_norm_
 
 
@@ -39,12 +37,15 @@ class Task:
         at: the parameter's position among the inputs of the graph that Dynamo captured.
         plan: the update.
         tensors: what the plan takes beside parameter, gradient and step, by its names.
+        step: its count of steps, this one included, 0-d. An input of its own: a place in a tensor of all of them would be
+            part of the generated code, and no two parameters would share a kernel's code.
         accumulated: its gradient from earlier calls, if there is one.
     """
 
     at: int
     plan: Plan
     tensors: Mapping[str, Tensor]
+    step: Tensor
     accumulated: Tensor | None = None
 
 
@@ -70,16 +71,15 @@ class Placed:
     gradient_peak: int
 
 
-def with_updates(whole: Joined, tasks: Sequence[Task], steps: Tensor, clip_norm: float | None) -> Placed:
+def with_updates(whole: Joined, tasks: Sequence[Task], clip_norm: float | None) -> Placed:
     """Complete the graph of forward and backward.
 
     Args:
         whole: is changed.
         tasks: the updates.
-        steps: [n], a count of steps for each task, this one included.
         clip_norm: the largest norm that all gradients together have behind the clipping.
     """
-    placing = _Placing(whole, steps)
+    placing = _Placing(whole)
     placing.copy_results({task.at for task in tasks})
     gradients = {task.at: placing.gradient(row, task) for row, task in enumerate(tasks)}
     norm = None
@@ -99,7 +99,7 @@ def with_updates(whole: Joined, tasks: Sequence[Task], steps: Tensor, clip_norm:
 class _Placing:
     """Puts nodes into one graph; ``sources`` says where the inputs come from that it has added."""
 
-    def __init__(self, whole: Joined, steps: Tensor) -> None:
+    def __init__(self, whole: Joined) -> None:
         self.whole, self.graph = whole, whole.graph
         self._fake_mode: Any = private.detect_fake_mode(
             [n.meta["val"] for n in whole.inputs.values() if is_tensor(n)]
@@ -107,7 +107,6 @@ class _Placing:
         self._last = self.graph.find_nodes(op="placeholder")[-1]
         self._inputs: dict[int, Node] = {}
         self.sources: list[Source] = []
-        self._counts = self._input(steps, STEPS)
 
     def _input(self, tensor: Tensor, source: Source) -> Node:
         """The graph's input for a tensor of the optimizer."""
@@ -144,10 +143,10 @@ class _Placing:
         """The update of one parameter at the end, written in place."""
         param, names = self.whole.inputs[task.at], tuple(task.tensors)
         taken = [self._input(tensor, (row, name)) for name, tensor in task.tensors.items()]
+        step = self._input(task.step, (row, STEP))
         to = {"param": param} | dict(zip(names, taken, strict=True))
 
         def insert(before: Node) -> None:
-            step = self._count(row, before)
             norms = [] if norm is None else [norm]
             fn = _update(task.plan, names, clip_norm)
             new = splice(self.graph, fn, param, gradient, step, *taken, *norms, before=before)
@@ -155,12 +154,6 @@ class _Placing:
                 _write(self.graph, to[name], node, before)
 
         self.marked(FIRST_UPDATE + row, self.whole.end, insert)
-
-    def _count(self, row: int, before: Node) -> Node:
-        with self.graph.inserting_before(before), self._fake_mode:
-            step = self.graph.call_function(aten.select.int, (self._counts, 0, row))
-            step.meta["val"] = fake_result(step)
-        return step
 
     def marked(self, part: int, before: Node, insert: Callable[[Node], Any]) -> Any:
         """What ``insert`` gives; all that it puts before the node belongs to this part of the step."""

@@ -17,13 +17,14 @@ from fp8compile.compiler.hooks import Halves
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.whole_step.compiling import Compiled, compile_whole
 from fp8compile.whole_step.joined import CannotJoin, joined
-from fp8compile.whole_step.placing import ACCUMULATED, STEPS, Placed, Task, with_updates
+from fp8compile.whole_step.placing import ACCUMULATED, STEP, Placed, Task, with_updates
 from fp8compile.whole_step.updates import Updates
 
 SHARED = "two parameters that it updates share memory"
 SYMBOLIC = (
     "gradients from earlier calls came or went while the graph has sizes that change: compile with dynamic=False"
 )
+ALIGNED = 16
 DEVICES = "its parameters are on several devices"
 
 
@@ -90,10 +91,13 @@ class WholeGraph:
         with torch.no_grad():
             self._updates.begin(parameters)
             placed, compiled, tasks = self._prepared(parameters)
-            tasks = [replace(task, accumulated=p.grad) for task, p in zip(tasks, parameters, strict=True)]
-            counts = _packed(self._updates.steps(parameters), parameters[0].device)
+            steps = apart(self._updates.steps(parameters), parameters[0].device)
+            tasks = [
+                replace(task, step=step, accumulated=p.grad)
+                for task, step, p in zip(tasks, steps, parameters, strict=True)
+            ]
             values = [inputs[at] for at in placed.positions]
-            values += [_given(tasks, counts, *source) for source in placed.extra]
+            values += [_given(tasks[row], name) for row, name in placed.extra]
             results = compiled(values)
         self._written([inputs[placed.positions[i]] for i in placed.writes], tasks)
         for p in parameters:
@@ -121,8 +125,12 @@ class WholeGraph:
         return self._ready
 
     def _tasks(self, parameters: Sequence[Tensor]) -> list[Task]:
-        of = self._updates
-        return [Task(at, of.plan(p), of.tensors(p), p.grad) for at, p in zip(self._at, parameters, strict=True)]
+        of, device = self._updates, parameters[0].device
+        steps = apart([torch.ones(())] * len(parameters), device)
+        return [
+            Task(at, of.plan(p), of.tensors(p), step, p.grad)
+            for at, step, p in zip(self._at, steps, parameters, strict=True)
+        ]
 
     def _chosen(self, tasks: list[Task], parameters: Sequence[Tensor]) -> tuple[Placed, Compiled, list[Task]]:
         key = tuple((task.plan, _layouts(task)) for task in tasks)
@@ -135,9 +143,8 @@ class WholeGraph:
 
     def _compiled(self, tasks: list[Task], parameters: Sequence[Tensor]) -> tuple[Placed, Compiled]:
         kind = parameters[0].device.type
-        steps = torch.ones(len(tasks), device=parameters[0].device)
         with torch.autocast(kind, enabled=False):
-            placed = with_updates(joined(self._halves), tasks, steps, self._options.clip_norm)
+            placed = with_updates(joined(self._halves), tasks, self._options.clip_norm)
             compiled = compile_whole(placed.module, self._options.recipe, self._options.mode)
         self._counts.compilations += 1
         self._counts.updated = len(tasks)
@@ -150,14 +157,18 @@ class WholeGraph:
         torch.autograd.graph.increment_version([*inputs, *states])
 
 
-def _given(tasks: Sequence[Task], counts: Tensor, row: int, name: str) -> Any:
-    if (row, name) == STEPS:
-        return counts
-    return tasks[row].accumulated if name == ACCUMULATED else tasks[row].tensors[name]
+def _given(task: Task, name: str) -> Any:
+    if name == STEP:
+        return task.step
+    return task.accumulated if name == ACCUMULATED else task.tensors[name]
 
 
-def _packed(steps: Sequence[Tensor], device: torch.device) -> Tensor:
-    return torch.stack([*steps]).to(device, non_blocking=True)
+def apart(steps: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Numbers, each 0-d, on the device: moved as one tensor, and ``ALIGNED`` bytes apart, since generated code copies inputs
+    that begin elsewhere."""
+    together = torch.zeros(len(steps), ALIGNED // 4, device=device)
+    together[:, 0].copy_(torch.stack([*steps]), non_blocking=True)
+    return [*together[:, 0].unbind()]
 
 
 def _layouts(task: Task) -> Hashable:
