@@ -160,8 +160,10 @@ class TrainStep:
             with torch.enable_grad():
                 results = self._whole(*args, **kwargs)
         except (private.Unsupported, private.BackendCompilerFailed, CannotJoin) as error:
-            self._decline(_reason_of(error))
-            return self._three_calls(args, kwargs)
+            reason = _reason_of(error)
+            results = self._three_calls(args, kwargs) if self._fallback else None  # what the model raises, it raises here
+            self._decline(reason)
+            return results
         told_to_schedulers(self.optimizer)
         return results
 
