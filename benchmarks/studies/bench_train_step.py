@@ -2,9 +2,9 @@
 
     python benchmarks/studies/bench_train_step.py --json benchmarks/results/train-step-cpu.json
 
-losses   the demo with 2 layers and 2 windows a batch (torch.optim.AdamW, clipping at 1, cosine schedule): the loss of each step
-         as one graph, and by three calls under the same recipe; and by three calls with the windows of each batch in another
-         order. That changes nothing but the order of sums, and is what a difference is held against.
+losses   the demo with 2 layers and 2 windows a batch (torch.optim.AdamW, clipping at 1, cosine schedule): the loss of each
+         step as one graph, and by three calls under the same recipe; and by three calls with the windows of each batch in
+         another order. That changes nothing but the order of sums, and is what a difference is held against.
 memory   a Llama of 12 layers, 64 tokens, no clipping: what a step allocates at its peak beyond what was there before, by
          torch.profiler; the shortest of 20 steps.
 """

@@ -30,7 +30,7 @@ from fp8compile.recipe.recipe import Recipe
 from fp8compile.whole_step.early import place_early
 from fp8compile.whole_step.joined import FIRST_UPDATE, FORWARD, PART
 
-SMALL = 2**14  # elements up to which parameters may share a kernel
+SMALL = 2**12  # elements up to which parameters may share a kernel
 Compiled = Callable[[list[Any]], Sequence[Any]]
 
 
