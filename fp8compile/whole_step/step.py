@@ -161,7 +161,9 @@ class TrainStep:
                 results = self._whole(*args, **kwargs)
         except (private.Unsupported, private.BackendCompilerFailed, CannotJoin) as error:
             reason = _reason_of(error)
-            results = self._three_calls(args, kwargs) if self._fallback else None  # what the model raises, it raises here
+            results = (
+                self._three_calls(args, kwargs) if self._fallback else None
+            )  # what the model raises, it raises here
             self._decline(reason)
             return results
         told_to_schedulers(self.optimizer)

@@ -28,6 +28,37 @@ AROUND = (
     ),
 )
 
+WHOLE_STEP = (
+    Mutant(
+        "whole step: updates are moved before Inductor's rewrites",
+        "fp8compile/whole_step/compiling.py",
+        "    inputs = [node.meta",
+        "    place_early(module.graph)\n    inputs = [node.meta",
+        ("tests/whole_step/test_generated.py",),
+    ),
+    Mutant(
+        "whole step: what is kept for the backward is not stored",
+        "fp8compile/whole_step/joined.py",
+        "root.meta[private.STORED] = True",
+        "pass",
+        ("tests/whole_step/test_generated.py",),
+    ),
+    Mutant(
+        "whole step: updates of large parameters share a kernel",
+        "fp8compile/whole_step/compiling.py",
+        "SMALL = 2**12",
+        "SMALL = 2**30",
+        ("tests/whole_step/test_generated.py",),
+    ),
+    Mutant(
+        "whole step: options of the optimizer are read once",
+        "fp8compile/whole_step/running.py",
+        "known = self._updates.options(), ",
+        "known = None, ",
+        ("tests/whole_step/test_train_step.py",),
+    ),
+)
+
 AMP = (
     Mutant(
         "amp: -inf of other dtypes clipped to +65504",

@@ -45,7 +45,7 @@ def peak_bytes(run: Callable[[], object]) -> int:
 
 
 def test_of_twelve_layers_gradients_a_quarter_is_alive_at_most() -> None:
-    """With few rows, and an update that makes no tensors, gradients are nearly all that is allocated: the peak bounds them."""
+    """With few rows, and an update that makes no tensors, gradients are nearly all that is allocated: it bounds them."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     model, x = Stack(12, 128), torch.randn(4, 128)
