@@ -97,5 +97,5 @@ def _check(graph: Graph) -> None:
             stale = [each for each in map(storage_root, node.all_input_nodes) if overwritten.get(each, part) != part]
             assert not stale, f"{node.name} reads {stale} behind the write into it"
         if node.target is WRITE and part >= FIRST_UPDATE:
-            overwritten[storage_root(node.args[0])] = part  # type: ignore[arg-type]
+            overwritten[storage_root(node.args[0])] = part
         seen.add(node)
