@@ -11,6 +11,7 @@ halves (``joined``), puts the updates in (``placing``) and compiles the whole (`
 
 from __future__ import annotations
 
+import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -37,7 +38,6 @@ from fp8compile.whole_step.updates import Updates, number_of_parameters, told_to
 
 log = logging.getLogger("fp8compile")
 LossFn = Callable[..., Any]
-OWN_REGION: dict[str, Any] = {"isolate_recompiles": True}  # one code object serves every step
 NO_BACKWARD = "no gradient was recorded: the loss depends on no parameter that trains"
 COMPILED = "train_step: {} is compiled already; give train_step the model before that"
 NO_LOSS = "train_step: loss_fn returned {}: a loss is needed, one number that has a gradient, or a tuple that begins with it"
@@ -112,9 +112,12 @@ class TrainStep:
         def forward(*args: Any, **kwargs: Any) -> Any:
             return _without_gradients(loss_fn(model, *args, **kwargs))
 
-        self._forward, self._more = forward, {"dynamic": dynamic} | (OWN_REGION if private.HAS_REGIONS else {})
+        forward.__code__ = (
+            forward.__code__.replace()
+        )  # Dynamo keeps what it compiles by code object, and counts it so
+        self._forward, self._dynamic = forward, dynamic
         wanted: dict[str, Any] = {"recipe": options.recipe}
-        self._loss: LossFn = torch.compile(forward, backend="fp8compile", options=wanted, **self._more)
+        self._loss: LossFn = torch.compile(forward, backend="fp8compile", options=wanted, dynamic=dynamic)
         self._begin()
 
     @property
@@ -183,7 +186,8 @@ class TrainStep:
     def _begin(self) -> None:
         """Capture anew, for the parameters that the optimizer has now."""
         self._parameters = number_of_parameters(self.optimizer)
-        self._whole: LossFn = torch.compile(self._forward, backend=self._backend, fullgraph=True, **self._more)
+        backend = functools.partial(self._backend)  # equal to none before, whose graphs Dynamo would find
+        self._whole: LossFn = torch.compile(self._forward, backend=backend, fullgraph=True, dynamic=self._dynamic)
         try:
             self._updates = updates_of(self.optimizer)
         except ValueError as error:
