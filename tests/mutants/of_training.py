@@ -30,11 +30,11 @@ AROUND = (
 
 WHOLE_STEP = (
     Mutant(
-        "whole step: updates are moved before Inductor's rewrites",
-        "fp8compile/whole_step/compiling.py",
-        "    inputs = [node.meta",
-        "    place_early(module.graph)\n    inputs = [node.meta",
-        ("tests/whole_step/test_generated.py",),
+        "whole step: an update waits for no read of its parameter",
+        "fp8compile/whole_step/early.py",
+        "needed |= {each for each in readers[storage_root(written)] if each not in own}",
+        "pass",
+        ("tests/whole_step/test_early.py",),
     ),
     Mutant(
         "whole step: what is kept for the backward is not stored",
