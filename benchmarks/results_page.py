@@ -148,6 +148,7 @@ SECTIONS: Sequence[tuple[str, str, Callable[[Path], list[str]]]] = (
     ("measured", "Size of groups", measured.group_size),
     ("measured", "Memory budgets", budget_section.budgets),
     ("measured", "A whole step", step_section.measured_step),
+    ("measured", "A step as one graph", step_section.one_graph),
     ("measured", "Optimizer states", measured.states),
     ("measured", "Stability of 8-bit states", measured.stability),
     ("measured", "Stochastic rounding", measured.stochastic_rounding),

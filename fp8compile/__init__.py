@@ -23,7 +23,9 @@ _HOMES = {  # a public name, and the module that defines it or that it is
     "OverflowReport": "fp8compile.observe.overflow_report",
     "Recipe": "fp8compile.recipe.recipe",
     "Report": "fp8compile.reporting.report",
+    "TrainStep": "fp8compile.whole_step.step",
     "Watcher": "fp8compile.watching.watcher",
+    "WholeStep": "fp8compile.whole_step.told",
     "amp": "fp8compile.amp",
     "calibrate": "fp8compile.tools.calibrate",
     "check": "fp8compile.tools.checking.check",
@@ -38,6 +40,7 @@ _HOMES = {  # a public name, and the module that defines it or that it is
     "report": "fp8compile.tools.explain",
     "scaling_state": "fp8compile.scaling.state",
     "set_recipe": "fp8compile.tools.set_recipe",
+    "train_step": "fp8compile.whole_step.step",
     "watch": "fp8compile.watching.watcher",
 }
 

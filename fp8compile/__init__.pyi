@@ -18,6 +18,8 @@ from fp8compile.tools.explain import explain, report
 from fp8compile.tools.first_non_finite import FirstNonFinite
 from fp8compile.tools.set_recipe import set_recipe
 from fp8compile.watching.watcher import Watcher, watch
+from fp8compile.whole_step.step import TrainStep, train_step
+from fp8compile.whole_step.told import WholeStep
 
 __all__ = [
     "Calibration",
@@ -28,7 +30,9 @@ __all__ = [
     "OverflowReport",
     "Recipe",
     "Report",
+    "TrainStep",
     "Watcher",
+    "WholeStep",
     "__version__",
     "amp",
     "calibrate",
@@ -44,5 +48,6 @@ __all__ = [
     "report",
     "scaling_state",
     "set_recipe",
+    "train_step",
     "watch",
 ]

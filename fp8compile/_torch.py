@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.convert_frame import input_codes
 from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
+from torch._dynamo.exc import BackendCompilerFailed, Unsupported
 from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.descriptors import (
@@ -244,6 +245,7 @@ def until_waited_for(kept: Any) -> tuple[Any, ...]:
 # What is imported for others; what is defined above is for them too.
 __all__ = [
     "COLLECTIVES",
+    "BackendCompilerFailed",
     "CustomGraphPass",
     "CustomPartitionerFn",
     "FakeTensorMode",
@@ -262,6 +264,7 @@ __all__ = [
     "SubclassGetAttrAOTOutput",
     "TangentAOTInput",
     "TracingContext",
+    "Unsupported",
     "bound_sympy",
     "cache_dir",
     "compile_fx",

@@ -185,3 +185,32 @@ def test_dynamo_tells_what_code_it_was_given_and_how_many_graphs_came_of_it() ->
     graphs = private.graphs_captured()
     taken(torch.ones(1))
     assert private.graphs_captured() == graphs + 1
+
+
+def test_the_two_ways_in_which_a_whole_graph_fails_to_compile_are_told_apart() -> None:
+    """What Dynamo cannot capture, and what a backend raises, which keeps its exception."""
+
+    def breaks(x: torch.Tensor) -> torch.Tensor:
+        torch._dynamo.graph_break()
+        return x + 1
+
+    def refuses(gm: Any, inputs: Sequence[Any]) -> Any:
+        raise KeyError("no")
+
+    torch._dynamo.reset()
+    with pytest.raises(private.Unsupported):
+        torch.compile(breaks, backend="eager", fullgraph=True)(torch.ones(2))
+    with pytest.raises(private.BackendCompilerFailed) as caught:
+        torch.compile(lambda x: x + 1, backend=refuses, fullgraph=True)(torch.ones(2))
+    assert isinstance(caught.value.inner_exception, KeyError)
+
+
+def test_a_scheduler_warns_where_no_step_was_noted() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.1)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    with pytest.warns(UserWarning, match="Detected call of"):
+        schedule.step()
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    optimizer._opt_called = True  # type: ignore[attr-defined]
+    schedule.step()

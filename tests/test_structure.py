@@ -24,6 +24,7 @@ ORDER = (
     ("islands", "amp", "scaling", "budget"),
     ("passes",),
     ("compiler",),
+    ("whole_step",),
     ("tools",),
     ("watching",),
     ("fp8compile",),  # the public surface

@@ -7,10 +7,11 @@ its ``uuid`` depends on the sources, the recipe and, where a report belongs to t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from torch.fx import Graph, GraphModule
 
@@ -32,6 +33,28 @@ from fp8compile.passes.fuse_state_codecs import holds_state_codecs
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import Notes
+
+
+class Halves(NamedTuple):
+    """The halves of a training graph behind all passes, and how many results the forward has beside what it keeps."""
+
+    fw: GraphModule
+    bw: GraphModule
+    own_results: int
+
+
+_takers: list[list[Halves]] = []
+
+
+@contextlib.contextmanager
+def taking_halves() -> Iterator[list[Halves]]:
+    """Inside, a copy of the halves of each graph that is cut is added to the list; regions are left out."""
+    taken: list[Halves] = []
+    _takers.append(taken)
+    try:
+        yield taken
+    finally:
+        _takers.remove(taken)
 
 
 class Partitioner(private.CustomPartitionerFn):
@@ -85,6 +108,9 @@ class Partitioner(private.CustomPartitionerFn):
         else:
             collector.cuts[split.fw.graph] = Cut(joint.region, report, storages(plain))
             mark_halves(split.fw, split.bw, kwargs["num_fwd_outputs"])
+        if joint.region is None:
+            for taken in _takers:
+                taken.append(Halves(copy_graph(split.fw), copy_graph(split.bw), kwargs["num_fwd_outputs"]))
         return split.fw, split.bw
 
     def _cut(

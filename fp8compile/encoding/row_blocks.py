@@ -94,8 +94,8 @@ def sums_over_rows(node: Node, columns: int) -> bool:
     seen = node.args[0].meta["val"] if isinstance(node.args[0], Node) else None
     if node.target is not aten.sum.dim_IntList or seen is None or seen.shape[-1] != columns:
         return False
-    dims: Any = node.args[1]
-    return sorted(d % seen.ndim for d in dims) == list(range(seen.ndim - 1))
+    dims: Any = node.args[1]  # None: all of them
+    return dims is not None and sorted(d % seen.ndim for d in dims) == list(range(seen.ndim - 1))
 
 
 def _is_on_gpu(value: Node) -> bool:

@@ -66,6 +66,17 @@ def position(desc: Any) -> int | None:
     return found if isinstance(found, int) else None
 
 
+def result_position(desc: Any) -> int | None:
+    """The position of one of the Dynamo graph's results; None for what a forward returns beside these, and for gradients."""
+    desc = _of_whole(desc)
+    return int(desc.idx) if isinstance(desc, private.PlainAOTOutput) else None
+
+
+def differentiated(tangent: Node) -> int | None:
+    """The position of the Dynamo graph's result that a tangent is the gradient of; None for an input that is overwritten."""
+    return result_position(descriptor(tangent).output)
+
+
 def overwritten_input(desc: Any) -> Any:
     """The descriptor of the input that a forward returns to have it written back; None for any other output."""
     desc = _of_whole(desc)

@@ -238,13 +238,12 @@ class EncodedOptimizer(torch.optim.Optimizer):
 
     def _tensors(self, index: int, p: Tensor, group: dict[str, Any], step: Tensor) -> Tensors:
         """What ``Plan.__call__`` takes, all of it on this rank."""
+        return {"param": local_part(p), "grad": local_grad(p)} | self._kept(index, p, group, step)
+
+    def _kept(self, index: int, p: Tensor, group: dict[str, Any], step: Tensor) -> Tensors:
+        """The same without parameter and gradient."""
         here = local_part(p)
-        tensors = {
-            "param": here,
-            "grad": local_grad(p),
-            "step": step,
-            "numbers": self._numbers_of(group, here.device),
-        }
+        tensors = {"step": step, "numbers": self._numbers_of(group, here.device)}
         tensors |= {name: local_part(part) for name, part in self.state[p].items() if name != "step"}
         if self.plan_of(p, group).rounds_stochastically:
             if p not in self._streams:

@@ -25,6 +25,7 @@ from fp8compile.tools.compiled_module import active_recipes, compiled_by, compil
 from fp8compile.tools.trial_step import LIMIT, as_positional, check_is_module, chosen_recipe, left_as_it_was, one_step
 from fp8compile.tools.unmatched import unmatched, without_wishes
 from fp8compile.tools.without_memory import is_on_meta, without_memory
+from fp8compile.whole_step.step import TrainStep
 
 OTHER_RECIPE = " for the recipe that runs now"
 PLAIN_EAGER = (
@@ -33,14 +34,17 @@ PLAIN_EAGER = (
 )
 
 
-def report(compiled: nn.Module) -> Report:
-    """The report of the graphs compiled so far for a model, as returned by torch.compile or compiled in place.
+def report(compiled: nn.Module | TrainStep) -> Report:
+    """The report of the graphs compiled so far for a model, as returned by torch.compile or compiled in place; or of those of
+    a ``train_step``.
 
     After ``set_recipe``, these are only the graphs of the recipe that runs now.
 
     Raises:
         ValueError: no graph of this model was compiled by fp8compile, so there is nothing to report; or it is no module.
     """
+    if isinstance(compiled, TrainStep):
+        return compiled.report()
     check_is_module(compiled, "report")
     recipes = active_recipes(compiled)
     known = report_store.compiled_for(compiled)

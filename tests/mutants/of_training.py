@@ -28,6 +28,37 @@ AROUND = (
     ),
 )
 
+WHOLE_STEP = (
+    Mutant(
+        "whole step: an update waits for no read of its parameter",
+        "fp8compile/whole_step/early.py",
+        "needed |= {each for each in readers[storage_root(written)] if each not in own}",
+        "pass",
+        ("tests/whole_step/test_early.py",),
+    ),
+    Mutant(
+        "whole step: what is kept for the backward is not stored",
+        "fp8compile/whole_step/joined.py",
+        "root.meta[private.STORED] = True",
+        "pass",
+        ("tests/whole_step/test_generated.py",),
+    ),
+    Mutant(
+        "whole step: updates of large parameters share a kernel",
+        "fp8compile/whole_step/compiling.py",
+        "SMALL = 2**12",
+        "SMALL = 2**30",
+        ("tests/whole_step/test_generated.py",),
+    ),
+    Mutant(
+        "whole step: options of the optimizer are read once",
+        "fp8compile/whole_step/running.py",
+        "known = self._updates.options(), ",
+        "known = None, ",
+        ("tests/whole_step/test_train_step.py",),
+    ),
+)
+
 AMP = (
     Mutant(
         "amp: -inf of other dtypes clipped to +65504",

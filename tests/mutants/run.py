@@ -45,6 +45,7 @@ MUTANTS = (
     *of_attention.ATTENTION,
     *of_memory.MEMORY,
     *of_training.AROUND,
+    *of_training.WHOLE_STEP,
     *of_training.AMP,
     *of_training.OPTIM,
     *of_clients.CLIENTS,

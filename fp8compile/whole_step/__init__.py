@@ -1,0 +1,1 @@
+"""Forward, backward and the optimizer's update as one compiled graph."""

@@ -1,0 +1,176 @@
+"""A captured graph with its optimizer: what it is called with, and compiled code for each layout of states and gradients.
+
+One captured graph has one compiled code, as long as options of the optimizer and layouts of its states stay. Learning rates
+and other numbers are values of an input. A call with gradients from earlier calls (``accumulate``) has code of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fp8compile.compiler.hooks import Halves
+from fp8compile.recipe.recipe import Recipe
+from fp8compile.whole_step.compiling import Compiled, compile_whole
+from fp8compile.whole_step.joined import CannotJoin, joined
+from fp8compile.whole_step.placing import ACCUMULATED, STEP, Placed, Task, with_updates
+from fp8compile.whole_step.updates import Updates
+
+SHARED = "two parameters that it updates share memory"
+SYMBOLIC = (
+    "gradients from earlier calls came or went while the graph has sizes that change: compile with dynamic=False"
+)
+ALIGNED = 16
+DEVICES = "its parameters are on several devices"
+
+
+@dataclass
+class Counts:
+    """What whole steps have compiled and done so far.
+
+    Attributes:
+        compilations: how often a whole step was compiled.
+        updated: how many parameters the last one updates.
+        gradient_bytes, gradient_peak: of the last one (``Placed``).
+        norm: that of all gradients in the last call, 0-d, where they are clipped.
+    """
+
+    compilations: int = 0
+    updated: int = 0
+    gradient_bytes: int = 0
+    gradient_peak: int = 0
+    norm: Tensor | None = None
+
+
+@dataclass(frozen=True)
+class Options:
+    """What is the same for all graphs of a whole step."""
+
+    recipe: Recipe
+    mode: str | None
+    clip_norm: float | None
+
+
+class WholeGraph:
+    """Runs one captured graph as a whole step; takes the inputs of Dynamo's graph, and returns its results.
+
+    Raises:
+        CannotJoin: see ``joined``; or parameters that cannot be updated in one graph.
+    """
+
+    def __init__(
+        self, halves: Halves, inputs: Sequence[Any], updates: Updates, options: Options, counts: Counts
+    ) -> None:
+        self._halves, self._updates, self._options, self._counts = halves, updates, options, counts
+        whole = joined(halves)
+        if max(whole.inputs, default=-1) >= len(inputs):
+            raise CannotJoin(
+                "the recipe gives the graph inputs of its own (statistics, scales): observe=False leaves them out"
+            )
+        mine = {id(p) for group in updates.optimizer.param_groups for p in group["params"]}
+        self._at = [at for at in sorted(whole.gradients) if id(inputs[at]) in mine]
+        parameters = [inputs[at] for at in self._at]
+        if not parameters:
+            raise CannotJoin("the loss depends on no parameter of the optimizer")
+        if len({p.untyped_storage().data_ptr() for p in parameters}) < len(parameters):
+            raise CannotJoin(SHARED)
+        if len({p.device for p in parameters}) > 1:
+            raise CannotJoin(DEVICES)
+        self._symbolic = any(isinstance(value, int) for value in inputs)
+        self._variants: dict[Hashable, tuple[Placed, Compiled]] = {}
+        self._known: Hashable = None
+        self._held: list[Tensor] = []
+        self._ready: tuple[Placed, Compiled, list[Task]] | None = None
+
+    def __call__(self, *inputs: Any) -> Any:
+        parameters = [inputs[at] for at in self._at]
+        with torch.no_grad():
+            self._updates.begin(parameters)
+            placed, compiled, tasks = self._prepared(parameters)
+            steps = apart(self._updates.steps(parameters), parameters[0].device)
+            tasks = [
+                replace(task, step=step, accumulated=p.grad)
+                for task, step, p in zip(tasks, steps, parameters, strict=True)
+            ]
+            values = [inputs[at] for at in placed.positions]
+            values += [_given(tasks[row], name) for row, name in placed.extra]
+            results = compiled(values)
+        self._written([inputs[placed.positions[i]] for i in placed.writes], tasks)
+        for p in parameters:
+            p.grad = None
+        if self._options.clip_norm is None:
+            return results
+        *results, self._counts.norm = results
+        return results
+
+    def prepare(self, inputs: Sequence[Any]) -> None:
+        """Compile for the states as they are, which begin here; nothing is run."""
+        parameters = [inputs[at] for at in self._at]
+        with torch.no_grad():
+            self._updates.begin(parameters)
+            self._prepared(parameters)
+
+    def _prepared(self, parameters: Sequence[Tensor]) -> tuple[Placed, Compiled, list[Task]]:
+        """Compiled code and its tasks; those of the last call, where the tensors and options are the same objects."""
+        held = [t for p in parameters for t in self._updates.held(p)]
+        grads = tuple(None if p.grad is None else (p.grad.dtype, p.grad.stride()) for p in parameters)
+        known = self._updates.options(), tuple(map(id, held)), grads
+        if self._ready is None or known != self._known:
+            self._ready = self._chosen(self._tasks(parameters), parameters)
+            self._known, self._held = known, held
+        return self._ready
+
+    def _tasks(self, parameters: Sequence[Tensor]) -> list[Task]:
+        of, device = self._updates, parameters[0].device
+        steps = apart([torch.ones(())] * len(parameters), device)
+        return [
+            Task(at, of.plan(p), of.tensors(p), step, p.grad)
+            for at, step, p in zip(self._at, steps, parameters, strict=True)
+        ]
+
+    def _chosen(self, tasks: list[Task], parameters: Sequence[Tensor]) -> tuple[Placed, Compiled, list[Task]]:
+        key = tuple((task.plan, _layouts(task)) for task in tasks)
+        if key not in self._variants:
+            if self._variants and self._symbolic:
+                raise CannotJoin(SYMBOLIC)
+            self._variants[key] = self._compiled(tasks, parameters)
+        tasks = [replace(task, accumulated=None) for task in tasks]
+        return *self._variants[key], tasks
+
+    def _compiled(self, tasks: list[Task], parameters: Sequence[Tensor]) -> tuple[Placed, Compiled]:
+        kind = parameters[0].device.type
+        with torch.autocast(kind, enabled=False):
+            placed = with_updates(joined(self._halves), tasks, self._options.clip_norm)
+            compiled = compile_whole(placed.module, self._options.recipe, self._options.mode)
+        self._counts.compilations += 1
+        self._counts.updated = len(tasks)
+        self._counts.gradient_bytes, self._counts.gradient_peak = placed.gradient_bytes, placed.gradient_peak
+        return placed, compiled
+
+    def _written(self, inputs: Sequence[Tensor], tasks: Sequence[Task]) -> None:
+        """Tell autograd and caches of codes that these have new values: generated code writes past their versions."""
+        states = [t for task in tasks for name, t in task.tensors.items() if name not in ("numbers", "stream")]
+        torch.autograd.graph.increment_version([*inputs, *states])
+
+
+def _given(task: Task, name: str) -> Any:
+    if name == STEP:
+        return task.step
+    return task.accumulated if name == ACCUMULATED else task.tensors[name]
+
+
+def apart(steps: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Numbers, each 0-d, on the device: moved as one tensor, and ``ALIGNED`` bytes apart, since generated code copies inputs
+    that begin elsewhere."""
+    together = torch.zeros(len(steps), ALIGNED // 4, device=device)
+    together[:, 0].copy_(torch.stack([*steps]), non_blocking=True)
+    return [*together[:, 0].unbind()]
+
+
+def _layouts(task: Task) -> Hashable:
+    every = {**task.tensors, ACCUMULATED: task.accumulated}
+    return tuple((name, t.shape, t.stride(), t.dtype, t.device) for name, t in every.items() if t is not None)

@@ -1,0 +1,251 @@
+"""``fp8compile.train_step``: forward, backward and the optimizer's update as one compiled graph.
+
+    step = fp8compile.train_step(model, loss_fn, optimizer)
+    for batch in batches:
+        loss = step(batch)                     loss_fn(model, batch).backward(); optimizer.step(); optimizer.zero_grad()
+        schedule.step()
+
+Dynamo captures ``loss_fn(model, ...)``. Our backend has AOTAutograd trace and cut it as ever, with all passes; joins the
+halves (``joined``), puts the updates in (``placing``) and compiles the whole (``compiling``), behind Dynamo's guards.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import GraphModule
+
+from fp8compile import _torch as private
+from fp8compile._arguments import FLAGS, check_number, check_one_of
+from fp8compile.compiler import report_store
+from fp8compile.compiler.hooks import taking_halves
+from fp8compile.compiler.inductor import compile_once
+from fp8compile.compiler.inductor_options import mode_options
+from fp8compile.compiler.node_by_node import boxed
+from fp8compile.recipe.from_file import recipe_of
+from fp8compile.recipe.recipe import Recipe
+from fp8compile.reporting.report import GraphReport, Report
+from fp8compile.whole_step.declines import why_not
+from fp8compile.whole_step.joined import CannotJoin
+from fp8compile.whole_step.running import Counts, Options, WholeGraph
+from fp8compile.whole_step.told import WholeStep
+from fp8compile.whole_step.updates import Updates, number_of_parameters, told_to_schedulers, updates_of
+
+log = logging.getLogger("fp8compile")
+LossFn = Callable[..., Any]
+NO_BACKWARD = "no gradient was recorded: the loss depends on no parameter that trains"
+COMPILED = "train_step: {} is compiled already; give train_step the model before that"
+NO_LOSS = "train_step: loss_fn returned {}: a loss is needed, one number that has a gradient, or a tuple that begins with it"
+
+
+def train_step(
+    model: nn.Module,
+    loss_fn: LossFn,
+    optimizer: torch.optim.Optimizer,
+    *,
+    recipe: Recipe | str | Mapping[str, Any] | None = None,
+    clip_norm: float | None = None,
+    mode: str | None = None,
+    dynamic: bool | None = None,
+    fallback: bool = True,
+) -> TrainStep:
+    """A callable that trains on one batch: forward, backward and update as one graph. Compiles at its first call.
+
+    Args:
+        model: any module, unmodified and not compiled.
+        loss_fn: ``loss_fn(model, *args, **kwargs)`` returns the loss, or a tuple that begins with it; what else is in the
+            tuple is returned without gradients.
+        optimizer: one of fp8compile.optim, or torch.optim's Adam, AdamW or SGD. Its states stay where they are.
+        recipe: a Recipe, the name of a preset or a dict of fields; by default what FP8COMPILE_RECIPE names, or the default.
+        clip_norm: clips gradients to this norm, as torch.nn.utils.clip_grad_norm_. All of them are alive then.
+        mode, dynamic: as in torch.compile.
+        fallback: where one graph is not possible, run forward, backward and step by themselves, and log why. False: raise.
+
+    Raises:
+        ValueError: an argument that makes no sense; with ``fallback=False`` also why one graph is not possible.
+    """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"train_step: model is a {type(model).__name__}: a module is needed")
+    if not callable(loss_fn):
+        raise ValueError(f"train_step: loss_fn={loss_fn!r}: a function of the model and a batch is needed")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ValueError(f"train_step: optimizer is a {type(optimizer).__name__}: a torch.optim.Optimizer is needed")
+    if isinstance(model, private.OptimizedModule) or any(m._compiled_call_impl is not None for m in model.modules()):
+        raise ValueError(COMPILED.format(type(model).__name__))
+    if clip_norm is not None:
+        check_number("clip_norm", clip_norm)
+    check_one_of("dynamic", dynamic, (*FLAGS, None))
+    check_one_of("fallback", fallback, FLAGS)
+    mode_options(mode)
+    chosen = recipe_of(None) if recipe is None else Recipe.resolve(recipe, Recipe())
+    return TrainStep(model, loss_fn, optimizer, Options(chosen, mode, clip_norm), dynamic, fallback)
+
+
+class TrainStep:
+    """What ``train_step`` returns. Call it with a batch; it returns what ``loss_fn`` returns, without gradients.
+
+    Attributes:
+        model, optimizer: as given.
+        grad_norm: with ``clip_norm``, the norm of all gradients of the last call before they were clipped, 0-d; else None.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        loss_fn: LossFn,
+        optimizer: torch.optim.Optimizer,
+        options: Options,
+        dynamic: bool | None,
+        fallback: bool,
+    ) -> None:
+        self.model, self.optimizer, self._options, self._fallback = model, optimizer, options, fallback
+        self._counts = Counts()
+        self._reports: list[GraphReport] = []
+        self._reason: str | None = None
+        self._updates: Updates | None = None
+
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            return _without_gradients(loss_fn(model, *args, **kwargs))
+
+        forward.__code__ = (
+            forward.__code__.replace()
+        )  # Dynamo keeps what it compiles by code object, and counts it so
+        self._forward, self._dynamic = forward, dynamic
+        wanted: dict[str, Any] = {"recipe": options.recipe}
+        self._loss: LossFn = torch.compile(forward, backend="fp8compile", options=wanted, dynamic=dynamic)
+        self._begin()
+
+    @property
+    def grad_norm(self) -> Tensor | None:
+        return self._counts.norm
+
+    @property
+    def told(self) -> WholeStep:
+        """What was done so far."""
+        counts = self._counts
+        reached = counts.updated, number_of_parameters(self.optimizer)
+        kept = counts.gradient_bytes, counts.gradient_peak
+        return WholeStep(self._reason, counts.compilations, *reached, *kept, self._options.clip_norm)
+
+    def report(self) -> Report:
+        """The report of the graphs that it has compiled; its remarks begin with what ``told`` says.
+
+        Raises:
+            ValueError: nothing was compiled yet: call it with a batch first.
+        """
+        if not self._reports and self._reason is None:
+            raise ValueError("train_step: nothing was compiled yet: call it with a batch first")
+        first, *others = self._reports or [GraphReport("training")]
+        first = GraphReport(
+            first.kind,
+            first.notes,
+            first.saved_bytes,
+            first.saved_bytes_plain,
+            (*str(self.told).splitlines(), *first.remarks),
+            first.workspace_bytes,
+            first.workspace_bytes_plain,
+            waterfall=first.waterfall,
+        )
+        return Report((first, *others), str(self._options.recipe))
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Train on one batch. Gradients that earlier calls of ``accumulate`` have left in ``.grad`` count too."""
+        if self._parameters != number_of_parameters(self.optimizer) and self._reason is None:
+            self._begin()
+        if self._reason is not None:
+            return self._three_calls(args, kwargs)
+        try:
+            with torch.enable_grad():
+                results = self._whole(*args, **kwargs)
+        except (private.Unsupported, private.BackendCompilerFailed, CannotJoin) as error:
+            reason = _reason_of(error)
+            results = (
+                self._three_calls(args, kwargs) if self._fallback else None
+            )  # what the model raises, it raises here
+            self._decline(reason)
+            return results
+        told_to_schedulers(self.optimizer)
+        return results
+
+    def accumulate(self, *args: Any, **kwargs: Any) -> Any:
+        """Add a batch's gradients to ``.grad``, without an update; the next call of the step takes them.
+
+        The loss is not divided: let ``loss_fn`` do it.
+        """
+        with torch.enable_grad():
+            results = self._loss(*args, **kwargs)
+            loss = results[0] if isinstance(results, tuple) else results
+            loss.backward()
+        return (loss.detach(), *results[1:]) if isinstance(results, tuple) else loss.detach()
+
+    def _begin(self) -> None:
+        """Capture anew, for the parameters that the optimizer has now."""
+        self._parameters = number_of_parameters(self.optimizer)
+        backend = functools.partial(self._backend)  # equal to none before, whose graphs Dynamo would find
+        self._whole: LossFn = torch.compile(self._forward, backend=backend, fullgraph=True, dynamic=self._dynamic)
+        try:
+            self._updates = updates_of(self.optimizer)
+        except ValueError as error:
+            self._decline(str(error))
+            return
+        if reason := why_not(self.model, self._updates, self._options.recipe, self._options.mode):
+            self._decline(reason)
+
+    def _decline(self, reason: str) -> None:
+        if not self._fallback:
+            raise ValueError(f"train_step: one graph is not possible: {reason}")
+        self._reason = reason
+        log.warning("train_step runs forward, backward and optimizer.step() by themselves: %s", reason)
+
+    def _three_calls(self, args: Any, kwargs: Any) -> Any:
+        results = self.accumulate(*args, **kwargs)
+        if self._options.clip_norm is not None:
+            every = [p for group in self.optimizer.param_groups for p in group["params"]]
+            self._counts.norm = torch.nn.utils.clip_grad_norm_(every, self._options.clip_norm)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return results
+
+    def _backend(self, gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:
+        """Dynamo's backend: a graph of the loss becomes a whole step."""
+        assert self._updates is not None
+        report_store.graph_arrives()
+        with taking_halves() as taken:
+            _, reports, _ = compile_once(gm, inputs, self._options.recipe, self._options.mode, _no_code)
+        if len(taken) != 1:
+            raise CannotJoin(NO_BACKWARD)
+        whole = WholeGraph(taken[0], inputs, self._updates, self._options, self._counts)
+        whole.prepare(inputs)
+        self._reports += reports
+        return whole
+
+
+def _without_gradients(found: Any) -> Any:
+    """What ``loss_fn`` returned, in which the loss alone has a gradient."""
+    loss = found[0] if isinstance(found, tuple) and found else found
+    if not isinstance(loss, Tensor):
+        raise ValueError(NO_LOSS.format(type(found).__name__))
+    if not isinstance(found, tuple):
+        return found
+    return (loss, *private.tree_map_only(Tensor, Tensor.detach, found[1:]))
+
+
+def _no_code(gm: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
+    """Stands for Inductor's inner compiler: the halves are taken, and never run."""
+    return boxed(lambda *values: None)
+
+
+def _reason_of(error: Exception) -> str:
+    """Raises the error again where it is no decline."""
+    inner = getattr(error, "inner_exception", error)
+    if isinstance(inner, CannotJoin):
+        return str(inner)
+    if isinstance(error, private.Unsupported):
+        first, *_ = str(error).strip().splitlines()
+        return f"Dynamo captures no single graph: {first}"
+    raise error

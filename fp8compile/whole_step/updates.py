@@ -1,0 +1,215 @@
+"""What an optimizer has its part of a whole step do: for each parameter a pure update and the tensors that it takes.
+
+    plan({"param", "grad", "step", "numbers", states ...}) -> new values of the tensors of the same names
+
+fp8compile.optim's optimizers have such plans. For torch.optim's Adam, AdamW and SGD the same arithmetic is used, on the
+states as torch.optim keeps them: it rounds as torch.compile rounds their own step (fp8compile/optim/updates.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from fp8compile._distributed import is_sharded
+from fp8compile.optim.base import EncodedOptimizer
+from fp8compile.optim.compress import KINDS
+from fp8compile.optim.encoded_tensor import EncodedTensor
+from fp8compile.optim.placement import Placement
+from fp8compile.optim.plan import Plan, Tensors
+from fp8compile.optim.updates import AdamUpdate, SGDUpdate, Update
+
+Group = dict[str, Any]
+FP32 = Placement(("fp32", "fp32"))
+OTHER_KIND = (
+    "the updates of {} are not known, as those of fp8compile.optim and of torch.optim's Adam, AdamW and SGD are"
+)
+ENCODED = "the states of this torch.optim.{0} are compressed: use fp8compile.optim.{0}, which has the same codes"
+SIXTEEN_BITS = (
+    "torch.optim.{0} rounds each operation on {1} parameters: use fp8compile.optim.{0}, which computes in float32"
+)
+HOOKED = "the optimizer has hooks on its step, which a graph would not call"
+
+
+class Updates(Protocol):
+    """An optimizer as a whole step sees it."""
+
+    optimizer: torch.optim.Optimizer
+
+    def why_not(self) -> str | None:
+        """Why its updates cannot be part of a graph; None where they can."""
+
+    def begin(self, parameters: Sequence[Tensor]) -> None:
+        """Give each parameter its state, if it has none yet."""
+
+    def options(self) -> Hashable:
+        """What all plans depend on. Learning rates and other numbers are no part of it."""
+
+    def held(self, p: Tensor) -> list[Tensor]:
+        """The tensors that ``tensors`` is made of: as long as they are the same objects, so is its result."""
+
+    def plan(self, p: Tensor) -> Plan: ...
+
+    def tensors(self, p: Tensor) -> Tensors:
+        """What the plan takes, but for parameter, gradient and step; the same names at each call."""
+
+    def steps(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        """Count this step for each parameter; returns the counts, 0-d. The groups' numbers are made current."""
+
+
+def updates_of(optimizer: torch.optim.Optimizer) -> Updates:
+    """Raises ValueError for an optimizer whose updates are not known."""
+    if isinstance(optimizer, EncodedOptimizer):
+        return OurUpdates(optimizer)
+    if type(optimizer) in KINDS:
+        return StockUpdates(optimizer)
+    kind = type(optimizer)
+    raise ValueError(OTHER_KIND.format(f"{kind.__module__}.{kind.__qualname__}"))
+
+
+def number_of_parameters(optimizer: torch.optim.Optimizer) -> int:
+    return sum(len(group["params"]) for group in optimizer.param_groups)
+
+
+def groups_of(optimizer: torch.optim.Optimizer) -> dict[Tensor, tuple[int, Group]]:
+    """The number and the group of each parameter."""
+    every = ((group, p) for group in optimizer.param_groups for p in group["params"])
+    return {p: (number, group) for number, (group, p) in enumerate(every)}
+
+
+def why_hooked(optimizer: torch.optim.Optimizer) -> str | None:
+    hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+    return HOOKED if any(hooks) else None
+
+
+class OurUpdates:
+    """Of fp8compile.optim's optimizers."""
+
+    def __init__(self, optimizer: EncodedOptimizer) -> None:
+        self.optimizer: Any = optimizer
+        self._groups = groups_of(optimizer)
+
+    def why_not(self) -> str | None:
+        return why_hooked(self.optimizer)
+
+    def begin(self, parameters: Sequence[Tensor]) -> None:
+        self._groups = groups_of(self.optimizer)  # loading a state makes new ones
+        for p in parameters:
+            self.optimizer._start(p, self._groups[p][1])
+
+    def options(self) -> Hashable:
+        of = self.optimizer
+        return tuple((of.update_of(g), g["master"], bool(g.get("maximize"))) for g in of.param_groups)
+
+    def held(self, p: Tensor) -> list[Tensor]:
+        return [*self.optimizer.state[p].values(), self.optimizer._numbers_of(self._groups[p][1], p.device)]
+
+    def plan(self, p: Tensor) -> Plan:
+        plan: Plan = self.optimizer.plan_of(p, self._groups[p][1])
+        return plan
+
+    def tensors(self, p: Tensor) -> Tensors:
+        number, group = self._groups[p]
+        state = self.optimizer.state[p]
+        made: Tensors = self.optimizer._kept(number, p, group, state["step"])
+        return {name: tensor for name, tensor in made.items() if name != "step"}
+
+    def steps(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        for group in self.optimizer.param_groups:
+            self.optimizer._refresh_numbers(group)
+        counts = [self.optimizer.state[p]["step"] for p in parameters]
+        torch._foreach_add_(counts, 1)
+        return counts
+
+
+class StockUpdates:
+    """Of torch.optim's Adam, AdamW and SGD, with their own states, which other code may read and load as before."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer = optimizer
+        self._groups = groups_of(optimizer)
+        self._numbers: dict[tuple[int, torch.device], tuple[Group, Tensor]] = {}  # the group too: ids are used again
+        self._counts: dict[Tensor, Tensor] = {}  # of SGD, which counts no steps itself
+
+    def why_not(self) -> str | None:
+        name = type(self.optimizer).__name__
+        if any(group.get("differentiable") for group in self.optimizer.param_groups):
+            return "differentiable=True: a graph that updates in place has no gradient"
+        if any(isinstance(v, EncodedTensor) for state in self.optimizer.state.values() for v in state.values()):
+            return ENCODED.format(name)
+        for p in self._groups:
+            if p.dtype != torch.float32 and not is_sharded(p):
+                return SIXTEEN_BITS.format(name, str(p.dtype).removeprefix("torch."))
+        return why_hooked(self.optimizer)
+
+    def begin(self, parameters: Sequence[Tensor]) -> None:
+        self._groups = groups_of(self.optimizer)  # loading a state makes new ones
+        for p in parameters:
+            state = self.optimizer.state[p]
+            update = self._update(self._groups[p][1])
+            if isinstance(update, SGDUpdate):
+                fresh = state.get("momentum_buffer") is None
+                if fresh or p not in self._counts:
+                    self._counts[p] = torch.tensor(0.0 if fresh else 1.0)
+            elif "step" not in state:
+                state["step"] = torch.tensor(0.0)
+            for name in update.states:
+                if state.get(name) is None:
+                    state[name] = torch.zeros_like(p, memory_format=torch.preserve_format)
+
+    def options(self) -> Hashable:
+        return tuple((self._update(group), bool(group["maximize"])) for group in self.optimizer.param_groups)
+
+    def held(self, p: Tensor) -> list[Tensor]:
+        return [*self.tensors(p).values()]
+
+    def plan(self, p: Tensor) -> Plan:
+        group = self._groups[p][1]
+        update = self._update(group)
+        codecs = tuple((state, FP32.codec(signed)) for state, signed in update.states.items())
+        return Plan(update, codecs, tuple(update.numbers(group)), p.dtype, maximize=bool(group["maximize"]))
+
+    def tensors(self, p: Tensor) -> Tensors:
+        plan, state = self.plan(p), self.optimizer.state[p]
+        return {"numbers": self._numbers_of(self._groups[p][1], plan, p.device)} | {
+            part: state[name] for name, _ in plan.codecs for part in plan.part_keys(name)
+        }
+
+    def steps(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        for group in self.optimizer.param_groups:
+            self._refresh(group)
+        counts = [self._counts[p] if p in self._counts else self.optimizer.state[p]["step"] for p in parameters]
+        torch._foreach_add_(counts, 1)
+        return counts
+
+    def _numbers_of(self, group: Group, plan: Plan, device: torch.device) -> Tensor:
+        key = id(group), device
+        if key not in self._numbers:
+            self._numbers[key] = group, torch.empty(len(plan.numbers), device=device)
+        return self._numbers[key][1]
+
+    def _refresh(self, group: Group) -> None:
+        values = [*self._update(group).numbers(group).values()]
+        floats = torch.tensor([0.0 if isinstance(value, Tensor) else value for value in values])
+        for (owner, _), (_, numbers) in self._numbers.items():
+            if owner == id(group):
+                numbers.copy_(floats, non_blocking=True)
+                for i, value in enumerate(values):
+                    if isinstance(value, Tensor):
+                        numbers[i].copy_(value.reshape(()))
+
+    @staticmethod
+    def _update(group: Mapping[str, Any]) -> Update:
+        tensor_lr = isinstance(group["lr"], Tensor)
+        if "betas" in group:
+            decoupled = bool(group["decoupled_weight_decay"])
+            return AdamUpdate(decoupled, bool(group["amsgrad"]), tensor_lr)
+        return SGDUpdate(bool(group["momentum"]), bool(group["nesterov"]), tensor_lr)
+
+
+def told_to_schedulers(optimizer: torch.optim.Optimizer) -> None:
+    """Learning rate schedulers warn where ``optimizer.step`` has not been called: the graph stands for it."""
+    optimizer._opt_called = True  # type: ignore[attr-defined]
