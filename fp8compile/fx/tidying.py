@@ -13,9 +13,9 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-aten = torch.ops.aten
+from fp8compile.fx.ops import RESHAPES
 
-_RESHAPES = (aten.view.default, aten.reshape.default)
+aten = torch.ops.aten
 
 
 def tidy(graph: Graph) -> None:
@@ -44,7 +44,7 @@ def _itself(node: Node) -> Node | None:
         return None
     if node.target is aten.alias.default:
         return operand
-    if node.target not in _RESHAPES:
+    if node.target not in RESHAPES:
         return None
     shape, before = node.meta["val"].shape, operand.meta["val"].shape
     return operand if shape == before and all(isinstance(size, int) for size in shape) else None

@@ -20,7 +20,7 @@ from torch.fx import Graph, GraphModule
 
 from fp8compile import _torch as private
 from fp8compile.compiler.hooks import PostGradPasses
-from fp8compile.compiler.inductor_options import FUSION, inductor_options, mode_options
+from fp8compile.compiler.inductor_options import FREED, FUSION, inductor_options, mode_options
 from fp8compile.compiler.named_passes import with_theirs
 from fp8compile.compiler.near_kernels import with_near_kernels
 from fp8compile.compiler.node_by_node import run_the_graph
@@ -41,7 +41,7 @@ def compile_whole(module: GraphModule, recipe: Recipe, mode: str | None) -> Comp
         place_early(module.graph)
         return run_the_graph(module, inputs)
     patches = {**mode_options(mode), **inductor_options(recipe)}
-    patches = {**(FUSION if recipe.rewrites_graph else {}), **patches}
+    patches = {**({**FUSION, **FREED} if recipe.rewrites_graph else {}), **patches}
     patches |= with_theirs("post_grad_custom_post_pass", WholeStepPasses(recipe, _marks(module.graph)), patches)
     inner = with_tiles_for_codes(private.compile_fx_inner)
     inner = with_near_kernels(inner) if recipe.limits_memory else inner
