@@ -1,19 +1,19 @@
 """Numbers change: gradients are computed from rounded activations; the forward's results stay as they are.
 
-Each tensor saved for backward is stored as one-byte codes with a scale per group (COAT's groupwise storage), encoded
-where it is made and decoded where it is first used, so that Inductor fuses the one into its producer and the other into
-its consumers; where the recipe names four bits or fewer, as so many bits, right on average, if the gradients are linear in
-it or smooth (``fp8compile/encoding/bits_by_use.py``). Error per element: the format's (``fp8compile.numerics.quantize``); for E4M3 at most 1/16 of the element,
-for INT8 at most 1/254 of its group's largest. The recipe names the format, by default by use
-(``fp8compile/encoding/saved_format.py``). What is proven to be a softmax's result (``fp8compile/analysis/softmax.py``) is
-divided by its sum when it is decoded (``fp8compile/numerics/unit_sums.py``): at most twice the error of an element, and rows
-of the softmax's gradient sum to zero. Of fused attention's result it is the distance from the mean of its tokens that is
-encoded (``fp8compile/numerics/centring.py``), which is what its backward depends on.
+Each tensor saved for backward is stored as one-byte codes with a scale per group (COAT's groupwise storage), encoded where
+it is made and decoded where it is first used, so that Inductor fuses the one into its producer and the other into its
+consumers; where the recipe names four bits or fewer, as so many bits, right on average, if the gradients are linear in it
+or smooth (``fp8compile/encoding/bits_by_use.py``). Error per element: the format's (``fp8compile.numerics.quantize``); for
+E4M3 at most 1/16 of the element, for INT8 at most 1/254 of its group's largest. The recipe names the format, by default by
+use (``fp8compile/encoding/saved_format.py``). What is proven to be a softmax's result (``fp8compile/analysis/softmax.py``)
+is divided by its sum when it is decoded (``fp8compile/numerics/unit_sums.py``): at most twice the error of an element, and
+rows of the softmax's gradient sum to zero. Of fused attention's result it is the distance from the mean of its tokens that
+is encoded (``fp8compile/numerics/centring.py``), which is what its backward depends on.
 
-Left as they are, each with its reason in the report: what is not a floating-point activation (integers, masks, RNG
-states, tables, values made from parameters alone), small tensors, statistics of norms and softmax, float64 and complex,
-what the user put in FP32 inside a 16-bit model, FP32 islands, operands of higher-order operators, what the recipe says to
-leave, and every tensor for which it cannot be argued that the gradients answer its error with a small one
+Left as they are, each with its reason in the report: what is not a floating-point activation (integers, masks, RNG states,
+tables, values made from parameters alone), small tensors, statistics of norms and softmax, float64 and complex, what the
+user put in FP32 inside a 16-bit model, FP32 islands, operands of higher-order operators, what the recipe says to leave, and
+every tensor for which it cannot be argued that the gradients answer its error with a small one
 (``fp8compile/analysis/sensitivity``).
 """
 
@@ -103,7 +103,7 @@ def _format_name(edge: SavedTensor, recipe: Recipe) -> str:
 
 
 def codec_for(edge: SavedTensor, recipe: Recipe) -> tuple[Codec, str]:
-    """The storage that the recipe names for this tensor, and why where that depends on the tensor; of few bits, that of 8."""
+    """The storage that the recipe names for this tensor (few bits: "auto"), and why where that depends on the tensor."""
     name = _format_name(edge, recipe)
     if name == "best_of_two":
         return GroupwiseBest(recipe.group_size), ""
@@ -157,17 +157,16 @@ class _Judge:
         formats = _formats(codec)
         reasons = [reason for fmt in formats if (reason := self.sensitivity.reason_to_stay_exact(edge.backward, fmt))]
         name = _format_name(edge, recipe)
+        if not reasons and name in FEW_BITS and formats == (INT8,):
+            asked = (FEW_BITS[name], recipe.group_size)
+            few, why = few_bits_of(edge.backward, *asked, self.sensitivity, _belongs_to_attention(edge))
+            return few or codec, why
         if not reasons:
-            return self._few_bits(edge, recipe, codec, name) if name in FEW_BITS and formats == (INT8,) else (codec, why)
-        if name not in ("auto", *FEW_BITS) or formats == (E4M3,) or self.sensitivity.reason_to_stay_exact(edge.backward, E4M3):
+            return codec, why
+        by_use = name == "auto" or name in FEW_BITS
+        if not by_use or formats == (E4M3,) or self.sensitivity.reason_to_stay_exact(edge.backward, E4M3):
             return reasons[0]
         return Groupwise(E4M3, recipe.group_size), STEEP
-
-    def _few_bits(self, edge: SavedTensor, recipe: Recipe, codec: Codec, name: str) -> tuple[Codec | FewBits, str]:
-        """``codec``, or fewer bits if the gradients answer their errors with what is right on average."""
-        of_attention = _belongs_to_attention(edge)
-        few, why = few_bits_of(edge.backward, FEW_BITS[name], recipe.group_size, self.sensitivity, of_attention)
-        return few or codec, why
 
     def _reason_to_leave(self, edge: SavedTensor) -> str | None:
         return (

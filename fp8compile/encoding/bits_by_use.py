@@ -1,9 +1,9 @@
-"""How many bits a saved value takes where a recipe names few: ``saved_format="4bit"``, "3bit" or "2bit".
+"""How many bits a saved value takes where a recipe names few: ``saved_format="4bit"``, or "2bit" to "6bit".
 
     8 bits, by the rule of "auto"    what that rule gives E4M3 (compared with zero, made by exp, steep): small elements count
                                      what is not right on average, by ``fp8compile/analysis/sensitivity/average.py``
                                      rows of a length that only a run knows: codes do not tell their shape
-    4 bits                           smooth functions of it, gently: the mean is off in the second order of the error
+    4 bits at least                  smooth functions of it, gently: the mean is off in the second order of the error
     as the recipe says               all gradients linear in it: right on average, however few
 
 Fused attention's operands and result have a field of their own, ``attention_format``, 8 bits unless a recipe names fewer. Its
@@ -21,10 +21,10 @@ from torch.fx import Node
 from fp8compile.analysis.sensitivity import Sensitivity
 from fp8compile.analysis.sensitivity.average import Answer
 from fp8compile.fx.ops import is_attention, is_view
-from fp8compile.numerics.few_bits import FewBits
+from fp8compile.numerics.few_bits import BITS, FewBits
 from fp8compile.numerics.formats import Format
 
-FEW_BITS = {"4bit": 4, "3bit": 3, "2bit": 2}
+FEW_BITS = {f"{bits}bit": bits for bits in BITS}
 SMOOTH_BITS = 4
 FOUR_BITS = Format("4bit", torch.uint8, max=7.5, smallest=1.0, half_ulp=0.0)  # half a step is amax / 15 or less
 UNKNOWN_LENGTH = "8 bits: its rows have a length that only a run knows"

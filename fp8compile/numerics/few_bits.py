@@ -1,4 +1,4 @@
-"""Two, three or four bits for each element, right on average: ActNN (Chen et al. 2021) and GACT (Liu et al. 2022).
+"""Two to six bits for each element, right on average: ActNN (Chen et al. 2021) and GACT (Liu et al. 2022).
 
     y = (x - least) / step        step = (largest - least) / (2**bits - 1), both of a group of G elements in contiguous order
     code = floor(y + u)           u uniform in (0, 1)
@@ -24,10 +24,10 @@ largest finite number is that number; FP32 values beyond BF16's largest lie outs
 themselves.
 
 Codes are packed within their group, so that encoding is a reduction and what follows in the same loop: of the P codes of a
-word, the p-th is element p * G / P + w of the group, w the word's number. 4 bits: P = 2, a byte; 2 bits: P = 4, a byte; 3
-bits: P = 8, three bytes, low bits first, all words' first bytes before their second ones. The last group is filled up with
-copies of the last element, and takes its full bytes. Half of each number is computed with, since differences of finite ones
-may overflow.
+word, the p-th is element p * G / P + w of the group, w the word's number. P = 8 for 3 and 5 bits, 4 for 2 and 6, 2 for 4,
+which makes words of whole bytes: low bits first, all words' first bytes before their second ones. The last group is filled
+up with copies of the last element, and takes its full bytes. Half of each number is computed with, since differences of
+finite ones may overflow.
 """
 
 from __future__ import annotations
@@ -40,13 +40,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-BITS = (2, 3, 4)
+BITS = (2, 3, 4, 5, 6)
 ROUNDINGS = ("dithered", "stochastic", "nearest")
 SMALLEST_STEP = 2.0**-126  # its reciprocal is finite
 METADATA_BYTES = 4  # step and least, BF16
-MULTIPLE = 8  # of elements in a group: eight codes of three bits are three bytes
+MULTIPLE = 8  # of elements in a group: eight codes are as many bytes as one has bits
 
-_WORDS = {2: (4, 1), 3: (8, 3), 4: (2, 1)}  # codes and bytes of a word
+_WORDS = {2: (4, 1), 3: (8, 3), 4: (2, 1), 5: (8, 5), 6: (4, 3)}  # codes and bytes of a word
 _HALF = 0xFFFF
 _MULTIPLIERS = (0x88B5 - 0x10000, 0xDB2D - 0x10000)  # mod 2**16; no product leaves a signed 32-bit integer
 _LARGEST = torch.finfo(torch.bfloat16).max
@@ -57,7 +57,7 @@ class FewBits:
     """``bits`` per element and four bytes per group of ``group_size``, a multiple of 8 up to 65,536.
 
     Attributes:
-        bits: 2, 3 or 4.
+        bits: 2 to 6.
         group_size: elements per step, in contiguous order.
         rounding: "dithered", "stochastic" or "nearest"; see the head of this file.
     """
@@ -68,7 +68,7 @@ class FewBits:
 
     def __post_init__(self) -> None:
         if self.bits not in BITS:
-            raise ValueError(f"FewBits.bits must be 2, 3 or 4, not {self.bits!r}; for 8 use Groupwise")
+            raise ValueError(f"FewBits.bits must be 2, 3, 4, 5 or 6, not {self.bits!r}; for 8 use Groupwise")
         if self.group_size % MULTIPLE or not 0 < self.group_size <= 65536:
             raise ValueError(
                 f"FewBits.group_size must be a multiple of {MULTIPLE} up to 65536, not {self.group_size!r}"
@@ -88,6 +88,11 @@ class FewBits:
         return int(2**self.bits - 1)
 
     @property
+    def word_dtype(self) -> torch.dtype:
+        """Of a word before it is cut into bytes: signed, so that five bytes need 64 bits."""
+        return torch.int64 if self.bits == 5 else torch.int32
+
+    @property
     def group_bytes(self) -> int:
         """Bytes of a group's codes."""
         return self.group_size * self.bits // 8
@@ -103,7 +108,7 @@ class FewBits:
         lo = functools.reduce(torch.minimum, planes).amin(-1, keepdim=True)
         hi = functools.reduce(torch.maximum, planes).amax(-1, keepdim=True)
         step, least = frame(lo, hi, self.levels)
-        word = torch.zeros_like(planes[0], dtype=torch.int32)
+        word = torch.zeros_like(planes[0], dtype=self.word_dtype)
         for p, (plane, u) in enumerate(zip(planes, self._dither(step, least), strict=True)):
             word = word | self._codes(plane, step, least, u) << (self.bits * p)
         size = _WORDS[self.bits][1]
@@ -116,10 +121,10 @@ class FewBits:
         """The tensor of ``shape`` and ``dtype``. Of a symbolic shape only the last size is read, the others off the codes."""
         per_word, size = _WORDS[self.bits]
         step, least = step.float(), least.float()
-        parts = codes.reshape(step.shape[0], size, self.group_size // per_word).to(torch.int32).unbind(1)
+        parts = codes.reshape(step.shape[0], size, self.group_size // per_word).to(self.word_dtype).unbind(1)
         word = functools.reduce(torch.bitwise_or, [part << (8 * q) for q, part in enumerate(parts)])
         places = self._places(codes.device)
-        shifts = torch.arange(per_word, device=codes.device, dtype=torch.int32).unsqueeze(1) * self.bits
+        shifts = torch.arange(per_word, device=codes.device, dtype=self.word_dtype).unsqueeze(1) * self.bits
         code = ((word.unsqueeze(1) >> shifts) & self.levels).float()
         step_N11, least_N11 = step.unsqueeze(-1), least.unsqueeze(-1)
         if self.rounding == "dithered":
@@ -141,7 +146,7 @@ class FewBits:
     def _codes(self, x: Tensor, step: Tensor, least: Tensor, u: Tensor | float) -> Tensor:
         twice = 2 * torch.where(step > 0, step, 1.0).reciprocal()
         y = torch.where(step > 0, (x * 0.5 - least * 0.5) * twice, 0.0)
-        return (y + u).floor().clamp(0, self.levels).to(torch.int32)
+        return (y + u).floor().clamp(0, self.levels).to(self.word_dtype)
 
     def _dither(self, step: Tensor, least: Tensor) -> Sequence[Tensor | float]:
         if self.rounding == "nearest":

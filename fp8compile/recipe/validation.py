@@ -11,8 +11,8 @@ from fp8compile.recipe.calibration import Calibration
 from fp8compile.recipe.frozen import FrozenMapping
 from fp8compile.recipe.linear_formats import FrozenFormats
 
-FEW_BITS = ("4bit", "3bit", "2bit")
-MULTIPLE = 8  # of elements in a group of few bits: eight codes of three bits are three bytes
+FEW_BITS = ("6bit", "5bit", "4bit", "3bit", "2bit")
+MULTIPLE = 8  # of elements in a group of few bits: eight codes are as many bytes as one has bits
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "linear": ("off", "tensorwise", "rowwise", "blockwise", "mxfp8", "auto"),

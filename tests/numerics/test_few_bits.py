@@ -155,7 +155,7 @@ def test_the_largest_numbers_stay_finite_and_the_smallest_keep_their_place(codec
 
 def unpacked_by_the_book(codec: FewBits, codes: Tensor) -> list[int]:
     """Codes in the order of their elements, read bit by bit with Python's integers."""
-    per_word, size = {2: (4, 1), 3: (8, 3), 4: (2, 1)}[codec.bits]
+    per_word, size = {2: (4, 1), 3: (8, 3), 4: (2, 1), 5: (8, 5), 6: (4, 3)}[codec.bits]
     words, found = codec.group_size // per_word, []
     for start in range(0, codes.numel(), codec.group_bytes):
         group = codes.reshape(-1)[start : start + codec.group_bytes].tolist()
@@ -248,7 +248,7 @@ def test_no_random_number_is_taken_and_codes_repeat() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-@pytest.mark.parametrize("arguments", [(1,), (5,), (8,), (4, 30), (4, 0), (4, 131072), (4, 64, "up")])
+@pytest.mark.parametrize("arguments", [(1,), (7,), (8,), (4, 30), (4, 0), (4, 131072), (4, 64, "up")])
 def test_what_it_cannot_be_is_refused(arguments: tuple[object, ...]) -> None:
     with pytest.raises(ValueError, match="FewBits"):
         FewBits(*arguments)  # type: ignore[arg-type]

@@ -1,22 +1,25 @@
 """What gradients answer to a saved value that is off by much, but right on average: which values may have few bits.
 
-With x + e for x, the errors of elements independent of each other and E[e] = 0 (numerics/few_bits.py), a gradient g is off by
+With x + e for x, the errors of elements independent of each other and E[e] = 0 (numerics/few_bits.py), a gradient g is off
+by
 
     LINEAR   E[g(x + e)] = g(x)     g is linear in each element of x by itself. All that is left is noise, which sums over
                                     tokens average out: a weight's gradient over B S tokens, an update over steps.
     SMOOTH   E[g(x + e)] = g(x) + g''(x) E[e**2] / 2 + ...     the noise has a mean too, of the second order in the error
     OTHER    no such argument       an edge, a pole, an exponential: the mean of what is chosen is not that of x
 
-LINEAR are products with what does not depend on x, sums, contractions, moves, choices by a mask that x did not make, quotients
-of x, the gradient, the values and the result as operands of fused attention's backward (dS = P (dO V' - rowsum(dO O)): linear
-in V and in O). A product of two values that depend on x is LINEAR if one of them is a sum over many elements, as in the
-backward of a norm with saved statistics, x mean(x dy): an element meets itself in one of C terms, so the mean is off by
-E[e**2] / C, less than the noise by a factor sqrt(C) at least. If both depend on x element by element, as in x x, it is SMOOTH.
+LINEAR are products with what does not depend on x, sums, contractions, moves, choices by a mask that x did not make,
+quotients of x, the gradient, the values and the result as operands of fused attention's backward (dS = P (dO V' - rowsum(dO
+O)): linear in V and in O). A product of two values that depend on x is LINEAR if one of them is a sum over many elements,
+as in the backward of a norm with saved statistics, x mean(x dy): an element meets itself in one of C terms, so the mean is
+off by E[e**2] / C, less than the noise by a factor sqrt(C) at least. If both depend on x element by element, as in x x, it
+is SMOOTH.
 
-SMOOTH are also bounded functions (silu, gelu, sigmoid, tanh ...), which have no edge. In four bits a Gaussian group's error is
-0.1 standard deviations (rms), and the second derivatives are at most 1: the mean is off by 0.005. For that the function must
-not be steep: the walk that lets INT8 through at a gain of ``STEEPEST`` is asked with so much gain from the start, so 1 is left
-(rms 0.10 of a standard deviation there; 0.07 for INT8 at its steepest). Two bits have a rms of 0.5: no function stays itself.
+SMOOTH are also bounded functions (silu, gelu, sigmoid, tanh ...) that are written without an edge. In four bits a Gaussian
+group's error is 0.1 standard deviations (rms), and the second derivatives are at most 1: the mean is off by 0.005. For that
+the function must not be steep: the walk that lets INT8 through at a gain of ``STEEPEST`` is asked with so much gain from
+the start, so 1 is left (rms 0.10 of a standard deviation there; 0.07 for INT8 at its steepest). Two bits have a rms of 0.5:
+no function stays itself.
 
 Fused attention exponentiates its logits. Its queries and keys are SMOOTH only where a recipe names few bits for attention.
 """
@@ -36,6 +39,7 @@ from fp8compile.fx.provenance import op_name
 
 LINEAR_OPERANDS = ("grad_out", "grad", "value", "out")  # of fused attention's backward, by name
 SMOOTH_POWERS = (2, 3)
+EDGES = R.COMPARISONS | R.STEPS | R.LOGIC | R.CHOICES | R.CLAMPS | R.NON_EXPANSIVE
 
 
 class Answer(Enum):
@@ -76,20 +80,24 @@ def _reached(used: Node) -> set[Node]:
 
 
 def _answer_of(node: Node, read: list[Node], single: Mapping[Node, bool]) -> Answer:
-    """Of one operation, to its operands ``read``."""
-    op = packet(node)
+    """Of one operation, to its operands ``read``; what is not linear in a bounded function is a part of it."""
     if SPLICED in node.meta or node.target is R.getitem:
         return Answer.LINEAR
-    if R.function_of(node) and op not in R.COMPARISONS | R.STEPS | R.LOGIC | R.CHOICES | R.CLAMPS:
-        return Answer.SMOOTH
     if not R.is_as_its_class(node) or R.casts_to_integer(node):
         return Answer.OTHER
     if is_attention(node):
         return Answer.LINEAR if set(_names(node, read)) <= set(LINEAR_OPERANDS) else Answer.OTHER
-    if op in R.CHOICES:
-        return Answer.OTHER if node.args[0] in read else Answer.LINEAR
-    if op is R.DIV:
-        return Answer.OTHER if node.args[1] in read else Answer.LINEAR
+    found = _by_class(node, read, single)
+    if found is Answer.OTHER and R.function_of(node) and packet(node) not in EDGES:
+        return Answer.SMOOTH
+    return found
+
+
+def _by_class(node: Node, read: list[Node], single: Mapping[Node, bool]) -> Answer:
+    op = packet(node)
+    if op in R.CHOICES or op is R.DIV:
+        exactly = node.args[0] if op in R.CHOICES else node.args[1]
+        return Answer.OTHER if exactly in read else Answer.LINEAR
     if op is R.POW:
         exponent = node.args[1]
         return Answer.LINEAR if exponent == 1 else Answer.SMOOTH if exponent in SMOOTH_POWERS else Answer.OTHER
