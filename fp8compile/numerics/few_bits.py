@@ -139,7 +139,7 @@ class FewBits:
         length = x.shape[-1] if has_rows(x) else x.numel()
         x_RL = x.reshape(-1, length) if length else x.reshape(1, 0)
         if (missing := -length % self.group_size) and length:
-            x_RL = torch.cat([x_RL, x_RL[:, -1:].expand(-1, missing)], 1)
+            x_RL = torch.cat([x_RL, x_RL.narrow(1, length - 1, 1).expand(-1, missing)], 1)
         groups = x_RL.numel() // self.group_size
         return x_RL.reshape(groups, per_word, self.group_size // per_word).float().unbind(1)
 
@@ -160,9 +160,9 @@ class FewBits:
 
     def _ungrouped(self, found: Tensor, codes: Tensor, shape: Sequence[int]) -> Tensor:
         if codes.dim() > 1:
-            length = codes.shape[-1] // self.group_bytes * self.group_size
-            return found.reshape(*codes.shape[:-1], length)[..., : shape[-1]]
-        return found.reshape(-1)[: math.prod(shape)].reshape(tuple(shape))
+            found = found.reshape(*codes.shape[:-1], codes.shape[-1] // self.group_bytes * self.group_size)
+            return found.narrow(-1, 0, shape[-1])
+        return found.reshape(-1).narrow(0, 0, math.prod(shape)).reshape(tuple(shape))
 
 
 def has_rows(x: Tensor) -> bool:
