@@ -2,8 +2,8 @@
 
     python benchmarks/studies/bench_few_bits.py --json benchmarks/results/few-bits-cpu.json
 
-Storage alone, rewritten graphs run node by node. The layer is that of tests/system/test_layer.py (hidden 512, ffn 1376, 8 heads,
-2 x 256 tokens, BF16, as initialised), each gradient beside float64's for a random projection of the result. That is the worst
+Storage alone, rewritten graphs run node by node. The layer is that of tests/system/test_layer.py (hidden 512, ffn 1376, 8
+heads, 2 x 256 tokens, BF16, as initialised), each gradient beside float64's for a random projection of the result. That is the worst
 case for noise that is right on average: nothing adds up over tokens. Models run under BF16 autocast after some warm-up steps,
 as in bench_models.py; beside ours stand plain Inductor's graphs and the 8 bits of "auto".
 
@@ -42,7 +42,7 @@ from benchmarks.studies.models import MODELS, Case
 
 Options = Mapping[str, Any]
 
-NAMED = ("vit", "convnext", "bert", "t5", "llama")
+NAMED = ("vit", "bert", "t5", "gpt2", "llama")
 EACH_MODULE = {"gate": {"saved_format": "4bit"}, "o": {"saved_format": "2bit"}}
 LAYER: Mapping[str, Options] = {
     "auto": {},
@@ -137,6 +137,11 @@ def _counts(found: Measured) -> dict[str, int]:
     return dict(Counter(each.codec.split(" ")[0] for each in saved))
 
 
+def _write(path: Path | None, found: Mapping[str, Any]) -> None:
+    if path:
+        path.write_text(json.dumps(found, indent=1) + "\n")
+
+
 def main(words: Sequence[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description="Saved bytes and gradients in few bits.")
     parser.add_argument("--json", type=Path)
@@ -149,12 +154,10 @@ def main(words: Sequence[str] | None = None) -> dict[str, Any]:
     found = {**before, **environment()}
     if not arguments.no_layer:
         found["layer"] = layer_rows()
+        _write(path, found)
     for name in arguments.models:
         found["models"][name] = model_row(name)
-        if path:
-            path.write_text(json.dumps(found, indent=1) + "\n")
-    if path:
-        path.write_text(json.dumps(found, indent=1) + "\n")
+        _write(path, found)
     return found
 
 

@@ -9,25 +9,25 @@ For any y both are right on average over u. The dithered error is uniform in hal
 of step**2 / 12. The stochastic one is up to a whole step, its variance f (1 - f) step**2 for a rest f of y, step**2 / 6 in
 the mean: 3 dB more noise at equal bytes. "nearest" has u = 1/2: half a step at most, not right on average for any one y.
 
-u is a pure function: 16 bits of a hash (multiplications mod 2**16 and shifts, of C. Wellons' family) of the number of the
-group, of the bits of its metadata, and of the place in the group. So it takes no byte and no random number of the user's,
+u is a pure function: start + place * 0.618 modulo 1, start a hash (multiplications mod 2**16 and shifts, of C. Wellons'
+family) of the number of the group and of the bits of its metadata. So it takes no byte and no random number of the user's,
 and what is encoded again has the same codes. Right on average *in which sense*: over groups, since sums over rows, as in a
 weight's gradient, add up elements of different groups; and over steps, since a group whose least value or step moves by an
-ulp of BF16 draws other numbers. A tensor that never changes has the same error always, as in any format. u is an odd
-multiple of 2**-17: that moves either mean by at most 2**-17 of a step.
+ulp of BF16 starts elsewhere. A tensor that never changes has the same error always, as in any format. Within a group the
+draws are spread evenly and not independent: a decoder that hashed each element would take more operations than Inductor
+computes again for each reader (30), and so would write what it decodes to memory. u is an odd multiple of 2**-13: that
+moves either mean by at most 2**-13 of a step.
 
 step and least are BF16, rounded so that all values are inside: least down (away from zero if it is negative), then step up,
 from least as it was rounded. So step <= ((largest - least) + 2**-7 |least|) / (2**bits - 1) * (1 + 2**-7), or 2**-126 if
 that is more. A group of one value that is a BF16 number, such as 0, is exact. FP32's roundings count for 2**-16 of a step.
-A group with a NaN or an infinity has a NaN for its step, and decodes to NaN. What would decode to more than the dtype's
-largest finite number is that number; FP32 values beyond BF16's largest lie outside, and decode to within 2**-8 of
-themselves.
+A group with a NaN, an infinity or a value of 2**126 and more has a NaN for its step, and decodes to NaN. What would decode
+to more than FP16's largest number, in FP16, is that number.
 
 Codes are packed within their group, so that encoding is a reduction and what follows in the same loop: of the P codes of a
 word, the p-th is element p * G / P + w of the group, w the word's number. P = 8 for 3 and 5 bits, 4 for 2 and 6, 2 for 4,
 which makes words of whole bytes: low bits first, all words' first bytes before their second ones. The last group is filled
-up with copies of the last element, and takes its full bytes. Half of each number is computed with, since differences of
-finite ones may overflow.
+up with copies of the last element, and takes its full bytes.
 """
 
 from __future__ import annotations
@@ -40,16 +40,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fp8compile.numerics.formats import FP16_MAX
+
 BITS = (2, 3, 4, 5, 6)
 ROUNDINGS = ("dithered", "stochastic", "nearest")
 SMALLEST_STEP = 2.0**-126  # its reciprocal is finite
+LIMIT = 2.0**126  # of values: differences, and what a code stands for, are finite
 METADATA_BYTES = 4  # step and least, BF16
 MULTIPLE = 8  # of elements in a group: eight codes are as many bytes as one has bits
 
 _WORDS = {2: (4, 1), 3: (8, 3), 4: (2, 1), 5: (8, 5), 6: (4, 3)}  # codes and bytes of a word
 _HALF = 0xFFFF
 _MULTIPLIERS = (0x88B5 - 0x10000, 0xDB2D - 0x10000)  # mod 2**16; no product leaves a signed 32-bit integer
-_LARGEST = torch.finfo(torch.bfloat16).max
+_STRIDE = 2531 / 4096  # about 1 / the golden ratio
 
 
 @dataclass(frozen=True)
@@ -128,10 +131,11 @@ class FewBits:
         code = ((word.unsqueeze(1) >> shifts) & self.levels).float()
         step_N11, least_N11 = step.unsqueeze(-1), least.unsqueeze(-1)
         if self.rounding == "dithered":
-            code = code + (0.5 - uniform(key_of(step_N11, least_N11), places))
-        half = torch.finfo(dtype).max / 2
-        found = ((least_N11 * 0.5 + code * (step_N11 * 0.5)).clamp(-half, half) * 2).to(dtype)
-        return self._ungrouped(found, codes, shape)
+            code = code - distance(start_of(step_N11, least_N11), places)
+        found = least_N11 + code * step_N11
+        if dtype == torch.float16:
+            found = found.clamp(-FP16_MAX, FP16_MAX)
+        return self._ungrouped(found.to(dtype), codes, shape)
 
     def _planes(self, x: Tensor) -> tuple[Tensor, ...]:
         """The P elements of each word, ``[N, G / P]`` each, FP32."""
@@ -144,19 +148,20 @@ class FewBits:
         return x_RL.reshape(groups, per_word, self.group_size // per_word).float().unbind(1)
 
     def _codes(self, x: Tensor, step: Tensor, least: Tensor, u: Tensor | float) -> Tensor:
-        twice = 2 * torch.where(step > 0, step, 1.0).reciprocal()
-        y = torch.where(step > 0, (x * 0.5 - least * 0.5) * twice, 0.0)
+        y = torch.where(step > 0, (x - least) * torch.where(step > 0, step, 1.0).reciprocal(), 0.0)
         return (y + u).floor().clamp(0, self.levels).to(self.word_dtype)
 
     def _dither(self, step: Tensor, least: Tensor) -> Sequence[Tensor | float]:
         if self.rounding == "nearest":
             return [0.5] * _WORDS[self.bits][0]
-        key = key_of(step, least)
-        return [uniform(key, place) for place in self._places(step.device).unbind(0)]
+        start = start_of(step, least)
+        return [distance(start, place) + 0.5 for place in self._places(step.device).unbind(0)]
 
     def _places(self, device: torch.device) -> Tensor:
-        """The number of each element in its group, int32 ``[P, G / P]``."""
-        return torch.arange(self.group_size, device=device, dtype=torch.int32).reshape(_WORDS[self.bits][0], -1)
+        """The number of each element in its group, modulo 256: FP32 ``[P, G / P]``."""
+        place = torch.arange(self.group_size, device=device, dtype=torch.int32)
+        place = place & 255 if self.group_size > 256 else place
+        return place.float().reshape(_WORDS[self.bits][0], -1)
 
     def _ungrouped(self, found: Tensor, codes: Tensor, shape: Sequence[int]) -> Tensor:
         if codes.dim() > 1:
@@ -172,11 +177,11 @@ def has_rows(x: Tensor) -> bool:
 
 
 def frame(lo: Tensor, hi: Tensor, levels: int) -> tuple[Tensor, Tensor]:
-    """``(step, least)`` of groups with these ends, FP32 numbers on BF16's grid; the step is NaN where one is not finite."""
-    least = _away_from_zero(lo, lo < 0).clamp_min(-_LARGEST)
-    step = _away_from_zero((hi * 0.5 - least * 0.5) * (2 / levels), torch.ones_like(lo, dtype=torch.bool))
+    """``(step, least)`` of groups with these ends, FP32 numbers on BF16's grid; the step is NaN beyond ``LIMIT``."""
+    least = _away_from_zero(lo, lo < 0)
+    step = _away_from_zero((hi - least) * (1 / levels), torch.ones_like(lo, dtype=torch.bool))
     step = torch.where(hi > least, step.clamp_min(SMALLEST_STEP), 0.0)
-    return torch.where((lo > -torch.inf) & (hi < torch.inf), step, torch.nan), least
+    return torch.where((lo > -LIMIT) & (hi < LIMIT), step, torch.nan), least
 
 
 def _away_from_zero(x: Tensor, where: Tensor) -> Tensor:
@@ -185,18 +190,19 @@ def _away_from_zero(x: Tensor, where: Tensor) -> Tensor:
     return (bits & -0x10000).view(torch.float32)
 
 
-def key_of(step: Tensor, least: Tensor) -> Tensor:
-    """16 bits for each group, int32 in step's shape ``[N, 1 ...]``: of its number and the bits of its metadata."""
+def start_of(step: Tensor, least: Tensor) -> Tensor:
+    """FP32 in (0, 1) for each group, in step's shape ``[N, 1 ...]``, odd multiples of 2**-13: of its number and metadata."""
     number = torch.arange(step.shape[0], device=step.device, dtype=torch.int32).reshape(-1, *[1] * (step.dim() - 1))
     key = _mixed(number & _HALF) ^ (number >> 16)
     for metadata in (least, step):
         key = _mixed(key ^ ((metadata.contiguous().view(torch.int32) >> 16) & _HALF))
-    return key
+    return ((key >> 4).float() + 0.5) * 2.0**-12
 
 
-def uniform(key: Tensor, place: Tensor) -> Tensor:
-    """FP32 in (0, 1), odd multiples of 2**-17: within a group each at most once."""
-    return (_mixed(key ^ place).float() + 0.5) * 2.0**-16
+def distance(start: Tensor, place: Tensor) -> Tensor:
+    """u - 1/2: how far start + place * ``_STRIDE`` is from the nearest whole number, FP32, exact."""
+    at = start + place * _STRIDE
+    return at - at.round()
 
 
 def _mixed(word: Tensor) -> Tensor:

@@ -57,8 +57,8 @@ ANALYSES = (
     Mutant(
         "few bits: the decoder takes the wrong number away",
         "fp8compile/numerics/few_bits.py",
-        "code = code + (0.5 - uniform(",
-        "code = code - (0.5 - uniform(",
+        "code = code - distance(",
+        "code = code + distance(",
         ("tests/numerics/test_few_bits.py",),
     ),
     Mutant(

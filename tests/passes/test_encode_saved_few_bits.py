@@ -62,8 +62,8 @@ view_10: uint8[8192] = encode(addmm)
 convert_element_type_7: bfloat16[128, 1] = encode(addmm)
 convert_element_type_8: bfloat16[128, 1] = encode(addmm)
 view_21: uint8[6144] = encode(addmm_1)
-convert_element_type_30: bfloat16[128, 1] = encode(addmm_1)
-convert_element_type_31: bfloat16[128, 1] = encode(addmm_1)
+convert_element_type_24: bfloat16[128, 1] = encode(addmm_1)
+convert_element_type_25: bfloat16[128, 1] = encode(addmm_1)
 """,
     )
 

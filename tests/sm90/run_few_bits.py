@@ -14,12 +14,8 @@ from .run_layers import backend_of, described, lowered_layer
 from .run_model import fp8compile_backend
 
 CASE = "llama 16k"
-FUSED, UNFUSED = "4bit", "4bit, Inductor's own limit of operations"
-LONGER = {"realize_opcount_threshold": 400}  # operations that Inductor computes again for each reader
-FEW = {
-    FUSED: Recipe.preset("storage_only", saved_format="4bit", inductor=LONGER),
-    UNFUSED: Recipe.preset("storage_only", saved_format="4bit"),
-}
+ALONE = "4bit"
+FEW = {ALONE: Recipe.preset("storage_only", saved_format="4bit")}
 
 
 def report(names: tuple[str, ...] = (PLAIN, STORAGE, *FEW)) -> dict[str, list[dict[str, Any]]]:
