@@ -8,7 +8,7 @@ from typing import Any
 from fp8compile.recipe.recipe import Recipe
 
 from . import fake_h100
-from .layers import CASES, PLAIN, STORAGE
+from .layers import CASES, STORAGE
 from .measures import print_json
 from .run_layers import backend_of, described, lowered_layer
 from .run_model import fp8compile_backend
@@ -18,7 +18,7 @@ ALONE = "4bit"
 FEW = {ALONE: Recipe.preset("storage_only", saved_format="4bit")}
 
 
-def report(names: tuple[str, ...] = (PLAIN, STORAGE, *FEW)) -> dict[str, list[dict[str, Any]]]:
+def report(names: tuple[str, ...] = (STORAGE, *FEW)) -> dict[str, list[dict[str, Any]]]:
     """``{pipeline: forward and backward, each with launches, bytes and what the assembler said}``."""
     fake_h100.install()
     found = {}
@@ -30,4 +30,4 @@ def report(names: tuple[str, ...] = (PLAIN, STORAGE, *FEW)) -> dict[str, list[di
 
 
 if __name__ == "__main__":
-    print_json(lambda: report(tuple(sys.argv[1:]) or (PLAIN, STORAGE, *FEW)))
+    print_json(lambda: report(tuple(sys.argv[1:]) or (STORAGE, *FEW)))
