@@ -14,7 +14,12 @@ NAME = "few-bits-cpu.json"
 def few_bits(folder: Path) -> list[str]:
     found = load(folder, NAME)
     layer = [
-        (name, f"{row['units']:.2f} U", f"{row['worst_db']:.1f} ({row['worst_parameter']})", f"{row['median_db']:.1f}")
+        (
+            name,
+            f"{row['units']:.2f} U",
+            f"{row['worst_db']:.1f} ({row['worst_parameter']})",
+            f"{row['median_db']:.1f}",
+        )
         for name, row in found["layer"].items()
     ]
     ways = list(next(iter(found["models"].values()))["ways"]) if found["models"] else []
@@ -22,12 +27,12 @@ def few_bits(folder: Path) -> list[str]:
     return [
         source(NAME, found),
         "A Llama layer as initialised, BF16, storage alone; gradients of a random projection against float64.",
-        'Attention is in as many bits unless the row says otherwise; "o 2" is the result of the output projection, by module.',
+        'Attention is in as many bits unless the row says otherwise. "o 2" is the output projection\'s result, by module.',
         "",
         *table(("bits", "saved", "worst gradient, dB", "median, dB"), layer),
         "",
-        "Models under BF16 autocast after some steps: MB saved, worst (median) gradient in dB. Attention is in 8 bits but where",
-        'the column says otherwise, and in "6bit".',
+        "Models under BF16 autocast after some steps: MB saved, worst (median) gradient in dB.",
+        'Attention is in 8 bits but in "6bit" and where the column says so.',
         "",
         *table(("model", *ways), models),
     ]
