@@ -1,18 +1,19 @@
 """Numbers change: gradients are computed from rounded activations; the forward's results stay as they are.
 
-Each tensor saved for backward is stored as one-byte codes with a scale per group (COAT's groupwise storage), encoded
-where it is made and decoded where it is first used, so that Inductor fuses the one into its producer and the other into
-its consumers. Error per element: the format's (``fp8compile.numerics.quantize``); for E4M3 at most 1/16 of the element,
-for INT8 at most 1/254 of its group's largest. The recipe names the format, by default by use
-(``fp8compile/encoding/saved_format.py``). What is proven to be a softmax's result (``fp8compile/analysis/softmax.py``) is
-divided by its sum when it is decoded (``fp8compile/numerics/unit_sums.py``): at most twice the error of an element, and rows
-of the softmax's gradient sum to zero. Of fused attention's result it is the distance from the mean of its tokens that is
-encoded (``fp8compile/numerics/centring.py``), which is what its backward depends on.
+Each tensor saved for backward is stored as one-byte codes with a scale per group (COAT's groupwise storage), encoded where
+it is made and decoded where it is first used, so that Inductor fuses the one into its producer and the other into its
+consumers; where the recipe names four bits or fewer, as so many bits, right on average, if the gradients are linear in it
+or smooth (``fp8compile/encoding/bits_by_use.py``). Error per element: the format's (``fp8compile.numerics.quantize``); for
+E4M3 at most 1/16 of the element, for INT8 at most 1/254 of its group's largest. The recipe names the format, by default by
+use (``fp8compile/encoding/saved_format.py``). What is proven to be a softmax's result (``fp8compile/analysis/softmax.py``)
+is divided by its sum when it is decoded (``fp8compile/numerics/unit_sums.py``): at most twice the error of an element, and
+rows of the softmax's gradient sum to zero. Of fused attention's result it is the distance from the mean of its tokens that
+is encoded (``fp8compile/numerics/centring.py``), which is what its backward depends on.
 
-Left as they are, each with its reason in the report: what is not a floating-point activation (integers, masks, RNG
-states, tables, values made from parameters alone), small tensors, statistics of norms and softmax, float64 and complex,
-what the user put in FP32 inside a 16-bit model, FP32 islands, operands of higher-order operators, what the recipe says to
-leave, and every tensor for which it cannot be argued that the gradients answer its error with a small one
+Left as they are, each with its reason in the report: what is not a floating-point activation (integers, masks, RNG states,
+tables, values made from parameters alone), small tensors, statistics of norms and softmax, float64 and complex, what the
+user put in FP32 inside a 16-bit model, FP32 islands, operands of higher-order operators, what the recipe says to leave, and
+every tensor for which it cannot be argued that the gradients answer its error with a small one
 (``fp8compile/analysis/sensitivity``).
 """
 
@@ -32,6 +33,7 @@ from fp8compile.analysis.softmax import softmax_dim
 from fp8compile.budget.placing import move_views_to_their_operand
 from fp8compile.encoding.attention_cost import price_of
 from fp8compile.encoding.attention_result import is_read_by_attention, tokens_of
+from fp8compile.encoding.bits_by_use import FEW_BITS, few_bits_of
 from fp8compile.encoding.paying import device_name, rates_for
 from fp8compile.encoding.saved_format import format_by_use
 from fp8compile.encoding.stored import Stored
@@ -55,6 +57,7 @@ from fp8compile.fx.ops import FUSED_NORMS, STATISTICS, is_attention, is_of_atten
 from fp8compile.fx.partition import NO_VERSION_CHECK, PartitionedGraph, SavedTensor
 from fp8compile.fx.regions import saves_itself
 from fp8compile.numerics import E4M3, ENCODABLE, INT8, Codec, Format, Groupwise, GroupwiseBest
+from fp8compile.numerics.few_bits import FewBits
 from fp8compile.numerics.formats import FP8
 from fp8compile.planning.device_rates import RATES
 from fp8compile.recipe.context import Context
@@ -100,12 +103,12 @@ def _format_name(edge: SavedTensor, recipe: Recipe) -> str:
 
 
 def codec_for(edge: SavedTensor, recipe: Recipe) -> tuple[Codec, str]:
-    """The storage that the recipe names for this tensor, and why where that depends on the tensor."""
+    """The storage that the recipe names for this tensor (few bits: "auto"), and why where that depends on the tensor."""
     name = _format_name(edge, recipe)
     if name == "best_of_two":
         return GroupwiseBest(recipe.group_size), ""
     by_name = {"e4m3": (E4M3, ""), "int8": (INT8, "")}
-    fmt, why = format_by_use(edge.forward, edge.backward) if name == "auto" else by_name[name]
+    fmt, why = by_name.get(name) or format_by_use(edge.forward, edge.backward)
     return Groupwise(fmt, recipe.group_size), why
 
 
@@ -134,8 +137,10 @@ class _Judge:
         found = self._codec(edge)
         return found if isinstance(found, str) else self._stored(edge, *found)
 
-    def _stored(self, edge: SavedTensor, codec: Codec, why: str) -> Stored:
+    def _stored(self, edge: SavedTensor, codec: Codec | FewBits, why: str) -> Stored:
         """With what is known of the value besides, where the backward answers to sizes alone."""
+        if isinstance(codec, FewBits):
+            return Stored(codec, why)
         dim, tokens = softmax_dim(edge.forward), tokens_of(edge.forward)
         if not is_read_by_attention(edge.backward) or _formats(codec) != (INT8,):
             tokens = None  # E4M3 is chosen for what counts by its own size, not by its distance from another value
@@ -145,16 +150,21 @@ class _Judge:
             return Stored(codec, why)
         return Stored(codec, why, dim, tokens)
 
-    def _codec(self, edge: SavedTensor) -> tuple[Codec, str] | str:
+    def _codec(self, edge: SavedTensor) -> tuple[Codec | FewBits, str] | str:
         """The recipe's codec if the backward answers its errors with small ones; else E4M3's, if it may be chosen."""
         recipe = self.ctx.recipe_at(_path(edge))
         codec, why = codec_for(edge, recipe)
         formats = _formats(codec)
         reasons = [reason for fmt in formats if (reason := self.sensitivity.reason_to_stay_exact(edge.backward, fmt))]
+        name = _format_name(edge, recipe)
+        if not reasons and name in FEW_BITS and formats == (INT8,):
+            asked = (FEW_BITS[name], recipe.group_size)
+            few, why = few_bits_of(edge.backward, *asked, self.sensitivity, _belongs_to_attention(edge))
+            return few or codec, why
         if not reasons:
             return codec, why
-        name = _format_name(edge, recipe)
-        if name != "auto" or formats == (E4M3,) or self.sensitivity.reason_to_stay_exact(edge.backward, E4M3):
+        by_use = name == "auto" or name in FEW_BITS
+        if not by_use or formats == (E4M3,) or self.sensitivity.reason_to_stay_exact(edge.backward, E4M3):
             return reasons[0]
         return Groupwise(E4M3, recipe.group_size), STEEP
 
@@ -261,13 +271,13 @@ def _higher_order_use(value: Node) -> str | None:
 
 def _encode(split: PartitionedGraph, edge: SavedTensor, stored: Stored) -> Saved:
     value = edge.forward.meta["val"]
-    order, dtype = memory_order(value), value.dtype
+    order, dtype, shape = memory_order(value), value.dtype, value.shape
 
     def encode(x: Tensor) -> tuple[Tensor, ...]:
         return stored.encode(x, order)
 
     def decode(*parts: Tensor) -> Tensor:
-        return stored.decode(parts, order, dtype)
+        return stored.decode(parts, order, shape, dtype)
 
     made = splice(split.fw.graph, encode, edge.forward, before=insertion_point_after(edge.forward))
     used = [split.placeholder(edge, node, part) for node, part in zip(made, stored.parts, strict=True)]

@@ -11,6 +11,7 @@ from torch import Tensor
 from fp8compile.encoding.attention_result import Tokens
 from fp8compile.numerics import Codec, Groupwise, GroupwiseBest
 from fp8compile.numerics.centring import decode_about_centre, encode_about_centre
+from fp8compile.numerics.few_bits import FewBits
 from fp8compile.numerics.unit_sums import with_unit_sums
 
 Order = tuple[int, ...] | None
@@ -29,7 +30,7 @@ class Stored:
         tokens: where its tokens lie, if it is encoded about their mean, in INT8 groups.
     """
 
-    codec: Codec
+    codec: Codec | FewBits
     why: str = ""
     softmax_dim: int | None = None
     tokens: Tokens | None = None
@@ -44,11 +45,13 @@ class Stored:
     @property
     def parts(self) -> tuple[str, ...]:
         """What is kept, in this order."""
+        if isinstance(self.codec, FewBits):
+            return ("codes", "step", "least")
         return ("codes", "inv_scale") if self.tokens is None else ("codes", "inv_scale", "centre")
 
     def nbytes(self, numel: int) -> int:
         """Bytes of all parts, for a value of so many elements."""
-        assert isinstance(self.codec, (Groupwise, GroupwiseBest))
+        assert isinstance(self.codec, (Groupwise, GroupwiseBest, FewBits))
         centre = 0 if self.tokens is None else CENTRE_BYTES * (numel // self.tokens.length)
         return self.codec.nbytes(numel) + centre
 
@@ -60,9 +63,13 @@ class Stored:
         assert isinstance(self.codec, Groupwise)
         return encode_about_centre(x, self.tokens, self.codec)
 
-    def decode(self, parts: Sequence[Tensor], order: Order, dtype: torch.dtype) -> Tensor:
-        """The value of ``dtype`` in its own shape, computed in FP32 where more is done than decoding."""
-        if self.tokens is not None:
+    def decode(self, parts: Sequence[Tensor], order: Order, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """The value of ``dtype`` in its own ``shape``, computed in FP32 where more is done than decoding."""
+        if isinstance(self.codec, FewBits):
+            codes, step, least = parts
+            stored_as = shape if order is None else [shape[d] for d in order]
+            found = self.codec.decode(codes, step, least, stored_as, dtype)
+        elif self.tokens is not None:
             assert isinstance(self.codec, Groupwise)
             codes, inv_scale, centre = parts
             found = decode_about_centre(codes, inv_scale, centre, self.tokens, self.codec, dtype)

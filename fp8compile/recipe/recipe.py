@@ -54,8 +54,10 @@ class Recipe:
         emulate: decode the codes and multiply in the model's dtype, on any device: FP8's numbers without its speed.
         saved: how what is saved for backward is stored: "groupwise" (one scale per group) or "off".
         saved_format: "auto" ("e4m3" for what the backward compares with zero and for what exp made, else "int8"; see
-            fp8compile/encoding/saved_format.py), "e4m3", "int8", or "best_of_two" (group by group, decided at run time).
-        group_size: elements per scale, 16 ... 65536.
+            fp8compile/encoding/saved_format.py), "e4m3", "int8", "best_of_two" (group by group, decided at run time), or
+            "6bit" ... "2bit" where gradients are linear in the value, four at least where they are smooth, else as "auto"
+            (fp8compile/encoding/bits_by_use.py).
+        group_size: elements per scale, 16 ... 65536; of few bits a multiple of 8.
         collectives: what all_gather, reduce_scatter and all_reduce in the graph send: "off" (what they are given) or
             "groupwise" (codes; see passes/compress_collectives.py).
         chunk_logits: whether logits that only a loss reads are computed in chunks and never exist as a whole, for one more

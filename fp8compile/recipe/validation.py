@@ -11,6 +11,9 @@ from fp8compile.recipe.calibration import Calibration
 from fp8compile.recipe.frozen import FrozenMapping
 from fp8compile.recipe.linear_formats import FrozenFormats
 
+FEW_BITS = ("6bit", "5bit", "4bit", "3bit", "2bit")
+MULTIPLE = 8  # of elements in a group of few bits: eight codes are as many bytes as one has bits
+
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "linear": ("off", "tensorwise", "rowwise", "blockwise", "mxfp8", "auto"),
     "device_rates": ("device", *RATES),
@@ -20,8 +23,8 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
     "saved": ("groupwise", "off"),
     "collectives": ("off", "groupwise"),
     "offload": ("off", "auto", "all"),
-    "saved_format": ("auto", "e4m3", "int8", "best_of_two"),
-    "attention_format": ("auto", "e4m3", "int8", "best_of_two"),
+    "saved_format": ("auto", "e4m3", "int8", "best_of_two", *FEW_BITS),
+    "attention_format": ("auto", "e4m3", "int8", "best_of_two", *FEW_BITS),
     "codegen": ("inductor", "eager"),
     "check": ("off", "first_step"),
 }
@@ -105,6 +108,12 @@ def check_values(recipe: Any) -> None:
     ):
         raise ValueError(
             f"Recipe.chunk_logits must be 'off', 'auto' or a number of chunks from 2 to 64, not {recipe.chunk_logits!r}."
+        )
+    if recipe.group_size % MULTIPLE and (few := {recipe.saved_format, recipe.attention_format} & {*FEW_BITS}):
+        nearest_size = recipe.group_size // MULTIPLE * MULTIPLE
+        raise ValueError(
+            f"Recipe.group_size must be a multiple of {MULTIPLE} for {min(few)!r}, such as {nearest_size}, "
+            f"not {recipe.group_size!r}."
         )
     _check_scales(recipe)
     _check_budget(recipe.memory_budget, recipe.card_gib)

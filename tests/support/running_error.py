@@ -132,7 +132,7 @@ def _compared(
 
 def _decoded(stored: Stored, x: Tensor) -> Tensor:
     order = memory_order(x)
-    return stored.decode(stored.encode(x.float(), order), order, torch.float32).double()
+    return stored.decode(stored.encode(x.float(), order), order, x.shape, torch.float32).double()
 
 
 def _excess(reference: Tensor, found: Tensor, bound: Tensor | None) -> float:

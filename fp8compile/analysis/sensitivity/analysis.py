@@ -13,9 +13,10 @@ from fp8compile.analysis.ranges import Interval, ranges
 from fp8compile.analysis.ranges.interval import ANYTHING
 from fp8compile.analysis.ranges.matching import packet
 from fp8compile.analysis.sensitivity import responses as R
+from fp8compile.analysis.sensitivity.average import Answer, answer_to
 from fp8compile.analysis.sensitivity.error import AMPLIFIED, Error, Unbounded, Unproven, error_of
 from fp8compile.analysis.sensitivity.regular import is_free_of_ties, is_regular
-from fp8compile.analysis.sensitivity.walk import Walk
+from fp8compile.analysis.sensitivity.walk import STEEPEST, Walk
 from fp8compile.fx.graph import SPLICED
 from fp8compile.fx.ops import is_attention
 from fp8compile.fx.partition import PartitionedGraph
@@ -64,6 +65,18 @@ class Sensitivity:
         """
         try:
             largest = Walk(self, fmt, Error(amplification=RESCALED)).follow(used)
+        except Unbounded:
+            return False
+        return largest * error_of(fmt) <= LARGEST_ERROR
+
+    def answer_on_average(self, used: Node) -> tuple[Answer, str]:
+        """How the gradients depend on a saved value that is right on average, and why no better (average.py)."""
+        return answer_to(used, self.position)
+
+    def is_gentle(self, used: Node, fmt: Format) -> bool:
+        """Whether the gradients answer this format's errors with small ones though a gain of ``STEEPEST`` came before."""
+        try:
+            largest = Walk(self, fmt, Error(gain=STEEPEST)).follow(used)
         except Unbounded:
             return False
         return largest * error_of(fmt) <= LARGEST_ERROR

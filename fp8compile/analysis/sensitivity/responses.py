@@ -24,7 +24,7 @@ What is not listed is not known, and stays exact, with its name in the report.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeGuard
 
 import torch
@@ -66,6 +66,7 @@ JOINS = _packets(aten, "cat stack select_scatter slice_scatter diagonal_scatter 
 # Contractions are sums of such products, whose error is measured by the sum of magnitudes: a sum that cancels is as
 # ill-conditioned in the model's own dtype.
 PRODUCTS = _packets(aten, "mul square addcmul dot mv ger outer") | _packets(prims, "fma mul")
+SQUARES = _packets(aten, "square")
 CONTRACTIONS = _packets(
     aten,
     "mm addmm bmm baddbmm addbmm addmv linear matmul einsum convolution convolution_backward _convolution conv1d conv2d"
@@ -252,3 +253,11 @@ def function_of(node: Node) -> tuple[str, object] | None:
     name = str(getattr(original, "overloadpacket", original or "")).removeprefix("aten.")
     name = name.removesuffix("_backward").removesuffix("_forward")
     return (name, node.meta.get("seq_nr")) if name in BOUNDED else None
+
+
+def reads_shape_only(reader: Node, operands: Sequence[Node]) -> bool:
+    """Whether an operation reads of these operands their shapes alone."""
+    if packet(reader) in SHAPE_ONLY:
+        return True
+    at = SHAPE_OPERANDS.get(packet(reader), ())
+    return bool(at) and all(i in at for i, a in enumerate(reader.args) if a in operands)

@@ -95,7 +95,7 @@ class Walk:
     def _matters(self, operand: Node, reader: Node) -> bool:
         if self.errors[operand].step or self.errors[operand].within:
             return True
-        return not self.of.is_linear_from(operand) and not _reads_shape_only(reader, operand)
+        return not self.of.is_linear_from(operand) and not R.reads_shape_only(reader, [operand])
 
     def _as_read_by(self, reader: Node, operand: Node) -> Error:
         """The error of an operand; only a bounded function itself may read its inner values."""
@@ -291,8 +291,3 @@ def _steep(gain: float) -> Unproven:
 def _reads_steps_first(node: Node, read: dict[Node, Error]) -> bool:
     """Whether the only step that is read is what a view or a copy moves, not an index."""
     return all(n is node.all_input_nodes[0] for n in read if read[n].step)
-
-
-def _reads_shape_only(reader: Node, operand: Node) -> bool:
-    at = R.SHAPE_OPERANDS.get(packet(reader), ())
-    return bool(at) and all(i in at for i, a in enumerate(reader.args) if a is operand)

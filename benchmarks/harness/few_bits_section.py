@@ -1,0 +1,42 @@
+"""The section of docs/results.md about few bits per element: a Llama layer in each choice, and models."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.measured_sections import load, source, table
+
+NAME = "few-bits-cpu.json"
+
+
+def few_bits(folder: Path) -> list[str]:
+    found = load(folder, NAME)
+    layer = [
+        (
+            name,
+            f"{row['units']:.2f} U",
+            f"{row['worst_db']:.1f} ({row['worst_parameter']})",
+            f"{row['median_db']:.1f}",
+        )
+        for name, row in found["layer"].items()
+    ]
+    ways = list(next(iter(found["models"].values()))["ways"]) if found["models"] else []
+    models = [(name, *(_cell(row["ways"][way]) for way in ways)) for name, row in found["models"].items()]
+    return [
+        source(NAME, found),
+        "A Llama layer as initialised, BF16, storage alone; gradients of a random projection against float64.",
+        'Attention is in as many bits unless the row says otherwise. "o 2" is the output projection\'s result, by module.',
+        "",
+        *table(("bits", "saved", "worst gradient, dB", "median, dB"), layer),
+        "",
+        "Models under BF16 autocast after some steps: MB saved, worst (median) gradient in dB.",
+        'Attention is in 8 bits but in "6bit" and where the column says so.',
+        "",
+        *table(("model", *ways), models),
+    ]
+
+
+def _cell(row: Mapping[str, Any]) -> str:
+    return f"{row['saved_bytes'] / 1e6:.2f}: {row['worst_db']:.1f} ({row['median_db']:.1f})"

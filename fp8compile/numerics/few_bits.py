@@ -1,0 +1,212 @@
+"""Two to six bits for each element, right on average: ActNN (Chen et al. 2021) and GACT (Liu et al. 2022).
+
+    y = (x - least) / step        step = (largest - least) / (2**bits - 1), both of a group of G elements in contiguous order
+    code = floor(y + u)           u uniform in (0, 1)
+    decoded = least + step * (code + 1/2 - u)        "dithered": the decoder knows u and takes it away again
+              least + step * code                    "stochastic": ActNN's
+
+For any y both are right on average over u. The dithered error is uniform in half a step about 0, whatever y is: a variance
+of step**2 / 12. The stochastic one is up to a whole step, its variance f (1 - f) step**2 for a rest f of y, step**2 / 6 in
+the mean: 3 dB more noise at equal bytes. "nearest" has u = 1/2: half a step at most, not right on average for any one y.
+
+u is a pure function: start + place * 0.618 modulo 1, start a hash (multiplications mod 2**16 and shifts, of C. Wellons'
+family) of the number of the group and of the bits of its metadata. So it takes no byte and no random number of the user's,
+and what is encoded again has the same codes. Right on average *in which sense*: over groups, since sums over rows, as in a
+weight's gradient, add up elements of different groups; and over steps, since a group whose least value or step moves by an
+ulp of BF16 starts elsewhere. A tensor that never changes has the same error always, as in any format. Within a group the
+draws are spread evenly and not independent: a decoder that hashed each element would take more operations than Inductor
+computes again for each reader (30), and so would write what it decodes to memory. u is an odd multiple of 2**-13: that
+moves either mean by at most 2**-13 of a step.
+
+step and least are BF16, rounded so that all values are inside: least down (away from zero if it is negative), then step up,
+from least as it was rounded. So step <= ((largest - least) + 2**-7 |least|) / (2**bits - 1) * (1 + 2**-7), or 2**-126 if
+that is more. A group of one value that is a BF16 number, such as 0, is exact. FP32's roundings count for 2**-16 of a step.
+A group with a NaN, an infinity or a value of 2**126 and more has a NaN for its step, and decodes to NaN. What would decode
+to more than FP16's largest number, in FP16, is that number.
+
+Codes are packed within their group, so that encoding is a reduction and what follows in the same loop: of the P codes of a
+word, the p-th is element p * G / P + w of the group, w the word's number. P = 8 for 3 and 5 bits, 4 for 2 and 6, 2 for 4,
+which makes words of whole bytes: low bits first, all words' first bytes before their second ones. The last group is filled
+up with copies of the last element, and takes its full bytes.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fp8compile.numerics.formats import FP16_MAX
+
+BITS = (2, 3, 4, 5, 6)
+ROUNDINGS = ("dithered", "stochastic", "nearest")
+SMALLEST_STEP = 2.0**-126  # its reciprocal is finite
+LIMIT = 2.0**126  # of values: differences, and what a code stands for, are finite
+METADATA_BYTES = 4  # step and least, BF16
+MULTIPLE = 8  # of elements in a group: eight codes are as many bytes as one has bits
+
+_WORDS = {2: (4, 1), 3: (8, 3), 4: (2, 1), 5: (8, 5), 6: (4, 3)}  # codes and bytes of a word
+_HALF = 0xFFFF
+_MULTIPLIERS = (0x88B5 - 0x10000, 0xDB2D - 0x10000)  # mod 2**16; no product leaves a signed 32-bit integer
+_STRIDE = 2531 / 4096  # about 1 / the golden ratio
+
+
+@dataclass(frozen=True)
+class FewBits:
+    """``bits`` per element and four bytes per group of ``group_size``, a multiple of 8 up to 65,536.
+
+    Attributes:
+        bits: 2 to 6.
+        group_size: elements per step, in contiguous order.
+        rounding: "dithered", "stochastic" or "nearest"; see the head of this file.
+    """
+
+    bits: int
+    group_size: int = 128
+    rounding: str = "dithered"
+
+    def __post_init__(self) -> None:
+        if self.bits not in BITS:
+            raise ValueError(f"FewBits.bits must be 2, 3, 4, 5 or 6, not {self.bits!r}; for 8 use Groupwise")
+        if self.group_size % MULTIPLE or not 0 < self.group_size <= 65536:
+            raise ValueError(
+                f"FewBits.group_size must be a multiple of {MULTIPLE} up to 65536, not {self.group_size!r}"
+            )
+        if self.rounding not in ROUNDINGS:
+            raise ValueError(f"FewBits.rounding must be one of {', '.join(ROUNDINGS)}, not {self.rounding!r}")
+
+    @property
+    def name(self) -> str:
+        """What reports call it, e.g. ``4bit 1x128``."""
+        rounding = "" if self.rounding == "dithered" else f" {self.rounding}"
+        return f"{self.bits}bit 1x{self.group_size}{rounding}"
+
+    @property
+    def levels(self) -> int:
+        """The largest code."""
+        return int(2**self.bits - 1)
+
+    @property
+    def word_dtype(self) -> torch.dtype:
+        """Of a word before it is cut into bytes: signed, so that five bytes need 64 bits."""
+        return torch.int64 if self.bits == 5 else torch.int32
+
+    @property
+    def group_bytes(self) -> int:
+        """Bytes of a group's codes."""
+        return self.group_size * self.bits // 8
+
+    def nbytes(self, numel: int) -> int:
+        """Bytes of codes and metadata of so many elements in one row; the last group takes its full bytes."""
+        return -(-numel // self.group_size) * (self.group_bytes + METADATA_BYTES)
+
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """``x -> (codes, step, least)``: uint8 ``[N * group_bytes]``, or ``[..., bytes of a row]`` where rows have groups of
+        their own (``has_rows``); BF16 ``[N, 1]`` each, N the number of groups."""
+        planes = self._planes(x)
+        lo = functools.reduce(torch.minimum, planes).amin(-1, keepdim=True)
+        hi = functools.reduce(torch.maximum, planes).amax(-1, keepdim=True)
+        step, least = frame(lo, hi, self.levels)
+        word = torch.zeros_like(planes[0], dtype=self.word_dtype)
+        for p, (plane, u) in enumerate(zip(planes, self._dither(step, least), strict=True)):
+            word = word | self._codes(plane, step, least, u) << (self.bits * p)
+        size = _WORDS[self.bits][1]
+        codes = torch.cat([((word >> (8 * q)) & 255).to(torch.uint8) for q in range(size)], -1)
+        rows = x.shape[:-1] if has_rows(x) else ()
+        codes = codes.reshape(*rows, -(-x.shape[-1] // self.group_size) * self.group_bytes if rows else codes.numel())
+        return codes, step.to(torch.bfloat16), least.to(torch.bfloat16)
+
+    def decode(self, codes: Tensor, step: Tensor, least: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """The tensor of ``shape`` and ``dtype``. Of a symbolic shape only the last size is read, the others off the codes."""
+        per_word, size = _WORDS[self.bits]
+        step, least = step.float(), least.float()
+        parts = codes.reshape(step.shape[0], size, self.group_size // per_word).to(self.word_dtype).unbind(1)
+        word = functools.reduce(torch.bitwise_or, [part << (8 * q) for q, part in enumerate(parts)])
+        places = self._places(codes.device)
+        shifts = torch.arange(per_word, device=codes.device, dtype=self.word_dtype).unsqueeze(1) * self.bits
+        code = ((word.unsqueeze(1) >> shifts) & self.levels).float()
+        step_N11, least_N11 = step.unsqueeze(-1), least.unsqueeze(-1)
+        if self.rounding == "dithered":
+            code = code - distance(start_of(step_N11, least_N11), places)
+        found = least_N11 + code * step_N11
+        if dtype == torch.float16:
+            found = found.clamp(-FP16_MAX, FP16_MAX)
+        return self._ungrouped(found.to(dtype), codes, shape)
+
+    def _planes(self, x: Tensor) -> tuple[Tensor, ...]:
+        """The P elements of each word, ``[N, G / P]`` each, FP32."""
+        per_word = _WORDS[self.bits][0]
+        length = x.shape[-1] if has_rows(x) else x.numel()
+        x_RL = x.reshape(-1, length) if length else x.reshape(1, 0)
+        if (missing := -length % self.group_size) and length:
+            x_RL = torch.cat([x_RL, x_RL.narrow(1, length - 1, 1).expand(-1, missing)], 1)
+        groups = x_RL.numel() // self.group_size
+        return x_RL.reshape(groups, per_word, self.group_size // per_word).float().unbind(1)
+
+    def _codes(self, x: Tensor, step: Tensor, least: Tensor, u: Tensor | float) -> Tensor:
+        y = torch.where(step > 0, (x - least) * torch.where(step > 0, step, 1.0).reciprocal(), 0.0)
+        return (y + u).floor().clamp(0, self.levels).to(self.word_dtype)
+
+    def _dither(self, step: Tensor, least: Tensor) -> Sequence[Tensor | float]:
+        if self.rounding == "nearest":
+            return [0.5] * _WORDS[self.bits][0]
+        start = start_of(step, least)
+        return [distance(start, place) + 0.5 for place in self._places(step.device).unbind(0)]
+
+    def _places(self, device: torch.device) -> Tensor:
+        """The number of each element in its group, modulo 256: FP32 ``[P, G / P]``."""
+        place = torch.arange(self.group_size, device=device, dtype=torch.int32)
+        place = place & 255 if self.group_size > 256 else place
+        return place.float().reshape(_WORDS[self.bits][0], -1)
+
+    def _ungrouped(self, found: Tensor, codes: Tensor, shape: Sequence[int]) -> Tensor:
+        if codes.dim() > 1:
+            found = found.reshape(*codes.shape[:-1], codes.shape[-1] // self.group_bytes * self.group_size)
+            return found.narrow(-1, 0, shape[-1])
+        return found.reshape(-1).narrow(0, 0, math.prod(shape)).reshape(tuple(shape))
+
+
+def has_rows(x: Tensor) -> bool:
+    """Whether each row of the last dimension has groups of its own: only where the number of elements is symbolic, so that
+    the codes, which keep the other dimensions, tell them to the decoder."""
+    return x.dim() > 0 and isinstance(x.numel(), torch.SymInt) and isinstance(x.shape[-1], int)
+
+
+def frame(lo: Tensor, hi: Tensor, levels: int) -> tuple[Tensor, Tensor]:
+    """``(step, least)`` of groups with these ends, FP32 numbers on BF16's grid; the step is NaN beyond ``LIMIT``."""
+    least = _away_from_zero(lo, lo < 0)
+    step = _away_from_zero((hi - least) * (1 / levels), torch.ones_like(lo, dtype=torch.bool))
+    step = torch.where(hi > least, step.clamp_min(SMALLEST_STEP), 0.0)
+    return torch.where((lo > -LIMIT) & (hi < LIMIT), step, torch.nan), least
+
+
+def _away_from_zero(x: Tensor, where: Tensor) -> Tensor:
+    """x (FP32) on BF16's grid: away from zero ``where``, else towards it. By integers: Inductor drops casts."""
+    bits = x.view(torch.int32) + torch.where(where, _HALF, 0).to(torch.int32)
+    return (bits & -0x10000).view(torch.float32)
+
+
+def start_of(step: Tensor, least: Tensor) -> Tensor:
+    """FP32 in (0, 1) for each group, in step's shape ``[N, 1 ...]``, odd multiples of 2**-13: of its number and metadata."""
+    number = torch.arange(step.shape[0], device=step.device, dtype=torch.int32).reshape(-1, *[1] * (step.dim() - 1))
+    key = _mixed(number & _HALF) ^ (number >> 16)
+    for metadata in (least, step):
+        key = _mixed(key ^ ((metadata.contiguous().view(torch.int32) >> 16) & _HALF))
+    return ((key >> 4).float() + 0.5) * 2.0**-12
+
+
+def distance(start: Tensor, place: Tensor) -> Tensor:
+    """u - 1/2: how far start + place * ``_STRIDE`` is from the nearest whole number, FP32, exact."""
+    at = start + place * _STRIDE
+    return at - at.round()
+
+
+def _mixed(word: Tensor) -> Tensor:
+    """A permutation of 16-bit numbers, int32."""
+    for shift, multiplier in zip((8, 7), _MULTIPLIERS, strict=True):
+        word = ((word ^ (word >> shift)) * multiplier) & _HALF
+    return word ^ (word >> 9)
