@@ -47,7 +47,7 @@ ROUNDINGS = ("dithered", "stochastic", "nearest")
 SMALLEST_STEP = 2.0**-126  # its reciprocal is finite
 LIMIT = 2.0**126  # of values: differences, and what a code stands for, are finite
 METADATA_BYTES = 4  # step and least, BF16
-MULTIPLE = 8  # of elements in a group: eight codes are as many bytes as one has bits
+TOGETHER = 8  # a group has a multiple of so many elements: eight codes are as many bytes as one has bits
 
 _WORDS = {2: (4, 1), 3: (8, 3), 4: (2, 1), 5: (8, 5), 6: (4, 3)}  # codes and bytes of a word
 _HALF = 0xFFFF
@@ -72,9 +72,9 @@ class FewBits:
     def __post_init__(self) -> None:
         if self.bits not in BITS:
             raise ValueError(f"FewBits.bits must be 2, 3, 4, 5 or 6, not {self.bits!r}; for 8 use Groupwise")
-        if self.group_size % MULTIPLE or not 0 < self.group_size <= 65536:
+        if self.group_size % TOGETHER or not 0 < self.group_size <= 65536:
             raise ValueError(
-                f"FewBits.group_size must be a multiple of {MULTIPLE} up to 65536, not {self.group_size!r}"
+                f"FewBits.group_size must be a multiple of {TOGETHER} up to 65536, not {self.group_size!r}"
             )
         if self.rounding not in ROUNDINGS:
             raise ValueError(f"FewBits.rounding must be one of {', '.join(ROUNDINGS)}, not {self.rounding!r}")

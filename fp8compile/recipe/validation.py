@@ -6,13 +6,13 @@ from collections.abc import Mapping
 from typing import Any
 
 from fp8compile._messages import nearest
+from fp8compile.numerics.few_bits import BITS, TOGETHER
 from fp8compile.planning.device_rates import RATES
 from fp8compile.recipe.calibration import Calibration
 from fp8compile.recipe.frozen import FrozenMapping
 from fp8compile.recipe.linear_formats import FrozenFormats
 
-FEW_BITS = ("6bit", "5bit", "4bit", "3bit", "2bit")
-MULTIPLE = 8  # of elements in a group of few bits: eight codes are as many bytes as one has bits
+FEW_BITS = tuple(f"{bits}bit" for bits in reversed(BITS))
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "linear": ("off", "tensorwise", "rowwise", "blockwise", "mxfp8", "auto"),
@@ -109,10 +109,10 @@ def check_values(recipe: Any) -> None:
         raise ValueError(
             f"Recipe.chunk_logits must be 'off', 'auto' or a number of chunks from 2 to 64, not {recipe.chunk_logits!r}."
         )
-    if recipe.group_size % MULTIPLE and (few := {recipe.saved_format, recipe.attention_format} & {*FEW_BITS}):
-        nearest_size = recipe.group_size // MULTIPLE * MULTIPLE
+    if recipe.group_size % TOGETHER and (few := {recipe.saved_format, recipe.attention_format} & {*FEW_BITS}):
+        nearest_size = recipe.group_size // TOGETHER * TOGETHER
         raise ValueError(
-            f"Recipe.group_size must be a multiple of {MULTIPLE} for {min(few)!r}, such as {nearest_size}, "
+            f"Recipe.group_size must be a multiple of {TOGETHER} for {min(few)!r}, such as {nearest_size}, "
             f"not {recipe.group_size!r}."
         )
     _check_scales(recipe)
