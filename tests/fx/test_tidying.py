@@ -35,6 +35,7 @@ def tidied(fn: Callable[..., Any], *values: Tensor) -> tuple[GraphModule, list[s
         (lambda x: (x + 1) * (x + 1), ["add", "mul"]),
         (lambda x: (x + 1) * (x + 1.0), ["add", "add", "mul"]),
         (lambda x: (x * 0.0) + (x * -0.0), ["mul", "mul", "add"]),
+        (lambda x: ((x > 0) + True) * ((x > 0) + 1), ["gt", "add", "add", "mul"]),
         (
             lambda x: torch.where(x > 0, x, torch.nan) + torch.where(x > 0, x, torch.nan),
             ["gt", "scalar", "where"] * 2,
