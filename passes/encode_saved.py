@@ -2,7 +2,7 @@
 
 Each tensor saved for backward is stored as one-byte codes with a scale per group (COAT's groupwise storage), encoded where
 it is made and decoded where it is first used, so that Inductor fuses the one into its producer and the other into its
-consumers; where the recipe names four bits or fewer, as so many bits, right on average, if the gradients are linear in it
+consumers; where the recipe names six bits or fewer, as so many bits, right on average, if the gradients are linear in it
 or smooth (``fp8compile/encoding/bits_by_use.py``). Error per element: the format's (``fp8compile.numerics.quantize``); for
 E4M3 at most 1/16 of the element, for INT8 at most 1/254 of its group's largest. The recipe names the format, by default by
 use (``fp8compile/encoding/saved_format.py``). What is proven to be a softmax's result (``fp8compile/analysis/softmax.py``)
@@ -33,7 +33,7 @@ from fp8compile.analysis.softmax import softmax_dim
 from fp8compile.budget.placing import move_views_to_their_operand
 from fp8compile.encoding.attention_cost import price_of
 from fp8compile.encoding.attention_result import is_read_by_attention, tokens_of
-from fp8compile.encoding.bits_by_use import FEW_BITS, few_bits_of
+from fp8compile.encoding.bits_by_use import few_bits_of
 from fp8compile.encoding.paying import device_name, rates_for
 from fp8compile.encoding.saved_format import format_by_use
 from fp8compile.encoding.stored import Stored
@@ -57,7 +57,7 @@ from fp8compile.fx.ops import FUSED_NORMS, STATISTICS, is_attention, is_of_atten
 from fp8compile.fx.partition import NO_VERSION_CHECK, PartitionedGraph, SavedTensor
 from fp8compile.fx.regions import saves_itself
 from fp8compile.numerics import E4M3, ENCODABLE, INT8, Codec, Format, Groupwise, GroupwiseBest
-from fp8compile.numerics.few_bits import FewBits
+from fp8compile.numerics.few_bits import FEW_BITS, FewBits
 from fp8compile.numerics.formats import FP8
 from fp8compile.planning.device_rates import RATES
 from fp8compile.recipe.context import Context

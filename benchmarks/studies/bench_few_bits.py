@@ -27,6 +27,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.harness.environment import environment
+from benchmarks.harness.output import write_json
 from benchmarks.harness.workarounds import bf16_products_in_fp32
 from benchmarks.studies.measuring import (
     Measured,
@@ -137,11 +138,6 @@ def _counts(found: Measured) -> dict[str, int]:
     return dict(Counter(each.codec.split(" ")[0] for each in saved))
 
 
-def _write(path: Path | None, found: Mapping[str, Any]) -> None:
-    if path:
-        path.write_text(json.dumps(found, indent=1) + "\n")
-
-
 def main(words: Sequence[str] | None = None) -> dict[str, Any]:
     parser = argparse.ArgumentParser(description="Saved bytes and gradients in few bits.")
     parser.add_argument("--json", type=Path)
@@ -152,12 +148,17 @@ def main(words: Sequence[str] | None = None) -> dict[str, Any]:
     path = arguments.json
     before = json.loads(path.read_text()) if path and path.exists() else {"models": {}}
     found = {**before, **environment()}
+
+    def keep() -> None:
+        if path:
+            write_json(path, found)
+
     if not arguments.no_layer:
         found["layer"] = layer_rows()
-        _write(path, found)
+        keep()
     for name in arguments.models:
         found["models"][name] = model_row(name)
-        _write(path, found)
+        keep()
     return found
 
 

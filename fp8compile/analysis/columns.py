@@ -8,7 +8,7 @@ import torch
 from torch.fx import Node
 
 from fp8compile.fx.graph import is_tensor
-from fp8compile.fx.ops import RESHAPES
+from fp8compile.fx.ops import RESHAPES, draws_random_numbers
 
 aten = torch.ops.aten
 
@@ -18,8 +18,7 @@ SAME_ELEMENTS = RESHAPES | {aten.clone.default}
 
 def is_elementwise(node: Node) -> bool:
     """Whether a node computes each element from one element of each operand, and the same whenever it runs."""
-    tags = getattr(node.target, "tags", ())
-    return torch.Tag.pointwise in tags and torch.Tag.nondeterministic_seeded not in tags
+    return torch.Tag.pointwise in getattr(node.target, "tags", ()) and not draws_random_numbers(node)
 
 
 def carried(node: Node, axis: Mapping[Node, int], size: int) -> int | None:

@@ -20,7 +20,7 @@ from torch.fx import Node
 
 from fp8compile import _torch as private
 from fp8compile.analysis.op_cost import is_priced
-from fp8compile.fx.ops import SEEDED, argument_of, is_attention, is_collective
+from fp8compile.fx.ops import SEEDED, argument_of, draws_random_numbers, is_attention, is_collective, is_mutating
 from fp8compile.fx.partition import PartitionedGraph
 
 
@@ -66,7 +66,7 @@ class Repeatable:
             return True
         if not isinstance(target, torch._ops.OpOverload) or target.namespace not in ("aten", "prims"):
             return False
-        if target._schema.is_mutable or (torch.Tag.nondeterministic_seeded in target.tags and not _never_drops(node)):
+        if is_mutating(node) or (draws_random_numbers(node) and not _never_drops(node)):
             return False
         if (target.namespace == "prims" and "inductor" in str(target)) or is_collective(node):
             return False

@@ -31,7 +31,7 @@ from fp8compile.compiler.apart import compiled_apart
 from fp8compile.compiler.inductor import compile_once
 from fp8compile.compiler.inputs import cuda_devices, dtypes_of, trains
 from fp8compile.compiler.node_by_node import run_the_graph
-from fp8compile.fx.ops import is_collective
+from fp8compile.fx.ops import draws_random_numbers, is_collective
 from fp8compile.fx.provenance import parameter_path
 from fp8compile.numerics.gradient_quality import BAR, NUDGES, Gradients, Judge, error_powers, last_place, nudged
 from fp8compile.recipe.recipe import Recipe, exact
@@ -89,11 +89,7 @@ def _inner_for(recipe: Recipe) -> Callable[..., Any]:
 
 
 def _is_random(node: torch.fx.Node) -> bool:
-    tags = getattr(node.target, "tags", ())
-    return torch.Tag.nondeterministic_seeded in tags or node.target in (
-        private.inductor_random,
-        private.inductor_randint,
-    )
+    return draws_random_numbers(node) or node.target in (private.inductor_random, private.inductor_randint)
 
 
 class _Twin:

@@ -105,12 +105,11 @@ class Partitioner(private.CustomPartitionerFn):
             report = dataclasses.replace(report, picture=picture_of(split, plain, joint.notes + notes))
         if joint.region is None:
             collector.add(report)
+            for taken in _takers:
+                taken.append(Halves(copy_graph(split.fw), copy_graph(split.bw), kwargs["num_fwd_outputs"]))
         else:
             collector.cuts[split.fw.graph] = Cut(joint.region, report, storages(plain))
             mark_halves(split.fw, split.bw, kwargs["num_fwd_outputs"])
-        if joint.region is None:
-            for taken in _takers:
-                taken.append(Halves(copy_graph(split.fw), copy_graph(split.bw), kwargs["num_fwd_outputs"]))
         return split.fw, split.bw
 
     def _cut(

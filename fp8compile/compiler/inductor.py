@@ -17,7 +17,7 @@ from fp8compile.compiler.apart import compiled_apart
 from fp8compile.compiler.cache_key import key_of
 from fp8compile.compiler.dump import watch_for
 from fp8compile.compiler.hooks import passes_for
-from fp8compile.compiler.inductor_options import FREED, FUSION, IN_ORDER, inductor_options, mode_options
+from fp8compile.compiler.inductor_options import inductor_options, makes_cuda_graphs, mode_options, our_options
 from fp8compile.compiler.inline_regions import DIFFERS, OBSERVED, WHOLE, has_regions, inlined, recipes_differ
 from fp8compile.compiler.kernels import listing
 from fp8compile.compiler.near_kernels import with_near_kernels
@@ -121,11 +121,7 @@ def compile_once(
     guard_place(gm, example_inputs, ctx)
     ctx = dataclasses.replace(ctx, is_whole_model=_is_whole_model(gm, recipe) and not place.prefix)
     gm, inputs, ctx, inlining = _prepared(gm, example_inputs, ctx)
-    patches = {
-        **({**FUSION, **FREED} if recipe.rewrites_graph else {}),
-        **(IN_ORDER if recipe.offloads else {}),
-        **patches,
-    }
+    patches = {**our_options(recipe), **patches}
     parameters = frozenset(i for i, v in enumerate(inputs) if isinstance(v, torch.nn.Parameter))
     told = dataclasses.replace(ctx, parameters=parameters)
     spare = copy_with_attributes(gm) if told.scale_input else gm
@@ -147,6 +143,12 @@ def compile_once(
     return compiled, reports, cached
 
 
+def with_our_kernels(inner: Callable[..., Any], recipe: Recipe) -> Callable[..., Any]:
+    """An inner compiler of Inductor that puts operations into one kernel only where a recipe's kernels may have them."""
+    inner = with_tiles_for_codes(inner)
+    return with_near_kernels(inner) if recipe.limits_memory else inner
+
+
 def _through_inductor(
     gm: GraphModule,
     inputs: Sequence[Any],
@@ -157,8 +159,7 @@ def _through_inductor(
     """A Dynamo graph that has all its inputs through Inductor with our passes; reports; whether it came from a cache."""
     if inner is not None:
         patches = {**patches, "force_disable_caches": True}  # the cache key does not know the inner compiler
-    inner = with_tiles_for_codes(inner or private.compile_fx_inner)
-    inner = with_near_kernels(inner) if told.recipe.limits_memory else inner
+    inner = with_our_kernels(inner or private.compile_fx_inner, told.recipe)
     if told.recipe.offloads:
         private.transfers()  # code from a cache calls them, and then no pass has loaded them
     graph_key = key_of(gm, inputs, told, patches)
@@ -212,13 +213,13 @@ def _that_can_be_followed(recipe: Recipe, patches: Mapping[str, Any]) -> tuple[R
         remarks.append(NOTHING_TO_DELAY)
     if recipe.cache_weights and not recipe.caches_weights:
         remarks.append(NOTHING_TO_CACHE)
-    if recipe.caches_weights and patches.get("triton.cudagraphs", private.inductor_config.triton.cudagraphs):
+    if recipe.caches_weights and makes_cuda_graphs(patches):
         recipe = recipe.replace_in_all(cache_weights=False)
         remarks.append(NO_CUDA_GRAPHS)
     if recipe.offloads and not (recipe.stores_saved or recipe.quantizes_linears):
         recipe = recipe.replace_in_all(offload="off")
         remarks.append(NOTHING_TO_OFFLOAD)
-    if recipe.offloads and patches.get("triton.cudagraphs", private.inductor_config.triton.cudagraphs):
+    if recipe.offloads and makes_cuda_graphs(patches):
         recipe = recipe.replace_in_all(offload="off")
         remarks.append(NO_CUDA_GRAPHS_ON_HOST)
     if recipe.merge_dgrads and not recipe.merges_dgrads:

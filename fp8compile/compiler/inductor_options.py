@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from fp8compile import _torch as private
@@ -30,6 +31,17 @@ FREED = private.known_options({"allow_buffer_reuse": False})
 # Where codes go to the host, the order of the graph is the schedule of their copies. Inductor's search for an order with a
 # lower peak would wait for each copy as soon as it has begun, since memory is free behind the wait.
 IN_ORDER = private.known_options({"reorder_for_peak_memory": False})
+
+
+def our_options(recipe: Recipe) -> dict[str, Any]:
+    """What Inductor is told for a recipe's sake; options of the user's mode and recipe come behind."""
+    rewriting = {**FUSION, **FREED} if recipe.rewrites_graph else {}
+    return {**rewriting, **(IN_ORDER if recipe.offloads else {})}
+
+
+def makes_cuda_graphs(options: Mapping[str, Any]) -> bool:
+    """Whether Inductor makes CUDA graphs under these options, on a device that has them."""
+    return bool(options.get("triton.cudagraphs", private.inductor_config.triton.cudagraphs))
 
 
 def mode_options(mode: str | None) -> dict[str, Any]:

@@ -21,10 +21,9 @@ from torch.fx import Node
 from fp8compile.analysis.sensitivity import Sensitivity
 from fp8compile.analysis.sensitivity.average import Answer
 from fp8compile.fx.ops import is_attention, is_view
-from fp8compile.numerics.few_bits import BITS, FewBits
+from fp8compile.numerics.few_bits import FewBits
 from fp8compile.numerics.formats import Format
 
-FEW_BITS = {f"{bits}bit": bits for bits in BITS}
 SMOOTH_BITS = 4
 FOUR_BITS = Format("4bit", torch.uint8, max=7.5, smallest=1.0, half_ulp=0.0)  # half a step is amax / 15 or less
 UNKNOWN_LENGTH = "8 bits: its rows have a length that only a run knows"

@@ -69,6 +69,11 @@ def is_mutating(node: Node) -> bool:
     return bool(schema and schema.is_mutable)
 
 
+def draws_random_numbers(node: Node) -> bool:
+    """Whether a second call of an operation has another result, since a generator moves on."""
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
 def is_random_state(node: Node) -> bool:
     """Whether a node is the state of a generator, which a checkpoint keeps for a random operation that it repeats.
 

@@ -15,7 +15,7 @@ import torch
 from torch.fx import Graph, Node
 
 from fp8compile.fx.aot import is_tangent
-from fp8compile.fx.ops import is_collective, is_mutating
+from fp8compile.fx.ops import draws_random_numbers, is_collective, is_mutating
 
 
 def sink_weights(graph: Graph, parameters: Set[Node]) -> set[Node]:
@@ -70,5 +70,4 @@ def _may_move(node: Node) -> bool:
     """Whether an operation computes the same wherever it stands: it draws nothing, and nobody else takes part in it."""
     if node.op != "call_function" or not node.users or node.is_impure() or is_collective(node):
         return False
-    draws = torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-    return not draws and not isinstance(node.target, torch._ops.HigherOrderOperator)
+    return not draws_random_numbers(node) and not isinstance(node.target, torch._ops.HigherOrderOperator)

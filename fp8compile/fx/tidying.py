@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
-from fp8compile.fx.ops import RESHAPES
+from fp8compile.fx.ops import RESHAPES, draws_random_numbers, is_mutating
 
 aten = torch.ops.aten
 
@@ -33,8 +33,7 @@ def tidy(graph: Graph) -> None:
 
 def _may_differ(node: Node) -> bool:
     """Whether a second call may have another result, or an effect of its own."""
-    schema = getattr(node.target, "_schema", None)
-    return schema is None or schema.is_mutable or torch.Tag.nondeterministic_seeded in node.target.tags  # type: ignore[union-attr]
+    return not hasattr(node.target, "_schema") or is_mutating(node) or draws_random_numbers(node)
 
 
 def _itself(node: Node) -> Node | None:

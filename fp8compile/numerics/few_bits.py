@@ -43,6 +43,7 @@ from torch import Tensor
 from fp8compile.numerics.formats import FP16_MAX
 
 BITS = (2, 3, 4, 5, 6)
+FEW_BITS = {f"{bits}bit": bits for bits in reversed(BITS)}  # by their names in recipes
 ROUNDINGS = ("dithered", "stochastic", "nearest")
 SMALLEST_STEP = 2.0**-126  # its reciprocal is finite
 LIMIT = 2.0**126  # of values: differences, and what a code stands for, are finite

@@ -6,13 +6,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from fp8compile._messages import nearest
-from fp8compile.numerics.few_bits import BITS, TOGETHER
+from fp8compile.numerics.few_bits import FEW_BITS, TOGETHER
 from fp8compile.planning.device_rates import RATES
 from fp8compile.recipe.calibration import Calibration
 from fp8compile.recipe.frozen import FrozenMapping
 from fp8compile.recipe.linear_formats import FrozenFormats
-
-FEW_BITS = tuple(f"{bits}bit" for bits in reversed(BITS))
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "linear": ("off", "tensorwise", "rowwise", "blockwise", "mxfp8", "auto"),

@@ -20,11 +20,11 @@ from torch.fx import Graph, GraphModule
 
 from fp8compile import _torch as private
 from fp8compile.compiler.hooks import PostGradPasses
-from fp8compile.compiler.inductor_options import FREED, FUSION, inductor_options, mode_options
+from fp8compile.compiler.inductor import with_our_kernels
+from fp8compile.compiler.inductor_options import inductor_options, mode_options, our_options
 from fp8compile.compiler.named_passes import with_theirs
-from fp8compile.compiler.near_kernels import with_near_kernels
 from fp8compile.compiler.node_by_node import run_the_graph
-from fp8compile.compiler.row_kernels import fusing_only_where, with_tiles_for_codes
+from fp8compile.compiler.row_kernels import fusing_only_where
 from fp8compile.fx.graph import is_tensor, numel
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.whole_step.early import place_early
@@ -40,11 +40,9 @@ def compile_whole(module: GraphModule, recipe: Recipe, mode: str | None) -> Comp
     if recipe.codegen == "eager":
         place_early(module.graph)
         return run_the_graph(module, inputs)
-    patches = {**mode_options(mode), **inductor_options(recipe)}
-    patches = {**({**FUSION, **FREED} if recipe.rewrites_graph else {}), **patches}
+    patches = {**our_options(recipe), **mode_options(mode), **inductor_options(recipe)}
     patches |= with_theirs("post_grad_custom_post_pass", WholeStepPasses(recipe, _marks(module.graph)), patches)
-    inner = with_tiles_for_codes(private.compile_fx_inner)
-    inner = with_near_kernels(inner) if recipe.limits_memory else inner
+    inner = with_our_kernels(private.compile_fx_inner, recipe)
     fake_mode: Any = private.detect_fake_mode(inputs)
     with (
         private.tracing(private.TracingContext(fake_mode)),

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DataParallel, DistributedDataParallel
 
-from fp8compile import _torch as private
 from fp8compile._distributed import is_sharded
-from fp8compile.compiler.inductor_options import inductor_options, mode_options
+from fp8compile.compiler.inductor_options import inductor_options, makes_cuda_graphs, mode_options
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.whole_step.updates import Updates
 
@@ -53,8 +52,5 @@ def _of_recipe(recipe: Recipe, mode: str | None) -> Iterator[str]:
         yield OF_RECIPE.format("cache_weights")
     if recipe.offloads:
         yield "Recipe.offload: copies to the host are timed between two graphs"
-    graphs = private.inductor_config.triton.cudagraphs
-    if {**mode_options(mode), **inductor_options(recipe)}.get(
-        "triton.cudagraphs", graphs
-    ) and torch.cuda.is_available():
+    if torch.cuda.is_available() and makes_cuda_graphs({**mode_options(mode), **inductor_options(recipe)}):
         yield CUDA_GRAPHS

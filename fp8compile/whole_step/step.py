@@ -11,6 +11,7 @@ halves (``joined``), puts the updates in (``placing``) and compiles the whole (`
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 from collections.abc import Callable, Mapping, Sequence
@@ -141,16 +142,7 @@ class TrainStep:
         if not self._reports and self._reason is None:
             raise ValueError("train_step: nothing was compiled yet: call it with a batch first")
         first, *others = self._reports or [GraphReport("training")]
-        first = GraphReport(
-            first.kind,
-            first.notes,
-            first.saved_bytes,
-            first.saved_bytes_plain,
-            (*str(self.told).splitlines(), *first.remarks),
-            first.workspace_bytes,
-            first.workspace_bytes_plain,
-            waterfall=first.waterfall,
-        )
+        first = dataclasses.replace(first, remarks=(*str(self.told).splitlines(), *first.remarks))
         return Report((first, *others), str(self._options.recipe))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:

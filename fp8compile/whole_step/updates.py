@@ -164,7 +164,8 @@ class StockUpdates:
         return tuple((self._update(group), bool(group["maximize"])) for group in self.optimizer.param_groups)
 
     def held(self, p: Tensor) -> list[Tensor]:
-        return [*self.tensors(p).values()]
+        state = self.optimizer.state[p].values()
+        return [*(v for v in state if isinstance(v, Tensor)), self._numbers_of(self._groups[p][1], p.device)]
 
     def plan(self, p: Tensor) -> Plan:
         group = self._groups[p][1]
@@ -174,7 +175,7 @@ class StockUpdates:
 
     def tensors(self, p: Tensor) -> Tensors:
         plan, state = self.plan(p), self.optimizer.state[p]
-        return {"numbers": self._numbers_of(self._groups[p][1], plan, p.device)} | {
+        return {"numbers": self._numbers_of(self._groups[p][1], p.device)} | {
             part: state[name] for name, _ in plan.codecs for part in plan.part_keys(name)
         }
 
@@ -185,10 +186,10 @@ class StockUpdates:
         torch._foreach_add_(counts, 1)
         return counts
 
-    def _numbers_of(self, group: Group, plan: Plan, device: torch.device) -> Tensor:
+    def _numbers_of(self, group: Group, device: torch.device) -> Tensor:
         key = id(group), device
         if key not in self._numbers:
-            self._numbers[key] = group, torch.empty(len(plan.numbers), device=device)
+            self._numbers[key] = group, torch.empty(len(self._update(group).numbers(group)), device=device)
         return self._numbers[key][1]
 
     def _refresh(self, group: Group) -> None:

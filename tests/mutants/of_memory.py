@@ -18,8 +18,8 @@ MEMORY = (
     Mutant(
         "budget: random numbers are drawn again",
         "fp8compile/budget/repeatable.py",
-        "torch.Tag.nondeterministic_seeded in target.tags",
-        "False",
+        "draws_random_numbers(node) and",
+        "False and",
         OF_BUDGET,
     ),
     Mutant(

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.profiler import ProfilerActivity, profile
 
 import fp8compile
+from benchmarks.studies.bench_budget import peak_bytes
 
 
 class Stack(nn.Module):
@@ -28,20 +27,6 @@ class Stack(nn.Module):
 
 def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
     return model(x).square().mean()
-
-
-def peak_bytes(run: Callable[[], object]) -> int:
-    """The most bytes allocated at one time during ``run``, beyond those before it."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
-        run()
-    assert found.profiler is not None
-    assert found.profiler.kineto_results is not None
-    alive = most = 0
-    memory = (event for event in found.profiler.kineto_results.events() if event.name() == "[memory]")
-    for event in sorted(memory, key=lambda event: event.start_ns()):
-        alive += event.nbytes()
-        most = max(most, alive)
-    return most
 
 
 def test_of_twelve_layers_gradients_a_quarter_is_alive_at_most() -> None:

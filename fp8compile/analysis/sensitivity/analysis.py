@@ -63,11 +63,7 @@ class Sensitivity:
         That is: no pole, exponential or phase is read whose operand's size, or distance, had to be proven in numbers. What a
         row of codes is multiplied with, to restore what was known of it, is no error of a single element.
         """
-        try:
-            largest = Walk(self, fmt, Error(amplification=RESCALED)).follow(used)
-        except Unbounded:
-            return False
-        return largest * error_of(fmt) <= LARGEST_ERROR
+        return self._is_small_still(used, fmt, Error(amplification=RESCALED))
 
     def answer_on_average(self, used: Node) -> tuple[Answer, str]:
         """How the gradients depend on a saved value that is right on average, and why no better (average.py)."""
@@ -75,8 +71,12 @@ class Sensitivity:
 
     def is_gentle(self, used: Node, fmt: Format) -> bool:
         """Whether the gradients answer this format's errors with small ones though a gain of ``STEEPEST`` came before."""
+        return self._is_small_still(used, fmt, Error(gain=STEEPEST))
+
+    def _is_small_still(self, used: Node, fmt: Format, error: Error) -> bool:
+        """Whether the gradients answer with small errors where ``used`` has this one, by classes alone."""
         try:
-            largest = Walk(self, fmt, Error(gain=STEEPEST)).follow(used)
+            largest = Walk(self, fmt, error).follow(used)
         except Unbounded:
             return False
         return largest * error_of(fmt) <= LARGEST_ERROR
