@@ -60,8 +60,8 @@ ATTENTION = (
     Mutant(
         "sensitivity: what is restored may be proven",
         "fp8compile/analysis/sensitivity/analysis.py",
-        "Walk(self, fmt, Error(amplification=RESCALED)).follow(used)",
-        "self.amplification(used, fmt)",
+        "self._is_small_still(used, fmt, Error(amplification=RESCALED))",
+        "self.reason_to_stay_exact(used, fmt) is None",
         OF_PASS,
     ),
     Mutant(
