@@ -20,7 +20,7 @@ from fp8compile.compiler.hooks import passes_for
 from fp8compile.compiler.inductor_options import inductor_options, makes_cuda_graphs, mode_options, our_options
 from fp8compile.compiler.inline_regions import DIFFERS, OBSERVED, WHOLE, has_regions, inlined, recipes_differ
 from fp8compile.compiler.kernels import listing
-from fp8compile.compiler.near_kernels import with_near_kernels
+from fp8compile.compiler.near_kernels import BETWEEN_TWO, WITHIN_A_LAYER, with_near_kernels
 from fp8compile.compiler.node_by_node import run_the_graph
 from fp8compile.compiler.place_guard import guard_place
 from fp8compile.compiler.row_kernels import with_tiles_for_codes
@@ -146,7 +146,9 @@ def compile_once(
 def with_our_kernels(inner: Callable[..., Any], recipe: Recipe) -> Callable[..., Any]:
     """An inner compiler of Inductor that puts operations into one kernel only where a recipe's kernels may have them."""
     inner = with_tiles_for_codes(inner)
-    return with_near_kernels(inner) if recipe.limits_memory else inner
+    if not recipe.rewrites_graph:
+        return inner
+    return with_near_kernels(inner, BETWEEN_TWO if recipe.limits_memory else WITHIN_A_LAYER)
 
 
 def _through_inductor(

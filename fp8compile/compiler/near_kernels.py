@@ -1,10 +1,13 @@
-"""Which operations Inductor puts into one kernel under a memory budget: those that stand between the same two matmuls.
+"""Which operations Inductor puts into one kernel: those that stand near each other. Changes no numbers.
 
-Changes no numbers. Inductor fuses kernels that read the same tensor wherever they stand. Under a budget the backward of one
-layer computes its rotary embedding again, and the backward of the layer before it does, and both read the same table: as one
-kernel they need both layers' values at one time. The gradients of two norms' weights are one kernel likewise, and what the
-first needs waits for the second. So more is alive than the order of the graph says, which the budget was computed for.
-What is fused less is read more often: the price is bytes, and the peak is that of the graph's order.
+Inductor fuses kernels that read the same tensor wherever they stand. The backward of one layer computes its rotary embedding
+again, and the backward of the layer before it does, and both read the same table: as one kernel they need both layers'
+values at one time. So more is alive than the order of the graph says. Two rules, by how many matmuls and attentions may
+stand between what is one kernel:
+
+    WITHIN_A_LAYER    in every graph that is rewritten: about those of a layer. What is fused within a layer still is.
+    BETWEEN_TWO       under a memory budget, which was computed for the graph's order: none. What is fused less is read more
+                      often: the price is bytes.
 """
 
 from __future__ import annotations
@@ -20,21 +23,25 @@ from fp8compile.compiler.row_kernels import fusing_only_where
 from fp8compile.fx.ops import contracts
 
 
-def with_near_kernels(inner_compile: Callable[..., Any]) -> Callable[..., Any]:
-    """An inner compiler of Inductor that fuses only what stands between the same two matmuls or attentions."""
+WITHIN_A_LAYER, BETWEEN_TWO = 8, 0
+
+
+def with_near_kernels(inner_compile: Callable[..., Any], apart: int = BETWEEN_TWO) -> Callable[..., Any]:
+    """An inner compiler of Inductor that fuses only what has at most ``apart`` matmuls and attentions between it."""
 
     @functools.wraps(inner_compile)
     def compiled(*args: Any, **kwargs: Any) -> Any:
-        with fusing_only_where(_Near()):
+        with fusing_only_where(_Near(apart)):
             return inner_compile(*args, **kwargs)
 
     return compiled
 
 
 class _Near:
-    """Whether two of a scheduler's nodes stand between the same two matmuls, in the graph that is lowered."""
+    """Whether all operations of two of a scheduler's nodes stand near each other in the graph that is lowered."""
 
-    def __init__(self) -> None:
+    def __init__(self, apart: int) -> None:
+        self.apart = apart
         self.graph: Graph | None = None
         self.places: dict[Node, int] = {}
 
@@ -43,7 +50,7 @@ class _Near:
         if graph is not self.graph:
             self.graph, self.places = graph, places_of(graph)
         places = {place for group in (first, second) for node in group.get_nodes() for place in self._place(node)}
-        return len(places) < 2
+        return not places or max(places) - min(places) <= self.apart
 
     def _place(self, node: Any) -> tuple[int, ...]:
         """Where the last of the operations stands that an operation was lowered from; nothing where that is not known."""

@@ -1,4 +1,4 @@
-"""Under a memory budget no kernel holds values from both sides of a matmul."""
+"""No kernel holds values of two layers; under a memory budget none holds values from both sides of a matmul."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.fx import Graph, Node
 
 from fp8compile import _torch as private
 from fp8compile.compiler import near_kernels
-from fp8compile.compiler.near_kernels import places_of
+from fp8compile.compiler.near_kernels import BETWEEN_TWO, WITHIN_A_LAYER, places_of
 from tests.support.budgets import EXACT
 from tests.support.graphs import traced
 from tests.support.reference import sqnr_db
@@ -43,7 +43,7 @@ def test_two_operations_may_be_one_kernel_where_no_product_stands_between() -> N
     graph = traced(lambda x, w: torch.tanh(torch.tanh(x) @ w) * 2, [(8, 8), (8, 8)]).graph
     at = nodes_of(graph)
     with private.inductor_virtualized.set_graph_handler(SimpleNamespace(graph=graph)):
-        allowed = near_kernels._Near()
+        allowed = near_kernels._Near(BETWEEN_TWO)
         assert allowed(None, at["tanh_1"], at["mul"])
         assert not allowed(None, at["tanh"], at["tanh_1"])
         assert allowed(None, at["tanh"], lowered_from())  # Inductor's own: from no operation of the graph
@@ -54,7 +54,7 @@ def test_an_operation_of_several_stands_where_the_last_of_them_does() -> None:
     at, by_name = nodes_of(graph), {node.name: node for node in graph.nodes}
     both = lowered_from(by_name["tanh"], by_name["tanh_1"])
     with private.inductor_virtualized.set_graph_handler(SimpleNamespace(graph=graph)):
-        allowed = near_kernels._Near()
+        allowed = near_kernels._Near(BETWEEN_TWO)
         assert allowed(None, both, at["mul"]) and not allowed(None, both, at["tanh"])
 
 
@@ -114,9 +114,25 @@ def test_generated_code_under_a_budget_and_without() -> None:
     assert min(sqnr_db(exact[name], found[name]) for name in exact) > EXACT
 
 
-@pytest.mark.parametrize("options", [{}, {"memory_budget": 10**9}], ids=["default", "budget"])
-def test_the_rule_is_for_budgets_alone(options: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
-    asked = []
-    monkeypatch.setattr(near_kernels._Near, "__call__", lambda *_: bool(asked.append(1)) or True)
+RULES = [({}, None), ({"saved": "groupwise"}, WITHIN_A_LAYER), ({"memory_budget": 10**9}, BETWEEN_TWO)]
+
+
+@pytest.mark.parametrize(("options", "apart"), RULES, ids=["off", "rewritten", "budget"])
+def test_how_far_apart_depends_on_the_recipe(
+    options: dict[str, Any], apart: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = set()
+    monkeypatch.setattr(near_kernels._Near, "__call__", lambda rule, *_: bool(asked.add(rule.apart)) or True)
     gradients(nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16)), torch.randn(32, 16), **options)
-    assert bool(asked) == bool(options)
+    assert asked == (set() if apart is None else {apart})
+
+
+def test_no_kernel_holds_values_of_two_layers() -> None:
+    """Each layer has one product forward and two backward: twelve of them are further apart than any rule's layer."""
+    torch.manual_seed(0)
+    model, x, table = Layers(12), torch.randn(128, 64), torch.randn(128, 64)
+    exact, plain = gradients(model, x, table)
+    found, near = gradients(model, x, table, saved="groupwise", min_saved_numel=10**9)
+    furthest = [max(max(places) - min(places) for places in kernels if places) for kernels in (plain, near)]
+    assert furthest[0] > WITHIN_A_LAYER >= furthest[1] > BETWEEN_TWO
+    assert min(sqnr_db(exact[name], found[name]) for name in exact) > EXACT

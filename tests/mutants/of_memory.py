@@ -81,8 +81,8 @@ MEMORY = (
     Mutant(
         "budget: kernels hold values from both sides of a matmul",
         "fp8compile/compiler/near_kernels.py",
-        "return len(places) < 2",
-        "return len(places) < 3",
+        "max(places) - min(places) <= self.apart",
+        "max(places) - min(places) <= self.apart + 1",
         ("tests/compiler/test_near_kernels.py",),
     ),
     Mutant(
