@@ -47,6 +47,15 @@ def peak_bytes(split: PartitionedGraph, limits: Limits | None = None) -> int:
     return split.saved_bytes() + _beyond_saved(split, limits, with_gradients=True)
 
 
+def peaks_of_halves(split: PartitionedGraph, limits: Limits | None = None) -> tuple[int, int]:
+    """``peak_bytes`` of the forward and of the backward."""
+    limits = limits or limits_in_force()
+    saved = split.saved_bytes()
+    return saved + max(0, _in_forward(split, limits)), saved + max(
+        0, _in_backward(split, limits, with_gradients=True)
+    )
+
+
 def _beyond_saved(split: PartitionedGraph, limits: Limits | None, with_gradients: bool = False) -> int:
     limits = limits or limits_in_force()
     return max(0, _in_forward(split, limits), _in_backward(split, limits, with_gradients))

@@ -27,7 +27,8 @@ import torch
 from fp8compile import _torch as private
 from fp8compile.fx.snapshot import Snapshot, Step, op_diff, snapshot, snapshot_of
 from fp8compile.recipe.recipe import Recipe
-from fp8compile.reporting.report import GraphReport, Report
+from fp8compile.reporting.compiled_graph import GraphReport
+from fp8compile.reporting.report import Report
 
 __all__ = ["DumpWatcher", "Snapshot", "Step", "op_diff", "snapshot", "watch_for"]
 

@@ -16,6 +16,7 @@ from fp8compile.compiler import report_store
 from fp8compile.compiler.apart import compiled_apart
 from fp8compile.compiler.cache_key import key_of
 from fp8compile.compiler.dump import watch_for
+from fp8compile.compiler.generated_memory import noting_peaks, stored_peaks
 from fp8compile.compiler.hooks import passes_for
 from fp8compile.compiler.inductor_options import inductor_options, makes_cuda_graphs, mode_options, our_options
 from fp8compile.compiler.inline_regions import DIFFERS, OBSERVED, WHOLE, has_regions, inlined, recipes_differ
@@ -35,8 +36,9 @@ from fp8compile.recipe.calibrated import check_calibration
 from fp8compile.recipe.calibration import Calibration
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
+from fp8compile.reporting.compiled_graph import GraphReport
 from fp8compile.reporting.kernel import Kernel
-from fp8compile.reporting.report import GraphReport
+from fp8compile.reporting.running import GeneratedPeaks
 from fp8compile.scaling.slot import WithScales, operands_of, with_scales
 from fp8compile.scaling.weight_slot import WeightCodes, with_weight_codes
 
@@ -161,11 +163,17 @@ def _through_inductor(
     """A Dynamo graph that has all its inputs through Inductor with our passes; reports; whether it came from a cache."""
     if inner is not None:
         patches = {**patches, "force_disable_caches": True}  # the cache key does not know the inner compiler
+    generates = inner is not run_the_graph
     inner = with_our_kernels(inner or private.compile_fx_inner, told.recipe)
     if told.recipe.offloads:
         private.transfers()  # code from a cache calls them, and then no pass has loaded them
     graph_key = key_of(gm, inputs, told, patches)
     patches = {**patches, **passes_for(told, graph_key, patches, find_regions(gm, told.parameters))}
+    peaks = GeneratedPeaks()
+    if generates and not told.recipe.offloads:  # what waits on the host is in the text too
+        file = functools.partial(report_store.path_of, graph_key, "peaks.json")
+        peaks = stored_peaks(file)
+        inner = noting_peaks(inner, peaks, file)
     report_store.start(graph_key)
     spare = copy_with_attributes(gm) if told.has_own_inputs else gm
     through: Callable[..., Any] = functools.partial(private.compile_fx, inner_compile=inner)
@@ -174,6 +182,8 @@ def _through_inductor(
         compiled = through(spare, inputs, config_patches={**patches, "force_disable_caches": True})
     cached = report_store.came_from_cache(graph_key)
     reports = report_store.finish(graph_key)
+    if len(reports) == 1:
+        reports = (dataclasses.replace(reports[0], generated=peaks),)
     return check_versions(compiled, reports), reports, cached
 
 

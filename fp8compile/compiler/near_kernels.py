@@ -22,7 +22,6 @@ from fp8compile import _torch as private
 from fp8compile.compiler.row_kernels import fusing_only_where
 from fp8compile.fx.ops import contracts
 
-
 WITHIN_A_LAYER, BETWEEN_TWO = 8, 0
 
 

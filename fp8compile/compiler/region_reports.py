@@ -13,9 +13,9 @@ from fp8compile.fx.graph import called, nbytes, storage_root
 from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.fx.provenance import module_path
 from fp8compile.fx.regions import Region, kept_by_region
+from fp8compile.reporting.compiled_graph import GraphReport
 from fp8compile.reporting.entries import SAVED, Notes
 from fp8compile.reporting.entry import Entry
-from fp8compile.reporting.report import GraphReport
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,8 @@ from fp8compile.compiler.runs import Runs
 from fp8compile.fx.provenance import parameter_names
 from fp8compile.fx.regions import Region
 from fp8compile.recipe.recipe import Recipe
+from fp8compile.reporting.compiled_graph import GraphReport
 from fp8compile.reporting.entries import Notes
-from fp8compile.reporting.report import GraphReport
 
 log = logging.getLogger("fp8compile")
 
@@ -229,14 +229,15 @@ def _signature(value: torch.Tensor) -> str:
     return f"{tuple(value.shape)} {value.dtype} {value.device} {value.requires_grad}"
 
 
-def _path(graph_key: str) -> Path:
-    return Path(private.cache_dir()) / "fp8compile" / f"{graph_key}.json"
+def path_of(graph_key: str, kind: str = "json") -> Path:
+    """Where something is kept of a graph that may come from Inductor's cache, beside it."""
+    return Path(private.cache_dir()) / "fp8compile" / f"{graph_key}.{kind}"
 
 
 def _write(graph_key: str, parts: Iterable[GraphReport]) -> None:
     reports = [p.to_dict() for p in parts]
     try:
-        path = _path(graph_key)  # makes the cache folder
+        path = path_of(graph_key)  # makes the cache folder
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
             try:
@@ -253,7 +254,7 @@ def _write(graph_key: str, parts: Iterable[GraphReport]) -> None:
 def _read(graph_key: str) -> tuple[GraphReport, ...]:
     """The reports as they were written; () where the file is gone or anything in it has changed."""
     try:
-        found = json.loads(_path(graph_key).read_text())
+        found = json.loads(path_of(graph_key).read_text())
         whole = found["sha256"] == _digest(found["reports"])
         return tuple(map(GraphReport.from_dict, found["reports"])) if whole else ()
     except (OSError, ValueError, KeyError, TypeError, RecursionError):

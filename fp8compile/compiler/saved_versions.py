@@ -20,7 +20,7 @@ from typing import Any
 from torch import Tensor
 
 from fp8compile.compiler.recorded_calls import on_recorded_call
-from fp8compile.reporting.report import GraphReport
+from fp8compile.reporting.compiled_graph import GraphReport
 
 INPUT, OUTPUT = "input", "output"
 

@@ -42,8 +42,9 @@ from fp8compile.passes.encode_saved import encode_saved
 from fp8compile.recipe.context import Context, Place
 from fp8compile.recipe.from_file import recipe_of, remarks_on
 from fp8compile.recipe.recipe import Recipe
+from fp8compile.reporting.compiled_graph import GraphReport
 from fp8compile.reporting.entries import Notes
-from fp8compile.reporting.report import GraphReport, Report
+from fp8compile.reporting.report import Report
 
 _log = logging.getLogger("fp8compile")
 aten = torch.ops.aten

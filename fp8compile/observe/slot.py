@@ -26,7 +26,7 @@ from fp8compile.observe.records import Row, StatsSlot
 from fp8compile.observe.selection import OBSERVED
 from fp8compile.recipe.context import StatsInputs
 from fp8compile.recipe.recipe import Recipe
-from fp8compile.reporting.report import GraphReport
+from fp8compile.reporting.compiled_graph import GraphReport
 
 STATISTICS, LIMIT = "fp8compile_statistics", "fp8compile_limit"
 SPARE = 64  # rows for calls that become many operations, such as multi-head attention: 3.5 KiB

@@ -1,11 +1,15 @@
 """Will it fit: what a training step needs on the card, from bytes that are known before it starts.
 
-    peak = weights + buffers + gradients + states + max(activations + workspace, update)
+    peak = weights + buffers + states + max(running, gradients + update)
 
-All but ``workspace`` (see fp8compile/analysis/liveness.py) and ``update`` are exact for one device: each storage once,
-gradients in the dtype of their parameter. Not counted: data, the CUDA context and libraries (about 0.5 GiB of the card),
-the allocator's fragmentation, communication buffers, and the second set of gradients that accumulation over several
-backwards holds for a moment.
+``running`` is the most that forward and backward have alive, gradients from where they are made. Of a model whose forward and
+backward have been generated it is read off that code, where each buffer is made and dropped; until then it is an estimate
+from the graph (fp8compile/analysis/liveness.py). ``update`` is an estimate. All else is exact for one device: each storage
+once, gradients in the dtype of their parameter.
+
+Not counted: data, the CUDA context and libraries (about 0.5 GiB of the card), what libraries take while they compute
+(convolutions most of all), the allocator's fragmentation, communication buffers, gradients that are there before the step
+(``zero_grad(set_to_none=False)``, accumulation over several backwards).
 """
 
 from __future__ import annotations
@@ -19,7 +23,7 @@ import torch
 from torch import Tensor, nn
 
 from fp8compile._text import human
-from fp8compile.reporting.optimizer_rows import OptimizerFit, OptimizerFits, Trained, needs
+from fp8compile.reporting.optimizer_rows import Need, OptimizerFit, OptimizerFits, Trained, needs
 
 GIB = 1024**3
 
@@ -56,6 +60,9 @@ class Fit:
             a GPU makes one temporary of the size of all gradients.
         card: the memory of the card.
         activations_plain, workspace_plain: the same for plain Inductor.
+        running, running_plain: the most that forward and backward have alive at one time, gradients included from where they
+            are made; off the generated code where there is any (``is_generated``), else estimated.
+        running_released: ``running`` where each gradient is dropped after its update, in the backward.
         model: what the model holds, for ``by_optimizer``.
         host: codes that wait on the host (``Recipe.offload``), no part of the peak.
     """
@@ -70,22 +77,26 @@ class Fit:
     card: int
     activations_plain: int
     workspace_plain: int
+    running: int
+    running_plain: int
+    running_released: int
+    is_generated: bool = False
     model: ModelBytes | None = field(default=None, compare=False, repr=False)
     host: int = 0
 
     @property
     def peak(self) -> int:
         """The most that a step needs at one time."""
-        return self._fixed + max(self.activations + self.workspace, self.update)
+        return self._held + max(self.running, self.gradients + self.update)
 
     @property
     def peak_plain(self) -> int:
         """The same with plain Inductor."""
-        return self._fixed + max(self.activations_plain + self.workspace_plain, self.update)
+        return self._held + max(self.running_plain, self.gradients + self.update)
 
     @property
-    def _fixed(self) -> int:
-        return self.weights + self.buffers + self.gradients + self.states
+    def _held(self) -> int:
+        return self.weights + self.buffers + self.states
 
     def __bool__(self) -> bool:
         return self.peak <= self.card
@@ -98,15 +109,17 @@ class Fit:
         """
         if self.model is None or not self.model.parameters:
             raise ValueError("by_optimizer needs a model that is trained: fp8compile.explain(model, args).fits(...)")
-        held, running = self.weights + self.buffers, self.activations + self.workspace
-        return OptimizerFits(
-            tuple(
-                OptimizerFit(
-                    n.name, n.states, n.gradients, held + n.gradients + n.states + max(running, n.update), self.card
-                )
-                for n in needs(self.model.parameters, self.model.gradients_at_once)
-            )
-        )
+        return OptimizerFits(tuple(map(self._with, needs(self.model.parameters, self.model.gradients_at_once))))
+
+    def _with(self, need: Need) -> OptimizerFit:
+        running = self.running_released if need.is_released else self.running
+        held = self.weights + self.buffers + need.states
+        peak = held + max(running, need.gradients + need.update)
+        return OptimizerFit(need.name, need.states, need.gradients, peak, self.card)
+
+    @property
+    def _source(self) -> str:
+        return "from the generated code" if self.is_generated else "estimated from the graph"
 
     def to_dict(self) -> dict[str, Any]:
         fields = dataclasses.asdict(dataclasses.replace(self, model=None))
@@ -121,8 +134,8 @@ class Fit:
             f"optimizer states {human(self.states)}\n"
             f"saved for backward {human(self.activations)} (plain Inductor {human(self.activations_plain)})"
             f"{f', and {human(self.host)} on the host' if self.host else ''}\n"
-            f"working memory, estimated: {human(self.workspace)} (plain Inductor {human(self.workspace_plain)}), "
-            f"{human(self.update)} while the optimizer steps"
+            f"forward and backward at their most, gradients included, {self._source}: {human(self.running)} (plain "
+            f"Inductor, estimated: {human(self.running_plain)}); {human(self.update)} more while the optimizer steps"
             + (f"\n{self.by_optimizer()}" if self.model and self.model.parameters else "")
         )
 
@@ -131,11 +144,14 @@ def predict(
     model: ModelBytes,
     activations: tuple[int, int],
     workspace: tuple[int, int],
+    running: tuple[int, int, int],
     card_gib: float = 80.0,
     states: float | torch.optim.Optimizer | None = None,
     host: int = 0,
+    is_generated: bool = False,
 ) -> Fit:
-    """The Fit of a model; ``activations`` and ``workspace`` are ours and plain Inductor's. See ``Report.fits``."""
+    """The Fit of a model; ``activations``, ``workspace`` and ``running`` are ours and plain Inductor's, and ours with
+    gradients released: ``Report.fits``."""
     if isinstance(card_gib, bool) or not isinstance(card_gib, (int, float)) or not card_gib > 0:
         raise ValueError(f"fits: card_gib is the memory of the card in GiB, such as 80, not {card_gib!r}.")
     return Fit(
@@ -149,6 +165,8 @@ def predict(
         int(card_gib * GIB),
         activations[1],
         workspace[1],
+        *running,
+        is_generated,
         model,
         host,
     )

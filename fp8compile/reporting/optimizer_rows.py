@@ -87,12 +87,16 @@ class OptimizerFits:
 
 @dataclass(frozen=True)
 class Need:
-    """What an optimizer asks for, in bytes: states, gradients alive at once, temporaries while it steps."""
+    """What an optimizer asks for, in bytes: states, gradients alive at once, temporaries while it steps.
+
+    ``is_released`` says whether each gradient is dropped after its update, in the backward.
+    """
 
     name: str
     states: int
     gradients: int
     update: int
+    is_released: bool = False
 
 
 def needs(parameters: Sequence[Trained], gradients_at_once: int) -> list[Need]:
@@ -104,7 +108,7 @@ def needs(parameters: Sequence[Trained], gradients_at_once: int) -> list[Need]:
         Need("8-bit AdamW (bitsandbytes layout)", sum(map(eight_bit_adamw, parameters)), whole, 0),
         Need("SGD without momentum", 0, whole, 0),
         *(Need(f"AdamW {name}", states, whole, 0) for name, states in encoded.items()),
-        Need(f"AdamW {OURS[0]}, gradients released", encoded[OURS[0]], gradients_at_once, 0),
+        Need(f"AdamW {OURS[0]}, gradients released", encoded[OURS[0]], gradients_at_once, 0, True),
     ]
 
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
 
 from fp8compile._text import printed
-from fp8compile.explorer.picture import Picture
-from fp8compile.explorer.told import Graph, Told
-from fp8compile.fx.snapshot import Step
+from fp8compile.explorer.told import Told
 from fp8compile.reporting.budget import Budget
+from fp8compile.reporting.compiled_graph import GraphReport
 from fp8compile.reporting.entries import (
     Chunked,
     Collective,
@@ -29,8 +28,8 @@ from fp8compile.reporting.entries import (
 )
 from fp8compile.reporting.entry import Entry
 from fp8compile.reporting.explored import bars_of, told_of
-from fp8compile.reporting.kernel import Kernel
 from fp8compile.reporting.memory import Fit, ModelBytes, predict
+from fp8compile.reporting.running import most_running
 from fp8compile.reporting.tables import Entries
 from fp8compile.reporting.text import all_of_it, bytes_table, first_screen, headline
 from fp8compile.reporting.waterfall import Waterfall
@@ -39,78 +38,9 @@ from fp8compile.reporting.with_pages import WithPages
 
 E = TypeVar("E", bound=Entry)
 
-# 6: "offloaded"; 5: "budgets"; 4: "places"; 3: "waterfall", "runs" counts in the sums; 2: an entry's tensor is its "info"
-SCHEMA = "fp8compile.report/6"
+# 7: "peaks"; 6: "offloaded"; 5: "budgets"; 4: "places"; 3: "waterfall", "runs" counts in the sums; 2: a tensor is its "info"
+SCHEMA = "fp8compile.report/7"
 TABLES = ["linears", "islands", "saved", "skips", "recomputed", "observed", "collectives", "chunked", "offloaded"]
-
-
-@dataclass(frozen=True)
-class GraphReport:
-    """The report of one compiled graph.
-
-    Attributes:
-        kind: "training", or "inference" (nothing is saved, so nothing was rewritten).
-        notes: what the passes did.
-        saved_bytes: bytes saved for backward, distinct storages; parameters, buffers and tensors that the
-            caller owns (data, masks, tables) left out.
-        saved_bytes_plain: the same for plain Inductor.
-        remarks: what concerns the graph as a whole.
-        steps: each pass with the graph before and after it; collected by ``fp8compile.explain`` only, not in the JSON.
-        workspace_bytes, workspace_bytes_plain: an estimate of the most that its forward or backward needs beyond what is
-            kept, the parameters and their gradients (see fp8compile/analysis/liveness.py), ours and plain Inductor's.
-        runs: how often it ran in the last step: its calls that held saved tensors at one time. 1 before its first step.
-        waterfall: the bytes from plain Inductor's to ours, by rewrite, and what ours hold.
-        picture: what is kept for the backward and what is in memory when; with ``steps``, and not in the JSON.
-        kernels: what Inductor generated for it; with ``explain(..., kernels=True)``, and not in the JSON.
-        places: for a graph that serves several modules, or begins inside the model: the path of each such module, and how
-            often it ran there. Paths in ``notes`` begin there.
-    """
-
-    kind: str
-    notes: Notes = Notes()
-    saved_bytes: int = 0
-    saved_bytes_plain: int = 0
-    remarks: tuple[str, ...] = ()
-    workspace_bytes: int = 0
-    workspace_bytes_plain: int = 0
-    runs: int = 1
-    waterfall: Waterfall = Waterfall()
-    places: tuple[tuple[str, int], ...] = ()
-    steps: tuple[Step, ...] = field(default=(), compare=False, repr=False)
-    picture: Picture | None = field(default=None, compare=False, repr=False)
-    kernels: tuple[Kernel, ...] = field(default=(), compare=False, repr=False)
-
-    def to_dict(self) -> dict[str, Any]:
-        left_out: dict[str, Any] = {"steps": (), "picture": None, "kernels": ()}
-        data = dataclasses.asdict(dataclasses.replace(self, **left_out))
-        return {name: value for name, value in data.items() if name not in left_out}
-
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> GraphReport:
-        return cls(
-            data["kind"],
-            Notes.from_dict(data["notes"]),
-            data["saved_bytes"],
-            data["saved_bytes_plain"],
-            tuple(data["remarks"]),
-            data["workspace_bytes"],
-            data["workspace_bytes_plain"],
-            data["runs"],
-            Waterfall.from_dict(data["waterfall"]),
-            tuple((path, times) for path, times in data["places"]),
-        )
-
-    @cached_property
-    def placed(self) -> tuple[tuple[Notes, int], ...]:
-        """The notes with paths from the top of the model, for each place, and how often the graph ran there."""
-        return tuple((self.notes.moved(path), times) for path, times in self.places or (("", self.runs),))
-
-    @property
-    def drawn(self) -> Graph:
-        """The graph as the explorer's page takes it."""
-        peaks = self.saved_bytes + self.workspace_bytes, self.saved_bytes_plain + self.workspace_bytes_plain
-        places = tuple(path for path, _ in self.places if path)
-        return Graph(self.kind, self.runs, places, self.remarks, self.steps, self.picture, peaks)
 
 
 @dataclass(frozen=True)
@@ -250,11 +180,23 @@ class Report(WithPages):
         """
         if self.model is None:
             raise ValueError("fits needs the report of a model: fp8compile.explain(model, args) or report(compiled).")
-        working = [(g.workspace_bytes, g.workspace_bytes_plain) for g in self.graphs]
-        most, most_plain = (max((w[i] for w in working), default=0) for i in (0, 1))
+        most = max((g.workspace_bytes for g in self.graphs), default=0)
+        most_plain = max((g.workspace_bytes_plain for g in self.graphs), default=0)
         saved = self.saved_bytes, self.saved_bytes_plain
         model = dataclasses.replace(self.model, weights=self.model.weights + sum(self.notes.bytes_of_codes.values()))
-        return predict(model, saved, (most, most_plain), card_gib, states, self.host_bytes)
+        running = self._running(model.gradients)
+        training = [g for g in self.graphs if g.kind == "training"]
+        generated = bool(training) and all(g.is_generated for g in training)
+        working = most, most_plain
+        return predict(model, saved, working, running, card_gib, states, self.host_bytes, generated)
+
+    def _running(self, gradients: int) -> tuple[int, int, int]:
+        """The most that forward and backward have alive: ours, plain Inductor's, ours where no gradient outlives the
+        backward of its graph. Calls of a graph stand together."""
+        calls = [g for g in self.graphs for _ in range(g.runs)]
+        ours = [(g.known_peaks, g.saved_bytes) for g in calls]
+        plain = [(g.peaks_plain, g.saved_bytes_plain) for g in calls]
+        return most_running(ours, gradients), most_running(plain, gradients), most_running(ours, 0)
 
     def to_json(self) -> str:
         return json.dumps(

@@ -27,8 +27,8 @@ from fp8compile.numerics.delayed import COLUMNS
 from fp8compile.observe.slot import SPARE, calls_of, device_of
 from fp8compile.recipe.context import ScaleInput
 from fp8compile.recipe.recipe import Recipe
+from fp8compile.reporting.compiled_graph import GraphReport
 from fp8compile.reporting.entries import Operand
-from fp8compile.reporting.report import GraphReport
 from fp8compile.scaling.history import Histories
 
 SCALES = "fp8compile_scales"

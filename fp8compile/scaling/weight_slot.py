@@ -24,8 +24,8 @@ from fp8compile.fx.extra_inputs import with_inputs
 from fp8compile.numerics import E4M3, ENCODABLE
 from fp8compile.numerics.formats import FP8_MULTIPLE
 from fp8compile.recipe.recipe import Recipe
+from fp8compile.reporting.compiled_graph import GraphReport
 from fp8compile.reporting.entries import CachedWeight
-from fp8compile.reporting.report import GraphReport
 from fp8compile.scaling.packed_weights import of_one_input
 from fp8compile.scaling.weight_codes import Layouts, store
 

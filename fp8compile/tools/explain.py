@@ -18,9 +18,10 @@ from fp8compile.compiler.runs import Instance, Runs, counted, in_last_step
 from fp8compile.fx.provenance import beginning, module_names, parameter_names, parameters_of
 from fp8compile.optim.placement import fixed_formats
 from fp8compile.recipe.recipe import Recipe
+from fp8compile.reporting.compiled_graph import GraphReport
 from fp8compile.reporting.kernel import Kernel
 from fp8compile.reporting.memory import gradient_bytes, model_bytes
-from fp8compile.reporting.report import GraphReport, Report
+from fp8compile.reporting.report import Report
 from fp8compile.tools.compiled_module import active_recipes, compiled_by, compiled_inside
 from fp8compile.tools.trial_step import LIMIT, as_positional, check_is_module, chosen_recipe, left_as_it_was, one_step
 from fp8compile.tools.unmatched import unmatched, without_wishes

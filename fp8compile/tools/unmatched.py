@@ -17,8 +17,9 @@ from fp8compile.islands.keep_fp32 import ATEN
 from fp8compile.passes.widen_unsafe_ops import UNMATCHED
 from fp8compile.recipe.patterns import in_module
 from fp8compile.recipe.recipe import Recipe
+from fp8compile.reporting.compiled_graph import GraphReport
 from fp8compile.reporting.entries import Notes
-from fp8compile.reporting.report import GraphReport, Report
+from fp8compile.reporting.report import Report
 
 NO_MODULE = "{}: no module of this {} is called so.{}"
 NO_TENSOR = (

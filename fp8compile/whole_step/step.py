@@ -30,7 +30,8 @@ from fp8compile.compiler.inductor_options import mode_options
 from fp8compile.compiler.node_by_node import boxed
 from fp8compile.recipe.from_file import recipe_of
 from fp8compile.recipe.recipe import Recipe
-from fp8compile.reporting.report import GraphReport, Report
+from fp8compile.reporting.compiled_graph import GraphReport
+from fp8compile.reporting.report import Report
 from fp8compile.whole_step.declines import why_not
 from fp8compile.whole_step.joined import CannotJoin
 from fp8compile.whole_step.running import Counts, Options, WholeGraph

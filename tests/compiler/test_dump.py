@@ -28,8 +28,8 @@ from fp8compile.fx.graph import splice
 from fp8compile.fx.listing import Line, Part
 from fp8compile.fx.snapshot import Snapshot, op_diff
 from fp8compile.recipe.context import Context
+from fp8compile.reporting.compiled_graph import GraphReport
 from fp8compile.reporting.entries import Notes
-from fp8compile.reporting.report import GraphReport
 from tests.support.measure import compiled
 from tests.support.processes import run_in_process
 

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import fp8compile
 from fp8compile.compiler import report_store
+from fp8compile.reporting.compiled_graph import GraphReport
 from fp8compile.reporting.entries import LINEAR
-from fp8compile.reporting.report import GraphReport
 
 OPTIONS = {"codegen": "eager", "min_saved_numel": 0}
 

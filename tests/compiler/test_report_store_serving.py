@@ -9,7 +9,7 @@ from torch import nn
 from fp8compile.compiler import report_store
 from fp8compile.compiler.runs import Runs
 from fp8compile.recipe.recipe import Recipe
-from fp8compile.reporting.report import GraphReport
+from fp8compile.reporting.compiled_graph import GraphReport
 
 
 class Net(nn.Module):

@@ -16,8 +16,9 @@ from fp8compile.explorer.picture import CALLERS, KINDS
 from fp8compile.explorer.strings import Strings
 from fp8compile.fx.listing import Line, Part
 from fp8compile.fx.snapshot import Snapshot
+from fp8compile.reporting.compiled_graph import GraphReport
 from fp8compile.reporting.explored import bound_of
-from fp8compile.reporting.report import GraphReport, Report
+from fp8compile.reporting.report import Report
 from tests.support.explored import explained, violations
 
 

@@ -15,7 +15,8 @@ from fp8compile.explorer.page import ASSETS, SCRIPTS, page
 from fp8compile.explorer.told import Bars, Frontier, Graph, Row, Table, Told
 from fp8compile.fx.listing import Line, Part
 from fp8compile.fx.snapshot import Snapshot, Step
-from fp8compile.reporting.report import GraphReport, Report
+from fp8compile.reporting.compiled_graph import GraphReport
+from fp8compile.reporting.report import Report
 from tests.support.browser import opened
 from tests.support.explored import explained
 

@@ -93,6 +93,27 @@ MEMORY = (
         ("tests/compiler/test_near_kernels.py",),
     ),
     Mutant(
+        "fits: gradients of later graphs are forgotten",
+        "fp8compile/reporting/running.py",
+        "before + peaks.backward + made",
+        "before + peaks.backward",
+        ("tests/reporting/test_running.py",),
+    ),
+    Mutant(
+        "fits: what is written over counts twice",
+        "fp8compile/compiler/generated_memory.py",
+        "alive[reused[1]] = alive.pop(reused[2])",
+        "alive[reused[1]] = alive[reused[2]]",
+        ("tests/compiler/test_generated_memory.py",),
+    ),
+    Mutant(
+        "fits: saved values are not alive in the backward",
+        "fp8compile/compiler/generated_memory.py",
+        "kept = _kept(gm.graph) if is_backward else ()",
+        "kept = ()",
+        ("tests/compiler/test_generated_memory.py",),
+    ),
+    Mutant(
         "offload: copies to the host do not wait for each other",
         "fp8compile/budget/link.py",
         "arrives = max(trip.made, free) + trip.us",

@@ -31,8 +31,8 @@ from fp8compile.passes.offload_codes import NO_OPERATORS, NOT_STATIC, ORDER, OTH
 from fp8compile.planning.device_rates import RATES
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
+from fp8compile.reporting.compiled_graph import GraphReport
 from fp8compile.reporting.entries import OFFLOAD, Notes
-from fp8compile.reporting.report import GraphReport
 from tests.support.budgets import Llama, Steps
 from tests.support.graphs import backward_of, forward_of, split_of, traced
 

@@ -15,7 +15,7 @@ from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.passes.recompute_for_budget import NOT_STATIC, recompute_for_budget
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
-from fp8compile.reporting.report import GraphReport
+from fp8compile.reporting.compiled_graph import GraphReport
 from tests.support.budgets import CASES, EXACT, PLAIN, Steps, budget_of, case_of, step
 from tests.support.graphs import backward_of
 from tests.support.reference import sqnr_db

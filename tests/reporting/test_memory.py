@@ -11,9 +11,11 @@ import torch
 from torch import Tensor, nn
 
 import fp8compile
+from fp8compile.reporting.compiled_graph import GraphReport
 from fp8compile.reporting.memory import GIB, ModelBytes, predict
 from fp8compile.reporting.optimizer_rows import Trained
-from fp8compile.reporting.report import GraphReport, Report
+from fp8compile.reporting.report import Report
+from fp8compile.reporting.running import Peaks
 from tests.support.measure import compiled, kept_bytes, llama_case
 
 Case = tuple[nn.Module, tuple[Tensor, ...], dict[str, str]]
@@ -140,7 +142,8 @@ def test_a_graph_that_runs_for_every_block_counts_every_time() -> None:
 
 def test_a_verdict_can_be_read_and_tested() -> None:
     report = Report(
-        (GraphReport("training", saved_bytes=GIB, saved_bytes_plain=3 * GIB),), model=ModelBytes(GIB, 0, GIB, 1)
+        (GraphReport("training", peaks=Peaks(GIB, 2 * GIB, GIB), peaks_plain=Peaks(3 * GIB, 4 * GIB, GIB)),),
+        model=ModelBytes(GIB, 0, GIB, 1),
     )
     fit = report.fits(card_gib=5.5)
     assert fit and fit.peak == 5 * GIB and fit.peak_plain == 7 * GIB
@@ -149,7 +152,7 @@ def test_a_verdict_can_be_read_and_tested() -> None:
     assert lines[1] == "plain Inductor: does not fit in 5.50 GiB: predicted peak 7.00 GiB, 1.50 GiB too much"
     assert not report.fits(card_gib=4)
     assert json.loads(report.to_json())["memory"] == report.fits().to_dict()
-    small = predict(ModelBytes(GIB, 0, GIB, 1), (0, 0), (0, 0))
+    small = predict(ModelBytes(GIB, 0, GIB, 1), (0, 0), (0, 0), (0, 0, 0))
     assert small.peak == 5 * GIB, "the optimizer's step needs more than forward and backward here"
 
 

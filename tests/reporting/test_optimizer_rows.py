@@ -17,6 +17,9 @@ from fp8compile.reporting.optimizer_rows import OURS, Trained, eight_bit_adamw
 MIB = 2**20
 
 
+RUNNING = (10 * MIB, 16 * MIB, 9 * MIB)
+
+
 class Net(nn.Module):
     """Parameters of all kinds: encoded, with short groups, small, an embedding, a convolution's, frozen, overridden."""
 
@@ -36,7 +39,7 @@ class Net(nn.Module):
 def fit_of(model: nn.Module, gib: float = 1.0) -> Fit:
     from fp8compile.optim.placement import fixed_formats
 
-    return predict(model_bytes(model, fixed_formats(model)), (3 * MIB, 9 * MIB), (MIB, MIB), gib)
+    return predict(model_bytes(model, fixed_formats(model)), (3 * MIB, 9 * MIB), (MIB, MIB), RUNNING, gib)
 
 
 def stepped(optimizer: torch.optim.Optimizer) -> int:
@@ -90,12 +93,14 @@ def test_peaks_and_verdicts_follow_from_the_bytes() -> None:
     rows = {row.name: row for row in fit.by_optimizer()}
     assert rows["AdamW (torch.optim)"].peak == fit.peak, "that is what fits() predicts by default"
     for row in rows.values():
-        assert row.peak == held + row.gradients + row.states + 4 * MIB
-        tight = predict(fit.model, (3 * MIB, 0), (MIB, 0), row.peak / GIB)  # type: ignore[arg-type]
+        update = row.gradients if row.name == "AdamW (torch.optim)" else 0
+        running = RUNNING[2 if "released" in row.name else 0]
+        assert row.peak == held + row.states + max(running, row.gradients + update)
+        tight = predict(fit.model, (3 * MIB, 0), (MIB, 0), RUNNING, row.peak / GIB)  # type: ignore[arg-type]
         again = next(each for each in tight.by_optimizer() if each.name == row.name)
         assert again and again.verdict == "fits, 0 B to spare"
     assert math.isclose(rows["AdamW 4bit"].states / rows["AdamW e4m3_expanded"].states, 0.6, abs_tol=0.4)
-    small = predict(fit.model, (0, 0), (0, 0)).by_optimizer()  # type: ignore[arg-type]
+    small = predict(fit.model, (0, 0), (0, 0), (0, 0, 0)).by_optimizer()  # type: ignore[arg-type]
     torchs, bnb, sgd, *_ = small.rows
     assert torchs.peak == held + 2 * torchs.gradients + torchs.states, "a temporary as large as the gradients"
     assert sgd.peak == held + sgd.gradients and bnb.peak == held + bnb.gradients + bnb.states
@@ -124,7 +129,8 @@ def test_released_gradients_are_those_of_one_graph(breaks: bool) -> None:
         *_, ours, fourbit, released = report.fits().by_optimizer()
         assert (ours.gradients, fourbit.gradients) == (first + second,) * 2
         assert released.gradients == (second if breaks else first + second)
-        assert released.states == ours.states and ours.peak - released.peak == ours.gradients - released.gradients
+        assert released.states == ours.states
+        assert ours.peak - released.peak == pytest.approx(ours.gradients - released.gradients, abs=16 * x.nbytes)
 
 
 def test_the_table_is_short_and_printed_with_the_prediction() -> None:
@@ -136,4 +142,4 @@ def test_the_table_is_short_and_printed_with_the_prediction() -> None:
         assert name in str(fit.by_optimizer())
     assert not any(fit.by_optimizer())
     with pytest.raises(ValueError, match="by_optimizer needs a model that is trained"):
-        predict(model_bytes(nn.Tanh()), (0, 0), (0, 0)).by_optimizer()
+        predict(model_bytes(nn.Tanh()), (0, 0), (0, 0), (0, 0, 0)).by_optimizer()

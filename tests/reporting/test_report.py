@@ -11,8 +11,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fp8compile
+from fp8compile.reporting.compiled_graph import GraphReport
 from fp8compile.reporting.entries import LINEAR, Linear, Saved
-from fp8compile.reporting.report import GraphReport, Report
+from fp8compile.reporting.report import Report
 from fp8compile.reporting.tables import Entries
 from fp8compile.reporting.waterfall import Amount, Waterfall
 

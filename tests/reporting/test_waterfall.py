@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import fp8compile
-from fp8compile.reporting.report import GraphReport
+from fp8compile.reporting.compiled_graph import GraphReport
 from fp8compile.reporting.waterfall import CODES, CUT, ENCODED, RECOMPUTED, Amount, Waterfall, merged
 from tests.support.measure import compiled, kept_bytes, llama_case
 

@@ -31,10 +31,10 @@ import torch
 from torch import Tensor
 from torch.fx import GraphModule
 
+from fp8compile.compiler.generated_memory import sizes_of
 from fp8compile.fx.graph import is_on_host
 
 from . import fake_h100, interpreter
-from .lifetimes import sizes_now
 
 InnerCompile = Callable[..., Any]
 Rewrite = Callable[[str, str], str]  # (kernel name, source) -> source
@@ -319,13 +319,14 @@ def recording(
     ``empty_strided_cuda`` makes."""
     from torch._inductor.async_compile import AsyncCompile
     from torch._inductor.graph import GraphLowering
+    from torch._inductor.virtualized import V
 
     def triton(self: Any, name: str, source: str, device_str: str = "cuda") -> Any:
         graph.kernels[name] = kernel = Kernel(name, source)
         return launcher(kernel)
 
     def save_output_code(code: str) -> None:
-        graph.wrapper, graph.sizes = code, sizes_now()
+        graph.wrapper, graph.sizes = code, sizes_of(V.graph)
 
     with ExitStack() as patches:
         for owner, name, value in (

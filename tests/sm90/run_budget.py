@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import torch
 
+from fp8compile.compiler.generated_memory import peak_bytes
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import Notes
 from tests.support.budgets import Llama, noted
 
 from . import fake_h100
-from .lifetimes import peak_bytes
 from .lowering import LoweredGraph, lower
 from .measures import print_json
 from .on_cuda import JOINT_PASS, to_cuda

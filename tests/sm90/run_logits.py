@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from fp8compile.compiler.generated_memory import peak_bytes
 from fp8compile.recipe.recipe import Recipe
 
 from . import fake_h100
-from .lifetimes import peak_bytes
 from .lowering import lower
 from .measures import print_json
 from .on_cuda import JOINT_PASS, to_cuda

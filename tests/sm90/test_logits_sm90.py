@@ -6,25 +6,12 @@ import pytest
 
 pytest.importorskip("triton", reason="triton, which compiles what Inductor generates, exists for Linux only")
 
-from .lifetimes import peak_bytes
 from .run_logits import HIDDEN, LOSSES, TOKENS, WORDS
 from .subprocesses import result_of
 
 LOGITS = TOKENS * WORDS * 2
 HIDDEN_STATES, WEIGHT = TOKENS * HIDDEN * 2, WORDS * HIDDEN * 2
 CHUNK = TOKENS * 126 * 128 * 2  # of the backward: 8 chunks of multiples of 128 columns
-
-
-def test_lifetimes_are_read_from_the_text() -> None:
-    text = """
-        buf0 = empty_strided_cuda((8, 4), (4, 1), torch.float32)
-        buf1 = empty_strided_cuda((8, 4), (1, 8), torch.bfloat16)
-        del buf0
-        buf2 = reinterpret_tensor(buf1, (32, ), (1, ), 0); del buf1  # reuse
-        buf3 = empty_strided_cuda((20, ), (1, ), torch.int64)
-        del buf2
-    """
-    assert peak_bytes(text) == 64 + 160
 
 
 @pytest.mark.sweep

@@ -30,8 +30,8 @@ from torch import Tensor
 
 from fp8compile.compiler.inductor import compile_and_report
 from fp8compile.recipe.recipe import Recipe
+from fp8compile.reporting.compiled_graph import GraphReport
 from fp8compile.reporting.entries import SAVED
-from fp8compile.reporting.report import GraphReport
 from tests.support.reference import sqnr_db
 from tests.sweeps.op_programs import WRAPPERS, Sample, chosen, is_differentiable, operations, program, samples_of
 

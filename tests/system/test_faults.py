@@ -19,7 +19,7 @@ from torch._dynamo.utils import counters
 
 import fp8compile
 from fp8compile.compiler import report_store
-from fp8compile.reporting.report import GraphReport
+from fp8compile.reporting.compiled_graph import GraphReport
 from tests.support.checkpoints import Net, everything, of
 from tests.support.saving import AFTER_REPLACE, IN_PLACE, MOMENTS, NAME, loaded, one_step, save
 from tests.support.saving import everything as checkpoint

@@ -11,7 +11,8 @@ from torch import Tensor, nn
 import fp8compile
 from fp8compile import Recipe
 from fp8compile._text import human
-from fp8compile.reporting.report import GraphReport, Report
+from fp8compile.reporting.compiled_graph import GraphReport
+from fp8compile.reporting.report import Report
 from tests.support.measure import compiled, kept_bytes
 
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 
 from fp8compile.numerics.gradient_quality import BAR, NUDGES, Judge, error_powers
 from fp8compile.recipe.recipe import Recipe, exact, uncounted
-from fp8compile.reporting.report import GraphReport
+from fp8compile.reporting.compiled_graph import GraphReport
 from fp8compile.tools.checking.exact_modules import leaving, options_text
 from fp8compile.tools.checking.repair import Candidate, Errors, Search, candidates_of
 from fp8compile.tools.checking.rows import BELOW, NOT_FINITE, OK, ROUNDING, Cause, Row

@@ -19,7 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fp8compile.numerics.gradient_quality import Judge
-from fp8compile.reporting.report import GraphReport
+from fp8compile.reporting.compiled_graph import GraphReport
 
 SAVED, LINEAR = "saved", "linear"
 Errors = Mapping[str, float]

@@ -25,7 +25,7 @@ from fp8compile.compiler.node_by_node import run_the_graph
 from fp8compile.fx.graph import copy_with_attributes
 from fp8compile.numerics.gradient_quality import Gradients, last_place, nudged
 from fp8compile.recipe.recipe import Recipe
-from fp8compile.reporting.report import GraphReport
+from fp8compile.reporting.compiled_graph import GraphReport
 from fp8compile.tools.trial_step import LIMIT, left_as_it_was, named_arguments, one_step
 
 log = logging.getLogger("fp8compile")
