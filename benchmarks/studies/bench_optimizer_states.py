@@ -2,7 +2,7 @@
 
     python benchmarks/studies/bench_optimizer_states.py
 
-    error   MSE of m / (sqrt(v) + eps) for every pair of formats (``state_errors``), on the encoded parameters of the demo
+    error   MSE of m / (sqrt(v) + eps) for every pair of formats (``fp8compile.reproduce.state_errors``), on the encoded parameters of the demo
             trained in FP32 with torch.optim.AdamW, after several numbers of steps; relative to E4M3 for both. Paper: 1.63
             times less with expansion, 2.69 times less with its best mix (dynamic exponent + expansion for m). Twice: v
             dithered, as it is stored, E4M3's too; and "error_nearest" as in the paper.
@@ -32,10 +32,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.harness.environment import environment
 from benchmarks.harness.output import write_json
-from benchmarks.studies import state_errors
 from benchmarks.studies.demo_runs import CPU, Demo
 from benchmarks.studies.state_drift import Drift, watched
-from benchmarks.studies.state_errors import Errors, Moments
+from fp8compile.reproduce import state_errors
+from fp8compile.reproduce.state_errors import Errors, Moments
 from fp8compile.demo.model import SIZES, Size, build_model
 from fp8compile.optim import AdamW
 from fp8compile.optim.placement import MIN_NUMEL

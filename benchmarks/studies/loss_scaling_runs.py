@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.studies.fp16_on_cpu import fp16_in_fp32
+from fp8compile.reproduce.fp16_on_cpu import fp16_in_fp32
 from benchmarks.studies.loss_scaling_tasks import Training
 from fp8compile.amp import LossScaler
 from fp8compile.demo import arms, compiling, loss_scales

@@ -44,7 +44,8 @@ def _normal_density(x: Tensor) -> Tensor:
 
 
 def _gelu(x: Tensor) -> Tensor:
-    return torch.special.ndtr(x) + x * _normal_density(x)
+    share: Tensor = torch.special.ndtr(x)
+    return share + x * _normal_density(x)
 
 
 def _silu(x: Tensor) -> Tensor:
