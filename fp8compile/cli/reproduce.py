@@ -1,4 +1,7 @@
-"""``fp8compile reproduce NAME``: a published ablation in small. The options stand here; what runs it is imported when it runs."""
+"""``fp8compile reproduce NAME``: a published ablation in small.
+
+The options stand here; what runs it is imported when it runs.
+"""
 
 from __future__ import annotations
 

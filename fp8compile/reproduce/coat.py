@@ -82,8 +82,8 @@ def reproduce(seeds: int, steps: int, tell: Callable[[str], None]) -> Outcome:
 
 def difference(steps: int) -> str:
     return (
-        f"a transformer of bytes of 2 layers x 128 after {steps} steps of AdamW, where the paper has large language models; v is "
-        "rounded to nearest and never to 0, groups of 128; errors compare as multiples of E4M3 + Expand's for both moments"
+        f"a transformer of bytes of 2 layers x 128 after {steps} steps of AdamW, where the paper has large language models; v "
+        "is rounded to nearest and never to 0, groups of 128; errors compare as multiples of E4M3 + Expand's for both moments"
     )
 
 
@@ -109,9 +109,7 @@ def moments_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> list[Momen
 
 def mean_table(several: Sequence[Mapping[str, Mapping[str, float]]]) -> dict[str, dict[str, float]]:
     """The mean over seeds of the errors of the formats in ``NAMES``, by the paper's names."""
-    return {
-        m: {v: sum(each[NAMES[m]][NAMES[v]] for each in several) / len(several) for v in NAMES} for m in NAMES
-    }
+    return {m: {v: sum(each[NAMES[m]][NAMES[v]] for each in several) / len(several) for v in NAMES} for m in NAMES}
 
 
 def state_table(mse: Mapping[str, Mapping[str, float]]) -> Table:

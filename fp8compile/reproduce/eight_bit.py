@@ -14,7 +14,6 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from fp8compile.reporting.figure import empty_figure
 from fp8compile.reproduce.outcome import Outcome, Table
@@ -73,8 +72,8 @@ def reproduce(seeds: int, steps: int, tell: Callable[[str], None]) -> Outcome:
 
 def difference(steps: int) -> str:
     return (
-        f"1 layer x 128 on bytes for {steps} steps, AdamW, blocks of 128 (the paper: 2048), a rate so high that few steps show "
-        "who is unstable; the paper trains language models of up to 1.5 billion parameters"
+        f"1 layer x 128 on bytes for {steps} steps, AdamW, blocks of 128 (the paper: 2048), a rate so high that few steps "
+        "show who is unstable; the paper trains language models of up to 1.5 billion parameters"
     )
 
 

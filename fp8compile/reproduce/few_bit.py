@@ -104,8 +104,8 @@ def reproduce(seeds: int, steps: int, tell: Callable[[str], None]) -> Outcome:
 
 def difference(steps: int) -> str:
     return (
-        f"a transformer of bytes of 2 layers x 128 trained from scratch for {steps} steps, where the authors' code fine-tunes "
-        "RoBERTa"
+        f"a transformer of bytes of 2 layers x 128 trained from scratch for {steps} steps, where the authors' code "
+        "fine-tunes RoBERTa"
     )
 
 
@@ -180,8 +180,12 @@ def draw(figures: Mapping[str, Any], path: Path) -> None:
     exact = figures["losses"]["exact"]
     for density, colour in zip(DENSITIES, ("#4477aa", "#cc4411"), strict=True):
         for i, bits in enumerate(BITS):
-            gaps = [100 * (a / b - 1) for a, b in zip(figures["losses"][f"{bits} bit, {density}"], exact, strict=True)]
-            right.scatter([bits] * len(gaps), gaps, 18, colour, label=f"table for {density} inputs" if not i else None)
+            gaps = [
+                100 * (a / b - 1) for a, b in zip(figures["losses"][f"{bits} bit, {density}"], exact, strict=True)
+            ]
+            right.scatter(
+                [bits] * len(gaps), gaps, 18, colour, label=f"table for {density} inputs" if not i else None
+            )
     right.axhline(0, color="#777777", linewidth=1)
     right.set(xlabel="bits", ylabel="held-out loss, % above the exact derivative's", xticks=BITS)
     for axes in (left, right):

@@ -63,8 +63,8 @@ def reproduce(seeds: int, steps: int, tell: Callable[[str], None]) -> Outcome:
 
 def difference(steps: int) -> str:
     return (
-        f"a transformer of bytes of 2 layers x 128, {steps} steps, every tensor of autograd's in groups of 128 with 4 bytes of "
-        "metadata; bits are chosen once, on the trained model, where the paper chooses them again as it trains"
+        f"a transformer of bytes of 2 layers x 128, {steps} steps, every tensor of autograd's in groups of 128 with 4 bytes "
+        "of metadata; bits are chosen once, on the trained model, where the paper chooses them again as it trains"
     )
 
 
@@ -128,9 +128,7 @@ def _sensitivity(model: nn.Module, tokens: Tensor, exact: Tensor, number: int) -
     return power(off) / noise(PROBE_BITS)
 
 
-def bits_per_element(
-    name: str, chosen: Sequence[Mapping[str, Sequence[int]]], numels: Sequence[int]
-) -> float:
+def bits_per_element(name: str, chosen: Sequence[Mapping[str, Sequence[int]]], numels: Sequence[int]) -> float:
     """Metadata included; the mean over seeds of adaptive ones."""
     each = [by_arm[name] for by_arm in chosen] if name in chosen[0] else [[int(name[0])] * len(numels)]
     taken = [sum(nbytes(n, b) for n, b in zip(numels, bits, strict=True)) for bits in each]
@@ -162,7 +160,9 @@ def findings(db: Mapping[str, float | None], chosen: Sequence[Mapping[str, Seque
         ours, uniform = db[name] or 0.0, db[plain] or 0.0
         counts = Counter(b for by_arm in chosen for b in by_arm[name])
         mix = ", ".join(f"{counts[b]} x {b}" for b in sorted(counts))
-        lines.append(f"Adaptive within {bits:g} bits: {ours - uniform:+.1f} dB against {plain} for all (chosen: {mix}).")
+        lines.append(
+            f"Adaptive within {bits:g} bits: {ours - uniform:+.1f} dB against {plain} for all (chosen: {mix})."
+        )
     return tuple(lines)
 
 

@@ -188,7 +188,13 @@ def draw(figures: Mapping[str, Any], path: Path) -> None:
     *errors, right = grid[0]
     for axes, (kind, db) in zip(errors, figures["db"].items(), strict=True):
         for k, (part, colour) in enumerate(zip(("y", "dx", "dw"), ("#4477aa", "#228833", "#cc4411"), strict=True)):
-            axes.bar([i + 0.27 * (k - 1) for i in range(len(WAYS))], [db[w][part] for w in WAYS], 0.27, color=colour, label=part)
+            axes.bar(
+                [i + 0.27 * (k - 1) for i in range(len(WAYS))],
+                [db[w][part] for w in WAYS],
+                0.27,
+                color=colour,
+                label=part,
+            )
         axes.set_xticks(range(len(WAYS)), WAYS, rotation=25, ha="right", fontsize="small")
         axes.set(ylabel="SQNR, dB", title=kind)
     errors[0].legend(frameon=False, fontsize="small")

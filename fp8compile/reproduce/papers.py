@@ -34,7 +34,7 @@ PAPERS: Mapping[str, Paper] = {
         "errors of optimizer states with and without range expansion, k, group sizes",
         "fp8compile.reproduce.coat",
         seeds=3,
-        steps=300,
+        steps=1000,
     ),
     "8bit": Paper(
         "Dettmers et al. 2021, 8-bit Optimizers via Block-wise Quantization, 2110.02861",
@@ -48,7 +48,7 @@ PAPERS: Mapping[str, Paper] = {
         "loss scales in FP16, rounding of FP16 weights, FP32 islands",
         "fp8compile.reproduce.loss_scaling",
         seeds=2,
-        steps=150,
+        steps=100,
     ),
     "fewbit": Paper(
         "Novikov et al. 2023, Few-Bit Backward, 2202.00441",

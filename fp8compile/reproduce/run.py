@@ -1,7 +1,7 @@
 """One paper's ablation from end to end: run, printed, written.
 
-    DIR/NAME.json    every figure, the options, versions
-    DIR/NAME.png     the plot
+DIR/NAME.json    every figure, the options, versions
+DIR/NAME.png     the plot
 """
 
 from __future__ import annotations

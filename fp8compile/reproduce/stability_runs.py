@@ -95,9 +95,7 @@ class AblationAdamW(AdamW):
         return AblationPlacement(placed.formats, placed.reason, self.tensorwise, self.states.endswith(TO_ZERO))
 
 
-def train(
-    setting: Setting, states: str, tensorwise: bool, steps: int, compiled: bool, text: Tensor
-) -> list[float]:
+def train(setting: Setting, states: str, tensorwise: bool, steps: int, compiled: bool, text: Tensor) -> list[float]:
     """The losses of a run on ``text``, up to one that has exploded. A tenth of the steps warm up; nothing is clipped."""
     torch.manual_seed(setting.seed)
     model = SmallLM(setting.stable)
