@@ -82,8 +82,8 @@ def reproduce(seeds: int, steps: int, tell: Callable[[str], None]) -> Outcome:
 
 def difference(steps: int) -> str:
     return (
-        f"a transformer of bytes of 2 layers x 128 after {steps} steps of AdamW, where the paper has large language models; v "
-        "is rounded to nearest and never to 0, groups of 128; errors compare as multiples of E4M3 + Expand's for both moments"
+        f"a transformer of bytes of 2 layers x 128 after {steps} steps of AdamW, where the paper has large language models. "
+        "v is rounded to nearest and never to 0, in groups of 128. Errors compare as multiples of E4M3 + Expand's."
     )
 
 
