@@ -1,4 +1,4 @@
-"""The section of docs/results.md about published ablations in small: the tables that ``fp8compile reproduce`` wrote.
+"""The section of docs/results.md about published ablations: the tables that ``fp8compile reproduce`` wrote.
 
 fp8compile reproduce NAME --out benchmarks/results     then NAME.json -> reproduce-NAME-cpu.json
 """

@@ -194,7 +194,9 @@ def draw(figures: Mapping[str, Any], k: Mapping[str, Sequence[float]], path: Pat
         db = [figures["activations_db"][f"{fmt} 1x{size}"] for size in GROUP_SIZES]
         right.plot(GROUP_SIZES, db, "o-", color=colour, label=fmt)
         right.axhline(figures["activations_db"][f"{fmt} tensor"], color=colour, linestyle=":", linewidth=1)
-    right.set(xscale="log", xlabel="elements per scale (dotted: one scale)", ylabel="SQNR, dB")
+    right.set(xlabel="elements per scale (dotted: one scale)", ylabel="SQNR, dB")
+    right.set_xscale("log", base=2)
+    right.set_xticks(GROUP_SIZES, GROUP_SIZES)
     for axes in grid[0]:
         axes.legend(frameon=False, fontsize="small")
     made.savefig(path, dpi=110)
