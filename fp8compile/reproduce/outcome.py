@@ -32,10 +32,10 @@ class Table:
         assert all(len(row) == len(self.columns) for row in self.rows), self.title
 
     def text(self, width: int | None = _text.WIDTH) -> str:
-        """The table as it is printed."""
+        """The table as it is printed; neither its title nor a cell is wrapped, whatever the width."""
         rows = [tuple(cell_text(cell) for cell in row) for row in self.rows]
-        wide = max(width or _text.terminal_width(), len(self.title), _text.columns_of(self.columns, rows))
-        return _text.printed([_text.table(self.title, self.columns, rows, whole=True)], width=wide)
+        wide = max(width or _text.terminal_width(), _text.columns_of(self.columns, rows))
+        return f"{self.title}\n" + _text.printed([_text.table("", self.columns, rows, whole=True)], width=wide)
 
     def to_dict(self) -> dict[str, Any]:
         """Each row by the names of its columns."""
