@@ -55,6 +55,7 @@ def reproduce(seeds: int, steps: int, tell: Callable[[str], None]) -> Outcome:
         tables += [rounding_table(figures["rounding"]), island_table(figures["vit"])]
     said = (f"Not run: everything on images, since {missing}.",) if missing else ()
     findings = (*said, *(scale_finding(about, each) for about, each in rows.items()))
+    findings += (rounding_finding(figures["rounding"]), island_finding(figures["vit"])) if images else ()
     return Outcome(
         difference(steps), SOURCES, tuple(tables), lambda path: draw(rows, figures, path), findings, figures
     )
@@ -163,6 +164,23 @@ def island_table(rows: Sequence[Mapping[str, Any]]) -> Table:
 def scale_finding(about: str, rows: Sequence[Row]) -> str:
     bad = [arm for arm in FP16_ARMS if any(verdict(row, rows) for row in rows if row.arm == arm)]
     return f"{about}: {', '.join(bad) or 'nothing'} diverged; histogram {'too' if HISTOGRAM in bad else 'did not'}."
+
+
+def rounding_finding(rows: Sequence[Mapping[str, Any]]) -> str:
+    """How much of FP32's training loss at the lowest rate each way to update FP16 weights adds."""
+    losses = {
+        update: mean(r["train_loss"] for r in rows if (r["update"], r["rate"]) == (update, RATES[-1]))
+        for update in ("FP32", "FP16 nearest", "FP16 stochastic")
+    }
+    full = losses.pop("FP32") or 1.0
+    said = ", ".join(f"{update} {(loss or full) / full - 1:+.1%}" for update, loss in losses.items())
+    return f"Training loss at rate {RATES[-1]}, updates in FP16 against FP32: {said}."
+
+
+def island_finding(rows: Sequence[Mapping[str, Any]]) -> str:
+    trained = {row["arm"]: row["nodes_widened"] for row in rows if row["steps_taken"] and row["arm"] != "FP32"}
+    said = ", ".join(f"{arm} ({nodes} nodes in FP32)" for arm, nodes in trained.items())
+    return f"The FP16 ViT trains with {said or 'none of them'}."
 
 
 def draw(rows: Mapping[str, Sequence[Row]], figures: Mapping[str, Any], path: Path) -> None:

@@ -199,3 +199,13 @@ def test_scales_are_those_after_the_warm_up() -> None:
     table = loss_scaling.scale_table("x", rows, 10, {HISTOGRAM: "no seed diverges"})
     assert table.rows[0][0] == FP32 and table.rows[0][3:6] == (None, 0.0, None)
     assert table.rows[1][1:] == ("0 of 1", "3.3000", "+10.00%", 0.0, "2^6 to 2^7", "no seed diverges")
+
+
+def test_findings_name_what_trains_and_what_rounding_costs() -> None:
+    losses = {"FP32": 2.0, "FP16 nearest": 2.2, "FP16 stochastic": 2.01}
+    rows = [{"update": u, "rate": rate, "train_loss": x} for u, x in losses.items() for rate in loss_scaling.RATES]
+    assert loss_scaling.rounding_finding(rows).endswith("against FP32: FP16 nearest +10.0%, FP16 stochastic +0.5%.")
+    arms = [("FP32", 5, 0), ("off", 0, 0), ("calibrated", 5, 2)]
+    vit = [{"arm": arm, "steps_taken": taken, "nodes_widened": nodes} for arm, taken, nodes in arms]
+    assert loss_scaling.island_finding(vit) == "The FP16 ViT trains with calibrated (2 nodes in FP32)."
+    assert "none of them" in loss_scaling.island_finding(vit[:2])
