@@ -66,7 +66,7 @@ def reproduce(seeds: int, steps: int, tell: Callable[[str], None]) -> Outcome:
         for state, here in ranges(moments).items():
             k[state].append(here["k paper"])
         by_size.append(activation_errors(model))
-    figures = {
+    figures: dict[str, Any] = {
         "mse": mean_table(errors),
         "k": {state: k_figures(torch.cat(each), PUBLISHED_K[state]) for state, each in k.items()},
         "activations_db": {key: mean(each[key] for each in by_size) for key in by_size[0]},

@@ -79,9 +79,14 @@ def difference(steps: int) -> str:
 
 def settings(seeds: int) -> list[Setting]:
     """The base and every value of one hyperparameter at a time, with both embeddings, for each seed."""
-    varied = [replace(BASE, **{name: value}) for name, values in AROUND for value in values]
+    varied = [with_value(BASE, name, value) for name, values in AROUND for value in values]
     each = dict.fromkeys([BASE, *varied])
     return [replace(s, stable=stable, seed=seed) for s in each for stable in (False, True) for seed in range(seeds)]
+
+
+def with_value(setting: Setting, name: str, value: float) -> Setting:
+    """The setting with another value of one hyperparameter."""
+    return Setting(**(asdict(setting) | {name: value}))
 
 
 def gap(run: Run, runs: Iterable[Run]) -> float | None:
@@ -117,7 +122,7 @@ def sensitivity(runs: Sequence[Run]) -> Table:
     rows = []
     for name, values in AROUND:
         for value in values:
-            setting = replace(BASE, stable=True, **{name: value})
+            setting = with_value(replace(BASE, stable=True), name, value)
             ends = []
             for way in (FP32, WHOLE):
                 found = [r for r in runs if r.way == way and replace(r.setting, seed=0) == setting]

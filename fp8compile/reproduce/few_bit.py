@@ -90,7 +90,7 @@ def reproduce(seeds: int, steps: int, tell: Callable[[str], None]) -> Outcome:
             if pieces is None:
                 inputs.append(activation_inputs(model))
         tell(f"seed {seed}: " + ", ".join(f"{arm} {each[-1]:.4f}" for arm, each in losses.items()))
-    figures = {
+    figures: dict[str, Any] = {
         "errors": {name: errors_of(name) for name in DERIVATIVES},
         "published": {name: list(each) for name, each in PUBLISHED.items()},
         "losses": losses,

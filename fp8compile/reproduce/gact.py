@@ -105,9 +105,9 @@ def errors_of(model: nn.Module, seed: int) -> tuple[dict[str, float], dict[str, 
         found[f"{bits} bits, dithered"] = db(dict.fromkeys(every, bits), "dithered")
     sensitivities = [_sensitivity(model, tokens, exact, i) for i in every]
     chosen = {}
-    for bits in ADAPTIVE:
-        chosen[named(bits)] = choose_bits(sensitivities, numels, budget_of(numels, bits))
-        found[named(bits)] = db(dict(enumerate(chosen[named(bits)])))
+    for budget in ADAPTIVE:
+        chosen[named(budget)] = choose_bits(sensitivities, numels, budget_of(numels, budget))
+        found[named(budget)] = db(dict(enumerate(chosen[named(budget)])))
     return found, chosen, numels
 
 

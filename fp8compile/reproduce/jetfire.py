@@ -84,7 +84,7 @@ class _Products(torch.autograd.Function):
 
 def reproduce(seeds: int, steps: int, tell: Callable[[str], None]) -> Outcome:
     """Errors on the exactly trained models, and a training for each seed and way."""
-    losses: dict[str, list[float]] = {"exact": []} | {way: [] for way in WAYS}
+    losses: dict[str, list[float]] = {way: [] for way in ("exact", *WAYS)}
     errors: dict[str, list[dict[str, dict[str, float]]]] = {"as trained": [], "with outliers": []}
     for seed in range(seeds):
         for way, each in losses.items():

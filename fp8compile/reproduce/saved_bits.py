@@ -74,7 +74,8 @@ def _unpacked(kept: Any) -> Tensor:
         return kept
     codec, parts, shape, dtype = kept
     if isinstance(codec, FewBits):
-        return codec.decode(*parts, shape, dtype)
+        codes, step, least = parts
+        return codec.decode(codes, step, least, shape, dtype)
     decoded: Tensor = codec.decode(*parts, dtype)
     return decoded
 

@@ -48,6 +48,8 @@ class Flushing(Linear):
 class ExpandedTree(Grouped):
     """COAT's DE8 + Exp: the dynamic tree of (|x| / max) ** k, where k spreads a group over the tree's 1 ... 1e-6 (-7)."""
 
+    name = "dynamic_tree, expanded"
+
     def encode_groups(self, x_NG: Tensor) -> tuple[Tensor, ...]:
         a = x_NG.abs()
         amax, log_amax, log_amin = extremes(a)

@@ -36,7 +36,8 @@ class Conv(nn.Conv2d):
         super().__init__(inside, width, kernel, stride, kernel // 2, bias=False)
 
     def forward(self, input: Tensor) -> Tensor:
-        return self._conv_forward(input.float(), self.weight.float(), None).to(input.dtype)
+        y: Tensor = self._conv_forward(input.float(), self.weight.float(), None)
+        return y.to(input.dtype)
 
 
 class Block(nn.Module):
@@ -76,7 +77,7 @@ def load_images() -> Images:
         MissingExtra: scikit-learn is not installed.
     """
     try:
-        from sklearn.datasets import load_digits  # type: ignore
+        from sklearn.datasets import load_digits
     except ImportError:
         raise MissingExtra("the images are scikit-learn's digits: pip install scikit-learn") from None
     found = load_digits()
