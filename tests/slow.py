@@ -56,6 +56,8 @@ SLOW = (
     "tests/reporting/test_memory.py::test_it_predicts_what_is_there_after_a_step[partly_frozen]",
     "tests/reporting/test_memory.py::test_it_predicts_what_is_there_after_a_step[tied_llama]",
     "tests/reporting/test_report.py::test_a_first_screen_is_short_whatever_the_depth[80]",
+    "tests/reproduce/test_run.py::test_every_paper_ends_in_a_table_json_and_a_plot[als]",
+    "tests/reproduce/test_run.py::test_every_paper_ends_in_a_table_json_and_a_plot[jetfire]",
     "tests/sm90/test_step_codes_sm90.py::*[BF16, rounded stochastically]",
     "tests/sm90/test_storage_sm90.py::test_a_whole_block*",
     "tests/sm90/test_storage_sm90.py::test_an_input_that_is_kept_costs_one_kernel_each_way",

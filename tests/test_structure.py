@@ -29,6 +29,7 @@ ORDER = (
     ("watching",),
     ("fp8compile",),  # the public surface
     ("demo", "integrations"),
+    ("reproduce",),
     ("cli",),
     ("__main__",),
 )

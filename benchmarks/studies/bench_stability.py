@@ -2,9 +2,10 @@
 
     python benchmarks/studies/bench_stability.py
 
-States of 8 and of 32 bits (``stability_runs``) over hyperparameters varied one at a time around a base: eps, beta1, beta2 of
-Dettmers et al. 2021 (table 3), learning rate. For each way of storing: the share of runs that diverge, and the median gap
-of the final loss to the 32-bit run with the same hyperparameters and embedding, over settings where neither diverges.
+States of 8 and of 32 bits (``reproduce.stability_runs``) over hyperparameters varied one at a time around a base: eps,
+beta1, beta2 of Dettmers et al. 2021 (table 3), learning rate. For each way of storing: the share of runs that diverge, and
+the median gap of the final loss to the 32-bit run with the same hyperparameters and embedding, over settings where neither
+diverges.
 """
 
 from __future__ import annotations
@@ -24,20 +25,12 @@ from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.harness.batches import text
 from benchmarks.harness.environment import environment
 from benchmarks.harness.output import write_json
-from benchmarks.studies.stability_runs import (
-    HIDDEN,
-    LENGTH,
-    ROWS,
-    TO_ZERO,
-    Setting,
-    byte_entropy,
-    diverged,
-    final_loss,
-    train,
-)
 from fp8compile.reporting.figure import empty_figure
+from fp8compile.reproduce.small_model import HIDDEN, LENGTH, ROWS, byte_entropy
+from fp8compile.reproduce.stability_runs import TO_ZERO, Setting, diverged, final_loss, train
 
 BASE = Setting(lr=1e-2)
 AROUND: tuple[tuple[str, tuple[float, ...]], ...] = (
@@ -74,12 +67,16 @@ Rows = list[dict[str, Any]]
 
 def run_all(each: Sequence[Setting], states: Sequence[tuple[str, bool]], steps: int, compiled: bool) -> Rows:
     """A row for each setting, embedding and way of storing."""
-    rows = []
+    rows, entropy = [], byte_entropy(text())
     for kind, tensorwise in states:
         start = time.perf_counter()
         for setting in (replace(s, stable=stable) for s in each for stable in (False, True)):
-            losses = train(setting, kind, tensorwise, steps, compiled)
-            ended = {"steps": len(losses), "final_loss": _finite(final_loss(losses)), "diverged": diverged(losses)}
+            losses = train(setting, kind, tensorwise, steps, compiled, text())
+            ended = {
+                "steps": len(losses),
+                "final_loss": _finite(final_loss(losses)),
+                "diverged": diverged(losses, entropy),
+            }
             rows.append({"states": way(kind, tensorwise), **asdict(setting), **ended})
         print(f"{way(kind, tensorwise)}: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
     return rows
@@ -163,7 +160,13 @@ def main(words: Sequence[str] | None = None) -> dict[str, Any]:
     each, states, steps = ([BASE], STATES[:3:2], 3) if arguments.quick else (each, STATES, arguments.steps)
     rows = run_all(each, states, steps, compiled=not arguments.quick)
     model = {"hidden": HIDDEN, "layers": 1, "context": LENGTH, "windows": ROWS, "vocabulary": 256}
-    found = {"model": model, "steps": steps, "base": asdict(BASE), "byte_entropy": byte_entropy(), **environment()}
+    found = {
+        "model": model,
+        "steps": steps,
+        "base": asdict(BASE),
+        "byte_entropy": byte_entropy(text()),
+        **environment(),
+    }
     found |= {"summary": summary(rows), "runs": rows}
     write_json(arguments.json, found)
     plot(found, arguments.json.with_suffix(".png"))

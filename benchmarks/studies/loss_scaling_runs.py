@@ -21,7 +21,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from benchmarks.studies.fp16_on_cpu import fp16_in_fp32
 from benchmarks.studies.loss_scaling_tasks import Training
 from fp8compile.amp import LossScaler
 from fp8compile.demo import arms, compiling, loss_scales
@@ -29,6 +28,7 @@ from fp8compile.demo.loop import set_rate
 from fp8compile.demo.model import rate_schedule
 from fp8compile.fx.aot import BACKWARD
 from fp8compile.numerics.histogram import AMAX
+from fp8compile.reproduce.fp16_on_cpu import fp16_in_fp32
 
 
 class Learner(nn.Module):

@@ -8,7 +8,7 @@
 BERT learns what kind of Python token each byte belongs to (a keyword's, a string's, ...; Pygments' lexer says). Masked bytes
 are no task at this size: after 2,000 steps of LAMB two layers still predict byte frequencies (3.12 nats), in FP32 too.
 
-Products and convolutions of FP16 tensors are computed in FP32 and rounded once (fp16_on_cpu.py).
+Products and convolutions of FP16 tensors are computed in FP32 and rounded once (``reproduce.fp16_on_cpu``).
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fp8compile.cli import options, plan, watch
+from fp8compile.cli import options, plan, reproduce, watch
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,12 @@ COMMANDS: tuple[Command, ...] = (
         "show a training run that fp8compile.watch writes down: as a page, or live",
         watch.add_watch_options,
         "fp8compile.cli.watch",
+    ),
+    Command(
+        "reproduce",
+        "re-run a published ablation in small, beside the figures that were published",
+        reproduce.add_reproduce_options,
+        "fp8compile.cli.reproduce",
     ),
     Command(
         "bench",

@@ -1,7 +1,7 @@
 """A hash of the package's sources: what compiled code depends on, as Inductor's ``torch_key`` is a hash of all of torch.
 
 So no list of files has to be kept, and no file can be forgotten. The price: after a change of a report's wording everything
-is compiled again. What only uses the package or shows what it did (``demo``, ``cli``, ``pages``, ``watching``) is left out.
+is compiled again. What only uses the package or shows what it did (``USERS``) is left out.
 """
 
 from __future__ import annotations
@@ -16,7 +16,13 @@ import torch
 from fp8compile import passes
 from fp8compile._version import __version__
 
-USERS = ("cli", "demo", "pages", "watching")  # folders of the package that use the compiler and are not used by it
+USERS = (
+    "cli",
+    "demo",
+    "pages",
+    "reproduce",
+    "watching",
+)  # folders of the package that use the compiler and are not used by it
 
 
 @functools.cache

@@ -1,8 +1,9 @@
-"""The packages only the demo needs."""
+"""The packages that only the demo and the ablations need."""
 
 from __future__ import annotations
 
 import importlib
+from collections.abc import Sequence
 
 EXTRAS = ("transformers", "matplotlib")
 
@@ -11,16 +12,20 @@ class MissingExtra(ImportError):
     """A package of ``fp8compile[demo]`` is not installed; the message says how to get it."""
 
 
-def require_extras() -> None:
+def require_extras(names: Sequence[str] = EXTRAS, what: str = "the demo") -> None:
     """Fail before the first step rather than after the last one.
+
+    Args:
+        names: of the packages.
+        what: needs them.
 
     Raises:
         MissingExtra: names what is missing and the command that installs it.
     """
-    missing = [name for name in EXTRAS if not _importable(name)]
+    missing = [name for name in names if not _importable(name)]
     if missing:
         raise MissingExtra(
-            f"the demo needs {' and '.join(missing)}, not installed here: pip install 'fp8compile[demo]'"
+            f"{what} needs {' and '.join(missing)}, not installed here: pip install 'fp8compile[demo]'"
         )
 
 

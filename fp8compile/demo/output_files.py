@@ -11,6 +11,7 @@ All of them are written, with what was measured so far, even if the run was stop
 from __future__ import annotations
 
 import dataclasses
+import importlib.metadata
 import json
 import math
 import os
@@ -36,7 +37,7 @@ def write_files(results: Results, corpus: Corpus, options: Mapping[str, Any], fo
     report = results.report
     document = to_document(results, corpus, options)
     texts = {
-        "results.json": json.dumps(_without_nan(document), indent=1) + "\n",
+        "results.json": json.dumps(without_nan(document), indent=1) + "\n",
         "report.json": (report.json if report else json.dumps({"note": NO_REPORT})) + "\n",
         "report.txt": "\n\n".join([summary(results), report.text if report else NO_REPORT, *_tracebacks(results)])
         + "\n",
@@ -96,12 +97,12 @@ def _scales(run: Run, results: Results) -> dict[str, Any]:
     }
 
 
-def _without_nan(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
     """JSON has neither NaN nor inf: None stands for them."""
     if isinstance(value, dict):
-        return {key: _without_nan(each) for key, each in value.items()}
+        return {key: without_nan(each) for key, each in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_without_nan(each) for each in value]
+        return [without_nan(each) for each in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -111,14 +112,12 @@ def _tracebacks(results: Results) -> list[str]:
 
 def environment() -> dict[str, Any]:
     """What the numbers depend on in addition to the configuration."""
-    import transformers
-
     import fp8compile
 
     return {
         "fp8compile": fp8compile.__version__,
         "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        "transformers": _version_of("transformers"),
         "python": platform.python_version(),
         "machine": platform.machine(),
         "system": platform.system(),
@@ -127,6 +126,13 @@ def environment() -> dict[str, Any]:
         "threads": torch.get_num_threads(),
         "cuda": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
     }
+
+
+def _version_of(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _run(run: Run) -> dict[str, Any]:

@@ -12,22 +12,21 @@ from benchmarks.studies import (
     bench_stability,
     bench_stochastic_rounding,
 )
-from benchmarks.studies.stability_runs import (
+from benchmarks.studies.state_drift import Drift
+from fp8compile.numerics.formats import INT8
+from fp8compile.numerics.states.dynamic_tree import DynamicTree
+from fp8compile.numerics.states.plain import Linear
+from fp8compile.reproduce.small_model import SmallLM, byte_entropy
+from fp8compile.reproduce.stability_runs import (
     EXPLODED,
     TO_ZERO,
     AblationAdamW,
     LinearToZero,
-    SmallLM,
     TreeToZero,
-    byte_entropy,
     diverged,
     final_loss,
 )
-from benchmarks.studies.state_drift import Drift
-from benchmarks.studies.state_errors import EPS, Errors, Flushing, Moments, codecs, ranges, ratios
-from fp8compile.numerics.formats import INT8
-from fp8compile.numerics.states.dynamic_tree import DynamicTree
-from fp8compile.numerics.states.plain import Linear
+from fp8compile.reproduce.state_errors import EPS, Errors, Flushing, Moments, codecs, ranges, ratios
 
 pytest.importorskip("transformers")
 torch.set_num_threads(1)
@@ -120,9 +119,9 @@ def test_to_zero_differs_below_the_smallest_code_only(kind: type[LinearToZero] |
 
 
 def test_divergence() -> None:
-    assert not diverged([5.0] * 9 + [byte_entropy()])
-    assert diverged([5.0] * 9 + [byte_entropy() + 0.01])
-    assert diverged([1.0] * 20 + [math.nan]) and diverged([1.0] * 20 + [2 * EXPLODED])
+    assert byte_entropy(torch.tensor([7, 7, 9, 9])) == pytest.approx(math.log(2))
+    assert not diverged([5.0] * 9 + [3.0], 3.0) and diverged([5.0] * 9 + [3.01], 3.0)
+    assert diverged([1.0] * 20 + [math.nan], 3.0) and diverged([1.0] * 20 + [2 * EXPLODED], 3.0)
     assert final_loss([9.0] * 18 + [1.0, 3.0]) == 2.0
 
 

@@ -13,6 +13,7 @@ store it, which costs a single rounding some error and keeps v from lagging (``s
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -29,6 +30,7 @@ from fp8compile.numerics.states.range_expansion import Expanded, extremes
 from fp8compile.numerics.states.registry import state_codec
 
 EPS = 1e-8
+DECADES_OF_AN_OCTAVE = math.log(2) / math.log(10)
 FIRST = ("e4m3", "e5m2", "e4m3_expanded", "e5m2_expanded", "dynamic_tree", "int8", "int8_companded", "bf16", "fp32")
 FLUSHING = "e4m3, v to 0"
 
@@ -45,6 +47,8 @@ class Flushing(Linear):
 @dataclass(frozen=True)
 class ExpandedTree(Grouped):
     """COAT's DE8 + Exp: the dynamic tree of (|x| / max) ** k, where k spreads a group over the tree's 1 ... 1e-6 (-7)."""
+
+    name = "dynamic_tree, expanded"
 
     def encode_groups(self, x_NG: Tensor) -> tuple[Tensor, ...]:
         a = x_NG.abs()
@@ -134,7 +138,7 @@ def ranges(several: Sequence[Moments]) -> dict[str, dict[str, Any]]:
         groups = [in_groups(getattr(each, state), 128).reshape(-1, 128) for each in several]
         _, log_amax, log_amin = extremes(torch.cat(groups).abs())
         log_range = log_amax - log_amin
-        found[state] = {"log10_range": (log_range * torch.log10(torch.tensor(2.0))).flatten()}
+        found[state] = {"log10_range": (log_range * DECADES_OF_AN_OCTAVE).flatten()}
         for target in ("code", "paper"):
             k = Expanded(signed, expand_range=target).k_of(log_range).flatten().float() / 16
             found[state] |= {f"k {target}": k, f"log10_range_after {target}": k * found[state]["log10_range"]}

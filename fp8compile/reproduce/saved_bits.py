@@ -1,0 +1,130 @@
+"""What autograd saves, kept in few bits by hooks: GACT's way, for ablations of models that nobody compiles.
+
+    a saved tensor's number    its place in the order in which one forward saves tensors
+    bits                       of each number: 2 to 6 (``numerics.few_bits``) or 8 (INT8 groups); others stay exact
+
+Parameters, integers and small tensors (the statistics of norms and of attention) are never encoded.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fp8compile.numerics.codecs import Groupwise
+from fp8compile.numerics.few_bits import BITS, FewBits
+from fp8compile.numerics.formats import INT8
+
+LEAST_NUMEL = 2048
+GROUP_SIZE = 128
+CHOICES = (*BITS, 8)
+
+
+class SavedTensors:
+    """The saved tensors of a model's forward, seen and encoded while ``encoding`` is entered.
+
+    Args:
+        model: its parameters are left alone; each call of it starts the numbers anew.
+        bits: by number; a number that is not there stays exact.
+        rounding: of two to six bits, as in ``FewBits``.
+
+    Attributes:
+        numels: of the last forward, the elements of each tensor that may be encoded, by number.
+    """
+
+    def __init__(self, model: nn.Module, bits: Mapping[int, int], rounding: str = "stochastic") -> None:
+        self.model, self.bits, self.rounding = model, bits, rounding
+        self.numels: list[int] = []
+
+    @contextmanager
+    def encoding(self) -> Iterator[None]:
+        """Encode what is saved by forwards inside."""
+        self._parameters = {p.untyped_storage().data_ptr() for p in self.model.parameters()}
+        handle = self.model.register_forward_pre_hook(lambda *_: self.numels.clear())
+        try:
+            with torch.autograd.graph.saved_tensors_hooks(self._packed, _unpacked):
+                yield
+        finally:
+            handle.remove()
+
+    def _packed(self, x: Tensor) -> Any:
+        if not self._may_be_encoded(x):
+            return x
+        self.numels.append(x.numel())
+        bits = self.bits.get(len(self.numels) - 1)
+        if bits is None:
+            return x
+        if bits == 8:
+            codec = Groupwise(INT8, GROUP_SIZE)
+            return codec, codec.encode(x.detach()), x.shape, x.dtype
+        few = FewBits(bits, GROUP_SIZE, self.rounding)
+        return few, few.encode(x.detach()), x.shape, x.dtype
+
+    def _may_be_encoded(self, x: Tensor) -> bool:
+        large = x.is_floating_point() and x.numel() >= LEAST_NUMEL
+        return large and x.untyped_storage().data_ptr() not in self._parameters
+
+
+def _unpacked(kept: Any) -> Tensor:
+    if isinstance(kept, Tensor):
+        return kept
+    codec, parts, shape, dtype = kept
+    if isinstance(codec, FewBits):
+        codes, step, least = parts
+        return codec.decode(codes, step, least, shape, dtype)
+    decoded: Tensor = codec.decode(*parts, dtype)
+    return decoded
+
+
+def nbytes(numel: int, bits: int) -> int:
+    """Bytes of a tensor of so many elements, metadata included."""
+    return Groupwise(INT8, GROUP_SIZE).nbytes(numel) if bits == 8 else FewBits(bits, GROUP_SIZE).nbytes(numel)
+
+
+def noise(bits: int) -> float:
+    """The variance of a value in so many bits, in units that all tensors share: the square of a step of its range."""
+    return float((2**bits - 1) ** -2)
+
+
+def choose_bits(
+    sensitivities: Sequence[float],
+    numels: Sequence[int],
+    budget: int,
+    choices: Sequence[int] = CHOICES,
+) -> tuple[int, ...]:
+    """GACT's choice: the bits of each tensor with the least sum of sensitivity * noise(bits) within ``budget`` bytes.
+
+    Exact: for each number of tensors all pairs (bytes, sum) are kept that no other pair is better than in both.
+
+    Raises:
+        ValueError: the fewest bits for all take more bytes than the budget.
+    """
+    least = sum(nbytes(numel, min(choices)) for numel in numels)
+    if least > budget:
+        raise ValueError(f"{min(choices)} bits for all take {least} bytes, more than the budget of {budget}")
+    front: list[tuple[int, float, tuple[int, ...]]] = [(0, 0.0, ())]
+    for sensitivity, numel in zip(sensitivities, numels, strict=True):
+        sizes = {bits: nbytes(numel, bits) for bits in choices}
+        tried = [
+            (taken + sizes[bits], total + sensitivity * noise(bits), (*chosen, bits))
+            for taken, total, chosen in front
+            for bits in choices
+            if taken + sizes[bits] <= budget
+        ]
+        front = _not_dominated(tried)
+    return min(front, key=lambda each: each[1])[2]
+
+
+def _not_dominated(
+    tried: list[tuple[int, float, tuple[int, ...]]],
+) -> list[tuple[int, float, tuple[int, ...]]]:
+    """The pairs that are better than all that take fewer bytes."""
+    front: list[tuple[int, float, tuple[int, ...]]] = []
+    for each in sorted(tried, key=lambda each: each[:2]):
+        if not front or each[1] < front[-1][1]:
+            front.append(each)
+    return front
