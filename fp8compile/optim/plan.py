@@ -36,6 +36,7 @@ class Plan:
         seed: the seed of the stochastic rounding.
         offset: the number of the parameter's elements before the view that is updated.
         codes: the codes of the new parameter that are written too.
+        planes: in how many planes a group is updated (``planes.py``).
     """
 
     update: Update
@@ -47,6 +48,7 @@ class Plan:
     seed: int = 0
     offset: int = 0
     codes: Wanted | None = None
+    planes: int = 1
 
     @property
     def rounds_stochastically(self) -> bool:
@@ -97,7 +99,7 @@ class Plan:
         new: Tensors = {}
         for state, codec in self.codecs:
             new |= zip(self.part_keys(state), codec.encode(states[state]), strict=True)
-        new |= self._stored(new_p, tensors)
+        new |= self.stored(new_p, tensors)
         return new | self._codes(new, tensors)
 
     def measured(self, tensors: Mapping[str, Tensor], encoded: Tensor | None = None) -> Tensors:
@@ -136,8 +138,11 @@ class Plan:
         return self._updated(tensors)[1]
 
     def _updated(self, tensors: Tensors) -> tuple[Tensor, Tensors]:
-        p, g = tensors["param"], tensors["grad"].float()
-        states, named = self.decoded(tensors, p.shape), self._named(tensors)
+        return self.moved(tensors, self.decoded(tensors, tensors["param"].shape))
+
+    def moved(self, tensors: Tensors, states: Tensors) -> tuple[Tensor, Tensors]:
+        """The new parameter, in FP32, and the new states, from decoded ones."""
+        g, named = tensors["grad"].float(), self._named(tensors)
         return self.update(self._precise(tensors), -g if self.maximize else g, states, named, tensors["step"])
 
     def _named(self, tensors: Tensors) -> Tensors:
@@ -149,7 +154,8 @@ class Plan:
             return joined(tensors["param"], tensors["correction"])
         return tensors["master"] if self.master == "fp32" else tensors["param"].float()
 
-    def _stored(self, p: Tensor, tensors: Tensors) -> Tensors:
+    def stored(self, p: Tensor, tensors: Tensors) -> Tensors:
+        """A new parameter as it is kept, with the bits kept elsewhere."""
         if self.dtype == torch.float32:
             return {"param": p}
         if self.master == "split":
