@@ -93,6 +93,14 @@ def shard_like(p: Tensor, part: Tensor) -> Tensor:
     return DTensor.from_local(part, p.device_mesh, p.placements, run_check=False, shape=shape, stride=stride)
 
 
+def largest_of(p: Tensor) -> Tensor:
+    """The largest magnitude of the whole of ``p``, 0-d; a collective where ranks have parts of it."""
+    if p.numel() == 0:
+        return torch.zeros((), device=local_part(p).device)
+    found = p.detach().abs().amax()
+    return found.full_tensor() if isinstance(found, DTensor) else found
+
+
 def here(p: Tensor, whole: Tensor) -> Tensor:
     """This rank's part of ``whole``, a state of ``p``: sharded as ``p`` is, or the whole tensor on every rank."""
     if isinstance(whole, DTensor) or not isinstance(p, DTensor):

@@ -3,7 +3,7 @@
     param [..., n] of a group  ->  param/0, param/1 ... [..., n / P] each      P: codes to a byte of the narrowest format
 
 A byte has one code of each plane (``numerics/states/packing.py``). So a loop over n / P elements that computes all planes has
-a byte's codes at hand, and the step is one kernel; over n elements it would write the codes out, and a second kernel pack them.
+a byte's codes at hand, and the step is one kernel; over n elements it would write codes out, and a second kernel pack them.
 Numbers are those of the step in one piece.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from fp8compile.numerics.states.interface import StateCodec
@@ -32,7 +33,7 @@ def planes_of(plan: Plan, size: int) -> int:
 def parted(t: Tensor, size: int, planes: int) -> Tensor | tuple[Tensor, ...]:
     """The planes of a parameter's part, ``[..., width]`` for a group of ``size``; metadata, of width 1, as they are."""
     width = size // planes
-    return t if t.shape[-1] == 1 else t.split(width, -1)
+    return t if t.shape[-1] == 1 else torch.split(t, width, -1)
 
 
 def named_planes(name: str, parts: Tensor | tuple[Tensor, ...]) -> Tensors:

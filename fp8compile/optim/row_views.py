@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from fp8compile.numerics.states.interface import columns_within, rows_of
-from fp8compile.optim.plan import Plan, Tensors
+from fp8compile.optim.plan import INV_SCALE16, Plan, Tensors
 from fp8compile.optim.planes import named_planes, parted, planes_of
 from fp8compile.optim.step_codes import INV_SCALE, KNOWN
 
-FIXED = ("step", "numbers", "stream", INV_SCALE, KNOWN)  # tensors that are not parts of the parameter
+FIXED = ("step", "numbers", "stream", INV_SCALE, INV_SCALE16, KNOWN)  # tensors that are not parts of the parameter
 View = Callable[[Tensor], Any]  # a tensor, or its planes
 
 

@@ -60,7 +60,10 @@ def test_planes_are_the_whole(shape: tuple[int, ...], state_format: Any) -> None
     assert_alike(*started(shape, state_format))
 
 
-@pytest.mark.parametrize(("dtype", "master"), [("bfloat16", "none"), ("bfloat16", "split"), ("float16", "fp32")])
+@pytest.mark.parametrize(
+    ("dtype", "master"),
+    [("bfloat16", "none"), ("bfloat16", "split"), ("float16", "fp32"), ("bfloat16", "fp16_scaled")],
+)
 def test_planes_keep_the_bits_of_16_bit_parameters_and_their_random_numbers(dtype: str, master: str) -> None:
     assert_alike(*started((3, 208), LOG, getattr(torch, dtype), master))
     assert_alike(*started((3, 208), NARROW, getattr(torch, dtype), master))

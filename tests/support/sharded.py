@@ -64,6 +64,10 @@ CASES = {
     "fp32 master": Case(dtype=torch.float16, master="fp32"),
     "mixed formats": Case(state_format=("dynamic_tree", "int8_companded")),
     "4bit": Case(state_format="4bit"),
+    "logarithmic": Case(state_format="4bit_log"),
+    "2 bits, scaled master": Case(
+        state_format=("int4_companded", "log2"), dtype=torch.bfloat16, master="fp16_scaled"
+    ),
     "SGD": Case(optim.SGD, "e5m2", torch.float16),
     "Lion": Case(optim.Lion, "bf16"),
 }

@@ -12,8 +12,8 @@ where every operation is monotone, so rounding cannot swap two values. Code 0 of
 least code 1, amax / 65025. Where that is under 2**-126 (amax < 7.7e-34; squares of codes would underflow) v decodes to
 2**-126, as does every element of a group whose amax is smaller: never to 0. m below amax / 507 decodes to 0.
 
-Four bits of m are a sign and 0 ... 7 on the same curve, under an amax in BF16: half of FP32's bytes, and m forgets a rounding of
-2**-9 in the ten steps that beta1 = 0.9 remembers. (v would not: it falls by less than that in a step.)
+Four bits of m are a sign and 0 ... 7 on the same curve, under an amax in BF16: half of FP32's bytes, and m forgets a rounding
+of 2**-9 in the ten steps that beta1 = 0.9 remembers. (v would not: it falls by less than that in a step.)
 
     code = round(14 - 14 / (1 + |m'|))    m' = code / (14 - code)    1, .75, .56, .4, .27, .17, .077, 0
 

@@ -3,8 +3,8 @@
     log4    0, and amax * 2**(-j s), j = 0 ... 14     s: a step in octaves, of the group: 2**(c / 2 - 8), c = 0 ... 25
     log2    amax * 4**-j,            j = 0 ... 3      no zero, as in ``four_bit``: an exact 0 decodes to amax / 64
 
-s is the least for which 14 steps reach the group's smallest value; c stands in the last five bits of amax, which is then right
-to 2**-19. SOLO makes its step from a quantile of the group, which takes a sort, and has one more number to store. Steps that
+s is the least for which 14 steps reach the group's smallest value; c stands in the last five bits of amax, which is then
+right to 2**-19. SOLO makes its step from a quantile of the group, which takes a sort, and has one more number to store. Steps that
 change at every turn cost more than coarse ones do, since all values are rounded anew: hence half octaves of s.
 A value below the last level becomes that, which shortens its updates; none decodes to less than 2**-126. A range of more than
 128 octaves counts as the largest there is.
@@ -14,14 +14,14 @@ Rounding. Nearest, a code moves up only if one step takes v past the middle of t
     b2 v + (1 - b2) g**2 >= v sqrt(r)      g**2 / v >= 1 + (sqrt(r) - 1) / (1 - b2)      never down if b2 > 1 / sqrt(r)
 
 (SOLO's *signal swamping*: at b2 = 0.999 and r = sqrt 2 a gradient must be 14 times its usual size.) So b2 would have to be
-1 / sqrt(r) or less to match. Dithered (``dither``), a code moves with a chance instead, and any b2 will do: a jump of D = r - 1
-times v comes d = (1 - b2) |g**2 / v - 1| / D times a step, so v's relative variance is a D / 2, a the mean of |g**2 / v - 1|,
+1 / sqrt(r) or less to match. Dithered (``dither``), a code moves with a chance instead, and any b2 will do: a jump of
+D = r - 1 times v comes d = (1 - b2) |g**2 / v - 1| / D times a step, so v's relative variance is a D / 2, a the mean of |g**2 / v - 1|,
 whatever b2 is: nothing to match.
 
-But what is to be right on average? A chance that keeps the mean of v**p adds (1 - p) / 2 times a D / 2 * 2 to the mean of v as
-it returns, so v's mean is 1 + (1 - p) / 2 * a D, and that of 1 / sqrt(v)
+But what is to be right on average? A chance that keeps the mean of v**p moves that of v, relatively, by (1 - p) / 2 * a D until
+its return balances it (Ito). So the mean of 1 / sqrt(v) is off by
 
-    1 - (1 - p) / 4 * a D + 3 / 16 * a D   = 1 for p = 1/4.
+    -(1 - p) / 4 * a D + 3 / 16 * a D   = 0 for p = 1/4.
 
 p = 1 (right in v, as for eight bits, where D is small) makes updates longer by 3 / 16 a D: a tenth. Hence
 
@@ -62,7 +62,7 @@ class _Logarithmic(Planar):
     @property
     def steps(self) -> int:
         """From the smallest level to the largest."""
-        return 2**self.bits - 1 - self.lowest
+        return int(2**self.bits) - 1 - self.lowest
 
     def step_of(self, amax: Tensor) -> Tensor | float:
         """s in octaves, by the stored amax."""
@@ -152,7 +152,7 @@ def went_down(down: Tensor, x: Tensor, step: Tensor | float) -> Tensor:
 def with_class(amax: Tensor, step: Tensor) -> Tensor:
     """The number nearest to ``amax`` whose last bits are the class of a step."""
     bits = ((amax.view(torch.int32) - step + _MASK // 2 + 1) & ~_MASK) + step
-    return bits.clamp_max(_LARGEST - _MASK + step).view(torch.float32)
+    return torch.minimum(bits, step + (_LARGEST - _MASK)).view(torch.float32)
 
 
 def largest(planes: Sequence[Tensor]) -> Tensor:
