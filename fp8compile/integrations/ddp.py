@@ -118,8 +118,8 @@ def compress_gradients(
 ) -> GradientExchange:
     """Average the gradients of a DDP model as FP8 codes from the next backward on.
 
-    Each bucket is waited for where it is ready, so the exchange does not overlap with the backward's computations on a CPU; on
-    a GPU the stream waits, not the host.
+    Each bucket is waited for where it is ready, so the exchange does not overlap with the backward's computations on a CPU;
+    on a GPU the stream waits, not the host.
 
     Args:
         model: wrapped, before its first backward.
@@ -143,7 +143,7 @@ def compress_gradients(
     return exchange
 
 
-def _hook(exchange: GradientExchange, bucket: dist.GradBucket) -> torch.futures.Future[Tensor]:
+def _hook(exchange: GradientExchange, bucket: Any) -> torch.futures.Future[Tensor]:
     future: torch.futures.Future[Tensor] = torch.futures.Future()
     with torch.no_grad():
         future.set_result(exchange.average(bucket.buffer(), bucket.gradients(), bucket.is_last()))
@@ -151,7 +151,7 @@ def _hook(exchange: GradientExchange, bucket: dist.GradBucket) -> torch.futures.
 
 
 # DDP compares annotations with these objects, not with their names
-_hook.__annotations__.update({"bucket": dist.GradBucket, "return": torch.futures.Future[Tensor]})
+_hook.__annotations__.update({"bucket": getattr(dist, "GradBucket", None), "return": torch.futures.Future[Tensor]})
 
 
 def _views(flat: Tensor, gradients: list[Tensor], bucket: Tensor) -> list[Tensor]:

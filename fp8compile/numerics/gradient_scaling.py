@@ -4,8 +4,8 @@
     code      = saturate(g / inv_scale)
 
 mu = 1 clips nothing. A larger one clips the largest gradients, and moves the smallest further above FP8's last subnormal.
-After each step: if more than 0.001 % of all elements were clipped, mu is halved, and else doubled over 1000 steps. It stays in
-2**-16 ... 2**16. NaN and infinities count as not clipped: they make their tensor NaN, and mu goes on as it was.
+After each step: if more than 0.001 % of all elements were clipped, mu is halved, and else doubled over 1000 steps. It stays
+in 2**-16 ... 2**16. NaN and infinities count as not clipped: they make their tensor NaN, and mu goes on as it was.
 """
 
 from __future__ import annotations

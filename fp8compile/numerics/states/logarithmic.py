@@ -4,8 +4,8 @@
     log2    amax * 4**-j,            j = 0 ... 3      no zero, as in ``four_bit``: an exact 0 decodes to amax / 64
 
 s is the least for which 14 steps reach the group's smallest value; c stands in the last five bits of amax, which is then
-right to 2**-19. SOLO makes its step from a quantile of the group, which takes a sort, and has one more number to store. Steps that
-change at every turn cost more than coarse ones do, since all values are rounded anew: hence half octaves of s.
+right to 2**-19. SOLO makes its step from a quantile of the group, which takes a sort, and has one more number to store. Steps
+that change at every turn cost more than coarse ones do, since all values are rounded anew: hence half octaves of s.
 A value below the last level becomes that, which shortens its updates; none decodes to less than 2**-126. A range of more than
 128 octaves counts as the largest there is.
 
@@ -15,11 +15,11 @@ Rounding. Nearest, a code moves up only if one step takes v past the middle of t
 
 (SOLO's *signal swamping*: at b2 = 0.999 and r = sqrt 2 a gradient must be 14 times its usual size.) So b2 would have to be
 1 / sqrt(r) or less to match. Dithered (``dither``), a code moves with a chance instead, and any b2 will do: a jump of
-D = r - 1 times v comes d = (1 - b2) |g**2 / v - 1| / D times a step, so v's relative variance is a D / 2, a the mean of |g**2 / v - 1|,
-whatever b2 is: nothing to match.
+D = r - 1 times v comes d = (1 - b2) |g**2 / v - 1| / D times a step, so v's relative variance is a D / 2, a the mean of |g**2
+/ v - 1|, whatever b2 is: nothing to match.
 
-But what is to be right on average? A chance that keeps the mean of v**p moves that of v, relatively, by (1 - p) / 2 * a D until
-its return balances it (Ito). So the mean of 1 / sqrt(v) is off by
+But what is to be right on average? A chance that keeps the mean of v**p moves that of v, relatively, by (1 - p) / 2 * a D
+until its return balances it (Ito). So the mean of 1 / sqrt(v) is off by
 
     -(1 - p) / 4 * a D + 3 / 16 * a D   = 0 for p = 1/4.
 

@@ -119,7 +119,7 @@ def _packed(codes_NG: Tensor, bits: int) -> Tensor:
     per_byte = 8 // bits
     missing = -codes_NG.shape[1] % per_byte
     filled = torch.nn.functional.pad(codes_NG, (0, missing)) if missing else codes_NG
-    return joined_planes(filled.unflatten(1, (per_byte, -1)).unbind(1), bits)[0]
+    return joined_planes(torch.split(filled, filled.shape[1] // per_byte, 1), bits)[0]
 
 
 def _unpacked(bytes_NB: Tensor, size: int, bits: int) -> Tensor:
