@@ -46,7 +46,9 @@ def pieces(plan: Plan, p: Tensor) -> list[tuple[Plan, View]]:
         t_RC = t.view(rows, -1)
         return t_RC[:, cut(t_RC) :]
 
-    return [_piece(plan, groups, size), _piece(replace(plan, offset=full * size), tails, length - full * size)]
+    # Rows of several groups stay in one piece: AOT autograd tells planes of two dimensions from tensors that overlap, not
+    # planes of three.
+    return [(plan, groups), _piece(replace(plan, offset=full * size), tails, length - full * size)]
 
 
 def _piece(plan: Plan, view: View, size: int) -> tuple[Plan, View]:
