@@ -18,7 +18,8 @@ def state_bars(folder: Path) -> list[str]:
         (name, *(f"{row[levels]:.4f}" for levels in ("3", "7", "15", "16"))) for name, row in found["floor"].items()
     ]
     trips = [
-        (name, str(row["cases"]), str(row["cosine"]), str(row["mean error"])) for name, row in found["round_trip"].items()
+        (name, str(row["cases"]), str(row["cosine"]), str(row["mean error"]))
+        for name, row in found["round_trip"].items()
     ]
     return [
         source(NAME, found),
@@ -27,7 +28,7 @@ def state_bars(folder: Path) -> list[str]:
         "",
         *table(("states", *shown), updates),
         "",
-        "The least error of one encoding by so many levels of one group, chosen at will. Seven levels are four bits with a sign.",
+        "The least error of one encoding by so many levels of one group, chosen at will. Seven are four bits with a sign.",
         "",
         *table(("values", "3 levels", "7", "15", "16"), floors),
         "",

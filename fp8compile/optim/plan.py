@@ -33,7 +33,7 @@ class Plan:
         numbers: the order of the update's numbers in the tensor that holds them.
         dtype: the dtype of the parameter.
         master: how the bits that a 16-bit parameter lacks are kept: "none" (rounded stochastically), "split" (an 8-bit
-            correction), "fp32", or "fp16_scaled" (FP16 under one scale, rounded stochastically); "none" for an FP32 parameter.
+            correction), "fp32", or "fp16_scaled" (FP16 under one scale, rounded stochastically); "none" for FP32.
         maximize: whether to ascend.
         seed: the seed of the stochastic rounding.
         offset: the number of the parameter's elements before the view that is updated.

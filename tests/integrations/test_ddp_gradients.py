@@ -1,4 +1,4 @@
-"""Gradients averaged as FP8 codes by two and three processes: the bound, equal ranks, bytes, mu, what is not finite, refusals."""
+"""Gradients averaged as FP8 codes by two and three processes: bound, equal ranks, bytes, mu, what is not finite, refusals."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def tensors_of(ranks: int, scale: float = 1e-3) -> list[list[Tensor]]:
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("format", ["e4m3", "e5m2"])
 def test_each_element_is_within_two_roundings_of_the_mean(ranks: int, format: str) -> None:
-    """A rank's rounding is at most half an ulp of its element, the mean's half an ulp of the rounded mean; subnormals half a step."""
+    """A rank's rounding is half an ulp of its element at most, the mean's half an ulp of the rounded mean; subnormals half a step."""
     fmt = E4M3 if format == "e4m3" else E5M2
     tensors = tensors_of(ranks)
     found = mean_of(tensors, 1.0, format)
@@ -57,11 +57,11 @@ def test_each_element_is_within_two_roundings_of_the_mean(ranks: int, format: st
 
 
 def test_a_step_of_ddp_is_as_near_as_one_byte_can_be_and_equal_on_both_ranks() -> None:
-    """E4M3's bound, 2**-4 twice, is 18 dB; Gaussian gradients lie 10 dB above it, as one rounding's 31.8 dB less 3 for the second."""
+    """One rounding of normal numbers is 31.8 dB in E4M3, so two are 28.8; 10 dB below that at the worst."""
     plain, coded = steps_of(1, None), steps_of(1, "e4m3")
     for ours, other, exact in zip(coded[0]["gradients"], coded[1]["gradients"], plain[0]["gradients"], strict=True):
         assert torch.equal(ours, other)
-        assert sqnr_db(exact, ours) > 18 and not torch.equal(exact, ours)
+        assert sqnr_db(exact, ours) > 18.8 and not torch.equal(exact, ours)
 
 
 @pytest.mark.parametrize("bucket_mb", [25.0, 0.001])
@@ -93,7 +93,7 @@ def test_what_is_not_finite_on_one_rank_spoils_its_tensor_on_all(value: float) -
 
 
 def test_mu_clips_the_largest_and_reaches_further_down() -> None:
-    """At mu = 4 the largest come back as a quarter of amax at least; zeros of mu = 1 below its last subnormal are none at 4."""
+    """At mu = 4 the largest come back as a quarter of amax; what is 0 at mu = 1, below its last subnormal, is none at 4."""
     small = 2.0**-11 / 448  # of amax: half of E4M3's last subnormal, to zero at mu = 1
     tensors = [[torch.tensor([1.0, 0.2, small, small]).repeat(8)] for _ in range(2)]
     one, four = (mean_of(tensors, mu)[0]["mean"][0] for mu in (1.0, 4.0))
