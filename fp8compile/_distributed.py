@@ -94,11 +94,14 @@ def shard_like(p: Tensor, part: Tensor) -> Tensor:
 
 
 def largest_of(p: Tensor) -> Tensor:
-    """The largest magnitude of the whole of ``p``, 0-d; a collective where ranks have parts of it."""
-    if p.numel() == 0:
-        return torch.zeros((), device=local_part(p).device)
-    found = p.detach().abs().amax()
-    return found.full_tensor() if isinstance(found, DTensor) else found
+    """The largest magnitude of the whole of ``p``, FP32, 0-d, inf for NaN; a collective where ranks have parts of it."""
+    mine = local_part(p)
+    found = mine.abs().amax().float() if mine.numel() else torch.zeros((), device=mine.device)
+    found = torch.where(found < torch.inf, found, torch.inf)  # the larger of a NaN and a number may be either
+    if isinstance(p, DTensor):
+        for dim in range(p.device_mesh.ndim):
+            dist.all_reduce(found, dist.ReduceOp.MAX, group=p.device_mesh.get_group(dim))
+    return found
 
 
 def here(p: Tensor, whole: Tensor) -> Tensor:

@@ -22,6 +22,9 @@ from fp8compile.numerics.formats import E4M3, E5M2, Format
 from fp8compile.numerics.gradient_scaling import clipped_in, next_mu, shared_inv_scale
 from fp8compile.numerics.scaling import quantize
 
+ALL_GATHER: Any = (
+    getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+)  # torch 2.11 has the older name alone
 FORMATS = {fmt.name: fmt for fmt in (E4M3, E5M2)}
 
 
@@ -100,7 +103,7 @@ class GradientExchange:
         dist.all_to_all_single(received, codes, group=self.group)
         summed = received.view(self.fmt.dtype).view(self._ranks, -1).float().sum(0)
         mean = (summed / self._ranks).to(self.fmt.dtype).view(torch.uint8)
-        dist.all_gather_into_tensor(received, mean, group=self.group)
+        ALL_GATHER(received, mean, group=self.group)
         self.bytes_sent += 2 * (self._ranks - 1) * mean.numel()
         return received
 

@@ -43,7 +43,7 @@ def tensors_of(ranks: int, scale: float = 1e-3) -> list[list[Tensor]]:
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("format", ["e4m3", "e5m2"])
 def test_each_element_is_within_two_roundings_of_the_mean(ranks: int, format: str) -> None:
-    """A rank's rounding is half an ulp of its element at most, the mean's half an ulp of the rounded mean; subnormals half a step."""
+    """A rank's rounding is half an ulp of its element at most, the mean's half an ulp of itself; subnormals half a step."""
     fmt = E4M3 if format == "e4m3" else E5M2
     tensors = tensors_of(ranks)
     found = mean_of(tensors, 1.0, format)

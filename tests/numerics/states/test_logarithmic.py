@@ -182,8 +182,10 @@ def length_of_updates(codec, beta2=0.99, steps=1500):
 
 
 def test_updates_are_as_long_as_fp32s_and_longer_where_v_itself_is_right():
-    """p = 1 makes them longer by 3 / 16 a D: a = 0.97 of normal gradients, D = sqrt(2) - 1, 7.5 %. p = 1/4: of second order in D,
-    a third of that at most."""
+    """p = 1 makes them longer by 3 / 16 a D: a = 0.97 of normal gradients, D = sqrt(2) - 1, 7.5 %.
+
+    p = 1/4: of second order in D, a third of that at most.
+    """
     first_order = 3 / 16 * 0.97 * (2**0.5 - 1)
     assert abs(length_of_updates(Log4(rounding="dithered")) - 1) < first_order / 3
     assert length_of_updates(RightInV()) - 1 > first_order * 2 / 3
