@@ -16,6 +16,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))  # a script's own fold
 
 from benchmarks import readme_tables
 from benchmarks.harness import (
+    bars_section,
     budget_section,
     compile_section,
     explorer_section,
@@ -155,6 +156,7 @@ SECTIONS: Sequence[tuple[str, str, Callable[[Path], list[str]]]] = (
     ("measured", "A whole step", step_section.measured_step),
     ("measured", "A step as one graph", step_section.one_graph),
     ("measured", "Optimizer states", measured.states),
+    ("measured", "Bars of optimizer states", bars_section.state_bars),
     ("measured", "Stability of 8-bit states", measured.stability),
     ("measured", "Stochastic rounding", measured.stochastic_rounding),
     ("measured", "Loss scaling", measured.loss_scaling),

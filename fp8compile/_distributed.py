@@ -93,6 +93,17 @@ def shard_like(p: Tensor, part: Tensor) -> Tensor:
     return DTensor.from_local(part, p.device_mesh, p.placements, run_check=False, shape=shape, stride=stride)
 
 
+def largest_of(p: Tensor) -> Tensor:
+    """The largest magnitude of the whole of ``p``, FP32, 0-d, inf for NaN; a collective where ranks have parts of it."""
+    mine = local_part(p)
+    found = mine.abs().amax().float() if mine.numel() else torch.zeros((), device=mine.device)
+    found = torch.where(found < torch.inf, found, torch.inf)  # the larger of a NaN and a number may be either
+    if isinstance(p, DTensor):
+        for dim in range(p.device_mesh.ndim):
+            dist.all_reduce(found, dist.ReduceOp.MAX, group=p.device_mesh.get_group(dim))
+    return found
+
+
 def here(p: Tensor, whole: Tensor) -> Tensor:
     """This rank's part of ``whole``, a state of ``p``: sharded as ``p`` is, or the whole tensor on every rank."""
     if isinstance(whole, DTensor) or not isinstance(p, DTensor):

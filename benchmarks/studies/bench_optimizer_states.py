@@ -55,6 +55,8 @@ FORMATS: tuple[Any, ...] = (
     "e5m2",
     "int8",
     "4bit",
+    "4bit_log",
+    ("int4_companded", "log2"),
     ("dynamic4", "rank1_linear4"),
     "bf16",
     "fp32",

@@ -44,6 +44,10 @@ FORMATS: Mapping[str, Any] = {
     "mix": MIX,
     "e4m3": "e4m3",
     "4bit": "4bit",
+    "4bit_log": "4bit_log",
+    "2bit v": ("int4_companded", "log2"),
+    "4bit_log m": ("int4_companded", "fp32"),
+    "4bit_log v": ("fp32", "log4"),
     "bf16": "bf16",
     "fp32": "fp32",
 }

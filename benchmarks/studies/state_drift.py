@@ -31,7 +31,7 @@ WATCHED = (
     "*layers.3.self_attn.v_proj*",
     "*lm_head*",
 )
-NAMES = ("e4m3_expanded", "dynamic_tree", "int8_companded", "e4m3", "4bit")
+NAMES = ("e4m3_expanded", "dynamic_tree", "int8_companded", "e4m3", "4bit", "4bit_log")
 NEAREST = ", nearest"
 FORMATS = (*NAMES, *(f"{name}{NEAREST}" for name in NAMES))
 

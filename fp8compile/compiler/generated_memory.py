@@ -118,10 +118,10 @@ def sizes_of(graph: Any) -> dict[str, int]:
 
 
 def _laid_out(value: object) -> int | None:
-    """Bytes of an input or a buffer; None for one without a layout of its own, as a tuple of results."""
+    """Bytes of an input or a buffer; None for one without memory of its own: a tuple of results, a change of another."""
     layout: Any = getattr(value, "get_layout", None) and value.maybe_get_layout()  # type: ignore[attr-defined]
     size, stride = getattr(layout, "size", None), getattr(layout, "stride", None)
-    if size is None or stride is None:
+    if size is None or stride is None or len(size) != len(stride):  # a change of a view has the view's size alone
         return None
     if not all(isinstance(n, int) or getattr(n, "is_number", False) for n in (*size, *stride)):
         return None  # a size that only a run knows

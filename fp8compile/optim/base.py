@@ -15,13 +15,14 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-from fp8compile._distributed import complete_grad, first_element, is_cut, local_grad, local_part, shard_like
+from fp8compile._distributed import complete_grad, first_element, is_cut, local_grad, local_part
 from fp8compile.optim import checking, checkpoint, pickling
 from fp8compile.optim.code_writer import CodeWriter
 from fp8compile.optim.compiled_step import PreparedStep
 from fp8compile.optim.formats import StateFormat
 from fp8compile.optim.gradient_release import Release, release_gradients
 from fp8compile.optim.interface import Parameter
+from fp8compile.optim.low_bits import initial_state
 from fp8compile.optim.placement import DEFAULT_FORMAT, Names, Placement, check_parameter, choose_placement
 from fp8compile.optim.plan import Plan, Tensors
 from fp8compile.optim.state_report import StatesReport, report
@@ -36,7 +37,8 @@ class EncodedOptimizer(torch.optim.Optimizer):
             of modules are known then.
         defaults: of the parameter groups.
         state_format: of the states; a pair gives the first moments' and the second moments'. Groups may differ.
-        master: for 16-bit parameters: "none" rounds updates stochastically, "split" keeps 8 more bits, "fp32" a copy.
+        master: for 16-bit parameters: "none" rounds updates stochastically, "split" keeps 8 more bits, "fp32" a copy,
+            "fp16_scaled" a copy in FP16 under a scale of its tensor.
         overrides: formats by patterns (fnmatch) on parameter names.
         seed: of the stochastic rounding.
         compiled: whether the step is compiled; otherwise it runs operation by operation, for debugging.
@@ -232,9 +234,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
         """Create the state of a parameter that has none yet."""
         if not self.state[p]:
             here = local_part(p)
-            parts = self.plan_of(p, group).initial(here)
-            made = {name: shard_like(p, part) for name, part in parts.items()}
-            self.state[p] = {"step": torch.zeros((), device=here.device), **made}
+            self.state[p] = {"step": torch.zeros((), device=here.device), **initial_state(self.plan_of(p, group), p)}
 
     def _tensors(self, index: int, p: Tensor, group: dict[str, Any], step: Tensor) -> Tensors:
         """What ``Plan.__call__`` takes, all of it on this rank."""

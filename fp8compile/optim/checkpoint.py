@@ -2,7 +2,7 @@
 
     exp_avg.e4m3_expanded.codes      state, format, part: a state says itself how it is stored
     exp_avg                          a float tensor, as torch.optim has it
-    step;  correction, master        of all optimizers; of 16-bit parameters
+    step;  correction, master ...    of all optimizers; of 16-bit parameters (``low_bits``)
 
 FP8 codes go out as bytes, over the same memory: gloo, NumPy and readers of flat files do not all know FP8. A state dict with
 other entries is refused, so that AdamW's is not taken for Lion's. How states are stored is never taken from a state dict.
@@ -24,16 +24,14 @@ from fp8compile._distributed import here, is_sharded, local_part, shard_like, vi
 from fp8compile.numerics.formats import FP8
 from fp8compile.numerics.states.interface import StateCodec
 from fp8compile.numerics.states.registry import state_codec
-from fp8compile.numerics.states.split_weights import joined, split
-from fp8compile.optim import checking
+from fp8compile.optim import checking, low_bits
 from fp8compile.optim.interface import OptimizerShell
-from fp8compile.optim.plan import Plan
 
 VERSION_KEY, VERSION = "fp8compile_state_version", 1
 OUR_GROUP_KEYS = (VERSION_KEY, "state_format", "master")  # keys of a group that torch.optim does not know
 # Keys whose values the loading optimizer keeps, as torch's AdamW does.
 KEPT_GROUP_KEYS = (*OUR_GROUP_KEYS, "params", "param_names", "decoupled_weight_decay")
-BESIDE_STATES = ("step", "correction", "master")
+BESIDE_STATES = ("step", *low_bits.BESIDE_STATES)
 UNCOUNTED = {"momentum_buffer"}  # with these states alone (SGD, Muon) torch.optim counts no steps
 EMPTY = (
     "the state dict has an empty state for each parameter. That is what set_optimizer_state_dict makes of a flattened one "
@@ -148,7 +146,7 @@ def _converted(
     for state, codec in plan.codecs:
         parts = saved.encoded(state, codec, signed=states[state])
         made |= zip(plan.part_keys(state), (shard_like(p, part) for part in parts), strict=True)
-    return made | {name: shard_like(p, part) for name, part in _low_bits(p, plan, saved).items()}
+    return made | low_bits.sharded(p, low_bits.loaded(p, plan, saved))
 
 
 @dataclass(frozen=True)
@@ -260,27 +258,6 @@ def stored_as(codec: StateCodec, shape: torch.Size) -> list[tuple[torch.Size, to
     """Shapes and dtypes of a codec's parts for a state of ``shape``."""
     with torch.device("meta"):
         return [(part.shape, part.dtype) for part in codec.encode(torch.empty(shape))]
-
-
-def _low_bits(p: Tensor, plan: Plan, saved: Saved) -> dict[str, Tensor]:
-    """The bits kept beside a 16-bit parameter: as saved, converted from another kind of ``master``, or made from ``p``."""
-    [*kept] = {"split": ["correction"], "fp32": ["master"]}.get(plan.master, [])
-    dtypes = {"correction": torch.int8, "master": torch.float32}
-    known = {name: saved.mine(name, dtype) for name, dtype in dtypes.items() if name in saved.values}
-    if not kept or kept[0] in known:
-        return {name: known[name] for name in kept}
-    if "correction" in known:
-        return {"master": joined(local_part(p), known["correction"])}
-    if "master" in known:
-        return {"correction": _correction(known["master"], local_part(p))}
-    return {name: part for name, part in plan.initial(local_part(p)).items() if name in kept}
-
-
-def _correction(master: Tensor, p: Tensor) -> Tensor:
-    """The correction to the weight ``p`` that stands for ``master``; near a tie, ``split`` might choose another weight."""
-    weight, correction = split(master, p.dtype)
-    towards = torch.where(master.abs() > p.float().abs(), 127, -128).to(torch.int8)
-    return torch.where(weight == p, correction, towards)
 
 
 def export_fp32(optimizer: OptimizerShell, plain: StateDict) -> StateDict:

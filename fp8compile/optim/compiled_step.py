@@ -18,6 +18,7 @@ from torch import Tensor
 
 from fp8compile import _torch as private
 from fp8compile.optim.plan import Plan, Tensors
+from fp8compile.optim.planes import updated
 from fp8compile.optim.row_views import View, pieces, viewed
 from fp8compile.optim.step_codes import AMAX, INV_SCALE, KNOWN, REACH, ROWS
 
@@ -61,7 +62,7 @@ class Piece:
 
     def forget_new(self) -> None:
         """Hold none of those of the first step, once compiled code is chosen by their layout."""
-        self.tensors.update({name: torch.empty(0) for name in NEW if name in self.tensors})
+        self.tensors.update({name: torch.empty(0) for name in self.tensors if name.partition("/")[0] in NEW})
 
     def with_new(self, new: Sequence[Tensors]) -> Tensors:
         return self.tensors | viewed(new[self.index], self.view)
@@ -122,7 +123,7 @@ def _chunks(alike: list[Piece], together: int) -> list[list[Piece]]:
 
 def in_place(plan: Plan, several: Sequence[Tensors]) -> None:
     """The step as plain torch: compute everything, then write it."""
-    made = [plan(tensors) for tensors in several]
+    made = [updated(plan, tensors) if plan.planes > 1 else plan(tensors) for tensors in several]
     for tensors, new in zip(several, made, strict=True):
         for name, value in new.items():
             tensors[name].copy_(value)

@@ -13,11 +13,13 @@ from torch import Tensor
 
 from fp8compile.numerics.rounding import index_like, key_of, nearest_bfloat16, random_bits, round_stochastically
 from fp8compile.numerics.states.interface import StateCodec
+from fp8compile.numerics.states.scaled_weights import inv_scale_for, scaled, unscaled, weight_of
 from fp8compile.numerics.states.split_weights import joined, split
 from fp8compile.optim.step_codes import GROUP, KNOWN, Wanted, inv_scale_before, measured, written
 from fp8compile.optim.updates import Update
 
-MASTERS = ("none", "split", "fp32")
+MASTERS = ("none", "split", "fp32", "fp16_scaled")
+MASTER16, INV_SCALE16 = "master_fp16", "master_inv_scale"  # of "fp16_scaled"
 Tensors = dict[str, Tensor]
 
 
@@ -31,11 +33,12 @@ class Plan:
         numbers: the order of the update's numbers in the tensor that holds them.
         dtype: the dtype of the parameter.
         master: how the bits that a 16-bit parameter lacks are kept: "none" (rounded stochastically), "split" (an 8-bit
-            correction) or "fp32"; "none" for an FP32 parameter.
+            correction), "fp32", or "fp16_scaled" (FP16 under one scale, rounded stochastically); "none" for FP32.
         maximize: whether to ascend.
         seed: the seed of the stochastic rounding.
         offset: the number of the parameter's elements before the view that is updated.
         codes: the codes of the new parameter that are written too.
+        planes: in how many planes a group is updated (``planes.py``).
     """
 
     update: Update
@@ -47,10 +50,11 @@ class Plan:
     seed: int = 0
     offset: int = 0
     codes: Wanted | None = None
+    planes: int = 1
 
     @property
     def rounds_stochastically(self) -> bool:
-        return self.master == "none" and self.dtype != torch.float32
+        return self.master in ("none", "fp16_scaled") and self.dtype != torch.float32
 
     def part_keys(self, state: str) -> list[str]:
         """The keys of a state's tensors in ``optimizer.state[p]``: ``exp_avg.e4m3_expanded.codes`` ..."""
@@ -66,8 +70,12 @@ class Plan:
         sizes |= {GROUP} if self.codes else set()
         return 1 if not sizes else sizes.pop() if len(sizes) == 1 else None
 
-    def initial(self, p: Tensor) -> Tensors:
-        """The state of a parameter that has not been updated yet; ``step`` not included."""
+    def initial(self, p: Tensor, largest: Tensor | None = None) -> Tensors:
+        """The state of a parameter that has not been updated yet; ``step`` not included.
+
+        Args:
+            largest: the largest magnitude of the whole parameter, 0-d, where a master has a scale.
+        """
         made: Tensors = {}
         for state, codec in self.codecs:
             zeros = torch.zeros(p.shape, dtype=torch.float32, device=p.device)
@@ -76,6 +84,10 @@ class Plan:
             made["correction"] = torch.zeros(p.shape, dtype=torch.int8, device=p.device)
         if self.master == "fp32":
             made["master"] = p.detach().float().clone()
+        if self.master == "fp16_scaled":
+            assert largest is not None
+            inv_scale = inv_scale_for(largest)
+            made |= {MASTER16: scaled(p.detach().float(), inv_scale), INV_SCALE16: inv_scale}
         return made
 
     def decoded(self, tensors: Mapping[str, Tensor], shape: torch.Size) -> Tensors:
@@ -97,7 +109,7 @@ class Plan:
         new: Tensors = {}
         for state, codec in self.codecs:
             new |= zip(self.part_keys(state), codec.encode(states[state]), strict=True)
-        new |= self._stored(new_p, tensors)
+        new |= self.stored(new_p, tensors)
         return new | self._codes(new, tensors)
 
     def measured(self, tensors: Mapping[str, Tensor], encoded: Tensor | None = None) -> Tensors:
@@ -121,7 +133,7 @@ class Plan:
         weight = self._encoded(new)
         known, n = tensors[KNOWN], self._named(tensors)
         inv_scale = inv_scale_before(self.codes, self.update, known, n, tensors["step"], self.dtype)
-        return written(weight, inv_scale) | self.measured(new, weight)
+        return written(weight, inv_scale) | self.measured(tensors | new, weight)
 
     def _encoded(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The stored parameter in the dtype that graphs encode it from, as FP32."""
@@ -136,8 +148,11 @@ class Plan:
         return self._updated(tensors)[1]
 
     def _updated(self, tensors: Tensors) -> tuple[Tensor, Tensors]:
-        p, g = tensors["param"], tensors["grad"].float()
-        states, named = self.decoded(tensors, p.shape), self._named(tensors)
+        return self.moved(tensors, self.decoded(tensors, tensors["param"].shape))
+
+    def moved(self, tensors: Tensors, states: Tensors) -> tuple[Tensor, Tensors]:
+        """The new parameter, in FP32, and the new states, from decoded ones."""
+        g, named = tensors["grad"].float(), self._named(tensors)
         return self.update(self._precise(tensors), -g if self.maximize else g, states, named, tensors["step"])
 
     def _named(self, tensors: Tensors) -> Tensors:
@@ -147,9 +162,12 @@ class Plan:
         """The parameter in FP32, with the bits kept elsewhere."""
         if self.master == "split":
             return joined(tensors["param"], tensors["correction"])
+        if self.master == "fp16_scaled":
+            return unscaled(tensors[MASTER16], tensors[INV_SCALE16])
         return tensors["master"] if self.master == "fp32" else tensors["param"].float()
 
-    def _stored(self, p: Tensor, tensors: Tensors) -> Tensors:
+    def stored(self, p: Tensor, tensors: Tensors) -> Tensors:
+        """A new parameter as it is kept, with the bits kept elsewhere."""
         if self.dtype == torch.float32:
             return {"param": p}
         if self.master == "split":
@@ -160,4 +178,8 @@ class Plan:
         number, first = tensors["stream"].unbind()
         key = key_of(self.seed, number, tensors["step"].expand(p.shape))  # expanded: the key is no kernel of its own
         bits = random_bits(index_like(p.shape, first + self.offset, tensors["param"].stride()), key)
+        if self.master == "fp16_scaled":
+            inv_scale = tensors[INV_SCALE16]
+            master = scaled(p, inv_scale, bits)
+            return {"param": weight_of(master, inv_scale, self.dtype), MASTER16: master}
         return {"param": round_stochastically(p, self.dtype, bits)}

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from fp8compile.numerics.states.interface import columns_within, rows_of
-from fp8compile.optim.plan import Plan, Tensors
+from fp8compile.optim.plan import INV_SCALE16, Plan, Tensors
+from fp8compile.optim.planes import named_planes, parted, planes_of
 from fp8compile.optim.step_codes import INV_SCALE, KNOWN
 
-FIXED = ("step", "numbers", "stream", INV_SCALE, KNOWN)  # tensors that are not parts of the parameter
-View = Callable[[Tensor], Tensor]
+FIXED = ("step", "numbers", "stream", INV_SCALE, INV_SCALE16, KNOWN)  # tensors that are not parts of the parameter
+View = Callable[[Tensor], Any]  # a tensor, or its planes
 
 
 def pieces(plan: Plan, p: Tensor) -> list[tuple[Plan, View]]:
@@ -30,7 +32,7 @@ def pieces(plan: Plan, p: Tensor) -> list[tuple[Plan, View]]:
     _, length = rows_of(p.shape, size)
     if length <= size or length % size == 0:
         rows = p.numel() // min(size, length)
-        return [(plan, lambda t: t.view(rows, -1))]
+        return [_piece(plan, lambda t: t.view(rows, -1), min(size, length))]
     full, rows = length // size, p.numel() // length
 
     def cut(t_RC: Tensor) -> int:
@@ -44,15 +46,28 @@ def pieces(plan: Plan, p: Tensor) -> list[tuple[Plan, View]]:
         t_RC = t.view(rows, -1)
         return t_RC[:, cut(t_RC) :]
 
-    return [(plan, groups), (replace(plan, offset=full * size), tails)]
+    # Rows of several groups stay in one piece: AOT autograd tells planes of two dimensions from tensors that overlap, not
+    # planes of three.
+    return [(plan, groups), _piece(replace(plan, offset=full * size), tails, length - full * size)]
+
+
+def _piece(plan: Plan, view: View, size: int) -> tuple[Plan, View]:
+    """A piece whose groups, of ``size``, are the last dimension of what ``view`` returns: in planes, where there are some."""
+    planes = planes_of(plan, size)
+    if planes == 1:
+        return plan, view
+    return replace(plan, planes=planes), lambda t: parted(view(t), size, planes)
 
 
 def viewed(tensors: Tensors, view: View) -> Tensors:
     """The tensors of one piece; the gradient, which is only read, is copied where it cannot be viewed."""
-    return {name: _one(name, t, view) for name, t in tensors.items()}
+    found: Tensors = {}
+    for name, t in tensors.items():
+        found |= named_planes(name, _one(name, t, view))
+    return found
 
 
-def _one(name: str, t: Tensor, view: View) -> Tensor:
+def _one(name: str, t: Tensor, view: View) -> Any:
     if name in FIXED:
         return t
     return view(t.contiguous()) if name == "grad" else view(t)

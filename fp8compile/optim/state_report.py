@@ -21,9 +21,9 @@ from fp8compile._distributed import local_part
 from fp8compile._text import human, terminal_width, wrapped
 from fp8compile.numerics.metrics import sqnr
 from fp8compile.optim.interface import OptimizerShell
+from fp8compile.optim.low_bits import BESIDE_STATES  # exact by themselves
 
 MOST_COLUMNS = 80
-BESIDE_STATES = ("correction", "master")  # kept beside the states of 16-bit parameters: exact by themselves
 NOTHING_YET = (
     "no step was taken yet, so there is no state to report: states are made by the first optimizer.step() that finds a "
     "gradient. Call report() again after it."
@@ -182,7 +182,8 @@ def _state_reports(optimizer: OptimizerShell, group: dict[str, Any], p: Tensor) 
         if name in here:
             part = here[name]
             dtype = str(part.dtype).removeprefix("torch.")
-            reports.append(StateReport(name, dtype, part.element_size() * 8, nbytes=_nbytes(part)))
+            bits = _nbytes(part) * 8 / max(1, local_part(p).numel())
+            reports.append(StateReport(name, dtype, bits, nbytes=_nbytes(part)))
     return reports
 
 

@@ -74,8 +74,9 @@ def codecs(signed: bool, rounding: str = "dithered") -> dict[str, StateCodec]:
         found[f"{fmt.name}_expanded, paper"] = Expanded(signed, format=fmt, expand_range="paper", rounding=rounding)
     found["dynamic_tree, expanded"] = ExpandedTree(signed, rounding=rounding)
     if signed:
-        return found | {"dynamic4": state_codec("dynamic4", signed=True)}
-    four_bit = {name: state_codec(name, signed=False, rounding=rounding) for name in ("linear4", "rank1_linear4")}
+        return found | {name: state_codec(name, signed=True) for name in ("dynamic4", "int4_companded")}
+    few = ("linear4", "rank1_linear4", "log4", "log2")
+    four_bit = {name: state_codec(name, signed=False, rounding=rounding) for name in few}
     return found | four_bit | {FLUSHING: Flushing(False, format=E4M3)}
 
 

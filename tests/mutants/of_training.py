@@ -128,7 +128,7 @@ OPTIM = (
     ),
     Mutant(
         "optim: the low bits point away from the master",
-        "fp8compile/optim/checkpoint.py",
+        "fp8compile/optim/low_bits.py",
         "master.abs() > p.float().abs(), 127, -128",
         "master.abs() > p.float().abs(), -128, 127",
         ("tests/optim/test_checkpoint.py::test_a_tie_keeps_the_weight_that_is_there",),

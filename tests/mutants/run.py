@@ -31,6 +31,7 @@ from tests.mutants import (
     of_graphs,
     of_memory,
     of_scaling,
+    of_states,
     of_training,
     of_watching,
 )
@@ -48,6 +49,7 @@ MUTANTS = (
     *of_training.WHOLE_STEP,
     *of_training.AMP,
     *of_training.OPTIM,
+    *of_states.STATES,
     *of_clients.CLIENTS,
     *of_explorer.EXPLORER,
     *of_watching.WATCHING,

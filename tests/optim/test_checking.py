@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import fp8compile
 from fp8compile import optim
-from fp8compile.numerics.states.registry import STATE_FORMATS
+from fp8compile.numerics.states.registry import ALIASES, SIGNED_ONLY, STATE_FORMATS, UNSIGNED_ONLY
 
 KINDS = ("Adam", "AdamW", "Lion", "SGD", "RMSprop", "LAMB", "Muon")
 
@@ -316,9 +316,7 @@ def test_the_copy_in_fp32_too_and_no_correction_is_refused(dtype: torch.dtype) -
     cut.load_state_dict(good)
 
 
-@pytest.mark.parametrize(
-    "fmt", [f for f in STATE_FORMATS if f not in ("dynamic4", "linear4", "rank1_linear4")] + ["4bit"]
-)
+@pytest.mark.parametrize("fmt", [f for f in STATE_FORMATS if f not in (*SIGNED_ONLY, *UNSIGNED_ONLY)] + [*ALIASES])
 def test_what_an_optimizer_has_made_is_never_refused(fmt: str) -> None:
     """Zeros, subnormals, the largest numbers, groups of one value; of every format."""
     x = torch.zeros(64, 128)

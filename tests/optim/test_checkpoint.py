@@ -67,7 +67,11 @@ def test_codes_go_out_as_bytes_of_the_same_memory() -> None:
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(
     ("dtype", "master"),
-    [(torch.float32, "none"), (torch.bfloat16, "none"), (torch.bfloat16, "split"), (torch.float16, "fp32")],
+    [
+        (torch.float32, "none"),
+        *((torch.bfloat16, master) for master in ("none", "split", "fp16_scaled")),
+        (torch.float16, "fp32"),
+    ],
 )
 def test_resuming_from_a_file_changes_no_bit(kind: str, dtype: torch.dtype, master: str) -> None:
     net, optimizer = trained(kind, dtype, master=master)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 import fp8compile
 from fp8compile import optim
-from fp8compile.numerics.states.registry import STATE_FORMATS, state_codec
+from fp8compile.numerics.states.registry import ALIASES, SIGNED_ONLY, STATE_FORMATS, UNSIGNED_ONLY, state_codec
 from fp8compile.optim.compress import _plain
 from fp8compile.optim.encoded_tensor import EncodedTensor
 from tests.support.optim_models import batches, parameters_of, small_model, train
@@ -91,7 +91,7 @@ def test_fifty_steps_are_ours_bit_for_bit(name: str, options: dict[str, Any]) ->
     assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 1
 
 
-@pytest.mark.parametrize("fmt", [*(f for f in STATE_FORMATS if "4" not in f or "e4m3" in f), "4bit"])
+@pytest.mark.parametrize("fmt", [*(f for f in STATE_FORMATS if f not in (*SIGNED_ONLY, *UNSIGNED_ONLY)), *ALIASES])
 def test_every_format_gives_our_first_step(fmt: str) -> None:
     """From states of zero the step is lr sign(g), whatever the format: m and v are read before they are encoded.
 
@@ -107,7 +107,7 @@ def test_every_format_gives_our_first_step(fmt: str) -> None:
         bound = 2 * 2.0**-24 * (12 * 1e-2 + 3 * q.abs().max().item())
         torch.testing.assert_close(p, q, rtol=0, atol=bound)
     formats = {value.format for value in stock.state[theirs[0]].values() if isinstance(value, EncodedTensor)}
-    assert formats == ({"dynamic4", "linear4"} if fmt == "4bit" else {fmt} - {"fp32"})
+    assert formats == ({*ALIASES[fmt]} if fmt in ALIASES else {fmt} - {"fp32"})
 
 
 def test_states_take_the_bits_that_ours_take() -> None:

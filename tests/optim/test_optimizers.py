@@ -11,6 +11,7 @@ from torch import nn
 
 from fp8compile import optim
 from fp8compile.optim import compiled_step
+from fp8compile.optim.plan import MASTERS
 from tests.support.optim_bounds import U, adam_off_by
 from tests.support.optim_models import WIDE, batches, parameters_of, small_model, train
 
@@ -50,7 +51,7 @@ def test_saved_and_loaded_it_goes_on_as_if_nothing_had_happened(
         assert torch.equal(a, b)
 
 
-@pytest.mark.parametrize("master", ["none", "split", "fp32"])
+@pytest.mark.parametrize("master", MASTERS)
 @pytest.mark.parametrize("dtype", DTYPES[1:], ids=str)
 def test_sixteen_bit_parameters_train(dtype: torch.dtype, master: str) -> None:
     data = batches(40, dtype)

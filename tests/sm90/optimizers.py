@@ -48,7 +48,7 @@ def chunks_of(optimizer: optim.EncodedOptimizer) -> tuple[list[Chunk], int]:
     least = 0
     for p in optimizer.param_groups[0]["params"]:
         plan, tensors = optimizer.step_function(p)
-        unread = ("param",) if plan.master == "fp32" else ()  # the FP32 copy is read in its place
+        unread = ("param",) if plan.master in ("fp32", "fp16_scaled") else ()  # the copy is read in its place
         for name, t in tensors.items():
             least += t.nbytes * (1 if name in (*ONLY_READ, *unread) else 2)
         for piece, view in row_views.pieces(plan, tensors["param"]):

@@ -20,6 +20,9 @@ CASES = {
     "BF16, FP32 copy": Case((1024, 4096), BF16, master="fp32"),
     "COAT's mix": Case((1024, 4096), state_format=("dynamic_tree", "e4m3_expanded")),
     "companded": Case((1024, 4096), state_format="int8_companded"),
+    "four bits": Case((1024, 4096), state_format="4bit_log"),
+    "m 4, v 2 bits, BF16": Case((1024, 4096), BF16, state_format=("int4_companded", "log2")),
+    "BF16, scaled FP16 copy": Case((1024, 4096), BF16, master="fp16_scaled"),
     "Lion": Case((1024, 4096), optimizer="Lion"),
     "two at once": Case((256, 1024), count=2),
     "short groups": Case((64, 64, 3, 3)),
@@ -32,7 +35,7 @@ def report(names: Sequence[str]) -> dict[str, Any]:
     fake_h100.install()
     result = {}
     for name in names:
-        chunks, least = chunks_of(CASES[name].build())
+        chunks, least = chunks_of(CASES[name].build(torch.zeros))
         result[name] = {"least_bytes": least, "chunks": [measured(lowered_chunk(chunk)[0]) for chunk in chunks]}
     return result
 

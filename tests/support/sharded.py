@@ -64,6 +64,10 @@ CASES = {
     "fp32 master": Case(dtype=torch.float16, master="fp32"),
     "mixed formats": Case(state_format=("dynamic_tree", "int8_companded")),
     "4bit": Case(state_format="4bit"),
+    "logarithmic": Case(state_format="4bit_log"),
+    "2 bits, scaled master": Case(
+        state_format=("int4_companded", "log2"), dtype=torch.bfloat16, master="fp16_scaled"
+    ),
     "SGD": Case(optim.SGD, "e5m2", torch.float16),
     "Lion": Case(optim.Lion, "bf16"),
 }
@@ -95,7 +99,7 @@ def check_parts(net: nn.Module, optimizer: Any, whole: tuple[nn.Module, Any], wh
         ours, theirs = optimizer.state[p], whole[1].state[q]
         assert ours.keys() == theirs.keys(), (what, name, ours.keys(), theirs.keys())
         for key, found, wanted in [("", p, q), *((key, ours[key], theirs[key]) for key in ours)]:
-            assert isinstance(found, DTensor) == (key != "step"), (what, name, key)
+            assert isinstance(found, DTensor) == (key not in ("step", "master_inv_scale")), (what, name, key)
             same_bits(local_part(found), mine(p, wanted.detach()), (what, name, key))
             assert found.shape == wanted.shape, (what, name, key)
 

@@ -93,7 +93,7 @@ def rows_of(shape: Sequence[int], group_size: int | None) -> tuple[tuple[int, ..
 def columns_within(columns: int, full: int, length: int) -> int:
     """How many of a part's columns belong to the first ``full`` elements of a row of ``length``, all of them full groups.
 
-    A part has one column per element, per two elements, or per group.
+    A part has one column per element, per two or four elements, or per group.
     """
     return full * columns // length
 

@@ -1,7 +1,7 @@
 """The names of ``state_format`` and the codecs they stand for.
 
-bits per element: 8 for the codes (4, 16, 32 where the name says so), and per group of 128 an FP32 scale (0.25) and, where
-ranges are expanded, one byte for k (0.0625).
+bits per element: 8 for the codes (2, 4, 16, 32 where the name says so), and per group of 128 an FP32 scale (0.25; BF16 in
+int4_companded, 0.125) and, where ranges are expanded, one byte for k (0.0625).
 """
 
 from __future__ import annotations
@@ -12,15 +12,16 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from fp8compile.numerics.formats import E4M3, E5M2, INT8
-from fp8compile.numerics.states.companding import Companded
+from fp8compile.numerics.states.companding import Companded, Companded4
 from fp8compile.numerics.states.dither import ROUNDINGS
 from fp8compile.numerics.states.dynamic_tree import DynamicTree
 from fp8compile.numerics.states.four_bit import DynamicExponent4, Linear4, RankOne4
 from fp8compile.numerics.states.interface import GROUP, StateCodec
+from fp8compile.numerics.states.logarithmic import Log2, Log4
 from fp8compile.numerics.states.plain import Linear, Whole
 from fp8compile.numerics.states.range_expansion import Expanded
 
-SIGNED_ONLY, UNSIGNED_ONLY = ("dynamic4",), ("linear4", "rank1_linear4")
+SIGNED_ONLY, UNSIGNED_ONLY = ("dynamic4", "int4_companded"), ("linear4", "rank1_linear4", "log4", "log2")
 STATE_FORMATS = (
     "e4m3_expanded",
     "e5m2_expanded",
@@ -32,12 +33,16 @@ STATE_FORMATS = (
     "dynamic4",
     "linear4",
     "rank1_linear4",
+    "int4_companded",
+    "log4",
+    "log2",
     "bf16",
     "fp32",
 )
 
 ALIASES: Mapping[str, tuple[str, str]] = {
-    "4bit": ("dynamic4", "linear4")
+    "4bit": ("dynamic4", "linear4"),
+    "4bit_log": ("int4_companded", "log4"),
 }  # of states that may be negative, of others
 
 
@@ -62,7 +67,8 @@ def state_codec(
         raise ValueError(f"no state format {name!r}; there are {', '.join(STATE_FORMATS)}")
     if name in (UNSIGNED_ONLY if signed else SIGNED_ONLY):
         kind = "a state that may be negative, such as exp_avg" if signed else "a state that is never negative"
-        raise ValueError(f"state format {name!r} does not fit {kind}; 4bit stands for ('dynamic4', 'linear4')")
+        pairs = ", ".join(f"{alias} stands for {pair}" for alias, pair in ALIASES.items())
+        raise ValueError(f"state format {name!r} does not fit {kind}; {pairs}")
     if name in ("fp32", "bf16"):
         return Whole(torch.float32 if name == "fp32" else torch.bfloat16)
     grouped: dict[str, StateCodec] = {
@@ -76,6 +82,9 @@ def state_codec(
         "dynamic4": DynamicExponent4(group_size),
         "linear4": Linear4(group_size, rounding=rounding),
         "rank1_linear4": RankOne4(rounding),
+        "int4_companded": Companded4(group_size),
+        "log4": Log4(group_size, rounding=rounding),
+        "log2": Log2(group_size, rounding=rounding),
     }
     return grouped[name]
 

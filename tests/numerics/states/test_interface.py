@@ -8,7 +8,14 @@ import torch
 from fp8compile.numerics.formats import E4M3
 from fp8compile.numerics.states.interface import GROUP, columns_within, in_groups, metadata_shape, out_of_groups
 from fp8compile.numerics.states.range_expansion import Expanded
-from fp8compile.numerics.states.registry import STATE_FORMATS, state_codec
+from fp8compile.numerics.states.registry import (
+    ALIASES,
+    SIGNED_ONLY,
+    STATE_FORMATS,
+    UNSIGNED_ONLY,
+    state_bytes,
+    state_codec,
+)
 from tests.support.reference import bits_equal
 
 torch.set_num_threads(1)
@@ -38,18 +45,18 @@ ROWS = {
     (8, 64, 3, 3): ((8,), 576),
     (64, 64, 3, 3): ((64,), 576),
 }
-PACKED = ("dynamic4", "linear4", "rank1_linear4")
+PER_BYTE = dict.fromkeys(("dynamic4", "linear4", "rank1_linear4", "int4_companded", "log4"), 2) | {"log2": 4}
 IN_GROUPS = tuple(name for name in STATE_FORMATS if name not in ("fp32", "bf16", "rank1_linear4"))
 by_shape = pytest.mark.parametrize("shape", ROWS, ids=str)
 by_grouped = pytest.mark.parametrize("name", IN_GROUPS)
 # Where torch computes log2 and exp2 on a CPU, those of the last elements of a tensor are not by vectors, and may differ
-# by an ulp from those that are: of range-expanded states only bits in the same place of the tensor are comparable.
-ANYWHERE = tuple(name for name in IN_GROUPS if not name.endswith("expanded"))
+# by an ulp from those that are: of range-expanded and logarithmic states only bits in the same place are comparable.
+ANYWHERE = tuple(name for name in IN_GROUPS if not name.endswith("expanded") and not name.startswith("log"))
 
 
 def codecs(name, group_size=128):
     """The codec for signed states and the one for others, as far as there are such."""
-    kinds = {"dynamic4": (True,), "linear4": (False,), "rank1_linear4": (False,)}.get(name, (True, False))
+    kinds = [signed for signed in (True, False) if name not in (UNSIGNED_ONLY if signed else SIGNED_ONLY)]
     return [state_codec(name, signed=signed, group_size=group_size) for signed in kinds]
 
 
@@ -68,7 +75,7 @@ def test_shapes_of_codes_metadata_and_decoded_state_are_the_documented_ones(name
     for codec in codecs(name):
         codes, *metadata = parts = codec.encode(state(codec, *shape))
         assert len(parts) == len(codec.parts)
-        assert codes.shape == ((*dims, math.ceil(length / 2)) if name in PACKED else shape)
+        assert codes.shape == ((*dims, math.ceil(length / PER_BYTE[name])) if name in PER_BYTE else shape)
         assert codes.element_size() == 1
         assert all(each.shape == (*dims, math.ceil(length / 128)) for each in metadata)
         x_hat = codec.decode(parts, shape)
@@ -176,7 +183,7 @@ def test_strides_do_not_matter(name, view):
 BITS = dict.fromkeys(("e4m3", "e5m2", "int8", "dynamic_tree", "int8_companded"), 8 + 32 / 128)
 BITS |= dict.fromkeys(("e4m3_expanded", "e5m2_expanded"), 8 + 40 / 128)
 BITS |= {"dynamic4": 4 + 32 / 128, "linear4": 4 + 32 / 128, "rank1_linear4": 4 + 2 * 32 / 512}
-BITS |= {"bf16": 16.0, "fp32": 32.0}
+BITS |= {"int4_companded": 4 + 16 / 128, "log4": 4 + 32 / 128, "log2": 2 + 32 / 128, "bf16": 16.0, "fp32": 32.0}
 
 
 @pytest.mark.parametrize("name", STATE_FORMATS)
@@ -184,6 +191,11 @@ def test_bits_per_element_are_the_documented_ones(name):
     for codec in codecs(name):
         parts = codec.encode(state(codec, 512, 512))
         assert sum(part.nbytes for part in parts) * 8 / 512**2 == BITS[name]
+
+
+def test_m_and_v_in_four_bits_take_8_375():
+    shape = (256, 256)
+    assert sum(state_bytes(name, shape, signed=name != "log4") for name in ALIASES["4bit_log"]) * 8 / 256**2 == 8.375
 
 
 def test_m_and_v_with_expansion_take_16_625_bits():
@@ -206,6 +218,9 @@ def test_codecs_go_by_their_names_and_are_values(name):
         ("linear4", True, "exp_avg"),
         ("rank1_linear4", True, "exp_avg"),
         ("dynamic4", False, "4bit"),
+        ("int4_companded", False, "4bit_log"),
+        ("log4", True, "exp_avg"),
+        ("log2", True, "exp_avg"),
     ],
 )
 def test_a_format_that_does_not_fit_is_refused_with_the_cure(name, signed, cure):
@@ -214,10 +229,11 @@ def test_a_format_that_does_not_fit_is_refused_with_the_cure(name, signed, cure)
 
 
 def test_columns_of_the_full_groups_whatever_a_column_is() -> None:
-    """One per element, per group, or per two elements; every tail, and rows of 1 to 59 full groups."""
+    """One per element, per group, or per two or four elements; every tail, and rows of 1 to 59 full groups."""
     for groups in range(1, 60):
         for tail in range(1, GROUP):
             full, length = groups * GROUP, groups * GROUP + tail
+            assert columns_within((length + 3) // 4, full, length) == full // 4
             assert columns_within(length, full, length) == full
             assert columns_within(groups + 1, full, length) == groups
             assert columns_within((length + 1) // 2, full, length) == full // 2
