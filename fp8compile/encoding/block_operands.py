@@ -1,4 +1,4 @@
-"""Operands of matmuls as codes in blocks: ``Recipe.linear`` "blockwise", "mxfp8" and "int8_blocks" (numerics/blocks.py), emulated.
+"""Operands of matmuls as codes in blocks, emulated: "blockwise", "mxfp8" and "int8_blocks" (numerics/blocks.py).
 
     operand       blockwise                                   mxfp8
     activation    1 x 128 along K (forward), M (wgrad)        1 x 32, along the same

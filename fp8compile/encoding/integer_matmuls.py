@@ -1,16 +1,16 @@
 """Linears in INT8 (``Recipe.linear = "int8"``): which matmuls ``torch._int_mm`` takes, and the product that is put in place.
 
-Each operand has one scale per row along the contracted dimension, as with "rowwise" (encoding/operands.py). So a value that two
-matmuls contract along different dimensions has two encodings. An activation has one for the forward, which reads and drops
-it, and one for the wgrad, which is what is kept for the backward: a byte an element.
+Each operand has one scale per row along the contracted dimension, as with "rowwise" (encoding/operands.py). So a value that
+two matmuls contract along different dimensions has two encodings. An activation has one for the forward, which reads and
+drops it, and one for the wgrad, which is what is kept for the backward: a byte an element.
 
     matmul    left                  right
     forward   x  [M, K] per row     W' [K, N] per column
     dgrad     dy [M, N] per row     W  [N, K] per column
     wgrad     dy' [N, M] per row    x  [M, K] per column
 
-On a CPU ``_int_mm`` takes any sizes. On a GPU its left operand has more than 16 rows, and its right one a multiple of 8 columns;
-what is contracted is filled up with zeros (encoding/layouts.py).
+On a CPU ``_int_mm`` takes any sizes. On a GPU its left operand has more than 16 rows, and its right one a multiple of 8
+columns; what is contracted is filled up with zeros (encoding/layouts.py). No product has been run on a GPU.
 """
 
 from __future__ import annotations

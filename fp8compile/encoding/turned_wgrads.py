@@ -1,4 +1,4 @@
-"""Operands of a wgrad turned along its contracted dimension before they are encoded (``Recipe.hadamard_wgrad``).
+"""Operands of a wgrad in INT8 turned along its contracted dimension before they are encoded (``Recipe.hadamard_wgrad``).
 
     dW [N, K] = (H dy)' (H x)       H of numerics/hadamard.py, over the rows M
 
@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from fp8compile.analysis.linears import PLAIN_MATMULS, WGRAD, Matmul
+from fp8compile.encoding.integer_matmuls import IN_INT8
 from fp8compile.encoding.operands import Operands
 from fp8compile.encoding.views import beneath
 from fp8compile.fx.graph import insertion_point_after, splice
@@ -29,7 +30,7 @@ class TurnedWgrads:
 
     def turn(self, matmul: Matmul, recipe: Recipe) -> str:
         """Let a wgrad read what its operands are turned into; what the report says of it."""
-        if matmul.direction != WGRAD or not recipe.hadamard_wgrad:
+        if matmul.direction != WGRAD or not recipe.hadamard_wgrad or recipe.linear not in IN_INT8:
             return ""
         if not isinstance(matmul.M, int):
             return ROWS_VARY

@@ -1,11 +1,10 @@
-"""A Hadamard transform along the contracted dimension of a product, in blocks of 16: HOT (CVPR 2025) before INT8, for the wgrad.
+"""A Hadamard transform along the contracted dimension of a product, in blocks of 16: HOT (CVPR 2025) has it before INT8.
 
     x' w = (H x)' (H w)        H = diag(H_16, H_16, ...),  H_16 [16, 16] has elements +-1/4,  H_16' H_16 = I
 
-Both operands are turned alike, so that their product stays as it is, and are encoded after that. A value that is larger than
-its neighbours is spread over 16 of them: the largest of a line is smaller, and with it the step of its INT8 codes. An isolated
-value v becomes 16 values of |v| / 4.
-Where all values of a line are of a size already, nothing is gained.
+Both operands are turned alike, so that their product stays as it is, and are encoded after that. A value that is larger
+than its neighbours is spread over 16 of them: an isolated value v becomes 16 values of |v| / 4. The largest of a line is
+smaller, and with it the step of its INT8 codes. Where all values of a line are of a size already, nothing is gained.
 """
 
 from __future__ import annotations

@@ -4,19 +4,20 @@
                                 inv_a [M, 1], inv_b [1, N]  FP32
 
 A scale that is one along the contracted dimension leaves the sum, so the product of codes is one call of ``torch._int_mm``.
-Jetfire (Xi et al. 2024, 2403.12422) has a scale per 32 x 32 block: a call for each 32 of the contracted dimension, and a sum of
-as many dequantised products. With 128 in their place that took longer than the product in BF16, where it was measured
-(benchmarks/results/int8-linears-cpu.json). So blocks of 32 x 32 are emulated, and what is multiplied in INT8 has rows.
+Jetfire (Xi et al. 2024, 2403.12422) has a scale per 32 x 32 block: a call for each 32 of the contracted dimension, and a
+sum of as many dequantised products. With 128 in their place that already takes as long as the product in BF16 or longer,
+where it was measured (benchmarks/results/int8-linears-cpu.json). So 32 x 32 is emulated, and what is multiplied has rows.
 
-**Sums are exact up to MOST_PRODUCTS products.** A code is at most 127, so K of them sum to at most 127**2 K, which INT32 holds
-for K <= (2**31 - 1) / 127**2 = 133,144. A longer contracted dimension is cut into parts whose products are summed in FP32.
+**Sums are exact up to MOST_PRODUCTS products.** A code is at most 127, so K of them sum to at most 127**2 K, which INT32
+holds for K <= (2**31 - 1) / 127**2 = 133,144. A longer contracted dimension is cut into parts, whose products are summed in
+FP32.
 
 Error of an element, x [K] a row of the left operand without inf and NaN, w [K] a column of the right one, decoded to FP32:
 
     |y - x w| <= inv_a / 2 |w|_1 + inv_b / 2 |x|_1 + K inv_a inv_b / 4        inv_a = max|x| / 127, inv_b = max|w| / 127
 
-since a code is off by half a step at most, and the roundings of an INT32 sum to FP32 and of two products, 2**-24 of y each. An
-inf or NaN in an operand makes its scale NaN, and so all elements of y that the row or column enters. Where |a b| inv_a is
+since a code is off by half a step at most, and the roundings of an INT32 sum to FP32 and of two products, 2**-24 of y each.
+An inf or NaN in an operand makes its scale NaN, and so all elements of y that the row or column enters. Where |a b| inv_a is
 past FP32's largest value the result is inf: for operands of some 2**128 / 127 K, whatever the other one's scale.
 """
 

@@ -50,8 +50,8 @@ class Recipe:
             gate and up) is one matmul; see docs/guide/merged-dgrads.md.
         smooth_swiglu: with tensorwise dynamic scales, whether outlier channels of silu(gate) * up give half of what they are
             larger to the next weight, before both are encoded; see docs/guide/linears.md.
-        hadamard_wgrad: whether operands of wgrads are turned by Hadamard matrices of 16 along their rows before they are
-            encoded (passes/quantize_linears.py, HOT); for INT8, see docs/guide/linears.md.
+        hadamard_wgrad: whether operands of wgrads in INT8 are turned by Hadamard matrices of 16 along the rows before they
+            are encoded (HOT; fp8compile/numerics/hadamard.py).
         linear_skip: patterns as in ``skip``: linears that stay in their dtype; by default the places where libraries
             keep the output head. A linear tied to an embedding stays too.
         emulate: decode the codes and multiply in the model's dtype, on any device: FP8's numbers without its speed.

@@ -283,7 +283,7 @@ def test_a_weight_on_the_left() -> None:
 def bar(*operands: Tensor) -> float:
     """The least dB of a product of operands ``[n, contracted]``, of values whose rounding errors are independent.
 
-    Each is half a step of its row at most. Errors of both operands add up in squares, and average out over a sum as products do.
+    Each is half a step of its row at most. Both errors add up in squares, and average out over a sum as products do.
     """
     return -10 * math.log10(sum(float((ROWS.encode(x)[1] / 2).square().mean() / x.square().mean()) for x in operands))
 
