@@ -66,7 +66,7 @@ INTEGERS = (
         (f"{PASS}test_what_is_turned_is_shared_and_told",),
     ),
     Mutant(
-        "operands: each view of a value is encoded by itself",
+        "int8 operands: each view of a value is encoded by itself",
         "fp8compile/encoding/views.py",
         "return not shape or shape[-1] != width",
         "return True",

@@ -118,7 +118,7 @@ def test_no_rows_and_no_columns() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_a_bias_is_added_before_the_result_is_rounded(dtype: torch.dtype) -> None:
-    a, b = torch.full((2, 16), 127, dtype=torch.int8), torch.full((16, 3), 1, dtype=torch.int8)
-    bias = torch.tensor([0.25, -2031.0, 1.0])
+    a, b = torch.full((2, 17), 127, dtype=torch.int8), torch.full((17, 3), 1, dtype=torch.int8)
+    bias = torch.tensor([0.25, -2159.0, 1.0])  # 127 * 17 is 2159, which 16 bits round to 2160
     got = int8_product(a, b, ones(2, 1), ones(1, 3), dtype, bias)
-    assert got.dtype == dtype and torch.equal(got, (127.0 * 16 + bias).expand(2, 3).to(dtype))
+    assert got.dtype == dtype and torch.equal(got, (127.0 * 17 + bias).expand(2, 3).to(dtype))
