@@ -43,7 +43,9 @@ def int8_product(
         dtype: a float dtype. What its largest value is less than becomes inf, as in a product in ``dtype``.
         added: broadcasts to ``[M, N]``.
     """
-    parts = zip(a.split(PART, 1), b.split(PART, 0), strict=True) if a.shape[1] > MOST_PRODUCTS else [(a, b)]
+    parts = (
+        zip(torch.split(a, PART, 1), torch.split(b, PART, 0), strict=True) if a.shape[1] > MOST_PRODUCTS else [(a, b)]
+    )
     first, *others = (torch._int_mm(left, right).float() for left, right in parts)
     y = sum(others, first) * inv_a * inv_b
     return (y if added is None else y + added).to(dtype)

@@ -1,4 +1,4 @@
-"""The study of INT8 linears: it runs, its ratios are those of its laps, and its errors are those of the formats that it names."""
+"""The study of INT8 linears: it runs, its ratios are those of its laps, and its errors are those of the formats it names."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def test_ratios_are_those_of_laps_that_ran_one_after_the_other() -> None:
 
 
 def test_errors_of_a_product() -> None:
-    """A row's step is amax / 127, and an error a twelfth of its square on average: twice that where rounding is stochastic."""
+    """A step is amax / 127, and an error a twelfth of its square on average; twice that where rounding is stochastic."""
     found = study.errors("Gaussian", 256, 256, 128)
     assert found["INT8, a row"] > found["E4M3, a row"] + 6 > found["E5M2, a row"] + 6
     lost = found["INT8, a row"] - found[study.STOCHASTIC]
