@@ -4,7 +4,8 @@ Tensorwise, a value's codes do not depend on the view that a matmul takes of it.
 the matrix that the matmuls take, and transposes are repeated on the codes. (If the codes had the value's own shape, Inductor
 would store a copy for every matmul that takes a view of them: it realizes the base of a view that mm takes, but not of one
 that _scaled_mm takes; torch 2.13, needs_realized_inputs.) Rowwise, the scales run along the contracted dimension, so a
-matrix has one encoding for each of its two dimensions; the views that are looked through leave its rows whole.
+matrix has one encoding for each of its two dimensions. In INT8 reshapes that leave rows whole are looked through; in FP8 what
+is lowered for a GPU was counted without.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ from fp8compile.fx.graph import (
 )
 from fp8compile.fx.ops import RESHAPES, TRANSPOSES, computed_from, is_reduction, is_view, readers
 from fp8compile.fx.tracing import stored
-from fp8compile.numerics import Format, Rowwise, Tensorwise
+from fp8compile.numerics import INT8, Format, Rowwise, Tensorwise
 
 aten = torch.ops.aten
 
@@ -84,7 +85,7 @@ class Operands:
 
     def decoded(self, operand: Node, side: str, how: How) -> Node:
         """``operand`` encoded and decoded: the operand of an emulated matmul."""
-        base, width, views, axis = beneath(operand, side, how.rowwise)
+        base, width, views, axis = beneath(operand, side, how.rowwise, how.format == INT8)
         fmt, key = how.format, (base, width, axis, how.format, how.delayed)
         if key not in self._decoded:
             cached = self.weights.codes(base, width, how.module) if how.cached and self.weights else None
@@ -100,7 +101,7 @@ class Operands:
 
     def codes(self, operand: Node, side: str, how: How) -> Encoded:
         """Codes of ``operand`` laid out for ``_scaled_mm``: the left row-major, the right column-major, and their scale."""
-        base, width, views, axis = beneath(operand, side, rowwise := how.rowwise)
+        base, width, views, axis = beneath(operand, side, rowwise := how.rowwise, how.format == INT8)
         if how.cached and self.weights:
             cached = self.weights.laid_out(base, width, how.module, is_across(views), side)
             if cached:

@@ -40,7 +40,7 @@ class TurnedWgrads:
         return TURNED
 
     def _of(self, operand: Node, side: str) -> Node:
-        base, width, views, axis = beneath(operand, side, True)
+        base, width, views, axis = beneath(operand, side, True, True)
         assert axis is not None
         if (base, width, axis) not in self._turned:
 

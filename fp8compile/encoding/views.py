@@ -12,9 +12,14 @@ from fp8compile.fx.tracing import fake_result
 aten = torch.ops.aten
 
 
-def beneath(operand: Node, side: str, rowwise: bool) -> tuple[Node, int | None, list[Node], int | None]:
+def beneath(
+    operand: Node, side: str, rowwise: bool, through_rows: bool = False
+) -> tuple[Node, int | None, list[Node], int | None]:
     """The value to encode, the width of the matrix to reshape it to (None: no reshape), the transposes that lead from there
-    to ``operand``, and, rowwise, the contracted dimension."""
+    to ``operand``, and, rowwise, the contracted dimension.
+
+    Rowwise, ``through_rows`` looks through reshapes that leave rows whole; else no reshape is looked through.
+    """
     transposes: list[Node] = []
     axis = 1 if side == "left" else 0
     while operand.target in TRANSPOSES and operand.args[0].meta["val"].dim() == 2:  # type: ignore[union-attr]
@@ -22,7 +27,11 @@ def beneath(operand: Node, side: str, rowwise: bool) -> tuple[Node, int | None, 
         axis = 1 - axis if _swaps(operand) else axis
         operand = operand.args[0]  # type: ignore[assignment]
     width, base = operand.meta["val"].shape[1], operand
-    while isinstance(width, int) and base.target in RESHAPES and not (rowwise and _mixes_columns(base, width)):
+    while (
+        isinstance(width, int)
+        and base.target in RESHAPES
+        and not (rowwise and (not through_rows or _mixes_columns(base, width)))
+    ):
         base = base.args[0]  # type: ignore[assignment]
     return base, None if base is operand else width, transposes, axis if rowwise else None
 
