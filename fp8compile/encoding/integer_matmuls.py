@@ -28,7 +28,7 @@ from fp8compile.recipe.recipe import Recipe
 
 INT8_MODE = "int8"
 IN_INT8 = (INT8_MODE, INT8_BLOCKS)
-LEAST_ROWS, MULTIPLE = 17, 8  # of the left operand, of the right one's columns: on a GPU
+LEAST_ROWS, OF_COLUMNS = 17, 8  # of the left operand, of the right one's columns: on a GPU
 
 SUMS_VARY = "rows that vary from call to call: an INT32 sum of the wgrad holds {most:,} of them"
 FEW_ROWS = "{rows} rows of its left operand: on a GPU torch._int_mm takes more than 16"
@@ -47,7 +47,7 @@ def reason_against_integers(matmul: Matmul, recipe: Recipe) -> str | None:
         return None
     if not statically_known_true(rows >= LEAST_ROWS):
         return FEW_ROWS.format(rows=rows)
-    return None if statically_known_true(columns % MULTIPLE == 0) else COLUMNS.format(columns=columns)
+    return None if statically_known_true(columns % OF_COLUMNS == 0) else COLUMNS.format(columns=columns)
 
 
 def product_of_codes(dtype: torch.dtype) -> Callable[..., Tensor]:
