@@ -58,6 +58,7 @@ COLLECTIVES, RECOMPUTE = "_c10d_functional", "recompute"  # a key of meta: a Che
 collectives = getattr(torch.ops, COLLECTIVES)  # as they stand in graphs
 make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
 version_preserved = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
+cpu_has_vnni = torch.cpu._is_vnni_supported  # products of four INT8 pairs at once; of AVX512 alone (torch 2.15)
 unscale_and_check_ = torch._amp_foreach_non_finite_check_and_unscale_  # (gradients, found_inf, inv_scale), in place
 
 

@@ -58,7 +58,7 @@ from fp8compile.fx.partition import NO_VERSION_CHECK, PartitionedGraph, SavedTen
 from fp8compile.fx.regions import saves_itself
 from fp8compile.numerics import E4M3, ENCODABLE, INT8, Codec, Format, Groupwise, GroupwiseBest
 from fp8compile.numerics.few_bits import FEW_BITS, FewBits
-from fp8compile.numerics.formats import FP8
+from fp8compile.numerics.formats import OPERANDS
 from fp8compile.planning.device_rates import RATES
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
@@ -291,7 +291,7 @@ def _encode(split: PartitionedGraph, edge: SavedTensor, stored: Stored) -> Saved
 
 def _codes_of_a_matmul(edge: SavedTensor, encoding: Encoding) -> tuple[Saved, ...]:
     """Codes that quantize_linears made and only matmuls need: saved as they are. Their scale has no entry of its own."""
-    if edge.forward.meta["val"].dtype not in FP8:
+    if edge.forward.meta["val"].dtype not in OPERANDS:
         return ()
     exact = dataclasses.replace(edge.info, dtype=encoding.dtype, nbytes=encoding.nbytes)
     return (Saved(exact, edge.info.nbytes, f"{encoding.codec}, a matmul's operand", is_operand=True),)

@@ -1,4 +1,4 @@
-"""Numbers change: linears multiply FP8 codes, in all three matmuls (forward, dgrad, wgrad), with scales from the tensors
+"""Numbers change: linears multiply FP8 or INT8 codes in all three matmuls (forward, dgrad, wgrad), with scales from tensors
 themselves (current scaling).
 
 A codec goes on both operands of every matmul of a linear; *a matmul of two decoded operands is a scaled matmul*:
@@ -7,12 +7,13 @@ encoded once for each format and scaling axis and shared by all its uses: q, k a
 the forward's. With tensorwise scales that encoding is of the value itself, whatever view of it a matmul takes.
 
 Formats: E4M3 for activations and weights; gradients in E5M2 ("hybrid") or E4M3 ("e4m3"), or as named for dgrad and wgrad.
-Scales of blocks ("blockwise", "mxfp8") are emulated only: encoding/block_operands.py.
+``linear="int8"`` has INT8 for all, scales along rows, and ``_int_mm`` (encoding/integer_matmuls.py). Scales of blocks
+("blockwise", "mxfp8", "int8_blocks") are emulated only: encoding/block_operands.py.
 
 Left as they are, each with its reason in the report: the output head (by path, marked by the user, tied to an embedding, or
 the last linear of a whole model with four times as many outputs as inputs), what the user put in FP32 inside a 16-bit model,
 FP32 islands, weights whose sides are not multiples of 16 (``_scaled_mm`` takes no others; LoRA), batched expert matmuls,
-float64 and complex, inputs without rows, devices without FP8 units unless emulated; with ``linear="auto"``, what FP8 is not
+float64 and complex, inputs without rows, devices without such units unless emulated; with ``linear="auto"``, what FP8 is not
 predicted to pay for.
 
 A value that a nonlinear operation needs for its backward too is saved once, as *its* codes (groupwise, see encode_saved). The
@@ -22,7 +23,7 @@ wgrad encodes the decoded value again under the forward's scale. A value that on
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence, Set
+from collections.abc import Callable, Sequence, Set
 
 import torch
 from torch import Tensor
@@ -39,19 +40,22 @@ from fp8compile.analysis.linears import (
     linear_matmuls,
     made_from,
 )
-from fp8compile.encoding.block_operands import BLOCKWISE, MXFP8, BlockOperands, reason_against_blocks
+from fp8compile.encoding.block_operands import BlockOperands, in_blocks, reason_against_blocks
 from fp8compile.encoding.cached_weights import CachedWeights
-from fp8compile.encoding.device import fp8_unsupported_reason
+from fp8compile.encoding.device import fp8_unsupported_reason, int8_unsupported_reason
+from fp8compile.encoding.integer_matmuls import IN_INT8, INT8_MODE, product_of_codes, reason_against_integers
 from fp8compile.encoding.known_scales import GRADIENT, INPUT, WEIGHT, KnownScales
 from fp8compile.encoding.merged_dgrads import MergedDgrads, Quantized
-from fp8compile.encoding.operands import Encoded, How, Operands, beneath
+from fp8compile.encoding.operands import Encoded, How, Operands
 from fp8compile.encoding.paying import Paying
 from fp8compile.encoding.row_blocks import take_in_blocks
 from fp8compile.encoding.smooth_swiglu import SmoothSwiglu
+from fp8compile.encoding.turned_wgrads import TurnedWgrads
+from fp8compile.encoding.views import beneath
 from fp8compile.fx.aot import is_training, plain_position
 from fp8compile.fx.graph import ROW, WIDENED, dtype_text, size_hint, splice
 from fp8compile.fx.provenance import Origin, TensorInfo, module_path, op_name, source_line
-from fp8compile.numerics import E4M3, E5M2, ENCODABLE
+from fp8compile.numerics import E4M3, E5M2, ENCODABLE, INT8
 from fp8compile.numerics.formats import FP8_MULTIPLE
 from fp8compile.numerics.scaling import may_be_empty
 from fp8compile.recipe.context import Context
@@ -68,7 +72,7 @@ UPCAST, ISLAND = "upcast by the user", "in an FP32 island"
 
 
 def quantize_linears(graph: Graph, ctx: Context) -> Notes:
-    """Make every matmul of a linear a matmul of FP8 codes, or say why not."""
+    """Make every matmul of a linear a matmul of codes, or say why not."""
     if not ctx.recipe.quantizes_linears or not is_training(graph):
         return Notes()  # in inference the model computes as it is written
     parameters = ctx.parameters_of(graph)
@@ -76,7 +80,7 @@ def quantize_linears(graph: Graph, ctx: Context) -> Notes:
     scales = KnownScales.of(graph, ctx)
     weights = CachedWeights(graph, ctx)
     operands = Operands(graph, scales, weights)
-    in_blocks = BlockOperands(graph, operands)
+    blocks, turned = BlockOperands(graph, operands), TurnedWgrads(operands)
     linears, skips = list[Linear](), list[Skip]()
     matmuls = linear_matmuls(graph, parameters)
     paying = Paying(matmuls, lambda matmul: _recipe_of(matmul, ctx))
@@ -91,8 +95,9 @@ def quantize_linears(graph: Graph, ctx: Context) -> Notes:
             skips.append(Skip(info, reason, LINEAR, matmul.direction))
             continue
         recipe, at_once = _recipe_of(matmul, ctx), matmul.node not in merged.taken
-        if recipe.linear in (BLOCKWISE, MXFP8):
-            formats = _emulate_in_blocks(matmul, operands, in_blocks, recipe)
+        told += turned.turn(matmul, recipe)
+        if in_blocks(recipe):
+            formats = _emulate_in_blocks(matmul, operands, blocks, recipe)
         else:
             formats = _rewrite(matmul, operands, recipe, at_once)
         M, K, N = map(_size, (matmul.M, matmul.K, matmul.N))
@@ -127,12 +132,12 @@ class _Judge:
                 or (is_tied_to_embedding(matmul.weight) and "output head: its weight is tied to an embedding")
                 or _not_a_plain_matmul(forward)
                 or (forward in self.upcast and UPCAST)
-                or _no_fp8_shape(matmul, recipe)
+                or _no_shape(matmul, recipe)
                 or self._why_last(matmul)
-                or (not recipe.emulate and fp8_unsupported_reason(forward.meta["val"].device))
+                or _unsupported(forward.meta["val"].device, recipe)
                 or None
             )
-        return self._verdicts[forward]
+        return self._verdicts[forward] or reason_against_integers(matmul, recipe)
 
     def _why_last(self, matmul: Matmul) -> str | None:
         """Why a linear is an output head although nothing names it so."""
@@ -151,13 +156,19 @@ def _not_a_plain_matmul(forward: Node) -> str | None:
     return None if value.dtype in ENCODABLE else f"{dtype_text(value)} is left alone"
 
 
-def _no_fp8_shape(matmul: Matmul, recipe: Recipe) -> str | None:
-    for name in ("K", "N"):
+def _unsupported(device: torch.device, recipe: Recipe) -> str | None:
+    if recipe.emulate:
+        return None
+    return int8_unsupported_reason(device) if recipe.linear == INT8_MODE else fp8_unsupported_reason(device)
+
+
+def _no_shape(matmul: Matmul, recipe: Recipe) -> str | None:
+    for name in () if recipe.linear in IN_INT8 else ("K", "N"):
         if (size := getattr(matmul, name)) % FP8_MULTIPLE:
             return f"{name}={size} is not a multiple of {FP8_MULTIPLE}"
     if size_hint(matmul.M) == 0:
         return "no rows"
-    if why := reason_against_blocks(matmul, recipe):
+    if (why := reason_against_blocks(matmul, recipe)) or recipe.linear in IN_INT8:
         return why
     if not recipe.emulate and may_be_empty(matmul.M):
         return "rows that only a run counts: _scaled_mm takes no matmul without rows"
@@ -182,20 +193,20 @@ def _rewrite(matmul: Matmul, operands: Operands, recipe: Recipe, at_once: bool) 
             matmul.node.update_arg(at + i, operands.decoded(operand, side, how))
     elif at_once:
         left, right = (operands.codes(*side) for side in sides)
-        _scaled_matmul(matmul, left, right)
+        _multiply_codes(matmul, left, right, recipe)
     known = recipe.linear_scaling == "delayed" and all(operands.is_known(*side) for side in sides)
     cached = ", cached weight" if any(operands.is_cached(*side) for side in sides) else ""
     formats = f"{hows[0].format.name} x {hows[1].format.name} {'delayed' if known else recipe.scaling_mode}{cached}"
     return f"{formats}, emulated" if recipe.emulate else formats
 
 
-def _emulate_in_blocks(matmul: Matmul, operands: Operands, in_blocks: BlockOperands, recipe: Recipe) -> str:
+def _emulate_in_blocks(matmul: Matmul, operands: Operands, blocks: BlockOperands, recipe: Recipe) -> str:
     """As ``_rewrite``, where scales are those of blocks."""
     left, right = (how.format for how in _hows(matmul, operands, recipe))
     at, sides = PLAIN_MATMULS[matmul.node.target], zip(matmul.operands, matmul.weights, strict=True)
     for i, (operand, is_weight) in enumerate(tuple(sides)):
         side, fmt = ("right", right) if i else ("left", left)
-        matmul.node.update_arg(at + i, in_blocks.decoded(operand, side, recipe.linear, fmt, is_weight))
+        matmul.node.update_arg(at + i, blocks.decoded(operand, side, recipe.linear, fmt, is_weight))
     return f"{left.name} x {right.name} {recipe.linear}, emulated"
 
 
@@ -207,10 +218,13 @@ def _hows(matmul: Matmul, operands: Operands, recipe: Recipe) -> tuple[How, How]
     roles = [
         GRADIENT if is_gradient else each for is_gradient, each in zip(matmul.gradients, (INPUT, right), strict=True)
     ]
-    rowwise, where = recipe.linear == "rowwise", module_path(matmul.forward)
-    cached = recipe.cache_weights and not rowwise
+    rowwise, where = recipe.scaling_mode == "rowwise", module_path(matmul.forward)
+    cached, of_gradient = recipe.cache_weights and not rowwise, {GRADIENT: gradient}
     left, right_ = (
-        How(gradient if role == GRADIENT else E4M3, rowwise, delayed, cached and role != GRADIENT, role, where)
+        How(
+            INT8 if recipe.linear in IN_INT8 else of_gradient.get(role, E4M3),
+            *(rowwise, delayed, cached and role != GRADIENT, role, where),
+        )
         for role in roles
     )
     return left, right_
@@ -230,27 +244,33 @@ def _known_operands(
     return found[GRADIENT], found[INPUT]
 
 
-def _scaled_matmul(matmul: Matmul, left: Encoded, right: Encoded) -> None:
-    node, dtype = matmul.node, matmul.node.meta["val"].dtype
-    fast = matmul.direction == FORWARD  # as torchao and Transformer Engine: gradients accumulate in full FP32
+def _multiply_codes(matmul: Matmul, left: Encoded, right: Encoded, recipe: Recipe) -> None:
+    """Put the product of the operands' codes in a matmul's place."""
+    node = matmul.node
     bias = node.args[0] if node.target is aten.addmm.default else None
-    fused = (
-        isinstance(bias, Node) and bias.meta["val"].dim() == 1 and dtype == bias.meta["val"].dtype != torch.float32
-    )
-
-    def scaled_mm(a: Tensor, b: Tensor, inv_a: Tensor, inv_b: Tensor, *bias: Tensor) -> Tensor:
-        added = bias[0] if bias and fused else None
-        if inv_a.dim() != inv_b.dim():  # one of them known before
-            inv_a, inv_b = inv_a.reshape(1, 1), inv_b.reshape(1, 1)
-        y = torch._scaled_mm(a, b, inv_a, inv_b, bias=added, out_dtype=dtype, use_fast_accum=fast)
-        return y + bias[0] if bias and not fused else y
-
     more = (bias,) if isinstance(bias, Node) else ()
     nodes = (left.codes, right.codes, left.inv_scale, right.inv_scale, *more)
-    matmul_of_codes = splice(node.graph, scaled_mm, *nodes, before=node)
-    matmul_of_codes.meta.update({ROW: node.meta[ROW]} if ROW in node.meta else {})
-    node.replace_all_uses_with(matmul_of_codes)
+    fn = product_of_codes(node.meta["val"].dtype) if recipe.linear == INT8_MODE else _scaled_product(matmul, *more)
+    product = splice(node.graph, fn, *nodes, before=node)
+    product.meta.update({ROW: node.meta[ROW]} if ROW in node.meta else {})
+    node.replace_all_uses_with(product)
     node.graph.erase_node(node)
+
+
+def _scaled_product(matmul: Matmul, bias: Node | None = None) -> Callable[..., Tensor]:
+    dtype = matmul.node.meta["val"].dtype
+    fast = matmul.direction == FORWARD  # as torchao and Transformer Engine: gradients accumulate in full FP32
+    added = None if bias is None else bias.meta["val"]
+    fused = added is not None and added.dim() == 1 and dtype == added.dtype != torch.float32
+
+    def scaled_mm(a: Tensor, b: Tensor, inv_a: Tensor, inv_b: Tensor, *bias: Tensor) -> Tensor:
+        first = bias[0] if bias and fused else None
+        if inv_a.dim() != inv_b.dim():  # one of them known before
+            inv_a, inv_b = inv_a.reshape(1, 1), inv_b.reshape(1, 1)
+        y = torch._scaled_mm(a, b, inv_a, inv_b, bias=first, out_dtype=dtype, use_fast_accum=fast)
+        return y + bias[0] if bias and not fused else y
+
+    return scaled_mm
 
 
 def _info(matmul: Matmul) -> TensorInfo:

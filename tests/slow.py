@@ -15,6 +15,7 @@ SLOW = (
     "tests/benchmarks/test_bench.py::test_every_benchmark_runs[capacity]",
     "tests/benchmarks/test_bench.py::test_every_benchmark_runs[layer]",
     "tests/benchmarks/test_bench.py::test_every_benchmark_runs[training_step]",
+    "tests/benchmarks/test_int8_linears.py::test_every_arm_runs_and_is_in_the_page",
     "tests/benchmarks/test_parity.py::test_parity_goes_on_from_its_checkpoint",
     "tests/cli/test_process.py::test_the_whole_traceback_is_there_for_who_asks",
     "tests/compiler/test_apart.py::test_the_backward_of_a_checked_step_overwrites_nothing[changes0]",

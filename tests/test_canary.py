@@ -227,3 +227,16 @@ def test_inductor_still_lowers_no_scales_of_blocks() -> None:
     assert "all(s == 0 for s in swizzle_a)" in lowering
     handed_on = lowering.split("kwarg_overrides[aten__fp8_mm.uid] = dict(")[1].split(")")[0]
     assert handed_on.split() == ["out_dtype=out_dtype,", "use_fast_accum=use_fast_accum"]
+
+
+def test_a_cpu_tells_whether_it_has_vnni() -> None:
+    assert private.cpu_has_vnni() is torch.cpu.get_capabilities().get("avx512_vnni", False)
+
+
+def test_integer_products_are_no_recomputable_operation() -> None:
+    """The min-cut repeats no matmul: ``_int_mm`` is in neither of its lists, and what is in none is not repeated."""
+    from torch._functorch.partitioners import get_default_op_list
+
+    lists = get_default_op_list()
+    assert torch.ops.aten._int_mm not in lists.recomputable_ops
+    assert torch.ops.aten.mul in lists.recomputable_ops

@@ -18,7 +18,7 @@ def scaling_modes(folder: Path) -> list[str]:
     kinds = [kind for kind in next(iter(models.values())) if kind != "about"]
     lines = [
         source(NAME, found),
-        "FP8 linears alone, emulated, in FP32 models: worst gradient (median) / output, SQNR in dB against float64.",
+        "FP8 and INT8 linears alone, emulated, in FP32 models: worst gradient (median) / output, SQNR in dB against float64.",
         "",
         *(f"- {name}: {row['about']}." for name, row in models.items()),
     ]

@@ -45,6 +45,8 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
     "rowwise": {**ALONE, "linear": "rowwise"},
     "blockwise, e4m3": {**ALONE, "linear": "blockwise", **E4M3},
     "mxfp8, e4m3": {**ALONE, "linear": "mxfp8", **E4M3},
+    "int8": {**ALONE, "linear": "int8"},
+    "int8_blocks": {**ALONE, "linear": "int8_blocks"},
 }
 
 

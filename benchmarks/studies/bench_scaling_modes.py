@@ -55,6 +55,10 @@ MODES: Mapping[str, Mapping[str, Any]] = {
     "blockwise, e4m3": {"linear": "blockwise", **E4M3},
     "mxfp8, hybrid": {"linear": "mxfp8"},
     "mxfp8, e4m3": {"linear": "mxfp8", **E4M3},
+    "int8": {"linear": "int8"},
+    "int8, wgrads turned": {"linear": "int8", "hadamard_wgrad": True},
+    "int8_blocks": {"linear": "int8_blocks"},
+    "int8_blocks, wgrads turned": {"linear": "int8_blocks", "hadamard_wgrad": True},
 }
 LAYERS = ("llama", "bert", "vit")
 CHANNELS, FACTOR = (3, 50), 20.0
@@ -125,7 +129,7 @@ def main(words: Sequence[str] | None = None) -> dict[str, Any]:
     found["models"] = before.get("models", {})
     for name in LAYERS:
         for kind, row in _missing(name, arguments.tiny, found["models"].setdefault(name, {})):
-            found["models"][name][kind] = row
+            found["models"][name][kind] = {**found["models"][name].get(kind, {}), **row}
             _say(name, kind, row)
             if arguments.json:
                 write_json(arguments.json, found)
@@ -133,15 +137,16 @@ def main(words: Sequence[str] | None = None) -> dict[str, Any]:
 
 
 def _missing(name: str, tiny: bool, had: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The kinds that a model lacks, with their rows."""
-    if set(KINDS) <= set(had):
+    """The kinds of which a model lacks modes, with their rows."""
+    lacking = {kind: [mode for mode in MODES if mode not in had.get(kind, {})] for kind in KINDS}
+    if not any(lacking.values()):
         return
     case = TRANSFORMERS[name](0, tiny=tiny)
     had["about"] = case.about
     warm_up(case)
     for kind, changed in KINDS.items():
-        if kind not in had:
-            yield kind, of_modes(changed(case))
+        if lacking[kind]:
+            yield kind, of_modes(changed(case), lacking[kind])
 
 
 def _say(name: str, kind: str, by_mode: Mapping[str, Any]) -> None:

@@ -19,7 +19,7 @@ from fp8compile.fx.ops import argument_of, contracts, is_attention, is_pointwise
 from fp8compile.numerics.formats import FP8
 from fp8compile.planning.device_rates import MICRO, TERA, DeviceRates
 
-PRODUCTS, CONVOLUTION = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm"), "convolution"
+PRODUCTS, CONVOLUTION = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_int_mm"), "convolution"
 
 
 def microseconds(node: Node, rates: DeviceRates) -> float:

@@ -11,7 +11,28 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fp8compile.fx.graph import size_hint
 from fp8compile.fx.tracing import stored
+from fp8compile.numerics import Rowwise
 from fp8compile.numerics.formats import FP8_MULTIPLE
+from fp8compile.numerics.scaling import quantize
+
+
+def encoded_along(codec: Rowwise, x: Tensor, axis: int) -> tuple[Tensor, Tensor]:
+    """A matrix under one scale for each of its rows (``axis`` 1) or columns (0): codes in its shape, and scales.
+
+    By columns, the codes that a CPU multiplies stay in the matrix's order in memory, the others are stored column by column.
+    """
+    if axis == 1:
+        return codec.encode(x)
+    if takes_any_order(x, codec.format.dtype):
+        inv_scale = codec.inv_scale(x.t()).t()
+        return quantize(x, inv_scale, codec.format), inv_scale
+    codes, inv_scale = codec.encode(x.t())
+    return codes.t(), inv_scale.t()
+
+
+def takes_any_order(value: Tensor, dtype: torch.dtype) -> bool:
+    """Whether a matmul of codes takes them in any order: ``_int_mm`` on a CPU, where no order is slower than another."""
+    return dtype == torch.int8 and value.device.type == "cpu"
 
 
 def as_matrix(codes: Tensor) -> Tensor:
@@ -53,7 +74,12 @@ def in_rows(codes: Tensor, once: bool) -> Tensor:
 
 
 def is_in_order(side: str, codes: Node) -> bool:
-    """Whether ``_scaled_mm`` takes codes in this layout: left row-major, right column-major, contracted by FP8_MULTIPLE."""
+    """Whether ``_scaled_mm`` takes codes in this layout: left row-major, right column-major, contracted by FP8_MULTIPLE.
+
+    INT8 goes to a GPU in the same.
+    """
+    if takes_any_order(codes.meta["val"], codes.meta["val"].dtype):
+        return True
     value, contracted = codes.meta["val"], 1 if side == "left" else 0
     whole = statically_known_true(value.shape[contracted] % FP8_MULTIPLE == 0)
     step = size_hint(value.stride(1 - contracted))

@@ -26,7 +26,8 @@ from fp8compile.analysis.linears import DGRAD, Matmul, uncast
 from fp8compile.analysis.sums import Sum, sum_of
 from fp8compile.encoding.known_scales import BALANCED, GRADIENT, Row, codes_under
 from fp8compile.encoding.layouts import as_matrix
-from fp8compile.encoding.operands import How, Operands, beneath, encoding, is_across, later, repeated
+from fp8compile.encoding.operands import How, Operands, encoding
+from fp8compile.encoding.views import beneath, is_across, later, repeated
 from fp8compile.fx.graph import ENCODING, insertion_point_after, splice
 from fp8compile.fx.provenance import module_path
 from fp8compile.numerics import Tensorwise

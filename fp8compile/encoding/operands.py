@@ -4,7 +4,8 @@ Tensorwise, a value's codes do not depend on the view that a matmul takes of it.
 the matrix that the matmuls take, and transposes are repeated on the codes. (If the codes had the value's own shape, Inductor
 would store a copy for every matmul that takes a view of them: it realizes the base of a view that mm takes, but not of one
 that _scaled_mm takes; torch 2.13, needs_realized_inputs.) Rowwise, the scales run along the contracted dimension, so a
-matrix has one encoding for each of its two dimensions.
+matrix has one encoding for each of its two dimensions. In INT8 reshapes that leave rows whole are looked through; in FP8 what
+is lowered for a GPU was counted without.
 """
 
 from __future__ import annotations
@@ -16,12 +17,20 @@ import torch
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from fp8compile import _torch as private
 from fp8compile.analysis.linears import PLAIN_MATMULS
 from fp8compile.encoding.cached_weights import CachedWeights
 from fp8compile.encoding.known_scales import GRADIENT, KnownScales, codes_under
-from fp8compile.encoding.layouts import as_matrix, as_operand, by_columns, in_rows, is_in_order, stored_matrix
+from fp8compile.encoding.layouts import (
+    as_matrix,
+    as_operand,
+    by_columns,
+    encoded_along,
+    in_rows,
+    is_in_order,
+    stored_matrix,
+)
 from fp8compile.encoding.row_blocks import ALONG_ROWS, ROW_BLOCKS
+from fp8compile.encoding.views import beneath, is_across, later, repeated
 from fp8compile.fx.graph import (
     AMAX,
     ENCODING,
@@ -32,8 +41,8 @@ from fp8compile.fx.graph import (
     splice,
 )
 from fp8compile.fx.ops import RESHAPES, TRANSPOSES, computed_from, is_reduction, is_view, readers
-from fp8compile.fx.tracing import fake_result, stored
-from fp8compile.numerics import Format, Rowwise, Tensorwise
+from fp8compile.fx.tracing import stored
+from fp8compile.numerics import INT8, Format, Rowwise, Tensorwise
 
 aten = torch.ops.aten
 
@@ -76,7 +85,7 @@ class Operands:
 
     def decoded(self, operand: Node, side: str, how: How) -> Node:
         """``operand`` encoded and decoded: the operand of an emulated matmul."""
-        base, width, views, axis = beneath(operand, side, how.rowwise)
+        base, width, views, axis = beneath(operand, side, how.rowwise, how.format == INT8)
         fmt, key = how.format, (base, width, axis, how.format, how.delayed)
         if key not in self._decoded:
             cached = self.weights.codes(base, width, how.module) if how.cached and self.weights else None
@@ -92,7 +101,7 @@ class Operands:
 
     def codes(self, operand: Node, side: str, how: How) -> Encoded:
         """Codes of ``operand`` laid out for ``_scaled_mm``: the left row-major, the right column-major, and their scale."""
-        base, width, views, axis = beneath(operand, side, rowwise := how.rowwise)
+        base, width, views, axis = beneath(operand, side, rowwise := how.rowwise, how.format == INT8)
         if how.cached and self.weights:
             cached = self.weights.laid_out(base, width, how.module, is_across(views), side)
             if cached:
@@ -137,10 +146,7 @@ class Operands:
         def encode(x: Tensor) -> tuple[Tensor, Tensor]:
             x = stored(x) if read_elsewhere else x
             x = x if width is None else x.reshape(-1, width)
-            if axis != 0:
-                return codec.encode(x)
-            codes, inv_scale = codec.encode(x.t())
-            return codes.t(), inv_scale.t()
+            return codec.encode(x) if isinstance(codec, Tensorwise) else encoded_along(codec, x, axis or 0)
 
         codes, inv_scale = splice(self.graph, encode, base, before=insertion_point_after(base))
         codes.meta[ENCODING] = inv_scale.meta[ENCODING] = encoding(codec.name, base)
@@ -234,23 +240,6 @@ class Operands:
         return node
 
 
-def beneath(operand: Node, side: str, rowwise: bool) -> tuple[Node, int | None, list[Node], int | None]:
-    """The value to encode, the width of the matrix to reshape it to (None: no reshape), the transposes that lead from there
-    to ``operand``, and, rowwise, the contracted dimension."""
-    transposes: list[Node] = []
-    axis = 1 if side == "left" else 0
-    while operand.target in TRANSPOSES and operand.args[0].meta["val"].dim() == 2:  # type: ignore[union-attr]
-        transposes.insert(0, operand)
-        axis = 1 - axis if _swaps(operand) else axis
-        operand = operand.args[0]  # type: ignore[assignment]
-    if rowwise:
-        return operand, None, transposes, axis
-    width, base = operand.meta["val"].shape[1], operand
-    while isinstance(width, int) and base.target in RESHAPES:
-        base = base.args[0]  # type: ignore[assignment]
-    return base, None if base is operand else width, transposes, None
-
-
 def _is_made_in_rows(value: Node) -> bool:
     """Whether the kernel that makes ``value`` takes whole rows: sums along them are in it, or sums across them of its result.
     Such a kernel stores nothing across rows (fp8compile/compiler/row_kernels.py), and would leave to another kernel to make
@@ -272,29 +261,3 @@ def _feeds_matmuls_only(value: Node) -> bool:
     """If not, it is in memory anyway: the amax reads it there, and Inductor keeps no FP32 original in addition."""
     views, taking = RESHAPES | TRANSPOSES, {*PLAIN_MATMULS, aten.sum.dim_IntList}
     return all(u.target in taking or (u.target in views and _feeds_matmuls_only(u)) for u in value.users)
-
-
-def _swaps(view: Node) -> bool:
-    return view.target is not aten.permute.default or list(view.args[1]) == [1, 0]  # type: ignore[arg-type]
-
-
-def is_across(transposes: list[Node]) -> bool:
-    """Whether they lead to the transpose."""
-    return sum(map(_swaps, transposes)) % 2 == 1
-
-
-def repeated(graph: Graph, view: Node, value: Node) -> Node:
-    """A copy of ``view`` with ``value`` as its operand, directly after the original."""
-    at = later(view, value)
-    with graph.inserting_after(at):
-        new = graph.node_copy(view, lambda n: value if n is view.args[0] else n)
-    fake_mode = private.detect_fake_mode([value.meta["val"]])
-    assert fake_mode is not None
-    with fake_mode:
-        new.meta["val"] = fake_result(new)
-    new.meta.pop("tensor_meta", None)
-    return new
-
-
-def later(a: Node, b: Node) -> Node:
-    return b if a < b else a

@@ -26,7 +26,8 @@ from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fp8compile.analysis.linears import DGRAD, FORWARD, PLAIN_MATMULS, WGRAD, Matmul
-from fp8compile.encoding.operands import Operands, beneath, is_across, later
+from fp8compile.encoding.operands import Operands
+from fp8compile.encoding.views import beneath, is_across, later
 from fp8compile.fx.graph import AMAX, insertion_point_after, is_tensor, splice
 from fp8compile.fx.ops import CASTS, RESHAPES, readers
 from fp8compile.numerics.scaling import may_be_empty

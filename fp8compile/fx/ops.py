@@ -34,7 +34,17 @@ TRANSPOSES = frozenset({aten.permute.default, aten.t.default, aten.transpose.int
 VIEWS = RESHAPES | TRANSPOSES | {aten.as_strided.default, aten.expand.default, aten.select.int, aten.slice.Tensor}
 
 # Matmuls and convolutions, by name: kernels that are called, not generated.
-MATMULS = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_grouped_mm", "convolution", "convolution_backward")
+MATMULS = (
+    "mm",
+    "addmm",
+    "bmm",
+    "baddbmm",
+    "_scaled_mm",
+    "_int_mm",
+    "_grouped_mm",
+    "convolution",
+    "convolution_backward",
+)
 
 
 def opname(node: Node) -> str:

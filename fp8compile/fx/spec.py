@@ -4,6 +4,7 @@ codes       one byte per element, made by an encode; read only through views and
             scaled matmul, or handed to the backward: never computed with as if they were numbers
 scales      one inv_scale, FP32 or E8M0 (uint8), for each encoding of a matmul's operand
 _scaled_mm  FP8 operands, the first row-major, the second column-major, inner sides multiples of 16, FP32 scales
+_int_mm     INT8 operands, an inner side whose sums INT32 holds
 metadata    every operation has its value in ``meta["val"]``
 """
 
@@ -14,16 +15,18 @@ from collections import defaultdict
 import torch
 from torch import Tensor
 from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fp8compile.fx.graph import ENCODING, SPLICED, is_tensor, size_hint
 from fp8compile.fx.ops import VIEWS
-from fp8compile.numerics.formats import E5M2, FP8, FP8_MULTIPLE
+from fp8compile.numerics.formats import E5M2, FP8, FP8_MULTIPLE, OPERANDS
+from fp8compile.numerics.integer_products import MOST_PRODUCTS
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
 enabled = False
 
-ONE_BYTE = (*FP8, torch.int8, torch.uint8)
+ONE_BYTE = (*OPERANDS, torch.uint8)
 
 
 class GraphError(AssertionError):
@@ -44,6 +47,8 @@ def _problems(node: Node) -> list[str]:
         return [f"{node.name} has no meta['val']"]
     if node.target is aten._scaled_mm.default:
         return _illegal(node)
+    if node.target is aten._int_mm.default:
+        return _illegal_in_integers(node)
     return _undecoded_uses(node) if is_tensor(node) and _is_codes(node) else []
 
 
@@ -67,10 +72,10 @@ def _unpaired(graph: Graph) -> list[str]:
     found = []
     for nodes in parts.values():
         scales = [n for n in nodes if n.meta["val"].dtype in (torch.float32, torch.uint8)]
-        codes = [n for n in nodes if n.meta["val"].dtype in FP8]
+        codes = [n for n in nodes if n.meta["val"].dtype in OPERANDS]
         if len(codes) > 1 or len(scales) + len(codes) != len(nodes):
             names = ", ".join(f"{n.name} ({n.meta['val'].dtype})" for n in nodes)
-            found.append(f"an encoding is not one FP8 codes and its inv_scale: {names}")
+            found.append(f"an encoding is not one tensor of codes and its inv_scale: {names}")
     return found
 
 
@@ -84,6 +89,15 @@ def _illegal(node: Node) -> list[str]:
         "its inner side is not a multiple of 16": size_hint(left.shape[1]) % FP8_MULTIPLE == 0,
         "its last side is not a multiple of 16": size_hint(right.shape[1]) % FP8_MULTIPLE == 0,
         "its scales are not FP32": inv_left.dtype == inv_right.dtype == torch.float32,
+    }
+    return [f"{node.name}: {what}" for what, holds in checks.items() if not holds]
+
+
+def _illegal_in_integers(node: Node) -> list[str]:
+    left, right = (n.meta["val"] for n in node.args[:2])  # type: ignore[union-attr]
+    checks = {
+        "its operands are not INT8": left.dtype == right.dtype == torch.int8,
+        "INT32 does not hold its sums": statically_known_true(left.shape[1] <= MOST_PRODUCTS),
     }
     return [f"{node.name}: {what}" for what, holds in checks.items() if not holds]
 

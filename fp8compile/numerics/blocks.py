@@ -2,10 +2,11 @@
 
     blockwise  1 x 128 of activations and gradients, 128 x 128 of weights; FP32 scales   DeepSeek-V3, 2412.19437, section 3.3
     MXFP8      1 x 32 of every operand; scales are powers of two (E8M0)                 OCP Microscaling 1.0; 2506.08027
+    INT8       32 x 32 of every operand; FP32 scales                                    Jetfire, 2403.12422
 
     inv_scale [ceil(R/r), ceil(C/c)] = amax of the block / max       the rest is as in scaling.py
 
-A weight's square block serves both of its matmuls: transposed codes are the codes of the transpose. All other blocks are
+A square block serves both matmuls of its operand: transposed codes are the codes of the transpose. All other blocks are
 lines, so a value that is contracted along rows in one matmul and along columns in another has two encodings.
 
 **The last block of a line may be short.** Its scale sees its own elements alone. Zeros that fill it up would change no amax
@@ -35,6 +36,7 @@ from fp8compile.numerics.scaling import E8M0, amax_over, dequantize, inv_scale_o
 
 BLOCK = 128  # DeepSeek-V3's, and the one that torch's scaled_mm names
 MX_BLOCK = 32  # OCP Microscaling's
+JETFIRE_BLOCK = 32  # of rows and of columns, in INT8
 
 
 @dataclass(frozen=True)

@@ -82,8 +82,12 @@ class Rowwise:
         return f"{self.format.name} rowwise"
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        inv_scale = inv_scale_of(self._amax(x), self.format, self.scale_dtype)
+        inv_scale = self.inv_scale(x)
         return quantize(x, inv_scale, self.format), inv_scale
+
+    def inv_scale(self, x: Tensor) -> Tensor:
+        """That of each row, without codes."""
+        return inv_scale_of(self._amax(x), self.format, self.scale_dtype)
 
     @staticmethod
     def _amax(x: Tensor) -> Tensor:

@@ -43,6 +43,7 @@ E5M2 = Format("e5m2", torch.float8_e5m2, max=57344.0, smallest=2.0**-16, half_ul
 INT8 = Format("int8", torch.int8, max=127.0, smallest=1.0, half_ulp=0.0)
 
 FP8 = (E4M3.dtype, E5M2.dtype)
+OPERANDS = (*FP8, INT8.dtype)  # what matmuls of codes take
 FP8_MULTIPLE = 16  # both sides of an FP8 matmul's operands are multiples, for torch._scaled_mm
 
 FP16_MAX = 65504.0  # FP16's largest finite value

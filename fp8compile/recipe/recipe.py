@@ -33,11 +33,12 @@ class Recipe:
     Attributes:
         linear: FP8 linears: "off", "tensorwise" (one scale per tensor), "rowwise" (one per row of an operand), "blockwise"
             (one per 1x128 of activations and gradients and per 128x128 of weights), "mxfp8" (a power of two per 1x32 of
-            every operand; both need ``emulate=True``), or "auto" (tensorwise, where FP8 is predicted to pay).
+            every operand; both need ``emulate=True``), or "auto" (tensorwise, where FP8 is predicted to pay). In INT8, for
+            devices without FP8: "int8" (one per row), "int8_blocks" (one per 32x32 of every operand; ``emulate=True``).
         device_rates: the device whose rates decide what is "auto" in ``linear``, ``saved_attention``, ``offload``: "device"
             (the one that the graph runs on), "h100", "h200", "b200" or "mi300x" (fp8compile/planning/device_rates.py).
         linear_formats: "hybrid" (activations and weights E4M3, gradients E5M2), "e4m3" (all E4M3), or the gradient's format
-            by matmul: {"dgrad": "e4m3", "wgrad": "e5m2"}.
+            by matmul: {"dgrad": "e4m3", "wgrad": "e5m2"}. INT8 has one format.
         linear_scaling: where a tensorwise scale comes from: "dynamic" (from the tensor itself, before it is encoded) or
             "delayed" (from its amaxes in earlier steps; see docs/guide/delayed-scaling.md).
         amax_history_len: with "delayed", how many steps are looked back on, 1 ... 1024.
@@ -49,6 +50,8 @@ class Recipe:
             gate and up) is one matmul; see docs/guide/merged-dgrads.md.
         smooth_swiglu: with tensorwise dynamic scales, whether outlier channels of silu(gate) * up give half of what they are
             larger to the next weight, before both are encoded; see docs/guide/linears.md.
+        hadamard_wgrad: whether operands of wgrads in INT8 are turned by Hadamard matrices of 16 along the rows before they
+            are encoded (HOT; fp8compile/numerics/hadamard.py).
         linear_skip: patterns as in ``skip``: linears that stay in their dtype; by default the places where libraries
             keep the output head. A linear tied to an embedding stays too.
         emulate: decode the codes and multiply in the model's dtype, on any device: FP8's numbers without its speed.
@@ -106,6 +109,7 @@ class Recipe:
     cache_weights: bool = False
     merge_dgrads: bool = False
     smooth_swiglu: bool = False
+    hadamard_wgrad: bool = False
     linear_skip: tuple[str, ...] = OUTPUT_HEAD_PATTERNS
     emulate: bool = False
     saved: str = "groupwise"
@@ -216,8 +220,8 @@ class Recipe:
 
     @property
     def scaling_mode(self) -> str:
-        """``linear``, where "auto" is tensorwise too."""
-        return "tensorwise" if self.linear == "auto" else self.linear
+        """``linear``, where "auto" is tensorwise too, and "int8" rowwise."""
+        return {"auto": "tensorwise", "int8": "rowwise"}.get(self.linear, self.linear)
 
     @property
     def delays_scales(self) -> bool:
@@ -284,7 +288,7 @@ def _known(changes: Mapping[str, Any]) -> None:
 
 def exact(recipe: Recipe) -> Recipe:
     """``recipe`` with nothing encoded. FP32 islands stay, since they are more accurate than what they replace."""
-    switches = dict.fromkeys(("cache_weights", "merge_dgrads", "smooth_swiglu"), False)
+    switches = dict.fromkeys(("cache_weights", "merge_dgrads", "smooth_swiglu", "hadamard_wgrad"), False)
     linears = {"linear": "off", "linear_scaling": "dynamic", **switches}
     return uncounted(recipe).replace_in_all(saved="off", collectives="off", offload="off", **linears)
 

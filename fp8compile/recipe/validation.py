@@ -13,7 +13,7 @@ from fp8compile.recipe.frozen import FrozenMapping
 from fp8compile.recipe.linear_formats import FrozenFormats
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
-    "linear": ("off", "tensorwise", "rowwise", "blockwise", "mxfp8", "auto"),
+    "linear": ("off", "tensorwise", "rowwise", "blockwise", "mxfp8", "int8", "int8_blocks", "auto"),
     "device_rates": ("device", *RATES),
     "linear_formats": ("hybrid", "e4m3"),
     "linear_scaling": ("dynamic", "delayed"),
@@ -28,14 +28,17 @@ CHOICES: Mapping[str, tuple[str, ...]] = {
 }
 
 # What a scale of each mode of ``linear`` is of, other than a tensor.
-SCALES_OF = {"rowwise": "row", "blockwise": "block of 1x128 or 128x128", "mxfp8": "block of 1x32"}
-IN_BLOCKS = ("blockwise", "mxfp8")
+SCALES_OF = {
+    **{"rowwise": "row", "blockwise": "block of 1x128 or 128x128", "mxfp8": "block of 1x32"},
+    **{"int8": "row", "int8_blocks": "block of 32x32"},
+}
+IN_BLOCKS = ("blockwise", "mxfp8", "int8_blocks")
 
 OBSERVE = SAVED_ATTENTION = ("auto", True, False)
 
 ISLANDS = ("auto", "policy", "off")
 
-BOOLEANS = ("emulate", "cache_weights", "merge_dgrads", "smooth_swiglu")
+BOOLEANS = ("emulate", "cache_weights", "merge_dgrads", "smooth_swiglu", "hadamard_wgrad")
 
 COUNTS = {"group_size": (16, 65536), "amax_history_len": (1, 1024), "margin": (0, 8)}
 

@@ -75,7 +75,7 @@ class Recomputed(Entry):
 
 @dataclass(frozen=True)
 class Linear(Entry):
-    """A matmul ``[M, K] x [K, N]`` of a linear in FP8, and the formats of its two operands. A symbolic size is text.
+    """A matmul ``[M, K] x [K, N]`` of a linear in FP8 or INT8, and the formats of its operands. A symbolic size is text.
 
     With ``Recipe.linear = "auto"``, ``us`` and ``us_in_16_bit`` are microseconds predicted for it: with its share of
     encodings, and in 16 bit; else 0.

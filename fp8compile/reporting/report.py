@@ -73,7 +73,7 @@ class Report(WithPages):
 
     @property
     def linears(self) -> Entries[Linear]:
-        """Every matmul of a linear that is in FP8."""
+        """Every matmul of a linear that is in FP8 or INT8."""
         return self._entries(Linear, "linears")
 
     @property

@@ -113,7 +113,7 @@ def _texts(row: Row) -> tuple[str, ...]:
 
 
 _TITLES: dict[type[Entry], tuple[str, str]] = {  # of one, of several or none
-    Linear: ("matmul of a linear in FP8", "matmuls of linears in FP8"),
+    Linear: ("matmul of a linear in FP8 or INT8", "matmuls of linears in FP8 or INT8"),
     Island: ("FP32 island", "FP32 islands"),
     Saved: ("tensor stored as codes", "tensors stored as codes"),
     Skip: ("left as it is", "left as they are"),

@@ -21,14 +21,14 @@ DETAILS = "more: report.{names}; report.why({module!r})"
 
 
 def headline(recipe: str, kinds: Sequence[tuple[str, int]], saved_bytes: tuple[int, int], notes: Notes) -> list[str]:
-    """What was compiled, what is saved, and how many linears are in FP8; ``kinds`` are those of the graphs and their runs."""
+    """What was compiled, what is saved, and how many linears multiply codes; ``kinds``: of the graphs and their runs."""
     ours, plain = saved_bytes
     share = f" ({ours / plain:.0%})" if plain else ""
     lines = [f"fp8compile: {_graphs(kinds)}, {recipe}"]
     lines += [f"saved for backward: {human(ours)}, plain Inductor {human(plain)}{share}"]
     done, left = len(notes.linears), notes.skipped(LINEAR)
     if done or left:
-        lines += [f"linears: {done} of {done + len(left)} matmuls in FP8{_left(left)}"]
+        lines += [f"linears: {done} of {done + len(left)} matmuls in {_kind_of_codes(notes)}{_left(left)}"]
     if in_16_bit := sum(linear.us_in_16_bit for linear in notes.linears):
         ours_us = sum(linear.us for linear in notes.linears)
         lines += [f"these matmuls, predicted: {ours_us:,.0f} us with encodings, {in_16_bit:,.0f} us in 16 bit"]
@@ -52,6 +52,12 @@ def headline(recipe: str, kinds: Sequence[tuple[str, int]], saved_bytes: tuple[i
     if notes.observed:
         lines += [f"{len(notes.observed)} values observed: fp8compile.overflow_report(model)"]
     return lines
+
+
+def _kind_of_codes(notes: Notes) -> str:
+    """FP8 where no linear is in INT8."""
+    kinds = {"INT8" if linear.formats.startswith("int8") else "FP8" for linear in notes.linears}
+    return " or ".join(sorted(kinds)) or "FP8"
 
 
 def _on_host(notes: Notes) -> list[str]:

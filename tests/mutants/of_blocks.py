@@ -62,7 +62,7 @@ BLOCKS = (
     Mutant(
         "blocks: E8M0 scales told as saved codes",
         "passes/encode_saved.py",
-        'if edge.forward.meta["val"].dtype not in FP8:',
+        'if edge.forward.meta["val"].dtype not in OPERANDS:',
         'if edge.forward.meta["val"].element_size() > 1:',
         (f"{PASS}test_what_only_matmuls_need_is_kept_as_codes_of_the_wgrads_blocks",),
     ),

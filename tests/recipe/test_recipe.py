@@ -37,7 +37,7 @@ def test_the_key_knows_every_field_but_those_that_look_on() -> None:
         skip=("a",), codegen="eager", inductor={"debug": True}, modules={"a": "off"}, observe=True,
         islands="off", keep_fp32=("a",), collectives="groupwise", linear_scaling="delayed", amax_history_len=4,
         amax_compute="most_recent", margin=2, cache_weights=True, merge_dgrads=True, device_rates="h100",
-        smooth_swiglu=True, chunk_logits=8, memory_budget=0.5, card_gib=80.0, offload="auto",
+        smooth_swiglu=True, hadamard_wgrad=True, chunk_logits=8, memory_budget=0.5, card_gib=80.0, offload="auto",
     )  # fmt: skip
     assert {f.name for f in dataclasses.fields(Recipe)} == {*changes, "dump", "check"}
     keys = {Recipe(**{name: value}).key for name, value in changes.items()}  # type: ignore[arg-type]

@@ -70,7 +70,7 @@ SQUARES = _packets(aten, "square")
 CONTRACTIONS = _packets(
     aten,
     "mm addmm bmm baddbmm addbmm addmv linear matmul einsum convolution convolution_backward _convolution conv1d conv2d"
-    " conv3d _scaled_mm _grouped_mm _scaled_grouped_mm conv_transpose2d addr",
+    " conv3d _scaled_mm _int_mm _grouped_mm _scaled_grouped_mm conv_transpose2d addr",
 )
 
 # A sum over ranks is a sum over one more dimension.
