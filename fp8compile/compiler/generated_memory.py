@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -33,9 +34,13 @@ CALLERS = "primals"  # how AOTAutograd names what the caller owns
 
 
 def noting_peaks(
-    inner_compile: Callable[..., Any], found: GeneratedPeaks, file: Callable[[], Path]
+    inner_compile: Callable[..., Any], found: GeneratedPeaks, graph_key: str, file: Callable[[str], Path]
 ) -> Callable[..., Any]:
-    """An inner compiler of Inductor that puts the peak of each half into ``found``, and into ``file`` for a warm start."""
+    """An inner compiler of Inductor that puts the peak of each half into ``found``.
+
+    ``file(key)`` is where peaks are kept for warm starts: both halves' under the graph's key, and each under its text's,
+    since Inductor's own cache serves any graph that lowers to the same code.
+    """
 
     @functools.wraps(inner_compile)
     def compiled(gm: Any, *args: Any, **kwargs: Any) -> Any:
@@ -49,15 +54,26 @@ def noting_peaks(
         with fusing_only_where(noted):
             code = inner_compile(gm, *args, **kwargs)
         text = getattr(code, "source_code", "")
-        if graphs and not kwargs.get("is_inference") and _is_one_list_of_calls(text):
+        if not kwargs.get("is_inference") and _is_one_list_of_calls(text):
             is_backward = bool(kwargs.get("is_backward"))
+            half = "backward" if is_backward else "forward"
+            text_file = functools.partial(file, hashlib.sha256(f"{half}\n{text}".encode()).hexdigest())
             kept = _kept(gm.graph) if is_backward else ()
-            with contextlib.suppress(ValueError):  # a size that only a run knows
-                found.halves["backward" if is_backward else "forward"] = peak_bytes(text, sizes_of(graphs[0]), kept)
-                _write(file, found)
+            known = _peak_of(half, text, graphs, kept) or stored_peaks(text_file).halves
+            found.halves |= known
+            _write(text_file, known)
+            _write(functools.partial(file, graph_key), found.halves)
         return code
 
     return compiled
+
+
+def _peak_of(half: str, text: str, graphs: Sequence[Any], kept: Iterable[str]) -> dict[str, int]:
+    """The peak of a half that was lowered just now; nothing of one that came from a cache, or that only a run knows."""
+    with contextlib.suppress(ValueError):  # a size that is no number in the text
+        if graphs:
+            return {half: peak_bytes(text, sizes_of(graphs[0]), kept)}
+    return {}
 
 
 def _is_one_list_of_calls(wrapper: str) -> bool:
@@ -75,11 +91,11 @@ def stored_peaks(file: Callable[[], Path]) -> GeneratedPeaks:
         return GeneratedPeaks()
 
 
-def _write(file: Callable[[], Path], found: GeneratedPeaks) -> None:
+def _write(file: Callable[[], Path], halves: Mapping[str, int]) -> None:
     with contextlib.suppress(OSError):  # without it, a warm start has the estimate
         path = file()
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(found.halves))
+        path.write_text(json.dumps(dict(halves)))
 
 
 def _kept(graph: Graph) -> list[str]:

@@ -171,9 +171,9 @@ def _through_inductor(
     patches = {**patches, **passes_for(told, graph_key, patches, find_regions(gm, told.parameters))}
     peaks = GeneratedPeaks()
     if generates and not told.recipe.offloads:  # what waits on the host is in the text too
-        file = functools.partial(report_store.path_of, graph_key, "peaks.json")
-        peaks = stored_peaks(file)
-        inner = noting_peaks(inner, peaks, file)
+        file = functools.partial(report_store.path_of, kind="peaks.json")
+        peaks = stored_peaks(functools.partial(file, graph_key))
+        inner = noting_peaks(inner, peaks, graph_key, file)
     report_store.start(graph_key)
     spare = copy_with_attributes(gm) if told.has_own_inputs else gm
     through: Callable[..., Any] = functools.partial(private.compile_fx, inner_compile=inner)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,7 +14,8 @@ import fp8compile
 from benchmarks.studies.bench_budget import peak_bytes as measured_peak
 from fp8compile import _torch as private
 from fp8compile.compiler import generated_memory
-from fp8compile.compiler.generated_memory import peak_bytes, stored_peaks
+from fp8compile.compiler.generated_memory import noting_peaks, peak_bytes, stored_peaks
+from fp8compile.reporting.running import GeneratedPeaks
 
 SCALAR = 64  # bytes: a loss and its gradient, which the caller makes
 
@@ -106,6 +108,30 @@ def test_it_is_what_the_allocator_gives(case: Any, monkeypatch: pytest.MonkeyPat
         fit = fp8compile.report(fn).fits()
         assert fit.is_generated and "from the generated code" in str(fit)
         assert abs(measured - fit.running) <= SCALAR, run
+
+
+def test_code_from_inductors_own_cache_has_the_peak_of_its_text(tmp_path: Path) -> None:
+    """Another graph key, the same text: nothing is lowered, and nothing is known but what was kept with the text."""
+    graph = torch.fx.symbolic_trace(lambda add: add + 1)
+    text = "def call(args):\n    buf0 = empty_strided_cpu((8, ), (1, ), torch.float32)\n"
+    code = SimpleNamespace(source_code=text)
+    lowered = SimpleNamespace(graph_inputs={}, name_to_buffer={})
+
+    def lowering(gm: Any, *, is_backward: bool) -> Any:
+        with private.inductor_virtualized.set_graph_handler(lowered):
+            private.inductor_virtualized.choices.can_fuse(None, None, None, 0)
+        return code
+
+    def found(key: str, inner: Any) -> dict[str, int]:
+        peaks = GeneratedPeaks()
+        with private.inductor_virtualized.set_choices_handler(SimpleNamespace(can_fuse=lambda *_: True)):
+            noting_peaks(inner, peaks, key, lambda key: tmp_path / key)(graph, is_backward=False)
+        return peaks.halves
+
+    assert found("first", lambda gm, *, is_backward: code) == {}, "neither lowered nor kept"
+    assert found("second", lowering) == {"forward": 32}
+    assert found("third", lambda gm, *, is_backward: code) == {"forward": 32}
+    assert stored_peaks(lambda: tmp_path / "third").halves == {"forward": 32}
 
 
 def test_what_is_generated_in_parts_is_left_to_the_estimate() -> None:
