@@ -15,7 +15,13 @@ def fits(folder: Path) -> list[str]:
     models = found["models"]
     right = sum(abs(m["generated"] / m["measured"] - 1) <= WITHIN for m in models.values())
     rows = [
-        (name, m["convolutions"] or "-", f"{m['measured'] / 1e6:.2f}", _share(m, "explained"), _share(m, "generated"))
+        (
+            name,
+            str(m["convolutions"] or "-"),
+            f"{m['measured'] / 1e6:.2f}",
+            _share(m, "explained"),
+            _share(m, "generated"),
+        )
         for name, m in models.items()
     ]
     return [
@@ -23,7 +29,7 @@ def fits(folder: Path) -> list[str]:
         "One step of forward and backward, in MB: the most that the allocator has given, and what `fits` tells over it.",
         "Explained is `fp8compile.explain`, an estimate before any code is generated.",
         "Generated is `fp8compile.report` afterwards.",
-        f"Generated is within {WITHIN:.0%} for {right} of {len(models)} models.",
+        f"Generated is within {WITHIN * 100:.0f} % for {right} of {len(models)} models.",
         "What it leaves out is what libraries take while they compute, convolutions most of all.",
         "",
         *table(("model", "convolutions", "measured", "explained", "generated"), rows),
