@@ -30,7 +30,7 @@ aten = torch.ops.aten
 ROW_REDUCTIONS = frozenset(
     {aten.amax.default, aten.amin.default, aten.sum.dim_IntList, aten.mean.dim, aten.argmax.default}
 )
-SCALED = aten._scaled_mm.default
+OF_CODES = (aten._scaled_mm.default, aten._int_mm.default)
 
 RETURNED = (
     "the logits are returned by the graph: compute the loss in the compiled function and return no logits (Hugging Face: "
@@ -87,7 +87,7 @@ class Logits:
 
 def candidates(graph: Graph) -> list[Node]:
     """The results of a model's matmuls, in its forward and its backward, that may be logits."""
-    return [n for n in graph.nodes if n.target in (*PLAIN_MATMULS, SCALED) and IN_CHUNKS not in n.meta]
+    return [n for n in graph.nodes if n.target in (*PLAIN_MATMULS, *OF_CODES) and IN_CHUNKS not in n.meta]
 
 
 def logits_of(product: Node, gradient: Set[Node]) -> Logits | None:
@@ -254,8 +254,10 @@ def _reason_against(product: Node) -> str | None:
     if not numel(product.meta["val"]):
         return "there are no rows"
     operands = [o for o in product.all_input_nodes if is_tensor(o)]
-    if product.target is SCALED or any(map(_is_decoded, operands)):
-        return "Recipe.linear makes the head FP8: name its module in linear_skip, or leave that at its default"
+    if product.target in OF_CODES or any(map(_is_decoded, operands)):
+        return (
+            "Recipe.linear makes the head FP8 or INT8: name its module in linear_skip, or leave that at its default"
+        )
     if product.target is aten.addmm.default and numel(operands[0].meta["val"]) != product.meta["val"].shape[1]:
         return "addmm of something else than a bias"
     return "addmm with alpha or beta" if product.kwargs else None

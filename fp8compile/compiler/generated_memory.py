@@ -30,7 +30,7 @@ _RESULT = re.compile(r"(\w+) = (?:\w+\[\d+\]|torch\.ops\..*|extern_kernels\..*)"
 _REUSED = re.compile(r"(\w+) = .*; del (\w+)  # reuse")
 _DROPPED = re.compile(r"del (\w+)")
 _PARTS = re.compile(r"^\s*def (?:partition|\w*subgraph)", re.MULTILINE)
-CALLERS = "primals"  # how AOTAutograd names what the caller owns
+CALLERS, FROM_OUTSIDE = "primals", "tangents"  # how AOTAutograd names what the caller owns, and given gradients
 
 
 def noting_peaks(
@@ -58,8 +58,8 @@ def noting_peaks(
             is_backward = bool(kwargs.get("is_backward"))
             half = "backward" if is_backward else "forward"
             text_file = functools.partial(file, hashlib.sha256(f"{half}\n{text}".encode()).hexdigest())
-            kept = _kept(gm.graph) if is_backward else ()
-            known = _peak_of(half, text, graphs, kept) or stored_peaks(text_file).halves
+            given = _given(gm.graph) if is_backward else ()
+            known = _peak_of(half, text, graphs, given) or stored_peaks(text_file).halves
             found.halves |= known
             _write(text_file, known)
             _write(functools.partial(file, graph_key), found.halves)
@@ -68,11 +68,13 @@ def noting_peaks(
     return compiled
 
 
-def _peak_of(half: str, text: str, graphs: Sequence[Any], kept: Iterable[str]) -> dict[str, int]:
+def _peak_of(half: str, text: str, graphs: Sequence[Any], given: Sequence[str]) -> dict[str, int]:
     """The peak of a half that was lowered just now; nothing of one that came from a cache, or that only a run knows."""
-    with contextlib.suppress(ValueError):  # a size that is no number in the text
+    with contextlib.suppress(ValueError):  # a size that is no number
         if graphs:
-            return {half: peak_bytes(text, sizes_of(graphs[0]), kept)}
+            sizes = sizes_of(graphs[0])
+            kept = sum(sizes.get(name, 0) for name in given if not name.startswith(FROM_OUTSIDE))
+            return {half: peak_bytes(text, sizes, given)} | ({"kept": kept} if half == "backward" else {})
     return {}
 
 
@@ -98,7 +100,7 @@ def _write(file: Callable[[], Path], halves: Mapping[str, int]) -> None:
         path.write_text(json.dumps(dict(halves)))
 
 
-def _kept(graph: Graph) -> list[str]:
+def _given(graph: Graph) -> list[str]:
     """A backward's inputs that were saved for it, and the gradients that it starts from."""
     return [n.name for n in graph.find_nodes(op="placeholder") if not n.name.startswith(CALLERS)]
 
@@ -140,7 +142,7 @@ def _laid_out(value: object) -> int | None:
     if size is None or stride is None or len(size) != len(stride):  # a change of a view has the view's size alone
         return None
     if not all(isinstance(n, int) or getattr(n, "is_number", False) for n in (*size, *stride)):
-        return None  # a size that only a run knows
+        raise ValueError("a size that only a run knows")
     return _bytes([int(n) for n in size], [int(n) for n in stride], layout.dtype)
 
 

@@ -28,6 +28,7 @@ from fp8compile.compiler.row_kernels import with_tiles_for_codes
 from fp8compile.compiler.running_model import as_registered, place_of
 from fp8compile.compiler.saved_versions import check_versions
 from fp8compile.compiler.watchers import watch_passes
+from fp8compile.encoding.integer_matmuls import IN_INT8
 from fp8compile.encoding.smooth_swiglu import may_smooth
 from fp8compile.fx.graph import copy_with_attributes
 from fp8compile.fx.regions import find_regions
@@ -59,6 +60,9 @@ NOTHING_TO_SMOOTH = (
 NO_CUDA_GRAPHS = (
     "Recipe.cache_weights is ignored: CUDA graphs would copy the codes of all weights in each call; another mode than "
     "'reduce-overhead' and 'max-autotune' caches them"
+)
+NOTHING_TO_TURN = (
+    "Recipe.hadamard_wgrad has no effect: wgrads are turned where Recipe.linear is 'int8' or 'int8_blocks'"
 )
 NOTHING_TO_OFFLOAD = "Recipe.offload has no effect: nothing is stored as codes, since 'saved' and 'linear' are 'off'"
 NO_CUDA_GRAPHS_ON_HOST = (
@@ -238,6 +242,8 @@ def _that_can_be_followed(recipe: Recipe, patches: Mapping[str, Any]) -> tuple[R
         remarks.append(NOTHING_TO_MERGE)
     if recipe.smooth_swiglu and not may_smooth(recipe):
         remarks.append(NOTHING_TO_SMOOTH)
+    if recipe.hadamard_wgrad and not any(r.linear in IN_INT8 for r in (recipe, *recipe.modules.values())):
+        remarks.append(NOTHING_TO_TURN)
     for remark in remarks:
         report_store.warn_once(remark)
     return recipe, tuple(remarks)

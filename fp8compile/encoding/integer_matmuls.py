@@ -32,6 +32,7 @@ LEAST_ROWS, OF_COLUMNS = 17, 8  # of the left operand, of the right one's column
 
 SUMS_VARY = "rows that vary from call to call: an INT32 sum of the wgrad holds {most:,} of them"
 FEW_ROWS = "{rows} rows of its left operand: on a GPU torch._int_mm takes more than 16"
+ROWS_VARY = "rows that vary from call to call: on a GPU torch._int_mm takes more than 16, which has to be known"
 COLUMNS = "{columns} columns of its right operand: on a GPU torch._int_mm takes multiples of 8"
 
 
@@ -46,7 +47,7 @@ def reason_against_integers(matmul: Matmul, recipe: Recipe) -> str | None:
     if left.device.type == "cpu":
         return None
     if not statically_known_true(rows >= LEAST_ROWS):
-        return FEW_ROWS.format(rows=rows)
+        return FEW_ROWS.format(rows=rows) if isinstance(rows, int) else ROWS_VARY
     return None if statically_known_true(columns % OF_COLUMNS == 0) else COLUMNS.format(columns=columns)
 
 

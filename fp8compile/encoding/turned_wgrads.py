@@ -7,6 +7,7 @@ Linears that read one input share what is made of it. A row of zeros that fills 
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 from torch.fx import Node
 
@@ -19,6 +20,7 @@ from fp8compile.numerics.hadamard import turned
 from fp8compile.recipe.recipe import Recipe
 
 TURNED, ROWS_VARY = ", turned", ", not turned: rows that vary from call to call"
+NO_ROOM = ", not turned: 16 equal values add up to 4 times their size, for which FP16 has no room"
 
 
 class TurnedWgrads:
@@ -34,6 +36,8 @@ class TurnedWgrads:
             return ""
         if not isinstance(matmul.M, int):
             return ROWS_VARY
+        if any(operand.meta["val"].dtype == torch.float16 for operand in matmul.operands):
+            return NO_ROOM
         at = PLAIN_MATMULS[matmul.node.target]
         for i, (operand, side) in enumerate(zip(matmul.operands, ("left", "right"), strict=True)):
             matmul.node.update_arg(at + i, self._of(operand, side))

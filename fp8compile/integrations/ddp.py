@@ -48,10 +48,10 @@ class GradientExchange:
         return {"mu": float(self.mu)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises ValueError for a mu that is not above 0 and finite."""
+        """Raises ValueError for a mu below 1 or not finite."""
         mu = state.get("mu")
-        if not isinstance(mu, (int, float)) or not 0 < mu < float("inf"):
-            raise ValueError(f"mu={mu!r}: a number above 0 is needed, as state_dict() gave it")
+        if not isinstance(mu, (int, float)) or not 1 <= mu < float("inf"):
+            raise ValueError(f"mu={mu!r}: a number from 1 on is needed, as state_dict() gave it")
         self.mu = torch.full_like(self.mu, float(mu))
 
     def average(self, bucket: Tensor, gradients: list[Tensor], last: bool) -> Tensor:
@@ -108,7 +108,9 @@ class GradientExchange:
         return received
 
     def _adapt(self) -> None:
-        found = torch.stack([torch.stack(self._counts).sum().float(), self.mu.new_tensor(float(self._elements))])
+        found = torch.stack(
+            [torch.stack(self._counts).sum().float(), torch.full_like(self.mu, float(self._elements))]
+        )
         dist.all_reduce(found, group=self.group)
         self.bytes_sent += found.nbytes
         self.mu = next_mu(self.mu, *found.unbind())

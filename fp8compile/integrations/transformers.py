@@ -19,6 +19,7 @@ from torch import nn
 import fp8compile
 from fp8compile import _torch as private
 from fp8compile._text import human
+from fp8compile.reporting.text import kind_of_codes
 from fp8compile.tools.compiled_module import active_recipes
 
 _log = logging.getLogger("fp8compile")
@@ -147,11 +148,12 @@ class Fp8CompileCallback:
 
 
 def summary(report: fp8compile.Report) -> str:
-    """The report in one line: training graphs, matmuls of linears in FP8 of all, bytes saved for backward."""
+    """The report in one line: training graphs, matmuls of linears in FP8 or INT8 of all, bytes saved for backward."""
     graphs = sum(graph.kind == "training" for graph in report.graphs)
     done, left = len(report.linears), len(report.notes.skipped("linear"))
     saved = f"{human(report.saved_bytes)} saved for backward (plain Inductor {human(report.saved_bytes_plain)})"
-    return f"{graphs} training graph{'s' * (graphs != 1)}, {done} of {done + left} matmuls of linears in FP8, {saved}"
+    linears = f"{done} of {done + left} matmuls of linears in {kind_of_codes(report.notes)}"
+    return f"{graphs} training graph{'s' * (graphs != 1)}, {linears}, {saved}"
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:

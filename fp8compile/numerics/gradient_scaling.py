@@ -5,7 +5,8 @@
 
 mu = 1 clips nothing. A larger one clips the largest gradients, and moves the smallest further above FP8's last subnormal.
 After each step: if more than 0.001 % of all elements were clipped, mu is halved, and else doubled over 1000 steps. It stays
-in 2**-16 ... 2**16. NaN and infinities count as not clipped: they make their tensor NaN, and mu goes on as it was.
+in 1 ... 2**16: below 1 it would give range away and clip no less. NaN and infinities count as not clipped: they make their
+tensor NaN, and mu goes on as it was.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from fp8compile.numerics.scaling import inv_scale_of
 
 MOST_CLIPPED = 1e-5  # the paper's 0.001 %
 STEPS_TO_DOUBLE = 1000
-MU_RANGE = (2.0**-16, 2.0**16)
+MU_RANGE = (1.0, 2.0**16)
 
 
 def next_mu(mu: Tensor, clipped: Tensor, total: Tensor) -> Tensor:

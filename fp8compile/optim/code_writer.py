@@ -113,7 +113,7 @@ def why_not_rounded(plan: Plan, wanted: Wanted) -> str | None:
     What is rounded stochastically, or split, it has; FP32 it rounds to BF16 by integer arithmetic. Another cast may be
     dropped by Inductor, and its codes be those of another value.
     """
-    rounded = {plan.dtype} if plan.master == "fp32" else set()
+    rounded = {plan.dtype} if plan.master in ("fp32", "fp16_scaled") else set()
     rounded |= {wanted.dtype} - {plan.dtype, torch.float32}
     if rounded - {torch.bfloat16} or (
         plan.dtype != torch.float32 and wanted.dtype not in (plan.dtype, torch.float32)

@@ -43,7 +43,7 @@ def initial_state(plan: Plan, p: Tensor) -> Tensors:
     if largest is not None and not bool(largest.isfinite()):
         raise ValueError(
             f"master='fp16_scaled': a parameter of shape {[*p.shape]} holds NaN or inf, which no scale holds: load or "
-            "initialise it before the first step"
+            "initialise it before the first step (get_optimizer_state_dict takes one too)"
         )
     return sharded(p, plan.initial(local_part(p), largest))
 

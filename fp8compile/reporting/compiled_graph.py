@@ -87,7 +87,7 @@ class GraphReport:
     @property
     def known_peaks(self) -> Peaks:
         """Off the generated code, where there is any; else the estimate."""
-        return self.generated.instead_of(self.peaks) if self.generated else self.peaks
+        return self.generated.instead_of(self.peaks, self.saved_bytes) if self.generated else self.peaks
 
     @property
     def is_generated(self) -> bool:

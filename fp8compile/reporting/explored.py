@@ -40,7 +40,7 @@ _OF_TENSOR = (("operation", TEXT), ("tensor", TEXT))
 _KINDS: tuple[tuple[str, str, tuple[tuple[str, str], ...], Cells], ...] = (
     (
         "linears",
-        "Matmuls in FP8",
+        "Matmuls in FP8 or INT8",
         (("matmul", TEXT), ("M", TEXT), ("K", TEXT), ("N", TEXT), ("formats", TEXT)),
         lambda e, n: (e.direction, str(e.M), str(e.K), str(e.N), e.formats),
     ),

@@ -25,13 +25,22 @@ class Peaks:
 
 @dataclass
 class GeneratedPeaks:
-    """The same out of the generated code, by half; a backward's is known when it has been generated, at its first run."""
+    """The same out of the generated code.
+
+    Attributes:
+        halves: bytes by half, and those that its backward counts as ``kept`` for it. A backward's are known when it has been
+            generated, at its first run.
+    """
 
     halves: dict[str, int] = field(default_factory=dict)
 
-    def instead_of(self, estimate: Peaks) -> Peaks:
-        """What is known of it; the estimate until both halves are known."""
-        if self.halves.keys() < {"forward", "backward"}:
+    def instead_of(self, estimate: Peaks, kept: int) -> Peaks:
+        """What is known of it; the estimate until both halves are known.
+
+        Code does not say which saved tensors are views of one storage, or of the caller's. So the estimate stands too where
+        what the backward counts is not what is ``kept``.
+        """
+        if not {"forward", "backward"} <= self.halves.keys() or self.halves.get("kept") != kept:
             return estimate
         return Peaks(self.halves["forward"], self.halves["backward"], estimate.gradients)
 

@@ -28,7 +28,7 @@ def headline(recipe: str, kinds: Sequence[tuple[str, int]], saved_bytes: tuple[i
     lines += [f"saved for backward: {human(ours)}, plain Inductor {human(plain)}{share}"]
     done, left = len(notes.linears), notes.skipped(LINEAR)
     if done or left:
-        lines += [f"linears: {done} of {done + len(left)} matmuls in {_kind_of_codes(notes)}{_left(left)}"]
+        lines += [f"linears: {done} of {done + len(left)} matmuls in {kind_of_codes(notes)}{_left(left)}"]
     if in_16_bit := sum(linear.us_in_16_bit for linear in notes.linears):
         ours_us = sum(linear.us for linear in notes.linears)
         lines += [f"these matmuls, predicted: {ours_us:,.0f} us with encodings, {in_16_bit:,.0f} us in 16 bit"]
@@ -54,7 +54,7 @@ def headline(recipe: str, kinds: Sequence[tuple[str, int]], saved_bytes: tuple[i
     return lines
 
 
-def _kind_of_codes(notes: Notes) -> str:
+def kind_of_codes(notes: Notes) -> str:
     """FP8 where no linear is in INT8."""
     kinds = {"INT8" if linear.formats.startswith("int8") else "FP8" for linear in notes.linears}
     return " or ".join(sorted(kinds)) or "FP8"

@@ -12,7 +12,7 @@ from typing import Any
 # Labels of changes, in the order in which they are made.
 CHUNKED = "logits computed in chunks"
 CUT = "recomputed by the min-cut"
-OPERANDS = "operands of FP8 linears stored as codes"
+OPERANDS = "operands of linears stored as codes"
 COPIED = "copies of inputs that the forward overwrites"
 SUMS = "sums saved instead of summands"
 RECOMPUTED = "recomputed from what is saved"

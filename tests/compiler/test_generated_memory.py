@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import sympy
 import torch
 from torch import Tensor, nn
 
@@ -132,6 +133,38 @@ def test_code_from_inductors_own_cache_has_the_peak_of_its_text(tmp_path: Path) 
     assert found("second", lowering) == {"forward": 32}
     assert found("third", lambda gm, *, is_backward: code) == {"forward": 32}
     assert stored_peaks(lambda: tmp_path / "third").halves == {"forward": 32}
+
+
+class Views(nn.Module):
+    """Its backward keeps three views of one buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm, self.qkv = nn.LayerNorm(64), nn.Linear(64, 192)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.qkv(torch.tanh(self.norm(x))).unflatten(-1, (3, 2, 32)).permute(2, 0, 3, 1, 4)
+        return nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True).square().mean()
+
+
+def test_where_saved_tensors_are_views_of_one_storage_the_estimate_stands() -> None:
+    torch._dynamo.reset()
+    fn = torch.compile(Views(), backend="fp8compile", options={"preset": "off", "memory_budget": 10**12})
+    fn(torch.randn(4, 128, 64)).backward()
+    report = fp8compile.report(fn)
+    (graph,) = report.graphs
+    assert graph.generated is not None and graph.generated.halves["kept"] > graph.saved_bytes
+    fit = report.fits()
+    assert not fit.is_generated and fit.running == max(graph.peaks.forward, graph.peaks.backward)
+
+
+def test_a_size_that_only_a_run_knows_is_no_figure() -> None:
+    layout = SimpleNamespace(size=[sympy.Symbol("s0"), sympy.Integer(4)], stride=[4, 1], dtype=torch.float32)
+    buffer = SimpleNamespace(get_layout=lambda: layout, maybe_get_layout=lambda: layout)
+    graph = SimpleNamespace(graph_inputs={}, name_to_buffer={"buf0": buffer})
+    assert generated_memory._peak_of("forward", "buf0 = torch.ops.aten.mm(a)", [graph], ()) == {}
+    layout.size[0] = sympy.Integer(8)
+    assert generated_memory._peak_of("forward", "buf0 = torch.ops.aten.mm(a)", [graph], ()) == {"forward": 128}
 
 
 def test_what_is_generated_in_parts_is_left_to_the_estimate() -> None:

@@ -109,8 +109,8 @@ MEMORY = (
     Mutant(
         "fits: saved values are not alive in the backward",
         "fp8compile/compiler/generated_memory.py",
-        "kept = _kept(gm.graph) if is_backward else ()",
-        "kept = ()",
+        "given = _given(gm.graph) if is_backward else ()",
+        "given = ()",
         ("tests/compiler/test_generated_memory.py",),
     ),
     Mutant(

@@ -9,6 +9,8 @@ import torch
 from torch import nn
 
 from fp8compile import optim
+from fp8compile.optim.code_writer import why_not_rounded
+from fp8compile.optim.step_codes import Wanted
 
 BF16 = torch.bfloat16
 
@@ -121,3 +123,22 @@ def test_a_damaged_state_is_refused(key: str, value: torch.Tensor | None, reason
     with pytest.raises(ValueError, match=reason):
         optimizer.load_state_dict(saved)
     assert all(torch.equal(t, before[name]) for name, t in optimizer.state[p].items())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "master", "refused"),
+    [
+        (torch.float16, "fp16_scaled", True),
+        (torch.float16, "fp32", True),
+        (torch.bfloat16, "fp16_scaled", False),
+        (torch.bfloat16, "none", False),
+    ],
+)
+def test_codes_of_weights_are_left_to_graphs_where_a_cast_may_be_dropped(
+    dtype: torch.dtype, master: str, refused: bool
+) -> None:
+    """Inductor may drop a cast to FP16 and back, and encode what the weight was rounded from."""
+    optimizer = optim.AdamW([nn.Parameter(torch.ones(4, 128, dtype=dtype))], master=master, compiled=False)
+    [p] = optimizer.param_groups[0]["params"]
+    reason = why_not_rounded(optimizer.plan_of(p, optimizer.param_groups[0]), Wanted(dtype, True, False))
+    assert (reason is not None and master in reason) is refused

@@ -17,6 +17,7 @@ from torch.fx import Graph
 from torch.utils.checkpoint import checkpoint
 
 import fp8compile
+from fp8compile import _torch as private
 from fp8compile.fx.graph import numel
 from fp8compile.passes import chunk_logits as module
 from fp8compile.passes.chunk_logits import chunk_logits
@@ -310,14 +311,16 @@ def test_symbolic_sizes() -> None:
     assert notes(model, x, t) == ([], ["the logits' size is symbolic: torch.compile(dynamic=False)"])
 
 
-def test_a_head_in_fp8() -> None:
+@pytest.mark.parametrize(("linear", "emulate"), [("tensorwise", True), ("int8", True), ("int8", False)])
+def test_a_head_in_fp8_or_int8(linear: str, emulate: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(private, "cpu_has_vnni", lambda: True)
     torch.manual_seed(5)
     model = losses.Head()
     model.lm_head = nn.Linear(HIDDEN, 48, bias=False)  # with 64 and more it would be known for a head
     _, x, t = case()
-    options: dict[str, Any] = {"linear": "tensorwise", "emulate": True}
+    options: dict[str, Any] = {"linear": linear, "emulate": emulate}
     chunked, reasons = notes(model, x, t, **options, linear_skip=())
-    assert chunked == [] and reasons[0].startswith("Recipe.linear makes the head FP8")
+    assert chunked == [] and reasons[0].startswith("Recipe.linear makes the head FP8 or INT8")
     torch._dynamo.reset()
     assert len(notes(model, x, t, **options)[0]) == 1
 

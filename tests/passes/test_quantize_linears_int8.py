@@ -17,6 +17,7 @@ from torch.fx import Graph
 
 import fp8compile
 from fp8compile import _torch as private
+from fp8compile.compiler.inductor import NOTHING_TO_TURN
 from fp8compile.encoding.device import int8_unsupported_reason
 from fp8compile.encoding.integer_matmuls import reason_against_integers
 from fp8compile.fx.graph import ENCODING, SPLICED
@@ -259,7 +260,8 @@ def test_scales_run_along_the_contracted_dimension_bit_for_bit(sizes: tuple[int,
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 def test_emulated_products_are_those_of_the_codes(dtype: torch.dtype) -> None:
-    """But for the order of sums and, in 16 bit, the rounding of decoded operands: 2**-8 of each at most, in BF16."""
+    """But for the order of sums, the rounding of results and, in 16 bit, that of both decoded operands: of each product's
+    terms, taken with their magnitudes."""
     torch.manual_seed(0)
     linear, x = nn.Linear(144, 80, dtype=dtype), torch.randn(300, 144, dtype=dtype, requires_grad=True)
     found = []
@@ -267,9 +269,12 @@ def test_emulated_products_are_those_of_the_codes(dtype: torch.dtype) -> None:
         torch._dynamo.reset()
         y = compiled(linear, preset="linear_only", linear="int8", emulate=emulate, observe=False)(x)
         found.append([y, *torch.autograd.grad(y, (x, linear.weight), torch.ones_like(y))])
-    for real, emulated, length in zip(*found, (144, 80, 300), strict=True):
+    ones, values, weight = torch.ones(300, 80), x.detach().float().abs(), linear.weight.detach().float().abs()
+    terms = values @ weight.t() + linear.bias.detach().float().abs(), ones @ weight, ones.t() @ values
+    for real, emulated, sums, length in zip(*found, terms, (144, 80, 300), strict=True):
         off = 3 * torch.finfo(dtype).eps + length * 2.0**-24
-        assert (real - emulated).abs().max() <= off * length * 8, "operands of some 4 and less: a product of 8"
+        assert ((real - emulated).float().abs() <= off * sums).all()
+        assert (real.float().abs() > off * sums).any(), "zeros would be seen"
 
 
 def test_a_weight_on_the_left() -> None:
@@ -380,3 +385,53 @@ def test_turned_outliers_cost_a_wgrad_less() -> None:
 
     # An operand's step falls with its largest value: a quarter of it for x, whose error is 3/4 of the sum in squares or less.
     assert off(True) < off(False)
+
+
+def saved_with(model: nn.Module, x: Tensor, **options: object) -> int:
+    torch._dynamo.reset()
+    recipe = Recipe(**{"linear": "int8", **options})  # type: ignore[arg-type]
+    return fp8compile.explain(model, (x,), recipe=recipe).saved_bytes
+
+
+class Shared(nn.Module):
+    """The second linear's input is read by a product too, which keeps it for the backward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.tanh(self.a(x))
+        return self.b(h) * h
+
+
+@pytest.mark.parametrize("turns", [False, True])
+def test_real_products_leave_no_activation_exact_that_emulated_ones_store(turns: bool) -> None:
+    x = torch.randn(256, 64)
+    real, emulated = (saved_with(Shared(), x, emulate=each, hadamard_wgrad=turns) for each in (False, True))
+    assert real == emulated < saved_with(Shared(), x, linear="off", saved="off")
+
+
+def test_what_is_turned_is_no_operand_of_attention() -> None:
+    x = torch.randn(256, 64)
+    found = {saved_with(Shared(), x, hadamard_wgrad=True, saved_attention=each) for each in (True, False, "auto")}
+    assert len(found) == 1
+
+
+def test_fp16_operands_are_not_turned() -> None:
+    """16 values of 20,000 are 80,000 turned, which FP16 does not hold."""
+    model, x = nn.Linear(64, 64).half(), torch.randn(256, 64).half()
+    x[:, 3] = 20_000
+    formats = {t.formats for t in linears_of(model, x, hadamard_wgrad=True, observe=False) if isinstance(t, Linear)}
+    assert any("not turned" in told and "FP16" in told for told in formats)
+    y = compiled(model, preset="linear_only", linear="int8", hadamard_wgrad=True, observe=False)(x)
+    [dw] = torch.autograd.grad(y, model.weight, torch.full_like(y, 1e-3))
+    assert dw.isfinite().all()
+
+
+def test_turning_without_int8_is_remarked_on() -> None:
+    for linear, remarked in (("tensorwise", True), ("int8", False), ("int8_blocks", False)):
+        torch._dynamo.reset()
+        recipe = Recipe(linear=linear, hadamard_wgrad=True, emulate=True)
+        report = fp8compile.explain(nn.Linear(64, 64), (torch.randn(64, 64),), recipe=recipe)
+        assert (NOTHING_TO_TURN in report.remarks) == remarked

@@ -44,8 +44,17 @@ def test_any_graphs(graphs: list[tuple[Peaks, int]]) -> None:
     assert most_running(graphs, sum(peaks.gradients for peaks, _ in graphs)) == played(graphs)
 
 
-@pytest.mark.parametrize("known", [{}, {"forward": 3}, {"backward": 9}])
-def test_the_estimate_stands_until_both_halves_are_generated(known: dict[str, int]) -> None:
+@pytest.mark.parametrize(
+    "known",
+    [
+        {},
+        {"forward": 3},
+        {"backward": 9, "kept": 4},
+        {"forward": 3, "backward": 9, "kept": 5},
+        {"forward": 3, "backward": 9},
+    ],
+)
+def test_the_estimate_stands_until_both_halves_are_generated_and_count_what_is_kept(known: dict[str, int]) -> None:
     estimate = Peaks(1, 2, 3)
-    assert GeneratedPeaks(known).instead_of(estimate) is estimate
-    assert GeneratedPeaks({"forward": 5, "backward": 6}).instead_of(estimate) == Peaks(5, 6, 3)
+    assert GeneratedPeaks(known).instead_of(estimate, 4) is estimate
+    assert GeneratedPeaks({"forward": 5, "backward": 6, "kept": 4}).instead_of(estimate, 4) == Peaks(5, 6, 3)

@@ -222,7 +222,15 @@ def clamped_width(node: Node) -> float:
 
 
 def casts_to_integer(node: Node) -> bool:
-    """Whether the result is made of integers, which have steps of any height; masks are followed as steps."""
+    """Whether integers are made of other values, which have steps of any height; masks are followed as steps.
+
+    Integers made of integers, such as views of INT8 codes, are followed from the cast that made those.
+    """
+    given = (n for n in node.all_input_nodes if isinstance(n.meta.get("val"), torch.Tensor))
+    return _holds_integers(node) and not all(map(_holds_integers, given))
+
+
+def _holds_integers(node: Node) -> bool:
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or is_complex(node):
         return False

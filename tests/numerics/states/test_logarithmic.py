@@ -39,13 +39,12 @@ def levels_of(step_class, amax=1.0):
 
 
 @pytest.mark.parametrize("rounding", ROUNDINGS)
-@pytest.mark.parametrize("step_class", range(MOST_CLASS + 1))
+@pytest.mark.parametrize("step_class", range(MOST_CLASS - 2))
 def test_every_code_of_every_step_is_a_fixed_point(step_class, rounding):
-    """All 16 codes; where 14 steps are more than FP32 holds, those above 2**-126."""
+    """All 16 codes. Of the three widest steps, 14 are more octaves than FP32 has."""
     codec = Log4(16, rounding=rounding)
+    assert levels_of(MOST_CLASS - 2, 3.7)[14] <= 2.0**-126 < levels_of(step_class, 3.7)[14]
     x = torch.cat([levels_of(step_class, 3.7), torch.zeros(1)])[None]
-    if x[0, 14] <= 2.0**-126:
-        return
     codes, amax = codec.encode(x)
     assert int(amax.view(torch.int32)[0, 0]) & 31 == step_class
     assert unpacked_planes(codes, x.shape, 16, 4)[0].tolist() == [*range(15, 0, -1), 0]
