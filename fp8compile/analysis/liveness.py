@@ -26,7 +26,7 @@ from torch.fx import Graph, Node
 from fp8compile.analysis.residuals import is_stored_as_codes, residuals_of, stored_residuals
 from fp8compile.analysis.stored_values import Limits, Step, in_registers, limits_in_force, steps_of
 from fp8compile.fx.aot import descriptor, gradients
-from fp8compile.fx.graph import is_on_host, nbytes, storage_root
+from fp8compile.fx.graph import is_on_host, is_tensor, nbytes, storage_root
 from fp8compile.fx.partition import PartitionedGraph
 
 Held: TypeAlias = Mapping[
@@ -104,8 +104,17 @@ def kept_storages(split: PartitionedGraph) -> dict[Node, list[Node]]:
 
 
 def gradients_of_parameters(split: PartitionedGraph) -> set[Node]:
+    return set(map(storage_root, _of_parameters(split)))
+
+
+def gradient_bytes(split: PartitionedGraph) -> int:
+    """Bytes of the gradients of parameters that a backward makes."""
+    return sum(nbytes(node.meta["val"]) for node in _of_parameters(split) if is_tensor(node))
+
+
+def _of_parameters(split: PartitionedGraph) -> list[Node]:
     parameters = set(map(descriptor, split.static)) - {None}
-    return {storage_root(node) for desc, node in gradients(split.bw.graph) if desc in parameters}
+    return [node for desc, node in gradients(split.bw.graph) if desc in parameters]
 
 
 @dataclass(frozen=True)

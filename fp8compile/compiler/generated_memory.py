@@ -22,6 +22,7 @@ import torch
 from torch.fx import Graph
 
 from fp8compile import _torch as private
+from fp8compile.compiler.report_store import write_whole
 from fp8compile.compiler.row_kernels import fusing_only_where
 from fp8compile.reporting.running import GeneratedPeaks
 
@@ -95,9 +96,7 @@ def stored_peaks(file: Callable[[], Path]) -> GeneratedPeaks:
 
 def _write(file: Callable[[], Path], halves: Mapping[str, int]) -> None:
     with contextlib.suppress(OSError):  # without it, a warm start has the estimate
-        path = file()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(dict(halves)))
+        write_whole(file(), dict(halves))
 
 
 def _given(graph: Graph) -> list[str]:

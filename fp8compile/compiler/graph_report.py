@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fp8compile.analysis.liveness import gradients_of_parameters, peaks_of_halves, workspace_bytes
+from fp8compile.analysis.liveness import gradient_bytes, peaks_of_halves, workspace_bytes
 from fp8compile.analysis.stored_values import PLAIN, Limits
 from fp8compile.compiler.graph_waterfall import bytes_in_chunks, waterfall_of
 from fp8compile.compiler.region_reports import calls_of_cuts, notes_of_calls, plain_bytes
 from fp8compile.compiler.report_store import Collector
-from fp8compile.fx.graph import nbytes, unknown_sizes
+from fp8compile.fx.graph import unknown_sizes
 from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.reporting.compiled_graph import GraphReport
 from fp8compile.reporting.entries import Notes
@@ -59,8 +59,7 @@ def report_of(
 def _peaks(split: PartitionedGraph, limits: Limits | None, working: int) -> Peaks:
     """``working`` bytes are needed in regions that it calls, in one at a time."""
     forward, backward = peaks_of_halves(split, limits)
-    gradients = sum(nbytes(node.meta["val"]) for node in gradients_of_parameters(split))
-    return Peaks(forward + working, backward + working, gradients)
+    return Peaks(forward + working, backward + working, gradient_bytes(split))
 
 
 def _unknown(split: PartitionedGraph) -> list[str]:

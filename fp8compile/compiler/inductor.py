@@ -175,7 +175,7 @@ def _through_inductor(
     patches = {**patches, **passes_for(told, graph_key, patches, find_regions(gm, told.parameters))}
     peaks = GeneratedPeaks()
     if generates and not told.recipe.offloads:  # what waits on the host is in the text too
-        file = functools.partial(report_store.path_of, kind="peaks.json")
+        file = functools.partial(report_store.path_of, folder="fp8compile-peaks")
         peaks = stored_peaks(functools.partial(file, graph_key))
         inner = noting_peaks(inner, peaks, graph_key, file)
     report_store.start(graph_key)

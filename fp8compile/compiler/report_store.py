@@ -229,24 +229,28 @@ def _signature(value: torch.Tensor) -> str:
     return f"{tuple(value.shape)} {value.dtype} {value.device} {value.requires_grad}"
 
 
-def path_of(graph_key: str, kind: str = "json") -> Path:
-    """Where something is kept of a graph that may come from Inductor's cache, beside it."""
-    return Path(private.cache_dir()) / "fp8compile" / f"{graph_key}.{kind}"
+def path_of(key: str, folder: str = "fp8compile") -> Path:
+    """Where something is kept of code that may come from Inductor's cache, beside it."""
+    return Path(private.cache_dir()) / folder / f"{key}.json"  # makes the cache folder
+
+
+def write_whole(path: Path, content: object) -> None:
+    """A JSON file that is there as a whole or not at all. Raises OSError."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
+        try:
+            json.dump(content, file)
+            file.close()
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
 
 
 def _write(graph_key: str, parts: Iterable[GraphReport]) -> None:
     reports = [p.to_dict() for p in parts]
     try:
-        path = path_of(graph_key)  # makes the cache folder
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, delete=False) as file:
-            try:
-                json.dump({"sha256": _digest(reports), "reports": reports}, file)
-                file.close()
-                os.replace(file.name, path)
-            except BaseException:
-                os.unlink(file.name)
-                raise
+        write_whole(path_of(graph_key), {"sha256": _digest(reports), "reports": reports})
     except OSError as error:
         log.warning("the report cannot be kept beside the cache: %s", error)
 

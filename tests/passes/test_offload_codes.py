@@ -271,7 +271,7 @@ def test_nested_regions_are_inlined() -> None:
 
 
 def test_bytes_on_the_host_are_not_the_devices() -> None:
-    model, x = Steps(6), torch.randn(128, 64)
+    model, x = Steps(6), torch.randn(1024, 64)  # so many rows that the optimizer's step is not the peak
     plain, away = (
         fp8compile.explain(model, (x,), recipe=Recipe(**{**STORAGE, "min_saved_numel": 0, "offload": offload}))
         for offload in ("off", "all")
