@@ -259,12 +259,10 @@ def _does_not_pay(edge: SavedTensor, recipe: Recipe) -> str | None:
 
 
 def _feeds_attention(value: Node) -> bool:
-    return any(
-        is_of_attention(u)
-        or (u.target in BATCHED and SPLICED not in u.meta)  # a turned operand's is no attention
-        or (is_view(u) and _feeds_attention(u))
-        for u in value.users
-    )
+    users = [
+        u for u in value.users if u.target not in BATCHED or SPLICED not in u.meta
+    ]  # what we turn is no attention
+    return any(is_of_attention(u) or u.target in BATCHED or (is_view(u) and _feeds_attention(u)) for u in users)
 
 
 def _higher_order_use(value: Node) -> str | None:

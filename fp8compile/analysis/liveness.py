@@ -39,26 +39,22 @@ def workspace_bytes(split: PartitionedGraph, limits: Limits | None = None) -> in
 
     ``limits`` are those that Inductor computes values again within; None: those of the compilation that runs.
     """
-    return _beyond_saved(split, limits)
+    limits = limits or limits_in_force()
+    return max(0, _in_forward(split, limits), _in_backward(split, limits, with_gradients=False))
 
 
 def peak_bytes(split: PartitionedGraph, limits: Limits | None = None) -> int:
     """The most that forward or backward has alive at one time, beside the caller's tensors; ``limits`` as above."""
-    return split.saved_bytes() + _beyond_saved(split, limits, with_gradients=True)
+    return max(peaks_of_halves(split, limits))
 
 
 def peaks_of_halves(split: PartitionedGraph, limits: Limits | None = None) -> tuple[int, int]:
     """``peak_bytes`` of the forward and of the backward."""
     limits = limits or limits_in_force()
     saved = split.saved_bytes()
-    return saved + max(0, _in_forward(split, limits)), saved + max(
-        0, _in_backward(split, limits, with_gradients=True)
-    )
-
-
-def _beyond_saved(split: PartitionedGraph, limits: Limits | None, with_gradients: bool = False) -> int:
-    limits = limits or limits_in_force()
-    return max(0, _in_forward(split, limits), _in_backward(split, limits, with_gradients))
+    beyond = _in_forward(split, limits), _in_backward(split, limits, with_gradients=True)
+    forward, backward = (saved + max(0, each) for each in beyond)
+    return forward, backward
 
 
 def _in_forward(split: PartitionedGraph, limits: Limits) -> int:

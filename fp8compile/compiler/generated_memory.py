@@ -60,10 +60,11 @@ def noting_peaks(
             half = "backward" if is_backward else "forward"
             text_file = functools.partial(file, hashlib.sha256(f"{half}\n{text}".encode()).hexdigest())
             given = _given(gm.graph) if is_backward else ()
-            known = _peak_of(half, text, graphs, given) or stored_peaks(text_file).halves
-            found.halves |= known
-            _write(text_file, known)
-            _write(functools.partial(file, graph_key), found.halves)
+            if known := _peak_of(half, text, graphs, given):
+                _write(text_file, known)
+            if known := known or stored_peaks(text_file).halves:
+                found.halves |= known
+                _write(functools.partial(file, graph_key), found.halves)
         return code
 
     return compiled

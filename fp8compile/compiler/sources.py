@@ -16,13 +16,8 @@ import torch
 from fp8compile import passes
 from fp8compile._version import __version__
 
-USERS = (
-    "cli",
-    "demo",
-    "pages",
-    "reproduce",
-    "watching",
-)  # folders of the package that use the compiler and are not used by it
+# Folders of the package that use the compiler and are not used by it.
+USERS = ("cli", "demo", "pages", "reproduce", "watching")
 
 
 @functools.cache

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from fp8compile.numerics.few_bits import BITS
 from fp8compile.numerics.metrics import power, sqnr
 from fp8compile.reporting.figure import empty_figure
-from fp8compile.reproduce.outcome import Outcome, Table, mean, with_spread
+from fp8compile.reproduce.outcome import Outcome, Table, draw_gaps, mean, with_spread
 from fp8compile.reproduce.saved_bits import SavedTensors, choose_bits, nbytes, noise
 from fp8compile.reproduce.small_model import SmallLM, batches, fit, held_out_loss, held_out_text, loss_of
 
@@ -180,12 +180,5 @@ def draw(figures: Mapping[str, Any], path: Path) -> None:
         left.plot(*zip(*points, strict=True), "o-", color=colour, label=kind)
     left.set(xlabel="bits per element, metadata included", ylabel="gradient SQNR, dB")
     left.legend(frameon=False, fontsize="small")
-    arms = [arm for arm in figures["losses"] if arm != "exact"]
-    for i, arm in enumerate(arms):
-        pairs = zip(figures["losses"][arm], figures["losses"]["exact"], strict=True)
-        right.scatter([100 * (a / b - 1) for a, b in pairs], [i] * len(figures["losses"][arm]), 20, "#4477aa")
-    right.axvline(0, color="#777777", linewidth=1)
-    right.set_yticks(range(len(arms)), arms)
-    right.invert_yaxis()
-    right.set(xlabel="held-out loss, % above exact")
+    draw_gaps(right, figures["losses"], [arm for arm in figures["losses"] if arm != "exact"])
     made.savefig(path, dpi=110)

@@ -26,7 +26,7 @@ from fp8compile.numerics.codecs import Codec, Rowwise, Tensorwise
 from fp8compile.numerics.formats import E4M3, INT8
 from fp8compile.numerics.metrics import sqnr
 from fp8compile.reporting.figure import empty_figure
-from fp8compile.reproduce.outcome import NOT_FOUND, Outcome, Table, mean, with_spread
+from fp8compile.reproduce.outcome import NOT_FOUND, Outcome, Table, draw_gaps, mean, with_spread
 from fp8compile.reproduce.small_model import HIDDEN, SmallLM, batches, fit, held_out_loss, held_out_text, loss_of
 
 LAYERS, BLOCK = 2, 32
@@ -198,11 +198,5 @@ def draw(figures: Mapping[str, Any], path: Path) -> None:
         axes.set_xticks(range(len(WAYS)), WAYS, rotation=25, ha="right", fontsize="small")
         axes.set(ylabel="SQNR, dB", title=kind)
     errors[0].legend(frameon=False, fontsize="small")
-    for i, way in enumerate(WAYS):
-        pairs = zip(figures["losses"][way], figures["losses"]["exact"], strict=True)
-        right.scatter([100 * (a / b - 1) for a, b in pairs], [i] * len(figures["losses"][way]), 20, "#4477aa")
-    right.axvline(0, color="#777777", linewidth=1)
-    right.set_yticks(range(len(WAYS)), WAYS)
-    right.invert_yaxis()
-    right.set(xlabel="held-out loss, % above exact")
+    draw_gaps(right, figures["losses"], list(WAYS))
     made.savefig(path, dpi=110)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -110,3 +110,14 @@ def with_spread(values: Sequence[float], fmt: str = ".4f") -> str:
     if len(values) < 2:
         return text
     return f"{text} ± {statistics.stdev(values) / len(values) ** 0.5:{fmt.lstrip('+')}}"
+
+
+def draw_gaps(axes: Any, losses: Mapping[str, Sequence[float]], arms: Sequence[str]) -> None:
+    """A line of points for each arm: how far the losses of its seeds are above those of the arm "exact"."""
+    for i, arm in enumerate(arms):
+        pairs = zip(losses[arm], losses["exact"], strict=True)
+        axes.scatter([100 * (a / b - 1) for a, b in pairs], [i] * len(losses[arm]), 20, "#4477aa")
+    axes.axvline(0, color="#777777", linewidth=1)
+    axes.set_yticks(range(len(arms)), arms)
+    axes.invert_yaxis()
+    axes.set(xlabel="held-out loss, % above exact")

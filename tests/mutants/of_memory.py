@@ -32,8 +32,8 @@ MEMORY = (
     Mutant(
         "budget: gradients of parameters do not count",
         "fp8compile/analysis/liveness.py",
-        "_beyond_saved(split, limits, with_gradients=True)",
-        "_beyond_saved(split, limits)",
+        "_in_backward(split, limits, with_gradients=True)",
+        "_in_backward(split, limits, with_gradients=False)",
         OF_BUDGET,
     ),
     Mutant(
