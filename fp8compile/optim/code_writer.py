@@ -30,6 +30,7 @@ from fp8compile.optim.step_bounds import why_no_bound
 from fp8compile.optim.step_codes import AMAX, GROUP, INV_SCALE, KNOWN, REACH, ROWS, Wanted
 
 NEAR = 2.0**-12  # two ways to decode a state agree to this: half of what the bound allows (numerics/step_bounds.py)
+TURNED, CLIPPED = "weight.codes_transposed", "weight.clipped"  # made behind a step, of what it wrote
 Finish = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, ...]]
 
 
@@ -91,20 +92,41 @@ class CodeWriter:
         states = self._optimizer.state[p].items()
         return seen(p), *((name, *seen(t)) for name, t in states if name != "step")
 
+    def over(
+        self, p: Tensor, group: Mapping[str, Any], made: tuple[Tensor | None, Tensor | None, Tensor]
+    ) -> tuple[Wanted, Tensors] | None:
+        """What a graph of forward, backward and update takes in addition, to write the codes of the new weight over ``made``,
+        which its forward has read: by rows, transposed, inv_scale. None where it writes none."""
+        wanted = self.wanted(p, group)
+        if wanted is None or [codes is not None for codes in made[:2]] != [wanted.by_rows, wanted.transposed]:
+            return None
+        known, found = self._known(p, group), exchange.of(p)
+        clipped = None if found is None else found.clipped
+        if clipped is None:
+            clipped = torch.zeros((), dtype=torch.bool, device=p.device)
+        every = dict(zip((ROWS, TURNED, INV_SCALE), made, strict=True)) | {KNOWN: known, CLIPPED: clipped}
+        return wanted, {name: tensor for name, tensor in every.items() if tensor is not None}
+
+    def written_over(self, p: Tensor, wanted: Wanted, tensors: Tensors) -> None:
+        """Behind that graph: leave what it has written where graphs look for it."""
+        codes, transposed = tensors.get(ROWS), tensors.get(TURNED)
+        self._leave(p, wanted, tensors[INV_SCALE], tensors[KNOWN], tensors[CLIPPED], codes, transposed)
+
     def leave(self, parameters: list[Parameter], fresh: list[Tensors]) -> None:
         """Behind the step: leave what was written where graphs look for it."""
         for (_, _, p), new in zip(parameters, fresh, strict=True):
             wanted = exchange.asked(p)
             if new and wanted is not None:
                 finish = finisher(tuple(p.shape), p.device, wanted.transposed, self._optimizer.compiled)
-                known, clipped, *turned = finish(new[AMAX], new[REACH], new[INV_SCALE], new[ROWS])
+                known, clipped, *across = finish(new[AMAX], new[REACH], new[INV_SCALE], new[ROWS])
                 codes = new[ROWS] if wanted.by_rows else None
-                transposed = turned[0] if turned else None
-                left = Written(
-                    new[INV_SCALE], known, seen(p), clipped, wanted, codes, transposed, id(self._optimizer)
-                )
-                exchange.leave(p, left)
-                self._seen[p] = self._as_it_is(p)
+                self._leave(p, wanted, new[INV_SCALE], known, clipped, codes, across[0] if across else None)
+
+    def _leave(
+        self, p: Tensor, wanted: Wanted, inv_scale: Tensor, known: Tensor, clipped: Tensor, *codes: Tensor | None
+    ) -> None:
+        exchange.leave(p, Written(inv_scale, known, seen(p), clipped, wanted, *codes, id(self._optimizer)))
+        self._seen[p] = self._as_it_is(p)
 
 
 def why_not_rounded(plan: Plan, wanted: Wanted) -> str | None:
@@ -129,18 +151,34 @@ def _written(p: Tensor) -> Tensors:
     return codes | {AMAX: empty(groups), REACH: empty(groups)}
 
 
-def finished(transposed: bool, amax: Tensor, reached: Tensor, inv_scale: Tensor, codes: Tensor) -> tuple[Tensor, ...]:
-    """From what the step wrote: ``known`` [2]; whether a value was clipped; and the codes turned."""
-    known = torch.stack([amax.flatten(), reached.flatten()]).amax(1)
-    clipped = known[0] > E4M3.max * inv_scale.reshape(())
-    turned = codes.view(torch.uint8).t().contiguous().view(codes.dtype)
-    return known, clipped, *([turned] if transposed else [])
+def side_by_side(amax: Tensor, reached: Tensor) -> Tensor:
+    """What the step has measured by group, ``[2, groups]``."""
+    return torch.stack([amax.flatten(), reached.flatten()])
+
+
+def finished(every: Tensor, inv_scale: Tensor, codes: Tensor) -> tuple[Tensor, ...]:
+    """From what the step measured, ``[2, groups]``: ``known`` [2]; and whether a value was clipped."""
+    known = every.amax(1)
+    return known, known.select(0, 0) > E4M3.max * inv_scale.reshape(())
+
+
+def finished_and_turned(every: Tensor, inv_scale: Tensor, codes: Tensor) -> tuple[Tensor, ...]:
+    """The same, and the codes ``[N, K]`` transposed, stored row by row."""
+    return *finished(every, inv_scale, codes), codes.view(torch.uint8).t().contiguous().view(codes.dtype)
+
+
+def finished_step(
+    transposed: bool, amax: Tensor, reached: Tensor, inv_scale: Tensor, codes: Tensor
+) -> tuple[Tensor, ...]:
+    """All that is left to do behind a step by itself."""
+    fn = finished_and_turned if transposed else finished
+    return fn(side_by_side(amax, reached), inv_scale, codes)
 
 
 def finisher(shape: tuple[int, ...], device: torch.device, transposed: bool, compiled: bool) -> Finish:
     """What finishes a step: in kernels of Inductor's where the device is a GPU and steps are compiled."""
     if not (compiled and device.type == "cuda"):
-        return functools.partial(finished, transposed)
+        return functools.partial(finished_step, transposed)
     return _generated(shape, device, transposed)
 
 
@@ -149,6 +187,6 @@ def _generated(shape: tuple[int, ...], device: torch.device, transposed: bool) -
     groups = metadata_shape(shape, GROUP)
     examples = [torch.empty(size, device=device) for size in (groups, groups, (1, 1))]
     examples.append(torch.empty(shape, dtype=E4M3.dtype, device=device))
-    graph = private.make_fx(functools.partial(finished, transposed), tracing_mode="fake")(*examples)
+    graph = private.make_fx(functools.partial(finished_step, transposed), tracing_mode="fake")(*examples)
     compiled: Any = private.compile_fx(graph, examples, config_patches=inductor_options())
     return cast(Finish, compiled)

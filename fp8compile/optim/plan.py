@@ -156,7 +156,7 @@ class Plan:
         return self.update(self._precise(tensors), -g if self.maximize else g, states, named, tensors["step"])
 
     def _named(self, tensors: Tensors) -> Tensors:
-        return {name: tensors["numbers"][i] for i, name in enumerate(self.numbers)}
+        return {name: tensors["numbers"].select(0, i) for i, name in enumerate(self.numbers)}
 
     def _precise(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The parameter in FP32, with the bits kept elsewhere."""

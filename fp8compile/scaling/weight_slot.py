@@ -11,7 +11,7 @@ side, and the largest of their scales (fp8compile/scaling/packed_weights.py).
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from fp8compile.numerics.formats import FP8_MULTIPLE
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.compiled_graph import GraphReport
 from fp8compile.reporting.entries import CachedWeight
-from fp8compile.scaling.packed_weights import of_one_input
+from fp8compile.scaling.packed_weights import Codes, of_one_input
 from fp8compile.scaling.weight_codes import Layouts, store
 
 NAMES = ("codes", "codes_transposed", "inv_scale")
@@ -98,27 +98,32 @@ def hollow(rows: int, columns: int, dtype: torch.dtype, device: torch.device) ->
 
 
 class WeightCodes:
-    """What the calls of a graph are given for the weights they are called with: codes that are up to date."""
+    """What the calls of a graph are given for the weights they are called with: codes that are up to date.
+
+    Attributes:
+        layouts: what the graph takes of a weight, by the weight's position.
+        packs: the weights whose codes it may take as one matrix, by their positions, and where that stands.
+    """
 
     def __init__(
         self, reports: Iterable[GraphReport], inputs: WeightInputs, packs: PackedInputs, recipe: Recipe
     ) -> None:
-        self._inputs, self._packs, self._generated = inputs, packs, recipe.codegen == "inductor"
+        self._inputs, self.packs, self._generated = inputs, packs, recipe.codegen == "inductor"
         told: dict[int, CachedWeight] = {w.position: w for report in reports for w in report.notes.weights}
-        self._layouts = {at: Layouts.of(told[at]) for at, _ in inputs if at in told}
+        self.layouts = {at: Layouts.of(told[at]) for at, _ in inputs if at in told}
         self._taken = {place for weight in told.values() for place in weight.packs}
 
     def given_to(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """``compiled`` called with the codes of its weights behind its other arguments."""
-        return functools.partial(self._call, compiled) if self._inputs else compiled
+        return WithWeightCodes(compiled, self) if self._inputs else compiled
 
-    def _call(self, compiled: Callable[..., Any], *args: Any) -> Any:
-        return compiled(*args, *self.behind(args))
+    def found(self, args: Sequence[Any]) -> dict[int, Codes]:
+        """The codes of the weights of a call with these arguments, by the weight's position."""
+        taken = store.up_to_date([(args[at], layouts) for at, layouts in self.layouts.items()], self._generated)
+        return dict(zip(self.layouts, taken, strict=True))
 
-    def behind(self, args: Sequence[Any]) -> list[Tensor]:
-        """The extra inputs of a call with these arguments."""
-        taken = store.up_to_date([(args[at], layouts) for at, layouts in self._layouts.items()], self._generated)
-        found = dict(zip(self._layouts, taken, strict=True))
+    def inputs(self, args: Sequence[Any], found: Mapping[int, Codes]) -> list[Tensor]:
+        """The extra inputs of a call with these arguments, whose weights have these codes."""
         extra = list[Tensor]()
         for at, _ in self._inputs:
             (N, K), device = args[at].shape, args[at].device
@@ -128,10 +133,20 @@ class WeightCodes:
                 hollow(K, N, E4M3.dtype, device) if transposed is None else transposed,
                 hollow(1, 1, torch.float32, device) if inv_scale is None else inv_scale,
             ]
-        for place, (positions, _) in enumerate(self._packs):
+        for place, (positions, _) in enumerate(self.packs):
             rows, columns, device = packed_shape(args, positions)
             if place in self._taken:
                 extra += store.packs.up_to_date([args[at] for at in positions], [found[at] for at in positions])
             else:
                 extra += [hollow(rows, columns, E4M3.dtype, device), hollow(1, 1, torch.float32, device)]
         return extra
+
+
+class WithWeightCodes:
+    """Compiled code that is called with the codes of its weights behind its other arguments."""
+
+    def __init__(self, compiled: Callable[..., Any], codes: WeightCodes) -> None:
+        self.compiled, self.codes = compiled, codes
+
+    def __call__(self, *args: Any) -> Any:
+        return self.compiled(*args, *self.codes.inputs(args, self.codes.found(args)))

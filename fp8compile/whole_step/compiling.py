@@ -8,6 +8,7 @@ what two graphs get from their boundary, and what the order of the updates is fo
     the updates of two parameters          as one kernel they wait for the later gradient
 
 So no kernel has operations of the forward and of what follows; and none updates two parameters, unless both are small.
+Codes of a new weight are turned in a kernel of their own (``APART``).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from fp8compile.compiler.row_kernels import fusing_only_where
 from fp8compile.fx.graph import is_tensor, numel
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.whole_step.early import place_early
-from fp8compile.whole_step.joined import FIRST_UPDATE, FORWARD, PART
+from fp8compile.whole_step.joined import APART, FIRST_UPDATE, FORWARD, PART
 
 SMALL = 2**12  # elements up to which parameters may share a kernel
 Compiled = Callable[[list[Any]], Sequence[Any]]
@@ -74,18 +75,24 @@ class WholeStepPasses(PostGradPasses):
 
 
 def _marks(graph: Graph) -> str:
-    told = [(node.meta.get(PART), bool(node.meta.get(private.STORED))) for node in graph.nodes]
+    told = [(n.meta.get(PART), bool(n.meta.get(private.STORED)), bool(n.meta.get(APART))) for n in graph.nodes]
     return hashlib.sha256(repr(told).encode()).hexdigest()
 
 
 def _in_one_part(scheduler: Any, first: Any, second: Any) -> bool:
     """Whether two of the scheduler's nodes may be one kernel."""
+    if _is_apart(first) != _is_apart(second):
+        return False
     found = [_part(node) for group in (first, second) for node in group.get_nodes()]
     parts = {part for part, _ in found if part is not None}
     if FORWARD in parts and len(parts) > 1:
         return False
     updates = {part for part in parts if part >= FIRST_UPDATE}
     return len(updates) < 2 or all(size <= SMALL for part, size in found if part in updates)
+
+
+def _is_apart(group: Any) -> bool:
+    return any(APART in each.meta for node in group.get_nodes() for each in getattr(node.node, "origins", ()))
 
 
 def _part(node: Any) -> tuple[int | None, int]:

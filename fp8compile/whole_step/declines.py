@@ -48,8 +48,6 @@ def _of_parameter(name: str, p: Tensor) -> str | None:
 def _of_recipe(recipe: Recipe, mode: str | None) -> Iterator[str]:
     if recipe.delays_scales:
         yield OF_RECIPE.format("linear_scaling='delayed'")
-    if recipe.caches_weights and recipe.quantizes_linears:
-        yield OF_RECIPE.format("cache_weights")
     if recipe.offloads:
         yield "Recipe.offload: copies to the host are timed between two graphs"
     if torch.cuda.is_available() and makes_cuda_graphs({**mode_options(mode), **inductor_options(recipe)}):

@@ -36,6 +36,7 @@ from fp8compile.fx.graph import called, is_tensor, storage_root
 aten = torch.ops.aten
 
 PART = "fp8compile_part"  # in the meta of an operation of a whole step: a number
+APART = "fp8compile_apart"  # in the meta of an operation that shares no kernel with others of its part
 FORWARD, BACKWARD = 0, 1
 FIRST_UPDATE = 2  # the updates of parameters have the numbers from here on
 

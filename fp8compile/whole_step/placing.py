@@ -19,13 +19,17 @@ from torch.fx import Graph, GraphModule, Node
 
 from fp8compile import _torch as private
 from fp8compile.fx.graph import copy_graph, insertion_point_after, is_tensor, splice, storage_root
+from fp8compile.optim.code_writer import CLIPPED, TURNED, finished, finished_and_turned, side_by_side
 from fp8compile.optim.plan import Plan
+from fp8compile.optim.step_codes import AMAX, INV_SCALE, KNOWN, REACH, ROWS, Wanted
 from fp8compile.whole_step.early import GRADIENT, alive_at_once, place_early
-from fp8compile.whole_step.joined import BACKWARD, FIRST_UPDATE, PART, Joined
+from fp8compile.whole_step.joined import APART, BACKWARD, FIRST_UPDATE, PART, Joined
+from fp8compile.whole_step.rows import updated_in_rows
 
 aten = torch.ops.aten
 Source = tuple[int, str]
 STEP, ACCUMULATED = "step", "accumulated"
+NONE: Mapping[int, Tensor] = {}
 ADDED = 1e-6  # to the norm, by torch.nn.utils.clip_grad_norm_
 
 
@@ -71,15 +75,18 @@ class Placed:
     gradient_peak: int
 
 
-def with_updates(whole: Joined, tasks: Sequence[Task], clip_norm: float | None) -> Placed:
+def with_updates(
+    whole: Joined, tasks: Sequence[Task], clip_norm: float | None, own: Mapping[int, Tensor] = NONE
+) -> Placed:
     """Complete the graph of forward and backward.
 
     Args:
         whole: is changed.
         tasks: the updates.
         clip_norm: the largest norm that all gradients together have behind the clipping.
+        own: what the graph takes behind the inputs that Dynamo has captured, by position; a task's tensors may be among them.
     """
-    placing = _Placing(whole)
+    placing = _Placing(whole, own)
     placing.copy_results({task.at for task in tasks})
     gradients = {task.at: placing.gradient(row, task) for row, task in enumerate(tasks)}
     norm = None
@@ -99,13 +106,13 @@ def with_updates(whole: Joined, tasks: Sequence[Task], clip_norm: float | None) 
 class _Placing:
     """Puts nodes into one graph; ``sources`` says where the inputs come from that it has added."""
 
-    def __init__(self, whole: Joined) -> None:
+    def __init__(self, whole: Joined, own: Mapping[int, Tensor]) -> None:
         self.whole, self.graph = whole, whole.graph
         self._fake_mode: Any = private.detect_fake_mode(
             [n.meta["val"] for n in whole.inputs.values() if is_tensor(n)]
         )
         self._last = self.graph.find_nodes(op="placeholder")[-1]
-        self._inputs: dict[int, Node] = {}
+        self._inputs = {id(tensor): whole.inputs[at] for at, tensor in own.items() if at in whole.inputs}
         self.sources: list[Source] = []
 
     def _input(self, tensor: Tensor, source: Source) -> Node:
@@ -113,7 +120,7 @@ class _Placing:
         if id(tensor) not in self._inputs:
             with self.graph.inserting_after(self._last):
                 self._last = self.graph.placeholder(f"of_optimizer_{len(self.sources)}")
-            self._last.meta["val"] = self._fake_mode.from_tensor(tensor.detach(), static_shapes=True)
+            self._last.meta["val"] = fake_of(tensor, self._fake_mode)
             self._inputs[id(tensor)] = self._last
             self.sources.append(source)
         return self._inputs[id(tensor)]
@@ -150,10 +157,25 @@ class _Placing:
             norms = [] if norm is None else [norm]
             fn = _update(task.plan, names, clip_norm)
             new = splice(self.graph, fn, param, gradient, step, *taken, *norms, before=before)
-            for name, node in new.items():
-                _write(self.graph, to[name], node, before)
+            for name in to.keys() & new.keys():
+                _write(self.graph, to[name], new[name], before)
+            if task.plan.codes is not None:
+                self.finish_codes(task.plan.codes, new, to, before)
 
         self.marked(FIRST_UPDATE + row, self.whole.end, insert)
+
+    def finish_codes(self, wanted: Wanted, new: Mapping[str, Node], to: Mapping[str, Node], before: Node) -> None:
+        """Write what is known of the codes that an update has made, and turn them: apart from the kernel of the update, which
+        holds few rows at a time and waits for no amax."""
+        codes = to[ROWS] if wanted.by_rows else new[ROWS]  # as they are written: no kernel makes them twice
+        every = splice(self.graph, side_by_side, new[AMAX], new[REACH], before=before)  # by the update's kernel
+        last, fn = before.prev, finished_and_turned if wanted.transposed else finished
+        made = splice(self.graph, fn, every, new[INV_SCALE], codes, before=before)
+        for name, node in zip((KNOWN, CLIPPED, TURNED), made, strict=False):
+            _write(self.graph, to[name], node, before)
+        while last.next is not before:
+            last = last.next
+            last.meta[APART] = True
 
     def marked(self, part: int, before: Node, insert: Callable[[Node], Any]) -> Any:
         """What ``insert`` gives; all that it puts before the node belongs to this part of the step."""
@@ -166,13 +188,19 @@ class _Placing:
         return made
 
 
+def fake_of(tensor: Tensor, mode: Any) -> Tensor:
+    """A tensor of the optimizer as the graph sees it."""
+    fake: Tensor = mode.from_tensor(tensor.detach(), static_shapes=True)
+    return fake
+
+
 def _update(plan: Plan, names: tuple[str, ...], clip_norm: float | None) -> Callable[..., dict[str, Tensor]]:
     def update(param: Tensor, grad: Tensor, step: Tensor, *rest: Tensor) -> dict[str, Tensor]:
         tensors = dict(zip(names, rest, strict=False))
         if clip_norm is not None:
             coefficient = (clip_norm / (rest[-1] + ADDED)).clamp(max=1.0)
             grad = (grad * coefficient).to(grad.dtype)
-        return plan({"param": param, "grad": grad, "step": step} | tensors)
+        return updated_in_rows(plan, {"param": param, "grad": grad, "step": step} | tensors)
 
     return update
 

@@ -6,7 +6,7 @@ and other numbers are values of an input. A call with gradients from earlier cal
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,9 +15,12 @@ from torch import Tensor
 
 from fp8compile.compiler.hooks import Halves
 from fp8compile.recipe.recipe import Recipe
+from fp8compile.scaling.weight_slot import WeightCodes
+from fp8compile.whole_step.codes import PACKED, Coded, Given
 from fp8compile.whole_step.compiling import Compiled, compile_whole
 from fp8compile.whole_step.joined import CannotJoin, joined
 from fp8compile.whole_step.placing import ACCUMULATED, STEP, Placed, Task, with_updates
+from fp8compile.whole_step.rows import states_in_rows
 from fp8compile.whole_step.updates import Updates
 
 SHARED = "two parameters that it updates share memory"
@@ -37,6 +40,8 @@ class Counts:
         updated: how many parameters the last one updates.
         gradient_bytes, gradient_peak: of the last one (``Placed``).
         norm: that of all gradients in the last call, 0-d, where they are clipped.
+        coded, codes: how many weights' codes its updates write, and of how many weights it takes codes.
+        not_coded: why the updates write no codes of a weight, the first reason.
     """
 
     compilations: int = 0
@@ -44,6 +49,9 @@ class Counts:
     gradient_bytes: int = 0
     gradient_peak: int = 0
     norm: Tensor | None = None
+    coded: int = 0
+    codes: int = 0
+    not_coded: str | None = None
 
 
 @dataclass(frozen=True)
@@ -63,11 +71,20 @@ class WholeGraph:
     """
 
     def __init__(
-        self, halves: Halves, inputs: Sequence[Any], updates: Updates, options: Options, counts: Counts
+        self,
+        halves: Halves,
+        inputs: Sequence[Any],
+        updates: Updates,
+        options: Options,
+        counts: Counts,
+        codes: WeightCodes | None = None,
     ) -> None:
         self._halves, self._updates, self._options, self._counts = halves, updates, options, counts
+        self._codes = codes
         whole = joined(halves)
-        if max(whole.inputs, default=-1) >= len(inputs):
+        if codes is not None and codes.packs:
+            raise CannotJoin(PACKED)
+        if max(whole.inputs, default=-1) >= len(inputs) + len(Given.of(codes, inputs).inputs):
             raise CannotJoin(
                 "the recipe gives the graph inputs of its own (statistics, scales): observe=False leaves them out"
             )
@@ -90,7 +107,9 @@ class WholeGraph:
         parameters = [inputs[at] for at in self._at]
         with torch.no_grad():
             self._updates.begin(parameters)
-            placed, compiled, tasks = self._prepared(parameters)
+            given = Given.of(self._codes, inputs)
+            inputs, coded = (*inputs, *given.inputs.values()), self._coded(inputs, given)
+            placed, compiled, tasks = self._prepared(parameters, given, coded)
             steps = apart(self._updates.steps(parameters), parameters[0].device)
             tasks = [
                 replace(task, step=step, accumulated=p.grad)
@@ -102,6 +121,8 @@ class WholeGraph:
         self._written([inputs[placed.positions[i]] for i in placed.writes], tasks)
         for p in parameters:
             p.grad = None
+            if p in coded:
+                self._updates.leave(p, coded[p])
         if self._options.clip_norm is None:
             return results
         *results, self._counts.norm = results
@@ -112,39 +133,57 @@ class WholeGraph:
         parameters = [inputs[at] for at in self._at]
         with torch.no_grad():
             self._updates.begin(parameters)
-            self._prepared(parameters)
+            given = Given.of(self._codes, inputs)
+            self._prepared(parameters, given, self._coded(inputs, given))
 
-    def _prepared(self, parameters: Sequence[Tensor]) -> tuple[Placed, Compiled, list[Task]]:
+    def _coded(self, inputs: Sequence[Any], given: Given) -> dict[Tensor, Coded]:
+        """By weight, what its update takes to write its codes."""
+        told = {at: self._updates.codes(inputs[at], made) for at, made in given.found.items() if at in self._at}
+        self._counts.codes = len(given.found)
+        self._counts.not_coded = next((reason for reason in told.values() if isinstance(reason, str)), None)
+        coded = {inputs[at]: each for at, each in told.items() if isinstance(each, Coded)}
+        self._counts.coded = len(coded)
+        return coded
+
+    def _prepared(
+        self, parameters: Sequence[Tensor], given: Given, coded: Mapping[Tensor, Coded]
+    ) -> tuple[Placed, Compiled, list[Task]]:
         """Compiled code and its tasks; those of the last call, where the tensors and options are the same objects."""
         held = [t for p in parameters for t in self._updates.held(p)]
+        held += [t for each in coded.values() for t in each.tensors.values()]
         grads = tuple(None if p.grad is None else (p.grad.dtype, p.grad.stride()) for p in parameters)
         known = self._updates.options(), tuple(map(id, held)), grads
         if self._ready is None or known != self._known:
-            self._ready = self._chosen(self._tasks(parameters), parameters)
+            self._ready = self._chosen(self._tasks(parameters, coded), parameters, given)
             self._known, self._held = known, held
         return self._ready
 
-    def _tasks(self, parameters: Sequence[Tensor]) -> list[Task]:
+    def _tasks(self, parameters: Sequence[Tensor], coded: Mapping[Tensor, Coded]) -> list[Task]:
         of, device = self._updates, parameters[0].device
         steps = apart([torch.ones(())] * len(parameters), device)
-        return [
+        tasks = [
             Task(at, of.plan(p), of.tensors(p), step, p.grad)
             for at, step, p in zip(self._at, steps, parameters, strict=True)
         ]
+        return [_complete(task, p, coded.get(p)) for task, p in zip(tasks, parameters, strict=True)]
 
-    def _chosen(self, tasks: list[Task], parameters: Sequence[Tensor]) -> tuple[Placed, Compiled, list[Task]]:
+    def _chosen(
+        self, tasks: list[Task], parameters: Sequence[Tensor], given: Given
+    ) -> tuple[Placed, Compiled, list[Task]]:
         key = tuple((task.plan, _layouts(task)) for task in tasks)
         if key not in self._variants:
             if self._variants and self._symbolic:
                 raise CannotJoin(SYMBOLIC)
-            self._variants[key] = self._compiled(tasks, parameters)
+            self._variants[key] = self._compiled(tasks, parameters, given)
         tasks = [replace(task, accumulated=None) for task in tasks]
         return *self._variants[key], tasks
 
-    def _compiled(self, tasks: list[Task], parameters: Sequence[Tensor]) -> tuple[Placed, Compiled]:
+    def _compiled(
+        self, tasks: list[Task], parameters: Sequence[Tensor], given: Given
+    ) -> tuple[Placed, Compiled]:
         kind = parameters[0].device.type
         with torch.autocast(kind, enabled=False):
-            placed = with_updates(joined(self._halves), tasks, self._options.clip_norm)
+            placed = with_updates(joined(self._halves), tasks, self._options.clip_norm, given.inputs)
             compiled = compile_whole(placed.module, self._options.recipe, self._options.mode)
         self._counts.compilations += 1
         self._counts.updated = len(tasks)
@@ -155,6 +194,14 @@ class WholeGraph:
         """Tell autograd and caches of codes that these have new values: generated code writes past their versions."""
         states = [t for task in tasks for name, t in task.tensors.items() if name not in ("numbers", "stream")]
         torch.autograd.graph.increment_version([*inputs, *states])
+
+
+def _complete(task: Task, p: Tensor, coded: Coded | None) -> Task:
+    """The task with the codes that it writes, and with its states as rows."""
+    plan, tensors = task.plan, dict(task.tensors)
+    if coded is not None:
+        plan, tensors = replace(plan, codes=coded.wanted), {**tensors, **coded.tensors}
+    return replace(task, plan=plan, tensors=states_in_rows(plan, p, tensors))
 
 
 def _given(task: Task, name: str) -> Any:

@@ -32,6 +32,7 @@ from fp8compile.recipe.from_file import recipe_of
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.compiled_graph import GraphReport
 from fp8compile.reporting.report import Report
+from fp8compile.scaling.weight_slot import WithWeightCodes
 from fp8compile.whole_step.declines import why_not
 from fp8compile.whole_step.joined import CannotJoin
 from fp8compile.whole_step.running import Counts, Options, WholeGraph
@@ -132,7 +133,8 @@ class TrainStep:
         counts = self._counts
         reached = counts.updated, number_of_parameters(self.optimizer)
         kept = counts.gradient_bytes, counts.gradient_peak
-        return WholeStep(self._reason, counts.compilations, *reached, *kept, self._options.clip_norm)
+        codes = counts.codes, counts.coded, counts.not_coded
+        return WholeStep(self._reason, counts.compilations, *reached, *kept, self._options.clip_norm, *codes)
 
     def report(self) -> Report:
         """The report of the graphs that it has compiled; its remarks begin with what ``told`` says.
@@ -209,10 +211,11 @@ class TrainStep:
         assert self._updates is not None
         report_store.graph_arrives()
         with taking_halves() as taken:
-            _, reports, _ = compile_once(gm, inputs, self._options.recipe, self._options.mode, _no_code)
+            halves, reports, _ = compile_once(gm, inputs, self._options.recipe, self._options.mode, _no_code)
         if len(taken) != 1:
             raise CannotJoin(NO_BACKWARD)
-        whole = WholeGraph(taken[0], inputs, self._updates, self._options, self._counts)
+        codes = halves.codes if isinstance(halves, WithWeightCodes) else None
+        whole = WholeGraph(taken[0], inputs, self._updates, self._options, self._counts, codes)
         whole.prepare(inputs)
         self._reports += reports
         return whole

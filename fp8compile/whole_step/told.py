@@ -18,6 +18,9 @@ class WholeStep:
         gradient_bytes: of all gradients that it makes.
         gradient_peak: bytes of those alive at one time, by the order of the graph.
         clip_norm: as given.
+        codes: of how many weights the graph takes codes with its inputs (``Recipe.cache_weights``).
+        coded: of how many of them its updates write the codes of the new weight.
+        not_coded: why they write none of a weight, the first reason.
     """
 
     reason: str | None
@@ -27,6 +30,9 @@ class WholeStep:
     gradient_bytes: int
     gradient_peak: int
     clip_norm: float | None = None
+    codes: int = 0
+    coded: int = 0
+    not_coded: str | None = None
 
     @property
     def is_one_graph(self) -> bool:
@@ -46,4 +52,9 @@ class WholeStep:
         ]
         if self.clip_norm is not None:
             lines.append(f"clip_norm={self.clip_norm:g}: all gradients are alive when their norm is known")
+        if self.codes:
+            lines.append(
+                f"codes of {self.coded} of {self.codes} weights are written by their updates"
+                + (f"; the others are made anew between steps: {self.not_coded}" if self.not_coded else "")
+            )
         return "\n".join(lines)

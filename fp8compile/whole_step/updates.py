@@ -21,6 +21,8 @@ from fp8compile.optim.encoded_tensor import EncodedTensor
 from fp8compile.optim.placement import Placement
 from fp8compile.optim.plan import Plan, Tensors
 from fp8compile.optim.updates import AdamUpdate, SGDUpdate, Update
+from fp8compile.scaling.packed_weights import Codes
+from fp8compile.whole_step.codes import Coded
 
 Group = dict[str, Any]
 FP32 = Placement(("fp32", "fp32"))
@@ -32,6 +34,9 @@ SIXTEEN_BITS = (
     "torch.optim.{0} rounds each operation on {1} parameters: use fp8compile.optim.{0}, which computes in float32"
 )
 HOOKED = "the optimizer has hooks on its step, which a graph would not call"
+NO_CODES = "torch.optim.{0} writes no codes: use fp8compile.optim.{0} with weight_codes=True"
+NOT_ASKED = "the optimizer has weight_codes=False"
+OTHER_LAYOUTS = "another graph takes codes of the same weight in other layouts"
 
 
 class Updates(Protocol):
@@ -55,6 +60,12 @@ class Updates(Protocol):
 
     def tensors(self, p: Tensor) -> Tensors:
         """What the plan takes, but for parameter, gradient and step; the same names at each call."""
+
+    def codes(self, p: Tensor, made: Codes) -> Coded | str:
+        """What its update takes to write the codes of the new weight over these; or why it writes none."""
+
+    def leave(self, p: Tensor, coded: Coded) -> None:
+        """Behind the graph: leave the codes where graphs look for them."""
 
     def steps(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         """Count this step for each parameter; returns the counts, 0-d. The groups' numbers are made current."""
@@ -117,6 +128,16 @@ class OurUpdates:
         made: Tensors = self.optimizer._kept(number, p, group, state["step"])
         return {name: tensor for name, tensor in made.items() if name != "step"}
 
+    def codes(self, p: Tensor, made: Codes) -> Coded | str:
+        writer, group = self.optimizer._writer, self._groups[p][1]
+        found = writer.over(p, group, made)
+        if found is None:
+            return writer.why_not(p, group) or OTHER_LAYOUTS if self.optimizer.weight_codes else NOT_ASKED
+        return Coded(*found)
+
+    def leave(self, p: Tensor, coded: Coded) -> None:
+        self.optimizer._writer.written_over(p, coded.wanted, coded.tensors)
+
     def steps(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         for group in self.optimizer.param_groups:
             self.optimizer._refresh_numbers(group)
@@ -178,6 +199,12 @@ class StockUpdates:
         return {"numbers": self._numbers_of(self._groups[p][1], p.device)} | {
             part: state[name] for name, _ in plan.codecs for part in plan.part_keys(name)
         }
+
+    def codes(self, p: Tensor, made: Codes) -> Coded | str:
+        return NO_CODES.format(type(self.optimizer).__name__)
+
+    def leave(self, p: Tensor, coded: Coded) -> None:
+        """Nothing is left: it writes no codes."""
 
     def steps(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         for group in self.optimizer.param_groups:

@@ -40,10 +40,9 @@ def lowered_with_codes(case: Case, *, turned: bool = False) -> Lowering:
         across = _step(
             plan, tensors | new | {ROWS: by_columns}, lambda t: t.unflatten(1, (K // 128, -1)).transpose(0, 1)
         )
-    finish = functools.partial(code_writer.finished, True)
     inputs = [new[name] for name in (code_writer.AMAX, code_writer.REACH, code_writer.INV_SCALE, ROWS)]
     return Lowering(
-        step, lower(finish, *inputs).only, _least(case, tensors) + sum(t.nbytes for t in new.values()), across
+        step, lower(functools.partial(code_writer.finished_step, True), *inputs).only, _least(case, tensors) + sum(t.nbytes for t in new.values()), across
     )
 
 
