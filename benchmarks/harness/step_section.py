@@ -60,7 +60,7 @@ def one_graph(folder: Path) -> list[str]:
     alive = memory[one]["gradient_peak"] / memory[one]["gradients"]
     return [
         source(ONE_GRAPH, found),
-        f"The demo with 2 layers, {found['steps']} steps with clipping and a schedule. The largest difference of a loss "
+        f"The demo, {found['steps']} steps with clipping and a schedule. The largest difference of a loss "
         f"to that of the {three}: {off:.1e} as {one}, {bound:.1e} of {reordered}.",
         f"The last loss is {graph['losses'][-1]:.5f} as {one}, {calls['losses'][-1]:.5f} by {three}.",
         f"Graphs compiled: {graph['compilations']}. The JSON's times were taken beside other work and show nothing.",

@@ -11,18 +11,10 @@ backward of another call that is still to come finds them overwritten, as it fin
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
-
-from torch import Tensor
+from dataclasses import dataclass
 
 from fp8compile.optim.plan import Tensors
 from fp8compile.optim.step_codes import Wanted
-from fp8compile.scaling.packed_weights import Codes
-from fp8compile.scaling.weight_slot import WeightCodes
-
-PACKED = "Recipe.merge_dgrads takes codes of several weights as one matrix, which an update does not write"
 
 
 @dataclass(frozen=True)
@@ -36,24 +28,3 @@ class Coded:
 
     wanted: Wanted
     tensors: Tensors
-
-
-@dataclass(frozen=True)
-class Given:
-    """The codes that one call of a graph is given.
-
-    Attributes:
-        inputs: by position, behind those of Dynamo's graph.
-        found: by the weight's position.
-    """
-
-    inputs: Mapping[int, Tensor] = field(default_factory=dict)
-    found: Mapping[int, Codes] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, codes: WeightCodes | None, args: Sequence[Any]) -> Given:
-        """Those of a call with these arguments."""
-        if codes is None:
-            return cls()
-        found = codes.found(args)
-        return cls(dict(enumerate(codes.inputs(args, found), len(args))), found)

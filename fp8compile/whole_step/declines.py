@@ -17,7 +17,6 @@ REPLICATED = "{} sums gradients between ranks in hooks that a graph does not cal
 SHARDED = "parameters are sharded (DTensor, FSDP): gradients are summed in hooks that a graph does not call"
 SPARSE = "{} is an embedding with sparse gradients"
 HOOKED = "{} has hooks on its gradient, which a graph does not call"
-OF_RECIPE = "Recipe.{} keeps tensors between calls, which a whole step does not hand on yet"
 CUDA_GRAPHS = (
     "CUDA graphs take a copy of what a graph overwrites: another mode than 'reduce-overhead' and 'max-autotune'"
 )
@@ -46,8 +45,6 @@ def _of_parameter(name: str, p: Tensor) -> str | None:
 
 
 def _of_recipe(recipe: Recipe, mode: str | None) -> Iterator[str]:
-    if recipe.delays_scales:
-        yield OF_RECIPE.format("linear_scaling='delayed'")
     if recipe.offloads:
         yield "Recipe.offload: copies to the host are timed between two graphs"
     if torch.cuda.is_available() and makes_cuda_graphs({**mode_options(mode), **inductor_options(recipe)}):

@@ -58,8 +58,8 @@ class Placed:
     """A graph with updates.
 
     Attributes:
-        module: takes the inputs of ``Joined`` and then ``extra``; returns the results by position, then the norm of all
-            gradients where they are clipped.
+        module: takes the inputs of ``Joined`` and then ``extra``; returns the results by position, then statistics, then the
+            norm of all gradients where they are clipped.
         positions: of the inputs that it takes, among those of the graph that Dynamo captured.
         extra: where each input that it takes in addition comes from: the number of a task and the name of its tensor.
         writes: positions among ``positions`` of those that it overwrites.
@@ -76,7 +76,12 @@ class Placed:
 
 
 def with_updates(
-    whole: Joined, tasks: Sequence[Task], clip_norm: float | None, own: Mapping[int, Tensor] = NONE
+    whole: Joined,
+    tasks: Sequence[Task],
+    clip_norm: float | None,
+    own: Mapping[int, Tensor] = NONE,
+    *,
+    returns_statistics: bool = False,
 ) -> Placed:
     """Complete the graph of forward and backward.
 
@@ -85,6 +90,7 @@ def with_updates(
         tasks: the updates.
         clip_norm: the largest norm that all gradients together have behind the clipping.
         own: what the graph takes behind the inputs that Dynamo has captured, by position; a task's tensors may be among them.
+        returns_statistics: whether the first of them is scales, whose gradient is returned behind the results.
     """
     placing = _Placing(whole, own)
     placing.copy_results({task.at for task in tasks})
@@ -96,7 +102,8 @@ def with_updates(
         placing.update(row, task, gradients[task.at], norm, clip_norm)
     for at, node in whole.overwritten.items():
         _write(whole.graph, whole.inputs[at], node, whole.end)
-    _return(whole, norm)
+    statistics = whole.gradients[min(own)] if returns_statistics else None
+    _return(whole, [each for each in (statistics, norm) if each is not None])
     module = private.LazyGraphModule(whole.owner, whole.graph)
     place_early((spare := copy_graph(module)).graph)
     every, most = alive_at_once(spare.graph)
@@ -224,8 +231,8 @@ def _write(graph: Graph, to: Node, value: Node, before: Node) -> None:
     write.meta["val"] = to.meta["val"]
 
 
-def _return(whole: Joined, norm: Node | None) -> None:
-    results = [whole.results[at] for at in sorted(whole.results)] + ([] if norm is None else [norm])
+def _return(whole: Joined, behind: Sequence[Node]) -> None:
+    results = [*(whole.results[at] for at in sorted(whole.results)), *behind]
     whole.end.args = (tuple(results),)
     whole.end.meta["user_visible_output_idxs"] = [i for i, each in enumerate(results) if isinstance(each, Node)]
     whole.graph.eliminate_dead_code()

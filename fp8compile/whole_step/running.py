@@ -15,10 +15,10 @@ from torch import Tensor
 
 from fp8compile.compiler.hooks import Halves
 from fp8compile.recipe.recipe import Recipe
-from fp8compile.scaling.weight_slot import WeightCodes
-from fp8compile.whole_step.codes import PACKED, Coded, Given
+from fp8compile.whole_step.codes import Coded
 from fp8compile.whole_step.compiling import Compiled, compile_whole
 from fp8compile.whole_step.joined import CannotJoin, joined
+from fp8compile.whole_step.own_inputs import Given, OwnInputs
 from fp8compile.whole_step.placing import ACCUMULATED, STEP, Placed, Task, with_updates
 from fp8compile.whole_step.rows import states_in_rows
 from fp8compile.whole_step.updates import Updates
@@ -74,22 +74,19 @@ class WholeGraph:
         self,
         halves: Halves,
         inputs: Sequence[Any],
+        own: OwnInputs,
         updates: Updates,
         options: Options,
         counts: Counts,
-        codes: WeightCodes | None = None,
     ) -> None:
-        self._halves, self._updates, self._options, self._counts = halves, updates, options, counts
-        self._codes = codes
-        whole = joined(halves)
-        if codes is not None and codes.packs:
-            raise CannotJoin(PACKED)
-        if max(whole.inputs, default=-1) >= len(inputs) + len(Given.of(codes, inputs).inputs):
-            raise CannotJoin(
-                "the recipe gives the graph inputs of its own (statistics, scales): observe=False leaves them out"
-            )
+        self._halves, self._own, self._updates = halves, own, updates
+        self._options, self._counts = options, counts
+        whole, given = joined(halves), own.given(inputs)
+        if max(whole.inputs, default=-1) >= len(inputs) + len(given.inputs):
+            raise CannotJoin("the recipe gives the graph statistics to fill: observe=False leaves them out")
         mine = {id(p) for group in updates.optimizer.param_groups for p in group["params"]}
-        self._at = [at for at in sorted(whole.gradients) if id(inputs[at]) in mine]
+        self._at = [at for at in sorted(whole.gradients) if at < len(inputs) and id(inputs[at]) in mine]
+        self._loss = whole.loss
         parameters = [inputs[at] for at in self._at]
         if not parameters:
             raise CannotJoin("the loss depends on no parameter of the optimizer")
@@ -104,10 +101,13 @@ class WholeGraph:
         self._ready: tuple[Placed, Compiled, list[Task]] | None = None
 
     def __call__(self, *inputs: Any) -> Any:
+        measured = self._own.measures(inputs)
+        if measured is not None:
+            return self._by_themselves(measured)
         parameters = [inputs[at] for at in self._at]
         with torch.no_grad():
             self._updates.begin(parameters)
-            given = Given.of(self._codes, inputs)
+            given = self._own.given(inputs)
             inputs, coded = (*inputs, *given.inputs.values()), self._coded(inputs, given)
             placed, compiled, tasks = self._prepared(parameters, given, coded)
             steps = apart(self._updates.steps(parameters), parameters[0].device)
@@ -123,23 +123,36 @@ class WholeGraph:
             p.grad = None
             if p in coded:
                 self._updates.leave(p, coded[p])
-        if self._options.clip_norm is None:
-            return results
-        *results, self._counts.norm = results
+        if self._options.clip_norm is not None:
+            *results, self._counts.norm = results
+        if given.histories is not None:
+            *results, statistics = results
+            given.histories.add(statistics)
         return results
+
+    def _by_themselves(self, results: Sequence[Any]) -> list[Any]:
+        """Backward and update of a forward that has measured; returns its results, without gradients."""
+        results[self._loss].backward()
+        optimizer, most = self._updates.optimizer, self._options.clip_norm
+        if most is not None:
+            every = [p for group in optimizer.param_groups for p in group["params"]]
+            self._counts.norm = torch.nn.utils.clip_grad_norm_(every, most)
+        self._updates.step_alone()
+        optimizer.zero_grad()
+        return [each.detach() if isinstance(each, Tensor) else each for each in results]
 
     def prepare(self, inputs: Sequence[Any]) -> None:
         """Compile for the states as they are, which begin here; nothing is run."""
         parameters = [inputs[at] for at in self._at]
         with torch.no_grad():
             self._updates.begin(parameters)
-            given = Given.of(self._codes, inputs)
+            given = self._own.given(inputs)
             self._prepared(parameters, given, self._coded(inputs, given))
 
     def _coded(self, inputs: Sequence[Any], given: Given) -> dict[Tensor, Coded]:
         """By weight, what its update takes to write its codes."""
-        told = {at: self._updates.codes(inputs[at], made) for at, made in given.found.items() if at in self._at}
-        self._counts.codes = len(given.found)
+        told = {at: self._updates.codes(inputs[at], made) for at, made in given.codes.items() if at in self._at}
+        self._counts.codes = len(given.codes)
         self._counts.not_coded = next((reason for reason in told.values() if isinstance(reason, str)), None)
         coded = {inputs[at]: each for at, each in told.items() if isinstance(each, Coded)}
         self._counts.coded = len(coded)
@@ -178,12 +191,11 @@ class WholeGraph:
         tasks = [replace(task, accumulated=None) for task in tasks]
         return *self._variants[key], tasks
 
-    def _compiled(
-        self, tasks: list[Task], parameters: Sequence[Tensor], given: Given
-    ) -> tuple[Placed, Compiled]:
+    def _compiled(self, tasks: list[Task], parameters: Sequence[Tensor], given: Given) -> tuple[Placed, Compiled]:
         kind = parameters[0].device.type
         with torch.autocast(kind, enabled=False):
-            placed = with_updates(joined(self._halves), tasks, self._options.clip_norm, given.inputs)
+            clip_norm, scales = self._options.clip_norm, given.histories is not None
+            placed = with_updates(joined(self._halves), tasks, clip_norm, given.inputs, returns_statistics=scales)
             compiled = compile_whole(placed.module, self._options.recipe, self._options.mode)
         self._counts.compilations += 1
         self._counts.updated = len(tasks)

@@ -32,9 +32,9 @@ from fp8compile.recipe.from_file import recipe_of
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.compiled_graph import GraphReport
 from fp8compile.reporting.report import Report
-from fp8compile.scaling.weight_slot import WithWeightCodes
 from fp8compile.whole_step.declines import why_not
 from fp8compile.whole_step.joined import CannotJoin
+from fp8compile.whole_step.own_inputs import OwnInputs
 from fp8compile.whole_step.running import Counts, Options, WholeGraph
 from fp8compile.whole_step.told import WholeStep
 from fp8compile.whole_step.updates import Updates, number_of_parameters, told_to_schedulers, updates_of
@@ -212,10 +212,10 @@ class TrainStep:
         report_store.graph_arrives()
         with taking_halves() as taken:
             halves, reports, _ = compile_once(gm, inputs, self._options.recipe, self._options.mode, _no_code)
-        if len(taken) != 1:
+        own = OwnInputs(halves)
+        if len(taken) != own.graphs:
             raise CannotJoin(NO_BACKWARD)
-        codes = halves.codes if isinstance(halves, WithWeightCodes) else None
-        whole = WholeGraph(taken[0], inputs, self._updates, self._options, self._counts, codes)
+        whole = WholeGraph(taken[0], inputs, own, self._updates, self._options, self._counts)
         whole.prepare(inputs)
         self._reports += reports
         return whole

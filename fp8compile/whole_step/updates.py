@@ -61,6 +61,9 @@ class Updates(Protocol):
     def tensors(self, p: Tensor) -> Tensors:
         """What the plan takes, but for parameter, gradient and step; the same names at each call."""
 
+    def step_alone(self) -> None:
+        """``optimizer.step()``, as if no state had begun here."""
+
     def codes(self, p: Tensor, made: Codes) -> Coded | str:
         """What its update takes to write the codes of the new weight over these; or why it writes none."""
 
@@ -127,6 +130,9 @@ class OurUpdates:
         state = self.optimizer.state[p]
         made: Tensors = self.optimizer._kept(number, p, group, state["step"])
         return {name: tensor for name, tensor in made.items() if name != "step"}
+
+    def step_alone(self) -> None:
+        self.optimizer.step()
 
     def codes(self, p: Tensor, made: Codes) -> Coded | str:
         writer, group = self.optimizer._writer, self._groups[p][1]
@@ -199,6 +205,13 @@ class StockUpdates:
         return {"numbers": self._numbers_of(self._groups[p][1], p.device)} | {
             part: state[name] for name, _ in plan.codecs for part in plan.part_keys(name)
         }
+
+    def step_alone(self) -> None:
+        for p, count in self._counts.items():
+            if not count:  # SGD takes a momentum that there is for one of an earlier step
+                self.optimizer.state[p].pop("momentum_buffer", None)
+        self._counts.clear()
+        self.optimizer.step()
 
     def codes(self, p: Tensor, made: Codes) -> Coded | str:
         return NO_CODES.format(type(self.optimizer).__name__)

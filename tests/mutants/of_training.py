@@ -57,6 +57,41 @@ WHOLE_STEP = (
         "known = None, ",
         ("tests/whole_step/test_train_step.py",),
     ),
+    Mutant(
+        "whole step: codes that an update has written are not left for the next step",
+        "fp8compile/whole_step/running.py",
+        "self._updates.leave(p, coded[p])",
+        "pass",
+        ("tests/whole_step/test_own_inputs.py",),
+    ),
+    Mutant(
+        "whole step: a step whose scales are not known does not measure",
+        "fp8compile/whole_step/own_inputs.py",
+        "if self._scales is None or not",
+        "if True or not",
+        ("tests/whole_step/test_own_inputs.py",),
+    ),
+    Mutant(
+        "whole step: statistics of delayed scaling are lost",
+        "fp8compile/whole_step/running.py",
+        "given.histories.add(statistics)",
+        "pass",
+        ("tests/whole_step/test_own_inputs.py",),
+    ),
+    Mutant(
+        "whole step: the first momentum of SGD is damped behind a step that measures",
+        "fp8compile/whole_step/updates.py",
+        'self.optimizer.state[p].pop("momentum_buffer", None)',
+        "pass",
+        ("tests/whole_step/test_own_inputs.py",),
+    ),
+    Mutant(
+        "whole step: what follows from codes shares a kernel with their scale",
+        "fp8compile/whole_step/placing.py",
+        "last.meta[APART] = True",
+        "pass",
+        ("tests/sm90/test_whole_step_sm90.py",),
+    ),
 )
 
 AMP = (

@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import re
+import sys
+from collections.abc import Sequence
 from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 import fp8compile
 from fp8compile.whole_step import compiling, placing
 
 from . import fake_h100
+from .assembling import assemble
 from .lowering import CUDA, Lowered, LoweredGraph, lower_backend, lowering_config
 from .measures import measured, print_json
 from .on_cuda import JOINT_PASS, to_cuda
 
 WIDTH, ROWS, LAYERS = 1024, 2048, 2
+MOMENTS = 6  # tensors of two moments: codes, amax and exponent each
+CASES = {"written": True, "not written": False}  # whether updates write codes
 RECIPE = {"linear": "tensorwise", "cache_weights": True}
 
 
@@ -50,12 +55,27 @@ def lowered(weight_codes: bool) -> LoweredGraph:
     return found.only
 
 
-def report() -> dict[str, Any]:
-    """``{"written" or "not written": measures}`` by whether the updates write codes."""
+def taken_by(graph: LoweredGraph) -> list[tuple[str, list[str]]]:
+    """The kernels in the order of their launches, and what each is called with."""
+    calls = re.findall(r"^ *(triton_\w+)\.run\((.*)\)$", graph.wrapper, re.MULTILINE)
+    return [(name, arguments.split(", ")) for name, arguments in calls if name in graph.kernels]
+
+
+def report(cases: Sequence[str]) -> dict[str, Any]:
+    """``{case: measures}``; ``updates`` and ``behind`` are bytes an element of a weight, of the kernels that take moments and
+    of all behind the last of these. Those of updates are assembled."""
     fake_h100.install()
-    names = {"written": True, "not written": False}
-    return {name: measured(lowered(codes)) for name, codes in names.items()}
+    found: dict[str, Any] = {}
+    for case in cases:
+        graph = lowered(CASES[case])
+        calls = taken_by(graph)
+        moved = [graph.kernels[name].num_bytes / WIDTH**2 for name, _ in calls]
+        moments = [at for at, (_, args) in enumerate(calls) if sum("of_optimizer" in a for a in args) >= MOMENTS]
+        cubins = assemble([graph.kernels[name] for name in {calls[at][0] for at in moments}])
+        found[case] = measured(graph, assembled=False) | {"spills": [cubin.spill_bytes for cubin in cubins]}
+        found[case] |= {"updates": [moved[at] for at in moments], "behind": moved[moments[-1] + 1 :]}
+    return found
 
 
 if __name__ == "__main__":
-    print_json(report)
+    print_json(lambda: report(sys.argv[1:] or [*CASES]))

@@ -41,9 +41,8 @@ def lowered_with_codes(case: Case, *, turned: bool = False) -> Lowering:
             plan, tensors | new | {ROWS: by_columns}, lambda t: t.unflatten(1, (K // 128, -1)).transpose(0, 1)
         )
     inputs = [new[name] for name in (code_writer.AMAX, code_writer.REACH, code_writer.INV_SCALE, ROWS)]
-    return Lowering(
-        step, lower(functools.partial(code_writer.finished_step, True), *inputs).only, _least(case, tensors) + sum(t.nbytes for t in new.values()), across
-    )
+    finish = lower(functools.partial(code_writer.finished_step, True), *inputs).only
+    return Lowering(step, finish, _least(case, tensors) + sum(t.nbytes for t in new.values()), across)
 
 
 def _step(plan: compiled_step.Plan, tensors: dict[str, Tensor], view: row_views.View) -> LoweredGraph:

@@ -1,0 +1,78 @@
+"""What a recipe hands on from call to call, as inputs of a whole step behind those that Dynamo has captured.
+
+    scales      delayed scaling: those of this step; the gradient of this input are the statistics for the next ones
+    codes       of weights (``Recipe.cache_weights``)
+
+A step whose scales are not known yet, the first one or one behind too much clipping, is no whole step: forward, backward and
+update run by themselves, and it measures (fp8compile/scaling/slot.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fp8compile.scaling.history import Histories
+from fp8compile.scaling.packed_weights import Codes
+from fp8compile.scaling.slot import WithScales
+from fp8compile.scaling.weight_slot import WithWeightCodes
+from fp8compile.whole_step.joined import CannotJoin
+
+PACKED = "Recipe.merge_dgrads takes codes of several weights as one matrix, which an update does not write"
+
+
+@dataclass(frozen=True)
+class Given:
+    """What one call of a graph is given.
+
+    Attributes:
+        inputs: by position.
+        codes: of weights, by the weight's position: by rows, transposed, inv_scale.
+        histories: what its scales come from, and its statistics go to; None without delayed scaling.
+    """
+
+    inputs: Mapping[int, Tensor] = field(default_factory=dict)
+    codes: Mapping[int, Codes] = field(default_factory=dict)
+    histories: Histories | None = None
+
+
+class OwnInputs:
+    """Those of one captured graph.
+
+    Args:
+        halves: what is called in place of Dynamo's graph; it has no code.
+
+    Attributes:
+        graphs: how many were cut: first the one that takes what it is given, then one that measures.
+
+    Raises:
+        CannotJoin: codes that updates do not write.
+    """
+
+    def __init__(self, halves: Callable[..., Any]) -> None:
+        self._scales = halves if isinstance(halves, WithScales) else None
+        self.graphs = 1 if self._scales is None else 2
+        inner = self._scales.known if self._scales else halves
+        self._codes = inner.codes if isinstance(inner, WithWeightCodes) else None
+        if self._codes is not None and self._codes.packs:
+            raise CannotJoin(PACKED)
+
+    def given(self, args: Sequence[Any]) -> Given:
+        """Those of a call with these arguments."""
+        histories = None if self._scales is None else self._scales.histories.of(args)
+        before = [*args] if histories is None else [*args, histories.scales]
+        codes = {} if self._codes is None else self._codes.found(before)
+        behind = [] if self._codes is None else self._codes.inputs(before, codes)
+        inputs = dict(enumerate([*before, *behind]))
+        return Given({at: inputs[at] for at in range(len(args), len(inputs))}, codes, histories)
+
+    def measures(self, args: Sequence[Any]) -> Any:
+        """What the graph returns, with gradients, if this call has to measure; else None."""
+        if self._scales is None or not self._scales.histories.of(args).must_measure():
+            return None
+        with torch.enable_grad():
+            return self._scales(*args)

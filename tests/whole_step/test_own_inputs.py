@@ -1,0 +1,207 @@
+"""Cached weights and delayed scales in a whole step: numbers are those of the three calls, bit for bit, and codes are written
+by the updates, in place."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import fp8compile
+from fp8compile.numerics import E4M3
+from fp8compile.numerics.delayed import quantize_under
+from fp8compile.optim.exchange import exchange
+
+CACHED = {"linear": "tensorwise", "emulate": True, "cache_weights": True, "saved": "off", "codegen": "eager"}
+DELAYED = {**CACHED, "linear_scaling": "delayed"}
+RECIPES = {
+    "cached": CACHED,
+    "delayed": {**DELAYED, "cache_weights": False},
+    "cached and delayed": DELAYED,
+}
+STEPS = 6
+Make = Callable[[nn.Module], torch.optim.Optimizer]
+
+
+def net() -> nn.Module:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 32))
+
+
+def loss_fn(model: nn.Module, x: Tensor) -> Tensor:
+    return F.mse_loss(model(x), x.sin())
+
+
+def batches(n: int = STEPS) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randn(64, 32, generator=generator) for _ in range(n)]
+
+
+def writing(model: nn.Module) -> torch.optim.Optimizer:
+    return fp8compile.optim.AdamW(model, lr=1e-2, weight_codes=True, compiled=False)
+
+
+MAKERS: dict[str, Make] = {
+    "writes codes": writing,
+    "writes none": lambda m: fp8compile.optim.AdamW(m, lr=1e-2, compiled=False),
+    "SGD": lambda m: fp8compile.optim.SGD(m, lr=0.1, momentum=0.9, weight_codes=True, compiled=False),
+    "masters": lambda m: fp8compile.optim.AdamW(
+        m.bfloat16(), lr=1e-2, master="split", weight_codes=True, compiled=False
+    ),
+}
+
+
+def three_calls(model: nn.Module, optimizer: torch.optim.Optimizer, recipe: dict[str, Any]) -> Callable[..., Tensor]:
+    compiled = torch.compile(lambda x: loss_fn(model, x), backend="fp8compile", options=recipe)
+
+    def step(x: Tensor) -> Tensor:
+        loss: Tensor = compiled(x)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss.detach()
+
+    return step
+
+
+def pair(maker: str, recipe: dict[str, Any]) -> tuple[fp8compile.TrainStep, Callable[..., Tensor]]:
+    """A whole step of a model, and the three calls of a copy of it."""
+    mine = net()
+    theirs = copy.deepcopy(mine)
+    step = fp8compile.train_step(mine, loss_fn, MAKERS[maker](mine), recipe=recipe, fallback=False)
+    return step, three_calls(theirs, MAKERS[maker](theirs), recipe)
+
+
+def codes_of(model: nn.Module) -> list[Tensor]:
+    """Every tensor of codes that a step has written of the model's weights."""
+    return [t for p in model.parameters() for t in exchange.codes_of(p) if t is not None]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("maker", MAKERS)
+def test_it_equals_the_three_calls_bit_for_bit(maker: str, recipe: str) -> None:
+    step, three = pair(maker, RECIPES[recipe])
+    for x in batches():
+        x = x.to(next(step.model.parameters()).dtype)
+        assert torch.equal(step(x), three(x))
+    assert step.told.compilations == 1
+
+
+def test_updates_write_the_codes_of_the_next_step_over_those_of_this_one() -> None:
+    model = net()
+    step = fp8compile.train_step(model, loss_fn, writing(model), recipe=CACHED, fallback=False)
+    first, *others = batches()
+    step(first)
+    places = [codes.data_ptr() for codes in codes_of(model)]
+    for x in others:
+        before = [codes.clone() for codes in codes_of(model)]
+        step(x)
+        assert [codes.data_ptr() for codes in codes_of(model)] == places
+        assert not all(map(torch.equal, before, codes_of(model)))
+    for layer in (model[0], model[2], model[4]):
+        found = exchange.of(layer.weight)
+        assert found is not None and found.wanted is not None and not found.clipped
+        expected = quantize_under(layer.weight.detach(), found.inv_scale, E4M3).view(torch.uint8)
+        for codes in (found.by_rows, None if found.transposed is None else found.transposed.t()):
+            assert codes is None or torch.equal(codes.view(torch.uint8), expected)
+    assert step.told.coded == step.told.codes == 3
+    assert "codes of 3 of 3 weights are written by their updates" in str(step.told)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"),
+    [
+        (MAKERS["writes none"], "weight_codes=False"),
+        (lambda m: torch.optim.AdamW(m.parameters()), "use fp8compile.optim.AdamW with weight_codes=True"),
+        (MAKERS["SGD"], "SGD"),
+    ],
+)
+def test_why_updates_write_no_codes_is_told(make: Make, reason: str) -> None:
+    model = net()
+    step = fp8compile.train_step(model, loss_fn, make(model), recipe=CACHED, fallback=False)
+    step(batches(1)[0])
+    assert step.told.codes == 3 and step.told.coded == 0
+    assert "codes of 0 of 3 weights" in str(step.told) and reason in str(step.told)
+
+
+def test_a_weight_that_is_changed_between_steps_has_new_codes() -> None:
+    mine = net()
+    theirs = copy.deepcopy(mine)
+    step = fp8compile.train_step(mine, loss_fn, writing(mine), recipe=CACHED, fallback=False)
+    three = three_calls(theirs, writing(theirs), CACHED)
+    for at, x in enumerate(batches()):
+        if at == 3:
+            with torch.no_grad():
+                mine[2].weight.mul_(1.5)
+                theirs[2].weight.mul_(1.5)
+        assert torch.equal(step(x), three(x))
+    assert step.told.compilations == 1
+
+
+def test_accumulated_gradients_and_clipping_go_with_it() -> None:
+    mine = net()
+    theirs = copy.deepcopy(mine)
+    step = fp8compile.train_step(mine, loss_fn, writing(mine), recipe=DELAYED, clip_norm=0.05, fallback=False)
+    compiled = torch.compile(lambda x: loss_fn(theirs, x), backend="fp8compile", options=CACHED)
+    optimizer = writing(theirs)
+    for x, y in zip(batches(), batches(), strict=True):
+        step.accumulate(x)
+        step(y)
+        for each in (x, y):
+            compiled(each).backward()
+        norm = nn.utils.clip_grad_norm_(theirs.parameters(), 0.05)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert step.grad_norm is not None
+        torch.testing.assert_close(step.grad_norm, norm, rtol=0.05, atol=0.0)  # other scales: codes differ
+    assert fp8compile.scaling_state(mine).weight_bytes > 0
+
+
+def test_a_backward_that_waits_finds_its_codes_overwritten_and_says_so() -> None:
+    model = net()
+    step = fp8compile.train_step(model, loss_fn, writing(model), recipe=CACHED, fallback=False)
+    x = batches(1)[0]
+    step(x)
+    waiting = torch.compile(model, backend="fp8compile", options=CACHED)(x).sum()
+    step(x)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        waiting.backward()
+
+
+def test_the_first_momentum_of_sgd_is_not_damped_behind_a_step_that_measures() -> None:
+    mine = net()
+    theirs = copy.deepcopy(mine)
+    options: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}
+    recipe = {**DELAYED, "cache_weights": False}
+    step = fp8compile.train_step(
+        mine, loss_fn, torch.optim.SGD(mine.parameters(), **options), recipe=recipe, fallback=False
+    )
+    three = three_calls(theirs, torch.optim.SGD(theirs.parameters(), **options), recipe)
+    for x in batches():
+        torch.testing.assert_close(step(x), three(x), rtol=1e-5, atol=0.0)
+    assert step.told.compilations == 1
+
+
+def test_merged_dgrads_are_declined() -> None:
+    class Siblings(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = nn.Linear(32, 32), nn.Linear(32, 32)
+
+        def forward(self, x: Tensor) -> Tensor:
+            x = x.sin()
+            y: Tensor = self.first(x) + self.second(x)
+            return y
+
+    torch._dynamo.reset()
+    model = Siblings()
+    with pytest.raises(ValueError, match="merge_dgrads takes codes of several weights as one matrix"):
+        fp8compile.train_step(
+            model, loss_fn, writing(model), recipe={**DELAYED, "merge_dgrads": True}, fallback=False
+        )(batches(1)[0])
