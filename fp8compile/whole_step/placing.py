@@ -164,7 +164,7 @@ class _Placing:
             norms = [] if norm is None else [norm]
             fn = _update(task.plan, names, clip_norm)
             new = splice(self.graph, fn, param, gradient, step, *taken, *norms, before=before)
-            for name in to.keys() & new.keys():
+            for name in (each for each in new if each in to):
                 _write(self.graph, to[name], new[name], before)
             if task.plan.codes is not None:
                 self.finish_codes(task.plan.codes, new, to, before)

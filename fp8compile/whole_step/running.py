@@ -117,8 +117,10 @@ class WholeGraph:
             ]
             values = [inputs[at] for at in placed.positions]
             values += [_given(tasks[row], name) for row, name in placed.extra]
-            results = compiled(values)
-        self._written([inputs[placed.positions[i]] for i in placed.writes], tasks)
+            try:
+                results = compiled(values)
+            finally:  # half a step writes too
+                self._written([inputs[placed.positions[i]] for i in placed.writes], tasks)
         for p in parameters:
             p.grad = None
             if p in coded:
@@ -152,7 +154,7 @@ class WholeGraph:
     def _coded(self, inputs: Sequence[Any], given: Given) -> dict[Tensor, Coded]:
         """By weight, what its update takes to write its codes."""
         told = {at: self._updates.codes(inputs[at], made) for at, made in given.codes.items() if at in self._at}
-        self._counts.codes = len(given.codes)
+        self._counts.codes = len(told)
         self._counts.not_coded = next((reason for reason in told.values() if isinstance(reason, str)), None)
         coded = {inputs[at]: each for at, each in told.items() if isinstance(each, Coded)}
         self._counts.coded = len(coded)

@@ -16,7 +16,9 @@ import fp8compile
 from fp8compile.numerics import E4M3
 from fp8compile.numerics.delayed import quantize_under
 from fp8compile.optim.exchange import exchange
+from fp8compile.whole_step.running import WholeGraph
 
+_prepared = WholeGraph._prepared
 CACHED = {"linear": "tensorwise", "emulate": True, "cache_weights": True, "saved": "off", "codegen": "eager"}
 DELAYED = {**CACHED, "linear_scaling": "delayed"}
 RECIPES = {
@@ -172,6 +174,33 @@ def test_a_backward_that_waits_finds_its_codes_overwritten_and_says_so() -> None
     step(x)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
         waiting.backward()
+
+
+def test_a_step_that_fails_half_way_leaves_no_codes_of_weights_that_it_has_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = net()
+    step = fp8compile.train_step(model, loss_fn, writing(model), recipe=CACHED, fallback=False)
+    x = batches(1)[0]
+    step(x)
+    assert exchange.of(model[2].weight) is not None
+
+    def fails(values: list[Any]) -> None:
+        values.clear()
+        raise MemoryError("half way")
+
+    monkeypatch.setattr(WholeGraph, "_prepared", lambda self, *_: (*_prepared(self, *_)[:1], fails, self._ready[2]))
+    with pytest.raises(MemoryError, match="half way"):
+        step(x)
+    assert exchange.of(model[2].weight) is None
+
+
+def test_frozen_weights_are_not_counted_as_left_out() -> None:
+    model = net()
+    model[2].requires_grad_(False)
+    step = fp8compile.train_step(model, loss_fn, writing(model), recipe=CACHED, fallback=False)
+    step(batches(1)[0])
+    assert step.told.coded == step.told.codes == 2 and step.told.not_coded is None
 
 
 def test_the_first_momentum_of_sgd_is_not_damped_behind_a_step_that_measures() -> None:
