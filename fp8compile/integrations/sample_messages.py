@@ -79,18 +79,17 @@ class SampleMessages:
         return {"ids": torch.tensor(ids), "messages": self.read(ids, torch.device("cpu"))}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Raises ValueError for what ``state_dict`` does not give."""
-        self.__init__()  # type: ignore[misc]
-        if not state:
-            return
+        """Raises ValueError for what ``state_dict`` does not give, and leaves all as it was."""
         ids: Any = state.get("ids")
         messages: Any = state.get("messages")
         fits = isinstance(ids, Tensor) and isinstance(messages, Tensor) and messages.dtype in KEPT
-        if not fits or not 0 < len(messages) == len(set(ids.tolist())) == len(ids):
+        if state and not (fits and 0 < len(messages) == len(set(ids.tolist())) == len(ids)):
             raise ValueError(
                 "messages of a link: ids and as many rows in BF16 or FP16 are needed, as state_dict() gave them"
             )
-        self.write(ids.tolist(), messages)
+        self.__init__()  # type: ignore[misc]
+        if state:
+            self.write(ids.tolist(), messages)
 
     @property
     def _row_bytes(self) -> int:

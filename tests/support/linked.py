@@ -8,16 +8,19 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
+from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B, ScheduleZBVZeroBubble
 
+from benchmarks.studies.link_runs import Arm, Link
 from fp8compile.integrations.pipelining import compress_links
 
-MICRO, ROWS, LENGTH, WIDTH, SAMPLES = 2, 4, 3, 48, 12  # a sample has 144 elements: groups of 128 hold parts of two
+MICRO, ROWS, LENGTH, WIDTH, SAMPLES = 4, 8, 3, 48, 16  # a sample has 144 elements: groups of 128 hold parts of two
 SCHEDULES: Mapping[str, Any] = {
     "GPipe": ScheduleGPipe,
     "1F1B": Schedule1F1B,
     "Interleaved1F1B": ScheduleInterleaved1F1B,
+    "ZBV": ScheduleZBVZeroBubble,
 }
+TWO_EACH = ("Interleaved1F1B", "ZBV")  # stages on each rank; the two in the middle of a V are on one
 Settings = Mapping[str, Any]
 
 
@@ -50,29 +53,28 @@ def loss_of(y: Tensor, labels: Tensor) -> Tensor:
 
 
 def epochs_of(count: int) -> list[list[int]]:
-    """The samples of each step: every epoch has its own order."""
+    """The samples of each step. Every epoch has its own order; the first one ends after a step, so the second mixes new and
+    known samples."""
     random = torch.Generator().manual_seed(3)
     orders = [torch.randperm(SAMPLES, generator=random).tolist() for _ in range(count)]
-    return [order[i : i + ROWS] for order in orders for i in range(0, SAMPLES, ROWS)]
+    orders[0] = orders[0][:ROWS]
+    return [order[i : i + ROWS] for order in orders for i in range(0, len(order), ROWS)]
 
 
 def trained(
     schedule: str, settings: Settings | None, epochs: int = 2, rate: float = 0.05, dtype: str = "float32", mask: bool = False
 ) -> dict[str, Any]:
     """This rank's part after some epochs; ``settings`` None: plain links."""
-    rank, kind = dist.get_rank(), getattr(torch, dtype)
-    number = 2 * dist.get_world_size() if schedule.startswith("Interleaved") else dist.get_world_size()
-    numbers = range(rank, number, dist.get_world_size())
-    parts = [Part(i, i == number - 1, kind, mask) for i in numbers]
-    stages = [PipelineStage(part, i, number, torch.device("cpu")) for part, i in zip(parts, numbers, strict=True)]
+    kind, (numbers, count) = getattr(torch, dtype), numbers_of(schedule, dist.get_rank(), dist.get_world_size())
+    parts = [Part(i, i == count - 1, kind, mask) for i in numbers]
+    stages = [PipelineStage(part, i, count, torch.device("cpu")) for part, i in zip(parts, numbers, strict=True)]
     links = [] if settings is None else [compress_links(stage, **settings) for stage in stages]
     wire = [count_sent(stage) for stage in stages]
-    one_or_all = stages if schedule.startswith("Interleaved") else stages[0]
-    plan = SCHEDULES[schedule](one_or_all, MICRO, loss_fn=loss_of)
+    plan = SCHEDULES[schedule](stages if schedule in TWO_EACH else stages[0], MICRO, loss_fn=loss_of)
     optimizer = torch.optim.SGD([p for part in parts for p in part.parameters()], lr=rate)
     losses = []
     for ids in epochs_of(epochs):
-        losses += step(plan, links, ids, rank, kind, stages[-1].is_last)
+        losses += step(plan, links, ids, kind, stages)
         gradients = [p.grad.tolist() for part in parts for p in part.parameters()]
         optimizer.step()
         optimizer.zero_grad()
@@ -87,13 +89,22 @@ def trained(
     }
 
 
-def step(plan: Any, links: Sequence[Any], ids: Sequence[int], rank: int, dtype: torch.dtype, last: bool) -> list[float]:
+def numbers_of(schedule: str, rank: int, world: int) -> tuple[list[int], int]:
+    """This rank's stages, and how many there are in all."""
+    if schedule not in TWO_EACH:
+        return [rank], world
+    second = rank + world if schedule == "Interleaved1F1B" else 2 * world - 1 - rank
+    return [rank, second], 2 * world
+
+
+def step(plan: Any, links: Sequence[Any], ids: Sequence[int], dtype: torch.dtype, stages: Sequence[Any]) -> list[float]:
     x, labels = data(dtype)
     for each in links:
         each.samples(ids)
     found: list[Tensor] = []
+    last = any(each.is_last for each in stages)
     kwargs: dict[str, Any] = {"target": labels[list(ids)], "losses": found} if last else {}
-    plan.step(*([x[list(ids)]] if rank == 0 else []), **kwargs)
+    plan.step(*([x[list(ids)]] if stages[0].is_first else []), **kwargs)
     return [each.item() for each in found]
 
 
@@ -118,3 +129,61 @@ def plain(state: Mapping[str, Any]) -> dict[str, list[dict[str, list[Any]]]]:
         side: [{k: (t.view(torch.int16) if k == "messages" else t).tolist() for k, t in each.items()} for each in kept]
         for side, kept in state.items()
     }
+
+
+def in_one_process(settings: Settings | None, epochs: int, rate: float = 0.05) -> tuple[list[Any], list[float]]:
+    """Both stages here, with both ends of the link between them: the weights, and the losses of all micro-batches."""
+    parts = [Part(i, i == 1) for i in range(2)]
+    told = dict(settings or {"bits": 16, "backward_bits": None, "changes": False})
+    link = Link(Arm(told["bits"] if settings else None, told.get("backward_bits", 8), told.get("changes", True)))
+    parameters = [p for part in parts for p in part.parameters()]
+    optimizer, (x, labels), losses = torch.optim.SGD(parameters, lr=rate), data(), []
+    for ids in epochs_of(epochs):
+        for rows in torch.tensor(ids).chunk(MICRO):
+            loss = loss_of(parts[1](link(parts[0](x[rows]), rows.tolist())), labels[rows])
+            loss.backward()  # type: ignore[no-untyped-call]
+            losses.append(loss.item())
+        for p in parameters:
+            assert p.grad is not None
+            p.grad.div_(MICRO)
+        optimizer.step()
+        optimizer.zero_grad()
+    return [p.tolist() for p in parameters], losses
+
+
+def two_stages(schedule: str, settings: Settings) -> tuple[Any, Any, Any]:
+    """This rank's stage of two, its links and a schedule."""
+    rank = dist.get_rank()
+    stage = PipelineStage(Part(rank, rank == 1), rank, 2, torch.device("cpu"))
+    links = compress_links(stage, **settings)
+    return stage, links, SCHEDULES[schedule](stage, MICRO, loss_fn=loss_of)
+
+
+def one_step(schedule: str, odd_rank: int, its_ids: Sequence[int] | None) -> None:
+    """A step for which one rank is told other ids, or none."""
+    stage, links, plan = two_stages(schedule, {"check": True})
+    ids = its_ids if dist.get_rank() == odd_rank else list(range(ROWS))
+    if ids is not None:
+        links.samples(ids)
+    x, labels = data()
+    plan.step(*([x[:ROWS]] if stage.is_first else []), **({"target": labels[:ROWS]} if stage.is_last else {}))
+
+
+def with_a_state(schedule: str, settings: Settings) -> dict[str, Any]:
+    """Weights stand still. Steps, an evaluation, a step; and that step again by new links that were given the state."""
+    found: dict[str, Any] = {"bytes": []}
+    stage, links, plan = two_stages(schedule, settings)
+    steps = epochs_of(3)
+    for ids in steps[:-1]:
+        step(plan, [links], ids, torch.float32, [stage])
+    state = links.state_dict()
+    links.samples(None)
+    plan.eval(*([data()[0][:ROWS]] if stage.is_first else []), **({"target": data()[1][:ROWS]} if stage.is_last else {}))
+    found["unchanged"] = plain(state) == plain(links.state_dict())
+    other_stage, other, other_plan = two_stages(schedule, settings)
+    other.load_state_dict(state)
+    for name, each in (("went on", (plan, links, stage)), ("loaded", (other_plan, other, other_stage))):
+        before = each[1].forward.sent
+        found[name] = step(each[0], [each[1]], steps[-1], torch.float32, [each[2]])
+        found["bytes"].append(each[1].forward.sent - before)
+    return found
