@@ -60,19 +60,18 @@ def test_bytes_on_the_wire_are_those_of_the_codes(schedule: str, changes: bool) 
 
 
 @pytest.mark.parametrize("schedule", ONE_STAGE)
-def test_gradients_are_as_near_as_the_codes(schedule: str) -> None:
-    """A known sample in 8 bits and gradients in 8: 30 dB of the plain pipeline's at the worst; fewer bits are less near.
-
-    A code of 8 bits in groups of 128 has 40 dB and more of such values, 4 bits 20; two of them, and errors of the step before.
+def test_gradients_beside_the_plain_pipelines(schedule: str) -> None:
+    """Of 128 normal numbers the range is 5.2 deviations, so codes have 20 log10(sqrt(12) (2**bits - 1) / 5.2) dB: 44 in 8 bits,
+    20 in 4. The first stage's gradients have that of the bits they were sent in, the last stage's that of what it received.
     """
-    plain = on_ranks(2, trained, schedule, None, 2, 0.0)
-    worst = {}
-    for bits, backward_bits in ((8, 8), (4, 8), (4, 4)):
-        coded = on_ranks(2, trained, schedule, {"bits": bits, "backward_bits": backward_bits}, 2, 0.0)
-        pairs = zip(gradients_of(plain), gradients_of(coded), strict=True)
-        worst[bits, backward_bits] = min(sqnr_db(exact, ours) for exact, ours in pairs)
-    assert worst[8, 8] > 30 and worst[4, 4] > 10
-    assert worst[8, 8] > worst[4, 4] + 6 and worst[4, 8] > worst[4, 4] + 6
+    plain, found = on_ranks(2, trained, schedule, None, 3), {}
+    for bits, backward_bits, changes in ((4, 8, True), (4, 4, True), (4, 8, False)):
+        settings = {"bits": bits, "backward_bits": backward_bits, "changes": changes}
+        coded = on_ranks(2, trained, schedule, settings, 3)
+        db = [sqnr_db(*pair) for pair in zip(gradients_of(plain), gradients_of(coded), strict=True)]
+        found[backward_bits, changes] = min(db[:2]), min(db[2:])  # one linear; one, and a head
+    assert found[8, True][0] > 44 - 3 and abs(found[4, True][0] - 20) < 3
+    assert found[4, True][1] > 50 and abs(found[8, False][1] - 20) < 3, "changes at the same bits as activations"
 
 
 @pytest.mark.parametrize("schedule", ONE_STAGE)
@@ -93,7 +92,7 @@ def test_after_some_epochs_weights_are_nearer_to_the_plain_pipelines_than_with_d
             torch.cat([torch.tensor(w).flatten() for w in in_one_process(settings, 5, rate)[0]])
             for settings in (None, {"bits": bits, "backward_bits": None}, {"bits": bits, "backward_bits": None, "changes": False})
         )
-        assert float((changes - plain).norm()) < float((direct - plain).norm()) / 2
+        assert float((changes - plain).norm()) < float((direct - plain).norm()) / 20
 
 
 def test_a_mask_goes_along_as_it_is_and_bf16_stays_bf16() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B, ScheduleZBVZeroBubble
 
 from benchmarks.studies.link_runs import Arm, Link
-from fp8compile.integrations.pipelining import compress_links
+from fp8compile.integrations.pipelining import COMPUTES, SENDS_AND_RECEIVES, compress_links
 
 MICRO, ROWS, LENGTH, WIDTH, SAMPLES = 4, 8, 3, 48, 16  # a sample has 144 elements: groups of 128 hold parts of two
 SCHEDULES: Mapping[str, Any] = {
@@ -187,3 +188,63 @@ def with_a_state(schedule: str, settings: Settings) -> dict[str, Any]:
         found[name] = step(each[0], [each[1]], steps[-1], torch.float32, [each[2]])
         found["bytes"].append(each[1].forward.sent - before)
     return found
+
+
+def called(schedule: str, fill: bool = False) -> list[list[Any]]:
+    """Of each plain stage of this rank what a step called on it, as ``(method, micro-batch)``; of ``fill`` see ``filled``."""
+    numbers, count = numbers_of(schedule, dist.get_rank(), dist.get_world_size())
+    stages = [PipelineStage(Part(i, i == count - 1), i, count, torch.device("cpu")) for i in numbers]
+    found = [filled(stage) if fill else noted(stage) for stage in stages]
+    plan = SCHEDULES[schedule](stages if schedule in TWO_EACH else stages[0], MICRO, loss_fn=loss_of)
+    step(plan, [], list(range(ROWS)), torch.float32, stages)
+    return found
+
+
+def noted(stage: Any) -> list[Any]:
+    """The calls of a stage's methods, as they come; operations only where there are any."""
+    calls: list[Any] = []
+    for name in (*SENDS_AND_RECEIVES, *COMPUTES):
+        plain_method, short = getattr(stage, name), name.removeprefix("get_").removesuffix("_ops").removesuffix("_one_chunk")
+
+        def method(chunk: int, *args: Any, plain_method: Any = plain_method, short: str = short, **kwargs: Any) -> Any:
+            result = plain_method(chunk, *args, **kwargs)
+            if not isinstance(result, list) or result or short in ("forward", "backward"):
+                calls.append((short, chunk))
+            return result
+
+        setattr(stage, name, method)
+    return calls
+
+
+def filled(stage: Any) -> list[Any]:
+    """Fill what was received with ones before the stage computes; note whether it computed with them."""
+    seen: list[Any] = []
+    buffers: dict[tuple[str, int], Tensor] = {}
+    fwd_recv, bwd_recv, forward, backward = (getattr(stage, name) for name in (*SENDS_AND_RECEIVES[1::2], *COMPUTES))
+
+    def awaited(direction: str, plain_method: Any, chunk: int) -> Any:
+        ops = plain_method(chunk)
+        buffers.update({(direction, chunk): op.tensor for op in ops})
+        return ops
+
+    def computed(direction: str, plain_method: Any, chunk: int, *args: Any, **kwargs: Any) -> Any:
+        if (direction, chunk) in buffers:
+            with torch.no_grad():
+                buffers[direction, chunk].fill_(1)
+        return plain_method(chunk, *args, **kwargs)
+
+    stage.get_fwd_recv_ops, stage.get_bwd_recv_ops = partial(awaited, "f", fwd_recv), partial(awaited, "b", bwd_recv)
+    stage.forward_one_chunk, stage.backward_one_chunk = partial(computed, "f", forward), partial(computed, "b", backward)
+    plain_step = stage.submod.forward
+    all_ones = lambda t: t.numel() > 0 and bool((t.detach() == 1).all())  # noqa: E731
+
+    def forward_of_module(x: Tensor) -> Tensor:
+        if not stage.is_first and stage.args_recv_info and x.requires_grad and buffers:
+            seen.append(["input is ones", all_ones(x)])
+        y: Tensor = plain_step(x)
+        if stage.is_first and y.requires_grad and not y.is_meta:
+            y.register_hook(lambda g: seen.append(["gradient is ones", all_ones(g)]) if buffers else None)
+        return y
+
+    stage.submod.forward = forward_of_module
+    return seen
