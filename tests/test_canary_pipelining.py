@@ -16,7 +16,9 @@ from tests.support.linked import MICRO, SCHEDULES, called
 from tests.support.ranks import on_ranks
 
 PLACE = {"fwd_recv": 0, "forward": 1, "fwd_send": 2, "bwd_recv": 3, "backward": 4, "bwd_send": 5}  # of a micro-batch
-OLD_V = pytest.mark.skipif(torch.__version__ < "2.12", reason="torch 2.11 does not connect a V of gloo's ranks, coded or not")
+OLD_V = pytest.mark.skipif(
+    torch.__version__ < "2.12", reason="torch 2.11 does not connect a V of gloo's ranks, coded or not"
+)
 
 
 @pytest.mark.parametrize("name", [*SENDS_AND_RECEIVES, *COMPUTES])

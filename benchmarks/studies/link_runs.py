@@ -1,8 +1,8 @@
-"""One training of a small pipeline whose links are coded, in one process: both ends of each link, as two ranks would have them.
+"""One training of a small pipeline whose links are coded, in one process: both ends of each link, as two ranks have them.
 
 The model of bytes of ``fp8compile.reproduce`` is cut between its blocks. Where a rank would send, ``link`` encodes by one end
-and goes on with what the other decodes; backward it does the same with the gradient. ``tests/benchmarks/test_links_study.py``
-holds this to two ranks, bit for bit.
+and goes on with what the other decodes; backward it does the same with the gradient. A test holds this to two ranks, bit for
+bit (``tests/integrations/test_pipelining.py``).
 """
 
 from __future__ import annotations
@@ -144,7 +144,7 @@ def new_model(seed: int) -> SmallLM:
 
 
 def samples(seed: int, count: int) -> Tensor:
-    """int64 ``[count, LENGTH + 1]``: windows of one short stretch of the text, so that there is something to learn from them."""
+    """int64 ``[count, LENGTH + 1]``: windows of one stretch of the text, so that there is something to learn from them."""
     text = training_text()
     generator = torch.Generator().manual_seed(1000 + seed)
     start = int(torch.randint(len(text) - count * LENGTH - 1, (1,), generator=generator))

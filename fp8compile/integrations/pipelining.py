@@ -52,7 +52,7 @@ def compress_links(
         backward_bits: of each element of a gradient: those, 16, or None for the gradient as it is.
         changes: send changes since a sample's last visit. That asks for ``samples(ids)`` before each step, and keeps two
             bytes for each element of each sample on both hosts of a link. False: each activation for itself.
-        first: bits of an activation on its sample's first visit: 8, 16, or None for the tensor as it is.
+        first: bits of an activation on its sample's first visit: 8, 16, or None for the tensor as it is. For changes alone.
         group_size: elements that share scales, in contiguous order; a multiple of 8 up to 65,536.
         check: compare both ends' memory after each message, by eight bytes in it.
 
@@ -77,6 +77,8 @@ def compress_links(
     ):
         check_one_of(name, value, choices)
     code = WireCode(bits, group_size)
+    if check and not changes:
+        raise ValueError("check=True compares what ends remember, and with changes=False they remember nothing")
     few_bits.FewBits(4, group_size)  # checks it
     make = (
         functools.partial(ChangesEnd, code, WireCode(first, group_size), check)

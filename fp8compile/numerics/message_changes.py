@@ -9,8 +9,8 @@ carried on: the next change has it in it. What is received is as far from a as t
 most, and a step is the range of the change, not of the activation, over 2**bits - 1. Of an activation that stands still, the
 error falls by that factor with every visit, down to the rounding of m.
 
-That gains where an activation changes less between visits than it is large. Dropout before a link makes a change of its own at
-every visit: of rate p, 2 p / (1 - p) of the activation's mean square, so all is lost at a third. So does an augmentation.
+That gains where an activation changes less between visits than it is large. Dropout before a link, or an augmentation, makes
+a change of its own at every visit, whose range is nearly the activation's: little is gained then.
 
 What is not finite is received as NaN, and leaves m as it was (0 on a first visit): one overflow does not spoil a sample.
 """

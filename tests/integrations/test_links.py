@@ -88,7 +88,9 @@ def test_changes_are_received_better_than_activations_at_the_same_bits() -> None
     ids = [4, 5, 6]
     sent(sender, receiver, activation(ids, 0), ids)
     x = activation(ids, 1)
-    assert sqnr_db(x, sent(sender, receiver, x, ids)) > sqnr_db(x, direct.decode(direct.encode(x, None), x, None)) + 20
+    assert (
+        sqnr_db(x, sent(sender, receiver, x, ids)) > sqnr_db(x, direct.decode(direct.encode(x, None), x, None)) + 20
+    )
 
 
 @pytest.mark.parametrize("how", ["order", "lost", "bit"])
@@ -180,7 +182,11 @@ def test_direct_links_ask_for_no_ids() -> None:
     stage.get_fwd_send_ops(0)
     links.samples([1])
     stage.get_fwd_send_ops(0)
-    assert links.state_dict() == {} and links.nbytes == 0 and links.forward.sent == 2 * WireCode(4).nbytes(240, torch.float32)
+    assert (
+        links.state_dict() == {}
+        and links.nbytes == 0
+        and links.forward.sent == 2 * WireCode(4).nbytes(240, torch.float32)
+    )
 
 
 @pytest.mark.parametrize(
@@ -224,12 +230,16 @@ def test_gradients_are_coded_in_their_own_bits(bits: int | None) -> None:
     stage, links = tied(gradient, backward_bits=bits)
     [op] = stage.get_bwd_send_ops(0)
     assert op.tensor.nbytes == WireCode(bits).nbytes(240, torch.float32)
-    assert (links.backward.sent, links.backward.plain) == ((0, 0) if bits is None else (op.tensor.nbytes, gradient.nbytes))
+    assert (links.backward.sent, links.backward.plain) == (
+        (0, 0) if bits is None else (op.tensor.nbytes, gradient.nbytes)
+    )
     other, _ = tied(torch.full_like(gradient, math.nan), backward_bits=bits)
     [awaited] = other.get_bwd_recv_ops(0)
     awaited.tensor.copy_(op.tensor)
     other.backward_one_chunk(0)
-    assert torch.equal(other.tensor, WireCode(bits).unpacked(WireCode(bits).packed(gradient), gradient.shape, *[torch.float32] * 2))
+    assert torch.equal(
+        other.tensor, WireCode(bits).unpacked(WireCode(bits).packed(gradient), gradient.shape, *[torch.float32] * 2)
+    )
 
 
 def test_what_was_handed_over_on_one_rank_is_not_decoded() -> None:
@@ -249,6 +259,7 @@ def test_what_was_handed_over_on_one_rank_is_not_decoded() -> None:
         ({"first": 4}, "first=4"),
         ({"changes": 1}, "changes=1"),
         ({"check": "yes"}, "check="),
+        ({"check": True, "changes": False}, "remember nothing"),
         ({"group_size": 12}, "multiple of 8"),
         ({"group_size": 0}, "multiple of 8"),
     ],

@@ -1,4 +1,4 @@
-"""Changes of a sample's activation: how far what is received may be from it, that errors are not carried on, and agreement."""
+"""Changes of a sample's activation: how far what is received may be from it, that errors are not carried on; agreement."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from fp8compile.numerics.message_changes import change, checksum, moved, started
 from fp8compile.numerics.wire_codes import WireCode
 
 KEPT = (torch.bfloat16, torch.float16)
-HALF_ULP = {torch.bfloat16: 2.0**-9, torch.float16: 2.0**-12}  # relative, of what is rounded; doubled: of what it became
+HALF_ULP = {
+    torch.bfloat16: 2.0**-9,
+    torch.float16: 2.0**-12,
+}  # relative, of what is rounded; doubled: of what it became
 GROUP = 8
 
 
@@ -31,8 +34,8 @@ def visit(a: Tensor, m: Tensor, bits: int, group_size: int = GROUP) -> tuple[Ten
 @pytest.mark.parametrize("bits", BITS)
 @pytest.mark.parametrize("dtype", KEPT, ids=str)
 def test_what_is_received_is_within_half_a_step_of_the_change(bits: int, dtype: torch.dtype) -> None:
-    """Every a of a grid beside every m of another, in all places of a group: exhaustive where groups hold a's and m's ends."""
-    grid = torch.tensor([-3.0, -1.5, -0.7, -2.0**-8, 0.0, 0.33, 1.0, 2.9])
+    """Every a of a grid beside every m of another, in all places of a group: every pair of ends that groups can have."""
+    grid = torch.tensor([-3.0, -1.5, -0.7, -(2.0**-8), 0.0, 0.33, 1.0, 2.9])
     rows = [torch.cat([grid.roll(i)[:4], grid.roll(j)[:4]]) for i, j in itertools.product(range(8), repeat=2)]
     a_NG = torch.stack(rows).repeat(8, 1)
     m_NG = torch.stack([grid.roll(k) for k in range(8)]).repeat_interleave(64, 0).to(dtype)
@@ -61,7 +64,9 @@ def test_of_an_activation_that_stands_still_the_error_falls_by_a_step_with_every
         assert now <= error * (1 + 2.0**-8) * (1 + 2.0**-7) * (1 + 2.0**-12) / (2**bits - 1) + floor
         error = now
     factor = 1.02 / (2**bits - 1)
-    assert error <= floor / (1 - factor) + start * factor**8 < start / 50, "the roundings of m, and what eight visits left"
+    assert error <= floor / (1 - factor) + start * factor**8 < start / 50, (
+        "the roundings of m, and what eight visits left"
+    )
 
 
 @pytest.mark.parametrize("bits", BITS)

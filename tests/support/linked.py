@@ -9,7 +9,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B, ScheduleZBVZeroBubble
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleGPipe,
+    ScheduleInterleaved1F1B,
+    ScheduleZBVZeroBubble,
+)
 
 from benchmarks.studies.link_runs import Arm, Link
 from fp8compile.integrations.pipelining import COMPUTES, SENDS_AND_RECEIVES, compress_links
@@ -63,7 +69,12 @@ def epochs_of(count: int) -> list[list[int]]:
 
 
 def trained(
-    schedule: str, settings: Settings | None, epochs: int = 2, rate: float = 0.05, dtype: str = "float32", mask: bool = False
+    schedule: str,
+    settings: Settings | None,
+    epochs: int = 2,
+    rate: float = 0.05,
+    dtype: str = "float32",
+    mask: bool = False,
 ) -> dict[str, Any]:
     """This rank's part after some epochs; ``settings`` None: plain links."""
     kind, (numbers, count) = getattr(torch, dtype), numbers_of(schedule, dist.get_rank(), dist.get_world_size())
@@ -84,7 +95,9 @@ def trained(
         "gradients": gradients,
         "weights": [p.tolist() for part in parts for p in part.parameters()],
         "wire": wire,
-        "traffic": [(each.forward.sent, each.forward.plain, each.backward.sent, each.backward.plain) for each in links],
+        "traffic": [
+            (each.forward.sent, each.forward.plain, each.backward.sent, each.backward.plain) for each in links
+        ],
         "nbytes": [each.nbytes for each in links],
         "states": [plain(each.state_dict()) for each in links],
     }
@@ -98,7 +111,9 @@ def numbers_of(schedule: str, rank: int, world: int) -> tuple[list[int], int]:
     return [rank, second], 2 * world
 
 
-def step(plan: Any, links: Sequence[Any], ids: Sequence[int], dtype: torch.dtype, stages: Sequence[Any]) -> list[float]:
+def step(
+    plan: Any, links: Sequence[Any], ids: Sequence[int], dtype: torch.dtype, stages: Sequence[Any]
+) -> list[float]:
     x, labels = data(dtype)
     for each in links:
         each.samples(ids)
@@ -127,7 +142,9 @@ def count_sent(stage: Any) -> dict[str, int]:
 def plain(state: Mapping[str, Any]) -> dict[str, list[dict[str, list[Any]]]]:
     """A state as lists, so that it goes through a pipe; messages as their bits."""
     return {
-        side: [{k: (t.view(torch.int16) if k == "messages" else t).tolist() for k, t in each.items()} for each in kept]
+        side: [
+            {k: (t.view(torch.int16) if k == "messages" else t).tolist() for k, t in each.items()} for each in kept
+        ]
         for side, kept in state.items()
     }
 
@@ -179,7 +196,9 @@ def with_a_state(schedule: str, settings: Settings) -> dict[str, Any]:
         step(plan, [links], ids, torch.float32, [stage])
     state = links.state_dict()
     links.samples(None)
-    plan.eval(*([data()[0][:ROWS]] if stage.is_first else []), **({"target": data()[1][:ROWS]} if stage.is_last else {}))
+    plan.eval(
+        *([data()[0][:ROWS]] if stage.is_first else []), **({"target": data()[1][:ROWS]} if stage.is_last else {})
+    )
     found["unchanged"] = plain(state) == plain(links.state_dict())
     other_stage, other, other_plan = two_stages(schedule, settings)
     other.load_state_dict(state)
@@ -204,9 +223,14 @@ def noted(stage: Any) -> list[Any]:
     """The calls of a stage's methods, as they come; operations only where there are any."""
     calls: list[Any] = []
     for name in (*SENDS_AND_RECEIVES, *COMPUTES):
-        plain_method, short = getattr(stage, name), name.removeprefix("get_").removesuffix("_ops").removesuffix("_one_chunk")
+        plain_method, short = (
+            getattr(stage, name),
+            name.removeprefix("get_").removesuffix("_ops").removesuffix("_one_chunk"),
+        )
 
-        def method(chunk: int, *args: Any, plain_method: Any = plain_method, short: str = short, **kwargs: Any) -> Any:
+        def method(
+            chunk: int, *args: Any, plain_method: Any = plain_method, short: str = short, **kwargs: Any
+        ) -> Any:
             result = plain_method(chunk, *args, **kwargs)
             if not isinstance(result, list) or result or short in ("forward", "backward"):
                 calls.append((short, chunk))
@@ -224,7 +248,8 @@ def filled(stage: Any) -> list[Any]:
 
     def awaited(direction: str, plain_method: Any, chunk: int) -> Any:
         ops = plain_method(chunk)
-        buffers.update({(direction, chunk): op.tensor for op in ops})
+        for op in ops:
+            buffers[direction, chunk] = op.tensor
         return ops
 
     def computed(direction: str, plain_method: Any, chunk: int, *args: Any, **kwargs: Any) -> Any:
@@ -234,7 +259,10 @@ def filled(stage: Any) -> list[Any]:
         return plain_method(chunk, *args, **kwargs)
 
     stage.get_fwd_recv_ops, stage.get_bwd_recv_ops = partial(awaited, "f", fwd_recv), partial(awaited, "b", bwd_recv)
-    stage.forward_one_chunk, stage.backward_one_chunk = partial(computed, "f", forward), partial(computed, "b", backward)
+    stage.forward_one_chunk, stage.backward_one_chunk = (
+        partial(computed, "f", forward),
+        partial(computed, "b", backward),
+    )
     plain_step = stage.submod.forward
     all_ones = lambda t: t.numel() > 0 and bool((t.detach() == 1).all())  # noqa: E731
 
