@@ -5,7 +5,7 @@
 A transformer of bytes in four stages of one block (``link_runs``), trained on the same windows in each epoch, in another
 order: fine-tuned after a training on other text, as AQ-SGD is meant for; with dropout before each link; and from new
 weights. Gradients go back in twice the bits, as in the paper's fw2 bw4, fw3 bw6 and fw4 bw8. First visits are in
-16 bits. For each arm and seed: the loss on the windows trained on and on held-out text, both without codes; by epoch the
+16 bits, or in as many as the others: then all epochs together take as many bytes as direct codes. For each arm and seed: the loss on the windows trained on and on held-out text, both without codes; by epoch the
 SQNR of what links received; bits for each element that they sent in the last epoch, scales included.
 
 What the JSON already has is not run again; it is written after every run.
@@ -41,9 +41,14 @@ def arms(bits: Sequence[int], dropout: float = 0.0) -> dict[str, Arm]:
     return found
 
 
+def alike(bits: Sequence[int]) -> dict[str, Arm]:
+    """Changes whose first visits take no more bits than the others: in all epochs together as many bytes as direct codes."""
+    return {f"{each} bit, changes, {each} first": Arm(each, BITS[each], changes=True, first=each) for each in bits}
+
+
 # By name: steps of training before, the learning rate, the arms
 REGIMES: Mapping[str, tuple[int, float, Mapping[str, Arm]]] = {
-    "fine-tuned": (600, 1e-3, arms((2, 3, 4))),
+    "fine-tuned": (600, 1e-3, arms((2, 3, 4)) | alike((2, 3, 4))),
     f"fine-tuned, dropout {DROPOUT:g}": (600, 1e-3, arms((4,), DROPOUT)),
     "from new weights": (0, 3e-3, arms((2, 4))),
 }

@@ -33,17 +33,19 @@ class Arm:
         bits, backward_bits: of activations and gradients; None: plain links.
         changes: of samples, or each activation for itself.
         dropout: before each link.
+        first: bits of first visits.
     """
 
     bits: int | None = None
     backward_bits: int | None = None
     changes: bool = False
     dropout: float = 0.0
+    first: int = 16
 
     def end(self) -> Any:
         """One end of a link for activations."""
         code = WireCode(self.bits)
-        return ChangesEnd(code, WireCode(16), check=False) if self.changes else DirectEnd(code)
+        return ChangesEnd(code, WireCode(self.first), check=False) if self.changes else DirectEnd(code)
 
 
 @dataclass

@@ -25,8 +25,7 @@ from fp8compile.numerics import few_bits
 from fp8compile.numerics.wire_codes import WireCode
 
 BITS = (*few_bits.BITS, 8)
-BACKWARD_BITS = (*BITS, 16, None)
-FIRST = (8, 16, None)
+ANY_BITS = (*BITS, 16, None)
 # What schedules call on a stage for each message: without an underscore, and on no page of torch's
 SENDS_AND_RECEIVES = ("get_fwd_send_ops", "get_fwd_recv_ops", "get_bwd_send_ops", "get_bwd_recv_ops")
 COMPUTES = ("forward_one_chunk", "backward_one_chunk")
@@ -49,10 +48,10 @@ def compress_links(
     Args:
         stage: a ``PipelineStage``, or what ``build_stage`` makes. Schedules are used as before.
         bits: of each element of an activation (changes of it): 2 to 6, or 8.
-        backward_bits: of each element of a gradient: those, 16, or None for the gradient as it is.
+        backward_bits: of each element of a gradient: those, 16, or None for the tensor as it is.
         changes: send changes since a sample's last visit. That asks for ``samples(ids)`` before each step, and keeps two
             bytes for each element of each sample on both hosts of a link. False: each activation for itself.
-        first: bits of an activation on its sample's first visit: 8, 16, or None for the tensor as it is. For changes alone.
+        first: bits of an activation on its sample's first visit, likewise. For changes alone.
         group_size: elements that share scales, in contiguous order; a multiple of 8 up to 65,536.
         check: compare both ends' memory after each message, by eight bytes in it.
 
@@ -70,8 +69,8 @@ def compress_links(
         raise ValueError("this stage's links are compressed already: call compress_links once for a stage")
     for name, value, choices in (
         ("bits", bits, BITS),
-        ("backward_bits", backward_bits, BACKWARD_BITS),
-        ("first", first, FIRST),
+        ("backward_bits", backward_bits, ANY_BITS),
+        ("first", first, ANY_BITS),
         ("changes", changes, FLAGS),
         ("check", check, FLAGS),
     ):

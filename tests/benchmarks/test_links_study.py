@@ -62,9 +62,9 @@ def test_the_results_hold_what_the_page_claims() -> None:
         assert all(
             len(seeds) >= SEEDS and len(row["losses"]) == EPOCHS for seeds in arms.values() for row in seeds.values()
         )
-        for name in (each for each in arms if each.endswith("changes")):
+        for name in (each for each in arms if "changes" in each):
             for seed, row in arms[name].items():
-                direct = arms[name.replace("changes", "direct")][seed]
+                direct = arms[f"{name.split(',')[0]}, direct"][seed]
                 assert row["fitted"] < direct["fitted"] and row["received_db"][-1] > direct["received_db"][-1]
 
 

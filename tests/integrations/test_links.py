@@ -44,7 +44,7 @@ def sent(sender: ChangesEnd, receiver: ChangesEnd, x: Tensor, ids: list[int] | N
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("first", [8, 16, None])
+@pytest.mark.parametrize("first", [6, 8, 16, None])
 def test_both_ends_remember_the_same_of_any_mixture_of_new_and_known_samples(
     dtype: torch.dtype, first: int | None
 ) -> None:
@@ -256,7 +256,7 @@ def test_what_was_handed_over_on_one_rank_is_not_decoded() -> None:
         ({"bits": True}, "bits=True"),
         ({"bits": None}, "bits=None"),
         ({"backward_bits": 1}, "backward_bits=1"),
-        ({"first": 4}, "first=4"),
+        ({"first": 1}, "first=1"),
         ({"changes": 1}, "changes=1"),
         ({"check": "yes"}, "check="),
         ({"check": True, "changes": False}, "remember nothing"),
