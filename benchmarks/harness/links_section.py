@@ -23,8 +23,9 @@ def links(folder: Path) -> list[str]:
         "Gaps to plain links are means over seeds ± standard error.",
         "Losses are taken without codes. The SQNR is that of what links received in an epoch.",
         'Gradients take twice the bits of activations. "Bits" are those of the last epoch, scales included.',
-        f"First visits take 16 bits unless the row says otherwise, so that all epochs together take {in_all(found['epochs'])} bits in "
-        "2, 3 and 4 bits. The windows are learned by heart, so held-out losses say little.",
+        "First visits take 16 bits unless the row says otherwise: in 2, 3 and 4 bits all epochs together take "
+        f"{in_all(found['epochs'])}.",
+        "The windows are learned by heart, so held-out losses say little.",
     ]
     for name, regime in found["regimes"].items():
         steps = regime["steps_before"]

@@ -3,10 +3,12 @@
     python benchmarks/studies/bench_links.py --json benchmarks/results/links-cpu.json
 
 A transformer of bytes in four stages of one block (``link_runs``), trained on the same windows in each epoch, in another
-order: fine-tuned after a training on other text, as AQ-SGD is meant for; with dropout before each link; and from new
-weights. Gradients go back in twice the bits, as in the paper's fw2 bw4, fw3 bw6 and fw4 bw8. First visits are in
-16 bits, or in as many as the others: then all epochs together take as many bytes as direct codes. For each arm and seed: the loss on the windows trained on and on held-out text, both without codes; by epoch the
-SQNR of what links received; bits for each element that they sent in the last epoch, scales included.
+order: fine-tuned after a training on other text, as AQ-SGD is meant for; with dropout before each link; and from new weights.
+Gradients go back in twice the bits, as in the paper's fw2 bw4, fw3 bw6 and fw4 bw8. First visits are in 16 bits, or in as
+many as the others: then all epochs together take as many bytes as direct codes.
+
+For each arm and seed: the loss on the windows trained on and on held-out text, both without codes; by epoch the SQNR of what
+links received; bits for each element that they sent in the last epoch, scales included.
 
 What the JSON already has is not run again; it is written after every run.
 """

@@ -173,9 +173,9 @@ class Links:
             )
         batch = rows * (self._stage.chunks or 0)
         ids = self._ids[chunk * rows : (chunk + 1) * rows]
-        if len(ids) != rows or batch not in (0, len(self._ids)):
+        if not ids or len(ids) != rows or batch not in (0, len(self._ids)):
             raise ValueError(
                 f"samples(ids) were {len(self._ids)} ids, and each micro-batch has {rows} rows in its first dimension: one "
-                "id for each row of the batch is needed"
+                "id for each row of the batch is needed; a stage that sends what has no samples needs changes=False"
             )
         return ids

@@ -1,7 +1,7 @@
 """The messages of samples, on the host: what one end of a link remembers of each activation that it sent or received.
 
-Rows lie in slabs of about 64 MB, page-locked where the activations are on a GPU. Copies are waited for: a row that has just
-been written may be read by the next step.
+Rows lie in slabs of about 64 MB, page-locked where the activations are on a GPU. Copies go in the order of its stream, and
+the last one of a message is waited for: then the host may read the rows.
 """
 
 from __future__ import annotations
@@ -58,18 +58,21 @@ class SampleMessages:
 
     def read(self, ids: Sequence[int], device: torch.device) -> Tensor:
         """``[len(ids), *shape]`` on ``device``, of samples that are known."""
-        return torch.stack([self._row(self._place[each]) for each in ids]).to(device)
+        assert self.shape is not None
+        rows = torch.empty((len(ids), *self.shape), dtype=self.dtype, device=device)
+        for row, each in zip(rows, ids, strict=True):
+            row.copy_(self._row(self._place[each]), non_blocking=True)
+        return rows
 
     def write(self, ids: Sequence[int], rows: Tensor) -> None:
         """Keep rows ``[len(ids), *shape]``, of samples that are new or known."""
         if self.shape is None:
             self.shape, self.dtype = tuple(rows.shape[1:]), rows.dtype
-        on_gpu = rows.is_cuda
-        for each, row in zip(ids, rows.detach().cpu().unbind(0), strict=True):
+        for i, (each, row) in enumerate(zip(ids, rows.detach(), strict=True)):
             place = self._place.setdefault(each, len(self._place))
             if place >= len(self._slabs) * self._rows_of_slab:
-                self._slabs.append(self._slab(on_gpu))
-            self._row(place).copy_(row)
+                self._slabs.append(self._slab(rows.is_cuda))
+            self._row(place).copy_(row, non_blocking=i < len(ids) - 1)
 
     def state_dict(self) -> dict[str, Tensor]:
         """``ids`` int64 ``[N]`` and ``messages`` ``[N, *shape]``, a copy; nothing before the first sample."""

@@ -163,6 +163,14 @@ def test_ids_of_a_wrong_number_are_refused(ids: list[int]) -> None:
         stage.get_fwd_send_ops(0)
 
 
+def test_an_activation_without_rows_is_refused() -> None:
+    stage, links = tied(torch.tensor(1.0))
+    links.samples([1, 2])
+    with pytest.raises(ValueError, match=r"has 0 rows.*changes=False"):
+        stage.get_fwd_send_ops(0)
+    tied(torch.tensor(1.0), changes=False)[0].get_fwd_send_ops(0)
+
+
 @pytest.mark.parametrize("name", ["get_fwd_send_ops", "get_fwd_recv_ops"])
 def test_a_step_without_its_own_ids_is_refused(name: str) -> None:
     stage, links = tied()

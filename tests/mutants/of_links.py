@@ -98,8 +98,8 @@ LINKS = (
     Mutant(
         "links: a batch may have more ids than rows",
         "fp8compile/integrations/links.py",
-        "if len(ids) != rows or batch not in (0, len(self._ids)):",
-        "if len(ids) != rows:",
+        "if not ids or len(ids) != rows or batch not in (0, len(self._ids)):",
+        "if not ids or len(ids) != rows:",
         ENDS,
     ),
     Mutant(
