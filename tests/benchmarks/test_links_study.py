@@ -92,6 +92,6 @@ def test_a_quick_study_is_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     monkeypatch.setattr(bench_links, "run", lambda arm, seed, *rest: told.append((str(arm), seed)) or row)
     path = tmp_path / "links.json"
     found = bench_links.main(["--quick", "--json", str(path)])
-    assert json.loads(path.read_text())["regimes"] == found["regimes"] and len(told) == 7 + 3 + 5
+    assert json.loads(path.read_text())["regimes"] == found["regimes"] and len(told) == 10 + 3 + 5
     bench_links.main(["--quick", "--json", str(path)])
-    assert len(told) == 15, "what the JSON has is not run again"
+    assert len(told) == 18, "what the JSON has is not run again"

@@ -128,6 +128,16 @@ def test_a_mask_goes_along_as_it_is_and_bf16_stays_bf16() -> None:
     )
 
 
+def test_compiled_stages_send_as_many_bytes_and_both_ends_agree() -> None:
+    settings = {"bits": 4, "check": True}
+    plain, coded = (
+        on_ranks(2, trained, "1F1B", settings, 2, 0.05, "float32", False, compiled) for compiled in (False, True)
+    )
+    assert [each["traffic"] for each in plain] == [each["traffic"] for each in coded]
+    assert coded[0]["states"][0]["outgoing"] == coded[1]["states"][0]["incoming"] != plain[0]["states"][0]["outgoing"]
+    assert coded[1]["losses"][:MICRO] == pytest.approx(plain[1]["losses"][:MICRO], rel=2.0**-16), "first visits"
+
+
 def test_three_ranks_and_a_stage_in_the_middle() -> None:
     found = on_ranks(3, trained, "1F1B", {"bits": 4, "check": True})
     assert [each["nbytes"][0] for each in found] == [ends * SAMPLES * NUMEL * 2 for ends in (1, 2, 1)]

@@ -28,6 +28,7 @@ SCHEDULES: Mapping[str, Any] = {
     "ZBV": ScheduleZBVZeroBubble,
 }
 TWO_EACH = ("Interleaved1F1B", "ZBV")  # stages on each rank; the two in the middle of a V are on one
+COMPILED = {"min_saved_numel": 0, "linear": "off", "codegen": "eager"}  # what is saved is coded, the forward is exact
 Settings = Mapping[str, Any]
 
 
@@ -75,10 +76,13 @@ def trained(
     rate: float = 0.05,
     dtype: str = "float32",
     mask: bool = False,
+    compiled: bool = False,
 ) -> dict[str, Any]:
     """This rank's part after some epochs; ``settings`` None: plain links."""
     kind, (numbers, count) = getattr(torch, dtype), numbers_of(schedule, dist.get_rank(), dist.get_world_size())
     parts = [Part(i, i == count - 1, kind, mask) for i in numbers]
+    for part in parts if compiled else ():
+        part.compile(backend="fp8compile", options=COMPILED)
     stages = [PipelineStage(part, i, count, torch.device("cpu")) for part, i in zip(parts, numbers, strict=True)]
     links = [] if settings is None else [compress_links(stage, **settings) for stage in stages]
     wire = [count_sent(stage) for stage in stages]
