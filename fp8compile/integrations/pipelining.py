@@ -58,6 +58,30 @@ def compress_links(
     Raises:
         ValueError: no stage, a pipeline of one stage, links that are there already, bits or a group size that are none.
     """
+    _check_stage(stage)
+    for name, value, choices in (
+        ("bits", bits, BITS),
+        ("backward_bits", backward_bits, ANY_BITS),
+        ("first", first, ANY_BITS),
+        ("changes", changes, FLAGS),
+        ("check", check, FLAGS),
+    ):
+        check_one_of(name, value, choices)
+    if check and not changes:
+        raise ValueError("check=True compares what ends remember, and with changes=False they remember nothing")
+    few_bits.FewBits(4, group_size)  # checks it
+    code = WireCode(bits, group_size)
+    make = (
+        functools.partial(ChangesEnd, code, WireCode(first, group_size), check)
+        if changes
+        else lambda: DirectEnd(code)
+    )
+    links = Links(stage, make, None if backward_bits is None else DirectEnd(WireCode(backward_bits, group_size)))
+    _tie(stage, links)
+    return links
+
+
+def _check_stage(stage: Any) -> None:
     if not all(callable(getattr(stage, name, None)) for name in (*SENDS_AND_RECEIVES, *COMPUTES)):
         raise ValueError(
             f"compress_links takes a stage of torch.distributed.pipelining, not a {type(stage).__name__}; the stages of a "
@@ -67,26 +91,6 @@ def compress_links(
         raise ValueError("a pipeline of one stage has no link: leave compress_links away")
     if hasattr(stage, _MARK):
         raise ValueError("this stage's links are compressed already: call compress_links once for a stage")
-    for name, value, choices in (
-        ("bits", bits, BITS),
-        ("backward_bits", backward_bits, ANY_BITS),
-        ("first", first, ANY_BITS),
-        ("changes", changes, FLAGS),
-        ("check", check, FLAGS),
-    ):
-        check_one_of(name, value, choices)
-    code = WireCode(bits, group_size)
-    if check and not changes:
-        raise ValueError("check=True compares what ends remember, and with changes=False they remember nothing")
-    few_bits.FewBits(4, group_size)  # checks it
-    make = (
-        functools.partial(ChangesEnd, code, WireCode(first, group_size), check)
-        if changes
-        else lambda: DirectEnd(code)
-    )
-    links = Links(stage, make, None if backward_bits is None else DirectEnd(WireCode(backward_bits, group_size)))
-    _tie(stage, links)
-    return links
 
 
 def _tie(stage: Any, links: Links) -> None:

@@ -18,6 +18,7 @@ from tests.support.linked import (
     WIDTH,
     in_one_process,
     one_step,
+    traced,
     trained,
     with_a_state,
 )
@@ -136,6 +137,13 @@ def test_compiled_stages_send_as_many_bytes_and_both_ends_agree() -> None:
     assert [each["traffic"] for each in plain] == [each["traffic"] for each in coded]
     assert coded[0]["states"][0]["outgoing"] == coded[1]["states"][0]["incoming"] != plain[0]["states"][0]["outgoing"]
     assert coded[1]["losses"][:MICRO] == pytest.approx(plain[1]["losses"][:MICRO], rel=2.0**-16), "first visits"
+
+
+def test_stages_that_torch_cuts_by_tracing_are_coded_too() -> None:
+    """A first visit as it is gives the plain losses; later ones differ."""
+    plain, coded = (on_ranks(2, traced, settings) for settings in (None, {"bits": 4, "first": None, "check": True}))
+    assert coded[1]["losses"][0] == plain[1]["losses"][0] and coded[1]["losses"][1] != plain[1]["losses"][1]
+    assert coded[0]["states"][0]["outgoing"] == coded[1]["states"][0]["incoming"] != []
 
 
 def test_three_ranks_and_a_stage_in_the_middle() -> None:

@@ -15,6 +15,8 @@ from torch.distributed.pipelining import (
     ScheduleGPipe,
     ScheduleInterleaved1F1B,
     ScheduleZBVZeroBubble,
+    SplitPoint,
+    pipeline,
 )
 
 from benchmarks.studies.link_runs import Arm, Link
@@ -280,3 +282,16 @@ def filled(stage: Any) -> list[Any]:
 
     stage.submod.forward = forward_of_module
     return seen
+
+
+def traced(settings: Settings | None) -> dict[str, Any]:
+    """This rank's stage of a model that torch cuts in two by tracing it; the losses of some epochs and its links' states."""
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(2)), nn.Linear(WIDTH, 5))
+    x, _ = data()
+    pipe = pipeline(model, mb_args=(x[: ROWS // MICRO],), split_spec={"1": SplitPoint.BEGINNING})
+    stage = pipe.build_stage(dist.get_rank(), torch.device("cpu"))
+    links = [] if settings is None else [compress_links(stage, **settings)]
+    plan = ScheduleGPipe(stage, MICRO, loss_fn=loss_of)
+    losses = [step(plan, links, ids, torch.float32, [stage]) for ids in epochs_of(2)]
+    return {"losses": losses, "states": [plain(each.state_dict()) for each in links]}
