@@ -63,6 +63,9 @@ class Links:
     def samples(self, ids: Sequence[int] | Tensor | None) -> None:
         """Say which samples the next step has; before each step, on every rank that has a stage, the same on all.
 
+        Behind a step that raised, the ends of a link may remember different messages: load the state of a checkpoint, or
+        ``{"outgoing": [], "incoming": []}``, which forgets all, on every stage.
+
         Args:
             ids: one integer for each row of the batch, in its order, the same for a sample in every epoch. None from here on:
                 samples that do not come again (validation). They are sent as on a first visit and not remembered.
@@ -100,12 +103,13 @@ class Links:
             raise ValueError(
                 f"links have {[*state]} and need {[*self.state_dict()]}: both runs need the same changes="
             )
+        loaded: dict[str, list[End]] = {}
         for side, kept in state.items():
-            ends = [self._make() for _ in kept]
-            for end, each in zip(ends, kept, strict=True):
+            loaded[side] = [self._make() for _ in kept]
+            for end, each in zip(loaded[side], kept, strict=True):
                 assert isinstance(end, ChangesEnd)
                 end.kept.load_state_dict(each)
-            self._ends[side] = ends
+        self._ends |= loaded
 
     def _remembering(self) -> Iterator[tuple[str, ChangesEnd]]:
         for side, ends in self._ends.items():
@@ -163,14 +167,19 @@ class Links:
             self._used.add((side, chunk))
         return list(zip(floats, ends, ids, strict=True))
 
-    def _ids_of(self, side: str, chunk: int, rows: int) -> Sequence[int] | None:
-        """Of a micro-batch of so many rows."""
-        if self._ids is None or not self._remembers:
-            return None
-        if (side, chunk) in self._used or not self._ids:
+    def check_ids(self, side: str, chunk: int) -> None:
+        """Raise where a step begins without ids of its own; before a stage has made buffers for it."""
+        missing = self._ids is not None and (not self._ids or (side, chunk) in self._used)
+        if self._remembers and missing:
             raise ValueError(
                 "links that send changes need samples(ids) before each step, the ids of its batch's rows"
             )
+
+    def _ids_of(self, side: str, chunk: int, rows: int) -> Sequence[int] | None:
+        """Of a micro-batch of so many rows."""
+        self.check_ids(side, chunk)
+        if self._ids is None or not self._remembers:
+            return None
         batch = rows * (self._stage.chunks or 0)
         ids = self._ids[chunk * rows : (chunk + 1) * rows]
         if not ids or len(ids) != rows or batch not in (0, len(self._ids)):

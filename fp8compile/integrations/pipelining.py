@@ -97,15 +97,20 @@ def _tie(stage: Any, links: Links) -> None:
     """Have the stage's own methods, under the names that schedules call, hand over codes."""
     setattr(stage, _MARK, links)
     methods = (links.send_activations, links.receive_activations, links.send_gradients, links.receive_gradients)
-    for name, then in zip(SENDS_AND_RECEIVES, methods, strict=True):
-        setattr(stage, name, _with_codes(getattr(stage, name), then))
+    sides = ("outgoing", "incoming", None, None)
+    for name, then, side in zip(SENDS_AND_RECEIVES, methods, sides, strict=True):
+        before = (lambda chunk: None) if side is None else functools.partial(links.check_ids, side)
+        setattr(stage, name, _with_codes(getattr(stage, name), before, then))
     for name, direction in zip(COMPUTES, ("forward", "backward"), strict=True):
         setattr(stage, name, _decoded(getattr(stage, name), functools.partial(links.arrived, direction)))
 
 
-def _with_codes(plain: Callable[..., Any], then: Callable[[Sequence[Any], int], None]) -> Callable[..., Any]:
+def _with_codes(
+    plain: Callable[..., Any], before: Callable[[int], None], then: Callable[[Sequence[Any], int], None]
+) -> Callable[..., Any]:
     @functools.wraps(plain)
     def operations(chunk: int, *args: Any, **kwargs: Any) -> Any:
+        before(chunk)
         ops = plain(chunk, *args, **kwargs)
         then(ops, chunk)
         return ops

@@ -93,12 +93,16 @@ class CodeWriter:
         return seen(p), *((name, *seen(t)) for name, t in states if name != "step")
 
     def over(
-        self, p: Tensor, group: Mapping[str, Any], made: tuple[Tensor | None, Tensor | None, Tensor]
+        self,
+        p: Tensor,
+        group: Mapping[str, Any],
+        made: tuple[Tensor | None, Tensor | None, Tensor],
+        dtype: torch.dtype,
     ) -> tuple[Wanted, Tensors] | None:
         """What a graph of forward, backward and update takes in addition, to write the codes of the new weight over ``made``,
-        which its forward has read: by rows, transposed, inv_scale. None where it writes none."""
-        wanted = self.wanted(p, group)
-        if wanted is None or [codes is not None for codes in made[:2]] != [wanted.by_rows, wanted.transposed]:
+        which its forward has read: by rows, transposed, inv_scale, encoded from ``dtype``. None where it writes none."""
+        wanted, there = self.wanted(p, group), [codes is not None for codes in made[:2]]
+        if wanted is None or [wanted.dtype, wanted.by_rows, wanted.transposed] != [dtype, *there]:
             return None
         known, found = self._known(p, group), exchange.of(p)
         clipped = None if found is None else found.clipped

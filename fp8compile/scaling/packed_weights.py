@@ -51,7 +51,8 @@ class Packs:
         kept, key = self._kept.setdefault(weights[0], {}), tuple(map(id, weights))
         if key not in kept or not kept[key].is_of(codes):
             largest = torch.cat([inv_scale for _, _, inv_scale in made]).amax(0, keepdim=True)
-            kept[key] = _Pack(tuple(map(ref, codes)), side_by_side(codes), largest)
+            made_of = tuple((ref(each), each._version) for each in codes)
+            kept[key] = _Pack(made_of, side_by_side(codes), largest)
         return kept[key].packed, kept[key].inv_scale
 
     def forget(self, weights: Iterable[Tensor]) -> None:
@@ -66,11 +67,13 @@ class Packs:
 
 
 class _Pack(NamedTuple):
-    """Packed codes, and what they were made of, which lives no longer because of them."""
+    """Packed codes, and what they were made of, which lives no longer because of them, in which version: a whole step writes
+    new codes over those it has read."""
 
-    made_of: tuple[ref[Tensor], ...]
+    made_of: tuple[tuple[ref[Tensor], int], ...]
     packed: Tensor
     inv_scale: Tensor
 
     def is_of(self, codes: Sequence[Tensor]) -> bool:
-        return all(made() is each for made, each in zip(self.made_of, codes, strict=True))
+        pairs = zip(self.made_of, codes, strict=True)
+        return all(made() is each and version == each._version for (made, version), each in pairs)

@@ -2,7 +2,8 @@
 
 They are tensorwise under the weight's own amax, as a graph with dynamic scaling makes them, bit by bit. (Under autocast a
 generated kernel may leave out the rounding to 16 bits on the way, which is not left out here.) New codes are new tensors: a
-backward that is still to come keeps those of its forward.
+backward that is still to come keeps those of its forward. A whole step alone (fp8compile/whole_step) writes over them; such a
+backward then raises.
 
 Where the optimizer's step has written them (``fp8compile.optim``, ``weight_codes=True``), they are taken as they are, under
 the scale that the step predicted.

@@ -16,12 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fp8compile.observe.slot import WithStatsInputs
 from fp8compile.scaling.history import Histories
 from fp8compile.scaling.packed_weights import Codes
 from fp8compile.scaling.slot import WithScales
 from fp8compile.scaling.weight_slot import WithWeightCodes
 from fp8compile.whole_step.joined import CannotJoin
 
+STATISTICS = "the recipe gives the graph statistics to fill: observe=False leaves them out"
 PACKED = "Recipe.merge_dgrads takes codes of several weights as one matrix, which an update does not write"
 
 
@@ -32,11 +34,13 @@ class Given:
     Attributes:
         inputs: by position.
         codes: of weights, by the weight's position: by rows, transposed, inv_scale.
+        dtypes: what they are encoded from, by the weight's position.
         histories: what its scales come from, and its statistics go to; None without delayed scaling.
     """
 
     inputs: Mapping[int, Tensor] = field(default_factory=dict)
     codes: Mapping[int, Codes] = field(default_factory=dict)
+    dtypes: Mapping[int, torch.dtype] = field(default_factory=dict)
     histories: Histories | None = None
 
 
@@ -48,14 +52,18 @@ class OwnInputs:
 
     Attributes:
         graphs: how many were cut: first the one that takes what it is given, then one that measures.
+        returns_statistics: whether scales go in, of which the graph has statistics.
 
     Raises:
         CannotJoin: codes that updates do not write.
     """
 
     def __init__(self, halves: Callable[..., Any]) -> None:
+        if isinstance(halves, WithStatsInputs):
+            raise CannotJoin(STATISTICS)
         self._scales = halves if isinstance(halves, WithScales) else None
         self.graphs = 1 if self._scales is None else 2
+        self.returns_statistics = self._scales is not None and bool(self._scales.operands)
         inner = self._scales.known if self._scales else halves
         self._codes = inner.codes if isinstance(inner, WithWeightCodes) else None
         if self._codes is not None and self._codes.packs:
@@ -68,11 +76,15 @@ class OwnInputs:
         codes = {} if self._codes is None else self._codes.found(before)
         behind = [] if self._codes is None else self._codes.inputs(before, codes)
         inputs = dict(enumerate([*before, *behind]))
-        return Given({at: inputs[at] for at in range(len(args), len(inputs))}, codes, histories)
+        layouts = {} if self._codes is None else self._codes.layouts
+        dtypes = {at: each.dtype for at, each in layouts.items()}
+        return Given({at: inputs[at] for at in range(len(args), len(inputs))}, codes, dtypes, histories)
 
     def measures(self, args: Sequence[Any]) -> Any:
         """What the graph returns, with gradients, if this call has to measure; else None."""
-        if self._scales is None or not self._scales.histories.of(args).must_measure():
+        if self._scales is None or not self.returns_statistics:
+            return None
+        if not self._scales.histories.of(args).must_measure():
             return None
         with torch.enable_grad():
             return self._scales(*args)

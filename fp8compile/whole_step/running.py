@@ -83,7 +83,7 @@ class WholeGraph:
         self._options, self._counts = options, counts
         whole, given = joined(halves), own.given(inputs)
         if max(whole.inputs, default=-1) >= len(inputs) + len(given.inputs):
-            raise CannotJoin("the recipe gives the graph statistics to fill: observe=False leaves them out")
+            raise CannotJoin("the recipe gives the graph inputs that a whole step does not know")
         mine = {id(p) for group in updates.optimizer.param_groups for p in group["params"]}
         self._at = [at for at in sorted(whole.gradients) if at < len(inputs) and id(inputs[at]) in mine]
         self._loss = whole.loss
@@ -127,7 +127,7 @@ class WholeGraph:
                 self._updates.leave(p, coded[p])
         if self._options.clip_norm is not None:
             *results, self._counts.norm = results
-        if given.histories is not None:
+        if given.histories is not None and self._own.returns_statistics:
             *results, statistics = results
             given.histories.add(statistics)
         return results
@@ -153,7 +153,11 @@ class WholeGraph:
 
     def _coded(self, inputs: Sequence[Any], given: Given) -> dict[Tensor, Coded]:
         """By weight, what its update takes to write its codes."""
-        told = {at: self._updates.codes(inputs[at], made) for at, made in given.codes.items() if at in self._at}
+        told = {
+            at: self._updates.codes(inputs[at], made, given.dtypes[at])
+            for at, made in given.codes.items()
+            if at in self._at
+        }
         self._counts.codes = len(told)
         self._counts.not_coded = next((reason for reason in told.values() if isinstance(reason, str)), None)
         coded = {inputs[at]: each for at, each in told.items() if isinstance(each, Coded)}
@@ -167,7 +171,7 @@ class WholeGraph:
         held = [t for p in parameters for t in self._updates.held(p)]
         held += [t for each in coded.values() for t in each.tensors.values()]
         grads = tuple(None if p.grad is None else (p.grad.dtype, p.grad.stride()) for p in parameters)
-        known = self._updates.options(), tuple(map(id, held)), grads
+        known = self._updates.options(), tuple(each.wanted for each in coded.values()), tuple(map(id, held)), grads
         if self._ready is None or known != self._known:
             self._ready = self._chosen(self._tasks(parameters, coded), parameters, given)
             self._known, self._held = known, held
@@ -196,8 +200,10 @@ class WholeGraph:
     def _compiled(self, tasks: list[Task], parameters: Sequence[Tensor], given: Given) -> tuple[Placed, Compiled]:
         kind = parameters[0].device.type
         with torch.autocast(kind, enabled=False):
-            clip_norm, scales = self._options.clip_norm, given.histories is not None
-            placed = with_updates(joined(self._halves), tasks, clip_norm, given.inputs, returns_statistics=scales)
+            clip_norm, own = self._options.clip_norm, self._own
+            placed = with_updates(
+                joined(self._halves), tasks, clip_norm, given.inputs, returns_statistics=own.returns_statistics
+            )
             compiled = compile_whole(placed.module, self._options.recipe, self._options.mode)
         self._counts.compilations += 1
         self._counts.updated = len(tasks)

@@ -36,7 +36,7 @@ SIXTEEN_BITS = (
 HOOKED = "the optimizer has hooks on its step, which a graph would not call"
 NO_CODES = "torch.optim.{0} writes no codes: use fp8compile.optim.{0} with weight_codes=True"
 NOT_ASKED = "the optimizer has weight_codes=False"
-OTHER_LAYOUTS = "another graph takes codes of the same weight in other layouts"
+OTHER_LAYOUTS = "another graph takes other codes of the same weight"
 
 
 class Updates(Protocol):
@@ -64,8 +64,9 @@ class Updates(Protocol):
     def step_alone(self) -> None:
         """``optimizer.step()``, as if no state had begun here."""
 
-    def codes(self, p: Tensor, made: Codes) -> Coded | str:
-        """What its update takes to write the codes of the new weight over these; or why it writes none."""
+    def codes(self, p: Tensor, made: Codes, dtype: torch.dtype) -> Coded | str:
+        """What its update takes to write the codes of the new weight over these, encoded from this dtype; or why it writes
+        none."""
 
     def leave(self, p: Tensor, coded: Coded) -> None:
         """Behind the graph: leave the codes where graphs look for them."""
@@ -134,9 +135,9 @@ class OurUpdates:
     def step_alone(self) -> None:
         self.optimizer.step()
 
-    def codes(self, p: Tensor, made: Codes) -> Coded | str:
+    def codes(self, p: Tensor, made: Codes, dtype: torch.dtype) -> Coded | str:
         writer, group = self.optimizer._writer, self._groups[p][1]
-        found = writer.over(p, group, made)
+        found = writer.over(p, group, made, dtype)
         if found is None:
             return writer.why_not(p, group) or OTHER_LAYOUTS if self.optimizer.weight_codes else NOT_ASKED
         return Coded(*found)
@@ -213,7 +214,7 @@ class StockUpdates:
         self._counts.clear()
         self.optimizer.step()
 
-    def codes(self, p: Tensor, made: Codes) -> Coded | str:
+    def codes(self, p: Tensor, made: Codes, dtype: torch.dtype) -> Coded | str:
         return NO_CODES.format(type(self.optimizer).__name__)
 
     def leave(self, p: Tensor, coded: Coded) -> None:

@@ -309,3 +309,14 @@ def test_a_state_of_other_links_is_refused() -> None:
     for changes, state in ((False, tied()[1].state_dict()), (True, {}), (True, {"outgoing": []})):
         with pytest.raises(ValueError, match="changes="):
             tied(changes=changes)[1].load_state_dict(state)
+
+
+def test_a_state_that_is_refused_changes_nothing() -> None:
+    stage, links = tied()
+    links.samples([1, 2, 3, 4])
+    stage.get_fwd_send_ops(0)
+    state = links.state_dict()
+    wrong = {"outgoing": [{}], "incoming": [{"ids": torch.tensor([1])}]}
+    with pytest.raises(ValueError, match="as state_dict"):
+        links.load_state_dict(wrong)
+    assert str(links.state_dict()) == str(state)

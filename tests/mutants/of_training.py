@@ -86,6 +86,20 @@ WHOLE_STEP = (
         ("tests/whole_step/test_own_inputs.py",),
     ),
     Mutant(
+        "whole step: packed codes are as they were where their tensors are the same",
+        "fp8compile/scaling/packed_weights.py",
+        "made() is each and version == each._version",
+        "made() is each",
+        ("tests/whole_step/test_own_inputs.py",),
+    ),
+    Mutant(
+        "whole step: an update writes codes from the dtype that another graph wants",
+        "fp8compile/optim/code_writer.py",
+        "!= [dtype, *there]",
+        "!= [wanted.dtype, *there]",
+        ("tests/whole_step/test_own_inputs.py",),
+    ),
+    Mutant(
         "whole step: what follows from codes shares a kernel with their scale",
         "fp8compile/whole_step/placing.py",
         "last.meta[APART] = True",

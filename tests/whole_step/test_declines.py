@@ -84,6 +84,12 @@ CASES: dict[str, Case] = {
     "hooks on the step": (PLAIN, hooked, {}, "hooks on its step"),
     "hooks on a gradient": (released, adamw, {}, "weight has hooks on its gradient"),
     "observed": (PLAIN, adamw, {"observe": True}, "statistics to fill"),
+    "observed and delayed": (
+        PLAIN,
+        adamw,
+        {"observe": True, "linear": "tensorwise", "linear_scaling": "delayed"},
+        "statistics to fill",
+    ),
     "a graph break": (Breaks, adamw, {}, "Dynamo captures no single graph"),
     "shared memory": (shared, adamw, {}, "share memory"),
     "no gradient": (lambda: nn.Linear(8, 8).requires_grad_(False), lambda m: adamw(nn.Linear(8, 8)), {}, "no gradient"),

@@ -4,6 +4,7 @@ by the updates, in place."""
 from __future__ import annotations
 
 import copy
+import importlib
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,8 @@ from fp8compile.numerics import E4M3
 from fp8compile.numerics.delayed import quantize_under
 from fp8compile.optim.exchange import exchange
 from fp8compile.whole_step.running import WholeGraph
+
+quantize_linears = importlib.import_module("fp8compile.passes.quantize_linears")
 
 _prepared = WholeGraph._prepared
 CACHED = {"linear": "tensorwise", "emulate": True, "cache_weights": True, "saved": "off", "codegen": "eager"}
@@ -203,6 +206,89 @@ def test_frozen_weights_are_not_counted_as_left_out() -> None:
     assert step.told.coded == step.told.codes == 2 and step.told.not_coded is None
 
 
+@pytest.fixture
+def fp8_units(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Linears by ``_scaled_mm``, which a CPU has too: their dgrads take codes transposed."""
+    monkeypatch.setattr(quantize_linears, "fp8_unsupported_reason", lambda device: None)
+
+
+@pytest.mark.usefixtures("fp8_units")
+@pytest.mark.parametrize("codegen", ["eager", "inductor"])
+def test_codes_by_rows_and_transposed_are_those_of_the_new_weight(codegen: str) -> None:
+    model = net()
+    recipe = {**CACHED, "emulate": False, "codegen": codegen}
+    step = fp8compile.train_step(model, loss_fn, writing(model), recipe=recipe, fallback=False)
+    for x in batches(3):
+        step(x)
+    layouts = []
+    for layer in (model[0], model[2], model[4]):
+        found = exchange.of(layer.weight)
+        assert found is not None and found.by_rows is not None
+        expected = quantize_under(layer.weight.detach(), found.inv_scale, E4M3).view(torch.uint8)
+        assert torch.equal(found.by_rows.view(torch.uint8), expected)
+        layouts.append(found.transposed is not None)
+        assert found.transposed is None or torch.equal(found.transposed.view(torch.uint8), expected.t())
+    assert layouts == [False, True, True], "the input needs no gradient"
+
+
+class Siblings(nn.Module):
+    """Two linears of one value, whose dgrads can be one matmul."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.before, self.first, self.second = nn.Linear(32, 32), nn.Linear(32, 32), nn.Linear(32, 32)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.before(x).tanh()
+        y: Tensor = self.first(x).sin() * self.second(x)
+        return y
+
+
+@pytest.mark.usefixtures("fp8_units")
+def test_codes_that_another_graph_takes_as_one_matrix_are_packed_anew() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = Siblings()
+    optimizer = fp8compile.optim.AdamW(model, lr=3e-2, weight_codes=True, compiled=False)
+    step = fp8compile.train_step(model, loss_fn, optimizer, recipe={**CACHED, "emulate": False}, fallback=False)
+    merged = {**DELAYED, "emulate": False, "merge_dgrads": True}
+    other = torch.compile(lambda x: loss_fn(model, x), backend="fp8compile", options=merged)
+    for x in batches():
+        (found,) = torch.autograd.grad(other(x), [model.before.weight])
+        (expected,) = torch.autograd.grad(loss_fn(model, x), [model.before.weight])
+        assert (found - expected).norm() < 0.2 * expected.norm()
+        step(x)
+    assert step.told.coded == 3
+
+
+def test_codes_of_another_dtype_are_left_to_the_graph_that_takes_them() -> None:
+    model = net()
+    step = fp8compile.train_step(model, loss_fn, writing(model), recipe=CACHED, fallback=False)
+    other = torch.compile(lambda x: loss_fn(model, x), backend="fp8compile", options=CACHED)
+    for x in batches(3):
+        step.accumulate(x)
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            other(x).backward()
+        step(x)
+        for layer in (model[0], model[2], model[4]):
+            found = exchange.of(layer.weight)
+            if found is not None and found.wanted is not None:
+                weight = layer.weight.detach().to(found.wanted.dtype)
+                expected = quantize_under(weight, found.inv_scale, E4M3).view(torch.uint8)
+                assert found.by_rows is not None and torch.equal(found.by_rows.view(torch.uint8), expected)
+
+
+def test_delayed_scales_of_no_linear_are_none() -> None:
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    mine = nn.Sequential(nn.Linear(10, 7), nn.GELU(), nn.Linear(7, 10))
+    theirs = copy.deepcopy(mine)
+    step = fp8compile.train_step(mine, loss_fn, writing(mine), recipe=DELAYED, fallback=False)
+    three = three_calls(theirs, writing(theirs), DELAYED)
+    for x in batches(3):
+        assert torch.equal(step(x[:, :10]), three(x[:, :10]))
+
+
 def test_the_first_momentum_of_sgd_is_not_damped_behind_a_step_that_measures() -> None:
     mine = net()
     theirs = copy.deepcopy(mine)
@@ -218,16 +304,6 @@ def test_the_first_momentum_of_sgd_is_not_damped_behind_a_step_that_measures() -
 
 
 def test_merged_dgrads_are_declined() -> None:
-    class Siblings(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.second = nn.Linear(32, 32), nn.Linear(32, 32)
-
-        def forward(self, x: Tensor) -> Tensor:
-            x = x.sin()
-            y: Tensor = self.first(x) + self.second(x)
-            return y
-
     torch._dynamo.reset()
     model = Siblings()
     with pytest.raises(ValueError, match="merge_dgrads takes codes of several weights as one matrix"):
