@@ -11,6 +11,7 @@ from fp8compile.planning.device_rates import RATES
 from fp8compile.recipe.calibration import Calibration
 from fp8compile.recipe.frozen import FrozenMapping
 from fp8compile.recipe.linear_formats import FrozenFormats
+from fp8compile.recipe.saved_bits import SavedBits
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "linear": ("off", "tensorwise", "rowwise", "blockwise", "mxfp8", "int8", "int8_blocks", "auto"),
@@ -81,6 +82,18 @@ def _as_islands(value: Any) -> Any:
     )
 
 
+def _as_saved_bits(value: Any) -> Any:
+    """ "off", or a choice of bits: ``value`` itself, or loaded from its file."""
+    if value == "off" or isinstance(value, SavedBits):
+        return value
+    if isinstance(value, str) and value.endswith(".json"):
+        return SavedBits.load(value)
+    raise ValueError(
+        f"Recipe.saved_bits cannot be {value!r}. It is 'off', a choice of bits (fp8compile.calibrate_bits(...).saved_bits), "
+        "or the path of one (.json). One number of bits for all is Recipe.saved_format, such as '4bit'."
+    )
+
+
 def _as_options(value: Any) -> FrozenOptions:
     if not isinstance(value, Mapping):
         raise ValueError(f"Recipe.inductor must be a dict of Inductor options, not {value!r}.")
@@ -110,7 +123,9 @@ def check_values(recipe: Any) -> None:
         raise ValueError(
             f"Recipe.chunk_logits must be 'off', 'auto' or a number of chunks from 2 to 64, not {recipe.chunk_logits!r}."
         )
-    if recipe.group_size % TOGETHER and (few := {recipe.saved_format, recipe.attention_format} & {*FEW_BITS}):
+    chosen = () if recipe.saved_bits == "off" else recipe.saved_bits.formats
+    few = {recipe.saved_format, recipe.attention_format, *chosen} & {*FEW_BITS}
+    if recipe.group_size % TOGETHER and few:
         nearest_size = recipe.group_size // TOGETHER * TOGETHER
         raise ValueError(
             f"Recipe.group_size must be a multiple of {TOGETHER} for {min(few)!r}, such as {nearest_size}, "
