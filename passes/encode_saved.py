@@ -26,6 +26,7 @@ from torch.fx import Node
 
 from fp8compile.budget.placing import move_views_to_their_operand
 from fp8compile.encoding.saved_judge import Judge
+from fp8compile.encoding.saved_keys import missing
 from fp8compile.encoding.stored import Stored
 from fp8compile.fx.graph import (
     SAVED_AS_CODES,
@@ -49,7 +50,8 @@ def encode_saved(split: PartitionedGraph, ctx: Context) -> Notes:
     judge = Judge(split, ctx)
     ours = [edge for edge in split.edges if saves_itself(split, edge)]
     decided = [(edge, judge.decide(edge)) for edge in ours]  # on one graph, for all
-    notes = Notes()
+    stores = any(isinstance(decision, Stored) for _, decision in decided)
+    notes = Notes(skips=missing(judge.keys, ctx) if stores else ())
     for edge, decision in decided:
         if isinstance(decision, Encoding):
             notes += Notes(saved=_codes_of_a_matmul(edge, decision))

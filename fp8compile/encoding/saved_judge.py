@@ -49,8 +49,8 @@ UNKNOWN = (
     "saved_attention to True or False"
 )
 STEEP = "a steep function of it in the backward"
-ADDS = "adds {:.1e} to the gradients' squared error"
-KEPT = "Recipe.saved_bits keeps it exact: 8 bits add {:.1e} to the gradients' squared error"
+ADDS = "adds {:.1e} to the gradients' error"
+KEPT = "Recipe.saved_bits keeps it exact: 8 bits add {:.1e} to the gradients' error"
 NOT_CHOSEN = "not among the values of Recipe.saved_bits"
 
 

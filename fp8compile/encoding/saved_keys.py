@@ -9,9 +9,13 @@ from torch.fx import Node
 
 from fp8compile.fx.graph import SAVED_KEY
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
+from fp8compile.fx.provenance import Origin, TensorInfo
 from fp8compile.fx.regions import saves_itself
 from fp8compile.recipe.context import Context
-from fp8compile.recipe.saved_bits import Key
+from fp8compile.recipe.saved_bits import MEASURE, Key
+from fp8compile.reporting.entries import RECIPE, Skip
+
+NOT_SAVED = "Recipe.saved_bits: this model does not save such a value"
 
 
 def keys_of(split: PartitionedGraph, ctx: Context) -> Mapping[Node, Key]:
@@ -24,6 +28,25 @@ def keys_of(split: PartitionedGraph, ctx: Context) -> Mapping[Node, Key]:
     if not any(SAVED_KEY in edge.forward.meta for edge in ours):
         _count(ours, ctx)
     return {edge.forward: edge.forward.meta[SAVED_KEY] for edge in ours if SAVED_KEY in edge.forward.meta}
+
+
+def missing(found: Mapping[Node, Key], ctx: Context) -> tuple[Skip, ...]:
+    """An entry for each value of ``Recipe.saved_bits`` that a whole model does not save.
+
+    Raises:
+        ValueError: it saves none of them: the choice is of another model.
+    """
+    bits = ctx.recipe.saved_bits
+    if bits == "off" or not bits.values or not ctx.is_whole_model:
+        return ()  # what one graph of several does not save another may
+    gone = [value.key for value in bits.values if value.key not in found.values()]
+    if len(gone) == len(bits.values):
+        raise ValueError(
+            f"Recipe.saved_bits: none of its {len(gone)} values is in this model: {gone[0]} was the first. It was measured "
+            f"on another model, or on another version of it. {MEASURE}."
+        )
+    nowhere = Origin("-", "", "")
+    return tuple(Skip(TensorInfo.without_tensor(str(key), nowhere), NOT_SAVED, RECIPE) for key in gone)
 
 
 def _count(edges: list[SavedTensor], ctx: Context) -> None:

@@ -1,6 +1,6 @@
 """In how many bits each saved value is stored, chosen by what its codes were measured to add to the gradients' error.
 
-    S_i(b)    the squared error of all gradients together if value i alone is stored as choice b, over their squared norm
+    S_i(b)    the error of the gradients if value i alone is stored as choice b: a mean of parameters' relative squared errors
     chosen    minimise sum_i S_i(b_i) within a budget of bytes, exactly (GACT, 2206.11357; fp8compile/numerics/knapsack.py)
 
 The sum is that of all codes together as far as their errors are independent. A plain file, part of the recipe and of the
@@ -53,7 +53,7 @@ class Key(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """One way to store a value: its bytes, and what it adds to the gradients' squared error, over their squared norm."""
+    """One way to store a value: its bytes, and what it adds to the gradients' error."""
 
     nbytes: int
     error: float
@@ -93,7 +93,7 @@ class SavedValue:
 
     @property
     def error(self) -> float:
-        """What the chosen format adds to the gradients' squared error."""
+        """What the chosen format adds to the gradients' error."""
         return dict(self.choices)[self.chosen].error
 
     def nbytes_at(self, bits: int) -> int:
@@ -160,7 +160,7 @@ class SavedBits(InAFile):
 
     @property
     def error(self) -> float:
-        """The predicted squared error of all gradients together, over the square of their norm."""
+        """The predicted error of the gradients, as ``calibrate_bits`` weighs it."""
         return sum(value.error for value in self.values)
 
     @property
@@ -224,7 +224,7 @@ class SavedBits(InAFile):
         ordered = sorted(self.values, key=lambda value: -value.error)
         rows = [(str(v.key), f"{v.numel:,}", v.chosen, human(v.nbytes), f"{v.error:.1e}") for v in ordered]
         total = (f"all {len(rows)}", "", f"{self.bits_per_element:.2f} bits", human(self.nbytes), f"{self.error:.1e}")
-        columns = ("saved value", "elements", "stored as", "bytes", "adds to the gradients' squared error")
+        columns = ("saved value", "elements", "stored as", "bytes", "adds to the gradients' error")
         return printed([table("", columns, [*rows, total], whole=True)])
 
 

@@ -1,7 +1,14 @@
 """``fp8compile.calibrate_bits``: what each saved value's codes add to the gradients' error, and the best bits for a budget.
 
-    forward once  -->  backward on exact values: g      and again for each value and format, with that value alone as it
-                                                        comes back from its codes: g';  error = |g' - g|^2 / |g|^2
+    forward once  -->  backward on exact values: g;  then again for each value and format, with that value alone as it comes
+                       back from its codes: g'
+
+    weigh="norm"     error = sum_p |g'_p - g_p|^2 / max(|g_p|, |g| / 1000) / sum_p |g_p|      over parameters p
+    weigh="power"    error = |g' - g|^2 / |g|^2                                               GACT's: all as one vector
+
+Both are means of parameters' relative squared errors, weighted by the norm of their gradient or by its square. By the square
+the largest gradients are all that counts, and small ones are given up: queries and keys of a Llama, which an optimizer that
+scales each parameter's step makes as large as any. The floor keeps gradients that are zero up to rounding from deciding.
 
 GACT (2206.11357) has no exact gradient: it runs the backward twice with different random roundings, and takes half of the
 squared difference, which is the variance. Here the forward saves exact values while it is measured, so one backward gives
@@ -10,6 +17,7 @@ the error itself, with the part that is no noise. The graph runs node by node, s
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -20,6 +28,7 @@ from torch.fx import GraphModule, Interpreter, Node
 from torch.utils import _pytree as pytree
 
 from fp8compile import _torch as private
+from fp8compile._messages import nearest
 from fp8compile.compiler import report_store
 from fp8compile.compiler.inductor import compile_once
 from fp8compile.compiler.inputs import trains
@@ -32,6 +41,8 @@ from fp8compile.recipe.saved_bits import BITS, WHOLE, Key, SavedBits, SavedValue
 from fp8compile.tools.trial_step import LIMIT, arguments, check_is_module, chosen_recipe, default_loss, left_as_it_was
 
 MEASURED = (2, 3, 4, 5, 6, 8)
+WEIGHTS = ("norm", "power")
+SMALLEST = 1e-3  # of the norm of all gradients: a parameter whose gradient is smaller counts as if it were so large
 NOTHING = (
     "calibrate_bits: nothing to choose: the recipe stores no value of this model as codes{why}. fp8compile.explain(model, "
     "batch) says of each saved value why it stays as it is"
@@ -46,6 +57,7 @@ def calibrate_bits(
     nbytes: int | None = None,
     recipe: Recipe | str | Mapping[str, Any] | None = None,
     loss: Callable[[Any], Tensor] | None = None,
+    weigh: str = "norm",
     measured: Sequence[int] = MEASURED,
 ) -> Recipe:
     """A recipe with the bits for each saved value that make the error of the gradients least, within a budget of bytes.
@@ -69,6 +81,8 @@ def calibrate_bits(
             default recipe.
         loss: the scalar to differentiate, from the model's output; by default ``output.loss`` where there is one,
             else the sum of the floating-point outputs.
+        weigh: what is made least: "norm", the mean of parameters' relative squared errors weighted by the norms of their
+            gradients; or "power", the squared error of all gradients as one vector, as in GACT.
         measured: bits of 2, 3, 4, 5, 6, 8 that are measured, each a backward for each value. Others follow from the nearest:
             the error goes with the square of a code's step.
 
@@ -90,9 +104,13 @@ def calibrate_bits(
     if bits is not None:
         checked_bits(bits)
     if not measured or not set(measured) <= set(MEASURED):
-        raise ValueError(f"calibrate_bits: measured must be some of {', '.join(map(str, MEASURED))}, not {measured!r}.")
+        raise ValueError(
+            f"calibrate_bits: measured must be some of {', '.join(map(str, MEASURED))}, not {measured!r}."
+        )
+    if weigh not in WEIGHTS:
+        raise ValueError(f"calibrate_bits: weigh cannot be {weigh!r}.{nearest(str(weigh), WEIGHTS)}")
     chosen = chosen_recipe(recipe, model)
-    run = _Measuring(_plain(chosen), tuple(measured))
+    run = _Measuring(_plain(chosen), tuple(measured), weigh)
     run.over(getattr(model, "_orig_mod", model), batches, loss)
     values = run.values()
     if not values:
@@ -109,8 +127,8 @@ def _plain(recipe: Recipe) -> Recipe:
 class _Measuring:
     """The graphs of a model, and the error that each value and number of bits adds to its gradients, over all batches."""
 
-    def __init__(self, recipe: Recipe, measured: Sequence[int]) -> None:
-        self.recipe, self.ways = recipe, {name for name, bits in BITS.items() if bits in measured}
+    def __init__(self, recipe: Recipe, measured: Sequence[int], weigh: str) -> None:
+        self.weigh, self.recipe, self.ways = weigh, recipe, {n for n, bits in BITS.items() if bits in measured}
         self.graphs: list[list[Tried]] = []
         self.errors: dict[Key, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         self.batches = 0
@@ -119,7 +137,9 @@ class _Measuring:
 
     def over(self, model: nn.Module, batches: Iterable[Any], loss: Callable[[Any], Tensor] | None) -> None:
         """Run every batch."""
-        retained = private.functorch_config.patch(donated_buffer=False)  # several backwards read what one forward saved
+        retained = private.functorch_config.patch(
+            donated_buffer=False
+        )  # several backwards read what one forward saved
         with left_as_it_was(model), retained, private.dynamo_config.patch(recompile_limit=LIMIT):
             step = torch.compile(model, backend=self._compile, dynamic=False)
             for self.batches, batch in enumerate(batches, 1):
@@ -153,18 +173,19 @@ class _Measuring:
 
         self._met, self._active = {}, None
         exact = [None if g is None else g.double() for g in gradients()]
-        norm = sum(power(g) for g in exact if g is not None)
-        if not 0 < norm < float("inf"):
+        powers = [0.0 if g is None else power(g) for g in exact]
+        if not 0 < (norm := sum(powers)) < math.inf:
             raise ValueError(
                 f"calibrate_bits: batch {self.batches - 1}: the squared norm of the gradients is {norm}, and nothing can be "
                 "measured with it. fp8compile.debug_step(model, batch) names what is not finite."
             )
+        weights = _weights(powers, self.weigh)
         for tried in list(self._met.values()):
             for way in self.ways & tried.ways.keys():
                 self._active = tried, way
-                pairs = zip(exact, gradients(), strict=True)
-                off = sum(power(g.double() - e) for e, g in pairs if e is not None and g is not None)
-                self.errors[tried.key][way] += off / norm
+                each = zip(exact, gradients(), weights, strict=True)
+                off = (w * power(g.double() - e) for e, g, w in each if e is not None and g is not None)
+                self.errors[tried.key][way] += sum(off)
         self._active = None
 
     def _compile(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
@@ -202,12 +223,21 @@ class _Exchanging(Interpreter):
 def _checked(scalar: Tensor | None) -> Tensor:
     if scalar is None or not scalar.requires_grad:
         raise ValueError(
-            "calibrate_bits: nothing to differentiate: no output of the model depends on a parameter that trains. Give loss=, "
-            "a function from the model's output to a scalar, or call model.requires_grad_()."
+            "calibrate_bits: nothing to differentiate: no output of the model depends on a parameter that trains. Give "
+            "loss=, a function from the model's output to a scalar, or call model.requires_grad_()."
         )
     if scalar.numel() != 1:
         raise ValueError(f"loss must return a scalar, not a tensor of shape {tuple(scalar.shape)}")
     return scalar
+
+
+def _weights(powers: Sequence[float], weigh: str) -> list[float]:
+    """What a unit of each gradient's squared error counts."""
+    total = sum(powers)
+    if weigh == "power":
+        return [1 / total] * len(powers)
+    norms = [math.sqrt(each) for each in powers]
+    return [1 / (max(norm, SMALLEST * math.sqrt(total)) * sum(norms)) for norm in norms]
 
 
 def _with_others(errors: Mapping[str, float], ways: Iterable[str]) -> dict[str, float]:
