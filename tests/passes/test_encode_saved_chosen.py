@@ -74,14 +74,17 @@ def codecs(model: nn.Module, bits: SavedBits, **options: Any) -> dict[str, str]:
 def test_golden_forward_of_two_linears() -> None:
     split = split_of(SwiGLU(), torch.randn(128, 64), linear="off", saved_bits=chosen(up="2bit", gate="5bit"))
     text = "".join(f"{line}\n" for line in forward_of(split).splitlines() if "encode" in line)
-    assert_expected_inline(text, """\
+    assert_expected_inline(
+        text,
+        """\
 view_10: uint8[10240] = encode(addmm)
 convert_element_type_17: bfloat16[128, 1] = encode(addmm)
 convert_element_type_18: bfloat16[128, 1] = encode(addmm)
 view_21: uint8[4096] = encode(addmm_1)
 convert_element_type_28: bfloat16[128, 1] = encode(addmm_1)
 convert_element_type_29: bfloat16[128, 1] = encode(addmm_1)
-""")
+""",
+    )
 
 
 def test_each_value_gets_what_is_chosen_and_the_report_says_what_it_costs() -> None:
