@@ -87,8 +87,8 @@ PARTITION = (
     changes(encode_saved),  # last: whatever is still saved is stored as codes
 )
 
-# In its place where ``calibrate_bits`` measures: what would be stored stays exact.
-MEASURED = (*PARTITION[:-1], preserves(mark_saved))
+# In the place of PARTITION's last where ``calibrate_bits`` measures.
+MEASURED = preserves(mark_saved)  # what would be stored stays exact
 
 # On the two halves where the recipe offloads, behind PARTITION: codes are what goes to the host.
 OFFLOAD = (preserves(offload_codes),)

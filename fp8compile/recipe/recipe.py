@@ -10,18 +10,10 @@ from typing import Any
 
 from fp8compile._messages import nearest
 from fp8compile.recipe.frozen import FrozenModules
-from fp8compile.recipe.linear_formats import as_formats
 from fp8compile.recipe.modules import PER_GRAPH, check_modules, module_recipes
 from fp8compile.recipe.patterns import OUTPUT_HEAD_PATTERNS, in_module
 from fp8compile.recipe.presets import PRESETS
-from fp8compile.recipe.validation import (
-    FrozenOptions,
-    _as_islands,
-    _as_options,
-    _as_patterns,
-    _as_saved_bits,
-    check_values,
-)
+from fp8compile.recipe.validation import CONVERTED, FrozenOptions, check_values
 
 OF_THE_DEVICE = "device"
 
@@ -137,13 +129,8 @@ class Recipe:
     check: str = field(default="off", compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "skip", _as_patterns("skip", self.skip))
-        object.__setattr__(self, "linear_skip", _as_patterns("linear_skip", self.linear_skip))
-        object.__setattr__(self, "keep_fp32", _as_patterns("keep_fp32", self.keep_fp32))
-        object.__setattr__(self, "linear_formats", as_formats(self.linear_formats))
-        object.__setattr__(self, "islands", _as_islands(self.islands))
-        object.__setattr__(self, "saved_bits", _as_saved_bits(self.saved_bits))
-        object.__setattr__(self, "inductor", _as_options(self.inductor))
+        for name, converted in CONVERTED.items():
+            object.__setattr__(self, name, converted(name, getattr(self, name)))
         check_values(self)
         object.__setattr__(self, "modules", module_recipes(self.modules, self))
         check_modules(self)
