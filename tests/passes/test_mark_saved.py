@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import pytest
@@ -90,6 +91,4 @@ def test_a_value_comes_back_with_the_error_of_its_bits() -> None:
     mark_saved(split, CTX)
     tried, x = marks(split)["up"], torch.randn(128, 128)
     errors = [float((tried.came_back(x, way) - x).square().mean()) for way in tried.ways]
-    assert errors == sorted(errors, reverse=True) and all(
-        3 < a / b < 17 for a, b in zip(errors, errors[1:], strict=False)
-    )
+    assert errors == sorted(errors, reverse=True) and all(3 < a / b < 17 for a, b in itertools.pairwise(errors))
