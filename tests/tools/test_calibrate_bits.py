@@ -14,8 +14,10 @@ from torch import Tensor, nn
 
 import fp8compile
 from fp8compile import Recipe, SavedBits, calibrate_bits
+from fp8compile.compiler.cache_key import key_of
 from fp8compile.numerics.few_bits import FewBits
 from fp8compile.numerics.metrics import power
+from fp8compile.recipe.context import Context
 from fp8compile.tools.calibrate_bits import _weights
 from tests.support.graphs import split_of
 from tests.support.measure import compiled, kept_bytes, llama_case
@@ -168,6 +170,12 @@ def test_across_a_graph_break_errors_reach_the_graph_before() -> None:
     assert error(gradients(fn, net, x), exact) == pytest.approx(bits.error, rel=0.5)
     named = {s.origin.module: s.codec for s in fp8compile.report(fn).saved}  # type: ignore[arg-type]
     assert all("adds" in codec for codec in named.values()) and len(named) >= 3
+
+
+def test_a_graph_that_is_measured_shares_no_report_with_one_that_trains() -> None:
+    gm, x = torch.fx.symbolic_trace(nn.Linear(8, 8)), torch.randn(4, 8)
+    keys = {key_of(gm, [x], Context(RECIPE, measures_saved=measures), {}) for measures in (False, True)}
+    assert len(keys) == 2
 
 
 # ------------------------------------------------------------------------------------------------ what is chosen
