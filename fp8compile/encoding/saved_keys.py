@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Mapping
 
@@ -31,19 +32,17 @@ def keys_of(split: PartitionedGraph, ctx: Context) -> Mapping[Node, Key]:
 
 
 def missing(found: Mapping[Node, Key], ctx: Context) -> tuple[Skip, ...]:
-    """An entry for each value of ``Recipe.saved_bits`` that a whole model does not save.
-
-    Raises:
-        ValueError: it saves none of them: the choice is of another model.
-    """
+    """An entry for each value of ``Recipe.saved_bits`` that a whole model does not save. Where it saves none of them it warns:
+    another path of the model may have been measured, or another model."""
     bits = ctx.recipe.saved_bits
     if bits == "off" or not bits.values or not ctx.is_whole_model:
         return ()  # what one graph of several does not save another may
     gone = [value.key for value in bits.values if value.key not in found.values()]
     if len(gone) == len(bits.values):
-        raise ValueError(
-            f"Recipe.saved_bits: none of its {len(gone)} values is in this model: {gone[0]} was the first. It was measured "
-            f"on another model, or on another version of it. {MEASURE}."
+        warnings.warn(
+            f"Recipe.saved_bits: none of its {len(gone)} values is in this graph, which stores all by the rule: {gone[0]} "
+            f"was the first. They were measured on another model, another version of it or another path. {MEASURE}.",
+            stacklevel=2,
         )
     nowhere = Origin("-", "", "")
     return tuple(Skip(TensorInfo.without_tensor(str(key), nowhere), NOT_SAVED, RECIPE) for key in gone)

@@ -16,10 +16,12 @@ import dataclasses
 import functools
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from fp8compile._arguments import is_count
 from fp8compile._text import human, printed, table
 from fp8compile.numerics.few_bits import FEW_BITS
 from fp8compile.numerics.knapsack import cheapest
@@ -82,6 +84,12 @@ class SavedValue:
                 raise ValueError(
                     f"{name!r} with {nbytes!r} bytes and an error of {error!r} is no choice for {self.key}"
                 )
+        names = [name for name, _ in self.choices]
+        if names != [name for name in BITS if name in names] or not {ONE_BYTE, WHOLE} <= set(names):
+            raise ValueError(
+                f"{self.key} may be stored as {', '.join(names)}: each once, from the fewest bits on, with {ONE_BYTE} and "
+                f"{WHOLE}"
+            )
         if self.chosen not in dict(self.choices):
             known = ", ".join(name for name, _ in self.choices)
             raise ValueError(f"{self.key} may be stored as {known}, not as {self.chosen!r}")
@@ -114,6 +122,11 @@ class SavedBits(InAFile):
 
     values: tuple[SavedValue, ...]
 
+    def __post_init__(self) -> None:
+        twice = [str(key) for key, times in Counter(value.key for value in self.values).items() if times > 1]
+        if twice:
+            raise ValueError(f"{twice[0]} is there twice")
+
     def within(self, bits: float | None = None, nbytes: int | None = None) -> SavedBits:
         """The choice with the least error in other bytes, from the same measurements.
 
@@ -127,7 +140,7 @@ class SavedBits(InAFile):
         """
         if (bits is None) == (nbytes is None):
             raise ValueError("give bits, such as bits=4.0, or nbytes, and not both")
-        budget = self.bytes_at(checked_bits(bits)) if nbytes is None else nbytes
+        budget = self.bytes_at(checked_bits(bits)) if nbytes is None else checked_bytes(nbytes)
         choices = [[choice for _, choice in value.choices] for value in self.values]
         sizes, errors = ([[getattr(c, name) for c in each] for each in choices] for name in ("nbytes", "error"))
         found = cheapest(sizes, errors, budget)
@@ -235,6 +248,13 @@ def checked_bits(bits: Any) -> float:
             f"bits must be a number from {LEAST} to {MOST}, bits per element of what is saved, not {bits!r}."
         )
     return float(bits)
+
+
+def checked_bytes(nbytes: Any) -> int:
+    """``nbytes`` as a number of bytes; raises ValueError else."""
+    if not is_count(nbytes):
+        raise ValueError(f"nbytes must be a whole number of bytes, not {nbytes!r}.")
+    return int(nbytes)
 
 
 def _value_of(line: Mapping[str, Any]) -> SavedValue:

@@ -18,7 +18,7 @@ the error itself, with the part that is no noise. The graph runs node by node, s
 from __future__ import annotations
 
 import math
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -31,18 +31,28 @@ from fp8compile import _torch as private
 from fp8compile._messages import nearest
 from fp8compile.compiler import report_store
 from fp8compile.compiler.inductor import compile_once
+from fp8compile.compiler.inline_regions import has_regions
 from fp8compile.compiler.inputs import trains
 from fp8compile.compiler.node_by_node import boxed, make_runnable
 from fp8compile.fx.graph import TRIED
 from fp8compile.numerics.metrics import power
 from fp8compile.passes.mark_saved import Tried
 from fp8compile.recipe.recipe import Recipe, uncounted
-from fp8compile.recipe.saved_bits import BITS, WHOLE, Key, SavedBits, SavedValue, checked_bits
+from fp8compile.recipe.saved_bits import BITS, WHOLE, Key, SavedBits, SavedValue, checked_bits, checked_bytes
 from fp8compile.tools.trial_step import LIMIT, arguments, check_is_module, chosen_recipe, default_loss, left_as_it_was
 
 MEASURED = (2, 3, 4, 5, 6, 8)
 WEIGHTS = ("norm", "power")
 SMALLEST = 1e-3  # of the norm of all gradients: a parameter whose gradient is smaller counts as if it were so large
+REGIONS = (
+    "calibrate_bits: the model has nested compile regions, whose values it cannot exchange: leave "
+    "torch.compiler.nested_compile_region out"
+)
+TOLD_APART = (
+    "calibrate_bits: {0} is saved by several graphs of one batch, or by one graph that runs several times, and the bits of "
+    "each cannot be told apart. Graph breaks make them: TORCH_LOGS=graph_breaks names each"
+)
+GROUPS = "calibrate_bits: group_size={0}: codes of few bits need groups of a multiple of 8 elements"
 NOTHING = (
     "calibrate_bits: nothing to choose: the recipe stores no value of this model as codes{why}. fp8compile.explain(model, "
     "batch) says of each saved value why it stays as it is"
@@ -92,7 +102,8 @@ def calibrate_bits(
 
     Raises:
         ValueError: no batches, no graph, nothing that is stored as codes, gradients that are zero or not finite, ``loss`` is
-            not a scalar, a budget out of range or below what the fewest bits take.
+            not a scalar, a budget out of range or below what the fewest bits take; nested compile regions; a value that
+            several graphs of one batch save, or one graph that runs several times.
     """
     check_is_module(model, "calibrate_bits")
     if isinstance(batches, (Tensor, Mapping)):
@@ -103,6 +114,8 @@ def calibrate_bits(
         bits = 4.0
     if bits is not None:
         checked_bits(bits)
+    if nbytes is not None:
+        checked_bytes(nbytes)
     if not measured or not set(measured) <= set(MEASURED):
         raise ValueError(
             f"calibrate_bits: measured must be some of {', '.join(map(str, MEASURED))}, not {measured!r}."
@@ -110,6 +123,9 @@ def calibrate_bits(
     if weigh not in WEIGHTS:
         raise ValueError(f"calibrate_bits: weigh cannot be {weigh!r}.{nearest(str(weigh), WEIGHTS)}")
     chosen = chosen_recipe(recipe, model)
+    for size in (each.group_size for each in (chosen, *chosen.modules.values())):
+        if size % 8:
+            raise ValueError(GROUPS.format(size))
     run = _Measuring(_plain(chosen), tuple(measured), weigh)
     run.over(getattr(model, "_orig_mod", model), batches, loss)
     values = run.values()
@@ -121,7 +137,7 @@ def calibrate_bits(
 def _plain(recipe: Recipe) -> Recipe:
     """``recipe`` with the same values saved, and nothing that a step hands to the next."""
     switches = {"cache_weights": False, "merge_dgrads": False, "linear_scaling": "dynamic", "offload": "off"}
-    return uncounted(recipe).replace_in_all(saved_bits="off", **switches)
+    return uncounted(recipe).replace_in_all(saved_bits="off", memory_budget=1.0, **switches)
 
 
 class _Measuring:
@@ -132,7 +148,8 @@ class _Measuring:
         self.graphs: list[list[Tried]] = []
         self.errors: dict[Key, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         self.batches = 0
-        self._met: dict[int, Tried] = {}  # in the backward that ran last
+        self.has_regions = False
+        self._met: list[Tried] = []  # in the backward on exact values that ran last
         self._active: tuple[Tried, str] | None = None
 
     def over(self, model: nn.Module, batches: Iterable[Any], loss: Callable[[Any], Tensor] | None) -> None:
@@ -145,6 +162,8 @@ class _Measuring:
             for self.batches, batch in enumerate(batches, 1):
                 args, kwargs = arguments(batch, None, "calibrate_bits")
                 output = step(*args, **kwargs)
+                if self.has_regions:
+                    raise ValueError(REGIONS)
                 scalar = loss(output) if loss else default_loss(output)
                 inputs = [t for t in (*model.parameters(), *pytree.tree_leaves((args, kwargs))) if trains(t)]
                 self._measure(_checked(scalar), inputs)
@@ -161,6 +180,8 @@ class _Measuring:
                 largest[tried.key] = tried
         found = []
         for key, tried in largest.items():
+            if key not in self.errors:
+                continue  # no backward has read it: it is stored by the rule
             mean = {way: error / self.batches for way, error in self.errors[key].items()}
             found.append(SavedValue(key, tried.numel, tried.choices(_with_others(mean, tried.ways)), WHOLE))
         return tuple(found)
@@ -171,8 +192,11 @@ class _Measuring:
         def gradients() -> tuple[Tensor | None, ...]:
             return torch.autograd.grad(scalar, inputs, allow_unused=True, retain_graph=True)
 
-        self._met, self._active = {}, None
+        self._met, self._active = [], None
         exact = [None if g is None else g.double() for g in gradients()]
+        met, seen = self._met, Counter(tried.key for tried in self._met)
+        if several := [str(key) for key, times in seen.items() if times > 1]:
+            raise ValueError(TOLD_APART.format(several[0]))
         powers = [0.0 if g is None else power(g) for g in exact]
         if not 0 < (norm := sum(powers)) < math.inf:
             raise ValueError(
@@ -180,17 +204,24 @@ class _Measuring:
                 "measured with it. fp8compile.debug_step(model, batch) names what is not finite."
             )
         weights = _weights(powers, self.weigh)
-        for tried in list(self._met.values()):
-            for way in self.ways & tried.ways.keys():
+        for tried in met:
+            for way in self._ways_of(tried):
                 self._active = tried, way
                 each = zip(exact, gradients(), weights, strict=True)
                 off = (w * power(g.double() - e) for e, g, w in each if e is not None and g is not None)
                 self.errors[tried.key][way] += sum(off)
         self._active = None
 
+    def _ways_of(self, tried: Tried) -> set[str]:
+        """Those that are measured; the nearest one where it may have none of them."""
+        asked = [BITS[way] for way in self.ways]
+        near = min(tried.ways, key=lambda way: min(abs(BITS[way] - bits) for bits in asked))
+        return (self.ways & tried.ways.keys()) or {near}
+
     def _compile(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         found: list[Tried] = []
         self.graphs.append(found)
+        self.has_regions |= has_regions(gm)
 
         def inner(half: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
             make_runnable(half)
@@ -201,7 +232,8 @@ class _Measuring:
 
     def came_in(self, tried: Tried, value: Tensor) -> Tensor:
         """A saved value as it comes into the backward that runs: itself, or from the codes that are measured now."""
-        self._met[id(tried)] = tried
+        if self._active is None:
+            self._met.append(tried)
         if self._active is None or self._active[0] is not tried:
             return value
         return tried.came_back(value, self._active[1])
@@ -246,5 +278,5 @@ def _with_others(errors: Mapping[str, float], ways: Iterable[str]) -> dict[str, 
 
 
 def _scaled(errors: Mapping[str, float], way: str) -> float:
-    nearest = min(errors, key=lambda each: abs(BITS[each] - BITS[way]), default=None)
-    return 0.0 if nearest is None else errors[nearest] * ((2 ** BITS[nearest] - 1) / (2 ** BITS[way] - 1)) ** 2
+    near = min(errors, key=lambda each: abs(BITS[each] - BITS[way]))
+    return errors[near] * ((2 ** BITS[near] - 1) / (2 ** BITS[way] - 1)) ** 2

@@ -192,7 +192,7 @@ MEMORY = (
         OF_BITS,
     ),
     Mutant(
-        "saved bits: a choice for another model is taken",
+        "saved bits: a choice for another model is taken without a word",
         "fp8compile/encoding/saved_keys.py",
         "if len(gone) == len(bits.values):",
         "if False:",

@@ -280,3 +280,90 @@ def test_a_frozen_model_has_nothing_to_differentiate() -> None:
 def test_a_function_is_no_module() -> None:
     with pytest.raises(ValueError, match=r"fp8compile.calibrate_bits takes a module"):
         calibrate_bits(F.gelu, [torch.ones(8)])  # type: ignore[arg-type]
+
+
+class Block(nn.Module):
+    def __init__(self, breaks: bool = False) -> None:
+        super().__init__()
+        self.inner, self.breaks = model(), breaks
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.inner(x)
+        if self.breaks:
+            torch._dynamo.graph_break()
+        return x.sin()
+
+
+def test_alike_blocks_with_graph_breaks_are_refused() -> None:
+    """Dynamo runs the graph of one for the next, and values of both parts have one name."""
+    net = nn.Sequential(*(Block(breaks=True) for _ in range(3)))
+    refused("cannot be told apart. Graph breaks make them", net, [torch.randn(256, 64)])
+
+
+def test_nested_compile_regions_are_refused() -> None:
+    class Regions(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.blocks = nn.ModuleList(Block() for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = self.region(block, x)
+            return x
+
+        @torch.compiler.nested_compile_region
+        def region(self, block: nn.Module, x: Tensor) -> Tensor:
+            y: Tensor = block(x)
+            return y
+
+    refused("nested compile regions", Regions(), [torch.randn(256, 64)])
+
+
+def test_a_value_that_may_have_no_bits_that_are_measured_is_measured_in_the_nearest() -> None:
+    class Gated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.gate, self.up, self.down = nn.Linear(64, 128), nn.Linear(64, 128), nn.Linear(128, 64)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.down(F.silu(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
+
+    bits = measured(Gated(), torch.randn(256, 64), measured=(2,)).saved_bits
+    least = [dict(value.choices)[value.choices[0][0]].error for value in bits.values]
+    assert {value.choices[0][0] for value in bits.values} > {"2bit"}, "one may not have two bits"
+    assert all(error > 0 for error in least)
+
+
+def test_a_memory_budget_is_left_out_of_the_measurement() -> None:
+    net, x = model(), torch.randn(256, 64)
+    whole, given_up = (measured(net, x, recipe=RECIPE.replace_in_all(memory_budget=b)).saved_bits for b in (1.0, 0.3))
+    assert whole == given_up
+
+
+def test_another_path_of_the_model_trains_and_says_so() -> None:
+    class Paths(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.second = model(0), model(1)
+
+        def forward(self, x: Tensor, path: int) -> Tensor:
+            y: Tensor = (self.first if path == 0 else self.second)(x)
+            return y
+
+    net, x = Paths(), torch.randn(256, 64)
+    recipe = calibrate_bits(net, [(x, 0)], recipe=RECIPE, loss=loss)
+    torch._dynamo.reset()
+    fn = compiled(net, **OPTIONS, saved_bits=recipe.saved_bits)
+    loss(fn(x, 0)).backward()
+    with pytest.warns(UserWarning, match="none of its .* values is in this graph"):
+        loss(fn(x, 1)).backward()
+    assert all(p.grad is not None for p in net.parameters())
+
+
+@pytest.mark.parametrize("nbytes", [float("nan"), "100", True, 1.5])
+def test_a_budget_that_is_no_count_is_refused(nbytes: Any) -> None:
+    refused("nbytes must be a whole number of bytes", model(), [torch.ones(8, 64)], nbytes=nbytes)
+
+
+def test_groups_that_hold_no_few_bits_are_refused() -> None:
+    refused("group_size=100", model(), [torch.ones(8, 64)], recipe=RECIPE.replace_in_all(group_size=100))
