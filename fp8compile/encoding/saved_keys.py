@@ -32,7 +32,7 @@ def keys_of(split: PartitionedGraph, ctx: Context) -> Mapping[Node, Key]:
 
 
 def missing(found: Mapping[Node, Key], ctx: Context) -> tuple[Skip, ...]:
-    """An entry for each value of ``Recipe.saved_bits`` that a whole model does not save. Where it saves none of them it warns:
+    """An entry for each value of ``Recipe.saved_bits`` that a whole model does not save. Where it saves none, it warns:
     another path of the model may have been measured, or another model."""
     bits = ctx.recipe.saved_bits
     if bits == "off" or not bits.values or not ctx.is_whole_model:
