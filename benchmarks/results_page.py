@@ -16,6 +16,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))  # a script's own fold
 
 from benchmarks import readme_tables
 from benchmarks.harness import (
+    adaptive_bits_section,
     bars_section,
     budget_section,
     compile_section,
@@ -155,6 +156,7 @@ SECTIONS: Sequence[tuple[str, str, Callable[[Path], list[str]]]] = (
     ("measured", "Size of groups", measured.group_size),
     ("measured", "Few bits", few_bits_section.few_bits),
     ("measured", "Coded links of a pipeline", links_section.links),
+    ("measured", "Adaptive bits", adaptive_bits_section.adaptive_bits),
     ("measured", "Memory budgets", budget_section.budgets),
     ("measured", "Will it fit: the predicted peak against the allocator's", fits_section.fits),
     ("measured", "A whole step", step_section.measured_step),

@@ -28,7 +28,8 @@ from fp8compile.amp import Limits, LossScaler
 from fp8compile.amp.options import BOUNDS, INTERVALS, MODES, STARTS, Options
 from fp8compile.numerics.states.registry import SIGNED_ONLY, STATE_FORMATS, UNSIGNED_ONLY, state_codec
 from fp8compile.optim import EncodedOptimizer
-from fp8compile.recipe.recipe import OUTPUT_HEAD_PATTERNS, PRESETS
+from fp8compile.recipe.patterns import OUTPUT_HEAD_PATTERNS
+from fp8compile.recipe.presets import PRESETS
 from fp8compile.recipe.validation import BOOLEANS, CHOICES, COUNTS, ISLANDS, OBSERVE, SAVED_ATTENTION
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -75,6 +76,8 @@ def _values(name: str) -> str:
         return values + {"islands": ", a calibration", "linear_formats": ", a dict by direction"}.get(name, "")
     if name in COUNTS:
         return "{} to {}".format(*COUNTS[name])
+    if name == "saved_bits":
+        return "`'off'`, a choice of bits"
     return {"min_saved_numel": "0 and above", "chunk_logits": "`'off'`, `'auto'`, 2 to 64"}.get(name, "")
 
 

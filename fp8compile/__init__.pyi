@@ -7,10 +7,12 @@ from fp8compile.observe.overflow_report import OverflowReport, overflow_report
 from fp8compile.optim.compress import compress, decompress
 from fp8compile.recipe.calibration import Calibration
 from fp8compile.recipe.recipe import Recipe
+from fp8compile.recipe.saved_bits import SavedBits
 from fp8compile.reporting.memory import Fit
 from fp8compile.reporting.report import Report
 from fp8compile.scaling.state import scaling_state
 from fp8compile.tools.calibrate import calibrate
+from fp8compile.tools.calibrate_bits import calibrate_bits
 from fp8compile.tools.checking.check import Check, check
 from fp8compile.tools.compile_blocks import CompiledBlocks, compile_blocks
 from fp8compile.tools.debug_step import debug_step
@@ -30,12 +32,14 @@ __all__ = [
     "OverflowReport",
     "Recipe",
     "Report",
+    "SavedBits",
     "TrainStep",
     "Watcher",
     "WholeStep",
     "__version__",
     "amp",
     "calibrate",
+    "calibrate_bits",
     "check",
     "compile_blocks",
     "compress",

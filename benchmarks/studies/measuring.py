@@ -211,10 +211,10 @@ def measure(case: Case, built: Built) -> Measured:
     return Measured(kept, losses[-1].item(), found, report, time.perf_counter() - started)
 
 
-def reference_gradients(case: Case) -> dict[str, Tensor]:
-    """The gradients of eager PyTorch in float64."""
+def reference_gradients(case: Case, number: int = 0) -> dict[str, Tensor]:
+    """The gradients of eager PyTorch in float64, of the batch of that number."""
     model = copy.deepcopy(case.model).double()
-    batch = case.batch(0).to(torch.float64)
+    batch = case.batch(number).to(torch.float64)
     return gradients(model, lambda: case.loss(call(model, batch, "fp64"), batch))
 
 

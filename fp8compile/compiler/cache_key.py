@@ -40,6 +40,7 @@ def key_of(gm: GraphModule, example_inputs: Sequence[Any], told: Context, patche
     """The key of a Dynamo graph with these inputs, of which passes are told this, and these changes to Inductor's options."""
     measures = told.scale_input is not None and not told.scale_input.known
     parts: list[str] = [sources_key(), told.recipe.key, _place(told.place), repr(measures), _settings(patches)]
+    parts += ["measures what is saved"] if told.measures_saved else []
     parts += _lines(gm)
     parts += [_input(value) for value in example_inputs]
     parts += [

@@ -37,6 +37,7 @@ OF_PASS = {
     "recompute_kept": RECOMPUTED,
     "recompute_for_budget": GIVEN_UP,
     "encode_saved": ENCODED,
+    "mark_saved": ENCODED,
     "offload_codes": OFFLOADED,
     "observe_forward": OBSERVED,
     "measure_operands": OBSERVED,

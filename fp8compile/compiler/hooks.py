@@ -89,7 +89,8 @@ class Partitioner(private.CustomPartitionerFn):
         after += pipeline.OBSERVE_FORWARD if joint.notes.observed else ()
         after += pipeline.DELAYED if self.told.scale_input else ()
         sound = pipeline.SOUND if split.overwritten else ()
-        for each in sound + (pipeline.PARTITION if self.recipe.rewrites_graph else ()) + after:
+        own = (*pipeline.PARTITION[:-1], pipeline.MEASURED) if ctx.measures_saved else pipeline.PARTITION
+        for each in sound + (own if self.recipe.rewrites_graph else ()) + after:
             ran = observed(split.fw, each.name, functools.partial(each.run, split, ctx), split)
             disabled += [] if ran is not None else [each.name]
             notes += ran or Notes()

@@ -115,8 +115,12 @@ def compile_once(
     recipe: Recipe,
     mode: str | None = None,
     inner_compile: Callable[..., Any] | None = None,
+    measures_saved: bool = False,
 ) -> tuple[Callable[..., Any], tuple[GraphReport, ...], bool]:
-    """The compiled callable, the reports, and whether it came from a cache; ``inner_compile`` stands for Inductor's own."""
+    """The compiled callable, the reports, and whether it came from a cache; ``inner_compile`` stands for Inductor's own.
+
+    With ``measures_saved`` what would be stored as codes stays exact and is marked (passes/mark_saved.py).
+    """
     patches = {**mode_options(mode), **inductor_options(recipe)}
     recipe, remarks = _that_can_be_followed(recipe, patches)
     if isinstance(recipe.islands, Calibration):
@@ -129,7 +133,7 @@ def compile_once(
     gm, inputs, ctx, inlining = _prepared(gm, example_inputs, ctx)
     patches = {**our_options(recipe), **patches}
     parameters = frozenset(i for i, v in enumerate(inputs) if isinstance(v, torch.nn.Parameter))
-    told = dataclasses.replace(ctx, parameters=parameters)
+    told = dataclasses.replace(ctx, parameters=parameters, measures_saved=measures_saved)
     spare = copy_with_attributes(gm) if told.scale_input else gm
     compiled, reports, cached = _through_inductor(gm, inputs, told, patches, inner)
     reports = tuple(dataclasses.replace(r, remarks=r.remarks + remarks + inlining) for r in reports)

@@ -15,6 +15,7 @@ from fp8compile.passes.copy_overwritten import copy_overwritten
 from fp8compile.passes.cut_for_bytes import cut_for_bytes
 from fp8compile.passes.encode_saved import encode_saved
 from fp8compile.passes.fuse_state_codecs import fuse_state_codecs
+from fp8compile.passes.mark_saved import mark_saved
 from fp8compile.passes.measure_operands import measure_operands
 from fp8compile.passes.observe_forward import observe_forward
 from fp8compile.passes.observe_gradients import observe_gradients
@@ -85,6 +86,9 @@ PARTITION = (
     changes(recompute_for_budget),  # what is still saved, at the bytes that it will take
     changes(encode_saved),  # last: whatever is still saved is stored as codes
 )
+
+# In the place of PARTITION's last where ``calibrate_bits`` measures.
+MEASURED = preserves(mark_saved)  # what would be stored stays exact
 
 # On the two halves where the recipe offloads, behind PARTITION: codes are what goes to the host.
 OFFLOAD = (preserves(offload_codes),)

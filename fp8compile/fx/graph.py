@@ -31,6 +31,9 @@ EXACT = (
     "fp8compile_exact"  # in the meta of a value that is saved as it is: the backward must have what the forward had
 )
 
+SAVED_KEY = "fp8compile_saved_key"  # in the meta of a value that is saved: what a choice of bits recognises it by
+TRIED = "fp8compile_tried"  # in the meta of an input of the backward: the ways to store it, which are to be measured
+
 IN_CHUNKS = "fp8compile_in_chunks"  # in the meta of operations on a chunk of logits
 
 # In the meta of codes that a pass moves between device and host, and of what waits for them: where their bytes are.

@@ -24,8 +24,7 @@ from fp8compile import _torch as private
 from fp8compile.fx.provenance import without_wrappers
 from fp8compile.numerics import E4M3
 from fp8compile.numerics.scaling import amax_tensorwise, dequantize, inv_scale_of, quantize
-from fp8compile.recipe.patterns import in_module
-from fp8compile.recipe.recipe import OUTPUT_HEAD_PATTERNS
+from fp8compile.recipe.patterns import OUTPUT_HEAD_PATTERNS, in_module
 
 
 def compress_all_gather(model: nn.Module, *, skip: Collection[str] = OUTPUT_HEAD_PATTERNS) -> list[str]:

@@ -14,16 +14,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import hashlib
 import json
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
 
 import torch
 
 from fp8compile.fx.aot import BACKWARD
 from fp8compile.numerics.formats import FP16_MAX, FP16_NORMAL
+from fp8compile.recipe.in_a_file import InAFile
 
 FORMAT = 1
 TRAINING, INFERENCE = "training", "inference"
@@ -86,7 +84,7 @@ class Measurements:
 
 
 @dataclass(frozen=True)
-class Calibration:
+class Calibration(InAFile):
     """What ``fp8compile.calibrate`` has measured: a value for ``Recipe.islands``, a plain file by ``save`` and ``load``.
 
     Attributes:
@@ -97,6 +95,9 @@ class Calibration:
             for each pattern in ``Recipe.modules`` that differs from it.
         torch: the version of torch that it was made with.
     """
+
+    KIND = "calibration"
+    AGAIN = RECALIBRATE
 
     graphs: tuple[Measurements, ...]
     headroom: float = 8.0
@@ -162,33 +163,8 @@ class Calibration:
         except (KeyError, TypeError, AttributeError) as error:
             raise ValueError(f"{where} is no whole calibration: {error}. {RECALIBRATE}.save(path).") from None
 
-    @classmethod
-    def load(cls, path: str | Path) -> Calibration:
-        """The calibration that ``save`` wrote to ``path``."""
-        try:
-            text = Path(path).read_text(encoding="utf-8")
-        except OSError as error:
-            raise ValueError(
-                f"no calibration in {str(path)!r}: {error.strerror}. {RECALIBRATE}.save(path)."
-            ) from None
-        except UnicodeDecodeError:
-            text = ""
-        return cls.from_text(text, repr(str(path)))
-
-    def save(self, path: str | Path) -> None:
-        """Write it to a plain JSON file: ``Recipe(islands=path)`` means the same as the calibration itself."""
-        Path(path).write_text(self.text, encoding="utf-8")
-
-    @functools.cached_property
-    def digest(self) -> str:
-        """A short hash of everything it holds."""
-        return hashlib.sha256(self.text.encode()).hexdigest()[:16]
-
     def __hash__(self) -> int:
         return hash(self.digest)
 
     def __repr__(self) -> str:
         return f"Calibration({self.digest}, {len(self.graphs)} graphs, headroom={self.headroom:g})"
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return Calibration.from_text, (self.text,)  # equal ones pickle alike: Inductor's cache key is a pickle

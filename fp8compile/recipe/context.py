@@ -10,8 +10,8 @@ from typing import Any
 from torch.fx import Graph, Node
 
 from fp8compile.fx.aot import is_parameter, plain_position
-from fp8compile.recipe.patterns import in_module
-from fp8compile.recipe.recipe import OUTPUT_HEAD_PATTERNS, Recipe
+from fp8compile.recipe.patterns import OUTPUT_HEAD_PATTERNS, in_module
+from fp8compile.recipe.recipe import Recipe
 
 
 @dataclass(frozen=True)
@@ -92,6 +92,7 @@ class Context:
             whose codes come in (fp8compile/scaling/weight_slot.py).
         packed_inputs: (positions of weights, position of the first of two inputs: their transposed codes side by side, and
             the largest of their scales), for weights that linears of one input take.
+        measures_saved: whether what is saved stays exact and is marked with the ways to store it (passes/mark_saved.py).
     """
 
     recipe: Recipe
@@ -102,6 +103,7 @@ class Context:
     scale_input: ScaleInput | None = None
     weight_inputs: tuple[tuple[int, int], ...] = ()
     packed_inputs: tuple[tuple[tuple[int, ...], int], ...] = ()
+    measures_saved: bool = False
 
     @property
     def has_own_inputs(self) -> bool:
@@ -157,7 +159,8 @@ class Context:
         """All that the recipe says of the module at ``path``: equal for two modules that it does not tell apart."""
         recipe, spellings = self.recipe_at(path), self.place.spellings(path)
         fp32 = [any(in_module(spelled, each) for spelled in spellings) for each in recipe.keep_fp32]
-        return recipe, self._matching(path, recipe.skip), self._matching(path, recipe.linear_skip), fp32
+        bits = () if recipe.saved_bits == "off" else recipe.saved_bits.said_of(self.place.from_core(path))
+        return recipe, bits, self._matching(path, recipe.skip), self._matching(path, recipe.linear_skip), fp32
 
     def _matching(self, path: str, patterns: Sequence[str]) -> str | None:
         """The first pattern that matches. Where libraries keep a head is said from the top of the model, if that is known."""

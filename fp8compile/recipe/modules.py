@@ -48,6 +48,11 @@ def check_modules(recipe: Any) -> None:
                 f"Recipe.modules[{pattern!r}].memory_budget is {own.memory_budget!r}, and a budget is one for the "
                 "whole graph: set Recipe.memory_budget, and in modules 1.0 for what must not be computed again."
             )
+        if own.saved_bits not in ("off", recipe.saved_bits):
+            raise ValueError(
+                f"Recipe.modules[{pattern!r}].saved_bits is another than the recipe's, and a choice is of a whole model: "
+                "set Recipe.saved_bits, and in modules 'off' where it is not to hold."
+            )
         if not isinstance(own.islands, str) and own.islands != recipe.islands:
             raise ValueError(
                 f"Recipe.modules[{pattern!r}].islands is a calibration, which is of a whole model: set Recipe.islands to "

@@ -4,6 +4,13 @@ from __future__ import annotations
 
 import fnmatch
 
+# Where Hugging Face, timm and torchtitan keep the output head, in the model itself or in a wrapper around it.
+OUTPUT_HEAD_PATTERNS = (
+    *("lm_head", "*.lm_head", "embed_out", "*.embed_out", "output_projection", "*.output_projection", "output"),
+    *("head", "*.head", "fc", "classifier", "*.classifier", "score", "*.score"),
+    *("cls.predictions.decoder", "*.cls.predictions.decoder", "cls.seq_relationship", "qa_outputs", "*.qa_outputs"),
+)
+
 
 def in_module(path: str, pattern: str) -> bool:
     """Whether ``pattern`` matches the module at ``path`` or one that holds it.

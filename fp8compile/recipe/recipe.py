@@ -10,20 +10,12 @@ from typing import Any
 
 from fp8compile._messages import nearest
 from fp8compile.recipe.frozen import FrozenModules
-from fp8compile.recipe.linear_formats import as_formats
 from fp8compile.recipe.modules import PER_GRAPH, check_modules, module_recipes
-from fp8compile.recipe.patterns import in_module
+from fp8compile.recipe.patterns import OUTPUT_HEAD_PATTERNS, in_module
 from fp8compile.recipe.presets import PRESETS
-from fp8compile.recipe.validation import FrozenOptions, _as_islands, _as_options, _as_patterns, check_values
+from fp8compile.recipe.validation import CONVERTED, FrozenOptions, check_values
 
 OF_THE_DEVICE = "device"
-
-# Where Hugging Face, timm and torchtitan keep the output head, in the model itself or in a wrapper around it.
-OUTPUT_HEAD_PATTERNS = (
-    *("lm_head", "*.lm_head", "embed_out", "*.embed_out", "output_projection", "*.output_projection", "output"),
-    *("head", "*.head", "fc", "classifier", "*.classifier", "score", "*.score"),
-    *("cls.predictions.decoder", "*.cls.predictions.decoder", "cls.seq_relationship", "qa_outputs", "*.qa_outputs"),
-)
 
 
 @dataclass(frozen=True)
@@ -60,6 +52,8 @@ class Recipe:
             fp8compile/encoding/saved_format.py), "e4m3", "int8", "best_of_two" (group by group, decided at run time), or
             "6bit" ... "2bit" where gradients are linear in the value, four at least where they are smooth, else as "auto"
             (fp8compile/encoding/bits_by_use.py).
+        saved_bits: "off", or what ``fp8compile.calibrate_bits`` chose for each saved value by measurement, or the path of the
+            file that it was saved to; a value that is not in it is stored as ``saved_format`` and ``attention_format`` say.
         group_size: elements per scale, 16 ... 65536; of few bits a multiple of 8.
         collectives: what all_gather, reduce_scatter and all_reduce in the graph send: "off" (what they are given) or
             "groupwise" (codes; see passes/compress_collectives.py).
@@ -114,6 +108,7 @@ class Recipe:
     emulate: bool = False
     saved: str = "groupwise"
     saved_format: str = "auto"
+    saved_bits: Any = "off"
     group_size: int = 128
     collectives: str = "off"
     chunk_logits: str | int = "off"
@@ -134,12 +129,8 @@ class Recipe:
     check: str = field(default="off", compare=False)
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "skip", _as_patterns("skip", self.skip))
-        object.__setattr__(self, "linear_skip", _as_patterns("linear_skip", self.linear_skip))
-        object.__setattr__(self, "keep_fp32", _as_patterns("keep_fp32", self.keep_fp32))
-        object.__setattr__(self, "linear_formats", as_formats(self.linear_formats))
-        object.__setattr__(self, "islands", _as_islands(self.islands))
-        object.__setattr__(self, "inductor", _as_options(self.inductor))
+        for name, converted in CONVERTED.items():
+            object.__setattr__(self, name, converted(name, getattr(self, name)))
         check_values(self)
         object.__setattr__(self, "modules", module_recipes(self.modules, self))
         check_modules(self)
@@ -259,7 +250,7 @@ class Recipe:
         """Whether it says something of modules by their paths, beyond where heads are by default."""
         recipes = (self, *self.modules.values())
         by_path = any(r.skip or r.keep_fp32 or r.linear_skip != OUTPUT_HEAD_PATTERNS for r in recipes)
-        return bool(self.modules) or by_path
+        return bool(self.modules) or by_path or self.saved_bits != "off"
 
     @property
     def rewrites_graph(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fp8compile._messages import nearest
@@ -10,7 +10,8 @@ from fp8compile.numerics.few_bits import FEW_BITS, TOGETHER
 from fp8compile.planning.device_rates import RATES
 from fp8compile.recipe.calibration import Calibration
 from fp8compile.recipe.frozen import FrozenMapping
-from fp8compile.recipe.linear_formats import FrozenFormats
+from fp8compile.recipe.linear_formats import FrozenFormats, as_formats
+from fp8compile.recipe.saved_bits import SavedBits
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
     "linear": ("off", "tensorwise", "rowwise", "blockwise", "mxfp8", "int8", "int8_blocks", "auto"),
@@ -68,7 +69,7 @@ def _as_patterns(name: str, value: Any) -> tuple[str, ...]:
     return tuple(patterns)
 
 
-def _as_islands(value: Any) -> Any:
+def _as_islands(name: str, value: Any) -> Any:
     """One of ISLANDS, or a calibration: ``value`` itself, or loaded from its file."""
 
     if value in ISLANDS or isinstance(value, Calibration):
@@ -76,15 +77,39 @@ def _as_islands(value: Any) -> Any:
     if isinstance(value, str) and value.endswith(".json"):
         return Calibration.load(value)
     raise ValueError(
-        f"Recipe.islands cannot be {value!r}.{nearest(str(value), ISLANDS)} Or a calibration "
+        f"Recipe.{name} cannot be {value!r}.{nearest(str(value), ISLANDS)} Or a calibration "
         "(fp8compile.calibrate), or the path of one (.json)."
     )
 
 
-def _as_options(value: Any) -> FrozenOptions:
+def _as_saved_bits(name: str, value: Any) -> Any:
+    """ "off", or a choice of bits: ``value`` itself, or loaded from its file."""
+    if value == "off" or isinstance(value, SavedBits):
+        return value
+    if isinstance(value, str) and value.endswith(".json"):
+        return SavedBits.load(value)
+    raise ValueError(
+        f"Recipe.{name} cannot be {value!r}. It is 'off', a choice of bits (fp8compile.calibrate_bits(...).saved_bits), "
+        "or the path of one (.json). One number of bits for all is Recipe.saved_format, such as '4bit'."
+    )
+
+
+def _as_options(name: str, value: Any) -> FrozenOptions:
     if not isinstance(value, Mapping):
-        raise ValueError(f"Recipe.inductor must be a dict of Inductor options, not {value!r}.")
+        raise ValueError(f"Recipe.{name} must be a dict of Inductor options, not {value!r}.")
     return FrozenOptions(value)
+
+
+# How a field that may be written in several ways is kept.
+CONVERTED: Mapping[str, Callable[[str, Any], Any]] = {
+    "skip": _as_patterns,
+    "linear_skip": _as_patterns,
+    "keep_fp32": _as_patterns,
+    "linear_formats": lambda _, value: as_formats(value),
+    "islands": _as_islands,
+    "saved_bits": _as_saved_bits,
+    "inductor": _as_options,
+}
 
 
 def check_values(recipe: Any) -> None:
@@ -110,7 +135,9 @@ def check_values(recipe: Any) -> None:
         raise ValueError(
             f"Recipe.chunk_logits must be 'off', 'auto' or a number of chunks from 2 to 64, not {recipe.chunk_logits!r}."
         )
-    if recipe.group_size % TOGETHER and (few := {recipe.saved_format, recipe.attention_format} & {*FEW_BITS}):
+    chosen = () if recipe.saved_bits == "off" else recipe.saved_bits.formats
+    few = {recipe.saved_format, recipe.attention_format, *chosen} & {*FEW_BITS}
+    if recipe.group_size % TOGETHER and few:
         nearest_size = recipe.group_size // TOGETHER * TOGETHER
         raise ValueError(
             f"Recipe.group_size must be a multiple of {TOGETHER} for {min(few)!r}, such as {nearest_size}, "

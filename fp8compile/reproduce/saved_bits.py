@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from fp8compile.numerics.codecs import Groupwise
 from fp8compile.numerics.few_bits import BITS, FewBits
 from fp8compile.numerics.formats import INT8
+from fp8compile.numerics.knapsack import cheapest
 
 LEAST_NUMEL = 2048
 GROUP_SIZE = 128
@@ -98,33 +99,13 @@ def choose_bits(
 ) -> tuple[int, ...]:
     """GACT's choice: the bits of each tensor with the least sum of sensitivity * noise(bits) within ``budget`` bytes.
 
-    Exact: for each number of tensors all pairs (bytes, sum) are kept that no other pair is better than in both.
-
     Raises:
         ValueError: the fewest bits for all take more bytes than the budget.
     """
-    least = sum(nbytes(numel, min(choices)) for numel in numels)
-    if least > budget:
+    sizes = [[nbytes(numel, bits) for bits in choices] for numel in numels]
+    costs = [[sensitivity * noise(bits) for bits in choices] for sensitivity in sensitivities]
+    found = cheapest(sizes, costs, budget)
+    if found is None:
+        least = sum(map(min, sizes))
         raise ValueError(f"{min(choices)} bits for all take {least} bytes, more than the budget of {budget}")
-    front: list[tuple[int, float, tuple[int, ...]]] = [(0, 0.0, ())]
-    for sensitivity, numel in zip(sensitivities, numels, strict=True):
-        sizes = {bits: nbytes(numel, bits) for bits in choices}
-        tried = [
-            (taken + sizes[bits], total + sensitivity * noise(bits), (*chosen, bits))
-            for taken, total, chosen in front
-            for bits in choices
-            if taken + sizes[bits] <= budget
-        ]
-        front = _not_dominated(tried)
-    return min(front, key=lambda each: each[1])[2]
-
-
-def _not_dominated(
-    tried: list[tuple[int, float, tuple[int, ...]]],
-) -> list[tuple[int, float, tuple[int, ...]]]:
-    """The pairs that are better than all that take fewer bytes."""
-    front: list[tuple[int, float, tuple[int, ...]]] = []
-    for each in sorted(tried, key=lambda each: each[:2]):
-        if not front or each[1] < front[-1][1]:
-            front.append(each)
-    return front
+    return tuple(choices[each] for each in found)

@@ -18,6 +18,7 @@ PASSES: list[Pass] = [
     pipeline.CUT,
     *pipeline.SOUND,
     *pipeline.PARTITION,
+    pipeline.MEASURED,
     *pipeline.OFFLOAD,
     *pipeline.OBSERVE_FORWARD,
     *pipeline.DELAYED,

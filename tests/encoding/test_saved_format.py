@@ -10,10 +10,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fp8compile
+from fp8compile.encoding import saved_judge
+from fp8compile.encoding.saved_judge import codec_for
 from fp8compile.encoding.stored import SUMS
 from fp8compile.fx.provenance import op_name
 from fp8compile.numerics import E4M3, INT8, Groupwise
-from fp8compile.passes import encode_saved
 from fp8compile.recipe.recipe import Recipe
 from tests.support.graphs import split_of
 from tests.support.measure import compiled, gradient_sqnr
@@ -117,10 +118,10 @@ def test_the_reason_stands_in_the_report() -> None:
 def test_attention_has_a_format_of_its_own_that_can_be_by_use(monkeypatch: pytest.MonkeyPatch) -> None:
     split = split_of(Net(F.relu), torch.randn(128, 64), disabled="encode_saved")
     edge = next(e for e in split.edges if e.is_tensor and op_name(e.forward) == "relu.default")
-    assert encode_saved.codec_for(edge, Recipe()) == (Groupwise(E4M3), COMPARED[12:-1])
-    monkeypatch.setattr(encode_saved, "_belongs_to_attention", lambda edge: True)
-    assert encode_saved.codec_for(edge, Recipe()) == (Groupwise(INT8), "")
-    assert encode_saved.codec_for(edge, Recipe(attention_format="auto")) == (Groupwise(E4M3), COMPARED[12:-1])
+    assert codec_for(edge, Recipe()) == (Groupwise(E4M3), COMPARED[12:-1])
+    monkeypatch.setattr(saved_judge, "belongs_to_attention", lambda edge: True)
+    assert codec_for(edge, Recipe()) == (Groupwise(INT8), "")
+    assert codec_for(edge, Recipe(attention_format="auto")) == (Groupwise(E4M3), COMPARED[12:-1])
 
 
 def test_the_products_of_fp8_linears_do_not_count_as_comparisons() -> None:

@@ -52,7 +52,7 @@ ATTENTION = (
     ),
     Mutant(
         "encode_saved: sums where a pole was kept away from",
-        "passes/encode_saved.py",
+        "fp8compile/encoding/saved_judge.py",
         "not all(self.sensitivity.needs_no_range(edge.backward, fmt) for fmt in _formats(codec))",
         "False",
         OF_PASS,
@@ -91,7 +91,7 @@ ATTENTION = (
     Mutant("attention result: with gaps", RESULT, "not (_is_dense(result) and _is_dense(value))", "False", OF_RESULT),
     Mutant(
         "encode_saved: a centre in any format",
-        "passes/encode_saved.py",
+        "fp8compile/encoding/saved_judge.py",
         " or _formats(codec) != (INT8,)",
         "",
         ("tests/passes/test_encode_saved_centre.py",),
@@ -122,7 +122,7 @@ ATTENTION = (
     ),
     Mutant(
         "encode_saved: auto stores all of attention",
-        "passes/encode_saved.py",
+        "fp8compile/encoding/saved_judge.py",
         "if recipe.saved_attention is True or",
         "if recipe.saved_attention or",
         OF_COST,

@@ -136,7 +136,7 @@ PASSES = (
     ),
     Mutant(
         "encode_saved: values of an FP32 island are encoded",
-        "passes/encode_saved.py",
+        "fp8compile/encoding/saved_judge.py",
         "WIDENED in storage_root(edge.forward).meta",
         "False",
         ("tests/passes/test_widen_unsafe_ops.py",),

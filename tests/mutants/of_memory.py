@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 OF_OFFLOAD = ("tests/passes/test_offload_codes.py", "tests/budget/test_link.py")
+OF_BITS = ("tests/passes/test_encode_saved_chosen.py",)
 OF_BUDGET = ("tests/passes/test_recompute_for_budget.py", "tests/budget")
 
 MEMORY = (
@@ -161,5 +162,54 @@ MEMORY = (
         "of_weights = sink_weights(self.fw.graph, self.static)",
         "of_weights = self.static",
         ("tests/fx/test_order.py",),
+    ),
+    Mutant(
+        "saved bits: the smallest choices are not taken off the budget",
+        "fp8compile/numerics/knapsack.py",
+        "left = budget - sum(least)",
+        "left = budget",
+        ("tests/numerics/test_knapsack.py",),
+    ),
+    Mutant(
+        "saved bits: what is to stay exact has 8 bits",
+        "fp8compile/encoding/saved_judge.py",
+        "if chosen is not None and chosen.chosen == WHOLE:",
+        "if False:",
+        OF_BITS,
+    ),
+    Mutant(
+        "saved bits: all values of a module have the first one's number",
+        "fp8compile/encoding/saved_keys.py",
+        "nth=seen[key]",
+        "nth=0",
+        OF_BITS,
+    ),
+    Mutant(
+        "saved bits: counted again when a budget has given values up",
+        "fp8compile/encoding/saved_keys.py",
+        "if not any(SAVED_KEY in edge.forward.meta for edge in ours):",
+        "if True:",
+        OF_BITS,
+    ),
+    Mutant(
+        "saved bits: a choice for another model is taken without a word",
+        "fp8compile/encoding/saved_keys.py",
+        "if len(gone) == len(bits.values):",
+        "if False:",
+        OF_BITS,
+    ),
+    Mutant(
+        "saved bits: all values are exchanged at once",
+        "fp8compile/tools/calibrate_bits.py",
+        "if self._active is None or self._active[0] is not tried:",
+        "if self._active is None:",
+        ("tests/tools/test_calibrate_bits.py",),
+    ),
+    Mutant(
+        "saved bits: blocks of other choices share code",
+        "fp8compile/recipe/context.py",
+        "recipe.saved_bits.said_of(self.place.from_core(path))",
+        "()",
+        ("tests/recipe/test_saved_bits.py",),
     ),
 )

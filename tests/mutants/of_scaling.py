@@ -130,17 +130,17 @@ SCALING = (
     Mutant(
         "packed weights: a pack outlives a change of its second weight",
         "fp8compile/scaling/packed_weights.py",
-        "all(made() is each for made, each in zip(self.made_of, codes, strict=True))",
-        "self.made_of[0]() is codes[0]",
+        "all(made() is each and version == each._version for (made, version), each in pairs)",
+        "self.made_of[0][0]() is codes[0]",
         (PACKED,),
     ),
     Mutant(
         "packed weights: a change fills the pack that a backward still reads",
         "fp8compile/scaling/packed_weights.py",
-        "            kept[key] = _Pack(tuple(map(ref, codes)), side_by_side(codes), largest)",
+        "            kept[key] = _Pack(made_of, side_by_side(codes), largest)",
         "            packed = side_by_side(codes)\n"
         "            packed = kept[key].packed.copy_(packed) if key in kept else packed\n"
-        "            kept[key] = _Pack(tuple(map(ref, codes)), packed, largest)",
+        "            kept[key] = _Pack(made_of, packed, largest)",
         (PACKED,),
     ),
     Mutant(

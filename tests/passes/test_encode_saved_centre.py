@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 import fp8compile
 from fp8compile.analysis.sensitivity import Sensitivity
+from fp8compile.encoding import saved_judge
 from fp8compile.encoding.stored import CENTRED
 from fp8compile.passes import encode_saved
 from fp8compile.recipe.context import Context
@@ -79,7 +80,7 @@ def test_gradients_of_queries_and_keys_are_there(monkeypatch: pytest.MonkeyPatch
     model, args = case()
     after = gradient_sqnr(model, compiled(model, min_saved_numel=0, linear="off"), args)
     torch._dynamo.reset()
-    monkeypatch.setattr(encode_saved, "tokens_of", lambda made: None)
+    monkeypatch.setattr(saved_judge, "tokens_of", lambda made: None)
     before = gradient_sqnr(model, compiled(model, min_saved_numel=0, linear="off"), args)
     for name in ("q.weight", "k.weight"):
         assert after[name] > before[name] + 6, (before, after)

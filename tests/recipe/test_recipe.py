@@ -10,6 +10,7 @@ import pytest
 from fp8compile import Recipe
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.presets import PRESETS
+from fp8compile.recipe.saved_bits import SavedBits
 
 
 def test_every_preset_builds_and_differs_only_where_it_says() -> None:
@@ -35,8 +36,8 @@ def test_the_key_knows_every_field_but_those_that_look_on() -> None:
         linear="rowwise", linear_formats="e4m3", linear_skip=("head",), emulate=True, saved="off",
         saved_format="int8", group_size=64, saved_attention=False, attention_format="e4m3", min_saved_numel=1,
         skip=("a",), codegen="eager", inductor={"debug": True}, modules={"a": "off"}, observe=True,
-        islands="off", keep_fp32=("a",), collectives="groupwise", linear_scaling="delayed", amax_history_len=4,
-        amax_compute="most_recent", margin=2, cache_weights=True, merge_dgrads=True, device_rates="h100",
+        islands="off", saved_bits=SavedBits(()), keep_fp32=("a",), collectives="groupwise", linear_scaling="delayed",
+        amax_history_len=4, amax_compute="most_recent", margin=2, cache_weights=True, merge_dgrads=True, device_rates="h100",
         smooth_swiglu=True, hadamard_wgrad=True, chunk_logits=8, memory_budget=0.5, card_gib=80.0, offload="auto",
     )  # fmt: skip
     assert {f.name for f in dataclasses.fields(Recipe)} == {*changes, "dump", "check"}

@@ -22,11 +22,11 @@ from torch.fx import GraphModule, Node
 from fp8compile.analysis.ranges.matching import packet
 from fp8compile.analysis.sensitivity import responses as R
 from fp8compile.compiler import inductor
+from fp8compile.encoding.saved_judge import Judge
 from fp8compile.encoding.stored import Stored
 from fp8compile.fx.graph import memory_order
 from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.fx.regions import saves_itself
-from fp8compile.passes.encode_saved import _Judge
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from tests.support.graphs import split_of
@@ -68,7 +68,7 @@ def outcome(model: nn.Module, *args: Tensor, **options: Any) -> Outcome:
     inputs: list[list[Any]] = []
     with mock.patch.object(inductor, "run_the_graph", _recording(inputs)):
         split = split_of(model, *args, disabled="encode_saved", **options)
-    judge = _Judge(split, Context(Recipe(**options)))
+    judge = Judge(split, Context(Recipe(**options)))
     codecs: dict[Node, Stored] = {}
     exact: dict[str, str] = {}
     for edge in split.edges:

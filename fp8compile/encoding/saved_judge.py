@@ -1,0 +1,261 @@
+"""How one saved value is stored, or why it stays as it is: what ``encode_saved`` places, decided on both graphs.
+
+left     no floating-point activation, small, a statistic, in FP32 on purpose, or without an argument that gradients answer
+         its error with a small one (``fp8compile/analysis/sensitivity``)
+a byte   in the recipe's format, or by use (``saved_format.py``)
+fewer    what ``Recipe.saved_bits`` chose for the value, else what the recipe names for all (``bits_by_use.py``)
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+
+from fp8compile import _torch as private
+from fp8compile.analysis.dataflow import Source, is_activation, sources, user_fp32
+from fp8compile.analysis.linears import BATCHED
+from fp8compile.analysis.sensitivity import Sensitivity
+from fp8compile.analysis.softmax import softmax_dim
+from fp8compile.encoding.attention_cost import price_of
+from fp8compile.encoding.attention_result import is_read_by_attention, tokens_of
+from fp8compile.encoding.bits_by_use import few_bits_of
+from fp8compile.encoding.paying import device_name, rates_for
+from fp8compile.encoding.saved_format import format_by_use
+from fp8compile.encoding.saved_keys import keys_of
+from fp8compile.encoding.stored import Stored
+from fp8compile.fx.graph import (
+    EXACT,
+    SPLICED,
+    WIDENED,
+    Encoding,
+    dtype_text,
+    encoding_of,
+    is_tensor,
+    numel,
+    storage_root,
+)
+from fp8compile.fx.ops import FUSED_NORMS, STATISTICS, is_attention, is_of_attention, is_view, opname
+from fp8compile.fx.partition import PartitionedGraph, SavedTensor
+from fp8compile.numerics import E4M3, ENCODABLE, INT8, Codec, Format, Groupwise, GroupwiseBest
+from fp8compile.numerics.few_bits import FEW_BITS, FewBits
+from fp8compile.planning.device_rates import RATES
+from fp8compile.recipe.context import Context
+from fp8compile.recipe.recipe import Recipe
+from fp8compile.recipe.saved_bits import ONE_BYTE, WHOLE, SavedValue
+
+UNKNOWN = (
+    "saved_attention='auto' knows no rates of {device}: name a device in Recipe.device_rates ({known}), or set "
+    "saved_attention to True or False"
+)
+STEEP = "a steep function of it in the backward"
+ADDS = "adds {:.1e} to the gradients' error"
+KEPT = "Recipe.saved_bits keeps it exact: 8 bits add {:.1e} to the gradients' error"
+NOT_CHOSEN = "not among the values of Recipe.saved_bits"
+
+
+def format_name(edge: SavedTensor, recipe: Recipe) -> str:
+    """What the recipe names for a value's format."""
+    return recipe.attention_format if belongs_to_attention(edge) else recipe.saved_format
+
+
+def codec_for(edge: SavedTensor, recipe: Recipe) -> tuple[Codec, str]:
+    """The storage that the recipe names for this tensor (few bits: "auto"), and why where that depends on the tensor."""
+    name = format_name(edge, recipe)
+    if name == "best_of_two":
+        return GroupwiseBest(recipe.group_size), ""
+    by_name = {"e4m3": (E4M3, ""), "int8": (INT8, "")}
+    fmt, why = by_name.get(name) or format_by_use(edge.forward, edge.backward)
+    return Groupwise(fmt, recipe.group_size), why
+
+
+class Judge:
+    """Knows both graphs; decides how one saved tensor is stored, or why it must stay as it is."""
+
+    def __init__(self, split: PartitionedGraph, ctx: Context) -> None:
+        self.ctx = ctx
+        self.sources = sources(split.fw.graph, split.static)
+        self.user_fp32 = user_fp32(split.fw.graph, split.static)
+        self.sensitivity = Sensitivity(split)
+        self.keys = keys_of(split, ctx) if ctx.measures_saved or ctx.recipe.saved_bits != "off" else {}
+
+    def decide(self, edge: SavedTensor) -> Encoding | Stored | str | None:
+        """The encoding a matmul's operand already has; or how it is stored; or the reason to leave it; None: no entry."""
+        if encoding := encoding_of(edge.forward):
+            return encoding
+        if self.ctx.is_scales(edge.forward):
+            return None
+        is_amax = (
+            SPLICED in edge.forward.meta and EXACT not in storage_root(edge.forward).meta and _statistic(edge.forward)
+        )
+        if not self.ctx.recipe.stores_saved or is_amax:
+            return None  # the amax of a matmul's operand belongs to its codes
+        if reason := self._reason_to_leave(edge):
+            return reason
+        found = self._in_a_byte(edge)
+        return found if isinstance(found, str) else self._stored_as(edge, *found)
+
+    def choices(self, edge: SavedTensor) -> dict[str, Stored]:
+        """Every way to store a value, by name, from the fewest bits on; none where it stays as it is in any case."""
+        if not isinstance(self.decide(edge), Stored):
+            return {}
+        found = self._in_a_byte(edge)
+        assert isinstance(found, tuple)
+        few = {name: self._in_few(edge, found[0], bits) for name, bits in sorted(FEW_BITS.items())}
+        made = {name: Stored(codec) for name, (codec, _) in few.items() if codec and codec.bits == FEW_BITS[name]}
+        return {**made, ONE_BYTE: self._in_groups(edge, *found)}
+
+    def was_chosen(self, edge: SavedTensor) -> SavedValue | None:
+        """What ``Recipe.saved_bits`` says of a value; None where it says nothing."""
+        bits = self.ctx.recipe_at(_path(edge)).saved_bits
+        return None if bits == "off" or edge.forward not in self.keys else bits.find(self.keys[edge.forward])
+
+    def _stored_as(self, edge: SavedTensor, codec: Codec, why: str) -> Stored | str:
+        """In the bits that are chosen for this value, or for all."""
+        recipe, chosen = self.ctx.recipe_at(_path(edge)), self.was_chosen(edge)
+        if chosen is not None and chosen.chosen == WHOLE:
+            return KEPT.format(dict(chosen.choices)[ONE_BYTE].error)
+        name = chosen.chosen if chosen else format_name(edge, recipe)
+        told = ADDS.format(chosen.error) if chosen else NOT_CHOSEN if recipe.saved_bits != "off" else ""
+        few, more = self._in_few(edge, codec, FEW_BITS[name]) if name in FEW_BITS else (None, "")
+        told = more if chosen and more else _joined(more, told)
+        return Stored(few, told) if few else self._in_groups(edge, codec, _joined(why, told))
+
+    def _in_few(self, edge: SavedTensor, codec: Codec, bits: int) -> tuple[FewBits | None, str]:
+        """The codec of so many bits or the fewest above that the value may have, and why it has more; None: a byte."""
+        if _formats(codec) != (INT8,):
+            return None, ""
+        group_size = self.ctx.recipe_at(_path(edge)).group_size
+        return few_bits_of(edge.backward, bits, group_size, self.sensitivity, belongs_to_attention(edge))
+
+    def _in_groups(self, edge: SavedTensor, codec: Codec, why: str) -> Stored:
+        """In a byte, with what is known of the value besides, where the backward answers to sizes alone."""
+        dim, tokens = softmax_dim(edge.forward), tokens_of(edge.forward)
+        if not is_read_by_attention(edge.backward) or _formats(codec) != (INT8,):
+            tokens = None  # E4M3 is chosen for what counts by its own size, not by its distance from another value
+        if dim is None and tokens is None:
+            return Stored(codec, why)
+        if not all(self.sensitivity.needs_no_range(edge.backward, fmt) for fmt in _formats(codec)):
+            return Stored(codec, why)
+        return Stored(codec, why, dim, tokens)
+
+    def _in_a_byte(self, edge: SavedTensor) -> tuple[Codec, str] | str:
+        """The recipe's codec if the backward answers its errors with small ones; else E4M3's, if it may be chosen."""
+        recipe = self.ctx.recipe_at(_path(edge))
+        codec, why = codec_for(edge, recipe)
+        formats = _formats(codec)
+        reasons = [reason for fmt in formats if (reason := self.sensitivity.reason_to_stay_exact(edge.backward, fmt))]
+        if not reasons:
+            return codec, why
+        name = format_name(edge, recipe)
+        by_use = name == "auto" or name in FEW_BITS
+        if not by_use or formats == (E4M3,) or self.sensitivity.reason_to_stay_exact(edge.backward, E4M3):
+            return reasons[0]
+        return Groupwise(E4M3, recipe.group_size), STEEP
+
+    def _reason_to_leave(self, edge: SavedTensor) -> str | None:
+        return (
+            (EXACT in storage_root(edge.forward).meta and "the backward computes the logits again from it")
+            or self._not_an_activation(edge)
+            or self._left_by_recipe(edge)
+            or (_statistic(edge.forward) and "a statistic: small beside its tensor, and everything depends on it")
+            or (
+                WIDENED in storage_root(edge.forward).meta
+                and "in an FP32 island: its range is what the island is for"
+            )
+            or (edge.forward in self.user_fp32 and "the user computes this in FP32 inside a 16-bit model")
+            or _higher_order_use(edge.backward)
+            or None
+        )
+
+    def _not_an_activation(self, edge: SavedTensor) -> str | None:
+        made, value = edge.forward, edge.forward.meta["val"]
+        if not private.is_plain_fake(value):
+            return f"a {type(value).__name__}, not a plain tensor"
+        if not value.dtype.is_floating_point and not value.dtype.is_complex:
+            return f"{dtype_text(value)}: integers, masks, indices and RNG states are exact"
+        if value.dtype not in ENCODABLE:
+            return f"{dtype_text(value)} is left alone"
+        if numel(value) < (least := self.ctx.recipe_at(_path(edge)).min_saved_numel):
+            return f"fewer than {least} elements"
+        source = self.sources[made]
+        if not is_activation(source):
+            return "made from parameters alone" if Source.PARAMETER in source else "a table or mask: no data in it"
+        return None
+
+    def _left_by_recipe(self, edge: SavedTensor) -> str | None:
+        path = _path(edge)
+        if reason := self.ctx.skip_reason(path, "saved", ("skip",)):
+            return reason
+        recipe = self.ctx.recipe_at(path)
+        if recipe.saved_attention is True or not belongs_to_attention(edge):
+            return None
+        return _does_not_pay(edge, recipe) if recipe.saved_attention else "Recipe.saved_attention is off"
+
+
+def _joined(*remarks: str) -> str:
+    return "; ".join(filter(None, remarks))
+
+
+def _formats(codec: Codec) -> tuple[Format, ...]:
+    return (codec.format,) if isinstance(codec, Groupwise) else (E4M3, INT8)
+
+
+def _path(edge: SavedTensor) -> str:
+    """The module the value was made in, as the report names it."""
+    return edge.info.origin.module
+
+
+def _statistic(made: Node) -> bool:
+    """Whether a value is a pointwise function of a reduction's result, of that result's own size."""
+    node, size = made, numel(made.meta["val"])
+    while node.op == "call_function":
+        parent = node.args[0] if node.args else None
+        if node.target is private.getitem and isinstance(parent, Node) and _gives_statistics(parent):
+            return bool(node.args[1] != 0)  # the first is the result of attention or of a norm
+        if opname(node) in STATISTICS:
+            return _largest_operand(node) > size
+        same = [n for n in node.all_input_nodes if not is_tensor(n) or numel(n.meta["val"]) == size]
+        if not same:
+            return False
+        node = same[0]
+    return False
+
+
+def _gives_statistics(node: Node) -> bool:
+    return is_attention(node) or opname(node) in FUSED_NORMS
+
+
+def _largest_operand(node: Node) -> int:
+    return max(
+        (numel(n.meta["val"]) for n in node.all_input_nodes if isinstance(n.meta.get("val"), Tensor)), default=0
+    )
+
+
+def belongs_to_attention(edge: SavedTensor) -> bool:
+    """Whether a tensor is an operand or the result of fused attention, or of the batched matmuls it is made of."""
+    return is_of_attention(storage_root(edge.forward)) or _feeds_attention(edge.backward)
+
+
+def _does_not_pay(edge: SavedTensor, recipe: Recipe) -> str | None:
+    """Why a tensor of attention's is not stored under "auto"; None where storing it pays."""
+    device = edge.forward.meta["val"].device
+    rates = rates_for(device, recipe)
+    if rates is None:
+        return UNKNOWN.format(device=device_name(device), known=", ".join(RATES))
+    price = price_of(edge, recipe.group_size, rates)
+    return None if price.pays else price.reason(rates.name)
+
+
+def _feeds_attention(value: Node) -> bool:
+    users = [
+        u for u in value.users if u.target not in BATCHED or SPLICED not in u.meta
+    ]  # what we turn is no attention
+    return any(is_of_attention(u) or u.target in BATCHED or (is_view(u) and _feeds_attention(u)) for u in users)
+
+
+def _higher_order_use(value: Node) -> str | None:
+    for user in value.users:
+        if isinstance(user.target, torch._ops.HigherOrderOperator):
+            return f"operand of the higher-order operator {user.target}"
+    return None
