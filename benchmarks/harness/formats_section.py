@@ -57,8 +57,8 @@ def _told(trained: Mapping[str, Any]) -> list[str]:
         "- *Bytes*: of one encoded element, scales counted, of a matrix of 1,024 x 1,024.",
         "- *Layer*: a Llama layer (hidden 512, 512 tokens, BF16) on the CPU: what it saves, and its worst (median) gradient.",
         "- *Five models*: the worst gradient of all, and the median of their medians.",
-        "- *Gap*: the validation loss over that of plain Inductor in BF16 from the same seed, minus 1. Mean ± standard error,",
-        f"  95 % interval, seeds. The demo in small: {model['layers']} layers, hidden {model['hidden']},"
+        "- *Gap*: the validation loss over that of plain Inductor in BF16 from the same seed, minus 1. Mean ±",
+        f"  standard error, 95 % interval, seeds. The demo in small: {model['layers']} layers, hidden {model['hidden']},"
         f" {batch['windows']} windows of {batch['bytes_per_window']} bytes, {steps} steps.",
         "- *Lowered*: that layer for an H100, without one: kernels forward + backward, and the bytes that they move, in U.",
         "  What matmuls and attention move is left out. Blocks are emulated there too.",
@@ -147,7 +147,7 @@ def _states(folder: Path) -> list[str]:
         "",
         *table(("states", "bytes", "NMSE of updates", "gap", "published"), rows),
         "",
-        "Gradients sent as FP8 codes (`compress_gradients`): one byte each way, and a scale per tensor. Each is rounded twice:",
+        "Gradients sent as FP8 codes (`compress_gradients`): one byte each way, and a scale per tensor; rounded twice:",
         "28.8 dB of normal numbers in E4M3, by calculation. No training was run with it.",
     ]
 
