@@ -2,30 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 from typing import Any
 
 from benchmarks.harness.measured_sections import gap, load, source, table
-from benchmarks.studies.formats import PLAIN, PUBLISHED, ROWS
 from fp8compile.reproduce.outcome import NOT_FOUND
 
 NAME, TRAINING = "formats-cpu.json", "format-training-cpu.json"
-STATE_BITS, STATE_TRAINING, STATE_BARS = (
-    *("optimizer-states-cpu.json", "optimizer-training-cpu.json"),
-    "state-bars-cpu.json",
-)
-STATES = {  # by the name in STATE_TRAINING: those in STATE_BITS, STATE_BARS, and of COAT's pairs
-    "e4m3_expanded": ("e4m3_expanded", "e4m3_expanded", ("E4M3 + Expand", "E4M3 + Expand")),
-    "dynamic_tree": ("dynamic_tree", "", ("DE8", "DE8")),
-    "mix": ("dynamic_tree / e4m3_expanded", "", ("DE8", "E4M3 + Expand")),
-    "int8_companded": ("int8_companded", "", None),
-    "4bit": ("4bit", "4bit", None),
-    "4bit_log": ("4bit_log", "4bit_log", None),
-    "2bit v": ("int4_companded / log2", "int4_companded / log2", None),
+STATE_BITS, STATE_TRAINING = "optimizer-states-cpu.json", "optimizer-training-cpu.json"
+STATE_BARS, STATE_LOWERED = "state-bars-cpu.json", "optimizer-sm90-lowered.json"
+STATES = {  # by the name in STATE_TRAINING: those in STATE_BITS, STATE_BARS, STATE_LOWERED, and of COAT's pairs
+    "e4m3_expanded": ("e4m3_expanded", "e4m3_expanded", "FP32", ("E4M3 + Expand", "E4M3 + Expand")),
+    "dynamic_tree": ("dynamic_tree", "", "", ("DE8", "DE8")),
+    "mix": ("dynamic_tree / e4m3_expanded", "", "COAT's mix", ("DE8", "E4M3 + Expand")),
+    "int8_companded": ("int8_companded", "", "companded", None),
+    "4bit": ("4bit", "4bit", "", None),
+    "4bit_log": ("4bit_log", "4bit_log", "", None),
+    "2bit v": ("int4_companded / log2", "int4_companded / log2", "", None),
 }
-UNKNOWN = "-"
+PLAIN, UNKNOWN = "plain", "-"
 
 
 def formats(folder: Path) -> list[str]:
@@ -39,7 +36,7 @@ def formats(folder: Path) -> list[str]:
         "",
         "Worst (median) gradient of each model, dB:",
         "",
-        *_models(found["models"]),
+        *_models(list(found["bytes"]), found["models"]),
         "",
         *_states(folder),
         "",
@@ -71,7 +68,7 @@ def _told(trained: Mapping[str, Any]) -> list[str]:
 
 def _main(found: Mapping[str, Any], summary: Mapping[str, Any]) -> list[str]:
     head = ("format", "bytes", "layer, U", "layer, dB", "five models, dB", "gap", "published", "lowered")
-    return table(head, [_row(name, found, summary) for name in (PLAIN, *ROWS)])
+    return table(head, [_row(name, found, summary) for name in (PLAIN, *found["bytes"])])
 
 
 def _row(name: str, found: Mapping[str, Any], summary: Mapping[str, Any]) -> tuple[str, ...]:
@@ -83,7 +80,7 @@ def _row(name: str, found: Mapping[str, Any], summary: Mapping[str, Any]) -> tup
         _pair(layer) if layer else UNKNOWN,
         _over_models(name, found["models"]),
         _gap(summary.get(name)),
-        PUBLISHED.get(name, NOT_FOUND) if name != PLAIN else "",
+        found["published"].get(name, NOT_FOUND) if name != PLAIN else "",
         _lowered(found["lowered"].get(name)),
     )
 
@@ -117,39 +114,45 @@ def _lowered(row: Mapping[str, Any] | None) -> str:
     return f"{kernels}, {sum(graph['num_bytes'] for graph in row['graphs']) / row['unit_bytes']:.1f} U"
 
 
-def _models(models: Mapping[str, Any]) -> list[str]:
-    cells = [(name, *(_pair(rows[name]) if name in rows else UNKNOWN for rows in models.values())) for name in ROWS]
-    plain = (PLAIN, *(_pair(rows[PLAIN]) for rows in models.values()))
-    return table(("format", *models), [plain, *cells])
+def _models(names: Sequence[str], models: Mapping[str, Any]) -> list[str]:
+    rows = [
+        (name, *(_pair(rows[name]) if name in rows else UNKNOWN for rows in models.values()))
+        for name in (PLAIN, *names)
+    ]
+    return table(("format", *models), rows)
 
 
 def _states(folder: Path) -> list[str]:
-    bits, trained, bars = (load(folder, name) for name in (STATE_BITS, STATE_TRAINING, STATE_BARS))
+    found = {name: load(folder, name) for name in (STATE_BITS, STATE_TRAINING, STATE_BARS, STATE_LOWERED)}
     coat = load(folder, "reproduce-coat-cpu.json")["tables"][0]["rows"]
     published = {(row["m in"], row["v in"]): row["published x"] for row in coat}
-    rows = []
-    for name, (in_bits, in_bars, pair) in STATES.items():
-        moved = max(bars["update"][in_bars].values()) if in_bars else None
-        seen = trained["summary"].get(name)
-        rows.append(
-            (
-                name,
-                f"{bits['bits'][in_bits]['parameters']['state_bits'] / 8:.3f}",
-                UNKNOWN if moved is None else f"{moved:.4f}",
-                UNKNOWN if seen is None else f"{gap(seen['gap'], seen['error'])}, {seen['seeds']}",
-                NOT_FOUND if pair is None else f"{published[pair]:.2f} x the error of E4M3 + Expand (COAT)",
-            )
-        )
     return [
-        f"Optimizer states, the demo whole, products in FP32 ([figures](../benchmarks/results/{STATE_TRAINING})):",
-        "bytes of both moments of an element, the largest NMSE of ten steps (FlashOptim's bar is 0.01), the gap to FP32",
-        "states, seeds.",
+        f"Optimizer states, the demo whole, products in FP32 ([figures](../benchmarks/results/{STATE_TRAINING})): bytes of",
+        "both moments of an element; the largest NMSE of ten steps (FlashOptim's bar is 0.01); the gap to FP32 states,",
+        "seeds; the error of COAT's pair over that of E4M3 + Expand; kernels of a step and bytes over the least.",
         "",
-        *table(("states", "bytes", "NMSE of updates", "gap", "published"), rows),
+        *table(
+            ("states", "bytes", "NMSE of updates", "gap", "published", "lowered"),
+            [_state(name, found, published) for name in STATES],
+        ),
         "",
         "Gradients sent as FP8 codes (`compress_gradients`): one byte each way, and a scale per tensor; rounded twice:",
         "28.8 dB of normal numbers in E4M3, by calculation. No training was run with it.",
     ]
+
+
+def _state(name: str, found: Mapping[str, Any], published: Mapping[tuple[str, str], float]) -> tuple[str, ...]:
+    in_bits, in_bars, in_lowered, pair = STATES[name]
+    seen = found[STATE_TRAINING]["summary"].get(name)
+    case = found[STATE_LOWERED]["cases"].get(in_lowered)
+    return (
+        name,
+        f"{found[STATE_BITS]['bits'][in_bits]['parameters']['state_bits'] / 8:.3f}",
+        f"{max(found[STATE_BARS]['update'][in_bars].values()):.4f}" if in_bars else UNKNOWN,
+        f"{gap(seen['gap'], seen['error'])}, {seen['seeds']}" if seen else UNKNOWN,
+        NOT_FOUND if pair is None else f"{published[pair]:.2f}",
+        f"{case['kernels']}, {case['ratio']:.2f} x" if case else UNKNOWN,
+    )
 
 
 def _unbiased(found: Mapping[str, Any]) -> list[str]:

@@ -31,7 +31,7 @@ from benchmarks.harness.environment import environment
 from benchmarks.harness.output import write_json
 from benchmarks.harness.workarounds import bf16_products_in_fp32
 from benchmarks.studies.bench_few_bits import NAMED
-from benchmarks.studies.formats import PLAIN, ROWS, bytes_per_element
+from benchmarks.studies.formats import PLAIN, PUBLISHED, ROWS, bytes_per_element
 from benchmarks.studies.measuring import (
     Way,
     build,
@@ -145,7 +145,7 @@ def main(words: Sequence[str] | None = None) -> dict[str, Any]:
     def keep() -> None:
         write_json(path, found)
 
-    found |= {**environment(), "draws": DRAWS, "bytes": bytes_per_element()}
+    found |= {**environment(), "draws": DRAWS, "bytes": bytes_per_element(), "published": dict(PUBLISHED)}
     run: dict[str, Callable[..., None]] = {"lowered": lowered, "layer": layer, "models": models, "unbiased": unbiased}
     for part in arguments.parts:
         if part != "bytes":
