@@ -34,7 +34,7 @@ def formats(folder: Path) -> list[str]:
         "",
         *_main(found, trained["summary"]),
         "",
-        "Worst (median) gradient of each model, dB:",
+        f"Worst (median) gradient of each model, dB.{_taken_over(found['models'])}",
         "",
         *_models(list(found["bytes"]), found["models"]),
         "",
@@ -120,6 +120,12 @@ def _models(names: Sequence[str], models: Mapping[str, Any]) -> list[str]:
         for name in (PLAIN, *names)
     ]
     return table(("format", *models), rows)
+
+
+def _taken_over(models: Mapping[str, Any]) -> str:
+    """Which rows are another file's."""
+    rows = {name: row["from"] for each in models.values() for name, row in each.items() if "from" in row}
+    return f" From [Few bits](#few-bits): {', '.join(rows)}." if rows else ""
 
 
 def _states(folder: Path) -> list[str]:
