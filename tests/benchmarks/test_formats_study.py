@@ -41,7 +41,7 @@ def test_bytes_are_those_of_codes_and_scales() -> None:
 
 
 @pytest.mark.parametrize("name", ROWS)
-def test_a_row_is_stored_or_multiplied_in_the_codec_that_it_names(name: str) -> None:
+def test_a_row_is_in_the_codec_that_it_names(name: str) -> None:
     """Of a tiny Llama, whose attention keeps its 8 bits; linears of FP8 have the formats that the recipe says."""
     case = llama(0, tiny=True)
     batch = case.batch(0)
