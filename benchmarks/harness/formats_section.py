@@ -63,7 +63,7 @@ def _told(trained: Mapping[str, Any]) -> list[str]:
         "",
         "`e5m2` is no format of saved activations. It is that of gradients in `linears tensorwise` and `linears rowwise`.",
         'A Llama\'s "auto" is `int8`, tensor by tensor.',
-        'Where the gap is "-", nothing was trained; [Training in modes of scaling](#training-in-modes-of-scaling) has blocks.',
+        'Where the gap is "-", nothing was trained. [Blocks are here](#training-in-modes-of-scaling).',
         "INT8 by rows ends below BF16 here. What causes that was not looked into.",
     ]
 
