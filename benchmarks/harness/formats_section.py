@@ -135,9 +135,10 @@ def _states(folder: Path) -> list[str]:
     coat = load(folder, "reproduce-coat-cpu.json")["tables"][0]["rows"]
     published = {(row["m in"], row["v in"]): row["published x"] for row in coat}
     return [
-        f"Optimizer states, the demo whole, products in FP32 ([figures](../benchmarks/results/{STATE_TRAINING})): bytes of",
-        "both moments of an element; the largest NMSE of ten steps (FlashOptim's bar is 0.01); the gap to FP32 states,",
-        "seeds; the error of COAT's pair over that of E4M3 + Expand; kernels of a step and bytes over the least.",
+        f"Optimizer states, the demo whole, products in FP32 ([figures](../benchmarks/results/{STATE_TRAINING})).",
+        "Bytes are those of both moments of an element. NMSE is the largest of ten steps; FlashOptim's bar is 0.01.",
+        "The gap is to FP32 states, with the number of seeds. Published is the error of COAT's pair over that of E4M3 + Expand.",
+        "Lowered are kernels of a step, and bytes over the least.",
         "",
         *table(
             ("states", "bytes", "NMSE of updates", "gap", "published", "lowered"),
