@@ -137,7 +137,7 @@ def _states(folder: Path) -> list[str]:
     return [
         f"Optimizer states, the demo whole, products in FP32 ([figures](../benchmarks/results/{STATE_TRAINING})).",
         "Bytes are those of both moments of an element. NMSE is the largest of ten steps; FlashOptim's bar is 0.01.",
-        "The gap is to FP32 states, with the number of seeds. Published is the error of COAT's pair over that of E4M3 + Expand.",
+        "The gap is to FP32 states, with the number of seeds. Published is COAT's error over that of E4M3 + Expand.",
         "Lowered are kernels of a step, and bytes over the least.",
         "",
         *table(
