@@ -77,6 +77,8 @@ nightly: $(VENV)/dev
 	$(VENV)/bin/python benchmarks/studies/bench_group_size.py --json benchmarks/results/group-size-cpu.json
 	$(VENV)/bin/python benchmarks/studies/bench_few_bits.py --json benchmarks/results/few-bits-cpu.json
 	$(VENV)/bin/python benchmarks/studies/bench_adaptive_bits.py --json benchmarks/results/adaptive-bits-cpu.json
+	$(VENV)/bin/python benchmarks/studies/bench_formats.py
+	$(VENV)/bin/python benchmarks/studies/bench_format_training.py --seeds 5
 	$(VENV)/bin/python benchmarks/studies/bench_fits.py --json benchmarks/results/fits-cpu.json
 	$(VENV)/bin/python benchmarks/studies/bench_scaling_modes.py --json benchmarks/results/scaling-modes-cpu.json
 	$(VENV)/bin/python benchmarks/studies/bench_mode_training.py --seeds 3

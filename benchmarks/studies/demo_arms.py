@@ -14,10 +14,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from benchmarks.harness.environment import environment
 from benchmarks.harness.output import write_json
 from benchmarks.studies.demo_runs import Demo
-from fp8compile.demo.model import SIZES
+from fp8compile.demo.model import SIZES, Size
 from fp8compile.demo.results import Run, gap
 
 Runs = dict[str, dict[str, Any]]  # rows by arm and seed
@@ -49,11 +51,19 @@ def train(
     run_arm: Callable[[str, int, Demo], dict[str, Any]],
     summary: Callable[[Runs], dict[str, Any]],
     most_seeds: Mapping[str, int] | None = None,
+    size: Size = SIZES["cpu"],
+    products: torch.dtype = torch.float32,
 ) -> dict[str, Any]:
-    """Every arm from every seed, ready for JSON; ``most_seeds`` limits the seeds of an arm."""
+    """Every arm from every seed, ready for JSON.
+
+    Args:
+        most_seeds: the most seeds of an arm.
+        size: the model and its batches; with ``--quick`` a tiny one.
+        products: dtype of matmuls; bfloat16: under autocast.
+    """
     steps, seeds = (3, 1) if arguments.quick else (arguments.steps, arguments.seeds)
-    size = replace(SIZES["tiny"], rate=1e-3) if arguments.quick else SIZES["cpu"]
-    demo = Demo(size, steps, compiled=compiled, evaluate_at=(steps // 2,))
+    size = replace(SIZES["tiny"], rate=1e-3) if arguments.quick else size
+    demo = Demo(size, steps, compiled=compiled, evaluate_at=(steps // 2,), products=products)
     before = json.loads(arguments.json.read_text()) if arguments.json.exists() and not arguments.quick else {}
     fits = before.get("training", {}).get("steps") == steps
     runs: Runs = before["runs"] if fits else {}

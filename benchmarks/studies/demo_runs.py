@@ -1,7 +1,7 @@
 """The demo's training (``fp8compile.demo``) with any optimizer: same initial weights, batches, clipping and rates.
 
 rate, betas, weight decay    as in ``fp8compile.demo.model``: 1e-3 (size "cpu"), (0.9, 0.99), 0.1
-products                     FP32, so that nothing but the optimizer differs; parameters FP32 or BF16
+products                     FP32, so that nothing but the optimizer differs, or BF16 under autocast; parameters FP32 or BF16
 """
 
 from __future__ import annotations
@@ -33,12 +33,14 @@ class Demo:
     Attributes:
         compiled: whether Inductor compiles the model; the optimizer has a switch of its own.
         evaluate_at: steps after which the validation loss is taken, beside the last.
+        products: dtype of matmuls; bfloat16: under autocast.
     """
 
     size: Size
     steps: int
     compiled: bool = True
     evaluate_at: tuple[int, ...] = ()
+    products: torch.dtype = torch.float32
     corpus: Corpus = field(default_factory=load_corpus)
 
     def settings(self) -> dict[str, Any]:
@@ -59,7 +61,7 @@ class Demo:
         optimizer = make(model, self.settings())
         schedule = LambdaLR(optimizer, rate_schedule(self.steps))
         step_model = compile_model(model) if self.compiled else model
-        task = Task(self.size, Precision(torch.float32, "no autocast", {}), self.corpus, CPU, self.steps)
+        task = Task(self.size, Precision(self.products, "as asked", {}), self.corpus, CPU, self.steps)
         run, validation = Run("", seed), task.validation()
         for tokens in train_batches(self.corpus.train, self.size.batch, self.size.length, seed, self.steps):
             start = time.perf_counter()
@@ -80,4 +82,5 @@ class Demo:
         batch = {"windows": size.batch, "bytes_per_window": size.length}
         settings = self.settings() | {"clip_norm": 1.0, "schedule": "warm-up, cosine to a tenth", "steps": self.steps}
         model = {"size": size.name, **shape, "codegen": "inductor" if self.compiled else "eager"}
+        model["products"] = str(self.products).removeprefix("torch.")
         return {"model": model, "batch": batch, "training": settings, "text_sha256": self.corpus.sha256}

@@ -33,7 +33,7 @@ def turned(x: Tensor, dim: int) -> Tensor:
 def hadamard(device: torch.device | None = None) -> Tensor:
     """``H_16``, FP32: element i, j is 1/4 by -1 to the power of the number of bits that i and j share."""
     i = torch.arange(TURNED, device=device)
-    shared = i[:, None] & i[None, :]
+    shared = i.unsqueeze(1) & i
     shared = shared ^ (shared >> 2)
     odd = (shared ^ (shared >> 1)) & 1
     return (1 - 2 * odd).float() * 0.25

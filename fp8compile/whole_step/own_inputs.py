@@ -23,8 +23,8 @@ from fp8compile.scaling.slot import WithScales
 from fp8compile.scaling.weight_slot import WithWeightCodes
 from fp8compile.whole_step.joined import CannotJoin
 
-STATISTICS = "the recipe gives the graph statistics to fill: observe=False leaves them out"
-PACKED = "Recipe.merge_dgrads takes codes of several weights as one matrix, which an update does not write"
+TO_FILL = "the recipe gives the graph statistics to fill: observe=False leaves them out"
+MERGED = "Recipe.merge_dgrads takes codes of several weights as one matrix, which an update does not write"
 
 
 @dataclass(frozen=True)
@@ -60,14 +60,14 @@ class OwnInputs:
 
     def __init__(self, halves: Callable[..., Any]) -> None:
         if isinstance(halves, WithStatsInputs):
-            raise CannotJoin(STATISTICS)
+            raise CannotJoin(TO_FILL)
         self._scales = halves if isinstance(halves, WithScales) else None
         self.graphs = 1 if self._scales is None else 2
         self.returns_statistics = self._scales is not None and bool(self._scales.operands)
         inner = self._scales.known if self._scales else halves
         self._codes = inner.codes if isinstance(inner, WithWeightCodes) else None
         if self._codes is not None and self._codes.packs:
-            raise CannotJoin(PACKED)
+            raise CannotJoin(MERGED)
 
     def given(self, args: Sequence[Any]) -> Given:
         """Those of a call with these arguments."""

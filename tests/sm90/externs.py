@@ -28,6 +28,7 @@ EXTERNS = (
     aten.mm.out,
     aten.addmm.out,
     aten._scaled_mm.out,
+    aten._int_mm.out,
     aten._scaled_dot_product_flash_attention.default,
     aten._scaled_dot_product_flash_attention_backward.default,
 )
