@@ -60,8 +60,8 @@ def one_graph(folder: Path) -> list[str]:
     alive = memory[one]["gradient_peak"] / memory[one]["gradients"]
     return [
         source(ONE_GRAPH, found),
-        f"The demo, {found['steps']} steps with clipping and a schedule. The difference of a loss to that of the {three}, mean "
-        f"and largest: {off} as {one}, {bound} of {reordered}.",
+        f"The demo, {found['steps']} steps with clipping and a schedule. The difference of a loss to that of the {three}, "
+        f"mean and largest: {off} as {one}, {bound} of {reordered}.",
         f"The last loss is {graph['losses'][-1]:.5f} as {one}, {calls['losses'][-1]:.5f} by {three}.",
         f"Graphs compiled: {graph['compilations']}. The JSON's times were taken beside other work and show nothing.",
         "",

@@ -127,9 +127,17 @@ class CodeWriter:
                 self._leave(p, wanted, new[INV_SCALE], known, clipped, codes, across[0] if across else None)
 
     def _leave(
-        self, p: Tensor, wanted: Wanted, inv_scale: Tensor, known: Tensor, clipped: Tensor, *codes: Tensor | None
+        self,
+        p: Tensor,
+        wanted: Wanted,
+        inv_scale: Tensor,
+        known: Tensor,
+        clipped: Tensor,
+        codes: Tensor | None,
+        transposed: Tensor | None,
     ) -> None:
-        exchange.leave(p, Written(inv_scale, known, seen(p), clipped, wanted, *codes, id(self._optimizer)))
+        mine = id(self._optimizer)
+        exchange.leave(p, Written(inv_scale, known, seen(p), clipped, wanted, codes, transposed, mine))
         self._seen[p] = self._as_it_is(p)
 
 

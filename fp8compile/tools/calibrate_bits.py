@@ -279,4 +279,5 @@ def _with_others(errors: Mapping[str, float], ways: Iterable[str]) -> dict[str, 
 
 def _scaled(errors: Mapping[str, float], way: str) -> float:
     near = min(errors, key=lambda each: abs(BITS[each] - BITS[way]))
-    return errors[near] * ((2 ** BITS[near] - 1) / (2 ** BITS[way] - 1)) ** 2
+    steps: float = (2 ** BITS[near] - 1) / (2 ** BITS[way] - 1)
+    return errors[near] * steps * steps

@@ -133,8 +133,8 @@ class TrainStep:
         counts = self._counts
         reached = counts.updated, number_of_parameters(self.optimizer)
         kept = counts.gradient_bytes, counts.gradient_peak
-        codes = counts.codes, counts.coded, counts.not_coded
-        return WholeStep(self._reason, counts.compilations, *reached, *kept, self._options.clip_norm, *codes)
+        told = WholeStep(self._reason, counts.compilations, *reached, *kept, self._options.clip_norm)
+        return dataclasses.replace(told, codes=counts.codes, coded=counts.coded, not_coded=counts.not_coded)
 
     def report(self) -> Report:
         """The report of the graphs that it has compiled; its remarks begin with what ``told`` says.
