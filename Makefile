@@ -76,6 +76,7 @@ nightly: $(VENV)/dev
 	$(VENV)/bin/python benchmarks/studies/bench_loss_scaling.py --tasks bert,efficientnet,vit --seeds 5
 	$(VENV)/bin/python benchmarks/studies/bench_group_size.py --json benchmarks/results/group-size-cpu.json
 	$(VENV)/bin/python benchmarks/studies/bench_few_bits.py --json benchmarks/results/few-bits-cpu.json
+	$(VENV)/bin/python benchmarks/studies/bench_least_bits.py --json benchmarks/results/least-bits-cpu.json
 	$(VENV)/bin/python benchmarks/studies/bench_adaptive_bits.py --json benchmarks/results/adaptive-bits-cpu.json
 	$(VENV)/bin/python benchmarks/studies/bench_formats.py
 	$(VENV)/bin/python benchmarks/studies/bench_format_training.py --seeds 5

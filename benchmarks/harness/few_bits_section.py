@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from benchmarks.harness.measured_sections import load, source, table
 
 NAME = "few-bits-cpu.json"
+LEAST = "least-bits-cpu.json"
 
 
 def few_bits(folder: Path) -> list[str]:
@@ -31,11 +33,39 @@ def few_bits(folder: Path) -> list[str]:
         "",
         *table(("bits", "saved", "worst gradient, dB", "median, dB"), layer),
         "",
+        *_least(folder),
+        "",
         "Models under BF16 autocast after some steps: MB saved, worst (median) gradient in dB.",
         'Attention is in 8 bits but in "6bit" and where the column says so.',
         "",
         *table(("model", *ways), models),
     ]
+
+
+def _least(folder: Path) -> list[str]:
+    """Of every choice of bits for the layer's values, the one whose worst gradient is best."""
+    found = load(folder, LEAST)
+    rows = [
+        (
+            f"{row['at_most']:g} U",
+            f"{row['units']:.2f} U",
+            f"{row['worst_db']:.1f} ({row['predicted_db']:.1f})",
+            _used(row),
+        )
+        for row in found["best"]
+    ]
+    return [
+        source(LEAST, found),
+        f"Of all {found['choices']:,} choices of bits for the same layer's values, in groups of 128, the one whose worst "
+        "gradient is best by the sum of errors; in brackets what that sum predicts.",
+        "",
+        *table(("at most", "saved", "worst gradient, dB", "formats"), rows),
+    ]
+
+
+def _used(row: Mapping[str, Any]) -> str:
+    counts = sorted(Counter(row["formats"].values()).items())
+    return ", ".join(f"{count} x {name}" for name, count in counts)
 
 
 def _cell(row: Mapping[str, Any]) -> str:
