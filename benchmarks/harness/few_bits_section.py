@@ -56,8 +56,8 @@ def _least(folder: Path) -> list[str]:
     ]
     return [
         source(LEAST, found),
-        f"Of all {found['choices']:,} choices of bits for the same layer's values, in groups of 128, the one whose worst "
-        "gradient is best by the sum of errors; in brackets what that sum predicts.",
+        f"The same layer's values have {found['choices']:,} choices of bits in groups of 128. These are the ones whose worst "
+        "gradient is best, by the sum of their errors. In brackets is what that sum predicts.",
         "",
         *table(("at most", "saved", "worst gradient, dB", "formats"), rows),
     ]
