@@ -22,12 +22,11 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import fp8compile
-from benchmarks.studies.demo_arms import gaps_to, parse, row_of, train
+from benchmarks.studies.demo_arms import gaps_to, parse, row_of, run_compiled, train
 from benchmarks.studies.demo_runs import Demo
 from benchmarks.studies.formats import PLAIN, ROWS
 from fp8compile.demo.model import SIZES
@@ -38,24 +37,12 @@ T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9
 ARMS = (PLAIN, *ROWS)
 
 
-def adamw(model: nn.Module, settings: dict[str, Any]) -> torch.optim.Optimizer:
-    """The optimizer of every arm."""
-    return torch.optim.AdamW(model.parameters(), **settings)
-
-
 def run_arm(arm: str, seed: int, demo: Demo) -> dict[str, Any]:
     """One run, ready for JSON, with counts of what the report says was rewritten."""
-    compiled: list[nn.Module] = []
-
-    def compile_model(model: nn.Module) -> nn.Module:
-        if arm == PLAIN:
-            return torch.compile(model)
-        compiled[:] = [torch.compile(model, backend="fp8compile", options=dict(ROWS[arm]))]
-        return compiled[0]
-
-    row = row_of(demo.run(adamw, seed, compile_model=compile_model))
-    if compiled:
-        report = fp8compile.report(compiled[0])
+    run, compiled = run_compiled(demo, seed, None if arm == PLAIN else ROWS[arm])
+    row = row_of(run)
+    if compiled is not None:
+        report = fp8compile.report(compiled)
         row |= {"products": len(report.linears), "saved": len(report.saved)}
     return row
 

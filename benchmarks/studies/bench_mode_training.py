@@ -21,12 +21,11 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
-from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import fp8compile
-from benchmarks.studies.demo_arms import gaps_to, parse, row_of, train
+from benchmarks.studies.demo_arms import gaps_to, parse, row_of, run_compiled, train
 from benchmarks.studies.demo_runs import Demo
 from fp8compile.demo.results import mean_of
 
@@ -50,26 +49,13 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def adamw(model: nn.Module, settings: dict[str, Any]) -> torch.optim.Optimizer:
-    """The optimizer of every arm."""
-    return torch.optim.AdamW(model.parameters(), **settings)
-
-
 def run_arm(arm: str, seed: int, demo: Demo) -> dict[str, Any]:
     """One run, ready for JSON. What the report says of its linears is beside the losses."""
-    compiled: list[nn.Module] = []
-
-    def compile_model(model: nn.Module) -> nn.Module:
-        if arm == REFERENCE:
-            return torch.compile(model)
-        compiled[:] = [torch.compile(model, backend="fp8compile", options=dict(ARMS[arm]))]
-        return compiled[0]
-
-    run = demo.run(adamw, seed, compile_model=compile_model)
+    run, compiled = run_compiled(demo, seed, None if arm == REFERENCE else ARMS[arm])
     row = row_of(run)
-    if compiled:
-        row["matmuls_in_fp8"] = len(fp8compile.report(compiled[0]).linears)
-        histories = [history for _, history in fp8compile.scaling_state(compiled[0]).graphs]
+    if compiled is not None:
+        row["matmuls_in_fp8"] = len(fp8compile.report(compiled).linears)
+        histories = [history for _, history in fp8compile.scaling_state(compiled).graphs]
         row["fell_back"] = sum(int(history.totals[:, 2].sum()) for history in histories)
     return row
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from benchmarks.harness.environment import environment
 from benchmarks.harness.output import write_json
@@ -43,6 +44,24 @@ def parse(
         shown = f"{separator} "
         parser.error(f"unknown: {shown.join(sorted(unknown))}; known: {shown.join(arms)}")
     return arguments
+
+
+def run_compiled(demo: Demo, seed: int, options: Mapping[str, Any] | None) -> tuple[Run, nn.Module | None]:
+    """A run with torch.optim.AdamW through plain Inductor (None), or with these options of ours; and what was compiled."""
+    compiled: list[nn.Module] = []
+
+    def compile_model(model: nn.Module) -> nn.Module:
+        if options is None:
+            return torch.compile(model)
+        compiled[:] = [torch.compile(model, backend="fp8compile", options=dict(options))]
+        return compiled[0]
+
+    run = demo.run(adamw, seed, compile_model=compile_model)
+    return run, compiled[0] if compiled else None
+
+
+def adamw(model: nn.Module, settings: dict[str, Any]) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), **settings)
 
 
 def train(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,7 +58,8 @@ class Links:
     @property
     def nbytes(self) -> int:
         """Bytes on this host of what is remembered of samples."""
-        return sum(end.kept.nbytes for _, end in self._remembering())
+        every = (end for ends in self._ends.values() for end in ends)
+        return sum(end.kept.nbytes for end in every if isinstance(end, ChangesEnd))
 
     def samples(self, ids: Sequence[int] | Tensor | None) -> None:
         """Say which samples the next step has; before each step, on every rank that has a stage, the same on all.
@@ -110,10 +111,6 @@ class Links:
                 assert isinstance(end, ChangesEnd)
                 end.kept.load_state_dict(each)
         self._ends |= loaded
-
-    def _remembering(self) -> Iterator[tuple[str, ChangesEnd]]:
-        for side, ends in self._ends.items():
-            yield from ((side, end) for end in ends if isinstance(end, ChangesEnd))
 
     def send_activations(self, ops: Sequence[Any], chunk: int) -> None:
         for op, end, ids in self._coded("outgoing", ops, chunk):

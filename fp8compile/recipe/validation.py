@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fp8compile._messages import nearest
@@ -10,6 +10,7 @@ from fp8compile.numerics.few_bits import FEW_BITS, TOGETHER
 from fp8compile.planning.device_rates import RATES
 from fp8compile.recipe.calibration import Calibration
 from fp8compile.recipe.frozen import FrozenMapping
+from fp8compile.recipe.in_a_file import InAFile
 from fp8compile.recipe.linear_formats import FrozenFormats, as_formats
 from fp8compile.recipe.saved_bits import SavedBits
 
@@ -71,27 +72,26 @@ def _as_patterns(name: str, value: Any) -> tuple[str, ...]:
 
 def _as_islands(name: str, value: Any) -> Any:
     """One of ISLANDS, or a calibration: ``value`` itself, or loaded from its file."""
-
-    if value in ISLANDS or isinstance(value, Calibration):
-        return value
-    if isinstance(value, str) and value.endswith(".json"):
-        return Calibration.load(value)
-    raise ValueError(
-        f"Recipe.{name} cannot be {value!r}.{nearest(str(value), ISLANDS)} Or a calibration "
-        "(fp8compile.calibrate), or the path of one (.json)."
-    )
+    cure = f"{nearest(str(value), ISLANDS)} Or a calibration (fp8compile.calibrate), or the path of one (.json)."
+    return _or_in_a_file(name, value, ISLANDS, Calibration, cure)
 
 
 def _as_saved_bits(name: str, value: Any) -> Any:
     """ "off", or a choice of bits: ``value`` itself, or loaded from its file."""
-    if value == "off" or isinstance(value, SavedBits):
+    cure = (
+        " It is 'off', a choice of bits (fp8compile.calibrate_bits(...).saved_bits), or the path of one (.json). "
+        "One number of bits for all is Recipe.saved_format, such as '4bit'."
+    )
+    return _or_in_a_file(name, value, ("off",), SavedBits, cure)
+
+
+def _or_in_a_file(name: str, value: Any, plain: Sequence[str], kind: type[InAFile], cure: str) -> Any:
+    """One of the plain values, or one of a kind: itself, or loaded from its file."""
+    if isinstance(value, kind) or value in plain:
         return value
     if isinstance(value, str) and value.endswith(".json"):
-        return SavedBits.load(value)
-    raise ValueError(
-        f"Recipe.{name} cannot be {value!r}. It is 'off', a choice of bits (fp8compile.calibrate_bits(...).saved_bits), "
-        "or the path of one (.json). One number of bits for all is Recipe.saved_format, such as '4bit'."
-    )
+        return kind.load(value)
+    raise ValueError(f"Recipe.{name} cannot be {value!r}.{cure}")
 
 
 def _as_options(name: str, value: Any) -> FrozenOptions:

@@ -35,6 +35,7 @@ from fp8compile.compiler.inline_regions import has_regions
 from fp8compile.compiler.inputs import trains
 from fp8compile.compiler.node_by_node import boxed, make_runnable
 from fp8compile.fx.graph import TRIED
+from fp8compile.numerics.few_bits import TOGETHER
 from fp8compile.numerics.metrics import power
 from fp8compile.passes.mark_saved import Tried
 from fp8compile.recipe.recipe import Recipe, uncounted
@@ -52,7 +53,7 @@ TOLD_APART = (
     "calibrate_bits: {0} is saved by several graphs of one batch, or by one graph that runs several times, and the bits of "
     "each cannot be told apart. Graph breaks make them: TORCH_LOGS=graph_breaks names each"
 )
-GROUPS = "calibrate_bits: group_size={0}: codes of few bits need groups of a multiple of 8 elements"
+GROUPS = "calibrate_bits: group_size={0}: codes of few bits need groups of a multiple of {1} elements"
 NOTHING = (
     "calibrate_bits: nothing to choose: the recipe stores no value of this model as codes{why}. fp8compile.explain(model, "
     "batch) says of each saved value why it stays as it is"
@@ -124,8 +125,8 @@ def calibrate_bits(
         raise ValueError(f"calibrate_bits: weigh cannot be {weigh!r}.{nearest(str(weigh), WEIGHTS)}")
     chosen = chosen_recipe(recipe, model)
     for size in (each.group_size for each in (chosen, *chosen.modules.values())):
-        if size % 8:
-            raise ValueError(GROUPS.format(size))
+        if size % TOGETHER:
+            raise ValueError(GROUPS.format(size, TOGETHER))
     run = _Measuring(_plain(chosen), tuple(measured), weigh)
     run.over(getattr(model, "_orig_mod", model), batches, loss)
     values = run.values()

@@ -34,13 +34,11 @@ class Given:
     Attributes:
         inputs: by position.
         codes: of weights, by the weight's position: by rows, transposed, inv_scale.
-        dtypes: what they are encoded from, by the weight's position.
         histories: what its scales come from, and its statistics go to; None without delayed scaling.
     """
 
     inputs: Mapping[int, Tensor] = field(default_factory=dict)
     codes: Mapping[int, Codes] = field(default_factory=dict)
-    dtypes: Mapping[int, torch.dtype] = field(default_factory=dict)
     histories: Histories | None = None
 
 
@@ -53,6 +51,7 @@ class OwnInputs:
     Attributes:
         graphs: how many were cut: first the one that takes what it is given, then one that measures.
         returns_statistics: whether scales go in, of which the graph has statistics.
+        dtypes: what codes are encoded from, by the weight's position.
 
     Raises:
         CannotJoin: codes that updates do not write.
@@ -68,6 +67,8 @@ class OwnInputs:
         self._codes = inner.codes if isinstance(inner, WithWeightCodes) else None
         if self._codes is not None and self._codes.packs:
             raise CannotJoin(MERGED)
+        layouts = {} if self._codes is None else self._codes.layouts
+        self.dtypes = {at: each.dtype for at, each in layouts.items()}
 
     def given(self, args: Sequence[Any]) -> Given:
         """Those of a call with these arguments."""
@@ -76,9 +77,7 @@ class OwnInputs:
         codes = {} if self._codes is None else self._codes.found(before)
         behind = [] if self._codes is None else self._codes.inputs(before, codes)
         inputs = dict(enumerate([*before, *behind]))
-        layouts = {} if self._codes is None else self._codes.layouts
-        dtypes = {at: each.dtype for at, each in layouts.items()}
-        return Given({at: inputs[at] for at in range(len(args), len(inputs))}, codes, dtypes, histories)
+        return Given({at: inputs[at] for at in range(len(args), len(inputs))}, codes, histories)
 
     def measures(self, args: Sequence[Any]) -> Any:
         """What the graph returns, with gradients, if this call has to measure; else None."""

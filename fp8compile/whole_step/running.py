@@ -6,7 +6,7 @@ and other numbers are values of an input. A call with gradients from earlier cal
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -86,7 +86,7 @@ class WholeGraph:
             raise CannotJoin("the recipe gives the graph inputs that a whole step does not know")
         mine = {id(p) for group in updates.optimizer.param_groups for p in group["params"]}
         self._at = [at for at in sorted(whole.gradients) if at < len(inputs) and id(inputs[at]) in mine]
-        self._loss = whole.loss
+        self._updated, self._loss = frozenset(self._at), whole.loss
         parameters = [inputs[at] for at in self._at]
         if not parameters:
             raise CannotJoin("the loss depends on no parameter of the optimizer")
@@ -135,12 +135,7 @@ class WholeGraph:
     def _by_themselves(self, results: Sequence[Any]) -> list[Any]:
         """Backward and update of a forward that has measured; returns its results, without gradients."""
         results[self._loss].backward()
-        optimizer, most = self._updates.optimizer, self._options.clip_norm
-        if most is not None:
-            every = [p for group in optimizer.param_groups for p in group["params"]]
-            self._counts.norm = torch.nn.utils.clip_grad_norm_(every, most)
-        self._updates.step_alone()
-        optimizer.zero_grad()
+        step_by_itself(self._updates.optimizer, self._updates.step_alone, self._options, self._counts)
         return [each.detach() if isinstance(each, Tensor) else each for each in results]
 
     def prepare(self, inputs: Sequence[Any]) -> None:
@@ -153,11 +148,8 @@ class WholeGraph:
 
     def _coded(self, inputs: Sequence[Any], given: Given) -> dict[Tensor, Coded]:
         """By weight, what its update takes to write its codes."""
-        told = {
-            at: self._updates.codes(inputs[at], made, given.dtypes[at])
-            for at, made in given.codes.items()
-            if at in self._at
-        }
+        coding = ((at, made) for at, made in given.codes.items() if at in self._updated)
+        told = {at: self._updates.codes(inputs[at], made, self._own.dtypes[at]) for at, made in coding}
         self._counts.codes = len(told)
         self._counts.not_coded = next((reason for reason in told.values() if isinstance(reason, str)), None)
         coded = {inputs[at]: each for at, each in told.items() if isinstance(each, Coded)}
@@ -214,6 +206,17 @@ class WholeGraph:
         """Tell autograd and caches of codes that these have new values: generated code writes past their versions."""
         states = [t for task in tasks for name, t in task.tensors.items() if name not in ("numbers", "stream")]
         torch.autograd.graph.increment_version([*inputs, *states])
+
+
+def step_by_itself(
+    optimizer: torch.optim.Optimizer, step: Callable[[], Any], options: Options, counts: Counts
+) -> None:
+    """What follows a backward that is no part of a graph: clipping, the step, and gradients set to none."""
+    if options.clip_norm is not None:
+        every = [p for group in optimizer.param_groups for p in group["params"]]
+        counts.norm = torch.nn.utils.clip_grad_norm_(every, options.clip_norm)
+    step()
+    optimizer.zero_grad()
 
 
 def _complete(task: Task, p: Tensor, coded: Coded | None) -> Task:

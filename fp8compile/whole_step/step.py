@@ -35,7 +35,7 @@ from fp8compile.reporting.report import Report
 from fp8compile.whole_step.declines import why_not
 from fp8compile.whole_step.joined import CannotJoin
 from fp8compile.whole_step.own_inputs import OwnInputs
-from fp8compile.whole_step.running import Counts, Options, WholeGraph
+from fp8compile.whole_step.running import Counts, Options, WholeGraph, step_by_itself
 from fp8compile.whole_step.told import WholeStep
 from fp8compile.whole_step.updates import Updates, number_of_parameters, told_to_schedulers, updates_of
 
@@ -199,11 +199,7 @@ class TrainStep:
 
     def _three_calls(self, args: Any, kwargs: Any) -> Any:
         results = self.accumulate(*args, **kwargs)
-        if self._options.clip_norm is not None:
-            every = [p for group in self.optimizer.param_groups for p in group["params"]]
-            self._counts.norm = torch.nn.utils.clip_grad_norm_(every, self._options.clip_norm)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
+        step_by_itself(self.optimizer, self.optimizer.step, self._options, self._counts)
         return results
 
     def _backend(self, gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -20,20 +20,11 @@ from fp8compile.recipe.saved_bits import BITS, Choice, Key, SavedBits, SavedValu
 from fp8compile.reporting.entries import RECIPE, SAVED
 from tests.support.graphs import forward_of, split_of
 from tests.support.measure import compiled, gradient_sqnr
-from tests.support.net import Net
+from tests.support.net import Net, SwiGLU
 
 ERROR = 0.0625
 ADDS = "adds 6.2e-02 to the gradients' error"
 OPTIONS: dict[str, Any] = {"min_saved_numel": 0, "linear": "off"}
-
-
-class SwiGLU(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate, self.up, self.down = nn.Linear(64, 128), nn.Linear(64, 128), nn.Linear(128, 64)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
 class Twice(nn.Module):

@@ -24,21 +24,12 @@ from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from tests.support.graphs import forward_of, split_of
 from tests.support.measure import compiled, gradient_sqnr, kept_bytes, llama_case
-from tests.support.net import Net
+from tests.support.net import Net, SwiGLU
 from tests.support.reference import sqnr_db
 from tests.support.running_error import outcome
 
 BY_SILU = "a function, silu, of it in the backward"
 FORMATS = ("2bit", "3bit", "4bit", "5bit", "6bit")
-
-
-class SwiGLU(nn.Module):
-    def __init__(self, size: int = 64, inner: int = 128) -> None:
-        super().__init__()
-        self.gate, self.up, self.down = nn.Linear(size, inner), nn.Linear(size, inner), nn.Linear(inner, size)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
 def names(model: nn.Module, *args: Tensor, **options: object) -> dict[str, str]:

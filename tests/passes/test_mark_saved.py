@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from expecttest import assert_expected_inline
-from torch import Tensor, nn
+from torch import nn
 
 from fp8compile.fx.graph import TRIED
 from fp8compile.fx.partition import PartitionedGraph
@@ -18,19 +18,10 @@ from fp8compile.passes.mark_saved import MARKED, mark_saved
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from tests.support.graphs import backward_of, forward_of, split_of
-from tests.support.net import Net
+from tests.support.net import Net, SwiGLU
 
 RECIPE = Recipe(min_saved_numel=0, linear="off")
 CTX = Context(RECIPE, measures_saved=True)
-
-
-class SwiGLU(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate, self.up, self.down = nn.Linear(64, 128), nn.Linear(64, 128), nn.Linear(128, 64)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(F.silu(self.gate(x)) * self.up(x))
 
 
 def exact(model: nn.Module) -> PartitionedGraph:

@@ -21,6 +21,7 @@ from fp8compile.recipe.context import Context
 from fp8compile.tools.calibrate_bits import _weights
 from tests.support.graphs import split_of
 from tests.support.measure import compiled, kept_bytes, llama_case
+from tests.support.net import SwiGLU
 
 OPTIONS: dict[str, Any] = {"preset": "storage_only", "min_saved_numel": 0}
 RECIPE = Recipe.preset("storage_only", min_saved_numel=0)
@@ -321,15 +322,7 @@ def test_nested_compile_regions_are_refused() -> None:
 
 
 def test_a_value_that_may_have_no_bits_that_are_measured_is_measured_in_the_nearest() -> None:
-    class Gated(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.gate, self.up, self.down = nn.Linear(64, 128), nn.Linear(64, 128), nn.Linear(128, 64)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.down(F.silu(self.gate(x)) * self.up(x))  # type: ignore[no-any-return]
-
-    bits = measured(Gated(), torch.randn(256, 64), measured=(2,)).saved_bits
+    bits = measured(SwiGLU(), torch.randn(256, 64), measured=(2,)).saved_bits
     least = [dict(value.choices)[value.choices[0][0]].error for value in bits.values]
     assert {value.choices[0][0] for value in bits.values} > {"2bit"}, "one may not have two bits"
     assert all(error > 0 for error in least)
