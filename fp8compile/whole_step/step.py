@@ -199,7 +199,8 @@ class TrainStep:
 
     def _three_calls(self, args: Any, kwargs: Any) -> Any:
         results = self.accumulate(*args, **kwargs)
-        step_by_itself(self.optimizer, self.optimizer.step, self._options, self._counts)
+        step = self._updates.step_alone if self._updates else self.optimizer.step  # states may have begun here
+        step_by_itself(self.optimizer, step, self._options, self._counts)
         return results
 
     def _backend(self, gm: GraphModule, inputs: Sequence[Any]) -> Callable[..., Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor, nn
 
 import fp8compile
+from fp8compile.whole_step import running
+from fp8compile.whole_step.joined import CannotJoin
 
 EAGER = {"linear": "off", "saved": "off", "codegen": "eager"}
 
@@ -139,6 +142,26 @@ def test_the_three_calls_run_in_its_place(caplog: pytest.LogCaptureFixture) -> N
     assert not step.told.is_one_graph
     assert "Dynamo captures no single graph" in str(step.told)
     assert "by themselves" in fp8compile.report(step).graphs[0].remarks[0]
+
+
+def test_states_that_began_before_a_decline_count_as_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*_: object) -> None:
+        raise CannotJoin("no code for it")
+
+    torch._dynamo.reset()
+    monkeypatch.setattr(running, "compile_whole", fails)
+    model = nn.Linear(8, 8)
+    expected = copy.deepcopy(model)
+    first, second = (torch.optim.SGD(m.parameters(), lr=0.1, momentum=0.9, dampening=0.5) for m in (model, expected))
+    step = fp8compile.train_step(model, loss_fn, first, recipe=EAGER)
+    for number in range(3):  # the first momentum is the gradient, without dampening
+        x = torch.full((4, 8), 1.0 + number)
+        step(x)
+        loss_fn(expected, x).backward()
+        second.step()
+        second.zero_grad()
+    assert "no code for it" in str(step.told)
+    assert all(map(torch.equal, model.parameters(), expected.parameters()))
 
 
 def test_an_error_of_the_model_is_the_models() -> None:
