@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 PRODUCTS = ("tests/numerics/test_integer_products.py",)
 PASS = "tests/passes/test_quantize_linears_int8.py::"
+TURNED = "tests/passes/test_quantize_linears_turned.py::"
 BY_HAND = (f"{PASS}test_scales_run_along_the_contracted_dimension_bit_for_bit[(37, 10, 7)-eager]",)
 
 INTEGERS = (
@@ -56,14 +57,14 @@ INTEGERS = (
         "fp8compile/encoding/turned_wgrads.py",
         "matmul.node.update_arg(at + i, self._of(operand, side))",
         "matmul.node.update_arg(at, self._of(operand, side)) if i == 0 else None",
-        (f"{PASS}test_operands_of_the_wgrad_alone_are_turned[right]",),
+        (f"{TURNED}test_operands_of_the_wgrad_alone_are_turned[right]",),
     ),
     Mutant(
         "int8: dgrads are turned",
         "fp8compile/encoding/turned_wgrads.py",
         "if matmul.direction != WGRAD or not",
         "if not",
-        (f"{PASS}test_what_is_turned_is_shared_and_told",),
+        (f"{TURNED}test_what_is_turned_is_shared_and_told",),
     ),
     Mutant(
         "int8 operands: each view of a value is encoded by itself",

@@ -1,9 +1,8 @@
-"""quantize_linears in INT8 ("int8", "int8_blocks", ``hadamard_wgrad``): graphs, declines, numbers."""
+"""quantize_linears in INT8 ("int8", "int8_blocks"): graphs, declines, numbers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -17,35 +16,23 @@ from torch.fx import Graph
 
 import fp8compile
 from fp8compile import _torch as private
-from fp8compile.compiler.inductor import NOTHING_TO_TURN
 from fp8compile.encoding.device import int8_unsupported_reason
 from fp8compile.encoding.integer_matmuls import reason_against_integers
 from fp8compile.fx.graph import ENCODING, SPLICED
-from fp8compile.numerics import INT8, Blocks, Codec, Rowwise
-from fp8compile.numerics.hadamard import turned
-from fp8compile.numerics.integer_products import MOST_PRODUCTS, int8_product
+from fp8compile.numerics import INT8, Blocks, Codec
+from fp8compile.numerics.integer_products import MOST_PRODUCTS
 from fp8compile.passes.quantize_linears import quantize_linears
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
-from fp8compile.reporting.entries import Linear, Skip
+from fp8compile.reporting.entries import Linear
 from tests.support.graphs import joint_of, text_of
+from tests.support.integers import ROWS, OnTheLeft, linears_of, product
 from tests.support.measure import compiled, gradient_sqnr, llama_case, matmuls_told, why
 
 aten = torch.ops.aten
-ROWS, SQUARE = Rowwise(INT8), Blocks(INT8, 32, 32)
+pytestmark = pytest.mark.usefixtures("vnni")
+SQUARE = Blocks(INT8, 32, 32)
 SIZES = [(256, 128, 384), (300, 144, 80), (37, 10, 7)]  # M, K, N: even ones, any M, nothing even
-
-
-@pytest.fixture(autouse=True)
-def vnni() -> Iterator[None]:
-    """Every CPU multiplies INT8: ``_int_mm`` runs on all, if slowly."""
-    with mock.patch.object(private, "cpu_has_vnni", lambda: True):
-        yield
-
-
-def linears_of(model: nn.Module, *args: Tensor, **fields: object) -> list[Linear | Skip]:
-    recipe = Recipe(**{"linear": "int8", **fields})  # type: ignore[arg-type]
-    return matmuls_told(fp8compile.explain(model, args, recipe=recipe))
 
 
 def encodings(graph: Graph) -> list[str]:
@@ -54,25 +41,8 @@ def encodings(graph: Graph) -> list[str]:
     return [f"{n.meta[SPLICED]} {n.meta[ENCODING].codec}" for n in codes]
 
 
-def product(x: Tensor, w: Tensor, added: Tensor | None = None) -> Tensor:
-    """``x [M, K]`` by ``w [N, K]`` transposed, both encoded by rows."""
-    (a, inv_a), (b, inv_b) = ROWS.encode(x.detach()), ROWS.encode(w.detach())
-    return int8_product(a, b.t(), inv_a, inv_b.t(), x.dtype, added)
-
-
 def fake(codec: Codec, x: Tensor) -> Tensor:
     return codec.decode(*codec.encode(x.detach()), x.dtype)
-
-
-class OnTheLeft(nn.Module):
-    """A linear whose weight is multiplied from the left."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(80, 144) * torch.logspace(-2, 2, 144))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.weight @ x
 
 
 # ------------------------------------------------------------------------------------------------------- graphs
@@ -329,109 +299,3 @@ def test_what_only_matmuls_need_is_kept_as_the_wgrads_codes() -> None:
     report = fp8compile.report(fn)
     (saved,) = report.saved
     assert saved.codec == "int8 rowwise, a matmul's operand" and saved.is_operand and saved.bytes_after == 128 * 64
-
-
-# -------------------------------------------------------------------------------------------------------- turned
-
-
-@pytest.mark.parametrize("model", ["right", "left"])
-def test_operands_of_the_wgrad_alone_are_turned(model: str) -> None:
-    linear, x, dy = nn.Linear(144, 80, bias=False), torch.randn(300, 144, requires_grad=True), torch.randn(300, 80)
-    run, given, dy = (linear, x, dy) if model == "right" else (OnTheLeft(), x.detach().t().requires_grad_(), dy.t())
-    y = compiled(run, preset="linear_only", linear="int8", hadamard_wgrad=True)(given)
-    dx, dw = torch.autograd.grad(y, (given, run.weight), dy)
-    x, w = x.detach(), run.weight
-    if model == "left":
-        dx, dy, y = dx.t(), dy.t(), y.t()
-    assert torch.allclose(y, product(x, w)) and torch.allclose(dx, product(dy, w.t()))
-    by_hand = product(turned(dy, 0).t(), turned(x, 0).t())
-    assert torch.allclose(dw, by_hand, atol=1e-5 * float(by_hand.abs().max()))
-    assert not torch.allclose(dw, product(dy.t(), x.t()), atol=1e-5 * float(by_hand.abs().max()))
-
-
-def test_what_is_turned_is_shared_and_told() -> None:
-    layer, args = llama_case(2, 64, 64, 128, 4)
-    graph = joint_of(layer, *args, linear="int8", hadamard_wgrad=True)
-    assert [node.target for node in graph.nodes].count(aten.bmm.default) == 4 + 7, "activations and gradients"
-    told = linears_of(layer, *args, hadamard_wgrad=True)
-    formats = {x.direction: x.formats for x in told if isinstance(x, Linear)}
-    assert formats == {
-        **dict.fromkeys(("forward", "dgrad"), "int8 x int8 rowwise"),
-        "wgrad": "int8 x int8 rowwise, turned",
-    }
-
-
-def test_rows_that_vary_are_not_turned() -> None:
-    options = {"codegen": "eager", "linear": "int8", "hadamard_wgrad": True, "emulate": True}
-    fn = torch.compile(nn.Linear(64, 32), backend="fp8compile", options=options, dynamic=True)
-    fn(torch.randn(40, 64))
-    formats = {x.formats for x in fp8compile.report(fn).linears if x.direction == "wgrad"}
-    assert formats == {"int8 x int8 rowwise, emulated, not turned: rows that vary from call to call"}
-
-
-def test_turned_outliers_cost_a_wgrad_less() -> None:
-    """Tokens a hundred times as large as others: without a turn they set the step of all channels of the wgrad."""
-    torch.manual_seed(0)
-    linear, x = nn.Linear(128, 64, bias=False), torch.randn(512, 128)
-    x[::64] *= 100
-    dy = torch.randn(512, 64)
-    exact = dy.double().t() @ x.double()
-
-    def off(turns: bool) -> float:
-        torch._dynamo.reset()
-        fn = compiled(linear, preset="linear_only", linear="int8", hadamard_wgrad=turns)
-        (dw,) = torch.autograd.grad(fn(x), linear.weight, dy)
-        return float((dw - exact).norm() / exact.norm())
-
-    # An operand's step falls with its largest value: a quarter of it for x, whose error is 3/4 of the sum in squares or less.
-    assert off(True) < off(False)
-
-
-def saved_with(model: nn.Module, x: Tensor, **options: object) -> int:
-    torch._dynamo.reset()
-    recipe = Recipe(**{"linear": "int8", **options})  # type: ignore[arg-type]
-    return fp8compile.explain(model, (x,), recipe=recipe).saved_bytes
-
-
-class Shared(nn.Module):
-    """The second linear's input is read by a product too, which keeps it for the backward."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(64, 64), nn.Linear(64, 64)
-
-    def forward(self, x: Tensor) -> Tensor:
-        h = torch.tanh(self.a(x))
-        return self.b(h) * h
-
-
-@pytest.mark.parametrize("turns", [False, True])
-def test_real_products_leave_no_activation_exact_that_emulated_ones_store(turns: bool) -> None:
-    x = torch.randn(256, 64)
-    real, emulated = (saved_with(Shared(), x, emulate=each, hadamard_wgrad=turns) for each in (False, True))
-    assert real == emulated < saved_with(Shared(), x, linear="off", saved="off")
-
-
-def test_what_is_turned_is_no_operand_of_attention() -> None:
-    x = torch.randn(256, 64)
-    found = {saved_with(Shared(), x, hadamard_wgrad=True, saved_attention=each) for each in (True, False, "auto")}
-    assert len(found) == 1
-
-
-def test_fp16_operands_are_not_turned() -> None:
-    """16 values of 20,000 are 80,000 turned, which FP16 does not hold."""
-    model, x = nn.Linear(64, 64).half(), torch.randn(256, 64).half()
-    x[:, 3] = 20_000
-    formats = {t.formats for t in linears_of(model, x, hadamard_wgrad=True, observe=False) if isinstance(t, Linear)}
-    assert any("not turned" in told and "FP16" in told for told in formats)
-    y = compiled(model, preset="linear_only", linear="int8", hadamard_wgrad=True, observe=False)(x)
-    [dw] = torch.autograd.grad(y, model.weight, torch.full_like(y, 1e-3))
-    assert dw.isfinite().all()
-
-
-def test_turning_without_int8_is_remarked_on() -> None:
-    for linear, remarked in (("tensorwise", True), ("int8", False), ("int8_blocks", False)):
-        torch._dynamo.reset()
-        recipe = Recipe(linear=linear, hadamard_wgrad=True, emulate=True)
-        report = fp8compile.explain(nn.Linear(64, 64), (torch.randn(64, 64),), recipe=recipe)
-        assert (NOTHING_TO_TURN in report.remarks) == remarked
