@@ -51,10 +51,14 @@ ALL = {
 # CI: what is lowered, and what of it is assembled too. SLOW: what ``make sweep`` tests beside it.
 LOWERED = {
     "llama 16k": (*PIPELINES[:5], MERGED),
-    "bert 16k": (*PIPELINES[:3], MERGED, ROWS),
-    "vit 16k": (*PIPELINES[:3], MERGED),
+    "bert 16k": (PLAIN, CONSERVATIVE, MERGED, ROWS),
+    "vit 16k": (PLAIN, CONSERVATIVE, MERGED),
 }
-SLOW = {"llama 16k": (LINEARS, LINEARS_CACHED, DELAYED), "bert 16k": (BOTH, CACHED), "vit 16k": (CACHED,)}
+SLOW = {
+    "llama 16k": (LINEARS, LINEARS_CACHED, DELAYED),
+    "bert 16k": (STORAGE, BOTH, CACHED),
+    "vit 16k": (STORAGE, CACHED),
+}
 ASSEMBLED = (*(("llama 16k", each) for each in (STORAGE, CACHED, BOTH_CACHED, MERGED)), ("bert 16k", MERGED))
 
 

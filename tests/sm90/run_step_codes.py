@@ -13,7 +13,7 @@ from .run_optimizer import CASES
 from .scattered import scattered_stores
 from .step_codes import lowered_with_codes
 
-TURNED = "BF16, rounded stochastically"  # lowered with turned stores in the step, too
+TURNED = "BF16, rounded stochastically"  # --turned: lowered with turned stores in the step, too
 NAMES = ("FP32", "BF16, rounded stochastically", "BF16, split", "BF16, FP32 copy", "Lion")
 
 
@@ -21,13 +21,13 @@ def all_measures(graph: LoweredGraph) -> dict[str, Any]:
     return measured(graph) | {"scattered": [name for k in graph.kernels.values() for name in scattered_stores(k)]}
 
 
-def report(names: Sequence[str]) -> dict[str, Any]:
+def report(names: Sequence[str], turned: bool = False) -> dict[str, Any]:
     """``{case: {"least_bytes", "numel", "step", "finish", "turned": measures}}``."""
     fake_h100.install()
     result: dict[str, Any] = {}
     for name in names:
         case = CASES[name]
-        found = lowered_with_codes(case, turned=name == TURNED)
+        found = lowered_with_codes(case, turned=turned)
         across = found.turned_in_the_step
         result[name] = {
             "least_bytes": found.least_bytes,
@@ -40,4 +40,7 @@ def report(names: Sequence[str]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print_json(lambda: report(sys.argv[1:] or NAMES))
+    if "--turned" in sys.argv:
+        print_json(lambda: report([TURNED], turned=True))
+    else:
+        print_json(lambda: report(sys.argv[1:] or NAMES))

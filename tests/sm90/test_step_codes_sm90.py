@@ -66,7 +66,7 @@ def test_nothing_spills_and_no_code_is_stored_by_itself(case: str) -> None:
 
 def test_codes_turned_in_the_step_s_own_kernel_would_be_stored_a_few_bytes_at_a_time() -> None:
     """Why they are turned behind it: among the tuner's configurations those whose runs fill a sector spill."""
-    turned = measures(run_step_codes.TURNED)["turned"]
+    turned = result_of("run_step_codes", "--turned")[run_step_codes.TURNED]["turned"]
     by_rows = [c for c in turned["cubins"] if "R0_BLOCK" not in c["blocks"] and c["blocks"]["XBLOCK"] > 1]
     wide = [c for c in by_rows if c["blocks"]["XBLOCK"] >= SECTOR]
     assert wide and not any(c["timed"] for c in wide) and min(c["spill_bytes"] for c in wide) > 1000
