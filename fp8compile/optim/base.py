@@ -19,6 +19,7 @@ from fp8compile._distributed import complete_grad, first_element, is_cut, local_
 from fp8compile.optim import checking, checkpoint, pickling
 from fp8compile.optim.code_writer import CodeWriter
 from fp8compile.optim.compiled_step import PreparedStep
+from fp8compile.optim.edits import Edits
 from fp8compile.optim.formats import StateFormat
 from fp8compile.optim.gradient_release import Release, release_gradients
 from fp8compile.optim.interface import Parameter
@@ -66,13 +67,9 @@ class EncodedOptimizer(torch.optim.Optimizer):
         self.seed, self.compiled, self.weight_codes = int(seed), compiled, weight_codes
         self.patterns = dict(overrides or {})
         self._model_names = Names.of(model) if model is not None else Names()
-        defaults = defaults | {
-            "state_format": state_format,
-            "master": master,
-            checkpoint.VERSION_KEY: checkpoint.VERSION,
-        }
+        ours = {"state_format": state_format, "master": master, checkpoint.VERSION_KEY: checkpoint.VERSION}
         self._placements: dict[Tensor, Placement] = {}  # decided once: states are stored accordingly
-        super().__init__(model.named_parameters() if model is not None else cast(ParamsT, params), defaults)
+        super().__init__(model.named_parameters() if model is not None else cast(ParamsT, params), defaults | ours)
         checking.check_overrides(self.patterns, [*self.names.names.values()])
         self.clear_caches()
 
@@ -82,7 +79,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
         self._numbers: dict[tuple[int, torch.device], tuple[tuple[float, ...] | None, Tensor]] = {}
         self._steps: dict[tuple[int, ...], tuple[tuple[Any, ...], PreparedStep]] = {}
         self._plans: dict[tuple[Tensor, Update, str, bool], Plan] = {}
-        self._writer = CodeWriter(self)
+        self._writer, self._edits = CodeWriter(self), Edits()
 
     def __getstate__(self) -> dict[str, Any]:
         return pickling.packed(self, super().__getstate__())
@@ -160,6 +157,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
             if each is p:
                 if p.grad is None:
                     raise ValueError("the parameter has no gradient: call backward first")
+                self._edits.take_over([p], self.state)
                 self._start(p, group)
                 complete_grad(p)
                 return self.plan_of(p, group), self._tensors(index, p, group, self.state[p]["step"] + 1)
@@ -186,6 +184,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
             return
         checking.check_gradients(self, parameters)
         here = [each for each in parameters if local_part(each[2]).numel()]
+        self._edits.take_over((p for _, _, p in here), self.state)
         with checking.started(self, parameters):
             for group in self.param_groups:
                 self._refresh_numbers(group)
@@ -194,6 +193,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
         torch._foreach_add_([self.state[p]["step"] for _, _, p in parameters], 1)
         step([{"grad": local_grad(p)} | new for (_, _, p), new in zip(here, codes, strict=True)])
         self._writer.leave(here, codes)
+        self._edits.leave((p for _, _, p in here), self.state)
 
     def _prepared(self, parameters: list[Parameter], codes: list[Tensors]) -> PreparedStep:
         """The step of these parameters; prepared again if a tensor, a layout or an option has changed."""

@@ -121,6 +121,7 @@ class WholeGraph:
                 results = compiled(values)
             finally:  # half a step writes too
                 self._written([inputs[placed.positions[i]] for i in placed.writes], tasks)
+        self._updates.updated(parameters)
         for p in parameters:
             p.grad = None
             if p in coded:

@@ -71,6 +71,9 @@ class Updates(Protocol):
     def leave(self, p: Tensor, coded: Coded) -> None:
         """Behind the graph: leave the codes where graphs look for them."""
 
+    def updated(self, parameters: Sequence[Tensor]) -> None:
+        """Behind the graph, and behind what tells of new values: these are the parameters as it has left them."""
+
     def steps(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         """Count this step for each parameter; returns the counts, 0-d. The groups' numbers are made current."""
 
@@ -112,6 +115,7 @@ class OurUpdates:
 
     def begin(self, parameters: Sequence[Tensor]) -> None:
         self._groups = groups_of(self.optimizer)  # loading a state makes new ones
+        self.optimizer._edits.take_over(parameters, self.optimizer.state)
         for p in parameters:
             self.optimizer._start(p, self._groups[p][1])
 
@@ -144,6 +148,9 @@ class OurUpdates:
 
     def leave(self, p: Tensor, coded: Coded) -> None:
         self.optimizer._writer.written_over(p, coded.wanted, coded.tensors)
+
+    def updated(self, parameters: Sequence[Tensor]) -> None:
+        self.optimizer._edits.leave(parameters, self.optimizer.state)
 
     def steps(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         for group in self.optimizer.param_groups:
@@ -219,6 +226,9 @@ class StockUpdates:
 
     def leave(self, p: Tensor, coded: Coded) -> None:
         """Nothing is left: it writes no codes."""
+
+    def updated(self, parameters: Sequence[Tensor]) -> None:
+        """It keeps no masters."""
 
     def steps(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         for group in self.optimizer.param_groups:
