@@ -34,7 +34,9 @@ def packed(optimizer: OptimizerShell, plain: State) -> State:
 
 
 def unpacked(state: State) -> State:
-    """The attributes of the copy."""
+    """The attributes of the copy. What others set (``{"state": defaultdict(dict)}`` resets any optimizer) is taken as it is."""
+    if "dtypes" not in state:
+        return state
     dtypes, names = dict(state["dtypes"]), {id(p): name for p, name in state["names"]}
     states = {p: {name: viewed(t, dtypes[p][name]) for name, t in each.items()} for p, each in state["state"].items()}
     kept = {name: value for name, value in state.items() if name not in ("dtypes", "names")}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
@@ -116,6 +117,17 @@ def test_a_copy_trains_on_as_the_original(how: str, started: bool) -> None:
     assert everything(net, optimizer) == everything(other, twin)
     assert raw(twin.state[other.weight][CODES]) == raw(optimizer.state[net.weight][CODES])
     assert str(twin.report()) == str(optimizer.report())
+
+
+def test_states_may_be_reset_as_in_torch() -> None:
+    net, optimizer = trained()
+    optimizer.__setstate__({"state": defaultdict(dict)})
+    assert not optimizer.state
+    other = copy.deepcopy(net)
+    fresh = of("AdamW", other)
+    for each in ((net, optimizer), (other, fresh)):
+        train(*each, 2, seed=2)
+    assert everything(net, optimizer) == everything(other, fresh)
 
 
 def test_gradient_release_follows_what_was_loaded() -> None:
