@@ -16,11 +16,12 @@ end in a short group (length no multiple of 128) are put together from two piece
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import weakref
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from types import NoneType
 from typing import Any, TypeVar, cast
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +32,7 @@ from fp8compile.optim import checking, checkpoint
 from fp8compile.optim.base import EncodedOptimizer
 from fp8compile.optim.encoded_tensor import EncodedTensor
 from fp8compile.optim.formats import StateFormat, state_format_pair
+from fp8compile.optim.overrides import overridden
 from fp8compile.optim.placement import DEFAULT_FORMAT, Names, choose_placement
 from fp8compile.optim.plan import Plan
 from fp8compile.optim.updates import AdamUpdate, SGDUpdate, Update
@@ -39,6 +41,9 @@ AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 Group = Mapping[str, Any]
 State = dict[str, Any]
 
+Known = list[tuple[Tensor, str | None, bool, StateFormat | None]]  # name, whether an embedding's weight, override
+
+REDUCE = "__reduce_ex__"  # of the instance: the class is torch's
 KINDS = (AdamW, Adam, SGD)
 FIXED = {"foreach": False, "fused": False}  # one formula on every device; the compiled step makes both unnecessary
 
@@ -53,7 +58,8 @@ def compress(
     """Encode the states of a ``torch.optim.AdamW``, ``Adam`` or ``SGD``, those it has and those it will have.
 
     Which ones is decided as in fp8compile.optim: small tensors, embeddings and what is overridden keep FP32. State dicts
-    are interchangeable with fp8compile.optim's and load torch.optim's. Call it again after ``add_param_group``.
+    are interchangeable with fp8compile.optim's and load torch.optim's. Copies and pickles are compressed too. Call it again
+    after ``add_param_group``.
 
     Args:
         optimizer: is changed, and returned.
@@ -70,27 +76,19 @@ def compress(
     rules = Rules.of(optimizer, state_format, model, overrides or {})
     for group in optimizer.param_groups:
         rules.check(group, optimizer.state)
-    new = {
-        p: rules.encoded(p, group, optimizer.state.get(p, {}), i)
-        for group in optimizer.param_groups
-        for i, p in enumerate(group["params"])
-    }
+    new = rules.encodings(optimizer)
     decompress(optimizer)
     for group in optimizer.param_groups:
         group.update(FIXED)
     optimizer.state.update(new)
-    hooks = (
-        optimizer.register_state_dict_post_hook(_saving),
-        optimizer.register_load_state_dict_pre_hook(_loading),
-        optimizer.register_load_state_dict_post_hook(_loaded),
-    )
-    RULES[optimizer] = rules, hooks
+    _follow(optimizer, rules)
     return optimizer
 
 
 def decompress(optimizer: AnyOptimizer) -> AnyOptimizer:
     """The optimizer with plain FP32 states again; one that is not compressed is left as it is."""
     _, hooks = RULES.pop(optimizer, (None, ()))
+    optimizer.__dict__.pop(REDUCE, None)
     for hook in hooks:
         hook.remove()
     for p, state in optimizer.state.items():
@@ -148,6 +146,23 @@ class Rules:
         codecs = tuple((state, placed.codec(signed)) for state, signed in update.states.items())
         return Plan(update, codecs, (), p.dtype)
 
+    def known_of(self, optimizer: Optimizer) -> Known:
+        """What is known of each parameter by its ``id``, which a copy of it does not share."""
+        of = self.names
+        return [
+            (p, of.names.get(id(p)), id(p) in of.embeddings, overridden(p) or of.overridden.get(id(p)))
+            for group in optimizer.param_groups
+            for p in group["params"]
+        ]
+
+    def encodings(self, optimizer: Optimizer) -> dict[Tensor, State]:
+        """The states of all parameters as the stock step takes them."""
+        return {
+            p: self.encoded(p, group, optimizer.state.get(p, {}), i)
+            for group in optimizer.param_groups
+            for i, p in enumerate(group["params"])
+        }
+
     def check(self, group: Group, states: Mapping[Tensor, State]) -> None:
         """Raises ValueError for options and states that cannot be compressed."""
         if group.get("amsgrad") and set(state_format_pair(self.format_of(group))) != {"fp32"}:
@@ -184,7 +199,42 @@ class Rules:
         return new
 
 
-RULES: WeakKeyDictionary[Optimizer, tuple[Rules, tuple[Any, ...]]] = WeakKeyDictionary()
+RULES: weakref.WeakKeyDictionary[Optimizer, tuple[Rules, tuple[Any, ...]]] = weakref.WeakKeyDictionary()
+
+
+def _follow(optimizer: Optimizer, rules: Rules) -> None:
+    """Have state dicts, copies and pickles of an optimizer whose states are encoded go by these rules."""
+    hooks = (
+        optimizer.register_state_dict_post_hook(_saving),
+        optimizer.register_load_state_dict_pre_hook(_loading),
+        optimizer.register_load_state_dict_post_hook(_loaded),
+    )
+    RULES[optimizer] = rules, hooks
+    optimizer.__dict__[REDUCE] = functools.partial(_reduced, weakref.ref(optimizer))
+
+
+def _reduced(of: Callable[[], Optimizer | None], protocol: int) -> tuple[Any, ...]:
+    """What ``copy.deepcopy`` and ``pickle`` make a copy from: torch's part with plain states, and the rules by parameter."""
+    optimizer = of()
+    assert optimizer is not None
+    rules, parts = RULES[optimizer][0], cast(State, optimizer.__getstate__())
+    parts |= {"state": checkpoint.fp8_as_uint8({p: _plain(state) for p, state in optimizer.state.items()})}
+    return _made_again, (type(optimizer), parts, rules.state_format, dict(rules.patterns), rules.known_of(optimizer))
+
+
+def _made_again(
+    kind: type[Optimizer], parts: State, state_format: StateFormat, patterns: dict[str, StateFormat], known: Known
+) -> Optimizer:
+    """The copy of a compressed optimizer."""
+    optimizer = kind.__new__(kind)
+    optimizer.__setstate__(parts)
+    names = {id(p): name for p, name, _, _ in known if name is not None}
+    overrides = {id(p): fmt for p, _, _, fmt in known if fmt is not None}
+    embeddings = frozenset(id(p) for p, _, is_embedding, _ in known if is_embedding)
+    rules = Rules(state_format, Names(names, embeddings, overrides), patterns)
+    optimizer.state.update(rules.encodings(optimizer))
+    _follow(optimizer, rules)
+    return optimizer
 
 
 def _plain(state: Mapping[str, Any]) -> State:
