@@ -274,8 +274,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """As in torch; states as plain tensors in their encoded form, FP8 codes as bytes."""
-        plain = super().state_dict()
-        return {**plain, "state": checkpoint.fp8_as_uint8(plain["state"])}
+        return checkpoint.as_saved(self, super().state_dict())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Load a state: its own, torch.optim's in FP32, or one in another format, which is encoded again.

@@ -49,6 +49,16 @@ def fp8_as_uint8(states: Mapping[Any, StateDict]) -> dict[Any, StateDict]:
     }
 
 
+def as_saved(optimizer: OptimizerShell, plain: StateDict) -> StateDict:
+    """The state dict that torch.optim.Optimizer's ``state_dict`` returned, in the form that goes out."""
+    states = fp8_as_uint8(plain["state"])
+    for group, packed in zip(optimizer.param_groups, plain["param_groups"], strict=False):  # hooks may change it
+        for p, key in zip(group["params"], packed["params"], strict=False):
+            if key in states:
+                states[key] |= low_bits.told(p, states[key])
+    return {**plain, "state": states}
+
+
 def load(optimizer: OptimizerShell, state_dict: Mapping[str, Any]) -> None:
     """Check and convert all of a state dict, then take it over.
 

@@ -217,8 +217,10 @@ def _reduced(of: Callable[[], Optimizer | None], protocol: int) -> tuple[Any, ..
     """What ``copy.deepcopy`` and ``pickle`` make a copy from: torch's part with plain states, and the rules by parameter."""
     optimizer = of()
     assert optimizer is not None
-    rules, parts = RULES[optimizer][0], cast(State, optimizer.__getstate__())
-    parts |= {"state": checkpoint.fp8_as_uint8({p: _plain(state) for p, state in optimizer.state.items()})}
+    rules = RULES[optimizer][0]
+    parts = optimizer.__getstate__() | {
+        "state": checkpoint.fp8_as_uint8({p: _plain(state) for p, state in optimizer.state.items()})
+    }
     return _made_again, (type(optimizer), parts, rules.state_format, dict(rules.patterns), rules.known_of(optimizer))
 
 

@@ -1,24 +1,29 @@
 """The first state of a parameter, and the bits kept beside a 16-bit one as they are loaded, from any kind of ``master``.
 
-split          correction                        int8
+split          correction                        int8, in 1/256 of an ulp of the weight: state dicts say of which dtype
 fp32           master                            FP32
 fp16_scaled    master_fp16, master_inv_scale     FP16, and a 0-d FP32 that all ranks have alike
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from fp8compile._distributed import largest_of, local_part, shard_like
+from fp8compile.numerics.rounding import GRIDS, grid_of
 from fp8compile.numerics.states.scaled_weights import inv_scale_for, scaled, unscaled
 from fp8compile.numerics.states.split_weights import joined, split
 from fp8compile.optim.plan import INV_SCALE16, MASTER16, Plan, Tensors
 
 DTYPES = {"correction": torch.int8, "master": torch.float32, MASTER16: torch.float16}
-BESIDE_STATES = (*DTYPES, INV_SCALE16)
+MANTISSA = (
+    "correction_mantissa"  # in state dicts: the bits of the mantissa of the weights that a correction belongs to
+)
+BESIDE_STATES = (*DTYPES, INV_SCALE16, MANTISSA)
 FIRST = {"split": "correction", "fp32": "master", "fp16_scaled": MASTER16}
 
 
@@ -58,6 +63,8 @@ def loaded(p: Tensor, plan: Plan, saved: SavedBits) -> Tensors:
     if plan.master not in FIRST:
         return {}
     known = {name: saved.mine(name, dtype) for name, dtype in DTYPES.items() if name in saved.values}
+    if "correction" in known:
+        _check_mantissa(p, saved)
     first = FIRST[plan.master]
     if first in known:
         return {first: known[first]} | ({INV_SCALE16: _scale(p, saved)} if first == MASTER16 else {})
@@ -69,6 +76,25 @@ def loaded(p: Tensor, plan: Plan, saved: SavedBits) -> Tensors:
         return {first: zeros if exact is None else _correction(exact, local_part(p))}
     inv_scale = inv_scale_for(largest_of(p))
     return {first: scaled(local_part(p).float() if exact is None else exact, inv_scale), INV_SCALE16: inv_scale}
+
+
+def told(p: Tensor, state: Mapping[str, Tensor]) -> Tensors:
+    """What a state dict says in addition of the state of ``p``: 0-d, FP32, as ``step``."""
+    return {MANTISSA: torch.tensor(float(grid_of(p.dtype).mantissa))} if "correction" in state else {}
+
+
+def _check_mantissa(p: Tensor, saved: SavedBits) -> None:
+    """State dicts that do not say it are taken for those of the parameter's dtype."""
+    value = saved.values.get(MANTISSA)
+    if isinstance(value, Tensor):
+        value = local_part(value).item() if value.numel() == 1 else [*value.shape]
+    if value is not None and value != grid_of(p.dtype).mantissa:
+        known = (dtype for dtype, grid in GRIDS.items() if grid.mantissa == value)
+        made = next(known, f"{value} bits of mantissa")
+        raise saved.error(
+            f"its correction is to a weight of {made}, and the parameter is {p.dtype}: leave its 'correction' out, so that "
+            "the low bits start anew, or save it with master='fp32'"
+        )
 
 
 def _exact(p: Tensor, known: Tensors, saved: SavedBits) -> Tensor | None:

@@ -34,7 +34,7 @@ def packed(optimizer: OptimizerShell, plain: State) -> State:
 
 
 def unpacked(state: State) -> State:
-    """The attributes of the copy. What others set (``{"state": defaultdict(dict)}`` resets an optimizer) is taken as it is."""
+    """The attributes of the copy. Another state (``{"state": defaultdict(dict)}`` resets an optimizer) is taken as it is."""
     if "dtypes" not in state:
         return state
     dtypes, names = dict(state["dtypes"]), {id(p): name for p, name in state["names"]}

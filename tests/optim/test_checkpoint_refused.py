@@ -12,6 +12,7 @@ import torch
 from fp8compile.optim.checkpoint import VERSION, VERSION_KEY
 from tests.support.checkpoints import AMAX, CODES, K, Net, everything, of, through_a_file, train, trained
 
+BF16, FP16 = torch.bfloat16, torch.float16
 Change = Callable[[dict[str, Any]], Any]
 
 
@@ -133,3 +134,32 @@ def test_the_state_of_another_kind_of_optimizer() -> None:
         lion.load_state_dict(adam.state_dict())
     with pytest.raises(ValueError, match=r"it has momentum_buffer.*, and this optimizer keeps exp_avg, exp_avg_sq"):
         of("AdamW", Net()).load_state_dict(trained("SGD")[1].state_dict())
+
+
+@pytest.mark.parametrize("master", ["split", "fp32", "fp16_scaled"])
+@pytest.mark.parametrize(("saved", "other"), [(BF16, FP16), (FP16, BF16)])
+def test_a_correction_to_weights_of_another_dtype_is_refused(
+    saved: torch.dtype, other: torch.dtype, master: str
+) -> None:
+    _, optimizer = trained("SGD", saved, master="split")
+    state_dict = through_a_file(optimizer.state_dict())
+    net, resumed = trained("SGD", other, master=master)
+    before = everything(net, resumed)
+    with pytest.raises(ValueError, match=f"correction is to a weight of {saved}, and the parameter is {other}"):
+        resumed.load_state_dict(state_dict)
+    assert everything(net, resumed) == before
+    for state in state_dict["state"].values():
+        del state["correction"]
+    resumed.load_state_dict(state_dict)
+    if master == "split":
+        assert not any(bool(resumed.state[p]["correction"].any()) for p in net.parameters())
+
+
+def test_a_correction_that_does_not_say_its_dtype_is_taken() -> None:
+    net, optimizer = trained("SGD", BF16, master="split")
+    state_dict = optimizer.state_dict()
+    for state in state_dict["state"].values():
+        del state["correction_mantissa"]
+    before = everything(net, optimizer)
+    optimizer.load_state_dict(state_dict)
+    assert everything(net, optimizer) == before
