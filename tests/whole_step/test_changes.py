@@ -39,7 +39,9 @@ def three_calls(model: nn.Module, optimizer: torch.optim.Optimizer, *args: Any) 
 
 
 def same(model: nn.Module, other: nn.Module) -> bool:
-    return all(map(torch.equal, model.parameters(), other.parameters()))
+    """Up to FP32 rounding: torch 2.11 adds in another order."""
+    pairs = zip(model.parameters(), other.parameters(), strict=True)
+    return all(torch.allclose(a, b, rtol=1e-6, atol=1e-7) for a, b in pairs)
 
 
 class Heads(nn.Module):
@@ -73,7 +75,7 @@ def test_gradients_of_other_parameters_are_taken_too(clip_norm: float | None) ->
             nn.utils.clip_grad_norm_(expected.parameters(), clip_norm)
         optimizer.step()
         optimizer.zero_grad()
-        assert all(map(torch.allclose, model.parameters(), expected.parameters()))
+        assert same(model, expected)
         assert all(p.grad is None for p in model.parameters())
     assert step.told.is_one_graph
 
