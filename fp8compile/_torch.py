@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.convert_frame import input_codes
 from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
-from torch._dynamo.exc import BackendCompilerFailed, Unsupported
+from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, Unsupported, UserError
 from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.descriptors import (
@@ -50,9 +50,12 @@ from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.graph_transform_observer import GraphTransformObserver
+from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils._sympy.value_ranges import bound_sympy
 
+NO_SINGLE_GRAPH = (Unsupported, UserError, FailOnRecompileLimitHit)  # what fullgraph=True raises
+global_step_hooks = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)  # of all optimizers
 disabled_torch_function = torch._C._disabled_torch_function_impl
 COLLECTIVES, RECOMPUTE = "_c10d_functional", "recompute"  # a key of meta: a CheckpointPolicy, which the min-cut heeds
 collectives = getattr(torch.ops, COLLECTIVES)  # as they stand in graphs

@@ -75,6 +75,8 @@ def _of(product: Node, chunks: int, parameters: set[Node]) -> Notes:
     logits = logits_of(product, gradient)
     if logits is None:
         return Notes()
+    if logits.columns < 2:
+        raise Declined("they are of one class")
     by_rows, _ = RowChunks(logits), ColumnChunks(logits, gradient)
     if chunks < 0:
         raise Declined(OFF.format(chunks=-chunks))

@@ -6,10 +6,12 @@ import inspect
 import operator
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from fp8compile import _torch as private
 
@@ -30,6 +32,30 @@ def test_dynamo_says_where_a_graph_ends() -> None:
     torch.compile(broken, backend=backend)(torch.ones(2))
     assert seen == [True, False]
     assert private.ends_at_graph_break(torch.fx.symbolic_trace(lambda x: x)), "nothing is known of it"
+
+
+@pytest.mark.parametrize("why", ["a branch on a value", "too many graphs"])
+def test_what_fullgraph_raises(why: str) -> None:
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if why == "too many graphs" or x.sum().item() > 0 else x
+
+    torch._dynamo.reset()
+    run = torch.compile(function, backend="eager", fullgraph=True, dynamic=False)
+    with mock.patch.object(private.dynamo_config, "recompile_limit", 1), pytest.raises(private.NO_SINGLE_GRAPH):
+        for rows in (2, 3, 4):
+            run(torch.ones(rows))
+
+
+def test_hooks_on_the_steps_of_all_optimizers_are_found() -> None:
+    def before(*_: object) -> None: ...
+
+    def after(*_: object) -> None: ...
+
+    handles = [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]
+    found = [[*hooks.values()] for hooks in private.global_step_hooks]
+    for handle in handles:
+        handle.remove()
+    assert before in found[0] and after in found[1]
 
 
 def test_dynamo_compiles_again_where_a_guard_does_not_hold() -> None:

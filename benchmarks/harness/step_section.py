@@ -11,7 +11,7 @@ NAME = "whole-step-cpu.json"
 ONE_GRAPH = "train-step-cpu.json"
 PLAIN = "plain"
 CARDS = (60, 24)  # GB
-PARTS = ("weights", "gradients", "states", "activations", "workspace", "peak")
+PARTS = ("weights", "gradients", "states", "activations", "workspace", "running", "peak")
 
 
 def predicted_step(folder: Path) -> list[str]:
@@ -22,6 +22,8 @@ def predicted_step(folder: Path) -> list[str]:
         "Plain is BF16 weights with FP32 masters and moments.",
         "Ours is AdamW with `e4m3_expanded` moments and split masters, linears in 16 bit.",
         "The workspace is what lives at the peak beside what is saved, logits among it.",
+        "Running is what forward and backward have alive at their most: gradients come while activations go.",
+        "The peak is running, weights and states. Where all gradients are the most, no memory budget makes it less.",
     ]
     for name, rows in found["predicted"].items():
         least = min(row["peak"] for row in rows.values()) / 1e9

@@ -100,17 +100,21 @@ def predicted(shape: Shape, batch: tuple[int, int]) -> dict[str, Any]:
         fit = report.fits(CARD, states=states / parameters + REST_OF_A_WEIGHT)
         if not rows:
             plain = report.fits(CARD, states=MASTERS_AND_MOMENTS)
-            rows["plain"] = parts(plain, plain.activations_plain, plain.workspace_plain)
-        rows[name] = parts(fit, fit.activations, fit.workspace)
+            rows["plain"] = parts(plain, plain.activations_plain, plain.workspace_plain, plain.running_plain)
+        rows[name] = parts(fit, fit.activations, fit.workspace, fit.running)
         print(name, rows[name], flush=True)
     return rows
 
 
-def parts(fit: Fit, activations: int, workspace: int) -> dict[str, int]:
-    """Logits and their gradient are part of the workspace; where they are returned or saved, of the activations."""
+def parts(fit: Fit, activations: int, workspace: int, running: int) -> dict[str, int]:
+    """The parts of a step, and its peak with an optimizer that makes no temporaries of whole gradients.
+
+    Logits and their gradient are part of the workspace; where they are returned or saved, of the activations. ``running`` is
+    what forward and backward have alive at their most: gradients come while activations go, so it is less than their sum.
+    """
     held = {"weights": fit.weights, "gradients": fit.gradients, "states": fit.states}
-    running = {"activations": activations, "workspace": workspace}
-    return {**held, **running, "peak": sum(held.values()) + sum(running.values())}
+    peak = fit.weights + fit.buffers + fit.states + running
+    return {**held, "activations": activations, "workspace": workspace, "running": running, "peak": peak}
 
 
 def measured() -> dict[str, Any]:

@@ -28,8 +28,17 @@ aten = torch.ops.aten
 
 # Reductions of a row to one number. The second argument of each is the dimension or a list of them.
 ROW_REDUCTIONS = frozenset(
-    {aten.amax.default, aten.amin.default, aten.sum.dim_IntList, aten.mean.dim, aten.argmax.default}
+    {
+        aten.amax.default,
+        aten.amin.default,
+        aten.any.dim,
+        aten.any.dims,
+        aten.argmax.default,
+        aten.mean.dim,
+        aten.sum.dim_IntList,
+    }
 )
+OF_ONE_DIMENSION = (aten.any.dim, aten.argmax.default)  # its second argument is no list
 OF_CODES = (aten._scaled_mm.default, aten._int_mm.default)
 
 RETURNED = (

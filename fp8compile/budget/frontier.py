@@ -138,6 +138,7 @@ class Frontier:
             Candidate(tuple(edges), self.repeatable.position(source))
             for source, edges in together.items()
             if source.op == "call_function"
+            and not self.split.costs_nothing_to_keep(source)
             and all(map(self.may_go, edges))
             and self.timeline.bytes_kept(edges) >= SMALL
         ]

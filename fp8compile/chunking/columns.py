@@ -35,6 +35,7 @@ from fp8compile.fx.tracing import stored
 from fp8compile.numerics.chunks import after, matmul_unrounded
 
 aten = torch.ops.aten
+COMPARISONS = frozenset(getattr(aten, name).Tensor for name in ("eq", "ne", "lt", "le", "gt", "ge"))
 
 
 class ColumnChunks:
@@ -47,6 +48,7 @@ class ColumnChunks:
     def __init__(self, logits: Logits, gradient: Set[Node]) -> None:
         self.logits, self.graph = logits, logits.product.graph
         self.axis: dict[Node, int] = {}  # what is computed in chunks
+        self.dependent = descendants([logits.product])
         self.outside: dict[Node, None] = {}
         for result in logits.results:
             for operand in result.all_input_nodes:
@@ -71,10 +73,17 @@ class ColumnChunks:
             self.outside |= dict.fromkeys(node.all_input_nodes)
             return
         for operand, dim in self._operands(node, at):
+            if node.target in COMPARISONS and self._is_number_of_a_row(operand):
+                raise Declined(
+                    f"{opname(node)} of them and of a number of their row: made again, they may be a bit off"
+                )
             if dim is None or operand.meta["val"].shape[dim] == 1 or self._is_one_row(operand):
                 self.outside[operand] = None
             else:
                 self._need(operand, dim)
+
+    def _is_number_of_a_row(self, node: Node) -> bool:
+        return node in self.dependent and node not in self.logits.axis and node.meta["val"].is_floating_point()
 
     def _is_one_row(self, node: Node) -> bool:
         return node not in self.logits.axis and numel(node.meta["val"]) == self.logits.columns

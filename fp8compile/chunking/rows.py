@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from fp8compile.analysis.columns import SAME_ELEMENTS, is_elementwise
-from fp8compile.analysis.logits import Declined, Logits, Rows
+from fp8compile.analysis.logits import OF_ONE_DIMENSION, Declined, Logits, Rows
 from fp8compile.fx.graph import IN_CHUNKS, is_tensor, splice
 from fp8compile.fx.ops import opname
 from fp8compile.fx.tracing import stored
@@ -71,6 +71,9 @@ class RowChunks:
             return
         if node in self.logits.axis:
             layouts = {_layout(o.meta["val"], node.meta["val"].shape) for o in self._outside(node)}
+            of_rows = (o for o in node.all_input_nodes if o in self.logits.statistics and is_elementwise(node))
+            if not all(_is_one_a_row(o.meta["val"].shape, node.meta["val"].shape) for o in of_rows):
+                raise Declined(f"{opname(node)} reads one number a row as one a column")
             if "other" in layouts or ("rows" in layouts and node not in complete):
                 raise Declined(f"{opname(node)} reads a tensor of the logits' size beside them")
         elif node.args[0] in self.logits.axis:
@@ -128,8 +131,10 @@ class RowChunks:
         if not is_wide and node.args[0] in self.logits.axis:
             x = found[node.args[0]]  # type: ignore[index]
             if node.target is aten.gather.default:
-                return aten.gather.default(x, 1, _rows(outside[node.args[2]].reshape(-1, 1), rows))  # type: ignore[index]
-            dim: Any = 1 if node.target is aten.argmax.default else [1]
+                at: Any = node.args[2]  # made of the logits, or not
+                index = found[at] if at in found else _rows(outside[at].reshape(-1, 1), rows)
+                return aten.gather.default(x, 1, index)
+            dim: Any = 1 if node.target in OF_ONE_DIMENSION else [1]
             return node.target(x, dim, True, **node.kwargs)  # type: ignore[operator]
         shape = node.meta["val"].shape if is_wide else (*node.meta["val"].shape, 1)
 
@@ -145,6 +150,11 @@ def _count(node: Node, columns: int) -> int:
     """The elements of a value, without its last ``columns`` dimensions."""
     shape = node.meta["val"].shape
     return math.prod(shape[: len(shape) - columns]) if is_tensor(node) else -1
+
+
+def _is_one_a_row(shape: Sequence[int], wide: Sequence[int]) -> bool:
+    """Whether broadcasting to ``wide``, ``[..., V]``, repeats a value along its columns alone."""
+    return [1] * (len(wide) - len(shape)) + [*shape] == [*wide[:-1], 1]
 
 
 def _layout(value: Any, shape: Sequence[int]) -> str:

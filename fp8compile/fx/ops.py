@@ -31,7 +31,8 @@ RESHAPES = frozenset(
     }
 )
 TRANSPOSES = frozenset({aten.permute.default, aten.t.default, aten.transpose.int})
-VIEWS = RESHAPES | TRANSPOSES | {aten.as_strided.default, aten.expand.default, aten.select.int, aten.slice.Tensor}
+PARTS = frozenset({aten.diagonal.default, aten.select.int, aten.slice.Tensor, aten.unfold.default})
+VIEWS = RESHAPES | TRANSPOSES | PARTS | {aten.as_strided.default, aten.expand.default}
 
 # Matmuls and convolutions, by name: kernels that are called, not generated.
 MATMULS = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from torch.nn.parallel import DataParallel, DistributedDataParallel
 from fp8compile._distributed import is_sharded
 from fp8compile.compiler.inductor_options import inductor_options, makes_cuda_graphs, mode_options
 from fp8compile.recipe.recipe import Recipe
-from fp8compile.whole_step.updates import Updates
+from fp8compile.whole_step.updates import Updates, is_hooked
 
 REPLICATED = "{} sums gradients between ranks in hooks that a graph does not call"
 SHARDED = "parameters are sharded (DTensor, FSDP): gradients are summed in hooks that a graph does not call"
@@ -40,8 +40,7 @@ def _of_model(model: nn.Module) -> Iterator[str]:
 def _of_parameter(name: str, p: Tensor) -> str | None:
     if is_sharded(p):
         return SHARDED
-    hooks: Sequence[object] = (p._backward_hooks, getattr(p, "_post_accumulate_grad_hooks", None))
-    return HOOKED.format(name) if any(hooks) else None
+    return HOOKED.format(name) if is_hooked(p) else None
 
 
 def _of_recipe(recipe: Recipe, mode: str | None) -> Iterator[str]:

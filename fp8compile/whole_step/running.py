@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fp8compile.compiler.hooks import Halves
 from fp8compile.recipe.recipe import Recipe
@@ -21,14 +21,20 @@ from fp8compile.whole_step.joined import CannotJoin, joined
 from fp8compile.whole_step.own_inputs import Given, OwnInputs
 from fp8compile.whole_step.placing import ACCUMULATED, STEP, Placed, Task, with_updates
 from fp8compile.whole_step.rows import states_in_rows
-from fp8compile.whole_step.updates import Updates
+from fp8compile.whole_step.updates import Updates, parameters_of
 
 SHARED = "two parameters that it updates share memory"
+SHARED_WITH = "a parameter that it updates shares memory with another input of the graph"
+WITH_GRADIENT = "a tensor that is no parameter has a gradient, which a graph with its update does not return"
 SYMBOLIC = (
     "gradients from earlier calls came or went while the graph has sizes that change: compile with dynamic=False"
 )
 ALIGNED = 16
 DEVICES = "its parameters are on several devices"
+
+
+class NotThisTime(Exception):
+    """This call has to be forward, backward and step by themselves; the next one need not. Nothing was run yet."""
 
 
 @dataclass
@@ -84,14 +90,17 @@ class WholeGraph:
         whole, given = joined(halves), own.given(inputs)
         if max(whole.inputs, default=-1) >= len(inputs) + len(given.inputs):
             raise CannotJoin("the recipe gives the graph inputs that a whole step does not know")
-        mine = {id(p) for group in updates.optimizer.param_groups for p in group["params"]}
+        mine = {*map(id, parameters_of(updates.optimizer))}
         self._at = [at for at in sorted(whole.gradients) if at < len(inputs) and id(inputs[at]) in mine]
         self._updated, self._loss = frozenset(self._at), whole.loss
         parameters = [inputs[at] for at in self._at]
         if not parameters:
             raise CannotJoin("the loss depends on no parameter of the optimizer")
-        if len({p.untyped_storage().data_ptr() for p in parameters}) < len(parameters):
-            raise CannotJoin(SHARED)
+        updated = {*map(id, parameters)}
+        self._others = [p for p in parameters_of(updates.optimizer) if id(p) not in updated]
+        _check_memory(parameters, [x for at, x in enumerate(inputs) if at not in self._updated])
+        if any(not isinstance(inputs[at], nn.Parameter) for at in whole.gradients if at < len(inputs)):
+            raise CannotJoin(WITH_GRADIENT)
         if len({p.device for p in parameters}) > 1:
             raise CannotJoin(DEVICES)
         self._symbolic = any(isinstance(value, int) for value in inputs)
@@ -101,6 +110,8 @@ class WholeGraph:
         self._ready: tuple[Placed, Compiled, list[Task]] | None = None
 
     def __call__(self, *inputs: Any) -> Any:
+        if any(p.grad is not None for p in self._others):
+            raise NotThisTime
         measured = self._own.measures(inputs)
         if measured is not None:
             return self._by_themselves(measured)
@@ -118,7 +129,8 @@ class WholeGraph:
             values = [inputs[at] for at in placed.positions]
             values += [_given(tasks[row], name) for row, name in placed.extra]
             try:
-                results = compiled(values)
+                with torch.autocast(parameters[0].device.type, enabled=False):
+                    results = compiled(values)
             finally:  # half a step writes too
                 self._written([inputs[placed.positions[i]] for i in placed.writes], tasks)
         self._updates.updated(parameters)
@@ -214,10 +226,19 @@ def step_by_itself(
 ) -> None:
     """What follows a backward that is no part of a graph: clipping, the step, and gradients set to none."""
     if options.clip_norm is not None:
-        every = [p for group in optimizer.param_groups for p in group["params"]]
-        counts.norm = torch.nn.utils.clip_grad_norm_(every, options.clip_norm)
+        counts.norm = torch.nn.utils.clip_grad_norm_(parameters_of(optimizer), options.clip_norm)
     step()
     optimizer.zero_grad()
+
+
+def _check_memory(parameters: Sequence[Tensor], others: Sequence[Any]) -> None:
+    """Raises CannotJoin where an update would change what else the graph reads."""
+    storages = [p.untyped_storage().data_ptr() for p in parameters if p.numel()]
+    if len({*storages}) < len(storages):
+        raise CannotJoin(SHARED)
+    read = {x.untyped_storage().data_ptr() for x in others if isinstance(x, Tensor) and x.numel()}
+    if read & {*storages}:
+        raise CannotJoin(SHARED_WITH)
 
 
 def _complete(task: Task, p: Tensor, coded: Coded | None) -> Task:

@@ -35,9 +35,15 @@ from fp8compile.reporting.report import Report
 from fp8compile.whole_step.declines import why_not
 from fp8compile.whole_step.joined import CannotJoin
 from fp8compile.whole_step.own_inputs import OwnInputs
-from fp8compile.whole_step.running import Counts, Options, WholeGraph, step_by_itself
+from fp8compile.whole_step.running import Counts, NotThisTime, Options, WholeGraph, step_by_itself
 from fp8compile.whole_step.told import WholeStep
-from fp8compile.whole_step.updates import Updates, number_of_parameters, told_to_schedulers, updates_of
+from fp8compile.whole_step.updates import (
+    Updates,
+    parameters_of,
+    told_to_schedulers,
+    traits_of,
+    updates_of,
+)
 
 log = logging.getLogger("fp8compile")
 LossFn = Callable[..., Any]
@@ -115,9 +121,6 @@ class TrainStep:
         def forward(*args: Any, **kwargs: Any) -> Any:
             return _without_gradients(loss_fn(model, *args, **kwargs))
 
-        forward.__code__ = (
-            forward.__code__.replace()
-        )  # Dynamo keeps what it compiles by code object, and counts it so
         self._forward, self._dynamic = forward, dynamic
         wanted: dict[str, Any] = {"recipe": options.recipe}
         self._loss: LossFn = torch.compile(forward, backend="fp8compile", options=wanted, dynamic=dynamic)
@@ -131,7 +134,7 @@ class TrainStep:
     def told(self) -> WholeStep:
         """What was done so far."""
         counts = self._counts
-        reached = counts.updated, number_of_parameters(self.optimizer)
+        reached = counts.updated, len(parameters_of(self.optimizer))
         kept = counts.gradient_bytes, counts.gradient_peak
         told = WholeStep(self._reason, counts.compilations, *reached, *kept, self._options.clip_norm)
         return dataclasses.replace(told, codes=counts.codes, coded=counts.coded, not_coded=counts.not_coded)
@@ -150,14 +153,16 @@ class TrainStep:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Train on one batch. Gradients that earlier calls of ``accumulate`` have left in ``.grad`` count too."""
-        if self._parameters != number_of_parameters(self.optimizer) and self._reason is None:
+        if self._reason is None and self._captured_for != traits_of(self.optimizer):
             self._begin()
         if self._reason is not None:
             return self._three_calls(args, kwargs)
         try:
             with torch.enable_grad():
                 results = self._whole(*args, **kwargs)
-        except (private.Unsupported, private.BackendCompilerFailed, CannotJoin) as error:
+        except NotThisTime:
+            return self._three_calls(args, kwargs)
+        except (*private.NO_SINGLE_GRAPH, private.BackendCompilerFailed, CannotJoin) as error:
             reason = _reason_of(error)
             results = (
                 self._three_calls(args, kwargs) if self._fallback else None
@@ -179,8 +184,10 @@ class TrainStep:
         return (loss.detach(), *results[1:]) if isinstance(results, tuple) else loss.detach()
 
     def _begin(self) -> None:
-        """Capture anew, for the parameters that the optimizer has now."""
-        self._parameters = number_of_parameters(self.optimizer)
+        """Capture anew, for the parameters and hooks that there are now."""
+        self._captured_for, self._parameters = traits_of(self.optimizer), parameters_of(self.optimizer)
+        # Dynamo keeps what it compiles by code object, and counts it so.
+        self._forward.__code__ = self._forward.__code__.replace()
         backend = functools.partial(self._backend)  # equal to none before, whose graphs Dynamo would find
         self._whole: LossFn = torch.compile(self._forward, backend=backend, fullgraph=True, dynamic=self._dynamic)
         try:
@@ -238,7 +245,7 @@ def _reason_of(error: Exception) -> str:
     inner = getattr(error, "inner_exception", error)
     if isinstance(inner, CannotJoin):
         return str(inner)
-    if isinstance(error, private.Unsupported):
+    if isinstance(error, private.NO_SINGLE_GRAPH):
         first, *_ = str(error).strip().splitlines()
         return f"Dynamo captures no single graph: {first}"
     raise error

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from fp8compile import _torch as private
 from fp8compile._distributed import is_sharded
 from fp8compile.optim.base import EncodedOptimizer
 from fp8compile.optim.compress import KINDS
@@ -88,8 +89,18 @@ def updates_of(optimizer: torch.optim.Optimizer) -> Updates:
     raise ValueError(OTHER_KIND.format(f"{kind.__module__}.{kind.__qualname__}"))
 
 
-def number_of_parameters(optimizer: torch.optim.Optimizer) -> int:
-    return sum(len(group["params"]) for group in optimizer.param_groups)
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def traits_of(optimizer: torch.optim.Optimizer) -> Hashable:
+    """What a whole step is captured for: which parameters, their dtypes, and whether hooks wait for gradients or steps."""
+    return why_hooked(optimizer), tuple((id(p), p.dtype, is_hooked(p)) for p in parameters_of(optimizer))
+
+
+def is_hooked(p: Tensor) -> bool:
+    """Whether something is called when its gradient is made."""
+    return bool(p._backward_hooks) or bool(getattr(p, "_post_accumulate_grad_hooks", None))
 
 
 def groups_of(optimizer: torch.optim.Optimizer) -> dict[Tensor, tuple[int, Group]]:
@@ -99,8 +110,14 @@ def groups_of(optimizer: torch.optim.Optimizer) -> dict[Tensor, tuple[int, Group
 
 
 def why_hooked(optimizer: torch.optim.Optimizer) -> str | None:
-    hooks = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
-    return HOOKED if any(hooks) else None
+    own = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
+    theirs = (hook for hooks in private.global_step_hooks for hook in hooks.values() if not _is_ours(hook))
+    return HOOKED if any(own) or any(True for _ in theirs) else None
+
+
+def _is_ours(hook: Any) -> bool:
+    """Whether a hook on the steps of all optimizers is this package's: what these do, a whole step does itself."""
+    return str(getattr(hook, "__module__", "")).startswith(f"{__name__.split('.')[0]}.")
 
 
 class OurUpdates:

@@ -6,6 +6,7 @@ import itertools
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import fp8compile
 from fp8compile.budget.frontier import State, chosen
@@ -52,3 +53,24 @@ def test_saved_bytes_of_a_llama_layer_by_budget() -> None:
         _, split = budget_of(model, x, budget, linear="off")
         found[budget] = split.saved_bytes() / unit
     assert default <= 5.9 and found[0.5] <= 3.0 and found[0.25] <= 1.6, (default, found)
+
+
+class Drops(nn.Module):
+    """So many dropouts that their seeds, 8 bytes each, are a value of the size that a budget looks at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.linear(x)
+        for _ in range(512):
+            x = nn.functional.dropout(x, 0.01)
+        return x
+
+
+def test_seeds_of_dropout_are_not_given_up() -> None:
+    (told,) = fp8compile.explain(
+        Drops(), (torch.randn(8, 8),), recipe=Recipe.preset("off", memory_budget=0.5)
+    ).budgets
+    assert told.frontier

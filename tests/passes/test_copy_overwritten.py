@@ -77,7 +77,39 @@ class ThroughAView(nn.Module):
         return y
 
 
-CASES: dict[str, type[nn.Module]] = {c.__name__: c for c in (ChangedInput, Codebook, RunningScale, ThroughAView)}
+class RunningCovariance(nn.Module):
+    """Divides by the roots of the diagonal of a covariance that it then updates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(64, 64)
+        self.register_buffer("covariance", 2 * torch.eye(64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        y = torch.tanh(h * self.covariance.diagonal().rsqrt())
+        d = h.detach()
+        self.covariance.mul_(0.5).add_(d.t() @ d / len(d), alpha=0.5)
+        return y
+
+
+class RunningWindows(nn.Module):
+    """Multiplies by the roots of windows of a buffer that it then updates."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a = nn.Linear(64, 64)
+        self.register_buffer("seen", torch.ones(67))
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        y = torch.tanh(h.unsqueeze(-1) * self.seen.unfold(0, 4, 1).sqrt()).sum(-1)
+        self.seen[:64].mul_(0.5).add_(h.detach().mean(0))
+        return y
+
+
+KINDS = (ChangedInput, Codebook, RunningScale, ThroughAView, RunningCovariance, RunningWindows)
+CASES: dict[str, type[nn.Module]] = {c.__name__: c for c in KINDS}
 
 
 def gradients(kind: type[nn.Module], **how: Any) -> tuple[dict[str, Tensor], Tensor, nn.Module]:
