@@ -5,13 +5,14 @@ step(tensors) = encode(update(decode(states)))   of one parameter, all in FP32 b
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fp8compile.numerics.rounding import index_like, key_of, nearest_bfloat16, random_bits, round_stochastically
+from fp8compile.numerics.states.custom_ops import decoded_in_pieces, encoded_in_pieces
 from fp8compile.numerics.states.interface import StateCodec
 from fp8compile.numerics.states.scaled_weights import inv_scale_for, scaled, unscaled, weight_of
 from fp8compile.numerics.states.split_weights import joined, split
@@ -93,7 +94,7 @@ class Plan:
     def decoded(self, tensors: Mapping[str, Tensor], shape: torch.Size) -> Tensors:
         """The FP32 states that the stored tensors stand for."""
         return {
-            state: codec.decode([tensors[key] for key in self.part_keys(state)], shape)
+            state: _decoded(codec, [tensors[key] for key in self.part_keys(state)], shape)
             for state, codec in self.codecs
         }
 
@@ -108,7 +109,7 @@ class Plan:
         new_p, states = self._updated(tensors)
         new: Tensors = {}
         for state, codec in self.codecs:
-            new |= zip(self.part_keys(state), codec.encode(states[state]), strict=True)
+            new |= zip(self.part_keys(state), _encoded(codec, states[state]), strict=True)
         new |= self.stored(new_p, tensors)
         return new | self._codes(new, tensors)
 
@@ -183,3 +184,13 @@ class Plan:
             master = scaled(p, inv_scale, bits)
             return {"param": weight_of(master, inv_scale, self.dtype), MASTER16: master}
         return {"param": round_stochastically(p, self.dtype, bits)}
+
+
+def _decoded(codec: StateCodec, parts: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
+    """An FP32 state. On a CPU rows that end in a short group are two pieces; Inductor drops such tails there."""
+    return decoded_in_pieces(codec, parts, shape) if parts[0].device.type == "cpu" else codec.decode(parts, shape)
+
+
+def _encoded(codec: StateCodec, x: Tensor) -> tuple[Tensor, ...]:
+    """The parts of an FP32 state, in pieces on a CPU as above."""
+    return encoded_in_pieces(codec, x) if x.device.type == "cpu" else codec.encode(x)
