@@ -1,4 +1,4 @@
-"""Compiled steps of rows that end in a short group, where an update is not cut into pieces, against steps that are not compiled.
+"""Compiled steps of rows that end in a short group, where an update is not cut in pieces, against uncompiled ones.
 
 Inductor's C++ backend drops the tails of such loops (torch 2.13): states were then what the memory held, 1e37 at worst.
 """
