@@ -5,7 +5,7 @@ step(tensors) = encode(update(decode(states)))   of one parameter, all in FP32 b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -40,6 +40,8 @@ class Plan:
         offset: the number of the parameter's elements before the view that is updated.
         codes: the codes of the new parameter that are written too.
         planes: in how many planes a group is updated (``planes.py``).
+        in_pieces: whether states whose rows end in a short group are coded in two pieces: Inductor drops the tails of such
+            loops on a CPU. Node by node the last bits may differ.
     """
 
     update: Update
@@ -52,6 +54,7 @@ class Plan:
     offset: int = 0
     codes: Wanted | None = None
     planes: int = 1
+    in_pieces: bool = False
 
     @property
     def rounds_stochastically(self) -> bool:
@@ -93,10 +96,11 @@ class Plan:
 
     def decoded(self, tensors: Mapping[str, Tensor], shape: torch.Size) -> Tensors:
         """The FP32 states that the stored tensors stand for."""
-        return {
-            state: _decoded(codec, [tensors[key] for key in self.part_keys(state)], shape)
-            for state, codec in self.codecs
-        }
+        found: Tensors = {}
+        for state, codec in self.codecs:
+            parts = [tensors[key] for key in self.part_keys(state)]
+            found[state] = decoded_in_pieces(codec, parts, shape) if self.in_pieces else codec.decode(parts, shape)
+        return found
 
     def __call__(self, tensors: Tensors) -> Tensors:
         """The new values of the tensors of the same names.
@@ -109,7 +113,9 @@ class Plan:
         new_p, states = self._updated(tensors)
         new: Tensors = {}
         for state, codec in self.codecs:
-            new |= zip(self.part_keys(state), _encoded(codec, states[state]), strict=True)
+            x = states[state]
+            parts = encoded_in_pieces(codec, x) if self.in_pieces else codec.encode(x)
+            new |= zip(self.part_keys(state), parts, strict=True)
         new |= self.stored(new_p, tensors)
         return new | self._codes(new, tensors)
 
@@ -184,13 +190,3 @@ class Plan:
             master = scaled(p, inv_scale, bits)
             return {"param": weight_of(master, inv_scale, self.dtype), MASTER16: master}
         return {"param": round_stochastically(p, self.dtype, bits)}
-
-
-def _decoded(codec: StateCodec, parts: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
-    """An FP32 state. On a CPU rows that end in a short group are two pieces; Inductor drops such tails there."""
-    return decoded_in_pieces(codec, parts, shape) if parts[0].device.type == "cpu" else codec.decode(parts, shape)
-
-
-def _encoded(codec: StateCodec, x: Tensor) -> tuple[Tensor, ...]:
-    """The parts of an FP32 state, in pieces on a CPU as above."""
-    return encoded_in_pieces(codec, x) if x.device.type == "cpu" else codec.encode(x)
