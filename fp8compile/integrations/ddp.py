@@ -39,7 +39,7 @@ class GradientExchange:
 
     def __init__(self, fmt: Format, group: dist.ProcessGroup | None) -> None:
         self.fmt, self.group = fmt, group
-        self.mu = torch.ones(())
+        self.mu = torch.ones((), dtype=torch.float32)
         self.bytes_sent = self.bytes_plain = 0
         self._counts: list[Tensor] = []
         self._elements = 0

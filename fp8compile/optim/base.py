@@ -22,12 +22,15 @@ from fp8compile.optim.compiled_step import PreparedStep
 from fp8compile.optim.edits import Edits
 from fp8compile.optim.formats import StateFormat
 from fp8compile.optim.gradient_release import Release, release_gradients
+from fp8compile.optim.group_numbers import GroupNumbers
 from fp8compile.optim.interface import Parameter
-from fp8compile.optim.low_bits import initial_state
+from fp8compile.optim.low_bits import initial_state, kept_beside
 from fp8compile.optim.placement import DEFAULT_FORMAT, Names, Placement, check_parameter, choose_placement
 from fp8compile.optim.plan import Plan, Tensors
 from fp8compile.optim.state_report import StatesReport, report
-from fp8compile.optim.updates import Update
+from fp8compile.optim.updates import Number, Update
+
+PARTS_BY = ("master", "momentum", "amsgrad", "centered")  # options that decide which parts a state has
 
 
 class EncodedOptimizer(torch.optim.Optimizer):
@@ -76,9 +79,10 @@ class EncodedOptimizer(torch.optim.Optimizer):
     def clear_caches(self) -> None:
         """Drop all that was derived from groups and parameters, after they have changed."""
         self._streams: dict[Tensor, Tensor] = {}
-        self._numbers: dict[tuple[int, torch.device], tuple[tuple[float, ...] | None, Tensor]] = {}
+        self._numbers = GroupNumbers()
+        self._begun: dict[Tensor, tuple[Any, ...]] = {}
         self._steps: dict[tuple[int, ...], tuple[tuple[Any, ...], PreparedStep]] = {}
-        self._plans: dict[tuple[Tensor, Update, str, bool], Plan] = {}
+        self._plans: dict[tuple[Tensor, torch.dtype, Update, str, bool], Plan] = {}
         self._writer, self._edits = CodeWriter(self), Edits()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -131,7 +135,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
         """Everything that fixes the compiled update of ``p``. Raises ValueError for a shard if that needs all of ``p``."""
         update, maximize = self.update_of(group), bool(group.get("maximize", False))
         master = group["master"] if p.dtype != torch.float32 else "none"
-        key = p, update, master, maximize
+        key = p, p.dtype, update, master, maximize
         if key not in self._plans:
             if is_cut(p) and getattr(update, "whole_tensor", False):
                 raise ValueError(
@@ -186,6 +190,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
         here = [each for each in parameters if local_part(each[2]).numel()]
         self._edits.take_over((p for _, _, p in here), self.state)
         with checking.started(self, parameters):
+            self._numbers.keep(self.param_groups)
             for group in self.param_groups:
                 self._refresh_numbers(group)
             codes = self._writer.fresh(here)
@@ -202,7 +207,8 @@ class EncodedOptimizer(torch.optim.Optimizer):
         }
         which = tuple(index for index, _, _ in parameters)
         wanted = [self._writer.wanted(p, group) for _, group, p in parameters]
-        key = (*((options[id(group)], *self._layout(p)) for _, group, p in parameters), *wanted)
+        numbers = [id(self._numbers_of(group, local_part(p).device)) for _, group, p in parameters]
+        key = (*((options[id(group)], *self._layout(p)) for _, group, p in parameters), *wanted, *numbers)
         known, step = self._steps.get(which, (None, None))
         if step is None or known != key:
             several = [
@@ -221,7 +227,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
     def _layout(self, p: Tensor) -> tuple[Any, ...]:
         """What a prepared step relies on: the same tensor objects of parameter and state, and the gradient's layout."""
         g = local_grad(p)
-        return id(p), local_part(p).data_ptr(), g.dtype, g.stride(), *map(id, self.state[p].values())
+        return id(p), p.dtype, local_part(p).data_ptr(), g.dtype, g.stride(), *map(id, self.state[p].values())
 
     def _parameters(self) -> Iterable[tuple[int, dict[str, Any], Tensor]]:
         index = 0
@@ -231,10 +237,16 @@ class EncodedOptimizer(torch.optim.Optimizer):
                 index += 1
 
     def _start(self, p: Tensor, group: dict[str, Any]) -> None:
-        """Create the state of a parameter that has none yet."""
-        if not self.state[p]:
-            here = local_part(p)
-            self.state[p] = {"step": torch.zeros((), device=here.device), **initial_state(self.plan_of(p, group), p)}
+        """Create what the state of a parameter lacks: all of it at first, parts where an option or the dtype has changed."""
+        kind, state = (p.dtype, *map(group.get, PARTS_BY)), self.state[p]
+        if state and self._begun.get(p) == kind:
+            return
+        plan, here = self.plan_of(p, group), local_part(p)
+        needed = {"step", *kept_beside(plan.master)}.union(*(plan.part_keys(name) for name, _ in plan.codecs))
+        if not needed <= state.keys():
+            made = {"step": torch.zeros((), dtype=torch.float32, device=here.device), **initial_state(plan, p)}
+            self.state[p] = made | state
+        self._begun[p] = kind
 
     def _tensors(self, index: int, p: Tensor, group: dict[str, Any], step: Tensor) -> Tensors:
         """What ``Plan.__call__`` takes, all of it on this rank."""
@@ -253,24 +265,13 @@ class EncodedOptimizer(torch.optim.Optimizer):
 
     def _numbers_of(self, group: Mapping[str, Any], device: torch.device) -> Tensor:
         """The update's numbers as one FP32 tensor on the device; a group always gets the same tensor."""
-        key = id(group), device
-        if key not in self._numbers:
-            self._numbers[key] = None, torch.empty(len(self.update_of(group).numbers(group)), device=device)
-            self._refresh_numbers(group)
-        return self._numbers[key][1]
+        return self._numbers.of(group, self._values(group), device)
 
     def _refresh_numbers(self, group: Mapping[str, Any]) -> None:
-        """Copy a group's numbers to its devices: floats if one has changed, tensors always, since they are not read here."""
-        values = tuple(self.update_of(group).numbers(group).values())
-        floats = tuple(0.0 if isinstance(value, Tensor) else value for value in values)
-        for (owner, device), (known, numbers) in self._numbers.items():
-            if owner == id(group):
-                if known != floats:
-                    numbers.copy_(torch.tensor(floats), non_blocking=True)
-                    self._numbers[owner, device] = floats, numbers
-                for i, value in enumerate(values):
-                    if isinstance(value, Tensor):
-                        numbers[i].copy_(value.reshape(()))
+        self._numbers.refresh(group, self._values(group))
+
+    def _values(self, group: Mapping[str, Any]) -> tuple[Number, ...]:
+        return tuple(self.update_of(group).numbers(group).values())
 
     def state_dict(self) -> dict[str, Any]:
         """As in torch; states as plain tensors in their encoded form, FP8 codes as bytes."""

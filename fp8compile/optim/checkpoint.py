@@ -267,7 +267,7 @@ class Saved:
 def stored_as(codec: StateCodec, shape: torch.Size) -> list[tuple[torch.Size, torch.dtype]]:
     """Shapes and dtypes of a codec's parts for a state of ``shape``."""
     with torch.device("meta"):
-        return [(part.shape, part.dtype) for part in codec.encode(torch.empty(shape))]
+        return [(part.shape, part.dtype) for part in codec.encode(torch.empty(shape, dtype=torch.float32))]
 
 
 def export_fp32(optimizer: OptimizerShell, plain: StateDict) -> StateDict:

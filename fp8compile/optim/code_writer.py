@@ -158,7 +158,10 @@ def why_not_rounded(plan: Plan, wanted: Wanted) -> str | None:
 
 
 def _written(p: Tensor) -> Tensors:
-    groups, empty = metadata_shape(p.shape, GROUP), functools.partial(torch.empty, device=p.device)
+    groups, empty = (
+        metadata_shape(p.shape, GROUP),
+        functools.partial(torch.empty, dtype=torch.float32, device=p.device),
+    )
     codes = {ROWS: empty(p.shape, dtype=E4M3.dtype), INV_SCALE: empty(1, 1)}
     return codes | {AMAX: empty(groups), REACH: empty(groups)}
 
@@ -197,7 +200,7 @@ def finisher(shape: tuple[int, ...], device: torch.device, transposed: bool, com
 @functools.cache
 def _generated(shape: tuple[int, ...], device: torch.device, transposed: bool) -> Finish:
     groups = metadata_shape(shape, GROUP)
-    examples = [torch.empty(size, device=device) for size in (groups, groups, (1, 1))]
+    examples = [torch.empty(size, dtype=torch.float32, device=device) for size in (groups, groups, (1, 1))]
     examples.append(torch.empty(shape, dtype=E4M3.dtype, device=device))
     graph = private.make_fx(functools.partial(finished_step, transposed), tracing_mode="fake")(*examples)
     compiled: Any = private.compile_fx(graph, examples, config_patches=inductor_options())

@@ -191,7 +191,7 @@ class Rules:
         made = checkpoint._converted(cast(Any, self), p, cast(Any, group), _plain(state), key)
         if not made:
             made = {name: shard_like(p, part) for name, part in plan.initial(p.detach()).items()}
-            made["step"] = torch.zeros((), device=p.device)
+            made["step"] = torch.zeros((), dtype=torch.float32, device=p.device)
         new: State = {"step": made["step"]} if "betas" in group else {}
         for (name, codec), signed in zip(plan.codecs, plan.update.states.values(), strict=True):
             parts = [made[key] for key in plan.part_keys(name)]

@@ -38,6 +38,11 @@ class SavedBits(Protocol):
     def mine(self, key: str, dtype: torch.dtype, signed: bool = True) -> Tensor: ...
 
 
+def kept_beside(master: str) -> list[str]:
+    """The keys of what a kind of ``master`` keeps in a state."""
+    return [FIRST[master], INV_SCALE16][: 1 + (master == "fp16_scaled")] if master in FIRST else []
+
+
 def initial_state(plan: Plan, p: Tensor) -> Tensors:
     """The state of a parameter before its first step, sharded as it is; ``step`` not included.
 

@@ -16,7 +16,6 @@ from torch.optim.optimizer import ParamsT
 from fp8compile._arguments import FLAGS, check_count, check_number, check_number_or_tensor, check_one_of, is_finite
 from fp8compile.optim.base import EncodedOptimizer
 from fp8compile.optim.formats import state_format_pair
-from fp8compile.optim.placement import WHOLE
 from fp8compile.optim.updates import (
     AdamUpdate,
     LAMBUpdate,
@@ -163,7 +162,7 @@ class RMSprop(EncodedOptimizer):
 
     def update_of(self, group: Mapping[str, Any]) -> Update:
         _check(group, at_least_zero=("lr", "alpha", "eps", "momentum", "weight_decay"))
-        if group["centered"] and not set(state_format_pair(group["state_format"])) <= {*WHOLE}:
+        if group["centered"] and not set(state_format_pair(group["state_format"])) <= {"fp32"}:
             raise ValueError(
                 "centered subtracts the squares of one mean from another; encoded, the difference can fall below zero, "
                 'and its root be NaN. Use state_format="fp32" with it, or leave centered out'

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fp8compile.numerics.rounding import index_like, key_of, nearest_bfloat16, random_bits, round_stochastically
+from fp8compile.numerics.states.custom_ops import decoded_in_pieces, encoded_in_pieces
 from fp8compile.numerics.states.interface import StateCodec
 from fp8compile.numerics.states.scaled_weights import inv_scale_for, scaled, unscaled, weight_of
 from fp8compile.numerics.states.split_weights import joined, split
@@ -39,6 +40,8 @@ class Plan:
         offset: the number of the parameter's elements before the view that is updated.
         codes: the codes of the new parameter that are written too.
         planes: in how many planes a group is updated (``planes.py``).
+        in_pieces: whether states whose rows end in a short group are coded in two pieces: Inductor drops the tails of such
+            loops on a CPU. Node by node the last bits may differ.
     """
 
     update: Update
@@ -51,6 +54,7 @@ class Plan:
     offset: int = 0
     codes: Wanted | None = None
     planes: int = 1
+    in_pieces: bool = False
 
     @property
     def rounds_stochastically(self) -> bool:
@@ -92,10 +96,11 @@ class Plan:
 
     def decoded(self, tensors: Mapping[str, Tensor], shape: torch.Size) -> Tensors:
         """The FP32 states that the stored tensors stand for."""
-        return {
-            state: codec.decode([tensors[key] for key in self.part_keys(state)], shape)
-            for state, codec in self.codecs
-        }
+        found: Tensors = {}
+        for state, codec in self.codecs:
+            parts = [tensors[key] for key in self.part_keys(state)]
+            found[state] = decoded_in_pieces(codec, parts, shape) if self.in_pieces else codec.decode(parts, shape)
+        return found
 
     def __call__(self, tensors: Tensors) -> Tensors:
         """The new values of the tensors of the same names.
@@ -108,7 +113,9 @@ class Plan:
         new_p, states = self._updated(tensors)
         new: Tensors = {}
         for state, codec in self.codecs:
-            new |= zip(self.part_keys(state), codec.encode(states[state]), strict=True)
+            x = states[state]
+            parts = encoded_in_pieces(codec, x) if self.in_pieces else codec.encode(x)
+            new |= zip(self.part_keys(state), parts, strict=True)
         new |= self.stored(new_p, tensors)
         return new | self._codes(new, tensors)
 

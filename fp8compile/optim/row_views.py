@@ -26,7 +26,7 @@ def pieces(plan: Plan, p: Tensor) -> list[tuple[Plan, View]]:
     """The pieces in which ``p`` is updated: the plan of each, and how its tensors are viewed."""
     size = plan.group_size
     if size is None or not p.is_contiguous():
-        return [(plan, lambda t: t)]
+        return [(as_one_piece(plan, p), lambda t: t)]
     if size == 1:
         return [(plan, lambda t: t.view(-1))]
     _, length = rows_of(p.shape, size)
@@ -49,6 +49,11 @@ def pieces(plan: Plan, p: Tensor) -> list[tuple[Plan, View]]:
     # Rows of several groups stay in one piece: AOT autograd tells planes of two dimensions from tensors that overlap, not
     # planes of three.
     return [(plan, groups), _piece(replace(plan, offset=full * size), tails, length - full * size)]
+
+
+def as_one_piece(plan: Plan, p: Tensor) -> Plan:
+    """The plan of an update that is compiled without being cut."""
+    return replace(plan, in_pieces=p.device.type == "cpu")
 
 
 def _piece(plan: Plan, view: View, size: int) -> tuple[Plan, View]:

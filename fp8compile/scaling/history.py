@@ -60,9 +60,9 @@ class Histories:
         self._rows = torch.tensor([o.row for o in operands], dtype=torch.int64, device=device)
         self._places = torch.tensor([o.place for o in operands], dtype=torch.int64, device=device)
         self._largest = torch.tensor([MAX[o.format] for o in operands], dtype=torch.float32, device=device)
-        self.amaxes = torch.zeros(len(operands), recipe.amax_history_len, device=device)
-        self.scales = torch.full((rows, COLUMNS), torch.nan, device=device)
-        self.totals = torch.zeros(len(operands), 3, device=device)
+        self.amaxes = torch.zeros(len(operands), recipe.amax_history_len, dtype=torch.float32, device=device)
+        self.scales = torch.full((rows, COLUMNS), torch.nan, dtype=torch.float32, device=device)
+        self.totals = torch.zeros(len(operands), 3, dtype=torch.float32, device=device)
         self.entries = 0
         self.fell_back = torch.zeros(len(operands), dtype=torch.bool, device=device)
         self._any_fell_back = Sent(self.fell_back.any())

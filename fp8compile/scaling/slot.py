@@ -44,7 +44,8 @@ def with_scales(
         return gm, example_inputs, None
     rows = 2 * (OPERANDS * calls_of(gm) + SPARE)
     told = ScaleInput(len(example_inputs), rows, True, parameters_of(gm, example_inputs))
-    scales = torch.zeros(rows, COLUMNS, device=device_of(example_inputs), requires_grad=True)
+    device = device_of(example_inputs)
+    scales = torch.zeros(rows, COLUMNS, dtype=torch.float32, device=device, requires_grad=True)
     return (*with_inputs(gm, example_inputs, {SCALES: scales}), told)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fp8compile.optim.code_writer import CLIPPED, TURNED
 from fp8compile.optim.plan import Plan, Tensors
-from fp8compile.optim.row_views import View, pieces, viewed
+from fp8compile.optim.row_views import View, as_one_piece, pieces, viewed
 from fp8compile.optim.step_codes import ROWS
 
 OF_GRAPH = (CLIPPED, TURNED, ROWS)  # beside the parameter and its gradient
@@ -36,6 +36,6 @@ def updated_in_rows(plan: Plan, tensors: Tensors) -> Tensors:
     p = tensors["param"]
     view = in_rows(plan, p)
     if view is None:
-        return plan(tensors)
+        return as_one_piece(plan, p)(tensors)
     new = plan({**tensors, **viewed({"param": p, "grad": tensors["grad"]}, view)})
     return {name: t.view(p.shape) if name in ("param", ROWS) else t for name, t in new.items()}

@@ -184,7 +184,7 @@ class WholeGraph:
 
     def _tasks(self, parameters: Sequence[Tensor], coded: Mapping[Tensor, Coded]) -> list[Task]:
         of, device = self._updates, parameters[0].device
-        steps = apart([torch.ones(())] * len(parameters), device)
+        steps = apart([torch.ones((), dtype=torch.float32)] * len(parameters), device)
         tasks = [
             Task(at, of.plan(p), of.tensors(p), step, p.grad)
             for at, step, p in zip(self._at, steps, parameters, strict=True)
@@ -258,7 +258,7 @@ def _given(task: Task, name: str) -> Any:
 def apart(steps: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """Numbers, each 0-d, on the device: moved as one tensor, and ``ALIGNED`` bytes apart, since generated code copies inputs
     that begin elsewhere."""
-    together = torch.zeros(len(steps), ALIGNED // 4, device=device)
+    together = torch.zeros(len(steps), ALIGNED // 4, dtype=torch.float32, device=device)
     together[:, 0].copy_(torch.stack([*steps]), non_blocking=True)
     return [*together[:, 0].unbind()]
 

@@ -205,9 +205,9 @@ class StockUpdates:
             if isinstance(update, SGDUpdate):
                 fresh = state.get("momentum_buffer") is None
                 if fresh or p not in self._counts:
-                    self._counts[p] = torch.tensor(0.0 if fresh else 1.0)
+                    self._counts[p] = torch.tensor(0.0 if fresh else 1.0, dtype=torch.float32)
             elif "step" not in state:
-                state["step"] = torch.tensor(0.0)
+                state["step"] = torch.tensor(0.0, dtype=torch.float32)
             for name in update.states:
                 if state.get(name) is None:
                     state[name] = torch.zeros_like(p, memory_format=torch.preserve_format)
@@ -257,12 +257,14 @@ class StockUpdates:
     def _numbers_of(self, group: Group, device: torch.device) -> Tensor:
         key = id(group), device
         if key not in self._numbers:
-            self._numbers[key] = group, torch.empty(len(self._update(group).numbers(group)), device=device)
+            count = len(self._update(group).numbers(group))
+            self._numbers[key] = group, torch.empty(count, dtype=torch.float32, device=device)
         return self._numbers[key][1]
 
     def _refresh(self, group: Group) -> None:
         values = [*self._update(group).numbers(group).values()]
-        floats = torch.tensor([0.0 if isinstance(value, Tensor) else value for value in values])
+        plain = [0.0 if isinstance(value, Tensor) else value for value in values]
+        floats = torch.tensor(plain, dtype=torch.float32)
         for (owner, _), (_, numbers) in self._numbers.items():
             if owner == id(group):
                 numbers.copy_(floats, non_blocking=True)

@@ -244,6 +244,7 @@ def test_closures_clipping_and_zero_sized() -> None:
         (lambda p: optim.AdamW([p], amsgrad=True), 'Use state_format="fp32"'),
         (lambda p: optim.AdamW([p], differentiable=True), "codes have no gradient"),
         (lambda p: optim.RMSprop([p], centered=True), "fall below zero"),
+        (lambda p: optim.RMSprop([p], centered=True, state_format="bf16"), 'Use state_format="fp32"'),
         (lambda p: optim.SGD([p], nesterov=True), "Nesterov"),
         (lambda p: optim.Muon([nn.Parameter(torch.zeros(4))]), r"shape \(4,\) belongs into AdamW"),
         (lambda p: optim.AdamW([nn.Parameter(torch.zeros(4, dtype=torch.float64))]), "is float64: parameters of"),

@@ -16,6 +16,8 @@ differ in their last 12 bits have 4096 different thresholds. So encoding needs n
 x is; values that repeat within some hundred ulps get the same decision each time. A value within 2**-13 of a step from a code
 always gets that code: FP32's roundings move none, and a state that only decays keeps its codes.
 
+BF16 has no FP32 scale that takes the factor up: a state that only decays stays where it is.
+
 The price is noise. A step that changes v by d = (1 - b2) a v, a around 1, does so by a jump of s, the spacing of codes, with
 a chance of d / s; so v's variance settles at d s / (2 (1 - b2)) = a s v / 2, for any b2. In E4M3 with expansion v errs by 5
 to 11 % about the right mean. As 1 / sqrt(v) is convex, updates are longer by 3/8 of that error's square: 0.1 to 0.4 %.
@@ -27,12 +29,15 @@ import torch
 from torch import Tensor
 
 from fp8compile.numerics.formats import Format
+from fp8compile.numerics.states.interface import SMALLEST
 
 ROUNDINGS = ("nearest", "dithered")
 
 _BITS = 12
 _MASK = 2**_BITS - 1
 _LOW, _HIGH = 2531, 1619  # odd, about 2**12 / 1.618 and 2**12 / 1.618**2; no product leaves a signed 32-bit integer
+_LOST = 16  # bits of FP32's mantissa that BF16 lacks
+_LARGEST = torch.finfo(torch.bfloat16).max
 _EXPONENT = 0x7F800000  # of an FP32
 _ONE_SQUARED = 0x7F000000  # twice the FP32 bits of 1.0: less those of 2**e this is 2**-e
 
@@ -70,3 +75,15 @@ def dithered_to(y: Tensor, fmt: Format, x: Tensor, power: float | Tensor | None 
     spacing = (binade * (2 * fmt.half_ulp)).clamp_min(fmt.smallest)
     steps = y * (_ONE_SQUARED - spacing.view(torch.int32)).view(torch.float32)  # exact, as no division on a GPU is
     return dithered(steps, x, power) * spacing
+
+
+def dithered_to_bfloat16(x: Tensor) -> Tensor:
+    """x >= 0, FP32 of any shape, rounded to one of the two BF16 numbers beside it, as FP32; inf and NaN stay.
+
+    No finite number becomes inf, and none above 0 is less than 2**-126.
+    """
+    bits = x.view(torch.int32)
+    chance = (bits & (1 << _LOST) - 1).float() * 2.0**-_LOST
+    up = (threshold_of(x) < chance).to(torch.int32)
+    rounded = ((bits >> _LOST) + up << _LOST).view(torch.float32)
+    return torch.where((x > 0) & (x < torch.inf), rounded.clamp(SMALLEST, _LARGEST), x)

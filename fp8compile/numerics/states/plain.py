@@ -9,7 +9,7 @@ code: 1 / sqrt(v) must not see a zero where v is not zero (4-bit optimizers, Li 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fp8compile.numerics.formats import E4M3, INT8, Format
 from fp8compile.numerics.scaling import inv_scale_of, quantize
-from fp8compile.numerics.states.dither import dithered_to
+from fp8compile.numerics.states.dither import dithered_to, dithered_to_bfloat16
 from fp8compile.numerics.states.interface import Grouped
 
 UINT8 = Format("uint8", torch.uint8, max=255.0, smallest=1.0, half_ulp=0.0)
@@ -25,9 +25,15 @@ UINT8 = Format("uint8", torch.uint8, max=255.0, smallest=1.0, half_ulp=0.0)
 
 @dataclass(frozen=True)
 class Whole:
-    """No codes: the state in a float dtype."""
+    """No codes: the state in a float dtype.
+
+    Attributes:
+        rounding: "nearest", or "dithered" for BF16 where the state is never negative (``states.dither``). A state that only
+            shrinks keeps its number in either: BF16 has no FP32 scale that takes the factor up.
+    """
 
     dtype: torch.dtype = torch.float32
+    rounding: str = field(default="nearest", kw_only=True)
 
     parts: ClassVar[tuple[str, ...]] = ("value",)
 
@@ -36,7 +42,7 @@ class Whole:
         return {torch.float32: "fp32", torch.bfloat16: "bf16"}[self.dtype]
 
     def encode(self, x: Tensor) -> tuple[Tensor, ...]:
-        return (x.to(self.dtype),)
+        return ((dithered_to_bfloat16(x) if self.rounding == "dithered" else x).to(self.dtype),)
 
     def decode(self, parts: Sequence[Tensor], shape: Sequence[int]) -> Tensor:
         return parts[0].float()

@@ -53,7 +53,7 @@ def state_codec(
 
     Args:
         rounding: "nearest" or, only for states that are never negative, "dithered" (``states.dither``). For these, None
-            means "dithered": second moments grow by less than a code step. BF16 and FP32 have "nearest" only.
+            means "dithered": second moments grow by less than a code step. FP32 is not rounded.
 
     Raises:
         ValueError: there is no such format or rounding, or it is for states of the other kind.
@@ -69,9 +69,10 @@ def state_codec(
         kind = "a state that may be negative, such as exp_avg" if signed else "a state that is never negative"
         pairs = ", ".join(f"{alias} stands for {pair}" for alias, pair in ALIASES.items())
         raise ValueError(f"state format {name!r} does not fit {kind}; {pairs}")
-    if name in ("fp32", "bf16"):
-        return Whole(torch.float32 if name == "fp32" else torch.bfloat16)
+    if name == "fp32":
+        return Whole()
     grouped: dict[str, StateCodec] = {
+        "bf16": Whole(torch.bfloat16, rounding=rounding),
         "e4m3": Linear(signed, group_size, E4M3, rounding=rounding),
         "e5m2": Linear(signed, group_size, E5M2, rounding=rounding),
         "int8": Linear(signed, group_size, INT8, rounding=rounding),

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from fp8compile.numerics.formats import E4M3, E5M2
-from fp8compile.numerics.states.dither import dithered, dithered_to, threshold_of
+from fp8compile.numerics.states.dither import dithered, dithered_to, dithered_to_bfloat16, threshold_of
 from fp8compile.numerics.states.registry import SIGNED_ONLY, STATE_FORMATS, state_codec
 from tests.support.reference import bits_equal, reference_values
 
@@ -218,6 +218,7 @@ def followed(codec, steps=1000, rows=64):
 
 # Most that codes under half of amax are apart, by amax.
 SPACING = {"e4m3_expanded": 2.0**-4, "e5m2_expanded": 2.0**-3, "e4m3": 2.0**-4, "e5m2": 2.0**-3, "linear4": 2.0**-4}
+SPACING |= {"bf16": 2.0**-8}
 
 
 @pytest.mark.parametrize("name", SPACING)
@@ -229,3 +230,42 @@ def test_a_small_steady_addition_is_followed_where_rounding_to_nearest_loses_it(
     bound = 5 / 0.2 * (variance / ratio.numel()) ** 0.5
     assert abs(ratio.mean() - 1) < bound
     assert followed(codec_of(name, "nearest")).mean() < 1 - bound
+
+
+# ------------------------------------------------------------------------------------------------------------ BF16
+
+
+def test_bf16_is_one_of_the_two_numbers_beside_a_value_and_right_on_average():
+    x = consecutive(1.0, 2**20)  # of spacing 2**-7, 65536 numbers to a step
+    below = (x.view(torch.int32) & -65536).view(torch.float32)
+    found = dithered_to_bfloat16(x)
+    assert bits_equal(found, found.bfloat16().float())
+    assert ((found == below) | (found == below + 2.0**-7)).all() and bits_equal(found[x == below], x[x == below])
+    mean = (found.double() - x.double()).reshape(16, -1).mean(1)
+    assert (mean.abs() <= 4 * 2.0**-7 / 65536**0.5 + ROUNDING * 2.0**-7).all()
+
+
+def test_of_bf16_zeros_inf_and_nan_stay_and_no_other_becomes_one():
+    kept = torch.tensor([0.0, -0.0, torch.inf, torch.nan])
+    assert bits_equal(dithered_to_bfloat16(kept), kept)
+    ends = consecutive(torch.finfo(torch.bfloat16).max, 65536)
+    assert (dithered_to_bfloat16(ends) == ends[0]).all()
+    assert (dithered_to_bfloat16(consecutive(2.0**-149, 65536)) == 2.0**-126).all()
+
+
+@pytest.mark.parametrize("beta2", [0.99, 0.999])
+def test_in_bf16_v_falls_with_its_gradients(beta2):
+    """To a tenth of what it was; the exact mean is taken as right. Rounded to nearest a step of beta2 = 0.999 is lost.
+
+    A jump is 2**-7 of v at most, so v's variance is 2**-8 v**2 at most (fp8compile/numerics/states/dither.py); 5 deviations.
+    """
+    generator, steps = torch.Generator().manual_seed(0), int(3 / (1 - beta2))
+    exact = torch.ones(32, 128, dtype=torch.float64)
+    kept = {name: (codec_of("bf16", name), torch.ones(32, 128)) for name in ("dithered", "nearest")}
+    for _ in range(steps):
+        g2 = (0.1 * torch.randn(32, 128, generator=generator)).square()
+        exact = exact * beta2 + (1 - beta2) * g2.double()
+        kept = {name: (codec, decoded(codec, v * beta2 + (1 - beta2) * g2)) for name, (codec, v) in kept.items()}
+    found = {name: float(v.double().mean() / exact.mean()) for name, (_, v) in kept.items()}
+    assert abs(found["dithered"] - 1) < 5 * (2.0**-8 / exact.numel()) ** 0.5
+    assert found["nearest"] > (2.0 if beta2 == 0.999 else 1.01), found
