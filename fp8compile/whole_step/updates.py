@@ -19,9 +19,10 @@ from fp8compile._distributed import is_sharded
 from fp8compile.optim.base import EncodedOptimizer
 from fp8compile.optim.compress import KINDS
 from fp8compile.optim.encoded_tensor import EncodedTensor
+from fp8compile.optim.group_numbers import GroupNumbers
 from fp8compile.optim.placement import Placement
 from fp8compile.optim.plan import Plan, Tensors
-from fp8compile.optim.updates import AdamUpdate, SGDUpdate, Update
+from fp8compile.optim.updates import AdamUpdate, Number, SGDUpdate, Update
 from fp8compile.scaling.packed_weights import Codes
 from fp8compile.whole_step.codes import Coded
 
@@ -111,8 +112,8 @@ def groups_of(optimizer: torch.optim.Optimizer) -> dict[Tensor, tuple[int, Group
 
 def why_hooked(optimizer: torch.optim.Optimizer) -> str | None:
     own = (optimizer._optimizer_step_pre_hooks, optimizer._optimizer_step_post_hooks)
-    theirs = (hook for hooks in private.global_step_hooks for hook in hooks.values() if not _is_ours(hook))
-    return HOOKED if any(own) or any(True for _ in theirs) else None
+    of_all = (hook for hooks in private.global_step_hooks for hook in hooks.values())
+    return HOOKED if any(own) or not all(map(_is_ours, of_all)) else None
 
 
 def _is_ours(hook: Any) -> bool:
@@ -183,7 +184,7 @@ class StockUpdates:
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
         self._groups = groups_of(optimizer)
-        self._numbers: dict[tuple[int, torch.device], tuple[Group, Tensor]] = {}  # the group too: ids are used again
+        self._numbers = GroupNumbers()
         self._counts: dict[Tensor, Tensor] = {}  # of SGD, which counts no steps itself
 
     def why_not(self) -> str | None:
@@ -249,28 +250,16 @@ class StockUpdates:
 
     def steps(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         for group in self.optimizer.param_groups:
-            self._refresh(group)
+            self._numbers.refresh(group, self._values(group))
         counts = [self._counts[p] if p in self._counts else self.optimizer.state[p]["step"] for p in parameters]
         torch._foreach_add_(counts, 1)
         return counts
 
     def _numbers_of(self, group: Group, device: torch.device) -> Tensor:
-        key = id(group), device
-        if key not in self._numbers:
-            count = len(self._update(group).numbers(group))
-            self._numbers[key] = group, torch.empty(count, dtype=torch.float32, device=device)
-        return self._numbers[key][1]
+        return self._numbers.of(group, self._values(group), device)
 
-    def _refresh(self, group: Group) -> None:
-        values = [*self._update(group).numbers(group).values()]
-        plain = [0.0 if isinstance(value, Tensor) else value for value in values]
-        floats = torch.tensor(plain, dtype=torch.float32)
-        for (owner, _), (_, numbers) in self._numbers.items():
-            if owner == id(group):
-                numbers.copy_(floats, non_blocking=True)
-                for i, value in enumerate(values):
-                    if isinstance(value, Tensor):
-                        numbers[i].copy_(value.reshape(()))
+    def _values(self, group: Group) -> tuple[Number, ...]:
+        return tuple(self._update(group).numbers(group).values())
 
     @staticmethod
     def _update(group: Mapping[str, Any]) -> Update:

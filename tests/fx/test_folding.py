@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor, nn
 
 import fp8compile
 from fp8compile import Recipe
@@ -18,15 +17,7 @@ from fp8compile.fx.dot import to_dot
 from fp8compile.fx.folding import FAR, folded
 from fp8compile.fx.listing import Line, Part
 from fp8compile.fx.snapshot import Snapshot
-
-
-class Gated(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gate, self.down = (nn.Linear(64, 64, bias=False) for _ in range(2))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(torch.tanh(self.gate(x)))
+from tests.support.dumped import Gated
 
 
 def last(**fields: object) -> Snapshot:
