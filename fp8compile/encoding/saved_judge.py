@@ -16,7 +16,9 @@ from fp8compile import _torch as private
 from fp8compile.analysis.dataflow import Source, is_activation, sources, user_fp32
 from fp8compile.analysis.linears import BATCHED
 from fp8compile.analysis.sensitivity import Sensitivity
+from fp8compile.analysis.norms import itself
 from fp8compile.analysis.softmax import softmax_dim
+from fp8compile.encoding.about import About, about
 from fp8compile.encoding.attention_cost import price_of
 from fp8compile.encoding.attention_result import is_read_by_attention, tokens_of
 from fp8compile.encoding.bits_by_use import few_bits_of
@@ -51,6 +53,7 @@ UNKNOWN = (
 STEEP = "a steep function of it in the backward"
 ADDS = "adds {:.1e} to the gradients' error"
 KEPT = "Recipe.saved_bits keeps it exact: 8 bits add {:.1e} to the gradients' error"
+NORMALISED = "normalised in a way that is not known: nothing bounds its error beside its deviation"
 NOT_CHOSEN = "not among the values of Recipe.saved_bits"
 
 
@@ -101,6 +104,8 @@ class Judge:
             return {}
         found = self._in_a_byte(edge)
         assert isinstance(found, tuple)
+        if (known := self._about(edge)) is not None and known.scale is not None:
+            return {}  # an error that is measured beside other values of a group says nothing of one in deviations
         few = {name: self._in_few(edge, found[0], bits) for name, bits in sorted(FEW_BITS.items())}
         made = {name: Stored(codec) for name, (codec, _) in few.items() if codec and codec.bits == FEW_BITS[name]}
         return {**made, ONE_BYTE: self._in_groups(edge, *found)}
@@ -119,7 +124,7 @@ class Judge:
         told = ADDS.format(chosen.error) if chosen else NOT_CHOSEN if recipe.saved_bits != "off" else ""
         few, more = self._in_few(edge, codec, FEW_BITS[name]) if name in FEW_BITS else (None, "")
         told = more if chosen and more else _joined(more, told)
-        return Stored(few, told) if few else self._in_groups(edge, codec, _joined(why, told))
+        return Stored(few, told, about=self._about(edge)) if few else self._in_groups(edge, codec, _joined(why, told))
 
     def _in_few(self, edge: SavedTensor, codec: Codec, bits: int) -> tuple[FewBits | None, str]:
         """The codec of so many bits or the fewest above that the value may have, and why it has more; None: a byte."""
@@ -129,7 +134,9 @@ class Judge:
         return few_bits_of(edge.backward, bits, group_size, self.sensitivity, belongs_to_attention(edge))
 
     def _in_groups(self, edge: SavedTensor, codec: Codec, why: str) -> Stored:
-        """In a byte, with what is known of the value besides, where the backward answers to sizes alone."""
+        """In a byte, with what is known of the value besides: statistics, or, where the backward answers to sizes alone, sums."""
+        if (known := self._about(edge)) is not None:
+            return Stored(codec, why, about=known)
         dim, tokens = softmax_dim(edge.forward), tokens_of(edge.forward)
         if not is_read_by_attention(edge.backward) or _formats(codec) != (INT8,):
             tokens = None  # E4M3 is chosen for what counts by its own size, not by its distance from another value
@@ -163,10 +170,19 @@ class Judge:
                 WIDENED in storage_root(edge.forward).meta
                 and "in an FP32 island: its range is what the island is for"
             )
+            or (self._is_of_an_unknown_norm(edge) and NORMALISED)
             or (edge.forward in self.user_fp32 and "the user computes this in FP32 inside a 16-bit model")
             or _higher_order_use(edge.backward)
             or None
         )
+
+    def _is_of_an_unknown_norm(self, edge: SavedTensor) -> bool:
+        norm = self.sensitivity.norms.get(itself(edge.forward))
+        return norm is not None and not norm.is_known
+
+    def _about(self, edge: SavedTensor) -> About | None:
+        norm = self.sensitivity.norms.get(itself(edge.forward))
+        return None if norm is None else about(norm, edge.forward.meta["val"])
 
     def _not_an_activation(self, edge: SavedTensor) -> str | None:
         made, value = edge.forward, edge.forward.meta["val"]

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fp8compile.encoding.about import About
 from fp8compile.encoding.attention_result import Tokens
 from fp8compile.numerics import Codec, Groupwise, GroupwiseBest
 from fp8compile.numerics.centring import decode_about_centre, encode_about_centre
@@ -28,17 +29,20 @@ class Stored:
         why: the reason for the codec's format, where it depends on the value.
         softmax_dim: the dimension along which the value is a softmax's result; None where it is none.
         tokens: where its tokens lie, if it is encoded about their mean, in INT8 groups.
+        about: the statistics that it is encoded about, where it is normalised; they are kept beside it.
     """
 
     codec: Codec | FewBits
     why: str = ""
     softmax_dim: int | None = None
     tokens: Tokens | None = None
+    about: About | None = None
 
     @property
     def name(self) -> str:
         """What the report calls it, e.g. ``e4m3 1x128 (made by exp: spans decades)``."""
-        known = (self.why, "" if self.softmax_dim is None else SUMS, "" if self.tokens is None else CENTRED)
+        centred = self.about.name if self.about else CENTRED if self.tokens is not None else ""
+        known = (self.why, "" if self.softmax_dim is None else SUMS, centred)
         remarks = "; ".join(filter(None, known))
         return f"{self.codec.name} ({remarks})" if remarks else self.codec.name
 
@@ -55,27 +59,36 @@ class Stored:
         centre = 0 if self.tokens is None else CENTRE_BYTES * (numel // self.tokens.length)
         return self.codec.nbytes(numel) + centre
 
-    def encode(self, x: Tensor, order: Order) -> tuple[Tensor, ...]:
-        """``x`` as ``parts``; ``order`` is the permutation that makes x contiguous, None where it is."""
+    def encode(self, x: Tensor, order: Order, *statistics: Tensor) -> tuple[Tensor, ...]:
+        """``x`` as ``parts``; ``order`` is the permutation that makes x contiguous, None where it is.
+
+        ``statistics`` are those that it is stored about.
+        """
+        x = x if self.about is None else self.about.deviation(x, statistics)
         x = x if order is None else x.permute(order)
         if self.tokens is None:
             return self.codec.encode(x)
         assert isinstance(self.codec, Groupwise)
         return encode_about_centre(x, self.tokens, self.codec)
 
-    def decode(self, parts: Sequence[Tensor], order: Order, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    def decode(
+        self, parts: Sequence[Tensor], order: Order, shape: Sequence[int], dtype: torch.dtype, *statistics: Tensor
+    ) -> Tensor:
         """The value of ``dtype`` in its own ``shape``, computed in FP32 where more is done than decoding."""
+        as_float = dtype if self.softmax_dim is None and self.about is None else torch.float32
         if isinstance(self.codec, FewBits):
             codes, step, least = parts
             stored_as = shape if order is None else [shape[d] for d in order]
-            found = self.codec.decode(codes, step, least, stored_as, dtype)
+            found = self.codec.decode(codes, step, least, stored_as, as_float)
         elif self.tokens is not None:
             assert isinstance(self.codec, Groupwise)
             codes, inv_scale, centre = parts
             found = decode_about_centre(codes, inv_scale, centre, self.tokens, self.codec, dtype)
         else:
             codes, inv_scale = parts
-            found = self.codec.decode(codes, inv_scale, dtype if self.softmax_dim is None else torch.float32)
+            found = self.codec.decode(codes, inv_scale, as_float)
         if order is not None:
             found = found.permute(tuple(order.index(d) for d in range(len(order))))
+        if self.about is not None:
+            return self.about.value(found, statistics).to(dtype)
         return found if self.softmax_dim is None else with_unit_sums(found, self.softmax_dim).to(dtype)

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from functools import cached_property
 
 from torch.fx import Graph, Node
 
 from fp8compile.analysis.linears import uncast
+from fp8compile.analysis.norms import Norm, norms_of
 from fp8compile.analysis.ranges import Interval, ranges
 from fp8compile.analysis.ranges.interval import ANYTHING
 from fp8compile.analysis.ranges.matching import packet
+from fp8compile.analysis.recomputed import recomputed
 from fp8compile.analysis.sensitivity import responses as R
 from fp8compile.analysis.sensitivity.average import Answer, answer_to
 from fp8compile.analysis.sensitivity.error import AMPLIFIED, Error, Unbounded, Unproven, error_of
@@ -32,7 +34,7 @@ class Sensitivity:
     def __init__(self, split: PartitionedGraph) -> None:
         self.split = split
         self.position: Mapping[Node, int] = {node: i for i, node in enumerate(split.bw.graph.nodes)}
-        self._linear = _linear_from(split.bw.graph)
+        self._linear = _linear_from(split.bw.graph, self._normalised)
 
     def reason_to_stay_exact(self, used: Node, fmt: Format) -> str | None:
         """Why ``used``, a placeholder of the backward, must not be a code of this format; None where it may be."""
@@ -81,6 +83,20 @@ class Sensitivity:
             return False
         return largest * error_of(fmt) <= LARGEST_ERROR
 
+    @cached_property
+    def norms(self) -> Mapping[Node, Norm]:
+        """How values of the forward are normalised there."""
+        return norms_of(self.split.fw.graph)
+
+    @cached_property
+    def _normalised(self) -> frozenset[Node]:
+        """Values that the backward computes again and the forward normalises."""
+        return frozenset(late for late, early in recomputed(self.split).items() if early in self.norms)
+
+    def is_normalised(self, value: Node) -> bool:
+        """Whether a value that the backward computes is one that the forward normalises."""
+        return value in self._normalised
+
     def is_linear_from(self, node: Node) -> bool:
         """Whether all that is computed from ``node`` is linear in it, so that nothing can be found from here on."""
         return self._linear[node]
@@ -120,11 +136,13 @@ class Sensitivity:
         return known.get(node, ANYTHING)
 
 
-def _linear_from(graph: Graph) -> dict[Node, bool]:
-    """For every node, whether all that is computed from it is linear in it."""
+def _linear_from(graph: Graph, normalised: Set[Node]) -> dict[Node, bool]:
+    """For every node, whether all that is computed from it is linear in it, and none of that is normalised."""
     linear: dict[Node, bool] = {}
     for node in reversed(graph.nodes):
-        linear[node] = all(linear[user] and _is_linear_in(user, node) for user in node.users)
+        linear[node] = all(
+            linear[user] and user not in normalised and _is_linear_in(user, node) for user in node.users
+        )
     return linear
 
 

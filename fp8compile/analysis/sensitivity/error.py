@@ -18,6 +18,7 @@ EDGE = "compared with {} in the backward, where E4M3 is off by up to 1/16 of tha
 CHOOSES = "compared in the backward, to choose between values of which one may be infinite"
 TIED = "compared in the backward, to choose among what was found equal to a maximum or another value"
 UNKNOWN = "read in the backward by {}, which the sensitivity analysis does not know"
+NORMALISED = "normalised in the backward, which would compute it from codes of what it is made of"
 AMPLIFIED = "amplified {:.0f} times in the backward"
 
 Edge = tuple[Node, float | Node]

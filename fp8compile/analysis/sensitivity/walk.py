@@ -19,6 +19,7 @@ from fp8compile.analysis.sensitivity.error import (
     DIVIDED,
     EDGE,
     EXPONENTIATED,
+    NORMALISED,
     PHASE,
     STEEP,
     TIED,
@@ -57,6 +58,8 @@ class Backward(Protocol):
 
     def is_given(self, value: Node) -> bool: ...
 
+    def is_normalised(self, value: Node) -> bool: ...
+
 
 class Walk:
     """One value's error, followed through the backward graph; ``prove`` says whether ranges may be asked for."""
@@ -88,6 +91,8 @@ class Walk:
         if node.op == "output" or not read or packet(node) in R.SHAPE_ONLY:
             return False
         error = self._response(node, {n: self._as_read_by(node, n) for n in read})
+        if self.of.is_normalised(node):
+            raise Unbounded(NORMALISED)
         self.errors[node] = error
         self.largest = max(self.largest, error.amplification)
         return True

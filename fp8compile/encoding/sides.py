@@ -1,0 +1,121 @@
+"""Codes on their value's side of an edge: what the backward compares comes out as it does for the value itself.
+
+    y = w x^ + b;   relu'(y) = (y > 0)      q = round(z / s)            where y(z~(q)) > 0 as y(z) > 0
+                                            q + 1 or q - 1, towards z   where rounding crossed the edge
+
+INT8's step is 1/127 of the largest of a group, so of Gaussian values with an edge at their mean 0.6 % end up on the other side,
+and each has a whole gradient switched on or off. That is the largest error of a network of convolutions, norms and relu, and
+it does not average out where a norm has taken the mean of the gradient away. The next code towards the value lies on the right
+side, since y is monotone in z and the edge lies between the value and its own code; it is off by a step at most, which is
+twice as much as else.
+
+Only for edges that are reached through monotone operations whose other operands are exact, the same in both graphs. Numbers
+at other edges are rounded as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.fx import Node
+from torch.fx.node import map_arg
+
+from fp8compile.analysis.ranges.matching import CAST_PACKETS, RESHAPE_PACKETS, packet
+from fp8compile.analysis.sensitivity import responses as R
+from fp8compile.fx.graph import is_tensor, numel
+
+aten = torch.ops.aten
+
+AFFINE = {aten.add, aten.sub, aten.mul, aten.div}
+MONOTONE = AFFINE | CAST_PACKETS | RESHAPE_PACKETS | {aten.neg, aten.relu, aten.permute}
+
+
+@dataclass(frozen=True)
+class Sides:
+    """Which side of each edge a value lies on.
+
+    Attributes:
+        value: the backward's input for it.
+        nodes: of the backward, in its order, from the value to the comparisons.
+        comparisons: those of ``nodes`` that are.
+        given: what they read besides; each node of the backward and that of the forward.
+    """
+
+    value: Node
+    nodes: tuple[Node, ...]
+    comparisons: tuple[Node, ...]
+    given: tuple[tuple[Node, Node], ...]
+
+    @property
+    def operands(self) -> tuple[Node, ...]:
+        """The forward's nodes that ``of`` wants."""
+        return tuple(early for _, early in self.given)
+
+    def of(self, x: Tensor, operands: Sequence[Tensor]) -> list[Tensor]:
+        """The results of all comparisons for a value ``x``."""
+        known = dict(zip((late for late, _ in self.given), operands, strict=True)) | {self.value: x}
+        for node in self.nodes:
+            args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
+            known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
+        return [known[node] for node in self.comparisons]
+
+
+def sides_of(value: Node, inexact: Collection[Node], in_forward: Mapping[Node, Node]) -> Sides | None:
+    """The edges that a saved value is compared with.
+
+    Args:
+        value: the backward's input for it.
+        inexact: what the backward computes from codes of other values.
+        in_forward: the nodes that the forward has too.
+    """
+    size, reached, comparisons = numel(value.meta["val"]), {value}, list[Node]()
+    given = dict[Node, Node]()
+    for node in value.graph.nodes:
+        if not any(n in reached for n in node.all_input_nodes):
+            continue
+        others = [n for n in node.all_input_nodes if n not in reached]
+        if any(n in inexact or n not in in_forward for n in others) or not is_tensor(node):
+            continue
+        is_comparison = packet(node) in R.COMPARISONS
+        if numel(node.meta["val"]) != size or not (is_comparison or _is_monotone(node, reached)):
+            continue
+        given.update({n: in_forward[n] for n in others})
+        comparisons += [node] if is_comparison else []
+        reached.add(node)
+    if not comparisons:
+        return None
+    nodes = _leading_to(comparisons, reached, value)
+    read = {n for node in nodes for n in node.all_input_nodes}
+    return Sides(value, nodes, tuple(comparisons), tuple((a, b) for a, b in given.items() if a in read))
+
+
+def _is_monotone(node: Node, reached: Collection[Node]) -> bool:
+    """Whether a node is monotone in the one operand that is reached, element by element."""
+    if packet(node) not in MONOTONE or sum(n in reached for n in node.args if isinstance(n, Node)) != 1:
+        return False
+    return packet(node) is not aten.div or node.args[1] not in reached
+
+
+def _leading_to(comparisons: list[Node], reached: Collection[Node], value: Node) -> tuple[Node, ...]:
+    wanted, waiting = set(comparisons), list(comparisons)
+    while waiting:
+        new = [n for n in waiting.pop().all_input_nodes if n in reached and n is not value and n not in wanted]
+        wanted.update(new)
+        waiting += new
+    return tuple(node for node in value.graph.nodes if node in wanted)
+
+
+def keep_sides(codes: Tensor, z: Tensor, decoded: Tensor, crossed: Tensor) -> Tensor:
+    """INT8 codes, each that ``crossed`` an edge one step nearer to its value.
+
+    Args:
+        codes: INT8.
+        z, decoded: what was encoded and what comes back, in any units that grow with the codes.
+        crossed: which codes lie on the other side of an edge.
+    """
+    step = torch.where(z > decoded, 1, -1).to(torch.int16)
+    moved = (codes.to(torch.int16) + step).clamp(-127, 127).to(torch.int8)
+    return torch.where(crossed, moved, codes)
