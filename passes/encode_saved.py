@@ -21,18 +21,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 from torch.fx import Node
 
-from fp8compile.analysis.recomputed import recomputed
 from fp8compile.budget.placing import move_views_to_their_operand
 from fp8compile.encoding.saved_judge import Judge
 from fp8compile.encoding.saved_keys import missing
-from fp8compile.encoding.sides import Sides, keep_sides, sides_of
-from fp8compile.encoding.stored import Order, Stored
+from fp8compile.encoding.stored import Stored
 from fp8compile.encoding.views import later
 from fp8compile.fx.graph import (
     SAVED_AS_CODES,
@@ -47,7 +44,6 @@ from fp8compile.fx.graph import (
 from fp8compile.fx.ops import is_pointwise
 from fp8compile.fx.partition import NO_VERSION_CHECK, PartitionedGraph, SavedTensor
 from fp8compile.fx.regions import saves_itself
-from fp8compile.numerics import INT8, Groupwise
 from fp8compile.numerics.formats import OPERANDS
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import Notes, Saved, Skip
@@ -60,7 +56,6 @@ def encode_saved(split: PartitionedGraph, ctx: Context) -> Notes:
     decided = [(edge, judge.decide(edge)) for edge in ours]  # on one graph, for all
     stores = any(isinstance(decision, Stored) for _, decision in decided)
     notes = Notes(skips=missing(judge.keys, ctx) if stores else ())
-    sides = _sides(split, decided)  # on the same graph
     for edge, decision in decided:
         if isinstance(decision, Encoding):
             notes += Notes(saved=_codes_of_a_matmul(edge, decision))
@@ -70,7 +65,7 @@ def encode_saved(split: PartitionedGraph, ctx: Context) -> Notes:
             storage_root(edge.forward).meta[SAVED_AS_CODES] = True
             if ctx.recipe.limits_memory:
                 move_views_to_their_operand(edge.forward)
-            notes += Notes(saved=(_encode(split, edge, decision, sides.get(edge)),))
+            notes += Notes(saved=(_encode(split, edge, decision),))
     return notes
 
 
@@ -82,47 +77,22 @@ def predicted_bytes(split: PartitionedGraph, ctx: Context) -> dict[Node, int]:
     return {storage_root(edge.forward): stored.nbytes(numel(edge.forward.meta["val"])) for edge, stored in codes}
 
 
-def _sides(
-    split: PartitionedGraph, decided: list[tuple[SavedTensor, Encoding | Stored | str | None]]
-) -> dict[SavedTensor, Sides]:
-    """The edges that values are compared with which INT8 would round to their other side."""
-    stored = {edge: found for edge, found in decided if isinstance(found, Stored)}
-    if not stored:
-        return {}
-    in_forward = recomputed(split)
-    found = {}
-    for edge, each in stored.items():
-        if isinstance(each.codec, Groupwise) and each.codec.format is INT8:
-            others = _computed_from([other.backward for other in stored if other is not edge])
-            if sides := sides_of(edge.backward, others, in_forward):
-                found[edge] = sides
-    return found
-
-
-def _encode(split: PartitionedGraph, edge: SavedTensor, stored: Stored, sides: Sides | None) -> Saved:
+def _encode(split: PartitionedGraph, edge: SavedTensor, stored: Stored) -> Saved:
     value = edge.forward.meta["val"]
     order, dtype, shape = memory_order(value), value.dtype, value.shape
 
     decoded_as = dtype if stored.about is None else torch.float32
     statistics = stored.about.statistics if stored.about else ()
-    beside = (*statistics, *(sides.operands if sides else ()))
     parts = len(stored.parts)
 
-    def encode(x: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
-        known, compared_with = given[: len(statistics)], given[len(statistics) :]
-        codes, *rest = stored.encode(x, order, *known)
-        if sides is not None:
-            back = stored.decode((codes, *rest), order, shape, decoded_as, *known)
-            pairs = zip(sides.of(x, compared_with), sides.of(back, compared_with), strict=True)
-            crossed = functools.reduce(torch.logical_or, (a != b for a, b in pairs))
-            codes = keep_sides(codes, *(_in_order(each, order) for each in (x, back, crossed)))
-        return codes, *rest
+    def encode(x: Tensor, *beside: Tensor) -> tuple[Tensor, ...]:
+        return stored.encode(x, order, *beside)
 
     def decode(*given: Tensor) -> Tensor:
         return stored.decode(given[:parts], order, shape, decoded_as, *given[parts:])
 
-    last = functools.reduce(later, beside, edge.forward)
-    made = splice(split.fw.graph, encode, edge.forward, *beside, before=insertion_point_after(last))
+    last = functools.reduce(later, stored.beside, edge.forward)
+    made = splice(split.fw.graph, encode, edge.forward, *stored.beside, before=insertion_point_after(last))
     used = [split.placeholder(edge, node, part) for node, part in zip(made, stored.parts, strict=True)]
     kept = [_in_backward(split, statistic) for statistic in statistics]
     decoded = splice(split.bw.graph, decode, *used, *kept, before=edge.in_order[0])
@@ -131,20 +101,6 @@ def _encode(split: PartitionedGraph, edge: SavedTensor, stored: Stored, sides: S
     split.replace(edge, *zip(made, used, strict=True))
     after = sum(nbytes(n.meta["val"]) for n in made)
     return Saved(edge.info, after, stored.name, shared)
-
-
-def _in_order(x: Tensor, order: Order) -> Tensor:
-    return x if order is None else x.permute(order)
-
-
-def _computed_from(values: Iterable[Node]) -> set[Node]:
-    found = set(values)
-    waiting = list(found)
-    while waiting:
-        new = [user for user in waiting.pop().users if user not in found]
-        found.update(new)
-        waiting += new
-    return found
 
 
 def _in_backward(split: PartitionedGraph, statistic: Node) -> Node:

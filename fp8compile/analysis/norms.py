@@ -46,6 +46,7 @@ class Norm:
         scale: what the rest is multiplied with, or divided by; None where the way from a statistic to it is not followed.
         divides: whether it is divided by ``scale``.
         seen_as: the shape that it has there, over which ``mean`` and ``scale`` broadcast.
+        is_direct: whether it is the value itself that is divided; else a function of it, element by element.
         is_known: whether this is all that is done with its statistics.
     """
 
@@ -53,6 +54,7 @@ class Norm:
     scale: Node | None = None
     divides: bool = False
     seen_as: tuple[int | torch.SymInt, ...] = ()
+    is_direct: bool = True
     is_known: bool = True
 
 
@@ -181,10 +183,10 @@ class _Finder:
     def _scaling(
         self, node: Node, statistic: Node, value: Node, direct: Node | None, divides: bool, others: list[Node]
     ) -> None:
-        if direct is not None:
-            self._note(value, Norm(None, _small(statistic), divides, tuple(direct.meta["val"].shape)))
-        elif any(_is_made_of(n, value) for n in others):
-            self._note(value, Norm(is_known=False))
+        scaled = direct or next((n for n in others if _is_made_of(n, value)), None)
+        if scaled is not None:
+            shape = tuple(scaled.meta["val"].shape)
+            self._note(value, Norm(None, _small(statistic), divides, shape, direct is not None))
 
     def _note(self, value: Node, new: Norm) -> None:
         """Add to what is known of a value. A second norm is the same but for its gain, or it is one too many."""
@@ -195,7 +197,7 @@ class _Finder:
         is_same = tuple(old.seen_as) == tuple(new.seen_as) and all(
             _alike(a, b) for a, b in ((old.mean, new.mean), (old.scale, new.scale))
         )
-        merged = dataclasses.replace(old, mean=old.mean or new.mean)
+        merged = dataclasses.replace(old, mean=old.mean or new.mean, is_direct=old.is_direct and new.is_direct)
         if old.scale is None:
             merged = dataclasses.replace(merged, scale=new.scale, divides=new.divides)
         self.found[value] = merged if is_same else Norm(is_known=False)

@@ -20,6 +20,7 @@ from fp8compile.reporting.waterfall import (
     CUT,
     ENCODED,
     GIVEN_UP,
+    NORMALISED,
     OBSERVED,
     OFFLOADED,
     OPERANDS,
@@ -34,6 +35,7 @@ from fp8compile.reporting.waterfall import (
 OF_PASS = {
     "copy_overwritten": COPIED,
     "save_sums": SUMS,
+    "save_normalised": NORMALISED,
     "recompute_kept": RECOMPUTED,
     "recompute_for_budget": GIVEN_UP,
     "encode_saved": ENCODED,

@@ -24,6 +24,7 @@ from fp8compile.passes.quantize_linears import quantize_linears
 from fp8compile.passes.recompute_for_budget import recompute_for_budget
 from fp8compile.passes.recompute_kept import recompute_kept
 from fp8compile.passes.saturate_gradients import saturate_gradients
+from fp8compile.passes.save_normalised import save_normalised
 from fp8compile.passes.save_sums import save_sums
 from fp8compile.passes.share_casts import share_casts
 from fp8compile.passes.store_residuals import store_residuals
@@ -82,6 +83,7 @@ CUT = preserves(cut_for_bytes)
 # Then, on the two halves.
 PARTITION = (
     preserves(save_sums),  # first, while the sum stands beside what was saved
+    preserves(save_normalised),  # then, of what is left, what must be saved itself to be saved as codes
     preserves(recompute_kept),  # on exact values: fewer tensors are left to encode
     changes(recompute_for_budget),  # what is still saved, at the bytes that it will take
     changes(encode_saved),  # last: whatever is still saved is stored as codes

@@ -17,9 +17,11 @@ from torch import Tensor
 from torch.fx import Node
 
 from fp8compile.analysis.norms import Norm
+from fp8compile.analysis.sensitivity.error import Unbounded
 from fp8compile.fx.graph import memory_order
 from fp8compile.numerics.deviations import deviation, from_deviation
 
+UNKNOWN_NORM = "normalised in a way that is not known: nothing bounds its error beside its deviation"
 ABOUT_MEAN, ABOUT_BOTH, OF_SIZE = "from its mean", "from its mean, in deviations", "in units of its size"
 
 
@@ -58,9 +60,17 @@ class About:
 
 
 def about(norm: Norm, value: Tensor) -> About | None:
-    """What to store ``value``, which is normalised so, about; None where its codes need nothing besides."""
+    """What to store ``value``, which is normalised so, about; None where its codes need nothing besides.
+
+    Raises:
+        Unbounded: no storage is known whose error is small beside the value's deviation.
+    """
+    if not norm.is_known:
+        raise Unbounded(UNKNOWN_NORM)
     within = [_is_one_number(each, norm, value) for each in (norm.mean, norm.scale) if each is not None]
     scale = norm.scale if not all(within) else None
+    if scale is not None and not norm.is_direct:
+        raise Unbounded(UNKNOWN_NORM)
     if norm.mean is None and scale is None:
         return None
     return About(norm.mean, scale, norm.divides, tuple(norm.seen_as))  # type: ignore[arg-type]

@@ -8,6 +8,8 @@ fewer    what ``Recipe.saved_bits`` chose for the value, else what the recipe na
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 from torch.fx import Node
@@ -15,7 +17,7 @@ from torch.fx import Node
 from fp8compile import _torch as private
 from fp8compile.analysis.dataflow import Source, is_activation, sources, user_fp32
 from fp8compile.analysis.linears import BATCHED
-from fp8compile.analysis.sensitivity import Sensitivity
+from fp8compile.analysis.sensitivity import Sensitivity, Unbounded
 from fp8compile.analysis.norms import itself
 from fp8compile.analysis.softmax import softmax_dim
 from fp8compile.encoding.about import About, about
@@ -25,6 +27,7 @@ from fp8compile.encoding.bits_by_use import few_bits_of
 from fp8compile.encoding.paying import device_name, rates_for
 from fp8compile.encoding.saved_format import format_by_use
 from fp8compile.encoding.saved_keys import keys_of
+from fp8compile.encoding.sides import Sides, computed_from_any, sides_of
 from fp8compile.encoding.stored import Stored
 from fp8compile.fx.graph import (
     EXACT,
@@ -53,7 +56,6 @@ UNKNOWN = (
 STEEP = "a steep function of it in the backward"
 ADDS = "adds {:.1e} to the gradients' error"
 KEPT = "Recipe.saved_bits keeps it exact: 8 bits add {:.1e} to the gradients' error"
-NORMALISED = "normalised in a way that is not known: nothing bounds its error beside its deviation"
 NOT_CHOSEN = "not among the values of Recipe.saved_bits"
 
 
@@ -135,15 +137,16 @@ class Judge:
 
     def _in_groups(self, edge: SavedTensor, codec: Codec, why: str) -> Stored:
         """In a byte, with what is known of the value besides: statistics, or, where the backward answers to sizes alone, sums."""
+        sides = self._sides(edge) if isinstance(codec, Groupwise) and codec.format is INT8 else None
         if (known := self._about(edge)) is not None:
-            return Stored(codec, why, about=known)
+            return Stored(codec, why, about=known, sides=sides)
         dim, tokens = softmax_dim(edge.forward), tokens_of(edge.forward)
         if not is_read_by_attention(edge.backward) or _formats(codec) != (INT8,):
             tokens = None  # E4M3 is chosen for what counts by its own size, not by its distance from another value
         if dim is None and tokens is None:
-            return Stored(codec, why)
+            return Stored(codec, why, sides=sides)
         if not all(self.sensitivity.needs_no_range(edge.backward, fmt) for fmt in _formats(codec)):
-            return Stored(codec, why)
+            return Stored(codec, why, sides=sides)
         return Stored(codec, why, dim, tokens)
 
     def _in_a_byte(self, edge: SavedTensor) -> tuple[Codec, str] | str:
@@ -170,19 +173,32 @@ class Judge:
                 WIDENED in storage_root(edge.forward).meta
                 and "in an FP32 island: its range is what the island is for"
             )
-            or (self._is_of_an_unknown_norm(edge) and NORMALISED)
+            or self._no_norm_s_storage(edge)
             or (edge.forward in self.user_fp32 and "the user computes this in FP32 inside a 16-bit model")
             or _higher_order_use(edge.backward)
             or None
         )
 
-    def _is_of_an_unknown_norm(self, edge: SavedTensor) -> bool:
-        norm = self.sensitivity.norms.get(itself(edge.forward))
-        return norm is not None and not norm.is_known
+    def _no_norm_s_storage(self, edge: SavedTensor) -> str | None:
+        try:
+            self._about(edge)
+        except Unbounded as reason:
+            return str(reason)
+        return None
 
     def _about(self, edge: SavedTensor) -> About | None:
         norm = self.sensitivity.norms.get(itself(edge.forward))
         return None if norm is None else about(norm, edge.forward.meta["val"])
+
+    def _sides(self, edge: SavedTensor) -> Sides | None:
+        others = [value for value in self._maybe_codes if value is not edge.backward]
+        return sides_of(edge.backward, computed_from_any(others), self.sensitivity.recomputed)
+
+    @cached_property
+    def _maybe_codes(self) -> list[Node]:
+        """The backward's inputs that may be codes: all but those that are left for what they are."""
+        ours = (edge for edge in self.sensitivity.split.edges if edge.is_tensor)
+        return [e.backward for e in ours if encoding_of(e.forward) or not self._reason_to_leave(e)]
 
     def _not_an_activation(self, edge: SavedTensor) -> str | None:
         made, value = edge.forward, edge.forward.meta["val"]

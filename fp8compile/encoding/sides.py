@@ -15,7 +15,8 @@ at other edges are rounded as before.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+import functools
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -54,7 +55,12 @@ class Sides:
         """The forward's nodes that ``of`` wants."""
         return tuple(early for _, early in self.given)
 
-    def of(self, x: Tensor, operands: Sequence[Tensor]) -> list[Tensor]:
+    def crossed(self, x: Tensor, back: Tensor, operands: Sequence[Tensor]) -> Tensor:
+        """Where a comparison has another result for what came ``back`` than for ``x``."""
+        pairs = zip(self._of(x, operands), self._of(back, operands), strict=True)
+        return functools.reduce(torch.logical_or, (a != b for a, b in pairs))
+
+    def _of(self, x: Tensor, operands: Sequence[Tensor]) -> list[Tensor]:
         """The results of all comparisons for a value ``x``."""
         known = dict(zip((late for late, _ in self.given), operands, strict=True)) | {self.value: x}
         for node in self.nodes:
@@ -92,6 +98,17 @@ def sides_of(value: Node, inexact: Collection[Node], in_forward: Mapping[Node, N
     return Sides(value, nodes, tuple(comparisons), tuple((a, b) for a, b in given.items() if a in read))
 
 
+def computed_from_any(values: Iterable[Node]) -> set[Node]:
+    """All that is computed from any of some values, with these."""
+    found = set(values)
+    waiting = list(found)
+    while waiting:
+        new = [user for user in waiting.pop().users if user not in found]
+        found.update(new)
+        waiting += new
+    return found
+
+
 def _is_monotone(node: Node, reached: Collection[Node]) -> bool:
     """Whether a node is monotone in the one operand that is reached, element by element."""
     if packet(node) not in MONOTONE or sum(n in reached for n in node.args if isinstance(n, Node)) != 1:
@@ -108,14 +125,14 @@ def _leading_to(comparisons: list[Node], reached: Collection[Node], value: Node)
     return tuple(node for node in value.graph.nodes if node in wanted)
 
 
-def keep_sides(codes: Tensor, z: Tensor, decoded: Tensor, crossed: Tensor) -> Tensor:
+def keep_sides(codes: Tensor, is_above: Tensor, crossed: Tensor) -> Tensor:
     """INT8 codes, each that ``crossed`` an edge one step nearer to its value.
 
     Args:
         codes: INT8.
-        z, decoded: what was encoded and what comes back, in any units that grow with the codes.
-        crossed: which codes lie on the other side of an edge.
+        is_above: where the value is larger than what its code stands for.
+        crossed: where the code lies on the other side of an edge.
     """
-    step = torch.where(z > decoded, 1, -1).to(torch.int16)
+    step = torch.where(is_above, 1, -1).to(torch.int16)
     moved = (codes.to(torch.int16) + step).clamp(-127, 127).to(torch.int8)
     return torch.where(crossed, moved, codes)

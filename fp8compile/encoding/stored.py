@@ -7,9 +7,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.fx import Node
 
 from fp8compile.encoding.about import About
 from fp8compile.encoding.attention_result import Tokens
+from fp8compile.encoding.sides import Sides, keep_sides
 from fp8compile.numerics import Codec, Groupwise, GroupwiseBest
 from fp8compile.numerics.centring import decode_about_centre, encode_about_centre
 from fp8compile.numerics.few_bits import FewBits
@@ -30,6 +32,7 @@ class Stored:
         softmax_dim: the dimension along which the value is a softmax's result; None where it is none.
         tokens: where its tokens lie, if it is encoded about their mean, in INT8 groups.
         about: the statistics that it is encoded about, where it is normalised; they are kept beside it.
+        sides: the edges that the backward compares it with, whose side its codes keep; in INT8 groups.
     """
 
     codec: Codec | FewBits
@@ -37,6 +40,12 @@ class Stored:
     softmax_dim: int | None = None
     tokens: Tokens | None = None
     about: About | None = None
+    sides: Sides | None = None
+
+    @property
+    def beside(self) -> tuple[Node, ...]:
+        """What ``encode`` needs besides: nodes of the forward, statistics first."""
+        return (*(self.about.statistics if self.about else ()), *(self.sides.operands if self.sides else ()))
 
     @property
     def name(self) -> str:
@@ -59,17 +68,26 @@ class Stored:
         centre = 0 if self.tokens is None else CENTRE_BYTES * (numel // self.tokens.length)
         return self.codec.nbytes(numel) + centre
 
-    def encode(self, x: Tensor, order: Order, *statistics: Tensor) -> tuple[Tensor, ...]:
-        """``x`` as ``parts``; ``order`` is the permutation that makes x contiguous, None where it is.
+    def encode(self, x: Tensor, order: Order, *beside: Tensor) -> tuple[Tensor, ...]:
+        """``x`` as ``parts``; ``order`` is the permutation that makes x contiguous, None where it is."""
+        count = len(self.about.statistics) if self.about else 0
+        statistics, compared_with = beside[:count], beside[count:]
+        z = self._in_order(x if self.about is None else self.about.deviation(x, statistics), order)
+        if self.tokens is not None:
+            assert isinstance(self.codec, Groupwise)
+            parts: tuple[Tensor, ...] = encode_about_centre(z, self.tokens, self.codec)
+        else:
+            parts = self.codec.encode(z)
+        if self.sides is None:
+            return parts
+        back = self.decode(parts, order, x.shape, x.dtype if self.about is None else torch.float32, *statistics)
+        crossed = self.sides.crossed(x, back, compared_with)
+        moved = keep_sides(parts[0], *(self._in_order(each, order) for each in (x > back, crossed)))
+        return moved, *parts[1:]
 
-        ``statistics`` are those that it is stored about.
-        """
-        x = x if self.about is None else self.about.deviation(x, statistics)
-        x = x if order is None else x.permute(order)
-        if self.tokens is None:
-            return self.codec.encode(x)
-        assert isinstance(self.codec, Groupwise)
-        return encode_about_centre(x, self.tokens, self.codec)
+    @staticmethod
+    def _in_order(x: Tensor, order: Order) -> Tensor:
+        return x if order is None else x.permute(order)
 
     def decode(
         self, parts: Sequence[Tensor], order: Order, shape: Sequence[int], dtype: torch.dtype, *statistics: Tensor

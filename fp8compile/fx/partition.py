@@ -115,6 +115,12 @@ class PartitionedGraph:
         self.edges[at : at + 1] = new
         self.bw.graph.erase_node(edge.backward)
 
+    def add_beside(self, edge: SavedTensor, made: Node, used: Node) -> None:
+        """Save one more value, made like ``edge``, for an input of the backward that ``placeholder`` made."""
+        self.edges.insert(self.edges.index(edge), SavedTensor(made, used, edge.desc))
+        if edge.forward.meta.get(NO_VERSION_CHECK):
+            made.meta[NO_VERSION_CHECK] = True
+
     def keep_instead(self, edge: SavedTensor, made: Node) -> None:
         """Save another value of the forward instead of ``edge``, for the same input of the backward."""
         used = self.placeholder(edge, made)

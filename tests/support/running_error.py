@@ -77,7 +77,9 @@ def outcome(model: nn.Module, *args: Tensor, **options: Any) -> Outcome:
             codecs[edge.backward] = decision
         elif isinstance(decision, str):
             exact[edge.forward.name] = decision
-    return _compared(split, _saved(split, inputs[0]), codecs, exact)
+    saved, forward = _saved(split, inputs[0])
+    beside = {node: [forward[n] for n in stored.beside] for node, stored in codecs.items()}
+    return _compared(split, saved, codecs, beside, exact)
 
 
 def _recording(inputs: list[list[Any]]) -> Callable[..., Any]:
@@ -94,24 +96,28 @@ def _recording(inputs: list[list[Any]]) -> Callable[..., Any]:
     return inner
 
 
-def _saved(split: PartitionedGraph, inputs: list[Any]) -> dict[Node, Any]:
-    """The values that the forward hands to the backward, in float64, and some gradient for what comes into it."""
-    values = Wide(split.fw).run(*map(widened, inputs))
-    made = zip(split.fw.graph.output_node().args[0], values, strict=True)  # type: ignore[arg-type]
-    by_node = {node: value for node, value in made if isinstance(node, Node)}
+def _saved(split: PartitionedGraph, inputs: list[Any]) -> tuple[dict[Node, Any], dict[Node, Any]]:
+    """What the backward is given, and all values of the forward, in float64: what is saved, and some gradient for the result."""
+    forward = Wide(split.fw, garbage_collect_values=False)
+    forward.run(*map(widened, inputs))
+    by_node = forward.env
     saved = {edge.backward: by_node[edge.forward] for edge in split.edges}
     generator = torch.Generator().manual_seed(1)
     for node in split.bw.graph.find_nodes(op="placeholder"):
         if node not in saved:
             saved[node] = torch.randn(node.meta["val"].shape, dtype=torch.float64, generator=generator)
-    return saved
+    return saved, by_node
 
 
 def _compared(
-    split: PartitionedGraph, saved: dict[Node, Any], codecs: Mapping[Node, Stored], exact: dict[str, str]
+    split: PartitionedGraph,
+    saved: dict[Node, Any],
+    codecs: Mapping[Node, Stored],
+    beside: Mapping[Node, list[Tensor]],
+    exact: dict[str, str],
 ) -> Outcome:
     placeholders = split.bw.graph.find_nodes(op="placeholder")
-    decoded = {node: _decoded(codecs[node], saved[node]) if node in codecs else saved[node] for node in placeholders}
+    decoded = {node: _decoded(codecs[node], saved[node], beside[node]) if node in codecs else saved[node] for node in placeholders}
     bounding = Bounding(split.bw, {node: (decoded[node] - saved[node]).abs() for node in codecs})
     reference = bounding.run(*(saved[node] for node in placeholders))
     found = Wide(split.bw).run(*(decoded[node] for node in placeholders))
@@ -130,9 +136,11 @@ def _compared(
     )
 
 
-def _decoded(stored: Stored, x: Tensor) -> Tensor:
-    order = memory_order(x)
-    return stored.decode(stored.encode(x.float(), order), order, x.shape, torch.float32).double()
+def _decoded(stored: Stored, x: Tensor, beside: list[Tensor]) -> Tensor:
+    order, known = memory_order(x), [each.float() if each.is_floating_point() else each for each in beside]
+    statistics = known[: len(stored.about.statistics) if stored.about else 0]
+    parts = stored.encode(x.float(), order, *known)
+    return stored.decode(parts, order, x.shape, torch.float32, *statistics).double()
 
 
 def _excess(reference: Tensor, found: Tensor, bound: Tensor | None) -> float:

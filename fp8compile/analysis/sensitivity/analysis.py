@@ -89,9 +89,14 @@ class Sensitivity:
         return norms_of(self.split.fw.graph)
 
     @cached_property
+    def recomputed(self) -> Mapping[Node, Node]:
+        """Values of the backward that the forward computes too, and those of the forward."""
+        return recomputed(self.split)
+
+    @cached_property
     def _normalised(self) -> frozenset[Node]:
         """Values that the backward computes again and the forward normalises."""
-        return frozenset(late for late, early in recomputed(self.split).items() if early in self.norms)
+        return frozenset(late for late, early in self.recomputed.items() if early in self.norms)
 
     def is_normalised(self, value: Node) -> bool:
         """Whether a value that the backward computes is one that the forward normalises."""

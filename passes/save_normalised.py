@@ -1,0 +1,90 @@
+"""Numbers stay as they are but for one rounding, to a value's own dtype. What a norm reads is saved, not what it is made of.
+
+    x = x0 + a;   y = norm(x)        x0 and a are saved, and the backward adds them up again; or x is saved
+
+An error of x counts beside x's deviation, and nothing bounds the errors of codes of x0 and a beside that. So either x0 and a
+stay exact, or x is saved itself. That takes its codes, and spares what only x was made of: here a, so it takes nothing.
+
+Left as they are: values made of what the caller owns; values where exact operands take no more bytes; products with a
+parameter, since the gradient goes on through the same factors, and in the norm's backward the large elements all but cancel.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+
+from fp8compile.analysis.norms import itself, norms_of
+from fp8compile.analysis.ranges.matching import packet
+from fp8compile.analysis.recomputed import recomputed
+from fp8compile.fx.graph import is_tensor, nbytes, numel, storage_root
+from fp8compile.fx.partition import PartitionedGraph, SavedTensor
+from fp8compile.recipe.context import Context
+from fp8compile.reporting.entries import Notes
+
+aten = torch.ops.aten
+
+
+def save_normalised(split: PartitionedGraph, ctx: Context) -> Notes:
+    """Save values that are normalised instead of what they are made of, where that takes fewer bytes."""
+    if not ctx.recipe.stores_saved:
+        return Notes()
+    norms = norms_of(split.fw.graph)
+    for late, early in recomputed(split).items():
+        if late.op == "call_function" and early in norms and not _is_scaled(early):
+            _save_instead(split, late, early)
+    return Notes()
+
+
+def _save_instead(split: PartitionedGraph, late: Node, early: Node) -> None:
+    by_input = {edge.backward: edge for edge in split.edges if _may_be_codes(split, edge)}
+    made_of = [by_input[n] for n in _inputs_of(late) if n in by_input]
+    if not made_of:
+        return
+    spared = [edge for edge in made_of if _is_read_for(edge.backward, late)]
+    exact = sum(nbytes(edge.forward.meta["val"]) - _codes(edge.forward) for edge in made_of)
+    if _codes(early) - sum(_codes(edge.forward) for edge in spared) >= exact:
+        return
+    used = split.placeholder(made_of[0], early)
+    late.replace_all_uses_with(used)
+    split.add_beside(made_of[0], early, used)
+    split.bw.graph.eliminate_dead_code()
+    for edge in spared:
+        split.replace(edge)
+
+
+def _codes(node: Node) -> int:
+    return numel(node.meta["val"])
+
+
+def _may_be_codes(split: PartitionedGraph, edge: SavedTensor) -> bool:
+    return (
+        edge.is_tensor
+        and edge.forward.meta["val"].is_floating_point()
+        and not split.caller_owns(storage_root(edge.forward))
+    )
+
+
+def _is_scaled(early: Node) -> bool:
+    """Whether a value is a product with fewer factors than it has elements."""
+    node = itself(early)
+    if packet(node) not in (aten.mul, aten.div):
+        return False
+    factors = [n for n in node.all_input_nodes if is_tensor(n)]
+    return any(1 < numel(n.meta["val"]) < numel(node.meta["val"]) for n in factors)
+
+
+def _inputs_of(node: Node) -> set[Node]:
+    """What a value of the backward is made of among its inputs of at least as many elements."""
+    seen, waiting, least = {node}, [node], numel(node.meta["val"])
+    while waiting:
+        for parent in waiting.pop().all_input_nodes:
+            if parent not in seen and is_tensor(parent) and numel(parent.meta["val"]) >= least:
+                seen.add(parent)
+                waiting.append(parent)
+    return {n for n in seen if n.op == "placeholder"}
+
+
+def _is_read_for(value: Node, late: Node) -> bool:
+    """Whether all that reads a value serves to make ``late``."""
+    return all(user is late or (user.op == "call_function" and bool(user.users) and _is_read_for(user, late)) for user in value.users)
