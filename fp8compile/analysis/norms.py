@@ -45,7 +45,7 @@ class Norm:
         mean: what is subtracted from it; None where nothing is.
         scale: what the rest is multiplied with, or divided by; None where the way from a statistic to it is not followed.
         divides: whether it is divided by ``scale``.
-        seen_as: the shape that it has there, over which ``mean`` and ``scale`` broadcast.
+        seen: the view of it, or with ``is_direct`` off what is made of it, over which ``mean`` and ``scale`` broadcast.
         is_direct: whether it is the value itself that is divided; else a function of it, element by element.
         is_known: whether this is all that is done with its statistics.
     """
@@ -53,7 +53,7 @@ class Norm:
     mean: Node | None = None
     scale: Node | None = None
     divides: bool = False
-    seen_as: tuple[int | torch.SymInt, ...] = ()
+    seen: Node | None = None
     is_direct: bool = True
     is_known: bool = True
 
@@ -77,13 +77,20 @@ class _Statistic:
 
 def itself(node: Node) -> Node:
     """The value behind casts and views that keep all its elements."""
+    return way_to(node)[0]
+
+
+def way_to(node: Node) -> list[Node]:
+    """The value behind casts and views that keep all its elements, then these, down to ``node``."""
+    found = [node]
     while packet(node) in SAME_ELEMENTS and is_tensor(node.args[0]):
         parent = node.args[0]
         assert isinstance(parent, Node)
         if numel(parent.meta["val"]) != numel(node.meta["val"]):
             break
         node = parent
-    return node
+        found.insert(0, node)
+    return found
 
 
 def norms_of(graph: Graph) -> Mapping[Node, Norm]:
@@ -176,7 +183,7 @@ class _Finder:
         of, plain = self._statistics[statistic], packet(node) is aten.sub and not node.kwargs
         if direct is not None and itself(direct) is value and plain and node.args[0] is direct:
             self._centred[node] = value
-            self._note(value, Norm(mean=_small(statistic), seen_as=tuple(direct.meta["val"].shape)))
+            self._note(value, Norm(mean=_small(statistic), seen=direct))
         elif not (of.plain_mean and packet(node) is aten.add) and any(_is_made_of(n, value) for n in others):
             self._note(value, Norm(is_known=False))
 
@@ -185,8 +192,7 @@ class _Finder:
     ) -> None:
         scaled = direct or next((n for n in others if _is_made_of(n, value)), None)
         if scaled is not None:
-            shape = tuple(scaled.meta["val"].shape)
-            self._note(value, Norm(None, _small(statistic), divides, shape, direct is not None))
+            self._note(value, Norm(None, _small(statistic), divides, scaled, direct is not None))
 
     def _note(self, value: Node, new: Norm) -> None:
         """Add to what is known of a value. A second norm is the same but for its gain, or it is one too many."""
@@ -194,9 +200,8 @@ class _Finder:
         if old is None or not new.is_known or not old.is_known:
             self.found[value] = new if old is None else Norm(is_known=False)
             return
-        is_same = tuple(old.seen_as) == tuple(new.seen_as) and all(
-            _alike(a, b) for a, b in ((old.mean, new.mean), (old.scale, new.scale))
-        )
+        pairs = ((old.seen, new.seen), (old.mean, new.mean), (old.scale, new.scale))
+        is_same = all(a is None or b is None or a.meta["val"].shape == b.meta["val"].shape for a, b in pairs)
         merged = dataclasses.replace(old, mean=old.mean or new.mean, is_direct=old.is_direct and new.is_direct)
         if old.scale is None:
             merged = dataclasses.replace(merged, scale=new.scale, divides=new.divides)
@@ -210,11 +215,7 @@ def _of_var_mean(node: Node) -> Norm:
     variance, mean = (next((u for u in node.users if u.args[1] == i), None) for i in (0, 1))
     with_eps = [u for u in (variance.users if variance else ()) if packet(u) is aten.add]
     scale = next((u for each in with_eps for u in each.users if packet(u) is aten.rsqrt), None)
-    return Norm(mean, scale, seen_as=tuple(operand.meta["val"].shape), is_known=mean is not None)
-
-
-def _alike(a: Node | None, b: Node | None) -> bool:
-    return a is None or b is None or a.meta["val"].shape == b.meta["val"].shape
+    return Norm(mean, scale, seen=operand, is_known=mean is not None)
 
 
 def _small(statistic: Node) -> Node:

@@ -83,8 +83,8 @@ CUT = preserves(cut_for_bytes)
 # Then, on the two halves.
 PARTITION = (
     preserves(save_sums),  # first, while the sum stands beside what was saved
-    preserves(save_normalised),  # then, of what is left, what must be saved itself to be saved as codes
     preserves(recompute_kept),  # on exact values: fewer tensors are left to encode
+    preserves(save_normalised),  # then what would be computed again, from what are codes soon, and must not be
     changes(recompute_for_budget),  # what is still saved, at the bytes that it will take
     changes(encode_saved),  # last: whatever is still saved is stored as codes
 )

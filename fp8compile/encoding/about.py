@@ -1,45 +1,70 @@
 """About which statistics a value that is normalised is stored: those that are not one number over each of its groups.
 
-    RMSNorm, x / |x|       over a row: nothing, the groups of a row have their own scales
-    LayerNorm, GroupNorm, InstanceNorm, BatchNorm of planes        about the mean, where a group lies within the statistic's elements
-    BatchNorm of rows or of channels-last planes                    about the mean and the deviation of each channel
+    RMSNorm, x / |x|                        nothing: over a row the statistic is one number, as the scale of each group is
+    LayerNorm, GroupNorm, BatchNorm         about the mean, where a row lies within the elements of a statistic
+    BatchNorm of rows or channels-last      about the mean and the deviation of each channel
 
 See fp8compile/analysis/norms.py and fp8compile/numerics/deviations.py.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import torch
 from torch import Tensor
 from torch.fx import Node
 
-from fp8compile.analysis.norms import Norm
+from fp8compile.analysis.norms import Norm, way_to
+from fp8compile.analysis.ranges.matching import CAST_PACKETS, RESHAPE_PACKETS, packet
 from fp8compile.analysis.sensitivity.error import Unbounded
 from fp8compile.fx.graph import memory_order
 from fp8compile.numerics.deviations import deviation, from_deviation
 
+aten = torch.ops.aten
+
 UNKNOWN_NORM = "normalised in a way that is not known: nothing bounds its error beside its deviation"
 ABOUT_MEAN, ABOUT_BOTH, OF_SIZE = "from its mean", "from its mean, in deviations", "in units of its size"
+
+Shape = Sequence[int | torch.SymInt]
+
+
+@dataclass(frozen=True)
+class View:
+    """A step from a value's shape to another: a permutation, or a reshape; ``before`` is the shape that it starts from."""
+
+    before: tuple[int | torch.SymInt, ...]
+    after: tuple[int | torch.SymInt, ...]
+    permuted: tuple[int, ...] = ()
+
+    def of(self, x: Tensor) -> Tensor:
+        return x.permute(self.permuted) if self.permuted else x.reshape(self.after)
+
+    def back(self, x: Tensor) -> Tensor:
+        if not self.permuted:
+            return x.reshape(self.before)
+        return x.permute(tuple(self.permuted.index(d) for d in range(len(self.permuted))))
 
 
 @dataclass(frozen=True)
 class About:
-    """The statistics that a value is stored about: nodes of the forward.
+    """The statistics that a value is stored about.
 
     Attributes:
-        mean, scale, divides, seen_as: see ``Norm``; ``mean`` and ``scale`` are None where the value is not stored about them.
+        mean, scale, divides: see ``Norm``; ``mean`` and ``scale`` are None where it is not stored about them.
+        views: from the value's shape to the one over which the statistics broadcast.
     """
 
     mean: Node | None
     scale: Node | None
     divides: bool
-    seen_as: tuple[int, ...]
+    views: tuple[View, ...]
 
     @property
     def statistics(self) -> tuple[Node, ...]:
+        """Nodes of the forward."""
         return tuple(node for node in (self.mean, self.scale) if node is not None)
 
     @property
@@ -47,59 +72,109 @@ class About:
         return OF_SIZE if self.mean is None else ABOUT_MEAN if self.scale is None else ABOUT_BOTH
 
     def deviation(self, x: Tensor, statistics: Sequence[Tensor]) -> Tensor:
-        """FP32, in ``x``'s shape; ``statistics`` in the order of the property."""
-        return deviation(x.reshape(self.seen_as), *self._in_order(statistics)).reshape(x.shape)
+        """FP32, in ``x``'s shape; ``statistics`` as in the property."""
+        return self._back(deviation(self._viewed(x), *self._by_name(statistics)))
 
     def value(self, z: Tensor, statistics: Sequence[Tensor]) -> Tensor:
-        return from_deviation(z.reshape(self.seen_as), *self._in_order(statistics)).reshape(z.shape)
+        """What ``deviation`` made ``z`` of, in FP32."""
+        return self._back(from_deviation(self._viewed(z), *self._by_name(statistics)))
 
-    def _in_order(self, statistics: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None, bool]:
+    def _viewed(self, x: Tensor) -> Tensor:
+        for view in self.views:
+            x = view.of(x)
+        return x
+
+    def _back(self, x: Tensor) -> Tensor:
+        for view in reversed(self.views):
+            x = view.back(x)
+        return x
+
+    def _by_name(self, statistics: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None, bool]:
         given = iter(statistics)
         mean = None if self.mean is None else next(given)
         return mean, None if self.scale is None else next(given), self.divides
 
 
-def about(norm: Norm, value: Tensor) -> About | None:
-    """What to store ``value``, which is normalised so, about; None where its codes need nothing besides.
+def about(norm: Norm, stored: Node) -> About | None:
+    """What to store a value about that is normalised so; None where its codes need nothing besides.
+
+    Args:
+        norm: of the value.
+        stored: the view or cast of it that is stored.
 
     Raises:
         Unbounded: no storage is known whose error is small beside the value's deviation.
     """
-    if not norm.is_known:
+    if not norm.is_known or norm.seen is None:
         raise Unbounded(UNKNOWN_NORM)
-    within = [_is_one_number(each, norm, value) for each in (norm.mean, norm.scale) if each is not None]
-    scale = norm.scale if not all(within) else None
-    if scale is not None and not norm.is_direct:
-        raise Unbounded(UNKNOWN_NORM)
-    if norm.mean is None and scale is None:
+    given = [each for each in (norm.mean, norm.scale) if each is not None]
+    within = all(_is_one_number(each, norm.seen, stored) for each in given)
+    if within and norm.mean is None:
         return None
-    return About(norm.mean, scale, norm.divides, tuple(norm.seen_as))  # type: ignore[arg-type]
+    views = _views(stored, norm.seen) if norm.is_direct else None
+    if views is None:
+        raise Unbounded(UNKNOWN_NORM)
+    return About(norm.mean, None if within else norm.scale, norm.divides, views)
 
 
-def _is_one_number(statistic: Node, norm: Norm, value: Tensor) -> bool:
-    """Whether a statistic is the same for all elements of a row of the value's memory, and so of each of its groups."""
-    order = memory_order(value)
-    shape: Sequence[object] = norm.seen_as
-    of = statistic.meta["val"].shape
-    sizes: Sequence[object] = [1] * (len(shape) - len(of)) + list(of)
-    if order is not None:
-        if tuple(shape) != tuple(value.shape):
-            return False
-        shape, sizes = [shape[d] for d in order], [sizes[d] for d in order]
-    row = _row_length([value.shape[d] for d in order or range(value.dim())])
-    run = 1
-    for length, size in zip(reversed(shape), reversed(sizes), strict=True):
-        if not (isinstance(size, int) and size == 1):
+def _views(stored: Node, seen: Node) -> tuple[View, ...] | None:
+    """The way from what is stored to what a norm sees; None where both are views of a third value, in other orders."""
+    ours, theirs = way_to(stored), way_to(seen)
+    if stored in theirs:
+        steps = theirs[theirs.index(stored) + 1 :]
+        return tuple(_view(n) for n in steps if packet(n) not in CAST_PACKETS)
+    if ours[0] is theirs[0] and all(packet(n) in CAST_PACKETS | RESHAPE_PACKETS for n in (*ours[1:], *theirs[1:])):
+        return (View(_shape(stored), _shape(seen)),)
+    return None
+
+
+def _view(node: Node) -> View:
+    parent: Any = node.args[0]
+    dims = range(parent.meta["val"].dim())
+    permuted: tuple[int, ...] = ()
+    if packet(node) is aten.permute:
+        permuted = tuple(d % len(dims) for d in node.args[1])  # type: ignore[union-attr]
+    elif packet(node) in (aten.transpose, aten.t):
+        a, b = (d % len(dims) for d in node.args[1:]) if node.args[1:] else (0, len(dims) - 1)  # type: ignore[operator]
+        permuted = tuple(b if d == a else a if d == b else d for d in dims)
+    return View(_shape(parent), _shape(node), permuted)
+
+
+def _shape(node: Node) -> tuple[int | torch.SymInt, ...]:
+    return tuple(node.meta["val"].shape)
+
+
+def _is_one_number(statistic: Node, seen: Node, stored: Node) -> bool:
+    """Whether a statistic is the same for all elements of a row of the memory of what is stored, and so of each group."""
+    if any(packet(n) is aten.clone for n in way_to(seen)):
+        return False  # the memory of what is seen may be another
+    value, shape, of = seen.meta["val"], _shape(seen), _shape(statistic)
+    sizes = [1] * (len(shape) - len(of)) + list(of)
+    row, run = _row_length(stored.meta["val"]), 1
+    by_stride = zip(value.stride(), shape, sizes, strict=True)
+    for stride, length, size in sorted((d for d in by_stride if _is_known(d[0])), key=lambda d: d[0]):
+        if length == 1:
+            continue
+        if stride != run or not _is_known(size) or size != 1:
             break
-        run *= length if isinstance(length, int) else math.inf  # type: ignore[assignment]
-    return row is not None and (run == math.inf or (run >= row and run % row == 0))
+        if not _is_known(length):
+            return run % row == 0
+        run *= length
+    else:
+        return True
+    return run >= row and run % row == 0
 
 
-def _row_length(shape: Sequence[int]) -> int | None:
+def _is_known(size: object) -> bool:
+    return isinstance(size, int)
+
+
+def _row_length(value: Tensor) -> int:
+    order = memory_order(value) or range(value.dim())
     row = 1
-    for size in reversed(shape):
+    for size in reversed([value.shape[d] for d in order]):
         if not isinstance(size, int):
-            return None
+            return row
         row *= size
         if row >= 16:
             return row

@@ -25,7 +25,7 @@ from fp8compile.encoding.attention_cost import price_of
 from fp8compile.encoding.attention_result import is_read_by_attention, tokens_of
 from fp8compile.encoding.bits_by_use import few_bits_of
 from fp8compile.encoding.paying import device_name, rates_for
-from fp8compile.encoding.saved_format import format_by_use
+from fp8compile.encoding.saved_format import format_by_use, is_compared_with_zero
 from fp8compile.encoding.saved_keys import keys_of
 from fp8compile.encoding.sides import Sides, computed_from_any, sides_of
 from fp8compile.encoding.stored import Stored
@@ -56,6 +56,7 @@ UNKNOWN = (
 STEEP = "a steep function of it in the backward"
 ADDS = "adds {:.1e} to the gradients' error"
 KEPT = "Recipe.saved_bits keeps it exact: 8 bits add {:.1e} to the gradients' error"
+SIGNS = "normalised, and its sign is taken in the backward: a code of its deviation does not keep it"
 NOT_CHOSEN = "not among the values of Recipe.saved_bits"
 
 
@@ -151,8 +152,12 @@ class Judge:
 
     def _in_a_byte(self, edge: SavedTensor) -> tuple[Codec, str] | str:
         """The recipe's codec if the backward answers its errors with small ones; else E4M3's, if it may be chosen."""
-        recipe = self.ctx.recipe_at(_path(edge))
+        recipe, about_mean = self.ctx.recipe_at(_path(edge)), self._is_about_a_mean(edge)
         codec, why = codec_for(edge, recipe)
+        if about_mean and format_name(edge, recipe) not in ("e4m3", "best_of_two"):
+            codec, why = Groupwise(INT8, recipe.group_size), ""
+        if about_mean and not self._keeps_signs(edge, codec):
+            return SIGNS
         formats = _formats(codec)
         reasons = [reason for fmt in formats if (reason := self.sensitivity.reason_to_stay_exact(edge.backward, fmt))]
         if not reasons:
@@ -188,7 +193,16 @@ class Judge:
 
     def _about(self, edge: SavedTensor) -> About | None:
         norm = self.sensitivity.norms.get(itself(edge.forward))
-        return None if norm is None else about(norm, edge.forward.meta["val"])
+        return None if norm is None else about(norm, edge.forward)
+
+    def _is_about_a_mean(self, edge: SavedTensor) -> bool:
+        known = self._about(edge)
+        return known is not None and known.mean is not None
+
+    def _keeps_signs(self, edge: SavedTensor, codec: Codec) -> bool:
+        """Whether all signs that the backward takes of a value are kept, though its zero is no code's."""
+        sides = self._sides(edge) if isinstance(codec, Groupwise) and codec.format is INT8 else None
+        return not is_compared_with_zero(edge.backward, sides.comparisons if sides else ())
 
     def _sides(self, edge: SavedTensor) -> Sides | None:
         others = [value for value in self._maybe_codes if value is not edge.backward]
