@@ -1,5 +1,7 @@
 """Numbers stay as they are but for one rounding, to a value's own dtype. What a norm reads is saved, not what it is made of.
 
+Where no linear is in FP8 the forward's results stay as they are to the bit: only the codes of what is added are stored.
+
     x = x0 + a;   y = norm(x)        x0 and a are saved, and the backward adds them up again; or x is saved
 
 An error of x counts beside x's deviation, and nothing bounds the errors of codes of x0 and a beside that. So either x0 and a
@@ -17,7 +19,7 @@ from torch.fx import Node
 from fp8compile.analysis.norms import itself, norms_of
 from fp8compile.analysis.ranges.matching import packet
 from fp8compile.analysis.recomputed import recomputed
-from fp8compile.fx.graph import is_tensor, nbytes, numel, storage_root
+from fp8compile.fx.graph import ENCODING, NOT_SAVED_BY_PLAIN, is_tensor, nbytes, numel, storage_root
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import Notes
@@ -30,27 +32,30 @@ def save_normalised(split: PartitionedGraph, ctx: Context) -> Notes:
     if not ctx.recipe.stores_saved:
         return Notes()
     norms = norms_of(split.fw.graph)
+    has_codes = any(ENCODING in node.meta for node in split.fw.graph.nodes)
     for late, early in recomputed(split).items():
-        if late.op == "call_function" and early in norms and not _is_scaled(early):
-            _save_instead(split, late, early)
+        ours = late.op == "call_function" and early in norms and not _is_scaled(early)
+        if ours and _save_instead(split, late, early) and not has_codes:
+            storage_root(early).meta[NOT_SAVED_BY_PLAIN] = True
     return Notes()
 
 
-def _save_instead(split: PartitionedGraph, late: Node, early: Node) -> None:
+def _save_instead(split: PartitionedGraph, late: Node, early: Node) -> bool:
     by_input = {edge.backward: edge for edge in split.edges if _may_be_codes(split, edge)}
     made_of = [by_input[n] for n in _inputs_of(late) if n in by_input]
     if not made_of:
-        return
+        return False
     spared = [edge for edge in made_of if _is_read_for(edge.backward, late)]
     exact = sum(nbytes(edge.forward.meta["val"]) - _codes(edge.forward) for edge in made_of)
     if _codes(early) - sum(_codes(edge.forward) for edge in spared) >= exact:
-        return
+        return False
     used = split.placeholder(made_of[0], early)
     late.replace_all_uses_with(used)
     split.add_beside(made_of[0], early, used)
     split.bw.graph.eliminate_dead_code()
     for edge in spared:
         split.replace(edge)
+    return True
 
 
 def _codes(node: Node) -> int:
@@ -87,4 +92,4 @@ def _inputs_of(node: Node) -> set[Node]:
 
 def _is_read_for(value: Node, late: Node) -> bool:
     """Whether all that reads a value serves to make ``late``."""
-    return all(user is late or (user.op == "call_function" and bool(user.users) and _is_read_for(user, late)) for user in value.users)
+    return all(user is late or (bool(user.users) and _is_read_for(user, late)) for user in value.users)

@@ -151,7 +151,7 @@ class _Finder:
         known = [self._statistics[n] for n in read]
         of = frozenset[Node]().union(*(each.of for each in known))
         if node.target is private.getitem:  # var_mean: the second is the mean
-            return dataclasses.replace(known[0], plain_mean=node.args[1] == 1)
+            return dataclasses.replace(known[0], plain_mean=bool(node.args[1] == 1))
         if not is_tensor(node) or not (is_pointwise(node) or op in SAME_ELEMENTS | EXPANSIONS):
             return None
         least = min(numel(value.meta["val"]) for value in of)
@@ -250,7 +250,9 @@ def _is_made_of(node: Node, value: Node) -> bool:
         if each is value:
             return True
         if is_pointwise(each) or packet(each) in SAME_ELEMENTS:
-            full = [p for p in each.all_input_nodes if is_tensor(p) and numel(p.meta["val"]) == size and p not in seen]
+            full = [
+                p for p in each.all_input_nodes if is_tensor(p) and numel(p.meta["val"]) == size and p not in seen
+            ]
             seen.update(full)
             waiting += full
     return False

@@ -130,12 +130,13 @@ def _views(stored: Node, seen: Node) -> tuple[View, ...] | None:
 
 def _view(node: Node) -> View:
     parent: Any = node.args[0]
+    given: Any = node.args[1:]
     dims = range(parent.meta["val"].dim())
     permuted: tuple[int, ...] = ()
     if packet(node) is aten.permute:
-        permuted = tuple(d % len(dims) for d in node.args[1])  # type: ignore[union-attr]
+        permuted = tuple(d % len(dims) for d in given[0])
     elif packet(node) in (aten.transpose, aten.t):
-        a, b = (d % len(dims) for d in node.args[1:]) if node.args[1:] else (0, len(dims) - 1)  # type: ignore[operator]
+        a, b = (d % len(dims) for d in given) if given else (0, len(dims) - 1)
         permuted = tuple(b if d == a else a if d == b else d for d in dims)
     return View(_shape(parent), _shape(node), permuted)
 
@@ -152,21 +153,17 @@ def _is_one_number(statistic: Node, seen: Node, stored: Node) -> bool:
     sizes = [1] * (len(shape) - len(of)) + list(of)
     row, run = _row_length(stored.meta["val"]), 1
     by_stride = zip(value.stride(), shape, sizes, strict=True)
-    for stride, length, size in sorted((d for d in by_stride if _is_known(d[0])), key=lambda d: d[0]):
+    for stride, length, size in sorted((d for d in by_stride if isinstance(d[0], int)), key=lambda d: d[0]):
         if length == 1:
             continue
-        if stride != run or not _is_known(size) or size != 1:
+        if stride != run or not isinstance(size, int) or size != 1:
             break
-        if not _is_known(length):
+        if not isinstance(length, int):
             return run % row == 0
         run *= length
     else:
         return True
     return run >= row and run % row == 0
-
-
-def _is_known(size: object) -> bool:
-    return isinstance(size, int)
 
 
 def _row_length(value: Tensor) -> int:

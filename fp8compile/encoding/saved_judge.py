@@ -11,15 +11,15 @@ from __future__ import annotations
 from functools import cached_property
 
 import torch
-from torch import Tensor
 from torch.fx import Node
 
 from fp8compile import _torch as private
 from fp8compile.analysis.dataflow import Source, is_activation, sources, user_fp32
 from fp8compile.analysis.linears import BATCHED
-from fp8compile.analysis.sensitivity import Sensitivity, Unbounded
 from fp8compile.analysis.norms import itself
+from fp8compile.analysis.sensitivity import Sensitivity, Unbounded
 from fp8compile.analysis.softmax import softmax_dim
+from fp8compile.analysis.statistics import is_statistic
 from fp8compile.encoding.about import About, about
 from fp8compile.encoding.attention_cost import price_of
 from fp8compile.encoding.attention_result import is_read_by_attention, tokens_of
@@ -36,11 +36,10 @@ from fp8compile.fx.graph import (
     Encoding,
     dtype_text,
     encoding_of,
-    is_tensor,
     numel,
     storage_root,
 )
-from fp8compile.fx.ops import FUSED_NORMS, STATISTICS, is_attention, is_of_attention, is_view, opname
+from fp8compile.fx.ops import is_of_attention, is_view
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.numerics import E4M3, ENCODABLE, INT8, Codec, Format, Groupwise, GroupwiseBest
 from fp8compile.numerics.few_bits import FEW_BITS, FewBits
@@ -92,7 +91,9 @@ class Judge:
         if self.ctx.is_scales(edge.forward):
             return None
         is_amax = (
-            SPLICED in edge.forward.meta and EXACT not in storage_root(edge.forward).meta and _statistic(edge.forward)
+            SPLICED in edge.forward.meta
+            and EXACT not in storage_root(edge.forward).meta
+            and is_statistic(edge.forward)
         )
         if not self.ctx.recipe.stores_saved or is_amax:
             return None  # the amax of a matmul's operand belongs to its codes
@@ -137,7 +138,7 @@ class Judge:
         return few_bits_of(edge.backward, bits, group_size, self.sensitivity, belongs_to_attention(edge))
 
     def _in_groups(self, edge: SavedTensor, codec: Codec, why: str) -> Stored:
-        """In a byte, with what is known of the value besides: statistics, or, where the backward answers to sizes alone, sums."""
+        """In a byte, about its statistics, or, where the backward answers to sizes alone, with what else is known of it."""
         sides = self._sides(edge) if isinstance(codec, Groupwise) and codec.format is INT8 else None
         if (known := self._about(edge)) is not None:
             return Stored(codec, why, about=known, sides=sides)
@@ -173,7 +174,7 @@ class Judge:
             (EXACT in storage_root(edge.forward).meta and "the backward computes the logits again from it")
             or self._not_an_activation(edge)
             or self._left_by_recipe(edge)
-            or (_statistic(edge.forward) and "a statistic: small beside its tensor, and everything depends on it")
+            or (is_statistic(edge.forward) and "a statistic: small beside its tensor, and everything depends on it")
             or (
                 WIDENED in storage_root(edge.forward).meta
                 and "in an FP32 island: its range is what the island is for"
@@ -205,8 +206,10 @@ class Judge:
         return not is_compared_with_zero(edge.backward, sides.comparisons if sides else ())
 
     def _sides(self, edge: SavedTensor) -> Sides | None:
-        others = [value for value in self._maybe_codes if value is not edge.backward]
-        return sides_of(edge.backward, computed_from_any(others), self.sensitivity.recomputed)
+        def of_others() -> set[Node]:
+            return computed_from_any(value for value in self._maybe_codes if value is not edge.backward)
+
+        return sides_of(edge.backward, of_others, self.sensitivity.recomputed)
 
     @cached_property
     def _maybe_codes(self) -> list[Node]:
@@ -250,32 +253,6 @@ def _formats(codec: Codec) -> tuple[Format, ...]:
 def _path(edge: SavedTensor) -> str:
     """The module the value was made in, as the report names it."""
     return edge.info.origin.module
-
-
-def _statistic(made: Node) -> bool:
-    """Whether a value is a pointwise function of a reduction's result, of that result's own size."""
-    node, size = made, numel(made.meta["val"])
-    while node.op == "call_function":
-        parent = node.args[0] if node.args else None
-        if node.target is private.getitem and isinstance(parent, Node) and _gives_statistics(parent):
-            return bool(node.args[1] != 0)  # the first is the result of attention or of a norm
-        if opname(node) in STATISTICS:
-            return _largest_operand(node) > size
-        same = [n for n in node.all_input_nodes if not is_tensor(n) or numel(n.meta["val"]) == size]
-        if not same:
-            return False
-        node = same[0]
-    return False
-
-
-def _gives_statistics(node: Node) -> bool:
-    return is_attention(node) or opname(node) in FUSED_NORMS
-
-
-def _largest_operand(node: Node) -> int:
-    return max(
-        (numel(n.meta["val"]) for n in node.all_input_nodes if isinstance(n.meta.get("val"), Tensor)), default=0
-    )
 
 
 def belongs_to_attention(edge: SavedTensor) -> bool:

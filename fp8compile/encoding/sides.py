@@ -3,11 +3,11 @@
     y = w x^ + b;   relu'(y) = (y > 0)      q = round(z / s)            where y(z~(q)) > 0 as y(z) > 0
                                             q + 1 or q - 1, towards z   where rounding crossed the edge
 
-INT8's step is 1/127 of the largest of a group, so of Gaussian values with an edge at their mean 0.6 % end up on the other side,
-and each has a whole gradient switched on or off. That is the largest error of a network of convolutions, norms and relu, and
-it does not average out where a norm has taken the mean of the gradient away. The next code towards the value lies on the right
-side, since y is monotone in z and the edge lies between the value and its own code; it is off by a step at most, which is
-twice as much as else.
+INT8's step is 1/127 of the largest of a group. So of Gaussian values with an edge at their mean 0.6 % end up on the other
+side, and each has a whole gradient switched on or off. That is the largest error of a network of convolutions, norms and
+relu, and it does not average out where a norm has taken the mean of the gradient away. The next code towards the value lies on the
+right side, since y is monotone in z and the edge lies between the value and its own code. It is off by a step at most, which
+is twice as much as else.
 
 Only for edges that are reached through monotone operations whose other operands are exact, the same in both graphs. Numbers
 at other edges are rounded as before.
@@ -16,7 +16,7 @@ at other edges are rounded as before.
 from __future__ import annotations
 
 import functools
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -69,33 +69,38 @@ class Sides:
         return [known[node] for node in self.comparisons]
 
 
-def sides_of(value: Node, inexact: Collection[Node], in_forward: Mapping[Node, Node]) -> Sides | None:
-    """The edges that a saved value is compared with.
+def sides_of(value: Node, made_of_others: Callable[[], Set[Node]], in_forward: Mapping[Node, Node]) -> Sides | None:
+    """The edges that a saved value is compared with; None where there are none whose side can be kept.
 
     Args:
         value: the backward's input for it.
-        inexact: what the backward computes from codes of other values.
+        made_of_others: what the backward computes from codes of other values, which is not exact.
         in_forward: the nodes that the forward has too.
     """
-    size, reached, comparisons = numel(value.meta["val"]), {value}, list[Node]()
-    given = dict[Node, Node]()
-    for node in value.graph.nodes:
-        if not any(n in reached for n in node.all_input_nodes):
-            continue
-        others = [n for n in node.all_input_nodes if n not in reached]
-        if any(n in inexact or n not in in_forward for n in others) or not is_tensor(node):
-            continue
-        is_comparison = packet(node) in R.COMPARISONS
-        if numel(node.meta["val"]) != size or not (is_comparison or _is_monotone(node, reached)):
-            continue
-        given.update({n: in_forward[n] for n in others})
-        comparisons += [node] if is_comparison else []
-        reached.add(node)
-    if not comparisons:
+    reached = _monotone_in(value, in_forward, frozenset())
+    if not any(packet(node) in R.COMPARISONS for node in reached):
         return None
-    nodes = _leading_to(comparisons, reached, value)
-    read = {n for node in nodes for n in node.all_input_nodes}
-    return Sides(value, nodes, tuple(comparisons), tuple((a, b) for a, b in given.items() if a in read))
+    reached = _monotone_in(value, in_forward, made_of_others())
+    comparisons = [node for node in reached if packet(node) in R.COMPARISONS]
+    nodes = _leading_to(comparisons, reached)
+    read = dict.fromkeys(n for node in nodes for n in node.all_input_nodes if n is not value and n not in reached)
+    given = tuple((late, in_forward[late]) for late in read)
+    return Sides(value, nodes, tuple(comparisons), given) if comparisons else None
+
+
+def _monotone_in(value: Node, in_forward: Mapping[Node, Node], inexact: Set[Node]) -> dict[Node, None]:
+    """What is monotone in a value, element by element, or compares it, with operands that both graphs have; in order."""
+    size, found, waiting = numel(value.meta["val"]), dict[Node, None](), [value]
+    while waiting:
+        for node in waiting.pop(0).users:
+            others = [n for n in node.all_input_nodes if n is not value and n not in found]
+            fits = is_tensor(node) and node not in found and numel(node.meta["val"]) == size
+            if not fits or any(n in inexact or n not in in_forward for n in others):
+                continue
+            if packet(node) in R.COMPARISONS or _is_monotone(node, {value, *found}):
+                found[node] = None
+                waiting.append(node)
+    return found
 
 
 def computed_from_any(values: Iterable[Node]) -> set[Node]:
@@ -109,20 +114,21 @@ def computed_from_any(values: Iterable[Node]) -> set[Node]:
     return found
 
 
-def _is_monotone(node: Node, reached: Collection[Node]) -> bool:
+def _is_monotone(node: Node, reached: Set[Node]) -> bool:
     """Whether a node is monotone in the one operand that is reached, element by element."""
     if packet(node) not in MONOTONE or sum(n in reached for n in node.args if isinstance(n, Node)) != 1:
         return False
     return packet(node) is not aten.div or node.args[1] not in reached
 
 
-def _leading_to(comparisons: list[Node], reached: Collection[Node], value: Node) -> tuple[Node, ...]:
+def _leading_to(comparisons: list[Node], reached: Mapping[Node, None]) -> tuple[Node, ...]:
+    """Those of ``reached`` that are needed for the comparisons, each behind what it reads."""
     wanted, waiting = set(comparisons), list(comparisons)
     while waiting:
-        new = [n for n in waiting.pop().all_input_nodes if n in reached and n is not value and n not in wanted]
+        new = [n for n in waiting.pop().all_input_nodes if n in reached and n not in wanted]
         wanted.update(new)
         waiting += new
-    return tuple(node for node in value.graph.nodes if node in wanted)
+    return tuple(node for node in reached if node in wanted)
 
 
 def keep_sides(codes: Tensor, is_above: Tensor, crossed: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 import fp8compile
 from tests.support.measure import compiled, gradients, kept_bytes, llama_case
 
-ALL = "cut_for_bytes,save_sums,recompute_kept,encode_saved"
+ALL = "cut_for_bytes,save_sums,recompute_kept,save_normalised,encode_saved"
 
 
 @pytest.mark.parametrize("disabled", ["", *ALL.split(",")])

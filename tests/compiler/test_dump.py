@@ -45,7 +45,7 @@ def test_files_of_every_pass_and_the_report(tmp_path: Path) -> None:
     one = [f"{step}/{file}" for step in STEPS for file in FILES] + ["report.json", "report.txt"]
     assert sorted(found) == [f"graph-{n}/{path}" for n in range(2) for path in one]
     assert found["graph-0/04-cut_for_bytes/after.txt"] == found["graph-0/05-save_sums/before.txt"]
-    assert b"# forward" in found["graph-0/08-encode_saved/diff.txt"]
+    assert b"# forward" in found["graph-0/09-encode_saved/diff.txt"]
     reports = [json.loads(found[f"graph-{n}/report.json"]) for n in range(2)]
     told = json.loads(fp8compile.report(fn).to_json())["graphs"]  # type: ignore[arg-type]
     of_a_step = {"runs": None, "places": None}
@@ -82,22 +82,23 @@ def test_a_disabled_pass_has_no_step(tmp_path: Path) -> None:
         compiled(Gated(), dump=str(tmp_path))(torch.randn(128, 64)).sum().backward()
     assert sorted(p.name for p in (tmp_path / "graph-0").glob("0*")) == [
         *STEPS[:5],
-        "06-recompute_for_budget",
-        "07-encode_saved",
+        "06-save_normalised",
+        "07-recompute_for_budget",
+        "08-encode_saved",
     ]
 
 
 def test_steps_of_an_earlier_run_go_and_other_files_stay(tmp_path: Path) -> None:
-    for path in ("graph-0/09-old_pass/before.txt", "graph-0/10-mine/notes.txt", "graph-0/10-mine/after.txt"):
+    for path in ("graph-0/10-old_pass/before.txt", "graph-0/11-mine/notes.txt", "graph-0/11-mine/after.txt"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text("old")
     compiled(Gated(), dump=str(tmp_path))(torch.randn(128, 64)).sum().backward()
     left = {
         p.relative_to(tmp_path / "graph-0").as_posix()
         for p in (tmp_path / "graph-0").rglob("*/*")
-        if p.parent.name.startswith(("09", "10"))
+        if p.parent.name.startswith(("10", "11"))
     }
-    assert left == {"10-mine/notes.txt"} and not (tmp_path / "graph-0" / "09-old_pass").exists()
+    assert left == {"11-mine/notes.txt"} and not (tmp_path / "graph-0" / "10-old_pass").exists()
 
 
 def test_the_environment_names_the_folder_where_the_recipe_does_not(
@@ -198,7 +199,7 @@ def test_no_snapshot_is_made_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) 
         2,
         2 * 2,
     )  # the cut sees the joint graph and leaves two halves
-    assert made["part"] == around_joint + by_the_cut + 4 * around_halves
+    assert made["part"] == around_joint + by_the_cut + 5 * around_halves
 
 
 def test_the_key_knows_nothing_of_a_dump(tmp_path: Path) -> None:

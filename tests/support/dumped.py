@@ -11,7 +11,7 @@ from fp8compile.fx.snapshot import Step
 
 STEPS = [
     *("01-share_casts", "02-quantize_linears", "03-chunk_logits", "04-cut_for_bytes"),
-    *("05-save_sums", "06-recompute_kept", "07-recompute_for_budget", "08-encode_saved"),
+    *("05-save_sums", "06-recompute_kept", "07-save_normalised", "08-recompute_for_budget", "09-encode_saved"),
 ]
 
 

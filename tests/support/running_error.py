@@ -97,7 +97,7 @@ def _recording(inputs: list[list[Any]]) -> Callable[..., Any]:
 
 
 def _saved(split: PartitionedGraph, inputs: list[Any]) -> tuple[dict[Node, Any], dict[Node, Any]]:
-    """What the backward is given, and all values of the forward, in float64: what is saved, and some gradient for the result."""
+    """What the backward is given, with some gradient of the result, and all values of the forward, in float64."""
     forward = Wide(split.fw, garbage_collect_values=False)
     forward.run(*map(widened, inputs))
     by_node = forward.env
@@ -117,7 +117,8 @@ def _compared(
     exact: dict[str, str],
 ) -> Outcome:
     placeholders = split.bw.graph.find_nodes(op="placeholder")
-    decoded = {node: _decoded(codecs[node], saved[node], beside[node]) if node in codecs else saved[node] for node in placeholders}
+    decoded = {node: saved[node] for node in placeholders}
+    decoded |= {node: _decoded(stored, saved[node], beside[node]) for node, stored in codecs.items()}
     bounding = Bounding(split.bw, {node: (decoded[node] - saved[node]).abs() for node in codecs})
     reference = bounding.run(*(saved[node] for node in placeholders))
     found = Wide(split.bw).run(*(decoded[node] for node in placeholders))
