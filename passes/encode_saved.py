@@ -34,7 +34,6 @@ from fp8compile.fx.graph import (
     insertion_point_after,
     memory_order,
     nbytes,
-    numel,
     splice,
     storage_root,
 )
@@ -70,7 +69,7 @@ def predicted_bytes(split: PartitionedGraph, ctx: Context) -> dict[Node, int]:
     judge = Judge(split, ctx)
     decided = [(edge, judge.decide(edge)) for edge in split.edges if saves_itself(split, edge)]
     codes = [(edge, decision) for edge, decision in decided if isinstance(decision, Stored)]
-    return {storage_root(edge.forward): stored.nbytes(numel(edge.forward.meta["val"])) for edge, stored in codes}
+    return {storage_root(edge.forward): stored.nbytes(edge.forward.meta["val"]) for edge, stored in codes}
 
 
 def _encode(split: PartitionedGraph, edge: SavedTensor, stored: Stored) -> Saved:

@@ -23,6 +23,7 @@ from fp8compile.encoding.bits_by_use import few_bits_of
 from fp8compile.encoding.paying import device_name, rates_for
 from fp8compile.encoding.saved_format import format_by_use
 from fp8compile.encoding.saved_keys import keys_of
+from fp8compile.encoding.saved_rows import row_dims_of
 from fp8compile.encoding.stored import Stored
 from fp8compile.fx.graph import (
     EXACT,
@@ -39,6 +40,7 @@ from fp8compile.fx.ops import FUSED_NORMS, STATISTICS, is_attention, is_of_atten
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.numerics import E4M3, ENCODABLE, INT8, Codec, Format, Groupwise, GroupwiseBest
 from fp8compile.numerics.few_bits import FEW_BITS, FewBits
+from fp8compile.numerics.groups import Groups
 from fp8compile.planning.device_rates import RATES
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
@@ -63,10 +65,10 @@ def codec_for(edge: SavedTensor, recipe: Recipe) -> tuple[Codec, str]:
     """The storage that the recipe names for this tensor (few bits: "auto"), and why where that depends on the tensor."""
     name = format_name(edge, recipe)
     if name == "best_of_two":
-        return GroupwiseBest(recipe.group_size), ""
+        return GroupwiseBest(recipe.group_size, row_dims=row_dims_of(edge)), ""
     by_name = {"e4m3": (E4M3, ""), "int8": (INT8, "")}
     fmt, why = by_name.get(name) or format_by_use(edge.forward, edge.backward)
-    return Groupwise(fmt, recipe.group_size), why
+    return Groupwise(fmt, recipe.group_size, row_dims=row_dims_of(edge)), why
 
 
 class Judge:
@@ -125,8 +127,8 @@ class Judge:
         """The codec of so many bits or the fewest above that the value may have, and why it has more; None: a byte."""
         if _formats(codec) != (INT8,):
             return None, ""
-        group_size = self.ctx.recipe_at(_path(edge)).group_size
-        return few_bits_of(edge.backward, bits, group_size, self.sensitivity, belongs_to_attention(edge))
+        groups = Groups(self.ctx.recipe_at(_path(edge)).group_size, row_dims_of(edge))
+        return few_bits_of(edge.backward, bits, groups, self.sensitivity, belongs_to_attention(edge))
 
     def _in_groups(self, edge: SavedTensor, codec: Codec, why: str) -> Stored:
         """In a byte, with what is known of the value besides, where the backward answers to sizes alone."""
@@ -151,7 +153,7 @@ class Judge:
         by_use = name == "auto" or name in FEW_BITS
         if not by_use or formats == (E4M3,) or self.sensitivity.reason_to_stay_exact(edge.backward, E4M3):
             return reasons[0]
-        return Groupwise(E4M3, recipe.group_size), STEEP
+        return Groupwise(E4M3, recipe.group_size, row_dims=row_dims_of(edge)), STEEP
 
     def _reason_to_leave(self, edge: SavedTensor) -> str | None:
         return (

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from fp8compile.encoding.attention_result import Tokens
+from fp8compile.fx.graph import numel, sizes_in_memory
 from fp8compile.numerics import Codec, Groupwise, GroupwiseBest
 from fp8compile.numerics.centring import decode_about_centre, encode_about_centre
 from fp8compile.numerics.few_bits import FewBits
@@ -49,11 +50,11 @@ class Stored:
             return ("codes", "step", "least")
         return ("codes", "inv_scale") if self.tokens is None else ("codes", "inv_scale", "centre")
 
-    def nbytes(self, numel: int) -> int:
-        """Bytes of all parts, for a value of so many elements."""
+    def nbytes(self, value: Tensor) -> int:
+        """Bytes of all parts."""
         assert isinstance(self.codec, (Groupwise, GroupwiseBest, FewBits))
-        centre = 0 if self.tokens is None else CENTRE_BYTES * (numel // self.tokens.length)
-        return self.codec.nbytes(numel) + centre
+        centre = 0 if self.tokens is None else CENTRE_BYTES * (numel(value) // self.tokens.length)
+        return self.codec.nbytes(sizes_in_memory(value)) + centre
 
     def encode(self, x: Tensor, order: Order) -> tuple[Tensor, ...]:
         """``x`` as ``parts``; ``order`` is the permutation that makes x contiguous, None where it is."""
