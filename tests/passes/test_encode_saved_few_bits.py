@@ -50,10 +50,10 @@ def test_golden_forward_of_two_linears() -> None:
     assert_expected_inline(
         text,
         """\
-view_10: uint8[8192] = encode(addmm)
+view_13: uint8[8192] = encode(addmm)
 convert_element_type_7: bfloat16[128, 1] = encode(addmm)
 convert_element_type_8: bfloat16[128, 1] = encode(addmm)
-view_21: uint8[6144] = encode(addmm_1)
+view_23: uint8[6144] = encode(addmm_1)
 convert_element_type_24: bfloat16[128, 1] = encode(addmm_1)
 convert_element_type_25: bfloat16[128, 1] = encode(addmm_1)
 """,
