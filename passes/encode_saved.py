@@ -1,6 +1,7 @@
 """Numbers change: gradients are computed from rounded activations; the forward's results stay as they are.
 
-Each tensor saved for backward is stored as one-byte codes with a scale per group (COAT's groupwise storage), encoded where
+Each tensor saved for backward is stored as one-byte codes with a scale per group (COAT's groupwise storage, groups that end
+with their row: ``fp8compile/numerics/groups.py``, ``fp8compile/encoding/saved_rows.py``), encoded where
 it is made and decoded where it is first used, so that Inductor fuses the one into its producer and the other into its
 consumers; where the recipe names six bits or fewer, as so many bits, right on average, if the gradients are linear in it
 or smooth (``fp8compile/encoding/bits_by_use.py``). Error per element: the format's (``fp8compile.numerics.quantize``); for

@@ -102,7 +102,7 @@ class Rowwise:
 
 @dataclass(frozen=True)
 class Groupwise:
-    """One scale for at most ``group_size`` elements of a row of ``row_dims`` trailing dimensions: inv_scale ``[groups, 1]``."""
+    """One scale for at most ``group_size`` elements of a row, ``row_dims`` trailing dimensions: inv_scale ``[groups, 1]``."""
 
     format: Format = E4M3
     group_size: int = 128

@@ -1,6 +1,6 @@
 """Two to six bits for each element, right on average: ActNN (Chen et al. 2021) and GACT (Liu et al. 2022).
 
-    y = (x - least) / step        step = (largest - least) / (2**bits - 1), both of a group of at most G elements of a row (``groups.py``)
+    y = (x - least) / step        step = (largest - least) / (2**bits - 1), both of a group of a row (``groups.py``)
     code = floor(y + u)           u uniform in (0, 1)
     decoded = least + step * (code + 1/2 - u)        "dithered": the decoder knows u and takes it away again
               least + step * code                    "stochastic": ActNN's
@@ -27,14 +27,13 @@ to more than FP16's largest number, in FP16, is that number.
 Codes are packed within their group, so that encoding is a reduction and what follows in the same loop: of the P codes of a
 word, the p-th is element p * G / P + w of the group, w the word's number. P = 8 for 3 and 5 bits, 4 for 2 and 6, 2 for 4,
 which makes words of whole bytes: low bits first, all words' first bytes before their second ones. A group whose size is
-no multiple of 8 is filled up with copies of the row's last element: a short last one, or the only one. Equal groups are of a multiple
-of 8, or else of G.
+no multiple of 8 is filled up with copies of the row's last element: a short last one, or the only one. Equal groups are of a
+multiple of 8, or else of G.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -126,12 +125,14 @@ class FewBits:
         made = [self._encode_part(each, *part) for each, part in zip(x_RL.split(lengths, 1), parts, strict=True)]
         codes, step, least = (torch.cat(each, 1) if len(parts) > 1 else each[0] for each in zip(*made, strict=True))
         before = x.shape[: x.dim() - self.groups.dims(x.shape)]
-        in_rows = isinstance(x.numel(), torch.SymInt)  # the codes, which keep the other dimensions, tell them to the decoder
+        in_rows = isinstance(
+            x.numel(), torch.SymInt
+        )  # the codes, which keep the other dimensions, tell them to the decoder
         codes = codes.reshape((*before, codes.shape[1]) if in_rows else codes.numel())
         return codes, *(each.reshape(-1, 1).to(torch.bfloat16) for each in (step, least))
 
     def decode(self, codes: Tensor, step: Tensor, least: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """The tensor of ``shape`` and ``dtype``. Of a symbolic shape only the row's sizes are read, the others off the codes."""
+        """The tensor of ``shape`` and ``dtype``. Of a symbolic shape only a row's sizes are read, others off the codes."""
         parts, k = self._parts(shape), self.groups.dims(shape)
         in_rows = codes.dim() > 1
         bytes_in = [count * self.bytes_of(size) for _, count, size in parts]
@@ -144,7 +145,7 @@ class FewBits:
         return (torch.cat(found, 1) if len(parts) > 1 else found[0]).reshape((*before, *shape[len(shape) - k :]))
 
     def _parts(self, shape: Sequence[Size]) -> list[tuple[int, int, int]]:
-        """Of a row: ``(elements, groups, elements of a group as it is filled)`` of its equal groups, and of a short last one."""
+        """Of a row: ``(elements, groups, elements of a group as it is filled)`` of its equal groups, and a short last one."""
         row = self.groups.row(shape)
         assert isinstance(row, int), "codes do not tell a length that only a run knows"
         size = self.groups.size(row)
@@ -168,9 +169,7 @@ class FewBits:
         codes = torch.cat([((word >> (8 * q)) & 255).to(torch.uint8) for q in range(_WORDS[self.bits][1])], -1)
         return codes.reshape(rows, count * self.bytes_of(size)), step.reshape(rows, count), least.reshape(rows, count)
 
-    def _decode_part(
-        self, codes: Tensor, step: Tensor, least: Tensor, length: int, count: int, size: int
-    ) -> Tensor:
+    def _decode_part(self, codes: Tensor, step: Tensor, least: Tensor, length: int, count: int, size: int) -> Tensor:
         """FP32 ``[rows, length]``."""
         rows, (per_word, size_of_word) = step.shape[0], _WORDS[self.bits]
         parts = codes.reshape(rows * count, size_of_word, size // per_word).to(self.word_dtype).unbind(1)

@@ -3,13 +3,13 @@
     row      the last dimension; where it has fewer than SHORTEST elements, the last ones that together have as many
     group    at most G elements of one row (COAT's 1 x G)
 
-A row is what a program treats as one thing: a token, a sample, a channel of one. Its neighbour may be padding, or 300 times as
-large, and masked later. An error that is a share of the neighbour's largest element would be left, so no group spans rows.
+A row is what a program treats as one thing: a token, a sample, a channel of one. Its neighbour may be padding, or 300 times
+as large, and masked later. An error that is a share of the neighbour's largest element would be left, so no group spans rows.
 Rows of fewer than SHORTEST elements share groups: scales of their own would take more than an eighth of the bytes of codes.
 
-A row of at most G elements is one group. A row of n G elements is n. Any other is cut into equal groups, if there is a number of
-them that divides it and is at most a third above what it needs: 192 is 2 of 96, 320 is 4 of 80. Equal groups are made and read
-by one loop. Else (197, 50257) groups have G elements, and the last one has what is left.
+A row of at most G elements is one group. A row of n G elements is n. Any other is cut into equal groups, if there is a number
+of them that divides it and is at most a third above what it needs: 192 is 2 of 96, 320 is 4 of 80. Equal groups are made and
+read by one loop. Else (197, 50257) groups have G elements, and the last one has what is left.
 
 A size that only a run knows is a row by itself where it is the last, and in no row elsewhere. Nothing here guards on one.
 """
@@ -113,7 +113,7 @@ def _is_short(sizes: Sequence[Size]) -> bool:
 
 
 def _full_groups(x: Tensor, size: int) -> tuple[Tensor, tuple[int, ...]]:
-    """``x`` with its groups as trailing dimensions, and these: ``[..., C / G, G]``, or ``[..., G / 64, 64]`` for rows of heads.
+    """``x`` with its groups as trailing dimensions, and these: ``[..., C / G, G]``, or ``[..., G / 64, 64]`` for heads of 64.
 
     ``[N, G]`` has the same order, but not x's rows. A norm along a row and the amaxes of the row's groups are one kernel only
     if the groups are a part of the row; that takes nested reductions, so torch 2.15. Before, ``[N, G]`` is as good or better:

@@ -5,7 +5,8 @@
     16         FP16 of a tensor in FP16, BF16 of any other
     None       the tensor's own bytes
 
-Metadata stand first. How many bytes there are follows from the shape, so that a receiver knows it without being told. What is not finite makes its group NaN; in 16 bits and in None it stays what it is.
+Metadata stand first. How many bytes there are follows from the shape, so that a receiver knows it without being
+told. What is not finite makes its group NaN; in 16 bits and in None it stays what it is.
 """
 
 from __future__ import annotations

@@ -128,7 +128,9 @@ def _sensitivity(model: nn.Module, tokens: Tensor, exact: Tensor, number: int) -
     return power(off) / noise(PROBE_BITS)
 
 
-def bits_per_element(name: str, chosen: Sequence[Mapping[str, Sequence[int]]], shapes: Sequence[Sequence[int]]) -> float:
+def bits_per_element(
+    name: str, chosen: Sequence[Mapping[str, Sequence[int]]], shapes: Sequence[Sequence[int]]
+) -> float:
     """Metadata included; the mean over seeds of adaptive ones."""
     each = [by_arm[name] for by_arm in chosen] if name in chosen[0] else [[int(name[0])] * len(shapes)]
     taken = [sum(nbytes(n, b) for n, b in zip(shapes, bits, strict=True)) for bits in each]

@@ -199,7 +199,9 @@ def test_packing_is_bit_exact_for_every_length_to_1000(bits: int) -> None:
 
 
 @by_codec
-@pytest.mark.parametrize("shape", [(1,), (31,), (33,), (4096,), (5, 64), (3, 192), (7, 197), (2, 3, 5), (40, 3)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(1,), (31,), (33,), (4096,), (5, 64), (3, 192), (7, 197), (2, 3, 5), (40, 3)], ids=str
+)
 def test_bytes_are_exact(codec: FewBits, shape: tuple[int, ...]) -> None:
     parts = codec.encode(normal(*shape))
     assert sum(part.nbytes for part in parts) == codec.nbytes(shape)
