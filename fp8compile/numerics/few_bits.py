@@ -122,14 +122,16 @@ class FewBits:
         parts, rows = self._parts(x.shape), self.groups.rows(x.shape)
         x_RL = x.reshape(rows, self.groups.row(x.shape))
         lengths = [length for length, _, _ in parts]
-        made = [self._encode_part(each, *part) for each, part in zip(x_RL.split(lengths, 1), parts, strict=True)]
+        made = [
+            self._encode_part(each, *part) for each, part in zip(torch.split(x_RL, lengths, 1), parts, strict=True)
+        ]
         codes, step, least = (torch.cat(each, 1) if len(parts) > 1 else each[0] for each in zip(*made, strict=True))
         before = x.shape[: x.dim() - self.groups.dims(x.shape)]
         in_rows = isinstance(
             x.numel(), torch.SymInt
         )  # the codes, which keep the other dimensions, tell them to the decoder
         codes = codes.reshape((*before, codes.shape[1]) if in_rows else codes.numel())
-        return codes, *(each.reshape(-1, 1).to(torch.bfloat16) for each in (step, least))
+        return codes, step.reshape(-1, 1).to(torch.bfloat16), least.reshape(-1, 1).to(torch.bfloat16)
 
     def decode(self, codes: Tensor, step: Tensor, least: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
         """The tensor of ``shape`` and ``dtype``. Of a symbolic shape only a row's sizes are read, others off the codes."""
@@ -138,9 +140,11 @@ class FewBits:
         bytes_in = [count * self.bytes_of(size) for _, count, size in parts]
         counts = [count for _, count, _ in parts]
         codes_RB = codes.reshape(-1 if in_rows else self.groups.rows(shape), sum(bytes_in))
-        metadata = [each.float().reshape(codes_RB.shape[0], sum(counts)).split(counts, 1) for each in (step, least)]
-        each = zip(codes_RB.split(bytes_in, 1), *metadata, parts, strict=True)
-        found = [_as(dtype, self._decode_part(*given, *part)) for *given, part in each]
+        rows = codes_RB.shape[0]
+        step, least = (each.float().reshape(rows, sum(counts)) for each in (step, least))
+        cut = (torch.split(codes_RB, bytes_in, 1), torch.split(step, counts, 1), torch.split(least, counts, 1))
+        each = zip(*cut, parts, strict=True)
+        found = [_as(dtype, self._decode_part(*given)) for given in each]
         before = codes.shape[:-1] if in_rows else tuple(shape[: len(shape) - k])
         return (torch.cat(found, 1) if len(parts) > 1 else found[0]).reshape((*before, *shape[len(shape) - k :]))
 
@@ -169,9 +173,9 @@ class FewBits:
         codes = torch.cat([((word >> (8 * q)) & 255).to(torch.uint8) for q in range(_WORDS[self.bits][1])], -1)
         return codes.reshape(rows, count * self.bytes_of(size)), step.reshape(rows, count), least.reshape(rows, count)
 
-    def _decode_part(self, codes: Tensor, step: Tensor, least: Tensor, length: int, count: int, size: int) -> Tensor:
+    def _decode_part(self, codes: Tensor, step: Tensor, least: Tensor, part: tuple[int, int, int]) -> Tensor:
         """FP32 ``[rows, length]``."""
-        rows, (per_word, size_of_word) = step.shape[0], _WORDS[self.bits]
+        rows, (length, count, size), (per_word, size_of_word) = step.shape[0], part, _WORDS[self.bits]
         parts = codes.reshape(rows * count, size_of_word, size // per_word).to(self.word_dtype).unbind(1)
         word = functools.reduce(torch.bitwise_or, [part << (8 * q) for q, part in enumerate(parts)])
         shifts = torch.arange(per_word, device=codes.device, dtype=self.word_dtype).unsqueeze(1) * self.bits

@@ -88,7 +88,7 @@ def gradient_of(model: nn.Module, tokens: Tensor, saved: SavedTensors) -> Tensor
     return torch.cat([g.flatten() for g in found])
 
 
-def errors_of(model: nn.Module, seed: int) -> tuple[dict[str, float], dict[str, tuple[int, ...]], list[int]]:
+def errors_of(model: nn.Module, seed: int) -> tuple[dict[str, float], dict[str, tuple[int, ...]], list[tuple[int, ...]]]:
     """Gradient SQNR by way of storing; the bits that adaptive ways chose; the elements of each saved tensor."""
     tokens = next(batches(held_out_text(), seed, 1))
     whole = SavedTensors(model, {})
