@@ -1,6 +1,7 @@
 """Numbers change: gradients are computed from rounded activations; the forward's results stay as they are.
 
-Each tensor saved for backward is stored as one-byte codes with a scale per group (COAT's groupwise storage), encoded where
+Each tensor saved for backward is stored as one-byte codes with a scale per group (COAT's groupwise storage, groups that end
+with their row: ``fp8compile/numerics/groups.py``, ``fp8compile/encoding/saved_rows.py``), encoded where
 it is made and decoded where it is first used, so that Inductor fuses the one into its producer and the other into its
 consumers; where the recipe names six bits or fewer, as so many bits, right on average, if the gradients are linear in it
 or smooth (``fp8compile/encoding/bits_by_use.py``). Error per element: the format's (``fp8compile.numerics.quantize``); for
@@ -38,7 +39,6 @@ from fp8compile.fx.graph import (
     insertion_point_after,
     memory_order,
     nbytes,
-    numel,
     splice,
     storage_root,
 )
@@ -76,7 +76,7 @@ def predicted_bytes(split: PartitionedGraph, ctx: Context) -> dict[Node, int]:
     judge = Judge(split, ctx)
     decided = [(edge, judge.decide(edge)) for edge in split.edges if saves_itself(split, edge)]
     codes = [(edge, decision) for edge, decision in decided if isinstance(decision, Stored)]
-    return {storage_root(edge.forward): stored.nbytes(numel(edge.forward.meta["val"])) for edge, stored in codes}
+    return {storage_root(edge.forward): stored.nbytes(edge.forward.meta["val"]) for edge, stored in codes}
 
 
 def _encode(split: PartitionedGraph, edge: SavedTensor, stored: Stored) -> Saved:

@@ -67,5 +67,5 @@ def mark_saved(split: PartitionedGraph, ctx: Context) -> Notes:
 def _tried(edge: SavedTensor, ways: Mapping[str, Stored], key: Key) -> Tried:
     value = edge.forward.meta["val"]
     size = numel(value)
-    taken = {name: stored.nbytes(size) for name, stored in ways.items()} | {WHOLE: nbytes(value)}
+    taken = {name: stored.nbytes(value) for name, stored in ways.items()} | {WHOLE: nbytes(value)}
     return Tried(key, size, ways, taken, memory_order(value), tuple(value.shape), value.dtype)

@@ -19,8 +19,8 @@ from fp8compile.fx.graph import SAVED_AS_CODES, insertion_point_after, splice
 from fp8compile.fx.ops import computed_from, is_reduction
 from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.fx.provenance import Origin, TensorInfo, op_name, source_line
-from fp8compile.numerics.codecs import in_groups
 from fp8compile.numerics.delayed import placed
+from fp8compile.numerics.groups import in_groups
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import Notes, Operand
 

@@ -1,7 +1,7 @@
 """About which statistics a value that is normalised is stored: those that are not one number over each of its groups.
 
     RMSNorm, x / |x|                        nothing: over a row the statistic is one number, as the scale of each group is
-    LayerNorm, GroupNorm, BatchNorm         about the mean, where a row lies within the elements of a statistic
+    LayerNorm, GroupNorm, BatchNorm         about the mean, where a group lies within the elements of a statistic
     BatchNorm of rows or channels-last      about the mean and the deviation of each channel
 
 See fp8compile/analysis/norms.py and fp8compile/numerics/deviations.py.
@@ -22,6 +22,7 @@ from fp8compile.analysis.ranges.matching import CAST_PACKETS, RESHAPE_PACKETS, p
 from fp8compile.analysis.sensitivity.error import Unbounded
 from fp8compile.fx.graph import memory_order
 from fp8compile.numerics.deviations import deviation, from_deviation
+from fp8compile.numerics.groups import Groups
 
 aten = torch.ops.aten
 
@@ -95,12 +96,13 @@ class About:
         return mean, None if self.scale is None else next(given), self.divides
 
 
-def about(norm: Norm, stored: Node) -> About | None:
+def about(norm: Norm, stored: Node, groups: Groups) -> About | None:
     """What to store a value about that is normalised so; None where its codes need nothing besides.
 
     Args:
         norm: of the value.
         stored: the view or cast of it that is stored.
+        groups: of its codes.
 
     Raises:
         Unbounded: no storage is known whose error is small beside the value's deviation.
@@ -108,7 +110,7 @@ def about(norm: Norm, stored: Node) -> About | None:
     if not norm.is_known or norm.seen is None:
         raise Unbounded(UNKNOWN_NORM)
     given = [each for each in (norm.mean, norm.scale) if each is not None]
-    within = all(_is_one_number(each, norm.seen, stored) for each in given)
+    within = all(_is_one_number(each, norm.seen, stored, groups) for each in given)
     if within and norm.mean is None:
         return None
     views = _views(stored, norm.seen) if norm.is_direct else None
@@ -145,34 +147,29 @@ def _shape(node: Node) -> tuple[int | torch.SymInt, ...]:
     return tuple(node.meta["val"].shape)
 
 
-def _is_one_number(statistic: Node, seen: Node, stored: Node) -> bool:
-    """Whether a statistic is the same for all elements of a row of the memory of what is stored, and so of each group."""
+def _is_one_number(statistic: Node, seen: Node, stored: Node, groups: Groups) -> bool:
+    """Whether a statistic is the same for all elements of each group of the codes of what is stored."""
     if any(packet(n) is aten.clone for n in way_to(seen)):
         return False  # the memory of what is seen may be another
     value, shape, of = seen.meta["val"], _shape(seen), _shape(statistic)
     sizes = [1] * (len(shape) - len(of)) + list(of)
-    row, run = _row_length(stored.meta["val"]), 1
+    run = 1  # of so many elements in memory the statistic is the same
     by_stride = zip(value.stride(), shape, sizes, strict=True)
     for stride, length, size in sorted((d for d in by_stride if isinstance(d[0], int)), key=lambda d: d[0]):
         if length == 1:
             continue
         if stride != run or not isinstance(size, int) or size != 1:
-            break
+            return _holds_groups(run, stored.meta["val"], groups)
         if not isinstance(length, int):
-            return run % row == 0
+            return _holds_groups(run, stored.meta["val"], groups)
         run *= length
-    else:
-        return True
-    return run >= row and run % row == 0
+    return True
 
 
-def _row_length(value: Tensor) -> int:
+def _holds_groups(run: int, value: Tensor, groups: Groups) -> bool:
+    """Whether each group of a value's codes lies within a stretch of ``run`` elements of its memory."""
     order = memory_order(value) or range(value.dim())
-    row = 1
-    for size in reversed([value.shape[d] for d in order]):
-        if not isinstance(size, int):
-            return row
-        row *= size
-        if row >= 16:
-            return row
-    return row
+    row = groups.row([value.shape[d] for d in order])
+    if not isinstance(row, int):
+        return False
+    return run % row == 0 or (row % run == 0 and run % groups.size(row) == 0)

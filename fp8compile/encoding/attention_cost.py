@@ -35,7 +35,8 @@ from torch.fx import Node
 
 from fp8compile import _torch as private
 from fp8compile.analysis.op_cost import flops_an_element
-from fp8compile.fx.graph import is_tensor, nbytes, numel, storage_root
+from fp8compile.encoding.saved_rows import row_dims_of
+from fp8compile.fx.graph import is_tensor, nbytes, numel, sizes_in_memory, storage_root
 from fp8compile.fx.ops import (
     contracts,
     is_attention,
@@ -47,9 +48,9 @@ from fp8compile.fx.ops import (
     readers,
 )
 from fp8compile.fx.partition import SavedTensor
+from fp8compile.numerics import Groupwise
 from fp8compile.planning.device_rates import DeviceRates
 
-SCALE_BYTES = 2  # BF16, one for each group
 MICRO = 1e6  # microseconds in a second; a TB/s is as many bytes in one, so is a TFLOP/s operations
 
 
@@ -83,7 +84,8 @@ class Price:
 def price_of(edge: SavedTensor, group_size: int, rates: DeviceRates) -> Price:
     """The price of storing a value as one-byte codes with a scale for each group."""
     value = edge.forward.meta["val"]
-    whole, codes = nbytes(value), numel(value) + SCALE_BYTES * -(-numel(value) // group_size)
+    codes = Groupwise(group_size=group_size, row_dims=row_dims_of(edge)).nbytes(sizes_in_memory(value))
+    whole = nbytes(value)
     moved, launches = codes, 0
     if not _meets_generated_kernel(edge.forward):
         moved, launches = moved + whole, 1

@@ -20,9 +20,11 @@ from torch.fx import Node
 
 from fp8compile.analysis.sensitivity import Sensitivity
 from fp8compile.analysis.sensitivity.average import Answer
+from fp8compile.fx.graph import memory_order
 from fp8compile.fx.ops import is_attention, is_view
 from fp8compile.numerics.few_bits import FewBits
 from fp8compile.numerics.formats import Format
+from fp8compile.numerics.groups import Groups
 
 SMOOTH_BITS = 4
 FOUR_BITS = Format("4bit", torch.uint8, max=7.5, smallest=1.0, half_ulp=0.0)  # half a step is amax / 15 or less
@@ -30,28 +32,30 @@ UNKNOWN_LENGTH = "8 bits: its rows have a length that only a run knows"
 
 
 def few_bits_of(
-    used: Node, bits: int, group_size: int, sensitivity: Sensitivity, of_attention: bool
+    used: Node, bits: int, groups: Groups, sensitivity: Sensitivity, of_attention: bool
 ) -> tuple[FewBits | None, str]:
     """The codec for a value that INT8 may hold, and why it has more bits than asked for; None: it is to have 8.
 
     Args:
         used: its placeholder in the backward.
         bits: what the recipe asks for.
-        group_size: elements per group.
+        groups: of its elements in memory.
         sensitivity: of its graphs.
         of_attention: whether the recipe names these bits for attention.
     """
     value = used.meta["val"]
-    if not isinstance(value.numel(), int) and not isinstance(value.shape[-1], int):
+    order = memory_order(value) or range(value.dim())
+    if not isinstance(groups.row([value.shape[d] for d in order]), int):
         return None, UNKNOWN_LENGTH
     answer, why = sensitivity.answer_on_average(used)
     if answer is Answer.LINEAR:
-        return FewBits(bits, group_size), ""
+        return FewBits(bits, groups.most, row_dims=groups.row_dims), ""
     if answer is Answer.OTHER and not (of_attention and _is_read_by_attention_alone(used)):
         return None, f"8 bits: {why}"
     if not sensitivity.is_gentle(used, FOUR_BITS):
         return None, f"8 bits: {why}, too steep for {SMOOTH_BITS}"
-    return FewBits(max(bits, SMOOTH_BITS), group_size), why if bits < SMOOTH_BITS else ""
+    few = FewBits(max(bits, SMOOTH_BITS), groups.most, row_dims=groups.row_dims)
+    return few, why if bits < SMOOTH_BITS else ""
 
 
 def _is_read_by_attention_alone(value: Node) -> bool:

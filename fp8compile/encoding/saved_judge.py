@@ -27,6 +27,7 @@ from fp8compile.encoding.bits_by_use import few_bits_of
 from fp8compile.encoding.paying import device_name, rates_for
 from fp8compile.encoding.saved_format import format_by_use, is_compared_with_zero
 from fp8compile.encoding.saved_keys import keys_of
+from fp8compile.encoding.saved_rows import row_dims_of
 from fp8compile.encoding.sides import Sides, computed_from_any, sides_of
 from fp8compile.encoding.stored import Stored
 from fp8compile.fx.graph import (
@@ -43,6 +44,7 @@ from fp8compile.fx.ops import is_of_attention, is_view
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.numerics import E4M3, ENCODABLE, INT8, Codec, Format, Groupwise, GroupwiseBest
 from fp8compile.numerics.few_bits import FEW_BITS, FewBits
+from fp8compile.numerics.groups import Groups
 from fp8compile.planning.device_rates import RATES
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
@@ -68,10 +70,10 @@ def codec_for(edge: SavedTensor, recipe: Recipe) -> tuple[Codec, str]:
     """The storage that the recipe names for this tensor (few bits: "auto"), and why where that depends on the tensor."""
     name = format_name(edge, recipe)
     if name == "best_of_two":
-        return GroupwiseBest(recipe.group_size), ""
+        return GroupwiseBest(recipe.group_size, row_dims=row_dims_of(edge)), ""
     by_name = {"e4m3": (E4M3, ""), "int8": (INT8, "")}
     fmt, why = by_name.get(name) or format_by_use(edge.forward, edge.backward)
-    return Groupwise(fmt, recipe.group_size), why
+    return Groupwise(fmt, recipe.group_size, row_dims=row_dims_of(edge)), why
 
 
 class Judge:
@@ -134,8 +136,8 @@ class Judge:
         """The codec of so many bits or the fewest above that the value may have, and why it has more; None: a byte."""
         if _formats(codec) != (INT8,):
             return None, ""
-        group_size = self.ctx.recipe_at(_path(edge)).group_size
-        return few_bits_of(edge.backward, bits, group_size, self.sensitivity, belongs_to_attention(edge))
+        groups = Groups(self.ctx.recipe_at(_path(edge)).group_size, row_dims_of(edge))
+        return few_bits_of(edge.backward, bits, groups, self.sensitivity, belongs_to_attention(edge))
 
     def _in_groups(self, edge: SavedTensor, codec: Codec, why: str) -> Stored:
         """In a byte, about its statistics, or, where the backward answers to sizes alone, with what else is known of it."""
@@ -156,7 +158,7 @@ class Judge:
         recipe, about_mean = self.ctx.recipe_at(_path(edge)), self._is_about_a_mean(edge)
         codec, why = codec_for(edge, recipe)
         if about_mean and format_name(edge, recipe) not in ("e4m3", "best_of_two"):
-            codec, why = Groupwise(INT8, recipe.group_size), ""
+            codec, why = Groupwise(INT8, recipe.group_size, row_dims=row_dims_of(edge)), ""
         if about_mean and not self._keeps_signs(edge, codec):
             return SIGNS
         formats = _formats(codec)
@@ -167,7 +169,7 @@ class Judge:
         by_use = name == "auto" or name in FEW_BITS
         if not by_use or formats == (E4M3,) or self.sensitivity.reason_to_stay_exact(edge.backward, E4M3):
             return reasons[0]
-        return Groupwise(E4M3, recipe.group_size), STEEP
+        return Groupwise(E4M3, recipe.group_size, row_dims=row_dims_of(edge)), STEEP
 
     def _reason_to_leave(self, edge: SavedTensor) -> str | None:
         return (
@@ -194,7 +196,9 @@ class Judge:
 
     def _about(self, edge: SavedTensor) -> About | None:
         norm = self.sensitivity.norms.get(itself(edge.forward))
-        return None if norm is None else about(norm, edge.forward)
+        if norm is None:
+            return None
+        return about(norm, edge.forward, Groups(self.ctx.recipe_at(_path(edge)).group_size, row_dims_of(edge)))
 
     def _is_about_a_mean(self, edge: SavedTensor) -> bool:
         known = self._about(edge)

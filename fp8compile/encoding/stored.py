@@ -12,6 +12,7 @@ from torch.fx import Node
 from fp8compile.encoding.about import About
 from fp8compile.encoding.attention_result import Tokens
 from fp8compile.encoding.sides import Sides, keep_sides
+from fp8compile.fx.graph import numel, sizes_in_memory
 from fp8compile.numerics import Codec, Groupwise, GroupwiseBest
 from fp8compile.numerics.centring import decode_about_centre, encode_about_centre
 from fp8compile.numerics.few_bits import FewBits
@@ -62,11 +63,11 @@ class Stored:
             return ("codes", "step", "least")
         return ("codes", "inv_scale") if self.tokens is None else ("codes", "inv_scale", "centre")
 
-    def nbytes(self, numel: int) -> int:
-        """Bytes of all parts, for a value of so many elements."""
+    def nbytes(self, value: Tensor) -> int:
+        """Bytes of all parts."""
         assert isinstance(self.codec, (Groupwise, GroupwiseBest, FewBits))
-        centre = 0 if self.tokens is None else CENTRE_BYTES * (numel // self.tokens.length)
-        return self.codec.nbytes(numel) + centre
+        centre = 0 if self.tokens is None else CENTRE_BYTES * (numel(value) // self.tokens.length)
+        return self.codec.nbytes(sizes_in_memory(value)) + centre
 
     def encode(self, x: Tensor, order: Order, *beside: Tensor) -> tuple[Tensor, ...]:
         """``x`` as ``parts``; ``order`` is the permutation that makes x contiguous, None where it is."""

@@ -225,6 +225,12 @@ def memory_order(value: torch.Tensor) -> tuple[int, ...] | None:
     return None if order == tuple(range(value.dim())) else order
 
 
+def sizes_in_memory(value: torch.Tensor) -> tuple[int, ...]:
+    """The sizes of a permuted tensor, in the order of its memory; those that only a run knows as they are estimated."""
+    order = memory_order(value) or range(value.dim())
+    return tuple(size_hint(value.shape[d]) for d in order)
+
+
 def users_of(nodes: Iterable[Node]) -> list[Node]:
     return [user for node in nodes for user in node.users]
 

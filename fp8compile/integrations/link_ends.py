@@ -6,7 +6,6 @@ a link are of one kind. A sender reads its own bytes as the receiver does, so th
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 import torch
@@ -26,7 +25,7 @@ class DirectEnd:
         self.code = code
 
     def nbytes(self, like: Tensor, ids: Sequence[int] | None) -> int:
-        return self.code.nbytes(like.numel(), like.dtype)
+        return self.code.nbytes(like.shape, like.dtype)
 
     def encode(self, x: Tensor, ids: Sequence[int] | None) -> Tensor:
         """uint8 ``[nbytes]``."""
@@ -58,7 +57,7 @@ class ChangesEnd:
             ValueError: samples had another shape or dtype before.
         """
         if ids is None:
-            return self.first.nbytes(like.numel(), like.dtype)
+            return self.first.nbytes(like.shape, like.dtype)
         self.kept.check(like.shape[1:], like.dtype)
         new, known = self.kept.parts(ids)
         return _nbytes(self.first, new, like) + _nbytes(self.code, known, like) + CHECK_BYTES * self.check
@@ -125,4 +124,4 @@ class ChangesEnd:
 
 def _nbytes(code: WireCode, places: Sequence[int], like: Tensor) -> int:
     """Of so many samples."""
-    return code.nbytes(len(places) * math.prod(like.shape[1:]), like.dtype)
+    return code.nbytes((len(places), *like.shape[1:]), like.dtype)

@@ -52,7 +52,7 @@ def compress_links(
         changes: send changes since a sample's last visit. That asks for ``samples(ids)`` before each step, and keeps two
             bytes for each element of each sample on both hosts of a link. False: each activation for itself.
         first: bits of an activation on its sample's first visit, likewise. For changes alone.
-        group_size: elements that share scales, in contiguous order; a multiple of 8 up to 65,536.
+        group_size: elements of a row that share scales at most; a multiple of 8 up to 65,536.
         check: compare both ends' memory after each message, by eight bytes in it.
 
     Raises:

@@ -80,7 +80,7 @@ def _spread(inv_scale: Tensor, dim: int, block: int, size: int) -> Tensor:
     """``inv_scale`` with each entry repeated along ``dim`` for its block, the last one for what is left of ``size``.
 
     The short block is put behind the full ones, and no index is divided by ``block`` where that does not divide ``size``:
-    Inductor's C++ backend splits such a loop and drops its tail (torch 2.13, see codecs.by_groups).
+    Inductor's C++ backend splits such a loop and drops its tail (torch 2.13, see Groups.beside).
     """
     if block == 1:
         return inv_scale

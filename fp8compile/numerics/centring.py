@@ -35,7 +35,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fp8compile.numerics.codecs import Groupwise, by_groups, padded_to_groups
+from fp8compile.numerics.codecs import Groupwise
 from fp8compile.numerics.scaling import amax_over, dequantize, inv_scale_of, quantize, rounded_to_bf16
 
 SAMPLES = 64
@@ -64,12 +64,12 @@ def encode_about_centre(x: Tensor, sizes: tuple[int, int], codec: Groupwise) -> 
     x_NSC = x.reshape(-1, *sizes).float()
     centre_N1C = centre_of(x.reshape(-1, *sizes))
     x, distance = x_NSC.reshape(x.shape), (x_NSC - centre_N1C).reshape(x.shape)
-    amax, amax_of_distance = (amax_over(*padded_to_groups(each, codec.group_size)) for each in (x, distance))
+    amax, amax_of_distance = (amax_over(*codec.groups.padded(each)) for each in (x, distance))
     is_near = amax_of_distance < amax * WORTH
     inv_scale = inv_scale_of(torch.where(is_near, amax_of_distance, amax), codec.format, codec.scale_dtype)
     signed_G1 = torch.where(is_near, -inv_scale, inv_scale).reshape(-1, 1)
-    grouped, signed = by_groups(x, signed_G1, codec.group_size)
-    near, _ = by_groups(distance, signed_G1, codec.group_size)
+    grouped, signed = codec.groups.beside(x, signed_G1)
+    near, _ = codec.groups.beside(distance, signed_G1)
     codes = quantize(torch.where(signed < 0, near, grouped), signed.abs(), codec.format)
     return codes.reshape(x.shape), signed_G1, centre_N1C.to(torch.bfloat16)
 
@@ -80,7 +80,7 @@ def decode_about_centre(
     """What ``encode_about_centre`` stored, in ``dtype``, saturating as ``dequantize`` does; NaN where a scale is NaN."""
     limit = torch.finfo(dtype).max
     centre = centre_N1C.float().expand(-1, *sizes).reshape(codes.shape)
-    grouped, signed = by_groups(codes, inv_scale, codec.group_size)
-    added, _ = by_groups(centre, inv_scale, codec.group_size)
+    grouped, signed = codec.groups.beside(codes, inv_scale)
+    added, _ = codec.groups.beside(centre, inv_scale)
     found = dequantize(grouped, signed.abs(), torch.float32) + torch.where(signed < 0, added, 0.0)
     return found.clamp(-limit, limit).to(dtype).reshape(codes.shape)

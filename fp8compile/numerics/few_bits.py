@@ -1,6 +1,6 @@
 """Two to six bits for each element, right on average: ActNN (Chen et al. 2021) and GACT (Liu et al. 2022).
 
-    y = (x - least) / step        step = (largest - least) / (2**bits - 1), both of a group of G elements in contiguous order
+    y = (x - least) / step        step = (largest - least) / (2**bits - 1), both of a group of a row (``groups.py``)
     code = floor(y + u)           u uniform in (0, 1)
     decoded = least + step * (code + 1/2 - u)        "dithered": the decoder knows u and takes it away again
               least + step * code                    "stochastic": ActNN's
@@ -26,14 +26,14 @@ to more than FP16's largest number, in FP16, is that number.
 
 Codes are packed within their group, so that encoding is a reduction and what follows in the same loop: of the P codes of a
 word, the p-th is element p * G / P + w of the group, w the word's number. P = 8 for 3 and 5 bits, 4 for 2 and 6, 2 for 4,
-which makes words of whole bytes: low bits first, all words' first bytes before their second ones. The last group is filled
-up with copies of the last element, and takes its full bytes.
+which makes words of whole bytes: low bits first, all words' first bytes before their second ones. A group whose size is
+no multiple of 8 is filled up with copies of the row's last element: a short last one, or the only one. Equal groups are of a
+multiple of 8, or else of G.
 """
 
 from __future__ import annotations
 
 import functools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -41,6 +41,7 @@ import torch
 from torch import Tensor
 
 from fp8compile.numerics.formats import FP16_MAX
+from fp8compile.numerics.groups import Groups, Size
 
 BITS = (2, 3, 4, 5, 6)
 FEW_BITS = {f"{bits}bit": bits for bits in reversed(BITS)}  # by their names in recipes
@@ -58,17 +59,19 @@ _STRIDE = 2531 / 4096  # about 1 / the golden ratio
 
 @dataclass(frozen=True)
 class FewBits:
-    """``bits`` per element and four bytes per group of ``group_size``, a multiple of 8 up to 65,536.
+    """``bits`` per element and four bytes per group of at most ``group_size``, a multiple of 8 up to 65,536.
 
     Attributes:
         bits: 2 to 6.
-        group_size: elements per step, in contiguous order.
+        group_size: elements per step at most.
         rounding: "dithered", "stochastic" or "nearest"; see the head of this file.
+        row_dims: how many trailing dimensions are a row (``groups.py``).
     """
 
     bits: int
     group_size: int = 128
     rounding: str = "dithered"
+    row_dims: int = 1
 
     def __post_init__(self) -> None:
         if self.bits not in BITS:
@@ -97,84 +100,122 @@ class FewBits:
         return torch.int64 if self.bits == 5 else torch.int32
 
     @property
-    def group_bytes(self) -> int:
-        """Bytes of a group's codes."""
-        return self.group_size * self.bits // 8
+    def groups(self) -> Groups:
+        return Groups(self.group_size, self.row_dims)
 
-    def nbytes(self, numel: int) -> int:
-        """Bytes of codes and metadata of so many elements in one row; the last group takes its full bytes."""
-        return -(-numel // self.group_size) * (self.group_bytes + METADATA_BYTES)
+    def nbytes(self, shape: Sequence[int]) -> int:
+        """Bytes of codes and metadata of a tensor of ``shape``."""
+        of_a_row = sum(count * (self.bytes_of(size) + METADATA_BYTES) for _, count, size in self._parts(shape))
+        return int(self.groups.rows(shape)) * of_a_row
+
+    def count(self, shape: Sequence[int]) -> int:
+        """How many groups a tensor of ``shape`` has."""
+        return int(self.groups.rows(shape)) * sum(count for _, count, _ in self._parts(shape))
+
+    def bytes_of(self, size: int) -> int:
+        """Bytes of the codes of a group."""
+        return size * self.bits // 8
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """``x -> (codes, step, least)``: uint8 ``[N * group_bytes]``, or ``[..., bytes of a row]`` where rows have groups of
-        their own (``has_rows``); BF16 ``[N, 1]`` each, N the number of groups."""
-        planes = self._planes(x)
+        """``x -> (codes, step, least)``: uint8 ``[bytes]``, or ``[..., bytes of a row]`` where only a run knows how many rows
+        there are; BF16 ``[N, 1]`` each, N the number of groups."""
+        parts, rows = self._parts(x.shape), self.groups.rows(x.shape)
+        x_RL = x.reshape(rows, self.groups.row(x.shape))
+        lengths = [length for length, _, _ in parts]
+        made = [
+            self._encode_part(each, *part) for each, part in zip(torch.split(x_RL, lengths, 1), parts, strict=True)
+        ]
+        codes, step, least = (torch.cat(each, 1) if len(parts) > 1 else each[0] for each in zip(*made, strict=True))
+        before = x.shape[: x.dim() - self.groups.dims(x.shape)]
+        in_rows = isinstance(
+            x.numel(), torch.SymInt
+        )  # the codes, which keep the other dimensions, tell them to the decoder
+        codes = codes.reshape((*before, codes.shape[1]) if in_rows else codes.numel())
+        return codes, step.reshape(-1, 1).to(torch.bfloat16), least.reshape(-1, 1).to(torch.bfloat16)
+
+    def decode(self, codes: Tensor, step: Tensor, least: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+        """The tensor of ``shape`` and ``dtype``. Of a symbolic shape only a row's sizes are read, others off the codes."""
+        parts, k = self._parts(shape), self.groups.dims(shape)
+        in_rows = codes.dim() > 1
+        bytes_in = [count * self.bytes_of(size) for _, count, size in parts]
+        counts = [count for _, count, _ in parts]
+        codes_RB = codes.reshape(-1 if in_rows else self.groups.rows(shape), sum(bytes_in))
+        rows = codes_RB.shape[0]
+        step, least = (each.float().reshape(rows, sum(counts)) for each in (step, least))
+        cut = (torch.split(codes_RB, bytes_in, 1), torch.split(step, counts, 1), torch.split(least, counts, 1))
+        each = zip(*cut, parts, strict=True)
+        found = [_as(dtype, self._decode_part(*given)) for given in each]
+        before = codes.shape[:-1] if in_rows else tuple(shape[: len(shape) - k])
+        return (torch.cat(found, 1) if len(parts) > 1 else found[0]).reshape((*before, *shape[len(shape) - k :]))
+
+    def _parts(self, shape: Sequence[Size]) -> list[tuple[int, int, int]]:
+        """Of a row: ``(elements, groups, elements of a group as it is filled)`` of its equal groups, and a short last one."""
+        row = self.groups.row(shape)
+        assert isinstance(row, int), "codes do not tell a length that only a run knows"
+        size = self.groups.size(row)
+        if row <= size:
+            return [(row, min(row, 1), _filled(max(row, 1)))]
+        if size % TOGETHER or row % size:
+            size = self.group_size
+        full, tail = row // size, row % size
+        return [(full * size, full, size), *([(tail, 1, _filled(tail))] if tail else [])]
+
+    def _encode_part(self, x_RL: Tensor, length: int, count: int, size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """``[rows, bytes]``, and FP32 ``[rows, count]`` each."""
+        rows = x_RL.shape[0]
+        planes = self._planes(x_RL, length, count, size)
         lo = functools.reduce(torch.minimum, planes).amin(-1, keepdim=True)
         hi = functools.reduce(torch.maximum, planes).amax(-1, keepdim=True)
         step, least = frame(lo, hi, self.levels)
         word = torch.zeros_like(planes[0], dtype=self.word_dtype)
-        for p, (plane, u) in enumerate(zip(planes, self._dither(step, least), strict=True)):
+        for p, (plane, u) in enumerate(zip(planes, self._dither(step, least, size), strict=True)):
             word = word | self._codes(plane, step, least, u) << (self.bits * p)
-        size = _WORDS[self.bits][1]
-        codes = torch.cat([((word >> (8 * q)) & 255).to(torch.uint8) for q in range(size)], -1)
-        rows = x.shape[:-1] if has_rows(x) else ()
-        codes = codes.reshape(*rows, -(-x.shape[-1] // self.group_size) * self.group_bytes if rows else codes.numel())
-        return codes, step.to(torch.bfloat16), least.to(torch.bfloat16)
+        codes = torch.cat([((word >> (8 * q)) & 255).to(torch.uint8) for q in range(_WORDS[self.bits][1])], -1)
+        return codes.reshape(rows, count * self.bytes_of(size)), step.reshape(rows, count), least.reshape(rows, count)
 
-    def decode(self, codes: Tensor, step: Tensor, least: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-        """The tensor of ``shape`` and ``dtype``. Of a symbolic shape only the last size is read, the others off the codes."""
-        per_word, size = _WORDS[self.bits]
-        step, least = step.float(), least.float()
-        parts = codes.reshape(step.shape[0], size, self.group_size // per_word).to(self.word_dtype).unbind(1)
+    def _decode_part(self, codes: Tensor, step: Tensor, least: Tensor, part: tuple[int, int, int]) -> Tensor:
+        """FP32 ``[rows, length]``."""
+        rows, (length, count, size), (per_word, size_of_word) = step.shape[0], part, _WORDS[self.bits]
+        parts = codes.reshape(rows * count, size_of_word, size // per_word).to(self.word_dtype).unbind(1)
         word = functools.reduce(torch.bitwise_or, [part << (8 * q) for q, part in enumerate(parts)])
-        places = self._places(codes.device)
         shifts = torch.arange(per_word, device=codes.device, dtype=self.word_dtype).unsqueeze(1) * self.bits
         code = ((word.unsqueeze(1) >> shifts) & self.levels).float()
-        step_N11, least_N11 = step.unsqueeze(-1), least.unsqueeze(-1)
+        step_N11, least_N11 = step.reshape(rows * count, 1, 1), least.reshape(rows * count, 1, 1)
         if self.rounding == "dithered":
-            code = code - distance(start_of(step_N11, least_N11), places)
-        found = least_N11 + code * step_N11
-        if dtype == torch.float16:
-            found = found.clamp(-FP16_MAX, FP16_MAX)
-        return self._ungrouped(found.to(dtype), codes, shape)
+            code = code - distance(start_of(step_N11, least_N11), self._places(size, codes.device))
+        found = (least_N11 + code * step_N11).reshape(rows, count * size)
+        return found.narrow(1, 0, length) if length < count * size else found
 
-    def _planes(self, x: Tensor) -> tuple[Tensor, ...]:
+    def _planes(self, x_RL: Tensor, length: int, count: int, size: int) -> tuple[Tensor, ...]:
         """The P elements of each word, ``[N, G / P]`` each, FP32."""
-        per_word = _WORDS[self.bits][0]
-        length = x.shape[-1] if has_rows(x) else x.numel()
-        x_RL = x.reshape(-1, length) if length else x.reshape(1, 0)
-        if (missing := -length % self.group_size) and length:
-            x_RL = torch.cat([x_RL, x_RL.narrow(1, length - 1, 1).expand(-1, missing)], 1)
-        groups = x_RL.numel() // self.group_size
-        return x_RL.reshape(groups, per_word, self.group_size // per_word).float().unbind(1)
+        per_word, rows = _WORDS[self.bits][0], x_RL.shape[0]
+        if (missing := count * size - length) and length:
+            x_RL = torch.cat([x_RL, x_RL.narrow(1, length - 1, 1).expand(rows, missing)], 1)
+        return x_RL.reshape(rows * count, per_word, size // per_word).float().unbind(1)
 
     def _codes(self, x: Tensor, step: Tensor, least: Tensor, u: Tensor | float) -> Tensor:
         y = torch.where(step > 0, (x - least) * torch.where(step > 0, step, 1.0).reciprocal(), 0.0)
         return (y + u).floor().clamp(0, self.levels).to(self.word_dtype)
 
-    def _dither(self, step: Tensor, least: Tensor) -> Sequence[Tensor | float]:
+    def _dither(self, step: Tensor, least: Tensor, size: int) -> Sequence[Tensor | float]:
         if self.rounding == "nearest":
             return [0.5] * _WORDS[self.bits][0]
         start = start_of(step, least)
-        return [distance(start, place) + 0.5 for place in self._places(step.device).unbind(0)]
+        return [distance(start, place) + 0.5 for place in self._places(size, step.device).unbind(0)]
 
-    def _places(self, device: torch.device) -> Tensor:
+    def _places(self, size: int, device: torch.device) -> Tensor:
         """The number of each element in its group, modulo 256: FP32 ``[P, G / P]``."""
-        place = torch.arange(self.group_size, device=device, dtype=torch.int32)
-        place = place & 255 if self.group_size > 256 else place
+        place = torch.arange(size, device=device, dtype=torch.int32)
+        place = place & 255 if size > 256 else place
         return place.float().reshape(_WORDS[self.bits][0], -1)
 
-    def _ungrouped(self, found: Tensor, codes: Tensor, shape: Sequence[int]) -> Tensor:
-        if codes.dim() > 1:
-            found = found.reshape(*codes.shape[:-1], codes.shape[-1] // self.group_bytes * self.group_size)
-            return found.narrow(-1, 0, shape[-1])
-        return found.reshape(-1).narrow(0, 0, math.prod(shape)).reshape(tuple(shape))
+
+def _filled(length: int) -> int:
+    return -(-length // TOGETHER) * TOGETHER
 
 
-def has_rows(x: Tensor) -> bool:
-    """Whether each row of the last dimension has groups of its own: only where the number of elements is symbolic, so that
-    the codes, which keep the other dimensions, tell them to the decoder."""
-    return x.dim() > 0 and isinstance(x.numel(), torch.SymInt) and isinstance(x.shape[-1], int)
+def _as(dtype: torch.dtype, x: Tensor) -> Tensor:
+    return (x.clamp(-FP16_MAX, FP16_MAX) if dtype == torch.float16 else x).to(dtype)
 
 
 def frame(lo: Tensor, hi: Tensor, levels: int) -> tuple[Tensor, Tensor]:

@@ -17,7 +17,8 @@ within a row and a is its largest element: an element below a / 254 comes back a
 the largest as it was. So a group's sum is at least max(a, T - 128 a / 254) >= 0.66 T and at most 4/3 T, where T was its sum:
 2/3 <= s <= 4/3, up to the scale's rounding.
 
-A sum outside of ``LEAST`` ... ``MOST`` says that a group held other rows that were far larger, or that a row is not one. Such
+A sum outside of ``LEAST`` ... ``MOST`` says that a group held other rows that were far larger (they are short,
+or the softmax is along another dimension), or that a row is not one. Such
 a row stays as it was decoded. So does a row of zeros (fully masked: 0 in, 0 out), and one with a NaN or an inf in it, whose
 other elements keep their values. Within, |p~ - p| <= 2 (|e| + p |d|).
 """

@@ -5,7 +5,7 @@
     16         FP16 of a tensor in FP16, BF16 of any other
     None       the tensor's own bytes
 
-Metadata stand first. How many bytes there are follows from the number of elements, so that a receiver knows it without being
+Metadata stand first. How many bytes there are follows from the shape, so that a receiver knows it without being
 told. What is not finite makes its group NaN; in 16 bits and in None it stays what it is.
 """
 
@@ -32,19 +32,19 @@ class WireCode:
 
     Attributes:
         bits: one of ``BITS``.
-        group_size: elements per scale, in contiguous order; a multiple of 8. Only 2 to 8 bits have scales.
+        group_size: elements of a row per scale at most (``groups.py``); a multiple of 8. Only 2 to 8 bits have scales.
     """
 
     bits: int | None
     group_size: int = 128
 
-    def nbytes(self, numel: int, dtype: torch.dtype) -> int:
-        """Bytes of so many elements of a tensor of ``dtype``."""
+    def nbytes(self, shape: Sequence[int], dtype: torch.dtype) -> int:
+        """Bytes of a tensor of ``shape`` and ``dtype``."""
         if self.bits is None:
-            return numel * dtype.itemsize
+            return math.prod(shape) * dtype.itemsize
         if self.bits == 16:
-            return numel * 2
-        return (self._int8() if self.bits == 8 else self._few()).nbytes(numel)
+            return math.prod(shape) * 2
+        return (self._int8() if self.bits == 8 else self._few()).nbytes(shape)
 
     def packed(self, x: Tensor) -> Tensor:
         """uint8 ``[nbytes]``. x is FP32, BF16 or FP16; in None of any dtype."""
@@ -64,11 +64,11 @@ class WireCode:
             return _read(wire, sent, shape).to(dtype)
         if self.bits == 16:
             return _read(wire, sixteen(sent), shape).to(dtype)
-        numel = math.prod(shape)
-        groups = -(-numel // self.group_size)
         if self.bits == 8:
+            groups = self._int8().groups.count(shape)
             inv_scale = _read(wire[: 2 * groups], torch.bfloat16, (groups, 1))
             return self._int8().decode(wire[2 * groups :].view(torch.int8).reshape(tuple(shape)), inv_scale, dtype)
+        groups = self._few().count(shape)
         head = METADATA_BYTES * groups
         step, least = _read(wire[:head], torch.bfloat16, (2, groups, 1)).unbind()
         return self._few().decode(wire[head:], step, least, shape, dtype)

@@ -54,7 +54,7 @@ class Recipe:
             (fp8compile/encoding/bits_by_use.py).
         saved_bits: "off", or what ``fp8compile.calibrate_bits`` chose for each saved value by measurement, or the path of the
             file that it was saved to; a value that is not in it is stored as ``saved_format`` and ``attention_format`` say.
-        group_size: elements per scale, 16 ... 65536; of few bits a multiple of 8.
+        group_size: elements of a row per scale at most, 16 ... 65536; of few bits a multiple of 8.
         collectives: what all_gather, reduce_scatter and all_reduce in the graph send: "off" (what they are given) or
             "groupwise" (codes; see passes/compress_collectives.py).
         chunk_logits: whether logits that only a loss reads are computed in chunks and never exist as a whole, for one more

@@ -39,16 +39,16 @@ def reproduce(seeds: int, steps: int, tell: Callable[[str], None]) -> Outcome:
     for seed in range(seeds):
         model = _trained(seed, steps, None)
         losses.setdefault("exact", []).append(held_out_loss(model))
-        found, bits, numels = errors_of(model, seed)
+        found, bits, shapes = errors_of(model, seed)
         errors.append(found)
         chosen.append(bits)
-        arms = {f"{b} bits": (b,) * len(numels) for b in TRAINED}
+        arms = {f"{b} bits": (b,) * len(shapes) for b in TRAINED}
         arms |= {named(b): bits[named(b)] for b in ADAPTIVE[:2]}
         for arm, each in arms.items():
             losses.setdefault(arm, []).append(held_out_loss(_trained(seed, steps, each)))
         tell(f"seed {seed}: " + ", ".join(f"{arm} {each[-1]:.4f}" for arm, each in losses.items()))
     db = {name: mean(each[name] for each in errors) for name in errors[0]}
-    per_element = {name: bits_per_element(name, chosen, numels) for name in db}
+    per_element = {name: bits_per_element(name, chosen, shapes) for name in db}
     figures: dict[str, Any] = {
         "gradient_db": db,
         "bits_per_element": per_element,
@@ -88,17 +88,19 @@ def gradient_of(model: nn.Module, tokens: Tensor, saved: SavedTensors) -> Tensor
     return torch.cat([g.flatten() for g in found])
 
 
-def errors_of(model: nn.Module, seed: int) -> tuple[dict[str, float], dict[str, tuple[int, ...]], list[int]]:
+def errors_of(
+    model: nn.Module, seed: int
+) -> tuple[dict[str, float], dict[str, tuple[int, ...]], list[tuple[int, ...]]]:
     """Gradient SQNR by way of storing; the bits that adaptive ways chose; the elements of each saved tensor."""
     tokens = next(batches(held_out_text(), seed, 1))
     whole = SavedTensors(model, {})
     exact = gradient_of(model, tokens, whole)
-    numels = list(whole.numels)
+    shapes = list(whole.shapes)
 
     def db(bits: Mapping[int, int], rounding: str = "stochastic") -> float:
         return sqnr(exact, gradient_of(model, tokens, SavedTensors(model, bits, rounding)))
 
-    every = range(len(numels))
+    every = range(len(shapes))
     found = {"8 bits": db(dict.fromkeys(every, 8))}
     for bits in reversed(BITS):
         found[f"{bits} bits"] = db(dict.fromkeys(every, bits))
@@ -106,9 +108,9 @@ def errors_of(model: nn.Module, seed: int) -> tuple[dict[str, float], dict[str, 
     sensitivities = [_sensitivity(model, tokens, exact, i) for i in every]
     chosen = {}
     for budget in ADAPTIVE:
-        chosen[named(budget)] = choose_bits(sensitivities, numels, budget_of(numels, budget))
+        chosen[named(budget)] = choose_bits(sensitivities, shapes, budget_of(shapes, budget))
         found[named(budget)] = db(dict(enumerate(chosen[named(budget)])))
-    return found, chosen, numels
+    return found, chosen, shapes
 
 
 def named(bits: float) -> str:
@@ -116,9 +118,9 @@ def named(bits: float) -> str:
     return f"adaptive, {bits:g} bits"
 
 
-def budget_of(numels: Sequence[int], bits: float) -> int:
+def budget_of(shapes: Sequence[Sequence[int]], bits: float) -> int:
     """The bytes of these bits for all tensors; of a half, the mean of those below and above."""
-    below, above = (sum(nbytes(numel, each) for numel in numels) for each in (math.floor(bits), math.ceil(bits)))
+    below, above = (sum(nbytes(shape, each) for shape in shapes) for each in (math.floor(bits), math.ceil(bits)))
     return (below + above) // 2
 
 
@@ -128,11 +130,13 @@ def _sensitivity(model: nn.Module, tokens: Tensor, exact: Tensor, number: int) -
     return power(off) / noise(PROBE_BITS)
 
 
-def bits_per_element(name: str, chosen: Sequence[Mapping[str, Sequence[int]]], numels: Sequence[int]) -> float:
+def bits_per_element(
+    name: str, chosen: Sequence[Mapping[str, Sequence[int]]], shapes: Sequence[Sequence[int]]
+) -> float:
     """Metadata included; the mean over seeds of adaptive ones."""
-    each = [by_arm[name] for by_arm in chosen] if name in chosen[0] else [[int(name[0])] * len(numels)]
-    taken = [sum(nbytes(n, b) for n, b in zip(numels, bits, strict=True)) for bits in each]
-    return 8 * sum(taken) / len(taken) / sum(numels)
+    each = [by_arm[name] for by_arm in chosen] if name in chosen[0] else [[int(name[0])] * len(shapes)]
+    taken = [sum(nbytes(n, b) for n, b in zip(shapes, bits, strict=True)) for bits in each]
+    return 8 * sum(taken) / len(taken) / sum(map(math.prod, shapes))
 
 
 def error_table(db: Mapping[str, float | None], per_element: Mapping[str, float]) -> Table:

@@ -34,18 +34,18 @@ class SavedTensors:
         rounding: of two to six bits, as in ``FewBits``.
 
     Attributes:
-        numels: of the last forward, the elements of each tensor that may be encoded, by number.
+        shapes: of the last forward, the shape of each tensor that may be encoded, by number.
     """
 
     def __init__(self, model: nn.Module, bits: Mapping[int, int], rounding: str = "stochastic") -> None:
         self.model, self.bits, self.rounding = model, bits, rounding
-        self.numels: list[int] = []
+        self.shapes: list[tuple[int, ...]] = []
 
     @contextmanager
     def encoding(self) -> Iterator[None]:
         """Encode what is saved by forwards inside."""
         self._parameters = {p.untyped_storage().data_ptr() for p in self.model.parameters()}
-        handle = self.model.register_forward_pre_hook(lambda *_: self.numels.clear())
+        handle = self.model.register_forward_pre_hook(lambda *_: self.shapes.clear())
         try:
             with torch.autograd.graph.saved_tensors_hooks(self._packed, _unpacked):
                 yield
@@ -55,8 +55,8 @@ class SavedTensors:
     def _packed(self, x: Tensor) -> Any:
         if not self._may_be_encoded(x):
             return x
-        self.numels.append(x.numel())
-        bits = self.bits.get(len(self.numels) - 1)
+        self.shapes.append(tuple(x.shape))
+        bits = self.bits.get(len(self.shapes) - 1)
         if bits is None:
             return x
         if bits == 8:
@@ -81,9 +81,9 @@ def _unpacked(kept: Any) -> Tensor:
     return decoded
 
 
-def nbytes(numel: int, bits: int) -> int:
-    """Bytes of a tensor of so many elements, metadata included."""
-    return Groupwise(INT8, GROUP_SIZE).nbytes(numel) if bits == 8 else FewBits(bits, GROUP_SIZE).nbytes(numel)
+def nbytes(shape: Sequence[int], bits: int) -> int:
+    """Bytes of a tensor of ``shape``, metadata included."""
+    return Groupwise(INT8, GROUP_SIZE).nbytes(shape) if bits == 8 else FewBits(bits, GROUP_SIZE).nbytes(shape)
 
 
 def noise(bits: int) -> float:
@@ -93,7 +93,7 @@ def noise(bits: int) -> float:
 
 def choose_bits(
     sensitivities: Sequence[float],
-    numels: Sequence[int],
+    shapes: Sequence[Sequence[int]],
     budget: int,
     choices: Sequence[int] = CHOICES,
 ) -> tuple[int, ...]:
@@ -102,7 +102,7 @@ def choose_bits(
     Raises:
         ValueError: the fewest bits for all take more bytes than the budget.
     """
-    sizes = [[nbytes(numel, bits) for bits in choices] for numel in numels]
+    sizes = [[nbytes(shape, bits) for bits in choices] for shape in shapes]
     costs = [[sensitivity * noise(bits) for bits in choices] for sensitivity in sensitivities]
     found = cheapest(sizes, costs, budget)
     if found is None:

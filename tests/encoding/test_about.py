@@ -14,6 +14,7 @@ from fp8compile.analysis.sensitivity import Unbounded
 from fp8compile.encoding.about import ABOUT_BOTH, ABOUT_MEAN, OF_SIZE, About, View, about
 from fp8compile.numerics import INT8, Groupwise
 from fp8compile.numerics.deviations import deviation, from_deviation
+from fp8compile.numerics.groups import Groups
 from tests.analysis.test_norms import Behind, batch_by_hand, layer_by_hand, rms_by_hand
 from tests.support.graphs import split_of
 
@@ -25,7 +26,7 @@ def kind(function: Callable[[Tensor], Tensor], planes: str = "") -> str | None:
     torch._dynamo.reset()
     split = split_of(Behind(function, bool(planes)), x, disabled="encode_saved", linear="off")
     [(value, norm)] = list(norms_of(split.fw.graph).items())[:1]
-    found = about(norm, value)
+    found = about(norm, value, Groups(128, 2 if planes == "first" else 1))
     return found.name if found else None
 
 

@@ -20,7 +20,7 @@ from fp8compile.reporting.report import Report
 from tests.support.graphs import split_of
 from tests.support.measure import compiled, llama_case
 
-HIDDEN, HEADS, BATCH, TOKENS, GROUP = 64, 2, 2, 64, 128
+HIDDEN, HEADS, BATCH, TOKENS, GROUP = 64, 2, 2, 64, 64
 ONE = DeviceRates(
     "ONE", copy=1.0, bf16=1.0, fp8=10.0, attention=1.0, attention_backward=1.0, gap=0.0
 )  # bytes, operations

@@ -63,7 +63,7 @@ def test_a_message_holds_first_visits_then_changes() -> None:
     sent(sender, receiver, activation([1, 2], 0), [1, 2])
     numel = math.prod(SHAPE)
     wire = sender.encode(activation([5, 1, 6, 2], 1), [5, 1, 6, 2])
-    assert len(wire) == 2 * numel * 2 + WireCode(2).nbytes(2 * numel, torch.float32)
+    assert len(wire) == 2 * numel * 2 + WireCode(2).nbytes((2, *SHAPE), torch.float32)
     whole = activation([5, 6], 1).bfloat16()
     assert torch.equal(wire[: 4 * numel].clone().view(torch.bfloat16), whole.flatten())
 
@@ -193,7 +193,7 @@ def test_direct_links_ask_for_no_ids() -> None:
     assert (
         links.state_dict() == {}
         and links.nbytes == 0
-        and links.forward.sent == 2 * WireCode(4).nbytes(240, torch.float32)
+        and links.forward.sent == 2 * WireCode(4).nbytes((2, *SHAPE), torch.float32)
     )
 
 
@@ -237,7 +237,7 @@ def test_gradients_are_coded_in_their_own_bits(bits: int | None) -> None:
     gradient = activation([1, 2], 0)
     stage, links = tied(gradient, backward_bits=bits)
     [op] = stage.get_bwd_send_ops(0)
-    assert op.tensor.nbytes == WireCode(bits).nbytes(240, torch.float32)
+    assert op.tensor.nbytes == WireCode(bits).nbytes((2, *SHAPE), torch.float32)
     assert (links.backward.sent, links.backward.plain) == (
         (0, 0) if bits is None else (op.tensor.nbytes, gradient.nbytes)
     )
@@ -302,7 +302,7 @@ def test_a_state_continues_a_link() -> None:
     for each in (links, other):
         each.samples([2, 1, 5, 6])
     ours, theirs = stage.get_fwd_send_ops(0)[0].tensor, other_stage.get_fwd_send_ops(0)[0].tensor
-    assert torch.equal(ours, theirs) and len(ours) == WireCode(4).nbytes(2 * math.prod(SHAPE), torch.float32)
+    assert torch.equal(ours, theirs) and len(ours) == WireCode(4).nbytes((2, *SHAPE), torch.float32)
 
 
 def test_a_state_of_other_links_is_refused() -> None:

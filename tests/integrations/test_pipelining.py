@@ -64,13 +64,13 @@ def test_bytes_on_the_wire_are_those_of_the_codes(schedule: str, changes: bool) 
     plain = STEPS_2 * ROWS * NUMEL * 4
     [forward, backward] = [found[0]["wire"][0]["get_fwd_send_ops"], found[1]["wire"][0]["get_bwd_send_ops"]]
     assert found[0]["traffic"] == [(forward, plain, 0, 0)] and found[1]["traffic"] == [(0, 0, backward, plain)]
-    assert backward == STEPS_2 * MICRO * WireCode(6).nbytes(2 * NUMEL, torch.float32)
+    assert backward == STEPS_2 * MICRO * WireCode(6).nbytes((2, LENGTH, WIDTH), torch.float32)
     if changes:
         least = SAMPLES * NUMEL * 8 // 8 + ROWS * NUMEL * 3 // 8
         groups = (SAMPLES + ROWS) * 2  # a sample has one group and a part
         assert least < forward < least + groups * (4 + 128 * 3 // 8)
     else:
-        assert forward == STEPS_2 * MICRO * WireCode(3).nbytes(2 * NUMEL, torch.float32)
+        assert forward == STEPS_2 * MICRO * WireCode(3).nbytes((2, LENGTH, WIDTH), torch.float32)
 
 
 @pytest.mark.parametrize("schedule", ONE_STAGE)

@@ -70,10 +70,24 @@ NUMERICS = (
     ),
     Mutant(
         "codecs: tail under the first group's scale",
-        "fp8compile/numerics/codecs.py",
+        "fp8compile/numerics/groups.py",
         "inv_scale[:, -1:].expand(rows, tail)",
         "inv_scale[:, :1].expand(rows, tail)",
         ("tests/numerics/test_codecs.py",),
+    ),
+    Mutant(
+        "groups: they span rows",
+        "fp8compile/numerics/groups.py",
+        "while k < len(shape) and _is_short(shape[-k:])",
+        "while k < len(shape) and (True or _is_short(shape[-k:]))",
+        ("tests/numerics/test_groups.py",),
+    ),
+    Mutant(
+        "rows: a pair representation is taken for heads of tokens",
+        "fp8compile/encoding/saved_rows.py",
+        "and _is_of_attention(edge)",
+        "and True",
+        ("tests/encoding/test_saved_rows.py",),
     ),
     Mutant(
         "codecs: the worse of two formats",

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from fp8compile.numerics.few_bits import BITS, LIMIT, ROUNDINGS, SMALLEST_STEP, FewBits, distance, start_of
+from tests.support.codecs import few_bits_lengths, of_each_element
 from tests.support.reference import every_value, finite_values
 
 torch.set_num_threads(1)
@@ -38,8 +39,7 @@ def held_values(dtype: torch.dtype) -> Tensor:
 
 def steps_of(codec: FewBits, x: Tensor) -> Tensor:
     """The step of each element, in float64."""
-    step = codec.encode(x)[1].double().reshape(-1)
-    return step.repeat_interleave(codec.group_size)[: x.numel()].reshape(x.shape)
+    return of_each_element(codec.encode(x)[1].double(), few_bits_lengths(x.shape, codec.group_size), x)
 
 
 # ---------------------------------------------------------------------------------------------- right on average
@@ -165,15 +165,18 @@ def test_the_largest_numbers_stay_finite_and_the_smallest_keep_their_place(codec
 # ------------------------------------------------------------------------------------------------- bytes, packing
 
 
-def unpacked_by_the_book(codec: FewBits, codes: Tensor) -> list[int]:
+def unpacked_by_the_book(codec: FewBits, codes: Tensor, lengths: list[int]) -> list[int]:
     """Codes in the order of their elements, read bit by bit with Python's integers."""
     per_word, size = {2: (4, 1), 3: (8, 3), 4: (2, 1), 5: (8, 5), 6: (4, 3)}[codec.bits]
-    words, found = codec.group_size // per_word, []
-    for start in range(0, codes.numel(), codec.group_bytes):
-        group = codes.reshape(-1)[start : start + codec.group_bytes].tolist()
-        for i in range(codec.group_size):
+    found, start = [], 0
+    for length in lengths:
+        filled = math.ceil(length / 8) * 8
+        words, group_bytes = filled // per_word, filled * codec.bits // 8
+        group = codes[start : start + group_bytes].tolist()
+        for i in range(length):
             word = sum(group[q * words + i % words] << (8 * q) for q in range(size))
             found.append(word >> (codec.bits * (i // words)) & codec.levels)
+        start += group_bytes
     return found
 
 
@@ -185,24 +188,27 @@ def test_packing_is_bit_exact_for_every_length_to_1000(bits: int) -> None:
         generator = torch.Generator().manual_seed(bits)
         for length in range(1, 1001):
             x = torch.randint(0, codec.levels + 1, (length,), generator=generator)
-            starts = range(0, length, 32)
-            for start in starts:  # each group holds both ends
-                group = x[start : start + 32]
+            lengths = few_bits_lengths((length,), 32)
+            for group in x.split(lengths):  # each holds both ends
                 group[0], group[-1] = 0, codec.levels
             codes, step, least = codec.encode(x.float())
-            whole = len(x) > 1 and length % 32 != 1  # a tail of one element is a group of one value
+            whole = lengths[-1] > 1  # a tail of one element is a group of one value
             expected = x.tolist() if whole else x.tolist()[:-1]
-            assert unpacked_by_the_book(codec, codes)[: len(expected)] == expected
+            assert unpacked_by_the_book(codec, codes, lengths)[: len(expected)] == expected
             assert torch.equal(codec.decode(codes, step, least, x.shape, torch.float32), x.float())
 
 
 @by_codec
-@pytest.mark.parametrize("numel", [1, 31, 32, 33, 128, 1000, 4096])
-def test_bytes_are_exact(codec: FewBits, numel: int) -> None:
-    parts = codec.encode(normal(numel))
-    assert sum(part.nbytes for part in parts) == codec.nbytes(numel)
-    full = numel // codec.group_size * codec.group_size
-    assert codec.nbytes(full) * 8 == full * codec.bits + full // codec.group_size * 32
+@pytest.mark.parametrize(
+    "shape", [(1,), (31,), (33,), (4096,), (5, 64), (3, 192), (7, 197), (2, 3, 5), (40, 3)], ids=str
+)
+def test_bytes_are_exact(codec: FewBits, shape: tuple[int, ...]) -> None:
+    parts = codec.encode(normal(*shape))
+    assert sum(part.nbytes for part in parts) == codec.nbytes(shape)
+    lengths = few_bits_lengths(shape, codec.group_size)
+    assert codec.nbytes(shape) == sum(math.ceil(length / 8) * codec.bits + 4 for length in lengths)
+    assert codec.count(shape) == len(lengths)
+    assert codec.nbytes((9, 4 * codec.group_size)) == 36 * (codec.group_size * codec.bits // 8 + 4)
 
 
 # --------------------------------------------------------------------------------------------------- odd input
@@ -228,8 +234,9 @@ def test_a_group_of_one_bfloat16_number_is_exact(codec: FewBits, value: float) -
 
 @by_codec
 def test_the_last_groups_step_sees_its_own_elements_alone(codec: FewBits) -> None:
-    x = torch.cat([normal(codec.group_size), torch.full((5,), 100.0)])
-    assert torch.equal(decoded(codec, x)[-5:], x[-5:])
+    last = few_bits_lengths((codec.group_size + 5,), codec.group_size)[-1]
+    x = torch.cat([normal(codec.group_size + 5 - last), torch.full((last,), 100.0)])
+    assert torch.equal(decoded(codec, x)[-last:], x[-last:])
 
 
 @by_codec
@@ -238,9 +245,10 @@ def test_the_last_groups_step_sees_its_own_elements_alone(codec: FewBits) -> Non
 def test_what_is_not_finite_makes_its_group_nan_and_no_other(codec: FewBits, value: float, place: int) -> None:
     x = normal(300)
     x[place] = value
-    start = place // codec.group_size * codec.group_size
     expected = torch.zeros(300, dtype=torch.bool)
-    expected[start : start + codec.group_size] = True
+    starts = [0, *itertools.accumulate(few_bits_lengths((300,), codec.group_size))]
+    start, end = next((a, b) for a, b in itertools.pairwise(starts) if a <= place < b)
+    expected[start:end] = True
     assert torch.equal(decoded(codec, x).isnan(), expected)
 
 

@@ -17,7 +17,7 @@ from fp8compile.numerics.wire_codes import BITS, WireCode, can_be_coded, sixteen
 from tests.support.reference import bits_equal
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-SHAPES = ((1,), (7, 3), (2, 128), (5, 3, 43))
+SHAPES = ((1,), (7, 3), (2, 128), (5, 3, 43), (4, 192))
 every_code = pytest.mark.parametrize("bits", BITS, ids=str)
 
 
@@ -35,15 +35,15 @@ def test_bytes_are_as_many_as_told(bits: int | None, dtype: torch.dtype) -> None
     for shape, group_size in itertools.product(SHAPES, (8, 128)):
         wire = WireCode(bits, group_size).packed(values(shape, dtype))
         assert wire.dtype == torch.uint8 and wire.dim() == 1
-        assert len(wire) == WireCode(bits, group_size).nbytes(math.prod(shape), dtype)
+        assert len(wire) == WireCode(bits, group_size).nbytes(shape, dtype)
 
 
 def test_full_groups_take_their_bits_and_four_bytes() -> None:
-    assert [WireCode(bits).nbytes(1280, torch.float32) for bits in (2, 3, 4, 5, 6)] == [
+    assert [WireCode(bits).nbytes((1280,), torch.float32) for bits in (2, 3, 4, 5, 6)] == [
         bits * 160 + 40 for bits in (2, 3, 4, 5, 6)
     ]
-    assert WireCode(8).nbytes(1280, torch.float32) == 1280 + 20
-    assert (WireCode(16).nbytes(10, torch.float32), WireCode(None).nbytes(10, torch.float32)) == (20, 40)
+    assert WireCode(8).nbytes((1280,), torch.float32) == 1280 + 20
+    assert (WireCode(16).nbytes((10,), torch.float32), WireCode(None).nbytes((10,), torch.float32)) == (20, 40)
 
 
 @pytest.mark.parametrize("bits", few_bits.BITS)

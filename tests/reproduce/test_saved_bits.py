@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 
 import pytest
 import torch
@@ -29,18 +30,18 @@ def gradients(net: nn.Module, x: Tensor, saved: SavedTensors) -> Tensor:
 def test_the_choice_is_that_of_exhaustive_search(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     sensitivities = (10.0 ** (4 * torch.rand(5, generator=generator))).tolist()
-    numels = (128 * torch.randint(1, 40, (5,), generator=generator)).tolist()
+    shapes = (128 * torch.randint(1, 40, (5, 1), generator=generator)).tolist()
 
     def total(bits: tuple[int, ...]) -> float:
         return sum(s * noise(b) for s, b in zip(sensitivities, bits, strict=True))
 
     def taken(bits: tuple[int, ...]) -> int:
-        return sum(nbytes(n, b) for n, b in zip(numels, bits, strict=True))
+        return sum(nbytes(n, b) for n, b in zip(shapes, bits, strict=True))
 
     every = list(itertools.product(CHOICES, repeat=5))
     for of in (2, 3, 4, 6, 8):
         budget = taken((of,) * 5)
-        found = choose_bits(sensitivities, numels, budget)
+        found = choose_bits(sensitivities, shapes, budget)
         assert taken(found) <= budget
         assert total(found) == pytest.approx(min(total(b) for b in every if taken(b) <= budget), rel=1e-12)
         assert total(found) <= total((of,) * 5)
@@ -48,13 +49,13 @@ def test_the_choice_is_that_of_exhaustive_search(seed: int) -> None:
 
 def test_a_budget_below_the_fewest_bits_is_refused() -> None:
     with pytest.raises(ValueError, match="2 bits for all take 36 bytes, more than the budget of 35"):
-        choose_bits([1.0], [128], 35)
-    assert choose_bits([1.0], [128], 36) == (2,)
+        choose_bits([1.0], [(128,)], 35)
+    assert choose_bits([1.0], [(128,)], 36) == (2,)
     assert choose_bits([], [], 0) == ()
 
 
 def test_what_is_more_sensitive_gets_more_bits() -> None:
-    chosen = choose_bits([1.0, 100.0, 1e4], [1280] * 3, 3 * nbytes(1280, 4))
+    chosen = choose_bits([1.0, 100.0, 1e4], [(1280,)] * 3, 3 * nbytes((1280,), 4))
     assert chosen == tuple(sorted(chosen)) and chosen[0] < chosen[2]
 
 
@@ -64,7 +65,7 @@ def test_nothing_encoded_is_nothing_changed() -> None:
     plain = torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(net.parameters()))])
     saved = SavedTensors(net, {})
     assert torch.equal(gradients(net, x, saved), plain)
-    assert saved.numels == [4096] * len(saved.numels) and 5 <= len(saved.numels) <= 7
+    assert {math.prod(shape) for shape in saved.shapes} == {4096} and 5 <= len(saved.shapes) <= 7
 
 
 def test_numbers_are_the_same_in_every_step_and_weights_have_none() -> None:
@@ -73,9 +74,9 @@ def test_numbers_are_the_same_in_every_step_and_weights_have_none() -> None:
     saved = SavedTensors(net, {})
     with saved.encoding():
         net(x).square().mean()
-        first = list(saved.numels)
+        first = list(saved.shapes)
         net(x).square().mean()
-    assert saved.numels == first
+    assert saved.shapes == first
     frozen = [p.untyped_storage().data_ptr() for p in net.parameters()]
     assert not any(saved._may_be_encoded(t) for p in net.parameters() for t in (p, p.t() if p.dim() == 2 else p))
     assert frozen
@@ -102,9 +103,9 @@ def test_more_bits_are_better() -> None:
 
 
 def test_bytes_of_half_a_bit_lie_between() -> None:
-    numels = [1280, 640]
-    below, above = (sum(nbytes(n, b) for n in numels) for b in (2, 3))
-    assert gact.budget_of(numels, 2.5) == (below + above) // 2 and gact.budget_of(numels, 3.0) == above
+    shapes = [(1280,), (640,)]
+    below, above = (sum(nbytes(n, b) for n in shapes) for b in (2, 3))
+    assert gact.budget_of(shapes, 2.5) == (below + above) // 2 and gact.budget_of(shapes, 3.0) == above
     assert gact.named(2.5) == "adaptive, 2.5 bits" and gact.named(3.0) == "adaptive, 3 bits"
-    assert gact.bits_per_element("4 bits", [{}], numels) == 4.25  # and 4 bytes for 128 elements
-    assert gact.bits_per_element("a", [{"a": (2, 4)}, {"a": (4, 2)}], [1280, 1280]) == 3.25
+    assert gact.bits_per_element("4 bits", [{}], shapes) == 4.25  # and 4 bytes for 128 elements
+    assert gact.bits_per_element("a", [{"a": (2, 4)}, {"a": (4, 2)}], [(1280,), (1280,)]) == 3.25
