@@ -6,6 +6,20 @@ from tests.mutants.mutant import Mutant
 
 AROUND = (
     Mutant(
+        "whole step: a step that raised is counted",
+        "fp8compile/whole_step/updates.py",
+        "self._values(group))\n        return [*torch._foreach_add(self._counts(parameters), 1)]",
+        "self._values(group))\n        torch._foreach_add_(of := self._counts(parameters), 1)\n        return of",
+        ("tests/whole_step/test_failing_step.py",),
+    ),
+    Mutant(
+        "whole step: states begin in a step that raised",
+        "fp8compile/whole_step/updates.py",
+        "[p for p in optimizer.state if p not in begun]",
+        "[]",
+        ("tests/whole_step/test_failing_step.py",),
+    ),
+    Mutant(
         "store: the reports of the first model",
         "fp8compile/compiler/report_store.py",
         "serving[-1].alive",
