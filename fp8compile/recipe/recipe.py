@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from fp8compile._messages import nearest
+from fp8compile.recipe.effects import check_effects
 from fp8compile.recipe.frozen import FrozenModules
 from fp8compile.recipe.modules import PER_GRAPH, check_modules, module_recipes
 from fp8compile.recipe.patterns import OUTPUT_HEAD_PATTERNS, in_module
@@ -142,10 +144,12 @@ class Recipe:
         Raises:
             ValueError: no such preset or field, or a value it cannot have; the message names the nearest right one.
         """
-        if name not in PRESETS:
-            raise ValueError(f"fp8compile has no preset {name!r}.{nearest(name, PRESETS)}")
+        if not isinstance(name, str) or name not in PRESETS:
+            raise ValueError(f"fp8compile has no preset {name!r}.{nearest(str(name), PRESETS)}")
         _known(changes)
-        return cls(**{**PRESETS[name], **changes})
+        found = dataclasses.replace(_DEFAULT, **{**PRESETS[name], **changes})
+        check_effects(found, changes.keys(), _DEFAULTS)
+        return found
 
     @classmethod
     def resolve(cls, value: Any, base: Recipe) -> Recipe:
@@ -156,7 +160,9 @@ class Recipe:
             if "preset" in value:
                 return cls.from_options(value)
             _known(value)
-            return dataclasses.replace(base, **value)
+            found = dataclasses.replace(base, **value)
+            check_effects(found, value.keys(), _DEFAULTS)
+            return found
         if not isinstance(value, cls):
             raise ValueError(f"A recipe is a Recipe, the name of a preset or a dict of its fields, not {value!r}.")
         return value
@@ -270,6 +276,20 @@ class Recipe:
 
 
 _FIELDS = frozenset(f.name for f in dataclasses.fields(Recipe))
+_DEFAULT = Recipe()
+_DEFAULTS = {name: getattr(_DEFAULT, name) for name in _FIELDS}
+_init = Recipe.__init__
+
+
+@functools.wraps(_init)
+def _written(self: Recipe, *args: Any, **fields: Any) -> None:
+    """What names all fields is ``dataclasses.replace``; what names some was written, and is judged."""
+    _init(self, *args, **fields)
+    if len(fields) < len(_FIELDS):
+        check_effects(self, fields, _DEFAULTS)
+
+
+Recipe.__init__ = _written  # type: ignore[method-assign]
 
 
 def _known(changes: Mapping[str, Any]) -> None:
