@@ -5,9 +5,12 @@ What a preset brings, a dict of changes leaves as it was, or a field has by defa
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable, Collection, Mapping
-from typing import Any
+from typing import Any, TypeVar
 
+Kind = TypeVar("Kind")
 INTEGERS = ("int8", "int8_blocks")
 
 
@@ -16,11 +19,12 @@ def _fp8(one: Any) -> bool:
 
 
 def _delayed(one: Any) -> bool:
-    return one.linear != "off" and one.linear_scaling == "delayed"
+    return bool(one.linear != "off" and one.linear_scaling == "delayed")
 
 
 def _smooth(one: Any) -> bool:
-    return one.scaling_mode == "tensorwise" and one.linear_scaling == "dynamic" and not one.cache_weights
+    tensorwise = one.scaling_mode == "tensorwise" and one.linear_scaling == "dynamic"
+    return bool(tensorwise and not one.cache_weights)
 
 
 # By field: whether it can have an effect beside the other fields of one recipe, and what to set so that it has.
@@ -46,11 +50,27 @@ NEEDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 }
 
 
-def check_effects(recipe: Any, written: Collection[str], defaults: Mapping[str, Any]) -> None:
+def check_effects(recipe: Any, written: Collection[str]) -> None:
     """Raises ValueError for a field that was written, differs from its default, and has no effect in any module."""
     every = (recipe, *recipe.modules.values())
-    for name in NEEDS.keys() & {*written}:
+    for field in dataclasses.fields(recipe):
+        name, value = field.name, getattr(recipe, field.name)
+        if name not in NEEDS or name not in written or value == field.default:
+            continue
         has_effect, cure = NEEDS[name]
-        value = getattr(recipe, name)
-        if value != defaults[name] and not any(map(has_effect, every)):
+        if not any(map(has_effect, every)):
             raise ValueError(f"Recipe.{name}={value!r} has no effect here: set {cure}, or leave {name} out.")
+
+
+def judged(recipe: type[Kind]) -> type[Kind]:
+    """A class of recipes whose constructor judges what it is given, unless that is all fields, as in dataclasses.replace."""
+    plain, number = recipe.__init__, len(dataclasses.fields(recipe))  # type: ignore[arg-type]
+
+    @functools.wraps(plain)
+    def init(self: Any, *args: Any, **fields: Any) -> None:
+        plain(self, *args, **fields)
+        if len(fields) < number:
+            check_effects(self, fields)
+
+    recipe.__init__ = init  # type: ignore[method-assign]
+    return recipe

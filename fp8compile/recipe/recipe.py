@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from fp8compile._messages import nearest
-from fp8compile.recipe.effects import check_effects
+from fp8compile.recipe.effects import check_effects, judged
 from fp8compile.recipe.frozen import FrozenModules
 from fp8compile.recipe.modules import PER_GRAPH, check_modules, module_recipes
 from fp8compile.recipe.patterns import OUTPUT_HEAD_PATTERNS, in_module
@@ -20,6 +19,7 @@ from fp8compile.recipe.validation import CONVERTED, FrozenOptions, check_values
 OF_THE_DEVICE = "device"
 
 
+@judged
 @dataclass(frozen=True)
 class Recipe:
     """What goes in which format. Frozen and hashable; equal recipes give the same compiled code and the same cache key.
@@ -147,8 +147,8 @@ class Recipe:
         if not isinstance(name, str) or name not in PRESETS:
             raise ValueError(f"fp8compile has no preset {name!r}.{nearest(str(name), PRESETS)}")
         _known(changes)
-        found = dataclasses.replace(_DEFAULT, **{**PRESETS[name], **changes})
-        check_effects(found, changes.keys(), _DEFAULTS)
+        found = dataclasses.replace(cls(), **{**PRESETS[name], **changes})
+        check_effects(found, changes)
         return found
 
     @classmethod
@@ -161,7 +161,7 @@ class Recipe:
                 return cls.from_options(value)
             _known(value)
             found = dataclasses.replace(base, **value)
-            check_effects(found, value.keys(), _DEFAULTS)
+            check_effects(found, value)
             return found
         if not isinstance(value, cls):
             raise ValueError(f"A recipe is a Recipe, the name of a preset or a dict of its fields, not {value!r}.")
@@ -276,20 +276,6 @@ class Recipe:
 
 
 _FIELDS = frozenset(f.name for f in dataclasses.fields(Recipe))
-_DEFAULT = Recipe()
-_DEFAULTS = {name: getattr(_DEFAULT, name) for name in _FIELDS}
-_init = Recipe.__init__
-
-
-@functools.wraps(_init)
-def _written(self: Recipe, *args: Any, **fields: Any) -> None:
-    """What names all fields is ``dataclasses.replace``; what names some was written, and is judged."""
-    _init(self, *args, **fields)
-    if len(fields) < len(_FIELDS):
-        check_effects(self, fields, _DEFAULTS)
-
-
-Recipe.__init__ = _written  # type: ignore[method-assign]
 
 
 def _known(changes: Mapping[str, Any]) -> None:
