@@ -137,7 +137,7 @@ class _Judge:
                 or _unsupported(forward.meta["val"].device, recipe)
                 or None
             )
-        return self._verdicts[forward] or reason_against_integers(matmul, recipe)
+        return self._verdicts[forward] or _not_a_plain_matmul(matmul.node) or reason_against_integers(matmul, recipe)
 
     def _why_last(self, matmul: Matmul) -> str | None:
         """Why a linear is an output head although nothing names it so."""
@@ -147,12 +147,12 @@ class _Judge:
         return None
 
 
-def _not_a_plain_matmul(forward: Node) -> str | None:
-    if forward.target not in PLAIN_MATMULS:
+def _not_a_plain_matmul(node: Node) -> str | None:
+    if node.target not in PLAIN_MATMULS:
         return "a batched matmul of parameters (experts) is left in its dtype"
-    if forward.kwargs:
+    if node.kwargs:
         return "addmm with alpha or beta"
-    value = forward.meta["val"]
+    value = node.meta["val"]
     return None if value.dtype in ENCODABLE else f"{dtype_text(value)} is left alone"
 
 

@@ -32,6 +32,16 @@ CAPPED_WARNING = (
 )
 
 
+# The modes in which an option has an effect, where these are not all.
+ONLY_IN = {
+    "growth_factor": (DYNAMIC,),
+    "backoff_factor": (DYNAMIC,),
+    "growth_interval": (HISTOGRAM, DYNAMIC),
+    "period": (HISTOGRAM,),
+    "threshold": (HISTOGRAM,),
+}
+
+
 @dataclass(frozen=True)
 class Options:
     """The options of ``LossScaler``; see there. Raises ValueError for one that makes no sense, and says what to do."""
@@ -67,6 +77,7 @@ class Options:
             raise ValueError(f"threshold={self.threshold}: a fraction of all gradients, such as 1e-7")
         check_kinds(self.kinds)
         check_are_patterns(self.modules)
+        self._check_effects()
 
     def _check_types(self) -> None:
         for name in ("init_scale", "growth_factor", "backoff_factor", "threshold", "floor", "ceiling"):
@@ -75,6 +86,16 @@ class Options:
             if not is_number(value) and not (value is None and optional):
                 cure = "a tensor's is value.item()" if isinstance(value, torch.Tensor) else "as 2.0**10 is one"
                 raise ValueError(f"{name}={value!r}: a number{' or None' if optional else ''} is needed; {cure}")
+
+    def _check_effects(self) -> None:
+        """Raises ValueError for an option of another mode that differs from its default."""
+        defaults = {each.name: each.default for each in fields(self)}
+        for name, modes in ONLY_IN.items():
+            value = getattr(self, name)
+            if value != defaults[name] and self.mode not in modes:
+                named = " or ".join(map(repr, modes))
+                raise ValueError(f"{name}={value!r} has no effect with mode={self.mode!r}: set mode={named}, or leave "
+                                 f"{name} out")  # fmt: skip
 
     @property
     def start(self) -> float:

@@ -2,9 +2,12 @@
 
     forward   y [M, N] = x [M, K] W' [K, N]     exactly one operand is made from parameters alone
     dgrad     dx [M, K] = dy [M, N] W [N, K]     one from parameters alone, the other depends on a tangent
-    wgrad     dW [N, K] = dy' [N, M] x [M, K]    a tangent and the input of a forward matmul, of the weight's size
+    wgrad     dW [N, K] = dy' [N, M] x [M, K]    a tangent and the input of a forward matmul
 
-The two matmuls of the backward belong to the forward matmul of the same autograd node (``seq_nr``).
+The two matmuls of the backward belong to the forward matmul of the same autograd node (``seq_nr``), and read its weight or
+input. A product of two activations (attention) may read that input too, with a result as large as the weight: it has an
+autograd node of its own. Where a node has more products than a matmul and its two gradients (``autograd.Function``), or
+none is known, a wgrad must multiply what a dgrad multiplies; otherwise it is unknown, and no matmul of a linear.
 
 A weight may be scaled by numbers that are no parameters: W / sigma of a spectral norm, where sigma comes from buffers.
 """
@@ -12,8 +15,8 @@ A weight may be scaled by numbers that are no parameters: W / sigma of a spectra
 from __future__ import annotations
 
 import dataclasses
-from collections import defaultdict
-from collections.abc import Mapping, Set
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,12 +87,39 @@ def linear_matmuls(graph: Graph, parameters: Set[Node]) -> list[Matmul]:
                 reading[root].append(matmuls[-1])
         elif sorted(kinds) in (["gradient", "parameter"], ["activation", "gradient"]):
             known = 1 - kinds.index("gradient")
-            of = _forward_of(node, kinds[known], reading[uncast(operands[known])])
-            if of:
-                direction = DGRAD if kinds[known] == "parameter" else WGRAD
-                gradients = (known == 1, known == 0)
-                matmuls.append(dataclasses.replace(of, node=node, direction=direction, gradients=gradients))
-    return matmuls
+            direction, gradients = DGRAD if kinds[known] == "parameter" else WGRAD, (known == 1, known == 0)
+            of = [p for p in reading[uncast(operands[known])] if _number(p.node) == _number(node)]
+            matmuls += [dataclasses.replace(p, node=node, direction=direction, gradients=gradients) for p in of]
+    return _without_doubt(matmuls, _many_products(graph, found))
+
+
+def _without_doubt(matmuls: Sequence[Matmul], many: Set[Any]) -> list[Matmul]:
+    """Each matmul once; a wgrad among many products by the gradient that it shares with its linear's dgrad, or not at all."""
+    multiplied = {(p.forward, _gradient(p)) for p in matmuls if p.direction == DGRAD}
+    chosen: dict[Node, Matmul] = {}
+    for matmul in matmuls:
+        unsure = matmul.direction == WGRAD and _number(matmul.node) in many
+        if not unsure or (matmul.forward, _gradient(matmul)) in multiplied:
+            chosen.setdefault(matmul.node, matmul)
+    return list(chosen.values())
+
+
+def _many_products(graph: Graph, found: Mapping[Node, Source]) -> set[Any]:
+    """Autograd nodes that may have more products than a matmul and its two gradients; None stands for one that is unknown."""
+    products = [node for node in graph.nodes if contracts(node)]
+    backward = Counter(_number(node) for node in products if Source.GRADIENT in found[node])
+    forward = Counter(_number(node) for node in products if Source.GRADIENT not in found[node])
+    return {None} | {n for n in forward if forward[n] > 1} | {n for n in backward if backward[n] > 2}
+
+
+def _number(node: Node) -> Any:
+    """The autograd node that an operation belongs to."""
+    return node.meta.get("seq_nr")
+
+
+def _gradient(matmul: Matmul) -> Node:
+    """The gradient that a matmul of the backward multiplies, without views and casts."""
+    return uncast(matmul.operands[0 if matmul.gradients[0] else 1])
 
 
 def _operands(node: Node) -> tuple[Node, Node] | None:
@@ -129,14 +159,6 @@ def _forward(node: Node, left: Node, right: Node, *, weight_on_the_right: bool) 
     weight = uncast(right if weight_on_the_right else left)
     M, N = (rows, columns) if weight_on_the_right else (columns, rows)
     return Matmul(node, FORWARD, node, weight, (False, False), M, size_hint(inner), size_hint(N))
-
-
-def _forward_of(node: Node, known: str, readers: list[Matmul]) -> Matmul | None:
-    """The forward matmul that a backward matmul belongs to, among those that read the same weight or input."""
-    if known == "activation":  # a wgrad has the size of the weight
-        readers = [p for p in readers if numel(node.meta["val"]) == p.K * p.N]
-    same_autograd_node = [p for p in readers if p.forward.meta.get("seq_nr") == node.meta.get("seq_nr")]
-    return next(iter(same_autograd_node + readers), None)
 
 
 def uncast(value: Node) -> Node:

@@ -8,10 +8,10 @@ At the end of the program the warning comes if a compiled model was called and n
 backend it was given code. So there is no warning if another backend got a graph meanwhile; nor after an uncaught exception,
 which has its own message.
 
-At an optimizer step the warning is about one model: compiled in place, trained by this optimizer, with no graph that reads
-its parameters. As soon as that is decided the hook on the step returns at once. Until then the optimizers that step train
-none of our models, and it looks at each of those once. (It is never removed: torch goes through its hooks while they run,
-so that a hook that removes itself breaks the step of whoever has registered another one.)
+At the first step of each optimizer the warning is about one model: compiled, trained by this optimizer, with no graph that
+reads its parameters, whatever else was compiled. Each optimizer is looked at once, and then the hook returns at once. (It is
+never removed: torch goes through its hooks while they run, so that a hook that removes itself breaks the step of whoever has
+registered another one.)
 """
 
 from __future__ import annotations
@@ -36,6 +36,9 @@ IN_PLACE = (
     "{kind}.compile(backend='fp8compile') has compiled no graph, and this model trains in plain eager. {cause}. "
     "Use model = torch.compile(model, backend='fp8compile')"
 )
+WRAPPED = (
+    "torch.compile({kind}, backend='fp8compile') has compiled no graph, and this model trains in plain eager. {cause}"
+)
 OF_TORCH = "Dynamo skips the forward of a module that torch.nn defines, where that is compiled in place"
 SKIPPED = "Dynamo skipped every frame or fell back to eager; TORCH_LOGS=graph_breaks shows where"
 
@@ -46,7 +49,7 @@ class _Watch:
     def __init__(self) -> None:
         self.codes, self.graphs = private.frames_seen(), private.graphs_captured()
         self.looked_at: weakref.WeakSet[Optimizer] = weakref.WeakSet()
-        self.said = self.decided = False
+        self.said = False
         register_optimizer_step_post_hook(_after_step)
 
 
@@ -75,12 +78,12 @@ def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
     """The hook; it does nothing in a step that is compiled itself."""
     if torch.compiler.is_compiling():
         return
-    if _watch is not None and not _watch.decided and optimizer not in _watch.looked_at:
+    if _watch is not None and optimizer not in _watch.looked_at:
         _look(_watch, optimizer)
 
 
 def _look(known: _Watch, optimizer: Optimizer) -> None:
-    """Find a model that this optimizer trains and that was compiled in place without effect; warn once."""
+    """Find a model that this optimizer trains and that was compiled without effect; warn once."""
     parameters = (p for group in optimizer.param_groups for p in group["params"])
     trained = {id(p) for p in parameters if p.grad is not None or optimizer.state.get(p)}
     if not trained:
@@ -90,23 +93,28 @@ def _look(known: _Watch, optimizer: Optimizer) -> None:
     known.looked_at.add(optimizer)
     if model is not None:
         known.said = True
+        if isinstance(model, private.OptimizedModule):
+            report_store.warn_once(WRAPPED.format(kind=type(model._orig_mod).__name__, cause=SKIPPED))
+            return
         skipped_by_name = not private.COMPILES_CONTAINERS and type(model).forward.__module__.startswith("torch.nn.")
         cause = OF_TORCH if skipped_by_name else SKIPPED
         report_store.warn_once(IN_PLACE.format(kind=type(model).__name__, cause=cause))
-    known.decided = model is not None or bool(trained & compiled)
 
 
 def _compiled_in_vain(parameters: Set[int]) -> nn.Module | None:
-    """A module compiled in place by this backend that holds one of ``parameters`` and has no graph.
+    """A module compiled by this backend, in place or not, that holds one of ``parameters`` and has no graph.
 
     A sharded parameter is another tensor in the graph than in the module, so modules with such parameters are left out.
     """
     if not parameters or private.dynamo_config.disable:
         return None
     for each in gc.get_objects():
-        if not issubclass(type(each), nn.Module) or not vars(each).get("_compiled_call_impl"):
+        if not issubclass(type(each), nn.Module):
             continue
-        if private.backend_name(each) != NAME or report_store.compiled_for(each):
+        wrapped = issubclass(type(each), private.OptimizedModule)
+        if not wrapped and not vars(each).get("_compiled_call_impl"):
+            continue
+        if private.backend_name(each) != NAME or report_store.compiled_for(each._orig_mod if wrapped else each):
             continue
         own = list(each.parameters())
         if all(type(p) is nn.Parameter for p in own) and not parameters.isdisjoint(map(id, own)):

@@ -46,7 +46,8 @@ def _itself(node: Node) -> Node | None:
     if node.target not in RESHAPES:
         return None
     shape, before = node.meta["val"].shape, operand.meta["val"].shape
-    return operand if shape == before and all(isinstance(size, int) for size in shape) else None
+    known = all(isinstance(size, int) for size in (*shape, *before))  # a comparison of others would guard on them
+    return operand if known and shape == before else None
 
 
 def _key(node: Node) -> Hashable:

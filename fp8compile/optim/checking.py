@@ -67,6 +67,7 @@ def check_group(optimizer: OptimizerShell, param_group: dict[str, Any]) -> None:
         )
     if isinstance(param_group["params"], Iterator):
         param_group["params"] = list(param_group["params"])
+    check_options(optimizer, param_group)
     group = {**optimizer.defaults, **param_group}
     state_format_pair(group["state_format"])
     check_one_of("master", group["master"], MASTERS)
@@ -81,6 +82,19 @@ def check_group(optimizer: OptimizerShell, param_group: dict[str, Any]) -> None:
         p = each[1] if named else each
         if isinstance(p, Tensor):  # torch says what is wrong with others
             optimizer.check_parameter(p, f"parameter {each[0]}" if named else optimizer._in_group(group, i))
+
+
+def check_options(optimizer: OptimizerShell, param_group: Mapping[str, Any]) -> None:
+    """Raises ValueError for torch.optim's ways to run a step, which have no effect, and for a misspelt option."""
+    kind, group = type(optimizer).__name__, {**optimizer.defaults, **param_group}
+    for name in ("foreach", "fused"):
+        if group.get(name):
+            raise ValueError(
+                f"{name}={group[name]!r} has no effect: fp8compile's {kind} has one compiled step; leave it out"
+            )
+    for name in param_group.keys() - optimizer.defaults.keys() - {"params", "param_names"}:
+        if near := difflib.get_close_matches(str(name), [*optimizer.defaults], n=1, cutoff=0.85):
+            raise ValueError(f"a parameter group has {name!r}, which {kind} does not read: did you mean {near[0]!r}?")
 
 
 def check_values(group: Mapping[str, Any]) -> None:

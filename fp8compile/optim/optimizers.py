@@ -32,7 +32,7 @@ FLAG_OPTIONS = ("amsgrad", "maximize", "nesterov", "centered", "capturable", "fo
 
 
 class Adam(EncodedOptimizer):
-    """torch.optim.Adam. ``amsgrad`` needs FP32 states; ``differentiable`` is refused; ``foreach``, ``fused`` do nothing."""
+    """torch.optim.Adam. ``amsgrad`` needs FP32 states; ``differentiable``, ``foreach`` and ``fused`` are refused."""
 
     decoupled = False
 

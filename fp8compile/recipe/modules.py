@@ -11,6 +11,8 @@ from fp8compile.recipe.frozen import FrozenModules
 # One for all modules.
 PER_GRAPH = ("codegen", "inductor", "dump", "check", "amax_history_len", "amax_compute", "margin", "card_gib")
 
+BY_MODULE = "{} sets {}, which cannot differ by module. Set it on the recipe itself."
+
 
 def module_recipes(value: Any, base: Any) -> FrozenModules:
     """``Recipe.modules`` as given by the user, normalised; dicts in it are changes to ``base``.
@@ -28,6 +30,10 @@ def module_recipes(value: Any, base: Any) -> FrozenModules:
 
 def _recipe_of(pattern: str, given: Any, base: Any) -> Any:
     where = f"Recipe.modules[{pattern!r}]"
+    if isinstance(given, Mapping):
+        for name in PER_GRAPH:
+            if name in given and given[name] != getattr(base, name):
+                raise ValueError(BY_MODULE.format(where, name))
     try:
         recipe = base.resolve(given, base)
     except ValueError as error:
@@ -36,7 +42,7 @@ def _recipe_of(pattern: str, given: Any, base: Any) -> Any:
         raise ValueError(f"{where} holds modules of its own. Put all patterns into one dict, the most special first.")
     for name in PER_GRAPH:
         if getattr(recipe, name) != getattr(base, name):
-            raise ValueError(f"{where} sets {name}, which cannot differ by module. Set it on the recipe itself.")
+            raise ValueError(BY_MODULE.format(where, name))
     return recipe
 
 

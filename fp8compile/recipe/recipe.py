@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fp8compile._messages import nearest
+from fp8compile.recipe.effects import check_effects, judged
 from fp8compile.recipe.frozen import FrozenModules
 from fp8compile.recipe.modules import PER_GRAPH, check_modules, module_recipes
 from fp8compile.recipe.patterns import OUTPUT_HEAD_PATTERNS, in_module
@@ -18,6 +19,7 @@ from fp8compile.recipe.validation import CONVERTED, FrozenOptions, check_values
 OF_THE_DEVICE = "device"
 
 
+@judged
 @dataclass(frozen=True)
 class Recipe:
     """What goes in which format. Frozen and hashable; equal recipes give the same compiled code and the same cache key.
@@ -142,10 +144,12 @@ class Recipe:
         Raises:
             ValueError: no such preset or field, or a value it cannot have; the message names the nearest right one.
         """
-        if name not in PRESETS:
-            raise ValueError(f"fp8compile has no preset {name!r}.{nearest(name, PRESETS)}")
+        if not isinstance(name, str) or name not in PRESETS:
+            raise ValueError(f"fp8compile has no preset {name!r}.{nearest(str(name), PRESETS)}")
         _known(changes)
-        return cls(**{**PRESETS[name], **changes})
+        found = dataclasses.replace(cls(), **{**PRESETS[name], **changes})
+        check_effects(found, changes)
+        return found
 
     @classmethod
     def resolve(cls, value: Any, base: Recipe) -> Recipe:
@@ -156,7 +160,9 @@ class Recipe:
             if "preset" in value:
                 return cls.from_options(value)
             _known(value)
-            return dataclasses.replace(base, **value)
+            found = dataclasses.replace(base, **value)
+            check_effects(found, value)
+            return found
         if not isinstance(value, cls):
             raise ValueError(f"A recipe is a Recipe, the name of a preset or a dict of its fields, not {value!r}.")
         return value

@@ -223,6 +223,8 @@ class SavedBits(InAFile):
         """
         try:
             found = json.loads(text)
+            if not isinstance(found, dict) or not {"format", "values"} <= found.keys():
+                raise ValueError("it has no 'format' and 'values'")
             if found["format"] != FORMAT:
                 raise ValueError(f"it has format {found['format']}, and this is format {FORMAT}")
             return cls(tuple(_value_of(each) for each in found["values"]))

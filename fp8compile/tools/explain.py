@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -99,6 +100,8 @@ def explain(
         copied = without_memory(eager, positional, named, mode)
         with mode:
             return explain(*copied, recipe=chosen_recipe(recipe, model), loss=loss)
+    if not positional and not named:
+        _check_needs_no_batch(eager)
     blocks = compiled_inside(model)
     chosen = chosen_recipe(recipe, blocks[0] if blocks else model)
     graphs: list[report_store.Compiled] = []
@@ -120,6 +123,14 @@ def explain(
     if not graphs:
         raise ValueError(f"fp8compile.explain: {report_store.NO_GRAPH_COMPILED}")
     return _report([_with_kernels(*each) for each in zip(graphs, listed, strict=True)], chosen, eager)
+
+
+def _check_needs_no_batch(model: nn.Module) -> None:
+    try:
+        inspect.signature(model.forward).bind()
+    except TypeError as error:
+        kind = type(model).__name__
+        raise ValueError(f"explain({kind}, args=()): {kind}.forward is {error}: give a batch, args=(x,)") from None
 
 
 def _with_kernels(compiled: report_store.Compiled, kernels: Sequence[Kernel]) -> report_store.Compiled:

@@ -63,7 +63,7 @@ def set_recipe(
     if modules is None:
         new = _for_all(now.recipe, recipe)
     else:
-        patterns = (modules,) if isinstance(modules, str) else tuple(modules)
+        patterns = _patterns(modules)
         _check(patterns, root)
         new = _for_some(now.recipe, recipe, patterns)
     if new != now.recipe:
@@ -71,13 +71,21 @@ def set_recipe(
     return new
 
 
+def _patterns(modules: Any) -> tuple[str, ...]:
+    patterns = (modules,) if isinstance(modules, str) else modules
+    if not isinstance(patterns, (tuple, list)) or not patterns:
+        raise ValueError(
+            f"set_recipe: modules={modules!r}: patterns on module paths are needed, as 'layers.0.*'; "
+            "leave modules out for the whole model"
+        )
+    return tuple(patterns)
+
+
 def _for_all(now: Recipe, recipe: Any) -> Recipe:
-    if isinstance(recipe, str):
-        return Recipe.preset(recipe, **{name: getattr(now, name) for name in PER_GRAPH})
-    if isinstance(recipe, Mapping):
-        kept = {name: getattr(now, name) for name in PER_GRAPH if "preset" in recipe}
-        return Recipe.resolve({**kept, **recipe}, dataclasses.replace(now, modules={}))
-    return Recipe.resolve(recipe, now)
+    found = Recipe.resolve(recipe, dataclasses.replace(now, modules={}))
+    if isinstance(recipe, Recipe) or (isinstance(recipe, Mapping) and "preset" not in recipe):
+        return found
+    return dataclasses.replace(found, **{name: getattr(now, name) for name in PER_GRAPH if name not in recipe})
 
 
 def _for_some(now: Recipe, recipe: Any, patterns: Sequence[str]) -> Recipe:

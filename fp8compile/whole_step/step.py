@@ -42,6 +42,7 @@ from fp8compile.whole_step.updates import (
     parameters_of,
     told_to_schedulers,
     traits_of,
+    unless_it_fails,
     updates_of,
 )
 
@@ -49,6 +50,9 @@ log = logging.getLogger("fp8compile")
 LossFn = Callable[..., Any]
 NO_BACKWARD = "no gradient was recorded: the loss depends on no parameter that trains"
 COMPILED = "train_step: {} is compiled already; give train_step the model before that"
+WITHOUT_GRADIENTS = (
+    "train_step{} is called under torch.no_grad() or inference_mode: call it outside, or evaluate by the model"
+)
 NO_LOSS = "train_step: loss_fn returned {}: a loss is needed, one number that has a gradient, or a tuple that begins with it"
 
 
@@ -152,14 +156,24 @@ class TrainStep:
         return Report((first, *others), str(self._options.recipe))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Train on one batch. Gradients that earlier calls of ``accumulate`` have left in ``.grad`` count too."""
+        """Train on one batch. Gradients that earlier calls of ``accumulate`` have left in ``.grad`` count too.
+
+        What ``loss_fn`` raises is no step: parameters, states and counts are then as they were.
+
+        Raises:
+            ValueError: it is called under ``torch.no_grad()`` or ``torch.inference_mode()``.
+        """
+        _check_gradients("")
+        with unless_it_fails(self.optimizer):
+            return self._step(args, kwargs)
+
+    def _step(self, args: Any, kwargs: Any) -> Any:
         if self._reason is None and self._captured_for != traits_of(self.optimizer):
             self._begin()
         if self._reason is not None:
             return self._three_calls(args, kwargs)
         try:
-            with torch.enable_grad():
-                results = self._whole(*args, **kwargs)
+            results = self._whole(*args, **kwargs)
         except NotThisTime:
             return self._three_calls(args, kwargs)
         except (*private.NO_SINGLE_GRAPH, private.BackendCompilerFailed, CannotJoin) as error:
@@ -177,10 +191,10 @@ class TrainStep:
 
         The loss is not divided: let ``loss_fn`` do it.
         """
-        with torch.enable_grad():
-            results = self._loss(*args, **kwargs)
-            loss = results[0] if isinstance(results, tuple) else results
-            loss.backward()
+        _check_gradients(".accumulate")
+        results = self._loss(*args, **kwargs)
+        loss = results[0] if isinstance(results, tuple) else results
+        loss.backward()
         return (loss.detach(), *results[1:]) if isinstance(results, tuple) else loss.detach()
 
     def _begin(self) -> None:
@@ -223,6 +237,11 @@ class TrainStep:
         whole.prepare(inputs)
         self._reports += reports
         return whole
+
+
+def _check_gradients(call: str) -> None:
+    if not torch.is_grad_enabled():
+        raise ValueError(WITHOUT_GRADIENTS.format(call))
 
 
 def _without_gradients(found: Any) -> Any:

@@ -8,7 +8,8 @@ states as torch.optim keeps them: it rounds as torch.compile rounds their own st
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -74,10 +75,11 @@ class Updates(Protocol):
         """Behind the graph: leave the codes where graphs look for them."""
 
     def updated(self, parameters: Sequence[Tensor]) -> None:
-        """Behind the graph, and behind what tells of new values: these are the parameters as it has left them."""
+        """Behind the graph, and behind what tells of new values: count the step. The parameters are as it has left them."""
 
     def steps(self, parameters: Sequence[Tensor]) -> list[Tensor]:
-        """Count this step for each parameter; returns the counts, 0-d. The groups' numbers are made current."""
+        """The number of this step for each parameter, 0-d; a graph that fails is no step. The groups' numbers are made
+        current."""
 
 
 def updates_of(optimizer: torch.optim.Optimizer) -> Updates:
@@ -102,6 +104,21 @@ def traits_of(optimizer: torch.optim.Optimizer) -> Hashable:
 def is_hooked(p: Tensor) -> bool:
     """Whether something is called when its gradient is made."""
     return bool(p._backward_hooks) or bool(getattr(p, "_post_accumulate_grad_hooks", None))
+
+
+@contextmanager
+def unless_it_fails(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """States and gradients that begin inside are gone again where it raises."""
+    begun = {p for p, state in optimizer.state.items() if state}
+    without = [p for p in parameters_of(optimizer) if p.grad is None]
+    try:
+        yield
+    except BaseException:
+        for p in [p for p in optimizer.state if p not in begun]:
+            del optimizer.state[p]
+        for p in without:
+            p.grad = None
+        raise
 
 
 def groups_of(optimizer: torch.optim.Optimizer) -> dict[Tensor, tuple[int, Group]]:
@@ -168,14 +185,16 @@ class OurUpdates:
         self.optimizer._writer.written_over(p, coded.wanted, coded.tensors)
 
     def updated(self, parameters: Sequence[Tensor]) -> None:
+        torch._foreach_add_(self._counts(parameters), 1)
         self.optimizer._edits.leave(parameters, self.optimizer.state)
 
     def steps(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         for group in self.optimizer.param_groups:
             self.optimizer._refresh_numbers(group)
-        counts = [self.optimizer.state[p]["step"] for p in parameters]
-        torch._foreach_add_(counts, 1)
-        return counts
+        return [*torch._foreach_add(self._counts(parameters), 1)]
+
+    def _counts(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        return [self.optimizer.state[p]["step"] for p in parameters]
 
 
 class StockUpdates:
@@ -185,7 +204,7 @@ class StockUpdates:
         self.optimizer = optimizer
         self._groups = groups_of(optimizer)
         self._numbers = GroupNumbers()
-        self._counts: dict[Tensor, Tensor] = {}  # of SGD, which counts no steps itself
+        self._counted: dict[Tensor, Tensor] = {}  # of SGD, which counts no steps itself
 
     def why_not(self) -> str | None:
         name = type(self.optimizer).__name__
@@ -205,8 +224,8 @@ class StockUpdates:
             update = self._update(self._groups[p][1])
             if isinstance(update, SGDUpdate):
                 fresh = state.get("momentum_buffer") is None
-                if fresh or p not in self._counts:
-                    self._counts[p] = torch.tensor(0.0 if fresh else 1.0, dtype=torch.float32)
+                if fresh or p not in self._counted:
+                    self._counted[p] = torch.tensor(0.0 if fresh else 1.0, dtype=torch.float32)
             elif "step" not in state:
                 state["step"] = torch.tensor(0.0, dtype=torch.float32)
             for name in update.states:
@@ -233,10 +252,10 @@ class StockUpdates:
         }
 
     def step_alone(self) -> None:
-        for p, count in self._counts.items():
+        for p, count in self._counted.items():
             if not count:  # SGD takes a momentum that there is for one of an earlier step
                 self.optimizer.state[p].pop("momentum_buffer", None)
-        self._counts.clear()
+        self._counted.clear()
         self.optimizer.step()
 
     def codes(self, p: Tensor, made: Codes, dtype: torch.dtype) -> Coded | str:
@@ -246,14 +265,16 @@ class StockUpdates:
         """Nothing is left: it writes no codes."""
 
     def updated(self, parameters: Sequence[Tensor]) -> None:
-        """It keeps no masters."""
+        torch._foreach_add_(self._counts(parameters), 1)
 
     def steps(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         for group in self.optimizer.param_groups:
             self._numbers.refresh(group, self._values(group))
-        counts = [self._counts[p] if p in self._counts else self.optimizer.state[p]["step"] for p in parameters]
-        torch._foreach_add_(counts, 1)
-        return counts
+        return [*torch._foreach_add(self._counts(parameters), 1)]
+
+    def _counts(self, parameters: Sequence[Tensor]) -> list[Tensor]:
+        state = self.optimizer.state
+        return [self._counted[p] if p in self._counted else state[p]["step"] for p in parameters]
 
     def _numbers_of(self, group: Group, device: torch.device) -> Tensor:
         return self._numbers.of(group, self._values(group), device)

@@ -206,7 +206,9 @@ def test_the_rest_of_a_loaded_run_is_the_same_bit_for_bit(mode: str, period: int
     def make() -> tuple[LossScaler, nn.Sequential, torch.optim.Optimizer]:
         model = net()
         watch(model)
-        scaler = LossScaler(mode, period=period, growth_interval=3, collapse=True, limits=Limits(warmup=5, surge=3.0))
+        own = {"histogram": {"period": period}, "static": {}}.get(mode, {})
+        own |= {} if mode == "static" else {"growth_interval": 3}
+        scaler = LossScaler(mode, **own, collapse=True, limits=Limits(warmup=5, surge=3.0))
         return scaler, model, optim.AdamW(model, lr=1e-2, compiled=False)
 
     hit = spoil(torch.nan, [9, 23, 24])

@@ -93,6 +93,27 @@ ANALYSES = (
         ("tests/passes/test_quantize_linears.py::test_every_matmul_of_every_linear_is_rewritten",),
     ),
     Mutant(
+        "matmuls: whatever reads a linear's input is its wgrad",
+        "fp8compile/analysis/linears.py",
+        "if _number(p.node) == _number(node)]",
+        "if True]",
+        ("tests/system/test_linears_products.py",),
+    ),
+    Mutant(
+        "matmuls: any product of an autograd function is a wgrad",
+        "fp8compile/analysis/linears.py",
+        "{n for n in forward if forward[n] > 1}",
+        "{n for n in forward if forward[n] > 9}",
+        ("tests/system/test_linears_products.py",),
+    ),
+    Mutant(
+        "tidying: sizes that only a run knows are compared",
+        "fp8compile/fx/tidying.py",
+        "operand if known and shape == before",
+        "operand if shape == before and known",
+        ("tests/system/test_linears_products.py",),
+    ),
+    Mutant(
         "ranges: an exponential never vanishes",
         "fp8compile/analysis/ranges/rules.py",
         "monotone(x, math.exp, at_least(x.lower) < math.log(FP16_NORMAL))",

@@ -6,6 +6,55 @@ from tests.mutants.mutant import Mutant
 
 AROUND = (
     Mutant(
+        "nothing compiled: wrapped models are not looked at",
+        "fp8compile/compiler/nothing_compiled.py",
+        "if not wrapped and not vars(each)",
+        "if not vars(each)",
+        ("tests/compiler/test_nothing_compiled.py",),
+    ),
+    Mutant(
+        "recipe: what has no effect is taken",
+        "fp8compile/recipe/effects.py",
+        "if not any(map(has_effect, every)):",
+        "if False:",
+        ("tests/recipe/test_effects.py",),
+    ),
+    Mutant(
+        "recipe: what has an effect in one module is refused",
+        "fp8compile/recipe/effects.py",
+        "every = (recipe, *recipe.modules.values())",
+        "every = (recipe,)",
+        ("tests/recipe/test_effects.py",),
+    ),
+    Mutant(
+        "optim: a misspelt option of a group is taken",
+        "fp8compile/optim/checking.py",
+        "n=1, cutoff=0.85",
+        "n=1, cutoff=1.0",
+        ("tests/recipe/test_effects.py",),
+    ),
+    Mutant(
+        "amp: options of another mode are taken",
+        "fp8compile/amp/options.py",
+        "and self.mode not in modes:",
+        "and self.mode not in MODES:",
+        ("tests/recipe/test_effects.py",),
+    ),
+    Mutant(
+        "whole step: a step that raised is counted",
+        "fp8compile/whole_step/updates.py",
+        "self._values(group))\n        return [*torch._foreach_add(self._counts(parameters), 1)]",
+        "self._values(group))\n        torch._foreach_add_(of := self._counts(parameters), 1)\n        return of",
+        ("tests/whole_step/test_failing_step.py",),
+    ),
+    Mutant(
+        "whole step: states begin in a step that raised",
+        "fp8compile/whole_step/updates.py",
+        "[p for p in optimizer.state if p not in begun]",
+        "[]",
+        ("tests/whole_step/test_failing_step.py",),
+    ),
+    Mutant(
         "store: the reports of the first model",
         "fp8compile/compiler/report_store.py",
         "serving[-1].alive",

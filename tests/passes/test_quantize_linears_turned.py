@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -117,6 +119,6 @@ def test_fp16_operands_are_not_turned() -> None:
 def test_turning_without_int8_is_remarked_on() -> None:
     for linear, remarked in (("tensorwise", True), ("int8", False), ("int8_blocks", False)):
         torch._dynamo.reset()
-        recipe = Recipe(linear=linear, hadamard_wgrad=True, emulate=True)
+        recipe = dataclasses.replace(Recipe(), linear=linear, hadamard_wgrad=True, emulate=True)
         report = fp8compile.explain(nn.Linear(64, 64), (torch.randn(64, 64),), recipe=recipe)
         assert (NOTHING_TO_TURN in report.remarks) == remarked

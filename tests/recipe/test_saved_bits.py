@@ -111,7 +111,8 @@ def test_its_table_has_the_largest_part_of_the_error_first(small: SavedBits) -> 
         (lambda text: text.replace("[36, ", "[-36, "), "'2bit' with -36 bytes .* is no choice for mm.default of a"),
         (lambda text: text.replace('"nth": 0, ', '"number": 0, '), "unexpected keyword argument 'number'"),
         (lambda text: text[:-20], "Unterminated string"),
-        (lambda text: "[]", "indices must be integers"),
+        (lambda text: "[]", "it has no 'format' and 'values'"),
+        (lambda text: "{}", "it has no 'format' and 'values'"),
     ],
 )
 def test_a_file_of_another_kind_is_refused_with_the_cure(small: SavedBits, change: object, message: str) -> None:

@@ -265,7 +265,7 @@ def test_no_setting_of_dynamo_is_written_and_each_recipe_has_the_whole_limit() -
     """Six shapes for each of three recipes, in a Dynamo that compiles a piece of code six times."""
     with private.dynamo_config.patch(recompile_limit=6, automatic_dynamic_shapes=False):
         model = net(fullgraph=True)
-        for recipe in ("default", "off", {"saved_format": "int8"}):
+        for recipe in ("default", "off", {"saved": "groupwise"}):
             fp8compile.set_recipe(model, recipe)  # type: ignore[arg-type]
             assert [compiled_in_a_step(model, 32 * n) for n in range(1, 7)] == [1] * 6
         fp8compile.set_recipe(model, "default")

@@ -67,8 +67,8 @@ def state_codec(
         raise ValueError(f"no state format {name!r}; there are {', '.join(STATE_FORMATS)}")
     if name in (UNSIGNED_ONLY if signed else SIGNED_ONLY):
         kind = "a state that may be negative, such as exp_avg" if signed else "a state that is never negative"
-        pairs = ", ".join(f"{alias} stands for {pair}" for alias, pair in ALIASES.items())
-        raise ValueError(f"state format {name!r} does not fit {kind}; {pairs}")
+        fitting = ", ".join(each for each in STATE_FORMATS if each not in (UNSIGNED_ONLY if signed else SIGNED_ONLY))
+        raise ValueError(f"state format {name!r} does not fit {kind}: one of {fitting} does")
     if name == "fp32":
         return Whole()
     grouped: dict[str, StateCodec] = {
