@@ -37,8 +37,8 @@ from fp8compile.scaling.sent import Sent
 MAX = {fmt.name: fmt.max for fmt in (E4M3, E5M2)}
 SHOWN = 4  # names of operands in a warning
 STARVED = (
-    "delayed scaling: {} had no value but 0 in {} backward passes. So far the graph took all scales from its tensors, which is "
-    "slow; from here on they are known ones. If a value comes, it is clipped to nearly 0 in its first pass, and counted in "
+    "delayed scaling: {} had no value but 0 in {} backward passes. So far the graph took all scales from its tensors, which "
+    "is slow; from here on they are known ones. If a value comes, it is clipped to nearly 0 in its first pass, and counted in "
     "fp8compile.scaling_state(model). Recipe.linear_skip leaves such a linear out; linear_scaling='dynamic' clips nothing"
 )
 
@@ -97,8 +97,8 @@ class Histories:
         return bool(self.paths.keys() & parameter_names(model).keys())
 
     def must_measure(self) -> bool:
-        """Whether the next step must take its scales from its own tensors: too much was clipped, or an operand that is unknown
-        is waited for."""
+        """Whether the next step must take its scales from its own tensors: too much was clipped, or an operand that is
+        unknown is waited for."""
         measured, self._measured = self._measured, self.entries == 0 or bool(self._measures_next)
         if measured and not self._measured and not self._said:
             self._say_who_starves()

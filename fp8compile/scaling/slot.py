@@ -8,8 +8,8 @@ so that each operand has a scale of its own, as in current scaling. The first st
 that clipped too much, or that left an operand without an amax. The graph that measures runs node by node: it is rarely
 needed, so no code is generated for it.
 
-Every call has a leaf of its own. Its statistics are taken where the call's own autograd node ends, not where the leaf gets its
-gradient: ``torch.autograd.grad`` of chosen tensors runs that node and never reaches the leaf.
+Every call has a leaf of its own. Its statistics are taken where the call's own autograd node ends, not where the leaf gets
+its gradient: ``torch.autograd.grad`` of chosen tensors runs that node and never reaches the leaf.
 """
 
 from __future__ import annotations

@@ -141,5 +141,6 @@ def test_the_gradient_of_another_loss_is_remembered(since: int) -> None:
         return after(sum(call(x)).square().mean(), model) | other  # type: ignore[arg-type, attr-defined]
 
     found = list(losses_of(Heads, run, 8))
-    clipped = found.pop(since) if since else [21.0]
-    assert max(clipped) > 20 and max(max(losses) for losses in found) < WITHIN
+    if since:  # clipped once; in the second use the trunk's, which the first could not see whole
+        assert max(found.pop(since)) > 20 and max(found.pop(since)) < 3
+    assert max(max(losses) for losses in found) < WITHIN
