@@ -38,8 +38,8 @@ MAX = {fmt.name: fmt.max for fmt in (E4M3, E5M2)}
 SHOWN = 4  # names of operands in a warning
 STARVED = (
     "delayed scaling: {} had no value but 0 in {} backward passes. So far the graph took all scales from its tensors, which "
-    "is slow; from here on they are known ones. If a value comes, it is clipped to nearly 0 in its first pass, and counted in "
-    "fp8compile.scaling_state(model). Recipe.linear_skip leaves such a linear out; linear_scaling='dynamic' clips nothing"
+    "is slow; from here on they are known ones. If a value comes, it is clipped to nearly 0 in its first pass, and counted "
+    "in fp8compile.scaling_state(model). Recipe.linear_skip leaves such a linear out; linear_scaling='dynamic' clips nothing"
 )
 
 
