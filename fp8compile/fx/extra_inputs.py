@@ -51,6 +51,21 @@ def handed_to(owner: ReferenceType[T], take: Callable[[T, Tensor], None]) -> Cal
     return hand_over
 
 
+def taken_at(node: Any, leaf: Tensor, owner: ReferenceType[T], take: Callable[[T, Tensor], None]) -> None:
+    """Each time this autograd node has run, move the leaf's gradient to ``take(owner, gradient)``, even if nobody asked
+    autograd for it; does not keep the owner alive."""
+    place = next(i for i, (edge, _) in enumerate(node.next_functions) if getattr(edge, "variable", None) is leaf)
+
+    def hand_over(gradients: tuple[Tensor | None, ...], _: Any) -> tuple[Tensor | None, ...]:
+        alive, gradient = owner(), gradients[place]
+        if alive is not None and gradient is not None:
+            with torch.no_grad():
+                take(alive, gradient.detach())
+        return (*gradients[:place], None, *gradients[place + 1 :])
+
+    node.register_hook(hand_over)
+
+
 class ByParameters(Generic[T]):
     """What belongs to a compiled graph together with the parameters it is called with, found by the first of them.
 

@@ -3,10 +3,16 @@
     inv_scale = 2**margin * max(amaxes of the last steps) / max
     code      = saturate(x / inv_scale), NaN where x is inf or NaN
     clipped   = how many finite x are so large that saturation costs them more than rounding would
-    history   = the last amaxes, newest first; an amax that is inf or NaN is left out
+    history   = the last amaxes of passes in which x was used, newest first; 0, inf and NaN are left out
 
 A known scale saves the pass over x that finds its amax. In return it may be stale: too small a scale clips, so clipping is
 counted. Saturation would hide an inf, so an inf becomes a NaN: E4M3 has no inf.
+
+An amax of 0 says nothing of the next pass: an expert that did not run, labels that are all ignored, a weight before its first
+step. Any scale is right for zeros. So they push nothing out of the history, and 0 in it means that nothing is known.
+
+Of an operand that is unknown no scale is right but its own. So steps measure while there is one, as long as it seems to be
+about to come: for ``PATIENCE`` passes, and for twice the time that the last one took, if one came after that.
 
 An operand of which too much is clipped (``falls_back``) forgets its history but for the amax just seen, or one outlier
 would keep its scale too coarse for as many steps as the history is long.
@@ -30,6 +36,10 @@ CLIPPED_TOO_MUCH = 1e-5  # as a fraction of a tensor's elements, beyond
 CLIPPED_FEW = 16  # elements: in small tensors each new largest value would else be too much
 UNROLLED = 4  # Inductor writes reductions of fewer than 8 elements out
 COMPUTES = ("max", "most_recent")
+TRACE = (
+    2.0**-64
+)  # larger than what is left of a value that was clipped under the smallest scale, and went through matmuls
+PATIENCE, LONGEST = 32, 1024  # backward passes: what is 0 for longer must not keep a graph without generated code
 
 
 def quantize_under(x: Tensor, inv_scale: Tensor, fmt: Format) -> Tensor:
@@ -100,19 +110,42 @@ def falls_back(statistics: Tensor) -> Tensor:
     return statistics[:, CLIPPED] > CLIPPED_FEW + CLIPPED_TOO_MUCH * statistics[:, ELEMENTS]
 
 
-def next_history(history: Tensor, statistics: Tensor) -> Tensor:
-    """The history ``[V, length]`` with the amaxes of ``[V, COLUMNS]`` in front; nothing else of an operand that fell back."""
-    amax = statistics[:, AMAX, None]
-    pushed = torch.cat([amax, history[:, :-1]], 1)
-    alone = torch.nn.functional.pad(amax, (0, history.shape[1] - 1))
-    pushed = torch.where(falls_back(statistics)[:, None], alone, pushed)
-    return torch.where(amax < torch.inf, pushed, history)  # NaN compares False too
+def entry_of(statistics: Tensor, unknown: Tensor) -> Tensor:
+    """By row of ``[V, COLUMNS]``, the amax that the history learns; 0 for nothing, of zeros and of what is not finite.
+
+    ``unknown``: bool ``[V]``. Where one of these was clipped, others are computed from what is left of it, and learn nothing.
+    """
+    amax = statistics[:, AMAX]
+    lost = unknown & (unknown & (statistics[:, CLIPPED] > 0)).any()
+    return torch.where((amax < torch.inf) & ~(lost & (amax < TRACE)), amax, 0.0)  # NaN compares False too
+
+
+def next_history(history: Tensor, entry: Tensor, fell_back: Tensor) -> Tensor:
+    """The history ``[V, length]`` with the entries ``[V]`` in front, where they are not 0; nothing else of an operand that
+    fell back, bool ``[V]``."""
+    first = entry[:, None]
+    pushed = torch.cat([first, history[:, :-1]], 1)
+    alone = torch.nn.functional.pad(first, (0, history.shape[1] - 1))
+    return torch.where(first > 0, torch.where(fell_back[:, None], alone, pushed), history)
+
+
+def is_unknown(history: Tensor) -> Tensor:
+    """Bool ``[V]``: of which operands the history ``[V, length]`` holds nothing."""
+    return history.amax(1) == 0
+
+
+def next_patience(patience: Tensor, awoke: Tensor) -> Tensor:
+    """Int64 ``[2]``: how many passes ago an unknown operand had a value, and for how many the others are waited for."""
+    ago, most = patience.unbind()
+    return torch.where(
+        awoke, torch.stack([ago * 0, (2 * ago).clamp(PATIENCE, LONGEST)]), torch.stack([ago + 1, most])
+    )
 
 
 def inv_scale_from(history: Tensor, largest: Tensor, compute: str = "max", margin: int = 0) -> Tensor:
     """The scales ``[V]``, FP32, for the next step, from the history ``[V, length]`` and each format's max ``[V]``.
 
-    ``compute`` is one of ``COMPUTES``. An operand that was all zeros so far gets the smallest scale: what comes next is
+    ``compute`` is one of ``COMPUTES``. An operand of which nothing is known gets the smallest scale: what comes next is
     clipped to nearly zero once, which is counted, and the step after that takes its amax.
     """
     amax = history[:, 0] if compute == "most_recent" else history.amax(1)

@@ -1,12 +1,13 @@
 """What a compiled graph with one set of parameters remembers of its operands: their last amaxes, and what they were clipped.
 
-An entry of the history is one backward pass: with micro-batches, one micro-batch (as in Transformer Engine). Nothing waits
-for a device but ``must_measure``. It asks whether the last backward clipped too much, an answer that was sent to the host
-when that backward ended.
+An entry of the history is one backward pass: with micro-batches, one micro-batch (as in Transformer Engine). A pass in which
+an operand is all zeros is no entry of its. Nothing waits for a device but ``must_measure``. It asks whether the last backward
+clipped too much, or left an operand unknown: an answer that was sent to the host when that backward ended.
 """
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -21,15 +22,25 @@ from fp8compile.numerics.delayed import (
     CLIPPED,
     COLUMNS,
     NON_FINITE,
+    PATIENCE,
+    entry_of,
     falls_back,
     inv_scale_from,
+    is_unknown,
     next_history,
+    next_patience,
 )
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import Operand
 from fp8compile.scaling.sent import Sent
 
 MAX = {fmt.name: fmt.max for fmt in (E4M3, E5M2)}
+SHOWN = 4  # names of operands in a warning
+STARVED = (
+    "delayed scaling: {} had no value but 0 in {} backward passes. So far the graph took all scales from its tensors, which "
+    "is slow; from here on they are known ones. If a value comes, it is clipped to nearly 0 in its first pass, and counted "
+    "in fp8compile.scaling_state(model). Recipe.linear_skip leaves such a linear out; linear_scaling='dynamic' clips nothing"
+)
 
 
 class Histories:
@@ -37,12 +48,14 @@ class Histories:
 
     Attributes:
         operands: what each row of the tensors below is about.
-        amaxes: float32 ``[V, amax_history_len]``, newest first.
+        amaxes: float32 ``[V, amax_history_len]``, newest first; 0 where there is none.
+        entry: float32 ``[V]``, what the last backward added to them; 0 for nothing.
         scales: float32 ``[rows, 4]``, what the graph takes: in column 0 an operand's inv_scale, in its row. NaN elsewhere, so
             that a scale that nobody measures cannot go unseen.
         totals: float32 ``[V, 3]``: over all steps, elements clipped, elements not finite, steps that fell back.
         entries: how many backward passes the history has seen.
         fell_back: bool ``[V]``, of which too much was clipped in the last backward.
+        patience: how long it waits for operands that are unknown (``next_patience``).
         parameters: weak references to the parameters of the graph; ``names`` are the graph's names of them.
     """
 
@@ -61,11 +74,14 @@ class Histories:
         self._places = torch.tensor([o.place for o in operands], dtype=torch.int64, device=device)
         self._largest = torch.tensor([MAX[o.format] for o in operands], dtype=torch.float32, device=device)
         self.amaxes = torch.zeros(len(operands), recipe.amax_history_len, dtype=torch.float32, device=device)
+        self.entry, self.patience = self.amaxes[:, 0], torch.tensor([0, PATIENCE], device=device)
+        self._due = torch.zeros((), dtype=torch.bool, device=device)  # somebody fell back since a step measured
+        self._before = self.amaxes, self.patience, self._due
         self.scales = torch.full((rows, COLUMNS), torch.nan, dtype=torch.float32, device=device)
         self.totals = torch.zeros(len(operands), 3, dtype=torch.float32, device=device)
-        self.entries = 0
+        self.entries, self._measured, self._said = 0, False, False
         self.fell_back = torch.zeros(len(operands), dtype=torch.bool, device=device)
-        self._any_fell_back = Sent(self.fell_back.any())
+        self._measures_next = Sent(self.fell_back.any())
         _alive.append(weakref.ref(self, _alive.remove))
         for waiting in list(_waiting):
             waiting.offer(self)
@@ -81,44 +97,70 @@ class Histories:
         return bool(self.paths.keys() & parameter_names(model).keys())
 
     def must_measure(self) -> bool:
-        """Whether the next step must take its scales from its own tensors: nothing is known yet, or too much was clipped."""
-        return self.entries == 0 or bool(self._any_fell_back)
+        """Whether the next step must take its scales from its own tensors: too much was clipped, or an operand that is
+        unknown is waited for."""
+        measured, self._measured = self._measured, self.entries == 0 or bool(self._measures_next)
+        if measured and not self._measured and not self._said:
+            self._say_who_starves()
+        if self._measured:
+            self._due = torch.zeros_like(self._due)
+        return self._measured
 
     def add(self, statistics: Tensor) -> None:
         """Take over what one backward returned, float32 ``[rows, 4]``."""
         seen = statistics.index_select(0, self._places)
-        self._note(falls_back(seen))
-        self.totals = self.totals + torch.stack([seen[:, CLIPPED], seen[:, NON_FINITE], self.fell_back.float()], 1)
+        fell_back = falls_back(seen)
+        self.totals = self.totals + torch.stack([seen[:, CLIPPED], seen[:, NON_FINITE], fell_back.float()], 1)
         self.entries += 1
-        self.remember(next_history(self.amaxes, seen))
+        self._before = self.amaxes, self.patience, self._due
+        self._learn(entry_of(seen, is_unknown(self.amaxes)), fell_back)
 
-    def _note(self, fell_back: Tensor) -> None:
-        self.fell_back, self._any_fell_back = fell_back, Sent(fell_back.any())
+    def agree(self, entry: Tensor, fell_back: Tensor) -> None:
+        """Take over what the last backward added and who fell back, float32 ``[V]`` each, that all ranks agreed on."""
+        self._learn(entry, fell_back > 0)
 
-    def agree(self, newest: Tensor, fell_back: Tensor) -> None:
-        """Take over the newest amaxes and who fell back, float32 ``[V]`` each, that all ranks agreed on."""
-        self._note(fell_back > 0)
-        self.remember(torch.cat([newest[:, None], self.amaxes[:, 1:]], 1))
+    def _learn(self, entry: Tensor, fell_back: Tensor) -> None:
+        amaxes, patience, due = self._before
+        self.entry, self.fell_back, self._due = entry, fell_back, due | fell_back.any()
+        self.patience = next_patience(patience, (is_unknown(amaxes) & (entry > 0)).any())
+        self.remember(next_history(amaxes, entry, fell_back))
 
     def state(self) -> dict[str, Any]:
         """What it remembers, on the CPU."""
-        kept = {"amaxes": self.amaxes, "totals": self.totals, "fell_back": self.fell_back}
+        kept = {
+            "amaxes": self.amaxes,
+            "totals": self.totals,
+            "fell_back": self.fell_back,
+            "patience": self.patience,
+        }
         return {"entries": self.entries} | {name: value.detach().cpu().clone() for name, value in kept.items()}
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Go on from what ``state`` gave."""
         device = self.amaxes.device
         self.entries, self.totals = state["entries"], state["totals"].to(device)
-        self._note(state["fell_back"].to(device))
+        self.fell_back, self.patience = state["fell_back"].to(device), state["patience"].to(device)
+        self.entry, self._due = torch.zeros_like(self.entry), self.fell_back.any()
         self.remember(state["amaxes"].to(device))
+        self._before = self.amaxes, self.patience, self._due
 
     def remember(self, amaxes: Tensor) -> None:
         """Make this the history, float32 ``[V, amax_history_len]``, and the scales what follows from it."""
         self.amaxes = amaxes
+        ago, most = self.patience.unbind()
+        self._measures_next = Sent(self._due | (is_unknown(amaxes) & (ago < most)).any())
         inv_scales = inv_scale_from(amaxes, self._largest, self.recipe.amax_compute, self.recipe.margin)
         scales = torch.full_like(self.scales, torch.nan)  # a new tensor: a backward may still read the old one
         scales[self._rows, AMAX] = inv_scales
         self.scales = scales
+
+    def _say_who_starves(self) -> None:
+        starved = is_unknown(self.amaxes).tolist()  # waits for the device, behind a step that ran node by node
+        names = [o.label for o, each in zip(self.operands, starved, strict=True) if each]
+        self._said = bool(names)
+        if names:
+            more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
+            warnings.warn(STARVED.format(", ".join(names[:SHOWN]) + more, self.entries), stacklevel=2)
 
     @property
     def inv_scales(self) -> Tensor:

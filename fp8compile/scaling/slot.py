@@ -5,9 +5,11 @@
 On a copy of the Dynamo graph it becomes a placeholder behind the others. A pass reads the scales and returns the statistics
 (fp8compile/encoding/known_scales.py). Two graphs are made of it: one takes the scales that it is given, the other measures,
 so that each operand has a scale of its own, as in current scaling. The first step measures, and so does a step behind one
-that clipped too much. The graph that measures runs node by node: it is rarely needed, so no code is generated for it.
+that clipped too much, or that left an operand without an amax. The graph that measures runs node by node: it is rarely
+needed, so no code is generated for it.
 
-Every call has a leaf of its own, so that the statistics of two calls in one backward are two entries of the history.
+Every call has a leaf of its own. Its statistics are taken where the call's own autograd node ends, not where the leaf gets
+its gradient: ``torch.autograd.grad`` of chosen tensors runs that node and never reaches the leaf.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ from torch import Tensor
 from torch.fx import GraphModule
 from torch.nn import Parameter
 
-from fp8compile.fx.extra_inputs import ByParameters, handed_to, with_inputs
+from fp8compile import _torch as private
+from fp8compile.fx.extra_inputs import ByParameters, taken_at, with_inputs
 from fp8compile.fx.provenance import parameters_of
 from fp8compile.numerics.delayed import COLUMNS
 from fp8compile.observe.slot import SPARE, calls_of, device_of
@@ -84,5 +87,9 @@ class WithScales:
             return self.known(*args, histories.scales)
         run = self.measures if histories.must_measure() else self.known
         leaf = histories.scales.detach().requires_grad_()
-        leaf.register_post_accumulate_grad_hook(handed_to(weakref.ref(histories), Histories.add))  # type: ignore[no-untyped-call]
-        return run(*args, leaf)
+        before = private.producers(args)
+        results = run(*args, leaf)
+        backward = private.compiled_backward((results, args), before)
+        if backward is not None:
+            taken_at(backward, leaf, weakref.ref(histories), Histories.add)
+        return results

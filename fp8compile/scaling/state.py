@@ -108,7 +108,7 @@ class ScalingState:
         graphs = [each for _, each in self.graphs if each.operands]
         if not graphs:
             return
-        newest = torch.cat([torch.cat([each.amaxes[:, AMAX], each.fell_back.float()]) for each in graphs])
+        newest = torch.cat([torch.cat([each.entry, each.fell_back.float()]) for each in graphs])
         dist.all_reduce(newest, dist.ReduceOp.MAX, group)
         for each, own in zip(graphs, torch.split(newest, [2 * len(each.operands) for each in graphs]), strict=True):
             each.agree(*own.chunk(2))

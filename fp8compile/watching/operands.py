@@ -4,7 +4,8 @@
     clipped        elements that saturation cost more than rounding would have
     fell_back      operands of which too much was clipped, so that the next step measures them
 
-``inv_scale`` is the one that the operand had when the step began, ``amax`` that of the last backward in it. A step that
+``inv_scale`` is the one that the operand had when the step began, ``amax`` that of the last backward in it. An operand that
+was all zeros in it has no headroom to tell. A step that
 measures its scales, behind one that fell back, has no headroom to tell. Under dynamic scaling nothing is clipped, and there
 is nothing to report.
 """
@@ -61,7 +62,7 @@ class Operands:
             each = graph.histories()
             if each is not None and each.entries != graph.entries:
                 scales = each.inv_scales if graph.entries == 0 else graph.inv_scales  # the first step measured them
-                columns = [each.amaxes[:, 0], scales, *each.totals.unbind(1), each.fell_back.float()]
+                columns = [each.entry, scales, *each.totals.unbind(1), each.fell_back.float()]
                 parts.append(Part(graph, Late(torch.stack(columns, 1))))
                 graph.inv_scales, graph.entries = each.inv_scales, each.entries
         self._refresh()

@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 NUMBERS = ("tests/numerics/test_delayed.py",)
 TRAINING = "tests/scaling/test_delayed.py"
+STARVED = ("tests/scaling/test_starved_operands.py",)
 CACHED = "tests/scaling/test_cached_weights.py"
 CHANGES = "tests/scaling/test_weight_changes.py"
 MERGED = "tests/encoding/test_merged_dgrads.py"
@@ -195,14 +196,35 @@ SCALING = (
     Mutant(
         "delayed: an amax that is not finite is remembered",
         "fp8compile/numerics/delayed.py",
-        "torch.where(amax < torch.inf, pushed, history)",
-        "pushed",
+        "(amax < torch.inf) & ~(lost",
+        "~(lost",
         NUMBERS,
+    ),
+    Mutant(
+        "delayed: an amax of 0 pushes others out",
+        "fp8compile/numerics/delayed.py",
+        "torch.where(first > 0, torch.where",
+        "torch.where(first >= 0, torch.where",
+        NUMBERS,
+    ),
+    Mutant(
+        "delayed: nobody waits for an operand that is unknown",
+        "fp8compile/scaling/history.py",
+        "self._due | (is_unknown(amaxes) & (ago < most)).any()",
+        "self._due",
+        STARVED,
+    ),
+    Mutant(
+        "delayed: a later backward takes back that a step must measure",
+        "fp8compile/scaling/history.py",
+        "due | fell_back.any()",
+        "fell_back.any()",
+        STARVED,
     ),
     Mutant(
         "delayed: a spike stays in the history",
         "fp8compile/numerics/delayed.py",
-        "torch.where(falls_back(statistics)[:, None], alone, pushed)",
+        "torch.where(fell_back[:, None], alone, pushed)",
         "pushed",
         NUMBERS,
     ),

@@ -14,11 +14,15 @@ from fp8compile.numerics.delayed import (
     CLIPPED,
     CLIPPED_FEW,
     ELEMENTS,
+    LONGEST,
     NON_FINITE,
+    PATIENCE,
     clips_above,
+    entry_of,
     falls_back,
     inv_scale_from,
     next_history,
+    next_patience,
     partial_statistics,
     placed,
     quantize_under,
@@ -102,17 +106,44 @@ def statistics(amax: float, clipped: float = 0.0, non_finite: float = 0.0, eleme
     return torch.tensor([[amax, clipped, non_finite, elements]])
 
 
+def learnt(history: Tensor, seen: Tensor) -> Tensor:
+    return next_history(history, entry_of(seen, history.amax(1) == 0), falls_back(seen))
+
+
 def test_the_history_is_the_last_amaxes_newest_first() -> None:
     history = torch.zeros(1, 3)
     for amax in (1.0, 5.0, 2.0, 3.0):
-        history = next_history(history, statistics(amax))
+        history = learnt(history, statistics(amax))
     assert history.tolist() == [[3.0, 2.0, 5.0]]
+
+
+def test_an_amax_of_zero_pushes_nothing_out() -> None:
+    history = torch.tensor([[4.0, 2.0]])
+    assert torch.equal(learnt(history, statistics(0.0)), history)
+
+
+def test_what_is_left_behind_a_clipped_unknown_is_not_learnt() -> None:
+    seen = torch.cat([statistics(3.0, clipped=1e5), statistics(1e-30), statistics(2.0), statistics(1e-30)])
+    unknown = torch.tensor([True, True, True, False])
+    assert entry_of(seen, unknown).tolist() == [3.0, 0.0, 2.0, pytest.approx(1e-30)]
+    seen[0, CLIPPED] = 0
+    assert entry_of(seen, unknown)[1] == pytest.approx(1e-30), "small values are values"
+
+
+def test_patience_lasts_twice_as_long_as_the_last_one_took() -> None:
+    yes, no = torch.tensor(True), torch.tensor(False)
+    assert next_patience(torch.tensor([5, PATIENCE]), no).tolist() == [6, PATIENCE]
+    assert [next_patience(torch.tensor([n, 7]), yes).tolist() for n in (3, 100, 10**6)] == [
+        [0, PATIENCE],
+        [0, 200],
+        [0, LONGEST],
+    ]
 
 
 @pytest.mark.parametrize("amax", [INF, NAN])
 def test_an_amax_that_is_not_finite_is_left_out(amax: float) -> None:
     history = torch.tensor([[4.0, 2.0]])
-    assert torch.equal(next_history(history, statistics(amax, non_finite=1)), history)
+    assert torch.equal(learnt(history, statistics(amax, non_finite=1)), history)
 
 
 def test_too_much_is_a_hundred_thousandth_beyond_a_few() -> None:
@@ -124,7 +155,7 @@ def test_too_much_is_a_hundred_thousandth_beyond_a_few() -> None:
 
 def test_who_clipped_too_much_forgets_what_it_knew() -> None:
     history = torch.tensor([[4.0, 2.0, 1.0]])
-    assert next_history(history, statistics(0.1, clipped=1e5)).tolist() == [[pytest.approx(0.1), 0.0, 0.0]]
+    assert learnt(history, statistics(0.1, clipped=1e5)).tolist() == [[pytest.approx(0.1), 0.0, 0.0]]
 
 
 def test_scales_follow_from_the_history() -> None:
