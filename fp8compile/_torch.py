@@ -38,6 +38,7 @@ from torch._inductor.inductor_prims import fma
 from torch._inductor.inductor_prims import randint as inductor_randint
 from torch._inductor.inductor_prims import random as inductor_random
 from torch._inductor.pattern_matcher import stable_topological_sort
+from torch._inductor.runtime import compile_tasks
 from torch._inductor.runtime.cache_dir_utils import cache_dir
 from torch._inductor.scheduler import MixOrderReduction
 from torch._inductor.virtualized import V as inductor_virtualized
@@ -60,6 +61,7 @@ disabled_torch_function = torch._C._disabled_torch_function_impl
 COLLECTIVES, RECOMPUTE = "_c10d_functional", "recompute"  # a key of meta: a CheckpointPolicy, which the min-cut heeds
 collectives = getattr(torch.ops, COLLECTIVES)  # as they stand in graphs
 make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
+set_triton_ptxas_path = getattr(compile_tasks, "_set_triton_ptxas_path", None)  # as in compile workers
 version_preserved = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
 cpu_has_vnni = torch.cpu._is_vnni_supported  # products of four INT8 pairs at once; of AVX512 alone (torch 2.15)
 unscale_and_check_ = torch._amp_foreach_non_finite_check_and_unscale_  # (gradients, found_inf, inv_scale), in place
@@ -240,8 +242,7 @@ def transfers() -> Any:
 
 
 def until_waited_for(kept: Any) -> tuple[Any, ...]:
-    """What follows the first argument of ``wait_tensor`` so that ``kept`` stays in memory until then, and is not emptied:
-    from torch 2.13 on the second argument's storage is emptied, and the third's is not."""
+    """What follows ``wait_tensor``'s first argument so that ``kept`` stays; from torch 2.13 on the second is emptied."""
     takes = [argument.name for argument in torch.ops.ao.wait_tensor.default._schema.arguments]
     return (None, kept) if "last_use_of_storage" in takes else (kept,)
 

@@ -240,3 +240,10 @@ def test_integer_products_are_no_recomputable_operation() -> None:
     lists = get_default_op_list()
     assert torch.ops.aten._int_mm not in lists.recomputable_ops
     assert torch.ops.aten.mul in lists.recomputable_ops
+
+
+def test_workers_tell_triton_which_ptxas_to_use() -> None:
+    assert private.set_triton_ptxas_path is not None, "dynamically scaled configurations are then turned off"
+    assert not inspect.signature(private.set_triton_ptxas_path).parameters
+    assert "TRITON_PTXAS_PATH" in inspect.getsource(private.set_triton_ptxas_path)
+    assert private.known_options({"dynamic_scale_rblock": False})

@@ -14,7 +14,7 @@ from fp8compile.compiler.inductor import compile_and_report, log
 from fp8compile.compiler.ranks_agree import difference
 from fp8compile.compiler.running_model import innermost_type
 from fp8compile.compiler.runs import Runs, counted
-from fp8compile.compiler.store_check import check_stores_first
+from fp8compile.compiler.store_check import check_stores_first, prepare_ptxas
 from fp8compile.fx.graph import copy_with_attributes
 from fp8compile.fx.provenance import parameters_of
 from fp8compile.recipe.from_file import recipe_of, remarks_on
@@ -54,6 +54,7 @@ def compile_graph(
 ) -> Callable[..., Any]:
     """``fp8compile`` for a ready recipe: compile, and remember the report, with ``remarks``, for ``report(model)``."""
     report_store.graph_arrives()
+    prepare_ptxas(example_inputs)
     parameters = parameters_of(gm, example_inputs)
     own = innermost_type({id(example_inputs[at]) for at, _ in parameters})
     modules, paths = _module_types(gm) | ({own} if own else set()), [path for _, path in parameters]

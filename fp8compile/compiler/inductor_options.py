@@ -32,10 +32,14 @@ FREED = private.known_options({"allow_buffer_reuse": False})
 # lower peak would wait for each copy as soon as it has begun, since memory is free behind the wait.
 IN_ORDER = private.known_options({"reorder_for_peak_memory": False})
 
+# Configurations with a smaller block are compiled in the parent process, all others in workers. Where the parent cannot be
+# given the workers' ptxas, there are none.
+IN_WORKERS = private.known_options({"dynamic_scale_rblock": False}) if private.set_triton_ptxas_path is None else {}
+
 
 def our_options(recipe: Recipe) -> dict[str, Any]:
     """What Inductor is told for a recipe's sake; options of the user's mode and recipe come behind."""
-    rewriting = {**FUSION, **FREED} if recipe.rewrites_graph else {}
+    rewriting = {**FUSION, **FREED, **IN_WORKERS} if recipe.rewrites_graph else {}
     return {**rewriting, **(IN_ORDER if recipe.offloads else {})}
 
 

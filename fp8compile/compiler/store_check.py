@@ -1,82 +1,99 @@
-"""A test of generated code on a GPU, where torch and triton are a pair that nobody has tested: once a process, milliseconds.
+"""A test of generated code on a GPU, before the first compiled graph runs there: once a process and device.
 
-The assembler of triton 3.8 corrupts an FP8 value that one kernel for sm_90 stores both contiguous and transposed, beside
-``min.NaN`` and ``max.NaN`` (triton issue 11111). Kernels of FP8 linears do that. So such a kernel is run and compared with
-eager before the first compiled graph runs.
+Some assemblers corrupt an FP8 value that one kernel for sm_90 stores both contiguous and transposed. ptxas below 13.0 does so
+with E5M2 in loops, and is refused. The assembler of triton 3.8 does so beside ``min.NaN`` and ``max.NaN`` (triton issue
+11111). Kernels of FP8 linears are of both kinds. So two such kernels are run and compared with eager.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from importlib import metadata
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fp8compile._version import release_of
+from fp8compile.compiler import ptxas
 from fp8compile.numerics import E4M3, Tensorwise
 
-Release = tuple[int, int]
-
-TESTED: tuple[tuple[Release, Release], ...] = (((2, 11), (3, 6)), ((2, 13), (3, 7)), ((2, 15), (3, 9)))
 WRONG = (
-    "torch {} with triton {} generates wrong code for {}: of {} FP8 values that a kernel stores contiguous and transposed, "
-    "{} are not what they should be (triton issue 11111). Fix: install a pair that was tested: {}"
+    "ptxas {} generates wrong code for {}: of {} FP8 values that a kernel stores contiguous and transposed, {} are not what "
+    "they should be. Fix: let TRITON_PTXAS_PATH name another ptxas, of release 13.0 or 13.4, before torch is imported"
+)
+REFUSED = (
+    "ptxas {} corrupts FP8 values that one kernel stores contiguous and transposed, for {}. Fix: install a torch that ships "
+    "ptxas 13.0 or newer (CUDA 13), or let TRITON_PTXAS_PATH name one, before torch is imported"
 )
 SHAPE = (256, 512)
+LOOPED = (512, 8192)  # rows too long for one block: Inductor loops over them
+E5M2_MAX = 57344.0
+
+
+def prepare_ptxas(example_inputs: Iterable[object]) -> None:
+    """Where a graph runs on a GPU, assemble in this process with the ptxas of Inductor's workers."""
+    if _cuda_devices(example_inputs):
+        ptxas.use_the_workers_ptxas()
 
 
 def check_stores_first(compiled: Callable[..., Any], example_inputs: Iterable[object]) -> Callable[..., Any]:
-    """``compiled``, before whose first call the test runs; itself where nothing runs on a GPU or the pair was tested.
+    """``compiled``, before whose first call the test runs; itself where nothing runs on a GPU.
 
-    Its first call raises RuntimeError where the test fails.
+    Its first call raises RuntimeError where the assembler is known to be wrong, or the test fails.
     """
-    devices = {v.device for v in example_inputs if isinstance(v, Tensor) and v.device.type == "cuda"}
-    if not devices or is_tested(torch.__version__, triton_version()):
+    devices = _cuda_devices(example_inputs)
+    if not devices:
         return compiled
 
     @functools.wraps(compiled)
     def run(*args: Any) -> Any:
         for device in devices:
+            refuse_wrong_ptxas(device)
             check_stores(device)
         return compiled(*args)
 
     return run
 
 
-def is_tested(torch_version: str, triton_version: str) -> bool:
-    return (release_of(torch_version), release_of(triton_version)) in TESTED
-
-
 @functools.cache
-def triton_version() -> str:
-    """The version of the installed triton; "0.0" without one."""
-    for name in ("triton", "pytorch-triton", "triton-windows"):
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return "0.0"
+def refuse_wrong_ptxas(device: torch.device) -> None:
+    """Raise RuntimeError where the ptxas in force is one that is known to corrupt FP8 stores on ``device``."""
+    if torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (10, 0):
+        return  # another assembler
+    release = ptxas.ptxas_in_force()
+    if ptxas.is_wrong(release):
+        raise RuntimeError(REFUSED.format(_named(release), device))
 
 
 @functools.cache
 def check_stores(device: torch.device) -> None:
     """Raise RuntimeError where generated code for ``device`` stores other codes than eager."""
-    x = torch.randn(SHAPE, generator=torch.Generator().manual_seed(0)).to(device, torch.bfloat16)
-    with torch.no_grad():
-        differing = _differing(torch.compile(_stored_twice)(x), _stored_twice(x))
-    if differing:
-        tested = ", ".join(f"torch {a}.{b} with triton {c}.{d}" for (a, b), (c, d) in TESTED)
-        raise RuntimeError(
-            WRONG.format(torch.__version__, triton_version(), device, 2 * x.numel(), differing, tested)
-        )
+    for stored, shape in ((_stored_twice, SHAPE), (_stored_twice_in_a_loop, LOOPED)):
+        x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device, torch.bfloat16)
+        with torch.no_grad():
+            differing = _differing(torch.compile(stored)(x), stored(x))
+        if differing:
+            release = _named(ptxas.ptxas_in_force())
+            raise RuntimeError(WRONG.format(release, device, 2 * x.numel(), differing))
 
 
 def _stored_twice(x: Tensor) -> tuple[Tensor, Tensor]:
     codes, _ = Tensorwise(E4M3).encode(x)
     return codes, codes.t().contiguous()
+
+
+def _stored_twice_in_a_loop(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """What a gradient under a delayed scale does: the largest of each row, and E5M2 codes in both layouts."""
+    codes = (x.float() * 1024.0).clamp(-E5M2_MAX, E5M2_MAX).to(torch.float8_e5m2)
+    return codes, codes.t().contiguous(), x.abs().amax(1)
+
+
+def _cuda_devices(values: Iterable[object]) -> set[torch.device]:
+    return {v.device for v in values if isinstance(v, Tensor) and v.device.type == "cuda"}
+
+
+def _named(release: ptxas.Release | None) -> str:
+    return "of unknown release" if release is None else f"{release[0]}.{release[1]}"
 
 
 def _differing(ours: Sequence[Tensor], expected: Sequence[Tensor]) -> int:

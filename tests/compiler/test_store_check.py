@@ -1,4 +1,4 @@
-"""On a pair of torch and triton that nobody tested, a kernel is checked before the first graph runs on a GPU."""
+"""A wrong assembler is refused, and generated code is checked, before the first graph runs on a GPU."""
 
 from __future__ import annotations
 
@@ -8,44 +8,69 @@ import pytest
 import torch
 from torch import Tensor
 
-from fp8compile.compiler import store_check
-from fp8compile.compiler.store_check import TESTED, check_stores, check_stores_first, is_tested
+from fp8compile import _torch as private
+from fp8compile.compiler import ptxas, store_check
+from fp8compile.compiler.store_check import check_stores, check_stores_first, prepare_ptxas, refuse_wrong_ptxas
+
+TOLD = "ptxas: NVIDIA (R) Ptx optimizing assembler\nCuda compilation tools, release {}, V{}.93\nBuild cuda"
+GPU = torch.device("cuda", 0)
 
 
 @pytest.mark.parametrize(
-    ("torch_version", "triton_version", "tested"),
-    [
-        ("2.13.0+cu128", "3.7.1", True),
-        ("2.11.0", "3.6.0", True),
-        ("2.15.0a0+git1", "3.9.0", True),
-        ("2.13.0", "3.8.0", False),
-        ("2.12.1", "3.7.1", False),
-        ("2.13.0", "0.0", False),
-    ],
+    ("release", "wrong"), [("12.8", True), ("12.9", True), ("13.0", False), ("13.4", False), ("14.0", False)]
 )
-def test_pairs_are_told_by_their_releases(torch_version: str, triton_version: str, tested: bool) -> None:
-    assert is_tested(torch_version, triton_version) == tested
+def test_the_release_of_ptxas_tells_a_wrong_one(release: str, wrong: bool) -> None:
+    assert ptxas.is_wrong(ptxas.release_in(TOLD.format(release, release))) == wrong
 
 
-def test_nothing_is_checked_on_a_cpu_or_on_a_tested_pair() -> None:
+def test_an_unknown_release_is_left_to_the_check() -> None:
+    assert ptxas.release_in("no such thing") is None
+    assert not ptxas.is_wrong(None)
+
+
+@pytest.mark.parametrize(
+    ("release", "capability", "refused"),
+    [((12, 8), (9, 0), True), ((12, 9), (8, 9), True), ((13, 0), (9, 0), False), ((12, 8), (10, 0), False)],
+)
+def test_a_wrong_ptxas_is_refused(release: tuple[int, int], capability: tuple[int, int], refused: bool) -> None:
+    refuse_wrong_ptxas.cache_clear()
+    with (
+        mock.patch.object(ptxas, "ptxas_in_force", lambda: release),
+        mock.patch.object(torch.cuda, "get_device_capability", lambda device: capability),
+    ):
+        if refused:
+            with pytest.raises(RuntimeError, match=rf"ptxas {release[0]}\.{release[1]} corrupts .*13\.0"):
+                refuse_wrong_ptxas(GPU)
+        else:
+            refuse_wrong_ptxas(GPU)
+    refuse_wrong_ptxas.cache_clear()
+
+
+def test_this_process_assembles_as_workers_do_where_a_gpu_is_used() -> None:
+    called: list[bool] = []
+    with mock.patch.object(private, "set_triton_ptxas_path", lambda: called.append(True)):
+        prepare_ptxas([torch.ones(2), 3])
+        assert not called
+        prepare_ptxas([mock.Mock(spec=Tensor, device=GPU)])
+    assert called == [True]
+
+
+def test_nothing_is_checked_on_a_cpu() -> None:
     def compiled(x: Tensor) -> Tensor:
         return x
 
     assert check_stores_first(compiled, [torch.ones(2), 3]) is compiled
-    on_cuda = mock.Mock(spec=Tensor, device=torch.device("cuda", 0))
-    with mock.patch.object(store_check, "is_tested", lambda *_: True):
-        assert check_stores_first(compiled, [on_cuda]) is compiled
 
 
-def test_elsewhere_the_check_runs_before_the_first_call() -> None:
-    on_cuda, seen = mock.Mock(spec=Tensor, device=torch.device("cuda", 0)), []
+def test_on_a_gpu_the_checks_run_before_the_first_call() -> None:
+    on_cuda, seen = mock.Mock(spec=Tensor, device=GPU), []
     with (
-        mock.patch.object(store_check, "is_tested", lambda *_: False),
+        mock.patch.object(store_check, "refuse_wrong_ptxas", lambda device: seen.append("ptxas")),
         mock.patch.object(store_check, "check_stores", lambda device: seen.append(str(device))),
     ):
         run = check_stores_first(lambda x: seen.append(x) or x, [on_cuda, on_cuda, torch.ones(2)])
         assert run(5) == 5
-    assert seen == ["cuda:0", 5]
+    assert seen == ["ptxas", "cuda:0", 5]
 
 
 def test_generated_code_of_this_machine_is_right() -> None:
@@ -53,17 +78,19 @@ def test_generated_code_of_this_machine_is_right() -> None:
     check_stores(torch.device("cpu"))
 
 
-def test_one_wrong_code_is_refused_with_the_cure() -> None:
-    def one_wrong(x: Tensor) -> tuple[Tensor, Tensor]:
-        codes, turned = store_check._stored_twice(x)
-        turned.view(torch.uint8)[3, 5] ^= 1
-        return codes, turned
+@pytest.mark.parametrize("wrong", ["_stored_twice", "_stored_twice_in_a_loop"])
+def test_one_wrong_code_is_refused_with_the_cure(wrong: str) -> None:
+    right = getattr(store_check, wrong)
+
+    def one_wrong(x: Tensor) -> tuple[Tensor, ...]:
+        codes, transposed, *others = right(x)
+        transposed.view(torch.uint8)[3, 5] ^= 1
+        return (codes, transposed, *others)
 
     check_stores.cache_clear()
-    cure = ", ".join(f"torch {a}.{b} with triton {c}.{d}" for (a, b), (c, d) in TESTED)
     with (
-        mock.patch.object(torch, "compile", lambda fn: one_wrong),
-        pytest.raises(RuntimeError, match=rf"of 262144 FP8 values .*, 1 are not .*{cure}"),
+        mock.patch.object(torch, "compile", lambda fn: one_wrong if fn is right else fn),
+        pytest.raises(RuntimeError, match=r"FP8 values .*, 1 are not .*TRITON_PTXAS_PATH"),
     ):
         check_stores(torch.device("cpu"))
     check_stores.cache_clear()

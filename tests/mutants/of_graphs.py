@@ -298,4 +298,18 @@ PASSES = (
         "for start in range(0, self.logits.columns - step, step):",
         ("tests/passes/test_chunk_logits.py",),
     ),
+    Mutant(
+        "ptxas: a wrong one is let through",
+        "fp8compile/compiler/ptxas.py",
+        "return release is not None and release < FIRST_RIGHT",
+        "return release is not None and release < (12, 9)",
+        ("tests/compiler/test_store_check.py",),
+    ),
+    Mutant(
+        "ptxas: this process keeps Triton's",
+        "fp8compile/compiler/ptxas.py",
+        "if private.set_triton_ptxas_path is not None:",
+        "if False:",
+        ("tests/compiler/test_store_check.py",),
+    ),
 )
