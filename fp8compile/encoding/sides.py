@@ -4,7 +4,7 @@
                                             q + 1 or q - 1, towards z   where rounding crossed the edge
 
 INT8's step is 1/127 of the largest of a group. So of Gaussian values with an edge at their mean 0.6 % end up on the other
-side, and each has a whole gradient switched on or off. That is the largest error of a network of convolutions, norms and relu.
+side, and each has a whole gradient switched on or off. That is the largest error of a network of convolutions and relu.
 It does not average out where a norm has taken the mean of the gradient away. The next code towards the value lies on the
 right side, since y is monotone in z and the edge lies between the value and its own code. It is off by a step at most, twice
 as much as else.
