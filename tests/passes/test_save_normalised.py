@@ -1,0 +1,156 @@
+"""save_normalised: golden, contract, numbers, declines."""
+
+from __future__ import annotations
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+from expecttest import assert_expected_inline
+from torch import Tensor, nn
+
+from fp8compile.analysis.sensitivity.error import NORMALISED
+from fp8compile.fx.partition import PartitionedGraph
+from fp8compile.passes.save_normalised import save_normalised
+from fp8compile.recipe.context import Context
+from fp8compile.recipe.recipe import Recipe
+from tests.support.graphs import backward_of, split_of
+from tests.support.measure import compiled, gradient_sqnr
+from tests.support.reference import sqnr_db
+
+aten = torch.ops.aten
+LATER = "recompute_for_budget,encode_saved"
+
+
+class Residual(nn.Module):
+    """x + a(x) is normalised; the cut saves a(x), which takes as many bytes and is added up again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 64, bias=False), nn.Linear(64, 64, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.a(x)
+        return x + self.b(F.layer_norm(x, (64,)))
+
+
+class Sandwich(nn.Module):
+    """A norm behind a norm, whose gain has one weight of 100: the first one's input is in the second's, and its gradient."""
+
+    def __init__(self, weight: float = 100.0) -> None:
+        super().__init__()
+        self.a, self.b = nn.Linear(64, 128), nn.Linear(128, 64)
+        self.first, self.second = nn.RMSNorm(128), nn.RMSNorm(128)
+        self.first.weight.data[3] = weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        return self.b(self.second(h + self.first(h)))
+
+
+class Scaled(nn.Module):
+    """A gain a channel, one of them K, between a linear and a norm."""
+
+    def __init__(self, largest: float) -> None:
+        super().__init__()
+        self.a, self.gain, self.norm, self.b = (
+            nn.Linear(64, 128),
+            nn.Parameter(torch.ones(128)),
+            nn.RMSNorm(128),
+            nn.Linear(128, 64),
+        )
+        self.gain.data[3] = largest
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.b(self.norm(self.a(x) * self.gain))
+
+
+def split(model: nn.Module, disabled: str = LATER, **options: object) -> PartitionedGraph:
+    torch._dynamo.reset()
+    x = torch.randn(128, 64).requires_grad_()
+    return split_of(model, x, disabled=disabled, linear="off", **options)  # type: ignore[arg-type]
+
+
+def saved(found: PartitionedGraph) -> list[str]:
+    return [e.forward.name for e in found.edges if e.is_tensor and not found.caller_owns(e.forward)]
+
+
+def test_golden_what_reads_the_sum() -> None:
+    lines = backward_of(split(Residual())).splitlines()
+    assert_expected_inline(
+        "\n".join(line for line in lines if "add" in line.split(":")[0] or "(add," in line),
+        "",
+    )
+
+
+def test_the_sum_is_saved_instead_of_the_matmul_s_result() -> None:
+    before, after = split(Residual(), f"{LATER},save_normalised"), split(Residual())
+    assert "mm" in saved(before) and "add" not in saved(before)
+    assert "add" in saved(after) and "mm" not in saved(after)
+    assert after.saved_bytes() == before.saved_bytes()
+
+
+def test_it_is_idempotent() -> None:
+    found = split(Residual())
+    edges = [(e.forward.name, e.backward.name) for e in found.edges]
+    save_normalised(found, Context(Recipe(linear="off")))
+    assert [(e.forward.name, e.backward.name) for e in found.edges] == edges
+
+
+@pytest.mark.parametrize("codegen", ["eager", "inductor"])
+def test_the_forward_stays_as_it_was_to_the_bit(codegen: str) -> None:
+    model, x = Residual().bfloat16(), torch.randn(128, 64, dtype=torch.bfloat16).requires_grad_()
+    outputs = []
+    for preset in ("off", "storage_only"):
+        torch._dynamo.reset()
+        outputs.append(compiled(model, preset=preset, min_saved_numel=0, codegen=codegen)(x))
+    assert torch.equal(*outputs)
+
+
+@pytest.mark.parametrize("weight", [1.0, 100.0, 1000.0])
+def test_a_sandwich_of_norms(weight: float) -> None:
+    """11.9 dB at a weight of 100 where the sum is made again from codes."""
+    torch.manual_seed(0)
+    model, x = Sandwich(weight), torch.randn(256, 64)
+    found = gradient_sqnr(model, compiled(model, linear="off", min_saved_numel=0, codegen="eager"), (x,))
+    assert min(found.values()) > 20, found
+
+
+# ------------------------------------------------------------------------------------------------ where it declines
+
+
+@pytest.mark.parametrize("largest", [10.0, 100.0, 1000.0])
+def test_what_a_parameter_scales_stays_exact(largest: float) -> None:
+    """-7 dB at 100 and -20 at 1000 where codes of a(x) are scaled: the gradient of what is small is what they lose."""
+    torch.manual_seed(0)
+    model, x = Scaled(largest), torch.randn(256, 64)
+    exact = copy.deepcopy(model).double()
+    exact(x.double()).square().mean().backward()
+    fn = compiled(model, linear="off", min_saved_numel=0, codegen="eager")
+    fn(x).square().mean().backward()
+    for (name, p), q in zip(model.named_parameters(), exact.parameters(), strict=True):
+        assert p.grad is not None and q.grad is not None and sqnr_db(q.grad, p.grad) > 60, name
+    report = compiled(model, linear="off", min_saved_numel=0, codegen="eager")
+    assert "addmm" in saved(split(model)) and report is not None
+
+
+def test_the_reason_stands_in_the_report() -> None:
+    import fp8compile
+
+    fn = compiled(Scaled(10.0), linear="off", min_saved_numel=0, codegen="eager")
+    fn(torch.randn(256, 64)).sum().backward()
+    assert NORMALISED in {skip.reason for skip in fp8compile.report(fn).skips}
+
+
+def test_where_nothing_is_stored_nothing_is_changed() -> None:
+    assert "add" not in saved(split(Residual(), saved="off"))
+
+
+def test_what_no_norm_reads_is_left() -> None:
+    class Plain(Residual):
+        def forward(self, x: Tensor) -> Tensor:
+            x = x + self.a(x)
+            return x + self.b(x * x)
+
+    assert "add" not in saved(split(Plain()))
