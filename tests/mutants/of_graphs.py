@@ -284,4 +284,25 @@ PASSES = (
         "for start in range(0, self.logits.columns - step, step):",
         ("tests/passes/test_chunk_logits.py",),
     ),
+    Mutant(
+        "checkpointed: a product of codes is of no region",
+        "passes/quantize_linears.py",
+        "    stand_in(product, node)\n",
+        "",
+        ("tests/fx/test_checkpointed.py",),
+    ),
+    Mutant(
+        "checkpointed: what is read outside joins a region",
+        "fp8compile/fx/checkpointed.py",
+        "if not regions or OUTSIDE in regions or",
+        "if not regions or",
+        ("tests/fx/test_checkpointed.py",),
+    ),
+    Mutant(
+        "checkpointed: what the backward alone reads stays outside",
+        "fp8compile/fx/checkpointed.py",
+        "        if not read_in[node]:",
+        "        if False:",
+        ("tests/fx/test_checkpointed.py",),
+    ),
 )
