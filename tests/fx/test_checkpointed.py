@@ -28,7 +28,6 @@ RECIPES = {
     "int8, stored": {**INT8, "min_saved_numel": 0},
     "emulated": {"emulate": True, "saved": "off"},
     "rowwise": {"emulate": True, "linear": "rowwise", "saved": "off"},
-    "delayed": {"emulate": True, "linear_scaling": "delayed", "saved": "off"},
 }
 
 
