@@ -25,6 +25,7 @@ from fp8compile import _torch as private
 from fp8compile.analysis.dataflow import user_fp32
 from fp8compile.encoding.wire import ALL_GATHER, ALL_REDUCE, REDUCE_SCATTER, Wire
 from fp8compile.fx.aot import is_training
+from fp8compile.fx.checkpointed import stand_in
 from fp8compile.fx.graph import SPLICED, WIDENED, dtype_text, splice, storage_root
 from fp8compile.fx.ops import is_collective, opname
 from fp8compile.fx.provenance import TensorInfo, module_path, origin
@@ -118,6 +119,7 @@ def _rewrite(node: Node, operand: Node, wire: Wire) -> None:
     (waits,) = node.users
     received = splice(node.graph, send_codes, operand, before=node)
     result: Node = splice(node.graph, receive_codes, received, before=waits)
+    stand_in(result, waits)
     waits.replace_all_uses_with(result)
     node.graph.erase_node(waits)
     node.graph.erase_node(node)

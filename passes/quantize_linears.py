@@ -53,6 +53,7 @@ from fp8compile.encoding.smooth_swiglu import SmoothSwiglu
 from fp8compile.encoding.turned_wgrads import TurnedWgrads
 from fp8compile.encoding.views import beneath
 from fp8compile.fx.aot import is_training, plain_position
+from fp8compile.fx.checkpointed import stand_in
 from fp8compile.fx.graph import ROW, WIDENED, dtype_text, size_hint, splice
 from fp8compile.fx.provenance import Origin, TensorInfo, module_path, op_name, source_line
 from fp8compile.numerics import E4M3, E5M2, ENCODABLE, INT8
@@ -253,6 +254,7 @@ def _multiply_codes(matmul: Matmul, left: Encoded, right: Encoded, recipe: Recip
     fn = product_of_codes(node.meta["val"].dtype) if recipe.linear == INT8_MODE else _scaled_product(matmul, *more)
     product = splice(node.graph, fn, *nodes, before=node)
     product.meta.update({ROW: node.meta[ROW]} if ROW in node.meta else {})
+    stand_in(product, node)
     node.replace_all_uses_with(product)
     node.graph.erase_node(node)
 

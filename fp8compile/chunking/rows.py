@@ -22,6 +22,7 @@ from torch.fx import Node
 
 from fp8compile.analysis.columns import SAME_ELEMENTS, is_elementwise
 from fp8compile.analysis.logits import OF_ONE_DIMENSION, Declined, Logits, Rows
+from fp8compile.fx.checkpointed import stand_in
 from fp8compile.fx.graph import IN_CHUNKS, is_tensor, splice
 from fp8compile.fx.ops import opname
 from fp8compile.fx.tracing import stored
@@ -103,6 +104,7 @@ class RowChunks:
             parts.append(done)
         for node, of in zip(self.read, zip(*parts, strict=True), strict=True):
             whole = splice(graph, _joined(tuple(node.meta["val"].shape)), *of, before=place)
+            stand_in(whole, node)
             node.replace_all_uses_with(whole, delete_user_cb=lambda user: user not in self.logits.statistics)
         return len(parts)
 

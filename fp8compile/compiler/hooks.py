@@ -25,6 +25,7 @@ from fp8compile.compiler.region_reports import Cut
 from fp8compile.compiler.report_store import JointNotes, collecting
 from fp8compile.compiler.sources import sources_key
 from fp8compile.compiler.watchers import is_watched
+from fp8compile.fx.checkpointed import join_regions
 from fp8compile.fx.graph import copy_graph
 from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.fx.regions import NOT_DESCRIBED, Region, describe, is_described, is_half, mark_halves, storages
@@ -156,10 +157,12 @@ class JointPasses(private.CustomGraphPass):
             pipeline.OBSERVE_JOINT if self.told.stats_inputs else ()
         )
         before += pipeline.WIRE if self.recipe.compresses_collectives else ()
+        written = set(graph.nodes)
         for each in before + pipeline.JOINT:
             ran = observed(gm, each.name, functools.partial(each.run, graph, ctx))
             disabled += [] if ran is not None else [each.name]
             notes += ran or Notes()
+        join_regions(graph, written)
         collector.joint[graph] = JointNotes(plain, notes, tuple(disabled), region)
 
 

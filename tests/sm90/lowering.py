@@ -32,7 +32,7 @@ from torch import Tensor
 from torch.fx import GraphModule
 
 from fp8compile.compiler.generated_memory import sizes_of
-from fp8compile.fx.graph import is_on_host
+from fp8compile.fx.graph import is_on_host, size_hint
 
 from . import fake_h100, interpreter
 
@@ -234,7 +234,7 @@ def lower_backend(lowered: Lowered, *, execute: bool = False) -> InnerCompile:
         graph.graph = on_cuda.graph
         with recording(graph, _executed(lowered), _poisoned) if execute else recording(graph, _not_executed):
             compiled = compile_fx_inner(on_cuda, cuda_inputs, **kwargs)
-        return compiled if execute else _unexecuted(on_cuda)
+        return compiled if execute else uncomputed(on_cuda)
 
     return inner_compile
 
@@ -276,7 +276,7 @@ def _on_cuda(argument: Any) -> Any:
     return CUDA if isinstance(argument, torch.device) else argument
 
 
-def _unexecuted(gm: GraphModule) -> Callable[[list[Any]], list[Any]]:
+def uncomputed(gm: GraphModule) -> Callable[[list[Any]], list[Any]]:
     """A compiled graph that computes nothing: uninitialised CPU tensors where ``gm`` returns tensors."""
 
     def outputs(args: list[Any]) -> list[Any]:
@@ -289,8 +289,13 @@ def _unexecuted(gm: GraphModule) -> Callable[[list[Any]], list[Any]]:
 
 def _uninitialised(node: Any) -> Any:
     value = node.meta["val"] if isinstance(node, torch.fx.Node) else node
+    if not isinstance(value, Tensor):
+        return value
+    sizes, strides = (
+        [size_hint(n) for n in each] for each in (value.size(), value.stride())
+    )  # a random state's is a symbol
     with torch._subclasses.fake_tensor.unset_fake_temporarily():
-        return _twin(value, torch.device("cpu"))
+        return torch.empty_strided(sizes, strides, dtype=value.dtype, device="cpu")
 
 
 def _twin(x: Any, device: torch.device) -> Any:
