@@ -33,7 +33,6 @@ from fp8compile.encoding.saved_keys import missing
 from fp8compile.encoding.stored import Stored
 from fp8compile.encoding.views import later
 from fp8compile.fx.graph import (
-    NOT_SAVED_BY_PLAIN,
     SAVED_AS_CODES,
     Encoding,
     insertion_point_after,
@@ -63,8 +62,7 @@ def encode_saved(split: PartitionedGraph, ctx: Context) -> Notes:
         elif isinstance(decision, str):
             notes += Notes(skips=(Skip(edge.info, decision),))
         elif decision is not None:
-            root = storage_root(edge.forward)
-            root.meta[SAVED_AS_CODES] = NOT_SAVED_BY_PLAIN not in root.meta
+            storage_root(edge.forward).meta[SAVED_AS_CODES] = True
             if ctx.recipe.limits_memory:
                 move_views_to_their_operand(edge.forward)
             notes += Notes(saved=(_encode(split, edge, decision),))

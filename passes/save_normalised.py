@@ -19,7 +19,7 @@ from torch.fx import Node
 from fp8compile.analysis.norms import itself, norms_of
 from fp8compile.analysis.ranges.matching import packet
 from fp8compile.analysis.recomputed import recomputed
-from fp8compile.fx.graph import ENCODING, NOT_SAVED_BY_PLAIN, is_tensor, nbytes, numel, storage_root
+from fp8compile.fx.graph import COPY_OF, ENCODING, insertion_point_after, is_tensor, nbytes, numel, storage_root
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import Notes
@@ -35,27 +35,43 @@ def save_normalised(split: PartitionedGraph, ctx: Context) -> Notes:
     has_codes = any(ENCODING in node.meta for node in split.fw.graph.nodes)
     for late, early in recomputed(split).items():
         ours = late.op == "call_function" and early in norms and not _is_scaled(early)
-        if ours and _save_instead(split, late, early) and not has_codes:
-            storage_root(early).meta[NOT_SAVED_BY_PLAIN] = True
+        if ours and _takes_fewer_bytes(split, late, early):
+            _save_instead(split, late, early if has_codes else _copied(early))
     return Notes()
 
 
-def _save_instead(split: PartitionedGraph, late: Node, early: Node) -> bool:
-    by_input = {edge.backward: edge for edge in split.edges if _may_be_codes(split, edge)}
-    made_of = [by_input[n] for n in _inputs_of(late) if n in by_input]
-    if not made_of:
-        return False
-    spared = [edge for edge in made_of if _is_read_for(edge.backward, late)]
+def _takes_fewer_bytes(split: PartitionedGraph, late: Node, early: Node) -> bool:
+    """Whether codes of a value take fewer than exact values of what it is made of, without those that serve it alone."""
+    made_of = _made_of(split, late)
+    spared = sum(_codes(edge.forward) for edge in made_of if _is_read_for(edge.backward, late))
     exact = sum(nbytes(edge.forward.meta["val"]) - _codes(edge.forward) for edge in made_of)
-    if _codes(early) - sum(_codes(edge.forward) for edge in spared) >= exact:
-        return False
-    used = split.placeholder(made_of[0], early)
+    return bool(made_of) and _codes(early) - spared < exact
+
+
+def _save_instead(split: PartitionedGraph, late: Node, made: Node) -> None:
+    made_of = _made_of(split, late)
+    spared = [edge for edge in made_of if _is_read_for(edge.backward, late)]
+    used = split.placeholder(made_of[0], made)
     late.replace_all_uses_with(used)
-    split.add_beside(made_of[0], early, used)
+    split.add_beside(made_of[0], made, used)
     split.bw.graph.eliminate_dead_code()
     for edge in spared:
         split.replace(edge)
-    return True
+
+
+def _copied(early: Node) -> Node:
+    """The value once more, to be saved: one more reader of the value itself might make Inductor store and so round it."""
+    graph = early.graph
+    with graph.inserting_before(insertion_point_after(early)):
+        made = graph.node_copy(early, lambda n: n)
+    made.meta[COPY_OF] = early
+    return made
+
+
+def _made_of(split: PartitionedGraph, late: Node) -> list[SavedTensor]:
+    """What of a value of the backward may be codes: of what is saved, what makes it."""
+    inputs = _inputs_of(late)
+    return [edge for edge in split.edges if edge.backward in inputs and _may_be_codes(split, edge)]
 
 
 def _codes(node: Node) -> int:

@@ -24,7 +24,7 @@ from torch.fx import Graph, Node
 
 from fp8compile import _torch as private
 from fp8compile.analysis.ranges.matching import CAST_PACKETS, RESHAPE_PACKETS, packet
-from fp8compile.fx.graph import is_tensor, numel
+from fp8compile.fx.graph import COPY_OF, is_tensor, numel
 from fp8compile.fx.ops import is_pointwise
 
 aten = torch.ops.aten
@@ -81,7 +81,8 @@ def itself(node: Node) -> Node:
 
 
 def way_to(node: Node) -> list[Node]:
-    """The value behind casts and views that keep all its elements, then these, down to ``node``."""
+    """The value behind casts and views that keep all its elements, then these, down to ``node`` or what it is a copy of."""
+    node = node.meta.get(COPY_OF, node)
     found = [node]
     while packet(node) in SAME_ELEMENTS and is_tensor(node.args[0]):
         parent = node.args[0]

@@ -32,7 +32,7 @@ def stored_residuals(residuals: Iterable[Node], plain_stores: Callable[[Node], b
 
 def is_stored_as_codes(node: Node) -> bool:
     """Whether only codes are stored of a value that plain Inductor would store itself."""
-    return bool(node.meta.get(SAVED_AS_CODES)) or TAKEN_AS_CODES in node.meta
+    return bool(node.meta.keys() & {SAVED_AS_CODES, TAKEN_AS_CODES})
 
 
 def residuals_of(graph: Graph, saved_is_stored: bool = True) -> list[Node]:

@@ -122,8 +122,8 @@ def about(norm: Norm, stored: Node, groups: Groups) -> About | None:
 def _views(stored: Node, seen: Node) -> tuple[View, ...] | None:
     """The way from what is stored to what a norm sees; None where both are views of a third value, in other orders."""
     ours, theirs = way_to(stored), way_to(seen)
-    if stored in theirs:
-        steps = theirs[theirs.index(stored) + 1 :]
+    if ours[-1] in theirs:
+        steps = theirs[theirs.index(ours[-1]) + 1 :]
         return tuple(_view(n) for n in steps if packet(n) not in CAST_PACKETS)
     if ours[0] is theirs[0] and all(packet(n) in CAST_PACKETS | RESHAPE_PACKETS for n in (*ours[1:], *theirs[1:])):
         return (View(_shape(stored), _shape(seen)),)

@@ -19,9 +19,7 @@ SPLICED = "fp8compile"  # the key in a node's meta that says which function, on 
 SAVED_AS_CODES = (
     "fp8compile_saved_as_codes"  # in the meta of a value of the forward that plain Inductor would save itself
 )
-NOT_SAVED_BY_PLAIN = (
-    "fp8compile_not_saved_by_plain"  # in the meta of a value that is saved where plain Inductor computes it
-)
+COPY_OF = "fp8compile_copy_of"  # in the meta of a node that computes a value once more, only to be saved: the value
 TAKEN_AS_CODES = "fp8compile_taken_as_codes"  # in the meta of a value that plain Inductor would store for a matmul
 AMAX = "fp8compile_amax"  # in the meta of a matmul's operand whose amax is known: the node that holds it, 0-d
 ENCODING = "fp8compile_encoding"  # in the meta of a matmul operand's codes and scale: an Encoding
