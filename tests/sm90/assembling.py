@@ -58,17 +58,21 @@ def assemble_as_parent(kernels: Iterable[Kernel]) -> Iterator[Cubin]:
     """``assemble``, and the configurations that Inductor's parent process adds: reductions with half their block, where that
     saves registers."""
     for kernel in kernels:
-        autotuner, made = load_kernel(kernel.name, kernel.source), list[Cubin]()
+        yield from _with_halved_blocks(kernel)
 
-        def compiled(config: Any, autotuner: Any = autotuner, made: list[Cubin] = made) -> Any:
-            made.append(_assembled(kernel.name, autotuner, config))
-            return SimpleNamespace(config=config, kernel=SimpleNamespace(n_regs=made[-1].registers))
 
-        for name, value in (("_precompile_config", compiled), ("_make_launchers", lambda: None)):
-            fake_h100.replace(autotuner, name, value)
-        autotuner.compile_results = [compiled(config) for config in autotuner.configs]
-        autotuner._dynamic_scale_rblock()
-        yield from made
+def _with_halved_blocks(kernel: Kernel) -> list[Cubin]:
+    autotuner, made = load_kernel(kernel.name, kernel.source), list[Cubin]()
+
+    def compiled(config: Any) -> Any:
+        made.append(_assembled(kernel.name, autotuner, config))
+        return SimpleNamespace(config=config, kernel=SimpleNamespace(n_regs=made[-1].registers))
+
+    for name, value in (("_precompile_config", compiled), ("_make_launchers", lambda: None)):
+        fake_h100.replace(autotuner, name, value)
+    autotuner.compile_results = [compiled(config) for config in autotuner.configs]
+    autotuner._dynamic_scale_rblock()
+    return made
 
 
 def _assembled(name: str, autotuner: Any, config: Any) -> Cubin:
