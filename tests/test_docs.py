@@ -17,6 +17,7 @@ import fp8compile
 from docs import make_tables
 from docs.pictures import make as make_picture
 from fp8compile.compiler import dump
+from fp8compile.encoding import saved_format
 from fp8compile.reporting.report import SCHEMA
 from tests.mutants.run import MUTANTS
 from tests.support.docs import (
@@ -101,6 +102,9 @@ def test_numbers_that_outputs_leave_out_are_those_of_the_code() -> None:
     for text in (inspecting, dump.__doc__ or ""):
         assert set(re.findall(r"\b\d\d-[a-z]+_\w+", text)) <= {*STEPS}
     assert set(re.findall(r"fp8compile\.report/\d+", inspecting)) == {SCHEMA}
+    page = (ROOT / "docs/guide/saved-activations.md").read_text()
+    measured = re.findall(r"-?\d+\.\d \(\d+\.\d\)", saved_format.__doc__ or "")
+    assert len(measured) == 3 and all(f" {each} " in page for each in measured)
     mutants = re.search(r"`make mutants` puts (\d+)", (ROOT / "CONTRIBUTING.md").read_text())
     assert mutants and int(mutants[1]) == len(MUTANTS)
 
