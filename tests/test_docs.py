@@ -16,6 +16,10 @@ import pytest
 import fp8compile
 from docs import make_tables
 from docs.pictures import make as make_picture
+from fp8compile.compiler import dump
+from fp8compile.encoding import saved_format
+from fp8compile.reporting.report import SCHEMA
+from tests.mutants.run import MUTANTS
 from tests.support.docs import (
     blocks,
     dead_links,
@@ -25,6 +29,7 @@ from tests.support.docs import (
     sentences,
     words,
 )
+from tests.support.dumped import STEPS
 from tests.support.sources import FILES, ROOT
 
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -89,6 +94,19 @@ def test_the_readme_is_short() -> None:
 def test_tables_are_those_of_the_code(page: str) -> None:
     text = (ROOT / page).read_text()
     assert make_tables.made(text) == text, "run python docs/make_tables.py"
+
+
+def test_numbers_that_outputs_leave_out_are_those_of_the_code() -> None:
+    """Blocks are compared apart from numbers, and docstrings not at all."""
+    inspecting = (ROOT / "docs/guide/inspecting.md").read_text()
+    for text in (inspecting, dump.__doc__ or ""):
+        assert set(re.findall(r"\b\d\d-[a-z]+_\w+", text)) <= {*STEPS}
+    assert set(re.findall(r"fp8compile\.report/\d+", inspecting)) == {SCHEMA}
+    page = (ROOT / "docs/guide/saved-activations.md").read_text()
+    measured = re.findall(r"-?\d+\.\d \(\d+\.\d\)", saved_format.__doc__ or "")
+    assert len(measured) == 3 and all(f" {each} " in page for each in measured)
+    mutants = re.search(r"`make mutants` puts (\d+)", (ROOT / "CONTRIBUTING.md").read_text())
+    assert mutants and int(mutants[1]) == len(MUTANTS)
 
 
 def test_messages_are_those_of_the_code() -> None:

@@ -1,6 +1,6 @@
 """Graph dumps: every pass with the graph before and after it, as files, in torch's structured trace, or in memory.
 
-    <folder>/graph-0/03-cut_for_bytes/{before,after}.txt, diff.txt, after.dot (folded), after-full.dot (every node)
+    <folder>/graph-0/04-cut_for_bytes/{before,after}.txt, diff.txt, after.dot (folded), after-full.dot (every node)
     <folder>/graph-0/report.txt, report.json
 
 Graphs are numbered in the order in which this process compiles them; a rank of a process group has a folder of its own.

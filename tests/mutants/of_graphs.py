@@ -331,4 +331,11 @@ PASSES = (
         "        if False:",
         ("tests/fx/test_checkpointed.py",),
     ),
+    Mutant(
+        "store_check: codes are stored in the order in which no ptxas is wrong",
+        "fp8compile/compiler/store_check.py",
+        "return transposed, quantize_under(x, inv_scale, E5M2), *statistics",
+        "return (codes := quantize_under(x, inv_scale, E5M2)).t().contiguous(), codes, *statistics",
+        ("tests/sm90/test_byte_flow.py",),
+    ),
 )

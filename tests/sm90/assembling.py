@@ -1,4 +1,4 @@
-"""Compile generated kernels to sm_90 cubins with the ptxas that Triton ships, and read what it made of them.
+"""Compile generated kernels to sm_90 cubins with the ptxas that Triton runs, and read what it made of them.
 
 Registers that do not fit are spilled to the thread's stack frame: ``STACK`` in cuobjdump's report is what
 ``ptxas -v`` calls spill bytes, and what CUDA calls local memory. ``LOCAL`` in that report stays 0 whatever is
@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 from . import fake_h100
@@ -31,6 +32,7 @@ class Cubin:
         spill_bytes: stack frame plus local memory per thread; above 0, registers did not suffice.
         timed: whether Inductor's tuner would time it; it drops one that spills over ``spill_threshold``.
         ptx: what ptxas was given.
+        code: the binary.
     """
 
     kernel: str
@@ -41,6 +43,7 @@ class Cubin:
     spill_bytes: int
     timed: bool
     ptx: str
+    code: bytes
 
 
 def assemble(kernels: Iterable[Kernel]) -> Iterator[Cubin]:
@@ -49,6 +52,27 @@ def assemble(kernels: Iterable[Kernel]) -> Iterator[Cubin]:
         autotuner = load_kernel(kernel.name, kernel.source)
         for config in autotuner.configs:
             yield _assembled(kernel.name, autotuner, config)
+
+
+def assemble_as_parent(kernels: Iterable[Kernel]) -> Iterator[Cubin]:
+    """``assemble``, and the configurations that Inductor's parent process adds: reductions with half their block, where that
+    saves registers."""
+    for kernel in kernels:
+        yield from _with_halved_blocks(kernel)
+
+
+def _with_halved_blocks(kernel: Kernel) -> list[Cubin]:
+    autotuner, made = load_kernel(kernel.name, kernel.source), list[Cubin]()
+
+    def compiled(config: Any) -> Any:
+        made.append(_assembled(kernel.name, autotuner, config))
+        return SimpleNamespace(config=config, kernel=SimpleNamespace(n_regs=made[-1].registers))
+
+    for name, value in (("_precompile_config", compiled), ("_make_launchers", lambda: None)):
+        fake_h100.replace(autotuner, name, value)
+    autotuner.compile_results = [compiled(config) for config in autotuner.configs]
+    autotuner._dynamic_scale_rblock()
+    return made
 
 
 def _assembled(name: str, autotuner: Any, config: Any) -> Cubin:
@@ -70,19 +94,33 @@ def _assembled(name: str, autotuner: Any, config: Any) -> Cubin:
         spill_bytes=spill_bytes,
         timed=spill_bytes // BYTES_PER_REGISTER <= autotuner.inductor_meta["spill_threshold"],
         ptx=compiled.asm["ptx"],
+        code=compiled.asm["cubin"],
     )
 
 
 def resource_usage(cubin: bytes) -> tuple[int, int, int, int]:
     """Registers, and bytes of stack, static shared and local memory, of the one kernel in a cubin."""
-    import triton
-
-    cuobjdump = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        report = subprocess.check_output([cuobjdump, "-res-usage", file.name], text=True)
+    report = _dumped(cubin, "-res-usage")
     match = _USAGE.search(report)
     assert match, f"cuobjdump reports in another form: {report}"
     registers, stack, shared, local = map(int, match.groups())
     return registers, stack, shared, local
+
+
+def disassembled(cubin: bytes) -> str:
+    """The SASS of the one kernel in a cubin."""
+    return _dumped(cubin, "-sass")
+
+
+def tool(name: str) -> Path:
+    """One of NVIDIA's programs that Triton ships."""
+    import triton
+
+    return Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / name
+
+
+def _dumped(cubin: bytes, what: str) -> str:
+    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
+        file.write(cubin)
+        file.flush()
+        return subprocess.check_output([tool("cuobjdump"), what, file.name], text=True)

@@ -17,7 +17,7 @@ def measured(graph: LoweredGraph, *, assembled: bool = True) -> dict[str, Any]:
     """Launches, externs, bytes and, of every configuration of every kernel, what the assembler said."""
     cubins = [dataclasses.asdict(cubin) for cubin in assemble(graph.kernels.values())] if assembled else []
     for cubin in cubins:
-        del cubin["ptx"]
+        del cubin["ptx"], cubin["code"]
     return {
         "launches": graph.launches,
         "externs": graph.externs,

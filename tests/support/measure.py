@@ -103,7 +103,7 @@ def gradients(model: nn.Module, fn: Callable[..., Tensor], args: tuple[Tensor, .
     named |= {f"arg{i}": a for i, a in enumerate(args) if a.requires_grad}
     out = fn(*args)
     weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(3), dtype=torch.float64)
-    found = torch.autograd.grad((out * weight.to(out.dtype)).sum(), list(named.values()))
+    found = torch.autograd.grad((out * weight.to(out)).sum(), list(named.values()))
     return dict(zip(named, found, strict=True))
 
 
