@@ -27,6 +27,7 @@ from torch.fx.experimental.symbolic_shapes import has_static_value, statically_k
 
 ALONG_ROWS = torch.__version__ >= "2.15"  # for ``_full_groups``
 SHORTEST = 16
+aten = torch.ops.aten
 _MORE = 16  # numbers of groups that are tried at most, beyond what a row needs
 
 Size = int | torch.SymInt
@@ -94,8 +95,10 @@ class Groups:
         # -1 twice, and not `full + 1` and `full:`, because the length may be symbolic: nothing proves that there are full + 1
         # groups, and Inductor reads past the end when it expands a dimension that it does not know to be 1.
         inv_scale = inv_scale_N1.reshape(rows, full + 1 if is_known(row) else -1)  # with no rows, -1 is ambiguous
-        in_full_groups = inv_scale[:, :full, None].expand(rows, full, size).reshape(rows, full * size)
-        return x.reshape(rows, row), torch.cat([in_full_groups, inv_scale[:, -1:].expand(rows, tail)], 1)
+        # aten's slices, since indexing asks for the device itself, which a graph that is lowered for another machine has not.
+        whole, last = aten.slice.Tensor(inv_scale, 1, 0, full), aten.slice.Tensor(inv_scale, 1, -1)
+        in_full_groups = whole.unsqueeze(2).expand(rows, full, size).reshape(rows, full * size)
+        return x.reshape(rows, row), torch.cat([in_full_groups, last.expand(rows, tail)], 1)
 
 
 def in_groups(x: Tensor, group_size: int) -> Tensor:
