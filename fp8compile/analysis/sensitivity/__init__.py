@@ -6,7 +6,7 @@ S is the magnitude of a value: for a sum, the sum of the magnitudes of what is a
 error relative to what is left. In a dtype that is a share of each element, in a code of the largest of its group: so what a
 norm centres and divides is not followed by S. Such a value is stored itself, about its statistics: analysis/norms.py.)
 k, the amplification, follows from the operations in between, each on a list with its argument (responses.py). If an operation
-is not on the list, the value stays exact, and the report names the operation. So a value needs an argument to be stored in one
+is not on the list, the value stays exact, and the report names it. So a value needs an argument to be stored in one
 byte; there is no list of dangers that could lack one.
 
 Where a bound needs to know how large a value is (exp, sin, a pole), the range analysis has to prove it (analysis/ranges).
