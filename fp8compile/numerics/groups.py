@@ -8,7 +8,7 @@ as large, and masked later. An error that is a share of the neighbour's largest 
 Rows of fewer than SHORTEST elements share groups: scales of their own would take more than an eighth of the bytes of codes.
 
 A row of at most G elements is one group. A row of n G elements is n. Any other is cut into equal groups, if there is a number
-of them that divides it and is at most a third above what it needs: 192 is 2 of 96, 320 is 4 of 80. Equal groups are made and
+of them that divides it and is at most a half above what it needs: 192 is 2 of 96, 320 is 4 of 80. Equal groups are made and
 read by one loop. Else (197, 50257) groups have G elements, and the last one has what is left.
 
 A size that only a run knows is a row by itself where it is the last, and in no row elsewhere. Nothing here guards on one.
@@ -65,7 +65,7 @@ class Groups:
         if not is_known(row) or row == 0:
             return self.most
         needed = -(-row // self.most)
-        tried = range(needed, needed + min(-(-needed // 3), _MORE) + 1)
+        tried = range(needed, needed + min(-(-needed // 2), _MORE) + 1)
         return next((row // n for n in tried if row % n == 0), self.most)
 
     def count(self, shape: Sequence[int]) -> int:

@@ -367,6 +367,8 @@ PASSES = (
         "if private.set_triton_ptxas_path is not None:",
         "if False:",
         ("tests/compiler/test_store_check.py",),
+    ),
+    Mutant(
         "checkpointed: a product of codes is of no region",
         "passes/quantize_linears.py",
         "    stand_in(product, node)\n",
