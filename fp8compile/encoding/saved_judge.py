@@ -8,6 +8,7 @@ fewer    what ``Recipe.saved_bits`` chose for the value, else what the recipe na
 
 from __future__ import annotations
 
+import dataclasses
 from functools import cached_property
 
 import torch
@@ -114,7 +115,8 @@ class Judge:
             return {}  # an error that is measured beside other values of a group says nothing of one in deviations
         few = {name: self._in_few(edge, found[0], bits) for name, bits in sorted(FEW_BITS.items())}
         made = {name: Stored(codec) for name, (codec, _) in few.items() if codec and codec.bits == FEW_BITS[name]}
-        return {**made, ONE_BYTE: self._in_groups(edge, *found)}
+        # Measured beside other values of a group: what statistics and sides add to that is left out.
+        return {**made, ONE_BYTE: dataclasses.replace(self._in_groups(edge, *found), about=None, sides=None)}
 
     def was_chosen(self, edge: SavedTensor) -> SavedValue | None:
         """What ``Recipe.saved_bits`` says of a value; None where it says nothing."""

@@ -31,7 +31,7 @@ from fp8compile.fx.graph import is_tensor, numel
 aten = torch.ops.aten
 
 AFFINE = {aten.add, aten.sub, aten.mul, aten.div}
-MONOTONE = AFFINE | CAST_PACKETS | RESHAPE_PACKETS | {aten.neg, aten.relu, aten.permute}
+MONOTONE = AFFINE | CAST_PACKETS | RESHAPE_PACKETS | {aten.neg, aten.relu}
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Sides:
         for node in self.nodes:
             args, kwargs = map_arg((node.args, node.kwargs), known.__getitem__)
             known[node] = node.target(*args, **kwargs)  # type: ignore[operator]
-        return [known[node] for node in self.comparisons]
+        return [known[node].reshape(x.shape) for node in self.comparisons]  # behind views, which keep the order
 
 
 def sides_of(value: Node, made_of_others: Callable[[], Set[Node]], in_forward: Mapping[Node, Node]) -> Sides | None:

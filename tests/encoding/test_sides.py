@@ -78,8 +78,22 @@ def test_the_affine_way_to_an_edge_may_go_through_parameters() -> None:
     assert len(found.operands) >= 4, "mean, rstd, weight and bias"
 
 
-@pytest.mark.parametrize("function", [
-    torch.tanh,
+def test_edges_in_several_views_are_kept() -> None:
+    def function(h: Tensor) -> Tensor:
+        return F.relu(h.view(4, 32, 64)).flatten(0, 1) * F.relu(h)
+
+    model = Between(function)
+    fn = torch.compile(
+        model, backend="fp8compile", options={"codegen": "eager", "saved_format": "int8", "min_saved_numel": 0}
+    )
+    fn(torch.randn(128, 32)).sum().backward()
+    assert any(each is not None for each in sides(model, "int8"))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        torch.tanh,
     F.gelu,
     lambda h: F.relu(h * h - 1),  # not monotone
     lambda h: torch.where(h.cumsum(-1) > 0, h, -h),  # not element by element
