@@ -212,6 +212,13 @@ PASSES = (
         ("tests/passes/test_share_casts_dtypes.py",),
     ),
     Mutant(
+        "dump: one warning for all folders",
+        "fp8compile/compiler/dump.py",
+        "        if base not in _said:",
+        "        if not _said:",
+        ("tests/compiler/test_dump.py",),
+    ),
+    Mutant(
         "spell_out_alpha: a factor that a pattern loses stays",
         "passes/spell_out_alpha.py",
         "(isinstance(alpha, Node) or alpha != 1) and",
