@@ -6,8 +6,8 @@
 Graphs are numbered in the order in which this process compiles them; a rank of a process group has a folder of its own.
 The folder is ``Recipe.dump``, or FP8COMPILE_DUMP where the recipe has none. Two runs of a program give equal files.
 
-A dump never stops a training run. Where a folder cannot be made or written to, or the disk is full, a warning says so once,
-the unfinished file is removed, and the graph is compiled without the rest of its dump.
+A dump never stops a training run. Where a folder cannot be made or written to, or the disk is full, a warning says so once a
+folder, the unfinished file is removed, and the graph is compiled without the rest of its dump.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ VARIABLE = "FP8COMPILE_DUMP"
 
 log = logging.getLogger("fp8compile")
 _claimed: Counter[Path] = Counter()
-_said: set[str] = set()  # the obstacles that a warning has named
+_said: set[Path] = set()  # the folders of which a warning has said that they cannot be written to
 _required: ContextVar[bool] = ContextVar("fp8compile_dump_required", default=False)
 
 
@@ -65,7 +65,7 @@ class DumpWatcher:
         texts["after.dot"] = after.to_dot()
         place = f"{self._count:02}-{name}"
         self._hand_on(place, texts, f"{name}_")
-        if self.folder and not write(self.folder / place, {"after-full.dot": after.to_dot(expand=True)}):
+        if self.folder and not write(self.folder, {"after-full.dot": after.to_dot(expand=True)}, place):
             self.folder = None
         if self.kept:
             self.steps.append(Step(name, before, after))
@@ -75,7 +75,7 @@ class DumpWatcher:
         self._hand_on("", {"report.txt": f"{report.to_text()}\n", "report.json": f"{report.to_json()}\n"})
 
     def _hand_on(self, place: str, texts: Mapping[str, str], prefix: str = "") -> None:
-        if self.folder and not write(self.folder / place, texts):
+        if self.folder and not write(self.folder, texts, place):
             self.folder = None  # nothing more of this graph
         if self.traced:
             for name, text in texts.items():
@@ -95,7 +95,7 @@ def claim(root: str) -> Path | None:
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         base /= f"rank-{torch.distributed.get_rank()}"
     folder = base / f"graph-{_claimed[base]}"
-    with _said_once(folder) as done:
+    with _said_once(folder, base) as done:
         _write(folder, {"report.txt": ""})
         _forget_steps(folder)
         done.append(folder)
@@ -105,10 +105,10 @@ def claim(root: str) -> Path | None:
     return folder
 
 
-def write(folder: Path, texts: Mapping[str, str]) -> bool:
-    """Write files into a folder that need not exist; returns whether that worked. A failure is logged once."""
-    with _said_once(folder) as done:
-        _write(folder, texts)
+def write(folder: Path, texts: Mapping[str, str], place: str = "") -> bool:
+    """Write files into a place in a graph's folder; returns whether that worked. The first failure of a dump is logged."""
+    with _said_once(folder / place, folder.parent) as done:
+        _write(folder / place, texts)
         done.append(folder)
     return bool(done)
 
@@ -148,8 +148,8 @@ def _forget_steps(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _said_once(folder: Path) -> Iterator[list[Path]]:
-    """Turns a failure to write into a warning, given once for each kind; the list stays empty then."""
+def _said_once(folder: Path, base: Path) -> Iterator[list[Path]]:
+    """Turns a failure to write into a warning, given once for each dump's ``base``; the list stays empty then."""
     done: list[Path] = []
     try:
         yield done
@@ -159,8 +159,8 @@ def _said_once(folder: Path) -> Iterator[list[Path]]:
         cure = f"set Recipe.dump or {VARIABLE} to a folder that can be made and written to, or unset it"
         if _required.get():
             raise ValueError(f"{place}; {cure}") from error
-        if why not in _said:
-            _said.add(why)
+        if base not in _said:
+            _said.add(base)
             log.warning("%s. Training goes on without them; %s", place, cure)
 
 

@@ -166,6 +166,22 @@ class JointPasses(private.CustomGraphPass):
         collector.joint[graph] = JointNotes(plain, notes, tuple(disabled), region)
 
 
+class BeforePatterns(private.CustomGraphPass):
+    """Inductor's joint_custom_pre_pass: runs BEFORE_PATTERNS on joint and inference graphs. No dump shows it."""
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return BeforePatterns, (self.recipe.as_compiled,)
+
+    def uuid(self) -> tuple[str, str]:
+        return sources_key(), self.recipe.key
+
+    def __call__(self, graph: Graph) -> None:
+        _run_unwatched(pipeline.BEFORE_PATTERNS, graph, self.recipe)
+
+
 class PostGradPasses(private.CustomGraphPass):
     """Inductor's post_grad_custom_post_pass: runs POST_GRAD on each half of a training graph and on inference graphs.
 
@@ -182,10 +198,14 @@ class PostGradPasses(private.CustomGraphPass):
         return sources_key(), self.recipe.key
 
     def __call__(self, graph: Graph) -> None:
-        gm = graph.owning_module
-        assert gm is not None
-        for each in pipeline.POST_GRAD:
-            unless_disabled(gm, each.name, functools.partial(each.run, graph, Context(self.recipe)))
+        _run_unwatched(pipeline.POST_GRAD, graph, self.recipe)
+
+
+def _run_unwatched(passes: tuple[pipeline.Pass, ...], graph: Graph, recipe: Recipe) -> None:
+    gm = graph.owning_module
+    assert gm is not None
+    for each in passes:
+        unless_disabled(gm, each.name, functools.partial(each.run, graph, Context(recipe)))
 
 
 def passes_for(
@@ -198,6 +218,7 @@ def passes_for(
             "two. Unset it, or compile this model with another backend"
         )
     return {
+        **with_theirs("joint_custom_pre_pass", BeforePatterns(told.recipe), patches),
         **joint_pass(JointPasses(told, graph_key, regions), patches),
         **with_theirs("post_grad_custom_post_pass", PostGradPasses(told.recipe), patches),
         "custom_partitioner_fn": Partitioner(told, graph_key),

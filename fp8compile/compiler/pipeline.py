@@ -27,6 +27,7 @@ from fp8compile.passes.saturate_gradients import saturate_gradients
 from fp8compile.passes.save_normalised import save_normalised
 from fp8compile.passes.save_sums import save_sums
 from fp8compile.passes.share_casts import share_casts
+from fp8compile.passes.spell_out_alpha import spell_out_alpha
 from fp8compile.passes.store_residuals import store_residuals
 from fp8compile.passes.sum_bias_gradients import sum_bias_gradients
 from fp8compile.passes.widen_unsafe_ops import widen_unsafe_ops
@@ -53,6 +54,9 @@ def changes(run: Callable[..., Any]) -> Pass:
     """A pass that changes some numbers: those it rounds, widens or clips."""
     return Pass(run, changes_numbers=True)
 
+
+# On joint and inference graphs, before Inductor's own passes, under every recipe. A mend of Inductor, so nothing to report.
+BEFORE_PATTERNS = (preserves(spell_out_alpha),)
 
 # On a graph with 16-bit values, before all others: a value that is FP32 then is not watched for overflow, not computed by an
 # FP8 linear, and not stored in FP8.

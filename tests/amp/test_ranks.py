@@ -67,7 +67,8 @@ def decide_on_ranks(mode: str) -> dict[str, Any]:
     """A NaN, then an inf, on rank 1 alone."""
     model = net()
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    scaler = grown(LossScaler(mode, growth_interval=100 if mode == "dynamic" else 1), 64.0)
+    interval = {"histogram": {"growth_interval": 1}, "dynamic": {"growth_interval": 100}, "static": {}}[mode]
+    scaler = grown(LossScaler(mode, **interval), 64.0)
     poison = (spoil(torch.nan, [1]), spoil(torch.inf, [3]))
     before = None
     moved = []

@@ -180,8 +180,18 @@ def test_a_full_disk_costs_one_warning_and_leaves_no_half_file(
 def test_a_file_system_that_is_full(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "report.txt").symlink_to("/dev/full")
     with caplog.at_level(logging.WARNING, "fp8compile"):
-        assert not dump.write(tmp_path, {"report.txt": "text"}) and not dump.write(tmp_path / "x", {"": "a folder"})
-    assert caplog.text.count("No space left on device") == 1
+        assert not dump.write(tmp_path, {"report.txt": "text"}) and not dump.write(tmp_path, {"": "a folder"}, "x")
+    assert caplog.text.count("graph dumps cannot be") == 1, "another obstacle, the same dump"
+
+
+@pytest.mark.usefixtures("nothing_said")
+def test_each_dump_that_cannot_be_written_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "fp8compile"):
+        for name in ("first", "second"):
+            (tmp_path / name).write_text("in the way")
+            trained(tmp_path / name, Gated, Gated)
+            assert caplog.text.count(f"graph dumps cannot be written to {tmp_path / name / 'graph-0'}") == 1
+    assert caplog.text.count("graph dumps cannot be") == 2
 
 
 def test_no_snapshot_is_made_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:

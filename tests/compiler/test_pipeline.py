@@ -10,6 +10,7 @@ from fp8compile.compiler import pipeline
 from fp8compile.compiler.pipeline import Pass
 
 PASSES: list[Pass] = [
+    *pipeline.BEFORE_PATTERNS,
     *pipeline.ISLANDS,
     *pipeline.OBSERVE_JOINT,
     *pipeline.OPTIMIZER,

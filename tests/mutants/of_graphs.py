@@ -268,6 +268,27 @@ PASSES = (
         ("tests/passes/test_share_casts_dtypes.py",),
     ),
     Mutant(
+        "dump: one warning for all folders",
+        "fp8compile/compiler/dump.py",
+        "        if base not in _said:",
+        "        if not _said:",
+        ("tests/compiler/test_dump.py",),
+    ),
+    Mutant(
+        "spell_out_alpha: a factor that a pattern loses stays",
+        "passes/spell_out_alpha.py",
+        "(isinstance(alpha, Node) or alpha != 1) and",
+        "False and",
+        ("tests/passes/test_spell_out_alpha.py",),
+    ),
+    Mutant(
+        "spell_out_alpha: the product has another layer, region and half",
+        "passes/spell_out_alpha.py",
+        "        new.meta |= told\n",
+        "",
+        ("tests/passes/test_spell_out_alpha.py",),
+    ),
+    Mutant(
         "sum_bias_gradients: sums in 16 bits",
         "passes/sum_bias_gradients.py",
         "blocks.sum(1, dtype=torch.float32)",
