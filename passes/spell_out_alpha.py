@@ -42,7 +42,8 @@ def spell_out_alpha(graph: Graph, ctx: Context) -> Notes:
 
 
 def _spell_out(graph: Graph, node: Node) -> None:
-    dtype, given = node.meta["val"].dtype, (*node.args, node.kwargs["alpha"])
+    dtype = node.meta["val"].dtype
+    given: tuple[Any, ...] = (*node.args, node.kwargs["alpha"])
 
     def scaled_and_added(*values: Any) -> Tensor:
         left = iter(values)
