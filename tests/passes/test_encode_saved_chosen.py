@@ -68,10 +68,10 @@ def test_golden_forward_of_two_linears() -> None:
     assert_expected_inline(
         text,
         """\
-view_10: uint8[10240] = encode(addmm)
+view_13: uint8[10240] = encode(addmm)
 convert_element_type_17: bfloat16[128, 1] = encode(addmm)
 convert_element_type_18: bfloat16[128, 1] = encode(addmm)
-view_21: uint8[4096] = encode(addmm_1)
+view_23: uint8[4096] = encode(addmm_1)
 convert_element_type_28: bfloat16[128, 1] = encode(addmm_1)
 convert_element_type_29: bfloat16[128, 1] = encode(addmm_1)
 """,

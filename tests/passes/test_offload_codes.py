@@ -78,13 +78,13 @@ primals_2: float32[128, 64]
 permute: float32[64, 64] = permute(primals_1)
 mm: float32[128, 64] = mm(primals_2, permute)
 tanh: float32[128, 64] = tanh(mm)
-convert_element_type: int8[64, 2, 64] = encode(tanh)
-clone_default: int8[64, 2, 64] = to_host(convert_element_type)
-convert_element_type_1: bfloat16[64, 1] = encode(tanh)
+convert_element_type: int8[128, 64] = encode(tanh)
+clone_default: int8[128, 64] = to_host(convert_element_type)
+convert_element_type_1: bfloat16[128, 1] = encode(tanh)
 return tanh, primals_2, clone_default, convert_element_type_1
 primals_2: float32[128, 64]
-tanh_codes_on_host: int8[64, 2, 64]
-tanh_inv_scale: bfloat16[64, 1]
+tanh_codes_on_host: int8[128, 64]
+tanh_inv_scale: bfloat16[128, 1]
 tangents_1: float32[128, 64]
 view_6: int8[128, 64] = from_host(tanh_codes_on_host)
 view_2: float32[128, 64] = decode(tanh_codes, tanh_inv_scale)

@@ -49,7 +49,7 @@ def test_checkpointing_is_respected() -> None:
     model.block.norm = nn.Identity()  # type: ignore[assignment]
     torch._dynamo.reset()
     kept = kept_bytes(model, compiled(model), (x,))
-    assert kept <= x.numel() + 128 * 64 // 128 * 2, "the block's input alone is kept, as codes"
+    assert kept <= x.numel() + 128 * 2, "the block's input alone is kept, as codes"
     assert worst(model, (x,)) > 23
 
 
