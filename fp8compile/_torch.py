@@ -58,11 +58,7 @@ from torch.utils._sympy.value_ranges import bound_sympy
 NO_SINGLE_GRAPH = (Unsupported, UserError, FailOnRecompileLimitHit)  # what fullgraph=True raises
 global_step_hooks = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)  # of all optimizers
 disabled_torch_function = torch._C._disabled_torch_function_impl
-COLLECTIVES, RECOMPUTE, CHECKPOINT = (
-    "_c10d_functional",
-    "recompute",
-    "ac_graph_id",
-)  # keys of meta: a policy, a region
+COLLECTIVES, RECOMPUTE, CHECKPOINT = "_c10d_functional", "recompute", "ac_graph_id"  # a key of meta: policy; region
 collectives = getattr(torch.ops, COLLECTIVES)  # as they stand in graphs
 make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
 set_triton_ptxas_path = getattr(compile_tasks, "_set_triton_ptxas_path", None)  # as in compile workers

@@ -30,12 +30,12 @@ def test_an_encode_and_a_decode_are_a_node_each() -> None:
     forward, backward = map(folded, snapshot.parts)
     [encode] = [line for line in forward.lines if line.spliced]
     [decode] = [line for line in backward.lines if line.spliced]
-    assert re.fullmatch(r"encode INT8 per 128, \d+ nodes \(returned\)", encode.op), encode.op
-    assert re.fullmatch(r"decode INT8 per 128, \d+ nodes", decode.op), decode.op
-    assert encode.value == "int8[128, 64], bf16[64, 1]" and encode.reads == ("tanh",)
+    assert re.fullmatch(r"encode INT8 per 64, \d+ nodes \(returned\)", encode.op), encode.op
+    assert re.fullmatch(r"decode INT8 per 64, \d+ nodes", decode.op), decode.op
+    assert encode.value == "int8[128, 64], bf16[128, 1]" and encode.reads == ("tanh",)
     inside = int(re.findall(r"\d+ nodes", encode.op)[0].split()[0])
     assert inside == sum(line.spliced != "" for line in snapshot.parts[0].lines) > 5
-    assert "encode INT8 per 128" in snapshot.to_dot() and "INT8 per" not in snapshot.to_dot(expand=True)
+    assert "encode INT8 per 64" in snapshot.to_dot() and "INT8 per" not in snapshot.to_dot(expand=True)
     assert snapshot.to_dot(expand=True).count("fillcolor") == sum(len(part.lines) for part in snapshot.parts)
 
 

@@ -56,11 +56,13 @@ aten.permute.default       5      6      +1
 
 def test_a_step_is_the_graph_as_it_will_be_left() -> None:
     """Edges are written into the graphs at the end; a snapshot in between shows them all the same, without dead code."""
-    _, _, _, cut, sums, recomputed, budget, encoded = explained()
-    assert [s.name for s in (cut, sums, recomputed, budget, encoded)] == [name[3:] for name in STEPS[3:]]
+    _, _, _, cut, sums, recomputed, normalised, budget, encoded = explained()
+    assert [s.name for s in (cut, sums, recomputed, normalised, budget, encoded)] == [name[3:] for name in STEPS[3:]]
     assert [p.title for p in cut.before.parts] == [""] and not cut.before.counts.keys() & {"input", "output"}
     assert cut.after == sums.before and sums.after == recomputed.before
-    assert recomputed.after == budget.before and budget.after == encoded.before
+    assert (
+        recomputed.after == normalised.before and normalised.after == budget.before and budget.after == encoded.before
+    )
     forward, backward = encoded.after.parts
     codes = [line for line in forward.lines if line.value == "int8[128, 64]"]
     assert (
