@@ -92,8 +92,8 @@ return mm_4, add_5, mm_2""",
 
 def test_the_sum_is_saved_instead_of_the_matmul_s_result() -> None:
     before, after = split(Residual(), f"{LATER},save_normalised"), split(Residual())
-    assert "mm" in saved(before) and "add" not in saved(before)
-    assert "add" in saved(after) and "mm" not in saved(after)
+    assert "mm" in saved(before) and not any(name.startswith("add") for name in saved(before))
+    assert any(name.startswith("add") for name in saved(after)) and "mm" not in saved(after)
     assert after.saved_bytes() == before.saved_bytes()
 
 
@@ -159,4 +159,4 @@ def test_what_no_norm_reads_is_left() -> None:
             x = x + self.a(x)
             return x + self.b(x * x)
 
-    assert "add" not in saved(split(Plain()))
+    assert not any(name.startswith("add") for name in saved(split(Plain())))
