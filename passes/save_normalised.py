@@ -13,13 +13,24 @@ parameter, since the gradient goes on through the same factors, and in the norm'
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch.fx import Node
 
 from fp8compile.analysis.norms import itself, norms_of
 from fp8compile.analysis.ranges.matching import packet
 from fp8compile.analysis.recomputed import recomputed
-from fp8compile.fx.graph import COPY_OF, ENCODING, insertion_point_after, is_tensor, nbytes, numel, storage_root
+from fp8compile.fx.graph import (
+    COPY_OF,
+    ENCODING,
+    computed_from_any,
+    insertion_point_after,
+    is_tensor,
+    nbytes,
+    numel,
+    storage_root,
+)
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import Notes
@@ -34,26 +45,27 @@ def save_normalised(split: PartitionedGraph, ctx: Context) -> Notes:
     norms = norms_of(split.fw.graph)
     has_codes = any(ENCODING in node.meta for node in split.fw.graph.nodes)
     for late, early in recomputed(split).items():
-        ours = late.op == "call_function" and early in norms and not _is_scaled(early)
-        if ours and _takes_fewer_bytes(split, late, early):
-            _save_instead(split, late, early if has_codes else _copied(early))
+        if late.op != "call_function" or early not in norms or _is_scaled(early):
+            continue
+        made_of = _made_of(split, late)
+        spared = [edge for edge in made_of if _is_read_for(edge.backward, late)]
+        if _takes_fewer_bytes(early, made_of, spared):
+            _save_instead(split, late, early if has_codes else _copied(early), made_of[0], spared)
     return Notes()
 
 
-def _takes_fewer_bytes(split: PartitionedGraph, late: Node, early: Node) -> bool:
+def _takes_fewer_bytes(early: Node, made_of: Sequence[SavedTensor], spared: Sequence[SavedTensor]) -> bool:
     """Whether codes of a value take fewer than exact values of what it is made of, without those that serve it alone."""
-    made_of = _made_of(split, late)
-    spared = sum(_codes(edge.forward) for edge in made_of if _is_read_for(edge.backward, late))
     exact = sum(nbytes(edge.forward.meta["val"]) - _codes(edge.forward) for edge in made_of)
-    return bool(made_of) and _codes(early) - spared < exact
+    return bool(made_of) and _codes(early) - sum(_codes(edge.forward) for edge in spared) < exact
 
 
-def _save_instead(split: PartitionedGraph, late: Node, made: Node) -> None:
-    made_of = _made_of(split, late)
-    spared = [edge for edge in made_of if _is_read_for(edge.backward, late)]
-    used = split.placeholder(made_of[0], made)
+def _save_instead(
+    split: PartitionedGraph, late: Node, made: Node, beside: SavedTensor, spared: Sequence[SavedTensor]
+) -> None:
+    used = split.placeholder(beside, made)
     late.replace_all_uses_with(used)
-    split.add_beside(made_of[0], made, used)
+    split.add_beside(beside, made, used)
     split.bw.graph.eliminate_dead_code()
     for edge in spared:
         split.replace(edge)
@@ -107,5 +119,5 @@ def _inputs_of(node: Node) -> set[Node]:
 
 
 def _is_read_for(value: Node, late: Node) -> bool:
-    """Whether all that reads a value serves to make ``late``."""
-    return all(user is late or (bool(user.users) and _is_read_for(user, late)) for user in value.users)
+    """Whether all that reads a value serves to make ``late``: nothing is returned that is computed without that."""
+    return all(node.users for node in computed_from_any([value], but=late))

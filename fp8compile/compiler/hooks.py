@@ -166,46 +166,43 @@ class JointPasses(private.CustomGraphPass):
         collector.joint[graph] = JointNotes(plain, notes, tuple(disabled), region)
 
 
-class BeforePatterns(private.CustomGraphPass):
-    """Inductor's joint_custom_pre_pass: runs BEFORE_PATTERNS on joint and inference graphs. No dump shows it."""
+class _Unwatched(private.CustomGraphPass):
+    """A tuple of the pipeline as a hook of Inductor's. No dump shows it, and it has nothing to report."""
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return BeforePatterns, (self.recipe.as_compiled,)
+        return type(self), (self.recipe.as_compiled,)
 
     def uuid(self) -> tuple[str, str]:
         return sources_key(), self.recipe.key
 
+    def passes(self) -> tuple[pipeline.Pass, ...]:
+        raise NotImplementedError
+
     def __call__(self, graph: Graph) -> None:
-        _run_unwatched(pipeline.BEFORE_PATTERNS, graph, self.recipe)
+        gm = graph.owning_module
+        assert gm is not None
+        for each in self.passes():
+            unless_disabled(gm, each.name, functools.partial(each.run, graph, Context(self.recipe)))
 
 
-class PostGradPasses(private.CustomGraphPass):
+class BeforePatterns(_Unwatched):
+    """Inductor's joint_custom_pre_pass: runs BEFORE_PATTERNS on joint and inference graphs."""
+
+    def passes(self) -> tuple[pipeline.Pass, ...]:
+        return pipeline.BEFORE_PATTERNS
+
+
+class PostGradPasses(_Unwatched):
     """Inductor's post_grad_custom_post_pass: runs POST_GRAD on each half of a training graph and on inference graphs.
 
     Dumps end before that, where Inductor's own rewriting begins; TORCH_LOGS=post_grad_graphs shows the graph after both.
     """
 
-    def __init__(self, recipe: Recipe) -> None:
-        self.recipe = recipe
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return PostGradPasses, (self.recipe.as_compiled,)
-
-    def uuid(self) -> tuple[str, str]:
-        return sources_key(), self.recipe.key
-
-    def __call__(self, graph: Graph) -> None:
-        _run_unwatched(pipeline.POST_GRAD, graph, self.recipe)
-
-
-def _run_unwatched(passes: tuple[pipeline.Pass, ...], graph: Graph, recipe: Recipe) -> None:
-    gm = graph.owning_module
-    assert gm is not None
-    for each in passes:
-        unless_disabled(gm, each.name, functools.partial(each.run, graph, Context(recipe)))
+    def passes(self) -> tuple[pipeline.Pass, ...]:
+        return pipeline.POST_GRAD
 
 
 def passes_for(

@@ -29,8 +29,6 @@ aten = torch.ops.aten
 UNKNOWN_NORM = "normalised in a way that is not known: nothing bounds its error beside its deviation"
 ABOUT_MEAN, ABOUT_BOTH, OF_SIZE = "from its mean", "from its mean, in deviations", "in units of its size"
 
-Shape = Sequence[int | torch.SymInt]
-
 
 @dataclass(frozen=True)
 class View:

@@ -29,13 +29,14 @@ from fp8compile.encoding.paying import device_name, rates_for
 from fp8compile.encoding.saved_format import format_by_use, is_compared_with_zero
 from fp8compile.encoding.saved_keys import keys_of
 from fp8compile.encoding.saved_rows import row_dims_of
-from fp8compile.encoding.sides import Sides, computed_from_any, sides_of
+from fp8compile.encoding.sides import Sides, sides_of
 from fp8compile.encoding.stored import Stored
 from fp8compile.fx.graph import (
     EXACT,
     SPLICED,
     WIDENED,
     Encoding,
+    computed_from_any,
     dtype_text,
     encoding_of,
     numel,
@@ -85,6 +86,7 @@ class Judge:
         self.sources = sources(split.fw.graph, split.static)
         self.user_fp32 = user_fp32(split.fw.graph, split.static)
         self.sensitivity = Sensitivity(split)
+        self._edges: dict[Node, Sides | None] = {}
         self.keys = keys_of(split, ctx) if ctx.measures_saved or ctx.recipe.saved_bits != "off" else {}
 
     def decide(self, edge: SavedTensor) -> Encoding | Stored | str | None:
@@ -143,7 +145,7 @@ class Judge:
 
     def _in_groups(self, edge: SavedTensor, codec: Codec, why: str) -> Stored:
         """In a byte, about its statistics, or, where the backward answers to sizes alone, with what else is known of it."""
-        sides = self._sides(edge) if isinstance(codec, Groupwise) and codec.format is INT8 else None
+        sides = self._sides(edge, codec)
         if (known := self._about(edge)) is not None:
             return Stored(codec, why, about=known, sides=sides)
         dim, tokens = softmax_dim(edge.forward), tokens_of(edge.forward)
@@ -208,14 +210,20 @@ class Judge:
 
     def _keeps_signs(self, edge: SavedTensor, codec: Codec) -> bool:
         """Whether all signs that the backward takes of a value are kept, though its zero is no code's."""
-        sides = self._sides(edge) if isinstance(codec, Groupwise) and codec.format is INT8 else None
+        sides = self._sides(edge, codec)
         return not is_compared_with_zero(edge.backward, sides.comparisons if sides else ())
 
-    def _sides(self, edge: SavedTensor) -> Sides | None:
+    def _sides(self, edge: SavedTensor, codec: Codec) -> Sides | None:
+        """The edges whose side this codec's codes keep: INT8's, found once for a value."""
+        if not isinstance(codec, Groupwise) or codec.format is not INT8:
+            return None
+
         def of_others() -> set[Node]:
             return computed_from_any(value for value in self._maybe_codes if value is not edge.backward)
 
-        return sides_of(edge.backward, of_others, self.sensitivity.recomputed)
+        if edge.backward not in self._edges:
+            self._edges[edge.backward] = sides_of(edge.backward, of_others, self.sensitivity.recomputed)
+        return self._edges[edge.backward]
 
     @cached_property
     def _maybe_codes(self) -> list[Node]:

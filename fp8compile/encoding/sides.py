@@ -16,7 +16,7 @@ at other edges are rounded as before.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import torch
@@ -52,7 +52,7 @@ class Sides:
 
     @property
     def operands(self) -> tuple[Node, ...]:
-        """The forward's nodes that ``of`` wants."""
+        """The forward's nodes that ``crossed`` wants."""
         return tuple(early for _, early in self.given)
 
     def crossed(self, x: Tensor, back: Tensor, operands: Sequence[Tensor]) -> Tensor:
@@ -100,17 +100,6 @@ def _monotone_in(value: Node, in_forward: Mapping[Node, Node], inexact: Set[Node
             if packet(node) in R.COMPARISONS or _is_monotone(node, {value, *found}):
                 found[node] = None
                 waiting.append(node)
-    return found
-
-
-def computed_from_any(values: Iterable[Node]) -> set[Node]:
-    """All that is computed from any of some values, with these."""
-    found = set(values)
-    waiting = list(found)
-    while waiting:
-        new = [user for user in waiting.pop().users if user not in found]
-        found.update(new)
-        waiting += new
     return found
 
 

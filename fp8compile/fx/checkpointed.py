@@ -14,14 +14,14 @@ region stays outside. Of two regions that read it, the later one counts: for a r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Set
+from collections.abc import Set
 
 from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fp8compile import _torch as private
 from fp8compile.fx.aot import gradients, is_tangent
-from fp8compile.fx.graph import EXACT
+from fp8compile.fx.graph import EXACT, computed_from_any
 from fp8compile.fx.ops import draws_random_numbers
 
 OUTSIDE = -1  # the number of what is read outside of every region; a region's number is never negative
@@ -42,11 +42,11 @@ def join_regions(graph: Graph, written: Set[Node]) -> None:
     """Let the operations that passes have added, those that are not ``written``, be of the user's checkpointed regions."""
     if all(region_of(node) is None for node in graph.nodes):
         return
-    forward, of_user_or_gradients = (
-        _forward(graph),
-        written | _behind(filter(is_tangent, graph.find_nodes(op="placeholder"))),
-    )
-    added = [n for n in graph.nodes if n.op == "call_function" and n not in of_user_or_gradients]
+    forward = _forward(graph)
+    known = written | computed_from_any(
+        filter(is_tangent, graph.find_nodes(op="placeholder"))
+    )  # the user's, and gradients
+    added = [n for n in graph.nodes if n.op == "call_function" and n not in known]
     read_in: dict[Node, frozenset[int]] = {}
     for node in reversed(added):
         if (own := region_of(node)) is None:
@@ -83,14 +83,4 @@ def _forward(graph: Graph) -> set[Node]:
         if (node := waiting.pop()) not in found:
             found.add(node)
             waiting += node.all_input_nodes
-    return found
-
-
-def _behind(nodes: Iterable[Node]) -> set[Node]:
-    """The operations that are computed from these nodes, and they themselves."""
-    waiting, found = list(nodes), set[Node]()
-    while waiting:
-        if (node := waiting.pop()) not in found:
-            found.add(node)
-            waiting += node.users
     return found

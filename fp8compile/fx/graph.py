@@ -229,6 +229,17 @@ def sizes_in_memory(value: torch.Tensor) -> tuple[int, ...]:
     return tuple(size_hint(value.shape[d]) for d in order)
 
 
+def computed_from_any(nodes: Iterable[Node], but: Node | None = None) -> set[Node]:
+    """All that is computed from any of some nodes, and they themselves; through all nodes but one."""
+    found, waiting = set[Node](), list(nodes)
+    while waiting:
+        node = waiting.pop()
+        if node not in found and node is not but:
+            found.add(node)
+            waiting += node.users
+    return found
+
+
 def users_of(nodes: Iterable[Node]) -> list[Node]:
     return [user for node in nodes for user in node.users]
 

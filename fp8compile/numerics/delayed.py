@@ -36,9 +36,8 @@ CLIPPED_TOO_MUCH = 1e-5  # as a fraction of a tensor's elements, beyond
 CLIPPED_FEW = 16  # elements: in small tensors each new largest value would else be too much
 UNROLLED = 4  # Inductor writes reductions of fewer than 8 elements out
 COMPUTES = ("max", "most_recent")
-TRACE = (
-    2.0**-64
-)  # larger than what is left of a value that was clipped under the smallest scale, and went through matmuls
+# Larger than what is left of a value that was clipped under the smallest scale, and went through matmuls.
+TRACE = 2.0**-64
 PATIENCE, LONGEST = 32, 1024  # backward passes: what is 0 for longer must not keep a graph without generated code
 
 

@@ -33,7 +33,7 @@ from torch.fx import Node
 
 from fp8compile.analysis.ranges.matching import packet
 from fp8compile.analysis.sensitivity import responses as R
-from fp8compile.fx.graph import SPLICED
+from fp8compile.fx.graph import SPLICED, computed_from_any
 from fp8compile.fx.ops import is_attention
 from fp8compile.fx.provenance import op_name
 
@@ -59,7 +59,7 @@ def answer_to(used: Node, position: Mapping[Node, int]) -> tuple[Answer, str]:
     """
     single = {used: True}  # what depends on it: whether element by element
     worst, why = Answer.LINEAR, ""
-    for node in sorted(_reached(used), key=position.__getitem__):
+    for node in sorted(computed_from_any(used.users), key=position.__getitem__):
         read = [n for n in node.all_input_nodes if n in single]
         if node.op == "output" or not read or R.reads_shape_only(node, read):
             continue
@@ -68,15 +68,6 @@ def answer_to(used: Node, position: Mapping[Node, int]) -> tuple[Answer, str]:
             worst, why = found, _reason(node, found)
         single[node] = not _sums(node) and any(single[n] for n in read)
     return worst, why
-
-
-def _reached(used: Node) -> set[Node]:
-    found, waiting = set[Node](), [used]
-    while waiting:
-        new = [user for user in waiting.pop().users if user not in found]
-        found.update(new)
-        waiting += new
-    return found
 
 
 def _answer_of(node: Node, read: list[Node], single: Mapping[Node, bool]) -> Answer:

@@ -1,0 +1,78 @@
+"""Faults in how values that norms read are stored: rows, statistics, sides of edges."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+NORMS = (
+    Mutant(
+        "groups: they span rows",
+        "fp8compile/numerics/groups.py",
+        "while k < len(shape) and _is_short(shape[-k:])",
+        "while k < len(shape) and (True or _is_short(shape[-k:]))",
+        ("tests/numerics/test_groups.py",),
+    ),
+    Mutant(
+        "rows: a pair representation is taken for heads of tokens",
+        "fp8compile/encoding/saved_rows.py",
+        "and _is_of_attention(edge)",
+        "and True",
+        ("tests/encoding/test_saved_rows.py",),
+    ),
+    Mutant(
+        "save_normalised: what a parameter scales is saved as a product",
+        "passes/save_normalised.py",
+        " or _is_scaled(early)",
+        "",
+        ("tests/passes/test_save_normalised.py",),
+    ),
+    Mutant(
+        "save_normalised: the forward reads what is saved",
+        "passes/save_normalised.py",
+        "early if has_codes else _copied(early)",
+        "early",
+        ("tests/passes/test_save_normalised.py",),
+    ),
+    Mutant(
+        "sensitivity: what is normalised may be made of codes",
+        "fp8compile/analysis/sensitivity/walk.py",
+        "if self.of.is_normalised(node):",
+        "if False:",
+        ("tests/passes/test_save_normalised.py",),
+    ),
+    Mutant(
+        "norms: no deviation, though channels differ",
+        "fp8compile/encoding/about.py",
+        "None if within else norm.scale",
+        "None",
+        ("tests/passes/test_encode_saved_norms.py", "tests/encoding/test_about.py"),
+    ),
+    Mutant(
+        "norms: a mean beside something else is one",
+        "fp8compile/analysis/norms.py",
+        "if direct is not None and itself(direct) is value and plain and node.args[0] is direct:",
+        "if direct is not None:",
+        ("tests/analysis/test_norms.py",),
+    ),
+    Mutant(
+        "encode_saved: a deviation is rounded beside its mean",
+        "passes/encode_saved.py",
+        "decoded_as = dtype if stored.about is None else torch.float32",
+        "decoded_as = dtype",
+        ("tests/passes/test_encode_saved_norms.py",),
+    ),
+    Mutant(
+        "sides: a code goes away from its value",
+        "fp8compile/encoding/sides.py",
+        "torch.where(is_above, 1, -1)",
+        "torch.where(is_above, -1, 1)",
+        ("tests/encoding/test_sides.py",),
+    ),
+    Mutant(
+        "sides: an edge of another code counts as known",
+        "fp8compile/encoding/sides.py",
+        "any(n in inexact or n not in in_forward for n in others)",
+        "any(n not in in_forward for n in others)",
+        ("tests/encoding/test_sides.py",),
+    ),
+)

@@ -1,0 +1,29 @@
+"""Faults in what checkpointed regions keep."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+REGIONS = (
+    Mutant(
+        "checkpointed: a product of codes is of no region",
+        "passes/quantize_linears.py",
+        "    stand_in(product, node)\n",
+        "",
+        ("tests/fx/test_checkpointed.py",),
+    ),
+    Mutant(
+        "checkpointed: what is read outside joins a region",
+        "fp8compile/fx/checkpointed.py",
+        "if not regions or OUTSIDE in regions or",
+        "if not regions or",
+        ("tests/fx/test_checkpointed.py",),
+    ),
+    Mutant(
+        "checkpointed: what the backward alone reads stays outside",
+        "fp8compile/fx/checkpointed.py",
+        "        if not read_in[node]:",
+        "        if False:",
+        ("tests/fx/test_checkpointed.py",),
+    ),
+)
