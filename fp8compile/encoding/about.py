@@ -27,7 +27,7 @@ from fp8compile.numerics.groups import Groups
 aten = torch.ops.aten
 
 UNKNOWN_NORM = "normalised in a way that is not known: nothing bounds its error beside its deviation"
-ABOUT_MEAN, ABOUT_BOTH, OF_SIZE = "from its mean", "from its mean, in deviations", "in units of its size"
+ABOUT_MEAN, ABOUT_BOTH, OF_SIZE = "centred", "standardised", "over its size"
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from fp8compile.numerics.gradient_quality import BAR
 
 ZOO = models(tuple(MODULES))
 WEIGHT = "0.weight"
+STORAGE = {"linear": "off", "emulate": False}
 
 
 def row(mean: float, **db: Any) -> dict[str, Any]:
@@ -38,7 +39,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two batches and two seeds, and a change to the recipe that makes ours what storage is by itself."""
     monkeypatch.setattr(apart, "BATCHES", range(2))
     monkeypatch.setattr(apart, "SEEDS", 2)
-    monkeypatch.setattr(apart, "MENDS", {"vae": {"linear": "off"}})
+    monkeypatch.setattr(apart, "MENDS", {"vae": STORAGE})
 
 
 @pytest.mark.usefixtures("small")
@@ -48,7 +49,9 @@ def test_each_part_is_measured_by_itself() -> None:
     name = next(name for name, _ in model.case(0).model.named_parameters())
     found = apart.apart(model, row(0.02, worst_parameter=name))
     json.dumps(found)
-    assert list(found["parameters"]) == [name] and found["mend"] == {"linear": "off"}
+    assert list(found["parameters"]) == [name] and found["mend"] == {
+        key: str(value) for key, value in STORAGE.items()
+    }
     db, gaps = found["parameters"][name]["db"], found["gap"]
     assert list(db) == ["twin", "off", "storage", "linears", "ours", "mended"] and list(gaps) == list(db)[1:]
     assert db["mended"] == db["storage"] and gaps["mended"] == gaps["storage"]

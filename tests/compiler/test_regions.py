@@ -15,6 +15,7 @@ from fp8compile.reporting.entries import LINEAR, SAVED
 from tests.support.reference import sqnr_db
 
 OPTIONS = {"codegen": "eager", "emulate": True, "min_saved_numel": 0}
+OFF = {"preset": "off", "emulate": False}
 
 
 class Block(nn.Module):
@@ -107,7 +108,7 @@ def test_gradients(kinds: str, checkpointed: bool) -> None:
     """Exact where nothing is rewritten, and as far from exact as those of the model without regions where all is."""
     model = net(True, kinds, checkpointed)
     exact = step(model, model)
-    off, _ = compiled(model, preset="off")
+    off, _ = compiled(model, **OFF)
     assert min(sqnr_db(exact[name], off[name]) for name in exact) > 100
     ours, _ = compiled(model)
     plain, _ = compiled(net(False, kinds, checkpointed))
@@ -130,8 +131,8 @@ def test_the_report_belongs_to_each_call() -> None:
 
 def test_weights_that_a_region_keeps_are_nobodys_bytes() -> None:
     """Without rewriting: what the regions keep is what plain Inductor's cut keeps, no weight among it."""
-    _, off = compiled(net(True, "BBB"), preset="off")
-    _, inlined = compiled(net(False, "BBB"), preset="off")
+    _, off = compiled(net(True, "BBB"), **OFF)
+    _, inlined = compiled(net(False, "BBB"), **OFF)
     assert off.saved_bytes == off.saved_bytes_plain
     assert abs(off.saved_bytes - inlined.saved_bytes) <= 2 * 32 * 64 * 4, "a tensor or two that the boundary moves"
 

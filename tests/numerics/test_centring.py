@@ -8,6 +8,7 @@ from torch import Tensor
 
 from fp8compile.numerics import INT8, Groupwise
 from fp8compile.numerics.centring import LARGEST, SAMPLES, centre_of, decode_about_centre, encode_about_centre
+from fp8compile.numerics.groups import Groups
 
 NAN, INF = float("nan"), float("inf")
 CHANNELS, CODEC = 128, Groupwise(INT8)
@@ -43,7 +44,7 @@ def test_the_centre_is_the_mean_of_evenly_spaced_tokens_in_bf16(tokens: int) -> 
 @pytest.mark.parametrize("group_size", [64, 96, 128])
 @pytest.mark.parametrize("spread", [0.001, 0.1, 0.4, 10.0])
 def test_the_error_is_a_share_of_the_smaller_of_two(spread: float, group_size: int, dtype: torch.dtype) -> None:
-    x = alike(66, spread, dtype)
+    x, group_size = alike(66, spread, dtype), Groups(group_size).size(CHANNELS)
     found, inv_scale, centre = around(x, Groupwise(INT8, group_size))
     step = inv_scale.float().abs().repeat_interleave(group_size)[: x.numel()].view(x.shape)
     off = step * 0.5 + (2.0**-22 + torch.finfo(dtype).eps / 2) * (

@@ -52,18 +52,19 @@ def test_explain_takes_a_compiled_model_and_its_recipe() -> None:
     model, x = Net(), torch.randn(8, 4, 16, 16)
     fn = compiled(model, saved_format="int8")
     fn(x)["out"].sum().backward()
-    assert {s.codec for s in fp8compile.explain(fn, (x,)).saved} == {"int8 1x128"}
+    assert {s.codec for s in fp8compile.explain(fn, (x,)).saved} == {"int8 1x128 (centred)"}
     assert not fp8compile.explain(fn, (x,), recipe="off").saved
 
 
-def test_every_entry_names_op_module_and_source_line() -> None:
+def test_every_entry_names_op_module_and_source_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     report = fp8compile.explain(Net(), (torch.randn(8, 4, 16, 16),), recipe=Recipe(min_saved_numel=0))
     by_module = {s.origin.module: s for s in report.saved}
     assert by_module["conv"].origin.op == "convolution.default"
     assert by_module["conv"].origin.source.startswith("test_explain.py:")
     assert "torch.relu(self.norm(self.conv(x)))" in by_module["conv"].origin.source
     assert by_module["conv"].bytes_before == 8 * 16 * 14 * 14 * 4
-    assert by_module["conv"].bytes_after == 8 * 16 * 14 * 14 * (1 + 2 / 128)
+    assert by_module["conv"].bytes_after == 8 * 16 * (14 * 14 + 2 * 2), "a map is two groups of 98"
     assert human(report.saved_bytes) in str(report) and f"{report.saved_bytes:,}" in str(report)
     assert "convolution" in str(report.saved) and "conv " in str(report.saved)
 
