@@ -34,6 +34,7 @@ _HOMES = {  # a public name, and the module that defines it or that it is
     "compile_blocks": "fp8compile.tools.compile_blocks",
     "compress": "fp8compile.optim.compress",
     "debug_step": "fp8compile.tools.debug_step",
+    "declare": "fp8compile.analysis.sensitivity.declared",
     "decompress": "fp8compile.optim.compress",
     "explain": "fp8compile.tools.explain",
     "mark_head": "fp8compile.compiler.running_model",

@@ -2,6 +2,7 @@
 
 from fp8compile import amp, optim
 from fp8compile._version import __version__
+from fp8compile.analysis.sensitivity.declared import declare
 from fp8compile.compiler.running_model import mark_head
 from fp8compile.observe.overflow_report import OverflowReport, overflow_report
 from fp8compile.optim.compress import compress, decompress
@@ -44,6 +45,7 @@ __all__ = [
     "compile_blocks",
     "compress",
     "debug_step",
+    "declare",
     "decompress",
     "explain",
     "mark_head",

@@ -22,6 +22,7 @@ import torch
 from torch.fx import GraphModule, Node
 
 from fp8compile import _torch as private
+from fp8compile.analysis.sensitivity.declared import declarations_key
 from fp8compile.compiler.sources import sources_key
 from fp8compile.fx.provenance import module_path, source_line
 from fp8compile.recipe.context import Context, Place
@@ -39,7 +40,14 @@ CUSTOM_PASSES = (
 def key_of(gm: GraphModule, example_inputs: Sequence[Any], told: Context, patches: Mapping[str, Any]) -> str:
     """The key of a Dynamo graph with these inputs, of which passes are told this, and these changes to Inductor's options."""
     measures = told.scale_input is not None and not told.scale_input.known
-    parts: list[str] = [sources_key(), told.recipe.key, _place(told.place), repr(measures), _settings(patches)]
+    parts: list[str] = [
+        sources_key(),
+        told.recipe.key,
+        declarations_key(),
+        _place(told.place),
+        repr(measures),
+        _settings(patches),
+    ]
     parts += ["measures what is saved"] if told.measures_saved else []
     parts += _lines(gm)
     parts += [_input(value) for value in example_inputs]

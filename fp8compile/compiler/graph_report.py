@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fp8compile.analysis.liveness import gradient_bytes, peaks_of_halves, workspace_bytes
+from fp8compile.analysis.sensitivity.foreign import assumed
 from fp8compile.analysis.stored_values import PLAIN, Limits
 from fp8compile.compiler.graph_waterfall import bytes_in_chunks, waterfall_of
 from fp8compile.compiler.region_reports import calls_of_cuts, notes_of_calls, plain_bytes
@@ -17,6 +18,10 @@ from fp8compile.reporting.running import Peaks
 
 UNKNOWN_SIZES = (
     "unknown until the graph runs: {}; bytes that depend on it are counted for {}, an upper bound or a guess"
+)
+
+ASSUMED = (
+    "taken to be linear in their gradients, as a backward is: {}; fp8compile.declare({!r}, exact=...) takes it back"
 )
 
 
@@ -43,7 +48,13 @@ def report_of(
         saved_by_plain,
         tuple(
             dict.fromkeys(
-                (*remarks, *_unknown(split), *collector.remarks, *(r for cut in cuts for r in cut.report.remarks))
+                (
+                    *remarks,
+                    *_unknown(split),
+                    *_assumed(split),
+                    *collector.remarks,
+                    *(r for cut in cuts for r in cut.report.remarks),
+                )
             )
         ),
         workspace_bytes(split) + working,
@@ -54,6 +65,12 @@ def report_of(
             split, saved_by_plain, bytes_after, notes, collector.cuts, bytes_in_chunks(plain, notes)
         ),
     )
+
+
+def _assumed(split: PartitionedGraph) -> list[str]:
+    """What is taken for granted of operators that are not torch's, once for all of them."""
+    names = assumed(split.bw.graph)
+    return [ASSUMED.format(", ".join(names), names[0])] if names else []
 
 
 def _peaks(split: PartitionedGraph, limits: Limits | None, working: int) -> Peaks:

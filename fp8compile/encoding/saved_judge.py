@@ -19,6 +19,7 @@ from fp8compile.analysis.dataflow import Source, is_activation, sources, user_fp
 from fp8compile.analysis.linears import BATCHED
 from fp8compile.analysis.norms import itself
 from fp8compile.analysis.sensitivity import Sensitivity, Unbounded
+from fp8compile.analysis.sensitivity.foreign import operator_of
 from fp8compile.analysis.softmax import softmax_dim
 from fp8compile.analysis.statistics import is_statistic
 from fp8compile.encoding.about import About, about
@@ -293,6 +294,6 @@ def _feeds_attention(value: Node) -> bool:
 
 def _higher_order_use(value: Node) -> str | None:
     for user in value.users:
-        if isinstance(user.target, torch._ops.HigherOrderOperator):
+        if isinstance(user.target, torch._ops.HigherOrderOperator) and operator_of(user) is None:
             return f"operand of the higher-order operator {user.target}"
     return None

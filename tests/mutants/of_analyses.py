@@ -267,4 +267,32 @@ ANALYSES = (
         "key = (0, ",
         ("tests/fx/test_tracing.py",),
     ),
+    Mutant(
+        "foreign: what an operator writes to is taken for a gradient",
+        "fp8compile/analysis/sensitivity/foreign.py",
+        "if is_gradient and name != WRITTEN else EXACT",
+        "if is_gradient else EXACT",
+        ("tests/analysis/sensitivity/test_foreign.py",),
+    ),
+    Mutant(
+        "foreign: an unknown operator may read codes",
+        "fp8compile/analysis/sensitivity/foreign.py",
+        "is_gradient and name != WRITTEN",
+        "name != WRITTEN",
+        ("tests/analysis/sensitivity/test_foreign.py",),
+    ),
+    Mutant(
+        "foreign: errors of smooth operands count once",
+        "fp8compile/analysis/sensitivity/foreign.py",
+        "(2 if how == SMOOTH else 1)",
+        "1",
+        ("tests/analysis/sensitivity/test_foreign.py",),
+    ),
+    Mutant(
+        "declared: a schema that has changed is known still",
+        "fp8compile/analysis/sensitivity/declared.py",
+        "return known if known and {*known.linear, *known.smooth, *known.exact} <= has else None",
+        "return known",
+        ("tests/analysis/sensitivity/test_foreign.py",),
+    ),
 )

@@ -16,7 +16,9 @@ from fp8compile.analysis.ranges.matching import packet
 from fp8compile.analysis.recomputed import recomputed
 from fp8compile.analysis.sensitivity import responses as R
 from fp8compile.analysis.sensitivity.average import Answer, answer_to
+from fp8compile.analysis.sensitivity.declared import LINEAR
 from fp8compile.analysis.sensitivity.error import AMPLIFIED, Error, Unbounded, Unproven, error_of
+from fp8compile.analysis.sensitivity.foreign import answer, gradients_of, operator_of
 from fp8compile.analysis.sensitivity.regular import is_free_of_ties, is_regular
 from fp8compile.analysis.sensitivity.walk import STEEPEST, Walk
 from fp8compile.fx.graph import SPLICED
@@ -34,7 +36,8 @@ class Sensitivity:
     def __init__(self, split: PartitionedGraph) -> None:
         self.split = split
         self.position: Mapping[Node, int] = {node: i for i, node in enumerate(split.bw.graph.nodes)}
-        self._linear = _linear_from(split.bw.graph, self._normalised)
+        self._gradients = gradients_of(split.bw.graph)
+        self._linear = _linear_from(split.bw.graph, self._normalised, self._gradients)
 
     def reason_to_stay_exact(self, used: Node, fmt: Format) -> str | None:
         """Why ``used``, a placeholder of the backward, must not be a code of this format; None where it may be."""
@@ -102,6 +105,10 @@ class Sensitivity:
         """Whether a value that the backward computes is one that the forward normalises."""
         return value in self._normalised
 
+    def is_gradient(self, value: Node) -> bool:
+        """Whether a value of the backward is computed from gradients."""
+        return value in self._gradients
+
     def is_linear_from(self, node: Node) -> bool:
         """Whether all that is computed from ``node`` is linear in it, so that nothing can be found from here on."""
         return self._linear[node]
@@ -141,17 +148,18 @@ class Sensitivity:
         return known.get(node, ANYTHING)
 
 
-def _linear_from(graph: Graph, normalised: Set[Node]) -> dict[Node, bool]:
+def _linear_from(graph: Graph, normalised: Set[Node], gradients: Set[Node]) -> dict[Node, bool]:
     """For every node, whether all that is computed from it is linear in it, and none of that is normalised."""
     linear: dict[Node, bool] = {}
     for node in reversed(graph.nodes):
         linear[node] = all(
-            linear[user] and user not in normalised and _is_linear_in(user, node) for user in node.users
+            linear[user] and user not in normalised and _is_linear_in(user, node, node in gradients)
+            for user in node.users
         )
     return linear
 
 
-def _is_linear_in(user: Node, operand: Node) -> bool:
+def _is_linear_in(user: Node, operand: Node, is_gradient: bool) -> bool:
     op = packet(user)
     if user.op == "output" or SPLICED in user.meta or op in R.SHAPE_ONLY or user.target is R.getitem:
         return True
@@ -162,4 +170,6 @@ def _is_linear_in(user: Node, operand: Node) -> bool:
         return user.args[0] is not operand
     if is_attention(user):
         return R.takes_as_gradient(user, operand)
+    if operator_of(user) is not None:
+        return answer(user, operand, is_gradient) == (LINEAR, 1)
     return op in R.LINEAR and R.is_as_its_class(user) and not R.casts_to_integer(user)

@@ -13,6 +13,7 @@ from torch.fx import Node
 from fp8compile.analysis.ranges import Interval
 from fp8compile.analysis.ranges.bounds import at_least, at_most
 from fp8compile.analysis.ranges.matching import packet
+from fp8compile.analysis.sensitivity import foreign
 from fp8compile.analysis.sensitivity import responses as R
 from fp8compile.analysis.sensitivity.error import (
     CHOOSES,
@@ -59,6 +60,8 @@ class Backward(Protocol):
     def is_given(self, value: Node) -> bool: ...
 
     def is_normalised(self, value: Node) -> bool: ...
+
+    def is_gradient(self, value: Node) -> bool: ...
 
 
 class Walk:
@@ -137,6 +140,8 @@ class Walk:
             linear = all(R.takes_as_gradient(node, operand) for operand in read)
             k = error.amplification * (1 if linear else 2)
             return dataclasses.replace(error, amplification=k, absolute=math.inf, shifted=True)
+        if foreign.operator_of(node) is not None:
+            return foreign.response(node, read, self.of.is_gradient)
         raise Unbounded(UNKNOWN.format(op_name(node)))
 
     def _product(self, node: Node, read: dict[Node, Error], error: Error) -> Error:
@@ -186,9 +191,8 @@ class Walk:
         if packet(node) in R.NEGATIONS:
             return error
         pointwise = packet(node) in R.ADDITIONS and not node.kwargs
-        absolute = (
-            sum(each.absolute for each in read.values()) * (2 if len(read) == 1 else 1) if pointwise else math.inf
-        )
+        twice = 2 if len(read) == 1 else 1
+        absolute = twice * sum(each.absolute for each in read.values()) if pointwise else math.inf
         return dataclasses.replace(error, absolute=absolute, shifted=True)
 
     def _clamp(self, node: Node, read: dict[Node, Error], error: Error) -> Error:
@@ -287,9 +291,8 @@ class Walk:
 
 
 def _steep(gain: float) -> Unproven:
-    of = (
-        f"{gain:g} times the value" if gain < 1e9 else "the value times another tensor"
-    )  # all that is proven of a parameter
+    # Another tensor: all that is proven of a parameter.
+    of = f"{gain:g} times the value" if gain < 1e9 else "the value times another tensor"
     return Unproven(STEEP.format(of))
 
 
