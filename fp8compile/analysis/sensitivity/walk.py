@@ -96,8 +96,7 @@ class Walk:
         error = self._response(node, {n: self._as_read_by(node, n) for n in read})
         if self.of.is_normalised(node):
             raise Unbounded(NORMALISED)
-        self.errors[node] = error
-        self.largest = max(self.largest, error.amplification)
+        self.errors[node], self.largest = error, max(self.largest, error.amplification)
         return True
 
     def _matters(self, operand: Node, reader: Node) -> bool:
