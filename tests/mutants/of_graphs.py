@@ -219,6 +219,13 @@ PASSES = (
         ("tests/passes/test_spell_out_alpha.py",),
     ),
     Mutant(
+        "options: what is refused is wrapped by torch",
+        "fp8compile/compiler/backend.py",
+        "raise private.RefusedOptions(str(error), sys._getframe()) from None",
+        "raise",
+        ("tests/compiler/test_backend.py",),
+    ),
+    Mutant(
         "check: generated code draws random numbers of its own",
         "fp8compile/tools/checking/trials.py",
         "draw_from_seeds(gm, generates=True)",
