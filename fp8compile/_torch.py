@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from operator import getitem
+from types import FrameType
 from typing import Any
 
 import torch
@@ -12,7 +13,13 @@ from torch import Tensor, nn
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.convert_frame import input_codes
 from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
-from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, Unsupported, UserError
+from torch._dynamo.exc import (
+    BackendCompilerFailed,
+    FailOnRecompileLimitHit,
+    ShortenTraceback,
+    Unsupported,
+    UserError,
+)
 from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.descriptors import (
@@ -245,6 +252,13 @@ def until_waited_for(kept: Any) -> tuple[Any, ...]:
     """What follows ``wait_tensor``'s first argument so that ``kept`` stays; from torch 2.13 on the second is emptied."""
     takes = [argument.name for argument in torch.ops.ao.wait_tensor.default._schema.arguments]
     return (None, kept) if "last_use_of_storage" in takes else (kept,)
+
+
+class RefusedOptions(ShortenTraceback, ValueError):  # type: ignore[misc, unused-ignore]
+    """A ValueError that Dynamo hands on as it is,. Its traceback begins at ``frame``."""
+
+    def __init__(self, message: str, frame: FrameType) -> None:
+        super().__init__(message, first_useful_frame=frame)
 
 
 # What is imported for others; what is defined above is for them too.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import operator
+import sys
 from collections.abc import Sequence
 from typing import Any
 from unittest import mock
@@ -229,6 +230,17 @@ def test_the_two_ways_in_which_a_whole_graph_fails_to_compile_are_told_apart() -
     with pytest.raises(private.BackendCompilerFailed) as caught:
         torch.compile(lambda x: x + 1, backend=refuses, fullgraph=True)(torch.ones(2))
     assert isinstance(caught.value.inner_exception, KeyError)
+
+
+def test_a_refusal_of_options_is_handed_on_as_it_is() -> None:
+    def refuses(gm: Any, inputs: Sequence[Any]) -> Any:
+        raise private.RefusedOptions("preset=3: no", sys._getframe())
+
+    torch._dynamo.reset()
+    with pytest.raises(ValueError) as caught:
+        torch.compile(lambda x: x + 1, backend=refuses)(torch.ones(2))
+    assert type(caught.value) is private.RefusedOptions and str(caught.value).splitlines()[0] == "preset=3: no"
+    assert caught.traceback[-1].name == "refuses", "Dynamo's own frames are left out, ours is not"
 
 
 def test_a_scheduler_warns_where_no_step_was_noted() -> None:

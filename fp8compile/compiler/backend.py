@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch.fx import GraphModule
 
+from fp8compile import _torch as private
 from fp8compile.compiler import report_store
 from fp8compile.compiler.first_step import checked_first_step
 from fp8compile.compiler.inductor import compile_and_report, log
+from fp8compile.compiler.inductor_options import inductor_options, mode_options
 from fp8compile.compiler.ranks_agree import difference
 from fp8compile.compiler.running_model import innermost_type
 from fp8compile.compiler.runs import Runs, counted
@@ -38,11 +41,16 @@ def fp8compile(
         mode: as in torch.compile; means what it means for Inductor.
 
     Raises:
-        ValueError: an option, preset, mode or value that does not exist. Reaches the user as BackendCompilerFailed
-            with this as its ``inner_exception``.
+        ValueError: an option, preset, mode or value that does not exist. Reaches the user as it is. One that a graph
+            brings about is wrapped by torch: the ``inner_exception`` of a BackendCompilerFailed.
     """
     report_store.graph_arrives()  # also where its options are refused
-    return compile_graph(gm, example_inputs, recipe_of(options), mode, remarks_on(options))
+    try:
+        recipe = recipe_of(options)
+        mode_options(mode), inductor_options(recipe)
+    except ValueError as error:
+        raise private.RefusedOptions(str(error), sys._getframe()) from None
+    return compile_graph(gm, example_inputs, recipe, mode, remarks_on(options))
 
 
 def compile_graph(

@@ -46,23 +46,22 @@ class Judge:
     allowed: Mapping[str, float]
 
     @classmethod
-    def of(
-        cls, exact: Gradients, nudged: Iterable[Gradients], bar: float, arguments: Set[str] = frozenset()
-    ) -> Judge:
-        """From the exact gradients and those of nudged steps; gradients of ``arguments`` do not count in the step's norm."""
+    def of(cls, exact: Gradients, nudged: Iterable[Gradients], bar: float, *apart: Set[str]) -> Judge:
+        """From the exact gradients and those of nudged steps.
+
+        The names in a set of ``apart``, arguments or outputs, do not count in the step's norm, but in one of their own.
+        """
         powers = {name: power(g) for name, g in exact.items() if g is not None}
         floors = {name: math.inf if power else -math.inf for name, power in powers.items()}
         for again in nudged:
             errors = error_powers(exact, again)
             floors = {name: min(floor, decibels(powers[name], errors[name])) for name, floor in floors.items()}
         share = 10.0 ** (-bar / 10)
-        sums = [
-            sum(p for n, p in powers.items() if (n in arguments) is inside and p < math.inf)
-            for inside in (False, True)
-        ]
-        allowed = {
-            name: share * (p if floors[name] >= bar else sums[name in arguments]) for name, p in powers.items()
-        }
+        kinds = {name: next((i for i, names in enumerate(apart) if name in names), -1) for name in powers}
+        sums = dict.fromkeys(kinds.values(), 0.0)
+        for name, p in powers.items():
+            sums[kinds[name]] += p if p < math.inf else 0.0
+        allowed = {name: share * (p if floors[name] >= bar else sums[kinds[name]]) for name, p in powers.items()}
         return cls(powers, floors, allowed)
 
     def determined(self, name: str, bar: float) -> bool:

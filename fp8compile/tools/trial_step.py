@@ -43,7 +43,7 @@ def chosen_recipe(recipe: Recipe | str | Mapping[str, Any] | None, model: nn.Mod
 
 
 def one_step(
-    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Callable[[Any], Tensor] | None
+    model: Any, args: tuple[Any, ...], kwargs: dict[str, Any], loss: Callable[[Any], Tensor | None] | None
 ) -> tuple[Tensor | None, ...]:
     """The gradients of the parameters that train, then of the arguments that train."""
     output = model(*args, **kwargs)

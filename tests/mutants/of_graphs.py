@@ -219,6 +219,27 @@ PASSES = (
         ("tests/passes/test_spell_out_alpha.py",),
     ),
     Mutant(
+        "options: what is refused is wrapped by torch",
+        "fp8compile/compiler/backend.py",
+        "raise private.RefusedOptions(str(error), sys._getframe()) from None",
+        "raise",
+        ("tests/compiler/test_backend.py",),
+    ),
+    Mutant(
+        "check: generated code draws random numbers of its own",
+        "fp8compile/tools/checking/trials.py",
+        "draw_from_seeds(gm, generates=True)",
+        "draw_from_seeds(gm)",
+        ("tests/tools/test_check_generated.py",),
+    ),
+    Mutant(
+        "check: generated code that is not its graph is well",
+        "fp8compile/tools/checking/generated.py",
+        "frozenset(wrong)",
+        "frozenset()",
+        ("tests/tools/test_check_generated.py",),
+    ),
+    Mutant(
         "sum_bias_gradients: sums in 16 bits",
         "passes/sum_bias_gradients.py",
         "blocks.sum(1, dtype=torch.float32)",

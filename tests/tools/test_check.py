@@ -17,6 +17,12 @@ from tests.support.measure import compiled
 from tests.support.sensitive import SENSITIVE, Net, batch, squares
 
 
+@pytest.fixture(autouse=True)
+def graphs_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is tested here is said of graphs; tests/tools/test_check_generated.py generates code, which takes long."""
+    monkeypatch.setattr("fp8compile.tools.checking.check.generated_step", lambda *args: None)
+
+
 def test_a_model_where_all_is_well() -> None:
     found = fp8compile.check(Net(dropout=0.1), batch(), loss=squares)
     assert found.ok and found.recipe == Recipe() and not found.line and not found.below

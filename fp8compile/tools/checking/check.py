@@ -1,12 +1,13 @@
 """``fp8compile.check``: does a model have the same gradients under a recipe as when nothing is encoded?
 
-    exact     one step with Recipe.linear and Recipe.saved "off", in the model's own dtypes
-    encoded   the same step with the recipe: same batch, random numbers, buffers and code generation (node by node)
-    compared  gradient by gradient, in dB (numerics/gradient_quality.py: when a difference has a meaning)
-    repaired  the modules to leave exact, found by encoding parts alone (repair.py), and run once more
+    exact      one step with Recipe.linear and Recipe.saved "off", in the model's own dtypes
+    encoded    the same step with the recipe: same batch, random numbers, buffers and code generation (node by node)
+    compared   gradient by gradient, in dB (numerics/gradient_quality.py: when a difference has a meaning)
+    repaired   the modules to leave exact, found by encoding parts alone (repair.py), and run once more
+    generated  the step once more as the code that is generated for the recipe, compared with the graph (generated.py)
 
-The two steps differ in the encoding alone: both run the same decompositions node by node. So the encoding is blamed neither
-for the different rounding of a generated kernel nor for the rounding of the dtype.
+The first two steps differ in the encoding alone: both run the same decompositions node by node. So the encoding is blamed
+neither for what a generated kernel does nor for the rounding of the dtype.
 """
 
 from __future__ import annotations
@@ -20,23 +21,30 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fp8compile.numerics.gradient_quality import BAR, NUDGES, Judge, error_powers
+from fp8compile.numerics.gradient_quality import BAR, NUDGES, Gradients, Judge, error_powers
 from fp8compile.recipe.recipe import Recipe, exact, uncounted
 from fp8compile.reporting.compiled_graph import GraphReport
 from fp8compile.tools.checking.exact_modules import leaving, options_text
+from fp8compile.tools.checking.generated import Generated, generated_step
 from fp8compile.tools.checking.repair import Candidate, Errors, Search, candidates_of
-from fp8compile.tools.checking.rows import BELOW, NOT_FINITE, OK, ROUNDING, Cause, Row
+from fp8compile.tools.checking.rows import BELOW, IN_CODE, NOT_FINITE, OK, ROUNDING, Cause, Row
 from fp8compile.tools.checking.text import text_of
 from fp8compile.tools.checking.trials import Trials
 from fp8compile.tools.trial_step import arguments, check_is_module, chosen_recipe
 
-SCHEMA = "fp8compile.check/1"
+SCHEMA = "fp8compile.check/2"
 MOST_STEPS = 48
+GRAPH, CODE = "graph", "generated code"
 SHARE = 0.05  # a cause below this share of the largest cause's error is not worth a line
 NOWHERE = (
     "no choice of modules repairs this: with every encoded tensor and FP8 linear left exact, gradients are still below "
     'the bar. What is wrong is not in a code; run with options={"preset": "off"} and please report it'
 )
+WRONG_CODE = (
+    "the code that Inductor generates does not compute its graph, and what is encoded is not the cause. "
+    'options={"codegen": "eager"} runs the graph itself; please report it'
+)
+ORDER = (BELOW, IN_CODE, NOT_FINITE, OK, ROUNDING)
 ITSELF = (
     "the exact step's own gradients are not finite for {}: there is nothing to compare with. "
     "fp8compile.debug_step(model, batch) names the operation"
@@ -49,8 +57,10 @@ class Check:
 
     Attributes:
         rows: every gradient, worst first.
+        outputs: every floating-point output, as far as generated code ran.
         bar: the bar, in dB.
-        ok: whether every gradient was above the bar as the recipe stands.
+        ok: whether every gradient was above the bar as the recipe stands, and generated code computes its graph.
+        ran: "generated code", or "graph" where only graphs were run, node by node.
         recipe: the recipe that was checked, if all is well; else one that repairs it; None if none was found.
         line: the options that give ``recipe``, to paste into torch.compile; "" if there is nothing to repair, or no way to.
         exact: the candidates left exact in it, as (module, "saved" or "linear").
@@ -66,6 +76,8 @@ class Check:
     exact: tuple[tuple[str, str], ...] = ()
     steps: int = 0
     remarks: tuple[str, ...] = ()
+    outputs: tuple[Row, ...] = ()
+    ran: str = GRAPH
 
     @property
     def below(self) -> tuple[Row, ...]:
@@ -75,12 +87,12 @@ class Check:
     def to_json(self) -> str:
         """All attributes; an infinite number is the string "inf" or "-inf", and a NaN is null."""
         data = {"schema": SCHEMA} | {f.name: getattr(self, f.name) for f in dataclasses.fields(self)}
-        data["rows"] = [dataclasses.asdict(row) for row in self.rows]
+        data |= {name: [dataclasses.asdict(row) for row in getattr(self, name)] for name in ("rows", "outputs")}
         data["recipe"] = None if self.recipe is None else str(self.recipe)
         return json.dumps(_plain(data), indent=1, allow_nan=False)
 
     def __str__(self) -> str:
-        return text_of(self.rows, self.bar, self.steps, self.line, self.remarks)
+        return text_of(self.rows, self.outputs, self.bar, self.steps, self.line, self.remarks)
 
 
 def check(
@@ -97,9 +109,10 @@ def check(
         print(result)
         model = torch.compile(model, backend="fp8compile", options={"recipe": result.recipe})
 
-    It runs a handful of steps if all is well, else up to some 50 more, without generating kernels (see
-    fp8compile/tools/checking/repair.py). Gradients, buffers, random number generators and train/eval mode are left as
-    they were; a model that is compiled goes on as it was. Call it under the autocast that training runs under.
+    It runs a handful of steps if all is well, else up to some 50 more, node by node (see
+    fp8compile/tools/checking/repair.py). Then it compiles once, as training will, and compares the generated code with
+    its graph; a recipe with ``codegen="eager"`` has none. Gradients, buffers, random number generators and train/eval mode
+    are left as they were; a model that is compiled goes on as it was. Call it under the autocast that training runs under.
 
     Args:
         model: a module, compiled or not.
@@ -135,9 +148,11 @@ class _Comparison:
     def __init__(self, trials: Trials, recipe: Recipe, bar: float) -> None:
         self.trials, self.recipe, self.bar = trials, recipe, bar
         plain = exact(recipe)
-        self.exact = trials.step(plain).gradients
-        again = (trials.step(plain, nudge=seed).gradients for seed in range(NUDGES))
-        self.judge = Judge.of(self.exact, again, bar, frozenset(trials.arguments))
+        self.exact = trials.step(plain).values
+        again = (trials.step(plain, nudge=seed).values for seed in range(NUDGES))
+        self.outputs = frozenset(trials.outputs)
+        self.judge = Judge.of(self.exact, again, bar, frozenset(trials.arguments), self.outputs)
+        self.graph: Gradients = {}  # what the last step gave
         self.known: dict[Candidate, list[str]] = {}
 
     def run(self) -> Check:
@@ -165,7 +180,13 @@ class _Comparison:
         trial = self.trials.step(recipe)
         for candidate, tensors in candidates_of(trial.reports).items():
             self.known.setdefault(candidate, tensors)
-        return error_powers(self.exact, trial.gradients), trial.reports
+        self.graph = trial.values
+        errors = error_powers(self.exact, trial.values)
+        return {name: error for name, error in errors.items() if name not in self.outputs}, trial.reports
+
+    def _generated(self, recipe: Recipe) -> Generated | None:
+        """A step of generated code for the recipe that was run last."""
+        return generated_step(self.trials, uncounted(recipe), self.judge, self.exact, self.graph)
 
     def _told(
         self,
@@ -176,28 +197,42 @@ class _Comparison:
         after: Errors | None = None,
         remarks: Sequence[str] = (),
     ) -> Check:
-        failing = set(self.judge.failing(errors))
-        rows = [self._row(name, errors[name], name in failing, alone or {}, after) for name in errors]
-        rows.sort(key=lambda row: (row.verdict != BELOW, row.verdict != NOT_FINITE, row.verdict == ROUNDING, row.db))
+        of_graph = error_powers(self.exact, self.graph)
+        code = self._generated(recipe) if recipe is not None else None
+        rows = [self._row(name, errors[name], code, alone or {}, after) for name in errors]
+        rows.sort(key=lambda row: (ORDER.index(row.verdict), row.db))
+        outputs = [self._row(name, of_graph[name], code, {}) for name in of_graph if name in self.outputs and code]
         infinite = [row.name for row in rows if row.verdict == NOT_FINITE]
         remarked = tuple(remarks) + ((ITSELF.format(", ".join(infinite[:5])),) if infinite else ())
+        if wrong := bool(code and code.wrong):
+            recipe, remarked = None, (*remarked, WRONG_CODE)
         left = tuple((c.module, c.kind) for c in alone or {}) if after is not None else ()
         line = options_text(recipe) if recipe is not None and not ok else ""
-        return Check(tuple(rows), self.bar, ok and not infinite, recipe, line, left, self.trials.count, remarked)
+        well = ok and not infinite and not wrong
+        told = tuple(rows), self.bar, well, recipe, line, left, self.trials.count, remarked
+        return Check(*told, tuple(outputs), CODE if code else GRAPH)
 
     def _row(
-        self, name: str, error: float, failing: bool, alone: Mapping[Candidate, Errors], after: Errors | None
+        self,
+        name: str,
+        error: float,
+        code: Generated | None,
+        alone: Mapping[Candidate, Errors],
+        after: Errors | None = None,
     ) -> Row:
         judge = self.judge
-        determined = judge.floors[name] >= self.bar
-        verdict = OK if determined else ROUNDING
+        failing = bool(judge.failing({name: error})) and name not in self.outputs
+        verdict = OK if judge.determined(name, self.bar) else ROUNDING
         if judge.powers[name] == math.inf:
             verdict = NOT_FINITE
         elif failing:
             verdict = BELOW
+        elif code and name in code.wrong:
+            verdict = IN_CODE
         causes = self._causes(name, alone) if failing else ()
         repaired = math.nan if after is None else judge.sqnr(name, after[name])
-        return Row(name, judge.sqnr(name, error), judge.floors[name], verdict, causes, repaired)
+        generated = judge.sqnr(name, code.errors[name]) if code else math.nan
+        return Row(name, judge.sqnr(name, error), judge.floors[name], verdict, causes, repaired, generated)
 
     def _causes(self, name: str, alone: Mapping[Candidate, Errors]) -> tuple[Cause, ...]:
         """The causes, largest first; one that was only run as part of a group comes last, without a figure."""

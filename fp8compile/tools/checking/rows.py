@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 OK, BELOW, ROUNDING, NOT_FINITE = "ok", "below the bar", "rounding", "not finite"
+IN_CODE = "wrong in generated code"
 
 
 @dataclass(frozen=True)
@@ -26,16 +27,18 @@ class Cause:
 
 @dataclass(frozen=True)
 class Row:
-    """The gradient of one parameter, or of an argument.
+    """The gradient of one parameter, or of an argument; or an output.
 
     Attributes:
         name: its name.
         db: SQNR of the encoded step against the exact one.
         floor: SQNR of the exact step against itself, its parameters moved by one last place.
         verdict: "ok"; "below the bar"; "rounding": the exact gradient is itself not determined to the bar, so it was
-            compared with the norm of the whole step; "not finite": the exact gradient holds NaN or inf.
+            compared with the norm of the whole step; "not finite": the exact gradient holds NaN or inf; "wrong in
+            generated code": it is well in the graph, run node by node.
         causes: for a gradient below the bar, its causes, largest first.
         repaired: SQNR with ``Check.recipe``; NaN where nothing was to be repaired.
+        generated: SQNR of the code that is generated for ``Check.recipe``; NaN where none ran.
     """
 
     name: str
@@ -44,3 +47,4 @@ class Row:
     verdict: str
     causes: tuple[Cause, ...] = ()
     repaired: float = math.nan
+    generated: float = math.nan

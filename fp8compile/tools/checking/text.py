@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import math
 
-from fp8compile.tools.checking.rows import BELOW, OK, ROUNDING, Cause, Row
+from fp8compile.tools.checking.rows import BELOW, IN_CODE, OK, ROUNDING, Cause, Row
 
 MOST_LINES, MOST_ROWS, MOST_CAUSES, WORST_OK = 25, 9, 2, 3
 WIDTH = 150
 
 
-def text_of(rows: tuple[Row, ...], bar: float, steps: int, line: str, remarks: tuple[str, ...]) -> str:
+def text_of(
+    rows: tuple[Row, ...], outputs: tuple[Row, ...], bar: float, steps: int, line: str, remarks: tuple[str, ...]
+) -> str:
     """A headline, the gradients below the bar with their causes, the line to paste, the others summarised."""
     below = tuple(row for row in rows if row.verdict == BELOW)
     lines = [_headline(rows, len(below), bar, steps)]
@@ -20,7 +22,7 @@ def text_of(rows: tuple[Row, ...], bar: float, steps: int, line: str, remarks: t
     if len(below) > shown:
         lines.append(f"  and {len(below) - shown} more below the bar")
     lines += _cure(rows, line)
-    lines += [_others(rows), *(f"remark: {remark}" for remark in remarks)]
+    lines += [_others(rows), _generated(rows, outputs), *(f"remark: {remark}" for remark in remarks)]
     return "\n".join(filter(None, lines))
 
 
@@ -76,6 +78,24 @@ def _others(rows: tuple[Row, ...]) -> str:
         names = ", ".join(row.name for row in noise[:WORST_OK]) + (", ..." if len(noise) > WORST_OK else "")
         parts.append(f"{len(noise)} that rounding decides in the exact step too: {names}")
     return "; ".join(parts)
+
+
+def _generated(rows: tuple[Row, ...], outputs: tuple[Row, ...]) -> str:
+    """One line: what was generated beside its graph, which was run node by node; or that nothing was."""
+    compared = [row for row in (*rows, *outputs) if not math.isnan(row.generated)]
+    if not compared:
+        return "no generated code was run: this is what the graphs give, run node by node"
+    wrong = [row for row in compared if row.verdict == IN_CODE]
+    if wrong:
+        more = f", and {len(wrong) - WORST_OK} more" if len(wrong) > WORST_OK else ""
+        return f"generated code is wrong where its graph is not: {', '.join(map(_beside, wrong[:WORST_OK]))}{more}"
+    worst = min((row for row in compared if row.verdict == OK), key=lambda row: row.generated, default=None)
+    return f"generated code as its graph, worst {_beside(worst)}" if worst else "generated code as its graph"
+
+
+def _beside(row: Row) -> str:
+    graph = row.db if math.isnan(row.repaired) else row.repaired
+    return f"{row.name} {decibels(row.generated)} (node by node {decibels(graph)})"
 
 
 def decibels(db: float) -> str:

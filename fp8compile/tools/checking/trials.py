@@ -1,6 +1,7 @@
 """One step of a model under one recipe after another: captured once, compiled for each recipe, all else the same.
 
-    Dynamo graph, kept  --passes of the recipe-->  forward and backward, run node by node  -->  gradients
+    Dynamo graph, kept  --passes of the recipe-->  forward and backward, run node by node  -->  gradients, outputs
+                                                                         or as generated code
 
 Dynamo keeps what it compiled and counts it, for as long as the code lives. So one capture serves every recipe, and what was
 compiled for one recipe is dropped when the next is tried.
@@ -16,27 +17,49 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.fx import GraphModule
+from torch.utils import _pytree as pytree
 
 from fp8compile import _torch as private
 from fp8compile.compiler import report_store
 from fp8compile.compiler.inductor import compile_once
 from fp8compile.compiler.inputs import cuda_devices, dtypes_of, trains
-from fp8compile.compiler.node_by_node import run_the_graph
+from fp8compile.compiler.node_by_node import boxed, run_the_graph
+from fp8compile.compiler.seeded_random import draw_from_seeds
 from fp8compile.fx.graph import copy_with_attributes
 from fp8compile.numerics.gradient_quality import Gradients, last_place, nudged
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.compiled_graph import GraphReport
-from fp8compile.tools.trial_step import LIMIT, left_as_it_was, named_arguments, one_step
+from fp8compile.tools.trial_step import LIMIT, default_loss, left_as_it_was, named_arguments, one_step
 
 log = logging.getLogger("fp8compile")
+
+OUTPUT = "output"  # what the model's outputs are called, with the way to each: "output['logits']"
+
+
+class Generating:
+    """Inductor's inner compiler, but that random numbers are those of the graph that runs node by node; counts the runs."""
+
+    def __init__(self) -> None:
+        self.ran = 0
+
+    def __call__(self, gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
+        draw_from_seeds(gm, generates=True)
+        compiled: Any = private.compile_fx_inner(gm, example_inputs, **kwargs)
+
+        def run(*values: Any) -> Any:
+            self.ran += 1
+            return compiled([*values])
+
+        return boxed(run)
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One step: the gradients by name, and what was done to the graphs it ran."""
+    """One step: gradients and floating-point outputs by name, what was done to its graphs, whether generated code ran."""
 
-    gradients: Gradients
+    values: Gradients
     reports: tuple[GraphReport, ...]
+    generated: bool
 
 
 class Trials:
@@ -51,20 +74,24 @@ class Trials:
         self.arguments = [name for name, value in named_arguments(args, kwargs) if trains(value)]
         self.recipe = Recipe()
         self.nudge: int | None = None
+        self.generate: Generating | None = None
+        self.outputs: dict[str, Tensor] = {}
         self.count = 0
         self._graphs: list[_Captured] = []
         self._ran: list[_Captured] = []
 
-    def step(self, recipe: Recipe, nudge: int | None = None) -> Trial:
+    def step(self, recipe: Recipe, nudge: int | None = None, generate: Generating | None = None) -> Trial:
         """A step with ``recipe``; with ``nudge``, a seed, from parameters that are moved by one last place.
+
+        It runs node by node, or what ``generate`` makes of the graphs; what was compiled for it once is kept.
 
         Raises:
             ValueError: no graph was compiled, or there is nothing to differentiate.
         """
-        self.recipe, self.nudge, self._ran = recipe, nudge, []
+        self.recipe, self.nudge, self.generate, self._ran = recipe, nudge, generate, []
         self.count += 1
         with left_as_it_was(self.model), private.dynamo_config.patch(recompile_limit=LIMIT):
-            found = one_step(self.compiled, self.args, self.kwargs, self.loss)
+            found = one_step(self.compiled, self.args, self.kwargs, self._loss)
         if not self._ran:
             raise ValueError(f"fp8compile.check: {report_store.NO_GRAPH_COMPILED}")
         if not found:
@@ -74,7 +101,17 @@ class Trials:
             )
         log.info("check: step %d with %s", self.count, recipe)
         reports = tuple(report for graph in self._ran for report in graph.reports)
-        return Trial(dict(zip((*self.parameters, *self.arguments), found, strict=True)), reports)
+        gradients = dict(zip((*self.parameters, *self.arguments), found, strict=True))
+        return Trial(gradients | self.outputs, reports, generate is not None and generate.ran > 0)
+
+    def _loss(self, output: Any) -> Tensor | None:
+        leaves = pytree.tree_flatten_with_path(output)[0]
+        self.outputs = {
+            OUTPUT + pytree.keystr(path): value.detach()
+            for path, value in leaves
+            if isinstance(value, Tensor) and value.is_floating_point()
+        }
+        return (self.loss or default_loss)(output)
 
     def close(self) -> None:
         """Drop what was compiled; Dynamo keeps an empty shell."""
@@ -84,9 +121,7 @@ class Trials:
 
     def _capture(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         graph = _Captured(self, gm, example_inputs)
-        graph.compile(
-            self.recipe
-        )  # here, where Dynamo can start again if a number turns out to be one that it cannot trace
+        graph.compile()  # here, where Dynamo can start again if a number turns out to be one that it cannot trace
         self._graphs.append(graph)
         return graph.call  # of an object Dynamo would copy the attributes, and keep what they hold
 
@@ -104,26 +139,27 @@ class _Captured:
         self.inputs: Sequence[Any] = tuple(example_inputs)
         self.context = private.TracingContext.try_get()
         self.step = last_place(dtypes_of(gm, example_inputs))
-        self.recipe: Recipe | None = None
+        self.made: tuple[Recipe, Generating | None] | None = None
         self.run: Callable[..., Any] | None = None
         self.reports: tuple[GraphReport, ...] = ()
 
     def call(self, *args: Any) -> Any:
         """Run it, compiled for the recipe that is tried now."""
         self.trials.ran(self)
-        if self.run is None or self.recipe != self.trials.recipe:
-            self.compile(self.trials.recipe)
+        if self.run is None or self.made != (self.trials.recipe, self.trials.generate):
+            self.compile()
         assert self.run is not None
         return self.run(*(self._moved(args) if self.trials.nudge is not None else args))
 
-    def compile(self, recipe: Recipe) -> None:
-        """Compile the graph for ``recipe``; this replaces what was compiled before."""
+    def compile(self) -> None:
+        """Compile the graph as it is tried now; this replaces what was compiled before."""
+        recipe, generate = self.trials.recipe, self.trials.generate
         # Normally Dynamo keeps compilation from using up the step's random numbers; here we have to.
         with private.tracing(self.context), torch.random.fork_rng(cuda_devices(self.inputs)):
             run, self.reports, _ = compile_once(
-                copy_with_attributes(self.graph), self.inputs, recipe, None, run_the_graph
+                copy_with_attributes(self.graph), self.inputs, recipe, None, generate or run_the_graph
             )
-        self.run, self.recipe = run, recipe
+        self.run, self.made = run, (recipe, generate)
 
     def _moved(self, args: Sequence[Any]) -> Iterator[Any]:
         generators: dict[torch.device, torch.Generator] = {}
