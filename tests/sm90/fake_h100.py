@@ -234,7 +234,7 @@ def _mock_fake_tensors() -> None:
 
 
 def _mock_seeds() -> None:
-    import torch._inductor.inductor_prims  # noqa: F401
+    import torch._inductor.inductor_prims
     from torch._prims import TensorMeta
 
     lookup = torch.ops.prims.inductor_lookup_seed.default

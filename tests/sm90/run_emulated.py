@@ -41,7 +41,7 @@ def decided(case: Case, on_device: bool, **options: Any) -> dict[str, Any]:
         taking_halves() as taken,
         _taking_reports() as reports,
     ):
-        compiled = torch.compile(model, backend=lambda gm, xs: backend(gm, xs, _not_generated), fullgraph=True)
+        compiled = torch.compile(model, backend=lambda gm, xs: backend(gm, xs, not_generated), fullgraph=True)
         case.loss(compiled, *inputs).backward()
     (halves,), (report,) = taken, reports
     return {
@@ -66,7 +66,7 @@ def _taking_reports() -> Iterator[list[GraphReport]]:
         yield found
 
 
-def _not_generated(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
+def not_generated(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
     return uncomputed(gm)
 
 
