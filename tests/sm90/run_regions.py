@@ -1,4 +1,5 @@
-"""Script: what checkpointed regions keep for the backward on an H100, by recipe and by who checkpoints. And lowered: attention in regions, dropout, convolutions channels last. Prints JSON."""
+"""Script: what checkpointed regions keep for the backward on an H100, by recipe and by who checkpoints.
+And lowered: attention in regions, dropout, convolutions channels last. Prints JSON."""
 
 from __future__ import annotations
 
