@@ -80,11 +80,11 @@ class Stored:
         else:
             parts = self.codec.encode(z)
         if self.sides is None:
-            return parts
+            return _as_rows(parts[0], order), *parts[1:]
         back = self.decode(parts, order, x.shape, x.dtype if self.about is None else torch.float32, *statistics)
         crossed = self.sides.crossed(x, back, compared_with)
-        moved = keep_sides(parts[0], *(self._in_order(each, order) for each in (x > back, crossed)))
-        return moved, *parts[1:]
+        above, across = (self._in_order(each, order) for each in (x > back, crossed))
+        return keep_sides(*(_as_rows(each, order) for each in (parts[0], above, across))), *parts[1:]
 
     @staticmethod
     def _in_order(x: Tensor, order: Order) -> Tensor:
@@ -101,13 +101,29 @@ class Stored:
             found = self.codec.decode(codes, step, least, stored_as, as_float)
         elif self.tokens is not None:
             assert isinstance(self.codec, Groupwise)
-            codes, inv_scale, centre = parts
+            codes, inv_scale, centre = _from_rows(parts[0], shape, order), *parts[1:]
             found = decode_about_centre(codes, inv_scale, centre, self.tokens, self.codec, dtype)
         else:
-            codes, inv_scale = parts
+            codes, inv_scale = _from_rows(parts[0], shape, order), parts[1]
             found = self.codec.decode(codes, inv_scale, as_float)
         if order is not None:
             found = found.permute(tuple(order.index(d) for d in range(len(order))))
         if self.about is not None:
             return self.about.value(found, statistics).to(dtype)
         return found if self.softmax_dim is None else with_unit_sums(found, self.softmax_dim).to(dtype)
+
+
+def _as_rows(codes: Tensor, order: Order) -> Tensor:
+    """Codes of a permuted value of four dimensions, channels last as a rule, as a matrix ``[rows, channels]``.
+
+    They lie in the order of the value's memory: (N, H, W, C). Inductor's layout optimization takes four dimensions beside a
+    convolution for (N, C, H, W), and would lay them out channels last once more: H fastest, neighbours bytes apart. It
+    leaves symbolic sizes alone, which the matrix would lose.
+    """
+    static = all(isinstance(size, int) for size in codes.shape)
+    return codes.reshape(-1, codes.shape[-1]) if order is not None and codes.dim() == 4 and static else codes
+
+
+def _from_rows(codes: Tensor, shape: Sequence[int], order: Order) -> Tensor:
+    """Codes in the value's dimensions, as its memory has them."""
+    return codes if order is None or codes.dim() == len(order) else codes.reshape([shape[d] for d in order])

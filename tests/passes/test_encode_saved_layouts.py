@@ -53,9 +53,9 @@ def test_codes_lie_in_the_order_of_memory_and_strides_come_back(order: tuple[int
     x = laid_out(shape, order)
     split = split_of(Net(), x, saved_format="int8")
     [codes] = [e for e in split.edges if e.forward.meta["val"].dtype == torch.int8]
-    assert (
-        codes.forward.meta["val"].shape == torch.Size(shape[d] for d in order)
-        and codes.forward.meta["val"].is_contiguous()
-    )
+    stored, in_memory = codes.forward.meta["val"], [shape[d] for d in order]
+    # Inductor's layout optimization takes four dimensions for (N, C, H, W) and would lay codes out once more.
+    rows = [shape[order[0]] * shape[order[1]] * shape[order[2]], in_memory[-1]] if len(order) == 4 else in_memory
+    assert list(stored.shape) == rows and stored.is_contiguous()
     [tanh] = [n for n in split.bw.graph.nodes if n.target is torch.ops.aten.tanh.default]
     assert (tanh.args[0].meta["val"].shape, tanh.args[0].meta["val"].stride()) == (x.shape, x.stride())  # type: ignore[union-attr]

@@ -6,7 +6,9 @@ What is mocked, and why:
     torch.accelerator              absent: dynamo would follow its streams (torch 2.15)
     dynamo's CudaInterface         holds its own references to the functions above, taken at import
     FakeTensorMode                 would initialise the CUDA context for every fake cuda tensor
-    FakeTensor.contiguous, copy_   would enter the tensor's device
+    FakeTensor.contiguous, copy_   would enter the tensor's device; so would looking up a seed
+    _conv_determine_backend...     would know of no cuDNN, which computes channels last where either operand is
+    torch.cuda.default_generators  would be empty, where attention in a checkpointed region hands its state on
     triton's active driver         answers "sm_90, warps of 32" where the real one loads libcuda
     triton_helpers.set_driver_*    would put the real driver back
 
@@ -130,6 +132,21 @@ class _NoGuard:
     def __exit__(self, *args: object) -> None: ...
 
 
+class _Generator(torch.Generator):
+    """Stands for the device's generator, whose states are handed to what a checkpointed region draws twice."""
+
+    device = torch.device("cuda", 0)
+
+    def clone_state(self) -> _Generator:
+        return _Generator()
+
+    def graphsafe_get_state(self) -> _Generator:
+        return self
+
+    def graphsafe_set_state(self, state: torch.Generator) -> _Generator:
+        return self
+
+
 def _always(value: Any) -> Any:
     """A function of anything that returns ``value``."""
     return lambda *args, **kwargs: value
@@ -165,6 +182,7 @@ def _mock_torch_cuda() -> None:
         ("_maybe_exchange_device", 0),
     ):
         replace(cuda, name, _always(value))
+    replace(cuda, "default_generators", (_Generator(),))
     replace(cuda, "get_rng_state", lambda *args, **kwargs: torch.zeros(16, dtype=torch.uint8))
     for name in ("get_rng_state", "set_rng_state"):
         replace(cuda.random, name, getattr(cuda, name))
@@ -211,6 +229,30 @@ def _mock_fake_tensors() -> None:
     for name in ("contiguous", "copy_"):
         operator = getattr(torch.ops.aten, name).default
         replace(fake_tensor.FakeTensor, name, functools.partialmethod(_call, operator))
+    _mock_seeds()
+    _mock_cudnn()
+
+
+def _mock_seeds() -> None:
+    import torch._inductor.inductor_prims
+    from torch._prims import TensorMeta
+
+    lookup = torch.ops.prims.inductor_lookup_seed.default
+    replace(lookup, "prim_meta_impl", lambda seeds, index: TensorMeta(torch.ops.aten.select.int(seeds, 0, index)))
+
+
+def _mock_cudnn() -> None:
+    """The order in memory in which a convolution answers: cuDNN's rule (``cudnn_conv_suggest_memory_format``)."""
+    on_cpu = torch._C._conv_determine_backend_memory_format
+
+    def answered_in(x: torch.Tensor, weight: torch.Tensor, backend: Any) -> torch.memory_format:
+        if x.device.type != "cuda":
+            return on_cpu(x, weight, backend)
+        last = {4: torch.channels_last, 5: torch.channels_last_3d}.get(weight.dim())
+        wanted = {torch._prims_common.suggest_memory_format(each) for each in (x, weight)}
+        return last if last in wanted and x.dtype != torch.float64 else torch.contiguous_format
+
+    replace(torch._C, "_conv_determine_backend_memory_format", answered_in)
 
 
 class _Driver:

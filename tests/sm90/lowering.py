@@ -241,7 +241,10 @@ def lower_backend(lowered: Lowered, *, execute: bool = False) -> InnerCompile:
 
 def retarget(gm: GraphModule, example_inputs: Sequence[Any]) -> tuple[GraphModule, list[Any]]:
     """A copy of a functional graph, and its inputs, with every tensor on a fake cuda device."""
+    from torch._inductor.fx_passes.post_grad import view_to_reshape
+
     gm = copy.deepcopy(gm)
+    view_to_reshape(gm)  # as Inductor does: it may have laid out what the forward saved as no view can be taken of
     return gm, retarget_in_place(gm, example_inputs)
 
 

@@ -1,0 +1,63 @@
+"""On an H100 the user's checkpointed regions keep their inputs in every recipe; regions, dropout and convolutions lower."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+pytest.importorskip("triton", reason="triton, which compiles what Inductor generates, exists for Linux only")
+
+from .run_regions import BLOCKS, LOWERED, RECIPES, REGIONS, UNIT
+from .subprocesses import result_of
+
+STATISTICS = 16  # bytes that delayed scales count of an operand in the forward, and the backward returns with its own
+IN_CI = REGIONS[:1]
+BY_WHOM = [*IN_CI, *(pytest.param(name, marks=pytest.mark.sweep) for name in REGIONS[1:])]
+MATMULS = 3 * BLOCKS
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("regions", BY_WHOM)
+def test_regions_keep_their_inputs_in_every_recipe(regions: str, recipe: str) -> None:
+    """The first block's input is the caller's. Delayed scales keep statistics besides: 16 bytes an operand of any size."""
+    kept = [tuple(each[:3]) for each in result_of("run_regions", regions)[recipe]]
+    inputs = [each for each in kept if each[0] == UNIT]
+    assert len(inputs) == BLOCKS - 1
+    beside = sum(nbytes for nbytes, _, _ in kept) - (BLOCKS - 1) * UNIT
+    operands = 2 * MATMULS if recipe.startswith("delayed") else 0  # an input and a weight each, shared ones once
+    assert beside <= STATISTICS * operands
+    assert recipe.startswith("delayed") == bool(beside)
+
+
+def lowered(name: str, arm: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    forward, backward = result_of("run_regions")[name][arm]
+    return forward, backward
+
+
+@pytest.mark.parametrize("name", LOWERED)
+def test_both_halves_are_lowered(name: str) -> None:
+    for half in lowered(name, "ours"):
+        assert half["launches"]
+
+
+def test_attention_in_regions_is_computed_again_from_their_inputs() -> None:
+    for arm in ("plain", "ours"):
+        _, backward = lowered("vit, checkpointed", arm)
+        assert sum(nbytes for nbytes, _ in backward["given"]) == (BLOCKS - 1) * UNIT // 2  # half as many rows
+
+
+def test_dropout_keeps_its_seeds_and_no_mask() -> None:
+    _, backward = lowered("mlp, dropout", "ours")
+    dtypes = [dtype for _, dtype in backward["given"]]
+    assert "torch.int64" in dtypes and "torch.bool" not in dtypes
+
+
+def test_codes_of_channels_last_values_have_channels_fastest() -> None:
+    """Four dimensions would be laid out channels last once more: H fastest, bytes apart."""
+    forward, _ = lowered("resnet, channels last", "ours")
+    assert len(forward["codes"]) >= 4
+    for shape, strides in forward["codes"]:
+        sizes, steps = ([int(n) for n in text.split(",") if n.strip()] for text in (shape, strides))
+        assert steps == [math.prod(sizes[d + 1 :]) for d in range(len(sizes))]
