@@ -9,7 +9,7 @@ from benchmarks.first.speaking import Told
 
 
 def run(told: Told, how: str, *numbered: str) -> None:
-    """``fine``, ``slow``, ``fails``, ``hangs``, ``hangs-timed``, ``memory``, ``missing``, ``dies``; a number tells two apart."""
+    """``fine``, ``slow``, ``fails``, ``hangs``, ``hangs-timed``, ``memory``, ``missing`` or ``dies``."""
     told.say("compiling", how=how)
     if how == "fails":
         raise RuntimeError("as it was asked to")
