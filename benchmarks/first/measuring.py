@@ -49,15 +49,12 @@ class Measure:
         for _ in range(more):
             step()
             self.sync()
-        found = torch._dynamo.utils.counters["inductor"]  # a cache that is there makes a first step short
-        cached = {"graphs_cached": found["fxgraph_cache_hit"], "graphs_compiled": found["fxgraph_cache_miss"]}
         if isinstance(result, Tensor) and result.numel() == 1:
             row["loss"] = float(result.detach())
         self.told.say(
             "compiled",
             first_s=round(first, 1),
             next_s=round((time.time() - began) / max(more, 1), 3),
-            **cached,
             **row,
         )
         del result

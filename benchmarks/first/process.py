@@ -32,7 +32,7 @@ class Process:
         with self.log.open("wb") as log:
             self._process = subprocess.Popen(
                 self._command(logs),
-                env={**os.environ, **dict(arm.variables), VARIABLE: json.dumps(asdict(self.told))},
+                env={**os.environ, **_own_caches(logs, arm), **dict(arm.variables), VARIABLE: self._told_as_text()},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -83,6 +83,9 @@ class Process:
         lines = self.log.read_text(errors="replace").strip().splitlines() or ["without a word"]
         return f"exit status {self._process.returncode}: {lines[-1][:300]}"
 
+    def _told_as_text(self) -> str:
+        return json.dumps(asdict(self.told))
+
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self._process.pid, number)
@@ -90,3 +93,9 @@ class Process:
     def _command(self, logs: Path) -> list[str]:
         under = nsight.command(logs / f"{self.arm.name}.csv") if self.arm.words[0] == "ncu" else []
         return [*under, sys.executable, str(ROOT / "benchmarks" / "first" / "arm.py"), *self.arm.words]
+
+
+def _own_caches(folder: Path, arm: Arm) -> dict[str, str]:
+    """Empty ones: a first step is a first step, and a file that a kill cut in half is found by nobody."""
+    cache = folder / "caches" / arm.name
+    return {"TORCHINDUCTOR_CACHE_DIR": str(cache), "TRITON_CACHE_DIR": str(cache / "triton")}

@@ -1,4 +1,4 @@
-"""Rows of q's gradients that an assembler made wrong: ``check scaled|same|off``, in fresh caches.
+"""Rows of q's gradients that an assembler made wrong: ``check scaled|same|off``.
 
 Delayed scales, no optimizer: the third step's gradients equal the first's, whose scales are dynamic, up to FP8's error.
 ptxas 12.8 stored bytes of other iterations (docs of ``compiler/ptxas.py``). ``scaled``: as it is. ``same``: the parent
@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import tempfile
 from typing import Any
 
 from benchmarks.first.speaking import Told
@@ -20,8 +19,6 @@ HOWS = ("scaled", "same", "off")
 def run(told: Told, how: str) -> None:
     if how not in HOWS:
         raise ValueError(f"{how!r} is no check. Fix: one of {', '.join(HOWS)}.")
-    folder = tempfile.mkdtemp()
-    os.environ.update(TORCHINDUCTOR_CACHE_DIR=folder, TRITON_CACHE_DIR=f"{folder}/triton")
     if how == "off":
         os.environ["TORCHINDUCTOR_DYNAMIC_SCALE_RBLOCK"] = "0"
     from benchmarks.first.measuring import Measure  # torch reads what was set above
