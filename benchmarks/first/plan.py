@@ -113,7 +113,6 @@ TINY: Sequence[str] = (
     "opt e4m3_expanded",
     "opt flash",
     "setup resnet50 default",
-    "kernels",
 )
 """Of a CPU: a way through each room, two of them by peers that need not be there."""
 

@@ -53,7 +53,13 @@ def readings(folder: Path) -> list[Reading]:
 
 def _named(path: Path) -> Reading:
     said: dict[str, Any] = json.loads(path.read_text())
-    found = tuple(fact for name in said["files"] for fact in facts.read(path.parent / name))
+    wrong = said["profiles_not_used"]
+    found = tuple(
+        fact
+        for name in said["files"]
+        for fact in facts.read(path.parent / name)
+        if not (name in wrong and "kernels" in fact)
+    )
     return Reading(path, said["device"], said["versions"], said["date"], said["commit"], found)
 
 

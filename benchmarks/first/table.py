@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -35,6 +36,8 @@ def _models(found: Sequence[Fact]) -> list[str]:
 
 def _model(row: Timed, plain: Timed | None) -> tuple[str, ...]:
     name = WAYS[row.way] + (f", optimizer {row.optimizer}" if row.optimizer else "")
+    if not math.isfinite(row.fact.get("loss") or 0.0):
+        name += " (**its loss was NaN**)"
     device = f"{row.profile['device_us'] / 1e3:.1f}" if row.profile else ""
     speed = f"{plain.fastest / row.fastest:.2f} ×" if plain is not None and row.way != PLAIN else ""
     first = "" if row.first is None else f"{row.first:.0f}"

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from benchmarks import first_contact
 from benchmarks.first import facts, plan
 from benchmarks.first.plan import Arm
+from tests.support.first_contact import command, ended, told
 
-SCRIPT = Path(first_contact.__file__)
 ENDS = {
     "trial fails": facts.FAILED,
     "trial hangs": facts.LATE,
@@ -27,22 +23,6 @@ ENDS = {
     "trial missing": facts.MISSING,
     "trial dies": facts.DIED,
 }
-
-
-def command(out: Path, *words: str, seconds: float = 60) -> list[str]:
-    return [
-        *(sys.executable, str(SCRIPT), "--device", "cpu", "--tiny"),
-        *("--out", str(out), "--seconds", str(seconds), *words),
-    ]
-
-
-def told(out: Path) -> list[dict[str, Any]]:
-    found = list(out.glob("*.jsonl"))
-    return facts.read(found[0]) if found else []
-
-
-def ended(out: Path) -> dict[str, str]:
-    return facts.outcomes(told(out))
 
 
 def test_an_arm_costs_itself_alone(tmp_path: Path) -> None:
@@ -181,4 +161,3 @@ def test_a_line_cut_in_half_is_no_fact(tmp_path: Path) -> None:
     facts.append(path, {"job": "c", "what": "end", "outcome": facts.FAILED})
     assert facts.outcomes(facts.read(path)) == {"a": facts.DONE, "c": facts.FAILED}
     assert json.loads(path.read_text().splitlines()[-1])["job"] == "c"
-    assert os.access(path, os.W_OK)
