@@ -5,7 +5,8 @@
     python benchmarks/first_contact.py "layer default 7b" "LAYERS=2!ncu vit default"
     python benchmarks/first_contact.py --device cpu --tiny    toy sizes, to try the script
 
-One JSON line per fact goes to <out>/<device>-first-<date>.jsonl as soon as it is known, a table of all of them beside it.
+One JSON line per fact goes to <out>/<device>-first-<date>.jsonl as soon as it is known, a table and a picture of
+all of them beside it.
 Arms that failed are not run again, but for --again. Needs no network and no installed package beyond PYTHONPATH.
 """
 
@@ -20,7 +21,7 @@ from pathlib import Path
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # a script's own folder is all that is there
 
-from benchmarks.first import facts, head, plan, table
+from benchmarks.first import facts, head, pictures, plan, table
 from benchmarks.first.runner import Limits, Run
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -64,11 +65,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _told(path: Path) -> None:
-    """The table, and what did not end well."""
+    """The table, what did not end well, and a picture."""
     found = facts.read(path)
     text = table.document(found)
     path.with_suffix(".md").write_text(text)
     print(text)
+    pictures.written(found, path.with_suffix(".png"))
 
 
 def _forget_the_failed(path: Path) -> None:

@@ -31,7 +31,7 @@ KINDS = {
     "card": Kind("card", 4, None),
     "layer": Kind("layer", 9, 2, 8),
     "train": Kind("training", 12, 5, 8),
-    "big": Kind("big", 70, 56, 25),
+    "big": Kind("training", 70, 56, 25),
     "opt": Kind("optimizers", 4, 3, 4),
     "kernels": Kind("codecs", 3, 1, 6),
     "setup": Kind("setups", 14, 2, 12),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import signal
 import subprocess
@@ -161,3 +162,8 @@ def test_a_line_cut_in_half_is_no_fact(tmp_path: Path) -> None:
     facts.append(path, {"job": "c", "what": "end", "outcome": facts.FAILED})
     assert facts.outcomes(facts.read(path)) == {"a": facts.DONE, "c": facts.FAILED}
     assert json.loads(path.read_text().splitlines()[-1])["job"] == "c"
+
+
+@pytest.mark.parametrize("kind", plan.KINDS)
+def test_a_kind_has_its_module(kind: str) -> None:
+    assert importlib.util.find_spec(f"benchmarks.first.arms.{plan.KINDS[kind].module}") is not None

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from benchmarks import readme_tables, results_page
-from benchmarks.first import comparisons, facts, readings, table
+from benchmarks.first import comparisons, facts, pictures, readings, table
 from benchmarks.harness.results import FOLDER
 
 HEAD = {"device": "Made-up 100", "versions": {"torch": "9", "triton": "8"}, "commit": "abc"}
@@ -119,3 +119,17 @@ def test_a_table_tells_what_did_not_end_well() -> None:
     text = table.document(found)
     assert "- layer-default-7b: failed (RuntimeError: so and so)\n" in text
     assert "- setup-vit-default: setup gradients: ValueError: no" in text and "- not reached: kernels" in text
+
+
+def test_a_picture_shows_what_the_facts_compare(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    assert pictures.written([step("setup-vit-inductor", 2)], tmp_path / "none.png") is None
+    found = [step("setup-vit-inductor", 2), step("setup-vit-default", 1)]
+    path = pictures.written(found, tmp_path / "speeds.png")
+    assert path is not None and path.read_bytes().startswith(b"\x89PNG")
+
+
+def test_without_matplotlib_there_is_no_picture(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures.importlib.util, "find_spec", lambda name: None)
+    found = [step("setup-vit-inductor", 2), step("setup-vit-default", 1)]
+    assert pictures.written(found, tmp_path / "speeds.png") is None and not list(tmp_path.iterdir())
