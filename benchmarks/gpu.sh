@@ -82,8 +82,10 @@ copy_back() {
 
 mkdir -p "$RESULTS"
 if [ -n "${OUT:-}" ]; then # go on from the newest results that the tree holds
-  newest=$(ls "$ROOT"/benchmarks/results/$pattern.json 2>/dev/null | sort | tail -1)
-  [ -z "$newest" ] || [ -e "$RESULTS/${newest##*/}" ] || cp "$newest" "$RESULTS/"
+  for kind in json jsonl; do
+    newest=$(ls "$ROOT"/benchmarks/results/$pattern.$kind 2>/dev/null | sort | tail -1)
+    [ -z "$newest" ] || [ -e "$RESULTS/${newest##*/}" ] || cp "$newest" "$RESULTS/"
+  done
 fi
 export BENCHMARKED_COMMIT=${BENCHMARKED_COMMIT:-$(git describe --always --dirty 2>/dev/null || echo unknown)}
 export PYTHONPATH=$BUILD${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1 TORCHINDUCTOR_CACHE_DIR=${TORCHINDUCTOR_CACHE_DIR:-$ROOT/build/cache}
