@@ -1,6 +1,8 @@
-"""README's table, made from results files: between the markers nothing is typed. Others are made by results_page.py.
+"""README's status and table, made from results files: nothing in them is typed. Others are made by results_page.py.
 
-    gpu  what was measured, from the newest results of a GPU
+    gpu  what was measured on a GPU: what is faster than plain Inductor and what is slower, by the newest first contact
+
+The status is the line that begins with **Alpha**.
 
 python benchmarks/readme_tables.py          rewrites the blocks
 python benchmarks/readme_tables.py --check  exits with 1 where a block is not what this script makes
@@ -9,6 +11,7 @@ python benchmarks/readme_tables.py --check  exits with 1 where a block is not wh
 from __future__ import annotations
 
 import argparse
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -16,11 +19,14 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # a script's own folder is all that is there
 
 from benchmarks import goals
+from benchmarks.first import readings
 from benchmarks.harness.markdown import table
 from benchmarks.harness.results import FOLDER, newest_on_gpu
 
 README = Path(__file__).resolve().parents[1] / "README.md"
 NOTHING_YET = "No GPU results yet: `bash benchmarks/gpu.sh`"
+NO_STATUS = "**Alpha. Nothing here has run on a GPU yet.**"
+STATUS = re.compile(r"^\*\*Alpha\..*?\*\*", re.MULTILINE)
 
 
 def measured(folder: Path = FOLDER) -> str:
@@ -38,8 +44,20 @@ def measured(folder: Path = FOLDER) -> str:
     return "\n".join(lines)
 
 
+def first_contact(folder: Path = FOLDER) -> str:
+    """The newest first contact; without one, what else was measured."""
+    found = readings.newest(folder)
+    return measured(folder) if found is None else readings.summary(found, "docs/results.md#gpu")
+
+
+def status(folder: Path = FOLDER) -> str:
+    """How far it is, in a sentence."""
+    found = readings.newest(folder)
+    return NO_STATUS if found is None else readings.status(found)
+
+
 BLOCKS: Mapping[str, Callable[[Path], str]] = {
-    "gpu": measured,
+    "gpu": first_contact,
 }
 
 
@@ -63,7 +81,14 @@ def replaced(text: str, name: str, new: str) -> str:
 
 
 def made(text: str, folder: Path = FOLDER) -> str:
-    """``text`` with every block made anew."""
+    """``text`` with the status and every block made anew.
+
+    Raises:
+        ValueError: markers or the status are not there.
+    """
+    if len(STATUS.findall(text)) != 1:
+        raise ValueError("README.md must hold one line that begins with **Alpha. Fix: put its status back.")
+    text = STATUS.sub(lambda _: status(folder), text)
     for name, make in BLOCKS.items():
         text = replaced(text, name, make(folder))
     return text

@@ -15,6 +15,8 @@ from typing import Any
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # a script's own folder is all that is there
 
 from benchmarks import readme_tables
+from benchmarks.first import readings
+from benchmarks.first import table as first_table
 from benchmarks.harness import (
     adaptive_bits_section,
     bars_section,
@@ -35,7 +37,7 @@ from benchmarks.harness import (
 )
 from benchmarks.harness import measured_sections as measured
 from benchmarks.harness.measured_sections import load, source, table
-from benchmarks.harness.results import FOLDER
+from benchmarks.harness.results import FOLDER, newest_on_gpu
 from benchmarks.zoo import page as zoo
 
 PAGE = Path(__file__).resolve().parents[1] / "docs/results.md"
@@ -44,13 +46,29 @@ BEGINNING = """# Results
 For someone who asks how a figure was measured. This page is made by `python benchmarks/results_page.py` from the files of
 `benchmarks/results`.
 
-**Nothing was run on a GPU.** Figures come from CPUs (*measured*), from code that was generated for an H100 without one
-(*counted*), or from such counts and assumed rates (*predicted*). Saved bytes and SQNR do not depend on the speed of a
-machine. Seconds do. [Numerics](numerics.md) says what the figures mean."""
+Figures come from CPUs (*measured*) and from [a GPU](#gpu) (*measured on a GPU*). Others come from code that was generated
+for an H100 without one (*counted*), or from such counts and assumed rates (*predicted*). Saved bytes and SQNR do not
+depend on the speed of a machine. Seconds do. [Numerics](numerics.md) says what the figures mean."""
 
 
 def gpu(folder: Path) -> list[str]:
-    return [readme_tables.measured(folder).replace("](benchmarks/", "](../benchmarks/")]
+    told = [line for reading in reversed(readings.readings(folder)) for line in _reading(reading)]
+    if newest_on_gpu(folder) is None and told:
+        return told
+    return [*told, readme_tables.measured(folder).replace("](benchmarks/", "](../benchmarks/")]
+
+
+def _reading(reading: readings.Reading) -> list[str]:
+    """Of one card at one commit; what came later may have changed what it says."""
+    return [
+        f"[`{reading.path.name}`](../benchmarks/results/{reading.path.name}): {reading.where}, {reading.date}.",
+        "Forward and backward, unless a whole step is said.",
+        "Speed is plain Inductor's fastest step over this one's. U is the layer's input in BF16.",
+        "The peak of a whole step is all that is allocated; other peaks are above the weights.",
+        "First steps were compiled many side by side.",
+        "",
+        *first_table.whole(reading.found),
+    ]
 
 
 def layers(folder: Path) -> list[str]:

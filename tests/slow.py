@@ -15,6 +15,7 @@ SLOW = (
     "tests/benchmarks/test_bench.py::test_every_benchmark_runs[capacity]",
     "tests/benchmarks/test_bench.py::test_every_benchmark_runs[layer]",
     "tests/benchmarks/test_bench.py::test_every_benchmark_runs[training_step]",
+    "tests/benchmarks/test_first_arms.py::test_an_arm_of_each_kind_runs[*",
     "tests/benchmarks/test_formats_study.py::test_a_row_is_in_the_codec_that_it_names[linears blockwise*",
     "tests/benchmarks/test_formats_study.py::test_a_row_is_in_the_codec_that_it_names[linears int8*",
     "tests/benchmarks/test_formats_study.py::test_a_row_is_in_the_codec_that_it_names[linears mxfp8*",

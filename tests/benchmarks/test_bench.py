@@ -297,7 +297,7 @@ def test_a_script_runs_the_cases_that_are_named(tmp_path: Path, capsys: pytest.C
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("kernel", "there is no part 'kernel'. Known: tests kernels layers e2e parity; --device cpu|cuda"),
+        ("kernel", "there is no part 'kernel'. Known: first then tests kernels layers e2e parity; --device cpu|cuda"),
         ("--device tpu", "--device is cpu or cuda, not 'tpu'"),
     ],
 )

@@ -28,6 +28,7 @@ from tests.mutants import (
     of_blocks,
     of_clients,
     of_explorer,
+    of_first_contact,
     of_graphs,
     of_integers,
     of_linears,
@@ -62,6 +63,7 @@ MUTANTS = (
     *of_links.LINKS,
     *of_clients.CLIENTS,
     *of_explorer.EXPLORER,
+    *of_first_contact.FIRST_CONTACT,
     *of_watching.WATCHING,
 )
 
