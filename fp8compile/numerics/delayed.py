@@ -15,7 +15,9 @@ Of an operand that is unknown no scale is right but its own. So steps measure wh
 about to come: for ``PATIENCE`` passes, and for twice the time that the last one took, if one came after that.
 
 An operand of which too much is clipped (``falls_back``) forgets its history but for the amax just seen, or one outlier
-would keep its scale too coarse for as many steps as the history is long.
+would keep its scale too coarse for as many steps as the history is long. Gradients that were made after it were computed
+from clipped codes. The next pass that is as large may be another than the one that measures, so their entries are enlarged
+(``grown_by``).
 """
 
 from __future__ import annotations
@@ -119,6 +121,18 @@ def entry_of(statistics: Tensor, unknown: Tensor) -> Tensor:
     return torch.where((amax < torch.inf) & ~(lost & (amax < TRACE)), amax, 0.0)  # NaN compares False too
 
 
+def grown_by(amax: Tensor, inv_scale: Tensor, largest: Tensor, fell_back: Tensor) -> Tensor:
+    """``[V]``: by how much larger each amax may be where what was made before it is not clipped; 1 where nothing was.
+
+    All ``[V]``, of gradients in the order in which one backward makes them. A backward is linear, and a code is at least
+    ``inv_scale * largest / amax`` of its value. So what is computed from clipped codes lacks that factor at most, but for
+    what cancels. One that was unknown is left out: under the smallest scale nothing of it was left.
+    """
+    counts = fell_back & (amax < torch.inf) & (inv_scale > SMALLEST_INV_SCALE)
+    growth = torch.where(counts, amax / (inv_scale * largest), 1.0).cummax(0).values
+    return torch.nn.functional.pad(growth, (1, 0), value=1.0)[:-1].clamp_min(1.0)
+
+
 def next_history(history: Tensor, entry: Tensor, fell_back: Tensor) -> Tensor:
     """The history ``[V, length]`` with the entries ``[V]`` in front, where they are not 0; nothing else of an operand that
     fell back, bool ``[V]``."""
@@ -126,6 +140,11 @@ def next_history(history: Tensor, entry: Tensor, fell_back: Tensor) -> Tensor:
     pushed = torch.cat([first, history[:, :-1]], 1)
     alone = torch.nn.functional.pad(first, (0, history.shape[1] - 1))
     return torch.where(first > 0, torch.where(fell_back[:, None], alone, pushed), history)
+
+
+def without_zeros(history: Tensor) -> Tensor:
+    """The history ``[V, length]`` with what is 0 behind all else, otherwise in its order."""
+    return history.gather(1, (history == 0).int().argsort(dim=1, stable=True))
 
 
 def is_unknown(history: Tensor) -> Tensor:
