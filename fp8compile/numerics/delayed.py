@@ -121,16 +121,17 @@ def entry_of(statistics: Tensor, unknown: Tensor) -> Tensor:
     return torch.where((amax < torch.inf) & ~(lost & (amax < TRACE)), amax, 0.0)  # NaN compares False too
 
 
-def grown_by(amax: Tensor, inv_scale: Tensor, largest: Tensor, fell_back: Tensor) -> Tensor:
-    """``[V]``: by how much larger each amax may be where what was made before it is not clipped; 1 where nothing was.
+def grown_by(amax: Tensor, inv_scale: Tensor, largest: Tensor, fell_back: Tensor, before: Tensor) -> Tensor:
+    """``[V + 1]``: by how much larger each amax may be where what was made before it is not clipped; 1 where nothing was.
 
-    All ``[V]``, of gradients in the order in which one backward makes them. A backward is linear, and a code is at least
-    ``inv_scale * largest / amax`` of its value. So what is computed from clipped codes lacks that factor at most, but for
-    what cancels. One that was unknown is left out: under the smallest scale nothing of it was left.
+    All ``[V]``, of gradients in the order in which one backward makes them; ``before`` is that of what it made before, and
+    the last that of what comes after. A backward is linear, and a code is at least ``inv_scale * largest / amax`` of its
+    value. So what is computed from clipped codes lacks that factor at most, but for what cancels. One that was unknown is
+    left out: under the smallest scale nothing of it was left.
     """
     counts = fell_back & (amax < torch.inf) & (inv_scale > SMALLEST_INV_SCALE)
-    growth = torch.where(counts, amax / (inv_scale * largest), 1.0).cummax(0).values
-    return torch.nn.functional.pad(growth, (1, 0), value=1.0)[:-1].clamp_min(1.0)
+    growth = torch.where(counts, amax / (inv_scale * largest), 1.0)
+    return torch.cat([before.reshape(1), growth]).cummax(0).values
 
 
 def next_history(history: Tensor, entry: Tensor, fell_back: Tensor) -> Tensor:

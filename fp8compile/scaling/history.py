@@ -34,6 +34,7 @@ from fp8compile.numerics.delayed import (
 )
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import Operand
+from fp8compile.scaling import growth
 from fp8compile.scaling.agreed import Since
 from fp8compile.scaling.sent import Sent
 
@@ -127,9 +128,11 @@ class Histories:
     def _enlarged(self, entry: Tensor, amax: Tensor, fell_back: Tensor, scales: Tensor | None) -> Tensor:
         """The entries, those of gradients that were computed from clipped ones as large as they may be."""
         late, inv_scales = self._gradients, (self.scales if scales is None else scales)[self._rows, AMAX]
-        by = grown_by(*(each[late] for each in (amax, inv_scales, self._largest, fell_back)))
+        before = growth.so_far(entry)
+        by = grown_by(*(each[late] for each in (amax, inv_scales, self._largest, fell_back)), before)
+        growth.note(by[-1])
         largest = torch.finfo(torch.float32).max
-        return entry.index_copy(0, late, (entry[late] * by).clamp_max(largest))
+        return entry.index_copy(0, late, (entry[late] * by[:-1]).clamp_max(largest))
 
     def agree(self, since: Tensor) -> None:
         """Take over what all ranks together learned since they agreed last: ``since.told(self.amaxes)``, the largest of

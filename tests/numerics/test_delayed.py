@@ -20,6 +20,7 @@ from fp8compile.numerics.delayed import (
     clips_above,
     entry_of,
     falls_back,
+    grown_by,
     inv_scale_from,
     next_history,
     next_patience,
@@ -27,6 +28,7 @@ from fp8compile.numerics.delayed import (
     placed,
     quantize_under,
     total_statistics,
+    without_zeros,
 )
 from fp8compile.numerics.scaling import quantize
 
@@ -174,3 +176,42 @@ def test_the_largest_value_seen_is_never_called_clipped(fmt: Format) -> None:
     ).remainder(60)
     scale = inv_scale_from(amaxes[:, None], torch.full_like(amaxes, fmt.max)).reciprocal()
     assert float((amaxes * scale).max()) < clips_above(fmt)
+
+
+def test_what_is_computed_from_clipped_codes_may_be_as_much_larger() -> None:
+    """Each of a backward's gradients, 20 times as large as before, is clipped at twice what it was, and then multiplied."""
+    x, w = torch.randn(256, 64, generator=torch.Generator().manual_seed(0)), torch.eye(64) + 1 / 64
+    once = [x @ w.matrix_power(k) for k in range(4)]
+    limits, seen = torch.stack([2 * y.abs().max() for y in once]), list[Tensor]()
+    for limit in limits:
+        seen.append(20 * x if not seen else codes @ w)
+        codes = seen[-1].clamp(-limit, limit)
+    amax = torch.stack([y.abs().max() for y in seen])
+    by = grown_by(amax, limits / 448, torch.full((4,), 448.0), amax > limits, torch.ones(()))
+    assert by.shape == (5,) and by[0] == 1 and by[1] == pytest.approx(10)
+    true = torch.stack([20 * y.abs().max() for y in once])
+    assert bool((amax[1:] < 0.9 * true[1:]).all()), "what was seen is too small"
+    assert bool((amax * by[:-1] >= true).all())
+
+
+def test_only_clipping_enlarges_and_only_what_comes_after() -> None:
+    ones, smallest = torch.ones(4), 2.0**-126
+
+    def by(amax: list[float], fell: list[bool], inv_scale: Tensor = ones, before: float = 1.0) -> list[float]:
+        found: list[float] = grown_by(
+            torch.tensor(amax), inv_scale, ones, torch.tensor(fell), torch.tensor(before)
+        ).tolist()
+        return found
+
+    assert by([9.0, 9.0, 9.0, 9.0], [False] * 4) == [1, 1, 1, 1, 1]
+    assert by([9.0, 5.0, 7.0, 1.0], [False, True, True, False]) == [1, 1, 5, 7, 7]
+    assert by([INF, 5.0, NAN, 1.0], [True, True, True, False]) == [1, 1, 5, 5, 5]
+    assert by([1.0, 5.0, 1.0, 1.0], [False, True, False, False], before=8.0) == [8, 8, 8, 8, 8]
+    assert by([9.0] * 4, [True] * 4, torch.full((4,), smallest)) == [1] * 5, "nothing of it was left to go on from"
+
+
+def test_zeros_of_a_history_are_no_entries() -> None:
+    assert without_zeros(torch.tensor([[0.0, 3.0, 0.0, 5.0], [2.0, 1.0, 0.0, 0.0]])).tolist() == [
+        [3.0, 5.0, 0.0, 0.0],
+        [2.0, 1.0, 0.0, 0.0],
+    ]
