@@ -38,12 +38,19 @@ class Since:
     def told(self, amaxes: Tensor) -> Tensor:
         """All of it in one row of numbers, float32. What the history ``amaxes`` has forgotten since is not told."""
         entry = torch.minimum(self._entry, amaxes.amax(1))
-        numbers = [self._then.reshape(-1), entry, self._fell_back, self._patience, self._due.view(1), self._measured.view(1)]
+        numbers = [
+            self._then.reshape(-1),
+            entry,
+            self._fell_back,
+            self._patience,
+            self._due.view(1),
+            self._measured.view(1),
+        ]
         return torch.cat([each.float() for each in numbers])
 
     def understood(self, told: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         """The largest of what ranks told, as history, patience and ``due`` before the entry; the entry; who fell back."""
         size, rows = self._then.numel(), len(self._entry)
-        then, entry, fell_back, patience, due, measured = told.split([size, rows, rows, 2, 1, 1])
+        then, entry, fell_back, patience, due, measured = torch.split(told, [size, rows, rows, 2, 1, 1])
         waits = (due > 0) & (measured == 0)
         return then.view_as(self._then), patience.to(self._patience.dtype), waits.view(()), entry, fell_back > 0

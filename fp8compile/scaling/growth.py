@@ -1,7 +1,7 @@
 """By how much clipping has made the gradients of the backward that runs now too small so far, in whatever graphs.
 
-What a backward makes next is computed from what it has made, also behind a graph break and in the next block that was compiled
-by itself. So ``numerics.delayed.grown_by`` goes on from graph to graph. Another backward begins anew.
+What a backward makes next is computed from what it has made, also behind a graph break and in the next block that was
+compiled by itself. So ``numerics.delayed.grown_by`` goes on from graph to graph. Another backward begins anew.
 """
 
 from __future__ import annotations

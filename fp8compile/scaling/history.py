@@ -54,6 +54,7 @@ class Histories:
     Attributes:
         operands: what each row of the tensors below is about.
         amaxes: float32 ``[V, amax_history_len]``, newest first; 0 where there is none.
+        entry: float32 ``[V]``, their amaxes in the last backward; 0 for no entry of the history.
         scales: float32 ``[rows, 4]``, what the graph takes: in column 0 an operand's inv_scale, in its row. NaN elsewhere, so
             that a scale that nobody measures cannot go unseen.
         totals: float32 ``[V, 3]``: over all steps, elements clipped, elements not finite, steps that fell back.
@@ -79,6 +80,7 @@ class Histories:
         self._places = torch.tensor([o.place for o in operands], dtype=torch.int64, device=device)
         self._largest = torch.tensor([MAX[o.format] for o in operands], dtype=torch.float32, device=device)
         self.amaxes = torch.zeros(len(operands), recipe.amax_history_len, dtype=torch.float32, device=device)
+        self.entry = self.amaxes[:, 0]
         late = sorted((o.order, i) for i, o in enumerate(operands) if o.role == GRADIENT)
         self._gradients = torch.tensor([i for _, i in late], dtype=torch.int64, device=device)
         self.patience = torch.tensor([0, PATIENCE], device=device)
@@ -121,7 +123,8 @@ class Histories:
         fell_back = falls_back(seen)
         self.totals = self.totals + torch.stack([seen[:, CLIPPED], seen[:, NON_FINITE], fell_back.float()], 1)
         self.entries += 1
-        entry = self._enlarged(entry_of(seen, is_unknown(self.amaxes)), seen[:, AMAX], fell_back, scales)
+        self.entry = entry_of(seen, is_unknown(self.amaxes))
+        entry = self._enlarged(self.entry, seen[:, AMAX], fell_back, scales)
         self.since.add(entry, fell_back)
         self._learn(entry, fell_back)
 
@@ -129,7 +132,7 @@ class Histories:
         """The entries, those of gradients that were computed from clipped ones as large as they may be."""
         late, inv_scales = self._gradients, (self.scales if scales is None else scales)[self._rows, AMAX]
         before = growth.so_far(entry)
-        by = grown_by(*(each[late] for each in (amax, inv_scales, self._largest, fell_back)), before)
+        by = grown_by(amax[late], inv_scales[late], self._largest[late], fell_back[late], before)
         growth.note(by[-1])
         largest = torch.finfo(torch.float32).max
         return entry.index_copy(0, late, (entry[late] * by[:-1]).clamp_max(largest))
@@ -138,6 +141,7 @@ class Histories:
         """Take over what all ranks together learned since they agreed last: ``since.told(self.amaxes)``, the largest of
         each number."""
         self.amaxes, self.patience, self._due, entry, fell_back = self.since.understood(since)
+        self.entry = entry
         self._learn(entry, fell_back)
         self.since = Since(self.amaxes, self.patience, self._due)
 
@@ -162,6 +166,7 @@ class Histories:
         self.entries, self.totals = state["entries"], state["totals"].to(device)
         self.fell_back, self._due = state["fell_back"].to(device), state["fell_back"].any().to(device)
         self.patience = state.get("patience", torch.tensor([0, PATIENCE])).to(device)  # states of old have none
+        self.entry = torch.zeros_like(self.entry)
         self.remember(without_zeros(state["amaxes"].to(device)))
         self.since = Since(self.amaxes, self.patience, self._due)
 

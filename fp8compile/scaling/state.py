@@ -112,7 +112,7 @@ class ScalingState:
             return
         largest = torch.cat(told)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group)
-        for (_, _, each), own in zip(named, largest.split([len(each) for each in told]), strict=True):
+        for (_, _, each), own in zip(named, torch.split(largest, [len(each) for each in told]), strict=True):
             each.agree(own)
 
     @property

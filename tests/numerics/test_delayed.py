@@ -183,8 +183,9 @@ def test_what_is_computed_from_clipped_codes_may_be_as_much_larger() -> None:
     x, w = torch.randn(256, 64, generator=torch.Generator().manual_seed(0)), torch.eye(64) + 1 / 64
     once = [x @ w.matrix_power(k) for k in range(4)]
     limits, seen = torch.stack([2 * y.abs().max() for y in once]), list[Tensor]()
-    for limit in limits:
-        seen.append(20 * x if not seen else codes @ w)
+    codes = 20 * x
+    for k, limit in enumerate(limits):
+        seen.append(codes @ w if k else codes)
         codes = seen[-1].clamp(-limit, limit)
     amax = torch.stack([y.abs().max() for y in seen])
     by = grown_by(amax, limits / 448, torch.full((4,), 448.0), amax > limits, torch.ones(()))

@@ -150,6 +150,17 @@ def test_a_jump_is_seen_and_the_next_step_takes_its_own_scales() -> None:
     assert "a.input" in told and "fell back" in told
 
 
+def test_a_clipped_backward_enlarges_no_other_one() -> None:
+    torch.manual_seed(3)
+    model = Plain()
+    run, found = compiled(model, **DELAYED), list[float]()
+    for factor in (1, 1, 1000, 1, 1):
+        (factor * run(data(0)).square().mean()).backward()
+        found.append(amaxes(model)["b.gradient"][0])
+    assert found[2] == pytest.approx(1000 * found[0], rel=0.1)
+    assert found[3:] == pytest.approx([found[0]] * 2, rel=0.1), "codes of b's input differ a little"
+
+
 def test_who_clips_forgets_so_that_one_spike_does_not_stay() -> None:
     torch.manual_seed(3)
     model = Plain()

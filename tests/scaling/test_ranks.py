@@ -110,7 +110,9 @@ def test_ranks_agree_whatever_each_of_them_ran(name: str) -> None:
         assert mine == other, f"pass {step}"
         assert all(math.isfinite(s) and s > 0 for s in mine.inv_scales)
         learnt = any(factor for ranks in USES[name][: step + 1] for uses in ranks for factor in uses)
-        assert learnt == all(s > 2.0**-126 for s in mine.inv_scales), "the smallest scale, as long as nothing is known"
+        assert learnt == all(s > 2.0**-126 for s in mine.inv_scales), (
+            "the smallest scale, as long as nothing is known"
+        )
     assert zero[-1].measures == any(f > 10 for uses in USES[name][-1] for f in uses)
 
 
@@ -161,3 +163,14 @@ def test_to_agree_twice_changes_nothing() -> None:
     before, scales = each.amaxes, each.inv_scales
     each.agree(each.since.told(each.amaxes))
     assert torch.equal(each.amaxes, before) and torch.equal(each.inv_scales, scales)
+
+
+def test_ranks_with_other_states_go_on_from_the_largest_of_them() -> None:
+    """As after each has loaded a checkpoint of its own."""
+    each, other = histories_of(2), histories_of(2)
+    for one, factor in ((each, 1), (other, 3)):
+        one.load(one.state() | {"amaxes": factor * one.amaxes})
+    largest = torch.maximum(each.since.told(each.amaxes), other.since.told(other.amaxes))
+    for one in (each, other):
+        one.agree(largest)
+    assert torch.equal(each.amaxes, other.amaxes) and torch.equal(each.inv_scales, other.inv_scales)
