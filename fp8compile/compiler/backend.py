@@ -14,7 +14,7 @@ from fp8compile.compiler.inductor import compile_and_report, log
 from fp8compile.compiler.ranks_agree import difference
 from fp8compile.compiler.running_model import innermost_type
 from fp8compile.compiler.runs import Runs, counted
-from fp8compile.compiler.store_check import check_stores_first, prepare_ptxas
+from fp8compile.compiler.store_check import check_stores_first, prepare_ptxas, told_of_ptxas
 from fp8compile.fx.graph import copy_with_attributes
 from fp8compile.fx.provenance import parameters_of
 from fp8compile.recipe.from_file import recipe_of, remarks_on
@@ -63,6 +63,7 @@ def compile_graph(
     if told := difference(recipe, paths):
         report_store.warn_once(told)
         remarks += (told,)
+    remarks += told_of_ptxas(example_inputs)
     reports = tuple(dataclasses.replace(report, remarks=report.remarks + remarks) for report in reports)
     runs = Runs(example_inputs)
     compiled = counted(check_stores_first(compiled, example_inputs), runs)

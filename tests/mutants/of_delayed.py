@@ -55,6 +55,13 @@ DELAYED = (
         "counts = fell_back &",
         NUMBERS,
     ),
+    Mutant(
+        "ptxas: Blackwell's is told of as if it were this one",
+        "fp8compile/compiler/store_check.py",
+        "torch.version.hip is None and torch.cuda.get_device_capability(device) < (10, 0)",
+        "True",
+        ("tests/compiler/test_store_check.py",),
+    ),
     Mutant("ranks: each keeps its own history", AGREED, "then.view_as(self._then)", "self._then", RANKS),
     Mutant(
         "ranks: one that has learned nothing tells its last amax again",

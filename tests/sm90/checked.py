@@ -1,7 +1,8 @@
 """Each kernel with FP8 codes that this package assembles is looked at for stale bytes (byte_flow.py), as it is assembled.
 
-It is looked at as the ptxas in force made it. Where that one is refused on a device (compiler/ptxas.py), it is looked at as the
-one makes it that Triton ships for Blackwell. What was found right is remembered by its PTX, from process to process: ``MEMORY``.
+It is looked at as the ptxas in force made it. Where that one is refused on a device (compiler/ptxas.py), it is looked
+at as the one makes it that Triton ships for Blackwell. What was found right is remembered by its PTX, from process to
+process: ``MEMORY``.
 """
 
 from __future__ import annotations
