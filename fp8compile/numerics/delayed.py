@@ -11,8 +11,9 @@ counted. Saturation would hide an inf, so an inf becomes a NaN: E4M3 has no inf.
 An amax of 0 says nothing of the next pass: an expert that did not run, labels that are all ignored, a weight before its first
 step. Any scale is right for zeros. So they push nothing out of the history, and 0 in it means that nothing is known.
 
-Of an operand that is unknown no scale is right but its own. So steps measure while there is one, as long as it seems to be
-about to come: for ``PATIENCE`` passes, and for twice the time that the last one took, if one came after that.
+Of an operand that is unknown no scale is surely right but its own. So steps measure while there is one, as long as it seems
+to be about to come: for ``PATIENCE`` passes, and for twice the time that the last one took, if one came after that. Then it
+has the scale of the largest operand of its kind (``or_its_kind_s``).
 
 An operand of which too much is clipped (``falls_back``) forgets its history but for the amax just seen, or one outlier
 would keep its scale too coarse for as many steps as the history is long. Gradients that were made after it were computed
@@ -161,11 +162,25 @@ def next_patience(patience: Tensor, awoke: Tensor) -> Tensor:
     )
 
 
-def inv_scale_from(history: Tensor, largest: Tensor, compute: str = "max", margin: int = 0) -> Tensor:
-    """The scales ``[V]``, FP32, for the next step, from the history ``[V, length]`` and each format's max ``[V]``.
+def newest_or_largest(history: Tensor, compute: str = "max") -> Tensor:
+    """``[V]``: the amax that counts of each history ``[V, length]``; ``compute`` is one of ``COMPUTES``."""
+    return history[:, 0] if compute == "most_recent" else history.amax(1)
 
-    ``compute`` is one of ``COMPUTES``. An operand of which nothing is known gets the smallest scale: what comes next is
-    clipped to nearly zero once, which is counted, and the step after that takes its amax.
+
+def or_its_kind_s(amax: Tensor, kinds: Tensor) -> Tensor:
+    """``amax`` ``[V]`` and, where it is 0, the largest one of its kind, int64 ``[V]`` from 0 to V - 1; 0 where all are 0.
+
+    An operand that comes after all is seldom larger than all others of its kind. Where it is smaller, a float format still
+    holds it: E5M2 has 29 binades of full precision, E4M3 has 14.
     """
-    amax = history[:, 0] if compute == "most_recent" else history.amax(1)
+    largest = torch.zeros_like(amax).scatter_reduce(0, kinds, amax, "amax")
+    return torch.where(amax > 0, amax, largest[kinds])
+
+
+def inv_scale_from(amax: Tensor, largest: Tensor, margin: int = 0) -> Tensor:
+    """The scales ``[V]``, FP32, for the next step, from amaxes ``[V]`` and each format's max ``[V]``.
+
+    An operand of which nothing is known, nor of its kind, gets the smallest scale: what comes next is clipped to nearly zero
+    once, which is counted, and the step after that takes its amax.
+    """
     return (amax / largest * 2.0**margin).clamp(SMALLEST_INV_SCALE, torch.finfo(torch.float32).max)

@@ -28,8 +28,10 @@ from fp8compile.numerics.delayed import (
     grown_by,
     inv_scale_from,
     is_unknown,
+    newest_or_largest,
     next_history,
     next_patience,
+    or_its_kind_s,
     without_zeros,
 )
 from fp8compile.recipe.recipe import Recipe
@@ -43,8 +45,9 @@ MAX = {fmt.name: fmt.max for fmt in (E4M3, E5M2)}
 SHOWN = 4  # names of operands in a warning
 STARVED = (
     "delayed scaling: {} had no value but 0 in {} backward passes. So far the graph took all scales from its tensors, which "
-    "is slow; from here on they are known ones. If a value comes, it is clipped to nearly 0 in its first pass, and counted "
-    "in fp8compile.scaling_state(model). Recipe.linear_skip leaves such a linear out; linear_scaling='dynamic' clips nothing"
+    "is slow; from here on they are known ones. If a value comes, its first pass has the scale of the largest operand of its "
+    "kind (inputs, weights, gradients); what is larger is clipped, and counted in fp8compile.scaling_state(model). "
+    "Recipe.linear_skip leaves such a linear out; linear_scaling='dynamic' clips nothing"
 )
 
 
@@ -80,6 +83,8 @@ class Histories:
         self._places = torch.tensor([o.place for o in operands], dtype=torch.int64, device=device)
         self._largest = torch.tensor([MAX[o.format] for o in operands], dtype=torch.float32, device=device)
         self.amaxes = torch.zeros(len(operands), recipe.amax_history_len, dtype=torch.float32, device=device)
+        roles = list(dict.fromkeys(o.role for o in operands))
+        self._kinds = torch.tensor([roles.index(o.role) for o in operands], dtype=torch.int64, device=device)
         self.entry = self.amaxes[:, 0]
         late = sorted((o.order, i) for i, o in enumerate(operands) if o.role == GRADIENT)
         self._gradients = torch.tensor([i for _, i in late], dtype=torch.int64, device=device)
@@ -175,7 +180,8 @@ class Histories:
         self.amaxes = amaxes
         ago, most = self.patience.unbind()
         self._measures_next = Sent(self._due | (is_unknown(amaxes) & (ago < most)).any())
-        inv_scales = inv_scale_from(amaxes, self._largest, self.recipe.amax_compute, self.recipe.margin)
+        amax = or_its_kind_s(newest_or_largest(amaxes, self.recipe.amax_compute), self._kinds)
+        inv_scales = inv_scale_from(amax, self._largest, self.recipe.margin)
         scales = torch.full_like(self.scales, torch.nan)  # a new tensor: a backward may still read the old one
         scales[self._rows, AMAX] = inv_scales
         self.scales = scales

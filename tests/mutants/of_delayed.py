@@ -62,6 +62,20 @@ DELAYED = (
         "True",
         ("tests/compiler/test_store_check.py",),
     ),
+    Mutant(
+        "delayed late: what comes late has the smallest scale",
+        "fp8compile/numerics/delayed.py",
+        "torch.where(amax > 0, amax, largest[kinds])",
+        "amax",
+        ("tests/scaling/test_starved_operands.py::test_an_expert_that_comes_late_has_the_scales_of_its_kind",),
+    ),
+    Mutant(
+        "delayed late: all operands are of one kind",
+        "fp8compile/numerics/delayed.py",
+        "scatter_reduce(0, kinds, amax",
+        "scatter_reduce(0, 0 * kinds, amax",
+        NUMBERS,
+    ),
     Mutant("ranks: each keeps its own history", AGREED, "then.view_as(self._then)", "self._then", RANKS),
     Mutant(
         "ranks: one that has learned nothing tells its last amax again",

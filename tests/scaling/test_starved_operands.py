@@ -80,10 +80,10 @@ def losses_of(make: Callable[[], nn.Module], run: Pass, passes: int, learns: boo
                 each.data.sub_(0.1 * p.grad)
 
 
-def expert(period: int, first: int) -> Pass:
+def expert(period: int, first: int, scale: float = 1.0) -> Pass:
     def run(model: nn.Module, call: Callable[..., Any], i: int) -> Gradients:
         used = i >= first and (i - first) % period == 0
-        found = after(call(data(i)[0], torch.tensor(float(used))).square().mean(), model)
+        found = after(call(data(i)[0], torch.tensor(scale * used)).square().mean(), model)
         return found if used else {}
 
     return run
@@ -95,9 +95,11 @@ def test_an_expert_that_seldom_runs_trains_from_its_first_use(period: int) -> No
         assert max(losses) < WITHIN
 
 
-def test_an_expert_that_comes_late_loses_its_first_use_alone() -> None:
-    first, *rest = losses_of(Expert, expert(20, 45), 90)
-    assert max(first) > 20, "no scale was known, and nobody waited any more"
+@pytest.mark.parametrize("scale", [1.0, 1e-2, 30.0])
+def test_an_expert_that_comes_late_has_the_scales_of_its_kind(scale: float) -> None:
+    """Nobody waits for it any more in pass 45. What is larger than all of its kind is clipped to the largest of these."""
+    first, *rest = losses_of(Expert, expert(10, 45, scale), 70)
+    assert max(first) < WITHIN if scale <= 1 else 3 < max(first) < 30
     assert len(rest) == 2 and max(max(losses) for losses in rest) < WITHIN
 
 
