@@ -69,6 +69,7 @@ COLLECTIVES, RECOMPUTE, CHECKPOINT = "_c10d_functional", "recompute", "ac_graph_
 collectives = getattr(torch.ops, COLLECTIVES)  # as they stand in graphs
 make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
 set_triton_ptxas_path = getattr(compile_tasks, "_set_triton_ptxas_path", None)  # as in compile workers
+current_backward = torch._C._current_graph_task_id  # a number of its own, in hooks of its nodes; -1 outside of any
 version_preserved = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
 cpu_has_vnni = torch.cpu._is_vnni_supported  # products of four INT8 pairs at once; of AVX512 alone (torch 2.15)
 unscale_and_check_ = torch._amp_foreach_non_finite_check_and_unscale_  # (gradients, found_inf, inv_scale), in place
@@ -76,8 +77,7 @@ unscale_and_check_ = torch._amp_foreach_non_finite_check_and_unscale_  # (gradie
 
 def gradients_into(node: Any) -> Sequence[Any]:
     """The metadata of the gradients that an autograd node takes: ``dtype`` and ``shape`` of each."""
-    found: Sequence[Any] = node._input_metadata
-    return found
+    return node._input_metadata  # type: ignore[no-any-return]
 
 
 def producers(values: Any) -> list[Any]:

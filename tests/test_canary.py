@@ -191,6 +191,18 @@ def test_the_node_of_a_compiled_backward_is_found_and_no_earlier_one() -> None:
     assert after.next_functions[0][0] is before[0] and before[0].next_functions[0][0].variable is x
 
 
+def test_each_backward_has_a_number_in_its_hooks() -> None:
+    found = list[int]()
+    for _ in range(2):
+        x = torch.ones(3, requires_grad=True)
+        for y in (x.sin(), x.cos()):
+            y.grad_fn.register_hook(lambda *_: found.append(private.current_backward()))  # type: ignore[union-attr]
+            x = x + y
+        x.sum().backward()
+    assert private.current_backward() == -1 and -1 not in found
+    assert found[0] == found[1] != found[2] == found[3]
+
+
 def test_a_real_tensor_is_read_under_a_fake_mode() -> None:
     real = torch.tensor([1.0, 3.0])
     with torch._subclasses.FakeTensorMode():

@@ -17,7 +17,7 @@ from fp8compile.compiler.inductor_options import inductor_options, mode_options
 from fp8compile.compiler.ranks_agree import difference
 from fp8compile.compiler.running_model import innermost_type
 from fp8compile.compiler.runs import Runs, counted
-from fp8compile.compiler.store_check import check_stores_first, prepare_ptxas
+from fp8compile.compiler.store_check import check_stores_first, prepare_ptxas, told_of_ptxas
 from fp8compile.fx.graph import copy_with_attributes
 from fp8compile.fx.provenance import parameters_of
 from fp8compile.recipe.from_file import recipe_of, remarks_on
@@ -71,6 +71,7 @@ def compile_graph(
     if told := difference(recipe, paths):
         report_store.warn_once(told)
         remarks += (told,)
+    remarks += told_of_ptxas(example_inputs)
     reports = tuple(dataclasses.replace(report, remarks=report.remarks + remarks) for report in reports)
     runs = Runs(example_inputs)
     compiled = counted(check_stores_first(compiled, example_inputs), runs)

@@ -8,6 +8,7 @@ unless told otherwise.
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 
@@ -30,10 +31,15 @@ def ptxas_in_force() -> Release | None:
     try:
         from triton import knobs
 
-        text = subprocess.check_output([knobs.nvidia.ptxas.path, "--version"], text=True)
+        text = _version_told_by(knobs.nvidia.ptxas.path)
     except (ImportError, AttributeError, RuntimeError, OSError, subprocess.CalledProcessError):
         return None
     return release_in(text)
+
+
+@functools.cache
+def _version_told_by(path: str) -> str:
+    return subprocess.check_output([path, "--version"], text=True)
 
 
 def release_in(text: str) -> Release | None:

@@ -26,6 +26,7 @@ REFUSED = (
     "ptxas {} corrupts FP8 values that one kernel stores contiguous and transposed, for {}. Fix: install a torch that ships "
     "ptxas 13.0 or newer (CUDA 13), or let TRITON_PTXAS_PATH name one, before torch is imported"
 )
+IN_FORCE = "generated kernels are assembled by ptxas {}"
 SHAPE = (256, 512)
 LOOPED = (512, 8192)  # rows too long for one block: Inductor loops over them
 INV_SCALE = 2.0**-10  # a power of two: products are exact
@@ -35,6 +36,13 @@ def prepare_ptxas(example_inputs: Iterable[object]) -> None:
     """Where a graph runs on a GPU, assemble in this process with the ptxas of Inductor's workers."""
     if _cuda_devices(example_inputs):
         ptxas.use_the_workers_ptxas()
+
+
+def told_of_ptxas(example_inputs: Iterable[object]) -> tuple[str, ...]:
+    """For the report: which ptxas assembles what is generated, where a graph runs on a GPU that it assembles for."""
+    if not any(map(_takes_ptxas, _cuda_devices(example_inputs))):
+        return ()
+    return (IN_FORCE.format(_named(ptxas.ptxas_in_force())),)
 
 
 def check_stores_first(compiled: Callable[..., Any], example_inputs: Iterable[object]) -> Callable[..., Any]:
@@ -59,8 +67,8 @@ def check_stores_first(compiled: Callable[..., Any], example_inputs: Iterable[ob
 @functools.cache
 def refuse_wrong_ptxas(device: torch.device) -> None:
     """Raise RuntimeError where the ptxas in force is one that is known to corrupt FP8 stores on ``device``."""
-    if torch.version.hip is not None or torch.cuda.get_device_capability(device) >= (10, 0):
-        return  # another assembler
+    if not _takes_ptxas(device):
+        return
     release = ptxas.ptxas_in_force()
     if ptxas.is_wrong(release):
         raise RuntimeError(REFUSED.format(_named(release), device))
@@ -96,6 +104,11 @@ def _stored_twice_in_a_loop(x: Tensor) -> tuple[Tensor, ...]:
 
 def _cuda_devices(values: Iterable[object]) -> set[torch.device]:
     return {v.device for v in values if isinstance(v, Tensor) and v.device.type == "cuda"}
+
+
+def _takes_ptxas(device: torch.device) -> bool:
+    """Whether it is no GPU of another assembler: AMD's, or Blackwell."""
+    return torch.version.hip is None and torch.cuda.get_device_capability(device) < (10, 0)
 
 
 def _named(release: ptxas.Release | None) -> str:

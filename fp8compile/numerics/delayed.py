@@ -11,11 +11,14 @@ counted. Saturation would hide an inf, so an inf becomes a NaN: E4M3 has no inf.
 An amax of 0 says nothing of the next pass: an expert that did not run, labels that are all ignored, a weight before its first
 step. Any scale is right for zeros. So they push nothing out of the history, and 0 in it means that nothing is known.
 
-Of an operand that is unknown no scale is right but its own. So steps measure while there is one, as long as it seems to be
-about to come: for ``PATIENCE`` passes, and for twice the time that the last one took, if one came after that.
+Of an operand that is unknown no scale is surely right but its own. So steps measure while there is one, as long as it seems
+to be about to come: for ``PATIENCE`` passes, and for twice the time that the last one took, if one came after that. Then it
+has the scale of the largest operand of its kind (``or_its_kind_s``).
 
 An operand of which too much is clipped (``falls_back``) forgets its history but for the amax just seen, or one outlier
-would keep its scale too coarse for as many steps as the history is long.
+would keep its scale too coarse for as many steps as the history is long. Gradients that were made after it were computed
+from clipped codes. The next pass that is as large may be another than the one that measures, so their entries are enlarged
+(``grown_by``).
 """
 
 from __future__ import annotations
@@ -119,6 +122,19 @@ def entry_of(statistics: Tensor, unknown: Tensor) -> Tensor:
     return torch.where((amax < torch.inf) & ~(lost & (amax < TRACE)), amax, 0.0)  # NaN compares False too
 
 
+def grown_by(amax: Tensor, inv_scale: Tensor, largest: Tensor, fell_back: Tensor, before: Tensor) -> Tensor:
+    """``[V + 1]``: by how much larger each amax may be where what was made before it is not clipped; 1 where nothing was.
+
+    All ``[V]``, of gradients in the order in which one backward makes them; ``before`` is that of what it made before, and
+    the last that of what comes after. A backward is linear, and a code is at least ``inv_scale * largest / amax`` of its
+    value. So what is computed from clipped codes lacks that factor at most, but for what cancels. One that was unknown is
+    left out: under the smallest scale nothing of it was left.
+    """
+    counts = fell_back & (amax < torch.inf) & (inv_scale > SMALLEST_INV_SCALE)
+    growth = torch.where(counts, amax / (inv_scale * largest), 1.0)
+    return torch.cat([before.reshape(1), growth]).cummax(0).values
+
+
 def next_history(history: Tensor, entry: Tensor, fell_back: Tensor) -> Tensor:
     """The history ``[V, length]`` with the entries ``[V]`` in front, where they are not 0; nothing else of an operand that
     fell back, bool ``[V]``."""
@@ -126,6 +142,11 @@ def next_history(history: Tensor, entry: Tensor, fell_back: Tensor) -> Tensor:
     pushed = torch.cat([first, history[:, :-1]], 1)
     alone = torch.nn.functional.pad(first, (0, history.shape[1] - 1))
     return torch.where(first > 0, torch.where(fell_back[:, None], alone, pushed), history)
+
+
+def without_zeros(history: Tensor) -> Tensor:
+    """The history ``[V, length]`` with what is 0 behind all else, otherwise in its order."""
+    return history.gather(1, (history == 0).int().argsort(dim=1, stable=True))
 
 
 def is_unknown(history: Tensor) -> Tensor:
@@ -141,11 +162,25 @@ def next_patience(patience: Tensor, awoke: Tensor) -> Tensor:
     )
 
 
-def inv_scale_from(history: Tensor, largest: Tensor, compute: str = "max", margin: int = 0) -> Tensor:
-    """The scales ``[V]``, FP32, for the next step, from the history ``[V, length]`` and each format's max ``[V]``.
+def newest_or_largest(history: Tensor, compute: str = "max") -> Tensor:
+    """``[V]``: the amax that counts of each history ``[V, length]``; ``compute`` is one of ``COMPUTES``."""
+    return history[:, 0] if compute == "most_recent" else history.amax(1)
 
-    ``compute`` is one of ``COMPUTES``. An operand of which nothing is known gets the smallest scale: what comes next is
-    clipped to nearly zero once, which is counted, and the step after that takes its amax.
+
+def or_its_kind_s(amax: Tensor, kinds: Tensor) -> Tensor:
+    """``amax`` ``[V]`` and, where it is 0, the largest one of its kind, int64 ``[V]`` from 0 to V - 1; 0 where all are 0.
+
+    An operand that comes after all is seldom larger than all others of its kind. Where it is smaller, a float format still
+    holds it: E5M2 has 29 binades of full precision, E4M3 has 14.
     """
-    amax = history[:, 0] if compute == "most_recent" else history.amax(1)
+    largest = torch.zeros_like(amax).scatter_reduce(0, kinds, amax, "amax")
+    return torch.where(amax > 0, amax, largest[kinds])
+
+
+def inv_scale_from(amax: Tensor, largest: Tensor, margin: int = 0) -> Tensor:
+    """The scales ``[V]``, FP32, for the next step, from amaxes ``[V]`` and each format's max ``[V]``.
+
+    An operand of which nothing is known, nor of its kind, gets the smallest scale: what comes next is clipped to nearly zero
+    once, which is counted, and the step after that takes its amax.
+    """
     return (amax / largest * 2.0**margin).clamp(SMALLEST_INV_SCALE, torch.finfo(torch.float32).max)

@@ -101,6 +101,7 @@ class Operand(Entry):
         row: its row in the scales that the graph takes.
         place: the row of its statistics in what the graph returns.
         statistics: how they are taken: along rows, or down blocks of rows; on a GPU why not, where a bias gradient is summed.
+        order: how many operands its half of the graph makes before it.
     """
 
     role: str
@@ -108,6 +109,7 @@ class Operand(Entry):
     row: int
     place: int
     statistics: str = "along rows"
+    order: int = 0
 
     @property
     def label(self) -> str:

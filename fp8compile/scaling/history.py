@@ -25,21 +25,29 @@ from fp8compile.numerics.delayed import (
     PATIENCE,
     entry_of,
     falls_back,
+    grown_by,
     inv_scale_from,
     is_unknown,
+    newest_or_largest,
     next_history,
     next_patience,
+    or_its_kind_s,
+    without_zeros,
 )
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import Operand
+from fp8compile.scaling import growth
+from fp8compile.scaling.agreed import Since
 from fp8compile.scaling.sent import Sent
 
+GRADIENT = "gradient"  # the role of an operand that a backward makes
 MAX = {fmt.name: fmt.max for fmt in (E4M3, E5M2)}
 SHOWN = 4  # names of operands in a warning
 STARVED = (
     "delayed scaling: {} had no value but 0 in {} backward passes. So far the graph took all scales from its tensors, which "
-    "is slow; from here on they are known ones. If a value comes, it is clipped to nearly 0 in its first pass, and counted "
-    "in fp8compile.scaling_state(model). Recipe.linear_skip leaves such a linear out; linear_scaling='dynamic' clips nothing"
+    "is slow; from here on they are known ones. If a value comes, its first pass has the scale of the largest operand of its "
+    "kind (inputs, weights, gradients); what is larger is clipped, and counted in fp8compile.scaling_state(model). "
+    "Recipe.linear_skip leaves such a linear out; linear_scaling='dynamic' clips nothing"
 )
 
 
@@ -49,13 +57,14 @@ class Histories:
     Attributes:
         operands: what each row of the tensors below is about.
         amaxes: float32 ``[V, amax_history_len]``, newest first; 0 where there is none.
-        entry: float32 ``[V]``, what the last backward added to them; 0 for nothing.
+        entry: float32 ``[V]``, their amaxes in the last backward; 0 for no entry of the history.
         scales: float32 ``[rows, 4]``, what the graph takes: in column 0 an operand's inv_scale, in its row. NaN elsewhere, so
             that a scale that nobody measures cannot go unseen.
         totals: float32 ``[V, 3]``: over all steps, elements clipped, elements not finite, steps that fell back.
         entries: how many backward passes the history has seen.
         fell_back: bool ``[V]``, of which too much was clipped in the last backward.
         patience: how long it waits for operands that are unknown (``next_patience``).
+        since: what it learned since ranks agreed last.
         parameters: weak references to the parameters of the graph; ``names`` are the graph's names of them.
     """
 
@@ -74,14 +83,19 @@ class Histories:
         self._places = torch.tensor([o.place for o in operands], dtype=torch.int64, device=device)
         self._largest = torch.tensor([MAX[o.format] for o in operands], dtype=torch.float32, device=device)
         self.amaxes = torch.zeros(len(operands), recipe.amax_history_len, dtype=torch.float32, device=device)
-        self.entry, self.patience = self.amaxes[:, 0], torch.tensor([0, PATIENCE], device=device)
+        roles = list(dict.fromkeys(o.role for o in operands))
+        self._kinds = torch.tensor([roles.index(o.role) for o in operands], dtype=torch.int64, device=device)
+        self.entry = self.amaxes[:, 0]
+        late = sorted((o.order, i) for i, o in enumerate(operands) if o.role == GRADIENT)
+        self._gradients = torch.tensor([i for _, i in late], dtype=torch.int64, device=device)
+        self.patience = torch.tensor([0, PATIENCE], device=device)
         self._due = torch.zeros((), dtype=torch.bool, device=device)  # somebody fell back since a step measured
-        self._before = self.amaxes, self.patience, self._due
         self.scales = torch.full((rows, COLUMNS), torch.nan, dtype=torch.float32, device=device)
         self.totals = torch.zeros(len(operands), 3, dtype=torch.float32, device=device)
         self.entries, self._measured, self._said = 0, False, False
         self.fell_back = torch.zeros(len(operands), dtype=torch.bool, device=device)
-        self._measures_next = Sent(self.fell_back.any())
+        self.since = Since(self.amaxes, self.patience, self._due)
+        self._measures_next = Sent(is_unknown(self.amaxes).any())
         _alive.append(weakref.ref(self, _alive.remove))
         for waiting in list(_waiting):
             waiting.offer(self)
@@ -99,31 +113,47 @@ class Histories:
     def must_measure(self) -> bool:
         """Whether the next step must take its scales from its own tensors: too much was clipped, or an operand that is
         unknown is waited for."""
-        measured, self._measured = self._measured, self.entries == 0 or bool(self._measures_next)
+        measured, self._measured = self._measured, bool(self._measures_next)
         if measured and not self._measured and not self._said:
             self._say_who_starves()
         if self._measured:
             self._due = torch.zeros_like(self._due)
+            self.since.measured()
         return self._measured
 
-    def add(self, statistics: Tensor) -> None:
-        """Take over what one backward returned, float32 ``[rows, 4]``."""
+    def add(self, statistics: Tensor, scales: Tensor | None = None) -> None:
+        """Take over what one backward returned, float32 ``[rows, 4]``; ``scales`` are those that its forward took, if others
+        than those of now."""
         seen = statistics.index_select(0, self._places)
         fell_back = falls_back(seen)
         self.totals = self.totals + torch.stack([seen[:, CLIPPED], seen[:, NON_FINITE], fell_back.float()], 1)
         self.entries += 1
-        self._before = self.amaxes, self.patience, self._due
-        self._learn(entry_of(seen, is_unknown(self.amaxes)), fell_back)
+        self.entry = entry_of(seen, is_unknown(self.amaxes))
+        entry = self._enlarged(self.entry, seen[:, AMAX], fell_back, scales)
+        self.since.add(entry, fell_back)
+        self._learn(entry, fell_back)
 
-    def agree(self, entry: Tensor, fell_back: Tensor) -> None:
-        """Take over what the last backward added and who fell back, float32 ``[V]`` each, that all ranks agreed on."""
-        self._learn(entry, fell_back > 0)
+    def _enlarged(self, entry: Tensor, amax: Tensor, fell_back: Tensor, scales: Tensor | None) -> Tensor:
+        """The entries, those of gradients that were computed from clipped ones as large as they may be."""
+        late, inv_scales = self._gradients, (self.scales if scales is None else scales)[self._rows, AMAX]
+        before = growth.so_far(entry)
+        by = grown_by(amax[late], inv_scales[late], self._largest[late], fell_back[late], before)
+        growth.note(by[-1])
+        largest = torch.finfo(torch.float32).max
+        return entry.index_copy(0, late, (entry[late] * by[:-1]).clamp_max(largest))
+
+    def agree(self, since: Tensor) -> None:
+        """Take over what all ranks together learned since they agreed last: ``since.told(self.amaxes)``, the largest of
+        each number."""
+        self.amaxes, self.patience, self._due, entry, fell_back = self.since.understood(since)
+        self.entry = entry
+        self._learn(entry, fell_back)
+        self.since = Since(self.amaxes, self.patience, self._due)
 
     def _learn(self, entry: Tensor, fell_back: Tensor) -> None:
-        amaxes, patience, due = self._before
-        self.entry, self.fell_back, self._due = entry, fell_back, due | fell_back.any()
-        self.patience = next_patience(patience, (is_unknown(amaxes) & (entry > 0)).any())
-        self.remember(next_history(amaxes, entry, fell_back))
+        self.fell_back, self._due = fell_back, self._due | fell_back.any()
+        self.patience = next_patience(self.patience, (is_unknown(self.amaxes) & (entry > 0)).any())
+        self.remember(next_history(self.amaxes, entry, fell_back))
 
     def state(self) -> dict[str, Any]:
         """What it remembers, on the CPU."""
@@ -139,17 +169,19 @@ class Histories:
         """Go on from what ``state`` gave."""
         device = self.amaxes.device
         self.entries, self.totals = state["entries"], state["totals"].to(device)
-        self.fell_back, self.patience = state["fell_back"].to(device), state["patience"].to(device)
-        self.entry, self._due = torch.zeros_like(self.entry), self.fell_back.any()
-        self.remember(state["amaxes"].to(device))
-        self._before = self.amaxes, self.patience, self._due
+        self.fell_back, self._due = state["fell_back"].to(device), state["fell_back"].any().to(device)
+        self.patience = state.get("patience", torch.tensor([0, PATIENCE])).to(device)  # states of old have none
+        self.entry = torch.zeros_like(self.entry)
+        self.remember(without_zeros(state["amaxes"].to(device)))
+        self.since = Since(self.amaxes, self.patience, self._due)
 
     def remember(self, amaxes: Tensor) -> None:
         """Make this the history, float32 ``[V, amax_history_len]``, and the scales what follows from it."""
         self.amaxes = amaxes
         ago, most = self.patience.unbind()
         self._measures_next = Sent(self._due | (is_unknown(amaxes) & (ago < most)).any())
-        inv_scales = inv_scale_from(amaxes, self._largest, self.recipe.amax_compute, self.recipe.margin)
+        amax = or_its_kind_s(newest_or_largest(amaxes, self.recipe.amax_compute), self._kinds)
+        inv_scales = inv_scale_from(amax, self._largest, self.recipe.margin)
         scales = torch.full_like(self.scales, torch.nan)  # a new tensor: a backward may still read the old one
         scales[self._rows, AMAX] = inv_scales
         self.scales = scales

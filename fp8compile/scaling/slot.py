@@ -91,5 +91,6 @@ class WithScales:
         results = run(*args, leaf)
         backward = private.compiled_backward((results, args), before)
         if backward is not None:
-            taken_at(backward, leaf, weakref.ref(histories), Histories.add)
+            scales = leaf.detach()
+            taken_at(backward, leaf, weakref.ref(histories), lambda each, seen: each.add(seen, scales))
         return results

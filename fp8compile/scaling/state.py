@@ -103,15 +103,17 @@ class ScalingState:
     def all_reduce(self, group: Any = None) -> None:
         """Let all ranks go on with the largest amaxes of them all, by one small exchange; call it behind each backward.
 
-        Every rank must have called the same graphs. Without it each rank's scales are its own, which is as exact.
+        Ranks may have run other graphs in this pass, and other operands of one graph, or nothing. But each must have called
+        the same graphs once. Without it each rank's scales are its own, which is as exact.
         """
-        graphs = [each for _, each in self.graphs if each.operands]
-        if not graphs:
+        named = sorted((labels, i, each) for i, (labels, each) in enumerate(self.graphs) if each.operands)
+        told = [each.since.told(each.amaxes) for _, _, each in named]
+        if not told:
             return
-        newest = torch.cat([torch.cat([each.entry, each.fell_back.float()]) for each in graphs])
-        dist.all_reduce(newest, dist.ReduceOp.MAX, group)
-        for each, own in zip(graphs, torch.split(newest, [2 * len(each.operands) for each in graphs]), strict=True):
-            each.agree(*own.chunk(2))
+        largest = torch.cat(told)
+        dist.all_reduce(largest, dist.ReduceOp.MAX, group)
+        for (_, _, each), own in zip(named, torch.split(largest, [len(each) for each in told]), strict=True):
+            each.agree(own)
 
     @property
     def weight_bytes(self) -> int:

@@ -10,7 +10,13 @@ from torch import Tensor
 
 from fp8compile import _torch as private
 from fp8compile.compiler import ptxas, store_check
-from fp8compile.compiler.store_check import check_stores, check_stores_first, prepare_ptxas, refuse_wrong_ptxas
+from fp8compile.compiler.store_check import (
+    check_stores,
+    check_stores_first,
+    prepare_ptxas,
+    refuse_wrong_ptxas,
+    told_of_ptxas,
+)
 
 TOLD = "ptxas: NVIDIA (R) Ptx optimizing assembler\nCuda compilation tools, release {}, V{}.93\nBuild cuda"
 GPU = torch.device("cuda", 0)
@@ -44,6 +50,22 @@ def test_a_wrong_ptxas_is_refused(release: tuple[int, int], capability: tuple[in
         else:
             refuse_wrong_ptxas(GPU)
     refuse_wrong_ptxas.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("release", "capability", "said"),
+    [((13, 0), (9, 0), ("13.0",)), (None, (8, 9), ("of unknown release",)), ((13, 0), (10, 0), ())],
+)
+def test_the_report_tells_which_ptxas_is_in_force(
+    release: tuple[int, int] | None, capability: tuple[int, int], said: tuple[str, ...]
+) -> None:
+    with (
+        mock.patch.object(ptxas, "ptxas_in_force", lambda: release),
+        mock.patch.object(torch.cuda, "get_device_capability", lambda device: capability),
+    ):
+        told = told_of_ptxas([torch.ones(2), mock.Mock(spec=Tensor, device=GPU)])
+        assert told == tuple(f"generated kernels are assembled by ptxas {each}" for each in said)
+        assert told_of_ptxas([torch.ones(2)]) == ()
 
 
 def test_this_process_assembles_as_workers_do_where_a_gpu_is_used() -> None:

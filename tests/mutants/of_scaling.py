@@ -148,7 +148,7 @@ SCALING = (
     Mutant(
         "delayed: a later backward takes back that a step must measure",
         "fp8compile/scaling/history.py",
-        "due | fell_back.any()",
+        "self._due | fell_back.any()",
         "fell_back.any()",
         STARVED,
     ),
@@ -218,14 +218,14 @@ SCALING = (
     Mutant(
         "history: a step that clipped is followed by one with known scales",
         "fp8compile/scaling/history.py",
-        "return self.entries == 0 or bool(self._any_fell_back)",
-        "return self.entries == 0",
+        "Sent(self._due | (is_unknown(amaxes)",
+        "Sent((is_unknown(amaxes)",
         (f"{TRAINING}::test_a_jump_is_seen_and_the_next_step_takes_its_own_scales",),
     ),
     Mutant(
         "state: who fell back is not saved",
         "fp8compile/scaling/history.py",
-        'self._note(state["fell_back"].to(device))',
+        'self.fell_back, self._due = state["fell_back"].to(device), state["fell_back"].any().to(device)',
         "pass",
         (f"{TRAINING}::test_a_state_saved_behind_a_jump_goes_on_measuring",),
     ),

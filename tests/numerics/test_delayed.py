@@ -20,13 +20,17 @@ from fp8compile.numerics.delayed import (
     clips_above,
     entry_of,
     falls_back,
+    grown_by,
     inv_scale_from,
+    newest_or_largest,
     next_history,
     next_patience,
+    or_its_kind_s,
     partial_statistics,
     placed,
     quantize_under,
     total_statistics,
+    without_zeros,
 )
 from fp8compile.numerics.scaling import quantize
 
@@ -160,10 +164,10 @@ def test_who_clipped_too_much_forgets_what_it_knew() -> None:
 
 def test_scales_follow_from_the_history() -> None:
     history, largest = torch.tensor([[1.0, 8.0], [0.0, 0.0], [3e38, 0.0]]), torch.tensor([448.0, 57344.0, 448.0])
-    found = inv_scale_from(history, largest)
+    found = inv_scale_from(newest_or_largest(history), largest)
     assert found[0] == 8.0 / 448 and found[1] == 2.0**-126 and found[2].isfinite()
-    assert inv_scale_from(history, largest, "most_recent")[0] == 1.0 / 448
-    assert inv_scale_from(history, largest, margin=3)[0] == 64.0 / 448
+    assert inv_scale_from(newest_or_largest(history, "most_recent"), largest)[0] == 1.0 / 448
+    assert inv_scale_from(newest_or_largest(history), largest, margin=3)[0] == 64.0 / 448
 
 
 @pytest.mark.parametrize("fmt", FORMATS, ids=lambda f: f.name)
@@ -172,5 +176,63 @@ def test_the_largest_value_seen_is_never_called_clipped(fmt: Format) -> None:
     amaxes = torch.rand(100_000, generator=torch.Generator().manual_seed(1)).add(1e-3) * 2.0 ** torch.arange(
         100_000
     ).remainder(60)
-    scale = inv_scale_from(amaxes[:, None], torch.full_like(amaxes, fmt.max)).reciprocal()
+    scale = inv_scale_from(amaxes, torch.full_like(amaxes, fmt.max)).reciprocal()
     assert float((amaxes * scale).max()) < clips_above(fmt)
+
+
+def test_what_is_computed_from_clipped_codes_may_be_as_much_larger() -> None:
+    """Each of a backward's gradients, 20 times as large as before, is clipped at twice what it was, and then multiplied."""
+    x, w = torch.randn(256, 64, generator=torch.Generator().manual_seed(0)), torch.eye(64) + 1 / 64
+    once = [x @ w.matrix_power(k) for k in range(4)]
+    limits, seen = torch.stack([2 * y.abs().max() for y in once]), list[Tensor]()
+    codes = 20 * x
+    for k, limit in enumerate(limits):
+        seen.append(codes @ w if k else codes)
+        codes = seen[-1].clamp(-limit, limit)
+    amax = torch.stack([y.abs().max() for y in seen])
+    by = grown_by(amax, limits / 448, torch.full((4,), 448.0), amax > limits, torch.ones(()))
+    assert by.shape == (5,) and by[0] == 1 and by[1] == pytest.approx(10)
+    true = torch.stack([20 * y.abs().max() for y in once])
+    assert bool((amax[1:] < 0.9 * true[1:]).all()), "what was seen is too small"
+    assert bool((amax * by[:-1] >= true).all())
+
+
+def test_only_clipping_enlarges_and_only_what_comes_after() -> None:
+    ones, smallest = torch.ones(4), 2.0**-126
+
+    def by(amax: list[float], fell: list[bool], inv_scale: Tensor = ones, before: float = 1.0) -> list[float]:
+        found: list[float] = grown_by(
+            torch.tensor(amax), inv_scale, ones, torch.tensor(fell), torch.tensor(before)
+        ).tolist()
+        return found
+
+    assert by([9.0, 9.0, 9.0, 9.0], [False] * 4) == [1, 1, 1, 1, 1]
+    assert by([9.0, 5.0, 7.0, 1.0], [False, True, True, False]) == [1, 1, 5, 7, 7]
+    assert by([INF, 5.0, NAN, 1.0], [True, True, True, False]) == [1, 1, 5, 5, 5]
+    assert by([1.0, 5.0, 1.0, 1.0], [False, True, False, False], before=8.0) == [8, 8, 8, 8, 8]
+    assert by([9.0] * 4, [True] * 4, torch.full((4,), smallest)) == [1] * 5, "nothing of it was left to go on from"
+
+
+def test_what_is_unknown_is_taken_to_be_as_large_as_the_largest_of_its_kind() -> None:
+    amax, kinds = torch.tensor([0.0, 3.0, 5.0, 0.0, 2.0]), torch.tensor([0, 0, 1, 1, 1])
+    assert or_its_kind_s(amax, kinds).tolist() == [3.0, 3.0, 5.0, 5.0, 2.0]
+    assert or_its_kind_s(torch.zeros(3), kinds[:3]).tolist() == [0.0] * 3
+
+
+@pytest.mark.parametrize("fmt, binades", [(E4M3, 14), (E5M2, 29)], ids=["e4m3", "e5m2"])
+def test_a_smaller_value_keeps_its_precision_for_as_many_binades_as_are_said(fmt: Format, binades: int) -> None:
+    x = torch.linspace(0.5, 1, 1000)
+    inv_scale = torch.tensor(1 / fmt.max)
+
+    def worst(x: Tensor) -> float:
+        return float(((quantize_under(x, inv_scale, fmt).float() * inv_scale - x) / x).abs().max())
+
+    smallest = x * 2.0 ** (1 - binades)
+    assert worst(smallest) < 1.05 * fmt.half_ulp < worst(smallest / 4)
+
+
+def test_zeros_of_a_history_are_no_entries() -> None:
+    assert without_zeros(torch.tensor([[0.0, 3.0, 0.0, 5.0], [2.0, 1.0, 0.0, 0.0]])).tolist() == [
+        [3.0, 5.0, 0.0, 0.0],
+        [2.0, 1.0, 0.0, 0.0],
+    ]

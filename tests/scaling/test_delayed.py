@@ -150,6 +150,17 @@ def test_a_jump_is_seen_and_the_next_step_takes_its_own_scales() -> None:
     assert "a.input" in told and "fell back" in told
 
 
+def test_a_clipped_backward_enlarges_no_other_one() -> None:
+    torch.manual_seed(3)
+    model = Plain()
+    run, found = compiled(model, **DELAYED), list[float]()
+    for factor in (1, 1, 1000, 1, 1):
+        (factor * run(data(0)).square().mean()).backward()
+        found.append(amaxes(model)["b.gradient"][0])
+    assert found[2] == pytest.approx(1000 * found[0], rel=0.1)
+    assert found[3:] == pytest.approx([found[0]] * 2, rel=0.1), "codes of b's input differ a little"
+
+
 def test_who_clips_forgets_so_that_one_spike_does_not_stay() -> None:
     torch.manual_seed(3)
     model = Plain()
@@ -244,6 +255,25 @@ def test_a_state_saved_behind_a_jump_goes_on_measuring() -> None:
     fp8compile.scaling_state(other).load_state_dict(fp8compile.scaling_state(model).state_dict())
     compiled(other, **DELAYED)(data(0))
     assert own(other).must_measure() and own(other).entries == 2
+
+
+@pytest.mark.parametrize("compute", ["max", "most_recent"])
+def test_a_state_from_before_zeros_were_left_out_is_loaded(compute: str) -> None:
+    """It has no patience, and zeros in front of its amaxes."""
+    model, other = Plain(), Plain()
+    steps_of(model, 3)
+    state = fp8compile.scaling_state(model).state_dict()
+    (graph,) = state["graphs"]
+    del graph["patience"]
+    newest, graph["amaxes"] = graph["amaxes"][:, 0], F.pad(graph["amaxes"], (1, -1))
+    fp8compile.scaling_state(other).load_state_dict(state)
+    other.load_state_dict(model.state_dict())
+    compiled(other, **DELAYED, amax_compute=compute, margin=0)(data(0))
+    each = own(other)
+    assert each.entries == 3 and each.patience.tolist() == [0, PATIENCE] and not each.must_measure()
+    largest = torch.tensor([history.MAX[o.format] for o in each.operands])
+    at_least = newest if compute == "most_recent" else graph["amaxes"].amax(1)
+    assert torch.equal(each.inv_scales, at_least / largest)
 
 
 def test_two_calls_in_one_backward_are_two_entries() -> None:

@@ -18,8 +18,9 @@ import torch
 from fp8compile.compiler import ptxas, store_check
 
 from . import fake_h100
-from .assembling import Cubin, assemble_as_parent, disassembled, tool
+from .assembling import Cubin, assemble_as_parent
 from .byte_flow import stale_stores
+from .checked import disassembled, tool
 from .layers import CASES
 from .lowering import LoweredGraph, lower
 from .measures import print_json

@@ -11,6 +11,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from .checked import MEMORY
+
 _PACKAGE = __package__ or "sm90"
 _ABOVE = Path(__file__).parents[_PACKAGE.count(".") + 1]
 TIMEOUT_S = 550  # below pytest's own, in pyproject.toml
@@ -43,4 +45,5 @@ def _environment(caches: str, interpret: bool) -> dict[str, str]:
         "TORCHINDUCTOR_COMPILE_THREADS": "1",
         "TMPDIR": caches,
         "OMP_NUM_THREADS": "1",
+        MEMORY: str(Path(tempfile.gettempdir()) / "sm90_checked"),
     }

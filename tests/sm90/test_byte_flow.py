@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from pathlib import Path
+
 import pytest
 
 pytest.importorskip("triton", reason="triton, which compiles what Inductor generates, exists for Linux only")
 
 from fp8compile.compiler import ptxas
 
-from .assembling import tool
+from . import checked
 from .byte_flow import stale_stores
+from .checked import tool
 from .subprocesses import result_of
 
 PACK = "F2FP.SATFINITE.E5M2.F32.PACK_AB_MERGE_C"
@@ -105,3 +109,43 @@ def test_kernels_assembled_with_a_ptxas_that_is_not_refused_are_right(case: str)
     if ptxas.is_wrong(tuple(found["ptxas"])):
         pytest.skip(f"the ptxas for Blackwell is {found['ptxas']}, which is refused")
     assert found["cases"][case]["binaries"] > 10 and not found["cases"][case]["wrong"]
+
+
+PTX = "cvt.rn.satfinite.e5m2x2.f32 %rs1, %f1, %f2;"
+RIGHT = f"/*0000*/   {PACK} R4, R3, R2, RZ ;\n/*0010*/   STS.U8 [R9], R4 ;\n"
+
+
+@pytest.fixture
+def sass(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[list[str]]:
+    """What binaries say, the last one first; nothing is assembled."""
+    said = list[str]()
+    monkeypatch.setenv(checked.MEMORY, str(tmp_path))
+    monkeypatch.setattr(checked, "disassembled", lambda _: said.pop())
+    monkeypatch.setattr(checked, "_assembled", lambda *_: b"")
+    monkeypatch.setattr(checked, "_in_force", lambda: (13, 0))
+    yield said
+    assert not said, "each was looked at"
+
+
+def test_what_is_assembled_is_looked_at_once(sass: list[str]) -> None:
+    sass.append(RIGHT)
+    assert checked.check("kernel", PTX, b"") and not checked.check("kernel", PTX, b"")
+    assert not checked.check("kernel", "cvt.rn.bf16.f32 %rs1, %f1;", b""), "it has no FP8 codes"
+
+
+def test_stale_bytes_of_an_assembled_kernel_are_refused_each_time(sass: list[str]) -> None:
+    for _ in range(2):
+        sass.append("\n".join(reversed(RIGHT.splitlines())))
+        with pytest.raises(AssertionError, match=r"ptxas \(13, 0\) makes kernel store stale bytes: 0010 STS"):
+            checked.check("kernel", PTX, b"")
+
+
+def test_where_the_ptxas_in_force_is_refused_another_one_assembles(
+    sass: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checked, "_in_force", lambda: (12, 8))
+    monkeypatch.setattr(checked, "_release_for_blackwell", lambda: (12, 9))
+    assert not checked.check("kernel", PTX, b""), "there is none that is right"
+    monkeypatch.setattr(checked, "_release_for_blackwell", lambda: (13, 1))
+    sass.append(RIGHT)
+    assert checked.check("kernel", PTX, b"")
