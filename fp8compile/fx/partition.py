@@ -12,7 +12,7 @@ from torch.fx import GraphModule, Node
 
 from fp8compile import _torch as private
 from fp8compile.fx.aot import descriptor, gradients, is_token, overwritten_input, position
-from fp8compile.fx.graph import is_on_host, is_tensor, nbytes, storage_root
+from fp8compile.fx.graph import is_on_host, is_size, is_tensor, nbytes, storage_root
 from fp8compile.fx.ops import is_mutating
 from fp8compile.fx.order import sink_weights
 from fp8compile.fx.provenance import TensorInfo
@@ -59,8 +59,8 @@ class PartitionedGraph:
         descs = list(self._out.meta.get("desc") or [None] * len(outputs))
         self.user_outputs, self._returned_descs = outputs[:num_fwd_outputs], descs[:num_fwd_outputs]
         kept = list(zip(outputs[num_fwd_outputs:], descs[num_fwd_outputs:], strict=False))
-        self._sizes = [(node, desc) for node, desc in kept if _is_size(node)]
-        values = [(node, desc) for node, desc in kept if not _is_size(node)]
+        self._sizes = [(node, desc) for node, desc in kept if is_size(node)]
+        values = [(node, desc) for node, desc in kept if not is_size(node)]
         takes = bw.graph.find_nodes(op="placeholder")[len(self._sizes) :]
         self.edges = [SavedTensor(made, used, desc) for (made, desc), used in zip(values, takes, strict=False)]
         self.inputs = fw.graph.find_nodes(op="placeholder")
@@ -182,13 +182,6 @@ class PartitionedGraph:
         for module in (self.fw, self.bw):
             module.graph.lint()
             module.recompile()
-
-
-def _is_size(node: object) -> bool:
-    """Whether a saved value is a symbolic number; AOTAutograd moves those by themselves."""
-    return isinstance(node, Node) and isinstance(
-        node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int)
-    )
 
 
 def _inputs_with_gradient(inputs: list[Node], bw: GraphModule) -> set[Node]:
