@@ -36,6 +36,7 @@ from fp8compile.fx.graph import (
     SAVED_AS_CODES,
     Encoding,
     insertion_point_after,
+    is_size,
     memory_order,
     nbytes,
     splice,
@@ -82,7 +83,7 @@ def _encode(split: PartitionedGraph, edge: SavedTensor, stored: Stored) -> Saved
     order, dtype, shape = memory_order(value), value.dtype, value.shape
 
     decoded_as = dtype if stored.about is None else torch.float32
-    statistics = stored.about.statistics if stored.about else ()
+    about = stored.about.beside if stored.about else ()
     parts = len(stored.parts)
 
     def encode(x: Tensor, *beside: Tensor) -> tuple[Tensor, ...]:
@@ -94,7 +95,7 @@ def _encode(split: PartitionedGraph, edge: SavedTensor, stored: Stored) -> Saved
     last = functools.reduce(later, stored.beside, edge.forward)
     made = splice(split.fw.graph, encode, edge.forward, *stored.beside, before=insertion_point_after(last))
     used = [split.placeholder(edge, node, part) for node, part in zip(made, stored.parts, strict=True)]
-    kept = [_in_backward(split, statistic) for statistic in statistics]
+    kept = [_in_backward(split, each) for each in about]
     decoded = splice(split.bw.graph, decode, *used, *kept, before=edge.in_order[0])
     _read_instead(edge, decoded, dtype)
     shared = "" if edge.forward.meta.get(NO_VERSION_CHECK) else split.belongs_to(edge.forward)
@@ -104,7 +105,9 @@ def _encode(split: PartitionedGraph, edge: SavedTensor, stored: Stored) -> Saved
 
 
 def _in_backward(split: PartitionedGraph, statistic: Node) -> Node:
-    """A statistic of the forward as the backward has it: saved already, or saved now."""
+    """A statistic or a size of the forward as the backward has it: saved already, or saved now."""
+    if is_size(statistic):
+        return split.keep_size(statistic)
     found = next((edge.backward for edge in split.edges if edge.forward is statistic), None)
     return found or split.keep(statistic, f"beside_{statistic.name}")
 

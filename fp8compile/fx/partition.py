@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fp8compile import _torch as private
 from fp8compile.fx.aot import descriptor, gradients, is_token, overwritten_input, position
@@ -149,6 +150,19 @@ class PartitionedGraph:
             used = self.bw.graph.placeholder(name)
         used.meta = {"val": made.meta["val"]}
         self.edges.insert(0, SavedTensor(made, used, next((e.desc for e in self.edges if e.desc), None)))
+        return used
+
+    def keep_size(self, made: Node) -> Node:
+        """The backward's input for a number of the forward: the one that it has already, or a new one."""
+        inputs = self.bw.graph.find_nodes(op="placeholder")
+        value = made.meta["val"]
+        for (node, _), used in zip(self._sizes, inputs, strict=False):
+            if statically_known_true(node.meta["val"] == value):
+                return used
+        with self.bw.graph.inserting_before(inputs[len(self._sizes)]):
+            used = self.bw.graph.placeholder(made.name)
+        used.meta = {"val": value}
+        self._sizes.append((made, next((desc for _, desc in self._sizes if desc), None)))
         return used
 
     @property

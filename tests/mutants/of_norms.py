@@ -62,6 +62,35 @@ NORMS = (
         ("tests/passes/test_encode_saved_norms.py",),
     ),
     Mutant(
+        "recomputed: constants are not known",
+        "fp8compile/analysis/recomputed.py",
+        "if operands else forward.find_nodes(op=late.op, target=late.target)",
+        "if operands else ()",
+        ("tests/analysis/test_recomputed.py", "tests/passes/test_encode_saved_dynamic.py"),
+    ),
+    Mutant(
+        "recomputed: random numbers are the same",
+        "fp8compile/analysis/recomputed.py",
+        " or draws_random_numbers(late)",
+        "",
+        ("tests/analysis/test_recomputed.py",),
+    ),
+    Mutant(
+        "recomputed: an operation on sizes of a run has none in the forward",
+        "fp8compile/analysis/recomputed.py",
+        "operands = [n for n in late.all_input_nodes if not is_size(n)]",
+        "operands = [n for n in late.all_input_nodes if not is_size(n)]\n"
+        "    if len(operands) < len(late.all_input_nodes):\n        return None",
+        ("tests/passes/test_encode_saved_dynamic.py",),
+    ),
+    Mutant(
+        "about: nobody knows the sizes of its views",
+        "fp8compile/encoding/about.py",
+        "views, tuple(sizes))",
+        "views)",
+        ("tests/passes/test_encode_saved_dynamic.py",),
+    ),
+    Mutant(
         "sides: a code goes away from its value",
         "fp8compile/encoding/sides.py",
         "torch.where(is_above, 1, -1)",
