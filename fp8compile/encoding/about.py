@@ -9,6 +9,7 @@ See fp8compile/analysis/norms.py and fp8compile/numerics/deviations.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,7 +20,7 @@ from torch.fx import Node
 
 from fp8compile.analysis.norms import Norm, way_to
 from fp8compile.analysis.ranges.matching import CAST_PACKETS, RESHAPE_PACKETS, packet
-from fp8compile.analysis.sensitivity.error import Unbounded
+from fp8compile.analysis.sensitivity.error import Error, Unbounded
 from fp8compile.fx.graph import is_size, memory_order
 from fp8compile.numerics.deviations import deviation, from_deviation
 from fp8compile.numerics.groups import Groups
@@ -77,6 +78,12 @@ class About:
     @property
     def name(self) -> str:
         return OF_SIZE if self.mean is None else ABOUT_MEAN if self.scale is None else ABOUT_BOTH
+
+    @property
+    def error(self) -> Error:
+        """Of a value stored so, in units of its largest: relative to its distance from the mean, twice that at most. Of one in
+        deviations nothing is claimed: a small channel is off by a share of a large one's deviations."""
+        return Error(absolute=2.0 if self.scale is None else math.inf, shifted=self.mean is not None)
 
     def deviation(self, x: Tensor, beside: Sequence[Tensor]) -> Tensor:
         """FP32, in ``x``'s shape; ``beside`` as in the property."""

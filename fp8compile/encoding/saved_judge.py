@@ -9,6 +9,7 @@ fewer    what ``Recipe.saved_bits`` chose for the value, else what the recipe na
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from functools import cached_property
 
 import torch
@@ -18,7 +19,7 @@ from fp8compile import _torch as private
 from fp8compile.analysis.dataflow import Source, is_activation, sources, user_fp32
 from fp8compile.analysis.linears import BATCHED
 from fp8compile.analysis.norms import itself
-from fp8compile.analysis.sensitivity import Sensitivity, Unbounded
+from fp8compile.analysis.sensitivity import OF_A_CODE, Sensitivity, Unbounded
 from fp8compile.analysis.softmax import softmax_dim
 from fp8compile.analysis.statistics import is_statistic
 from fp8compile.encoding.about import About, about
@@ -158,22 +159,34 @@ class Judge:
         return Stored(codec, why, dim, tokens)
 
     def _in_a_byte(self, edge: SavedTensor) -> tuple[Codec, str] | str:
-        """The recipe's codec if the backward answers its errors with small ones; else E4M3's, if it may be chosen."""
-        recipe, about_mean = self.ctx.recipe_at(_path(edge)), self._is_about_a_mean(edge)
-        codec, why = codec_for(edge, recipe)
-        if about_mean and format_name(edge, recipe) not in ("e4m3", "best_of_two"):
-            codec, why = Groupwise(INT8, recipe.group_size, row_dims=row_dims_of(edge)), ""
-        if about_mean and not self._keeps_signs(edge, codec):
-            return SIGNS
-        formats = _formats(codec)
-        reasons = [reason for fmt in formats if (reason := self.sensitivity.reason_to_stay_exact(edge.backward, fmt))]
-        if not reasons:
-            return codec, why
+        """The first codec whose errors the backward answers with small ones, and why it is that; else the first one's reason."""
+        reasons = []
+        for codec, why in self._codecs(edge):
+            if (reason := self._reason_against(edge, codec)) is None:
+                return codec, why
+            reasons.append(reason)
+        return reasons[0]
+
+    def _codecs(self, edge: SavedTensor) -> Iterator[tuple[Codec, str]]:
+        """The recipe's codec; then E4M3's, if the recipe leaves the choice."""
+        recipe = self.ctx.recipe_at(_path(edge))
         name = format_name(edge, recipe)
-        by_use = name == "auto" or name in FEW_BITS
-        if not by_use or formats == (E4M3,) or self.sensitivity.reason_to_stay_exact(edge.backward, E4M3):
-            return reasons[0]
-        return Groupwise(E4M3, recipe.group_size, row_dims=row_dims_of(edge)), STEEP
+        codec, why = codec_for(edge, recipe)
+        if self._is_about_a_mean(edge) and name not in ("e4m3", "best_of_two"):
+            codec, why = Groupwise(INT8, recipe.group_size, row_dims=row_dims_of(edge)), ""
+        yield codec, why
+        if (name == "auto" or name in FEW_BITS) and _formats(codec) != (E4M3,):
+            yield Groupwise(E4M3, recipe.group_size, row_dims=row_dims_of(edge)), STEEP
+
+    def _reason_against(self, edge: SavedTensor, codec: Codec) -> str | None:
+        """Why a value must not be stored so. About a mean, E4M3 is no way out for what is steep: its errors are no more relative
+        to the value than INT8's, and they are larger."""
+        if self._is_about_a_mean(edge) and not self._keeps_signs(edge, codec):
+            return SIGNS
+        known = self._about(edge)
+        error = OF_A_CODE if known is None else known.error
+        found = (self.sensitivity.reason_to_stay_exact(edge.backward, fmt, error) for fmt in _formats(codec))
+        return next(filter(None, found), None)
 
     def _reason_to_leave(self, edge: SavedTensor) -> str | None:
         return (

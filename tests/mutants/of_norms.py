@@ -84,6 +84,20 @@ NORMS = (
         ("tests/passes/test_encode_saved_dynamic.py",),
     ),
     Mutant(
+        "about: an error of E4M3 about a mean is relative to the value",
+        "fp8compile/encoding/about.py",
+        "shifted=self.mean is not None",
+        "shifted=False",
+        ("tests/passes/test_encode_saved_norms.py",),
+    ),
+    Mutant(
+        "about: a range bounds the error of what is stored in deviations",
+        "fp8compile/encoding/about.py",
+        "2.0 if self.scale is None else math.inf",
+        "2.0",
+        ("tests/passes/test_encode_saved_norms.py",),
+    ),
+    Mutant(
         "about: nobody knows the sizes of its views",
         "fp8compile/encoding/about.py",
         "views, tuple(sizes))",
