@@ -53,6 +53,8 @@ from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.recipe.saved_bits import ONE_BYTE, WHOLE, SavedValue
 
+Decision = Encoding | Stored | str | None
+
 UNKNOWN = (
     "saved_attention='auto' knows no rates of {device}: name a device in Recipe.device_rates ({known}), or set "
     "saved_attention to True or False"
@@ -90,7 +92,7 @@ class Judge:
         self._edges: dict[Node, Sides | None] = {}
         self.keys = keys_of(split, ctx) if ctx.measures_saved or ctx.recipe.saved_bits != "off" else {}
 
-    def decide(self, edge: SavedTensor) -> Encoding | Stored | str | None:
+    def decide(self, edge: SavedTensor) -> Decision:
         """The encoding a matmul's operand already has; or how it is stored; or the reason to leave it; None: no entry."""
         if encoding := encoding_of(edge.forward):
             return encoding

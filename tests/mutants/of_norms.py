@@ -98,6 +98,27 @@ NORMS = (
         ("tests/passes/test_encode_saved_norms.py",),
     ),
     Mutant(
+        "kept_beside: what is kept for codes alone is not counted",
+        "passes/encode_saved.py",
+        "for n in made) + more",
+        "for n in made)",
+        ("tests/encoding/test_kept_beside.py",),
+    ),
+    Mutant(
+        "kept_beside: what the backward makes again is kept besides",
+        "fp8compile/encoding/kept_beside.py",
+        "if node in self._again:",
+        "if False:",
+        ("tests/encoding/test_kept_beside.py",),
+    ),
+    Mutant(
+        "kept_beside: what is made again stands where it stood",
+        "fp8compile/encoding/kept_beside.py",
+        "before.prepend(each)",
+        "pass",
+        ("tests/encoding/test_kept_beside.py",),
+    ),
+    Mutant(
         "about: nobody knows the sizes of its views",
         "fp8compile/encoding/about.py",
         "views, tuple(sizes))",
