@@ -62,6 +62,7 @@ UNKNOWN = (
 STEEP = "a steep function of it in the backward"
 ADDS = "adds {:.1e} to the gradients' error"
 KEPT = "Recipe.saved_bits keeps it exact: 8 bits add {:.1e} to the gradients' error"
+NOT_KEPT = "normalised with statistics that do not outlive the forward as they are"
 SIGNS = "normalised, and its sign is taken in the backward: a code of its deviation does not keep it"
 NOT_CHOSEN = "not among the values of Recipe.saved_bits"
 
@@ -217,7 +218,12 @@ class Judge:
         norm = self.sensitivity.norms.get(itself(edge.forward))
         if norm is None:
             return None
-        return about(norm, edge.forward, Groups(self.ctx.recipe_at(_path(edge)).group_size, row_dims_of(edge)))
+        found = about(norm, edge.forward, Groups(self.ctx.recipe_at(_path(edge)).group_size, row_dims_of(edge)))
+        split = self.sensitivity.split
+        given = [root for node in (found.statistics if found else ()) if (root := storage_root(node)).op == "placeholder"]
+        if not all(map(split.costs_nothing_to_keep, given)):
+            raise Unbounded(NOT_KEPT)  # the caller's statistics, which the backward would read changed, or as codes
+        return found
 
     def _is_about_a_mean(self, edge: SavedTensor) -> bool:
         known = self._about(edge)

@@ -9,8 +9,9 @@ from functools import cached_property
 
 from torch.fx import Graph, Node
 
+from fp8compile.analysis.frozen_norms import all_norms_of
 from fp8compile.analysis.linears import uncast
-from fp8compile.analysis.norms import Norm, norms_of
+from fp8compile.analysis.norms import Norm
 from fp8compile.analysis.ranges import Interval, ranges
 from fp8compile.analysis.ranges.interval import ANYTHING
 from fp8compile.analysis.ranges.matching import packet
@@ -94,7 +95,7 @@ class Sensitivity:
     @cached_property
     def norms(self) -> Mapping[Node, Norm]:
         """How values of the forward are normalised there."""
-        return norms_of(self.split.fw.graph)
+        return all_norms_of(self.split.fw.graph)
 
     @cached_property
     def recomputed(self) -> Mapping[Node, Node]:
