@@ -51,8 +51,8 @@ def _save_the_sum(split: PartitionedGraph, edge: SavedTensor, same: Mapping[Node
 
 
 def _to_the_sum(value: Node) -> list[Node]:
-    """The views and products with a number, each the only reader of the one before, that lead from a value to its only reader,
-    which comes last."""
+    """The views and multiples, each the only reader of the one before, that lead from a value to its only reader, which
+    comes last."""
     way: list[Node] = []
     while len(value.users) == 1:
         value = next(iter(value.users))

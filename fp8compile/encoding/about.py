@@ -66,8 +66,8 @@ class About:
 
     @property
     def beside(self) -> tuple[Node, ...]:
-        """What ``deviation`` and ``value`` are given: nodes of the forward. Sizes are read off ``views``; they are given so that
-        whoever traces these functions knows their symbols."""
+        """What ``deviation`` and ``value`` are given: nodes of the forward. Sizes are read off ``views``; they are given so
+        that whoever traces these functions knows their symbols."""
         return (*self.statistics, *self.sizes)
 
     @property
@@ -81,8 +81,8 @@ class About:
 
     @property
     def error(self) -> Error:
-        """Of a value stored so, in units of its largest: relative to its distance from the mean, twice that at most. Of one in
-        deviations nothing is claimed: a small channel is off by a share of a large one's deviations."""
+        """Of a value stored so, in units of its largest: relative to its distance from the mean, twice that at most. Of one
+        in deviations nothing is claimed: a small channel is off by a share of a large one's deviations."""
         return Error(absolute=2.0 if self.scale is None else math.inf, shifted=self.mean is not None)
 
     def deviation(self, x: Tensor, beside: Sequence[Tensor]) -> Tensor:

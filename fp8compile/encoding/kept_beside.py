@@ -1,8 +1,8 @@
 """What a decoder needs beside codes, as the backward has it: statistics of norms, and sizes.
 
-    saved already       by the cut, for the norm's own backward
-    computed again      by the backward, from exact values: |x| + eps beside a saved |x|
-    kept for the codes  else; its bytes are those of the codes
+saved already       by the cut, for the norm's own backward
+computed again      by the backward, from exact values: |x| + eps beside a saved |x|
+kept for the codes  else; its bytes are those of the codes
 """
 
 from __future__ import annotations

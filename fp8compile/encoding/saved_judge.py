@@ -162,7 +162,7 @@ class Judge:
         return Stored(codec, why, dim, tokens)
 
     def _in_a_byte(self, edge: SavedTensor) -> tuple[Codec, str] | str:
-        """The first codec whose errors the backward answers with small ones, and why it is that; else the first one's reason."""
+        """The first codec whose errors the backward answers with small ones, and why that; else the first one's reason."""
         reasons = []
         for codec, why in self._codecs(edge):
             if (reason := self._reason_against(edge, codec)) is None:
@@ -182,8 +182,10 @@ class Judge:
             yield Groupwise(E4M3, recipe.group_size, row_dims=row_dims_of(edge)), STEEP
 
     def _reason_against(self, edge: SavedTensor, codec: Codec) -> str | None:
-        """Why a value must not be stored so. About a mean, E4M3 is no way out for what is steep: its errors are no more relative
-        to the value than INT8's, and they are larger."""
+        """Why a value must not be stored so.
+
+        About a mean, E4M3 is no way out for what is steep: its errors are no more relative to the value than INT8's, and larger.
+        """
         if self._is_about_a_mean(edge) and not self._keeps_signs(edge, codec):
             return SIGNS
         known = self._about(edge)
@@ -220,7 +222,9 @@ class Judge:
             return None
         found = about(norm, edge.forward, Groups(self.ctx.recipe_at(_path(edge)).group_size, row_dims_of(edge)))
         split = self.sensitivity.split
-        given = [root for node in (found.statistics if found else ()) if (root := storage_root(node)).op == "placeholder"]
+        given = [
+            root for node in (found.statistics if found else ()) if (root := storage_root(node)).op == "placeholder"
+        ]
         if not all(map(split.costs_nothing_to_keep, given)):
             raise Unbounded(NOT_KEPT)  # the caller's statistics, which the backward would read changed, or as codes
         return found

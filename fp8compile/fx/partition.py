@@ -156,14 +156,14 @@ class PartitionedGraph:
         """The backward's input for a number of the forward: the one that it has already, or a new one."""
         inputs = self.bw.graph.find_nodes(op="placeholder")
         value = made.meta["val"]
-        for (node, _), used in zip(self._sizes, inputs, strict=False):
+        for i, (node, _) in enumerate(self._sizes):
             if statically_known_true(node.meta["val"] == value):
-                return used
+                return inputs[i]
         with self.bw.graph.inserting_before(inputs[len(self._sizes)]):
-            used = self.bw.graph.placeholder(made.name)
-        used.meta = {"val": value}
+            new: Node = self.bw.graph.placeholder(made.name)
+        new.meta = {"val": value}
         self._sizes.append((made, next((desc for _, desc in self._sizes if desc), None)))
-        return used
+        return new
 
     @property
     def results(self) -> tuple[Any, ...]:

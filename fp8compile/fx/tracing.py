@@ -42,8 +42,8 @@ Value = Tensor | torch.SymInt | int
 
 
 def traced(fn: Callable[..., Any], values: Sequence[Value], fake_mode: Any) -> Graph:
-    """``fn`` of ``values``, fake tensors of this mode and sizes, as a graph of core operations; ``result_of`` gives the value of
-    a node's copy."""
+    """``fn`` of ``values``, fake tensors of this mode and sizes, as a graph of core operations; ``result_of`` gives the value
+    of a node's copy."""
     try:
         key = (_settings_key(fake_mode), _function_key(fn), _values_key(values))
     except _Unknown:

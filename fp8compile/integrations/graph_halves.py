@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch.fx import Graph, GraphModule, Node
 
 from fp8compile import _torch as private

@@ -41,7 +41,6 @@ FORWARD, BACKWARD = 0, 1
 FIRST_UPDATE = 2  # the updates of parameters have the numbers from here on
 
 
-
 class CannotJoin(Exception):
     """A training graph of which no whole step is made, with the reason."""
 

@@ -84,6 +84,8 @@ def test_all_that_a_backward_makes_of_saved_values_is_found_behind_views(dynamic
     tangents = [n for n in split.bw.graph.find_nodes(op="placeholder") if n.name.startswith("tangents")]
     assert dynamic == any(is_size(n) for n in split.bw.graph.nodes)
     assert all(n in found for n in split.bw.graph.nodes if is_size(n))
-    of_forward = [n for n in split.bw.graph.nodes if is_tensor(n) and n.name in {e.name for e in split.fw.graph.nodes}]
+    of_forward = [
+        n for n in split.bw.graph.nodes if is_tensor(n) and n.name in {e.name for e in split.fw.graph.nodes}
+    ]
     assert len(of_forward) >= 9 and not found.keys() & set(tangents)
     assert all(found[n].name == n.name for n in of_forward), "the cut keeps names, which nothing but this test reads"

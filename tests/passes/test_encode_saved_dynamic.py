@@ -60,7 +60,7 @@ CASES: dict[str, Callable[[], nn.Module]] = {
 def run(
     make: Callable[[], nn.Module], dynamic: bool, **options: object
 ) -> tuple[list[str], set[str], dict[str, float]]:
-    """How values are stored, why others are not, and each gradient in dB, of the second batch: three tokens more, one less."""
+    """How values are stored, why others are not, and each gradient in dB, of a second batch of other sizes."""
     torch._dynamo.reset()
     torch.manual_seed(0)
     model = make()
@@ -86,7 +86,9 @@ def test_storage_and_gradients_are_those_of_sizes_that_are_known(name: str) -> N
     saved, reasons, db = run(CASES[name], dynamic=False)
     saved_then, reasons_then, db_then = run(CASES[name], dynamic=True)
     assert saved_then == saved and reasons_then == reasons
-    assert db_then == pytest.approx(db, abs=0.1) or min((*db.values(), *db_then.values())) > 60, "FP32's own roundings"
+    assert db_then == pytest.approx(db, abs=0.1) or min((*db.values(), *db_then.values())) > 60, (
+        "FP32's own roundings"
+    )
     assert min(db_then.values()) > 35
 
 

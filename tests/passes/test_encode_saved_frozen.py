@@ -17,7 +17,7 @@ from tests.support.reference import sqnr_db
 
 
 def frozen(std: float) -> nn.Module:
-    """Channels whose mean is 10, and whose deviation is ``std`` of that of a linear's result; the running statistics say so."""
+    """Channels whose mean is 10, and ``std`` times a linear's result; the running statistics say so."""
     torch.manual_seed(0)
     linear, norm = nn.Linear(64, 128), nn.BatchNorm1d(128)
     linear.bias.data.fill_(10.0)
@@ -49,7 +49,9 @@ def test_gradients_are_not_below_those_of_bf16(std: float) -> None:
     for codegen in ("eager", "inductor"):
         ours = worst(std, lambda m, c=codegen: compiled(m, linear="off", codegen=c), autocast=True)  # type: ignore[misc]
         assert ours > of_bf16 - 3
-    assert worst(std, lambda model: compiled(model, linear="off")) > 40, "INT8's own 44 dB of Gaussian values, for all"
+    assert worst(std, lambda model: compiled(model, linear="off")) > 40, (
+        "INT8's own 44 dB of Gaussian values, for all"
+    )
 
 
 def convolutions(channels_last: bool) -> nn.Module:

@@ -212,7 +212,7 @@ def test_the_choice_has_the_least_error_of_all() -> None:
 
 
 def test_a_llama_layer_has_less_error_than_with_the_same_bits_for_all() -> None:
-    """Attention that adds a twentieth as much to its layer may have fewer bits; by its own sum there is 1.7 times less error."""
+    """Attention that adds a twentieth as much to its layer may have fewer bits: by its own sum 1.7 times less error."""
     layer, args, bits = llama(output=0.05)
     assert bits.error < bits.uniform(4).error / 1.5
     exact = gradients(lambda _: layer(*args), layer, args[0])
