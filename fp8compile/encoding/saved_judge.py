@@ -184,7 +184,7 @@ class Judge:
     def _reason_against(self, edge: SavedTensor, codec: Codec) -> str | None:
         """Why a value must not be stored so.
 
-        About a mean, E4M3 is no way out for what is steep: its errors are no more relative to the value than INT8's, and larger.
+        About a mean, E4M3 is no way out for what is steep: its errors are larger than INT8's, and not relative to the value.
         """
         if self._is_about_a_mean(edge) and not self._keeps_signs(edge, codec):
             return SIGNS

@@ -55,13 +55,6 @@ NORMS = (
         ("tests/analysis/test_norms.py",),
     ),
     Mutant(
-        "encode_saved: a deviation is rounded beside its mean",
-        "passes/encode_saved.py",
-        "decoded_as = dtype if stored.about is None else torch.float32",
-        "decoded_as = dtype",
-        ("tests/passes/test_encode_saved_norms.py",),
-    ),
-    Mutant(
         "recomputed: constants are not known",
         "fp8compile/analysis/recomputed.py",
         "if operands else forward.find_nodes(op=late.op, target=late.target)",
