@@ -112,13 +112,6 @@ NORMS = (
         ("tests/encoding/test_kept_beside.py",),
     ),
     Mutant(
-        "frozen norms: a factor that may be zero scales what is stored",
-        "fp8compile/analysis/frozen_norms.py",
-        "if given.get(n)), None)",
-        "if n in given), None)",
-        ("tests/passes/test_encode_saved_frozen.py",),
-    ),
-    Mutant(
         "frozen norms: statistics that the forward overwrites are read behind it",
         "fp8compile/encoding/saved_judge.py",
         "if not all(map(split.costs_nothing_to_keep, given)):",
