@@ -154,7 +154,7 @@ class PartitionedGraph:
 
     def keep_size(self, made: Node) -> Node:
         """The backward's input for a number of the forward: the one that it has already, or a new one."""
-        inputs = self.bw.graph.find_nodes(op="placeholder")
+        inputs: list[Node] = self.bw.graph.find_nodes(op="placeholder")
         value = made.meta["val"]
         for i, (node, _) in enumerate(self._sizes):
             if statically_known_true(node.meta["val"] == value):
