@@ -22,13 +22,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 from torch.fx import Node
 
 from fp8compile.budget.placing import move_views_to_their_operand
-from fp8compile.encoding.saved_judge import Judge
+from fp8compile.encoding.kept_beside import KeptBeside
+from fp8compile.encoding.saved_judge import Decision, Judge
 from fp8compile.encoding.saved_keys import missing
 from fp8compile.encoding.stored import Stored
 from fp8compile.encoding.views import later
@@ -54,6 +56,7 @@ def encode_saved(split: PartitionedGraph, ctx: Context) -> Notes:
     judge = Judge(split, ctx)
     ours = [edge for edge in split.edges if saves_itself(split, edge)]
     decided = [(edge, judge.decide(edge)) for edge in ours]  # on one graph, for all
+    beside = _kept_beside(split, judge, decided)
     stores = any(isinstance(decision, Stored) for _, decision in decided)
     notes = Notes(skips=missing(judge.keys, ctx) if stores else ())
     for edge, decision in decided:
@@ -65,7 +68,7 @@ def encode_saved(split: PartitionedGraph, ctx: Context) -> Notes:
             storage_root(edge.forward).meta[SAVED_AS_CODES] = True
             if ctx.recipe.limits_memory:
                 move_views_to_their_operand(edge.forward)
-            notes += Notes(saved=(_encode(split, edge, decision),))
+            notes += Notes(saved=(_encode(split, edge, decision, beside),))
     return notes
 
 
@@ -73,16 +76,27 @@ def predicted_bytes(split: PartitionedGraph, ctx: Context) -> dict[Node, int]:
     """For each storage that ``encode_saved`` would store as codes, the bytes that these take."""
     judge = Judge(split, ctx)
     decided = [(edge, judge.decide(edge)) for edge in split.edges if saves_itself(split, edge)]
+    beside = _kept_beside(split, judge, decided)
     codes = [(edge, decision) for edge, decision in decided if isinstance(decision, Stored)]
-    return {storage_root(edge.forward): stored.nbytes(edge.forward.meta["val"]) for edge, stored in codes}
+    return {
+        storage_root(edge.forward): stored.nbytes(edge.forward.meta["val"]) + beside.nbytes(stored)
+        for edge, stored in codes
+    }
 
 
-def _encode(split: PartitionedGraph, edge: SavedTensor, stored: Stored) -> Saved:
+def _kept_beside(
+    split: PartitionedGraph, judge: Judge, decided: Sequence[tuple[SavedTensor, Decision]]
+) -> KeptBeside:
+    codes = (edge for edge, decision in decided if isinstance(decision, (Stored, Encoding)))
+    return KeptBeside(split, judge.sensitivity.recomputed, codes)
+
+
+def _encode(split: PartitionedGraph, edge: SavedTensor, stored: Stored, beside: KeptBeside) -> Saved:
     value = edge.forward.meta["val"]
     order, dtype, shape = memory_order(value), value.dtype, value.shape
 
     decoded_as = dtype if stored.about is None else torch.float32
-    statistics = stored.about.statistics if stored.about else ()
+    about = stored.about.beside if stored.about else ()
     parts = len(stored.parts)
 
     def encode(x: Tensor, *beside: Tensor) -> tuple[Tensor, ...]:
@@ -94,19 +108,15 @@ def _encode(split: PartitionedGraph, edge: SavedTensor, stored: Stored) -> Saved
     last = functools.reduce(later, stored.beside, edge.forward)
     made = splice(split.fw.graph, encode, edge.forward, *stored.beside, before=insertion_point_after(last))
     used = [split.placeholder(edge, node, part) for node, part in zip(made, stored.parts, strict=True)]
-    kept = [_in_backward(split, statistic) for statistic in statistics]
-    decoded = splice(split.bw.graph, decode, *used, *kept, before=edge.in_order[0])
+    more = beside.nbytes(stored)
+    first = edge.in_order[0]
+    kept = [beside.in_backward(each, first) for each in about]
+    decoded = splice(split.bw.graph, decode, *used, *kept, before=first)
     _read_instead(edge, decoded, dtype)
     shared = "" if edge.forward.meta.get(NO_VERSION_CHECK) else split.belongs_to(edge.forward)
     split.replace(edge, *zip(made, used, strict=True))
-    after = sum(nbytes(n.meta["val"]) for n in made)
+    after = sum(nbytes(n.meta["val"]) for n in made) + more
     return Saved(edge.info, after, stored.name, shared)
-
-
-def _in_backward(split: PartitionedGraph, statistic: Node) -> Node:
-    """A statistic of the forward as the backward has it: saved already, or saved now."""
-    found = next((edge.backward for edge in split.edges if edge.forward is statistic), None)
-    return found or split.keep(statistic, f"beside_{statistic.name}")
 
 
 def _read_instead(edge: SavedTensor, decoded: Node, dtype: torch.dtype) -> None:

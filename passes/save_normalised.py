@@ -18,7 +18,8 @@ from collections.abc import Sequence
 import torch
 from torch.fx import Node
 
-from fp8compile.analysis.norms import itself, norms_of
+from fp8compile.analysis.frozen_norms import all_norms_of
+from fp8compile.analysis.norms import itself
 from fp8compile.analysis.ranges.matching import packet
 from fp8compile.analysis.recomputed import recomputed
 from fp8compile.fx.graph import (
@@ -42,7 +43,7 @@ def save_normalised(split: PartitionedGraph, ctx: Context) -> Notes:
     """Save values that are normalised instead of what they are made of, where that takes fewer bytes."""
     if not ctx.recipe.stores_saved:
         return Notes()
-    norms = norms_of(split.fw.graph)
+    norms = all_norms_of(split.fw.graph)
     has_codes = any(ENCODING in node.meta for node in split.fw.graph.nodes)
     for late, early in recomputed(split).items():
         if late.op != "call_function" or early not in norms or _is_scaled(early):

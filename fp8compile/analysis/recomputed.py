@@ -1,31 +1,81 @@
-"""Which values of the forward a backward graph computes again."""
+"""Which values of the forward a backward graph computes again.
+
+    forward   y = view(x, [s * t, 64])      backward   y' = view(x', [n, 64])       y' is y where x' is x and n is s t
+
+A size has no element that could be off, so it is known by its value: a number, or an expression of the graph's symbols. Which
+half computes it, and in how many steps, is of no account.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from torch.fx import Node
-from torch.fx.node import map_arg
+from torch.fx import Graph, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+from fp8compile.fx.graph import SIZES, is_size
+from fp8compile.fx.ops import draws_random_numbers
 from fp8compile.fx.partition import PartitionedGraph
 
+Same = Mapping[Node, Node]
 
-def recomputed(split: PartitionedGraph) -> Mapping[Node, Node]:
-    """Nodes of the backward, each with the node of the forward that does the same with the same operands."""
+
+def recomputed(split: PartitionedGraph) -> Same:
+    """Nodes of the backward, each with the node of the forward that has the same value: what is saved, sizes that both halves
+    know, and what does the same with the same operands, constants included."""
     found = {edge.backward: edge.forward for edge in split.edges}
+    sizes = [node for node in split.fw.graph.nodes if is_size(node)]
     for node in split.bw.graph.nodes:
-        operands = node.all_input_nodes
-        if node.op == "call_function" and operands and all(n in found for n in operands):
-            same = next((n for n in found[operands[0]].users if _does_the_same(node, n, found)), None)
-            if same is not None:
-                found[node] = same
+        if node not in found:
+            early = _size_like(node, sizes) if is_size(node) else _does_the_same(node, split.fw.graph, found)
+            found |= {node: early} if early is not None else {}
     return found
 
 
-def _does_the_same(late: Node, early: Node, found: Mapping[Node, Node]) -> bool:
-    def in_forward(argument: Any) -> Any:
-        return map_arg(argument, found.__getitem__)
+def _size_like(late: Node, sizes: Iterable[Node]) -> Node | None:
+    return next((early for early in sizes if _are_equal(late, early)), None)
 
-    same = early.target is late.target and len(early.args) == len(late.args)
-    return same and in_forward(late.args) == early.args and in_forward(late.kwargs) == early.kwargs
+
+def _does_the_same(late: Node, forward: Graph, found: Same) -> Node | None:
+    """The operation of the forward on the same operands, or the same constant."""
+    operands = [n for n in late.all_input_nodes if not is_size(n)]
+    if late.op not in ("call_function", "get_attr") or draws_random_numbers(late):
+        return None
+    if any(n not in found for n in operands):
+        return None
+    found_at = found[operands[0]].users if operands else forward.find_nodes(op=late.op, target=late.target)
+    return next((early for early in found_at if _is_same(late, early, found)), None)
+
+
+def _is_same(late: Node, early: Node, found: Same) -> bool:
+    if late.op == "get_attr":
+        return _attribute(late) is _attribute(early)
+    same = early.target is late.target
+    return same and _equal(late.args, early.args, found) and _equal(late.kwargs, early.kwargs, found)
+
+
+def _attribute(node: Node) -> object:
+    return operator.attrgetter(str(node.target))(node.graph.owning_module)
+
+
+def _equal(late: Any, early: Any, found: Same) -> bool:
+    """Whether arguments are the same, each in its own half."""
+    if is_size(late) or is_size(early):
+        return _are_equal(late, early)
+    if isinstance(late, Node):
+        return found.get(late) is early
+    if isinstance(late, (list, tuple)):
+        alike = isinstance(early, (list, tuple)) and len(late) == len(early)
+        return alike and all(_equal(a, b, found) for a, b in zip(late, early, strict=True))
+    if isinstance(late, Mapping):
+        alike = isinstance(early, Mapping) and late.keys() == early.keys()
+        return alike and all(_equal(late[key], early[key], found) for key in late)
+    return type(late) is type(early) and bool(late == early or (late != late and early != early))  # or both are NaN
+
+
+def _are_equal(late: Any, early: Any) -> bool:
+    """Whether two sizes, or a size and a number, are one for all values that the symbols may have."""
+    a, b = (each.meta.get("val") if isinstance(each, Node) else each for each in (late, early))
+    return isinstance(a, SIZES) and isinstance(b, SIZES) and statically_known_true(a == b)

@@ -9,6 +9,7 @@ See fp8compile/analysis/norms.py and fp8compile/numerics/deviations.py.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -19,8 +20,8 @@ from torch.fx import Node
 
 from fp8compile.analysis.norms import Norm, way_to
 from fp8compile.analysis.ranges.matching import CAST_PACKETS, RESHAPE_PACKETS, packet
-from fp8compile.analysis.sensitivity.error import Unbounded
-from fp8compile.fx.graph import memory_order
+from fp8compile.analysis.sensitivity.error import Error, Unbounded
+from fp8compile.fx.graph import is_size, memory_order
 from fp8compile.numerics.deviations import deviation, from_deviation
 from fp8compile.numerics.groups import Groups
 
@@ -54,12 +55,20 @@ class About:
     Attributes:
         mean, scale, divides: see ``Norm``; ``mean`` and ``scale`` are None where it is not stored about them.
         views: from the value's shape to the one over which the statistics broadcast.
+        sizes: the numbers in ``views`` that only a run knows.
     """
 
     mean: Node | None
     scale: Node | None
     divides: bool
     views: tuple[View, ...]
+    sizes: tuple[Node, ...] = ()
+
+    @property
+    def beside(self) -> tuple[Node, ...]:
+        """What ``deviation`` and ``value`` are given: nodes of the forward. Sizes are read off ``views``; they are given so
+        that whoever traces these functions knows their symbols."""
+        return (*self.statistics, *self.sizes)
 
     @property
     def statistics(self) -> tuple[Node, ...]:
@@ -70,13 +79,19 @@ class About:
     def name(self) -> str:
         return OF_SIZE if self.mean is None else ABOUT_MEAN if self.scale is None else ABOUT_BOTH
 
-    def deviation(self, x: Tensor, statistics: Sequence[Tensor]) -> Tensor:
-        """FP32, in ``x``'s shape; ``statistics`` as in the property."""
-        return self._back(deviation(self._viewed(x), *self._by_name(statistics)))
+    @property
+    def error(self) -> Error:
+        """Of a value stored so, in units of its largest: relative to its distance from the mean, twice that at most. Of one
+        in deviations nothing is claimed: a small channel is off by a share of a large one's deviations."""
+        return Error(absolute=2.0 if self.scale is None else math.inf, shifted=self.mean is not None)
 
-    def value(self, z: Tensor, statistics: Sequence[Tensor]) -> Tensor:
+    def deviation(self, x: Tensor, beside: Sequence[Tensor]) -> Tensor:
+        """FP32, in ``x``'s shape; ``beside`` as in the property."""
+        return self._back(deviation(self._viewed(x), *self._by_name(beside)))
+
+    def value(self, z: Tensor, beside: Sequence[Tensor]) -> Tensor:
         """What ``deviation`` made ``z`` of, in FP32."""
-        return self._back(from_deviation(self._viewed(z), *self._by_name(statistics)))
+        return self._back(from_deviation(self._viewed(z), *self._by_name(beside)))
 
     def _viewed(self, x: Tensor) -> Tensor:
         for view in self.views:
@@ -88,8 +103,8 @@ class About:
             x = view.back(x)
         return x
 
-    def _by_name(self, statistics: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None, bool]:
-        given = iter(statistics)
+    def _by_name(self, beside: Sequence[Tensor]) -> tuple[Tensor | None, Tensor | None, bool]:
+        given = iter(beside)
         mean = None if self.mean is None else next(given)
         return mean, None if self.scale is None else next(given), self.divides
 
@@ -114,7 +129,8 @@ def about(norm: Norm, stored: Node, groups: Groups) -> About | None:
     views = _views(stored, norm.seen) if norm.is_direct else None
     if views is None:
         raise Unbounded(UNKNOWN_NORM)
-    return About(norm.mean, None if within else norm.scale, norm.divides, views)
+    sizes = dict.fromkeys(n for step in way_to(norm.seen) for n in step.all_input_nodes if is_size(n))
+    return About(norm.mean, None if within else norm.scale, norm.divides, views, tuple(sizes))
 
 
 def _views(stored: Node, seen: Node) -> tuple[View, ...] | None:

@@ -9,6 +9,7 @@ fewer    what ``Recipe.saved_bits`` chose for the value, else what the recipe na
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from functools import cached_property
 
 import torch
@@ -18,7 +19,7 @@ from fp8compile import _torch as private
 from fp8compile.analysis.dataflow import Source, is_activation, sources, user_fp32
 from fp8compile.analysis.linears import BATCHED
 from fp8compile.analysis.norms import itself
-from fp8compile.analysis.sensitivity import Sensitivity, Unbounded
+from fp8compile.analysis.sensitivity import OF_A_CODE, Sensitivity, Unbounded
 from fp8compile.analysis.sensitivity.foreign import operator_of
 from fp8compile.analysis.softmax import softmax_dim
 from fp8compile.analysis.statistics import is_statistic
@@ -53,6 +54,8 @@ from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.recipe.saved_bits import ONE_BYTE, WHOLE, SavedValue
 
+Decision = Encoding | Stored | str | None
+
 UNKNOWN = (
     "saved_attention='auto' knows no rates of {device}: name a device in Recipe.device_rates ({known}), or set "
     "saved_attention to True or False"
@@ -60,6 +63,7 @@ UNKNOWN = (
 STEEP = "a steep function of it in the backward"
 ADDS = "adds {:.1e} to the gradients' error"
 KEPT = "Recipe.saved_bits keeps it exact: 8 bits add {:.1e} to the gradients' error"
+NOT_KEPT = "normalised with statistics that do not outlive the forward as they are"
 SIGNS = "normalised, and its sign is taken in the backward: a code of its deviation does not keep it"
 NOT_CHOSEN = "not among the values of Recipe.saved_bits"
 
@@ -90,7 +94,7 @@ class Judge:
         self._edges: dict[Node, Sides | None] = {}
         self.keys = keys_of(split, ctx) if ctx.measures_saved or ctx.recipe.saved_bits != "off" else {}
 
-    def decide(self, edge: SavedTensor) -> Encoding | Stored | str | None:
+    def decide(self, edge: SavedTensor) -> Decision:
         """The encoding a matmul's operand already has; or how it is stored; or the reason to leave it; None: no entry."""
         if encoding := encoding_of(edge.forward):
             return encoding
@@ -159,22 +163,36 @@ class Judge:
         return Stored(codec, why, dim, tokens)
 
     def _in_a_byte(self, edge: SavedTensor) -> tuple[Codec, str] | str:
-        """The recipe's codec if the backward answers its errors with small ones; else E4M3's, if it may be chosen."""
-        recipe, about_mean = self.ctx.recipe_at(_path(edge)), self._is_about_a_mean(edge)
-        codec, why = codec_for(edge, recipe)
-        if about_mean and format_name(edge, recipe) not in ("e4m3", "best_of_two"):
-            codec, why = Groupwise(INT8, recipe.group_size, row_dims=row_dims_of(edge)), ""
-        if about_mean and not self._keeps_signs(edge, codec):
-            return SIGNS
-        formats = _formats(codec)
-        reasons = [reason for fmt in formats if (reason := self.sensitivity.reason_to_stay_exact(edge.backward, fmt))]
-        if not reasons:
-            return codec, why
+        """The first codec whose errors the backward answers with small ones, and why that; else the first one's reason."""
+        reasons = []
+        for codec, why in self._codecs(edge):
+            if (reason := self._reason_against(edge, codec)) is None:
+                return codec, why
+            reasons.append(reason)
+        return reasons[0]
+
+    def _codecs(self, edge: SavedTensor) -> Iterator[tuple[Codec, str]]:
+        """The recipe's codec; then E4M3's, if the recipe leaves the choice."""
+        recipe = self.ctx.recipe_at(_path(edge))
         name = format_name(edge, recipe)
-        by_use = name == "auto" or name in FEW_BITS
-        if not by_use or formats == (E4M3,) or self.sensitivity.reason_to_stay_exact(edge.backward, E4M3):
-            return reasons[0]
-        return Groupwise(E4M3, recipe.group_size, row_dims=row_dims_of(edge)), STEEP
+        codec, why = codec_for(edge, recipe)
+        if self._is_about_a_mean(edge) and name not in ("e4m3", "best_of_two"):
+            codec, why = Groupwise(INT8, recipe.group_size, row_dims=row_dims_of(edge)), ""
+        yield codec, why
+        if (name == "auto" or name in FEW_BITS) and _formats(codec) != (E4M3,):
+            yield Groupwise(E4M3, recipe.group_size, row_dims=row_dims_of(edge)), STEEP
+
+    def _reason_against(self, edge: SavedTensor, codec: Codec) -> str | None:
+        """Why a value must not be stored so.
+
+        About a mean, E4M3 is no way out for what is steep: its errors are larger than INT8's, and not relative to the value.
+        """
+        if self._is_about_a_mean(edge) and not self._keeps_signs(edge, codec):
+            return SIGNS
+        known = self._about(edge)
+        error = OF_A_CODE if known is None else known.error
+        found = (self.sensitivity.reason_to_stay_exact(edge.backward, fmt, error) for fmt in _formats(codec))
+        return next(filter(None, found), None)
 
     def _reason_to_leave(self, edge: SavedTensor) -> str | None:
         return (
@@ -203,7 +221,14 @@ class Judge:
         norm = self.sensitivity.norms.get(itself(edge.forward))
         if norm is None:
             return None
-        return about(norm, edge.forward, Groups(self.ctx.recipe_at(_path(edge)).group_size, row_dims_of(edge)))
+        found = about(norm, edge.forward, Groups(self.ctx.recipe_at(_path(edge)).group_size, row_dims_of(edge)))
+        split = self.sensitivity.split
+        given = [
+            root for node in (found.statistics if found else ()) if (root := storage_root(node)).op == "placeholder"
+        ]
+        if not all(map(split.costs_nothing_to_keep, given)):
+            raise Unbounded(NOT_KEPT)  # the caller's statistics, which the backward would read changed, or as codes
+        return found
 
     def _is_about_a_mean(self, edge: SavedTensor) -> bool:
         known = self._about(edge)

@@ -45,8 +45,8 @@ class Stored:
 
     @property
     def beside(self) -> tuple[Node, ...]:
-        """What ``encode`` needs besides: nodes of the forward, statistics first."""
-        return (*(self.about.statistics if self.about else ()), *(self.sides.operands if self.sides else ()))
+        """What ``encode`` needs besides: nodes of the forward, those of ``about`` first."""
+        return (*(self.about.beside if self.about else ()), *(self.sides.operands if self.sides else ()))
 
     @property
     def name(self) -> str:
@@ -71,9 +71,9 @@ class Stored:
 
     def encode(self, x: Tensor, order: Order, *beside: Tensor) -> tuple[Tensor, ...]:
         """``x`` as ``parts``; ``order`` is the permutation that makes x contiguous, None where it is."""
-        count = len(self.about.statistics) if self.about else 0
-        statistics, compared_with = beside[:count], beside[count:]
-        z = self._in_order(x if self.about is None else self.about.deviation(x, statistics), order)
+        count = len(self.about.beside) if self.about else 0
+        about, compared_with = beside[:count], beside[count:]
+        z = self._in_order(x if self.about is None else self.about.deviation(x, about), order)
         if self.tokens is not None:
             assert isinstance(self.codec, Groupwise)
             parts: tuple[Tensor, ...] = encode_about_centre(z, self.tokens, self.codec)
@@ -81,7 +81,7 @@ class Stored:
             parts = self.codec.encode(z)
         if self.sides is None:
             return _as_rows(parts[0], order), *parts[1:]
-        back = self.decode(parts, order, x.shape, x.dtype if self.about is None else torch.float32, *statistics)
+        back = self.decode(parts, order, x.shape, x.dtype if self.about is None else torch.float32, *about)
         crossed = self.sides.crossed(x, back, compared_with)
         above, across = (self._in_order(each, order) for each in (x > back, crossed))
         return keep_sides(*(_as_rows(each, order) for each in (parts[0], above, across))), *parts[1:]
@@ -91,7 +91,7 @@ class Stored:
         return x if order is None else x.permute(order)
 
     def decode(
-        self, parts: Sequence[Tensor], order: Order, shape: Sequence[int], dtype: torch.dtype, *statistics: Tensor
+        self, parts: Sequence[Tensor], order: Order, shape: Sequence[int], dtype: torch.dtype, *about: Tensor
     ) -> Tensor:
         """The value of ``dtype`` in its own ``shape``, computed in FP32 where more is done than decoding."""
         as_float = dtype if self.softmax_dim is None and self.about is None else torch.float32
@@ -109,7 +109,7 @@ class Stored:
         if order is not None:
             found = found.permute(tuple(order.index(d) for d in range(len(order))))
         if self.about is not None:
-            return self.about.value(found, statistics).to(dtype)
+            return self.about.value(found, about).to(dtype)
         return found if self.softmax_dim is None else with_unit_sums(found, self.softmax_dim).to(dtype)
 
 

@@ -43,6 +43,8 @@ MOVED, HOST, DEVICE, AWAITED = "fp8compile_moved", "host", "device", "awaited"
 # Why a pass that has to know bytes leaves a graph as it is.
 NOT_STATIC = "it has sizes that only a run knows; torch.compile(dynamic=False) compiles for each size"
 
+SIZES = (torch.SymInt, torch.SymFloat, torch.SymBool, int)  # what stands for a size or another number of the caller's
+
 CLIPPED = "fp8compile_clipped"  # in the meta of the operations that clip a gradient to the graph's limit
 
 
@@ -119,6 +121,11 @@ def copy_with_attributes(gm: GraphModule) -> GraphModule:
 
 def is_tensor(node: object) -> bool:
     return isinstance(node, Node) and isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def is_size(node: object) -> bool:
+    """Whether a node is a number, symbolic or not; AOTAutograd moves those from the forward to the backward by themselves."""
+    return isinstance(node, Node) and isinstance(node.meta.get("val"), SIZES)
 
 
 def is_on_host(node: Node) -> bool:

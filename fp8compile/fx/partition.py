@@ -9,10 +9,11 @@ from typing import Any
 
 import torch
 from torch.fx import GraphModule, Node
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fp8compile import _torch as private
 from fp8compile.fx.aot import descriptor, gradients, is_token, overwritten_input, position
-from fp8compile.fx.graph import is_on_host, is_tensor, nbytes, storage_root
+from fp8compile.fx.graph import is_on_host, is_size, is_tensor, nbytes, storage_root
 from fp8compile.fx.ops import is_mutating
 from fp8compile.fx.order import sink_weights
 from fp8compile.fx.provenance import TensorInfo
@@ -59,8 +60,8 @@ class PartitionedGraph:
         descs = list(self._out.meta.get("desc") or [None] * len(outputs))
         self.user_outputs, self._returned_descs = outputs[:num_fwd_outputs], descs[:num_fwd_outputs]
         kept = list(zip(outputs[num_fwd_outputs:], descs[num_fwd_outputs:], strict=False))
-        self._sizes = [(node, desc) for node, desc in kept if _is_size(node)]
-        values = [(node, desc) for node, desc in kept if not _is_size(node)]
+        self._sizes = [(node, desc) for node, desc in kept if is_size(node)]
+        values = [(node, desc) for node, desc in kept if not is_size(node)]
         takes = bw.graph.find_nodes(op="placeholder")[len(self._sizes) :]
         self.edges = [SavedTensor(made, used, desc) for (made, desc), used in zip(values, takes, strict=False)]
         self.inputs = fw.graph.find_nodes(op="placeholder")
@@ -151,6 +152,19 @@ class PartitionedGraph:
         self.edges.insert(0, SavedTensor(made, used, next((e.desc for e in self.edges if e.desc), None)))
         return used
 
+    def keep_size(self, made: Node) -> Node:
+        """The backward's input for a number of the forward: the one that it has already, or a new one."""
+        inputs: list[Node] = self.bw.graph.find_nodes(op="placeholder")
+        value = made.meta["val"]
+        for i, (node, _) in enumerate(self._sizes):
+            if statically_known_true(node.meta["val"] == value):
+                return inputs[i]
+        with self.bw.graph.inserting_before(inputs[len(self._sizes)]):
+            new: Node = self.bw.graph.placeholder(made.name)
+        new.meta = {"val": value}
+        self._sizes.append((made, next((desc for _, desc in self._sizes if desc), None)))
+        return new
+
     @property
     def results(self) -> tuple[Any, ...]:
         """What the forward returns once ``finish`` has run."""
@@ -182,13 +196,6 @@ class PartitionedGraph:
         for module in (self.fw, self.bw):
             module.graph.lint()
             module.recompile()
-
-
-def _is_size(node: object) -> bool:
-    """Whether a saved value is a symbolic number; AOTAutograd moves those by themselves."""
-    return isinstance(node, Node) and isinstance(
-        node.meta.get("val"), (torch.SymInt, torch.SymFloat, torch.SymBool, int)
-    )
 
 
 def _inputs_with_gradient(inputs: list[Node], bw: GraphModule) -> set[Node]:

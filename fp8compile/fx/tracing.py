@@ -38,9 +38,12 @@ class _Unknown(Exception):
     """Something that may change what a function computes, and cannot be compared."""
 
 
-def traced(fn: Callable[..., Any], values: Sequence[Tensor], fake_mode: Any) -> Graph:
-    """``fn`` of ``values``, fake tensors of this mode, as a graph of core operations; ``result_of`` gives the value of a
-    node's copy."""
+Value = Tensor | torch.SymInt | int
+
+
+def traced(fn: Callable[..., Any], values: Sequence[Value], fake_mode: Any) -> Graph:
+    """``fn`` of ``values``, fake tensors of this mode and sizes, as a graph of core operations; ``result_of`` gives the value
+    of a node's copy."""
     try:
         key = (_settings_key(fake_mode), _function_key(fn), _values_key(values))
     except _Unknown:
@@ -72,7 +75,7 @@ def _settings_key(fake_mode: Any) -> Hashable:
     )
 
 
-def _trace(fn: Callable[..., Any], values: Sequence[Tensor], fake_mode: Any) -> Graph:
+def _trace(fn: Callable[..., Any], values: Sequence[Value], fake_mode: Any) -> Graph:
     with fake_mode:
         graph: Graph = private.make_fx(fn, decomposition_table=private.select_decomp_table())(*values).graph
     tidy(graph)
@@ -142,11 +145,11 @@ def _value_key(value: object) -> Hashable:
     return _function_key(value)
 
 
-def _values_key(values: Sequence[Tensor]) -> Hashable:
+def _values_key(values: Sequence[Value]) -> Hashable:
     """Shapes, strides, dtypes, devices, and which of the values are the same object: that becomes one input."""
     first: dict[int, int] = {}
     same = tuple(first.setdefault(id(value), place) for place, value in enumerate(values))
-    return same, tuple(map(_tensor_key, values))
+    return same, tuple(_tensor_key(value) if isinstance(value, Tensor) else _size_key(value) for value in values)
 
 
 def _tensor_key(value: Tensor) -> Hashable:
@@ -156,8 +159,8 @@ def _tensor_key(value: Tensor) -> Hashable:
     return value.dtype, value.device, value.requires_grad, tuple(_size_key(size) for size in sizes)
 
 
-def _sizes(value: Tensor) -> tuple[int | torch.SymInt, ...]:
-    return (*value.shape, *value.stride(), value.storage_offset())
+def _sizes(value: Value) -> tuple[int | torch.SymInt, ...]:
+    return (value,) if not isinstance(value, Tensor) else (*value.shape, *value.stride(), value.storage_offset())
 
 
 def _size_key(size: int | torch.SymInt) -> Hashable:

@@ -11,17 +11,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
 from torch.fx import Graph, GraphModule, Node
 
 from fp8compile import _torch as private
 from fp8compile.fx.aot import describe_backward, is_tangent, output_descriptors
-from fp8compile.fx.graph import is_tensor
+from fp8compile.fx.graph import is_size, is_tensor
 from fp8compile.fx.ops import is_view
 from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.integrations.overwriting import BACKWARD, Writes, is_backward, overwrites
 
-SIZES = (torch.SymInt, torch.SymFloat, torch.SymBool, int)
 STAYS = "nothing that it keeps is stored as codes"
 ENDS_BEFORE = f"the graph does not end in its backward: {STAYS}"
 NEITHER = f"the backward reads {{}}, neither tensors nor sizes: {STAYS}"
@@ -99,7 +97,7 @@ def _read_by(late: Mapping[Node, None], writes: Writes) -> tuple[list[Node], lis
     """Sizes, tensors to save and tangents that the backward half reads."""
     operands = (n for node in late for n in node.all_input_nodes if n not in late and n.op != "get_attr")
     read = dict.fromkeys(map(_under_views, operands))
-    sizes = [n for n in read if isinstance(n.meta.get("val"), SIZES)]
+    sizes = [n for n in read if is_size(n)]
     tangents = [n for n in read if is_tensor(n) and (is_tangent(n) or n in writes.gradients)]
     saved = [n for n in read if is_tensor(n) and n not in set(tangents)]
     for reason, found in (

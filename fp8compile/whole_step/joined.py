@@ -31,7 +31,7 @@ from fp8compile.fx.aot import (
     position,
     result_position,
 )
-from fp8compile.fx.graph import called, is_tensor, storage_root
+from fp8compile.fx.graph import called, is_size, is_tensor, storage_root
 
 aten = torch.ops.aten
 
@@ -39,8 +39,6 @@ PART = "fp8compile_part"  # in the meta of an operation of a whole step: a numbe
 APART = "fp8compile_apart"  # in the meta of an operation that shares no kernel with others of its part
 FORWARD, BACKWARD = 0, 1
 FIRST_UPDATE = 2  # the updates of parameters have the numbers from here on
-
-SIZES = (torch.SymInt, torch.SymFloat, torch.SymBool, int)
 
 
 class CannotJoin(Exception):
@@ -88,7 +86,7 @@ def joined(halves: Halves) -> Joined:
     own, kept = results[: halves.own_results], results[halves.own_results :]
     _take_results(new, halves, [copied.get(each, each) for each in own])
     takes = halves.bw.graph.find_nodes(op="placeholder")
-    sizes = [each for each in kept if isinstance(each.meta.get("val"), SIZES)]
+    sizes = [each for each in kept if is_size(each)]
     values = [each for each in kept if each not in sizes]
     copied |= {used: copied[made] for used, made in zip(takes, (*sizes, *values), strict=False)}
     for each in values:

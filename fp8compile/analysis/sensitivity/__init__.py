@@ -20,7 +20,7 @@ Two more things are followed beside k:
            and, beside an edge other than 0, not what a maximum chose (``x == amax(x)``), which may be all at that edge.
 """
 
-from fp8compile.analysis.sensitivity.analysis import Sensitivity
+from fp8compile.analysis.sensitivity.analysis import OF_A_CODE, Sensitivity
 from fp8compile.analysis.sensitivity.error import Error, Unbounded, error_of
 
-__all__ = ["Error", "Sensitivity", "Unbounded", "error_of"]
+__all__ = ["OF_A_CODE", "Error", "Sensitivity", "Unbounded", "error_of"]

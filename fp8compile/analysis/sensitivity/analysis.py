@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping, Set
 from functools import cached_property
 
 from torch.fx import Graph, Node
 
+from fp8compile.analysis.frozen_norms import all_norms_of
 from fp8compile.analysis.linears import uncast
-from fp8compile.analysis.norms import Norm, norms_of
+from fp8compile.analysis.norms import Norm
 from fp8compile.analysis.ranges import Interval, ranges
 from fp8compile.analysis.ranges.interval import ANYTHING
 from fp8compile.analysis.ranges.matching import packet
@@ -27,6 +29,7 @@ from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.numerics import Format
 
 LARGEST_ERROR = 0.5  # a bound k e above this says nothing
+OF_A_CODE = Error(absolute=1.0)  # a share of the largest of its group, or of the value itself
 RESCALED = 2.2  # (1/16 + 1/16) / (1 - 1/16), in units of E4M3's error: fp8compile/numerics/unit_sums.py
 
 
@@ -39,25 +42,31 @@ class Sensitivity:
         self._gradients = gradients_of(split.bw.graph)
         self._linear = _linear_from(split.bw.graph, self._normalised, self._gradients)
 
-    def reason_to_stay_exact(self, used: Node, fmt: Format) -> str | None:
+    def reason_to_stay_exact(self, used: Node, fmt: Format, error: Error = OF_A_CODE) -> str | None:
         """Why ``used``, a placeholder of the backward, must not be a code of this format; None where it may be."""
         try:
-            self.amplification(used, fmt)
+            self.amplification(used, fmt, error)
         except Unbounded as reason:
             return str(reason)
         return None
 
-    def amplification(self, used: Node, fmt: Format) -> float:
+    def amplification(self, used: Node, fmt: Format, error: Error = OF_A_CODE) -> float:
         """The largest k of a value computed from ``used``, up to where everything is linear in it.
+
+        Args:
+            used: the backward's input for a saved value.
+            fmt: of its codes.
+            error: of them, ``absolute`` in units of the largest that is proven of the value.
 
         Raises:
             Unbounded: there is a way to a gradient whose response has no known bound.
         """
         try:
-            largest = Walk(self, fmt, Error()).follow(used)
+            largest = Walk(self, fmt, dataclasses.replace(error, absolute=math.inf)).follow(used)
         except Unproven:
             of_used = self.ranges.get(used)
-            largest = Walk(self, fmt, Error(absolute=of_used.amax if of_used else math.inf), prove=True).follow(used)
+            absolute = math.inf if of_used is None or error.absolute == math.inf else of_used.amax * error.absolute
+            largest = Walk(self, fmt, dataclasses.replace(error, absolute=absolute), prove=True).follow(used)
         if largest * error_of(fmt) > LARGEST_ERROR:
             raise Unbounded(AMPLIFIED.format(largest))
         return largest
@@ -89,7 +98,7 @@ class Sensitivity:
     @cached_property
     def norms(self) -> Mapping[Node, Norm]:
         """How values of the forward are normalised there."""
-        return norms_of(self.split.fw.graph)
+        return all_norms_of(self.split.fw.graph)
 
     @cached_property
     def recomputed(self) -> Mapping[Node, Node]:
