@@ -13,13 +13,7 @@ from torch import Tensor, nn
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.convert_frame import input_codes
 from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
-from torch._dynamo.exc import (
-    BackendCompilerFailed,
-    FailOnRecompileLimitHit,
-    ShortenTraceback,
-    Unsupported,
-    UserError,
-)
+from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, ShortenTraceback, Unsupported, UserError
 from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.descriptors import (
@@ -228,9 +222,8 @@ def size_as_estimated(size: torch.SymInt, unknown: int) -> tuple[int, dict[str, 
     seen = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
     free = [s for s in expr.free_symbols if s not in seen]
     guessed = {s: int(min(env.var_to_range[s].upper, unknown)) for s in free}
-    return int(expr.xreplace({s: seen[s] for s in expr.free_symbols if s in seen} | guessed)), {
-        str(s): n for s, n in guessed.items()
-    }
+    known = {s: seen[s] for s in expr.free_symbols if s in seen}
+    return int(expr.xreplace(known | guessed)), {str(s): n for s, n in guessed.items()}
 
 
 def known_options(patches: dict[str, Any]) -> dict[str, Any]:

@@ -17,18 +17,16 @@ from torch.fx import Node
 
 from fp8compile import _torch as private
 from fp8compile.analysis.dataflow import Source, is_activation, sources, user_fp32
-from fp8compile.analysis.linears import BATCHED
 from fp8compile.analysis.norms import itself
 from fp8compile.analysis.sensitivity import OF_A_CODE, Sensitivity, Unbounded
 from fp8compile.analysis.sensitivity.foreign import operator_of
 from fp8compile.analysis.softmax import softmax_dim
 from fp8compile.analysis.statistics import is_statistic
 from fp8compile.encoding.about import About, about
-from fp8compile.encoding.attention_cost import price_of
 from fp8compile.encoding.attention_result import is_read_by_attention, tokens_of
 from fp8compile.encoding.bits_by_use import few_bits_of
-from fp8compile.encoding.paying import device_name, rates_for
-from fp8compile.encoding.saved_format import format_by_use, is_compared_with_zero
+from fp8compile.encoding.saved_codec import belongs_to_attention, codec_for, does_not_pay, format_name
+from fp8compile.encoding.saved_format import is_compared_with_zero
 from fp8compile.encoding.saved_keys import keys_of
 from fp8compile.encoding.saved_rows import row_dims_of
 from fp8compile.encoding.sides import Sides, sides_of
@@ -44,43 +42,21 @@ from fp8compile.fx.graph import (
     numel,
     storage_root,
 )
-from fp8compile.fx.ops import is_of_attention, is_view
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
-from fp8compile.numerics import E4M3, ENCODABLE, INT8, Codec, Format, Groupwise, GroupwiseBest
+from fp8compile.numerics import E4M3, ENCODABLE, INT8, Codec, Format, Groupwise
 from fp8compile.numerics.few_bits import FEW_BITS, FewBits
 from fp8compile.numerics.groups import Groups
-from fp8compile.planning.device_rates import RATES
 from fp8compile.recipe.context import Context
-from fp8compile.recipe.recipe import Recipe
 from fp8compile.recipe.saved_bits import ONE_BYTE, WHOLE, SavedValue
 
 Decision = Encoding | Stored | str | None
 
-UNKNOWN = (
-    "saved_attention='auto' knows no rates of {device}: name a device in Recipe.device_rates ({known}), or set "
-    "saved_attention to True or False"
-)
 STEEP = "a steep function of it in the backward"
 ADDS = "adds {:.1e} to the gradients' error"
 KEPT = "Recipe.saved_bits keeps it exact: 8 bits add {:.1e} to the gradients' error"
 NOT_KEPT = "normalised with statistics that do not outlive the forward as they are"
 SIGNS = "normalised, and its sign is taken in the backward: a code of its deviation does not keep it"
 NOT_CHOSEN = "not among the values of Recipe.saved_bits"
-
-
-def format_name(edge: SavedTensor, recipe: Recipe) -> str:
-    """What the recipe names for a value's format."""
-    return recipe.attention_format if belongs_to_attention(edge) else recipe.saved_format
-
-
-def codec_for(edge: SavedTensor, recipe: Recipe) -> tuple[Codec, str]:
-    """The storage that the recipe names for this tensor (few bits: "auto"), and why where that depends on the tensor."""
-    name = format_name(edge, recipe)
-    if name == "best_of_two":
-        return GroupwiseBest(recipe.group_size, row_dims=row_dims_of(edge)), ""
-    by_name = {"e4m3": (E4M3, ""), "int8": (INT8, "")}
-    fmt, why = by_name.get(name) or format_by_use(edge.forward, edge.backward)
-    return Groupwise(fmt, recipe.group_size, row_dims=row_dims_of(edge)), why
 
 
 class Judge:
@@ -279,7 +255,7 @@ class Judge:
         recipe = self.ctx.recipe_at(path)
         if recipe.saved_attention is True or not belongs_to_attention(edge):
             return None
-        return _does_not_pay(edge, recipe) if recipe.saved_attention else "Recipe.saved_attention is off"
+        return does_not_pay(edge, recipe) if recipe.saved_attention else "Recipe.saved_attention is off"
 
 
 def _joined(*remarks: str) -> str:
@@ -293,28 +269,6 @@ def _formats(codec: Codec) -> tuple[Format, ...]:
 def _path(edge: SavedTensor) -> str:
     """The module the value was made in, as the report names it."""
     return edge.info.origin.module
-
-
-def belongs_to_attention(edge: SavedTensor) -> bool:
-    """Whether a tensor is an operand or the result of fused attention, or of the batched matmuls it is made of."""
-    return is_of_attention(storage_root(edge.forward)) or _feeds_attention(edge.backward)
-
-
-def _does_not_pay(edge: SavedTensor, recipe: Recipe) -> str | None:
-    """Why a tensor of attention's is not stored under "auto"; None where storing it pays."""
-    device = edge.forward.meta["val"].device
-    rates = rates_for(device, recipe)
-    if rates is None:
-        return UNKNOWN.format(device=device_name(device), known=", ".join(RATES))
-    price = price_of(edge, recipe.group_size, rates)
-    return None if price.pays else price.reason(rates.name)
-
-
-def _feeds_attention(value: Node) -> bool:
-    users = [
-        u for u in value.users if u.target not in BATCHED or SPLICED not in u.meta
-    ]  # what we turn is no attention
-    return any(is_of_attention(u) or u.target in BATCHED or (is_view(u) and _feeds_attention(u)) for u in users)
 
 
 def _higher_order_use(value: Node) -> str | None:

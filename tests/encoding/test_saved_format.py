@@ -12,7 +12,7 @@ from torch import Tensor, nn
 import fp8compile
 from fp8compile.encoding import saved_judge
 from fp8compile.encoding.about import ABOUT_MEAN
-from fp8compile.encoding.saved_judge import codec_for
+from fp8compile.encoding.saved_codec import codec_for
 from fp8compile.encoding.stored import SUMS
 from fp8compile.fx.provenance import op_name
 from fp8compile.numerics import E4M3, INT8, Groupwise
