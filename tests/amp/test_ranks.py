@@ -121,7 +121,7 @@ def train_fsdp(steps: int) -> dict[str, Any]:
     scaler = LossScaler(kinds=("weight",))
     sums = []
     policy = scaler._policy
-    scaler._policy = lambda now, seen: (sums.append(seen.small.item() + seen.large.item()), policy(now, seen))[1]  # type: ignore[assignment]
+    scaler._policy = lambda now, seen: (sums.append(seen.numbers[:2].sum().item()), policy(now, seen))[1]  # type: ignore[assignment]
     for i in range(steps):
         optimizer.zero_grad()
         scaler.scale(loss_of(model, batch(2 * i + dist.get_rank()))).backward()
