@@ -93,8 +93,11 @@ class Binding:
 
     def _take(self, several: Iterable[Observations]) -> None:
         for each in several:
-            seen, additions = self._taken.get(each, (torch.zeros_like(each.current), 0))
-            self._taken[each] = histogram.fold(_padded(seen, each.current), each.current), additions + each.additions
+            seen, additions = each.current, each.additions
+            if each in self._taken:
+                before, earlier = self._taken[each]
+                seen, additions = histogram.fold(_padded(before, seen), seen), additions + earlier
+            self._taken[each] = seen, additions
             each.current, each.additions = torch.zeros_like(each.current), 0
 
     def adding(self) -> list[Observations]:

@@ -15,10 +15,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fp8compile.amp.gradients import Gradient, count_nonfinite
+from fp8compile.amp.buckets import COUNTED, IGNORED, NONFINITE
+from fp8compile.amp.gradients import Gradient
 from fp8compile.amp.watching import Watched, check_patterns, chosen
 from fp8compile.fx.aot import BACKWARD
-from fp8compile.numerics.histogram import COLUMNS, INF, LARGE, NAN, SMALL, statistics, two_bins
+from fp8compile.numerics.histogram import COLUMNS, INF, LARGE, NAN, SMALL
 from fp8compile.observe.records import REST, WEIGHT, Observations, Row, StatsSlot
 
 # Dtypes of the unobserved gradients that a histogram counts; the range of the other dtypes needs no loss scale.
@@ -45,7 +46,7 @@ class Counter:
         if known is None or len(known) != len(seen):
             known = self._weights_of(observations, len(seen)).to(seen.device)
             self._weights[observations] = known
-        return (seen[..., None] * known).sum((0, 1))
+        return seen.flatten() @ known.flatten(0, 1)  # whole numbers times 0 or 1: exact
 
     def _weights_of(self, observations: Observations, count: int) -> Tensor:
         """``[rows, 7, 2]``: how each number enters h1 and h2."""
@@ -63,24 +64,25 @@ class Counter:
         """Whether a row's module is chosen; a row that may be of any module always counts."""
         return row.op == REST or chosen(row.module, self.modules)
 
-    def of_gradients(self, gradients: Sequence[Gradient], seen: set[int], device: torch.device) -> Tensor:
-        """float64 ``[2]``: h1 and h2 of gradients as they lie in ``.grad``; ``seen``: ids of parameters observed already.
+    def looks(self, gradients: Sequence[Gradient], seen: set[int]) -> list[str]:
+        """What counts of each gradient as it lies in ``.grad``; ``seen``: ids of parameters observed already.
 
         Raises:
             ValueError: modules are chosen, and a parameter that nobody observed has no name.
         """
-        total = torch.zeros(2, dtype=torch.float64, device=device)
         if WEIGHT not in self.kinds:
-            return total
-        total[1] = count_nonfinite([g for g in gradients if id(g.p) in seen], device)
-        for each in gradients:
-            if id(each.p) not in seen and self._chosen(each) and each.values.dtype in COUNTED_DTYPES:
-                total += torch.stack(two_bins(statistics(each.values))).to(device)
+            return [IGNORED] * len(gradients)
+        found = [self._look(each, seen) for each in gradients]
         if not seen and not self._said:
             self._said = True
             _log.warning("no statistics of layers: the loss scale follows the gradients of weights alone. Compile the model "
                          'with backend="fp8compile", or call fp8compile.amp.watch(model)')  # fmt: skip
-        return total
+        return found
+
+    def _look(self, each: Gradient, seen: set[int]) -> str:
+        if id(each.p) in seen:
+            return NONFINITE
+        return COUNTED if self._chosen(each) and each.values.dtype in COUNTED_DTYPES else IGNORED
 
     def _chosen(self, each: Gradient) -> bool:
         if "*" in self.modules:

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from fp8compile._distributed import sum_over_ranks
 from fp8compile.amp.binding import Binding
-from fp8compile.amp.gradients import clip, count_nonzero_fp16, gradients_of, unscale, widened
+from fp8compile.amp.buckets import IGNORED, Division, buckets_of
+from fp8compile.amp.gradients import gradients_of, takes_fp32
 from fp8compile.amp.histogram import Counter, parameters_seen
-from fp8compile.amp.losses import count_bad
-from fp8compile.amp.policies import UpdateStats
+from fp8compile.amp.losses import are_bad
+from fp8compile.amp.policies import SEEN, UpdateStats
 
 READY, UNSCALED, STEPPED = "ready", "unscaled", "stepped"
 
@@ -25,6 +26,11 @@ class Stage:
 
     at: str = READY
     found: list[Tensor] = field(default_factory=list)
+
+    def found_ever(self) -> Tensor:
+        """> 0 where an evaluation found inf or NaN: 0-d float64, of its own memory."""
+        first, *more = self.found
+        return sum(more, first.double())
 
 
 class Iteration:
@@ -46,7 +52,7 @@ class Iteration:
         self.closed_counts: list[Tensor] = []
         self._stages: dict[int, Stage] = {}
         self._bad_losses: list[Tensor] = []
-        self._vanished: list[Tensor] = []
+        self._counts: list[Tensor] = []
 
     def stage(self, optimizer: torch.optim.Optimizer) -> Stage:
         return self._stages.setdefault(id(optimizer), Stage())
@@ -63,7 +69,7 @@ class Iteration:
 
     def losses(self, losses: Sequence[Tensor], device: torch.device) -> None:
         """Take note of losses that are about to be scaled."""
-        self._bad_losses.append(count_bad(losses, device))
+        self._bad_losses += are_bad(losses, device)
 
     def check_unscale(self, stage: Stage) -> None:
         """Raises RuntimeError where ``unscale_`` must not be called."""
@@ -84,19 +90,23 @@ class Iteration:
         if not gradients:
             raise RuntimeError("no parameter of this optimizer has a gradient: call scaler.scale(loss).backward() before "
                                "(and finish() of fp8compile.amp.accumulate)")  # fmt: skip
-        if self.clips:
-            seen = parameters_seen(binding.adding())
-            self.closed_counts.append(counter.of_gradients(gradients, seen, scale.device))
-            clip(gradients)
-        gradients = widened(gradients, optimizer)
-        before = count_nonzero_fp16(gradients, scale.device)
-        stage.found.append(unscale(gradients, scale))
-        self._vanished.append(before - count_nonzero_fp16(gradients, scale.device))
+        seen = parameters_seen(binding.adding()) if self.clips else set()
+        looks = counter.looks(gradients, seen) if self.clips else [IGNORED] * len(gradients)
+        division = Division(scale, self.clips, takes_fp32(optimizer))
+        for bucket in buckets_of(gradients, looks):
+            division.of(bucket)
+        self._counts += [each.to(scale.device, non_blocking=True) for each in division.counts]
+        stage.found.append(division.found_on(scale.device))
         stage.at = UNSCALED
 
     def sum_up(self, device: torch.device, group: dist.ProcessGroup | None) -> UpdateStats:
         """What was seen, on all ranks."""
-        small, large = torch.stack([torch.zeros(2, dtype=torch.float64, device=device), *self.closed_counts]).sum(0)
-        founds = [each.double() for stage in self._stages.values() for each in stage.found]
-        sums = [torch.stack(each).sum() for each in (founds, self._bad_losses, self._vanished)]
-        return UpdateStats(*sum_over_ranks(torch.stack([small, large, *sums]), group).unbind())
+        numbers = torch.zeros(len(SEEN), dtype=torch.float64, device=device)
+        bins, counts = numbers[:2], numbers[:3]
+        for several, place in ((self.closed_counts, bins), (self._counts, counts), (self._bad_losses, numbers[4])):
+            for each in several:
+                place.add_(each)
+        for stage in self._stages.values():
+            for each in stage.found:
+                numbers[3].add_(each)
+        return UpdateStats(sum_over_ranks(numbers, group))

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 
 from fp8compile.amp.collapse import Limits, Watchdog
-from fp8compile.amp.policies import UpdateStats
+from fp8compile.amp.policies import SEEN, UpdateStats
 
-RECORD = ("scale", "verdict", "found", "bad_loss", "small", "large", "vanished")
+RECORD = (*SEEN, "scale", "verdict")
 HISTORY = 10_000  # updates that are kept
 _PENDING = 64  # records that may wait, where nobody calls step
 _log = logging.getLogger("fp8compile")
@@ -60,8 +60,7 @@ class Ledger:
 
     def add(self, update: int, scale: Tensor, verdict: Tensor, seen: UpdateStats) -> None:
         """Record the outcome of an update: float64 ``[7]``, laid out as ``RECORD`` says."""
-        record = (scale, verdict, seen.found, seen.bad_loss, seen.small, seen.large, seen.vanished)
-        self._pending.append((update, torch.stack([each.double() for each in record])))
+        self._pending.append((update, torch.cat([seen.numbers, scale.double()[None], verdict[None]])))
         if len(self._pending) >= _PENDING:
             self.read()
 

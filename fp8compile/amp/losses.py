@@ -39,10 +39,14 @@ def scaled(outputs: Any, scale: Tensor) -> Any:
     return type(outputs)(scaled(each, scale) for each in outputs)
 
 
-def count_bad(losses: Sequence[Tensor], device: torch.device) -> Tensor:
-    """How many losses are inf or NaN before they are scaled: 0-d float64."""
-    bad = [(~torch.isfinite(loss.detach())).any().double().to(device, non_blocking=True) for loss in losses]
-    return torch.stack(bad).sum()
+def are_bad(losses: Sequence[Tensor], device: torch.device) -> list[Tensor]:
+    """Whether each loss is inf or NaN before it is scaled: 0-d bool."""
+    return [_beyond_finite(loss.detach()).any().to(device, non_blocking=True) for loss in losses]
+
+
+def _beyond_finite(x: Tensor) -> Tensor:
+    """0 where x is finite, else inf or NaN."""
+    return torch.nn.functional.hardshrink(x, torch.finfo(x.dtype).max)
 
 
 def given_scale(new_scale: float | Tensor, like: Tensor) -> Tensor:

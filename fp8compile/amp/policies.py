@@ -4,7 +4,7 @@
     dynamic    inf or nan found -> scale * backoff;  ``interval`` updates in a row without -> scale * growth
                (torch.amp.GradScaler: the same numbers, computed in float64 and rounded to float32 as it does)
     histogram  every ``period`` updates: h2 / (h1 + h2) > threshold -> halved, else doubled; nothing seen -> stays
-               (Graphcore's automatic loss scaling: ``numerics.histogram.next_scale``). Once it has been halved it is doubled
+               (Graphcore's automatic loss scaling). Once it has been halved it is doubled
                after ``interval`` decisions in a row that would have doubled it (1: Graphcore's rule)
 
 Why an interval: with fewer gradients than 1 / threshold = 10^7, a single large one halves the scale. So Graphcore's rule
@@ -19,31 +19,33 @@ skipped), +1 it was good, 0 it says nothing (the histogram's period is not over,
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, replace
-from typing import Any, Protocol
+import itertools
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from fp8compile.numerics.histogram import THRESHOLD, next_scale
+from fp8compile.numerics.histogram import THRESHOLD
+
+SEEN = ("small", "large", "vanished", "found", "bad_loss")
 
 
 @dataclass(frozen=True)
 class UpdateStats:
-    """What an update saw, summed over ranks; 0-d tensors on one device.
+    """What an update saw, summed over ranks.
 
     Attributes:
-        small, large: h1 and h2, elements.
-        found: float, > 0 where a step was skipped: inf or NaN in its gradients (histogram: NaN).
-        bad_loss: float, > 0 where a loss was not finite before it was scaled: no scale helps then.
-        vanished: gradients that became 0 when they were unscaled.
+        numbers: float64 ``[5]``, by name as in ``SEEN``: h1 and h2, elements; gradients that became 0 when they were
+            unscaled; > 0 where a step was skipped: inf or NaN in its gradients (histogram: NaN); > 0 where a loss was not
+            finite before it was scaled: no scale helps then.
     """
 
-    small: Tensor
-    large: Tensor
-    found: Tensor
-    bad_loss: Tensor
-    vanished: Tensor
+    numbers: Tensor
+
+    @property
+    def found(self) -> Tensor:
+        return self.numbers[SEEN.index("found")]
 
 
 @dataclass(frozen=True)
@@ -52,9 +54,9 @@ class PolicyState:
 
     Attributes:
         scale: float32.
-        since: int32: updates since the scale last grew or fell (dynamic), or since the period began (histogram).
+        since: float64: updates since the scale last grew or fell (dynamic), or since the period began (histogram).
         small, large: float64: h1 and h2 of the period that is under way.
-        quiet: int32: decisions in a row that would have doubled the scale (histogram); -1 until it is first halved.
+        quiet: float64: decisions in a row that would have doubled the scale (histogram); -1 until it is first halved.
     """
 
     scale: Tensor
@@ -67,12 +69,12 @@ class PolicyState:
     def start(cls, scale: float, device: torch.device) -> PolicyState:
         zero = torch.zeros((), dtype=torch.float64, device=device)
         first = torch.full((), scale, dtype=torch.float32, device=device)
-        since, quiet = (torch.full((), n, dtype=torch.int32, device=device) for n in (0, -1))
-        return cls(first, since, zero, zero.clone(), quiet)
+        return cls(first, zero.clone(), zero, zero.clone(), zero - 1)
 
     def numbers(self) -> dict[str, Any]:
         """The fields as Python numbers, exactly. Waits for the device."""
-        return {f.name: getattr(self, f.name).item() for f in fields(self)}
+        numbers = {f.name: getattr(self, f.name).item() for f in fields(self)}
+        return numbers | {name: int(numbers[name]) for name in ("since", "quiet")}
 
     def filled(self, **numbers: float) -> PolicyState:
         """A state with these numbers."""
@@ -85,6 +87,12 @@ class Policy(Protocol):
     def __call__(self, now: PolicyState, seen: UpdateStats) -> tuple[PolicyState, Tensor]:
         """The next state, and the verdict (a 0-d float64 tensor)."""
         ...
+
+
+def _row(table: Tensor, bits: Tensor) -> Tensor:
+    """The row of ``table``, ``[2, ..., 2, n]``, at these bits, bool ``[k]``. By indices of one element: the host would read
+    those without a dimension."""
+    return table[tuple(bits.long().unsqueeze(1))][0]
 
 
 @dataclass(frozen=True)
@@ -108,49 +116,101 @@ class Dynamic:
     floor: float
     ceiling: float
 
+    _constants: dict[torch.device, Tensor] = field(default_factory=dict, compare=False, repr=False)
+
     def __call__(self, now: PolicyState, seen: UpdateStats) -> tuple[PolicyState, Tensor]:
-        found = seen.found > 0
-        due = now.since + 1 == self.interval
-        grown = (now.scale.double() * self.growth).float()
-        grown = torch.where(due & torch.isfinite(grown), grown, now.scale)
-        scale = torch.where(found, (now.scale.double() * self.backoff).float(), grown)
-        since = torch.where(found | due, 0, now.since + 1).to(torch.int32)
-        bounded = scale.clamp(self.floor, self.ceiling)
-        return replace(now, scale=bounded, since=since), torch.where(found, -1.0, 1.0).double()
+        since = now.since + 1
+        happened = torch.stack([seen.found > 0, since == self.interval])
+        factor, keep, verdict = _row(self._on(happened.device), happened).unbind()
+        scale = (now.scale * factor).float()
+        scale = torch.where(scale < torch.inf, scale, now.scale).clamp(self.floor, self.ceiling)
+        return replace(now, scale=scale, since=since * keep), verdict
+
+    def _on(self, device: torch.device) -> Tensor:
+        """``[2, 2, 3]``: by whether inf or NaN was found, and growth is due: factor, share of since, verdict."""
+        if device not in self._constants:
+            good = [[1.0, 1.0, 1.0], [self.growth, 0.0, 1.0]]
+            rows = [good, [[self.backoff, 0.0, -1.0]] * 2]
+            self._constants[device] = torch.tensor(rows, dtype=torch.float64, device=device)
+        return self._constants[device]
+
+
+class Outcome(NamedTuple):
+    """What a decision comes to: the scale times ``factor``, ``keep * quiet + add`` for quiet, and the verdict."""
+
+    factor: float
+    keep: float
+    add: float
+    verdict: float
 
 
 @dataclass(frozen=True)
 class Histogram:
-    """Graphcore's rule. A skipped step (NaN) counts as one with large gradients only, unless the loss was to blame."""
+    """Graphcore's rule. A skipped step (NaN) counts as one with large gradients only, unless the loss was to blame.
+
+    What happened is a few bits, and what they come to stands in a table: a lookup is one launch on a device.
+    """
 
     period: int
     floor: float
     ceiling: float
     threshold: float = THRESHOLD
     interval: int = 64
+    _constants: dict[torch.device, tuple[Tensor, Tensor]] = field(default_factory=dict, compare=False, repr=False)
 
     def __call__(self, now: PolicyState, seen: UpdateStats) -> tuple[PolicyState, Tensor]:
-        blamed = seen.bad_loss > 0  # this update says nothing about the scale
-        skipped = (seen.found > 0) & ~blamed
-        small = torch.where(blamed | skipped, 0.0, seen.small)
-        large = torch.where(skipped, (seen.small + seen.large).clamp_min(1.0), torch.where(blamed, 0.0, seen.large))
-        h1, h2 = now.small + small, now.large + large
-        due = now.since + 1 >= self.period
-        lower, some = h2 > self.threshold * (h1 + h2), h1 + h2 > 0
-        scale, quiet = self._decided(now, h1, h2, lower, some)
-        verdict = torch.where(due & some, torch.where(lower, -1.0, 1.0), 0.0)
-        verdict = torch.where((seen.found > 0) | blamed, -1.0, verdict).double()
-        since = torch.where(due, 0, now.since + 1).to(torch.int32)
-        scale, quiet = torch.where(due, scale, now.scale), torch.where(due, quiet, now.quiet)
-        return PolicyState(scale, since, torch.where(due, 0.0, h1), torch.where(due, 0.0, h2), quiet), verdict
+        bins, happened = seen.numbers[:2], seen.numbers > 0
+        some = happened[:2]
+        if self.period > 1:
+            bins = torch.stack([now.small, now.large]) + self._added(seen.numbers, happened)
+            some = bins > 0
+        lower = bins[1:] > self.threshold * bins.sum()
+        table, edges = self._on(happened.device)
+        outcome = _row(table, torch.cat([happened[3:], some, lower, now.quiet > edges]))
+        factor, keep, add, verdict = outcome.unbind()
+        scale = (now.scale * factor).clamp(self.floor, self.ceiling).float()
+        quiet = torch.addcmul(add, now.quiet, keep)
+        if self.period == 1:
+            return replace(now, scale=scale, quiet=quiet), verdict
+        return self._unless_under_way(now, scale, quiet, bins, verdict, happened[3:].any())
 
-    def _decided(
-        self, now: PolicyState, h1: Tensor, h2: Tensor, lower: Tensor, some: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """The scale and ``quiet`` after a decision."""
-        scale = next_scale(now.scale, h1, h2, self.floor, self.ceiling, self.threshold)
-        settled, higher = now.quiet >= 0, some & ~lower
-        waits = settled & higher & (now.quiet + 1 < self.interval)
-        quiet = torch.where(waits, now.quiet + 1, torch.where(settled & some, 0, now.quiet))
-        quiet = torch.where(lower, 0, quiet).to(torch.int32)
-        return torch.where(waits, now.scale, scale), quiet
+    def _added(self, numbers: Tensor, happened: Tensor) -> Tensor:
+        """h1 and h2 of this update, ``[2]``."""
+        *_, found, blamed = happened
+        skipped = torch.stack([torch.zeros_like(numbers[0]), numbers[:2].sum().clamp_min(1.0)])
+        return torch.where(found, skipped, numbers[:2]) * ~blamed
+
+    def _unless_under_way(
+        self, now: PolicyState, scale: Tensor, quiet: Tensor, bins: Tensor, verdict: Tensor, bad: Tensor
+    ) -> tuple[PolicyState, Tensor]:
+        """The state after a decision if the period is over, else the old one with the larger bins."""
+        due = now.since + 1 >= self.period
+        since = (now.since + 1) * ~due
+        scale, quiet = torch.where(due, scale, now.scale), torch.where(due, quiet, now.quiet)
+        verdict = torch.where(due | bad, verdict, 0.0)
+        return PolicyState(scale, since, *(bins * ~due), quiet), verdict
+
+    def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
+        """The table ``[2, 2, 2, 2, 2, 2, 2, 4]``, and the edges of quiet above which it is settled, and has waited."""
+        if device not in self._constants:
+            rows = [self._outcome(*map(bool, bits)) for bits in itertools.product((0, 1), repeat=7)]
+            table = torch.tensor(rows, dtype=torch.float64, device=device).view(*(2,) * 7, 4)
+            edges = torch.tensor([-1.0, self.interval - 2.0], dtype=torch.float64, device=device)
+            self._constants[device] = table, edges
+        return self._constants[device]
+
+    def _outcome(
+        self, found: bool, blamed: bool, small: bool, large: bool, lower: bool, settled: bool, waited: bool
+    ) -> Outcome:
+        """What a decision comes to; ``small`` and ``large``: whether there are any such gradients."""
+        some = small or large
+        if self.period == 1:  # nothing was seen before this update
+            lower, some = (found or lower) and not blamed, (found or some) and not blamed
+        verdict = -1.0 if found or blamed or lower else float(some)
+        if lower:
+            return Outcome(0.5, 0.0, 0.0, verdict)
+        if not some:
+            return Outcome(1.0, 1.0, 0.0, verdict)
+        if settled and not waited:
+            return Outcome(1.0, 1.0, 1.0, verdict)
+        return Outcome(2.0, 0.0, 0.0 if settled else -1.0, verdict)

@@ -215,7 +215,7 @@ class LossScaler(Copyable):
         """Whether any rank found inf or NaN. The host waits here, and learns the outcome of the updates before."""
         if self._idle:
             return False
-        (found,) = self._ledger.read(sum_over_ranks(torch.stack(stage.found).sum(), self.process_group))
+        (found,) = self._ledger.read(sum_over_ranks(stage.found_ever(), self.process_group))
         self._raise_if_collapsed()
         return found > 0
 

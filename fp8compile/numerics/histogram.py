@@ -1,4 +1,4 @@
-"""Statistics of a gradient, and the loss scale they ask for (Graphcore's automatic loss scaling; numbers in FP16).
+"""Statistics of a gradient, for Graphcore's automatic loss scaling (``amp.policies``); numbers in FP16.
 
     small      elements with |x| <= 2**13          h1
     large      2**13 < |x|, finite                 h2, together with inf and nan
@@ -6,8 +6,6 @@
     zero       elements that are 0: all that underflowed, and what was 0 anyway
     subnormal  0 < |x| < 2**-14: FP16 has lost bits of them
     amax       the largest finite |x|, 0 if there is none
-
-    loss scale:  h2 / (h1 + h2) > 1e-7 -> halved, else doubled; h1 + h2 == 0 -> left
 
 The edge stands below FP16's largest value, 65504, because gradients are clipped there, and an overflow inside a sum would
 be invisible in its result. Counts are exact and add up over calls, micro-batches and ranks; amax is folded by maximum.
@@ -116,24 +114,6 @@ def flags(amax: Tensor, dtype: torch.dtype) -> Tensor:
     columns[INF], columns[NAN] = torch.where(amax >= inf, 1.0, 0.0), torch.where(amax != amax, 1.0, 0.0)
     columns[AMAX] = torch.where(amax < inf, amax, 0.0)
     return torch.stack([column.double() for column in columns], -1)
-
-
-def two_bins(stats: Tensor) -> tuple[Tensor, Tensor]:
-    """``[..., 7]`` -> h1 and h2, summed over all rows. inf and NaN belong to h2: they were large once."""
-    sums = stats.reshape(-1, len(COLUMNS)).sum(0)
-    return sums[SMALL], sums[LARGE] + sums[INF] + sums[NAN]
-
-
-def next_scale(
-    scale: Tensor, h1: Tensor, h2: Tensor, floor: float, ceiling: float, threshold: float = THRESHOLD
-) -> Tensor:
-    """The loss scale after an update that saw ``h1`` small and ``h2`` large gradients, within [floor, ceiling].
-
-    All tensors are 0-d. Without a division, the scale stays as it is if there are no gradients (h1 + h2 = 0).
-    """
-    factor = torch.where(h2 > threshold * (h1 + h2), 0.5, 2.0)
-    factor = torch.where(h1 + h2 > 0, factor, 1.0)
-    return (scale * factor.to(scale.dtype)).clamp(floor, ceiling)
 
 
 def saturate(x: Tensor, limit: Tensor) -> Tensor:

@@ -70,10 +70,8 @@ def test_200_steps_equal_grad_scaler(optimizer: str) -> None:
 def test_the_rule_is_torchs(scale: float, since: int, found: bool, growth: float, backoff: float) -> None:
     ours = PolicyState.start(scale, torch.device("cpu"))
     ours.since.fill_(since)
-    zero = torch.zeros(())
-    new, verdict = Dynamic(growth, backoff, 5, 0.0, torch.inf)(
-        ours, UpdateStats(zero, zero, zero + found, zero, zero)
-    )
+    seen = UpdateStats(torch.tensor([0.0, 0.0, 0.0, float(found), 0.0], dtype=torch.float64))
+    new, verdict = Dynamic(growth, backoff, 5, 0.0, torch.inf)(ours, seen)
     theirs, tracker = torch.tensor(scale), torch.tensor(since, dtype=torch.int32)
     torch._amp_update_scale_(theirs, tracker, torch.tensor(float(found)), growth, backoff, 5)
     assert (new.scale.item(), new.since.item()) == (theirs.item(), tracker.item())

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from fp8compile.amp import Limits, LossScaleCollapse, LossScaler, watch
-from fp8compile.amp.gradients import Gradient, clip
+from fp8compile.amp.buckets import clip_
 from fp8compile.amp.policies import Histogram, PolicyState, UpdateStats
 from tests.support.amp_models import batch, grown, loss_of, net, sgd, spoil, train
 
@@ -287,7 +287,7 @@ def test_clip_keeps_the_sign_of_an_infinity_and_leaves_the_rest() -> None:
     """Of every dtype: an FP16 number once, it is the largest there is, on its own side of 0."""
     for dtype in (torch.float16, torch.bfloat16, torch.float32):
         x = torch.tensor([torch.inf, -torch.inf, torch.nan, 3.0, -1e5], dtype=torch.float32).to(dtype)
-        clip([Gradient(nn.Parameter(x.clone()), None, x)])
+        clip_(x)
         largest = torch.tensor(65504.0).to(dtype)
         kept = torch.tensor(-1e5 if dtype != torch.float16 else -65504.0).to(dtype)
         assert x[0] == largest and x[1] == -largest and x[2].isnan() and x[3] == 3 and x[4] == kept
@@ -300,9 +300,8 @@ def test_after_each_rise_the_good_updates_are_counted_anew() -> None:
         PolicyState.start(8.0, torch.device("cpu")),
         [],
     )
-    zero = torch.zeros((), dtype=torch.float64)
     for bad in [1, *[0] * 7, 1, *[0] * 4]:
-        seen = UpdateStats(zero + (1 - bad), zero + bad, zero, zero, zero)
+        seen = UpdateStats(torch.tensor([1 - bad, bad, 0, 0, 0], dtype=torch.float64))
         now, _ = policy(now, seen)
         found.append((now.scale.item(), int(now.quiet)))
     assert found == [

@@ -18,8 +18,9 @@ def followed(policy: Policy, scale: float, several: list[tuple[int, int, bool, b
     """(scale, verdict) after each update: h1, h2, whether a step was skipped, whether the loss was to blame."""
     now, found = PolicyState.start(scale, torch.device("cpu")), []
     for numbers in several:
-        seen = (torch.tensor(float(number), dtype=torch.float64) for number in (*numbers, 0))
-        now, verdict = policy(now, UpdateStats(*seen))
+        small, large, skipped, blamed = map(float, numbers)
+        seen = UpdateStats(torch.tensor([small, large, 0.0, skipped, blamed], dtype=torch.float64))
+        now, verdict = policy(now, seen)
         assert now.scale.dtype == torch.float32
         found.append((now.scale.item(), verdict.item()))
     return found
@@ -79,5 +80,12 @@ def test_numbers_are_exact_and_come_back() -> None:
     now = PolicyState(now.scale, now.since + 7, now.small + 2.0**52 + 1, now.large + 3, now.quiet + 5)
     again = PolicyState.start(1.0, torch.device("cpu")).filled(**now.numbers())
     assert (
-        again.numbers() == now.numbers() and again.since.dtype == torch.int32 and again.small.dtype == torch.float64
+        again.numbers() == now.numbers() and again.since.dtype == torch.float64 and again.small.dtype == torch.float64
     )
+
+
+def test_the_threshold_is_a_fraction_of_all() -> None:
+    for small, scale in ((1e7 - 2, 0.5), (1e7 + 1, 2.0)):  # one large gradient beside them; 1e-7 of all
+        seen = UpdateStats(torch.tensor([small, 1.0, 0.0, 0.0, 0.0], dtype=torch.float64))
+        new, _ = Histogram(1, 0.0, HIGH)(PolicyState.start(1.0, torch.device("cpu")), seen)
+        assert new.scale == scale

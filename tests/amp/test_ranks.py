@@ -46,7 +46,7 @@ def count_on_ranks(scale: float) -> dict[str, Any]:
     scaler.step(optimizer)
     sums = []
     policy = scaler._policy
-    scaler._policy = lambda now, seen: (sums.append((seen.small.item(), seen.large.item())), policy(now, seen))[1]  # type: ignore[assignment]
+    scaler._policy = lambda now, seen: (sums.append(tuple(seen.numbers[:2].tolist())), policy(now, seen))[1]  # type: ignore[assignment]
     scaler.update()
     own = [n for row, n in zip(seen.rows, seen.history[-1][1].tolist(), strict=True) if row.direction == "backward"]
     return {"sums": sums[0], "scale": scaler.get_scale(), "rows": [sum(n[i] for n in own) for i in range(4)]}
@@ -121,7 +121,7 @@ def train_fsdp(steps: int) -> dict[str, Any]:
     scaler = LossScaler(kinds=("weight",))
     sums = []
     policy = scaler._policy
-    scaler._policy = lambda now, seen: (sums.append(seen.small.item() + seen.large.item()), policy(now, seen))[1]  # type: ignore[assignment]
+    scaler._policy = lambda now, seen: (sums.append(seen.numbers[:2].sum().item()), policy(now, seen))[1]  # type: ignore[assignment]
     for i in range(steps):
         optimizer.zero_grad()
         scaler.scale(loss_of(model, batch(2 * i + dist.get_rank()))).backward()

@@ -160,7 +160,7 @@ WHOLE_STEP = (
 AMP = (
     Mutant(
         "amp: -inf of other dtypes clipped to +65504",
-        "fp8compile/amp/gradients.py",
+        "fp8compile/amp/buckets.py",
         "neginf=-FP16_MAX",
         "neginf=FP16_MAX",
         ("tests/amp/test_interrupted.py",),
@@ -168,22 +168,22 @@ AMP = (
     Mutant(
         "amp: quiet is not reset when the scale is halved",
         "fp8compile/amp/policies.py",
-        "quiet = torch.where(lower, 0, quiet).to(torch.int32)",
-        "quiet = quiet.to(torch.int32)",
+        "Outcome(0.5, 0.0, 0.0, verdict)",
+        "Outcome(0.5, 1.0, 0.0, verdict)",
         ("tests/amp/test_policies.py",),
     ),
     Mutant(
         "amp: quiet is not reset when the scale is doubled",
         "fp8compile/amp/policies.py",
-        "torch.where(settled & some, 0, now.quiet)",
-        "now.quiet",
+        "Outcome(2.0, 0.0, 0.0 if settled else -1.0, verdict)",
+        "Outcome(2.0, 1.0, 0.0, verdict)",
         ("tests/amp/test_policies.py",),
     ),
     Mutant(
         "amp: the dynamic scale grows to inf",
         "fp8compile/amp/policies.py",
-        "torch.where(due & torch.isfinite(grown), grown, now.scale)",
-        "torch.where(due, grown, now.scale)",
+        "torch.where(scale < torch.inf, scale, now.scale)",
+        "scale",
         ("tests/amp/test_policies.py", "tests/amp/test_dynamic.py"),
     ),
     Mutant(

@@ -20,9 +20,7 @@ from fp8compile.numerics.histogram import (
     INF,
     NAN,
     fold,
-    next_scale,
     statistics,
-    two_bins,
 )
 
 SIXTEEN = (torch.float16, torch.bfloat16)
@@ -98,33 +96,6 @@ def test_fold_is_the_statistics_of_both(a: list[float], b: list[float]) -> None:
     x, y = (torch.tensor(each, dtype=torch.float16) for each in (a, b))
     assert fold(statistics(x), statistics(y)).tolist() == statistics(torch.cat([x, y])).tolist()
     assert fold(statistics(x), statistics(y)).tolist() == fold(statistics(y), statistics(x)).tolist()
-
-
-@settings(deadline=None)
-@given(numbers)
-def test_every_element_is_in_one_bin(a: list[float]) -> None:
-    h1, h2 = two_bins(statistics(torch.tensor(a, dtype=torch.float16))[None])
-    assert h1 == sum(abs(v) <= 8192 for v in a) and h1 + h2 == len(a)
-
-
-count = st.integers(0, 2**50).map(float)
-scales = st.integers(-30, 30).map(lambda e: 2.0**e)
-
-
-@settings(deadline=None)
-@given(count, count, scales)
-def test_next_scale(h1: float, h2: float, scale: float) -> None:
-    tensors = (torch.tensor(scale), torch.tensor(h1, dtype=torch.float64), torch.tensor(h2, dtype=torch.float64))
-    new = next_scale(*tensors, 2.0**-24, 2.0**24)
-    assert new.dtype == torch.float32
-    factor = 1.0 if h1 + h2 == 0 else 0.5 if h2 > 1e-7 * (h1 + h2) else 2.0
-    assert new == min(max(scale * factor, 2.0**-24), 2.0**24)
-
-
-def test_the_threshold_is_a_fraction_of_all() -> None:
-    one, h2 = torch.tensor(1.0), torch.tensor(1.0, dtype=torch.float64)
-    assert next_scale(one, torch.tensor(1e7 - 2, dtype=torch.float64), h2, 0, math.inf) == 0.5
-    assert next_scale(one, torch.tensor(1e7 + 1, dtype=torch.float64), h2, 0, math.inf) == 2.0
 
 
 def test_saturate() -> None:
