@@ -76,8 +76,7 @@ def gradients_into(node: Any) -> Sequence[Any]:
 
 def producers(values: Any) -> list[Any]:
     """The autograd nodes that tensors come from."""
-    leaves = (v for v in tree_leaves(values) if isinstance(v, Tensor))
-    return [v.grad_fn for v in leaves if v.grad_fn is not None]
+    return [v.grad_fn for v in tree_leaves(values) if isinstance(v, Tensor) and v.grad_fn is not None]
 
 
 def compiled_backward(values: Any, before: Sequence[Any]) -> Any:
@@ -111,13 +110,12 @@ def add_guard(placeholder: Node, holds: Callable[[Any], bool], text: str) -> Non
     Does nothing where Dynamo does not know the input's source, or hands over no graph.
     """
     source, context = getattr(placeholder, "_dynamo_source", None), TracingContext.try_get()
-    if source is None or context is None:
-        return
 
     def guard_holds(builder: Any, guard: Guard) -> None:
         builder.get_guard_manager(guard).add_lambda_guard(holds, [text], guard.user_stack)
 
-    context.guards_context.dynamo_guards.add(Guard(source, guard_holds))
+    if source is not None and context is not None:
+        context.guards_context.dynamo_guards.add(Guard(source, guard_holds))
 
 
 def group_size(name: str) -> int:
@@ -129,8 +127,8 @@ def group_size(name: str) -> int:
 
 def unsharded_parameters(model: nn.Module) -> list[tuple[Tensor, Tensor]]:
     """The parameters that FSDP2 shards, each with the whole one that the model computes with, as far as that exists."""
-    found = ((p.sharded_param, getattr(p, "_unsharded_param", None)) for p in fsdp_parameters(model))
-    return [(sharded, whole) for sharded, whole in found if whole is not None]
+    sharded = (p for p in fsdp_parameters(model) if getattr(p, "_unsharded_param", None) is not None)
+    return [(p.sharded_param, p._unsharded_param) for p in sharded]
 
 
 def fsdp_parameters(model: nn.Module) -> list[Any]:
@@ -146,16 +144,12 @@ def _parameter_groups(state: Any) -> list[Any]:
 
 # In the meta of a node whose value Inductor stores, rather than recompute it in each kernel that reads it.
 STORED = "inductor_realize_to_strides"
-
 # An input of the backward that is one of the forward's: how its name begins; where its meta says if it stays (torch 2.15).
 INPUTS, STATIC_INPUT = "primals_", "is_static_input"
-
 # In the "custom" meta of a node: what torch.autograd.graph.region_activation_memory_budget lets the partitioner keep there.
 MEMORY_BUDGET = "_region_activation_memory_budget"
-
 # Whether Dynamo compiles a module of a class of torch.nn's where it is compiled in place; before, it skips its forward.
 COMPILES_CONTAINERS = torch.__version__ >= "2.15"
-
 # Whether a compilation can have a region of Dynamo's code caches to itself, with a recompile_limit of its own (torch 2.13).
 HAS_REGIONS = "isolate_recompiles" in inspect.signature(torch.compile).parameters
 
@@ -198,10 +192,9 @@ def graphs_captured() -> int:
 def is_plain_fake(value: object) -> bool:
     """Whether a value of a graph is a fake tensor that stands for no tensor subclass: Python's class, or C++'s (torch 2.15),
     whose type is that of the tensor it stands for."""
-    if type(value) is fake_tensor.FakeTensor:
-        return True
     ask = getattr(fake_tensor, "is_fake_tensor", None) or getattr(torch._C, "_is_fake_tensor", None)
-    return ask is not None and type(value) in (Tensor, torch.nn.Parameter) and bool(ask(value))
+    stands_for_one = ask is not None and type(value) in (Tensor, torch.nn.Parameter) and bool(ask(value))
+    return stands_for_one or type(value) is fake_tensor.FakeTensor
 
 
 def fake_empty(
@@ -248,7 +241,7 @@ def until_waited_for(kept: Any) -> tuple[Any, ...]:
 
 
 class RefusedOptions(ShortenTraceback, ValueError):  # type: ignore[misc, unused-ignore]
-    """A ValueError that Dynamo hands on as it is,. Its traceback begins at ``frame``."""
+    """A ValueError that Dynamo hands on as it is. Its traceback begins at ``frame``."""
 
     def __init__(self, message: str, frame: FrameType) -> None:
         super().__init__(message, first_useful_frame=frame)

@@ -136,9 +136,10 @@ class Division:
             return
         numel = sum(each.values.numel() for each in bucket.gradients)
         small = numel - large if large is not None and bucket.look == COUNTED else None
-        three = (small, large, vanished)
-        zero = None if None not in three else torch.zeros((), dtype=torch.int64, device=bucket.device)
-        self.counts.append(torch.stack([each if each is not None else zero for each in three]))
+        known = [each for each in (small, large, vanished) if each is not None]
+        zeros = [torch.zeros((), dtype=torch.int64, device=bucket.device)] if len(known) < 3 else []
+        three = (zeros[0] if each is None else each for each in (small, large, vanished))
+        self.counts.append(torch.stack(list(three)))
 
 
 def clip_(flat: Tensor) -> None:

@@ -178,7 +178,8 @@ class Histogram:
         """h1 and h2 of this update, ``[2]``."""
         *_, found, blamed = happened
         skipped = torch.stack([torch.zeros_like(numbers[0]), numbers[:2].sum().clamp_min(1.0)])
-        return torch.where(found, skipped, numbers[:2]) * ~blamed
+        added: Tensor = torch.where(found, skipped, numbers[:2]) * ~blamed
+        return added
 
     def _unless_under_way(
         self, now: PolicyState, scale: Tensor, quiet: Tensor, bins: Tensor, verdict: Tensor, bad: Tensor
@@ -188,7 +189,8 @@ class Histogram:
         since = (now.since + 1) * ~due
         scale, quiet = torch.where(due, scale, now.scale), torch.where(due, quiet, now.quiet)
         verdict = torch.where(due | bad, verdict, 0.0)
-        return PolicyState(scale, since, *(bins * ~due), quiet), verdict
+        small, large = (bins * ~due).unbind()
+        return PolicyState(scale, since, small, large, quiet), verdict
 
     def _on(self, device: torch.device) -> tuple[Tensor, Tensor]:
         """The table ``[2, 2, 2, 2, 2, 2, 2, 4]``, and the edges of quiet above which it is settled, and has waited."""
