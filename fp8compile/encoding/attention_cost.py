@@ -35,6 +35,7 @@ from torch.fx import Node
 
 from fp8compile import _torch as private
 from fp8compile.analysis.op_cost import flops_an_element
+from fp8compile.encoding.paying import device_name, rates_for
 from fp8compile.encoding.saved_rows import row_dims_of
 from fp8compile.fx.graph import is_tensor, nbytes, numel, sizes_in_memory, storage_root
 from fp8compile.fx.ops import (
@@ -49,8 +50,13 @@ from fp8compile.fx.ops import (
 )
 from fp8compile.fx.partition import SavedTensor
 from fp8compile.numerics import Groupwise
-from fp8compile.planning.device_rates import DeviceRates
+from fp8compile.planning.device_rates import RATES, DeviceRates
+from fp8compile.recipe.recipe import Recipe
 
+UNKNOWN = (
+    "saved_attention='auto' knows no rates of {device}: name a device in Recipe.device_rates ({known}), or set "
+    "saved_attention to True or False"
+)
 MICRO = 1e6  # microseconds in a second; a TB/s is as many bytes in one, so is a TFLOP/s operations
 
 
@@ -143,3 +149,13 @@ def _us_of(node: Node, elements: int, rates: DeviceRates) -> float:
         return 0.0
     rate = rates.fp8 if opname(node) == "_scaled_mm" else rates.bf16
     return flops_an_element(node) * elements / (rate * MICRO)
+
+
+def does_not_pay(edge: SavedTensor, recipe: Recipe) -> str | None:
+    """Why a tensor of attention's is not stored under "auto"; None where storing it pays."""
+    device = edge.forward.meta["val"].device
+    rates = rates_for(device, recipe)
+    if rates is None:
+        return UNKNOWN.format(device=device_name(device), known=", ".join(RATES))
+    price = price_of(edge, recipe.group_size, rates)
+    return None if price.pays else price.reason(rates.name)

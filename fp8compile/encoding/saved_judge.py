@@ -12,7 +12,6 @@ import dataclasses
 from collections.abc import Iterator
 from functools import cached_property
 
-import torch
 from torch.fx import Node
 
 from fp8compile import _torch as private
@@ -23,10 +22,9 @@ from fp8compile.analysis.sensitivity import OF_A_CODE, Sensitivity, Unbounded
 from fp8compile.analysis.softmax import softmax_dim
 from fp8compile.analysis.statistics import is_statistic
 from fp8compile.encoding.about import About, about
-from fp8compile.encoding.attention_cost import price_of
+from fp8compile.encoding.attention_cost import does_not_pay
 from fp8compile.encoding.attention_result import is_read_by_attention, tokens_of
 from fp8compile.encoding.bits_by_use import few_bits_of
-from fp8compile.encoding.paying import device_name, rates_for
 from fp8compile.encoding.saved_format import format_by_use, is_compared_with_zero
 from fp8compile.encoding.saved_keys import keys_of
 from fp8compile.encoding.saved_rows import row_dims_of
@@ -43,22 +41,17 @@ from fp8compile.fx.graph import (
     numel,
     storage_root,
 )
-from fp8compile.fx.ops import is_of_attention, is_view
+from fp8compile.fx.ops import higher_order_use, is_of_attention, is_view
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.numerics import E4M3, ENCODABLE, INT8, Codec, Format, Groupwise, GroupwiseBest
 from fp8compile.numerics.few_bits import FEW_BITS, FewBits
 from fp8compile.numerics.groups import Groups
-from fp8compile.planning.device_rates import RATES
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.recipe.saved_bits import ONE_BYTE, WHOLE, SavedValue
 
 Decision = Encoding | Stored | str | None
 
-UNKNOWN = (
-    "saved_attention='auto' knows no rates of {device}: name a device in Recipe.device_rates ({known}), or set "
-    "saved_attention to True or False"
-)
 STEEP = "a steep function of it in the backward"
 ADDS = "adds {:.1e} to the gradients' error"
 KEPT = "Recipe.saved_bits keeps it exact: 8 bits add {:.1e} to the gradients' error"
@@ -205,7 +198,7 @@ class Judge:
             )
             or self._no_norm_s_storage(edge)
             or (edge.forward in self.user_fp32 and "the user computes this in FP32 inside a 16-bit model")
-            or _higher_order_use(edge.backward)
+            or higher_order_use(edge.backward)
             or None
         )
 
@@ -278,7 +271,7 @@ class Judge:
         recipe = self.ctx.recipe_at(path)
         if recipe.saved_attention is True or not belongs_to_attention(edge):
             return None
-        return _does_not_pay(edge, recipe) if recipe.saved_attention else "Recipe.saved_attention is off"
+        return does_not_pay(edge, recipe) if recipe.saved_attention else "Recipe.saved_attention is off"
 
 
 def _joined(*remarks: str) -> str:
@@ -299,25 +292,8 @@ def belongs_to_attention(edge: SavedTensor) -> bool:
     return is_of_attention(storage_root(edge.forward)) or _feeds_attention(edge.backward)
 
 
-def _does_not_pay(edge: SavedTensor, recipe: Recipe) -> str | None:
-    """Why a tensor of attention's is not stored under "auto"; None where storing it pays."""
-    device = edge.forward.meta["val"].device
-    rates = rates_for(device, recipe)
-    if rates is None:
-        return UNKNOWN.format(device=device_name(device), known=", ".join(RATES))
-    price = price_of(edge, recipe.group_size, rates)
-    return None if price.pays else price.reason(rates.name)
-
-
 def _feeds_attention(value: Node) -> bool:
     users = [
         u for u in value.users if u.target not in BATCHED or SPLICED not in u.meta
     ]  # what we turn is no attention
     return any(is_of_attention(u) or u.target in BATCHED or (is_view(u) and _feeds_attention(u)) for u in users)
-
-
-def _higher_order_use(value: Node) -> str | None:
-    for user in value.users:
-        if isinstance(user.target, torch._ops.HigherOrderOperator):
-            return f"operand of the higher-order operator {user.target}"
-    return None

@@ -192,3 +192,11 @@ def readers(node: Node) -> Iterator[Node]:
             yield from readers(user)
         else:
             yield user
+
+
+def higher_order_use(value: Node) -> str | None:
+    """The reason to leave a value that a higher-order operator reads; None where none does."""
+    for user in value.users:
+        if isinstance(user.target, torch._ops.HigherOrderOperator):
+            return f"operand of the higher-order operator {user.target}"
+    return None
