@@ -193,6 +193,8 @@ def _width(each: Instruction) -> int:
     """Registers of its result."""
     if ".128" in each.opcode:
         return 4
+    if match := re.match(r"LDSM\.\d+\.\w+\.([24])", each.opcode):  # so many 8x8 matrices, a register each
+        return int(match[1])
     pairs = ".64" in each.opcode or ".WIDE" in each.opcode or each.opcode == "CS2R"
     return 2 if pairs else 1
 

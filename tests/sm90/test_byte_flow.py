@@ -77,6 +77,12 @@ def test_pairs_of_registers_are_written_together(opcode: str) -> None:
     assert not found(f"{opcode} R4, R2, R3, R6", "STG.E.U8 [R2], R5")
 
 
+def test_a_load_of_matrices_writes_a_register_for_each() -> None:
+    code = f"{PACK} R9, R3, R2, RZ"
+    assert not found("LDSM.16.M88.4 R4, [R2]", code, "PRMT R8, R9, 0x5410, R7", "STG.E [R2], R8")
+    assert found("LDSM.16.M88.2 R4, [R2]", code, "PRMT R8, R9, 0x5410, R7", "STG.E [R2], R8") == [3]
+
+
 CASES = pytest.mark.parametrize(
     "case",
     [
