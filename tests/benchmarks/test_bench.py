@@ -31,13 +31,13 @@ def test_the_command_finds_all_that_it_asks_the_suite_for() -> None:
     assert asked >= {"run", "failed", "written"} and all(hasattr(suite, name) for name in asked)
 
 
-@pytest.mark.parametrize("benchmark", suite.BENCHMARKS, ids=lambda b: b.name)
-def test_every_benchmark_runs(benchmark: Benchmark, nothing_generated: None) -> None:
-    for case in benchmark.tiny:
-        row = run_alone.measured_row(benchmark, case, CPU)
+@pytest.mark.parametrize("one", suite.BENCHMARKS, ids=lambda b: b.name)
+def test_every_benchmark_runs(one: Benchmark, nothing_generated: None) -> None:
+    for case in one.tiny:
+        row = run_alone.measured_row(one, case, CPU)
         assert "error" not in row, row["error"]
         arms = {**row["arms"], **row["left_out"], **row.get("capacity", {})}
-        assert arms.keys() - {"ours"} <= {*benchmark.compared_with, *_ours(benchmark)}
+        assert arms.keys() - {"ours"} <= {*one.compared_with, *_ours(one)}
         assert all(why in ALLOWED for why in row["left_out"].values()), row["left_out"]
         assert all(lap["seconds"] > 0 for laps in row["arms"].values() for lap in laps.values())
         json.dumps(row)

@@ -130,6 +130,41 @@ WHOLE = (
     "torch.cdist({0}, {0}[:8]).softmax(-1) @ {0}[:8]",
 )
 
+# Over every axis, by hand and fused, with and without affine parts.
+NORMS = (
+    "F.rms_norm({0}, {0}.shape[-1:])",
+    "F.rms_norm({0}, {0}.shape[-1:], {g})",
+    "F.layer_norm({0}, {0}.shape)",
+    "F.layer_norm({0}, {0}.shape[-1:], {g}, state.detach())",
+    "F.batch_norm({0}, None, None, training=True)",
+    "F.batch_norm({0}, None, None, {g}, training=True)",
+    "F.batch_norm({0}.unflatten(-1, (8, -1)), None, None, training=True).flatten(-2)",
+    "F.group_norm({0}, 8)",
+    "F.group_norm({0}.unflatten(-1, (8, -1)), 4).flatten(-2)",
+    "F.instance_norm({0}.unflatten(-1, (8, -1))).flatten(-2)",
+    "({0} - {0}.mean(-1, keepdim=True)) * torch.rsqrt({0}.var(-1, keepdim=True, correction=0) + 1e-5)",
+    "({0} - {0}.mean(0)) * torch.rsqrt({0}.var(0, correction=0) + 1e-5) * {g}",
+    "({0} - {0}.mean()) / ({0}.std() + 1e-5)",
+    "({0} - {0}.mean(0)) / ({0}.std(0) + 1e-3)",
+    "{0} * torch.rsqrt({0}.square().mean(0) + 1e-6)",
+    "{0} * torch.rsqrt({0}.unflatten(-1, (8, -1)).square().mean((0, 2)) + 1e-6).repeat_interleave({0}.shape[-1] // 8)",
+    "F.normalize({0}, dim=0) * 4",
+    "{0} / {0}.norm() * 30",
+    "F.rms_norm({0} * (1 + 300 * (torch.arange({0}.shape[-1]) == 5)), {0}.shape[-1:])",
+    "F.layer_norm({0} * (1 + 300 * (torch.arange({0}.shape[-1]) == 5)), {0}.shape[-1:], {g})",
+    "F.batch_norm({0} * 0.01 + state.exp(), None, None, training=True)",
+)
+
+# What makes a norm hard: a mean beside which values vary little, channels of all sizes, rows that are padding, a large gain.
+SPREADS = (
+    "{0} * 0.01 + 3.0",
+    "{0} * 0.1 - state * 5",
+    "{0} * torch.logspace(-2, 1, {0}.shape[-1], dtype={0}.dtype)",
+    "{0} * (1 + 60 * (torch.arange({0}.shape[-1]) == 5))",
+    "{0} * (1 + 60 * (torch.arange({0}.shape[0]) < 4)[:, None])",
+    "{0} * (torch.arange({0}.shape[0]) >= 4)[:, None]",
+)
+
 WEIGHTED = (
     "F.linear({0}, {w})",
     "F.linear({0}, {w}, {g})",
@@ -196,6 +231,8 @@ TEMPLATES: Mapping[str, tuple[float, tuple[str, ...]]] = {
     "pointwise": (0.32, POINTWISE),
     "rows": (0.08, ROWS),
     "whole": (0.14, WHOLE),
+    "norms": (0.12, NORMS),
+    "spreads": (0.05, SPREADS),
     "weighted": (0.16, WEIGHTED),
     "pairs": (0.22, PAIRS),
     "in place": (0.08, IN_PLACE),

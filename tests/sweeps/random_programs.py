@@ -145,7 +145,7 @@ def is_well_conditioned(program: Program, least_db: float) -> bool:
 
 
 def _drawn(draw: random.Random, seed: int, dtype: torch.dtype, longest: int) -> Program | None:
-    program = Program(seed, draw.choice((32, 48, 64)), draw.choice((64, 96, 128)), dtype, (), ("x0",))
+    program = Program(seed, draw.choice((32, 48, 64)), draw.choice((40, 64, 96, 128, 200)), dtype, (), ("x0",))
     wanted, failures = draw.randint(5, longest), 0
     while len(program.lines) < wanted and failures < 40:
         line = _line(draw, program)

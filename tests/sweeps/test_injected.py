@@ -15,13 +15,18 @@ import pytest
 import torch
 
 from fp8compile.analysis.sensitivity import Sensitivity
+from fp8compile.analysis.sensitivity import analysis as sensitivity
 from fp8compile.analysis.sensitivity import responses as R
 from fp8compile.analysis.sensitivity.walk import Walk
+from fp8compile.encoding import saved_judge
+from fp8compile.encoding.saved_judge import Judge
+from fp8compile.numerics import groups
 from tests.sweeps.random_judgement import CONDITION, LEAST_DB, Judgement, judge
 from tests.sweeps.random_programs import program_of
 
 aten = torch.ops.aten
 Patch = Callable[[], contextlib.AbstractContextManager[object]]
+NORMS = ("norm(", ".var(", ".std(", "rsqrt(", "normalize")
 LONGEST, PROGRAMS = 8, 200  # lines a program; programs that hold the operation
 
 
@@ -60,6 +65,26 @@ INJECTED: Mapping[str, tuple[tuple[str, ...], Patch]] = {
     "anything may be divided by": (
         (" / ", "log(", "sqrt"),
         lambda: mock.patch.object(Walk, "_keep_away", lambda *_: None),
+    ),
+    "no norm is found": (
+        ("* 0.01 + state", "1 + 300 *"),
+        lambda: mock.patch.object(sensitivity, "norms_of", lambda *_: {}),
+    ),
+    "what is normalised may be made of codes": (
+        ("1 + 300 *",),
+        lambda: mock.patch.object(Sensitivity, "is_normalised", lambda *_: False),
+    ),
+    "what is normalised is stored beside its group": (
+        NORMS,
+        lambda: mock.patch.object(saved_judge, "about", lambda *_, **__: None),
+    ),
+    "groups span rows": (
+        (".shape[0]) < 4",),
+        lambda: mock.patch.object(groups, "SHORTEST", 2**40),
+    ),
+    "codes change sides": (
+        ("clamp", "relu", "where", "> 0.2"),
+        lambda: mock.patch.object(Judge, "_sides", lambda *_: None),
     ),
     "phases may be large": (
         ("* 30.0", "* 100.0"),
