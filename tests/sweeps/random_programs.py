@@ -6,7 +6,8 @@ A program is a list of lines, each of which makes a value of values before it:
     v8 = v7 / v7.abs().amax(-1, keepdim=True)
 
 It is made line by line and run meanwhile, in float64: a line whose value is not finite, vanishes or explodes is drawn again,
-so that eager is finite by construction. The loss is the mean of the squares of some values.
+so that eager is finite by construction. The loss is the mean of the squares of some values about fixed ones: the squares of what a norm gives have
+no gradient.
 
 The generator is a ``random.Random`` and not a hypothesis strategy: one integer then names a program in every process and on
 every machine (the sweep runs 1,000 in several), no database is kept, and shrinking, which compiles at every step, needs to
@@ -62,7 +63,8 @@ class Program:
         return (
             f"# seed {self.seed}: {len(self.lines)} lines, [{self.rows}, {self.columns}] {self.dtype}\n"
             f"def program(x0, x1, data, order, state{', ' + parameters if parameters else ''}):\n{body}\n"
-            f"    return {' + '.join(f'{o}.square().mean()' for o in self.outputs)}\n"
+            f"    probe = torch.linspace(-1, 1, {self.columns}, dtype=x0.dtype)\n"
+            f"    return {' + '.join(f'({o} + probe).square().mean()' for o in self.outputs)}\n"
         )
 
     @property
@@ -193,7 +195,7 @@ def _operand(draw: random.Random, known: list[str], unread: list[str]) -> str:
 def _is_sane(program: Program) -> bool:
     """Whether the last line gives a value of the right rank that neither vanishes nor explodes."""
     model = Model(replace(program, outputs=("x0",)), torch.float64)
-    source = program.python.replace(".square().mean()", "").replace("def program", "def last")
+    source = program.python.replace(" + probe).square().mean()", ")").replace("def program", "def last")
     namespace: dict[str, Callable[..., Tensor]] = {}
     exec(source, {"torch": torch, "F": F}, namespace)
     args = arguments(program, torch.float64)

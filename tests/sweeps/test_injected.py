@@ -15,7 +15,6 @@ import pytest
 import torch
 
 from fp8compile.analysis.sensitivity import Sensitivity
-from fp8compile.analysis.sensitivity import analysis as sensitivity
 from fp8compile.analysis.sensitivity import responses as R
 from fp8compile.analysis.sensitivity.walk import Walk
 from fp8compile.encoding import saved_judge
@@ -68,7 +67,7 @@ INJECTED: Mapping[str, tuple[tuple[str, ...], Patch]] = {
     ),
     "no norm is found": (
         ("* 0.01 + state", "1 + 300 *"),
-        lambda: mock.patch.object(sensitivity, "norms_of", lambda *_: {}),
+        lambda: mock.patch.object(Sensitivity, "norms", {}),
     ),
     "what is normalised may be made of codes": (
         ("1 + 300 *",),
