@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fp8compile
-from fp8compile.encoding import saved_judge
+from fp8compile.encoding import saved_codec
 from fp8compile.encoding.about import ABOUT_MEAN
 from fp8compile.encoding.saved_codec import codec_for
 from fp8compile.encoding.stored import SUMS
@@ -129,7 +129,7 @@ def test_attention_has_a_format_of_its_own_that_can_be_by_use(monkeypatch: pytes
     split = split_of(Net(F.relu), torch.randn(128, 64), disabled="encode_saved")
     edge = next(e for e in split.edges if e.is_tensor and op_name(e.forward) == "relu.default")
     assert codec_for(edge, Recipe()) == (Groupwise(E4M3), COMPARED[12:-1])
-    monkeypatch.setattr(saved_judge, "belongs_to_attention", lambda edge: True)
+    monkeypatch.setattr(saved_codec, "belongs_to_attention", lambda edge: True)
     assert codec_for(edge, Recipe()) == (Groupwise(INT8), "")
     assert codec_for(edge, Recipe(attention_format="auto")) == (Groupwise(E4M3), COMPARED[12:-1])
 
