@@ -6,8 +6,8 @@ A program is a list of lines, each of which makes a value of values before it:
     v8 = v7 / v7.abs().amax(-1, keepdim=True)
 
 It is made line by line and run meanwhile, in float64: a line whose value is not finite, vanishes or explodes is drawn again,
-so that eager is finite by construction. The loss is the mean of the squares of some values about fixed ones: the squares of what a norm gives have
-no gradient.
+so that eager is finite by construction. The loss is the mean of the squares of some values about fixed ones: the squares
+of what a norm gives have no gradient.
 
 The generator is a ``random.Random`` and not a hypothesis strategy: one integer then names a program in every process and on
 every machine (the sweep runs 1,000 in several), no database is kept, and shrinking, which compiles at every step, needs to
