@@ -3,8 +3,8 @@
     predicted ms = max(bytes / BYTES, instructions / LANES, slow instructions / SLOW)      of 256M elements
 
 The three rates are those that one H200 reached (copies, lanes, lanes of the slow pipe). Instructions are counted where they
-stand: a branch that is not taken counts, a loop's body counts once. All figures are predictions, and low ones: before these
-formulas were shortened 3.09 ms were predicted of e4m3_expanded, and 5.99 measured; int8_companded 1.95 and 3.34.
+stand: a branch that is not taken counts, a loop's body counts once. All figures are predictions, and low ones: 3.09 ms are
+predicted of e4m3_expanded, and 5.99 were measured; of int8_companded 1.95 and 3.34.
 
 python benchmarks/studies/optimizer_instructions.py [--json results.json] [FORMAT ...]
 """
@@ -24,7 +24,8 @@ import torch
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from tests.sm90 import fake_h100
-from tests.sm90.assembling import Cubin, assemble, disassembled
+from tests.sm90.assembling import Cubin, assemble
+from tests.sm90.checked import disassembled
 from tests.sm90.optimizers import Case, chunks_of, lowered_chunk
 
 BYTES, LANES, SLOW = 4.2e12, 3.3e13, 4.2e12  # a second
