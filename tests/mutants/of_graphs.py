@@ -64,15 +64,15 @@ NUMERICS = (
     Mutant(
         "backend: buffers wait for others of their size",
         "fp8compile/compiler/inductor_options.py",
-        "{**FUSION, **FREED}",
-        "FUSION",
+        "{**FUSION, **FREED, **IN_WORKERS}",
+        "{**FUSION, **IN_WORKERS}",
         ("tests/compiler/test_peak.py",),
     ),
     Mutant(
         "codecs: tail under the first group's scale",
         "fp8compile/numerics/groups.py",
-        "inv_scale[:, -1:].expand(rows, tail)",
-        "inv_scale[:, :1].expand(rows, tail)",
+        "aten.slice.Tensor(inv_scale, 1, -1)\n",
+        "aten.slice.Tensor(inv_scale, 1, 0, 1)\n",
         ("tests/numerics/test_codecs.py",),
     ),
     Mutant(
@@ -193,8 +193,8 @@ PASSES = (
     Mutant(
         "share_casts: casts to different dtypes are one",
         "passes/share_casts.py",
-        "first.setdefault(node.args, node)",
-        "first.setdefault(node.args[:1], node)",
+        "first.setdefault((region_of(node), node.args), node)",
+        "first.setdefault((region_of(node), node.args[:1]), node)",
         ("tests/passes/test_share_casts_dtypes.py",),
     ),
     Mutant(
