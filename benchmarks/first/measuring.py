@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.first.speaking import Told
+from fp8compile.numerics.metrics import sqnr
 
 GIB = 2**30
 NOT_KERNELS = (
@@ -147,11 +148,8 @@ class Measure:
 
 def decibels(exact: Tensor, got: Tensor) -> float:
     """SQNR; -999 where something is not finite, 300 where nothing differs."""
-    exact, got = exact.double(), got.double()
-    error = float((exact - got).norm())
-    if not math.isfinite(error):
-        return -999.0
-    return 300.0 if error == 0 else round(20 * math.log10(float(exact.norm()) / error), 2)
+    found = sqnr(exact, got)
+    return round(found, 2) if math.isfinite(found) else 300.0 if found == math.inf else -999.0
 
 
 def gib(row: Mapping[str, int]) -> dict[str, float]:

@@ -22,7 +22,7 @@ from fp8compile._distributed import local_part
 from fp8compile._torch import unscale_and_check_
 from fp8compile.amp.gradients import Gradient
 from fp8compile.numerics.formats import FP16_MAX
-from fp8compile.numerics.histogram import EDGE
+from fp8compile.numerics.histogram import EDGE, beyond
 
 CHUNK = 2**26  # elements
 COUNTED, NONFINITE, IGNORED = "counted", "non-finite", "ignored"  # small and large; inf and NaN alone; nothing
@@ -156,9 +156,7 @@ def _count_large(flat: Tensor, look: str) -> Tensor | None:
     if look == IGNORED:
         return None
     edge = EDGE if look == COUNTED else torch.finfo(flat.dtype).max
-    return torch.count_nonzero(
-        torch.nn.functional.hardshrink(flat, edge)
-    )  # 0 within the edge; NaN stays, and is not 0
+    return torch.count_nonzero(beyond(flat, edge))
 
 
 def widened(each: Gradient) -> Tensor:

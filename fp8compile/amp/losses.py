@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fp8compile.numerics.histogram import beyond
+
 
 def materialised(outputs: Any) -> Any:
     """Iterables other than lists and tuples as lists, so that they can be iterated twice.
@@ -41,12 +43,8 @@ def scaled(outputs: Any, scale: Tensor) -> Any:
 
 def are_bad(losses: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """Whether each loss is inf or NaN before it is scaled: 0-d bool."""
-    return [_beyond_finite(loss.detach()).any().to(device, non_blocking=True) for loss in losses]
-
-
-def _beyond_finite(x: Tensor) -> Tensor:
-    """0 where x is finite, else inf or NaN."""
-    return torch.nn.functional.hardshrink(x, torch.finfo(x.dtype).max)
+    values = [loss.detach() for loss in losses]
+    return [beyond(x, torch.finfo(x.dtype).max).any().to(device, non_blocking=True) for x in values]
 
 
 def given_scale(new_scale: float | Tensor, like: Tensor) -> Tensor:

@@ -14,6 +14,7 @@ from typing import Any
 from torch.fx import Graph, Node
 
 from fp8compile import _torch as private
+from fp8compile.fx.graph import computed_from_any
 
 FORWARD, BACKWARD = "forward", "backward"
 
@@ -37,6 +38,11 @@ def _of_whole(desc: Any) -> Any:
 def is_tangent(node: Node) -> bool:
     """Whether an input of a joint graph is the gradient of one of the model's outputs."""
     return isinstance(descriptor(node), private.TangentAOTInput)
+
+
+def computed_from_gradients(graph: Graph) -> set[Node]:
+    """The values of a joint graph, or of a backward, that are computed from gradients of the model's outputs, and these."""
+    return computed_from_any(filter(is_tangent, graph.find_nodes(op="placeholder")))
 
 
 def is_training(graph: Graph) -> bool:

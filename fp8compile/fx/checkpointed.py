@@ -20,8 +20,8 @@ from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fp8compile import _torch as private
-from fp8compile.fx.aot import gradients, is_tangent
-from fp8compile.fx.graph import EXACT, computed_from_any
+from fp8compile.fx.aot import computed_from_gradients, gradients
+from fp8compile.fx.graph import EXACT
 from fp8compile.fx.ops import draws_random_numbers
 
 OUTSIDE = -1  # the number of what is read outside of every region; a region's number is never negative
@@ -43,9 +43,7 @@ def join_regions(graph: Graph, written: Set[Node]) -> None:
     if all(region_of(node) is None for node in graph.nodes):
         return
     forward = _forward(graph)
-    known = written | computed_from_any(
-        filter(is_tangent, graph.find_nodes(op="placeholder"))
-    )  # the user's, and gradients
+    known = written | computed_from_gradients(graph)
     added = [n for n in graph.nodes if n.op == "call_function" and n not in known]
     read_in: dict[Node, frozenset[int]] = {}
     for node in reversed(added):

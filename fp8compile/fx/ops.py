@@ -55,8 +55,13 @@ def opname(node: Node) -> str:
 
 def argument_of(node: Node, name: str, default: Any = None) -> Any:
     """An operator's argument by the name that its schema gives it; ``default`` where it is not given."""
+    return arguments_of(node).get(name, default)
+
+
+def arguments_of(node: Node) -> dict[str, Any]:
+    """What an operator is given, by the names of its schema; without what is left to its default."""
     names = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
-    return (dict(zip(names, node.args, strict=False)) | dict(node.kwargs)).get(name, default)
+    return dict(zip(names, node.args, strict=False)) | dict(node.kwargs)
 
 
 def is_collective(node: Node) -> bool:

@@ -116,6 +116,12 @@ def flags(amax: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.stack([column.double() for column in columns], -1)
 
 
+def beyond(x: Tensor, edge: float) -> Tensor:
+    """x, but 0 where it is in [-edge, edge]; NaN stays. With the largest finite value for an edge, only inf and NaN are left.
+    One launch, where a comparison of magnitudes takes two."""
+    return torch.nn.functional.hardshrink(x, edge)
+
+
 def saturate(x: Tensor, limit: Tensor) -> Tensor:
     """x within [-limit, limit], a 0-d float32 tensor: at 65504 an FP16 inf becomes the largest finite value. NaN stays."""
     return torch.minimum(torch.maximum(x.float(), -limit), limit).to(x.dtype)

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from fp8compile.encoding.known_scales import GRADIENT
 from fp8compile.fx.provenance import parameter_names
 from fp8compile.numerics import E4M3, E5M2
 from fp8compile.numerics.delayed import (
@@ -40,7 +41,6 @@ from fp8compile.scaling import growth
 from fp8compile.scaling.agreed import Since
 from fp8compile.scaling.sent import Sent
 
-GRADIENT = "gradient"  # the role of an operand that a backward makes
 MAX = {fmt.name: fmt.max for fmt in (E4M3, E5M2)}
 SHOWN = 4  # names of operands in a warning
 STARVED = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -215,7 +215,3 @@ CASES: Mapping[str, Case] = {
     "hf gpt2, dropout, autocast": hf("GPT2LMHeadModel", autocast=True),
     "hf mixtral": hf("MixtralForCausalLM"),
 }
-
-
-def named(names: Iterable[str]) -> dict[str, Case]:
-    return {name: CASES[name] for name in names}

@@ -20,9 +20,10 @@ from fp8compile.analysis.sensitivity import responses as R
 from fp8compile.analysis.sensitivity.average import Answer, answer_to
 from fp8compile.analysis.sensitivity.declared import LINEAR
 from fp8compile.analysis.sensitivity.error import AMPLIFIED, Error, Unbounded, Unproven, error_of
-from fp8compile.analysis.sensitivity.foreign import answer, gradients_of, operator_of
+from fp8compile.analysis.sensitivity.foreign import answer, operator_of
 from fp8compile.analysis.sensitivity.regular import is_free_of_ties, is_regular
 from fp8compile.analysis.sensitivity.walk import STEEPEST, Walk
+from fp8compile.fx.aot import computed_from_gradients
 from fp8compile.fx.graph import SPLICED
 from fp8compile.fx.ops import is_attention
 from fp8compile.fx.partition import PartitionedGraph
@@ -39,7 +40,7 @@ class Sensitivity:
     def __init__(self, split: PartitionedGraph) -> None:
         self.split = split
         self.position: Mapping[Node, int] = {node: i for i, node in enumerate(split.bw.graph.nodes)}
-        self._gradients = gradients_of(split.bw.graph)
+        self._gradients = computed_from_gradients(split.bw.graph)
         self._linear = _linear_from(split.bw.graph, self._normalised, self._gradients)
 
     def reason_to_stay_exact(self, used: Node, fmt: Format, error: Error = OF_A_CODE) -> str | None:

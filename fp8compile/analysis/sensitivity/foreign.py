@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
 
 import torch
 from torch._ops import OpOverload
@@ -22,8 +21,9 @@ from fp8compile.analysis.sensitivity.declared import (
     name_of,
 )
 from fp8compile.analysis.sensitivity.error import UNKNOWN, Error, Unbounded, worst
-from fp8compile.fx.aot import is_tangent
+from fp8compile.fx.aot import computed_from_gradients
 from fp8compile.fx.graph import is_tensor
+from fp8compile.fx.ops import arguments_of
 from fp8compile.fx.provenance import op_name
 
 # An operator that writes to its operands, as a graph has it: these go in together, and come out as results.
@@ -35,15 +35,6 @@ def operator_of(node: Node) -> OpOverload | None:
     """The operator that is not torch's own which a node calls, also where it writes to operands; None for all others."""
     target = node.args[0] if node.target in WRITING else node.target
     return target if isinstance(target, OpOverload) and target.namespace not in TORCHS_OWN else None
-
-
-def gradients_of(graph: Graph) -> set[Node]:
-    """The values of a backward that are computed from gradients."""
-    found: set[Node] = set()
-    for node in graph.nodes:
-        if is_tangent(node) or any(n in found for n in node.all_input_nodes):
-            found.add(node)
-    return found
 
 
 def answer(node: Node, operand: Node, is_gradient: bool) -> tuple[str, int]:
@@ -70,11 +61,12 @@ def response(node: Node, read: Mapping[Node, Error], is_gradient: Callable[[Node
 
 def assumed(graph: Graph) -> list[str]:
     """The operators of a backward that are taken to be linear in their gradients, since nothing is declared of them."""
-    gradients = gradients_of(graph)
+    foreign = {node: op for node in graph.nodes if (op := operator_of(node)) is not None}
+    gradients = computed_from_gradients(graph) if foreign else set()
     found = set()
-    for node in graph.nodes:
-        op, read = operator_of(node), [n for n in node.all_input_nodes if n in gradients and is_tensor(n)]
-        if op is not None and any(known is None for n in read for _, known in _told(node, n)):
+    for node, op in foreign.items():
+        read = [n for n in node.all_input_nodes if n in gradients and is_tensor(n)]
+        if any(known is None for n in read for _, known in _told(node, n)):
             found.add(name_of(op))
     return sorted(found)
 
@@ -97,9 +89,7 @@ def _told(node: Node, operand: Node) -> Iterator[tuple[str, str | None]]:
     op = operator_of(node)
     assert op is not None
     known = declaration_of(op) or Declaration()
-    given: dict[str, Any] = dict(node.kwargs)
-    if node.target is op:
-        given |= dict(zip((argument.name for argument in op._schema.arguments), node.args, strict=False))
+    given = arguments_of(node) if node.target is op else node.kwargs
     for name, value in given.items():
         held: list[Node] = []
         map_arg(value, held.append)
