@@ -8,7 +8,7 @@ NUMBERS = ("tests/numerics/test_delayed.py",)
 TRAINING = "tests/scaling/test_delayed.py"
 ANOTHER = ("tests/scaling/test_starved_operands.py::test_the_gradient_of_another_loss_is_remembered",)
 RANKS = ("tests/scaling/test_ranks.py",)
-OLD = (f"{TRAINING}::test_a_state_from_before_zeros_were_left_out_is_loaded",)
+OLD = ("tests/scaling/test_delayed_state.py::test_a_state_from_before_zeros_were_left_out_is_loaded",)
 
 HISTORY, AGREED, GROWTH = (f"fp8compile/scaling/{name}.py" for name in ("history", "agreed", "growth"))
 

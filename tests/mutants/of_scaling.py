@@ -227,7 +227,7 @@ SCALING = (
         "fp8compile/scaling/history.py",
         'self.fell_back, self._due = state["fell_back"].to(device), state["fell_back"].any().to(device)',
         "pass",
-        (f"{TRAINING}::test_a_state_saved_behind_a_jump_goes_on_measuring",),
+        ("tests/scaling/test_delayed_state.py::test_a_state_saved_behind_a_jump_goes_on_measuring",),
     ),
     Mutant(
         "apart: the second compilation shares the first one's context",
