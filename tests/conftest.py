@@ -72,6 +72,16 @@ def nothing_compiled_before() -> None:
     report_store._compiled.clear()
 
 
+@pytest.fixture(autouse=True, scope="module")
+def dynamo_as_it_was() -> Iterator[None]:
+    """A setting that a file of tests changes and leaves would make tests of other files fail, in some orders."""
+    before = torch._dynamo.config.get_config_copy()
+    yield
+    after = torch._dynamo.config.get_config_copy()
+    changed = {name: after[name] for name in after if after[name] != before[name]}
+    assert not changed, f"this file of tests leaves Dynamo with {changed}: take it back (torch._dynamo.config.patch)"
+
+
 @pytest.fixture(autouse=True)
 def clean_dynamo() -> Iterator[None]:
     torch._dynamo.reset()

@@ -210,7 +210,7 @@ def ctc(output: Tensor, batch: Batch) -> Tensor:
 
 
 def allowed() -> nn.Module:
-    """torch.nn.LSTM, captured; each model of the zoo has a process of its own, so the setting stays in it."""
+    """torch.nn.LSTM, captured; where models are measured, each has a process of its own, and the setting stays in it."""
     torch._dynamo.config.allow_rnn = True
     return Layered(nn.LSTM(WIDTH, WIDTH, batch_first=True))
 

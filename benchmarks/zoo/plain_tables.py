@@ -259,7 +259,7 @@ def episode(number: int) -> Batch:
 
 
 def captured() -> nn.Module:
-    """Routed experts, captured; each model of the zoo has a process of its own, so the setting stays in it."""
+    """Routed experts, captured; where models are measured, each has a process of its own, and the setting stays in it."""
     torch._dynamo.config.capture_dynamic_output_shape_ops = True
     return RoutedExperts()
 

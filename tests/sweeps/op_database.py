@@ -95,11 +95,21 @@ def records(
         return [replace(whole, outcome="undefined", detail="its result is memory that nothing wrote")]
     if not op.supports_dtype(DTYPES[dtype], "cpu"):
         return [replace(whole, outcome="unsupported", detail="the operation has no such dtype on a CPU")]
+    return cases(whole, lambda: samples_of(op, DTYPES[dtype], seed), samples, wrappers)
+
+
+def cases(
+    whole: Record,
+    made: Callable[[], list[Sample]],
+    samples: int,
+    wrappers: Sequence[str],
+    seconds: int = SECONDS,
+) -> list[Record]:
+    """Every case of what has these samples, in the dtype of ``whole``, in that time."""
     try:
-        with warnings.catch_warnings(), limited(SECONDS):
+        with warnings.catch_warnings(), limited(seconds):
             warnings.simplefilter("ignore")
-            candidates = samples_of(op, DTYPES[dtype], seed)
-            found = chosen(candidates, _runs, samples)
+            found = chosen(made(), _runs, samples)
             if not found:
                 return [
                     replace(whole, outcome="eager fails", detail="no sample is finite with finite gradients in eager")
@@ -110,7 +120,7 @@ def records(
                 for w in _fitting(s, i, wrappers)
             ]
     except OutOfTime:
-        return [replace(whole, outcome="out of time", detail=f"more than {SECONDS} s")]
+        return [replace(whole, outcome="out of time", detail=f"more than {seconds} s")]
     except Exception as error:
         return [replace(whole, outcome="eager fails", detail=_said(error))]
 

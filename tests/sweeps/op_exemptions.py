@@ -1,4 +1,4 @@
-"""Cases of the operator database that miss the bar, and are right to: each is argued. None is a blanket tolerance."""
+"""Cases of the databases of operators and modules that miss the bar, and are right to: each is argued. None is a blanket tolerance."""
 
 from __future__ import annotations
 
@@ -38,6 +38,30 @@ EXEMPT: tuple[Exemption, ...] = (
         "wrong",
         "logits of magnitudes to 9, softmax nearly one-hot: y (g - sum(y g)) is 34 dB below what cancels in it (softmin);"
         " codes of y are 31 dB off: 8.2, 18.9 and 19.4 dB",
+    ),
+    Exemption(
+        r"nn.MultiheadAttention float32 [12] product",
+        "wrong",
+        "three heads of one number: rows of fewer than 16 share a group, and the gradient of bias_k, one of five keys, is a "
+        "sum of nine products that cancels to a tenth: 14.3 and 8.2 dB; heads of 16 and 32 give it 20 to 24, as the others",
+    ),
+    Exemption(
+        r"nn.GaussianNLLLoss float32 0 product",
+        "wrong",
+        "the gradient of w1 is variance times 1/variance: 99.9 % of it is one variance, 110 times smaller than its group's "
+        "largest, whose INT8 code is 13.5 % off; the gradients that are functions of the variance are exact (57 dB)",
+    ),
+    Exemption(
+        r"nn.LocalResponseNorm float32 0 product",
+        "wrong",
+        "a window of one channel with alpha 1: 1 - x²/(2 + x²) leaves 7 % of numbers in E4M3, whose codes are 6 % off: 11.2 dB;"
+        " with a window of 5 and torch's defaults every gradient is at 29 dB or more",
+    ),
+    Exemption(
+        r"nn.PReLU float32 2 product",
+        "wrong",
+        "one slope for all: a sum of 13 numbers of either sign, 0.7 where their squares' root is 2.4, in E4M3 as what is "
+        "compared with zero: 15.6 dB",
     ),
 )
 

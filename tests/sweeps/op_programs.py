@@ -1,4 +1,4 @@
-"""Programs around one operation: its samples in PyTorch's operator database, and what stands before and behind it.
+"""Programs around one operation, or one module: its samples in PyTorch's database, and what stands before and behind it.
 
 An operation alone saves little: its inputs are the caller's leaves, its output nobody needs. Here t is a leaf with gradient,
 w and v are parameters, and y = t + w or t * w (w being 0 or 1, so that y is t and stays in the operation's domain):
@@ -15,6 +15,7 @@ the comparison, or the exponential, behind the operation.
 
 from __future__ import annotations
 
+import copy
 import functools
 import itertools
 import math
@@ -44,7 +45,8 @@ def operations() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Sample:
-    """One call of an operation, flattened: which leaves are tensors with a gradient (``varied``), which not (``fixed``)."""
+    """One call of an operation, or of a module, flattened: which leaves are tensors with a gradient (``varied``), which
+    not (``fixed``)."""
 
     op: Any
     leaves: tuple[Any, ...]
@@ -69,7 +71,7 @@ class Sample:
             else x
             for x in self.leaves
         ]
-        return replace(self, leaves=tuple(leaves))
+        return replace(self, op=copied(self.op, dtype), leaves=tuple(leaves))
 
     @property
     def about(self) -> str:
@@ -124,9 +126,11 @@ class Program(nn.Module):
 
     forward: Callable[..., Any]
 
-    def __init__(self, source: str, ws: Sequence[Tensor], vs: Sequence[Tensor]) -> None:
+    def __init__(self, source: str, op: Any, ws: Sequence[Tensor], vs: Sequence[Tensor]) -> None:
         super().__init__()
         self.source = source
+        if isinstance(op, nn.Module):
+            self.op = copied(op)  # with gradients and running statistics of its own
         for name, values in (("w", ws), ("v", vs)):
             for i, value in enumerate(values):
                 self.register_parameter(f"{name}{i}", nn.Parameter(value))
@@ -146,8 +150,13 @@ def program(sample: Sample, wrapper: str, seed: int = 0) -> Program:
     fill = torch.zeros_like if wrapper == "sum" else torch.ones_like
     generator = torch.Generator().manual_seed(seed + 1)
     ws, vs = [fill(t.detach()) for t in sample.tensors], [_weights(o, generator) for o in smooth.values()]
-    made: Program = type("Made", (Program,), {"forward": names["forward"]})(source, ws, vs)
+    made: Program = type("Made", (Program,), {"forward": names["forward"]})(source, sample.op, ws, vs)
     return made
+
+
+def copied(op: Any, dtype: torch.dtype | None = None) -> Any:
+    """A module anew, its floating parameters and buffers in ``dtype``; a function as it is."""
+    return copy.deepcopy(op).to(dtype) if isinstance(op, nn.Module) else op
 
 
 def is_differentiable(sample: Sample) -> bool:
@@ -167,7 +176,8 @@ def _source(
     ):
         written[place] = name
     lines = [f"y{i} = t{i} {operator} self.w{i}" for i in count]
-    lines += [f"out = process(op({sample.call(written)}))"]
+    called = "self.op" if isinstance(sample.op, nn.Module) else "op"
+    lines += [f"out = process({called}({sample.call(written)}))"]
     if smooth:
         lines += [f"o{i} = {'as_real' if outs[path].is_complex() else ''}({path})" for i, path in enumerate(smooth)]
         losses = [_consumed(f"o{i}", f"self.v{i}", o, wrapper) for i, o in enumerate(smooth.values())]
@@ -216,14 +226,19 @@ def _weights(out: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _sample(op: Any, entry: Any) -> Sample:
-    leaves, spec = pytree.tree_flatten(((entry.input, *entry.args), dict(entry.kwargs)))
+    process = entry.output_process_fn_grad or (lambda out: out)
+    return called(op.get_op(), (entry.input, *entry.args), dict(entry.kwargs), process)
+
+
+def called(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], process: Callable[..., Any]) -> Sample:
+    """The sample of this call."""
+    leaves, spec = pytree.tree_flatten((args, kwargs))
     varied = tuple(
         i for i, x in enumerate(leaves) if isinstance(x, Tensor) and x.requires_grad and x.is_floating_point()
     )
     tensors = [i for i, x in enumerate(leaves) if isinstance(x, Tensor)]
     fixed = tuple(i for i in tensors if i not in varied)
-    process = entry.output_process_fn_grad or (lambda out: out)
-    return Sample(op.get_op(), tuple(leaves), spec, varied, fixed, process)
+    return Sample(op, tuple(leaves), spec, varied, fixed, process)
 
 
 def _enlarged(op: UnaryUfuncInfo, sample: Sample, dtype: torch.dtype) -> Sample:
