@@ -18,7 +18,7 @@ from . import run_optimizer, run_optimizer_interpreted
 from .subprocesses import result_of
 
 MOST = 1.15  # times the least possible; goal of the project
-INSTRUCTIONS = 160  # an element, of FP32 parameters
+INSTRUCTIONS = 170  # an element, of FP32 parameters
 
 
 IN_CI = ("FP32",)

@@ -11,9 +11,8 @@ COAT's code puts it at 2 / FMAX, some subnormals higher, where rounding costs it
 
 No non-zero element decodes to zero: R**k <= target, because k is rounded down, so codes start at FMAX / target, which
 is at least the smallest subnormal. Magnitudes below 2**-126 count as 2**-126 (GPUs flush smaller ones), so R is at most
-2**254 and k never has to be below 1/16. First moments below 2**-126 may come back as any magnitude up to that, 0 too: no
-step divides by them. A group of one value has no range: k = 1, and its code is FMAX, which comes back as max exactly. An
-all-zero group comes back as zeros.
+2**254 and k never has to be below 1/16. A group of one value has no range: k = 1, and its code is FMAX, which comes back as
+max exactly. An all-zero group comes back as zeros.
 """
 
 from __future__ import annotations
@@ -66,14 +65,12 @@ class Expanded(Grouped):
         amax, unit, log_amax, log_amin = extremes(a)
         k = self.k_of(log_amax - log_amin)
         power = k.float() * (1 / STEPS_OF_K)
-        logs = near.log2(a * unit) if self.signed else log2_of(a, unit)  # of a first moment that is 0 -inf
-        spread = near.exp2(logs * power + (math.log2(self.format.max) - log_amax * power))
+        spread = near.exp2(log2_of(a, unit) * power + (math.log2(self.format.max) - log_amax * power))
         if self.expand_range == "paper":  # the other target stays twice as far from 0 and more
             spread = near.at_least(spread, self.format.smallest)
-        codes = near.at_most(spread, self.format.max)
-        codes = codes if self.signed and self.expand_range == "code" else torch.where(a == 0, 0.0, codes)
+        codes = torch.where(a == 0, 0.0, near.at_most(spread, self.format.max))
         codes = dithered_to(codes, self.format, x_NG, near.quotient(sixteen(k), k.float())) if self.dithers else codes
-        codes = torch.copysign(codes, x_NG) if self.signed else codes
+        codes = torch.where(x_NG < 0, -codes, codes) if self.signed else codes
         return codes.to(self.format.dtype), torch.where(amax < torch.inf, amax, torch.nan), k
 
     def k_of(self, log_range: Tensor) -> Tensor:
@@ -88,11 +85,9 @@ class Expanded(Grouped):
         # Half the exponent twice: R reaches 2**254, more than one FP32 factor can hold.
         half = near.exp2(near.log2(codes.abs() * (1 / self.format.max)) * near.quotient(sixteen(k) / 2, k.float()))
         half = near.at_most(half, 1.0)  # where a device's logarithm of 1 is above 0
-        a = amax * half * half
-        if self.signed:
-            return torch.copysign(a, codes)
         is_zero = (codes == 0) & (amax < torch.inf)  # in a NaN group nothing is zero
-        return torch.where(is_zero, 0.0, near.at_least(a, SMALLEST))
+        a = torch.where(is_zero, 0.0, near.at_least(amax * half * half, SMALLEST))
+        return torch.where(codes < 0, -a, a) if self.signed else a
 
 
 def sixteen(k: Tensor) -> Tensor:
