@@ -10,19 +10,14 @@ from collections.abc import Callable
 from typing import Any
 
 from .assembling import assemble
-from .checked import instructions
 from .lowering import LoweredGraph
 
 
-def measured(graph: LoweredGraph, *, assembled: bool = True, counted: bool = False) -> dict[str, Any]:
-    """Launches, externs, bytes and, of every configuration of every kernel, what the assembler said; if ``counted``, its
-    instructions as they stand."""
+def measured(graph: LoweredGraph, *, assembled: bool = True) -> dict[str, Any]:
+    """Launches, externs, bytes and, of every configuration of every kernel, what the assembler said."""
     cubins = [dataclasses.asdict(cubin) for cubin in assemble(graph.kernels.values())] if assembled else []
     for cubin in cubins:
-        code = cubin.pop("code")
-        del cubin["ptx"]
-        if counted:
-            cubin["instructions"] = instructions(code).total()
+        del cubin["ptx"], cubin["code"]
     return {
         "launches": graph.launches,
         "externs": graph.externs,
