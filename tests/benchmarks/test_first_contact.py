@@ -9,10 +9,11 @@ import subprocess
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from benchmarks.first import facts, plan
+from benchmarks.first import facts, plan, runner
 from benchmarks.first.plan import Arm
 from tests.support.first_contact import command, ended, told
 
@@ -93,6 +94,19 @@ def test_seconds_bound_a_run_and_what_is_cut_off_comes_next_time(tmp_path: Path)
     assert over["not_reached"] == ["trial-hangs", "trial-hangs-timed"]
 
 
+@pytest.mark.parametrize(("left", "late"), [(5.0, ["timed"]), (0.0, [])])
+def test_an_arm_is_late_in_its_own_time_and_not_at_the_end_of_all(left: float, late: list[str]) -> None:
+    found: list[str] = []
+    run = SimpleNamespace(
+        limits=SimpleNamespace(timed=0.0),
+        _left=lambda: left,
+        _late=lambda process, when, limit: found.append(when),
+        _settle_the_done=lambda: None,
+    )
+    runner.Run._watched(run, SimpleNamespace(done=False), 0.0)  # type: ignore[arg-type]
+    assert found == late
+
+
 def test_a_run_that_is_told_to_end_writes_its_table(tmp_path: Path) -> None:
     """As ``timeout`` tells it."""
     run = subprocess.Popen(command(tmp_path, "trial fine", "trial hangs"), stdout=subprocess.DEVNULL)
@@ -116,8 +130,6 @@ def test_again_runs_what_did_not_end_well(tmp_path: Path) -> None:
 
 def test_arms_that_the_card_has_no_room_for_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """14 GiB for each set-up until it is compiled: two at a time on a card of 30."""
-    from benchmarks.first import runner
-
     started: list[str] = []
 
     class Busy:
