@@ -63,6 +63,13 @@ EXEMPT: tuple[Exemption, ...] = (
         "one slope for all: a sum of 13 numbers of either sign, 0.7 where their squares' root is 2.4, in E4M3 as what is "
         "compared with zero: 15.6 dB",
     ),
+    Exemption(
+        r"nn.TransformerEncoderLayer float32 (0 (sum|product)|5 product)",
+        "wrong",
+        "heads of two numbers from inputs of up to 9: logits reach 27 and 43, codes of query and key move one by up to 0.6 "
+        "and 0.7, and softmax is nearly one-hot: 16.6, 14.9 and 12.9 dB in what lies before it. At widths of 16 and 64 with "
+        "Gaussian inputs the worst gradient with storage alone is at 31 dB or more",
+    ),
 )
 
 
