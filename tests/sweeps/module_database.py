@@ -7,7 +7,6 @@ operations. A module has parameters of its own, whose gradients are compared too
 from __future__ import annotations
 
 import functools
-import itertools
 import re
 import sys
 from typing import Any
@@ -17,7 +16,7 @@ from torch import nn
 from torch.testing._internal.common_modules import module_db
 
 from tests.sweeps.op_database import BAD, Record, cases
-from tests.sweeps.op_programs import AT_MOST, CONSIDERED, Sample, called
+from tests.sweeps.op_programs import Sample, called, first_full
 
 WRAPPERS = ("sum", "product")
 SAMPLES = 6  # of a module, unlike in structure where it has such
@@ -42,8 +41,7 @@ def samples_of(info: Any, seed: int = 0) -> list[Sample]:
     """The first samples of an entry that are not empty, deterministic: each a module in training and its arguments."""
     torch.manual_seed(seed)
     found = info.module_inputs_func(info, device="cpu", dtype=torch.float32, requires_grad=True, training=True)
-    samples = (_sample(info, entry) for entry in itertools.islice(found, AT_MOST) if entry.forward_input is not None)
-    return list(itertools.islice((s for s in samples if all(t.numel() for t in s.tensors)), CONSIDERED))
+    return first_full(_sample(info, entry) for entry in found if entry.forward_input is not None)
 
 
 def _sample(info: Any, entry: Any) -> Sample:

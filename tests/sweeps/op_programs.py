@@ -19,7 +19,7 @@ import copy
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -100,9 +100,14 @@ def samples_of(op: Any, dtype: torch.dtype, seed: int = 0) -> list[Sample]:
     """The first samples of an entry that are not empty, deterministic."""
     torch.manual_seed(seed)
     found = op.sample_inputs("cpu", dtype, requires_grad=op.supports_autograd and dtype.is_floating_point)
-    samples = (_sample(op, entry) for entry in itertools.islice(found, AT_MOST))
-    full = list(itertools.islice((s for s in samples if all(t.numel() for t in s.tensors)), CONSIDERED))
+    full = first_full(_sample(op, entry) for entry in found)
     return [_enlarged(op, full[0], dtype), *full] if isinstance(op, UnaryUfuncInfo) and full else full
+
+
+def first_full(samples: Iterable[Sample]) -> list[Sample]:
+    """The first CONSIDERED that are not empty, among the first AT_MOST."""
+    looked_at = itertools.islice(samples, AT_MOST)
+    return list(itertools.islice((s for s in looked_at if all(t.numel() for t in s.tensors)), CONSIDERED))
 
 
 def chosen(candidates: Sequence[Sample], works: Callable[[Sample], bool], number: int) -> list[Sample]:
@@ -176,8 +181,8 @@ def _source(
     ):
         written[place] = name
     lines = [f"y{i} = t{i} {operator} self.w{i}" for i in count]
-    called = "self.op" if isinstance(sample.op, nn.Module) else "op"
-    lines += [f"out = process({called}({sample.call(written)}))"]
+    function = "self.op" if isinstance(sample.op, nn.Module) else "op"
+    lines += [f"out = process({function}({sample.call(written)}))"]
     if smooth:
         lines += [f"o{i} = {'as_real' if outs[path].is_complex() else ''}({path})" for i, path in enumerate(smooth)]
         losses = [_consumed(f"o{i}", f"self.v{i}", o, wrapper) for i, o in enumerate(smooth.values())]

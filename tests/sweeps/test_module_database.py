@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.sweeps.module_database import modules, records
+from tests.sweeps.module_database import SAMPLES, modules, records
 from tests.sweeps.op_exemptions import unexcused
 from tests.sweeps.test_op_database import told
 
@@ -22,7 +22,7 @@ def test_selected(name: str, tally: Callable[..., None]) -> None:
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", sorted(modules()))
 def test_whole(name: str, tally: Callable[..., None]) -> None:
-    judge(name, 6, tally)
+    judge(name, SAMPLES, tally)
 
 
 def judge(name: str, samples: int, tally: Callable[..., None]) -> None:
