@@ -157,7 +157,8 @@ def measure(answer: Connection, model: ZooModel, arguments: argparse.Namespace) 
     """In a process of its own."""
     quietly()
     row = json.loads(arguments.json.read_text())["rows"][model.name]
-    answer.send({**finite(apart(model, row)), "errors": {}})
+    with model.settings():
+        answer.send({**finite(apart(model, row)), "errors": {}})
 
 
 def due(rows: Mapping[str, Any], arguments: argparse.Namespace) -> list[str]:

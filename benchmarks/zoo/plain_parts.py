@@ -24,9 +24,10 @@ def plain(
     loss: Callable[[Any, Batch], Tensor],
     note: str = "",
     rate: float = RATE,
+    **dynamo: Any,
 ) -> ZooModel:
-    """A model of torch alone."""
-    return ZooModel(name, "plain", make, batch, loss, rate, note)
+    """A model of torch alone, compiled under these settings of Dynamo."""
+    return ZooModel(name, "plain", make, batch, loss, rate, note, dynamo)
 
 
 def wide(x: Tensor) -> Tensor:

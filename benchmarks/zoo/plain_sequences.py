@@ -209,12 +209,6 @@ def ctc(output: Tensor, batch: Batch) -> Tensor:
     return F.ctc_loss(wide(output), batch.target, torch.full((rows,), len(output)), torch.full((rows,), letters))
 
 
-def allowed() -> nn.Module:
-    """torch.nn.LSTM, captured; where models are measured, each has a process of its own, and the setting stays in it."""
-    torch._dynamo.config.allow_rnn = True
-    return Layered(nn.LSTM(WIDTH, WIDTH, batch_first=True))
-
-
 def _language(name: str, note: str = "", **options: object) -> ZooModel:
     return plain(name, functools.partial(LanguageModel, **options), text, next_tokens, note)  # type: ignore[arg-type]
 
@@ -234,7 +228,14 @@ MODELS: tuple[ZooModel, ...] = (
     plain(
         "nn_gru", lambda: Layered(nn.GRU(WIDTH, WIDTH, batch_first=True)), text, next_tokens, SKIPPED.format("GRU")
     ),
-    plain("nn_lstm_allowed", allowed, functools.partial(text, rows=32, length=8), next_tokens, ALLOWED),
+    plain(
+        "nn_lstm_allowed",
+        lambda: Layered(nn.LSTM(WIDTH, WIDTH, batch_first=True)),
+        LOOP,
+        next_tokens,
+        ALLOWED,
+        allow_rnn=True,
+    ),
     plain("ssm_scan", Scan, text, next_tokens),
     _language("decoder"),
     _language("decoder_by_hand", form="plain"),

@@ -258,12 +258,6 @@ def episode(number: int) -> Batch:
     return Batch((states, actions, returns, torch.full((ROWS,), -math.log(16))))
 
 
-def captured() -> nn.Module:
-    """Routed experts, captured; where models are measured, each has a process of its own, and the setting stays in it."""
-    torch._dynamo.config.capture_dynamic_output_shape_ops = True
-    return RoutedExperts()
-
-
 SKIPPED = "Dynamo skips a function with a graph break in a loop, so nothing of it is compiled"
 CAPTURED = "the same with `torch._dynamo.config.capture_dynamic_output_shape_ops = True`"
 
@@ -277,7 +271,14 @@ MODELS: tuple[ZooModel, ...] = (
     plain("dense_moe", DenseExperts, classes, cross_entropy),
     plain("batched_moe", lambda: DenseExperts(batched=True), classes, cross_entropy),
     plain("routed_moe", RoutedExperts, classes, cross_entropy, SKIPPED),
-    plain("routed_moe_captured", captured, classes, cross_entropy, CAPTURED),
+    plain(
+        "routed_moe_captured",
+        RoutedExperts,
+        classes,
+        cross_entropy,
+        CAPTURED,
+        capture_dynamic_output_shape_ops=True,
+    ),
     plain("realnvp", RealNVP, correlated, given),
     plain("mixture_density", MixtureDensity, two_branches, given),
     plain("actor_critic", lambda: ActorCritic(None), episode, given),

@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ class ZooModel:
         loss: of the model's output for a batch, a scalar.
         rate: learning rate of AdamW.
         note: what a reader of its row should know.
+        dynamo: settings of ``torch._dynamo.config`` that it is compiled under.
     """
 
     name: str
@@ -52,6 +54,11 @@ class ZooModel:
     loss: Callable[[Any, Batch], Tensor] = own_loss
     rate: float = RATE
     note: str = ""
+    dynamo: Mapping[str, Any] = field(default_factory=dict)
+
+    def settings(self) -> AbstractContextManager[None]:
+        """Within it Dynamo is set as the model wants it."""
+        return torch._dynamo.config.patch(dict(self.dynamo))
 
     def case(self, seed: int) -> Case:
         """The model with the weights of that seed, in training mode, as the studies measure it."""

@@ -103,7 +103,8 @@ def quietly() -> None:
 def _measure(answer: Connection, model: ZooModel, arguments: argparse.Namespace) -> None:
     quietly()
     try:
-        row = row_of(model, arguments.seeds, arguments.steps, arguments.codegen)
+        with model.settings():
+            row = row_of(model, arguments.seeds, arguments.steps, arguments.codegen)
     except Exception as error:  # before the first arm: the model itself
         row = {**_failed(model, ""), "errors": {"model": crash(error)}}
     answer.send(finite(row))
