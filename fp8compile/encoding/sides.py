@@ -26,7 +26,7 @@ from torch.fx.node import map_arg
 
 from fp8compile.analysis.ranges.matching import CAST_PACKETS, RESHAPE_PACKETS, packet
 from fp8compile.analysis.sensitivity import responses as R
-from fp8compile.fx.graph import is_tensor, numel
+from fp8compile.fx.graph import computed_from_any, is_tensor, numel
 
 aten = torch.ops.aten
 
@@ -74,13 +74,14 @@ def sides_of(value: Node, made_of_others: Callable[[], Set[Node]], in_forward: M
 
     Args:
         value: the backward's input for it.
-        made_of_others: what the backward computes from codes of other values, which is not exact.
+        made_of_others: what the backward computes from codes of other values, which is not exact. What it computes from
+            this value by any other way, such as its mean, is no more so.
         in_forward: the nodes that the forward has too.
     """
     reached = _monotone_in(value, in_forward, frozenset())
     if not any(packet(node) in R.COMPARISONS for node in reached):
         return None
-    reached = _monotone_in(value, in_forward, made_of_others())
+    reached = _monotone_in(value, in_forward, made_of_others() | computed_from_any([value]))
     comparisons = [node for node in reached if packet(node) in R.COMPARISONS]
     nodes = _leading_to(comparisons, reached)
     read = dict.fromkeys(n for node in nodes for n in node.all_input_nodes if n is not value and n not in reached)

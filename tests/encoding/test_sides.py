@@ -97,6 +97,7 @@ def test_edges_in_several_views_are_kept() -> None:
     F.gelu,
     lambda h: F.relu(h * h - 1),  # not monotone
     lambda h: torch.where(h.cumsum(-1) > 0, h, -h),  # not element by element
+    lambda h: F.relu((F.layer_norm(h, (64,)) + 0.6) * h),  # by two ways, the longer one found last
 ])  # fmt: skip
 def test_there_is_none_to_keep(function: Callable[[Tensor], Tensor]) -> None:
     assert not any(sides(Between(function), "int8"))

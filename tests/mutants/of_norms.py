@@ -146,4 +146,11 @@ NORMS = (
         "any(n not in in_forward for n in others)",
         ("tests/encoding/test_sides.py",),
     ),
+    Mutant(
+        "sides: what is made of the value by another way counts as known",
+        "fp8compile/encoding/sides.py",
+        "made_of_others() | computed_from_any([value])",
+        "made_of_others()",
+        ("tests/encoding/test_sides.py",),
+    ),
 )

@@ -83,12 +83,12 @@ def outcome(model: nn.Module, *args: Tensor, **options: Any) -> Outcome:
 
 
 def _recording(inputs: list[list[Any]]) -> Callable[..., Any]:
-    """``inductor.run_the_graph`` that keeps what each graph is called with."""
+    """``inductor.run_the_graph`` that keeps what each graph is called with, as it was before the graph changed any of it."""
 
     def inner(gm: GraphModule, example_inputs: Any, **kwargs: Any) -> Any:
         def run(args: list[Any]) -> Any:
             inputs.append([a.detach().clone() if isinstance(a, Tensor) else a for a in args])
-            return gm(*inputs[-1])
+            return gm(*args)
 
         run._boxed_call = True  # type: ignore[attr-defined]
         return run
