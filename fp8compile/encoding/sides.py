@@ -31,7 +31,7 @@ from fp8compile.fx.graph import computed_from_any, is_tensor, numel
 aten = torch.ops.aten
 
 AFFINE = {aten.add, aten.sub, aten.mul, aten.div}
-MONOTONE = AFFINE | CAST_PACKETS | RESHAPE_PACKETS | {aten.neg, aten.relu}
+MONOTONE = AFFINE | CAST_PACKETS | RESHAPE_PACKETS | R.CHOICES | R.CLAMPS | {aten.neg, aten.relu}
 
 
 @dataclass(frozen=True)

@@ -66,6 +66,7 @@ def test_the_largest_codes_stay_in_int8() -> None:
     lambda h: F.relu(F.layer_norm(h, (64,))),
     lambda h: F.relu(F.batch_norm(h, None, None, training=True)),
     lambda h: F.layer_norm(F.relu(h), (64,)),
+    lambda h: h.masked_fill(torch.arange(64) < 8, 0.5).clamp(-1, 1),
 ])  # fmt: skip
 def test_edges_are_found(function: Callable[[Tensor], Tensor]) -> None:
     assert any(each is not None for each in sides(Between(function)))
@@ -76,6 +77,11 @@ def test_the_affine_way_to_an_edge_may_go_through_parameters() -> None:
     model.function = lambda h: F.relu(F.layer_norm(h, (64,), model.w, model.c))
     [found] = [each for each in sides(model) if each is not None]
     assert len(found.operands) >= 4, "mean, rstd, weight and bias"
+
+
+def test_the_way_to_an_edge_may_go_through_a_clamp() -> None:
+    [found] = [each for each in sides(Between(lambda h: F.hardtanh(h.clamp(min=-2.0)))) if each is not None]
+    assert len(found.comparisons) == 3, "its own edge, and both of hardtanh"
 
 
 def test_edges_in_several_views_are_kept() -> None:

@@ -226,8 +226,8 @@ def _mock_fake_tensors() -> None:
     replace(fake_tensor.FakeTensorMode, "avoid_device_init", property(lambda self: True))
     replace(fake_tensor, "init_gpu_context", _always(None))
     # These methods enter the tensor's device, for which a CPU build has no guard; the operators do not.
-    for name in ("contiguous", "copy_"):
-        operator = getattr(torch.ops.aten, name).default
+    for name, packet in {"contiguous": "contiguous", "copy_": "copy_", "__invert__": "bitwise_not"}.items():
+        operator = getattr(torch.ops.aten, packet).default
         replace(fake_tensor.FakeTensor, name, functools.partialmethod(_call, operator))
     _mock_seeds()
     _mock_cudnn()

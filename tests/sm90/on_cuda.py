@@ -9,6 +9,10 @@ F.scaled_dot_product_attention traces to there; the backward takes the random st
     _scaled_dot_product_flash_attention_for_cpu            ->  _scaled_dot_product_flash_attention
     _scaled_dot_product_flash_attention_for_cpu_backward   ->  _scaled_dot_product_flash_attention_backward
 
+With a mask it becomes memory-efficient attention, the first that takes one there:
+
+    _scaled_dot_product_flash_attention_for_cpu(attn_mask=...)  ->  _scaled_dot_product_efficient_attention
+
 LayerNorm on the CPU hands its mean and 1 / deviation on in the input's dtype, on cuda in FP32 (``torch._refs``,
 native_layer_norm): a backward traced on the CPU would compute the normalised input a second time, from rounded ones.
 """
@@ -30,17 +34,19 @@ JOINT_PASS = (
 )
 FLASH = aten._scaled_dot_product_flash_attention.default
 FLASH_BACKWARD = aten._scaled_dot_product_flash_attention_backward.default
+EFFICIENT = aten._scaled_dot_product_efficient_attention.default
+EFFICIENT_BACKWARD = aten._scaled_dot_product_efficient_attention_backward.default
 _FOR_CPU = aten._scaled_dot_product_flash_attention_for_cpu.default
 _FOR_CPU_BACKWARD = aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-_SEED, _OFFSET = 6, 7  # among the results of FLASH
+_STATE = {FLASH: (6, 7), EFFICIENT: (2, 3)}  # the random state's seed and offset among the results
 
 
 def to_cuda(graph: Graph) -> None:
     """The joint graph, in place, as if captured on an H100."""
     for node in graph.find_nodes(op="call_function", target=_FOR_CPU):
-        node.target, node.kwargs = FLASH, _without_mask(node)
+        _attention(node)
     for node in graph.find_nodes(op="call_function", target=_FOR_CPU_BACKWARD):
-        _flash_backward(node)
+        _attention_backward(node)
     _fp32_statistics(graph)
     gm = graph.owning_module
     assert gm is not None
@@ -61,20 +67,34 @@ def _is_mean(node: Node) -> bool:
     return node.target is getitem and isinstance(of := node.args[0], Node) and of.target is aten.var_mean.correction
 
 
-def _without_mask(node: Node) -> dict[str, Any]:
+def _attention(node: Node) -> None:
+    node.kwargs, mask = _without_mask(node)
+    if mask is None:
+        node.target = FLASH
+    else:
+        node.target, node.args = EFFICIENT, (*node.args[:3], mask, True, *node.args[3:])
+
+
+def _without_mask(node: Node) -> tuple[dict[str, Any], Any]:
     kwargs = dict(node.kwargs)
-    assert kwargs.pop("attn_mask", None) is None, "CUDA's flash attention takes no mask"
-    return kwargs
+    mask = kwargs.pop("attn_mask", None)
+    return kwargs, mask
 
 
-def _flash_backward(node: Node) -> None:
+def _attention_backward(node: Node) -> None:
     grad, query, key, value, out, logsumexp, dropout, causal = node.args
     assert isinstance(out, Node) and isinstance(query, Node) and isinstance(key, Node)
     forward = out
-    while forward.target is not FLASH:  # getitem, and an alias or two
+    while forward.target not in _STATE:  # getitem, and an alias or two
         forward = forward.args[0]  # type: ignore[assignment]
     with node.graph.inserting_after(forward):
-        seed, offset = (node.graph.call_function(getitem, (forward, i)) for i in (_SEED, _OFFSET))
-    lengths = query.meta["val"].shape[2], key.meta["val"].shape[2]
-    node.target, node.kwargs = FLASH_BACKWARD, _without_mask(node)
-    node.args = (grad, query, key, value, out, logsumexp, None, None, *lengths, dropout, causal, seed, offset)
+        state = [node.graph.call_function(getitem, (forward, i)) for i in _STATE[forward.target]]
+    node.kwargs, mask = _without_mask(node)
+    if forward.target is FLASH:
+        lengths = query.meta["val"].shape[2], key.meta["val"].shape[2]
+        node.target = FLASH_BACKWARD
+        node.args = (grad, query, key, value, out, logsumexp, None, None, *lengths, dropout, causal, *state)
+    else:
+        node.target = EFFICIENT_BACKWARD
+        wanted = [True, True, True, False]
+        node.args = (grad, query, key, value, mask, out, logsumexp, *state, dropout, wanted, causal)

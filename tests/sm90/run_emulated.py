@@ -75,7 +75,7 @@ def kept(halves: Halves) -> list[list[Any]]:
     results: Any = halves.fw.graph.output_node().args[0]
     roots = dict.fromkeys(storage_root(n) for n in results[halves.own_results :] if is_tensor(n))
     values = [root.meta["val"] for root in roots if root.op != "placeholder"]
-    told = [[nbytes(v), list(v.shape), str(v.dtype), str(memory_order(v))] for v in values]
+    told = [[int(nbytes(v)), str(list(v.shape)), str(v.dtype), str(memory_order(v))] for v in values]
     return sorted(told, key=lambda each: (-each[0], str(each)))
 
 
