@@ -10,6 +10,7 @@ gradient outside. What is not on the lists must not be reached by an error at al
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -153,6 +154,8 @@ def _excess(reference: Tensor, found: Tensor, bound: Tensor | None) -> float:
 
 
 def _db(reference: Tensor, error: Tensor) -> float:
+    if not error.any():  # beside a gradient of zeros too
+        return math.inf
     return float(20 * torch.log10(reference.norm() / error.norm().clamp_min(1e-300)))
 
 
