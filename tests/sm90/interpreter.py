@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,12 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "fmod": np.fmod,
     "ldexp": lambda a, b: np.ldexp(a, b.astype(np.int32)),
     "pow": np.power,
+    "copysign": np.copysign,
+}
+_INSTRUCTIONS: dict[str, Callable[..., Any]] = {
+    "lg2.approx.ftz.f32": np.log2,
+    "ex2.approx.ftz.f32": np.exp2,
+    "div.approx.ftz.f32": np.divide,
 }
 
 
@@ -63,6 +70,7 @@ def install() -> None:
     if not interpreting():
         raise RuntimeError("start the process with TRITON_INTERPRET=1")
     _route_libdevice()
+    _route_instructions()
     _fix_conversions()
     _fix_reductions()
     _fix_indices()
@@ -99,6 +107,21 @@ def _route_libdevice() -> None:
 
     for module in (triton_helpers, triton_compat):
         replace(module, "libdevice", _Libdevice())
+
+
+def _route_instructions() -> None:
+    """Inline assembly of one FP32 instruction."""
+    from triton.runtime import interpreter as triton_interpreter
+
+    def create_inline_asm(
+        self: Any, asm: str, constraints: str, handles: list[Any], types: Any, pure: bool, pack: int
+    ) -> Any:
+        with np.errstate(all="ignore"):
+            data = np.asarray(_INSTRUCTIONS[asm.split()[0]](*(handle.data for handle in handles)))
+        handle = triton_interpreter.TensorHandle(data.astype(np.float32), handles[0].dtype)
+        return SimpleNamespace(get_result=lambda i: handle)
+
+    triton_interpreter.InterpreterBuilder.create_inline_asm = create_inline_asm
 
 
 def _fix_conversions() -> None:
