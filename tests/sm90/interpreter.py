@@ -54,9 +54,10 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "copysign": np.copysign,
 }
 _INSTRUCTIONS: dict[str, Callable[..., Any]] = {
-    "lg2.approx.ftz.f32": np.log2,
-    "ex2.approx.ftz.f32": np.exp2,
-    "div.approx.ftz.f32": np.divide,
+    "lg2": np.log2,
+    "ex2": np.exp2,
+    "sqrt": lambda x: np.sqrt(np.maximum(x, 2.0**-126)),
+    "div": np.divide,
 }
 
 
@@ -110,14 +111,15 @@ def _route_libdevice() -> None:
 
 
 def _route_instructions() -> None:
-    """Inline assembly of one FP32 instruction."""
+    """Inline assembly of a short form of a function of FP32."""
     from triton.runtime import interpreter as triton_interpreter
 
     def create_inline_asm(
         self: Any, asm: str, constraints: str, handles: list[Any], types: Any, pure: bool, pack: int
     ) -> Any:
+        name = asm.partition(".approx")[0].split()[-1]
         with np.errstate(all="ignore"):
-            data = np.asarray(_INSTRUCTIONS[asm.split()[0]](*(handle.data for handle in handles)))
+            data = np.asarray(_INSTRUCTIONS[name](*(handle.data for handle in handles)))
         handle = triton_interpreter.TensorHandle(data.astype(np.float32), handles[0].dtype)
         return SimpleNamespace(get_result=lambda i: handle)
 
