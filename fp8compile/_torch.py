@@ -214,8 +214,7 @@ def size_as_estimated(size: torch.SymInt, unknown: int) -> tuple[int, dict[str, 
     """
     expr, env = size.node.expr, size.node.shape_env
     seen = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
-    free = [s for s in expr.free_symbols if s not in seen]
-    guessed = {s: int(min(env.var_to_range[s].upper, unknown)) for s in free}
+    guessed = {s: int(min(env.var_to_range[s].upper, unknown)) for s in expr.free_symbols if s not in seen}
     known = {s: seen[s] for s in expr.free_symbols if s in seen}
     return int(expr.xreplace(known | guessed)), {str(s): n for s, n in guessed.items()}
 
