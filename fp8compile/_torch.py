@@ -61,6 +61,7 @@ global_step_hooks = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks) 
 disabled_torch_function = torch._C._disabled_torch_function_impl
 COLLECTIVES, RECOMPUTE, CHECKPOINT = "_c10d_functional", "recompute", "ac_graph_id"  # a key of meta: policy; region
 collectives = getattr(torch.ops, COLLECTIVES)  # as they stand in graphs
+inductor_lowering: Any = torch._inductor.lowering  # a form of one's own for an operator
 make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
 set_triton_ptxas_path = getattr(compile_tasks, "_set_triton_ptxas_path", None)  # as in compile workers
 current_backward = torch._C._current_graph_task_id  # a number of its own, in hooks of its nodes; -1 outside of any
@@ -213,8 +214,7 @@ def size_as_estimated(size: torch.SymInt, unknown: int) -> tuple[int, dict[str, 
     """
     expr, env = size.node.expr, size.node.shape_env
     seen = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
-    free = [s for s in expr.free_symbols if s not in seen]
-    guessed = {s: int(min(env.var_to_range[s].upper, unknown)) for s in free}
+    guessed = {s: int(min(env.var_to_range[s].upper, unknown)) for s in expr.free_symbols if s not in seen}
     known = {s: seen[s] for s in expr.free_symbols if s in seen}
     return int(expr.xreplace(known | guessed)), {str(s): n for s, n in guessed.items()}
 

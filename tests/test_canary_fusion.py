@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import math
 from typing import Any
 
@@ -70,3 +71,14 @@ def test_the_scheduler_asks_what_may_be_one_kernel_and_says_what_it_would_hold()
     )
     torch.compile(f, backend=backend)(torch.randn(64, 48))
     assert asked[0] == (True, 1, True, True, torch.float32, "cpu", False)
+
+
+def test_inductor_takes_a_lowering_of_ours_and_writes_an_instruction() -> None:
+    """fx/near_lowerings.py: what a GPU's short forms of functions are written with."""
+    from torch._inductor.ops_handler import OpsHandler
+
+    lowering = private.inductor_lowering
+    assert "type_promotion_kind" in inspect.signature(lowering.register_lowering).parameters
+    assert {"asm", "constraints", "dtype"} <= set(inspect.signature(OpsHandler.inline_asm_elementwise).parameters)
+    assert callable(lowering.make_pointwise) and callable(lowering.broadcast_tensors)
+    assert torch.ops.aten.log2.default in lowering.lowerings

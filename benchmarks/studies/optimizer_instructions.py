@@ -3,8 +3,9 @@
     predicted ms = max(bytes / BYTES, instructions / LANES, slow instructions / SLOW)      of 256M elements
 
 The three rates are those that one H200 reached (copies, lanes, lanes of the slow pipe). Instructions are counted where they
-stand: a branch that is not taken counts, a loop's body counts once. All figures are predictions, and low ones: 3.09 ms are
-predicted of e4m3_expanded, and 5.99 were measured; of int8_companded 1.95 and 3.34.
+stand: a branch that is not taken counts, a loop's body counts once. All figures are predictions, and low ones: of the code
+of which one H200's times are known 3.09 ms were predicted for e4m3_expanded, and 5.99 measured; for int8_companded 1.95
+and 3.34.
 
 python benchmarks/studies/optimizer_instructions.py [--json results.json] [FORMAT ...]
 """
@@ -12,9 +13,7 @@ python benchmarks/studies/optimizer_instructions.py [--json results.json] [FORMA
 from __future__ import annotations
 
 import argparse
-import collections
 import json
-import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,7 +24,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from tests.sm90 import fake_h100
 from tests.sm90.assembling import Cubin, assemble
-from tests.sm90.checked import disassembled
+from tests.sm90.checked import instructions
 from tests.sm90.optimizers import Case, chunks_of, lowered_chunk
 
 BYTES, LANES, SLOW = 4.2e12, 3.3e13, 4.2e12  # a second
@@ -40,20 +39,12 @@ FORMATS: dict[str, Any] = {
     "4bit_log": "4bit_log",
 }
 DTYPES = {"BF16": torch.bfloat16, "FP32": torch.float32}
-_INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)")
 SLOW_ONES = ("MUFU", "F2F", "F2I", "I2F", "FRND", "F2FP")  # the last: half of Hopper's lanes or fewer convert
-
-
-def instructions(sass: str) -> collections.Counter[str]:
-    """How often each instruction stands in a disassembled kernel."""
-    found = collections.Counter(_INSTRUCTION.findall(sass))
-    del found["NOP"]
-    return found
 
 
 def configuration(cubin: Cubin, size: int, moved: float) -> dict[str, Any]:
     """One configuration's row: ``size``, elements of a group; ``moved``, bytes an element."""
-    found = instructions(disassembled(cubin.code))
+    found = instructions(cubin.code)
     each = cubin.blocks["XBLOCK"] * size / (32 * cubin.num_warps)
     total, slow = found.total() / each, sum(found[name] for name in SLOW_ONES) / each
     ms = max(moved / BYTES, total / LANES, slow / SLOW) * ELEMENTS * 1e3

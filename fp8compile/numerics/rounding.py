@@ -31,11 +31,13 @@ from torch import Tensor
 
 _FRACTION_BITS = 32
 _MASK = 0xFFFFFFFF  # of 32 bits
-_MULTIPLIERS = (0x21F0AAAD, 0x735A2D97, 0x31848BAB)
+MULTIPLIERS = (0x21F0AAAD, 0x735A2D97, 0x31848BAB)
 _GOLDEN = 0x9E3779B9  # 2**32 / the golden ratio
 
 _FP32_MANTISSA = 23
 _FP32_INF = 0x7F800000
+_LOST = 16  # bits of FP32's mantissa that BF16 lacks
+_BFLOAT16_MAX = torch.finfo(torch.bfloat16).max
 
 Word = Any  # an int or an int64 Tensor, in [0, 2**32)
 
@@ -79,8 +81,20 @@ def round_stochastically(x: Tensor, dtype: torch.dtype, bits: Tensor) -> Tensor:
         bits: int64 in [0, 2**32), one for each element: ``random_bits``.
     """
     grid = grid_of(dtype)
+    if dtype == torch.bfloat16:
+        return _to_bfloat16(x, bits)
     base, quotient = fixed_point(x, grid)
     return of_pattern(base + ((quotient + bits) >> _FRACTION_BITS), x, dtype)
+
+
+def _to_bfloat16(x: Tensor, bits: Tensor) -> Tensor:
+    """The same where the bits that are dropped are always FP32's last 16: one addition of integers, whose carry rounds."""
+    raw = x.view(torch.int32)
+    added = torch.where(
+        x.abs() < _BFLOAT16_MAX, (bits >> _LOST).to(torch.int32), 0
+    )  # past the largest nothing rounds up
+    kept = (raw + added & -(1 << _LOST)).view(torch.float32)
+    return torch.where(x == x, kept, x).to(torch.bfloat16)
 
 
 def fixed_point(x: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
@@ -143,13 +157,26 @@ def key_of(seed: int | Tensor, parameter_index: int | Tensor, step: Tensor) -> T
 def mixed(word: Word, between: Word) -> Word:
     """A permutation of 32-bit words under which each bit of the result depends on all of ``word``; another for each
     ``between``, which enters after the first of the three rounds."""
+    if isinstance(word, Tensor):
+        found: Tensor = MIXED(word, between if isinstance(between, Tensor) else torch.full_like(word, between))
+        return found
+    return _mixed(word, between)
+
+
+def _mixed(word: Word, between: Word) -> Word:
     word = word ^ (word >> 16)
-    word = (word * _MULTIPLIERS[0]) & _MASK
+    word = (word * MULTIPLIERS[0]) & _MASK
     word = word ^ (word >> 15) ^ between
-    word = (word * _MULTIPLIERS[1]) & _MASK
+    word = (word * MULTIPLIERS[1]) & _MASK
     word = word ^ (word >> 15)
-    word = (word * _MULTIPLIERS[2]) & _MASK
+    word = (word * MULTIPLIERS[2]) & _MASK
     return word ^ (word >> 15)
+
+
+_LIBRARY = torch.library.Library("fp8compile", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define("mixed(Tensor word, Tensor between) -> Tensor", tags=(torch.Tag.pointwise,))
+_LIBRARY.impl("mixed", _mixed, "CompositeExplicitAutograd")
+MIXED = torch.ops.fp8compile.mixed.default  # whole in a graph, so that a GPU gets it in words of 32 bits
 
 
 def index_like(shape: Sequence[int], first: Tensor, stride: Sequence[int] | None = None) -> Tensor:

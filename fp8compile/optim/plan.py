@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fp8compile.fx import near_lowerings as near_lowerings  # tells Inductor
 from fp8compile.numerics.rounding import index_like, key_of, nearest_bfloat16, random_bits, round_stochastically
 from fp8compile.numerics.states.custom_ops import decoded_in_pieces, encoded_in_pieces
 from fp8compile.numerics.states.interface import StateCodec

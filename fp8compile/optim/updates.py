@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from fp8compile import _torch as private
+from fp8compile.numerics import near_functions as near
 
 States = dict[str, Tensor]
 Number = float | Tensor
@@ -85,10 +86,10 @@ class AdamUpdate:
         m = lerp_from_nearer(states["exp_avg"], g, n["1-beta1"], n["-beta1"])
         v = private.compiled_addcmul(states["exp_avg_sq"] * n["beta2"], g * g, n["1-beta2"])
         states = {"exp_avg": m, "exp_avg_sq": v} | self._largest(states, v)
-        rest = 1 - n["beta1"] ** step
+        rest, rest2 = near.rest(n["beta1"], step), near.rest(n["beta2"], step)
         step_size = -(n["lr"] / rest if self.tensor_lr else n["lr"] * rest.reciprocal())
-        root = states.get("max_exp_avg_sq", v).sqrt() / ((1 - n["beta2"] ** step).sqrt() * step_size)
-        moved = torch.addcdiv(p, m, root + n["eps"] * step_size.reciprocal())
+        root = near.quotient(near.sqrt(states.get("max_exp_avg_sq", v)), rest2.sqrt() * step_size)
+        moved = p + near.quotient(m, root + n["eps"] * step_size.reciprocal())
         return torch.where(step_size == 0, p, moved), states  # at lr 0 torch.optim's own makes 0 / 0 where v is 0
 
     def _largest(self, states: States, v: Tensor) -> States:

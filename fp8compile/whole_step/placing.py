@@ -226,7 +226,15 @@ def _norm(graph: Graph, gradients: Iterable[Node], before: Node) -> Any:
 
 
 def _write(graph: Graph, to: Node, value: Node, before: Node) -> None:
+    """Write ``value`` where ``to`` lies. A view of rows is written as rows: in the shape of the kernel that makes them, for
+    whose end Inductor would not take a copy of another shape."""
     with graph.inserting_before(before):
+        if value.target is aten.view.default and to.meta["val"].is_contiguous():
+            value = value.args[0]  # type: ignore[assignment]
+            shape = [*value.meta["val"].shape]
+            known = to.meta["val"].view(shape)
+            to = graph.call_function(aten.view.default, (to, shape))
+            to.meta["val"] = known
         write = graph.call_function(aten.copy_.default, (to, value))
     write.meta["val"] = to.meta["val"]
 
@@ -241,5 +249,6 @@ def _return(whole: Joined, behind: Sequence[Node]) -> None:
 
 def _overwritten(whole: Joined) -> tuple[int, ...]:
     """Which of the inputs from Dynamo's graph the graph writes into."""
-    written = {node.args[0] for node in whole.graph.nodes if node.target is aten.copy_.default}
+    writes = whole.graph.find_nodes(op="call_function", target=aten.copy_.default)
+    written = {storage_root(node.args[0]) for node in writes}
     return tuple(i for i, node in enumerate(whole.inputs.values()) if node in written)

@@ -85,8 +85,8 @@ NUMERICS = (
     Mutant(
         "dither: biased where codes are not even steps",
         "fp8compile/numerics/states/dither.py",
-        "chance = rest * (1 - bend * (1 - rest))",
-        "chance = rest * (1 - 0 * bend)",
+        "chance = rest - bend * (rest - rest * rest)",
+        "chance = rest - 0 * bend",
         ("tests/numerics/states/test_dither.py",),
     ),
     Mutant(
@@ -116,6 +116,34 @@ NUMERICS = (
         "k = torch.floor(",
         "k = torch.ceil(",
         ("tests/numerics/states/test_range_expansion.py", "tests/numerics/states/test_properties.py"),
+    ),
+    Mutant(
+        "states: a device's unit may be below 1, and magnitudes flushed",
+        "fp8compile/numerics/states/range_expansion.py",
+        "near.at_least(near.quotient(torch.ones_like(amax), near.at_least(amax, SMALLEST)), 1.0)",
+        "near.quotient(torch.ones_like(amax), near.at_least(amax, SMALLEST))",
+        ("tests/numerics/states/test_range_expansion_near.py",),
+    ),
+    Mutant(
+        "states: a device's logarithm of 1 takes the largest number to inf",
+        "fp8compile/numerics/states/range_expansion.py",
+        "half = near.at_most(half, 1.0)",
+        "half = near.at_most(half, 2.0)",
+        ("tests/numerics/states/test_range_expansion_near.py",),
+    ),
+    Mutant(
+        "rounding: 15 random bits for the 16 that BF16 lacks",
+        "fp8compile/numerics/rounding.py",
+        "(bits >> _LOST).to(torch.int32)",
+        "(bits >> _LOST + 1).to(torch.int32)",
+        ("tests/numerics/test_rounding.py",),
+    ),
+    Mutant(
+        "rounding: a GPU's hash folds by another number of bits",
+        "fp8compile/fx/near_lowerings.py",
+        "word = folded(times(word, number), 15)",
+        "word = folded(times(word, number), 16)",
+        ("tests/fx/test_near_lowerings.py",),
     ),
     Mutant(
         "states: the larger of two amaxes",

@@ -68,13 +68,13 @@ def test_golden_one_decode_and_one_encode() -> None:
 arg0_1: float8_e4m3fn[2, 128]
 arg1_1: float32[2, 1]
 arg2_1: float32[2, 128]
-mul_11: float32[2, 128] = decode_e4m3(arg0_1, arg1_1)
-mul: float32[2, 128] = mul(mul_11, 0.999)
+mul_10: float32[2, 128] = decode_e4m3(arg0_1, arg1_1)
+mul: float32[2, 128] = mul(mul_10, 0.999)
 mul_1: float32[2, 128] = mul(arg2_1, arg2_1)
 mul_2: float32[2, 128] = mul(mul_1, 0.001)
 add: float32[2, 128] = add(mul, mul_2)
 where: float32[2, 1] = encode_e4m3(add)
-convert_element_type_2: float8_e4m3fn[2, 128] = encode_e4m3(add)
+convert_element_type_1: float8_e4m3fn[2, 128] = encode_e4m3(add)
 sqrt: float32[2, 128] = sqrt(add)
 return sqrt
 """,

@@ -7,6 +7,7 @@ process: ``MEMORY``.
 
 from __future__ import annotations
 
+import collections
 import functools
 import hashlib
 import os
@@ -20,6 +21,7 @@ from fp8compile.compiler import ptxas
 from . import byte_flow
 
 MEMORY = "SM90_CHECKED"  # the folder, where this is set (subprocesses.py)
+_INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)")
 _CODES = re.compile(r"\bcvt\.rn\.satfinite\.\S*e[45]m[23]x2\b")
 
 
@@ -53,6 +55,13 @@ def disassembled(cubin: bytes) -> str:
         file.write(cubin)
         file.flush()
         return subprocess.check_output([tool("cuobjdump"), "-sass", file.name], text=True)
+
+
+def instructions(cubin: bytes) -> collections.Counter[str]:
+    """How often each instruction stands in the one kernel of a cubin; what only fills up does not count."""
+    found = collections.Counter(_INSTRUCTION.findall(disassembled(cubin)))
+    del found["NOP"]
+    return found
 
 
 def tool(name: str) -> Path:

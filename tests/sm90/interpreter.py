@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -50,6 +51,13 @@ _BINARY: dict[str, Callable[[Any, Any], Any]] = {
     "fmod": np.fmod,
     "ldexp": lambda a, b: np.ldexp(a, b.astype(np.int32)),
     "pow": np.power,
+    "copysign": np.copysign,
+}
+_INSTRUCTIONS: dict[str, Callable[..., Any]] = {
+    "lg2": np.log2,
+    "ex2": np.exp2,
+    "sqrt": lambda x: np.sqrt(np.maximum(x, 2.0**-126)),
+    "div": np.divide,
 }
 
 
@@ -63,6 +71,7 @@ def install() -> None:
     if not interpreting():
         raise RuntimeError("start the process with TRITON_INTERPRET=1")
     _route_libdevice()
+    _route_instructions()
     _fix_conversions()
     _fix_reductions()
     _fix_indices()
@@ -99,6 +108,22 @@ def _route_libdevice() -> None:
 
     for module in (triton_helpers, triton_compat):
         replace(module, "libdevice", _Libdevice())
+
+
+def _route_instructions() -> None:
+    """Inline assembly of a short form of a function of FP32."""
+    from triton.runtime import interpreter as triton_interpreter
+
+    def create_inline_asm(
+        self: Any, asm: str, constraints: str, handles: list[Any], types: Any, pure: bool, pack: int
+    ) -> Any:
+        name = asm.partition(".approx")[0].split()[-1]
+        with np.errstate(all="ignore"):
+            data = np.asarray(_INSTRUCTIONS[name](*(handle.data for handle in handles)))
+        handle = triton_interpreter.TensorHandle(data.astype(np.float32), handles[0].dtype)
+        return SimpleNamespace(get_result=lambda i: handle)
+
+    triton_interpreter.InterpreterBuilder.create_inline_asm = create_inline_asm
 
 
 def _fix_conversions() -> None:

@@ -10,14 +10,19 @@ from collections.abc import Callable
 from typing import Any
 
 from .assembling import assemble
+from .checked import instructions
 from .lowering import LoweredGraph
 
 
-def measured(graph: LoweredGraph, *, assembled: bool = True) -> dict[str, Any]:
-    """Launches, externs, bytes and, of every configuration of every kernel, what the assembler said."""
+def measured(graph: LoweredGraph, *, assembled: bool = True, counted: bool = False) -> dict[str, Any]:
+    """Launches, externs, bytes and, of every configuration of every kernel, what the assembler said; if ``counted``, its
+    instructions as they stand."""
     cubins = [dataclasses.asdict(cubin) for cubin in assemble(graph.kernels.values())] if assembled else []
     for cubin in cubins:
-        del cubin["ptx"], cubin["code"]
+        code = cubin.pop("code")
+        del cubin["ptx"]
+        if counted:
+            cubin["instructions"] = instructions(code).total()
     return {
         "launches": graph.launches,
         "externs": graph.externs,

@@ -28,6 +28,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fp8compile.numerics import near_functions as near
 from fp8compile.numerics.formats import Format
 from fp8compile.numerics.states.interface import SMALLEST
 
@@ -37,6 +38,8 @@ _BITS = 12
 _MASK = 2**_BITS - 1
 _LOW, _HIGH = 2531, 1619  # odd, about 2**12 / 1.618 and 2**12 / 1.618**2; no product leaves a signed 32-bit integer
 _LOST = 16  # bits of FP32's mantissa that BF16 lacks
+_FP32_MANTISSA = 23
+_ONE_AND_HALF_A_STEP = 0x3F800000 + (1 << _FP32_MANTISSA - _BITS - 1)  # the bits of 1 + 2**-13
 _LARGEST = torch.finfo(torch.bfloat16).max
 _EXPONENT = 0x7F800000  # of an FP32
 _ONE_SQUARED = 0x7F000000  # twice the FP32 bits of 1.0: less those of 2**e this is 2**-e
@@ -46,8 +49,8 @@ def threshold_of(x: Tensor) -> Tensor:
     """A number in (0, 1) for each FP32 number, any shape: an odd multiple of 2**-13, from the mantissa alone."""
     bits = x.view(torch.int32)
     mixed = (bits & _MASK) * _LOW + ((bits >> _BITS) & (_MASK >> 1)) * _HIGH
-    thresholds: Tensor = ((mixed & _MASK).float() + 0.5) * (1 / (_MASK + 1))
-    return thresholds
+    from_1_to_2 = ((mixed & _MASK) << _FP32_MANTISSA - _BITS) + _ONE_AND_HALF_A_STEP  # no conversion of integers
+    return from_1_to_2.view(torch.float32) - 1
 
 
 def dithered(y: Tensor, x: Tensor, power: float | Tensor | None = None) -> Tensor:
@@ -62,9 +65,15 @@ def dithered(y: Tensor, x: Tensor, power: float | Tensor | None = None) -> Tenso
     rest = y - below
     chance = rest
     if power is not None:
-        bend = ((power - 1) / (2 * below + 1)).clamp(-1, 1)
-        chance = rest * (1 - bend * (1 - rest))
+        bend = near.at_most(
+            near.quotient(_as_tensor(power - 1, y), 2 * below + 1), 1.0
+        )  # over -1, as no power is negative
+        chance = rest - bend * (rest - rest * rest)
     return below + (threshold_of(x) < chance).float()
+
+
+def _as_tensor(number: float | Tensor, like: Tensor) -> Tensor:
+    return number if isinstance(number, Tensor) else torch.full_like(like, number)
 
 
 def dithered_to(y: Tensor, fmt: Format, x: Tensor, power: float | Tensor | None = None) -> Tensor:
@@ -72,7 +81,7 @@ def dithered_to(y: Tensor, fmt: Format, x: Tensor, power: float | Tensor | None 
     if not fmt.is_float:
         return dithered(y, x, power)
     binade = (y.view(torch.int32) & _EXPONENT).view(torch.float32)
-    spacing = (binade * (2 * fmt.half_ulp)).clamp_min(fmt.smallest)
+    spacing = near.at_least(binade * (2 * fmt.half_ulp), fmt.smallest)
     steps = y * (_ONE_SQUARED - spacing.view(torch.int32)).view(torch.float32)  # exact, as no division on a GPU is
     return dithered(steps, x, power) * spacing
 

@@ -24,6 +24,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from fp8compile.numerics import near_functions as near
 from fp8compile.numerics.formats import E4M3, Format
 from fp8compile.numerics.states.dither import dithered_to
 from fp8compile.numerics.states.interface import SMALLEST, Grouped
@@ -61,40 +62,52 @@ class Expanded(Grouped):
 
     def encode_groups(self, x_NG: Tensor) -> tuple[Tensor, ...]:
         a = x_NG.abs()
-        amax, log_amax, log_amin = extremes(a)
+        amax, unit, log_amax, log_amin = extremes(a)
         k = self.k_of(log_amax - log_amin)
-        spread = torch.exp2((log2_of(a) - log_amax) * (k.float() * (1 / STEPS_OF_K))) * self.format.max
-        codes = torch.where(a == 0, 0.0, spread.clamp(self.format.smallest, self.format.max))
-        codes = dithered_to(codes, self.format, x_NG, STEPS_OF_K / k.float()) if self.dithers else codes
+        power = k.float() * (1 / STEPS_OF_K)
+        spread = near.exp2(log2_of(a, unit) * power + (math.log2(self.format.max) - log_amax * power))
+        if self.expand_range == "paper":  # the other target stays twice as far from 0 and more
+            spread = near.at_least(spread, self.format.smallest)
+        codes = torch.where(a == 0, 0.0, near.at_most(spread, self.format.max))
+        codes = dithered_to(codes, self.format, x_NG, near.quotient(sixteen(k), k.float())) if self.dithers else codes
         codes = torch.where(x_NG < 0, -codes, codes) if self.signed else codes
         return codes.to(self.format.dtype), torch.where(amax < torch.inf, amax, torch.nan), k
 
     def k_of(self, log_range: Tensor) -> Tensor:
         """k in sixteenths as uint8 for log2(R) >= 0; 1.0 where there is no range."""
-        k = torch.floor(STEPS_OF_K * math.log2(self.target) / log_range).clamp(1, 255)
+        k = torch.floor(near.quotient(torch.full_like(log_range, STEPS_OF_K * math.log2(self.target)), log_range))
+        k = near.at_most(near.at_least(k, 1.0), 255.0)
         return torch.where(log_range > 0, k, STEPS_OF_K).to(torch.uint8)
 
     def decode_groups(self, codes_NG: Tensor, *metadata_N1: Tensor) -> Tensor:
         amax, k = metadata_N1
         codes = codes_NG.float()
         # Half the exponent twice: R reaches 2**254, more than one FP32 factor can hold.
-        half = torch.exp2(torch.log2(codes.abs() * (1 / self.format.max)) * (STEPS_OF_K / 2 / k.float()))
+        half = near.exp2(near.log2(codes.abs() * (1 / self.format.max)) * near.quotient(sixteen(k) / 2, k.float()))
+        half = near.at_most(half, 1.0)  # where a device's logarithm of 1 is above 0
         is_zero = (codes == 0) & (amax < torch.inf)  # in a NaN group nothing is zero
-        a = torch.where(is_zero, 0.0, (amax * half * half).clamp_min(SMALLEST))
+        a = torch.where(is_zero, 0.0, near.at_least(amax * half * half, SMALLEST))
         return torch.where(codes < 0, -a, a) if self.signed else a
 
 
-def extremes(a_NG: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """For magnitudes ``[N, G]``: amax, its log2, and log2 of the smallest that is not zero, ``[N, 1]`` each.
+def sixteen(k: Tensor) -> Tensor:
+    """16 as FP32, of the shape of ``k``."""
+    return torch.full_like(k, STEPS_OF_K, dtype=torch.float32)
 
-    Zeros never count, wherever they are. For an all-zero group both logarithms are log2(SMALLEST).
+
+def extremes(a_NG: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """For magnitudes ``[N, G]``: amax, a unit, and log2 of amax and of the smallest that is not zero, both times the unit.
+
+    The unit takes amax to 1 where it is smaller: the nearer to 1, the less a logarithm errs. It is 1 at least, so that no
+    magnitude is flushed. Zeros never count, wherever they are. For an all-zero group both logarithms are the same.
     """
-    amax = a_NG.amax(-1, keepdim=True)
-    amin = torch.where(a_NG == 0, torch.inf, a_NG).amin(-1, keepdim=True)
-    log_amax = log2_of(amax)
-    return amax, log_amax, torch.minimum(log2_of(amin), log_amax)
+    amax = near.largest(a_NG)
+    amin = near.smallest(torch.where(a_NG == 0, torch.inf, a_NG))
+    unit = near.at_least(near.quotient(torch.ones_like(amax), near.at_least(amax, SMALLEST)), 1.0)
+    log_amax = log2_of(amax, unit)
+    return amax, unit, log_amax, torch.minimum(log2_of(amin, unit), log_amax)
 
 
-def log2_of(a: Tensor) -> Tensor:
-    """log2 of magnitudes, of which those below SMALLEST count as SMALLEST."""
-    return torch.log2(a.clamp_min(SMALLEST))
+def log2_of(a: Tensor, unit: Tensor) -> Tensor:
+    """log2 of magnitudes times ``unit``; those below SMALLEST count as SMALLEST."""
+    return near.log2(near.at_least(a, SMALLEST) * unit)

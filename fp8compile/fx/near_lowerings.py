@@ -1,0 +1,97 @@
+"""What Inductor makes of our own elementwise operators: a short form on an NVIDIA GPU, torch's own functions elsewhere.
+
+numerics/near_functions.py    one instruction each, or few
+numerics/rounding.py: mixed   in words of 32 bits, where torch has it in 64: products of 64 bits take six instructions
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from fp8compile import _torch as private
+from fp8compile.numerics.near_functions import OPERATORS
+from fp8compile.numerics.rounding import MIXED, MULTIPLIERS
+
+aten = torch.ops.aten
+FORMS = {
+    "log2": ("lg2.approx.ftz.f32 $0, $1;", aten.log2.default),
+    "exp2": ("ex2.approx.ftz.f32 $0, $1;", aten.exp2.default),
+    "sqrt": ("{.reg .f32 x; max.NaN.f32 x, $1, 0f00800000; sqrt.approx.ftz.f32 $0, x;}", aten.sqrt.default),
+    "quotient": ("div.approx.ftz.f32 $0, $1, $2;", aten.div.Tensor),
+}
+
+
+def lowering_of(instruction: str, exact: Any) -> Callable[..., Any]:
+    """The lowering of an FP32 operator: the PTX instruction, or what ``exact`` is lowered to."""
+    constraints = "=f,f,f" if "$2" in instruction else "=f,f"
+
+    def written(*values: Any) -> Any:
+        return private.inductor_lowering.ops.inline_asm_elementwise(
+            *values, asm=instruction, constraints=constraints, dtype=torch.float32
+        )
+
+    def lowered(*args: Any) -> Any:
+        if not is_nvidia(args[0]):
+            return private.inductor_lowering.lowerings[exact](*args)
+        return private.inductor_lowering.make_pointwise(written)(*private.inductor_lowering.broadcast_tensors(*args))
+
+    return lowered
+
+
+def lower_rest(b: Any, t: Any) -> Any:
+    lowering = private.inductor_lowering
+    ops = lowering.ops
+
+    def short(b: Any, t: Any) -> Any:
+        return ops.neg(ops.expm1(ops.mul(t, ops.log(b))))
+
+    def exact(b: Any, t: Any) -> Any:
+        return ops.sub(ops.constant(1.0, torch.float32), ops.pow(b, t))
+
+    form = short if is_nvidia(b) else exact
+    return lowering.make_pointwise(form)(*lowering.broadcast_tensors(b, t))
+
+
+def is_nvidia(x: Any) -> bool:
+    return x.get_device().type == "cuda" and not torch.version.hip
+
+
+def mixed_in(dtype: torch.dtype) -> Callable[..., Any]:
+    """``rounding.mixed`` on uint32, whose products wrap, or on int64."""
+    ops = private.inductor_lowering.ops
+
+    def folded(word: Any, bits: int) -> Any:
+        return ops.bitwise_xor(word, ops.bitwise_right_shift(word, ops.constant(bits, dtype)))
+
+    def times(word: Any, number: int) -> Any:
+        product = ops.mul(word, ops.constant(number, dtype))
+        return product if dtype == torch.uint32 else ops.bitwise_and(product, ops.constant(0xFFFFFFFF, dtype))
+
+    def mixed(word: Any, between: Any) -> Any:
+        word = folded(times(folded(ops.to_dtype(word, dtype), 16), MULTIPLIERS[0]), 15)
+        word = ops.bitwise_xor(word, ops.to_dtype(between, dtype))
+        for number in MULTIPLIERS[1:]:
+            word = folded(times(word, number), 15)
+        return ops.to_dtype(word, torch.int64)
+
+    return mixed
+
+
+def lower_mixed(word: Any, between: Any) -> Any:
+    lowering = private.inductor_lowering
+    form = mixed_in(torch.uint32 if word.get_device().type == "cuda" else torch.int64)
+    return lowering.make_pointwise(form)(*lowering.broadcast_tensors(word, between))
+
+
+def register() -> None:
+    """Tell Inductor; once more does no harm."""
+    for name, form in FORMS.items():
+        private.inductor_lowering.register_lowering(OPERATORS[name], type_promotion_kind=None)(lowering_of(*form))
+    private.inductor_lowering.register_lowering(OPERATORS["rest"], type_promotion_kind=None)(lower_rest)
+    private.inductor_lowering.register_lowering(MIXED, type_promotion_kind=None)(lower_mixed)
+
+
+register()

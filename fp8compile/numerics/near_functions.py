@@ -1,0 +1,100 @@
+"""Five functions of which a GPU has a short form that is off in the last bits; here, and on a CPU, they are torch's own.
+
+    log2(x)         lg2.approx.ftz.f32    within 2**-22 for x in (1/2, 2), elsewhere within 2**-22 of the result
+    exp2(x)         ex2.approx.ftz.f32    within 2**-22 of the result
+    sqrt(x)         sqrt.approx.ftz.f32   within 2**-23 of the result; x below 2**-126 counts as 2**-126
+    quotient(a, b)  div.approx.ftz.f32    within 2 ulp for |b| in [2**-126, 2**126]; 0 for larger finite ones
+    rest(b, t)      -expm1(t log(b))      of 1 - b**t for 0 <= b < 1, t >= 1: within 3 ulp. Of a power within 4 ulp, of 120
+                                          instructions, the difference to 1 is within 4 / (1 - b**t) ulp
+
+The bounds are those of NVIDIA's PTX ISA (9.7.3, "Floating Point Instructions"), and of logf and expm1f in CUDA's programming
+guide (1 ulp each). ``.ftz``: arguments and results below
+2**-126 are zeros. Each is an operator, so that a traced graph holds it whole; fx/near_lowerings.py gives Inductor the form
+of the device. A formula that uses them has to be right for torch's functions and for any within these bounds.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+ERROR = 2.0**-22  # of each: relative, which is 2 ulp; of log2 in (1/2, 2) absolute
+
+EXACT: dict[str, Callable[..., Tensor]] = {
+    "log2": torch.log2,
+    "exp2": torch.exp2,
+    "sqrt": torch.sqrt,
+    "quotient": torch.true_divide,
+    "rest": lambda b, t: 1 - b**t,
+}
+_TAKES = {"quotient": "Tensor a, Tensor b", "rest": "Tensor b, Tensor t"}
+_LIBRARY = torch.library.Library("fp8compile", "FRAGMENT")  # type: ignore[no-untyped-call]
+
+
+def _defined(name: str) -> Any:
+    exact = EXACT[name]
+    _LIBRARY.define(f"near_{name}({_TAKES.get(name, 'Tensor x')}) -> Tensor", tags=(torch.Tag.pointwise,))
+    _LIBRARY.impl(f"near_{name}", exact, "CompositeExplicitAutograd")
+    return getattr(torch.ops.fp8compile, f"near_{name}").default
+
+
+OPERATORS = {name: _defined(name) for name in EXACT}
+
+
+def log2(x: Tensor) -> Tensor:
+    found: Tensor = OPERATORS["log2"](x)
+    return found
+
+
+def exp2(x: Tensor) -> Tensor:
+    found: Tensor = OPERATORS["exp2"](x)
+    return found
+
+
+def sqrt(x: Tensor) -> Tensor:
+    found: Tensor = OPERATORS["sqrt"](x)
+    return found
+
+
+def quotient(a: Tensor, b: Tensor) -> Tensor:
+    found: Tensor = OPERATORS["quotient"](a, b)
+    return found
+
+
+def rest(b: Tensor, t: Tensor) -> Tensor:
+    """1 - b**t."""
+    found: Tensor = OPERATORS["rest"](b, t)
+    return found
+
+
+def at_least(a: Tensor, least: float) -> Tensor:
+    """FP32 magnitudes, NaN kept: ``a.clamp_min(least)`` for least > 0, as a maximum of integers, which a GPU has in one
+    instruction: that of floating-point numbers that keeps a NaN is written as four by Inductor."""
+    return a.view(torch.int32).clamp_min(bits_of(least)).view(torch.float32)
+
+
+def at_most(a: Tensor, most: float) -> Tensor:
+    """FP32 of either sign: ``a.clamp_max(most)`` for most > 0; NaN may become ``most``."""
+    return a.view(torch.int32).clamp_max(bits_of(most)).view(torch.float32)
+
+
+def largest(a_NG: Tensor) -> Tensor:
+    """Of FP32 magnitudes the largest ``[N, 1]``, NaN where there is one."""
+    return a_NG.view(torch.int32).amax(-1, keepdim=True).view(torch.float32)
+
+
+def smallest(a_NG: Tensor) -> Tensor:
+    """Of FP32 magnitudes the smallest ``[N, 1]`` that is a number."""
+    return a_NG.view(torch.int32).amin(-1, keepdim=True).view(torch.float32)
+
+
+@functools.cache
+def bits_of(number: float) -> int:
+    """FP32's bits of a positive normal number that FP32 holds."""
+    mantissa, exponent = math.frexp(number)  # in [1/2, 1)
+    return (exponent + 126) * 2**23 + int((2 * mantissa - 1) * 2**23)

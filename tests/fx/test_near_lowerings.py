@@ -1,0 +1,69 @@
+"""Generated code of our own elementwise operators: on a CPU the same bits as eager's; on an H100 tests/sm90 runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from fp8compile.fx import near_lowerings
+from fp8compile.numerics import near_functions as near
+from fp8compile.numerics.rounding import key_of, mixed, random_bits
+
+
+def generated(function: Callable[..., Tensor], *args: Tensor) -> Tensor:
+    found: Tensor = torch.compile(function, backend="inductor", fullgraph=True)(*args)
+    return found
+
+
+def test_a_hash_is_eager_s() -> None:
+    words = torch.cat([torch.arange(4096), torch.randint(2**32, (4096,))])
+    between = torch.randint(2**32, words.shape)
+    assert torch.equal(generated(mixed, words, between), mixed(words, between))
+    for word, other in zip(words[:50].tolist(), between[:50].tolist(), strict=True):
+        assert mixed(word, other) == int(mixed(torch.tensor(word), torch.tensor(other)))
+
+
+def test_random_bits_are_eager_s() -> None:
+    def drawn(index: Tensor, step: Tensor) -> Tensor:
+        return random_bits(index, key_of(7, 3, step))
+
+    index = torch.cat([torch.arange(1000), torch.arange(1000) + 2**33])
+    for step in (0.0, 1.0, 1e6):
+        assert torch.equal(generated(drawn, index, torch.tensor(step)), drawn(index, torch.tensor(step)))
+
+
+@pytest.mark.parametrize(
+    ("ours", "torchs"),
+    [
+        (near.log2, torch.log2),
+        (near.exp2, torch.exp2),
+        (near.sqrt, torch.sqrt),
+        (lambda x: near.quotient(x[:, :1], x), lambda x: x[:, :1] / x),
+        (lambda x: near.rest(x[:1, :1] / 101, x), lambda x: 1 - (x[:1, :1] / 101) ** x),
+    ],
+    ids=["log2", "exp2", "sqrt", "quotient of a row and its first", "rest"],
+)
+def test_on_a_cpu_functions_are_torch_s(ours: Callable[[Tensor], Tensor], torchs: Callable[[Tensor], Tensor]) -> None:
+    x = torch.rand(33, 70) * 100
+    assert torch.equal(generated(ours, x), generated(torchs, x))
+
+
+def test_each_operator_has_one_form() -> None:
+    assert near_lowerings.FORMS.keys() | {"rest"} == near.OPERATORS.keys() == near.EXACT.keys()
+
+
+def test_magnitudes_are_compared_as_integers() -> None:
+    a = torch.cat([torch.logspace(-45, 38, 999), torch.tensor([0.0, torch.inf])]).reshape(7, -1)
+    assert torch.equal(near.at_least(a, 0.375), a.clamp_min(0.375)) and torch.equal(
+        near.at_most(a, 448.0), a.clamp_max(448)
+    )
+    assert torch.equal(near.at_most(-a, 1.0), (-a).clamp_max(1))
+    assert torch.equal(near.largest(a), a.amax(1, keepdim=True)) and torch.equal(
+        near.smallest(a), a.amin(1, keepdim=True)
+    )
+    a[2, 5] = torch.nan
+    assert torch.equal(near.largest(a).isnan(), a.amax(1, keepdim=True).isnan())
+    assert torch.equal(near.smallest(a)[2], a[2].nan_to_num(torch.inf).amin()[None])
