@@ -55,6 +55,7 @@ POINTWISE = (
     "({0}.abs() + {e}).pow(1.5)",
     "{0}.clamp(-1, 1)",
     "{0}.clamp(min=0.1)",
+    "{0}.clamp(min=0.1).reciprocal()",
     "{0}.clamp(max=1.0).clamp(min=-0.3)",
     "{0} * (1 + torch.floor({0}))",
     "{0} * torch.round({0} * 2)",
@@ -176,6 +177,9 @@ WEIGHTED = (
     "{0} * {g}.exp()",
     "{0} / (1 + {g}.square())",
     "torch.sigmoid({0} * {g}) * {0}",
+    # every second row is padding that holds large values, and is masked later
+    "torch.where(torch.arange({0}.shape[0])[:, None] % 2 == 0, F.linear({0}.where("
+    "torch.arange({0}.shape[0])[:, None] % 2 == 0, 300.0), {w}).square(), 0.0)",
 )
 
 PAIRS = (
