@@ -40,6 +40,7 @@ from benchmarks.harness.measured_sections import load, source, table
 from benchmarks.harness.results import FOLDER, newest_on_gpu
 from benchmarks.zoo import page as zoo
 
+INSTRUCTIONS = {"instructions": 0, "slow": 1, "registers": 0, "spilled": 0, "predicted_ms": 2}  # and their places
 PAGE = Path(__file__).resolve().parents[1] / "docs/results.md"
 BEGINNING = """# Results
 
@@ -148,6 +149,26 @@ def optimizer_step(folder: Path) -> list[str]:
     ]
 
 
+def optimizer_instructions(folder: Path) -> list[str]:
+    found = load(folder, "optimizer-instructions-sm90-lowered.json")
+    rows = [
+        (
+            row["format"],
+            row["dtype"],
+            *(f"{row[key]:.{places}f}" for key, places in INSTRUCTIONS.items()),
+        )
+        for row in found["rows"]
+    ]
+    head = ("format", "parameters", "instructions", "slow ones", "registers", "bytes spilled", "predicted ms")
+    return [
+        source("optimizer-instructions-sm90-lowered.json", found),
+        "AdamW by state format, an element, of 256M elements; by the best of the configurations that a tuner would time.",
+        "Slow ones are those that half of the lanes or fewer take: roots, logarithms, conversions.",
+        "",
+        *table(head, rows),
+    ]
+
+
 def predicted(folder: Path) -> list[str]:
     found = load(folder, lowered_tables.PREDICTED)
     rates = found["rates"]
@@ -202,6 +223,7 @@ SECTIONS: Sequence[tuple[str, str, Callable[[Path], list[str]]]] = (
     ("counted", "A small layer lowered for an H100", small_layer),
     ("counted", "Observation lowered for an H100", observed),
     ("counted", "Optimizer step lowered for an H100", optimizer_step),
+    ("predicted", "Instructions of an optimizer's step", optimizer_instructions),
     ("predicted", "Step times predicted", predicted),
     ("predicted", "Peaks of a whole step predicted", step_section.predicted_step),
 )

@@ -95,7 +95,9 @@ def main() -> None:
             )
     if options.json:
         what = "optimizer steps lowered for sm_90 and disassembled without a GPU; ms are predictions"
-        options.json.write_text(json.dumps({"what": what, "torch": torch.__version__, "rows": rows}, indent=1) + "\n")
+        options.json.write_text(
+            json.dumps({"what": what, "versions": {"torch": torch.__version__}, "rows": rows}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":
