@@ -153,4 +153,11 @@ NORMS = (
         "made_of_others()",
         ("tests/encoding/test_sides.py",),
     ),
+    Mutant(
+        "sides: no edge behind a choice or a clamp is kept",
+        "fp8compile/encoding/sides.py",
+        "RESHAPE_PACKETS | R.CHOICES | R.CLAMPS | {",
+        "RESHAPE_PACKETS | {",
+        ("tests/encoding/test_sides.py",),
+    ),
 )

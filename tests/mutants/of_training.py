@@ -245,4 +245,18 @@ OPTIM = (
         "if not dims:",
         ("tests/optim/test_distributed.py::test_shards_of_columns_keep_fp32",),
     ),
+    Mutant(
+        "whole step: a parameter is written in its own shape",
+        "fp8compile/whole_step/placing.py",
+        "if value.target is aten.view.default and",
+        "if False and",
+        ("tests/whole_step/test_writing.py",),
+    ),
+    Mutant(
+        "near functions: a short form for the rest of a power that cancels",
+        "fp8compile/numerics/near_functions.py",
+        '"rest": lambda b, t: 1 - b**t,',
+        '"rest": lambda b, t: 1 - (t * b.log()).exp(),',
+        ("tests/fx/test_near_lowerings.py", "tests/optim/test_compress.py"),
+    ),
 )
