@@ -15,7 +15,7 @@ from typing import Any
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from fp8compile.fx.graph import SIZES, is_size
+from fp8compile.fx.graph import COPY_OF, SIZES, is_size
 from fp8compile.fx.ops import draws_random_numbers
 from fp8compile.fx.partition import PartitionedGraph
 
@@ -24,8 +24,8 @@ Same = Mapping[Node, Node]
 
 def recomputed(split: PartitionedGraph) -> Same:
     """Nodes of the backward, each with the node of the forward that has the same value: what is saved, sizes that both halves
-    know, and what does the same with the same operands, constants included."""
-    found = {edge.backward: edge.forward for edge in split.edges}
+    know, and what does the same with the same operands, constants included. A copy made to be saved is what it copies."""
+    found = {edge.backward: edge.forward.meta.get(COPY_OF, edge.forward) for edge in split.edges}
     sizes = [node for node in split.fw.graph.nodes if is_size(node)]
     for node in split.bw.graph.nodes:
         if node not in found:

@@ -30,6 +30,7 @@ from fp8compile.fx.graph import computed_from_any, is_tensor, numel
 
 aten = torch.ops.aten
 
+EDGES = R.COMPARISONS | {aten.sign, aten.sgn}
 AFFINE = {aten.add, aten.sub, aten.mul, aten.div}
 MONOTONE = AFFINE | CAST_PACKETS | RESHAPE_PACKETS | R.CHOICES | R.CLAMPS | {aten.neg, aten.relu}
 
@@ -41,7 +42,7 @@ class Sides:
     Attributes:
         value: the backward's input for it.
         nodes: of the backward, in its order, from the value to the comparisons.
-        comparisons: those of ``nodes`` that are.
+        comparisons: those of ``nodes`` that are, or that take the sign.
         given: what they read besides; each node of the backward and that of the forward.
     """
 
@@ -79,10 +80,10 @@ def sides_of(value: Node, made_of_others: Callable[[], Set[Node]], in_forward: M
         in_forward: the nodes that the forward has too.
     """
     reached = _monotone_in(value, in_forward, frozenset())
-    if not any(packet(node) in R.COMPARISONS for node in reached):
+    if not any(packet(node) in EDGES for node in reached):
         return None
     reached = _monotone_in(value, in_forward, made_of_others() | computed_from_any([value]))
-    comparisons = [node for node in reached if packet(node) in R.COMPARISONS]
+    comparisons = [node for node in reached if packet(node) in EDGES]
     nodes = _leading_to(comparisons, reached)
     read = dict.fromkeys(n for node in nodes for n in node.all_input_nodes if n is not value and n not in reached)
     given = tuple((late, in_forward[late]) for late in read)
@@ -98,7 +99,7 @@ def _monotone_in(value: Node, in_forward: Mapping[Node, Node], inexact: Set[Node
             fits = is_tensor(node) and node not in found and numel(node.meta["val"]) == size
             if not fits or any(n in inexact or n not in in_forward for n in others):
                 continue
-            if packet(node) in R.COMPARISONS or _is_monotone(node, {value, *found}):
+            if packet(node) in EDGES or _is_monotone(node, {value, *found}):
                 found[node] = None
                 waiting.append(node)
     return found

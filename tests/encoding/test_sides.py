@@ -84,6 +84,15 @@ def test_the_way_to_an_edge_may_go_through_a_clamp() -> None:
     assert len(found.comparisons) == 3, "its own edge, and both of hardtanh"
 
 
+@pytest.mark.parametrize("size", [torch.abs, lambda h: h.norm(p=1, dim=-1, keepdim=True) * torch.ones(64)])
+def test_signs_behind_a_clamp_are_kept(size: Callable[[Tensor], Tensor]) -> None:
+    """A code of 0 has none: of Gaussian values 0.3 % would lose their gradient."""
+    [found] = [each for each in sides(Between(lambda h: size(h.clamp(max=1.0)))) if each is not None]
+    assert len(found.comparisons) == 2, "the clamp's edge, and zero"
+    h = torch.tensor([0.001, -0.001, 0.0, 0.9, 4.0])
+    assert found.crossed(h, h.round(decimals=2), []).tolist() == [True, True, False, False, False]
+
+
 def test_edges_in_several_views_are_kept() -> None:
     def function(h: Tensor) -> Tensor:
         return F.relu(h.view(4, 32, 64)).flatten(0, 1) * F.relu(h)

@@ -154,6 +154,20 @@ NORMS = (
         ("tests/encoding/test_sides.py",),
     ),
     Mutant(
+        "sides: a sign is no edge",
+        "fp8compile/encoding/sides.py",
+        "EDGES = R.COMPARISONS | {aten.sign, aten.sgn}",
+        "EDGES = R.COMPARISONS",
+        ("tests/encoding/test_sides.py",),
+    ),
+    Mutant(
+        "recomputed: a copy made to be saved is a value by itself",
+        "fp8compile/analysis/recomputed.py",
+        "edge.forward.meta.get(COPY_OF, edge.forward)",
+        "edge.forward",
+        ("tests/passes/test_save_normalised.py",),
+    ),
+    Mutant(
         "sides: no edge behind a choice or a clamp is kept",
         "fp8compile/encoding/sides.py",
         "RESHAPE_PACKETS | R.CHOICES | R.CLAMPS | {",
