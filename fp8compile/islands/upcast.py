@@ -3,7 +3,8 @@
     y: f16 = op(x: f16)     ->    y: f32 = op(float(x)),  and one cast float -> half for those that still read y in 16 bit
 
 Between two chosen nodes the value stays FP32. A cast that is chosen disappears, and so does a multiplication by one. A reader
-that takes FP32 anyway (an upcast, a comparison) gets the FP32 value.
+that takes FP32 anyway (an upcast, a comparison) gets the FP32 value. But what is compared for equality with a 16-bit value, as
+with its own maximum, stays in 16 bit: in FP32 nothing would be equal.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from fp8compile.fx.ops import CAST, CASTS, SIXTEEN_BIT, is_attention, opname
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
+EQUALITY = (aten.eq.Tensor, aten.ne.Tensor)
 _WRITES = (aten.copy_.default, aten.copy.default)
 
 
@@ -111,12 +113,16 @@ class _Widening:
             elif user.target in CASTS and user.meta["val"].dtype == torch.float32:
                 user.replace_all_uses_with(wide)
                 self.graph.erase_node(user)
-            elif user.op == "call_function" and not is_sixteen_bit(user) and can_take_fp32(user):
+            elif not is_sixteen_bit(user) and can_take_fp32(user) and not self._meets_sixteen_bit(user):
                 user.args = map_aggregate(user.args, self._wide_argument)
                 user.kwargs = map_aggregate(user.kwargs, self._wide_argument)
             else:
                 narrow = narrow or self._cast(wide, node.meta["val"].dtype, node)
                 user.replace_input_with(node, narrow)
+
+    def _meets_sixteen_bit(self, user: Node) -> bool:
+        """Whether a node asks if values are equal, of which one stays in 16 bit."""
+        return user.target in EQUALITY and any(n not in self.wide and is_sixteen_bit(n) for n in user.all_input_nodes)
 
     def _wide_argument(self, argument: Any) -> Any:
         if isinstance(argument, torch.dtype) and argument in SIXTEEN_BIT:

@@ -38,8 +38,8 @@ _LIBRARY = torch.library.Library("fp8compile", "FRAGMENT")  # type: ignore[no-un
 
 def _defined(name: str) -> Any:
     exact = EXACT[name]
-    _LIBRARY.define(f"near_{name}({_TAKES.get(name, 'Tensor x')}) -> Tensor", tags=(torch.Tag.pointwise,))
-    _LIBRARY.impl(f"near_{name}", exact, "CompositeExplicitAutograd")
+    _LIBRARY.define(f"near_{name}({_TAKES.get(name, 'Tensor x')}) -> Tensor", tags=(torch.Tag.pointwise,))  # type: ignore[no-untyped-call]
+    _LIBRARY.impl(f"near_{name}", exact, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
     return getattr(torch.ops.fp8compile, f"near_{name}").default
 
 

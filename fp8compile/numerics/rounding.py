@@ -174,8 +174,8 @@ def _mixed(word: Word, between: Word) -> Word:
 
 
 _LIBRARY = torch.library.Library("fp8compile", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define("mixed(Tensor word, Tensor between) -> Tensor", tags=(torch.Tag.pointwise,))
-_LIBRARY.impl("mixed", _mixed, "CompositeExplicitAutograd")
+_LIBRARY.define("mixed(Tensor word, Tensor between) -> Tensor", tags=(torch.Tag.pointwise,))  # type: ignore[no-untyped-call]
+_LIBRARY.impl("mixed", _mixed, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 MIXED = torch.ops.fp8compile.mixed.default  # whole in a graph, so that a GPU gets it in words of 32 bits
 
 

@@ -142,6 +142,13 @@ ANALYSES = (
         ("tests/passes/test_widen_unsafe_ops.py", "tests/islands/test_islands.py"),
     ),
     Mutant(
+        "islands: an FP32 value is compared with its 16-bit maximum",
+        "fp8compile/islands/upcast.py",
+        "return user.target in EQUALITY and any(",
+        "return False and any(",
+        ("tests/islands/test_islands.py::test_the_maximum_of_an_island_is_found_again",),
+    ),
+    Mutant(
         "islands: the backward stays in 16 bits",
         "fp8compile/islands/search.py",
         "belongs = number in whole or ",

@@ -153,7 +153,7 @@ def test_what_a_parameter_scales_stays_exact(largest: float) -> None:
 
 
 def test_what_is_made_of_a_copy_is_known_to_be_normalised() -> None:
-    """20 dB, and -17 of a random program, where the masked value is saved as a copy, and nobody sees that the second norm's input is made of that."""
+    """20 dB, and -17 in a random program, where a masked value is saved as a copy that the second norm's input is made of."""
     torch.manual_seed(0)
     model, x = Masked(), torch.randn(256, 64)
     found = gradient_sqnr(model, compiled(model, linear="off", min_saved_numel=0, codegen="eager"), (x,))

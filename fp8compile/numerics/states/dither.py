@@ -50,7 +50,8 @@ def threshold_of(x: Tensor) -> Tensor:
     bits = x.view(torch.int32)
     mixed = (bits & _MASK) * _LOW + ((bits >> _BITS) & (_MASK >> 1)) * _HIGH
     from_1_to_2 = ((mixed & _MASK) << _FP32_MANTISSA - _BITS) + _ONE_AND_HALF_A_STEP  # no conversion of integers
-    return from_1_to_2.view(torch.float32) - 1
+    found: Tensor = from_1_to_2.view(torch.float32) - 1
+    return found
 
 
 def dithered(y: Tensor, x: Tensor, power: float | Tensor | None = None) -> Tensor:
