@@ -3,8 +3,8 @@
     y: f16 = op(x: f16)     ->    y: f32 = op(float(x)),  and one cast float -> half for those that still read y in 16 bit
 
 Between two chosen nodes the value stays FP32. A cast that is chosen disappears, and so does a multiplication by one. A reader
-that takes FP32 anyway (an upcast, a comparison) gets the FP32 value. But what is compared for equality with a 16-bit value, as
-with its own maximum, stays in 16 bit: in FP32 nothing would be equal.
+that takes FP32 anyway (an upcast, a comparison) gets the FP32 value. But what is compared for equality with a 16-bit value,
+as with its own maximum, stays in 16 bit: in FP32 nothing would be equal.
 """
 
 from __future__ import annotations
