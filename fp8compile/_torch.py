@@ -54,7 +54,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.passes.graph_transform_observer import GraphTransformObserver
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._pytree import tree_leaves, tree_map_only
-from torch.utils._sympy.value_ranges import bound_sympy
+from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 NO_SINGLE_GRAPH = (Unsupported, UserError, FailOnRecompileLimitHit)  # what fullgraph=True raises
 global_step_hooks = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)  # of all optimizers
@@ -270,6 +270,7 @@ __all__ = [
     "TangentAOTInput",
     "TracingContext",
     "Unsupported",
+    "ValueRanges",
     "bound_sympy",
     "cache_dir",
     "compile_fx",

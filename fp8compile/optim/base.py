@@ -207,8 +207,12 @@ class EncodedOptimizer(torch.optim.Optimizer):
         }
         which = tuple(index for index, _, _ in parameters)
         wanted = [self._writer.wanted(p, group) for _, group, p in parameters]
-        numbers = [id(self._numbers_of(group, local_part(p).device)) for _, group, p in parameters]
-        key = (*((options[id(group)], *self._layout(p)) for _, group, p in parameters), *wanted, *numbers)
+        numbers = {
+            (id(group), device): id(self._numbers_of(group, device))
+            for group, device in {(id(group), p.device): (group, p.device) for _, group, p in parameters}.values()
+        }
+        fixed = ((options[id(group)], numbers[id(group), p.device], *self._layout(p)) for _, group, p in parameters)
+        key = (*fixed, *wanted)
         known, step = self._steps.get(which, (None, None))
         if step is None or known != key:
             several = [

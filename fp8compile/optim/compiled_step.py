@@ -1,55 +1,67 @@
-"""The compiled step: one graph for some parameters of one shape, which decodes, updates, encodes and writes in place.
+"""The compiled step: one graph for some parameters, which decodes, updates, encodes and writes in place.
 
-Parameters that agree in plan, shape, strides and device share compiled code. Small ones are taken several at a time, so
-that Inductor's combo kernels launch them together. The number is always the same, and the rest go one by one, so parameters
-may come and go and nothing is compiled again. Dynamo is not used: its guards cost host time, and its limit on recompilations
-counts shapes.
+Parameters that agree in plan, layout and device share compiled code; how many rows of groups there are is left open
+(``open_sizes.py``). Small ones are taken several at a time, so that Inductor's combo kernels launch them together. The number
+is always the same, and the rest go one by one, so parameters may come and go and nothing is compiled again. Dynamo is not
+used: its guards cost host time, and its limit on recompilations counts shapes.
 """
 
 from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from fp8compile import _torch as private
+from fp8compile.numerics.states.interface import GROUP
+from fp8compile.optim.open_sizes import ROWS as OPEN_ROWS
+from fp8compile.optim.open_sizes import Fakes, Layout, Sizes, closed, numbers, opened
 from fp8compile.optim.plan import Plan, Tensors
 from fp8compile.optim.planes import updated
-from fp8compile.optim.row_views import View, pieces, viewed
+from fp8compile.optim.row_views import FIXED, View, pieces, viewed
 from fp8compile.optim.step_codes import AMAX, INV_SCALE, KNOWN, REACH, ROWS
 
-TOGETHER_NUMEL = 2**20  # elements from which a parameter keeps a GPU busy by itself
-MOST_TOGETHER = 4  # compile time grows with it
+TOGETHER = 4  # parameters of one launch on a GPU; compile time grows with it
+SMALL, LARGE = 2**18, 2**22  # elements: a parameter that is larger than SMALL keeps a GPU busy by itself
 # One launch for several parameters. Inductor's limit on the memory this may cost is for intermediates; there are none here.
 INDUCTOR = {"combo_kernels": True, "benchmark_combo_kernel": False, "combo_kernel_peak_memory_pct_threshold": None}
 NEW = ("grad", ROWS, INV_SCALE, KNOWN, AMAX, REACH)  # tensors that are new at every step
 
 Compiled = Callable[[list[Tensor]], Any]
-COMPILED: dict[Any, Compiled] = {}  # by Signature and count; grows with distinct shapes, not with steps
+COMPILED: dict[
+    Any, tuple[Callable[..., Any], Fakes]
+] = {}  # by Signature and count; grows with layouts, not with shapes
 
 
 @dataclass(frozen=True)
 class Signature:
-    """What compiled code depends on: the plan and the layout of every tensor."""
+    """What compiled code depends on: the plan, the layout of every tensor, and the size that it is tuned for."""
 
     plan: Plan
-    layouts: tuple[tuple[str, torch.Size, tuple[int, ...], torch.dtype, torch.device], ...]
-
-    @classmethod
-    def of(cls, plan: Plan, tensors: Tensors) -> Signature:
-        layouts = ((name, t.shape, t.stride(), t.dtype, t.device) for name, t in tensors.items())
-        return cls(plan, tuple(layouts))
+    layouts: tuple[tuple[str, Layout], ...]
+    is_small: bool
 
     @property
     def together(self) -> int:
         """How many such parameters one launch updates."""
-        _, shape, _, _, device = self.layouts[0]
-        numel = max(1, shape.numel())
-        return 1 if device.type == "cpu" else max(1, min(MOST_TOGETHER, TOGETHER_NUMEL // numel))
+        return TOGETHER if self.is_small else 1
+
+
+def signed(plan: Plan, tensors: Tensors) -> tuple[Signature, Sizes]:
+    """The signature of a parameter's update, and the sizes that it leaves open."""
+    sizes, layouts = Sizes(), {name: closed(t) for name, t in tensors.items()}
+    planes = [t for name, t in tensors.items() if name.partition("/")[0] == "param"]
+    on_cpu = planes[0].device.type == "cpu"
+    if plan.by_rows:
+        parts = {name: t for name, t in tensors.items() if name not in FIXED}
+        left_open, sizes = opened(parts, rows_alone=on_cpu)
+        layouts |= left_open
+    is_small = not on_cpu and sum(t.numel() for t in planes) <= SMALL
+    return Signature(plan, tuple(layouts.items()), is_small), sizes
 
 
 @dataclass(frozen=True)
@@ -58,6 +70,7 @@ class Piece:
 
     index: int
     tensors: Tensors
+    sizes: Sizes
     view: View
 
     def forget_new(self) -> None:
@@ -81,8 +94,9 @@ class PreparedStep:
         waiting: dict[Signature, list[Piece]] = {}
         for index, (plan, tensors) in enumerate(several):
             for piece_plan, view in pieces(plan, tensors["param"]) if compiled else [(plan, lambda t: t)]:
-                piece = Piece(index, viewed(tensors, view), view)
-                waiting.setdefault(Signature.of(piece_plan, piece.tensors), []).append(piece)
+                piece_plan, views = without_offset(piece_plan, viewed(tensors, view))
+                signature, sizes = signed(piece_plan, views)
+                waiting.setdefault(signature, []).append(Piece(index, views, sizes, view))
         for signature, alike in waiting.items():
             for chunk in _chunks(alike, signature.together):
                 code = _compiled(signature, chunk) if compiled else functools.partial(_eager, signature.plan, chunk)
@@ -100,10 +114,40 @@ class PreparedStep:
                 code([t for piece in chunk for t in piece.with_new(new).values()])
 
 
+def without_offset(plan: Plan, tensors: Tensors) -> tuple[Plan, Tensors]:
+    """The offset of a piece is in its stream: code for it fits any."""
+    if plan.rounds_stochastically and plan.offset:
+        stream = tensors["stream"]
+        tensors = tensors | {"stream": stream + torch.tensor([0, plan.offset], device=stream.device)}
+    return replace(plan, offset=0), tensors
+
+
 def _compiled(signature: Signature, chunk: list[Piece]) -> Compiled:
-    key = signature, len(chunk)
+    """Code for some pieces. Whether it fits their sizes is asked once."""
+    each = [piece.sizes for piece in chunk]
+    code, fakes = compiled_for(signature, each)
+    if not fakes.fit(each):
+        return _one_by_one(signature, chunk)
+    sizes = numbers(each)
+    return lambda tensors: code(*sizes, *tensors)
+
+
+def _one_by_one(signature: Signature, chunk: list[Piece]) -> Compiled:
+    """Code for the sizes of each piece and no others."""
+    exact = [tuple((name, closed(t)) for name, t in piece.tensors.items()) for piece in chunk]
+    codes = [compiled_for(replace(signature, layouts=layouts), [{}])[0] for layouts in exact]
+
+    def run(flat: list[Tensor]) -> None:
+        for code, tensors in zip(codes, _unflattened(flat, [piece.tensors for piece in chunk]), strict=True):
+            code(*tensors.values())
+
+    return run
+
+
+def compiled_for(signature: Signature, sizes: list[Sizes]) -> tuple[Callable[..., Any], Fakes]:
+    key = signature, len(sizes)
     if key not in COMPILED:
-        COMPILED[key] = compile_step(signature.plan, [piece.tensors for piece in chunk])
+        COMPILED[key] = compile_step(signature, sizes)
     return COMPILED[key]
 
 
@@ -129,11 +173,18 @@ def in_place(plan: Plan, several: Sequence[Tensors]) -> None:
             tensors[name].copy_(value)
 
 
-def compile_step(plan: Plan, several: Sequence[Tensors]) -> Compiled:
-    """Compiled code for a step of parameters laid out like ``several``; takes their tensors as one flat list."""
-    graph, flat = traced_step(plan, several)
-    compiled: Any = private.compile_fx(graph, flat, config_patches=inductor_options())
-    return lambda tensors: compiled(*tensors)
+def compile_step(signature: Signature, sizes: Sequence[Sizes]) -> tuple[Callable[..., Any], Fakes]:
+    """Compiled code for a step of parameters, which takes the sizes that are left open and all tensors; and what it fits."""
+    rows = (SMALL if signature.is_small else LARGE) // GROUP
+    tuned_for = [{size: rows if size.name == OPEN_ROWS else n for size, n in each.items()} for each in sizes]
+    graph, flat, fakes = traced_step(signature, tuned_for)
+    with (
+        private.tracing(private.TracingContext(fakes.mode)),
+        private.functorch_config.patch(enable_autograd_cache=False),
+    ):
+        # Inductor's cache finds it by the context's sizes; AOT autograd's has no key for what Dynamo has not captured.
+        compiled: Any = private.compile_fx(graph, flat, config_patches=inductor_options())
+    return compiled, fakes
 
 
 def inductor_options() -> dict[str, Any]:
@@ -141,13 +192,17 @@ def inductor_options() -> dict[str, Any]:
     return {name: value for name, value in INDUCTOR.items() if hasattr(private.inductor_config, name)}
 
 
-def traced_step(plan: Plan, several: Sequence[Tensors]) -> tuple[torch.fx.GraphModule, list[Tensor]]:
-    """The step as a graph of ATen operations on a flat list of tensors, and such a list."""
-    flat = [t for tensors in several for t in tensors.values()]
+def traced_step(signature: Signature, tuned_for: Sequence[Sizes]) -> tuple[torch.fx.GraphModule, list[Any], Fakes]:
+    """The step as a graph of ATen operations on sizes and tensors, and such a list, of fakes."""
+    fakes = Fakes()
+    several = [fakes.of(dict(signature.layouts), each) for each in tuned_for]
+    flat = fakes.sizes + [t for tensors in several for t in tensors.values()]
 
-    def step(*tensors: Tensor) -> tuple[()]:
-        in_place(plan, _unflattened(tensors, several))
+    def step(*taken: Any) -> tuple[()]:
+        in_place(signature.plan, _unflattened(taken[len(fakes.sizes) :], several))
         return ()
 
-    with torch.no_grad():
-        return private.make_fx(step, tracing_mode="fake", decomposition_table={})(*flat), flat
+    with (
+        torch.no_grad()
+    ):  # "symbolic": fake tensors, with Python's decompositions of what C++ does to known sizes alone
+        return private.make_fx(step, tracing_mode="symbolic", decomposition_table={})(*flat), flat, fakes

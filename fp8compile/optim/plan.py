@@ -14,7 +14,7 @@ from torch import Tensor
 from fp8compile.fx import near_lowerings as near_lowerings  # tells Inductor
 from fp8compile.numerics.rounding import index_like, key_of, nearest_bfloat16, random_bits, round_stochastically
 from fp8compile.numerics.states.custom_ops import decoded_in_pieces, encoded_in_pieces
-from fp8compile.numerics.states.interface import StateCodec
+from fp8compile.numerics.states.interface import StateCodec, encoded_zeros
 from fp8compile.numerics.states.scaled_weights import inv_scale_for, scaled, unscaled, weight_of
 from fp8compile.numerics.states.split_weights import joined, split
 from fp8compile.optim.step_codes import GROUP, KNOWN, Wanted, inv_scale_before, measured, written
@@ -43,6 +43,7 @@ class Plan:
         planes: in how many planes a group is updated (``planes.py``).
         in_pieces: whether states whose rows end in a short group are coded in two pieces: Inductor drops the tails of such
             loops on a CPU. Node by node the last bits may differ.
+        by_rows: whether its tensors are viewed by rows of one group: code for it fits any number of them.
     """
 
     update: Update
@@ -56,6 +57,7 @@ class Plan:
     codes: Wanted | None = None
     planes: int = 1
     in_pieces: bool = False
+    by_rows: bool = False
 
     @property
     def rounds_stochastically(self) -> bool:
@@ -83,8 +85,7 @@ class Plan:
         """
         made: Tensors = {}
         for state, codec in self.codecs:
-            zeros = torch.zeros(p.shape, dtype=torch.float32, device=p.device)
-            made |= zip(self.part_keys(state), codec.encode(zeros), strict=True)
+            made |= zip(self.part_keys(state), encoded_zeros(codec, p.shape, p.device), strict=True)
         if self.master == "split":
             made["correction"] = torch.zeros(p.shape, dtype=torch.int8, device=p.device)
         if self.master == "fp32":

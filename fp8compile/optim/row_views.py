@@ -1,7 +1,7 @@
 """A parameter's tensors as rows of one group each, ``[numel / G, G]``.
 
-So parameters of different shapes share compiled code, and Inductor sees directly that all of it is one loop. Rows that end in
-a short group make two pieces: ``[R, full groups, G]`` and ``[R, tail]``.
+So parameters of different shapes share compiled code (``open_sizes.py``), and Inductor sees directly that all of it is one
+loop. Rows that end in a short group make two pieces: ``[R, full groups, G]`` and ``[R, tail]``.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fp8compile.numerics.states.interface import columns_within, rows_of
+from fp8compile.numerics.states.interface import GROUP, columns_within, rows_of
 from fp8compile.optim.plan import INV_SCALE16, Plan, Tensors
 from fp8compile.optim.planes import named_planes, parted, planes_of
 from fp8compile.optim.step_codes import INV_SCALE, KNOWN
@@ -28,7 +28,8 @@ def pieces(plan: Plan, p: Tensor) -> list[tuple[Plan, View]]:
     if size is None or not p.is_contiguous():
         return [(as_one_piece(plan, p), lambda t: t)]
     if size == 1:
-        return [(plan, lambda t: t.view(-1))]
+        whole_rows = p.numel() > GROUP and p.numel() % GROUP == 0
+        return [(replace(plan, by_rows=True), lambda t: t.view(-1, GROUP) if whole_rows else t.view(-1))]
     _, length = rows_of(p.shape, size)
     if length <= size or length % size == 0:
         rows = p.numel() // min(size, length)
@@ -48,7 +49,8 @@ def pieces(plan: Plan, p: Tensor) -> list[tuple[Plan, View]]:
 
     # Rows of several groups stay in one piece: AOT autograd tells planes of two dimensions from tensors that overlap, not
     # planes of three.
-    return [(plan, groups), _piece(replace(plan, offset=full * size), tails, length - full * size)]
+    whole = replace(plan, by_rows=True)
+    return [(whole, groups), _piece(replace(plan, offset=full * size), tails, length - full * size)]
 
 
 def as_one_piece(plan: Plan, p: Tensor) -> Plan:
@@ -58,7 +60,7 @@ def as_one_piece(plan: Plan, p: Tensor) -> Plan:
 
 def _piece(plan: Plan, view: View, size: int) -> tuple[Plan, View]:
     """A piece whose groups, of ``size``, are the last dimension of what ``view`` returns: in planes, where there are some."""
-    planes = planes_of(plan, size)
+    plan, planes = replace(plan, by_rows=True), planes_of(plan, size)
     if planes == 1:
         return plan, view
     return replace(plan, planes=planes), lambda t: parted(view(t), size, planes)

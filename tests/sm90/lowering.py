@@ -20,7 +20,7 @@ import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -64,11 +64,12 @@ class Kernel:
     def num_bytes(self) -> int:
         """What one launch reads and writes: each buffer once per direction in which the source uses it.
 
-        A kernel that combines several names no buffers in its source; Inductor's estimate has to do. It does too where it
-        is smaller, for a kernel that reads a part of a buffer, such as every 32nd row.
+        A kernel that combines several names no buffers in its source; Inductor's estimate has to do, or 0: torch 2.11 has
+        none where sizes are open. It does too where it is smaller, for a kernel that reads a part of a buffer, such as
+        every 32nd row.
         """
         if "ComboKernelGrid" in self.source:
-            return self.estimated_bytes
+            return self.estimated_bytes if _NUM_GB.search(self.source) else 0
         whole = sum(num_bytes * _directions(self.source, name) for name, num_bytes in self._buffers())
         return min(whole, self.estimated_bytes)
 
@@ -334,7 +335,9 @@ def recording(
         return launcher(kernel)
 
     def save_output_code(code: str) -> None:
-        graph.wrapper, graph.sizes = code, sizes_of(V.graph)
+        graph.wrapper = code
+        with suppress(ValueError):  # of sizes that are left open
+            graph.sizes = sizes_of(V.graph)
 
     with ExitStack() as patches:
         for owner, name, value in (

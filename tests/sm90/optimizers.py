@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from fp8compile import _torch as private
 from fp8compile import optim
 from fp8compile.optim import compiled_step, row_views
+from fp8compile.optim.open_sizes import Sizes, numbers
 
 from .lowering import Lowered, LoweredGraph, lower_backend, lowering_config
 
@@ -39,12 +40,12 @@ class Case:
         return getattr(optim, self.optimizer)(parameters, lr=1e-3, compiled=False, **options)  # type: ignore[no-any-return]
 
 
-Chunk = tuple[compiled_step.Signature, list[dict[str, Tensor]]]
+Chunk = tuple[compiled_step.Signature, list[tuple[dict[str, Tensor], Sizes]]]
 
 
 def chunks_of(optimizer: optim.EncodedOptimizer) -> tuple[list[Chunk], int]:
     """What a step hands to compiled code, and the bytes of all of it, written ones twice."""
-    chunks: dict[compiled_step.Signature, list[dict[str, Tensor]]] = {}
+    chunks: dict[compiled_step.Signature, list[tuple[dict[str, Tensor], Sizes]]] = {}
     least = 0
     for p in optimizer.param_groups[0]["params"]:
         plan, tensors = optimizer.step_function(p)
@@ -52,21 +53,35 @@ def chunks_of(optimizer: optim.EncodedOptimizer) -> tuple[list[Chunk], int]:
         for name, t in tensors.items():
             least += t.nbytes * (1 if name in (*ONLY_READ, *unread) else 2)
         for piece, view in row_views.pieces(plan, tensors["param"]):
-            views = row_views.viewed(tensors, view)
-            chunks.setdefault(compiled_step.Signature.of(piece, views), []).append(views)
+            signature, *found = of_piece(piece, row_views.viewed(tensors, view))
+            chunks.setdefault(signature, []).append((found[0], found[1]))
     return list(chunks.items()), least
 
 
+def of_piece(
+    plan: compiled_step.Plan, views: dict[str, Tensor]
+) -> tuple[compiled_step.Signature, dict[str, Tensor], Sizes]:
+    plan, views = compiled_step.without_offset(plan, views)
+    signature, sizes = compiled_step.signed(plan, views)
+    return signature, views, sizes
+
+
 def lowered_chunk(chunk: Chunk, *, execute: bool = False) -> tuple[LoweredGraph, Callable[[], None]]:
-    """A chunk lowered, and what runs it in place."""
+    """A chunk lowered, tuned for the sizes that it has, and what runs it in place."""
     signature, several = chunk
-    lowered = Lowered()
-    graph, flat = compiled_step.traced_step(signature.plan, several)
-    with lowering_config(compiled_step.inductor_options()), torch.no_grad():
-        compiled: Any = private.compile_fx(graph, flat, inner_compile=lower_backend(lowered, execute=execute))
+    lowered, sizes = Lowered(), [each for _, each in several]
+    graph, taken, fakes = compiled_step.traced_step(signature, sizes)
+    assert fakes.fit(sizes)
+    with (
+        lowering_config(compiled_step.inductor_options()),
+        torch.no_grad(),
+        private.tracing(private.TracingContext(fakes.mode)),
+    ):
+        compiled: Any = private.compile_fx(graph, taken, inner_compile=lower_backend(lowered, execute=execute))
+    flat = [t for tensors, _ in several for t in tensors.values()]
 
     def run() -> None:
         with torch.no_grad():
-            compiled(*flat)
+            compiled(*numbers(sizes), *flat)
 
     return lowered.only, run

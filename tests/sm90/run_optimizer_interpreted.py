@@ -61,7 +61,7 @@ def compared(case: Case, steps: int) -> dict[str, Compared]:
     found: dict[str, list[tuple[float, float]]] = {}
     for step in range(1, steps + 1):
         for _, several in chunks:
-            for views in several:
+            for views, _ in several:
                 views["step"].fill_(step)
         for run in runs:
             run()

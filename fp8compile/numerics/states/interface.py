@@ -80,6 +80,16 @@ class Grouped:
         raise NotImplementedError
 
 
+def encoded_zeros(codec: StateCodec, shape: Sequence[int], device: torch.device) -> tuple[Tensor, ...]:
+    """``codec.encode`` of zeros of ``shape``, equal bit by bit, of which one group alone is computed: all have its codes."""
+    like = codec.encode(torch.zeros(shape, device="meta"))
+    group = codec.encode(torch.zeros((*[1] * (len(shape) - 1), GROUP)[: len(shape)], device=device))
+    return tuple(
+        part.flatten()[:1].expand(wanted.numel()).clone().resize_(wanted.shape)
+        for part, wanted in zip(group, like, strict=True)
+    )
+
+
 def rows_of(shape: Sequence[int], group_size: int | None) -> tuple[tuple[int, ...], int]:
     """The dimensions that count rows, and the elements of a row: the shortest trailing part as long as a group."""
     if group_size is None:

@@ -6,7 +6,15 @@ import pytest
 import torch
 
 from fp8compile.numerics.formats import E4M3
-from fp8compile.numerics.states.interface import GROUP, columns_within, in_groups, metadata_shape, out_of_groups
+from fp8compile.numerics.states.interface import (
+    GROUP,
+    StateCodec,
+    columns_within,
+    encoded_zeros,
+    in_groups,
+    metadata_shape,
+    out_of_groups,
+)
 from fp8compile.numerics.states.range_expansion import Expanded
 from fp8compile.numerics.states.registry import (
     ALIASES,
@@ -237,3 +245,22 @@ def test_columns_of_the_full_groups_whatever_a_column_is() -> None:
             assert columns_within(length, full, length) == full
             assert columns_within(groups + 1, full, length) == groups
             assert columns_within((length + 1) // 2, full, length) == full // 2
+
+
+CODECS = [
+    pytest.param(state_codec(name, signed=signed), id=f"{name}, {'signed' if signed else 'never negative'}")
+    for name in STATE_FORMATS
+    for signed in (True, False)
+    if name not in (UNSIGNED_ONLY if signed else SIGNED_ONLY)
+]
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_zeros_are_encoded_without_computing_them(codec: StateCodec) -> None:
+    shapes: list[tuple[int, ...]] = [(4, 256), (3, 208), (5, 24), (7,), (300,), (6, 2, 3, 3), (), (0,), (0, 128)]
+    for shape in shapes:
+        made = encoded_zeros(codec, shape, torch.device("cpu"))
+        expected = codec.encode(torch.zeros(shape))
+        assert [(t.shape, t.dtype) for t in made] == [(t.shape, t.dtype) for t in expected]
+        assert all(bits_equal(a, b) for a, b in zip(made, expected, strict=True))
+        assert all(t.untyped_storage().nbytes() == t.nbytes for t in made), "no padding is kept"

@@ -1,0 +1,168 @@
+"""Layouts whose sizes are left open, so that parameters of all shapes share compiled code.
+
+    param [4096, 128], exp_avg.amax [4096, 1]   ->   param [rows, 128], exp_avg.amax [rows, 1]     2 <= rows < 2**31 / 128
+
+A size that is left open has a name in a layout: layouts that are equal fit the same code. Sizes of 1 are never left open, nor
+are a group's 128 elements. A short group is left open too, unless it is a power of two and a row by itself: those are few.
+What is a multiple of eight stays one, ``8 * width``, so that a GPU may load eight elements at once. On a CPU the number of
+rows alone is left open: a C++ compiler takes twice as long where loops in a row have no known length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import (
+    DimDynamic,
+    ShapeEnv,
+    StatelessSymbolicContext,
+    StrictMinMaxConstraint,
+)
+
+from fp8compile import _torch as private
+from fp8compile.numerics.states.interface import GROUP
+
+MOST = 2**31 - 1  # elements that 32-bit numbers count: a larger tensor has code of its own
+ROWS, GROUPS, WIDTH = "rows", "groups", "width"
+FACTOR = 8
+
+
+class Open(NamedTuple):
+    """A size that is left open, as a multiple of a number: ``factor * name``."""
+
+    name: str
+    factor: int
+
+
+Size = int | Open
+Sizes = dict[Open, int]  # the numbers that they are, by ``Open``, in one parameter
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A tensor as compiled code sees it."""
+
+    shape: tuple[Size, ...]
+    stride: tuple[Size, ...]
+    dtype: torch.dtype
+    device: torch.device
+
+
+def closed(t: Tensor) -> Layout:
+    """The layout of ``t``, nothing of it left open."""
+    return Layout(tuple(t.shape), t.stride(), t.dtype, t.device)
+
+
+def opened(tensors: Mapping[str, Tensor], *, rows_alone: bool) -> tuple[dict[str, Layout], Sizes]:
+    """The layouts of the parts of one parameter that are viewed by rows of one group, and the sizes left open in them.
+
+    Args:
+        tensors: ``[elements]``; ``[rows, width]``; or ``[rows, groups, width]``, some of them of width 1.
+        rows_alone: leave the number of rows open and nothing else.
+    """
+    if any(_extent(t) > MOST for t in tensors.values()):
+        return {name: closed(t) for name, t in tensors.items()}, {}
+    sizes: Sizes = {}
+    widths = {t.shape[-1] for t in tensors.values() if t.dim() > 1} - {1}
+    tail = any(t.dim() == 2 and t.stride(0) > GROUP for t in tensors.values())
+    short = len(widths) == 1 and all(width < GROUP and (tail or width & (width - 1)) for width in widths)
+    found = {name: _opened(t, sizes, short) for name, t in tensors.items()}
+    return _rows_alone(found, sizes) if rows_alone else (found, sizes)
+
+
+def _rows_alone(layouts: dict[str, Layout], sizes: Sizes) -> tuple[dict[str, Layout], Sizes]:
+    def known(numbers: Sequence[Size]) -> tuple[Size, ...]:
+        return tuple(sizes[n] if isinstance(n, Open) and n.name != ROWS else n for n in numbers)
+
+    found = {
+        name: replace(each, shape=known(each.shape), stride=known(each.stride)) for name, each in layouts.items()
+    }
+    return found, {size: n for size, n in sizes.items() if size.name == ROWS}
+
+
+def _extent(t: Tensor) -> int:
+    return 1 + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
+
+
+def _opened(t: Tensor, sizes: Sizes, short: bool) -> Layout:
+    *outer, width = t.shape if t.dim() > 1 else (t.shape[0], 1)
+    shape = [_named(sizes, name, size) for name, size in zip((ROWS, GROUPS), outer, strict=False)]
+    if t.dim() == 1:
+        return Layout((*shape,), (1,), t.dtype, t.device)
+    last = _named(sizes, WIDTH, width) if short else width
+    stride = [last] * len(outer)
+    if t.shape[0] > 1 and t.stride(0) != width:
+        within_a_group = 1 < width < t.stride(0) <= GROUP  # a plane
+        stride[0] = t.stride(0) if within_a_group else _stride(sizes, t.stride(0))
+    return Layout((*shape, last), (*stride, 1), t.dtype, t.device)
+
+
+def _named(sizes: Sizes, name: str, size: int) -> Size:
+    if size == 1:
+        return 1
+    factor = FACTOR if name not in (ROWS, GROUPS) and size % FACTOR == 0 and size > FACTOR else 1
+    found = Open(name, factor)
+    assert sizes.setdefault(found, size) == size, (
+        f"parts of one parameter differ in {name}: {sizes[found]} and {size}"
+    )
+    return found
+
+
+def _stride(sizes: Sizes, stride: int) -> Size:
+    """Of a piece of longer rows. Strides that are equal have one name."""
+    known = [each for each in sizes if each.name not in (ROWS, GROUPS, WIDTH)]
+    equal = [each for each in known if sizes[each] == stride]
+    return equal[0] if equal else _named(sizes, f"stride {len(known)}", stride)
+
+
+def numbers(several: Sequence[Sizes]) -> list[int]:
+    """The same of parameters, one after the other."""
+    return [n // size.factor for sizes in several for size, n in sizes.items()]
+
+
+class Fakes:
+    """Fake tensors of layouts, and what compiling has assumed of the sizes that are left open."""
+
+    def __init__(self) -> None:
+        self.env = ShapeEnv()
+        self.mode = private.FakeTensorMode(shape_env=self.env)
+        self._symbols: list[dict[Open, Any]] = []
+
+    def of(self, layouts: Mapping[str, Layout], tuned_for: Sizes) -> dict[str, Tensor]:
+        """Tensors of one parameter, with sizes of its own."""
+        widest = max((n for layout in layouts.values() for n in layout.shape[1:] if isinstance(n, int)), default=1)
+        symbols = {size: self._symbol(size, n, widest) for size, n in tuned_for.items()}
+        self._symbols.append(symbols)
+
+        def filled(numbers: Sequence[Size]) -> list[Any]:
+            return [n.factor * symbols[n] if isinstance(n, Open) else n for n in numbers]
+
+        with self.mode:
+            return {
+                name: torch.empty_strided(
+                    filled(each.shape), filled(each.stride), dtype=each.dtype, device=each.device
+                )
+                for name, each in layouts.items()
+            }
+
+    def _symbol(self, size: Open, tuned_for: int, widest: int) -> Any:
+        most = {ROWS: MOST // widest, WIDTH: (GROUP - 1) // size.factor}.get(size.name, MOST)
+        bounds = StrictMinMaxConstraint(warn_only=False, vr=private.ValueRanges(2, most))
+        context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC], constraint_sizes=[bounds])
+        like = torch.empty(tuned_for // size.factor, device="meta")
+        return self.mode.from_tensor(like, symbolic_context=context).shape[0]
+
+    @property
+    def sizes(self) -> list[Any]:
+        """What code takes before the tensors: the sizes that are left open, without their factors."""
+        return [symbol for symbols in self._symbols for symbol in symbols.values()]
+
+    def fit(self, several: Sequence[Sizes]) -> bool:
+        """Whether what was assumed holds for these sizes, those of one parameter after the other."""
+        values = dict(zip([symbol.node.expr for symbol in self.sizes], numbers(several), strict=True))
+        bounded = all(n in self.env.bound_sympy(symbol) for symbol, n in values.items())
+        return bounded and all(guard.expr.xreplace(values) == True for guard in self.env.guards)  # noqa: E712
