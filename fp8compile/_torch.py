@@ -247,8 +247,7 @@ class RefusedOptions(ShortenTraceback, ValueError):  # type: ignore[misc, unused
         super().__init__(message, first_useful_frame=frame)
 
 
-# What is imported for others; what is defined above is for them too.
-__all__ = [
+__all__ = [  # what is imported for others; what is defined above is for them too
     "COLLECTIVES",
     "BackendCompilerFailed",
     "CustomGraphPass",

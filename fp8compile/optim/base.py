@@ -207,10 +207,8 @@ class EncodedOptimizer(torch.optim.Optimizer):
         }
         which = tuple(index for index, _, _ in parameters)
         wanted = [self._writer.wanted(p, group) for _, group, p in parameters]
-        numbers = {
-            (id(group), device): id(self._numbers_of(group, device))
-            for group, device in {(id(group), p.device): (group, p.device) for _, group, p in parameters}.values()
-        }
+        places = {(id(group), p.device): group for _, group, p in parameters}
+        numbers = {place: id(self._numbers_of(group, place[1])) for place, group in places.items()}
         fixed = ((options[id(group)], numbers[id(group), p.device], *self._layout(p)) for _, group, p in parameters)
         key = (*fixed, *wanted)
         known, step = self._steps.get(which, (None, None))
