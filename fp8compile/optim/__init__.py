@@ -1,4 +1,4 @@
-"""Optimizers whose states take 2 bytes per parameter, and updates fused into one generated kernel per shape."""
+"""Optimizers whose states take 2 bytes per parameter, and updates fused into one generated kernel for all shapes."""
 
 from fp8compile.optim.base import EncodedOptimizer
 from fp8compile.optim.compress import compress, decompress

@@ -10,7 +10,7 @@ not ours, the step still works but rounds a state after every operation on it. A
 tensor, as with torch.optim: a float is a constant of the compiled code. And it must not be 0: torch.optim's compiled Adam
 then divides 0 by 0 where a gradient has always been 0, so a warm-up has to begin above 0 (fp8compile.optim's need not).
 
-All parameters are one graph, so compiling takes longer than with fp8compile.optim, which compiles per shape; and rows that
+All parameters are one graph, so compiling takes longer than with fp8compile.optim, which compiles once for all; and rows that
 end in a short group (length no multiple of 128) are put together from two pieces, which moves about 4 times the bytes.
 """
 
