@@ -82,8 +82,10 @@ class Grouped:
 
 def encoded_zeros(codec: StateCodec, shape: Sequence[int], device: torch.device) -> tuple[Tensor, ...]:
     """``codec.encode`` of zeros of ``shape``, equal bit by bit, of which one group alone is computed: all have its codes."""
-    like = codec.encode(torch.zeros(shape, device="meta"))
-    group = codec.encode(torch.zeros((*[1] * (len(shape) - 1), GROUP)[: len(shape)], device=device))
+    like = codec.encode(torch.zeros(shape, dtype=torch.float32, device="meta"))
+    group = codec.encode(
+        torch.zeros((*[1] * (len(shape) - 1), GROUP)[: len(shape)], dtype=torch.float32, device=device)
+    )
     return tuple(
         part.flatten()[:1].expand(wanted.numel()).clone().resize_(wanted.shape)
         for part, wanted in zip(group, like, strict=True)
