@@ -26,7 +26,7 @@ from fp8compile.optim.row_views import FIXED, View, pieces, viewed
 from fp8compile.optim.step_codes import AMAX, INV_SCALE, KNOWN, REACH, ROWS
 
 TOGETHER = 4  # parameters of one launch on a GPU; compile time grows with it
-SMALL, LARGE = 2**18, 2**22  # elements: a parameter that is larger than SMALL keeps a GPU busy by itself
+SMALL, LARGE = 2**18, 2**22  # elements that code is tuned for: from more than SMALL on one parameter keeps a GPU busy
 # One launch for several parameters. Inductor's limit on the memory this may cost is for intermediates; there are none here.
 INDUCTOR = {"combo_kernels": True, "benchmark_combo_kernel": False, "combo_kernel_peak_memory_pct_threshold": None}
 NEW = ("grad", ROWS, INV_SCALE, KNOWN, AMAX, REACH)  # tensors that are new at every step
@@ -51,9 +51,10 @@ class Signature:
         return TOGETHER if self.is_small else 1
 
 
-def signed(plan: Plan, tensors: Tensors) -> tuple[Signature, Sizes]:
-    """The signature of a parameter's update, and the sizes that it leaves open."""
-    sizes, layouts = Sizes(), {name: closed(t) for name, t in tensors.items()}
+def signed(plan: Plan, tensors: Tensors) -> tuple[Signature, Tensors, Sizes]:
+    """The signature of a piece's update; what code for it takes: the piece's tensors, and the sizes that it leaves open."""
+    plan, tensors = _without_offset(plan, tensors)
+    sizes, layouts = Sizes(), closed(tensors)
     planes = [t for name, t in tensors.items() if name.partition("/")[0] == "param"]
     on_cpu = planes[0].device.type == "cpu"
     if plan.by_rows:
@@ -61,7 +62,7 @@ def signed(plan: Plan, tensors: Tensors) -> tuple[Signature, Sizes]:
         left_open, sizes = opened(parts, rows_alone=on_cpu)
         layouts |= left_open
     is_small = not on_cpu and sum(t.numel() for t in planes) <= SMALL
-    return Signature(plan, tuple(layouts.items()), is_small), sizes
+    return Signature(plan, tuple(layouts.items()), is_small), tensors, sizes
 
 
 @dataclass(frozen=True)
@@ -94,8 +95,7 @@ class PreparedStep:
         waiting: dict[Signature, list[Piece]] = {}
         for index, (plan, tensors) in enumerate(several):
             for piece_plan, view in pieces(plan, tensors["param"]) if compiled else [(plan, lambda t: t)]:
-                piece_plan, views = without_offset(piece_plan, viewed(tensors, view))
-                signature, sizes = signed(piece_plan, views)
+                signature, views, sizes = signed(piece_plan, viewed(tensors, view))
                 waiting.setdefault(signature, []).append(Piece(index, views, sizes, view))
         for signature, alike in waiting.items():
             for chunk in _chunks(alike, signature.together):
@@ -114,7 +114,7 @@ class PreparedStep:
                 code([t for piece in chunk for t in piece.with_new(new).values()])
 
 
-def without_offset(plan: Plan, tensors: Tensors) -> tuple[Plan, Tensors]:
+def _without_offset(plan: Plan, tensors: Tensors) -> tuple[Plan, Tensors]:
     """The offset of a piece is in its stream: code for it fits any."""
     if plan.rounds_stochastically and plan.offset:
         stream = tensors["stream"]
@@ -134,7 +134,7 @@ def _compiled(signature: Signature, chunk: list[Piece]) -> Compiled:
 
 def _one_by_one(signature: Signature, chunk: list[Piece]) -> Compiled:
     """Code for the sizes of each piece and no others."""
-    exact = [tuple((name, closed(t)) for name, t in piece.tensors.items()) for piece in chunk]
+    exact = [tuple(closed(piece.tensors).items()) for piece in chunk]
     codes = [compiled_for(replace(signature, layouts=layouts), [{}])[0] for layouts in exact]
 
     def run(flat: list[Tensor]) -> None:
@@ -178,11 +178,9 @@ def compile_step(signature: Signature, sizes: Sequence[Sizes]) -> tuple[Callable
     rows = (SMALL if signature.is_small else LARGE) // GROUP
     tuned_for = [{size: rows if size.name == OPEN_ROWS else n for size, n in each.items()} for each in sizes]
     graph, flat, fakes = traced_step(signature, tuned_for)
-    with (
-        private.tracing(private.TracingContext(fakes.mode)),
-        private.functorch_config.patch(enable_autograd_cache=False),
-    ):
-        # Inductor's cache finds it by the context's sizes; AOT autograd's has no key for what Dynamo has not captured.
+    with private.functorch_config.patch(
+        enable_autograd_cache=False
+    ):  # it has no key for what Dynamo has not captured
         compiled: Any = private.compile_fx(graph, flat, config_patches=inductor_options())
     return compiled, fakes
 
@@ -202,7 +200,6 @@ def traced_step(signature: Signature, tuned_for: Sequence[Sizes]) -> tuple[torch
         in_place(signature.plan, _unflattened(taken[len(fakes.sizes) :], several))
         return ()
 
-    with (
-        torch.no_grad()
-    ):  # "symbolic": fake tensors, with Python's decompositions of what C++ does to known sizes alone
+    # "symbolic": fake tensors, with Python's decompositions of what C++ does to known sizes alone
+    with torch.no_grad():
         return private.make_fx(step, tracing_mode="symbolic", decomposition_table={})(*flat), flat, fakes

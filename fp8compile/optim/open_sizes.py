@@ -52,9 +52,9 @@ class Layout:
     device: torch.device
 
 
-def closed(t: Tensor) -> Layout:
-    """The layout of ``t``, nothing of it left open."""
-    return Layout(tuple(t.shape), t.stride(), t.dtype, t.device)
+def closed(tensors: Mapping[str, Tensor]) -> dict[str, Layout]:
+    """The layouts of tensors, nothing of them left open."""
+    return {name: Layout(tuple(t.shape), t.stride(), t.dtype, t.device) for name, t in tensors.items()}
 
 
 def opened(tensors: Mapping[str, Tensor], *, rows_alone: bool) -> tuple[dict[str, Layout], Sizes]:
@@ -65,7 +65,7 @@ def opened(tensors: Mapping[str, Tensor], *, rows_alone: bool) -> tuple[dict[str
         rows_alone: leave the number of rows open and nothing else.
     """
     if any(_extent(t) > MOST for t in tensors.values()):
-        return {name: closed(t) for name, t in tensors.items()}, {}
+        return closed(tensors), {}
     sizes: Sizes = {}
     widths = {t.shape[-1] for t in tensors.values() if t.dim() > 1} - {1}
     tail = any(t.dim() == 2 and t.stride(0) > GROUP for t in tensors.values())
@@ -120,7 +120,7 @@ def _stride(sizes: Sizes, stride: int) -> Size:
 
 
 def numbers(several: Sequence[Sizes]) -> list[int]:
-    """The same of parameters, one after the other."""
+    """The numbers that ``Fakes.sizes`` are, of one parameter after the other."""
     return [n // size.factor for sizes in several for size, n in sizes.items()]
 
 

@@ -271,14 +271,7 @@ OPTIM = (
         "fp8compile/optim/compiled_step.py",
         "torch.tensor([0, plan.offset], ",
         "torch.tensor([0, 0], ",
-        ("tests/optim/test_open_sizes.py",),
-    ),
-    Mutant(
-        "open sizes: a second process compiles again",
-        "fp8compile/optim/compiled_step.py",
-        "private.tracing(private.TracingContext(fakes.mode)),",
-        "",
-        ("tests/optim/test_open_sizes.py",),
+        ("tests/optim/test_row_views.py",),
     ),
     Mutant(
         "whole step: a parameter is written in its own shape",

@@ -53,17 +53,9 @@ def chunks_of(optimizer: optim.EncodedOptimizer) -> tuple[list[Chunk], int]:
         for name, t in tensors.items():
             least += t.nbytes * (1 if name in (*ONLY_READ, *unread) else 2)
         for piece, view in row_views.pieces(plan, tensors["param"]):
-            signature, *found = of_piece(piece, row_views.viewed(tensors, view))
-            chunks.setdefault(signature, []).append((found[0], found[1]))
+            signature, views, sizes = compiled_step.signed(piece, row_views.viewed(tensors, view))
+            chunks.setdefault(signature, []).append((views, sizes))
     return list(chunks.items()), least
-
-
-def of_piece(
-    plan: compiled_step.Plan, views: dict[str, Tensor]
-) -> tuple[compiled_step.Signature, dict[str, Tensor], Sizes]:
-    plan, views = compiled_step.without_offset(plan, views)
-    signature, sizes = compiled_step.signed(plan, views)
-    return signature, views, sizes
 
 
 def lowered_chunk(chunk: Chunk, *, execute: bool = False) -> tuple[LoweredGraph, Callable[[], None]]:
@@ -72,11 +64,7 @@ def lowered_chunk(chunk: Chunk, *, execute: bool = False) -> tuple[LoweredGraph,
     lowered, sizes = Lowered(), [each for _, each in several]
     graph, taken, fakes = compiled_step.traced_step(signature, sizes)
     assert fakes.fit(sizes)
-    with (
-        lowering_config(compiled_step.inductor_options()),
-        torch.no_grad(),
-        private.tracing(private.TracingContext(fakes.mode)),
-    ):
+    with lowering_config(compiled_step.inductor_options()), torch.no_grad():
         compiled: Any = private.compile_fx(graph, taken, inner_compile=lower_backend(lowered, execute=execute))
     flat = [t for tensors, _ in several for t in tensors.values()]
 

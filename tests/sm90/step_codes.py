@@ -12,7 +12,7 @@ from fp8compile.optim import code_writer, compiled_step, row_views
 from fp8compile.optim.step_codes import KNOWN, ROWS, Wanted
 
 from .lowering import LoweredGraph, lower
-from .optimizers import ONLY_READ, Case, lowered_chunk, of_piece
+from .optimizers import ONLY_READ, Case, lowered_chunk
 
 
 @dataclass(frozen=True)
@@ -46,8 +46,7 @@ def lowered_with_codes(case: Case, *, turned: bool = False) -> Lowering:
 
 
 def _step(plan: compiled_step.Plan, tensors: dict[str, Tensor], view: row_views.View) -> LoweredGraph:
-    views = row_views.viewed(tensors, view)
-    signature, views, sizes = of_piece(plan, views)
+    signature, views, sizes = compiled_step.signed(plan, row_views.viewed(tensors, view))
     return lowered_chunk((signature, [(views, sizes)]))[0]
 
 
