@@ -14,6 +14,7 @@ from torch._dynamo import config as dynamo_config
 from torch._dynamo.convert_frame import input_codes
 from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
 from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, ShortenTraceback, Unsupported, UserError
+from torch._dynamo.source import ConstantSource
 from torch._dynamo.utils import counters
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.descriptors import (
@@ -35,7 +36,6 @@ from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitionerFn
 from torch._inductor.decomposition import select_decomp_table
 from torch._inductor.dependencies import MemoryDep
-from torch._inductor.inductor_prims import fma
 from torch._inductor.inductor_prims import randint as inductor_randint
 from torch._inductor.inductor_prims import random as inductor_random
 from torch._inductor.pattern_matcher import stable_topological_sort
@@ -58,11 +58,9 @@ from torch.utils._sympy.value_ranges import ValueRanges, bound_sympy
 
 NO_SINGLE_GRAPH = (Unsupported, UserError, FailOnRecompileLimitHit)  # what fullgraph=True raises
 global_step_hooks = (_global_optimizer_pre_hooks, _global_optimizer_post_hooks)  # of all optimizers
-disabled_torch_function = torch._C._disabled_torch_function_impl
 COLLECTIVES, RECOMPUTE, CHECKPOINT = "_c10d_functional", "recompute", "ac_graph_id"  # a key of meta: policy; region
 collectives = getattr(torch.ops, COLLECTIVES)  # as they stand in graphs
 inductor_lowering: Any = torch._inductor.lowering  # a form of one's own for an operator
-make_wrapper_subclass = torch.Tensor._make_wrapper_subclass
 set_triton_ptxas_path = getattr(compile_tasks, "_set_triton_ptxas_path", None)  # as in compile workers
 current_backward = torch._C._current_graph_task_id  # a number of its own, in hooks of its nodes; -1 outside of any
 version_preserved = torch.autograd._unsafe_preserve_version_counter  # type: ignore[attr-defined]
@@ -92,11 +90,6 @@ def compiled_backward(values: Any, before: Sequence[Any]) -> Any:
         seen.append(node)
         waiting += [following for following, _ in node.next_functions if following is not None]
     return None
-
-
-def compiled_addcmul(start: Tensor, product: Tensor, weight: Tensor) -> Tensor:
-    """``start.addcmul_(a, b, value=weight)``, product = a * b, as Dynamo decomposes it: from torch 2.12 on rounded once."""
-    return fma(product, weight, start) if torch.__version__ >= "2.12" else start + product * weight
 
 
 def ends_at_graph_break(gm: GraphModule) -> bool:
@@ -250,6 +243,7 @@ class RefusedOptions(ShortenTraceback, ValueError):  # type: ignore[misc, unused
 __all__ = [  # what is imported for others; what is defined above is for them too
     "COLLECTIVES",
     "BackendCompilerFailed",
+    "ConstantSource",
     "CustomGraphPass",
     "CustomPartitionerFn",
     "FakeTensorMode",
@@ -277,7 +271,6 @@ __all__ = [  # what is imported for others; what is defined above is for them to
     "counters",
     "detect_fake_mode",
     "dynamo_config",
-    "fma",
     "functorch_config",
     "getitem",
     "inductor_config",

@@ -71,7 +71,6 @@ SLOW = (
     "tests/observe/test_slot.py::test_a_warm_cache_gives_the_same_rows_and_counts",
     "tests/observe/test_slot.py::test_counts_equal_those_of_eager_hooks_exactly[0.000244140625-*",
     "tests/observe/test_slot.py::test_counts_equal_those_of_eager_hooks_exactly[16384.0-*",
-    "tests/optim/test_compress.py::test_fifty_steps_are_ours_bit_for_bit[AdamW-lr-*",
     "tests/optim/test_planes.py::test_the_compiled_step_follows_the_eager_one[('int4_companded', 'log2')-(33, 200)]",
     "tests/optim/test_planes.py::test_the_compiled_step_follows_the_eager_one[4bit_log-(8, 512)]",
     "tests/optim/test_step_codes.py::test_codes_are_those_of_the_stored_weight[(32, 208)-(torch.bfloat16*True]",

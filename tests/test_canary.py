@@ -142,28 +142,6 @@ def test_where_a_shard_begins_and_how_large_it_is() -> None:
         torch.distributed.destroy_process_group()
 
 
-def test_a_wrapper_subclass_is_taken_apart_before_the_graph_is_seen() -> None:
-    """optim/encoded_tensor.py relies on: make_wrapper_subclass, no __torch_function__, inner tensors as graph inputs."""
-    from fp8compile.optim import EncodedTensor
-
-    seen = []
-
-    class Look(private.CustomGraphPass):  # type: ignore[misc]
-        def uuid(self) -> None:
-            return None
-
-        def __call__(self, graph):  # type: ignore[no-untyped-def]
-            seen.extend(node.meta["val"].dtype for node in graph.find_nodes(op="placeholder"))
-
-    def backend(gm, inputs):  # type: ignore[no-untyped-def]
-        return private.compile_fx(gm, inputs, config_patches={"joint_custom_post_pass": Look()})
-
-    state = EncodedTensor.of(torch.rand(2, 128), "int8", True)
-    result = torch.compile(lambda t: t * 2, backend=backend, fullgraph=True)(state)
-    assert seen == [torch.int8, torch.float32] and type(result) is torch.Tensor
-    assert private.tree_map_only(int, str, [1, 2.0]) == ["1", 2.0]
-
-
 def test_autograd_nodes_know_the_dtype_of_their_gradients() -> None:
     node = (torch.ones(2, dtype=torch.float16, requires_grad=True) * 2).grad_fn
     assert [each.dtype for each in private.gradients_into(node)] == [torch.float16]

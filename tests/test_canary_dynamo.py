@@ -128,24 +128,6 @@ def test_a_recompile_limit_of_the_compilation_can_be_read_back() -> None:
     assert isinstance(private.dynamo_config.recompile_limit, int)
 
 
-def addcmul_step(v: torch.Tensor, g: torch.Tensor) -> None:
-    v.mul_(0.999).addcmul_(g, g, value=0.001)
-
-
-def test_dynamo_takes_addcmul_apart_as_compiled_addcmul_does() -> None:
-    """optim/updates.py relies on it to equal torch.optim's compiled step bit for bit."""
-    targets = []
-
-    def backend(gm, inputs):  # type: ignore[no-untyped-def]
-        targets.extend(node.target for node in gm.graph.nodes)
-        return gm.forward
-
-    torch.compile(addcmul_step, backend=backend)(torch.rand(3), torch.rand(3))
-    ours = private.make_fx(private.compiled_addcmul)(torch.rand(3), torch.rand(3), torch.tensor(0.001))
-    fused = [private.fma in targets or torch.ops.prims.fma.default in targets]
-    assert fused == [any(node.target is torch.ops.prims.fma.default for node in ours.graph.nodes)], targets
-
-
 def test_a_graph_is_compiled_once_more_in_the_context_it_was_traced_in() -> None:
     kept: list[object] = []
 

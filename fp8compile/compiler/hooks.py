@@ -30,7 +30,6 @@ from fp8compile.fx.graph import copy_graph
 from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.fx.regions import NOT_DESCRIBED, Region, describe, is_described, is_half, mark_halves, storages
 from fp8compile.islands.upcast import holds_sixteen_bit
-from fp8compile.passes.fuse_state_codecs import holds_state_codecs
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import Notes
@@ -127,7 +126,7 @@ class Partitioner(private.CustomPartitionerFn):
 
 
 class JointPasses(private.CustomGraphPass):
-    """Inductor's joint_custom_post_pass: runs JOINT, on training and inference graphs alike; OPTIMIZER on optimizer steps.
+    """Inductor's joint_custom_post_pass: runs JOINT, on training and inference graphs alike.
 
     ``told`` is what they are told of the graph; ``graph_key`` depends on it too.
     """
@@ -153,9 +152,7 @@ class JointPasses(private.CustomGraphPass):
         plain, notes, disabled = copy_graph(gm), Notes(), []
         ctx = self.told.of_region if region else self.told
         wide = pipeline.ISLANDS if holds_sixteen_bit(graph) or self.recipe.keep_fp32 else ()
-        before = (pipeline.OPTIMIZER if holds_state_codecs(graph) else wide) + (
-            pipeline.OBSERVE_JOINT if self.told.stats_inputs else ()
-        )
+        before = wide + (pipeline.OBSERVE_JOINT if self.told.stats_inputs else ())
         before += pipeline.WIRE if self.recipe.compresses_collectives else ()
         written = set(graph.nodes)
         for each in before + pipeline.JOINT:

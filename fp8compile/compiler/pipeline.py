@@ -14,7 +14,6 @@ from fp8compile.passes.compress_collectives import compress_collectives
 from fp8compile.passes.copy_overwritten import copy_overwritten
 from fp8compile.passes.cut_for_bytes import cut_for_bytes
 from fp8compile.passes.encode_saved import encode_saved
-from fp8compile.passes.fuse_state_codecs import fuse_state_codecs
 from fp8compile.passes.mark_saved import mark_saved
 from fp8compile.passes.measure_operands import measure_operands
 from fp8compile.passes.observe_forward import observe_forward
@@ -77,9 +76,6 @@ OBSERVE_JOINT = (
     changes(saturate_gradients),  # before a linear encodes what must be clipped
     preserves(observe_gradients),  # behind the clip, so that only one of the two values is stored
 )
-
-# On the graph of an optimizer's step (fp8compile/optim/compress.py), before JOINT, which then sees plain operations.
-OPTIMIZER = (changes(fuse_state_codecs),)
 
 # Where a joint graph whose recipe rewrites anything is cut in two: what is saved is chosen.
 CUT = preserves(cut_for_bytes)

@@ -41,20 +41,6 @@ def lowering_of(instruction: str, exact: Any) -> Callable[..., Any]:
     return lowered
 
 
-def lower_rest(b: Any, t: Any) -> Any:
-    lowering = private.inductor_lowering
-    ops = lowering.ops
-
-    def short(b: Any, t: Any) -> Any:
-        return ops.neg(ops.expm1(ops.mul(t, ops.log(b))))
-
-    def exact(b: Any, t: Any) -> Any:
-        return ops.sub(ops.constant(1.0, torch.float32), ops.pow(b, t))
-
-    form = short if is_nvidia(b) else exact
-    return lowering.make_pointwise(form)(*lowering.broadcast_tensors(b, t))
-
-
 def is_nvidia(x: Any) -> bool:
     return x.get_device().type == "cuda" and not torch.version.hip
 
@@ -90,7 +76,6 @@ def register() -> None:
     """Tell Inductor; once more does no harm."""
     for name, form in FORMS.items():
         private.inductor_lowering.register_lowering(OPERATORS[name], type_promotion_kind=None)(lowering_of(*form))
-    private.inductor_lowering.register_lowering(OPERATORS["rest"], type_promotion_kind=None)(lower_rest)
     private.inductor_lowering.register_lowering(MIXED, type_promotion_kind=None)(lower_mixed)
 
 

@@ -1,14 +1,11 @@
-"""Five functions of which a GPU has a short form that is off in the last bits; here, and on a CPU, they are torch's own.
+"""Four functions of which a GPU has a short form that is off in the last bits; here, and on a CPU, they are torch's own.
 
     log2(x)         lg2.approx.ftz.f32    within 2**-22 for x in (1/2, 2), elsewhere within 2**-22 of the result
     exp2(x)         ex2.approx.ftz.f32    within 2**-22 of the result
     sqrt(x)         sqrt.approx.ftz.f32   within 2**-23 of the result; x below 2**-126 counts as 2**-126
     quotient(a, b)  div.approx.ftz.f32    within 2 ulp for |b| in [2**-126, 2**126]; 0 for larger finite ones
-    rest(b, t)      -expm1(t log(b))      of 1 - b**t for 0 <= b < 1, t >= 1: within 3 ulp. Of a power within 4 ulp, of 120
-                                          instructions, the difference to 1 is within 4 / (1 - b**t) ulp
 
-The bounds are those of NVIDIA's PTX ISA (9.7.3, "Floating Point Instructions"), and of logf and expm1f in CUDA's programming
-guide (1 ulp each). ``.ftz``: arguments and results below
+The bounds are those of NVIDIA's PTX ISA (9.7.3, "Floating Point Instructions"). ``.ftz``: arguments and results below
 2**-126 are zeros. Each is an operator, so that a traced graph holds it whole; fx/near_lowerings.py gives Inductor the form
 of the device. A formula that uses them has to be right for torch's functions and for any within these bounds.
 """
@@ -30,9 +27,8 @@ EXACT: dict[str, Callable[..., Tensor]] = {
     "exp2": torch.exp2,
     "sqrt": torch.sqrt,
     "quotient": torch.true_divide,
-    "rest": lambda b, t: 1 - b**t,
 }
-_TAKES = {"quotient": "Tensor a, Tensor b", "rest": "Tensor b, Tensor t"}
+_TAKES = {"quotient": "Tensor a, Tensor b"}
 _LIBRARY = torch.library.Library("fp8compile", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
@@ -63,12 +59,6 @@ def sqrt(x: Tensor) -> Tensor:
 
 def quotient(a: Tensor, b: Tensor) -> Tensor:
     found: Tensor = OPERATORS["quotient"](a, b)
-    return found
-
-
-def rest(b: Tensor, t: Tensor) -> Tensor:
-    """1 - b**t."""
-    found: Tensor = OPERATORS["rest"](b, t)
     return found
 
 

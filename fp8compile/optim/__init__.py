@@ -2,7 +2,6 @@
 
 from fp8compile.optim.base import EncodedOptimizer
 from fp8compile.optim.compress import compress, decompress
-from fp8compile.optim.encoded_tensor import EncodedTensor
 from fp8compile.optim.optimizers import LAMB, SGD, Adam, AdamW, Lion, Muon, RMSprop
 from fp8compile.optim.overrides import override
 from fp8compile.optim.stable_embedding import StableEmbedding
@@ -13,7 +12,6 @@ __all__ = [
     "Adam",
     "AdamW",
     "EncodedOptimizer",
-    "EncodedTensor",
     "Lion",
     "Muon",
     "RMSprop",

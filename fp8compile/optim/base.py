@@ -17,24 +17,23 @@ from torch.optim.optimizer import ParamsT
 
 from fp8compile._distributed import complete_grad, first_element, is_cut, local_grad, local_part
 from fp8compile.optim import checking, checkpoint, pickling
+from fp8compile.optim.beginning import completed, name_of
+from fp8compile.optim.captured_update import CapturedUpdate
+from fp8compile.optim.captured_updates import CapturedUpdates
 from fp8compile.optim.code_writer import CodeWriter
 from fp8compile.optim.compiled_step import PreparedStep
 from fp8compile.optim.edits import Edits
 from fp8compile.optim.formats import StateFormat
 from fp8compile.optim.gradient_release import Release, release_gradients
-from fp8compile.optim.group_numbers import GroupNumbers
 from fp8compile.optim.interface import Parameter
-from fp8compile.optim.low_bits import initial_state, kept_beside
 from fp8compile.optim.placement import DEFAULT_FORMAT, Names, Placement, check_parameter, choose_placement
 from fp8compile.optim.plan import Plan, Tensors
 from fp8compile.optim.state_report import StatesReport, report
-from fp8compile.optim.updates import Number, Update
-
-PARTS_BY = ("master", "momentum", "amsgrad", "centered")  # options that decide which parts a state has
+from fp8compile.optim.step_numbers import StepNumbers
 
 
 class EncodedOptimizer(torch.optim.Optimizer):
-    """Base class. A subclass names its defaults and its ``update_of(group)``.
+    """Base class. A subclass names its defaults, and ``plain``, the optimizer whose step is captured.
 
     Args:
         params: parameters, groups, ``model.named_parameters()``, or the model itself, of which embeddings and overrides
@@ -52,6 +51,9 @@ class EncodedOptimizer(torch.optim.Optimizer):
     Raises:
         ValueError: an option or a format that does not exist; a parameter that is not float32, bfloat16 or float16.
     """
+
+    plain: type[torch.optim.Optimizer]
+    refused_ways: tuple[str, ...] = ("foreach", "fused")  # of torch to run a step: ours has one
 
     def __init__(
         self,
@@ -79,10 +81,10 @@ class EncodedOptimizer(torch.optim.Optimizer):
     def clear_caches(self) -> None:
         """Drop all that was derived from groups and parameters, after they have changed."""
         self._streams: dict[Tensor, Tensor] = {}
-        self._numbers = GroupNumbers()
+        self._numbers, self._updates = StepNumbers(), CapturedUpdates(self)
         self._begun: dict[Tensor, tuple[Any, ...]] = {}
         self._steps: dict[tuple[int, ...], tuple[tuple[Any, ...], PreparedStep]] = {}
-        self._plans: dict[tuple[Tensor, torch.dtype, Update, str, bool], Plan] = {}
+        self._plans: dict[tuple[Tensor, torch.dtype, CapturedUpdate, str], Plan] = {}
         self._writer, self._edits = CodeWriter(self), Edits()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -92,9 +94,13 @@ class EncodedOptimizer(torch.optim.Optimizer):
         super().__setstate__(pickling.unpacked(state))
         self.clear_caches()
 
-    def update_of(self, group: Mapping[str, Any]) -> Update:
-        """The arithmetic of a parameter group. Raises ValueError for options that it does not support."""
-        raise NotImplementedError
+    def check_options(self, group: Mapping[str, Any]) -> None:
+        """Raises ValueError for options of a group that ``plain`` does not support."""
+        checking.check_numbers(group)
+
+    def update_of(self, p: Tensor, group: Mapping[str, Any]) -> CapturedUpdate:
+        """What a step does to one parameter. Raises ValueError for a step that is not captured."""
+        return self._updates.of(tuple(p.shape), group)
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """As in torch, but the group's options are checked first: if one is refused, group and optimizer are unchanged.
@@ -133,20 +139,17 @@ class EncodedOptimizer(torch.optim.Optimizer):
 
     def plan_of(self, p: Tensor, group: Mapping[str, Any]) -> Plan:
         """Everything that fixes the compiled update of ``p``. Raises ValueError for a shard if that needs all of ``p``."""
-        update, maximize = self.update_of(group), bool(group.get("maximize", False))
+        update = self.update_of(p, group)
         master = group["master"] if p.dtype != torch.float32 else "none"
-        key = p, p.dtype, update, master, maximize
+        key = p, p.dtype, update, master
         if key not in self._plans:
-            if is_cut(p) and getattr(update, "whole_tensor", False):
+            if is_cut(p) and update.whole_tensor:
                 raise ValueError(
-                    f"{self.names.names.get(id(p), f'a parameter of shape {[*p.shape]}')} is sharded, and "
+                    f"{name_of(self.names.names, p)} is sharded, and "
                     f"{type(self).__name__} works on whole parameters: use AdamW, or leave it out of what is sharded"
                 )
             placed = self.placement(p, group)
-            codecs = tuple((state, placed.codec(signed)) for state, signed in update.states.items())
-            self._plans[key] = Plan(
-                update, codecs, tuple(update.numbers(group)), p.dtype, master, maximize, self.seed
-            )
+            self._plans[key] = Plan(update, placed.codecs(update), p.dtype, master, self.seed)
         return self._plans[key]
 
     def step_function(self, p: Tensor) -> tuple[Plan, Tensors]:
@@ -161,9 +164,11 @@ class EncodedOptimizer(torch.optim.Optimizer):
             if each is p:
                 if p.grad is None:
                     raise ValueError("the parameter has no gradient: call backward first")
+                self._updates.check()
                 self._edits.take_over([p], self.state)
                 self._start(p, group)
                 complete_grad(p)
+                self._refresh_numbers([(index, group, p)])
                 return self.plan_of(p, group), self._tensors(index, p, group, self.state[p]["step"] + 1)
         raise ValueError("not a parameter of this optimizer")
 
@@ -187,29 +192,25 @@ class EncodedOptimizer(torch.optim.Optimizer):
         if not parameters:
             return
         checking.check_gradients(self, parameters)
+        self._updates.check()
         here = [each for each in parameters if local_part(each[2]).numel()]
         self._edits.take_over((p for _, _, p in here), self.state)
         with checking.started(self, parameters):
-            self._numbers.keep(self.param_groups)
-            for group in self.param_groups:
-                self._refresh_numbers(group)
+            self._refresh_numbers(parameters)
             codes = self._writer.fresh(here)
             step = self._prepared(here, codes)
         torch._foreach_add_([self.state[p]["step"] for _, _, p in parameters], 1)
         step([{"grad": local_grad(p)} | new for (_, _, p), new in zip(here, codes, strict=True)])
         self._writer.leave(here, codes)
         self._edits.leave((p for _, _, p in here), self.state)
+        self._numbers.leave()
 
     def _prepared(self, parameters: list[Parameter], codes: list[Tensors]) -> PreparedStep:
         """The step of these parameters; prepared again if a tensor, a layout or an option has changed."""
-        options = {
-            id(group): (self.update_of(group), group["master"], group.get("maximize")) for group in self.param_groups
-        }
+        options = {id(group): (self._updates.version(group), group["master"]) for group in self.param_groups}
         which = tuple(index for index, _, _ in parameters)
         wanted = [self._writer.wanted(p, group) for _, group, p in parameters]
-        places = {(id(group), p.device): group for _, group, p in parameters}
-        numbers = {place: id(self._numbers_of(group, place[1])) for place, group in places.items()}
-        fixed = ((options[id(group)], numbers[id(group), p.device], *self._layout(p)) for _, group, p in parameters)
+        fixed = ((options[id(group)], id(self.numbers_of(p, group)), *self._layout(p)) for _, group, p in parameters)
         key = (*fixed, *wanted)
         known, step = self._steps.get(which, (None, None))
         if step is None or known != key:
@@ -221,6 +222,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
                 for (index, group, p), each, new in zip(parameters, wanted, codes, strict=True)
             ]
             step = PreparedStep(several, compiled=self.compiled)
+            self._numbers.keep(self.param_groups)
             if len(self._steps) > 2 * len(self.state) + 16:  # sets of parameters that come and go
                 self._steps.clear()
             self._steps[which] = key, step
@@ -240,14 +242,12 @@ class EncodedOptimizer(torch.optim.Optimizer):
 
     def _start(self, p: Tensor, group: dict[str, Any]) -> None:
         """Create what the state of a parameter lacks: all of it at first, parts where an option or the dtype has changed."""
-        kind, state = (p.dtype, *map(group.get, PARTS_BY)), self.state[p]
+        kind, state = (p.dtype, group["master"], self._updates.current(p, group)), self.state[p]
         if state and self._begun.get(p) == kind:
             return
-        plan, here = self.plan_of(p, group), local_part(p)
-        needed = {"step", *kept_beside(plan.master)}.union(*(plan.part_keys(name) for name, _ in plan.codecs))
-        if not needed <= state.keys():
-            made = {"step": torch.zeros((), dtype=torch.float32, device=here.device), **initial_state(plan, p)}
-            self.state[p] = made | state
+        made = completed(p, self.plan_of(p, group), state, name_of(self.names.names, p))
+        if made is not None:
+            self.state[p] = made
         self._begun[p] = kind
 
     def _tensors(self, index: int, p: Tensor, group: dict[str, Any], step: Tensor) -> Tensors:
@@ -256,24 +256,22 @@ class EncodedOptimizer(torch.optim.Optimizer):
 
     def _kept(self, index: int, p: Tensor, group: dict[str, Any], step: Tensor) -> Tensors:
         """The same without parameter and gradient."""
-        here = local_part(p)
-        tensors = {"step": step, "numbers": self._numbers_of(group, here.device)}
-        tensors |= {name: local_part(part) for name, part in self.state[p].items() if name != "step"}
+        single = ("step", *self.update_of(p, group).singles)
+        tensors = {"step": step, "numbers": self.numbers_of(p, group)}
+        tensors |= {name: local_part(part) for name, part in self.state[p].items() if name not in single}
         if self.plan_of(p, group).rounds_stochastically:
             if p not in self._streams:
-                self._streams[p] = torch.tensor([index, first_element(p)], device=here.device)
+                self._streams[p] = torch.tensor([index, first_element(p)], device=local_part(p).device)
             tensors["stream"] = self._streams[p]
         return tensors
 
-    def _numbers_of(self, group: Mapping[str, Any], device: torch.device) -> Tensor:
-        """The update's numbers as one FP32 tensor on the device; a group always gets the same tensor."""
-        return self._numbers.of(group, self._values(group), device)
+    def numbers_of(self, p: Tensor, group: Mapping[str, Any]) -> Tensor:
+        """The numbers of its step, FP32, on the device: always the same tensor for a parameter."""
+        return self._numbers.row(p, self._updates.current(p, group))
 
-    def _refresh_numbers(self, group: Mapping[str, Any]) -> None:
-        self._numbers.refresh(group, self._values(group))
-
-    def _values(self, group: Mapping[str, Any]) -> tuple[Number, ...]:
-        return tuple(self.update_of(group).numbers(group).values())
+    def _refresh_numbers(self, parameters: Iterable[Parameter]) -> None:
+        current = self._updates.current
+        self._numbers.compute([(p, group, current(p, group), self.state[p]) for _, group, p in parameters])
 
     def state_dict(self) -> dict[str, Any]:
         """As in torch; states as plain tensors in their encoded form, FP8 codes as bytes."""

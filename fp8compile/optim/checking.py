@@ -1,6 +1,6 @@
 """The checks of an optimizer's inputs, before anything is changed: arguments, parameter groups, gradients, states.
 
-A ``ValueError`` names the value and what to do. ``update_of`` checks the options of the arithmetic (``lr``, ``betas`` ...).
+A ``ValueError`` names the value and what to do. ``check_options`` checks those of the arithmetic (``lr``, ``betas`` ...).
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from torch import Tensor
 from fp8compile._arguments import FLAGS, check_one_of, is_count
 from fp8compile._distributed import complete_grad, local_part
 from fp8compile.numerics.formats import E4M3, E5M2
+from fp8compile.optim.capture import numbers_in
 from fp8compile.optim.formats import state_format_pair
 from fp8compile.optim.interface import OptimizerShell
 from fp8compile.optim.plan import MASTERS
@@ -71,7 +72,7 @@ def check_group(optimizer: OptimizerShell, param_group: dict[str, Any]) -> None:
     group = {**optimizer.defaults, **param_group}
     state_format_pair(group["state_format"])
     check_one_of("master", group["master"], MASTERS)
-    optimizer.update_of(group)
+    optimizer.check_options(group)
     check_values(group)
     params = group["params"]
     several: Sequence[Any] = (
@@ -87,7 +88,7 @@ def check_group(optimizer: OptimizerShell, param_group: dict[str, Any]) -> None:
 def check_options(optimizer: OptimizerShell, param_group: Mapping[str, Any]) -> None:
     """Raises ValueError for torch.optim's ways to run a step, which have no effect, and for a misspelt option."""
     kind, group = type(optimizer).__name__, {**optimizer.defaults, **param_group}
-    for name in ("foreach", "fused"):
+    for name in optimizer.refused_ways:
         if group.get(name):
             raise ValueError(
                 f"{name}={group[name]!r} has no effect: fp8compile's {kind} has one compiled step; leave it out"
@@ -98,12 +99,19 @@ def check_options(optimizer: OptimizerShell, param_group: Mapping[str, Any]) -> 
 
 
 def check_values(group: Mapping[str, Any]) -> None:
-    """Check options that are tensors, which ``update_of`` never reads: finite and not negative. Waits for the device."""
+    """Check options that are tensors, which ``check_options`` never reads: finite and not negative. Waits for the device."""
     for name in ("lr", "betas"):
         value = group.get(name)
         for each in value if isinstance(value, (tuple, list)) else (value,):
             if isinstance(each, Tensor) and not each.is_meta and not 0 <= float(each) < math.inf:
                 raise ValueError(f"{name}={value!r}: at least 0 and finite is needed")
+
+
+def check_numbers(group: Mapping[str, Any]) -> None:
+    """Raises ValueError for a number that is NaN, of an optimizer whose options are not known."""
+    for (name, *_), value in numbers_in(group).items():
+        if isinstance(value, float) and math.isnan(value):
+            raise ValueError(f"{name}={group[name]!r}: a number is needed")
 
 
 @contextlib.contextmanager

@@ -73,7 +73,11 @@ def load(optimizer: OptimizerShell, state_dict: Mapping[str, Any]) -> None:
         state_dict = state_dict if changed is None else changed
     states, saved_groups = _taken_apart(state_dict)
     groups = [_merged(optimizer, i, *pair) for i, pair in enumerate(_pairs(optimizer, saved_groups))]
-    if states and not any(states.values()) and any(optimizer.update_of(group).states for group in groups):
+    if (
+        states
+        and not any(states.values())
+        and any(optimizer.update_of(p, group).states for group in groups for p in group["params"])
+    ):
         raise ValueError(EMPTY)
     new: dict[Tensor, StateDict] = {}
     for group, theirs in zip(groups, saved_groups, strict=True):
@@ -129,7 +133,7 @@ def _merged(optimizer: OptimizerShell, index: int, ours: StateDict, theirs: Stat
     """The saved options over ours, as in torch; but this optimizer decides how states are stored, and keeps its names."""
     group = ours | {k: deepcopy(v) for k, v in theirs.items() if k not in KEPT_GROUP_KEYS}
     try:
-        optimizer.update_of(group)
+        optimizer.check_options(group)
         checking.check_values(group)
     except ValueError as error:
         raise ValueError(f"param_groups[{index}] of the state dict: {error}. Nothing was changed") from error
@@ -147,8 +151,9 @@ def _converted(
     saved = Saved(p, known, optimizer.names.names.get(id(p), f"parameter {key}"))
     if not known:
         return {}
+    singles = plan.update.singles
     for name in known:
-        if str(name).split(".")[0] not in (*BESIDE_STATES, *states):
+        if str(name).split(".")[0] not in (*BESIDE_STATES, *states, *singles):
             raise saved.error(f"it has {name}, and this optimizer keeps {', '.join(states) or 'no states'}")
         if known[name] is None:
             raise saved.error(f"its {name} is None")
@@ -156,7 +161,8 @@ def _converted(
     for state, codec in plan.codecs:
         parts = saved.encoded(state, codec, signed=states[state])
         made |= zip(plan.part_keys(state), (shard_like(p, part) for part in parts), strict=True)
-    return made | low_bits.sharded(p, low_bits.loaded(p, plan, saved))
+    made |= {name: saved.number(name) for name in singles}
+    return made | low_bits.sharded(p, plan, low_bits.loaded(p, plan, saved))
 
 
 @dataclass(frozen=True)
@@ -181,14 +187,19 @@ class Saved:
 
     def step(self, *, optional: bool) -> Tensor:
         """How many steps were taken; 1 where the number is optional and missing."""
-        value = self.values.get("step", 1.0 if optional else None)
-        is_one = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
-        if not is_one and not is_number(value):
-            raise self.error("it has no step" if value is None else f"its step is {value!r}, not a number")
-        step = torch.as_tensor(value, dtype=torch.float32).detach().reshape(()).clone()
+        step = self.number("step", 1.0 if optional else None)
         if not 0 <= step.item() < torch.inf:
             raise self.error(f"its step is {step.item()}")
-        return step.to(local_part(self.p).device)
+        return step
+
+    def number(self, name: str, missing: float | None = None) -> Tensor:
+        """A state that is one number, FP32; ``missing`` where it has none."""
+        value = self.values.get(name, missing)
+        is_one = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
+        if not is_one and not is_number(value):
+            raise self.error(f"it has no {name}" if value is None else f"its {name} is {value!r}, not a number")
+        found = torch.as_tensor(value, dtype=torch.float32).detach().reshape(()).clone()
+        return found.to(local_part(self.p).device)
 
     def encoded(self, state: str, codec: StateCodec, *, signed: bool) -> tuple[Tensor, ...]:
         """This rank's part of a state, in the codec's parts; not encoded again if it was stored by the same codec."""
@@ -279,9 +290,10 @@ def export_fp32(optimizer: OptimizerShell, plain: StateDict) -> StateDict:
     for group, packed in zip(optimizer.param_groups, plain["param_groups"], strict=True):
         for p, key in zip(group["params"], packed["params"], strict=True):
             if state := optimizer.state.get(p):
-                mine = {name: local_part(part) for name, part in state.items()}
-                decoded = optimizer.plan_of(p, group).decoded(mine, local_part(p).shape)
-                states[key] = {"step": state["step"].cpu().clone()}  # torch moves it, where it wants to
+                mine, plan = {name: local_part(part) for name, part in state.items()}, optimizer.plan_of(p, group)
+                decoded = plan.decoded(mine, local_part(p).shape)
+                numbers = ("step", *plan.update.singles)  # torch moves them, where it wants to
+                states[key] = {name: state[name].cpu().clone() for name in numbers}
                 states[key] |= {name: shard_like(p, x.clone()) for name, x in decoded.items()}
     groups = [{k: v for k, v in group.items() if k not in OUR_GROUP_KEYS} for group in plain["param_groups"]]
     return {**plain, "state": states, "param_groups": groups}

@@ -62,7 +62,7 @@ class CodeWriter:
         if wanted is None:
             return "no graph has asked for its codes: it is no weight of an FP8 linear with Recipe.cache_weights"
         plan = self._optimizer.plan_of(p, group)
-        return why_not_rounded(plan, wanted) or why_no_bound(plan.update, group)
+        return why_not_rounded(plan, wanted) or why_no_bound(self._optimizer.plain, group)
 
     def fresh(self, parameters: list[Parameter]) -> list[Tensors]:
         """For each parameter the tensors that this step takes in addition: new ones, since a backward that is still to come

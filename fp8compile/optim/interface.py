@@ -10,9 +10,9 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
+from fp8compile.optim.captured_update import CapturedUpdate
 from fp8compile.optim.placement import Names, Placement
 from fp8compile.optim.plan import Plan, Tensors
-from fp8compile.optim.updates import Update
 
 Group = dict[str, Any]
 Parameter = tuple[int, Group, Tensor]  # its number, its group, itself
@@ -21,6 +21,8 @@ Parameter = tuple[int, Group, Tensor]  # its number, its group, itself
 class OptimizerShell(Protocol):
     """A ``torch.optim.Optimizer`` around the compiled step; the docstrings are those of ``EncodedOptimizer``."""
 
+    plain: Any  # the class whose step is captured
+    refused_ways: tuple[str, ...]
     seed: int
     compiled: bool
     weight_codes: bool
@@ -49,7 +51,9 @@ class OptimizerShell(Protocol):
 
     def placement(self, p: Tensor, group: Mapping[str, Any]) -> Placement: ...
 
-    def update_of(self, group: Mapping[str, Any]) -> Update: ...
+    def check_options(self, group: Mapping[str, Any]) -> None: ...
+
+    def update_of(self, p: Tensor, group: Mapping[str, Any]) -> CapturedUpdate: ...
 
     def plan_of(self, p: Tensor, group: Mapping[str, Any]) -> Plan: ...
 

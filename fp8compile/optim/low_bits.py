@@ -55,12 +55,13 @@ def initial_state(plan: Plan, p: Tensor) -> Tensors:
             f"master='fp16_scaled': a parameter of shape {[*p.shape]} holds NaN or inf, which no scale holds: load or "
             "initialise it before the first step (get_optimizer_state_dict takes one too)"
         )
-    return sharded(p, plan.initial(local_part(p), largest))
+    return sharded(p, plan, plan.initial(local_part(p), largest))
 
 
-def sharded(p: Tensor, parts: Tensors) -> Tensors:
-    """Parts of a state as they are kept: cut as ``p`` is, but for the scale."""
-    return {name: part if name == INV_SCALE16 else shard_like(p, part) for name, part in parts.items()}
+def sharded(p: Tensor, plan: Plan, parts: Tensors) -> Tensors:
+    """Parts of a state as they are kept: cut as ``p`` is, but for single numbers."""
+    whole = (INV_SCALE16, *plan.update.singles)
+    return {name: part if name in whole else shard_like(p, part) for name, part in parts.items()}
 
 
 def loaded(p: Tensor, plan: Plan, saved: SavedBits) -> Tensors:

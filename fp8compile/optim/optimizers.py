@@ -10,30 +10,23 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from fp8compile._arguments import FLAGS, check_count, check_number, check_number_or_tensor, check_one_of, is_finite
+from fp8compile.optim import plain_optimizers
 from fp8compile.optim.base import EncodedOptimizer
-from fp8compile.optim.formats import state_format_pair
-from fp8compile.optim.updates import (
-    AdamUpdate,
-    LAMBUpdate,
-    LionUpdate,
-    MuonUpdate,
-    Number,
-    RMSPropUpdate,
-    SGDUpdate,
-    Update,
-)
 
+Number = float | Tensor
 Betas = tuple[Number, Number]
 FLAG_OPTIONS = ("amsgrad", "maximize", "nesterov", "centered", "capturable", "foreach", "fused")
 
 
 class Adam(EncodedOptimizer):
-    """torch.optim.Adam. ``amsgrad`` needs FP32 states; ``differentiable``, ``foreach`` and ``fused`` are refused."""
+    """torch.optim.Adam. With ``amsgrad`` second moments stay FP32. ``differentiable``, ``foreach``, ``fused`` are refused."""
 
+    plain: type[torch.optim.Optimizer] = torch.optim.Adam
     decoupled = False
 
     def __init__(
@@ -56,21 +49,14 @@ class Adam(EncodedOptimizer):
         defaults |= _torch_only(foreach, maximize, capturable, differentiable, fused)
         super().__init__(params, defaults | {"decoupled_weight_decay": self.decoupled}, **options)
 
-    def update_of(self, group: Mapping[str, Any]) -> Update:
+    def check_options(self, group: Mapping[str, Any]) -> None:
         _check(group, at_least_zero=("lr", "eps", "weight_decay"), shares=("betas",))
-        if group["amsgrad"] and not set(state_format_pair(group["state_format"])) <= {"fp32"}:
-            raise ValueError(
-                "amsgrad keeps a running maximum; encoded anew at every step, every rounding up would stay in it for good. "
-                'Use state_format="fp32" with it, or leave amsgrad out'
-            )
-        return AdamUpdate(
-            bool(group["decoupled_weight_decay"]), bool(group["amsgrad"]), isinstance(group["lr"], Tensor)
-        )
 
 
 class AdamW(Adam):
     """torch.optim.AdamW: Adam with decoupled weight decay (Loshchilov & Hutter 2019)."""
 
+    plain = torch.optim.AdamW
     decoupled = True
 
     def __init__(
@@ -89,6 +75,8 @@ class AdamW(Adam):
 class Lion(EncodedOptimizer):
     """Lion (Chen et al. 2023): one state."""
 
+    plain = plain_optimizers.Lion
+
     def __init__(
         self,
         params: ParamsT | nn.Module,
@@ -102,13 +90,14 @@ class Lion(EncodedOptimizer):
         defaults = {"lr": lr, "betas": betas, "weight_decay": weight_decay, "maximize": maximize}
         super().__init__(params, defaults, **options)
 
-    def update_of(self, group: Mapping[str, Any]) -> Update:
+    def check_options(self, group: Mapping[str, Any]) -> None:
         _check(group, at_least_zero=("lr", "weight_decay"), shares=("betas",))
-        return LionUpdate()
 
 
 class SGD(EncodedOptimizer):
     """torch.optim.SGD; the state is the momentum."""
+
+    plain = torch.optim.SGD
 
     def __init__(
         self,
@@ -129,16 +118,17 @@ class SGD(EncodedOptimizer):
         defaults |= {"nesterov": nesterov} | _torch_only(foreach, maximize, None, differentiable, fused)
         super().__init__(params, defaults, **options)
 
-    def update_of(self, group: Mapping[str, Any]) -> Update:
+    def check_options(self, group: Mapping[str, Any]) -> None:
         _check(group, at_least_zero=("lr", "momentum", "weight_decay"))
         check_number("dampening", group["dampening"], low=-math.inf)
         if group["nesterov"] and (not group["momentum"] or group["dampening"]):
             raise ValueError("Nesterov momentum needs a momentum and no dampening")
-        return SGDUpdate(bool(group["momentum"]), bool(group["nesterov"]), isinstance(group["lr"], Tensor))
 
 
 class RMSprop(EncodedOptimizer):
-    """torch.optim.RMSprop. ``centered`` needs FP32 states: the difference of two encoded means can fall below zero."""
+    """torch.optim.RMSprop. ``centered`` keeps its means in FP32: their difference could fall below zero."""
+
+    plain = torch.optim.RMSprop
 
     def __init__(
         self,
@@ -160,18 +150,14 @@ class RMSprop(EncodedOptimizer):
         defaults.pop("fused")
         super().__init__(params, defaults, **options)
 
-    def update_of(self, group: Mapping[str, Any]) -> Update:
+    def check_options(self, group: Mapping[str, Any]) -> None:
         _check(group, at_least_zero=("lr", "alpha", "eps", "momentum", "weight_decay"))
-        if group["centered"] and not set(state_format_pair(group["state_format"])) <= {"fp32"}:
-            raise ValueError(
-                "centered subtracts the squares of one mean from another; encoded, the difference can fall below zero, "
-                'and its root be NaN. Use state_format="fp32" with it, or leave centered out'
-            )
-        return RMSPropUpdate(bool(group["momentum"]), bool(group["centered"]))
 
 
 class LAMB(EncodedOptimizer):
     """LAMB (You et al. 2020): Adam with a trust ratio per tensor."""
+
+    plain = plain_optimizers.LAMB
 
     def __init__(
         self,
@@ -187,13 +173,14 @@ class LAMB(EncodedOptimizer):
         defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize}
         super().__init__(params, defaults, **options)
 
-    def update_of(self, group: Mapping[str, Any]) -> Update:
+    def check_options(self, group: Mapping[str, Any]) -> None:
         _check(group, at_least_zero=("lr", "eps", "weight_decay"), shares=("betas",))
-        return LAMBUpdate()
 
 
 class Muon(EncodedOptimizer):
     """torch.optim.Muon, for the matrices of the hidden layers; everything else belongs into an AdamW of its own."""
+
+    plain = torch.optim.Muon
 
     def __init__(
         self,
@@ -227,16 +214,14 @@ class Muon(EncodedOptimizer):
         if p.dim() != 2:
             raise ValueError(f"Muon updates matrices; {name} of shape {tuple(p.shape)} belongs into AdamW")
 
-    def update_of(self, group: Mapping[str, Any]) -> Update:
+    def check_options(self, group: Mapping[str, Any]) -> None:
         _check(group, at_least_zero=("lr", "momentum", "weight_decay", "eps"))
         check_one_of("adjust_lr_fn", group["adjust_lr_fn"], (None, "original", "match_rms_adamw"))
         check_count("ns_steps", group["ns_steps"])
-        like_adamw, coefficients = group["adjust_lr_fn"] == "match_rms_adamw", group["ns_coefficients"]
+        coefficients = group["ns_coefficients"]
         is_list = isinstance(coefficients, (tuple, list)) and len(coefficients) == 3
         if not is_list or not all(map(is_finite, coefficients)):
             raise ValueError(f"ns_coefficients={coefficients!r}: three numbers are needed")
-        coefficients = tuple(coefficients)
-        return MuonUpdate(group["nesterov"], coefficients, group["ns_steps"], like_adamw, group["eps"])
 
 
 def _torch_only(

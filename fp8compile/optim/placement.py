@@ -16,12 +16,14 @@ from torch import Tensor, nn
 from fp8compile._distributed import why_not_encoded
 from fp8compile.numerics.states.interface import GROUP, StateCodec
 from fp8compile.numerics.states.registry import state_codec
+from fp8compile.optim.captured_update import CapturedUpdate
 from fp8compile.optim.formats import StateFormat, state_format_pair
 from fp8compile.optim.overrides import overridden, override_in
 
 DEFAULT_FORMAT: StateFormat = "e4m3_expanded"
 MIN_NUMEL = 4096
 WHOLE = ("fp32", "bf16")
+EXACT = state_codec("fp32", signed=True)
 EMBEDDINGS = ("*embed*", "*wte.weight", "*wpe.weight", "*emb.weight")
 
 
@@ -61,6 +63,12 @@ class Placement:
 
     def codec(self, signed: bool, group_size: int | None = GROUP) -> StateCodec:
         return state_codec(self.formats[0 if signed else 1], signed=signed, group_size=group_size)
+
+    def codecs(self, update: CapturedUpdate) -> tuple[tuple[str, StateCodec], ...]:
+        """How each state of an update is stored; FP32 where it has to stay exact."""
+        return tuple(
+            (state, EXACT if state in update.exact else self.codec(signed)) for state, signed in update.states.items()
+        )
 
 
 def choose_placement(

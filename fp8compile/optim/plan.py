@@ -13,16 +13,24 @@ from torch import Tensor
 
 from fp8compile.fx import near_lowerings as near_lowerings  # tells Inductor
 from fp8compile.numerics.rounding import index_like, key_of, nearest_bfloat16, random_bits, round_stochastically
-from fp8compile.numerics.states.custom_ops import decoded_in_pieces, encoded_in_pieces
+from fp8compile.numerics.states.in_pieces import decoded_in_pieces, encoded_in_pieces
 from fp8compile.numerics.states.interface import StateCodec, encoded_zeros
 from fp8compile.numerics.states.scaled_weights import inv_scale_for, scaled, unscaled, weight_of
 from fp8compile.numerics.states.split_weights import joined, split
+from fp8compile.optim.captured_update import CapturedUpdate
+from fp8compile.optim.step_bounds import Bound
 from fp8compile.optim.step_codes import GROUP, KNOWN, Wanted, inv_scale_before, measured, written
-from fp8compile.optim.updates import Update
 
 MASTERS = ("none", "split", "fp32", "fp16_scaled")
 MASTER16, INV_SCALE16 = "master_fp16", "master_inv_scale"  # of "fp16_scaled"
 Tensors = dict[str, Tensor]
+
+
+def encoded_number(number: float, codec: StateCodec, p: Tensor) -> tuple[Tensor, ...]:
+    """A state of which each element is ``number``."""
+    if number == 0:
+        return encoded_zeros(codec, p.shape, p.device)
+    return codec.encode(torch.full(p.shape, number, dtype=torch.float32, device=p.device))
 
 
 @dataclass(frozen=True)
@@ -32,11 +40,9 @@ class Plan:
     Attributes:
         update: the optimizer's arithmetic.
         codecs: how each of its states is stored.
-        numbers: the order of the update's numbers in the tensor that holds them.
         dtype: the dtype of the parameter.
         master: how the bits that a 16-bit parameter lacks are kept: "none" (rounded stochastically), "split" (an 8-bit
             correction), "fp32", or "fp16_scaled" (FP16 under one scale, rounded stochastically); "none" for FP32.
-        maximize: whether to ascend.
         seed: the seed of the stochastic rounding.
         offset: the number of the parameter's elements before the view that is updated.
         codes: the codes of the new parameter that are written too.
@@ -46,12 +52,10 @@ class Plan:
         by_rows: whether its tensors are viewed by rows of one group: code for it fits any number of them.
     """
 
-    update: Update
+    update: CapturedUpdate
     codecs: tuple[tuple[str, StateCodec], ...]
-    numbers: tuple[str, ...]
     dtype: torch.dtype
     master: str = "none"
-    maximize: bool = False
     seed: int = 0
     offset: int = 0
     codes: Wanted | None = None
@@ -63,6 +67,12 @@ class Plan:
     def rounds_stochastically(self) -> bool:
         return self.master in ("none", "fp16_scaled") and self.dtype != torch.float32
 
+    @property
+    def bound(self) -> Bound:
+        """Of a step that writes codes."""
+        assert self.update.bound is not None
+        return self.update.bound
+
     def part_keys(self, state: str) -> list[str]:
         """The keys of a state's tensors in ``optimizer.state[p]``: ``exp_avg.e4m3_expanded.codes`` ..."""
         codec = dict(self.codecs)[state]
@@ -71,7 +81,7 @@ class Plan:
     @property
     def group_size(self) -> int | None:
         """Elements of a group, if everything is computed by group or by element; 1 if no state has groups."""
-        if getattr(self.update, "whole_tensor", False):
+        if self.update.whole_tensor:
             return None
         sizes = {getattr(codec, "group_size", 1) for _, codec in self.codecs} - {1}
         sizes |= {GROUP} if self.codes else set()
@@ -84,8 +94,11 @@ class Plan:
             largest: the largest magnitude of the whole parameter, 0-d, where a master has a scale.
         """
         made: Tensors = {}
+        begin = self.update.initial
         for state, codec in self.codecs:
-            made |= zip(self.part_keys(state), encoded_zeros(codec, p.shape, p.device), strict=True)
+            made |= zip(self.part_keys(state), encoded_number(begin[state], codec, p), strict=True)
+        for state in self.update.singles:
+            made[state] = torch.tensor(begin[state], dtype=torch.float32, device=p.device)
         if self.master == "split":
             made["correction"] = torch.zeros(p.shape, dtype=torch.int8, device=p.device)
         if self.master == "fp32":
@@ -125,7 +138,7 @@ class Plan:
         """Of a parameter and states as they are, by group, what the bound of the next step is made of."""
         assert self.codes is not None
         weight = self._encoded(tensors) if encoded is None else encoded
-        return measured(self.update, weight, self._precise(tensors), self._as_stored(tensors, weight.shape))
+        return measured(self.bound, weight, self._precise(tensors), self._as_stored(tensors, weight.shape))
 
     def _as_stored(self, tensors: Mapping[str, Tensor], shape: torch.Size) -> Tensors:
         """The states as they will be read. In the kernel that makes them Inductor drops a cast to BF16 and back."""
@@ -141,7 +154,7 @@ class Plan:
             return {}
         weight = self._encoded(new)
         known, n = tensors[KNOWN], self._named(tensors)
-        inv_scale = inv_scale_before(self.codes, self.update, known, n, tensors["step"], self.dtype)
+        inv_scale = inv_scale_before(self.codes, self.bound, known, n, tensors["step"], self.dtype)
         return written(weight, inv_scale) | self.measured(tensors | new, weight)
 
     def _encoded(self, tensors: Mapping[str, Tensor]) -> Tensor:
@@ -162,10 +175,13 @@ class Plan:
     def moved(self, tensors: Tensors, states: Tensors) -> tuple[Tensor, Tensors]:
         """The new parameter, in FP32, and the new states, from decoded ones."""
         g, named = tensors["grad"].float(), self._named(tensors)
-        return self.update(self._precise(tensors), -g if self.maximize else g, states, named, tensors["step"])
+        return self.update(self._precise(tensors), g, states, named)
 
     def _named(self, tensors: Tensors) -> Tensors:
-        return {name: tensors["numbers"].select(0, i) for i, name in enumerate(self.numbers)}
+        return {
+            name: tensors["numbers"].select(0, i)
+            for i, name in enumerate((*self.update.names, *self.update.bound_names))
+        }
 
     def _precise(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """The parameter in FP32, with the bits kept elsewhere."""

@@ -19,8 +19,7 @@ from fp8compile.numerics.delayed import quantize_under
 from fp8compile.numerics.formats import E4M3
 from fp8compile.numerics.states.interface import in_groups, metadata_shape
 from fp8compile.numerics.step_bounds import largest_after, power_of_two_for
-from fp8compile.optim.step_bounds import largest_step, reach
-from fp8compile.optim.updates import States, Update
+from fp8compile.optim.step_bounds import Bound, States, largest_step, reach
 
 GROUP = 128
 ROWS, INV_SCALE, KNOWN = "weight.codes", "weight.inv_scale", "weight.known"
@@ -37,11 +36,11 @@ class Wanted:
 
 
 def inv_scale_before(
-    wanted: Wanted, update: Update, known: Tensor, n: Mapping[str, Tensor], step: Tensor, stored: torch.dtype
+    wanted: Wanted, bound: Bound, known: Tensor, n: Mapping[str, Tensor], step: Tensor, stored: torch.dtype
 ) -> Tensor:
     """The inv_scale, 0-d, of the codes that step ``step`` writes; ``known`` [2]: the weight's amax and reach before it."""
     amax, reached = known.unbind()
-    decay, most = largest_step(update, reached, n, step)
+    decay, most = largest_step(bound, reached, n, step)
     return power_of_two_for(largest_after(amax, decay, most, (stored, wanted.dtype)), E4M3)
 
 
@@ -50,9 +49,9 @@ def written(weight: Tensor, inv_scale: Tensor) -> dict[str, Tensor]:
     return {ROWS: quantize_under(weight, inv_scale, E4M3), INV_SCALE: inv_scale.reshape(1, 1)}
 
 
-def measured(update: Update, weight: Tensor, precise: Tensor, states: States) -> dict[str, Tensor]:
+def measured(bound: Bound, weight: Tensor, precise: Tensor, states: States) -> dict[str, Tensor]:
     """By group, the weight's largest magnitude, as it is encoded and as the next step reads it, and the largest reach."""
     size = torch.maximum(weight.abs(), precise.abs())
-    found = {AMAX: size, REACH: reach(update, states)}
+    found = {AMAX: size, REACH: reach(bound, states)}
     shape = metadata_shape(weight.shape, GROUP)
     return {name: in_groups(each, GROUP).amax(-1).reshape(shape) for name, each in found.items()}

@@ -2,13 +2,12 @@
 
     plan({"param", "grad", "step", "numbers", states ...}) -> new values of the tensors of the same names
 
-fp8compile.optim's optimizers have such plans. For torch.optim's Adam, AdamW and SGD the same arithmetic is used, on the
-states as torch.optim keeps them: it rounds as torch.compile rounds their own step (fp8compile/optim/updates.py).
+fp8compile.optim's optimizers have such plans. The step of any other is captured, and goes over its states as it keeps them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -18,23 +17,20 @@ from torch import Tensor
 from fp8compile import _torch as private
 from fp8compile._distributed import is_sharded
 from fp8compile.optim.base import EncodedOptimizer
-from fp8compile.optim.compress import KINDS
-from fp8compile.optim.encoded_tensor import EncodedTensor
-from fp8compile.optim.group_numbers import GroupNumbers
-from fp8compile.optim.placement import Placement
+from fp8compile.optim.captured_update import STEP, CapturedUpdate
+from fp8compile.optim.captured_updates import CapturedUpdates
+from fp8compile.optim.placement import EXACT
 from fp8compile.optim.plan import Plan, Tensors
-from fp8compile.optim.updates import AdamUpdate, Number, SGDUpdate, Update
+from fp8compile.optim.step_numbers import StepNumbers
 from fp8compile.scaling.packed_weights import Codes
 from fp8compile.whole_step.codes import Coded
 
 Group = dict[str, Any]
-FP32 = Placement(("fp32", "fp32"))
-OTHER_KIND = (
-    "the updates of {} are not known, as those of fp8compile.optim and of torch.optim's Adam, AdamW and SGD are"
-)
-ENCODED = "the states of this torch.optim.{0} are compressed: use fp8compile.optim.{0}, which has the same codes"
 SIXTEEN_BITS = (
     "torch.optim.{0} rounds each operation on {1} parameters: use fp8compile.optim.{0}, which computes in float32"
+)
+IN_PYTHON = (
+    "{}'s state {!r} is a Python number, which no graph changes: fp8compile.compress(optimizer) keeps a tensor"
 )
 HOOKED = "the optimizer has hooks on its step, which a graph would not call"
 NO_CODES = "torch.optim.{0} writes no codes: use fp8compile.optim.{0} with weight_codes=True"
@@ -83,13 +79,14 @@ class Updates(Protocol):
 
 
 def updates_of(optimizer: torch.optim.Optimizer) -> Updates:
-    """Raises ValueError for an optimizer whose updates are not known."""
+    """Raises ValueError for an optimizer whose step is not captured."""
     if isinstance(optimizer, EncodedOptimizer):
         return OurUpdates(optimizer)
-    if type(optimizer) in KINDS:
-        return StockUpdates(optimizer)
-    kind = type(optimizer)
-    raise ValueError(OTHER_KIND.format(f"{kind.__module__}.{kind.__qualname__}"))
+    stock = StockUpdates(optimizer)
+    for p in parameters_of(optimizer):
+        if numbers := stock._update(p).in_python:
+            raise ValueError(IN_PYTHON.format(type(optimizer).__name__, numbers[0]))
+    return stock
 
 
 def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
@@ -150,16 +147,17 @@ class OurUpdates:
 
     def begin(self, parameters: Sequence[Tensor]) -> None:
         self._groups = groups_of(self.optimizer)  # loading a state makes new ones
+        self.optimizer._updates.check()
         self.optimizer._edits.take_over(parameters, self.optimizer.state)
         for p in parameters:
             self.optimizer._start(p, self._groups[p][1])
 
     def options(self) -> Hashable:
         of = self.optimizer
-        return tuple((of.update_of(g), g["master"], bool(g.get("maximize"))) for g in of.param_groups)
+        return tuple((of._updates.version(group), group["master"]) for group in of.param_groups)
 
     def held(self, p: Tensor) -> list[Tensor]:
-        return [*self.optimizer.state[p].values(), self.optimizer._numbers_of(self._groups[p][1], p.device)]
+        return [*self.optimizer.state[p].values(), self.optimizer.numbers_of(p, self._groups[p][1])]
 
     def plan(self, p: Tensor) -> Plan:
         plan: Plan = self.optimizer.plan_of(p, self._groups[p][1])
@@ -187,10 +185,10 @@ class OurUpdates:
     def updated(self, parameters: Sequence[Tensor]) -> None:
         torch._foreach_add_(self._counts(parameters), 1)
         self.optimizer._edits.leave(parameters, self.optimizer.state)
+        self.optimizer._numbers.leave()
 
     def steps(self, parameters: Sequence[Tensor]) -> list[Tensor]:
-        for group in self.optimizer.param_groups:
-            self.optimizer._refresh_numbers(group)
+        self.optimizer._refresh_numbers([(*self._groups[p], p) for p in parameters])
         return [*torch._foreach_add(self._counts(parameters), 1)]
 
     def _counts(self, parameters: Sequence[Tensor]) -> list[Tensor]:
@@ -198,20 +196,18 @@ class OurUpdates:
 
 
 class StockUpdates:
-    """Of torch.optim's Adam, AdamW and SGD, with their own states, which other code may read and load as before."""
+    """Of any other optimizer whose step is captured, with its own states, which other code may read and load as before."""
 
     def __init__(self, optimizer: torch.optim.Optimizer) -> None:
         self.optimizer = optimizer
         self._groups = groups_of(optimizer)
-        self._numbers = GroupNumbers()
-        self._counted: dict[Tensor, Tensor] = {}  # of SGD, which counts no steps itself
+        self._updates, self._numbers = CapturedUpdates(optimizer), StepNumbers()
+        self._counted: dict[Tensor, Tensor] = {}  # where it counts no steps itself
 
     def why_not(self) -> str | None:
         name = type(self.optimizer).__name__
         if any(group.get("differentiable") for group in self.optimizer.param_groups):
             return "differentiable=True: a graph that updates in place has no gradient"
-        if any(isinstance(v, EncodedTensor) for state in self.optimizer.state.values() for v in state.values()):
-            return ENCODED.format(name)
         for p in self._groups:
             if p.dtype != torch.float32 and not is_sharded(p):
                 return SIXTEEN_BITS.format(name, str(p.dtype).removeprefix("torch."))
@@ -220,41 +216,38 @@ class StockUpdates:
     def begin(self, parameters: Sequence[Tensor]) -> None:
         self._groups = groups_of(self.optimizer)  # loading a state makes new ones
         for p in parameters:
-            state = self.optimizer.state[p]
-            update = self._update(self._groups[p][1])
-            if isinstance(update, SGDUpdate):
-                fresh = state.get("momentum_buffer") is None
-                if fresh or p not in self._counted:
-                    self._counted[p] = torch.tensor(0.0 if fresh else 1.0, dtype=torch.float32)
-            elif "step" not in state:
-                state["step"] = torch.tensor(0.0, dtype=torch.float32)
-            for name in update.states:
+            state, update = self.optimizer.state[p], self._update(p)
+            fresh = any(state.get(name) is None for name in update.states)
+            if STEP in update.captured.states:
+                state.setdefault(STEP, torch.tensor(0.0, dtype=torch.float32))
+            elif fresh or p not in self._counted:
+                self._counted[p] = torch.tensor(0.0 if fresh else 1.0, dtype=torch.float32)
+            for name in (*update.states, *update.singles):
                 if state.get(name) is None:
-                    state[name] = torch.zeros_like(p, memory_format=torch.preserve_format)
+                    state[name] = _begun(p, update, name)
 
     def options(self) -> Hashable:
-        return tuple((self._update(group), bool(group["maximize"])) for group in self.optimizer.param_groups)
+        return tuple(map(self._updates.version, self.optimizer.param_groups))
 
     def held(self, p: Tensor) -> list[Tensor]:
         state = self.optimizer.state[p].values()
-        return [*(v for v in state if isinstance(v, Tensor)), self._numbers_of(self._groups[p][1], p.device)]
+        return [*(v for v in state if isinstance(v, Tensor)), self._numbers.row(p, self._update(p))]
 
     def plan(self, p: Tensor) -> Plan:
-        group = self._groups[p][1]
-        update = self._update(group)
-        codecs = tuple((state, FP32.codec(signed)) for state, signed in update.states.items())
-        return Plan(update, codecs, tuple(update.numbers(group)), p.dtype, maximize=bool(group["maximize"]))
+        update = self._update(p)
+        return Plan(update, tuple((state, EXACT) for state in update.states), p.dtype)
 
     def tensors(self, p: Tensor) -> Tensors:
         plan, state = self.plan(p), self.optimizer.state[p]
-        return {"numbers": self._numbers_of(self._groups[p][1], p.device)} | {
+        return {"numbers": self._numbers.row(p, self._update(p))} | {
             part: state[name] for name, _ in plan.codecs for part in plan.part_keys(name)
         }
 
     def step_alone(self) -> None:
         for p, count in self._counted.items():
-            if not count:  # SGD takes a momentum that there is for one of an earlier step
-                self.optimizer.state[p].pop("momentum_buffer", None)
+            if not count:  # what has begun here is a momentum of an earlier step to it
+                for name in self._update(p).states:
+                    self.optimizer.state[p].pop(name, None)
         self._counted.clear()
         self.optimizer.step()
 
@@ -266,29 +259,32 @@ class StockUpdates:
 
     def updated(self, parameters: Sequence[Tensor]) -> None:
         torch._foreach_add_(self._counts(parameters), 1)
+        self._numbers.leave()
 
     def steps(self, parameters: Sequence[Tensor]) -> list[Tensor]:
-        for group in self.optimizer.param_groups:
-            self._numbers.refresh(group, self._values(group))
-        return [*torch._foreach_add(self._counts(parameters), 1)]
+        counts = self._counts(parameters)
+        self._numbers.compute(
+            [
+                (p, self._groups[p][1], self._update(p), {**self.optimizer.state[p], STEP: count})
+                for p, count in zip(parameters, counts, strict=True)
+            ]
+        )
+        return [*torch._foreach_add(counts, 1)]
 
     def _counts(self, parameters: Sequence[Tensor]) -> list[Tensor]:
         state = self.optimizer.state
-        return [self._counted[p] if p in self._counted else state[p]["step"] for p in parameters]
+        return [self._counted[p] if p in self._counted else state[p][STEP] for p in parameters]
 
-    def _numbers_of(self, group: Group, device: torch.device) -> Tensor:
-        return self._numbers.of(group, self._values(group), device)
+    def _update(self, p: Tensor) -> CapturedUpdate:
+        return self._updates.of(tuple(p.shape), self._groups[p][1])
 
-    def _values(self, group: Group) -> tuple[Number, ...]:
-        return tuple(self._update(group).numbers(group).values())
 
-    @staticmethod
-    def _update(group: Mapping[str, Any]) -> Update:
-        tensor_lr = isinstance(group["lr"], Tensor)
-        if "betas" in group:
-            decoupled = bool(group["decoupled_weight_decay"])
-            return AdamUpdate(decoupled, bool(group["amsgrad"]), tensor_lr)
-        return SGDUpdate(bool(group["momentum"]), bool(group["nesterov"]), tensor_lr)
+def _begun(p: Tensor, update: CapturedUpdate, name: str) -> Tensor:
+    """A state as it begins, where the optimizer would keep it."""
+    number = update.initial[name]
+    if name in update.singles:
+        return torch.tensor(number, dtype=torch.float32)
+    return torch.full_like(p, number, memory_format=torch.preserve_format, requires_grad=False)
 
 
 def told_to_schedulers(optimizer: torch.optim.Optimizer) -> None:

@@ -13,7 +13,6 @@ PASSES: list[Pass] = [
     *pipeline.BEFORE_PATTERNS,
     *pipeline.ISLANDS,
     *pipeline.OBSERVE_JOINT,
-    *pipeline.OPTIMIZER,
     *pipeline.WIRE,
     *pipeline.JOINT,
     pipeline.CUT,

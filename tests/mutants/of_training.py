@@ -43,8 +43,8 @@ AROUND = (
     Mutant(
         "whole step: a step that raised is counted",
         "fp8compile/whole_step/updates.py",
-        "self._values(group))\n        return [*torch._foreach_add(self._counts(parameters), 1)]",
-        "self._values(group))\n        torch._foreach_add_(of := self._counts(parameters), 1)\n        return of",
+        "return [*torch._foreach_add(counts, 1)]",
+        "torch._foreach_add_(counts, 1)\n        return counts",
         ("tests/whole_step/test_failing_step.py",),
     ),
     Mutant(
@@ -130,7 +130,7 @@ WHOLE_STEP = (
     Mutant(
         "whole step: the first momentum of SGD is damped behind a step that measures",
         "fp8compile/whole_step/updates.py",
-        'self.optimizer.state[p].pop("momentum_buffer", None)',
+        "self.optimizer.state[p].pop(name, None)",
         "pass",
         ("tests/whole_step/test_own_inputs.py",),
     ),
@@ -218,13 +218,6 @@ OPTIM = (
         ("tests/optim/test_row_views.py",),
     ),
     Mutant(
-        "optim: Adam's bias correction of v is of m",
-        "fp8compile/optim/updates.py",
-        'root = states.get("max_exp_avg_sq", v).sqrt() / ((1 - n["beta2"] ** step)',
-        'root = states.get("max_exp_avg_sq", v).sqrt() / ((1 - n["beta1"] ** step)',
-        ("tests/optim/test_against_torch.py",),
-    ),
-    Mutant(
         "optim: the low bits point away from the master",
         "fp8compile/optim/low_bits.py",
         "master.abs() > p.float().abs(), 127, -128",
@@ -279,12 +272,5 @@ OPTIM = (
         "if value.target is aten.view.default and",
         "if False and",
         ("tests/whole_step/test_writing.py",),
-    ),
-    Mutant(
-        "near functions: a short form for the rest of a power that cancels",
-        "fp8compile/numerics/near_functions.py",
-        '"rest": lambda b, t: 1 - b**t,',
-        '"rest": lambda b, t: 1 - (t * b.log()).exp(),',
-        ("tests/fx/test_near_lowerings.py", "tests/optim/test_compress.py"),
     ),
 )

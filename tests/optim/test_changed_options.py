@@ -40,7 +40,7 @@ def test_groups_that_are_gone_are_not_held() -> None:
     for _ in range(5):
         optimizer.param_groups = [{**group} for group in optimizer.param_groups]
         optimizer.step()
-    assert len(optimizer._numbers._known) == 1
+    assert len(optimizer._updates._known) == 1
 
 
 def test_a_parameter_that_goes_into_another_group_at_the_same_place_takes_its_learning_rate() -> None:
@@ -78,7 +78,7 @@ def test_steps_and_numbers_are_fp32_whatever_the_default(another_default: torch.
     optimizer = optim.AdamW([p], lr=1e-3, compiled=False)
     optimizer.step()
     assert optimizer.state[p]["step"].dtype == torch.float32
-    assert optimizer._numbers_of(optimizer.param_groups[0], p.device).dtype == torch.float32
+    assert optimizer.numbers_of(p, optimizer.param_groups[0]).dtype == torch.float32
     optimizer.state[p]["step"].fill_(256)
     optimizer.step()
     assert optimizer.state[p]["step"] == 257

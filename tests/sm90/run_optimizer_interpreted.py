@@ -63,6 +63,8 @@ def compared(case: Case, steps: int) -> dict[str, Compared]:
         for _, several in chunks:
             for views, _ in several:
                 views["step"].fill_(step)
+        ours.state[p]["step"].fill_(step - 1)
+        ours.step_function(p)  # the numbers of this step
         for run in runs:
             run()
         eager.step()

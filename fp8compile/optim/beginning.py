@@ -1,0 +1,44 @@
+"""The state of a parameter before a step: begun where it has none, completed where an option has changed since."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fp8compile._distributed import local_part, shard_like
+from fp8compile.optim.checkpoint import Saved
+from fp8compile.optim.low_bits import initial_state, kept_beside
+from fp8compile.optim.plan import Plan
+
+State = Mapping[str, Tensor]
+
+
+def completed(p: Tensor, plan: Plan, state: State, name: str) -> dict[str, Tensor] | None:
+    """The state that ``plan`` takes, with all that there is; None where nothing is missing.
+
+    A state that is stored in another way than the plan's, as where it has to be exact from now on, is encoded again.
+
+    Args:
+        name: of the parameter, for errors.
+    """
+    needed = {"step", *plan.update.singles, *kept_beside(plan.master)}
+    needed |= {key for each, _ in plan.codecs for key in plan.part_keys(each)}
+    if needed <= state.keys():
+        return None
+    step = torch.zeros((), dtype=torch.float32, device=local_part(p).device)
+    found = {"step": step, **initial_state(plan, p), **state}
+    for each, codec in plan.codecs:
+        other = [key for key in state if key.partition(".")[0] == each and key not in plan.part_keys(each)]
+        if other:
+            parts = Saved(p, dict(state), name).encoded(each, codec, signed=plan.update.states[each])
+            found = {key: t for key, t in found.items() if key not in other}
+            found |= zip(plan.part_keys(each), (shard_like(p, part) for part in parts), strict=True)
+    return found
+
+
+def name_of(names: Mapping[int, str], p: Any) -> str:
+    """For errors."""
+    return names.get(id(p), f"a parameter of shape {[*p.shape]}")

@@ -1,0 +1,88 @@
+"""The numbers of a step as compiled code reads them: FP32, a row for each parameter, computed for a whole group at once.
+
+    numbers [P, n] of P parameters   <-   the group's floats, in double, and the step that each parameter is at
+
+A parameter always has the same row, so that code which is prepared for it goes on. One-number states (NAdam's ``mu_product``)
+are computed here too, and written behind the step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fp8compile._distributed import local_part
+from fp8compile.optim.captured_update import CapturedUpdate
+
+Member = tuple[Tensor, Mapping[str, Any], CapturedUpdate, dict[str, Tensor]]  # parameter, its group, update, state
+Place = tuple[int, int, torch.device]  # of a group and an update; two that are equal may have other numbers
+
+
+class StepNumbers:
+    """Of one optimizer's parameters."""
+
+    def __init__(self) -> None:
+        self._rows: dict[Tensor, Tensor] = {}
+        self._floats: dict[tuple[int, torch.device], tuple[Any, list[Tensor]]] = {}
+        self._pending: list[tuple[list[Tensor], list[Tensor]]] = []
+
+    def row(self, p: Tensor, update: CapturedUpdate) -> Tensor:
+        """FP32 ``[n]``, always the same tensor for a parameter as long as it has as many numbers."""
+        known = self._rows.get(p)
+        count = len(update.names) + len(update.bound_names)
+        if known is None or len(known) != count:
+            known = torch.empty(count, dtype=torch.float32, device=local_part(p).device)
+            self._rows[p] = known
+        return known
+
+    def keep(self, groups: Sequence[Mapping[str, Any]]) -> None:
+        """Forget other groups, and parameters that are in none of these."""
+        ids, parameters = {*map(id, groups)}, {p for group in groups for p in group["params"]}
+        self._rows = {p: row for p, row in self._rows.items() if p in parameters}
+        self._floats = {key: each for key, each in self._floats.items() if key[0] in ids}
+
+    def compute(self, members: Sequence[Member]) -> None:
+        """Fill the rows of these parameters for the step that follows; ``leave`` writes their one-number states."""
+        self._pending.clear()
+        places: dict[Place, list[Member]] = {}
+        for member in members:
+            p, group, update, _ = member
+            places.setdefault((id(group), id(update), local_part(p).device), []).append(member)
+        for (_, _, device), several in places.items():
+            self._compute(several[0][2], several, device)
+
+    def _compute(self, update: CapturedUpdate, several: Sequence[Member], device: torch.device) -> None:
+        states = [state for _, _, _, state in several]
+        step = (
+            torch.stack([state["step"] for state in states]).double() + 1
+        )  # on the host, where torch.optim counts there
+        singles = {name: torch.stack([state[name] for state in states]).double() for name in update.singles}
+        group = several[0][1]
+        matrix, new = update.of_step(self._of_group(group, update, step.device), step, singles)
+        matrix = matrix.to(device, non_blocking=True)
+        torch._foreach_copy_([self.row(p, update) for p, _, _, _ in several], [*matrix.unbind()])
+        for name, values in zip(update.singles, new, strict=True):
+            self._pending.append(([state[name] for state in states], [*values.to(torch.float32).unbind()]))
+
+    def _of_group(self, group: Mapping[str, Any], update: CapturedUpdate, device: torch.device) -> list[Tensor]:
+        """The group's numbers, 0-d, FP64, on the device; copied there again if one has changed."""
+        values = update.numbers(group)
+        known, there = self._floats.get((id(group), device), (None, []))
+        floats = update, tuple(None if isinstance(each, Tensor) else each for each in values)
+        if known != floats:
+            plain = torch.tensor([0.0 if each is None else each for each in floats[1]], dtype=torch.float64)
+            there = [*plain.to(device, non_blocking=True).unbind()]
+            self._floats[id(group), device] = floats, there
+        return [
+            each.detach().to(device, torch.float64).reshape(()) if isinstance(each, Tensor) else mine
+            for each, mine in zip(values, there, strict=True)
+        ]
+
+    def leave(self) -> None:
+        """Behind the step: write the one-number states that ``compute`` has computed."""
+        for states, values in self._pending:
+            torch._foreach_copy_(states, values)
+        self._pending.clear()
