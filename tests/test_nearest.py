@@ -13,7 +13,7 @@ def test_tests_of_the_same_name_then_of_the_same_room() -> None:
         "tests/passes/test_share_casts_dtypes.py",
         *ALWAYS,
     ]
-    assert nearest(["fp8compile/optim/proofs.py"]) == ["tests/optim", *ALWAYS]
+    assert nearest(["fp8compile/optim/code_writer.py"]) == ["tests/optim", *ALWAYS]
     assert nearest(["benchmarks/studies/parity.py"]) == ["tests/benchmarks/test_parity.py", *ALWAYS]
     assert nearest(["benchmarks/kernels/bench_casts.py"]) == ["tests/benchmarks", *ALWAYS]
     assert nearest(["fp8compile/analysis/ranges/rules.py"]) == ["tests/analysis/ranges/test_rules.py", *ALWAYS]

@@ -84,7 +84,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
         self._numbers, self._updates = StepNumbers(), CapturedUpdates(self)
         self._begun: dict[Tensor, tuple[Any, ...]] = {}
         self._steps: dict[tuple[int, ...], tuple[tuple[Any, ...], PreparedStep]] = {}
-        self._plans: dict[tuple[Tensor, torch.dtype, CapturedUpdate, str], Plan] = {}
+        self._plans: dict[tuple[Tensor, torch.dtype, int, str], Plan] = {}
         self._writer, self._edits = CodeWriter(self), Edits()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -141,7 +141,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
         """Everything that fixes the compiled update of ``p``. Raises ValueError for a shard if that needs all of ``p``."""
         update = self.update_of(p, group)
         master = group["master"] if p.dtype != torch.float32 else "none"
-        key = p, p.dtype, update, master
+        key = p, p.dtype, id(update), master  # equal updates may begin with other states
         if key not in self._plans:
             if is_cut(p) and update.whole_tensor:
                 raise ValueError(

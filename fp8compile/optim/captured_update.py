@@ -18,10 +18,11 @@ from torch.fx import Graph, GraphModule, Node
 
 from fp8compile import _torch as private
 from fp8compile.optim.as_tensors import OnTensors, TakesNumbers
-from fp8compile.optim.capture import Captured, NotCaptured, Path, capture, fp32_by_default, numbers_in, plain_class
+from fp8compile.optim.capture import Captured, Path, capture, fp32_by_default, numbers_in
 from fp8compile.optim.initial_states import Initial, initial_states
 from fp8compile.optim.proofs import Bounds, class_of, proven
 from fp8compile.optim.short_forms import apart, is_elementwise, once, one_number_nodes, shortened
+from fp8compile.optim.standing_in import NotCaptured, plain_class
 from fp8compile.optim.step_bounds import Bound, bound_of
 
 aten = torch.ops.aten

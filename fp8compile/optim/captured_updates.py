@@ -8,8 +8,9 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from fp8compile.optim.capture import NotCaptured, numbers_in, plain_attributes, plain_class
+from fp8compile.optim.capture import numbers_in
 from fp8compile.optim.captured_update import CapturedUpdate, captured_update
+from fp8compile.optim.standing_in import NotCaptured, plain_attributes, plain_class
 
 Group = Mapping[str, Any]
 Shape = tuple[int, ...]

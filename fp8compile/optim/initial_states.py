@@ -15,17 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fp8compile.optim.capture import (
-    ONE_BY_ONE,
-    RANDOM,
-    NotCaptured,
-    numbers_in,
-    own_attributes,
-    plain_step,
-    standing_in,
-    unchanged,
-    with_number,
-)
+from fp8compile.optim.capture import ONE_BY_ONE, RANDOM, numbers_in, with_number
+from fp8compile.optim.standing_in import NotCaptured, own_attributes, plain_step, standing_in, unchanged
 
 TAKES_CLOSURE = "it computes the loss itself, by a closure"
 SMALL = (3, 2)  # elements along a dimension, in two trials

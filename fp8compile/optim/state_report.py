@@ -159,12 +159,20 @@ def report(optimizer: OptimizerShell) -> StatesReport:
         if optimizer.state.get(p):
             name = optimizer.names.names.get(id(p), f"parameter {index}")
             states = tuple(_state_reports(optimizer, group, p))
-            reason = optimizer.placement(p, group).reason
+            reason = _reason(optimizer, group, p)
             dtype, codes = str(p.dtype).removeprefix("torch."), optimizer._writer.told(p, group)
             found.append(ParameterReport(name, tuple(p.shape), dtype, states, reason, codes))
         else:
             waiting += 1
     return StatesReport(tuple(found), waiting)
+
+
+def _reason(optimizer: OptimizerShell, group: dict[str, Any], p: Tensor) -> str | None:
+    """Why states are not in the format that the group asks for: all of them, or those that have to be exact."""
+    placed = optimizer.placement(p, group)
+    exact = {} if {*placed.formats} == {"fp32"} else optimizer.update_of(p, group).exact
+    reasons = [placed.reason, *(f"{name} stays FP32: {why}" for name, why in exact.items())]
+    return "; ".join(filter(None, reasons)) or None
 
 
 def _state_reports(optimizer: OptimizerShell, group: dict[str, Any], p: Tensor) -> list[StateReport]:

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fp8compile.optim.capture import NotCaptured
 from fp8compile.optim.captured_updates import CapturedUpdates
 from fp8compile.optim.initial_states import initial_states
 from fp8compile.optim.proofs import BELOW_ONE
+from fp8compile.optim.standing_in import NotCaptured
 from tests.support.captured import SHAPE, Move, of_torch, own, update_of, wide
 
 Group = dict[str, Any]

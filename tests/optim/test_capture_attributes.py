@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fp8compile.optim.capture import NotCaptured
 from fp8compile.optim.captured_updates import CapturedUpdates
+from fp8compile.optim.standing_in import NotCaptured
 from tests.support.captured import SHAPE, Own, of_torch, update_of
 
 Group = dict[str, Any]

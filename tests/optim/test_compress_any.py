@@ -209,7 +209,7 @@ NOT_CAPTURED: list[tuple[type[Own], str]] = [
     (ByValue, "its step decides by values of tensors"),
     (NeedsClosure, CLOSURE),
     (AllGradients, "its step of a parameter depends on others"),
-    (RandomInPython, "its step draws random numbers"),
+    (RandomInPython, "its step is not the same twice"),
 ]
 
 

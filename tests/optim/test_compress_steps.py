@@ -92,13 +92,10 @@ def test_schedules_are_followed_and_nothing_is_captured_or_compiled_again(
     assert optimizer.param_groups[0]["lr"] == plain.param_groups[0]["lr"]
     assert optimizer.param_groups[0]["betas"] == plain.param_groups[0]["betas"]
     assert_same_way(ours, theirs, before, STEPS)
-    if name == "LambdaLR":  # a rate that is 0 for good would be a constant
-        assert seen[1] == seen[-1] and seen[-1][0] <= 3 * KINDS
-    else:
-        times = (
-            1 if is_made_before or name == "ReduceLROnPlateau" else 2
-        )  # one that is made later puts numbers of its own into the groups
-        assert {*seen} == {(times * KINDS, len(SHAPES[:1]) + 1)}
+    # A scheduler that is made behind compress puts numbers of its own into groups. The step may be captured once more for these,
+    # for a rate of 0, of which more is proven, and for the first one above it.
+    times = (not is_made_before) + (3 if name == "LambdaLR" else 1)
+    assert seen[-1][0] <= times * KINDS and {*seen[1:]} == {(seen[-1][0], KINDS)}
 
 
 @pytest.mark.parametrize("name", ["ASGD", "Rprop", "NAdam", "SGD", "Muon"])
@@ -117,7 +114,7 @@ def test_so_are_those_of_optimizers_with_other_numbers(name: str, monkeypatch: p
     if name != "Muon":  # an ulp of a momentum may be another BF16 number, which its products spread
         assert_same_way(ours, theirs, before, 10)
     assert ours[0].isfinite().all() and not torch.equal(ours[0], before[0])
-    assert counts.captured == KINDS
+    assert counts.captured <= 2 * KINDS, "once more for the schedule, which is made behind compress"
 
 
 CHANGES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
@@ -152,19 +149,31 @@ def test_an_option_that_changes_between_steps_is_followed(
     assert_same_way(ours, theirs, before, 6)
 
 
-def test_states_that_have_to_be_exact_from_now_on_go_on_as_they_are() -> None:
-    """With amsgrad the second moments are: they are not begun anew."""
-    ours, optimizer = compressed("AdamW")
+BECOME_EXACT: list[tuple[str, dict[str, Any], dict[str, Any], str, float]] = [
+    ("AdamW", {}, {"amsgrad": True}, "exp_avg_sq", 0.999),
+    ("SGD", {"momentum": 0.9}, {"momentum": 1.0}, "momentum_buffer", 1.0),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "changed", "state", "kept"), BECOME_EXACT)
+def test_states_that_have_to_be_exact_from_now_on_go_on_as_they_are(
+    name: str, options: dict[str, Any], changed: dict[str, Any], state: str, kept: float
+) -> None:
+    """Without a gradient a step leaves the decoded values, times what it keeps of them."""
+    ours, optimizer = compressed(name, **options)
     for step in range(3):
         with_gradients(step, ours)
         optimizer.step()
-    decoded = optimizer.export_fp32_state_dict()["state"][0]["exp_avg_sq"]
-    optimizer.param_groups[0]["amsgrad"] = True
-    with_gradients(3, ours)
+    decoded = optimizer.export_fp32_state_dict()["state"]
+    optimizer.param_groups[0].update(changed)
+    for p in ours:
+        p.grad = torch.zeros_like(p)
     optimizer.step()
-    assert formats(optimizer, "exp_avg_sq") == ["fp32"] * 3
-    new = optimizer.export_fp32_state_dict()["state"][0]["exp_avg_sq"]
-    assert bool((new >= 0.999 * (1 - 2 * U) * decoded).all())
+    assert formats(optimizer, state) == ["fp32"] * 3
+    for p, before in zip(ours, decoded.values(), strict=True):
+        torch.testing.assert_close(
+            optimizer.state[p][f"{state}.fp32.value"], kept * before[state], rtol=4 * U, atol=0
+        )
 
 
 @pytest.mark.parametrize("name", ["AdamW", "SGD", "Adagrad", "ASGD", "RAdam", "Rprop", "Muon"])
@@ -180,7 +189,8 @@ def test_a_rate_in_a_tensor_is_read_at_every_step(name: str, monkeypatch: pytest
         with_gradients(step, ours, theirs)
         optimizer.step()
         plain.step()
-        assert step or all(map(torch.equal, ours, start)), "by nothing at a rate of 0"
+        if step == 0 and name != "Rprop":  # whose rate is what its step sizes begin as, and these have a least one
+            assert all(map(torch.equal, ours, start)), "by nothing at a rate of 0"
     if name != "Muon":
         assert_same_way(ours, theirs, start, 4)
     assert counts.captured == 0

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+import fp8compile
 from fp8compile import optim
 from tests.support.optim_models import small_model
 
@@ -89,3 +90,13 @@ def test_parameters_without_an_update_are_counted_and_states_that_are_none_said(
     )
     plain = stepped(optim.SGD(small_model(), lr=0.1, compiled=False)).report()
     assert plain.nbytes == 0 and "this optimizer keeps no states" in str(plain)
+
+
+def test_why_a_state_has_to_be_exact_is_told() -> None:
+    p = nn.Parameter(torch.randn(64, 128))
+    optimizer = fp8compile.compress(torch.optim.Adagrad([p]), compiled=False)
+    p.grad = torch.randn_like(p)
+    optimizer.step()
+    [parameter] = optimizer.report().parameters  # type: ignore[attr-defined]
+    assert parameter.reason == "sum stays FP32: it keeps all that it was, so every rounding would stay in it"
+    assert [state.format for state in parameter.states] == ["fp32"]
