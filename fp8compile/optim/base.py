@@ -242,7 +242,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
 
     def _start(self, p: Tensor, group: dict[str, Any]) -> None:
         """Create what the state of a parameter lacks: all of it at first, parts where an option or the dtype has changed."""
-        kind, state = (p.dtype, group["master"], self._updates.current(p, group)), self.state[p]
+        kind, state = (p.dtype, group["master"], id(self._updates.current(p, group))), self.state[p]
         if state and self._begun.get(p) == kind:
             return
         made = completed(p, self.plan_of(p, group), state, name_of(self.names.names, p))

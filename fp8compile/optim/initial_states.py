@@ -6,6 +6,7 @@ has no beginning: its first step is another graph.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import inspect
 from collections.abc import Mapping, Sequence
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fp8compile.optim.capture import ONE_BY_ONE, RANDOM, numbers_in, with_number
-from fp8compile.optim.standing_in import NotCaptured, own_attributes, plain_step, standing_in, unchanged
+from fp8compile.optim.standing_in import NotCaptured, own_attributes, plain_class, plain_step, standing_in, unchanged
 
 TAKES_CLOSURE = "it computes the loss itself, by a closure"
 SMALL = (3, 2)  # elements along a dimension, in two trials
@@ -79,14 +80,19 @@ def initial_states(
         NotCaptured: its first step fails, or a state is not a tensor.
     """
     small, smaller = (tuple(max(1, min(size, most)) for size in shape) for most in SMALL)
+    constructed = _constructed(optimizer, group, small)
     with torch.random.fork_rng(devices=[]):
         before = torch.get_rng_state()
-        p, state = _first_step(optimizer, group, small, 1.0, {})
+        p, state = _first_step(optimizer, group, small, 1.0, constructed)
         if not torch.equal(before, torch.get_rng_state()):
             raise NotCaptured(RANDOM)
-    _check_alone(optimizer, group, small, p)
-    _, other = _first_step(optimizer, _halved(group), smaller, 3.0, {})
-    begin = state.first
+    _check_alone(optimizer, group, small, p, constructed)
+    if constructed:  # numbers are read once for all
+        other = _Recorded({})
+        other.first = _constructed(optimizer, group, smaller)
+    else:
+        _, other = _first_step(optimizer, _halved(group), smaller, 3.0, {})
+    begin = constructed | state.first
     again, same = _first_step(optimizer, group, small, 1.0, begin)
     begun = _equal(p, again) and state.keys() == same.keys() and all(map(_equal, state.values(), same.values()))
     found = {name: _initial(name, shape, small, value, other.first[name]) for name, value in begin.items()}
@@ -101,11 +107,28 @@ def _halved(group: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def _check_alone(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], shape: Shape, p: Tensor) -> None:
+def _constructed(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
+    """The states that a parameter has before any step: Adagrad's, up to torch 2.12, are made where it is."""
+    kind = plain_class(optimizer)
+    if not any(optimizer.state.values()) and kind is not torch.optim.Adagrad:
+        return {}
+    known = inspect.signature(kind).parameters
+    options = {
+        name: value for name, value in (dict(group) | ONE_BY_ONE).items() if name in known and name != "params"
+    }
+    p = torch.zeros(shape)
+    with contextlib.suppress(Exception):  # a constructor of other arguments
+        return dict(kind([p], **options).state.get(p, {}))
+    return {}
+
+
+def _check_alone(
+    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], shape: Shape, p: Tensor, begin: Mapping[str, Any]
+) -> None:
     """Raises NotCaptured where a step is not the same again, or beside another parameter."""
-    if not _equal(p, _first_step(optimizer, group, shape, 1.0, {})[0]):
+    if not _equal(p, _first_step(optimizer, group, shape, 1.0, begin)[0]):
         raise NotCaptured(NOT_TWICE)
-    if not _equal(p, _first_step(optimizer, group, shape, 1.0, {}, beside=True)[0]):
+    if not _equal(p, _first_step(optimizer, group, shape, 1.0, begin, beside=True)[0]):
         raise NotCaptured(LOOKS_AROUND)
 
 
@@ -135,6 +158,7 @@ def _first_step(
         other = p.flip(0) * 7 + 5
         other.grad = p * 11 - 3
         alone.param_groups[0]["params"] = [other, p]
+        alone.state[other] = {name: _copy(value) for name, value in begin.items()}
     step = plain_step(optimizer)
     closure = inspect.signature(step).parameters.get("closure")
     if closure is not None and closure.default is inspect.Parameter.empty:

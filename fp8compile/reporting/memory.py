@@ -205,7 +205,7 @@ def gradient_bytes(values: Iterable[object]) -> int:
 
 
 def storage_bytes(tensors: Iterable[Tensor]) -> int:
-    """Bytes of the distinct storages of these tensors; for a tensor made of others (DTensor, EncodedTensor), theirs."""
+    """Bytes of the distinct storages of these tensors; for a tensor made of others (DTensor), theirs."""
     storages = (inner.untyped_storage() for t in tensors for inner in _inner(t))
     return sum({storage._cdata: storage.nbytes() for storage in storages}.values())
 

@@ -92,7 +92,7 @@ def test_schedules_are_followed_and_nothing_is_captured_or_compiled_again(
     assert optimizer.param_groups[0]["lr"] == plain.param_groups[0]["lr"]
     assert optimizer.param_groups[0]["betas"] == plain.param_groups[0]["betas"]
     assert_same_way(ours, theirs, before, STEPS)
-    # A scheduler that is made behind compress puts numbers of its own into groups. The step may be captured once more for these,
+    # A scheduler that is made behind compress puts numbers of its own into groups. The step may be captured again for these,
     # for a rate of 0, of which more is proven, and for the first one above it.
     times = (not is_made_before) + (3 if name == "LambdaLR" else 1)
     assert seen[-1][0] <= times * KINDS and {*seen[1:]} == {(seen[-1][0], KINDS)}
