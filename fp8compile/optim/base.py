@@ -245,7 +245,8 @@ class EncodedOptimizer(torch.optim.Optimizer):
         kind, state = (p.dtype, group["master"], id(self._updates.current(p, group))), self.state[p]
         if state and self._begun.get(p) == kind:
             return
-        made = completed(p, self.plan_of(p, group), state, name_of(self.names.names, p))
+        undamped = group.get("dampening") == 0
+        made = completed(p, self.plan_of(p, group), state, name_of(self.names.names, p), undamped=undamped)
         if made is not None:
             self.state[p] = made
         self._begun[p] = kind

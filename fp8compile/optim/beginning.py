@@ -14,20 +14,31 @@ from fp8compile.optim.low_bits import initial_state, kept_beside
 from fp8compile.optim.plan import Plan
 
 State = Mapping[str, Tensor]
+BEGINS_LATE = (
+    "{} has taken {} steps, and an option now asks for a state that begins by a first step of its own, such as a momentum "
+    "with dampening: set it before the first step, or make a new optimizer"
+)
 
 
-def completed(p: Tensor, plan: Plan, state: State, name: str) -> dict[str, Tensor] | None:
+def completed(p: Tensor, plan: Plan, state: State, name: str, *, undamped: bool = False) -> dict[str, Tensor] | None:
     """The state that ``plan`` takes, with all that there is; None where nothing is missing.
 
     A state that is stored in another way than the plan's, as where it has to be exact from now on, is encoded again.
 
     Args:
         name: of the parameter, for errors.
+        undamped: whether a state that begins by a first step of its own (SGD's momentum) may begin later: as zeros it does.
+
+    Raises:
+        ValueError: a state would have to begin by a first step of its own, and some steps were taken.
     """
     needed = {"step", *plan.update.singles, *kept_beside(plan.master)}
     needed |= {key for each, _ in plan.codecs for key in plan.part_keys(each)}
     if needed <= state.keys():
         return None
+    begins = {each for each, _ in plan.codecs} - {key.partition(".")[0] for key in state}
+    if plan.update.first is not None and state and begins and not undamped and float(state["step"]) > 0:
+        raise ValueError(BEGINS_LATE.format(name, int(state["step"])))
     step = torch.zeros((), dtype=torch.float32, device=local_part(p).device)
     found = {"step": step, **initial_state(plan, p), **state}
     for each, codec in plan.codecs:

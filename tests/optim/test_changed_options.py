@@ -119,3 +119,15 @@ def test_moments_stay_where_others_begin() -> None:
     optimizer.step()
     assert optimizer.state[p]["step"] == 2 and (optimizer.state[p]["square_avg.fp32.value"] > square).all()
     assert optimizer.state[p]["momentum_buffer.fp32.value"].any()
+
+
+def test_a_damped_momentum_does_not_begin_behind_the_first_step() -> None:
+    """torch takes its first gradient whole; it would be damped here."""
+    p = one()
+    optimizer = optim.SGD([p], lr=1.0, dampening=0.5, compiled=False)
+    moved(optimizer, p)
+    optimizer.param_groups[0]["momentum"] = 0.9
+    before = p.detach().clone()
+    with pytest.raises(ValueError, match="has taken 1 steps, and an option now asks for a state"):
+        moved(optimizer, p)
+    assert torch.equal(p, before)
