@@ -196,7 +196,7 @@ def _as_compiled() -> Iterator[None]:
             return x.sqrt()
         return torch.sym_sqrt(x) if isinstance(x, (torch.SymFloat, torch.SymInt)) else root(x)
 
-    made = {name: _of_symbols(getattr(torch, name)) for name in ("tensor", "as_tensor")}
+    made: Any = {name: _of_symbols(getattr(torch, name)) for name in ("tensor", "as_tensor")}
     with (
         mock.patch.object(torch.compiler, "_is_compiling_flag", True),
         mock.patch.object(math, "sqrt", sqrt),

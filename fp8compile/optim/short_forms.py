@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch.fx import Graph, GraphModule, Node
@@ -53,7 +53,7 @@ def _is_fp32(node: Any) -> bool:
 
 def _write_lerp(graph: Graph, node: Node) -> None:
     """torch.lerp: from ``start`` by ``weight``, or past the middle from ``end`` by ``weight - 1``."""
-    start, end, weight = node.args
+    start, end, weight = cast("tuple[Node, Node, Node]", node.args)
     with graph.inserting_before(node):
         near = graph.call_function(aten.lt.Scalar, (weight, 0.5))
         near.meta["val"] = torch.empty((), dtype=torch.bool, device="meta")
