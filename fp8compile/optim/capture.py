@@ -210,9 +210,8 @@ def _of_symbols(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     def tensor(data: Any, *args: Any, **kwargs: Any) -> Tensor:
         if isinstance(data, (torch.SymFloat, torch.SymInt)):
-            return torch.scalar_tensor(
-                data, **{key: value for key, value in kwargs.items() if key != "requires_grad"}
-            )
+            symbol: Any = data
+            return torch.scalar_tensor(symbol, **{key: kwargs[key] for key in kwargs if key != "requires_grad"})
         return make(data, *args, **kwargs)
 
     return tensor
