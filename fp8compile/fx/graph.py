@@ -247,6 +247,17 @@ def computed_from_any(nodes: Iterable[Node], but: Node | None = None) -> set[Nod
     return found
 
 
+def behind(nodes: Iterable[Node]) -> set[Node]:
+    """These nodes and all that they are made of."""
+    waiting, found = [*nodes], set[Node]()
+    while waiting:
+        node = waiting.pop()
+        if node not in found:
+            found.add(node)
+            waiting += node.all_input_nodes
+    return found
+
+
 def users_of(nodes: Iterable[Node]) -> list[Node]:
     return [user for node in nodes for user in node.users]
 

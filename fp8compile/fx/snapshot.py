@@ -18,7 +18,7 @@ from torch.fx import Graph, GraphModule, Node
 from fp8compile import _torch as private
 from fp8compile.fx import dot
 from fp8compile.fx.folding import folded
-from fp8compile.fx.graph import SPLICED, WIDENED, dtype_text, nbytes, shape_text
+from fp8compile.fx.graph import SPLICED, WIDENED, behind, dtype_text, nbytes, shape_text
 from fp8compile.fx.listing import Line, Part
 from fp8compile.fx.ops import is_view
 from fp8compile.fx.partition import PartitionedGraph
@@ -121,13 +121,7 @@ def _live(graph: Graph, returned: Any) -> set[Node]:
     """What dead code elimination keeps: what the results need, inputs, and what has an effect."""
     waiting = [n for n in graph.nodes if n.op == "placeholder" or (n.is_impure() and n.op != "output")]
     waiting += [n for n in returned if isinstance(n, Node)]
-    live: set[Node] = set()
-    while waiting:
-        node = waiting.pop()
-        if node not in live:
-            live.add(node)
-            waiting += node.all_input_nodes
-    return live
+    return behind(waiting)
 
 
 def _line(node: Node) -> Line:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.fx import GraphModule, Interpreter, Node
 
 from fp8compile import _torch as private
+from fp8compile.fx.graph import behind
 
 aten = torch.ops.aten
 Function = Callable[..., Any]
@@ -203,10 +204,5 @@ class OnTensors(Interpreter):
 
     def _behind(self, node: Node) -> set[int]:
         """Which numbers the numbers among a node's arguments are made of."""
-        seen, left = set(), [each for each in node.all_input_nodes if is_one(self.env.get(each))]
-        while left:
-            each = left.pop()
-            if each not in seen:
-                seen.add(each)
-                left += each.all_input_nodes
-        return {i for i, each in enumerate(self._numbers) if each in seen}
+        made_of = behind([each for each in node.all_input_nodes if is_one(self.env.get(each))])
+        return {i for i, each in enumerate(self._numbers) if each in made_of}

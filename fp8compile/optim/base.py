@@ -25,7 +25,7 @@ from fp8compile.optim.compiled_step import PreparedStep
 from fp8compile.optim.edits import Edits
 from fp8compile.optim.formats import StateFormat
 from fp8compile.optim.gradient_release import Release, release_gradients
-from fp8compile.optim.interface import Parameter
+from fp8compile.optim.interface import OWN_NAMES, Parameter
 from fp8compile.optim.placement import DEFAULT_FORMAT, Names, Placement, check_parameter, choose_placement
 from fp8compile.optim.plan import Plan, Tensors
 from fp8compile.optim.state_report import StatesReport, report
@@ -54,6 +54,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
 
     plain: type[torch.optim.Optimizer]
     refused_ways: tuple[str, ...] = ("foreach", "fused")  # of torch to run a step: ours has one
+    own_names: tuple[str, ...] = OWN_NAMES
 
     def __init__(
         self,

@@ -66,6 +66,12 @@ class Captured:
         return all(guard.xreplace(known) == True for guard in self.guards)  # noqa: E712
 
 
+def run_as(group: Mapping[str, Any], *, capturable: bool) -> dict[str, Any]:
+    """A parameter group whose step is run one parameter at a time."""
+    ways = {**ONE_BY_ONE, "capturable": capturable}
+    return dict(group) | {name: value for name, value in ways.items() if name in group}
+
+
 def numbers_in(group: Mapping[str, Any]) -> dict[Path, float | Tensor]:
     """The numbers of a parameter group: floats, and tensors of one element."""
     return {path: value for name in group if name != "params" for path, value in _numbers(group[name], (name,))}
@@ -107,10 +113,9 @@ def capture(
     Raises:
         NotCaptured: the reason.
     """
-    places = tuple(path for path in numbers_in(group) if path not in fixed)
-    options = dict(group) | {name: value for name, value in ONE_BY_ONE.items() if name in group}
-    if "capturable" in group:
-        options["capturable"] = capturable
+    given = numbers_in(group)
+    places = tuple(path for path in given if path not in fixed)
+    options = run_as(group, capturable=capturable)
     env = ShapeEnv(specialize_zero_one=False, duck_shape=False)
     mode = private.FakeTensorMode(shape_env=env)
     returned: list[str] = []
@@ -132,16 +137,14 @@ def capture(
     with mode:
         p, g = (torch.empty(tuple(shape), dtype=torch.float32) for _ in range(2))
         values = [torch.empty(each.shape, dtype=torch.float32) for each in states.values()]
-    symbols = [_symbol(env, f"n{i}", numbers_in(group)[path]) for i, path in enumerate(places)]
+    symbols = [_symbol(env, f"n{i}", given[path]) for i, path in enumerate(places)]
     named = tuple(symbol.node.expr for symbol in symbols)  # before a guard makes a number of one
     graph = _traced(step, [symbols, p, g, *values])
-    in_tensors = {
-        symbol for symbol, path in zip(named, places, strict=True) if isinstance(numbers_in(group)[path], Tensor)
-    }
-    if any(guard.expr.free_symbols & in_tensors for guard in env.guards):
-        raise NotCaptured(BY_VALUES)
     guards = tuple(guard.expr for guard in env.guards)
-    constants = tuple((path, _known(numbers_in(group)[path], path)) for path in sorted(fixed, key=str))
+    in_tensors = {symbol for symbol, path in zip(named, places, strict=True) if isinstance(given[path], Tensor)}
+    if any(guard.free_symbols & in_tensors for guard in guards):
+        raise NotCaptured(BY_VALUES)
+    constants = tuple((path, _known(given[path], path)) for path in sorted(fixed, key=str))
     return Captured(graph, places, constants, tuple(states), tuple(returned), named, guards)
 
 

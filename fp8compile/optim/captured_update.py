@@ -78,9 +78,7 @@ class CapturedUpdate:
 
     def holds(self, group: Mapping[str, Any]) -> bool:
         """Whether it is the update of this group too, whose numbers may have changed."""
-        numbers = numbers_in(group)
-        same = all(path in numbers for path in self.captured.numbers)
-        same = same and all(each.holds(group) for each in (self.captured, self.first) if each)
+        same = all(each.holds(group) for each in (self.captured, self.first) if each)
         return same and _classes(self.captured, group) == self.classes
 
     def of_step(
@@ -121,16 +119,21 @@ def captured_update(
 def _best(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], shape: tuple[int, ...]) -> CapturedUpdate:
     states = initial_states(optimizer, group, shape)
     ways = (False, True) if "capturable" in group else (False,)
-    found: list[CapturedUpdate] = []
-    reasons: list[NotCaptured] = []
+    whole: CapturedUpdate | None = None
+    reason: NotCaptured | None = None
     for capturable in ways:
         try:
-            found.append(_captured(optimizer, group, shape, states, capturable))
+            found = _captured(optimizer, group, shape, states, capturable)
         except NotCaptured as error:
-            reasons.append(error)
-    if not found:
-        raise reasons[-1]
-    return min(found, key=lambda each: each.whole_tensor)
+            reason = error
+            continue
+        if not found.whole_tensor:
+            return found
+        whole = whole or found
+    if whole is None:
+        assert reason is not None
+        raise reason
+    return whole
 
 
 def _captured(

@@ -85,8 +85,8 @@ class CapturedUpdates:
 
 
 def is_foreign(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether its step may look at shapes: torch.optim's own element-wise steps do not."""
-    return not plain_class(optimizer).__module__.startswith("torch.optim")
+    """Whether its step may look at shapes and attributes: element-wise steps of torch.optim and ours do not."""
+    return not plain_class(optimizer).__module__.startswith(("torch.optim", f"{__package__}."))
 
 
 def _values(group: Group) -> tuple[Any, ...]:

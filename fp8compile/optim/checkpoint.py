@@ -290,10 +290,6 @@ def export_fp32(optimizer: OptimizerShell, plain: StateDict) -> StateDict:
     for group, packed in zip(optimizer.param_groups, plain["param_groups"], strict=True):
         for p, key in zip(group["params"], packed["params"], strict=True):
             if state := optimizer.state.get(p):
-                mine, plan = {name: local_part(part) for name, part in state.items()}, optimizer.plan_of(p, group)
-                decoded = plan.decoded(mine, local_part(p).shape)
-                numbers = ("step", *plan.update.singles)  # torch moves them, where it wants to
-                states[key] = {name: state[name].cpu().clone() for name in numbers}
-                states[key] |= {name: shard_like(p, x.clone()) for name, x in decoded.items()}
+                states[key] = low_bits.decoded_state(p, optimizer.plan_of(p, group), state)
     groups = [{k: v for k, v in group.items() if k not in OUR_GROUP_KEYS} for group in plain["param_groups"]]
     return {**plain, "state": states, "param_groups": groups}

@@ -20,29 +20,17 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from fp8compile._arguments import check_one_of
-from fp8compile._distributed import local_part, shard_like
+from fp8compile._distributed import local_part
 from fp8compile.optim import checking, checkpoint
 from fp8compile.optim.base import EncodedOptimizer
 from fp8compile.optim.formats import StateFormat, state_format_pair
+from fp8compile.optim.interface import OWN_NAMES
+from fp8compile.optim.low_bits import decoded_state
 from fp8compile.optim.placement import DEFAULT_FORMAT, Names
 from fp8compile.optim.plan import MASTERS
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 Group = Mapping[str, Any]
-ATTRIBUTES = (
-    *(
-        "seed",
-        "compiled",
-        "weight_codes",
-        "patterns",
-        "_model_names",
-        "_placements",
-        "_streams",
-        "_numbers",
-        "_begun",
-    ),
-    *("_steps", "_plans", "_writer", "_edits", "_updates"),
-)
 
 
 class Compressed(EncodedOptimizer):
@@ -144,7 +132,7 @@ def _strip(optimizer: Optimizer) -> None:
         for name in checkpoint.OUR_GROUP_KEYS:
             options.pop(name, None)
     _as_class(optimizer, optimizer.plain)
-    for name in ATTRIBUTES:
+    for name in OWN_NAMES:
         optimizer.__dict__.pop(name, None)
 
 
@@ -193,9 +181,9 @@ def _become(
     made.clear_caches()
     checking.check_overrides(patterns, [*made.names.names.values()])
     made.state.clear()
+    for group in made.param_groups:
+        checking.check_group(made, group)
     for index, group, p in made._parameters():
-        if group is not None and p is group["params"][0]:
-            checking.check_group(made, group)
         kept = checkpoint._converted(made, p, group, states.get(p, {}), index)
         if kept:
             made.state[p] = kept
@@ -228,15 +216,14 @@ def _told_to_scheduler(of: Callable[[], Any]) -> Callable[..., Any]:
 
 def _plain_state(optimizer: Compressed, p: Tensor, group: Group) -> dict[str, Any]:
     """The state of a parameter as the optimizer keeps it without us."""
-    state, plan = optimizer.state[p], optimizer.plan_of(p, group)
-    update = plan.update
-    decoded = plan.decoded({name: local_part(part) for name, part in state.items()}, local_part(p).shape)
-    plain = {name: shard_like(p, x.to(p.dtype, copy=True)) for name, x in decoded.items()}
-    numbers = {name: state[name].clone() for name in (*update.singles, "step")}
-    on_host = {name: value if group.get("capturable") else value.cpu() for name, value in numbers.items()}
-    every = plain | on_host
-    every |= {name: _as_python(every[name]) for name in update.in_python}
-    return {name: every[name] for name in update.captured.returned}
+    plan = optimizer.plan_of(p, group)
+    plain: dict[str, Any] = decoded_state(p, plan, optimizer.state[p])
+    for name in plan.update.states:
+        plain[name] = plain[name].to(p.dtype)
+    if group.get("capturable"):
+        plain |= {name: plain[name].to(local_part(p).device) for name in ("step", *plan.update.singles)}
+    plain |= {name: _as_python(plain[name]) for name in plan.update.in_python}
+    return {name: plain[name] for name in plan.update.captured.returned}
 
 
 def _as_python(number: Tensor) -> int | float:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fp8compile.optim.capture import ONE_BY_ONE, RANDOM, numbers_in, with_number
+from fp8compile.optim.capture import RANDOM, numbers_in, run_as, with_number
 from fp8compile.optim.standing_in import NotCaptured, own_attributes, plain_class, plain_step, standing_in, unchanged
 
 TAKES_CLOSURE = "it computes the loss itself, by a closure"
@@ -80,16 +80,16 @@ def initial_states(
         NotCaptured: its first step fails, or a state is not a tensor.
     """
     small, smaller = (tuple(max(1, min(size, most)) for size in shape) for most in SMALL)
-    constructed = _constructed(optimizer, group, small)
     with torch.random.fork_rng(devices=[]):
         before = torch.get_rng_state()
+        constructed = _constructed(optimizer, group, small)
         p, state = _first_step(optimizer, group, small, 1.0, constructed)
         if not torch.equal(before, torch.get_rng_state()):
             raise NotCaptured(RANDOM)
     _check_alone(optimizer, group, small, p, constructed)
     if constructed:  # numbers are read once for all
         other = _Recorded({})
-        other.first = _constructed(optimizer, group, smaller)
+        other.first = _made_by_constructor(plain_class(optimizer), group, smaller)
     else:
         _, other = _first_step(optimizer, _halved(group), smaller, 3.0, {})
     begin = constructed | state.first
@@ -108,14 +108,22 @@ def _halved(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _constructed(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
-    """The states that a parameter has before any step: Adagrad's, up to torch 2.12, are made where it is."""
-    kind = plain_class(optimizer)
-    if not any(optimizer.state.values()) and kind is not torch.optim.Adagrad:
+    """The states that a parameter has before any step, where it cannot do without: those that a constructor makes, as
+    Adagrad's up to torch 2.12."""
+    try:
+        _first_step(optimizer, group, shape, 1.0, {})
         return {}
+    except NotCaptured:
+        made = _made_by_constructor(plain_class(optimizer), group, shape)
+        if not made:
+            raise
+        return made
+
+
+def _made_by_constructor(kind: type[torch.optim.Optimizer], group: Mapping[str, Any], shape: Shape) -> dict[str, Any]:
     known = inspect.signature(kind).parameters
-    options = {
-        name: value for name, value in (dict(group) | ONE_BY_ONE).items() if name in known and name != "params"
-    }
+    options = {name: value for name, value in run_as(group, capturable=False).items() if name in known}
+    options.pop("params", None)
     p = torch.zeros(shape)
     with contextlib.suppress(Exception):  # a constructor of other arguments
         return dict(kind([p], **options).state.get(p, {}))
@@ -147,13 +155,10 @@ def _first_step(
     beside: bool = False,
 ) -> tuple[Tensor, _Recorded]:
     """A parameter and its state behind one step, from the states that it begins with; ``beside`` another parameter."""
-    fixed = dict(group) | {name: value for name, value in ONE_BY_ONE.items() if name in group}
-    if "capturable" in group:
-        fixed["capturable"] = False
     p = torch.linspace(-1, 2, torch.Size(shape).numel()).mul(scale).reshape(shape)
     p.grad = p.flip(0) + scale
     state = _Recorded(begin)
-    alone = standing_in(optimizer, fixed, p, state, own_attributes(optimizer))
+    alone = standing_in(optimizer, run_as(group, capturable=False), p, state, own_attributes(optimizer))
     if beside:
         other = p.flip(0) * 7 + 5
         other.grad = p * 11 - 3

@@ -15,6 +15,10 @@ from fp8compile.optim.placement import Names, Placement
 from fp8compile.optim.plan import Plan, Tensors
 
 Group = dict[str, Any]
+OWN_NAMES = (  # attributes of the shell, which no captured step knows
+    *("seed", "compiled", "weight_codes", "patterns", "_model_names", "_placements"),
+    *("_streams", "_numbers", "_updates", "_begun", "_steps", "_plans", "_writer", "_edits"),
+)
 Parameter = tuple[int, Group, Tensor]  # its number, its group, itself
 
 

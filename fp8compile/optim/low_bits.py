@@ -64,6 +64,14 @@ def sharded(p: Tensor, plan: Plan, parts: Tensors) -> Tensors:
     return {name: part if name in whole else shard_like(p, part) for name, part in parts.items()}
 
 
+def decoded_state(p: Tensor, plan: Plan, state: Mapping[str, Tensor]) -> Tensors:
+    """A state as the optimizer itself would keep it, in memory of its own: elements in FP32, sharded as ``p`` is; single
+    numbers on the host. The bits kept beside ``p`` are left out."""
+    decoded = plan.decoded({name: local_part(part) for name, part in state.items()}, local_part(p).shape)
+    numbers = {name: state[name].cpu().clone() for name in ("step", *plan.update.singles)}
+    return numbers | {name: shard_like(p, x.clone()) for name, x in decoded.items()}
+
+
 def loaded(p: Tensor, plan: Plan, saved: SavedBits) -> Tensors:
     """The bits kept beside ``p``: as saved, converted from another kind of ``master``, or made from ``p``."""
     if plan.master not in FIRST:

@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch.fx import Graph, Node
 
+from fp8compile.fx.graph import behind
+
 aten = torch.ops.aten
 INF = math.inf
 BELOW_ONE = 1 - 2.0**-20
@@ -106,10 +108,9 @@ RULES: dict[Any, Callable[..., Bounds]] = {
     aten.where: lambda _, a, b: _hull(a, b),
     aten.lerp: lambda a, b, w: _hull(a, b) if 0 <= w[0] <= w[1] <= 1 else EVERYTHING,
     aten.addcmul: lambda a, b, c: _sum(a, _product(b, c)),
-    torch.ops.prims.fma: lambda a, b, c: _sum(_product(a, b), c),
     **{packet: lambda a, *_: a for packet in (aten._to_copy, aten.clone, aten.expand, aten.view)},
-    **{packet: lambda *_: (1.0, 1.0) for packet in (aten.ones_like,)},
-    **{packet: lambda *_: (0.0, 0.0) for packet in (aten.zeros_like,)},
+    aten.ones_like: lambda *_: (1.0, 1.0),
+    aten.zeros_like: lambda *_: (0.0, 0.0),
 }
 
 
@@ -201,8 +202,8 @@ def _states_behind(node: Node, states: Mapping[str, Node], new: Mapping[str, Nod
     found: list[str] = []
     left = [node]
     while left:
-        behind = _behind(left.pop())
-        reached = [name for name, each in states.items() if each in behind and name not in found]
+        made_of = behind([left.pop()])
+        reached = [name for name, each in states.items() if each in made_of and name not in found]
         found += reached
         left += [new[name] for name in reached]
     return found
@@ -216,7 +217,7 @@ def bounds_of(graph: Graph, known: Mapping[Node, Bounds]) -> dict[Node, Bounds]:
         if node.op != "call_function" or rule is None or not _is_plain(node):
             found[node] = known.get(node, EVERYTHING)
             continue
-        if packet_of(node) in (aten.mul,) and node.args[0] is node.args[1]:
+        if packet_of(node) is aten.mul and node.args[0] is node.args[1]:
             found[node] = _power(found[node.args[0]], (2.0, 2.0))
             continue
         taken = [found[each] if isinstance(each, Node) else _constant(each) for each in node.args]
@@ -248,7 +249,7 @@ def _kept(node: Node, kept: Mapping[Node, Bounds], bounds: Mapping[Node, Bounds]
         return nothing
     if not _is_plain(node):
         return EVERYTHING
-    if packet in (aten.add,):
+    if packet is aten.add:
         return _sum(of(args[0]), of(args[1]))
     if packet is aten.sub:
         return _sum(of(args[0]), _minus(of(args[1])))
@@ -264,8 +265,6 @@ def _kept(node: Node, kept: Mapping[Node, Bounds], bounds: Mapping[Node, Bounds]
         return _product(of(args[0]), _inverse(size(args[1])))
     if packet is aten.addcmul:
         return _sum(of(args[0]), _times(args[1], args[2], of, size))
-    if packet is torch.ops.prims.fma:
-        return _sum(_times(args[0], args[1], of, size), of(args[2]))
     if packet is aten.lerp:
         by = size(args[2])
         return _sum(_product(of(args[0]), _sum((1.0, 1.0), _minus(by))), _product(of(args[1]), by))
@@ -284,14 +283,3 @@ def _times(a: Any, b: Any, of: Callable[[Any], Bounds], size: Callable[[Any], Bo
     if a is b:
         return 0.0, 0.0
     return _sum(_product(of(a), size(b)), _product(of(b), size(a)))
-
-
-def _behind(node: Node) -> set[Node]:
-    seen: set[Node] = set()
-    left = [node]
-    while left:
-        each = left.pop()
-        if each not in seen:
-            seen.add(each)
-            left += each.all_input_nodes
-    return seen

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-OURS = ("state", "param_groups", "defaults")  # attributes of every optimizer
+OF_EVERY_OPTIMIZER = ("state", "param_groups", "defaults")
 CHANGES = "its step changes {!r}, which belongs to no parameter"
 
 
@@ -36,8 +36,13 @@ def standing_in(
 
 def own_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """For one that stands in, whose step then changes nothing of the optimizer's: other containers, other single numbers."""
-    own = {name: _copied(value) for name, value in vars(optimizer).items() if name not in OURS}
-    return own | {"defaults": optimizer.defaults}
+    return {name: _copied(value) for name, value in _its_own(optimizer).items()} | {"defaults": optimizer.defaults}
+
+
+def _its_own(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """Attributes that its class has given it: neither those of every optimizer, nor those that are ours."""
+    others = (*OF_EVERY_OPTIMIZER, *getattr(type(optimizer), "own_names", ()))
+    return {name: value for name, value in vars(optimizer).items() if name not in others}
 
 
 def _copied(value: Any) -> Any:
@@ -63,10 +68,7 @@ def unchanged(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 
 def plain_attributes(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """Numbers, strings and containers of them that an optimizer has beside groups and states."""
-    own = {
-        name: value for name, value in vars(optimizer).items() if name not in ("state", "param_groups", "defaults")
-    }
-    return plain_values(own)
+    return plain_values(_its_own(optimizer))
 
 
 def plain_values(several: Mapping[str, Any]) -> dict[str, Any]:

@@ -56,9 +56,7 @@ class StepNumbers:
 
     def _compute(self, update: CapturedUpdate, several: Sequence[Member], device: torch.device) -> None:
         states = [state for _, _, _, state in several]
-        step = (
-            torch.stack([state["step"] for state in states]).double() + 1
-        )  # on the host, where torch.optim counts there
+        step = torch.stack([state["step"] for state in states]).double() + 1  # where it is counted: on the host, say
         singles = {name: torch.stack([state[name] for state in states]).double() for name in update.singles}
         group = several[0][1]
         matrix, new = update.of_step(self._of_group(group, update, step.device), step, singles)

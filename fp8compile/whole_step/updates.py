@@ -83,6 +83,7 @@ def updates_of(optimizer: torch.optim.Optimizer) -> Updates:
     if isinstance(optimizer, EncodedOptimizer):
         return OurUpdates(optimizer)
     stock = StockUpdates(optimizer)
+    stock._updates.check()
     for p in parameters_of(optimizer):
         if numbers := stock._update(p).in_python:
             raise ValueError(IN_PYTHON.format(type(optimizer).__name__, numbers[0]))
@@ -215,6 +216,7 @@ class StockUpdates:
 
     def begin(self, parameters: Sequence[Tensor]) -> None:
         self._groups = groups_of(self.optimizer)  # loading a state makes new ones
+        self._updates.check()
         for p in parameters:
             state, update = self.optimizer.state[p], self._update(p)
             fresh = any(state.get(name) is None for name in update.states)
@@ -276,7 +278,7 @@ class StockUpdates:
         return [self._counted[p] if p in self._counted else state[p][STEP] for p in parameters]
 
     def _update(self, p: Tensor) -> CapturedUpdate:
-        return self._updates.of(tuple(p.shape), self._groups[p][1])
+        return self._updates.current(p, self._groups[p][1])
 
 
 def _begun(p: Tensor, update: CapturedUpdate, name: str) -> Tensor:

@@ -43,7 +43,7 @@ CAPTURED_STEPS = (
     Mutant(
         "captured: all numbers are fixed where an operation takes one",
         "fp8compile/optim/as_tensors.py",
-        "for i, each in enumerate(self._numbers) if each in seen}",
+        "for i, each in enumerate(self._numbers) if each in made_of}",
         "for i, each in enumerate(self._numbers)}",
         ("tests/optim/test_capture.py",),
     ),
@@ -123,5 +123,12 @@ CAPTURED_STEPS = (
         "if known is None or",
         "if True or",
         ("tests/optim/test_step_numbers.py",),
+    ),
+    Mutant(
+        "captured: what our shell keeps is watched as an optimizer's own",
+        "fp8compile/optim/standing_in.py",
+        '(*OF_EVERY_OPTIMIZER, *getattr(type(optimizer), "own_names", ()))',
+        "OF_EVERY_OPTIMIZER",
+        ("tests/optim/test_capture_attributes.py",),
     ),
 )

@@ -190,6 +190,13 @@ def random_noise(p: Tensor, g: Tensor, state: State, group: Group) -> None:
     p.add_(g + torch.randn_like(g), alpha=-group["lr"])
 
 
+def later_noise(p: Tensor, g: Tensor, state: State, group: Group) -> None:
+    """Its first step draws nothing."""
+    noise = torch.randn_like(g) if "v" in state else 0
+    wide(p, state).add_(g)
+    p.add_(g + noise, alpha=-group["lr"])
+
+
 def by_norm(p: Tensor, g: Tensor, state: State, group: Group) -> None:
     if g.norm() > 1:
         p.add_(g, alpha=-group["lr"])
@@ -240,6 +247,7 @@ def changes_the_group(p: Tensor, g: Tensor, state: State, group: Group) -> None:
 
 REFUSED: list[tuple[Move, str]] = [
     (random_noise, "its step draws random numbers"),
+    (later_noise, "its step draws random numbers"),
     (by_norm, "its step decides by values of tensors"),
     (mean_of_rows, "its state 'rows' has neither the parameter's shape nor one number"),
     (named, "its state 'name' is a str, neither a tensor nor a number"),

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
+import fp8compile
+from fp8compile import optim
+from fp8compile.optim import captured_updates
 from fp8compile.optim.captured_updates import CapturedUpdates
 from fp8compile.optim.standing_in import NotCaptured
 from tests.support.captured import SHAPE, Own, of_torch, update_of
@@ -145,3 +149,57 @@ def test_capturing_changes_nothing(label: str) -> None:
     update_of(optimizer)
     assert not optimizer.state and dict(group) == options and torch.equal(torch.random.get_rng_state(), drawn)
     assert bool((p == 1).all()) and bool((p.grad == 0.5).all()) and p.grad_fn is None
+
+
+def momentum(p: Tensor, g: Tensor, state: State, group: Group) -> None:
+    state.setdefault("m", torch.zeros_like(p)).mul_(0.9).add_(g)
+    p.sub_(group["lr"] * state["m"])
+
+
+SHELLS: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
+    "Lion": lambda several: optim.Lion(several, compiled=False),
+    "LAMB": lambda several: optim.LAMB(several, compiled=False),
+    "one's own": lambda several: fp8compile.compress(Own(several, momentum), compiled=False),
+}
+
+
+@pytest.mark.parametrize("kind", SHELLS)
+def test_what_our_shell_keeps_is_none_of_a_steps_attributes(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its plans and prepared steps change as parameters come and go; the step of each shape is captured once."""
+    captured: list[tuple[int, ...]] = []
+    plain = captured_updates.captured_update
+
+    def noted(optimizer: torch.optim.Optimizer, group: Group, shape: tuple[int, ...]) -> Any:
+        captured.append(shape)
+        return plain(optimizer, group, shape)
+
+    monkeypatch.setattr(captured_updates, "captured_update", noted)
+    several: list[Tensor] = [nn.Parameter(torch.randn(rows, 128)) for rows in (32, 64)]
+    optimizer = SHELLS[kind](several)
+    for step in range(6):
+        for i, p in enumerate(several):
+            p.grad = torch.randn_like(p) if (step + i) % 3 else None
+        optimizer.step()
+    assert len(captured) == len({*captured})
+
+
+class FromConstructor(torch.optim.Optimizer):
+    """As torch's Adagrad up to 2.12: states are made with the optimizer, and its step does not make any."""
+
+    def __init__(self, parameters: list[Tensor], lr: float = 0.1, start: float = 0.25) -> None:
+        super().__init__(parameters, {"lr": lr, "start": start})
+        for p in parameters:
+            self.state[p]["sum"] = torch.full_like(p, start, requires_grad=False)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for p in group["params"]:
+                total = self.state[p]["sum"].addcmul_(p.grad, p.grad)
+                p.addcdiv_(p.grad, total.sqrt(), value=-group["lr"])
+
+
+def test_states_that_a_constructor_makes_begin_as_it_makes_them() -> None:
+    optimizer = FromConstructor([nn.Parameter(torch.ones(SHAPE))])
+    update = update_of(optimizer)
+    assert dict(update.initial) == {"sum": 0.25} and update.first is None

@@ -70,7 +70,6 @@ THREE: dict[str, Function] = {
     "clamp": aten.clamp.Tensor,
     "lerp": aten.lerp.Tensor,
     "addcmul": aten.addcmul.default,
-    "fma": torch.ops.prims.fma.default,
     "addcmul value": lambda x, y, z: aten.addcmul.default(x, y, z, value=-2),
     "where": lambda x, y, z: aten.where.self(x > 0, y, z),
 }

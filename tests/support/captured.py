@@ -77,8 +77,17 @@ def wide(p: Tensor, state: dict[str, Any], name: str = "v") -> Tensor:
     return found
 
 
-def numbers_of(update: CapturedUpdate, group: Mapping[str, Any], t: int) -> dict[str, Tensor]:
-    """The numbers of step ``t`` by name, FP32, 0-d."""
+def at_step(
+    update: CapturedUpdate, group: Mapping[str, Any], step: int, singles: Mapping[str, Tensor]
+) -> tuple[Tensor, list[Tensor]]:
+    """The numbers of one parameter's step, FP32, those of elements first, and its new one-number states."""
     numbers = [torch.as_tensor(each, dtype=torch.float64) for each in update.numbers(group)]
-    matrix, _ = update.of_step(numbers, torch.tensor([float(t)], dtype=torch.float64), {})
-    return dict(zip((*update.names, *update.bound_names), matrix[0].unbind(), strict=True))
+    before = {name: x.double()[None] for name, x in singles.items()}
+    [row], new = update.of_step(numbers, torch.tensor([step], dtype=torch.float64), before)
+    return row, new
+
+
+def numbers_of(update: CapturedUpdate, group: Mapping[str, Any], t: int) -> dict[str, Tensor]:
+    """The numbers of step ``t`` by name, 0-d, of a parameter without one-number states."""
+    row, _ = at_step(update, group, t, {})
+    return dict(zip((*update.names, *update.bound_names), row.unbind(), strict=True))

@@ -91,8 +91,6 @@ class Bounding(Interpreter):
             return Within(value, low, high)
         if packet is aten.addcmul:
             return self._product_and(args[0], args[1:], value)
-        if packet is torch.ops.prims.fma:
-            return self._product_and(args[2], args[:2], value)
         if packet in EXACT:
             return corners(EXACT[packet], value, *(args if packet is aten.clamp else args[: _count(packet)]))
         return corners(ROUND[packet], value, *args).rounded()
