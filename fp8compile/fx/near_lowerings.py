@@ -2,6 +2,7 @@
 
 numerics/near_functions.py    one instruction each, or few
 numerics/rounding.py: mixed   in words of 32 bits, where torch has it in 64: products of 64 bits take six instructions
+numerics/states/dither.py: hashed   by products that wrap
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from fp8compile import _torch as private
 from fp8compile.numerics.near_functions import OPERATORS
 from fp8compile.numerics.rounding import MIXED, MULTIPLIERS
+from fp8compile.numerics.states.dither import HASHED, HIGH, LOW
 
 aten = torch.ops.aten
 FORMS = {
@@ -72,11 +74,39 @@ def lower_mixed(word: Any, between: Any) -> Any:
     return lowering.make_pointwise(form)(*lowering.broadcast_tensors(word, between))
 
 
+def hashed_in(device: str) -> Callable[..., Any]:
+    """``dither.hashed`` in 32 bits. Where products wrap, as on a GPU, the 12 bits that are needed are made the first ones."""
+    ops = private.inductor_lowering.ops
+
+    def number(value: int) -> Any:
+        return ops.constant(value if value < 2**31 else value - 2**32, torch.int32)
+
+    def upper(bits: Any) -> Any:
+        return ops.bitwise_and(ops.bitwise_right_shift(bits, number(12)), number(2047))
+
+    def wrapping(bits: Any) -> Any:
+        low, high = (number(each << 20 & 0xFFFFFFFF) for each in (LOW, HIGH))
+        mixed = ops.add(ops.mul(bits, low), ops.mul(upper(bits), high))
+        return ops.bitwise_and(ops.bitwise_right_shift(mixed, number(9)), number(0x7FF800))
+
+    def in_range(bits: Any) -> Any:
+        low = ops.mul(ops.bitwise_and(bits, number(4095)), number(LOW))
+        mixed = ops.add(low, ops.mul(upper(bits), number(HIGH)))
+        return ops.bitwise_left_shift(ops.bitwise_and(mixed, number(4095)), number(11))
+
+    return wrapping if device == "cuda" else in_range
+
+
+def lower_hashed(bits: Any) -> Any:
+    return private.inductor_lowering.make_pointwise(hashed_in(bits.get_device().type))(bits)
+
+
 def register() -> None:
     """Tell Inductor; once more does no harm."""
     for name, form in FORMS.items():
         private.inductor_lowering.register_lowering(OPERATORS[name], type_promotion_kind=None)(lowering_of(*form))
     private.inductor_lowering.register_lowering(MIXED, type_promotion_kind=None)(lower_mixed)
+    private.inductor_lowering.register_lowering(HASHED, type_promotion_kind=None)(lower_hashed)
 
 
 register()

@@ -28,6 +28,7 @@ EXACT: dict[str, Callable[..., Tensor]] = {
     "sqrt": torch.sqrt,
     "quotient": torch.true_divide,
 }
+_SIGN = -(2**31)  # FP32's sign bit, as an int32
 _TAKES = {"quotient": "Tensor a, Tensor b"}
 _LIBRARY = torch.library.Library("fp8compile", "FRAGMENT")  # type: ignore[no-untyped-call]
 
@@ -78,9 +79,24 @@ def largest(a_NG: Tensor) -> Tensor:
     return a_NG.view(torch.int32).amax(-1, keepdim=True).view(torch.float32)
 
 
-def smallest(a_NG: Tensor) -> Tensor:
-    """Of FP32 magnitudes the smallest ``[N, 1]`` that is a number."""
-    return a_NG.view(torch.int32).amin(-1, keepdim=True).view(torch.float32)
+def signed_as(a: Tensor, x: Tensor) -> Tensor:
+    """FP32 magnitudes with the signs of x: one operation on bits, where a comparison and a choice are two."""
+    return (a.view(torch.int32) | (x.view(torch.int32) & _SIGN)).view(torch.float32)
+
+
+def ranks(a: Tensor) -> Tensor:
+    """int32 in the order of FP32 magnitudes, but for zero, which is the last: so the smallest is the smallest above zero."""
+    return (a.view(torch.int32) - 1) ^ _SIGN
+
+
+def ranks_at_least(ranks: Tensor, least: float) -> Tensor:
+    """The ranks of magnitudes that are ``least`` or more, but for zero, which stays."""
+    return ranks.clamp_min(bits_of(least) - 1 + _SIGN)
+
+
+def of_ranks(ranks: Tensor) -> Tensor:
+    """The magnitudes of ``ranks``."""
+    return ((ranks ^ _SIGN) + 1).view(torch.float32)
 
 
 @functools.cache

@@ -12,7 +12,8 @@ probability is exact; for smaller x it is rounded down to a multiple of 2**-32, 
 
   * A value that the dtype can represent is never moved; any other goes to one of its two neighbours. SR(-x) = -SR(x) for the
     same bits; signed zeros stay.
-  * No finite value becomes infinite: what would round past the largest finite value stays there. inf and NaN stay.
+  * No finite value becomes infinite: what would round past the largest finite value stays there. inf and NaN stay (of NaNs
+    the quiet ones, and no arithmetic makes another).
 
 The random numbers depend on (seed, parameter, step, element) alone: a counter-based generator (Salmon et al. 2011) whose
 hash is of the family of C. Wellons' ``triple32``: three rounds of xor-shift and multiplication, by numbers below 2**31, so
@@ -89,12 +90,9 @@ def round_stochastically(x: Tensor, dtype: torch.dtype, bits: Tensor) -> Tensor:
 
 def _to_bfloat16(x: Tensor, bits: Tensor) -> Tensor:
     """The same where the bits that are dropped are always FP32's last 16: one addition of integers, whose carry rounds."""
-    raw = x.view(torch.int32)
-    added = torch.where(
-        x.abs() < _BFLOAT16_MAX, (bits >> _LOST).to(torch.int32), 0
-    )  # past the largest nothing rounds up
-    kept = (raw + added & -(1 << _LOST)).view(torch.float32)
-    return torch.where(x == x, kept, x).to(torch.bfloat16)
+    added = (bits >> _LOST).to(torch.int32)
+    added = torch.where(x.abs() < _BFLOAT16_MAX, added, 0)  # past the largest nothing rounds up
+    return (x.view(torch.int32) + added >> _LOST).to(torch.int16).view(torch.bfloat16)
 
 
 def fixed_point(x: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
@@ -120,15 +118,17 @@ def of_pattern(pattern: Tensor, x: Tensor, dtype: torch.dtype) -> Tensor:
     return torch.where((raw & 0x7FFFFFFF) < _FP32_INF, rounded, x.to(dtype))
 
 
-def random_bits(index: Tensor, key: Tensor) -> Tensor:
+def random_bits(index: Tensor, key: Tensor, lane: Tensor | int = 0) -> Tensor:
     """Uniform int64 in [0, 2**32): one for each index, another stream for each key.
 
     Args:
-        index: int64, the number of the element in its whole parameter: ``index_like``.
+        index: int64, the number of the element in its whole parameter, or of its row's first: ``index_like``.
         key: int64, from ``key_of`` (each half of it must look random); broadcasts against index.
+        lane: int64, the number of the element in its row, for which a GPU then needs the last 32 bits alone. A row that goes
+            past a multiple of 2**32 draws what the elements 2**32 before draw.
     """
-    counter = index ^ ((index >> 32) * _GOLDEN)  # elements 2**32 apart do not share their bits
-    bits: Tensor = mixed((counter ^ key) & _MASK, (key >> 32) & _MASK)
+    other = (index >> 32) * _GOLDEN  # elements 2**32 apart do not share their bits
+    bits: Tensor = mixed(((index + lane) ^ (other ^ key)) & _MASK, (key >> 32) & _MASK)
     return bits
 
 
@@ -177,6 +177,12 @@ _LIBRARY = torch.library.Library("fp8compile", "FRAGMENT")  # type: ignore[no-un
 _LIBRARY.define("mixed(Tensor word, Tensor between) -> Tensor", tags=(torch.Tag.pointwise,))  # type: ignore[no-untyped-call]
 _LIBRARY.impl("mixed", _mixed, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
 MIXED = torch.ops.fp8compile.mixed.default  # whole in a graph, so that a GPU gets it in words of 32 bits
+
+
+def rows_and_lanes(shape: Sequence[int], first: Tensor, stride: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """``index_like`` in two: the number of each row's first element ``[..., 1]``, and of each element in its row ``[n]``."""
+    rows = index_like((*shape[:-1], 1), first, stride)
+    return rows, torch.arange(shape[-1], device=first.device) * stride[-1]
 
 
 def index_like(shape: Sequence[int], first: Tensor, stride: Sequence[int] | None = None) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fp8compile.fx import near_lowerings as near_lowerings  # tells Inductor
-from fp8compile.numerics.rounding import index_like, key_of, nearest_bfloat16, random_bits, round_stochastically
+from fp8compile.numerics.rounding import key_of, nearest_bfloat16, random_bits, round_stochastically, rows_and_lanes
 from fp8compile.numerics.states.in_pieces import decoded_in_pieces, encoded_in_pieces
 from fp8compile.numerics.states.interface import StateCodec, encoded_zeros
 from fp8compile.numerics.states.scaled_weights import inv_scale_for, scaled, unscaled, weight_of
@@ -202,7 +202,9 @@ class Plan:
             return {"param": p.to(self.dtype), "master": p}
         number, first = tensors["stream"].unbind()
         key = key_of(self.seed, number, tensors["step"].expand(p.shape))  # expanded: the key is no kernel of its own
-        bits = random_bits(index_like(p.shape, first + self.offset, tensors["param"].stride()), key)
+        shape, stride = p.shape or (1,), tensors["param"].stride() or (1,)
+        index, lane = rows_and_lanes(shape, first + self.offset, stride)
+        bits = random_bits(index, key, lane).reshape(p.shape)
         if self.master == "fp16_scaled":
             inv_scale = tensors[INV_SCALE16]
             master = scaled(p, inv_scale, bits)

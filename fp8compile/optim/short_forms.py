@@ -52,17 +52,13 @@ def _is_fp32(node: Any) -> bool:
 
 
 def _write_lerp(graph: Graph, node: Node) -> None:
-    """torch.lerp: from ``start`` by ``weight``, or past the middle from ``end`` by ``weight - 1``."""
+    """torch.lerp, which takes another form past the middle, in one: ``start (1 - weight) + end weight``."""
     start, end, weight = cast("tuple[Node, Node, Node]", node.args)
     with graph.inserting_before(node):
-        near = graph.call_function(aten.lt.Scalar, (weight, 0.5))
-        near.meta["val"] = torch.empty((), dtype=torch.bool, device="meta")
-        back = graph.call_function(aten.sub.Tensor, (weight, 1.0))
-        by = graph.call_function(aten.where.self, (near, weight, back))
-        way = graph.call_function(aten.sub.Tensor, (end, start))
-        begin = graph.call_function(aten.where.self, (near, start, end))
-        new = graph.call_function(aten.addcmul.default, (begin, by, way))
-    for each, like in ((back, weight), (by, weight), (way, node), (begin, node), (new, node)):
+        rest = graph.call_function(aten.rsub.Scalar, (weight, 1.0))
+        kept = graph.call_function(aten.mul.Tensor, (start, rest))
+        new = graph.call_function(aten.addcmul.default, (kept, end, weight))
+    for each, like in ((rest, weight), (kept, node), (new, node)):
         each.meta["val"] = like.meta["val"]
     node.replace_all_uses_with(new)
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from fp8compile.fx import near_lowerings
 from fp8compile.numerics import near_functions as near
 from fp8compile.numerics.rounding import key_of, mixed, random_bits
+from fp8compile.numerics.states.dither import threshold_of
 
 
 def generated(function: Callable[..., Tensor], *args: Tensor) -> Tensor:
@@ -24,6 +25,11 @@ def test_a_hash_is_eager_s() -> None:
     assert torch.equal(generated(mixed, words, between), mixed(words, between))
     for word, other in zip(words[:50].tolist(), between[:50].tolist(), strict=True):
         assert mixed(word, other) == int(mixed(torch.tensor(word), torch.tensor(other)))
+
+
+def test_what_decides_a_dither_is_eager_s() -> None:
+    x = torch.cat([torch.randn(4096), torch.randn(4096) * 1e-30, torch.tensor([0.0, torch.inf, torch.nan])])
+    assert torch.equal(generated(threshold_of, x), threshold_of(x))
 
 
 def test_random_bits_are_eager_s() -> None:
@@ -60,9 +66,23 @@ def test_magnitudes_are_compared_as_integers() -> None:
         near.at_most(a, 448.0), a.clamp_max(448)
     )
     assert torch.equal(near.at_most(-a, 1.0), (-a).clamp_max(1))
-    assert torch.equal(near.largest(a), a.amax(1, keepdim=True)) and torch.equal(
-        near.smallest(a), a.amin(1, keepdim=True)
-    )
+    assert torch.equal(near.largest(a), a.amax(1, keepdim=True))
     a[2, 5] = torch.nan
     assert torch.equal(near.largest(a).isnan(), a.amax(1, keepdim=True).isnan())
-    assert torch.equal(near.smallest(a)[2], a[2].nan_to_num(torch.inf).amin()[None])
+
+
+def test_ranks_are_the_order_of_magnitudes_with_zero_last() -> None:
+    ascending = torch.cat([torch.logspace(-45, 38, 999).unique(), torch.tensor([torch.inf, torch.nan, 0.0])])
+    ascending = ascending[(ascending != 0) | (torch.arange(len(ascending)) == len(ascending) - 1)]
+    ranks = near.ranks(ascending)
+    assert bool((ranks.long().diff() > 0).all())
+    assert torch.equal(near.of_ranks(ranks).view(torch.int32), ascending.view(torch.int32))
+    held = near.of_ranks(near.ranks_at_least(ranks, 0.375))
+    assert torch.equal(held[:-2], ascending[:-2].clamp_min(0.375)) and held[-2].isnan() and held[-1] == 0
+    assert near.of_ranks(ranks.amin()) == ascending[0]
+
+
+def test_signs_are_those_of_another() -> None:
+    a, x = torch.tensor([1.0, 0.0, torch.inf, 3.0]), torch.tensor([-0.0, -2.0, 5.0, -torch.inf])
+    assert torch.equal(near.signed_as(a, x), torch.copysign(a, x))
+    assert near.signed_as(a, x)[1].signbit()

@@ -55,10 +55,10 @@ CAPTURED_STEPS = (
         ("tests/optim/test_short_forms.py",),
     ),
     Mutant(
-        "captured: lerp begins at the start past the middle too",
+        "captured: a lerp begins at its end",
         "fp8compile/optim/short_forms.py",
-        "(near, start, end)",
-        "(near, start, start)",
+        "(start, rest)",
+        "(end, rest)",
         ("tests/optim/test_short_forms.py",),
     ),
     Mutant(

@@ -85,8 +85,8 @@ NUMERICS = (
     Mutant(
         "dither: biased where codes are not even steps",
         "fp8compile/numerics/states/dither.py",
-        "chance = rest - bend * (rest - rest * rest)",
-        "chance = rest - 0 * bend",
+        "> (power - 1) * (rest - rest * rest)",
+        "> 0.0 * (rest - rest * rest)",
         ("tests/numerics/states/test_dither.py",),
     ),
     Mutant(
@@ -120,16 +120,16 @@ NUMERICS = (
     Mutant(
         "states: a device's unit may be below 1, and magnitudes flushed",
         "fp8compile/numerics/states/range_expansion.py",
-        "near.at_least(near.quotient(torch.ones_like(amax), near.at_least(amax, SMALLEST)), 1.0)",
-        "near.quotient(torch.ones_like(amax), near.at_least(amax, SMALLEST))",
+        "near.at_least(near.quotient(torch.ones_like(amax), held), 1.0)",
+        "near.quotient(torch.ones_like(amax), held)",
         ("tests/numerics/states/test_range_expansion_near.py",),
     ),
     Mutant(
         "states: a device's logarithm of 1 takes the largest number to inf",
         "fp8compile/numerics/states/range_expansion.py",
-        "half = near.at_most(half, 1.0)",
-        "half = near.at_most(half, 2.0)",
-        ("tests/numerics/states/test_range_expansion_near.py",),
+        "near.at_most(amax, MOST)",
+        "amax",
+        ("tests/numerics/states/test_range_expansion.py",),
     ),
     Mutant(
         "rounding: 15 random bits for the 16 that BF16 lacks",
@@ -144,6 +144,27 @@ NUMERICS = (
         "word = folded(times(word, number), 15)",
         "word = folded(times(word, number), 16)",
         ("tests/fx/test_near_lowerings.py",),
+    ),
+    Mutant(
+        "dither: what decides depends on the exponent",
+        "fp8compile/fx/near_lowerings.py",
+        "number(2047))",
+        "number(4095))",
+        ("tests/fx/test_near_lowerings.py",),
+    ),
+    Mutant(
+        "states: zero ranks as the smallest magnitude",
+        "fp8compile/numerics/near_functions.py",
+        "return (a.view(torch.int32) - 1) ^ _SIGN",
+        "return a.view(torch.int32) ^ _SIGN",
+        ("tests/fx/test_near_lowerings.py",),
+    ),
+    Mutant(
+        "rounding: elements of a row share their random bits",
+        "fp8compile/numerics/rounding.py",
+        "((index + lane) ^ (other ^ key))",
+        "(index ^ (other ^ key))",
+        ("tests/numerics/test_rounding.py",),
     ),
     Mutant(
         "states: the larger of two amaxes",

@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fp8compile.numerics.rounding import index_like, key_of, random_bits, round_stochastically
+from fp8compile.numerics.rounding import index_like, key_of, random_bits, round_stochastically, rows_and_lanes
 from tests.sm90 import fake_h100
 from tests.support.reference import TWO_BYTE_DTYPES, bits_equal, every_value, finite_values, random_positive_fp32
 from tests.support.weights import both_ways, masters
@@ -289,6 +289,17 @@ def test_draws_of_a_shard_are_those_of_the_whole_tensor():
 
 def test_elements_2_to_the_32_apart_draw_different_bits():
     assert_independent(stream(N), stream(N, first=2**32))
+
+
+def test_rows_and_lanes_draw_what_their_elements_draw():
+    """Of a piece of longer rows too, and past 2**32."""
+    key = key_of(5, 1, torch.tensor(9))
+    for first in (0, 7 * 12, 2**32, 3 * 2**32 - 4096):
+        for shape, stride in (((12, 7), (7, 1)), ((12, 5), (7, 1)), ((3, 4, 5), (35, 7, 1)), ((9,), (1,))):
+            rows, lanes = rows_and_lanes(shape, torch.tensor(first), stride)
+            assert rows.shape == (*shape[:-1], 1)
+            whole = random_bits(index_like(shape, torch.tensor(first), stride), key)
+            assert torch.equal(random_bits(rows, key, lanes), whole)
 
 
 def test_index_of_an_empty_shard_and_of_a_scalar():

@@ -36,9 +36,9 @@ ROUNDINGS = ("nearest", "dithered")
 
 _BITS = 12
 _MASK = 2**_BITS - 1
-_LOW, _HIGH = 2531, 1619  # odd, about 2**12 / 1.618 and 2**12 / 1.618**2; no product leaves a signed 32-bit integer
-_LOST = 16  # bits of FP32's mantissa that BF16 lacks
+LOW, HIGH = 2531, 1619  # odd, about 2**12 / 1.618 and 2**12 / 1.618**2; no product leaves a signed 32-bit integer
 _FP32_MANTISSA = 23
+_LOST = 16  # bits of FP32's mantissa that BF16 lacks
 _ONE_AND_HALF_A_STEP = 0x3F800000 + (1 << _FP32_MANTISSA - _BITS - 1)  # the bits of 1 + 2**-13
 _LARGEST = torch.finfo(torch.bfloat16).max
 _EXPONENT = 0x7F800000  # of an FP32
@@ -47,11 +47,19 @@ _ONE_SQUARED = 0x7F000000  # twice the FP32 bits of 1.0: less those of 2**e this
 
 def threshold_of(x: Tensor) -> Tensor:
     """A number in (0, 1) for each FP32 number, any shape: an odd multiple of 2**-13, from the mantissa alone."""
-    bits = x.view(torch.int32)
-    mixed = (bits & _MASK) * _LOW + ((bits >> _BITS) & (_MASK >> 1)) * _HIGH
-    from_1_to_2 = ((mixed & _MASK) << _FP32_MANTISSA - _BITS) + _ONE_AND_HALF_A_STEP  # no conversion of integers
-    found: Tensor = from_1_to_2.view(torch.float32) - 1
-    return found
+    hashed: Tensor = HASHED(x.view(torch.int32))
+    return (hashed + _ONE_AND_HALF_A_STEP).view(torch.float32) - 1  # no conversion of integers
+
+
+def _hashed(bits: Tensor) -> Tensor:
+    """Of int32 bits the first 12 of a mantissa, the 11 after them 0; no product leaves 32 bits."""
+    return (((bits & _MASK) * LOW + ((bits >> _BITS) & (_MASK >> 1)) * HIGH) & _MASK) << _FP32_MANTISSA - _BITS
+
+
+_LIBRARY = torch.library.Library("fp8compile", "FRAGMENT")  # type: ignore[no-untyped-call]
+_LIBRARY.define("hashed(Tensor bits) -> Tensor", tags=(torch.Tag.pointwise,))  # type: ignore[no-untyped-call]
+_LIBRARY.impl("hashed", _hashed, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+HASHED = torch.ops.fp8compile.hashed.default  # whole in a graph: on a GPU products wrap, and need no masks
 
 
 def dithered(y: Tensor, x: Tensor, power: float | Tensor | None = None) -> Tensor:
@@ -63,18 +71,12 @@ def dithered(y: Tensor, x: Tensor, power: float | Tensor | None = None) -> Tenso
         power: q, where codes stand for numbers in proportion to code ** q; broadcasts against y. None: 1.
     """
     below = y.floor()
-    rest = y - below
-    chance = rest
-    if power is not None:
-        bend = near.at_most(
-            near.quotient(_as_tensor(power - 1, y), 2 * below + 1), 1.0
-        )  # over -1, as no power is negative
-        chance = rest - bend * (rest - rest * rest)
-    return below + (threshold_of(x) < chance).float()
-
-
-def _as_tensor(number: float | Tensor, like: Tensor) -> Tensor:
-    return number if isinstance(number, Tensor) else torch.full_like(like, number)
+    rest, threshold = y - below, threshold_of(x)
+    if power is None:
+        return below + (threshold < rest).float()
+    # t < p, times 2 n + 1: without a division
+    goes_up = (2 * below + 1) * (rest - threshold) > (power - 1) * (rest - rest * rest)
+    return below + goes_up.float()
 
 
 def dithered_to(y: Tensor, fmt: Format, x: Tensor, power: float | Tensor | None = None) -> Tensor:

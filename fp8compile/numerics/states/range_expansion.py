@@ -10,8 +10,8 @@ COAT also divides by sqrt(max * min) and stores that; it cancels exactly, so max
 COAT's code puts it at 2 / FMAX, some subnormals higher, where rounding costs it less. Both are here (``expand_range``).
 
 No non-zero element decodes to zero: R**k <= target, because k is rounded down, so codes start at FMAX / target, which
-is at least the smallest subnormal. Magnitudes below 2**-126 count as 2**-126 (GPUs flush smaller ones), so R is at most
-2**254 and k never has to be below 1/16. A group of one value has no range: k = 1, and its code is FMAX, which comes back as
+is at least the smallest subnormal. Magnitudes below 2**-110 count as 2**-110: R is at most 2**238, k never has to be below
+1/16, and a code rounded down, (1/2)**(1/k) = 2**-16 of its value at worst, is still a normal number, as GPUs flush others. A group of one value has no range: k = 1, and its code is FMAX, which comes back as
 max exactly. An all-zero group comes back as zeros.
 """
 
@@ -27,9 +27,11 @@ from torch import Tensor
 from fp8compile.numerics import near_functions as near
 from fp8compile.numerics.formats import E4M3, Format
 from fp8compile.numerics.states.dither import dithered_to
-from fp8compile.numerics.states.interface import SMALLEST, Grouped
+from fp8compile.numerics.states.interface import Grouped
 
 STEPS_OF_K = 16  # k is stored in sixteenths
+LEAST = 2.0**-110  # what a magnitude above 0 counts as at least
+MOST = 2.0**128 - 2.0**116  # what is stored of amax at most: a function that errs as a GPU's do makes no inf of it
 
 
 @dataclass(frozen=True)
@@ -61,17 +63,17 @@ class Expanded(Grouped):
         return self.format.max**2 / 2
 
     def encode_groups(self, x_NG: Tensor) -> tuple[Tensor, ...]:
-        a = x_NG.abs()
-        amax, unit, log_amax, log_amin = extremes(a)
+        amax, log_amax, log_amin, logs = logarithms(x_NG.abs())
         k = self.k_of(log_amax - log_amin)
         power = k.float() * (1 / STEPS_OF_K)
-        spread = near.exp2(log2_of(a, unit) * power + (math.log2(self.format.max) - log_amax * power))
+        codes = near.exp2(logs * power + (math.log2(self.format.max) - log_amax * power))
         if self.expand_range == "paper":  # the other target stays twice as far from 0 and more
-            spread = near.at_least(spread, self.format.smallest)
-        codes = torch.where(a == 0, 0.0, near.at_most(spread, self.format.max))
-        codes = dithered_to(codes, self.format, x_NG, near.quotient(sixteen(k), k.float())) if self.dithers else codes
-        codes = torch.where(x_NG < 0, -codes, codes) if self.signed else codes
-        return codes.to(self.format.dtype), torch.where(amax < torch.inf, amax, torch.nan), k
+            codes = torch.where(codes > 0, near.at_least(codes, self.format.smallest), codes)
+        if self.dithers:
+            power = near.quotient(sixteen(k), k.float())
+            codes = dithered_to(near.at_most(codes, self.format.max), self.format, x_NG, power)
+        codes = near.signed_as(codes, x_NG) if self.signed else codes  # FMAX, a little off, is rounded to itself
+        return codes.to(self.format.dtype), torch.where(amax < torch.inf, near.at_most(amax, MOST), torch.nan), k
 
     def k_of(self, log_range: Tensor) -> Tensor:
         """k in sixteenths as uint8 for log2(R) >= 0; 1.0 where there is no range."""
@@ -84,10 +86,8 @@ class Expanded(Grouped):
         codes = codes_NG.float()
         # Half the exponent twice: R reaches 2**254, more than one FP32 factor can hold.
         half = near.exp2(near.log2(codes.abs() * (1 / self.format.max)) * near.quotient(sixteen(k) / 2, k.float()))
-        half = near.at_most(half, 1.0)  # where a device's logarithm of 1 is above 0
-        is_zero = (codes == 0) & (amax < torch.inf)  # in a NaN group nothing is zero
-        a = torch.where(is_zero, 0.0, near.at_least(amax * half * half, SMALLEST))
-        return torch.where(codes < 0, -a, a) if self.signed else a
+        a = amax * half * half
+        return near.signed_as(a, codes) if self.signed else a
 
 
 def sixteen(k: Tensor) -> Tensor:
@@ -95,19 +95,18 @@ def sixteen(k: Tensor) -> Tensor:
     return torch.full_like(k, STEPS_OF_K, dtype=torch.float32)
 
 
-def extremes(a_NG: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """For magnitudes ``[N, G]``: amax, a unit, and log2 of amax and of the smallest that is not zero, both times the unit.
+def logarithms(a_NG: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """For magnitudes ``[N, G]``: amax, and log2 of amax, of the smallest that is not zero, and of each, all times a unit.
 
-    The unit takes amax to 1 where it is smaller: the nearer to 1, the less a logarithm errs. It is 1 at least, so that no
-    magnitude is flushed. Zeros never count, wherever they are. For an all-zero group both logarithms are the same.
+    What is below LEAST counts as LEAST, but 0 as 0: its logarithm is -inf. The unit takes amax to 1 where it is smaller: the
+    nearer to 1, the less a logarithm errs. It is 1 at least. Zeros never count as the smallest, wherever they are. For an
+    all-zero group both logarithms are the same.
     """
-    amax = near.largest(a_NG)
-    amin = near.smallest(torch.where(a_NG == 0, torch.inf, a_NG))
-    unit = near.at_least(near.quotient(torch.ones_like(amax), near.at_least(amax, SMALLEST)), 1.0)
-    log_amax = log2_of(amax, unit)
-    return amax, unit, log_amax, torch.minimum(log2_of(amin, unit), log_amax)
-
-
-def log2_of(a: Tensor, unit: Tensor) -> Tensor:
-    """log2 of magnitudes times ``unit``; those below SMALLEST count as SMALLEST."""
-    return near.log2(near.at_least(a, SMALLEST) * unit)
+    amax, ranks = near.largest(a_NG), near.ranks(a_NG)
+    amin = near.of_ranks(ranks.amin(-1, keepdim=True))
+    held = near.at_least(amax, LEAST)
+    unit = near.at_least(near.quotient(torch.ones_like(amax), held), 1.0)
+    log_amax = near.log2(held * unit)
+    log_amin = near.log2(near.at_least(amin, LEAST) * unit)
+    logs = near.log2(near.of_ranks(near.ranks_at_least(ranks, LEAST)) * unit)
+    return torch.where(amax > 0, held, amax), log_amax, torch.minimum(log_amin, log_amax), logs

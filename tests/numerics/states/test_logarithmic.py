@@ -30,9 +30,9 @@ def decoded(codec, x):
 
 
 def levels_of(step_class, amax=1.0):
-    """Of log4 with a step, its 15 levels, downwards: ``[15]``."""
+    """Of log4 with a step, its 15 levels, downwards: ``[15]``. As 16, of which a CPU leaves none to scalar functions."""
     frame = with_class(torch.tensor([[amax]]), torch.tensor([[step_class]], dtype=torch.int32))
-    return Log4().decode_groups(torch.arange(15, 0, -1)[None], frame)[0]
+    return Log4().decode_groups(torch.arange(15, -1, -1)[None], frame)[0, :15]
 
 
 # ------------------------------------------------------------------------------------------------------- codes

@@ -23,13 +23,13 @@ import torch
 from torch import Tensor
 
 from fp8compile.numerics import near_functions as near
-from fp8compile.numerics.states.range_expansion import Expanded
+from fp8compile.numerics.states.range_expansion import LEAST, Expanded
 from tests.numerics.states.test_range_expansion import (
     CODECS,
     FP32_MAX,
     LOG_RANGE,
+    NORMAL,
     RANGES,
-    SMALLEST,
     UNSIGNED,
     decoded,
     moments,
@@ -63,7 +63,7 @@ def off_by(share: int | None, error: Tensor) -> Tensor:
 
 
 def flushed(x: Tensor) -> Tensor:
-    return torch.where(x.abs() < SMALLEST, 0.0, x)
+    return torch.where(x.abs() < NORMAL, 0.0, x)
 
 
 @pytest.fixture(params=OFF, ids=str)
@@ -101,11 +101,11 @@ def test_no_range_loses_its_smallest_element_and_k_is_within_its_bound(
     assert (codes.float()[:, 1] == codec.format.max).all()
     assert (codes.float()[:, 0] >= codec.format.smallest).all()
     x_hat = codec.decode_groups(codes, amax, k16).double()
-    assert x_hat.isfinite().all() and (x_hat >= SMALLEST).all()
+    assert x_hat.isfinite().all() and (x_hat >= NORMAL).all()
 
 
 @by_either
-@pytest.mark.parametrize("amax", [FP32_MAX / 2, 3.3, 1e-18, SMALLEST])
+@pytest.mark.parametrize("amax", [FP32_MAX / 2, 3.3, 1e-18, LEAST])
 def test_every_code_of_every_k_comes_back_near_and_as_the_same_code(
     codec: Expanded, amax: float, functions_are_off: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,7 +119,7 @@ def test_every_code_of_every_k_comes_back_near_and_as_the_same_code(
     log_code, k = (values.abs() / codec.format.max).log2().clamp_min(-64), k16.double()
     exact = amaxes.double() * 2 ** (log_code * 16 / k)
     error = decode_error(log_code, k)
-    sure = (exact >= 2 * SMALLEST) & (values != 0)
+    sure = (exact >= 2 * LEAST) & (values != 0)
     assert ((x_hat.double() - exact * values.sign()).abs() <= error * exact)[sure].all()
     half_a_step = (1 + codec.format.half_ulp) ** (16 / k) - 1
     assert (error <= half_a_step / 1000)[sure].all()
@@ -138,14 +138,13 @@ def test_codes_and_values_are_within_the_bounds_at_every_scale(codec: Expanded, 
         x_hat, k = codec.decode_groups(codes, amax, k16).double().abs(), k16.double()
         a = x.double().abs()
         y = codec.format.max * (a / a.amax(1, keepdim=True)) ** (k / 16)
-        sure = a >= SMALLEST
+        sure = a >= LEAST
         magnitude, error = codes.double().abs(), spread_error(k)
         assert (magnitude >= to_format(y * (1 - error), codec))[sure].all()
         assert (magnitude <= to_format(y * (1 + error), codec).clamp_min(codec.format.smallest))[sure].all()
         q = (codec.format.smallest / 2 / y).clamp_min(codec.format.half_ulp)
         fp32 = (1 + error) ** (16 / k) * (1 + decode_error((y / codec.format.max).log2(), k))
-        unflushed = (magnitude / codec.format.max).log2() * 8 / k > -125  # of half the exponent; else it is SMALLEST
-        ratio = torch.where(sure & unflushed, x_hat / a, 1.0)
+        ratio = torch.where(sure, x_hat / a, 1.0)
         assert (ratio <= (1 + q) ** (16 / k) * fp32).all()
         assert (ratio >= (1 - q).clamp_min(0) ** (16 / k) / fp32).all()
 
