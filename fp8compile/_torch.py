@@ -32,6 +32,8 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import Guard, TracingContext, detect_fake_mode, tracing
 from torch._inductor import config as inductor_config
 from torch._inductor import list_mode_options
+from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.codecache import PyCodeCache
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitionerFn
 from torch._inductor.decomposition import select_decomp_table
@@ -242,6 +244,7 @@ class RefusedOptions(ShortenTraceback, ValueError):  # type: ignore[misc, unused
 
 __all__ = [  # what is imported for others; what is defined above is for them too
     "COLLECTIVES",
+    "AsyncCompile",
     "BackendCompilerFailed",
     "ConstantSource",
     "CustomGraphPass",
@@ -258,6 +261,7 @@ __all__ = [  # what is imported for others; what is defined above is for them to
     "ParamAOTInput",
     "PlainAOTInput",
     "PlainAOTOutput",
+    "PyCodeCache",
     "SubclassGetAttrAOTInput",
     "SubclassGetAttrAOTOutput",
     "TangentAOTInput",

@@ -66,6 +66,14 @@ def test_the_hooks_and_options_we_set_exist() -> None:
     assert callable(private.functorch_config.save_config_portable)
 
 
+def test_triton_kernels_are_handed_over_as_text_and_text_is_loaded_from_a_file() -> None:
+    """optim.one_launch relies on both."""
+    wanted = ["self", "kernel_name", "source_code", "device_str"]
+    assert [*inspect.signature(private.AsyncCompile.triton).parameters] == wanted
+    loaded = private.PyCodeCache.load("def found(): return 7")
+    assert loaded.found() == 7 and "return 7" in inspect.getsource(loaded.found)
+
+
 def test_a_sympy_expression_has_bounds_for_the_ranges_of_its_symbols() -> None:
     import sympy
     from torch.utils._sympy.value_ranges import ValueRanges

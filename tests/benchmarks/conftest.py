@@ -25,8 +25,8 @@ def nothing_generated(monkeypatch: pytest.MonkeyPatch) -> None:
             return PLAIN(model, backend="aot_eager", **more)
         return PLAIN(model, backend=backend, options={**(options or {}), "codegen": "eager"}, **more)
 
-    def step_by_step(signature: Any, chunk: Any) -> Any:
-        return functools.partial(compiled_step._eager, signature.plan, chunk)
+    def step_by_step(signature: Any, piece: Any) -> Any:
+        return compiled_step._eager(signature.plan, piece)
 
     monkeypatch.setattr(torch, "compile", quick)
     monkeypatch.setattr(compiled_step, "_compiled", step_by_step)

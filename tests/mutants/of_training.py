@@ -255,7 +255,7 @@ OPTIM = (
     Mutant(
         "open sizes: what compiling assumed is not asked",
         "fp8compile/optim/compiled_step.py",
-        "if not fakes.fit(each):",
+        "if not fakes.fit([piece.sizes]):",
         "if False:",
         ("tests/optim/test_open_sizes.py",),
     ),

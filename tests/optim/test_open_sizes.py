@@ -149,13 +149,11 @@ def test_numbers_are_those_of_code_for_each_shape(rows_alone: bool, monkeypatch:
 
 
 def test_what_does_not_fit_has_code_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of several at once, too: each has its own."""
     expected = stepped([SHAPES[0], (8, 128)])
     monkeypatch.setattr(compiled_step, "COMPILED", {})
-    monkeypatch.setattr(compiled_step.Signature, "together", 2)
     monkeypatch.setattr(open_sizes.Fakes, "fit", lambda self, sizes: False)
     found = stepped([SHAPES[0], (8, 128)])
-    layouts = [dict(signature.layouts)["param"].shape for signature, _ in compiled_step.COMPILED]
+    layouts = [dict(signature.layouts)["param"].shape for signature in compiled_step.COMPILED]
     assert layouts == [(ROWS, 128), (40, 128), (8, 128)]
     assert all(map(torch.equal, found, expected))
 

@@ -48,7 +48,7 @@ def assert_alike(p: nn.Parameter, plan: Plan, tensors: Tensors) -> None:
     expected = plan(tensors)
     found = {name: t.clone() for name, t in tensors.items()}
     for piece, view in pieces(plan, p):
-        in_place(piece, [viewed(found, view)])
+        in_place(piece, viewed(found, view))
     for name, t in expected.items():
         assert torch.equal(found[name], t), name
 

@@ -21,23 +21,21 @@ ONLY_READ = ("grad", "numbers", "step", "stream")
 
 @dataclass(frozen=True)
 class Case:
-    """``count`` parameters of one shape, updated together."""
+    """A parameter, and how it is updated."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype = torch.float32
-    count: int = 1
     optimizer: str = "AdamW"
     state_format: Any = "e4m3_expanded"
     master: str = "none"
     betas: tuple[float, float] = (0.9, 0.999)
 
     def build(self, values: Callable[..., Tensor] = torch.empty) -> optim.EncodedOptimizer:
-        """The optimizer, its parameters with gradients, all filled by ``values(shape)``."""
-        parameters = [nn.Parameter(values(self.shape).to(self.dtype)) for _ in range(self.count)]
-        for p in parameters:
-            p.grad = values(self.shape).to(self.dtype)
+        """The optimizer, its parameter with a gradient, all filled by ``values(shape)``."""
+        p = nn.Parameter(values(self.shape).to(self.dtype))
+        p.grad = values(self.shape).to(self.dtype)
         options: dict[str, Any] = {"state_format": self.state_format, "master": self.master, "betas": self.betas}
-        return getattr(optim, self.optimizer)(parameters, lr=1e-3, compiled=False, **options)  # type: ignore[no-any-return]
+        return getattr(optim, self.optimizer)([p], lr=1e-3, compiled=False, **options)  # type: ignore[no-any-return]
 
 
 Chunk = tuple[compiled_step.Signature, list[tuple[dict[str, Tensor], Sizes]]]
@@ -59,17 +57,17 @@ def chunks_of(optimizer: optim.EncodedOptimizer) -> tuple[list[Chunk], int]:
 
 
 def lowered_chunk(chunk: Chunk, *, execute: bool = False) -> tuple[LoweredGraph, Callable[[], None]]:
-    """A chunk lowered, tuned for the sizes that it has, and what runs it in place."""
+    """A chunk lowered, tuned for the sizes of its first piece, and what runs its pieces in place, one after another."""
     signature, several = chunk
-    lowered, sizes = Lowered(), [each for _, each in several]
+    lowered, sizes = Lowered(), several[0][1]
     graph, taken, fakes = compiled_step.traced_step(signature, sizes)
-    assert fakes.fit(sizes)
+    assert all(fakes.fit([each]) for _, each in several)
     with lowering_config(compiled_step.inductor_options()), torch.no_grad():
         compiled: Any = private.compile_fx(graph, taken, inner_compile=lower_backend(lowered, execute=execute))
-    flat = [t for tensors, _ in several for t in tensors.values()]
 
     def run() -> None:
         with torch.no_grad():
-            compiled(*numbers(sizes), *flat)
+            for tensors, each in several:
+                compiled(*numbers([each]), *tensors.values())
 
     return lowered.only, run

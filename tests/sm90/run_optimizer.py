@@ -24,9 +24,8 @@ CASES = {
     "m 4, v 2 bits, BF16": Case((1024, 4096), BF16, state_format=("int4_companded", "log2")),
     "BF16, scaled FP16 copy": Case((1024, 4096), BF16, master="fp16_scaled"),
     "Lion": Case((1024, 4096), optimizer="Lion"),
-    "two at once": Case((256, 1024), count=2),
     "short groups": Case((64, 64, 3, 3)),
-    "kept whole": Case((2048,), count=4),
+    "kept whole": Case((2048,)),
 }
 
 

@@ -14,15 +14,14 @@ from tests.support.optim_bounds import U, adam_off_by
 
 pytest.importorskip("triton", reason="triton, which compiles what Inductor generates, exists for Linux only")
 
-from . import run_optimizer, run_optimizer_interpreted
+from . import run_one_launch, run_optimizer, run_optimizer_interpreted
 from .subprocesses import result_of
 
 MOST = 1.15  # times the least possible; goal of the project
-INSTRUCTIONS = 170  # an element, of FP32 parameters
+INSTRUCTIONS = {"FP32": 100, "BF16, rounded stochastically": 119}  # an element: 0.95 ms of 256M at 3.3e13 a second is 117
 
 
 IN_CI = ("FP32",)
-COMBINED = ("two at once", "kept whole")
 OTHERS = tuple(case for case in run_optimizer.CASES if case not in IN_CI)
 CASES = [*IN_CI, *(pytest.param(case, marks=pytest.mark.sweep) for case in OTHERS)]
 
@@ -44,8 +43,6 @@ def test_a_step_is_one_kernel(case: str) -> None:
 def test_it_moves_what_it_must(case: str) -> None:
     chunks, least = measures(case)["chunks"], measures(case)["least_bytes"]
     moved = sum(chunk["num_bytes"] for chunk in chunks)
-    if moved == 0 and case in COMBINED:
-        pytest.skip("torch 2.11 does not tell what a kernel of several parameters moves where sizes are open")
     assert 0.99 < moved / least <= MOST
 
 
@@ -58,13 +55,29 @@ def test_the_tuner_has_what_does_not_spill(case: str) -> None:
             assert 0 in spilled and max(spilled) <= (8 if case == "short groups" else 0), kernel
 
 
-def test_a_step_takes_few_instructions() -> None:
-    """As they stand in the best configuration, an element: with functions of libdevice it took 326."""
-    [chunk] = measures("FP32")["chunks"]
-    each = [
-        c["instructions"] * 32 * c["num_warps"] / (c["blocks"]["XBLOCK"] * 128) for c in chunk["cubins"] if c["timed"]
-    ]
-    assert min(each) <= INSTRUCTIONS
+def one_launch(case: str) -> dict[str, Any]:
+    found: dict[str, Any] = result_of("run_one_launch", *(IN_CI if case in IN_CI else OTHERS))[case]
+    return found
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_one_launch_for_many_parameters_is_as_one_parameters_kernel(case: str) -> None:
+    """No spills; what codes are loaded from is loaded wide; instructions an element: with functions of libdevice it took 326."""
+    found = one_launch(case)
+    assert found["launches"] == 1 and found["spilled"] == 0 and found["narrow"] == 0
+    assert found["instructions"] <= INSTRUCTIONS.get(case, 10_000)
+
+
+STEPPED = ("FP32",)
+MORE_STEPPED = tuple(kind for kind in run_one_launch.KINDS if kind not in STEPPED)
+
+
+@pytest.mark.parametrize("kind", [*STEPPED, *(pytest.param(kind, marks=pytest.mark.sweep) for kind in MORE_STEPPED)])
+def test_one_launch_updates_many_parameters_as_one_for_each_does(kind: str) -> None:
+    """Equal bits, for ten parameters that come and go, gradients of any layout; a parameter of one element goes alone."""
+    found = result_of("run_one_launch", *(STEPPED if kind in STEPPED else MORE_STEPPED), interpret=True)[kind]
+    assert found["differ"] == 0 and found["singly"] == 0
+    assert 6 <= found["launches"] <= 9, "two to three kinds in each of three steps"
 
 
 # What two libraries may differ by, in one step from the same state; u = 2**-24, half an ulp of FP32.

@@ -11,8 +11,9 @@ COAT's code puts it at 2 / FMAX, some subnormals higher, where rounding costs it
 
 No non-zero element decodes to zero: R**k <= target, because k is rounded down, so codes start at FMAX / target, which
 is at least the smallest subnormal. Magnitudes below 2**-110 count as 2**-110: R is at most 2**238, k never has to be below
-1/16, and a code rounded down, (1/2)**(1/k) = 2**-16 of its value at worst, is still a normal number, as GPUs flush others. A group of one value has no range: k = 1, and its code is FMAX, which comes back as
-max exactly. An all-zero group comes back as zeros.
+1/16, and a code rounded down, (1/2)**(1/k) = 2**-16 of its value at worst, is still a normal number; GPUs flush others.
+A group of one value has no range: k = 1, and its code is FMAX, which comes back as max exactly. An all-zero group comes
+back as zeros.
 """
 
 from __future__ import annotations

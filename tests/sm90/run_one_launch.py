@@ -1,0 +1,157 @@
+"""Script: optimizer steps in one launch for several parameters. Prints JSON.
+
+assembled     as lowered for sm_90: instructions an element, registers, spilled bytes, beside the kernel of one parameter
+interpreted   (under ``TRITON_INTERPRET=1``) whole steps of parameters of many shapes, beside one launch for each of them
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor, nn
+
+from fp8compile import _torch as private
+from fp8compile import optim
+from fp8compile.optim import compiled_step, kernel_text, one_launch, open_sizes
+from fp8compile.optim.open_sizes import Sizes
+
+from . import fake_h100, interpreter, lowering
+from .assembling import resource_usage
+from .checked import check, instructions
+from .measures import print_json
+from .optimizers import chunks_of, lowered_chunk
+from .run_optimizer import CASES
+
+SHAPES: tuple[tuple[int, ...], ...] = ((24, 256), (16, 128), (3, 128), (40, 128), (64, 3, 3), (5, 200), (9, 200), (300,), (7,), ())
+Kinds = dict[str, dict[str, Any]]
+KINDS: Kinds = {
+    "FP32": {},
+    "BF16, rounded stochastically": {"dtype": torch.bfloat16},
+    "BF16, split, 4 bits": {"dtype": torch.bfloat16, "state_format": "4bit_log", "master": "split"},
+    "FP32 states": {"state_format": "fp32"},
+}
+
+
+def assembled(name: str) -> dict[str, Any]:
+    """Of a case's first kernel."""
+    chunks, _ = chunks_of(CASES[name].build(torch.zeros))
+    graph, _ = lowered_chunk(chunks[0])
+    [kernel] = graph.kernels.values()
+    written = kernel_text.parsed(kernel.source)
+    assert written is not None, name
+    return {"launches": len(graph.launches), "row": written.row, **_usage(written)}
+
+
+def _usage(written: kernel_text.Written) -> dict[str, Any]:
+    import triton
+    from triton.compiler import ASTSource
+
+    function = one_launch.loaded(kernel_text.for_many(written, [len(written.names) // 2]))
+    types = {"table": "*i64", "fresh": "*i64", "owners": "*i32", "XBLOCK": "constexpr"}
+    rows = one_launch.rows_of_a_block(written)
+    source = ASTSource(function, types, {(3,): rows}, {(i,): [["tt.divisibility", 16]] for i in range(3)})
+    made = triton.compile(source, target=fake_h100.target(), options={"num_warps": one_launch.WARPS})
+    check(kernel_text.NAME, made.asm["ptx"], made.asm["cubin"])
+    registers, stack, _, local = resource_usage(made.asm["cubin"])
+    each = rows * written.row / (32 * one_launch.WARPS)
+    narrow = re.findall(r"ld\.global\.L1::evict_first\S*\.b(?:8|16)\b", made.asm["ptx"])
+    instructions_each = instructions(made.asm["cubin"]).total() / each
+    return {"instructions": instructions_each, "registers": registers, "spilled": stack + local, "narrow": len(narrow)}
+
+
+@contextmanager
+def as_on_a_gpu(*, together: bool) -> Iterator[list[int]]:
+    """Steps of parameters on the CPU are lowered for a GPU and interpreted. Yields how many blocks each launch has."""
+    blocks: list[int] = []
+    plain = one_launch.OneLaunch.__call__
+
+    def counted(self: one_launch.OneLaunch, new: Sequence[Any]) -> None:
+        blocks.append(len(self._owners))
+        plain(self, new)
+
+    def opened(tensors: Any, **_: Any) -> Any:
+        return open_sizes.opened(tensors, rows_alone=False)
+
+    with (
+        mock.patch.object(compiled_step, "COMPILED", {}),
+        mock.patch.object(compiled_step, "compile_step", compile_step),
+        mock.patch.object(compiled_step, "opened", opened),
+        mock.patch.object(compiled_step.Signature, "is_on_gpu", together),
+        mock.patch.object(one_launch.OneLaunch, "__call__", counted),
+    ):
+        yield blocks
+
+
+def compile_step(signature: compiled_step.Signature, sizes: Sizes) -> tuple[Callable[..., Any], Any]:
+    lowered = lowering.Lowered()
+    graph, flat, fakes = compiled_step.traced_step(signature, sizes)
+    with (
+        mock.patch.object(lowering, "_executed", lambda _: caught),
+        lowering.lowering_config(compiled_step.inductor_options()),
+        torch.no_grad(),
+    ):
+        inner = lowering.lower_backend(lowered, execute=True)
+        compiled: Any = private.compile_fx(graph, flat, inner_compile=inner)
+    return compiled, fakes
+
+
+def caught(kernel: lowering.Kernel) -> one_launch.Caught:
+    def interpreted(name: str, source: str, device: str) -> Any:
+        def run(*args: Any, **kwargs: Any) -> None:
+            lowering._largest_block_only(lowering.load_kernel(name, source)).run(*args, **kwargs)
+
+        return SimpleNamespace(run=run)
+
+    return one_launch.Caught(kernel.name, kernel.source, "cuda", interpreted)
+
+
+def stepped(kind: dict[str, Any], together: bool) -> tuple[list[Tensor], list[int]]:
+    """All tensors of three steps of AdamW; in the second some parameters have no gradient, others one of another layout."""
+    options = {name: value for name, value in kind.items() if name != "dtype"}
+    generator = torch.Generator().manual_seed(0)
+
+    def drawn(shape: tuple[int, ...]) -> Tensor:
+        return torch.randn(shape, generator=generator).to(kind.get("dtype", torch.float32))
+
+    parameters = [nn.Parameter(drawn(shape)) for shape in SHAPES]
+    optimizer = optim.AdamW(parameters, lr=1e-2, **options)
+    with as_on_a_gpu(together=together) as blocks:
+        for step in range(3):
+            for i, p in enumerate(parameters):
+                g = drawn(tuple(p.shape))
+                if step == 2 and p.dim() == 2:
+                    g = g.t().contiguous().t()
+                p.grad = g if step != 1 or i % 3 else None
+            optimizer.step()
+    states = [t for p in parameters for t in optimizer.state[p].values()]
+    return [*(p.detach() for p in parameters), *states], blocks
+
+
+def interpreted(kind: str) -> dict[str, Any]:
+    ours, blocks = stepped(KINDS[kind], together=True)
+    singly, none = stepped(KINDS[kind], together=False)
+    differ = sum(not torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(map(_flat, ours), map(_flat, singly), strict=True))
+    return {"tensors": len(ours), "differ": differ, "launches": len(blocks), "blocks": blocks, "singly": len(none)}
+
+
+def _flat(t: Tensor) -> Tensor:
+    return t.detach().contiguous().reshape(-1)
+
+
+def report(names: Sequence[str]) -> dict[str, Any]:
+    fake_h100.install()
+    if not interpreter.interpreting():
+        return {name: assembled(name) for name in names}
+    interpreter.install()
+    return {name: interpreted(name) for name in names}
+
+
+if __name__ == "__main__":
+    print_json(lambda: report(sys.argv[1:] or (KINDS if interpreter.interpreting() else CASES)))
