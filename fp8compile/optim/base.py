@@ -29,6 +29,7 @@ from fp8compile.optim.interface import OWN_NAMES, Parameter
 from fp8compile.optim.placement import DEFAULT_FORMAT, Names, Placement, check_parameter, choose_placement
 from fp8compile.optim.plan import Plan, Tensors
 from fp8compile.optim.state_report import StatesReport, report
+from fp8compile.optim.steady import Options, Steady, layout_of
 from fp8compile.optim.step_numbers import StepNumbers
 
 
@@ -84,6 +85,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
         self._streams: dict[Tensor, Tensor] = {}
         self._numbers, self._updates = StepNumbers(), CapturedUpdates(self)
         self._begun: dict[Tensor, tuple[Any, ...]] = {}
+        self._steady: Steady | None = None
         self._steps: dict[tuple[int, ...], tuple[tuple[Any, ...], PreparedStep]] = {}
         self._plans: dict[tuple[Tensor, torch.dtype, int, str], Plan] = {}
         self._writer, self._edits = CodeWriter(self), Edits()
@@ -116,10 +118,6 @@ class EncodedOptimizer(torch.optim.Optimizer):
     def check_parameter(self, p: Tensor, name: str) -> None:
         """Raises ValueError for a parameter that this optimizer does not update."""
         check_parameter(p, name)
-
-    @staticmethod
-    def _in_group(group: Mapping[str, Any], i: int) -> str:
-        return f"parameter {group['param_names'][i]}" if "param_names" in group else f"parameter {i} of its group"
 
     @property
     def names(self) -> Names:
@@ -189,29 +187,39 @@ class EncodedOptimizer(torch.optim.Optimizer):
 
     @torch.no_grad()
     def update_parameters(self, parameters: list[tuple[int, dict[str, Any], Tensor]]) -> None:
-        """Update the given parameters (number, group, parameter), all of which have a gradient."""
+        """Update the given parameters, all of which have a gradient."""
         if not parameters:
             return
+        options = {id(group): (self._updates.version(group), group["master"]) for group in self.param_groups}
+        if self._steady is not None and self._steady.goes_on(parameters, self.state, options):
+            self._numbers.again()
+            torch._foreach_add_(self._steady.counts, 1)
+            self._steady.step([{"grad": p.grad} for _, _, p in parameters])
+            self._steady.leave()
+            self._numbers.leave()
+            return
         checking.check_gradients(self, parameters)
-        self._updates.check()
         here = [each for each in parameters if local_part(each[2]).numel()]
         self._edits.take_over((p for _, _, p in here), self.state)
         with checking.started(self, parameters):
             self._refresh_numbers(parameters)
             codes = self._writer.fresh(here)
-            step = self._prepared(here, codes)
+            step = self._prepared(here, codes, options)
         torch._foreach_add_([self.state[p]["step"] for _, _, p in parameters], 1)
         step([{"grad": local_grad(p)} | new for (_, _, p), new in zip(here, codes, strict=True)])
         self._writer.leave(here, codes)
         self._edits.leave((p for _, _, p in here), self.state)
         self._numbers.leave()
+        self._steady = None if self.weight_codes else Steady(parameters, self.state, options, step)
 
-    def _prepared(self, parameters: list[Parameter], codes: list[Tensors]) -> PreparedStep:
+    def _prepared(self, parameters: list[Parameter], codes: list[Tensors], options: Options) -> PreparedStep:
         """The step of these parameters; prepared again if a tensor, a layout or an option has changed."""
-        options = {id(group): (self._updates.version(group), group["master"]) for group in self.param_groups}
         which = tuple(index for index, _, _ in parameters)
         wanted = [self._writer.wanted(p, group) for _, group, p in parameters]
-        fixed = ((options[id(group)], id(self.numbers_of(p, group)), *self._layout(p)) for _, group, p in parameters)
+        fixed = (
+            (options[id(group)], id(self.numbers_of(p, group)), *layout_of(p, self.state[p]))
+            for _, group, p in parameters
+        )
         key = (*fixed, *wanted)
         known, step = self._steps.get(which, (None, None))
         if step is None or known != key:
@@ -228,11 +236,6 @@ class EncodedOptimizer(torch.optim.Optimizer):
                 self._steps.clear()
             self._steps[which] = key, step
         return step
-
-    def _layout(self, p: Tensor) -> tuple[Any, ...]:
-        """What a prepared step relies on: the same tensor objects of parameter and state, and the gradient's layout."""
-        g = local_grad(p)
-        return id(p), p.dtype, local_part(p).data_ptr(), g.dtype, g.stride(), *map(id, self.state[p].values())
 
     def _parameters(self) -> Iterable[tuple[int, dict[str, Any], Tensor]]:
         index = 0
@@ -253,14 +256,12 @@ class EncodedOptimizer(torch.optim.Optimizer):
         self._begun[p] = kind
 
     def _tensors(self, index: int, p: Tensor, group: dict[str, Any], step: Tensor) -> Tensors:
-        """What ``Plan.__call__`` takes, all of it on this rank."""
         return {"param": local_part(p), "grad": local_grad(p)} | self._kept(index, p, group, step)
 
     def _kept(self, index: int, p: Tensor, group: dict[str, Any], step: Tensor) -> Tensors:
-        """The same without parameter and gradient."""
-        single = ("step", *self.update_of(p, group).singles)
-        tensors = {"step": step, "numbers": self.numbers_of(p, group)}
-        tensors |= {name: local_part(part) for name, part in self.state[p].items() if name not in single}
+        """What ``Plan.__call__`` takes, all of it on this rank, without parameter and gradient."""
+        tensors, single = {"step": step, "numbers": self.numbers_of(p, group)}, self.update_of(p, group).singles
+        tensors |= {n: local_part(part) for n, part in self.state[p].items() if n not in ("step", *single)}
         if self.plan_of(p, group).rounds_stochastically:
             if p not in self._streams:
                 self._streams[p] = torch.tensor([index, first_element(p)], device=local_part(p).device)

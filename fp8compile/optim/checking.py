@@ -82,7 +82,7 @@ def check_group(optimizer: OptimizerShell, param_group: dict[str, Any]) -> None:
         named = isinstance(each, tuple) and len(each) == 2
         p = each[1] if named else each
         if isinstance(p, Tensor):  # torch says what is wrong with others
-            optimizer.check_parameter(p, f"parameter {each[0]}" if named else optimizer._in_group(group, i))
+            optimizer.check_parameter(p, f"parameter {each[0]}" if named else in_group(group, i))
 
 
 def check_options(optimizer: OptimizerShell, param_group: Mapping[str, Any]) -> None:
@@ -96,6 +96,11 @@ def check_options(optimizer: OptimizerShell, param_group: Mapping[str, Any]) -> 
     for name in param_group.keys() - optimizer.defaults.keys() - {"params", "param_names"}:
         if near := difflib.get_close_matches(str(name), [*optimizer.defaults], n=1, cutoff=0.85):
             raise ValueError(f"a parameter group has {name!r}, which {kind} does not read: did you mean {near[0]!r}?")
+
+
+def in_group(group: Mapping[str, Any], i: int) -> str:
+    """For errors, which parameter of a group it is."""
+    return f"parameter {group['param_names'][i]}" if "param_names" in group else f"parameter {i} of its group"
 
 
 def check_values(group: Mapping[str, Any]) -> None:

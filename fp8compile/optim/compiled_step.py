@@ -23,7 +23,7 @@ from fp8compile.optim.open_sizes import ROWS as OPEN_ROWS
 from fp8compile.optim.open_sizes import Fakes, Layout, Sizes, closed, numbers, opened
 from fp8compile.optim.plan import Plan, Tensors
 from fp8compile.optim.planes import updated
-from fp8compile.optim.row_views import FIXED, View, pieces, viewed
+from fp8compile.optim.row_views import FIXED, pieces, viewed
 
 TUNED_FOR = 2**22  # elements
 # Of kernels of several shapes, as what finishes codes of weights is. Inductor's limit on the memory this may cost is for

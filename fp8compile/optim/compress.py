@@ -29,6 +29,7 @@ from fp8compile.optim.low_bits import decoded_state
 from fp8compile.optim.placement import DEFAULT_FORMAT, Names
 from fp8compile.optim.plan import MASTERS
 
+TAKEN = "{} has an attribute {!r}, which a compressed optimizer has for itself: rename it in the class"
 AnyOptimizer = TypeVar("AnyOptimizer", bound=Optimizer)
 Group = Mapping[str, Any]
 
@@ -169,6 +170,9 @@ def _become(
     for option in ("differentiable", "fused"):
         if any(group.get(option) for group in optimizer.param_groups):
             raise ValueError(f"{option}=True: its step cannot be captured. Make the optimizer with {option}=False")
+    taken = [name for name in OWN_NAMES if name in vars(optimizer)]
+    if taken:
+        raise ValueError(TAKEN.format(type(optimizer).__name__, taken[0]))
     made: Any = _as_class(optimizer, compressed_class(type(optimizer)))
     made.seed, made.compiled, made.weight_codes, made.patterns = seed, compiled, False, patterns
     made._model_names = Names.of(model) if model is not None else Names()

@@ -17,7 +17,7 @@ from fp8compile.optim.plan import Plan, Tensors
 Group = dict[str, Any]
 OWN_NAMES = (  # attributes of the shell, which no captured step knows
     *("seed", "compiled", "weight_codes", "patterns", "_model_names", "_placements"),
-    *("_streams", "_numbers", "_updates", "_begun", "_steps", "_plans", "_writer", "_edits"),
+    *("_streams", "_numbers", "_updates", "_begun", "_steady", "_steps", "_plans", "_writer", "_edits"),
 )
 Parameter = tuple[int, Group, Tensor]  # its number, its group, itself
 
@@ -49,9 +49,6 @@ class OptimizerShell(Protocol):
     def _placed(self, p: Tensor, group: Mapping[str, Any]) -> Placement: ...
 
     def _start(self, p: Tensor, group: Group) -> None: ...
-
-    @staticmethod
-    def _in_group(group: Mapping[str, Any], i: int) -> str: ...
 
     def placement(self, p: Tensor, group: Mapping[str, Any]) -> Placement: ...
 

@@ -68,7 +68,9 @@ def parsed(source: str) -> Written | None:
     row = _ROW.search(body)
     positions = frozenset(place for [place] in ast.literal_eval(divisible.group(1)))
     prefix = source[: decorated.start()]
-    return Written(prefix, body, parameters, tuple(types), tuple(types.values()), positions, int(row.group(1)) if row else 1)
+    return Written(
+        prefix, body, parameters, tuple(types), tuple(types.values()), positions, int(row.group(1)) if row else 1
+    )
 
 
 def for_many(kernel: Written, fresh: Collection[int]) -> str:

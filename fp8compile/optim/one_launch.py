@@ -24,11 +24,15 @@ from fp8compile.optim import kernel_text
 from fp8compile.optim.kernel_text import ALIGNED, Written
 from fp8compile.optim.open_sizes import Sizes
 from fp8compile.optim.plan import Tensors
-from fp8compile.optim.row_views import View, viewed
+from fp8compile.optim.row_views import FIXED, View, viewed
 from fp8compile.optim.step_codes import AMAX, INV_SCALE, KNOWN, REACH, ROWS
 
 NEW = ("grad", ROWS, INV_SCALE, KNOWN, AMAX, REACH)  # tensors that are new at every step
-ROWS_OF_A_BLOCK, ELEMENTS, WARPS = 8, 1024, 2  # 8 groups of 128: 16 elements a thread, so bytes are loaded 16 at a time
+ROWS_OF_A_BLOCK, ELEMENTS, WARPS = (
+    8,
+    1024,
+    2,
+)  # 8 groups of 128: 16 elements a thread, so bytes are loaded 16 at a time
 
 Code = Callable[[list[Tensor]], Any]
 Launch = Callable[[Sequence[Tensors]], None]
@@ -199,6 +203,10 @@ class OneLaunch:
         self._device = members[0].piece.device
         self._table, self._owners = table.to(self._device), owners.to(self._device)
         self._launch = functools.partial(function[(len(owners),)], XBLOCK=rows, num_warps=WARPS)
+        read = (*NEW, *FIXED)
+        self._written = [
+            t for each in members for n, t in each.piece.tensors.items() if n.partition("/")[0] not in read
+        ]
         self._new = [
             (member.piece.index, name.partition("/")[0], member.piece.offsets[name])
             for member in members
@@ -211,6 +219,9 @@ class OneLaunch:
         fresh = torch.tensor(addresses, dtype=torch.int64).to(self._device, non_blocking=True)
         with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
             self._launch(self._table, fresh, self._owners)
+        torch.autograd.graph.increment_version(
+            self._written
+        )  # as if torch had: who keeps codes of weights looks at that
 
 
 def _address(t: Tensor, offset: int, held: list[Tensor]) -> int:

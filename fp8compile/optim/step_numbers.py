@@ -9,6 +9,7 @@ are computed here too, and written behind the step.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,8 +18,20 @@ from torch import Tensor
 from fp8compile._distributed import local_part
 from fp8compile.optim.captured_update import CapturedUpdate
 
+Several = list[Tensor]
 Member = tuple[Tensor, Mapping[str, Any], CapturedUpdate, dict[str, Tensor]]  # parameter, its group, update, state
-Place = tuple[int, int, torch.device]  # of a group and an update; two that are equal may have other numbers
+
+
+@dataclass(frozen=True)
+class Place:
+    """Parameters of one group, update and device: their counts, one-number states by name, and rows."""
+
+    update: CapturedUpdate
+    group: Mapping[str, Any]
+    device: torch.device
+    steps: Several
+    singles: Mapping[str, Several]
+    rows: Several
 
 
 class StepNumbers:
@@ -26,6 +39,7 @@ class StepNumbers:
 
     def __init__(self) -> None:
         self._rows: dict[Tensor, Tensor] = {}
+        self._places: list[Place] = []
         self._floats: dict[tuple[int, torch.device], tuple[Any, list[Tensor]]] = {}
         self._pending: list[tuple[list[Tensor], list[Tensor]]] = []
 
@@ -46,24 +60,33 @@ class StepNumbers:
 
     def compute(self, members: Sequence[Member]) -> None:
         """Fill the rows of these parameters for the step that follows; ``leave`` writes their one-number states."""
-        self._pending.clear()
-        places: dict[Place, list[Member]] = {}
+        places: dict[
+            tuple[int, int, torch.device], list[Member]
+        ] = {}  # equal groups, or updates, may differ in numbers
         for member in members:
             p, group, update, _ = member
             places.setdefault((id(group), id(update), local_part(p).device), []).append(member)
-        for (_, _, device), several in places.items():
-            self._compute(several[0][2], several, device)
+        self._places = [self._place(several, device) for (_, _, device), several in places.items()]
+        self.again()
 
-    def _compute(self, update: CapturedUpdate, several: Sequence[Member], device: torch.device) -> None:
+    def _place(self, several: Sequence[Member], device: torch.device) -> Place:
+        _, group, update, _ = several[0]
         states = [state for _, _, _, state in several]
-        step = torch.stack([state["step"] for state in states]).double() + 1  # where it is counted: on the host, say
-        singles = {name: torch.stack([state[name] for state in states]).double() for name in update.singles}
-        group = several[0][1]
-        matrix, new = update.of_step(self._of_group(group, update, step.device), step, singles)
-        matrix = matrix.to(device, non_blocking=True)
-        torch._foreach_copy_([self.row(p, update) for p, _, _, _ in several], [*matrix.unbind()])
-        for name, values in zip(update.singles, new, strict=True):
-            self._pending.append(([state[name] for state in states], [*values.to(torch.float32).unbind()]))
+        singles = {name: [state[name] for state in states] for name in update.singles}
+        rows = [self.row(p, update) for p, _, _, _ in several]
+        return Place(update, group, device, [state["step"] for state in states], singles, rows)
+
+    def again(self) -> None:
+        """``compute`` for the parameters that it was given the last time, whose states are the same tensors."""
+        self._pending.clear()
+        for place in self._places:
+            step = torch.stack(place.steps).double() + 1  # where it is counted: on the host, say
+            singles = {name: torch.stack(each).double() for name, each in place.singles.items()}
+            of_group = self._of_group(place.group, place.update, step.device)
+            matrix, new = place.update.of_step(of_group, step, singles)
+            torch._foreach_copy_(place.rows, [*matrix.to(place.device, non_blocking=True).unbind()])
+            for each, values in zip(place.singles.values(), new, strict=True):
+                self._pending.append((each, [*values.to(torch.float32).unbind()]))
 
     def _of_group(self, group: Mapping[str, Any], update: CapturedUpdate, device: torch.device) -> list[Tensor]:
         """The group's numbers, 0-d, FP64, on the device; copied there again if one has changed."""

@@ -125,6 +125,27 @@ CAPTURED_STEPS = (
         ("tests/optim/test_step_numbers.py",),
     ),
     Mutant(
+        "steady: an edit of a weight is not looked at",
+        "fp8compile/optim/steady.py",
+        "p._version != version or",
+        "",
+        ("tests/optim/test_steady.py",),
+    ),
+    Mutant(
+        "steady: options of groups are not looked at",
+        "fp8compile/optim/steady.py",
+        "or self._options != options",
+        "",
+        ("tests/optim/test_steady.py",),
+    ),
+    Mutant(
+        "one launch: a kernel that loops along a row is taken",
+        "fp8compile/optim/kernel_text.py",
+        'names != [*types, "XBLOCK"] or',
+        "",
+        ("tests/optim/test_kernel_text.py",),
+    ),
+    Mutant(
         "captured: what our shell keeps is watched as an optimizer's own",
         "fp8compile/optim/standing_in.py",
         '(*OF_EVERY_OPTIMIZER, *getattr(type(optimizer), "own_names", ()))',

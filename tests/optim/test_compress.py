@@ -195,6 +195,23 @@ def test_it_refuses_what_it_cannot_do_and_changes_nothing(
     assert all(optimizer.state[p][name] is t for p, state in states.items() for name, t in state.items())
 
 
+class Seeded(torch.optim.SGD):
+    """An attribute of its own has the name of one of ours."""
+
+    def __init__(self, parameters: Any, seed: int = 3) -> None:
+        super().__init__(parameters, lr=0.1)
+        self.seed = seed
+
+
+def test_an_attribute_of_its_own_is_not_overwritten() -> None:
+    optimizer = Seeded([nn.Parameter(torch.ones(64, 128))])
+    with pytest.raises(
+        ValueError, match="Seeded has an attribute 'seed', which a compressed optimizer has for itself"
+    ):
+        fp8compile.compress(optimizer)
+    assert type(optimizer) is Seeded and optimizer.seed == 3
+
+
 def test_hooks_closures_and_losses_are_as_before() -> None:
     """Hooks from before and behind compress, and those of all optimizers, are called once for each step."""
     model = small_model()

@@ -29,7 +29,18 @@ from .measures import print_json
 from .optimizers import chunks_of, lowered_chunk
 from .run_optimizer import CASES
 
-SHAPES: tuple[tuple[int, ...], ...] = ((24, 256), (16, 128), (3, 128), (40, 128), (64, 3, 3), (5, 200), (9, 200), (300,), (7,), ())
+SHAPES: tuple[tuple[int, ...], ...] = (
+    (24, 256),
+    (16, 128),
+    (3, 128),
+    (40, 128),
+    (64, 3, 3),
+    (5, 200),
+    (9, 200),
+    (300,),
+    (7,),
+    (),
+)
 Kinds = dict[str, dict[str, Any]]
 KINDS: Kinds = {
     "FP32": {},
@@ -63,7 +74,12 @@ def _usage(written: kernel_text.Written) -> dict[str, Any]:
     each = rows * written.row / (32 * one_launch.WARPS)
     narrow = re.findall(r"ld\.global\.L1::evict_first\S*\.b(?:8|16)\b", made.asm["ptx"])
     instructions_each = instructions(made.asm["cubin"]).total() / each
-    return {"instructions": instructions_each, "registers": registers, "spilled": stack + local, "narrow": len(narrow)}
+    return {
+        "instructions": instructions_each,
+        "registers": registers,
+        "spilled": stack + local,
+        "narrow": len(narrow),
+    }
 
 
 @contextmanager
@@ -129,7 +145,10 @@ def stepped(kind: dict[str, Any], together: bool) -> tuple[list[Tensor], list[in
                 if step == 2 and p.dim() == 2:
                     g = g.t().contiguous().t()
                 p.grad = g if step != 1 or i % 3 else None
+            versions = [p._version for p in parameters]
             optimizer.step()
+            changed = [p._version > before for p, before in zip(parameters, versions, strict=True)]
+            assert changed == [p.grad is not None for p in parameters], "codes of weights are kept by these numbers"
     states = [t for p in parameters for t in optimizer.state[p].values()]
     return [*(p.detach() for p in parameters), *states], blocks
 
@@ -137,7 +156,10 @@ def stepped(kind: dict[str, Any], together: bool) -> tuple[list[Tensor], list[in
 def interpreted(kind: str) -> dict[str, Any]:
     ours, blocks = stepped(KINDS[kind], together=True)
     singly, none = stepped(KINDS[kind], together=False)
-    differ = sum(not torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in zip(map(_flat, ours), map(_flat, singly), strict=True))
+    differ = sum(
+        not torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+        for a, b in zip(map(_flat, ours), map(_flat, singly), strict=True)
+    )
     return {"tensors": len(ours), "differ": differ, "launches": len(blocks), "blocks": blocks, "singly": len(none)}
 
 

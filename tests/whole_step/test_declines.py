@@ -163,6 +163,26 @@ def test_states_that_began_before_a_decline_count_as_none(monkeypatch: pytest.Mo
     assert all(map(torch.equal, model.parameters(), expected.parameters()))
 
 
+def test_a_damped_momentum_that_is_switched_on_begins_undamped() -> None:
+    torch._dynamo.reset()
+    model = nn.Linear(8, 8)
+    expected = copy.deepcopy(model)
+    first, second = (torch.optim.SGD(m.parameters(), lr=0.1) for m in (model, expected))
+    step = fp8compile.train_step(model, loss_fn, first, recipe=EAGER)
+    for number in range(5):
+        if number == 2:
+            for optimizer in (first, second):
+                optimizer.param_groups[0].update(momentum=0.9, dampening=0.5)
+        x = torch.full((4, 8), 1.0 + number)
+        step(x)
+        loss_fn(expected, x).backward()
+        second.step()
+        second.zero_grad()
+    assert step.told.is_one_graph
+    for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
 def test_an_error_of_the_model_is_the_models() -> None:
     torch._dynamo.reset()
     model = nn.Linear(8, 8)

@@ -1,0 +1,59 @@
+"""A step like the one before: that nothing has changed is seen in some 2 us a parameter, and nothing else is looked at.
+
+Compared are the objects and addresses of parameters and states, the versions of parameters (edits by others), the layouts
+of gradients, and the options of groups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fp8compile._distributed import is_sharded, local_part
+from fp8compile.optim.compiled_step import PreparedStep
+from fp8compile.optim.interface import Parameter
+
+Options = Mapping[int, tuple[Any, ...]]  # by group
+States = Mapping[Tensor, Mapping[str, Tensor]]
+
+
+def layout_of(p: Tensor, state: Mapping[str, Tensor]) -> tuple[Any, ...]:
+    """What a prepared step relies on: the same tensor objects of parameter and state, and the gradient's layout."""
+    here, g = (local_part(p), local_part(p.grad)) if is_sharded(p) else (p, p.grad)  # type: ignore[arg-type]
+    assert g is not None
+    return id(p), p.dtype, here.data_ptr(), g.dtype, g.stride(), *map(id, state.values())
+
+
+class Steady:
+    """The last step.
+
+    Args:
+        parameters: all that it updated.
+        states: of these.
+        options: of all groups.
+        step: what ran.
+    """
+
+    def __init__(self, parameters: Sequence[Parameter], states: States, options: Options, step: PreparedStep) -> None:
+        self.step, self._options, self._held = step, options, parameters
+        self.counts = [states[p]["step"] for _, _, p in parameters]
+        simple = all(not is_sharded(p) and p.numel() for _, _, p in parameters)
+        self._seen = [layout_of(p, states[p]) for _, _, p in parameters] if simple else None
+        self.leave()
+
+    def leave(self) -> None:
+        """Behind a step, which is a change of parameters too."""
+        self._versions = [p._version for _, _, p in self._held]
+
+    def goes_on(self, parameters: Sequence[Parameter], states: States, options: Options) -> bool:
+        """Whether a step of these is like the last one."""
+        if self._seen is None or len(parameters) != len(self._seen) or self._options != options:
+            return False
+        for (_, _, p), seen, version in zip(parameters, self._seen, self._versions, strict=True):
+            g = p.grad
+            if g is None or g.layout is not torch.strided or p._version != version or layout_of(p, states[p]) != seen:
+                return False
+        return True

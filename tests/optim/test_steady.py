@@ -1,0 +1,124 @@
+"""Steps like the one before look at little; each change is noticed, and the numbers are those of looking at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fp8compile import optim
+from fp8compile.optim.steady import Steady
+from tests.support.reference import bits_equal
+
+
+def made(count: int = 3, **options: Any) -> optim.AdamW:
+    generator = torch.Generator().manual_seed(0)
+    parameters = [nn.Parameter(torch.randn(8 + i, 640, generator=generator)) for i in range(count)]
+    return optim.AdamW(parameters, lr=1e-2, **options)
+
+
+def parameters_of(optimizer: torch.optim.Optimizer) -> list[Tensor]:
+    return [p for group in optimizer.param_groups for p in group["params"]]
+
+
+def give_gradients(optimizer: torch.optim.Optimizer, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for p in parameters_of(optimizer):
+        p.grad = torch.randn(p.shape, generator=generator).to(p.dtype)
+
+
+@pytest.fixture
+def went_on(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[bool]]:
+    """Of each step but the first, whether it was like the one before."""
+    found: list[bool] = []
+    plain = Steady.goes_on
+
+    def noted(self: Steady, *args: Any) -> bool:
+        found.append(plain(self, *args))
+        return found[-1]
+
+    monkeypatch.setattr(Steady, "goes_on", noted)
+    yield found
+
+
+def test_steps_go_on_under_a_schedule(went_on: list[bool]) -> None:
+    optimizer = made()
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+    for step in range(5):
+        give_gradients(optimizer, step)
+        optimizer.step()
+        schedule.step()
+    assert went_on == [True] * 4
+
+
+Change = Callable[[optim.AdamW], object]
+
+
+def first(optimizer: torch.optim.Optimizer) -> Any:
+    return parameters_of(optimizer)[0]
+
+
+def no_gradient(optimizer: optim.AdamW) -> None:
+    first(optimizer).grad = None
+
+
+def turned_gradient(optimizer: optim.AdamW) -> None:
+    first(optimizer).grad = first(optimizer).grad.t().contiguous().t()
+
+
+def other_memory(optimizer: optim.AdamW) -> None:
+    first(optimizer).data = first(optimizer).data.clone()
+
+
+def another_state(optimizer: optim.AdamW) -> None:
+    state = optimizer.state[first(optimizer)]
+    state.update({name: t.clone() for name, t in state.items()})
+
+
+def another_parameter(optimizer: optim.AdamW) -> None:
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(4, 640))]})
+    parameters_of(optimizer)[-1].grad = torch.ones(4, 640)
+
+
+CHANGES: dict[str, Change] = {
+    "an edit": lambda optimizer: first(optimizer).mul_(1.5),
+    "no gradient": no_gradient,
+    "a gradient of another layout": turned_gradient,
+    "other memory": other_memory,
+    "another state": another_state,
+    "a parameter more": another_parameter,
+    "another option": lambda optimizer: optimizer.param_groups[0].update(amsgrad=True),
+    "a state dict": lambda optimizer: optimizer.load_state_dict(optimizer.state_dict()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_change_is_noticed_and_the_step_is_that_of_looking_at_all(change: str, went_on: list[bool]) -> None:
+    steady, looking = made(), made()
+    for step in range(5):
+        for optimizer in (steady, looking):
+            give_gradients(optimizer, step)
+            if step == 3:
+                with torch.no_grad():
+                    CHANGES[change](optimizer)
+        looking._steady = None
+        looking.step()
+        steady.step()
+    assert went_on[:2] == [True, True] and sum(went_on) <= 3
+    for ours, theirs in zip(parameters_of(steady), parameters_of(looking), strict=True):
+        assert torch.equal(ours, theirs)
+        for name, state in steady.state[ours].items():
+            assert bits_equal(state.float(), looking.state[theirs][name].float()), name
+
+
+def test_a_sparse_gradient_is_still_refused() -> None:
+    optimizer = made()
+    for _ in range(2):
+        give_gradients(optimizer, 0)
+        optimizer.step()
+    first(optimizer).grad = torch.eye(8, 640).to_sparse()
+    with pytest.raises(RuntimeError, match="sparse gradient"):
+        optimizer.step()
