@@ -178,10 +178,8 @@ class EncodedOptimizer(torch.optim.Optimizer):
             RuntimeError: a sparse gradient; as with every error before the update itself, nothing has changed then.
             ValueError: a sharded parameter of which the update needs the whole.
         """
-        loss = None
-        if closure is not None:
-            with torch.enable_grad():
-                loss = closure()
+        with torch.enable_grad():
+            loss = None if closure is None else closure()
         self.update_parameters([each for each in self._parameters() if each[2].grad is not None])
         return loss
 
