@@ -162,7 +162,7 @@ def optimizer_instructions(folder: Path) -> list[str]:
     head = ("format", "parameters", "instructions", "slow ones", "registers", "bytes spilled", "predicted ms")
     return [
         source("optimizer-instructions-sm90-lowered.json", found),
-        "AdamW by state format, an element, of 256M elements; by the best of the configurations that a tuner would time.",
+        "AdamW by state format, an element, of 256M elements; the kernel of one launch for all parameters.",
         "Slow ones are those that half of the lanes or fewer take: roots, logarithms, conversions.",
         "",
         *table(head, rows),

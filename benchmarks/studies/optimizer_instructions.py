@@ -5,7 +5,7 @@
 The three rates are those that one H200 reached (copies, lanes, lanes of the slow pipe). Instructions are counted where they
 stand: a branch that is not taken counts, a loop's body counts once. All figures are predictions, and low ones: of the code
 of which one H200's times are known 3.09 ms were predicted for e4m3_expanded, and 5.99 measured; for int8_companded 1.95
-and 3.34.
+and 3.34. The kernel is that of one launch for many parameters, which has one configuration.
 
 python benchmarks/studies/optimizer_instructions.py [--json results.json] [FORMAT ...]
 """
@@ -22,10 +22,10 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
+from fp8compile.optim.kernel_text import parsed
 from tests.sm90 import fake_h100
-from tests.sm90.assembling import Cubin, assemble
 from tests.sm90.checked import instructions
-from tests.sm90.optimizers import Case, chunks_of, lowered_chunk
+from tests.sm90.optimizers import Case, chunks_of, lowered_chunk, together
 
 BYTES, LANES, SLOW = 4.2e12, 3.3e13, 4.2e12  # a second
 ELEMENTS = 256 * 2**20
@@ -42,29 +42,21 @@ DTYPES = {"BF16": torch.bfloat16, "FP32": torch.float32}
 SLOW_ONES = ("MUFU", "F2F", "F2I", "I2F", "FRND", "F2FP")  # the last: half of Hopper's lanes or fewer convert
 
 
-def configuration(cubin: Cubin, size: int, moved: float) -> dict[str, Any]:
-    """One configuration's row: ``size``, elements of a group; ``moved``, bytes an element."""
-    found = instructions(cubin.code)
-    each = cubin.blocks["XBLOCK"] * size / (32 * cubin.num_warps)
-    total, slow = found.total() / each, sum(found[name] for name in SLOW_ONES) / each
-    ms = max(moved / BYTES, total / LANES, slow / SLOW) * ELEMENTS * 1e3
-    row = {"XBLOCK": cubin.blocks["XBLOCK"], "warps": cubin.num_warps, "instructions": total, "slow": slow}
-    return row | {"registers": cubin.registers, "spilled": cubin.spill_bytes, "predicted_ms": ms}
-
-
 def measured(name: str, dtype: str) -> dict[str, Any]:
-    """All configurations that a tuner would time, and the best of them by prediction."""
+    """The kernel that one launch for many parameters runs."""
     chunks, least = chunks_of(Case(SHAPE, DTYPES[dtype], state_format=FORMATS[name]).build(torch.zeros))
     [chunk] = chunks
     graph, _ = lowered_chunk(chunk)
-    elements = SHAPE[0] * SHAPE[1]
-    rows = [
-        configuration(cubin, elements // ROWS, graph.num_bytes / elements)
-        for cubin in assemble(graph.kernels.values())
-        if cubin.timed
-    ]
-    best = min(rows, key=lambda row: row["predicted_ms"])
-    return {"format": name, "dtype": dtype, "over_least": graph.num_bytes / least, **best, "configurations": rows}
+    [kernel] = graph.kernels.values()
+    written = parsed(kernel.source)
+    assert written is not None, name
+    made, elements = together(written), SHAPE[0] * SHAPE[1]
+    each = made.elements * (elements / ROWS) / written.row
+    found = instructions(made.code)
+    total, slow = found.total() / each, sum(found[kind] for kind in SLOW_ONES) / each
+    ms = max(graph.num_bytes / elements / BYTES, total / LANES, slow / SLOW) * ELEMENTS * 1e3
+    row = {"format": name, "dtype": dtype, "over_least": graph.num_bytes / least, "instructions": total, "slow": slow}
+    return row | {"registers": made.registers, "spilled": made.spilled, "predicted_ms": ms}
 
 
 def line(row: dict[str, Any]) -> str:
@@ -88,11 +80,6 @@ def main() -> None:
         for dtype in options.dtype:
             rows.append(measured(name, dtype))
             print(line(rows[-1]), flush=True)
-            print(
-                "   ",
-                *({k: round(v, 1) for k, v in each.items()} for each in rows[-1]["configurations"]),
-                sep="\n    ",
-            )
     if options.json:
         what = "optimizer steps lowered for sm_90 and disassembled without a GPU; ms are predictions"
         options.json.write_text(

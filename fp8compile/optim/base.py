@@ -192,7 +192,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
         if self._steady is not None and self._steady.goes_on(parameters, self.state, options):
             self._numbers.again()
             torch._foreach_add_(self._steady.counts, 1)
-            self._steady.step([{"grad": p.grad} for _, _, p in parameters])
+            self._steady.step(self._steady.new())
             self._steady.leave()
             self._numbers.leave()
             return

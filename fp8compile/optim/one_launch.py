@@ -75,7 +75,7 @@ def offsets_of(views: Tensors, whole: Tensors) -> dict[str, int]:
     for name, t in views.items():
         if (base := name.partition("/")[0]) in NEW:
             begin = whole[base].storage_offset() if whole[base].is_contiguous() else 0
-            found[name] = (t.storage_offset() - begin) * t.element_size()
+            found[name] = int(t.storage_offset() - begin) * t.element_size()
     return found
 
 

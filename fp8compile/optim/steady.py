@@ -15,6 +15,7 @@ from torch import Tensor
 from fp8compile._distributed import is_sharded, local_part
 from fp8compile.optim.compiled_step import PreparedStep
 from fp8compile.optim.interface import Parameter
+from fp8compile.optim.plan import Tensors
 
 Options = Mapping[int, tuple[Any, ...]]  # by group
 States = Mapping[Tensor, Mapping[str, Tensor]]
@@ -43,6 +44,10 @@ class Steady:
         simple = all(not is_sharded(p) and p.numel() for _, _, p in parameters)
         self._seen = [layout_of(p, states[p]) for _, _, p in parameters] if simple else None
         self.leave()
+
+    def new(self) -> list[Tensors]:
+        """What is new at each step: the gradients of the parameters, in their order."""
+        return [{"grad": p.grad} for _, _, p in self._held if p.grad is not None]
 
     def leave(self) -> None:
         """Behind a step, which is a change of parameters too."""

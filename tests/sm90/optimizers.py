@@ -11,9 +11,12 @@ from torch import Tensor, nn
 
 from fp8compile import _torch as private
 from fp8compile import optim
-from fp8compile.optim import compiled_step, row_views
+from fp8compile.optim import compiled_step, kernel_text, one_launch, row_views
 from fp8compile.optim.open_sizes import Sizes, numbers
 
+from . import fake_h100
+from .assembling import resource_usage
+from .checked import check
 from .lowering import Lowered, LoweredGraph, lower_backend, lowering_config
 
 ONLY_READ = ("grad", "numbers", "step", "stream")
@@ -71,3 +74,36 @@ def lowered_chunk(chunk: Chunk, *, execute: bool = False) -> tuple[LoweredGraph,
                 compiled(*numbers([each]), *tensors.values())
 
     return lowered.only, run
+
+
+@dataclass(frozen=True)
+class Together:
+    """The kernel of many parameters as assembled.
+
+    Attributes:
+        elements: of a thread, as Triton sees them: of a state in planes one is several values.
+        registers: per thread.
+        spilled: bytes per thread.
+    """
+
+    code: bytes
+    ptx: str
+    elements: float
+    registers: int
+    spilled: int
+
+
+def together(written: kernel_text.Written) -> Together:
+    """What one launch for many parameters runs, lowered for sm_90 and assembled; the gradient's address is new."""
+    import triton
+    from triton.compiler import ASTSource
+
+    function = one_launch.loaded(kernel_text.for_many(written, [len(written.names) // 2]))
+    types = {"table": "*i64", "fresh": "*i64", "owners": "*i32", "XBLOCK": "constexpr"}
+    rows = one_launch.rows_of_a_block(written)
+    source = ASTSource(function, types, {(3,): rows}, {(i,): [["tt.divisibility", 16]] for i in range(3)})
+    made = triton.compile(source, target=fake_h100.target(), options={"num_warps": one_launch.WARPS})
+    check(kernel_text.NAME, made.asm["ptx"], made.asm["cubin"])
+    registers, stack, _, local = resource_usage(made.asm["cubin"])
+    elements = rows * written.row / (32 * one_launch.WARPS)
+    return Together(made.asm["cubin"], made.asm["ptx"], elements, registers, stack + local)

@@ -23,10 +23,9 @@ from fp8compile.optim import compiled_step, kernel_text, one_launch, open_sizes
 from fp8compile.optim.open_sizes import Sizes
 
 from . import fake_h100, interpreter, lowering
-from .assembling import resource_usage
-from .checked import check, instructions
+from .checked import instructions
 from .measures import print_json
-from .optimizers import chunks_of, lowered_chunk
+from .optimizers import chunks_of, lowered_chunk, together
 from .run_optimizer import CASES
 
 SHAPES: tuple[tuple[int, ...], ...] = (
@@ -61,25 +60,10 @@ def assembled(name: str) -> dict[str, Any]:
 
 
 def _usage(written: kernel_text.Written) -> dict[str, Any]:
-    import triton
-    from triton.compiler import ASTSource
-
-    function = one_launch.loaded(kernel_text.for_many(written, [len(written.names) // 2]))
-    types = {"table": "*i64", "fresh": "*i64", "owners": "*i32", "XBLOCK": "constexpr"}
-    rows = one_launch.rows_of_a_block(written)
-    source = ASTSource(function, types, {(3,): rows}, {(i,): [["tt.divisibility", 16]] for i in range(3)})
-    made = triton.compile(source, target=fake_h100.target(), options={"num_warps": one_launch.WARPS})
-    check(kernel_text.NAME, made.asm["ptx"], made.asm["cubin"])
-    registers, stack, _, local = resource_usage(made.asm["cubin"])
-    each = rows * written.row / (32 * one_launch.WARPS)
-    narrow = re.findall(r"ld\.global\.L1::evict_first\S*\.b(?:8|16)\b", made.asm["ptx"])
-    instructions_each = instructions(made.asm["cubin"]).total() / each
-    return {
-        "instructions": instructions_each,
-        "registers": registers,
-        "spilled": stack + local,
-        "narrow": len(narrow),
-    }
+    found = together(written)
+    narrow = re.findall(r"ld\.global\.L1::evict_first\S*\.b(?:8|16)\b", found.ptx)
+    each = instructions(found.code).total() / found.elements
+    return {"instructions": each, "registers": found.registers, "spilled": found.spilled, "narrow": len(narrow)}
 
 
 @contextmanager

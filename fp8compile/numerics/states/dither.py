@@ -53,7 +53,9 @@ def threshold_of(x: Tensor) -> Tensor:
 
 def _hashed(bits: Tensor) -> Tensor:
     """Of int32 bits the first 12 of a mantissa, the 11 after them 0; no product leaves 32 bits."""
-    return (((bits & _MASK) * LOW + ((bits >> _BITS) & (_MASK >> 1)) * HIGH) & _MASK) << _FP32_MANTISSA - _BITS
+    mixed = (bits & _MASK) * LOW + ((bits >> _BITS) & (_MASK >> 1)) * HIGH
+    hashed: Tensor = (mixed & _MASK) << _FP32_MANTISSA - _BITS
+    return hashed
 
 
 _LIBRARY = torch.library.Library("fp8compile", "FRAGMENT")  # type: ignore[no-untyped-call]
