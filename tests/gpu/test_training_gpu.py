@@ -80,6 +80,25 @@ def test_an_optimizer_step_is_the_cpus(dtype: torch.dtype, gpu: torch.device) ->
     assert bool(((q.detach().cpu().double() - p.detach().double()).abs() <= bound).all())
 
 
+def test_many_parameters_of_a_kind_are_one_launch_and_step_as_each_alone(gpu: torch.device) -> None:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((64, 256), (16, 128), (3, 128), (40, 640), (128, 1024))
+    values = [torch.randn(shape, generator=generator).to(gpu) for shape in shapes]
+    together, alone = ([nn.Parameter(value.clone()) for value in values] for _ in range(2))
+    optimizers = [optim.AdamW(together, lr=1e-3), *(optim.AdamW([p], lr=1e-3) for p in alone)]
+    for _ in range(3):
+        for p, q in zip(together, alone, strict=True):
+            p.grad = torch.randn(p.shape, generator=generator).to(gpu)
+            q.grad = p.grad.clone()
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            optimizers[0].step()
+            torch.cuda.synchronize()
+        for optimizer in optimizers[1:]:
+            optimizer.step()
+    assert all(map(torch.equal, together, alone))
+    assert sum(event.count for event in profile.key_averages() if event.key == "optimizer_step") == 1
+
+
 def test_states_take_two_bytes_a_parameter(gpu: torch.device) -> None:
     p = nn.Parameter(torch.randn(1024, 1024, device=gpu))
     p.grad = torch.randn_like(p)
