@@ -18,13 +18,15 @@ from torch import Tensor
 from fp8compile._distributed import local_part
 from fp8compile.optim.captured_update import CapturedUpdate
 
+ALIGNED = 4  # FP32 numbers that a GPU loads at once
 Several = list[Tensor]
 Member = tuple[Tensor, Mapping[str, Any], CapturedUpdate, dict[str, Tensor]]  # parameter, its group, update, state
 
 
 @dataclass(frozen=True)
 class Place:
-    """Parameters of one group, update and device: their counts, one-number states by name, and rows."""
+    """Parameters of one group, update and device: their counts, one-number states by name, and rows; ``block``: all rows as
+    one tensor, where they lie one after the other."""
 
     update: CapturedUpdate
     group: Mapping[str, Any]
@@ -32,6 +34,7 @@ class Place:
     steps: Several
     singles: Mapping[str, Several]
     rows: Several
+    block: Tensor | None
 
 
 class StepNumbers:
@@ -46,9 +49,8 @@ class StepNumbers:
     def row(self, p: Tensor, update: CapturedUpdate) -> Tensor:
         """FP32 ``[n]``, always the same tensor for a parameter as long as it has as many numbers."""
         known = self._rows.get(p)
-        count = len(update.names) + len(update.bound_names)
-        if known is None or len(known) != count:
-            known = torch.empty(count, dtype=torch.float32, device=local_part(p).device)
+        if known is None or known.shape[0] != len(update.names) + len(update.bound_names):
+            [known] = _new_rows(1, update, local_part(p).device)
             self._rows[p] = known
         return known
 
@@ -73,8 +75,11 @@ class StepNumbers:
         _, group, update, _ = several[0]
         states = [state for _, _, _, state in several]
         singles = {name: [state[name] for state in states] for name in update.singles}
-        rows = [self.row(p, update) for p, _, _, _ in several]
-        return Place(update, group, device, [state["step"] for state in states], singles, rows)
+        parameters = [p for p, _, _, _ in several]
+        if not any(p in self._rows for p in parameters):
+            self._rows |= zip(parameters, _new_rows(len(parameters), update, device), strict=True)
+        rows = [self.row(p, update) for p in parameters]
+        return Place(update, group, device, [state["step"] for state in states], singles, rows, block_of(rows))
 
     def again(self) -> None:
         """``compute`` for the parameters that it was given the last time, whose states are the same tensors."""
@@ -84,7 +89,11 @@ class StepNumbers:
             singles = {name: torch.stack(each).double() for name, each in place.singles.items()}
             of_group = self._of_group(place.group, place.update, step.device)
             matrix, new = place.update.of_step(of_group, step, singles)
-            torch._foreach_copy_(place.rows, [*matrix.to(place.device, non_blocking=True).unbind()])
+            matrix = matrix.to(place.device, non_blocking=True)
+            if place.block is not None:
+                place.block.copy_(matrix)
+            else:
+                torch._foreach_copy_(place.rows, [*matrix.unbind()])
             for each, values in zip(place.singles.values(), new, strict=True):
                 self._pending.append((each, [*values.to(torch.float32).unbind()]))
 
@@ -107,3 +116,21 @@ class StepNumbers:
         for states, values in self._pending:
             torch._foreach_copy_(states, values)
         self._pending.clear()
+
+
+def _new_rows(several: int, update: CapturedUpdate, device: torch.device) -> Several:
+    """Rows one after the other, each of which begins where a GPU may load 16 bytes."""
+    count = len(update.names) + len(update.bound_names)
+    width = -(-count // ALIGNED) * ALIGNED
+    return [*torch.empty(several, width, dtype=torch.float32, device=device)[:, :count].unbind()]
+
+
+def block_of(rows: Several) -> Tensor | None:
+    """Rows of one tensor, all at the same distance, as ``[P, n]``; None for others."""
+    first, count = rows[0], rows[0].shape[0]
+    width = -(-count // ALIGNED) * ALIGNED
+    begins = [first.data_ptr() + 4 * width * i for i in range(len(rows))]
+    size = first.storage_offset() + width * (len(rows) - 1) + count
+    if [row.data_ptr() for row in rows] != begins or first.untyped_storage().nbytes() < 4 * size:
+        return None
+    return first.as_strided((len(rows), count), (width, 1))

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fp8compile.optim.captured_updates import CapturedUpdates
-from fp8compile.optim.step_numbers import Member, StepNumbers
+from fp8compile.optim.step_numbers import Member, StepNumbers, block_of
 from tests.support.captured import SHAPE, Own, of_torch
 from tests.support.within import U
 
@@ -46,12 +46,29 @@ def parameters(count: int) -> list[nn.Parameter]:
 def adamw_row(step: int, lr: float, decay: float = 0.01) -> Tensor:
     """In the order of ``elements``: see test_short_forms.py."""
     rest1, rest2 = 1 - BETAS[0] ** step, 1 - BETAS[1] ** step
-    return torch.tensor([1 - lr * decay, 1, 1 - BETAS[0], BETAS[1], 1 - BETAS[1], 1 / rest2**0.5, 1e-8, -lr / rest1])
+    return torch.tensor(
+        [1 - lr * decay, BETAS[0], 1 - BETAS[0], BETAS[1], 1 - BETAS[1], 1 / rest2**0.5, 1e-8, -lr / rest1]
+    )
 
 
 def close(found: Tensor, expected: Tensor) -> bool:
     """But for FP32's rounding, of this and of that."""
     return bool(((found[: len(expected)] - expected).abs() <= 2 * U * expected.abs()).all())
+
+
+def test_rows_lie_one_after_the_other_and_are_written_at_once_where_all_are_there() -> None:
+    several = parameters(3)
+    numbers = Numbers(torch.optim.AdamW(several, lr=0.1))
+    numbers.step(*several)
+    rows = [numbers.row(p) for p in several]
+    whole = block_of(rows)
+    assert whole is not None and torch.equal(whole, torch.stack(rows))
+    assert {row.data_ptr() % 16 for row in rows} == {rows[0].data_ptr() % 16}
+    for some in (several[1:], several[::-1], [several[0], several[2]]):
+        assert (block_of([numbers.row(p) for p in some]) is None) == (some[0] is not several[1])
+        numbers.step(*some)
+        assert all(close(numbers.row(p), adamw_row(int(numbers.states[p]["step"]), 0.1)) for p in some)
+    assert block_of([torch.empty(14), torch.empty(14)]) is None
 
 
 def test_rows_stay_the_same_tensors_and_follow_the_step() -> None:
