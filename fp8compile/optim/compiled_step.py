@@ -45,6 +45,11 @@ class Signature:
     def is_on_gpu(self) -> bool:
         return any(layout.device.type == "cuda" for _, layout in self.layouts)
 
+    @property
+    def may_share(self) -> bool:
+        """Whether its code is generated kernels alone, which can be caught: calls of libraries would run."""
+        return self.is_on_gpu and not self.plan.update.whole_tensor
+
 
 def signed(plan: Plan, tensors: Tensors) -> tuple[Signature, Tensors, Sizes]:
     """The signature of a piece's update; what code for it takes: the piece's tensors, and the sizes that it leaves open."""
@@ -76,7 +81,7 @@ class PreparedStep:
         for signature, alike in waiting.items():
             run = functools.partial(_compiled, signature) if compiled else functools.partial(_eager, signature.plan)
             codes = [run(piece) for piece in alike]
-            self.launches += in_few_launches(codes, alike, together=compiled and signature.is_on_gpu)
+            self.launches += in_few_launches(codes, alike, together=compiled and signature.may_share)
 
     def __call__(self, new: Sequence[Tensors]) -> None:
         """Update every parameter by its gradient, ``grad``, and the other tensors that are new at every step.
@@ -132,9 +137,8 @@ def compile_step(signature: Signature, sizes: Sizes) -> tuple[Callable[..., Any]
     rows = TUNED_FOR // GROUP
     tuned_for = {size: rows if size.name == OPEN_ROWS else n for size, n in sizes.items()}
     graph, flat, fakes = traced_step(signature, tuned_for)
-    one_launch = signature.is_on_gpu and not signature.plan.update.whole_tensor
     with (
-        caught() if one_launch else nullcontext(),
+        caught() if signature.may_share else nullcontext(),
         private.functorch_config.patch(enable_autograd_cache=False),  # it has no key for what Dynamo has not captured
     ):
         compiled: Any = private.compile_fx(graph, flat, config_patches=inductor_options())

@@ -28,11 +28,8 @@ from fp8compile.optim.row_views import FIXED, View, viewed
 from fp8compile.optim.step_codes import AMAX, INV_SCALE, KNOWN, REACH, ROWS
 
 NEW = ("grad", ROWS, INV_SCALE, KNOWN, AMAX, REACH)  # tensors that are new at every step
-ROWS_OF_A_BLOCK, ELEMENTS, WARPS = (
-    8,
-    1024,
-    2,
-)  # 8 groups of 128: 16 elements a thread, so bytes are loaded 16 at a time
+ROWS_OF_A_BLOCK = 8  # groups of 128: with two warps 16 elements a thread, so that bytes are loaded 16 at a time
+ELEMENTS, WARPS = 1024, 2
 
 Code = Callable[[list[Tensor]], Any]
 Launch = Callable[[Sequence[Tensors]], None]
@@ -111,7 +108,7 @@ def caught() -> Iterator[None]:
 
 
 def launched(code: Code, piece: Piece) -> tuple[Caught, tuple[Any, ...]] | None:
-    """The one caught kernel that code would launch, and its arguments; None if it is not one."""
+    """The one caught kernel that code would launch, and its arguments; None if it is not one. What is not caught runs."""
     global _noted
     _noted = []
     try:

@@ -46,6 +46,7 @@ KINDS: Kinds = {
     "BF16, rounded stochastically": {"dtype": torch.bfloat16},
     "BF16, split, 4 bits": {"dtype": torch.bfloat16, "state_format": "4bit_log", "master": "split"},
     "FP32 states": {"state_format": "fp32"},
+    "Muon": {"optimizer": "Muon"},
 }
 
 
@@ -113,15 +114,16 @@ def caught(kernel: lowering.Kernel) -> one_launch.Caught:
 
 
 def stepped(kind: dict[str, Any], together: bool) -> tuple[list[Tensor], list[int]]:
-    """All tensors of three steps of AdamW; in the second some parameters have no gradient, others one of another layout."""
-    options = {name: value for name, value in kind.items() if name != "dtype"}
+    """All tensors of three steps; in the second some parameters have no gradient, in the third some one of another layout."""
+    options = {name: value for name, value in kind.items() if name not in ("dtype", "optimizer")}
     generator = torch.Generator().manual_seed(0)
 
     def drawn(shape: tuple[int, ...]) -> Tensor:
         return torch.randn(shape, generator=generator).to(kind.get("dtype", torch.float32))
 
-    parameters = [nn.Parameter(drawn(shape)) for shape in SHAPES]
-    optimizer = optim.AdamW(parameters, lr=1e-2, **options)
+    made = kind.get("optimizer", "AdamW")
+    parameters = [nn.Parameter(drawn(shape)) for shape in SHAPES if len(shape) == 2 or made != "Muon"]
+    optimizer = getattr(optim, made)(parameters, lr=1e-2, **options)
     with as_on_a_gpu(together=together) as blocks:
         for step in range(3):
             for i, p in enumerate(parameters):
