@@ -42,7 +42,7 @@ class Steady:
         self.step, self._options, self._held = step, options, parameters
         self.counts = [states[p]["step"] for _, _, p in parameters]
         simple = all(not is_sharded(p) and p.numel() for _, _, p in parameters)
-        self._seen = [layout_of(p, states[p]) for _, _, p in parameters] if simple else None
+        self._seen = [(id(group), layout_of(p, states[p])) for _, group, p in parameters] if simple else None
         self.leave()
 
     def new(self) -> list[Tensors]:
@@ -57,8 +57,10 @@ class Steady:
         """Whether a step of these is like the last one."""
         if self._seen is None or len(parameters) != len(self._seen) or self._options != options:
             return False
-        for (_, _, p), seen, version in zip(parameters, self._seen, self._versions, strict=True):
+        for (_, group, p), (place, seen), version in zip(parameters, self._seen, self._versions, strict=True):
             g = p.grad
-            if g is None or g.layout is not torch.strided or p._version != version or layout_of(p, states[p]) != seen:
+            if g is None or g.layout is not torch.strided or id(group) != place:
+                return False
+            if p._version != version or layout_of(p, states[p]) != seen:
                 return False
         return True

@@ -132,6 +132,13 @@ CAPTURED_STEPS = (
         ("tests/optim/test_steady.py",),
     ),
     Mutant(
+        "steady: a parameter that went into another group is where it was",
+        "fp8compile/optim/steady.py",
+        " or id(group) != place",
+        "",
+        ("tests/optim/test_changed_options.py",),
+    ),
+    Mutant(
         "steady: options of groups are not looked at",
         "fp8compile/optim/steady.py",
         "or self._options != options",
