@@ -9,6 +9,7 @@ import os
 import tempfile
 from collections.abc import Iterator
 from typing import Any
+from unittest import mock
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # one process per core (pytest-xdist): threads would only wait
 os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="fp8compile-tests-")
@@ -88,6 +89,13 @@ def clean_dynamo() -> Iterator[None]:
     torch.manual_seed(0)
     yield
     torch._dynamo.reset()
+
+
+@pytest.fixture
+def vnni() -> Iterator[None]:
+    """Every CPU multiplies INT8: ``_int_mm`` runs on all, if slowly."""
+    with mock.patch.object(private, "cpu_has_vnni", lambda: True):
+        yield
 
 
 @pytest.fixture(scope="session")

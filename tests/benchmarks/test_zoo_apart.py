@@ -182,6 +182,6 @@ def test_no_model_draws_at_random(family: str) -> None:
     for name, model in models((family,)).items():
         case, batch = model.case(0), model.batch(0)
         before = torch.get_rng_state()
-        call(case.model, batch, PRECISION)
+        call(case.model, batch, "fp32")  # not every CPU has an LSTM in BF16
         drawing += [] if torch.get_rng_state().equal(before) else [name]
     assert drawing == []

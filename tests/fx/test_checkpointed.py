@@ -19,6 +19,7 @@ from fp8compile.fx.aot import describe_joint
 from fp8compile.fx.checkpointed import join_regions, region_of, stand_in
 from fp8compile.recipe.recipe import Recipe
 
+pytestmark = pytest.mark.usefixtures("vnni")
 aten = torch.ops.aten
 ROWS, WIDTH = 256, 64
 UNIT = ROWS * WIDTH * 4

@@ -14,6 +14,7 @@ pytest.importorskip("triton", reason="triton, which compiles what Inductor gener
 
 from .bugs import BUGS
 from .fake_h100 import figures
+from .layers import CASES as LAYERS
 from .layers import (
     BOTH,
     BOTH_CACHED,
@@ -38,16 +39,27 @@ BOUND = ROUNDINGS * 2.0**-24
 MIB = 2**20
 
 
+def lowered_in_ci(case: str, pipeline: str) -> bool:
+    return pipeline in LOWERED.get(case, ())
+
+
 def in_ci(case: str, pipeline: str) -> Any:
     """As a parameter of a test; what CI leaves out is marked."""
-    return pytest.param(case, pipeline, marks=() if pipeline in LOWERED[case] else pytest.mark.sweep)
+    return pytest.param(case, pipeline, marks=() if lowered_in_ci(case, pipeline) else pytest.mark.sweep)
+
+
+def layers(*cases: str) -> Any:
+    """These layers as parameters of a test; those that CI leaves out are marked."""
+    return pytest.mark.parametrize(
+        "case", [case if case in LOWERED else pytest.param(case, marks=pytest.mark.sweep) for case in cases]
+    )
 
 
 ALL = [in_ci(c, p) for cases in (LOWERED, SLOW) for c in cases for p in cases[c]]
 
 
 def graphs(case: str, pipeline: str) -> list[dict[str, Any]]:
-    part = () if pipeline in LOWERED[case] else ("--slow",)
+    part = () if lowered_in_ci(case, pipeline) else ("--slow",)
     found: list[dict[str, Any]] = result_of("run_layers", *part)["layers"][case]["pipelines"][pipeline]
     return found
 
@@ -125,7 +137,7 @@ def test_kernels_and_bytes_against_plain_inductor(case: str, pipeline: str) -> N
     assert (*launches, round(ratio, 3)) == FIGURES[case, pipeline]
 
 
-@pytest.mark.parametrize("case", ["llama 16k", "vit 16k"])
+@layers("llama 16k", "vit 16k")
 def test_a_pre_norm_layer_with_16_bit_attention_keeps_the_goal_by_itself(case: str) -> None:
     """1.05, the project's goal for storage; test_depth_sm90.py has a layer among others. What attention's operands cost is in
     FIGURES: a kernel of the library on both sides, so each is read and stored again in the forward, and decoded to memory in
@@ -133,6 +145,7 @@ def test_a_pre_norm_layer_with_16_bit_attention_keeps_the_goal_by_itself(case: s
     assert moved(case, CONSERVATIVE) <= 1.05 * moved(case, PLAIN) / LESS_PLAIN[case]
 
 
+@pytest.mark.sweep
 def test_a_post_norm_layer_does_with_a_group_for_each_row() -> None:
     """What is kept there is read by a norm alone: sums along rows and amaxes of smaller groups are no kernel together."""
     assert moved("bert 16k", ROWS) <= 1.05 * moved("bert 16k", PLAIN) < moved("bert 16k", CONSERVATIVE)
@@ -143,7 +156,7 @@ def test_fp8_linears_with_known_scales_and_cached_weights_move_little_more_than_
     kernels of their own: two read the 1 unit of a norm's input again, one the 0.5 of codes. Stores across rows would move
     no byte more, and take 32 times as long."""
     plain, ours = moved("llama 16k", PLAIN), moved("llama 16k", CACHED)
-    unit = result_of("run_layers")["layers"]["llama 16k"]["unit_bytes"]
+    unit = LAYERS["llama 16k"].unit
     assert ours - plain / LESS_PLAIN["llama 16k"] <= 2.53 * unit, "0.03 are statistics"
     launches = [sum(len(graph["launches"]) for graph in graphs("llama 16k", p)) for p in (PLAIN, CACHED)]
     assert launches[1] <= 2 * launches[0]
@@ -152,14 +165,14 @@ def test_fp8_linears_with_known_scales_and_cached_weights_move_little_more_than_
 def test_one_dgrad_for_linears_of_one_input_moves_less_than_plain_inductor() -> None:
     """No kernel reads three gradients of one input, or two, to add them up: 3 units less than without. Each of the two sums
     takes one launch for its scale."""
-    unit = result_of("run_layers")["layers"]["llama 16k"]["unit_bytes"]
+    unit = LAYERS["llama 16k"].unit
     assert moved("llama 16k", MERGED) == pytest.approx(moved("llama 16k", CACHED) - 3 * unit, abs=MIB)
     assert moved("llama 16k", MERGED) <= moved("llama 16k", PLAIN) / LESS_PLAIN["llama 16k"]
     launches = [sum(len(graph["launches"]) for graph in graphs("llama 16k", p)) for p in (CACHED, MERGED)]
     assert launches[1] == launches[0] + 2 <= 2 * 12, "12 are plain Inductor's on torch 2.13; on 2.11 it takes 11"
 
 
-@pytest.mark.parametrize("case", ["bert 16k", "vit 16k"])
+@layers("bert 16k", "vit 16k")
 def test_an_encoder_with_biases_moves_at_most_15_percent_more(case: str) -> None:
     """Also with what kernels that sum along rows and across them leave in workspaces, which plain Inductor has too."""
     ours, plain = (
@@ -175,10 +188,10 @@ def test_an_encoder_with_biases_moves_at_most_15_percent_more(case: str) -> None
 GELU_BACKWARD = figures({"bert 16k": 14, "vit 16k": 14}, oldest={"vit 16k": 22})
 
 
-@pytest.mark.parametrize("case", ["bert 16k", "vit 16k"])
+@layers("bert 16k", "vit 16k")
 def test_both_layouts_a_bias_sum_and_statistics_are_one_kernel(case: str) -> None:
     """Blocks of 512 rows leave four FP32 numbers of each of their columns: the sum, the amax and two counts."""
-    unit = result_of("run_layers")["layers"][case]["unit_bytes"]
+    unit = LAYERS[case].unit
     left = 16 * unit / 2 / 512  # of a gradient of 1 unit
     sums = [b for name, b in graphs(case, MERGED)[1]["launches"] if "_red_" in name and b > 1.5 * unit]
     of_gelu, of_others = ([b for b in sums if (b > 4 * unit) is wide] for wide in (True, False))
@@ -186,6 +199,7 @@ def test_both_layouts_a_bias_sum_and_statistics_are_one_kernel(case: str) -> Non
     assert of_others == pytest.approx([2 * unit + left] * (3 if case == "bert 16k" else 4), abs=MIB)
 
 
+@pytest.mark.sweep
 def test_with_storage_too_and_attention_in_16_bit_to_5_percent() -> None:
     """And 0.05 %: the statistics."""
     assert moved("llama 16k", BOTH_CACHED) <= 1.0505 * moved("llama 16k", PLAIN) / LESS_PLAIN["llama 16k"]
@@ -196,10 +210,10 @@ def test_no_codes_are_stored_a_byte_at_a_time(case: str, pipeline: str) -> None:
     assert not any(graph["scattered"] for graph in graphs(case, pipeline))
 
 
-@pytest.mark.parametrize("case", ["bert 16k", "vit 16k"])
+@layers("bert 16k", "vit 16k")
 def test_a_bias_gradient_is_summed_in_the_kernel_that_makes_it(case: str) -> None:
     """Of gelu's backward: plain Inductor reads the 4 units of its result a second time to sum them."""
-    unit = result_of("run_layers")["layers"][case]["unit_bytes"]
+    unit = LAYERS[case].unit
     widest = {p: max(b for name, b in graphs(case, p)[1]["launches"] if "red" in name) for p in (PLAIN, CONSERVATIVE)}
     assert 4 * unit < widest[PLAIN] < 4.1 * unit, "the sum alone"
     assert 14 * unit < widest[CONSERVATIVE] < 14.1 * unit, (
@@ -214,7 +228,7 @@ SPILLS = figures(
 )
 
 
-@pytest.mark.parametrize(("case", "pipeline"), ASSEMBLED)
+@pytest.mark.parametrize(("case", "pipeline"), [in_ci(*each) for each in ASSEMBLED])
 def test_nothing_spills_in_what_the_tuner_times(case: str, pipeline: str) -> None:
     spilling = {}
     for graph in graphs(case, pipeline):
