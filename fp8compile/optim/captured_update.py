@@ -103,21 +103,24 @@ class CapturedUpdate:
         return moved, dict(zip(self.states, new, strict=True))
 
 
+@fp32_by_default()
 def captured_update(
-    optimizer: torch.optim.Optimizer, group: Mapping[str, Any], shape: Sequence[int]
+    optimizer: torch.optim.Optimizer,
+    group: Mapping[str, Any],
+    shape: tuple[int, ...],
+    states: Mapping[str, Initial] | None = None,
 ) -> CapturedUpdate:
     """The update of a parameter of ``shape`` in ``group``: the way that torch.optim has for CUDA graphs where only that is
     element-wise.
 
+    Args:
+        states: what its states begin as, where that is known.
+
     Raises:
         NotCaptured: the reason.
     """
-    with fp32_by_default():
-        return _best(optimizer, group, tuple(shape) or (1,))
-
-
-def _best(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], shape: tuple[int, ...]) -> CapturedUpdate:
-    states = initial_states(optimizer, group, shape)
+    shape = shape or (1,)
+    states = states or initial_states(optimizer, group, shape)
     ways = (False, True) if "capturable" in group else (False,)
     whole: CapturedUpdate | None = None
     reason: NotCaptured | None = None

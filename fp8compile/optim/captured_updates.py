@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fp8compile.optim.capture import numbers_in
 from fp8compile.optim.captured_update import CapturedUpdate, captured_update
+from fp8compile.optim.shared_updates import shared_update
 from fp8compile.optim.standing_in import NotCaptured, plain_attributes, plain_class
 
 Group = Mapping[str, Any]
@@ -78,7 +79,9 @@ class CapturedUpdates:
 
     def _capture(self, group: Group, shape: Shape) -> CapturedUpdate:
         try:
-            return captured_update(self._optimizer, group, shape)
+            if is_foreign(self._optimizer):
+                return captured_update(self._optimizer, group, shape)
+            return shared_update(self._optimizer, group, shape)
         except NotCaptured as reason:
             kind = plain_class(self._optimizer)
             raise ValueError(CANNOT.format(kind.__module__, kind.__name__, reason)) from reason

@@ -15,7 +15,6 @@ from benchmarks.harness.results import FOLDER
 from benchmarks.studies.measuring import call
 from benchmarks.zoo import apart, page
 from benchmarks.zoo.causes import CAUSES, MENDS
-from benchmarks.zoo.measured import PRECISION
 from benchmarks.zoo.registry import MODULES, installed, models
 from fp8compile.numerics.gradient_quality import BAR
 

@@ -146,6 +146,20 @@ CAPTURED_STEPS = (
         ("tests/optim/test_steady.py",),
     ),
     Mutant(
+        "shared updates: what states begin as is not looked at",
+        "fp8compile/optim/shared_updates.py",
+        "return kind, kind.step, options, begun, place",
+        "return kind, kind.step, options, place",
+        ("tests/optim/test_shared_updates.py",),
+    ),
+    Mutant(
+        "shared updates: the group's numbers are not looked at",
+        "fp8compile/optim/shared_updates.py",
+        "if each.holds(group):",
+        "if True:",
+        ("tests/optim/test_shared_updates.py",),
+    ),
+    Mutant(
         "one launch: a kernel that loops along a row is taken",
         "fp8compile/optim/kernel_text.py",
         'names != [*types, "XBLOCK"] or',

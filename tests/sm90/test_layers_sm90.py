@@ -14,7 +14,6 @@ pytest.importorskip("triton", reason="triton, which compiles what Inductor gener
 
 from .bugs import BUGS
 from .fake_h100 import figures
-from .layers import CASES as LAYERS
 from .layers import (
     BOTH,
     BOTH_CACHED,
@@ -28,6 +27,7 @@ from .layers import (
     ROWS,
     STORAGE,
 )
+from .layers import CASES as LAYERS
 from .run_layers import ASSEMBLED, LOWERED, SLOW
 from .run_layers_interpreted import CASES, MORE_CASES
 from .subprocesses import result_of

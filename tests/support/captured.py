@@ -68,7 +68,7 @@ def own(move: Move, shape: Sequence[int] = SHAPE, **options: Any) -> Own:
 def update_of(optimizer: torch.optim.Optimizer) -> CapturedUpdate:
     """Of its first parameter."""
     group = optimizer.param_groups[0]
-    return captured_update(optimizer, group, group["params"][0].shape)
+    return captured_update(optimizer, group, tuple(group["params"][0].shape))
 
 
 def wide(p: Tensor, state: dict[str, Any], name: str = "v") -> Tensor:
