@@ -52,7 +52,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset as local_shape_and_offset
 from torch.fx import GraphModule, Node
 from torch.fx._lazy_graph_module import _LazyGraphModule as LazyGraphModule
-from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.proxy_tensor import get_proxy_mode, make_fx
 from torch.fx.passes.graph_transform_observer import GraphTransformObserver
 from torch.optim.optimizer import _global_optimizer_post_hooks, _global_optimizer_pre_hooks
 from torch.utils._pytree import tree_leaves, tree_map_only
@@ -276,6 +276,7 @@ __all__ = [  # what is imported for others; what is defined above is for them to
     "detect_fake_mode",
     "dynamo_config",
     "functorch_config",
+    "get_proxy_mode",
     "getitem",
     "inductor_config",
     "inductor_randint",

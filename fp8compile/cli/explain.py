@@ -21,7 +21,7 @@ from fp8compile._messages import nearest
 from fp8compile.cli.ends import DONE, FAILED, WRONG, Wrong, one_line, said
 from fp8compile.cli.options import RETURNS
 from fp8compile.cli.recipes import recipe_from
-from fp8compile.compiler import dump
+from fp8compile.fx import dump_files
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.report import Report
 from fp8compile.tools.explain import explain
@@ -100,7 +100,7 @@ def _answered(command: str, values: argparse.Namespace, **changes: Any) -> int:
 
 def _explained(values: argparse.Namespace, recipe: Recipe) -> Report:
     case = case_from(*values.factory)
-    with dump.required(), contextlib.nullcontext() if values.traceback else _without_logged_traceback():
+    with dump_files.required(), contextlib.nullcontext() if values.traceback else _without_logged_traceback():
         return explain(*case, recipe=recipe, kernels=values.kernels)
 
 

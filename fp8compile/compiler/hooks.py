@@ -16,11 +16,11 @@ from typing import Any, NamedTuple
 from torch.fx import Graph, GraphModule
 
 from fp8compile import _torch as private
-from fp8compile.compiler import pipeline
 from fp8compile.compiler.graph_picture import picture_of
 from fp8compile.compiler.graph_report import report_of
 from fp8compile.compiler.graph_waterfall import recomputed_by_cut
-from fp8compile.compiler.named_passes import observed, unless_disabled, with_theirs
+from fp8compile.compiler.named_passes import observed, with_theirs
+from fp8compile.compiler.pipeline import On, Pass, Situation, passes_on
 from fp8compile.compiler.region_reports import Cut
 from fp8compile.compiler.report_store import JointNotes, collecting
 from fp8compile.compiler.sources import sources_key
@@ -29,7 +29,7 @@ from fp8compile.fx.checkpointed import join_regions
 from fp8compile.fx.graph import copy_graph
 from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.fx.regions import NOT_DESCRIBED, Region, describe, is_described, is_half, mark_halves, storages
-from fp8compile.islands.upcast import holds_sixteen_bit
+from fp8compile.passes.cut_for_bytes import cut_for_bytes
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import Notes
@@ -84,18 +84,15 @@ class Partitioner(private.CustomPartitionerFn):
         split, disabled = self._cut(gm, joint_inputs, **kwargs)
         ctx = self.told if joint.region is None else self.told.of_region
         notes = recomputed_by_cut(split, plain, joint.notes)
-        bytes_after = [(pipeline.CUT.name, split.saved_bytes())]
-        after: tuple[pipeline.Pass, ...] = pipeline.OFFLOAD if self.recipe.offloads else ()
-        after += pipeline.OBSERVE_FORWARD if joint.notes.observed else ()
-        after += pipeline.DELAYED if self.told.scale_input else ()
-        sound = pipeline.SOUND if split.overwritten else ()
-        own = (*pipeline.PARTITION[:-1], pipeline.MEASURED) if ctx.measures_saved else pipeline.PARTITION
-        for each in sound + (own if self.recipe.rewrites_graph else ()) + after:
+        bytes_after = [(cut_for_bytes.__name__, split.saved_bytes())]
+        situation = Situation(ctx, split.fw.graph, bool(joint.notes.observed), bool(split.overwritten))
+        passes = passes_on(On.HALVES, situation)
+        for each in passes:
             ran = observed(split.fw, each.name, functools.partial(each.run, split, ctx), split)
             disabled += [] if ran is not None else [each.name]
             notes += ran or Notes()
             bytes_after.append((each.name, split.saved_bytes()))
-        if self.recipe.rewrites_graph or after or split.overwritten:
+        if passes:
             # Delayed scales: counts of a weight are taken with its codes.
             split.finish(sinks_weights=self.recipe.rewrites_graph and not self.told.scale_input)
         remarks = tuple(
@@ -117,12 +114,11 @@ class Partitioner(private.CustomPartitionerFn):
         self, gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[PartitionedGraph, list[str]]:
         """The two halves, by our cut where the recipe rewrites anything, and the names of passes that are off."""
-        if not self.recipe.rewrites_graph:
-            return _split(*_upstream(gm, joint_inputs, **kwargs), **kwargs), []
-        cut = functools.partial(pipeline.CUT.run, gm, joint_inputs, kwargs)
-        halves = observed(gm, pipeline.CUT.name, cut)
-        disabled = [] if halves else [pipeline.CUT.name]
-        return _split(*(halves or _upstream(gm, joint_inputs, **kwargs)), **kwargs), disabled
+        for each in passes_on(On.CUT, Situation(self.told, gm.graph)):
+            halves = observed(gm, each.name, functools.partial(each.run, gm, joint_inputs, kwargs))
+            disabled = [] if halves else [each.name]
+            return _split(*(halves or _upstream(gm, joint_inputs, **kwargs)), **kwargs), disabled
+        return _split(*_upstream(gm, joint_inputs, **kwargs), **kwargs), []
 
 
 class JointPasses(private.CustomGraphPass):
@@ -151,11 +147,8 @@ class JointPasses(private.CustomGraphPass):
         region = describe(graph, self.regions)
         plain, notes, disabled = copy_graph(gm), Notes(), []
         ctx = self.told.of_region if region else self.told
-        wide = pipeline.ISLANDS if holds_sixteen_bit(graph) or self.recipe.keep_fp32 else ()
-        before = wide + (pipeline.OBSERVE_JOINT if self.told.stats_inputs else ())
-        before += pipeline.WIRE if self.recipe.compresses_collectives else ()
         written = set(graph.nodes)
-        for each in before + pipeline.JOINT:
+        for each in passes_on(On.JOINT, Situation(ctx, graph)):
             ran = observed(gm, each.name, functools.partial(each.run, graph, ctx))
             disabled += [] if ran is not None else [each.name]
             notes += ran or Notes()
@@ -163,8 +156,10 @@ class JointPasses(private.CustomGraphPass):
         collector.joint[graph] = JointNotes(plain, notes, tuple(disabled), region)
 
 
-class _Unwatched(private.CustomGraphPass):
-    """A tuple of the pipeline as a hook of Inductor's. No dump shows it, and it has nothing to report."""
+class OnOneGraph(private.CustomGraphPass):
+    """Passes on one graph as a hook of Inductor's, with nothing to report."""
+
+    on: On
 
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
@@ -175,31 +170,29 @@ class _Unwatched(private.CustomGraphPass):
     def uuid(self) -> tuple[str, str]:
         return sources_key(), self.recipe.key
 
-    def passes(self) -> tuple[pipeline.Pass, ...]:
-        raise NotImplementedError
-
     def __call__(self, graph: Graph) -> None:
-        gm = graph.owning_module
+        gm, ctx = graph.owning_module, Context(self.recipe)
         assert gm is not None
-        for each in self.passes():
-            unless_disabled(gm, each.name, functools.partial(each.run, graph, Context(self.recipe)))
+        for each in passes_on(self.on, Situation(ctx, graph)):
+            observed(gm, each.name, functools.partial(_told, each, graph, ctx))
 
 
-class BeforePatterns(_Unwatched):
-    """Inductor's joint_custom_pre_pass: runs BEFORE_PATTERNS on joint and inference graphs."""
+def _told(each: Pass, graph: Graph, ctx: Context) -> Notes:
+    """Runs a pass that has nothing to report."""
+    each.run(graph, ctx)
+    return Notes()
 
-    def passes(self) -> tuple[pipeline.Pass, ...]:
-        return pipeline.BEFORE_PATTERNS
+
+class BeforePatterns(OnOneGraph):
+    """Inductor's joint_custom_pre_pass."""
+
+    on = On.PATTERNS
 
 
-class PostGradPasses(_Unwatched):
-    """Inductor's post_grad_custom_post_pass: runs POST_GRAD on each half of a training graph and on inference graphs.
+class PostGradPasses(OnOneGraph):
+    """Inductor's post_grad_custom_post_pass, run when code of a half is generated: of the backward, before its first run."""
 
-    Dumps end before that, where Inductor's own rewriting begins; TORCH_LOGS=post_grad_graphs shows the graph after both.
-    """
-
-    def passes(self) -> tuple[pipeline.Pass, ...]:
-        return pipeline.POST_GRAD
+    on = On.POST_GRAD
 
 
 def passes_for(

@@ -27,7 +27,7 @@ from fp8compile.compiler.place_guard import guard_place
 from fp8compile.compiler.row_kernels import with_tiles_for_codes
 from fp8compile.compiler.running_model import as_registered, place_of
 from fp8compile.compiler.saved_versions import check_versions
-from fp8compile.compiler.watchers import watch_passes
+from fp8compile.compiler.watchers import watch_passes, watched_then_too
 from fp8compile.encoding.integer_matmuls import IN_INT8
 from fp8compile.encoding.smooth_swiglu import may_smooth
 from fp8compile.fx.graph import copy_with_attributes
@@ -103,8 +103,9 @@ def compile_and_report(
         compiled, reports, cached = compile_once(gm, example_inputs, recipe, mode, inner)
         dumped = reports
         if cached and watch.folder:  # no pass ran: compile once more, for the dump alone
-            with compiled_apart():
-                _, dumped, _ = compile_once(spare, example_inputs, recipe, mode, run_the_graph)
+            inner = run_the_graph if recipe.codegen == "eager" else private.compile_fx_inner
+            with compiled_apart(), private.functorch_config.patch(force_non_lazy_backward_lowering=True):
+                _, dumped, _ = compile_once(spare, example_inputs, recipe, mode, inner)
     watch.report(dumped, recipe)
     return compiled, (dataclasses.replace(reports[0], steps=tuple(watch.steps)), *reports[1:])
 
@@ -141,7 +142,7 @@ def compile_once(
     compiled = codes.given_to(compiled)
     if told.scale_input:
         measuring = dataclasses.replace(told, scale_input=dataclasses.replace(told.scale_input, known=False))
-        with compiled_apart():
+        with compiled_apart(), watch_passes(None):  # the same passes, on the same graph
             measures, measured, _ = _through_inductor(spare, inputs, measuring, patches, run_the_graph)
         operands = operands_of(reports)
         assert [o.place_of_row for o in operands] == [o.place_of_row for o in operands_of(measured)], (
@@ -172,7 +173,7 @@ def _through_inductor(
     if inner is not None:
         patches = {**patches, "force_disable_caches": True}  # the cache key does not know the inner compiler
     generates = inner is not run_the_graph
-    inner = with_our_kernels(inner or private.compile_fx_inner, told.recipe)
+    inner = watched_then_too(with_our_kernels(inner or private.compile_fx_inner, told.recipe))
     if told.recipe.offloads:
         private.transfers()  # code from a cache calls them, and then no pass has loaded them
     graph_key = key_of(gm, inputs, told, patches)

@@ -1,14 +1,20 @@
-"""The pipeline: which passes run on which graph, in which order, and why there.
+"""The pipeline: one list of passes, read downwards. Which graph each runs on, when, and why there.
 
 Each pass is listed as one that ``preserves`` numbers or one that ``changes`` them; the first line of its own docstring says
-the same (tests/compiler/test_pipeline.py). ``hooks.py`` runs them.
+the same (tests/compiler/test_pipeline.py). ``hooks.py`` walks the list.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import partial
+from typing import Any
 
+from torch.fx import Graph
+
+from fp8compile.islands.upcast import holds_sixteen_bit
 from fp8compile.passes.chunk_logits import chunk_logits
 from fp8compile.passes.compress_collectives import compress_collectives
 from fp8compile.passes.copy_overwritten import copy_overwritten
@@ -30,12 +36,46 @@ from fp8compile.passes.spell_out_alpha import spell_out_alpha
 from fp8compile.passes.store_residuals import store_residuals
 from fp8compile.passes.sum_bias_gradients import sum_bias_gradients
 from fp8compile.passes.widen_unsafe_ops import widen_unsafe_ops
+from fp8compile.recipe.context import Context
 
 
-class Pass(NamedTuple):
-    """``run(graph, context)``, or ``run(split, context)`` on two halves; and whether it changes what a model computes."""
+class On(Enum):
+    """The graph that a pass runs on, in the order of a compilation."""
+
+    PATTERNS = auto()  # a joint or an inference graph, before Inductor's own passes
+    JOINT = auto()  # the same behind them; forward and backward are both visible
+    CUT = auto()  # a joint graph that is cut in two
+    HALVES = auto()  # forward and backward
+    POST_GRAD = auto()  # each of them by itself, and inference graphs, behind Inductor's own post-grad passes
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What decides whether a pass runs.
+
+    Attributes:
+        graph: the one at hand, the forward of two.
+        observed: whether ``observe_gradients`` has marked its joint graph.
+        overwrites: whether the forward overwrites some of its inputs.
+    """
+
+    ctx: Context
+    graph: Graph
+    observed: bool = False
+    overwrites: bool = False
+
+
+When = Callable[[Situation], bool]
+
+
+@dataclass(frozen=True)
+class Pass:
+    """``run(graph, context)``, or ``run(split, context)`` on two halves; what it runs on and when; whether it changes what a
+    model computes."""
 
     run: Callable[..., Any]
+    on: On
+    when: When
     changes_numbers: bool
 
     @property
@@ -44,68 +84,88 @@ class Pass(NamedTuple):
         return self.run.__name__
 
 
-def preserves(run: Callable[..., Any]) -> Pass:
-    """A pass that leaves every number as it was."""
-    return Pass(run, changes_numbers=False)
+def always(_: Situation) -> bool:
+    return True
 
 
-def changes(run: Callable[..., Any]) -> Pass:
-    """A pass that changes some numbers: those it rounds, widens or clips."""
-    return Pass(run, changes_numbers=True)
+def rewrites(at: Situation) -> bool:
+    return at.ctx.recipe.rewrites_graph
 
 
-# On joint and inference graphs, before Inductor's own passes, under every recipe. A mend of Inductor, so nothing to report.
-BEFORE_PATTERNS = (preserves(spell_out_alpha),)
+def stores(at: Situation) -> bool:
+    return rewrites(at) and not at.ctx.measures_saved
 
-# On a graph with 16-bit values, before all others: a value that is FP32 then is not watched for overflow, not computed by an
-# FP8 linear, and not stored in FP8.
-ISLANDS = (changes(widen_unsafe_ops),)
 
-# On the joint graph, where forward and backward are both visible.
-JOINT = (
-    preserves(share_casts),  # before the linears, which encode every distinct operand
-    changes(quantize_linears),  # before the cut, so that it sees codes, which are cheaper to save
-    preserves(chunk_logits),  # behind the linears, whose report tells of the head's matmuls as the model has them
+def measures(at: Situation) -> bool:
+    return rewrites(at) and at.ctx.measures_saved
+
+
+def has_sixteen_bit(at: Situation) -> bool:
+    """A graph with 16-bit values, or a recipe that asks for FP32."""
+    return bool(at.ctx.recipe.keep_fp32) or holds_sixteen_bit(at.graph)
+
+
+def takes_statistics(at: Situation) -> bool:
+    """The joint graph has the inputs of fp8compile/observe/slot.py."""
+    return at.ctx.stats_inputs is not None
+
+
+def takes_scales(at: Situation) -> bool:
+    return at.ctx.scale_input is not None
+
+
+def is_observed(at: Situation) -> bool:
+    return at.observed
+
+
+def overwrites(at: Situation) -> bool:
+    return at.overwrites
+
+
+def compresses(at: Situation) -> bool:
+    return at.ctx.recipe.compresses_collectives
+
+
+def offloads(at: Situation) -> bool:
+    return at.ctx.recipe.offloads
+
+
+def _pass(changes_numbers: bool, run: Callable[..., Any], on: On, when: When = always) -> Pass:
+    return Pass(run, on, when, changes_numbers)
+
+
+preserves = partial(_pass, False)  # a pass that leaves every number as it was
+changes = partial(_pass, True)  # a pass that changes some numbers: those it rounds, widens or clips
+
+PIPELINE = (
+    preserves(spell_out_alpha, On.PATTERNS),  # a mend of Inductor, under every recipe
+    # A value that is FP32 from here on is not watched for overflow, not computed by an FP8 linear, not stored in FP8.
+    changes(widen_unsafe_ops, On.JOINT, has_sixteen_bit),
+    changes(saturate_gradients, On.JOINT, takes_statistics),  # before a linear encodes what must be clipped
+    preserves(observe_gradients, On.JOINT, takes_statistics),  # behind the clip: only one of the two values is stored
+    changes(compress_collectives, On.JOINT, compresses),  # before the linears, which encode what arrives
+    preserves(share_casts, On.JOINT),  # before the linears, which encode every distinct operand
+    changes(quantize_linears, On.JOINT),  # before the cut, so that it sees codes, which are cheaper to save
+    preserves(
+        chunk_logits, On.JOINT
+    ),  # behind the linears, whose report tells of the head's matmuls as the model has them
+    preserves(cut_for_bytes, On.CUT, rewrites),  # what is saved is chosen
+    preserves(copy_overwritten, On.HALVES, overwrites),  # what is recomputed must be made from values that were read
+    preserves(save_sums, On.HALVES, rewrites),  # while the sum stands beside what was saved
+    preserves(recompute_kept, On.HALVES, rewrites),  # on exact values: fewer tensors are left to encode
+    # What would be computed again, from what are codes soon, and must not be.
+    preserves(save_normalised, On.HALVES, rewrites),
+    changes(recompute_for_budget, On.HALVES, rewrites),  # what is still saved, at the bytes that it will take
+    changes(encode_saved, On.HALVES, stores),  # whatever is still saved is stored as codes
+    preserves(mark_saved, On.HALVES, measures),  # where calibrate_bits measures: what would be stored stays exact
+    preserves(offload_codes, On.HALVES, offloads),  # codes are what goes to the host
+    preserves(observe_forward, On.HALVES, is_observed),  # observing has no say in what is saved
+    preserves(measure_operands, On.HALVES, takes_scales),  # and measuring neither
+    preserves(sum_bias_gradients, On.POST_GRAD),  # rewrites that fuse better, with nothing to report
+    preserves(store_residuals, On.POST_GRAD),  # last: it marks nodes, and the others would replace them
 )
 
-# On the joint graph where the recipe compresses collectives, before JOINT, whose linears encode what arrives.
-WIRE = (changes(compress_collectives),)
 
-# On a joint graph that has the extra inputs (fp8compile/observe/slot.py), before JOINT.
-OBSERVE_JOINT = (
-    changes(saturate_gradients),  # before a linear encodes what must be clipped
-    preserves(observe_gradients),  # behind the clip, so that only one of the two values is stored
-)
-
-# Where a joint graph whose recipe rewrites anything is cut in two: what is saved is chosen.
-CUT = preserves(cut_for_bytes)
-
-# Then, on the two halves.
-PARTITION = (
-    preserves(save_sums),  # first, while the sum stands beside what was saved
-    preserves(recompute_kept),  # on exact values: fewer tensors are left to encode
-    preserves(save_normalised),  # then what would be computed again, from what are codes soon, and must not be
-    changes(recompute_for_budget),  # what is still saved, at the bytes that it will take
-    changes(encode_saved),  # last: whatever is still saved is stored as codes
-)
-
-# In the place of PARTITION's last where ``calibrate_bits`` measures.
-MEASURED = preserves(mark_saved)  # what would be stored stays exact
-
-# On the two halves where the recipe offloads, behind PARTITION: codes are what goes to the host.
-OFFLOAD = (preserves(offload_codes),)
-
-# On the two halves of a graph that overwrites its inputs, under every recipe, before PARTITION.
-SOUND = (preserves(copy_overwritten),)  # what is recomputed must be made from values that were read
-
-# Last of all on the two halves of a graph that OBSERVE_JOINT has marked, under every recipe.
-OBSERVE_FORWARD = (preserves(observe_forward),)
-
-# On the two halves of a graph that takes known scales, behind PARTITION, so that measuring has no say in what is saved.
-DELAYED = (preserves(measure_operands),)
-
-# On each half by itself, after Inductor's own post-grad passes: rewrites that fuse better, with nothing to report.
-POST_GRAD = (
-    preserves(sum_bias_gradients),
-    preserves(store_residuals),  # last: it marks nodes, and the others would replace them
-)
+def passes_on(on: On, situation: Situation) -> tuple[Pass, ...]:
+    """Those that run there, in their order."""
+    return tuple(each for each in PIPELINE if each.on is on and each.when(situation))

@@ -1,4 +1,5 @@
-"""A graph as text that does not change from run to run: one line a node, ``name: dtype[shape] = op(arguments)``.
+"""A graph as text that does not change from run to run, ``name: dtype[shape] = op(arguments)``: one line a node, and one a
+call of a codec (``written.py``).
 
 The text is made while a pass runs, since the graph changes afterwards. Nothing here is part of a cache key (see
 fp8compile/compiler/watchers.py).
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,6 +24,7 @@ from fp8compile.fx.listing import Line, Part
 from fp8compile.fx.ops import is_view
 from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.fx.provenance import module_path, source_line
+from fp8compile.fx.written import with_context, written
 
 MATMUL_WORDS = ("mm", "bmm", "addmm", "baddbmm", "matmul", "linear", "convolution", "attention", "mv", "dot")
 
@@ -33,15 +35,21 @@ class Snapshot:
 
     Attributes:
         parts: the graphs by title; one without a title where there is only one.
+        saved_bytes: of two graphs, what stays alive between them; None where that is not known.
     """
 
     parts: tuple[Part, ...]
+    saved_bytes: int | None = None
 
     @property
     def text(self) -> str:
-        """All lines, each graph under its title."""
-        blocks = [[f"# {part.title}"] * bool(part.title) + [str(line) for line in part.lines] for part in self.parts]
-        return "\n\n".join("\n".join(block) for block in blocks) + "\n"
+        """Each graph under its title, a codec's call in one line."""
+        return _pages(self.parts, written)
+
+    @property
+    def full_text(self) -> str:
+        """The same with every node in a line of its own."""
+        return _pages(self.parts, lambda part: "\n".join(map(str, part.lines)))
 
     @property
     def counts(self) -> Mapping[str, int]:
@@ -65,26 +73,41 @@ class Step:
     after: Snapshot = field(repr=False)
 
     @property
+    def numbers(self) -> str:
+        """``encode_saved: 64 -> 103 operations, 98,304 -> 33,792 bytes saved for backward``."""
+        counts = [sum(each.counts.values()) for each in (self.before, self.after)]
+        told = f"{self.name}: {counts[0]:,} -> {counts[1]:,} operations"
+        saved = [each.saved_bytes for each in (self.before, self.after)]
+        known = [f"{each:,}" for each in saved if each is not None]
+        return told + (f", {' -> '.join(known)} bytes saved for backward" if known else "")
+
+    @property
     def diff(self) -> str:
-        """The ops whose number changed."""
-        return op_diff(self.before, self.after)
+        """The ops whose number changed; then the lines that did, with some around them."""
+        table = op_diff(self.before, self.after)
+        lines = with_context(self.before.text, self.after.text)
+        return f"{table}\n{lines}" if lines else table
 
 
-def snapshot(graph: Graph) -> Snapshot:
+def snapshot(graph: Graph, title: str = "") -> Snapshot:
     """The graph as it stands."""
-    return Snapshot((_part("", graph),))
+    return Snapshot((_part(title, graph),))
 
 
-def snapshot_of(seen: GraphModule | PartitionedGraph | tuple[GraphModule, GraphModule]) -> Snapshot:
-    """The graph of a module, or both graphs of a cut one; of a PartitionedGraph, as its ``finish`` will leave them."""
+def snapshot_of(seen: GraphModule | PartitionedGraph | tuple[GraphModule, GraphModule], title: str = "") -> Snapshot:
+    """The graph of a module, under a title, or both graphs of a cut one; of a PartitionedGraph, as its ``finish`` will leave
+    them."""
     if isinstance(seen, GraphModule):
-        return snapshot(seen.graph)
+        return snapshot(seen.graph, title)
     if isinstance(seen, PartitionedGraph):
         bw = seen.bw.graph
-        return Snapshot(
-            (_part("forward", seen.fw.graph, seen.results), _part("backward", bw, bw.output_node().args[0]))
-        )
+        parts = (_part("forward", seen.fw.graph, seen.results), _part("backward", bw, bw.output_node().args[0]))
+        return Snapshot(parts, seen.saved_bytes())
     return Snapshot((_part("forward", seen[0].graph), _part("backward", seen[1].graph)))
+
+
+def _pages(parts: tuple[Part, ...], page: Callable[[Part], str]) -> str:
+    return "\n\n".join(f"# {part.title}\n" * bool(part.title) + page(part) for part in parts) + "\n"
 
 
 def op_diff(before: Snapshot, after: Snapshot) -> str:

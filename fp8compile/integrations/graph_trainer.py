@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch.fx import Graph, GraphModule, Node
 
-from fp8compile.compiler.pipeline import ISLANDS, JOINT
+from fp8compile.compiler.pipeline import On, Situation, passes_on
 from fp8compile.fx.aot import describe_joint, is_tangent
 from fp8compile.fx.graph import SPLICED
 from fp8compile.fx.provenance import module_path
@@ -38,7 +38,11 @@ from fp8compile.integrations.graph_halves import CannotCut, Halves
 from fp8compile.integrations.overwriting import BACKWARD, is_backward, make_functional, overwrites
 from fp8compile.integrations.taken_apart import take_apart
 from fp8compile.integrations.transformers import summary
+from fp8compile.passes.chunk_logits import chunk_logits
 from fp8compile.passes.encode_saved import encode_saved
+from fp8compile.passes.quantize_linears import quantize_linears
+from fp8compile.passes.share_casts import share_casts
+from fp8compile.passes.widen_unsafe_ops import widen_unsafe_ops
 from fp8compile.recipe.context import Context, Place
 from fp8compile.recipe.from_file import recipe_of, remarks_on
 from fp8compile.recipe.recipe import Recipe
@@ -49,6 +53,7 @@ from fp8compile.reporting.report import Report
 _log = logging.getLogger("fp8compile")
 aten = torch.ops.aten
 NAME = "fp8compile"
+PASSES = (widen_unsafe_ops, share_casts, quantize_linears, chunk_logits)  # on a graph that overwrites nothing
 ROOT = "fp8compile_begins_backward"  # in the meta of what a tangent stands for
 CLEANUP, MEMORY_POLICY, REGIONS = (
     "canonicalize_graph_pass",
@@ -93,8 +98,9 @@ class Fp8Passes:
             writes = any(map(overwrites, graph.nodes))
             remarks += (OVERWRITES,) * writes
             with _as_joint_graph(gm, roots, self.state):
-                for each in JOINT if writes else ISLANDS + JOINT:
-                    notes += each.run(graph, self._context)
+                for each in passes_on(On.JOINT, Situation(self._context, graph)):
+                    if each.run in (PASSES[1:] if writes else PASSES):
+                        notes += each.run(graph, self._context)
             _mark_as_the_host_does(graph)
         graph.lint()
         gm.recompile()

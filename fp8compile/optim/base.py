@@ -30,7 +30,7 @@ from fp8compile.optim.placement import DEFAULT_FORMAT, Names, Placement, check_p
 from fp8compile.optim.plan import Plan, Tensors
 from fp8compile.optim.state_report import StatesReport, report
 from fp8compile.optim.steady import Options, Steady, layout_of
-from fp8compile.optim.step_numbers import StepNumbers
+from fp8compile.optim.step_numbers import Place, StepNumbers
 
 
 class EncodedOptimizer(torch.optim.Optimizer):
@@ -190,7 +190,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
             return
         options = {id(group): (self._updates.version(group), group["master"]) for group in self.param_groups}
         if self._steady is not None and self._steady.goes_on(parameters, self.state, options):
-            self._numbers.again()
+            self._numbers.again(self._steady.places)
             torch._foreach_add_(self._steady.counts, 1)
             self._steady.step(self._steady.new())
             self._steady.leave()
@@ -200,7 +200,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
         here = [each for each in parameters if local_part(each[2]).numel()]
         self._edits.take_over((p for _, _, p in here), self.state)
         with checking.started(self, parameters):
-            self._refresh_numbers(parameters)
+            places = self._refresh_numbers(parameters)
             codes = self._writer.fresh(here)
             step = self._prepared(here, codes, options)
         torch._foreach_add_([self.state[p]["step"] for _, _, p in parameters], 1)
@@ -208,7 +208,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
         self._writer.leave(here, codes)
         self._edits.leave((p for _, _, p in here), self.state)
         self._numbers.leave()
-        self._steady = None if self.weight_codes else Steady(parameters, self.state, options, step)
+        self._steady = None if self.weight_codes else Steady(parameters, self.state, options, step, places)
 
     def _prepared(self, parameters: list[Parameter], codes: list[Tensors], options: Options) -> PreparedStep:
         """The step of these parameters; prepared again if a tensor, a layout or an option has changed."""
@@ -270,9 +270,9 @@ class EncodedOptimizer(torch.optim.Optimizer):
         """The numbers of its step, FP32, on the device: always the same tensor for a parameter."""
         return self._numbers.row(p, self._updates.current(p, group))
 
-    def _refresh_numbers(self, parameters: Iterable[Parameter]) -> None:
+    def _refresh_numbers(self, parameters: Iterable[Parameter]) -> list[Place]:
         current = self._updates.current
-        self._numbers.compute([(p, group, current(p, group), self.state[p]) for _, group, p in parameters])
+        return self._numbers.compute([(p, group, current(p, group), self.state[p]) for _, group, p in parameters])
 
     def state_dict(self) -> dict[str, Any]:
         """As in torch; states as plain tensors in their encoded form, FP8 codes as bytes."""

@@ -24,6 +24,7 @@ from fp8compile.optim.open_sizes import Fakes, Layout, Sizes, closed, numbers, o
 from fp8compile.optim.plan import Plan, Tensors
 from fp8compile.optim.planes import updated
 from fp8compile.optim.row_views import FIXED, pieces, viewed
+from fp8compile.optim.step_dump import dump_step
 
 TUNED_FOR = 2**22  # elements
 # Of kernels of several shapes, as what finishes codes of weights is. Inductor's limit on the memory this may cost is for
@@ -137,6 +138,7 @@ def compile_step(signature: Signature, sizes: Sizes) -> tuple[Callable[..., Any]
     rows = TUNED_FOR // GROUP
     tuned_for = {size: rows if size.name == OPEN_ROWS else n for size, n in sizes.items()}
     graph, flat, fakes = traced_step(signature, tuned_for)
+    dump_step(signature.plan, graph, [name for name, _ in signature.layouts])
     with (
         caught() if signature.may_share else nullcontext(),
         private.functorch_config.patch(enable_autograd_cache=False),  # it has no key for what Dynamo has not captured

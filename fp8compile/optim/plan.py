@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fp8compile.fx import near_lowerings as near_lowerings  # tells Inductor
+from fp8compile.fx.traced_calls import call_of
 from fp8compile.numerics.rounding import key_of, nearest_bfloat16, random_bits, round_stochastically, rows_and_lanes
 from fp8compile.numerics.states.in_pieces import decoded_in_pieces, encoded_in_pieces
 from fp8compile.numerics.states.interface import StateCodec, encoded_zeros
@@ -114,7 +115,10 @@ class Plan:
         found: Tensors = {}
         for state, codec in self.codecs:
             parts = [tensors[key] for key in self.part_keys(state)]
-            found[state] = decoded_in_pieces(codec, parts, shape) if self.in_pieces else codec.decode(parts, shape)
+            with call_of(f"decode({state})"):
+                found[state] = (
+                    decoded_in_pieces(codec, parts, shape) if self.in_pieces else codec.decode(parts, shape)
+                )
         return found
 
     def __call__(self, tensors: Tensors) -> Tensors:
@@ -129,9 +133,11 @@ class Plan:
         new: Tensors = {}
         for state, codec in self.codecs:
             x = states[state]
-            parts = encoded_in_pieces(codec, x) if self.in_pieces else codec.encode(x)
+            with call_of(f"encode({state})"):
+                parts = encoded_in_pieces(codec, x) if self.in_pieces else codec.encode(x)
             new |= zip(self.part_keys(state), parts, strict=True)
-        new |= self.stored(new_p, tensors)
+        with call_of(f"store({self.master})"):
+            new |= self.stored(new_p, tensors)
         return new | self._codes(new, tensors)
 
     def measured(self, tensors: Mapping[str, Tensor], encoded: Tensor | None = None) -> Tensors:

@@ -14,6 +14,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from fp8compile.fx.traced_calls import call_of
 from fp8compile.numerics.states.interface import StateCodec
 from fp8compile.numerics.states.packing import Planar
 from fp8compile.numerics.states.plain import Whole
@@ -52,10 +53,13 @@ def updated(plan: Plan, tensors: Tensors) -> Tensors:
         for state, x in states.items():
             fresh[state].append(x)
         here = replace(plan, planes=1, offset=plan.offset + k * p.shape[-1])
-        new |= {_key(name, k): value for name, value in here.stored(p, mine).items()}
+        with call_of(f"store({plan.master})"):
+            stored = here.stored(p, mine)
+        new |= {_key(name, k): value for name, value in stored.items()}
     for state, codec in plan.codecs:
         codes, *metadata = plan.part_keys(state)
-        code_parts, made = _encoded(codec, fresh[state])
+        with call_of(f"encode({state})"):
+            code_parts, made = _encoded(codec, fresh[state])
         new |= named_planes(codes, tuple(code_parts)) | dict(zip(metadata, made, strict=True))
     return new
 
@@ -77,9 +81,10 @@ def _parts(tensors: Tensors, name: str) -> list[Tensor]:
 
 def _decoded(plan: Plan, state: str, codec: StateCodec, tensors: Tensors) -> list[Tensor]:
     codes, *metadata = plan.part_keys(state)
-    if isinstance(codec, Planar):
-        return codec.decode_planes(_parts(tensors, codes), [tensors[key] for key in metadata])
-    return [codec.decode([x], x.shape) for x in _parts(tensors, codes)]
+    with call_of(f"decode({state})"):
+        if isinstance(codec, Planar):
+            return codec.decode_planes(_parts(tensors, codes), [tensors[key] for key in metadata])
+        return [codec.decode([x], x.shape) for x in _parts(tensors, codes)]
 
 
 def _encoded(codec: StateCodec, planes: list[Tensor]) -> tuple[list[Tensor], tuple[Tensor, ...]]:

@@ -16,6 +16,7 @@ from fp8compile._distributed import is_sharded, local_part
 from fp8compile.optim.compiled_step import PreparedStep
 from fp8compile.optim.interface import Parameter
 from fp8compile.optim.plan import Tensors
+from fp8compile.optim.step_numbers import Place
 
 Options = Mapping[int, tuple[Any, ...]]  # by group
 States = Mapping[Tensor, Mapping[str, Tensor]]
@@ -36,10 +37,18 @@ class Steady:
         states: of these.
         options: of all groups.
         step: what ran.
+        places: where its numbers were put.
     """
 
-    def __init__(self, parameters: Sequence[Parameter], states: States, options: Options, step: PreparedStep) -> None:
-        self.step, self._options, self._held = step, options, parameters
+    def __init__(
+        self,
+        parameters: Sequence[Parameter],
+        states: States,
+        options: Options,
+        step: PreparedStep,
+        places: Sequence[Place],
+    ) -> None:
+        self.step, self.places, self._options, self._held = step, places, options, parameters
         self.counts = [states[p]["step"] for _, _, p in parameters]
         simple = all(not is_sharded(p) and p.numel() for _, _, p in parameters)
         self._seen = [(id(group), layout_of(p, states[p])) for _, group, p in parameters] if simple else None

@@ -42,7 +42,6 @@ class StepNumbers:
 
     def __init__(self) -> None:
         self._rows: dict[Tensor, Tensor] = {}
-        self._places: list[Place] = []
         self._floats: dict[tuple[int, torch.device], tuple[Any, list[Tensor]]] = {}
         self._pending: list[tuple[list[Tensor], list[Tensor]]] = []
 
@@ -60,7 +59,7 @@ class StepNumbers:
         self._rows = {p: row for p, row in self._rows.items() if p in parameters}
         self._floats = {key: each for key, each in self._floats.items() if key[0] in ids}
 
-    def compute(self, members: Sequence[Member]) -> None:
+    def compute(self, members: Sequence[Member]) -> list[Place]:
         """Fill the rows of these parameters for the step that follows; ``leave`` writes their one-number states."""
         places: dict[
             tuple[int, int, torch.device], list[Member]
@@ -68,8 +67,9 @@ class StepNumbers:
         for member in members:
             p, group, update, _ = member
             places.setdefault((id(group), id(update), local_part(p).device), []).append(member)
-        self._places = [self._place(several, device) for (_, _, device), several in places.items()]
-        self.again()
+        found = [self._place(several, device) for (_, _, device), several in places.items()]
+        self.again(found)
+        return found
 
     def _place(self, several: Sequence[Member], device: torch.device) -> Place:
         _, group, update, _ = several[0]
@@ -81,10 +81,10 @@ class StepNumbers:
         rows = [self.row(p, update) for p in parameters]
         return Place(update, group, device, [state["step"] for state in states], singles, rows, block_of(rows))
 
-    def again(self) -> None:
-        """``compute`` for the parameters that it was given the last time, whose states are the same tensors."""
+    def again(self, places: Sequence[Place]) -> None:
+        """``compute`` for the parameters that it returned these for, whose states are the same tensors."""
         self._pending.clear()
-        for place in self._places:
+        for place in places:
             step = torch.stack(place.steps).double() + 1  # where it is counted: on the host, say
             singles = {name: torch.stack(each).double() for name, each in place.singles.items()}
             of_group = self._of_group(place.group, place.update, step.device)

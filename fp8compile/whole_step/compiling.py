@@ -26,6 +26,7 @@ from fp8compile.compiler.inductor_options import inductor_options, mode_options,
 from fp8compile.compiler.named_passes import with_theirs
 from fp8compile.compiler.node_by_node import run_the_graph
 from fp8compile.compiler.row_kernels import fusing_only_where
+from fp8compile.compiler.watchers import run_watched
 from fp8compile.fx.graph import is_tensor, numel
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.whole_step.early import place_early
@@ -39,7 +40,7 @@ def compile_whole(module: GraphModule, recipe: Recipe, mode: str | None) -> Comp
     """Compiled code of a whole step; takes a list of inputs, which it empties."""
     inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
     if recipe.codegen == "eager":
-        place_early(module.graph)
+        _watched_early(module.graph)
         return run_the_graph(module, inputs)
     patches = {**our_options(recipe), **mode_options(mode), **inductor_options(recipe)}
     patches |= with_theirs("post_grad_custom_post_pass", WholeStepPasses(recipe, _marks(module.graph)), patches)
@@ -71,7 +72,15 @@ class WholeStepPasses(PostGradPasses):
 
     def __call__(self, graph: Graph) -> None:
         super().__call__(graph)
+        _watched_early(graph)
+
+
+def _watched_early(graph: Graph) -> None:
+    def run() -> bool:
         place_early(graph)
+        return True
+
+    run_watched(place_early.__name__, graph.owning_module, run)
 
 
 def _marks(graph: Graph) -> str:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from fp8compile.compiler.hooks import Halves
+from fp8compile.compiler.watchers import show_made
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.whole_step.codes import Coded
 from fp8compile.whole_step.compiling import Compiled, compile_whole
@@ -209,6 +210,7 @@ class WholeGraph:
             placed = with_updates(
                 joined(self._halves), tasks, clip_norm, given.inputs, returns_statistics=own.returns_statistics
             )
+            show_made("place_updates", (self._halves.fw, self._halves.bw), placed.module)
             compiled = compile_whole(placed.module, self._options.recipe, self._options.mode)
         self._counts.compilations += 1
         self._counts.updated = len(tasks)

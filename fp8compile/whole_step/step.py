@@ -24,10 +24,12 @@ from torch.fx import GraphModule
 from fp8compile import _torch as private
 from fp8compile._arguments import FLAGS, check_number, check_one_of
 from fp8compile.compiler import report_store
+from fp8compile.compiler.dump import watch_for
 from fp8compile.compiler.hooks import taking_halves
 from fp8compile.compiler.inductor import compile_once
 from fp8compile.compiler.inductor_options import mode_options
 from fp8compile.compiler.node_by_node import boxed
+from fp8compile.compiler.watchers import watch_passes
 from fp8compile.recipe.from_file import recipe_of
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.compiled_graph import GraphReport
@@ -228,13 +230,17 @@ class TrainStep:
         """Dynamo's backend: a graph of the loss becomes a whole step."""
         assert self._updates is not None
         report_store.graph_arrives()
-        with taking_halves() as taken:
-            halves, reports, _ = compile_once(gm, inputs, self._options.recipe, self._options.mode, _no_code)
-        own = OwnInputs(halves)
-        if len(taken) != own.graphs:
-            raise CannotJoin(NO_BACKWARD)
-        whole = WholeGraph(taken[0], inputs, own, self._updates, self._options, self._counts)
-        whole.prepare(inputs)
+        watch = watch_for(self._options.recipe)
+        with watch_passes(watch):
+            with taking_halves() as taken:
+                halves, reports, _ = compile_once(gm, inputs, self._options.recipe, self._options.mode, _no_code)
+            own = OwnInputs(halves)
+            if len(taken) != own.graphs:
+                raise CannotJoin(NO_BACKWARD)
+            whole = WholeGraph(taken[0], inputs, own, self._updates, self._options, self._counts)
+            whole.prepare(inputs)
+        if watch:
+            watch.report(reports, self._options.recipe)
         self._reports += reports
         return whole
 

@@ -2,34 +2,43 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 
 import pytest
+from torch.fx import Graph
 
+from fp8compile import Recipe
 from fp8compile.compiler import pipeline
-from fp8compile.compiler.pipeline import Pass
+from fp8compile.compiler.pipeline import On, Pass, Situation
+from fp8compile.recipe.context import Context, ScaleInput, StatsInputs
 
-PASSES: list[Pass] = [
-    *pipeline.BEFORE_PATTERNS,
-    *pipeline.ISLANDS,
-    *pipeline.OBSERVE_JOINT,
-    *pipeline.WIRE,
-    *pipeline.JOINT,
-    pipeline.CUT,
-    *pipeline.SOUND,
-    *pipeline.PARTITION,
-    pipeline.MEASURED,
-    *pipeline.OFFLOAD,
-    *pipeline.OBSERVE_FORWARD,
-    *pipeline.DELAYED,
-    *pipeline.POST_GRAD,
-]
+PASSES = pipeline.PIPELINE
 
 
-def test_every_tuple_is_known_here() -> None:
-    named = [value for name, value in vars(pipeline).items() if name.isupper()]
-    found = [each for value in named for each in ((value,) if isinstance(value, Pass) else value)]
-    assert {*found} == {*PASSES} and len(found) == len(PASSES)
+def test_the_list_is_in_the_order_of_a_compilation() -> None:
+    stages = [each.on for each in PASSES]
+    assert stages == sorted(stages, key=[*On].index) and {*stages} == {*On}
+
+
+def test_each_condition_is_one_of_the_situation() -> None:
+    """Under every recipe alone, or where the recipe, the inputs or the graph ask for a pass."""
+    graph = Graph()
+    graph.output(())
+    plain = Situation(Context(Recipe.preset("off")), graph)
+    assert [each.name for each in PASSES if each.when(plain)] == [
+        *("spell_out_alpha", "share_casts", "quantize_linears", "chunk_logits"),
+        *("sum_bias_gradients", "store_residuals"),
+    ]
+    everything = Context(
+        Recipe(keep_fp32=("*norm*",), collectives="groupwise", offload="auto"),
+        stats_inputs=StatsInputs(0, 1, ()),
+        scale_input=ScaleInput(0, 1, True, ()),
+    )
+    at = Situation(everything, graph, observed=True, overwrites=True)
+    assert [each.name for each in PASSES if not each.when(at)] == ["mark_saved"]
+    measuring = dataclasses.replace(at, ctx=dataclasses.replace(everything, measures_saved=True))
+    assert [each.name for each in PASSES if not each.when(measuring)] == ["encode_saved"]
 
 
 @pytest.mark.parametrize("each", PASSES, ids=lambda each: each.name)

@@ -54,6 +54,21 @@ def test_steps_go_on_under_a_schedule(went_on: list[bool]) -> None:
     assert went_on == [True] * 4
 
 
+def test_a_look_at_one_parameter_between_steps_changes_nothing(went_on: list[bool]) -> None:
+    """The numbers of a step are those of all its parameters, whichever were asked for last."""
+    looked_at, other = made(), made()
+    for step in range(4):
+        for optimizer in (looked_at, other):
+            give_gradients(optimizer, step)
+        if step:
+            looked_at.step_function(parameters_of(looked_at)[1])  # type: ignore[arg-type]
+        looked_at.step()
+        other.step()
+    assert went_on == [True] * 6
+    for p, q in zip(parameters_of(looked_at), parameters_of(other), strict=True):
+        assert bits_equal(p, q)
+
+
 Change = Callable[[optim.AdamW], object]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import copy
 import functools
 from collections.abc import Callable, Iterator
@@ -138,10 +139,10 @@ def noted(notes: list[Notes]) -> Iterator[None]:
         return notes[-1]
 
     passes = tuple(
-        each._replace(run=functools.wraps(recompute_for_budget)(recompute_for_budget_noted))
-        if each.run is recompute_for_budget else each for each in pipeline.PARTITION
+        dataclasses.replace(each, run=functools.wraps(recompute_for_budget)(recompute_for_budget_noted))
+        if each.run is recompute_for_budget else each for each in pipeline.PIPELINE
     )  # fmt: skip
-    with mock.patch.object(pipeline, "PARTITION", passes):
+    with mock.patch.object(pipeline, "PIPELINE", passes):
         yield
 
 

@@ -10,8 +10,11 @@ from fp8compile import Recipe
 from fp8compile.fx.snapshot import Step
 
 STEPS = [
-    *("01-share_casts", "02-quantize_linears", "03-chunk_logits", "04-cut_for_bytes"),
-    *("05-save_sums", "06-recompute_kept", "07-save_normalised", "08-recompute_for_budget", "09-encode_saved"),
+    *("01-spell_out_alpha", "02-share_casts", "03-quantize_linears", "04-chunk_logits", "05-cut_for_bytes"),
+    *("06-save_sums", "07-recompute_kept", "08-save_normalised", "09-recompute_for_budget", "10-encode_saved"),
+]
+GENERATED = [  # where code is generated: on the forward, then on the backward
+    *("11-sum_bias_gradients", "12-store_residuals", "13-sum_bias_gradients", "14-store_residuals"),
 ]
 
 
