@@ -1,6 +1,6 @@
 """Graph dumps: every pass with the graph before and after it, as files, in torch's structured trace, or in memory.
 
-    <folder>/graph-0/04-cut_for_bytes/{before,after}.txt    what the pass did in numbers; a line an operation or codec's call
+    <folder>/graph-0/05-cut_for_bytes/{before,after}.txt    what the pass did in numbers; a line an operation or codec's call
                                       diff.txt              ops whose number changed, and lines that did
                                       after.dot             a drawing of the same
                                       after-full.{txt,dot}  every node of the codecs too
@@ -32,7 +32,7 @@ class DumpWatcher:
     Attributes:
         folder: where files go, if anywhere.
         traced: whether to write to torch's structured trace (TORCH_TRACE), for tlparse.
-        kept: whether to keep the steps in memory.
+        kept: whether to keep the steps in memory, as far as they are of the graph as a whole.
     """
 
     folder: Path | None
@@ -52,7 +52,7 @@ class DumpWatcher:
         full = {"after-full.txt": after.full_text, "after-full.dot": after.to_dot(expand=True)}
         if self.folder and not write(self.folder, full, place):
             self.folder = None
-        if self.kept:
+        if self.kept and not after.is_half:
             self.steps.append(step)
 
     def report(self, reports: tuple[GraphReport, ...], recipe: Recipe) -> None:

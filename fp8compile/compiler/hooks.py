@@ -19,7 +19,7 @@ from fp8compile import _torch as private
 from fp8compile.compiler.graph_picture import picture_of
 from fp8compile.compiler.graph_report import report_of
 from fp8compile.compiler.graph_waterfall import recomputed_by_cut
-from fp8compile.compiler.named_passes import observed, with_theirs
+from fp8compile.compiler.named_passes import observed, watched, with_theirs
 from fp8compile.compiler.pipeline import On, Pass, Situation, passes_on
 from fp8compile.compiler.region_reports import Cut
 from fp8compile.compiler.report_store import JointNotes, collecting
@@ -174,7 +174,7 @@ class OnOneGraph(private.CustomGraphPass):
         gm, ctx = graph.owning_module, Context(self.recipe)
         assert gm is not None
         for each in passes_on(self.on, Situation(ctx, graph)):
-            observed(gm, each.name, functools.partial(_told, each, graph, ctx))
+            watched(gm, each.name, functools.partial(_told, each, graph, ctx))
 
 
 def _told(each: Pass, graph: Graph, ctx: Context) -> Notes:

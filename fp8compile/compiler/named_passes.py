@@ -35,9 +35,14 @@ def with_theirs(name: str, ours: Callable[[Graph], None], patches: Mapping[str, 
     return {name: InTurn(*before, ours) if before else ours}
 
 
-def observed(gm: GraphModule, name: str, run: Callable[[], Any], split: PartitionedGraph | None = None) -> Any:
+def watched(gm: GraphModule, name: str, run: Callable[[], Any], split: PartitionedGraph | None = None) -> Any:
     """What ``run`` returns, or None where the pass of that name is disabled. Dumps see ``split``, or else ``gm``."""
-    result = run_watched(name, split or gm, lambda: unless_disabled(gm, name, run))
+    return run_watched(name, split or gm, lambda: _unless_disabled(gm, name, run))
+
+
+def observed(gm: GraphModule, name: str, run: Callable[[], Any], split: PartitionedGraph | None = None) -> Any:
+    """The same of a pass behind which graphs are as ``fx.spec`` says."""
+    result = watched(gm, name, run, split)
     if spec.enabled:
         cut = result if isinstance(result, tuple) else (split.fw, split.bw) if split else (gm,)
         for part in cut:
@@ -45,6 +50,6 @@ def observed(gm: GraphModule, name: str, run: Callable[[], Any], split: Partitio
     return result
 
 
-def unless_disabled(gm: GraphModule, name: str, run: Callable[[], Any]) -> Any:
+def _unless_disabled(gm: GraphModule, name: str, run: Callable[[], Any]) -> Any:
     observer = private.GraphTransformObserver(gm, name, subsystem="fp8compile")
     return observer.apply_gm_pass(lambda _: run())

@@ -39,7 +39,12 @@ class Snapshot:
     """
 
     parts: tuple[Part, ...]
-    saved_bytes: int | None = None
+    saved_bytes: int | None = field(default=None, compare=False)
+
+    @property
+    def is_half(self) -> bool:
+        """Whether it is a forward or a backward by itself."""
+        return len(self.parts) == 1 and bool(self.parts[0].title)
 
     @property
     def text(self) -> str:

@@ -179,7 +179,7 @@ def test_dump_writes_the_graphs_too(factories: Path, capsys: pytest.CaptureFixtu
     assert of_the_step == of_the_compilation | {name: of_the_step[name] for name in ("runs", "places")}
     assert "graphs" in said
     (encoded,) = (factories / "graphs" / "graph-0").glob("*-encode_saved/after.txt")
-    assert "fp8compile: encode(addmm)" in encoded.read_text()
+    assert "= fp8.encode(addmm)" in encoded.read_text()
 
 
 @pytest.mark.parametrize(

@@ -21,16 +21,17 @@ import fp8compile
 from fp8compile import Recipe
 from fp8compile.compiler import dump, pipeline
 from fp8compile.compiler.hooks import JointPasses, Partitioner
-from fp8compile.fx import snapshot
+from fp8compile.compiler.pipeline import On
+from fp8compile.fx import dump_files, snapshot
 from fp8compile.fx.graph import splice
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.compiled_graph import GraphReport
 from fp8compile.reporting.entries import Notes
-from tests.support.dumped import STEPS, Gated, explained
+from tests.support.dumped import GENERATED, STEPS, Gated, explained
 from tests.support.measure import compiled
 from tests.support.processes import run_in_process
 
-FILES = ["after-full.dot", "after.dot", "after.txt", "before.txt", "diff.txt"]
+FILES = ["after-full.dot", "after-full.txt", "after.dot", "after.txt", "before.txt", "diff.txt"]
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -44,8 +45,9 @@ def test_files_of_every_pass_and_the_report(tmp_path: Path) -> None:
     found = tree(tmp_path / "new" / "dump")
     one = [f"{step}/{file}" for step in STEPS for file in FILES] + ["report.json", "report.txt"]
     assert sorted(found) == [f"graph-{n}/{path}" for n in range(2) for path in one]
-    assert found["graph-0/04-cut_for_bytes/after.txt"] == found["graph-0/05-save_sums/before.txt"]
-    assert b"# forward" in found["graph-0/09-encode_saved/diff.txt"]
+    head, after = found["graph-0/05-cut_for_bytes/after.txt"].split(b"\n\n", 1)
+    assert head.startswith(b"# cut_for_bytes: ") and after == found["graph-0/06-save_sums/before.txt"]
+    assert b"# forward" in found["graph-0/10-encode_saved/diff.txt"]
     reports = [json.loads(found[f"graph-{n}/report.json"]) for n in range(2)]
     told = json.loads(fp8compile.report(fn).to_json())["graphs"]  # type: ignore[arg-type]
     of_a_step = {"runs": None, "places": None}
@@ -66,45 +68,72 @@ def test_a_pass_of_the_joint_graph_comes_first(tmp_path: Path, monkeypatch: pyte
         tanh.replace_all_uses_with(new, lambda user: user is not new)
         return Notes()
 
-    monkeypatch.setattr(pipeline, "JOINT", (pipeline.changes(double_tanh),))
+    others = [each for each in pipeline.PIPELINE if each.on not in (On.PATTERNS, On.JOINT)]
+    monkeypatch.setattr(pipeline, "PIPELINE", (pipeline.changes(double_tanh, On.JOINT), *others))
     compiled(Gated(), dump=str(tmp_path))(torch.randn(128, 64)).sum().backward()
     folder = tmp_path / "graph-0" / "01-double_tanh"
     assert "fp8compile: doubled(tanh)" in (folder / "after.txt").read_text()
     assert "fp8compile" not in (folder / "before.txt").read_text()
     assert re.search(r"aten.mul.Tensor +2 +3 +\+1\n", (folder / "diff.txt").read_text())
-    assert [p.name for p in sorted((tmp_path / "graph-0").glob("0*"))][1:] == [
-        f"0{i + 2}-{s[3:]}" for i, s in enumerate(STEPS[3:])
-    ]
+    assert [p.name[3:] for p in sorted((tmp_path / "graph-0").glob("??-*"))][1:] == [step[3:] for step in STEPS[4:]]
+
+
+def test_where_code_is_generated_its_passes_follow_half_by_half(tmp_path: Path) -> None:
+    """The backward's when it first runs."""
+    run = compiled(Gated(), min_saved_numel=0, dump=str(tmp_path), codegen="inductor")
+    loss = run(torch.randn(128, 64)).sum()
+    names = [step.name for step in sorted((tmp_path / "graph-0").glob("??-*"))]
+    assert names == STEPS + GENERATED[:2]
+    loss.backward()
+    assert [step.name for step in sorted((tmp_path / "graph-0").glob("??-*"))] == STEPS + GENERATED
+    for step, half in zip(GENERATED, ("forward", "forward", "backward", "backward"), strict=True):
+        page = (tmp_path / "graph-0" / step / "before.txt").read_text()
+        assert page.startswith(f"# {half}\n") and ("fp8.encode" in page) == (half == "forward")
+
+
+@pytest.mark.parametrize("codegen", ["eager", "inductor"])
+def test_a_whole_step_is_dumped_with_its_updates(codegen: str, tmp_path: Path) -> None:
+    model = Gated()
+    optimizer = fp8compile.optim.AdamW(model)
+    recipe = Recipe(dump=str(tmp_path), codegen=codegen, min_saved_numel=0)
+    step = fp8compile.train_step(model, lambda net, x: net(x).square().mean(), optimizer, recipe=recipe)
+    step(torch.randn(128, 64))
+    generated = GENERATED[:2] if codegen == "inductor" else []
+    names = [step.name[3:] for step in sorted((tmp_path / "graph-0").glob("??-*"))]
+    assert names == [each[3:] for each in STEPS] + ["place_updates", *(each[3:] for each in generated), "place_early"]
+    [page] = [each.read_text() for each in tmp_path.glob("graph-0/*-place_updates/after.txt")]
+    assert page.count("fp8.update(") == 2 and page.count("fp8.encode(") == page.count("fp8.decode(") == 2
+    assert "stored as codes" in (tmp_path / "graph-0" / "report.txt").read_text()
 
 
 def test_a_disabled_pass_has_no_step(tmp_path: Path) -> None:
     with torch._inductor.config.patch(disabled_passes="recompute_kept"):
         compiled(Gated(), dump=str(tmp_path))(torch.randn(128, 64)).sum().backward()
     assert sorted(p.name for p in (tmp_path / "graph-0").glob("0*")) == [
-        *STEPS[:5],
-        "06-save_normalised",
-        "07-recompute_for_budget",
-        "08-encode_saved",
+        *STEPS[:6],
+        "07-save_normalised",
+        "08-recompute_for_budget",
+        "09-encode_saved",
     ]
 
 
 def test_steps_of_an_earlier_run_go_and_other_files_stay(tmp_path: Path) -> None:
-    for path in ("graph-0/10-old_pass/before.txt", "graph-0/11-mine/notes.txt", "graph-0/11-mine/after.txt"):
+    for path in ("graph-0/20-old_pass/before.txt", "graph-0/21-mine/notes.txt", "graph-0/21-mine/after.txt"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text("old")
     compiled(Gated(), dump=str(tmp_path))(torch.randn(128, 64)).sum().backward()
     left = {
         p.relative_to(tmp_path / "graph-0").as_posix()
         for p in (tmp_path / "graph-0").rglob("*/*")
-        if p.parent.name.startswith(("10", "11"))
+        if p.parent.name.startswith(("20", "21"))
     }
-    assert left == {"11-mine/notes.txt"} and not (tmp_path / "graph-0" / "10-old_pass").exists()
+    assert left == {"21-mine/notes.txt"} and not (tmp_path / "graph-0" / "20-old_pass").exists()
 
 
 def test_the_environment_names_the_folder_where_the_recipe_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(dump.VARIABLE, str(tmp_path / "env"))
+    monkeypatch.setenv(dump_files.VARIABLE, str(tmp_path / "env"))
     compiled(Gated(), dump=str(tmp_path / "recipe"))(torch.randn(128, 64)).sum().backward()
     assert (tmp_path / "recipe").is_dir() and not (tmp_path / "env").exists()
     torch._dynamo.reset()
@@ -116,14 +145,14 @@ def test_a_rank_has_a_folder_of_its_own(tmp_path: Path) -> None:
     distributed = torch.distributed
     distributed.init_process_group("gloo", store=distributed.HashStore(), rank=0, world_size=1)
     try:
-        assert dump.claim(str(tmp_path)) == tmp_path / "rank-0" / "graph-0"
+        assert dump_files.claim(str(tmp_path)) == tmp_path / "rank-0" / "graph-0"
     finally:
         distributed.destroy_process_group()
 
 
 @pytest.fixture
 def nothing_said(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dump, "_said", set())
+    monkeypatch.setattr(dump_files, "_said", set())
 
 
 def trained(folder: Path, *several: type[nn.Module]) -> None:
@@ -180,7 +209,8 @@ def test_a_full_disk_costs_one_warning_and_leaves_no_half_file(
 def test_a_file_system_that_is_full(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "report.txt").symlink_to("/dev/full")
     with caplog.at_level(logging.WARNING, "fp8compile"):
-        assert not dump.write(tmp_path, {"report.txt": "text"}) and not dump.write(tmp_path, {"": "a folder"}, "x")
+        assert not dump_files.write(tmp_path, {"report.txt": "text"})
+        assert not dump_files.write(tmp_path, {"": "a folder"}, "x")
     assert caplog.text.count("graph dumps cannot be") == 1, "another obstacle, the same dump"
 
 
@@ -195,7 +225,7 @@ def test_each_dump_that_cannot_be_written_is_named(tmp_path: Path, caplog: pytes
 
 
 def test_no_snapshot_is_made_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(dump.VARIABLE, raising=False)
+    monkeypatch.delenv(dump_files.VARIABLE, raising=False)
     made: Counter[str] = Counter()
     original = snapshot._part
     monkeypatch.setattr(snapshot, "_part", lambda *args: made.update(["part"]) or original(*args))
@@ -205,7 +235,7 @@ def test_no_snapshot_is_made_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) 
     assert not made and not fp8compile.report(fn).graphs[0].steps  # type: ignore[arg-type]
     explained()
     around_joint, by_the_cut, around_halves = (
-        2 * 3 + 1,
+        2 * 4 + 1,
         2,
         2 * 2,
     )  # the cut sees the joint graph and leaves two halves
@@ -225,7 +255,7 @@ def test_the_key_knows_nothing_of_a_dump(tmp_path: Path) -> None:
 def test_equal_files_from_two_processes_cold_and_warm(shapes: str, tmp_path: Path) -> None:
     """Cold with a dump and from a cache that was filled without one, where no pass runs but for the dump."""
     plain = run_in_process(tmp_path, {}, cache="a", shapes=shapes)
-    warm = run_in_process(tmp_path, {}, cache="a", shapes=shapes, env={dump.VARIABLE: str(tmp_path / "warm")})
+    warm = run_in_process(tmp_path, {}, cache="a", shapes=shapes, env={dump_files.VARIABLE: str(tmp_path / "warm")})
     cold = run_in_process(tmp_path, {"dump": str(tmp_path / "cold")}, cache="b", shapes=shapes)
     hits = [ran["counters"]["autograd_cache_hit"] for ran in (plain, warm, cold)]
     assert hits == [0, 1, 0], "a dump is no part of the key"
@@ -233,7 +263,7 @@ def test_equal_files_from_two_processes_cold_and_warm(shapes: str, tmp_path: Pat
         assert json.loads(ran["report"])["graphs"] == json.loads(plain["report"])["graphs"]
         assert ran["gradients"] == plain["gradients"]
     found = tree(tmp_path / "cold")
-    assert len(found) == len(STEPS) * len(FILES) + 2 and found == tree(tmp_path / "warm")
+    assert len(found) == len(STEPS + GENERATED) * len(FILES) + 2 and found == tree(tmp_path / "warm")
 
 
 def test_steps_are_not_in_the_json() -> None:
@@ -248,10 +278,11 @@ def test_torch_trace_holds_every_step(tmp_path: Path) -> None:
     assert ran["counters"]["autograd_cache_hit"] == 0
     [log] = (tmp_path / "trace").iterdir()
     names = re.findall(r'"artifact": \{"name": "(fp8compile_\w+)"', log.read_text())
-    per_step = [
-        f"fp8compile_{step[3:]}_{what}" for step in STEPS for what in ("before", "after", "diff", "after_dot")
-    ]
-    assert names == [*per_step, "fp8compile_report", "fp8compile_report_json"]
+    before, forward, backward = (
+        [f"fp8compile_{step[3:]}_{what}" for step in steps for what in ("before", "after", "diff", "after_dot")]
+        for steps in (STEPS, GENERATED[:2], GENERATED[2:])
+    )
+    assert names == [*before, *forward, "fp8compile_report", "fp8compile_report_json", *backward]
     program = shutil.which("tlparse")
     if program is None:
         pytest.skip("tlparse is not installed; the trace itself was checked")

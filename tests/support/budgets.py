@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import copy
+import dataclasses
 import functools
 from collections.abc import Callable, Iterator
 from typing import Any
