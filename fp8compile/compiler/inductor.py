@@ -103,9 +103,9 @@ def compile_and_report(
         compiled, reports, cached = compile_once(gm, example_inputs, recipe, mode, inner)
         dumped = reports
         if cached and watch.folder:  # no pass ran: compile once more, for the dump alone
-            inner = run_the_graph if recipe.codegen == "eager" else private.compile_fx_inner
+            again: Any = run_the_graph if recipe.codegen == "eager" else private.compile_fx_inner
             with compiled_apart(), private.functorch_config.patch(force_non_lazy_backward_lowering=True):
-                _, dumped, _ = compile_once(spare, example_inputs, recipe, mode, inner)
+                _, dumped, _ = compile_once(spare, example_inputs, recipe, mode, again)
     watch.report(dumped, recipe)
     return compiled, (dataclasses.replace(reports[0], steps=tuple(watch.steps)), *reports[1:])
 
