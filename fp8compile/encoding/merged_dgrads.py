@@ -22,11 +22,12 @@ from torch import Tensor
 from torch.fx import Graph, Node
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-from fp8compile.analysis.linears import DGRAD, Matmul, uncast
+from fp8compile.analysis.linears import DGRAD, uncast
 from fp8compile.analysis.sums import Sum, sum_of
 from fp8compile.encoding.known_scales import BALANCED, GRADIENT, Row, codes_under
 from fp8compile.encoding.layouts import as_matrix
-from fp8compile.encoding.operands import How, Operands, encoding
+from fp8compile.encoding.linear_plan import Apply
+from fp8compile.encoding.operands import Operands, encoding
 from fp8compile.encoding.views import beneath, is_across, later, repeated
 from fp8compile.fx.graph import ENCODING, insertion_point_after, splice
 from fp8compile.fx.provenance import module_path
@@ -45,23 +46,6 @@ PLAIN = (True, False)  # which operands depend on a tangent: dy W
 
 
 @dataclass(frozen=True)
-class Quantized:
-    """A matmul that will be in FP8, how its operands are encoded, and what the recipe says of it."""
-
-    matmul: Matmul
-    hows: tuple[How, How]
-    emulate: bool
-    merge: bool
-
-    @property
-    def alike(self) -> tuple[object, ...]:
-        """What is equal for two matmuls that can be one."""
-        result = self.matmul.K, self.matmul.node.meta["val"].dtype
-        hows = (dataclasses.replace(how, role="", module="") for how in self.hows)
-        return self.emulate, self.merge, *result, *hows
-
-
-@dataclass(frozen=True)
 class Gradient:
     """A gradient as a matrix of some width, its row and its own scale."""
 
@@ -75,7 +59,7 @@ class Gradient:
 class Merged:
     """Dgrads that become one matmul, in the order of their weights among the graph's inputs; and their sum."""
 
-    members: tuple[Quantized, ...]
+    members: tuple[Apply, ...]
     gradients: tuple[Gradient, ...]
     total: Sum
 
@@ -88,14 +72,14 @@ class MergedDgrads:
         taken: the dgrads that ``rewrite`` replaces.
     """
 
-    def __init__(self, operands: Operands, quantized: Sequence[Quantized]) -> None:
+    def __init__(self, operands: Operands, applied: Sequence[Apply]) -> None:
         self.operands, self._merged = operands, list[Merged]()
         self.told: dict[Node, str] = {}
         self.taken: set[Node] = set()
-        for members in _of_one_input(quantized):
+        for members in _of_one_input(applied):
             self._plan(members)
 
-    def _plan(self, members: Sequence[Quantized]) -> None:
+    def _plan(self, members: Sequence[Apply]) -> None:
         found = _judged(members, self.operands)
         names = {each.matmul.node: module_path(each.matmul.forward) for each in members}
         if isinstance(found, str):
@@ -103,7 +87,7 @@ class MergedDgrads:
             return
         for each in found.members:  # now, so that no other matmul takes a weight in another dtype first
             assert self.operands.weights is not None
-            self.operands.weights.codes(*_weight_of(each)[:2], each.hows[1].module)
+            self.operands.weights.codes(*_weight_of(each)[:2], each.specs[1].module)
         self._merged.append(found)
         self.taken |= {*names}
         for node in names:
@@ -116,23 +100,23 @@ class MergedDgrads:
             _replace(self.operands, merged)
 
 
-def _of_one_input(quantized: Sequence[Quantized]) -> list[list[Quantized]]:
+def _of_one_input(applied: Sequence[Apply]) -> list[list[Apply]]:
     """The dgrads of linears that read one input, where there are several and the recipe merges one of them."""
-    groups: dict[Node, list[Quantized]] = defaultdict(list)
-    for each in quantized:
+    groups: dict[Node, list[Apply]] = defaultdict(list)
+    for each in applied:
         if each.matmul.direction == DGRAD and each.matmul.gradients == PLAIN:
             left, _ = dataclasses.replace(each.matmul, node=each.matmul.forward).operands
             groups[uncast(left)].append(each)
-    return [group for group in groups.values() if len(group) > 1 and any(each.merge for each in group)]
+    return [group for group in groups.values() if len(group) > 1 and any(each.recipe.merge_dgrads for each in group)]
 
 
-def _judged(members: Sequence[Quantized], operands: Operands) -> Merged | str:
+def _judged(members: Sequence[Apply], operands: Operands) -> Merged | str:
     """How dgrads become one matmul, or why they do not."""
     if len({each.alike for each in members}) > 1:
         return NOT_ALIKE
-    if not members[0].hows[0].delayed or operands.scales is None:
+    if not members[0].specs[0].delayed or operands.scales is None:
         return NOT_KNOWN
-    if not all(operands.is_cached(each.matmul.operands[1], "right", each.hows[1]) for each in members):
+    if not all(operands.is_cached(each.matmul.operands[1], "right", each.specs[1]) for each in members):
         return NOT_CACHED
     weights = operands.weights
     assert weights is not None
@@ -147,12 +131,12 @@ def _judged(members: Sequence[Quantized], operands: Operands) -> Merged | str:
     return gradients if isinstance(gradients, str) else Merged(tuple(members), gradients, total)
 
 
-def _weight_of(each: Quantized) -> tuple[Node, int | None, list[Node]]:
+def _weight_of(each: Apply) -> tuple[Node, int | None, list[Node]]:
     """The weight of a dgrad as a matrix of some width, and the transposes that lead to the operand."""
     return beneath(each.matmul.operands[1], "right", False)[:3]
 
 
-def _gradients(members: Sequence[Quantized], operands: Operands) -> tuple[Gradient, ...] | str:
+def _gradients(members: Sequence[Apply], operands: Operands) -> tuple[Gradient, ...] | str:
     """The gradients of dgrads with their rows, or why there are none."""
     found = list[Gradient]()
     for each in members:
@@ -161,7 +145,7 @@ def _gradients(members: Sequence[Quantized], operands: Operands) -> tuple[Gradie
             return TRANSPOSED
         if any(value is other.value for other in found):
             return ONE_GRADIENT
-        how, scales = each.hows[0], operands.scales
+        how, scales = each.specs[0], operands.scales
         row = scales.row_of(value, how.format, GRADIENT, how.module) if scales else None
         if row is None:
             return NO_ROW
@@ -172,7 +156,7 @@ def _gradients(members: Sequence[Quantized], operands: Operands) -> tuple[Gradie
 def _replace(operands: Operands, merged: Merged) -> None:
     """One matmul, and what else is added, for the sum and all that it was made of."""
     graph, root, members = operands.graph, merged.total.root, merged.members
-    product = _emulated if members[0].emulate else _scaled
+    product = _emulated if members[0].recipe.emulate else _scaled
     y = product(operands, merged)
     for view in merged.total.chain:
         y = repeated(graph, view, y)
@@ -192,7 +176,7 @@ def _scaled(operands: Operands, merged: Merged) -> Node:
     """The matmul of codes: gradients in rows, and weights as they come in, ``[K, N]``."""
     graph, weights, first = operands.graph, operands.weights, merged.members[0].matmul.node
     assert weights is not None
-    packed, w = weights.packed([(*_weight_of(each)[:2], each.hows[1].module) for each in merged.members])
+    packed, w = weights.packed([(*_weight_of(each)[:2], each.specs[1].module) for each in merged.members])
     g, *own = _balanced(operands, merged, w)
     codes, dtype = _in_one_matrix(graph, _encoded(graph, merged, own)), first.meta["val"].dtype
 
@@ -206,9 +190,9 @@ def _scaled(operands: Operands, merged: Merged) -> Node:
 def _emulated(operands: Operands, merged: Merged) -> Node:
     """The matmul of decoded codes."""
     graph, members = operands.graph, merged.members
-    weights = [operands.decoded(each.matmul.operands[1], "right", each.hows[1]) for each in members]
+    weights = [operands.decoded(each.matmul.operands[1], "right", each.specs[1]) for each in members]
     own = _balanced(operands, merged)[1:]
-    dtype, fmt, n = members[0].matmul.node.meta["val"].dtype, members[0].hows[0].format, len(members)
+    dtype, fmt, n = members[0].matmul.node.meta["val"].dtype, members[0].specs[0].format, len(members)
 
     def mm(*tensors: Tensor) -> Tensor:
         codes, inv_scales, weights = tensors[:n], tensors[n : 2 * n], tensors[2 * n :]

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from torch.fx import Graph, Node
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fp8compile.analysis.linears import DGRAD, FORWARD, PLAIN_MATMULS, WGRAD, Matmul
+from fp8compile.encoding.linear_plan import LinearPlan
 from fp8compile.encoding.operands import Operands
 from fp8compile.encoding.views import beneath, is_across, later
 from fp8compile.fx.graph import AMAX, insertion_point_after, is_tensor, splice
@@ -82,21 +83,16 @@ class SmoothSwiglu:
         told: by matmul, what became of it, for the report: of a linear that stays, by its forward.
     """
 
-    def __init__(
-        self,
-        operands: Operands,
-        matmuls: Sequence[Matmul],
-        recipe_of: Callable[[Matmul], Recipe],
-        quantized: Set[Node],
-    ) -> None:
-        """``matmuls`` are all of the graph's linears; a linear is smoothed if its forward is among the ``quantized``."""
+    def __init__(self, operands: Operands, plan: LinearPlan) -> None:
+        """A linear is smoothed only if its forward will be one of codes."""
         self.told: dict[Node, str] = {}
         linears: dict[Node, dict[str, Matmul]] = defaultdict(dict)
-        for matmul in matmuls:
-            linears[matmul.forward][matmul.direction] = matmul
+        for each in plan.decisions:
+            linears[each.matmul.forward][each.matmul.direction] = each.matmul
+        recipes = {each.matmul.node: each.recipe for each in plan.applied}
         for forward, its in linears.items():
-            recipe = recipe_of(its[FORWARD])
-            if not recipe.smooth_swiglu or forward not in quantized:
+            recipe = recipes.get(forward)
+            if recipe is None or not recipe.smooth_swiglu:
                 continue
             linear = _Linear.of(its)
             reason = _not_for(recipe) or _why_not(linear, {*linears})

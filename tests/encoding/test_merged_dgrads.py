@@ -33,7 +33,7 @@ aten = torch.ops.aten
 @pytest.fixture
 def fp8_units(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every device multiplies FP8: torch._scaled_mm exists for the CPU, if slowly."""
-    module = sys.modules["fp8compile.passes.quantize_linears"]
+    module = sys.modules["fp8compile.encoding.linear_reasons"]
     monkeypatch.setattr(module, "fp8_unsupported_reason", lambda device: None)
 
 

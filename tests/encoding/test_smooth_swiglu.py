@@ -239,7 +239,7 @@ def test_scaled_matmuls_do_what_emulated_ones_do() -> None:
     model, x, found = Gated(), data(), []
     for emulate in (True, False):
         torch._dynamo.reset()
-        with mock.patch("fp8compile.passes.quantize_linears.fp8_unsupported_reason", lambda device: None):
+        with mock.patch("fp8compile.encoding.linear_reasons.fp8_unsupported_reason", lambda device: None):
             run = compiled(model, emulate=emulate, saved="off", smooth_swiglu=True)
             found.append(gradients(model, run, (x,)))
     for name, value in found[0].items():

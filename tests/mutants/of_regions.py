@@ -7,7 +7,7 @@ from tests.mutants.mutant import Mutant
 REGIONS = (
     Mutant(
         "checkpointed: a product of codes is of no region",
-        "passes/quantize_linears.py",
+        "fp8compile/encoding/products.py",
         "    stand_in(product, node)\n",
         "",
         ("tests/fx/test_checkpointed.py",),

@@ -129,7 +129,7 @@ def test_an_embedding_that_is_the_head_too_is_not_kept() -> None:
 
 
 def multiply_fp8_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    module = sys.modules["fp8compile.passes.quantize_linears"]
+    module = sys.modules["fp8compile.encoding.linear_reasons"]
     monkeypatch.setattr(module, "fp8_unsupported_reason", lambda device: None)
 
 

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fp8compile.compiler.backend import fp8compile
-from fp8compile.encoding import row_blocks
-from fp8compile.passes import quantize_linears
+from fp8compile.encoding import linear_reasons, row_blocks
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.scaling import history
 
@@ -48,7 +47,7 @@ def interpreted() -> dict[str, Any]:
     torch._dynamo.reset()
     module, args = small(KIND)
     recipe = dataclasses.replace(DELAYED, codegen="eager")
-    with mock.patch.object(quantize_linears, "fp8_unsupported_reason", lambda device: None):
+    with mock.patch.object(linear_reasons, "fp8_unsupported_reason", lambda device: None):
         expected = step(module, torch.compile(module, backend=fp8compile, options={"recipe": recipe}), args)
     return {"differences": differences(got, expected), "statistics": statistics}
 

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from fp8compile.compiler.backend import fp8compile
+from fp8compile.encoding import linear_reasons
 from fp8compile.numerics.delayed import total_statistics
-from fp8compile.passes import quantize_linears
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.scaling import history
 from fp8compile.scaling.history import Histories
@@ -130,7 +130,7 @@ class Totals:
 
 def node_by_node() -> dict[str, Tensors]:
     backend = functools.partial(fp8compile, options={"recipe": dataclasses.replace(MERGED, codegen="eager")})
-    with mock.patch.object(quantize_linears, "fp8_unsupported_reason", lambda device: None):
+    with mock.patch.object(linear_reasons, "fp8_unsupported_reason", lambda device: None):
         steps = Steps(backend)
         return {situation: steps.results(situation) for situation in AMAXES}
 

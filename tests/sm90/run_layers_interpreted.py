@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from fp8compile.compiler.backend import fp8compile
-from fp8compile.passes import quantize_linears, sum_bias_gradients
+from fp8compile.encoding import linear_reasons
+from fp8compile.passes import sum_bias_gradients
 from fp8compile.recipe.recipe import Recipe
 
 from . import fake_h100, flash_on_cpu, interpreter
@@ -98,7 +99,7 @@ def eager(kind: str, pipeline: str, *, nan: bool = False) -> Tensors:
     torch._dynamo.reset()
     options = {"recipe": dataclasses.replace(small_recipe(pipeline), codegen="eager")}
     # The CPU multiplies codes too, slowly.
-    with mock.patch.object(quantize_linears, "fp8_unsupported_reason", lambda device: None):
+    with mock.patch.object(linear_reasons, "fp8_unsupported_reason", lambda device: None):
         return gradients(module, torch.compile(module, backend=fp8compile, options=options), args, nan=nan)
 
 

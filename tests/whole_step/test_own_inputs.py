@@ -19,7 +19,7 @@ from fp8compile.numerics.delayed import quantize_under
 from fp8compile.optim.exchange import exchange
 from fp8compile.whole_step.running import WholeGraph
 
-quantize_linears = importlib.import_module("fp8compile.passes.quantize_linears")
+linear_reasons = importlib.import_module("fp8compile.encoding.linear_reasons")
 
 _prepared = WholeGraph._prepared
 CACHED = {"linear": "tensorwise", "emulate": True, "cache_weights": True, "saved": "off", "codegen": "eager"}
@@ -209,7 +209,7 @@ def test_frozen_weights_are_not_counted_as_left_out() -> None:
 @pytest.fixture
 def fp8_units(monkeypatch: pytest.MonkeyPatch) -> None:
     """Linears by ``_scaled_mm``, which a CPU has too: their dgrads take codes transposed."""
-    monkeypatch.setattr(quantize_linears, "fp8_unsupported_reason", lambda device: None)
+    monkeypatch.setattr(linear_reasons, "fp8_unsupported_reason", lambda device: None)
 
 
 @pytest.mark.usefixtures("fp8_units")
