@@ -22,7 +22,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -30,8 +29,7 @@ from torch.fx import Node
 
 from fp8compile.budget.placing import move_views_to_their_operand
 from fp8compile.encoding.kept_beside import KeptBeside
-from fp8compile.encoding.saved_judge import Decision, Judge
-from fp8compile.encoding.saved_keys import missing
+from fp8compile.encoding.saved_plan import plan_saved
 from fp8compile.encoding.stored import Stored
 from fp8compile.encoding.views import later
 from fp8compile.fx.graph import (
@@ -45,7 +43,6 @@ from fp8compile.fx.graph import (
 )
 from fp8compile.fx.ops import is_pointwise
 from fp8compile.fx.partition import NO_VERSION_CHECK, PartitionedGraph, SavedTensor
-from fp8compile.fx.regions import saves_itself
 from fp8compile.numerics.formats import OPERANDS
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import Notes, Saved, Skip
@@ -53,42 +50,19 @@ from fp8compile.reporting.entries import Notes, Saved, Skip
 
 def encode_saved(split: PartitionedGraph, ctx: Context) -> Notes:
     """Store every saved activation as codes, or say why not."""
-    judge = Judge(split, ctx)
-    ours = [edge for edge in split.edges if saves_itself(split, edge)]
-    decided = [(edge, judge.decide(edge)) for edge in ours]  # on one graph, for all
-    beside = _kept_beside(split, judge, decided)
-    stores = any(isinstance(decision, Stored) for _, decision in decided)
-    notes = Notes(skips=missing(judge.keys, ctx) if stores else ())
-    for edge, decision in decided:
-        if isinstance(decision, Encoding):
-            notes += Notes(saved=_codes_of_a_matmul(edge, decision))
-        elif isinstance(decision, str):
-            notes += Notes(skips=(Skip(edge.info, decision),))
-        elif decision is not None:
+    plan = plan_saved(split, ctx)  # on one graph, for all
+    notes = Notes(skips=plan.missing)
+    for edge, found in plan.decisions:
+        if isinstance(found, Stored):
             storage_root(edge.forward).meta[SAVED_AS_CODES] = True
             if ctx.recipe.limits_memory:
                 move_views_to_their_operand(edge.forward)
-            notes += Notes(saved=(_encode(split, edge, decision, beside),))
+            notes += Notes(saved=(_encode(split, edge, found, plan.beside),))
+        elif found.operand:
+            notes += Notes(saved=_codes_of_a_matmul(edge, found.operand))
+        elif found.reason:
+            notes += Notes(skips=(Skip(edge.info, found.reason),))
     return notes
-
-
-def predicted_bytes(split: PartitionedGraph, ctx: Context) -> dict[Node, int]:
-    """For each storage that ``encode_saved`` would store as codes, the bytes that these take."""
-    judge = Judge(split, ctx)
-    decided = [(edge, judge.decide(edge)) for edge in split.edges if saves_itself(split, edge)]
-    beside = _kept_beside(split, judge, decided)
-    codes = [(edge, decision) for edge, decision in decided if isinstance(decision, Stored)]
-    return {
-        storage_root(edge.forward): stored.nbytes(edge.forward.meta["val"]) + beside.nbytes(stored)
-        for edge, stored in codes
-    }
-
-
-def _kept_beside(
-    split: PartitionedGraph, judge: Judge, decided: Sequence[tuple[SavedTensor, Decision]]
-) -> KeptBeside:
-    codes = (edge for edge, decision in decided if isinstance(decision, (Stored, Encoding)))
-    return KeptBeside(split, judge.sensitivity.recomputed, codes)
 
 
 def _encode(split: PartitionedGraph, edge: SavedTensor, stored: Stored, beside: KeptBeside) -> Saved:

@@ -32,10 +32,10 @@ from fp8compile.budget.placing import give_up
 from fp8compile.budget.repeatable import Repeatable
 from fp8compile.budget.timeline import Timeline
 from fp8compile.encoding.paying import rates_or_assumed
+from fp8compile.encoding.saved_plan import plan_saved
 from fp8compile.fx.graph import EXACT, NOT_STATIC, is_static, storage_root
 from fp8compile.fx.ops import is_random_state
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
-from fp8compile.passes.encode_saved import predicted_bytes
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.budget import Budget, Point
 from fp8compile.reporting.entries import Notes, Recomputed
@@ -59,7 +59,7 @@ def recompute_for_budget(split: PartitionedGraph, ctx: Context) -> Notes:
         return Notes(budgets=(Budget(asked, reason=reason),))
     rates = rates_or_assumed(split.inputs, ctx.recipe)
     repeatable = Repeatable(split, ctx.recipe.codegen == "inductor")
-    timeline = Timeline(split, predicted_bytes(split, ctx))
+    timeline = Timeline(split, plan_saved(split, ctx).nbytes)
     states = Frontier(split, repeatable, timeline, rates, lambda edge: _may_go(split, edge, ctx)).states()
     target = room.left if room else _target(asked, states[0].peak)
     state = chosen(states, target)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -49,14 +50,21 @@ from fp8compile.numerics.groups import Groups
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.saved_bits import ONE_BYTE, WHOLE, SavedValue
 
-Decision = Encoding | Stored | str | None
-
 STEEP = "a steep function of it in the backward"
 ADDS = "adds {:.1e} to the gradients' error"
 KEPT = "Recipe.saved_bits keeps it exact: 8 bits add {:.1e} to the gradients' error"
 NOT_KEPT = "normalised with statistics that do not outlive the forward as they are"
 SIGNS = "normalised, and its sign is taken in the backward: a code of its deviation does not keep it"
 NOT_CHOSEN = "not among the values of Recipe.saved_bits"
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Of a saved tensor that stays as it is: the reason for the report, or the encoding that a matmul's operand has already;
+    neither where another entry tells of it."""
+
+    reason: str = ""
+    operand: Encoding | None = None
 
 
 class Judge:
@@ -70,23 +78,24 @@ class Judge:
         self._edges: dict[Node, Sides | None] = {}
         self.keys = keys_of(split, ctx) if ctx.measures_saved or ctx.recipe.saved_bits != "off" else {}
 
-    def decide(self, edge: SavedTensor) -> Decision:
-        """The encoding a matmul's operand already has; or how it is stored; or the reason to leave it; None: no entry."""
+    def decide(self, edge: SavedTensor) -> Stored | Kept:
+        """How it is stored, or that it stays as it is."""
         if encoding := encoding_of(edge.forward):
-            return encoding
+            return Kept(operand=encoding)
         if self.ctx.is_scales(edge.forward):
-            return None
+            return Kept()
         is_amax = (
             SPLICED in edge.forward.meta
             and EXACT not in storage_root(edge.forward).meta
             and is_statistic(edge.forward)
         )
         if not self.ctx.recipe.stores_saved or is_amax:
-            return None  # the amax of a matmul's operand belongs to its codes
+            return Kept()  # the amax of a matmul's operand belongs to its codes
         if reason := self._reason_to_leave(edge):
-            return reason
+            return Kept(reason)
         found = self._in_a_byte(edge)
-        return found if isinstance(found, str) else self._stored_as(edge, *found)
+        stored = found if isinstance(found, str) else self._stored_as(edge, *found)
+        return Kept(stored) if isinstance(stored, str) else stored
 
     def choices(self, edge: SavedTensor) -> dict[str, Stored]:
         """Every way to store a value, by name, from the fewest bits on; none where it stays as it is in any case."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import fp8compile
 from fp8compile.encoding.about import ABOUT_MEAN, OF_SIZE
-from fp8compile.passes.encode_saved import predicted_bytes
+from fp8compile.encoding.saved_plan import plan_saved
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from tests.support.graphs import split_of
@@ -53,7 +53,7 @@ def test_reported_bytes_are_those_that_are_kept(name: str) -> None:
     assert report.saved_bytes == kept
     torch._dynamo.reset()
     split = split_of(model, x, disabled="encode_saved", **OPTIONS)
-    predicted = predicted_bytes(split, Context(Recipe(**OPTIONS)))  # type: ignore[arg-type]
+    predicted = plan_saved(split, Context(Recipe(**OPTIONS))).nbytes  # type: ignore[arg-type]
     assert sum(predicted.values()) == sum(s.bytes_after for s in report.saved)
 
 

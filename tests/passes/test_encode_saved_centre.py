@@ -11,8 +11,8 @@ from torch import Tensor, nn
 import fp8compile
 from fp8compile.analysis.sensitivity import Sensitivity
 from fp8compile.encoding import saved_judge
+from fp8compile.encoding.saved_plan import plan_saved
 from fp8compile.encoding.stored import CENTRED
-from fp8compile.passes import encode_saved
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from tests.support.graphs import forward_of, split_of
@@ -99,7 +99,7 @@ def test_it_takes_a_centre_and_no_more() -> None:
 def test_what_is_predicted_is_what_is_kept() -> None:
     model, args = case()
     exact = split_of(model, *args, linear="off", disabled="encode_saved")
-    predicted = sum(encode_saved.predicted_bytes(exact, Context(Recipe(linear="off", min_saved_numel=0))).values())
+    predicted = sum(plan_saved(exact, Context(Recipe(linear="off", min_saved_numel=0))).nbytes.values())
     torch._dynamo.reset()
     kept = [e.forward.meta["val"] for e in split_of(model, *args, linear="off").edges]
     assert predicted == sum(t.nbytes for t in kept if t.dtype in (torch.int8, torch.bfloat16))

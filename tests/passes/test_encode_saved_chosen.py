@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 import fp8compile
 from fp8compile.encoding.saved_keys import NOT_SAVED, keys_of
-from fp8compile.passes.encode_saved import encode_saved, predicted_bytes
+from fp8compile.encoding.saved_plan import plan_saved
+from fp8compile.passes.encode_saved import encode_saved
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.recipe.saved_bits import BITS, Choice, Key, SavedBits, SavedValue
@@ -95,7 +96,7 @@ def test_it_is_idempotent_and_predicted_to_the_byte() -> None:
     bits = chosen(up="2bit", gate="5bit")
     exact = split_of(SwiGLU(), torch.randn(128, 64), disabled="encode_saved", linear="off")
     ctx = Context(Recipe(**OPTIONS, saved_bits=bits))
-    predicted = sum(predicted_bytes(exact, ctx).values())
+    predicted = sum(plan_saved(exact, ctx).nbytes.values())
     first = encode_saved(exact, ctx)
     assert predicted == sum(each.bytes_after for each in first.saved) == 128 * (128 * 7 // 8 + 8)
     assert not encode_saved(exact, ctx).saved
@@ -176,7 +177,7 @@ def test_keys_are_counted_before_a_budget_gives_values_up() -> None:
     """What is left under a memory budget keeps its number, and what is saved instead of another has none."""
     split = split_of(Twice(), torch.randn(128, 64), disabled="encode_saved", linear="off")
     ctx = Context(Recipe(**OPTIONS, saved_bits=chosen(inner="2bit,5bit")))
-    assert len(predicted_bytes(split, ctx)) == 2
+    assert len(plan_saved(split, ctx).nbytes) == 2
     first = next(edge for edge in split.edges if edge.info.origin.module == "inner")
     split.edges.remove(first)
     (left,) = encode_saved(split, ctx).saved

@@ -17,10 +17,10 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 import fp8compile
 from fp8compile.analysis.sensitivity import Sensitivity
 from fp8compile.encoding.bits_by_use import UNKNOWN_LENGTH, few_bits_of
+from fp8compile.encoding.saved_plan import plan_saved
 from fp8compile.numerics.few_bits import FewBits
 from fp8compile.numerics.groups import Groups
 from fp8compile.passes import encode_saved
-from fp8compile.passes.encode_saved import predicted_bytes
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from tests.support.graphs import forward_of, split_of
@@ -78,7 +78,7 @@ def test_the_report_counts_what_autograd_keeps_and_the_prediction_too(bits: int,
     assert kept == FewBits(bits, group_size).nbytes(shape) + FewBits(max(bits, 4), group_size).nbytes(shape)
     torch._dynamo.reset()
     split = split_of(model, x, disabled="encode_saved", linear="off", **options)
-    assert sum(predicted_bytes(split, Context(Recipe(min_saved_numel=0, **options))).values()) == kept  # type: ignore[arg-type]
+    assert sum(plan_saved(split, Context(Recipe(min_saved_numel=0, **options))).nbytes.values()) == kept  # type: ignore[arg-type]
 
 
 def test_it_is_idempotent() -> None:

@@ -11,9 +11,10 @@ import torch.nn.functional as F
 from expecttest import assert_expected_inline
 from torch import nn
 
+from fp8compile.encoding.saved_plan import plan_saved
 from fp8compile.fx.graph import TRIED
 from fp8compile.fx.partition import PartitionedGraph
-from fp8compile.passes.encode_saved import encode_saved, predicted_bytes
+from fp8compile.passes.encode_saved import encode_saved
 from fp8compile.passes.mark_saved import MARKED, mark_saved
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
@@ -74,7 +75,7 @@ def test_what_is_no_smooth_function_of_it_has_its_byte_or_none() -> None:
 def test_what_is_left_exact_is_not_marked() -> None:
     small = exact(SwiGLU())
     nothing = Context(Recipe(linear="off", min_saved_numel=10**9), measures_saved=True)
-    assert not mark_saved(small, nothing).skips and not marks(small) and not predicted_bytes(small, nothing)
+    assert not mark_saved(small, nothing).skips and not marks(small) and not plan_saved(small, nothing).nbytes
 
 
 def test_a_value_comes_back_with_the_error_of_its_bits() -> None:

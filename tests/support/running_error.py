@@ -23,11 +23,10 @@ from torch.fx import GraphModule, Node
 from fp8compile.analysis.ranges.matching import packet
 from fp8compile.analysis.sensitivity import responses as R
 from fp8compile.compiler import inductor
-from fp8compile.encoding.saved_judge import Judge
+from fp8compile.encoding.saved_plan import plan_saved
 from fp8compile.encoding.stored import Stored
 from fp8compile.fx.graph import memory_order
 from fp8compile.fx.partition import PartitionedGraph
-from fp8compile.fx.regions import saves_itself
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from tests.support.graphs import split_of
@@ -69,15 +68,13 @@ def outcome(model: nn.Module, *args: Tensor, **options: Any) -> Outcome:
     inputs: list[list[Any]] = []
     with mock.patch.object(inductor, "run_the_graph", _recording(inputs)):
         split = split_of(model, *args, disabled="encode_saved", **options)
-    judge = Judge(split, Context(Recipe(**options)))
     codecs: dict[Node, Stored] = {}
     exact: dict[str, str] = {}
-    for edge in split.edges:
-        decision = judge.decide(edge) if saves_itself(split, edge) else None
+    for edge, decision in plan_saved(split, Context(Recipe(**options))).decisions:
         if isinstance(decision, Stored):
             codecs[edge.backward] = decision
-        elif isinstance(decision, str):
-            exact[edge.forward.name] = decision
+        elif decision.reason:
+            exact[edge.forward.name] = decision.reason
     saved, forward = _saved(split, inputs[0])
     beside = {node: [forward[n] for n in stored.beside] for node, stored in codecs.items()}
     return _compared(split, saved, codecs, beside, exact)
