@@ -191,18 +191,26 @@ def fp32_by_default() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _as_compiled() -> Iterator[None]:
-    """``torch.compiler.is_compiling()`` is true: steps on the host stay tensors. ``math.sqrt`` takes symbols and tensors."""
-    root = math.sqrt
+    """``torch.compiler.is_compiling()`` is true: steps on the host stay tensors. ``math.sqrt`` takes symbols and tensors.
+    ``symbol ** tensor`` asks nothing of the symbol (torch 2.11: whether it is 1 or 2)."""
+    root, power = math.sqrt, Tensor.__rpow__
 
     def sqrt(x: Any) -> Any:
         if isinstance(x, Tensor):  # a number of the step that Python would have
             return x.sqrt()
         return torch.sym_sqrt(x) if isinstance(x, (torch.SymFloat, torch.SymInt)) else root(x)
 
+    def rpow(exponent: Tensor, base: Any) -> Tensor:
+        if not isinstance(base, torch.SymFloat):
+            return power(exponent, base)
+        symbol: Any = base
+        return torch.pow(torch.scalar_tensor(symbol, dtype=exponent.dtype), exponent)
+
     made: Any = {name: _of_symbols(getattr(torch, name)) for name in ("tensor", "as_tensor")}
     with (
         mock.patch.object(torch.compiler, "_is_compiling_flag", True),
         mock.patch.object(math, "sqrt", sqrt),
+        mock.patch.object(Tensor, "__rpow__", rpow),
         mock.patch.multiple(torch, **made),
     ):
         yield
