@@ -240,6 +240,25 @@ def test_integer_products_are_no_recomputable_operation() -> None:
     assert torch.ops.aten.mul in lists.recomputable_ops
 
 
+def test_what_is_traced_can_be_marked_while_it_is() -> None:
+    """fx.traced_calls relies on: inside make_fx there is a mode, whose tracer has the graph as far as it is."""
+    assert private.get_proxy_mode() is None
+    seen: list[int] = []
+
+    def traced(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        seen.append(len(private.get_proxy_mode().tracer.graph.nodes))  # type: ignore[union-attr]
+        return y * 2
+
+    graph = private.make_fx(traced)(torch.ones(2)).graph
+    assert seen == [2] and len(graph.nodes) == 4, "the input and the sum, at that time"
+
+
+def test_a_backward_can_be_lowered_at_once() -> None:
+    """For the dump of a graph whose code came from a cache."""
+    assert private.functorch_config.force_non_lazy_backward_lowering is False
+
+
 def test_workers_tell_triton_which_ptxas_to_use() -> None:
     assert private.set_triton_ptxas_path is not None, "dynamically scaled configurations are then turned off"
     assert not inspect.signature(private.set_triton_ptxas_path).parameters

@@ -174,10 +174,10 @@ class OnOneGraph(private.CustomGraphPass):
         gm, ctx = graph.owning_module, Context(self.recipe)
         assert gm is not None
         for each in passes_on(self.on, Situation(ctx, graph)):
-            watched(gm, each.name, functools.partial(_told, each, graph, ctx))
+            watched(gm, each.name, functools.partial(_run, each, graph, ctx))
 
 
-def _told(each: Pass, graph: Graph, ctx: Context) -> Notes:
+def _run(each: Pass, graph: Graph, ctx: Context) -> Notes:
     """Runs a pass that has nothing to report."""
     each.run(graph, ctx)
     return Notes()
