@@ -222,7 +222,7 @@ def test_the_report_lists_islands_with_reason_size_and_place() -> None:
 def test_a_dump_shows_which_operations_an_island_holds() -> None:
     report = fp8compile.explain(SNIPPETS_LOG_SUM_EXP, (torch.randn(4, 8).half().requires_grad_(),), recipe=PLAIN)
     step = next(s for s in report.graphs[0].steps if s.name == "widen_unsafe_ops")
-    lines = step.after.text.splitlines()
+    lines = step.after.full_text.splitlines()
     assert "exp_f32: f32[4, 8] = aten.exp.default(primals_1_f32)  # fp8compile: FP32 island" in lines
     assert "# fp8compile: FP32 island" not in step.before.text
 
