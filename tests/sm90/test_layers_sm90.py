@@ -151,6 +151,7 @@ def test_a_post_norm_layer_does_with_a_group_for_each_row() -> None:
     assert moved("bert 16k", ROWS) <= 1.05 * moved("bert 16k", PLAIN) < moved("bert 16k", CONSERVATIVE)
 
 
+@pytest.mark.sweep
 def test_fp8_linears_with_known_scales_and_cached_weights_move_little_more_than_plain_inductor() -> None:
     """2.5 units of 57.5 more. Three operands of wgrad come of kernels that take one row at a time, and are laid out by
     kernels of their own: two read the 1 unit of a norm's input again, one the 0.5 of codes. Stores across rows would move
@@ -162,6 +163,7 @@ def test_fp8_linears_with_known_scales_and_cached_weights_move_little_more_than_
     assert launches[1] <= 2 * launches[0]
 
 
+@pytest.mark.sweep
 def test_one_dgrad_for_linears_of_one_input_moves_less_than_plain_inductor() -> None:
     """No kernel reads three gradients of one input, or two, to add them up: 3 units less than without. Each of the two sums
     takes one launch for its scale."""
