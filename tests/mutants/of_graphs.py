@@ -248,7 +248,7 @@ PASSES = (
     ),
     Mutant(
         "dump: one warning for all folders",
-        "fp8compile/compiler/dump.py",
+        "fp8compile/fx/dump_files.py",
         "        if base not in _said:",
         "        if not _said:",
         ("tests/compiler/test_dump.py",),
