@@ -60,8 +60,6 @@ def told(compiled: Any) -> dict[str, Any]:
 
 def trained(model: nn.Module, inputs: dict[str, Any] | Tensor, steps: int = 2, **options: Any) -> dict[str, Any]:
     """Gradients of some steps of plain SGD."""
-    import fp8compile  # noqa: F401
-
     compiled: Any = torch.compile(
         model, backend="fp8compile", options={"codegen": "eager", "min_saved_numel": 256, **options}
     )

@@ -114,11 +114,11 @@ class Partitioner(private.CustomPartitionerFn):
         self, gm: GraphModule, joint_inputs: Sequence[object], **kwargs: Any
     ) -> tuple[PartitionedGraph, list[str]]:
         """The two halves, by our cut where the recipe rewrites anything, and the names of passes that are off."""
+        halves, disabled = None, list[str]()
         for each in passes_on(On.CUT, Situation(self.told, gm.graph)):
             halves = observed(gm, each.name, functools.partial(each.run, gm, joint_inputs, kwargs))
-            disabled = [] if halves else [each.name]
-            return _split(*(halves or _upstream(gm, joint_inputs, **kwargs)), **kwargs), disabled
-        return _split(*_upstream(gm, joint_inputs, **kwargs), **kwargs), []
+            disabled += [] if halves else [each.name]
+        return _split(*(halves or _upstream(gm, joint_inputs, **kwargs)), **kwargs), disabled
 
 
 class JointPasses(private.CustomGraphPass):

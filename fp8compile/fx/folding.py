@@ -26,11 +26,7 @@ FORMATS = {str(f.dtype).removeprefix("torch."): f.name.upper() for f in (E4M3, E
 
 def folded(part: Part) -> Part:
     """The same graph, folded."""
-    known = {line.name: line for line in part.lines}
-    readers: dict[str, set[str]] = {}
-    for line in part.lines:
-        for name in line.reads:
-            readers.setdefault(name, set()).add(line.name)
+    known, readers = {line.name: line for line in part.lines}, readers_of(part.lines)
     lines, stands_for = dict(known), dict[str, str]()
     for call in calls(part.lines):
         if len(call) > 1:
@@ -43,6 +39,15 @@ def folded(part: Part) -> Part:
     results = {stands_for.get(n, n) for line in kept if line.kind == "output" for n in line.reads}
     marked = [dataclasses.replace(k, op=k.op + RETURNED) if k.name in results else k for k in kept]
     return Part(part.title, _without_long_edges([k for k in marked if k.kind != "output"]))
+
+
+def readers_of(lines: Sequence[Line]) -> dict[str, set[str]]:
+    """By node, the nodes that read it."""
+    readers: dict[str, set[str]] = {}
+    for line in lines:
+        for name in line.reads:
+            readers.setdefault(name, set()).add(line.name)
+    return readers
 
 
 def calls(lines: Sequence[Line]) -> list[list[Line]]:

@@ -11,6 +11,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ class Snapshot:
         """Whether it is a forward or a backward by itself."""
         return len(self.parts) == 1 and bool(self.parts[0].title)
 
-    @property
+    @cached_property
     def text(self) -> str:
         """Each graph under its title, a codec's call in one line."""
         return _pages(self.parts, written)

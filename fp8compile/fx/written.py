@@ -11,7 +11,7 @@ import dataclasses
 import difflib
 from collections.abc import Iterator, Mapping, Sequence
 
-from fp8compile.fx.folding import as_one, calls
+from fp8compile.fx.folding import as_one, calls, readers_of
 from fp8compile.fx.listing import Line, Part
 
 PREFIX = "fp8."
@@ -30,12 +30,8 @@ def with_context(before: str, after: str) -> str:
 
 
 def _lines(part: Part) -> Iterator[Line]:
-    known = {line.name: line for line in part.lines}
+    known, readers = {line.name: line for line in part.lines}, readers_of(part.lines)
     place = {line.name: at for at, line in enumerate(part.lines)}
-    readers: dict[str, list[str]] = {}
-    for line in part.lines:
-        for name in line.reads:
-            readers.setdefault(name, []).append(line.name)
     one: dict[str, Line | None] = {}  # by node: what stands in its place
     for call in calls(part.lines):
         inside = {line.name for line in call}
@@ -47,10 +43,10 @@ def _lines(part: Part) -> Iterator[Line]:
             yield found
 
 
-def _call(call: Sequence[Line], known: Mapping[str, Line], readers: Mapping[str, list[str]]) -> Line:
+def _call(call: Sequence[Line], known: Mapping[str, Line], readers: Mapping[str, set[str]]) -> Line:
     inside = {line.name for line in call}
-    whole = as_one(call, known, {name: {*several} for name, several in readers.items()})
-    results = [line for line in call if {*readers.get(line.name, ())} - inside] or [call[-1]]
+    whole = as_one(call, known, readers)
+    results = [line for line in call if readers.get(line.name, set()) - inside] or [call[-1]]
     name = call[0].spliced.partition("(")[0]
     return dataclasses.replace(
         whole,
