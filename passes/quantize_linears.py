@@ -31,13 +31,14 @@ from fp8compile.analysis.linears import Matmul
 from fp8compile.encoding.block_operands import BlockOperands, in_blocks
 from fp8compile.encoding.cached_weights import CachedWeights
 from fp8compile.encoding.known_scales import KnownScales
-from fp8compile.encoding.linear_plan import Leave, known_operands, plan_linears
+from fp8compile.encoding.linear_plan import Leave, plan_linears, tensorwise_operands
 from fp8compile.encoding.merged_dgrads import MergedDgrads
 from fp8compile.encoding.operands import Operands
 from fp8compile.encoding.products import rewrite, rewrite_in_blocks
 from fp8compile.encoding.row_blocks import take_in_blocks
 from fp8compile.encoding.smooth_swiglu import SmoothSwiglu
 from fp8compile.encoding.turned_wgrads import TurnedWgrads
+from fp8compile.encoding.weight_amaxes import take_amaxes_at_once
 from fp8compile.fx.aot import is_training
 from fp8compile.fx.provenance import Origin, TensorInfo, module_path, op_name, source_line
 from fp8compile.recipe.context import Context
@@ -52,7 +53,8 @@ def quantize_linears(graph: Graph, ctx: Context) -> Notes:
     operands = Operands(graph, scales, weights)
     plan = plan_linears(graph, ctx, delayed=scales is not None)
     smooth = SmoothSwiglu(operands, plan)
-    take_in_blocks(*known_operands(plan.applied))
+    take_in_blocks(*tensorwise_operands(plan.applied))
+    take_amaxes_at_once(graph, plan.applied)
     merged = MergedDgrads(operands, plan.applied)
     blocks, turned = BlockOperands(graph, operands), TurnedWgrads(operands)
     linears, skips = list[Linear](), list[Skip]()

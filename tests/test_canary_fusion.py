@@ -82,3 +82,39 @@ def test_inductor_takes_a_lowering_of_ours_and_writes_an_instruction() -> None:
     assert {"asm", "constraints", "dtype"} <= set(inspect.signature(OpsHandler.inline_asm_elementwise).parameters)
     assert callable(lowering.make_pointwise) and callable(lowering.broadcast_tensors)
     assert torch.ops.aten.log2.default in lowering.lowerings
+
+
+def test_inductor_asks_whether_a_kernel_holds_its_rows() -> None:
+    """compiler/group_kernels.py: by this name, with the kernel's features and whether programs share a row."""
+    from torch._inductor.choices import InductorChoices
+    from torch._inductor.codegen.simd_kernel_features import SIMDKernelFeatures
+
+    asked = inspect.signature(InductorChoices.should_use_persistent_reduction).parameters
+    assert list(asked) == ["features", "cooperative_reduction"]
+    assert callable(SIMDKernelFeatures.reduction_nodes)
+    assert "reduction_numel" in inspect.signature(SIMDKernelFeatures.__init__).parameters
+
+
+def test_the_scheduler_says_what_made_each_buffer_that_a_kernel_waits_for() -> None:
+    seen = set[str]()
+
+    def allowed(scheduler: Any, first: Any, second: Any) -> bool:
+        for node in (first, second):
+            for dep in node.unmet_dependencies:
+                made = scheduler.name_to_buf[dep.name].defining_op
+                seen.add(type(made).__name__)
+                assert made.get_name() in node.ancestors
+        return False
+
+    def inner(*args: Any, **kwargs: Any) -> Any:
+        with fusing_only_where(allowed):
+            return private.compile_fx_inner(*args, **kwargs)
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return (y := x.sum(-1)), y.relu() + 1
+
+    backend = functools.partial(
+        private.compile_fx, inner_compile=inner, config_patches={"force_disable_caches": True}
+    )
+    torch.compile(f, backend=backend)(torch.randn(64, 48))
+    assert seen == {"SchedulerNode"}

@@ -17,6 +17,7 @@ from fp8compile.compiler.apart import compiled_apart
 from fp8compile.compiler.cache_key import key_of
 from fp8compile.compiler.dump import watch_for
 from fp8compile.compiler.generated_memory import noting_peaks, stored_peaks
+from fp8compile.compiler.group_kernels import with_groups_held
 from fp8compile.compiler.hooks import passes_for
 from fp8compile.compiler.inductor_options import inductor_options, makes_cuda_graphs, mode_options, our_options
 from fp8compile.compiler.inline_regions import DIFFERS, OBSERVED, WHOLE, has_regions, inlined, recipes_differ
@@ -156,7 +157,7 @@ def compile_once(
 
 def with_our_kernels(inner: Callable[..., Any], recipe: Recipe) -> Callable[..., Any]:
     """An inner compiler of Inductor that puts operations into one kernel only where a recipe's kernels may have them."""
-    inner = with_tiles_for_codes(inner)
+    inner = with_groups_held(with_tiles_for_codes(inner))
     if not recipe.rewrites_graph:
         return inner
     return with_near_kernels(inner, BETWEEN_TWO if recipe.limits_memory else WITHIN_A_LAYER)

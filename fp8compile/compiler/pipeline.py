@@ -32,6 +32,7 @@ from fp8compile.passes.saturate_gradients import saturate_gradients
 from fp8compile.passes.save_normalised import save_normalised
 from fp8compile.passes.save_sums import save_sums
 from fp8compile.passes.share_casts import share_casts
+from fp8compile.passes.shorten_codecs import shorten_codecs
 from fp8compile.passes.spell_out_alpha import spell_out_alpha
 from fp8compile.passes.store_residuals import store_residuals
 from fp8compile.passes.sum_bias_gradients import sum_bias_gradients
@@ -162,6 +163,7 @@ PIPELINE = (
     preserves(observe_forward, On.HALVES, is_observed),  # observing has no say in what is saved
     preserves(measure_operands, On.HALVES, takes_scales),  # and measuring neither
     preserves(sum_bias_gradients, On.POST_GRAD),  # rewrites that fuse better, with nothing to report
+    changes(shorten_codecs, On.POST_GRAD, rewrites),  # behind all that looks for codecs by their operations
     preserves(store_residuals, On.POST_GRAD),  # last: it marks nodes, and the others would replace them
 )
 

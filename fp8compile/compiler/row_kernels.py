@@ -41,13 +41,20 @@ def with_tiles_for_codes(inner_compile: Callable[..., Any]) -> Callable[..., Any
 @contextmanager
 def fusing_only_where(allowed: Callable[[Any, Any, Any], bool]) -> Iterator[None]:
     """Inductor fuses two nodes only where ``allowed(scheduler, first, second)`` holds too."""
+
+    def can_fuse(theirs: Any, scheduler: Any, first: Any, second: Any, score: int) -> bool:
+        return theirs(scheduler, first, second, score) and allowed(scheduler, first, second)
+
+    with choosing("can_fuse", can_fuse):
+        yield
+
+
+@contextmanager
+def choosing(name: str, choice: Callable[..., Any]) -> Iterator[None]:
+    """Inductor chooses by ``choice(theirs, ...)``, which is given the method of this name that it would call."""
     theirs = private.inductor_virtualized.choices
     ours: Any = copy.copy(theirs)
-
-    def can_fuse(scheduler: Any, first: Any, second: Any, score: int) -> bool:
-        return theirs.can_fuse(scheduler, first, second, score) and allowed(scheduler, first, second)
-
-    ours.can_fuse = can_fuse
+    setattr(ours, name, functools.partial(choice, getattr(theirs, name)))
     with private.inductor_virtualized.set_choices_handler(ours):
         yield
 
@@ -97,28 +104,41 @@ def _takes_one_row(scheduler: Any, group: Any, stores: Any) -> bool:
             if other.is_reduction()
         )
     shared = group.used_buffer_names() & stores.used_buffer_names()
-    before = (scheduler.name_to_node[name] for name in group.ancestors if name in scheduler.name_to_node)
     return any(
         _takes_one_row(scheduler, node, stores)
-        for node in before
-        if node.is_reduction() and node.used_buffer_names() & shared and not _is_one_number(node)
+        for node in _before(scheduler, group)
+        if node.is_reduction() and node.used_buffer_names() & shared
     )
 
 
-def _is_one_number(reduction: Any) -> bool:
+def _before(scheduler: Any, group: Any) -> Iterator[Any]:
+    """What a kernel follows and may be one kernel with: not behind one number of a whole tensor, such as a scale."""
+    waiting, seen = [group], set[str]()
+    while waiting:
+        names = {dep.name for dep in waiting.pop().unmet_dependencies} - seen
+        seen |= names
+        for made in (scheduler.name_to_buf[name] for name in names if name in scheduler.name_to_buf):
+            if made.defining_op is not None and not _is_one_number(made.defining_op):
+                waiting.append(made.defining_op)
+                yield made.defining_op
+
+
+def _is_one_number(node: Any) -> bool:
     """Whether a reduction has no rows, but one number for a result: such as a scale that was computed of others."""
+    if not node.is_reduction():
+        return False
     sizes = private.inductor_virtualized.graph.sizevars
-    return bool(sizes.statically_known_equals(reduction.group[1][0], 1))
+    return bool(sizes.statically_known_equals(node.group[1][0], 1))
 
 
 def _holds_rows(group: Any) -> bool:
     """Whether a kernel holds whole rows in registers: short ones that it sums along. What it sums down columns is no row."""
     sizes = private.inductor_virtualized.graph.sizevars
-    lengths = (node.group[1][-1] for node in group.get_nodes() if node.is_reduction() and _sums_along_rows(node))
+    lengths = (node.group[1][-1] for node in group.get_nodes() if node.is_reduction() and sums_along_rows(node))
     return any(sizes.statically_known_leq(length, HELD_AT_ONCE) for length in lengths)
 
 
-def _sums_along_rows(reduction: Any) -> bool:
+def sums_along_rows(reduction: Any) -> bool:
     """Whether what is summed lies side by side in memory. Of the variables by which a reduction reads whole tensors, the last
     are its own."""
     sizes = private.inductor_virtualized.graph.sizevars

@@ -82,12 +82,12 @@ def plan_linears(graph: Graph, ctx: Context, *, delayed: bool) -> LinearPlan:
     return LinearPlan(tuple(map(decided, matmuls)))
 
 
-def known_operands(applied: Sequence[Apply]) -> tuple[Widths, Widths]:
-    """The gradients under known scales, and the inputs, each with the width of its matrix."""
+def tensorwise_operands(applied: Sequence[Apply]) -> tuple[Widths, Widths]:
+    """The gradients, and the inputs under known scales, each with the width of its matrix."""
     found: dict[str, Widths] = {GRADIENT: {}, INPUT: {}, WEIGHT: {}}
     for each in applied:
         for operand, side, spec in zip(each.matmul.operands, ("left", "right"), each.specs, strict=True):
-            if spec.delayed and not spec.rowwise:
+            if not spec.rowwise and (spec.delayed or spec.role == GRADIENT):
                 value, width, *_ = beneath(operand, side, spec.rowwise)
                 found[spec.role][value] = width
     return found[GRADIENT], found[INPUT]

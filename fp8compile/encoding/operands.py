@@ -19,6 +19,7 @@ from torch.fx import Graph, Node
 
 from fp8compile.analysis.linears import PLAIN_MATMULS
 from fp8compile.encoding.cached_weights import CachedWeights
+from fp8compile.encoding.first_amax import amax_in, first_parts, is_dear
 from fp8compile.encoding.known_scales import GRADIENT, KnownScales, codes_under
 from fp8compile.encoding.layouts import (
     as_matrix,
@@ -141,12 +142,14 @@ class Operands:
         if axis is None and AMAX in base.meta:
             return self._under_known_amax(base, width, fmt)
         codec = Tensorwise(fmt) if axis is None else Rowwise(fmt)
-        read_elsewhere = axis is None and _is_computed(base) and not _feeds_matmuls_only(base)
+        once = axis is None and _is_computed(base) and (is_dear(base) or not _feeds_matmuls_only(base))
+        parts = first_parts(base, width) if axis is None else None
 
         def encode(x: Tensor) -> tuple[Tensor, Tensor]:
-            x = stored(x) if read_elsewhere else x
+            x = stored(x) if once else x
+            amax = amax_in(x, parts) if parts else None
             x = x if width is None else x.reshape(-1, width)
-            return codec.encode(x) if isinstance(codec, Tensorwise) else encoded_along(codec, x, axis or 0)
+            return codec.encode(x, amax) if isinstance(codec, Tensorwise) else encoded_along(codec, x, axis or 0)
 
         codes, inv_scale = splice(self.graph, encode, base, before=insertion_point_after(base))
         codes.meta[ENCODING] = inv_scale.meta[ENCODING] = encoding(codec.name, base)

@@ -22,6 +22,7 @@ FORMS = {
     "log2": ("lg2.approx.ftz.f32 $0, $1;", aten.log2.default),
     "exp2": ("ex2.approx.ftz.f32 $0, $1;", aten.exp2.default),
     "sqrt": ("{.reg .f32 x; max.NaN.f32 x, $1, 0f00800000; sqrt.approx.ftz.f32 $0, x;}", aten.sqrt.default),
+    "reciprocal": ("rcp.approx.ftz.f32 $0, $1;", aten.reciprocal.default),
     "quotient": ("div.approx.ftz.f32 $0, $1, $2;", aten.div.Tensor),
 }
 

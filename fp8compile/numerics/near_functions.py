@@ -1,8 +1,9 @@
-"""Four functions of which a GPU has a short form that is off in the last bits; here, and on a CPU, they are torch's own.
+"""Five functions of which a GPU has a short form that is off in the last bits; here, and on a CPU, they are torch's own.
 
     log2(x)         lg2.approx.ftz.f32    within 2**-22 for x in (1/2, 2), elsewhere within 2**-22 of the result
     exp2(x)         ex2.approx.ftz.f32    within 2**-22 of the result
     sqrt(x)         sqrt.approx.ftz.f32   within 2**-23 of the result; x below 2**-126 counts as 2**-126
+    reciprocal(x)   rcp.approx.ftz.f32    within 1 ulp for |x| in [2**-126, 2**126]
     quotient(a, b)  div.approx.ftz.f32    within 2 ulp for |b| in [2**-126, 2**126]; 0 for larger finite ones
 
 The bounds are those of NVIDIA's PTX ISA (9.7.3, "Floating Point Instructions"). ``.ftz``: arguments and results below
@@ -26,6 +27,7 @@ EXACT: dict[str, Callable[..., Tensor]] = {
     "log2": torch.log2,
     "exp2": torch.exp2,
     "sqrt": torch.sqrt,
+    "reciprocal": torch.reciprocal,
     "quotient": torch.true_divide,
 }
 _SIGN = -(2**31)  # FP32's sign bit, as an int32
@@ -55,6 +57,11 @@ def exp2(x: Tensor) -> Tensor:
 
 def sqrt(x: Tensor) -> Tensor:
     found: Tensor = OPERATORS["sqrt"](x)
+    return found
+
+
+def reciprocal(x: Tensor) -> Tensor:
+    found: Tensor = OPERATORS["reciprocal"](x)
     return found
 
 

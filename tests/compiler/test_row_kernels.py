@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from fp8compile import _torch as private
 from fp8compile.compiler import row_kernels
+from fp8compile.compiler.group_kernels import with_groups_held
 from fp8compile.compiler.near_kernels import with_near_kernels
 
 
-@pytest.mark.parametrize("with_rule", [row_kernels.with_tiles_for_codes, with_near_kernels])
+@pytest.mark.parametrize("with_rule", [row_kernels.with_tiles_for_codes, with_near_kernels, with_groups_held])
 def test_the_rule_holds_while_a_graph_is_compiled_and_no_longer(with_rule: Callable[..., Any]) -> None:
     before = private.inductor_virtualized.choices
     seen = []
@@ -71,7 +72,7 @@ def test_which_sums_are_along_rows(fn: Callable[..., Any], along: bool) -> None:
     found = set[bool]()
 
     def allowed(scheduler: Any, *nodes: Any) -> bool:
-        found.update(row_kernels._sums_along_rows(node) for node in nodes if node.is_reduction())
+        found.update(row_kernels.sums_along_rows(node) for node in nodes if node.is_reduction())
         return True
 
     def inner(*args: Any, **kwargs: Any) -> Any:

@@ -78,7 +78,7 @@ SCALING = (
     Mutant(
         "row kernels: the scale of a merged dgrad is taken for a kernel of rows",
         "fp8compile/compiler/row_kernels.py",
-        " and not _is_one_number(node)",
+        " and not _is_one_number(made.defining_op)",
         "",
         (LOWERED,),
     ),

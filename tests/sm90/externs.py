@@ -31,7 +31,9 @@ EXTERNS = (
     aten._int_mm.out,
     aten._scaled_dot_product_flash_attention.default,
     aten._scaled_dot_product_flash_attention_backward.default,
+    aten._foreach_norm.Scalar,
 )
+AMAXES = "_foreach_norm"  # of all weights (fp8compile/encoding/weight_amaxes.py)
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,8 @@ class _Recorder(TorchDispatchMode):
         out = kwargs.pop("out", None)
         results = _uncomputed(func, args, kwargs) if out is None else out
         written = tuple(_operand(t) for t in tree_leaves(results) if isinstance(t, Tensor))
-        operands = tuple(_operand(a) for a in args if a is None or isinstance(a, Tensor))
+        flat = (each for a in args for each in (a if isinstance(a, list) else [a]))
+        operands = tuple(_operand(a) for a in flat if a is None or isinstance(a, Tensor))
         options = {name: str(value) for name, value in kwargs.items()}
         self.calls.append(ExternCall(func.overloadpacket.__name__, operands, written, options))
         return results
@@ -95,6 +98,11 @@ def extern_calls(graph: LoweredGraph) -> list[ExternCall]:
     with _on_cpu(graph) as wrapper, _Recorder() as recorder:
         wrapper.call(wrapper.get_args())
     return recorder.calls
+
+
+def apart(calls: list[ExternCall]) -> tuple[list[ExternCall], list[ExternCall]]:
+    """Matmuls and attention, and amaxes: what codecs take, as generated kernels do."""
+    return [c for c in calls if c.name != AMAXES], [c for c in calls if c.name == AMAXES]
 
 
 @contextmanager

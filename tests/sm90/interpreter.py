@@ -15,6 +15,8 @@ multiply-add is contracted.
 from __future__ import annotations
 
 import os
+import re
+import struct
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -58,6 +60,7 @@ _INSTRUCTIONS: dict[str, Callable[..., Any]] = {
     "ex2": np.exp2,
     "sqrt": lambda x: np.sqrt(np.maximum(x, 2.0**-126)),
     "div": np.divide,
+    "rcp": np.reciprocal,
 }
 
 
@@ -112,18 +115,35 @@ def _route_libdevice() -> None:
 
 def _route_instructions() -> None:
     """Inline assembly of a short form of a function of FP32."""
+    import triton.language as tl
     from triton.runtime import interpreter as triton_interpreter
 
     def create_inline_asm(
         self: Any, asm: str, constraints: str, handles: list[Any], types: Any, pure: bool, pack: int
     ) -> Any:
-        name = asm.partition(".approx")[0].split()[-1]
         with np.errstate(all="ignore"):
-            data = np.asarray(_INSTRUCTIONS[name](*(handle.data for handle in handles)))
-        handle = triton_interpreter.TensorHandle(data.astype(np.float32), handles[0].dtype)
+            data = np.asarray(_instruction(asm)(*(handle.data for handle in handles)))
+        as_bits = constraints.startswith("=r")
+        result = data.astype(np.float32).view(np.int32) if as_bits else data.astype(np.float32)
+        handle = triton_interpreter.TensorHandle(result, tl.int32 if as_bits else tl.float32)
         return SimpleNamespace(get_result=lambda i: handle)
 
     triton_interpreter.InterpreterBuilder.create_inline_asm = create_inline_asm
+
+
+def _instruction(asm: str) -> Callable[..., Any]:
+    """What a short form computes: one instruction, or bounds (and a sum behind them), whose numbers stand in it."""
+    numbers = [struct.unpack(">f", bytes.fromhex(digits))[0] for digits in re.findall(r"0f([0-9A-F]{8})", asm)]
+    if asm.startswith("{.reg .f32 y; max."):
+        least, most, *added = map(np.float32, numbers)
+        cut = np.trunc if "add.rz" in asm else np.asarray
+
+        def bounded(x: Any) -> Any:
+            x = x if "max.NaN" in asm else np.where(np.isnan(x), least, x)
+            return np.add(cut(np.clip(x, least, most)), *(added or [np.float32(0)]))
+
+        return bounded
+    return _INSTRUCTIONS[asm.partition(".approx")[0].split()[-1]]
 
 
 def _fix_conversions() -> None:

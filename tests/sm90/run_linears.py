@@ -9,15 +9,15 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.fx import Node
 
 from fp8compile.fx.graph import ENCODING
+from fp8compile.numerics.code_forms import CODES_OF
 from tests.support.measure import llama_case
 
 from . import fake_h100
-from .externs import ExternCall, extern_calls
+from .externs import ExternCall, apart, extern_calls
 from .linears import BATCH, DEFAULT, FFN, HEADS, HIDDEN, PLAIN, RECIPES, SEQ, UNIT
 from .lowering import Backend, LoweredGraph, lower, stock_backend
 from .measures import measured, print_json
@@ -34,8 +34,9 @@ def lowered_layer(backend: Backend) -> list[LoweredGraph]:
 
 
 def described(graph: LoweredGraph, *, assembled: bool) -> dict[str, Any]:
-    calls = extern_calls(graph)
+    calls, amaxes = apart(extern_calls(graph))
     return measured(graph, assembled=assembled) | {
+        "num_bytes": graph.num_bytes + sum(call.num_bytes for call in amaxes),
         "bytes_by_launch": [[name, graph.kernels[name].num_bytes] for name in graph.launches],
         "extern_bytes": sum(call.num_bytes for call in calls),
         "products": [product(call) for call in calls if call.name == "_scaled_mm"],
@@ -61,7 +62,7 @@ def encodings(graph: LoweredGraph) -> list[list[str]]:
 def _computes_codes(node: Node) -> bool:
     value = node.meta.get("val")
     is_codes = ENCODING in node.meta and isinstance(value, Tensor) and value.element_size() == 1
-    return is_codes and node.target is torch.ops.prims.convert_element_type.default
+    return is_codes and node.target is CODES_OF
 
 
 def report(names: Sequence[str]) -> dict[str, Any]:

@@ -1,0 +1,55 @@
+"""Four operators of codecs, of which a GPU has a short form with the same results; here, and on a CPU, they are torch's own.
+
+    within(x, limit)         x.clamp(-limit, limit), NaN kept     two instructions, where comparisons that keep NaN take six
+    codes_of(x, dtype)       saturating, to nearest even          E4M3, E5M2: the conversion saturates; INT8: below
+    magnitude_bits(x)        |x| as FP32's bits, an int32         ordered as |x| is, NaN last; a maximum is one instruction
+    magnitudes(bits, dtype)  what they stand for
+
+INT8: ``x + 1.5 * 2**23`` is x rounded to an integer, ties to even, since FP32's steps are 1 there; its last byte is the code.
+
+Each is an operator, so that a graph holds it whole; ``fx/code_lowerings.py`` gives Inductor the form of the device, and
+``passes/shorten_codecs.py`` puts them into graphs for a GPU. A NaN as INT8 is any code: its scale says that it is NaN.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fp8compile.numerics.formats import E4M3, E5M2, INT8
+
+FORMATS = {fmt.dtype: fmt for fmt in (E4M3, E5M2, INT8)}
+_LIBRARY = torch.library.Library("fp8compile", "FRAGMENT")  # type: ignore[no-untyped-call]
+
+
+def _defined(schema: str, exact: Any) -> Any:
+    name = schema.partition("(")[0]
+    _LIBRARY.define(schema, tags=(torch.Tag.pointwise,))  # type: ignore[no-untyped-call]
+    _LIBRARY.impl(name, exact, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    return getattr(torch.ops.fp8compile, name).default
+
+
+def _within(x: Tensor, limit: float) -> Tensor:
+    return x.clamp(-limit, limit)
+
+
+def _codes_of(x: Tensor, dtype: torch.dtype) -> Tensor:
+    fmt = FORMATS[dtype]
+    rounded = x if fmt.is_float else x.round()
+    return rounded.clamp(-fmt.max, fmt.max).to(dtype)
+
+
+def _magnitude_bits(x: Tensor) -> Tensor:
+    return x.abs().float().view(torch.int32)
+
+
+def _magnitudes(bits: Tensor, dtype: torch.dtype) -> Tensor:
+    return bits.view(torch.float32).to(dtype, copy=True)
+
+
+WITHIN = _defined("within(Tensor x, float limit) -> Tensor", _within)
+CODES_OF = _defined("codes_of(Tensor x, ScalarType dtype) -> Tensor", _codes_of)
+MAGNITUDE_BITS = _defined("magnitude_bits(Tensor x) -> Tensor", _magnitude_bits)
+MAGNITUDES = _defined("magnitudes(Tensor bits, ScalarType dtype) -> Tensor", _magnitudes)

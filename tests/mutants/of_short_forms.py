@@ -1,0 +1,113 @@
+"""Faults in what a GPU takes in few instructions: short forms of codecs, first halves of amaxes, amaxes of weights."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+PASS = ("tests/passes/test_shorten_codecs.py",)
+FORMS = ("tests/numerics/test_code_forms.py",)
+FIRST = ("tests/encoding/test_first_amax.py",)
+WEIGHTS = ("tests/encoding/test_weight_amaxes.py",)
+HELD = ("tests/compiler/test_group_kernels.py",)
+LOWERED = "tests/sm90/test_instructions_sm90.py::"
+
+SHORT_FORMS = (
+    Mutant(
+        "shorten_codecs: a conversion saturates at another limit than its clamp",
+        "passes/shorten_codecs.py",
+        " or found[1] != fmt.max:",
+        ":",
+        PASS,
+    ),
+    Mutant(
+        "shorten_codecs: the user's own arithmetic is rewritten",
+        "passes/shorten_codecs.py",
+        "if SPLICED in node.meta and _on_a_gpu(node)",
+        "if _on_a_gpu(node)",
+        PASS,
+    ),
+    Mutant(
+        "shorten_codecs: integers that were cut are rounded",
+        "passes/shorten_codecs.py",
+        "if value.target is not aten.round.default:",
+        "if not value.all_input_nodes:",
+        PASS,
+    ),
+    Mutant(
+        "shorten_codecs: one limit is taken for both",
+        "passes/shorten_codecs.py",
+        "most > 0 and least == -most",
+        "most > 0",
+        PASS,
+    ),
+    Mutant(
+        "code forms: bits of signed numbers are compared",
+        "fp8compile/numerics/code_forms.py",
+        "return x.abs().float().view(torch.int32)",
+        "return x.float().view(torch.int32)",
+        FORMS,
+    ),
+    Mutant(
+        "code forms: integers are rounded in steps of two",
+        "fp8compile/fx/code_lowerings.py",
+        "TO_INTEGER = 1.5 * 2.0**23",
+        "TO_INTEGER = 1.5 * 2.0**24",
+        FORMS,
+    ),
+    Mutant(
+        "first amax: a norm's result is taken in groups",
+        "fp8compile/encoding/first_amax.py",
+        "return None if any(map(is_reduction, computed_from(value))) else",
+        "return",
+        FIRST,
+    ),
+    Mutant(
+        "first amax: what is in memory is stored again",
+        "fp8compile/encoding/first_amax.py",
+        " or not is_pointwise(value):\n        return False",
+        ":\n        return False",
+        FIRST,
+    ),
+    Mutant(
+        "first amax: an error function is computed for the amax and for the codes",
+        "fp8compile/encoding/operands.py",
+        "(is_dear(base) or not",
+        "(not",
+        (f"{LOWERED}test_an_error_function_is_computed_once_in_a_half[both]",),
+    ),
+    Mutant(
+        "weight amaxes: autocast's weight has the amax of what was rounded",
+        "fp8compile/encoding/weight_amaxes.py",
+        'return amax if amax.meta["val"].dtype is dtype else',
+        "return amax if True else",
+        WEIGHTS,
+    ),
+    Mutant(
+        "weight amaxes: weights of two dtypes in one list",
+        "fp8compile/encoding/weight_amaxes.py",
+        'lists[weight.meta["val"].dtype][value] = weight',
+        "lists[torch.float32][value] = weight",
+        WEIGHTS,
+    ),
+    Mutant(
+        "weight amaxes: a launch for each weight",
+        "fp8compile/encoding/weight_amaxes.py",
+        "FEWEST = 2",
+        "FEWEST = 1000",
+        (*WEIGHTS, f"{LOWERED}test_amaxes_of_weights_are_one_call"),
+    ),
+    Mutant(
+        "group kernels: sums down columns are held",
+        "fp8compile/compiler/group_kernels.py",
+        " and all(map(sums_along_rows, features.reduction_nodes()))",
+        "",
+        HELD,
+    ),
+    Mutant(
+        "group kernels: groups are walked along",
+        "fp8compile/compiler/inductor.py",
+        "inner = with_groups_held(with_tiles_for_codes(inner))",
+        "inner = with_tiles_for_codes(inner)",
+        (f"{LOWERED}test_groups_are_held_in_registers",),
+    ),
+)

@@ -1,0 +1,198 @@
+"""shorten_codecs: arithmetic of codecs in a GPU's short forms; the user's, a CPU's and what is not alike is left.
+
+That generated kernels with them compute what the graph does is in tests/sm90, with their instructions.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from expecttest import assert_expected_inline
+from torch import Tensor
+from torch._subclasses import FakeTensorMode
+from torch.fx import Graph, GraphModule, Interpreter
+
+from fp8compile import _torch as private
+from fp8compile.fx.graph import splice
+from fp8compile.numerics.codecs import Groupwise, Tensorwise
+from fp8compile.numerics.formats import E4M3, E5M2, INT8, Format
+from fp8compile.passes.shorten_codecs import shorten_codecs
+from fp8compile.recipe.context import Context
+from fp8compile.recipe.recipe import Recipe
+
+aten = torch.ops.aten
+SHAPE = (8, 256)
+CODECS = [Tensorwise(E4M3), Tensorwise(E5M2), Groupwise(E4M3), Groupwise(INT8)]
+
+
+def graph_of(fn: Callable[..., Any], device: str, dtype: torch.dtype = torch.bfloat16) -> GraphModule:
+    """A graph in which ``fn`` of one tensor is spliced, as passes do it."""
+    with FakeTensorMode():
+        x = torch.empty(SHAPE, dtype=dtype, device=device)
+    graph = Graph()
+    given = graph.placeholder("x")
+    given.meta["val"] = x
+    out = graph.output(())
+    made = splice(graph, fn, given, before=out)
+    out.args = (made if isinstance(made, tuple) else (made,),)
+    return GraphModule({}, graph)
+
+
+def shortened(gm: GraphModule, recipe: Recipe | None = None) -> list[str]:
+    """The short forms that stand in a graph behind the pass."""
+    shorten_codecs(gm.graph, Context(recipe or Recipe()))
+    gm.graph.lint()
+    return [n.target.name() for n in gm.graph.nodes if getattr(n.target, "namespace", "") == "fp8compile"]
+
+
+def on_a_cpu(gm: GraphModule) -> GraphModule:
+    for node in gm.graph.nodes:
+        node.kwargs = {
+            name: torch.device("cpu") if name == "device" else value for name, value in node.kwargs.items()
+        }
+    return gm
+
+
+def there_and_back(codec: Any) -> Callable[[Tensor], Tensor]:
+    def encode_and_decode(x: Tensor) -> Tensor:
+        found: Tensor = codec.decode(*codec.encode(x), x.dtype)
+        return found
+
+    return encode_and_decode
+
+
+def test_golden_a_codec_of_groups() -> None:
+    gm = graph_of(there_and_back(Groupwise(INT8)), "cuda")
+    shortened(gm)
+    calls = (node for node in gm.graph.nodes if node.op == "call_function")
+    assert_expected_inline(
+        "\n".join(f"{n.name} = {n.target}{n.args}" for n in calls),
+        """\
+view = aten.view.default(x, [16, 128])
+magnitude_bits = fp8compile.magnitude_bits.default(view,)
+amax_1 = aten.amax.default(magnitude_bits, [-1], True)
+amax = fp8compile.magnitudes.default(amax_1, torch.bfloat16)
+convert_element_type = prims.convert_element_type.default(amax, torch.float32)
+mul = aten.mul.Tensor(convert_element_type, 0.007874015748031496)
+clamp_min = aten.clamp_min.default(mul, 1.1754943508222875e-38)
+view_1 = aten.view.dtype(clamp_min, torch.int32)
+add = aten.add.Tensor(view_1, 32768)
+bitwise_and = aten.bitwise_and.Scalar(add, -65536)
+view_2 = aten.view.dtype(bitwise_and, torch.float32)
+lt = aten.lt.Scalar(convert_element_type, inf)
+scalar_tensor = aten.scalar_tensor.default(nan,)
+where = aten.where.self(lt, view_2, scalar_tensor)
+convert_element_type_1 = prims.convert_element_type.default(view, torch.float32)
+reciprocal = fp8compile.near_reciprocal.default(where,)
+mul_1 = aten.mul.Tensor(convert_element_type_1, reciprocal)
+convert_element_type_2 = fp8compile.codes_of.default(mul_1, torch.int8)
+view_6 = aten.view.default(convert_element_type_2, [8, 256])
+convert_element_type_3 = prims.convert_element_type.default(where, torch.bfloat16)
+view_7 = aten.view.default(view_6, [16, 128])
+convert_element_type_4 = prims.convert_element_type.default(view_7, torch.float32)
+convert_element_type_5 = prims.convert_element_type.default(convert_element_type_3, torch.float32)
+mul_2 = aten.mul.Tensor(convert_element_type_4, convert_element_type_5)
+clamp_max_1 = fp8compile.within.default(mul_2, 3.3895313892515355e+38)
+convert_element_type_6 = prims.convert_element_type.default(clamp_max_1, torch.bfloat16)
+view_9 = aten.view.default(convert_element_type_6, [8, 256])""",
+    )
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
+def test_an_encode_and_a_decode_take_a_form_of_each_kind(codec: Any) -> None:
+    gm = graph_of(there_and_back(codec), "cuda")
+    assert sorted(shortened(gm)) == [
+        "fp8compile::codes_of",
+        "fp8compile::magnitude_bits",
+        "fp8compile::magnitudes",
+        "fp8compile::near_reciprocal",
+        "fp8compile::within",
+    ]
+    left = {node.target for node in gm.graph.nodes}
+    assert not left & {aten.round.default, aten.clamp_max.default, aten.abs.default, aten.reciprocal.default}
+    before = str(gm.graph)
+    shortened(gm)
+    assert str(gm.graph) == before  # once more changes nothing
+
+
+@pytest.mark.parametrize("codec", CODECS, ids=lambda codec: codec.name)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_the_numbers_are_those_of_before(codec: Any, dtype: torch.dtype) -> None:
+    """The graph's own operators, run here, where each is torch's function."""
+    plain, short = (graph_of(there_and_back(codec), "cuda", dtype) for _ in range(2))
+    assert shortened(short)
+    x = torch.randn(SHAPE) * torch.logspace(-4, 4, SHAPE[1])
+    x[1, 3], x[2, 200] = torch.nan, torch.inf
+    found, expected = (Interpreter(on_a_cpu(gm)).run(x.to(dtype))[0] for gm in (short, plain))
+    assert torch.equal(found.view(torch.uint8), expected.view(torch.uint8))
+
+
+def test_codes_keep_their_name_and_what_is_known_of_them() -> None:
+    gm = graph_of(lambda x: Tensorwise(E4M3).encode(x)[0], "cuda")
+    (codes,) = gm.graph.output_node().args[0]
+    codes.meta["known"] = True
+    name = codes.name
+    shortened(gm)
+    (after,) = gm.graph.output_node().args[0]
+    assert (after.name, after.meta["known"], after.target.name()) == (name, True, "fp8compile::codes_of")
+
+
+DECLINED: dict[str, Callable[[Tensor], Any]] = {
+    "other limits": lambda x: x.float().clamp(-100.0, 100.5),
+    "one limit": lambda x: x.float().clamp(max=448.0),
+    "in float64": lambda x: x.double().clamp(-448.0, 448.0),
+    "a limit below zero": lambda x: x.float().clamp(1.0, -1.0),
+    "the largest, not of magnitudes": lambda x: x.amax(1),
+    "integers": lambda x: x.to(torch.int32).abs().amax(1),
+}
+
+
+@pytest.mark.parametrize("what", DECLINED)
+def test_what_is_not_alike_is_left(what: str) -> None:
+    assert not shortened(graph_of(DECLINED[what], "cuda"))
+
+
+@pytest.mark.parametrize("fmt", [E4M3, INT8], ids=lambda fmt: fmt.name)
+def test_codes_of_other_limits_are_held_first(fmt: Format) -> None:
+    """A conversion saturates at its format's limit, not at another."""
+    gm = graph_of(lambda x: x.float().round().clamp(-100.0, 100.0).to(fmt.dtype), "cuda")
+    assert shortened(gm) == ["fp8compile::within"]
+
+
+def test_integers_that_are_not_rounded_to_nearest_are_left() -> None:
+    gm = graph_of(lambda x: x.float().floor().clamp(-127.0, 127.0).to(torch.int8), "cuda")
+    assert shortened(gm) == ["fp8compile::within"]
+
+
+def test_a_clamp_that_others_read_stays_for_them() -> None:
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        held = x.float().clamp(-448.0, 448.0)
+        return held.to(torch.float8_e4m3fn), held
+
+    assert sorted(shortened(graph_of(both, "cuda"))) == ["fp8compile::codes_of", "fp8compile::within"]
+
+
+def test_on_a_cpu_and_under_off_nothing_is_rewritten() -> None:
+    assert not shortened(graph_of(there_and_back(Groupwise(INT8)), "cpu"))
+    assert not shortened(graph_of(there_and_back(Groupwise(INT8)), "cuda"), Recipe.preset("off"))
+
+
+def test_the_user_s_own_arithmetic_is_left() -> None:
+    trace = private.make_fx(there_and_back(Groupwise(INT8)), decomposition_table=private.select_decomp_table())
+    with FakeTensorMode():
+        gm = trace(torch.empty(SHAPE, device="cuda"))
+    assert not shortened(gm)
+
+
+def test_other_gpus_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    assert not shortened(graph_of(there_and_back(Groupwise(INT8)), "cuda"))
+
+
+def test_a_recipe_s_groups_of_any_size_are_shortened() -> None:
+    codec = dataclasses.replace(Groupwise(INT8), group_size=64)
+    assert "fp8compile::codes_of" in shortened(graph_of(there_and_back(codec), "cuda"))
