@@ -26,6 +26,7 @@ from benchmarks.harness import (
     few_bits_section,
     fits_section,
     formats_section,
+    instructions_section,
     int8_section,
     links_section,
     lowered_tables,
@@ -40,7 +41,6 @@ from benchmarks.harness.measured_sections import load, source, table
 from benchmarks.harness.results import FOLDER, newest_on_gpu
 from benchmarks.zoo import page as zoo
 
-INSTRUCTIONS = {"instructions": 0, "slow": 1, "registers": 0, "spilled": 0, "predicted_ms": 2}  # and their places
 PAGE = Path(__file__).resolve().parents[1] / "docs/results.md"
 BEGINNING = """# Results
 
@@ -149,26 +149,6 @@ def optimizer_step(folder: Path) -> list[str]:
     ]
 
 
-def optimizer_instructions(folder: Path) -> list[str]:
-    found = load(folder, "optimizer-instructions-sm90-lowered.json")
-    rows = [
-        (
-            row["format"],
-            row["dtype"],
-            *(f"{row[key]:.{places}f}" for key, places in INSTRUCTIONS.items()),
-        )
-        for row in found["rows"]
-    ]
-    head = ("format", "parameters", "instructions", "slow ones", "registers", "bytes spilled", "predicted ms")
-    return [
-        source("optimizer-instructions-sm90-lowered.json", found),
-        "AdamW by state format, an element, of 256M elements; the kernel of one launch for all parameters.",
-        "Slow ones are those that half of the lanes or fewer take: roots, logarithms, conversions.",
-        "",
-        *table(head, rows),
-    ]
-
-
 def predicted(folder: Path) -> list[str]:
     found = load(folder, lowered_tables.PREDICTED)
     rates = found["rates"]
@@ -223,7 +203,8 @@ SECTIONS: Sequence[tuple[str, str, Callable[[Path], list[str]]]] = (
     ("counted", "A small layer lowered for an H100", small_layer),
     ("counted", "Observation lowered for an H100", observed),
     ("counted", "Optimizer step lowered for an H100", optimizer_step),
-    ("predicted", "Instructions of an optimizer's step", optimizer_instructions),
+    ("predicted", "Instructions of an optimizer's step", instructions_section.optimizer_instructions),
+    ("predicted", "Instructions of a layer's kernels", instructions_section.layer_instructions),
     ("predicted", "Step times predicted", predicted),
     ("predicted", "Peaks of a whole step predicted", step_section.predicted_step),
 )

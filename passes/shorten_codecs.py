@@ -31,15 +31,12 @@ aten = torch.ops.aten
 
 
 def shorten_codecs(graph: Graph, ctx: Context) -> Notes:
-    """Put the short forms in place of what codecs compute, where the graph runs on an NVIDIA GPU."""
-    if ctx.recipe.rewrites_graph and not torch.version.hip:
-        for node in reversed([node for node in graph.nodes if SPLICED in node.meta and _on_a_gpu(node)]):
-            if (shorten := _FORMS.get(node.target)) and node.users:
-                shorten(node)
-            if (
-                not node.users and not node.is_impure()
-            ):  # a conversion was met before the clamp that it makes needless
-                graph.erase_node(node)
+    """Put the short forms in place of what codecs compute on a GPU."""
+    for node in reversed([node for node in graph.nodes if SPLICED in node.meta and _on_a_gpu(node)]):
+        if (shorten := _FORMS.get(node.target)) and node.users:
+            shorten(node)
+        if not node.users and not node.is_impure():  # a conversion was met before the clamp that it makes needless
+            graph.erase_node(node)
     return Notes()
 
 

@@ -12,8 +12,10 @@ from enum import Enum, auto
 from functools import partial
 from typing import Any
 
+import torch
 from torch.fx import Graph
 
+from fp8compile.fx.graph import is_tensor
 from fp8compile.islands.upcast import holds_sixteen_bit
 from fp8compile.passes.chunk_logits import chunk_logits
 from fp8compile.passes.compress_collectives import compress_collectives
@@ -101,6 +103,13 @@ def measures(at: Situation) -> bool:
     return rewrites(at) and at.ctx.measures_saved
 
 
+def rewrites_on_a_gpu(at: Situation) -> bool:
+    """A graph of which an input is on an NVIDIA GPU."""
+    inputs = at.graph.find_nodes(op="placeholder")
+    on_a_gpu = any(is_tensor(node) and node.meta["val"].is_cuda for node in inputs)
+    return rewrites(at) and on_a_gpu and not torch.version.hip
+
+
 def has_sixteen_bit(at: Situation) -> bool:
     """A graph with 16-bit values, or a recipe that asks for FP32."""
     return bool(at.ctx.recipe.keep_fp32) or holds_sixteen_bit(at.graph)
@@ -163,7 +172,7 @@ PIPELINE = (
     preserves(observe_forward, On.HALVES, is_observed),  # observing has no say in what is saved
     preserves(measure_operands, On.HALVES, takes_scales),  # and measuring neither
     preserves(sum_bias_gradients, On.POST_GRAD),  # rewrites that fuse better, with nothing to report
-    changes(shorten_codecs, On.POST_GRAD, rewrites),  # behind all that looks for codecs by their operations
+    changes(shorten_codecs, On.POST_GRAD, rewrites_on_a_gpu),  # behind all that looks for codecs by their operations
     preserves(store_residuals, On.POST_GRAD),  # last: it marks nodes, and the others would replace them
 )
 

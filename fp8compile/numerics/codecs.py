@@ -123,9 +123,11 @@ class Groupwise:
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
         grouped, dims = self.groups.padded(x)
-        exact_N1 = exact_inv_scale(amax_over(grouped, dims), self.format, self.scale_dtype).reshape(-1, 1)
-        codes = quantize(*self.groups.beside(x, exact_N1), self.format)
-        return codes.reshape(x.shape), in_storage(exact_N1, self.scale_dtype)
+        exact = exact_inv_scale(amax_over(grouped, dims), self.format, self.scale_dtype)
+        exact_N1 = exact.reshape(-1, 1)
+        # Full groups in the shape of their amaxes: Inductor does not see through a reshape to [N, 1] and back (torch 2.11).
+        pair = (grouped, exact) if self.groups.are_full(x.shape) else self.groups.beside(x, exact_N1)
+        return quantize(*pair, self.format).reshape(x.shape), in_storage(exact_N1, self.scale_dtype)
 
     def decode(self, codes: Tensor, inv_scale: Tensor, dtype: torch.dtype) -> Tensor:
         return dequantize(*self.groups.beside(codes, inv_scale), dtype).reshape(codes.shape)

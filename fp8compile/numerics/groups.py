@@ -73,10 +73,15 @@ class Groups:
         row = math.prod(shape[len(shape) - self.dims(shape) :])
         return math.prod(shape[: len(shape) - self.dims(shape)]) * -(-row // self.size(row))
 
+    def are_full(self, shape: Sequence[Size]) -> bool:
+        """Whether no row ends in a short group, as far as is known."""
+        row = self.row(shape)
+        return statically_known_true(row % self.size(row) == 0)
+
     def padded(self, x: Tensor) -> tuple[Tensor, tuple[int, ...]]:
         """``x`` with its groups as trailing dimensions, and the indices of these; short groups are padded with zeros."""
         size = self.size(row := self.row(x.shape))
-        if statically_known_true(row % size == 0):
+        if self.are_full(x.shape):
             return _full_groups(x, size)
         lines = torch.nn.functional.pad(x.reshape(self.rows(x.shape), row), (0, -row % size))
         return lines.reshape(lines.numel() // size, size), (-1,)
@@ -88,7 +93,7 @@ class Groups:
         shorter, but Inductor's C++ backend then splits the loop at G and drops the tail (torch 2.13, try_loop_split).
         """
         size = self.size(row := self.row(x.shape))
-        if statically_known_true(row % size == 0):
+        if self.are_full(x.shape):
             grouped, dims = _full_groups(x, size)
             return grouped, inv_scale_N1.reshape(*grouped.shape[: -len(dims)], *[1] * len(dims))
         rows, full, tail = self.rows(x.shape), row // size, row % size

@@ -6,6 +6,8 @@ import dataclasses
 import sys
 
 import pytest
+import torch
+from torch._subclasses import FakeTensorMode
 from torch.fx import Graph
 
 from fp8compile import Recipe
@@ -24,6 +26,7 @@ def test_the_list_is_in_the_order_of_a_compilation() -> None:
 def test_each_condition_is_one_of_the_situation() -> None:
     """Under every recipe alone, or where the recipe, the inputs or the graph ask for a pass."""
     graph = Graph()
+    x = graph.placeholder("x")
     graph.output(())
     plain = Situation(Context(Recipe.preset("off")), graph)
     assert [each.name for each in PASSES if each.when(plain)] == [
@@ -35,6 +38,8 @@ def test_each_condition_is_one_of_the_situation() -> None:
         stats_inputs=StatsInputs(0, 1, ()),
         scale_input=ScaleInput(0, 1, True, ()),
     )
+    with FakeTensorMode():
+        x.meta["val"] = torch.empty(1, device="cuda")
     at = Situation(everything, graph, observed=True, overwrites=True)
     assert [each.name for each in PASSES if not each.when(at)] == ["mark_saved"]
     measuring = dataclasses.replace(at, ctx=dataclasses.replace(everything, measures_saved=True))

@@ -41,11 +41,11 @@ primals_5: float32[64]
 permute: float32[64, 64] = permute(primals_1)
 addmm: float32[128, 64] = addmm(primals_2, primals_3, permute)
 tanh: float32[128, 64] = tanh(addmm)
-view_6: int8[128, 64] = encode(tanh)
+view_4: int8[128, 64] = encode(tanh)
 convert_element_type_1: bfloat16[128, 1] = encode(tanh)
 permute_1: float32[64, 64] = permute(primals_4)
 addmm_1: float32[128, 64] = addmm(primals_5, tanh, permute_1)
-return addmm_1, primals_3, primals_4, view_6, convert_element_type_1
+return addmm_1, primals_3, primals_4, view_4, convert_element_type_1
 """,
     )
 

@@ -17,6 +17,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, GraphModule, Interpreter
 
 from fp8compile import _torch as private
+from fp8compile.compiler.pipeline import On, Situation, passes_on
 from fp8compile.fx.graph import splice
 from fp8compile.numerics.codecs import Groupwise, Tensorwise
 from fp8compile.numerics.formats import E4M3, E5M2, INT8, Format
@@ -42,9 +43,9 @@ def graph_of(fn: Callable[..., Any], device: str, dtype: torch.dtype = torch.bfl
     return GraphModule({}, graph)
 
 
-def shortened(gm: GraphModule, recipe: Recipe | None = None) -> list[str]:
+def shortened(gm: GraphModule) -> list[str]:
     """The short forms that stand in a graph behind the pass."""
-    shorten_codecs(gm.graph, Context(recipe or Recipe()))
+    shorten_codecs(gm.graph, Context(Recipe()))
     gm.graph.lint()
     return [n.target.name() for n in gm.graph.nodes if getattr(n.target, "namespace", "") == "fp8compile"]
 
@@ -90,15 +91,15 @@ convert_element_type_1 = prims.convert_element_type.default(view, torch.float32)
 reciprocal = fp8compile.near_reciprocal.default(where,)
 mul_1 = aten.mul.Tensor(convert_element_type_1, reciprocal)
 convert_element_type_2 = fp8compile.codes_of.default(mul_1, torch.int8)
-view_6 = aten.view.default(convert_element_type_2, [8, 256])
+view_4 = aten.view.default(convert_element_type_2, [8, 256])
 convert_element_type_3 = prims.convert_element_type.default(where, torch.bfloat16)
-view_7 = aten.view.default(view_6, [16, 128])
-convert_element_type_4 = prims.convert_element_type.default(view_7, torch.float32)
+view_5 = aten.view.default(view_4, [16, 128])
+convert_element_type_4 = prims.convert_element_type.default(view_5, torch.float32)
 convert_element_type_5 = prims.convert_element_type.default(convert_element_type_3, torch.float32)
 mul_2 = aten.mul.Tensor(convert_element_type_4, convert_element_type_5)
 clamp_max_1 = fp8compile.within.default(mul_2, 3.3895313892515355e+38)
 convert_element_type_6 = prims.convert_element_type.default(clamp_max_1, torch.bfloat16)
-view_9 = aten.view.default(convert_element_type_6, [8, 256])""",
+view_7 = aten.view.default(convert_element_type_6, [8, 256])""",
     )
 
 
@@ -176,9 +177,15 @@ def test_a_clamp_that_others_read_stays_for_them() -> None:
     assert sorted(shortened(graph_of(both, "cuda"))) == ["fp8compile::codes_of", "fp8compile::within"]
 
 
+def runs_on(device: str, recipe: Recipe) -> bool:
+    """Whether the pipeline has the pass for a graph."""
+    graph = graph_of(there_and_back(Groupwise(INT8)), device).graph
+    return "shorten_codecs" in [each.name for each in passes_on(On.POST_GRAD, Situation(Context(recipe), graph))]
+
+
 def test_on_a_cpu_and_under_off_nothing_is_rewritten() -> None:
+    assert runs_on("cuda", Recipe()) and not runs_on("cpu", Recipe()) and not runs_on("cuda", Recipe.preset("off"))
     assert not shortened(graph_of(there_and_back(Groupwise(INT8)), "cpu"))
-    assert not shortened(graph_of(there_and_back(Groupwise(INT8)), "cuda"), Recipe.preset("off"))
 
 
 def test_the_user_s_own_arithmetic_is_left() -> None:
@@ -190,7 +197,7 @@ def test_the_user_s_own_arithmetic_is_left() -> None:
 
 def test_other_gpus_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.version, "hip", "7.0")
-    assert not shortened(graph_of(there_and_back(Groupwise(INT8)), "cuda"))
+    assert not runs_on("cuda", Recipe())
 
 
 def test_a_recipe_s_groups_of_any_size_are_shortened() -> None:
