@@ -50,7 +50,7 @@ def quantize_linears(graph: Graph, ctx: Context) -> Notes:
     if not ctx.recipe.quantizes_linears or not is_training(graph):
         return Notes()  # in inference the model computes as it is written
     scales, weights = KnownScales.of(graph, ctx), CachedWeights(graph, ctx)
-    operands = Operands(graph, scales, weights)
+    operands = Operands(graph, scales, weights, stores_dear=not ctx.recipe.limits_memory)
     plan = plan_linears(graph, ctx, delayed=scales is not None)
     smooth = SmoothSwiglu(operands, plan)
     take_in_blocks(*tensorwise_operands(plan.applied))

@@ -4,6 +4,9 @@
     an activation, a gradient   [numel / 128, 128]                       with codes of groups that are stored or decoded there
     anything else               [..., C], along rows                     with a norm's own sums
 
+Behind an error function or a ``tanh`` a value is stored in 16 bit, unless memory is limited: computing it for the amax, the
+codes and their transpose takes a GPU longer than writing and reading it.
+
 A maximum may be taken in any parts. Along rows of 3,072 a kernel of GELU's backward computes 4,096 columns, and looks up
 each element's group; in groups it computes none too many, and a group's scale is one number. Lowered for an H100 the sums
 and amaxes of a ViT block's gradients take 8 instructions an element down blocks, and took 33 along rows.

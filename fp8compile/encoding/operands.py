@@ -73,10 +73,20 @@ class How:
 
 
 class Operands:
-    """The operands of one graph. ``left`` and ``right`` are 2-D: contracted along dimension 1 and 0."""
+    """The operands of one graph. ``left`` and ``right`` are 2-D: contracted along dimension 1 and 0.
 
-    def __init__(self, graph: Graph, scales: KnownScales | None = None, weights: CachedWeights | None = None) -> None:
-        self.graph, self.scales, self.weights = graph, scales, weights
+    ``stores_dear``: what takes long to compute is stored in 16 bit, rather than computed for its amax and for its codes.
+    """
+
+    def __init__(
+        self,
+        graph: Graph,
+        scales: KnownScales | None = None,
+        weights: CachedWeights | None = None,
+        *,
+        stores_dear: bool = True,
+    ) -> None:
+        self.graph, self.scales, self.weights, self.stores_dear = graph, scales, weights, stores_dear
         self._encoded: dict[Any, Encoded] = {}
         self._decoded: dict[Any, Node] = {}
         self._viewed: dict[tuple[Node, Node], Node] = {}
@@ -142,7 +152,8 @@ class Operands:
         if axis is None and AMAX in base.meta:
             return self._under_known_amax(base, width, fmt)
         codec = Tensorwise(fmt) if axis is None else Rowwise(fmt)
-        once = axis is None and _is_computed(base) and (is_dear(base) or not _feeds_matmuls_only(base))
+        is_kept = (self.stores_dear and is_dear(base)) or not _feeds_matmuls_only(base)
+        once = axis is None and _is_computed(base) and is_kept
         parts = first_parts(base, width) if axis is None else None
 
         def encode(x: Tensor) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,9 @@ from torch import Tensor
 from torch.fx import Node
 
 from fp8compile.encoding.first_amax import amax_in, first_parts, is_dear
+from fp8compile.encoding.operands import How, Operands
 from fp8compile.encoding.row_blocks import ROW_BLOCKS, RowBlocks
+from fp8compile.numerics import E4M3
 from tests.support.graphs import traced
 
 SHAPE = (64, 512)
@@ -78,3 +80,21 @@ def test_a_value_behind_an_error_function_is_dear_unless_it_is_in_memory(
 ) -> None:
     assert is_dear(made(fn)) is dear
     assert not is_dear(made(fn, device="cpu"))
+
+
+@pytest.mark.parametrize("stores_dear", [True, False])
+@pytest.mark.parametrize(("fn", "dear"), [(F.gelu, True), (F.silu, False)])
+def test_a_dear_value_is_stored_unless_memory_is_limited(
+    fn: Callable[[Tensor], Tensor], dear: bool, stores_dear: bool
+) -> None:
+    def linear(x: Tensor, w: Tensor) -> tuple[Tensor]:
+        return (fn(x) @ w,)
+
+    graph = traced(linear, (SHAPE, (512, 64))).graph
+    (product,) = graph.find_nodes(op="call_function", target=torch.ops.aten.mm.default)
+    Operands(graph, stores_dear=stores_dear).codes(product.args[0], "left", How(E4M3))
+    stored = graph.find_nodes(op="call_function", target=torch.ops.aten.as_strided.default)
+    kept = [
+        node for node in stored if node.meta["val"].dtype is torch.bfloat16
+    ]  # others are codes, which matmuls share
+    assert bool(kept) is (dear and stores_dear)

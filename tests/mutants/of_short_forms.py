@@ -71,8 +71,8 @@ SHORT_FORMS = (
     Mutant(
         "first amax: an error function is computed for the amax and for the codes",
         "fp8compile/encoding/operands.py",
-        "(is_dear(base) or not",
-        "(not",
+        "(self.stores_dear and is_dear(base)) or not",
+        "not",
         (f"{LOWERED}test_an_error_function_is_computed_once_in_a_half[both]",),
     ),
     Mutant(
