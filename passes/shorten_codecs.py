@@ -76,7 +76,9 @@ def _held(node: Node) -> tuple[Node, float] | None:
 
 def _amax(node: Node) -> None:
     magnitude, dtype, dims = node.args[0], node.meta["val"].dtype, node.args[1:]
-    if not isinstance(magnitude, Node) or magnitude.target is not aten.abs.default or dtype not in ENCODABLE:
+    if not isinstance(magnitude, Node) or magnitude.target is not aten.abs.default:
+        return
+    if dtype not in ENCODABLE or node.kwargs:
         return
 
     def amax_of_bits(x: Tensor) -> Tensor:

@@ -14,8 +14,7 @@ from typing import Any
 
 from fp8compile import _torch as private
 from fp8compile.compiler.row_kernels import choosing, sums_along_rows
-
-GROUP = 128  # elements: of saved values, by default
+from fp8compile.encoding.first_amax import GROUP
 
 
 def with_groups_held(inner_compile: Callable[..., Any]) -> Callable[..., Any]:

@@ -24,31 +24,14 @@ from fp8compile.numerics.scaling import amax_over
 
 GROUP = 128  # of saved values, by default
 # What takes an NVIDIA GPU longer than to write 16 bits and read them again: 20 instructions and more in libdevice.
-DEAR = frozenset(
-    (
-        "erf",
-        "erfc",
-        "erfinv",
-        "tanh",
-        "atanh",
-        "log",
-        "log1p",
-        "log2",
-        "log10",
-        "pow",
-        "sin",
-        "cos",
-        "tan",
-        "gelu",
-        "mish",
-    )
-)
+LOGARITHMS, WAVES = {"log", "log1p", "log2", "log10"}, {"sin", "cos", "tan"}
+DEAR = LOGARITHMS | WAVES | {"erf", "erfc", "erfinv", "tanh", "atanh", "pow", "gelu", "mish"}
 
 
 def first_parts(value: Node, width: int | None) -> tuple[int, ...] | None:
     """The shape in which the first half of a value's amax is taken, along its dimension 1; None: along rows, as it stands."""
     found = value.meta["val"]
-    if found.device.type != "cuda" or not is_static(value):
+    if found.device.type != "cuda" or not is_static(value) or not found.numel():
         return None
     if blocks := in_blocks(value, width, value.meta.get(ROW_BLOCKS, ALONG_ROWS)):
         return blocks

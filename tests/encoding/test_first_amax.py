@@ -47,6 +47,7 @@ def test_a_gradient_with_a_bias_is_taken_in_its_blocks() -> None:
         ("rows of one group", made(F.silu, (64, 128))),
         ("rows that are not whole groups", made(F.silu, (64, 320))),
         ("another order in memory", made(lambda x: x.t().cos())),
+        ("no elements", made(F.silu, (0, 512))),
         ("a CPU", made(F.silu, device="cpu")),
     ],
 )
