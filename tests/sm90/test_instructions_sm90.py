@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("triton", reason="triton, which compiles what Inductor generates, exists for Linux only")
 
+from .fake_h100 import figures
 from .kernel_cost import counted
 from .layers import BOTH, PLAIN, STORAGE
 from .run_instructions import PIPELINES
@@ -50,7 +51,7 @@ def test_amaxes_of_weights_are_one_call() -> None:
 
 MOST_LAUNCHES = {STORAGE: 33, BOTH: 86}
 # Over plain Inductor's time of generated kernels, as predicted; of 16k tokens the figures are in docs/results.md.
-MOST_TIME = {STORAGE: 1.32, BOTH: 2.25}
+MOST_TIME = figures({STORAGE: 1.32, BOTH: 2.25}, oldest={BOTH: 2.35})
 
 
 @pytest.mark.parametrize("pipeline", OURS)
@@ -60,11 +61,15 @@ def test_what_kernels_are_predicted_to_take(pipeline: str) -> None:
     assert block(pipeline)["launches"] <= MOST_LAUNCHES[pipeline]
 
 
+# Instructions an element at most, beside GELU's. Triton 3.6 writes the same kernel with amax and codes in 229 registers.
+BESIDE = figures(dict.fromkeys(OURS, 12), oldest={BOTH: 43})
+
+
 @pytest.mark.parametrize("pipeline", OURS)
 def test_an_encode_beside_its_producer_takes_few_instructions(pipeline: str) -> None:
-    """GELU's forward stores what plain Inductor's does, and codes: at most 12 instructions more an element."""
+    """GELU's forward stores what plain Inductor's does, and codes."""
     plain, ours = (next(k for k in kernels(name, 0) if k["erf"]) for name in (PLAIN, pipeline))
-    assert ours["instructions"] <= plain["instructions"] + 12
+    assert ours["instructions"] <= plain["instructions"] + BESIDE[pipeline]
 
 
 CODE = """

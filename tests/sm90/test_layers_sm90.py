@@ -107,7 +107,7 @@ FIGURES = figures(
         ("vit 16k", STORAGE): (9, 22, 1.157),
         ("vit 16k", CONSERVATIVE): (4, 18, 0.93),
     },
-    # Ours moves what it moves elsewhere, but for BERT's BOTH on 2.11 and ROWS on 2.15. Plain 2.11 moves less: LESS_PLAIN.
+    # Ours moves what it moves elsewhere, but for ROWS on 2.15. Plain 2.11 moves less: LESS_PLAIN.
     oldest={
         ("llama 16k", STORAGE): (9, 9, 1.204),
         ("llama 16k", CONSERVATIVE): (6, 5, 1.015),
@@ -118,7 +118,6 @@ FIGURES = figures(
         ("llama 16k", MERGED): (9, 15, 1.066),
         ("vit 16k", MERGED): (7, 30, 1.212),
         ("llama 16k", BOTH_CACHED): (14, 13, 1.129),
-        ("bert 16k", BOTH): (39, 49, 2.303),
         ("vit 16k", STORAGE): (9, 22, 1.25),
         ("vit 16k", CONSERVATIVE): (4, 18, 1.004),
         ("vit 16k", CACHED): (7, 29, 1.252),
