@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import math
 from typing import Any
@@ -12,7 +11,11 @@ import torch
 from fp8compile import _torch as private
 from fp8compile._version import release_of
 from fp8compile.compiler.inductor_options import FREED, FUSION
-from fp8compile.compiler.row_kernels import fusing_only_where
+from tests.support.fusion import compiled_asking
+
+
+def sum_along_rows(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return (y := x.sum(-1)), y.relu() + 1
 
 
 def test_every_setting_of_fusion_exists_and_an_unknown_one_is_left_out() -> None:
@@ -59,17 +62,7 @@ def test_the_scheduler_asks_what_may_be_one_kernel_and_says_what_it_would_hold()
         )
         return True
 
-    def inner(*args: Any, **kwargs: Any) -> Any:
-        with fusing_only_where(allowed):
-            return private.compile_fx_inner(*args, **kwargs)
-
-    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return (y := x.sum(-1)), y.relu() + 1
-
-    backend = functools.partial(
-        private.compile_fx, inner_compile=inner, config_patches={"force_disable_caches": True}
-    )
-    torch.compile(f, backend=backend)(torch.randn(64, 48))
+    compiled_asking(allowed, sum_along_rows, torch.randn(64, 48))
     assert asked[0] == (True, 1, True, True, torch.float32, "cpu", False)
 
 
@@ -106,15 +99,5 @@ def test_the_scheduler_says_what_made_each_buffer_that_a_kernel_waits_for() -> N
                 assert made.get_name() in node.ancestors
         return False
 
-    def inner(*args: Any, **kwargs: Any) -> Any:
-        with fusing_only_where(allowed):
-            return private.compile_fx_inner(*args, **kwargs)
-
-    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        return (y := x.sum(-1)), y.relu() + 1
-
-    backend = functools.partial(
-        private.compile_fx, inner_compile=inner, config_patches={"force_disable_caches": True}
-    )
-    torch.compile(f, backend=backend)(torch.randn(64, 48))
+    compiled_asking(allowed, sum_along_rows, torch.randn(64, 48))
     assert seen == {"SchedulerNode"}

@@ -13,7 +13,6 @@ python benchmarks/studies/optimizer_instructions.py [--json results.json] [FORMA
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from pathlib import Path
 from typing import Any
@@ -22,12 +21,13 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.harness.output import write_json
 from fp8compile.optim.kernel_text import parsed
 from tests.sm90 import fake_h100
 from tests.sm90.checked import instructions
+from tests.sm90.kernel_cost import BYTES, LANES, SLOW, SLOW_ONES
 from tests.sm90.optimizers import Case, chunks_of, lowered_chunk, together
 
-BYTES, LANES, SLOW = 4.2e12, 3.3e13, 4.2e12  # a second
 ELEMENTS = 256 * 2**20
 SHAPE = (1024, 4096)
 ROWS = (1024 * 4096) // 128
@@ -39,7 +39,6 @@ FORMATS: dict[str, Any] = {
     "4bit_log": "4bit_log",
 }
 DTYPES = {"BF16": torch.bfloat16, "FP32": torch.float32}
-SLOW_ONES = ("MUFU", "F2F", "F2I", "I2F", "FRND", "F2FP")  # the last: half of Hopper's lanes or fewer convert
 
 
 def measured(name: str, dtype: str) -> dict[str, Any]:
@@ -82,9 +81,7 @@ def main() -> None:
             print(line(rows[-1]), flush=True)
     if options.json:
         what = "optimizer steps lowered for sm_90 and disassembled without a GPU; ms are predictions"
-        options.json.write_text(
-            json.dumps({"what": what, "versions": {"torch": torch.__version__}, "rows": rows}, indent=1) + "\n"
-        )
+        write_json(options.json, {"what": what, "versions": {"torch": torch.__version__}, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from fp8compile import _torch as private
-from fp8compile.fx.near_lowerings import is_nvidia
+from fp8compile.fx.near_lowerings import instructing, is_nvidia
 from fp8compile.numerics import code_forms
 from fp8compile.numerics.code_forms import FORMATS
 
@@ -28,14 +28,8 @@ def as_ptx(number: float) -> str:
 
 
 def _asm(text: str, limit: float, constraints: str, dtype: torch.dtype) -> Callable[..., Any]:
-    instruction = text.format(least=as_ptx(-limit), most=as_ptx(limit), to_integer=as_ptx(TO_INTEGER))
-
-    def written(x: Any) -> Any:
-        return private.inductor_lowering.ops.inline_asm_elementwise(
-            x, asm=instruction, constraints=constraints, dtype=dtype
-        )
-
-    return written
+    asm = text.format(least=as_ptx(-limit), most=as_ptx(limit), to_integer=as_ptx(TO_INTEGER))
+    return instructing(asm, constraints, dtype)
 
 
 def _made(form: Callable[..., Any], x: Any, dtype: torch.dtype) -> Any:

@@ -27,14 +27,19 @@ FORMS = {
 }
 
 
-def lowering_of(instruction: str, exact: Any) -> Callable[..., Any]:
-    """The lowering of an FP32 operator: the PTX instruction, or what ``exact`` is lowered to."""
-    constraints = "=f,f,f" if "$2" in instruction else "=f,f"
+def instructing(asm: str, constraints: str, dtype: torch.dtype) -> Callable[..., Any]:
+    """What of values is one piece of PTX, as an elementwise function of Inductor's."""
 
     def written(*values: Any) -> Any:
-        return private.inductor_lowering.ops.inline_asm_elementwise(
-            *values, asm=instruction, constraints=constraints, dtype=torch.float32
-        )
+        ops = private.inductor_lowering.ops
+        return ops.inline_asm_elementwise(*values, asm=asm, constraints=constraints, dtype=dtype)
+
+    return written
+
+
+def lowering_of(instruction: str, exact: Any) -> Callable[..., Any]:
+    """The lowering of an FP32 operator: the PTX instruction, or what ``exact`` is lowered to."""
+    written = instructing(instruction, "=f,f,f" if "$2" in instruction else "=f,f", torch.float32)
 
     def lowered(*args: Any) -> Any:
         if not is_nvidia(args[0]):

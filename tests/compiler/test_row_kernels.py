@@ -5,7 +5,6 @@ On a GPU only: that no such store is left, and what it takes, is in tests/sm90/t
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +17,7 @@ from fp8compile import _torch as private
 from fp8compile.compiler import row_kernels
 from fp8compile.compiler.group_kernels import with_groups_held
 from fp8compile.compiler.near_kernels import with_near_kernels
+from tests.support.fusion import compiled_asking
 
 
 @pytest.mark.parametrize("with_rule", [row_kernels.with_tiles_for_codes, with_near_kernels, with_groups_held])
@@ -75,11 +75,5 @@ def test_which_sums_are_along_rows(fn: Callable[..., Any], along: bool) -> None:
         found.update(row_kernels.sums_along_rows(node) for node in nodes if node.is_reduction())
         return True
 
-    def inner(*args: Any, **kwargs: Any) -> Any:
-        with row_kernels.fusing_only_where(allowed):
-            return private.compile_fx_inner(*args, **kwargs)
-
-    options = {"force_disable_caches": True}
-    backend = functools.partial(private.compile_fx, inner_compile=inner, config_patches=options)
-    torch.compile(fn, backend=backend)(torch.randn(64, 48), torch.randn(48))
+    compiled_asking(allowed, fn, torch.randn(64, 48), torch.randn(48))
     assert found == {along}

@@ -100,9 +100,11 @@ def extern_calls(graph: LoweredGraph) -> list[ExternCall]:
     return recorder.calls
 
 
-def apart(calls: list[ExternCall]) -> tuple[list[ExternCall], list[ExternCall]]:
-    """Matmuls and attention, and amaxes: what codecs take, as generated kernels do."""
-    return [c for c in calls if c.name != AMAXES], [c for c in calls if c.name == AMAXES]
+def bytes_and_calls(graph: LoweredGraph) -> tuple[int, list[ExternCall]]:
+    """Bytes that generated kernels and amaxes of weights move, and the other extern calls."""
+    calls = extern_calls(graph)
+    amaxes = sum(call.num_bytes for call in calls if call.name == AMAXES)
+    return graph.num_bytes + amaxes, [call for call in calls if call.name != AMAXES]
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from benchmarks.studies.formats import PLAIN, ROWS, Options
 from fp8compile.recipe.recipe import Recipe
 
 from . import fake_h100
-from .externs import ExternCall, extern_calls
+from .externs import ExternCall, bytes_and_calls
 from .linears import UNIT
 from .lowering import LoweredGraph, stock_backend
 from .measures import print_json
@@ -33,10 +33,10 @@ def recipe_of(options: Options) -> Recipe:
 
 def described(graph: LoweredGraph) -> dict[str, Any]:
     """Launches of a graph, the bytes that they move, extern calls, and the bytes of those."""
-    calls = extern_calls(graph)
+    num_bytes, calls = bytes_and_calls(graph)
     return {
         "launches": len(graph.launches),
-        "num_bytes": graph.num_bytes,
+        "num_bytes": num_bytes,
         "externs": len(calls),
         "extern_bytes": sum(call.num_bytes for call in calls),
         "products": [_product(call) for call in calls if call.name in PRODUCTS],

@@ -15,7 +15,7 @@ from torch import nn
 
 from . import fake_h100, run_optimizer
 from .assembling import assemble
-from .externs import AMAXES, ExternCall, apart, extern_calls
+from .externs import ExternCall, bytes_and_calls
 from .known_scales import known_from_the_start
 from .layers import (
     BOTH,
@@ -78,9 +78,9 @@ def described(graph: LoweredGraph, *, assembled: bool) -> dict[str, Any]:
     """Launches with their bytes, workspaces and extern calls with theirs, the least bytes, codes that are stored byte by
     byte, and what the assembler said."""
     assert graph.graph is not None
-    calls, amaxes = apart(extern_calls(graph))
+    num_bytes, calls = bytes_and_calls(graph)
     return {
-        "num_bytes": graph.num_bytes + sum(call.num_bytes for call in amaxes),
+        "num_bytes": num_bytes,
         "workspace_bytes": graph.workspace_bytes,
         "least_bytes": least_bytes(graph.graph),
         "launches": [[name, graph.kernels[name].num_bytes] for name in graph.launches],
@@ -92,9 +92,7 @@ def described(graph: LoweredGraph, *, assembled: bool) -> dict[str, Any]:
 
 
 def work(call: ExternCall) -> int:
-    """Multiply-adds times 2 of a product, or of attention without regard to a causal mask; 0 of amaxes."""
-    if call.name == AMAXES:
-        return 0
+    """Multiply-adds times 2 of a product, or of attention without regard to a causal mask."""
     if "attention" not in call.name:
         *_, a, b = (
             (o for o in call.operands[:3] if o and len(o.shape) == 2) if call.name == "addmm" else call.operands[:2]

@@ -17,7 +17,7 @@ from fp8compile.numerics.code_forms import CODES_OF
 from tests.support.measure import llama_case
 
 from . import fake_h100
-from .externs import ExternCall, apart, extern_calls
+from .externs import ExternCall, bytes_and_calls
 from .linears import BATCH, DEFAULT, FFN, HEADS, HIDDEN, PLAIN, RECIPES, SEQ, UNIT
 from .lowering import Backend, LoweredGraph, lower, stock_backend
 from .measures import measured, print_json
@@ -34,9 +34,9 @@ def lowered_layer(backend: Backend) -> list[LoweredGraph]:
 
 
 def described(graph: LoweredGraph, *, assembled: bool) -> dict[str, Any]:
-    calls, amaxes = apart(extern_calls(graph))
+    num_bytes, calls = bytes_and_calls(graph)
     return measured(graph, assembled=assembled) | {
-        "num_bytes": graph.num_bytes + sum(call.num_bytes for call in amaxes),
+        "num_bytes": num_bytes,
         "bytes_by_launch": [[name, graph.kernels[name].num_bytes] for name in graph.launches],
         "extern_bytes": sum(call.num_bytes for call in calls),
         "products": [product(call) for call in calls if call.name == "_scaled_mm"],

@@ -13,7 +13,7 @@ from fp8compile.recipe.recipe import Recipe
 from tests.support.measure import llama_case
 
 from . import fake_h100
-from .externs import extern_calls
+from .externs import bytes_and_calls
 from .lowering import LoweredGraph, lower
 from .measures import measured, print_json
 from .on_cuda import JOINT_PASS, to_cuda
@@ -34,9 +34,11 @@ def lowered_layer(recipe: Recipe) -> list[LoweredGraph]:
 
 
 def described(graph: LoweredGraph) -> dict[str, Any]:
+    num_bytes, calls = bytes_and_calls(graph)
     return measured(graph, assembled=False) | {
+        "num_bytes": num_bytes,
         "bytes_by_launch": [[name, graph.kernels[name].num_bytes] for name in graph.launches],
-        "extern_bytes": sum(call.num_bytes for call in extern_calls(graph)),
+        "extern_bytes": sum(call.num_bytes for call in calls),
     }
 
 

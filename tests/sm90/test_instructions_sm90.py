@@ -8,13 +8,14 @@ import pytest
 
 pytest.importorskip("triton", reason="triton, which compiles what Inductor generates, exists for Linux only")
 
+from fp8compile.encoding.first_amax import GROUP
+
 from .fake_h100 import figures
 from .kernel_cost import counted
 from .layers import BOTH, PLAIN, STORAGE
 from .run_instructions import PIPELINES
 from .subprocesses import result_of
 
-GROUP = 128
 OURS = (STORAGE, BOTH)
 
 
