@@ -62,9 +62,9 @@ def test_golden_what_the_forward_keeps() -> None:
         """\
 _scaled_dot_product_flash_attention_for_cpu:  = _scaled_dot_product_flash_attention_for_cpu(permute_1, permute_3, permute_5)
 getitem: float32[2, 4, 64, 32] = <built-in function getitem>(_scaled_dot_product_flash_attention_for_cpu)
-view_44: bfloat16[128, 1] = encode(getitem)
+view_41: bfloat16[128, 1] = encode(getitem)
 convert_element_type_11: bfloat16[2, 1, 128] = encode(getitem)
-view_47: int8[512, 32] = encode(getitem)
+view_44: int8[512, 32] = encode(getitem)
 getitem_1: float32[2, 4, 64] = <built-in function getitem>(_scaled_dot_product_flash_attention_for_cpu)
 permute_6: float32[2, 64, 4, 32] = permute(getitem)
 view_9: float32[2, 64, 128] = view(permute_6)

@@ -86,7 +86,7 @@ primals_2: float32[128, 64]
 tanh_codes_on_host: int8[128, 64]
 tanh_inv_scale: bfloat16[128, 1]
 tangents_1: float32[128, 64]
-view_6: int8[128, 64] = from_host(tanh_codes_on_host)
+view_4: int8[128, 64] = from_host(tanh_codes_on_host)
 view_2: float32[128, 64] = decode(tanh_codes, tanh_inv_scale)
 mul: float32[128, 64] = mul(view_2, view_2)
 sub: float32[128, 64] = sub(mul)
