@@ -203,6 +203,7 @@ SECTIONS: Sequence[tuple[str, str, Callable[[Path], list[str]]]] = (
     ("counted", "A small layer lowered for an H100", small_layer),
     ("counted", "Observation lowered for an H100", observed),
     ("counted", "Optimizer step lowered for an H100", optimizer_step),
+    ("predicted", "Kernels read on an H200", instructions_section.kernels_read),
     ("predicted", "Instructions of an optimizer's step", instructions_section.optimizer_instructions),
     ("predicted", "Instructions of a layer's kernels", instructions_section.layer_instructions),
     ("predicted", "Step times predicted", predicted),

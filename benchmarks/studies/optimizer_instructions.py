@@ -21,11 +21,12 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
+from benchmarks.harness.kernel_time import BYTES, LANES, SLOW
 from benchmarks.harness.output import write_json
 from fp8compile.optim.kernel_text import parsed
 from tests.sm90 import fake_h100
 from tests.sm90.checked import instructions
-from tests.sm90.kernel_cost import BYTES, LANES, SLOW, SLOW_ONES
+from tests.sm90.kernel_cost import SLOW_ONES
 from tests.sm90.optimizers import Case, chunks_of, lowered_chunk, together
 
 ELEMENTS = 256 * 2**20

@@ -20,7 +20,7 @@ from torch.fx import Node
 
 from fp8compile import _torch as private
 from fp8compile.analysis.op_cost import is_priced
-from fp8compile.fx.ops import SEEDED, argument_of, draws_random_numbers, is_attention, is_collective, is_mutating
+from fp8compile.fx.ops import SEEDED, draws_random_numbers, is_collective, is_mutating
 from fp8compile.fx.partition import PartitionedGraph
 
 
@@ -66,13 +66,8 @@ class Repeatable:
             return True
         if not isinstance(target, torch._ops.OpOverload) or target.namespace not in ("aten", "prims"):
             return False
-        if is_mutating(node) or (draws_random_numbers(node) and not _never_drops(node)):
+        if is_mutating(node) or draws_random_numbers(node):
             return False
         if (target.namespace == "prims" and "inductor" in str(target)) or is_collective(node):
             return False
         return is_priced(node)
-
-
-def _never_drops(node: Node) -> bool:
-    """Whether a node is attention without dropout: random by its schema, and not in fact."""
-    return is_attention(node) and argument_of(node, "dropout_p", 0.0) == 0.0

@@ -26,6 +26,8 @@ from fp8compile.reporting.waterfall import (
     OPERANDS,
     OTHER,
     RECOMPUTED,
+    STATES,
+    STATISTICS,
     SUMS,
     Amount,
     Waterfall,
@@ -33,9 +35,11 @@ from fp8compile.reporting.waterfall import (
 )
 
 OF_PASS = {
+    "drop_random_states": STATES,
     "copy_overwritten": COPIED,
     "save_sums": SUMS,
     "save_normalised": NORMALISED,
+    "save_statistics": STATISTICS,
     "recompute_kept": RECOMPUTED,
     "recompute_for_budget": GIVEN_UP,
     "encode_saved": ENCODED,

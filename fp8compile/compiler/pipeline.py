@@ -15,12 +15,14 @@ from typing import Any
 import torch
 from torch.fx import Graph
 
+from fp8compile.fx.checkpointed import region_of
 from fp8compile.fx.graph import is_tensor
 from fp8compile.islands.upcast import holds_sixteen_bit
 from fp8compile.passes.chunk_logits import chunk_logits
 from fp8compile.passes.compress_collectives import compress_collectives
 from fp8compile.passes.copy_overwritten import copy_overwritten
 from fp8compile.passes.cut_for_bytes import cut_for_bytes
+from fp8compile.passes.drop_random_states import drop_random_states
 from fp8compile.passes.encode_saved import encode_saved
 from fp8compile.passes.mark_saved import mark_saved
 from fp8compile.passes.measure_operands import measure_operands
@@ -32,6 +34,7 @@ from fp8compile.passes.recompute_for_budget import recompute_for_budget
 from fp8compile.passes.recompute_kept import recompute_kept
 from fp8compile.passes.saturate_gradients import saturate_gradients
 from fp8compile.passes.save_normalised import save_normalised
+from fp8compile.passes.save_statistics import save_statistics
 from fp8compile.passes.save_sums import save_sums
 from fp8compile.passes.share_casts import share_casts
 from fp8compile.passes.shorten_codecs import shorten_codecs
@@ -132,6 +135,11 @@ def overwrites(at: Situation) -> bool:
     return at.overwrites
 
 
+def repeats_regions(at: Situation) -> bool:
+    """A forward with regions that the user checkpoints."""
+    return rewrites(at) and any(region_of(node) is not None for node in at.graph.nodes)
+
+
 def compresses(at: Situation) -> bool:
     return at.ctx.recipe.compresses_collectives
 
@@ -160,11 +168,15 @@ PIPELINE = (
         chunk_logits, On.JOINT
     ),  # behind the linears, whose report tells of the head's matmuls as the model has them
     preserves(cut_for_bytes, On.CUT, rewrites),  # what is saved is chosen
+    preserves(
+        drop_random_states, On.HALVES, repeats_regions
+    ),  # what is repeated with them is not known to be the same
     preserves(copy_overwritten, On.HALVES, overwrites),  # what is recomputed must be made from values that were read
     preserves(save_sums, On.HALVES, rewrites),  # while the sum stands beside what was saved
     preserves(recompute_kept, On.HALVES, rewrites),  # on exact values: fewer tensors are left to encode
     # What would be computed again, from what are codes soon, and must not be.
     preserves(save_normalised, On.HALVES, rewrites),
+    preserves(save_statistics, On.HALVES, repeats_regions),  # of what is saved by now
     changes(recompute_for_budget, On.HALVES, rewrites),  # what is still saved, at the bytes that it will take
     changes(encode_saved, On.HALVES, stores),  # whatever is still saved is stored as codes
     preserves(mark_saved, On.HALVES, measures),  # where calibrate_bits measures: what would be stored stays exact

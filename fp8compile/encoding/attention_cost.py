@@ -15,13 +15,13 @@ multiplied anew in the backward, which frees V bytes. A product of inner dimensi
     price = 2 K elements / rate of products / V               K / rate in 16 bit
     price = 4 S elements / rate of attention / V              of attention's result; S: how many keys, half of it if causal
 
-With an H100's assumed rates, in 16 bit, groups of 128, and without the gaps:
+With the rates of an H100, in 16 bit, groups of 128, and without the gaps:
 
-    4.03 bytes an element   what rotary embeddings write            stored from K = 890 on
-    6.03                    what a product writes                   stored from K = 1,330 on
-    6.03                    attention's result                      stored from 380 keys on, 760 if causal
+    4.03 bytes an element   what rotary embeddings write            stored from K = 1,050 on
+    6.03                    what a product writes                   stored from K = 1,580 on
+    6.03                    attention's result                      stored from 630 keys on, 1,270 if causal
 
-A Llama-2-7B has K = 4,096. Small values are left by the gaps: 3 us for two launches.
+A Llama-2-7B has K = 4,096. Small values are left by the gaps: 4 us for two launches.
 
 Assumed: that kernels wait for memory, and that a product that is multiplied anew reads what is kept in any case. A value of
 which no product is known (it comes into the graph, or convolutions made it) is stored where that costs nothing.

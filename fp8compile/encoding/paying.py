@@ -1,4 +1,8 @@
-"""Which matmuls of linears are worth FP8 (``Recipe.linear = "auto"``): by a prediction from sizes and a device's rates."""
+"""Which matmuls of linears are worth FP8 (``Recipe.linear = "auto"``): by a prediction from sizes and a device's rates.
+
+On a device without rates nothing is predicted, and every matmul that can be is in FP8: emulated on a CPU, or on a card that
+this project knows nothing of.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +19,6 @@ from fp8compile.planning.device_rates import RATES, DeviceRates, rates_named
 from fp8compile.recipe.recipe import OF_THE_DEVICE, Recipe
 
 ASSUMED = "h100"  # the device that times are predicted for where the graph runs on one that nothing is known of
-UNKNOWN = (
-    "linear='auto' knows no rates of {device}: name a device in Recipe.device_rates ({known}), or set "
-    "linear='tensorwise'"
-)
 
 
 class Paying:
@@ -29,30 +29,31 @@ class Paying:
         for matmul in matmuls:
             of_linear[matmul.forward].append(matmul)
         reading = Counter(_input(found[0]) for found in of_linear.values())
-        self._predicted: dict[Node, tuple[LinearShape, Predicted, DeviceRates] | str] = {}
+        self._predicted: dict[Node, tuple[LinearShape, Predicted, DeviceRates]] = {}
         for forward, found in of_linear.items():
             recipe = recipe_of(found[0])
-            if recipe.linear == "auto":
+            rates = rates_for(forward.meta["val"].device, recipe) if recipe.linear == "auto" else None
+            if rates is not None:
                 shape = _shape(found, reading[_input(found[0])], recipe)
-                self._predicted[forward] = _prediction(shape, forward.meta["val"].device, recipe)
+                self._predicted[forward] = shape, predicted(shape, rates), rates
 
     def reason_to_leave(self, matmul: Matmul) -> str | None:
         """Why a matmul stays in 16 bit; None where FP8 pays, or where the recipe does not ask."""
         found = self._predicted.get(matmul.forward)
-        if found is None or isinstance(found, str):
-            return found
+        if found is None:
+            return None
         _, prediction, rates = found
         if matmul.direction in prediction.directions:
             return None
-        times = f"{prediction.us_in_fp8:.3g} us with encodings, {prediction.us_in_16_bit:.3g} us in 16 bit"
+        times = f"{prediction.us_in_fp8:.3g} us with encodings, {prediction.us_in_its_dtype:.3g} us in its dtype"
         if prediction.directions:
             times += f", {prediction.us:.3g} us with {' and '.join(prediction.directions)} alone in FP8"
         return f"FP8 does not pay: {times} (predicted for {rates.name})"
 
     def figures(self, matmul: Matmul) -> tuple[float, float]:
-        """Microseconds predicted for a matmul in FP8, its share of encodings included, and in 16 bit; else zeros."""
+        """Microseconds predicted for a matmul in FP8, its share of encodings included, and in its dtype; else zeros."""
         found = self._predicted.get(matmul.forward)
-        if found is None or isinstance(found, str):
+        if found is None:
             return 0.0, 0.0
         shape, prediction, rates = found
         chosen = (share_us(shape, matmul.direction, each, rates) for each in (prediction.directions, ()))
@@ -70,16 +71,8 @@ def _shape(matmuls: Sequence[Matmul], sharing: int, recipe: Recipe) -> LinearSha
     sizes = (size_hint(first.M), size_hint(first.K), size_hint(first.N))
     there = {matmul.direction for matmul in matmuls}
     directions = tuple(each for each in (FORWARD, DGRAD, WGRAD) if each in there)
-    return LinearShape(*sizes, directions, sharing, recipe.linear_scaling, recipe.cache_weights)
-
-
-def _prediction(
-    shape: LinearShape, device: torch.device, recipe: Recipe
-) -> tuple[LinearShape, Predicted, DeviceRates] | str:
-    rates = rates_for(device, recipe)
-    if rates is None:
-        return UNKNOWN.format(device=device_name(device), known=", ".join(RATES))
-    return shape, predicted(shape, rates), rates
+    itemsize = first.forward.meta["val"].dtype.itemsize
+    return LinearShape(*sizes, directions, sharing, recipe.linear_scaling, recipe.cache_weights, itemsize)
 
 
 def rates_for(device: torch.device, recipe: Recipe) -> DeviceRates | None:

@@ -86,8 +86,11 @@ def is_mutating(node: Node) -> bool:
 
 
 def draws_random_numbers(node: Node) -> bool:
-    """Whether a second call of an operation has another result, since a generator moves on."""
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    """Whether a second call of an operation has another result, since a generator moves on. Attention without dropout draws
+    none, whatever its schema says."""
+    if torch.Tag.nondeterministic_seeded not in getattr(node.target, "tags", ()):
+        return False
+    return not (is_attention(node) and argument_of(node, "dropout_p", 0.0) == 0.0)
 
 
 def is_random_state(node: Node) -> bool:

@@ -1,15 +1,11 @@
-"""What devices reach, one row each: rates assumed by predictions and by ``Recipe.linear = "auto"``. Nothing here was measured
-by this project.
+"""What devices reach, one row each: the rates of predictions and of ``Recipe.linear = "auto"``.
 
-    rate = share * peak     of the data sheet's dense peak, without sparsity
-
-Peaks: NVIDIA's data sheets of H100 SXM, H200 and B200 (TFLOP/s with sparsity, halved here), AMD's of MI300X. Shares, assumed
-for the H100 and taken for the others too: 3.0 of 3.35 TB/s, 650 of 989 TFLOP/s in BF16, 1150 of 1979 in FP8.
-Attention was measured by Shah et al. 2024 (arXiv 2407.08608) on an H100, head dimension 128, 8,192 tokens: FlashAttention-2,
-torch's scaled_dot_product_attention there by default, 370 TFLOP/s forward and 318 backward; FlashAttention-3 646 and 559
-(pytorch/benchmark #2391 has 614 forward). Other devices get them by their BF16 peak. The gap between kernels is assumed.
-The link to the host is PCIe 5.0 with 16 lanes for all of them, 63 GB/s each way by its specification; 50 are assumed, as by
-torch (``torch._functorch.config.activation_offload_cpu_gpu_bw``).
+The H200's were read on one (torch 2.11, benchmarks/results/first-contact-h200.json): a copy; the matmuls of a Llama-2-7B
+layer in BF16 and in FP8; cuDNN's attention of 4,096 and 8,192 tokens, head dimension 128; the shortest kernels. The others'
+are assumed: the same shares of their data sheet's dense peaks, without sparsity (NVIDIA's of H100 SXM and B200, AMD's of
+MI300X). "FA2" and "FA3" are FlashAttention as Shah et al. 2024 (arXiv 2407.08608) measured it on an H100, head dimension 128,
+8,192 tokens. The link to the host is PCIe 5.0 with 16 lanes for all of them, 63 GB/s each way by its specification; 50 are
+assumed, as by torch (``torch._functorch.config.activation_offload_cpu_gpu_bw``).
 """
 
 from __future__ import annotations
@@ -17,16 +13,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-COPY, BF16, FP8 = 3.0 / 3.35, 650 / 989, 1150 / 1979  # shares of the peak that an H100 is assumed to reach
-ATTENTION = {"FA2": (370 / 989, 318 / 989), "FA3": (646 / 989, 559 / 989)}  # forward and backward, of the BF16 peak
-GAP = 1.5
+COPY, BF16, FP8 = 4.24 / 4.8, 762 / 989, 1445 / 1979  # shares of its peaks that an H200 reached
+ATTENTION = {  # forward and backward, of the BF16 peak
+    "cuDNN": (612 / 989, 483 / 989),
+    "FA2": (370 / 989, 318 / 989),
+    "FA3": (646 / 989, 559 / 989),
+}
+GAP = 2.6
 LINK = 50.0
 TERA, GIGA, MICRO = 1e12, 1e9, 1e-6
 
 
 @dataclass(frozen=True)
 class DeviceRates:
-    """What a device is assumed to reach.
+    """What a device reaches.
 
     Attributes:
         name: of the device.
@@ -35,7 +35,7 @@ class DeviceRates:
         fp8: matmuls of FP8 codes, TFLOP/s.
         attention: attention's forward, TFLOP/s.
         attention_backward: its backward, TFLOP/s.
-        gap: between two kernels, microseconds.
+        gap: that a kernel takes at least, microseconds.
         link: to pinned memory of the host, each way, GB/s.
     """
 
@@ -58,7 +58,7 @@ class DeviceRates:
 
 
 def _of_peaks(name: str, copy: float, bf16: float, fp8: float) -> DeviceRates:
-    forward, backward = (share * bf16 for share in ATTENTION["FA2"])
+    forward, backward = (share * bf16 for share in ATTENTION["cuDNN"])
     return DeviceRates(name, COPY * copy, BF16 * bf16, FP8 * fp8, forward, backward)
 
 
@@ -77,6 +77,6 @@ def rates_named(device_name: str) -> DeviceRates | None:
 
 
 def with_attention(rates: DeviceRates, kernel: str) -> DeviceRates:
-    """These rates with attention by "FA2" or "FA3", at their share of the device's BF16 peak."""
+    """These rates with attention by "cuDNN", "FA2" or "FA3", at their share of the device's BF16 peak."""
     forward, backward = (share * rates.bf16 / BF16 for share in ATTENTION[kernel])
     return replace(rates, attention=forward, attention_backward=backward)

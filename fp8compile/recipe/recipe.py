@@ -27,8 +27,9 @@ class Recipe:
     Attributes:
         linear: FP8 linears: "off", "tensorwise" (one scale per tensor), "rowwise" (one per row of an operand), "blockwise"
             (one per 1x128 of activations and gradients and per 128x128 of weights), "mxfp8" (a power of two per 1x32 of
-            every operand; both need ``emulate=True``), or "auto" (tensorwise, where FP8 is predicted to pay). In INT8, for
-            devices without FP8: "int8" (one per row), "int8_blocks" (one per 32x32 of every operand; ``emulate=True``).
+            every operand; both need ``emulate=True``), or "auto" (tensorwise, where FP8 is predicted to pay: see
+            docs/guide/linears.md). In INT8, for devices without FP8: "int8" (one per row), "int8_blocks" (one per 32x32 of
+            every operand; ``emulate=True``).
         device_rates: the device whose rates decide what is "auto" in ``linear``, ``saved_attention``, ``offload``: "device"
             (the one that the graph runs on), "h100", "h200", "b200" or "mi300x" (fp8compile/planning/device_rates.py).
         linear_formats: "hybrid" (activations and weights E4M3, gradients E5M2), "e4m3" (all E4M3), or the gradient's format
@@ -95,7 +96,7 @@ class Recipe:
             changes no code that is compiled, so it is no part of what makes recipes equal, nor of cache keys.
     """
 
-    linear: str = "tensorwise"
+    linear: str = "auto"
     device_rates: str = "device"
     linear_formats: str | Mapping[str, str] = "hybrid"
     linear_scaling: str = "dynamic"

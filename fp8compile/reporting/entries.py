@@ -77,7 +77,7 @@ class Recomputed(Entry):
 class Linear(Entry):
     """A matmul ``[M, K] x [K, N]`` of a linear in FP8 or INT8, and the formats of its operands. A symbolic size is text.
 
-    With ``Recipe.linear = "auto"``, ``us`` and ``us_in_16_bit`` are microseconds predicted for it: with its share of
+    With ``Recipe.linear = "auto"``, ``us`` and ``us_in_its_dtype`` are microseconds predicted for it: with its share of
     encodings, and in 16 bit; else 0.
     """
 
@@ -87,7 +87,7 @@ class Linear(Entry):
     N: int | str
     formats: str
     us: float = 0.0
-    us_in_16_bit: float = 0.0
+    us_in_its_dtype: float = 0.0
 
 
 @dataclass(frozen=True)

@@ -29,9 +29,11 @@ def headline(recipe: str, kinds: Sequence[tuple[str, int]], saved_bytes: tuple[i
     done, left = len(notes.linears), notes.skipped(LINEAR)
     if done or left:
         lines += [f"linears: {done} of {done + len(left)} matmuls in {kind_of_codes(notes)}{_left(left)}"]
-    if in_16_bit := sum(linear.us_in_16_bit for linear in notes.linears):
+    if in_its_dtype := sum(linear.us_in_its_dtype for linear in notes.linears):
         ours_us = sum(linear.us for linear in notes.linears)
-        lines += [f"these matmuls, predicted: {ours_us:,.0f} us with encodings, {in_16_bit:,.0f} us in 16 bit"]
+        lines += [
+            f"these matmuls, predicted: {ours_us:,.0f} us with encodings, {in_its_dtype:,.0f} us in their dtype"
+        ]
     if kept := notes.bytes_of_codes:
         lines += [f"weights encoded once: {len(kept)}, {human(sum(kept.values()))} of codes are kept"]
     for budget in notes.budgets:

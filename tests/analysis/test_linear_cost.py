@@ -7,10 +7,10 @@ import itertools
 import json
 from collections.abc import Iterator
 from statistics import fmean
-from typing import Any
 
 import pytest
 
+from benchmarks.harness.kernel_time import BYTES, LAUNCH
 from fp8compile.analysis.linear_cost import (
     ACTIVATION,
     ADDED,
@@ -56,22 +56,21 @@ def values(layer: Layer, kind: str) -> int:
     return len(found) if kind == WEIGHT else len(found) + sum(not shared for *_, shared in found)
 
 
-def work(counted: Any, pipeline: str) -> tuple[int, int]:
-    graphs = counted[pipeline]
-    return sum(graph["num_bytes"] for graph in graphs), sum(len(graph["launches"]) for graph in graphs)
+def work(name: str, pipeline: str) -> tuple[float, int]:
+    """Bytes that are copied in the time that a layer's generated kernels are predicted to take, launches apart; launches."""
+    rows = json.loads((ROOT / "benchmarks/results/layer-instructions-sm90-lowered.json").read_text())["rows"]
+    [row] = [row for row in rows if (row["layer"], row["pipeline"]) == (name, pipeline)]
+    return (row["us"] - row["launches"] * LAUNCH) * 1e-6 * BYTES, row["launches"]
 
 
 def added(name: str, scales: str, kind: str) -> tuple[float, float]:
     """Bytes an element, launches a value, in one layer."""
-    counted = json.loads((ROOT / "benchmarks/results/layers-sm90-lowered.json").read_text())["layers"][name][
-        "pipelines"
-    ]
     all_of_it, cached = {
-        "dynamic": ("linears", "linears_cached"),
-        "delayed": ("linears_delayed", "linears_delayed_cached"),
+        "dynamic": ("linears alone", "linears, cached weights"),
+        "delayed": ("linears, delayed", "linears, delayed, cached weights"),
     }[scales]
-    more, less = (all_of_it, cached) if kind == WEIGHT else (cached, "inductor")
-    (nbytes, launches), (other_bytes, other_launches) = work(counted, more), work(counted, less)
+    more, less = (all_of_it, cached) if kind == WEIGHT else (cached, "plain Inductor")
+    (nbytes, launches), (other_bytes, other_launches) = work(name, more), work(name, less)
     layer = CASES[name]
     return (nbytes - other_bytes) / elements(layer, kind), (launches - other_launches) / values(layer, kind)
 
@@ -96,8 +95,8 @@ def test_no_other_choice_is_predicted_to_be_faster(shape: tuple[int, int, int], 
         found = predicted(linear, H100)
         choices = itertools.chain.from_iterable(itertools.combinations(directions, n) for n in range(4))
         assert found.us == min(microseconds(linear, chosen, H100) for chosen in choices)
-        assert found.us_in_16_bit == microseconds(linear, (), H100)
-        assert found.us <= min(found.us_in_16_bit, found.us_in_fp8)
+        assert found.us_in_its_dtype == microseconds(linear, (), H100)
+        assert found.us <= min(found.us_in_its_dtype, found.us_in_fp8)
 
 
 def test_a_matmul_takes_its_operations_or_its_bytes() -> None:
@@ -120,6 +119,36 @@ def test_who_shares_an_input_pays_a_part_of_it() -> None:
     alone, one_of_three = (LinearShape(2048, 4096, 1024, sharing=n) for n in (1, 3))
     assert encoding_us(alone, "input", H100) == pytest.approx(3 * encoding_us(one_of_three, "input", H100))
     assert encoding_us(alone, "weight", H100) == encoding_us(one_of_three, "weight", H100)
+
+
+def test_fp32_is_multiplied_at_half_the_rate_and_encoded_from_twice_the_bytes() -> None:
+    half, full = (LinearShape(8192, 4096, 4096, itemsize=size) for size in (2, 4))
+    operations = matmul_us(half, FORWARD, False, H100) - H100.gap
+    assert matmul_us(full, FORWARD, False, H100) == pytest.approx(2 * operations + H100.gap)
+    assert matmul_us(full, FORWARD, True, H100) == pytest.approx(matmul_us(half, FORWARD, True, H100))
+    launches = encoding_us(LinearShape(0, 0, 0), "input", H100)
+    assert encoding_us(full, "input", H100) - launches == pytest.approx(
+        2 * (encoding_us(half, "input", H100) - launches)
+    )
+
+
+def row_of_the_guide(M: int, K: int, N: int) -> str:
+    found, best = (
+        predicted(LinearShape(M, K, N), H100),
+        predicted(LinearShape(M, K, N, scales="delayed", cached=True), H100),
+    )
+    verdict = {3: "FP8", 0: "stays"}.get(len(found.directions), f"{' and '.join(found.directions)} in FP8")
+    if not found.directions and best.directions:
+        verdict += f"; with delayed scales and cached weights {best.us_in_fp8:,.3g}, so FP8"
+    sizes = f"| {M:,} | {K:,} to {N:,} |"
+    return f"{sizes} {round(found.us_in_fp8):,} | {round(found.us_in_its_dtype):,} | {verdict} |"
+
+
+@pytest.mark.parametrize(
+    "shape", [(2048, 768, 768), (16384, 768, 768), (16384, 768, 3072), (2048, 4096, 4096), (16384, 4096, 11008)]
+)
+def test_the_guides_table_is_what_is_predicted(shape: tuple[int, int, int]) -> None:
+    assert row_of_the_guide(*shape) in (ROOT / "docs/guide/linears.md").read_text()
 
 
 def test_small_linears_do_not_pay_and_large_ones_do() -> None:

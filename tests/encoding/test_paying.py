@@ -9,6 +9,7 @@ from torch import nn
 import fp8compile
 from fp8compile.encoding import paying
 from fp8compile.planning.device_rates import DeviceRates
+from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import LINEAR
 from fp8compile.reporting.report import Report
 
@@ -37,7 +38,7 @@ def test_all_of_a_linear_or_some_of_its_matmuls(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(paying, "rates_of", lambda device: ANY)
     report = report_of()
     assert len(report.linears) == 5 and not report.notes.skipped(LINEAR)
-    assert all(0 < linear.us < linear.us_in_16_bit for linear in report.linears)
+    assert all(0 < linear.us < linear.us_in_its_dtype for linear in report.linears)
     assert all("tensorwise" in linear.formats for linear in report.linears)
     assert "these matmuls, predicted: " in str(report)
 
@@ -46,7 +47,7 @@ def test_all_of_a_linear_or_some_of_its_matmuls(monkeypatch: pytest.MonkeyPatch)
     assert {linear.direction for linear in report.linears} == {"forward"}
     reasons = {skip.reason for skip in report.notes.skipped(LINEAR)}
     assert reasons == {
-        "FP8 does not pay: 3 us with encodings, 2 us in 16 bit, 1 us with forward alone in FP8 (predicted for ANY)"
+        "FP8 does not pay: 3 us with encodings, 2 us in its dtype, 1 us with forward alone in FP8 (predicted for ANY)"
     }
 
 
@@ -55,12 +56,26 @@ def test_bytes_decide_where_copies_are_slow(monkeypatch: pytest.MonkeyPatch) -> 
     assert not report_of().linears
 
 
-def test_a_device_without_rates_keeps_its_dtype_and_says_so() -> None:
-    left = report_of().notes.skipped(LINEAR)
-    assert {skip.reason for skip in left} == {
-        "linear='auto' knows no rates of cpu: name a device in Recipe.device_rates (h100, h200, b200, mi300x), or set "
-        "linear='tensorwise'"
-    }
+def test_of_a_device_without_rates_nothing_is_predicted_and_all_of_it_is_in_fp8() -> None:
+    report = report_of()
+    assert len(report.linears) == 5 and not report.notes.skipped(LINEAR)
+    assert all(linear.us == linear.us_in_its_dtype == 0 for linear in report.linears)
+    assert "predicted" not in str(report)
+
+
+def test_it_is_the_default() -> None:
+    assert Recipe().linear == "auto" and report_of(linear=Recipe().linear).linears == report_of().linears
+
+
+def test_fp32_counts_at_half_the_rate_of_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+    monkeypatch.setattr(paying, "rates_of", lambda device: ANY)
+    monkeypatch.setattr(paying, "predicted", lambda shape, rates: seen.append(shape) or paying.Predicted((), 0, 0, 0))
+    report_of()
+    assert {shape.itemsize for shape in seen} == {4}
+    with torch.autocast("cpu", torch.bfloat16):
+        report_of()
+    assert {shape.itemsize for shape in seen[2:]} == {2}
 
 
 def test_linears_of_one_input_share_its_codes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -90,4 +105,4 @@ def test_other_recipes_ask_nothing(other: str, monkeypatch: pytest.MonkeyPatch) 
 
     monkeypatch.setattr(paying, "predicted", unexpected)
     report = report_of(linear=other, device_rates="h100")
-    assert all(linear.us == linear.us_in_16_bit == 0 for linear in report.linears)
+    assert all(linear.us == linear.us_in_its_dtype == 0 for linear in report.linears)

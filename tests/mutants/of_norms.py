@@ -4,7 +4,50 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
+STATISTICS = ("tests/passes/test_save_statistics.py",)
 NORMS = (
+    Mutant(
+        "save_statistics: what stays exact gets statistics",
+        "passes/save_statistics.py",
+        "if exact.issuperset(edges):",
+        "if False:",
+        STATISTICS,
+    ),
+    Mutant(
+        "save_statistics: the chain of a statistic is not followed to its end",
+        "passes/save_statistics.py",
+        "is_tensor(user) and not is_statistic(user) for user in late.users",
+        "is_tensor(user) for user in late.users",
+        STATISTICS,
+    ),
+    Mutant(
+        "sensitivity: what is computed for nothing counts",
+        "fp8compile/analysis/sensitivity/analysis.py",
+        "enumerate(split.bw.graph.nodes) if n in read}",
+        "enumerate(split.bw.graph.nodes)}",
+        STATISTICS,
+    ),
+    Mutant(
+        "sensitivity: a statistic of anything makes a norm",
+        "fp8compile/analysis/sensitivity/analysis.py",
+        "return any(self._early(n) in self.norms for n in large)",
+        "return bool(large)",
+        ("tests/analysis/sensitivity/test_analysis.py",),
+    ),
+    Mutant(
+        "drop_random_states: attention with dropout too",
+        "passes/drop_random_states.py",
+        "if not is_attention(plain) or draws_random_numbers(plain):",
+        "if not is_attention(plain):",
+        ("tests/passes/test_drop_random_states.py",),
+    ),
+    Mutant(
+        "drop_random_states: states stay saved",
+        "passes/drop_random_states.py",
+        "if not edge.backward.users and is_random_state(edge.forward):",
+        "if False:",
+        ("tests/passes/test_drop_random_states.py",),
+    ),
     Mutant(
         "groups: they span rows",
         "fp8compile/numerics/groups.py",

@@ -1,60 +1,46 @@
-"""What a generated kernel is predicted to take on an H200: the longest of its bytes, its instructions, and the slow ones.
+"""What a generated kernel takes of an H200's resources, counted in its machine code (benchmarks/harness/kernel_time.py).
 
-    us = max(bytes / BYTES, instructions * lanes / LANES, slow instructions * lanes / SLOW)
-
-The rates are those that one H200 reached (copies, lanes, lanes of the slow pipe). Instructions are counted in the machine
-code of each configuration that Inductor's tuner has and that spills nothing; the fastest counts. A loop's body counts as
-often as it is run; a branch that is not taken counts too. Left out: what few warps cost (registers), the L2 cache, launches.
+Instructions are counted in the machine code of each configuration that Inductor's tuner has and that spills nothing; the
+fastest counts. A loop's body counts as often as it is run; a branch that is not taken counts too.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+
+from benchmarks.harness.kernel_time import KernelCost
 
 from .assembling import Cubin, assemble
 from .checked import disassembled
 from .lowering import Kernel
 
-BYTES, LANES, SLOW = 4.2e12, 3.3e13, 4.2e12  # a second
+MULTIPROCESSORS, MOST_WARPS, MOST_PROGRAMS = 132, 64, 32
+REGISTERS, REGISTER_STEP, SHARED_BYTES, SHARED_RESERVED = 65_536, 8, 233_472, 1024
 LANES_OF_A_WARP = 32
-SLOW_ONES = frozenset(
-    ("MUFU", "F2F", "F2I", "I2F", "FRND", "F2FP")
-)  # the last: half of Hopper's lanes or fewer convert
+SLOW_ONES = frozenset(("MUFU",))
 _LINE = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)(.*?);")
 _TARGET = re.compile(r"0x([0-9a-f]+)")
 _SIZE = re.compile(r"^\s+(\w+)numel = (\d+)", re.MULTILINE)
 
 
-@dataclass(frozen=True)
-class KernelCost:
-    """One launch. ``instructions`` and ``slow`` are for each element that it goes over; registers are a thread's."""
+def cost_of(kernel: Kernel, num_bytes: int | None = None) -> KernelCost | None:
+    """That of its fastest configuration; None for kernels that combine several, whose sizes do not stand in them.
 
-    bytes_us: float
-    lanes_us: float
-    slow_us: float
-    elements: int
-    instructions: float
-    slow: float
-    registers: int
-    blocks: str
-
-    @property
-    def us(self) -> float:
-        return max(self.bytes_us, self.lanes_us, self.slow_us)
-
-
-def cost_of(kernel: Kernel) -> KernelCost | None:
-    """That of its fastest configuration; None for kernels that combine several, whose sizes do not stand in them."""
+    Args:
+        kernel: as generated.
+        num_bytes: that it moves, where its source does not tell.
+    """
     sizes = {name: int(size) for name, size in _SIZE.findall(kernel.source)}
     if not sizes or "ComboKernelGrid" in kernel.source:
         return None
-    found = [_cost(kernel, cubin, sizes) for cubin in assemble([kernel]) if not cubin.spill_bytes]
-    return min(found, key=lambda each: (each.us, each.lanes_us), default=None)
+    moved = kernel.num_bytes if num_bytes is None else num_bytes
+    found = [_cost(moved, cubin, sizes) for cubin in assemble([kernel]) if not cubin.spill_bytes]
+    return min(found, key=lambda each: (each.us, each.issued), default=None)
 
 
-def _cost(kernel: Kernel, cubin: Cubin, sizes: dict[str, int]) -> KernelCost:
+def _cost(num_bytes: int, cubin: Cubin, sizes: Mapping[str, int]) -> KernelCost:
     def parts(axis: str) -> int:
         return -(-sizes[axis] // cubin.blocks.get(f"{axis.upper()}BLOCK", 1))
 
@@ -67,16 +53,18 @@ def _cost(kernel: Kernel, cubin: Cubin, sizes: dict[str, int]) -> KernelCost:
         programs = -(-programs // rounds)
     total, slow = counted(disassembled(cubin.code), rounds)
     lanes, elements = programs * cubin.num_warps * LANES_OF_A_WARP, math.prod(sizes.values())
-    return KernelCost(
-        kernel.num_bytes / BYTES * 1e6,
-        total * lanes / LANES * 1e6,
-        slow * lanes / SLOW * 1e6,
-        elements,
-        total * lanes / elements,
-        slow * lanes / elements,
-        cubin.registers,
-        f"{cubin.blocks}, {cubin.num_warps} warps",
-    )
+    warps = warps_held(programs, cubin.num_warps, cubin.registers, cubin.shared_bytes)
+    described = f"{cubin.blocks}, {cubin.num_warps} warps"
+    return KernelCost(num_bytes, total * lanes, slow * lanes, elements, cubin.registers, warps, described)
+
+
+def warps_held(programs: int, num_warps: int, registers: int, shared_bytes: int) -> float:
+    """Warps that a multiprocessor holds at once: as its registers, its shared memory and the number of programs allow."""
+    a_thread = max(REGISTER_STEP, -(-registers // REGISTER_STEP) * REGISTER_STEP)
+    by_registers = REGISTERS // (a_thread * LANES_OF_A_WARP * num_warps)
+    by_shared = SHARED_BYTES // (shared_bytes + SHARED_RESERVED)
+    held = min(MOST_WARPS // num_warps, by_registers, by_shared, MOST_PROGRAMS)
+    return num_warps * min(float(held), max(1.0, programs / MULTIPROCESSORS))
 
 
 def counted(code: str, rounds: int) -> tuple[int, int]:

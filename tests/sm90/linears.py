@@ -12,9 +12,9 @@ PLAIN, STORAGE, DEFAULT, LINEAR_ONLY, E4M3, ROWWISE = (
 )
 RECIPES = {
     STORAGE: Recipe.preset("storage_only"),
-    DEFAULT: Recipe(),
+    DEFAULT: Recipe(linear="tensorwise"),
     LINEAR_ONLY: Recipe.preset("linear_only"),
-    E4M3: Recipe(linear_formats="e4m3"),
+    E4M3: Recipe(linear="tensorwise", linear_formats="e4m3"),
     ROWWISE: Recipe(linear="rowwise"),
 }
 TENSORWISE = (DEFAULT, LINEAR_ONLY, E4M3)

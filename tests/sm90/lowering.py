@@ -70,7 +70,7 @@ class Kernel:
         """
         if "ComboKernelGrid" in self.source:
             return self.estimated_bytes if _NUM_GB.search(self.source) else 0
-        whole = sum(num_bytes * _directions(self.source, name) for name, num_bytes in self._buffers())
+        whole = sum(num_bytes * directions(self.source, name) for name, num_bytes in self._buffers())
         return min(whole, self.estimated_bytes)
 
     @property
@@ -96,7 +96,7 @@ class Kernel:
         return [(name, _tensor_bytes(*argument)) for name, argument in zip(names, arguments, strict=True)]
 
 
-def _directions(source: str, pointer: str) -> int:
+def directions(source: str, pointer: str) -> int:
     both = bool(re.search(rf"\batomic_\w+\({pointer}\b", source))
     return sum(both or bool(re.search(rf"\b{verb}\({pointer}\b", source)) for verb in ("load", "store"))
 

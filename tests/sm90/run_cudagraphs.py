@@ -25,7 +25,9 @@ from .on_cuda import JOINT_PASS, to_cuda
 from .run_model import fp8compile_backend
 
 SETTINGS: dict[str, Any] = {"triton.cudagraphs": True, "graph_partition": False}
-RECIPES = {"off": Recipe(observe=False), "on": Recipe(), "all": Recipe(observe=True)}
+RECIPES = {
+    name: Recipe(linear="tensorwise", observe=each) for name, each in (("off", False), ("on", "auto"), ("all", True))
+}
 
 
 class Decisions(logging.Handler):

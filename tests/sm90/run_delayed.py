@@ -27,7 +27,13 @@ from .on_cuda import JOINT_PASS, to_cuda
 from .run_layers_interpreted import AS_IF_LARGE, ROWS, SMALL, differences, small
 from .run_model import fp8compile_backend
 
-DELAYED = Recipe(saved="off", linear_scaling="delayed", cache_weights=True, merge_dgrads="--merged" in sys.argv)
+DELAYED = Recipe(
+    linear="tensorwise",
+    saved="off",
+    linear_scaling="delayed",
+    cache_weights=True,
+    merge_dgrads="--merged" in sys.argv,
+)
 KIND = next((kind for kind in SMALL if kind in sys.argv), "llama")
 
 

@@ -33,7 +33,7 @@ from .on_cuda import JOINT_PASS, to_cuda
 from .run_layers_interpreted import AS_IF_LARGE, Tensors, difference, small
 from .run_model import fp8compile_backend
 
-MERGED = Recipe(saved="off", linear_scaling="delayed", cache_weights=True, merge_dgrads=True)
+MERGED = Recipe(linear="tensorwise", saved="off", linear_scaling="delayed", cache_weights=True, merge_dgrads=True)
 RIGHT = [4 * (1 + i / 8) for i in range(11)]  # of the 4 operands of the forward, then of the 7 gradients
 SMALL = [1 / 4, 1 / 32, 3 / 16, 1 / 64, *(1 / n for n in (512, 640, 768, 1024, 1280, 4, 5))]
 AMAXES: Mapping[str, Sequence[float]] = {KNOWN: RIGHT, CLIPPED: SMALL, NAN: RIGHT}

@@ -6,7 +6,6 @@ import collections
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
 from typing import Any
 
 from . import fake_h100
@@ -30,7 +29,7 @@ def described(graph: LoweredGraph) -> list[dict[str, Any]]:
 
 def _cost(kernel: Kernel) -> dict[str, Any]:
     cost = cost_of(kernel)
-    return {**asdict(cost), "us": cost.us} if cost else {}
+    return cost.figures if cost else {}
 
 
 def _source(kernel: Kernel) -> dict[str, Any]:

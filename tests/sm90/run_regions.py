@@ -81,7 +81,7 @@ _SAVES_NOTHING = functools.partial(create_selective_checkpoint_contexts, _nothin
 
 def kept_by_regions(regions: str, options: dict[str, Any]) -> list[list[Any]]:
     torch._dynamo.reset()
-    backend = fp8compile_backend(Recipe(**options))
+    backend = fp8compile_backend(Recipe(**{"linear": "tensorwise", **options}))
     with lowering_config({JOINT_PASS: to_cuda}), taking_halves() as taken, known_from_the_start():
         compiled = torch.compile(
             Stack(regions).bfloat16(), backend=lambda gm, xs: backend(gm, xs, not_generated), fullgraph=True
@@ -92,7 +92,10 @@ def kept_by_regions(regions: str, options: dict[str, Any]) -> list[list[Any]]:
 
 def lowered(case: Case) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for arm, backend in {"plain": stock_backend, "ours": fp8compile_backend(Recipe(min_saved_numel=0))}.items():
+    for arm, backend in {
+        "plain": stock_backend,
+        "ours": fp8compile_backend(Recipe(linear="tensorwise", min_saved_numel=0)),
+    }.items():
         graphs = lower(
             case.make(), *case.inputs(), backward=True, backend=backend, config_patches={JOINT_PASS: to_cuda}
         ).graphs

@@ -11,7 +11,7 @@ from torch.fx import Graph, Node
 
 from fp8compile.analysis.frozen_norms import all_norms_of
 from fp8compile.analysis.linears import uncast
-from fp8compile.analysis.norms import Norm
+from fp8compile.analysis.norms import Norm, itself
 from fp8compile.analysis.ranges import Interval, ranges
 from fp8compile.analysis.ranges.interval import ANYTHING
 from fp8compile.analysis.ranges.matching import packet
@@ -23,8 +23,9 @@ from fp8compile.analysis.sensitivity.error import AMPLIFIED, Error, Unbounded, U
 from fp8compile.analysis.sensitivity.foreign import answer, operator_of
 from fp8compile.analysis.sensitivity.regular import is_free_of_ties, is_regular
 from fp8compile.analysis.sensitivity.walk import STEEPEST, Walk
+from fp8compile.analysis.statistics import is_statistic
 from fp8compile.fx.aot import computed_from_gradients
-from fp8compile.fx.graph import SPLICED
+from fp8compile.fx.graph import SPLICED, behind, is_tensor
 from fp8compile.fx.ops import is_attention
 from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.numerics import Format
@@ -39,7 +40,8 @@ class Sensitivity:
 
     def __init__(self, split: PartitionedGraph) -> None:
         self.split = split
-        self.position: Mapping[Node, int] = {node: i for i, node in enumerate(split.bw.graph.nodes)}
+        read = behind([split.bw.graph.output_node()])
+        self.position: Mapping[Node, int] = {n: i for i, n in enumerate(split.bw.graph.nodes) if n in read}
         self._gradients = computed_from_gradients(split.bw.graph)
         self._linear = _linear_from(split.bw.graph, self._normalised, self._gradients)
 
@@ -114,6 +116,22 @@ class Sensitivity:
     def is_normalised(self, value: Node) -> bool:
         """Whether a value that the backward computes is one that the forward normalises."""
         return value in self._normalised
+
+    def scales_what_is_normalised(self, node: Node) -> bool:
+        """Whether a node multiplies what a norm by hand made: a value that the forward normalises, times a statistic."""
+        for made in map(uncast, node.all_input_nodes):
+            if packet(made) in (R.MUL, R.DIV) and any(self._is_statistic(n) for n in made.all_input_nodes):
+                large = [itself(n) for n in made.all_input_nodes if R.is_as_large(n, made)]
+                return any(self._early(n) in self.norms for n in large)
+        return False
+
+    def _is_statistic(self, value: Node) -> bool:
+        return is_tensor(value) and is_statistic(uncast(self._early(value)))
+
+    def _early(self, value: Node) -> Node:
+        """The forward's node for a value of the backward, where it has it too, behind casts and views."""
+        found = self.recomputed.get(value, self.made.get(value))
+        return itself(found) if found is not None else value
 
     def is_gradient(self, value: Node) -> bool:
         """Whether a value of the backward is computed from gradients."""

@@ -55,11 +55,11 @@ def answer_to(used: Node, position: Mapping[Node, int]) -> tuple[Answer, str]:
 
     Args:
         used: the placeholder.
-        position: of each node in the graph.
+        position: in the graph, of each node that something is returned from.
     """
     single = {used: True}  # what depends on it: whether element by element
     worst, why = Answer.LINEAR, ""
-    for node in sorted(computed_from_any(used.users), key=position.__getitem__):
+    for node in sorted(computed_from_any(used.users) & position.keys(), key=position.__getitem__):
         read = [n for n in node.all_input_nodes if n in single]
         if node.op == "output" or not read or R.reads_shape_only(node, read):
             continue

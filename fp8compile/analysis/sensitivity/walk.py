@@ -46,7 +46,8 @@ class Backward(Protocol):
     """What the walk asks of the graph it goes through."""
 
     @property
-    def position(self) -> Mapping[Node, int]: ...
+    def position(self) -> Mapping[Node, int]:
+        """Of each node that something is returned from."""
 
     @property
     def ranges(self) -> Mapping[Node, Interval]: ...
@@ -60,6 +61,8 @@ class Backward(Protocol):
     def is_given(self, value: Node) -> bool: ...
 
     def is_normalised(self, value: Node) -> bool: ...
+
+    def scales_what_is_normalised(self, node: Node) -> bool: ...
 
     def is_gradient(self, value: Node) -> bool: ...
 
@@ -76,13 +79,13 @@ class Walk:
     def follow(self, used: Node) -> float:
         """The largest amplification of any value computed from ``used``, in the order of the graph."""
         self.errors[used] = self.start
-        waiting = [(self.of.position[user], user) for user in used.users]
+        waiting = [(self.of.position[user], user) for user in used.users if user in self.of.position]
         heapq.heapify(waiting)
         seen = set(used.users)
         while waiting:
             _, node = heapq.heappop(waiting)
             if self._respond(node):
-                new = [user for user in node.users if user not in seen]
+                new = [user for user in node.users if user not in seen and user in self.of.position]
                 seen.update(new)
                 for user in new:
                     heapq.heappush(waiting, (self.of.position[user], user))
@@ -165,7 +168,8 @@ class Walk:
         return gain * math.prod(self._amax(a) for a in factors if self._counts(a, node))
 
     def _counts(self, factor: Node, node: Node) -> bool:
-        return R.is_as_large(factor, node) or (self.of.is_given(factor) and not R.is_of_norm(node))
+        of_norm = R.is_of_norm(node) or self.of.scales_what_is_normalised(node)
+        return R.is_as_large(factor, node) or (self.of.is_given(factor) and not of_norm)
 
     def _amax(self, value: Node) -> float:
         known = self.of.ranges.get(value) if self.prove else None

@@ -13,7 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fp8compile
+from fp8compile.analysis.sensitivity import Sensitivity
 from fp8compile.analysis.sensitivity import responses as R
+from tests.support.graphs import split_of
 from tests.support.measure import compiled, gradient_sqnr
 from tests.support.running_error import Outcome, outcome
 
@@ -142,6 +144,34 @@ def test_a_parameter_may_make_a_function_steep_and_a_norm_s_does_not() -> None:
     scaled = outcome(Scaled(F.gelu), torch.randn(64, 64))
     assert any("another tensor" in r for r in scaled.exact.values()), scaled
     assert judged(lambda h: F.gelu(F.layer_norm(h, (64,), torch.ones(64), torch.zeros(64)))).encoded
+
+
+class ByHand(Between):
+    """gelu(w x s + 1), s the inverse size of x's rows, or of the rows of something ``other``."""
+
+    def __init__(self, other: bool) -> None:
+        super().__init__(F.gelu)
+        self.scale, self.c, self.other = nn.Parameter(torch.ones(64)), nn.Linear(64, 64), other
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.a(x)
+        of = self.c(x) if self.other else h
+        normalised = h * torch.rsqrt(of.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return self.b(self.function(normalised * self.scale + 1))
+
+
+def test_a_norm_by_hand_is_one_and_what_is_divided_by_another_s_size_is_none() -> None:
+    """Where the statistics are saved, as the min-cut does."""
+    found = {}
+    for other in (False, True):
+        torch._dynamo.reset()
+        split = split_of(
+            ByHand(other), torch.randn(64, 64), disabled="recompute_for_budget,encode_saved", linear="off"
+        )
+        judge = Sensitivity(split)
+        products = [n for n in split.bw.graph.nodes if n.target is torch.ops.aten.mul.Tensor]
+        found[other] = any(map(judge.scales_what_is_normalised, products))
+    assert found == {False: True, True: False}
 
 
 def test_what_a_bounded_function_has_inside_is_nobody_else_s() -> None:
