@@ -41,8 +41,8 @@ def kernels_read(folder: Path) -> list[str]:
     return [
         source(READ, found),
         "Generated kernels whose text and time were kept, and what is predicted for them: a launch, and the longest of",
-        "bytes, instructions and slow ones, the longer the fewer warps a multiprocessor holds. A kernel is off by"
-        f" {_error(found['rows']):.0%}, the root of the mean square, by time. Two constants were fitted to these rows.",
+        "bytes, instructions and slow ones. It counts the more the fewer warps a multiprocessor holds. A kernel is off by",
+        f"{_error(found['rows']) * 100:.0f} %: the root of the mean square, by time. Two constants were fitted to it.",
         "",
         *table(head, [(run, *_read(rows)) for run, rows in [*runs.items(), ("all", found["rows"])]]),
     ]

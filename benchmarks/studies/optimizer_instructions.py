@@ -1,11 +1,8 @@
 """What a step of AdamW takes on an H100, by format: instructions and registers, from code lowered and disassembled. No GPU.
 
-    predicted ms = max(bytes / BYTES, instructions / LANES, slow instructions / SLOW)      of 256M elements
-
-The three rates are those that one H200 reached (copies, lanes, lanes of the slow pipe). Instructions are counted where they
-stand: a branch that is not taken counts, a loop's body counts once. All figures are predictions, and low ones: of the code
-of which one H200's times are known 3.09 ms were predicted for e4m3_expanded, and 5.99 measured; for int8_companded 1.95
-and 3.34. The kernel is that of one launch for many parameters, which has one configuration.
+Milliseconds are of 256M elements, predicted by benchmarks/harness/kernel_time.py. Instructions are counted where they
+stand: a branch that is not taken counts, a loop's body counts once. The kernel is that of one launch for many parameters,
+which has one configuration.
 
 python benchmarks/studies/optimizer_instructions.py [--json results.json] [FORMAT ...]
 """
@@ -21,12 +18,13 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.harness.kernel_time import BYTES, LANES, SLOW
+from benchmarks.harness.kernel_time import KernelCost
 from benchmarks.harness.output import write_json
 from fp8compile.optim.kernel_text import parsed
+from fp8compile.optim.one_launch import WARPS
 from tests.sm90 import fake_h100
 from tests.sm90.checked import instructions
-from tests.sm90.kernel_cost import SLOW_ONES
+from tests.sm90.kernel_cost import SLOW_ONES, warps_held
 from tests.sm90.optimizers import Case, chunks_of, lowered_chunk, together
 
 ELEMENTS = 256 * 2**20
@@ -54,7 +52,9 @@ def measured(name: str, dtype: str) -> dict[str, Any]:
     each = made.elements * (elements / ROWS) / written.row
     found = instructions(made.code)
     total, slow = found.total() / each, sum(found[kind] for kind in SLOW_ONES) / each
-    ms = max(graph.num_bytes / elements / BYTES, total / LANES, slow / SLOW) * ELEMENTS * 1e3
+    warps = warps_held(ELEMENTS, WARPS, made.registers, 0)  # programs are more than a card holds
+    num_bytes, issued, slow_issued = (count * ELEMENTS for count in (graph.num_bytes / elements, total, slow))
+    ms = KernelCost(round(num_bytes), issued, slow_issued, ELEMENTS, made.registers, warps, "").us / 1e3
     row = {"format": name, "dtype": dtype, "over_least": graph.num_bytes / least, "instructions": total, "slow": slow}
     return row | {"registers": made.registers, "spilled": made.spilled, "predicted_ms": ms}
 

@@ -28,8 +28,8 @@ from fp8compile.optim.row_views import FIXED, View, viewed
 from fp8compile.optim.step_codes import AMAX, INV_SCALE, KNOWN, REACH, ROWS
 
 NEW = ("grad", ROWS, INV_SCALE, KNOWN, AMAX, REACH)  # tensors that are new at every step
-ROWS_OF_A_BLOCK = 8  # groups of 128: with two warps 16 elements a thread, so that bytes are loaded 16 at a time
-ELEMENTS, WARPS = 1024, 2
+ROWS_OF_A_BLOCK = 8  # groups of 128: with four warps 8 elements a thread, so that registers leave room for 20 warps
+ELEMENTS, WARPS = 1024, 4
 
 Code = Callable[[list[Tensor]], Any]
 Launch = Callable[[Sequence[Tensors]], None]

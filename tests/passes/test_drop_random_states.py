@@ -11,6 +11,7 @@ from expecttest import assert_expected_inline
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from fp8compile.fx.ops import is_attention
 from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.passes.drop_random_states import drop_random_states
 from fp8compile.recipe.context import Context
@@ -52,17 +53,18 @@ def with_states(found: PartitionedGraph) -> list[str]:
 
 
 def attentions(found: PartitionedGraph) -> str:
-    lines = [node.format_node() for gm in (found.fw, found.bw) for node in gm.graph.nodes if "attention" in node.name]
-    return "\n".join(line.split(" = ", 1)[1] for line in lines if line)
+    """Each call of attention, in the forward and in the backward, with what it reads."""
+    nodes = [node for gm in (found.fw, found.bw) for node in gm.graph.nodes if is_attention(node)]
+    return "\n".join(f"{node.name}({', '.join(n.name for n in node.all_input_nodes)})" for node in nodes)
 
 
 def test_golden_attention_in_both_halves() -> None:
     assert_expected_inline(
         attentions(split(Checkpointed(Attention()))),
         """\
-call_function[target=torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default](args = (%select, %select_1, %select_2), kwargs = {})
-call_function[target=torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default](args = (%select, %select_1, %select_2), kwargs = {})
-call_function[target=torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default](args = (%permute_4, %select, %select_1, %select_2, %getitem, %getitem_1, 0.0, False), kwargs = {})""",
+_scaled_dot_product_flash_attention_for_cpu_default(select, select_1, select_2)
+_scaled_dot_product_flash_attention_for_cpu_default(select, select_1, select_2)
+_scaled_dot_product_flash_attention_for_cpu_backward(permute_4, select, select_1, select_2, getitem, getitem_1)""",
     )
 
 

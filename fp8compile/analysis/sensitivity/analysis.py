@@ -117,8 +117,11 @@ class Sensitivity:
         """Whether a value that the backward computes is one that the forward normalises."""
         return value in self._normalised
 
-    def scales_what_is_normalised(self, node: Node) -> bool:
-        """Whether a node multiplies what a norm by hand made: a value that the forward normalises, times a statistic."""
+    def is_of_norm(self, node: Node) -> bool:
+        """Whether a node is part of a norm of torch's, or multiplies what one by hand made: a value that the forward
+        normalises, times a statistic."""
+        if R.is_of_norm(node):
+            return True
         for made in map(uncast, node.all_input_nodes):
             if packet(made) in (R.MUL, R.DIV) and any(self._is_statistic(n) for n in made.all_input_nodes):
                 large = [itself(n) for n in made.all_input_nodes if R.is_as_large(n, made)]

@@ -46,8 +46,7 @@ class Backward(Protocol):
     """What the walk asks of the graph it goes through."""
 
     @property
-    def position(self) -> Mapping[Node, int]:
-        """Of each node that something is returned from."""
+    def position(self) -> Mapping[Node, int]: ...
 
     @property
     def ranges(self) -> Mapping[Node, Interval]: ...
@@ -62,7 +61,7 @@ class Backward(Protocol):
 
     def is_normalised(self, value: Node) -> bool: ...
 
-    def scales_what_is_normalised(self, node: Node) -> bool: ...
+    def is_of_norm(self, node: Node) -> bool: ...
 
     def is_gradient(self, value: Node) -> bool: ...
 
@@ -79,14 +78,12 @@ class Walk:
     def follow(self, used: Node) -> float:
         """The largest amplification of any value computed from ``used``, in the order of the graph."""
         self.errors[used] = self.start
-        waiting = [(self.of.position[user], user) for user in used.users if user in self.of.position]
-        heapq.heapify(waiting)
-        seen = set(used.users)
+        waiting, seen = [(0, used)], {used}
         while waiting:
             _, node = heapq.heappop(waiting)
-            if self._respond(node):
-                new = [user for user in node.users if user not in seen and user in self.of.position]
-                seen.update(new)
+            if node is used or self._respond(node):
+                new = {user for user in node.users if user in self.of.position} - seen
+                seen |= new
                 for user in new:
                     heapq.heappush(waiting, (self.of.position[user], user))
         return self.largest
@@ -168,8 +165,7 @@ class Walk:
         return gain * math.prod(self._amax(a) for a in factors if self._counts(a, node))
 
     def _counts(self, factor: Node, node: Node) -> bool:
-        of_norm = R.is_of_norm(node) or self.of.scales_what_is_normalised(node)
-        return R.is_as_large(factor, node) or (self.of.is_given(factor) and not of_norm)
+        return R.is_as_large(factor, node) or (self.of.is_given(factor) and not self.of.is_of_norm(node))
 
     def _amax(self, value: Node) -> float:
         known = self.of.ranges.get(value) if self.prove else None

@@ -170,7 +170,7 @@ def test_a_norm_by_hand_is_one_and_what_is_divided_by_another_s_size_is_none() -
         )
         judge = Sensitivity(split)
         products = [n for n in split.bw.graph.nodes if n.target is torch.ops.aten.mul.Tensor]
-        found[other] = any(map(judge.scales_what_is_normalised, products))
+        found[other] = any(map(judge.is_of_norm, products))
     assert found == {False: True, True: False}
 
 
