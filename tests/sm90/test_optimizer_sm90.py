@@ -18,10 +18,8 @@ from . import run_one_launch, run_optimizer, run_optimizer_interpreted
 from .subprocesses import result_of
 
 MOST = 1.15  # times the least possible; goal of the project
-INSTRUCTIONS = {
-    "FP32": 100,
-    "BF16, rounded stochastically": 119,
-}  # an element: 0.95 ms of 256M at 3.3e13 a second is 117
+INSTRUCTIONS = {"FP32": 116, "BF16, rounded stochastically": 137}  # an element
+REGISTERS = 96  # a thread: leave room for 20 warps, as many as a kernel wants (benchmarks/harness/kernel_time.py)
 
 
 IN_CI = ("FP32",)
@@ -69,6 +67,7 @@ def test_one_launch_for_many_parameters_is_as_one_parameters_kernel(case: str) -
     found = one_launch(case)
     assert found["launches"] == 1 and found["spilled"] == 0 and found["narrow"] == 0
     assert found["instructions"] <= INSTRUCTIONS.get(case, 10_000)
+    assert case not in INSTRUCTIONS or found["registers"] <= REGISTERS
 
 
 STEPPED = ("FP32",)
