@@ -30,11 +30,11 @@ from tests.sm90.externs import bytes_and_calls
 from tests.sm90.kernel_cost import cost_of
 from tests.sm90.layers import BOTH, CACHED, CASES, DEFAULT, DELAYED, LINEARS, LINEARS_CACHED, PLAIN, STORAGE
 from tests.sm90.lowering import LoweredGraph
+from tests.sm90.run_instructions import SUM_OF_PARTIAL_SUMS
 from tests.sm90.run_layers import backend_of, lowered_layer, work
 
 KEPT, H200 = 8, RATES["h200"]
 MATMULS = {"mm": H200.bf16, "addmm": H200.bf16, "_scaled_mm": H200.fp8}  # TFLOP/s
-SUM_OF_PARTIAL_SUMS = ".sum(dim=0)"
 LAYERS = ("vit 16k", "bert 16k", "llama 16k")
 NAMES = {
     PLAIN: "plain Inductor",

@@ -28,7 +28,8 @@ from .run_emulated import kept, not_generated
 from .run_model import fp8compile_backend
 
 BLOCKS = 3
-UNIT = 2 * 256 * WIDTH  # bytes of a block's input
+ROWS = 256
+UNIT = 2 * ROWS * WIDTH  # bytes of a block's input in BF16
 RECIPES = {
     "default": {"min_saved_numel": 0},
     "storage": {"linear": "off", "min_saved_numel": 0},

@@ -50,9 +50,15 @@ def test_amaxes_of_weights_are_one_call() -> None:
     assert [calls.count("torch.ops.aten._foreach_norm.Scalar") for calls in block(BOTH)["calls"]] == [1, 0]
 
 
+@pytest.mark.parametrize("pipeline", OURS)
+def test_no_more_partial_sums_are_added_up_outside_of_kernels(pipeline: str) -> None:
+    """A launch of 24 blocks for each: 29 us where an H200 added up those of 12,608 rows."""
+    assert block(pipeline)["partial_sums"] <= block(PLAIN)["partial_sums"]
+
+
 MOST_LAUNCHES = {STORAGE: 33, BOTH: 86}
 # Over plain Inductor's time of generated kernels, as predicted; of 16k tokens the figures are in docs/results.md.
-MOST_TIME = figures({STORAGE: 1.32, BOTH: 2.25}, oldest={BOTH: 2.35})
+MOST_TIME = figures({STORAGE: 1.37, BOTH: 2.95}, oldest={BOTH: 3.05})
 
 
 @pytest.mark.parametrize("pipeline", OURS)
@@ -63,7 +69,7 @@ def test_what_kernels_are_predicted_to_take(pipeline: str) -> None:
 
 
 # Instructions an element at most, beside GELU's. Triton 3.6 writes the same kernel with amax and codes in 229 registers.
-BESIDE = figures(dict.fromkeys(OURS, 12), oldest={BOTH: 43})
+BESIDE = figures(dict.fromkeys(OURS, 13), oldest={BOTH: 43})
 
 
 @pytest.mark.parametrize("pipeline", OURS)
