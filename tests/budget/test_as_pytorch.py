@@ -120,11 +120,11 @@ class Attention(Weights):
 
 @pytest.mark.parametrize(
     ("length", "width", "first"),
-    [(1, 3, "attention"), (2, 8, "attention"), (2, 1, "mm"), (2, 5, "mm"), (4, 9, "mm")],
+    [(1, 3, "attention"), (2, 8, "attention"), (2, 1, "mm"), (2, 4, "mm"), (4, 9, "mm")],
 )
 def test_attention_goes_first_where_it_is_the_cheaper(length: int, width: int, first: str) -> None:
     """test_attention_vs_linear: they count FLOPs, which are equal where columns are twice as many as rows. Ours are seconds:
-    an H100's attention is rated at 0.6 of the matmuls' FLOPs in a second, so there the columns are 3.5 times as many."""
+    an H100's attention is rated at 0.8 of the matmuls' FLOPs in a second, so there the columns are 2.5 times as many."""
     states = states_of(Attention([(width, width)]), data(length, width))
     repeated = next(state.repeated for state in states if state.repeated)
     found = {"attention" if is_attention(node) else "mm" for node in repeated if is_attention(node) or work_of(node)}
@@ -182,7 +182,7 @@ class Walked(nn.Module):
 def test_the_random_state_of_a_checkpoint_does_not_matter() -> None:
     """Its length is symbolic, and all else is not."""
     x = torch.randn(4, 128, 64, requires_grad=True)
-    told, split = budget_of(Walked(), x, 0.5, **PLAIN)
+    told, split = budget_of(Walked(), x, 0.5, disabled="drop_random_states", **PLAIN)
     assert any(is_random_state(edge.forward) for edge in split.edges)
     assert not told.reason and told.frontier
 

@@ -11,6 +11,7 @@ from torch._subclasses import FakeTensorMode
 from torch.fx import Graph
 
 from fp8compile import Recipe
+from fp8compile import _torch as private
 from fp8compile.compiler import pipeline
 from fp8compile.compiler.pipeline import On, Pass, Situation
 from fp8compile.recipe.context import Context, ScaleInput, StatsInputs
@@ -39,7 +40,7 @@ def test_each_condition_is_one_of_the_situation() -> None:
         scale_input=ScaleInput(0, 1, True, ()),
     )
     with FakeTensorMode():
-        x.meta["val"] = torch.empty(1, device="cuda")
+        x.meta |= {"val": torch.empty(1, device="cuda"), private.CHECKPOINT: 1}
     at = Situation(everything, graph, observed=True, overwrites=True)
     assert [each.name for each in PASSES if not each.when(at)] == ["mark_saved"]
     measuring = dataclasses.replace(at, ctx=dataclasses.replace(everything, measures_saved=True))
