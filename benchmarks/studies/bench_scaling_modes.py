@@ -43,12 +43,13 @@ from fp8compile.numerics.metrics import sqnr
 from fp8compile.reporting.entries import LINEAR
 
 E4M3 = {"linear_formats": "e4m3"}
+TENSORWISE: Mapping[str, Any] = {"linear": "tensorwise"}
 MODES: Mapping[str, Mapping[str, Any]] = {
-    "tensorwise, hybrid": {},
-    "tensorwise, e4m3": E4M3,
-    "tensorwise, dgrad e4m3, wgrad e5m2": {"linear_formats": {"dgrad": "e4m3", "wgrad": "e5m2"}},
-    "delayed, hybrid": {"linear_scaling": "delayed"},
-    "delayed, e4m3": {"linear_scaling": "delayed", **E4M3},
+    "tensorwise, hybrid": TENSORWISE,
+    "tensorwise, e4m3": {**TENSORWISE, **E4M3},
+    "tensorwise, dgrad e4m3, wgrad e5m2": {**TENSORWISE, "linear_formats": {"dgrad": "e4m3", "wgrad": "e5m2"}},
+    "delayed, hybrid": {**TENSORWISE, "linear_scaling": "delayed"},
+    "delayed, e4m3": {**TENSORWISE, "linear_scaling": "delayed", **E4M3},
     "rowwise, hybrid": {"linear": "rowwise"},
     "rowwise, e4m3": {"linear": "rowwise", **E4M3},
     "blockwise, hybrid": {"linear": "blockwise"},

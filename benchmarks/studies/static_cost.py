@@ -48,7 +48,7 @@ LAYERS: Mapping[str, Layer] = {
 TORCHAO = "torchao tensorwise"
 # AdamW on BF16 weights and gradients with FP32 moments, fused: reads weight, gradient, m, v and writes all but the gradient.
 PLAIN_OPTIMIZER_BYTES = (2 + 2 + 4 + 4) + (2 + 4 + 4)
-H100 = RATES["h100"]
+H100 = with_attention(RATES["h100"], "FA2")
 
 
 @dataclass(frozen=True)
