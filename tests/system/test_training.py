@@ -43,9 +43,10 @@ def test_checkpointing_is_respected() -> None:
     model, x = Checkpointed(), data(128, 64)
     fn = compiled(model)
     kept = kept_bytes(model, fn, (x,))
-    assert kept == x.nbytes, "the block's input alone is kept, exactly: a norm's statistics are made again from it"
-    assert any("var_mean" in s.reason for s in fp8compile.report(fn).skips)
-    assert worst(model, (x,)) > 100
+    scales, statistics = 128 * 2, 2 * 128 * 4
+    assert kept == x.numel() + scales + statistics, "the block's input alone is kept, as codes, with the norm's statistics"
+    assert not any("var_mean" in s.reason for s in fp8compile.report(fn).skips)
+    assert worst(model, (x,)) > 30
     model.block.norm = nn.Identity()  # type: ignore[assignment]
     torch._dynamo.reset()
     kept = kept_bytes(model, compiled(model), (x,))
