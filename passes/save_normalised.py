@@ -30,7 +30,6 @@ from fp8compile.fx.graph import (
     is_tensor,
     nbytes,
     numel,
-    storage_root,
 )
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.recipe.context import Context
@@ -84,19 +83,11 @@ def _copied(early: Node) -> Node:
 def _made_of(split: PartitionedGraph, late: Node) -> list[SavedTensor]:
     """What of a value of the backward may be codes: of what is saved, what makes it."""
     inputs = _inputs_of(late)
-    return [edge for edge in split.edges if edge.backward in inputs and _may_be_codes(split, edge)]
+    return [edge for edge in split.edges if edge.backward in inputs and split.may_be_codes(edge)]
 
 
 def _codes(node: Node) -> int:
     return numel(node.meta["val"])
-
-
-def _may_be_codes(split: PartitionedGraph, edge: SavedTensor) -> bool:
-    return (
-        edge.is_tensor
-        and edge.forward.meta["val"].is_floating_point()
-        and not split.caller_owns(storage_root(edge.forward))
-    )
 
 
 def _is_scaled(early: Node) -> bool:

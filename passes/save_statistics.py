@@ -18,7 +18,7 @@ from torch.fx import Node
 from fp8compile.analysis.recomputed import recomputed
 from fp8compile.analysis.sensitivity import Sensitivity
 from fp8compile.analysis.statistics import is_statistic
-from fp8compile.fx.graph import is_tensor, nbytes, storage_root
+from fp8compile.fx.graph import is_tensor, nbytes
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.numerics import E4M3, INT8
 from fp8compile.recipe.context import Context
@@ -53,18 +53,12 @@ def _statistics_of_saved(split: PartitionedGraph) -> dict[tuple[Node, Node], tup
 
 def _made_of(split: PartitionedGraph) -> Mapping[Node, frozenset[SavedTensor]]:
     """For each value of the backward, the saved activations that it is computed from."""
-    given = {edge.backward: edge for edge in split.edges if _may_be_codes(split, edge)}
+    given = {e.backward: e for e in split.edges if split.may_be_codes(e) and not is_statistic(e.forward)}
     found: dict[Node, frozenset[SavedTensor]] = {}
     for node in split.bw.graph.nodes:
         of_inputs = frozenset().union(*(found[n] for n in node.all_input_nodes))
         found[node] = of_inputs | {given[node]} if node in given else of_inputs
     return found
-
-
-def _may_be_codes(split: PartitionedGraph, edge: SavedTensor) -> bool:
-    if not edge.is_tensor or not edge.forward.meta["val"].is_floating_point() or is_statistic(edge.forward):
-        return False
-    return not split.caller_owns(storage_root(edge.forward))
 
 
 def _is_read_as_one(late: Node) -> bool:
@@ -85,5 +79,4 @@ def _exact(split: PartitionedGraph, edges: Iterable[SavedTensor]) -> set[SavedTe
 def _save(split: PartitionedGraph, late: Node, early: Node, beside: SavedTensor) -> SavedTensor:
     used = split.placeholder(beside, early)
     late.replace_all_uses_with(used)
-    split.add_beside(beside, early, used)
-    return next(edge for edge in split.edges if edge.backward is used)
+    return split.add_beside(beside, early, used)

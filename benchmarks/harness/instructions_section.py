@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.kernel_time import BYTES, read
+from benchmarks.harness.kernel_time import BYTES, error, totals
 from benchmarks.harness.measured_sections import load, source, table
 
 OPTIMIZER, LAYERS = "optimizer-instructions-sm90-lowered.json", "layer-instructions-sm90-lowered.json"
@@ -42,23 +41,16 @@ def kernels_read(folder: Path) -> list[str]:
         source(READ, found),
         "Generated kernels whose text and time were kept, and what is predicted for them: a launch, and the longest of",
         "bytes, instructions and slow ones. It counts the more the fewer warps a multiprocessor holds. A kernel is off by",
-        f"{_error(found['rows']) * 100:.0f} %: the root of the mean square, by time. Two constants were fitted to it.",
+        f"{error(found['rows']) * 100:.0f} %: the root of the mean square, by time. Two constants were fitted to it.",
         "",
         *table(head, [(run, *_read(rows)) for run, rows in [*runs.items(), ("all", found["rows"])]]),
     ]
 
 
 def _read(rows: list[dict[str, Any]]) -> tuple[str, ...]:
-    told = sum(row["launches"] * row["read_us"] for row in rows)
-    mine = sum(row["launches"] * read(row).us for row in rows)
+    mine, told = totals(rows)
     by_bytes = sum(row["launches"] * row["num_bytes"] / BYTES * 1e6 for row in rows)
     return str(len(rows)), f"{told / 1e3:.1f}", f"{mine / 1e3:.1f}", f"{mine / told:.2f}", f"{by_bytes / told:.2f}"
-
-
-def _error(rows: list[dict[str, Any]]) -> float:
-    weights = [row["launches"] * row["read_us"] for row in rows]
-    squares = (w * math.log(read(row).us / row["read_us"]) ** 2 for w, row in zip(weights, rows, strict=True))
-    return math.sqrt(sum(squares) / sum(weights))
 
 
 def layer_instructions(folder: Path) -> list[str]:

@@ -12,7 +12,8 @@ scattered, and a card's last multiprocessors, which wait for a kernel's last pro
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -68,3 +69,16 @@ def read(row: Mapping[str, Any]) -> KernelCost:
     """The cost of a kernel whose counts a file of results holds."""
     counts = row["num_bytes"], row["issued"], row["slow_issued"]
     return KernelCost(*counts, elements=1, registers=row["registers"], warps=row["warps"], blocks="")
+
+
+def totals(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float]:
+    """Microseconds of all launches of such kernels: predicted, read."""
+    read_us = sum(row["launches"] * row["read_us"] for row in rows)
+    return sum(row["launches"] * read(row).us for row in rows), read_us
+
+
+def error(rows: Sequence[Mapping[str, Any]]) -> float:
+    """The root of the mean square of log(predicted / read), weighted by time."""
+    weights = [row["launches"] * row["read_us"] for row in rows]
+    squares = [math.log(read(row).us / row["read_us"]) ** 2 for row in rows]
+    return math.sqrt(sum(w * each for w, each in zip(weights, squares, strict=True)) / sum(weights))

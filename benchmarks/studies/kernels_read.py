@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import functools
 import json
 import math
 import re
@@ -63,6 +64,7 @@ class Wrapper:
         """The arguments of each launch of a kernel."""
         return [given.split(", ") for given in re.findall(rf"^\s+{name}\.run\((.*)\)$", self.text, re.M)]
 
+    @functools.cached_property
     def numels(self) -> dict[str, int]:
         """Elements of the buffers and inputs whose sizes it states."""
         allocated = re.findall(r"(\w+) = empty_strided_cuda\(\(([\d, ]*)\)", self.text)
@@ -77,7 +79,7 @@ class Wrapper:
 
     def bytes_of(self, kernel: Kernel) -> int:
         """What a launch moves: each pointer once a direction; 0 where the wrapper does not state a buffer's size."""
-        numels, given = self.numels(), self.launches(kernel.name)[0]
+        numels, given = self.numels, self.launches(kernel.name)[0]
         pointers = SIGNATURE.findall(kernel.source.split("'device'")[0])
         if not all(name in numels for name in given[: len(pointers)]):
             return 0

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import collections
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,11 +26,10 @@ from benchmarks.harness.kernel_time import BYTES, LAUNCH, KernelCost
 from benchmarks.harness.output import write_json
 from fp8compile.planning.device_rates import RATES
 from tests.sm90 import fake_h100
-from tests.sm90.externs import bytes_and_calls
+from tests.sm90.externs import ExternCall, bytes_and_calls
 from tests.sm90.kernel_cost import cost_of
 from tests.sm90.layers import BOTH, CACHED, CASES, DEFAULT, DELAYED, LINEARS, LINEARS_CACHED, PLAIN, STORAGE
 from tests.sm90.lowering import LoweredGraph
-from tests.sm90.run_instructions import SUM_OF_PARTIAL_SUMS
 from tests.sm90.run_layers import backend_of, lowered_layer, work
 
 KEPT, H200 = 8, RATES["h200"]
@@ -59,10 +58,10 @@ def kernels_of(graphs: Sequence[LoweredGraph]) -> list[tuple[str, int, KernelCos
     return sorted(found, key=lambda each: -each[1] * each[2].us)
 
 
-def matmuls_us(graph: LoweredGraph) -> float:
-    """What the matmuls of a half take, by their operations or their bytes."""
-    calls = [call for call in bytes_and_calls(graph)[1] if call.name in MATMULS]
-    return sum(H200.microseconds(work(call), MATMULS[call.name], call.num_bytes) for call in calls)
+def matmuls_us(calls: Iterable[ExternCall]) -> float:
+    """What the matmuls among a half's calls take, by their operations or their bytes."""
+    matmuls = (call for call in calls if call.name in MATMULS)
+    return sum(H200.microseconds(work(call), MATMULS[call.name], call.num_bytes) for call in matmuls)
 
 
 def row_of(case: str, pipeline: str) -> dict[str, Any]:
@@ -70,13 +69,14 @@ def row_of(case: str, pipeline: str) -> dict[str, Any]:
     graphs = lowered_layer(CASES[case], backend_of(pipeline))
     kernels = kernels_of(graphs)
     calls = sum(call.startswith("torch.ops.aten._foreach_norm") for graph in graphs for call in graph.externs)
-    called_us = sum(bytes_and_calls(graph)[0] - graph.num_bytes for graph in graphs) / BYTES * 1e6
+    counted = [bytes_and_calls(graph) for graph in graphs]
+    called_us = sum(both - graph.num_bytes for (both, _), graph in zip(counted, graphs, strict=True)) / BYTES * 1e6
     row: dict[str, Any] = {"layer": case, "pipeline": NAMES[pipeline]}
     row["launches"] = sum(len(graph.launches) for graph in graphs) + calls
     row["us"] = sum(times * cost.us for _, times, cost in kernels) + called_us + calls * LAUNCH
     row["bytes_us"] = sum(times * cost.by_resource["bytes_us"] for _, times, cost in kernels) + called_us
-    row["matmuls_us"] = sum(map(matmuls_us, graphs))
-    row["partial_sums"] = sum(graph.wrapper.count(SUM_OF_PARTIAL_SUMS) for graph in graphs)
+    row["matmuls_us"] = sum(matmuls_us(of_half) for _, of_half in counted)
+    row["partial_sums"] = sum(graph.partial_sums for graph in graphs)
     named = [{"kernel": name, "times": times, **cost.figures} for name, times, cost in kernels]
     return row | {"kernels": named}
 

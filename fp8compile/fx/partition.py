@@ -90,6 +90,12 @@ class PartitionedGraph:
         roots = {storage_root(n) for n in written if isinstance(n, Node)}
         return frozenset(n for n in self.inputs if n in roots or descriptor(n) in returned)
 
+    def may_be_codes(self, edge: SavedTensor) -> bool:
+        """Whether a saved value is a floating-point tensor of the graph's own, of which nobody else keeps the exact one."""
+        if not edge.is_tensor or not edge.forward.meta["val"].is_floating_point():
+            return False
+        return not self.caller_owns(storage_root(edge.forward))
+
     def belongs_to(self, made: Node) -> str:
         """Which of the graph's inputs or results a value shares its memory with: "input 3", "output 0", or ""."""
         root = storage_root(made)
@@ -116,11 +122,13 @@ class PartitionedGraph:
         self.edges[at : at + 1] = new
         self.bw.graph.erase_node(edge.backward)
 
-    def add_beside(self, edge: SavedTensor, made: Node, used: Node) -> None:
+    def add_beside(self, edge: SavedTensor, made: Node, used: Node) -> SavedTensor:
         """Save one more value, made like ``edge``, for an input of the backward that ``placeholder`` made."""
-        self.edges.insert(self.edges.index(edge), SavedTensor(made, used, edge.desc))
+        added = SavedTensor(made, used, edge.desc)
+        self.edges.insert(self.edges.index(edge), added)
         if edge.forward.meta.get(NO_VERSION_CHECK):
             made.meta[NO_VERSION_CHECK] = True
+        return added
 
     def keep_instead(self, edge: SavedTensor, made: Node) -> None:
         """Save another value of the forward instead of ``edge``, for the same input of the backward."""

@@ -164,7 +164,7 @@ NUMERICS = (
         "fp8compile/numerics/rounding.py",
         "((index + lane) ^ (other ^ key))",
         "(index ^ (other ^ key))",
-        ("tests/numerics/test_rounding.py",),
+        ("tests/numerics/test_random_bits.py",),
     ),
     Mutant(
         "states: the larger of two amaxes",

@@ -139,6 +139,11 @@ class LoweredGraph:
         return 2 * sum(_tensor_bytes(numel, "1", dtype) for numel, dtype in _WORKSPACE.findall(self.wrapper))
 
     @property
+    def partial_sums(self) -> int:
+        """How many such sums are added up outside of kernels."""
+        return self.wrapper.count(".sum(dim=0)")
+
+    @property
     def estimated_bytes(self) -> int:
         return sum(self.kernels[name].estimated_bytes for name in self.launches)
 

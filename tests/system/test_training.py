@@ -44,7 +44,9 @@ def test_checkpointing_is_respected() -> None:
     fn = compiled(model)
     kept = kept_bytes(model, fn, (x,))
     scales, statistics = 128 * 2, 2 * 128 * 4
-    assert kept == x.numel() + scales + statistics, "the block's input alone is kept, as codes, with the norm's statistics"
+    assert kept == x.numel() + scales + statistics, (
+        "the block's input alone is kept, as codes, with the norm's statistics"
+    )
     assert not any("var_mean" in s.reason for s in fp8compile.report(fn).skips)
     assert worst(model, (x,)) > 30
     model.block.norm = nn.Identity()  # type: ignore[assignment]
