@@ -4,6 +4,9 @@ Upstream's cut keeps a norm's output beside its input, silu(gate) * up beside ga
 as a 4-D tensor and as the 2-D view that feeds the output projection. Each is a view or a pointwise expression of tensors
 that are saved, so the backward repeats it where it is first needed; one storage, one copy.
 
+What takes less is saved instead: of a value that was cast to a wider dtype what it was before, of a mask of all pairs of
+positions the numbers of each position (where they take a 16th of it at most).
+
 Legality: only the operations in CHEAP are repeated. All of them are deterministic, none is a reduction or a matmul. Their
 operands are values that reach the backward anyway (saved tensors, parameters, the caller's data unless the forward overwrites
 it), constants, or, failing that, the FP8 codes that a matmul's operand was decoded from; these codes are then saved instead
@@ -18,7 +21,7 @@ from collections.abc import Set
 import torch
 from torch.fx import Node
 
-from fp8compile.fx.graph import ENCODING, EXACT, nbytes, storage_root
+from fp8compile.fx.graph import ENCODING, EXACT, is_tensor, nbytes, storage_root
 from fp8compile.fx.ops import SEEDED, VIEWS
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.recipe.context import Context
@@ -26,6 +29,7 @@ from fp8compile.reporting.entries import Notes, Recomputed
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
+SMALL = 16  # times fewer bytes than what is made of it
 LONGEST_CHAIN = 64  # nodes repeated for one value: norms and gates take under 20, GELU by erf under 12
 
 CHEAP = VIEWS | {
@@ -50,11 +54,17 @@ CHEAP = VIEWS | {
     aten.maximum.default,
     aten.minimum.default,
     aten.where.self,
-    aten.gt.Scalar,
-    aten.ge.Scalar,
-    aten.lt.Scalar,
-    aten.le.Scalar,
+    *(
+        getattr(getattr(aten, name), kind)
+        for name in ("eq", "ne", "gt", "ge", "lt", "le")
+        for kind in ("Scalar", "Tensor")
+    ),
     aten.logical_not.default,
+    aten.logical_and.default,
+    aten.logical_or.default,
+    aten.bitwise_not.default,
+    aten.bitwise_and.Tensor,
+    aten.bitwise_or.Tensor,
     aten.clone.default,
     aten.cat.default,
     aten.full.default,
@@ -67,23 +77,22 @@ CHEAP = VIEWS | {
 
 def recompute_kept(split: PartitionedGraph, ctx: Context) -> Notes:
     """Drop every saved tensor that views and pointwise operations make from the others."""
-    notes = Notes()
     cheap = CHEAP | SEEDED if ctx.recipe.codegen == "inductor" else CHEAP
-    codes = _codes(split)
+    notes, codes = Notes(), _codes(split)
+    for edge in _largest_first(split, cheap):  # first what is made of nothing that is saved
+        if chain := _chain(edge.forward, set(), split, cheap):
+            notes += _drop(split, edge, chain)
     fixed: set[Node] = set()  # what recomputed values are made from: these must stay
     for edge in _largest_first(split, cheap):
-        if edge.forward in fixed or EXACT in storage_root(edge.forward).meta:
+        if edge.forward in fixed:
             continue
         given = {e.forward for e in split.edges if e is not edge and e.is_tensor}
         or_codes = (given | codes) - {edge.forward}
-        chain = _chain(edge.forward, given, split, cheap) or _chain(edge.forward, or_codes, split, cheap)
-        if not chain:
-            continue
-        operands = [n for n in _operands(chain) if n not in chain]
-        fixed.update(operands)
-        _repeat(split, edge, chain, operands)
-        if not split.caller_owns(storage_root(edge.forward)):
-            notes += Notes(recomputed=(_entry(edge, operands),))
+        or_less = given | _narrower(edge) | _far_smaller(edge)
+        chains = (_chain(edge.forward, of, split, cheap) for of in (given, or_codes, or_less))
+        if chain := next(filter(None, chains), None):
+            fixed.update(_operands(chain))
+            notes += _drop(split, edge, chain)
     return notes
 
 
@@ -91,7 +100,10 @@ def _largest_first(split: PartitionedGraph, cheap: Set[object]) -> list[SavedTen
     """Candidates; among equals, later ones first, so that an output is dropped and its input kept, and views before roots."""
     position = {node: i for i, node in enumerate(split.fw.graph.nodes)}
     candidates = [
-        e for e in split.edges if e.is_tensor and e.forward.op == "call_function" and e.forward.target in cheap
+        e
+        for e in split.edges
+        if e.is_tensor and e.forward.op == "call_function" and e.forward.target in cheap
+        if EXACT not in storage_root(e.forward).meta
     ]
     return sorted(candidates, key=lambda e: (-nbytes(e.forward.meta["val"]), -position[e.forward]))
 
@@ -116,12 +128,30 @@ def _codes(split: PartitionedGraph) -> set[Node]:
     return {n for n in split.fw.graph.nodes if ENCODING in n.meta}
 
 
+def _narrower(edge: SavedTensor) -> set[Node]:
+    """What a value was before a cast that added no bits to it."""
+    if edge.forward.target is not prims.convert_element_type.default:
+        return set()
+    (source,) = edge.forward.all_input_nodes
+    before, after = source.meta["val"].dtype, edge.forward.meta["val"].dtype
+    return {source} if torch.promote_types(before, after) is after and before.itemsize < after.itemsize else set()
+
+
+def _far_smaller(edge: SavedTensor) -> set[Node]:
+    """Values that take so few bytes beside one that they may be saved for it."""
+    most = nbytes(edge.forward.meta["val"]) // SMALL
+    values = edge.forward.graph.nodes
+    return {n for n in values if n.op == "call_function" and is_tensor(n) and nbytes(n.meta["val"]) <= most}
+
+
 def _operands(chain: list[Node]) -> list[Node]:
-    return list(dict.fromkeys(n for node in chain for n in node.all_input_nodes))
+    """What a chain is made of."""
+    return list(dict.fromkeys(n for node in chain for n in node.all_input_nodes if n not in chain))
 
 
-def _repeat(split: PartitionedGraph, edge: SavedTensor, chain: list[Node], operands: list[Node]) -> None:
+def _drop(split: PartitionedGraph, edge: SavedTensor, chain: list[Node]) -> Notes:
     """Copy ``chain`` into the backward, before the first use; operands that were not saved yet are saved now."""
+    operands = _operands(chain)
     given = {e.forward: e.backward for e in split.edges}
     new = {made: split.placeholder(edge, made) for made in operands if made not in given}
     copied = given | new
@@ -130,7 +160,6 @@ def _repeat(split: PartitionedGraph, edge: SavedTensor, chain: list[Node], opera
             copied[node] = split.bw.graph.node_copy(node, lambda n: copied[n])
     edge.backward.replace_all_uses_with(copied[edge.forward])
     split.replace(edge, *new.items())
-
-
-def _entry(edge: SavedTensor, operands: list[Node]) -> Recomputed:
-    return Recomputed(edge.info, tuple(n.name for n in operands))
+    if split.caller_owns(storage_root(edge.forward)):
+        return Notes()
+    return Notes(recomputed=(Recomputed(edge.info, tuple(n.name for n in operands)),))

@@ -8,7 +8,8 @@ An error of x counts beside x's deviation, and nothing bounds the errors of code
 stay exact, or x is saved itself. That takes its codes, and spares what only x was made of: here a, so it takes nothing.
 
 Left as they are: values made of what the caller owns; values where exact operands take no more bytes; products with a
-parameter, since the gradient goes on through the same factors, and in the norm's backward the large elements all but cancel.
+parameter, since the gradient goes on through the same factors, and in the norm's backward the large elements all but cancel;
+residual sums of a checkpointed block, which may be made from codes (``fp8compile/analysis/sensitivity/residual.py``).
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from fp8compile.analysis.frozen_norms import all_norms_of
 from fp8compile.analysis.norms import itself
 from fp8compile.analysis.ranges.matching import packet
 from fp8compile.analysis.recomputed import recomputed
+from fp8compile.analysis.sensitivity import Sensitivity
 from fp8compile.fx.graph import (
     COPY_OF,
     ENCODING,
@@ -42,12 +44,14 @@ def save_normalised(split: PartitionedGraph, ctx: Context) -> Notes:
     """Save values that are normalised instead of what they are made of, where that takes fewer bytes."""
     if not ctx.recipe.stores_saved:
         return Notes()
-    norms = all_norms_of(split.fw.graph)
+    norms, judge = all_norms_of(split.fw.graph), Sensitivity(split)
     has_codes = any(ENCODING in node.meta for node in split.fw.graph.nodes)
     for late, early in recomputed(split).items():
         if late.op != "call_function" or early not in norms or _is_scaled(early):
             continue
         made_of = _made_of(split, late)
+        if made_of and all(judge.is_residual_sum(late, edge.backward) for edge in made_of):
+            continue
         spared = [edge for edge in made_of if _is_read_for(edge.backward, late)]
         if _takes_fewer_bytes(early, made_of, spared):
             _save_instead(split, late, early if has_codes else _copied(early), made_of[0], spared)

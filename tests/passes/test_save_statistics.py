@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -47,14 +48,47 @@ NORMS = [nn.LayerNorm, nn.RMSNorm, RMSNormByHand]
 
 
 class TwoNorms(Block):
-    """A sum is normalised: computed again from codes of x, its error is not bounded beside its own size."""
+    """As a transformer's block: what a matmul makes of a norm is added to the norm's operand, and the sum is normalised."""
 
-    def __init__(self) -> None:
-        super().__init__(nn.RMSNorm)
-        self.first, self.inner = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, WIDTH)
+    def __init__(self, norm: type[nn.Module] = nn.RMSNorm, cancels: float = 0.0) -> None:
+        super().__init__(norm)
+        self.first, self.inner = norm(WIDTH), nn.Linear(WIDTH, WIDTH)
+        if cancels:
+            self.inner.weight.data = -cancels * torch.eye(WIDTH)
+
+    def added(self, x: Tensor) -> Tensor:
+        return self.inner(self.first(x))
 
     def forward(self, x: Tensor) -> Tensor:
-        return super().forward(x + self.inner(self.first(x)))
+        return super().forward(x + self.added(x))
+
+
+class OfTheNormAlone(TwoNorms):
+    """No matmul between the norm and the sum: one large gain scales one channel."""
+
+    def added(self, x: Tensor) -> Tensor:
+        return self.first(x)
+
+
+class OfTheValueToo(TwoNorms):
+    """What is added has seen the value as it is: its size grows with it."""
+
+    def added(self, x: Tensor) -> Tensor:
+        return self.inner(self.first(x)) + self.inner(x)
+
+
+class Scaled(TwoNorms):
+    """The stream is scaled before the sum."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Block.forward(self, 0.5 * x + self.added(x))
+
+
+class WithoutItsOwnNorm(TwoNorms):
+    """Only what a linear makes of the value is normalised at first."""
+
+    def added(self, x: Tensor) -> Tensor:
+        return self.inner(self.first(self.inner(x)))
 
 
 class Checkpointed(nn.Module):
@@ -145,15 +179,50 @@ def test_gradients_are_those_of_codes(norm: type[nn.Module], offset: float) -> N
     assert min(found.values()) > 30, found
 
 
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_residual_sum_is_made_from_codes(norm: type[nn.Module], dtype: torch.dtype) -> None:
+    """A byte an element, a BF16 scale for 64 and two statistics a row: 0.27 of FP32, 0.54 of BF16, and statistics."""
+    torch._dynamo.reset()
+    fn = compiled(Checkpointed(*(TwoNorms(norm) for _ in range(3))).to(dtype), linear="off", codegen="eager")
+    fn(torch.randn(512, WIDTH, dtype=dtype)).square().mean().backward()
+    report = fp8compile.report(fn)
+    a_row = WIDTH + 2 + 2 * 4 * (2 if norm is nn.LayerNorm else 1)
+    assert report.saved_bytes <= 3 * 512 * a_row + 512 * WIDTH * 4
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_gradients_of_residual_sums_are_those_of_codes(norm: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model, x = Checkpointed(*(TwoNorms(norm) for _ in range(3))), torch.randn(256, WIDTH)
+    found = gradient_sqnr(model, compiled(model, linear="off", min_saved_numel=0, codegen="eager"), (x,))
+    assert min(found.values()) > 30, found
+
+
+def test_a_sum_that_cancels_costs_what_it_costs_bf16() -> None:
+    """x - 0.75 norm(x): a row of the sum is a quarter of x. INT8's error counts four times, 12 dB; so does BF16's own."""
+    torch.manual_seed(0)
+    x = torch.randn(256, WIDTH)
+    worst = []
+    for cancels in (0.01, 0.75):
+        torch.manual_seed(1)
+        model = Checkpointed(TwoNorms(nn.RMSNorm, cancels))
+        model.embed.weight.data, model.embed.bias.data = torch.eye(WIDTH), torch.zeros(WIDTH)
+        fn = compiled(model, linear="off", min_saved_numel=0, codegen="eager")
+        worst.append(min(gradient_sqnr(model, fn, (x,)).values()))
+    assert worst[0] > 35 and worst[1] > worst[0] - 20 * math.log10(4) - 3, worst
+
+
 # ------------------------------------------------------------------------------------------------ where it declines
 
 
-def test_what_must_stay_exact_all_the_same_gets_no_statistic() -> None:
-    model = Checkpointed(TwoNorms()).bfloat16()
+@pytest.mark.parametrize("block", [OfTheNormAlone, OfTheValueToo, Scaled, WithoutItsOwnNorm])
+def test_a_sum_that_may_be_small_beside_what_it_is_made_of_stays_exact(block: type[nn.Module]) -> None:
+    """In BF16 codes of the sum and of its operand would take as many bytes; so there is no statistic either."""
     torch._dynamo.reset()
+    model = Checkpointed(block()).bfloat16()
     found = split_of(model, torch.randn(128, WIDTH).bfloat16(), disabled=LATER, linear="off")
     assert not statistics(found)
-    assert shares(Checkpointed(TwoNorms())) < 0.60  # in FP32 the sum is saved beside x, each in a byte
 
 
 def test_without_regions_or_storage_nothing_is_saved_more() -> None:

@@ -22,6 +22,7 @@ from fp8compile.analysis.sensitivity.declared import LINEAR
 from fp8compile.analysis.sensitivity.error import AMPLIFIED, Error, Unbounded, Unproven, error_of
 from fp8compile.analysis.sensitivity.foreign import answer, operator_of
 from fp8compile.analysis.sensitivity.regular import is_free_of_ties, is_regular
+from fp8compile.analysis.sensitivity.residual import is_residual_sum
 from fp8compile.analysis.sensitivity.walk import STEEPEST, Walk
 from fp8compile.analysis.statistics import is_statistic
 from fp8compile.fx.aot import computed_from_gradients
@@ -116,6 +117,22 @@ class Sensitivity:
     def is_normalised(self, value: Node) -> bool:
         """Whether a value that the backward computes is one that the forward normalises."""
         return value in self._normalised
+
+    def is_residual_sum(self, value: Node, used: Node) -> bool:
+        """Whether a value of the backward is a saved one that the forward normalises, plus functions of its norm."""
+        return itself(self.made[used]) in self.norms and is_residual_sum(value, used, self._is_made_by_norm)
+
+    def _is_made_by_norm(self, node: Node) -> bool:
+        """Whether a node multiplies what the forward normalises with the scale of that norm, or divides it by it."""
+        if packet(node) not in (R.MUL, R.DIV):
+            return False
+        operands = [n for n in node.all_input_nodes if is_tensor(n)]
+        for value in map(uncast, operands):
+            centred = uncast(value.all_input_nodes[0]) if packet(value) is R.SUB else value
+            norm = self.norms.get(self._early(centred)) or self.norms.get(self._early(value))
+            if norm is not None and any(norm.scale is self._early(n) for n in operands):
+                return True
+        return False
 
     def is_of_norm(self, node: Node) -> bool:
         """Whether a node is part of a norm of torch's, or multiplies what one by hand made: a value that the forward

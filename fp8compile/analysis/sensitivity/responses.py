@@ -123,7 +123,7 @@ LOGIC = _packets(
     aten, "logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor"
 )
 
-MUL, DIV, POW = aten.mul, aten.div, aten.pow
+MUL, DIV, SUB, POW = aten.mul, aten.div, aten.sub, aten.pow
 CONSTANTS = (aten.full.default, aten.scalar_tensor.default)
 EQUALITIES = _packets(aten, "eq ne")
 CHOICES = _packets(aten, "where")  # linear in what is chosen between; the condition is a step

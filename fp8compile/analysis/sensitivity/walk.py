@@ -61,6 +61,8 @@ class Backward(Protocol):
 
     def is_normalised(self, value: Node) -> bool: ...
 
+    def is_residual_sum(self, value: Node, used: Node) -> bool: ...
+
     def is_of_norm(self, node: Node) -> bool: ...
 
     def is_gradient(self, value: Node) -> bool: ...
@@ -77,7 +79,7 @@ class Walk:
 
     def follow(self, used: Node) -> float:
         """The largest amplification of any value computed from ``used``, in the order of the graph."""
-        self.errors[used] = self.start
+        self.used, self.errors[used] = used, self.start
         waiting, seen = [(0, used)], {used}
         while waiting:
             _, node = heapq.heappop(waiting)
@@ -94,7 +96,7 @@ class Walk:
         if node.op == "output" or not read or packet(node) in R.SHAPE_ONLY:
             return False
         error = self._response(node, {n: self._as_read_by(node, n) for n in read})
-        if self.of.is_normalised(node):
+        if self.of.is_normalised(node) and not self.of.is_residual_sum(node, self.used):
             raise Unbounded(NORMALISED)
         self.errors[node], self.largest = error, max(self.largest, error.amplification)
         return True
