@@ -58,7 +58,7 @@ def recompute_for_budget(split: PartitionedGraph, ctx: Context) -> Notes:
     if room and (reason := _no_room(room, ctx)):
         return Notes(budgets=(Budget(asked, reason=reason),))
     rates = rates_or_assumed(split.inputs, ctx.recipe)
-    repeatable = Repeatable(split, ctx.recipe.codegen == "inductor")
+    repeatable = Repeatable(split)
     timeline = Timeline(split, plan_saved(split, ctx).nbytes)
     states = Frontier(split, repeatable, timeline, rates, lambda edge: _may_go(split, edge, ctx)).states()
     target = room.left if room else _target(asked, states[0].peak)

@@ -16,8 +16,6 @@ with all of it alive at once.
 
 from __future__ import annotations
 
-from collections.abc import Set
-
 import torch
 from torch.fx import Node
 
@@ -32,7 +30,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
 SMALL = 16  # times fewer bytes than what is made of it
 LONGEST_CHAIN = 64  # nodes repeated for one value: norms and gates take under 20, GELU by erf under 12
 
-CHEAP = VIEWS | {
+CHEAP = VIEWS | SEEDED | {
     aten.add.Tensor,
     aten.sub.Tensor,
     aten.mul.Tensor,
@@ -77,38 +75,37 @@ CHEAP = VIEWS | {
 
 def recompute_kept(split: PartitionedGraph, ctx: Context) -> Notes:
     """Drop every saved tensor that views and pointwise operations make from the others."""
-    cheap = CHEAP | SEEDED if ctx.recipe.codegen == "inductor" else CHEAP
     notes, codes = Notes(), _codes(split)
-    for edge in _largest_first(split, cheap):  # first what is made of nothing that is saved
-        if chain := _chain(edge.forward, set(), split, cheap):
+    for edge in _largest_first(split):  # first what is made of nothing that is saved
+        if chain := _chain(edge.forward, set(), split):
             notes += _drop(split, edge, chain)
     fixed: set[Node] = set()  # what recomputed values are made from: these must stay
-    for edge in _largest_first(split, cheap):
+    for edge in _largest_first(split):
         if edge.forward in fixed:
             continue
         given = {e.forward for e in split.edges if e is not edge and e.is_tensor}
         or_codes = (given | codes) - {edge.forward}
         or_less = given | _narrower(edge) | _far_smaller(edge)
-        chains = (_chain(edge.forward, of, split, cheap) for of in (given, or_codes, or_less))
+        chains = (_chain(edge.forward, of, split) for of in (given, or_codes, or_less))
         if chain := next(filter(None, chains), None):
             fixed.update(_operands(chain))
             notes += _drop(split, edge, chain)
     return notes
 
 
-def _largest_first(split: PartitionedGraph, cheap: Set[object]) -> list[SavedTensor]:
+def _largest_first(split: PartitionedGraph) -> list[SavedTensor]:
     """Candidates; among equals, later ones first, so that an output is dropped and its input kept, and views before roots."""
     position = {node: i for i, node in enumerate(split.fw.graph.nodes)}
     candidates = [
         e
         for e in split.edges
-        if e.is_tensor and e.forward.op == "call_function" and e.forward.target in cheap
+        if e.is_tensor and e.forward.op == "call_function" and e.forward.target in CHEAP
         if EXACT not in storage_root(e.forward).meta
     ]
     return sorted(candidates, key=lambda e: (-nbytes(e.forward.meta["val"]), -position[e.forward]))
 
 
-def _chain(value: Node, given: set[Node], split: PartitionedGraph, cheap: Set[object]) -> list[Node] | None:
+def _chain(value: Node, given: set[Node], split: PartitionedGraph) -> list[Node] | None:
     """The cheap nodes that make ``value`` from given ones, in graph order; None if there is no such chain."""
     chain: set[Node] = set()
     waiting = [value]
@@ -116,7 +113,7 @@ def _chain(value: Node, given: set[Node], split: PartitionedGraph, cheap: Set[ob
         node = waiting.pop()
         if node in chain or node in given or split.costs_nothing_to_keep(node):
             continue
-        if node.op != "call_function" or node.target not in cheap or len(chain) == LONGEST_CHAIN:
+        if node.op != "call_function" or node.target not in CHEAP or len(chain) == LONGEST_CHAIN:
             return None
         chain.add(node)
         waiting.extend(node.all_input_nodes)

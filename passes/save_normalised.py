@@ -54,7 +54,8 @@ def save_normalised(split: PartitionedGraph, ctx: Context) -> Notes:
             continue
         spared = [edge for edge in made_of if _is_read_for(edge.backward, late)]
         if _takes_fewer_bytes(early, made_of, spared):
-            _save_instead(split, late, early if has_codes else _copied(early), made_of[0], spared)
+            split.save(late, early if has_codes else _copied(early), made_of[0])
+            split.drop_unread()
     return Notes()
 
 
@@ -62,17 +63,6 @@ def _takes_fewer_bytes(early: Node, made_of: Sequence[SavedTensor], spared: Sequ
     """Whether codes of a value take fewer than exact values of what it is made of, without those that serve it alone."""
     exact = sum(nbytes(edge.forward.meta["val"]) - _codes(edge.forward) for edge in made_of)
     return bool(made_of) and _codes(early) - sum(_codes(edge.forward) for edge in spared) < exact
-
-
-def _save_instead(
-    split: PartitionedGraph, late: Node, made: Node, beside: SavedTensor, spared: Sequence[SavedTensor]
-) -> None:
-    used = split.placeholder(beside, made)
-    late.replace_all_uses_with(used)
-    split.add_beside(beside, made, used)
-    split.bw.graph.eliminate_dead_code()
-    for edge in spared:
-        split.replace(edge)
 
 
 def _copied(early: Node) -> Node:

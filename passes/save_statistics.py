@@ -30,13 +30,12 @@ SMALL = 16  # times fewer bytes than what it is made from
 def save_statistics(split: PartitionedGraph, ctx: Context) -> Notes:
     """Save the statistics that the backward makes of saved values, but for those of which nothing is a code even so."""
     found = _statistics_of_saved(split) if ctx.recipe.stores_saved else {}
-    saved = {late: _save(split, late, early, edges[0]) for (late, early), edges in found.items()}
+    saved = {late: split.save(late, early, edges[0]) for (late, early), edges in found.items()}
     exact = _exact(split, {edge for edges in found.values() for edge in edges}) if found else set()
     for (late, _), edges in found.items():
         if exact.issuperset(edges):
-            saved[late].backward.replace_all_uses_with(late)
-            split.replace(saved[late])
-    split.bw.graph.eliminate_dead_code()
+            split.compute_again(saved[late], late)
+    split.drop_unread()
     return Notes()
 
 
@@ -74,9 +73,3 @@ def _exact(split: PartitionedGraph, edges: Iterable[SavedTensor]) -> set[SavedTe
     """Those to which the gradients answer with errors that nothing bounds, in either format of a byte."""
     judge = Sensitivity(split)
     return {edge for edge in edges if all(judge.reason_to_stay_exact(edge.backward, fmt) for fmt in (INT8, E4M3))}
-
-
-def _save(split: PartitionedGraph, late: Node, early: Node, beside: SavedTensor) -> SavedTensor:
-    used = split.placeholder(beside, early)
-    late.replace_all_uses_with(used)
-    return split.add_beside(beside, early, used)

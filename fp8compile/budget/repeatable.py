@@ -8,7 +8,7 @@ forward does not overwrite, or what can itself be made again. A value that is ke
 made from it with it.
 
 Attention with dropout draws from its own generator, so it is never repeated. Dropout by itself can be: its seed is kept, and
-the numbers are a function of the seed in code that Inductor generates (``SEEDED`` in fx/ops.py).
+the numbers are a function of the seed (``SEEDED`` in fx/ops.py).
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from fp8compile.fx.partition import PartitionedGraph
 class Repeatable:
     """What can be made again in the backward of one partitioned graph, which must not change meanwhile."""
 
-    def __init__(self, split: PartitionedGraph, has_generated_code: bool) -> None:
-        self.split, self.seeded = split, SEEDED if has_generated_code else frozenset()
+    def __init__(self, split: PartitionedGraph) -> None:
+        self.split = split
         self._order = {node: i for i, node in enumerate(split.fw.graph.nodes)}
 
     def made_from(
@@ -62,7 +62,7 @@ class Repeatable:
     def is_pure(self, node: Node) -> bool:
         """Whether repeating the operation on the same operands gives the same result."""
         target = node.target
-        if target is private.getitem or target in self.seeded:
+        if target is private.getitem or target in SEEDED:
             return True
         if not isinstance(target, torch._ops.OpOverload) or target.namespace not in ("aten", "prims"):
             return False

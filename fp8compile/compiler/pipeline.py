@@ -34,6 +34,7 @@ from fp8compile.passes.recompute_for_budget import recompute_for_budget
 from fp8compile.passes.recompute_kept import recompute_kept
 from fp8compile.passes.saturate_gradients import saturate_gradients
 from fp8compile.passes.save_normalised import save_normalised
+from fp8compile.passes.save_softmax import save_softmax
 from fp8compile.passes.save_statistics import save_statistics
 from fp8compile.passes.save_sums import save_sums
 from fp8compile.passes.share_casts import share_casts
@@ -174,6 +175,7 @@ PIPELINE = (
     preserves(copy_overwritten, On.HALVES, overwrites),  # what is recomputed must be made from values that were read
     preserves(save_sums, On.HALVES, rewrites),  # while the sum stands beside what was saved
     preserves(recompute_kept, On.HALVES, rewrites),  # on exact values: fewer tensors are left to encode
+    preserves(save_softmax, On.HALVES, rewrites),  # of what is not made from something else
     # What would be computed again, from what are codes soon, and must not be.
     preserves(save_normalised, On.HALVES, rewrites),
     preserves(save_statistics, On.HALVES, repeats_regions),  # of what is saved by now

@@ -1,5 +1,6 @@
 """How one saved value is stored, or why it stays as it is: what ``encode_saved`` places, decided on both graphs.
 
+bits     masks
 left     no floating-point activation, small, a statistic, in FP32 on purpose, or without an argument that gradients answer
          its error with a small one (``fp8compile/analysis/sensitivity``)
 a byte   in the recipe's format, or by use (``saved_format.py``)
@@ -29,6 +30,7 @@ from fp8compile.encoding.bits_by_use import few_bits_of
 from fp8compile.encoding.saved_codec import belongs_to_attention, codec_for, does_not_pay, format_name
 from fp8compile.encoding.saved_format import is_compared_with_zero
 from fp8compile.encoding.saved_keys import keys_of
+from fp8compile.encoding.saved_masks import as_bits, is_mask
 from fp8compile.encoding.saved_rows import row_dims_of
 from fp8compile.encoding.sides import Sides, sides_of
 from fp8compile.encoding.stored import Stored
@@ -91,6 +93,9 @@ class Judge:
         )
         if not self.ctx.recipe.stores_saved or is_amax:
             return Kept()  # the amax of a matmul's operand belongs to its codes
+        if is_mask(edge, self.sensitivity.split):
+            stored = self._left_by_recipe(edge) or as_bits(edge, self.ctx.recipe_at(_path(edge)).min_saved_numel)
+            return Kept(stored) if isinstance(stored, str) else stored
         if reason := self._reason_to_leave(edge):
             return Kept(reason)
         found = self._in_a_byte(edge)
@@ -99,7 +104,7 @@ class Judge:
 
     def choices(self, edge: SavedTensor) -> dict[str, Stored]:
         """Every way to store a value, by name, from the fewest bits on; none where it stays as it is in any case."""
-        if not isinstance(self.decide(edge), Stored):
+        if not isinstance(self.decide(edge), Stored) or is_mask(edge, self.sensitivity.split):
             return {}
         found = self._in_a_byte(edge)
         assert isinstance(found, tuple)
@@ -247,7 +252,7 @@ class Judge:
         if not private.is_plain_fake(value):
             return f"a {type(value).__name__}, not a plain tensor"
         if not value.dtype.is_floating_point and not value.dtype.is_complex:
-            return f"{dtype_text(value)}: integers, masks, indices and RNG states are exact"
+            return f"{dtype_text(value)}: integers, indices and RNG states are exact"
         if value.dtype not in ENCODABLE:
             return f"{dtype_text(value)} is left alone"
         if numel(value) < (least := self.ctx.recipe_at(_path(edge)).min_saved_numel):

@@ -15,6 +15,7 @@ from fp8compile.encoding.sides import Sides, keep_sides
 from fp8compile.fx.graph import numel, sizes_in_memory
 from fp8compile.numerics import Codec, Groupwise, GroupwiseBest
 from fp8compile.numerics.centring import decode_about_centre, encode_about_centre
+from fp8compile.numerics.bits import Bits
 from fp8compile.numerics.few_bits import FewBits
 from fp8compile.numerics.unit_sums import with_unit_sums
 
@@ -36,7 +37,7 @@ class Stored:
         sides: the edges that the backward compares it with, whose side its codes keep; in INT8 groups.
     """
 
-    codec: Codec | FewBits
+    codec: Codec | FewBits | Bits
     why: str = ""
     softmax_dim: int | None = None
     tokens: Tokens | None = None
@@ -59,13 +60,15 @@ class Stored:
     @property
     def parts(self) -> tuple[str, ...]:
         """What is kept, in this order."""
+        if isinstance(self.codec, Bits):
+            return ("codes",)
         if isinstance(self.codec, FewBits):
             return ("codes", "step", "least")
         return ("codes", "inv_scale") if self.tokens is None else ("codes", "inv_scale", "centre")
 
     def nbytes(self, value: Tensor) -> int:
         """Bytes of all parts."""
-        assert isinstance(self.codec, (Groupwise, GroupwiseBest, FewBits))
+        assert isinstance(self.codec, (Groupwise, GroupwiseBest, FewBits, Bits))
         centre = 0 if self.tokens is None else CENTRE_BYTES * (numel(value) // self.tokens.length)
         return self.codec.nbytes(sizes_in_memory(value)) + centre
 
@@ -95,9 +98,11 @@ class Stored:
     ) -> Tensor:
         """The value of ``dtype`` in its own ``shape``, computed in FP32 where more is done than decoding."""
         as_float = dtype if self.softmax_dim is None and self.about is None else torch.float32
-        if isinstance(self.codec, FewBits):
+        stored_as = shape if order is None else [shape[d] for d in order]
+        if isinstance(self.codec, Bits):
+            found = self.codec.decode(parts[0], stored_as)
+        elif isinstance(self.codec, FewBits):
             codes, step, least = parts
-            stored_as = shape if order is None else [shape[d] for d in order]
             found = self.codec.decode(codes, step, least, stored_as, as_float)
         elif self.tokens is not None:
             assert isinstance(self.codec, Groupwise)

@@ -138,8 +138,8 @@ POINTWISE = {
     prims.inductor_seeds.default,
 }
 
-# With its seed kept, dropout's random numbers are a pure function of it in the code that Inductor generates. Run node
-# by node (codegen="eager") they are not: torch's own definition of inductor_random draws afresh.
+# With its seed kept, dropout's random numbers are a pure function of it, in the code that Inductor generates and node by node
+# (fp8compile/compiler/seeded_random.py).
 SEEDED = frozenset({prims.inductor_lookup_seed.default, prims.inductor_random.default})
 
 REDUCTIONS = ("prepare_softmax_online", "var_mean", "argmax", "argmin")

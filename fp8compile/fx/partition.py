@@ -130,6 +130,23 @@ class PartitionedGraph:
             made.meta[NO_VERSION_CHECK] = True
         return added
 
+    def save(self, late: Node, made: Node, beside: SavedTensor) -> SavedTensor:
+        """Save a value ``made`` in the forward, like ``beside``, for what reads it in the backward, which would compute it."""
+        used = self.placeholder(beside, made)
+        late.replace_all_uses_with(used)
+        return self.add_beside(beside, made, used)
+
+    def compute_again(self, edge: SavedTensor, late: Node) -> None:
+        """The inverse of ``save``, before ``drop_unread``."""
+        edge.backward.replace_all_uses_with(late)
+        self.replace(edge)
+
+    def drop_unread(self) -> None:
+        """Compute and save nothing that the backward does not read."""
+        self.bw.graph.eliminate_dead_code()
+        for edge in [edge for edge in self.edges if edge.is_tensor and not edge.backward.users]:
+            self.replace(edge)
+
     def keep_instead(self, edge: SavedTensor, made: Node) -> None:
         """Save another value of the forward instead of ``edge``, for the same input of the backward."""
         used = self.placeholder(edge, made)

@@ -119,8 +119,8 @@ class Sensitivity:
         return value in self._normalised
 
     def is_residual_sum(self, value: Node, used: Node) -> bool:
-        """Whether a value of the backward is a saved one that the forward normalises, plus functions of its norm."""
-        return itself(self.made[used]) in self.norms and is_residual_sum(value, used, self._is_made_by_norm)
+        """Whether a value of the backward is a saved one plus functions of its norm."""
+        return is_residual_sum(value, used, self._is_made_by_norm)
 
     def _is_made_by_norm(self, node: Node) -> bool:
         """Whether a node multiplies what the forward normalises with the scale of that norm, or divides it by it."""

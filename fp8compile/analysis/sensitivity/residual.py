@@ -9,7 +9,7 @@ is small beside x only where f is as large as x and of the opposite direction. T
 by |x| / |x1|, and the rounding of x to its own dtype by as much. ``benchmarks/studies/residual_sizes.py`` measures that ratio.
 
 Left out: a sum whose other operand has not been through a norm *and* a matmul (a norm's gain alone, of one large weight,
-scales one channel), one that scales x, and one where x itself is not normalised.
+scales one channel), and one that scales x. What that norm reads is x or such a sum: else it is no sum of codes itself.
 """
 
 from __future__ import annotations

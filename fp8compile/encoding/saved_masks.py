@@ -1,0 +1,27 @@
+"""Saved masks: truth values take a byte each in torch. They are kept as bits, exactly, where all sizes are known.
+
+A mask that is made from its seed again (``passes/recompute_kept.py``) is not saved, so nothing is packed there. The caller's own
+masks cost nothing to keep.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fp8compile.encoding.stored import Stored
+from fp8compile.fx.graph import NOT_STATIC, numel, sizes_in_memory, storage_root
+from fp8compile.fx.partition import PartitionedGraph, SavedTensor
+from fp8compile.numerics.bits import Bits
+
+
+def is_mask(edge: SavedTensor, split: PartitionedGraph) -> bool:
+    """Whether a saved tensor holds truth values that nobody keeps anyway."""
+    return edge.forward.meta["val"].dtype is torch.bool and not split.caller_owns(storage_root(edge.forward))
+
+
+def as_bits(edge: SavedTensor, least: int) -> Stored | str:
+    """How a mask is stored, or why it stays as it is."""
+    value = edge.forward.meta["val"]
+    if not all(isinstance(size, int) for size in (*value.shape, *sizes_in_memory(value))):
+        return f"a mask: {NOT_STATIC}"
+    return Stored(Bits()) if numel(value) >= least else f"fewer than {least} elements"
