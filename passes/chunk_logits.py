@@ -5,13 +5,16 @@ but a few numbers a row: the largest logit, the sum of exponentials, the target'
 
     forward   chunks of rows: logits -> these numbers, for all rows             (fp8compile/chunking/rows.py)
     backward  chunks of columns: logits again -> their gradient -> dh, dW, db   (fp8compile/chunking/columns.py)
+              before, where the gradient needs a sum over all columns, as an entropy's does:
+              chunks of rows: logits again -> these sums, for all rows          (fp8compile/chunking/sums.py)
 
-Price: one more matmul of the head, a third of the head's FLOPs. Computing the gradient in the forward would save it, but
+Price: one more matmul of the head, a third of the head's FLOPs; two where there are such sums. Computing the gradient in the forward would save it, but
 needs dW as an FP32 sum over chunks of rows, twice the bytes of dW in BF16, read and written once a chunk; gradients that are
 linear in a scalar; and in FP16 gradients that the loss scale has not yet lifted. Here the gradient of the loss comes first.
 
 No form of a loss is recognised: operations between the logits and what reads them are copied as they stand, so shift, upcast,
-scaling, soft-cap, bias, cross-entropy with its options and z-loss are cases of one rule (fp8compile/analysis/logits.py).
+scaling, soft-cap, bias, cross-entropy with its options, z-loss, log-probabilities of given tokens and entropies are cases of
+one rule (fp8compile/analysis/logits.py). Logits that take no gradient, a reference model's, are computed in the forward alone.
 Each row's numbers are those of the whole, dW and db too; dh is summed over chunks in FP32 and rounded once.
 
 Legality: every reader of the logits and of what is computed from them is known. Otherwise they stay, with the reason. On the
@@ -24,9 +27,12 @@ from torch.fx import Graph, Node
 
 from fp8compile import _torch as private
 from fp8compile.analysis.dataflow import Source, is_activation, sources
-from fp8compile.analysis.logits import Declined, Logits, candidates, logits_of
+from fp8compile.analysis.logit_rows import Declined
+from fp8compile.analysis.logits import Logits, candidates, logits_of
 from fp8compile.chunking.columns import ColumnChunks
+from fp8compile.chunking.one_hot import spell_out
 from fp8compile.chunking.rows import RowChunks
+from fp8compile.chunking.sums import RowSums
 from fp8compile.fx.aot import is_training
 from fp8compile.fx.graph import is_tensor, nbytes
 from fp8compile.fx.provenance import TensorInfo, module_path
@@ -77,7 +83,9 @@ def _of(product: Node, chunks: int, parameters: set[Node]) -> Notes:
         return Notes()
     if logits.columns < 2:
         raise Declined("they are of one class")
-    by_rows, _ = RowChunks(logits), ColumnChunks(logits, gradient)
+    by_rows, _ = RowChunks(logits), RowSums(logits, gradient)
+    if logits.results:
+        ColumnChunks(logits, gradient)
     if chunks < 0:
         raise Declined(OFF.format(chunks=-chunks))
     return _rewrite(logits, by_rows, chunks, parameters)
@@ -90,18 +98,31 @@ def _gradient(graph: Graph, parameters: set[Node]) -> set[Node]:
 def _rewrite(logits: Logits, by_rows: RowChunks, chunks: int, parameters: set[Node]) -> Notes:
     info, graph = TensorInfo.of(logits.product), logits.product.graph
     rows, columns = _step(by_rows.count, chunks), _step(logits.columns, chunks)
-    forward = by_rows.insert(rows)
+    forward, _ = by_rows.insert(rows)
+    sums, backward, made = _backward(logits, rows, columns, parameters) if logits.results else (0, 0, [])
+    private.stable_topological_sort(graph)
+    whole = {*logits.axis, *logits.statistics, *logits.sums, *logits.results}
+    gone = [n for n in graph.nodes if n in whole]
+    for node in reversed(gone):
+        graph.erase_node(node)
+    spell_out(graph, made)
+    private.stable_topological_sort(graph)
+    share = max(rows / by_rows.count, columns / logits.columns if backward else 0)
+    members = tuple(node.name for node in gone)
+    return Notes(chunked=(Chunked(info, forward, backward, int(info.nbytes * share), logits.form, members, sums),))
+
+
+def _backward(logits: Logits, rows: int, columns: int, parameters: set[Node]) -> tuple[int, int, list[Node]]:
+    """Put the backward's chunks in: how many of rows and of columns there are, and what else these have made in chunks."""
+    graph = logits.product.graph
+    private.stable_topological_sort(graph)
+    found = sources(graph, parameters)
+    chunks, sums = RowSums(logits, _gradient(graph, parameters)).insert_sums(rows, lambda node: _is_kept(node, found[node]))
     private.stable_topological_sort(graph)
     found = sources(graph, parameters)
     by_columns = ColumnChunks(logits, _gradient(graph, parameters))
-    backward = by_columns.insert(columns, lambda node: _is_kept(node, found[node]))
-    gone = [n for n in graph.nodes if n in logits.axis or n in logits.statistics or n in logits.results]
-    for node in reversed(gone):
-        graph.erase_node(node)
-    private.stable_topological_sort(graph)
-    share = max(rows / by_rows.count, columns / logits.columns)
-    members = tuple(node.name for node in gone)
-    return Notes(chunked=(Chunked(info, forward, backward, int(info.nbytes * share), logits.form, members),))
+    backward = by_columns.insert(columns, lambda node: _is_kept(node, found[node]), sums)
+    return chunks, backward, [*by_columns.axis]
 
 
 def _is_kept(node: Node, source: Source) -> bool:
