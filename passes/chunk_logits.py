@@ -117,7 +117,9 @@ def _backward(logits: Logits, rows: int, columns: int, parameters: set[Node]) ->
     graph = logits.product.graph
     private.stable_topological_sort(graph)
     found = sources(graph, parameters)
-    chunks, sums = RowSums(logits, _gradient(graph, parameters)).insert_sums(rows, lambda node: _is_kept(node, found[node]))
+    chunks, sums = RowSums(logits, _gradient(graph, parameters)).insert_sums(
+        rows, lambda node: _is_kept(node, found[node])
+    )
     private.stable_topological_sort(graph)
     found = sources(graph, parameters)
     by_columns = ColumnChunks(logits, _gradient(graph, parameters))

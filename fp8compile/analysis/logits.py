@@ -21,7 +21,8 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Graph, Node
 
-from fp8compile.analysis.columns import carried
+from fp8compile import _torch as private
+from fp8compile.analysis.columns import carried, is_elementwise
 from fp8compile.analysis.linears import PLAIN_MATMULS
 from fp8compile.analysis.logit_rows import Declined, Rows, rows_of
 from fp8compile.fx.graph import ENCODING, IN_CHUNKS, ROW, SPLICED, is_tensor, numel
@@ -109,6 +110,7 @@ class _Walk:
         self.axis = {product: 1}
         self.reductions: list[Node] = []
         self.sums: list[Node] = []
+        self.parts: list[Node] = []  # that are declined: one of a softmax's rows, a part of its columns
         self.results: list[Node] = []
         self.problem = _reason_against(product)
         self.is_softmax = False
@@ -123,9 +125,9 @@ class _Walk:
         for node in nodes:
             if any(operand in self.axis for operand in node.all_input_nodes):
                 self._visit(node)
-        forward = [n for n in self.axis if n not in gradient]
-        of_largest = descendants([r for r in self.reductions if r.target is aten.amax.default])
-        self.is_softmax = any(n.target is aten.exp.default and n in of_largest for n in forward)
+        forward = {n for n in self.axis if n not in gradient}
+        largest = [r for r in self.reductions if r.target is aten.amax.default]
+        self.is_softmax = _is_softmax(forward, largest) or _is_softmax(*_of_parts(self.parts))
 
     def _visit(self, node: Node) -> None:
         gradient = node in self.gradient
@@ -143,6 +145,7 @@ class _Walk:
         elif node.op == "output":
             self._decline(RETURNED)
         elif node.target in PARTS or is_split(node):
+            self.parts += [] if gradient else [node]
             self._decline(f"{opname(node)} takes a part of them: compute the loss of all rows and columns at once")
         elif is_view(node):
             self._decline(f"{opname(node)} moves their columns")
@@ -212,6 +215,24 @@ class _Walk:
                 found.add(node)
                 waiting += [o for o in node.all_input_nodes if o in made]
         return found
+
+
+def _is_softmax(forward: set[Node], largest: list[Node]) -> bool:
+    """Whether one of these values is an exponential that is relative to the largest of its row."""
+    later = descendants(largest)
+    return any(n.target is aten.exp.default and n in later for n in forward)
+
+
+def _of_parts(parts: list[Node]) -> tuple[set[Node], list[Node]]:
+    """What is made of parts of logits element by element, and the largest of its rows."""
+    found, largest = set(parts), list[Node]()
+    for node in parts[0].graph.nodes if parts else ():
+        if any(operand in found for operand in node.all_input_nodes):
+            if is_elementwise(node) or is_view(node) or is_split(node) or node.target is private.getitem:
+                found.add(node)
+            elif node.target is aten.amax.default:
+                largest.append(node)
+    return found, largest
 
 
 def descendants(nodes: list[Node]) -> set[Node]:

@@ -47,7 +47,9 @@ class RowSums(RowChunks):
             self._check_rows()
         except Declined as reason:
             over = opname(logits.sums[0])
-            raise Declined(f"the gradient needs {over} over all columns of what is computed from them: {reason}") from None
+            raise Declined(
+                f"the gradient needs {over} over all columns of what is computed from them: {reason}"
+            ) from None
         self.place = logits.sums[-1]
         ready = (o for o in self.outside if o in gradient and is_tensor(o) and numel(o.meta["val"]))
         self.ready = (next(ready),)  # the gradient of the loss
