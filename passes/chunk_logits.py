@@ -8,13 +8,14 @@ but a few numbers a row: the largest logit, the sum of exponentials, the target'
               before, where the gradient needs a sum over all columns, as an entropy's does:
               chunks of rows: logits again -> these sums, for all rows          (fp8compile/chunking/sums.py)
 
-Price: one more matmul of the head, a third of the head's FLOPs; two where there are such sums. Computing the gradient in the forward would save it, but
-needs dW as an FP32 sum over chunks of rows, twice the bytes of dW in BF16, read and written once a chunk; gradients that are
-linear in a scalar; and in FP16 gradients that the loss scale has not yet lifted. Here the gradient of the loss comes first.
+Price: one more matmul of the head, a third of the head's FLOPs; two where there are such sums. Computing the gradient in the
+forward would save it, but needs dW as an FP32 sum over chunks of rows, twice the bytes of dW in BF16, read and written once a
+chunk; gradients that are linear in a scalar; and in FP16 gradients that the loss scale has not yet lifted. Here the gradient
+of the loss comes first.
 
 No form of a loss is recognised: operations between the logits and what reads them are copied as they stand, so shift, upcast,
 scaling, soft-cap, bias, cross-entropy with its options, z-loss, log-probabilities of given tokens and entropies are cases of
-one rule (fp8compile/analysis/logits.py). Logits that take no gradient, a reference model's, are computed in the forward alone.
+one rule (fp8compile/analysis/logits.py). Logits that take no gradient, as a reference model's, have no backward.
 Each row's numbers are those of the whole, dW and db too; dh is summed over chunks in FP32 and rounded once.
 
 Legality: every reader of the logits and of what is computed from them is known. Otherwise they stay, with the reason. On the
@@ -22,6 +23,8 @@ joint graph, since there the backward's chunks can be tied to the gradient of th
 """
 
 from __future__ import annotations
+
+from collections.abc import Mapping
 
 from torch.fx import Graph, Node
 
@@ -77,7 +80,7 @@ def _of(product: Node, chunks: int, parameters: set[Node]) -> Notes:
     Raises:
         Declined: it is, but cannot be computed in chunks.
     """
-    gradient = _gradient(product.graph, parameters)
+    gradient = _gradient(sources(product.graph, parameters))
     logits = logits_of(product, gradient)
     if logits is None:
         return Notes()
@@ -91,8 +94,8 @@ def _of(product: Node, chunks: int, parameters: set[Node]) -> Notes:
     return _rewrite(logits, by_rows, chunks, parameters)
 
 
-def _gradient(graph: Graph, parameters: set[Node]) -> set[Node]:
-    return {node for node, source in sources(graph, parameters).items() if Source.GRADIENT in source}
+def _gradient(found: Mapping[Node, Source]) -> set[Node]:
+    return {node for node, source in found.items() if Source.GRADIENT in source}
 
 
 def _rewrite(logits: Logits, by_rows: RowChunks, chunks: int, parameters: set[Node]) -> Notes:
@@ -117,13 +120,12 @@ def _backward(logits: Logits, rows: int, columns: int, parameters: set[Node]) ->
     graph = logits.product.graph
     private.stable_topological_sort(graph)
     found = sources(graph, parameters)
-    chunks, sums = RowSums(logits, _gradient(graph, parameters)).insert_sums(
-        rows, lambda node: _is_kept(node, found[node])
-    )
+    first = RowSums(logits, _gradient(found))
+    chunks, sums = first.insert_sums(rows, lambda node: _is_kept(node, found[node]))
     private.stable_topological_sort(graph)
-    found = sources(graph, parameters)
-    by_columns = ColumnChunks(logits, _gradient(graph, parameters))
-    backward = by_columns.insert(columns, lambda node: _is_kept(node, found[node]), sums)
+    known = sources(graph, parameters)
+    by_columns = ColumnChunks(logits, _gradient(known))
+    backward = by_columns.insert(columns, lambda node: _is_kept(node, known[node]), sums)
     return chunks, backward, [*by_columns.axis]
 
 

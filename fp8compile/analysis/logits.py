@@ -9,8 +9,8 @@
              nothing at all for logits that take no gradient, as those of a reference model
 
 A *wide* value has V columns in one of its dimensions and is computed from the logits. This is all that the forms of a loss
-have in common (cross-entropy with its options, log-probabilities, entropy, z-loss, soft-cap, shifted rows), so it is all that is asked of them: no
-formula is recognised. Every reader of a wide value is known, or the logits are declined with the reason.
+have in common (cross-entropy with its options, log-probabilities, entropy, z-loss, soft-cap, shifted rows), so it is all that
+is asked of them: no formula is recognised. Every reader of a wide value is known, or the logits are declined with the reason.
 """
 
 from __future__ import annotations

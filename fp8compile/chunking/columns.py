@@ -191,7 +191,7 @@ class ColumnChunks:
         if node.target is aten.full.default:
             return aten.full.default(shape, *node.args[1:], **node.kwargs)
         if pair := one_entry_a_row(node):
-            return in_columns(*(given[o] for o in pair), range(columns.start, columns.stop))
+            return in_columns(range(columns.start, columns.stop), *(given[o] for o in pair))
         dims = dict(self._operands(node, at))
 
         def operand(o: Node) -> Tensor:

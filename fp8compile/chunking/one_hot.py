@@ -44,14 +44,14 @@ def _is_zero(node: Any) -> bool:
     return node.target is aten.full.default and node.args[1] == 0
 
 
-def in_columns(index: Tensor, entries: Tensor, columns: range) -> Tensor:
-    """The value's columns, for ``index`` and ``entries`` ``[..., 1]``."""
+def in_columns(columns: range, index: Tensor, entries: Tensor) -> Tensor:
+    """These columns of the value of which ``index`` and ``entries`` are ``[..., 1]``."""
     at = torch.arange(columns.start, columns.stop, device=index.device)
     return torch.where(index == at, entries, torch.zeros((), dtype=entries.dtype, device=entries.device))
 
 
 def spell_out(graph: Graph, nodes: Iterable[Node]) -> None:
-    """Let nobody read these values as zeros with entries stored into them: sums take the entries, others make them in place."""
+    """Let nobody read these values as zeros that entries are stored into: sums take the entries, others compare columns."""
     found = {node: pair for node in nodes if (pair := one_entry_a_row(node))}
     later = descendants([*found])
     for node in [n for n in graph.nodes if n in later]:
@@ -62,7 +62,7 @@ def spell_out(graph: Graph, nodes: Iterable[Node]) -> None:
             graph.erase_node(node)
         elif node in found:
             columns = range(node.meta["val"].shape[-1])
-            node.replace_all_uses_with(splice(graph, _made_in_place(columns), *found[node], before=node))
+            node.replace_all_uses_with(splice(graph, _by_comparison(columns), *found[node], before=node))
             graph.erase_node(node)
 
 
@@ -86,8 +86,8 @@ def _like(value: Tensor) -> Any:
     return sum_of_one_entry_a_row
 
 
-def _made_in_place(columns: range) -> Any:
+def _by_comparison(columns: range) -> Any:
     def entries_by_column(index: Tensor, entries: Tensor) -> Tensor:
-        return in_columns(index, entries, columns)
+        return in_columns(columns, index, entries)
 
     return entries_by_column

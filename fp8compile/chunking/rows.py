@@ -1,4 +1,4 @@
-"""Statistics of logits' rows, computed from chunks of rows.
+"""Numbers of logits' rows, computed from chunks of rows: the forward's statistics, or a backward's sums (``sums``).
 
     z_c = h[rows] W' (+ bias)      then every operation between the logits and the statistics, as the graph has it, on [n, V]
 
@@ -98,7 +98,7 @@ class RowChunks:
             raise Declined(f"{opname(node)} makes one value of all rows, which the rest of the loss reads")
 
     def insert(self, step: int) -> tuple[int, list[Node]]:
-        """Compute the numbers that are read in chunks of ``step`` rows; returns how many chunks there are, and the numbers."""
+        """Compute the numbers that are read in chunks of ``step`` rows; returns how many there are, and the numbers."""
         graph, product = self.graph, self.logits.product
         *bias, h, w = product.args
         place, done = self.place, self.ready
@@ -153,12 +153,11 @@ class RowChunks:
             return found[o] if o in found else _laid_out(outside[o], shape, rows)
 
         if pair := one_entry_a_row(node):
-            return in_columns(*map(operand, pair), range(shape[-1]))
-        if node.target in (aten.expand.default, aten.full.default):
-            size = [rows.stop - rows.start, shape[-1]]
-            x: Any = node.args[0]
-            is_full = node.target is aten.full.default
-            return aten.full.default(size, *node.args[1:], **node.kwargs) if is_full else operand(x).expand(size)
+            return in_columns(range(shape[-1]), *map(operand, pair))
+        if node.target is aten.full.default:
+            return aten.full.default([rows.stop - rows.start, shape[-1]], *node.args[1:], **node.kwargs)
+        if node.target is aten.expand.default:
+            return operand(node.all_input_nodes[0]).expand(rows.stop - rows.start, shape[-1])
         mapped: Any = torch.fx.node.map_arg((node.args, node.kwargs), operand)
         args, kwargs = mapped
         return node.target(*args, **kwargs)  # type: ignore[operator]

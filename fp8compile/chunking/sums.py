@@ -56,7 +56,7 @@ class RowSums(RowChunks):
 
     def _find(self) -> None:
         """Follow the sums back to the logits, through values of their size and through what is made of other sums."""
-        made = descendants([*self.logits.sums])
+        made = self.made = descendants([*self.logits.sums])
         waiting = [*self.logits.sums]
         while waiting:
             node = waiting.pop()
@@ -73,12 +73,12 @@ class RowSums(RowChunks):
 
     def _is_made_in_a_chunk(self, node: Node, reader: Node) -> bool:
         """Whether a value of the logits' size is an operation on numbers of rows and of columns."""
-        if not is_tensor(node) or layout_of(node.meta["val"], reader.meta["val"].shape) != "other":
+        if not is_tensor(node) or numel(node.meta["val"]) != self.count * self.logits.columns:
             return False
-        of_their_size = numel(node.meta["val"]) == self.count * self.logits.columns
+        of_columns = layout_of(node.meta["val"], reader.meta["val"].shape) != "other"  # or of a single row
         repeats = node.target in (aten.expand.default, aten.full.default, *SAME_ELEMENTS)
         known = repeats or is_elementwise(node) or one_entry_a_row(node) is not None
-        return known and of_their_size and node.meta["val"].shape[-1] == self.logits.columns
+        return known and (node in self.made or not of_columns) and node.meta["val"].shape[-1] == self.logits.columns
 
     def _check_rows(self) -> None:
         """Whether the sums are of the rows that the statistics are of, each in its place."""
