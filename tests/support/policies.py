@@ -1,6 +1,6 @@
 """Log-probabilities of given tokens, entropies, and the losses made of them, in the forms of TRL.
 
-``gathered`` and ``log_softmaxed`` are ``selective_log_softmax`` in 32 and in 16 bits, but of all rows at once; ``entropies`` is
+``gathered`` and ``log_softmaxed`` are ``selective_log_softmax`` in 32 and in 16 bits, of all rows at once; ``entropies`` is
 ``entropy_from_logits``. DPO's loss is the sigmoid one, GRPO's has clipped ratios and the k3 estimate of the KL divergence.
 """
 
