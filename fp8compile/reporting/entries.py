@@ -201,10 +201,9 @@ class Collective(Entry):
 
 @dataclass(frozen=True)
 class Chunked(Entry):
-    """Logits that are computed in chunks, in the forward and again in the backward, and never exist as a whole.
+    """Logits (``info``: as the model writes them) that are computed in chunks and never exist as a whole.
 
     Attributes:
-        info: the facts of the logits as the model writes them.
         forward: chunks of rows in the forward.
         backward: chunks of columns in the backward; 0 for logits that take no gradient.
         bytes_after: bytes of the largest chunk. In the backward its gradient takes its place.
