@@ -58,7 +58,7 @@ def spell_out(graph: Graph, nodes: Iterable[Node]) -> None:
         if (entries := _summed(node, found)) is not None:
             node.replace_all_uses_with(splice(graph, _like(node.meta["val"]), entries, before=node))
     for node in reversed([n for n in graph.nodes if n in later or n in found]):
-        if not node.users and node.op != "output":
+        if not (node.users or node.op == "output" or node.is_impure()):
             graph.erase_node(node)
         elif node in found:
             columns = range(node.meta["val"].shape[-1])
