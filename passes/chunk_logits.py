@@ -5,13 +5,17 @@ but a few numbers a row: the largest logit, the sum of exponentials, the target'
 
     forward   chunks of rows: logits -> these numbers, for all rows             (fp8compile/chunking/rows.py)
     backward  chunks of columns: logits again -> their gradient -> dh, dW, db   (fp8compile/chunking/columns.py)
+              before, where the gradient needs a sum over all columns, as an entropy's does:
+              chunks of rows: logits again -> these sums, for all rows          (fp8compile/chunking/sums.py)
 
-Price: one more matmul of the head, a third of the head's FLOPs. Computing the gradient in the forward would save it, but
-needs dW as an FP32 sum over chunks of rows, twice the bytes of dW in BF16, read and written once a chunk; gradients that are
-linear in a scalar; and in FP16 gradients that the loss scale has not yet lifted. Here the gradient of the loss comes first.
+Price: one more matmul of the head, a third of the head's FLOPs; two where there are such sums. Computing the gradient in the
+forward would save it, but needs dW as an FP32 sum over chunks of rows, twice the bytes of dW in BF16, read and written once a
+chunk; gradients that are linear in a scalar; and in FP16 gradients that the loss scale has not yet lifted. Here the gradient
+of the loss comes first.
 
 No form of a loss is recognised: operations between the logits and what reads them are copied as they stand, so shift, upcast,
-scaling, soft-cap, bias, cross-entropy with its options and z-loss are cases of one rule (fp8compile/analysis/logits.py).
+scaling, soft-cap, bias, cross-entropy with its options, z-loss, log-probabilities of given tokens and entropies are cases of
+one rule (fp8compile/analysis/logits.py). Logits that take no gradient, as a reference model's, have no backward.
 Each row's numbers are those of the whole, dW and db too; dh is summed over chunks in FP32 and rounded once.
 
 Legality: every reader of the logits and of what is computed from them is known. Otherwise they stay, with the reason. On the
@@ -20,13 +24,18 @@ joint graph, since there the backward's chunks can be tied to the gradient of th
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from torch.fx import Graph, Node
 
 from fp8compile import _torch as private
 from fp8compile.analysis.dataflow import Source, is_activation, sources
-from fp8compile.analysis.logits import Declined, Logits, candidates, logits_of
+from fp8compile.analysis.logit_rows import Declined
+from fp8compile.analysis.logits import Logits, candidates, logits_of
 from fp8compile.chunking.columns import ColumnChunks
+from fp8compile.chunking.one_hot import spell_out
 from fp8compile.chunking.rows import RowChunks
+from fp8compile.chunking.sums import RowSums
 from fp8compile.fx.aot import is_training
 from fp8compile.fx.graph import is_tensor, nbytes
 from fp8compile.fx.provenance import TensorInfo, module_path
@@ -71,37 +80,53 @@ def _of(product: Node, chunks: int, parameters: set[Node]) -> Notes:
     Raises:
         Declined: it is, but cannot be computed in chunks.
     """
-    gradient = _gradient(product.graph, parameters)
+    gradient = _gradient(sources(product.graph, parameters))
     logits = logits_of(product, gradient)
     if logits is None:
         return Notes()
     if logits.columns < 2:
         raise Declined("they are of one class")
-    by_rows, _ = RowChunks(logits), ColumnChunks(logits, gradient)
+    by_rows, _ = RowChunks(logits), RowSums(logits, gradient)
+    if logits.results:
+        ColumnChunks(logits, gradient)
     if chunks < 0:
         raise Declined(OFF.format(chunks=-chunks))
     return _rewrite(logits, by_rows, chunks, parameters)
 
 
-def _gradient(graph: Graph, parameters: set[Node]) -> set[Node]:
-    return {node for node, source in sources(graph, parameters).items() if Source.GRADIENT in source}
+def _gradient(found: Mapping[Node, Source]) -> set[Node]:
+    return {node for node, source in found.items() if Source.GRADIENT in source}
 
 
 def _rewrite(logits: Logits, by_rows: RowChunks, chunks: int, parameters: set[Node]) -> Notes:
     info, graph = TensorInfo.of(logits.product), logits.product.graph
     rows, columns = _step(by_rows.count, chunks), _step(logits.columns, chunks)
-    forward = by_rows.insert(rows)
+    forward, _ = by_rows.insert(rows)
+    sums, backward, made = _backward(logits, rows, columns, parameters) if logits.results else (0, 0, [])
     private.stable_topological_sort(graph)
-    found = sources(graph, parameters)
-    by_columns = ColumnChunks(logits, _gradient(graph, parameters))
-    backward = by_columns.insert(columns, lambda node: _is_kept(node, found[node]))
-    gone = [n for n in graph.nodes if n in logits.axis or n in logits.statistics or n in logits.results]
+    whole = {*logits.axis, *logits.statistics, *logits.sums, *logits.results}
+    gone = [n for n in graph.nodes if n in whole]
     for node in reversed(gone):
         graph.erase_node(node)
+    spell_out(graph, made)
     private.stable_topological_sort(graph)
-    share = max(rows / by_rows.count, columns / logits.columns)
+    share = max(rows / by_rows.count, columns / logits.columns if backward else 0)
     members = tuple(node.name for node in gone)
-    return Notes(chunked=(Chunked(info, forward, backward, int(info.nbytes * share), logits.form, members),))
+    return Notes(chunked=(Chunked(info, forward, backward, int(info.nbytes * share), logits.form, members, sums),))
+
+
+def _backward(logits: Logits, rows: int, columns: int, parameters: set[Node]) -> tuple[int, int, list[Node]]:
+    """Put the backward's chunks in: how many of rows and of columns there are, and what else these have made in chunks."""
+    graph = logits.product.graph
+    private.stable_topological_sort(graph)
+    found = sources(graph, parameters)
+    first = RowSums(logits, _gradient(found))
+    chunks, sums = first.insert_sums(rows, lambda node: _is_kept(node, found[node]))
+    private.stable_topological_sort(graph)
+    known = sources(graph, parameters)
+    by_columns = ColumnChunks(logits, _gradient(known))
+    backward = by_columns.insert(columns, lambda node: _is_kept(node, known[node]), sums)
+    return chunks, backward, [*by_columns.axis]
 
 
 def _is_kept(node: Node, source: Source) -> bool:

@@ -4,11 +4,13 @@
     forward  wide values, element by element: upcast, scaling, soft-cap, z - amax, exp
              statistics of rows: amax, sum, logsumexp, the target's entry; and what is made of them element by element
     backward wide values, element by element, of wide ones, statistics, targets and the gradient of the loss
+             sums of a wide value over all columns, a number a row: an entropy's gradient is p (g log p - sum of p g log p)
              read by dgrad (dz W), wgrad (dz' h), the bias gradient (sum of dz over rows), and nothing else
+             nothing at all for logits that take no gradient, as those of a reference model
 
 A *wide* value has V columns in one of its dimensions and is computed from the logits. This is all that the forms of a loss
-have in common (cross-entropy with its options, z-loss, soft-cap, shifted rows), so it is all that is asked of them: no
-formula is recognised. Every reader of a wide value is known, or the logits are declined with the reason.
+have in common (cross-entropy with its options, log-probabilities, entropy, z-loss, soft-cap, shifted rows), so it is all that
+is asked of them: no formula is recognised. Every reader of a wide value is known, or the logits are declined with the reason.
 """
 
 from __future__ import annotations
@@ -19,10 +21,12 @@ from dataclasses import dataclass
 import torch
 from torch.fx import Graph, Node
 
-from fp8compile.analysis.columns import SAME_ELEMENTS, carried, is_elementwise
+from fp8compile import _torch as private
+from fp8compile.analysis.columns import carried, is_elementwise
 from fp8compile.analysis.linears import PLAIN_MATMULS
+from fp8compile.analysis.logit_rows import Declined, Rows, rows_of
 from fp8compile.fx.graph import ENCODING, IN_CHUNKS, ROW, SPLICED, is_tensor, numel
-from fp8compile.fx.ops import is_view, opname
+from fp8compile.fx.ops import PARTS, is_split, is_view, opname
 
 aten = torch.ops.aten
 
@@ -48,23 +52,6 @@ RETURNED = (
 OBSERVED = "statistics of the logits or of their gradient are taken: Recipe.observe=False takes none"
 
 
-class Declined(Exception):
-    """Why logits must exist as a whole."""
-
-
-@dataclass(frozen=True)
-class Rows:
-    """Which of the logits' rows a value holds: slices of them, each as (leading sizes, dimension, start, end, step)."""
-
-    slices: tuple[tuple[tuple[int, ...], int, int, int, int], ...] = ()
-
-    def of(self, h: torch.Tensor) -> torch.Tensor:
-        """The same rows of ``h`` ``[T, H]``, as ``[N, H]``."""
-        for sizes, dim, start, end, step in self.slices:
-            h = torch.ops.aten.slice.Tensor(h.reshape(*sizes, h.shape[-1]), dim, start, end, step)
-        return h.reshape(-1, h.shape[-1])
-
-
 @dataclass(frozen=True)
 class Logits:
     """Logits whose every reader is known.
@@ -75,7 +62,8 @@ class Logits:
         rows: which rows of the logits the loss reads.
         statistics: values of the forward with one element a row, from reductions of wide values and made from such, that
             the loss or a wide value reads; in graph order.
-        results: what the backward makes of wide values and is not wide: dgrad, wgrad, bias gradient.
+        sums: the same reductions in the backward, of wide values that depend on the gradient of the loss; in graph order.
+        results: what the backward makes of wide values and is neither: dgrad, wgrad, bias gradient; none without a gradient.
         form: what lies between the logits and their gradient, in words.
     """
 
@@ -83,6 +71,7 @@ class Logits:
     axis: Mapping[Node, int]
     rows: Rows
     statistics: tuple[Node, ...]
+    sums: tuple[Node, ...]
     results: tuple[Node, ...]
     form: str
 
@@ -120,6 +109,8 @@ class _Walk:
         self.product, self.gradient = product, gradient
         self.axis = {product: 1}
         self.reductions: list[Node] = []
+        self.sums: list[Node] = []
+        self.parts: list[Node] = []  # that are declined: one of a softmax's rows, a part of its columns
         self.results: list[Node] = []
         self.problem = _reason_against(product)
         self.is_softmax = False
@@ -134,9 +125,9 @@ class _Walk:
         for node in nodes:
             if any(operand in self.axis for operand in node.all_input_nodes):
                 self._visit(node)
-        forward = [n for n in self.axis if n not in gradient]
-        of_largest = descendants([r for r in self.reductions if r.target is aten.amax.default])
-        self.is_softmax = any(n.target is aten.exp.default and n in of_largest for n in forward)
+        forward = {n for n in self.axis if n not in gradient}
+        largest = [r for r in self.reductions if r.target is aten.amax.default]
+        self.is_softmax = _is_softmax(forward, largest) or _is_softmax(*_of_parts(self.parts))
 
     def _visit(self, node: Node) -> None:
         gradient = node in self.gradient
@@ -147,16 +138,17 @@ class _Walk:
                 self._decline(OBSERVED)
             return
         kind = self._kind(node)
-        if kind == "rows" and not gradient:
-            self.reductions.append(node)
+        if kind == "rows":
+            (self.sums if gradient else self.reductions).append(node)
         elif kind in ("dgrad", "columns") and gradient:
             self.results.append(node)
         elif node.op == "output":
             self._decline(RETURNED)
+        elif node.target in PARTS or is_split(node):
+            self.parts += [] if gradient else [node]
+            self._decline(f"{opname(node)} takes a part of them: compute the loss of all rows and columns at once")
         elif is_view(node):
             self._decline(f"{opname(node)} moves their columns")
-        elif kind == "rows":
-            self._decline(f"the gradient needs {opname(node)} over all columns of what is computed from the logits")
         else:
             self._decline(f"{opname(node) or node.name} reads them{' in the backward' * gradient}")
 
@@ -197,10 +189,10 @@ class _Walk:
     def found(self) -> Logits:
         if self.problem:
             raise Declined(self.problem)
-        if not self.results:
-            raise Declined("nothing in the backward reads them")
         forward = [n for n in self.axis if n not in self.gradient]
-        rows, read = _rows(self.product, forward, self.axis), None
+        if not self.results and len(forward) < len(self.axis):
+            raise Declined("nothing reads their gradient")
+        rows, read = rows_of(self.product, forward, self.axis), None
         for reduction in self.reductions:
             of = rows[reduction.args[0]]  # type: ignore[index]
             if read not in (None, of):
@@ -209,7 +201,8 @@ class _Walk:
         assert read is not None, "a softmax has a reduction"
         between = self._between(forward)
         statistics = tuple(n for n in self.product.graph.nodes if n in between or n in self.reductions)
-        return Logits(self.product, self.axis, read, statistics, tuple(self.results), _form(self, read, forward))
+        sums, results = tuple(self.sums), tuple(self.results)
+        return Logits(self.product, self.axis, read, statistics, sums, results, _form(self, read, forward))
 
     def _between(self, forward: list[Node]) -> set[Node]:
         """What is computed from statistics and read by a wide value or by another reduction."""
@@ -224,6 +217,24 @@ class _Walk:
         return found
 
 
+def _is_softmax(forward: set[Node], largest: list[Node]) -> bool:
+    """Whether one of these values is an exponential that is relative to the largest of its row."""
+    later = descendants(largest)
+    return any(n.target is aten.exp.default and n in later for n in forward)
+
+
+def _of_parts(parts: list[Node]) -> tuple[set[Node], list[Node]]:
+    """What is made of parts of logits element by element, and the largest of its rows."""
+    found, largest = set(parts), list[Node]()
+    for node in parts[0].graph.nodes if parts else ():
+        if any(operand in found for operand in node.all_input_nodes):
+            if is_elementwise(node) or is_view(node) or is_split(node) or node.target is private.getitem:
+                found.add(node)
+            elif node.target is aten.amax.default:
+                largest.append(node)
+    return found, largest
+
+
 def descendants(nodes: list[Node]) -> set[Node]:
     """All that is computed from these nodes."""
     found, waiting = set[Node](), list(nodes)
@@ -233,28 +244,6 @@ def descendants(nodes: list[Node]) -> set[Node]:
                 found.add(user)
                 waiting.append(user)
     return found
-
-
-def _rows(product: Node, forward: list[Node], axis: Mapping[Node, int]) -> dict[Node, Rows]:
-    """Of each wide value of the forward, which rows of the logits it holds."""
-    rows = {product: Rows()}
-    for node in forward[1:]:
-        operands = [o for o in node.all_input_nodes if o in axis]
-        if axis[node] != node.meta["val"].dim() - 1 or len({rows[o] for o in operands}) > 1:
-            raise Declined(f"{opname(node)} moves the logits' rows")
-        rows[node] = before = rows[operands[0]]
-        if node.target is aten.slice.Tensor:
-            args: tuple[object, ...] = (*node.args, *(0, 0, None, None, 1)[len(node.args) :])
-            sizes = tuple(operands[0].meta["val"].shape[:-1])
-            rows[node] = Rows((*before.slices, (sizes, *args[1:])))  # type: ignore[arg-type]
-        elif not (is_elementwise(node) or node.target in SAME_ELEMENTS) or _grows(node, operands[0]):
-            raise Declined(f"{opname(node)} moves the logits' rows")
-    return rows
-
-
-def _grows(node: Node, operand: Node) -> bool:
-    """Whether a value has other rows than what it is computed from: repeated ones."""
-    return bool(numel(node.meta["val"]) != numel(operand.meta["val"]))
 
 
 def _reason_against(product: Node) -> str | None:

@@ -18,7 +18,7 @@ first chunk's logits into the forward and save them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Set
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 import torch
@@ -28,13 +28,16 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from fp8compile import _torch as private
 from fp8compile.analysis.columns import SAME_ELEMENTS, is_elementwise
-from fp8compile.analysis.logits import Declined, Logits, descendants
+from fp8compile.analysis.logit_rows import Declined
+from fp8compile.analysis.logits import Logits, descendants
+from fp8compile.chunking.one_hot import in_columns, one_entry_a_row
 from fp8compile.fx.graph import EXACT, IN_CHUNKS, is_tensor, numel, splice, storage_root
 from fp8compile.fx.ops import opname
 from fp8compile.fx.tracing import stored
 from fp8compile.numerics.chunks import after, matmul_unrounded
 
 aten = torch.ops.aten
+COMPARED = "{} of them and of a number of their row: made again, they may be a bit off"
 COMPARISONS = frozenset(getattr(aten, name).Tensor for name in ("eq", "ne", "lt", "le", "gt", "ge"))
 
 
@@ -74,9 +77,7 @@ class ColumnChunks:
             return
         for operand, dim in self._operands(node, at):
             if node.target in COMPARISONS and self._is_number_of_a_row(operand):
-                raise Declined(
-                    f"{opname(node)} of them and of a number of their row: made again, they may be a bit off"
-                )
+                raise Declined(COMPARED.format(opname(node)))
             if dim is None or operand.meta["val"].shape[dim] == 1 or self._is_one_row(operand):
                 self.outside[operand] = None
             else:
@@ -93,6 +94,8 @@ class ColumnChunks:
         operands, rank = node.all_input_nodes, node.meta["val"].dim()
         if not all(map(is_tensor, operands)):
             raise Declined(f"{opname(node)} depends on a symbolic size")
+        if at == rank - 1 and (pair := one_entry_a_row(node)):
+            return [(o, None) for o in pair]
         if is_elementwise(node) or node.target is aten.expand.default:
             dims = [(o, at - rank + o.meta["val"].dim()) for o in operands]
             return [(o, dim if dim >= 0 else None) for o, dim in dims]
@@ -109,16 +112,15 @@ class ColumnChunks:
                 return [(operands[0], len(size) - 1)]
         raise Declined(f"their gradient is computed from {opname(node) or node.name}, a tensor of their size")
 
-    def insert(self, step: int, is_kept: Callable[[Node], bool]) -> int:
-        """Compute the results in chunks of ``step`` columns; returns how many chunks there are.
+    def insert(self, step: int, is_kept: Callable[[Node], bool], first: Sequence[Node] = ()) -> int:
+        """Compute the results in chunks of ``step`` columns, when ``first`` are there; returns how many chunks there are.
 
         What ``is_kept`` says of is taken as the forward had it, bit for bit: logits that are made again from a rounded ``h``
         would not belong to the sums of exponentials that the forward has made.
         """
         place, outside = self.logits.results[-1], list(self.outside)
-        for operand in filter(is_kept, outside):
-            _keep_as_it_is(operand)
-        done, sums = [self.ready], list[Node]()
+        keep_as_they_are(filter(is_kept, outside))
+        done, sums = [self.ready, *first], list[Node]()
         parts: list[list[Node]] = []
         dgrads = [r for r in self.logits.results if self._is_dgrad(r)]
         for start in range(0, self.logits.columns, step):
@@ -188,6 +190,8 @@ class ColumnChunks:
             return node.target(*bias, after(h, *done), w.narrow(1, columns.start, count))  # type: ignore[operator]
         if node.target is aten.full.default:
             return aten.full.default(shape, *node.args[1:], **node.kwargs)
+        if pair := one_entry_a_row(node):
+            return in_columns(range(columns.start, columns.stop), *(given[o] for o in pair))
         dims = dict(self._operands(node, at))
 
         def operand(o: Node) -> Tensor:
@@ -205,12 +209,12 @@ class ColumnChunks:
         return node.target(*args, **kwargs)  # type: ignore[operator]
 
 
-def _keep_as_it_is(node: Node) -> None:
-    """Have a value of the forward saved, and not as codes."""
-    root = storage_root(node)  # the cut saves no views
-    root.meta[EXACT] = True
-    if root.op != "placeholder":
-        root.meta[private.RECOMPUTE] = CheckpointPolicy.MUST_SAVE
+def keep_as_they_are(nodes: Iterable[Node]) -> None:
+    """Have values of the forward saved, and not as codes."""
+    for root in map(storage_root, nodes):  # the cut saves no views
+        root.meta[EXACT] = True
+        if root.op != "placeholder":
+            root.meta[private.RECOMPUTE] = CheckpointPolicy.MUST_SAVE
 
 
 def _rounded(dtype: torch.dtype) -> Any:

@@ -61,8 +61,8 @@ class Recipe:
         collectives: what all_gather, reduce_scatter and all_reduce in the graph send: "off" (what they are given) or
             "groupwise" (codes; see passes/compress_collectives.py).
         chunk_logits: whether logits that only a loss reads are computed in chunks and never exist as a whole, for one more
-            matmul of the output head (passes/chunk_logits.py): "off", "auto" (logits of 512 MiB and more, in chunks of
-            256 MiB), or the number of chunks, 2 ... 64, for logits of any size.
+            matmul of the output head, two with entropies (passes/chunk_logits.py): "off", "auto" (logits of 512 MiB and
+            more, in chunks of 256 MiB), or the number of chunks, 2 ... 64, for logits of any size.
         saved_attention: whether operands and results of attention are encoded too: True, False, or "auto" (those of which
             that costs nothing, or less time than the bytes are worth; fp8compile/encoding/attention_cost.py).
         attention_format: the format of those. INT8 by default: the backward of attention exponentiates q k' again, which

@@ -201,15 +201,15 @@ class Collective(Entry):
 
 @dataclass(frozen=True)
 class Chunked(Entry):
-    """Logits that are computed in chunks, in the forward and again in the backward, and never exist as a whole.
+    """Logits (``info``: as the model writes them) that are computed in chunks and never exist as a whole.
 
     Attributes:
-        info: the facts of the logits as the model writes them.
         forward: chunks of rows in the forward.
-        backward: chunks of columns in the backward.
+        backward: chunks of columns in the backward; 0 for logits that take no gradient.
         bytes_after: bytes of the largest chunk. In the backward its gradient takes its place.
         form: the operations between the logits and their loss.
         members: the names in the joint graph of what is not computed as a whole.
+        sums: chunks of rows in the backward, before those of columns: 0 where the gradient needs no sum over all columns.
     """
 
     forward: int
@@ -217,6 +217,7 @@ class Chunked(Entry):
     bytes_after: int
     form: str
     members: tuple[str, ...] = ()
+    sums: int = 0
 
     @property
     def bytes_before(self) -> int:

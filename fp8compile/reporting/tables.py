@@ -159,7 +159,7 @@ def _cells(entry: Entry) -> tuple[tuple[str, ...], tuple[int, ...]]:
     if isinstance(entry, Offloaded):
         return (op, shape, source, f"{entry.us:,.0f}", f"{entry.waits_us:,.0f}"), (entry.bytes,)
     if isinstance(entry, Chunked):
-        chunks = str(entry.forward), str(entry.backward)
+        chunks = f"{entry.forward} + {entry.sums}" if entry.sums else str(entry.forward), str(entry.backward)
         return (shape, *chunks, source, entry.form), (entry.bytes_before, entry.bytes_after)
     assert isinstance(entry, Observed)
     return (op, shape, entry.kind, entry.direction, source), ()

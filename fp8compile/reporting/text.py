@@ -42,7 +42,8 @@ def headline(recipe: str, kinds: Sequence[tuple[str, int]], saved_bytes: tuple[i
     if notes.islands:
         lines += [f"{len(notes.islands)} FP32 islands of {sum(i.nodes for i in notes.islands)} nodes"]
     for each in notes.chunked:
-        chunks = f"{each.forward} + {each.backward} chunks of at most {human(each.bytes_after)}"
+        passes = " + ".join(map(str, (each.forward, *([each.sums] if each.sums else []), each.backward)))
+        chunks = f"{passes} chunks of at most {human(each.bytes_after)}"
         lines += [f"logits: {human(each.bytes_before)} never exist, {chunks}"]
     for skip in notes.skipped(LOGITS):
         lines += [f"logits: {human(skip.info.nbytes)} are left ({skip.reason})"]

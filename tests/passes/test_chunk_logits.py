@@ -229,11 +229,6 @@ def columns_in_the_middle(z: Tensor, t: Tensor) -> Tensor:
     return F.cross_entropy(z.transpose(1, 2), t)
 
 
-def entropy(z: Tensor, t: Tensor) -> Tensor:
-    p = F.softmax(z, -1)
-    return losses.mean(z, t) - (p * p.log()).sum(-1).mean()
-
-
 def soft_targets(z: Tensor, t: Tensor) -> Tensor:
     return F.cross_entropy(z.flatten(0, -2), F.one_hot(t.clamp(min=0), WORDS).to(z.dtype).flatten(0, -2) * 0.9)
 
@@ -264,7 +259,6 @@ DECLINED: list[tuple[Any, str]] = [
     (sorted_too, "sort reads them"),
     (rows_of_two_kinds, "the loss reads the logits' rows in two ways"),
     (columns_in_the_middle, "view moves their columns"),
-    (entropy, "the gradient needs sum over all columns"),
     (soft_targets, "sum reads them"),
     (masked, "where reads a tensor of the logits' size beside them"),
     (relative_to_all_rows, "makes one value of all rows"),

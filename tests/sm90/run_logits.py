@@ -40,7 +40,20 @@ def shifted_and_capped(z: Tensor, t: Tensor) -> Tensor:
     )
 
 
-LOSSES: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (upcast, hugging_face, shifted_and_capped)
+def log_probabilities(z: Tensor, t: Tensor) -> Tensor:
+    z = z[:, :-1].float() / 0.9
+    return (z.logsumexp(-1) - z.gather(-1, t[:, 1:, None]).squeeze(-1)).mean()
+
+
+def with_entropy(z: Tensor, t: Tensor) -> Tensor:
+    p = F.log_softmax(z.float(), -1)
+    return -(p.gather(-1, t[..., None]).squeeze(-1) - 0.01 * (p.exp() * p).sum(-1)).mean()
+
+
+LOSSES: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
+    *(upcast, hugging_face, shifted_and_capped),
+    *(log_probabilities, with_entropy),
+)
 
 
 class Head(nn.Module):
