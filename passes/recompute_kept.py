@@ -30,47 +30,51 @@ aten, prims = torch.ops.aten, torch.ops.prims
 SMALL = 16  # times fewer bytes than what is made of it
 LONGEST_CHAIN = 64  # nodes repeated for one value: norms and gates take under 20, GELU by erf under 12
 
-CHEAP = VIEWS | SEEDED | {
-    aten.add.Tensor,
-    aten.sub.Tensor,
-    aten.mul.Tensor,
-    aten.div.Tensor,
-    aten.neg.default,
-    aten.abs.default,
-    aten.exp.default,
-    aten.erf.default,
-    aten.tanh.default,
-    aten.sigmoid.default,
-    aten.relu.default,
-    aten.sqrt.default,
-    aten.rsqrt.default,
-    aten.reciprocal.default,
-    aten.pow.Tensor_Scalar,
-    aten.clamp.default,
-    aten.clamp_min.default,
-    aten.clamp_max.default,
-    aten.maximum.default,
-    aten.minimum.default,
-    aten.where.self,
-    *(
-        getattr(getattr(aten, name), kind)
-        for name in ("eq", "ne", "gt", "ge", "lt", "le")
-        for kind in ("Scalar", "Tensor")
-    ),
-    aten.logical_not.default,
-    aten.logical_and.default,
-    aten.logical_or.default,
-    aten.bitwise_not.default,
-    aten.bitwise_and.Tensor,
-    aten.bitwise_or.Tensor,
-    aten.clone.default,
-    aten.cat.default,
-    aten.full.default,
-    aten.scalar_tensor.default,
-    aten.log.default,
-    aten.log1p.default,
-    prims.convert_element_type.default,
-}
+CHEAP = (
+    VIEWS
+    | SEEDED
+    | {
+        aten.add.Tensor,
+        aten.sub.Tensor,
+        aten.mul.Tensor,
+        aten.div.Tensor,
+        aten.neg.default,
+        aten.abs.default,
+        aten.exp.default,
+        aten.erf.default,
+        aten.tanh.default,
+        aten.sigmoid.default,
+        aten.relu.default,
+        aten.sqrt.default,
+        aten.rsqrt.default,
+        aten.reciprocal.default,
+        aten.pow.Tensor_Scalar,
+        aten.clamp.default,
+        aten.clamp_min.default,
+        aten.clamp_max.default,
+        aten.maximum.default,
+        aten.minimum.default,
+        aten.where.self,
+        *(
+            getattr(getattr(aten, name), kind)
+            for name in ("eq", "ne", "gt", "ge", "lt", "le")
+            for kind in ("Scalar", "Tensor")
+        ),
+        aten.logical_not.default,
+        aten.logical_and.default,
+        aten.logical_or.default,
+        aten.bitwise_not.default,
+        aten.bitwise_and.Tensor,
+        aten.bitwise_or.Tensor,
+        aten.clone.default,
+        aten.cat.default,
+        aten.full.default,
+        aten.scalar_tensor.default,
+        aten.log.default,
+        aten.log1p.default,
+        prims.convert_element_type.default,
+    }
+)
 
 
 def recompute_kept(split: PartitionedGraph, ctx: Context) -> Notes:

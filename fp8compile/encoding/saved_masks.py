@@ -1,7 +1,7 @@
 """Saved masks: truth values take a byte each in torch. They are kept as bits, exactly, where all sizes are known.
 
-A mask that is made from its seed again (``passes/recompute_kept.py``) is not saved, so nothing is packed there. The caller's own
-masks cost nothing to keep.
+A mask that is made from its seed again (``passes/recompute_kept.py``) is not saved, so nothing is packed there. The caller's
+own masks cost nothing to keep.
 """
 
 from __future__ import annotations

@@ -14,8 +14,8 @@ from fp8compile.encoding.attention_result import Tokens
 from fp8compile.encoding.sides import Sides, keep_sides
 from fp8compile.fx.graph import numel, sizes_in_memory
 from fp8compile.numerics import Codec, Groupwise, GroupwiseBest
-from fp8compile.numerics.centring import decode_about_centre, encode_about_centre
 from fp8compile.numerics.bits import Bits
+from fp8compile.numerics.centring import decode_about_centre, encode_about_centre
 from fp8compile.numerics.few_bits import FewBits
 from fp8compile.numerics.unit_sums import with_unit_sums
 

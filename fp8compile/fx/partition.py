@@ -131,7 +131,7 @@ class PartitionedGraph:
         return added
 
     def save(self, late: Node, made: Node, beside: SavedTensor) -> SavedTensor:
-        """Save a value ``made`` in the forward, like ``beside``, for what reads it in the backward, which would compute it."""
+        """Save a value ``made`` in the forward, like ``beside``, for those that read ``late`` in the backward."""
         used = self.placeholder(beside, made)
         late.replace_all_uses_with(used)
         return self.add_beside(beside, made, used)

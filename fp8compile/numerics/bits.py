@@ -1,6 +1,6 @@
 """Masks as bits, exactly: eight of a tensor's elements, in their order in memory, to a byte.
 
-    element 8 i + k is bit k of byte i;  the last byte is filled up with zeros
+element 8 i + k is bit k of byte i;  the last byte is filled up with zeros
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ LINEARS = (
     Mutant(
         "linear cost: an FP8 matmul writes one byte",
         "fp8compile/analysis/linear_cost.py",
-        "(width if direction in READ_BY[name] else 2)",
+        "(width if direction in READ_BY[name] else itemsize)",
         "width",
         COST,
     ),

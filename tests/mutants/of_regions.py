@@ -50,7 +50,7 @@ REGIONS = (
     Mutant(
         "recompute_kept: what is made from a mask keeps the mask",
         "passes/recompute_kept.py",
-        "_chain(edge.forward, set(), split, cheap)",
+        "_chain(edge.forward, set(), split)",
         "None",
         ("tests/passes/test_recompute_kept_less.py",),
     ),

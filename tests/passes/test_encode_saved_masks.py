@@ -70,13 +70,16 @@ def test_golden_how_bits_are_read() -> None:
     split = split_of(Chosen(), torch.randn(128, 64), linear="off", min_saved_numel=0)
     lines = backward_of(split).splitlines()
     of_masks = [line for line in lines if line.startswith(("gt", "ne", "where"))]
-    assert_expected_inline("\n".join(of_masks), """\
+    assert_expected_inline(
+        "\n".join(of_masks),
+        """\
 gt_codes: uint8[1024]
 where_codes: int8[128, 64]
 where_inv_scale: bfloat16[128, 1]
 ne: bool[128, 64] = decode(gt_codes)
 where_1: float32[128, 64] = where(ne, full_default, mm)
-where_2: float32[128, 64] = where(ne, mm, full_default)""")
+where_2: float32[128, 64] = where(ne, mm, full_default)""",
+    )
 
 
 @pytest.mark.parametrize("rows", [128, 13])

@@ -71,7 +71,9 @@ def large(split: PartitionedGraph) -> list[str]:
 def test_golden_what_the_backward_reads() -> None:
     lines = backward_of(halves(Attention())).splitlines()
     kept = ("div_1", "mul", "neg", "fma", "exp", "amax", "sum", "bmm", "sub")
-    assert_expected_inline("\n".join(line for line in lines if line.startswith(kept)), """\
+    assert_expected_inline(
+        "\n".join(line for line in lines if line.startswith(kept)),
+        """\
 expand_2: float32[4, 64, 64] = expand(div_3)
 bmm_2: float32[4, 64, 32] = bmm(permute_4, tangents_1)
 bmm_3: float32[4, 64, 64] = bmm(tangents_1, permute_5)
@@ -83,7 +85,8 @@ bmm_4: float32[4, 32, 64] = bmm(permute_6, div_2)
 bmm_5: float32[4, 64, 32] = bmm(div_2, permute_7)
 sum_3: float32[1, 32] = sum.dim_IntList(view_18)
 sum_4: float32[1, 32] = sum.dim_IntList(view_20)
-sum_5: float32[1, 32] = sum.dim_IntList(view_22)""")
+sum_5: float32[1, 32] = sum.dim_IntList(view_22)""",
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

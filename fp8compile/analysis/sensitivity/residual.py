@@ -6,7 +6,7 @@ x may be codes: a norm reads it. Then x1 is off by the error of x, which the sec
 error counts relative to a sum, which might cancel. What keeps it from that is an argument of size, as for the logits of
 attention, and not a proof: f sees x through a norm, so the size of f is that of weights, whatever the size of x. A row of x1
 is small beside x only where f is as large as x and of the opposite direction. There the block itself multiplies its gradient
-by |x| / |x1|, and the rounding of x to its own dtype by as much. ``benchmarks/studies/residual_sizes.py`` measures that ratio.
+by |x| / |x1|, and the rounding of x to its own dtype by as much. ``benchmarks/studies/residual_sizes.py`` measures that.
 
 Left out: a sum whose other operand has not been through a norm *and* a matmul (a norm's gain alone, of one large weight,
 scales one channel), and one that scales x. What that norm reads is x or such a sum: else it is no sum of codes itself.
