@@ -1,6 +1,9 @@
-"""Masks as bits, exactly: eight of a tensor's elements, in their order in memory, to a byte.
+"""Masks as bits, exactly: sixteen of a tensor's elements, in their order in memory, to a word of 16 bits.
 
-element 8 i + k is bit k of byte i;  the last byte is filled up with zeros
+    element 16 i + k is bit k of word i;  the last word is filled up with zeros
+
+A word is a sum over sixteen neighbours, which Inductor computes in the kernel that makes the mask: it unrolls sums over eight
+and less, into a kernel of their own.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-BYTE = 8
+WORD = 16
 
 
 @dataclass(frozen=True)
@@ -25,21 +28,20 @@ class Bits:
 
     def nbytes(self, shape: Sequence[int]) -> int:
         """Bytes that a mask of ``shape`` takes."""
-        return -(-math.prod(shape) // BYTE)
+        return -(-math.prod(shape) // WORD) * torch.int16.itemsize
 
     def encode(self, mask: Tensor) -> tuple[Tensor]:
-        """``mask``, bool, of n elements -> uint8 ``[ceil(n / 8)]``."""
-        flat = mask.reshape(-1).to(torch.uint8)
-        if missing := -flat.numel() % BYTE:
+        """``mask``, bool, of n elements -> int16 ``[ceil(n / 16)]``."""
+        flat = mask.reshape(-1).to(torch.int32)
+        if missing := -flat.numel() % WORD:
             flat = torch.nn.functional.pad(flat, (0, missing))
-        of_eight = flat.reshape(-1, BYTE)
-        packed = of_eight[:, 0]
-        for k in range(1, BYTE):
-            packed = packed | (of_eight[:, k] << k)
-        return (packed,)
+        return ((flat.reshape(-1, WORD) << _places(mask)).sum(1, dtype=torch.int32).to(torch.int16),)
 
     def decode(self, codes: Tensor, shape: Sequence[int]) -> Tensor:
         """The mask of ``shape``, bool."""
-        places = torch.arange(BYTE, dtype=torch.uint8, device=codes.device)
-        bits = ((codes[:, None] >> places) & 1).reshape(-1)
-        return bits[: math.prod(shape)].reshape(shape) != 0
+        bits = ((codes.to(torch.int32).unsqueeze(1) >> _places(codes)) & 1).reshape(-1)
+        return bits.narrow(0, 0, math.prod(shape)).reshape(shape) != 0
+
+
+def _places(beside: Tensor) -> Tensor:
+    return torch.arange(WORD, dtype=torch.int32, device=beside.device)

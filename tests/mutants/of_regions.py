@@ -69,17 +69,17 @@ REGIONS = (
         ("tests/passes/test_recompute_kept_less.py",),
     ),
     Mutant(
-        "bits: the last byte is cut off",
+        "bits: the last word is not counted",
         "fp8compile/numerics/bits.py",
-        "return -(-math.prod(shape) // BYTE)",
-        "return math.prod(shape) // BYTE",
+        "return -(-math.prod(shape) // WORD)",
+        "return math.prod(shape) // WORD",
         ("tests/numerics/test_bits.py",),
     ),
     Mutant(
         "bits: places from the other end",
         "fp8compile/numerics/bits.py",
-        "bits = ((codes[:, None] >> places) & 1)",
-        "bits = ((codes[:, None] >> (7 - places)) & 1)",
+        ">> _places(codes)",
+        ">> (WORD - 1 - _places(codes))",
         ("tests/numerics/test_bits.py",),
     ),
     Mutant(

@@ -73,7 +73,7 @@ def test_golden_how_bits_are_read() -> None:
     assert_expected_inline(
         "\n".join(of_masks),
         """\
-gt_codes: uint8[1024]
+gt_codes: int16[512]
 where_codes: int8[128, 64]
 where_inv_scale: bfloat16[128, 1]
 ne: bool[128, 64] = decode(gt_codes)

@@ -188,6 +188,19 @@ HF_CONFIGS = {
 }
 
 
+class Chosen(nn.Module):
+    """A mask that the backward cannot make again, of a linear's result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value, self.score = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.score.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.value(x)
+        return torch.where(self.score(x) > 0, h, 0.1 * h)
+
+
 def encoder(kind: str) -> nn.Module:
     return ENCODERS[kind](WIDTH, 4 * WIDTH, HEADS)
 
@@ -202,6 +215,7 @@ CASES: Mapping[str, Case] = {
     "mlp, dropout": _blocks(functools.partial(Mlp, 0.1)),
     "mlp, dropout, checkpointed": _blocks(functools.partial(Mlp, 0.1), True),
     "lora": _blocks(Lora),
+    "chosen by a mask": _blocks(Chosen),
     "vit": _blocks(functools.partial(encoder, "vit")),
     "vit, checkpointed": _blocks(functools.partial(encoder, "vit"), True),
     "bert": _blocks(functools.partial(encoder, "bert")),

@@ -39,7 +39,7 @@ RECIPES = {
     "int8": {"linear": "int8", "min_saved_numel": 0},
 }
 REGIONS = ("checkpoint", "CheckpointWrapper", "a policy that saves nothing")
-LOWERED = ("vit, checkpointed", "mlp, dropout", "resnet, channels last")
+LOWERED = ("vit, checkpointed", "mlp, dropout", "resnet, channels last", "chosen by a mask")
 
 
 class Block(nn.Module):
@@ -110,7 +110,8 @@ def told(graph: LoweredGraph) -> dict[str, Any]:
     values = [(n.meta["val"].numel() * n.meta["val"].element_size(), str(n.meta["val"].dtype))
               for n in given if isinstance(n.meta["val"], Tensor)]  # fmt: skip
     codes = re.findall(r"empty_strided_cuda\(\(([^)]*)\), \(([^)]*)\), torch\.int8\)", graph.wrapper)
-    return {"given": values, "codes": codes, "launches": graph.launches, "externs": graph.externs}
+    sources = [kernel.source for kernel in graph.kernels.values()]
+    return {"given": values, "codes": codes, "launches": graph.launches, "externs": graph.externs, "sources": sources}
 
 
 def report(regions: str | None) -> dict[str, Any]:

@@ -62,3 +62,14 @@ def test_codes_of_channels_last_values_have_channels_fastest() -> None:
     for shape, strides in forward["codes"]:
         sizes, steps = ([int(n) for n in text.split(",") if n.strip()] for text in (shape, strides))
         assert len(sizes) < 4 and steps == [math.prod(sizes[d + 1 :]) for d in range(len(sizes))]
+
+
+def test_a_mask_is_packed_where_it_is_made_and_unpacked_where_it_is_read() -> None:
+    """Bits have no kernel of their own."""
+    halves = {arm: lowered("chosen by a mask", arm) for arm in ("plain", "ours")}
+    given = [[dtype for _, dtype in halves[arm][1]["given"]] for arm in halves]
+    assert "torch.bool" in given[0] and "torch.int16" in given[1] and "torch.bool" not in given[1]
+    (packing,) = [source for source in halves["ours"][0]["sources"] if "*i16" in source]
+    assert packing.count("tl.store(") >= 2, "the chosen values, or what is made of them, too"
+    reading = [source for source in halves["ours"][1]["sources"] if "*i16" in source]
+    assert reading and all("*bf16" in source for source in reading), "gradients too"
