@@ -9,11 +9,17 @@ operands are values that reach the backward anyway (saved tensors, parameters, t
 it), constants, or, failing that, the FP8 codes that a matmul's operand was decoded from; these codes are then saved instead
 of it. No value is made from one that is itself recomputed: a residual stream would be rebuilt from its start, step by step,
 with all of it alive at once.
+
+    x_g = x[token]      tokens [T, C], gathered [k T, C] for the k experts of each: x and token are kept, x_g is k times x
+
+Rows that were gathered are gathered again: a gather reads what is saved of each token and computes nothing, so its numbers
+are those of the forward, or the codes' where x is codes. A mask's gather has as many rows as it has ones, and stays. What such
+a chain has in common with the backward (a router reads the same norm's output) is made once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Set
+from collections.abc import Mapping, Set
 
 import torch
 from torch.fx import Node
@@ -26,6 +32,7 @@ from fp8compile.reporting.entries import Notes, Recomputed
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
+GATHER = aten.index.Tensor
 LONGEST_CHAIN = 64  # nodes repeated for one value: norms and gates take under 20, GELU by erf under 12
 
 CHEAP = VIEWS | {
@@ -57,7 +64,9 @@ CHEAP = VIEWS | {
     aten.logical_not.default,
     aten.clone.default,
     aten.cat.default,
+    aten.div.Tensor_mode,
     aten.full.default,
+    GATHER,
     aten.scalar_tensor.default,
     aten.log.default,
     aten.log1p.default,
@@ -106,6 +115,8 @@ def _chain(value: Node, given: set[Node], split: PartitionedGraph, cheap: Set[ob
             continue
         if node.op != "call_function" or node.target not in cheap or len(chain) == LONGEST_CHAIN:
             return None
+        if node.target is GATHER and not _is_by_position(node):
+            return None
         chain.add(node)
         waiting.extend(node.all_input_nodes)
     return [n for n in split.fw.graph.nodes if n in chain]
@@ -120,16 +131,33 @@ def _operands(chain: list[Node]) -> list[Node]:
     return list(dict.fromkeys(n for node in chain for n in node.all_input_nodes))
 
 
+def _is_by_position(gather: Node) -> bool:
+    """Whether a gather takes rows by their numbers, not by a mask."""
+    return all(n.meta["val"].dtype is not torch.bool for n in gather.all_input_nodes[1:])
+
+
 def _repeat(split: PartitionedGraph, edge: SavedTensor, chain: list[Node], operands: list[Node]) -> None:
     """Copy ``chain`` into the backward, before the first use; operands that were not saved yet are saved now."""
     given = {e.forward: e.backward for e in split.edges}
     new = {made: split.placeholder(edge, made) for made in operands if made not in given}
-    copied = given | new
-    with split.bw.graph.inserting_before(edge.in_order[0]):
-        for node in chain:
-            copied[node] = split.bw.graph.node_copy(node, lambda n: copied[n])
+    copied, first = given | new, edge.in_order[0]
+    shares = any(node.target is GATHER for node in chain)
+    for node in chain:
+        there = _made_already(node, copied, first) if shares else None
+        with split.bw.graph.inserting_before(first):
+            copied[node] = there or split.bw.graph.node_copy(node, lambda n: copied[n])
     edge.backward.replace_all_uses_with(copied[edge.forward])
     split.replace(edge, *new.items())
+
+
+def _made_already(node: Node, copied: Mapping[Node, Node], before: Node) -> Node | None:
+    """What the backward has of ``node`` on the same operands, moved to where it is needed if it stands later."""
+    wanted = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: copied[n])
+    users = copied[node.all_input_nodes[0]].users if node.all_input_nodes else ()
+    there = next((u for u in users if u.target is node.target and (u.args, u.kwargs) == wanted), None)
+    if there is not None and there > before:
+        before.prepend(there)
+    return there
 
 
 def _entry(edge: SavedTensor, operands: list[Node]) -> Recomputed:
