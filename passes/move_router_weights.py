@@ -1,8 +1,8 @@
-"""Numbers change, by the rounding of one operand: a router's gradient is taken before the last matmul of experts, not behind it.
+"""Numbers change, by the rounding of one operand. A router's gradient is taken before the last matmul of experts.
 
     z = u * (a W)       rows s of tokens, u [S, 1] the router's weights, W of the expert that each row is sent to
-    du = sum_n dz * y   with y = a W saved for it alone; P = dz W',  da = u * P,  du = sum_k P * a    with a, which the wgrad has
-                        (fp8compile/numerics/router_weights.py)
+    du = sum_n dz * y   with y = a W, saved for it alone
+    du = sum_k P * a    with P = dz W', of which da = u * P, and a, which the wgrad has: fp8compile/numerics/router_weights.py
 
 So y is not saved, neither whole nor as codes: k tokens' worth of the hidden size for each token with k experts. The dgrad is
 one matmul as before. It reads dz, where it read u * dz, and the rows are weighed behind it: a factor of a row goes through a

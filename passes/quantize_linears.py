@@ -30,8 +30,9 @@ from torch.fx import Graph
 from fp8compile.analysis.linears import Matmul
 from fp8compile.encoding.block_operands import BlockOperands, in_blocks
 from fp8compile.encoding.cached_weights import CachedWeights
+from fp8compile.encoding.expert_matmuls import ExpertMatmuls
 from fp8compile.encoding.known_scales import KnownScales
-from fp8compile.encoding.linear_plan import Leave, plan_linears, tensorwise_operands
+from fp8compile.encoding.linear_plan import Group, Leave, plan_linears, tensorwise_operands
 from fp8compile.encoding.merged_dgrads import MergedDgrads
 from fp8compile.encoding.operands import Operands
 from fp8compile.encoding.products import rewrite, rewrite_in_blocks
@@ -57,6 +58,7 @@ def quantize_linears(graph: Graph, ctx: Context) -> Notes:
     take_amaxes_at_once(graph, plan.applied)
     merged = MergedDgrads(operands, plan.applied)
     blocks, turned = BlockOperands(graph, operands), TurnedWgrads(operands)
+    experts = ExpertMatmuls(graph, operands)
     linears, skips = list[Linear](), list[Skip]()
     for each in plan.decisions:
         matmul = each.matmul
@@ -64,17 +66,24 @@ def quantize_linears(graph: Graph, ctx: Context) -> Notes:
         if isinstance(each, Leave):
             skips.append(Skip(info, each.reason, LINEAR, matmul.direction))
             continue
+        if isinstance(each, Group):
+            linears.append(_told(info, matmul, experts.rewrite(matmul, each.recipe)))
+            continue
         told += turned.turn(matmul, each.recipe)
         if in_blocks(each.recipe):
             formats = rewrite_in_blocks(each, blocks)
         else:
             formats = rewrite(each, operands, at_once=matmul.node not in merged.taken)
-        M, K, N = map(_size, (matmul.M, matmul.K, matmul.N))
-        linears.append(Linear(info, matmul.direction, M, K, N, formats + told, *each.us))
+        linears.append(_told(info, matmul, formats + told, *each.us))
     merged.rewrite()
     if scales:
         scales.promise()
     return Notes(linears=tuple(linears), skips=tuple(skips), weights=weights.told())
+
+
+def _told(info: TensorInfo, matmul: Matmul, formats: str, *us: float) -> Linear:
+    M, K, N = map(_size, (matmul.M, matmul.K, matmul.N))
+    return Linear(info, matmul.direction, M, K, N, formats, *us)
 
 
 def _info(matmul: Matmul) -> TensorInfo:

@@ -13,8 +13,9 @@ with all of it alive at once.
     x_g = x[token]      tokens [T, C], gathered [k T, C] for the k experts of each: x and token are kept, x_g is k times x
 
 Rows that were gathered are gathered again: a gather reads what is saved of each token and computes nothing, so its numbers
-are those of the forward, or the codes' where x is codes. A mask's gather has as many rows as it has ones, and stays. What such
-a chain has in common with the backward (a router reads the same norm's output) is made once.
+are those of the forward, or the codes' where x is codes. A mask's gather has as many rows as it has ones, and stays. What
+such a chain has in common with the backward (a router reads the same norm's output) is made once. Codes of such rows, for the
+wgrad of experts in FP8 (encoding/expert_matmuls.py), are made again with them: their amaxes are the one reduction repeated.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from collections.abc import Mapping, Set
 import torch
 from torch.fx import Node
 
-from fp8compile.fx.graph import ENCODING, EXACT, nbytes, storage_root
+from fp8compile.fx.graph import AGAIN, ENCODING, EXACT, nbytes, storage_root
 from fp8compile.fx.ops import SEEDED, VIEWS
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.recipe.context import Context
@@ -100,7 +101,9 @@ def _largest_first(split: PartitionedGraph, cheap: Set[object]) -> list[SavedTen
     """Candidates; among equals, later ones first, so that an output is dropped and its input kept, and views before roots."""
     position = {node: i for i, node in enumerate(split.fw.graph.nodes)}
     candidates = [
-        e for e in split.edges if e.is_tensor and e.forward.op == "call_function" and e.forward.target in cheap
+        e
+        for e in split.edges
+        if e.is_tensor and e.forward.op == "call_function" and (e.forward.target in cheap or AGAIN in e.forward.meta)
     ]
     return sorted(candidates, key=lambda e: (-nbytes(e.forward.meta["val"]), -position[e.forward]))
 
@@ -113,7 +116,8 @@ def _chain(value: Node, given: set[Node], split: PartitionedGraph, cheap: Set[ob
         node = waiting.pop()
         if node in chain or node in given or split.costs_nothing_to_keep(node):
             continue
-        if node.op != "call_function" or node.target not in cheap or len(chain) == LONGEST_CHAIN:
+        is_cheap = node.op == "call_function" and (node.target in cheap or AGAIN in node.meta)
+        if not is_cheap or len(chain) == LONGEST_CHAIN:
             return None
         if node.target is GATHER and not _is_by_position(node):
             return None

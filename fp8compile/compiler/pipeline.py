@@ -169,7 +169,9 @@ PIPELINE = (
     changes(saturate_gradients, On.JOINT, takes_statistics),  # before a linear encodes what must be clipped
     preserves(observe_gradients, On.JOINT, takes_statistics),  # behind the clip: only one of the two values is stored
     changes(compress_collectives, On.JOINT, compresses),  # before the linears, which encode what arrives
-    changes(move_router_weights, On.JOINT, multiplies_groups),  # before the linears, which encode what the dgrad reads
+    changes(
+        move_router_weights, On.JOINT, multiplies_groups
+    ),  # before the linears, which encode what the dgrad reads
     preserves(share_casts, On.JOINT),  # before the linears, which encode every distinct operand
     changes(quantize_linears, On.JOINT),  # before the cut, so that it sees codes, which are cheaper to save
     preserves(

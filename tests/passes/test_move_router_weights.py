@@ -29,7 +29,9 @@ def _takes_rows_again(graph: Graph) -> bool:
 def test_golden_matmuls_and_what_stands_beside_them() -> None:
     layer, x = experts_case()
     lines = text_of(joint_of(layer, x)).splitlines()
-    shown = [line for line in lines if any(word in line for word in ("_grouped_mm(", "rounded(", "_rows(", "products("))]
+    shown = [
+        line for line in lines if any(word in line for word in ("_grouped_mm(", "rounded(", "_rows(", "products("))
+    ]
     assert_expected_inline(
         "\n".join(shown),
         """\
@@ -50,7 +52,9 @@ def test_the_result_is_not_saved() -> None:
     with_it = split_of(layer, x, disabled="encode_saved")
     torch._dynamo.reset()
     without = split_of(layer, x, disabled=f"encode_saved,{OFF}")
-    results = [[e for e in split.edges if e.is_tensor and e.forward.target is GROUPED] for split in (with_it, without)]
+    results = [
+        [e for e in split.edges if e.is_tensor and e.forward.target is GROUPED] for split in (with_it, without)
+    ]
     assert [len(each) for each in results] == [1, 2]
     size = 2 * TOKENS * 64 * 2  # two experts' results for each token, in BF16
     assert without.saved_bytes() - with_it.saved_bytes() == size
@@ -77,14 +81,16 @@ def test_without_storage_the_graph_stays() -> None:
 
 @pytest.mark.parametrize("codes", [False, True], ids=["exact", "codes"])
 def test_gradients_are_as_good(codes: bool) -> None:
-    """Exact, both orders of the sums are BF16's; as codes, du has the error of codes of ``a``, where it had that of codes of y,
-    and no gradient loses more than a rounding's worth beside it."""
+    """Exact, both orders of the sums are BF16's. As codes, du has the error of codes of ``a``, where it had that of codes of
+    y: errors that are alike in size, of sums that are other ones."""
     layer, x = experts_case(512, hidden=128, inner=192, experts=8)
     args = (x, any_experts(layer, 512))
     found = []
     for off in (OFF, ""):
         torch._dynamo.reset()
-        with torch._inductor.config.patch(disabled_passes=",".join(filter(None, (off, "" if codes else "encode_saved")))):
+        with torch._inductor.config.patch(
+            disabled_passes=",".join(filter(None, (off, "" if codes else "encode_saved")))
+        ):
             found.append(gradient_sqnr(layer, compiled(layer, min_saved_numel=0), args))
     before, after = found
     assert all(after[name] > before[name] - (2.0 if codes else 1.0) for name in before), (before, after)
