@@ -31,6 +31,7 @@ from fp8compile.fx.ops import TRANSPOSES
 from fp8compile.fx.tracing import stored
 from fp8compile.numerics import E4M3, Rowwise
 from fp8compile.numerics.grouped_scales import (
+    amax_of_parts,
     decode_parts,
     encode_parts,
     experts_of_rows,
@@ -40,7 +41,14 @@ from fp8compile.numerics.grouped_scales import (
 from fp8compile.recipe.recipe import Recipe
 
 BY_ROWS = How(E4M3, rowwise=True)
-OF_PARTS = ("owners", "places", "encode_part", "decode_part", "lay_out_part")  # what is made for a wgrad's operands
+OF_PARTS = (
+    "owners",
+    "places",
+    "amax_part",
+    "encode_part",
+    "decode_part",
+    "lay_out_part",
+)  # what is made for a wgrad's operands
 ALONG_PARTS = "e4m3 per expert and column"
 
 
@@ -77,11 +85,11 @@ class ExpertMatmuls:
 
     def _parts(self, matmul: Matmul, emulate: bool) -> None:
         """The wgrad: both operands are contracted along tokens."""
-        bases, ends = [_without_transposes(operand, 2)[0] for operand in matmul.operands], _ends(matmul)
+        (left, right), ends = matmul.operands, _ends(matmul)
+        bases = self._by_rows(left, turned=True), self._by_rows(right, turned=False)
         if emulate:
-            for at, (operand, base) in enumerate(zip(matmul.operands, bases, strict=True)):
-                views = _without_transposes(operand, 2)[1]
-                matmul.node.update_arg(at, self.operands.with_views(self._decoded_part(base, ends), views))
+            matmul.node.update_arg(0, self._once(transposed, self._decoded_part(bases[0], ends)))
+            matmul.node.update_arg(1, self._decoded_part(bases[1], ends))
             return
         a, b = (self._part_laid_out(base, ends) for base in bases)
 
@@ -113,11 +121,9 @@ class ExpertMatmuls:
             codes, inv_scale = Rowwise(E4M3).encode(w.transpose(1, 2) if across else w)
             return stored(codes.contiguous()), inv_scale
 
-        return (
-            Encoded(*_marked(self._once(encode_weight, base, also=across), base, BY_ROWS.format.name + " rowwise")),
-            across,
-            views,
-        )
+        codes, inv_scale = self._once(encode_weight, base, also=across)
+        _mark(base, f"{E4M3.name} rowwise", codes, inv_scale)
+        return Encoded(codes, inv_scale), across, views
 
     def _weight_by_columns(self, operand: Node) -> Encoded:
         encoded, *_ = self._weight(operand)
@@ -136,6 +142,12 @@ class ExpertMatmuls:
 
         return self.operands.with_views(self._once(decode_weight, encoded.codes, encoded.inv_scale), views)
 
+    def _by_rows(self, operand: Node, *, turned: bool) -> Node:
+        """An operand as ``[T, columns]``; ``turned``: it is the transpose of that."""
+        base, views = _without_transposes(operand, 2)
+        node: Node = base if len(views) % 2 == turned else self._once(transposed, base)
+        return node
+
     def _owners(self, base: Node, ends: Node) -> Node:
         rows = base.meta["val"].shape[0]
 
@@ -146,12 +158,18 @@ class ExpertMatmuls:
         return node
 
     def _part(self, base: Node, ends: Node) -> Encoded:
-        experts = ends.meta["val"].shape[0]
+        experts, owners = ends.meta["val"].shape[0], self._owners(base, ends)
 
-        def encode_part(x: Tensor, owners: Tensor) -> tuple[Tensor, Tensor]:
-            return encode_parts(x, owners, experts, E4M3)
+        def amax_part(x: Tensor, owners: Tensor) -> Tensor:
+            return amax_of_parts(x, owners, experts)
 
-        return Encoded(*_marked(self._once(encode_part, base, self._owners(base, ends)), base, ALONG_PARTS))
+        def encode_part(x: Tensor, owners: Tensor, amax: Tensor) -> tuple[Tensor, Tensor]:
+            return encode_parts(x, owners, amax, E4M3)
+
+        amax = self._once(amax_part, base, owners)
+        codes, inv_scale = self._once(encode_part, base, owners, amax)
+        _mark(base, ALONG_PARTS, codes, inv_scale, amax, amax.args[0])
+        return Encoded(codes, inv_scale)
 
     def _decoded_part(self, base: Node, ends: Node) -> Node:
         encoded, owners, dtype = self._part(base, ends), self._owners(base, ends), base.meta["val"].dtype
@@ -180,16 +198,20 @@ class ExpertMatmuls:
         return Encoded(self._once(lay_out_part, encoded.codes, row, is_there), encoded.inv_scale)
 
 
+def transposed(x: Tensor) -> Tensor:
+    return x.t()
+
+
 def _ends(matmul: Matmul) -> Node:
     ends = matmul.node.args[2]
     assert isinstance(ends, Node)
     return ends
 
 
-def _marked(encoded: tuple[Node, Node], base: Node, codec: str) -> tuple[Node, Node]:
-    for node in encoded:
+def _mark(base: Node, codec: str, *nodes: Node) -> None:
+    """Say of codes and of what their scales are made of that they belong to an operand: kept for the backward as they are."""
+    for node in nodes:
         node.meta[ENCODING] = encoding(codec, base)
-    return encoded
 
 
 def _without_transposes(operand: Node, dim: int) -> tuple[Node, list[Node]]:

@@ -23,7 +23,7 @@ from fp8compile.encoding.device import (
     grouped_unsupported_reason,
     int8_unsupported_reason,
 )
-from fp8compile.encoding.expert_reasons import reason_against_experts
+from fp8compile.encoding.expert_reasons import ROUTER, reason_against_experts, routers
 from fp8compile.encoding.integer_matmuls import IN_INT8, INT8_MODE, reason_against_integers
 from fp8compile.fx.aot import plain_position
 from fp8compile.fx.graph import WIDENED, dtype_text, size_hint
@@ -47,6 +47,7 @@ class LinearReasons:
         self.graph, self.ctx, self.parameters = graph, ctx, parameters
         self.upcast = user_fp32(graph, parameters)
         self.heads = made_from({p for p in parameters if plain_position(p) in ctx.place.heads})
+        self.routers = routers(graph)
         self._verdicts: dict[Node, str | None] = {}
 
     def reason_to_leave(self, matmul: Matmul, recipe: Recipe) -> str | None:
@@ -60,6 +61,7 @@ class LinearReasons:
                 or (matmul.weight in self.heads and "output head: fp8compile.mark_head")
                 or (is_tied_to_embedding(matmul.weight) and "output head: its weight is tied to an embedding")
                 or _not_a_plain_matmul(matmul, forward, recipe)
+                or (forward in self.routers and ROUTER)
                 or (forward in self.upcast and UPCAST)
                 or _no_shape(matmul, recipe)
                 or self._why_last(matmul)

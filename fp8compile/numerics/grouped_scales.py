@@ -37,9 +37,9 @@ def amax_of_parts(x_TN: Tensor, expert_T: Tensor, experts: int) -> Tensor:
     return amax.scatter_reduce(0, at_TN, x_TN.abs(), "amax")[:experts]
 
 
-def encode_parts(x_TN: Tensor, expert_T: Tensor, experts: int, fmt: Format) -> tuple[Tensor, Tensor]:
-    """Codes ``[T, N]``, and ``[experts, N]``, the inverse scale of each column of each expert's rows."""
-    inv_scale_EN = inv_scale_of(amax_of_parts(x_TN, expert_T, experts), fmt)
+def encode_parts(x_TN: Tensor, expert_T: Tensor, amax_EN: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
+    """Codes ``[T, N]``, and ``[E, N]``, the inverse scale of each column of each expert's rows, of ``amax_of_parts``."""
+    inv_scale_EN = inv_scale_of(amax_EN, fmt)
     return quantize(x_TN, _of_rows(inv_scale_EN, expert_T), fmt), inv_scale_EN
 
 

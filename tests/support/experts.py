@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -46,7 +47,7 @@ class Experts(nn.Module):
         if rows.dtype is torch.bfloat16:
             return F.grouped_mm(rows, weight, offs=ends)
         starts = [0, *ends.tolist()]  # float64, as a reference
-        parts = [rows[a:b] @ w for a, b, w in zip(starts, starts[1:], weight, strict=False)]
+        parts = [rows[a:b] @ w for (a, b), w in zip(pairwise(starts), weight, strict=True)]
         return torch.cat(parts)
 
 
