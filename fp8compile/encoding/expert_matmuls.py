@@ -16,6 +16,7 @@ GPU. Emulated, operands are decoded to BF16 and multiplied by the grouped matmul
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -50,6 +51,14 @@ OF_PARTS = (
     "lay_out_part",
 )  # what is made for a wgrad's operands
 ALONG_PARTS = "e4m3 per expert and column"
+
+
+@dataclass(frozen=True)
+class _Groups:
+    """Whose rows are whose: the first row behind each expert's, and a value of the forward with as many rows."""
+
+    ends: Node
+    like: Node
 
 
 class ExpertMatmuls:
@@ -87,17 +96,18 @@ class ExpertMatmuls:
         """The wgrad: both operands are contracted along tokens."""
         (left, right), ends = matmul.operands, _ends(matmul)
         bases = self._by_rows(left, turned=True), self._by_rows(right, turned=False)
+        groups = _Groups(ends, bases[1 if matmul.gradients[0] else 0])
         if emulate:
-            matmul.node.update_arg(0, self._once(transposed, self._decoded_part(bases[0], ends)))
-            matmul.node.update_arg(1, self._decoded_part(bases[1], ends))
+            matmul.node.update_arg(0, self._once(transposed, self._decoded_part(bases[0], groups)))
+            matmul.node.update_arg(1, self._decoded_part(bases[1], groups))
             return
-        a, b = (self._part_laid_out(base, ends) for base in bases)
+        a, b = (self._part_laid_out(base, groups) for base in bases)
 
         def scaled_grouped_mm(a: Tensor, b: Tensor, inv_a: Tensor, inv_b: Tensor, ends: Tensor) -> Tensor:
-            scales = inv_a.reshape(-1), inv_b.reshape(-1)
+            scales = (inv_scale.narrow(0, 0, ends.shape[0]).reshape(-1) for inv_scale in (inv_a, inv_b))
             return torch._scaled_grouped_mm(a, b.t(), *scales, ends, out_dtype=torch.bfloat16, use_fast_accum=False)
 
-        behind = self._places(bases[0], ends)[2]
+        behind = self._places(groups)[2]
         put_in_place(matmul.node, scaled_grouped_mm, a.codes, b.codes, a.inv_scale, b.inv_scale, behind)
 
     def _once(self, make: Callable[..., Any], *nodes: Node, also: object = None) -> Any:
@@ -148,17 +158,23 @@ class ExpertMatmuls:
         node: Node = base if len(views) % 2 == turned else self._once(transposed, base)
         return node
 
-    def _owners(self, base: Node, ends: Node) -> Node:
-        rows = base.meta["val"].shape[0]
+    def _of_groups(self, make: Callable[[Tensor, int | torch.SymInt], Any], name: str, groups: _Groups) -> Any:
+        """What ``make`` gives for the groups and the number of rows."""
+        rows = groups.like.meta["val"].shape[0]
+        if isinstance(rows, int):
+            return self._once(_named(name, lambda ends: make(ends, rows)), groups.ends, also=rows)
+        return self._once(_named(name, lambda ends, like: make(ends, like.shape[0])), groups.ends, groups.like)
 
-        def owners(ends: Tensor) -> Tensor:
-            return experts_of_rows(ends, rows)
-
-        node: Node = self._once(owners, ends, also=rows)
+    def _owners(self, groups: _Groups) -> Node:
+        node: Node = self._of_groups(experts_of_rows, "owners", groups)
         return node
 
-    def _part(self, base: Node, ends: Node) -> Encoded:
-        experts, owners = ends.meta["val"].shape[0], self._owners(base, ends)
+    def _places(self, groups: _Groups) -> tuple[Node, Node, Node]:
+        found: tuple[Node, Node, Node] = self._of_groups(places_of_parts, "places", groups)
+        return found
+
+    def _part(self, base: Node, groups: _Groups) -> Encoded:
+        experts, owners = groups.ends.meta["val"].shape[0], self._owners(groups)
 
         def amax_part(x: Tensor, owners: Tensor) -> Tensor:
             return amax_of_parts(x, owners, experts)
@@ -168,11 +184,11 @@ class ExpertMatmuls:
 
         amax = self._once(amax_part, base, owners)
         codes, inv_scale = self._once(encode_part, base, owners, amax)
-        _mark(base, ALONG_PARTS, codes, inv_scale, amax, amax.args[0])
+        _mark(base, ALONG_PARTS, codes, inv_scale)
         return Encoded(codes, inv_scale)
 
-    def _decoded_part(self, base: Node, ends: Node) -> Node:
-        encoded, owners, dtype = self._part(base, ends), self._owners(base, ends), base.meta["val"].dtype
+    def _decoded_part(self, base: Node, groups: _Groups) -> Node:
+        encoded, owners, dtype = self._part(base, groups), self._owners(groups), base.meta["val"].dtype
 
         def decode_part(codes: Tensor, inv_scale: Tensor, owners: Tensor) -> Tensor:
             return decode_parts(codes, inv_scale, owners, dtype)
@@ -180,22 +196,19 @@ class ExpertMatmuls:
         node: Node = self._once(decode_part, encoded.codes, encoded.inv_scale, owners)
         return node
 
-    def _places(self, base: Node, ends: Node) -> tuple[Node, Node, Node]:
-        rows = base.meta["val"].shape[0]
-
-        def places(ends: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-            return places_of_parts(ends, rows)
-
-        found: tuple[Node, Node, Node] = self._once(places, ends, also=rows)
-        return found
-
-    def _part_laid_out(self, base: Node, ends: Node) -> Encoded:
-        encoded, (row, is_there, _) = self._part(base, ends), self._places(base, ends)
+    def _part_laid_out(self, base: Node, groups: _Groups) -> Encoded:
+        encoded, (row, is_there, _) = self._part(base, groups), self._places(groups)
 
         def lay_out_part(codes: Tensor, row: Tensor, is_there: Tensor) -> Tensor:
             return stored(lay_out_parts(codes, row, is_there))
 
         return Encoded(self._once(lay_out_part, encoded.codes, row, is_there), encoded.inv_scale)
+
+
+def _named(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:
+    """A function under the name that dumps give it."""
+    fn.__name__ = name
+    return fn
 
 
 def transposed(x: Tensor) -> Tensor:
@@ -209,7 +222,7 @@ def _ends(matmul: Matmul) -> Node:
 
 
 def _mark(base: Node, codec: str, *nodes: Node) -> None:
-    """Say of codes and of what their scales are made of that they belong to an operand: kept for the backward as they are."""
+    """Say of codes and of their scales that they are an operand's."""
     for node in nodes:
         node.meta[ENCODING] = encoding(codec, base)
 

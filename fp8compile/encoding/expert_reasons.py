@@ -1,8 +1,8 @@
 """Why a grouped matmul of experts is left in its dtype, beside what is against any linear (linear_reasons.py), and routers.
 
-A router is a linear of whose outputs top-k, a sort or argmax chooses some, behind operations that keep as many columns, as a
-softmax does. A choice is a step: where two outputs are near one another, an error of any size sends a token to another expert,
-and changes its result by as much as there is. A router has as many outputs as there are experts: its time is no one's concern.
+A router is a linear of whose outputs top-k, a sort or argmax chooses some, behind operations that keep as many columns, as
+a softmax does. A choice is a step: where two outputs are near one another, an error of any size sends a token to another
+expert, and changes its result by as much as there is. A router has an output for each expert: its time is small.
 """
 
 from __future__ import annotations

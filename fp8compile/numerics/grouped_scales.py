@@ -31,26 +31,21 @@ def experts_of_rows(ends_E: Tensor, rows: int | torch.SymInt) -> Tensor:
 
 
 def amax_of_parts(x_TN: Tensor, expert_T: Tensor, experts: int) -> Tensor:
-    """``[experts, N]``: the largest magnitude in each column of each expert's rows, 0 without rows; NaN where one is NaN."""
+    """``[experts + 1, N]``: the largest magnitude in each column of each expert's rows, and of those behind; 0 without rows,
+    NaN where one is NaN."""
     amax = x_TN.new_zeros(experts + 1, x_TN.shape[1])
-    at_TN = expert_T.long().unsqueeze(-1).expand(x_TN.shape)
-    return amax.scatter_reduce(0, at_TN, x_TN.abs(), "amax")[:experts]
+    return amax.scatter_reduce(0, expert_T.long().unsqueeze(-1).expand(x_TN.shape), x_TN.abs(), "amax")
 
 
 def encode_parts(x_TN: Tensor, expert_T: Tensor, amax_EN: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
-    """Codes ``[T, N]``, and ``[E, N]``, the inverse scale of each column of each expert's rows, of ``amax_of_parts``."""
+    """Codes ``[T, N]``, and the inverse scale of each column of each part, in the shape of ``amax_of_parts``."""
     inv_scale_EN = inv_scale_of(amax_EN, fmt)
-    return quantize(x_TN, _of_rows(inv_scale_EN, expert_T), fmt), inv_scale_EN
+    return quantize(x_TN, _rows(inv_scale_EN, expert_T), fmt), inv_scale_EN
 
 
 def decode_parts(codes_TN: Tensor, inv_scale_EN: Tensor, expert_T: Tensor, dtype: torch.dtype) -> Tensor:
     """The matrix that codes of ``encode_parts`` stand for."""
-    return dequantize(codes_TN, _of_rows(inv_scale_EN, expert_T), dtype)
-
-
-def _of_rows(inv_scale_EN: Tensor, expert_T: Tensor) -> Tensor:
-    """That of the expert of each row; rows behind the last expert's take its."""
-    return inv_scale_EN[expert_T.clamp_max(inv_scale_EN.shape[0] - 1)]
+    return dequantize(codes_TN, _rows(inv_scale_EN, expert_T), dtype)
 
 
 def places_of_parts(ends_E: Tensor, rows: int | torch.SymInt) -> tuple[Tensor, Tensor, Tensor]:
@@ -66,11 +61,18 @@ def places_of_parts(ends_E: Tensor, rows: int | torch.SymInt) -> tuple[Tensor, T
     places = (rows + FP8_MULTIPLE - 1) // FP8_MULTIPLE * FP8_MULTIPLE + experts * FP8_MULTIPLE
     at_P = torch.arange(places, device=ends_E.device, dtype=ends_E.dtype)
     expert_P = experts_of_rows(behind_E, places).clamp_max(experts - 1)
-    row_P = at_P - (behind_E - taken_E)[expert_P] + (ends_E - counts_E)[expert_P]
-    return row_P.clamp_max(rows - 1), row_P < ends_E[expert_P], behind_E
+    later_E = behind_E - taken_E - (ends_E - counts_E)  # by how many places an expert's rows lie further back
+    row_P = at_P - _rows(later_E, expert_P)
+    return row_P.clamp_max(rows - 1), row_P < _rows(ends_E, expert_P), behind_E
 
 
 def lay_out_parts(codes_TN: Tensor, row_P: Tensor, is_there_P: Tensor) -> Tensor:
     """``[N, P]``: the codes of each column at their places, zeros between them."""
-    raw_NP = codes_TN.view(torch.uint8)[row_P].t()
+    raw_NP = _rows(codes_TN.view(torch.uint8), row_P).t()
     return torch.where(is_there_P, raw_NP, 0).contiguous().view(codes_TN.dtype)
+
+
+def _rows(x: Tensor, at: Tensor) -> Tensor:
+    """``x[at]``, as the operation that it is in a graph."""
+    rows: Tensor = torch.ops.aten.index(x, [at])
+    return rows
