@@ -8,12 +8,13 @@ the forward's. With tensorwise scales that encoding is of the value itself, what
 
 Formats: E4M3 for activations and weights; gradients in E5M2 ("hybrid") or E4M3 ("e4m3"), or as named for dgrad and wgrad.
 ``linear="int8"`` has INT8 for all, scales along rows, and ``_int_mm`` (encoding/integer_matmuls.py). Scales of blocks
-("blockwise", "mxfp8", "int8_blocks") are emulated only: encoding/block_operands.py.
+("blockwise", "mxfp8", "int8_blocks") are emulated only: encoding/block_operands.py. Grouped matmuls of experts have E4M3 and
+scales of rows, from the tensors themselves, under "tensorwise", "rowwise" and "auto": encoding/expert_matmuls.py.
 
 Left as they are, each with its reason in the report: the output head (by path, marked by the user, tied to an embedding, or
 the last linear of a whole model with four times as many outputs as inputs), what the user put in FP32 inside a 16-bit model,
-FP32 islands, weights whose sides are not multiples of 16 (``_scaled_mm`` takes no others; LoRA), batched expert matmuls,
-float64 and complex, inputs without rows, devices without such units unless emulated; with ``linear="auto"``, what FP8 is not
+FP32 islands, routers, weights whose sides are not multiples of 16 (``_scaled_mm`` takes no others; LoRA), batched matmuls of
+parameters, float64 and complex, inputs without rows, devices without such units unless emulated; with ``linear="auto"``, what FP8 is not
 predicted to pay for.
 
 A value that a nonlinear operation needs for its backward too is saved once, as *its* codes (groupwise, see encode_saved). The

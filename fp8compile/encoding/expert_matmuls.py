@@ -104,8 +104,10 @@ class ExpertMatmuls:
         a, b = (self._part_laid_out(base, groups) for base in bases)
 
         def scaled_grouped_mm(a: Tensor, b: Tensor, inv_a: Tensor, inv_b: Tensor, ends: Tensor) -> Tensor:
-            scales = (inv_scale.narrow(0, 0, ends.shape[0]).reshape(-1) for inv_scale in (inv_a, inv_b))
-            return torch._scaled_grouped_mm(a, b.t(), *scales, ends, out_dtype=torch.bfloat16, use_fast_accum=False)
+            inv_a, inv_b = (inv_scale.narrow(0, 0, ends.shape[0]).reshape(-1) for inv_scale in (inv_a, inv_b))
+            return torch._scaled_grouped_mm(
+                a, b.t(), inv_a, inv_b, ends, out_dtype=torch.bfloat16, use_fast_accum=False
+            )
 
         behind = self._places(groups)[2]
         put_in_place(matmul.node, scaled_grouped_mm, a.codes, b.codes, a.inv_scale, b.inv_scale, behind)
@@ -158,7 +160,7 @@ class ExpertMatmuls:
         node: Node = base if len(views) % 2 == turned else self._once(transposed, base)
         return node
 
-    def _of_groups(self, make: Callable[[Tensor, int | torch.SymInt], Any], name: str, groups: _Groups) -> Any:
+    def _of_groups(self, make: Callable[[Tensor, int], Any], name: str, groups: _Groups) -> Any:
         """What ``make`` gives for the groups and the number of rows."""
         rows = groups.like.meta["val"].shape[0]
         if isinstance(rows, int):

@@ -24,7 +24,7 @@ from fp8compile.numerics.formats import FP8_MULTIPLE, Format
 from fp8compile.numerics.scaling import dequantize, inv_scale_of, quantize
 
 
-def experts_of_rows(ends_E: Tensor, rows: int | torch.SymInt) -> Tensor:
+def experts_of_rows(ends_E: Tensor, rows: int) -> Tensor:
     """``[rows]``: the expert that each row belongs to; E for rows behind the last expert's."""
     at = torch.arange(rows, device=ends_E.device, dtype=ends_E.dtype)
     return torch.searchsorted(ends_E, at, right=True, out_int32=True)
@@ -48,7 +48,7 @@ def decode_parts(codes_TN: Tensor, inv_scale_EN: Tensor, expert_T: Tensor, dtype
     return dequantize(codes_TN, _rows(inv_scale_EN, expert_T), dtype)
 
 
-def places_of_parts(ends_E: Tensor, rows: int | torch.SymInt) -> tuple[Tensor, Tensor, Tensor]:
+def places_of_parts(ends_E: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
     """Where rows lie when each expert's begin at a multiple of ``FP8_MULTIPLE``.
 
     Returns:

@@ -117,7 +117,7 @@ class ReadTwice(Experts):
     """The result before it is weighed counts by itself, too."""
 
     def weigh(self, y: Tensor, weights: Tensor) -> Tensor:
-        return y.float() * weights + 0.1 * y.tanh()
+        return y * weights + 0.1 * y.tanh()
 
 
 class Masked(Experts):
