@@ -23,6 +23,8 @@ OTHER_SCALES = 'experts: a grouped matmul has scales of rows, and linear="{linea
 NOT_PREDICTED = 'experts: no time of a grouped matmul is predicted; linear="rowwise" has them in FP8 (for {rates})'
 NOT_OF_ROWS = "experts: a grouped matmul whose groups are not rows of the left operand"
 ROUTER = "router: experts are chosen by it, and a choice is a step"
+OPAQUE = "experts: grouped_mm_fallback is an operator of Transformers' own, whose matmuls no graph shows"
+FALLBACK = "transformers::grouped_mm_fallback"
 CHOICES = (aten.topk.default, aten.sort.default, aten.sort.stable, aten.argmax.default)
 WITH_MORE = "experts: a grouped matmul with a bias or a dtype of its own"
 
@@ -57,3 +59,10 @@ def routers(graph: Graph) -> set[Node]:
 def _columns(node: Node) -> int | torch.SymInt | None:
     shape = node.meta["val"].shape
     return shape[-1] if len(shape) else None
+
+
+def opaque_experts(graph: Graph) -> list[Node]:
+    """Matmuls of experts behind an operator of Transformers', which takes the place of a grouped matmul in other dtypes."""
+    return [
+        node for node in graph.nodes if getattr(node.target, "_schema", None) and node.target._schema.name == FALLBACK
+    ]

@@ -11,7 +11,7 @@ from expecttest import assert_expected_inline
 from torch import Tensor, nn
 
 import fp8compile
-from fp8compile.encoding.expert_reasons import NOT_OF_ROWS, OTHER_SCALES, ROUTER, WITH_MORE
+from fp8compile.encoding.expert_reasons import NOT_OF_ROWS, OPAQUE, OTHER_SCALES, ROUTER, WITH_MORE
 from fp8compile.fx.graph import SPLICED
 from fp8compile.passes.quantize_linears import quantize_linears
 from fp8compile.recipe.context import Context
@@ -314,3 +314,16 @@ def test_experts_stored_the_other_way() -> None:
             fn = compiled(model, linear="rowwise", emulate=emulate)
             assert min(gradient_sqnr(model, fn, (_rows(64), _ends(7, 20, 21, 64))).values()) > ROUNDED
             assert len(fp8compile.report(fn).linears) == 3
+
+
+def test_an_operator_of_transformers_own_is_told_of() -> None:
+    """In FP32 a compiled model calls one for all matmuls of a layer's experts."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.MixtralConfig(
+        hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, num_key_value_heads=2
+    )
+    block = transformers.models.mixtral.modeling_mixtral.MixtralSparseMoeBlock(config)
+    block.experts.config._experts_implementation = "grouped_mm"
+    report = fp8compile.explain(block, (torch.randn(1, 32, 32),), recipe=Recipe(emulate=True))
+    told = [why(m) for m in matmuls_told(report) if "experts" in m.origin.module]
+    assert told == [OPAQUE, OPAQUE]
