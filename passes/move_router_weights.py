@@ -12,6 +12,8 @@ product with a matrix. dz is rounded to the matmul's dtype as u * dz was, so the
 
 Rows behind the last group are what the grouped matmul leaves there, in P as in y.
 
+The report counts y among what the cut does not save.
+
 Left as they are: results that the forward or the backward reads for something else too, a mask for example; matmuls without a
 wgrad, whose ``a`` may not be kept; checkpointed regions, which save no y.
 """

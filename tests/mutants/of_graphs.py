@@ -233,10 +233,10 @@ PASSES = (
         ("tests/passes/test_move_router_weights.py",),
     ),
     Mutant(
-        "move_router_weights: a result that is read twice is taken for one",
+        "move_router_weights: weights of single elements are taken for a row's",
         "passes/move_router_weights.py",
-        "len(late) != 1 or len(early) != 1",
-        "len(late) < 1 or len(early) < 1",
+        "len(of) == 2 and of[1] == 1 and",
+        "len(of) == 2 and",
         ("tests/passes/test_move_router_weights.py",),
     ),
     Mutant(

@@ -17,36 +17,13 @@ from fp8compile.passes.quantize_linears import quantize_linears
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import Linear, Skip
-from tests.support.experts import any_experts, experts_case
+from tests.support.experts import Grouped, ends_at, experts_case, rows_of
 from tests.support.graphs import joint_of, text_of
 from tests.support.grouped_codes import grouped_units
-from tests.support.measure import compiled, gradient_sqnr, gradients, kept_bytes, matmuls_told, why
+from tests.support.measure import matmuls_told, why
 
 DIRECTIONS = ["forward", "forward", "dgrad", "wgrad", "wgrad", "dgrad"]
 MODES = pytest.mark.parametrize("linear", ["auto", "tensorwise", "rowwise"])
-
-
-class Grouped(nn.Module):
-    """A grouped matmul alone, of rows that the caller has sorted."""
-
-    def __init__(self, experts: int = 4, hidden: int = 32, inner: int = 48) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.randn(experts, inner, hidden).bfloat16() / hidden**0.5)
-
-    def forward(self, x: Tensor, ends: Tensor) -> Tensor:
-        if x.dtype is torch.float64:
-            parts = zip(torch.tensor_split(x, ends[:-1].long()), self.weight, strict=True)
-            return torch.cat([part @ w.t() for part, w in parts])
-        return F.grouped_mm(x, self.weight.transpose(1, 2), offs=ends)
-
-
-def _ends(*ends: int) -> Tensor:
-    return torch.tensor(ends, dtype=torch.int32)
-
-
-def _rows(tokens: int, hidden: int = 32) -> Tensor:
-    torch.manual_seed(2)
-    return torch.randn(tokens, hidden).bfloat16().requires_grad_()
 
 
 def _told(model: nn.Module, *args: Tensor, **fields: object) -> list[Linear | Skip]:
@@ -58,7 +35,7 @@ def _told(model: nn.Module, *args: Tensor, **fields: object) -> list[Linear | Sk
 def test_golden_emulated_matmuls() -> None:
     shown = [
         line
-        for line in text_of(joint_of(Grouped(), _rows(64), _ends(16, 32, 48, 64), emulate=True)).splitlines()
+        for line in text_of(joint_of(Grouped(), rows_of(64), ends_at(16, 32, 48, 64), emulate=True)).splitlines()
         if "_grouped_mm(" in line or "_part(" in line or "_weight(" in line or "owners(" in line
     ]
     assert_expected_inline(
@@ -87,7 +64,7 @@ _grouped_mm_2: bfloat16[64, 32] = _grouped_mm(convert_element_type_26, permute_1
 
 def test_golden_matmuls_of_codes() -> None:
     with grouped_units():
-        text = text_of(joint_of(Grouped(), _rows(64), _ends(16, 32, 48, 64), linear="rowwise"))
+        text = text_of(joint_of(Grouped(), rows_of(64), ends_at(16, 32, 48, 64), linear="rowwise"))
     shown = [line for line in text.splitlines() if "scaled_grouped_mm(" in line or "lay_out_part(" in line]
     shown = [line.replace("float8_e4m3fn", "e4m3").replace("_scaled_grouped_mm", "y") for line in shown]
     assert_expected_inline(
@@ -102,7 +79,7 @@ y_2: bfloat16[64, 32] = scaled_grouped_mm(convert_element_type_16, permute_10, w
 
 
 @MODES
-def test_all_matmuls_of_experts_have_scales_of_rows(linear: str) -> None:
+def test_all_matmuls_of_experts_have_scales_ofrows_of(linear: str) -> None:
     layer, x = experts_case()
     told = _told(layer, x, linear=linear)
     assert sorted(m.direction for m in told) == sorted(DIRECTIONS)
@@ -160,7 +137,7 @@ def test_a_router_stays_exact() -> None:
 
 
 def test_sizes_that_are_no_multiples_stay() -> None:
-    assert {why(m) for m in _told(Grouped(inner=40), _rows(64), _ends(16, 32, 48, 64))} == {
+    assert {why(m) for m in _told(Grouped(inner=40), rows_of(64), ends_at(16, 32, 48, 64))} == {
         "N=40 is not a multiple of 16"
     }
 
@@ -179,7 +156,7 @@ class OfColumns(Grouped):
 
 @pytest.mark.parametrize(("kind", "reason"), [(OtherDtype, WITH_MORE), (OfColumns, NOT_OF_ROWS)])
 def test_other_grouped_matmuls_stay(kind: Callable[[], Grouped], reason: str) -> None:
-    told = _told(kind(), _rows(64), _ends(16, 32, 48, 64))
+    told = _told(kind(), rows_of(64), ends_at(16, 32, 48, 64))
     assert told and {why(m) for m in told} == {reason}
 
 
@@ -199,121 +176,6 @@ def test_a_weight_has_one_encoding_for_each_dimension_that_is_contracted() -> No
     made = {n.meta[SPLICED] for n in graph.nodes if str(n.meta.get(SPLICED, "")).startswith("encode_weight(")}
     assert len([n for n in graph.nodes if n.meta.get(SPLICED) in made and n.meta["val"].dtype == torch.float8_e4m3fn])
     assert len(made) == 2
-
-
-TOKENS_GO = {
-    "all over": (16, 32, 48, 64),
-    "ragged": (7, 20, 21, 64),
-    "to one expert": (64, 64, 64, 64),
-    "to the last": (0, 0, 0, 64),
-    "to all but one": (16, 16, 40, 64),
-}
-ROUNDED = 21.0  # dB: two operands in E4M3 are 28.8 dB from exact, and a group of few rows has few errors to average
-
-
-@pytest.mark.parametrize("ends", TOKENS_GO.values(), ids=TOKENS_GO)
-@pytest.mark.parametrize("emulate", [True, False], ids=["emulated", "codes"])
-def test_gradients_wherever_tokens_go(ends: tuple[int, ...], emulate: bool) -> None:
-    model, args = Grouped(), (_rows(64), _ends(*ends))
-    in_16_bit = gradient_sqnr(model, model, args)
-    with grouped_units():
-        found = gradient_sqnr(model, compiled(model, linear="rowwise", emulate=emulate), args)
-    assert min(found.values()) > ROUNDED, (found, in_16_bit)
-    assert min(in_16_bit.values()) > 40
-
-
-@pytest.mark.parametrize("tokens", [37, 61])
-def test_any_number_of_tokens(tokens: int) -> None:
-    model, args = Grouped(), (_rows(tokens), _ends(10, 10, 30, tokens))
-    with grouped_units():
-        for emulate in (True, False):
-            torch._dynamo.reset()
-            fn = compiled(model, linear="rowwise", emulate=emulate)
-            assert min(gradient_sqnr(model, fn, args).values()) > ROUNDED
-
-
-def test_codes_multiply_to_what_is_emulated() -> None:
-    layer, x = experts_case(256, hidden=128, inner=192)
-    args, found = (x, any_experts(layer, 256)), []
-    with grouped_units():
-        for emulate in (True, False):
-            torch._dynamo.reset()
-            fn = compiled(layer, linear="rowwise", emulate=emulate, min_saved_numel=0)
-            found.append(gradients(layer, fn, args))
-    for name, value in found[0].items():
-        assert (value - found[1][name]).norm() < 0.1 * value.norm(), name
-
-
-def test_rows_of_no_one_count_for_nothing() -> None:
-    """As with experts on several ranks: rows behind the last expert's may hold anything, also what is not finite."""
-
-    class Tail(Grouped):
-        def forward(self, x: Tensor, ends: Tensor) -> Tensor:
-            kept = torch.arange(x.shape[0]) < ends[-1]
-            rows = torch.where(kept.unsqueeze(-1), x, torch.inf)
-            y = F.grouped_mm(rows, self.weight.transpose(1, 2), offs=ends)
-            return torch.where(kept.unsqueeze(-1), y, 0)
-
-    args = (_rows(64), _ends(16, 16, 40, 50))
-    for emulate in (True, False):
-        torch._dynamo.reset()
-        with grouped_units():
-            model = Tail()
-            grads = gradients(model, compiled(model, linear="rowwise", emulate=emulate), args)
-        assert grads["weight"].isfinite().all() and grads["weight"].any()
-
-
-def test_a_layer_beside_16_bit_and_its_bytes() -> None:
-    """Codes of gathered tokens and of the gated product are made again in the backward: FP8 keeps no more than 16 bit."""
-    layer, x = experts_case(512, hidden=128, inner=192, experts=8)
-    args, found, kept = (x, any_experts(layer, 512)), {}, {}
-    for linear in ("off", "rowwise"):
-        torch._dynamo.reset()
-        fn = compiled(layer, linear=linear, emulate=linear != "off", min_saved_numel=0)
-        found[linear], kept[linear] = gradient_sqnr(layer, fn, args), kept_bytes(layer, fn, args)
-    assert kept["rowwise"] == kept["off"]
-    assert min(found["rowwise"].values()) > 22 and min(found["off"].values()) > 36, found
-
-
-def test_sizes_that_vary() -> None:
-    model = Grouped()
-    fn = torch.compile(model, backend="fp8compile", dynamic=True, options={"codegen": "eager", "emulate": True})
-    for tokens in (48, 80):
-        args = (_rows(tokens), _ends(10, 10, 30, tokens))
-        assert min(gradient_sqnr(model, fn, args).values()) > ROUNDED
-
-
-def test_code_is_generated_for_them() -> None:
-    layer, x = experts_case()
-    args = (x, any_experts(layer, 128))
-    ours = gradients(layer, compiled(layer, emulate=True, min_saved_numel=0, codegen="inductor"), args)
-    torch._dynamo.reset()
-    node_by_node = gradients(layer, compiled(layer, emulate=True, min_saved_numel=0), args)
-    for name, value in ours.items():
-        assert (value - node_by_node[name]).norm() < 0.1 * value.norm(), name
-
-
-def test_experts_stored_the_other_way() -> None:
-    """[E, K, N] as it is multiplied, as gpt-oss has it."""
-
-    class Other(Grouped):
-        def __init__(self) -> None:
-            super().__init__()
-            self.weight = nn.Parameter(self.weight.detach().transpose(1, 2).contiguous())
-
-        def forward(self, x: Tensor, ends: Tensor) -> Tensor:
-            if x.dtype is torch.float64:
-                parts = zip(torch.tensor_split(x, ends[:-1].long()), self.weight, strict=True)
-                return torch.cat([part @ w for part, w in parts])
-            return F.grouped_mm(x, self.weight, offs=ends)
-
-    with grouped_units():
-        for emulate in (True, False):
-            torch._dynamo.reset()
-            model = Other()
-            fn = compiled(model, linear="rowwise", emulate=emulate)
-            assert min(gradient_sqnr(model, fn, (_rows(64), _ends(7, 20, 21, 64))).values()) > ROUNDED
-            assert len(fp8compile.report(fn).linears) == 3
 
 
 def test_an_operator_of_transformers_own_is_told_of() -> None:

@@ -61,3 +61,26 @@ def experts_case(tokens: int = 128, seed: int = 0, **sizes: Any) -> tuple[Expert
 def any_experts(layer: Experts, tokens: int) -> Tensor:
     """``[tokens, k]``: different experts for each token."""
     return torch.rand(tokens, layer.gate.out_features).argsort(-1)[:, : layer.k]
+
+
+class Grouped(nn.Module):
+    """A grouped matmul alone, of rows that the caller has sorted."""
+
+    def __init__(self, experts: int = 4, hidden: int = 32, inner: int = 48) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(experts, inner, hidden).bfloat16() / hidden**0.5)
+
+    def forward(self, x: Tensor, ends: Tensor) -> Tensor:
+        if x.dtype is torch.float64:
+            parts = zip(torch.tensor_split(x, ends[:-1].long()), self.weight, strict=True)
+            return torch.cat([part @ w.t() for part, w in parts])
+        return F.grouped_mm(x, self.weight.transpose(1, 2), offs=ends)
+
+
+def ends_at(*ends: int) -> Tensor:
+    return torch.tensor(ends, dtype=torch.int32)
+
+
+def rows_of(tokens: int, hidden: int = 32) -> Tensor:
+    torch.manual_seed(2)
+    return torch.randn(tokens, hidden).bfloat16().requires_grad_()
