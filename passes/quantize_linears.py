@@ -8,13 +8,14 @@ the forward's. With tensorwise scales that encoding is of the value itself, what
 
 Formats: E4M3 for activations and weights; gradients in E5M2 ("hybrid") or E4M3 ("e4m3"), or as named for dgrad and wgrad.
 ``linear="int8"`` has INT8 for all, scales along rows, and ``_int_mm`` (encoding/integer_matmuls.py). Scales of blocks
-("blockwise", "mxfp8", "int8_blocks") are emulated only: encoding/block_operands.py.
+("blockwise", "mxfp8", "int8_blocks") are emulated only: encoding/block_operands.py. Grouped matmuls of experts have E4M3 and
+scales of rows, from the tensors themselves, under "tensorwise", "rowwise" and "auto": encoding/expert_matmuls.py.
 
 Left as they are, each with its reason in the report: the output head (by path, marked by the user, tied to an embedding, or
-the last linear of a whole model with four times as many outputs as inputs), what the user put in FP32 inside a 16-bit model,
-FP32 islands, weights whose sides are not multiples of 16 (``_scaled_mm`` takes no others; LoRA), batched expert matmuls,
-float64 and complex, inputs without rows, devices without such units unless emulated; with ``linear="auto"``, what FP8 is not
-predicted to pay for.
+the last linear of a whole model with four times as many outputs as inputs), what the user put in FP32 inside a 16-bit
+model, FP32 islands, routers, weights whose sides are not multiples of 16 (``_scaled_mm`` takes no others; LoRA), batched
+matmuls of parameters, float64 and complex, inputs without rows, devices without such units unless emulated; with
+``linear="auto"``, what FP8 is not predicted to pay for.
 
 A value that a nonlinear operation needs for its backward too is saved once, as *its* codes (groupwise, see encode_saved). The
 wgrad encodes the decoded value again under the forward's scale. A value that only matmuls need is saved as their codes.
@@ -25,13 +26,15 @@ from __future__ import annotations
 import dataclasses
 
 import torch
-from torch.fx import Graph
+from torch.fx import Graph, Node
 
-from fp8compile.analysis.linears import Matmul
+from fp8compile.analysis.linears import FORWARD, Matmul
 from fp8compile.encoding.block_operands import BlockOperands, in_blocks
 from fp8compile.encoding.cached_weights import CachedWeights
+from fp8compile.encoding.expert_matmuls import ExpertMatmuls
+from fp8compile.encoding.expert_reasons import OPAQUE, opaque_experts
 from fp8compile.encoding.known_scales import KnownScales
-from fp8compile.encoding.linear_plan import Leave, plan_linears, tensorwise_operands
+from fp8compile.encoding.linear_plan import Group, Leave, plan_linears, tensorwise_operands
 from fp8compile.encoding.merged_dgrads import MergedDgrads
 from fp8compile.encoding.operands import Operands
 from fp8compile.encoding.products import rewrite, rewrite_in_blocks
@@ -57,30 +60,42 @@ def quantize_linears(graph: Graph, ctx: Context) -> Notes:
     take_amaxes_at_once(graph, plan.applied)
     merged = MergedDgrads(operands, plan.applied)
     blocks, turned = BlockOperands(graph, operands), TurnedWgrads(operands)
+    experts = ExpertMatmuls(graph, operands)
     linears, skips = list[Linear](), list[Skip]()
     for each in plan.decisions:
         matmul = each.matmul
-        info, told = _info(matmul), smooth.told.get(matmul.node, "") + merged.told.get(matmul.node, "")
+        info, told = (
+            _info(matmul.node, matmul.forward),
+            smooth.told.get(matmul.node, "") + merged.told.get(matmul.node, ""),
+        )
         if isinstance(each, Leave):
             skips.append(Skip(info, each.reason, LINEAR, matmul.direction))
+            continue
+        if isinstance(each, Group):
+            linears.append(_told(info, matmul, experts.rewrite(matmul, each.recipe)))
             continue
         told += turned.turn(matmul, each.recipe)
         if in_blocks(each.recipe):
             formats = rewrite_in_blocks(each, blocks)
         else:
             formats = rewrite(each, operands, at_once=matmul.node not in merged.taken)
-        M, K, N = map(_size, (matmul.M, matmul.K, matmul.N))
-        linears.append(Linear(info, matmul.direction, M, K, N, formats + told, *each.us))
+        linears.append(_told(info, matmul, formats + told, *each.us))
+    skips += [Skip(_info(node, node), OPAQUE, LINEAR, FORWARD) for node in opaque_experts(graph)]
     merged.rewrite()
     if scales:
         scales.promise()
     return Notes(linears=tuple(linears), skips=tuple(skips), weights=weights.told())
 
 
-def _info(matmul: Matmul) -> TensorInfo:
-    """The matmul's result; its origin is the linear's forward."""
-    where = Origin(op_name(matmul.forward), module_path(matmul.forward), source_line(matmul.forward))
-    return dataclasses.replace(TensorInfo.of(matmul.node), origin=where)
+def _told(info: TensorInfo, matmul: Matmul, formats: str, *us: float) -> Linear:
+    M, K, N = map(_size, (matmul.M, matmul.K, matmul.N))
+    return Linear(info, matmul.direction, M, K, N, formats, *us)
+
+
+def _info(node: Node, forward: Node) -> TensorInfo:
+    """A matmul's result; its origin is the linear's forward."""
+    where = Origin(op_name(forward), module_path(forward), source_line(forward))
+    return dataclasses.replace(TensorInfo.of(node), origin=where)
 
 
 def _size(size: int | torch.SymInt) -> int | str:

@@ -7,74 +7,37 @@ that are saved, so the backward repeats it where it is first needed; one storage
 What takes less is saved instead: of a value that was cast to a wider dtype what it was before, of a mask of all pairs of
 positions the numbers of each position (where they take a 16th of it at most).
 
-Legality: only the operations in CHEAP are repeated. All of them are deterministic, none is a reduction or a matmul. Their
-operands are values that reach the backward anyway (saved tensors, parameters, the caller's data unless the forward overwrites
-it), constants, or, failing that, the FP8 codes that a matmul's operand was decoded from; these codes are then saved instead
-of it. No value is made from one that is itself recomputed: a residual stream would be rebuilt from its start, step by step,
-with all of it alive at once.
+Legality: only the operations in CHEAP (``fp8compile/fx/cheap.py``) are repeated. All of them are deterministic, none is a
+reduction or a matmul. Their operands are values that reach the backward anyway (saved tensors, parameters, the caller's data
+unless the forward overwrites it), constants, or, failing that, the FP8 codes that a matmul's operand was decoded from; these
+codes are then saved instead of it. No value is made from one that is itself recomputed: a residual stream would be rebuilt
+from its start, step by step, with all of it alive at once.
+
+    x_g = x[token]      tokens [T, C], gathered [k T, C] for the k experts of each: x and token are kept, x_g is k times x
+
+Rows that were gathered are gathered again: a gather reads what is saved of each token and computes nothing, so its numbers
+are those of the forward, or the codes' where x is codes. What such a chain has in common with the backward (a router reads
+the same norm's output) is made once. Codes of such rows, for the wgrad of experts in FP8 (encoding/expert_matmuls.py), are
+made again with them: their amaxes are the one reduction repeated.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch.fx import Node
 
+from fp8compile.fx.cheap import GATHER, is_cheap
 from fp8compile.fx.graph import ENCODING, EXACT, is_tensor, nbytes, storage_root
-from fp8compile.fx.ops import SEEDED, VIEWS
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import Notes, Recomputed
 
-aten, prims = torch.ops.aten, torch.ops.prims
+prims = torch.ops.prims
 
 SMALL = 16  # times fewer bytes than what is made of it
 LONGEST_CHAIN = 64  # nodes repeated for one value: norms and gates take under 20, GELU by erf under 12
-
-CHEAP = (
-    VIEWS
-    | SEEDED
-    | {
-        aten.add.Tensor,
-        aten.sub.Tensor,
-        aten.mul.Tensor,
-        aten.div.Tensor,
-        aten.neg.default,
-        aten.abs.default,
-        aten.exp.default,
-        aten.erf.default,
-        aten.tanh.default,
-        aten.sigmoid.default,
-        aten.relu.default,
-        aten.sqrt.default,
-        aten.rsqrt.default,
-        aten.reciprocal.default,
-        aten.pow.Tensor_Scalar,
-        aten.clamp.default,
-        aten.clamp_min.default,
-        aten.clamp_max.default,
-        aten.maximum.default,
-        aten.minimum.default,
-        aten.where.self,
-        *(
-            getattr(getattr(aten, name), kind)
-            for name in ("eq", "ne", "gt", "ge", "lt", "le")
-            for kind in ("Scalar", "Tensor")
-        ),
-        aten.logical_not.default,
-        aten.logical_and.default,
-        aten.logical_or.default,
-        aten.bitwise_not.default,
-        aten.bitwise_and.Tensor,
-        aten.bitwise_or.Tensor,
-        aten.clone.default,
-        aten.cat.default,
-        aten.full.default,
-        aten.scalar_tensor.default,
-        aten.log.default,
-        aten.log1p.default,
-        prims.convert_element_type.default,
-    }
-)
 
 
 def recompute_kept(split: PartitionedGraph, ctx: Context) -> Notes:
@@ -101,10 +64,7 @@ def _largest_first(split: PartitionedGraph) -> list[SavedTensor]:
     """Candidates; among equals, later ones first, so that an output is dropped and its input kept, and views before roots."""
     position = {node: i for i, node in enumerate(split.fw.graph.nodes)}
     candidates = [
-        e
-        for e in split.edges
-        if e.is_tensor and e.forward.op == "call_function" and e.forward.target in CHEAP
-        if EXACT not in storage_root(e.forward).meta
+        e for e in split.edges if e.is_tensor and is_cheap(e.forward) and EXACT not in storage_root(e.forward).meta
     ]
     return sorted(candidates, key=lambda e: (-nbytes(e.forward.meta["val"]), -position[e.forward]))
 
@@ -117,7 +77,7 @@ def _chain(value: Node, given: set[Node], split: PartitionedGraph) -> list[Node]
         node = waiting.pop()
         if node in chain or node in given or split.costs_nothing_to_keep(node):
             continue
-        if node.op != "call_function" or node.target not in CHEAP or len(chain) == LONGEST_CHAIN:
+        if not is_cheap(node) or len(chain) == LONGEST_CHAIN:
             return None
         chain.add(node)
         waiting.extend(node.all_input_nodes)
@@ -155,12 +115,24 @@ def _drop(split: PartitionedGraph, edge: SavedTensor, chain: list[Node]) -> Note
     operands = _operands(chain)
     given = {e.forward: e.backward for e in split.edges}
     new = {made: split.placeholder(edge, made) for made in operands if made not in given}
-    copied = given | new
-    with split.bw.graph.inserting_before(edge.in_order[0]):
-        for node in chain:
-            copied[node] = split.bw.graph.node_copy(node, lambda n: copied[n])
+    copied, first = given | new, edge.in_order[0]
+    shares = any(node.target is GATHER for node in chain)
+    for node in chain:
+        there = _made_already(node, copied, first) if shares else None
+        with split.bw.graph.inserting_before(first):
+            copied[node] = there or split.bw.graph.node_copy(node, lambda n: copied[n])
     edge.backward.replace_all_uses_with(copied[edge.forward])
     split.replace(edge, *new.items())
     if split.caller_owns(storage_root(edge.forward)):
         return Notes()
     return Notes(recomputed=(Recomputed(edge.info, tuple(n.name for n in operands)),))
+
+
+def _made_already(node: Node, copied: Mapping[Node, Node], before: Node) -> Node | None:
+    """What the backward has of ``node`` on the same operands, moved to where it is needed if it stands later."""
+    wanted = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: copied[n])
+    users = copied[node.all_input_nodes[0]].users if node.all_input_nodes else ()
+    there = next((u for u in users if u.target is node.target and (u.args, u.kwargs) == wanted), None)
+    if there is not None and there > before:
+        before.prepend(there)
+    return there

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.fx import Graph
 
+from fp8compile.analysis.linears import GROUPED
 from fp8compile.fx.checkpointed import region_of
 from fp8compile.fx.graph import is_tensor
 from fp8compile.islands.upcast import holds_sixteen_bit
@@ -26,6 +27,7 @@ from fp8compile.passes.drop_random_states import drop_random_states
 from fp8compile.passes.encode_saved import encode_saved
 from fp8compile.passes.mark_saved import mark_saved
 from fp8compile.passes.measure_operands import measure_operands
+from fp8compile.passes.move_router_weights import move_router_weights
 from fp8compile.passes.observe_forward import observe_forward
 from fp8compile.passes.observe_gradients import observe_gradients
 from fp8compile.passes.offload_codes import offload_codes
@@ -114,6 +116,11 @@ def rewrites_on_a_gpu(at: Situation) -> bool:
     return rewrites(at) and on_a_gpu and not torch.version.hip
 
 
+def multiplies_groups(at: Situation) -> bool:
+    """A graph with grouped matmuls, as experts have."""
+    return rewrites(at) and any(node.target in GROUPED for node in at.graph.nodes)
+
+
 def has_sixteen_bit(at: Situation) -> bool:
     """A graph with 16-bit values, or a recipe that asks for FP32."""
     return bool(at.ctx.recipe.keep_fp32) or holds_sixteen_bit(at.graph)
@@ -163,6 +170,9 @@ PIPELINE = (
     changes(saturate_gradients, On.JOINT, takes_statistics),  # before a linear encodes what must be clipped
     preserves(observe_gradients, On.JOINT, takes_statistics),  # behind the clip: only one of the two values is stored
     changes(compress_collectives, On.JOINT, compresses),  # before the linears, which encode what arrives
+    changes(
+        move_router_weights, On.JOINT, multiplies_groups
+    ),  # before the linears, which encode what the dgrad reads
     preserves(share_casts, On.JOINT),  # before the linears, which encode every distinct operand
     changes(quantize_linears, On.JOINT),  # before the cut, so that it sees codes, which are cheaper to save
     preserves(

@@ -7,6 +7,7 @@ import torch
 from fp8compile import _torch as private
 
 FP8_CAPABILITY = (8, 9)  # Ada; Hopper is (9, 0)
+GROUPED_CAPABILITY = (9, 0)  # Hopper
 INT8_CAPABILITY = (8, 0)  # Ampere, the first that cuBLASLt takes plain row-major operands for
 CURE = "emulate=True decodes and multiplies"
 
@@ -18,6 +19,18 @@ def fp8_unsupported_reason(device: torch.device) -> str | None:
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) < FP8_CAPABILITY:
         return f"compute capability {major}.{minor} has no FP8 matrix units; 8.9 and later have ({CURE})"
+    return None
+
+
+def grouped_unsupported_reason(device: torch.device) -> str | None:
+    """Of a device with FP8 matrix units: None where ``_scaled_grouped_mm`` takes scales of rows, else what to tell."""
+    if device.type != "cuda":
+        return None
+    major, minor = torch.cuda.get_device_capability(device)
+    if (major, minor) != GROUPED_CAPABILITY:
+        return (
+            f"compute capability {major}.{minor}: torch._scaled_grouped_mm has scales of rows on 9.0 alone ({CURE})"
+        )
     return None
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch.fx import Graph, Node
 
-from fp8compile.analysis.linears import WGRAD, Matmul, linear_matmuls
+from fp8compile.analysis.linears import GROUPED, WGRAD, Matmul, linear_matmuls
 from fp8compile.encoding.integer_matmuls import IN_INT8
 from fp8compile.encoding.known_scales import GRADIENT, INPUT, WEIGHT
 from fp8compile.encoding.linear_reasons import LinearReasons
@@ -46,6 +46,14 @@ class Apply:
 
 
 @dataclass(frozen=True)
+class Group:
+    """A grouped matmul of experts that will be one of codes (encoding/expert_matmuls.py)."""
+
+    matmul: Matmul
+    recipe: Recipe
+
+
+@dataclass(frozen=True)
 class Leave:
     """A matmul that stays as it is."""
 
@@ -57,7 +65,7 @@ class Leave:
 class LinearPlan:
     """The decision for each matmul of a joint graph's linears, in the graph's order."""
 
-    decisions: tuple[Apply | Leave, ...]
+    decisions: tuple[Apply | Group | Leave, ...]
 
     @property
     def applied(self) -> tuple[Apply, ...]:
@@ -72,11 +80,13 @@ def plan_linears(graph: Graph, ctx: Context, *, delayed: bool) -> LinearPlan:
     reasons = LinearReasons(graph, ctx, parameters)
     paying = Paying(matmuls, lambda matmul: recipes[matmul.forward])
 
-    def decided(matmul: Matmul) -> Apply | Leave:
+    def decided(matmul: Matmul) -> Apply | Group | Leave:
         recipe = recipes[matmul.forward]
         reason = reasons.reason_to_leave(matmul, recipe) or paying.reason_to_leave(matmul)
         if reason:
             return Leave(matmul, reason)
+        if matmul.node.target in GROUPED:
+            return Group(matmul, recipe)
         return Apply(matmul, recipe, _specs(matmul, recipe, delayed=delayed), paying.figures(matmul))
 
     return LinearPlan(tuple(map(decided, matmuls)))

@@ -8,9 +8,22 @@ import torch
 from torch.fx import Graph, Node
 
 from fp8compile.analysis.dataflow import sources, user_fp32
-from fp8compile.analysis.linears import PLAIN_MATMULS, Matmul, is_last, is_tied_to_embedding, made_from
+from fp8compile.analysis.linears import (
+    FORWARD,
+    GROUPED,
+    PLAIN_MATMULS,
+    Matmul,
+    is_last,
+    is_tied_to_embedding,
+    made_from,
+)
 from fp8compile.encoding.block_operands import reason_against_blocks
-from fp8compile.encoding.device import fp8_unsupported_reason, int8_unsupported_reason
+from fp8compile.encoding.device import (
+    fp8_unsupported_reason,
+    grouped_unsupported_reason,
+    int8_unsupported_reason,
+)
+from fp8compile.encoding.expert_reasons import ROUTER, reason_against_experts, routers
 from fp8compile.encoding.integer_matmuls import IN_INT8, INT8_MODE, reason_against_integers
 from fp8compile.fx.aot import plain_position
 from fp8compile.fx.graph import WIDENED, dtype_text, size_hint
@@ -34,6 +47,7 @@ class LinearReasons:
         self.graph, self.ctx, self.parameters = graph, ctx, parameters
         self.upcast = user_fp32(graph, parameters)
         self.heads = made_from({p for p in parameters if plain_position(p) in ctx.place.heads})
+        self.routers = routers(graph)
         self._verdicts: dict[Node, str | None] = {}
 
     def reason_to_leave(self, matmul: Matmul, recipe: Recipe) -> str | None:
@@ -46,14 +60,19 @@ class LinearReasons:
                 self.ctx.skip_reason(module_path(forward), "linear", ("linear_skip", "skip"))
                 or (matmul.weight in self.heads and "output head: fp8compile.mark_head")
                 or (is_tied_to_embedding(matmul.weight) and "output head: its weight is tied to an embedding")
-                or _not_a_plain_matmul(forward)
+                or _not_a_plain_matmul(matmul, forward, recipe)
+                or (forward in self.routers and ROUTER)
                 or (forward in self.upcast and UPCAST)
                 or _no_shape(matmul, recipe)
                 or self._why_last(matmul)
-                or _unsupported(forward.meta["val"].device, recipe)
+                or _unsupported(forward, recipe)
                 or None
             )
-        return self._verdicts[forward] or _not_a_plain_matmul(matmul.node) or reason_against_integers(matmul, recipe)
+        return (
+            self._verdicts[forward]
+            or _not_a_plain_matmul(matmul, matmul.node, recipe)
+            or reason_against_integers(matmul, recipe)
+        )
 
     def _why_last(self, matmul: Matmul) -> str | None:
         """Why a linear is an output head although nothing names it so."""
@@ -63,7 +82,9 @@ class LinearReasons:
         return None
 
 
-def _not_a_plain_matmul(node: Node) -> str | None:
+def _not_a_plain_matmul(matmul: Matmul, node: Node, recipe: Recipe) -> str | None:
+    if node.target in GROUPED:
+        return reason_against_experts(node, matmul.direction if node is matmul.node else FORWARD, recipe)
     if node.target not in PLAIN_MATMULS:
         return "a batched matmul of parameters (experts) is left in its dtype"
     if node.kwargs:
@@ -72,9 +93,12 @@ def _not_a_plain_matmul(node: Node) -> str | None:
     return None if value.dtype in ENCODABLE else f"{dtype_text(value)} is left alone"
 
 
-def _unsupported(device: torch.device, recipe: Recipe) -> str | None:
+def _unsupported(forward: Node, recipe: Recipe) -> str | None:
     if recipe.emulate:
         return None
+    device = forward.meta["val"].device
+    if forward.target in GROUPED:
+        return fp8_unsupported_reason(device) or grouped_unsupported_reason(device)
     return int8_unsupported_reason(device) if recipe.linear == INT8_MODE else fp8_unsupported_reason(device)
 
 

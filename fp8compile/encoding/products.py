@@ -55,6 +55,11 @@ def _multiply_codes(matmul: Matmul, left: Encoded, right: Encoded, recipe: Recip
     more = (bias,) if isinstance(bias, Node) else ()
     nodes = (left.codes, right.codes, left.inv_scale, right.inv_scale, *more)
     fn = product_of_codes(node.meta["val"].dtype) if recipe.linear == INT8_MODE else _scaled_product(matmul, *more)
+    put_in_place(node, fn, *nodes)
+
+
+def put_in_place(node: Node, fn: Callable[..., Tensor], *nodes: Node) -> None:
+    """Put ``fn`` of some nodes in another node's place."""
     product = splice(node.graph, fn, *nodes, before=node)
     product.meta.update({ROW: node.meta[ROW]} if ROW in node.meta else {})
     stand_in(product, node)

@@ -45,6 +45,7 @@ from fp8compile.fx.graph import (
     numel,
     storage_root,
 )
+from fp8compile.fx.ops import opname
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.numerics import E4M3, ENCODABLE, INT8, Codec, Format, Groupwise
 from fp8compile.numerics.few_bits import FEW_BITS, FewBits
@@ -89,7 +90,7 @@ class Judge:
         is_amax = (
             SPLICED in edge.forward.meta
             and EXACT not in storage_root(edge.forward).meta
-            and is_statistic(edge.forward)
+            and (is_statistic(edge.forward) or opname(edge.forward) == "scatter_reduce")
         )
         if not self.ctx.recipe.stores_saved or is_amax:
             return Kept()  # the amax of a matmul's operand belongs to its codes

@@ -26,6 +26,9 @@ ENCODING = "fp8compile_encoding"  # in the meta of a matmul operand's codes and 
 
 UNKNOWN = 8192  # the number assumed for a size without a bound in counts and prices; Inductor assumes the same
 
+# In the meta of operations that encode experts' rows: the backward may repeat them, though one is a reduction.
+AGAIN = "fp8compile_again"
+
 ROW = "fp8compile_row"  # in the meta of a value that is observed: its row in the graph's statistics
 
 EXACT = (

@@ -43,6 +43,7 @@ MATMULS = (
     "_scaled_mm",
     "_int_mm",
     "_grouped_mm",
+    "_scaled_grouped_mm",
     "convolution",
     "convolution_backward",
 )
