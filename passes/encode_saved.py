@@ -11,7 +11,7 @@ is divided by its sum when it is decoded (``fp8compile/numerics/unit_sums.py``):
 rows of the softmax's gradient sum to zero. Of fused attention's result it is the distance from the mean of its tokens that
 is encoded (``fp8compile/numerics/centring.py``), which is what its backward depends on.
 
-Left as they are, each with its reason in the report: what is not a floating-point activation (integers, masks, RNG states,
+Left as they are, each with its reason in the report: what is not a floating-point activation (integers, RNG states,
 tables, values made from parameters alone), small tensors, statistics of norms and softmax, float64 and complex, what the
 user put in FP32 inside a 16-bit model, FP32 islands, operands of higher-order operators, what the recipe says to leave, and
 every tensor for which it cannot be argued that the gradients answer its error with a small one

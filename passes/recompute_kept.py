@@ -30,6 +30,7 @@ from torch.fx import Node
 
 from fp8compile.fx.cheap import GATHER, is_cheap
 from fp8compile.fx.graph import ENCODING, EXACT, is_tensor, nbytes, storage_root
+from fp8compile.fx.ops import SIXTEEN_BIT
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import Notes, Recomputed
@@ -95,7 +96,7 @@ def _narrower(edge: SavedTensor) -> set[Node]:
         return set()
     (source,) = edge.forward.all_input_nodes
     before, after = source.meta["val"].dtype, edge.forward.meta["val"].dtype
-    return {source} if torch.promote_types(before, after) is after and before.itemsize < after.itemsize else set()
+    return {source} if before in SIXTEEN_BIT and after is torch.float32 else set()
 
 
 def _far_smaller(edge: SavedTensor) -> set[Node]:

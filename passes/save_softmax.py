@@ -5,20 +5,23 @@
 Both have as many elements, so the cut takes either. But the backward exponentiates logits: an error of one would become a
 factor of its probability. What is read linearly may be codes, whose sums are made 1 again (``numerics/unit_sums.py``).
 
-Left as they are: logits that the backward reads for something else too; those that are codes themselves; what is not proven
-to be a softmax (``fp8compile/analysis/softmax.py``), and what may not be codes either.
+Left as they are: logits that the backward reads for something else too; those that are codes themselves; a softmax that no
+matmul reads, such as a router's, which is small beside its tokens; what is not proven to be a softmax
+(``fp8compile/analysis/softmax.py``), and what may not be codes either.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Set
 
 from torch.fx import Node
 
 from fp8compile.analysis.recomputed import Same, recomputed
 from fp8compile.analysis.softmax import softmax_dim
 from fp8compile.encoding.saved_judge import Judge, Kept
+from fp8compile.fx.aot import computed_from_gradients
 from fp8compile.fx.graph import computed_from_any, is_tensor, numel
+from fp8compile.fx.ops import is_matmul
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import Notes
@@ -46,12 +49,19 @@ def _exact(split: PartitionedGraph, edges: Collection[SavedTensor], ctx: Context
 
 def _softmaxes(split: PartitionedGraph) -> dict[SavedTensor, tuple[Node, Node]]:
     """Saved logits with the last form of their softmax, in the backward and in the forward."""
-    same, found = recomputed(split), {}
+    same, found, gradients = recomputed(split), {}, computed_from_gradients(split.bw.graph)
     for late, early in same.items():
-        if late.op == "call_function" and is_tensor(late) and softmax_dim(early) is not None:
+        is_one = late.op == "call_function" and is_tensor(late) and softmax_dim(early) is not None
+        if is_one and _is_multiplied(late, gradients):
             made_of = (edge for edge in split.edges if split.may_be_codes(edge) and _serves(edge, late, same))
             found |= {edge: (late, early) for edge in made_of}
     return found
+
+
+def _is_multiplied(late: Node, gradients: Set[Node]) -> bool:
+    """Whether a matmul reads a value, or what the backward makes of it without a gradient: views, drop-outs."""
+    made = (node for node in computed_from_any([late]) if node not in gradients)
+    return any(is_matmul(user) for node in made for user in node.users)
 
 
 def _serves(edge: SavedTensor, late: Node, same: Same) -> bool:

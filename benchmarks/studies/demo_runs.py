@@ -34,6 +34,7 @@ class Demo:
         compiled: whether Inductor compiles the model; the optimizer has a switch of its own.
         evaluate_at: steps after which the validation loss is taken, beside the last.
         products: dtype of matmuls; bfloat16: under autocast.
+        build: what makes the model, of a size, from a seed, on a device.
     """
 
     size: Size
@@ -42,6 +43,7 @@ class Demo:
     evaluate_at: tuple[int, ...] = ()
     products: torch.dtype = torch.float32
     corpus: Corpus = field(default_factory=load_corpus)
+    build: Callable[[Size, int, torch.device], nn.Module] = build_model
 
     def settings(self) -> dict[str, Any]:
         """The optimizer's, as the demo has them."""
@@ -57,7 +59,7 @@ class Demo:
     ) -> Run:
         """Train from ``seed`` with the optimizer that ``make(model, settings)`` returns."""
         torch._dynamo.reset()
-        model = build_model(self.size, seed, CPU).to(dtype)
+        model = self.build(self.size, seed, CPU).to(dtype)
         optimizer = make(model, self.settings())
         schedule = LambdaLR(optimizer, rate_schedule(self.steps))
         step_model = compile_model(model) if self.compiled else model

@@ -7,8 +7,8 @@ import torch
 from torch._subclasses import FakeTensorMode
 from torch.fx import Graph, Node
 
+from fp8compile.fx.cheap import is_cheap
 from fp8compile.fx.partition import PartitionedGraph
-from fp8compile.passes.recompute_kept import _is_by_position
 from tests.support.experts import any_experts, experts_case
 from tests.support.graphs import split_of
 from tests.support.measure import compiled, gradients
@@ -51,7 +51,7 @@ def test_a_mask_s_rows_stay(dtype: torch.dtype, again: bool) -> None:
     x, rows = graph.placeholder("x"), graph.placeholder("rows")
     with FakeTensorMode():
         x.meta["val"], rows.meta["val"] = torch.empty(8, 4), torch.empty(8, dtype=dtype)
-    assert _is_by_position(graph.call_function(GATHER, (x, [rows]))) == again
+    assert is_cheap(graph.call_function(GATHER, (x, [rows]))) == again
 
 
 def test_without_codes_gradients_are_those_of_before_to_the_bit() -> None:

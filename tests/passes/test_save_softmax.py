@@ -137,7 +137,15 @@ def test_gradients_are_those_of_codes() -> None:
 # ------------------------------------------------------------------------------------------------ where it declines
 
 
-@pytest.mark.parametrize("model", [WithLogits(), OverTwo()])
+class Router(Attention):
+    """Probabilities weigh rows: no matmul reads them."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        return self.logits(q, k).softmax(-1).amax(-1, keepdim=True) * v
+
+
+@pytest.mark.parametrize("model", [WithLogits(), OverTwo(), Router()])
 def test_logits_that_are_read_for_more_are_left(model: nn.Module) -> None:
     assert large(halves(model)) == ["bmm"]
 

@@ -42,7 +42,7 @@ PATIENT: dict[str, Any] = {"codegen": "eager", "inductor": {"fallback_random": T
 RECIPE: dict[str, Any] = {**PATIENT, "min_saved_numel": 0, "group_size": 16, "emulate": True}
 OFF: dict[str, Any] = {**PATIENT, "preset": "off"}
 BAD = ("wrong", "non-finite", "crash")
-ALWAYS_EXACT = ("integers, masks", "made from parameters alone", "a table or mask")
+ALWAYS_EXACT = ("integers, indices", "a mask", "made from parameters alone", "a table or mask")
 
 
 @dataclass(frozen=True)
