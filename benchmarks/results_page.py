@@ -33,6 +33,7 @@ from benchmarks.harness import (
     ranks_section,
     reproduced_section,
     scaling_section,
+    setups_section,
     step_section,
     watching_section,
 )
@@ -167,6 +168,8 @@ def predicted(folder: Path) -> list[str]:
 SECTIONS: Sequence[tuple[str, str, Callable[[Path], list[str]]]] = (
     ("measured", "The demo", measured.demo),
     ("measured", "Saved activations in models", measured.models),
+    ("measured", "Set-ups as people have them", setups_section.setups),
+    ("measured", "Training in set-ups as people have them", setups_section.training),
     ("measured", "FP8 linears in models", measured.linears),
     ("measured", "Modes of scaling", scaling_section.scaling_modes),
     ("measured", "Training in modes of scaling", scaling_section.mode_training),

@@ -49,7 +49,8 @@ def _exact(split: PartitionedGraph, edges: Collection[SavedTensor], ctx: Context
 
 def _softmaxes(split: PartitionedGraph) -> dict[SavedTensor, tuple[Node, Node]]:
     """Saved logits with the last form of their softmax, in the backward and in the forward."""
-    same, found, gradients = recomputed(split), {}, computed_from_gradients(split.bw.graph)
+    same, gradients = recomputed(split), computed_from_gradients(split.bw.graph)
+    found: dict[SavedTensor, tuple[Node, Node]] = {}
     for late, early in same.items():
         is_one = late.op == "call_function" and is_tensor(late) and softmax_dim(early) is not None
         if is_one and _is_multiplied(late, gradients):

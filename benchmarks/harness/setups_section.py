@@ -1,0 +1,71 @@
+"""The sections of docs/results.md about set-ups as people have them: bytes kept, gradients, training, and residual sums."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from benchmarks.harness.measured_sections import load, source, table
+
+NAME, TRAINING, RESIDUALS = "setups-cpu.json", "setup-training-cpu.json", "residual-sizes-cpu.json"
+FOLDER = Path(__file__).resolve().parents[1] / "results"
+LOGITS = "exponentiated in the backward"
+
+
+def setups(folder: Path) -> list[str]:
+    """A row for each set-up: bytes kept beside plain Inductor's, and the worst gradient's SQNR."""
+    found = load(folder, NAME)
+    rows = [
+        (
+            name,
+            f"{here['kept'] / here['plain']:.0%}",
+            f"{here['goal']:.0%}",
+            _db(here, "twin_db"),
+            _db(here, "ours_db"),
+        )
+        for name, here in found["rows"].items()
+    ]
+    over = [name for name, here in found["rows"].items() if here["kept"] > (here["goal"] + 0.005) * here["plain"]]
+    lines = [
+        source(NAME, found),
+        "Bytes kept for the backward over plain Inductor's, and what was aimed at. The worst gradient of a parameter against",
+        "float64: of the model as it is, then with storage alone. Small models; where masks are drawn there is no reference.",
+        "",
+        *table(("set-up", "kept", "goal", "dB, as it is", "dB, ours"), rows),
+    ]
+    for name in over:
+        here = found["rows"][name]
+        logits = sum(n for label, n in here["by"].items() if label.startswith(LOGITS))
+        rest = (here["kept"] - logits) / (here["plain"] - logits)
+        lines += [
+            "",
+            f"{name}: the logits, which the model returns, are {logits / here['plain']:.0%}; without them {rest:.0%}.",
+        ]
+    return lines
+
+
+def _db(row: Mapping[str, Any], key: str) -> str:
+    return f"{row[key]:.1f}" if key in row else ""
+
+
+def training(folder: Path) -> list[str]:
+    """A row for each set-up that was trained; then how far residual sums cancel."""
+    found, sizes = load(folder, TRAINING), load(folder, RESIDUALS)
+    rows = [(name, _gap(here), str(here["seeds"])) for name, here in found["summary"].items()]
+    most = max(row["largest"] for seed in sizes["seeds"].values() for row in seed.values())
+    return [
+        source(TRAINING, found),
+        f"The demo's model, {found['training']['steps']} steps, products in FP32, storage alone. The gap is the validation",
+        "loss over that of plain Inductor, in the same set-up and from the same seed, minus 1 (mean ± standard error).",
+        "",
+        *table(("set-up", "gap", "seeds"), rows),
+        "",
+        source(RESIDUALS, sizes),
+        "A checkpointed block's second norm reads x + f(norm(x)), where the error of x counts |x| / |sum| times.",
+        f"In {len(sizes['seeds'])} runs of {sizes['steps']} steps that was at most {most:.2f} in any row.",
+    ]
+
+
+def _gap(here: Mapping[str, Any]) -> str:
+    return f"{here['gap']:+.2%}" + (f" ± {here['error']:.2%}" if here["error"] is not None else "")
