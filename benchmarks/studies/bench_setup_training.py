@@ -7,8 +7,8 @@
     experts          Mixtral's: four of them, two a token, each half as wide
 
 Each arm has the weights, batches and rates of its twin from the same seed; products in FP32, so that nothing but what is kept
-differs; storage alone, as by default on a CPU. The gap is (ours - plain) / plain of the validation loss; mean +- standard error
-over seeds.
+differs; storage alone, as by default on a CPU. The gap is (ours - plain) / plain of the validation loss; mean and standard
+error over seeds.
 
 Runs that the JSON already has are not run again; it is written after every run.
 """

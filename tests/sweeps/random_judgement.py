@@ -55,12 +55,12 @@ def drawn(seed: int) -> Program:
     return program_of(seed, dtype, CONDITION[dtype])
 
 
-def judge(program: Program) -> Judgement:
-    """Run it both ways."""
+def judge(program: Program, checkpointed: bool = False) -> Judgement:
+    """Run it both ways; ``checkpointed``: as one region."""
     torch._dynamo.reset()
     with torch._inductor.config.patch(fallback_random=True):
-        bound = outcome(Model(program, program.dtype), *arguments(program, program.dtype))
-        found = gradients(program, _compiled(), program.dtype)
+        bound = outcome(Model(program, program.dtype, checkpointed), *arguments(program, program.dtype))
+        found = gradients(program, _compiled(), program.dtype, checkpointed)
         reference = gradients(program, _compiled(preset="off") if program.draws else None, _reference_dtype(program))
     errors = {name: sqnr_db(reference[name], found[name]) for name in reference}
     worst = min(errors.values())

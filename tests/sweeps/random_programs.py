@@ -24,6 +24,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from tests.support.reference import sqnr_db
 from tests.sweeps.random_lines import FACTORS, HARSH, NEAR, SCALES, TEMPLATES
@@ -81,10 +82,11 @@ class Program:
 
 
 class Model(nn.Module):
-    """A program with its parameters and its buffer."""
+    """A program with its parameters and its buffer; ``checkpointed``: as one region that the backward computes again."""
 
-    def __init__(self, program: Program, dtype: torch.dtype) -> None:
+    def __init__(self, program: Program, dtype: torch.dtype, checkpointed: bool = False) -> None:
         super().__init__()
+        self.checkpointed = checkpointed
         for name, shape in program.parameters.items():  # each by its name: a shrunk program keeps its values
             generator = torch.Generator().manual_seed(program.seed * 1000 + int(name[1:]) * 2 + (name[0] == "w"))
             value = torch.randn(shape, generator=generator, dtype=torch.float64)
@@ -98,7 +100,8 @@ class Model(nn.Module):
         self.names, self.program = tuple(program.parameters), namespace["program"]
 
     def forward(self, x0: Tensor, x1: Tensor, data: Tensor, order: Tensor) -> Tensor:
-        return self.program(x0, x1, data, order, self.state, *(getattr(self, name) for name in self.names))
+        given = (x0, x1, data, order, self.state, *(getattr(self, name) for name in self.names))
+        return checkpoint(self.program, *given, use_reentrant=False) if self.checkpointed else self.program(*given)
 
 
 def arguments(program: Program, dtype: torch.dtype) -> tuple[Tensor, ...]:
@@ -112,10 +115,13 @@ def arguments(program: Program, dtype: torch.dtype) -> tuple[Tensor, ...]:
 
 
 def gradients(
-    program: Program, compile_it: Callable[[nn.Module], Callable[..., Tensor]] | None, dtype: torch.dtype
+    program: Program,
+    compile_it: Callable[[nn.Module], Callable[..., Tensor]] | None,
+    dtype: torch.dtype,
+    checkpointed: bool = False,
 ) -> dict[str, Tensor]:
     """The gradients of the loss by every parameter and input that it depends on."""
-    model, args = Model(program, dtype), arguments(program, dtype)
+    model, args = Model(program, dtype, checkpointed), arguments(program, dtype)
     torch.manual_seed(program.seed)
     run = compile_it(model) if compile_it else model
     run(*args).backward()  # type: ignore[no-untyped-call]

@@ -25,9 +25,22 @@ def test_gradients_are_within_the_bound(seed: int, tally: Callable[..., None], s
         pytest.fail(told(smaller, judge(smaller)))
 
 
-def _fails(program: Program) -> bool:
+@pytest.mark.parametrize("seed", SEEDS[5:])
+def test_gradients_of_a_checkpointed_program_are_within_the_bound(seed: int, tally: Callable[..., None]) -> None:
+    """One region: its inputs are codes, and all else is made from them again, residual sums too."""
+    program = drawn(seed)
+    found = judge(program, checkpointed=True)
+    tally("checkpointed programs", "wrong" if found.wrong else "right")
+    tally("checkpointed programs, values", "encoded", found.encoded)
+    tally("checkpointed programs, values", "left exact", found.exact)
+    if found.wrong:
+        smaller = shrunk(program, lambda p: _fails(p, checkpointed=True), 0)
+        pytest.fail(told(smaller, judge(smaller, checkpointed=True)))
+
+
+def _fails(program: Program, checkpointed: bool = False) -> bool:
     try:
-        return bool(judge(program).wrong)
+        return bool(judge(program, checkpointed).wrong)
     except (RuntimeError, ValueError, IndexError):
         return False
 
