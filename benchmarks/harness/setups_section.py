@@ -37,11 +37,11 @@ def setups(folder: Path) -> list[str]:
     for name in over:
         here = found["rows"][name]
         logits = sum(n for label, n in here["by"].items() if label.startswith(LOGITS))
-        rest = (here["kept"] - logits) / (here["plain"] - logits)
-        lines += [
-            "",
-            f"{name}: the logits, which the model returns, are {logits / here['plain']:.0%}; without them {rest:.0%}.",
-        ]
+        share, rest = logits / here["plain"], (here["kept"] - logits) / (here["plain"] - logits)
+        told = (
+            f"{name}: the logits, which the model returns, are {100 * share:.0f} %; without them {100 * rest:.0f} %."
+        )
+        lines += ["", told]
     return lines
 
 
