@@ -148,11 +148,10 @@ class Walk:
     def _product(self, node: Node, read: dict[Node, Error], error: Error) -> Error:
         """(1 + k1 e)(1 + k2 e) - 1, about (k1 + k2) e. An operand that appears twice counts twice."""
         operands = [a for a in node.args if isinstance(a, Node)]
-        k = sum(read[a].amplification for a in operands if a in read)
+        k = max(error.amplification, sum(read[a].amplification for a in operands if a in read))
         gain = self._gain_of(node, read) if packet(node) in R.PRODUCTS else 1.0
         absolute = error.absolute * gain if len(operands) == 1 else math.inf
         shifted = error.shifted or packet(node) in R.CONTRACTIONS or R.is_complex(node)
-        k = max(k, error.amplification)
         return dataclasses.replace(error, amplification=k, gain=error.gain * gain, absolute=absolute, shifted=shifted)
 
     def _gain_of(self, node: Node, read: dict[Node, Error]) -> float:
@@ -235,9 +234,8 @@ class Walk:
         if exponent < 1:
             self._keep_away(0.0, base, node)
         k = max(1.0, abs(exponent))
-        return dataclasses.replace(
-            error, amplification=k * error.amplification, gain=error.gain**k, absolute=math.inf
-        )
+        amplified = k * error.amplification
+        return dataclasses.replace(error, amplification=amplified, gain=error.gain**k, absolute=math.inf)
 
     def _absolute(self, error: Error) -> float:
         """The largest error of a node's operand, in its own units, as followed from the proven range of the code."""
