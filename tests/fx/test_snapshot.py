@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import torch
@@ -74,13 +75,12 @@ def test_golden_of_a_diff() -> None:
 
 def test_a_step_is_the_graph_as_it_will_be_left() -> None:
     """Edges are written into the graphs at the end; a snapshot in between shows them all the same, without dead code."""
-    cut, sums, recomputed, normalised, budget, encoded = explained()[4:]
-    assert [s.name for s in (cut, sums, recomputed, normalised, budget, encoded)] == [name[3:] for name in STEPS[4:]]
+    cut, sums, recomputed, softmax, normalised, budget, encoded = explained()[4:]
+    found = (cut, sums, recomputed, softmax, normalised, budget, encoded)
+    assert [s.name for s in found] == [name[3:] for name in STEPS[4:]]
     assert [p.title for p in cut.before.parts] == [""] and not cut.before.counts.keys() & {"input", "output"}
     assert cut.after == sums.before and sums.after == recomputed.before
-    assert (
-        recomputed.after == normalised.before and normalised.after == budget.before and budget.after == encoded.before
-    )
+    assert all(step.after == later.before for step, later in itertools.pairwise(found[2:]))
     forward, backward = encoded.after.parts
     codes = [line for line in forward.lines if line.value == "int8[128, 64]"]
     assert (

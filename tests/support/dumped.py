@@ -11,10 +11,11 @@ from fp8compile.fx.snapshot import Step
 
 STEPS = [
     *("01-spell_out_alpha", "02-share_casts", "03-quantize_linears", "04-chunk_logits", "05-cut_for_bytes"),
-    *("06-save_sums", "07-recompute_kept", "08-save_normalised", "09-recompute_for_budget", "10-encode_saved"),
+    *("06-save_sums", "07-recompute_kept", "08-save_softmax", "09-save_normalised", "10-recompute_for_budget"),
+    "11-encode_saved",
 ]
 GENERATED = [  # where code is generated: on the forward, then on the backward
-    *("11-sum_bias_gradients", "12-store_residuals", "13-sum_bias_gradients", "14-store_residuals"),
+    *("12-sum_bias_gradients", "13-store_residuals", "14-sum_bias_gradients", "15-store_residuals"),
 ]
 
 
