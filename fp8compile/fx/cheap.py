@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch.fx import Node
 
-from fp8compile.fx.graph import AGAIN
+from fp8compile.fx.graph import AGAIN, is_tensor
 from fp8compile.fx.ops import SEEDED, VIEWS
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -40,11 +40,7 @@ CHEAP = (
         aten.maximum.default,
         aten.minimum.default,
         aten.where.self,
-        *(
-            getattr(getattr(aten, name), kind)
-            for name in ("eq", "ne", "gt", "ge", "lt", "le")
-            for kind in ("Scalar", "Tensor")
-        ),
+        *(getattr(aten, name).Scalar for name in ("gt", "ge", "lt", "le")),
         aten.logical_not.default,
         aten.logical_and.default,
         aten.logical_or.default,
@@ -64,8 +60,18 @@ CHEAP = (
 )
 
 
+# Of whole numbers alone: a comparison of others is a mask that, made again, would keep them exact.
+CHEAP_OF_INTEGERS = frozenset(
+    getattr(getattr(aten, name), kind)
+    for name in ("eq", "ne", "gt", "ge", "lt", "le")
+    for kind in ("Scalar", "Tensor")
+)
+
+
 def is_cheap(node: Node) -> bool:
     """Whether a node may be computed once more. Gathers by a mask have as many rows as it has ones, and may not."""
     if node.target is GATHER and any(n.meta["val"].dtype is torch.bool for n in node.all_input_nodes[1:]):
         return False
+    if node.target in CHEAP_OF_INTEGERS - CHEAP:
+        return not any(n.meta["val"].is_floating_point() for n in node.all_input_nodes if is_tensor(n))
     return node.op == "call_function" and (node.target in CHEAP or AGAIN in node.meta)

@@ -23,10 +23,12 @@ from torch.fx import GraphModule, Node
 from fp8compile.analysis.ranges.matching import packet
 from fp8compile.analysis.sensitivity import responses as R
 from fp8compile.compiler import inductor
+from fp8compile.compiler.seeded_random import draw_from_seeds
 from fp8compile.encoding.saved_plan import plan_saved
 from fp8compile.encoding.stored import Stored
 from fp8compile.fx.graph import memory_order
 from fp8compile.fx.partition import PartitionedGraph
+from fp8compile.numerics.bits import Bits
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from tests.support.graphs import split_of
@@ -68,11 +70,13 @@ def outcome(model: nn.Module, *args: Tensor, **options: Any) -> Outcome:
     inputs: list[list[Any]] = []
     with mock.patch.object(inductor, "run_the_graph", _recording(inputs)):
         split = split_of(model, *args, disabled="encode_saved", **options)
+    for half in (split.fw, split.bw):
+        draw_from_seeds(half)
     codecs: dict[Node, Stored] = {}
     exact: dict[str, str] = {}
     for edge, decision in plan_saved(split, Context(Recipe(**options))).decisions:
         if isinstance(decision, Stored):
-            codecs[edge.backward] = decision
+            codecs |= {} if isinstance(decision.codec, Bits) else {edge.backward: decision}  # bits are exact
         elif decision.reason:
             exact[edge.forward.name] = decision.reason
     saved, forward = _saved(split, inputs[0])
