@@ -64,10 +64,8 @@ def quantize_linears(graph: Graph, ctx: Context) -> Notes:
     linears, skips = list[Linear](), list[Skip]()
     for each in plan.decisions:
         matmul = each.matmul
-        info, told = (
-            _info(matmul.node, matmul.forward),
-            smooth.told.get(matmul.node, "") + merged.told.get(matmul.node, ""),
-        )
+        info = _info(matmul.node, matmul.forward)
+        told = smooth.told.get(matmul.node, "") + merged.told.get(matmul.node, "")
         if isinstance(each, Leave):
             skips.append(Skip(info, each.reason, LINEAR, matmul.direction))
             continue

@@ -23,7 +23,7 @@ made again with them: their amaxes are the one reduction repeated.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch.fx import Node
@@ -51,10 +51,7 @@ def recompute_kept(split: PartitionedGraph, ctx: Context) -> Notes:
     for edge in _largest_first(split):
         if edge.forward in fixed:
             continue
-        given = {e.forward for e in split.edges if e is not edge and e.is_tensor}
-        or_codes = (given | codes) - {edge.forward}
-        or_less = given | _narrower(edge) | _far_smaller(edge)
-        chains = (_chain(edge.forward, of, split) for of in (given, or_codes, or_less))
+        chains = (_chain(edge.forward, given, split) for given in _ways(split, edge, codes))
         if chain := next(filter(None, chains), None):
             fixed.update(_operands(chain))
             notes += _drop(split, edge, chain)
@@ -68,6 +65,14 @@ def _largest_first(split: PartitionedGraph) -> list[SavedTensor]:
         e for e in split.edges if e.is_tensor and is_cheap(e.forward) and EXACT not in storage_root(e.forward).meta
     ]
     return sorted(candidates, key=lambda e: (-nbytes(e.forward.meta["val"]), -position[e.forward]))
+
+
+def _ways(split: PartitionedGraph, edge: SavedTensor, codes: set[Node]) -> Iterator[set[Node]]:
+    """What a value may be made from, from the best on: what is saved anyway, else codes too, else what takes less."""
+    given = {e.forward for e in split.edges if e is not edge and e.is_tensor}
+    yield given
+    yield (given | codes) - {edge.forward}
+    yield given | _narrower(edge) | _far_smaller(edge)
 
 
 def _chain(value: Node, given: set[Node], split: PartitionedGraph) -> list[Node] | None:

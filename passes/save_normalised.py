@@ -24,7 +24,7 @@ from fp8compile.analysis.norms import itself
 from fp8compile.analysis.ranges.matching import packet
 from fp8compile.analysis.recomputed import recomputed
 from fp8compile.analysis.sensitivity import Sensitivity
-from fp8compile.fx.checkpointed import region_of
+from fp8compile.fx.checkpointed import has_regions
 from fp8compile.fx.graph import (
     COPY_OF,
     ENCODING,
@@ -45,7 +45,8 @@ def save_normalised(split: PartitionedGraph, ctx: Context) -> Notes:
     """Save values that are normalised instead of what they are made of, where that takes fewer bytes."""
     if not ctx.recipe.stores_saved:
         return Notes()
-    norms, judge = all_norms_of(split.fw.graph), _judge(split)
+    norms = all_norms_of(split.fw.graph)
+    judge = Sensitivity(split) if has_regions(split.fw.graph) else None  # of residual sums, which regions make again
     has_codes = any(ENCODING in node.meta for node in split.fw.graph.nodes)
     for late, early in recomputed(split).items():
         if late.op != "call_function" or early not in norms or _is_scaled(early):
@@ -58,11 +59,6 @@ def save_normalised(split: PartitionedGraph, ctx: Context) -> Notes:
             split.save(late, early if has_codes else _copied(early), made_of[0])
             split.drop_unread()
     return Notes()
-
-
-def _judge(split: PartitionedGraph) -> Sensitivity | None:
-    """What knows residual sums, which checkpointed blocks make again."""
-    return Sensitivity(split) if any(region_of(node) is not None for node in split.fw.graph.nodes) else None
 
 
 def _takes_fewer_bytes(early: Node, made_of: Sequence[SavedTensor], spared: Sequence[SavedTensor]) -> bool:

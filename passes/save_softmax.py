@@ -49,11 +49,13 @@ def _exact(split: PartitionedGraph, edges: Collection[SavedTensor], ctx: Context
 
 def _softmaxes(split: PartitionedGraph) -> dict[SavedTensor, tuple[Node, Node]]:
     """Saved logits with the last form of their softmax, in the backward and in the forward."""
-    same, gradients = recomputed(split), computed_from_gradients(split.bw.graph)
+    same = recomputed(split)
+    values = ((late, early) for late, early in same.items() if late.op == "call_function" and is_tensor(late))
+    softmaxes = [(late, early) for late, early in values if softmax_dim(early) is not None]
+    gradients = computed_from_gradients(split.bw.graph) if softmaxes else set()
     found: dict[SavedTensor, tuple[Node, Node]] = {}
-    for late, early in same.items():
-        is_one = late.op == "call_function" and is_tensor(late) and softmax_dim(early) is not None
-        if is_one and _is_multiplied(late, gradients):
+    for late, early in softmaxes:
+        if _is_multiplied(late, gradients):
             made_of = (edge for edge in split.edges if split.may_be_codes(edge) and _serves(edge, late, same))
             found |= {edge: (late, early) for edge in made_of}
     return found

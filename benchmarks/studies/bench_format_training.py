@@ -20,13 +20,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import fp8compile
-from benchmarks.studies.demo_arms import gaps_to, parse, row_of, run_compiled, train
+from benchmarks.studies.demo_arms import gaps_to, parse, row_of, run_compiled, shown, train
 from benchmarks.studies.demo_runs import Demo
 from benchmarks.studies.formats import PLAIN, ROWS
 from fp8compile.demo.model import SIZES
@@ -72,9 +71,7 @@ def table(found: Mapping[str, Any]) -> Table:
 def main(words: Sequence[str] | None = None) -> dict[str, Any]:
     about = "Training with every format, against plain Inductor in BF16."
     arguments = parse(words, about, "format-training-cpu.json", ARMS, PLAIN, ";")
-    found = train(arguments, True, run_arm, summary, size=SIZE, products=torch.bfloat16)
-    Console(width=120).print(table(found))
-    return found
+    return shown(train(arguments, True, run_arm, summary, size=SIZE, products=torch.bfloat16), table)
 
 
 if __name__ == "__main__":

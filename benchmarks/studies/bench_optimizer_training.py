@@ -22,13 +22,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.studies.demo_arms import gaps_to, parse, row_of, train
+from benchmarks.studies.demo_arms import gaps_to, parse, row_of, shown, train
 from benchmarks.studies.demo_runs import Demo
 from fp8compile.demo.results import LIMIT, mean_of
 from fp8compile.optim import AdamW
@@ -141,8 +140,7 @@ def main(words: Sequence[str] | None = None) -> dict[str, Any]:
     arguments = parse(words, about, "optimizer-training-cpu.json", ARMS, REFERENCE, ",")
     found = train(arguments, not arguments.quick, run_arm, summary, MOST_SEEDS)
     plot(found, arguments.json.with_suffix(".png"))
-    Console(width=120).print(table(found))
-    return found
+    return shown(found, table)
 
 
 if __name__ == "__main__":

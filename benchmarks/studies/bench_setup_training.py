@@ -22,14 +22,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from rich.table import Table
 from torch import nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import fp8compile
-from benchmarks.studies.demo_arms import gaps_to, parse, row_of, run_compiled, train
+from benchmarks.studies.demo_arms import gaps_to, parse, row_of, run_compiled, shown, train
 from benchmarks.studies.demo_runs import Demo
 from fp8compile.demo.model import Size, build_model
 from fp8compile.demo.results import mean_of
@@ -108,9 +107,7 @@ def table(found: Mapping[str, Any]) -> Table:
 def main(words: Sequence[str] | None = None) -> dict[str, Any]:
     about = "Training with checkpointed blocks, dropout, experts, against plain Inductor."
     arguments = parse(words, about, "setup-training-cpu.json", ARMS, PLAIN, ";")
-    found = train(arguments, True, run_arm, summary)
-    Console(width=120).print(table(found))
-    return found
+    return shown(train(arguments, True, run_arm, summary), table)
 
 
 if __name__ == "__main__":

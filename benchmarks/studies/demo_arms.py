@@ -15,6 +15,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
+from rich.table import Table
 from torch import nn
 
 from benchmarks.harness.environment import environment
@@ -94,6 +96,12 @@ def train(
                 print(f"{arm} {seed}: {runs[arm][str(seed)]['validation_loss']:.4f}", file=sys.stderr, flush=True)
             found = {**demo.about(), **environment(), "summary": summary(runs), "runs": runs}
             write_json(arguments.json, found)
+    return found
+
+
+def shown(found: dict[str, Any], table: Callable[[Mapping[str, Any]], Table]) -> dict[str, Any]:
+    """What was found, after people have seen it."""
+    Console(width=120).print(table(found))
     return found
 
 

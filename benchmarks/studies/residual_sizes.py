@@ -20,37 +20,30 @@ from torch import Tensor, nn
 
 from benchmarks.harness.environment import environment
 from benchmarks.harness.output import write_json
-from benchmarks.studies.demo_runs import CPU, Demo
+from benchmarks.studies.demo_runs import Demo
 from fp8compile.demo.data import train_batches
 from fp8compile.demo.model import SIZES
 
 EVERY = 50  # steps
 
 
-class Ratios:
-    """Of each block, the ratio of the sizes of what its first and its second norm read, row by row."""
+@torch.no_grad()
+def ratios_of(model: nn.Module, tokens: Tensor) -> dict[str, float]:
+    """Of each block, the ratio of the sizes of what its first and its second norm read: the largest of all rows, and what one
+    in a thousand exceeds."""
+    sizes: list[Tensor] = []  # of each norm in turn
 
-    def __init__(self, model: nn.Module) -> None:
-        self.first: Tensor | None = None
-        self.found: list[Tensor] = []
-        for block in model.model.layers:  # type: ignore[union-attr]
-            block.input_layernorm.register_forward_pre_hook(self._start)  # type: ignore[union-attr]
-            block.post_attention_layernorm.register_forward_pre_hook(self._sum)  # type: ignore[union-attr]
+    def look(_: nn.Module, args: tuple[Tensor, ...]) -> None:
+        sizes.append(args[0].norm(dim=-1))
 
-    def _start(self, _: nn.Module, args: tuple[Tensor, ...]) -> None:
-        self.first = args[0].detach().norm(dim=-1)
-
-    def _sum(self, _: nn.Module, args: tuple[Tensor, ...]) -> None:
-        assert self.first is not None
-        self.found.append(self.first / args[0].detach().norm(dim=-1))
-
-    def of(self, model: nn.Module, tokens: Tensor) -> dict[str, float]:
-        """The largest, and what one row in a thousand exceeds."""
-        self.found.clear()
-        with torch.no_grad():
-            model(tokens)
-        ratios = torch.stack(self.found).flatten()
-        return {"largest": float(ratios.max()), "in_1000": float(ratios.quantile(0.999))}
+    blocks: Any = model.model.layers  # type: ignore[union-attr]
+    norms = [norm for block in blocks for norm in (block.input_layernorm, block.post_attention_layernorm)]
+    hooks = [norm.register_forward_pre_hook(look) for norm in norms]
+    model(tokens)
+    for hook in hooks:
+        hook.remove()
+    ratios = torch.stack([first / second for first, second in zip(sizes[::2], sizes[1::2], strict=True)]).flatten()
+    return {"largest": float(ratios.max()), "in_1000": float(ratios.quantile(0.999))}
 
 
 def main(words: Sequence[str] | None = None) -> dict[str, Any]:
@@ -73,13 +66,10 @@ def _of_seed(seed: int, size: str, steps: int) -> dict[str, Any]:
     demo = Demo(SIZES[size], steps, compiled=False)
     tokens = next(train_batches(demo.corpus.train, demo.size.batch, demo.size.length, 1000 + seed, 1))
     rows: dict[str, Any] = {}
-    ratios: list[Ratios] = []
 
     def watch(step: int, _: torch.optim.Optimizer, model: nn.Module) -> None:
-        if not ratios:
-            ratios.append(Ratios(model))
         if step == 1 or step % EVERY == 0:
-            rows[str(step)] = ratios[0].of(model, tokens.to(CPU))
+            rows[str(step)] = ratios_of(model, tokens)
 
     demo.run(lambda model, settings: torch.optim.AdamW(model.parameters(), **settings), seed, watch=watch)
     return rows

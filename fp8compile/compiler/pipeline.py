@@ -16,7 +16,7 @@ import torch
 from torch.fx import Graph
 
 from fp8compile.analysis.linears import GROUPED
-from fp8compile.fx.checkpointed import region_of
+from fp8compile.fx.checkpointed import has_regions
 from fp8compile.fx.graph import is_tensor
 from fp8compile.islands.upcast import holds_sixteen_bit
 from fp8compile.passes.chunk_logits import chunk_logits
@@ -145,7 +145,7 @@ def overwrites(at: Situation) -> bool:
 
 def repeats_regions(at: Situation) -> bool:
     """A forward with regions that the user checkpoints."""
-    return rewrites(at) and any(region_of(node) is not None for node in at.graph.nodes)
+    return rewrites(at) and has_regions(at.graph)
 
 
 def compresses(at: Situation) -> bool:

@@ -95,7 +95,7 @@ class Judge:
         if not self.ctx.recipe.stores_saved or is_amax:
             return Kept()  # the amax of a matmul's operand belongs to its codes
         if is_mask(edge, self.sensitivity.split):
-            stored = self._left_by_recipe(edge) or as_bits(edge, self.ctx.recipe_at(_path(edge)).min_saved_numel)
+            stored = self._left_by_recipe(edge) or self._has_few(edge) or as_bits(edge)
             return Kept(stored) if isinstance(stored, str) else stored
         if reason := self._reason_to_leave(edge):
             return Kept(reason)
@@ -256,12 +256,16 @@ class Judge:
             return f"{dtype_text(value)}: integers, indices and RNG states are exact"
         if value.dtype not in ENCODABLE:
             return f"{dtype_text(value)} is left alone"
-        if numel(value) < (least := self.ctx.recipe_at(_path(edge)).min_saved_numel):
-            return f"fewer than {least} elements"
+        if few := self._has_few(edge):
+            return few
         source = self.sources[made]
         if not is_activation(source):
             return "made from parameters alone" if Source.PARAMETER in source else "a table or mask: no data in it"
         return None
+
+    def _has_few(self, edge: SavedTensor) -> str | None:
+        least = self.ctx.recipe_at(_path(edge)).min_saved_numel
+        return f"fewer than {least} elements" if numel(edge.forward.meta["val"]) < least else None
 
     def _left_by_recipe(self, edge: SavedTensor) -> str | None:
         path = _path(edge)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from fp8compile.encoding.stored import Stored
-from fp8compile.fx.graph import NOT_STATIC, numel, sizes_in_memory, storage_root
+from fp8compile.fx.graph import NOT_STATIC, sizes_in_memory, storage_root
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.numerics.bits import Bits
 
@@ -19,9 +19,8 @@ def is_mask(edge: SavedTensor, split: PartitionedGraph) -> bool:
     return edge.forward.meta["val"].dtype is torch.bool and not split.caller_owns(storage_root(edge.forward))
 
 
-def as_bits(edge: SavedTensor, least: int) -> Stored | str:
+def as_bits(edge: SavedTensor) -> Stored | str:
     """How a mask is stored, or why it stays as it is."""
     value = edge.forward.meta["val"]
-    if not all(isinstance(size, int) for size in (*value.shape, *sizes_in_memory(value))):
-        return f"a mask: {NOT_STATIC}"
-    return Stored(Bits()) if numel(value) >= least else f"fewer than {least} elements"
+    static = all(isinstance(size, int) for size in (*value.shape, *sizes_in_memory(value)))
+    return Stored(Bits()) if static else f"a mask: {NOT_STATIC}"

@@ -61,17 +61,16 @@ CHEAP = (
 
 
 # Of whole numbers alone: a comparison of others is a mask that, made again, would keep them exact.
-CHEAP_OF_INTEGERS = frozenset(
-    getattr(getattr(aten, name), kind)
-    for name in ("eq", "ne", "gt", "ge", "lt", "le")
-    for kind in ("Scalar", "Tensor")
-)
+OF_INTEGERS = {
+    *(getattr(aten, name).Scalar for name in ("eq", "ne")),
+    *(getattr(aten, name).Tensor for name in ("eq", "ne", "gt", "ge", "lt", "le")),
+}
 
 
 def is_cheap(node: Node) -> bool:
     """Whether a node may be computed once more. Gathers by a mask have as many rows as it has ones, and may not."""
     if node.target is GATHER and any(n.meta["val"].dtype is torch.bool for n in node.all_input_nodes[1:]):
         return False
-    if node.target in CHEAP_OF_INTEGERS - CHEAP:
+    if node.target in OF_INTEGERS:
         return not any(n.meta["val"].is_floating_point() for n in node.all_input_nodes if is_tensor(n))
     return node.op == "call_function" and (node.target in CHEAP or AGAIN in node.meta)

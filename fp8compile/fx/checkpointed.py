@@ -33,6 +33,11 @@ def region_of(node: Node) -> int | None:
     return found
 
 
+def has_regions(graph: Graph) -> bool:
+    """Whether the user checkpoints a part of it."""
+    return any(region_of(node) is not None for node in graph.nodes)
+
+
 def stand_in(new: Node, node: Node) -> None:
     """Give an operation that takes another's place what the user's checkpoint says of it."""
     new.meta.update({key: node.meta[key] for key in (private.RECOMPUTE, private.CHECKPOINT) if key in node.meta})

@@ -2,7 +2,7 @@
 
 ``old`` stands once in its file; the runner (``run.py``) refuses a table that does not fit the sources any more. Faults are
 such as a hurried change makes: a bound on the wrong side, a case forgotten, the last for the first, a mark not handed on.
-The tables: ``of_graphs.py`` (numerics, passes, analyses) and ``of_training.py`` (reports and recipes, amp, optim).
+The tables: ``of_numerics.py``, ``of_graphs.py`` (passes, analyses) and ``of_training.py`` (reports and recipes, amp, optim).
 """
 
 from __future__ import annotations

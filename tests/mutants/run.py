@@ -39,6 +39,7 @@ from tests.mutants import (
     of_logits,
     of_memory,
     of_norms,
+    of_numerics,
     of_regions,
     of_scaling,
     of_short_forms,
@@ -49,7 +50,7 @@ from tests.mutants import (
 from tests.mutants.mutant import Mutant
 
 MUTANTS = (
-    *of_graphs.NUMERICS,
+    *of_numerics.NUMERICS,
     *of_graphs.PASSES,
     *of_norms.NORMS,
     *of_logits.LOGITS,
