@@ -94,7 +94,7 @@ class Judge:
         )
         if not self.ctx.recipe.stores_saved or is_amax:
             return Kept()  # the amax of a matmul's operand belongs to its codes
-        if is_mask(edge, self.sensitivity.split):
+        if is_mask(edge):
             stored = self._left_by_recipe(edge) or self._has_few(edge) or as_bits(edge)
             return Kept(stored) if isinstance(stored, str) else stored
         if reason := self._reason_to_leave(edge):
@@ -105,7 +105,7 @@ class Judge:
 
     def choices(self, edge: SavedTensor) -> dict[str, Stored]:
         """Every way to store a value, by name, from the fewest bits on; none where it stays as it is in any case."""
-        if not isinstance(self.decide(edge), Stored) or is_mask(edge, self.sensitivity.split):
+        if not isinstance(self.decide(edge), Stored) or is_mask(edge):
             return {}
         found = self._in_a_byte(edge)
         assert isinstance(found, tuple)

@@ -1,7 +1,7 @@
 """Saved masks: truth values take a byte each in torch. They are kept as bits, exactly, where all sizes are known.
 
 A mask that is made from its seed again (``passes/recompute_kept.py``) is not saved, so nothing is packed there. The caller's
-own masks cost nothing to keep.
+own masks cost nothing to keep, and are not asked about (``fp8compile/fx/regions.py``).
 """
 
 from __future__ import annotations
@@ -9,14 +9,14 @@ from __future__ import annotations
 import torch
 
 from fp8compile.encoding.stored import Stored
-from fp8compile.fx.graph import NOT_STATIC, sizes_in_memory, storage_root
-from fp8compile.fx.partition import PartitionedGraph, SavedTensor
+from fp8compile.fx.graph import NOT_STATIC, sizes_in_memory
+from fp8compile.fx.partition import SavedTensor
 from fp8compile.numerics.bits import Bits
 
 
-def is_mask(edge: SavedTensor, split: PartitionedGraph) -> bool:
-    """Whether a saved tensor holds truth values that nobody keeps anyway."""
-    return edge.forward.meta["val"].dtype is torch.bool and not split.caller_owns(storage_root(edge.forward))
+def is_mask(edge: SavedTensor) -> bool:
+    """Whether a saved tensor holds truth values."""
+    return edge.forward.meta["val"].dtype is torch.bool
 
 
 def as_bits(edge: SavedTensor) -> Stored | str:

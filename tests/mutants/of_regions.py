@@ -84,9 +84,9 @@ REGIONS = (
     ),
     Mutant(
         "masks: the caller's are packed too",
-        "fp8compile/encoding/saved_masks.py",
-        " and not split.caller_owns(storage_root(edge.forward))",
-        "",
+        "fp8compile/fx/regions.py",
+        "not kept_by_region(made) and not split.caller_owns(storage_root(made))",
+        "not kept_by_region(made)",
         ("tests/passes/test_encode_saved_masks.py",),
     ),
     Mutant(
