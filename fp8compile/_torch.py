@@ -219,6 +219,13 @@ def known_options(patches: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in patches.items() if name in inductor_config.get_config_copy()}
 
 
+def fixed_config(blocks: dict[str, int]) -> Any:
+    """What Inductor's kernel takes for its one choice of blocks, warps and stages."""
+    from torch._inductor.codegen.triton import FixedTritonConfig
+
+    return FixedTritonConfig(blocks)
+
+
 def transfers() -> Any:
     """torch's operators for copies to pinned host memory and back, on a stream of their own: ``offload``, ``reload`` and
     ``wait_tensor``. None where torch has none (before 2.12). Code from a cache calls them too, so they must be loaded."""

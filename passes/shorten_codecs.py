@@ -5,6 +5,8 @@
     round(.).clamp(-127, 127).to(int8)    fp8compile.codes_of           three, not ten, and none of the slow pipe's
     amax(|x|)                             of fp8compile.magnitude_bits  two, not four: integers in the order of magnitudes
     1 / inv_scale                         fp8compile.near_reciprocal    two, not eight, each time a kernel needs it
+    codes_of(x * (1 / inv_scale), .)      fp8compile.quantized          one node of the graph; so each is looked at once
+    amax / max, bounded and rounded       fp8compile.inv_scale          one node
 
 On a GPU a kernel takes the longer of its bytes and its instructions, and a codec's are as many as its neighbours': a ViT's
 GELU with codes took 51 an element, of which 36 are GELU's, and takes 43. Only what passes splice is rewritten, never the
@@ -21,9 +23,18 @@ from torch.fx import Graph, Node
 
 from fp8compile.fx import code_lowerings as code_lowerings  # tells Inductor
 from fp8compile.fx.graph import SPLICED, is_tensor, splice
-from fp8compile.numerics.code_forms import CODES_OF, FORMATS, MAGNITUDE_BITS, MAGNITUDES, WITHIN
+from fp8compile.numerics.code_forms import (
+    CODES_OF,
+    FORMATS,
+    INV_SCALE,
+    MAGNITUDE_BITS,
+    MAGNITUDES,
+    QUANTIZED,
+    WITHIN,
+)
 from fp8compile.numerics.codecs import ENCODABLE
 from fp8compile.numerics.near_functions import OPERATORS
+from fp8compile.numerics.scaling import BF16_HALF, BF16_MASK, SMALLEST_INV_SCALE
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import Notes
 
@@ -56,6 +67,54 @@ def _codes(node: Node) -> None:
             return
         value = value.args[0]  # type: ignore[assignment]
     node.target, node.args = CODES_OF, (value, dtype)
+    if factors := _scaled(value):
+        node.target, node.args = QUANTIZED, (*factors, dtype)
+
+
+def _scaled(value: Node) -> tuple[Node, Node] | None:
+    """``(x, inv_scale)`` of ``x.float() * inv_scale.reciprocal()``."""
+    if value.target is not aten.mul.Tensor or SPLICED not in value.meta or not is_tensor(value):
+        return None
+    x, inverse = value.args
+    inv_scale = _operand(inverse, aten.reciprocal.default) if isinstance(inverse, Node) else None
+    if inv_scale is None or not isinstance(x, Node) or x.meta["val"].shape != value.meta["val"].shape:
+        return None
+    are_fp32 = x.meta["val"].dtype is inv_scale.meta["val"].dtype is torch.float32
+    return (_before_cast(x), inv_scale) if are_fp32 else None
+
+
+def _before_cast(value: Node) -> Node:
+    """What was cast to FP32 by a codec, or the value itself."""
+    return _operand(value, torch.ops.prims.convert_element_type.default, torch.float32) or value
+
+
+def _inv_scale(node: Node) -> None:
+    """``where(amax < inf, bounded, nan)``, as numerics/scaling.py: exact_inv_scale makes it."""
+    is_finite, bounded, nan = (value if isinstance(value, Node) else node for value in node.args)
+    scale_dtype = torch.float32
+    if rounded := _operand(bounded, aten.view.dtype, torch.float32):
+        bits = _operand(_operand(rounded, aten.bitwise_and.Scalar, BF16_MASK), aten.add.Tensor, BF16_HALF)
+        bounded, scale_dtype = _operand(bits, aten.view.dtype, torch.int32) or node, torch.bfloat16
+    share = _operand(bounded, aten.clamp_min.default, SMALLEST_INV_SCALE)
+    amax = _operand(is_finite, aten.lt.Scalar, torch.inf)
+    if share is None or amax is None or nan.target is not aten.scalar_tensor.default:
+        return
+    for dtype, fmt in FORMATS.items():
+        if _operand(share, aten.mul.Tensor, 1.0 / fmt.max) is amax:
+            node.target, node.args = INV_SCALE, (_before_cast(amax), dtype, scale_dtype)
+
+
+def _operand(node: Node | None, target: object, *others: object) -> Node | None:
+    """The first argument of a spliced operation with these other ones; None for anything else."""
+    if (
+        node is None
+        or node.target is not target
+        or SPLICED not in node.meta
+        or node.args[1:] != others
+        or node.kwargs
+    ):
+        return None
+    return node.args[0] if isinstance(node.args[0], Node) else None
 
 
 def _within(node: Node) -> None:
@@ -98,4 +157,5 @@ _FORMS: dict[object, Callable[[Node], None]] = {
     aten.clamp_max.default: _within,
     aten.amax.default: _amax,
     aten.reciprocal.default: _reciprocal,
+    aten.where.self: _inv_scale,
 }

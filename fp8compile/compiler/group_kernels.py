@@ -29,8 +29,11 @@ def with_groups_held(inner_compile: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _held(theirs: Callable[..., bool], features: Any, cooperative_reduction: bool) -> bool:
-    if theirs(features, cooperative_reduction):
-        return True
+    return theirs(features, cooperative_reduction) or (holds_a_group(features) and not cooperative_reduction)
+
+
+def holds_a_group(features: Any) -> bool:
+    """Whether what a kernel reduces are groups of codes, side by side in memory."""
     sizes = private.inductor_virtualized.graph.sizevars
     is_group = sizes.statically_known_equals(features.reduction_numel, GROUP)
-    return bool(is_group) and not cooperative_reduction and all(map(sums_along_rows, features.reduction_nodes()))
+    return bool(is_group) and all(map(sums_along_rows, features.reduction_nodes()))

@@ -189,8 +189,26 @@ class BeforePatterns(OnOneGraph):
     on = On.PATTERNS
 
 
+class LoweringPasses(OnOneGraph):
+    """Run before Inductor's own post-grad passes, which compute the values of what is new behind them once more."""
+
+    on = On.LOWERING
+
+
+def lowering_first(inner_compile: Callable[..., Any], recipe: Recipe) -> Callable[..., Any]:
+    """An inner compiler of Inductor that is given graphs behind the passes on LOWERING."""
+
+    @functools.wraps(inner_compile)
+    def compiled(gm: GraphModule, *args: Any, **kwargs: Any) -> Any:
+        LoweringPasses(recipe)(gm.graph)
+        gm.recompile()
+        return inner_compile(gm, *args, **kwargs)
+
+    return compiled
+
+
 class PostGradPasses(OnOneGraph):
-    """Inductor's post_grad_custom_post_pass, run when code of a half is generated: of the backward, before its first run."""
+    """Inductor's post_grad_custom_post_pass."""
 
     on = On.POST_GRAD
 

@@ -15,10 +15,11 @@ from fp8compile import _torch as private
 from fp8compile.compiler import report_store
 from fp8compile.compiler.apart import compiled_apart
 from fp8compile.compiler.cache_key import key_of
+from fp8compile.compiler.code_kernels import with_known_blocks
 from fp8compile.compiler.dump import watch_for
 from fp8compile.compiler.generated_memory import noting_peaks, stored_peaks
 from fp8compile.compiler.group_kernels import with_groups_held
-from fp8compile.compiler.hooks import passes_for
+from fp8compile.compiler.hooks import lowering_first, passes_for
 from fp8compile.compiler.inductor_options import inductor_options, makes_cuda_graphs, mode_options, our_options
 from fp8compile.compiler.inline_regions import DIFFERS, OBSERVED, WHOLE, has_regions, inlined, recipes_differ
 from fp8compile.compiler.kernels import listing
@@ -156,11 +157,13 @@ def compile_once(
 
 
 def with_our_kernels(inner: Callable[..., Any], recipe: Recipe) -> Callable[..., Any]:
-    """An inner compiler of Inductor that puts operations into one kernel only where a recipe's kernels may have them."""
-    inner = with_groups_held(with_tiles_for_codes(inner))
+    """An inner compiler of Inductor that makes kernels as a recipe's may be: of short forms, with what belongs in one."""
+    if inner is run_the_graph:
+        return inner
+    inner = with_known_blocks(with_groups_held(with_tiles_for_codes(inner)))
     if not recipe.rewrites_graph:
         return inner
-    return with_near_kernels(inner, BETWEEN_TWO if recipe.limits_memory else WITHIN_A_LAYER)
+    return lowering_first(with_near_kernels(inner, BETWEEN_TWO if recipe.limits_memory else WITHIN_A_LAYER), recipe)
 
 
 def _through_inductor(

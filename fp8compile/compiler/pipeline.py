@@ -55,7 +55,8 @@ class On(Enum):
     JOINT = auto()  # the same behind them; forward and backward are both visible
     CUT = auto()  # a joint graph that is cut in two
     HALVES = auto()  # forward and backward
-    POST_GRAD = auto()  # each of them by itself, and inference graphs, behind Inductor's own post-grad passes
+    LOWERING = auto()  # each of them by itself, and inference graphs, where code is generated
+    POST_GRAD = auto()  # the same, behind Inductor's own post-grad passes
 
 
 @dataclass(frozen=True)
@@ -195,8 +196,8 @@ PIPELINE = (
     preserves(offload_codes, On.HALVES, offloads),  # codes are what goes to the host
     preserves(observe_forward, On.HALVES, is_observed),  # observing has no say in what is saved
     preserves(measure_operands, On.HALVES, takes_scales),  # and measuring neither
+    changes(shorten_codecs, On.LOWERING, rewrites_on_a_gpu),  # behind all that looks for codecs by their operations
     preserves(sum_bias_gradients, On.POST_GRAD),  # rewrites that fuse better, with nothing to report
-    changes(shorten_codecs, On.POST_GRAD, rewrites_on_a_gpu),  # behind all that looks for codecs by their operations
     preserves(store_residuals, On.POST_GRAD),  # last: it marks nodes, and the others would replace them
 )
 

@@ -12,6 +12,8 @@ from fp8compile import _torch as private
 from fp8compile.fx.near_lowerings import instructing, is_nvidia
 from fp8compile.numerics import code_forms
 from fp8compile.numerics.code_forms import FORMATS
+from fp8compile.numerics.near_functions import OPERATORS
+from fp8compile.numerics.scaling import BF16_HALF, BF16_MASK, SMALLEST_INV_SCALE
 
 aten = torch.ops.aten
 SATURATING = (8, 9)  # the first GPUs whose conversion to FP8 saturates
@@ -39,7 +41,8 @@ def _made(form: Callable[..., Any], x: Any, dtype: torch.dtype) -> Any:
 def _within(x: Any, limit: float) -> Any:
     if is_nvidia(x):
         return _made(_asm(WITHIN, limit, "=f,f", torch.float32), x, torch.float32)
-    return private.inductor_lowering.lowerings[aten.clamp.default](x, -limit, limit)
+    known = private.inductor_lowering.lowerings
+    return known[aten.clamp_max.default](known[aten.clamp_min.default](x, -limit), limit)
 
 
 def _codes_of(x: Any, dtype: torch.dtype) -> Any:
@@ -72,6 +75,28 @@ def _magnitudes(bits: Any, dtype: torch.dtype) -> Any:
     return _made(magnitude, bits, dtype)
 
 
+def _inv_scale(amax: Any, dtype: torch.dtype, scale_dtype: torch.dtype) -> Any:
+    ops, fp32, bits = private.inductor_lowering.ops, torch.float32, torch.int32
+
+    def form(value: Any) -> Any:
+        value = ops.to_dtype(value, fp32)
+        found = ops.mul(value, ops.constant(1.0 / FORMATS[dtype].max, fp32))
+        found = ops.maximum(found, ops.constant(SMALLEST_INV_SCALE, fp32))
+        if scale_dtype == torch.bfloat16:
+            whole = ops.add(ops.to_dtype_bitcast(found, bits, fp32), ops.constant(BF16_HALF, bits))
+            found = ops.to_dtype_bitcast(ops.bitwise_and(whole, ops.constant(BF16_MASK, bits)), fp32, bits)
+        is_finite = ops.lt(value, ops.constant(float("inf"), fp32))
+        return ops.where(is_finite, found, ops.constant(float("nan"), fp32))
+
+    return _made(form, amax, fp32)
+
+
+def _quantized(x: Any, inv_scale: Any, dtype: torch.dtype) -> Any:
+    lowering = private.inductor_lowering
+    scale = lowering.lowerings[OPERATORS["reciprocal"]](lowering.to_dtype(inv_scale, torch.float32))
+    return _codes_of(lowering.mul(lowering.to_dtype(x, torch.float32), scale), dtype)
+
+
 def _saturates(device: torch.device) -> bool:
     return torch.cuda.get_device_capability(device) >= SATURATING
 
@@ -83,6 +108,8 @@ def register() -> None:
         (code_forms.CODES_OF, _codes_of),
         (code_forms.MAGNITUDE_BITS, _magnitude_bits),
         (code_forms.MAGNITUDES, _magnitudes),
+        (code_forms.INV_SCALE, _inv_scale),
+        (code_forms.QUANTIZED, _quantized),
     ):
         private.inductor_lowering.register_lowering(operator, type_promotion_kind=None)(form)
 

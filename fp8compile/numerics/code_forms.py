@@ -1,10 +1,13 @@
-"""Four operators of codecs, of which a GPU has a short form with the same results; here, and on a CPU, they are torch's own.
+"""Operators of codecs, of which a GPU has a short form; here, and on a CPU, they are torch's own functions.
 
     within(x, limit)         x.clamp(-limit, limit), NaN kept     two instructions, where comparisons that keep NaN take six
     codes_of(x, dtype)       saturating, to nearest even          E4M3, E5M2: the conversion saturates; INT8: below
     magnitude_bits(x)        |x| as FP32's bits, an int32         ordered as |x| is, NaN last; a maximum is one instruction
     magnitudes(bits, dtype)  what they stand for
+    inv_scale(amax, dtype, scale)   numerics/scaling.py: exact_inv_scale   one node of a graph, where it is six or nine
+    quantized(x, inv_scale, dtype)  numerics/scaling.py: quantize          one node, where it is six
 
+The first four have the same results on a GPU, the last two but for 1 / inv_scale in its last bit (near_functions.py).
 INT8: ``x + 1.5 * 2**23`` is x rounded to an integer, ties to even, since FP32's steps are 1 there; its last byte is the code.
 
 Each is an operator, so that a graph holds it whole; ``fx/code_lowerings.py`` gives Inductor the form of the device, and
@@ -19,15 +22,18 @@ import torch
 from torch import Tensor
 
 from fp8compile.numerics.formats import E4M3, E5M2, INT8
+from fp8compile.numerics.scaling import exact_inv_scale, quantize
 
 FORMATS = {fmt.dtype: fmt for fmt in (E4M3, E5M2, INT8)}
 _LIBRARY = torch.library.Library("fp8compile", "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
-def _defined(schema: str, exact: Any) -> Any:
+def _defined(schema: str, exact: Any, result: Any) -> Any:
+    """An operator; ``result`` is ``exact`` on values that are not computed, at a tenth of its cost."""
     name = schema.partition("(")[0]
     _LIBRARY.define(schema, tags=(torch.Tag.pointwise,))  # type: ignore[no-untyped-call]
     _LIBRARY.impl(name, exact, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
+    _LIBRARY.impl(name, result, "Meta")  # type: ignore[no-untyped-call]
     return getattr(torch.ops.fp8compile, name).default
 
 
@@ -49,7 +55,24 @@ def _magnitudes(bits: Tensor, dtype: torch.dtype) -> Tensor:
     return bits.view(torch.float32).to(dtype, copy=True)
 
 
-WITHIN = _defined("within(Tensor x, float limit) -> Tensor", _within)
-CODES_OF = _defined("codes_of(Tensor x, ScalarType dtype) -> Tensor", _codes_of)
-MAGNITUDE_BITS = _defined("magnitude_bits(Tensor x) -> Tensor", _magnitude_bits)
-MAGNITUDES = _defined("magnitudes(Tensor bits, ScalarType dtype) -> Tensor", _magnitudes)
+def _inv_scale(amax: Tensor, dtype: torch.dtype, scale_dtype: torch.dtype) -> Tensor:
+    return exact_inv_scale(amax, FORMATS[dtype], scale_dtype)
+
+
+def _quantized(x: Tensor, inv_scale: Tensor, dtype: torch.dtype) -> Tensor:
+    return quantize(x, inv_scale, FORMATS[dtype])
+
+
+def _like(dtype: torch.dtype | None = None) -> Any:
+    """A result as the first argument, in ``dtype``, or in that of the last argument."""
+    return lambda x, *others: torch.empty_like(x, dtype=dtype or others[-1])
+
+
+WITHIN = _defined("within(Tensor x, float limit) -> Tensor", _within, _like(torch.float32))
+CODES_OF = _defined("codes_of(Tensor x, ScalarType dtype) -> Tensor", _codes_of, _like())
+MAGNITUDE_BITS = _defined("magnitude_bits(Tensor x) -> Tensor", _magnitude_bits, _like(torch.int32))
+MAGNITUDES = _defined("magnitudes(Tensor bits, ScalarType dtype) -> Tensor", _magnitudes, _like())
+INV_SCALE = _defined(
+    "inv_scale(Tensor amax, ScalarType dtype, ScalarType scale_dtype) -> Tensor", _inv_scale, _like(torch.float32)
+)
+QUANTIZED = _defined("quantized(Tensor x, Tensor inv_scale, ScalarType dtype) -> Tensor", _quantized, _like())

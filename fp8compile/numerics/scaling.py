@@ -29,7 +29,7 @@ SCALE_DTYPES = (torch.float32, torch.bfloat16, E8M0)
 _NAN_E8M0 = 255
 _E8M0_ZERO = 1 << 22  # the FP32 bits of 2**-127, a subnormal: what E8M0's code 0 stands for
 _MANTISSA_MASK = 0x7FFFFF
-_BF16_HALF, _BF16_MASK = 0x8000, -0x10000  # of the low half of an FP32, which BF16 drops
+BF16_HALF, BF16_MASK = 0x8000, -0x10000  # of the low half of an FP32, which BF16 drops
 
 
 def amax_over(x: Tensor, dims: tuple[int, ...]) -> Tensor:
@@ -101,7 +101,7 @@ def rounded_to_bf16(x: Tensor) -> Tensor:
     same kernel, so codes would be made with the unrounded scale and decoded with the rounded one. Ties go away from 0 because
     that takes two operations, and ties to even take five; one scale in 2**16 is a tie, and both neighbours are equally near.
     """
-    return ((x.view(torch.int32) + _BF16_HALF) & _BF16_MASK).view(torch.float32)
+    return ((x.view(torch.int32) + BF16_HALF) & BF16_MASK).view(torch.float32)
 
 
 def inv_scale_value(inv_scale: Tensor) -> Tensor:

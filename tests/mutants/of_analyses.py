@@ -27,6 +27,13 @@ ANALYSES = (
         ("tests/analysis/sensitivity/test_analysis.py",),
     ),
     Mutant(
+        "sensitivity: a largest element is an edge like others",
+        "fp8compile/analysis/sensitivity/walk.py",
+        "if any(map(self.of.is_chosen, node.all_input_nodes)):",
+        "if not node.all_input_nodes:",
+        ("tests/analysis/sensitivity/test_analysis.py", "tests/sweeps/test_random_programs.py"),
+    ),
+    Mutant(
         "sensitivity: negative powers down to -1 are no poles",
         "fp8compile/analysis/sensitivity/walk.py",
         "if exponent < 1:",

@@ -9,6 +9,7 @@ FORMS = ("tests/numerics/test_code_forms.py",)
 FIRST = ("tests/encoding/test_first_amax.py",)
 WEIGHTS = ("tests/encoding/test_weight_amaxes.py",)
 HELD = ("tests/compiler/test_group_kernels.py",)
+BLOCKS = ("tests/compiler/test_code_kernels.py",)
 LOWERED = "tests/sm90/test_instructions_sm90.py::"
 
 SHORT_FORMS = (
@@ -106,8 +107,64 @@ SHORT_FORMS = (
     Mutant(
         "group kernels: groups are walked along",
         "fp8compile/compiler/inductor.py",
-        "inner = with_groups_held(with_tiles_for_codes(inner))",
-        "inner = with_tiles_for_codes(inner)",
+        "with_groups_held(with_tiles_for_codes(inner))",
+        "with_tiles_for_codes(inner)",
         (f"{LOWERED}test_groups_are_held_in_registers",),
+    ),
+    Mutant(
+        "code kernels: who asks for tuning does not get it",
+        "fp8compile/compiler/code_kernels.py",
+        "None if is_tuned or is_decided else",
+        "None if is_decided else",
+        BLOCKS,
+    ),
+    Mutant(
+        "code kernels: kernels without codes are not tuned either",
+        "fp8compile/compiler/code_kernels.py",
+        "return any(dtype(dep.name) in STORED for dep in writes)",
+        "return any(dtype(dep.name) for dep in writes)",
+        BLOCKS,
+    ),
+    Mutant(
+        "code kernels: a block may be longer than its kernel",
+        "fp8compile/compiler/code_kernels.py",
+        "return blocks if fits else None",
+        "return blocks",
+        BLOCKS,
+    ),
+    Mutant(
+        "shorten_codecs: a scale is that of a format with another largest number",
+        "passes/shorten_codecs.py",
+        "if _operand(share, aten.mul.Tensor, 1.0 / fmt.max) is amax:",
+        "if share.all_input_nodes[0] is amax:",
+        PASS,
+    ),
+    Mutant(
+        "shorten_codecs: a scale bounded elsewhere is one of ours",
+        "passes/shorten_codecs.py",
+        "share = _operand(bounded, aten.clamp_min.default, SMALLEST_INV_SCALE)",
+        "share = bounded.all_input_nodes[0]",
+        PASS,
+    ),
+    Mutant(
+        "shorten_codecs: a factor that broadcasts is what is encoded",
+        "passes/shorten_codecs.py",
+        ' or x.meta["val"].shape != value.meta["val"].shape:',
+        ":",
+        PASS,
+    ),
+    Mutant(
+        "code forms: a scale is not rounded as it is stored",
+        "fp8compile/fx/code_lowerings.py",
+        "if scale_dtype == torch.bfloat16:",
+        "if scale_dtype == torch.float16:",
+        FORMS,
+    ),
+    Mutant(
+        "code forms: a scale of infinity is finite",
+        "fp8compile/fx/code_lowerings.py",
+        "return ops.where(is_finite, found,",
+        "return ops.where(ops.ge(value, value), found,",
+        FORMS,
     ),
 )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -9,7 +11,7 @@ from torch import Tensor
 from fp8compile.fx.code_lowerings import TO_INTEGER, as_ptx
 from fp8compile.numerics import code_forms
 from fp8compile.numerics.formats import E4M3, E5M2, INT8, Format
-from fp8compile.numerics.scaling import quantize
+from fp8compile.numerics.scaling import exact_inv_scale, quantize
 
 SPECIAL = torch.tensor([0.0, -0.0, torch.inf, -torch.inf, torch.nan, 1e-45, -1e-45, 3.4e38, -3.4e38])
 
@@ -65,3 +67,39 @@ def test_the_largest_bits_are_the_largest_magnitude(dtype: torch.dtype) -> None:
 )
 def test_numbers_are_written_for_ptx(number: float, text: str) -> None:
     assert as_ptx(number) == text
+
+
+@pytest.mark.parametrize("scale", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("fmt", [E4M3, E5M2, INT8], ids=lambda fmt: fmt.name)
+def test_scales_and_codes_of_one_node_are_those_of_scaling(fmt: Format, scale: torch.dtype) -> None:
+    """Of every amax that BF16 has, NaN and infinity too: as the operator is, and as Inductor generates it here."""
+
+    def both(amax: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        inv_scale: Tensor = code_forms.INV_SCALE(amax, fmt.dtype, scale)
+        return inv_scale, code_forms.QUANTIZED(x, inv_scale, fmt.dtype)
+
+    amax = all_bfloat16().abs().reshape(-1, 1)
+    x = amax * torch.linspace(-1, 1, 4)
+    expected = exact_inv_scale(amax, fmt, scale)
+    known = ~expected.isnan().expand_as(x)  # a NaN has no code in INT8
+    for run in (both, torch.compile(both)):
+        inv_scale, codes = run(amax, x)
+        assert torch.equal(inv_scale.nan_to_num(-1.0), expected.nan_to_num(-1.0))
+        assert torch.equal(codes[known].view(torch.uint8), quantize(x, expected, fmt)[known].view(torch.uint8))
+
+
+def test_values_that_are_not_computed_are_as_those_that_are() -> None:
+    x = torch.randn(6, 4).t()
+    bits = code_forms.MAGNITUDE_BITS(x)
+    calls: list[tuple[Any, tuple[Any, ...]]] = [
+        (code_forms.WITHIN, (x, 1.0)),
+        (code_forms.CODES_OF, (x, torch.int8)),
+        (code_forms.MAGNITUDE_BITS, (x.bfloat16(),)),
+        (code_forms.MAGNITUDES, (bits, torch.bfloat16)),
+        (code_forms.INV_SCALE, (x.bfloat16(), torch.int8, torch.bfloat16)),
+        (code_forms.QUANTIZED, (x, torch.ones(()), torch.float8_e4m3fn)),
+    ]
+    for operator, arguments in calls:
+        found = operator(*(a.to("meta") if isinstance(a, Tensor) else a for a in arguments))
+        real = operator(*arguments)
+        assert (found.shape, found.stride(), found.dtype) == (real.shape, real.stride(), real.dtype), operator

@@ -21,12 +21,14 @@ from fp8compile.compiler.pipeline import On, Situation, passes_on
 from fp8compile.fx.graph import splice
 from fp8compile.numerics.codecs import Groupwise, Tensorwise
 from fp8compile.numerics.formats import E4M3, E5M2, INT8, Format
+from fp8compile.numerics.scaling import E8M0, SMALLEST_INV_SCALE, exact_inv_scale
 from fp8compile.passes.shorten_codecs import shorten_codecs
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 
 aten = torch.ops.aten
 SHAPE = (8, 256)
+OTHER = dataclasses.replace(E4M3, max=240.0)
 CODECS = [Tensorwise(E4M3), Tensorwise(E5M2), Groupwise(E4M3), Groupwise(INT8)]
 
 
@@ -77,20 +79,8 @@ view = aten.view.default(x, [16, 128])
 magnitude_bits = fp8compile.magnitude_bits.default(view,)
 amax_1 = aten.amax.default(magnitude_bits, [-1], True)
 amax = fp8compile.magnitudes.default(amax_1, torch.bfloat16)
-convert_element_type = prims.convert_element_type.default(amax, torch.float32)
-mul = aten.mul.Tensor(convert_element_type, 0.007874015748031496)
-clamp_min = aten.clamp_min.default(mul, 1.1754943508222875e-38)
-view_1 = aten.view.dtype(clamp_min, torch.int32)
-add = aten.add.Tensor(view_1, 32768)
-bitwise_and = aten.bitwise_and.Scalar(add, -65536)
-view_2 = aten.view.dtype(bitwise_and, torch.float32)
-lt = aten.lt.Scalar(convert_element_type, inf)
-scalar_tensor = aten.scalar_tensor.default(nan,)
-where = aten.where.self(lt, view_2, scalar_tensor)
-convert_element_type_1 = prims.convert_element_type.default(view, torch.float32)
-reciprocal = fp8compile.near_reciprocal.default(where,)
-mul_1 = aten.mul.Tensor(convert_element_type_1, reciprocal)
-convert_element_type_2 = fp8compile.codes_of.default(mul_1, torch.int8)
+where = fp8compile.inv_scale.default(amax, torch.int8, torch.bfloat16)
+convert_element_type_2 = fp8compile.quantized.default(view, where, torch.int8)
 view_4 = aten.view.default(convert_element_type_2, [8, 256])
 convert_element_type_3 = prims.convert_element_type.default(where, torch.bfloat16)
 view_5 = aten.view.default(view_4, [16, 128])
@@ -107,10 +97,10 @@ view_7 = aten.view.default(convert_element_type_6, [8, 256])""",
 def test_an_encode_and_a_decode_take_a_form_of_each_kind(codec: Any) -> None:
     gm = graph_of(there_and_back(codec), "cuda")
     assert sorted(shortened(gm)) == [
-        "fp8compile::codes_of",
+        "fp8compile::inv_scale",
         "fp8compile::magnitude_bits",
         "fp8compile::magnitudes",
-        "fp8compile::near_reciprocal",
+        "fp8compile::quantized",
         "fp8compile::within",
     ]
     left = {node.target for node in gm.graph.nodes}
@@ -139,7 +129,7 @@ def test_codes_keep_their_name_and_what_is_known_of_them() -> None:
     name = codes.name
     shortened(gm)
     (after,) = gm.graph.output_node().args[0]
-    assert (after.name, after.meta["known"], after.target.name()) == (name, True, "fp8compile::codes_of")
+    assert (after.name, after.meta["known"], after.target.name()) == (name, True, "fp8compile::quantized")
 
 
 DECLINED: dict[str, Callable[[Tensor], Any]] = {
@@ -180,7 +170,7 @@ def test_a_clamp_that_others_read_stays_for_them() -> None:
 def runs_on(device: str, recipe: Recipe) -> bool:
     """Whether the pipeline has the pass for a graph."""
     graph = graph_of(there_and_back(Groupwise(INT8)), device).graph
-    return "shorten_codecs" in [each.name for each in passes_on(On.POST_GRAD, Situation(Context(recipe), graph))]
+    return "shorten_codecs" in [each.name for each in passes_on(On.LOWERING, Situation(Context(recipe), graph))]
 
 
 def test_on_a_cpu_and_under_off_nothing_is_rewritten() -> None:
@@ -202,4 +192,44 @@ def test_other_gpus_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_recipe_s_groups_of_any_size_are_shortened() -> None:
     codec = dataclasses.replace(Groupwise(INT8), group_size=64)
-    assert "fp8compile::codes_of" in shortened(graph_of(there_and_back(codec), "cuda"))
+    assert "fp8compile::quantized" in shortened(graph_of(there_and_back(codec), "cuda"))
+
+
+@pytest.mark.parametrize("scale", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("fmt", [E4M3, E5M2, INT8], ids=lambda fmt: fmt.name)
+def test_a_scale_is_one_node_of_its_format_and_its_own_dtype(fmt: Format, scale: torch.dtype) -> None:
+    gm = graph_of(lambda x: exact_inv_scale(x.abs().amax(), fmt, scale), "cuda")
+    shortened(gm)
+    (found,) = gm.graph.output_node().args[0]
+    assert (found.target.name(), found.args[1:]) == ("fp8compile::inv_scale", (fmt.dtype, scale))
+
+
+NO_SCALE: dict[str, Callable[[Tensor], Tensor]] = {
+    "a power of two": lambda x: exact_inv_scale(x.abs().amax(), E4M3, E8M0),
+    "of another format's largest": lambda x: exact_inv_scale(x.abs().amax(), OTHER, torch.float32),
+    "not bounded": lambda x: torch.where(x.float() < torch.inf, x.float() * (1 / 448.0), torch.nan),
+    "bounded elsewhere": lambda x: torch.where(
+        x.float() < torch.inf, (x.float() * (1 / 448.0)).clamp_min(2.0**-100), torch.nan
+    ),
+    "finite below another limit": lambda x: torch.where(
+        x.float() < 1e30, (x.float() * (1 / 448.0)).clamp_min(SMALLEST_INV_SCALE), torch.nan
+    ),
+    "of another amax": lambda x: torch.where(
+        x.float() < torch.inf, (x.flip(0).float() * (1 / 448.0)).clamp_min(SMALLEST_INV_SCALE), torch.nan
+    ),
+}
+
+
+@pytest.mark.parametrize("what", NO_SCALE)
+def test_what_is_no_scale_of_ours_is_left(what: str) -> None:
+    assert "fp8compile::inv_scale" not in shortened(graph_of(NO_SCALE[what], "cuda"))
+
+
+def test_what_is_multiplied_with_another_number_is_no_code_of_it() -> None:
+    """Only a reciprocal that broadcasts: else the first factor would have to be the larger one."""
+    gm = graph_of(lambda x: (x.float() * x.float().amax()).clamp(-448.0, 448.0).to(E4M3.dtype), "cuda")
+    assert shortened(gm) == ["fp8compile::codes_of"]
+    one_row = graph_of(
+        lambda x: (x.float().amax(0) * x.float().reciprocal()).clamp(-448.0, 448.0).to(E4M3.dtype), "cuda"
+    )
+    assert "fp8compile::quantized" not in shortened(one_row)

@@ -77,14 +77,24 @@ def _with_halved_blocks(kernel: Kernel) -> list[Cubin]:
     return made
 
 
-def _assembled(name: str, autotuner: Any, config: Any) -> Cubin:
+def compile_all(kernel: Kernel) -> int:
+    """Compile every configuration that the tuner has, looking at none; how many these are."""
+    autotuner = load_kernel(kernel.name, kernel.source)
+    return len([_compiled(autotuner, config) for config in autotuner.configs])
+
+
+def _compiled(autotuner: Any, config: Any) -> Any:
     import triton
     from triton.compiler import ASTSource
 
     meta = autotuner._create_compile_meta(config)
     source = ASTSource(autotuner.fn, meta["signature"], meta["constants"], meta["configs"][0])
     options = autotuner._create_compile_options(config, meta)
-    compiled = triton.compile(source, target=fake_h100.target(), options=options)
+    return triton.compile(source, target=fake_h100.target(), options=options)
+
+
+def _assembled(name: str, autotuner: Any, config: Any) -> Cubin:
+    compiled = _compiled(autotuner, config)
     checked.check(f"{name} {config}", compiled.asm["ptx"], compiled.asm["cubin"])
     registers, stack, shared, local = resource_usage(compiled.asm["cubin"])
     spill_bytes = stack + local

@@ -10,7 +10,9 @@ from tests.sweeps.random_judgement import drawn, judge, told
 from tests.sweeps.random_programs import Program, shrunk
 
 SUBSET, WHOLE = 15, 1000
-SEEDS = [pytest.param(seed, marks=[pytest.mark.sweep] if seed >= SUBSET else []) for seed in range(WHOLE)]
+FOUND = (898,)  # a fault, since mended: a value beside a saved amax of it
+IN_CI = {*range(SUBSET), *FOUND}
+SEEDS = [pytest.param(seed, marks=[] if seed in IN_CI else [pytest.mark.sweep]) for seed in range(WHOLE)]
 
 
 @pytest.mark.parametrize("seed", SEEDS)

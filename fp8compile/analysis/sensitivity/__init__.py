@@ -17,7 +17,8 @@ Two more things are followed beside k:
   steps    a comparison differs only where its two sides are nearer than the error: the gradient there is that of a point no
            farther away than the error, one-sided derivatives at a kink. That holds if what the comparison chooses between is
            regular: not made by a pole or an exponential that the other choice protects from (``where(x > 0, log(x), 0)``),
-           and, beside an edge other than 0, not what a maximum chose (``x == amax(x)``), which may be all at that edge.
+           and, beside an edge other than 0, not what a maximum chose (``x == amax(x)``), which may be all at that edge, nor
+           is the edge itself a maximum (``x >= amax(x)``).
 """
 
 from fp8compile.analysis.sensitivity.analysis import OF_A_CODE, Sensitivity

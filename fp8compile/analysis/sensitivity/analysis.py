@@ -21,7 +21,7 @@ from fp8compile.analysis.sensitivity.average import Answer, answer_to
 from fp8compile.analysis.sensitivity.declared import LINEAR
 from fp8compile.analysis.sensitivity.error import AMPLIFIED, Error, Unbounded, Unproven, error_of
 from fp8compile.analysis.sensitivity.foreign import answer, operator_of
-from fp8compile.analysis.sensitivity.regular import is_free_of_ties, is_regular
+from fp8compile.analysis.sensitivity.regular import is_chosen, is_free_of_ties, is_regular
 from fp8compile.analysis.sensitivity.residual import is_residual_sum
 from fp8compile.analysis.sensitivity.walk import STEEPEST, Walk
 from fp8compile.analysis.statistics import is_statistic
@@ -190,6 +190,10 @@ class Sensitivity:
     def is_free_of_ties(self, value: Node) -> bool:
         """Whether no equality makes ``value``, element by element, here or in the forward (regular.py)."""
         return is_free_of_ties(value, self.made)
+
+    def is_chosen(self, value: Node) -> bool:
+        """Whether a largest or smallest element is in ``value``, here or in the forward (regular.py)."""
+        return is_chosen(value, self.made)
 
     def _range_of(self, node: Node) -> Interval:
         known = self.ranges if node in self.position else self.forward_ranges

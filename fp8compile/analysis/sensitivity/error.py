@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch.fx import Node
@@ -17,6 +18,7 @@ STEEP = "steep in the backward: a function of {}, of which what is small beside 
 EDGE = "compared with {} in the backward, where E4M3 is off by up to 1/16 of that"
 CHOOSES = "compared in the backward, to choose between values of which one may be infinite"
 TIED = "compared in the backward, to choose among what was found equal to a maximum or another value"
+CHOSEN = "compared in the backward with a largest or smallest of some elements, which is at that edge itself"
 UNKNOWN = "read in the backward by {}, which the sensitivity analysis does not know"
 NORMALISED = "normalised in the backward, which would compute it from codes of what it is made of"
 AMPLIFIED = "amplified {:.0f} times in the backward"
@@ -83,3 +85,15 @@ def narrowest(edges: frozenset[Edge]) -> float:
             return 0.0
         found = min([found, *(high - low for low, high in itertools.pairwise(numbers))])
     return found
+
+
+def reads_steps_first(node: Node, read: Mapping[Node, Error]) -> bool:
+    """Whether the only step that is read is what a view or a copy moves, not an index."""
+    return all(n is node.all_input_nodes[0] for n in read if read[n].step)
+
+
+def steep(gain: float) -> Unproven:
+    """The reason of a function of so many times the value."""
+    # Another tensor: all that is proven of a parameter.
+    of = f"{gain:g} times the value" if gain < 1e9 else "the value times another tensor"
+    return Unproven(STEEP.format(of))

@@ -44,16 +44,30 @@ def is_free_of_ties(value: Node, made: Mapping[Node, Node]) -> bool:
     return not any(packet(node) in R.EQUALITIES for node in _made_by(value, made))
 
 
-def _made_by(value: Node, made: Mapping[Node, Node]) -> Iterator[Node]:
-    """``value`` and what makes it element by element, in the backward or, through what is saved, in the forward."""
+def is_chosen(value: Node, made: Mapping[Node, Node]) -> bool:
+    """Whether a largest or smallest element makes ``value``: then x >= amax(x) holds at the edge alone, and for no code of x
+    beside an amax that was saved.
+
+    Args:
+        value: a node of the backward.
+        made: the forward's value behind each placeholder of the backward.
+    """
+    return any(packet(node) in R.EXTREMA for node in _made_by(value, made, of_any_size=True))
+
+
+def _made_by(value: Node, made: Mapping[Node, Node], of_any_size: bool = False) -> Iterator[Node]:
+    """``value`` and what makes it element by element, in the backward or, through what is saved, in the forward; operands of
+    other sizes are left out unless ``of_any_size``."""
     size, seen, waiting = numel(value.meta["val"]), {value}, [value]
     while waiting:
         node = waiting.pop()
         yield node
-        parents = [made[node]] if node in made else node.all_input_nodes if _is_elementwise(node) else []
-        full = [p for p in parents if p not in seen and is_tensor(p) and numel(p.meta["val"]) == size]
-        seen.update(full)
-        waiting += full
+        passes = _is_elementwise(node) or (of_any_size and node.target is R.getitem)
+        parents = [made[node]] if node in made else node.all_input_nodes if passes else []
+        found = [p for p in parents if p not in seen]
+        found = [p for p in found if of_any_size or (is_tensor(p) and numel(p.meta["val"]) == size)]
+        seen.update(found)
+        waiting += found
 
 
 def _is_steep(node: Node) -> bool:

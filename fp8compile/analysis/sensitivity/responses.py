@@ -118,6 +118,7 @@ POLES: dict[object, float] = {
 }
 
 COMPARISONS = _packets(aten, "gt ge lt le")
+EXTREMA = _packets(aten, "amax amin max min aminmax topk sort kthvalue median nanmedian mode cummax cummin")
 STEPS = _packets(aten, "sign sgn signbit")  # comparisons with 0
 LOGIC = _packets(
     aten, "logical_and logical_or logical_not logical_xor bitwise_and bitwise_or bitwise_not bitwise_xor"

@@ -17,12 +17,12 @@ from fp8compile.analysis.sensitivity import foreign
 from fp8compile.analysis.sensitivity import responses as R
 from fp8compile.analysis.sensitivity.error import (
     CHOOSES,
+    CHOSEN,
     DIVIDED,
     EDGE,
     EXPONENTIATED,
     NORMALISED,
     PHASE,
-    STEEP,
     TIED,
     UNKNOWN,
     Error,
@@ -30,6 +30,8 @@ from fp8compile.analysis.sensitivity.error import (
     Unproven,
     error_of,
     narrowest,
+    reads_steps_first,
+    steep,
     worst,
 )
 from fp8compile.fx.graph import SPLICED, is_tensor
@@ -66,6 +68,8 @@ class Backward(Protocol):
     def is_of_norm(self, node: Node) -> bool: ...
 
     def is_gradient(self, value: Node) -> bool: ...
+
+    def is_chosen(self, value: Node) -> bool: ...
 
 
 class Walk:
@@ -119,7 +123,7 @@ class Walk:
         op, error = packet(node), worst(list(read.values()))
         if SPLICED in node.meta or node.target is R.getitem:
             return error  # our own codecs, clips and counts: they round once more, or only observe
-        if error.step and not (op in R.MOVES and _reads_steps_first(node, read)):
+        if error.step and not (op in R.MOVES and reads_steps_first(node, read)):
             return self._of_step(node, read, error)
         if R.passes_on(node):
             return error
@@ -181,7 +185,7 @@ class Walk:
         if isinstance(divisor, Node):
             distance = self._distance(0.0, divisor) if self._counts(divisor, node) else 1.0
             if not distance and (error.shifted or not self.relative):
-                raise _steep(math.inf)  # a value that is small where its divisor is: x / y of x = y z
+                raise steep(math.inf)  # a value that is small where its divisor is: x / y of x = y z
             gain = 1 / distance if distance else math.inf
             return dataclasses.replace(error, gain=error.gain * gain, absolute=math.inf)
         gain = 1 / abs(divisor) if R.is_number(divisor) and divisor else math.inf
@@ -199,12 +203,12 @@ class Walk:
         """A clamp between two bounds settles; how steep it is depends on the gain relative to their distance."""
         width = R.clamped_width(node)
         if error.gain > STEEPEST * width and (error.shifted or not self.relative):
-            raise _steep(error.gain / width if width else math.inf)
+            raise steep(error.gain / width if width else math.inf)
         return error
 
     def _settling(self, node: Node, read: dict[Node, Error], error: Error) -> Error:
         if error.gain > STEEPEST and (error.shifted or not self.relative):
-            raise _steep(error.gain)
+            raise steep(error.gain)
         shifted = error.shifted or packet(node) not in R.SETTLING_ODD
         return Error(error.amplification, 1.0, min(2 / self.e, 1.13 * error.absolute), shifted, within=error.within)
 
@@ -257,11 +261,13 @@ class Walk:
         """Signs survive a relative error. At any other edge the error is 1/16 of the edge, and too many values lie within."""
         value = next(iter(read))
         edge = R.edge_of(node, value)
+        if any(map(self.of.is_chosen, node.all_input_nodes)):
+            raise Unbounded(CHOSEN)
         relative = self.relative and not error.shifted
         if self.relative and edge != 0:
             raise Unbounded(EDGE.format("another tensor" if isinstance(edge, Node) else f"{abs(edge):g}"))
         if error.gain > STEEPEST and not relative and (edge != 0 or error.shifted):
-            raise _steep(error.gain)  # compared with 0, a value may be arbitrarily small
+            raise steep(error.gain)  # compared with 0, a value may be arbitrarily small
         edges = frozenset({(value, edge if isinstance(edge, Node) or not error.gain else edge / error.gain)})
         return dataclasses.replace(error, gain=1.0, absolute=math.inf, shifted=True, step=True, edges=edges)
 
@@ -275,7 +281,7 @@ class Walk:
         op = packet(node)
         if op in R.LOGIC:
             if (width := narrowest(error.edges)) < NARROW:
-                raise _steep(1 / width if width else math.inf)
+                raise steep(1 / width if width else math.inf)
             return error
         others = [n for n in node.all_input_nodes if is_tensor(n) and not (n in read and read[n].step)]
         others = [n for n in others if n.target not in R.CONSTANTS]
@@ -287,14 +293,3 @@ class Walk:
         if any(edge != 0 for _, edge in error.edges) and not all(map(self.of.is_free_of_ties, others)):
             raise Unbounded(TIED)
         return dataclasses.replace(error, absolute=math.inf, shifted=True, step=not others)
-
-
-def _steep(gain: float) -> Unproven:
-    # Another tensor: all that is proven of a parameter.
-    of = f"{gain:g} times the value" if gain < 1e9 else "the value times another tensor"
-    return Unproven(STEEP.format(of))
-
-
-def _reads_steps_first(node: Node, read: dict[Node, Error]) -> bool:
-    """Whether the only step that is read is what a view or a copy moves, not an index."""
-    return all(n is node.all_input_nodes[0] for n in read if read[n].step)

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import fp8compile
 from fp8compile.analysis.sensitivity import Sensitivity
@@ -104,6 +105,22 @@ def test_what_has_none_is_exact_with_the_reason(name: str) -> None:
     found = judged(function)
     assert found.sound and min(found.db) > 40, found
     assert any(reason in r for r in found.exact.values()), found
+
+
+CHOSEN: dict[str, Function] = {
+    "the largest": lambda h: h >= h.amax(0, keepdim=True),
+    "the largest, on the left": lambda h: h.amax(0, keepdim=True).expand_as(h) <= h,
+    "nearly the smallest": lambda h: h < h.amin(0, keepdim=True) * 0.999,
+    "what is left of the largest": lambda h: h - h.amax(0, keepdim=True) >= 0,
+}
+
+
+@pytest.mark.parametrize("name", CHOSEN)
+def test_what_is_compared_with_the_largest_is_exact(name: str) -> None:
+    """In a checkpointed region, which makes the mask again: all that it chooses is at its edge."""
+    found = judged(lambda h: checkpoint(lambda v: v.square() * CHOSEN[name](v), h, use_reentrant=False))
+    assert found.sound and min(found.db) > 40, found
+    assert any("largest or smallest" in r for r in found.exact.values()), found
 
 
 def test_a_steep_function_of_the_value_itself_is_e4m3() -> None:
