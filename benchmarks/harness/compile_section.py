@@ -51,9 +51,9 @@ def compile_lowered(folder: Path) -> list[str]:
     )
     return [
         source(LOWERED, found),
-        "Models of hidden size 512 (the ResNet: 64 channels), whole, forward and backward, compiled for an H100 without one.",
+        "Models of hidden size 512, whole, forward and backward, compiled for an H100 without one.",
         "Nothing is cached. A model of one layer takes what `fp8compile.compile_blocks` takes for blocks that are alike.",
-        "CPU seconds, the least of the runs: from the model to the text of kernels and wrapper, and from there to cubins.",
+        "CPU seconds: from the model to the text of kernels and wrapper, and from there to cubins.",
         "A configuration is one way to block a kernel; the tuner compiles all.",
         "",
         *table(head, rows),

@@ -2,8 +2,7 @@
 
 Two figures, in CPU seconds: from the model to the text of kernels and wrapper, forward and backward, and from there to
 cubins, all that the tuner would time of each kernel. What stands for a GPU, and what looks at cubins, is not counted. Each
-combination is a process of its own without caches, the pipelines alternate, and the least of the runs counts: a busy machine
-only ever adds.
+combination is a process of its own without caches.
 
 ``python -m tests.sm90.run_compile_time > benchmarks/results/compile-sm90-lowered.json``; a model, a depth and a pipeline,
 ``llama 2 inductor``, are one combination.
@@ -27,7 +26,6 @@ from tests.support.budgets import Llama
 
 from . import fake_h100, lowering
 from .assembling import compile_all
-from .compared import ResNetBlock
 from .known_scales import known_from_the_start
 from .layers import BOTH, BOTH_CACHED, PLAIN, STORAGE, ViTBlock
 from .lowering import LoweredGraph, lower
@@ -39,15 +37,11 @@ from .subprocesses import result_of
 
 HIDDEN, FFN, HEADS = 512, 1376, 4
 TOKENS = (16, 64, HIDDEN)
-IMAGES = (16, HIDDEN // 8, 16, 16)
-PIPELINES = (PLAIN, STORAGE, BOTH, BOTH_CACHED)
-DEPTHS = {"llama": (1, 6, 32), "vit": (1, 12), "resnet": (1, 8)}
-RUNS = 2
-DEEP = 32  # layers that are compiled once
+SHOWN = (PLAIN, STORAGE, BOTH)
+DEPTHS = {"llama": {1: (*SHOWN, BOTH_CACHED), 6: (*SHOWN, BOTH_CACHED), 32: SHOWN}, "vit": {1: SHOWN, 12: SHOWN}}
 MODELS: dict[str, tuple[Callable[[int], nn.Module], tuple[int, ...]]] = {
     "llama": (lambda layers: Llama(layers, HIDDEN, FFN), TOKENS),
     "vit": (lambda layers: nn.Sequential(*(ViTBlock(HIDDEN, 4 * HIDDEN, HEADS) for _ in range(layers))), TOKENS),
-    "resnet": (lambda layers: nn.Sequential(*(ResNetBlock() for _ in range(layers))), IMAGES),
 }
 
 
@@ -102,15 +96,14 @@ def compiled(name: str, layers: int, pipeline: str) -> dict[str, float]:
 def report() -> dict[str, Any]:
     """``{"seconds": {model: {depth: {pipeline: [one run, ...]}}}}``, and what was compiled by what."""
     seconds: dict[str, Any] = {
-        name: {str(depth): {pipeline: [] for pipeline in PIPELINES} for depth in depths}
-        for name, depths in DEPTHS.items()
+        name: {str(depth): {pipeline: [] for pipeline in pipelines} for depth, pipelines in by_depth.items()}
+        for name, by_depth in DEPTHS.items()
     }
-    for number in range(RUNS):
-        for name, by_depth in seconds.items():
-            for depth, by_pipeline in by_depth.items():
-                for pipeline, runs in by_pipeline.items() if int(depth) < DEEP or not number else ():
-                    runs.append(result_of("run_compile_time", name, depth, pipeline, str(number)))
-                    print(name, depth, pipeline, runs[-1], file=sys.stderr, flush=True)
+    for name, by_depth in seconds.items():
+        for depth, by_pipeline in by_depth.items():
+            for pipeline, runs in by_pipeline.items():
+                runs.append(result_of("run_compile_time", name, depth, pipeline))
+                print(name, depth, pipeline, runs[-1], file=sys.stderr, flush=True)
     versions = {**fake_h100.installed(), "target": "sm_90 (mocked)"}
     return {"label": LABEL, "versions": versions, "seconds": seconds}
 

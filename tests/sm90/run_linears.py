@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from fp8compile.fx.graph import ENCODING
-from fp8compile.numerics.code_forms import CODES_OF
+from fp8compile.numerics.code_forms import CODES_OF, QUANTIZED
 from tests.support.measure import llama_case
 
 from . import fake_h100
@@ -62,7 +62,7 @@ def encodings(graph: LoweredGraph) -> list[list[str]]:
 def _computes_codes(node: Node) -> bool:
     value = node.meta.get("val")
     is_codes = ENCODING in node.meta and isinstance(value, Tensor) and value.element_size() == 1
-    return is_codes and node.target is CODES_OF
+    return is_codes and node.target in (CODES_OF, QUANTIZED)
 
 
 def report(names: Sequence[str]) -> dict[str, Any]:

@@ -58,7 +58,7 @@ def test_no_more_partial_sums_are_added_up_outside_of_kernels(pipeline: str) -> 
 
 MOST_LAUNCHES = {STORAGE: 33, BOTH: 86}
 # Over plain Inductor's time of generated kernels, as predicted; of 16k tokens the figures are in docs/results.md.
-MOST_TIME = figures({STORAGE: 1.37, BOTH: 2.95}, oldest={BOTH: 3.05})
+MOST_TIME = figures({STORAGE: 1.37, BOTH: 2.95}, oldest={STORAGE: 1.42, BOTH: 3.05})
 
 
 @pytest.mark.parametrize("pipeline", OURS)
@@ -69,7 +69,7 @@ def test_what_kernels_are_predicted_to_take(pipeline: str) -> None:
 
 
 # Instructions an element at most, beside GELU's. Triton 3.6 writes the same kernel with amax and codes in 229 registers.
-BESIDE = figures(dict.fromkeys(OURS, 13), oldest={BOTH: 43})
+BESIDE = figures(dict.fromkeys(OURS, 13), oldest={BOTH: 46})
 
 
 @pytest.mark.parametrize("pipeline", OURS)
