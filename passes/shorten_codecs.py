@@ -97,7 +97,8 @@ def _inv_scale(node: Node) -> None:
         bounded, scale_dtype = _operand(bits, aten.view.dtype, torch.int32) or node, torch.bfloat16
     share = _operand(bounded, aten.clamp_min.default, SMALLEST_INV_SCALE)
     amax = _operand(is_finite, aten.lt.Scalar, torch.inf)
-    if share is None or amax is None or nan.target is not aten.scalar_tensor.default:
+    is_nan = nan.target is aten.scalar_tensor.default and nan.args[0] != nan.args[0]
+    if share is None or amax is None or not is_nan:
         return
     for dtype, fmt in FORMATS.items():
         if _operand(share, aten.mul.Tensor, 1.0 / fmt.max) is amax:

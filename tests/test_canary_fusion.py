@@ -88,6 +88,23 @@ def test_inductor_asks_whether_a_kernel_holds_its_rows() -> None:
     assert "reduction_numel" in inspect.signature(SIMDKernelFeatures.__init__).parameters
 
 
+def test_inductor_takes_one_choice_of_blocks_for_a_kernel() -> None:
+    """compiler/code_kernels.py: asked with the kernel's features and sizes by axis, it is written into the kernel's text."""
+    from torch._inductor.choices import InductorChoices
+    from torch._inductor.codegen.simd_kernel_features import SIMDKernelFeatures
+    from torch._inductor.codegen.triton import TritonKernel
+    from torch._inductor.runtime import triton_heuristics
+    from torch._inductor.sizevars import SizeVarAllocator
+
+    asked = inspect.signature(InductorChoices.triton_kernel_kwargs).parameters
+    assert list(asked) == ["self", "kernel_cls", "features", "groups", "kernel_kwargs"]
+    assert "fixed_config" in inspect.signature(TritonKernel.__init__).parameters
+    assert callable(triton_heuristics.fixed_config) and callable(SizeVarAllocator.statically_known_geq)
+    assert callable(SIMDKernelFeatures.is_reduction) and callable(SIMDKernelFeatures.scheduler_nodes)
+    blocks = {"XBLOCK": 32, "YBLOCK": 32, "num_warps": 4, "num_stages": 1}
+    assert private.fixed_config(blocks).config == blocks
+
+
 def test_the_scheduler_says_what_made_each_buffer_that_a_kernel_waits_for() -> None:
     seen = set[str]()
 

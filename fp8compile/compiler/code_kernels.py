@@ -58,12 +58,9 @@ def _known(
 
 def _blocks_of(features: Any, tiling: Mapping[str, Any]) -> Mapping[str, int] | None:
     """The blocks of a kernel, or None: not a kernel of codes, or one that is shorter than its block or of unknown length."""
-    is_ours = holds_a_group(features) if features.is_reduction() else _stores_codes(features)
-    blocks = (
-        _BLOCKS.get((features.is_reduction(), *(axis for axis in tiling if not axis.startswith("r"))))
-        if is_ours
-        else None
-    )
+    reduces = features.is_reduction()
+    is_ours = holds_a_group(features) if reduces else _stores_codes(features)
+    blocks = _BLOCKS.get((reduces, *(axis for axis in tiling if not axis.startswith("r")))) if is_ours else None
     at_least = private.inductor_virtualized.graph.sizevars.statically_known_geq
     fits = blocks is not None and all(at_least(tiling[name[0].lower()], size) for name, size in blocks.items())
     return blocks if fits else None

@@ -214,6 +214,9 @@ NO_SCALE: dict[str, Callable[[Tensor], Tensor]] = {
     "finite below another limit": lambda x: torch.where(
         x.float() < 1e30, (x.float() * (1 / 448.0)).clamp_min(SMALLEST_INV_SCALE), torch.nan
     ),
+    "infinite, not NaN": lambda x: torch.where(
+        x.float() < torch.inf, (x.float() * (1 / 448.0)).clamp_min(SMALLEST_INV_SCALE), torch.inf
+    ),
     "of another amax": lambda x: torch.where(
         x.float() < torch.inf, (x.flip(0).float() * (1 / 448.0)).clamp_min(SMALLEST_INV_SCALE), torch.nan
     ),
