@@ -34,6 +34,7 @@ from torch._inductor import config as inductor_config
 from torch._inductor import list_mode_options
 from torch._inductor.async_compile import AsyncCompile
 from torch._inductor.codecache import PyCodeCache
+from torch._inductor.codegen.triton import FixedTritonConfig
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitionerFn
 from torch._inductor.decomposition import select_decomp_table
@@ -219,13 +220,6 @@ def known_options(patches: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in patches.items() if name in inductor_config.get_config_copy()}
 
 
-def fixed_config(blocks: dict[str, int]) -> Any:
-    """What Inductor's kernel takes for its one choice of blocks, warps and stages."""
-    from torch._inductor.codegen.triton import FixedTritonConfig
-
-    return FixedTritonConfig(blocks)
-
-
 def transfers() -> Any:
     """torch's operators for copies to pinned host memory and back, on a stream of their own: ``offload``, ``reload`` and
     ``wait_tensor``. None where torch has none (before 2.12). Code from a cache calls them too, so they must be loaded."""
@@ -257,6 +251,7 @@ __all__ = [  # what is imported for others; what is defined above is for them to
     "CustomGraphPass",
     "CustomPartitionerFn",
     "FakeTensorMode",
+    "FixedTritonConfig",
     "ForwardTokenAOTInput",
     "GradAOTOutput",
     "GraphTransformObserver",

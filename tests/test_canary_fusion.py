@@ -102,7 +102,7 @@ def test_inductor_takes_one_choice_of_blocks_for_a_kernel() -> None:
     assert callable(triton_heuristics.fixed_config) and callable(SizeVarAllocator.statically_known_geq)
     assert callable(SIMDKernelFeatures.is_reduction) and callable(SIMDKernelFeatures.scheduler_nodes)
     blocks = {"XBLOCK": 32, "YBLOCK": 32, "num_warps": 4, "num_stages": 1}
-    assert private.fixed_config(blocks).config == blocks
+    assert private.FixedTritonConfig(blocks).config == blocks
 
 
 def test_the_scheduler_says_what_made_each_buffer_that_a_kernel_waits_for() -> None:

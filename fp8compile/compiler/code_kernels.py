@@ -53,7 +53,7 @@ def _known(
     if blocks is None:
         return kwargs
     warps = 2 if features.is_reduction() else 4
-    return {**kwargs, "fixed_config": private.fixed_config({**blocks, "num_warps": warps, "num_stages": 1})}
+    return {**kwargs, "fixed_config": private.FixedTritonConfig({**blocks, "num_warps": warps, "num_stages": 1})}
 
 
 def _blocks_of(features: Any, tiling: Mapping[str, Any]) -> Mapping[str, int] | None:

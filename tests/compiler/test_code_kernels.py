@@ -45,7 +45,7 @@ def blocks(
         with_known_blocks(inner)()
     fixed = found[0].pop("fixed_config", None)
     assert found[0] == {name: value for name, value in theirs.items() if name != "fixed_config"}
-    return fixed.config if isinstance(fixed, private.fixed_config({}).__class__) else None
+    return fixed.config if isinstance(fixed, private.FixedTritonConfig) else None
 
 
 def test_codes_in_order_in_tiles_and_in_groups(monkeypatch: pytest.MonkeyPatch) -> None:
