@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from torch.fx import Graph, GraphModule
 
 from fp8compile import _torch as private
-from fp8compile.compiler.garbage import collected_seldom
 from fp8compile.compiler.graph_picture import picture_of
 from fp8compile.compiler.graph_report import report_of
 from fp8compile.compiler.graph_waterfall import recomputed_by_cut
@@ -201,10 +200,9 @@ def lowering_first(inner_compile: Callable[..., Any], recipe: Recipe) -> Callabl
 
     @functools.wraps(inner_compile)
     def compiled(gm: GraphModule, *args: Any, **kwargs: Any) -> Any:
-        with collected_seldom():  # a backward is compiled when it first runs
-            LoweringPasses(recipe)(gm.graph)
-            gm.recompile()
-            return inner_compile(gm, *args, **kwargs)
+        LoweringPasses(recipe)(gm.graph)
+        gm.recompile()
+        return inner_compile(gm, *args, **kwargs)
 
     return compiled
 

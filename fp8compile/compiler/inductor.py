@@ -17,7 +17,6 @@ from fp8compile.compiler.apart import compiled_apart
 from fp8compile.compiler.cache_key import key_of
 from fp8compile.compiler.code_kernels import with_known_blocks
 from fp8compile.compiler.dump import watch_for
-from fp8compile.compiler.garbage import collected_seldom
 from fp8compile.compiler.generated_memory import noting_peaks, stored_peaks
 from fp8compile.compiler.group_kernels import with_groups_held
 from fp8compile.compiler.hooks import lowering_first, passes_for
@@ -190,7 +189,7 @@ def _through_inductor(
         inner = noting_peaks(inner, peaks, graph_key, file)
     report_store.start(graph_key)
     spare = copy_with_attributes(gm) if told.has_own_inputs else gm
-    through: Callable[..., Any] = collected_seldom()(functools.partial(private.compile_fx, inner_compile=inner))
+    through: Callable[..., Any] = functools.partial(private.compile_fx, inner_compile=inner)
     compiled = through(gm, inputs, config_patches=patches)
     if told.has_own_inputs and report_store.is_lost(graph_key):
         compiled = through(spare, inputs, config_patches={**patches, "force_disable_caches": True})

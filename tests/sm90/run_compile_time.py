@@ -38,7 +38,7 @@ from .subprocesses import result_of
 HIDDEN, FFN, HEADS = 512, 1376, 4
 TOKENS = (16, 64, HIDDEN)
 SHOWN = (PLAIN, STORAGE, BOTH)
-DEPTHS = {"llama": {1: (*SHOWN, BOTH_CACHED), 6: (*SHOWN, BOTH_CACHED), 32: SHOWN}, "vit": {1: SHOWN, 12: SHOWN}}
+DEPTHS = {"llama": {1: (*SHOWN, BOTH_CACHED), 6: (*SHOWN, BOTH_CACHED), 32: SHOWN}}  # of others one by one
 MODELS: dict[str, tuple[Callable[[int], nn.Module], tuple[int, ...]]] = {
     "llama": (lambda layers: Llama(layers, HIDDEN, FFN), TOKENS),
     "vit": (lambda layers: nn.Sequential(*(ViTBlock(HIDDEN, 4 * HIDDEN, HEADS) for _ in range(layers))), TOKENS),
