@@ -76,7 +76,7 @@ def _scaled(value: Node) -> tuple[Node, Node] | None:
     if value.target is not aten.mul.Tensor or SPLICED not in value.meta or not is_tensor(value):
         return None
     x, inverse = value.args
-    inv_scale = _operand(inverse, aten.reciprocal.default) if isinstance(inverse, Node) else None
+    inv_scale = _operand(inverse, aten.reciprocal.default)
     if inv_scale is None or not isinstance(x, Node) or x.meta["val"].shape != value.meta["val"].shape:
         return None
     are_fp32 = x.meta["val"].dtype is inv_scale.meta["val"].dtype is torch.float32
@@ -90,14 +90,13 @@ def _before_cast(value: Node) -> Node:
 
 def _inv_scale(node: Node) -> None:
     """``where(amax < inf, bounded, nan)``, as numerics/scaling.py: exact_inv_scale makes it."""
-    is_finite, bounded, nan = (value if isinstance(value, Node) else node for value in node.args)
-    scale_dtype = torch.float32
+    (is_finite, bounded, nan), scale_dtype = node.args, torch.float32
     if rounded := _operand(bounded, aten.view.dtype, torch.float32):
         bits = _operand(_operand(rounded, aten.bitwise_and.Scalar, BF16_MASK), aten.add.Tensor, BF16_HALF)
-        bounded, scale_dtype = _operand(bits, aten.view.dtype, torch.int32) or node, torch.bfloat16
+        bounded, scale_dtype = _operand(bits, aten.view.dtype, torch.int32), torch.bfloat16
     share = _operand(bounded, aten.clamp_min.default, SMALLEST_INV_SCALE)
     amax = _operand(is_finite, aten.lt.Scalar, torch.inf)
-    is_nan = nan.target is aten.scalar_tensor.default and nan.args[0] != nan.args[0]
+    is_nan = isinstance(nan, Node) and nan.target is aten.scalar_tensor.default and nan.args[0] != nan.args[0]
     if share is None or amax is None or not is_nan:
         return
     for dtype, fmt in FORMATS.items():
@@ -105,17 +104,13 @@ def _inv_scale(node: Node) -> None:
             node.target, node.args = INV_SCALE, (_before_cast(amax), dtype, scale_dtype)
 
 
-def _operand(node: Node | None, target: object, *others: object) -> Node | None:
+def _operand(value: object, target: object, *others: object) -> Node | None:
     """The first argument of a spliced operation with these other ones; None for anything else."""
-    if (
-        node is None
-        or node.target is not target
-        or SPLICED not in node.meta
-        or node.args[1:] != others
-        or node.kwargs
-    ):
+    if not isinstance(value, Node) or value.target is not target or SPLICED not in value.meta:
         return None
-    return node.args[0] if isinstance(node.args[0], Node) else None
+    if value.args[1:] != others or value.kwargs:
+        return None
+    return value.args[0] if isinstance(value.args[0], Node) else None
 
 
 def _within(node: Node) -> None:

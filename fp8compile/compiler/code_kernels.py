@@ -13,7 +13,6 @@ All others, and all under ``max_autotune``, are Inductor's.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -33,13 +32,7 @@ _BLOCKS: Mapping[tuple[Any, ...], Mapping[str, int]] = {  # whether it reduces, 
 
 def with_known_blocks(inner_compile: Callable[..., Any]) -> Callable[..., Any]:
     """An inner compiler of Inductor that compiles a kernel of codes in one choice of blocks."""
-
-    @functools.wraps(inner_compile)
-    def compiled(*args: Any, **kwargs: Any) -> Any:
-        with choosing("triton_kernel_kwargs", _known):
-            return inner_compile(*args, **kwargs)
-
-    return compiled
+    return choosing("triton_kernel_kwargs", _known)(inner_compile)
 
 
 def _known(

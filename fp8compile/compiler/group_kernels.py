@@ -8,7 +8,6 @@ input took 45 instructions an element so, and take 23 from registers.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,13 +18,7 @@ from fp8compile.encoding.first_amax import GROUP
 
 def with_groups_held(inner_compile: Callable[..., Any]) -> Callable[..., Any]:
     """An inner compiler of Inductor that holds groups in registers."""
-
-    @functools.wraps(inner_compile)
-    def compiled(*args: Any, **kwargs: Any) -> Any:
-        with choosing("should_use_persistent_reduction", _held):
-            return inner_compile(*args, **kwargs)
-
-    return compiled
+    return choosing("should_use_persistent_reduction", _held)(inner_compile)
 
 
 def _held(theirs: Callable[..., bool], features: Any, cooperative_reduction: bool) -> bool:

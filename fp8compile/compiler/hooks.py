@@ -171,10 +171,17 @@ class OnOneGraph(private.CustomGraphPass):
         return sources_key(), self.recipe.key
 
     def __call__(self, graph: Graph) -> None:
-        gm, ctx = graph.owning_module, Context(self.recipe)
-        assert gm is not None
-        for each in passes_on(self.on, Situation(ctx, graph)):
-            watched(gm, each.name, functools.partial(_run, each, graph, ctx))
+        _run_all(self.on, graph, self.recipe)
+
+
+def _run_all(on: On, graph: Graph, recipe: Recipe) -> bool:
+    """Runs the passes of a stage that have nothing to report; whether there are any."""
+    gm, ctx = graph.owning_module, Context(recipe)
+    assert gm is not None
+    passes = passes_on(on, Situation(ctx, graph))
+    for each in passes:
+        watched(gm, each.name, functools.partial(_run, each, graph, ctx))
+    return bool(passes)
 
 
 def _run(each: Pass, graph: Graph, ctx: Context) -> Notes:
@@ -189,19 +196,16 @@ class BeforePatterns(OnOneGraph):
     on = On.PATTERNS
 
 
-class LoweringPasses(OnOneGraph):
-    """Run before Inductor's own post-grad passes, which compute the values of what is new behind them once more."""
-
-    on = On.LOWERING
-
-
 def lowering_first(inner_compile: Callable[..., Any], recipe: Recipe) -> Callable[..., Any]:
-    """An inner compiler of Inductor that is given graphs behind the passes on LOWERING."""
+    """An inner compiler of Inductor that is given graphs behind the passes on LOWERING.
+
+    They run before Inductor's own post-grad passes, which compute the values of what is new behind them once more.
+    """
 
     @functools.wraps(inner_compile)
     def compiled(gm: GraphModule, *args: Any, **kwargs: Any) -> Any:
-        LoweringPasses(recipe)(gm.graph)
-        gm.recompile()
+        if _run_all(On.LOWERING, gm.graph, recipe):
+            gm.recompile()  # Inductor's cache asks for the code
         return inner_compile(gm, *args, **kwargs)
 
     return compiled

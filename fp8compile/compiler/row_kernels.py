@@ -29,13 +29,7 @@ def with_tiles_for_codes(inner_compile: Callable[..., Any]) -> Callable[..., Any
 
     It wraps the inner compiler since a backward is compiled when it first runs.
     """
-
-    @functools.wraps(inner_compile)
-    def compiled(*args: Any, **kwargs: Any) -> Any:
-        with fusing_only_where(_stores_in_tiles):
-            return inner_compile(*args, **kwargs)
-
-    return compiled
+    return fusing_only_where(_stores_in_tiles)(inner_compile)
 
 
 @contextmanager
