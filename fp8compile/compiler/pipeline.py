@@ -31,6 +31,7 @@ from fp8compile.passes.move_router_weights import move_router_weights
 from fp8compile.passes.observe_forward import observe_forward
 from fp8compile.passes.observe_gradients import observe_gradients
 from fp8compile.passes.offload_codes import offload_codes
+from fp8compile.passes.part_scales import part_scales
 from fp8compile.passes.quantize_linears import quantize_linears
 from fp8compile.passes.recompute_for_budget import recompute_for_budget
 from fp8compile.passes.recompute_kept import recompute_kept
@@ -136,6 +137,10 @@ def takes_scales(at: Situation) -> bool:
     return at.ctx.scale_input is not None
 
 
+def delays_scales(at: Situation) -> bool:
+    return rewrites(at) and at.ctx.recipe.delays_scales
+
+
 def is_observed(at: Situation) -> bool:
     return at.observed
 
@@ -196,6 +201,7 @@ PIPELINE = (
     preserves(offload_codes, On.HALVES, offloads),  # codes are what goes to the host
     preserves(observe_forward, On.HALVES, is_observed),  # observing has no say in what is saved
     preserves(measure_operands, On.HALVES, takes_scales),  # and measuring neither
+    preserves(part_scales, On.LOWERING, delays_scales),  # where all that looks for a scale by its slice has run
     changes(shorten_codecs, On.LOWERING, rewrites_on_a_gpu),  # behind all that looks for codecs by their operations
     preserves(sum_bias_gradients, On.POST_GRAD),  # rewrites that fuse better, with nothing to report
     preserves(store_residuals, On.POST_GRAD),  # last: it marks nodes, and the others would replace them

@@ -8,6 +8,7 @@ NUMBERS = ("tests/numerics/test_delayed.py",)
 TRAINING = "tests/scaling/test_delayed.py"
 ANOTHER = ("tests/scaling/test_starved_operands.py::test_the_gradient_of_another_loss_is_remembered",)
 RANKS = ("tests/scaling/test_ranks.py",)
+PARTED = ("tests/passes/test_part_scales.py",)
 OLD = ("tests/scaling/test_delayed_state.py::test_a_state_from_before_zeros_were_left_out_is_loaded",)
 
 HISTORY, AGREED, GROWTH = (f"fp8compile/scaling/{name}.py" for name in ("history", "agreed", "growth"))
@@ -19,6 +20,34 @@ DELAYED = (
         "(entry[late] * by[:-1])",
         "entry[late]",
         ANOTHER,
+    ),
+    Mutant(
+        "part_scales: memory of scales passes for free",
+        "fp8compile/fx/rows_apart.py",
+        "first_of_rows(Tensor(a) x, int[] rows) -> Tensor(a)[]",
+        "first_of_rows(Tensor x, int[] rows) -> Tensor[]",
+        PARTED,
+    ),
+    Mutant(
+        "part_scales: rows are taken in the order in which they are read",
+        "fp8compile/fx/rows_apart.py",
+        "return [every[row] for row in rows]",
+        "return list(every[: len(rows)])",
+        PARTED,
+    ),
+    Mutant(
+        "part_scales: another column is a scale",
+        "passes/part_scales.py",
+        "if _one_of(first, 1) == 0}",
+        "if _one_of(first, 1) is not None}",
+        PARTED,
+    ),
+    Mutant(
+        "part_scales: the user's own rows are taken",
+        "passes/part_scales.py",
+        " or SPLICED not in node.meta or len",
+        " or len",
+        PARTED,
     ),
     Mutant(
         "clipped backward: gradients are taken in the opposite order",

@@ -37,12 +37,33 @@ from .subprocesses import result_of
 
 HIDDEN, FFN, HEADS = 512, 1376, 4
 TOKENS = (16, 64, HIDDEN)
+PIXELS = (8, 3, 224, 224)
+RESNET_50 = 50  # convolutions on the way through it
 SHOWN = (PLAIN, STORAGE, BOTH)
-DEPTHS = {"llama": {1: (*SHOWN, BOTH_CACHED), 6: (*SHOWN, BOTH_CACHED), 32: SHOWN}}  # of others one by one
-MODELS: dict[str, tuple[Callable[[int], nn.Module], tuple[int, ...]]] = {
-    "llama": (lambda layers: Llama(layers, HIDDEN, FFN), TOKENS),
-    "vit": (lambda layers: nn.Sequential(*(ViTBlock(HIDDEN, 4 * HIDDEN, HEADS) for _ in range(layers))), TOKENS),
+DEPTHS = {
+    "llama": {1: (*SHOWN, BOTH_CACHED), 6: (*SHOWN, BOTH_CACHED), 32: SHOWN},
+    "vit": {12: SHOWN},
+    "resnet": {RESNET_50: (PLAIN, STORAGE)},  # of its linears only the head
 }
+
+
+def llama(layers: int) -> nn.Module:
+    return Llama(layers, HIDDEN, FFN)
+
+
+def vit(layers: int) -> nn.Module:
+    return nn.Sequential(*(ViTBlock(HIDDEN, 4 * HIDDEN, HEADS) for _ in range(layers)))
+
+
+def resnet(layers: int) -> nn.Module:
+    """ResNet-50, channels last; else a block of each of its four kinds."""
+    from transformers import ResNetConfig, ResNetModel
+
+    depths = [3, 4, 6, 3] if layers == RESNET_50 else [1, 1, 1, 1]
+    return ResNetModel(ResNetConfig(depths=depths)).train().to(memory_format=torch.channels_last)  # type: ignore[call-arg]
+
+
+MODELS = {"llama": (llama, TOKENS), "vit": (vit, TOKENS), "resnet": (resnet, PIXELS)}
 
 
 def spent() -> float:
@@ -70,7 +91,8 @@ class StandIn:
 
 def graphs_of(name: str, layers: int, pipeline: str, put: Callable[..., Any] = to_cuda) -> list[LoweredGraph]:
     make, shape = MODELS[name]
-    x = torch.empty(shape, dtype=torch.bfloat16).requires_grad_()
+    order = torch.channels_last if len(shape) == 4 else torch.contiguous_format
+    x = torch.empty(shape, dtype=torch.bfloat16).to(memory_format=order).requires_grad_()
     backend, patches = backend_of(pipeline), {JOINT_PASS: put}
     with known_from_the_start():
         return lower(make(layers).bfloat16(), x, backward=True, backend=backend, config_patches=patches).graphs

@@ -1,0 +1,151 @@
+"""Script: layers as people train them, lowered for an H100 by plain Inductor and by ours. Prints JSON.
+
+A Llama layer of two that are checkpointed, a BERT layer with dropout, a layer of experts in BF16: launches, bytes,
+instructions, registers, and what their kernels are predicted to take (benchmarks/harness/kernel_time.py).
+
+``python -m tests.sm90.run_setups --all > benchmarks/results/setups-sm90-lowered.json`` has real sizes; without ``--all``
+they are small, for CI, and nothing is assembled.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from fp8compile.recipe.recipe import Recipe
+from tests.support.experts import Experts
+
+from . import fake_h100
+from .kernel_cost import cost_of
+from .layers import BertLayer, Layer
+from .lowering import LoweredGraph, lower, stock_backend
+from .measures import print_json
+from .on_cuda import JOINT_PASS, to_cuda
+from .run_linears import LABEL
+from .run_model import fp8compile_backend
+
+DROPOUT = 0.1
+SMALL, REAL = {"hidden": 256, "ffn": 768, "heads": 4}, {"hidden": 2048, "ffn": 5632, "heads": 16}
+ARMS = {"plain": None, "storage": {"linear": "off"}, "storage and linears": {"linear": "tensorwise"}}
+Made = tuple[nn.Module, tuple[Tensor, ...]]
+
+
+class Checkpointed(nn.Module):
+    """Layers, each computed again in the backward from its input."""
+
+    def __init__(self, *layers: nn.Module) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+
+    def forward(self, x: Tensor, *tables: Tensor) -> Tensor:
+        for layer in self.layers:
+            x = checkpoint(layer, x, *tables, use_reentrant=False)
+        return x
+
+
+class Dropped(BertLayer):
+    """BERT's layer as it is trained: dropout behind attention's probabilities, and behind both halves."""
+
+    def attended(self, x: Tensor) -> Tensor:
+        batch, seq, hidden = x.shape
+        q, k, v = (linear(x).view(batch, seq, self.heads, -1).transpose(1, 2) for linear in (self.q, self.k, self.v))
+        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=DROPOUT)
+        return F.dropout(self.o(mixed.transpose(1, 2).reshape(batch, seq, hidden)), DROPOUT)
+
+    def mlp(self, x: Tensor) -> Tensor:
+        return F.dropout(super().mlp(x), DROPOUT)
+
+
+def checkpointed(batch: int, seq: int, sizes: Mapping[str, int]) -> Made:
+    layer = Layer("llama", batch, seq, **sizes)
+    (one, args), (other, _) = layer.empty(), layer.empty()
+    return Checkpointed(one, other), args
+
+
+def dropped(batch: int, seq: int, sizes: Mapping[str, int]) -> Made:
+    layer = Layer("bert", batch, seq, **sizes)
+    module = Dropped(sizes["hidden"], sizes["ffn"], sizes["heads"]).bfloat16()
+    return module, layer.arguments(lambda *shape: torch.empty(shape, dtype=torch.bfloat16))
+
+
+def experts(batch: int, seq: int, sizes: Mapping[str, int]) -> Made:
+    module = Experts(8, 2, sizes["hidden"], sizes["ffn"]).bfloat16()
+    return module, (torch.empty(batch * seq, sizes["hidden"], dtype=torch.bfloat16).requires_grad_(),)
+
+
+SETUPS: Mapping[str, Callable[..., Made]] = {
+    "Llama, 2 checkpointed layers": checkpointed,
+    "BERT layer, dropout 0.1": dropped,
+    "experts, 2 of 8, BF16": experts,
+}
+
+
+def lowered(make: Callable[[], Made], options: Mapping[str, Any] | None) -> list[LoweredGraph]:
+    """Forward and backward; plain Inductor's without options."""
+    module, args = make()
+    backend = stock_backend if options is None else fp8compile_backend(Recipe(**options))
+    return lower(module, *args, backward=True, backend=backend, config_patches={JOINT_PASS: to_cuda}).graphs
+
+
+def kept(graphs: list[LoweredGraph]) -> int:
+    """Bytes that the backward is given of the forward's making."""
+    backward = graphs[-1].graph
+    assert backward is not None
+    given = [n for n in backward.find_nodes(op="placeholder") if not n.name.startswith(("primals", "tangents"))]
+    values = [node.meta["val"] for node in given if isinstance(node.meta["val"], Tensor)]
+    return sum(value.numel() * value.element_size() for value in values)
+
+
+def told(graphs: list[LoweredGraph], *, priced: bool) -> dict[str, Any]:
+    """Both halves together; ``priced``: by the machine code of each kernel."""
+    launches = [(graph.kernels[name], times) for graph in graphs for name, times in Counter(graph.launches).items()]
+    found = {
+        "launches": sum(times for _, times in launches),
+        "externs": sum(len(graph.externs) for graph in graphs),
+        "kernel_bytes": sum(graph.num_bytes for graph in graphs),
+        "kept": kept(graphs),
+        "packs": sum(_only_packs(kernel.source) for kernel, _ in launches),
+    }
+    if priced:
+        costs = [(cost_of(kernel), times) for kernel, times in launches]
+        known = [(cost, times) for cost, times in costs if cost is not None]
+        found |= {
+            "issued": sum(cost.issued * times for cost, times in known),
+            "us": sum(cost.us * times for cost, times in known),
+            "registers": max(cost.registers for cost, _ in known),
+            "without_price": len(costs) - len(known),
+        }
+    return found
+
+
+def _only_packs(source: str) -> bool:
+    """Whether a kernel writes nothing but masks as bits, which should be written by the kernel that makes them."""
+    signature = source.partition("'signature': {")[2].partition("}")[0]
+    stored = [each.split(":") for each in signature.split(", ") if "'out_ptr" in each]
+    return bool(stored) and all("*u8" in dtype for _, dtype in stored)
+
+
+def report(*, whole: bool) -> dict[str, Any]:
+    """``{"setups": {set-up: {arm: both halves}}}``, and what was lowered by what."""
+    fake_h100.install()
+    batch, seq, sizes = (8, 2048, REAL) if whole else (4, 128, SMALL)
+    setups: dict[str, Any] = {}
+    for name, make in SETUPS.items():
+        setups[name] = {}
+        for arm, options in ARMS.items():
+            graphs = lowered(lambda make=make: make(batch, seq, sizes), options)  # type: ignore[misc]
+            setups[name][arm] = told(graphs, priced=whole)
+            print(name, arm, setups[name][arm], file=sys.stderr, flush=True)
+    versions = {**fake_h100.installed(), "target": "sm_90 (mocked)"}
+    return {"label": LABEL, "versions": versions, "tokens": batch * seq, "sizes": dict(sizes), "setups": setups}
+
+
+if __name__ == "__main__":
+    print_json(lambda: report(whole="--all" in sys.argv))
