@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-import fp8compile
 from fp8compile.demo.data import load_corpus, train_batches
+from fp8compile.reporting.report import Report
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
@@ -26,7 +26,7 @@ class Run:
     """One training run: the loss of each step, and the report of the compiled model (None: the twin)."""
 
     losses: Sequence[float]
-    report: fp8compile.Report | None = None
+    report: Report | None = None
 
     @property
     def loss(self) -> float:

@@ -15,36 +15,18 @@ from fp8compile._version import __version__, check_torch
 check_torch()
 
 _HOMES = {  # a public name, and the module that defines it or that it is
-    "Calibration": "fp8compile.recipe.calibration",
-    "Check": "fp8compile.tools.checking.check",
-    "CompiledBlocks": "fp8compile.tools.compile_blocks",
-    "FirstNonFinite": "fp8compile.tools.first_non_finite",
-    "Fit": "fp8compile.reporting.memory",
-    "OverflowReport": "fp8compile.observe.overflow_report",
     "Recipe": "fp8compile.recipe.recipe",
-    "Report": "fp8compile.reporting.report",
-    "SavedBits": "fp8compile.recipe.saved_bits",
-    "TrainStep": "fp8compile.whole_step.step",
-    "Watcher": "fp8compile.watching.watcher",
-    "WholeStep": "fp8compile.whole_step.told",
     "amp": "fp8compile.amp",
     "calibrate": "fp8compile.tools.calibrate",
-    "calibrate_bits": "fp8compile.tools.calibrate_bits",
     "check": "fp8compile.tools.checking.check",
     "compile_blocks": "fp8compile.tools.compile_blocks",
-    "compress": "fp8compile.optim.compress",
-    "debug_step": "fp8compile.tools.debug_step",
     "declare": "fp8compile.analysis.sensitivity.declared",
-    "decompress": "fp8compile.optim.compress",
     "explain": "fp8compile.tools.explain",
     "mark_head": "fp8compile.compiler.running_model",
     "optim": "fp8compile.optim",
-    "overflow_report": "fp8compile.observe.overflow_report",
     "report": "fp8compile.tools.explain",
-    "scaling_state": "fp8compile.scaling.state",
     "set_recipe": "fp8compile.tools.set_recipe",
     "train_step": "fp8compile.whole_step.step",
-    "watch": "fp8compile.watching.watcher",
 }
 
 __all__ = ["__version__", *_HOMES]

@@ -1,7 +1,8 @@
 """Numbers stay as they are. Marks each saved value that ``encode_saved`` would store with all the ways to store it.
 
-It stands in the place of ``encode_saved`` while ``fp8compile.calibrate_bits`` measures: the backward runs on exact values, or
-on one value at a time as it comes back from its codes. The mark is in the meta of the value's input of the backward.
+It stands in the place of ``encode_saved`` while ``fp8compile.tools.calibrate_bits`` measures: the backward runs on exact
+values, or on one value at a time as it comes back from its codes. The mark is in the meta of the value's input of the
+backward.
 """
 
 from __future__ import annotations

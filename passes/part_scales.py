@@ -32,7 +32,7 @@ def part_scales(graph: Graph, ctx: Context) -> Notes:
 
 def _first_elements(scales: Node) -> dict[Node, int]:
     """What passes took of ``scales`` as ``[1, 1]``: the row of each."""
-    found = {}
+    found = dict[Node, int]()
     for row in scales.users:
         at = _one_of(row, 0)
         if at is not None:

@@ -6,6 +6,7 @@ import ast
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,6 @@ import torch
 
 import fp8compile
 from fp8compile._version import torch_version
-from tests.support.sources import PACKAGE
 
 
 def answer(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -69,14 +69,33 @@ def test_what_is_not_there_is_an_attribute_error(name: str) -> None:
         getattr(fp8compile, name)
 
 
-def test_type_checkers_see_the_same_names_from_the_same_modules() -> None:
-    stub = ast.parse((PACKAGE / "__init__.pyi").read_text())
+@pytest.mark.parametrize("package", [fp8compile, fp8compile.tools], ids=lambda package: package.__name__)
+def test_type_checkers_see_the_same_names_from_the_same_modules(package: types.ModuleType) -> None:
+    assert package.__file__
+    stub = ast.parse(Path(package.__file__).with_suffix(".pyi").read_text())
     homes = {a.name: n.module for n in stub.body if isinstance(n, ast.ImportFrom) for a in n.names}
-    assert homes.pop("__version__") == "fp8compile._version"
+    assert homes.pop("__version__", "fp8compile._version") == "fp8compile._version"
     modules = {name: f"fp8compile.{name}" for name, home in homes.items() if home == "fp8compile"}
-    assert homes | modules == fp8compile._HOMES
+    assert homes | modules == package._HOMES
     (listed,) = (ast.literal_eval(n.value) for n in stub.body if isinstance(n, ast.Assign))
-    assert listed == sorted(fp8compile.__all__)
+    assert listed == sorted(package.__all__)
+
+
+def test_few_names_are_public() -> None:
+    """Twelve, and the version; what is for looking on has a room."""
+    assert len(set(fp8compile.__all__) - {"__version__"}) == 12
+
+
+@pytest.mark.parametrize("name", ["tools.debug_step", "tools.overflow_report", "watching.watch"])
+def test_what_is_in_a_room_comes_where_it_is_used(name: str) -> None:
+    before = f"import sys, fp8compile; fp8compile.{name.partition('.')[0]}; print('torch' in sys.modules)"
+    assert printed(f"{before}; print(callable(fp8compile.{name}))") == ["False", "True"]
+
+
+@pytest.mark.parametrize("room", ["tools", "watching"])
+def test_what_is_not_in_a_room_is_an_attribute_error(room: str) -> None:
+    with pytest.raises(AttributeError, match=f"module 'fp8compile.{room}' has no attribute 'wacth'"):
+        getattr(fp8compile, room).wacth  # noqa: B018
 
 
 # ---------------------------------------------------------------------------------------------------------- torch

@@ -21,7 +21,7 @@ def adaptive_bits(folder: Path) -> list[str]:
     seconds = ", ".join(f"{model['seconds_of_measuring']:.0f} ({name})" for name, model in found["models"].items())
     return [
         source(NAME, found),
-        "`fp8compile.calibrate_bits` beside the same bits for all, attention's tensors too; BF16 autocast, after some steps.",
+        "`fp8compile.tools.calibrate_bits` beside the same bits for all, attention's tensors too; BF16 autocast.",
         "Storage alone, against float64, mean of two batches on which nothing was chosen. In brackets: less uniform.",
         '"auto" is 8 bits, "exact" saves all in its own dtype.',
         "",

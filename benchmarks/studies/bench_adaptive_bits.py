@@ -81,7 +81,7 @@ def chosen_for(case: Case) -> SavedBits:
     given = [batch.kwargs or batch.args for batch in batches]
     waiting = iter(batches)
     with in_precision("amp"):
-        recipe = fp8compile.calibrate_bits(
+        recipe = fp8compile.tools.calibrate_bits(
             case.model, given, recipe="storage_only", loss=lambda output: case.loss(output, next(waiting))
         )
     found: SavedBits = recipe.saved_bits

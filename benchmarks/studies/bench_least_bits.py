@@ -27,8 +27,7 @@ import fp8compile
 from benchmarks.harness.environment import environment
 from benchmarks.harness.output import write_json
 from benchmarks.harness.workarounds import bf16_products_in_fp32
-from fp8compile import SavedBits
-from fp8compile.recipe.saved_bits import WHOLE, SavedValue
+from fp8compile.recipe.saved_bits import WHOLE, SavedBits, SavedValue
 from tests.support.measure import compiled, gradient_sqnr, kept_bytes, llama_case
 
 UNITS = (3.1, 3.2, 3.3, 3.4, 3.5, 3.75, 4.0, 4.5)
@@ -45,7 +44,9 @@ class Layer:
     def __init__(self) -> None:
         self.layer, self.args = llama_case()
         recipe = fp8compile.Recipe.preset("storage_only")
-        chosen = fp8compile.calibrate_bits(self.layer, [self.args], recipe=recipe, loss=_projected, measured=(4,))
+        chosen = fp8compile.tools.calibrate_bits(
+            self.layer, [self.args], recipe=recipe, loss=_projected, measured=(4,)
+        )
         values: Values = chosen.saved_bits.values  # type: ignore[union-attr]
         self.whole = tuple(dataclasses.replace(value, chosen=WHOLE) for value in values)
 

@@ -54,7 +54,7 @@ def run_arm(arm: str, seed: int, demo: Demo) -> dict[str, Any]:
     row = row_of(run)
     if compiled is not None:
         row["matmuls_in_fp8"] = len(fp8compile.report(compiled).linears)
-        histories = [history for _, history in fp8compile.scaling_state(compiled).graphs]
+        histories = [history for _, history in fp8compile.tools.scaling_state(compiled).graphs]
         row["fell_back"] = sum(int(history.totals[:, 2].sum()) for history in histories)
     return row
 

@@ -1,4 +1,4 @@
-"""What ``fp8compile.watch`` costs: the demo trained twice side by side, from the same seed, and one of the two is watched.
+"""What ``fp8compile.watching.watch`` costs: the demo trained twice side by side, from one seed, and one is watched.
 
     python benchmarks/studies/bench_watching.py --json benchmarks/results/watching-cpu.json
     python benchmarks/studies/bench_watching.py --json benchmarks/results/watching-cpu.json --observe
@@ -78,7 +78,7 @@ def trained(size_name: str, steps: int, options: dict[str, Any], folder: str) ->
         both.append(Arm(Training(Run(arms.OURS, 0), model, step_model, task)))
     plain, watched = both
     training = watched.training
-    watched.watcher = fp8compile.watch(training.step_model, optimizer=training.optimizer, folder=folder)  # type: ignore[arg-type]
+    watched.watcher = fp8compile.watching.watch(training.step_model, optimizer=training.optimizer, folder=folder)  # type: ignore[arg-type]
     for number, length in enumerate(blocks(steps)):
         for arm in both if number % 2 == 0 else both[::-1]:
             arm.take(length, size.tokens_per_step)

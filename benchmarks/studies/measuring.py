@@ -17,6 +17,7 @@ from benchmarks.harness.batches import Batch
 from benchmarks.studies.models import MODELS, Case
 from fp8compile.numerics.metrics import sqnr
 from fp8compile.reporting.entries import SAVED
+from fp8compile.reporting.report import Report
 
 FORMATS = ("auto", "e4m3", "int8", "best_of_two")  # how tensors are stored; linears compute as they are
 LINEARS: Mapping[str, dict[str, Any]] = {  # FP8 linears on top of the storage of "auto"
@@ -107,7 +108,7 @@ def kept_storages(model: nn.Module, run: Callable[[], Any], batch: Batch) -> lis
     return sorted(kept, key=lambda k: -k.nbytes)
 
 
-def reported_storages(report: fp8compile.Report) -> list[Kept]:
+def reported_storages(report: Report) -> list[Kept]:
     """What the report says is kept: encoded tensors as one entry each, codes and scales together."""
     codes = [Kept(s.bytes_after, "codes", s.shape) for s in report.saved]
     return codes + [Kept(s.bytes, s.dtype, s.shape) for s in report.notes.skipped(SAVED)]
@@ -168,7 +169,7 @@ class Measured:
     kept: list[Kept]
     loss: float
     gradients: dict[str, Tensor]
-    report: fp8compile.Report | None
+    report: Report | None
     seconds: float
 
 

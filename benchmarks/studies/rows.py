@@ -9,7 +9,6 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-import fp8compile
 from benchmarks.studies.linears import Account, account
 from benchmarks.studies.measuring import (
     LARGEST_NORM,
@@ -26,6 +25,7 @@ from benchmarks.studies.measuring import (
 )
 from benchmarks.studies.models import Case
 from fp8compile.reporting.entries import LINEAR, SAVED
+from fp8compile.reporting.report import Report
 
 LAST_STEPS = 5
 AGREEMENT = 0.01  # how far report and measurement may differ
@@ -52,7 +52,7 @@ def measured_row(case: Case, precision: str, measured: dict[str, Measured]) -> d
     return row
 
 
-def _account(case: Case, precision: str, report: fp8compile.Report) -> Account:
+def _account(case: Case, precision: str, report: Report) -> Account:
     model = copy.deepcopy(case.model).to(parameter_dtype(precision))
     batch = case.batch(0).to(parameter_dtype(precision))
     return account(

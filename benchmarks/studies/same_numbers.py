@@ -150,7 +150,7 @@ def optimizers() -> dict[str, Any]:
     found = []
     for make in (
         lambda ps: fp8compile.optim.AdamW(ps, lr=1e-2, compiled=False),
-        lambda ps: fp8compile.compress(torch.optim.NAdam(ps, lr=1e-2), compiled=False),
+        lambda ps: fp8compile.optim.compress(torch.optim.NAdam(ps, lr=1e-2), compiled=False),
     ):
         torch.manual_seed(1)
         parameters = [nn.Parameter(torch.randn(24, 256)), nn.Parameter(torch.randn(300).bfloat16())]

@@ -86,7 +86,7 @@ def train(folder: Path) -> None:
     optimizer = fp8compile.optim.AdamW(model.parameters(), lr=1e-3)
     scaler = fp8compile.amp.LossScaler("dynamic", init_scale=2.0**23, growth_interval=20)
     qkv: Tensor = model.get_parameter("blocks.2.attention.qkv.weight")
-    with fp8compile.watch(run, scaler, optimizer, folder, sqnr_every=20) as watcher:  # type: ignore[arg-type]
+    with fp8compile.watching.watch(run, scaler, optimizer, folder, sqnr_every=20) as watcher:  # type: ignore[arg-type]
         for step in range(1, STEPS + 1):
             words, healthy = batch(step), qkv.detach().clone()
             qkv.data.mul_(600 if step == SPOILT else 1)

@@ -59,7 +59,7 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "watch",
-        "show a training run that fp8compile.watch writes down: as a page, or live",
+        "show a training run that fp8compile.watching.watch writes down: as a page, or live",
         watch.add_watch_options,
         "fp8compile.cli.watch",
     ),

@@ -13,7 +13,9 @@ MOST_SAID = 20  # overflows that are printed
 
 
 def add_watch_options(parser: ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="DIR", help="the folder of fp8compile.watch(folder=...)")
+    parser.add_argument(
+        "folder", type=Path, metavar="DIR", help="the folder of fp8compile.watching.watch(folder=...)"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="the page to write (DIR/run.html)")
     parser.add_argument(
         "--serve", action="store_true", help="serve a page that goes on with the run; on loopback only"

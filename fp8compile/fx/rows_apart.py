@@ -18,7 +18,7 @@ _LIBRARY = torch.library.Library("fp8compile", "FRAGMENT")  # type: ignore[no-un
 
 def _first_of_rows(x: Tensor, rows: Sequence[int]) -> list[Tensor]:
     """The first element of each of these rows of ``x`` ``[R, C]``: views ``[1, 1]``."""
-    every = x.narrow(1, 0, 1).split(1)
+    every = torch.split(x.narrow(1, 0, 1), 1)
     return [every[row] for row in rows]
 
 

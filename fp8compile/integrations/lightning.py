@@ -21,6 +21,7 @@ from torch import nn
 
 import fp8compile
 from fp8compile.integrations.transformers import summary
+from fp8compile.reporting.report import Report
 from fp8compile.tools.compiled_module import active_recipes
 
 _log = logging.getLogger("fp8compile")
@@ -66,7 +67,7 @@ class Fp8CompileCallback:
         show: bool = False,
     ) -> None:
         self.options, self.modules, self.show = options, modules, show
-        self.report: fp8compile.Report | None = None
+        self.report: Report | None = None
         self._paths: tuple[str, ...] = ()
         self._looked = False
 
@@ -121,7 +122,7 @@ class Fp8CompileCallback:
         except ValueError as error:
             _log.warning("%s", NOTHING.format(path=path, kind=type(pl_module).__name__, error=error))
 
-    def _tell(self, trainer: Any, report: fp8compile.Report) -> None:
+    def _tell(self, trainer: Any, report: Report) -> None:
         _log.info("%s", summary(report))
         if self.show:
             print(report)

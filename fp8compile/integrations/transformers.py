@@ -19,7 +19,9 @@ from torch import nn
 import fp8compile
 from fp8compile import _torch as private
 from fp8compile._text import human
+from fp8compile.reporting.report import Report
 from fp8compile.reporting.text import kind_of_codes
+from fp8compile.tools.checking.check import Check
 from fp8compile.tools.compiled_module import active_recipes
 
 _log = logging.getLogger("fp8compile")
@@ -66,8 +68,8 @@ class Fp8CompileCallback:
         show: bool = False,
     ) -> None:
         self.options, self.scaler, self.batch, self.show = options, scaler, check, show
-        self.report: fp8compile.Report | None = None
-        self.checked: fp8compile.Check | None = None
+        self.report: Report | None = None
+        self.checked: Check | None = None
         self._looked = self._told = False
 
     def __getattr__(self, name: str) -> Callable[..., None]:
@@ -147,7 +149,7 @@ class Fp8CompileCallback:
             where.update(found)
 
 
-def summary(report: fp8compile.Report) -> str:
+def summary(report: Report) -> str:
     """The report in one line: training graphs, matmuls of linears in FP8 or INT8 of all, bytes saved for backward."""
     graphs = sum(graph.kind == "training" for graph in report.graphs)
     done, left = len(report.linears), len(report.notes.skipped("linear"))

@@ -1,6 +1,6 @@
 """Any element-wise optimizer with encoded states: its own step, captured, decodes and encodes them in one compiled kernel.
 
-    optimizer = fp8compile.compress(torch.optim.AdamW(model.parameters(), lr=3e-4), model=model)
+    optimizer = fp8compile.optim.compress(torch.optim.AdamW(model.parameters(), lr=3e-4), model=model)
     optimizer.step()                                  nothing else changes: schedulers, state dicts, copies
 
     optimizer.state[p] = {"step", "exp_avg.e4m3_expanded.codes", "exp_avg.e4m3_expanded.amax", ..., "exp_avg_sq. ..."}

@@ -55,8 +55,8 @@ class Recipe:
             fp8compile/encoding/saved_format.py), "e4m3", "int8", "best_of_two" (group by group, decided at run time), or
             "6bit" ... "2bit" where gradients are linear in the value, four at least where they are smooth, else as "auto"
             (fp8compile/encoding/bits_by_use.py).
-        saved_bits: "off", or what ``fp8compile.calibrate_bits`` chose for each saved value by measurement, or the path of the
-            file that it was saved to; a value that is not in it is stored as ``saved_format`` and ``attention_format`` say.
+        saved_bits: "off", or what ``fp8compile.tools.calibrate_bits`` chose for each saved value by measurement, or the path
+            of the file that it was saved to; a value that is not in it goes by ``saved_format`` and ``attention_format``.
         group_size: elements of a row per scale at most, 16 ... 65536; of few bits a multiple of 8.
         collectives: what all_gather, reduce_scatter and all_reduce in the graph send: "off" (what they are given) or
             "groupwise" (codes; see passes/compress_collectives.py).
@@ -79,7 +79,7 @@ class Recipe:
         min_saved_numel: tensors with fewer elements stay as they are.
         skip: fnmatch patterns on module paths; tensors made in such a module, or in one under it, stay as they are.
         observe: whether statistics of values and gradients are taken in the graph, for ``fp8compile.amp.LossScaler`` and
-            ``fp8compile.overflow_report``: "auto" (of what is FP16 in a training graph), True (BF16 and FP32 too), False.
+            ``fp8compile.tools.overflow_report``: "auto" (what is FP16 in a training graph), True (BF16 and FP32 too), False.
         islands: what runs in FP32 in a 16-bit graph because it may leave FP16's range (passes/widen_unsafe_ops.py): "auto"
             (FP16 operations known for it, unless they are proven to fit), "policy" (these operations in FP16 and BF16, as
             AMP does), "off", or what ``fp8compile.calibrate`` measured, or the path of the file it was saved to.

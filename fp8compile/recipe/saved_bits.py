@@ -4,7 +4,7 @@
     chosen    minimise sum_i S_i(b_i) within a budget of bytes, exactly (GACT, 2206.11357; fp8compile/numerics/knapsack.py)
 
 The sum is that of all codes together as far as their errors are independent. A plain file, part of the recipe and of the
-cache key. ``fp8compile/tools/calibrate_bits.py`` measures.
+cache key. ``fp8compile/tools/choosing_bits.py`` measures.
 
 A value is recognised by the module and the operation that made it, its dtype, and which of how many such values of the graph
 it is. Shapes may differ.
@@ -31,7 +31,7 @@ FORMAT = 1
 ONE_BYTE, WHOLE = "8bit", "exact"
 BITS = {**{name: bits for name, bits in sorted(FEW_BITS.items())}, ONE_BYTE: 8, WHOLE: 16}
 LEAST, MOST = min(BITS.values()), max(BITS.values())
-MEASURE = "Measure again: fp8compile.calibrate_bits(model, batches)"
+MEASURE = "Measure again: fp8compile.tools.calibrate_bits(model, batches)"
 
 
 class Key(NamedTuple):
@@ -111,7 +111,7 @@ class SavedValue:
 
 @dataclass(frozen=True)
 class SavedBits(InAFile):
-    """What ``fp8compile.calibrate_bits`` measured and chose: a value for ``Recipe.saved_bits``, a plain file by ``save``.
+    """What ``fp8compile.tools.calibrate_bits`` measured and chose: a value for ``Recipe.saved_bits``, a file by ``save``.
 
     Attributes:
         values: every value that may be stored as codes, in the order in which the model's graphs save them.

@@ -79,7 +79,7 @@ def _as_islands(name: str, value: Any) -> Any:
 def _as_saved_bits(name: str, value: Any) -> Any:
     """ "off", or a choice of bits: ``value`` itself, or loaded from its file."""
     cure = (
-        " It is 'off', a choice of bits (fp8compile.calibrate_bits(...).saved_bits), or the path of one (.json). "
+        " It is 'off', a choice of bits (fp8compile.tools.calibrate_bits(...).saved_bits), or the path of one (.json). "
         "One number of bits for all is Recipe.saved_format, such as '4bit'."
     )
     return _or_in_a_file(name, value, ("off",), SavedBits, cure)

@@ -93,7 +93,7 @@ class Report(WithPages):
 
     @property
     def observed(self) -> Entries[Observed]:
-        """Every value whose statistics are taken (``fp8compile.overflow_report`` shows them)."""
+        """Every value whose statistics are taken (``fp8compile.tools.overflow_report`` shows them)."""
         return self._entries(Observed, "observed")
 
     @property

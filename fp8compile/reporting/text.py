@@ -53,7 +53,7 @@ def headline(recipe: str, kinds: Sequence[tuple[str, int]], saved_bytes: tuple[i
             f"{len(notes.collectives)} collectives: a rank sends {human(after)} of codes instead of {human(before)}"
         ]
     if notes.observed:
-        lines += [f"{len(notes.observed)} values observed: fp8compile.overflow_report(model)"]
+        lines += [f"{len(notes.observed)} values observed: fp8compile.tools.overflow_report(model)"]
     return lines
 
 

@@ -46,7 +46,7 @@ SHOWN = 4  # names of operands in a warning
 STARVED = (
     "delayed scaling: {} had no value but 0 in {} backward passes. So far the graph took all scales from its tensors, which "
     "is slow; from here on they are known ones. If a value comes, its first pass has the scale of the largest operand of its "
-    "kind (inputs, weights, gradients); what is larger is clipped, and counted in fp8compile.scaling_state(model). "
+    "kind (inputs, weights, gradients); what is larger is clipped, and counted in fp8compile.tools.scaling_state(model). "
     "Recipe.linear_skip leaves such a linear out; linear_scaling='dynamic' clips nothing"
 )
 

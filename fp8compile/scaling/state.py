@@ -1,5 +1,5 @@
-"""``fp8compile.scaling_state(model)``: what delayed scaling remembers of a model, to look at, save and share among ranks; and
-the codes of its weights that are kept (``Recipe.cache_weights``), to look at and to drop."""
+"""``fp8compile.tools.scaling_state(model)``: what delayed scaling remembers of a model, to look at, save and share among
+ranks; and the codes of its weights that are kept (``Recipe.cache_weights``), to look at and to drop."""
 
 from __future__ import annotations
 

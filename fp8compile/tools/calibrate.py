@@ -147,7 +147,7 @@ def _finite_loss(where: str, loss: Callable[[Any], Tensor] | None) -> Callable[[
         if isinstance(value, Tensor) and not all_finite(value):
             raise ValueError(
                 f"calibrate: {where}the loss is {value.tolist()} with the model in FP32: its gradients say nothing. "
-                f"fp8compile.debug_step(model.float(), batch) names the operation; an output that does not fit the "
+                f"fp8compile.tools.debug_step(model.float(), batch) names the operation; an output that does not fit the "
                 f"model's dtype is beyond any island."
             )
         return value
@@ -162,7 +162,7 @@ def _check_gradients(where: str, model: nn.Module, gradients: Iterable[Tensor | 
         if gradient is not None and NAN in nonfinite_kinds(gradient):
             raise ValueError(
                 f"calibrate: {where}the gradient of {name} holds nan with the model in FP32. "
-                f"fp8compile.debug_step(model.float(), batch) names the operation."
+                f"fp8compile.tools.debug_step(model.float(), batch) names the operation."
             )
 
 

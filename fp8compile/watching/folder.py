@@ -12,8 +12,8 @@ from fp8compile.watching.lines import ENDING
 from fp8compile.watching.reading import NoRun, Run, read_run
 
 DEEPEST = 2  # folders below the one that is named
-NO_FOLDER = "there is no folder {}. Fix: name the folder that was given to fp8compile.watch(folder=...)"
-EMPTY = "{} holds no run: no file rank*.jsonl that fp8compile.watch(folder=...) has written"
+NO_FOLDER = "there is no folder {}. Fix: name the folder that was given to fp8compile.watching.watch(folder=...)"
+EMPTY = "{} holds no run: no file rank*.jsonl that fp8compile.watching.watch(folder=...) has written"
 
 
 def files_of(folder: Path) -> dict[str, Path]:

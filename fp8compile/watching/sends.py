@@ -18,7 +18,7 @@ from fp8compile.watching.lines import scalars_of
 _log = logging.getLogger("fp8compile")
 Send = Callable[[int, Mapping[str, float]], Any]  # (step, numbers by name)
 MISSING = "watch(to={!r}) needs {}, which is not installed: pip install {}"
-NOT_BEGUN = "watch(to={0!r}): {0} has no run. Fix: call {0}.init(...) before fp8compile.watch"
+NOT_BEGUN = "watch(to={0!r}): {0} has no run. Fix: call {0}.init(...) before fp8compile.watching.watch"
 FAILED = "step %d could not be sent to %s (%s: %s): it gets no more steps; training and the run's file go on"
 
 

@@ -30,7 +30,9 @@ MOST_LOOKED_AT = 64  # values with an inf or NaN that are looked at, the first o
 MOST_LISTED = 8  # of them in a line of the run
 NOT_TAKEN = "run with options={'observe': True}, which takes the statistics that name a layer"
 NOT_SEEN = "none of the observed values was inf or NaN"
-NOT_OURS = "a LossScaler ends the steps of this model's statistics: give it to fp8compile.watch(model, scaler)"
+NOT_OURS = (
+    "a LossScaler ends the steps of this model's statistics: give it to fp8compile.watching.watch(model, scaler)"
+)
 
 
 class Rows:

@@ -1,4 +1,4 @@
-"""``fp8compile.watch``: a line of JSON for each step of a training run, at no measurable cost.
+"""``fp8compile.watching.watch``: a line of JSON for each step of a training run, at no measurable cost.
 
     a step ends     with ``scaler.update()``; without a scaler, with the optimizer's ``step``
     it is written   when the next one ends, or later where the device is behind: nothing waits for a device
@@ -35,8 +35,8 @@ from fp8compile.watching.statistics import Statistics
 
 _log = logging.getLogger("fp8compile")
 MOST_PENDING = 16  # steps that may wait for the device; then the oldest is waited for
-GONE = "the model that fp8compile.watch was given exists no longer: keep it, for example by a name"
-ENDED = "fp8compile.watch failed at step %d and watches no longer; training goes on"
+GONE = "the model that fp8compile.watching.watch was given exists no longer: keep it, for example by a name"
+ENDED = "fp8compile.watching.watch failed at step %d and watches no longer; training goes on"
 
 
 def watch(

@@ -30,7 +30,7 @@ SIXTEEN_BITS = (
     "torch.optim.{0} rounds each operation on {1} parameters: use fp8compile.optim.{0}, which computes in float32"
 )
 IN_PYTHON = (
-    "{}'s state {!r} is a Python number, which no graph changes: fp8compile.compress(optimizer) keeps a tensor"
+    "{}'s state {!r} is a Python number, which no graph changes: fp8compile.optim.compress(optimizer) keeps a tensor"
 )
 HOOKED = "the optimizer has hooks on its step, which a graph would not call"
 NO_CODES = "torch.optim.{0} writes no codes: use fp8compile.optim.{0} with weight_codes=True"

@@ -12,6 +12,7 @@ from torch.utils.checkpoint import checkpoint
 
 import fp8compile
 from fp8compile.reporting.entries import LINEAR, SAVED
+from fp8compile.reporting.report import Report
 from tests.support.reference import sqnr_db
 
 OPTIONS = {"codegen": "eager", "emulate": True, "min_saved_numel": 0}
@@ -71,7 +72,7 @@ def step(model: nn.Module, run: Any) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in model.named_parameters()}  # type: ignore[union-attr]
 
 
-def compiled(model: nn.Module, **options: Any) -> tuple[dict[str, Tensor], fp8compile.Report]:
+def compiled(model: nn.Module, **options: Any) -> tuple[dict[str, Tensor], Report]:
     torch._dynamo.reset()
     run = torch.compile(model, backend="fp8compile", options={**OPTIONS, **options})
     return step(model, run), fp8compile.report(run)
@@ -85,7 +86,7 @@ def test_products_and_bytes_are_those_of_the_model_without_regions(kinds: str, c
     _, inlined = compiled(net(False, kinds, checkpointed))
     _, regions = compiled(net(True, kinds, checkpointed))
 
-    def products(report: fp8compile.Report) -> Counter[Any]:
+    def products(report: Report) -> Counter[Any]:
         return Counter((x.origin.module, x.direction, x.M, x.K, x.N, x.formats) for x in report.linears)
 
     assert products(regions) == products(inlined)

@@ -96,7 +96,7 @@ def test_a_frozen_weight_is_merged_and_its_gradient_measured(fp8_units: None) ->
     model.b.requires_grad_(False)
     apart, merged = (step(model, x, emulate=False, merge_dgrads=each) for each in (False, True))
     assert nearly(apart["arg0"], merged["arg0"])
-    labels = {operand.label for _, each in fp8compile.scaling_state(model).graphs for operand in each.operands}
+    labels = {operand.label for _, each in fp8compile.tools.scaling_state(model).graphs for operand in each.operands}
     assert {"a.gradient", "b.gradient"} <= labels
 
 
@@ -109,7 +109,7 @@ def test_histories_are_those_of_dgrads_apart(fp8_units: None) -> None:
         model = copy.deepcopy(first)
         step(model, data(), emulate=False, merge_dgrads=merge, steps=2)
         step_larger(model, merge)
-        ((_, histories),) = fp8compile.scaling_state(model).graphs
+        ((_, histories),) = fp8compile.tools.scaling_state(model).graphs
         found.append({o.label: row for o, row in zip(histories.operands, histories.totals.tolist(), strict=True)})
     assert found[0] == found[1] and found[0]["b.gradient"][0] > 0
 

@@ -18,6 +18,7 @@ from fp8compile import _torch as private
 from fp8compile.fx.aot import describe_joint
 from fp8compile.fx.checkpointed import join_regions, region_of, stand_in
 from fp8compile.recipe.recipe import Recipe
+from fp8compile.reporting.report import Report
 
 pytestmark = pytest.mark.usefixtures("vnni")
 aten = torch.ops.aten
@@ -66,7 +67,7 @@ STACKS: dict[str, Callable[[], Stack]] = {
 }
 
 
-def report(model: nn.Module, **options: Any) -> fp8compile.Report:
+def report(model: nn.Module, **options: Any) -> Report:
     x = torch.randn(ROWS, WIDTH, requires_grad=True)
     return fp8compile.explain(model, (x,), recipe=Recipe(codegen="eager", **options))
 

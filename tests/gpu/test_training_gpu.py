@@ -53,7 +53,7 @@ def test_an_overflow_is_seen_in_a_replayed_graph(gpu: torch.device) -> None:
         torch.compiler.cudagraph_mark_step_begin()
         step(x if k < 4 else x * 60000).sum().backward()
         model.zero_grad()
-    assert fp8compile.overflow_report(step).first is not None
+    assert fp8compile.tools.overflow_report(step).first is not None
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)

@@ -174,7 +174,7 @@ def test_fp16_trains_with_our_scaler_and_logs_it(tmp_path: Path) -> None:
     assert [entry["loss_scale"] for entry in entries] == [2.0 ** (i + 1) for i in range(STEPS)]
     assert {entry["skipped_steps"] for entry in entries} == {0}
     assert callback.report is not None and len(callback.report.observed) > 0
-    assert not fp8compile.overflow_report(scaler).line.startswith("0")
+    assert not fp8compile.tools.overflow_report(scaler).line.startswith("0")
 
     torch._dynamo.reset()
     twin = trainer(tmp_path, lr_scheduler_type="constant")

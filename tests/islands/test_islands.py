@@ -143,7 +143,7 @@ def test_linear_attention() -> None:
 
 def test_the_report_says_which_line_overflows_in_linear_attention() -> None:
     args, _, _ = attention_case()
-    first = fp8compile.debug_step(
+    first = fp8compile.tools.debug_step(
         LinearAttention(), tuple(a.requires_grad_() for a in args), recipe={"islands": "off"}
     )
     assert first is not None and first.op == "bmm.default" and "z = 1 / (torch.einsum" in first.source

@@ -200,7 +200,7 @@ MEMORY = (
     ),
     Mutant(
         "saved bits: all values are exchanged at once",
-        "fp8compile/tools/calibrate_bits.py",
+        "fp8compile/tools/choosing_bits.py",
         "if self._active is None or self._active[0] is not tried:",
         "if self._active is None:",
         ("tests/tools/test_calibrate_bits.py",),

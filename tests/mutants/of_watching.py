@@ -1,4 +1,4 @@
-"""Faults in what ``fp8compile.watch`` writes down, and in the page that draws it."""
+"""Faults in what ``fp8compile.watching.watch`` writes down, and in the page that draws it."""
 
 from __future__ import annotations
 

@@ -87,9 +87,9 @@ def test_a_scaler_counts_each_gradient_once(model: nn.Sequential) -> None:
 
 def test_the_overflow_report_finds_them(model: nn.Sequential) -> None:
     with pytest.raises(ValueError, match="nothing observed"):
-        fp8compile.overflow_report(model)
+        fp8compile.tools.overflow_report(model)
     backward(model)
-    assert "up" in str(fp8compile.overflow_report(model))
+    assert "up" in str(fp8compile.tools.overflow_report(model))
 
 
 def test_a_parameter_that_nobody_shards_is_itself() -> None:

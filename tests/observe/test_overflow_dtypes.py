@@ -60,8 +60,8 @@ def first_of(dtype: torch.dtype, spoil: Any, options: dict[str, Any], scale: flo
         optimizer.step()
         optimizer.zero_grad()
         if step == 2:
-            assert fp8compile.overflow_report(run).first is None
-    report = fp8compile.overflow_report(run)
+            assert fp8compile.tools.overflow_report(run).first is None
+    report = fp8compile.tools.overflow_report(run)
     assert report.first is not None
     return report.first, report
 
@@ -119,7 +119,7 @@ def test_off_the_graph_is_the_same_to_the_node(dtype: torch.dtype) -> None:
     compiled(model, codegen="eager", observe="auto")(torch.randn(32, 64).to(dtype)).sum().backward()
     assert records.of_model(model) == []
     with pytest.raises(ValueError, match=r"observe=True"):
-        fp8compile.overflow_report(model)
+        fp8compile.tools.overflow_report(model)
 
 
 def test_complex_numbers() -> None:
@@ -138,7 +138,7 @@ def test_complex_numbers() -> None:
         run(torch.randn(16, 16)).abs().sum().backward()
         for each in records.of_model(model):
             each.close()
-    first = fp8compile.overflow_report(run).first
+    first = fp8compile.tools.overflow_report(run).first
     assert first is not None and (first.direction, first.first_step, first.dtype) == ("forward", 2, "complex64")
 
 
@@ -148,5 +148,5 @@ def test_what_no_fp32_number_holds_is_no_overflow_of_float64() -> None:
     with torch.no_grad():
         model.weight.fill_(1e200)
     run(torch.randn(8, 16).double().abs()).sum().backward()
-    report = fp8compile.overflow_report(run)
+    report = fp8compile.tools.overflow_report(run)
     assert report.first is None and max(a for layer in report.layers for _, a in layer.amax) > 1e199

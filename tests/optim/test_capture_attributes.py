@@ -159,7 +159,7 @@ def momentum(p: Tensor, g: Tensor, state: State, group: Group) -> None:
 SHELLS: dict[str, Callable[[list[Tensor]], torch.optim.Optimizer]] = {
     "Lion": lambda several: optim.Lion(several, compiled=False),
     "LAMB": lambda several: optim.LAMB(several, compiled=False),
-    "one's own": lambda several: fp8compile.compress(Own(several, momentum), compiled=False),
+    "one's own": lambda several: fp8compile.optim.compress(Own(several, momentum), compiled=False),
 }
 
 

@@ -157,11 +157,11 @@ def test_overrides_match_something() -> None:
         make({"*.bias": "fp32"})
     stock = torch.optim.AdamW(model.parameters())
     with pytest.raises(ValueError, match="these parameters have none"):
-        fp8compile.compress(stock, overrides={"*.bias": "fp32"})
+        fp8compile.optim.compress(stock, overrides={"*.bias": "fp32"})
     with pytest.raises(ValueError, match="matches no parameter"):
-        fp8compile.compress(stock, model=model, overrides={"bias": "fp32"})
+        fp8compile.optim.compress(stock, model=model, overrides={"bias": "fp32"})
     with pytest.raises(ValueError, match="model=3"):
-        fp8compile.compress(stock, model=3)  # type: ignore[arg-type]
+        fp8compile.optim.compress(stock, model=3)  # type: ignore[arg-type]
     assert "fp8compile_state_version" not in stock.state_dict()["param_groups"][0]
 
 
@@ -293,7 +293,7 @@ def test_so_are_those_of_torchs_state_dicts(key: str) -> None:
     state_dict = copy.deepcopy(stock.state_dict())
     for value, message in ((math.nan, "holds NaN or inf"), (-1.0, "holds negative")):
         state_dict["state"][0][key] = torch.full_like(p, value)
-        compressed = fp8compile.compress(torch.optim.AdamW([p]))
+        compressed = fp8compile.optim.compress(torch.optim.AdamW([p]))
         for optimizer in (optim.AdamW([p]), compressed):
             if key == "exp_avg" and value == -1.0:
                 optimizer.load_state_dict(copy.deepcopy(state_dict))

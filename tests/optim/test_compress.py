@@ -80,7 +80,7 @@ def test_states_that_are_there_are_encoded_once_and_steps_kept() -> None:
         with_gradients(step, ps)
         optimizer.step()
     before = [dict(optimizer.state[p]) for p in ps]
-    fp8compile.compress(optimizer, compiled=False)
+    fp8compile.optim.compress(optimizer, compiled=False)
     decoded = optimizer.export_fp32_state_dict()["state"]
     for index, (p, old) in enumerate(zip(ps, before, strict=True)):
         assert torch.equal(optimizer.state[p]["step"], old["step"])
@@ -93,11 +93,11 @@ def test_compress_again_takes_another_format_and_goes_on() -> None:
     ours, optimizer = compressed("AdamW", "e4m3")
     with_gradients(0, ours)
     optimizer.step()
-    assert fp8compile.compress(optimizer, "int8", compiled=False) is optimizer
+    assert fp8compile.optim.compress(optimizer, "int8", compiled=False) is optimizer
     assert formats(optimizer, "exp_avg") == ["int8", "int8", "fp32"]
     assert [float(optimizer.state[p]["step"]) for p in ours] == [1.0] * 3
     decoded = optimizer.export_fp32_state_dict()["state"][0]["exp_avg"]
-    fp8compile.compress(optimizer, "fp32", compiled=False)
+    fp8compile.optim.compress(optimizer, "fp32", compiled=False)
     assert torch.equal(optimizer.state[ours[0]]["exp_avg.fp32.value"], decoded)
     with_gradients(1, ours)
     optimizer.step()
@@ -106,18 +106,20 @@ def test_compress_again_takes_another_format_and_goes_on() -> None:
 def test_what_keeps_fp32_is_decided_as_in_our_optimizers() -> None:
     model = nn.Sequential(nn.Embedding(64, 128), nn.Linear(128, 128), nn.Linear(128, 128))
     optim.override(model[2], state_format="bf16")
-    optimizer = fp8compile.compress(torch.optim.SGD(model.parameters(), momentum=0.9), model=model, compiled=False)
+    optimizer = fp8compile.optim.compress(
+        torch.optim.SGD(model.parameters(), momentum=0.9), model=model, compiled=False
+    )
     with_gradients(0, [*model.parameters()])
     optimizer.step()
     assert formats(optimizer, "momentum_buffer") == ["fp32", "e4m3_expanded", "fp32", "bf16", "bf16"]
     reasons = [each.reason for each in optimizer.report().parameters]  # type: ignore[attr-defined]
     assert reasons[:2] == ["an embedding", None] and "fewer than 4096" in reasons[2]
     each = zip(parameters(SHAPES[:1] * 2), ("int8", "fp32"), strict=True)
-    by_group = fp8compile.compress(
+    by_group = fp8compile.optim.compress(
         torch.optim.AdamW([{"params": [p], "state_format": f} for p, f in each]), compiled=False
     )
     named = torch.optim.AdamW(nn.Linear(128, 64).named_parameters())
-    fp8compile.compress(named, overrides={"weight": "int8"}, compiled=False)
+    fp8compile.optim.compress(named, overrides={"weight": "int8"}, compiled=False)
     for grouped in (by_group, named):
         with_gradients(0, [p for group in grouped.param_groups for p in group["params"]])
         grouped.step()
@@ -175,7 +177,7 @@ REFUSED: list[tuple[Callable[[], torch.optim.Optimizer], dict[str, Any], str]] =
     (of_dtype(torch.float64), {}, "parameter 3 .*float64"),
     (lambda: torch.optim.AdamW([{"params": parameters(), "state_format": "e9"}]), {}, "no state format 'e9'"),
     (lambda: begun(torch.nan), {}, "parameter 1: exp_avg holds NaN"),
-    (lambda: fp8compile.compress(begun(0.0), compiled=False), {"overrides": {"*.bias": "fp32"}}, "have none"),
+    (lambda: fp8compile.optim.compress(begun(0.0), compiled=False), {"overrides": {"*.bias": "fp32"}}, "have none"),
 ]
 
 
@@ -188,7 +190,7 @@ def test_it_refuses_what_it_cannot_do_and_changes_nothing(
     groups = [dict(group) for group in optimizer.param_groups]
     states = {p: dict(state) for p, state in optimizer.state.items()}
     with pytest.raises(ValueError, match=message):
-        fp8compile.compress(optimizer, **options)
+        fp8compile.optim.compress(optimizer, **options)
     assert type(optimizer) is kind and {*vars(optimizer)} == names and optimizer.defaults == defaults
     assert optimizer.param_groups == groups
     assert optimizer.state.keys() == states.keys()
@@ -208,7 +210,7 @@ def test_an_attribute_of_its_own_is_not_overwritten() -> None:
     with pytest.raises(
         ValueError, match="Seeded has an attribute 'seed', which a compressed optimizer has for itself"
     ):
-        fp8compile.compress(optimizer)
+        fp8compile.optim.compress(optimizer)
     assert type(optimizer) is Seeded and optimizer.seed == 3
 
 
@@ -217,7 +219,7 @@ def test_hooks_closures_and_losses_are_as_before() -> None:
     model = small_model()
     plain, called = torch.optim.AdamW(model.parameters(), lr=1e-3), list[str]()
     plain.register_step_pre_hook(lambda *_: called.append("before"))
-    optimizer = fp8compile.compress(plain, compiled=False)
+    optimizer = fp8compile.optim.compress(plain, compiled=False)
     optimizer.register_step_post_hook(lambda *_: called.append("behind"))
     of_all = register_optimizer_step_post_hook(lambda *_: called.append("all"))
     [(x, y)] = batches(1)
@@ -233,8 +235,8 @@ def test_hooks_closures_and_losses_are_as_before() -> None:
         first = optimizer.step(closure)  # type: ignore[arg-type]
         assert called == ["before", "behind", "all"]
         assert float(optimizer.step(closure)) < float(first)  # type: ignore[arg-type]
-        fp8compile.decompress(optimizer).step()
-        fp8compile.compress(optimizer, compiled=False).step()
+        fp8compile.optim.decompress(optimizer).step()
+        fp8compile.optim.compress(optimizer, compiled=False).step()
         assert called == ["before", "behind", "all"] * 4
     finally:
         of_all.remove()
@@ -246,7 +248,7 @@ def test_it_trains_as_torchs_does() -> None:
         model = small_model()
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
         if is_compressed:
-            fp8compile.compress(optimizer, model=model, compiled=False)
+            fp8compile.optim.compress(optimizer, model=model, compiled=False)
         losses.append(train(model, optimizer, data))
     ours, theirs = (each[0] - each[-1] for each in losses)
     assert abs(ours - theirs) <= 0.05 * theirs  # what is off by 5 % of the way
@@ -271,7 +273,7 @@ def test_shapes_of_any_kind() -> None:
         theirs, ours = parameters(shapes), parameters(shapes)
         options = {"momentum": 0.9} if name == "SGD" else {}
         plain = getattr(torch.optim, name)(theirs, **options)
-        optimizer = fp8compile.compress(getattr(torch.optim, name)(ours, **options), "fp32", compiled=False)
+        optimizer = fp8compile.optim.compress(getattr(torch.optim, name)(ours, **options), "fp32", compiled=False)
         before = values(ours)
         for step in range(3):
             with_gradients(step, ours, theirs)
@@ -294,7 +296,7 @@ def test_the_step_function_is_the_step() -> None:
 def test_gradients_can_be_released() -> None:
     model, twin = small_model(), small_model()
     optimizer, other = (
-        fp8compile.compress(torch.optim.AdamW(each.parameters()), compiled=False) for each in (model, twin)
+        fp8compile.optim.compress(torch.optim.AdamW(each.parameters()), compiled=False) for each in (model, twin)
     )
     handle = optimizer.release_gradients(model)  # type: ignore[attr-defined]
     [(x, y)] = batches(1)

@@ -47,10 +47,10 @@ def test_every_optimizer_of_torch_goes_the_way_it_went(kind: type[torch.optim.Op
     plain, optimizer = kind(theirs, **copy.deepcopy(options)), kind(ours, **copy.deepcopy(options))
     if name in REFUSED:
         with pytest.raises(ValueError, match=rf"torch\.optim.*{name} .*{REFUSED[name]}.*Use it"):
-            fp8compile.compress(optimizer)
+            fp8compile.optim.compress(optimizer)
         assert type(optimizer) is kind and not optimizer.state
         return
-    fp8compile.compress(optimizer, overrides={"exact.*": "fp32"}, compiled=False)
+    fp8compile.optim.compress(optimizer, overrides={"exact.*": "fp32"}, compiled=False)
     ps, qs = ([p for _, p in each] for each in (ours, theirs))
     half, before = len(ps) // 2, values(qs)
     for step in range(STEPS):
@@ -123,7 +123,7 @@ class CountsInPython(Own):
 
 def trained(kind: type[Own], state_format: Any) -> tuple[list[nn.Parameter], list[nn.Parameter], list[Tensor], Any]:
     theirs, ours = parameters(), parameters()
-    plain, optimizer = kind(theirs), fp8compile.compress(kind(ours), state_format, compiled=False)
+    plain, optimizer = kind(theirs), fp8compile.optim.compress(kind(ours), state_format, compiled=False)
     before = values(theirs)
     for step in range(STEPS):
         with_gradients(step, theirs, ours)
@@ -152,7 +152,7 @@ def test_a_sign_is_another_only_where_a_momentum_is_near_zero() -> None:
 
 def test_a_number_of_python_is_one_again_without_compress() -> None:
     ours, _, _, optimizer = trained(CountsInPython, "fp32")
-    fp8compile.decompress(optimizer)
+    fp8compile.optim.decompress(optimizer)
     assert [optimizer.state[p]["step"] for p in ours] == [STEPS] * len(ours)
     assert {type(optimizer.state[p]["step"]) for p in ours} == {int}
     with_gradients(0, ours)
@@ -220,6 +220,6 @@ def test_a_users_own_that_cannot_be_captured_is_refused_and_unchanged(kind: type
     with pytest.raises(
         ValueError, match=rf"test_compress_any\.{kind.__name__} cannot be captured: .*{reason}.*Use it"
     ):
-        fp8compile.compress(optimizer)
+        fp8compile.optim.compress(optimizer)
     assert type(optimizer) is kind and optimizer.k == 0 and not optimizer.state
     assert optimizer.param_groups == groups

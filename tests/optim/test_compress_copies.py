@@ -43,7 +43,7 @@ def model_and_optimizer(steps: int, name: str = "AdamW") -> tuple[nn.Module, Any
     groups: list[dict[str, Any]] = [{"params": [p for n, p in net.named_parameters() if not n.startswith("c")]}]
     groups.append({"params": [*net["c"].parameters()], "state_format": "dynamic_tree"})
     optimizer = getattr(torch.optim, name)(groups, lr=1e-2)
-    fp8compile.compress(optimizer, model=net, overrides={"a.weight": "4bit"}, seed=3, compiled=False)
+    fp8compile.optim.compress(optimizer, model=net, overrides={"a.weight": "4bit"}, seed=3, compiled=False)
     train(net, optimizer, steps)
     return net, optimizer
 
@@ -87,8 +87,8 @@ def test_a_copy_of_a_copy_and_of_what_was_decompressed() -> None:
     net, optimizer = model_and_optimizer(1)
     _, twin = copy.deepcopy(copy.deepcopy((net, optimizer)))
     assert raw(twin.state_dict()) == raw(optimizer.state_dict())
-    assert type(fp8compile.decompress(twin)) is torch.optim.AdamW
-    _, plain = copy.deepcopy((net, fp8compile.decompress(optimizer)))
+    assert type(fp8compile.optim.decompress(twin)) is torch.optim.AdamW
+    _, plain = copy.deepcopy((net, fp8compile.optim.decompress(optimizer)))
     assert type(plain) is torch.optim.AdamW
     assert {t.dtype for state in plain.state_dict()["state"].values() for t in state.values()} == {torch.float32}
 
@@ -127,13 +127,13 @@ def test_decompress_gives_back_what_was_there(name: str, options: dict[str, Any]
         with_gradients(step, ours, theirs)
         optimizer.step()
         plain.step()
-    fp8compile.compress(optimizer, compiled=False)
+    fp8compile.optim.compress(optimizer, compiled=False)
     for step in range(steps, 4):
         with_gradients(step, ours, theirs)
         optimizer.step()
         plain.step()
     decoded = optimizer.export_fp32_state_dict()["state"]  # type: ignore[attr-defined]
-    assert fp8compile.decompress(optimizer) is optimizer and fp8compile.decompress(optimizer) is optimizer
+    assert fp8compile.optim.decompress(optimizer) is optimizer and fp8compile.optim.decompress(optimizer) is optimizer
     assert type(optimizer) is kind and {*vars(optimizer)} == attributes
     assert [[*each] for each in (optimizer.defaults, *optimizer.param_groups)] == options_before
     for index, (p, q) in enumerate(zip(ours, theirs, strict=True)):
@@ -150,7 +150,7 @@ def test_decompressed_it_runs_as_it_was_made_to(foreach: bool | None) -> None:
     """With foreach=False torch.optim would go from parameter to parameter, on a GPU too."""
     _, optimizer = of_torch("AdamW", foreach=foreach)
     defaults, groups = dict(optimizer.defaults), [dict(group) for group in optimizer.param_groups]
-    fp8compile.decompress(fp8compile.compress(optimizer, compiled=False))
+    fp8compile.optim.decompress(fp8compile.optim.compress(optimizer, compiled=False))
     assert optimizer.defaults == defaults and optimizer.param_groups == groups
 
 
@@ -159,9 +159,9 @@ def test_compressed_for_a_while_it_goes_the_same_way() -> None:
     before = values(ours)
     for step in range(9):
         if step == 3:
-            fp8compile.compress(optimizer, "fp32", compiled=False)
+            fp8compile.optim.compress(optimizer, "fp32", compiled=False)
         if step == 6:
-            fp8compile.decompress(optimizer)
+            fp8compile.optim.decompress(optimizer)
         with_gradients(step, ours, theirs)
         optimizer.step()
         plain.step()
@@ -173,11 +173,11 @@ def test_what_is_decompressed_of_16_bits_trains_on(master: str) -> None:
     """torch.optim has states in the dtype of parameters."""
     theirs, ours = (parameters(dtype=torch.bfloat16) for _ in range(2))
     plain, optimizer = (torch.optim.AdamW(ps) for ps in (theirs, ours))
-    fp8compile.compress(optimizer, master=master, compiled=False)
+    fp8compile.optim.compress(optimizer, master=master, compiled=False)
     for each in (optimizer, plain):
         with_gradients(0, ours, theirs)
         each.step()
-    fp8compile.decompress(optimizer)
+    fp8compile.optim.decompress(optimizer)
     assert [described(optimizer.state[p]) for p in ours] == [described(plain.state[p]) for p in theirs]
     with_gradients(1, ours)
     optimizer.step()
@@ -188,12 +188,12 @@ def test_what_is_decompressed_of_16_bits_trains_on(master: str) -> None:
 def test_compressed_again_in_the_same_way_all_bits_stay(master: str) -> None:
     """Of states and of what is kept beside 16-bit parameters."""
     ours = parameters(dtype=torch.bfloat16)
-    optimizer = fp8compile.compress(torch.optim.AdamW(ours), master=master, compiled=False)
+    optimizer = fp8compile.optim.compress(torch.optim.AdamW(ours), master=master, compiled=False)
     for step in range(2):
         with_gradients(step, ours)
         optimizer.step()
     before = raw(optimizer.state_dict())
-    assert raw(fp8compile.compress(optimizer, master=master, compiled=False).state_dict()) == before
+    assert raw(fp8compile.optim.compress(optimizer, master=master, compiled=False).state_dict()) == before
 
 
 @pytest.mark.parametrize("is_compressed", [True, False])
@@ -201,9 +201,9 @@ def test_a_schedule_goes_along_with_compress_and_decompress(is_compressed: bool)
     """It has put itself around the step; what it is around changes, and it counts on."""
     ps, optimizer = of_torch("SGD", lr=1.0)
     schedule = lr_scheduler.StepLR(optimizer, 1, 0.5)
-    fp8compile.compress(optimizer, compiled=False)
+    fp8compile.optim.compress(optimizer, compiled=False)
     if not is_compressed:
-        fp8compile.decompress(optimizer)
+        fp8compile.optim.decompress(optimizer)
     for step in range(3):
         before = values(ps)
         with_gradients(step, ps)
@@ -218,6 +218,6 @@ def test_a_schedule_goes_along_with_compress_and_decompress(is_compressed: bool)
 def test_what_is_no_compressed_optimizer_is_left_as_it_is() -> None:
     for optimizer in (of_torch("AdamW")[1], optim.AdamW(parameters())):
         kind, names = type(optimizer), {*vars(optimizer)}
-        assert fp8compile.decompress(optimizer) is optimizer
+        assert fp8compile.optim.decompress(optimizer) is optimizer
         assert type(optimizer) is kind and {*vars(optimizer)} == names
     assert isinstance(compressed("AdamW")[1], torch.optim.AdamW)

@@ -56,7 +56,7 @@ def test_a_state_of_torchs_goes_in_and_comes_out_again(name: str, options: dict[
     theirs, plain = of_torch(name, **options)
     train(plain, theirs)
     ours, others = like(theirs), like(theirs)
-    optimizer = fp8compile.compress(getattr(torch.optim, name)(ours, **options), "fp32", compiled=False)
+    optimizer = fp8compile.optim.compress(getattr(torch.optim, name)(ours, **options), "fp32", compiled=False)
     saved = copy.deepcopy(plain.state_dict())
     optimizer.load_state_dict(saved)
     exported = optimizer.export_fp32_state_dict()
@@ -81,7 +81,7 @@ def test_saved_and_loaded_it_goes_on_bit_for_bit(name: str, options: dict[str, A
     ours, optimizer = compressed(name, **options)
     train(optimizer, ours)
     others = like(ours)
-    resumed = fp8compile.compress(getattr(torch.optim, name)(others, **options), compiled=False)
+    resumed = fp8compile.optim.compress(getattr(torch.optim, name)(others, **options), compiled=False)
     resumed.load_state_dict(through_a_file(optimizer.state_dict()))
     for each, ps in ((optimizer, ours), (resumed, others)):
         train(each, ps, first=4)
@@ -157,7 +157,7 @@ def test_hooks_of_state_dicts_are_called_once() -> None:
     called: list[str] = []
     plain.register_state_dict_post_hook(lambda *_: called.append("out"))
     plain.register_load_state_dict_pre_hook(lambda *_: called.append("in"))
-    optimizer = fp8compile.compress(plain, compiled=False)
+    optimizer = fp8compile.optim.compress(plain, compiled=False)
     optimizer.register_load_state_dict_post_hook(lambda *_: called.append("is in"))
     optimizer.load_state_dict(optimizer.state_dict())
     assert called == ["out", "in", "is in"]

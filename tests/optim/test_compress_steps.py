@@ -78,7 +78,7 @@ def test_schedules_are_followed_and_nothing_is_captured_or_compiled_again(
         warnings.simplefilter("error")  # a scheduler's, that no step was called before its own
         schedules = [SCHEDULES[name](plain)]
         schedules += [SCHEDULES[name](optimizer)] if is_made_before else []
-        fp8compile.compress(optimizer, "fp32")
+        fp8compile.optim.compress(optimizer, "fp32")
         schedules += [] if is_made_before else [SCHEDULES[name](optimizer)]
         for step in range(STEPS):
             with_gradients(step, ours, theirs)
@@ -181,7 +181,7 @@ def test_a_rate_in_a_tensor_is_read_at_every_step(name: str, monkeypatch: pytest
     rates, several = [torch.tensor(LR) for _ in range(2)], [parameters(shapes_for(name)) for _ in range(2)]
     ours, theirs = several
     optimizer, plain = (getattr(torch.optim, name)(ps, lr=rate) for ps, rate in zip(several, rates, strict=True))
-    fp8compile.compress(optimizer, "fp32", compiled=False)
+    fp8compile.optim.compress(optimizer, "fp32", compiled=False)
     counts, start = Counts(monkeypatch), values(ours)
     for step in range(4):
         for rate in rates:
@@ -204,7 +204,7 @@ def test_betas_in_tensors_are_read_at_every_step() -> None:
         torch.optim.Adam(ps, lr=torch.tensor(LR), betas=tuple(each), foreach=False)  # type: ignore[arg-type]
         for ps, each in zip(several, betas, strict=True)
     )
-    fp8compile.compress(optimizer, "fp32", compiled=False)
+    fp8compile.optim.compress(optimizer, "fp32", compiled=False)
     before = values(ours)
     for step in range(4):
         for each in betas:
@@ -223,7 +223,7 @@ def test_masters_of_16_bit_parameters_go_the_way_of_fp32(dtype: torch.dtype) -> 
     exact = [nn.Parameter(p.detach().float()) for p in parameters(dtype=dtype)]
     whole, cut = parameters(dtype=dtype), parameters(dtype=dtype)
     optimizers: list[Any] = [
-        fp8compile.compress(torch.optim.AdamW(ps, lr=LR), "fp32", master=master, compiled=False)
+        fp8compile.optim.compress(torch.optim.AdamW(ps, lr=LR), "fp32", master=master, compiled=False)
         for ps, master in ((exact, "none"), (whole, "fp32"), (cut, "split"))
     ]
     for step in range(steps):
@@ -244,7 +244,7 @@ def test_masters_of_16_bit_parameters_go_the_way_of_fp32(dtype: torch.dtype) -> 
 def test_16_bit_parameters_train_without_masters_too() -> None:
     """Rounded to nearest, ones would stay where they are: an update is 2**-3 of an ulp."""
     p = nn.Parameter(torch.ones(64, 64, dtype=torch.bfloat16))
-    optimizer = fp8compile.compress(torch.optim.SGD([p], lr=1e-3, maximize=True), compiled=False)
+    optimizer = fp8compile.optim.compress(torch.optim.SGD([p], lr=1e-3, maximize=True), compiled=False)
     for _ in range(100):
         p.grad = torch.ones_like(p)
         optimizer.step()
@@ -279,7 +279,7 @@ def test_compiled_it_does_what_its_operations_do(name: str, options: dict[str, A
         for each in pair:
             each.step()
     for each, compiled in zip(pair, (True, False), strict=True):
-        fp8compile.compress(each, fmt, compiled=compiled)
+        fp8compile.optim.compress(each, fmt, compiled=compiled)
     for step in range(eager, eager + 3):
         with_gradients(step, *several)
         before = values(ours)

@@ -94,7 +94,7 @@ def test_parameters_without_an_update_are_counted_and_states_that_are_none_said(
 
 def test_why_a_state_has_to_be_exact_is_told() -> None:
     p = nn.Parameter(torch.randn(64, 128))
-    optimizer = fp8compile.compress(torch.optim.Adagrad([p]), compiled=False)
+    optimizer = fp8compile.optim.compress(torch.optim.Adagrad([p]), compiled=False)
     p.grad = torch.randn_like(p)
     optimizer.step()
     [parameter] = optimizer.report().parameters  # type: ignore[attr-defined]

@@ -12,6 +12,7 @@ from expecttest import assert_expected_inline
 from torch import Tensor, nn
 
 import fp8compile
+from fp8compile.reporting.report import Report
 from tests.support.graphs import backward_of, split_of
 from tests.support.measure import compiled
 
@@ -50,7 +51,7 @@ class InImages(nn.Module):
         return self.b(torch.where(h.cumsum(0) > 0, h, 0.1 * h))
 
 
-def ran(model: nn.Module, *inputs: Tensor, **options: Any) -> fp8compile.Report:
+def ran(model: nn.Module, *inputs: Tensor, **options: Any) -> Report:
     torch._dynamo.reset()
     options = {"linear": "off", "min_saved_numel": 0, "codegen": "eager"} | options
     fn = compiled(model, **options)
@@ -58,11 +59,11 @@ def ran(model: nn.Module, *inputs: Tensor, **options: Any) -> fp8compile.Report:
     return fp8compile.report(fn)
 
 
-def masks(report: fp8compile.Report) -> list[tuple[str, int, int]]:
+def masks(report: Report) -> list[tuple[str, int, int]]:
     return [(e.codec, e.info.nbytes, e.bytes_after) for e in report.saved if e.info.dtype == "bool"]
 
 
-def left(report: fp8compile.Report) -> list[str]:
+def left(report: Report) -> list[str]:
     return [skip.reason for skip in report.skips if skip.info.dtype == "bool"]
 
 

@@ -164,7 +164,7 @@ def test_what_is_made_from_stored_values_is_measured_in_their_groups() -> None:
         torch.manual_seed(0)
         model = Gated()
         compiled(model, **DELAYED | {"saved": saved, "min_saved_numel": 0})(torch.randn(32, 64)).sum().backward()
-        ((labels, each),) = fp8compile.scaling_state(model).graphs
+        ((labels, each),) = fp8compile.tools.scaling_state(model).graphs
         found.append(
             dict(zip(labels, zip(each.amaxes[:, 0].tolist(), each.totals.tolist(), strict=True), strict=True))
         )
@@ -178,7 +178,7 @@ def test_the_statistics_are_those_of_what_was_encoded() -> None:
     model, x = Two(), torch.randn(32, 64)
     out = compiled(model, **DELAYED)(x)
     out.backward(torch.full_like(out, 3.0))
-    (graph,) = fp8compile.scaling_state(model).state_dict()["graphs"]
+    (graph,) = fp8compile.tools.scaling_state(model).state_dict()["graphs"]
     found = dict(zip(graph["operands"], graph["amaxes"][:, 0].tolist(), strict=True))
     assert found["q.input"] == float(x.abs().max())
     assert found["q.weight"] == float(model.q.weight.detach().abs().max())

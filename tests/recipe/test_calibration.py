@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import fp8compile
-from fp8compile import Calibration, Recipe, calibrate
-from fp8compile.recipe.calibration import Measurements, Value
+from fp8compile import Recipe, calibrate
+from fp8compile.recipe.calibration import Calibration, Measurements, Value
 from tests.support.calibration import Scaled, error_of
 from tests.support.measure import compiled
 from tests.support.vit import ViT

@@ -197,7 +197,7 @@ def test_encoded_states_count_as_what_they_take(compressed: bool) -> None:
     p = nn.Parameter(torch.zeros(256, 128))
     p.grad = torch.zeros_like(p)
     optimizer: torch.optim.Optimizer = fp8compile.optim.AdamW([p], compiled=False)
-    optimizer = fp8compile.compress(torch.optim.AdamW([p])) if compressed else optimizer
+    optimizer = fp8compile.optim.compress(torch.optim.AdamW([p])) if compressed else optimizer
     optimizer.step()
     codes_and_metadata = 2 * (256 * 128 + 256 * (4 + 1))
     states = Report(model=ModelBytes(1, 0, 1, 1)).fits(states=optimizer).states

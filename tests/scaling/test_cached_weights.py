@@ -124,7 +124,7 @@ def test_an_embedding_that_is_the_head_too_is_not_kept() -> None:
     weights = fp8compile.report(model).notes.weights
     assert {w.origin.module for w in weights} == {"block.a", "block.b", "block.c"}
     assert sum(w.bytes for w in weights) == 64 * 32 * 2 + 32 * 32
-    assert fp8compile.scaling_state(model).weight_bytes == 64 * 32 * 2 + 32 * 32 + 3 * 4
+    assert fp8compile.tools.scaling_state(model).weight_bytes == 64 * 32 * 2 + 32 * 32 + 3 * 4
     assert weight_codes.store.bytes_of([model.embed.weight]) == 0
 
 
@@ -150,7 +150,7 @@ def test_both_layouts_of_codes_are_those_that_scaled_mm_takes(monkeypatch: pytes
     assert bit_equal(*found)
     told = {w.origin.module: (w.by_rows, w.transposed) for w in fp8compile.report(model).notes.weights}
     assert told == {"a": (True, True), "": (True, True)}
-    assert fp8compile.scaling_state(model).weight_bytes == 2 * (64 * 32 + 64 * 48) + 2 * 4
+    assert fp8compile.tools.scaling_state(model).weight_bytes == 2 * (64 * 32 + 64 * 48) + 2 * 4
 
 
 class Across(nn.Module):
@@ -227,7 +227,7 @@ def test_only_modules_whose_recipe_asks_for_it() -> None:
 def test_nothing_is_kept_without_tensorwise_linears_or_the_option(changes: dict[str, Any]) -> None:
     model = Block()
     trained(model, compiled(model, **changes), 2)
-    assert fp8compile.scaling_state(model).weight_bytes == 0
+    assert fp8compile.tools.scaling_state(model).weight_bytes == 0
     assert not any("cached weight" in getattr(m, "formats", "") for m in matmuls_told(fp8compile.report(model)))
 
 
@@ -236,7 +236,7 @@ def test_inference_takes_no_codes(encoded: list[tuple[int, ...]]) -> None:
     run = compiled(model, **CACHED)
     with torch.no_grad():
         assert torch.allclose(run(data()), model(data()), atol=1e-6)
-    assert not encoded and fp8compile.scaling_state(model).weight_bytes == 0
+    assert not encoded and fp8compile.tools.scaling_state(model).weight_bytes == 0
 
 
 def test_two_graphs_share_one_encoding(encoded: list[tuple[int, ...]]) -> None:
@@ -260,7 +260,7 @@ def test_graphs_that_take_other_layouts_share_both(
         x = data().requires_grad_(grad)
         found.append(run(x))
         found[-1].sum().backward()
-        held.append(fp8compile.scaling_state(model).weight_bytes)
+        held.append(fp8compile.tools.scaling_state(model).weight_bytes)
     assert held == [64 * 32 + 4] + 3 * [2 * 64 * 32 + 4] and len(encoded) == 2
     assert all(torch.equal(found[0], each) for each in found)
 
@@ -304,7 +304,7 @@ def test_codes_and_weights_die_with_the_model() -> None:
     kept = [one for p in model.parameters() for one in weight_codes.store._kept.get(p, {}).values()]
     codes = [weakref.ref(t) for one in kept for t in one.made if t is not None]
     weights = [weakref.ref(p) for p in model.parameters()]
-    state = fp8compile.scaling_state(model)
+    state = fp8compile.tools.scaling_state(model)
     assert len(codes) == 6 and state.weight_bytes > 0
     torch._dynamo.reset()
     del model, kept

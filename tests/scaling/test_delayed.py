@@ -39,7 +39,7 @@ class Net(nn.Module):
 
 
 def amaxes(model: nn.Module) -> dict[str, list[float]]:
-    state = fp8compile.scaling_state(model).state_dict()
+    state = fp8compile.tools.scaling_state(model).state_dict()
     return {
         label: row.tolist()
         for graph in state["graphs"]
@@ -117,7 +117,7 @@ def test_a_jump_is_seen_and_the_next_step_takes_its_own_scales() -> None:
     assert fell["a.input"] and not fell["a.weight"] and not fell["b.weight"]
     assert error(1000 * data(0)) < 0.05, "the step that measures"
     assert error(1000 * data(0)) < 0.05 and not each.must_measure(), "and the one after it"
-    told = str(fp8compile.scaling_state(model))
+    told = str(fp8compile.tools.scaling_state(model))
     assert "a.input" in told and "fell back" in told
 
 
@@ -233,7 +233,7 @@ def test_it_goes_with_whatever_else_is_on(kind: str) -> None:
     for _ in range(3):
         with torch.autocast("cpu", torch.bfloat16, enabled=kind == "autocast"):
             run(x).float().square().mean().backward()
-    graphs = fp8compile.scaling_state(model).graphs
+    graphs = fp8compile.tools.scaling_state(model).graphs
     assert [(each.entries, each.must_measure()) for _, each in graphs] == [(3, False)] * (
         2 if kind == "blocks" else 1
     )
@@ -280,4 +280,4 @@ def test_a_model_in_inference_and_one_without_a_backward_compute_as_ever() -> No
     run = compiled(model, **DELAYED)
     with torch.no_grad():
         assert torch.allclose(run(data(0)), model(data(0)), atol=1e-6)
-    assert not fp8compile.scaling_state(model).graphs
+    assert not fp8compile.tools.scaling_state(model).graphs

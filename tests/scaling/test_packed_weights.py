@@ -80,19 +80,19 @@ def test_a_pack_takes_the_place_of_transposed_codes(fp8_units: None) -> None:
         torch._dynamo.reset()
         model = Two()
         losses(model, compiled(model, **OPTIONS | {"merge_dgrads": merge}), 1, 1)
-        held.append(fp8compile.scaling_state(model).weight_bytes)
+        held.append(fp8compile.tools.scaling_state(model).weight_bytes)
     assert held[0] == 2 * 64 * 48 + 2 * 4 and held[1] == held[0] + 4, "and the largest scale"
     weights = fp8compile.report(model).notes.weights
     assert all(w.packs == (0,) and w.by_rows and not w.transposed for w in weights)
     assert sum(w.bytes for w in weights) == 2 * 64 * 48
-    fp8compile.scaling_state(model).forget_weights()
-    assert fp8compile.scaling_state(model).weight_bytes == 0
+    fp8compile.tools.scaling_state(model).forget_weights()
+    assert fp8compile.tools.scaling_state(model).weight_bytes == 0
 
 
 def test_emulated_nothing_is_packed(packed: list[int]) -> None:
     model = Two()
     losses(model, compiled(model, emulate=True, **OPTIONS), 2)
-    assert not packed and fp8compile.scaling_state(model).weight_bytes == 64 * 48 + 2 * 4
+    assert not packed and fp8compile.tools.scaling_state(model).weight_bytes == 64 * 48 + 2 * 4
 
 
 def test_a_backward_to_come_keeps_the_pack_of_its_forward(fp8_units: None) -> None:

@@ -29,7 +29,7 @@ class Told(NamedTuple):
 
 
 def told(model: nn.Module) -> Told:
-    ((labels, each),) = fp8compile.scaling_state(model).graphs
+    ((labels, each),) = fp8compile.tools.scaling_state(model).graphs
     measures = bool(each._measures_next)  # asked of the next step, not instead of it
     return Told(dict(zip(labels, each.amaxes[:, 0].tolist(), strict=True)), each.inv_scales.tolist(), measures)
 
@@ -50,7 +50,7 @@ def trained() -> list[Told]:
         x *= 1000 if (rank, step) == (0, 2) else 1  # rank 0 clips, so both are to measure
         model(x).square().mean().backward()
         if step >= 2:
-            fp8compile.scaling_state(inner).all_reduce()
+            fp8compile.tools.scaling_state(inner).all_reduce()
         found.append(told(inner))
     return found
 
@@ -98,7 +98,7 @@ def used(uses: list[tuple[list[float], list[float]]]) -> list[tuple[list[Told], 
     for step, each in enumerate(uses):
         for micro, factor in enumerate(each[rank]):
             run(batch(step + 100 * micro, rank), torch.tensor(float(factor))).square().mean().backward()
-        fp8compile.scaling_state(model).all_reduce()
+        fp8compile.tools.scaling_state(model).all_reduce()
         found.append(told(model))
     return found
 
@@ -120,8 +120,8 @@ def ages() -> list[float]:
     run = compiled(model, **OPTIONS)
     for step in range(7):
         run(batch(step, rank), torch.tensor(0.0 if rank else 9.0 if step == 1 else 1.0)).square().mean().backward()
-        fp8compile.scaling_state(model).all_reduce()
-    ((labels, each),) = fp8compile.scaling_state(model).graphs
+        fp8compile.tools.scaling_state(model).all_reduce()
+    ((labels, each),) = fp8compile.tools.scaling_state(model).graphs
     row: list[float] = each.amaxes[labels.index("a.input")].tolist()
     return row
 
@@ -136,7 +136,7 @@ def histories_of(passes: int) -> Histories:
     run = compiled(model, **OPTIONS)
     for step in range(passes):
         run(batch(step, 0), torch.tensor(1.0)).square().mean().backward()
-    ((_, each),) = fp8compile.scaling_state(model).graphs
+    ((_, each),) = fp8compile.tools.scaling_state(model).graphs
     kept.append(model)
     return each
 

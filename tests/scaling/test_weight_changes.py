@@ -144,7 +144,7 @@ CHANGES: dict[str, tuple[Change, int]] = {
     "a new parameter": (replaced, 1),
     "in inference mode": (in_inference_mode, 1),
     "forgotten": (
-        lambda m: (m.a.weight.data[3, 5].mul_(9), fp8compile.scaling_state(m).forget_weights()),
+        lambda m: (m.a.weight.data[3, 5].mul_(9), fp8compile.tools.scaling_state(m).forget_weights()),
         2,
     ),
 }

@@ -42,7 +42,7 @@ def test_the_report_tells_of_the_codes_that_are_kept_and_counts_them() -> None:
         found[0]
     )
     assert found[1].fits().weights - found[0].fits().weights == 2 * 32 * 64
-    assert fp8compile.scaling_state(model).weight_bytes == 2 * 32 * 64 + 2 * 4
+    assert fp8compile.tools.scaling_state(model).weight_bytes == 2 * 32 * 64 + 2 * 4
 
 
 def test_the_exact_twin_of_the_first_step_remarks_on_nothing() -> None:

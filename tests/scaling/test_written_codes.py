@@ -110,7 +110,7 @@ CHANGES: dict[str, tuple[Callable[[Run], object], int]] = {
         2,
     ),
     "data replaced": (lambda run: setattr(run.model.a.weight, "data", 1000 * run.model.a.weight.data), 1),
-    "forgotten": (lambda run: fp8compile.scaling_state(run.model).forget_weights(), 2),
+    "forgotten": (lambda run: fp8compile.tools.scaling_state(run.model).forget_weights(), 2),
     "another optimizer": (lambda run: torch.optim.SGD(run.model.parameters(), 1.0, fused=True).step(), 2),
 }
 
@@ -168,7 +168,7 @@ def test_a_weight_that_is_not_finite_is_not_hidden() -> None:
     assert bool(codes[0, 0].isnan()) and int(codes.isnan().sum()) == 1
     run.backward()
     assert not run.losses[-1] < torch.inf
-    assert "nan" in str(fp8compile.scaling_state(run.model))
+    assert "nan" in str(fp8compile.tools.scaling_state(run.model))
 
 
 @pytest.mark.parametrize("with_scales", [True, False])
@@ -177,7 +177,7 @@ def test_a_resumed_run_goes_on_to_the_bit(with_scales: bool) -> None:
     run = Run()
     for _ in range(3):
         run.step()
-    state = fp8compile.scaling_state(run.model)
+    state = fp8compile.tools.scaling_state(run.model)
     saved = copy.deepcopy((run.model.state_dict(), run.optimizer.state_dict(), state.state_dict()))
     assert set(saved[2]["weights"]) == {"a.weight", "b.weight"}
     run.losses.clear()
@@ -188,8 +188,8 @@ def test_a_resumed_run_goes_on_to_the_bit(with_scales: bool) -> None:
     again.model.load_state_dict(saved[0])
     again.optimizer.load_state_dict(saved[1])
     if with_scales:
-        fp8compile.scaling_state(again.model).load_state_dict(saved[2])
-        assert "from a checkpoint" in str(fp8compile.scaling_state(again.model))
+        fp8compile.tools.scaling_state(again.model).load_state_dict(saved[2])
+        assert "from a checkpoint" in str(fp8compile.tools.scaling_state(again.model))
     for _ in range(3):
         again.step()
     assert (again.losses == run.losses) == with_scales
@@ -202,7 +202,7 @@ def test_wrong_scales_from_a_checkpoint_are_not_taken() -> None:
     """Too small a scale would clip, and what the step is to start from is measured."""
     run = Run()
     run.step()
-    state = fp8compile.scaling_state(run.model)
+    state = fp8compile.tools.scaling_state(run.model)
     saved = state.state_dict()
     for value in saved["weights"].values():
         value.mul_(1e-6)
@@ -215,7 +215,7 @@ def test_wrong_scales_from_a_checkpoint_are_not_taken() -> None:
 def test_a_state_that_does_not_fit_is_refused() -> None:
     run = Run()
     run.step()
-    state = fp8compile.scaling_state(run.model)
+    state = fp8compile.tools.scaling_state(run.model)
     saved = state.state_dict()
     for wrong in ({"c.weight": torch.zeros(3)}, {"a.weight": torch.zeros(2)}):
         with pytest.raises(ValueError, match="weight"):
@@ -250,7 +250,7 @@ def test_ranks_with_equal_weights_have_equal_codes() -> None:
 def test_the_state_is_printed() -> None:
     run = Run()
     run.step()
-    text = str(fp8compile.scaling_state(run.model))
+    text = str(fp8compile.tools.scaling_state(run.model))
     assert "a.weight" in text and "predicted by the step" in text
 
 
@@ -258,7 +258,7 @@ def test_the_bytes_of_codes_are_told_before_and_after_a_call_takes_them() -> Non
     run = Run()
     run.step()
     run.step()
-    behind_a_step = fp8compile.scaling_state(run.model).weight_bytes
+    behind_a_step = fp8compile.tools.scaling_state(run.model).weight_bytes
     run.backward()
     expected = sum(weight.numel() + 4 for weight in run.weights)  # a byte an element, a scale
-    assert behind_a_step == fp8compile.scaling_state(run.model).weight_bytes == expected
+    assert behind_a_step == fp8compile.tools.scaling_state(run.model).weight_bytes == expected

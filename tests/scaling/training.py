@@ -21,7 +21,7 @@ def data(step: int, micro: int = 0) -> Tensor:
 
 
 def own(model: nn.Module) -> history.Histories:
-    ((_, found),) = fp8compile.scaling_state(model).graphs
+    ((_, found),) = fp8compile.tools.scaling_state(model).graphs
     return found
 
 

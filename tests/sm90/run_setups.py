@@ -38,13 +38,16 @@ Made = tuple[nn.Module, tuple[Tensor, ...]]
 
 
 class Checkpointed(nn.Module):
-    """Layers, each computed again in the backward from its input."""
+    """Layers, each computed again in the backward from its input; the model makes the tables of rotations, as Llama does."""
 
-    def __init__(self, *layers: nn.Module) -> None:
+    def __init__(self, size: int, *layers: nn.Module) -> None:
         super().__init__()
         self.layers = nn.ModuleList(layers)
+        self.register_buffer("frequencies", 1e4 ** (-torch.arange(0, size, 2) / size).repeat(2))
 
-    def forward(self, x: Tensor, *tables: Tensor) -> Tensor:
+    def forward(self, x: Tensor) -> Tensor:
+        angles = torch.arange(x.shape[1]).unsqueeze(1) * self.frequencies
+        tables = angles.cos().to(x.dtype), angles.sin().to(x.dtype)
         for layer in self.layers:
             x = checkpoint(layer, x, *tables, use_reentrant=False)
         return x
@@ -65,8 +68,8 @@ class Dropped(BertLayer):
 
 def checkpointed(batch: int, seq: int, sizes: Mapping[str, int]) -> Made:
     layer = Layer("llama", batch, seq, **sizes)
-    (one, args), (other, _) = layer.empty(), layer.empty()
-    return Checkpointed(one, other), args
+    (one, (x, *_)), (other, _) = layer.empty(), layer.empty()
+    return Checkpointed(sizes["hidden"] // sizes["heads"], one, other), (x,)
 
 
 def dropped(batch: int, seq: int, sizes: Mapping[str, int]) -> Made:

@@ -9,8 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fp8compile import Calibration
-from fp8compile.recipe.calibration import Value
+from fp8compile.recipe.calibration import Calibration, Value
 
 PLAIN = {"preset": "off"}
 

@@ -36,7 +36,7 @@ def compressed(
     name: str, state_format: Any = "e4m3_expanded", *, compiled: bool = False, **options: Any
 ) -> tuple[list[nn.Parameter], Any]:
     several, optimizer = of_torch(name, **options)
-    return several, fp8compile.compress(optimizer, state_format, compiled=compiled)
+    return several, fp8compile.optim.compress(optimizer, state_format, compiled=compiled)
 
 
 def with_gradients(step: int, *several: Sequence[nn.Parameter]) -> None:

@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import fp8compile
 from fp8compile.reporting.entries import LINEAR, Linear, Skip
+from fp8compile.reporting.report import Report
 from tests.support.reference import sqnr_db
 
 
@@ -123,7 +123,7 @@ def compiled(model: nn.Module, **options: object) -> Callable[..., Tensor]:
     return torch.compile(model, backend="fp8compile", options={"codegen": "eager", **options})  # type: ignore[return-value]
 
 
-def matmuls_told(report: fp8compile.Report) -> list[Linear | Skip]:
+def matmuls_told(report: Report) -> list[Linear | Skip]:
     """Every matmul of a linear that a report tells of: in FP8, or left."""
     return [*report.linears, *report.notes.skipped(LINEAR)]
 

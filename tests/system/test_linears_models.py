@@ -18,8 +18,9 @@ import fp8compile
 from benchmarks.studies import models
 from benchmarks.studies.linears import Account, account, is_linear, products_due
 from benchmarks.studies.models import Case
-from fp8compile import Recipe, Report
+from fp8compile import Recipe
 from fp8compile.reporting.entries import LINEAR, Skip
+from fp8compile.reporting.report import Report
 from tests.support.measure import matmuls_told
 
 pytest.importorskip("transformers")

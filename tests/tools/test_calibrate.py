@@ -13,9 +13,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fp8compile
-from fp8compile import Calibration, calibrate
+from fp8compile import calibrate
 from fp8compile.islands.search import computes
-from fp8compile.recipe.calibration import Measurements, Value
+from fp8compile.recipe.calibration import Calibration, Measurements, Value
 from fp8compile.tools.calibrate import _merged
 from tests.support.calibration import Scaled, amax, error_of, run_options, values
 from tests.support.graphs import joint_of

@@ -1,4 +1,4 @@
-"""fp8compile.calibrate_bits: what it measures, what it chooses, and models that it refuses."""
+"""fp8compile.tools.calibrate_bits: what it measures, what it chooses, and models that it refuses."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fp8compile
-from fp8compile import Recipe, SavedBits, calibrate_bits
+from fp8compile import Recipe
 from fp8compile.compiler.cache_key import key_of
 from fp8compile.numerics.few_bits import FewBits
 from fp8compile.numerics.metrics import power
 from fp8compile.recipe.context import Context
-from fp8compile.tools.calibrate_bits import _weights
+from fp8compile.recipe.saved_bits import SavedBits
+from fp8compile.tools import calibrate_bits
+from fp8compile.tools.choosing_bits import _weights
 from tests.support.graphs import split_of
 from tests.support.measure import compiled, kept_bytes, llama_case
 from tests.support.net import SwiGLU
@@ -309,7 +311,7 @@ def test_a_frozen_model_has_nothing_to_differentiate() -> None:
 
 
 def test_a_function_is_no_module() -> None:
-    with pytest.raises(ValueError, match=r"fp8compile.calibrate_bits takes a module"):
+    with pytest.raises(ValueError, match=r"fp8compile.tools.calibrate_bits takes a module"):
         calibrate_bits(F.gelu, [torch.ones(8)])  # type: ignore[arg-type]
 
 

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fp8compile.tools.debug_step import debug_step
+from fp8compile.tools.debugging import debug_step
 from fp8compile.tools.first_non_finite import FirstNonFinite
 from tests.support.measure import compiled
 from tests.support.vit import ViT, line_of

@@ -32,7 +32,7 @@ def test_a_function_is_reported_by_the_module_that_it_uses() -> None:
         lambda f: fp8compile.explain(f, (torch.randn(32, 64),)),
         lambda f: fp8compile.set_recipe(f, "off"),
         lambda f: fp8compile.check(f, torch.randn(32, 64)),
-        lambda f: fp8compile.debug_step(f, torch.randn(32, 64)),
+        lambda f: fp8compile.tools.debug_step(f, torch.randn(32, 64)),
     ],
     ids=["report", "explain", "set_recipe", "check", "debug_step"],
 )

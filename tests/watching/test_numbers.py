@@ -36,10 +36,10 @@ def test_clipped_operands_under_delayed_scaling(tmp_path: Path) -> None:
     model = nn.Sequential(nn.Linear(SIZE, SIZE), nn.GELU(), nn.Linear(SIZE, SIZE))
     run, optimizer = compiled(model, **DELAYED), torch.optim.SGD(model.parameters(), 0.0)
     totals = list[Tensor]()
-    with fp8compile.watch(run, None, optimizer, tmp_path):  # type: ignore[arg-type]
+    with fp8compile.watching.watch(run, None, optimizer, tmp_path):  # type: ignore[arg-type]
         for times in (1.0, 1.0, 1000.0, 1000.0, 1000.0):
             run(data(times)).square().mean().backward()
-            ((_, each),) = fp8compile.scaling_state(model).graphs
+            ((_, each),) = fp8compile.tools.scaling_state(model).graphs
             totals.append(each.totals.clone())
             optimizer.step()
     steps = steps_of(tmp_path)

@@ -31,7 +31,7 @@ def write_run(folder: Path) -> None:
     model, scaler = chain("up", "mid", "down"), LossScaler("dynamic", init_scale=2.0**24)
     hooks(model)
     optimizer = sgd(model)
-    with fp8compile.watch(model, scaler, optimizer, folder) as watcher:
+    with fp8compile.watching.watch(model, scaler, optimizer, folder) as watcher:
         for step in range(1, 21):
             weight = model.mid.weight.detach().clone()
             model.mid.weight.data.mul_(1e5 if step == SPOILT else 1)

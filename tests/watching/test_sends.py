@@ -77,7 +77,7 @@ def test_a_package_that_is_missing_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)  # its import fails
     with pytest.raises(ImportError, match=f"pip install {name}"):
-        fp8compile.watch(chain("up"), folder=tmp_path, to=[name])
+        fp8compile.watching.watch(chain("up"), folder=tmp_path, to=[name])
 
 
 def test_a_name_that_is_not_known_has_a_neighbour(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_one_that_fails_is_left_out_and_the_others_go_on(tmp_path: Path, caplog:
     to = [broken, lambda step, numbers: got.append((step, numbers))]
     with (
         caplog.at_level(logging.WARNING, "fp8compile"),
-        fp8compile.watch(model, None, optimizer, tmp_path, to=to) as watcher,
+        fp8compile.watching.watch(model, None, optimizer, tmp_path, to=to) as watcher,
     ):
         for step in range(1, 4):
             loss_of(model, batch(step)).backward()

@@ -23,7 +23,7 @@ from tests.support.written import batch, chain, lines_of, loss_of, sgd, steps_of
 def train(folder: Path, model: nn.Module, scaler: LossScaler | None, given: bool = True, spoil: int = 3) -> None:
     """Five steps; in step ``spoil`` the loss is so large that its gradient in FP16 is inf."""
     optimizer = sgd(model)
-    with fp8compile.watch(model, scaler if given else None, optimizer, folder) as watcher:
+    with fp8compile.watching.watch(model, scaler if given else None, optimizer, folder) as watcher:
         for step in range(1, 6):
             loss = loss_of(model, batch(step), 1e9 if step == spoil else 1.0)
             (loss if scaler is None else scaler.scale(loss)).backward()
@@ -142,7 +142,7 @@ def test_what_overflows_in_a_step_that_another_scaler_skips_stands_in_the_next_l
     model = chain("up", "down")
     hooks(model)
     optimizer = sgd(model)
-    with fp8compile.watch(model, None, optimizer, tmp_path):
+    with fp8compile.watching.watch(model, None, optimizer, tmp_path):
         for skipped in (False, True, False, False):
             loss_of(model, batch(1), 1e9 if skipped else 1.0).backward()
             if not skipped:

@@ -40,7 +40,7 @@ def test_a_header_and_a_line_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(module, "time", clock)
     model = chain("up", "down")
     began = round(time.time(), 3)
-    with fp8compile.watch(model, folder=tmp_path):
+    with fp8compile.watching.watch(model, folder=tmp_path):
         for number in range(1, 4):
             train(model, 1, begin=number)
             clock.now += number
@@ -57,7 +57,7 @@ def test_a_header_and_a_line_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 def test_log_is_about_the_step_it_was_called_in(tmp_path: Path, behind: bool) -> None:
     model = chain("up")
     optimizer = sgd(model)
-    with fp8compile.watch(model, None, optimizer, tmp_path) as watcher:
+    with fp8compile.watching.watch(model, None, optimizer, tmp_path) as watcher:
         for step in range(1, 4):
             loss = loss_of(model, batch(step))
             loss.backward()
@@ -77,7 +77,7 @@ def test_log_is_about_the_step_it_was_called_in(tmp_path: Path, behind: bool) ->
 
 def test_a_loss_that_changes_later_is_written_as_it_was(tmp_path: Path) -> None:
     model, loss = chain("up"), torch.tensor(2.0)
-    with fp8compile.watch(model, folder=tmp_path) as watcher:
+    with fp8compile.watching.watch(model, folder=tmp_path) as watcher:
         watcher.log(loss=loss)
         loss.fill_(math.nan)
         train(model, 1)
@@ -86,7 +86,7 @@ def test_a_loss_that_changes_later_is_written_as_it_was(tmp_path: Path) -> None:
 
 def test_a_loss_that_is_nan_is_an_overflow(tmp_path: Path) -> None:
     model = chain("up")
-    with fp8compile.watch(model, folder=tmp_path) as watcher:
+    with fp8compile.watching.watch(model, folder=tmp_path) as watcher:
         watcher.log(loss=math.nan)
         train(model, 2)
     first, second = steps_of(tmp_path)
@@ -97,7 +97,7 @@ def test_a_loss_that_is_nan_is_an_overflow(tmp_path: Path) -> None:
 def test_watching_changes_no_bit(tmp_path: Path) -> None:
     model = chain("up", "down")
     alone = copy.deepcopy(model)
-    with fp8compile.watch(model, folder=tmp_path, sqnr_every=1):
+    with fp8compile.watching.watch(model, folder=tmp_path, sqnr_every=1):
         losses = train(model, 5)
     assert losses == train(alone, 5)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), alone.parameters(), strict=True))
@@ -107,9 +107,9 @@ def test_steps_go_on_where_the_run_does(tmp_path: Path) -> None:
     model = chain("up")
     adam = torch.optim.AdamW(model.parameters(), lr=1e-4)
     train(model, 6, adam)  # before it was watched: a checkpoint's
-    with fp8compile.watch(model, None, adam, tmp_path):
+    with fp8compile.watching.watch(model, None, adam, tmp_path):
         train(model, 2, adam)
-    with fp8compile.watch(model, None, adam, tmp_path, first_step=40):
+    with fp8compile.watching.watch(model, None, adam, tmp_path, first_step=40):
         train(model, 2, adam)
     assert [line.get("step") for line in lines_of(tmp_path)] == [None, 7, 8, None, 40, 41]
 
@@ -117,7 +117,7 @@ def test_steps_go_on_where_the_run_does(tmp_path: Path) -> None:
 def test_with_a_scaler_its_updates_are_the_steps(tmp_path: Path) -> None:
     model, scaler = chain("up"), LossScaler("static", init_scale=8.0)
     optimizers = [torch.optim.SGD([p], lr=1e-3) for p in model.parameters()]
-    with fp8compile.watch(model, scaler, None, tmp_path):
+    with fp8compile.watching.watch(model, scaler, None, tmp_path):
         for step in range(1, 4):
             scaler.scale(loss_of(model, batch(step))).backward()
             for each in optimizers:
@@ -128,7 +128,7 @@ def test_with_a_scaler_its_updates_are_the_steps(tmp_path: Path) -> None:
 
 def test_another_model_s_optimizer_ends_no_step(tmp_path: Path) -> None:
     model, other = chain("up"), chain("up")
-    with fp8compile.watch(model, folder=tmp_path):
+    with fp8compile.watching.watch(model, folder=tmp_path):
         train(other, 2)
         train(model, 1)
         train(other, 2)
@@ -137,7 +137,7 @@ def test_another_model_s_optimizer_ends_no_step(tmp_path: Path) -> None:
 
 def test_a_step_by_hand(tmp_path: Path) -> None:
     model = chain("up")
-    with fp8compile.watch(model, folder=tmp_path) as watcher:
+    with fp8compile.watching.watch(model, folder=tmp_path) as watcher:
         for loss in (3.0, 2.0):
             watcher.log(loss=loss)
             watcher.step()
@@ -148,7 +148,7 @@ def test_a_fault_of_the_watcher_ends_the_watching_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     model = chain("up")
-    watcher = fp8compile.watch(model, folder=tmp_path)
+    watcher = fp8compile.watching.watch(model, folder=tmp_path)
     train(model, 2)
     monkeypatch.setattr(module, "memory_of", lambda device: 1 / 0)
     with caplog.at_level(logging.WARNING, "fp8compile"):
@@ -161,7 +161,7 @@ def test_a_fault_of_the_watcher_ends_the_watching_alone(
 def test_a_model_that_nobody_keeps_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     with (
         caplog.at_level(logging.WARNING, "fp8compile"),
-        fp8compile.watch(chain("up"), folder=tmp_path) as watcher,
+        fp8compile.watching.watch(chain("up"), folder=tmp_path) as watcher,
     ):
         gc.collect()
         watcher.step()
@@ -170,7 +170,7 @@ def test_a_model_that_nobody_keeps_is_said(tmp_path: Path, caplog: pytest.LogCap
 
 def test_closing_writes_what_is_under_way_and_takes_the_hooks_off(tmp_path: Path) -> None:
     model = chain("up")
-    watcher = fp8compile.watch(model, folder=tmp_path)
+    watcher = fp8compile.watching.watch(model, folder=tmp_path)
     assert not (tmp_path / "rank0.jsonl").exists()
     train(model, 2)
     assert len(steps_of(tmp_path)) == 1  # the second waits for its end
@@ -183,7 +183,7 @@ def test_closing_writes_what_is_under_way_and_takes_the_hooks_off(tmp_path: Path
 
 def test_it_keeps_no_model_alive(tmp_path: Path) -> None:
     model = chain("up")
-    watcher, gone = fp8compile.watch(model, folder=tmp_path), weakref.ref(model)
+    watcher, gone = fp8compile.watching.watch(model, folder=tmp_path), weakref.ref(model)
     train(model, 2)
     del model
     gc.collect()
@@ -194,7 +194,7 @@ def test_it_keeps_no_model_alive(tmp_path: Path) -> None:
 def test_a_file_of_its_own_for_each_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "rank_and_world", lambda: (3, 4))
     model, got = chain("up"), list[Any]()
-    with fp8compile.watch(model, folder=tmp_path, to=[lambda *each: got.append(each)]):
+    with fp8compile.watching.watch(model, folder=tmp_path, to=[lambda *each: got.append(each)]):
         train(model, 1)
     assert len(steps_of(tmp_path, 3)) == 1 and not got  # rank 0 alone sends
 
@@ -211,14 +211,14 @@ def test_a_file_of_its_own_for_each_rank(tmp_path: Path, monkeypatch: pytest.Mon
 )
 def test_what_is_no_argument_is_refused(tmp_path: Path, given: dict[str, Any], said: str) -> None:
     with pytest.raises(ValueError) as refused:
-        fp8compile.watch(**{"model": chain("up"), "folder": tmp_path} | given)
+        fp8compile.watching.watch(**{"model": chain("up"), "folder": tmp_path} | given)
     assert said in str(refused.value)
 
 
 @pytest.mark.parametrize("value", [torch.ones(2), "x", None, True])
 def test_log_takes_single_numbers(tmp_path: Path, value: Any) -> None:
     with (
-        fp8compile.watch(chain("up"), folder=tmp_path) as watcher,
+        fp8compile.watching.watch(chain("up"), folder=tmp_path) as watcher,
         pytest.raises(ValueError, match="numbers and tensors of one element"),
     ):
         watcher.log(lr=value)

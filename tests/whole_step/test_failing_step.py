@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fp8compile
+from fp8compile.whole_step.step import TrainStep
 
 EAGER = {"linear": "off", "saved": "off", "codegen": "eager"}
 Make = Callable[[nn.Module], torch.optim.Optimizer]
@@ -39,7 +40,7 @@ def loss_fn(model: nn.Module, x: Tensor, labels: Tensor) -> Tensor:
     return F.cross_entropy(model(x), labels)
 
 
-def made(maker: str, breaks: bool = False) -> tuple[nn.Module, torch.optim.Optimizer, fp8compile.TrainStep]:
+def made(maker: str, breaks: bool = False) -> tuple[nn.Module, torch.optim.Optimizer, TrainStep]:
     torch._dynamo.reset()
     torch.manual_seed(0)
     model = Net(breaks)
@@ -47,7 +48,7 @@ def made(maker: str, breaks: bool = False) -> tuple[nn.Module, torch.optim.Optim
     return model, optimizer, fp8compile.train_step(model, loss_fn, optimizer, recipe=EAGER)
 
 
-def fails(step: fp8compile.TrainStep) -> None:
+def fails(step: TrainStep) -> None:
     with pytest.raises((RuntimeError, IndexError), match="out of bounds"):
         step(DATA, LABELS + 100)
 

@@ -18,6 +18,7 @@ from fp8compile.numerics import E4M3
 from fp8compile.numerics.delayed import quantize_under
 from fp8compile.optim.exchange import exchange
 from fp8compile.whole_step.running import WholeGraph
+from fp8compile.whole_step.step import TrainStep
 
 linear_reasons = importlib.import_module("fp8compile.encoding.linear_reasons")
 
@@ -75,7 +76,7 @@ def three_calls(model: nn.Module, optimizer: torch.optim.Optimizer, recipe: dict
     return step
 
 
-def pair(maker: str, recipe: dict[str, Any]) -> tuple[fp8compile.TrainStep, Callable[..., Tensor]]:
+def pair(maker: str, recipe: dict[str, Any]) -> tuple[TrainStep, Callable[..., Tensor]]:
     """A whole step of a model, and the three calls of a copy of it."""
     mine = net()
     theirs = copy.deepcopy(mine)
@@ -165,7 +166,7 @@ def test_accumulated_gradients_and_clipping_go_with_it() -> None:
         optimizer.zero_grad()
         assert step.grad_norm is not None
         torch.testing.assert_close(step.grad_norm, norm, rtol=0.05, atol=0.0)  # other scales: codes differ
-    assert fp8compile.scaling_state(mine).weight_bytes > 0
+    assert fp8compile.tools.scaling_state(mine).weight_bytes > 0
 
 
 def test_a_backward_that_waits_finds_its_codes_overwritten_and_says_so() -> None:

@@ -69,7 +69,7 @@ MAKERS: dict[str, Make] = {
         model, lr=0.1, momentum=0.9, dampening=0.1, weight_decay=0.01, compiled=False
     ),
     "adamw ascending": lambda model: fp8compile.optim.AdamW(model, lr=1e-3, maximize=True, compiled=False),
-    "torch's nadam, compressed": lambda model: fp8compile.compress(
+    "torch's nadam, compressed": lambda model: fp8compile.optim.compress(
         torch.optim.NAdam(model.parameters(), lr=1e-2),
         model=model,
         overrides={"layers.*.weight": "e4m3_expanded"},

@@ -47,7 +47,7 @@ WRONG_CODE = (
 ORDER = (BELOW, IN_CODE, NOT_FINITE, OK, ROUNDING)
 ITSELF = (
     "the exact step's own gradients are not finite for {}: there is nothing to compare with. "
-    "fp8compile.debug_step(model, batch) names the operation"
+    "fp8compile.tools.debug_step(model, batch) names the operation"
 )
 
 

@@ -14,6 +14,7 @@ from fp8compile.analysis.sensitivity import declared
 from fp8compile.analysis.sensitivity.declared import KNOWN, declarations_key, declare
 from fp8compile.analysis.sensitivity.error import Error
 from fp8compile.analysis.sensitivity.foreign import answer, response
+from fp8compile.reporting.report import Report
 from tests.support.measure import compiled
 from tests.support.reference import sqnr_db
 
@@ -98,7 +99,7 @@ def trained(model: nn.Module, run: Callable[[Tensor], Tensor]) -> dict[str, Tens
     return {name: p.grad.clone() for name, p in model.named_parameters()}  # type: ignore[union-attr]
 
 
-def measured(**settings: Any) -> tuple[float, fp8compile.Report]:
+def measured(**settings: Any) -> tuple[float, Report]:
     """dB of the worst gradient, and the report."""
     torch.manual_seed(0)
     model = Block(**settings)
@@ -107,7 +108,7 @@ def measured(**settings: Any) -> tuple[float, fp8compile.Report]:
     return min(sqnr_db(exact[name], found[name]) for name in exact), fp8compile.report(model)
 
 
-def exact_because_of(report: fp8compile.Report, reason: str) -> int:
+def exact_because_of(report: Report, reason: str) -> int:
     return sum(reason in skip.reason for skip in report.notes.skips)
 
 

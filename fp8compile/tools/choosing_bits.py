@@ -1,4 +1,4 @@
-"""``fp8compile.calibrate_bits``: what each saved value's codes add to the gradients' error, and the best bits for a budget.
+"""``fp8compile.tools.calibrate_bits``: what each saved value's codes add to the gradients' error, and bits for a budget.
 
     forward once  -->  backward on exact values: g;  then again for each value and format, with that value alone as it comes
                        back from its codes: g'
@@ -77,7 +77,7 @@ def calibrate_bits(
     and result are measured and chosen too. Gradients, buffers and random number generators are left as they were; a model
     that is compiled goes on as it was.
 
-        recipe = fp8compile.calibrate_bits(model, batches, bits=4.0, loss=loss)
+        recipe = fp8compile.tools.calibrate_bits(model, batches, bits=4.0, loss=loss)
         print(recipe.saved_bits)  # what each value got, and what it costs
         model = torch.compile(model, backend="fp8compile", options={"recipe": recipe})
 
@@ -106,7 +106,7 @@ def calibrate_bits(
             not a scalar, a budget out of range or below what the fewest bits take; nested compile regions; a value that
             several graphs of one batch save, or one graph that runs several times.
     """
-    check_is_module(model, "calibrate_bits")
+    check_is_module(model, "tools.calibrate_bits")
     if isinstance(batches, (Tensor, Mapping)):
         raise ValueError(
             f"calibrate_bits: batches is a {type(batches).__name__}; give a list of batches, if only of one: [batch]."
@@ -171,7 +171,7 @@ class _Measuring:
         if not self.batches:
             raise ValueError("calibrate_bits: no batches. Give one at least, of data like that in training.")
         if not self.graphs:
-            raise ValueError(f"fp8compile.calibrate_bits: {report_store.NO_GRAPH_COMPILED}")
+            raise ValueError(f"fp8compile.tools.calibrate_bits: {report_store.NO_GRAPH_COMPILED}")
 
     def values(self) -> tuple[SavedValue, ...]:
         """What was measured, in the order of the graphs; a value of several graphs with the sizes of the largest."""
@@ -202,7 +202,7 @@ class _Measuring:
         if not 0 < (norm := sum(powers)) < math.inf:
             raise ValueError(
                 f"calibrate_bits: batch {self.batches - 1}: the squared norm of the gradients is {norm}, and nothing can be "
-                "measured with it. fp8compile.debug_step(model, batch) names what is not finite."
+                "measured with it. fp8compile.tools.debug_step(model, batch) names what is not finite."
             )
         weights = _weights(powers, self.weigh)
         for tried in met:

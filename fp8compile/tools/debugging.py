@@ -65,7 +65,7 @@ def debug_step(
         ValueError: no graph was compiled, ``loss`` is not a scalar, ``scale`` is not positive, or ``batch`` is a mapping
             beside ``kwargs``.
     """
-    check_is_module(model, "debug_step")
+    check_is_module(model, "tools.debug_step")
     args, keywords = arguments(batch, kwargs, "debug_step")
     if not scale > 0:
         raise ValueError(
@@ -79,7 +79,7 @@ def debug_step(
     with left_as_it_was(eager), torch._dynamo.config.patch(recompile_limit=LIMIT), contextlib.suppress(_Stop):
         one_step(torch.compile(eager, backend=step.compile), args, keywords, step.scaled(loss, scale))
     if not step.graphs and step.found is None:
-        raise ValueError(f"fp8compile.debug_step: {report_store.NO_GRAPH_COMPILED}")
+        raise ValueError(f"fp8compile.tools.debug_step: {report_store.NO_GRAPH_COMPILED}")
     return step.found
 
 
