@@ -100,7 +100,7 @@ for part in "${parts[@]}"; do
   echo "== $part =="
   run_part "$part" || failed+=("$part ($?)")
 done
-[ "$device" = cpu ] || echo "README's tables: python benchmarks/readme_tables.py"
+[ "$device" = cpu ] || echo "README's tables: python benchmarks/readme_tables.py; kernels: python -m benchmarks.kernel_table --read"
 [ ${#failed[@]} -eq 0 ] && exit 0
 echo "gpu.sh: not all well in: ${failed[*]}" >&2
 exit 1

@@ -14,7 +14,7 @@ from typing import Any
 
 sys.path.append(str(Path(__file__).resolve().parents[1]))  # a script's own folder is all that is there
 
-from benchmarks import readme_tables
+from benchmarks import kernel_table, readme_tables
 from benchmarks.first import readings
 from benchmarks.first import table as first_table
 from benchmarks.harness import (
@@ -201,6 +201,7 @@ SECTIONS: Sequence[tuple[str, str, Callable[[Path], list[str]]]] = (
     ("measured", "The explorer's page", explorer_section.explorer),
     ("measured", "Watching a run", watching_section.watching),
     ("measured on a GPU", "GPU", gpu),
+    ("predicted, and measured on a GPU where it was read", "Kernels", kernel_table.section),
     ("counted", "Layers lowered for an H100", layers),
     ("counted", "One more layer, lowered for an H100", depth),
     ("counted", "A small layer lowered for an H100", small_layer),

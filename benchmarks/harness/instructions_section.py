@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.kernel_time import BYTES, error, totals
+from benchmarks.harness.kernel_time import BYTES, error, read, totals
 from benchmarks.harness.measured_sections import load, source, table
 
 OPTIMIZER, LAYERS = "optimizer-instructions-sm90-lowered.json", "layer-instructions-sm90-lowered.json"
 READ = "kernels-h200-read.json"
+LARGEST, NAMED = 3, 60  # kernels of a run; letters of a name
 PLACES = {"instructions": 0, "slow": 1, "registers": 0, "spilled": 0, "predicted_ms": 2}
 SLOW = "Slow ones are those of the special function units: exponentials, logarithms, roots, reciprocals."
 
@@ -44,7 +46,19 @@ def kernels_read(folder: Path) -> list[str]:
         f"{error(found['rows']) * 100:.0f} %: the root of the mean square, by time. Two constants were fitted to it.",
         "",
         *table(head, [(run, *_read(rows)) for run, rows in [*runs.items(), ("all", found["rows"])]]),
+        "",
+        f"The {LARGEST} kernels of each run that took the most time, a launch of each:",
+        "",
+        *table(("run", "kernel", "launches", "µs read", "µs predicted", "predicted / read"), _largest(runs)),
     ]
+
+
+def _largest(runs: Mapping[str, list[dict[str, Any]]]) -> Iterator[tuple[str, ...]]:
+    for run, rows in runs.items():
+        for row in sorted(rows, key=lambda row: -row["launches"] * row["read_us"])[:LARGEST]:
+            us = read(row).us
+            times = f"{row['read_us']:.1f}", f"{us:.1f}", f"{us / row['read_us']:.2f}"
+            yield run, f"`{row['kernel'][:NAMED]}`", str(row["launches"]), *times
 
 
 def _read(rows: list[dict[str, Any]]) -> tuple[str, ...]:

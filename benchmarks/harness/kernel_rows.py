@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 from benchmarks.harness import rates
-from benchmarks.harness.timing import Arm, measured
-from benchmarks.registry import Row, Setting
+from benchmarks.harness.timing import measured
+from benchmarks.registry import Arms, Row, Setting
 
-Work = Mapping[str, Mapping[str, Any]]  # a lap, or "arm/lap" where an arm has less or more to do -> counted(...)
 rates_of = functools.cache(rates.rates)  # once in a process
 
 
@@ -19,13 +17,12 @@ def counted(nbytes: float = 0, flops: float = 0, unit: str = "bf16") -> dict[str
     return {"bytes": nbytes, "flops": flops, "unit": unit}
 
 
-def kernel_row(arms: Mapping[str, Arm], left_out: Mapping[str, str], work: Work, setting: Setting) -> Row:
+def kernel_row(arms: Arms, setting: Setting) -> Row:
     """A row: the laps of each arm with their least work and their shares of this machine's rates."""
-    times, failed = measured(arms, setting.device, setting.rounds)
+    times, failed = measured(arms.calls, setting.device, setting.rounds)
     reached = rates_of(setting)
     for arm, laps in times.items():
         for name, lap in laps.items():
-            todo = work.get(f"{arm}/{name}", work.get(name, counted()))
-            lap |= {key: value for key, value in todo.items() if value}
+            lap |= {key: value for key, value in arms.least(arm, name).items() if value}
             lap |= rates.shares(lap, reached, lap.pop("unit", "bf16"))
-    return {"arms": times, "left_out": {**left_out, **failed}, "rates": reached}
+    return {"arms": times, "left_out": {**arms.left_out, **failed}, "rates": reached, **arms.notes}

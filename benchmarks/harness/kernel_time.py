@@ -33,6 +33,7 @@ class KernelCost:
         registers: a thread's.
         warps: that a multiprocessor holds of it.
         blocks: the configuration.
+        spilled: bytes that a thread has no registers for.
     """
 
     num_bytes: int
@@ -42,6 +43,7 @@ class KernelCost:
     registers: int
     warps: float
     blocks: str
+    spilled: int = 0
 
     @property
     def by_resource(self) -> dict[str, float]:
@@ -58,6 +60,13 @@ class KernelCost:
         return LAUNCH + max(self.by_resource.values()) / min(1.0, self.warps / WARPS)
 
     @property
+    def counts(self) -> dict[str, Any]:
+        """What ``read`` takes, as a file of results holds it."""
+        of_threads = {"registers": self.registers, "warps": self.warps, "spilled": self.spilled}
+        counted = {"num_bytes": self.num_bytes, "issued": self.issued, "slow_issued": self.slow_issued}
+        return {**counted, "elements": self.elements, **of_threads}
+
+    @property
     def figures(self) -> dict[str, Any]:
         """As tables show it: microseconds by resource, instructions an element."""
         each = {"instructions": self.issued / self.elements, "slow": self.slow_issued / self.elements}
@@ -67,8 +76,8 @@ class KernelCost:
 
 def read(row: Mapping[str, Any]) -> KernelCost:
     """The cost of a kernel whose counts a file of results holds."""
-    counts = row["num_bytes"], row["issued"], row["slow_issued"]
-    return KernelCost(*counts, elements=1, registers=row["registers"], warps=row["warps"], blocks="")
+    counts = row["num_bytes"], row["issued"], row["slow_issued"], row.get("elements", 1)
+    return KernelCost(*counts, row["registers"], row["warps"], blocks="", spilled=row.get("spilled", 0))
 
 
 def totals(rows: Sequence[Mapping[str, Any]]) -> tuple[float, float]:

@@ -4,7 +4,7 @@
     cast, scale taken   must read x twice: for the amax, then for the codes      6
     amax                reads x                                                  2
 
-Shapes: COAT's own.
+Shapes: COAT's own, and the activations of 16,384 tokens.
 
     python benchmarks/kernels/bench_casts.py [--device cpu] [--tiny] [--json results.json]
 """
@@ -23,12 +23,12 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))  # a script's own fold
 from benchmarks.harness.kernel_rows import counted, kernel_row
 from benchmarks.harness.run_alone import run_alone
 from benchmarks.harness.timing import Arm, Lap
-from benchmarks.registry import Benchmark, Case, Row, Setting
+from benchmarks.registry import Arms, Benchmark, Case, Row, Setting
 from fp8compile.numerics import E4M3
 from fp8compile.numerics.codecs import Tensorwise
 from fp8compile.numerics.scaling import amax_tensorwise, quantize
 
-SHAPES = ((11008, 16384), (11008, 8192), (4096, 16384), (4096, 8192))
+SHAPES = ((16384, 4096), (11008, 16384), (11008, 8192), (4096, 16384), (4096, 8192))
 
 
 def taken(x: Tensor, inv_scale: Tensor) -> tuple[Tensor, ...]:
@@ -66,7 +66,7 @@ def _x(case: Case, setting: Setting) -> Tensor:
     return torch.randn(case.shape["rows"], case.shape["columns"], device=setting.device, dtype=torch.bfloat16)
 
 
-def measure_casts(case: Case, setting: Setting) -> Row:
+def casts(case: Case, setting: Setting) -> Arms:
     """Ours with a known and with a taken scale; cast and transposition apart; uncompiled."""
     x = _x(case, setting)
     inv_scale = torch.full((), 4.0 / E4M3.max, device=setting.device)
@@ -76,13 +76,18 @@ def measure_casts(case: Case, setting: Setting) -> Row:
         "inductor, two kernels": _apart(),
         "eager": taken,
     }
-    arms = {name: _arm(function, "cast", x, inv_scale) for name, function in functions.items()}
+    calls = {name: _arm(function, "cast", x, inv_scale) for name, function in functions.items()}
     work = {"cast": counted(4 * x.numel())}
     work |= {f"{arm}/cast": counted(6 * x.numel()) for arm in ("ours, scale taken", "eager")}
-    return kernel_row(arms, {}, work, setting)
+    return Arms(calls, work=work)
 
 
-def measure_amax(case: Case, setting: Setting) -> Row:
+def measure_casts(case: Case, setting: Setting) -> Row:
+    """Casts, timed."""
+    return kernel_row(casts(case, setting), setting)
+
+
+def amaxes(case: Case, setting: Setting) -> Arms:
     """Ours in two reductions; one reduction, compiled and not."""
     x = _x(case, setting)
     functions = {
@@ -90,12 +95,17 @@ def measure_amax(case: Case, setting: Setting) -> Row:
         "inductor, one reduction": _compiled(lambda x: x.abs().amax()),
         "eager": lambda x: x.abs().amax(),
     }
-    arms = {name: _arm(function, "amax", x) for name, function in functions.items()}
-    return kernel_row(arms, {}, {"amax": counted(2 * x.numel())}, setting)
+    calls = {name: _arm(function, "amax", x) for name, function in functions.items()}
+    return Arms(calls, work={"amax": counted(2 * x.numel())})
+
+
+def measure_amax(case: Case, setting: Setting) -> Row:
+    """Largest magnitudes, timed."""
+    return kernel_row(amaxes(case, setting), setting)
 
 
 def _case(rows: int, columns: int) -> Case:
-    return Case(f"{rows}x{columns}", {"rows": rows, "columns": columns})
+    return Case(f"{rows}x{columns}", {"rows": rows, "columns": columns}, (rows, columns) == SHAPES[0])
 
 
 CASES, TINY = tuple(_case(*shape) for shape in SHAPES), (_case(32, 64),)
@@ -108,6 +118,7 @@ BENCHMARKS = (
         CASES,
         TINY,
         measure_casts,
+        arms=casts,
     ),
     Benchmark(
         "amax",
@@ -117,6 +128,7 @@ BENCHMARKS = (
         CASES,
         TINY,
         measure_amax,
+        arms=amaxes,
     ),
 )
 

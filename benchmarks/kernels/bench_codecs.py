@@ -18,7 +18,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))  # a script's own fold
 from benchmarks.harness.kernel_rows import counted, kernel_row
 from benchmarks.harness.run_alone import run_alone
 from benchmarks.harness.timing import Arm, Lap
-from benchmarks.registry import Benchmark, Case, Row, Setting
+from benchmarks.registry import Arms, Benchmark, Case, Row, Setting
 from fp8compile.numerics import E4M3, INT8
 from fp8compile.numerics.codecs import Codec, Groupwise, GroupwiseBest
 
@@ -52,19 +52,25 @@ def _copy(x: torch.Tensor) -> Arm:
     return arm
 
 
-def measure(case: Case, setting: Setting) -> Row:
+def arms(case: Case, setting: Setting) -> Arms:
     """Ours, the same arithmetic uncompiled, and a copy of the tensor."""
     rows, columns, name = case.shape["rows"], case.shape["columns"], case.shape["codec"]
     x = torch.randn(rows, columns, device=setting.device, dtype=torch.bfloat16)
     codec = CODECS[name]
     least = x.numel() * 3 + x.numel() // 128 * 2
-    arms = {"ours": _arm(codec, x, True), "eager": _arm(codec, x, False), "copy": _copy(x)}
+    calls = {"ours": _arm(codec, x, True), "eager": _arm(codec, x, False), "copy": _copy(x)}
     work = {"encode": counted(least), "decode": counted(least), "copy": counted(4 * x.numel())}
-    return kernel_row(arms, {}, work, setting)
+    return Arms(calls, work=work)
+
+
+def measure(case: Case, setting: Setting) -> Row:
+    """Encode and decode, timed."""
+    return kernel_row(arms(case, setting), setting)
 
 
 def _case(rows: int, columns: int, codec: str) -> Case:
-    return Case(f"{rows}x{columns} {codec}", {"rows": rows, "columns": columns, "codec": codec})
+    shape = {"rows": rows, "columns": columns, "codec": codec}
+    return Case(f"{rows}x{columns} {codec}", shape, (rows, columns) == SHAPES[0])
 
 
 BENCHMARKS = (
@@ -76,6 +82,7 @@ BENCHMARKS = (
         tuple(_case(*shape, codec) for shape in SHAPES for codec in CODECS),
         (_case(16, 256, "int8"),),
         measure,
+        arms=arms,
     ),
 )
 

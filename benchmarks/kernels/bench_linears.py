@@ -24,7 +24,7 @@ from benchmarks.harness import peers
 from benchmarks.harness.kernel_rows import counted, kernel_row
 from benchmarks.harness.run_alone import run_alone
 from benchmarks.harness.timing import Arm, Lap
-from benchmarks.registry import Benchmark, Case, Row, Setting
+from benchmarks.registry import Arms, Benchmark, Case, Row, Setting
 
 SHAPES = {
     **{f"square {n}": (n, n, n) for n in (1024, 2048, 4096, 8192)},
@@ -36,6 +36,7 @@ SHAPES = {
     "vit-l fc1 64x197": (12608, 1024, 4096),
     "vit-l fc2 64x197": (12608, 4096, 1024),
 }
+TYPICAL = "llama2-7b up 8x2048"
 FP8_ARMS = ("ours", "torchao float8", "fp8 products")
 
 
@@ -76,7 +77,7 @@ def _codes(x: Tensor) -> Tensor:
     return x.to(torch.float8_e4m3fn)
 
 
-def measure(case: Case, setting: Setting) -> Row:
+def arms(case: Case, setting: Setting) -> Arms:
     """Whole linears: ours, Inductor, eager, torchao; products alone: BF16 and FP8."""
     m, k, n = (case.shape[name] for name in "MKN")
     made: dict[str, Any] = {"device": setting.device, "dtype": torch.bfloat16}
@@ -88,7 +89,7 @@ def measure(case: Case, setting: Setting) -> Row:
         module = nn.Sequential(copy.deepcopy(linear))
         return _linear(compiled(module), module, x, dy)
 
-    arms, left_out = peers.built(
+    calls, left_out = peers.built(
         {
             "ours": lambda: whole(lambda module: peers.ours(module, setting.device, preset="linear_only")),
             "inductor": lambda: whole(peers.inductor),
@@ -99,7 +100,12 @@ def measure(case: Case, setting: Setting) -> Row:
         },
         setting.device,
     )
-    return kernel_row(arms, left_out, _work(m, k, n, arms), setting)
+    return Arms(calls, left_out, _work(m, k, n, calls))
+
+
+def measure(case: Case, setting: Setting) -> Row:
+    """Linears and products, timed."""
+    return kernel_row(arms(case, setting), setting)
 
 
 def _work(m: int, k: int, n: int, arms: dict[str, Arm]) -> dict[str, Any]:
@@ -116,7 +122,7 @@ def _work(m: int, k: int, n: int, arms: dict[str, Arm]) -> dict[str, Any]:
 
 
 def _case(name: str, shape: tuple[int, int, int]) -> Case:
-    return Case(name, dict(zip("MKN", shape, strict=True)))
+    return Case(name, dict(zip("MKN", shape, strict=True)), name == TYPICAL)
 
 
 BENCHMARKS = (
@@ -128,6 +134,7 @@ BENCHMARKS = (
         tuple(_case(*item) for item in SHAPES.items()),
         (_case("tiny", (32, 64, 48)),),
         measure,
+        arms=arms,
     ),
 )
 

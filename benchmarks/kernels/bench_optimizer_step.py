@@ -8,8 +8,9 @@ python benchmarks/kernels/bench_optimizer_step.py [--device cpu] [--tiny] [--jso
 from __future__ import annotations
 
 import functools
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,13 +24,18 @@ from benchmarks.harness.kernel_rows import counted, kernel_row
 from benchmarks.harness.memory import state_bytes
 from benchmarks.harness.run_alone import run_alone
 from benchmarks.harness.timing import Arm, Lap
-from benchmarks.registry import Benchmark, Case, Row, Setting
+from benchmarks.registry import Arms, Benchmark, Case, Row, Setting
 from fp8compile import optim
 
 SHAPES = ((4096, 4096), (4096, 1024), (11008, 4096), (4096,))  # of a Llama, in turn
+TYPICAL = "256M bfloat16"
 TINY_SHAPES = ((64, 128), (256,))
-FORMATS = ("e4m3_expanded", "dynamic_tree", "int8_companded", ("dynamic_tree", "e4m3_expanded"), "fp32")
+FORMATS = (
+    *("e4m3_expanded", "dynamic_tree", "int8_companded", ("dynamic_tree", "e4m3_expanded"), "4bit_log"),
+    "fp32",
+)
 Build = Callable[[list[nn.Parameter]], torch.optim.Optimizer]
+Shape = tuple[int, ...]
 
 
 def builders(formats: tuple[Any, ...]) -> dict[str, Build]:
@@ -56,11 +62,18 @@ def _flashoptim(ps: list[nn.Parameter]) -> torch.optim.Optimizer:
     return FlashAdamW(ps, lr=1e-3)  # type: ignore[no-any-return]
 
 
-def parameters(million: float, shapes: tuple[tuple[int, ...], ...], device: torch.device, dtype: torch.dtype) -> Any:
-    """``shapes`` in turn until there are ``million`` * 10**6 elements, with gradients."""
-    made: list[nn.Parameter] = []
-    while sum(p.numel() for p in made) < million * 1e6:
-        shape = shapes[len(made) % len(shapes)]
+def shapes_of(million: float, shapes: Sequence[Shape]) -> list[Shape]:
+    """``shapes`` in turn until there are ``million`` * 10**6 elements."""
+    found: list[Shape] = []
+    while sum(map(math.prod, found)) < million * 1e6:
+        found.append(shapes[len(found) % len(shapes)])
+    return found
+
+
+def parameters(shapes: Iterable[Shape], device: torch.device, dtype: torch.dtype) -> list[nn.Parameter]:
+    """A parameter of each shape, with a gradient."""
+    made = []
+    for shape in shapes:
         p = nn.Parameter(torch.randn(shape, device=device, dtype=dtype) * 0.02)
         p.grad = torch.randn_like(p) * 1e-3
         made.append(p)
@@ -82,24 +95,33 @@ def _arm(optimizer: torch.optim.Optimizer) -> Arm:
     return arm
 
 
-def measure(case: Case, setting: Setting) -> Row:
+def least_bytes(numel: int, dtype: torch.dtype, kept: int) -> int:
+    """Of a step over so many elements, with states of ``kept`` bytes."""
+    return numel * dtype.itemsize * 3 + 2 * kept
+
+
+def arms(case: Case, setting: Setting) -> Arms:
     """Every optimizer on the same parameters, in turn; bits per parameter of all it keeps."""
     dtype = getattr(torch, case.shape["dtype"])
     shapes, formats = (TINY_SHAPES, FORMATS[:1]) if setting.tiny else (SHAPES, FORMATS)
-    ps = parameters(case.shape["million"], shapes, setting.device, dtype)
+    ps = parameters(shapes_of(case.shape["million"], shapes), setting.device, dtype)
     numel = sum(p.numel() for p in ps)
     factories = {name: functools.partial(_stepped, build, ps) for name, build in builders(formats).items()}
     optimizers, left_out = peers.built(factories, setting.device)
     kept = {name: state_bytes(optimizer) for name, optimizer in optimizers.items()}
-    moved = {name: numel * dtype.itemsize * 3 + 2 * nbytes for name, nbytes in kept.items()}
-    work = {f"{name}/step": counted(nbytes) for name, nbytes in moved.items()}
-    row = kernel_row({name: _arm(each) for name, each in optimizers.items()}, left_out, work, setting)
+    work = {f"{name}/step": counted(least_bytes(numel, dtype, nbytes)) for name, nbytes in kept.items()}
     bits = {name: nbytes * 8 / numel for name, nbytes in kept.items()}
-    return {**row, "numel": numel, "state_bytes": kept, "state_bits_per_parameter": bits}
+    notes = {"numel": numel, "state_bytes": kept, "state_bits_per_parameter": bits}
+    return Arms({name: _arm(each) for name, each in optimizers.items()}, left_out, work, notes)
+
+
+def measure(case: Case, setting: Setting) -> Row:
+    """Steps, timed."""
+    return kernel_row(arms(case, setting), setting)
 
 
 def _case(million: float, dtype: str) -> Case:
-    return Case(f"{million:g}M {dtype}", {"million": million, "dtype": dtype})
+    return Case(f"{million:g}M {dtype}", {"million": million, "dtype": dtype}, f"{million:g}M {dtype}" == TYPICAL)
 
 
 BENCHMARKS = (
@@ -112,6 +134,7 @@ BENCHMARKS = (
         (_case(0.016, "bfloat16"),),
         measure,
         limit=180,
+        arms=arms,
     ),
 )
 

@@ -28,7 +28,7 @@ from benchmarks.harness import peers
 from benchmarks.harness.kernel_rows import counted, kernel_row
 from benchmarks.harness.run_alone import run_alone
 from benchmarks.harness.timing import Arm, Lap
-from benchmarks.registry import Benchmark, Case, Row, Setting
+from benchmarks.registry import Arms, Benchmark, Case, Row, Setting
 from fp8compile.numerics import INT8
 from fp8compile.numerics.codecs import Groupwise
 
@@ -117,14 +117,14 @@ def _liger(name: str) -> Callable[..., Tensor]:
     return function.apply  # type: ignore[no-any-return]
 
 
-def measure(case: Case, setting: Setting) -> Row:
+def arms(case: Case, setting: Setting) -> Arms:
     """Ours, plain Inductor, eager, Liger."""
     name, shape = case.shape["op"], (case.shape["rows"], case.shape["columns"])
     op = OPERATIONS[name]
     made: dict[str, Any] = {"device": setting.device, "dtype": torch.bfloat16}
     dy, *inputs = (torch.randn(shape, **made) for _ in range(1 + op.inputs))
     inputs += [torch.randn(shape[1:], **made) for _ in range(op.weights)]
-    arms: dict[str, Arm] = {
+    calls: dict[str, Arm] = {
         "ours": _ours(op, dy, *inputs),
         "inductor": _inductor(op, dy, *inputs),
         "eager": _autograd(op.function, dy, *inputs),
@@ -132,8 +132,13 @@ def measure(case: Case, setting: Setting) -> Row:
     left_out = {"liger": "has no GELU of one input"} if name == "gelu" else {}
     if not left_out:
         liger, left_out = peers.built({"liger": lambda: _autograd(_liger(name), dy, *inputs)}, setting.device)
-        arms |= liger
-    return kernel_row(arms, left_out, _work(op, dy.numel()), setting)
+        calls |= liger
+    return Arms(calls, left_out, _work(op, dy.numel()))
+
+
+def measure(case: Case, setting: Setting) -> Row:
+    """Forward and backward, timed."""
+    return kernel_row(arms(case, setting), setting)
 
 
 def _work(op: Operation, numel: int) -> dict[str, Any]:
@@ -147,14 +152,16 @@ def _work(op: Operation, numel: int) -> dict[str, Any]:
 
 
 def _cases(name: str, *shapes: tuple[int, int]) -> tuple[Case, ...]:
-    return tuple(Case(f"{rows}x{n}", {"op": name, "rows": rows, "columns": n}) for rows, n in shapes)
+    typical = max(shapes)
+    return tuple(
+        Case(f"{rows}x{n}", {"op": name, "rows": rows, "columns": n}, (rows, n) == typical) for rows, n in shapes
+    )
 
 
 def _benchmark(name: str, about: str, *shapes: tuple[int, int]) -> Benchmark:
     against = ("inductor", "eager", "liger")
-    return Benchmark(
-        name, "kernels", about, against, _cases(name, *shapes), _cases(name, (16, 256)), measure, limit=90
-    )
+    cases, tiny = _cases(name, *shapes), _cases(name, (16, 256))
+    return Benchmark(name, "kernels", about, against, cases, tiny, measure, limit=90, arms=arms)
 
 
 COAT = (1024, 2048)  # COAT's 4 x 256 x 2048

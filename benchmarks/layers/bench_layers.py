@@ -30,7 +30,7 @@ from benchmarks.harness.kernel_rows import counted, kernel_row
 from benchmarks.harness.llama import LLAMA2_7B, LLAMA3_8B, TE_LAYER, TINY, Layer, Shape, initialised, rotary_tables
 from benchmarks.harness.run_alone import run_alone
 from benchmarks.harness.timing import Lap, warmed_up
-from benchmarks.registry import Benchmark, Case, Row, Setting
+from benchmarks.registry import Arms, Benchmark, Case, Row, Setting
 from fp8compile.demo.saved_bytes import saved_bytes
 
 Compiler = Callable[[Layer, torch.device], Callable[..., Tensor]]
@@ -119,7 +119,7 @@ def measured_layer(case: Case, setting: Setting, compilers: Mapping[str, Compile
     warm, failed = warmed_up({name: arm.step for name, arm in arms.items()})
     memory = {name: memory_of(arms[name], reference, batch * length * shape.hidden * 2) for name in warm}
     del reference
-    row = kernel_row(warm, {**left_out, **failed}, _work(shape.layer_flops(batch, length)), setting)
+    row = kernel_row(Arms(warm, {**left_out, **failed}, _work(shape.layer_flops(batch, length))), setting)
     return {**row, "memory": memory}
 
 

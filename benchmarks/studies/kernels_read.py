@@ -110,17 +110,9 @@ def rows_of(
             n, us = times.get(kernel.name, (0, 0.0))
             if held[kernel.name] != 1 or not n or n != len(wrapper.launches(kernel.name)):
                 continue
-            if (num_bytes := wrapper.bytes_of(kernel)) and (cost := cost_of(kernel, num_bytes)):
-                counts = {"num_bytes": cost.num_bytes, "issued": cost.issued, "slow_issued": cost.slow_issued}
-                held_warps = {"registers": cost.registers, "warps": cost.warps}
-                yield {
-                    "run": job,
-                    "kernel": kernel.name,
-                    "launches": n,
-                    "read_us": round(us, 2),
-                    **counts,
-                    **held_warps,
-                }
+            if (num_bytes := wrapper.bytes_of(kernel)) and (cost := cost_of(kernel, num_bytes)) and not cost.spilled:
+                timed = {"run": job, "kernel": kernel.name, "launches": n, "read_us": round(us, 2)}
+                yield {**timed, **cost.counts}
 
 
 def main() -> None:

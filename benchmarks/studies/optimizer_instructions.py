@@ -1,8 +1,7 @@
 """What a step of AdamW takes on an H100, by format: instructions and registers, from code lowered and disassembled. No GPU.
 
-Milliseconds are of 256M elements, predicted by benchmarks/harness/kernel_time.py. Instructions are counted where they
-stand: a branch that is not taken counts, a loop's body counts once. The kernel is that of one launch for many parameters,
-which has one configuration.
+Milliseconds are of 256M elements, predicted by benchmarks/harness/kernel_time.py. The kernel is that of one launch for many
+parameters, which has one configuration (tests/sm90/optimizers.py).
 
 python benchmarks/studies/optimizer_instructions.py [--json results.json] [FORMAT ...]
 """
@@ -18,18 +17,12 @@ import torch
 
 sys.path.append(str(Path(__file__).resolve().parents[2]))
 
-from benchmarks.harness.kernel_time import KernelCost
 from benchmarks.harness.output import write_json
-from fp8compile.optim.kernel_text import parsed
-from fp8compile.optim.one_launch import WARPS
 from tests.sm90 import fake_h100
-from tests.sm90.checked import instructions
-from tests.sm90.kernel_cost import SLOW_ONES, warps_held
-from tests.sm90.optimizers import Case, chunks_of, lowered_chunk, together
+from tests.sm90.optimizers import Case, chunks_of, cost_together, lowered_chunk
 
 ELEMENTS = 256 * 2**20
 SHAPE = (1024, 4096)
-ROWS = (1024 * 4096) // 128
 FORMATS: dict[str, Any] = {
     "e4m3_expanded": "e4m3_expanded",
     "COAT's mix": ("dynamic_tree", "e4m3_expanded"),
@@ -45,18 +38,10 @@ def measured(name: str, dtype: str) -> dict[str, Any]:
     chunks, least = chunks_of(Case(SHAPE, DTYPES[dtype], state_format=FORMATS[name]).build(torch.zeros))
     [chunk] = chunks
     graph, _ = lowered_chunk(chunk)
-    [kernel] = graph.kernels.values()
-    written = parsed(kernel.source)
-    assert written is not None, name
-    made, elements = together(written), SHAPE[0] * SHAPE[1]
-    each = made.elements * (elements / ROWS) / written.row
-    found = instructions(made.code)
-    total, slow = found.total() / each, sum(found[kind] for kind in SLOW_ONES) / each
-    warps = warps_held(ELEMENTS, WARPS, made.registers, 0)  # programs are more than a card holds
-    num_bytes, issued, slow_issued = (count * ELEMENTS for count in (graph.num_bytes / elements, total, slow))
-    ms = KernelCost(round(num_bytes), issued, slow_issued, ELEMENTS, made.registers, warps, "").us / 1e3
-    row = {"format": name, "dtype": dtype, "over_least": graph.num_bytes / least, "instructions": total, "slow": slow}
-    return row | {"registers": made.registers, "spilled": made.spilled, "predicted_ms": ms}
+    cost = cost_together(graph, SHAPE[0] * SHAPE[1], ELEMENTS)
+    row = {"format": name, "dtype": dtype, "over_least": graph.num_bytes / least}
+    row |= {key: cost.figures[key] for key in ("instructions", "slow", "registers")}
+    return row | {"spilled": cost.spilled, "predicted_ms": cost.us / 1e3}
 
 
 def line(row: dict[str, Any]) -> str:

@@ -34,6 +34,7 @@ from tests.mutants import (
     of_first_contact,
     of_graphs,
     of_integers,
+    of_kernel_tables,
     of_linears,
     of_links,
     of_logits,
@@ -75,6 +76,7 @@ MUTANTS = (
     *of_clients.CLIENTS,
     *of_explorer.EXPLORER,
     *of_first_contact.FIRST_CONTACT,
+    *of_kernel_tables.KERNEL_TABLES,
     *of_watching.WATCHING,
 )
 

@@ -1,14 +1,15 @@
 """What a generated kernel takes of an H200's resources, counted in its machine code (benchmarks/harness/kernel_time.py).
 
-Instructions are counted in the machine code of each configuration that Inductor's tuner has and that spills nothing; the
-fastest counts. A loop's body counts as often as it is run; a branch that is not taken counts too.
+Instructions are counted in the machine code of each configuration that Inductor's tuner has. The fastest of those that spill
+nothing counts; where all spill, the fastest of them. A loop's body counts as often as it is run; a branch that is not taken
+counts too.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from benchmarks.harness.kernel_time import KernelCost
 
@@ -36,8 +37,12 @@ def cost_of(kernel: Kernel, num_bytes: int | None = None) -> KernelCost | None:
     if not sizes or "ComboKernelGrid" in kernel.source:
         return None
     moved = kernel.num_bytes if num_bytes is None else num_bytes
-    found = [_cost(moved, cubin, sizes) for cubin in assemble([kernel]) if not cubin.spill_bytes]
-    return min(found, key=lambda each: (each.us, each.issued), default=None)
+    return chosen(_cost(moved, cubin, sizes) for cubin in assemble([kernel]))
+
+
+def chosen(costs: Iterable[KernelCost]) -> KernelCost:
+    """The fastest of a kernel's configurations that spills nothing; where all spill, the fastest."""
+    return min(costs, key=lambda each: (each.spilled > 0, each.us, each.issued))
 
 
 def _cost(num_bytes: int, cubin: Cubin, sizes: Mapping[str, int]) -> KernelCost:
@@ -55,7 +60,8 @@ def _cost(num_bytes: int, cubin: Cubin, sizes: Mapping[str, int]) -> KernelCost:
     lanes, elements = programs * cubin.num_warps * LANES_OF_A_WARP, math.prod(sizes.values())
     warps = warps_held(programs, cubin.num_warps, cubin.registers, cubin.shared_bytes)
     described = f"{cubin.blocks}, {cubin.num_warps} warps"
-    return KernelCost(num_bytes, total * lanes, slow * lanes, elements, cubin.registers, warps, described)
+    counts = num_bytes, total * lanes, slow * lanes, elements
+    return KernelCost(*counts, cubin.registers, warps, described, cubin.spill_bytes)
 
 
 def warps_held(programs: int, num_warps: int, registers: int, shared_bytes: int) -> float:

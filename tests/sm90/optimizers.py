@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.harness.kernel_time import KernelCost
 from fp8compile import _torch as private
 from fp8compile import optim
 from fp8compile.optim import compiled_step, kernel_text, one_launch, row_views
@@ -16,9 +18,11 @@ from fp8compile.optim.open_sizes import Sizes, numbers
 
 from . import fake_h100
 from .assembling import resource_usage
-from .checked import check
+from .checked import check, instructions
+from .kernel_cost import LANES_OF_A_WARP, SLOW_ONES, warps_held
 from .lowering import Lowered, LoweredGraph, lower_backend, lowering_config
 
+GROUP = 128  # elements that share a scale, whatever their codes take
 ONLY_READ = ("grad", "numbers", "step", "stream")
 
 
@@ -107,3 +111,21 @@ def together(written: kernel_text.Written) -> Together:
     registers, stack, _, local = resource_usage(made.asm["cubin"])
     elements = rows * written.row / (32 * one_launch.WARPS)
     return Together(made.asm["cubin"], made.asm["ptx"], elements, registers, stack + local)
+
+
+def cost_together(graph: LoweredGraph, of: int, elements: int) -> KernelCost:
+    """What one launch for parameters of ``elements`` in all costs; ``graph`` was lowered for a parameter of ``of``.
+
+    Instructions are counted where they stand: a branch that is not taken counts, a loop's body counts once.
+    """
+    [kernel] = graph.kernels.values()
+    written = kernel_text.parsed(kernel.source)
+    assert written is not None, kernel.name
+    made = together(written)
+    found = instructions(made.code)
+    programs = elements / (one_launch.rows_of_a_block(written) * (GROUP if written.row > 1 else 1))
+    lanes = programs * one_launch.WARPS * LANES_OF_A_WARP
+    slow = sum(found[kind] for kind in SLOW_ONES)
+    warps = warps_held(math.ceil(programs), one_launch.WARPS, made.registers, 0)
+    counts = round(graph.num_bytes / of * elements), found.total() * lanes, slow * lanes, elements
+    return KernelCost(*counts, made.registers, warps, "", made.spilled)
