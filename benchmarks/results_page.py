@@ -203,6 +203,7 @@ SECTIONS: Sequence[tuple[str, str, Callable[[Path], list[str]]]] = (
     ("measured on a GPU", "GPU", gpu),
     ("predicted, and measured on a GPU where it was read", "Kernels", kernel_table.section),
     ("counted", "Layers lowered for an H100", layers),
+    ("predicted", "Set-ups lowered for an H100", setups_section.lowered),
     ("counted", "One more layer, lowered for an H100", depth),
     ("counted", "A small layer lowered for an H100", small_layer),
     ("counted", "Observation lowered for an H100", observed),

@@ -9,6 +9,7 @@ from typing import Any
 from benchmarks.harness.measured_sections import load, source, table
 
 NAME, TRAINING, RESIDUALS = "setups-cpu.json", "setup-training-cpu.json", "residual-sizes-cpu.json"
+LOWERED = "setups-sm90-lowered.json"
 FOLDER = Path(__file__).resolve().parents[1] / "results"
 LOGITS = "exponentiated in the backward"
 
@@ -49,6 +50,47 @@ def setups(folder: Path) -> list[str]:
 
 def _db(row: Mapping[str, Any], key: str) -> str:
     return f"{row[key]:.1f}" if key in row else ""
+
+
+def lowered(folder: Path) -> list[str]:
+    """A row for each set-up and recipe: what its generated kernels launch, move and are predicted to take."""
+    found = load(folder, LOWERED)
+    rows = [
+        (
+            *((name, arm) if arm == "plain" else ("", arm)),
+            str(here["launches"]),
+            str(here["externs"]),
+            f"{here['kernel_bytes'] / 1e9:.2f}",
+            f"{here['issued'] / 1e9:.1f}",
+            str(here["registers"]),
+            f"{here['us'] / 1e3:.2f}",
+            f"{here['kept'] / 1e6:.0f}",
+            f"{here['kept'] / by_arm['plain']['kept']:.0%}",
+        )
+        for name, by_arm in found["setups"].items()
+        for arm, here in by_arm.items()
+    ]
+    head = (
+        "set-up",
+        "recipe",
+        "kernels",
+        "calls",
+        "GB",
+        "1e9 instructions",
+        "registers",
+        "ms",
+        "kept, MB",
+        "of plain",
+    )
+    sizes = found["sizes"]
+    return [
+        source(LOWERED, found),
+        f"{found['tokens']} tokens, hidden size {sizes['hidden']}, FFN {sizes['ffn']}, forward and backward, without a GPU.",
+        "*Kernels* are launches of generated ones; *calls* are products, attention and copies. Bytes, instructions, the most",
+        "registers of a thread and the predicted time are those of generated kernels alone, not of calls.",
+        "",
+        *table(head, rows),
+    ]
 
 
 def training(folder: Path) -> list[str]:

@@ -5,6 +5,7 @@
     checkpointing    every block, by Transformers' own switch; ours starts a block from codes of its input
     dropout          0.1 in attention; ours draws masks again from their seeds
     experts          Mixtral's: four of them, two a token, each half as wide
+    experts, nudged  plain beside plain, its embedding moved by one rounding: what two runs differ by in any case
 
 Each arm has the weights, batches and rates of its twin from the same seed; products in FP32, so that nothing but what is kept
 differs; storage alone, as by default on a CPU. The gap is (ours - plain) / plain of the validation loss; mean and standard
@@ -33,7 +34,7 @@ from benchmarks.studies.demo_runs import Demo
 from fp8compile.demo.model import Size, build_model
 from fp8compile.demo.results import mean_of
 
-PLAIN, OURS = "plain", "ours"
+PLAIN, OURS, NUDGED = "plain", "ours", "nudged"
 
 
 def checkpointed(size: Size, seed: int, device: torch.device) -> nn.Module:
@@ -68,18 +69,28 @@ def with_experts(size: Size, seed: int, device: torch.device) -> nn.Module:
     return MixtralForCausalLM(config).to(device)  # type: ignore[no-any-return]
 
 
+def nudged(size: Size, seed: int, device: torch.device) -> nn.Module:
+    """The experts' model, each weight of its embedding one step of FP32 larger."""
+    model = with_experts(size, seed, device)
+    weight = model.get_input_embeddings().weight.data  # type: ignore[operator]
+    weight.copy_(torch.nextafter(weight, torch.full_like(weight, torch.inf)))
+    return model
+
+
 SETUPS: Mapping[str, Callable[[Size, int, torch.device], nn.Module]] = {
     "checkpointing": checkpointed,
     "dropout": with_dropout,
     "experts": with_experts,
 }
-ARMS = tuple(f"{setup}, {whose}" for setup in SETUPS for whose in (PLAIN, OURS))
+TWICE = f"experts, {NUDGED}"
+ARMS = (*(f"{setup}, {whose}" for setup in SETUPS for whose in (PLAIN, OURS)), TWICE)
 
 
 def run_arm(arm: str, seed: int, demo: Demo) -> dict[str, Any]:
     """One run, ready for JSON, with the bytes that its graphs keep for the backward."""
     setup, whose = arm.split(", ")
-    run, compiled = run_compiled(dataclasses.replace(demo, build=SETUPS[setup]), seed, None if whose == PLAIN else {})
+    build = nudged if arm == TWICE else SETUPS[setup]
+    run, compiled = run_compiled(dataclasses.replace(demo, build=build), seed, {} if whose == OURS else None)
     row = row_of(run)
     if compiled is not None:
         report = fp8compile.report(compiled)
@@ -89,7 +100,8 @@ def run_arm(arm: str, seed: int, demo: Demo) -> dict[str, Any]:
 
 def summary(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Of each set-up the mean gap to its twin and its standard error."""
-    means = {setup: mean_of(gaps_to(f"{setup}, {PLAIN}", runs, f"{setup}, {OURS}")) for setup in SETUPS}
+    arms = {**{setup: f"{setup}, {OURS}" for setup in SETUPS}, TWICE: TWICE}
+    means = {name: mean_of(gaps_to(f"{arm.split(', ')[0]}, {PLAIN}", runs, arm)) for name, arm in arms.items()}
     return {name: {"gap": m.mean, "error": m.error, "seeds": m.n} for name, m in means.items() if m is not None}
 
 
@@ -97,10 +109,10 @@ def table(found: Mapping[str, Any]) -> Table:
     """The gaps as people read them."""
     made = Table("set-up", "seeds", "gap to plain", "kept", title=f"{found['training']['steps']} steps")
     for setup, here in found["summary"].items():
-        rows = found["runs"][f"{setup}, {OURS}"].values()
-        kept = next(row["saved_bytes"] / row["saved_bytes_plain"] for row in rows)
+        rows = found["runs"].get(f"{setup}, {OURS}", {}).values()
+        kept = next((f"{row['saved_bytes'] / row['saved_bytes_plain']:.0%}" for row in rows), "")
         error = f" ± {here['error']:.2%}" if here["error"] is not None else ""
-        made.add_row(setup, str(here["seeds"]), f"{here['gap']:+.2%}{error}", f"{kept:.0%}")
+        made.add_row(setup, str(here["seeds"]), f"{here['gap']:+.2%}{error}", kept)
     return made
 
 

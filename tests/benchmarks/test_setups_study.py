@@ -13,6 +13,7 @@ from benchmarks.harness import setups_section
 from benchmarks.studies import bench_setup_training, residual_sizes
 from benchmarks.studies.bench_setups import row
 from benchmarks.studies.setups import OPAQUE, SETUPS, gradients, made
+from fp8compile.demo.model import SIZES
 from tests.support.reference import sqnr_db
 
 
@@ -55,12 +56,24 @@ def test_every_goal_that_is_missed_is_told_apart() -> None:
 
 
 def test_arms_of_training_are_twins() -> None:
-    assert len(bench_setup_training.ARMS) == 2 * len(bench_setup_training.SETUPS)
+    assert len(bench_setup_training.ARMS) == 2 * len(bench_setup_training.SETUPS) + 1
     runs = {
         "experts, plain": {"0": {"validation_loss": 2.0}, "1": {"validation_loss": 4.0}},
         "experts, ours": {"1": {"validation_loss": 4.1}},
+        "experts, nudged": {"0": {"validation_loss": 1.9}},
     }
-    assert bench_setup_training.summary(runs)["experts"]["gap"] == pytest.approx(0.025)
+    found = bench_setup_training.summary(runs)
+    assert found["experts"]["gap"] == pytest.approx(0.025)
+    assert found["experts, nudged"]["gap"] == pytest.approx(-0.05)
+
+
+def test_a_nudge_is_one_step_of_each_weight_and_of_no_other() -> None:
+    makers = bench_setup_training.with_experts, bench_setup_training.nudged
+    plain, nudged = (make(SIZES["tiny"], 0, torch.device("cpu")).state_dict() for make in makers)
+    moved = {name for name in plain if not torch.equal(plain[name], nudged[name])}
+    assert moved == {name for name in plain if "embed_tokens" in name}
+    for name in moved:
+        assert torch.equal(torch.nextafter(plain[name], torch.full_like(plain[name], torch.inf)), nudged[name])
 
 
 def test_ratios_are_read_from_a_model(tmp_path: Path) -> None:

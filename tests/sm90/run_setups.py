@@ -114,7 +114,6 @@ def told(graphs: list[LoweredGraph], *, priced: bool) -> dict[str, Any]:
         "externs": sum(len(graph.externs) for graph in graphs),
         "kernel_bytes": sum(graph.num_bytes for graph in graphs),
         "kept": kept(graphs),
-        "packs": sum(_only_packs(kernel.source) for kernel, _ in launches),
     }
     if priced:
         costs = [(cost_of(kernel), times) for kernel, times in launches]
@@ -126,13 +125,6 @@ def told(graphs: list[LoweredGraph], *, priced: bool) -> dict[str, Any]:
             "without_price": len(costs) - len(known),
         }
     return found
-
-
-def _only_packs(source: str) -> bool:
-    """Whether a kernel writes nothing but masks as bits, which should be written by the kernel that makes them."""
-    signature = source.partition("'signature': {")[2].partition("}")[0]
-    stored = [each.split(":") for each in signature.split(", ") if "'out_ptr" in each]
-    return bool(stored) and all("*u8" in dtype for _, dtype in stored)
 
 
 def report(*, whole: bool) -> dict[str, Any]:
