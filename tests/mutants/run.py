@@ -45,6 +45,7 @@ from tests.mutants import (
     of_short_forms,
     of_states,
     of_training,
+    of_tuning,
     of_watching,
 )
 from tests.mutants.mutant import Mutant
@@ -76,6 +77,7 @@ MUTANTS = (
     *of_explorer.EXPLORER,
     *of_first_contact.FIRST_CONTACT,
     *of_watching.WATCHING,
+    *of_tuning.TUNING,
 )
 
 ROOT = Path(__file__).parents[2]
