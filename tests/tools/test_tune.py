@@ -228,7 +228,7 @@ def test_out_of_its_minutes_it_returns_the_best_so_far(uncompiled: None, all_wel
     found = tuned(Net(), minutes=1e-9)
     assert [row.rounds for row in found.rows] == [FIRST_ROUNDS, 0, 0]
     assert [row.note for row in found.rows] == ["", NO_TIME, NO_TIME] and found.recipe == OFF
-    assert "minutes=1e-09 are over" in found.remarks[0]
+    assert "minutes=1e-09 are over" in found.remarks[0] and f"\nstored, few: {NO_TIME}\n" in str(found)
 
 
 def _out_of_memory_at(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -253,7 +253,7 @@ def test_one_that_is_out_of_memory_says_so_and_the_others_go_on(
     assert {row.name: row.note for row in found.rows if row.note} == {name: OUT_OF_MEMORY}
     assert [row.name for row in found.rows if row.ran] == [each for each in (PLAIN, *BOTH) if each != name]
     assert found.best is not None and found.best.name == ("stored" if name == "few" else "few")
-    assert OUT_OF_MEMORY in str(found)
+    assert f"\n{name}: {OUT_OF_MEMORY}\n" in str(found)
 
 
 def test_one_that_fails_in_a_later_turn_is_not_chosen(

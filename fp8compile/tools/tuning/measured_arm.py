@@ -1,7 +1,7 @@
 """Steps of one recipe: the first, which compile; one whose memory is measured; then turns, which are timed.
 
 A turn is as many steps as take TURN_SECONDS with the first recipe that runs, at most MOST_STEPS: a GPU is waited for once a
-turn, and a step follows a step of the same recipe. What fails ends this recipe's part alone, and its row says why.
+turn, and a step follows a step of the same recipe. What fails ends this recipe's part alone, and its note says why.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ class MeasuredArm:
         self.known["peak"] = measured_peak(lambda: self.step.run(self.compiled.model), self.step.cuda)
 
     def _can(self, do: Callable[[], object]) -> bool:
-        """Whether it could be done; if not, what it held is dropped, and its row says why."""
+        """Whether it could be done; if not, what it held is dropped, and its note says why."""
         try:
             do()
         except Exception as error:

@@ -14,7 +14,7 @@ from fp8compile.tools.tuning.choice import MEMORY, best_of
 from fp8compile.tools.tuning.rows import TunedRow
 
 NONE, PROSE = "-", 100  # columns
-COLUMNS = ("recipe", "ms", "spread", "time", "peak", "kept", "worst gradient", "first s", "")
+COLUMNS = ("recipe", "ms", "spread", "time", "peak", "kept", "worst gradient", "first s")
 BEST_IS_PLAIN = 'best: plain Inductor. The recipe is the preset "off", which leaves everything as Inductor has it'
 NOTHING_RAN = 'nothing can be chosen: no recipe was measured. The recipe is the preset "off"'
 PREFACE = (
@@ -54,9 +54,15 @@ class Tuned:
     def __str__(self) -> str:
         cells = [_cells(row, self.rows[0], self.bar) for row in self.rows]
         first = wrapped(PREFACE.format(self.device), PROSE)
-        remarks = [wrapped(f"remark: {remark}", PROSE) for remark in self.remarks]
-        below = (*remarks, wrapped(self._rule, PROSE), self._verdict, self._line)
+        told = (*self._notes, *(f"remark: {remark}" for remark in self.remarks))
+        below = (*(wrapped(line, PROSE) for line in told), wrapped(self._rule, PROSE), self._verdict, self._line)
         return printed([first, table("", COLUMNS, cells, whole=True), *below])
+
+    @property
+    def _notes(self) -> list[str]:
+        """A line for each thing that went wrong, with the recipes that it went wrong in."""
+        notes = dict.fromkeys(row.note for row in self.rows if row.note)
+        return [f"{', '.join(row.name for row in self.rows if row.note == note)}: {note}" for note in notes]
 
     @property
     def _rule(self) -> str:
@@ -90,7 +96,6 @@ def _cells(row: TunedRow, plain: TunedRow, bar: float) -> tuple[str, ...]:
         _bytes(row.kept, plain.kept),
         _gradients(row, bar),
         f"{row.first_seconds:.1f}" if not math.isnan(row.first_seconds) else NONE,
-        row.note,
     )
 
 
