@@ -27,8 +27,8 @@ from benchmarks.harness.memory import state_bytes
 from benchmarks.harness.run_alone import run_alone
 from benchmarks.harness.timing import measured, no_lap
 from benchmarks.registry import Benchmark, Case, Row, Setting
-from fp8compile.demo.saved_bytes import saved_bytes
 from fp8compile.reporting.memory import storage_bytes
+from fp8compile.tools.step_memory import saved_bytes
 
 MOST_ROUNDS = 9  # a step of such a model is long, and varies little
 

@@ -31,7 +31,7 @@ from benchmarks.harness.llama import LLAMA2_7B, LLAMA3_8B, TE_LAYER, TINY, Layer
 from benchmarks.harness.run_alone import run_alone
 from benchmarks.harness.timing import Lap, warmed_up
 from benchmarks.registry import Arms, Benchmark, Case, Row, Setting
-from fp8compile.demo.saved_bytes import saved_bytes
+from fp8compile.tools.step_memory import saved_bytes
 
 Compiler = Callable[[Layer, torch.device], Callable[..., Tensor]]
 ARMS: dict[str, Compiler] = {

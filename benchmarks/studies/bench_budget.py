@@ -25,7 +25,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.profiler import ProfilerActivity, profile
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -35,6 +34,7 @@ from benchmarks.harness.environment import environment
 from benchmarks.harness.output import write_json
 from benchmarks.studies.measuring import call
 from benchmarks.studies.models import MODELS, Case
+from fp8compile.tools.step_memory import measured_peak
 
 BUDGETS = tuple(i / 20 for i in range(20, 0, -1))
 WIDTH, ROWS, LAYERS = 64, 512, 32  # of the deep model
@@ -65,19 +65,6 @@ CASES: dict[str, Callable[[], Case]] = {
 }
 
 
-def peak_bytes(step: Callable[[], None]) -> int:
-    """The most bytes that a CPU has allocated at one time during ``step``, beyond those before it."""
-    with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as found:
-        step()
-    assert found.profiler is not None and found.profiler.kineto_results is not None
-    events = [e for e in found.profiler.kineto_results.events() if e.name() == "[memory]"]
-    alive = most = 0
-    for event in sorted(events, key=lambda e: e.start_ns()):
-        alive += event.nbytes()
-        most = max(most, alive)
-    return most
-
-
 def measured(case: Case, **options: Any) -> tuple[int, Any]:
     """The peak of a step of a compiled copy of the model, and what was compiled."""
     torch._dynamo.reset()
@@ -89,7 +76,7 @@ def measured(case: Case, **options: Any) -> tuple[int, Any]:
 
     step()
     model.zero_grad(set_to_none=True)
-    return peak_bytes(step), run
+    return measured_peak(step), run
 
 
 def at_budget(peaks: Sequence[int], budget: float) -> int:

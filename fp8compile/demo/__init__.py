@@ -6,7 +6,7 @@
     estimate, opening    how long it takes, and what is printed before it begins
     arms       their names, known without torch
     compiling  what compiles the model in each arm
-    saved_bytes  bytes saved for backward, measured from outside
+    saved_bytes  bytes that a step saves for backward (tools/step_memory.py)
     loop       the training loop of one arm; turns: all arms of a seed in short blocks of steps
     memory     what one arm takes of a GPU that several share
     results    what a run measured, and the gap between arms

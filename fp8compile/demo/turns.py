@@ -18,6 +18,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
+from fp8compile._messages import cause
 from fp8compile.demo import compiling
 from fp8compile.demo.loop import Task, Training
 from fp8compile.demo.loss_scales import DIVERGED, DivergenceError
@@ -56,7 +57,7 @@ class ArmTurns:
             self._stop(f"{DIVERGED} at step {len(self.run.scales)}: {why}", watcher)
         except Exception as error:
             self.run.traceback = traceback.format_exc()
-            self._stop(f"failed: {_cause(error)}", watcher)
+            self._stop(f"failed: {cause(error)}", watcher)
 
     def _begin(self, watcher: Watcher) -> Training:
         run, task = self.run, self.task
@@ -108,8 +109,3 @@ def cut_to_common_step(runs: Sequence[Run]) -> None:
     evaluated = set.intersection(*({e.step for e in run.evaluations} for run in runs))
     for run in runs:
         run.cut(steps, evaluated)
-
-
-def _cause(error: BaseException) -> str:
-    inner = getattr(error, "inner_exception", None) or error
-    return f"{type(inner).__name__}: {str(inner).splitlines()[0] if str(inner) else 'no message'}"

@@ -163,8 +163,15 @@ class PartitionedGraph:
         if name.startswith(private.INPUTS) and made.op != "placeholder":
             name = f"kept_{name}"
         with self.bw.graph.inserting_before(edge.backward):
-            node = self.bw.graph.placeholder(name)
+            node = self._input(name)
         node.meta = {key: made.meta[key] for key in ("val", private.STATIC_INPUT) if key in made.meta}
+        return node
+
+    def _input(self, name: str) -> Node:
+        """A new input of the backward graph. Python code that is written from a graph calls an input by its target and all
+        else by name, so its target must be no other node's name."""
+        node: Node = self.bw.graph.placeholder(name)
+        node.target = node.name
         return node
 
     def keep(self, made: Node, name: str) -> Node:
@@ -172,7 +179,7 @@ class PartitionedGraph:
         inputs = self.bw.graph.find_nodes(op="placeholder")
         first = self.edges[0].backward if self.edges else inputs[len(self._sizes)]
         with self.bw.graph.inserting_before(first):
-            used = self.bw.graph.placeholder(name)
+            used = self._input(name)
         used.meta = {"val": made.meta["val"]}
         self.edges.insert(0, SavedTensor(made, used, next((e.desc for e in self.edges if e.desc), None)))
         return used
@@ -185,7 +192,7 @@ class PartitionedGraph:
             if statically_known_true(node.meta["val"] == value):
                 return inputs[i]
         with self.bw.graph.inserting_before(inputs[len(self._sizes)]):
-            new: Node = self.bw.graph.placeholder(made.name)
+            new: Node = self._input(made.name)
         new.meta = {"val": value}
         self._sizes.append((made, next((desc for _, desc in self._sizes if desc), None)))
         return new

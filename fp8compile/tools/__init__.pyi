@@ -4,5 +4,6 @@ from fp8compile.observe.overflow_report import overflow_report
 from fp8compile.scaling.state import scaling_state
 from fp8compile.tools.choosing_bits import calibrate_bits
 from fp8compile.tools.debugging import debug_step
+from fp8compile.tools.tuning.tune import tune
 
-__all__ = ["calibrate_bits", "debug_step", "overflow_report", "scaling_state"]
+__all__ = ["calibrate_bits", "debug_step", "overflow_report", "scaling_state", "tune"]

@@ -40,7 +40,15 @@ from fp8compile.numerics.metrics import power
 from fp8compile.passes.mark_saved import Tried
 from fp8compile.recipe.recipe import Recipe, uncounted
 from fp8compile.recipe.saved_bits import BITS, WHOLE, Key, SavedBits, SavedValue, checked_bits, checked_bytes
-from fp8compile.tools.trial_step import LIMIT, arguments, check_is_module, chosen_recipe, default_loss, left_as_it_was
+from fp8compile.tools.trial_step import (
+    LIMIT,
+    NOTHING_TO_DIFFERENTIATE,
+    arguments,
+    check_is_module,
+    chosen_recipe,
+    default_loss,
+    left_as_it_was,
+)
 
 MEASURED = (2, 3, 4, 5, 6, 8)
 WEIGHTS = ("norm", "power")
@@ -255,10 +263,7 @@ class _Exchanging(Interpreter):
 
 def _checked(scalar: Tensor | None) -> Tensor:
     if scalar is None or not scalar.requires_grad:
-        raise ValueError(
-            "calibrate_bits: nothing to differentiate: no output of the model depends on a parameter that trains. Give "
-            "loss=, a function from the model's output to a scalar, or call model.requires_grad_()."
-        )
+        raise ValueError(NOTHING_TO_DIFFERENTIATE.format("calibrate_bits"))
     if scalar.numel() != 1:
         raise ValueError(f"loss must return a scalar, not a tensor of shape {tuple(scalar.shape)}")
     return scalar

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +23,15 @@ from fp8compile.reporting.kernel import Kernel
 from fp8compile.reporting.memory import gradient_bytes, model_bytes
 from fp8compile.reporting.report import Report
 from fp8compile.tools.compiled_module import active_recipes, compiled_by, compiled_inside
-from fp8compile.tools.trial_step import LIMIT, as_positional, check_is_module, chosen_recipe, left_as_it_was, one_step
+from fp8compile.tools.trial_step import (
+    LIMIT,
+    as_positional,
+    check_is_module,
+    check_needs_no_batch,
+    chosen_recipe,
+    left_as_it_was,
+    one_step,
+)
 from fp8compile.tools.unmatched import unmatched, without_wishes
 from fp8compile.tools.without_memory import is_on_meta, without_memory
 from fp8compile.whole_step.step import TrainStep
@@ -101,7 +108,7 @@ def explain(
         with mode:
             return explain(*copied, recipe=chosen_recipe(recipe, model), loss=loss)
     if not positional and not named:
-        _check_needs_no_batch(eager)
+        check_needs_no_batch(eager, "explain")
     blocks = compiled_inside(model)
     chosen = chosen_recipe(recipe, blocks[0] if blocks else model)
     graphs: list[report_store.Compiled] = []
@@ -123,14 +130,6 @@ def explain(
     if not graphs:
         raise ValueError(f"fp8compile.explain: {report_store.NO_GRAPH_COMPILED}")
     return _report([_with_kernels(*each) for each in zip(graphs, listed, strict=True)], chosen, eager)
-
-
-def _check_needs_no_batch(model: nn.Module) -> None:
-    try:
-        inspect.signature(model.forward).bind()
-    except TypeError as error:
-        kind = type(model).__name__
-        raise ValueError(f"explain({kind}, args=()): {kind}.forward is {error}: give a batch, args=(x,)") from None
 
 
 def _with_kernels(compiled: report_store.Compiled, kernels: Sequence[Kernel]) -> report_store.Compiled:

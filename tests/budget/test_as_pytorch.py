@@ -191,7 +191,7 @@ def test_the_random_state_of_a_checkpoint_does_not_matter() -> None:
 @pytest.mark.parametrize("budget", [10**9, 0.5])
 def test_two_walks_through_one_stack_take_no_more_than_eager(budget: float) -> None:
     """pytorch issue 193193: plain Inductor holds the copies of several blocks."""
-    from benchmarks.studies.bench_budget import peak_bytes
+    from fp8compile.tools.step_memory import measured_peak
 
     xs = torch.randn(4, 512, 64), torch.randn(4, 512, 64)
     model = Walked()
@@ -199,7 +199,7 @@ def test_two_walks_through_one_stack_take_no_more_than_eager(budget: float) -> N
     def peak(run: nn.Module) -> int:
         run(*xs).backward()
         model.zero_grad()
-        return peak_bytes(lambda: run(*xs).backward())
+        return measured_peak(lambda: run(*xs).backward())
 
     options = {"preset": "off", "memory_budget": budget}
     eager, ours = peak(model), peak(torch.compile(model, backend="fp8compile", options=options))  # type: ignore[arg-type]

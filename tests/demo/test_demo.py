@@ -21,8 +21,9 @@ from fp8compile.demo.loss_curve import curve_steps, curve_table, running_mean
 from fp8compile.demo.model import BYTES_PER_PARAMETER, GIB, SIZES, build_model, large_card_bytes, rate_schedule
 from fp8compile.demo.progress import BarScreen, Screen, screen_for
 from fp8compile.demo.results import Evaluation, Results, Run, gap, gap_sentence, mean_of
-from fp8compile.demo.saved_bytes import UNHOOKED_ATTRIBUTE, saved_bytes, saved_bytes_of_step
+from fp8compile.demo.saved_bytes import saved_bytes_of_step
 from fp8compile.demo.table import summary
+from fp8compile.tools.step_memory import UNHOOKED_ATTRIBUTE, saved_bytes
 from tests.support.demo import CPU, FP32, documents, run_tiny, without_compilers
 from tests.support.demo import corpus as the_corpus
 

@@ -114,3 +114,13 @@ def test_no_value_of_the_forwards_own_passes_for_an_input_of_it() -> None:
     assert all(a == b for a, b in marks)
     assert {mark for mark, _ in marks} == ({True, False} if release_of(torch.__version__) >= (2, 15) else {None})
     assert not any("is_static_input" in edge.backward.meta for edge in made)
+
+
+def test_inputs_that_are_made_of_one_value_are_not_called_alike() -> None:
+    """Code that runs node by node calls an input by its target: two of one name gave one of them the other's value."""
+    split = split_of(
+        nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)), torch.randn(64, 64), linear="off"
+    )
+    edge = next(each for each in split.edges if each.is_tensor)
+    made = [split.placeholder(edge, edge.forward) for _ in range(3)]
+    assert [node.target for node in made] == [node.name for node in made] and len({*made}) == 3

@@ -6,6 +6,13 @@ from tests.mutants.mutant import Mutant
 
 PASSES = (
     Mutant(
+        "partition: an input is called as another node is",
+        "fp8compile/fx/partition.py",
+        "        node.target = node.name\n",
+        "",
+        ("tests/fx/test_partition.py",),
+    ),
+    Mutant(
         "encode_saved: the memory order for its inverse",
         "fp8compile/encoding/stored.py",
         "tuple(order.index(d) for d in range(len(order)))",

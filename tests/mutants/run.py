@@ -46,6 +46,7 @@ from tests.mutants import (
     of_short_forms,
     of_states,
     of_training,
+    of_tuning,
     of_watching,
 )
 from tests.mutants.mutant import Mutant
@@ -78,6 +79,7 @@ MUTANTS = (
     *of_first_contact.FIRST_CONTACT,
     *of_kernel_tables.KERNEL_TABLES,
     *of_watching.WATCHING,
+    *of_tuning.TUNING,
 )
 
 ROOT = Path(__file__).parents[2]

@@ -90,30 +90,30 @@ SETUPS: Mapping[str, Callable[..., Made]] = {
 }
 
 
-def lowered(make: Callable[[], Made], options: Mapping[str, Any] | None) -> list[LoweredGraph]:
+def lowered(module: nn.Module, args: tuple[Tensor, ...], options: Mapping[str, Any] | None) -> list[LoweredGraph]:
     """Forward and backward; plain Inductor's without options."""
-    module, args = make()
     backend = stock_backend if options is None else fp8compile_backend(Recipe(**options))
     return lower(module, *args, backward=True, backend=backend, config_patches={JOINT_PASS: to_cuda}).graphs
 
 
-def kept(graphs: list[LoweredGraph]) -> int:
-    """Bytes that the backward is given of the forward's making."""
+def kept(graphs: list[LoweredGraph], x: Tensor) -> int:
+    """Bytes that the backward is given of the forward's making, and the layer's input ``x``, but no parameters."""
     backward = graphs[-1].graph
     assert backward is not None
-    given = [n for n in backward.find_nodes(op="placeholder") if not n.name.startswith(("primals", "tangents"))]
-    values = [node.meta["val"] for node in given if isinstance(node.meta["val"], Tensor)]
-    return sum(value.numel() * value.element_size() for value in values)
+    given = [n for n in backward.find_nodes(op="placeholder") if isinstance(n.meta["val"], Tensor)]
+    made = [n for n in given if not n.name.startswith(("primals", "tangents"))]
+    made += [n for n in given if n.name.startswith("primals") and n.meta["val"].shape == x.shape]
+    return sum(n.meta["val"].numel() * n.meta["val"].element_size() for n in made)
 
 
-def told(graphs: list[LoweredGraph], *, priced: bool) -> dict[str, Any]:
+def told(graphs: list[LoweredGraph], x: Tensor, *, priced: bool) -> dict[str, Any]:
     """Both halves together; ``priced``: by the machine code of each kernel."""
     launches = [(graph.kernels[name], times) for graph in graphs for name, times in Counter(graph.launches).items()]
     found = {
         "launches": sum(times for _, times in launches),
         "externs": sum(len(graph.externs) for graph in graphs),
         "kernel_bytes": sum(graph.num_bytes for graph in graphs),
-        "kept": kept(graphs),
+        "kept": kept(graphs, x),
     }
     if priced:
         costs = [(cost_of(kernel), times) for kernel, times in launches]
@@ -135,8 +135,8 @@ def report(*, whole: bool) -> dict[str, Any]:
     for name, make in SETUPS.items():
         setups[name] = {}
         for arm, options in ARMS.items():
-            graphs = lowered(lambda make=make: make(batch, seq, sizes), options)  # type: ignore[misc]
-            setups[name][arm] = told(graphs, priced=whole)
+            module, args = make(batch, seq, sizes)
+            setups[name][arm] = told(lowered(module, args, options), args[0], priced=whole)
             print(name, arm, setups[name][arm], file=sys.stderr, flush=True)
     versions = {**fake_h100.installed(), "target": "sm_90 (mocked)"}
     return {"label": LABEL, "versions": versions, "tokens": batch * seq, "sizes": dict(sizes), "setups": setups}

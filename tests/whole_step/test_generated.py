@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fp8compile
-from benchmarks.studies.bench_budget import peak_bytes
+from fp8compile.tools.step_memory import measured_peak
 
 
 class Stack(nn.Module):
@@ -40,7 +40,7 @@ def test_of_twelve_layers_gradients_a_quarter_is_alive_at_most() -> None:
     gradients = sum(p.numel() * p.element_size() for p in model.parameters())
     assert step.told.gradient_bytes == gradients
     assert step.told.gradient_peak <= gradients / 4
-    assert peak_bytes(lambda: step(x)) <= gradients / 4
+    assert measured_peak(lambda: step(x)) <= gradients / 4
     assert step.told.compilations == 1
 
 
@@ -55,7 +55,7 @@ def test_what_is_saved_as_codes_is_kept_as_codes() -> None:
         recipe = {"linear": "off", "saved": saved, "group_size": 64}
         step = fp8compile.train_step(own, loss_fn, torch.optim.SGD(own.parameters(), lr=0.1), recipe=recipe)
         step(x)
-        peaks[saved] = peak_bytes(lambda step=step: step(x))  # type: ignore[misc]
+        peaks[saved] = measured_peak(lambda step=step: step(x))  # type: ignore[misc]
         report = fp8compile.report(step)
         peaks[f"kept, {saved}"] = report.graphs[0].saved_bytes
     less = peaks["kept, off"] - peaks["kept, groupwise"]

@@ -50,7 +50,7 @@ def run(told: Told, way: str, size: str) -> None:
     measure = Measure(told)
     case = Case(measure, size, way)
     measure.compiled(case.step, 3)
-    from fp8compile.demo.saved_bytes import saved_bytes
+    from fp8compile.tools.step_memory import saved_bytes
 
     unit = case.batch * case.length * case.shape.hidden * 2
     row = measure.times(case.step, 30, 4)

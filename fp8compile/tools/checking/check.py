@@ -21,8 +21,8 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from fp8compile.numerics.gradient_quality import BAR, NUDGES, Gradients, Judge, error_powers
-from fp8compile.recipe.recipe import Recipe, exact, uncounted
+from fp8compile.numerics.gradient_quality import BAR, Gradients, error_powers
+from fp8compile.recipe.recipe import Recipe, uncounted
 from fp8compile.reporting.compiled_graph import GraphReport
 from fp8compile.tools.checking.exact_modules import leaving, options_text
 from fp8compile.tools.checking.generated import Generated, generated_step
@@ -30,7 +30,7 @@ from fp8compile.tools.checking.repair import Candidate, Errors, Search, candidat
 from fp8compile.tools.checking.rows import BELOW, IN_CODE, NOT_FINITE, OK, ROUNDING, Cause, Row
 from fp8compile.tools.checking.text import text_of
 from fp8compile.tools.checking.trials import Trials
-from fp8compile.tools.trial_step import arguments, check_is_module, chosen_recipe
+from fp8compile.tools.trial_step import arguments, check_bar, check_is_module, chosen_recipe
 
 SCHEMA = "fp8compile.check/2"
 MOST_STEPS = 48
@@ -129,10 +129,7 @@ def check(
             0 to 100, or ``args`` is a mapping beside ``kwargs``.
     """
     check_is_module(model, "check")
-    if isinstance(bar, bool) or not isinstance(bar, (int, float)) or not 0 <= bar <= 100:
-        raise ValueError(
-            f"check: bar={bar!r} is no SQNR in dB to ask for; give a number from 0 to 100, such as {BAR:g}."
-        )
+    check_bar(bar, "check")
     positional, keywords = arguments(args, kwargs, "check")
     chosen = chosen_recipe(recipe, model)
     trials = Trials(getattr(model, "_orig_mod", model), positional, keywords, loss)
@@ -147,11 +144,8 @@ class _Comparison:
 
     def __init__(self, trials: Trials, recipe: Recipe, bar: float) -> None:
         self.trials, self.recipe, self.bar = trials, recipe, bar
-        plain = exact(recipe)
-        self.exact = trials.step(plain).values
-        again = (trials.step(plain, nudge=seed).values for seed in range(NUDGES))
+        self.exact, self.judge = trials.judged(recipe, bar)
         self.outputs = frozenset(trials.outputs)
-        self.judge = Judge.of(self.exact, again, bar, frozenset(trials.arguments), self.outputs)
         self.graph: Gradients = {}  # what the last step gave
         self.known: dict[Candidate, list[str]] = {}
 

@@ -26,10 +26,17 @@ from fp8compile.compiler.inputs import cuda_devices, dtypes_of, trains
 from fp8compile.compiler.node_by_node import boxed, run_the_graph
 from fp8compile.compiler.seeded_random import draw_from_seeds
 from fp8compile.fx.graph import copy_with_attributes
-from fp8compile.numerics.gradient_quality import Gradients, last_place, nudged
-from fp8compile.recipe.recipe import Recipe
+from fp8compile.numerics.gradient_quality import NUDGES, Gradients, Judge, last_place, nudged
+from fp8compile.recipe.recipe import Recipe, exact
 from fp8compile.reporting.compiled_graph import GraphReport
-from fp8compile.tools.trial_step import LIMIT, default_loss, left_as_it_was, named_arguments, one_step
+from fp8compile.tools.trial_step import (
+    LIMIT,
+    NOTHING_TO_DIFFERENTIATE,
+    default_loss,
+    left_as_it_was,
+    named_arguments,
+    one_step,
+)
 
 log = logging.getLogger("fp8compile")
 
@@ -95,14 +102,18 @@ class Trials:
         if not self._ran:
             raise ValueError(f"fp8compile.check: {report_store.NO_GRAPH_COMPILED}")
         if not found:
-            raise ValueError(
-                "check: nothing to differentiate: no output of the model depends on a parameter that trains. Give loss=, "
-                "a function from the model's output to a scalar, or call model.requires_grad_()."
-            )
+            raise ValueError(NOTHING_TO_DIFFERENTIATE.format("check"))
         log.info("check: step %d with %s", self.count, recipe)
         reports = tuple(report for graph in self._ran for report in graph.reports)
         gradients = dict(zip((*self.parameters, *self.arguments), found, strict=True))
         return Trial(gradients | self.outputs, reports, generate is not None and generate.ran > 0)
+
+    def judged(self, recipe: Recipe, bar: float) -> tuple[Gradients, Judge]:
+        """What the exact step gives, outputs too, and a judge of other steps: it is run again from moved parameters."""
+        plain = exact(recipe)
+        values = self.step(plain).values
+        again = (self.step(plain, nudge=seed).values for seed in range(NUDGES))
+        return values, Judge.of(values, again, bar, frozenset(self.arguments), frozenset(self.outputs))
 
     def _loss(self, output: Any) -> Tensor | None:
         leaves = pytree.tree_flatten_with_path(output)[0]
