@@ -36,16 +36,17 @@ from fp8compile.numerics.grouped_scales import (
     decode_parts,
     encode_parts,
     experts_of_rows,
-    lay_out_parts,
+    place_parts,
     places_of_parts,
 )
+from fp8compile.numerics.scaling import inv_scale_of
 from fp8compile.recipe.recipe import Recipe
 
 BY_ROWS = How(E4M3, rowwise=True)
 OF_PARTS = (
     "owners",
     "places",
-    "amax_part",
+    "scale_part",
     "encode_part",
     "decode_part",
     "lay_out_part",
@@ -172,20 +173,20 @@ class ExpertMatmuls:
         return node
 
     def _places(self, groups: _Groups) -> tuple[Node, Node, Node]:
-        found: tuple[Node, Node, Node] = self._of_groups(places_of_parts, "places", groups)
+        found: tuple[Node, Node, Node] = self._of_groups(stored_places, "places", groups)
         return found
 
     def _part(self, base: Node, groups: _Groups) -> Encoded:
         experts, owners = groups.ends.meta["val"].shape[0], self._owners(groups)
 
-        def amax_part(x: Tensor, owners: Tensor) -> Tensor:
-            return amax_of_parts(x, owners, experts)
+        def scale_part(x: Tensor, owners: Tensor) -> Tensor:
+            return stored(inv_scale_of(amax_of_parts(x, owners, experts), E4M3))
 
-        def encode_part(x: Tensor, owners: Tensor, amax: Tensor) -> tuple[Tensor, Tensor]:
-            return encode_parts(x, owners, amax, E4M3)
+        def encode_part(x: Tensor, owners: Tensor, inv_scale: Tensor) -> Tensor:
+            return encode_parts(x, owners, inv_scale, E4M3)
 
-        amax = self._once(amax_part, base, owners)
-        codes, inv_scale = self._once(encode_part, base, owners, amax)
+        inv_scale = self._once(scale_part, base, owners)
+        codes = self._once(encode_part, base, owners, inv_scale)
         _mark(base, ALONG_PARTS, codes, inv_scale)
         return Encoded(codes, inv_scale)
 
@@ -202,9 +203,15 @@ class ExpertMatmuls:
         encoded, (row, is_there, _) = self._part(base, groups), self._places(groups)
 
         def lay_out_part(codes: Tensor, row: Tensor, is_there: Tensor) -> Tensor:
-            return stored(lay_out_parts(codes, row, is_there))
+            by_rows = stored(place_parts(codes, row, is_there))  # rows are gathered whole, then transposed in tiles
+            return stored(by_rows.t().contiguous())
 
         return Encoded(self._once(lay_out_part, encoded.codes, row, is_there), encoded.inv_scale)
+
+
+def stored_places(ends: Tensor, rows: int) -> tuple[Tensor, ...]:
+    """``places_of_parts``, each stored: a kernel that takes rows by them would find each place again for every element."""
+    return tuple(map(stored, places_of_parts(ends, rows)))
 
 
 def _named(name: str, fn: Callable[..., Any]) -> Callable[..., Any]:

@@ -120,6 +120,9 @@ def is_view(node: Node) -> bool:
     return node.op == "call_function" and node.target in VIEWS
 
 
+# Numbers that no tensor is read for: one that is alike has the same value.
+CONSTANTS = (aten.full.default, aten.scalar_tensor.default)
+
 # Lowered as pointwise by Inductor, though not tagged so.
 POINTWISE = {
     aten.cat.default,

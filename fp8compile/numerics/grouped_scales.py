@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from fp8compile.numerics.formats import FP8_MULTIPLE, Format
-from fp8compile.numerics.scaling import dequantize, inv_scale_of, quantize
+from fp8compile.numerics.scaling import dequantize, quantize
 
 
 def experts_of_rows(ends_E: Tensor, rows: int) -> Tensor:
@@ -37,10 +37,9 @@ def amax_of_parts(x_TN: Tensor, expert_T: Tensor, experts: int) -> Tensor:
     return amax.scatter_reduce(0, expert_T.long().unsqueeze(-1).expand(x_TN.shape), x_TN.abs(), "amax")
 
 
-def encode_parts(x_TN: Tensor, expert_T: Tensor, amax_EN: Tensor, fmt: Format) -> tuple[Tensor, Tensor]:
-    """Codes ``[T, N]``, and the inverse scale of each column of each part, in the shape of ``amax_of_parts``."""
-    inv_scale_EN = inv_scale_of(amax_EN, fmt)
-    return quantize(x_TN, _rows(inv_scale_EN, expert_T), fmt), inv_scale_EN
+def encode_parts(x_TN: Tensor, expert_T: Tensor, inv_scale_EN: Tensor, fmt: Format) -> Tensor:
+    """Codes ``[T, N]`` under the inverse scale of each column of each part, in the shape of ``amax_of_parts``."""
+    return quantize(x_TN, _rows(inv_scale_EN, expert_T), fmt)
 
 
 def decode_parts(codes_TN: Tensor, inv_scale_EN: Tensor, expert_T: Tensor, dtype: torch.dtype) -> Tensor:
@@ -66,10 +65,10 @@ def places_of_parts(ends_E: Tensor, rows: int) -> tuple[Tensor, Tensor, Tensor]:
     return row_P.clamp_max(rows - 1), row_P < _rows(ends_E, expert_P), behind_E
 
 
-def lay_out_parts(codes_TN: Tensor, row_P: Tensor, is_there_P: Tensor) -> Tensor:
-    """``[N, P]``: the codes of each column at their places, zeros between them."""
-    raw_NP = _rows(codes_TN.view(torch.uint8), row_P).t()
-    return torch.where(is_there_P, raw_NP, 0).contiguous().view(codes_TN.dtype)
+def place_parts(codes_TN: Tensor, row_P: Tensor, is_there_P: Tensor) -> Tensor:
+    """``[P, N]``: the codes of each row at its place, zeros between them; a matmul takes the transpose."""
+    raw_PN = _rows(codes_TN.view(torch.uint8), row_P)
+    return torch.where(is_there_P.unsqueeze(1), raw_PN, 0).view(codes_TN.dtype)
 
 
 def _rows(x: Tensor, at: Tensor) -> Tensor:

@@ -1,10 +1,10 @@
 """What a user does with a model beside training it; what has a public name of its own is in ``fp8compile`` itself.
 
-    calibrate_bits     bits for each saved value, chosen by measurement
-    debug_step         the first operation of a step whose result is not finite
-    overflow_report    how far values and gradients are from FP16's limits
-    scaling_state      what delayed scaling remembers of a model
-    tune               recipes measured side by side on your device, and the best of them
+calibrate_bits     bits for each saved value, chosen by measurement
+debug_step         the first operation of a step whose result is not finite
+overflow_report    how far values and gradients are from FP16's limits
+scaling_state      what delayed scaling remembers of a model
+tune               recipes measured side by side on your device, and the best of them
 """
 
 from __future__ import annotations

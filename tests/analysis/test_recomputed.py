@@ -57,6 +57,32 @@ OTHER = {
 }
 
 
+def twins(op: Any, *args: object) -> bool:
+    """Whether the second of two constants of the forward that are alike is found, where the backward has one."""
+    fw, bw = Graph(), Graph()
+    x, used = fw.placeholder("x"), bw.placeholder("x")
+    x.meta["val"] = used.meta["val"] = torch.zeros(4, 4)
+    first = fw.call_function(aten.mul.Tensor, (x, fw.call_function(op, args)))
+    made = fw.call_function(aten.add.Tensor, (x, fw.call_function(op, args)))
+    again = bw.call_function(aten.add.Tensor, (used, bw.call_function(op, args)))
+    fw.output((first, made, x))
+    bw.output((again,))
+    split = PartitionedGraph(GraphModule({}, fw), GraphModule({}, bw), 2, [])
+    return recomputed(split).get(again) is made
+
+
+@pytest.mark.parametrize("number", [3.0, float("nan")])
+def test_a_constant_is_known_by_its_value(number: float) -> None:
+    """A forward has a NaN for each scale: none is merged with another, since a NaN equals only itself."""
+    assert twins(aten.scalar_tensor.default, number)
+    assert twins(aten.full.default, [4], number)
+
+
+def test_what_is_made_of_nothing_may_still_differ() -> None:
+    assert not twins(aten.rand.default, [4])
+    assert not twins(torch.ops.prims.inductor_seeds.default, 4, torch.device("cpu"))
+
+
 @pytest.mark.parametrize("name", SAME)
 def test_what_does_the_same_is_found(name: str) -> None:
     assert halves(SAME[name], SAME[name])

@@ -27,6 +27,20 @@ REGIONS = (
         ("tests/fx/test_checkpointed.py",),
     ),
     Mutant(
+        "recomputed: constants that are alike are taken for two",
+        "fp8compile/analysis/recomputed.py",
+        "(own is early or _are_one_constant(own, early))",
+        "own is early",
+        ("tests/analysis/test_recomputed.py",),
+    ),
+    Mutant(
+        "recomputed: what is made of nothing is taken for a constant",
+        "fp8compile/analysis/recomputed.py",
+        "a.target in CONSTANTS and _is_same",
+        "_is_same",
+        ("tests/analysis/test_recomputed.py",),
+    ),
+    Mutant(
         "residual sums: what has seen the value itself may be added",
         "fp8compile/analysis/sensitivity/residual.py",
         "        if node is self.used or node not in self.dependent:\n            return False",

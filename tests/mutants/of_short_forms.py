@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 PASS = ("tests/passes/test_shorten_codecs.py",)
+PARTS = ("tests/passes/test_store_parts.py",)
 FORMS = ("tests/numerics/test_code_forms.py",)
 FIRST = ("tests/encoding/test_first_amax.py",)
 WEIGHTS = ("tests/encoding/test_weight_amaxes.py",)
@@ -13,6 +14,34 @@ BLOCKS = ("tests/compiler/test_code_kernels.py",)
 LOWERED = "tests/sm90/test_instructions_sm90.py::"
 
 SHORT_FORMS = (
+    Mutant(
+        "store_parts: parts with readers of their own are stored twice",
+        "passes/store_parts.py",
+        " and len(part.users) == 1 for part",
+        " for part",
+        PARTS,
+    ),
+    Mutant(
+        "store_parts: parts of different tensors are taken",
+        "passes/store_parts.py",
+        "bool(set.intersection(*read))",
+        "bool(read)",
+        PARTS,
+    ),
+    Mutant(
+        "store_parts: what a sum reads is stored",
+        "passes/store_parts.py",
+        "is_pointwise(user) or is_reduction(user)",
+        "is_pointwise(user)",
+        PARTS,
+    ),
+    Mutant(
+        "store_parts: a part begins anywhere",
+        "passes/store_parts.py",
+        "return along % ALIGNED == 0",
+        "return along > 0",
+        PARTS,
+    ),
     Mutant(
         "shorten_codecs: a conversion saturates at another limit than its clamp",
         "passes/shorten_codecs.py",

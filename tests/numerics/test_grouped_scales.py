@@ -15,9 +15,10 @@ from fp8compile.numerics.grouped_scales import (
     decode_parts,
     encode_parts,
     experts_of_rows,
-    lay_out_parts,
+    place_parts,
     places_of_parts,
 )
+from fp8compile.numerics.scaling import inv_scale_of
 
 ROWS, COLUMNS = 40, 8
 CASES = {
@@ -40,8 +41,8 @@ def _case(ends: list[int]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     x = torch.randn(ROWS, COLUMNS) * torch.logspace(-3, 3, COLUMNS)
     x[ends[-1] :] = torch.nan
     expert = experts_of_rows(torch.tensor(ends, dtype=torch.int32), ROWS)
-    codes, inv_scale = encode_parts(x, expert, amax_of_parts(x, expert, len(ends)), E4M3)
-    return x, codes, inv_scale, expert
+    inv_scale = inv_scale_of(amax_of_parts(x, expert, len(ends)), E4M3)
+    return x, encode_parts(x, expert, inv_scale, E4M3), inv_scale, expert
 
 
 @pytest.mark.parametrize("ends", CASES.values(), ids=CASES)
@@ -74,8 +75,8 @@ def test_errors_are_within_half_a_step(ends: list[int]) -> None:
 def test_parts_lie_at_multiples_with_zeros_between(ends: list[int]) -> None:
     _, codes, _, _ = _case(ends)
     row, is_there, behind = places_of_parts(torch.tensor(ends, dtype=torch.int32), ROWS)
-    laid = lay_out_parts(codes, row, is_there)
-    assert laid.is_contiguous() and laid.shape[1] % FP8_MULTIPLE == 0 and behind[-1] <= laid.shape[1]
+    laid = place_parts(codes, row, is_there).t()
+    assert laid.shape[1] % FP8_MULTIPLE == 0 and behind[-1] <= laid.shape[1]
     assert is_there.sum() == ends[-1]
     for (start, end), (first, last) in zip(_parts(ends), _parts(behind.tolist()), strict=True):
         assert first % FP8_MULTIPLE == 0 and last - first >= max(end - start, FP8_MULTIPLE)
@@ -87,7 +88,8 @@ def test_a_value_that_is_not_finite_is_seen_in_its_part_s_column_alone() -> None
     x = torch.ones(ROWS, COLUMNS)
     x[10, 3], x[30, 5] = torch.inf, torch.nan
     expert = experts_of_rows(torch.tensor([16, 32, 40], dtype=torch.int32), ROWS)
-    codes, inv_scale = encode_parts(x, expert, amax_of_parts(x, expert, 3), E4M3)
+    inv_scale = inv_scale_of(amax_of_parts(x, expert, 3), E4M3)
+    codes = encode_parts(x, expert, inv_scale, E4M3)
     lost = decode_parts(codes, inv_scale, expert, torch.float32).isnan()
     expected = torch.zeros_like(lost)
     expected[:16, 3], expected[16:32, 5] = True, True

@@ -42,17 +42,15 @@ def test_golden_emulated_matmuls() -> None:
         "\n".join(shown),
         """\
 where_5: float32[4, 32, 1] = encode_weight(primals_2)
-as_strided_1: float8_e4m3fn[4, 32, 48] = encode_weight(primals_2)
-permute_8: bfloat16[4, 48, 32] = decode_weight(as_strided_1, where_5)
+as_strided_3: float8_e4m3fn[4, 32, 48] = encode_weight(primals_2)
+permute_8: bfloat16[4, 48, 32] = decode_weight(as_strided_3, where_5)
 searchsorted: int32[64] = owners(primals_3)
-scatter_reduce_1: bfloat16[5, 32] = amax_part(primals_1, searchsorted)
-where_3: float32[5, 32] = encode_part(primals_1, searchsorted, scatter_reduce_1)
-convert_element_type_19: float8_e4m3fn[64, 32] = encode_part(primals_1, searchsorted, scatter_reduce_1)
-convert_element_type_21: bfloat16[64, 32] = decode_part(convert_element_type_19, where_3, searchsorted)
-scatter_reduce: bfloat16[5, 48] = amax_part(tangents_1, searchsorted)
-where_2: float32[5, 48] = encode_part(tangents_1, searchsorted, scatter_reduce)
-convert_element_type_13: float8_e4m3fn[64, 48] = encode_part(tangents_1, searchsorted, scatter_reduce)
-convert_element_type_15: bfloat16[64, 48] = decode_part(convert_element_type_13, where_2, searchsorted)
+as_strided_2: float32[5, 32] = scale_part(primals_1, searchsorted)
+convert_element_type_19: float8_e4m3fn[64, 32] = encode_part(primals_1, searchsorted, as_strided_2)
+convert_element_type_21: bfloat16[64, 32] = decode_part(convert_element_type_19, as_strided_2, searchsorted)
+as_strided_1: float32[5, 48] = scale_part(tangents_1, searchsorted)
+convert_element_type_13: float8_e4m3fn[64, 48] = encode_part(tangents_1, searchsorted, as_strided_1)
+convert_element_type_15: bfloat16[64, 48] = decode_part(convert_element_type_13, as_strided_1, searchsorted)
 where_1: float32[4, 48, 1] = encode_weight(primals_2)
 as_strided: float8_e4m3fn[4, 48, 32] = encode_weight(primals_2)
 convert_element_type_9: bfloat16[4, 48, 32] = decode_weight(as_strided, where_1)
@@ -70,10 +68,10 @@ def test_golden_matmuls_of_codes() -> None:
     assert_expected_inline(
         "\n".join(shown),
         """\
-as_strided_2: e4m3[32, 128] = lay_out_part(convert_element_type_13, clamp_max_4, lt_3)
-as_strided_1: e4m3[48, 128] = lay_out_part(convert_element_type_9, clamp_max_4, lt_3)
+as_strided_9: e4m3[32, 128] = lay_out_part(convert_element_type_13, as_strided_2, as_strided_3)
+as_strided_6: e4m3[48, 128] = lay_out_part(convert_element_type_9, as_strided_2, as_strided_3)
 y: bfloat16[64, 48] = scaled_grouped_mm(convert_element_type_2, permute_5, where, squeeze, primals_3)
-y_1: bfloat16[4, 48, 32] = scaled_grouped_mm(as_strided_1, as_strided_2, where_2, where_4, cumsum)
+y_1: bfloat16[4, 48, 32] = scaled_grouped_mm(as_strided_6, as_strided_9, as_strided_1, as_strided_7, as_strided_4)
 y_2: bfloat16[64, 32] = scaled_grouped_mm(convert_element_type_16, permute_10, where_6, squeeze_1, primals_3)""",
     )
 

@@ -13,7 +13,7 @@ from .subprocesses import result_of
 
 KEPT = {"Llama, 2 checkpointed layers": 0.55, "BERT layer, dropout 0.1": 0.25, "experts, 2 of 8, BF16": 0.35}
 
-MORE = 1.2  # 0.99 to 1.16 are read of the tables in docs/results.md
+MORE = 1.2  # 1.03 to 1.16 are read
 
 
 @pytest.fixture(scope="module")
@@ -22,9 +22,11 @@ def setups() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.parametrize("arm", ["storage", "storage and linears"])
 @pytest.mark.parametrize("name", SETUPS)
-def test_storage_keeps_what_was_aimed_at(setups: dict[str, Any], name: str) -> None:
-    kept = setups[name]["storage"]["kept"] / setups[name]["plain"]["kept"]
+def test_storage_keeps_what_was_aimed_at(setups: dict[str, Any], name: str, arm: str) -> None:
+    """With FP8 linears too: a statistic of a checkpointed layer is known again through its codes."""
+    kept = setups[name][arm]["kept"] / setups[name]["plain"]["kept"]
     assert 0 < kept <= KEPT[name]
 
 

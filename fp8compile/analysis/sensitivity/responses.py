@@ -125,7 +125,6 @@ LOGIC = _packets(
 )
 
 MUL, DIV, SUB, POW = aten.mul, aten.div, aten.sub, aten.pow
-CONSTANTS = (aten.full.default, aten.scalar_tensor.default)
 EQUALITIES = _packets(aten, "eq ne")
 CHOICES = _packets(aten, "where")  # linear in what is chosen between; the condition is a step
 

@@ -35,7 +35,7 @@ from fp8compile.analysis.sensitivity.error import (
     worst,
 )
 from fp8compile.fx.graph import SPLICED, is_tensor
-from fp8compile.fx.ops import is_attention
+from fp8compile.fx.ops import CONSTANTS, is_attention
 from fp8compile.fx.provenance import op_name
 from fp8compile.numerics import Format
 
@@ -284,7 +284,7 @@ class Walk:
                 raise steep(1 / width if width else math.inf)
             return error
         others = [n for n in node.all_input_nodes if is_tensor(n) and not (n in read and read[n].step)]
-        others = [n for n in others if n.target not in R.CONSTANTS]
+        others = [n for n in others if n.target not in CONSTANTS]
         whole = R.casts_to_integer(node) and (op not in R.CHOICES or others)
         if op not in R.CHOICES | R.PRODUCTS | R.ADDITIONS | R.JOINS or whole:
             raise Unbounded(UNKNOWN.format(f"{op_name(node)} of a comparison"))
