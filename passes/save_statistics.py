@@ -3,7 +3,8 @@
     s = rsqrt(mean(x * x) + eps);   y = x s       in a checkpointed region x is saved, and s and y are computed again
 
 Computed again from codes of x, s would divide by a number with a code's error, so x would stay exact. Saved, in a 256th of
-a row of 512 numbers of 16 bits, it leaves y linear in x. The region starts from a byte an element.
+a row of 512 numbers of 16 bits, it leaves y linear in x. The region starts from a byte an element. So are the scales of what
+an FP8 linear in the region encodes: the backward has the forward's, and takes no amax.
 
 Left as they are: statistics of values that must stay exact all the same, or that the caller has anyway; those that take more
 than 1/16 of what they are made from.
@@ -11,7 +12,7 @@ than 1/16 of what they are made from.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
 from torch.fx import Node
 
@@ -19,6 +20,7 @@ from fp8compile.analysis.recomputed import recomputed
 from fp8compile.analysis.sensitivity import Sensitivity
 from fp8compile.analysis.statistics import is_statistic
 from fp8compile.fx.graph import is_tensor, nbytes
+from fp8compile.fx.ops import is_pointwise
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.numerics import E4M3, INT8
 from fp8compile.recipe.context import Context
@@ -42,12 +44,14 @@ def save_statistics(split: PartitionedGraph, ctx: Context) -> Notes:
 def _statistics_of_saved(split: PartitionedGraph) -> dict[tuple[Node, Node], tuple[SavedTensor, ...]]:
     """Statistics that the backward computes, with the same of the forward, and the saved activations they are made from."""
     made_of = _made_of(split)
-    return {
+    found = {
         (late, early): edges
         for late, early in recomputed(split).items()
         if late.op == "call_function" and is_tensor(late) and is_statistic(late) and _is_read_as_one(late)
         if (edges := tuple(edge for edge in made_of[late] if _is_small(early, edge)))
     }
+    kept = {late for late, _ in found}
+    return {(late, early): edges for (late, early), edges in found.items() if not _follows_from(late, kept)}
 
 
 def _made_of(split: PartitionedGraph) -> Mapping[Node, frozenset[SavedTensor]]:
@@ -63,6 +67,11 @@ def _made_of(split: PartitionedGraph) -> Mapping[Node, frozenset[SavedTensor]]:
 def _is_read_as_one(late: Node) -> bool:
     """Whether a value that is no statistic itself is made from it: the last of a chain of them."""
     return any(is_tensor(user) and not is_statistic(user) for user in late.users)
+
+
+def _follows_from(late: Node, kept: Set[Node]) -> bool:
+    """Whether a statistic is a function of others that are saved, element by element: a scale's reciprocal, for example."""
+    return is_pointwise(late) and all(node in kept for node in late.all_input_nodes)
 
 
 def _is_small(early: Node, edge: SavedTensor) -> bool:

@@ -42,7 +42,7 @@ def _parts(node: Node) -> tuple[list[Node], int]:
     parts, *rest = node.args
     dim = rest[0] if rest else node.kwargs.get("dim", 0)
     rank = node.meta["val"].dim() if is_tensor(node) else 1
-    return list(parts), int(dim) % rank  # type: ignore[arg-type, call-overload]
+    return list(parts), int(dim) % rank  # type: ignore[arg-type]
 
 
 def _are_computed(parts: list[Node]) -> bool:

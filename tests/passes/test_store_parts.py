@@ -42,13 +42,16 @@ def parted(gm: GraphModule) -> int:
 def test_the_gradient_of_a_split_is_stored_by_parts() -> None:
     gm = graph_of(gradient_of_a_split)
     assert parted(gm) == 1
-    assert_expected_inline(gm.code.strip(), """\
+    assert_expected_inline(
+        gm.code.strip(),
+        """\
 def forward(self, g_1, h_1, w_1) -> _Tensor_:
     mul = torch.ops.aten.mul.Tensor(g_1, h_1);  h_1 = None
     sin = torch.ops.aten.sin.default(g_1);  g_1 = None
     cat = torch.ops.fp8compile.joined.default([mul, sin], 1);  mul = sin = None
     mm = torch.ops.aten.mm.default(cat, w_1);  cat = w_1 = None
-    return mm""")
+    return mm""",
+    )
 
 
 def test_numbers_and_a_second_run_stay() -> None:

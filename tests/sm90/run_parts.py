@@ -42,7 +42,11 @@ def step(run: Callable[[nn.Module], Callable[..., Any]]) -> dict[str, Tensor]:
     y = run(module)(x)
     y.square().sum().backward()
     assert x.grad is not None
-    return {"y": y.detach(), "x": x.grad, **{name: p.grad for name, p in module.named_parameters() if p.grad is not None}}
+    return {
+        "y": y.detach(),
+        "x": x.grad,
+        **{name: p.grad for name, p in module.named_parameters() if p.grad is not None},
+    }
 
 
 def report() -> dict[str, Any]:

@@ -15,6 +15,10 @@ from .subprocesses import result_of
 STATISTICS = 16  # bytes that delayed scales count of an operand in the forward, and the backward returns with its own
 IN_CI = REGIONS[:1]
 BY_WHOM = [*IN_CI, *(pytest.param(name, marks=pytest.mark.sweep) for name in REGIONS[1:])]
+SCALES = {
+    "default": 2 * 4,
+    "int8": ROWS * 4,
+}  # FP32: of what is normalised and of what is gated, as a whole or by rows
 MATMULS = 3 * BLOCKS
 CODES = UNIT // 2 + ROWS * (2 + 4)  # a scale in BF16 and a statistic in FP32 beside each row of 128
 
@@ -23,10 +27,10 @@ CODES = UNIT // 2 + ROWS * (2 + 4)  # a scale in BF16 and a statistic in FP32 be
 @pytest.mark.parametrize("regions", BY_WHOM)
 def test_regions_keep_their_inputs_in_every_recipe(regions: str, recipe: str) -> None:
     """As codes with their scales and the norm's statistics; without storage exactly, where the first block's is the caller's.
-    Delayed scales keep statistics besides: 16 bytes an operand of any size."""
+    Scales that a block takes are kept with them. Delayed scales keep statistics: 16 bytes an operand of any size."""
     kept = [tuple(each[:3]) for each in result_of("run_regions", regions)[recipe]]
     each_input, inputs = (UNIT, BLOCKS - 1) if recipe == "linears" else (CODES, BLOCKS)
-    beside = sum(nbytes for nbytes, _, _ in kept) - inputs * each_input
+    beside = sum(nbytes for nbytes, _, _ in kept) - inputs * each_input - BLOCKS * SCALES.get(recipe, 0)
     operands = 2 * MATMULS if recipe.startswith("delayed") else 0  # an input and a weight each, shared ones once
     assert beside <= STATISTICS * operands
     assert recipe.startswith("delayed") == bool(beside)
