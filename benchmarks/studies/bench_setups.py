@@ -30,9 +30,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import fp8compile
 from benchmarks.harness.environment import environment
 from benchmarks.harness.output import write_json
-from benchmarks.studies.bench_budget import peak_bytes
 from benchmarks.studies.setups import OPAQUE, SETUPS, SetUp, gradients, in_float64, least, made
 from fp8compile.numerics.metrics import sqnr
+from fp8compile.tools.step_memory import measured_peak
 
 NAME = "setups-cpu.json"
 RESULTS = Path(__file__).resolve().parents[1] / "results"
@@ -80,7 +80,7 @@ def _peaks(setup: SetUp) -> dict[str, int]:
         compiled = torch.compile(model, **how)
         for _ in range(2):
             setup.loss(compiled).backward()
-        found[whose] = peak_bytes(partial(_step, setup, compiled))
+        found[whose] = measured_peak(partial(_step, setup, compiled))
     return found
 
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import fp8compile
-from benchmarks.studies.bench_budget import peak_bytes as measured_peak
 from fp8compile import _torch as private
 from fp8compile.compiler import generated_memory
 from fp8compile.compiler.generated_memory import noting_peaks, peak_bytes, stored_peaks
 from fp8compile.reporting.running import GeneratedPeaks
+from fp8compile.tools.step_memory import measured_peak
 
 SCALAR = 64  # bytes: a loss and its gradient, which the caller makes
 
