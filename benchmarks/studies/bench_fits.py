@@ -27,10 +27,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import fp8compile
 from benchmarks.harness.environment import environment
 from benchmarks.harness.output import write_json
-from benchmarks.studies.bench_budget import peak_bytes
 from benchmarks.studies.measuring import call
 from benchmarks.studies.models import MODELS, Case
 from fp8compile.reporting.running import most_running
+from fp8compile.tools.step_memory import measured_peak
 
 OPTIONS = {
     "linear": "off"
@@ -48,7 +48,7 @@ def row(case: Case) -> dict[str, Any]:
 
     step()
     model.zero_grad(set_to_none=True)
-    measured = peak_bytes(step)
+    measured = measured_peak(step)
     report = fp8compile.report(run)
     fit = report.fits()
     assert fit.is_generated, "compiled by Inductor a line above"

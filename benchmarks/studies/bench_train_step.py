@@ -28,10 +28,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import fp8compile
 from benchmarks.harness.environment import environment
 from benchmarks.harness.output import write_json
-from benchmarks.studies.bench_budget import peak_bytes
 from fp8compile.demo.data import load_corpus, train_batches
 from fp8compile.demo.loop import CLIP_NORM, set_rate
 from fp8compile.demo.model import SIZES, Size, build_model, build_optimizer, rate_schedule
+from fp8compile.tools.step_memory import measured_peak
 
 ONE, THREE, REORDERED = "one graph", "three calls", "three calls, windows in another order"
 DEEP = dataclasses.replace(SIZES["tiny"], layers=12, length=256)
@@ -90,7 +90,7 @@ def memory(arm: str, size: Size) -> dict[str, Any]:
     tokens = torch.randint(0, 256, (1, TOKENS), generator=torch.Generator().manual_seed(0))
     step = (one_graph if arm == ONE else three_calls)(model, optimizer, None)
     step(tokens)
-    peak = peak_bytes(lambda: step(tokens))
+    peak = measured_peak(lambda: step(tokens))
     told = step.told if arm == ONE else None  # type: ignore[attr-defined]
     alive = {"gradient_peak": told.gradient_peak} if told else {}
     gradients = sum(p.numel() * p.element_size() for p in model.parameters())

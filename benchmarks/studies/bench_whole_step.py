@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import fp8compile
 from benchmarks.harness.environment import environment
 from benchmarks.harness.output import write_json
-from benchmarks.studies.bench_budget import peak_bytes
 from fp8compile.reporting.memory import Fit, storage_bytes
+from fp8compile.tools.step_memory import measured_peak
 
 MASTERS_AND_MOMENTS = 12  # bytes a parameter
 REST_OF_A_WEIGHT = 1  # byte a parameter
@@ -169,7 +169,7 @@ def _peak(
     states = storage_bytes(
         v for state in optimizer.state.values() for v in state.values() if isinstance(v, torch.Tensor)
     )
-    return {"weights": held, "states": states, "peak": held + states + peak_bytes(step)}
+    return {"weights": held, "states": states, "peak": held + states + measured_peak(step)}
 
 
 def main(words: Sequence[str] | None = None) -> dict[str, Any]:
