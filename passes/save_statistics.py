@@ -3,8 +3,8 @@
     s = rsqrt(mean(x * x) + eps);   y = x s       in a checkpointed region x is saved, and s and y are computed again
 
 Computed again from codes of x, s would divide by a number with a code's error, so x would stay exact. Saved, in a 256th of
-a row of 512 numbers of 16 bits, it leaves y linear in x. The region starts from a byte an element. So are the scales of what
-an FP8 linear in the region encodes: the backward has the forward's, and takes no amax.
+a row of 512 numbers of 16 bits, it leaves y linear in x. The region starts from a byte an element. Saved with it are the
+scales of what FP8 linears in the region encode: the backward has the forward's, and takes no amax.
 
 Left as they are: statistics of values that must stay exact all the same, or that the caller has anyway; those that take more
 than 1/16 of what they are made from.

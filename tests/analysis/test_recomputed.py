@@ -78,9 +78,21 @@ def test_a_constant_is_known_by_its_value(number: float) -> None:
     assert twins(aten.full.default, [4], number)
 
 
-def test_what_is_made_of_nothing_may_still_differ() -> None:
-    assert not twins(aten.rand.default, [4])
-    assert not twins(torch.ops.prims.inductor_seeds.default, 4, torch.device("cpu"))
+@pytest.mark.parametrize(
+    ("op", "args"), [(aten.rand.default, ([4],)), (torch.ops.prims.inductor_seeds.default, (4, torch.device("cpu")))]
+)
+def test_what_is_made_of_nothing_may_still_differ(op: Any, args: tuple[Any, ...]) -> None:
+    """Random numbers that are saved are not others that the same operation draws."""
+    fw, bw = Graph(), Graph()
+    x, used, saved = fw.placeholder("x"), bw.placeholder("x"), bw.placeholder("saved")
+    x.meta["val"] = used.meta["val"] = torch.zeros(4, 4)
+    drawn, others = (fw.call_function(op, args) for _ in range(2))
+    made = fw.call_function(aten.add.Tensor, (x, others))
+    again = bw.call_function(aten.add.Tensor, (used, saved))
+    fw.output((made, x, drawn))
+    bw.output((again,))
+    split = PartitionedGraph(GraphModule({}, fw), GraphModule({}, bw), 1, [])
+    assert recomputed(split).get(saved) is drawn and again not in recomputed(split)
 
 
 @pytest.mark.parametrize("name", SAME)
