@@ -19,6 +19,7 @@ from fp8compile import _torch as private
 from fp8compile.compiler.graph_picture import picture_of
 from fp8compile.compiler.graph_report import report_of
 from fp8compile.compiler.graph_waterfall import recomputed_by_cut
+from fp8compile.compiler.idle_generators import without_idle_generators
 from fp8compile.compiler.named_passes import observed, watched, with_theirs
 from fp8compile.compiler.pipeline import On, Pass, Situation, passes_on
 from fp8compile.compiler.region_reports import Cut
@@ -203,10 +204,10 @@ def lowering_first(inner_compile: Callable[..., Any], recipe: Recipe) -> Callabl
     """
 
     @functools.wraps(inner_compile)
-    def compiled(gm: GraphModule, *args: Any, **kwargs: Any) -> Any:
+    def compiled(gm: GraphModule, example_inputs: Sequence[Any], *args: Any, **kwargs: Any) -> Any:
         if _run_all(On.LOWERING, gm.graph, recipe):
             gm.recompile()  # Inductor's cache asks for the code
-        return inner_compile(gm, *args, **kwargs)
+        return inner_compile(gm, without_idle_generators(gm, example_inputs), *args, **kwargs)
 
     return compiled
 

@@ -27,6 +27,13 @@ REGIONS = (
         ("tests/fx/test_checkpointed.py",),
     ),
     Mutant(
+        "generators: one that is called is not there",
+        "fp8compile/compiler/idle_generators.py",
+        "isinstance(value, torch.Generator) and not node.users",
+        "isinstance(value, torch.Generator)",
+        ("tests/compiler/test_idle_generators.py",),
+    ),
+    Mutant(
         "recomputed: constants that are alike are taken for two",
         "fp8compile/analysis/recomputed.py",
         "(own is early or _are_one_constant(own, early))",
