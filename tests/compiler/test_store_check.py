@@ -97,8 +97,8 @@ def test_on_a_gpu_the_checks_run_before_the_first_call() -> None:
 
 @pytest.mark.xfail(
     torch.backends.cpu.get_cpu_capability() == "AVX512",
-    reason="seen on an Intel Xeon with gcc 12, torch 2.13: Inductor's C++ for AVX-512 transposes BF16 wrongly in the second of "
-    "the two functions, beside sums of its rows; for AVX2 it is right, and so are smaller functions. Not understood yet",
+    reason="seen on an Intel Xeon with gcc 12, torch 2.13: Inductor's C++ for AVX-512 transposes BF16 wrongly in the second "
+    "of the two functions, beside sums of its rows; for AVX2 it is right, and so are smaller functions. Not understood yet",
     strict=False,
 )
 def test_generated_code_of_this_machine_is_right() -> None:
