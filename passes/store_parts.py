@@ -18,7 +18,7 @@ import torch
 from torch.fx import Graph, Node
 
 from fp8compile.fx.graph import SPLICED, is_static, is_tensor
-from fp8compile.fx.ops import computed_from, is_pointwise, is_reduction, readers
+from fp8compile.fx.ops import argument_of, computed_from, is_pointwise, is_reduction, readers
 from fp8compile.fx.parts import JOINED
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import Notes
@@ -39,10 +39,8 @@ def store_parts(graph: Graph, ctx: Context) -> Notes:
 
 def _parts(node: Node) -> tuple[list[Node], int]:
     """What is concatenated, and along which dimension, counted from the front."""
-    parts, *rest = node.args
-    dim = rest[0] if rest else node.kwargs.get("dim", 0)
     rank = node.meta["val"].dim() if is_tensor(node) else 1
-    return list(parts), int(dim) % rank  # type: ignore[arg-type]
+    return list(argument_of(node, "tensors")), argument_of(node, "dim", 0) % rank
 
 
 def _are_computed(parts: list[Node]) -> bool:

@@ -11,6 +11,7 @@ from typing import Any
 
 from benchmarks.harness.kernel_prices import LOWERED, PRODUCTS, Price, price, rate
 from benchmarks.harness.kernel_reads import HOST_BOUND, Measured
+from benchmarks.harness.measured_sections import table
 from benchmarks.harness.results import key_of
 
 PREDICTED = (
@@ -41,7 +42,7 @@ def lines(rows: Sequence[Mapping[str, Any]], measured: Measured | None, whole: b
     peers = _peers_of(chosen, measured) if measured else {}
     head = ["kernel", "arm", *PREDICTED, *((*MEASURED, *peers) if measured else ())]
     cells = [_cells(row, measured, peers) for row in chosen]
-    made = [f"| {' | '.join(each)} |" for each in (head, ["---"] * len(head), *cells)]
+    made = table(head, cells)
     return [*made, "", *_errors(chosen, measured), *_missing(chosen, measured)] if measured else made
 
 
@@ -98,7 +99,7 @@ def _predicted(row: Mapping[str, Any], found: Price | None) -> Iterable[str]:
         str(found.launches),
         _us(found.us),
         in_words,
-        f"{share:.0%}".replace("%", " %"),
+        f"{share:.0%}",
         found.bound,
     )
 
@@ -123,7 +124,7 @@ def _read(row: Mapping[str, Any], found: Price | None, measured: Measured) -> It
     if measured.is_of_other_kernels(benchmark, arm):
         ratio = OTHER_KERNEL
     in_words = (NO_LESS if lap.get(HOST_BOUND) else "") + in_words
-    return _read_us(lap), in_words, f"{share:.0%}".replace("%", " %"), ratio
+    return _read_us(lap), in_words, f"{share:.0%}", ratio
 
 
 def _peer(row: Mapping[str, Any], measured: Measured, beginnings: tuple[str, ...]) -> str:

@@ -82,14 +82,13 @@ SETUPS: Mapping[str, Callable[[Size, int, torch.device], nn.Module]] = {
     "dropout": with_dropout,
     "experts": with_experts,
 }
-TWICE = f"experts, {NUDGED}"
-ARMS = (*(f"{setup}, {whose}" for setup in SETUPS for whose in (PLAIN, OURS)), TWICE)
+ARMS = (*(f"{setup}, {whose}" for setup in SETUPS for whose in (PLAIN, OURS)), f"experts, {NUDGED}")
 
 
 def run_arm(arm: str, seed: int, demo: Demo) -> dict[str, Any]:
     """One run, ready for JSON, with the bytes that its graphs keep for the backward."""
     setup, whose = arm.split(", ")
-    build = nudged if arm == TWICE else SETUPS[setup]
+    build = nudged if whose == NUDGED else SETUPS[setup]
     run, compiled = run_compiled(dataclasses.replace(demo, build=build), seed, {} if whose == OURS else None)
     row = row_of(run)
     if compiled is not None:
@@ -100,8 +99,8 @@ def run_arm(arm: str, seed: int, demo: Demo) -> dict[str, Any]:
 
 def summary(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Of each set-up the mean gap to its twin and its standard error."""
-    arms = {**{setup: f"{setup}, {OURS}" for setup in SETUPS}, TWICE: TWICE}
-    means = {name: mean_of(gaps_to(f"{arm.split(', ')[0]}, {PLAIN}", runs, arm)) for name, arm in arms.items()}
+    pairs = [(arm.split(", ")[0], arm) for arm in ARMS if not arm.endswith(PLAIN)]
+    means = {arm.removesuffix(f", {OURS}"): mean_of(gaps_to(f"{of}, {PLAIN}", runs, arm)) for of, arm in pairs}
     return {name: {"gap": m.mean, "error": m.error, "seeds": m.n} for name, m in means.items() if m is not None}
 
 

@@ -13,17 +13,14 @@ import torch
 from torch import Tensor
 
 from fp8compile import _torch as private
-
-_LIBRARY = torch.library.Library("fp8compile", "FRAGMENT")  # type: ignore[no-untyped-call]
+from fp8compile.numerics.operators import operator
 
 
 def _joined(parts: Sequence[Tensor], dim: int) -> Tensor:
     return torch.cat(tuple(parts), dim)
 
 
-_LIBRARY.define("joined(Tensor[] parts, int dim) -> Tensor")  # type: ignore[no-untyped-call]
-_LIBRARY.impl("joined", _joined, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-JOINED = torch.ops.fp8compile.joined.default
+JOINED = operator("joined(Tensor[] parts, int dim) -> Tensor", _joined, pointwise=False)
 
 
 def _stored(parts: Sequence[Any], dim: int) -> Any:
@@ -31,9 +28,4 @@ def _stored(parts: Sequence[Any], dim: int) -> Any:
     return lowering.TensorBox(lowering.ir.ConcatKernel.create(parts, dim))
 
 
-def register() -> None:
-    """Tell Inductor; once more does no harm."""
-    private.inductor_lowering.register_lowering(JOINED, type_promotion_kind=None)(_stored)
-
-
-register()
+private.inductor_lowering.register_lowering(JOINED, type_promotion_kind=None)(_stored)

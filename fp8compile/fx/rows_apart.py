@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from fp8compile import _torch as private
-
-_LIBRARY = torch.library.Library("fp8compile", "FRAGMENT")  # type: ignore[no-untyped-call]
+from fp8compile.numerics.operators import operator
 
 
 def _first_of_rows(x: Tensor, rows: Sequence[int]) -> list[Tensor]:
@@ -23,7 +22,5 @@ def _first_of_rows(x: Tensor, rows: Sequence[int]) -> list[Tensor]:
 
 
 # By (a) Inductor knows that the results lie in their operand's memory, which no other buffer may take.
-_LIBRARY.define("first_of_rows(Tensor(a) x, int[] rows) -> Tensor(a)[]")  # type: ignore[no-untyped-call]
-_LIBRARY.impl("first_of_rows", _first_of_rows, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-FIRST_OF_ROWS = torch.ops.fp8compile.first_of_rows.default
+FIRST_OF_ROWS = operator("first_of_rows(Tensor(a) x, int[] rows) -> Tensor(a)[]", _first_of_rows, pointwise=False)
 private.inductor_lowering.make_fallback(FIRST_OF_ROWS, warn=False)

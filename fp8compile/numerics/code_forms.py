@@ -22,19 +22,10 @@ import torch
 from torch import Tensor
 
 from fp8compile.numerics.formats import E4M3, E5M2, INT8
+from fp8compile.numerics.operators import operator
 from fp8compile.numerics.scaling import exact_inv_scale, quantize
 
 FORMATS = {fmt.dtype: fmt for fmt in (E4M3, E5M2, INT8)}
-_LIBRARY = torch.library.Library("fp8compile", "FRAGMENT")  # type: ignore[no-untyped-call]
-
-
-def _defined(schema: str, exact: Any, result: Any) -> Any:
-    """An operator; ``result`` is ``exact`` on values that are not computed, at a tenth of its cost."""
-    name = schema.partition("(")[0]
-    _LIBRARY.define(schema, tags=(torch.Tag.pointwise,))  # type: ignore[no-untyped-call]
-    _LIBRARY.impl(name, exact, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-    _LIBRARY.impl(name, result, "Meta")  # type: ignore[no-untyped-call]
-    return getattr(torch.ops.fp8compile, name).default
 
 
 def _within(x: Tensor, limit: float) -> Tensor:
@@ -68,11 +59,13 @@ def _like(dtype: torch.dtype | None = None) -> Any:
     return lambda x, *others: torch.empty_like(x, dtype=dtype or others[-1])
 
 
-WITHIN = _defined("within(Tensor x, float limit) -> Tensor", _within, _like(torch.float32))
-CODES_OF = _defined("codes_of(Tensor x, ScalarType dtype) -> Tensor", _codes_of, _like())
-MAGNITUDE_BITS = _defined("magnitude_bits(Tensor x) -> Tensor", _magnitude_bits, _like(torch.int32))
-MAGNITUDES = _defined("magnitudes(Tensor bits, ScalarType dtype) -> Tensor", _magnitudes, _like())
-INV_SCALE = _defined(
-    "inv_scale(Tensor amax, ScalarType dtype, ScalarType scale_dtype) -> Tensor", _inv_scale, _like(torch.float32)
+WITHIN = operator("within(Tensor x, float limit) -> Tensor", _within, result=_like(torch.float32))
+CODES_OF = operator("codes_of(Tensor x, ScalarType dtype) -> Tensor", _codes_of, result=_like())
+MAGNITUDE_BITS = operator("magnitude_bits(Tensor x) -> Tensor", _magnitude_bits, result=_like(torch.int32))
+MAGNITUDES = operator("magnitudes(Tensor bits, ScalarType dtype) -> Tensor", _magnitudes, result=_like())
+INV_SCALE = operator(
+    "inv_scale(Tensor amax, ScalarType dtype, ScalarType scale_dtype) -> Tensor",
+    _inv_scale,
+    result=_like(torch.float32),
 )
-QUANTIZED = _defined("quantized(Tensor x, Tensor inv_scale, ScalarType dtype) -> Tensor", _quantized, _like())
+QUANTIZED = operator("quantized(Tensor x, Tensor inv_scale, ScalarType dtype) -> Tensor", _quantized, result=_like())

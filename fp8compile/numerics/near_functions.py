@@ -16,10 +16,11 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from fp8compile.numerics.operators import operator
 
 ERROR = 2.0**-22  # of each: relative, which is 2 ulp; of log2 in (1/2, 2) absolute
 
@@ -32,17 +33,10 @@ EXACT: dict[str, Callable[..., Tensor]] = {
 }
 _SIGN = -(2**31)  # FP32's sign bit, as an int32
 _TAKES = {"quotient": "Tensor a, Tensor b"}
-_LIBRARY = torch.library.Library("fp8compile", "FRAGMENT")  # type: ignore[no-untyped-call]
 
-
-def _defined(name: str) -> Any:
-    exact = EXACT[name]
-    _LIBRARY.define(f"near_{name}({_TAKES.get(name, 'Tensor x')}) -> Tensor", tags=(torch.Tag.pointwise,))  # type: ignore[no-untyped-call]
-    _LIBRARY.impl(f"near_{name}", exact, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-    return getattr(torch.ops.fp8compile, f"near_{name}").default
-
-
-OPERATORS = {name: _defined(name) for name in EXACT}
+OPERATORS = {
+    name: operator(f"near_{name}({_TAKES.get(name, 'Tensor x')}) -> Tensor", exact) for name, exact in EXACT.items()
+}
 
 
 def log2(x: Tensor) -> Tensor:

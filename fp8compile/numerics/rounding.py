@@ -30,6 +30,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fp8compile.numerics.operators import operator
+
 _FRACTION_BITS = 32
 _MASK = 0xFFFFFFFF  # of 32 bits
 MULTIPLIERS = (0x21F0AAAD, 0x735A2D97, 0x31848BAB)
@@ -173,10 +175,8 @@ def _mixed(word: Word, between: Word) -> Word:
     return word ^ (word >> 15)
 
 
-_LIBRARY = torch.library.Library("fp8compile", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define("mixed(Tensor word, Tensor between) -> Tensor", tags=(torch.Tag.pointwise,))  # type: ignore[no-untyped-call]
-_LIBRARY.impl("mixed", _mixed, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-MIXED = torch.ops.fp8compile.mixed.default  # whole in a graph, so that a GPU gets it in words of 32 bits
+# Whole in a graph, so that a GPU gets it in words of 32 bits.
+MIXED = operator("mixed(Tensor word, Tensor between) -> Tensor", _mixed)
 
 
 def rows_and_lanes(shape: Sequence[int], first: Tensor, stride: Sequence[int]) -> tuple[Tensor, Tensor]:

@@ -61,6 +61,6 @@ TUNING = (
         "fp8compile/tools/trial_step.py",
         "        numpy.random.set_state(others[1])\n",
         "",
-        TUNE,
+        ("tests/tools/test_trial_step.py",),
     ),
 )

@@ -93,6 +93,7 @@ class Encoder(nn.Module):
     """Attention and a GELU block, every linear with a bias; ``pre_norm`` says where the LayerNorms stand."""
 
     pre_norm: bool
+    attention_dropout = 0.0
 
     def __init__(self, hidden: int, ffn: int, heads: int) -> None:
         super().__init__()
@@ -112,8 +113,9 @@ class Encoder(nn.Module):
     def attended(self, x: Tensor) -> Tensor:
         batch, seq, hidden = x.shape
         q, k, v = (linear(x).view(batch, seq, self.heads, -1).transpose(1, 2) for linear in (self.q, self.k, self.v))
-        mixed: Tensor = self.o(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, seq, hidden))
-        return mixed
+        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=self.attention_dropout)
+        result: Tensor = self.o(mixed.transpose(1, 2).reshape(batch, seq, hidden))
+        return result
 
     def mlp(self, x: Tensor) -> Tensor:
         y: Tensor = self.down(F.gelu(self.up(x)))

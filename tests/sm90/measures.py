@@ -9,6 +9,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from torch import Tensor
+
 from .assembling import assemble
 from .checked import instructions
 from .lowering import LoweredGraph
@@ -30,6 +32,14 @@ def measured(graph: LoweredGraph, *, assembled: bool = True, counted: bool = Fal
         "estimated_bytes": graph.estimated_bytes,
         "cubins": cubins,
     }
+
+
+def given(graph: LoweredGraph) -> list[Tensor]:
+    """What a backward takes of the forward's making: no parameters, no inputs, no gradients."""
+    assert graph.graph is not None
+    inputs = graph.graph.find_nodes(op="placeholder")
+    made = [node.meta["val"] for node in inputs if not node.name.startswith(("primals", "tangents"))]
+    return [value for value in made if isinstance(value, Tensor)]
 
 
 def print_json(report: Callable[[], Any]) -> None:

@@ -19,7 +19,7 @@ from . import fake_h100, interpreter
 from .lowering import Lowered, lower_backend, lowering_config
 from .measures import print_json
 from .on_cuda import JOINT_PASS, to_cuda
-from .run_layers_interpreted import differences
+from .run_layers_interpreted import differences, gradients
 from .run_model import fp8compile_backend
 
 ROWS, HIDDEN, INNER = 32, 64, 128
@@ -36,17 +36,11 @@ class Gated(nn.Module):
         return self.down(F.silu(gate) * up)  # type: ignore[no-any-return]
 
 
-def step(run: Callable[[nn.Module], Callable[..., Any]]) -> dict[str, Tensor]:
+def results(run: Callable[[nn.Module], Callable[..., Any]]) -> dict[str, Tensor]:
+    """The output and all gradients of the same module and input."""
     torch.manual_seed(0)
-    module, x = Gated(), torch.randn(ROWS, HIDDEN, requires_grad=True)
-    y = run(module)(x)
-    y.square().sum().backward()
-    assert x.grad is not None
-    return {
-        "y": y.detach(),
-        "x": x.grad,
-        **{name: p.grad for name, p in module.named_parameters() if p.grad is not None},
-    }
+    module, x = Gated(), torch.randn(ROWS, HIDDEN)
+    return gradients(module, run(module), (x,), nan=False)
 
 
 def report() -> dict[str, Any]:
@@ -56,10 +50,10 @@ def report() -> dict[str, Any]:
     lowered = Lowered()
     backend, inner = fp8compile_backend(RECIPE), lower_backend(lowered, execute=True)
     with lowering_config({JOINT_PASS: to_cuda}):
-        got = step(lambda m: torch.compile(m, backend=lambda gm, xs: backend(gm, xs, inner), fullgraph=True))
+        got = results(lambda m: torch.compile(m, backend=lambda gm, xs: backend(gm, xs, inner), fullgraph=True))
     torch._dynamo.reset()
     plain = {"recipe": dataclasses.replace(RECIPE, codegen="eager")}
-    expected = step(lambda m: torch.compile(m, backend=fp8compile, options=plain))
+    expected = results(lambda m: torch.compile(m, backend=fp8compile, options=plain))
     sources = [kernel.source for kernel in lowered.graphs[-1].kernels.values()]
     stores = [len(re.findall(r"tl\.store\(out_ptr", source)) for source in sources if "silu_backward" in source]
     return {"differences": differences(got, expected), "stores": stores}

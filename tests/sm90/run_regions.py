@@ -22,7 +22,7 @@ from . import fake_h100
 from .compared import CASES, WIDTH, Case
 from .known_scales import known_from_the_start
 from .lowering import LoweredGraph, lower, lowering_config, stock_backend
-from .measures import print_json
+from .measures import given, print_json
 from .on_cuda import JOINT_PASS, to_cuda
 from .run_emulated import kept, not_generated
 from .run_model import fp8compile_backend
@@ -105,10 +105,7 @@ def lowered(case: Case) -> dict[str, Any]:
 
 
 def told(graph: LoweredGraph) -> dict[str, Any]:
-    assert graph.graph is not None
-    given = [n for n in graph.graph.find_nodes(op="placeholder") if not n.name.startswith(("primals", "tangents"))]
-    values = [(n.meta["val"].numel() * n.meta["val"].element_size(), str(n.meta["val"].dtype))
-              for n in given if isinstance(n.meta["val"], Tensor)]  # fmt: skip
+    values = [(value.numel() * value.element_size(), str(value.dtype)) for value in given(graph)]
     codes = re.findall(r"empty_strided_cuda\(\(([^)]*)\), \(([^)]*)\), torch\.int8\)", graph.wrapper)
     sources = [kernel.source for kernel in graph.kernels.values()]
     return {"given": values, "codes": codes, "launches": graph.launches, "externs": graph.externs, "sources": sources}

@@ -19,21 +19,20 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from fp8compile.recipe.recipe import Recipe
 from tests.support.experts import Experts
 
 from . import fake_h100
 from .kernel_cost import cost_of
-from .layers import BertLayer, Layer
-from .lowering import LoweredGraph, lower, stock_backend
-from .measures import print_json
+from .layers import BOTH, PLAIN, STORAGE, BertLayer, Layer
+from .lowering import LoweredGraph, lower
+from .measures import given, print_json
 from .on_cuda import JOINT_PASS, to_cuda
+from .run_layers import backend_of
 from .run_linears import LABEL
-from .run_model import fp8compile_backend
 
 DROPOUT = 0.1
 SMALL, REAL = {"hidden": 256, "ffn": 768, "heads": 4}, {"hidden": 2048, "ffn": 5632, "heads": 16}
-ARMS = {"plain": None, "storage": {"linear": "off"}, "storage and linears": {"linear": "tensorwise"}}
+ARMS = {"plain": PLAIN, "storage": STORAGE, "storage and linears": BOTH}
 Made = tuple[nn.Module, tuple[Tensor, ...]]
 
 
@@ -56,11 +55,10 @@ class Checkpointed(nn.Module):
 class Dropped(BertLayer):
     """BERT's layer as it is trained: dropout behind attention's probabilities, and behind both halves."""
 
+    attention_dropout = DROPOUT
+
     def attended(self, x: Tensor) -> Tensor:
-        batch, seq, hidden = x.shape
-        q, k, v = (linear(x).view(batch, seq, self.heads, -1).transpose(1, 2) for linear in (self.q, self.k, self.v))
-        mixed = F.scaled_dot_product_attention(q, k, v, dropout_p=DROPOUT)
-        return F.dropout(self.o(mixed.transpose(1, 2).reshape(batch, seq, hidden)), DROPOUT)
+        return F.dropout(super().attended(x), DROPOUT)
 
     def mlp(self, x: Tensor) -> Tensor:
         return F.dropout(super().mlp(x), DROPOUT)
@@ -90,9 +88,9 @@ SETUPS: Mapping[str, Callable[..., Made]] = {
 }
 
 
-def lowered(module: nn.Module, args: tuple[Tensor, ...], options: Mapping[str, Any] | None) -> list[LoweredGraph]:
-    """Forward and backward; plain Inductor's without options."""
-    backend = stock_backend if options is None else fp8compile_backend(Recipe(**options))
+def lowered(module: nn.Module, args: tuple[Tensor, ...], pipeline: str) -> list[LoweredGraph]:
+    """Forward and backward."""
+    backend = backend_of(pipeline)
     return lower(module, *args, backward=True, backend=backend, config_patches={JOINT_PASS: to_cuda}).graphs
 
 
@@ -100,10 +98,9 @@ def kept(graphs: list[LoweredGraph], x: Tensor) -> int:
     """Bytes that the backward is given of the forward's making, and the layer's input ``x``, but no parameters."""
     backward = graphs[-1].graph
     assert backward is not None
-    given = [n for n in backward.find_nodes(op="placeholder") if isinstance(n.meta["val"], Tensor)]
-    made = [n for n in given if not n.name.startswith(("primals", "tangents"))]
-    made += [n for n in given if n.name.startswith("primals") and n.meta["val"].shape == x.shape]
-    return sum(n.meta["val"].numel() * n.meta["val"].element_size() for n in made)
+    inputs = [n for n in backward.find_nodes(op="placeholder") if n.name.startswith("primals")]
+    own = [n.meta["val"] for n in inputs if n.meta["val"].shape == x.shape]
+    return sum(value.numel() * value.element_size() for value in (*given(graphs[-1]), *own))
 
 
 def told(graphs: list[LoweredGraph], x: Tensor, *, priced: bool) -> dict[str, Any]:
@@ -134,9 +131,9 @@ def report(*, whole: bool) -> dict[str, Any]:
     setups: dict[str, Any] = {}
     for name, make in SETUPS.items():
         setups[name] = {}
-        for arm, options in ARMS.items():
+        for arm, pipeline in ARMS.items():
             module, args = make(batch, seq, sizes)
-            setups[name][arm] = told(lowered(module, args, options), args[0], priced=whole)
+            setups[name][arm] = told(lowered(module, args, pipeline), args[0], priced=whole)
             print(name, arm, setups[name][arm], file=sys.stderr, flush=True)
     versions = {**fake_h100.installed(), "target": "sm_90 (mocked)"}
     return {"label": LABEL, "versions": versions, "tokens": batch * seq, "sizes": dict(sizes), "setups": setups}

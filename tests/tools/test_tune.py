@@ -17,16 +17,13 @@ from torch import Tensor, nn
 import fp8compile
 from fp8compile import Recipe
 from fp8compile.tools import tune
-from fp8compile.tools.step_memory import measured_peak
-from fp8compile.tools.trial_step import left_as_it_was
-from fp8compile.tools.tuning import arms, compiled_arm, gradients, rounds
-from fp8compile.tools.tuning.arms import OFF, PLAIN, arms_for
+from fp8compile.tools.tuning import compiled_arm, gradients, rounds
+from fp8compile.tools.tuning.arms import OFF, PLAIN
 from fp8compile.tools.tuning.measured_arm import OUT_OF_MEMORY, MeasuredArm
-from fp8compile.tools.tuning.rounds import FIRST_ROUNDS, INTERRUPTED, MOST_ROUNDS, NO_TIME, Rounds, steps_of_a_turn
+from fp8compile.tools.tuning.rounds import FIRST_ROUNDS, INTERRUPTED, MOST_ROUNDS, NO_TIME, Rounds
 from fp8compile.tools.tuning.tuned import Tuned
 from tests.support.sensitive import SENSITIVE, Net, batch, squares
 
-CPU = torch.device("cpu")
 STORED = {"linear": "off", "codegen": "eager"}
 FEW = {**STORED, "saved_format": "4bit"}
 BOTH = {"stored": STORED, "few": FEW}
@@ -301,64 +298,6 @@ def test_eager_out_of_memory_is_no_error(uncompiled: None, all_well: None) -> No
     assert all(row.ran for row in tuned(Large(), recipes={"stored": STORED}).rows)
 
 
-class Broken(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(64, 64)
-
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        return self.linear(x) * mask
-
-
-@pytest.mark.parametrize(
-    ("given", "message"),
-    [
-        ({"batch": None}, "batch=None: one batch is needed"),
-        ({"batch": iter([1])}, r"batch=a list_iterator.*next\(iter\(loader\)\)"),
-        ({"batch": ()}, "give a batch"),
-        (
-            {"batch": {"z": torch.ones(2)}},
-            r"Net does not run.*unexpected keyword argument 'z'.*z: float32\[2\] on cpu",
-        ),
-        ({"batch": torch.ones(8, 3)}, r"Net does not run.*RuntimeError.*argument 0: float32\[8, 3\] on cpu"),
-        ({"model": Broken()}, "Broken does not run.*missing 1 required positional argument: 'mask'"),
-        ({"model": squares}, "fp8compile.tune takes a module"),
-        ({"model": Net().requires_grad_(False)}, "tune: nothing to differentiate.*requires_grad_"),
-        ({"model": Net().to("meta")}, "meta device"),
-        ({"loss": lambda out: out}, r"must return a scalar, not a tensor of shape \(256, 64\)"),
-        ({"loss": lambda out: out.sum().item()}, r"must return a scalar tensor, not -?[\d.]+: leave out .item"),
-        ({"loss": lambda out: out.logits.sum()}, "loss does not run on what the model returns, Tensor.*'logits'"),
-        ({"minutes": 0}, "minutes=0: a number above 0"),
-        ({"minutes": -1.5}, "minutes=-1.5"),
-        ({"minutes": float("nan")}, "minutes=nan"),
-        ({"minutes": True}, "minutes=True"),
-        ({"minutes": "2"}, "minutes='2'"),
-        ({"goal": "fast"}, "tune: goal='fast'.*'speed', 'memory'"),
-        ({"slower": -0.1}, "tune: slower=-0.1"),
-        ({"bar": 101}, "tune: bar=101 is no SQNR"),
-        ({"recipes": ["storage"]}, "recipes: 'storage'.*Did you mean 'storage_only'"),
-        ({"recipes": [{"saved_fromat": "int8"}]}, "Did you mean 'saved_format'"),
-        ({"recipes": "storage_only"}, "recipes='storage_only': a list of recipes"),
-        ({"recipes": []}, r"recipes=\[\]"),
-        ({"recipes": {"saved_format": "int8"}}, r"'saved_format' is a field of one recipe: recipes=\[\{"),
-        ({"recipes": [3]}, "A recipe is a Recipe"),
-    ],
-)
-def test_what_cannot_be_measured_is_refused_before_anything_is_compiled(
-    given: dict[str, Any], message: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(compiled_arm.CompiledArm, "_compile", lambda *args: pytest.fail("compiled"))
-    given = {"model": Net(), "batch": batch(), "loss": squares, **given}
-    with pytest.raises(ValueError, match=message):
-        tune(given.pop("model"), given.pop("batch"), **given)
-
-
-def test_a_model_of_several_ranks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fp8compile.tools.tuning.tune.is_sharded", lambda p: True)
-    with pytest.raises(ValueError, match=r"Net is of several ranks.*give all ranks the recipe"):
-        tune(Net(), batch())
-
-
 def test_a_model_of_which_no_graph_is_compiled(uncompiled: None) -> None:
     class Eager(Net):
         @torch.compiler.disable
@@ -367,36 +306,3 @@ def test_a_model_of_which_no_graph_is_compiled(uncompiled: None) -> None:
 
     with pytest.raises(ValueError, match=r"fp8compile\.tune: .*no graph"):
         tuned(Eager())
-
-
-def test_recipes_suit_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
-    def names(recipes: Any = None) -> list[str]:
-        return [arm.name for arm in arms_for(recipes, CPU)]
-
-    monkeypatch.setattr(arms, "int8_unsupported_reason", lambda device: "no")
-    assert names() == [PLAIN, "storage_only", "half_budget", "few_bits"]
-    monkeypatch.setattr(arms, "int8_unsupported_reason", lambda device: None)
-    assert names() == [PLAIN, "storage_only", "half_budget", "int8", "few_bits"]
-    monkeypatch.setattr(arms, "fp8_unsupported_reason", lambda device: None)
-    assert names() == [PLAIN, "storage_only", "linear_only", "default", "delayed", "few_bits"]
-    asked = ["off", "default", {}, {"linear_scaling": "delayed"}, Recipe(saved="off")]
-    assert names(asked) == [PLAIN, "default", "linear_scaling=delayed", "saved='off'"], "each once"
-
-
-def test_steps_of_a_turn() -> None:
-    assert [steps_of_a_turn(s) for s in (1e-4, 0.01, 0.03, 0.2, 60.0)] == [10, 10, 3, 1, 1]
-
-
-def test_the_peak_of_a_step_on_a_cpu() -> None:
-    def step() -> Tensor:
-        return (torch.ones(2**18) * 2).sum()  # both at one time
-
-    assert 2 * 2**20 <= measured_peak(step) < 2 * 2**20 + 4096
-
-
-def test_other_generators_go_on_as_they_were() -> None:
-    random.seed(1)
-    numpy.random.seed(1)
-    with left_as_it_was(Net()):
-        inside = random.random(), numpy.random.rand()
-    assert (random.random(), numpy.random.rand()) == inside

@@ -1,4 +1,4 @@
-"""tune's choice: the rule, on rows that were made for it; and what its times are summarised to."""
+"""tune's choices: the rule, on rows that were made for it; what its times are summarised to; which arms, how many steps."""
 
 from __future__ import annotations
 
@@ -7,10 +7,13 @@ import math
 from typing import Any
 
 import pytest
+import torch
 
 from fp8compile import Recipe
-from fp8compile.tools.tuning.arms import OFF, PLAIN
+from fp8compile.tools.tuning import arms
+from fp8compile.tools.tuning.arms import OFF, PLAIN, arms_for
 from fp8compile.tools.tuning.choice import MEMORY, SPEED, best_of
+from fp8compile.tools.tuning.rounds import steps_of_a_turn
 from fp8compile.tools.tuning.rows import TunedRow, beside, summary
 
 LIMIT = 0.25
@@ -105,3 +108,21 @@ def test_medians_spreads_and_ratios() -> None:
     ratio, doubt = beside({1: 3.0, 2: 20.0, 3: 2.0, 9: 1e9}, {0: 1e-9, 1: 1.0, 2: 10.0, 3: 2.0})
     assert ratio == 2.0 and doubt == pytest.approx(2.0 / math.sqrt(3)), "a slow round is slow for both"
     assert math.isnan(beside({1: 1.0}, {2: 1.0})[0]) and beside({1: 1.0}, {1: 2.0}) == (0.5, math.inf)
+
+
+def test_recipes_suit_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    def names(recipes: Any = None) -> list[str]:
+        return [arm.name for arm in arms_for(recipes, torch.device("cpu"))]
+
+    monkeypatch.setattr(arms, "int8_unsupported_reason", lambda device: "no")
+    assert names() == [PLAIN, "storage_only", "half_budget", "few_bits"]
+    monkeypatch.setattr(arms, "int8_unsupported_reason", lambda device: None)
+    assert names() == [PLAIN, "storage_only", "half_budget", "int8", "few_bits"]
+    monkeypatch.setattr(arms, "fp8_unsupported_reason", lambda device: None)
+    assert names() == [PLAIN, "storage_only", "linear_only", "default", "delayed", "few_bits"]
+    asked = ["off", "default", {}, {"linear_scaling": "delayed"}, Recipe(saved="off")]
+    assert names(asked) == [PLAIN, "default", "linear_scaling=delayed", "saved='off'"], "each once"
+
+
+def test_steps_of_a_turn() -> None:
+    assert [steps_of_a_turn(s) for s in (1e-4, 0.01, 0.03, 0.2, 60.0)] == [10, 10, 3, 1, 1]

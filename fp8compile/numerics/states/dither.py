@@ -30,6 +30,7 @@ from torch import Tensor
 
 from fp8compile.numerics import near_functions as near
 from fp8compile.numerics.formats import Format
+from fp8compile.numerics.operators import operator
 from fp8compile.numerics.states.interface import SMALLEST
 
 ROUNDINGS = ("nearest", "dithered")
@@ -58,10 +59,8 @@ def _hashed(bits: Tensor) -> Tensor:
     return hashed
 
 
-_LIBRARY = torch.library.Library("fp8compile", "FRAGMENT")  # type: ignore[no-untyped-call]
-_LIBRARY.define("hashed(Tensor bits) -> Tensor", tags=(torch.Tag.pointwise,))  # type: ignore[no-untyped-call]
-_LIBRARY.impl("hashed", _hashed, "CompositeExplicitAutograd")  # type: ignore[no-untyped-call]
-HASHED = torch.ops.fp8compile.hashed.default  # whole in a graph: on a GPU products wrap, and need no masks
+# Whole in a graph: on a GPU products wrap, and need no masks.
+HASHED = operator("hashed(Tensor bits) -> Tensor", _hashed)
 
 
 def dithered(y: Tensor, x: Tensor, power: float | Tensor | None = None) -> Tensor:
