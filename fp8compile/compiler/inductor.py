@@ -16,6 +16,7 @@ from fp8compile.compiler import report_store
 from fp8compile.compiler.apart import compiled_apart
 from fp8compile.compiler.cache_key import key_of
 from fp8compile.compiler.code_kernels import with_known_blocks
+from fp8compile.compiler.cpu_vectors import vectors_of
 from fp8compile.compiler.dump import watch_for
 from fp8compile.compiler.generated_memory import noting_peaks, stored_peaks
 from fp8compile.compiler.group_kernels import with_groups_held
@@ -134,12 +135,15 @@ def compile_once(
     guard_place(gm, example_inputs, ctx)
     ctx = dataclasses.replace(ctx, is_whole_model=_is_whole_model(gm, recipe) and not place.prefix)
     gm, inputs, ctx, inlining = _prepared(gm, example_inputs, ctx)
-    patches = {**our_options(recipe), **patches}
+    generates = recipe.rewrites_graph and inner is not run_the_graph
+    vectors, of_vectors = vectors_of(inputs, patches) if generates else ({}, ())
+    patches = {**our_options(recipe), **vectors, **patches}
     parameters = frozenset(i for i, v in enumerate(inputs) if isinstance(v, torch.nn.Parameter))
     told = dataclasses.replace(ctx, parameters=parameters, measures_saved=measures_saved)
     spare = copy_with_attributes(gm) if told.scale_input else gm
     compiled, reports, cached = _through_inductor(gm, inputs, told, patches, inner)
-    reports = tuple(dataclasses.replace(r, remarks=r.remarks + remarks + inlining) for r in reports)
+    remarks += inlining + of_vectors
+    reports = tuple(dataclasses.replace(r, remarks=r.remarks + remarks) for r in reports)
     codes = WeightCodes(reports, told.weight_inputs, told.packed_inputs, recipe)
     compiled = codes.given_to(compiled)
     if told.scale_input:

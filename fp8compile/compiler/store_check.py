@@ -77,13 +77,13 @@ def refuse_wrong_ptxas(device: torch.device) -> None:
 @functools.cache
 def check_stores(device: torch.device) -> None:
     """Raise RuntimeError where generated code for ``device`` stores other codes than eager."""
-    for stored, shape in ((_stored_twice, SHAPE), (_stored_twice_in_a_loop, LOOPED)):
-        x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device, torch.bfloat16)
+    for stored, shape in ((_stored_twice, SHAPE), (stored_twice_in_a_loop, LOOPED)):
+        x = values_to_store(device, shape)
         with torch.no_grad():
-            differing = _differing(torch.compile(stored)(x), stored(x))
-        if differing:
+            wrong = differing(torch.compile(stored)(x), stored(x))
+        if wrong:
             release = _named(ptxas.ptxas_in_force())
-            raise RuntimeError(WRONG.format(release, device, 2 * x.numel(), differing))
+            raise RuntimeError(WRONG.format(release, device, 2 * x.numel(), wrong))
 
 
 def _stored_twice(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -91,7 +91,12 @@ def _stored_twice(x: Tensor) -> tuple[Tensor, Tensor]:
     return codes, codes.t().contiguous()
 
 
-def _stored_twice_in_a_loop(x: Tensor) -> tuple[Tensor, ...]:
+def values_to_store(device: torch.device, shape: tuple[int, int]) -> Tensor:
+    """BF16 of ``shape``, the same in every process."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(0)).to(device, torch.bfloat16)
+
+
+def stored_twice_in_a_loop(x: Tensor) -> tuple[Tensor, ...]:
     """What a gradient under a delayed scale does: E5M2 codes in both layouts, and statistics of each row.
 
     The order counts: with the transposed codes written second, ptxas 12.8 is right (tests/sm90/run_byte_flow.py).
@@ -115,6 +120,7 @@ def _named(release: ptxas.Release | None) -> str:
     return "of unknown release" if release is None else f"{release[0]}.{release[1]}"
 
 
-def _differing(ours: Sequence[Tensor], expected: Sequence[Tensor]) -> int:
+def differing(ours: Sequence[Tensor], expected: Sequence[Tensor]) -> int:
+    """How many bytes of ``ours`` are not those of ``expected``."""
     pairs = zip(ours, expected, strict=True)
     return sum(int((a.view(torch.uint8) != b.view(torch.uint8)).sum()) for a, b in pairs)

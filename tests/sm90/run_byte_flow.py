@@ -35,7 +35,7 @@ def graphs_of(case: str) -> list[LoweredGraph]:
         return lowered_layer(CASES[layer], backend_of(pipeline))
     checks = (
         (store_check._stored_twice, store_check.SHAPE),
-        (store_check._stored_twice_in_a_loop, store_check.LOOPED),
+        (store_check.stored_twice_in_a_loop, store_check.LOOPED),
     )
     return [g for stored, shape in checks for g in lower(stored, torch.empty(shape, dtype=torch.bfloat16)).graphs]
 

@@ -71,7 +71,8 @@ def tuned(model: nn.Module, x: Any = None, **others: Any) -> Tuned:
 def state_of(model: nn.Module) -> list[Any]:
     """Everything that a step may change, as values."""
     tensors = [*model.state_dict().values(), *(p.grad for p in model.parameters() if p.grad is not None)]
-    generators = torch.get_rng_state(), random.getstate(), numpy.random.get_state()[1].tolist()
+    of_numpy = [part.tolist() if isinstance(part, numpy.ndarray) else part for part in numpy.random.get_state()]
+    generators = torch.get_rng_state(), random.getstate(), of_numpy  # of the last, a draw moves the place alone
     modes = [module.training for module in model.modules()], [p.requires_grad for p in model.parameters()]
     return [[t.clone() for t in tensors], generators[0].clone(), *generators[1:], *modes]
 

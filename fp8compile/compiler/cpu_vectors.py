@@ -1,0 +1,50 @@
+"""Vectors of generated C++: of 256 bits where this machine's compiler is wrong in those of AVX-512. Changes no numbers.
+
+gcc 12.2 at -O3 joins scalars into vectors (``-ftree-slp-vectorize``). For AVX-512 it then stores wrong values, and nothing
+fails: where BF16 values are stored transposed beside sums of their rows, behind a clamp and a choice between two values.
+Plain PyTorch programs meet it too. FP8 linears meet it always, since their gradients are quantized so. So one such function
+is compiled and compared with eager, once a process, where a CPU has AVX-512.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fp8compile import _torch as private
+from fp8compile.compiler.store_check import LOOPED, differing, stored_twice_in_a_loop, values_to_store
+from fp8compile.compiler.watchers import watch_passes
+
+SIMDLEN = "cpp.simdlen"
+SHORT = {SIMDLEN: 256}
+REMARK = (
+    "generated C++ uses vectors of 256 bits: in those of AVX-512 this machine's C++ compiler stores wrong values (seen with "
+    "gcc 12.2 at -O3). inductor={'cpp.simdlen': 512} takes the long ones all the same; another compiler may be named by CXX"
+)
+
+
+def vectors_of(inputs: Iterable[object], options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Inductor's options for a graph with these inputs, and a remark for its report; both empty where none are needed."""
+    if options.get(SIMDLEN, private.inductor_config.cpp.simdlen) is not None or not _on_a_cpu(inputs):
+        return {}, ()
+    if torch.backends.cpu.get_cpu_capability() != "AVX512" or long_vectors_are_right():
+        return {}, ()
+    return dict(SHORT), (REMARK,)
+
+
+@functools.cache
+def long_vectors_are_right() -> bool:
+    """Whether generated code with vectors as long as this machine has stores the codes and statistics that eager stores."""
+    x = values_to_store(torch.device("cpu"), LOOPED)
+    with private.tracing(None), watch_passes(None), torch.no_grad():
+        graph = private.make_fx(stored_twice_in_a_loop)(x)
+        compiled: Any = private.compile_fx(graph, [x])
+        return not differing(compiled(x), stored_twice_in_a_loop(x))
+
+
+def _on_a_cpu(inputs: Iterable[object]) -> bool:
+    return any(isinstance(value, Tensor) and value.device.type == "cpu" for value in inputs)
