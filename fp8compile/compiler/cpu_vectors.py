@@ -47,4 +47,4 @@ def long_vectors_are_right() -> bool:
 
 
 def _on_a_cpu(inputs: Iterable[object]) -> bool:
-    return any(isinstance(value, Tensor) and value.device.type == "cpu" for value in inputs)
+    return {value.device.type for value in inputs if isinstance(value, Tensor)} == {"cpu"}

@@ -119,6 +119,7 @@ def install() -> None:
     _mock_device_interface()
     _mock_fake_tensors()
     _mock_triton_driver()
+    replace(torch.backends.cpu, "get_cpu_capability", _always("DEFAULT"))  # no C++ is generated: its vectors are not tried
 
 
 class _NoGuard:
