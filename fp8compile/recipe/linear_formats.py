@@ -1,4 +1,4 @@
-"""The formats of a linear's operands: ``Recipe.linear_formats``.
+"""The formats of a linear's operands: ``Recipe.linears.formats``.
 
     "hybrid"                           activations and weights E4M3, gradients E5M2
     "e4m3"                             all E4M3
@@ -45,25 +45,25 @@ def as_formats(value: Any) -> Any:
         ValueError: a dict that leaves a direction open, has another key, or a format that the direction cannot have.
     """
     if not isinstance(value, Mapping):
-        return value  # a name, which ``check_values`` checks
+        return value  # a name, which ``check_fields`` checks
     for key, name in value.items():
         if key not in DIRECTIONS:
-            raise ValueError(f"Recipe.linear_formats has no direction {key!r}.{nearest(str(key), DIRECTIONS)}")
+            raise ValueError(f"Recipe.linears.formats has no direction {key!r}.{nearest(str(key), DIRECTIONS)}")
         if name not in FORMATS:
-            raise ValueError(f"Recipe.linear_formats[{key!r}] cannot be {name!r}.{nearest(str(name), FORMATS)}")
+            raise ValueError(f"Recipe.linears.formats[{key!r}] cannot be {name!r}.{nearest(str(name), FORMATS)}")
     if value.get("forward", "e4m3") != "e4m3":
         raise ValueError(
-            "Recipe.linear_formats['forward'] cannot be 'e5m2': both operands would be E5M2, which torch._scaled_mm does "
+            "Recipe.linears.formats['forward'] cannot be 'e5m2': both operands would be E5M2, which torch._scaled_mm does "
             "not multiply. Leave 'forward' out, or set it to 'e4m3'."
         )
     if missing := [direction for direction in DIRECTIONS[1:] if direction not in value]:
-        raise ValueError(f"Recipe.linear_formats says nothing of {', '.join(missing)}. Name both, as in {EXAMPLE}.")
+        raise ValueError(f"Recipe.linears.formats says nothing of {', '.join(missing)}. Name both, as in {EXAMPLE}.")
     gradients = {direction: value[direction] for direction in DIRECTIONS[1:]}
     same = [name for name, formats in GRADIENTS.items() if formats == gradients]
     return same[0] if same else FrozenFormats(gradients)
 
 
 def gradient_format(formats: str | Mapping[str, str], direction: str) -> str:
-    """The format of the gradient in a linear's matmul, by ``Recipe.linear_formats``; the forward reads none."""
+    """The format of the gradient in a linear's matmul, by ``Recipe.linears.formats``; the forward reads none."""
     by_direction = GRADIENTS[formats] if isinstance(formats, str) else formats
     return by_direction.get(direction, "e4m3")

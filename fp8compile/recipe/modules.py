@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
+from fp8compile.recipe.changes import FIELDS, single
 from fp8compile.recipe.frozen import FrozenModules
 
 # One for all modules.
-PER_GRAPH = ("codegen", "inductor", "dump", "check", "amax_history_len", "amax_compute", "margin", "card_gib")
+PER_GRAPH = (
+    *("debug.codegen", "debug.inductor", "debug.dump", "debug.check", "memory.card_gib"),
+    *("linears.amax_history_len", "linears.amax_compute", "linears.margin"),
+)
+NEUTRAL: Mapping[str, Any] = {name: FIELDS[name] for name in PER_GRAPH}
+OF_COMPILING = {name: value for name, value in NEUTRAL.items() if name.startswith("debug.")}
 
 BY_MODULE = "{} sets {}, which cannot differ by module. Set it on the recipe itself."
 
@@ -24,15 +29,16 @@ def module_recipes(value: Any, base: Any) -> FrozenModules:
         raise ValueError(f'Recipe.modules must be a dict such as {{"layers.0": "off"}}, not {value!r}.')
     if not value:
         return FrozenModules()
-    plain = dataclasses.replace(base, modules={}, codegen="inductor", inductor={}, dump=None, check="off")
+    plain = base.changed({"modules": {}, **OF_COMPILING})
     return FrozenModules((pattern, _recipe_of(pattern, given, plain)) for pattern, given in value.items())
 
 
 def _recipe_of(pattern: str, given: Any, base: Any) -> Any:
     where = f"Recipe.modules[{pattern!r}]"
     if isinstance(given, Mapping):
+        written = single({key: value for key, value in given.items() if key not in ("preset", "recipe")})
         for name in PER_GRAPH:
-            if name in given and given[name] != getattr(base, name):
+            if name in written and written[name] != base.get(name):
                 raise ValueError(BY_MODULE.format(where, name))
     try:
         recipe = base.resolve(given, base)
@@ -41,7 +47,7 @@ def _recipe_of(pattern: str, given: Any, base: Any) -> Any:
     if recipe.modules:
         raise ValueError(f"{where} holds modules of its own. Put all patterns into one dict, the most special first.")
     for name in PER_GRAPH:
-        if getattr(recipe, name) != getattr(base, name):
+        if recipe.get(name) != base.get(name):
             raise ValueError(BY_MODULE.format(where, name))
     return recipe
 
@@ -49,18 +55,18 @@ def _recipe_of(pattern: str, given: Any, base: Any) -> Any:
 def check_modules(recipe: Any) -> None:
     """Raises ValueError for what a module's recipe cannot have beside the recipe of the whole model."""
     for pattern, own in recipe.modules.items():
-        if own.memory_budget not in (1.0, recipe.memory_budget):
+        if own.memory.budget not in (1.0, recipe.memory.budget):
             raise ValueError(
-                f"Recipe.modules[{pattern!r}].memory_budget is {own.memory_budget!r}, and a budget is one for the "
-                "whole graph: set Recipe.memory_budget, and in modules 1.0 for what must not be computed again."
+                f"Recipe.modules[{pattern!r}].memory.budget is {own.memory.budget!r}, and a budget is one for the "
+                "whole graph: set Recipe.memory.budget, and in modules 1.0 for what must not be computed again."
             )
-        if own.saved_bits not in ("off", recipe.saved_bits):
+        if own.saved.bits not in ("off", recipe.saved.bits):
             raise ValueError(
-                f"Recipe.modules[{pattern!r}].saved_bits is another than the recipe's, and a choice is of a whole model: "
-                "set Recipe.saved_bits, and in modules 'off' where it is not to hold."
+                f"Recipe.modules[{pattern!r}].saved.bits is another than the recipe's, and a choice is of a whole model: "
+                "set Recipe.saved.bits, and in modules 'off' where it is not to hold."
             )
-        if not isinstance(own.islands, str) and own.islands != recipe.islands:
+        if not isinstance(own.fp32.islands, str) and own.fp32.islands != recipe.fp32.islands:
             raise ValueError(
-                f"Recipe.modules[{pattern!r}].islands is a calibration, which is of a whole model: set Recipe.islands to "
+                f"Recipe.modules[{pattern!r}].fp32.islands is a calibration, which is of a whole model: set Recipe.fp32.islands to "
                 "it, and what differs in modules to 'auto', 'policy' or 'off'."
             )

@@ -7,10 +7,10 @@ from typing import Any
 
 PRESETS: Mapping[str, Mapping[str, Any]] = {
     "default": {},
-    "conservative": {"saved_attention": False},
-    "linear_only": {"linear": "tensorwise", "saved": "off"},
-    "storage_only": {"linear": "off"},
-    "blockwise": {"linear": "blockwise", "linear_formats": "e4m3"},
-    "mxfp8": {"linear": "mxfp8", "linear_formats": "e4m3"},
-    "off": {"linear": "off", "saved": "off", "observe": False, "islands": "off"},
+    "conservative": {"saved": {"attention": False}},
+    "linear_only": {"linears": "tensorwise", "saved": "off"},
+    "storage_only": {"linears": "off"},
+    "blockwise": {"linears": {"mode": "blockwise", "formats": "e4m3"}},
+    "mxfp8": {"linears": {"mode": "mxfp8", "formats": "e4m3"}},
+    "off": {"linears": "off", "saved": "off", "fp32": {"islands": "off", "observe": False}},
 }

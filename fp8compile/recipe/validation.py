@@ -15,34 +15,33 @@ from fp8compile.recipe.linear_formats import FrozenFormats, as_formats
 from fp8compile.recipe.saved_bits import SavedBits
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
-    "linear": ("off", "tensorwise", "rowwise", "blockwise", "mxfp8", "int8", "int8_blocks", "auto"),
-    "device_rates": ("device", *RATES),
-    "linear_formats": ("hybrid", "e4m3"),
-    "linear_scaling": ("dynamic", "delayed"),
-    "amax_compute": ("max", "most_recent"),
-    "saved": ("groupwise", "off"),
+    "linears.mode": ("off", "tensorwise", "rowwise", "blockwise", "mxfp8", "int8", "int8_blocks", "auto"),
+    "debug.device_rates": ("device", *RATES),
+    "linears.formats": ("hybrid", "e4m3"),
+    "linears.scaling": ("dynamic", "delayed"),
+    "linears.amax_compute": ("max", "most_recent"),
     "collectives": ("off", "groupwise"),
-    "offload": ("off", "auto", "all"),
-    "saved_format": ("auto", "e4m3", "int8", "best_of_two", *FEW_BITS),
-    "attention_format": ("auto", "e4m3", "int8", "best_of_two", *FEW_BITS),
-    "codegen": ("inductor", "eager"),
-    "check": ("off", "first_step"),
+    "memory.offload": ("off", "auto", "all"),
+    "saved.format": ("off", "auto", "e4m3", "int8", "best_of_two", *FEW_BITS),
+    "saved.attention_format": ("auto", "e4m3", "int8", "best_of_two", *FEW_BITS),
+    "debug.codegen": ("inductor", "eager"),
+    "debug.check": ("off", "first_step"),
 }
 
-# What a scale of each mode of ``linear`` is of, other than a tensor.
+# What a scale of each mode of ``linears`` is of, other than a tensor.
 SCALES_OF = {
     **{"rowwise": "row", "blockwise": "block of 1x128 or 128x128", "mxfp8": "block of 1x32"},
     **{"int8": "row", "int8_blocks": "block of 32x32"},
 }
 IN_BLOCKS = ("blockwise", "mxfp8", "int8_blocks")
 
-OBSERVE = SAVED_ATTENTION = ("auto", True, False)
+OR_AUTO = ("fp32.observe", "saved.attention")  # "auto", True or False
 
 ISLANDS = ("auto", "policy", "off")
 
-BOOLEANS = ("emulate", "cache_weights", "merge_dgrads", "smooth_swiglu", "hadamard_wgrad")
+BOOLEANS = tuple(f"linears.{name}" for name in ("emulate", "cache_weights", "merge_dgrads", "smooth_swiglu", "hadamard_wgrad"))
 
-COUNTS = {"group_size": (16, 65536), "amax_history_len": (1, 1024), "margin": (0, 8)}
+COUNTS = {"saved.group_size": (16, 65536), "linears.amax_history_len": (1, 1024), "linears.margin": (0, 8)}
 
 
 class FrozenOptions(FrozenMapping):
@@ -63,7 +62,8 @@ def _is_number(value: object) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _as_patterns(name: str, value: Any) -> tuple[str, ...]:
+def as_patterns(name: str, value: Any) -> tuple[str, ...]:
+    """A pattern, or several."""
     patterns = (value,) if isinstance(value, str) else value
     if not isinstance(patterns, (tuple, list)) or not all(isinstance(p, str) for p in patterns):
         raise ValueError(f'Recipe.{name} must be module path patterns such as ("layers.0.*",), not {value!r}.')
@@ -80,7 +80,7 @@ def _as_saved_bits(name: str, value: Any) -> Any:
     """ "off", or a choice of bits: ``value`` itself, or loaded from its file."""
     cure = (
         " It is 'off', a choice of bits (fp8compile.tools.calibrate_bits(...).saved_bits), or the path of one (.json). "
-        "One number of bits for all is Recipe.saved_format, such as '4bit'."
+        "One number of bits for all is Recipe.saved.format, such as '4bit'."
     )
     return _or_in_a_file(name, value, ("off",), SavedBits, cure)
 
@@ -100,80 +100,86 @@ def _as_options(name: str, value: Any) -> FrozenOptions:
     return FrozenOptions(value)
 
 
+def _is_chunks(value: object) -> bool:
+    return value in ("off", "auto") or (_is_int(value) and 2 <= value <= 64)  # type: ignore[operator]
+
+
+# Fields that are neither a choice nor a count: what they may be, and how that is said.
+OTHERS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+    "memory.chunk_logits": (_is_chunks, "'off', 'auto' or a number of chunks from 2 to 64"),
+    "saved.min_numel": (lambda value: _is_int(value) and value >= 0, "a number of elements >= 0"),
+    "debug.dump": (lambda value: value is None or isinstance(value, str), "the path of a folder"),
+}
+
 # How a field that may be written in several ways is kept.
 CONVERTED: Mapping[str, Callable[[str, Any], Any]] = {
-    "skip": _as_patterns,
-    "linear_skip": _as_patterns,
-    "keep_fp32": _as_patterns,
-    "linear_formats": lambda _, value: as_formats(value),
-    "islands": _as_islands,
-    "saved_bits": _as_saved_bits,
-    "inductor": _as_options,
+    "linears.skip": as_patterns,
+    "fp32.keep": as_patterns,
+    "linears.formats": lambda _, value: as_formats(value),
+    "fp32.islands": _as_islands,
+    "saved.bits": _as_saved_bits,
+    "debug.inductor": _as_options,
 }
 
 
-def check_values(recipe: Any) -> None:
-    """Raises ValueError for a value that a field of a recipe cannot have, naming it and the nearest right one."""
-    for name, allowed in CHOICES.items():
-        value = getattr(recipe, name)
-        if value not in allowed and not (name == "linear_formats" and isinstance(value, FrozenFormats)):
-            raise ValueError(f"Recipe.{name} cannot be {value!r}.{nearest(str(value), allowed)}")
-    for name, choices in (("observe", OBSERVE), ("saved_attention", SAVED_ATTENTION)):
-        value = getattr(recipe, name)
-        if value not in choices or isinstance(value, int) != isinstance(value, bool):
+def check_fields(group: str, values: Mapping[str, Any]) -> None:
+    """Raises ValueError for a value that a field of a group cannot have, naming it and the nearest right one.
+
+    ``group`` is "" for fields of the recipe itself.
+    """
+    for field, value in values.items():
+        name = f"{group}.{field}" if group else field
+        if name in CHOICES and value not in CHOICES[name] and not isinstance(value, FrozenFormats):
+            raise ValueError(f"Recipe.{name} cannot be {value!r}.{nearest(str(value), CHOICES[name])}")
+        if name in OR_AUTO and (value not in ("auto", True, False) or isinstance(value, int) != isinstance(value, bool)):
             raise ValueError(f"Recipe.{name} must be 'auto', True or False, not {value!r}.")
-    for name in BOOLEANS:
-        if not isinstance(getattr(recipe, name), bool):
-            raise ValueError(f"Recipe.{name} must be True or False, not {getattr(recipe, name)!r}.")
-    for name, (low, high) in COUNTS.items():
-        value = getattr(recipe, name)
-        if not _is_int(value) or not low <= value <= high:
+        if name in BOOLEANS and not isinstance(value, bool):
+            raise ValueError(f"Recipe.{name} must be True or False, not {value!r}.")
+        low, high = COUNTS.get(name, (0, 0))
+        if name in COUNTS and not (_is_int(value) and low <= value <= high):
             raise ValueError(f"Recipe.{name} must be an integer from {low} to {high}, not {value!r}.")
-    if recipe.chunk_logits not in ("off", "auto") and not (
-        _is_int(recipe.chunk_logits) and 2 <= recipe.chunk_logits <= 64
-    ):
-        raise ValueError(
-            f"Recipe.chunk_logits must be 'off', 'auto' or a number of chunks from 2 to 64, not {recipe.chunk_logits!r}."
-        )
-    chosen = () if recipe.saved_bits == "off" else recipe.saved_bits.formats
-    few = {recipe.saved_format, recipe.attention_format, *chosen} & {*FEW_BITS}
-    if recipe.group_size % TOGETHER and few:
-        nearest_size = recipe.group_size // TOGETHER * TOGETHER
-        raise ValueError(
-            f"Recipe.group_size must be a multiple of {TOGETHER} for {min(few)!r}, such as {nearest_size}, "
-            f"not {recipe.group_size!r}."
-        )
-    _check_scales(recipe)
-    _check_budget(recipe.memory_budget, recipe.card_gib)
-    if not _is_int(recipe.min_saved_numel) or recipe.min_saved_numel < 0:
-        raise ValueError(f"Recipe.min_saved_numel must be a number of elements >= 0, not {recipe.min_saved_numel!r}.")
-    if recipe.dump is not None and not isinstance(recipe.dump, str):
-        raise ValueError(f"Recipe.dump must be the path of a folder, not {recipe.dump!r}.")
+        if name in OTHERS and not OTHERS[name][0](value):
+            raise ValueError(f"Recipe.{name} must be {OTHERS[name][1]}, not {value!r}.")
 
 
-def _check_budget(budget: object, card_gib: object) -> None:
+def check_few_bits(group_size: int, formats: tuple[str, ...], bits: Any) -> None:
+    """Codes of few bits are packed together, so groups of them have whole packs."""
+    few = {*formats, *(() if bits == "off" else bits.formats)} & {*FEW_BITS}
+    if group_size % TOGETHER and few:
+        raise ValueError(
+            f"Recipe.saved.group_size must be a multiple of {TOGETHER} for {min(few)!r}, such as "
+            f"{group_size // TOGETHER * TOGETHER}, not {group_size!r}."
+        )
+
+
+def check_budget(budget: object, card_gib: object) -> None:
+    """A peak of memory: a fraction, bytes, or what a card has left."""
     if card_gib is not None and not (_is_number(card_gib) and card_gib > 0):  # type: ignore[operator]
-        raise ValueError(f"Recipe.card_gib must be the memory of the device in GiB, such as 80, not {card_gib!r}.")
+        raise ValueError(
+            f"Recipe.memory.card_gib must be the memory of the device in GiB, such as 80, not {card_gib!r}."
+        )
     if budget == "fit":
         if card_gib is None:
             raise ValueError(
-                "Recipe.memory_budget='fit' has to know the device's memory: set Recipe.card_gib, such as 80."
+                "Recipe.memory.budget='fit' has to know the device's memory: set Recipe.memory.card_gib, such as 80."
             )
         return
     whole = _is_int(budget) and budget >= 2  # type: ignore[operator]
     if not whole and not (_is_number(budget) and 0 <= budget <= 1):  # type: ignore[operator]
         raise ValueError(
-            f"Recipe.memory_budget must be a fraction of the default's peak, 0.0 ... 1.0, or bytes, an integer from 2, "
+            f"Recipe.memory.budget must be a fraction of the default's peak, 0.0 ... 1.0, or bytes, an integer from 2, "
             f"or 'fit', not {budget!r}."
         )
 
 
-def _check_scales(recipe: Any) -> None:
+def check_scales(mode: str, scaling: str, cache_weights: bool) -> None:
     """What needs one scale per tensor."""
-    has = f"Recipe.linear={recipe.linear!r} has one per {SCALES_OF.get(recipe.linear)}. Set linear='tensorwise'"
-    if recipe.linear_scaling == "delayed" and recipe.linear in SCALES_OF:
+    has = f"Recipe.linears.mode={mode!r} has one per {SCALES_OF.get(mode)}. Set linears.mode='tensorwise'"
+    if scaling == "delayed" and mode in SCALES_OF:
         raise ValueError(
-            f"Recipe.linear_scaling='delayed' keeps one scale per tensor, and {has}, or linear_scaling='dynamic'."
+            f"Recipe.linears.scaling='delayed' keeps one scale per tensor, and {has}, or linears.scaling='dynamic'."
         )
-    if recipe.cache_weights and recipe.linear in IN_BLOCKS:
-        raise ValueError(f"Recipe.cache_weights keeps one scale per weight, and {has}, or cache_weights=False.")
+    if cache_weights and mode in IN_BLOCKS:
+        raise ValueError(
+            f"Recipe.linears.cache_weights keeps one scale per weight, and {has}, or linears.cache_weights=False."
+        )
