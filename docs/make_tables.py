@@ -70,15 +70,15 @@ def _values(name: str) -> str:
     """What a field may be, where that is a list."""
     if name in BOOLEANS:
         return "`True`, `False`"
-    known = {**CHOICES, "observe": OBSERVE, "saved_attention": SAVED_ATTENTION, "islands": ISLANDS}
+    known = {**CHOICES, "observe": OBSERVE, "saved.attention": SAVED_ATTENTION, "islands": ISLANDS}
     if name in known:
         values = ", ".join(f"`{value!r}`" for value in known[name])
-        return values + {"islands": ", a calibration", "linear_formats": ", a dict by direction"}.get(name, "")
+        return values + {"islands": ", a calibration", "linears.formats": ", a dict by direction"}.get(name, "")
     if name in COUNTS:
         return "{} to {}".format(*COUNTS[name])
     if name == "saved_bits":
         return "`'off'`, a choice of bits"
-    return {"min_saved_numel": "0 and above", "chunk_logits": "`'off'`, `'auto'`, 2 to 64"}.get(name, "")
+    return {"saved.min_numel": "0 and above", "memory.chunk_logits": "`'off'`, `'auto'`, 2 to 64"}.get(name, "")
 
 
 def presets_table() -> str:

@@ -3,8 +3,8 @@
     python -m examples.peft_lora --twin
 
 The base learns Python source for ``--base`` steps, and the adapters learn English: Python's own manual, the one text in its
-library that is prose. Matmuls of the frozen weights are in FP8, and these are encoded once (``cache_weights``). Matmuls of
-rank 8 are not, since 8 is not a multiple of 16.
+library that is prose. Matmuls of the frozen weights are in FP8, and these are encoded once (``linears.cache_weights``).
+Matmuls of rank 8 are not, since 8 is not a multiple of 16.
 At twice this learning rate the base's weights need only be off by 1/32 at random for the twin itself to end 0.2 % apart.
 """
 
@@ -53,7 +53,7 @@ def train(args: Namespace, ours: bool) -> Run:
     torch.manual_seed(0)
     model = get_peft_model(base, LoraConfig(r=args.rank, lora_alpha=2 * args.rank, target_modules=LINEARS))
     if ours:
-        model.compile(backend="fp8compile", options=args.options | {"cache_weights": True})
+        model.compile(backend="fp8compile", options=args.options | {"linears.cache_weights": True})
     losses = learn(model, manual(args.steps), args.lr)
     return Run(losses, fp8compile.report(model) if ours else None)
 

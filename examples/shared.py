@@ -73,7 +73,7 @@ def arguments(argv: Sequence[str] | None, about: str, **more: Any) -> argparse.N
     for name, default in more.items():
         parser.add_argument(f"--{name}", type=type(default), default=default, help=f"default {default}")
     args = parser.parse_args(argv)
-    args.options = {"codegen": args.codegen, "emulate": DEVICE == "cpu"}
+    args.options = {"debug.codegen": args.codegen, "linears.emulate": DEVICE == "cpu"}
     return args
 
 

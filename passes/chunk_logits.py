@@ -47,7 +47,7 @@ LEAST_BYTES = 2**29  # with "auto": logits of fewer bytes are left
 MOST_CHUNKS = 64
 TILE = 128  # rows and columns of a chunk, as far as there are so many
 
-OFF = "Recipe.chunk_logits is off: with 'auto' they would be computed in {chunks} chunks"
+OFF = "Recipe.memory.chunk_logits is off: with 'auto' they would be computed in {chunks} chunks"
 
 
 def chunk_logits(graph: Graph, ctx: Context) -> Notes:
@@ -66,7 +66,7 @@ def chunk_logits(graph: Graph, ctx: Context) -> Notes:
 
 def _chunks(product: Node, ctx: Context) -> int | None:
     """How many chunks the recipe asks for; negative where it asks for none, but "auto" would; None where that would not."""
-    asked = ctx.recipe_at(module_path(product)).chunk_logits
+    asked = ctx.recipe_at(module_path(product)).memory.chunk_logits
     if isinstance(asked, int):
         return asked
     size = nbytes(product.meta["val"])

@@ -100,7 +100,7 @@ def _of_the_operand(operand: Node, upcast: Set[Node]) -> str | None:
 def _wire_of(node: Node, operand: Node, ctx: Context) -> Wire:
     value, group = operand.meta["val"], node.args[-1]
     assert isinstance(group, str)
-    codec = GroupwiseBest(ctx.recipe_at(module_path(node)).group_size)
+    codec = GroupwiseBest(ctx.recipe_at(module_path(node)).saved.group_size)
     mean = node.args[1] == "avg"
     return Wire(
         OPERATIONS[opname(node)], tuple(value.shape), value.dtype, private.group_size(group), group, mean, codec

@@ -58,7 +58,7 @@ def measure_operands(split: PartitionedGraph, ctx: Context) -> Notes:
 def _in_groups(graph: Graph, value: Node, ctx: Context) -> Node:
     """``value`` in the groups in which what it is made from is stored, so that one kernel can take both amaxes; a value that
     depends on sums of its rows as it is, since its kernel walks along rows."""
-    behind, width, size = list(computed_from(value)), value.meta["val"].shape[-1], ctx.recipe.group_size
+    behind, width, size = list(computed_from(value)), value.meta["val"].shape[-1], ctx.recipe.saved.group_size
     stored = any(SAVED_AS_CODES in node.meta for node in behind) and not any(map(is_reduction, behind))
     if not (stored and isinstance(width, int) and width % size == 0):
         return value

@@ -11,7 +11,7 @@ no predicted time counts as none, so fewer copies pass for hidden.
 What goes is a storage of one-byte codes that only the forward made: those of ``encode_saved`` and of FP8 linears. Views of it
 are made again in the backward. Its device memory is free from where the copy has arrived to where the copy back begins, so
 what is made first is away longest. Scales stay, and so does what is smaller than LEAST_BYTES: a copy has a fixed cost.
-Under a ``memory_budget``, codes of what the budget keeps are offloaded: the budget is met without them.
+Under a ``memory.budget``, codes of what the budget keeps are offloaded: the budget is met without them.
 
 Left, with the reason: what is needed at once, what the link cannot hide beside the others, small codes, codes in an order of
 memory that a copy would change, symbolic sizes, devices other than GPUs of CUDA (or ROCm) and CPUs, torch before
@@ -96,7 +96,7 @@ def _is_codes(root: Node) -> bool:
 def _reason_to_stay(root: Node, edges: Sequence[SavedTensor], ctx: Context) -> str | None:
     """Why a storage stays on the device whatever the link could do."""
     value = root.meta["val"]
-    if reason := ctx.skip_reason(module_path(root), "offload", ()):
+    if reason := ctx.skip_reason(module_path(root), "memory.offload", ()):
         return reason
     if not all(map(is_static, (root, *(edge.forward for edge in edges)))):
         return NOT_STATIC
@@ -110,6 +110,6 @@ def _reason_to_stay(root: Node, edges: Sequence[SavedTensor], ctx: Context) -> s
 
 
 def _trip(root: Node, forward: Clock, read: float, rates: DeviceRates, ctx: Context) -> Trip:
-    anyway = ctx.recipe_at(module_path(root)).offload == "all"
+    anyway = ctx.recipe_at(module_path(root)).memory.offload == "all"
     us = rates.microseconds_to_host(nbytes(root.meta["val"]))
     return Trip(forward.starts[insertion_point_after(root)], read, us, anyway)

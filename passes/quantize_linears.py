@@ -2,12 +2,12 @@
 themselves (current scaling).
 
 A codec goes on both operands of every matmul of a linear; *a matmul of two decoded operands is a scaled matmul*:
-``_scaled_mm`` where the device has FP8 matrix units, else decode-then-multiply with ``Recipe.emulate``. A value is
+``_scaled_mm`` where the device has FP8 matrix units, else decode-then-multiply with ``Recipe.linears.emulate``. A value is
 encoded once for each format and scaling axis and shared by all its uses: q, k and v read one encoding, the wgrad reads
 the forward's. With tensorwise scales that encoding is of the value itself, whatever view of it a matmul takes.
 
 Formats: E4M3 for activations and weights; gradients in E5M2 ("hybrid") or E4M3 ("e4m3"), or as named for dgrad and wgrad.
-``linear="int8"`` has INT8 for all, scales along rows, and ``_int_mm`` (encoding/integer_matmuls.py). Scales of blocks
+``linears="int8"`` has INT8 for all, scales along rows, and ``_int_mm`` (encoding/integer_matmuls.py). Scales of blocks
 ("blockwise", "mxfp8", "int8_blocks") are emulated only: encoding/block_operands.py. Grouped matmuls of experts have E4M3 and
 scales of rows, from the tensors themselves, under "tensorwise", "rowwise" and "auto": encoding/expert_matmuls.py.
 
@@ -15,7 +15,7 @@ Left as they are, each with its reason in the report: the output head (by path, 
 the last linear of a whole model with four times as many outputs as inputs), what the user put in FP32 inside a 16-bit
 model, FP32 islands, routers, weights whose sides are not multiples of 16 (``_scaled_mm`` takes no others; LoRA), batched
 matmuls of parameters, float64 and complex, inputs without rows, devices without such units unless emulated; with
-``linear="auto"``, what FP8 is not predicted to pay for.
+``linears="auto"``, what FP8 is not predicted to pay for.
 
 A value that a nonlinear operation needs for its backward too is saved once, as *its* codes (groupwise, see encode_saved). The
 wgrad encodes the decoded value again under the forward's scale. A value that only matmuls need is saved as their codes.

@@ -1,7 +1,7 @@
 """Numbers change as far as codes round: what is given up for memory is computed again, from values that came back from codes.
 
     Recipe(memory_budget=0.5)    the peak of forward and backward, beyond parameters, at most half of what it is if nothing is
-                                 given up; or an integer, bytes; or "fit", what Recipe.card_gib has left
+                                 given up; or an integer, bytes; or "fit", what Recipe.memory.card_gib has left
 
 Gradients of parameters count from where they are made (fp8compile/budget/timeline.py).
 
@@ -13,7 +13,7 @@ The peak is predicted at stored bytes: what ``encode_saved`` will store as codes
 operations read may have to stay exact; that takes more bytes than predicted, and the report tells both.
 Left as they are: what the forward returns (the caller has it), what is random, collectives, higher-order operators, custom
 operators, values that a checkpoint policy says to save, what logits are made from again (passes/chunk_logits.py), values of
-modules whose recipe has ``memory_budget=1.0``, and graphs with sizes that only a run knows.
+modules whose recipe has ``memory.budget=1.0``, and graphs with sizes that only a run knows.
 
 A weight that is changed between forward and backward raises, as for any saved tensor, also where only a copy reads it.
 """
@@ -40,7 +40,7 @@ from fp8compile.recipe.context import Context
 from fp8compile.reporting.budget import Budget, Point
 from fp8compile.reporting.entries import Notes, Recomputed
 
-NOT_WHOLE = "a graph break parts the model, and 'fit' has to see all of it: give Recipe.memory_budget in bytes"
+NOT_WHOLE = "a graph break parts the model, and 'fit' has to see all of it: give Recipe.memory.budget in bytes"
 NO_ROOM = (
     "does not fit at any budget: parameters and optimizer states take {held}, and gradients and the optimizer's step "
     "{update} more, of {card}"
@@ -49,12 +49,12 @@ NO_ROOM = (
 
 def recompute_for_budget(split: PartitionedGraph, ctx: Context) -> Notes:
     """Give up saved values until the predicted peak is within the recipe's budget."""
-    asked = ctx.recipe.memory_budget
+    asked = ctx.recipe.memory.budget
     if not ctx.recipe.limits_memory:
         return Notes()
     if any(not is_static(node) and not is_random_state(node) for node in split.fw.graph.nodes):
         return Notes(budgets=(Budget(asked, reason=NOT_STATIC),))
-    room = room_on(ctx.recipe.card_gib, split) if asked == "fit" and ctx.recipe.card_gib else None
+    room = room_on(ctx.recipe.memory.card_gib, split) if asked == "fit" and ctx.recipe.memory.card_gib else None
     if room and (reason := _no_room(room, ctx)):
         return Notes(budgets=(Budget(asked, reason=reason),))
     rates = rates_or_assumed(split.inputs, ctx.recipe)
@@ -90,7 +90,7 @@ def _may_go(split: PartitionedGraph, edge: SavedTensor, ctx: Context) -> bool:
         return False
     if edge.forward.meta.get("recompute") in (CheckpointPolicy.MUST_SAVE, CheckpointPolicy.PREFER_SAVE):
         return False
-    return ctx.recipe_at(edge.info.origin.module).memory_budget != 1.0
+    return ctx.recipe_at(edge.info.origin.module).memory.budget != 1.0
 
 
 def _entries(split: PartitionedGraph, state: State) -> tuple[Recomputed, ...]:

@@ -36,14 +36,14 @@ def widen_unsafe_ops(graph: Graph, ctx: Context) -> Notes:
     """Put the islands in; a graph that has islands already stays as it is."""
     if any(WIDENED in node.meta for node in graph.nodes):
         return Notes()
-    missing = tuple(_wish(each, f"Recipe.keep_fp32 {UNMATCHED}") for each in unmatched(graph, ctx))
+    missing = tuple(_wish(each, f"Recipe.fp32.keep {UNMATCHED}") for each in unmatched(graph, ctx))
     if missing and ctx.is_whole_model:
-        raise ValueError("; ".join(f"Recipe.keep_fp32 matches nothing: {entry.name}" for entry in missing))
+        raise ValueError("; ".join(f"Recipe.fp32.keep matches nothing: {entry.name}" for entry in missing))
     decision = decide(graph, ctx)
     entries = tuple(_entry(island, ctx) for island in decision.islands)
     widen(graph, {node for island in decision.islands for node in island.nodes})
     skips = tuple(Skip(TensorInfo.of(node), f"{why} ({unsafe})", ISLAND) for node, unsafe, why in decision.skipped)
-    unmeasured = (_wish("calibration", f"Recipe.islands: {UNMEASURED}"),) if decision.unmeasured else ()
+    unmeasured = (_wish("calibration", f"Recipe.fp32.islands: {UNMEASURED}"),) if decision.unmeasured else ()
     return Notes(islands=entries, skips=skips + missing + unmeasured)
 
 

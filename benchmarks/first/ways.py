@@ -12,10 +12,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},
     "storage": {"preset": "storage_only"},
     "linears": {"preset": "linear_only"},
-    "delayed": {"linear_scaling": "delayed", "cache_weights": True},
-    "merged": {"linear_scaling": "delayed", "cache_weights": True, "merge_dgrads": True},
-    "noattn": {"saved_attention": False},
-    "rowwise": {"linear": "rowwise"},
+    "delayed": {"linears.scaling": "delayed", "linears.cache_weights": True},
+    "merged": {"linears.scaling": "delayed", "linears.cache_weights": True, "linears.merge_dgrads": True},
+    "noattn": {"saved.attention": False},
+    "rowwise": {"linears": "rowwise"},
     "off": {"preset": "off"},
 }
 OTHERS = ("eager", "inductor", "torchao")
@@ -29,7 +29,7 @@ def ours(way: str, device: torch.device) -> dict[str, Any]:
     """
     if way not in OPTIONS:
         raise ValueError(f"{way!r} is no way to compile. Fix: one of {', '.join((*OTHERS, *OPTIONS))}.")
-    return {**({} if device.type == "cuda" else {"emulate": True}), **OPTIONS[way]}
+    return {**({} if device.type == "cuda" else {"linears.emulate": True}), **OPTIONS[way]}
 
 
 def compiled(way: str, model: nn.Module, device: torch.device) -> Callable[..., Any]:

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 DEMOS = (
-    ('storage, `saved_format="auto"` (default)', "demo-cpu.json"),
-    ('storage, `saved_format="e4m3"`', "demo-e4m3-cpu.json"),
+    ('storage, `saved="auto"` (default)', "demo-cpu.json"),
+    ('storage, `saved="e4m3"`', "demo-e4m3-cpu.json"),
     ("and FP8 linears, emulated, `hybrid`", "demo-linears-hybrid-cpu.json"),
     ("and FP8 linears, emulated, `e4m3`", "demo-linears-e4m3-cpu.json"),
 )

@@ -94,7 +94,7 @@ def ours(model: Callable[..., Any], device: torch.device, **options: Any) -> Cal
     """``model`` compiled by fp8compile; FP8 linears are emulated where nothing multiplies FP8."""
     from fp8compile.demo.compiling import our_backend
 
-    emulated = {} if fp8_unsupported_reason(device) is None else {"emulate": True}
+    emulated = {} if fp8_unsupported_reason(device) is None else {"linears.emulate": True}
     return torch.compile(model, backend=our_backend(), dynamic=False, options={**emulated, **options})
 
 

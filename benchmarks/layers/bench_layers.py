@@ -39,10 +39,10 @@ ARMS: dict[str, Compiler] = {
     "ours, storage only": lambda layer, device: peers.ours(layer, device, preset="storage_only"),
     "ours, linears only": lambda layer, device: peers.ours(layer, device, preset="linear_only"),
     "ours, scales delayed, weights cached": lambda layer, device: peers.ours(
-        layer, device, linear_scaling="delayed", cache_weights=True
+        layer, device, **{"linears.scaling": "delayed", "linears.cache_weights": True}
     ),
     "ours, linears only, scales delayed, weights cached": lambda layer, device: peers.ours(
-        layer, device, preset="linear_only", linear_scaling="delayed", cache_weights=True
+        layer, device, preset="linear_only", **{"linears.scaling": "delayed", "linears.cache_weights": True}
     ),
     "inductor": lambda layer, device: peers.inductor(layer),
     "eager": lambda layer, device: layer,
@@ -53,7 +53,7 @@ TINY_ARMS = ("ours", "inductor", "eager", "act-quant", "torchao float8")
 ATTENTION_ARMS: dict[str, Compiler] = {
     "ours": ARMS["ours, storage only"],
     "ours, attention as it is": lambda layer, device: peers.ours(
-        layer, device, preset="storage_only", saved_attention=False
+        layer, device, preset="storage_only", **{"saved.attention": False}
     ),
     "inductor": ARMS["inductor"],
 }

@@ -60,11 +60,11 @@ def model_row(name: str) -> dict[str, Any]:
     bits = chosen_for(case)
     seconds = time.perf_counter() - started
     references = {number: reference_gradients(case, number) for number in BATCHES}
-    ways: dict[str, Mapping[str, Any]] = {"exact": {"min_saved_numel": NO_VALUE}, "auto": {}}
+    ways: dict[str, Mapping[str, Any]] = {"exact": {"saved.min_numel": NO_VALUE}, "auto": {}}
     for budget in BUDGETS:
         few = f"{budget}bit"
-        ways[f"uniform {budget}"] = {"saved_format": few, "attention_format": few}
-        ways[f"adaptive {budget}"] = {"saved_bits": bits.within(bits=budget)}
+        ways[f"uniform {budget}"] = {"saved": few, "saved.attention_format": few}
+        ways[f"adaptive {budget}"] = {"saved.bits": bits.within(bits=budget)}
     rows = {}
     for way, options in ways.items():
         rows[way] = errors_of(case, options, references)
@@ -84,7 +84,7 @@ def chosen_for(case: Case) -> SavedBits:
         recipe = fp8compile.tools.calibrate_bits(
             case.model, given, recipe="storage_only", loss=lambda output: case.loss(output, next(waiting))
         )
-    found: SavedBits = recipe.saved_bits
+    found: SavedBits = recipe.saved.bits
     return found
 
 

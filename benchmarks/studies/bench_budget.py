@@ -3,7 +3,7 @@
     python benchmarks/studies/bench_budget.py --json benchmarks/results/budget-cpu.json
     python benchmarks/studies/bench_budget.py --models bert vit --arms ours --json FILE    puts these cells into the file
 
-Ours is ``Recipe.memory_budget`` without codes, PyTorch's ``torch._functorch.config.activation_memory_budget``; both through
+Ours is ``Recipe.memory.budget`` without codes, PyTorch's ``torch._functorch.config.activation_memory_budget``; both through
 Inductor, FP32, on a CPU, at 20 budgets from 1.0 to 0.05. The peak is the most bytes allocated at one time in forward and
 backward, with the gradients of parameters, by torch.profiler. A budget that chooses the same state of the frontier as another
 one is the same compiled code, and is measured once. The file is written after each cell, and what is in it is not measured
@@ -95,7 +95,7 @@ def ours(case: Case, found: dict[str, Any]) -> Iterator[None]:
         at = at_budget([peak for _, peak, _ in frontier], float(budget)) if frontier else None
         same = next((cell for b, cell in cells.items() if at == cell["state"] and b != "1.0"), None)
         if same is None:
-            options = {"preset": "off", "memory_budget": float(budget)}
+            options = {"preset": "off", "memory": float(budget)}
             peak, run = measured(case, backend="fp8compile", options=options)
             at = 0
             for told in fp8compile.report(run).budgets:  # one: each model is one graph

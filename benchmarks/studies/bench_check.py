@@ -120,10 +120,10 @@ class Run:
 
 
 RUNS: Mapping[str, Run] = {
-    "llama": Run(demo_llama, "amp", {"emulate": True}),
+    "llama": Run(demo_llama, "amp", {"linears.emulate": True}),
     "resnet18": Run(lambda: resnet18(0), "fp32", {}),
     "vit": Run(lambda: vit(0), "amp", {}),
-    "moe": Run(moe, "fp32", {"emulate": True}),
+    "moe": Run(moe, "fp32", {"linears.emulate": True}),
 }
 
 

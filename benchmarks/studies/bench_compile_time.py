@@ -38,7 +38,7 @@ from fp8compile.compiler.node_by_node import run_the_graph
 
 generate = way == "True"
 if options:
-    compiled = torch.compile(model, backend="fp8compile", options=options | ({} if generate else {"codegen": "eager"}))
+    compiled = torch.compile(model, backend="fp8compile", options=options | ({} if generate else {"debug.codegen": "eager"}))
 else:
     plain = "inductor" if generate else functools.partial(compile_fx, inner_compile=run_the_graph)
     compiled = torch.compile(model, backend=plain)

@@ -41,7 +41,7 @@ from benchmarks.harness.environment import environment
 from benchmarks.harness.llama import LLAMA2_7B, Llama, rotary_tables
 from benchmarks.harness.output import write_json
 
-RECIPES: Mapping[str, Mapping[str, Any] | None] = {"default": None, "FP8 linears": {"emulate": True}}
+RECIPES: Mapping[str, Mapping[str, Any] | None] = {"default": None, "FP8 linears": {"linears.emulate": True}}
 BATCH, LENGTH = 2, 2048
 OPENINGS, MOVING_MS, VISIBLE = 7, 4000, 2000
 GOALS: Mapping[int, Mapping[str, float]] = {  # by layers; bytes and seconds at most, frames a second at least

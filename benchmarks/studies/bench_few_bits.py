@@ -44,36 +44,36 @@ from benchmarks.studies.models import MODELS, Case
 Options = Mapping[str, Any]
 
 NAMED = ("vit", "bert", "t5", "gpt2", "llama")
-EACH_MODULE = {"gate": {"saved_format": "4bit"}, "o": {"saved_format": "2bit"}}
+EACH_MODULE = {"gate": {"saved": "4bit"}, "o": {"saved": "2bit"}}
 LAYER: Mapping[str, Options] = {
     "auto": {},
-    **{f"{b}bit, attention in 8": {"saved_format": f"{b}bit"} for b in (6, 5, 4, 3, 2)},
-    **{f"{b}bit": {"saved_format": f"{b}bit", "attention_format": f"{b}bit"} for b in (6, 5, 4, 3, 2)},
+    **{f"{b}bit, attention in 8": {"saved": f"{b}bit"} for b in (6, 5, 4, 3, 2)},
+    **{f"{b}bit": {"saved": f"{b}bit", "saved.attention_format": f"{b}bit"} for b in (6, 5, 4, 3, 2)},
     **{
-        f"{b}bit, attention in 8, groups of {size}": {"saved_format": f"{b}bit", "group_size": size}
+        f"{b}bit, attention in 8, groups of {size}": {"saved": f"{b}bit", "saved.group_size": size}
         for b in (4, 3, 2)
         for size in (64, 32)
     },
-    "4bit, attention in 6": {"saved_format": "4bit", "attention_format": "6bit"},
-    "5bit, gate 4, o 2": {"saved_format": "5bit", "attention_format": "5bit", "modules": EACH_MODULE},
+    "4bit, attention in 6": {"saved": "4bit", "saved.attention_format": "6bit"},
+    "5bit, gate 4, o 2": {"saved": "5bit", "saved.attention_format": "5bit", "modules": EACH_MODULE},
     "5bit, gate 4, o 2, attention in 6 but for v": {
-        "saved_format": "5bit",
-        "attention_format": "6bit",
-        "modules": {**EACH_MODULE, "v": {"attention_format": "5bit"}},
+        "saved": "5bit",
+        "saved.attention_format": "6bit",
+        "modules": {**EACH_MODULE, "v": {"saved.attention_format": "5bit"}},
     },
     "5bit, gate 4, up 4, o 2": {
-        "saved_format": "5bit",
-        "attention_format": "5bit",
-        "modules": {**EACH_MODULE, "up": {"saved_format": "4bit"}},
+        "saved": "5bit",
+        "saved.attention_format": "5bit",
+        "modules": {**EACH_MODULE, "up": {"saved": "4bit"}},
     },
 }
 WAYS: Mapping[str, Options] = {
     "auto": {},
-    "6bit": {"saved_format": "6bit", "attention_format": "6bit"},
-    "4bit, attention in 6": {"saved_format": "4bit", "attention_format": "6bit"},
-    "4bit": {"saved_format": "4bit"},
-    "3bit": {"saved_format": "3bit"},
-    "2bit": {"saved_format": "2bit"},
+    "6bit": {"saved": "6bit", "saved.attention_format": "6bit"},
+    "4bit, attention in 6": {"saved": "4bit", "saved.attention_format": "6bit"},
+    "4bit": {"saved": "4bit"},
+    "3bit": {"saved": "3bit"},
+    "2bit": {"saved": "2bit"},
 }
 
 

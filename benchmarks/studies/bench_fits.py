@@ -33,7 +33,7 @@ from fp8compile.reporting.running import most_running
 from fp8compile.tools.step_memory import measured_peak
 
 OPTIONS = {
-    "linear": "off"
+    "linears": "off"
 }  # emulated, linears would decode their operands in memory, which no device does that has FP8
 
 

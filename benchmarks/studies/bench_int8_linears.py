@@ -5,7 +5,7 @@
 units     the vector units that the CPU has, by torch.cpu
 products  x [M, K] by W' [K, N] in FP32, BF16 and INT8: codes alone; with their scales, one a row; with a scale per 128
           of K, which is a product for each and a sum of them
-layers    forward and backward of a Llama layer, compiled: plain Inductor in FP32 and in BF16, and ``linear="int8"`` in either
+layers    forward and backward of a Llama layer, compiled: plain Inductor in FP32 and BF16, and ``linears="int8"`` in either
 errors    of a product of two operands that are encoded and decoded, SQNR in dB against float64, by what the left one is
           like; the right one is Gaussian
 
@@ -44,13 +44,13 @@ LAYERS = {
     "512 tokens, hidden 1,024": (512, Shape(1024, 2816, 16, 16)),
     "512 tokens, hidden 2,048": (512, Shape(2048, 5632, 32, 32)),
 }
-ALONE = {"preset": "linear_only", "linear": "int8"}
+ALONE = {"preset": "linear_only", "linears": "int8"}
 ARMS: Mapping[str, tuple[str, Mapping[str, Any] | None]] = {
     FP32: (FP32, None),
     BF16: (BF16, None),
     "INT8 in FP32": (FP32, ALONE),
     "INT8 in BF16": (BF16, ALONE),
-    "INT8 in FP32, wgrads turned": (FP32, {**ALONE, "hadamard_wgrad": True}),
+    "INT8 in FP32, wgrads turned": (FP32, {**ALONE, "linears.hadamard_wgrad": True}),
 }
 PART = 128
 Lap = Callable[[], object]

@@ -106,7 +106,7 @@ def _form(case: Case, batched: bool, module: bool) -> dict[str, float]:
     torch.manual_seed(0)
     args = case.inputs(batched)
     torch._dynamo.reset()
-    options = {"codegen": "eager"}
+    options = {"debug.codegen": "eager"}
     fn = torch.compile(Function(case.fn) if module else case.fn, backend="fp8compile", options=options)
     expected, expected_gradients = trained_once(case.fn, in_float64(args))
     result, gradients = trained_once(fn, args)
@@ -164,7 +164,7 @@ def _model(name: str, dtype: torch.dtype, mode: str, steps: int) -> dict[str, An
     torch._dynamo.reset()
     compiling.forget_compiled()
     learner = Learner(training.model(0)).to(dtype)
-    model = torch.compile(learner, backend="fp8compile", options={"islands": mode})
+    model = torch.compile(learner, backend="fp8compile", options={"fp32": mode})
     optimizer = training.optimizer(learner, state_format="fp32", master="none", lr=training.rate)
     rate, losses = rate_schedule(steps), []
     for step, (inputs, target) in enumerate(training.batches(0, steps)):
@@ -220,7 +220,7 @@ def compile_once(mode: str) -> None:
     training = TRAININGS["llama"]
     learner = Learner(training.model(0)).half()
     inputs, target = next(iter(training.batches(0, 1)))
-    model = torch.compile(learner, backend="fp8compile", options={"islands": mode, "observe": False})
+    model = torch.compile(learner, backend="fp8compile", options={"fp32": mode, "fp32.observe": False})
     began = time.perf_counter()
     model(inputs, target)[0].backward()
     print(time.perf_counter() - began)

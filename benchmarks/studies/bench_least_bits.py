@@ -47,13 +47,13 @@ class Layer:
         chosen = fp8compile.tools.calibrate_bits(
             self.layer, [self.args], recipe=recipe, loss=_projected, measured=(4,)
         )
-        values: Values = chosen.saved_bits.values  # type: ignore[union-attr]
+        values: Values = chosen.saved.bits.values  # type: ignore[union-attr]
         self.whole = tuple(dataclasses.replace(value, chosen=WHOLE) for value in values)
 
     def measured(self, values: Values) -> tuple[Tensor, float]:
         """Each gradient's squared error, of its own size, and units of the layer's input that are saved."""
         torch._dynamo.reset()
-        fn = compiled(self.layer, preset="storage_only", saved_bits=SavedBits(values))
+        fn = compiled(self.layer, preset="storage_only", **{"saved.bits": SavedBits(values)})
         found = gradient_sqnr(self.layer, fn, self.args)
         kept = kept_bytes(self.layer, fn, self.args) / (2 * self.args[0].numel())
         return torch.tensor([10 ** (-db / 10) for db in found.values()], dtype=torch.float64), kept

@@ -29,10 +29,10 @@ from benchmarks.studies.demo_runs import Demo
 from fp8compile.demo.results import mean_of
 
 REFERENCE = "plain"
-ALONE = {"preset": "linear_only", "emulate": True}
-E4M3 = {"linear_formats": "e4m3"}
-DELAYED = {"linear_scaling": "delayed"}
-MERGED = {**DELAYED, "cache_weights": True, "merge_dgrads": True}
+ALONE = {"preset": "linear_only", "linears.emulate": True}
+E4M3 = {"linears.formats": "e4m3"}
+DELAYED = {"linears.scaling": "delayed"}
+MERGED = {**DELAYED, "linears.cache_weights": True, "linears.merge_dgrads": True}
 ARMS: Mapping[str, Mapping[str, Any]] = {
     REFERENCE: {},
     "dynamic": ALONE,
@@ -40,11 +40,11 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
     "delayed, cached, merged": {**ALONE, **MERGED},
     "dynamic, e4m3": {**ALONE, **E4M3},
     "delayed, e4m3": {**ALONE, **DELAYED, **E4M3},
-    "rowwise": {**ALONE, "linear": "rowwise"},
-    "blockwise, e4m3": {**ALONE, "linear": "blockwise", **E4M3},
-    "mxfp8, e4m3": {**ALONE, "linear": "mxfp8", **E4M3},
-    "int8": {**ALONE, "linear": "int8"},
-    "int8_blocks": {**ALONE, "linear": "int8_blocks"},
+    "rowwise": {**ALONE, "linears": "rowwise"},
+    "blockwise, e4m3": {**ALONE, "linears": "blockwise", **E4M3},
+    "mxfp8, e4m3": {**ALONE, "linears": "mxfp8", **E4M3},
+    "int8": {**ALONE, "linears": "int8"},
+    "int8_blocks": {**ALONE, "linears": "int8_blocks"},
 }
 
 

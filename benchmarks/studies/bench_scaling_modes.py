@@ -42,24 +42,24 @@ from benchmarks.studies.models import TRANSFORMERS, Case
 from fp8compile.numerics.metrics import sqnr
 from fp8compile.reporting.entries import LINEAR
 
-E4M3 = {"linear_formats": "e4m3"}
-TENSORWISE: Mapping[str, Any] = {"linear": "tensorwise"}
+E4M3 = {"linears.formats": "e4m3"}
+TENSORWISE: Mapping[str, Any] = {"linears": "tensorwise"}
 MODES: Mapping[str, Mapping[str, Any]] = {
     "tensorwise, hybrid": TENSORWISE,
     "tensorwise, e4m3": {**TENSORWISE, **E4M3},
-    "tensorwise, dgrad e4m3, wgrad e5m2": {**TENSORWISE, "linear_formats": {"dgrad": "e4m3", "wgrad": "e5m2"}},
-    "delayed, hybrid": {**TENSORWISE, "linear_scaling": "delayed"},
-    "delayed, e4m3": {**TENSORWISE, "linear_scaling": "delayed", **E4M3},
-    "rowwise, hybrid": {"linear": "rowwise"},
-    "rowwise, e4m3": {"linear": "rowwise", **E4M3},
-    "blockwise, hybrid": {"linear": "blockwise"},
-    "blockwise, e4m3": {"linear": "blockwise", **E4M3},
-    "mxfp8, hybrid": {"linear": "mxfp8"},
-    "mxfp8, e4m3": {"linear": "mxfp8", **E4M3},
-    "int8": {"linear": "int8"},
-    "int8, wgrads turned": {"linear": "int8", "hadamard_wgrad": True},
-    "int8_blocks": {"linear": "int8_blocks"},
-    "int8_blocks, wgrads turned": {"linear": "int8_blocks", "hadamard_wgrad": True},
+    "tensorwise, dgrad e4m3, wgrad e5m2": {**TENSORWISE, "linears.formats": {"dgrad": "e4m3", "wgrad": "e5m2"}},
+    "delayed, hybrid": {**TENSORWISE, "linears.scaling": "delayed"},
+    "delayed, e4m3": {**TENSORWISE, "linears.scaling": "delayed", **E4M3},
+    "rowwise, hybrid": {"linears": "rowwise"},
+    "rowwise, e4m3": {"linears": "rowwise", **E4M3},
+    "blockwise, hybrid": {"linears": "blockwise"},
+    "blockwise, e4m3": {"linears": "blockwise", **E4M3},
+    "mxfp8, hybrid": {"linears": "mxfp8"},
+    "mxfp8, e4m3": {"linears": "mxfp8", **E4M3},
+    "int8": {"linears": "int8"},
+    "int8, wgrads turned": {"linears": "int8", "linears.hadamard_wgrad": True},
+    "int8_blocks": {"linears": "int8_blocks"},
+    "int8_blocks, wgrads turned": {"linears": "int8_blocks", "linears.hadamard_wgrad": True},
 }
 LAYERS = ("llama", "bert", "vit")
 CHANNELS, FACTOR = (3, 50), 20.0
@@ -93,10 +93,10 @@ def of_modes(case: Case, modes: Sequence[str] = tuple(MODES)) -> dict[str, Any]:
 
 def compiled(case: Case, mode: str) -> nn.Module:
     """A copy of the case's model in this mode; where scales are delayed, after other batches."""
-    options = {"preset": "linear_only", "emulate": True, "codegen": "eager", **MODES[mode]}
+    options = {"preset": "linear_only", "linears.emulate": True, "debug.codegen": "eager", **MODES[mode]}
     run = torch.compile(copy.deepcopy(case.model), backend="fp8compile", options=options)
     assert isinstance(run, nn.Module)
-    if "linear_scaling" in options:
+    if "linears.scaling" in options:
         for before in map(case.batch, BATCHES_BEFORE):
             case.loss(call(run, before, "fp32"), before).backward()  # type: ignore[no-untyped-call]
     return run

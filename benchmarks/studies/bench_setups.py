@@ -44,7 +44,7 @@ def row(setup: SetUp, with_peaks: bool) -> dict[str, Any]:
     torch._dynamo.reset()
     model = made(setup)
     compiled = torch.compile(
-        model, backend="fp8compile", options={"codegen": "eager", "linear": "off", **setup.options}
+        model, backend="fp8compile", options={"debug.codegen": "eager", "linears": "off", **setup.options}
     )
     ours = gradients(setup, model, compiled)
     report = fp8compile.report(compiled)

@@ -1,4 +1,4 @@
-"""What ``Recipe.smooth_swiglu`` is worth: the demo's Llama after 300 steps, two channels of silu(gate) * up made large.
+"""What ``linears.smooth_swiglu`` is worth: the demo's Llama after 300 steps, two channels of silu(gate) * up made large.
 
     python benchmarks/studies/bench_smooth_swiglu.py --json benchmarks/results/smooth-swiglu-cpu.json
 
@@ -43,16 +43,22 @@ WORST = 0.01  # of all channels
 JUMP, STEPS_BEFORE = "delayed, a jump", 3
 FIELDS: Mapping[str, Mapping[str, Any]] = {
     "dynamic": {},
-    "dynamic, smooth": {"smooth_swiglu": True},
-    JUMP: {"linear_scaling": "delayed"},
-    "rowwise": {"linear": "rowwise"},
+    "dynamic, smooth": {"linears.smooth_swiglu": True},
+    JUMP: {"linears.scaling": "delayed"},
+    "rowwise": {"linears": "rowwise"},
 }
 
 
 def options(mode: str) -> dict[str, Any]:
     """Only down_proj is in FP8."""
-    down = {"linear": "tensorwise", **FIELDS[mode]}
-    return {"linear": "off", "saved": "off", "emulate": True, "codegen": "eager", "modules": {"*.down_proj": down}}
+    down = {"linears": "tensorwise", **FIELDS[mode]}
+    return {
+        "linears": "off",
+        "saved": "off",
+        "linears.emulate": True,
+        "debug.codegen": "eager",
+        "modules": {"*.down_proj": down},
+    }
 
 
 @torch.no_grad()

@@ -36,7 +36,7 @@ from fp8compile.tools.step_memory import measured_peak
 ONE, THREE, REORDERED = "one graph", "three calls", "three calls, windows in another order"
 DEEP = dataclasses.replace(SIZES["tiny"], layers=12, length=256)
 TOKENS = 64  # few, so that gradients count
-RECIPE: Mapping[str, Any] = {"linear": "off"}
+RECIPE: Mapping[str, Any] = {"linears": "off"}
 TIMED = 20
 Step = Callable[[Tensor], Tensor]
 

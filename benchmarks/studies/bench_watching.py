@@ -144,7 +144,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--observe", action="store_true", help="both take statistics of all values")
     parser.add_argument("--json", type=Path)
     values = parser.parse_args(argv)
-    options = {"observe": True} if values.observe else {}
+    options = {"fp32.observe": True} if values.observe else {}
     with tempfile.TemporaryDirectory() as folder, dashboard(folder) as cpu:
         begin = time.perf_counter()
         found = {"size": values.size, **summary(*trained(values.size, values.steps, options, folder))}

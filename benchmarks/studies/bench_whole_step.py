@@ -47,8 +47,8 @@ MODELS: Mapping[str, tuple[Shape, tuple[int, int]]] = {
 }
 RECIPES: Mapping[str, dict[str, Any]] = {
     "ours": {},
-    "ours, logits in chunks": {"chunk_logits": "auto"},
-    "ours, logits in chunks, budget 0.3": {"chunk_logits": "auto", "memory_budget": 0.3},
+    "ours, logits in chunks": {"memory.chunk_logits": "auto"},
+    "ours, logits in chunks, budget 0.3": {"memory.chunk_logits": "auto", "memory": 0.3},
 }
 SMALL: Shape = (512, 2048, 4, 8, 2, 32064, True)
 SMALL_BATCH = (1, 2048)
@@ -94,7 +94,7 @@ def predicted(shape: Shape, batch: tuple[int, int]) -> dict[str, Any]:
     for name, recipe in RECIPES.items():
         with torch.device("meta"):
             model, tokens = Loss(shape).bfloat16(), torch.empty(batch, dtype=torch.long)
-        report = fp8compile.explain(model, tokens, recipe={"linear": "off", **recipe})
+        report = fp8compile.explain(model, tokens, recipe={"linears": "off", **recipe})
         parameters = sum(p.numel() for p in model.parameters())
         (states,) = (row.states for row in report.fits().by_optimizer() if row.name == OUR_STATES)
         fit = report.fits(CARD, states=states / parameters + REST_OF_A_WEIGHT)
@@ -119,7 +119,7 @@ def parts(fit: Fit, activations: int, workspace: int, running: int) -> dict[str,
 
 def measured() -> dict[str, Any]:
     """Bytes at the peak of a step of the small model."""
-    recipes = {name: recipe | ({"chunk_logits": CHUNKS} if recipe else {}) for name, recipe in RECIPES.items()}
+    recipes = {name: recipe | ({"memory.chunk_logits": CHUNKS} if recipe else {}) for name, recipe in RECIPES.items()}
     return {PLAIN: _plain(), **{name: _ours(recipe) for name, recipe in recipes.items()}, RELEASED: _released()}
 
 
@@ -145,7 +145,7 @@ def _released() -> dict[str, int]:
     model = Loss(SMALL).bfloat16()
     optimizer = fp8compile.optim.AdamW(model, master="split")
     fp8compile.compile_blocks(model.body, {})
-    model.end.compile(backend="fp8compile", options={"chunk_logits": CHUNKS})
+    model.end.compile(backend="fp8compile", options={"memory.chunk_logits": CHUNKS})
     optimizer.release_gradients(model)
     return _peak(model, model, optimizer)
 

@@ -14,7 +14,7 @@ PLAIN = "inductor"
 ARMS: dict[str, dict[str, Any]] = {
     PLAIN: {},
     "storage_only": {"preset": "storage_only"},
-    "emulated linears": {"emulate": True},
+    "emulated linears": {"linears.emulate": True},
 }
 MODEL = """
 import dataclasses, json, resource, sys, torch

@@ -21,22 +21,22 @@ PLAIN = "plain"
 Options = Mapping[str, Any]
 STORAGE: Options = {"preset": "storage_only"}
 LINEAR: Options = {"preset": "linear_only"}
-EMULATED: Options = {**LINEAR, "emulate": True}
+EMULATED: Options = {**LINEAR, "linears.emulate": True}
 FEW = ("6bit", "5bit", "4bit", "3bit", "2bit")
 
 SAVED: Mapping[str, Options] = {
     "saved auto": STORAGE,
-    **{f"saved {name}": {**STORAGE, "saved_format": name} for name in ("int8", "e4m3", "best_of_two", *FEW)},
+    **{f"saved {name}": {**STORAGE, "saved": name} for name in ("int8", "e4m3", "best_of_two", *FEW)},
 }
 LINEARS: Mapping[str, Options] = {
     "linears tensorwise": EMULATED,
-    "linears tensorwise, e4m3": {**EMULATED, "linear_formats": "e4m3"},
-    "linears rowwise": {**EMULATED, "linear": "rowwise"},
-    "linears blockwise, e4m3": {**EMULATED, "linear": "blockwise", "linear_formats": "e4m3"},
-    "linears mxfp8, e4m3": {**EMULATED, "linear": "mxfp8", "linear_formats": "e4m3"},
-    "linears int8": {**LINEAR, "linear": "int8"},
-    "linears int8, wgrads turned": {**LINEAR, "linear": "int8", "hadamard_wgrad": True},
-    "linears int8_blocks": {**EMULATED, "linear": "int8_blocks"},
+    "linears tensorwise, e4m3": {**EMULATED, "linears.formats": "e4m3"},
+    "linears rowwise": {**EMULATED, "linears": "rowwise"},
+    "linears blockwise, e4m3": {**EMULATED, "linears": "blockwise", "linears.formats": "e4m3"},
+    "linears mxfp8, e4m3": {**EMULATED, "linears": "mxfp8", "linears.formats": "e4m3"},
+    "linears int8": {**LINEAR, "linears": "int8"},
+    "linears int8, wgrads turned": {**LINEAR, "linears": "int8", "linears.hadamard_wgrad": True},
+    "linears int8_blocks": {**EMULATED, "linears": "int8_blocks"},
 }
 ROWS: Mapping[str, Options] = {**SAVED, **LINEARS}
 SIDE = 1024

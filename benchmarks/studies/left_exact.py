@@ -111,21 +111,21 @@ def main() -> None:
     parser.add_argument("--models", nargs="*", default=[])
     parser.add_argument("--precisions", nargs="*", default=list(PRECISIONS), choices=PRECISIONS)
     parser.add_argument("--tiny", action="store_true", help="smaller models: the same operations")
-    parser.add_argument("--least", type=int, default=4096, help="Recipe.min_saved_numel; 0: every tensor is judged")
+    parser.add_argument("--least", type=int, default=4096, help="Recipe.saved.min_numel; 0: every tensor is judged")
     args = parser.parse_args()
     warnings.simplefilter("ignore")
     left, built = [], []
     for name, case in models(args.models, args.tiny):
         built.append(name)
         for precision in args.precisions:
-            report = explained(case, precision, {"min_saved_numel": args.least})
+            report = explained(case, precision, {"saved.min_numel": args.least})
             found = left_by(report, name, precision) or [Left(name, precision, "", "", 0, 0)]
             left += found
             print(f"{name}, {precision}: {sum(x.tensors for x in found)} left exact for their use", flush=True)
     print(text_of(left))
     if args.json:
         rows = [vars(x) for x in left]
-        document = {"built": built, "min_saved_numel": args.least, "unknown": unknown_operations(left), "left": rows}
+        document = {"built": built, "saved.min_numel": args.least, "unknown": unknown_operations(left), "left": rows}
         args.json.write_text(json.dumps(document, indent=1) + "\n")
 
 

@@ -72,7 +72,7 @@ class Models:
         return learner.train(), step_model
 
     def _step_model(self, arm: str, learner: Learner) -> Callable[..., Any]:
-        options = {} if self.compiled else {"codegen": "eager"}
+        options = {} if self.compiled else {"debug.codegen": "eager"}
         return compiling.compile_arm(
             arm if self.compiled or arm in arms.SCALED_ARMS else arms.EAGER, learner, options
         )

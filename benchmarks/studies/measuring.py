@@ -21,11 +21,11 @@ from fp8compile.reporting.report import Report
 
 FORMATS = ("auto", "e4m3", "int8", "best_of_two")  # how tensors are stored; linears compute as they are
 LINEARS: Mapping[str, dict[str, Any]] = {  # FP8 linears on top of the storage of "auto"
-    "linears": {"emulate": True},
-    "linears-e4m3": {"emulate": True, "linear_formats": "e4m3"},
-    "linears-rowwise": {"emulate": True, "linear": "rowwise"},
-    "linears-delayed": {"emulate": True, "linear_scaling": "delayed"},
-    "linears-delayed-cached": {"emulate": True, "linear_scaling": "delayed", "cache_weights": True},
+    "linears": {"linears.emulate": True},
+    "linears-e4m3": {"linears.emulate": True, "linears.formats": "e4m3"},
+    "linears-rowwise": {"linears.emulate": True, "linears": "rowwise"},
+    "linears-delayed": {"linears.emulate": True, "linears.scaling": "delayed"},
+    "linears-delayed-cached": {"linears.emulate": True, "linears.scaling": "delayed", "linears.cache_weights": True},
 }
 BATCHES_BEFORE = range(900, 903)  # that scales which are known before their tensors are known from
 WARM_UP_STEPS = 10
@@ -51,14 +51,14 @@ class Way:
             return model
         if self.name == "plain" and self.codegen == "inductor":
             return torch.compile(model)
-        return torch.compile(model, backend="fp8compile", options={**self.options, "codegen": self.codegen})
+        return torch.compile(model, backend="fp8compile", options={**self.options, "debug.codegen": self.codegen})
 
     @property
     def options(self) -> dict[str, Any]:
         """The recipe as options of torch.compile."""
         if self.name == "plain":
             return {"preset": "off"}
-        return LINEARS.get(self.name, {"preset": "storage_only", "saved_format": self.name})
+        return LINEARS.get(self.name, {"preset": "storage_only", "saved": self.name})
 
 
 def in_precision(precision: str) -> contextlib.AbstractContextManager[Any]:
@@ -197,7 +197,7 @@ def measure(case: Case, built: Built) -> Measured:
     model, run, precision = built.model, built.run, built.precision
     batch = case.batch(0).to(parameter_dtype(precision))
     call(run, batch, precision)  # compiles; autograd's hooks are to see a finished function
-    if "linear_scaling" in built.way.options:
+    if "linears.scaling" in built.way.options:
         for before in (case.batch(number).to(parameter_dtype(precision)) for number in BATCHES_BEFORE):
             case.loss(call(run, before, precision), before).backward()  # type: ignore[no-untyped-call]
     kept = kept_storages(model, lambda: call(run, batch, precision), batch)

@@ -61,7 +61,7 @@ def told(compiled: Any) -> dict[str, Any]:
 def trained(model: nn.Module, inputs: dict[str, Any] | Tensor, steps: int = 2, **options: Any) -> dict[str, Any]:
     """Gradients of some steps of plain SGD."""
     compiled: Any = torch.compile(
-        model, backend="fp8compile", options={"codegen": "eager", "min_saved_numel": 256, **options}
+        model, backend="fp8compile", options={"debug.codegen": "eager", "saved.min_numel": 256, **options}
     )
     seen = []
     for _ in range(steps):
@@ -138,7 +138,7 @@ def whole_step() -> dict[str, Any]:
 
     model = mlp()
     optimizer = fp8compile.optim.AdamW(model, lr=1e-2)
-    recipe = fp8compile.Recipe(codegen="eager", emulate=True, min_saved_numel=256)
+    recipe = fp8compile.Recipe(debug={"codegen": "eager"}, linears={"emulate": True}, saved={"min_numel": 256})
     step = fp8compile.train_step(model, lambda net, x: net(x).square().mean(), optimizer, recipe=recipe)
     losses = [step(torch.randn(ROWS, WIDTH)) for _ in range(3)]
     return {"bits": [digest([*losses, *model.parameters()])]}
@@ -165,20 +165,24 @@ def optimizers() -> dict[str, Any]:
 
 CASES: dict[str, Case] = {
     "llama": lambda: trained(llama(torch.bfloat16), ids()),
-    "llama, FP8 linears": lambda: trained(llama(torch.bfloat16), ids(), emulate=True),
+    "llama, FP8 linears": lambda: trained(llama(torch.bfloat16), ids(), **{"linears.emulate": True}),
     "llama, delayed, cached": lambda: trained(
-        llama(torch.bfloat16), ids(), emulate=True, linear_scaling="delayed", cache_weights=True
+        llama(torch.bfloat16),
+        ids(),
+        **{"linears.emulate": True, "linears.scaling": "delayed", "linears.cache_weights": True},
     ),
-    "llama, blocks": lambda: trained(llama(), ids(), emulate=True, linear="blockwise"),
-    "llama, INT8": lambda: trained(llama(), ids(), emulate=True, linear="int8"),
-    "llama, smoothed": lambda: trained(llama(torch.bfloat16), ids(), emulate=True, smooth_swiglu=True),
-    "llama, 4 bits": lambda: trained(llama(), ids(), saved_format="4bit"),
-    "llama, a budget": lambda: trained(llama(torch.bfloat16), ids(), memory_budget=0.5),
-    "llama, offloaded": lambda: trained(llama(torch.bfloat16), ids(), offload="all"),
-    "llama, chunked logits": lambda: trained(llama(), ids(), chunk_logits=4),
-    "bert": lambda: trained(bert(), ids(), emulate=True),
-    "mixtral": lambda: trained(mixtral(), ids(), emulate=True),
-    "vit": lambda: trained(*vit(), emulate=True),
+    "llama, blocks": lambda: trained(llama(), ids(), linears="blockwise", **{"linears.emulate": True}),
+    "llama, INT8": lambda: trained(llama(), ids(), linears="int8", **{"linears.emulate": True}),
+    "llama, smoothed": lambda: trained(
+        llama(torch.bfloat16), ids(), **{"linears.emulate": True, "linears.smooth_swiglu": True}
+    ),
+    "llama, 4 bits": lambda: trained(llama(), ids(), saved="4bit"),
+    "llama, a budget": lambda: trained(llama(torch.bfloat16), ids(), memory=0.5),
+    "llama, offloaded": lambda: trained(llama(torch.bfloat16), ids(), **{"memory.offload": "all"}),
+    "llama, chunked logits": lambda: trained(llama(), ids(), **{"memory.chunk_logits": 4}),
+    "bert": lambda: trained(bert(), ids(), **{"linears.emulate": True}),
+    "mixtral": lambda: trained(mixtral(), ids(), **{"linears.emulate": True}),
+    "vit": lambda: trained(*vit(), **{"linears.emulate": True}),
     "resnet": lambda: trained(*resnet()),
     "islands": lambda: trained(Islands().half(), torch.randn(ROWS, WIDTH).half()),
     "a whole step": whole_step,

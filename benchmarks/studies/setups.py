@@ -226,7 +226,7 @@ SETUPS: Mapping[str, SetUp] = {
     "Mixtral, autocast": SetUp(mixtral, under_autocast, 0.35),
     "Mixtral, BF16": SetUp(lambda: mixtral().bfloat16(), language_loss, 0.35),
     OPAQUE: SetUp(lambda: opaque().bfloat16(), squares(2, 128, WIDTH), 0.34),
-    "log-probabilities": SetUp(LogProbabilities, preference, 0.30, {"chunk_logits": 4}),
+    "log-probabilities": SetUp(LogProbabilities, preference, 0.30, {"memory.chunk_logits": 4}),
 }
 
 

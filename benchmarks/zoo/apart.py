@@ -73,11 +73,11 @@ def arms(name: str) -> dict[str, Way]:
     options: dict[str, dict[str, Any]] = {
         "off": {"preset": "off"},
         "storage": {"preset": "storage_only"},
-        "linears": {"preset": "linear_only", "emulate": True},
-        "ours": {"emulate": True},
+        "linears": {"preset": "linear_only", "linears.emulate": True},
+        "ours": {"linears.emulate": True},
     }
     if name in MENDS:
-        options["mended"] = {"emulate": True, **MENDS[name]}
+        options["mended"] = {"linears.emulate": True, **MENDS[name]}
     own = {arm: Arm(arm, "eager", tuple(found.items())) for arm, found in options.items()}
     return {"twin": Way("eager", "eager"), **own}
 

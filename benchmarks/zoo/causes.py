@@ -44,11 +44,11 @@ CAUSES: Mapping[str, str] = {
 }
 
 # What brings an exception's gradients back: changes to the recipe, measured by ``apart.py`` as the arm "mended".
-ATTENTION_EXACT: Mapping[str, Any] = {"saved_attention": False}
+ATTENTION_EXACT: Mapping[str, Any] = {"saved.attention": False}
 MENDS: Mapping[str, Mapping[str, Any]] = {
-    "swinv2": {"linear_skip": ("*.self.query", "*.self.key")},
+    "swinv2": {"linears.skip": ("*.self.query", "*.self.key")},
     "timm_ghostnet": {"skip": ("blocks.8",)},
-    "clip": {"linear_skip": ("text_model", "text_projection")},
+    "clip": {"linears.skip": ("text_model", "text_projection")},
     "deberta_v2": ATTENTION_EXACT,
     "funnel": ATTENTION_EXACT,
     "blenderbot": ATTENTION_EXACT,

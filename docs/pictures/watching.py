@@ -82,7 +82,7 @@ def batch(step: int) -> Tensor:
 def train(folder: Path) -> None:
     torch.manual_seed(0)
     model = Model().half()
-    run = torch.compile(model, backend="fp8compile", options={"observe": True, "codegen": "eager"})
+    run = torch.compile(model, backend="fp8compile", options={"fp32.observe": True, "debug.codegen": "eager"})
     optimizer = fp8compile.optim.AdamW(model.parameters(), lr=1e-3)
     scaler = fp8compile.amp.LossScaler("dynamic", init_scale=2.0**23, growth_interval=20)
     qkv: Tensor = model.get_parameter("blocks.2.attention.qkv.weight")

@@ -49,7 +49,7 @@ RETURNED = (
     "the logits are returned by the graph: compute the loss in the compiled function and return no logits (Hugging Face: "
     "return the loss alone)"
 )
-OBSERVED = "statistics of the logits or of their gradient are taken: Recipe.observe=False takes none"
+OBSERVED = "statistics of the logits or of their gradient are taken: Recipe.fp32.observe=False takes none"
 
 
 @dataclass(frozen=True)
@@ -253,9 +253,7 @@ def _reason_against(product: Node) -> str | None:
         return "there are no rows"
     operands = [o for o in product.all_input_nodes if is_tensor(o)]
     if product.target in OF_CODES or any(map(_is_decoded, operands)):
-        return (
-            "Recipe.linear makes the head FP8 or INT8: name its module in linear_skip, or leave that at its default"
-        )
+        return "Recipe.linears.mode makes the head FP8 or INT8: name its module in linear_skip, or leave that at its default"
     if product.target is aten.addmm.default and numel(operands[0].meta["val"]) != product.meta["val"].shape[1]:
         return "addmm of something else than a bias"
     return "addmm with alpha or beta" if product.kwargs else None

@@ -1,4 +1,4 @@
-"""What is not kept on the device: it is computed again (``Recipe.memory_budget``), or waits on the host (``Recipe.offload``).
+"""What is not kept on the device: it is computed again (``memory.budget``), or waits on the host (``memory.offload``).
 
 repeatable   which values of the forward the backward can make again, from which others
 frontier     what to give up, one value after the other, by bytes per microsecond; and which state fits the budget

@@ -1,4 +1,4 @@
-"""What is left of a card for a step's forward and backward: ``Recipe.memory_budget="fit"``.
+"""What is left of a card for a step's forward and backward: ``Recipe.memory.budget="fit"``.
 
     forward and backward    card - (weights + buffers + optimizer states); gradients are made in it, and count in its peak
     the optimizer's step    what is left of that has to hold all gradients, and a temporary of the same size
@@ -34,7 +34,7 @@ class Room(NamedTuple):
 
 
 def room_on(card_gib: float, split: PartitionedGraph) -> Room:
-    """The room that a model's parameters, gradients and optimizer leave on a card of ``card_gib`` GiB."""
+    """The room that a model's parameters, gradients and optimizer leave on a card of ``memory.card_gib`` GiB."""
     weights = sum(nbytes(node.meta["val"]) for node in split.static if is_tensor(node))
     gradients = sum(nbytes(node.meta["val"]) for node in gradients_of_parameters(split))
     return Room(weights + MOMENTS * gradients, 2 * gradients, int(card_gib * GIB))

@@ -93,8 +93,8 @@ def _answered(command: str, values: argparse.Namespace, **changes: Any) -> int:
     print(report.to_json() if values.json else report.to_text() if values.full else report)
     if values.html:
         print(f"page: {values.html}", file=sys.stderr)
-    if recipe.dump:
-        print(f"graphs: {recipe.dump}", file=sys.stderr)
+    if recipe.debug.dump:
+        print(f"graphs: {recipe.debug.dump}", file=sys.stderr)
     return DONE
 
 

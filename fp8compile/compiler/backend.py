@@ -66,7 +66,7 @@ def compile_graph(
     parameters = parameters_of(gm, example_inputs)
     own = innermost_type({id(example_inputs[at]) for at, _ in parameters})
     modules, paths = _module_types(gm) | ({own} if own else set()), [path for _, path in parameters]
-    spare = copy_with_attributes(gm) if recipe.check == "first_step" else None
+    spare = copy_with_attributes(gm) if recipe.debug.check == "first_step" else None
     compiled, reports = compile_and_report(gm, example_inputs, recipe, mode)
     if told := difference(recipe, paths):
         report_store.warn_once(told)

@@ -8,12 +8,11 @@
     <folder>/optimizer-0/{step,step-full}.txt, step.dot       a compiled step of parameters (fp8compile/optim/step_dump.py)
 
 Graphs are numbered in the order in which this process compiles them; a rank of a process group has a folder of its own.
-The folder is ``Recipe.dump``, or FP8COMPILE_DUMP where the recipe has none. Two runs of a program give equal files.
+The folder is ``Recipe.debug.dump``, or FP8COMPILE_DUMP where the recipe has none. Two runs of a program give equal files.
 """
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,7 +55,7 @@ class DumpWatcher:
             self.steps.append(step)
 
     def report(self, reports: tuple[GraphReport, ...], recipe: Recipe) -> None:
-        report = Report(reports, str(dataclasses.replace(recipe, dump=None)))
+        report = Report(reports, str(recipe.changed({"debug.dump": None})))
         self._hand_on("", {"report.txt": f"{report.to_text()}\n", "report.json": f"{report.to_json()}\n"})
 
     def _hand_on(self, place: str, texts: Mapping[str, str], prefix: str = "") -> None:
@@ -69,6 +68,6 @@ class DumpWatcher:
 
 def watch_for(recipe: Recipe, kept: bool = False) -> DumpWatcher | None:
     """The watcher of the next graph; None if nobody asks for one, or if the folder that was asked for cannot be used."""
-    root = root_of(recipe.dump)
+    root = root_of(recipe.debug.dump)
     folder, traced = claim(root) if root else None, tracing()
     return DumpWatcher(folder, traced, kept) if folder or traced or kept else None

@@ -81,7 +81,7 @@ def _inner_for(recipe: Recipe) -> Callable[..., Any]:
     """Node by node; but Inductor's own compiler for a graph that draws random numbers, where the user's is generated."""
 
     def inner(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Any:
-        if recipe.codegen == "inductor" and any(map(_is_random, gm.graph.nodes)):
+        if recipe.debug.codegen == "inductor" and any(map(_is_random, gm.graph.nodes)):
             return private.compile_fx_inner(gm, example_inputs, **kwargs)
         return run_the_graph(gm, example_inputs, **kwargs)
 

@@ -49,27 +49,29 @@ from fp8compile.scaling.weight_slot import WeightCodes, with_weight_codes
 log = logging.getLogger("fp8compile")
 
 NOTHING_TO_DELAY = (
-    "Recipe.linear_scaling='delayed' has no effect: Recipe.linear is 'off', so that no linear has a scale"
+    "Recipe.linears.scaling='delayed' has no effect: Recipe.linears.mode is 'off', so that no linear has a scale"
 )
 
-NOTHING_TO_CACHE = "Recipe.cache_weights has no effect: weights are cached where Recipe.linear is 'tensorwise'"
+NOTHING_TO_CACHE = (
+    "Recipe.linears.cache_weights has no effect: weights are cached where Recipe.linears.mode is 'tensorwise'"
+)
 NOTHING_TO_MERGE = (
-    "Recipe.merge_dgrads has no effect without FP8 linears, linear_scaling='delayed' and cache_weights=True"
+    "Recipe.linears.merge_dgrads has no effect without FP8 linears, scaling='delayed' and cache_weights=True"
 )
 NOTHING_TO_SMOOTH = (
-    "Recipe.smooth_swiglu has no effect: it is for FP8 linears with linear='tensorwise', linear_scaling='dynamic' and "
+    "Recipe.linears.smooth_swiglu has no effect: it is for FP8 linears with mode='tensorwise', scaling='dynamic' and "
     "cache_weights=False"
 )
 NO_CUDA_GRAPHS = (
-    "Recipe.cache_weights is ignored: CUDA graphs would copy the codes of all weights in each call; another mode than "
-    "'reduce-overhead' and 'max-autotune' caches them"
+    "Recipe.linears.cache_weights is ignored: CUDA graphs would copy the codes of all weights in each call; another mode "
+    "than 'reduce-overhead' and 'max-autotune' caches them"
 )
-NOTHING_TO_TURN = (
-    "Recipe.hadamard_wgrad has no effect: wgrads are turned where Recipe.linear is 'int8' or 'int8_blocks'"
+NOTHING_TO_TURN = "Recipe.linears.hadamard_wgrad has no effect: it is for Recipe.linears.mode='int8' or 'int8_blocks'"
+NOTHING_TO_OFFLOAD = (
+    "Recipe.memory.offload has no effect: nothing is stored as codes, since 'saved' and 'linears' are 'off'"
 )
-NOTHING_TO_OFFLOAD = "Recipe.offload has no effect: nothing is stored as codes, since 'saved' and 'linear' are 'off'"
 NO_CUDA_GRAPHS_ON_HOST = (
-    "Recipe.offload is ignored: a CUDA graph cannot hold copies to the host; another mode than 'reduce-overhead' and "
+    "Recipe.memory.offload is ignored: a CUDA graph cannot hold copies to the host; another mode than 'reduce-overhead' and "
     "'max-autotune' makes them"
 )
 
@@ -106,7 +108,7 @@ def compile_and_report(
         compiled, reports, cached = compile_once(gm, example_inputs, recipe, mode, inner)
         dumped = reports
         if cached and watch.folder:  # no pass ran: compile once more, for the dump alone
-            again: Any = run_the_graph if recipe.codegen == "eager" else private.compile_fx_inner
+            again: Any = run_the_graph if recipe.debug.codegen == "eager" else private.compile_fx_inner
             with compiled_apart(), private.functorch_config.patch(force_non_lazy_backward_lowering=True):
                 _, dumped, _ = compile_once(spare, example_inputs, recipe, mode, again)
     watch.report(dumped, recipe)
@@ -127,9 +129,9 @@ def compile_once(
     """
     patches = {**mode_options(mode), **inductor_options(recipe)}
     recipe, remarks = _that_can_be_followed(recipe, patches)
-    if isinstance(recipe.islands, Calibration):
-        check_calibration(recipe.islands, recipe)
-    inner = inner_compile or (run_the_graph if recipe.codegen == "eager" else None)
+    if isinstance(recipe.fp32.islands, Calibration):
+        check_calibration(recipe.fp32.islands, recipe)
+    inner = inner_compile or (run_the_graph if recipe.debug.codegen == "eager" else None)
     place = place_of(gm, example_inputs)
     ctx = Context(recipe, place=place)
     guard_place(gm, example_inputs, ctx)
@@ -236,26 +238,28 @@ def _that_can_be_followed(recipe: Recipe, patches: Mapping[str, Any]) -> tuple[R
     remarks = []
     fusion = {**private.inductor_config.post_grad_fusion_options, **patches.get("post_grad_fusion_options", {})}
     if "activation_quantization_aten_pass" in fusion and recipe.stores_saved:
-        recipe = recipe.replace_in_all(saved="off")
+        recipe = recipe.replace_in_all({"saved": "off"})
         remarks.append(ALREADY_QUANTIZED)
-    if recipe.linear_scaling == "delayed" and not recipe.quantizes_linears:
+    if recipe.linears.scaling == "delayed" and not recipe.quantizes_linears:
         remarks.append(NOTHING_TO_DELAY)
-    if recipe.cache_weights and not recipe.caches_weights:
+    if recipe.linears.cache_weights and not recipe.caches_weights:
         remarks.append(NOTHING_TO_CACHE)
     if recipe.caches_weights and makes_cuda_graphs(patches):
-        recipe = recipe.replace_in_all(cache_weights=False)
+        recipe = recipe.replace_in_all({"linears.cache_weights": False})
         remarks.append(NO_CUDA_GRAPHS)
     if recipe.offloads and not (recipe.stores_saved or recipe.quantizes_linears):
-        recipe = recipe.replace_in_all(offload="off")
+        recipe = recipe.replace_in_all({"memory.offload": "off"})
         remarks.append(NOTHING_TO_OFFLOAD)
     if recipe.offloads and makes_cuda_graphs(patches):
-        recipe = recipe.replace_in_all(offload="off")
+        recipe = recipe.replace_in_all({"memory.offload": "off"})
         remarks.append(NO_CUDA_GRAPHS_ON_HOST)
-    if recipe.merge_dgrads and not recipe.merges_dgrads:
+    if recipe.linears.merge_dgrads and not recipe.merges_dgrads:
         remarks.append(NOTHING_TO_MERGE)
-    if recipe.smooth_swiglu and not may_smooth(recipe):
+    if recipe.linears.smooth_swiglu and not may_smooth(recipe):
         remarks.append(NOTHING_TO_SMOOTH)
-    if recipe.hadamard_wgrad and not any(r.linear in IN_INT8 for r in (recipe, *recipe.modules.values())):
+    if recipe.linears.hadamard_wgrad and not any(
+        r.linears.mode in IN_INT8 for r in (recipe, *recipe.modules.values())
+    ):
         remarks.append(NOTHING_TO_TURN)
     for remark in remarks:
         report_store.warn_once(remark)

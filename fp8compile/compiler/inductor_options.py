@@ -59,7 +59,7 @@ def mode_options(mode: str | None) -> dict[str, Any]:
 
 def inductor_options(recipe: Recipe) -> dict[str, Any]:
     known = private.inductor_config.get_config_copy()
-    for name in recipe.inductor:
+    for name in recipe.debug.inductor:
         if name not in known:
             raise ValueError(f"Inductor has no option {name!r}.{nearest(name, known, listed=False)}")
-    return dict(recipe.inductor)
+    return dict(recipe.debug.inductor)

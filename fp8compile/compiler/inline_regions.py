@@ -5,7 +5,7 @@ It costs the compile time that regions save, so it is done only where a region d
     statistics are taken     they leave the graph through an input of its own (observe/slot.py), which no region has
     weights are cached       their codes come in through inputs of the graph (scaling/weight_slot.py)
     codes are offloaded      which of them, and when, depends on all calls together
-    calls differ in recipe   ``Recipe.modules``, ``skip`` and ``linear_skip`` go by module path, and one body serves all calls
+    calls differ in recipe   ``modules``, ``skip`` and ``linears.skip`` go by module path, and one body serves all calls
 """
 
 from __future__ import annotations

@@ -126,7 +126,7 @@ def multiplies_groups(at: Situation) -> bool:
 
 def has_sixteen_bit(at: Situation) -> bool:
     """A graph with 16-bit values, or a recipe that asks for FP32."""
-    return bool(at.ctx.recipe.keep_fp32) or holds_sixteen_bit(at.graph)
+    return bool(at.ctx.recipe.fp32.keep) or holds_sixteen_bit(at.graph)
 
 
 def takes_statistics(at: Situation) -> bool:

@@ -29,7 +29,7 @@ _heads: weakref.WeakSet[nn.Module] = weakref.WeakSet()
 def mark_head(module: nn.Module) -> nn.Module:
     """Say that ``module`` is an output head, or holds one: its linears are never FP8. Returns ``module``.
 
-    Heads that libraries name in their usual way are known without it (``Recipe.linear_skip``). Graphs that are compiled
+    Heads that libraries name in their usual way are known without it (``Recipe.linears.skip``). Graphs that are compiled
     already stay as they are.
 
     Raises:

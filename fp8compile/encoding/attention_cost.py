@@ -1,4 +1,4 @@
-"""What storing an operand or the result of attention costs and is worth, predicted (``Recipe.saved_attention="auto"``).
+"""What storing an operand or the result of attention costs and is worth, predicted (``Recipe.saved.attention="auto"``).
 
 Attention is a kernel of a library: no encode and no decode fuses into it. Bytes that move more than in 16 bit, for a value of
 V bytes and C bytes of codes and scales:

@@ -1,4 +1,4 @@
-"""How many bits a saved value takes where a recipe names few: ``saved_format="4bit"``, or "2bit" to "6bit".
+"""How many bits a saved value takes where a recipe names few: ``saved.format="4bit"``, or "2bit" to "6bit".
 
     8 bits, by the rule of "auto"    what that rule gives E4M3 (compared with zero, made by exp, steep): small elements count
                                      what is not right on average, by ``fp8compile/analysis/sensitivity/average.py``
@@ -6,9 +6,9 @@
     4 bits at least                  smooth functions of it, gently: the mean is off in the second order of the error
     as the recipe says               all gradients linear in it: right on average, however few
 
-Fused attention's operands and result have a field of their own, ``attention_format``, 8 bits unless a recipe names fewer. Its
-values and its result are linear, but where tokens are alike the gradients of queries and keys are differences of what they
-make, and noise that is a share of the values is not small beside these (numerics/centring.py). Its queries and keys are
+Fused attention's operands and result have a field of their own, ``saved.attention_format``, 8 bits if a recipe says nothing.
+Its values and its result are linear, but where tokens are alike the gradients of queries and keys are differences of what
+they make, and noise that is a share of the values is not small beside these (numerics/centring.py). Its queries and keys are
 exponentiated: with an error of 0.1 standard deviations (four bits) logits of standard deviation s are off by 0.14 s, and so
 are probabilities, relatively. That is for a user to judge, with what gradients say; no fewer than four bits are taken.
 """

@@ -41,16 +41,16 @@ ROWS_VARY = "rows that vary from call to call: {} scales run along them in the w
 
 def in_blocks(recipe: Recipe) -> bool:
     """Whether a recipe's linears have scales of blocks."""
-    return recipe.linear in (BLOCKWISE, MXFP8, INT8_BLOCKS)
+    return recipe.linears.mode in (BLOCKWISE, MXFP8, INT8_BLOCKS)
 
 
 def reason_against_blocks(matmul: Matmul, recipe: Recipe) -> str | None:
     """Why a linear cannot have scales of blocks, where its recipe asks for them."""
     if not in_blocks(recipe):
         return None
-    if not recipe.emulate:
-        return EMULATED_ONLY.format(recipe.linear)
-    return None if isinstance(matmul.M, int) else ROWS_VARY.format(recipe.linear)
+    if not recipe.linears.emulate:
+        return EMULATED_ONLY.format(recipe.linears.mode)
+    return None if isinstance(matmul.M, int) else ROWS_VARY.format(recipe.linears.mode)
 
 
 def codec_of(mode: str, fmt: Format, is_weight: bool, axis: int) -> Blocks:

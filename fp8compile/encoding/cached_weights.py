@@ -1,10 +1,10 @@
-"""Codes of weights that come into a joint graph with its inputs (``Recipe.cache_weights``): no kernel of it makes them.
+"""Codes of weights that come into a joint graph with its inputs (``linears.cache_weights``): no kernel of it makes them.
 
 For each weight there may be three extra inputs (fp8compile/scaling/weight_slot.py): its codes ``[N, K]``, the same codes
 transposed and stored row by row ``[K, N]``, and their inv_scale ``[1, 1]``. A matmul takes the layout that it needs. The
 codes are those that the graph would make with dynamic scaling: of the weight in the matmul's dtype, under its own amax.
 
-For weights that linears of one input take (``Recipe.merge_dgrads``) there are two more: their transposed codes side by side,
+For weights that linears of one input take (``linears.merge_dgrads``) there are two more: their transposed codes side by side,
 ``[K, N1 + N2 + ...]``, each under its own scale, and the largest of these scales.
 """
 

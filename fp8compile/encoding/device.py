@@ -42,5 +42,5 @@ def int8_unsupported_reason(device: torch.device) -> str | None:
         return f"{device.type} has no INT8 products that were tried with torch._int_mm ({CURE})"
     major, minor = torch.cuda.get_device_capability(device)
     if (major, minor) < INT8_CAPABILITY:
-        return f"compute capability {major}.{minor} is not supported by linear='int8'; 8.0 and later are ({CURE})"
+        return f"compute capability {major}.{minor} is not supported by linears='int8'; 8.0 and later are ({CURE})"
     return None

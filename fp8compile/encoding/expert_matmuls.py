@@ -6,7 +6,7 @@
     wgrad     dy' [N, T] per row of each expert's   x  [T, K] per column of each expert's rows
 
 All codes are E4M3, gradients' too: ``_scaled_grouped_mm`` takes no other format, and gives BF16. Scales are taken from the
-operands themselves, whatever ``Recipe.linear_scaling`` says: a known scale is one for a tensor, and the tokens of an expert
+operands themselves, whatever ``Recipe.linears.scaling`` says: a known scale is one for a tensor, and the tokens of an expert
 come and go. A value has one encoding for each dimension that is contracted, as with "rowwise" (encoding/operands.py).
 
 "auto" leaves experts on devices whose rates are known: no time of a grouped matmul is predicted. No product has been run on a
@@ -72,9 +72,9 @@ class ExpertMatmuls:
     def rewrite(self, matmul: Matmul, recipe: Recipe) -> str:
         """Replace a grouped matmul by one of codes, or of decoded operands; returns the operands' formats."""
         of = self._parts if matmul.direction == WGRAD else self._rows
-        of(matmul, recipe.emulate)
-        dynamic = " (experts: dynamic)" if recipe.linear_scaling == "delayed" else ""
-        return f"e4m3 x e4m3 rowwise{dynamic}" + (", emulated" if recipe.emulate else "")
+        of(matmul, recipe.linears.emulate)
+        dynamic = " (experts: dynamic)" if recipe.linears.scaling == "delayed" else ""
+        return f"e4m3 x e4m3 rowwise{dynamic}" + (", emulated" if recipe.linears.emulate else "")
 
     def _rows(self, matmul: Matmul, emulate: bool) -> None:
         """Forward and dgrad."""

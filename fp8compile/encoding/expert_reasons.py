@@ -18,7 +18,7 @@ from fp8compile.recipe.recipe import Recipe
 
 aten = torch.ops.aten
 
-OF_ROWS = ("auto", "tensorwise", "rowwise")  # values of Recipe.linear with which experts have scales of rows
+OF_ROWS = ("auto", "tensorwise", "rowwise")  # values of Recipe.linears.mode with which experts have scales of rows
 OTHER_SCALES = 'experts: a grouped matmul has scales of rows, and linear="{linear}" has others'
 NOT_PREDICTED = 'experts: no time of a grouped matmul is predicted; linear="rowwise" has them in FP8 (for {rates})'
 NOT_OF_ROWS = "experts: a grouped matmul whose groups are not rows of the left operand"
@@ -32,9 +32,9 @@ WITH_MORE = "experts: a grouped matmul with a bias or a dtype of its own"
 def reason_against_experts(node: Node, direction: str, recipe: Recipe) -> str | None:
     """None where nothing is against it."""
     rates = rates_for(node.meta["val"].device, recipe)
-    if recipe.linear not in OF_ROWS:
-        return OTHER_SCALES.format(linear=recipe.linear)
-    if recipe.linear == "auto" and rates is not None:
+    if recipe.linears.mode not in OF_ROWS:
+        return OTHER_SCALES.format(linear=recipe.linears.mode)
+    if recipe.linears.mode == "auto" and rates is not None:
         return NOT_PREDICTED.format(rates=rates.name)
     if node.kwargs or len(node.args) != 3:
         return WITH_MORE

@@ -1,4 +1,4 @@
-"""Linears in INT8 (``Recipe.linear = "int8"``): which matmuls ``torch._int_mm`` takes, and the product that is put in place.
+"""Linears in INT8 (``linears="int8"``): which matmuls ``torch._int_mm`` takes, and the product that is put in place.
 
 Each operand has one scale per row along the contracted dimension, as with "rowwise" (encoding/operands.py). So a value that
 two matmuls contract along different dimensions has two encodings. An activation has one for the forward, which reads and
@@ -38,7 +38,7 @@ COLUMNS = "{columns} columns of its right operand: on a GPU torch._int_mm takes 
 
 def reason_against_integers(matmul: Matmul, recipe: Recipe) -> str | None:
     """Why one matmul of a linear cannot be in INT8, where its recipe asks for that."""
-    if recipe.linear != INT8_MODE or recipe.emulate:
+    if recipe.linears.mode != INT8_MODE or recipe.linears.emulate:
         return None
     left, right = (operand.meta["val"] for operand in matmul.operands)
     (rows, length), columns = left.shape, right.shape[1]

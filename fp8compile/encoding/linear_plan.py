@@ -42,7 +42,7 @@ class Apply:
         """What is equal for two matmuls that can be one."""
         result = self.matmul.K, self.matmul.node.meta["val"].dtype
         specs = (dataclasses.replace(spec, role="", module="") for spec in self.specs)
-        return self.recipe.emulate, self.recipe.merge_dgrads, *result, *specs
+        return self.recipe.linears.emulate, self.recipe.linears.merge_dgrads, *result, *specs
 
 
 @dataclass(frozen=True)
@@ -105,17 +105,17 @@ def tensorwise_operands(applied: Sequence[Apply]) -> tuple[Widths, Widths]:
 
 def _specs(matmul: Matmul, recipe: Recipe, *, delayed: bool) -> tuple[How, How]:
     """How the two operands of a matmul are encoded."""
-    gradient = E5M2 if gradient_format(recipe.linear_formats, matmul.direction) == E5M2.name else E4M3
-    known = recipe.linear_scaling == "delayed" and delayed
+    gradient = E5M2 if gradient_format(recipe.linears.formats, matmul.direction) == E5M2.name else E4M3
+    known = recipe.linears.scaling == "delayed" and delayed
     second = INPUT if matmul.direction == WGRAD else WEIGHT
     roles = [
         GRADIENT if is_gradient else each for is_gradient, each in zip(matmul.gradients, (INPUT, second), strict=True)
     ]
     rowwise, where = recipe.scaling_mode == "rowwise", module_path(matmul.forward)
-    cached, of_gradient = recipe.cache_weights and not rowwise, {GRADIENT: gradient}
+    cached, of_gradient = recipe.linears.cache_weights and not rowwise, {GRADIENT: gradient}
     left, right = (
         How(
-            INT8 if recipe.linear in IN_INT8 else of_gradient.get(role, E4M3),
+            INT8 if recipe.linears.mode in IN_INT8 else of_gradient.get(role, E4M3),
             *(rowwise, known, cached and role != GRADIENT, role, where),
         )
         for role in roles

@@ -57,7 +57,7 @@ class LinearReasons:
             return ISLAND
         if forward not in self._verdicts:
             self._verdicts[forward] = (
-                self.ctx.skip_reason(module_path(forward), "linear", ("linear_skip", "skip"))
+                self.ctx.skip_reason(module_path(forward), "linears.mode", ("linears.skip", "skip"))
                 or (matmul.weight in self.heads and "output head: fp8compile.mark_head")
                 or (is_tied_to_embedding(matmul.weight) and "output head: its weight is tied to an embedding")
                 or _not_a_plain_matmul(matmul, forward, recipe)
@@ -94,25 +94,25 @@ def _not_a_plain_matmul(matmul: Matmul, node: Node, recipe: Recipe) -> str | Non
 
 
 def _unsupported(forward: Node, recipe: Recipe) -> str | None:
-    if recipe.emulate:
+    if recipe.linears.emulate:
         return None
     device = forward.meta["val"].device
     if forward.target in GROUPED:
         return fp8_unsupported_reason(device) or grouped_unsupported_reason(device)
-    return int8_unsupported_reason(device) if recipe.linear == INT8_MODE else fp8_unsupported_reason(device)
+    return int8_unsupported_reason(device) if recipe.linears.mode == INT8_MODE else fp8_unsupported_reason(device)
 
 
 def _no_shape(matmul: Matmul, recipe: Recipe) -> str | None:
-    for name in () if recipe.linear in IN_INT8 else ("K", "N"):
+    for name in () if recipe.linears.mode in IN_INT8 else ("K", "N"):
         if (size := getattr(matmul, name)) % FP8_MULTIPLE:
             return f"{name}={size} is not a multiple of {FP8_MULTIPLE}"
     if size_hint(matmul.M) == 0:
         return "no rows"
-    if (why := reason_against_blocks(matmul, recipe)) or recipe.linear in IN_INT8:
+    if (why := reason_against_blocks(matmul, recipe)) or recipe.linears.mode in IN_INT8:
         return why
-    if not recipe.emulate and may_be_empty(matmul.M):
+    if not recipe.linears.emulate and may_be_empty(matmul.M):
         return "rows that only a run counts: _scaled_mm takes no matmul without rows"
     bf16 = matmul.forward.meta["val"].dtype == torch.bfloat16
-    if recipe.linear == "rowwise" and not recipe.emulate and not bf16:
+    if recipe.linears.mode == "rowwise" and not recipe.linears.emulate and not bf16:
         return "_scaled_mm with rowwise scales gives BF16 only"
     return None

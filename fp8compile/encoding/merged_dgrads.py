@@ -1,4 +1,4 @@
-"""The dgrads of linears that read one input, as one matmul (``Recipe.merge_dgrads``).
+"""The dgrads of linears that read one input, as one matmul (``Recipe.linears.merge_dgrads``).
 
     dx = dq Wq + dk Wk + dv Wv  =  [dq dk dv] [Wq; Wk; Wv]
 
@@ -107,7 +107,11 @@ def _of_one_input(applied: Sequence[Apply]) -> list[list[Apply]]:
         if each.matmul.direction == DGRAD and each.matmul.gradients == PLAIN:
             left, _ = dataclasses.replace(each.matmul, node=each.matmul.forward).operands
             groups[uncast(left)].append(each)
-    return [group for group in groups.values() if len(group) > 1 and any(each.recipe.merge_dgrads for each in group)]
+    return [
+        group
+        for group in groups.values()
+        if len(group) > 1 and any(each.recipe.linears.merge_dgrads for each in group)
+    ]
 
 
 def _judged(members: Sequence[Apply], operands: Operands) -> Merged | str:
@@ -156,7 +160,7 @@ def _gradients(members: Sequence[Apply], operands: Operands) -> tuple[Gradient, 
 def _replace(operands: Operands, merged: Merged) -> None:
     """One matmul, and what else is added, for the sum and all that it was made of."""
     graph, root, members = operands.graph, merged.total.root, merged.members
-    product = _emulated if members[0].recipe.emulate else _scaled
+    product = _emulated if members[0].recipe.linears.emulate else _scaled
     y = product(operands, merged)
     for view in merged.total.chain:
         y = repeated(graph, view, y)

@@ -1,4 +1,4 @@
-"""Which matmuls of linears are worth FP8 (``Recipe.linear = "auto"``): by a prediction from sizes and a device's rates.
+"""Which matmuls of linears are worth FP8 (``Recipe.linears.mode = "auto"``): by a prediction from sizes and a device's rates.
 
 On a device without rates nothing is predicted, and every matmul that can be is in FP8: emulated on a CPU, or on a card that
 this project knows nothing of.
@@ -32,7 +32,7 @@ class Paying:
         self._predicted: dict[Node, tuple[LinearShape, Predicted, DeviceRates]] = {}
         for forward, found in of_linear.items():
             recipe = recipe_of(found[0])
-            rates = rates_for(forward.meta["val"].device, recipe) if recipe.linear == "auto" else None
+            rates = rates_for(forward.meta["val"].device, recipe) if recipe.linears.mode == "auto" else None
             if rates is not None:
                 shape = _shape(found, reading[_input(found[0])], recipe)
                 self._predicted[forward] = shape, predicted(shape, rates), rates
@@ -72,12 +72,12 @@ def _shape(matmuls: Sequence[Matmul], sharing: int, recipe: Recipe) -> LinearSha
     there = {matmul.direction for matmul in matmuls}
     directions = tuple(each for each in (FORWARD, DGRAD, WGRAD) if each in there)
     itemsize = first.forward.meta["val"].dtype.itemsize
-    return LinearShape(*sizes, directions, sharing, recipe.linear_scaling, recipe.cache_weights, itemsize)
+    return LinearShape(*sizes, directions, sharing, recipe.linears.scaling, recipe.linears.cache_weights, itemsize)
 
 
 def rates_for(device: torch.device, recipe: Recipe) -> DeviceRates | None:
     """The rates that a recipe names, else those of the device; None where there are none."""
-    return rates_of(device) if recipe.device_rates == OF_THE_DEVICE else RATES[recipe.device_rates]
+    return rates_of(device) if recipe.debug.device_rates == OF_THE_DEVICE else RATES[recipe.debug.device_rates]
 
 
 def rates_or_assumed(inputs: Iterable[Node], recipe: Recipe) -> DeviceRates:

@@ -24,22 +24,22 @@ def rewrite(each: Apply, operands: Operands, *, at_once: bool) -> str:
     """Replace a matmul by the matmul of its decoded operands, unless it is merged later; returns the operands' formats."""
     matmul, recipe, specs = each.matmul, each.recipe, each.specs
     sides = tuple(zip(matmul.operands, ("left", "right"), specs, strict=True))
-    if at_once and recipe.emulate:
+    if at_once and recipe.linears.emulate:
         at = PLAIN_MATMULS[matmul.node.target]
         for i, (operand, side, spec) in enumerate(sides):
             matmul.node.update_arg(at + i, operands.decoded(operand, side, spec))
     elif at_once:
         left, right = (operands.codes(*side) for side in sides)
         _multiply_codes(matmul, left, right, recipe)
-    known = recipe.linear_scaling == "delayed" and all(operands.is_known(*side) for side in sides)
+    known = recipe.linears.scaling == "delayed" and all(operands.is_known(*side) for side in sides)
     cached = ", cached weight" if any(operands.is_cached(*side) for side in sides) else ""
     formats = f"{specs[0].format.name} x {specs[1].format.name} {'delayed' if known else recipe.scaling_mode}{cached}"
-    return f"{formats}, emulated" if recipe.emulate else formats
+    return f"{formats}, emulated" if recipe.linears.emulate else formats
 
 
 def rewrite_in_blocks(each: Apply, blocks: BlockOperands) -> str:
     """The same where scales are those of blocks, which is always emulated."""
-    matmul, mode = each.matmul, each.recipe.linear
+    matmul, mode = each.matmul, each.recipe.linears.mode
     left, right = (spec.format for spec in each.specs)
     at, sides = PLAIN_MATMULS[matmul.node.target], zip(matmul.operands, matmul.weights, strict=True)
     for i, (operand, is_weight) in enumerate(tuple(sides)):
@@ -54,7 +54,11 @@ def _multiply_codes(matmul: Matmul, left: Encoded, right: Encoded, recipe: Recip
     bias = node.args[0] if node.target is aten.addmm.default else None
     more = (bias,) if isinstance(bias, Node) else ()
     nodes = (left.codes, right.codes, left.inv_scale, right.inv_scale, *more)
-    fn = product_of_codes(node.meta["val"].dtype) if recipe.linear == INT8_MODE else _scaled_product(matmul, *more)
+    fn = (
+        product_of_codes(node.meta["val"].dtype)
+        if recipe.linears.mode == INT8_MODE
+        else _scaled_product(matmul, *more)
+    )
     put_in_place(node, fn, *nodes)
 
 

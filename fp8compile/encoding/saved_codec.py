@@ -17,24 +17,24 @@ from fp8compile.planning.device_rates import RATES
 from fp8compile.recipe.recipe import Recipe
 
 UNKNOWN = (
-    "saved_attention='auto' knows no rates of {device}: name a device in Recipe.device_rates ({known}), or set "
+    "saved_attention='auto' knows no rates of {device}: name a device in Recipe.debug.device_rates ({known}), or set "
     "saved_attention to True or False"
 )
 
 
 def format_name(edge: SavedTensor, recipe: Recipe) -> str:
     """What the recipe names for a value's format."""
-    return recipe.attention_format if belongs_to_attention(edge) else recipe.saved_format
+    return recipe.saved.attention_format if belongs_to_attention(edge) else recipe.saved.format
 
 
 def codec_for(edge: SavedTensor, recipe: Recipe) -> tuple[Codec, str]:
     """The storage that the recipe names for this tensor (few bits: "auto"), and why where that depends on the tensor."""
     name = format_name(edge, recipe)
     if name == "best_of_two":
-        return GroupwiseBest(recipe.group_size, row_dims=row_dims_of(edge)), ""
+        return GroupwiseBest(recipe.saved.group_size, row_dims=row_dims_of(edge)), ""
     by_name = {"e4m3": (E4M3, ""), "int8": (INT8, "")}
     fmt, why = by_name.get(name) or format_by_use(edge.forward, edge.backward)
-    return Groupwise(fmt, recipe.group_size, row_dims=row_dims_of(edge)), why
+    return Groupwise(fmt, recipe.saved.group_size, row_dims=row_dims_of(edge)), why
 
 
 def belongs_to_attention(edge: SavedTensor) -> bool:
@@ -48,7 +48,7 @@ def does_not_pay(edge: SavedTensor, recipe: Recipe) -> str | None:
     rates = rates_for(device, recipe)
     if rates is None:
         return UNKNOWN.format(device=device_name(device), known=", ".join(RATES))
-    price = price_of(edge, recipe.group_size, rates)
+    price = price_of(edge, recipe.saved.group_size, rates)
     return None if price.pays else price.reason(rates.name)
 
 

@@ -4,7 +4,7 @@ bits     masks
 left     no floating-point activation, small, a statistic, in FP32 on purpose, or without an argument that gradients answer
          its error with a small one (``fp8compile/analysis/sensitivity``)
 a byte   in the recipe's format, or by use (``saved_format.py``)
-fewer    what ``Recipe.saved_bits`` chose for the value, else what the recipe names for all (``bits_by_use.py``)
+fewer    what ``Recipe.saved.bits`` chose for the value, else what the recipe names for all (``bits_by_use.py``)
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ from fp8compile.recipe.saved_bits import ONE_BYTE, WHOLE, SavedValue
 
 STEEP = "a steep function of it in the backward"
 ADDS = "adds {:.1e} to the gradients' error"
-KEPT = "Recipe.saved_bits keeps it exact: 8 bits add {:.1e} to the gradients' error"
+KEPT = "Recipe.saved.bits keeps it exact: 8 bits add {:.1e} to the gradients' error"
 NOT_KEPT = "normalised with statistics that do not outlive the forward as they are"
 SIGNS = "normalised, and its sign is taken in the backward: a code of its deviation does not keep it"
-NOT_CHOSEN = "not among the values of Recipe.saved_bits"
+NOT_CHOSEN = "not among the values of Recipe.saved.bits"
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class Judge:
         self.user_fp32 = user_fp32(split.fw.graph, split.static)
         self.sensitivity = Sensitivity(split)
         self._edges: dict[Node, Sides | None] = {}
-        self.keys = keys_of(split, ctx) if ctx.measures_saved or ctx.recipe.saved_bits != "off" else {}
+        self.keys = keys_of(split, ctx) if ctx.measures_saved or ctx.recipe.saved.bits != "off" else {}
 
     def decide(self, edge: SavedTensor) -> Stored | Kept:
         """How it is stored, or that it stays as it is."""
@@ -117,8 +117,8 @@ class Judge:
         return {**made, ONE_BYTE: dataclasses.replace(self._in_groups(edge, *found), about=None, sides=None)}
 
     def was_chosen(self, edge: SavedTensor) -> SavedValue | None:
-        """What ``Recipe.saved_bits`` says of a value; None where it says nothing."""
-        bits = self.ctx.recipe_at(_path(edge)).saved_bits
+        """What ``Recipe.saved.bits`` says of a value; None where it says nothing."""
+        bits = self.ctx.recipe_at(_path(edge)).saved.bits
         return None if bits == "off" or edge.forward not in self.keys else bits.find(self.keys[edge.forward])
 
     def _stored_as(self, edge: SavedTensor, codec: Codec, why: str) -> Stored | str:
@@ -127,7 +127,7 @@ class Judge:
         if chosen is not None and chosen.chosen == WHOLE:
             return KEPT.format(dict(chosen.choices)[ONE_BYTE].error)
         name = chosen.chosen if chosen else format_name(edge, recipe)
-        told = ADDS.format(chosen.error) if chosen else NOT_CHOSEN if recipe.saved_bits != "off" else ""
+        told = ADDS.format(chosen.error) if chosen else NOT_CHOSEN if recipe.saved.bits != "off" else ""
         few, more = self._in_few(edge, codec, FEW_BITS[name]) if name in FEW_BITS else (None, "")
         told = more if chosen and more else _joined(more, told)
         return Stored(few, told, about=self._about(edge)) if few else self._in_groups(edge, codec, _joined(why, told))
@@ -136,7 +136,7 @@ class Judge:
         """The codec of so many bits or the fewest above that the value may have, and why it has more; None: a byte."""
         if _formats(codec) != (INT8,):
             return None, ""
-        groups = Groups(self.ctx.recipe_at(_path(edge)).group_size, row_dims_of(edge))
+        groups = Groups(self.ctx.recipe_at(_path(edge)).saved.group_size, row_dims_of(edge))
         return few_bits_of(edge.backward, bits, groups, self.sensitivity, belongs_to_attention(edge))
 
     def _in_groups(self, edge: SavedTensor, codec: Codec, why: str) -> Stored:
@@ -168,10 +168,10 @@ class Judge:
         name = format_name(edge, recipe)
         codec, why = codec_for(edge, recipe)
         if self._is_about_a_mean(edge) and name not in ("e4m3", "best_of_two"):
-            codec, why = Groupwise(INT8, recipe.group_size, row_dims=row_dims_of(edge)), ""
+            codec, why = Groupwise(INT8, recipe.saved.group_size, row_dims=row_dims_of(edge)), ""
         yield codec, why
         if (name == "auto" or name in FEW_BITS) and _formats(codec) != (E4M3,):
-            yield Groupwise(E4M3, recipe.group_size, row_dims=row_dims_of(edge)), STEEP
+            yield Groupwise(E4M3, recipe.saved.group_size, row_dims=row_dims_of(edge)), STEEP
 
     def _reason_against(self, edge: SavedTensor, codec: Codec) -> str | None:
         """Why a value must not be stored so.
@@ -212,7 +212,7 @@ class Judge:
         norm = self.sensitivity.norms.get(itself(edge.forward))
         if norm is None:
             return None
-        found = about(norm, edge.forward, Groups(self.ctx.recipe_at(_path(edge)).group_size, row_dims_of(edge)))
+        found = about(norm, edge.forward, Groups(self.ctx.recipe_at(_path(edge)).saved.group_size, row_dims_of(edge)))
         split = self.sensitivity.split
         given = [
             root for node in (found.statistics if found else ()) if (root := storage_root(node)).op == "placeholder"
@@ -264,17 +264,17 @@ class Judge:
         return None
 
     def _has_few(self, edge: SavedTensor) -> str | None:
-        least = self.ctx.recipe_at(_path(edge)).min_saved_numel
+        least = self.ctx.recipe_at(_path(edge)).saved.min_numel
         return f"fewer than {least} elements" if numel(edge.forward.meta["val"]) < least else None
 
     def _left_by_recipe(self, edge: SavedTensor) -> str | None:
         path = _path(edge)
-        if reason := self.ctx.skip_reason(path, "saved", ("skip",)):
+        if reason := self.ctx.skip_reason(path, "saved.format", ("skip",)):
             return reason
         recipe = self.ctx.recipe_at(path)
-        if recipe.saved_attention is True or not belongs_to_attention(edge):
+        if recipe.saved.attention is True or not belongs_to_attention(edge):
             return None
-        return does_not_pay(edge, recipe) if recipe.saved_attention else "Recipe.saved_attention is off"
+        return does_not_pay(edge, recipe) if recipe.saved.attention else "Recipe.saved.attention is off"
 
 
 def _joined(*remarks: str) -> str:

@@ -16,7 +16,7 @@ from fp8compile.recipe.context import Context
 from fp8compile.recipe.saved_bits import MEASURE, Key
 from fp8compile.reporting.entries import RECIPE, Skip
 
-NOT_SAVED = "Recipe.saved_bits: this model does not save such a value"
+NOT_SAVED = "Recipe.saved.bits: this model does not save such a value"
 
 
 def keys_of(split: PartitionedGraph, ctx: Context) -> Mapping[Node, Key]:
@@ -32,15 +32,15 @@ def keys_of(split: PartitionedGraph, ctx: Context) -> Mapping[Node, Key]:
 
 
 def missing(found: Mapping[Node, Key], ctx: Context) -> tuple[Skip, ...]:
-    """An entry for each value of ``Recipe.saved_bits`` that a whole model does not save. Where it saves none, it warns:
+    """An entry for each value of ``Recipe.saved.bits`` that a whole model does not save. Where it saves none, it warns:
     another path of the model may have been measured, or another model."""
-    bits = ctx.recipe.saved_bits
+    bits = ctx.recipe.saved.bits
     if bits == "off" or not bits.values or not ctx.is_whole_model:
         return ()  # what one graph of several does not save another may
     gone = [value.key for value in bits.values if value.key not in found.values()]
     if len(gone) == len(bits.values):
         warnings.warn(
-            f"Recipe.saved_bits: none of its {len(gone)} values is in this graph, which stores all by the rule: {gone[0]} "
+            f"Recipe.saved.bits: none of its {len(gone)} values is in this graph, which stores all by the rule: {gone[0]} "
             f"was the first. They were measured on another model, another version of it or another path. {MEASURE}.",
             stacklevel=2,
         )

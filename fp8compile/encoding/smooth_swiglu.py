@@ -1,4 +1,4 @@
-"""Channels of ``silu(g) * u`` smoothed before they are encoded (``Recipe.smooth_swiglu``; numerics/smoothing.py).
+"""Channels of ``silu(g) * u`` smoothed before they are encoded (``Recipe.linears.smooth_swiglu``; numerics/smoothing.py).
 
     forward   y  = Q(h / s) Q(W s)'
     dgrad     dh = (dy Q(W s)) / s          pointwise: part of the kernel of SwiGLU's backward
@@ -92,7 +92,7 @@ class SmoothSwiglu:
         recipes = {each.matmul.node: each.recipe for each in plan.applied}
         for forward, its in linears.items():
             recipe = recipes.get(forward)
-            if recipe is None or not recipe.smooth_swiglu:
+            if recipe is None or not recipe.linears.smooth_swiglu:
                 continue
             linear = _Linear.of(its)
             reason = _not_for(recipe) or _why_not(linear, {*linears})
@@ -104,16 +104,16 @@ class SmoothSwiglu:
 def may_smooth(recipe: Recipe) -> bool:
     """Whether channels may be smoothed in any module."""
     each = (recipe, *recipe.modules.values())
-    return any(r.smooth_swiglu and r.linear != "off" and _not_for(r) is None for r in each)
+    return any(r.linears.smooth_swiglu and r.linears.mode != "off" and _not_for(r) is None for r in each)
 
 
 def _not_for(recipe: Recipe) -> str | None:
     """Why a recipe's linears are never smoothed."""
     if recipe.scaling_mode != "tensorwise":
-        return NOT_TENSORWISE.format(recipe.linear)
-    if recipe.linear_scaling == "delayed":
+        return NOT_TENSORWISE.format(recipe.linears.mode)
+    if recipe.linears.scaling == "delayed":
         return DELAYED
-    return CACHED if recipe.cache_weights else None
+    return CACHED if recipe.linears.cache_weights else None
 
 
 def _why_not(linear: _Linear, forwards: set[Node]) -> str | None:

@@ -1,4 +1,4 @@
-"""Operands of a wgrad in INT8 turned along its contracted dimension before they are encoded (``Recipe.hadamard_wgrad``).
+"""Operands of a wgrad in INT8 turned along its contracted dimension before they are encoded (``linears.hadamard_wgrad``).
 
     dW [N, K] = (H dy)' (H x)       H of numerics/hadamard.py, over the rows M
 
@@ -32,7 +32,7 @@ class TurnedWgrads:
 
     def turn(self, matmul: Matmul, recipe: Recipe) -> str:
         """Let a wgrad read what its operands are turned into; what the report says of it."""
-        if matmul.direction != WGRAD or not recipe.hadamard_wgrad or recipe.linear not in IN_INT8:
+        if matmul.direction != WGRAD or not recipe.linears.hadamard_wgrad or recipe.linears.mode not in IN_INT8:
             return ""
         if not isinstance(matmul.M, int):
             return ROWS_VARY

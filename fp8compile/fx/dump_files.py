@@ -100,7 +100,7 @@ def _said_once(folder: Path, base: Path) -> Iterator[list[Path]]:
     except OSError as error:
         why = error.strerror or str(error)
         place = f"graph dumps cannot be written to {folder}: {why}"
-        cure = f"set Recipe.dump or {VARIABLE} to a folder that can be made and written to, or unset it"
+        cure = f"set Recipe.debug.dump or {VARIABLE} to a folder that can be made and written to, or unset it"
         if _required.get():
             raise ValueError(f"{place}; {cure}") from error
         if base not in _said:

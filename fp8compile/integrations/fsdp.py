@@ -32,7 +32,7 @@ def compress_all_gather(model: nn.Module, *, skip: Collection[str] = OUTPUT_HEAD
 
     Args:
         model: the root that ``fully_shard`` was called on, before its first forward.
-        skip: patterns on module paths, as in ``Recipe.linear_skip``: linears gathered as they are. By default those where
+        skip: patterns on module paths, as in ``Recipe.linears.skip``: linears gathered as they are. By default those where
             libraries keep the output head. A weight that is shared with a module that is no linear stays too.
 
     Returns:

@@ -1,4 +1,4 @@
-"""``Recipe.keep_fp32``: patterns on modules and operations that the user wants in FP32.
+"""``Recipe.fp32.keep``: patterns on modules and operations that the user wants in FP32.
 
 ``"blocks.1.attn"`` is a module and all in it, ``"aten.exp"`` an operation (as in aten, without overload) wherever it is;
 both are fnmatch patterns. An operation has the name that the user called, not the names of what it was decomposed into.
@@ -20,9 +20,9 @@ ATEN = "aten."
 
 
 def kept_fp32(node: Node, ctx: Context) -> str | None:
-    """The first pattern of ``Recipe.keep_fp32`` that matches a node of the forward or the backward."""
+    """The first pattern of ``Recipe.fp32.keep`` that matches a node of the forward or the backward."""
     path, op = module_path(node), f"{ATEN}{name_of(node)}"
-    patterns, spellings = ctx.recipe_at(path).keep_fp32, ctx.place.spellings(path)
+    patterns, spellings = ctx.recipe_at(path).fp32.keep, ctx.place.spellings(path)
     return next((p for p in patterns if any(_matches(p, spelled, op) for spelled in spellings)), None)
 
 
@@ -37,7 +37,7 @@ def unmatched(graph: Graph, ctx: Context) -> list[str]:
     modules = {path for spelled, _ in named for path in _with_parents(spelled)}
     ops = {f"{ATEN}{name}" for n in nodes if (name := name_of(n))}
     found = []
-    for pattern in ctx.recipe.keep_fp32:
+    for pattern in ctx.recipe.fp32.keep:
         if not any(_matches(pattern, *each) for each in named):
             known = ops if pattern.startswith(ATEN) else modules
             found.append(f"{pattern!r}.{nearest(pattern, known)}")

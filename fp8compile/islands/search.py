@@ -8,7 +8,7 @@
     prune   an island that passes no FP32 value from one node to another changes nothing: a kernel computes in FP32 anyway.
             Its gradients are dropped with it, and stay with an island that is kept
 
-``Recipe.islands``: "policy" does not prove anything and widens BF16 too, as AMP does; "auto" begins only where a value is
+``fp32.islands``: "policy" does not prove anything and widens BF16 too, as AMP does; "auto" begins only where a value is
 not proven to fit, and only in FP16, since BF16 has FP32's range.
 """
 
@@ -76,7 +76,7 @@ def decide(graph: Graph, ctx: Context) -> Decision:
     """The islands of a joint or inference graph under the recipe."""
     found = _Search(graph, ctx)
     decision = found.decision() if found.seeds else Decision(skipped=found.skipped)
-    decision.unmeasured = found.measured is None and not isinstance(ctx.recipe.islands, str)
+    decision.unmeasured = found.measured is None and not isinstance(ctx.recipe.fp32.islands, str)
     return decision
 
 
@@ -106,12 +106,12 @@ class _Search:
         recipe = self.ctx.recipe_at(module_path(node))
         if pattern := kept_fp32(node, self.ctx):
             self.requested.add(node)
-            return f"Recipe.keep_fp32: {pattern}"
-        if self.measured is not None and isinstance(recipe.islands, Calibration):
+            return f"Recipe.fp32.keep: {pattern}"
+        if self.measured is not None and isinstance(recipe.fp32.islands, Calibration):
             return self.measured.overflow_reason(node)
-        if recipe.islands == "off" or Source.GRADIENT in self.sources[node]:
+        if recipe.fp32.islands == "off" or Source.GRADIENT in self.sources[node]:
             return None
-        if recipe.islands == "policy":
+        if recipe.fp32.islands == "policy":
             return overflow_reason(node, self.sources, self.prescaled)
         return self._unproven(node) if _is_fp16(node) else None
 
@@ -186,7 +186,9 @@ class _Search:
         return bool(proven.lower >= FP16_NORMAL) or bool(proven.upper <= -FP16_NORMAL)
 
     def _proves(self, node: Node) -> bool:
-        return self.ctx.recipe_at(module_path(node)).islands != "policy" and is_tensor(node) and node in self.ranges
+        return (
+            self.ctx.recipe_at(module_path(node)).fp32.islands != "policy" and is_tensor(node) and node in self.ranges
+        )
 
     # ------------------------------------------------------------------------------------------------- mirror
 
@@ -263,7 +265,7 @@ def computes_or_casts(node: Node) -> bool:
 
 def _measured(graph: Graph, ctx: Context) -> Measured | None:
     """What calibration knows of this graph's nodes; None without a calibration."""
-    islands = ctx.recipe.islands
+    islands = ctx.recipe.fp32.islands
     return measured(islands, graph) if isinstance(islands, Calibration) else None
 
 

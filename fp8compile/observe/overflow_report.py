@@ -26,7 +26,7 @@ SCHEMA = "fp8compile.overflow/1"
 
 NOTHING = (
     'overflow_report found nothing observed for {}. Run a forward and a backward first; compile with backend="fp8compile" '
-    "(FP16 graphs are observed as they are, BF16 and FP32 ones with Recipe(observe=True)), or watch an eager model by "
+    "(FP16 graphs are observed as they are, BF16 and FP32 ones with fp32.observe=True), or watch an eager model by "
     "fp8compile.amp.watch(model)"
 )
 

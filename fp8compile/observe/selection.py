@@ -28,7 +28,7 @@ from fp8compile.recipe.context import Context
 
 aten = torch.ops.aten
 
-# Recipe.observe: the dtypes whose values are watched.
+# Recipe.fp32.observe: the dtypes whose values are watched.
 OBSERVED: Mapping[str | bool, tuple[torch.dtype, ...]] = {
     "auto": (torch.float16,),
     True: tuple(EDGES),
@@ -140,7 +140,7 @@ def is_clipped(node: Node) -> bool:
 
 def _is_wanted(root: Node, source: Source, weights: Collection[Node], ctx: Context, everything: bool) -> bool:
     """Whether the recipe observes the value's dtype and, unless it observes all, whether that is cheap."""
-    value, observe = root.meta["val"], ctx.recipe_at(module_path(root)).observe
+    value, observe = root.meta["val"], ctx.recipe_at(module_path(root)).fp32.observe
     if not isinstance(value, Tensor) or value.dtype not in OBSERVED[observe]:
         return False
     return everything or observe is True or _is_cheap(root, source, weights)

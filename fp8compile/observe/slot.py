@@ -46,7 +46,7 @@ def with_slot(
 
 def _observes(gm: GraphModule, example_inputs: Sequence[Any], recipe: Recipe) -> bool:
     """Whether a backward will run, and some value in the graph has a dtype that the recipe observes."""
-    dtypes = {dtype for each in (recipe, *recipe.modules.values()) for dtype in OBSERVED[each.observe]}
+    dtypes = {dtype for each in (recipe, *recipe.modules.values()) for dtype in OBSERVED[each.fp32.observe]}
     trains = any(isinstance(v, Tensor) and v.requires_grad for v in example_inputs)
     if not (dtypes and trains and torch.is_grad_enabled()):
         return False

@@ -46,7 +46,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
         overrides: formats by patterns (fnmatch) on parameter names.
         seed: of the stochastic rounding.
         compiled: whether the step is compiled; otherwise it runs operation by operation, for debugging.
-        weight_codes: whether the step also writes the FP8 codes of weights that ``Recipe.cache_weights`` keeps, under scales
+        weight_codes: whether the step also writes the FP8 codes of weights that ``linears.cache_weights`` keeps, under scales
             that are predicted: Adam, AdamW, Lion, RMSprop. Numbers change (docs/guide/cached-weights.md).
 
     Raises:

@@ -60,7 +60,9 @@ class CodeWriter:
             return "it is sharded: graphs take the gathered weight"
         wanted = exchange.asked(p)
         if wanted is None:
-            return "no graph has asked for its codes: it is no weight of an FP8 linear with Recipe.cache_weights"
+            return (
+                "no graph has asked for its codes: it is no weight of an FP8 linear with Recipe.linears.cache_weights"
+            )
         plan = self._optimizer.plan_of(p, group)
         return why_not_rounded(plan, wanted) or why_no_bound(self._optimizer.plain, group)
 

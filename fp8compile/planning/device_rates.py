@@ -1,4 +1,4 @@
-"""What devices reach, one row each: the rates of predictions and of ``Recipe.linear = "auto"``.
+"""What devices reach, one row each: the rates of predictions and of ``Recipe.linears.mode = "auto"``.
 
 The H200's were read on one (torch 2.11, benchmarks/results/first-contact-h200.json): a copy; the matmuls of a Llama-2-7B
 layer in BF16 and in FP8; cuDNN's attention of 4,096 and 8,192 tokens, head dimension 128; the shortest kernels. The others'

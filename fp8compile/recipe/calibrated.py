@@ -14,19 +14,22 @@ def check_calibration(calibration: Calibration, recipe: Recipe) -> None:
         if new != (old := getattr(calibration, name)):
             raise ValueError(
                 f"this calibration is older than the recipe: it was made with {name}={_written(old)}, and "
-                f"Recipe.{name} is {_written(new)}. {RECALIBRATE[:-1]}, recipe=...)."
+                f"Recipe.{FIELDS[name]} is {_written(new)}. {RECALIBRATE[:-1]}, recipe=...)."
             )
+
+
+FIELDS = {"keep_fp32": "fp32.keep", "modules": "modules"}  # of a calibration, and where a recipe has them
 
 
 def fp32_fields(recipe: Recipe) -> dict[str, Any]:
     """``keep_fp32`` and ``modules`` of a recipe, as a ``Calibration`` has them."""
-    own = recipe.keep_fp32
+    own = recipe.fp32.keep
     return {
         "keep_fp32": own,
-        "modules": tuple((p, r.keep_fp32) for p, r in recipe.modules.items() if r.keep_fp32 != own),
+        "modules": tuple((p, r.fp32.keep) for p, r in recipe.modules.items() if r.fp32.keep != own),
     }
 
 
 def _written(value: Any) -> str:
     is_modules = value and isinstance(value[0], tuple)
-    return repr({pattern: {"keep_fp32": kept} for pattern, kept in value} if is_modules else value)
+    return repr({pattern: {"fp32.keep": kept} for pattern, kept in value} if is_modules else value)

@@ -85,13 +85,13 @@ class Measurements:
 
 @dataclass(frozen=True)
 class Calibration(InAFile):
-    """What ``fp8compile.calibrate`` has measured: a value for ``Recipe.islands``, a plain file by ``save`` and ``load``.
+    """What ``fp8compile.calibrate`` has measured: a value for ``Recipe.fp32.islands``, a plain file by ``save`` and ``load``.
 
     Attributes:
         graphs: the measurements, in the order in which the graphs were compiled.
         headroom: how far from the ends of FP16's range a value must stay; ``dataclasses.replace`` may change it.
         loss_scale: the loss scale S that gradients are judged at: what to train with, or to start from.
-        keep_fp32, modules: what the recipe kept in FP32 when the calibration was made: ``Recipe.keep_fp32``, and the value
+        keep_fp32, modules: what the recipe kept in FP32 when the calibration was made: ``Recipe.fp32.keep``, and the value
             for each pattern in ``Recipe.modules`` that differs from it.
         torch: the version of torch that it was made with.
     """

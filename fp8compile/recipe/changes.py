@@ -1,7 +1,7 @@
 """Changes to a recipe as people write them: groups as dicts or as one plain value, and single fields by dotted names.
 
-    {"linears": "delayed", "saved": {"format": "4bit"}, "saved.min_numel": 0}
-    -> {"linears.scaling": "delayed", "saved.format": "4bit", "saved.min_numel": 0}
+{"linears": "delayed", "saved": {"format": "4bit"}, "saved.min_numel": 0}
+-> {"linears.scaling": "delayed", "saved.format": "4bit", "saved.min_numel": 0}
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ FIELDS: Mapping[str, Any] = {  # every field of a group by its dotted name, with
     f"{name}.{each.name}": each.default for name, kind in GROUPS.items() for each in dataclasses.fields(kind)
 }
 # Fields that only look on: no part of what makes recipes equal, nor of their keys.
-LOOK_ON = tuple(f"{name}.{f.name}" for name, kind in GROUPS.items() for f in dataclasses.fields(kind) if not f.compare)
+LOOK_ON = tuple(
+    f"{name}.{f.name}" for name, kind in GROUPS.items() for f in dataclasses.fields(kind) if not f.compare
+)
 
 
 def single(changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -30,7 +32,9 @@ def single(changes: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for written, name, value in _written(changes):
         if name in found and found[name] != value:
-            raise ValueError(f"Recipe.{name} is {found[name]!r} and, by {written!r}, {value!r}. Leave one of them out.")
+            raise ValueError(
+                f"Recipe.{name} is {found[name]!r} and, by {written!r}, {value!r}. Leave one of them out."
+            )
         found[name] = value
     return found
 
@@ -71,7 +75,7 @@ def changed_group(group: Group, changes: Mapping[str, Any]) -> Group:
 
 
 def as_written(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Fields by dotted names as people write them: a group with one field that may stand alone is that value, others dicts."""
+    """Fields by dotted names as people write them: groups as dicts, or as the one value that stands for it."""
     found: dict[str, Any] = {}
     for name, value in values.items():
         group, _, field = name.partition(".")

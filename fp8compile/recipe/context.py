@@ -145,22 +145,20 @@ class Context:
     def skip_reason(self, path: str, switch: str, skips: Sequence[str]) -> str | None:
         """Why the recipe leaves the module at ``path`` as it is; None where it does not.
 
-        ``switch`` is the field that may be "off", ``skips`` are fields that hold patterns on modules.
+        ``switch`` is the field that may be "off", ``skips`` are fields that hold patterns on modules; both by dotted names.
         """
         recipe, whole = self.recipe_at(path), self.place.from_top(path)
-        if getattr(recipe, switch) == "off":
-            return f"Recipe.{switch} is off for module {whole!r}"
-        found = (
-            (field, each) for field in skips if (each := self._matching(path, getattr(recipe, field))) is not None
-        )
+        if recipe.get(switch) == "off":
+            return f"Recipe.{switch.partition('.')[0]} is off for module {whole!r}"
+        found = ((field, each) for field in skips if (each := self._matching(path, recipe.get(field))) is not None)
         return next((f"Recipe.{field}: module {whole!r} matches {each!r}" for field, each in found), None)
 
     def said_of(self, path: str) -> tuple[Any, ...]:
         """All that the recipe says of the module at ``path``: equal for two modules that it does not tell apart."""
         recipe, spellings = self.recipe_at(path), self.place.spellings(path)
-        fp32 = [any(in_module(spelled, each) for spelled in spellings) for each in recipe.keep_fp32]
-        bits = () if recipe.saved_bits == "off" else recipe.saved_bits.said_of(self.place.from_core(path))
-        return recipe, bits, self._matching(path, recipe.skip), self._matching(path, recipe.linear_skip), fp32
+        fp32 = [any(in_module(spelled, each) for spelled in spellings) for each in recipe.fp32.keep]
+        bits = () if recipe.saved.bits == "off" else recipe.saved.bits.said_of(self.place.from_core(path))
+        return recipe, bits, self._matching(path, recipe.skip), self._matching(path, recipe.linears.skip), fp32
 
     def _matching(self, path: str, patterns: Sequence[str]) -> str | None:
         """The first pattern that matches. Where libraries keep a head is said from the top of the model, if that is known."""

@@ -1,6 +1,6 @@
 """The recipe in a file, for trainers that name a backend and have no place for its options (torchtitan).
 
-    FP8COMPILE_RECIPE=recipe.json      {"linear": "rowwise", "modules": {"layers.0": "off"}}
+    FP8COMPILE_RECIPE=recipe.json      {"linears": "rowwise", "modules": {"layers.0": "off"}}
 
 The file holds what ``torch.compile(options=...)`` takes: fields of Recipe, or ``preset`` and fields. It is read only where
 torch.compile got no options, and the report names it. It is read once in a process, so all graphs of a run have one recipe.
@@ -19,7 +19,7 @@ from fp8compile.recipe.recipe import Recipe
 
 VARIABLE = "FP8COMPILE_RECIPE"
 REMARK = "the recipe is that of {path}, which FP8COMPILE_RECIPE names; torch.compile got no options"
-EXAMPLE = 'a JSON object of fields of Recipe, such as {"linear": "rowwise"}'
+EXAMPLE = 'a JSON object of fields of Recipe, such as {"linears": "rowwise"}'
 
 
 def recipe_of(options: Mapping[str, Any] | None) -> Recipe:

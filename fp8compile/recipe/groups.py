@@ -14,7 +14,14 @@ from typing import Any, ClassVar
 
 from fp8compile.recipe.frozen import FrozenMapping
 from fp8compile.recipe.patterns import OUTPUT_HEAD_PATTERNS
-from fp8compile.recipe.validation import CONVERTED, FrozenOptions, check_budget, check_few_bits, check_fields, check_scales
+from fp8compile.recipe.validation import (
+    CONVERTED,
+    FrozenOptions,
+    check_budget,
+    check_few_bits,
+    check_fields,
+    check_scales,
+)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ PER_GRAPH = (
     *("linears.amax_history_len", "linears.amax_compute", "linears.margin"),
 )
 NEUTRAL: Mapping[str, Any] = {name: FIELDS[name] for name in PER_GRAPH}
-OF_COMPILING = {name: value for name, value in NEUTRAL.items() if name.startswith("debug.")}
+OF_COMPILING: Mapping[str, Any] = {name: value for name, value in NEUTRAL.items() if name.startswith("debug.")}
 
 BY_MODULE = "{} sets {}, which cannot differ by module. Set it on the recipe itself."
 
@@ -35,20 +35,16 @@ def module_recipes(value: Any, base: Any) -> FrozenModules:
 
 def _recipe_of(pattern: str, given: Any, base: Any) -> Any:
     where = f"Recipe.modules[{pattern!r}]"
-    if isinstance(given, Mapping):
-        written = single({key: value for key, value in given.items() if key not in ("preset", "recipe")})
-        for name in PER_GRAPH:
-            if name in written and written[name] != base.get(name):
-                raise ValueError(BY_MODULE.format(where, name))
     try:
-        recipe = base.resolve(given, base)
+        written = single({k: v for k, v in given.items() if k != "preset"}) if isinstance(given, Mapping) else {}
+        differing = [name for name in PER_GRAPH if name in written and written[name] != base.get(name)]
+        recipe = base if differing else base.resolve(given, base)
     except ValueError as error:
         raise ValueError(f"{where}: {error}") from None
+    if differing := differing or [name for name in PER_GRAPH if recipe.get(name) != base.get(name)]:
+        raise ValueError(BY_MODULE.format(where, differing[0]))
     if recipe.modules:
         raise ValueError(f"{where} holds modules of its own. Put all patterns into one dict, the most special first.")
-    for name in PER_GRAPH:
-        if recipe.get(name) != base.get(name):
-            raise ValueError(BY_MODULE.format(where, name))
     return recipe
 
 
@@ -67,6 +63,6 @@ def check_modules(recipe: Any) -> None:
             )
         if not isinstance(own.fp32.islands, str) and own.fp32.islands != recipe.fp32.islands:
             raise ValueError(
-                f"Recipe.modules[{pattern!r}].fp32.islands is a calibration, which is of a whole model: set Recipe.fp32.islands to "
-                "it, and what differs in modules to 'auto', 'policy' or 'off'."
+                f"Recipe.modules[{pattern!r}].fp32.islands is a calibration, which is of a whole model: set "
+                "Recipe.fp32.islands to it, and what differs in modules to 'auto', 'policy' or 'off'."
             )

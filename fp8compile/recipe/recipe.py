@@ -20,6 +20,10 @@ from fp8compile.recipe.validation import as_patterns, check_fields
 OF_THE_DEVICE = "device"
 
 
+# What a recipe is by default; groups are frozen.
+_LINEARS, _SAVED, _MEMORY, _FP32, _DEBUG, _MODULES = Linears(), Saved(), Memory(), Fp32(), Debug(), FrozenModules()
+
+
 @dataclass(frozen=True, init=False)
 class Recipe:
     """What goes in which format. Frozen and hashable; equal recipes give the same compiled code and the same cache key.
@@ -45,25 +49,25 @@ class Recipe:
         debug: how it is compiled, and what looks on: fields of ``Debug``.
     """
 
-    linears: Linears = Linears()
-    saved: Saved = Saved()
-    memory: Memory = Memory()
-    fp32: Fp32 = Fp32()
-    modules: Mapping[str, Any] = FrozenModules()
+    linears: Linears = _LINEARS
+    saved: Saved = _SAVED
+    memory: Memory = _MEMORY
+    fp32: Fp32 = _FP32
+    modules: Mapping[str, Any] = _MODULES
     skip: tuple[str, ...] = ()
     collectives: str = "off"
-    debug: Debug = Debug()
+    debug: Debug = _DEBUG
 
     def __init__(
         self,
-        linears: Linears | Mapping[str, Any] | str = Linears(),  # noqa: B008: frozen
-        saved: Saved | Mapping[str, Any] | str = Saved(),  # noqa: B008
-        memory: Memory | Mapping[str, Any] | float | str = Memory(),  # noqa: B008
-        fp32: Fp32 | Mapping[str, Any] | Any = Fp32(),  # noqa: B008
-        modules: Mapping[str, Any] = FrozenModules(),  # noqa: B008
+        linears: Linears | Mapping[str, Any] | str = _LINEARS,
+        saved: Saved | Mapping[str, Any] | str = _SAVED,
+        memory: Memory | Mapping[str, Any] | float | str = _MEMORY,
+        fp32: Fp32 | Mapping[str, Any] | Any = _FP32,
+        modules: Mapping[str, Any] = _MODULES,
         skip: tuple[str, ...] | list[str] | str = (),
         collectives: str = "off",
-        debug: Debug | Mapping[str, Any] = Debug(),  # noqa: B008
+        debug: Debug | Mapping[str, Any] = _DEBUG,
         **dotted: Any,
     ) -> None:
         """A recipe; ``dotted`` are single fields of groups, as ``**{"saved.min_numel": 0}``.
@@ -130,8 +134,8 @@ class Recipe:
     def changed(self, changes: Mapping[str, Any]) -> Recipe:
         """This recipe with ``changes``, written as for the constructor; other fields stay, with an effect or without."""
         written = single(changes)
-        groups = {name: changed_group(getattr(self, name), written) for name in GROUPS}
-        return Recipe(**groups, **{name: written.get(name, getattr(self, name)) for name in TOP})
+        fields: dict[str, Any] = {name: changed_group(getattr(self, name), written) for name in GROUPS}
+        return Recipe(**fields, **{name: written.get(name, getattr(self, name)) for name in TOP})
 
     def get(self, name: str) -> Any:
         """A field by its dotted name."""
@@ -228,7 +232,8 @@ class Recipe:
         """What differs from the default recipe; then, one line for each pattern, what differs in its modules."""
         text = f"Recipe({_written(self.differences(Recipe()))})"
         for pattern, recipe in self.modules.items():
-            text += f"\n  in {pattern}: {_written(recipe.changed({name: self.get(name) for name in PER_GRAPH}).differences(self)) or 'the same'}"
+            here = recipe.changed({name: self.get(name) for name in PER_GRAPH})
+            text += f"\n  in {pattern}: {_written(here.differences(self)) or 'the same'}"
         return text
 
 

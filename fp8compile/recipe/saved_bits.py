@@ -111,14 +111,14 @@ class SavedValue:
 
 @dataclass(frozen=True)
 class SavedBits(InAFile):
-    """What ``fp8compile.tools.calibrate_bits`` measured and chose: a value for ``Recipe.saved_bits``, a file by ``save``.
+    """What ``fp8compile.tools.calibrate_bits`` measured and chose: a value for ``Recipe.saved.bits``, a file by ``save``.
 
     Attributes:
         values: every value that may be stored as codes, in the order in which the model's graphs save them.
     """
 
     KIND = "choice of saved bits"
-    AGAIN = f"{MEASURE}.saved_bits"
+    AGAIN = f"{MEASURE}.saved.bits"
 
     values: tuple[SavedValue, ...]
 

@@ -39,7 +39,9 @@ OR_AUTO = ("fp32.observe", "saved.attention")  # "auto", True or False
 
 ISLANDS = ("auto", "policy", "off")
 
-BOOLEANS = tuple(f"linears.{name}" for name in ("emulate", "cache_weights", "merge_dgrads", "smooth_swiglu", "hadamard_wgrad"))
+BOOLEANS = tuple(
+    f"linears.{name}" for name in ("emulate", "cache_weights", "merge_dgrads", "smooth_swiglu", "hadamard_wgrad")
+)
 
 COUNTS = {"saved.group_size": (16, 65536), "linears.amax_history_len": (1, 1024), "linears.margin": (0, 8)}
 
@@ -79,7 +81,7 @@ def _as_islands(name: str, value: Any) -> Any:
 def _as_saved_bits(name: str, value: Any) -> Any:
     """ "off", or a choice of bits: ``value`` itself, or loaded from its file."""
     cure = (
-        " It is 'off', a choice of bits (fp8compile.tools.calibrate_bits(...).saved_bits), or the path of one (.json). "
+        " It is 'off', a choice of bits (fp8compile.tools.calibrate_bits(...).saved.bits), or the path of one (.json). "
         "One number of bits for all is Recipe.saved.format, such as '4bit'."
     )
     return _or_in_a_file(name, value, ("off",), SavedBits, cure)
@@ -131,7 +133,9 @@ def check_fields(group: str, values: Mapping[str, Any]) -> None:
         name = f"{group}.{field}" if group else field
         if name in CHOICES and value not in CHOICES[name] and not isinstance(value, FrozenFormats):
             raise ValueError(f"Recipe.{name} cannot be {value!r}.{nearest(str(value), CHOICES[name])}")
-        if name in OR_AUTO and (value not in ("auto", True, False) or isinstance(value, int) != isinstance(value, bool)):
+        if name in OR_AUTO and (
+            value not in ("auto", True, False) or isinstance(value, int) != isinstance(value, bool)
+        ):
             raise ValueError(f"Recipe.{name} must be 'auto', True or False, not {value!r}.")
         if name in BOOLEANS and not isinstance(value, bool):
             raise ValueError(f"Recipe.{name} must be True or False, not {value!r}.")

@@ -33,7 +33,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Budget:
-    """A graph under ``Recipe.memory_budget``.
+    """A graph under ``Recipe.memory.budget``.
 
     Attributes:
         asked: the recipe's value.

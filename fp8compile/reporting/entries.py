@@ -61,7 +61,7 @@ class Recomputed(Entry):
     """A tensor that plain Inductor saves and the backward now recomputes.
 
     ``sources`` are saved anyway, and the backward makes the tensor from them where it needs it. Where ``sources`` is empty,
-    the min-cut found the way. ``for_budget``: it is made by matmuls or attention, for ``Recipe.memory_budget``.
+    the min-cut found the way. ``for_budget``: it is made by matmuls or attention, for ``Recipe.memory.budget``.
     """
 
     sources: tuple[str, ...]
@@ -77,7 +77,7 @@ class Recomputed(Entry):
 class Linear(Entry):
     """A matmul ``[M, K] x [K, N]`` of a linear in FP8 or INT8, and the formats of its operands. A symbolic size is text.
 
-    With ``Recipe.linear = "auto"``, ``us`` and ``us_in_its_dtype`` are microseconds predicted for it: with its share of
+    With ``Recipe.linears.mode = "auto"``, ``us`` and ``us_in_its_dtype`` are microseconds predicted for it: with its share of
     encodings, and in 16 bit; else 0.
     """
 
@@ -92,7 +92,7 @@ class Linear(Entry):
 
 @dataclass(frozen=True)
 class Operand(Entry):
-    """An operand of FP8 matmuls whose scale is known before it (``Recipe.linear_scaling = "delayed"``).
+    """An operand of FP8 matmuls whose scale is known before it (``Recipe.linears.scaling = "delayed"``).
 
     Attributes:
         info: the facts of the value; its origin is the first linear that reads it.
@@ -124,7 +124,7 @@ class Operand(Entry):
 
 @dataclass(frozen=True)
 class CachedWeight(Entry):
-    """A weight whose codes come into the graph with its inputs (``Recipe.cache_weights``).
+    """A weight whose codes come into the graph with its inputs (``Recipe.linears.cache_weights``).
 
     Attributes:
         info: the facts of the matrix that the codes stand for, in the dtype that the matmul takes it in.
@@ -227,7 +227,7 @@ class Chunked(Entry):
 
 @dataclass(frozen=True)
 class Offloaded(Entry):
-    """Codes that wait for the backward in the host's memory (``Recipe.offload``); ``info`` is of the codes.
+    """Codes that wait for the backward in the host's memory (``Recipe.memory.offload``); ``info`` is of the codes.
 
     ``us`` are microseconds that a copy takes, each way, and ``waits_us`` those that the device waits for the two copies, both
     predicted for ``device``.

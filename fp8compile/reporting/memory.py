@@ -49,7 +49,7 @@ class Fit:
     """A prediction for one training step, in bytes. True where the peak is no more than the card.
 
     Attributes:
-        weights: parameters, trained or frozen, and codes that are kept of them (``Recipe.cache_weights``).
+        weights: parameters, trained or frozen, and codes that are kept of them (``Recipe.linears.cache_weights``).
         buffers: the model's buffers.
         gradients: of the parameters that are trained.
         states: of the optimizer.
@@ -64,7 +64,7 @@ class Fit:
             are made; off the generated code where there is any (``is_generated``), else estimated.
         running_released: ``running`` where each gradient is dropped after its update, in the backward.
         model: what the model holds, for ``by_optimizer``.
-        host: codes that wait on the host (``Recipe.offload``), no part of the peak.
+        host: codes that wait on the host (``Recipe.memory.offload``), no part of the peak.
     """
 
     weights: int

@@ -108,7 +108,7 @@ class Report(WithPages):
 
     @property
     def budgets(self) -> tuple[Budget, ...]:
-        """For each graph under a ``Recipe.memory_budget``, what it was to reach and the frontier: peak against time."""
+        """For each graph under a ``Recipe.memory.budget``, what it was to reach and the frontier: peak against time."""
         return tuple(budget for g in self.graphs for budget in g.notes.budgets)
 
     @property

@@ -1,7 +1,7 @@
 """GACT (2206.11357) in small: activations in 2 to 8 bits, the same for all tensors or adaptive within equal bytes.
 
     uniform     all saved tensors in 8, 6 ... 2 bits; ActNN's and GACT's stochastic rounding, and our dither
-    adaptive    bits by tensor: sensitivity of the gradient to each one, measured, and the exact knapsack (``saved_bits``)
+    adaptive    bits by tensor: sensitivity of the gradient to each one, measured, and the exact knapsack (``saved.bits``)
 
 The error is |g - g'|^2 of all gradients together, in dB below |g|^2; training compares held-out losses.
 """

@@ -27,7 +27,7 @@ from fp8compile.reproduce.small_model import HEADS, HIDDEN, Block
 from fp8compile.reproduce.stochastic_rounding import CLASSES, Images
 
 DEPTH, ROWS, RATE, SCALE, FACTOR = 3, 16, 1e-3, 2.0**7, 400.0
-PLAIN: Mapping[str, Any] = {"linear": "off", "saved": "off", "codegen": "eager"}
+PLAIN: Mapping[str, Any] = {"linears": "off", "saved": "off", "debug.codegen": "eager"}
 ARMS = ("FP32", "off", "auto", "calibrated", "block 0 in FP32")
 
 
@@ -78,7 +78,7 @@ def options_of(arm: str, model: nn.Module, batch: Tensor) -> dict[str, Any]:
     if arm == "calibrated":
         calibration = fp8compile.calibrate(model, [batch, batch.flip(0)], recipe=dict(PLAIN), loss=_mean_square)
         return {"islands": calibration}
-    return {"islands": "off", "keep_fp32": ("blocks.0",)} if arm == ARMS[-1] else {"islands": arm}
+    return {"fp32": "off", "fp32.keep": ("blocks.0",)} if arm == ARMS[-1] else {"islands": arm}
 
 
 def _mean_square(logits: Tensor) -> Tensor:

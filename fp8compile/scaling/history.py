@@ -47,7 +47,7 @@ STARVED = (
     "delayed scaling: {} had no value but 0 in {} backward passes. So far the graph took all scales from its tensors, which "
     "is slow; from here on they are known ones. If a value comes, its first pass has the scale of the largest operand of its "
     "kind (inputs, weights, gradients); what is larger is clipped, and counted in fp8compile.tools.scaling_state(model). "
-    "Recipe.linear_skip leaves such a linear out; linear_scaling='dynamic' clips nothing"
+    "Recipe.linears.skip leaves such a linear out; linears.scaling='dynamic' clips nothing"
 )
 
 
@@ -82,7 +82,7 @@ class Histories:
         self._rows = torch.tensor([o.row for o in operands], dtype=torch.int64, device=device)
         self._places = torch.tensor([o.place for o in operands], dtype=torch.int64, device=device)
         self._largest = torch.tensor([MAX[o.format] for o in operands], dtype=torch.float32, device=device)
-        self.amaxes = torch.zeros(len(operands), recipe.amax_history_len, dtype=torch.float32, device=device)
+        self.amaxes = torch.zeros(len(operands), recipe.linears.amax_history_len, dtype=torch.float32, device=device)
         roles = list(dict.fromkeys(o.role for o in operands))
         self._kinds = torch.tensor([roles.index(o.role) for o in operands], dtype=torch.int64, device=device)
         self.entry = self.amaxes[:, 0]
@@ -180,8 +180,8 @@ class Histories:
         self.amaxes = amaxes
         ago, most = self.patience.unbind()
         self._measures_next = Sent(self._due | (is_unknown(amaxes) & (ago < most)).any())
-        amax = or_its_kind_s(newest_or_largest(amaxes, self.recipe.amax_compute), self._kinds)
-        inv_scales = inv_scale_from(amax, self._largest, self.recipe.margin)
+        amax = or_its_kind_s(newest_or_largest(amaxes, self.recipe.linears.amax_compute), self._kinds)
+        inv_scales = inv_scale_from(amax, self._largest, self.recipe.linears.margin)
         scales = torch.full_like(self.scales, torch.nan)  # a new tensor: a backward may still read the old one
         scales[self._rows, AMAX] = inv_scales
         self.scales = scales
@@ -223,7 +223,7 @@ class Waiting:
         if found is not None and found["amaxes"].shape != each.amaxes.shape:
             length, own = found["amaxes"].shape[1], each.amaxes.shape[1]
             raise ValueError(
-                f"the state's histories have {length} steps and Recipe.amax_history_len is {own}: set it to {length}"
+                f"the state's histories have {length} steps and Recipe.linears.amax_history_len is {own}: set it to {length}"
             )
         if found is not None:
             self.graphs = [g for g in self.graphs if g is not found]

@@ -1,4 +1,4 @@
-"""Codes of several weights side by side, for matmuls that take them as one matrix (``Recipe.merge_dgrads``).
+"""Codes of several weights side by side, for matmuls that take them as one matrix (``Recipe.linears.merge_dgrads``).
 
     [K, N1 + N2 + ...]      the transposed codes of weights [N1, K], [N2, K], ..., each under its own scale
 

@@ -1,5 +1,5 @@
 """``fp8compile.tools.scaling_state(model)``: what delayed scaling remembers of a model, to look at, save and share among
-ranks; and the codes of its weights that are kept (``Recipe.cache_weights``), to look at and to drop."""
+ranks; and the codes of its weights that are kept (``Recipe.linears.cache_weights``), to look at and to drop."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from fp8compile.scaling.weight_codes import store
 
 FORMAT = 1  # of state dicts
 NONE_YET = (
-    "no FP8 linear with delayed scales has run yet: Recipe.linear_scaling is 'dynamic', or no step has been taken"
+    "no FP8 linear with delayed scales has run yet: Recipe.linears.scaling is 'dynamic', or no step has been taken"
 )
 
 
 def scaling_state(model: nn.Module) -> ScalingState:
-    """The amax histories of ``model``'s FP8 linears under ``Recipe(linear_scaling="delayed")``; and the codes of its weights
-    that ``Recipe(cache_weights=True)`` keeps: ``weight_bytes``, ``forget_weights()``.
+    """The amax histories of ``model``'s FP8 linears under ``Recipe(linears="delayed")``; and the codes of its weights
+    that ``linears.cache_weights`` keeps: ``weight_bytes``, ``forget_weights()``.
 
     Printed, it is a table: for each operand its scale, its newest amax, and what its scales have clipped so far.
 
@@ -117,7 +117,7 @@ class ScalingState:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of the codes that ``Recipe.cache_weights`` keeps of this model's weights. The weights are not counted."""
+        """Bytes of the codes that ``linears.cache_weights`` keeps of this model's weights. The weights are not counted."""
         model = self._model()
         return 0 if model is None else store.bytes_of(model.parameters())
 

@@ -1,4 +1,4 @@
-"""Codes of weights, made once and used until the weight changes (``Recipe.cache_weights``).
+"""Codes of weights, made once and used until the weight changes (``Recipe.linears.cache_weights``).
 
 They are tensorwise under the weight's own amax, as a graph with dynamic scaling makes them, bit by bit. (Under autocast a
 generated kernel may leave out the rounding to 16 bits on the way, which is not left out here.) New codes are new tensors: a
@@ -39,7 +39,7 @@ UNSEEN = (
     "a weight of an FP8 linear was changed in a way that no version counter sees, as changing `.data` is. Where the model "
     "runs on a GPU, the call before this one may have used its old codes. From here on such weights are encoded in each "
     "call. Change weights under torch.no_grad(), not through .data; or call "
-    "fp8compile.tools.scaling_state(model).forget_weights() behind each change; or set Recipe.cache_weights to False."
+    "fp8compile.tools.scaling_state(model).forget_weights() behind each change; or set Recipe.linears.cache_weights to False."
 )
 
 

@@ -1,10 +1,10 @@
-"""The extra inputs that bring codes of weights into a compiled graph, and the calls that add them (``Recipe.cache_weights``).
+"""The extra inputs that bring codes of weights into a compiled graph, and calls that add them (``linears.cache_weights``).
 
 Each weight that may be a linear's gets three: codes ``[N, K]``, codes transposed ``[K, N]``, inv_scale ``[1, 1]``. Which of
 them a graph takes is known once its linears are rewritten (fp8compile/encoding/cached_weights.py). For the others a call
 passes tensors without memory: nothing reads them.
 
-With ``Recipe.merge_dgrads`` there are two more for the weights that linears of one value take: their transposed codes side by
+With ``linears.merge_dgrads`` there are two more for weights that linears of one value take: their transposed codes side by
 side, and the largest of their scales (fp8compile/scaling/packed_weights.py).
 """
 
@@ -108,7 +108,7 @@ class WeightCodes:
     def __init__(
         self, reports: Iterable[GraphReport], inputs: WeightInputs, packs: PackedInputs, recipe: Recipe
     ) -> None:
-        self._inputs, self.packs, self._generated = inputs, packs, recipe.codegen == "inductor"
+        self._inputs, self.packs, self._generated = inputs, packs, recipe.debug.codegen == "inductor"
         told: dict[int, CachedWeight] = {w.position: w for report in reports for w in report.notes.weights}
         self.layouts = {at: Layouts.of(told[at]) for at, _ in inputs if at in told}
         self._taken = {place for weight in told.values() for place in weight.packs}

@@ -74,7 +74,7 @@ def calibrate(
         batches: what the model is called with, a few times: each a tensor, a sequence of positional arguments or a mapping of
             keywords. Every path through the model that training takes should be among them.
         recipe: a Recipe, the name of a preset or a dict of fields; by default that of the running model, else the
-            default recipe. What it says of FP32 (``keep_fp32``) is kept in the calibration.
+            default recipe. What it says of FP32 (``fp32.keep``) is kept in the calibration.
         loss: the scalar to differentiate, from the model's output; by default ``output.loss`` where there is one,
             else the sum of the floating-point outputs.
         headroom: how many times below 65504, and above 2**-14, a value must stay to fit.

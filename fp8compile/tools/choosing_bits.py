@@ -86,14 +86,14 @@ def calibrate_bits(
     that is compiled goes on as it was.
 
         recipe = fp8compile.tools.calibrate_bits(model, batches, bits=4.0, loss=loss)
-        print(recipe.saved_bits)  # what each value got, and what it costs
+        print(recipe.saved.bits)  # what each value got, and what it costs
         model = torch.compile(model, backend="fp8compile", options={"recipe": recipe})
 
     Args:
         model: a module, compiled or not.
         batches: what the model is called with, a few times: each a tensor, a sequence of positional arguments or a mapping of
             keywords; data like that in training, after some steps of it.
-        bits: the budget: the bytes that ``saved_format`` would take in so many bits for all, 2 ... 16; between two formats
+        bits: the budget: the bytes that ``saved.format`` would take in so many bits for all, 2 ... 16; between two formats
             those in between. 4.0 where neither budget is given.
         nbytes: or the budget in bytes, for what is stored as codes of one batch.
         recipe: a Recipe, the name of a preset or a dict of fields; by default that of the running model, else the
@@ -106,8 +106,8 @@ def calibrate_bits(
             the error goes with the square of a code's step.
 
     Returns:
-        The recipe with ``saved_bits``, a ``SavedBits``: ``saved_bits.within(bits=3.5)`` is the choice for another budget,
-        ``saved_bits.save("bits.json")`` writes a file that ``Recipe.saved_bits`` takes.
+        The recipe with ``saved.bits``, a ``SavedBits``: ``saved.bits.within(bits=3.5)`` is the choice for another budget,
+        ``saved.bits.save("bits.json")`` writes a file that ``Recipe.saved.bits`` takes.
 
     Raises:
         ValueError: no batches, no graph, nothing that is stored as codes, gradients that are zero or not finite, ``loss`` is
@@ -132,7 +132,7 @@ def calibrate_bits(
     if weigh not in WEIGHTS:
         raise ValueError(f"calibrate_bits: weigh cannot be {weigh!r}.{nearest(str(weigh), WEIGHTS)}")
     chosen = chosen_recipe(recipe, model)
-    for size in (each.group_size for each in (chosen, *chosen.modules.values())):
+    for size in (each.saved.group_size for each in (chosen, *chosen.modules.values())):
         if size % TOGETHER:
             raise ValueError(GROUPS.format(size, TOGETHER))
     run = _Measuring(_plain(chosen), tuple(measured), weigh)
@@ -140,13 +140,18 @@ def calibrate_bits(
     values = run.values()
     if not values:
         raise ValueError(NOTHING.format(why="" if chosen.stores_saved else ": Recipe.saved is 'off'"))
-    return chosen.replace_in_all(saved_bits=SavedBits(values).within(bits, nbytes))
+    return chosen.replace_in_all({"saved.bits": SavedBits(values).within(bits, nbytes)})
 
 
 def _plain(recipe: Recipe) -> Recipe:
     """``recipe`` with the same values saved, and nothing that a step hands to the next."""
-    switches = {"cache_weights": False, "merge_dgrads": False, "linear_scaling": "dynamic", "offload": "off"}
-    return uncounted(recipe).replace_in_all(saved_bits="off", memory_budget=1.0, **switches)
+    switches = {
+        "linears.cache_weights": False,
+        "linears.merge_dgrads": False,
+        "linears.scaling": "dynamic",
+        "memory.offload": "off",
+    }
+    return uncounted(recipe).replace_in_all({"saved.bits": "off", "memory": 1.0, **switches})
 
 
 class _Measuring:

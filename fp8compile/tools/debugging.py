@@ -73,7 +73,7 @@ def debug_step(
         )
     eager = getattr(model, "_orig_mod", model)
     # The interpreter itself looks at every value, so no statistics are taken.
-    step = _Step(eager, chosen_recipe(recipe, model).replace_in_all(observe=False), args, keywords)
+    step = _Step(eager, chosen_recipe(recipe, model).replace_in_all({"fp32.observe": False}), args, keywords)
     if step.found is not None:
         return step.found
     with left_as_it_was(eager), torch._dynamo.config.patch(recompile_limit=LIMIT), contextlib.suppress(_Stop):

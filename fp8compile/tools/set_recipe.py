@@ -12,7 +12,6 @@ beyond the limit, rather than end in plain eager.)
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import weakref
 from collections.abc import Mapping, Sequence
@@ -24,7 +23,8 @@ from torch import nn
 from fp8compile import _torch as private
 from fp8compile._messages import nearest
 from fp8compile.fx.provenance import module_names
-from fp8compile.recipe.modules import PER_GRAPH
+from fp8compile.recipe.changes import single
+from fp8compile.recipe.modules import OF_COMPILING, PER_GRAPH
 from fp8compile.recipe.patterns import in_module
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.tools.compiled_module import CompiledWith, running
@@ -82,22 +82,26 @@ def _patterns(modules: Any) -> tuple[str, ...]:
 
 
 def _for_all(now: Recipe, recipe: Any) -> Recipe:
-    found = Recipe.resolve(recipe, dataclasses.replace(now, modules={}))
+    found = Recipe.resolve(recipe, now.changed({"modules": {}}))
     if isinstance(recipe, Recipe) or (isinstance(recipe, Mapping) and "preset" not in recipe):
         return found
-    return dataclasses.replace(found, **{name: getattr(now, name) for name in PER_GRAPH if name not in recipe})
+    written = (
+        single({key: value for key, value in recipe.items() if key != "preset"})
+        if isinstance(recipe, Mapping)
+        else {}
+    )
+    return found.changed({name: now.get(name) for name in PER_GRAPH if name not in written})
 
 
 def _for_some(now: Recipe, recipe: Any, patterns: Sequence[str]) -> Recipe:
     """``now`` with ``recipe`` for ``patterns``, before all others; entries at the end that repeat ``now`` are dropped."""
     earlier = {pattern: other for pattern, other in now.modules.items() if pattern not in patterns}
-    new = dataclasses.replace(now, modules={**dict.fromkeys(patterns, recipe), **earlier})
+    new = now.changed({"modules": {**dict.fromkeys(patterns, recipe), **earlier}})
     pairs = list(new.modules.items())
-    top = new.replace_in_all(codegen="inductor", inductor={}, dump=None, check="off")
-    top = dataclasses.replace(top, modules={})
+    top = new.changed({**OF_COMPILING, "modules": {}})
     while pairs and pairs[-1][1] == top:
         pairs.pop()
-    return dataclasses.replace(new, modules=dict(pairs))
+    return new.changed({"modules": dict(pairs)})
 
 
 def _install(compiled: nn.Module, root: nn.Module, now: CompiledWith, new: Recipe) -> None:

@@ -1,7 +1,7 @@
 """Patterns of a recipe that match nothing in a whole model, each with the nearest name that there is.
 
 A single graph cannot tell: where Dynamo breaks a model, a pattern may match in another graph. So the remarks are made for all
-graphs together, and the notes of single graphs on ``keep_fp32`` are dropped. Patterns of the default recipe get no remark.
+graphs together, and the notes of single graphs on ``fp32.keep`` are dropped. Patterns of the default recipe get no remark.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ NO_TENSOR = (
     "model it stands: its paths begin where Dynamo began it"
 )
 NO_OPERATION = "{}: no graph of this {} holds such an operation.{}"
-FIELDS = ("skip", "linear_skip")
-WISH = f"Recipe.keep_fp32 {UNMATCHED}"
+FIELDS = ("skip", "linears.skip")
+DEFAULT = Recipe()
+WISH = f"Recipe.fp32.keep {UNMATCHED}"
 
 
 def unmatched(graphs: Sequence[GraphReport], recipe: Recipe, model: nn.Module) -> tuple[str, ...]:
@@ -52,7 +53,7 @@ def unmatched(graphs: Sequence[GraphReport], recipe: Recipe, model: nn.Module) -
         elif not _any_in(made, pattern) and (several or told_in_any_case):
             remarks.append(NO_TENSOR.format(where))
     for pattern, meant in _kept_in_vain(graphs, recipe):
-        where = f"Recipe.keep_fp32: {pattern!r}"
+        where = f"Recipe.fp32.keep: {pattern!r}"
         if pattern.startswith(ATEN):
             remarks.append(NO_OPERATION.format(where, kind, meant))
         elif _any_in(names, pattern):
@@ -63,7 +64,7 @@ def unmatched(graphs: Sequence[GraphReport], recipe: Recipe, model: nn.Module) -
 
 
 def without_wishes(graph: GraphReport) -> GraphReport:
-    """The report of a graph without its notes on patterns of ``keep_fp32``, which may match in another graph."""
+    """The report of a graph without its notes on patterns of ``fp32.keep``, which may match in another graph."""
     skips = tuple(skip for skip in graph.notes.skips if skip.reason != WISH)
     return dataclasses.replace(graph, notes=dataclasses.replace(graph.notes, skips=skips))
 
@@ -76,15 +77,15 @@ def _patterns(recipe: Recipe) -> Iterator[tuple[str, str, bool]]:
     seen: set[tuple[str, str]] = set()
     for where, each in (("Recipe", recipe), *inner):
         for field in FIELDS:
-            for pattern in getattr(each, field):
-                if (field, pattern) not in seen and pattern not in getattr(Recipe, field):
+            for pattern in each.get(field):
+                if (field, pattern) not in seen and pattern not in DEFAULT.get(field):
                     seen.add((field, pattern))
                     yield f"{where}.{field}: {pattern!r}", pattern, False
 
 
 def _kept_in_vain(graphs: Sequence[GraphReport], recipe: Recipe) -> Iterator[tuple[str, str]]:
-    """Each pattern of ``keep_fp32`` that matches nothing in any graph, and the suggestion that the first graph makes."""
-    for pattern in recipe.keep_fp32:
+    """Each pattern of ``fp32.keep`` that matches nothing in any graph, and the suggestion that the first graph makes."""
+    for pattern in recipe.fp32.keep:
         begin = f"{pattern!r}."
         messages = [
             next((s.name for s in g.notes.skips if s.reason == WISH and s.name.startswith(begin)), None)

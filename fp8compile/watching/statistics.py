@@ -2,7 +2,7 @@
 
     headroom   the least over all values of log2(largest finite value of its dtype / amax); 0 where one was inf or NaN
 
-The rows are those of ``fp8compile.observe``: of FP16 graphs, and of others with ``Recipe(observe=True)``. Inputs of the model
+The rows are those of ``fp8compile.observe``: of FP16 graphs, and of others with ``fp32.observe=True``. Inputs of the model
 are left out of the headroom, since a mask of -inf is one. Which value comes first is decided as in ``overflow_report``.
 """
 

@@ -1,6 +1,6 @@
 """Codes of weights in a whole step: its forward and backward read them, its updates write those of the new weights over them.
 
-    codes, codes transposed, inv_scale      inputs of the graph (``Recipe.cache_weights``)
+    codes, codes transposed, inv_scale      inputs of the graph (``Recipe.linears.cache_weights``)
     update of a weight                      new weight, its codes under a scale known before the step, amax by group
     behind it, still of the update          what the next step's scale is made of; whether a value was clipped
     a kernel of its own                     the codes turned

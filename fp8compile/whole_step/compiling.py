@@ -39,7 +39,7 @@ Compiled = Callable[[list[Any]], Sequence[Any]]
 def compile_whole(module: GraphModule, recipe: Recipe, mode: str | None) -> Compiled:
     """Compiled code of a whole step; takes a list of inputs, which it empties."""
     inputs = [node.meta["val"] for node in module.graph.find_nodes(op="placeholder")]
-    if recipe.codegen == "eager":
+    if recipe.debug.codegen == "eager":
         _watched_early(module.graph)
         return run_the_graph(module, inputs)
     patches = {**our_options(recipe), **mode_options(mode), **inductor_options(recipe)}

@@ -45,6 +45,6 @@ def _of_parameter(name: str, p: Tensor) -> str | None:
 
 def _of_recipe(recipe: Recipe, mode: str | None) -> Iterator[str]:
     if recipe.offloads:
-        yield "Recipe.offload: copies to the host are timed between two graphs"
+        yield "Recipe.memory.offload: copies to the host are timed between two graphs"
     if torch.cuda.is_available() and makes_cuda_graphs({**mode_options(mode), **inductor_options(recipe)}):
         yield CUDA_GRAPHS

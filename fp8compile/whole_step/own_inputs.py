@@ -1,7 +1,7 @@
 """What a recipe hands on from call to call, as inputs of a whole step behind those that Dynamo has captured.
 
     scales      delayed scaling: those of this step; the gradient of this input are the statistics for the next ones
-    codes       of weights (``Recipe.cache_weights``)
+    codes       of weights (``Recipe.linears.cache_weights``)
 
 A step whose scales are not known yet, the first one or one behind too much clipping, is no whole step: forward, backward and
 update run by themselves, and it measures (fp8compile/scaling/slot.py).
@@ -24,7 +24,7 @@ from fp8compile.scaling.weight_slot import WithWeightCodes
 from fp8compile.whole_step.joined import CannotJoin
 
 TO_FILL = "the recipe gives the graph statistics to fill: observe=False leaves them out"
-MERGED = "Recipe.merge_dgrads takes codes of several weights as one matrix, which an update does not write"
+MERGED = "Recipe.linears.merge_dgrads takes codes of several weights as one matrix, which an update does not write"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ class WholeStep:
         gradient_bytes: of all gradients that it makes.
         gradient_peak: bytes of those alive at one time, by the order of the graph.
         clip_norm: as given.
-        codes: of how many weights that it updates the graph takes codes with its inputs (``Recipe.cache_weights``).
+        codes: of how many weights that it updates the graph takes codes with its inputs (``Recipe.linears.cache_weights``).
         coded: of how many of them its updates write the codes of the new weight.
         not_coded: why they write none of a weight, the first reason.
     """

@@ -14,7 +14,7 @@ from tests.support.loss_scale import expected_scale
 
 def test_a_compiled_model_is_bound_and_clipped() -> None:
     model = net()
-    compiled = torch.compile(model, backend="fp8compile", options={"codegen": "eager"})
+    compiled = torch.compile(model, backend="fp8compile", options={"debug.codegen": "eager"})
     optimizer = optim.AdamW(model, lr=0.0, compiled=False)
     scaler, scale = LossScaler(), 1.0
 

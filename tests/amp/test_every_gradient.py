@@ -82,7 +82,7 @@ def test_no_scaled_gradient_beyond_the_edge(checkpointed: bool) -> None:
     """The scale is halved for each gradient above 2**13, wherever it is made. Doubled once more, it may have passed it."""
     torch.manual_seed(0)
     model = Deep(checkpointed).half()
-    run = torch.compile(model, backend="fp8compile", options={"codegen": "eager"})
+    run = torch.compile(model, backend="fp8compile", options={"debug.codegen": "eager"})
     optimizer, scaler = optim.AdamW(model.named_parameters(), lr=0.0, compiled=False), LossScaler(init_scale=2.0**6)
     x = (torch.randn(512, 32) * 300).half()
     for _ in range(12):
@@ -113,7 +113,9 @@ def test_autocast_inside_a_checkpoint_alone_is_observed() -> None:
             return y
 
     model = Outer()
-    torch.compile(model, backend="fp8compile", options={"codegen": "eager"})(batches(32)[0].float()).sum().backward()
+    torch.compile(model, backend="fp8compile", options={"debug.codegen": "eager"})(
+        batches(32)[0].float()
+    ).sum().backward()
     [seen] = records.of_model(model)
     assert {"f16"} == {row.dtype for row in seen.rows} and BACKWARD in {row.direction for row in seen.rows}
 

@@ -29,7 +29,7 @@ class Behind(nn.Module):
 
 def found(function: Function, planes: bool = False) -> list[Norm]:
     x = torch.randn(4, 3, 8, 8) if planes else torch.randn(128, 32)
-    split = split_of(Behind(function, planes), x, disabled="encode_saved", linear="off")
+    split = split_of(Behind(function, planes), x, disabled="encode_saved", linears="off")
     return list(norms_of(split.fw.graph).values())
 
 

@@ -117,7 +117,7 @@ def test_all_that_a_backward_makes_of_saved_values_is_found_behind_views(dynamic
 
     torch._dynamo.reset()
     with torch._dynamo.config.patch(assume_static_by_default=not dynamic):
-        split = split_of(Scaled(), torch.randn(6, 40, 64), disabled="encode_saved", linear="off")
+        split = split_of(Scaled(), torch.randn(6, 40, 64), disabled="encode_saved", linears="off")
     found = recomputed(split)
     tangents = [n for n in split.bw.graph.find_nodes(op="placeholder") if n.name.startswith("tangents")]
     assert dynamic == any(is_size(n) for n in split.bw.graph.nodes)

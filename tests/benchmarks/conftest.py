@@ -22,7 +22,7 @@ def nothing_generated(monkeypatch: pytest.MonkeyPatch) -> None:
     def quick(model: Any, *, backend: Any = "inductor", options: Any = None, **more: Any) -> Any:
         if backend == "inductor":
             return PLAIN(model, backend="aot_eager", **more)
-        return PLAIN(model, backend=backend, options={**(options or {}), "codegen": "eager"}, **more)
+        return PLAIN(model, backend=backend, options={**(options or {}), "debug.codegen": "eager"}, **more)
 
     def step_by_step(signature: Any, piece: Any) -> Any:
         return compiled_step._eager(signature.plan, piece)

@@ -27,7 +27,7 @@ def compiled(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         if not options:
             asked.append(("pytorch", torch._functorch.config.activation_memory_budget))
             return 1000, SimpleNamespace(budgets=())
-        budget = options["options"]["memory_budget"]
+        budget = options["options"]["memory"]
         asked.append(("ours", budget))
         at = bench_budget.at_budget(PEAKS, budget)
         told = Budget(budget, int(budget * PEAKS[0]), tuple(Point(0, peak, 0) for peak in PEAKS), at)

@@ -23,9 +23,9 @@ torch.set_num_threads(1)
 
 def test_every_format_of_the_recipe_has_a_row() -> None:
     recipes = {name: Recipe.from_options(options) for name, options in ROWS.items()}
-    assert {recipes[name].saved_format for name in SAVED} == set(CHOICES["saved_format"])
-    assert {recipes[name].linear for name in LINEARS} == set(CHOICES["linear"]) - {"off", "auto"}
-    assert all(recipes[name].linear == "off" for name in SAVED)
+    assert {recipes[name].saved.format for name in SAVED} == set(CHOICES["saved.format"])
+    assert {recipes[name].linears.mode for name in LINEARS} == set(CHOICES["linears.mode"]) - {"off", "auto"}
+    assert all(recipes[name].linears.mode == "off" for name in SAVED)
     assert not any(recipes[name].stores_saved for name in LINEARS)
     assert (
         CODECS.keys() == ROWS.keys() and PUBLISHED.keys() <= ROWS.keys() and len(set(recipes.values())) == len(ROWS)

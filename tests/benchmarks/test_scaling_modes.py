@@ -14,18 +14,20 @@ from fp8compile.recipe.validation import CHOICES
 
 def test_every_mode_of_the_recipe_is_in_the_study() -> None:
     recipes = [Recipe(**options) for options in MODES.values()]
-    assert {recipe.linear for recipe in recipes} == set(CHOICES["linear"]) - {
+    assert {recipe.linears.mode for recipe in recipes} == set(CHOICES["linears.mode"]) - {
         "off",
         "auto",
     }  # auto is tensorwise, of some
-    assert {recipe.linear_scaling for recipe in recipes} == set(CHOICES["linear_scaling"])
+    assert {recipe.linears.scaling for recipe in recipes} == set(CHOICES["linears.scaling"])
     assert len(set(recipes)) == len(MODES)
 
 
 def test_every_mode_is_trained_too() -> None:
     recipes = [Recipe.from_options(options) for arm, options in bench_mode_training.ARMS.items() if arm != "plain"]
-    assert {recipe.linear for recipe in recipes} == {Recipe(**options).linear for options in MODES.values()}
-    assert {recipe.linear_scaling for recipe in recipes} == set(CHOICES["linear_scaling"])
+    assert {recipe.linears.mode for recipe in recipes} == {
+        Recipe(**options).linears.mode for options in MODES.values()
+    }
+    assert {recipe.linears.scaling for recipe in recipes} == set(CHOICES["linears.scaling"])
     assert not any(recipe.stores_saved for recipe in recipes), "linears alone"
 
 

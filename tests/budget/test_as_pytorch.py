@@ -148,7 +148,7 @@ def test_regions_of_checkpoint_stay_as_they_are() -> None:
             return checkpoint(region, checkpoint(region, x, use_reentrant=False), use_reentrant=False).sum()
 
     x = torch.randn(64, 1024, requires_grad=True)
-    default = split_of(Regions(), x, memory_budget=10**12, **PLAIN)
+    default = split_of(Regions(), x, memory=10**12, **PLAIN)
     _, tight = budget_of(Regions(), x, 0.01, **PLAIN)
     assert default.saved_bytes() <= 2 * x.nbytes  # the inputs of both regions
     assert tight.saved_bytes() <= default.saved_bytes()
@@ -201,6 +201,6 @@ def test_two_walks_through_one_stack_take_no_more_than_eager(budget: float) -> N
         model.zero_grad()
         return measured_peak(lambda: run(*xs).backward())
 
-    options = {"preset": "off", "memory_budget": budget}
+    options = {"preset": "off", "memory": budget}
     eager, ours = peak(model), peak(torch.compile(model, backend="fp8compile", options=options))  # type: ignore[arg-type]
     assert ours <= eager

@@ -17,7 +17,7 @@ from tests.support.graphs import split_of
 
 def fit_of(model: nn.Module, x: Tensor, card: int) -> Budget:
     notes: list[Notes] = []
-    split_under("fit", model, x, notes, card_gib=card / 1024**3, **PLAIN)
+    split_under("fit", model, x, notes, **PLAIN, **{"memory.card_gib": card / 1024**3})
     (told,) = notes[0].budgets
     return told
 
@@ -56,7 +56,7 @@ def test_fit_needs_the_whole_model() -> None:
                 x = torch.tanh(step(x))
             return x
 
-    options = {**PLAIN, "memory_budget": "fit", "card_gib": 1.0}
+    options = {**PLAIN, "memory": "fit", "memory.card_gib": 1.0}
     compiled = torch.compile(Broken(4), backend="fp8compile", options=options)
     compiled(torch.randn(128, 64)).sum().backward()
     assert {told.reason for told in fp8compile.report(compiled).budgets} == {NOT_WHOLE}
@@ -67,6 +67,6 @@ def test_what_is_held_beside_the_peak_is_parameters_and_two_moments_of_what_trai
     model = Steps(3)
     one = model.steps[0].weight.nbytes  # type: ignore[union-attr]
     model.steps[0].weight.requires_grad_(False)  # type: ignore[union-attr]
-    room = room_on(0.5, split_of(model, torch.randn(128, 64), memory_budget=10**9, **PLAIN))
+    room = room_on(0.5, split_of(model, torch.randn(128, 64), memory=10**9, **PLAIN))
     assert room == Room(held=3 * one + 2 * 2 * one, update=2 * 2 * one, card=GIB // 2)
     assert room.left == GIB // 2 - room.held

@@ -32,7 +32,7 @@ def test_a_smaller_budget_never_has_a_higher_peak(name: str) -> None:
 
 def test_what_cannot_be_reached_is_said() -> None:
     model, x = case_of("steps")
-    (told,) = fp8compile.explain(model, (x,), recipe=Recipe.preset("off", memory_budget=2)).budgets
+    (told,) = fp8compile.explain(model, (x,), recipe=Recipe.preset("off", memory=2)).budgets
     assert not told.is_met and "not reached" in str(told)
     assert told.frontier[told.chosen].peak == min(point.peak for point in told.frontier)
 
@@ -47,10 +47,10 @@ def test_saved_bytes_of_a_llama_layer_by_budget() -> None:
     torch.manual_seed(0)
     model, x = Llama(8, 512, 1376).bfloat16(), torch.randn(256, 64, 512, dtype=torch.bfloat16)
     unit = 8 * x.nbytes
-    default = split_of(model, x, linear="off").saved_bytes() / unit
+    default = split_of(model, x, linears="off").saved_bytes() / unit
     found = {}
     for budget in (0.5, 0.25):
-        _, split = budget_of(model, x, budget, linear="off")
+        _, split = budget_of(model, x, budget, linears="off")
         found[budget] = split.saved_bytes() / unit
     assert default <= 5.9 and found[0.5] <= 3.0 and found[0.25] <= 1.6, (default, found)
 
@@ -70,7 +70,5 @@ class Drops(nn.Module):
 
 
 def test_seeds_of_dropout_are_not_given_up() -> None:
-    (told,) = fp8compile.explain(
-        Drops(), (torch.randn(8, 8),), recipe=Recipe.preset("off", memory_budget=0.5)
-    ).budgets
+    (told,) = fp8compile.explain(Drops(), (torch.randn(8, 8),), recipe=Recipe.preset("off", memory=0.5)).budgets
     assert told.frontier

@@ -32,7 +32,7 @@ class Dropped(nn.Module):
 def test_random_numbers_are_not_drawn_again_where_they_would_differ() -> None:
     """Node by node torch's inductor_random is no function of its seed: what is random stays, and gradients are right."""
     model, x = Dropped(), torch.randn(128, 64)
-    exact, found = step(model, x, **PLAIN), step(model, x, memory_budget=0.0, **PLAIN)
+    exact, found = step(model, x, **PLAIN), step(model, x, memory=0.0, **PLAIN)
     assert min(sqnr_db(exact[n], found[n]) for n in exact) > EXACT
 
 
@@ -40,7 +40,7 @@ def test_generated_code_draws_dropouts_numbers_again() -> None:
     model, x = Dropped(), torch.randn(128, 64)
     exact = step(model, x, preset="off")
     for budget in (0.6, 0.0):
-        found = step(model, x, preset="off", memory_budget=budget)
+        found = step(model, x, preset="off", memory=budget)
         assert torch.equal(exact["output"] == 0, found["output"] == 0)  # the same elements are dropped
         assert min(sqnr_db(exact[n], found[n]) for n in exact) > EXACT
 
@@ -72,7 +72,7 @@ def test_a_custom_operator_is_not_repeated() -> None:
 
 def test_what_the_caller_has_is_not_given_up() -> None:
     _, split = budget_of(Steps(6), torch.randn(128, 64), 0.9, **PLAIN)
-    ctx = Context(Recipe.preset("off", memory_budget=0.5))
+    ctx = Context(Recipe.preset("off", memory=0.5))
     returned = [edge for edge in split.edges if edge.forward in split.user_outputs]
     assert returned and not any(_may_go(split, edge, ctx) for edge in returned)
     assert any(_may_go(split, edge, ctx) for edge in split.edges)
@@ -80,7 +80,7 @@ def test_what_the_caller_has_is_not_given_up() -> None:
 
 def test_modules_with_a_budget_of_one_keep_what_is_theirs() -> None:
     model, x = case_of("llama")
-    _, split = budget_of(model, x, 0.0, modules={"layers.*": {"memory_budget": 1.0}}, **PLAIN)
+    _, split = budget_of(model, x, 0.0, modules={"layers.*": {"memory": 1.0}}, **PLAIN)
     _, free = budget_of(model, x, 0.0, **PLAIN)
     assert split.saved_bytes() > free.saved_bytes()
 

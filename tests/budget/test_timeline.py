@@ -22,7 +22,7 @@ def test_with_codes_the_predicted_peak_is_what_the_finished_graphs_need(name: st
     """To the byte, but for the encoder: there a value that was to stay exact, since repeated products read it, needs not."""
     model, x = case_of(name)
     for budget in (0.99, 0.0):
-        told, split = budget_of(model, x, budget, codegen="eager", linear="off", min_saved_numel=0)
+        told, split = budget_of(model, x, budget, linears="off", **{"debug.codegen": "eager", "saved.min_numel": 0})
         point = told.frontier[told.chosen]
         found = (peak_bytes(split), split.saved_bytes())
         assert found == (point.peak, point.saved) or (name == "encoder" and found < (point.peak, point.saved))

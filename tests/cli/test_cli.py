@@ -33,10 +33,10 @@ def test_defaults(given: list[run.Options]) -> None:
 
 
 def test_every_option_arrives(given: list[run.Options]) -> None:
-    fields = {"saved_format": "int8", "emulate": True}
+    fields = {"saved": "int8", "linears.emulate": True}
     line = "demo --out o --steps 5 --seeds 3 --seed 7 --arms eager,fp8compile --tiny --threads 2 --precision bf16"
     assert (
-        main.main([*line.split(), "--preset", "conservative", "-o", "saved_format=int8", "-o", "emulate=true"]) == 0
+        main.main([*line.split(), "--preset", "conservative", "-o", "saved=int8", "-o", "linears.emulate=true"]) == 0
     )
     assert given == [
         run.Options(Path("o"), 5, 3, 7, ("eager", "fp8compile"), "conservative", fields, "bf16", True, 2)
@@ -60,7 +60,7 @@ def test_every_option_arrives(given: list[run.Options]) -> None:
         ("demo --seed -1", "'-1' is not a whole number of at least 0"),
         ("explain pkg.mod", "'pkg.mod' is not of the form pkg.mod:factory"),
         ("explain pkg.mod:pair --preset defualt", "there is no preset 'defualt'. Did you mean 'default'?"),
-        ("explain pkg.mod:pair -o saved_format", "-o takes FIELD=VALUE, not 'saved_format'"),
+        ("explain pkg.mod:pair -o saved", "-o takes FIELD=VALUE, not 'saved'"),
         ("dump pkg.mod:pair", "the following arguments are required: --out"),
     ],
 )
@@ -90,8 +90,8 @@ def test_arms_go_with_the_precision(capsys: pytest.CaptureFixture[str], given: l
 
 
 def test_a_wrong_field_of_the_recipe_is_named(capsys: pytest.CaptureFixture[str], given: list[run.Options]) -> None:
-    assert main.main(["demo", "-o", "saved_format=e4m4"]) == 2 and not given
-    assert "Recipe.saved_format cannot be 'e4m4'. Did you mean 'e4m3'?" in capsys.readouterr().err
+    assert main.main(["demo", "-o", "saved=e4m4"]) == 2 and not given
+    assert "Recipe.saved.format cannot be 'e4m4'. Did you mean 'e4m3'?" in capsys.readouterr().err
 
 
 FACTORIES = """
@@ -141,11 +141,11 @@ def test_explain_prints_the_report(factories: Path, capsys: pytest.CaptureFixtur
     assert "saved for backward: 32.5 KiB, plain Inductor 128.0 KiB (25%)" in capsys.readouterr().out
     assert main.main(["explain", "pkg.mod:factory", "--full"]) == 0
     assert "1 tensor stored as codes" in (text := capsys.readouterr().out) and "left as they are" in text
-    line = "explain pkg.mod:pair --json --preset conservative -o saved_format=int8 -o group_size=64 -o skip=head.*"
+    line = "explain pkg.mod:pair --json --preset conservative -o saved=int8 -o saved.group_size=64 -o skip=head.*"
     assert main.main(line.split()) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["graphs"][0]["notes"]["saved"][0]["codec"] == "int8 1x64"
-    assert "saved_attention=False" in data["recipe"] and "skip=('head.*',)" in data["recipe"]
+    assert "'attention': False" in data["recipe"] and "skip=('head.*',)" in data["recipe"]
     assert sorted(p.name for p in factories.iterdir()) == ["pkg"], "nothing is written"
 
 
@@ -172,7 +172,7 @@ def test_the_report_fits_the_terminal(
 
 
 def test_dump_writes_the_graphs_too(factories: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main.main(["dump", "pkg.mod:factory", "--out", "graphs", "-o", "min_saved_numel=0", "--json"]) == 0
+    assert main.main(["dump", "pkg.mod:factory", "--out", "graphs", "-o", "saved.min_numel=0", "--json"]) == 0
     printed, said = capsys.readouterr()
     of_the_graph = json.loads((factories / "graphs" / "graph-0" / "report.json").read_text())
     (of_the_step,), (of_the_compilation,) = json.loads(printed)["graphs"], of_the_graph["graphs"]
@@ -191,8 +191,8 @@ def test_dump_writes_the_graphs_too(factories: Path, capsys: pytest.CaptureFixtu
         ("pkg.mod:number", "pkg.mod:number is of type int, not a callable that returns (model, args)"),
         ("pkg.mod:alone", "pkg.mod:alone returned a value of type Net, not (model, args) or (model, args, kwargs)"),
         ("pkg.mod:strange", "pkg.mod:strange returned a value of type tuple, not (model, args)"),
-        ("pkg.mod:pair -o saved_fromat=int8", "Recipe has no field 'saved_fromat'. Did you mean 'saved_format'?"),
-        ("pkg.mod:pair -o saved_format=int4", "Recipe.saved_format cannot be 'int4'."),
+        ("pkg.mod:pair -o saved_fromat=int8", "Recipe has no field 'saved_fromat'. Did you mean 'saved.format'?"),
+        ("pkg.mod:pair -o saved=int4", "Recipe.saved.format cannot be 'int4'."),
     ],
 )
 @pytest.mark.parametrize("command", ["explain", "dump --out graphs"])

@@ -24,7 +24,9 @@ def step(**options: object) -> tuple[list[Tensor], list[Tensor]]:
     """A step's inputs and outputs, before its backward and after it."""
     torch.manual_seed(0)
     model, data = Gated(), [torch.randn(32, 64) for _ in range(2)]
-    out = compiled(model, codegen="inductor", emulate=True, min_saved_numel=0, **options)(*data)
+    out = compiled(model, **options, **{"debug.codegen": "inductor", "linears.emulate": True, "saved.min_numel": 0})(
+        *data
+    )
     held = [*data, out.detach(), *(p.detach() for p in model.parameters())]
     before = [each.clone() for each in held]
     out.square().mean().backward()
@@ -35,5 +37,5 @@ def step(**options: object) -> tuple[list[Tensor], list[Tensor]]:
 def test_the_backward_of_a_checked_step_overwrites_nothing(changes: dict[str, str]) -> None:
     """The twin compiles before the step's own backward does, which then asks what of its inputs it may overwrite."""
     with torch._inductor.config.patch(force_disable_caches=True):  # code from a cache has its answer
-        before, after = step(check="first_step", **changes)
+        before, after = step(**changes, **{"debug.check": "first_step"})
     assert all(map(torch.equal, before, after))

@@ -55,7 +55,7 @@ def test_it_can_be_passed_as_a_function_and_compiles_in_place() -> None:
             return self.inner(x)
 
     model, x = Own(), torch.randn(128, 64)
-    model.compile(backend=backend, options={"codegen": "eager"})
+    model.compile(backend=backend, options={"debug.codegen": "eager"})
     model(x).sum().backward()
     assert fp8compile.report(model).saved
 
@@ -63,10 +63,10 @@ def test_it_can_be_passed_as_a_function_and_compiles_in_place() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"options": {"saved_fromat": "int8"}}, "Did you mean 'saved_format'?"),
+        ({"options": {"saved_fromat": "int8"}}, "Did you mean 'saved.format'?"),
         ({"options": {"preset": "defualt"}}, "Did you mean 'default'?"),
         ({"mode": "max-autotun"}, "Did you mean 'max-autotune'?"),
-        ({"options": {"inductor": {"max_autotun": True}}}, "Did you mean 'max_autotune'?"),
+        ({"options": {"debug.inductor": {"max_autotun": True}}}, "Did you mean 'max_autotune'?"),
     ],
 )
 def test_a_wrong_option_is_refused_in_one_line_that_torch_does_not_wrap(
@@ -196,7 +196,7 @@ def test_torch_outside_the_supported_range_is_refused_at_import() -> None:
 
 def test_a_compilation_that_failed_leaves_nothing_in_the_next_ones_report() -> None:
     model, x = mlp(), torch.randn(128, 64, requires_grad=True)
-    fn = compiled(model, min_saved_numel=0)
+    fn = compiled(model, **{"saved.min_numel": 0})
     with (
         mock.patch("fp8compile.compiler.inductor.run_the_graph", side_effect=ValueError("no room")),
         pytest.raises(BackendCompilerFailed, match="no room"),

@@ -24,9 +24,9 @@ def test_equal_recipes_hit_others_miss_and_reports_agree(tmp_path: Path) -> None
     assert warm["report"] == cold["report"] and json.loads(cold["report"])["graphs"][0]["notes"]["saved"]
     assert warm["gradients"] == cold["gradients"]
 
-    other = run(tmp_path, {"saved_format": "int8"})
+    other = run(tmp_path, {"saved": "int8"})
     assert other["counters"]["autograd_cache_miss"] == 1
-    dumped = run(tmp_path, {"dump": str(tmp_path / "dump")})
+    dumped = run(tmp_path, {"debug.dump": str(tmp_path / "dump")})
     assert dumped["counters"]["autograd_cache_hit"] == 1, "a dump changes nothing that is compiled or cached"
 
     for path in (tmp_path / "inductor" / "fp8compile").glob("*.json"):

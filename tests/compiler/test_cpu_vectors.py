@@ -61,7 +61,7 @@ def test_one_wrong_code_is_seen(monkeypatch: pytest.MonkeyPatch, wrong: bool) ->
 @pytest.mark.parametrize("codegen", ["inductor", "eager"])
 def test_the_report_says_so_where_code_is_generated(machine: dict[str, bool], codegen: str) -> None:
     model = nn.Sequential(nn.Linear(32, 32), nn.GELU(), nn.Linear(32, 32))
-    compiled = torch.compile(model, backend="fp8compile", options={"min_saved_numel": 0, "codegen": codegen})
+    compiled = torch.compile(model, backend="fp8compile", options={"saved.min_numel": 0, "debug.codegen": codegen})
     compiled(torch.randn(32, 32)).sum().backward()
     assert (REMARK in fp8compile.report(compiled).graphs[0].remarks) == (codegen == "inductor")
 
@@ -71,7 +71,7 @@ def test_in_the_first_step_of_a_model_the_test_itself_runs(monkeypatch: pytest.M
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "AVX512")
     long_vectors_are_right.cache_clear()
     model, x = nn.Linear(32, 32), torch.randn(32, 32)
-    compiled = torch.compile(model, backend="fp8compile", options={"min_saved_numel": 0}, dynamic=True)
+    compiled = torch.compile(model, backend="fp8compile", options={"saved.min_numel": 0}, dynamic=True)
     assert torch.allclose(compiled(x), model(x), atol=0.1)
     assert long_vectors_are_right.cache_info().misses == 1
     assert (REMARK in fp8compile.report(compiled).graphs[0].remarks) == (not long_vectors_are_right())

@@ -15,7 +15,7 @@ ALL = "cut_for_bytes,save_sums,recompute_kept,save_normalised,encode_saved"
 def test_a_disabled_pass_does_nothing(disabled: str) -> None:
     layer, args = llama_case(seq=64, hidden=128, ffn=344)
     with torch._inductor.config.patch(disabled_passes=disabled):
-        fn = compiled(layer, min_saved_numel=0)
+        fn = compiled(layer, **{"saved.min_numel": 0})
         kept_bytes(layer, fn, args)
     report = fp8compile.report(fn)
     assert bool(report.saved) == (disabled != "encode_saved")

@@ -39,7 +39,7 @@ def tree(folder: Path) -> dict[str, bytes]:
 
 
 def test_files_of_every_pass_and_the_report(tmp_path: Path) -> None:
-    fn = compiled(Gated(), min_saved_numel=0, dump=str(tmp_path / "new" / "dump"))
+    fn = compiled(Gated(), **{"saved.min_numel": 0, "debug.dump": str(tmp_path / "new" / "dump")})
     fn(torch.randn(128, 64)).sum().backward()
     fn(torch.randn(64, 64)).sum().backward()  # another graph
     found = tree(tmp_path / "new" / "dump")
@@ -70,7 +70,7 @@ def test_a_pass_of_the_joint_graph_comes_first(tmp_path: Path, monkeypatch: pyte
 
     others = [each for each in pipeline.PIPELINE if each.on not in (On.PATTERNS, On.JOINT)]
     monkeypatch.setattr(pipeline, "PIPELINE", (pipeline.changes(double_tanh, On.JOINT), *others))
-    compiled(Gated(), dump=str(tmp_path))(torch.randn(128, 64)).sum().backward()
+    compiled(Gated(), **{"debug.dump": str(tmp_path)})(torch.randn(128, 64)).sum().backward()
     folder = tmp_path / "graph-0" / "01-double_tanh"
     assert "fp8compile: doubled(tanh)" in (folder / "after.txt").read_text()
     assert "fp8compile" not in (folder / "before.txt").read_text()
@@ -80,7 +80,7 @@ def test_a_pass_of_the_joint_graph_comes_first(tmp_path: Path, monkeypatch: pyte
 
 def test_where_code_is_generated_its_passes_follow_half_by_half(tmp_path: Path) -> None:
     """The backward's when it first runs."""
-    run = compiled(Gated(), min_saved_numel=0, dump=str(tmp_path), codegen="inductor")
+    run = compiled(Gated(), **{"saved.min_numel": 0, "debug.dump": str(tmp_path), "debug.codegen": "inductor"})
     loss = run(torch.randn(128, 64)).sum()
     names = [step.name for step in sorted((tmp_path / "graph-0").glob("??-*"))]
     assert names == STEPS + GENERATED[:2]
@@ -95,7 +95,7 @@ def test_where_code_is_generated_its_passes_follow_half_by_half(tmp_path: Path) 
 def test_a_whole_step_is_dumped_with_its_updates(codegen: str, tmp_path: Path) -> None:
     model = Gated()
     optimizer = fp8compile.optim.AdamW(model)
-    recipe = Recipe(dump=str(tmp_path), codegen=codegen, min_saved_numel=0)
+    recipe = Recipe(debug={"dump": str(tmp_path), "codegen": codegen}, saved={"min_numel": 0})
     step = fp8compile.train_step(model, lambda net, x: net(x).square().mean(), optimizer, recipe=recipe)
     step(torch.randn(128, 64))
     generated = GENERATED[:2] if codegen == "inductor" else []
@@ -108,7 +108,7 @@ def test_a_whole_step_is_dumped_with_its_updates(codegen: str, tmp_path: Path) -
 
 def test_a_disabled_pass_has_no_step(tmp_path: Path) -> None:
     with torch._inductor.config.patch(disabled_passes="recompute_kept"):
-        compiled(Gated(), dump=str(tmp_path))(torch.randn(128, 64)).sum().backward()
+        compiled(Gated(), **{"debug.dump": str(tmp_path)})(torch.randn(128, 64)).sum().backward()
     names = sorted(p.name for p in (tmp_path / "graph-0").glob("??-*"))[: len(STEPS) - 1]
     assert names == [*STEPS[:6], *(f"{i:02}-{name[3:]}" for i, name in enumerate(STEPS[7:], 7))]
 
@@ -117,7 +117,7 @@ def test_steps_of_an_earlier_run_go_and_other_files_stay(tmp_path: Path) -> None
     for path in ("graph-0/20-old_pass/before.txt", "graph-0/21-mine/notes.txt", "graph-0/21-mine/after.txt"):
         (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / path).write_text("old")
-    compiled(Gated(), dump=str(tmp_path))(torch.randn(128, 64)).sum().backward()
+    compiled(Gated(), **{"debug.dump": str(tmp_path)})(torch.randn(128, 64)).sum().backward()
     left = {
         p.relative_to(tmp_path / "graph-0").as_posix()
         for p in (tmp_path / "graph-0").rglob("*/*")
@@ -130,7 +130,7 @@ def test_the_environment_names_the_folder_where_the_recipe_does_not(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(dump_files.VARIABLE, str(tmp_path / "env"))
-    compiled(Gated(), dump=str(tmp_path / "recipe"))(torch.randn(128, 64)).sum().backward()
+    compiled(Gated(), **{"debug.dump": str(tmp_path / "recipe")})(torch.randn(128, 64)).sum().backward()
     assert (tmp_path / "recipe").is_dir() and not (tmp_path / "env").exists()
     torch._dynamo.reset()
     compiled(Gated())(torch.randn(128, 64)).sum().backward()
@@ -156,7 +156,7 @@ def trained(folder: Path, *several: type[nn.Module]) -> None:
     for kind in several:
         torch._dynamo.reset()
         model = kind()
-        compiled(model, dump=str(folder))(torch.randn(128, 64)).sum().backward()
+        compiled(model, **{"debug.dump": str(folder)})(torch.randn(128, 64)).sum().backward()
         assert all(p.grad is not None and p.grad.isfinite().all() for p in model.parameters())
 
 
@@ -175,7 +175,7 @@ def test_a_folder_that_cannot_be_written_costs_a_warning(
     with caplog.at_level(logging.WARNING, "fp8compile"):
         trained(root, Gated, Gated)
     assert caplog.text.count(f"graph dumps cannot be written to {root / 'graph-0'}") == 1
-    assert caplog.text.count("graph dumps cannot be") == 1 and "Recipe.dump" in caplog.text
+    assert caplog.text.count("graph dumps cannot be") == 1 and "Recipe.debug.dump" in caplog.text
 
 
 @pytest.mark.usefixtures("nothing_said")
@@ -239,7 +239,7 @@ def test_no_snapshot_is_made_where_nobody_asks(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_the_key_knows_nothing_of_a_dump(tmp_path: Path) -> None:
-    with_dump, without = Recipe(dump=str(tmp_path)), Recipe()
+    with_dump, without = Recipe(debug={"dump": str(tmp_path)}), Recipe()
     assert with_dump.key == without.key and with_dump == without
     told = [Context(recipe) for recipe in (with_dump, without)]
     assert Partitioner(told[0], "graph").uuid() == Partitioner(told[1], "graph").uuid()
@@ -252,7 +252,7 @@ def test_equal_files_from_two_processes_cold_and_warm(shapes: str, tmp_path: Pat
     """Cold with a dump and from a cache that was filled without one, where no pass runs but for the dump."""
     plain = run_in_process(tmp_path, {}, cache="a", shapes=shapes)
     warm = run_in_process(tmp_path, {}, cache="a", shapes=shapes, env={dump_files.VARIABLE: str(tmp_path / "warm")})
-    cold = run_in_process(tmp_path, {"dump": str(tmp_path / "cold")}, cache="b", shapes=shapes)
+    cold = run_in_process(tmp_path, {"debug.dump": str(tmp_path / "cold")}, cache="b", shapes=shapes)
     hits = [ran["counters"]["autograd_cache_hit"] for ran in (plain, warm, cold)]
     assert hits == [0, 1, 0], "a dump is no part of the key"
     for ran in (warm, cold):

@@ -97,7 +97,7 @@ def test_graphs_are_judged_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_step_without_a_backward_leaves_the_check_to_the_next(caplog: pytest.LogCaptureFixture) -> None:
     model = Net(SENSITIVE)
-    run = compiled(model, check="first_step")
+    run = compiled(model, **{"debug.check": "first_step"})
     del (first := [run(batch())])[0]
     gc.collect()
     with torch.no_grad():
@@ -119,7 +119,7 @@ def test_twin_and_copies_are_gone_after_the_first_step(monkeypatch: pytest.Monke
 
     monkeypatch.setattr(first_step._Twin, "__init__", remembered)
     model = Net()
-    run = compiled(model, check="first_step")
+    run = compiled(model, **{"debug.check": "first_step"})
     squares(run(batch())).backward()
     gc.collect()
     assert [ref() for ref in made] == [None]
@@ -144,7 +144,7 @@ class InPlace(nn.Module):
 def test_what_the_forward_overwrites_is_copied_before(caplog: pytest.LogCaptureFixture) -> None:
     model = InPlace()
     eager = copy.deepcopy(model)
-    run, x, same = compiled(model, preset="off", check="first_step"), batch(), batch()
+    run, x, same = compiled(model, preset="off", **{"debug.check": "first_step"}), batch(), batch()
     squares(run(x)).backward()
     squares(eager(same)).backward()
     assert warnings(caplog) == [] and torch.equal(x, same) and torch.allclose(model.seen, eager.seen)
@@ -164,8 +164,11 @@ def test_copies_keep_strides_and_shared_memory() -> None:
 
 
 def test_it_is_one_for_the_whole_recipe_and_changes_no_code() -> None:
-    assert Recipe(check="first_step") == Recipe() and Recipe(check="first_step").key == Recipe().key
+    assert (
+        Recipe(debug={"check": "first_step"}) == Recipe()
+        and Recipe(debug={"check": "first_step"}).key == Recipe().key
+    )
     with pytest.raises(ValueError, match=r"Recipe\.check cannot be 'always'"):
-        Recipe(check="always")
+        Recipe(debug={"check": "always"})
     with pytest.raises(ValueError, match="sets check, which cannot differ by module"):
-        Recipe(modules={"a": {"check": "first_step"}})
+        Recipe(modules={"a": {"debug.check": "first_step"}})

@@ -26,7 +26,7 @@ def test_sharded_weights(two_ranks: None, parallel: bool, caplog: pytest.LogCapt
     model = nn.Sequential(nn.Linear(32, 32), nn.GELU())
     if parallel:
         parallelize_module(model, init_device_mesh("cpu", (2,)), {"0": ColwiseParallel()})
-    run = torch.compile(model, backend="fp8compile", options={"codegen": "eager", "check": "first_step"})
+    run = torch.compile(model, backend="fp8compile", options={"debug.codegen": "eager", "debug.check": "first_step"})
     with caplog.at_level(logging.WARNING, "fp8compile"):
         run(torch.randn(8, 32, requires_grad=True)).sum().backward()
     assert (RANKS in caplog.messages) == parallel

@@ -95,13 +95,13 @@ def test_it_is_what_the_allocator_gives(case: Any, monkeypatch: pytest.MonkeyPat
     model = Loss(inside)
     for run in ("cold", "warm"):
         torch._dynamo.reset()
-        fn = torch.compile(model, backend="fp8compile", options={"linear": "off"})
+        fn = torch.compile(model, backend="fp8compile", options={"linears": "off"})
 
         def step(fn: Any = fn) -> None:
             fn(*args).backward()
 
         if run == "cold":
-            explained = fp8compile.explain(model, args, recipe={"linear": "off"}).fits()
+            explained = fp8compile.explain(model, args, recipe={"linears": "off"}).fits()
             assert not explained.is_generated and "estimated from the graph" in str(explained)
         step()
         model.zero_grad(set_to_none=True)
@@ -149,7 +149,7 @@ class Views(nn.Module):
 
 def test_where_saved_tensors_are_views_of_one_storage_the_estimate_stands() -> None:
     torch._dynamo.reset()
-    fn = torch.compile(Views(), backend="fp8compile", options={"preset": "off", "memory_budget": 10**12})
+    fn = torch.compile(Views(), backend="fp8compile", options={"preset": "off", "memory": 10**12})
     fn(torch.randn(4, 128, 64)).backward()
     report = fp8compile.report(fn)
     (graph,) = report.graphs

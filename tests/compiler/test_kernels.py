@@ -35,7 +35,7 @@ class Two(nn.Module):
 
 def listed(model: nn.Module) -> Report:
     x = torch.randn(ROWS, WIDTH).requires_grad_()
-    return fp8compile.explain(model, x, recipe={"min_saved_numel": 0}, kernels=True)
+    return fp8compile.explain(model, x, recipe={"saved.min_numel": 0}, kernels=True)
 
 
 def test_bytes_are_those_that_inductor_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,13 +108,13 @@ def test_generated_code_under_a_budget_and_without() -> None:
     torch.manual_seed(0)
     model, x, table = Layers(), torch.randn(128, 64), torch.randn(128, 64)
     exact, plain = gradients(model, x, table)
-    found, near = gradients(model, x, table, memory_budget=10**9)
+    found, near = gradients(model, x, table, memory=10**9)
     assert max(map(len, plain)) > 1, "no kernel of plain Inductor crosses a product here: the model shows nothing"
     assert max(map(len, near)) == 1
     assert min(sqnr_db(exact[name], found[name]) for name in exact) > EXACT
 
 
-RULES = [({}, None), ({"saved": "groupwise"}, WITHIN_A_LAYER), ({"memory_budget": 10**9}, BETWEEN_TWO)]
+RULES = [({}, None), ({"saved": "auto"}, WITHIN_A_LAYER), ({"memory": 10**9}, BETWEEN_TWO)]
 
 
 @pytest.mark.parametrize(("options", "apart"), RULES, ids=["off", "rewritten", "budget"])
@@ -132,7 +132,7 @@ def test_no_kernel_holds_values_of_two_layers() -> None:
     torch.manual_seed(0)
     model, x, table = Layers(12), torch.randn(128, 64), torch.randn(128, 64)
     exact, plain = gradients(model, x, table)
-    found, near = gradients(model, x, table, saved="groupwise", min_saved_numel=10**9)
+    found, near = gradients(model, x, table, saved="auto", **{"saved.min_numel": 10**9})
     furthest = [max(max(places) - min(places) for places in kernels if places) for kernels in (plain, near)]
     assert furthest[0] > WITHIN_A_LAYER >= furthest[1] > BETWEEN_TWO
     assert min(sqnr_db(exact[name], found[name]) for name in exact) > EXACT

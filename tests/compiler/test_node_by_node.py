@@ -26,7 +26,7 @@ class Whitened(nn.Module):
 def test_an_identity_matrix(codegen: str) -> None:
     torch.manual_seed(0)
     model, x = Whitened(), torch.randn(64, 32)
-    loss = compiled(model, linear="off", saved="off", codegen=codegen)(x)
+    loss = compiled(model, linears="off", saved="off", **{"debug.codegen": codegen})(x)
     torch.testing.assert_close(loss, model(x))
 
 

@@ -43,7 +43,7 @@ class Never(Own):
 
 
 def in_place(model: nn.Module) -> nn.Module:
-    model.compile(backend="fp8compile", options={"codegen": "eager"})
+    model.compile(backend="fp8compile", options={"debug.codegen": "eager"})
     return model
 
 

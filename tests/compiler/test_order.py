@@ -34,5 +34,5 @@ def test_a_node_behind_its_user() -> None:
     torch.manual_seed(0)
     model, x = Net(), torch.randn(64, 64)
     with mock.patch.object(JointPasses, "__call__", out_of_order):
-        quality = gradient_sqnr(model, compiled(model, linear="off", min_saved_numel=0), (x,))
+        quality = gradient_sqnr(model, compiled(model, linears="off", **{"saved.min_numel": 0}), (x,))
     assert moved and min(quality.values()) > 30

@@ -15,9 +15,9 @@ from fp8compile.recipe.recipe import Recipe
 @pytest.mark.parametrize(
     ("recipe", "reuse"),
     [
-        (Recipe(codegen="eager"), False),
-        (Recipe(codegen="eager", inductor={"allow_buffer_reuse": True}), True),
-        (Recipe.preset("off", codegen="eager"), None),
+        (Recipe(debug={"codegen": "eager"}), False),
+        (Recipe(debug={"codegen": "eager", "inductor": {"allow_buffer_reuse": True}}), True),
+        (Recipe.preset("off", debug={"codegen": "eager"}), None),
     ],
 )
 def test_what_inductor_is_told(recipe: Recipe, reuse: bool | None, monkeypatch: pytest.MonkeyPatch) -> None:

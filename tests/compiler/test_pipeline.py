@@ -36,7 +36,7 @@ def test_each_condition_is_one_of_the_situation() -> None:
         *("sum_bias_gradients", "store_residuals"),
     ]
     everything = Context(
-        Recipe(keep_fp32=("*norm*",), collectives="groupwise", offload="auto", linear_scaling="delayed"),
+        Recipe(fp32={"keep": ("*norm*",)}, collectives="groupwise", memory={"offload": "auto"}, linears="delayed"),
         stats_inputs=StatsInputs(0, 1, ()),
         scale_input=ScaleInput(0, 1, True, ()),
     )

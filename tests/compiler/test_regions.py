@@ -15,8 +15,8 @@ from fp8compile.reporting.entries import LINEAR, SAVED
 from fp8compile.reporting.report import Report
 from tests.support.reference import sqnr_db
 
-OPTIONS = {"codegen": "eager", "emulate": True, "min_saved_numel": 0}
-OFF = {"preset": "off", "emulate": False}
+OPTIONS = {"debug.codegen": "eager", "linears.emulate": True, "saved.min_numel": 0}
+OFF = {"preset": "off", "linears.emulate": False}
 
 
 class Block(nn.Module):
@@ -150,7 +150,7 @@ def test_statistics_are_taken_in_regions() -> None:
     for marked in (False, True):
         torch._dynamo.reset()
         model = net(marked, "BB").half()
-        run: Any = torch.compile(model, backend="fp8compile", options={**OPTIONS, "observe": True})
+        run: Any = torch.compile(model, backend="fp8compile", options={**OPTIONS, "fp32.observe": True})
         run(torch.randn(32, 64).half()).square().sum().backward()
         names.append(Counter((o.origin.module, o.kind, o.direction) for o in fp8compile.report(run).observed))
     assert names[0] == names[1] and any("blocks.1.up" in module for module, *_ in names[1])

@@ -14,7 +14,7 @@ from fp8compile.compiler import report_store
 from fp8compile.reporting.compiled_graph import GraphReport
 from fp8compile.reporting.entries import LINEAR
 
-OPTIONS = {"codegen": "eager", "min_saved_numel": 0}
+OPTIONS = {"debug.codegen": "eager", "saved.min_numel": 0}
 
 
 def trained(width: int) -> nn.Module:

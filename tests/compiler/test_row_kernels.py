@@ -49,7 +49,7 @@ def test_a_lazily_compiled_backward_is_compiled_under_it_too(monkeypatch: pytest
     )
     model = nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 64))
     with private.inductor_config.patch("force_disable_caches", True):
-        compiled = torch.compile(model, backend="fp8compile", options={"linear_scaling": "delayed"})
+        compiled = torch.compile(model, backend="fp8compile", options={"linears.scaling": "delayed"})
         compiled(torch.randn(32, 64, requires_grad=True)).sum().backward()
     assert set(asked) == {False, True}
 

@@ -43,18 +43,18 @@ def _step(fn: Callable[..., Tensor], x: Tensor) -> None:
 
 def test_a_graph_that_four_blocks_run_counts_four_times() -> None:
     model, x = Broken(), torch.randn(128, WIDTH, requires_grad=True)
-    fn = compiled(model, min_saved_numel=0)
+    fn = compiled(model, **{"saved.min_numel": 0})
     kept = kept_bytes(model, fn, (x,))
     _step(fn, x)
     report = fp8compile.report(fn)
     assert max(g.runs for g in report.graphs) > 1
     assert report.saved_bytes == kept
-    assert report.saved_bytes == fp8compile.explain(model, x, recipe={"min_saved_numel": 0}).saved_bytes
+    assert report.saved_bytes == fp8compile.explain(model, x, recipe={"saved.min_numel": 0}).saved_bytes
 
 
 def test_what_was_compiled_for_other_shapes_is_not_added() -> None:
     model = Block()
-    fn = torch.compile(model, backend="fp8compile", options={"codegen": "eager"}, dynamic=False)
+    fn = torch.compile(model, backend="fp8compile", options={"debug.codegen": "eager"}, dynamic=False)
     for rows in (128, 256, 512):
         _step(fn, torch.randn(rows, WIDTH))
         report = fp8compile.report(fn)

@@ -38,7 +38,7 @@ class Fed(nn.Module):
 
 def ours(model: nn.Module) -> Callable[[Tensor], Tensor]:
     torch._dynamo.reset()
-    return torch.compile(model, backend="fp8compile", options={"codegen": "eager", "min_saved_numel": 0})
+    return torch.compile(model, backend="fp8compile", options={"debug.codegen": "eager", "saved.min_numel": 0})
 
 
 @pytest.mark.parametrize("compile_it", [lambda m: m, ours], ids=["eager", "fp8compile"])

@@ -23,8 +23,8 @@ def test_the_backward_has_the_mask_of_the_forward() -> None:
     with torch.no_grad():  # what leaves the model is what the dropout let through, times 2
         model.second.weight.copy_(torch.eye(64))
         model.second.bias.zero_()
-    out = compiled(model, saved="off", linear="off")(x)
-    rewritten = compiled(model, min_saved_numel=10**9)(x)  # nothing is a code; the mask is made anew, not kept
+    out = compiled(model, saved="off", linears="off")(x)
+    rewritten = compiled(model, **{"saved.min_numel": 10**9})(x)  # nothing is a code; the mask is made anew, not kept
     for each in (out, rewritten):
         weight, bias = torch.autograd.grad(each.sum(), [model.second.weight, model.first.bias])
         kept = each.detach() != 0

@@ -160,7 +160,7 @@ def test_measured_and_reported_bytes_agree_and_are_fewer_than_plain() -> None:
     torch._dynamo.reset()
     size = SIZES["tiny"]
     model = build_model(size, 0, CPU)
-    compiled = compiling.compile_arm("fp8compile", model, {"codegen": "eager", "min_saved_numel": 1})
+    compiled = compiling.compile_arm("fp8compile", model, {"debug.codegen": "eager", "saved.min_numel": 1})
     tokens = torch.arange(size.tokens_per_step).reshape(size.batch, size.length)
     compiled(input_ids=tokens, labels=tokens).loss.backward()
     report = compiling.report_of("fp8compile", compiled)

@@ -23,7 +23,7 @@ from fp8compile.demo.turns import BLOCK, blocks, cut_to_common_step, train_in_tu
 from tests.support.demo import CPU, FP32, corpus, documents, interrupt_after, run_tiny, without_compilers
 
 FILES = {"report.txt", "report.json", "results.json", "loss.png", "saved_bytes.png"}
-QUICK = {"codegen": "eager", "min_saved_numel": 1}  # fp8compile's rewritten graph, without Inductor's kernels
+QUICK = {"debug.codegen": "eager", "saved.min_numel": 1}  # fp8compile's rewritten graph, without Inductor's kernels
 
 
 @pytest.fixture

@@ -23,7 +23,7 @@ def generated(mode: str, folder: Path) -> dict[str, Any]:
     """A run on generated code; each rank has a cache folder of its own."""
     os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(folder / str(dist.get_rank()))
     parallel.STEPS = 1  # of one shape: minutes go into kernels
-    found = MODES[mode](Setup(options={"codegen": "inductor"}))
+    found = MODES[mode](Setup(options={"debug.codegen": "inductor"}))
     hits, misses = (counters["aot_autograd"][f"autograd_cache_{what}"] for what in ("hit", "miss"))
     return {
         "losses": found.losses,

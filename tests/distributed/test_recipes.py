@@ -13,7 +13,7 @@ from fp8compile.compiler.ranks_agree import difference
 from tests.support.ranks import on_ranks
 
 PATHS = ("blocks.0.up.weight", "blocks.0.down.weight", "head.weight", "head.bias")
-DEFAULT, ROWWISE = Recipe(), Recipe(linear="rowwise")
+DEFAULT, ROWWISE = Recipe(), Recipe(linears="rowwise")
 
 
 def in_turn(*recipes: Recipe) -> list[str | None]:
@@ -31,7 +31,7 @@ def test_every_rank_that_differs_from_the_first_is_named_once() -> None:
     assert first == third == [None, None]
     assert second == [
         "recipes differ across ranks: the graph of blocks.0.down.weight, blocks.0.up.weight, head.bias and 1 more was "
-        "compiled with Recipe(linear='rowwise') on rank 1 and with Recipe() on rank 0. Each rank trains by its own. Give "
+        "compiled with Recipe(linears='rowwise') on rank 1 and with Recipe() on rank 0. Each rank trains by its own. Give "
         "torch.compile the same options on all ranks",
         None,
     ]
@@ -45,7 +45,9 @@ def several() -> list[str | None]:
         found = [difference(r, PATHS) for r in (DEFAULT, ROWWISE, DEFAULT)]
     dist.barrier()
     if rank == 1:
-        found = [difference(r, PATHS) for r in (Recipe(check="first_step", dump="there"), ROWWISE, DEFAULT)]
+        found = [
+            difference(r, PATHS) for r in (Recipe(debug={"check": "first_step", "dump": "there"}), ROWWISE, DEFAULT)
+        ]
     return [*found, difference((DEFAULT, ROWWISE)[rank], own), difference((DEFAULT, ROWWISE)[rank], [])]
 
 
@@ -71,7 +73,7 @@ def compiled_apart() -> tuple[str, ...]:
     """A model that each rank compiles with a recipe of its own, rank 0 first."""
     model = nn.Sequential(nn.Linear(16, 16), nn.ReLU(), nn.Linear(16, 16))
     run = torch.compile(
-        model, backend="fp8compile", options={"codegen": "eager", "group_size": 64 << dist.get_rank()}
+        model, backend="fp8compile", options={"debug.codegen": "eager", "saved.group_size": 64 << dist.get_rank()}
     )
     for turn in range(dist.get_world_size()):
         if turn == dist.get_rank():

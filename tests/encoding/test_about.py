@@ -24,7 +24,7 @@ def kind(function: Callable[[Tensor], Tensor], planes: str = "") -> str | None:
     x = torch.randn(4, 3, 8, 8) if planes else torch.randn(128, 32)
     x = x.to(memory_format=torch.channels_last) if planes == "last" else x
     torch._dynamo.reset()
-    split = split_of(Behind(function, bool(planes)), x, disabled="encode_saved", linear="off")
+    split = split_of(Behind(function, bool(planes)), x, disabled="encode_saved", linears="off")
     [(value, norm)] = list(norms_of(split.fw.graph).items())[:1]
     found = about(norm, value, Groups(128, 2 if planes == "first" else 1))
     return found.name if found else None

@@ -1,4 +1,4 @@
-"""``Recipe.saved_attention="auto"``: costs and worths counted by hand, and what a recipe does with them."""
+"""``Recipe.saved.attention="auto"``: costs and worths counted by hand, and what a recipe does with them."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def args() -> tuple[Tensor, Tensor]:
 
 def edges(causal: bool = True, **options: Any) -> dict[str, SavedTensor]:
     """Operands by the name of the linear that makes them, and the result as "o"."""
-    found = split_of(Layer(causal).bfloat16(), *args(), linear="off", disabled="encode_saved", **options)
+    found = split_of(Layer(causal).bfloat16(), *args(), linears="off", disabled="encode_saved", **options)
     read = [e for e in found.edges if e.is_tensor and is_read_by_attention(e.backward)]
     large = [
         e for e in read if numel(e.forward.meta["val"]) == ELEMENTS and storage_root(e.forward).op != "placeholder"
@@ -95,7 +95,7 @@ def test_what_generated_kernels_alone_read_is_stored_for_nothing() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.b(F.gelu(self.a(x).exp2()))
 
-    found = split_of(Gated(), torch.randn(64, HIDDEN), linear="off", disabled="encode_saved")
+    found = split_of(Gated(), torch.randn(64, HIDDEN), linears="off", disabled="encode_saved")
     (edge,) = (e for e in found.edges if storage_root(e.forward).op != "placeholder")
     price = price_of(edge, GROUP, ONE)
     assert price.pays == (price.us <= price.worth_us)
@@ -123,7 +123,7 @@ def test_the_figures_in_the_module() -> None:
 def report_of(**options: object) -> Report:
     torch._dynamo.reset()
     layer, inputs = llama_case(seq=64, hidden=128, ffn=344)
-    fn = compiled(layer, **{"linear": "off", **options})
+    fn = compiled(layer, **{"linears": "off", **options})
     fn(*inputs).float().sum().backward()
     return fp8compile.report(fn)
 
@@ -133,7 +133,7 @@ def left(report: Report) -> list[str]:
 
 
 def test_small_layers_stay_in_16_bit_with_both_figures() -> None:
-    found = report_of(saved_attention="auto", device_rates="h100")
+    found = report_of(**{"saved.attention": "auto", "debug.device_rates": "h100"})
     reasons = left(found)
     assert len(reasons) == 4, "q, k, v and the result"
     assert all("us to encode and decode" in r and "bytes are worth (predicted for H100)" in r for r in reasons)
@@ -143,14 +143,14 @@ def test_small_layers_stay_in_16_bit_with_both_figures() -> None:
 def test_what_is_worth_its_time_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = DeviceRates("slow", copy=1.0, bf16=1e-3, fp8=1e-3, attention=1e-3, attention_backward=1.0, gap=0.0)
     monkeypatch.setattr(paying, "rates_of", lambda device: slow)
-    found = report_of(saved_attention="auto")
+    found = report_of(**{"saved.attention": "auto"})
     assert not left(found)
-    assert found.saved_bytes == report_of().saved_bytes < report_of(saved_attention=False).saved_bytes
+    assert found.saved_bytes == report_of().saved_bytes < report_of(**{"saved.attention": False}).saved_bytes
 
 
 def test_an_unknown_device_is_named() -> None:
-    reasons = {skip.reason for skip in report_of(saved_attention="auto").notes.skipped("saved for backward")}
+    reasons = {skip.reason for skip in report_of(**{"saved.attention": "auto"}).notes.skipped("saved for backward")}
     assert any(
-        r.startswith("saved_attention='auto' knows no rates of cpu: name a device in Recipe.device_rates")
+        r.startswith("saved.attention='auto' knows no rates of cpu: name a device in Recipe.debug.device_rates")
         for r in reasons
     )

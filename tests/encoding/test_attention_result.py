@@ -38,7 +38,7 @@ def together(o: Tensor) -> Tensor:
 def split(tokens: int = 64, after: Callable[[Tensor], Tensor] = together, **options: bool) -> PartitionedGraph:
     torch._dynamo.reset()  # or a second length is taken for one that only a run knows
     return split_of(
-        Attention(after, **options), torch.randn(3, tokens, HEADS * SIZE), linear="off", disabled="encode_saved"
+        Attention(after, **options), torch.randn(3, tokens, HEADS * SIZE), linears="off", disabled="encode_saved"
     )
 
 
@@ -80,7 +80,7 @@ def test_too_few_tokens() -> None:
 def test_sizes_that_only_a_run_knows() -> None:
     x = torch.randn(3, 64, HEADS * SIZE)
     torch._dynamo.mark_dynamic(x, 1)
-    assert not results(split_of(Attention(together), x, linear="off", disabled="encode_saved"))
+    assert not results(split_of(Attention(together), x, linears="off", disabled="encode_saved"))
 
 
 def test_a_part_of_the_result_and_what_is_made_of_it() -> None:

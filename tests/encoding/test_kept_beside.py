@@ -17,7 +17,7 @@ from fp8compile.recipe.recipe import Recipe
 from tests.support.graphs import split_of
 from tests.support.measure import compiled, kept_bytes
 
-OPTIONS = {"linear": "off", "min_saved_numel": 0}
+OPTIONS = {"linears": "off", "saved.min_numel": 0}
 CODES = 256 * 128 * (1 + 2 / 128)
 
 FUNCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -81,7 +81,7 @@ def test_what_is_made_again_reads_exact_values(codegen: str) -> None:
     torch._dynamo.reset()
     model, x = Behind("sizes made again"), torch.randn(256, 64)
     gradients = []
-    for fn in (model, compiled(model, codegen=codegen, **OPTIONS)):
+    for fn in (model, compiled(model, **OPTIONS, **{"debug.codegen": codegen})):
         model.zero_grad()
         fn(x).square().mean().backward()
         gradients.append(model.a.weight.grad)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import re
 import sys
 from collections.abc import Callable
@@ -26,7 +25,7 @@ from fp8compile.recipe.recipe import Recipe
 from tests.support.graphs import joint_of, text_of
 from tests.support.measure import compiled, gradients, llama_case
 
-OPTIONS = {"linear_scaling": "delayed", "cache_weights": True, "merge_dgrads": True, "saved": "off"}
+OPTIONS = {"linears.scaling": "delayed", "linears.cache_weights": True, "linears.merge_dgrads": True, "saved": "off"}
 aten = torch.ops.aten
 
 
@@ -55,7 +54,7 @@ def data(rows: int = 48) -> Tensor:
 
 def told(model: nn.Module, x: Tensor, **options: Any) -> dict[str, str]:
     """What the report says of each dgrad's merging."""
-    run = compiled(model, emulate=True, **OPTIONS | options)
+    run = compiled(model, **OPTIONS | options, **{"linears.emulate": True})
     out = run(x)
     torch.autograd.backward([y.float().square().mean() for y in (out if isinstance(out, tuple) else (out,))])
     dgrads = [each for each in fp8compile.report(run).linears if each.direction == "dgrad"]
@@ -109,14 +108,14 @@ full: float32[140, 4] = zeros(primals_4)
 @pytest.mark.parametrize("emulate", [True, False])
 def test_q_k_and_v_are_one_dgrad_and_so_are_gate_and_up(emulate: bool, fp8_units: None) -> None:
     layer, args = llama_case(2, 64, 64, 128, 4)
-    graph = joint_of(layer, *args, emulate=emulate, **OPTIONS)
+    graph = joint_of(layer, *args, **OPTIONS, **{"linears.emulate": emulate})
     assert matmuls(graph) == 21 - 3
     graph.lint()
 
 
 def test_the_report_says_with_what_a_dgrad_is_merged() -> None:
     layer, args = llama_case(2, 64, 64, 128, 4)
-    run = compiled(layer, emulate=True, **OPTIONS)
+    run = compiled(layer, **OPTIONS, **{"linears.emulate": True})
     run(*args).float().square().mean().backward()
     found = {m.origin.module: m.formats for m in fp8compile.report(run).linears if m.direction == "dgrad"}
     plain = "e5m2 x e4m3 delayed, cached weight, emulated"
@@ -129,15 +128,20 @@ def test_the_report_says_with_what_a_dgrad_is_merged() -> None:
 
 def test_nothing_is_merged_unless_asked_for() -> None:
     layer, args = llama_case(2, 64, 64, 128, 4)
-    assert matmuls(joint_of(layer, *args, emulate=True, **OPTIONS | {"merge_dgrads": False})) == 21
-    assert told(Two(), data(), merge_dgrads=False) == {"a": "", "b": ""}
+    assert (
+        matmuls(joint_of(layer, *args, **OPTIONS | {"linears.merge_dgrads": False}, **{"linears.emulate": True}))
+        == 21
+    )
+    assert told(Two(), data(), **{"linears.merge_dgrads": False}) == {"a": "", "b": ""}
 
 
 def test_it_is_idempotent() -> None:
     layer, args = llama_case(2, 64, 64, 128, 4)
-    graph = joint_of(layer, *args, emulate=True, **OPTIONS)
+    graph = joint_of(layer, *args, **OPTIONS, **{"linears.emulate": True})
     before = len(graph.nodes)
-    context = Context(Recipe(emulate=True, **OPTIONS), frozenset(range(len(list(layer.parameters())) + 3)))
+    context = Context(
+        Recipe(linears={"emulate": True}, **OPTIONS), frozenset(range(len(list(layer.parameters())) + 3))
+    )
     quantize_linears(graph, context)
     graph.eliminate_dead_code()
     assert len(graph.nodes) == before
@@ -158,12 +162,12 @@ def test_reasons_to_leave_dgrads_apart() -> None:
     assert told(turned, data()) == not_merged(reasons.TRANSPOSED)
     in_parts = Two(lambda model, x: (model.a(x), model.b(x.relu())))
     assert told(in_parts, data()) == {"a": "", "b": ""}, "they read no one input"
-    modules = {"a": {"linear_formats": "e4m3"}}
+    modules = {"a": {"linears.formats": "e4m3"}}
     assert told(Two(), data(), modules=modules) == not_merged(reasons.NOT_ALIKE)
-    assert told(Two(), data(), modules={"a": {"merge_dgrads": False}}) == not_merged(reasons.NOT_ALIKE)
-    dynamic = {"linear_scaling": "dynamic", "modules": {"c": {"linear_scaling": "delayed"}}}
+    assert told(Two(), data(), modules={"a": {"linears.merge_dgrads": False}}) == not_merged(reasons.NOT_ALIKE)
+    dynamic = {"linears.scaling": "dynamic", "modules": {"c": {"linears.scaling": "delayed"}}}
     assert told(Two(), data(), **dynamic) == not_merged(reasons.NOT_KNOWN)
-    uncached = {"cache_weights": False, "modules": {"c": {"cache_weights": True}}}
+    uncached = {"linears.cache_weights": False, "modules": {"c": {"linears.cache_weights": True}}}
     assert told(Two(), data(), **uncached) == not_merged(reasons.NOT_CACHED)
 
 
@@ -175,7 +179,7 @@ class Three(Two):
 
 def test_all_linears_of_an_input_or_none() -> None:
     """The codes of their weights come in as one matrix, which is laid out before it is known who is in FP8."""
-    assert told(Three(), data(), linear_skip="c") == not_merged(reasons.NOT_PACKED)
+    assert told(Three(), data(), **{"linears.skip": "c"}) == not_merged(reasons.NOT_PACKED)
 
 
 def test_weights_that_are_multiplied_as_they_lie_are_left(fp8_units: None) -> None:
@@ -189,7 +193,7 @@ def test_weights_that_are_multiplied_as_they_lie_are_left(fp8_units: None) -> No
     model.a, model.b = (nn.Linear(64, 64, bias=False) for _ in range(2))
     for merge in (False, True):
         torch._dynamo.reset()
-        run = compiled(model, **OPTIONS | {"merge_dgrads": merge})
+        run = compiled(model, **OPTIONS | {"linears.merge_dgrads": merge})
         found.append(gradients(model, in_one(run), (x,)))
     formats = [m.formats for m in fp8compile.report(run).linears if m.direction == "dgrad"]
     assert sum(each.endswith(", merged with a linear without a module") for each in formats) == 2
@@ -210,15 +214,17 @@ def test_linears_of_an_input_without_gradient_have_no_dgrads() -> None:
     assert told(Two(), data().detach()) == {}
 
 
-@pytest.mark.parametrize("missing", [{"linear_scaling": "dynamic"}, {"cache_weights": False}, {"linear": "off"}])
+@pytest.mark.parametrize(
+    "missing", [{"linears.scaling": "dynamic"}, {"linears.cache_weights": False}, {"linears": "off"}]
+)
 def test_options_without_which_nothing_is_merged_are_remarked_on(missing: dict[str, Any]) -> None:
-    recipe = dataclasses.replace(Recipe(), emulate=True, **OPTIONS | missing)  # not judged as what is written
+    recipe = Recipe().changed({"linears.emulate": True, **OPTIONS | missing})  # not judged as what is written
     report = fp8compile.explain(Two(), (data(),), recipe=recipe)
     assert NOTHING_TO_MERGE in report.remarks
 
 
 def test_the_exact_twin_of_the_first_step_remarks_on_nothing() -> None:
-    run = compiled(model := Two(), emulate=True, check="first_step", **OPTIONS)
+    run = compiled(model := Two(), **OPTIONS, **{"linears.emulate": True, "debug.check": "first_step"})
     sum(y.sum() for y in run(data())).backward()
     assert NOTHING_TO_MERGE not in fp8compile.report(model).remarks
 
@@ -227,8 +233,8 @@ def test_results_that_a_loss_scaler_watches_stay() -> None:
     """In FP16 each result of a matmul is counted; nor are the inputs that hold codes, some without memory, watched."""
     x = data().detach().half().requires_grad_()
     assert told(Two().half(), x) == not_merged(reasons.NOT_SUMMED)
-    assert told(Two().half(), x, observe=False) == {"a": "merged with b", "b": "merged with a"}
-    assert told(Two(), data(), observe=True, linear_skip="b") == {"a": ""}
+    assert told(Two().half(), x, **{"fp32.observe": False}) == {"a": "merged with b", "b": "merged with a"}
+    assert told(Two(), data(), **{"fp32.observe": True, "linears.skip": "b"}) == {"a": ""}
 
 
 def test_no_row_is_left_for_a_scale() -> None:

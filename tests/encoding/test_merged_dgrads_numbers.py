@@ -32,7 +32,9 @@ def test_only_the_sum_changes(emulate: bool, fp8_units: None) -> None:
     model, x = Two().requires_grad_(), data()
     with torch.no_grad():
         model.b.weight.mul_(2.0**-5)
-    apart, merged = (step(model, x, emulate=emulate, merge_dgrads=each) for each in (False, True))
+    apart, merged = (
+        step(model, x, **{"linears.emulate": emulate, "linears.merge_dgrads": each}) for each in (False, True)
+    )
     assert torch.equal(apart["a.weight"], merged["a.weight"])
     assert torch.equal(apart["b.weight"], merged["b.weight"])
     exact = gradients(model, in_one(model), (x,))["arg0"]
@@ -42,7 +44,7 @@ def test_only_the_sum_changes(emulate: bool, fp8_units: None) -> None:
 
 def test_emulated_is_scaled_but_for_the_order_of_sums(fp8_units: None) -> None:
     model, x = Two(), data()
-    emulated, scaled = (step(model, x, emulate=each) for each in (True, False))
+    emulated, scaled = (step(model, x, **{"linears.emulate": each}) for each in (True, False))
     for name, value in emulated.items():
         assert torch.allclose(value, scaled[name], rtol=1e-5, atol=1e-6 * float(value.abs().max())), name
 
@@ -53,7 +55,7 @@ def test_gradients_of_a_layer_are_as_good_as_with_dgrads_apart(dtype: torch.dtyp
     found = []
     for merge in (False, True):
         torch._dynamo.reset()
-        run = compiled(layer, emulate=True, **OPTIONS | {"merge_dgrads": merge})
+        run = compiled(layer, **OPTIONS | {"linears.merge_dgrads": merge}, **{"linears.emulate": True})
         gradients(layer, run, args)
         found.append(gradient_sqnr(layer, run, args))
     changes = {name: found[1][name] - found[0][name] for name in found[0]}
@@ -67,7 +69,7 @@ def test_a_weight_of_zeros_learns(fp8_units: None) -> None:
     model, x = Two(), data()
     with torch.no_grad():
         model.b.weight.zero_()
-    found = step(model, x, emulate=False)
+    found = step(model, x, **{"linears.emulate": False})
     exact = gradients(model, in_one(model), (x,))
     for name in found:
         error = (found[name] - exact[name]).norm() / exact[name].norm()
@@ -78,14 +80,18 @@ def test_what_else_is_added_stays_added(fp8_units: None) -> None:
     """A residual around both, as in a post-norm layer."""
     model, x = Two(lambda model, x: (model.a(y := x.tanh()), model.b(y), y)), data()
     for emulate in (True, False):
-        apart, merged = (step(model, x, emulate=emulate, merge_dgrads=each) for each in (False, True))
+        apart, merged = (
+            step(model, x, **{"linears.emulate": emulate, "linears.merge_dgrads": each}) for each in (False, True)
+        )
         assert nearly(apart["arg0"], merged["arg0"])
     assert told(model, x) == {"a": "merged with b", "b": "merged with a"}
 
 
 def test_biases_are_left_where_they_are(fp8_units: None) -> None:
     model, x = Two(bias=True), data()
-    apart, merged = (step(model, x, emulate=False, merge_dgrads=each) for each in (False, True))
+    apart, merged = (
+        step(model, x, **{"linears.emulate": False, "linears.merge_dgrads": each}) for each in (False, True)
+    )
     assert all(torch.equal(apart[n], merged[n]) for n in apart if n != "arg0") and len(apart) == 5
     assert nearly(apart["arg0"], merged["arg0"])
 
@@ -94,7 +100,9 @@ def test_a_frozen_weight_is_merged_and_its_gradient_measured(fp8_units: None) ->
     """Without wgrad no codes are under the row's own scale: statistics are taken under the one that is used."""
     model, x = Two(), data()
     model.b.requires_grad_(False)
-    apart, merged = (step(model, x, emulate=False, merge_dgrads=each) for each in (False, True))
+    apart, merged = (
+        step(model, x, **{"linears.emulate": False, "linears.merge_dgrads": each}) for each in (False, True)
+    )
     assert nearly(apart["arg0"], merged["arg0"])
     labels = {operand.label for _, each in fp8compile.tools.scaling_state(model).graphs for operand in each.operands}
     assert {"a.gradient", "b.gradient"} <= labels
@@ -107,7 +115,7 @@ def test_histories_are_those_of_dgrads_apart(fp8_units: None) -> None:
         first.b.weight.mul_(2.0**-6)
     for merge in (False, True):
         model = copy.deepcopy(first)
-        step(model, data(), emulate=False, merge_dgrads=merge, steps=2)
+        step(model, data(), steps=2, **{"linears.emulate": False, "linears.merge_dgrads": merge})
         step_larger(model, merge)
         ((_, histories),) = fp8compile.tools.scaling_state(model).graphs
         found.append({o.label: row for o, row in zip(histories.operands, histories.totals.tolist(), strict=True)})
@@ -116,7 +124,7 @@ def test_histories_are_those_of_dgrads_apart(fp8_units: None) -> None:
 
 def step_larger(model: nn.Module, merge: bool) -> None:
     torch._dynamo.reset()
-    run = compiled(model, **OPTIONS | {"merge_dgrads": merge})
+    run = compiled(model, **OPTIONS | {"linears.merge_dgrads": merge})
     for size in (1.0, 8.0):
         (size * sum(y.sin().sum() for y in run(data()))).backward()
 
@@ -133,7 +141,7 @@ def test_other_ways_to_run(kind: str, fp8_units: None) -> None:
         run = torch.compile(
             model,
             backend="fp8compile",
-            options={"codegen": "eager", **OPTIONS, "merge_dgrads": merge},
+            options={"debug.codegen": "eager", **OPTIONS, "linears.merge_dgrads": merge},
             dynamic=dynamic,
         )
         for _ in range(2):

@@ -13,7 +13,7 @@ from fp8compile.fx.graph import ENCODING, SPLICED
 from tests.support.graphs import joint_of, split_of
 from tests.support.measure import compiled
 
-MODULES = {"b": {"linear_formats": "e4m3"}}
+MODULES = {"b": {"linears.formats": "e4m3"}}
 
 
 class Sum(nn.Module):
@@ -28,7 +28,7 @@ class Sum(nn.Module):
 
 
 def gradients(model: Sum, x: Tensor, **options: Any) -> list[Tensor]:
-    fn = compiled(model, preset="linear_only", emulate=True, **options)
+    fn = compiled(model, preset="linear_only", **options, **{"linears.emulate": True})
     out = fn(x)
     weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(5))
     return list(torch.autograd.grad((out * weight).sum(), [model.a.weight, model.b.weight]))
@@ -36,7 +36,7 @@ def gradients(model: Sum, x: Tensor, **options: Any) -> list[Tensor]:
 
 @pytest.mark.parametrize("linear", ["tensorwise", "rowwise"])
 def test_a_gradient_in_two_formats_is_encoded_twice(linear: str) -> None:
-    graph = joint_of(Sum(), torch.randn(32, 64), linear=linear, emulate=True, modules=MODULES)
+    graph = joint_of(Sum(), torch.randn(32, 64), linears=linear, modules=MODULES, **{"linears.emulate": True})
     codes = [n.meta["val"].dtype for n in graph.nodes if ENCODING in n.meta and n.meta["val"].element_size() == 1]
     assert torch.float8_e5m2 in codes, "a's"
     alike = [n.meta["val"].dtype for n in joint_of_one_format(linear) if n.meta["val"].element_size() == 1]
@@ -45,7 +45,7 @@ def test_a_gradient_in_two_formats_is_encoded_twice(linear: str) -> None:
 
 def joint_of_one_format(linear: str) -> list[torch.fx.Node]:
     torch._dynamo.reset()
-    graph = joint_of(Sum(), torch.randn(32, 64), linear=linear, emulate=True)
+    graph = joint_of(Sum(), torch.randn(32, 64), linears=linear, **{"linears.emulate": True})
     return [n for n in graph.nodes if ENCODING in n.meta]
 
 
@@ -54,9 +54,9 @@ def test_each_module_gets_the_gradients_of_its_own_format(linear: str) -> None:
     """Bit for bit those of a model all in that format."""
     model, x = Sum(), torch.randn(32, 64)
     found = []
-    for options in ({"modules": MODULES}, {"linear_formats": "hybrid"}, {"linear_formats": "e4m3"}):
+    for options in ({"modules": MODULES}, {"linears.formats": "hybrid"}, {"linears.formats": "e4m3"}):
         torch._dynamo.reset()
-        found.append(gradients(model, x, linear=linear, **options))
+        found.append(gradients(model, x, linears=linear, **options))
     mixed, hybrid, e4m3 = found
     assert torch.equal(mixed[0], hybrid[0]) and torch.equal(mixed[1], e4m3[1])
     assert not torch.equal(hybrid[1], e4m3[1]), "the formats round alike here, so nothing is shown"
@@ -81,7 +81,7 @@ def test_a_gradient_made_in_rows_is_encoded_once_and_its_codes_turned(
     )
     x = torch.randn(48, 64, requires_grad=True)
     torch._dynamo.reset()
-    split = split_of(model, x, saved="off", linear_scaling="delayed")
+    split = split_of(model, x, saved="off", **{"linears.scaling": "delayed"})
     codes = [n for n in split.bw.graph.nodes if getattr(n.meta.get("val"), "dtype", None) is torch.float8_e5m2]
     assert sum("convert_element_type" in node.name for node in codes) == encodes
     assert any(node.meta.get(SPLICED, "").startswith("turn(") for node in codes) == (encodes == 1)

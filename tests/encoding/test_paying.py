@@ -1,4 +1,4 @@
-"""``Recipe.linear = "auto"``: what is not predicted to pay stays, with both figures; what pays has them too."""
+"""``Recipe.linears.mode = "auto"``: what is not predicted to pay stays, with both figures; what pays has them too."""
 
 from __future__ import annotations
 
@@ -20,13 +20,18 @@ NO_COPY = DeviceRates("NO_COPY", copy=1e-6, bf16=1e3, fp8=1e3, attention=1.0, at
 def report_of(**options: object) -> Report:
     torch._dynamo.reset()
     model = nn.Sequential(nn.Linear(64, 128), nn.GELU(), nn.Linear(128, 64))
-    options = {"linear": "auto", "emulate": options.get("linear") != "off", "codegen": "eager", **options}
+    options = {
+        "linears": "auto",
+        "linears.emulate": options.get("linears") != "off",
+        "debug.codegen": "eager",
+        **options,
+    }
     torch.compile(model, backend="fp8compile", options=options)(torch.randn(64, 64)).sum().backward()
     return fp8compile.report(model)
 
 
 def test_small_linears_stay_with_both_figures() -> None:
-    report = report_of(device_rates="h100")
+    report = report_of(**{"debug.device_rates": "h100"})
     left = report.notes.skipped(LINEAR)
     assert not report.linears and len(left) == 5
     assert all(
@@ -64,7 +69,7 @@ def test_of_a_device_without_rates_nothing_is_predicted_and_all_of_it_is_in_fp8(
 
 
 def test_it_is_the_default() -> None:
-    assert Recipe().linear == "auto" and report_of(linear=Recipe().linear).linears == report_of().linears
+    assert Recipe().linears.mode == "auto" and report_of(linears=Recipe().linears.mode).linears == report_of().linears
 
 
 def test_fp32_counts_at_half_the_rate_of_bf16(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +97,7 @@ def test_linears_of_one_input_share_its_codes(monkeypatch: pytest.MonkeyPatch) -
             return self.q(x) + self.o(self.k(x))
 
     torch._dynamo.reset()
-    options = {"linear": "auto", "emulate": True, "codegen": "eager"}
+    options = {"linears": "auto", "linears.emulate": True, "debug.codegen": "eager"}
     torch.compile(Three(), backend="fp8compile", options=options)(torch.randn(48, 64)).sum().backward()
     assert {(s.M, s.K, s.N, s.sharing) for s in seen} == {(48, 64, 64, 2), (48, 64, 32, 2), (48, 32, 64, 1)}
     assert {s.directions for s in seen} == {("forward", "wgrad"), ("forward", "dgrad", "wgrad")}
@@ -104,5 +109,5 @@ def test_other_recipes_ask_nothing(other: str, monkeypatch: pytest.MonkeyPatch) 
         raise AssertionError
 
     monkeypatch.setattr(paying, "predicted", unexpected)
-    report = report_of(linear=other, device_rates="h100")
+    report = report_of(linears=other, **{"debug.device_rates": "h100"})
     assert all(linear.us == linear.us_in_its_dtype == 0 for linear in report.linears)

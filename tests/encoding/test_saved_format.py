@@ -27,7 +27,7 @@ BY_EXP = "e4m3 1x128 (made by exp: spans decades)"
 
 def stored(model: nn.Module, *args: Tensor, **options: object) -> set[str]:
     """The codecs of what is encoded, as the report has them."""
-    fn = compiled(model, min_saved_numel=0, **options)
+    fn = compiled(model, **options, **{"saved.min_numel": 0})
     fn(*args).sum().backward()
     return {s.codec for s in fp8compile.report(fn).saved}
 
@@ -113,13 +113,13 @@ def test_the_exp_of_a_scalar_is_a_scale_like_any_other() -> None:
 def test_other_formats_are_for_everything_and_need_no_reason() -> None:
     for saved_format, codec in (("e4m3", "e4m3 1x128"), ("int8", "int8 1x128"), ("best_of_two", None)):
         torch._dynamo.reset()
-        found = stored(Net(F.relu), torch.randn(128, 64), saved_format=saved_format)
+        found = stored(Net(F.relu), torch.randn(128, 64), saved=saved_format)
         assert found == {codec or "best of e4m3|int8 1x128"}
 
 
 def test_the_reason_stands_in_the_report() -> None:
     model = Net(F.relu)
-    fn = compiled(model, min_saved_numel=0)
+    fn = compiled(model, **{"saved.min_numel": 0})
     fn(torch.randn(128, 64)).sum().backward()
     text = " ".join(str(fp8compile.report(fn).saved).split())
     assert "compared" in text and COMPARED in fp8compile.report(fn).to_json()
@@ -131,12 +131,12 @@ def test_attention_has_a_format_of_its_own_that_can_be_by_use(monkeypatch: pytes
     assert codec_for(edge, Recipe()) == (Groupwise(E4M3), COMPARED[12:-1])
     monkeypatch.setattr(saved_codec, "belongs_to_attention", lambda edge: True)
     assert codec_for(edge, Recipe()) == (Groupwise(INT8), "")
-    assert codec_for(edge, Recipe(attention_format="auto")) == (Groupwise(E4M3), COMPARED[12:-1])
+    assert codec_for(edge, Recipe(saved={"attention_format": "auto"})) == (Groupwise(E4M3), COMPARED[12:-1])
 
 
 def test_the_products_of_fp8_linears_do_not_count_as_comparisons() -> None:
     """Their operands are encoded once more in the backward, where scales are made from them."""
-    assert stored(Net(F.gelu), torch.randn(128, 64), emulate=True) <= {
+    assert stored(Net(F.gelu), torch.randn(128, 64), **{"linears.emulate": True}) <= {
         "int8 1x128",
         "e4m3 tensorwise, a matmul's operand",
     }
@@ -161,7 +161,7 @@ def flipped(
     torch._dynamo.reset()
     torch.manual_seed(2)
     x = torch.randn(4096, 64).requires_grad_()
-    fn = compiled(Gate(), saved_format=saved_format)
+    fn = compiled(Gate(), saved=saved_format)
     fn(x).sum().backward()
     assert bool(fp8compile.report(fn).saved) == stored and x.grad is not None
     return int(((x.grad != 0) != on(x)).sum())
@@ -206,7 +206,7 @@ def test_gradients_of_a_resnet_are_no_worse_than_in_either_format() -> None:
     found = {}
     for saved_format in ("auto", "e4m3", "int8"):
         torch._dynamo.reset()
-        found[saved_format] = sorted(gradient_sqnr(model, compiled(model, saved_format=saved_format), (x,)).values())
+        found[saved_format] = sorted(gradient_sqnr(model, compiled(model, saved=saved_format), (x,)).values())
     worst = {name: values[0] for name, values in found.items()}
     median = {name: values[len(values) // 2] for name, values in found.items()}
     assert worst["auto"] > worst["int8"] and median["auto"] > median["int8"], (worst, median)
@@ -229,6 +229,6 @@ def test_an_always_small_feature_of_an_exp_keeps_its_gradient() -> None:
     for saved_format in ("auto", "int8"):
         torch._dynamo.reset()
         model.zero_grad()
-        compiled(model, saved_format=saved_format)(x).sum().backward()
+        compiled(model, saved=saved_format)(x).sum().backward()
         lost[saved_format] = int((model.a.weight.grad == 0).all(1).sum())
     assert lost["auto"] == 0 and lost["int8"] > 30, lost

@@ -13,7 +13,7 @@ from tests.support.graphs import split_of
 
 def rows_of(model: nn.Module, *args: Tensor) -> dict[tuple[int, ...], int]:
     """By the sizes of each saved value in memory, how many dimensions are a row."""
-    split = split_of(model, *args, linear="off", disabled="encode_saved")
+    split = split_of(model, *args, linears="off", disabled="encode_saved")
     edges = [e for e in split.edges if e.is_tensor and e.forward.meta["val"].is_floating_point()]
     return {sizes_in_memory(e.forward.meta["val"]): row_dims_of(e) for e in edges}
 
@@ -43,7 +43,7 @@ class Pairs(nn.Module):
 
 
 def test_a_transposed_pair_representation_has_rows_of_channels() -> None:
-    split = split_of(Pairs(), torch.randn(2, 24, 32, 16), linear="off", disabled="encode_saved")
+    split = split_of(Pairs(), torch.randn(2, 24, 32, 16), linears="off", disabled="encode_saved")
     transposed = [e for e in split.edges if e.is_tensor and memory_order(e.forward.meta["val"]) == HEADS_IN_TOKENS]
     assert transposed and all(row_dims_of(edge) == 1 for edge in transposed)
 

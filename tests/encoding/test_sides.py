@@ -32,7 +32,7 @@ class Between(nn.Module):
 def sides(model: nn.Module, saved_format: str = "auto") -> list[Sides | None]:
     """Of all values that are stored."""
     torch._dynamo.reset()
-    options = {"min_saved_numel": 0, "linear": "off", "saved_format": saved_format}
+    options = {"saved.min_numel": 0, "linears": "off", "saved": saved_format}
     split: PartitionedGraph = split_of(model, torch.randn(128, 32), disabled="encode_saved", **options)
     judge = Judge(split, Context(Recipe(**options)))
     return [d.sides for edge in split.edges if edge.is_tensor and isinstance(d := judge.decide(edge), Stored)]
@@ -99,7 +99,7 @@ def test_edges_in_several_views_are_kept() -> None:
 
     model = Between(function)
     fn = torch.compile(
-        model, backend="fp8compile", options={"codegen": "eager", "saved_format": "int8", "min_saved_numel": 0}
+        model, backend="fp8compile", options={"debug.codegen": "eager", "saved": "int8", "saved.min_numel": 0}
     )
     fn(torch.randn(128, 32)).sum().backward()
     assert any(each is not None for each in sides(model, "int8"))
@@ -136,7 +136,11 @@ def test_no_mask_of_a_network_of_convolutions_is_wrong() -> None:
     gradients = []
     for backend in ("exact", "ours"):
         torch._dynamo.reset()
-        fn = model if backend == "exact" else torch.compile(model, backend="fp8compile", options={"codegen": "eager"})
+        fn = (
+            model
+            if backend == "exact"
+            else torch.compile(model, backend="fp8compile", options={"debug.codegen": "eager"})
+        )
         model.zero_grad()
         out = fn(x)
         out.backward(torch.ones_like(out))

@@ -54,7 +54,9 @@ def data(rows: int = 48, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def told(model: nn.Module, *args: Tensor, **fields: Any) -> dict[str, str]:
     """By linear and direction, what the report says of smoothing."""
-    recipe = dataclasses.replace(Recipe(), **{"emulate": True, "smooth_swiglu": True, **fields})  # not judged
+    recipe = dataclasses.replace(
+        Recipe(), **{"linears.emulate": True, "linears.smooth_swiglu": True, **fields}
+    )  # not judged
     found = matmuls_told(fp8compile.explain(model, args, recipe=recipe))
     formats = {f"{x.origin.module} {x.direction}": getattr(x, "formats", "") for x in found}
     return {
@@ -82,7 +84,9 @@ def exact_codecs() -> Any:
 
 def test_golden_of_the_forward() -> None:
     """The forward's input is divided, its weight multiplied; the amax of the input is that of its channels."""
-    graph = joint_of(Gated().requires_grad_(False), data(), emulate=True, smooth_swiglu=True, saved="off")
+    graph = joint_of(
+        Gated().requires_grad_(False), data(), saved="off", **{"linears.emulate": True, "linears.smooth_swiglu": True}
+    )
     lines = text_of(graph).splitlines()
     of_down = [line for line in lines if any(name in line for name in ("statistics(", "multiplied(", "divided("))]
     assert_expected_inline(
@@ -100,21 +104,24 @@ def test_three_matmuls_are_smoothed_and_no_other() -> None:
     not_gated = f", not smoothed: {reasons.NOT_GATED}"
     smoothed = {f"down {direction}": ", smoothed" for direction in ("forward", "dgrad", "wgrad")}
     assert told(Gated(), data()) == smoothed | {"gate forward": not_gated, "up forward": not_gated}
-    assert told(Gated(), data(), smooth_swiglu=False) == {}
+    assert told(Gated(), data(), **{"linears.smooth_swiglu": False}) == {}
 
 
 def test_it_is_idempotent() -> None:
     model, x = Gated(), data()
-    graph = joint_of(model, x, emulate=True, smooth_swiglu=True)
+    graph = joint_of(model, x, **{"linears.emulate": True, "linears.smooth_swiglu": True})
     before = len(graph.nodes)
-    context = Context(Recipe(emulate=True, smooth_swiglu=True), frozenset(range(4)))
+    context = Context(Recipe(linears={"emulate": True, "smooth_swiglu": True}), frozenset(range(4)))
     assert not quantize_linears(graph, context).linears
     graph.eliminate_dead_code()
     assert len(graph.nodes) == before
 
 
 def test_no_pass_over_the_input_finds_its_amax_anew() -> None:
-    graphs = [joint_of(Gated(), data(), emulate=True, smooth_swiglu=each) for each in (False, True)]
+    graphs = [
+        joint_of(Gated(), data(), **{"linears.emulate": True, "linears.smooth_swiglu": each})
+        for each in (False, True)
+    ]
     plain, smooth = (
         [n for n in g.nodes if opname(n) == "amax" and n.args[0].meta["val"].shape == (48, 64)] for g in graphs
     )
@@ -126,7 +133,7 @@ def test_the_backward_is_given_the_exponents_and_makes_none(banned: bool) -> Non
     """Gate and up are stored as codes: exponents of these could be others than those of the forward's codes. Also where the
     cut may repeat reductions in the backward, which it bans by default."""
     with torch._functorch.config.patch(ban_recompute_reductions=banned):
-        split = split_of(Gated(), data(), emulate=True, smooth_swiglu=True)
+        split = split_of(Gated(), data(), **{"linears.emulate": True, "linears.smooth_swiglu": True})
     assert [opname(n) for n in split.fw.graph.nodes].count("__rshift__") == 2  # of amaxes, and the half
     assert "__rshift__" not in [opname(n) for n in split.bw.graph.nodes]
     given = [n.meta["val"] for n in split.bw.graph.nodes if n.op == "placeholder"]
@@ -159,22 +166,27 @@ def test_other_inputs_are_left(name: str) -> None:
 
 def test_recipes_that_are_not_smoothed() -> None:
     model, x = Gated(), data()
-    assert why_not(model, x, linear_scaling="delayed") == reasons.DELAYED
-    assert why_not(model, x, cache_weights=True) == reasons.CACHED
-    assert why_not(model, x, linear="rowwise") == reasons.NOT_TENSORWISE.format("rowwise")
+    assert why_not(model, x, **{"linears.scaling": "delayed"}) == reasons.DELAYED
+    assert why_not(model, x, **{"linears.cache_weights": True}) == reasons.CACHED
+    assert why_not(model, x, linears="rowwise") == reasons.NOT_TENSORWISE.format("rowwise")
 
 
 def test_a_recipe_without_such_linears_is_remarked_on() -> None:
-    for fields, remarked in (({"linear_scaling": "delayed"}, True), ({}, False)):
+    for fields, remarked in (({"linears.scaling": "delayed"}, True), ({}, False)):
         torch._dynamo.reset()
         model = nn.Linear(32, 32)
-        recipe = dataclasses.replace(Recipe(), codegen="eager", emulate=True, smooth_swiglu=True, **fields)
+        recipe = Recipe().changed(
+            {"debug.codegen": "eager", "linears.emulate": True, "linears.smooth_swiglu": True, **fields}
+        )
         torch.compile(model, backend="fp8compile", options={"recipe": recipe})(data())
         assert (NOTHING_TO_SMOOTH in fp8compile.report(model).remarks) == remarked
 
 
 def test_fp16_is_left() -> None:
-    assert why_not(Gated(factor=4).half(), data(dtype=torch.float16), islands="off", observe=False) == reasons.FP16
+    assert (
+        why_not(Gated(factor=4).half(), data(dtype=torch.float16), fp32="off", **{"fp32.observe": False})
+        == reasons.FP16
+    )
 
 
 class Twice(Gated):
@@ -213,7 +225,9 @@ def test_without_codes_the_function_is_kept_to_the_bit(dtype: torch.dtype, saved
     for smooth in (False, True):
         torch._dynamo.reset()
         with exact_codecs():
-            run = compiled(model, emulate=True, saved=saved, min_saved_numel=0, smooth_swiglu=smooth)
+            run = compiled(
+                model, saved=saved, **{"linears.emulate": True, "saved.min_numel": 0, "linears.smooth_swiglu": smooth}
+            )
             found.append(gradients(model, run, (x,)) | {"out": run(x).detach()})
     for name, value in found[0].items():
         assert torch.equal(value, found[1][name]), name
@@ -223,12 +237,14 @@ def test_channels_under_the_format_s_reach_come_back() -> None:
     """Two channels are 2**16 times as large, so that all others are E4M3's subnormal numbers, or zeros. With half of it moved
     none is: the gradient of each column of the weight is as good as if no channel were large. Gate and up are left: the rows
     of their weights are as far apart, which is another matter."""
-    others = {"gate": {"linear": "off"}, "up": {"linear": "off"}}
+    others = {"gate": {"linears": "off"}, "up": {"linears": "off"}}
     x, found = data(512), {}
     for name, factor, smooth in (("even", 1.0, False), ("plain", 2.0**16, False), ("smooth", 2.0**16, True)):
         torch._dynamo.reset()
         model = Gated(factor=factor)
-        run = compiled(model, emulate=True, saved="off", smooth_swiglu=smooth, modules=others)
+        run = compiled(
+            model, saved="off", modules=others, **{"linears.emulate": True, "linears.smooth_swiglu": smooth}
+        )
         exact, ours = (gradients(model, each, (x,))["down.weight"].double() for each in (model, run))
         columns = [sqnr_db(exact[:, i], ours[:, i]) for i in range(64) if i not in LARGE]
         found[name] = sorted(columns)[len(columns) // 2]
@@ -240,7 +256,7 @@ def test_scaled_matmuls_do_what_emulated_ones_do() -> None:
     for emulate in (True, False):
         torch._dynamo.reset()
         with mock.patch("fp8compile.encoding.linear_reasons.fp8_unsupported_reason", lambda device: None):
-            run = compiled(model, emulate=emulate, saved="off", smooth_swiglu=True)
+            run = compiled(model, saved="off", **{"linears.emulate": emulate, "linears.smooth_swiglu": True})
             found.append(gradients(model, run, (x,)))
     for name, value in found[0].items():
         assert torch.allclose(value, found[1][name], rtol=1e-5, atol=1e-6 * float(value.abs().max())), name
@@ -251,6 +267,12 @@ def test_compiled_by_inductor_it_is_the_same() -> None:
     model, x, found = Gated(), data(), []
     for codegen in ("eager", "inductor"):
         torch._dynamo.reset()
-        found.append(gradients(model, compiled(model, emulate=True, smooth_swiglu=True, codegen=codegen), (x,)))
+        found.append(
+            gradients(
+                model,
+                compiled(model, **{"linears.emulate": True, "linears.smooth_swiglu": True, "debug.codegen": codegen}),
+                (x,),
+            )
+        )
     for name, value in found[0].items():
         assert sqnr_db(value.double(), found[1][name]) > 40, name

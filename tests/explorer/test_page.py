@@ -49,7 +49,7 @@ def test_a_click_selects_a_box_and_tells_why(shown: Any) -> None:
     shown.click("#tree [data-key='layers.1']")
     shown.click("#tree [data-key='layers.1.down']")
     text = shown.inner_text("#panel")
-    assert "Recipe.linear_skip: module 'layers.1.down' matches 'layers.1.down'" in text
+    assert "Recipe.linears.skip: module 'layers.1.down' matches 'layers.1.down'" in text
     assert "Left as it was" in text
 
 

@@ -24,12 +24,12 @@ pytestmark = pytest.mark.usefixtures("vnni")
 aten = torch.ops.aten
 ROWS, WIDTH = 256, 64
 UNIT = ROWS * WIDTH * 4
-INT8 = {"linear": "int8"}  # products of codes on a CPU too: the matmul is another operation, as on a GPU
+INT8 = {"linears": "int8"}  # products of codes on a CPU too: the matmul is another operation, as on a GPU
 RECIPES = {
     "int8": {**INT8, "saved": "off"},
-    "int8, stored": {**INT8, "min_saved_numel": 0},
-    "emulated": {"emulate": True, "saved": "off"},
-    "rowwise": {"emulate": True, "linear": "rowwise", "saved": "off"},
+    "int8, stored": {**INT8, "saved.min_numel": 0},
+    "emulated": {"linears.emulate": True, "saved": "off"},
+    "rowwise": {"linears.emulate": True, "linears": "rowwise", "saved": "off"},
 }
 
 
@@ -69,7 +69,7 @@ STACKS: dict[str, Callable[[], Stack]] = {
 
 def report(model: nn.Module, **options: Any) -> Report:
     x = torch.randn(ROWS, WIDTH, requires_grad=True)
-    return fp8compile.explain(model, (x,), recipe=Recipe(codegen="eager", **options))
+    return fp8compile.explain(model, (x,), recipe=Recipe(debug={"codegen": "eager"}, **options))
 
 
 @pytest.mark.parametrize("stack", STACKS)

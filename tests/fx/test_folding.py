@@ -21,12 +21,12 @@ from tests.support.dumped import Gated
 
 
 def last(**fields: object) -> Snapshot:
-    recipe = Recipe(min_saved_numel=0, **fields)  # type: ignore[arg-type]
+    recipe = Recipe(saved={"min_numel": 0}, **fields)  # type: ignore[arg-type]
     return fp8compile.explain(Gated(), (torch.randn(128, 64),), recipe=recipe).graphs[0].steps[-1].after
 
 
 def test_an_encode_and_a_decode_are_a_node_each() -> None:
-    snapshot = last(saved_format="int8")
+    snapshot = last(saved="int8")
     forward, backward = map(folded, snapshot.parts)
     [encode] = [line for line in forward.lines if line.spliced]
     [decode] = [line for line in backward.lines if line.spliced]
@@ -41,7 +41,7 @@ def test_an_encode_and_a_decode_are_a_node_each() -> None:
 
 @pytest.mark.parametrize(("linear", "label"), [("tensorwise", "E4M3 per tensor"), ("rowwise", "E4M3 per 64")])
 def test_an_operand_of_a_linear_names_its_format_and_scales(linear: str, label: str) -> None:
-    assert f"encode {label}" in last(emulate=True, linear=linear, saved="off").to_dot()
+    assert f"encode {label}" in last(linears=linear, saved="off", **{"linears.emulate": True}).to_dot()
 
 
 def test_what_reads_a_view_reads_what_it_looks_at() -> None:

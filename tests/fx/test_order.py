@@ -81,6 +81,8 @@ def test_order_that_matters_stays(target: object, operands: tuple[str, ...]) -> 
 def test_the_codes_of_weights_are_not_alive_together() -> None:
     def needed(layers: int) -> int:
         model = nn.Sequential(*(nn.Linear(128, 128, bias=False) for _ in range(layers)))
-        return workspace_bytes(split_of(model, torch.randn(16, 128), emulate=True, saved="off", codegen="eager"))
+        return workspace_bytes(
+            split_of(model, torch.randn(16, 128), saved="off", **{"linears.emulate": True, "debug.codegen": "eager"})
+        )
 
     assert needed(8) - needed(2) < 128 * 128 * 4

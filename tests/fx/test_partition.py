@@ -75,13 +75,13 @@ def test_codes_of_an_unchecked_value_are_unchecked() -> None:
 def test_what_eager_does_not_check_is_not_checked() -> None:
     model = Model(Stash)
     exact = gradient_after_a_change(model, model)
-    found = gradient_after_a_change(model, compiled(model, min_saved_numel=0))
+    found = gradient_after_a_change(model, compiled(model, **{"saved.min_numel": 0}))
     assert sqnr_db(exact, found) > 25  # INT8, whose bound is 1/254 of the largest
 
 
 def test_what_eager_checks_is_checked() -> None:
     model = Model(Save)
-    for fn in (model, compiled(model, min_saved_numel=0)):
+    for fn in (model, compiled(model, **{"saved.min_numel": 0})):
         with pytest.raises(RuntimeError, match="modified by an inplace operation"):
             gradient_after_a_change(model, fn)
 
@@ -103,7 +103,7 @@ class Inputs(nn.Module):
 def test_no_value_of_the_forwards_own_passes_for_an_input_of_it() -> None:
     """Inductor takes an input's memory for fixed by its name and, from torch 2.15 on, by a mark that is False for data."""
     x, shift = torch.randn(128, 64, requires_grad=True), torch.rand(64)
-    split = split_of(Inputs(), x, shift, min_saved_numel=0)
+    split = split_of(Inputs(), x, shift, **{"saved.min_numel": 0})
     inputs = [edge for edge in split.edges if edge.forward.op == "placeholder"]
     made = [edge for edge in split.edges if edge not in inputs]
     assert [edge.backward.name for edge in inputs if not edge.backward.name.startswith("primals_")] == []
@@ -119,7 +119,7 @@ def test_no_value_of_the_forwards_own_passes_for_an_input_of_it() -> None:
 def test_inputs_that_are_made_of_one_value_are_not_called_alike() -> None:
     """Code that runs node by node calls an input by its target: two of one name gave one of them the other's value."""
     split = split_of(
-        nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)), torch.randn(64, 64), linear="off"
+        nn.Sequential(nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 64)), torch.randn(64, 64), linears="off"
     )
     edge = next(each for each in split.edges if each.is_tensor)
     made = [split.placeholder(edge, edge.forward) for _ in range(3)]

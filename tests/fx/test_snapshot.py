@@ -111,7 +111,7 @@ def test_what_the_results_do_not_need_is_left_out_as_by_dead_code_elimination() 
 def test_symbolic_shapes_are_text() -> None:
     x = torch.randn(128, 64)
     torch._dynamo.mark_dynamic(x, 0)
-    report = fp8compile.explain(Gated(), (x,), recipe=Recipe(min_saved_numel=0))
+    report = fp8compile.explain(Gated(), (x,), recipe=Recipe(saved={"min_numel": 0}))
     assert re.search(
         r"^tanh: f32\[s\d+, 64\] = aten.tanh.default\(mm\) +# dumped.py:\d+$",
         report.graphs[0].steps[0].before.text,

@@ -61,6 +61,8 @@ def test_numbers_of_a_pass() -> None:
 def test_two_linears_behind_encode_saved_are_a_screen() -> None:
     """70 lines, with FP8 linears too; node by node they are 203."""
     model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 64))
-    report = fp8compile.explain(model, (torch.randn(64, 64),), recipe=Recipe(min_saved_numel=0, emulate=True))
+    report = fp8compile.explain(
+        model, (torch.randn(64, 64),), recipe=Recipe(saved={"min_numel": 0}, linears={"emulate": True})
+    )
     after = report.graphs[0].steps[-1].after
     assert after.text.count("\n") <= 71 < 200 < after.full_text.count("\n")

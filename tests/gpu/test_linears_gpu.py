@@ -40,7 +40,7 @@ def test_products_are_those_of_emulation(shape: tuple[int, int, int], fp8_gpu: t
     m, k, n = shape
     linear = nn.Linear(k, n, bias=False, device=fp8_gpu)
     x, dy = torch.randn(m, k, device=fp8_gpu), torch.randn(m, n, device=fp8_gpu)
-    found, emulated = products(linear, x, dy), products(linear, x, dy, emulate=True)
+    found, emulated = products(linear, x, dy), products(linear, x, dy, **{"linears.emulate": True})
     a, w, g = (
         t.detach().cpu().double().abs() * (1 + 2.0**-3) for t in (x, linear.weight, dy)
     )  # decoded: |x| (1 + h)
@@ -90,7 +90,7 @@ def test_training_follows_emulation(fp8_gpu: torch.device) -> None:
             found.append(float(loss.detach()))
         return found
 
-    ours, emulated = losses(), losses(emulate=True)
+    ours, emulated = losses(), losses(**{"linears.emulate": True})
     learnt = emulated[0] - sum(emulated[-10:]) / 10
     assert learnt > 0.25 * emulated[0]
     assert abs(sum(ours[-10:]) - sum(emulated[-10:])) / 10 < 0.05 * learnt

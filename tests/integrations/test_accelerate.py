@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 from examples import accelerate_loop
 
-OPTIONS = {"codegen": "eager", "emulate": True}
+OPTIONS = {"debug.codegen": "eager", "linears.emulate": True}
 STEPS = 4
 
 

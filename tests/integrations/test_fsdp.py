@@ -17,7 +17,7 @@ from fp8compile.numerics import E4M3
 from fp8compile.numerics.scaling import amax_tensorwise, dequantize, inv_scale_of, quantize
 from tests.support.ranks import on_ranks
 
-LINEARS = {"linear": "tensorwise", "saved": "off", "emulate": True, "codegen": "eager"}
+LINEARS = {"linears": "tensorwise", "saved": "off", "linears.emulate": True, "debug.codegen": "eager"}
 
 
 class Block(nn.Module):

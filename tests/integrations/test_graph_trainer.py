@@ -20,8 +20,8 @@ from fp8compile.integrations.overwriting import BACKWARD, is_backward, overwrite
 from tests.integrations.one_graph import Block, decibels, step_of
 
 aten = torch.ops.aten
-LINEARS = Recipe(emulate=True, codegen="eager", saved="off")
-SAVED = Recipe(linear="off")
+LINEARS = Recipe(linears={"emulate": True}, debug={"codegen": "eager"}, saved="off")
+SAVED = Recipe(linears="off")
 
 
 def step(loss: Any = None) -> tuple[GraphModule, list[Any]]:

@@ -25,7 +25,7 @@ from fp8compile.integrations.lightning import Fp8CompileCallback  # noqa: E402
 from tests.integrations.parity import assert_parity  # noqa: E402
 from tests.support.net import Net  # noqa: E402
 
-OPTIONS = {"codegen": "eager", "emulate": True}
+OPTIONS = {"debug.codegen": "eager", "linears.emulate": True}
 BATCHES = [torch.randn(128, 64, generator=torch.Generator().manual_seed(i)) for i in range(4)]
 
 

@@ -17,7 +17,7 @@ from peft import LoraConfig, get_peft_model, get_peft_model_state_dict
 from examples import peft_lora
 
 LINEARS = 7  # of a Llama layer
-OPTIONS = {"codegen": "eager", "emulate": True}
+OPTIONS = {"debug.codegen": "eager", "linears.emulate": True}
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def test_frozen_weights_are_encoded_once(monkeypatch: pytest.MonkeyPatch) -> Non
     encode, encoded = weight_codes.encode, list[tuple[int, ...]]()
     monkeypatch.setattr(weight_codes, "encode", lambda w, how: encoded.append(tuple(w.shape)) or encode(w, how))
     model = get_peft_model(small_llama(1), LoraConfig(r=8, target_modules=peft_lora.LINEARS))
-    model.compile(backend="fp8compile", options=OPTIONS | {"cache_weights": True})
+    model.compile(backend="fp8compile", options=OPTIONS | {"linears.cache_weights": True})
     peft_lora.learn(model, windows(4), 1e-2)
     assert len(encoded) == LINEARS
 

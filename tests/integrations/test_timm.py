@@ -28,7 +28,7 @@ def test_the_example_keeps_up_with_its_twin() -> None:
 def test_checkpoints_keep_their_keys(name: str) -> None:
     model = example.create(name)
     keys = list(model.state_dict())
-    model.compile(backend="fp8compile", options={"codegen": "eager"})
+    model.compile(backend="fp8compile", options={"debug.codegen": "eager"})
     images, labels = example.digits(1)[0]
     torch.nn.functional.cross_entropy(model(images), labels).backward()
     assert list(model.state_dict()) == keys

@@ -32,5 +32,5 @@ def test_gradients_of_every_part_are_those_of_the_model() -> None:
     example.define_operators_of_torchvision()
     torch.manual_seed(0)
     model = example.TinyVLM()
-    found = fp8compile.check(model, example.pairs(1)[0], recipe={"codegen": "eager", "preset": "storage_only"})
+    found = fp8compile.check(model, example.pairs(1)[0], recipe={"debug.codegen": "eager", "preset": "storage_only"})
     assert found.ok, found

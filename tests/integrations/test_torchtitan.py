@@ -47,7 +47,7 @@ from tests.integrations.parity import assert_parity
 NAME = "fp8compile.integrations.torchtitan"
 SINGLE = mock.Mock(tp_enabled=False)
 CONFIG = CompileConfig(enable=True, backend="fp8compile")
-EXACT = Recipe(emulate=True, codegen="eager", saved="off")
+EXACT = Recipe(linears={"emulate": True}, debug={"codegen": "eager"}, saved="off")
 KEPT = _get_default_save_ops() | {torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default}
 POLICIES = {
     "default": lambda node: CheckpointPolicy.MUST_SAVE if node.target in KEPT else CheckpointPolicy.PREFER_RECOMPUTE,
@@ -155,7 +155,9 @@ def test_what_its_memory_policy_keeps_is_stored_as_codes(policy: str, linears: b
         if node.target is torch.ops.aten.add.Tensor and node.meta.get("autograd_backward"):
             node.meta["custom"] = {"module_fqn": ""}
     exact = run_traced(traced, module=model)(*called)
-    done = Fp8Passes(Recipe(emulate=True, codegen="eager", linear="tensorwise" if linears else "off"))
+    done = Fp8Passes(
+        Recipe(linears={"emulate": True, "mode": "tensorwise" if linears else "off"}, debug={"codegen": "eager"})
+    )
     recomputing = [functools.partial(tag_sac_policy, policy_fn=POLICIES.get(policy)), selective_activation_remat_pass]
     traced.gm = titan_passes.apply_graph_passes(
         traced.gm,

@@ -23,7 +23,7 @@ from transformers import Trainer, TrainingArguments  # noqa: E402
 
 from examples import hf_trainer  # noqa: E402
 
-OPTIONS = {"codegen": "eager", "emulate": True}
+OPTIONS = {"debug.codegen": "eager", "linears.emulate": True}
 ROWS, STEPS = 128, 6
 
 
@@ -109,7 +109,7 @@ def test_what_was_compiled_is_logged_once(tmp_path: Path, caplog: Any, capsys: A
 
 def test_a_model_that_is_compiled_keeps_its_recipe(tmp_path: Path) -> None:
     model = Net()
-    model.compile(backend="fp8compile", options={"codegen": "eager", "linear": "off"})
+    model.compile(backend="fp8compile", options={"debug.codegen": "eager", "linears": "off"})
     callback = Fp8CompileCallback(OPTIONS)
     trainer(tmp_path, model, callback, max_steps=1).train()
     assert callback.report is not None

@@ -32,7 +32,7 @@ from tests.support.reference import sqnr_db
 from tests.support.vit import ViT
 
 SNIPPETS_LOG_SUM_EXP = Function(lambda x: x.exp().sum(-1).log())
-PLAIN = {"linear": "off", "saved": "off"}
+PLAIN = {"linears": "off", "saved": "off"}
 
 
 # ------------------------------------------------------------------------------------------------- what overflows
@@ -46,8 +46,8 @@ def test_fourteen_snippets(name: str) -> None:
     args = case.make()
     reference = case.fn(*in_float64(args))
     assert not sqnr_db(reference, case.fn(*args)) >= 40
-    for options in ({"islands": "auto"}, {"islands": "policy"}):
-        out, gradients = trained_once(compiled(Function(case.fn), codegen="eager", **options), args)
+    for options in ({"fp32": "auto"}, {"fp32": "policy"}):
+        out, gradients = trained_once(compiled(Function(case.fn), **options, **{"debug.codegen": "eager"}), args)
         assert sqnr_db(reference, out) >= 40
         assert all(bool(g.isfinite().all()) for g in gradients)
 
@@ -65,7 +65,7 @@ def test_in_every_form(name: str, batched: bool) -> None:
     assert not sqnr_db(reference[fits], case.fn(*args)[fits]) >= 40
     for fn in (case.fn, Function(case.fn)):
         torch._dynamo.reset()
-        run = torch.compile(fn, backend="fp8compile", options={"codegen": "eager"})
+        run = torch.compile(fn, backend="fp8compile", options={"debug.codegen": "eager"})
         out, gradients = trained_once(run, args)
         assert sqnr_db(reference[fits], out[fits]) >= 40
         for e, g in zip(expected, gradients, strict=True):
@@ -88,7 +88,7 @@ def test_the_products_of_the_report(grad: bool) -> None:
         (lambda f: f @ f.t() / f.shape[1], (f,)),
     ):
         given = [a.clone().requires_grad_(grad) for a in args]
-        out = torch.compile(fn, backend="fp8compile", options={"codegen": "eager"})(*given)
+        out = torch.compile(fn, backend="fp8compile", options={"debug.codegen": "eager"})(*given)
         assert sqnr_db(fn(*in_float64(args)), out) >= 60, "FP16 rounds to 2^-12: 74 dB"
 
 
@@ -106,7 +106,7 @@ def test_the_maximum_of_an_island_is_found_again() -> None:
     """Its gradient goes where y equals it. In FP32 nothing equals a maximum that was rounded: 0 / 0."""
     x = torch.rand(2, 3, 4, 5).half()
     model = Function(lambda x: F.normalize(x, dim=1).amax(-1))
-    out, gradients = trained_once(compiled(model, codegen="eager", **PLAIN), (x,))
+    out, gradients = trained_once(compiled(model, **PLAIN, **{"debug.codegen": "eager"}), (x,))
     assert bool(out.isfinite().all()) and all(bool(g.isfinite().all()) for g in gradients)
 
 
@@ -144,7 +144,7 @@ def test_linear_attention() -> None:
 def test_the_report_says_which_line_overflows_in_linear_attention() -> None:
     args, _, _ = attention_case()
     first = fp8compile.tools.debug_step(
-        LinearAttention(), tuple(a.requires_grad_() for a in args), recipe={"islands": "off"}
+        LinearAttention(), tuple(a.requires_grad_() for a in args), recipe={"fp32": "off"}
     )
     assert first is not None and first.op == "bmm.default" and "z = 1 / (torch.einsum" in first.source
 
@@ -152,7 +152,7 @@ def test_the_report_says_which_line_overflows_in_linear_attention() -> None:
 def widened_share(model: nn.Module, *args: Tensor) -> float:
     """Computing nodes that islands widen, over all computing nodes of the joint graph."""
     args = tuple(a.clone().requires_grad_() for a in args)
-    graph = joint_of(model, *args, **PLAIN, islands="off", observe=False)
+    graph = joint_of(model, *args, **PLAIN, fp32="off", **{"fp32.observe": False})
     return sum(i.nodes for i in islands_of(model, *args)) / sum(computes(n) for n in graph.nodes)
 
 
@@ -180,7 +180,7 @@ def test_cameras() -> None:
 def losses(model: nn.Module, steps: int = 5, **options: Any) -> list[float]:
     torch.manual_seed(0)
     images, classes = torch.randn(8, 3, 16, 16).half(), torch.arange(8) % 10
-    fn = compiled(model, codegen="eager", **options)
+    fn = compiled(model, **options, **{"debug.codegen": "eager"})
     found = []
     for _ in range(steps):
         loss = F.cross_entropy(fn(images).float(), classes)
@@ -201,7 +201,7 @@ def unstable() -> ViT:
 
 def test_an_unstable_block_trains_with_keep_fp32() -> None:
     assert not all(map(torch.isfinite, map(torch.tensor, losses(unstable(), **PLAIN))))
-    kept = losses(unstable(), keep_fp32=("blocks.1",), **PLAIN)
+    kept = losses(unstable(), **PLAIN, **{"fp32.keep": ("blocks.1",)})
     assert all(map(torch.isfinite, map(torch.tensor, kept)))
 
 
@@ -210,7 +210,7 @@ def islands_of(model: nn.Module, *args: Tensor, **options: Any) -> tuple[Island,
 
 
 def test_the_report_lists_islands_with_reason_size_and_place() -> None:
-    report = fp8compile.explain(unstable(), (torch.randn(2, 3, 16, 16).half(),), recipe={"keep_fp32": ("blocks.1",)})
+    report = fp8compile.explain(unstable(), (torch.randn(2, 3, 16, 16).half(),), recipe={"fp32.keep": ("blocks.1",)})
     island = max(report.islands, key=lambda i: i.nodes)
     assert island.origin.module.startswith("blocks.1") and "keep_fp32: blocks.1" in island.reason
     assert island.nodes == len(island.members) > 10 and island.matmuls > 0 and island.bytes_added > 0
@@ -246,7 +246,7 @@ def test_under_autocast() -> None:
     reference = copy.deepcopy(model).double()(x.double())
     with torch.autocast("cpu", torch.float16):
         assert not model(x).isfinite().all()
-        out = compiled(model, codegen="eager", **PLAIN)(x)
+        out = compiled(model, **PLAIN, **{"debug.codegen": "eager"})(x)
     out.float().sum().backward()
     assert out.isfinite().all() and all(
         bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None
@@ -258,7 +258,7 @@ def test_operations_by_name() -> None:
     model = Function(lambda x, w: torch.tanh(torch.sigmoid(x) * w) * w)
     x, w = torch.randn(8, 8).half().requires_grad_(), torch.randn(8, 8).half()
     assert not islands_of(model, x, w)
-    (island,) = islands_of(model, x, w, keep_fp32=("aten.tanh",))
+    (island,) = islands_of(model, x, w, **{"fp32.keep": ("aten.tanh",)})
     assert all(name.startswith(("tanh", "mul", "sub")) for name in island.members), island.members
 
 
@@ -273,7 +273,7 @@ def test_only_fp16_is_widened(dtype: torch.dtype) -> None:
 
 def test_policy_widens_bf16_as_amp_does() -> None:
     model = Function(lambda x: x.exp().sum(-1).log())
-    (island,) = islands_of(model, torch.randn(4, 8, dtype=torch.bfloat16, requires_grad=True), islands="policy")
+    (island,) = islands_of(model, torch.randn(4, 8, dtype=torch.bfloat16, requires_grad=True), fp32="policy")
     assert {"exp", "sum_1", "log"} <= set(island.members)
 
 
@@ -285,7 +285,7 @@ def test_healthy_models_are_left_alone() -> None:
 def test_a_product_in_an_island_is_no_fp8_linear_and_what_it_saves_keeps_its_range() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Linear(64, 64)).half()
     x = torch.randn(128, 64).half()
-    options = {"keep_fp32": ("2",), "emulate": True, "min_saved_numel": 0, "linear_skip": ()}
+    options = {"fp32.keep": ("2",), "linears.emulate": True, "saved.min_numel": 0, "linears.skip": ()}
     report = fp8compile.explain(model, (x,), recipe=options)
     reasons = {entry.origin.module: why(entry) for entry in matmuls_told(report)}
     assert reasons == {"0": "", "2": "in an FP32 island", "3": ""}
@@ -297,7 +297,7 @@ def test_a_product_in_an_island_is_no_fp8_linear_and_what_it_saves_keeps_its_ran
 def test_a_saved_value_of_an_island_is_kept_as_it_is() -> None:
     model = Function(lambda x, w: (torch.exp(x @ w) ** 2).sum(-1).log())
     x, w = torch.randn(64, 64).half(), torch.randn(64, 64).half()
-    report = fp8compile.explain(model, (x.requires_grad_(), w.requires_grad_()), recipe={"min_saved_numel": 0})
+    report = fp8compile.explain(model, (x.requires_grad_(), w.requires_grad_()), recipe={"saved.min_numel": 0})
     assert any(i.nodes for i in report.islands)
     assert all(s.dtype != "f32" for s in report.saved)
 
@@ -313,12 +313,12 @@ def cause(error: pytest.ExceptionInfo[Exception]) -> str:
     ("pattern", "near"), [("block.1", "blocks.1"), ("aten.softmax", "_softmax"), ("head.linear", "head")]
 )
 def test_a_pattern_that_matches_nothing(pattern: str, near: str) -> None:
-    with pytest.raises(Exception, match="keep_fp32") as error:
-        compiled(ViT().half(), keep_fp32=(pattern,))(torch.randn(2, 3, 16, 16).half())
+    with pytest.raises(Exception, match=r"fp32\.keep") as error:
+        compiled(ViT().half(), **{"fp32.keep": (pattern,)})(torch.randn(2, 3, 16, 16).half())
     assert pattern in cause(error) and near in cause(error)
 
 
 @pytest.mark.parametrize("value", ["policies", True, 3])
 def test_a_value_that_islands_cannot_have(value: Any) -> None:
     with pytest.raises(ValueError, match=r"Recipe\.islands cannot be"):
-        Recipe(islands=value)
+        Recipe(fp32=value)

@@ -31,7 +31,7 @@ def plain() -> nn.Sequential:
     torch.manual_seed(0)
     model = nn.Sequential(Block(), Block()).half()
     for block in model:
-        block.compile(backend="fp8compile", options={"observe": True, "codegen": "eager"})
+        block.compile(backend="fp8compile", options={"fp32.observe": True, "debug.codegen": "eager"})
     return model
 
 

@@ -16,8 +16,8 @@ from fp8compile.observe.history import ValueHistory
 from tests.support.graphs import joint_of, text_of
 from tests.support.measure import compiled
 
-EAGER = {"codegen": "eager", "observe": True}
-FP8 = {"emulate": True, "min_saved_numel": 0}
+EAGER = {"debug.codegen": "eager", "fp32.observe": True}
+FP8 = {"linears.emulate": True, "saved.min_numel": 0}
 
 
 class Block(nn.Module):
@@ -112,11 +112,15 @@ def test_off_the_graph_is_the_same_to_the_node(dtype: torch.dtype) -> None:
     for observe in (False, "auto", True):
         torch._dynamo.reset()
         torch.manual_seed(0)
-        graph = joint_of(Block().to(dtype), torch.randn(32, 64).to(dtype), emulate=True, observe=observe)
+        graph = joint_of(
+            Block().to(dtype), torch.randn(32, 64).to(dtype), **{"linears.emulate": True, "fp32.observe": observe}
+        )
         texts.append(text_of(graph))
     assert texts[0] == texts[1] != texts[2] and "_counted" in texts[2] and "_counted" not in texts[1]
     model = Blocks().to(dtype)
-    compiled(model, codegen="eager", observe="auto")(torch.randn(32, 64).to(dtype)).sum().backward()
+    compiled(model, **{"debug.codegen": "eager", "fp32.observe": "auto"})(
+        torch.randn(32, 64).to(dtype)
+    ).sum().backward()
     assert records.of_model(model) == []
     with pytest.raises(ValueError, match=r"observe=True"):
         fp8compile.tools.overflow_report(model)

@@ -48,7 +48,7 @@ def test_gradients_are_the_same_bits_with_and_without() -> None:
     gradients = []
     for observe in ("auto", False):
         torch._dynamo.reset()
-        loss_of(compiled(model, observe=observe), x).backward()
+        loss_of(compiled(model, **{"fp32.observe": observe}), x).backward()
         gradients.append([p.grad for p in model.parameters()])
         model.zero_grad()
     assert all(torch.equal(a, b) for a, b in zip(*gradients, strict=True))
@@ -59,7 +59,7 @@ def test_generated_code_counts_what_it_stores() -> None:
     model = Net().half()
     eager = copy.deepcopy(model)
     xs = batches(64)
-    loss_of(compiled(model, codegen="inductor"), xs[0], 2.0**14).backward()
+    loss_of(compiled(model, **{"debug.codegen": "inductor"}), xs[0], 2.0**14).backward()
     ours, theirs = counts_of(model), eager_counts(eager, xs, 2.0**14)
     assert ours.keys() == theirs.keys()
     for key, expected in theirs.items():
@@ -206,7 +206,7 @@ def test_nothing_is_kept_alive() -> None:
 def test_without_fp16_nothing_is_added(dtype: torch.dtype) -> None:
     model = Net().to(dtype)
     x = batches(32)[0].to(dtype)
-    compiled(model, observe="auto")(x).sum().backward()
+    compiled(model, **{"fp32.observe": "auto"})(x).sum().backward()
     assert records.of_model(model) == []
     assert fp8compile.explain(model, (x,)).observed == ()
 
@@ -214,7 +214,7 @@ def test_without_fp16_nothing_is_added(dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_other_dtypes_are_observed_on_request(dtype: torch.dtype) -> None:
     model = Net().to(dtype)
-    compiled(model, observe=True)(batches(32)[0].to(dtype)).sum().backward()
+    compiled(model, **{"fp32.observe": True})(batches(32)[0].to(dtype)).sum().backward()
     [seen] = records.of_model(model)
     named = {torch.float32: "f32", torch.bfloat16: "bf16"}[dtype]
     assert {row.dtype for row in seen.rows if row.module in ("up", "down", "up.weight")} == {named}
@@ -222,7 +222,7 @@ def test_other_dtypes_are_observed_on_request(dtype: torch.dtype) -> None:
 
 def test_integers_and_autocast() -> None:
     model = nn.Sequential(nn.Embedding(16, 64), nn.Linear(64, 64))
-    run = compiled(model, observe="auto")
+    run = compiled(model, **{"fp32.observe": "auto"})
     with torch.autocast("cpu", torch.float16):
         loss = run(torch.arange(16)).float().sum()
     loss.backward()
@@ -233,7 +233,7 @@ def test_integers_and_autocast() -> None:
 
 def test_a_part_of_the_model_can_be_left_out() -> None:
     model = Net().half()
-    loss_of(compiled(model, modules={"up": {"observe": False}}), *batches(32)).backward()
+    loss_of(compiled(model, modules={"up": {"fp32.observe": False}}), *batches(32)).backward()
     [seen] = records.of_model(model)
     assert {row.module for row in seen.rows} >= {"down", "down.weight"}
     assert not [row for row in seen.rows if row.module.startswith("up")]

@@ -66,7 +66,7 @@ def test_states_of_a_whole_step_are_those_of_the_three_calls() -> None:
     mine, x = nn.Sequential(nn.Linear(200, 64), nn.Tanh(), nn.Linear(64, 8)), torch.randn(32, 200)
     theirs = copy.deepcopy(mine)
     made, expected = (optim.AdamW(model.parameters(), lr=1e-3, compiled=False) for model in (mine, theirs))
-    step = fp8compile.train_step(mine, loss_of, made, recipe={"linear": "off", "saved": "off"}, fallback=False)
+    step = fp8compile.train_step(mine, loss_of, made, recipe={"linears": "off", "saved": "off"}, fallback=False)
     for _ in range(3):
         step(x)
         loss_of(theirs, x).backward()

@@ -31,7 +31,7 @@ from tests.support.measure import compiled
 
 aten = torch.ops.aten
 CHUNKS = 3
-EXACT = {"linear": "off", "saved": "off", "observe": False}
+EXACT = {"linears": "off", "saved": "off", "fp32.observe": False}
 
 
 @pytest.fixture(autouse=True)
@@ -41,7 +41,7 @@ def fresh() -> None:
 
 def joint(loss: Loss = losses.mean, bias: bool = False, **options: Any) -> Graph:
     model, x, t = case(loss, bias=bias)
-    return joint_of(model, x, t, **{**EXACT, "chunk_logits": CHUNKS, **options})
+    return joint_of(model, x, t, **{**EXACT, "memory.chunk_logits": CHUNKS, **options})
 
 
 def matmuls(graph: Graph) -> list[tuple[int, ...]]:
@@ -51,7 +51,7 @@ def matmuls(graph: Graph) -> list[tuple[int, ...]]:
 
 def notes(model: nn.Module, *args: Tensor, **options: Any) -> tuple[list[Chunked], list[str]]:
     """What is computed in chunks, and the reasons why logits were left."""
-    fn = compiled(model, **{**EXACT, "chunk_logits": CHUNKS, **options})
+    fn = compiled(model, **{**EXACT, "memory.chunk_logits": CHUNKS, **options})
     fn(*args)
     report = fp8compile.report(fn)
     return list(report.chunked), [skip.reason for skip in report.notes.skipped(LOGITS)]
@@ -59,7 +59,11 @@ def notes(model: nn.Module, *args: Tensor, **options: Any) -> tuple[list[Chunked
 
 def test_golden() -> None:
     """What is put in; each chunk takes results of the one before."""
-    lines = [line for line in text_of(joint(chunk_logits=2)).splitlines() if "_in_" in line or "of_all" in line]
+    lines = [
+        line
+        for line in text_of(joint(**{"memory.chunk_logits": 2})).splitlines()
+        if "_in_" in line or "of_all" in line
+    ]
     shown = [re.sub(r"where_2, .*, permute, .*permute_3", "..., permute_3", line) for line in lines]
     assert_expected_inline(
         "\n".join(shown),
@@ -101,7 +105,7 @@ def test_no_matmul_gives_all_logits_and_nothing_is_made_of_them(loss: Loss) -> N
 def test_it_is_idempotent() -> None:
     graph = joint()
     before = text_of(graph)
-    assert chunk_logits(graph, Context(Recipe(chunk_logits=CHUNKS))).chunked == ()
+    assert chunk_logits(graph, Context(Recipe(memory={"chunk_logits": CHUNKS}))).chunked == ()
     assert text_of(graph) == before
 
 
@@ -113,7 +117,7 @@ WITH_BIAS = (losses.weighted, losses.shifted_logits)
 )
 def test_loss_and_gradients_are_those_of_eager_in_another_order_of_sums(loss: Loss, bias: bool) -> None:
     model, x, t = case(loss, torch.float64, bias)
-    fn = compiled(model, **EXACT, chunk_logits=CHUNKS)
+    fn = compiled(model, **EXACT, **{"memory.chunk_logits": CHUNKS})
     ours = gradients(model, fn, x, t)
     assert len(fp8compile.report(fn).chunked) == 1
     for got, exact, bound in zip(ours, gradients(model, model, x, t), bounds(model, x, t, 2.0**-53), strict=True):
@@ -129,7 +133,7 @@ ROUNDING = {torch.float32: 0.0, torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11
 @pytest.mark.parametrize("loss", [losses.hugging_face, losses.soft_capped], ids=lambda form: form.__name__)
 def test_in_each_dtype_the_error_is_that_of_the_dtype(loss: Loss, dtype: torch.dtype, upstream: float) -> None:
     model, x, t = case(loss, dtype)
-    fn = compiled(model, **EXACT, islands="off", chunk_logits=CHUNKS)
+    fn = compiled(model, **EXACT, fp32="off", **{"memory.chunk_logits": CHUNKS})
     ours = gradients(model, fn, x, t, upstream)
     assert len(fp8compile.report(fn).chunked) == 1
     exact = gradients(twin := copy.deepcopy(model).double(), twin, x.detach().double().requires_grad_(), t)
@@ -144,7 +148,9 @@ def test_in_each_dtype_the_error_is_that_of_the_dtype(loss: Loss, dtype: torch.d
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_generated_code_computes_the_same(dtype: torch.dtype) -> None:
     model, x, t = case(losses.shifted_logits, dtype, bias=True)
-    ours = gradients(model, compiled(model, **EXACT, codegen="inductor", chunk_logits=CHUNKS), x, t)
+    ours = gradients(
+        model, compiled(model, **EXACT, **{"debug.codegen": "inductor", "memory.chunk_logits": CHUNKS}), x, t
+    )
     limits = bounds(model.double(), x, t, 2.0**-24, 4 * ROUNDING[dtype])
     exact = gradients(model, model, x.detach().double().requires_grad_(), t)
     for got, reference, bound in zip(ours, exact, limits, strict=True):
@@ -167,7 +173,7 @@ class Two(nn.Module):
 def test_two_heads_of_one_weight() -> None:
     _, x, t = case(dtype=torch.float64)
     model = Two().double()
-    fn = compiled(model, **EXACT, chunk_logits=CHUNKS)
+    fn = compiled(model, **EXACT, **{"memory.chunk_logits": CHUNKS})
     ours = gradients(model, fn, x, t)
     assert len(fp8compile.report(fn).chunked) == 2
     (one := Head()).lm_head = model.lm_head
@@ -184,7 +190,7 @@ def test_under_autocast() -> None:
             loss = fn(x, t)
         return [loss.detach(), *torch.autograd.grad(loss, [x, *model.parameters()])]
 
-    fn = compiled(model, **EXACT, chunk_logits=CHUNKS)
+    fn = compiled(model, **EXACT, **{"memory.chunk_logits": CHUNKS})
     ours = run(fn)
     assert len(fp8compile.report(fn).chunked) == 1
     for got, plain, bound in zip(ours, run(model), bounds(model, x, t, 2.0**-24, 2.0**-8), strict=True):
@@ -200,7 +206,7 @@ def test_hidden_states_and_statistics_are_saved_as_they_are() -> None:
             return super().forward(F.gelu(F.layer_norm(x, (HIDDEN,))), t)
 
     _, x, t = case()
-    split = split_of(Normed(), x, t, linear="off", chunk_logits=CHUNKS)
+    split = split_of(Normed(), x, t, linears="off", **{"memory.chunk_logits": CHUNKS})
     kept = [n for e in split.edges for n in [e.forward] if e.is_tensor and n.meta["val"].dtype == torch.float32]
     assert aten.cat.default in {n.target for n in kept}
     hidden = [n for n in kept if numel(n.meta["val"]) == x.numel() and n.op != "placeholder"]
@@ -312,34 +318,38 @@ def test_a_head_in_fp8_or_int8(linear: str, emulate: bool, monkeypatch: pytest.M
     model = losses.Head()
     model.lm_head = nn.Linear(HIDDEN, 48, bias=False)  # with 64 and more it would be known for a head
     _, x, t = case()
-    options: dict[str, Any] = {"linear": linear, "emulate": emulate}
-    chunked, reasons = notes(model, x, t, **options, linear_skip=())
-    assert chunked == [] and reasons[0].startswith("Recipe.linear makes the head FP8 or INT8")
+    options: dict[str, Any] = {"linears": linear, "linears.emulate": emulate}
+    chunked, reasons = notes(model, x, t, **options, **{"linears.skip": ()})
+    assert chunked == [] and reasons[0].startswith("Recipe.linears.mode makes the head FP8 or INT8")
     torch._dynamo.reset()
     assert len(notes(model, x, t, **options)[0]) == 1
 
 
 def test_where_statistics_are_taken() -> None:
     model, x, t = case()
-    said = "statistics of the logits or of their gradient are taken: Recipe.observe=False takes none"
-    assert notes(model, x, t, observe=True) == ([], [said])
+    said = "statistics of the logits or of their gradient are taken: Recipe.fp32.observe=False takes none"
+    assert notes(model, x, t, **{"fp32.observe": True}) == ([], [said])
 
 
 def test_off_says_what_auto_would_do_for_large_logits_alone() -> None:
     model, x, t = case()
-    assert notes(model, x, t, chunk_logits="off") == ([], []) == notes(model, x, t, chunk_logits="auto")
+    assert (
+        notes(model, x, t, **{"memory.chunk_logits": "off"})
+        == ([], [])
+        == notes(model, x, t, **{"memory.chunk_logits": "auto"})
+    )
     with mock.patch.multiple(module, LEAST_BYTES=2000, CHUNK_BYTES=600):
         torch._dynamo.reset()
-        said = "Recipe.chunk_logits is off: with 'auto' they would be computed in 4 chunks"
-        assert notes(model, x, t, chunk_logits="off") == ([], [said])
+        said = "Recipe.memory.chunk_logits is off: with 'auto' they would be computed in 4 chunks"
+        assert notes(model, x, t, **{"memory.chunk_logits": "off"}) == ([], [said])
         torch._dynamo.reset()
-        (entry,), _ = notes(model, x, t, chunk_logits="auto")
+        (entry,), _ = notes(model, x, t, **{"memory.chunk_logits": "auto"})
     assert (entry.forward, entry.backward, entry.bytes_before, entry.bytes_after) == (4, 4, 2400, 624)
 
 
 def test_by_module_and_not_in_inference() -> None:
     model, x, t = case()
-    chunked, reasons = notes(model, x, t, modules={"lm_head": {"chunk_logits": "off"}})
+    chunked, reasons = notes(model, x, t, modules={"lm_head": {"memory.chunk_logits": "off"}})
     assert (chunked, reasons) == ([], [])
     torch._dynamo.reset()
     with torch.no_grad():
@@ -357,7 +367,7 @@ def test_a_linear_that_no_softmax_reads() -> None:
 
     assert notes(Layer(), torch.randn(4, HIDDEN)) == ([], [])
     torch._dynamo.reset()
-    assert notes(Layer(), torch.randn(4, HIDDEN), linear="rowwise", emulate=True) == (
+    assert notes(Layer(), torch.randn(4, HIDDEN), linears="rowwise", **{"linears.emulate": True}) == (
         [],
         [],
     )  # amaxes, and silu's exp
@@ -365,7 +375,7 @@ def test_a_linear_that_no_softmax_reads() -> None:
 
 def test_the_report_says_what_does_not_exist() -> None:
     model, x, t = case()
-    fn = compiled(model, **EXACT, chunk_logits=CHUNKS)
+    fn = compiled(model, **EXACT, **{"memory.chunk_logits": CHUNKS})
     fn(x, t)
     report = fp8compile.report(fn)
     assert "logits: 2.3 KiB never exist, 3 + 3 chunks of at most 816 B" in str(report)

@@ -35,7 +35,7 @@ def beside_eager(loss: Loss, rows: int = 24, words: int = 40) -> tuple[int, list
     exact, model = (Head(loss, rows, words).double() for _ in range(2))
     exact.x, model.x = (exact.x.detach().double().requires_grad_() for _ in range(2))
     model.lm_head = copy.deepcopy(exact.lm_head)
-    fn = compiled(model, linear="off", saved="off", observe=False, chunk_logits=3)
+    fn = compiled(model, linears="off", saved="off", **{"fp32.observe": False, "memory.chunk_logits": 3})
     for run in (exact, fn):
         run().backward()
     for got, wanted in ((model.lm_head.weight.grad, exact.lm_head.weight.grad), (model.x.grad, exact.x.grad)):

@@ -27,7 +27,7 @@ from tests.support.reference import sqnr_db
 
 aten = torch.ops.aten
 CHUNKS = 3
-EXACT: dict[str, Any] = {"linear": "off", "saved": "off", "observe": False}
+EXACT: dict[str, Any] = {"linears": "off", "saved": "off", "fp32.observe": False}
 FORMS = [(form, 0) for form in ENTRIES] + [(form, CHUNKS) for form in SUMS]
 named = pytest.mark.parametrize(("loss", "sums"), FORMS, ids=[form.__name__ for form, _ in FORMS])
 
@@ -46,7 +46,7 @@ def told(fn: Any) -> tuple[list[tuple[int, int, int]], list[str]]:
 
 def beside_eager(model: nn.Module, *args: Tensor, **options: Any) -> tuple[list[tuple[int, int, int]], list[str]]:
     """The same; the loss and all gradients have to be those of eager, in float64 and another order of sums."""
-    fn = compiled(model, **{**EXACT, "chunk_logits": CHUNKS, **options})
+    fn = compiled(model, **{**EXACT, "memory.chunk_logits": CHUNKS, **options})
     by = [p for p in (*args, *model.parameters()) if p.requires_grad]
     ours, exact = (torch.autograd.grad(run(*args), by) for run in (fn, model))
     for got, wanted in zip((fn(*args).detach(), *ours), (model(*args).detach(), *exact), strict=True):
@@ -74,11 +74,11 @@ COMPARED = (policies.scaled_after, policies.cross_entropy_with_entropy)  # colum
 @named
 def test_nothing_of_their_size_exists_and_it_is_idempotent(loss: Loss, sums: int) -> None:
     model, x, t = case(loss)
-    graph = joint_of(model, x, t, **EXACT, chunk_logits=CHUNKS)
+    graph = joint_of(model, x, t, **EXACT, **{"memory.chunk_logits": CHUNKS})
     assert aten.scatter_add.default not in {n.target for n in graph.nodes}
     assert bool(of_their_size(graph)) == (loss in COMPARED)
     before = text_of(graph)
-    assert chunk_logits(graph, Context(Recipe(chunk_logits=CHUNKS))).chunked == ()
+    assert chunk_logits(graph, Context(Recipe(memory={"chunk_logits": CHUNKS}))).chunked == ()
     assert text_of(graph) == before
 
 
@@ -86,7 +86,7 @@ def test_nothing_of_their_size_exists_and_it_is_idempotent(loss: Loss, sums: int
 def test_a_chunk_is_computed_when_the_one_before_is_done(loss: Loss) -> None:
     """Two in the forward, two of sums, two of columns: the first of these behind the sums of all rows."""
     model, x, t = case(loss)
-    graph = joint_of(model, x, t, **EXACT, chunk_logits=2)
+    graph = joint_of(model, x, t, **EXACT, **{"memory.chunk_logits": 2})
     again = [n for n in graph.nodes if n.target is aten.mm.default and IN_CHUNKS in n.meta and _makes_logits(n)]
     assert len(again) == (6 if loss is policies.with_entropy else 4)
     for one, following in (*itertools.pairwise(again[:2]), *itertools.pairwise(again[2:])):
@@ -117,8 +117,8 @@ def test_in_each_dtype_they_are_as_exact_as_without_chunks(loss: Loss, dtype: to
     """Roundings to 16 bits are the same, but for sums in FP32, which may turn one: 1 dB. In FP32 there are sums alone, of
     64 terms and less: each is off by 64 units at most, of an exponent below 8, in logits and statistics."""
     model, x, t = case(loss, dtype)
-    options = {**EXACT, "islands": islands}
-    fn = compiled(model, **options, chunk_logits=CHUNKS)
+    options = {**EXACT, "fp32": islands}
+    fn = compiled(model, **options, **{"memory.chunk_logits": CHUNKS})
     ours, (chunks, _) = gradients(model, fn, x, t), told(fn)
     assert len(chunks) == 1
     torch._dynamo.reset()
@@ -141,7 +141,7 @@ def test_two_policies_in_one_graph(model: type[Preference], wanted: list[tuple[i
 
 def test_saved_bytes_and_what_the_report_says() -> None:
     torch.manual_seed(0)
-    fn = compiled(model := Preference(), **EXACT, chunk_logits=CHUNKS)
+    fn = compiled(model := Preference(), **EXACT, **{"memory.chunk_logits": CHUNKS})
     fn(*pair()).backward()
     report = fp8compile.report(fn)
     assert report.saved_bytes < report.saved_bytes_plain - 2 * 12 * WORDS * 4
@@ -150,7 +150,7 @@ def test_saved_bytes_and_what_the_report_says() -> None:
     assert all(p.grad is None for p in model.reference.parameters())
     torch._dynamo.reset()
     head, x, t = case(policies.entropy)
-    fn = compiled(head, **EXACT, chunk_logits=CHUNKS)
+    fn = compiled(head, **EXACT, **{"memory.chunk_logits": CHUNKS})
     fn(x, t)
     assert "logits: 2.3 KiB never exist, 3 + 3 + 3 chunks of at most 816 B" in str(fp8compile.report(fn))
 
@@ -210,7 +210,7 @@ def test_a_target_out_of_range_raises_as_it_does_in_plain_torch() -> None:
     with pytest.raises(RuntimeError, match="out of bounds"):
         model(x, t)
     with pytest.raises(RuntimeError, match="out of bounds"):
-        compiled(model, **EXACT, chunk_logits=CHUNKS)(x, t)
+        compiled(model, **EXACT, **{"memory.chunk_logits": CHUNKS})(x, t)
 
 
 # What is declined, and why.

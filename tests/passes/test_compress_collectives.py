@@ -24,7 +24,7 @@ from fp8compile.recipe.recipe import Recipe
 from tests.support.graphs import joint_of, text_of
 from tests.support.ranks import on_ranks, one_of_two
 
-SENT = {"linear": "off", "saved": "off", "collectives": "groupwise"}
+SENT = {"linears": "off", "saved": "off", "collectives": "groupwise"}
 HIDDEN, TOKENS = 64, LEAST // 64
 
 
@@ -97,7 +97,7 @@ return add_1, add_4, None, mm_4, primals_2, mm_2, primals_2""",
 
 def report_of(exchange: Any, x: Tensor, **options: Any) -> Any:
     model = Exchange(exchange)
-    model.compile(backend="fp8compile", options={**SENT, "codegen": "eager", **options})
+    model.compile(backend="fp8compile", options={**SENT, "debug.codegen": "eager", **options})
     model(x.requires_grad_()).sum().backward()
     return fp8compile.report(model)
 
@@ -161,7 +161,9 @@ def test_what_the_user_puts_in_fp32_stays(two_ranks: None) -> None:
 
 
 def test_sizes_that_a_run_knows_stay(two_ranks: None) -> None:
-    model = torch.compile(Exchange(summed), backend="fp8compile", options={**SENT, "codegen": "eager"}, dynamic=True)
+    model = torch.compile(
+        Exchange(summed), backend="fp8compile", options={**SENT, "debug.codegen": "eager"}, dynamic=True
+    )
     model(torch.randn(LEAST, requires_grad=True)).sum().backward()
     (skip,) = fp8compile.report(model).skips
     assert skip.reason == "its size is known at run time only"
@@ -184,7 +186,7 @@ def gradients(collectives: str, codegen: str) -> list[Tensor]:
     torch.manual_seed(0)
     torch._dynamo.reset()
     model, x = parallel(MLP().bfloat16()), torch.randn(TOKENS, HIDDEN).bfloat16().requires_grad_()
-    model.compile(backend="fp8compile", options={**SENT, "collectives": collectives, "codegen": codegen})
+    model.compile(backend="fp8compile", options={**SENT, "collectives": collectives, "debug.codegen": codegen})
     loss = model(x).float().square().mean()
     loss.backward()
     assert len(fp8compile.report(model).collectives) == (2 if collectives == "groupwise" else 0)

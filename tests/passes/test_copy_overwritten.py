@@ -182,14 +182,14 @@ def test_it_is_idempotent() -> None:
 def test_gradients_are_those_of_eager(name: str, codegen: str, preset: str) -> None:
     if (name, codegen) == ("Codebook", "inductor") and release_of(torch.__version__) <= (2, 11):
         pytest.skip("Inductor of torch 2.11 overwrites the codebook before it gathers from it, whatever the backend")
-    options = {"codegen": codegen, "preset": preset, **({"min_saved_numel": 0} if preset == "default" else {})}
+    options = {"debug.codegen": codegen, "preset": preset, **({"saved.min_numel": 0} if preset == "default" else {})}
     assert worst(CASES[name], backend="fp8compile", options=options) > (100 if preset == "off" else 30)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_what_is_overwritten_ends_up_as_in_eager(name: str) -> None:
     _, x, model = gradients(CASES[name])
-    _, ours, twin = gradients(CASES[name], backend="fp8compile", options={"codegen": "eager"})
+    _, ours, twin = gradients(CASES[name], backend="fp8compile", options={"debug.codegen": "eager"})
     torch.testing.assert_close(ours, x)
     for one, other in zip(model.buffers(), twin.buffers(), strict=True):
         torch.testing.assert_close(other, one)

@@ -45,7 +45,7 @@ class Checkpointed(nn.Module):
 
 def split(model: nn.Module, disabled: str = "encode_saved", **options: object) -> PartitionedGraph:
     torch._dynamo.reset()
-    return split_of(model, torch.randn(2, 16, WIDTH), disabled=disabled, linear="off", **options)  # type: ignore[arg-type]
+    return split_of(model, torch.randn(2, 16, WIDTH), disabled=disabled, linears="off", **options)  # type: ignore[arg-type]
 
 
 def with_states(found: PartitionedGraph) -> list[str]:
@@ -91,7 +91,7 @@ def test_gradients_and_the_generator_stay_as_they_were_to_the_bit(codegen: str) 
         torch._dynamo.reset()
         twin = copy.deepcopy(model)
         with torch._inductor.config.patch(disabled_passes=disabled):
-            fn = compiled(twin, preset="storage_only", codegen=codegen)
+            fn = compiled(twin, preset="storage_only", **{"debug.codegen": codegen})
             torch.manual_seed(1)
             fn(x).square().mean().backward()
         found.append([p.grad for p in twin.parameters()] + [torch.random.get_rng_state()])

@@ -22,7 +22,7 @@ aten = torch.ops.aten
 
 def reasons(model: nn.Module, *args: Tensor, **options: object) -> dict[str, str]:
     """What was left as it is: op -> reason."""
-    fn = compiled(model, **{"min_saved_numel": 0, **options})
+    fn = compiled(model, **{"saved.min_numel": 0, **options})
     out = fn(*args)
     out.float().sum().backward()
     return {s.origin.op: s.reason for s in fp8compile.report(fn).notes.skipped(SAVED)}
@@ -60,7 +60,7 @@ def test_codes_are_one_byte_and_scales_one_per_group() -> None:
 def test_it_is_idempotent() -> None:
     split = split_of(Net(torch.tanh), torch.randn(128, 64))
     before = [e.forward for e in split.edges]
-    assert not encode_saved(split, Context(Recipe(min_saved_numel=0))).saved
+    assert not encode_saved(split, Context(Recipe(saved={"min_numel": 0}))).saved
     assert [e.forward for e in split.edges] == before
 
 
@@ -81,7 +81,7 @@ def test_what_is_left_and_gradients_stay_good(function, op, reason) -> None:  # 
     if reason:
         assert op in found and reason in found[op], found
     torch._dynamo.reset()
-    worst = min(gradient_sqnr(model, compiled(model, min_saved_numel=0), (x,)).values())
+    worst = min(gradient_sqnr(model, compiled(model, **{"saved.min_numel": 0}), (x,)).values())
     assert worst > 18, (worst, found)
 
 
@@ -114,7 +114,7 @@ def test_what_the_backward_compares_for_equality_stays_exact() -> None:
     found = reasons(model, x)
     assert not any("amax" in op and "encoded" in r for op, r in found.items())
     torch._dynamo.reset()
-    assert min(gradient_sqnr(model, compiled(model, min_saved_numel=0), (x,)).values()) > 20
+    assert min(gradient_sqnr(model, compiled(model, **{"saved.min_numel": 0}), (x,)).values()) > 20
 
 
 def test_a_table_is_not_an_activation() -> None:
@@ -183,7 +183,7 @@ def test_the_recipe_can_leave_modules_alone() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.blocks["second"](self.blocks["first"](x))
 
-    fn = compiled(Both(), skip=("blocks.first*",), min_saved_numel=0)
+    fn = compiled(Both(), skip=("blocks.first*",), **{"saved.min_numel": 0})
     kept_bytes(model, fn, (torch.randn(128, 64),))
     report = fp8compile.report(fn)
     assert any("Recipe.skip: module 'blocks.first" in s.reason for s in report.skips)
@@ -191,7 +191,7 @@ def test_the_recipe_can_leave_modules_alone() -> None:
 
 
 def test_small_tensors_are_left() -> None:
-    found = reasons(Net(torch.tanh), torch.randn(8, 64), min_saved_numel=4096)
+    found = reasons(Net(torch.tanh), torch.randn(8, 64), **{"saved.min_numel": 4096})
     assert set(found.values()) == {"fewer than 4096 elements"}
 
 
@@ -205,4 +205,4 @@ def test_layouts_come_back_as_they_were(layout: str) -> None:
         return torch.tanh(torch.cat([h, h], 1)[:, 32:96])
 
     model, x = Net(rearranged), torch.randn(128, 64)
-    assert min(gradient_sqnr(model, compiled(model, min_saved_numel=0), (x,)).values()) > 23
+    assert min(gradient_sqnr(model, compiled(model, **{"saved.min_numel": 0}), (x,)).values()) > 23

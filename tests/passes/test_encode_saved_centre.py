@@ -44,7 +44,7 @@ def case(after=lambda o: o, tokens: int = TOKENS, dtype=torch.float32) -> tuple[
 
 
 def names(model: nn.Module, args: tuple[Tensor, ...], **options: object) -> list[str]:
-    fn = compiled(model, **{"min_saved_numel": 0, "linear": "off", **options})
+    fn = compiled(model, **{"saved.min_numel": 0, "linears": "off", **options})
     fn(*args).float().sum().backward()
     return [each.codec for each in fp8compile.report(fn).saved]
 
@@ -55,7 +55,7 @@ def centred(model: nn.Module, args: tuple[Tensor, ...], **options: object) -> in
 
 def test_golden_what_the_forward_keeps() -> None:
     model, (x, memory) = case()
-    listed = forward_of(split_of(model, x, memory.requires_grad_(), linear="off")).splitlines()
+    listed = forward_of(split_of(model, x, memory.requires_grad_(), linears="off")).splitlines()
     attention = next(n for n, line in enumerate(listed) if "_scaled_dot_product" in line)
     assert_expected_inline(
         "\n".join(listed[attention:-1]),
@@ -78,10 +78,10 @@ view_11: float32[2, 64, 128] = view(mm_3)""",
 def test_gradients_of_queries_and_keys_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of tokens 0.3 apart, an error of 1/254 of a result of size 1 is a large part of what these gradients are made of."""
     model, args = case()
-    after = gradient_sqnr(model, compiled(model, min_saved_numel=0, linear="off"), args)
+    after = gradient_sqnr(model, compiled(model, linears="off", **{"saved.min_numel": 0}), args)
     torch._dynamo.reset()
     monkeypatch.setattr(saved_judge, "tokens_of", lambda made: None)
-    before = gradient_sqnr(model, compiled(model, min_saved_numel=0, linear="off"), args)
+    before = gradient_sqnr(model, compiled(model, linears="off", **{"saved.min_numel": 0}), args)
     for name in ("q.weight", "k.weight"):
         assert after[name] > before[name] + 6, (before, after)
     assert min(after.values()) > 20, (before, after)
@@ -90,18 +90,18 @@ def test_gradients_of_queries_and_keys_are_there(monkeypatch: pytest.MonkeyPatch
 def test_it_takes_a_centre_and_no_more() -> None:
     model, args = case()
     kept = {}
-    for name, options in (("centred", {}), ("e4m3", {"attention_format": "e4m3"})):
+    for name, options in (("centred", {}), ("e4m3", {"saved.attention_format": "e4m3"})):
         torch._dynamo.reset()
-        kept[name] = kept_bytes(model, compiled(model, min_saved_numel=0, linear="off", **options), args)
+        kept[name] = kept_bytes(model, compiled(model, linears="off", **options, **{"saved.min_numel": 0}), args)
     assert kept["centred"] - kept["e4m3"] == 2 * 2 * HIDDEN, "BF16, for two sequences"
 
 
 def test_what_is_predicted_is_what_is_kept() -> None:
     model, args = case()
-    exact = split_of(model, *args, linear="off", disabled="encode_saved")
-    predicted = sum(plan_saved(exact, Context(Recipe(linear="off", min_saved_numel=0))).nbytes.values())
+    exact = split_of(model, *args, linears="off", disabled="encode_saved")
+    predicted = sum(plan_saved(exact, Context(Recipe(linears="off", saved={"min_numel": 0}))).nbytes.values())
     torch._dynamo.reset()
-    kept = [e.forward.meta["val"] for e in split_of(model, *args, linear="off").edges]
+    kept = [e.forward.meta["val"] for e in split_of(model, *args, linears="off").edges]
     assert predicted == sum(t.nbytes for t in kept if t.dtype in (torch.int8, torch.bfloat16))
 
 
@@ -113,11 +113,11 @@ def test_in_every_dtype(dtype: torch.dtype) -> None:
 def test_it_is_left_as_it_was_where_nothing_is_said_of_tokens() -> None:
     assert not centred(*case(tokens=16)), "too few"
     torch._dynamo.reset()
-    assert not centred(*case(), attention_format="e4m3"), "a format for what counts by its own size"
+    assert not centred(*case(), **{"saved.attention_format": "e4m3"}), "a format for what counts by its own size"
     torch._dynamo.reset()
-    assert not centred(*case(), attention_format="best_of_two")
+    assert not centred(*case(), **{"saved.attention_format": "best_of_two"})
     torch._dynamo.reset()
-    assert not centred(*case(), saved_attention=False)
+    assert not centred(*case(), **{"saved.attention": False})
 
 
 def test_not_where_the_size_of_its_error_was_proven_in_numbers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -129,7 +129,7 @@ def test_read_by_more_than_attention() -> None:
     model, args = case(lambda o: o * torch.sigmoid(o))
     assert centred(model, args) == 1
     torch._dynamo.reset()
-    assert min(gradient_sqnr(model, compiled(model, min_saved_numel=0, linear="off"), args).values()) > 20
+    assert min(gradient_sqnr(model, compiled(model, linears="off", **{"saved.min_numel": 0}), args).values()) > 20
 
 
 def test_exponentiated_it_stays_exact() -> None:
@@ -139,6 +139,6 @@ def test_exponentiated_it_stays_exact() -> None:
 def test_nan_reaches_the_gradients() -> None:
     model, (x, memory) = case()
     x[0, 3, 7] = float("nan")
-    fn = compiled(model, min_saved_numel=0, linear="off")
+    fn = compiled(model, linears="off", **{"saved.min_numel": 0})
     fn(x, memory).sum().backward()
     assert bool(model.q.weight.grad.isnan().any())

@@ -25,7 +25,7 @@ from tests.support.net import Net, SwiGLU
 
 ERROR = 0.0625
 ADDS = "adds 6.2e-02 to the gradients' error"
-OPTIONS: dict[str, Any] = {"min_saved_numel": 0, "linear": "off"}
+OPTIONS: dict[str, Any] = {"saved.min_numel": 0, "linears": "off"}
 
 
 class Twice(nn.Module):
@@ -53,7 +53,7 @@ def chosen(**formats: str) -> SavedBits:
 def codecs(model: nn.Module, bits: SavedBits, **options: Any) -> dict[str, str]:
     """By module, how its value is stored, or why it is not."""
     torch._dynamo.reset()
-    fn = compiled(model, **{**OPTIONS, "saved_bits": bits, **options})
+    fn = compiled(model, **{**OPTIONS, "saved.bits": bits, **options})
     fn(torch.randn(128, 64)).float().sum().backward()
     report = fp8compile.report(fn)  # type: ignore[arg-type]
     left = {skip.origin.module: skip.reason for skip in report.notes.skipped(SAVED)}
@@ -64,7 +64,7 @@ def codecs(model: nn.Module, bits: SavedBits, **options: Any) -> dict[str, str]:
 
 
 def test_golden_forward_of_two_linears() -> None:
-    split = split_of(SwiGLU(), torch.randn(128, 64), linear="off", saved_bits=chosen(up="2bit", gate="5bit"))
+    split = split_of(SwiGLU(), torch.randn(128, 64), linears="off", **{"saved.bits": chosen(up="2bit", gate="5bit")})
     text = "".join(f"{line}\n" for line in forward_of(split).splitlines() if "encode" in line)
     assert_expected_inline(
         text,
@@ -88,14 +88,14 @@ def test_each_value_gets_what_is_chosen_and_the_report_says_what_it_costs() -> N
 
 def test_a_value_may_stay_exact() -> None:
     found = codecs(SwiGLU(), chosen(up="exact", gate="4bit"))
-    kept = "Recipe.saved_bits keeps it exact: 8 bits add 6.2e-02 to the gradients' error"
+    kept = "Recipe.saved.bits keeps it exact: 8 bits add 6.2e-02 to the gradients' error"
     assert found["up"] == kept and found["gate"].startswith("4bit")
 
 
 def test_it_is_idempotent_and_predicted_to_the_byte() -> None:
     bits = chosen(up="2bit", gate="5bit")
-    exact = split_of(SwiGLU(), torch.randn(128, 64), disabled="encode_saved", linear="off")
-    ctx = Context(Recipe(**OPTIONS, saved_bits=bits))
+    exact = split_of(SwiGLU(), torch.randn(128, 64), disabled="encode_saved", linears="off")
+    ctx = Context(Recipe(**OPTIONS, saved={"bits": bits}))
     predicted = sum(plan_saved(exact, ctx).nbytes.values())
     first = encode_saved(exact, ctx)
     assert predicted == sum(each.bytes_after for each in first.saved) == 128 * (128 * 7 // 8 + 8)
@@ -110,7 +110,7 @@ def test_gradients_are_as_good_as_their_bits(codegen: str) -> None:
     worst = []
     for up in ("4bit", "6bit", "exact"):
         torch._dynamo.reset()
-        fn = compiled(model, **OPTIONS, saved_bits=chosen(up=up, gate="exact"), codegen=codegen)
+        fn = compiled(model, **OPTIONS, **{"saved.bits": chosen(up=up, gate="exact"), "debug.codegen": codegen})
         worst.append(gradient_sqnr(model, fn, (x,))["gate.weight"])
     assert worst[0] > 16.5 and 10 < worst[1] - worst[0] < 14 and worst[2] > 100
 
@@ -120,7 +120,7 @@ def test_gradients_are_as_good_as_their_bits(codegen: str) -> None:
 
 @pytest.mark.parametrize(("function", "codec"), [(F.relu, "e4m3"), (torch.exp, "e4m3"), (F.hardswish, "int8")])
 def test_what_is_not_smooth_keeps_its_byte_whatever_is_chosen(function: Any, codec: str) -> None:
-    split = split_of(Net(function), torch.randn(128, 64), disabled="encode_saved", linear="off")
+    split = split_of(Net(function), torch.randn(128, 64), disabled="encode_saved", linears="off")
     (key,) = keys_of(split, Context(Recipe())).values()
     bits = chosen(up="2bit")
     bits = SavedBits((dataclasses.replace(bits.values[0], key=key),))
@@ -143,40 +143,40 @@ def test_a_smooth_value_has_four_bits_at_least() -> None:
 def test_a_value_that_is_not_found_is_stored_by_the_rule_for_all(bits: SavedBits) -> None:
     found = codecs(SwiGLU(), bits)
     assert found["up"].startswith("2bit")
-    assert found["gate"] == "int8 1x128 (not among the values of Recipe.saved_bits)"
-    found = codecs(SwiGLU(), bits, saved_format="5bit")
-    assert found["gate"] == "5bit 1x128 (not among the values of Recipe.saved_bits)"
+    assert found["gate"] == "int8 1x128 (not among the values of Recipe.saved.bits)"
+    found = codecs(SwiGLU(), bits, saved="5bit")
+    assert found["gate"] == "5bit 1x128 (not among the values of Recipe.saved.bits)"
 
 
 def test_a_choice_for_another_model_is_told() -> None:
     with pytest.warns(UserWarning, match=r"none of its 2 values is in this graph.* of q .*calibrate_bits"):
         found = codecs(SwiGLU(), chosen(q="2bit", k="2bit"))
-    assert all("not among the values of Recipe.saved_bits" in codec for codec in found.values())
+    assert all("not among the values of Recipe.saved.bits" in codec for codec in found.values())
 
 
 def test_values_that_the_model_no_longer_saves_are_reported() -> None:
     torch._dynamo.reset()
-    fn = compiled(SwiGLU(), **OPTIONS, saved_bits=chosen(up="2bit", gate="4bit", other="2bit"))
+    fn = compiled(SwiGLU(), **OPTIONS, **{"saved.bits": chosen(up="2bit", gate="4bit", other="2bit")})
     fn(torch.randn(128, 64)).sum().backward()
     (told,) = fp8compile.report(fn).notes.skipped(RECIPE)  # type: ignore[arg-type]
     assert told.name == "addmm.default of other (f32)" and told.reason == NOT_SAVED
 
 
 def test_modules_may_leave_the_choice_out() -> None:
-    found = codecs(SwiGLU(), chosen(up="2bit", gate="5bit"), modules={"up": {"saved_bits": "off"}})
+    found = codecs(SwiGLU(), chosen(up="2bit", gate="5bit"), modules={"up": {"saved.bits": "off"}})
     assert found["up"] == "int8 1x128" and found["gate"].startswith("5bit")
 
 
 def test_what_the_recipe_leaves_is_left() -> None:
     found = codecs(SwiGLU(), chosen(up="2bit", gate="5bit"), skip=("up",))
     assert found["up"] == "Recipe.skip: module 'up' matches 'up'"
-    assert "saved_bits" not in str(codecs(SwiGLU(), chosen(up="2bit"), saved="off"))
+    assert "saved.bits" not in str(codecs(SwiGLU(), chosen(up="2bit"), saved="off"))
 
 
 def test_keys_are_counted_before_a_budget_gives_values_up() -> None:
     """What is left under a memory budget keeps its number, and what is saved instead of another has none."""
-    split = split_of(Twice(), torch.randn(128, 64), disabled="encode_saved", linear="off")
-    ctx = Context(Recipe(**OPTIONS, saved_bits=chosen(inner="2bit,5bit")))
+    split = split_of(Twice(), torch.randn(128, 64), disabled="encode_saved", linears="off")
+    ctx = Context(Recipe(**OPTIONS, saved={"bits": chosen(inner="2bit,5bit")}))
     assert len(plan_saved(split, ctx).nbytes) == 2
     first = next(edge for edge in split.edges if edge.info.origin.module == "inner")
     split.edges.remove(first)
@@ -185,6 +185,6 @@ def test_keys_are_counted_before_a_budget_gives_values_up() -> None:
 
 
 def test_values_of_one_module_and_operation_are_told_apart_by_their_order() -> None:
-    split = split_of(Twice(), torch.randn(128, 64), linear="off", saved_bits=chosen(inner="2bit,5bit"))
+    split = split_of(Twice(), torch.randn(128, 64), linears="off", **{"saved.bits": chosen(inner="2bit,5bit")})
     made = [str(edge.forward.meta["val"].shape[0]) for edge in split.edges if edge.backward.name.endswith("_codes")]
     assert made == [str(128 * 64 * bits // 8) for bits in (2, 5)]

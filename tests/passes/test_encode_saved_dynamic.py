@@ -65,7 +65,7 @@ def run(
     torch.manual_seed(0)
     model = make()
     exact = copy.deepcopy(model).double()
-    given = {"codegen": "eager", "linear": "off", "min_saved_numel": 0, **options}
+    given = {"debug.codegen": "eager", "linears": "off", "saved.min_numel": 0, **options}
     fn = torch.compile(model, backend="fp8compile", dynamic=dynamic, options=given)
     for batch, tokens in ((6, 40), (5, 43)):
         model.zero_grad()

@@ -47,9 +47,9 @@ def test_gradients_are_not_below_those_of_bf16(std: float) -> None:
     """With codes of the values themselves 30.5, 20.9, 11.2 and -5.9 dB in FP32, and up to 7 below BF16 under autocast."""
     of_bf16 = worst(std, lambda model: model, autocast=True)
     for codegen in ("eager", "inductor"):
-        ours = worst(std, lambda m, c=codegen: compiled(m, linear="off", codegen=c), autocast=True)  # type: ignore[misc]
+        ours = worst(std, lambda m, c=codegen: compiled(m, linears="off", **{"debug.codegen": c}), autocast=True)  # type: ignore[misc]
         assert ours > of_bf16 - 3
-    assert worst(std, lambda model: compiled(model, linear="off")) > 40, (
+    assert worst(std, lambda model: compiled(model, linears="off")) > 40, (
         "INT8's own 44 dB of Gaussian values, for all"
     )
 
@@ -64,7 +64,7 @@ def test_maps_are_stored_about_the_statistics_of_their_channel(channels_last: bo
     torch._dynamo.reset()
     model, x = convolutions(channels_last), torch.randn(4, 3, 20, 20)
     x = x.to(memory_format=torch.channels_last) if channels_last else x
-    fn = compiled(model, linear="off", min_saved_numel=0)
+    fn = compiled(model, linears="off", **{"saved.min_numel": 0})
     kept = kept_bytes(model, fn, (x,))
     report = fp8compile.report(fn)
     [entry] = report.saved
@@ -97,7 +97,7 @@ def test_statistics_that_the_forward_overwrites_are_none_to_store_about(updates:
     model = ByHand(updates)
     exact, x = copy.deepcopy(model), torch.randn(256, 64)
     exact(x).square().mean().backward()
-    fn = compiled(model, linear="off", min_saved_numel=0)
+    fn = compiled(model, linears="off", **{"saved.min_numel": 0})
     fn(x).square().mean().backward()
     assert exact.a.weight.grad is not None and model.a.weight.grad is not None
     assert sqnr_db(exact.a.weight.grad, model.a.weight.grad) > 30
@@ -117,7 +117,7 @@ def test_what_is_no_inverse_of_a_channel_is_none_to_store_about(scale: Callable[
     torch._dynamo.reset()
     model = Masked(False)
     model.variance.data[::2] = 0
-    fn = compiled(model, linear="off", min_saved_numel=0)
+    fn = compiled(model, linears="off", **{"saved.min_numel": 0})
     fn(torch.randn(256, 64)).square().mean().backward()
     assert model.a.weight.grad is not None and model.a.weight.grad.isfinite().all()
     assert not any(ABOUT_MEAN in s.codec for s in fp8compile.report(fn).saved)

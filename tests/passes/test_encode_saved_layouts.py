@@ -39,7 +39,7 @@ class Net(nn.Module):
 def test_every_element_comes_back_where_it_was(order: tuple[int, ...]) -> None:
     """Sides of one size: no wrong order fails by its shape."""
     model, x = Net(), laid_out([8] * len(order), order)
-    out = compiled(model, saved_format="int8", min_saved_numel=0)(x)
+    out = compiled(model, saved="int8", **{"saved.min_numel": 0})(x)
     weight = torch.randn_like(out)
     [found] = torch.autograd.grad((out * weight).sum(), [x])
     exact = weight * (1 - torch.tanh(x.detach()) ** 2)
@@ -51,7 +51,7 @@ def test_every_element_comes_back_where_it_was(order: tuple[int, ...]) -> None:
 def test_codes_lie_in_the_order_of_memory_and_strides_come_back(order: tuple[int, ...]) -> None:
     shape = [6, 10, 14, 18][: len(order)]
     x = laid_out(shape, order)
-    split = split_of(Net(), x, saved_format="int8")
+    split = split_of(Net(), x, saved="int8")
     [codes] = [e for e in split.edges if e.forward.meta["val"].dtype == torch.int8]
     stored, in_memory = codes.forward.meta["val"], [shape[d] for d in order]
     # Inductor's layout optimization takes four dimensions for (N, C, H, W) and would lay codes out once more.

@@ -53,7 +53,7 @@ class InImages(nn.Module):
 
 def ran(model: nn.Module, *inputs: Tensor, **options: Any) -> Report:
     torch._dynamo.reset()
-    options = {"linear": "off", "min_saved_numel": 0, "codegen": "eager"} | options
+    options = {"linears": "off", "saved.min_numel": 0, "debug.codegen": "eager"} | options
     fn = compiled(model, **options)
     fn(*inputs).square().mean().backward()
     return fp8compile.report(fn)
@@ -68,7 +68,7 @@ def left(report: Report) -> list[str]:
 
 
 def test_golden_how_bits_are_read() -> None:
-    split = split_of(Chosen(), torch.randn(128, 64), linear="off", min_saved_numel=0)
+    split = split_of(Chosen(), torch.randn(128, 64), linears="off", **{"saved.min_numel": 0})
     lines = backward_of(split).splitlines()
     of_masks = [line for line in lines if line.startswith(("gt", "ne", "where"))]
     assert_expected_inline(
@@ -106,7 +106,7 @@ def test_gradients_are_the_same_to_the_bit(model: nn.Module, codegen: str) -> No
         twin = copy.deepcopy(model)
         torch._dynamo.reset()
         with torch._inductor.config.patch(disabled_passes=disabled):
-            fn = compiled(twin, linear="off", min_saved_numel=0, codegen=codegen)
+            fn = compiled(twin, linears="off", **{"saved.min_numel": 0, "debug.codegen": codegen})
             torch.manual_seed(0)
             fn(x).square().mean().backward()
         found.append([p.grad for p in twin.parameters()])
@@ -124,13 +124,13 @@ def test_a_mask_in_channels_last_keeps_its_order() -> None:
 
 
 def test_a_small_mask_stays() -> None:
-    report = ran(Chosen(), torch.randn(8, 64), min_saved_numel=4096)
+    report = ran(Chosen(), torch.randn(8, 64), **{"saved.min_numel": 4096})
     assert not masks(report) and left(report) == ["fewer than 4096 elements"]
 
 
 def test_a_mask_of_symbolic_size_stays_with_the_cure() -> None:
     torch._dynamo.reset()
-    options = {"linear": "off", "min_saved_numel": 0, "codegen": "eager"}
+    options = {"linears": "off", "saved.min_numel": 0, "debug.codegen": "eager"}
     fn = torch.compile(Chosen(), backend="fp8compile", options=options, dynamic=True)
     fn(torch.randn(96, 64)).square().mean().backward()
     report = fp8compile.report(fn)

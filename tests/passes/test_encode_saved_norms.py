@@ -36,7 +36,7 @@ def gradients(
     torch.manual_seed(0)
     model = make().double() if wide else make()
     torch._dynamo.reset()
-    fn = compiled(model, linear="off", **options) if options else model
+    fn = compiled(model, linears="off", **options) if options else model
     loss(fn).backward()
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
@@ -73,8 +73,8 @@ def test_a_batch_norm_of_channels_that_vary_less_than_their_mean(std: float) -> 
         return linears(nn.BatchNorm1d(128))
 
     of_bf16 = worst(make, spread(std), autocast=True)
-    assert worst(make, spread(std), codegen="eager") > of_bf16 - 3
-    assert worst(make, spread(std), autocast=True, codegen="inductor") > of_bf16 - 3
+    assert worst(make, spread(std), **{"debug.codegen": "eager"}) > of_bf16 - 3
+    assert worst(make, spread(std), autocast=True, **{"debug.codegen": "inductor"}) > of_bf16 - 3
 
 
 @pytest.mark.parametrize("channels_last", [False, True])
@@ -90,7 +90,7 @@ def test_a_network_of_convolutions(channels_last: bool) -> None:
         out = fn(x)
         return (out if out.dtype is torch.float64 else out.float()).square().mean()
 
-    assert worst(make, loss, codegen="eager") > worst(make, loss, autocast=True)
+    assert worst(make, loss, **{"debug.codegen": "eager"}) > worst(make, loss, autocast=True)
 
 
 NORMS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -122,14 +122,14 @@ def test_values_a_hundred_deviations_away_from_zero(name: str) -> None:
         x = torch.randn(256, 64, generator=torch.Generator().manual_seed(2))
         return (fn(x) - 1).square().mean()
 
-    assert worst(lambda: Shifted(NORMS[name]), loss, codegen="eager", min_saved_numel=0) > 30
+    assert worst(lambda: Shifted(NORMS[name]), loss, **{"debug.codegen": "eager", "saved.min_numel": 0}) > 30
 
 
 def test_what_does_not_vary_has_no_gradient() -> None:
     """1e-3 where eager has 0, if a channel that is the same in the whole batch comes back off by a step."""
     model = nn.Sequential(nn.Linear(64, 128), nn.BatchNorm1d(128), nn.Linear(128, 64))
     x = torch.randn(1, 64).expand(256, 64).contiguous()
-    compiled(model, linear="off", codegen="eager")(x).square().mean().backward()
+    compiled(model, linears="off", **{"debug.codegen": "eager"})(x).square().mean().backward()
     assert model[1].weight.grad is not None and float(model[1].weight.grad.abs().max()) < 1e-4
 
 
@@ -139,7 +139,7 @@ def test_the_report_says_what_a_value_is_stored_about() -> None:
         (lambda: linears(nn.BatchNorm1d(128)), ABOUT_BOTH),
     ):
         torch._dynamo.reset()
-        fn = compiled(make(), linear="off", codegen="eager")
+        fn = compiled(make(), linears="off", **{"debug.codegen": "eager"})
         fn(torch.randn(256, 64)).sum().backward()
         assert [s.codec for s in fp8compile.report(fn).saved] == [f"int8 1x128 ({name})"]
 
@@ -148,7 +148,7 @@ def test_a_norm_that_is_not_known_stays_exact() -> None:
     def half(h: Tensor) -> Tensor:
         return (h * 2 - h.mean(-1, keepdim=True)) / h.std(-1, keepdim=True)
 
-    fn = compiled(Shifted(half), linear="off", codegen="eager", min_saved_numel=0)
+    fn = compiled(Shifted(half), linears="off", **{"debug.codegen": "eager", "saved.min_numel": 0})
     fn(torch.randn(256, 64)).sum().backward()
     report = fp8compile.report(fn)
     assert any("normalised in a way that is not known" in skip.reason for skip in report.skips)
@@ -182,9 +182,9 @@ def test_about_a_mean_e4m3_is_no_way_out_for_what_is_steep(norm: str, besides: s
     def make() -> nn.Module:
         return Steep(NORMS[norm], BESIDES[besides])
 
-    assert worst(make, loss, codegen="eager", min_saved_numel=0) > 40
+    assert worst(make, loss, **{"debug.codegen": "eager", "saved.min_numel": 0}) > 40
     torch._dynamo.reset()
-    fn = compiled(make(), linear="off", codegen="eager", min_saved_numel=0)
+    fn = compiled(make(), linears="off", **{"debug.codegen": "eager", "saved.min_numel": 0})
     loss(fn).backward()  # type: ignore[arg-type]
     assert not any(s.codec.startswith("e4m3") for s in fp8compile.report(fn).saved)
 
@@ -195,7 +195,7 @@ def test_nothing_is_proven_of_a_small_channel_beside_large_ones() -> None:
     def about(norm: str) -> set[str]:
         torch._dynamo.reset()
         model = Shifted(lambda h: NORMS[norm](s := torch.sigmoid(h - 100)) + torch.exp(4 * s))
-        fn = compiled(model, linear="off", codegen="eager", min_saved_numel=0, saved_format="int8")
+        fn = compiled(model, linears="off", saved="int8", **{"debug.codegen": "eager", "saved.min_numel": 0})
         fn(torch.randn(256, 64)).sum().backward()
         return {s.codec for s in fp8compile.report(fn).saved}
 

@@ -33,13 +33,13 @@ class Shifted(nn.Module):
 
 
 def stored(model: nn.Module, *args: Tensor, **options: object) -> list[str]:
-    fn = compiled(model, **{"min_saved_numel": 0, "linear": "off", **options})
+    fn = compiled(model, **{"saved.min_numel": 0, "linears": "off", **options})
     fn(*args).float().sum().backward()
     return [each.codec for each in fp8compile.report(fn).saved]
 
 
 def test_golden_backward_of_a_softmax() -> None:
-    split = split_of(Net(lambda h: torch.softmax(h, -1)), torch.randn(128, 64), linear="off")
+    split = split_of(Net(lambda h: torch.softmax(h, -1)), torch.randn(128, 64), linears="off")
     assert_expected_inline(
         backward_of(split),
         """\
@@ -72,7 +72,7 @@ return mm_2, view_1, None, mm_1, view
 @pytest.mark.parametrize("saved_format", ["auto", "int8", "e4m3", "best_of_two"])
 def test_rows_of_the_gradient_sum_to_zero(saved_format: str) -> None:
     model, x = Shifted(), torch.randn(ROWS, KEYS)
-    names = stored(model, x, saved_format=saved_format)
+    names = stored(model, x, saved=saved_format)
     assert any(SUMS in name for name in names), names
     p = torch.softmax(model.a(x) + model.shift, -1).detach()
     terms = float((p @ model.b.weight.detach().sum(0).abs()).max())  # of one row: sum(p |g|)
@@ -85,7 +85,7 @@ def test_rows_of_the_gradient_sum_to_zero(saved_format: str) -> None:
 @pytest.mark.parametrize("function", [lambda p: p, lambda p: torch.dropout(p, 0.0, True), lambda p: (p * 2).relu()])
 def test_gradients_stay_good(function: Callable[[Tensor], Tensor]) -> None:
     model, x = Shifted(function), torch.randn(ROWS, KEYS)
-    found = gradient_sqnr(model, compiled(model, min_saved_numel=0, linear="off"), (x,))
+    found = gradient_sqnr(model, compiled(model, linears="off", **{"saved.min_numel": 0}), (x,))
     found.pop("shift")  # zero in theory
     assert min(found.values()) > 25, found
 
@@ -112,7 +112,7 @@ def test_not_where_the_size_of_its_error_was_proven_in_numbers(monkeypatch: pyte
 @pytest.mark.parametrize("fmt", [E4M3, INT8], ids=str)
 def test_a_distance_from_a_pole_is_proven_of_a_code_and_not_of_what_is_made_of_it(fmt: Format) -> None:
     model = Shifted(lambda p: torch.log(3 + p.tanh()) * p.tanh())
-    split = split_of(model, torch.randn(ROWS, KEYS), linear="off", disabled="encode_saved")
+    split = split_of(model, torch.randn(ROWS, KEYS), linears="off", disabled="encode_saved")
     (tanh,) = split.bw.graph.find_nodes(op="call_function", target=torch.ops.aten.tanh.default)
     known = Sensitivity(split)
     assert known.reason_to_stay_exact(tanh, fmt) is None and not known.needs_no_range(tanh, fmt)

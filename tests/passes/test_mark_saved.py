@@ -21,12 +21,12 @@ from fp8compile.recipe.recipe import Recipe
 from tests.support.graphs import backward_of, forward_of, split_of
 from tests.support.net import Net, SwiGLU
 
-RECIPE = Recipe(min_saved_numel=0, linear="off")
+RECIPE = Recipe(saved={"min_numel": 0}, linears="off")
 CTX = Context(RECIPE, measures_saved=True)
 
 
 def exact(model: nn.Module) -> PartitionedGraph:
-    return split_of(model, torch.randn(128, 64), disabled="encode_saved", linear="off")
+    return split_of(model, torch.randn(128, 64), disabled="encode_saved", linears="off")
 
 
 def marks(split: PartitionedGraph) -> dict[str, Any]:
@@ -60,7 +60,7 @@ def test_bytes_are_those_of_encode_saved(name: str) -> None:
     split = exact(SwiGLU())
     mark_saved(split, CTX)
     tried = marks(split)["up"].nbytes
-    recipe = Recipe(min_saved_numel=0, linear="off", saved_format="int8" if name == "8bit" else name)
+    recipe = Recipe(saved={"min_numel": 0, "format": "int8" if name == "8bit" else name}, linears="off")
     taken = {s.origin.module: s.bytes_after for s in encode_saved(split, Context(recipe)).saved}
     assert taken["up"] == tried[name] and tried["exact"] == 4 * 128 * 128
 
@@ -74,7 +74,7 @@ def test_what_is_no_smooth_function_of_it_has_its_byte_or_none() -> None:
 
 def test_what_is_left_exact_is_not_marked() -> None:
     small = exact(SwiGLU())
-    nothing = Context(Recipe(linear="off", min_saved_numel=10**9), measures_saved=True)
+    nothing = Context(Recipe(linears="off", saved={"min_numel": 10**9}), measures_saved=True)
     assert not mark_saved(small, nothing).skips and not marks(small) and not plan_saved(small, nothing).nbytes
 
 

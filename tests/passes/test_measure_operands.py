@@ -20,7 +20,7 @@ from fp8compile.scaling import slot
 from tests.support.graphs import backward_of, forward_of, split_of
 from tests.support.measure import compiled
 
-DELAYED = {"emulate": True, "saved": "off", "linear_scaling": "delayed"}
+DELAYED = {"linears.emulate": True, "saved": "off", "linears.scaling": "delayed"}
 
 
 class Two(nn.Module):
@@ -107,7 +107,7 @@ def test_each_operand_once_the_shared_one_by_its_first_linear() -> None:
 
 
 def test_only_modules_whose_recipe_asks_for_it() -> None:
-    found = operands_of(Two(), modules={"k": {"linear_scaling": "dynamic"}})
+    found = operands_of(Two(), modules={"k": {"linears.scaling": "dynamic"}})
     assert sorted(found) == ["q.gradient", "q.input", "q.weight"]
 
 
@@ -129,7 +129,9 @@ def test_a_second_run_finds_nothing_to_do() -> None:
 
 
 def test_a_graph_without_known_scales_is_left() -> None:
-    made = split_of(nn.Linear(64, 16), torch.randn(32, 64, requires_grad=True), emulate=True, saved="off")
+    made = split_of(
+        nn.Linear(64, 16), torch.randn(32, 64, requires_grad=True), saved="off", **{"linears.emulate": True}
+    )
     assert not any(OPERAND in node.meta for node in made.fw.graph.nodes)
     assert measure_operands(made, Context(Recipe())) == Notes()
 
@@ -137,7 +139,7 @@ def test_a_graph_without_known_scales_is_left() -> None:
 def test_what_is_saved_for_it_is_sixteen_bytes_an_operand() -> None:
     one, other = (
         split_of(Two(), torch.randn(32, 64, requires_grad=True), **DELAYED | changes).saved_bytes()
-        for changes in ({}, {"linear_scaling": "dynamic"})
+        for changes in ({}, {"linears.scaling": "dynamic"})
     )
     scales = 16 * 2 * (slot.OPERANDS * 3 + slot.SPARE)  # they come in, and may be saved as a whole
     assert one - other <= 16 * 3 + scales
@@ -155,7 +157,7 @@ class Gated(nn.Module):
 
 
 def test_what_is_made_from_stored_values_is_measured_in_their_groups() -> None:
-    made = split_of(Gated(), torch.randn(32, 64), **DELAYED | {"saved": "groupwise"})
+    made = split_of(Gated(), torch.randn(32, 64), **DELAYED | {"saved": "auto"})
     in_groups = [n for n in made.fw.graph.nodes if str(n.meta.get(SPLICED, "")).startswith("groups(")]
     assert [n.meta["val"].numel() for n in in_groups] == [32 * 256] and in_groups[0].meta["val"].shape[-1] == 128
     found = []
@@ -163,7 +165,7 @@ def test_what_is_made_from_stored_values_is_measured_in_their_groups() -> None:
         torch._dynamo.reset()
         torch.manual_seed(0)
         model = Gated()
-        compiled(model, **DELAYED | {"saved": saved, "min_saved_numel": 0})(torch.randn(32, 64)).sum().backward()
+        compiled(model, **DELAYED | {"saved": saved, "saved.min_numel": 0})(torch.randn(32, 64)).sum().backward()
         ((labels, each),) = fp8compile.tools.scaling_state(model).graphs
         found.append(
             dict(zip(labels, zip(each.amaxes[:, 0].tolist(), each.totals.tolist(), strict=True), strict=True))

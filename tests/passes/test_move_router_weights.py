@@ -76,7 +76,7 @@ def test_it_is_idempotent() -> None:
 
 def test_without_storage_the_graph_stays() -> None:
     layer, x = experts_case()
-    assert not _takes_rows_again(joint_of(layer, x, saved="off", emulate=True))
+    assert not _takes_rows_again(joint_of(layer, x, saved="off", **{"linears.emulate": True}))
 
 
 @pytest.mark.parametrize("codes", [False, True], ids=["exact", "codes"])
@@ -91,7 +91,7 @@ def test_gradients_are_as_good(codes: bool) -> None:
         with torch._inductor.config.patch(
             disabled_passes=",".join(filter(None, (off, "" if codes else "encode_saved")))
         ):
-            found.append(gradient_sqnr(layer, compiled(layer, min_saved_numel=0), args))
+            found.append(gradient_sqnr(layer, compiled(layer, **{"saved.min_numel": 0}), args))
     before, after = found
     assert all(after[name] > before[name] - (2.0 if codes else 1.0) for name in before), (before, after)
     assert min(after.values()) > (36 if codes else 43), after
@@ -101,14 +101,14 @@ def test_gradients_are_as_good(codes: bool) -> None:
 def test_experts_without_tokens(to: str) -> None:
     layer, x = experts_case(96)
     chosen = torch.tensor([[0, 1]] if to == "one expert" else [[1, 3]]).expand(96, 2).contiguous()
-    assert min(gradient_sqnr(layer, compiled(layer, min_saved_numel=0), (x, chosen)).values()) > 30
+    assert min(gradient_sqnr(layer, compiled(layer, **{"saved.min_numel": 0}), (x, chosen)).values()) > 30
 
 
 def test_code_is_generated_for_it() -> None:
     layer, x = experts_case()
     args = (x, any_experts(layer, TOKENS))
-    ours = gradients(layer, compiled(layer, min_saved_numel=0, codegen="inductor"), args)
-    node_by_node = gradients(layer, compiled(layer, min_saved_numel=0), args)
+    ours = gradients(layer, compiled(layer, **{"saved.min_numel": 0, "debug.codegen": "inductor"}), args)
+    node_by_node = gradients(layer, compiled(layer, **{"saved.min_numel": 0}), args)
     for name, value in ours.items():
         assert (value - node_by_node[name]).norm() < 0.02 * value.norm(), name
 
@@ -163,6 +163,6 @@ def test_the_bytes_of_a_layer() -> None:
     for off in (f"{OFF},recompute_kept", ""):
         torch._dynamo.reset()
         with torch._inductor.config.patch(disabled_passes=off):
-            kept.append(kept_bytes(layer, compiled(layer, min_saved_numel=0), args))
+            kept.append(kept_bytes(layer, compiled(layer, **{"saved.min_numel": 0}), args))
     rows = 2 * TOKENS * 64  # codes, a byte each; their scales are counted beside them
     assert kept[0] - kept[1] >= 2 * rows

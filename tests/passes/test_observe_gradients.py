@@ -17,7 +17,7 @@ from tests.support.graphs import joint_of, split_of, text_of
 from tests.support.measure import compiled, llama_case
 from tests.support.watched import Net, batches
 
-PLAIN = {"linear": "off", "saved": "off"}
+PLAIN = {"linears": "off", "saved": "off"}
 
 
 def test_golden_what_is_counted_in_a_linear_and_where_it_leaves() -> None:
@@ -75,7 +75,7 @@ def test_every_value_that_is_stored_for_sure_has_one_row() -> None:
 
 
 def test_results_of_products_are_counted_on_request() -> None:
-    report = fp8compile.explain(Net().half(), tuple(batches(32)), recipe={**PLAIN, "observe": True})
+    report = fp8compile.explain(Net().half(), tuple(batches(32)), recipe={**PLAIN, "fp32.observe": True})
     more = [("backward", "activation", "down", "mm.default")]
     assert sorted((o.direction, o.kind, o.origin.module, o.origin.op) for o in report.observed) == sorted(
         OF_THE_NET + more
@@ -114,9 +114,9 @@ def test_a_mask_is_no_activation() -> None:
 
 
 def test_what_is_kept_for_the_backward_is_the_same_but_for_the_counts_of_the_forward() -> None:
-    for options in ({}, {"preset": "storage_only"}, {"emulate": True}):
+    for options in ({}, {"preset": "storage_only"}, {"linears.emulate": True}):
         layer, args = llama_case(1, 64, 128, 256, 2, dtype=torch.float16)
-        without = split_of(layer, *args, observe=False, **options)
+        without = split_of(layer, *args, **options, **{"fp32.observe": False})
         torch._dynamo.reset()
         with_counts = split_of(layer, *args, **options)
         forward = [e for e in with_counts.edges if e.forward.meta.get(SPLICED, "").startswith("counts(")]
@@ -130,7 +130,7 @@ def test_what_is_kept_for_the_backward_is_the_same_but_for_the_counts_of_the_for
 def test_no_node_is_added_where_it_is_off_or_there_is_no_fp16() -> None:
     def nodes(dtype: torch.dtype, observe: object) -> int:
         torch._dynamo.reset()
-        return len(joint_of(Net().to(dtype), *[b.to(dtype) for b in batches(32)], observe=observe).nodes)
+        return len(joint_of(Net().to(dtype), *[b.to(dtype) for b in batches(32)], **{"fp32.observe": observe}).nodes)
 
     assert nodes(torch.float16, False) == nodes(torch.bfloat16, False) == nodes(torch.bfloat16, "auto")
     assert nodes(torch.float16, "auto") > nodes(torch.float16, False)
@@ -170,7 +170,7 @@ def test_a_surplus_of_values_is_said(monkeypatch: object) -> None:
 
 def test_a_model_with_linears_in_fp8_is_counted_before_they_are_encoded() -> None:
     model, [x] = Net().half(), batches(32)
-    report = fp8compile.explain(model, (x,), recipe={"emulate": True})
+    report = fp8compile.explain(model, (x,), recipe={"linears.emulate": True})
     plain = fp8compile.explain(model, (x,), recipe=PLAIN)
     assert [(o.direction, o.kind, o.origin) for o in report.observed] == [
         (o.direction, o.kind, o.origin) for o in plain.observed

@@ -36,7 +36,7 @@ from fp8compile.reporting.entries import OFFLOAD, Notes
 from tests.support.budgets import Llama, Steps
 from tests.support.graphs import backward_of, forward_of, split_of, traced
 
-STORAGE = {"linear": "off", "codegen": "eager"}
+STORAGE = {"linears": "off", "debug.codegen": "eager"}
 
 
 @pytest.fixture(autouse=True)
@@ -49,7 +49,7 @@ def step(model: nn.Module, x: Tensor, **options: Any) -> tuple[list[Tensor], Any
     """The result and all gradients of one step, and the report."""
     torch._dynamo.reset()
     model.zero_grad()
-    compiled = torch.compile(model, backend="fp8compile", options={"min_saved_numel": 0, **options})
+    compiled = torch.compile(model, backend="fp8compile", options={"saved.min_numel": 0, **options})
     x = x.detach().clone().requires_grad_()
     y = compiled(x)
     y.square().sum().backward()
@@ -65,11 +65,11 @@ def encoded(**options: Any) -> PartitionedGraph:
 
 
 def told(split: PartitionedGraph, **options: Any) -> Notes:
-    return offload_codes(split, Context(Recipe(linear="off", **{"offload": "all", **options})))
+    return offload_codes(split, Context(Recipe(linears="off", **{"memory.offload": "all", **options})))
 
 
 def test_golden_forward_and_backward() -> None:
-    split = split_of(Steps(1), torch.randn(128, 64), **STORAGE, offload="all")
+    split = split_of(Steps(1), torch.randn(128, 64), **STORAGE, **{"memory.offload": "all"})
     assert_expected_inline(
         forward_of(split) + backward_of(split),
         """\
@@ -103,31 +103,33 @@ return mm_1, None
 def test_no_number_changes(offload: str, linear: str) -> None:
     torch.manual_seed(0)
     model, x = Llama(2), torch.randn(2, 64, 64)
-    options = {"codegen": "eager", "linear": linear, "emulate": True}
+    options = {"debug.codegen": "eager", "linears": linear, "linears.emulate": True}
     plain, _ = step(model, x, **options)
-    found, report = step(model, x, offload=offload, **options)
+    found, report = step(model, x, **options, **{"memory.offload": offload})
     assert report.offloaded and all(map(torch.equal, plain, found))
 
 
 def test_no_number_changes_in_generated_code() -> None:
     model, x = Steps(3), torch.randn(128, 64)
-    plain, _ = step(model, x, linear="off")
-    found, report = step(model, x, linear="off", offload="all")
+    plain, _ = step(model, x, linears="off")
+    found, report = step(model, x, linears="off", **{"memory.offload": "all"})
     assert report.offloaded and all(map(torch.equal, plain, found))
 
 
 def test_delayed_scales_and_statistics_go_with_it() -> None:
     torch.manual_seed(0)
     model, x = Llama(1).half(), torch.randn(2, 64, 64).half()
-    options = {"codegen": "eager", "linear_scaling": "delayed", "emulate": True, "observe": True}
+    options = {"debug.codegen": "eager", "linears.scaling": "delayed", "linears.emulate": True, "fp32.observe": True}
     plain, _ = step(model, x, **options)
-    found, report = step(model, x, offload="all", **options)
+    found, report = step(model, x, **options, **{"memory.offload": "all"})
     assert report.offloaded and report.observed and all(map(torch.equal, plain, found))
 
 
 def test_two_backwards_through_one_forward() -> None:
     model, x = Steps(2), torch.randn(128, 64)
-    compiled = torch.compile(model, backend="fp8compile", options={**STORAGE, "min_saved_numel": 0, "offload": "all"})
+    compiled = torch.compile(
+        model, backend="fp8compile", options={**STORAGE, "saved.min_numel": 0, "memory.offload": "all"}
+    )
     loss = compiled(x).sum()
     loss.backward(retain_graph=True)
     once = [p.grad.clone() for p in model.parameters() if p.grad is not None]
@@ -146,12 +148,12 @@ def test_checkpointed_layers_go_with_it() -> None:
     torch.manual_seed(0)
     model, x = Checkpointed(2), torch.randn(2, 64, 64)
     plain, _ = step(model, x, **STORAGE)
-    found, report = step(model, x, **STORAGE, offload="all")
+    found, report = step(model, x, **STORAGE, **{"memory.offload": "all"})
     assert report.offloaded and all(map(torch.equal, plain, found))
 
 
 def test_all_codes_go_and_scales_stay() -> None:
-    split = encoded(offload="all")
+    split = encoded(**{"memory.offload": "all"})
     sizes = {is_on_host(storage_root(edge.forward)): edge.forward.meta["val"].dtype for edge in split.edges}
     codes = [e for e in split.edges if e.forward.meta["val"].dtype in (torch.int8, torch.float8_e4m3fn)]
     assert codes and all(is_on_host(e.forward) and is_on_host(e.backward) for e in codes)
@@ -161,7 +163,7 @@ def test_all_codes_go_and_scales_stay() -> None:
 
 
 def test_it_is_idempotent() -> None:
-    split = encoded(offload="all")
+    split = encoded(**{"memory.offload": "all"})
     nodes = [len(half.graph.nodes) for half in (split.fw, split.bw)]
     assert told(split) == Notes() and nodes == [len(half.graph.nodes) for half in (split.fw, split.bw)]
 
@@ -181,10 +183,10 @@ def test_views_of_one_storage_are_one_copy_and_are_made_again() -> None:
 
 def test_auto_takes_what_the_link_hides(monkeypatch: pytest.MonkeyPatch) -> None:
     """At 50 GB/s a copy takes a tenth of the gap between kernels: all go but the last two, which are read at once."""
-    assert len(told(encoded(), offload="auto").offloaded) == 6 - 2
+    assert len(told(encoded(), **{"memory.offload": "auto"}).offloaded) == 6 - 2
     slow = {name: dataclasses.replace(rates, link=1.0) for name, rates in RATES.items()}
     monkeypatch.setattr(paying, "RATES", slow)
-    found, every = told(encoded(), offload="auto"), told(encoded())
+    found, every = told(encoded(), **{"memory.offload": "auto"}), told(encoded())
     assert {skip.reason for skip in found.skips} == {AT_ONCE, BUSY}
     assert not any(each.waits_us for each in found.offloaded)
     assert len(every.offloaded) == 6 and sum(each.waits_us for each in every.offloaded) > 0
@@ -193,7 +195,7 @@ def test_auto_takes_what_the_link_hides(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_a_copy_back_begins_before_an_operation_that_hides_it() -> None:
     """Each copy takes less than a matmul: at least one that does not need it stands between the copy and its reader."""
-    nodes = list(encoded(offload="auto").bw.graph.nodes)
+    nodes = list(encoded(**{"memory.offload": "auto"}).bw.graph.nodes)
     back = [node for node in nodes if node.meta.get(MOVED) == DEVICE]
     assert len(back) == 6 - 2
     for copied in back:
@@ -208,11 +210,11 @@ def test_small_codes_stay(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_module_may_be_left_out() -> None:
-    modules = {"layers.1": {"offload": "off"}}
-    _, report = step(Llama(2), torch.randn(2, 64, 64), **STORAGE, offload="all", modules=modules)
+    modules = {"layers.1": {"memory.offload": "off"}}
+    _, report = step(Llama(2), torch.randn(2, 64, 64), **STORAGE, modules=modules, **{"memory.offload": "all"})
     assert report.offloaded and not any(entry.origin.module.startswith("layers.1") for entry in report.offloaded)
     left = report.notes.skipped(OFFLOAD)
-    assert left and all("Recipe.offload is off for module 'layers.1" in skip.reason for skip in left)
+    assert left and all("Recipe.memory.offload is off for module 'layers.1" in skip.reason for skip in left)
 
 
 def test_other_orders_of_memory_and_other_devices_stay() -> None:
@@ -241,7 +243,7 @@ def test_a_torch_without_the_operators_keeps_codes_on_the_gpu() -> None:
 
 def test_symbolic_sizes_stay() -> None:
     model = Steps(2)
-    options = {**STORAGE, "offload": "all", "min_saved_numel": 0}
+    options = {**STORAGE, "memory.offload": "all", "saved.min_numel": 0}
     compiled = torch.compile(model, backend="fp8compile", options=options, dynamic=True)
     compiled(torch.randn(128, 64)).sum().backward()
     skips = fp8compile.report(compiled).notes.skipped(OFFLOAD)
@@ -250,9 +252,9 @@ def test_symbolic_sizes_stay() -> None:
 
 def test_without_codes_and_under_cuda_graphs_it_has_no_effect() -> None:
     model, x = Steps(1), torch.randn(128, 64)
-    _, report = step(model, x, preset="off", codegen="eager", offload="all")
+    _, report = step(model, x, preset="off", **{"debug.codegen": "eager", "memory.offload": "all"})
     assert report.remarks == (NOTHING_TO_OFFLOAD,) and not report.offloaded
-    _, report = step(model, x, **STORAGE, offload="all", inductor={"triton.cudagraphs": True})
+    _, report = step(model, x, **STORAGE, **{"memory.offload": "all", "debug.inductor": {"triton.cudagraphs": True}})
     assert NO_CUDA_GRAPHS_ON_HOST in report.remarks and not report.offloaded
 
 
@@ -266,14 +268,14 @@ def test_nested_regions_are_inlined() -> None:
             region = torch.compiler.nested_compile_region(lambda x, w: torch.tanh(x @ w))
             return region(region(x, self.weight), self.weight)
 
-    _, report = step(Regions(), torch.randn(128, 64), **STORAGE, offload="all")
+    _, report = step(Regions(), torch.randn(128, 64), **STORAGE, **{"memory.offload": "all"})
     assert WHOLE in report.remarks and report.offloaded
 
 
 def test_bytes_on_the_host_are_not_the_devices() -> None:
     model, x = Steps(6), torch.randn(1024, 64)  # so many rows that the optimizer's step is not the peak
     plain, away = (
-        fp8compile.explain(model, (x,), recipe=Recipe(**{**STORAGE, "min_saved_numel": 0, "offload": offload}))
+        fp8compile.explain(model, (x,), recipe=Recipe(**{**STORAGE, "saved.min_numel": 0, "memory.offload": offload}))
         for offload in ("off", "all")
     )
     assert plain.saved_bytes - away.saved_bytes == away.host_bytes == sum(e.bytes for e in away.offloaded) > 0
@@ -289,7 +291,9 @@ def test_the_predicted_peak_falls_by_what_is_away() -> None:
     gradients exist and no codes, so there it falls by less."""
     steps, tokens = 16, 1024
     plain, away = (
-        fp8compile.explain(Steps(steps), (torch.randn(tokens, 64),), recipe=Recipe(**STORAGE, offload=offload))
+        fp8compile.explain(
+            Steps(steps), (torch.randn(tokens, 64),), recipe=Recipe(**STORAGE, memory={"offload": offload})
+        )
         for offload in ("off", "all")
     )
     fell = [peaks(plain)[half] - peaks(away)[half] for half in (0, 1)]
@@ -303,7 +307,7 @@ def peaks(report: Any) -> list[int]:
 
 
 def test_the_picture_and_the_page_tell_of_it(tmp_path: Any) -> None:
-    recipe = Recipe(**{**STORAGE, "min_saved_numel": 0, "offload": "all"})
+    recipe = Recipe(**{**STORAGE, "saved.min_numel": 0, "memory.offload": "all"})
     report = fp8compile.explain(Steps(3), (torch.randn(128, 64),), recipe=recipe)
     picture = report.graphs[0].picture
     assert picture is not None

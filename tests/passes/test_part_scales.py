@@ -126,7 +126,8 @@ def test_it_runs_where_scales_are_delayed() -> None:
     ran = {
         scaling: part_scales.__name__
         in [
-            each.name for each in passes_on(On.LOWERING, Situation(Context(Recipe(linear_scaling=scaling)), gm.graph))
+            each.name
+            for each in passes_on(On.LOWERING, Situation(Context(Recipe(linears={"scaling": scaling})), gm.graph))
         ]
         for scaling in ("dynamic", "delayed")
     }
@@ -140,7 +141,7 @@ def test_kernels_of_layers_that_are_alike_have_one_text() -> None:
 
 def _kernels(layers: int) -> int:
     """Different kernels of the forward of so many blocks, generated for this CPU."""
-    recipe = Recipe(linear="tensorwise", linear_scaling="delayed", emulate=True, saved="off", skip=())
+    recipe = Recipe(linears={"mode": "tensorwise", "scaling": "delayed", "emulate": True}, saved="off", skip=())
     blocks = (nn.Sequential(nn.Linear(64, 64, bias=False), nn.Tanh()) for _ in range(layers))
     model = torch.compile(nn.Sequential(*blocks), backend="fp8compile", options={"recipe": recipe})
     torch._dynamo.reset()

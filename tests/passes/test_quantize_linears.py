@@ -39,7 +39,7 @@ def fp8_units() -> Iterator[None]:
 def linears_of(
     model: nn.Module, *args: Tensor, loss: Callable[..., Tensor] | None = None, **fields: object
 ) -> list[Linear | Skip]:
-    recipe = Recipe(**{"emulate": True, **fields})  # type: ignore[arg-type]
+    recipe = Recipe(**{"linears.emulate": True, **fields})  # type: ignore[arg-type]
     return matmuls_told(fp8compile.explain(model, args, recipe=recipe, loss=loss))
 
 
@@ -57,7 +57,7 @@ def encodings(graph: Graph) -> list[str]:
 def test_golden_joint_graph_of_a_linear() -> None:
     x = torch.randn(32, 64, requires_grad=True)
     assert_expected_inline(
-        text_of(joint_of(nn.Linear(64, 16, bias=False), x, emulate=True)),
+        text_of(joint_of(nn.Linear(64, 16, bias=False), x, **{"linears.emulate": True})),
         """\
 primals_1: float32[16, 64]
 primals_2: float32[32, 64]
@@ -119,7 +119,7 @@ return add, _scaled_mm_2, view, _scaled_mm_1
 
 def test_one_encoding_serves_all_uses_of_a_value() -> None:
     layer, args = llama_case(2, 64, 64, 128, 4)
-    graph = joint_of(layer, *args, emulate=True)
+    graph = joint_of(layer, *args, **{"linears.emulate": True})
     # q, k and v read one norm output, gate and up the other; each of 7 weights and 7 gradients serves two matmuls.
     assert len(encodings(graph)) == len(set(encodings(graph))) == 4 + 7 + 7
 
@@ -141,9 +141,9 @@ def test_every_matmul_of_every_linear_is_rewritten() -> None:
 
 def test_it_is_idempotent() -> None:
     layer, args = llama_case(2, 64, 64, 128, 4)
-    graph = joint_of(layer, *args, emulate=True)
+    graph = joint_of(layer, *args, **{"linears.emulate": True})
     before = len(graph.nodes)
-    context = Context(Recipe(emulate=True), frozenset(range(len(list(layer.parameters())) + 3)))
+    context = Context(Recipe(linears={"emulate": True}), frozenset(range(len(list(layer.parameters())) + 3)))
     assert not quantize_linears(graph, context).linears
     graph.eliminate_dead_code()
     assert len(graph.nodes) == before
@@ -187,7 +187,7 @@ def test_reasons_to_leave_a_linear() -> None:
     linear = nn.Sequential(nn.Linear(64, 64))
     named = nn.ModuleDict({"lm_head": nn.Linear(64, 64)})
     named.forward = lambda x: named["lm_head"](x)  # type: ignore[method-assign]
-    assert reason_of(linear, x, emulate=False).startswith("cpu has no FP8 matrix units")
+    assert reason_of(linear, x, **{"linears.emulate": False}).startswith("cpu has no FP8 matrix units")
     assert reason_of(nn.Sequential(nn.Linear(64, 24)), x) == "N=24 is not a multiple of 16"
     assert reason_of(nn.Sequential(nn.Linear(8, 64)), x[:, :8]) == "K=8 is not a multiple of 16"
     assert reason_of(linear, x[:0]) == "no rows"
@@ -199,7 +199,7 @@ def test_the_output_head_is_found_by_path_or_tied_weight() -> None:
     ids = torch.randint(32, (2, 16))
     assert reason_of(Head(tied=True), ids) == "output head: its weight is tied to an embedding"
     assert reason_of(Head(tied=False), ids) == "", "its place as the last layer says nothing"
-    for field in ("linear_skip", "skip"):
+    for field in ("linears.skip", "skip"):
         said = reason_of(Head(tied=False), ids, **{field: "projection"})
         assert said == f"Recipe.{field}: module 'projection' matches 'projection'"
 
@@ -220,7 +220,7 @@ def rowwise_on_the_cpu() -> bool:
 
 
 def test_rowwise_on_a_device_gives_bf16_only(fp8_units: None) -> None:
-    fields = {"emulate": False, "linear": "rowwise"}
+    fields = {"linears.emulate": False, "linears": "rowwise"}
     assert (
         reason_of(nn.Linear(64, 64), torch.randn(32, 64), **fields)
         == "_scaled_mm with rowwise scales gives BF16 only"
@@ -232,16 +232,19 @@ def test_rowwise_on_a_device_gives_bf16_only(fp8_units: None) -> None:
 
 def test_a_module_can_have_its_own_recipe() -> None:
     model = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64))
-    found = linears_of(model, torch.randn(32, 64), modules={"1": {"linear": "off"}})
-    assert {(x.origin.module, why(x)) for x in found} == {("0", ""), ("1", "Recipe.linear is off for module '1'")}
+    found = linears_of(model, torch.randn(32, 64), modules={"1": {"linears": "off"}})
+    assert {(x.origin.module, why(x)) for x in found} == {
+        ("0", ""),
+        ("1", "Recipe.linears.mode is off for module '1'"),
+    }
 
 
 def test_evaluation_is_left_as_it_is() -> None:
     x, model = torch.randn(32, 64), nn.Linear(64, 64)
-    fn = compiled(model, emulate=True)
+    fn = compiled(model, **{"linears.emulate": True})
     with torch.no_grad():
         assert torch.equal(fn(x), model(x))
-        report = fp8compile.explain(model, (x,), recipe=Recipe(emulate=True))
+        report = fp8compile.explain(model, (x,), recipe=Recipe(linears={"emulate": True}))
     assert not report.linears and "nothing was rewritten" in report.remarks[0]
     assert not fp8compile.report(fn).linears
 
@@ -268,7 +271,7 @@ def test_emulation_is_the_matmul_of_decoded_operands_bit_for_bit(formats: str, d
     gradient = E5 if formats == "hybrid" else E4
     linear = nn.Linear(64, 32).to(dtype)
     x, dy = torch.randn(48, 64, dtype=dtype, requires_grad=True), torch.randn(48, 32, dtype=dtype)
-    y = compiled(linear, emulate=True, linear_formats=formats, saved="off")(x)
+    y = compiled(linear, saved="off", **{"linears.emulate": True, "linears.formats": formats})(x)
     dx, dw, db = torch.autograd.grad(y, (x, linear.weight, linear.bias), dy)
     x_hat, w_hat, dy_hat = fake(E4, x.detach()), fake(E4, linear.weight.detach()), fake(gradient, dy)
     assert torch.equal(y, F.linear(x_hat, w_hat, linear.bias))
@@ -284,7 +287,7 @@ def compiled_bias_gradient(linear: nn.Linear, x: Tensor, dy: Tensor) -> Tensor:
 def test_rowwise_scales_run_along_the_contracted_side() -> None:
     linear = nn.Linear(64, 32, bias=False)
     x, dy = torch.randn(48, 64, requires_grad=True), torch.randn(48, 32)
-    y = compiled(linear, emulate=True, linear="rowwise", linear_formats="e4m3", saved="off")(x)
+    y = compiled(linear, linears="rowwise", saved="off", **{"linears.emulate": True, "linears.formats": "e4m3"})(x)
     dx, dw = torch.autograd.grad(y, (x, linear.weight), dy)
     rows = Rowwise(E4M3)
     x_, w = x.detach(), linear.weight.detach()
@@ -293,20 +296,20 @@ def test_rowwise_scales_run_along_the_contracted_side() -> None:
     assert torch.equal(dw, fake(rows, dy.t()) @ fake(rows, x_.t()).t())
 
 
-@pytest.mark.parametrize("fields", [{}, {"linear_formats": "e4m3"}, {"linear": "rowwise"}], ids=str)
+@pytest.mark.parametrize("fields", [{}, {"linears.formats": "e4m3"}, {"linears": "rowwise"}], ids=str)
 @pytest.mark.parametrize("rows", [32, 40, 1])
 def test_scaled_matmuls_are_the_emulated_ones_but_for_the_order_of_sums(
     fields: dict[str, str], rows: int, fp8_units: None
 ) -> None:
     """40 rows and 1 row: the wgrad's inner side is padded to a multiple of 16."""
-    if "linear" in fields and not rowwise_on_the_cpu():
+    if "linears" in fields and not rowwise_on_the_cpu():
         pytest.skip("this torch's _scaled_mm on a CPU takes tensorwise scales only")
     linear = nn.Linear(64, 32).bfloat16()
     x, dy = torch.randn(rows, 64).bfloat16().requires_grad_(), torch.randn(rows, 32).bfloat16()
     results = []
     for emulate in (True, False):
         torch._dynamo.reset()
-        fn = compiled(linear, emulate=emulate, saved="off", **fields)
+        fn = compiled(linear, saved="off", **fields, **{"linears.emulate": emulate})
         y = fn(x)
         results.append((y.detach(), *torch.autograd.grad(y, (x, linear.weight, linear.bias), dy)))
         assert all(("emulated" in p.formats) is emulate for p in fp8compile.report(fn).linears)
@@ -317,7 +320,7 @@ def test_scaled_matmuls_are_the_emulated_ones_but_for_the_order_of_sums(
 
 def test_what_only_matmuls_need_is_kept_as_their_codes() -> None:
     x = torch.randn(64, 64, requires_grad=True)
-    fn = compiled(nn.Linear(64, 64, bias=False), emulate=True, min_saved_numel=0)
+    fn = compiled(nn.Linear(64, 64, bias=False), **{"linears.emulate": True, "saved.min_numel": 0})
     fn(x * 2)
     report = fp8compile.report(fn)
     (saved,) = report.saved

@@ -35,7 +35,7 @@ by_mode = pytest.mark.parametrize("mode", MODES)
 
 
 def linears_of(model: nn.Module, *args: Tensor, **fields: object) -> list[Linear | Skip]:
-    recipe = Recipe(**{"emulate": True, **fields})  # type: ignore[arg-type]
+    recipe = Recipe(**{"linears.emulate": True, **fields})  # type: ignore[arg-type]
     return matmuls_told(fp8compile.explain(model, args, recipe=recipe))
 
 
@@ -51,7 +51,11 @@ def fake(codec: Codec, x: Tensor) -> Tensor:
 
 def test_golden_joint_graph_of_a_linear_in_blocks() -> None:
     assert_expected_inline(
-        text_of(joint_of(nn.Linear(64, 16, bias=False), torch.randn(160, 64), emulate=True, linear="blockwise")),
+        text_of(
+            joint_of(
+                nn.Linear(64, 16, bias=False), torch.randn(160, 64), linears="blockwise", **{"linears.emulate": True}
+            )
+        ),
         """\
 primals_1: float32[16, 64]
 primals_2: float32[160, 64]
@@ -81,20 +85,22 @@ return mm, mm_1, None
 def test_an_encoding_serves_all_who_contract_a_value_alike(mode: str, count: int) -> None:
     """4 activations (q, k and v read one, gate and up another) and 7 gradients twice; 7 weights once if blocks are square."""
     layer, args = llama_case(2, 64, 64, 128, 4)
-    found = encodings(joint_of(layer, *args, emulate=True, linear=mode))
+    found = encodings(joint_of(layer, *args, linears=mode, **{"linears.emulate": True}))
     assert len(found) == len(set(found)) == count
 
 
 @by_mode
 def test_every_matmul_of_every_linear_is_rewritten_and_names_its_mode(mode: str) -> None:
     layer, args = llama_case(2, 64, 64, 128, 4)
-    found = linears_of(layer, *args, linear=mode)
+    found = linears_of(layer, *args, linears=mode)
     assert len(found) == 21 and not any(why(x) for x in found)
     formats = {x.direction: x.formats for x in found if isinstance(x, Linear)}
     assert formats["forward"] == f"e4m3 x e4m3 {mode}, emulated"
     assert formats["dgrad"] == formats["wgrad"] == f"e5m2 x e4m3 {mode}, emulated"
     (all_e4m3,) = {
-        x.formats for x in linears_of(layer, *args, linear=mode, linear_formats="e4m3") if isinstance(x, Linear)
+        x.formats
+        for x in linears_of(layer, *args, linears=mode, **{"linears.formats": "e4m3"})
+        if isinstance(x, Linear)
     }
     assert all_e4m3 == f"e4m3 x e4m3 {mode}, emulated"
 
@@ -102,9 +108,11 @@ def test_every_matmul_of_every_linear_is_rewritten_and_names_its_mode(mode: str)
 @by_mode
 def test_it_is_idempotent(mode: str) -> None:
     layer, args = llama_case(2, 64, 64, 128, 4)
-    graph = joint_of(layer, *args, emulate=True, linear=mode)
+    graph = joint_of(layer, *args, linears=mode, **{"linears.emulate": True})
     before = len(graph.nodes)
-    context = Context(Recipe(emulate=True, linear=mode), frozenset(range(len(list(layer.parameters())) + 3)))
+    context = Context(
+        Recipe(linears={"emulate": True, "mode": mode}), frozenset(range(len(list(layer.parameters())) + 3))
+    )
     assert not quantize_linears(graph, context).linears
     graph.eliminate_dead_code()
     assert len(graph.nodes) == before
@@ -119,7 +127,10 @@ def test_a_device_with_fp8_units_is_told_that_blocks_are_emulated_only(mode: str
         sys.modules["fp8compile.encoding.linear_reasons"], "fp8_unsupported_reason", lambda _: None
     )
     with units:
-        (reason,) = {why(x) for x in linears_of(nn.Linear(64, 64), torch.randn(32, 64), linear=mode, emulate=False)}
+        (reason,) = {
+            why(x)
+            for x in linears_of(nn.Linear(64, 64), torch.randn(32, 64), linears=mode, **{"linears.emulate": False})
+        }
     assert reason == f"{mode} scales are emulated only (emulate=True decodes and multiplies, on any device)"
 
 
@@ -127,7 +138,10 @@ def test_a_device_with_fp8_units_is_told_that_blocks_are_emulated_only(mode: str
 def test_rows_that_vary_are_left(mode: str) -> None:
     model = nn.Linear(64, 32)
     fn = torch.compile(
-        model, backend="fp8compile", options={"codegen": "eager", "emulate": True, "linear": mode}, dynamic=True
+        model,
+        backend="fp8compile",
+        options={"debug.codegen": "eager", "linears.emulate": True, "linears": mode},
+        dynamic=True,
     )
     x = torch.randn(40, 64)
     assert torch.equal(fn(x), model(x))
@@ -144,7 +158,7 @@ def test_other_reasons_stand_before_those_of_blocks(mode: str) -> None:
         (nn.Linear(64, 64), x[:0], "no rows"),
         (nn.Linear(64, 64).double(), x.double(), "f64 is left alone"),
     ):
-        assert {why(x) for x in linears_of(model, given, linear=mode)} == {expected}
+        assert {why(x) for x in linears_of(model, given, linears=mode)} == {expected}
 
 
 # ------------------------------------------------------------------------------------------------------- numbers
@@ -179,7 +193,7 @@ def test_blocks_run_along_the_contracted_dimension_bit_for_bit(
     M, K, N = sizes
     linear = nn.Linear(K, N)
     x, dy = torch.randn(M, K).mul(torch.logspace(-2, 2, K)).requires_grad_(), torch.randn(M, N)
-    y = compiled(linear, preset="linear_only", emulate=True, linear=mode, codegen=codegen)(x)
+    y = compiled(linear, preset="linear_only", linears=mode, **{"linears.emulate": True, "debug.codegen": codegen})(x)
     dx, dw, _ = torch.autograd.grad(y, (x, linear.weight, linear.bias), dy)
     x_f, w_f, dy_d, w_d, dy_w, x_w = operands_by_hand(mode, E5M2)(x, linear.weight, dy)
     expected = F.linear(x_f, w_f, linear.bias.detach()), dy_d @ w_d, dy_w.t() @ x_w
@@ -199,7 +213,7 @@ def test_a_weight_on_the_left_has_the_blocks_of_a_weight(mode: str) -> None:
             return self.weight @ x
 
     model, x, dy = Left(), torch.randn(144, 160, requires_grad=True), torch.randn(80, 160)
-    y = compiled(model, preset="linear_only", emulate=True, linear=mode)(x)
+    y = compiled(model, preset="linear_only", linears=mode, **{"linears.emulate": True})(x)
     dx, dw = torch.autograd.grad(y, (x, model.weight), dy)
     x_f, w_f, dy_d, w_d, dy_w, x_w = operands_by_hand(mode, E5M2)(x.t(), model.weight, dy.t())
     assert torch.equal(y, w_f @ x_f.t())
@@ -220,7 +234,7 @@ def bar(*formats: Format) -> float:
 def test_gradients_of_a_linear_are_within_the_derived_bar(mode: str, formats: str) -> None:
     torch.manual_seed(0)
     linear, x = nn.Linear(144, 80), torch.randn(300, 144, requires_grad=True)
-    fn = compiled(linear, preset="linear_only", emulate=True, linear=mode, linear_formats=formats)
+    fn = compiled(linear, preset="linear_only", linears=mode, **{"linears.emulate": True, "linears.formats": formats})
     found = gradient_sqnr(linear, fn, (x,))
     assert found.pop("bias") > 120, "the bias sees no codes"
     assert set(found) == {"weight", "arg0"}
@@ -236,7 +250,9 @@ def test_an_outlier_costs_blocks_less_than_a_tensor(mode: str) -> None:
 
     def of_clean_columns(mode: str) -> float:
         torch._dynamo.reset()
-        fn = compiled(linear, preset="linear_only", emulate=True, linear=mode, linear_formats="e4m3")
+        fn = compiled(
+            linear, preset="linear_only", linears=mode, **{"linears.emulate": True, "linears.formats": "e4m3"}
+        )
         dy = torch.randn(256, 64, generator=torch.Generator().manual_seed(1))
         (dw,) = torch.autograd.grad(fn(x), linear.weight, dy)
         exact = dy.double().t() @ x.double()
@@ -247,7 +263,7 @@ def test_an_outlier_costs_blocks_less_than_a_tensor(mode: str) -> None:
 
 @by_mode
 def test_what_only_matmuls_need_is_kept_as_codes_of_the_wgrads_blocks(mode: str) -> None:
-    fn = compiled(nn.Linear(64, 64, bias=False), emulate=True, linear=mode, min_saved_numel=0)
+    fn = compiled(nn.Linear(64, 64, bias=False), linears=mode, **{"linears.emulate": True, "saved.min_numel": 0})
     fn(torch.randn(128, 64, requires_grad=True) * 2)
     report = fp8compile.report(fn)
     (saved,) = report.saved
@@ -264,7 +280,7 @@ def test_what_only_matmuls_need_is_kept_as_codes_of_the_wgrads_blocks(mode: str)
 def test_a_gradient_has_the_format_of_the_matmul_that_reads_it(dgrad: Format, wgrad: Format) -> None:
     linear, formats = nn.Linear(64, 32), {"dgrad": dgrad.name, "wgrad": wgrad.name}
     x, dy = torch.randn(48, 64, requires_grad=True), torch.randn(48, 32)
-    fn = compiled(linear, preset="linear_only", emulate=True, linear_formats=formats)
+    fn = compiled(linear, preset="linear_only", **{"linears.emulate": True, "linears.formats": formats})
     dx, dw = torch.autograd.grad(fn(x), (x, linear.weight), dy)
     w, x_hat = fake(Tensorwise(E4M3), linear.weight), fake(Tensorwise(E4M3), x)
     assert torch.equal(dx, fake(Tensorwise(dgrad), dy) @ w)
@@ -281,7 +297,7 @@ def test_a_gradient_has_the_format_of_the_matmul_that_reads_it(dgrad: Format, wg
 def test_formats_by_direction_hold_in_every_mode(linear: str) -> None:
     x = torch.randn(48, 64, requires_grad=True)
     formats = {"dgrad": "e4m3", "wgrad": "e5m2"}
-    told = linears_of(nn.Linear(64, 32), x, linear=linear, linear_formats=formats)
+    told = linears_of(nn.Linear(64, 32), x, linears=linear, **{"linears.formats": formats})
     found = {x.direction: x.formats for x in told if isinstance(x, Linear)}
     assert {name: text.split(" x")[0] for name, text in found.items()} == {"forward": "e4m3", **formats}
     assert all(linear in text for text in found.values())

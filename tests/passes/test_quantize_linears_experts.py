@@ -28,14 +28,16 @@ MODES = pytest.mark.parametrize("linear", ["auto", "tensorwise", "rowwise"])
 
 def _told(model: nn.Module, *args: Tensor, **fields: object) -> list[Linear | Skip]:
     """The matmuls of the experts."""
-    recipe = Recipe(**{"emulate": True, **fields})  # type: ignore[arg-type]
+    recipe = Recipe(**{"linears.emulate": True, **fields})  # type: ignore[arg-type]
     return [m for m in matmuls_told(fp8compile.explain(model, args, recipe=recipe)) if m.origin.module != "gate"]
 
 
 def test_golden_emulated_matmuls() -> None:
     shown = [
         line
-        for line in text_of(joint_of(Grouped(), rows_of(64), ends_at(16, 32, 48, 64), emulate=True)).splitlines()
+        for line in text_of(
+            joint_of(Grouped(), rows_of(64), ends_at(16, 32, 48, 64), **{"linears.emulate": True})
+        ).splitlines()
         if "_grouped_mm(" in line or "_part(" in line or "_weight(" in line or "owners(" in line
     ]
     assert_expected_inline(
@@ -62,7 +64,7 @@ _grouped_mm_2: bfloat16[64, 32] = _grouped_mm(convert_element_type_26, permute_1
 
 def test_golden_matmuls_of_codes() -> None:
     with grouped_units():
-        text = text_of(joint_of(Grouped(), rows_of(64), ends_at(16, 32, 48, 64), linear="rowwise"))
+        text = text_of(joint_of(Grouped(), rows_of(64), ends_at(16, 32, 48, 64), linears="rowwise"))
     shown = [line for line in text.splitlines() if "scaled_grouped_mm(" in line or "lay_out_part(" in line]
     shown = [line.replace("float8_e4m3fn", "e4m3").replace("_scaled_grouped_mm", "y") for line in shown]
     assert_expected_inline(
@@ -79,7 +81,7 @@ y_2: bfloat16[64, 32] = scaled_grouped_mm(convert_element_type_16, permute_10, w
 @MODES
 def test_all_matmuls_of_experts_have_scales_ofrows_of(linear: str) -> None:
     layer, x = experts_case()
-    told = _told(layer, x, linear=linear)
+    told = _told(layer, x, linears=linear)
     assert sorted(m.direction for m in told) == sorted(DIRECTIONS)
     assert {m.formats for m in told if isinstance(m, Linear)} == {"e4m3 x e4m3 rowwise, emulated"}
     sizes = {(m.M, m.K, m.N) for m in told if isinstance(m, Linear)}
@@ -88,19 +90,19 @@ def test_all_matmuls_of_experts_have_scales_ofrows_of(linear: str) -> None:
 
 def test_known_scales_are_not_for_experts() -> None:
     layer, x = experts_case()
-    told = _told(layer, x, linear="tensorwise", linear_scaling="delayed")
+    told = _told(layer, x, linears="tensorwise", **{"linears.scaling": "delayed"})
     assert {m.formats for m in told if isinstance(m, Linear)} == {"e4m3 x e4m3 rowwise (experts: dynamic), emulated"}
 
 
 @pytest.mark.parametrize("linear", ["blockwise", "mxfp8", "int8", "int8_blocks"])
 def test_other_scales_leave_experts(linear: str) -> None:
     layer, x = experts_case()
-    assert {why(m) for m in _told(layer, x, linear=linear)} == {OTHER_SCALES.format(linear=linear)}
+    assert {why(m) for m in _told(layer, x, linears=linear)} == {OTHER_SCALES.format(linear=linear)}
 
 
 def test_off_and_skips_leave_them_untouched() -> None:
     layer, x = experts_case()
-    plain = text_of(joint_of(layer, x, linear="off"))
+    plain = text_of(joint_of(layer, x, linears="off"))
     assert "encode_part(" not in plain and "encode_weight(" not in plain
 
     class Model(nn.Module):
@@ -112,25 +114,25 @@ def test_off_and_skips_leave_them_untouched() -> None:
             y: Tensor = self.mlp(x)
             return y
 
-    reasons = {why(m) for m in _told(Model(), x, linear_skip=("mlp",))}
-    assert all("linear_skip" in reason for reason in reasons), reasons
+    reasons = {why(m) for m in _told(Model(), x, **{"linears.skip": ("mlp",)})}
+    assert all("linears.skip" in reason for reason in reasons), reasons
 
 
 def test_auto_leaves_them_on_a_device_whose_rates_are_known() -> None:
     layer, x = experts_case()
-    reasons = {why(m) for m in _told(layer, x, linear="auto", device_rates="h100")}
+    reasons = {why(m) for m in _told(layer, x, linears="auto", **{"debug.device_rates": "h100"})}
     assert len(reasons) == 1 and "no time of a grouped matmul is predicted" in reasons.pop()
 
 
 def test_without_units_they_stay() -> None:
     layer, x = experts_case()
-    assert all("no FP8 matrix units" in why(m) for m in _told(layer, x, emulate=False))
+    assert all("no FP8 matrix units" in why(m) for m in _told(layer, x, **{"linears.emulate": False}))
 
 
 def test_a_router_stays_exact() -> None:
     """16 experts, so that its sizes are no reason."""
     layer, x = experts_case(experts=16)
-    report = fp8compile.explain(layer, (x,), recipe=Recipe(emulate=True))
+    report = fp8compile.explain(layer, (x,), recipe=Recipe(linears={"emulate": True}))
     assert {why(m) for m in matmuls_told(report) if m.origin.module == "gate"} == {ROUTER}
 
 
@@ -160,9 +162,9 @@ def test_other_grouped_matmuls_stay(kind: Callable[[], Grouped], reason: str) ->
 
 def test_it_is_idempotent() -> None:
     layer, x = experts_case()
-    graph = joint_of(layer, x, emulate=True)
+    graph = joint_of(layer, x, **{"linears.emulate": True})
     before = len(graph.nodes)
-    context = Context(Recipe(emulate=True), frozenset(range(len(list(layer.parameters())) + 1)))
+    context = Context(Recipe(linears={"emulate": True}), frozenset(range(len(list(layer.parameters())) + 1)))
     assert not quantize_linears(graph, context).linears
     graph.eliminate_dead_code()
     assert len(graph.nodes) == before
@@ -170,7 +172,7 @@ def test_it_is_idempotent() -> None:
 
 def test_a_weight_has_one_encoding_for_each_dimension_that_is_contracted() -> None:
     layer, x = experts_case()
-    graph = joint_of(layer, x, emulate=True)
+    graph = joint_of(layer, x, **{"linears.emulate": True})
     made = {n.meta[SPLICED] for n in graph.nodes if str(n.meta.get(SPLICED, "")).startswith("encode_weight(")}
     assert len([n for n in graph.nodes if n.meta.get(SPLICED) in made and n.meta["val"].dtype == torch.float8_e4m3fn])
     assert len(made) == 2
@@ -184,6 +186,6 @@ def test_an_operator_of_transformers_own_is_told_of() -> None:
     )
     block = transformers.models.mixtral.modeling_mixtral.MixtralSparseMoeBlock(config)
     block.experts.config._experts_implementation = "grouped_mm"
-    report = fp8compile.explain(block, (torch.randn(1, 32, 32),), recipe=Recipe(emulate=True))
+    report = fp8compile.explain(block, (torch.randn(1, 32, 32),), recipe=Recipe(linears={"emulate": True}))
     told = [why(m) for m in matmuls_told(report) if "experts" in m.origin.module]
     assert told == [OPAQUE, OPAQUE]

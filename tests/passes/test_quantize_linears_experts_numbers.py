@@ -28,7 +28,7 @@ def test_gradients_wherever_tokens_go(ends: tuple[int, ...], emulate: bool) -> N
     model, args = Grouped(), (rows_of(64), ends_at(*ends))
     in_16_bit = gradient_sqnr(model, model, args)
     with grouped_units():
-        found = gradient_sqnr(model, compiled(model, linear="rowwise", emulate=emulate), args)
+        found = gradient_sqnr(model, compiled(model, linears="rowwise", **{"linears.emulate": emulate}), args)
     assert min(found.values()) > ROUNDED, (found, in_16_bit)
     assert min(in_16_bit.values()) > 40
 
@@ -39,7 +39,7 @@ def test_any_number_of_tokens(tokens: int) -> None:
     with grouped_units():
         for emulate in (True, False):
             torch._dynamo.reset()
-            fn = compiled(model, linear="rowwise", emulate=emulate)
+            fn = compiled(model, linears="rowwise", **{"linears.emulate": emulate})
             assert min(gradient_sqnr(model, fn, args).values()) > ROUNDED
 
 
@@ -49,7 +49,7 @@ def test_codes_multiply_to_what_is_emulated() -> None:
     with grouped_units():
         for emulate in (True, False):
             torch._dynamo.reset()
-            fn = compiled(layer, linear="rowwise", emulate=emulate, min_saved_numel=0)
+            fn = compiled(layer, linears="rowwise", **{"linears.emulate": emulate, "saved.min_numel": 0})
             found.append(gradients(layer, fn, args))
     for name, value in found[0].items():
         assert (value - found[1][name]).norm() < 0.1 * value.norm(), name
@@ -70,7 +70,7 @@ def test_rows_of_no_one_count_for_nothing() -> None:
         torch._dynamo.reset()
         with grouped_units():
             model = Tail()
-            grads = gradients(model, compiled(model, linear="rowwise", emulate=emulate), args)
+            grads = gradients(model, compiled(model, linears="rowwise", **{"linears.emulate": emulate}), args)
         assert grads["weight"].isfinite().all() and grads["weight"].any()
 
 
@@ -80,7 +80,7 @@ def test_a_layer_beside_16_bit_and_its_bytes() -> None:
     args, found, kept = (x, any_experts(layer, 512)), {}, {}
     for linear in ("off", "rowwise"):
         torch._dynamo.reset()
-        fn = compiled(layer, linear=linear, emulate=linear != "off", min_saved_numel=0)
+        fn = compiled(layer, linears=linear, **{"linears.emulate": linear != "off", "saved.min_numel": 0})
         found[linear], kept[linear] = gradient_sqnr(layer, fn, args), kept_bytes(layer, fn, args)
     assert kept["rowwise"] == kept["off"]
     assert min(found["rowwise"].values()) > 22 and min(found["off"].values()) > 36, found
@@ -88,7 +88,9 @@ def test_a_layer_beside_16_bit_and_its_bytes() -> None:
 
 def test_sizes_that_vary() -> None:
     model = Grouped()
-    fn = torch.compile(model, backend="fp8compile", dynamic=True, options={"codegen": "eager", "emulate": True})
+    fn = torch.compile(
+        model, backend="fp8compile", dynamic=True, options={"debug.codegen": "eager", "linears.emulate": True}
+    )
     for tokens in (48, 80):
         args = (rows_of(tokens), ends_at(10, 10, 30, tokens))
         assert min(gradient_sqnr(model, fn, args).values()) > ROUNDED
@@ -97,9 +99,11 @@ def test_sizes_that_vary() -> None:
 def test_code_is_generated_for_them() -> None:
     layer, x = experts_case()
     args = (x, any_experts(layer, 128))
-    ours = gradients(layer, compiled(layer, emulate=True, min_saved_numel=0, codegen="inductor"), args)
+    ours = gradients(
+        layer, compiled(layer, **{"linears.emulate": True, "saved.min_numel": 0, "debug.codegen": "inductor"}), args
+    )
     torch._dynamo.reset()
-    node_by_node = gradients(layer, compiled(layer, emulate=True, min_saved_numel=0), args)
+    node_by_node = gradients(layer, compiled(layer, **{"linears.emulate": True, "saved.min_numel": 0}), args)
     for name, value in ours.items():
         assert (value - node_by_node[name]).norm() < 0.1 * value.norm(), name
 
@@ -122,6 +126,6 @@ def test_experts_stored_the_other_way() -> None:
         for emulate in (True, False):
             torch._dynamo.reset()
             model = Other()
-            fn = compiled(model, linear="rowwise", emulate=emulate)
+            fn = compiled(model, linears="rowwise", **{"linears.emulate": emulate})
             assert min(gradient_sqnr(model, fn, (rows_of(64), ends_at(7, 20, 21, 64))).values()) > ROUNDED
             assert len(fp8compile.report(fn).linears) == 3

@@ -50,7 +50,7 @@ def fake(codec: Codec, x: Tensor) -> Tensor:
 
 def test_golden_joint_graph_of_a_linear_in_int8() -> None:
     assert_expected_inline(
-        text_of(joint_of(nn.Linear(64, 24, bias=False), torch.randn(160, 64), linear="int8")),
+        text_of(joint_of(nn.Linear(64, 24, bias=False), torch.randn(160, 64), linears="int8")),
         """\
 primals_1: float32[24, 64]
 primals_2: float32[160, 64]
@@ -77,7 +77,7 @@ return mul_5, mul_11, None
 def test_all_matmuls_are_products_of_integers_and_an_encoding_serves_all_who_contract_a_value_alike() -> None:
     """4 activations, 7 gradients and 7 weights, each along both of its dimensions."""
     layer, args = llama_case(2, 64, 64, 128, 4)
-    graph = joint_of(layer, *args, linear="int8")
+    graph = joint_of(layer, *args, linears="int8")
     targets = [node.target for node in graph.nodes]
     assert targets.count(aten._int_mm.default) == 21 and not {aten.mm.default, aten.addmm.default} & {*targets}
     assert len(encodings(graph)) == (4 + 7 + 7) * 2
@@ -85,15 +85,15 @@ def test_all_matmuls_are_products_of_integers_and_an_encoding_serves_all_who_con
 
 def test_square_blocks_serve_both_matmuls_of_a_value() -> None:
     layer, args = llama_case(2, 64, 64, 128, 4)
-    assert len(encodings(joint_of(layer, *args, linear="int8_blocks", emulate=True))) == 4 + 7 + 7
+    assert len(encodings(joint_of(layer, *args, linears="int8_blocks", **{"linears.emulate": True}))) == 4 + 7 + 7
 
 
 @pytest.mark.parametrize(
     ("fields", "formats"),
     [
         ({}, "int8 x int8 rowwise"),
-        ({"emulate": True}, "int8 x int8 rowwise, emulated"),
-        ({"linear": "int8_blocks", "emulate": True}, "int8 x int8 int8_blocks, emulated"),
+        ({"linears.emulate": True}, "int8 x int8 rowwise, emulated"),
+        ({"linears": "int8_blocks", "linears.emulate": True}, "int8 x int8 int8_blocks, emulated"),
     ],
     ids=str,
 )
@@ -104,16 +104,16 @@ def test_every_matmul_is_rewritten_and_named(fields: dict[str, Any], formats: st
 
 
 def test_the_report_says_int8() -> None:
-    report = fp8compile.explain(nn.Linear(64, 64), (torch.randn(32, 64),), recipe={"linear": "int8"})
+    report = fp8compile.explain(nn.Linear(64, 64), (torch.randn(32, 64),), recipe={"linears": "int8"})
     assert "linears: 2 of 2 matmuls in INT8" in str(report)
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"hadamard_wgrad": True}, {"linear": "int8_blocks", "emulate": True}], ids=str
+    "fields", [{}, {"linears.hadamard_wgrad": True}, {"linears": "int8_blocks", "linears.emulate": True}], ids=str
 )
 def test_it_is_idempotent(fields: dict[str, Any]) -> None:
     layer, args = llama_case(2, 64, 64, 128, 4)
-    fields = {"linear": "int8", **fields}
+    fields = {"linears": "int8", **fields}
     graph = joint_of(layer, *args, **fields)
     before = len(graph.nodes)
     context = Context(Recipe(**fields), frozenset(range(len(list(layer.parameters())) + 3)))
@@ -129,13 +129,13 @@ def test_a_cpu_without_vnni_is_left_and_told() -> None:
     model, x = nn.Linear(64, 64), torch.randn(32, 64)
     with mock.patch.object(private, "cpu_has_vnni", lambda: False):
         (reason,) = {why(told) for told in linears_of(model, x)}
-        assert {why(told) for told in linears_of(model, x, emulate=True)} == {""}
+        assert {why(told) for told in linears_of(model, x, **{"linears.emulate": True})} == {""}
     assert reason == "this CPU has no AVX512 VNNI for INT8 products (emulate=True decodes and multiplies)"
 
 
 def test_devices_without_int8_products_are_told() -> None:
     cuda = torch.device("cuda")
-    for capability, reason in (((7, 5), "compute capability 7.5 is not supported by linear='int8'"), ((8, 0), None)):
+    for capability, reason in (((7, 5), "compute capability 7.5 is not supported by linears='int8'"), ((8, 0), None)):
         with mock.patch.object(torch.cuda, "get_device_capability", return_value=capability):
             assert (int8_unsupported_reason(cuda) or "").startswith(reason or "") is True
             assert (int8_unsupported_reason(cuda) is None) is (reason is None)
@@ -160,15 +160,17 @@ def test_what_a_gpu_does_not_multiply(left: tuple[int, int], right: tuple[int, i
         faked = [SimpleNamespace(shape=v.shape, device=torch.device(device)) for v in values]
         return SimpleNamespace(operands=tuple(SimpleNamespace(meta={"val": v}) for v in faked))
 
-    recipe = Recipe(linear="int8")
+    recipe = Recipe(linears="int8")
     assert reason_against_integers(operands("cuda"), recipe) == reason
     assert reason_against_integers(operands("cpu"), recipe) is None
-    assert reason_against_integers(operands("cuda"), Recipe(linear="int8", emulate=True)) is None
+    assert reason_against_integers(operands("cuda"), Recipe(linears={"mode": "int8", "emulate": True})) is None
 
 
 def test_a_wgrad_over_rows_that_vary_is_left() -> None:
     model = nn.Linear(64, 32)
-    fn = torch.compile(model, backend="fp8compile", options={"codegen": "eager", "linear": "int8"}, dynamic=True)
+    fn = torch.compile(
+        model, backend="fp8compile", options={"debug.codegen": "eager", "linears": "int8"}, dynamic=True
+    )
     x = torch.randn(40, 64, requires_grad=True)
     y = fn(x)
     dx, dw = torch.autograd.grad(y, (x, model.weight), dy := torch.randn(40, 32))
@@ -183,11 +185,11 @@ def test_a_wgrad_over_rows_that_vary_is_left() -> None:
 
 
 def test_blocks_are_emulated_only() -> None:
-    (reason,) = {why(x) for x in linears_of(nn.Linear(64, 64), torch.randn(32, 64), linear="int8_blocks")}
+    (reason,) = {why(x) for x in linears_of(nn.Linear(64, 64), torch.randn(32, 64), linears="int8_blocks")}
     assert reason == "int8_blocks scales are emulated only (emulate=True decodes and multiplies, on any device)"
 
 
-@pytest.mark.parametrize("fields", [{}, {"linear": "int8_blocks", "emulate": True}], ids=str)
+@pytest.mark.parametrize("fields", [{}, {"linears": "int8_blocks", "linears.emulate": True}], ids=str)
 def test_a_model_that_is_left_as_it_is(fields: dict[str, Any]) -> None:
     """Tied to an embedding, in float64, without rows; sizes that FP8 does not take are no reason."""
 
@@ -219,7 +221,7 @@ def test_scales_run_along_the_contracted_dimension_bit_for_bit(sizes: tuple[int,
     M, K, N = sizes
     linear = nn.Linear(K, N)
     x, dy = torch.randn(M, K).mul(torch.logspace(-2, 2, K)).requires_grad_(), torch.randn(M, N)
-    y = compiled(linear, preset="linear_only", linear="int8", codegen=codegen)(x)
+    y = compiled(linear, preset="linear_only", linears="int8", **{"debug.codegen": codegen})(x)
     dx, dw, db = torch.autograd.grad(y, (x, linear.weight, linear.bias), dy)
     expected = product(x, linear.weight, linear.bias), product(dy, linear.weight.t()), product(dy.t(), x.t())
     assert torch.allclose(db, dy.sum(0), atol=1e-4)
@@ -237,7 +239,9 @@ def test_emulated_products_are_those_of_the_codes(dtype: torch.dtype) -> None:
     found = []
     for emulate in (False, True):
         torch._dynamo.reset()
-        y = compiled(linear, preset="linear_only", linear="int8", emulate=emulate, observe=False)(x)
+        y = compiled(
+            linear, preset="linear_only", linears="int8", **{"linears.emulate": emulate, "fp32.observe": False}
+        )(x)
         found.append([y, *torch.autograd.grad(y, (x, linear.weight), torch.ones_like(y))])
     ones, values, weight = torch.ones(300, 80), x.detach().float().abs(), linear.weight.detach().float().abs()
     terms = values @ weight.t() + linear.bias.detach().float().abs(), ones @ weight, ones.t() @ values
@@ -249,7 +253,7 @@ def test_emulated_products_are_those_of_the_codes(dtype: torch.dtype) -> None:
 
 def test_a_weight_on_the_left() -> None:
     model, x, dy = OnTheLeft(), torch.randn(144, 160, requires_grad=True), torch.randn(80, 160)
-    y = compiled(model, preset="linear_only", linear="int8")(x)
+    y = compiled(model, preset="linear_only", linears="int8")(x)
     dx, dw = torch.autograd.grad(y, (x, model.weight), dy)
     assert torch.equal(y, product(model.weight, x.t()))
     assert torch.equal(dx, product(model.weight.t(), dy.t())) and torch.equal(dw, product(dy, x))
@@ -267,7 +271,9 @@ def bar(*operands: Tensor) -> float:
 def test_gradients_of_a_linear_are_within_the_derived_bar(turns: bool) -> None:
     torch.manual_seed(0)
     linear, x = nn.Linear(144, 80), torch.randn(300, 144, requires_grad=True)
-    found = gradient_sqnr(linear, compiled(linear, preset="linear_only", linear="int8", hadamard_wgrad=turns), (x,))
+    found = gradient_sqnr(
+        linear, compiled(linear, preset="linear_only", linears="int8", **{"linears.hadamard_wgrad": turns}), (x,)
+    )
     assert found.pop("bias") > 120, "the bias sees no codes"
     with torch.no_grad():
         dy = torch.randn(300, 80, generator=torch.Generator().manual_seed(3), dtype=torch.float64).float()
@@ -279,7 +285,7 @@ def test_gradients_of_a_linear_are_within_the_derived_bar(turns: bool) -> None:
 def test_what_is_not_finite_stays_in_its_row(bad: float) -> None:
     linear, x = nn.Linear(64, 48), torch.randn(32, 64)
     x[3, 5] = bad
-    y = compiled(linear, preset="linear_only", linear="int8", observe=False)(x)
+    y = compiled(linear, preset="linear_only", linears="int8", **{"fp32.observe": False})(x)
     (dw,) = torch.autograd.grad(y, linear.weight, torch.ones(32, 48))
     assert y[3].isnan().all() and y.isnan().sum() == 48
     assert dw[:, 5].isnan().all() and dw.isnan().sum() == 48, "the column of x along which the wgrad contracts"
@@ -287,14 +293,14 @@ def test_what_is_not_finite_stays_in_its_row(bad: float) -> None:
 
 def test_more_rows_than_an_int32_sum_holds() -> None:
     linear, x = nn.Linear(1, 2, bias=False), torch.ones(MOST_PRODUCTS + 1, 1)
-    y = compiled(linear, preset="linear_only", linear="int8")(x)
+    y = compiled(linear, preset="linear_only", linears="int8")(x)
     (dw,) = torch.autograd.grad(y, linear.weight, torch.ones_like(y))
     # 127 times by a scale of 1 / 127, rounded; sums of two parts, rounded.
     assert torch.allclose(dw, torch.full((2, 1), MOST_PRODUCTS + 1.0), rtol=6 * 2.0**-24, atol=0)
 
 
 def test_what_only_matmuls_need_is_kept_as_the_wgrads_codes() -> None:
-    fn = compiled(nn.Linear(64, 64, bias=False), linear="int8", min_saved_numel=0)
+    fn = compiled(nn.Linear(64, 64, bias=False), linears="int8", **{"saved.min_numel": 0})
     fn(torch.randn(128, 64, requires_grad=True) * 2)
     report = fp8compile.report(fn)
     (saved,) = report.saved

@@ -1,8 +1,6 @@
-"""quantize_linears with ``hadamard_wgrad``: operands of the wgrads in INT8, turned by Hadamard matrices."""
+"""quantize_linears with ``linears.hadamard_wgrad``: operands of the wgrads in INT8, turned by Hadamard matrices."""
 
 from __future__ import annotations
-
-import dataclasses
 
 import pytest
 import torch
@@ -25,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("vnni")
 def test_operands_of_the_wgrad_alone_are_turned(model: str) -> None:
     linear, x, dy = nn.Linear(144, 80, bias=False), torch.randn(300, 144, requires_grad=True), torch.randn(300, 80)
     run, given, dy = (linear, x, dy) if model == "right" else (OnTheLeft(), x.detach().t().requires_grad_(), dy.t())
-    y = compiled(run, preset="linear_only", linear="int8", hadamard_wgrad=True)(given)
+    y = compiled(run, preset="linear_only", linears="int8", **{"linears.hadamard_wgrad": True})(given)
     dx, dw = torch.autograd.grad(y, (given, run.weight), dy)
     x, w = x.detach(), run.weight
     if model == "left":
@@ -38,9 +36,9 @@ def test_operands_of_the_wgrad_alone_are_turned(model: str) -> None:
 
 def test_what_is_turned_is_shared_and_told() -> None:
     layer, args = llama_case(2, 64, 64, 128, 4)
-    graph = joint_of(layer, *args, linear="int8", hadamard_wgrad=True)
+    graph = joint_of(layer, *args, linears="int8", **{"linears.hadamard_wgrad": True})
     assert [node.target for node in graph.nodes].count(aten.bmm.default) == 4 + 7, "activations and gradients"
-    told = linears_of(layer, *args, hadamard_wgrad=True)
+    told = linears_of(layer, *args, **{"linears.hadamard_wgrad": True})
     formats = {x.direction: x.formats for x in told if isinstance(x, Linear)}
     assert formats == {
         **dict.fromkeys(("forward", "dgrad"), "int8 x int8 rowwise"),
@@ -49,7 +47,7 @@ def test_what_is_turned_is_shared_and_told() -> None:
 
 
 def test_rows_that_vary_are_not_turned() -> None:
-    options = {"codegen": "eager", "linear": "int8", "hadamard_wgrad": True, "emulate": True}
+    options = {"debug.codegen": "eager", "linears": "int8", "linears.hadamard_wgrad": True, "linears.emulate": True}
     fn = torch.compile(nn.Linear(64, 32), backend="fp8compile", options=options, dynamic=True)
     fn(torch.randn(40, 64))
     formats = {x.formats for x in fp8compile.report(fn).linears if x.direction == "wgrad"}
@@ -66,7 +64,7 @@ def test_turned_outliers_cost_a_wgrad_less() -> None:
 
     def off(turns: bool) -> float:
         torch._dynamo.reset()
-        fn = compiled(linear, preset="linear_only", linear="int8", hadamard_wgrad=turns)
+        fn = compiled(linear, preset="linear_only", linears="int8", **{"linears.hadamard_wgrad": turns})
         (dw,) = torch.autograd.grad(fn(x), linear.weight, dy)
         return float((dw - exact).norm() / exact.norm())
 
@@ -76,7 +74,7 @@ def test_turned_outliers_cost_a_wgrad_less() -> None:
 
 def saved_with(model: nn.Module, x: Tensor, **options: object) -> int:
     torch._dynamo.reset()
-    recipe = Recipe(**{"linear": "int8", **options})  # type: ignore[arg-type]
+    recipe = Recipe(**{"linears": "int8", **options})  # type: ignore[arg-type]
     return fp8compile.explain(model, (x,), recipe=recipe).saved_bytes
 
 
@@ -95,13 +93,19 @@ class Shared(nn.Module):
 @pytest.mark.parametrize("turns", [False, True])
 def test_real_products_leave_no_activation_exact_that_emulated_ones_store(turns: bool) -> None:
     x = torch.randn(256, 64)
-    real, emulated = (saved_with(Shared(), x, emulate=each, hadamard_wgrad=turns) for each in (False, True))
-    assert real == emulated < saved_with(Shared(), x, linear="off", saved="off")
+    real, emulated = (
+        saved_with(Shared(), x, **{"linears.emulate": each, "linears.hadamard_wgrad": turns})
+        for each in (False, True)
+    )
+    assert real == emulated < saved_with(Shared(), x, linears="off", saved="off")
 
 
 def test_what_is_turned_is_no_operand_of_attention() -> None:
     x = torch.randn(256, 64)
-    found = {saved_with(Shared(), x, hadamard_wgrad=True, saved_attention=each) for each in (True, False, "auto")}
+    found = {
+        saved_with(Shared(), x, **{"linears.hadamard_wgrad": True, "saved.attention": each})
+        for each in (True, False, "auto")
+    }
     assert len(found) == 1
 
 
@@ -109,9 +113,15 @@ def test_fp16_operands_are_not_turned() -> None:
     """16 values of 20,000 are 80,000 turned, which FP16 does not hold."""
     model, x = nn.Linear(64, 64).half(), torch.randn(256, 64).half()
     x[:, 3] = 20_000
-    formats = {t.formats for t in linears_of(model, x, hadamard_wgrad=True, observe=False) if isinstance(t, Linear)}
+    formats = {
+        t.formats
+        for t in linears_of(model, x, **{"linears.hadamard_wgrad": True, "fp32.observe": False})
+        if isinstance(t, Linear)
+    }
     assert any("not turned" in told and "FP16" in told for told in formats)
-    y = compiled(model, preset="linear_only", linear="int8", hadamard_wgrad=True, observe=False)(x)
+    y = compiled(
+        model, preset="linear_only", linears="int8", **{"linears.hadamard_wgrad": True, "fp32.observe": False}
+    )(x)
     [dw] = torch.autograd.grad(y, model.weight, torch.full_like(y, 1e-3))
     assert dw.isfinite().all()
 
@@ -119,6 +129,6 @@ def test_fp16_operands_are_not_turned() -> None:
 def test_turning_without_int8_is_remarked_on() -> None:
     for linear, remarked in (("tensorwise", True), ("int8", False), ("int8_blocks", False)):
         torch._dynamo.reset()
-        recipe = dataclasses.replace(Recipe(), linear=linear, hadamard_wgrad=True, emulate=True)
+        recipe = Recipe().changed({"linears": linear, "linears.hadamard_wgrad": True, "linears.emulate": True})
         report = fp8compile.explain(nn.Linear(64, 64), (torch.randn(64, 64),), recipe=recipe)
         assert (NOTHING_TO_TURN in report.remarks) == remarked

@@ -85,7 +85,7 @@ def test_without_codes_every_budget_gives_the_same_gradients(name: str) -> None:
     model, x = case_of(name)
     exact = step(model, x, **PLAIN)
     for budget in (0.6, 0.0):
-        found = step(model, x, memory_budget=budget, **PLAIN)
+        found = step(model, x, memory=budget, **PLAIN)
         assert min(sqnr_db(exact[n], found[n]) for n in exact) > EXACT
 
 
@@ -93,16 +93,16 @@ def test_with_codes_gradients_stay_as_good_as_the_defaults() -> None:
     """What is made again comes from exact values or from codes once: no gradient loses more than the codes' own error."""
     model, x = case_of("llama")
     exact = step(model, x, **PLAIN)
-    stored = {"codegen": "eager", "linear": "off", "min_saved_numel": 0}
-    found = {budget: step(model, x, memory_budget=budget, **stored) for budget in (1.0, 0.7, 0.4, 0.0)}
+    stored = {"debug.codegen": "eager", "linears": "off", "saved.min_numel": 0}
+    found = {budget: step(model, x, memory=budget, **stored) for budget in (1.0, 0.7, 0.4, 0.0)}
     worst = {budget: min(sqnr_db(exact[n], each[n]) for n in exact) for budget, each in found.items()}
     assert min(worst.values()) > worst[1.0] - TWICE, worst
 
 
 def test_with_fp8_linears_the_products_are_repeated_from_codes_alike() -> None:
     model, x = case_of("llama")
-    linears = {"codegen": "eager", "preset": "linear_only", "emulate": True}
-    default, tight = step(model, x, **linears), step(model, x, memory_budget=0.0, **linears)
+    linears = {"debug.codegen": "eager", "preset": "linear_only", "linears.emulate": True}
+    default, tight = step(model, x, **linears), step(model, x, memory=0.0, **linears)
     assert min(sqnr_db(default[n], tight[n]) for n in default) > EXACT
 
 
@@ -112,14 +112,14 @@ def test_it_is_idempotent_in_bytes() -> None:
     told, split = budget_of(model, x, target, **PLAIN)
     assert told.is_met and told.chosen > 0
     (again,) = recompute_for_budget(
-        split, Context(Recipe.preset("off", memory_budget=target, codegen="eager"))
+        split, Context(Recipe.preset("off", memory=target, debug={"codegen": "eager"}))
     ).budgets
     assert again.chosen == 0
 
 
 def test_symbolic_sizes_have_the_reason() -> None:
     model = Steps(4)
-    compiled = torch.compile(model, backend="fp8compile", options={**PLAIN, "memory_budget": 0.5}, dynamic=True)
+    compiled = torch.compile(model, backend="fp8compile", options={**PLAIN, "memory": 0.5}, dynamic=True)
     compiled(torch.randn(128, 64)).sum().backward()
     (told,) = fp8compile.report(compiled).budgets
     assert told.reason == NOT_STATIC and not told.frontier
@@ -128,18 +128,18 @@ def test_symbolic_sizes_have_the_reason() -> None:
 
 @pytest.mark.parametrize("wrong", [-0.1, 1.5, True, "half", -3])
 def test_a_budget_that_cannot_be_is_refused(wrong: Any) -> None:
-    with pytest.raises(ValueError, match="memory_budget"):
-        Recipe(memory_budget=wrong)
+    with pytest.raises(ValueError, match=r"memory\.budget"):
+        Recipe(memory=wrong)
 
 
 def test_a_module_cannot_have_a_budget_of_its_own() -> None:
     with pytest.raises(ValueError, match=r"modules\['steps.0'\].memory_budget is 0.5"):
-        Recipe(modules={"steps.0": {"memory_budget": 0.5}})
+        Recipe(modules={"steps.0": {"memory": 0.5}})
 
 
 def test_the_report_tells_the_frontier() -> None:
     model, x = case_of("steps")
-    report = fp8compile.explain(model, (x,), recipe=Recipe.preset("off", memory_budget=0.5))
+    report = fp8compile.explain(model, (x,), recipe=Recipe.preset("off", memory=0.5))
     (told,) = report.budgets
     assert told.target == int(0.5 * told.frontier[0].peak)
     assert str(told) in " ".join(str(report).split())

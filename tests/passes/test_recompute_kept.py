@@ -78,7 +78,7 @@ def test_a_value_is_never_made_through_another_that_is_made_again() -> None:
             return x
 
     model, x = Stream(), torch.randn(128, 64)
-    fn = compiled(model, min_saved_numel=0)
+    fn = compiled(model, **{"saved.min_numel": 0})
     kept_bytes(model, fn, (x,))
     report = fp8compile.report(fn)
     dropped = {r.name for r in report.recomputed}

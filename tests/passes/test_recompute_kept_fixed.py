@@ -29,7 +29,7 @@ class Chain(nn.Module):
 @pytest.mark.parametrize("length", [3, 4, 5])
 def test_every_second_value_of_a_chain_stays(length: int) -> None:
     """The last goes, made from the one before; that one stays, and the one before it goes ..."""
-    split = split_of(Chain(length), torch.randn(128, 64), disabled="cut_for_bytes,encode_saved", linear="off")
+    split = split_of(Chain(length), torch.randn(128, 64), disabled="cut_for_bytes,encode_saved", linears="off")
     kept = [e for e in split.edges if e.is_tensor and not split.caller_owns(e.forward)]
     whole = [e for e in kept if e.forward.meta["val"].shape == (128, 64)]
     assert len(whole) == length - length // 2, [e.forward.name for e in whole]

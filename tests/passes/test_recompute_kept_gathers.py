@@ -61,5 +61,5 @@ def test_without_codes_gradients_are_those_of_before_to_the_bit() -> None:
     for off in ("recompute_kept", ""):
         torch._dynamo.reset()
         with torch._inductor.config.patch(disabled_passes=",".join(filter(None, ("encode_saved", off)))):
-            found.append(gradients(layer, compiled(layer, min_saved_numel=0), args))
+            found.append(gradients(layer, compiled(layer, **{"saved.min_numel": 0}), args))
     assert all(torch.equal(found[0][name], found[1][name]) for name in found[0])

@@ -77,7 +77,7 @@ def saves_casts(_: object, op: object, *args: object, **kwargs: object) -> Check
 
 def halves(model: nn.Module, *inputs: Tensor, disabled: str = LATER, **options: object) -> PartitionedGraph:
     torch._dynamo.reset()
-    return split_of(model, *inputs, disabled=disabled, linear="off", **options)  # type: ignore[arg-type]
+    return split_of(model, *inputs, disabled=disabled, linears="off", **options)  # type: ignore[arg-type]
 
 
 def kept(split: PartitionedGraph) -> list[tuple[torch.dtype, tuple[int, ...]]]:
@@ -113,7 +113,7 @@ def test_gradients_of_a_mask_that_is_made_again_are_those_of_the_mask() -> None:
     for disabled in ("recompute_kept,encode_saved", "encode_saved"):
         torch._dynamo.reset()
         with torch._inductor.config.patch(disabled_passes=disabled):
-            fn = compiled(model, linear="off", codegen="inductor")
+            fn = compiled(model, linears="off", **{"debug.codegen": "inductor"})
             torch.manual_seed(1)
             fn(x).float().square().mean().backward()
         found.append([p.grad for p in model.parameters() if p.grad is not None])

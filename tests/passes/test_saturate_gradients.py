@@ -16,7 +16,7 @@ from fp8compile.recipe.recipe import Recipe
 from tests.support.graphs import joint_of, text_of
 from tests.support.watched import Net, batches
 
-PLAIN = {"linear": "off", "saved": "off"}
+PLAIN = {"linears": "off", "saved": "off"}
 
 
 def test_golden_a_gradient_is_clipped_where_it_is_made_and_counted_behind_it() -> None:
@@ -73,11 +73,11 @@ def test_a_sum_of_three_products_stays() -> None:
     # the incoming gradient, one at each SiLU's operand, and one for each product that x's gradient is made of
     assert [count(2), count(3)] == [1 + 3 + 2, 1 + 4]
     torch._dynamo.reset()
-    assert clips(joint_of(Net().bfloat16(), batches(32)[0].bfloat16(), observe=True, **PLAIN)) == 0, (
+    assert clips(joint_of(Net().bfloat16(), batches(32)[0].bfloat16(), **PLAIN, **{"fp32.observe": True})) == 0, (
         "BF16 has the range"
     )
     torch._dynamo.reset()
-    assert clips(joint_of(Net().half(), *batches(32), observe=False, **PLAIN)) == 0
+    assert clips(joint_of(Net().half(), *batches(32), **PLAIN, **{"fp32.observe": False})) == 0
 
 
 def test_it_is_idempotent() -> None:

@@ -82,7 +82,7 @@ class Masked(nn.Module):
 def split(model: nn.Module, disabled: str = LATER, **options: object) -> PartitionedGraph:
     torch._dynamo.reset()
     x = torch.randn(128, 64, dtype=torch.bfloat16).requires_grad_()
-    return split_of(model.bfloat16(), x, disabled=disabled, linear="off", **options)  # type: ignore[arg-type]
+    return split_of(model.bfloat16(), x, disabled=disabled, linears="off", **options)  # type: ignore[arg-type]
 
 
 def saved(found: PartitionedGraph) -> list[str]:
@@ -112,7 +112,7 @@ def test_the_sum_is_saved_instead_of_the_matmul_s_result() -> None:
 def test_it_is_idempotent() -> None:
     found = split(Residual())
     edges = [(e.forward.name, e.backward.name) for e in found.edges]
-    save_normalised(found, Context(Recipe(linear="off")))
+    save_normalised(found, Context(Recipe(linears="off")))
     assert [(e.forward.name, e.backward.name) for e in found.edges] == edges
 
 
@@ -122,7 +122,7 @@ def test_the_forward_stays_as_it_was_to_the_bit(codegen: str) -> None:
     outputs = []
     for preset in ("off", "storage_only"):
         torch._dynamo.reset()
-        outputs.append(compiled(model, preset=preset, min_saved_numel=0, codegen=codegen)(x))
+        outputs.append(compiled(model, preset=preset, **{"saved.min_numel": 0, "debug.codegen": codegen})(x))
     assert torch.equal(*outputs)
 
 
@@ -131,7 +131,9 @@ def test_a_sandwich_of_norms(weight: float) -> None:
     """11.9 dB at a weight of 100 where the sum is made again from codes."""
     torch.manual_seed(0)
     model, x = Sandwich(weight), torch.randn(256, 64)
-    found = gradient_sqnr(model, compiled(model, linear="off", min_saved_numel=0, codegen="eager"), (x,))
+    found = gradient_sqnr(
+        model, compiled(model, linears="off", **{"saved.min_numel": 0, "debug.codegen": "eager"}), (x,)
+    )
     assert min(found.values()) > 20, found
 
 
@@ -145,7 +147,7 @@ def test_what_a_parameter_scales_stays_exact(largest: float) -> None:
     model, x = Scaled(largest), torch.randn(256, 64)
     exact = copy.deepcopy(model).double()
     exact(x.double()).square().mean().backward()
-    fn = compiled(model, linear="off", min_saved_numel=0, codegen="eager")
+    fn = compiled(model, linears="off", **{"saved.min_numel": 0, "debug.codegen": "eager"})
     fn(x).square().mean().backward()
     for (name, p), q in zip(model.named_parameters(), exact.parameters(), strict=True):
         assert p.grad is not None and q.grad is not None and sqnr_db(q.grad, p.grad) > 60, name
@@ -156,18 +158,20 @@ def test_what_is_made_of_a_copy_is_known_to_be_normalised() -> None:
     """20 dB, and -17 in a random program, where a masked value is saved as a copy that the second norm's input is made of."""
     torch.manual_seed(0)
     model, x = Masked(), torch.randn(256, 64)
-    found = gradient_sqnr(model, compiled(model, linear="off", min_saved_numel=0, codegen="eager"), (x,))
+    found = gradient_sqnr(
+        model, compiled(model, linears="off", **{"saved.min_numel": 0, "debug.codegen": "eager"}), (x,)
+    )
     assert min(found.values()) > 30, found
 
 
 def test_the_reason_stands_in_the_report() -> None:
-    fn = compiled(Scaled(10.0), linear="off", min_saved_numel=0, codegen="eager")
+    fn = compiled(Scaled(10.0), linears="off", **{"saved.min_numel": 0, "debug.codegen": "eager"})
     fn(torch.randn(256, 64)).sum().backward()
     assert NORMALISED in {skip.reason for skip in fp8compile.report(fn).skips}
 
 
 def test_where_nothing_is_stored_nothing_is_changed() -> None:
-    options = {"linear": "off", "saved": "off", "min_saved_numel": 0}
+    options = {"linears": "off", "saved": "off", "saved.min_numel": 0}
     fn = compiled(Residual().bfloat16(), **options)
     fn(torch.randn(128, 64, dtype=torch.bfloat16).requires_grad_()).sum().backward()
     assert not fp8compile.report(fn).saved

@@ -59,7 +59,9 @@ class OverTwo(Attention):
 def halves(model: nn.Module, disabled: str = LATER, **options: Any) -> PartitionedGraph:
     torch._dynamo.reset()
     dtype = next(model.parameters()).dtype
-    return split_of(model, torch.randn(HEADS, TOKENS, WIDTH, dtype=dtype), disabled=disabled, linear="off", **options)
+    return split_of(
+        model, torch.randn(HEADS, TOKENS, WIDTH, dtype=dtype), disabled=disabled, linears="off", **options
+    )
 
 
 def large(split: PartitionedGraph) -> list[str]:
@@ -101,7 +103,7 @@ def test_the_softmax_is_saved_and_nothing_of_its_logits(dtype: torch.dtype) -> N
 
 def test_it_takes_a_byte_an_element() -> None:
     torch._dynamo.reset()
-    fn = compiled(Attention().bfloat16(), linear="off", codegen="eager")
+    fn = compiled(Attention().bfloat16(), linears="off", **{"debug.codegen": "eager"})
     fn(torch.randn(HEADS, TOKENS, WIDTH, dtype=torch.bfloat16)).float().square().mean().backward()
     (found,) = [e for e in fp8compile.report(fn).saved if e.info.name == "div_1"]
     assert found.bytes_after == HEADS * TOKENS**2 + 2 * HEADS * TOKENS, "a BF16 scale a row of 64"
@@ -110,7 +112,7 @@ def test_it_takes_a_byte_an_element() -> None:
 def test_it_is_idempotent() -> None:
     split = halves(Attention())
     edges = [(e.forward.name, e.backward.name) for e in split.edges]
-    save_softmax(split, Context(Recipe(linear="off")))
+    save_softmax(split, Context(Recipe(linears="off")))
     assert [(e.forward.name, e.backward.name) for e in split.edges] == edges
 
 
@@ -122,7 +124,9 @@ def test_exact_gradients_stay_as_they_were_to_the_bit(codegen: str) -> None:
         torch._dynamo.reset()
         twin = copy.deepcopy(model)
         with torch._inductor.config.patch(disabled_passes=disabled):
-            compiled(twin, linear="off", min_saved_numel=0, codegen=codegen)(x).square().mean().backward()
+            compiled(twin, linears="off", **{"saved.min_numel": 0, "debug.codegen": codegen})(
+                x
+            ).square().mean().backward()
         found.append([p.grad for p in twin.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
 
@@ -130,7 +134,9 @@ def test_exact_gradients_stay_as_they_were_to_the_bit(codegen: str) -> None:
 def test_gradients_are_those_of_codes() -> None:
     torch.manual_seed(0)
     model, x = Attention(), torch.randn(HEADS, TOKENS, WIDTH)
-    found = gradient_sqnr(model, compiled(model, linear="off", min_saved_numel=0, codegen="eager"), (x,))
+    found = gradient_sqnr(
+        model, compiled(model, linears="off", **{"saved.min_numel": 0, "debug.codegen": "eager"}), (x,)
+    )
     assert min(db for name, db in found.items() if name != "k.bias") > 30, "keys' bias has no gradient but roundings"
 
 

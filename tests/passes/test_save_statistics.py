@@ -105,13 +105,13 @@ class Checkpointed(nn.Module):
 
 def split(model: nn.Module, disabled: str = LATER, **options: object) -> PartitionedGraph:
     torch._dynamo.reset()
-    return split_of(model, torch.randn(128, WIDTH), disabled=disabled, linear="off", **options)  # type: ignore[arg-type]
+    return split_of(model, torch.randn(128, WIDTH), disabled=disabled, linears="off", **options)  # type: ignore[arg-type]
 
 
 def shares(model: nn.Module, **options: object) -> float:
     """Bytes saved over plain Inductor's."""
     torch._dynamo.reset()
-    fn = compiled(model, linear="off", min_saved_numel=0, codegen="eager", **options)
+    fn = compiled(model, linears="off", **options, **{"saved.min_numel": 0, "debug.codegen": "eager"})
     fn(torch.randn(128, WIDTH)).square().mean().backward()
     report = fp8compile.report(fn)
     return report.saved_bytes / report.saved_bytes_plain
@@ -148,7 +148,7 @@ def test_a_region_starts_from_codes(norm: type[nn.Module]) -> None:
 def test_it_is_idempotent() -> None:
     found = split(Checkpointed(Block()))
     edges = [(e.forward.name, e.backward.name) for e in found.edges]
-    save_statistics(found, Context(Recipe(linear="off")))
+    save_statistics(found, Context(Recipe(linears="off")))
     assert [(e.forward.name, e.backward.name) for e in found.edges] == edges and len(statistics(found)) == 2
 
 
@@ -163,7 +163,7 @@ def test_exact_gradients_stay_as_they_were_to_the_bit(norm: type[nn.Module], cod
         torch._dynamo.reset()
         twin = copy.deepcopy(model)
         with torch._inductor.config.patch(disabled_passes=disabled):
-            fn = compiled(twin, linear="off", min_saved_numel=0, codegen=codegen)
+            fn = compiled(twin, linears="off", **{"saved.min_numel": 0, "debug.codegen": codegen})
             fn(x).square().mean().backward()
         found.append([p.grad for p in twin.parameters()])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))
@@ -175,7 +175,9 @@ def test_gradients_are_those_of_codes(norm: type[nn.Module], offset: float) -> N
     torch.manual_seed(0)
     model, x = Checkpointed(*(Block(norm) for _ in range(3))), torch.randn(256, WIDTH)
     model.embed.bias.data += offset
-    found = gradient_sqnr(model, compiled(model, linear="off", min_saved_numel=0, codegen="eager"), (x,))
+    found = gradient_sqnr(
+        model, compiled(model, linears="off", **{"saved.min_numel": 0, "debug.codegen": "eager"}), (x,)
+    )
     assert min(found.values()) > 30, found
 
 
@@ -184,7 +186,9 @@ def test_gradients_are_those_of_codes(norm: type[nn.Module], offset: float) -> N
 def test_a_residual_sum_is_made_from_codes(norm: type[nn.Module], dtype: torch.dtype) -> None:
     """A byte an element, a BF16 scale for 64 and two statistics a row: 0.27 of FP32, 0.54 of BF16, and statistics."""
     torch._dynamo.reset()
-    fn = compiled(Checkpointed(*(TwoNorms(norm) for _ in range(3))).to(dtype), linear="off", codegen="eager")
+    fn = compiled(
+        Checkpointed(*(TwoNorms(norm) for _ in range(3))).to(dtype), linears="off", **{"debug.codegen": "eager"}
+    )
     fn(torch.randn(512, WIDTH, dtype=dtype)).square().mean().backward()
     report = fp8compile.report(fn)
     a_row = WIDTH + 2 + 2 * 4 * (2 if norm is nn.LayerNorm else 1)
@@ -195,7 +199,9 @@ def test_a_residual_sum_is_made_from_codes(norm: type[nn.Module], dtype: torch.d
 def test_gradients_of_residual_sums_are_those_of_codes(norm: type[nn.Module]) -> None:
     torch.manual_seed(0)
     model, x = Checkpointed(*(TwoNorms(norm) for _ in range(3))), torch.randn(256, WIDTH)
-    found = gradient_sqnr(model, compiled(model, linear="off", min_saved_numel=0, codegen="eager"), (x,))
+    found = gradient_sqnr(
+        model, compiled(model, linears="off", **{"saved.min_numel": 0, "debug.codegen": "eager"}), (x,)
+    )
     assert min(found.values()) > 30, found
 
 
@@ -208,7 +214,7 @@ def test_a_sum_that_cancels_costs_what_it_costs_bf16() -> None:
         torch.manual_seed(1)
         model = Checkpointed(TwoNorms(nn.RMSNorm, cancels))
         model.embed.weight.data, model.embed.bias.data = torch.eye(WIDTH), torch.zeros(WIDTH)
-        fn = compiled(model, linear="off", min_saved_numel=0, codegen="eager")
+        fn = compiled(model, linears="off", **{"saved.min_numel": 0, "debug.codegen": "eager"})
         worst.append(min(gradient_sqnr(model, fn, (x,)).values()))
     assert worst[0] > 35 and worst[1] > worst[0] - 20 * math.log10(4) - 3, worst
 
@@ -221,7 +227,7 @@ def test_a_sum_that_may_be_small_beside_what_it_is_made_of_stays_exact(block: ty
     """In BF16 codes of the sum and of its operand would take as many bytes; so there is no statistic either."""
     torch._dynamo.reset()
     model = Checkpointed(block()).bfloat16()
-    found = split_of(model, torch.randn(128, WIDTH).bfloat16(), disabled=LATER, linear="off")
+    found = split_of(model, torch.randn(128, WIDTH).bfloat16(), disabled=LATER, linears="off")
     assert not statistics(found)
 
 

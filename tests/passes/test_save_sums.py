@@ -36,7 +36,7 @@ class Residual(nn.Module):
 def split(model: nn.Module | None = None, disabled: str = OTHERS) -> PartitionedGraph:
     torch._dynamo.reset()
     x = torch.randn(4, 32, 64)
-    return split_of(model or Residual(), x, disabled=disabled, emulate=True)
+    return split_of(model or Residual(), x, disabled=disabled, **{"linears.emulate": True})
 
 
 def saved(found: PartitionedGraph) -> list[object]:
@@ -56,7 +56,7 @@ mul_1: float32[4, 32, 64] = mul(view_5, add_4)""",
 
 def test_without_fp8_linears_nothing_is_changed() -> None:
     torch._dynamo.reset()
-    found = split_of(Residual(), torch.randn(4, 32, 64), disabled=OTHERS, linear="off")
+    found = split_of(Residual(), torch.randn(4, 32, 64), disabled=OTHERS, linears="off")
     assert aten.mm.default in saved(found) and aten.add.Tensor not in saved(found)
 
 
@@ -140,6 +140,6 @@ def test_gradients_are_those_of_the_graph_without_it(
         torch._dynamo.reset()
         torch.manual_seed(0)
         model, x = kind(), torch.randn(4, 32, 64, requires_grad=True)
-        compiled(model, emulate=True, saved="off")(x).square().sum().backward()
+        compiled(model, saved="off", **{"linears.emulate": True})(x).square().sum().backward()
         found.append([x.grad, *(p.grad for p in model.parameters())])
     assert all(torch.equal(a, b) for a, b in zip(*found, strict=True))

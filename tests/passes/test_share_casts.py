@@ -31,7 +31,7 @@ def inputs() -> Tensor:
 
 def test_golden_both_linears_read_one_cast() -> None:
     with torch.autocast("cpu", torch.bfloat16):
-        graph = joint_of(Two(), inputs(), emulate=True)
+        graph = joint_of(Two(), inputs(), **{"linears.emulate": True})
     forward = [line for line in text_of(graph).splitlines() if "mul" in line]
     assert_expected_inline(
         "\n".join(forward),
@@ -45,8 +45,10 @@ return add, mul_1, convert_element_type_19, convert_element_type_13""",
 
 def test_one_encoding_of_the_input_and_one_kept() -> None:
     with torch.autocast("cpu", torch.bfloat16):
-        graph = joint_of(Two(), inputs(), emulate=True)
-        report = fp8compile.explain(Two(), (inputs(),), recipe=Recipe(emulate=True, min_saved_numel=0))
+        graph = joint_of(Two(), inputs(), **{"linears.emulate": True})
+        report = fp8compile.explain(
+            Two(), (inputs(),), recipe=Recipe(linears={"emulate": True}, saved={"min_numel": 0})
+        )
     codes = [n for n in graph.nodes if ENCODING in n.meta and n.meta["val"].dtype == torch.float8_e4m3fn]
     assert len(codes) == 1 + 2, "the input and two weights"
     assert len(report.saved) == 1
@@ -54,7 +56,7 @@ def test_one_encoding_of_the_input_and_one_kept() -> None:
 
 def test_it_is_idempotent_and_stays_away_without_linears() -> None:
     with torch.autocast("cpu", torch.bfloat16):
-        shared = joint_of(Two(), inputs(), emulate=True)
+        shared = joint_of(Two(), inputs(), **{"linears.emulate": True})
         plain = joint_of(Two(), inputs(), preset="storage_only")
     before = len(shared.nodes)
     share_casts(shared, Context(Recipe()))
@@ -65,15 +67,17 @@ def test_it_is_idempotent_and_stays_away_without_linears() -> None:
 
 def test_inference_stays_as_it_is_written() -> None:
     with torch.autocast("cpu", torch.bfloat16), torch.no_grad():
-        graph = joint_of(Two(), inputs(), emulate=True)
+        graph = joint_of(Two(), inputs(), **{"linears.emulate": True})
     assert len([n for n in graph.find_nodes(op="call_function", target=CAST) if n.args[0].name == "mul"]) == 2  # type: ignore[union-attr]
 
 
 def test_numbers_stay_as_they_are() -> None:
     model, x = Two(), inputs()
     with torch.autocast("cpu", torch.bfloat16):
-        ours = torch.autograd.grad(compiled(model, emulate=True, saved="off")(x).float().sum(), x)
+        ours = torch.autograd.grad(compiled(model, saved="off", **{"linears.emulate": True})(x).float().sum(), x)
         torch._dynamo.reset()
         with torch._inductor.config.patch(disabled_passes="share_casts"):
-            theirs = torch.autograd.grad(compiled(model, emulate=True, saved="off")(x).float().sum(), x)
+            theirs = torch.autograd.grad(
+                compiled(model, saved="off", **{"linears.emulate": True})(x).float().sum(), x
+            )
     assert torch.equal(*ours, *theirs)

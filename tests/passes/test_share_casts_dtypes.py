@@ -24,6 +24,11 @@ class TwoDtypes(nn.Module):
 
 
 def test_a_cast_serves_those_of_its_dtype_alone() -> None:
-    graph = joint_of(TwoDtypes(), torch.randn(16, 32, requires_grad=True), emulate=True, islands="off", observe=False)
+    graph = joint_of(
+        TwoDtypes(),
+        torch.randn(16, 32, requires_grad=True),
+        fp32="off",
+        **{"linears.emulate": True, "fp32.observe": False},
+    )
     casts = [n.args[1] for n in graph.find_nodes(op="call_function", target=CAST) if n.args[0].name == "mul"]  # type: ignore[union-attr]
     assert sorted(map(str, casts)) == ["torch.bfloat16", "torch.float16"]

@@ -117,7 +117,7 @@ def test_generated_code_multiplies_by_the_factor(case: str) -> None:
     torch.manual_seed(0)
     inputs = [torch.randn(shape, requires_grad=True) for shape in shapes]
     results = []
-    for run in (fn, compiled(fn, preset="off", codegen="inductor")):
+    for run in (fn, compiled(fn, preset="off", **{"debug.codegen": "inductor"})):
         y = run(*inputs)
         results.append((y, *torch.autograd.grad(y.square().sum(), inputs)))
     for expected, found in zip(*results, strict=True):

@@ -23,7 +23,7 @@ from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import ISLAND, Island
 from tests.support.graphs import joint_of, text_of
 
-PLAIN = {"linear": "off", "saved": "off", "observe": False}
+PLAIN = {"linears": "off", "saved": "off", "fp32.observe": False}
 
 
 def half(*shape: int) -> Tensor:
@@ -175,7 +175,7 @@ def test_what_is_proven_to_fit_is_left_and_reported(name: str) -> None:
     report = fp8compile.explain(Function(PROVEN[name]), (half(2048, 4),), recipe=PLAIN)
     assert [s for s in report.notes.skipped(ISLAND) if s.reason.startswith("proven to fit: ")], report.skips
     assert not report.islands
-    assert islands(PROVEN[name], half(2048, 4), keep_fp32=("aten.*",))
+    assert islands(PROVEN[name], half(2048, 4), **{"fp32.keep": ("aten.*",)})
 
 
 @pytest.mark.parametrize("grad", [True, False])
@@ -213,7 +213,7 @@ def test_an_island_without_effect_is_none() -> None:
 
 def test_a_mask_made_from_an_island_is_its_end() -> None:
     for mode in ("policy", "auto"):
-        found = islands(lambda x: torch.where(x.exp() > 1, x, x.relu()), half(4, 8), islands=mode)
+        found = islands(lambda x: torch.where(x.exp() > 1, x, x.relu()), half(4, 8), fp32=mode)
         assert [i.members for i in found] == [("exp",)], found
 
 
@@ -222,9 +222,9 @@ def test_idempotent_and_the_recipe_decides() -> None:
     graph = joint_of(fn, half(4, 8), **PLAIN)
     before = text_of(graph)
     assert not widen_unsafe_ops(graph, Context(Recipe())).islands and text_of(graph) == before
-    plain = joint_of(fn, half(4, 8), **PLAIN, islands="off")
+    plain = joint_of(fn, half(4, 8), **PLAIN, fp32="off")
     assert not any(WIDENED in n.meta for n in plain.nodes) and plain.owning_module is not None
-    assert not decide(copy_graph(plain.owning_module).graph, Context(Recipe(islands="off"))).islands
+    assert not decide(copy_graph(plain.owning_module).graph, Context(Recipe(fp32="off"))).islands
     assert widen_unsafe_ops(plain, Context(Recipe())).islands
 
 
@@ -237,7 +237,7 @@ def test_one_module_can_differ() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.second(self.first(x))
 
-    report = fp8compile.explain(Model(), (half(4, 8),), recipe={**PLAIN, "modules": {"first": {"islands": "off"}}})
+    report = fp8compile.explain(Model(), (half(4, 8),), recipe={**PLAIN, "modules": {"first": {"fp32": "off"}}})
     assert {i.origin.module for i in report.islands} == {"second"}
 
 
@@ -249,7 +249,7 @@ def test_a_model_where_it_declines(dtype: torch.dtype) -> None:
 
 def test_attention_that_takes_no_fp32_is_left_with_the_cure() -> None:
     """Flash and cuDNN attention exist on a GPU only: the node stands in a graph of another model."""
-    graph = joint_of(Function(lambda x: x.exp().sum(-1).log()), half(4, 8), **PLAIN, islands="off")
+    graph = joint_of(Function(lambda x: x.exp().sum(-1).log()), half(4, 8), **PLAIN, fp32="off")
     assert graph.owning_module is not None
     graph = copy_graph(graph.owning_module).graph
     x = next(iter(graph.find_nodes(op="placeholder")))
@@ -259,9 +259,9 @@ def test_attention_that_takes_no_fp32_is_left_with_the_cure() -> None:
             node = graph.call_function(target, (x, x, x))
             node.meta["val"] = (x.meta["val"],)
             assert not can_widen(node)
-    left = decide(graph, Context(Recipe(islands="off", keep_fp32=("aten.*attention",)))).skipped
+    left = decide(graph, Context(Recipe(fp32={"islands": "off", "keep": ("aten.*attention",)}))).skipped
     assert [(reason, "takes no FP32" in why) for _, reason, why in left] == [
-        ("Recipe.keep_fp32: aten.*attention", True)
+        ("Recipe.fp32.keep: aten.*attention", True)
     ] * 2
 
 

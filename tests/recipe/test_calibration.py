@@ -44,38 +44,41 @@ def test_a_file_says_the_same(small: Calibration, tmp_path: Path) -> None:
 def test_a_calibration_is_part_of_the_recipe_and_of_its_key(small: Calibration, tmp_path: Path) -> None:
     path = tmp_path / "calibration.json"
     small.save(path)
-    recipe, loaded = Recipe(islands=small), Recipe(islands=str(path))
-    assert loaded == recipe and hash(loaded) == hash(recipe) and loaded.key == recipe.key and loaded.islands == small
-    others = [Recipe(), Recipe(islands="off"), Recipe(islands=dataclasses.replace(small, headroom=16))]
+    recipe, loaded = Recipe(fp32=small), Recipe(fp32=str(path))
+    assert (
+        loaded == recipe
+        and hash(loaded) == hash(recipe)
+        and loaded.key == recipe.key
+        and loaded.fp32.islands == small
+    )
+    others = [Recipe(), Recipe(fp32="off"), Recipe(fp32=dataclasses.replace(small, headroom=16))]
     assert len({r.key for r in (recipe, *others)}) == 4
     assert pickle.dumps(loaded) == pickle.dumps(recipe) and pickle.loads(pickle.dumps(recipe)) == recipe
-    assert str(recipe) == f"Recipe(islands={small!r})" and len(repr(small)) < 60
-    assert Recipe.preset("storage_only", islands=small).islands is small
-    by_module = Recipe(islands=small, modules={"a": {"saved": "off"}, "b": "off"})
+    assert str(recipe) == f"Recipe(fp32={small!r})" and len(repr(small)) < 60
+    assert Recipe.preset("storage_only", fp32=small).fp32.islands is small
+    by_module = Recipe(fp32=small, modules={"a": {"saved": "off"}, "b": "off"})
     a, b = by_module.modules.values()
-    assert a.islands is small and b.islands == "off" and by_module.at("a").islands is small
-    all_off = by_module.replace_in_all(islands="off")
-    assert [r.islands for r in (all_off, *all_off.modules.values())] == ["off"] * 3
-    assert Recipe.from_options({"islands": str(path)}) == recipe
+    assert a.fp32.islands is small and b.fp32.islands == "off" and by_module.at("a").fp32.islands is small
+    all_off = by_module.replace_in_all({"fp32": "off"})
+    assert [r.fp32.islands for r in (all_off, *all_off.modules.values())] == ["off"] * 3
+    assert Recipe.from_options({"fp32": str(path)}) == recipe
 
 
 def test_a_calibration_older_than_the_recipe() -> None:
     model, x = Scaled(), torch.ones(4).half()
-    kept = {"keep_fp32": "aten.mul"}
+    kept = {"fp32.keep": "aten.mul"}
     found = calibrate(model, [x], recipe=kept)
-    told = error_of(lambda: compiled(model, islands=found)(x))
-    assert "older than the recipe: it was made with keep_fp32=('aten.mul',), and Recipe.keep_fp32 is ()." in told
+    told = error_of(lambda: compiled(model, fp32=found)(x))
+    assert "older than the recipe: it was made with keep_fp32=('aten.mul',), and Recipe.fp32.keep is ()." in told
     assert "Calibrate again: fp8compile.calibrate(model, batches, recipe=...)" in told
-    compiled(model, islands=found, **kept)(x)
-    modules = {"blocks.0": {"keep_fp32": "*"}}
-    told = error_of(lambda: compiled(model, islands=found, modules=modules, **kept)(x))
-    assert "made with modules=(), and Recipe.modules is {'blocks.0': {'keep_fp32': ('*',)}}." in told
+    compiled(model, fp32=found, **kept)(x)
+    modules = {"blocks.0": {"fp32.keep": "*"}}
+    told = error_of(lambda: compiled(model, fp32=found, modules=modules, **kept)(x))
+    assert "made with modules=(), and Recipe.modules is {'blocks.0': {'fp32.keep': ('*',)}}." in told
     again = calibrate(model, [x], recipe={**kept, "modules": modules})
     assert again.modules == (("blocks.0", ("*",)),)
-    compiled(model, islands=again, modules=modules, **kept)(x)
-    compiled(model, islands=found, modules={"blocks.0": {"saved_format": "e4m3"}}, **kept)(
-        x
-    )  # storage has no say in it
+    compiled(model, fp32=again, modules=modules, **kept)(x)
+    compiled(model, fp32=found, modules={"blocks.0": {"saved": "e4m3"}}, **kept)(x)  # storage has no say in it
 
 
 @pytest.mark.parametrize(
@@ -106,7 +109,7 @@ def test_a_file_that_is_none(small: Calibration, tmp_path: Path, old: str, new: 
     path.write_text(new if old == "*" else small.text.replace(old, new))
     assert path.read_text() != small.text
     with pytest.raises(ValueError) as caught:
-        Recipe(islands=str(path))
+        Recipe(fp32=str(path))
     assert message in str(caught.value)
 
 
@@ -114,21 +117,23 @@ def test_a_file_that_does_not_exist_or_a_word_that_is_no_choice(tmp_path: Path) 
     with pytest.raises(
         ValueError, match=r"no calibration in '.*nowhere.json': No such file or directory. Calibrate again"
     ):
-        Recipe(islands=str(tmp_path / "nowhere.json"))
-    with pytest.raises(ValueError, match=r"Recipe.islands cannot be 'polcy'. Did you mean 'policy'\? .* \(.json\)"):
-        Recipe(islands="polcy")
-    with pytest.raises(ValueError, match=r"Recipe.islands cannot be 3."):
-        Recipe(islands=3)
+        Recipe(fp32=str(tmp_path / "nowhere.json"))
+    with pytest.raises(
+        ValueError, match=r"Recipe.fp32.islands cannot be 'polcy'. Did you mean 'policy'\? .* \(.json\)"
+    ):
+        Recipe(fp32="polcy")
+    with pytest.raises(ValueError, match=r"Recipe.fp32.islands cannot be 3."):
+        Recipe(fp32=3)
 
 
 def test_a_module_can_leave_a_calibration_but_not_bring_one() -> None:
     model, images = ViT(depth=2).half(), torch.randn(2, 3, 16, 16).half()
     model.blocks[1].make_unstable()
     found = calibrate(model, [images])
-    modules = {"blocks.1": {"islands": "off"}, "norm": {"islands": "off"}}
-    told = fp8compile.explain(model, (images,), recipe={"islands": found, "modules": modules}).islands
+    modules = {"blocks.1": {"fp32": "off"}, "norm": {"fp32": "off"}}
+    told = fp8compile.explain(model, (images,), recipe={"fp32": found, "modules": modules}).islands
     assert {i.origin.module.split(".")[0] for i in told} <= {"blocks"} and not any(
         "blocks.1" in i.origin.module for i in told
     )
     with pytest.raises(ValueError, match="is a calibration, which is of a whole model"):
-        Recipe(modules={"blocks.1": {"islands": found}})
+        Recipe(modules={"blocks.1": {"fp32": found}})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -15,29 +14,29 @@ from fp8compile import Recipe, optim
 from fp8compile.amp import LossScaler
 from fp8compile.recipe.saved_bits import SavedBits
 
-DELAYED = {"linear_scaling": "delayed", "cache_weights": True}
+DELAYED = {"linears.scaling": "delayed", "linears.cache_weights": True}
 # Fields that contradict each other, and the one that is named.
 WITHOUT_EFFECT: list[tuple[dict[str, Any], str]] = [
-    ({"linear": "off", "linear_formats": "e4m3"}, "linear_formats"),
-    ({"linear": "int8", "linear_formats": "e4m3"}, "linear_formats"),
-    ({"linear": "off", "emulate": True}, "emulate"),
-    ({"margin": 4}, "margin"),
-    ({"linear": "off", "linear_scaling": "delayed", "margin": 4}, "margin"),
-    ({"amax_history_len": 64}, "amax_history_len"),
-    ({"amax_compute": "most_recent"}, "amax_compute"),
-    ({"saved": "off", "saved_format": "int8"}, "saved_format"),
-    ({"saved": "off", "saved_attention": "auto"}, "saved_attention"),
-    ({"saved": "off", "attention_format": "4bit"}, "attention_format"),
-    ({"saved_attention": False, "attention_format": "4bit"}, "attention_format"),
-    ({"merge_dgrads": True}, "merge_dgrads"),
-    ({"merge_dgrads": True, "linear_scaling": "delayed"}, "merge_dgrads"),
-    ({"merge_dgrads": True, "linear": "off", **DELAYED}, "merge_dgrads"),
-    ({"linear": "rowwise", "smooth_swiglu": True}, "smooth_swiglu"),
-    ({"linear_scaling": "delayed", "smooth_swiglu": True}, "smooth_swiglu"),
-    ({"cache_weights": True, "smooth_swiglu": True}, "smooth_swiglu"),
-    ({"hadamard_wgrad": True}, "hadamard_wgrad"),
-    ({"card_gib": 80.0}, "card_gib"),
-    ({"modules": {"a": {"margin": 4}}}, "margin"),
+    ({"linears": "off", "linears.formats": "e4m3"}, "linears.formats"),
+    ({"linears": "int8", "linears.formats": "e4m3"}, "linears.formats"),
+    ({"linears": "off", "linears.emulate": True}, "emulate"),
+    ({"linears.margin": 4}, "margin"),
+    ({"linears": "off", "linears.scaling": "delayed", "linears.margin": 4}, "margin"),
+    ({"linears.amax_history_len": 64}, "amax_history_len"),
+    ({"linears.amax_compute": "most_recent"}, "amax_compute"),
+    ({"linears": "off", "linears.margin": 4}, "margin"),
+    ({"saved": "off", "saved.attention": "auto"}, "saved.attention"),
+    ({"saved": "off", "saved.attention_format": "4bit"}, "saved.attention_format"),
+    ({"saved.attention": False, "saved.attention_format": "4bit"}, "saved.attention_format"),
+    ({"linears.merge_dgrads": True}, "merge_dgrads"),
+    ({"linears.merge_dgrads": True, "linears.scaling": "delayed"}, "merge_dgrads"),
+    ({"linears.merge_dgrads": True, "linears": "off", **DELAYED}, "merge_dgrads"),
+    ({"linears": "rowwise", "linears.smooth_swiglu": True}, "smooth_swiglu"),
+    ({"linears.scaling": "delayed", "linears.smooth_swiglu": True}, "smooth_swiglu"),
+    ({"linears.cache_weights": True, "linears.smooth_swiglu": True}, "smooth_swiglu"),
+    ({"linears.hadamard_wgrad": True}, "hadamard_wgrad"),
+    ({"memory.card_gib": 80.0}, "card_gib"),
+    ({"modules": {"a": {"linears.margin": 4}}}, "margin"),
 ]
 
 
@@ -53,9 +52,9 @@ def model() -> nn.Module:
 REFUSED: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: Recipe.preset(3), "3", "Known: "),  # type: ignore[arg-type]
     (lambda: Recipe.preset("conservativ"), "'conservativ'", "'conservative'"),
-    (lambda: Recipe.from_options({"saved_fromat": "int8"}), "'saved_fromat'", "'saved_format'"),
-    (lambda: Recipe(saved_format="4bits"), "'4bits'", "'4bit'"),
-    (lambda: Recipe(saved_bits={}), "{}", "calibrate_bits"),
+    (lambda: Recipe.from_options({"saved_fromat": "int8"}), "'saved_fromat'", "'saved.format'"),
+    (lambda: Recipe(saved="4bits"), "'4bits'", "'4bit'"),
+    (lambda: Recipe(saved={"bits": {}}), "{}", "calibrate_bits"),
     (lambda: SavedBits.from_text("{}"), "'format'", "calibrate_bits"),
     (lambda: fp8compile.set_recipe(model(), "off", modules=0), "modules=0", "leave modules out"),  # type: ignore[arg-type]
     (lambda: fp8compile.set_recipe(model(), "off", modules=[]), "modules=[]", "leave modules out"),
@@ -102,25 +101,25 @@ def test_there_are_forty() -> None:
 @pytest.mark.parametrize(
     "fields",
     [
-        {"linear": "off", "emulate": True, "modules": {"a": {"linear": "tensorwise"}}},
-        {"emulate": True, "modules": {"a": {"linear": "off"}, "b": "off"}},
-        {"saved_format": "int8", "modules": {"a": {"saved": "off"}}},
-        {"linear_scaling": "delayed", "margin": 4, "modules": {"a": {"linear": "off"}}},
-        {"linear": "off", "linear_scaling": "dynamic", "margin": 1, "emulate": False},
-        {"linear": "off", "saved": "off", "saved_attention": True},
-        {"preset": "mxfp8", "emulate": True},
+        {"linears": "off", "linears.emulate": True, "modules": {"a": {"linears": "tensorwise"}}},
+        {"linears.emulate": True, "modules": {"a": {"linears": "off"}, "b": "off"}},
+        {"saved": "int8", "modules": {"a": {"saved": "off"}}},
+        {"linears.scaling": "delayed", "linears.margin": 4, "modules": {"a": {"linears": "off"}}},
+        {"linears": "off", "linears.scaling": "dynamic", "linears.margin": 1, "linears.emulate": False},
+        {"linears": "off", "saved": "off", "saved.attention": True},
+        {"preset": "mxfp8", "linears.emulate": True},
         {"preset": "conservative", "saved": "off"},
-        {"memory_budget": "fit", "card_gib": 80.0},
-        {"merge_dgrads": True, **DELAYED},
+        {"memory": "fit", "memory.card_gib": 80.0},
+        {"linears.merge_dgrads": True, **DELAYED},
     ],
     ids=str,
 )
 def test_what_has_an_effect_in_some_module_or_is_a_default_is_taken(fields: dict[str, Any]) -> None:
     recipe = Recipe.from_options(fields)
-    assert dataclasses.replace(recipe, observe=False).linear == recipe.linear
+    assert recipe.changed({"fp32.observe": False}).linears.mode == recipe.linears.mode
 
 
 def test_a_change_of_another_field_leaves_what_was_written_before() -> None:
-    recipe = Recipe(linear_scaling="delayed", margin=4, emulate=True)
-    assert Recipe.resolve({"linear": "off"}, recipe).margin == 4
-    assert dataclasses.replace(recipe, linear="off").emulate
+    recipe = Recipe(linears={"scaling": "delayed", "margin": 4, "emulate": True})
+    assert Recipe.resolve({"linears": "off"}, recipe).linears.margin == 4
+    assert recipe.changed({"linears": "off"}).linears.emulate

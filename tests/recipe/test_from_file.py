@@ -12,7 +12,10 @@ import fp8compile
 from fp8compile import Recipe
 from fp8compile.recipe.from_file import VARIABLE, read_recipe, recipe_of, remarks_on
 
-FIELDS = '{"codegen": "eager", "emulate": true, "group_size": 64, "modules": {"b": {"linear": "off"}}}'
+FIELDS = (
+    '{"debug.codegen": "eager", "linears": {"emulate": true}, "saved.group_size": 64, '
+    '"modules": {"b": {"linears": "off"}}}'
+)
 
 
 class Net(nn.Module):
@@ -33,7 +36,12 @@ def file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_options_decide_where_there_are_any(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    named = Recipe(codegen="eager", emulate=True, group_size=64, modules={"b": {"linear": "off"}})
+    named = Recipe(
+        debug={"codegen": "eager"},
+        linears={"emulate": True},
+        saved={"group_size": 64},
+        modules={"b": {"linears": "off"}},
+    )
     assert recipe_of(None) == recipe_of({}) == named != Recipe()
     assert recipe_of({"preset": "off"}) == Recipe.preset("off") and remarks_on({"preset": "off"}) == ()
     assert str(file) in remarks_on(None)[0]
@@ -59,7 +67,9 @@ def test_a_model_without_options_follows_the_file_and_its_report_says_so(file: P
     assert report.recipe == str(read_recipe(str(file)))
     assert [r for r in report.remarks if str(file) in r] == list(remarks_on(None))
     assert str(file) in report.to_text()
-    assert not fp8compile.set_recipe(compiled, {"emulate": False}).emulate  # from the file's recipe on
+    assert not fp8compile.set_recipe(
+        compiled, {"linears.emulate": False}
+    ).linears.emulate  # from the file's recipe on
     assert fp8compile.set_recipe(compiled, read_recipe(str(file))) == read_recipe(str(file))
     compiled(x).sum().backward()
     assert fp8compile.report(compiled).recipe == report.recipe
@@ -71,7 +81,7 @@ def test_a_model_without_options_follows_the_file_and_its_report_says_so(file: P
         (None, "It cannot be read: [Errno 2] No such file"),
         ("{linear: off}", "It cannot be read: Expecting property name"),
         ('["off"]', "It holds ['off']"),
-        ('{"linaer": "off"}', "Recipe has no field 'linaer'. Did you mean 'linear'?"),
+        ('{"linaers": "off"}', "Recipe has no field 'linaers'. Did you mean 'linears'?"),
         ('{"preset": "of"}', "no preset 'of'. Did you mean 'off'?"),
     ],
 )

@@ -122,7 +122,7 @@ def test_a_file_of_another_kind_is_refused_with_the_cure(small: SavedBits, chang
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"no choice of saved bits in .*none.json.*calibrate_bits"):
-        Recipe(saved_bits=str(tmp_path / "none.json"))
+        Recipe(saved={"bits": str(tmp_path / "none.json")})
 
 
 # -------------------------------------------------------------------------------------------------------- recipe
@@ -131,36 +131,36 @@ def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
 def test_a_choice_is_part_of_the_recipe_and_of_its_key(small: SavedBits, tmp_path: Path) -> None:
     path = tmp_path / "bits.json"
     small.save(path)
-    recipe, loaded = Recipe(saved_bits=small), Recipe(saved_bits=str(path))
-    assert loaded == recipe and loaded.key == recipe.key and Recipe.from_options({"saved_bits": str(path)}) == recipe
-    others = [Recipe(), Recipe(saved_bits=small.within(bits=4)), Recipe(saved_bits=small.within(bits=3))]
+    recipe, loaded = Recipe(saved={"bits": small}), Recipe(saved={"bits": str(path)})
+    assert loaded == recipe and loaded.key == recipe.key and Recipe.from_options({"saved.bits": str(path)}) == recipe
+    others = [Recipe(), Recipe(saved={"bits": small.within(bits=4)}), Recipe(saved={"bits": small.within(bits=3)})]
     assert len({each.key for each in (recipe, *others)}) == 4
-    assert str(recipe) == f"Recipe(saved_bits={small!r})"
+    assert str(recipe) == f"Recipe(saved={{'bits': {small!r}}})"
 
 
 def test_modules_have_the_same_choice_or_none(small: SavedBits) -> None:
-    recipe = Recipe(saved_bits=small, modules={"a": {"saved_format": "4bit"}, "b": {"saved_bits": "off"}})
-    assert recipe.at("a").saved_bits == small and recipe.at("b").saved_bits == "off"
-    with pytest.raises(ValueError, match=r"modules\['a'\].saved_bits is another than the recipe's"):
-        Recipe(saved_bits=small, modules={"a": {"saved_bits": small.within(bits=3)}})
+    recipe = Recipe(saved={"bits": small}, modules={"a": {"saved": "4bit"}, "b": {"saved.bits": "off"}})
+    assert recipe.at("a").saved.bits == small and recipe.at("b").saved.bits == "off"
+    with pytest.raises(ValueError, match=r"modules\['a'\].saved.bits is another than the recipe's"):
+        Recipe(saved={"bits": small}, modules={"a": {"saved.bits": small.within(bits=3)}})
 
 
 @pytest.mark.parametrize("wrong", [4, "4bit", 4.0, True, None])
 def test_one_number_for_all_is_another_field(wrong: object) -> None:
-    with pytest.raises(ValueError, match=r"Recipe.saved_bits cannot be .*Recipe.saved_format, such as '4bit'"):
-        Recipe(saved_bits=wrong)
+    with pytest.raises(ValueError, match=r"Recipe.saved.bits cannot be .*Recipe.saved.format, such as '4bit'"):
+        Recipe(saved={"bits": wrong})
 
 
 def test_few_bits_need_groups_of_a_multiple_of_eight(small: SavedBits) -> None:
-    Recipe(saved_bits=small, group_size=100)  # all exact
+    Recipe(saved={"bits": small, "group_size": 100})  # all exact
     with pytest.raises(ValueError, match="group_size must be a multiple of 8 for '2bit', such as 96, not 100"):
-        Recipe(saved_bits=small.within(bits=4), group_size=100)
+        Recipe(saved={"bits": small.within(bits=4), "group_size": 100})
 
 
 def test_modules_of_which_the_same_is_chosen_are_not_told_apart(small: SavedBits) -> None:
     pairs = enumerate(("3bit", "3bit", "5bit"))
     three = SavedBits(tuple(value(f"layers.{i}.up", 1.0, chosen=name) for i, name in pairs))
-    ctx = Context(Recipe(saved_bits=three), place=Place(prefix=""))
+    ctx = Context(Recipe(saved={"bits": three}), place=Place(prefix=""))
     said = [ctx.said_of(f"layers.{i}.up") for i in range(3)]
     assert said[0] == said[1] != said[2] and ctx.recipe.names_modules
     inside = dataclasses.replace(ctx, place=Place(prefix="layers.2"))

@@ -29,7 +29,7 @@ def test_one_line_of_it() -> None:
 
 def test_the_report_prints_it() -> None:
     model, x = case_of("steps")
-    report = fp8compile.explain(model, (x,), recipe=Recipe.preset("off", memory_budget=0.5, codegen="eager"))
+    report = fp8compile.explain(model, (x,), recipe=Recipe.preset("off", memory=0.5, debug={"codegen": "eager"}))
     (told,) = report.budgets
     assert told.line in " ".join(str(report).split())
 

@@ -122,7 +122,7 @@ class Block(nn.Module):
 def test_released_gradients_are_those_of_one_graph(breaks: bool) -> None:
     """The backward of a graph returns all its gradients together; what a break separates comes one after the other."""
     model, x = nn.Sequential(Block(128, breaks), Block(256, breaks)), torch.randn(8, 64)
-    compiled = torch.compile(model, backend="fp8compile", options={"codegen": "eager"})
+    compiled = torch.compile(model, backend="fp8compile", options={"debug.codegen": "eager"})
     compiled(x).sum().backward()
     first, second = 128 * 64 * 4, 256 * 64 * 4
     for report in (fp8compile.explain(model, x), fp8compile.report(compiled)):  # type: ignore[arg-type]

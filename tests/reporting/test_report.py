@@ -50,7 +50,9 @@ class Deep(nn.Module):
 
 def explained(layers: int) -> Report:
     torch._dynamo.reset()
-    return fp8compile.explain(Deep(layers), torch.randn(32, 64), recipe={"emulate": True, "min_saved_numel": 0})
+    return fp8compile.explain(
+        Deep(layers), torch.randn(32, 64), recipe={"linears.emulate": True, "saved.min_numel": 0}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -148,7 +150,7 @@ def test_why_tells_of_one_module(report: Report) -> None:
     assert "layers.1.mlp.up" in str(why) and "layers.0" not in str(why)
     left = report.why("lm_head").notes.skipped(LINEAR)
     assert {skip.direction for skip in left} == {"forward", "dgrad", "wgrad"}
-    assert "linear_skip" in str(report.why("lm_head"))
+    assert "linears.skip" in str(report.why("lm_head"))
 
 
 def test_why_of_a_module_that_is_not_there() -> None:

@@ -63,19 +63,19 @@ def _cases() -> list[Any]:
     x = torch.randn(64, 64)
     return [
         pytest.param(Mlp(), (x,), {}, id="mlp"),
-        pytest.param(Mlp(), (x,), {"emulate": True}, id="linears"),
-        pytest.param(Mlp(), (x,), {"saved": "off", "linear": "off"}, id="off"),
-        pytest.param(Mlp().half(), (x.half(),), {"emulate": True}, id="observed"),
+        pytest.param(Mlp(), (x,), {"linears.emulate": True}, id="linears"),
+        pytest.param(Mlp(), (x,), {"saved": "off", "linears": "off"}, id="off"),
+        pytest.param(Mlp().half(), (x.half(),), {"linears.emulate": True}, id="observed"),
         pytest.param(Convolutions(), (torch.randn(2, 3, 32, 32),), {}, id="convolutions"),
         pytest.param(Regions(), (x,), {}, id="regions"),
-        pytest.param(Regions(), (x,), {"emulate": True}, id="regions with linears"),
+        pytest.param(Regions(), (x,), {"linears.emulate": True}, id="regions with linears"),
         pytest.param(Overwrites(), (x, torch.rand(64, 64)), {}, id="overwrites"),
     ]
 
 
 @pytest.mark.parametrize(("model", "args", "options"), _cases())
 def test_it_adds_up_to_the_byte(model: nn.Module, args: tuple[Tensor, ...], options: dict[str, Any]) -> None:
-    report = fp8compile.explain(model, args, recipe={"min_saved_numel": 0, **options})
+    report = fp8compile.explain(model, args, recipe={"saved.min_numel": 0, **options})
     changes, parts = report.waterfall.changes, report.waterfall.parts
     assert report.saved_bytes > 0
     assert report.saved_bytes_plain + sum(c.nbytes for c in changes) == report.saved_bytes
@@ -85,7 +85,7 @@ def test_it_adds_up_to_the_byte(model: nn.Module, args: tuple[Tensor, ...], opti
 
 def test_each_line_is_what_its_pass_did() -> None:
     layer, args = llama_case(seq=64, hidden=128, ffn=344)
-    fn = compiled(layer, preset="storage_only", min_saved_numel=0)
+    fn = compiled(layer, preset="storage_only", **{"saved.min_numel": 0})
     kept = kept_bytes(layer, fn, args)
     report = fp8compile.report(fn)
     lines = {amount.label: amount for amount in (*report.waterfall.changes, *report.waterfall.parts)}

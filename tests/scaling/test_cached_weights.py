@@ -21,7 +21,7 @@ from fp8compile.reporting.entries import CachedWeight
 from fp8compile.scaling import weight_codes
 from tests.support.measure import compiled, matmuls_told
 
-CACHED = {"emulate": True, "cache_weights": True}
+CACHED = {"linears.emulate": True, "linears.cache_weights": True}
 MICRO = 3
 
 
@@ -105,7 +105,9 @@ def test_losses_and_gradients_are_those_without_a_cache(kind: str, encoded: list
         torch._dynamo.reset()
         model = copy.deepcopy(first)
         codegen = "inductor" if kind == "generated" else "eager"
-        run: Any = compiled(model, emulate=True, cache_weights=cache, codegen=codegen)
+        run: Any = compiled(
+            model, **{"linears.emulate": True, "linears.cache_weights": cache, "debug.codegen": codegen}
+        )
         if kind == "checkpoint around":
             run = around(run)
         assert not encoded
@@ -141,7 +143,7 @@ def test_both_layouts_of_codes_are_those_that_scaled_mm_takes(monkeypatch: pytes
         torch._dynamo.reset()
         torch.manual_seed(1)
         model = Across()
-        run = compiled(model, cache_weights=cache)
+        run = compiled(model, **{"linears.cache_weights": cache})
         found.append([])
         for _ in range(3):
             x = data().requires_grad_()
@@ -187,7 +189,7 @@ def test_with_delayed_scaling_weights_have_no_history() -> None:
     for scaling in ("dynamic", "delayed"):
         torch._dynamo.reset()
         model = copy.deepcopy(first)
-        found[scaling] = trained(model, compiled(model, linear_scaling=scaling, **CACHED))
+        found[scaling] = trained(model, compiled(model, **CACHED, **{"linears.scaling": scaling}))
     assert bit_equal(found["dynamic"][:3], found["delayed"][:3])
     assert not bit_equal(found["dynamic"], found["delayed"]) and bool(found["delayed"][-1].isfinite().all())
     report = fp8compile.report(model)
@@ -212,16 +214,18 @@ def test_the_report_tells_of_each_weight_and_each_matmul() -> None:
 
 def test_only_modules_whose_recipe_asks_for_it() -> None:
     model = Block()
-    compiled(model, emulate=True, modules={"b": {"cache_weights": True}})(data()).sum().backward()
+    compiled(model, modules={"b": {"linears.cache_weights": True}}, **{"linears.emulate": True})(
+        data()
+    ).sum().backward()
     assert [w.origin.module for w in fp8compile.report(model).notes.weights] == ["b"]
 
 
 @pytest.mark.parametrize(
     "changes",
     [
-        {"emulate": True},
-        {"emulate": True, "linear": "rowwise", "cache_weights": True},
-        {"linear": "off", "cache_weights": True},
+        {"linears.emulate": True},
+        {"linears.emulate": True, "linears": "rowwise", "linears.cache_weights": True},
+        {"linears": "off", "linears.cache_weights": True},
     ],
 )
 def test_nothing_is_kept_without_tensorwise_linears_or_the_option(changes: dict[str, Any]) -> None:
@@ -241,7 +245,7 @@ def test_inference_takes_no_codes(encoded: list[tuple[int, ...]]) -> None:
 
 def test_two_graphs_share_one_encoding(encoded: list[tuple[int, ...]]) -> None:
     model = Block().requires_grad_(False)
-    run = torch.compile(model, backend="fp8compile", options={"codegen": "eager", **CACHED}, dynamic=False)
+    run = torch.compile(model, backend="fp8compile", options={"debug.codegen": "eager", **CACHED}, dynamic=False)
     torch._dynamo.utils.counters.clear()
     for rows in (24, 40, 24, 40):
         run(data(rows=rows).requires_grad_()).sum().backward()
@@ -255,7 +259,7 @@ def test_graphs_that_take_other_layouts_share_both(
     multiply_fp8_on_the_cpu(monkeypatch)
     model = nn.Linear(32, 64)
     model.weight.requires_grad_(False)
-    run, held, found = compiled(model, cache_weights=True), [], []
+    run, held, found = compiled(model, **{"linears.cache_weights": True}), [], []
     for grad in (False, True, False, True):
         x = data().requires_grad_(grad)
         found.append(run(x))
@@ -273,7 +277,10 @@ def test_models_that_share_compiled_code_do_not_share_codes() -> None:
         torch._dynamo.utils.counters.clear()
         model = copy.deepcopy(first)
         for block in model:
-            block.compile(backend="fp8compile", options={"codegen": "eager", "emulate": True, "cache_weights": cache})
+            block.compile(
+                backend="fp8compile",
+                options={"debug.codegen": "eager", "linears.emulate": True, "linears.cache_weights": cache},
+            )
         found.append(trained(model, model))
         assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == 2, (
             "the first block's input takes no gradient"
@@ -287,7 +294,7 @@ def test_other_tensors_in_a_functional_call_have_codes_of_their_own() -> None:
     found = []
     for cache in (False, True):
         torch._dynamo.reset()
-        run = compiled(model, emulate=True, cache_weights=cache)
+        run = compiled(model, **{"linears.emulate": True, "linears.cache_weights": cache})
         optimizer, outs = torch.optim.SGD(model.parameters(), 0.0), []
         for _ in range(3):
             outs += [run(x), torch.func.functional_call(run, {f"_orig_mod.{n}": v for n, v in other.items()}, x)]

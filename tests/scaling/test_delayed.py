@@ -60,7 +60,7 @@ def test_histories_are_the_reference_s_over_fifty_steps(micro: int, monkeypatch:
     plain = copy.deepcopy(model)
     for name in "abc":
         setattr(plain, name, DelayedLinear(getattr(plain, name), LENGTH))
-    first, run = copy.deepcopy(model.state_dict()), compiled(model, **DELAYED, margin=0)
+    first, run = copy.deepcopy(model.state_dict()), compiled(model, **DELAYED, **{"linears.margin": 0})
     torch._dynamo.utils.counters.clear()
     losses: list[tuple[float, float]] = []
     for step in range(50):
@@ -87,7 +87,7 @@ def test_generated_code_has_the_same_histories() -> None:
         torch.manual_seed(3)
         torch._dynamo.reset()
         model = Plain()
-        found.append((list(train(model, compiled(model, **DELAYED, codegen=codegen), 6)), amaxes(model)))
+        found.append((list(train(model, compiled(model, **DELAYED, **{"debug.codegen": codegen}), 6)), amaxes(model)))
     (losses, one), (others, other) = found
     assert losses == pytest.approx(others, rel=1e-3)
     assert one.keys() == other.keys() and len(one) == 6
@@ -204,7 +204,7 @@ def test_two_calls_in_one_backward_are_two_entries() -> None:
 
 def test_batches_of_other_sizes_share_one_graph_and_one_history() -> None:
     model = Plain()
-    options = {"codegen": "eager", **DELAYED}
+    options = {"debug.codegen": "eager", **DELAYED}
     run = torch.compile(model, backend="fp8compile", options=options, dynamic=True)
     torch._dynamo.utils.counters.clear()
     for rows in (24, 40, 17, 32):
@@ -229,7 +229,7 @@ def test_it_goes_with_whatever_else_is_on(kind: str) -> None:
     if kind == "blocks":
         run = model
         for block in model:
-            block.compile(backend="fp8compile", options={"codegen": "eager", **options})
+            block.compile(backend="fp8compile", options={"debug.codegen": "eager", **options})
     for _ in range(3):
         with torch.autocast("cpu", torch.bfloat16, enabled=kind == "autocast"):
             run(x).float().square().mean().backward()
@@ -246,11 +246,11 @@ def test_it_goes_with_whatever_else_is_on(kind: str) -> None:
 @pytest.mark.parametrize(
     "changes, said",
     [
-        ({"linear_scaling": "delay"}, "Did you mean 'delayed'"),
-        ({"linear_scaling": "delayed", "linear": "rowwise"}, "one scale per tensor"),
-        ({"amax_history_len": 0}, "from 1 to 1024, not 0"),
-        ({"margin": 1.5}, "from 0 to 8, not 1.5"),
-        ({"amax_compute": "mean"}, "cannot be 'mean'"),
+        ({"linears.scaling": "delay"}, "Did you mean 'delayed'"),
+        ({"linears.scaling": "delayed", "linears": "rowwise"}, "one scale per tensor"),
+        ({"linears.amax_history_len": 0}, "from 1 to 1024, not 0"),
+        ({"linears.margin": 1.5}, "from 0 to 8, not 1.5"),
+        ({"linears.amax_compute": "mean"}, "cannot be 'mean'"),
     ],
 )
 def test_recipes_say_what_they_cannot_be(changes: dict[str, Any], said: str) -> None:
@@ -260,8 +260,8 @@ def test_recipes_say_what_they_cannot_be(changes: dict[str, Any], said: str) -> 
 
 def test_without_fp8_linears_it_is_remarked_on() -> None:
     model = Plain()
-    compiled(model, linear="off", linear_scaling="delayed")(data(0)).mean().backward()
-    assert any("linear_scaling='delayed' has no effect" in remark for remark in fp8compile.report(model).remarks)
+    compiled(model, linears="off", **{"linears.scaling": "delayed"})(data(0)).mean().backward()
+    assert any("linears.scaling='delayed' has no effect" in remark for remark in fp8compile.report(model).remarks)
 
 
 def test_the_report_tells_of_each_operand_and_each_matmul() -> None:

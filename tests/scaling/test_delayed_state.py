@@ -59,7 +59,7 @@ def test_a_state_from_before_zeros_were_left_out_is_loaded(compute: str) -> None
     newest, graph["amaxes"] = graph["amaxes"][:, 0], F.pad(graph["amaxes"], (1, -1))
     fp8compile.tools.scaling_state(other).load_state_dict(state)
     other.load_state_dict(model.state_dict())
-    compiled(other, **DELAYED, amax_compute=compute, margin=0)(data(0))
+    compiled(other, **DELAYED, **{"linears.amax_compute": compute, "linears.margin": 0})(data(0))
     each = own(other)
     assert each.entries == 3 and each.patience.tolist() == [0, PATIENCE] and not each.must_measure()
     largest = torch.tensor([history.MAX[o.format] for o in each.operands])
@@ -106,8 +106,8 @@ def test_the_state_of_another_recipe_is_refused() -> None:
     steps_of(one, 1)
     state = fp8compile.tools.scaling_state(one).state_dict()
     for changes, said in (
-        ({"amax_history_len": 8}, "set it to 4"),
-        ({"linear_skip": "b"}, "no graph of this model has the operands"),
+        ({"linears.amax_history_len": 8}, "set it to 4"),
+        ({"linears.skip": "b"}, "no graph of this model has the operands"),
     ):
         torch._dynamo.reset()
         compiled(other, **DELAYED | changes)(data(0)).mean().backward()

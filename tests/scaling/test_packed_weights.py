@@ -79,7 +79,7 @@ def test_a_pack_takes_the_place_of_transposed_codes(fp8_units: None) -> None:
     for merge in (False, True):
         torch._dynamo.reset()
         model = Two()
-        losses(model, compiled(model, **OPTIONS | {"merge_dgrads": merge}), 1, 1)
+        losses(model, compiled(model, **OPTIONS | {"linears.merge_dgrads": merge}), 1, 1)
         held.append(fp8compile.tools.scaling_state(model).weight_bytes)
     assert held[0] == 2 * 64 * 48 + 2 * 4 and held[1] == held[0] + 4, "and the largest scale"
     weights = fp8compile.report(model).notes.weights
@@ -91,7 +91,7 @@ def test_a_pack_takes_the_place_of_transposed_codes(fp8_units: None) -> None:
 
 def test_emulated_nothing_is_packed(packed: list[int]) -> None:
     model = Two()
-    losses(model, compiled(model, emulate=True, **OPTIONS), 2)
+    losses(model, compiled(model, **OPTIONS, **{"linears.emulate": True}), 2)
     assert not packed and fp8compile.tools.scaling_state(model).weight_bytes == 64 * 48 + 2 * 4
 
 
@@ -118,7 +118,9 @@ def test_models_that_share_compiled_code_share_no_pack(fp8_units: None) -> None:
         torch._dynamo.reset()
         model, x = copy.deepcopy(first), data()
         for block in model:
-            block.compile(backend="fp8compile", options={"codegen": "eager", **OPTIONS, "merge_dgrads": merge})
+            block.compile(
+                backend="fp8compile", options={"debug.codegen": "eager", **OPTIONS, "linears.merge_dgrads": merge}
+            )
         grads = []
         for _ in range(3):
             grads = [gradients(block, in_one(block), (x,))["arg0"] for block in model]

@@ -19,7 +19,7 @@ from fp8compile.scaling.history import Histories
 from tests.support.measure import compiled
 from tests.support.ranks import on_ranks
 
-OPTIONS = {"emulate": True, "saved": "off", "linear_scaling": "delayed", "amax_history_len": 4}
+OPTIONS = {"linears.emulate": True, "saved": "off", "linears.scaling": "delayed", "linears.amax_history_len": 4}
 
 
 class Told(NamedTuple):

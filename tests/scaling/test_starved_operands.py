@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tests.support.measure import compiled, sqnr_db
 
-OPTIONS = {"emulate": True, "saved": "off"}
+OPTIONS = {"linears.emulate": True, "saved": "off"}
 Gradients = dict[str, Tensor]
 Pass = Callable[[nn.Module, Callable[..., Any], int], Gradients]
 WITHIN = 1.0  # dB of dynamic scaling
@@ -68,7 +68,9 @@ def losses_of(make: Callable[[], nn.Module], run: Pass, passes: int, learns: boo
     torch.manual_seed(0)
     exact = make()
     models = [copy.deepcopy(exact) for _ in range(2)]
-    calls = [compiled(m, **OPTIONS, linear_scaling=s) for m, s in zip(models, ("dynamic", "delayed"), strict=True)]
+    calls = [
+        compiled(m, **OPTIONS, **{"linears.scaling": s}) for m, s in zip(models, ("dynamic", "delayed"), strict=True)
+    ]
     for i in range(passes):
         want = run(exact, exact, i)
         dynamic, delayed = (run(m, call, i) for m, call in zip(models, calls, strict=True))

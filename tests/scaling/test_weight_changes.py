@@ -17,7 +17,7 @@ from fp8compile.scaling import weight_changes, weight_codes
 from tests.scaling.plain import Plain, count, data
 from tests.support.measure import compiled
 
-CACHED = {"emulate": True, "saved": "off", "cache_weights": True}
+CACHED = {"linears.emulate": True, "saved": "off", "linears.cache_weights": True}
 Change = Callable[["Plain"], object]
 
 
@@ -27,7 +27,7 @@ def trained(
     torch._dynamo.reset()
     torch.manual_seed(0)
     model = Plain()
-    run, step, losses = compiled(model, **CACHED | {"cache_weights": cache}), update(model), []
+    run, step, losses = compiled(model, **CACHED | {"linears.cache_weights": cache}), update(model), []
     for i in range(steps * micro):
         loss = run(data(i)).square().mean()
         loss.backward()
@@ -112,7 +112,7 @@ class Trusted:
 
     def is_exact(self) -> bool:
         other = copy.deepcopy(self.model)
-        want = compiled(other, **CACHED | {"cache_weights": False})(data())
+        want = compiled(other, **CACHED | {"linears.cache_weights": False})(data())
         return torch.equal(self.run(data()), want)
 
 
@@ -249,7 +249,7 @@ def test_a_backward_has_the_codes_of_its_forward() -> None:
         torch._dynamo.reset()
         torch.manual_seed(0)
         model, x = Plain().requires_grad_(False), data().requires_grad_()
-        run = compiled(model, **CACHED | {"cache_weights": late})
+        run = compiled(model, **CACHED | {"linears.cache_weights": late})
         loss = run(x).square().mean()
         if late:
             model.a.weight.data = 2 * model.a.weight.data

@@ -16,15 +16,15 @@ from tests.support.measure import compiled
 @pytest.mark.parametrize(
     ("options", "remark"),
     [
-        ({"linear": "rowwise", "emulate": True}, NOTHING_TO_CACHE),
-        ({"linear": "off"}, NOTHING_TO_CACHE),
-        ({"emulate": True, "inductor": {"triton.cudagraphs": True}}, NO_CUDA_GRAPHS),
+        ({"linears": "rowwise", "linears.emulate": True}, NOTHING_TO_CACHE),
+        ({"linears": "off"}, NOTHING_TO_CACHE),
+        ({"linears.emulate": True, "debug.inductor": {"triton.cudagraphs": True}}, NO_CUDA_GRAPHS),
     ],
 )
 def test_what_cannot_be_cached_is_remarked_on(options: dict[str, Any], remark: str) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(32, 64), nn.GELU(), nn.Linear(64, 32))
-    run = compiled(model, cache_weights=True, **options)
+    run = compiled(model, **options, **{"linears.cache_weights": True})
     run(torch.randn(16, 32)).sum().backward()
     report = fp8compile.report(model)
     assert remark in report.remarks and not any("cached" in each.formats for each in report.linears)
@@ -36,7 +36,9 @@ def test_the_report_tells_of_the_codes_that_are_kept_and_counts_them() -> None:
     found = []
     for cache in (False, True):
         torch._dynamo.reset()
-        compiled(model, cache_weights=cache, emulate=True)(torch.randn(16, 32)).sum().backward()
+        compiled(model, **{"linears.cache_weights": cache, "linears.emulate": True})(
+            torch.randn(16, 32)
+        ).sum().backward()
         found.append(fp8compile.report(model))
     assert "weights encoded once: 2, 4.0 KiB of codes are kept" in str(found[1]) and "encoded once" not in str(
         found[0]
@@ -47,5 +49,7 @@ def test_the_report_tells_of_the_codes_that_are_kept_and_counts_them() -> None:
 
 def test_the_exact_twin_of_the_first_step_remarks_on_nothing() -> None:
     model = nn.Linear(32, 64)
-    compiled(model, cache_weights=True, emulate=True, check="first_step")(torch.randn(16, 32)).sum().backward()
+    compiled(model, **{"linears.cache_weights": True, "linears.emulate": True, "debug.check": "first_step"})(
+        torch.randn(16, 32)
+    ).sum().backward()
     assert NOTHING_TO_CACHE not in fp8compile.report(model).remarks

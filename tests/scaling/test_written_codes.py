@@ -19,7 +19,7 @@ from fp8compile.scaling import weight_codes
 from tests.scaling.plain import Plain, count, data
 from tests.support.measure import compiled
 
-CACHED = {"emulate": True, "saved": "off", "cache_weights": True}
+CACHED = {"linears.emulate": True, "saved": "off", "linears.cache_weights": True}
 WEIGHTS = 2
 
 

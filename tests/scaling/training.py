@@ -12,7 +12,7 @@ from fp8compile.scaling import history
 from tests.support.measure import compiled
 
 LENGTH = 4
-DELAYED = {"linear_scaling": "delayed", "emulate": True, "saved": "off", "amax_history_len": LENGTH}
+DELAYED = {"linears.scaling": "delayed", "linears.emulate": True, "saved": "off", "linears.amax_history_len": LENGTH}
 
 
 def data(step: int, micro: int = 0) -> Tensor:

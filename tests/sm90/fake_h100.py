@@ -113,13 +113,15 @@ def install() -> None:
     # Imported before anything is replaced: they take references to, or wrap, what they find.
     import torch._dynamo.device_interface
     import torch._inductor.compile_fx
-    import torch._inductor.graph  # noqa: F401
+    import torch._inductor.graph
 
     _mock_torch_cuda()
     _mock_device_interface()
     _mock_fake_tensors()
     _mock_triton_driver()
-    replace(torch.backends.cpu, "get_cpu_capability", _always("DEFAULT"))  # no C++ is generated: its vectors are not tried
+    replace(
+        torch.backends.cpu, "get_cpu_capability", _always("DEFAULT")
+    )  # no C++ is generated: its vectors are not tried
 
 
 class _NoGuard:

@@ -31,18 +31,23 @@ BOTH_CACHED = "both_16bit_attention_delayed_cached"  # CACHED and CONSERVATIVE
 BOTH_MERGED = "both_16bit_attention_delayed_cached_merged"  # MERGED and CONSERVATIVE
 RECIPES: Mapping[str, Recipe] = {
     STORAGE: Recipe.preset("storage_only"),
-    CONSERVATIVE: Recipe(linear="off", saved_attention=False),
-    ROWS: Recipe(linear="off", saved_attention=False, group_size=768),
+    CONSERVATIVE: Recipe(linears="off", saved={"attention": False}),
+    ROWS: Recipe(linears="off", saved={"attention": False, "group_size": 768}),
     LINEARS: Recipe.preset("linear_only"),
-    BOTH: Recipe(linear="tensorwise"),
+    BOTH: Recipe(linears="tensorwise"),
     DEFAULT: Recipe(),
-    LINEARS_CACHED: Recipe(linear="tensorwise", saved="off", cache_weights=True),
-    DELAYED: Recipe(linear="tensorwise", saved="off", linear_scaling="delayed"),
-    CACHED: Recipe(linear="tensorwise", saved="off", linear_scaling="delayed", cache_weights=True),
-    MERGED: Recipe(linear="tensorwise", saved="off", linear_scaling="delayed", cache_weights=True, merge_dgrads=True),
-    BOTH_CACHED: Recipe(linear="tensorwise", saved_attention=False, linear_scaling="delayed", cache_weights=True),
+    LINEARS_CACHED: Recipe(linears={"mode": "tensorwise", "cache_weights": True}, saved="off"),
+    DELAYED: Recipe(linears={"mode": "tensorwise", "scaling": "delayed"}, saved="off"),
+    CACHED: Recipe(linears={"mode": "tensorwise", "scaling": "delayed", "cache_weights": True}, saved="off"),
+    MERGED: Recipe(
+        linears={"mode": "tensorwise", "scaling": "delayed", "cache_weights": True, "merge_dgrads": True}, saved="off"
+    ),
+    BOTH_CACHED: Recipe(
+        linears={"mode": "tensorwise", "scaling": "delayed", "cache_weights": True}, saved={"attention": False}
+    ),
     BOTH_MERGED: Recipe(
-        linear="tensorwise", saved_attention=False, linear_scaling="delayed", cache_weights=True, merge_dgrads=True
+        linears={"mode": "tensorwise", "scaling": "delayed", "cache_weights": True, "merge_dgrads": True},
+        saved={"attention": False},
     ),
 }
 

@@ -8,14 +8,14 @@ BATCH, SEQ, HIDDEN, FFN, HEADS = 2, 256, 512, 1376, 8
 UNIT = BATCH * SEQ * HIDDEN * 2  # bytes of one activation in BF16
 PLAIN, STORAGE, DEFAULT, LINEAR_ONLY, E4M3, ROWWISE = (
     *("inductor", "storage_only", "default", "linear_only"),
-    *("linear_formats=e4m3", "linear=rowwise"),
+    *("linears.formats=e4m3", "linears=rowwise"),
 )
 RECIPES = {
     STORAGE: Recipe.preset("storage_only"),
-    DEFAULT: Recipe(linear="tensorwise"),
+    DEFAULT: Recipe(linears="tensorwise"),
     LINEAR_ONLY: Recipe.preset("linear_only"),
-    E4M3: Recipe(linear="tensorwise", linear_formats="e4m3"),
-    ROWWISE: Recipe(linear="rowwise"),
+    E4M3: Recipe(linears={"mode": "tensorwise", "formats": "e4m3"}),
+    ROWWISE: Recipe(linears="rowwise"),
 }
 TENSORWISE = (DEFAULT, LINEAR_ONLY, E4M3)
 FP8 = (*TENSORWISE, ROWWISE)

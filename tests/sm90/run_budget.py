@@ -36,7 +36,7 @@ def lowered(storage: str, budget: float) -> dict[str, int]:
     torch.manual_seed(0)
     model = Llama(LAYERS, HIDDEN, FFN).bfloat16()
     x = torch.empty(SEQUENCES, 64, HIDDEN, dtype=torch.bfloat16)
-    backend = fp8compile_backend(Recipe(linear="off", saved=storage, memory_budget=budget))
+    backend = fp8compile_backend(Recipe(linears="off", saved=storage, memory=budget))
     notes: list[Notes] = []
     with noted(notes):
         graphs = lower(model, x, backward=True, backend=backend, config_patches={JOINT_PASS: to_cuda}).graphs

@@ -26,7 +26,8 @@ from .run_model import fp8compile_backend
 
 SETTINGS: dict[str, Any] = {"triton.cudagraphs": True, "graph_partition": False}
 RECIPES = {
-    name: Recipe(linear="tensorwise", observe=each) for name, each in (("off", False), ("on", "auto"), ("all", True))
+    name: Recipe(linears="tensorwise", fp32={"observe": each})
+    for name, each in (("off", False), ("on", "auto"), ("all", True))
 }
 
 

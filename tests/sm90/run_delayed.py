@@ -5,7 +5,6 @@ Gradients that are summed into a bias are taken in blocks of rows, as those of l
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -28,11 +27,13 @@ from .run_layers_interpreted import AS_IF_LARGE, ROWS, SMALL, differences, small
 from .run_model import fp8compile_backend
 
 DELAYED = Recipe(
-    linear="tensorwise",
+    linears={
+        "mode": "tensorwise",
+        "scaling": "delayed",
+        "cache_weights": True,
+        "merge_dgrads": "--merged" in sys.argv,
+    },
     saved="off",
-    linear_scaling="delayed",
-    cache_weights=True,
-    merge_dgrads="--merged" in sys.argv,
 )
 KIND = next((kind for kind in SMALL if kind in sys.argv), "llama")
 
@@ -52,7 +53,7 @@ def interpreted() -> dict[str, Any]:
     statistics = [operand.statistics for operand in history.alive()[-1].operands]
     torch._dynamo.reset()
     module, args = small(KIND)
-    recipe = dataclasses.replace(DELAYED, codegen="eager")
+    recipe = DELAYED.changed({"debug.codegen": "eager"})
     with mock.patch.object(linear_reasons, "fp8_unsupported_reason", lambda device: None):
         expected = step(module, torch.compile(module, backend=fp8compile, options={"recipe": recipe}), args)
     return {"differences": differences(got, expected), "statistics": statistics}

@@ -8,7 +8,6 @@ scales of the right size, scales that are too small, and a NaN in the input.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -33,7 +32,9 @@ from .on_cuda import JOINT_PASS, to_cuda
 from .run_layers_interpreted import AS_IF_LARGE, Tensors, difference, small
 from .run_model import fp8compile_backend
 
-MERGED = Recipe(linear="tensorwise", saved="off", linear_scaling="delayed", cache_weights=True, merge_dgrads=True)
+MERGED = Recipe(
+    linears={"mode": "tensorwise", "scaling": "delayed", "cache_weights": True, "merge_dgrads": True}, saved="off"
+)
 RIGHT = [4 * (1 + i / 8) for i in range(11)]  # of the 4 operands of the forward, then of the 7 gradients
 SMALL = [1 / 4, 1 / 32, 3 / 16, 1 / 64, *(1 / n for n in (512, 640, 768, 1024, 1280, 4, 5))]
 AMAXES: Mapping[str, Sequence[float]] = {KNOWN: RIGHT, CLIPPED: SMALL, NAN: RIGHT}
@@ -129,7 +130,7 @@ class Totals:
 
 
 def node_by_node() -> dict[str, Tensors]:
-    backend = functools.partial(fp8compile, options={"recipe": dataclasses.replace(MERGED, codegen="eager")})
+    backend = functools.partial(fp8compile, options={"recipe": MERGED.changed({"debug.codegen": "eager"})})
     with mock.patch.object(linear_reasons, "fp8_unsupported_reason", lambda device: None):
         steps = Steps(backend)
         return {situation: steps.results(situation) for situation in AMAXES}

@@ -16,7 +16,7 @@ def report() -> dict[str, list[list[str]]]:
     """``{"externs": [of the forward, of the backward]}``."""
     fake_h100.install()
     layer, x = experts_case(1024, hidden=256, inner=384, experts=8)
-    backend = fp8compile_backend(Recipe(linear="rowwise"))
+    backend = fp8compile_backend(Recipe(linears="rowwise"))
     graphs = lower(layer, x, backward=True, backend=backend, config_patches={JOINT_PASS: to_cuda}).graphs
     return {"externs": [graph.externs for graph in graphs]}
 

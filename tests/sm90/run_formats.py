@@ -20,12 +20,12 @@ from .run_linears import lowered_layer
 from .run_model import fp8compile_backend
 
 PRODUCTS = ("_scaled_mm", "_int_mm", "mm", "addmm")
-AS_CODES = ("tensorwise", "rowwise", "int8")  # values of Recipe.linear that sm_90 has products for
+AS_CODES = ("tensorwise", "rowwise", "int8")  # values of Recipe.linears.mode that sm_90 has products for
 
 
 def recipe_of(options: Options) -> Recipe:
     """The row's recipe, emulated only where no product of an H100 takes its codes."""
-    codes = options.get("linear", "tensorwise") in AS_CODES
+    codes = options.get("linears", "tensorwise") in AS_CODES
     return Recipe.preset(
         options["preset"], **{k: v for k, v in options.items() if k != "preset" and not (codes and k == "emulate")}
     )

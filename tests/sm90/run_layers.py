@@ -45,7 +45,7 @@ from .scattered import scattered_stores
 
 PIPELINES = (PLAIN, STORAGE, CONSERVATIVE, CACHED, BOTH_CACHED, DELAYED, LINEARS, LINEARS_CACHED, BOTH)
 ALL = {
-    case: (*PIPELINES, MERGED, BOTH_MERGED, *([ROWS] if layer.hidden == RECIPES[ROWS].group_size else []))
+    case: (*PIPELINES, MERGED, BOTH_MERGED, *([ROWS] if layer.hidden == RECIPES[ROWS].saved.group_size else []))
     for case, layer in CASES.items()
 }
 # CI: what is lowered, and what of it is assembled too. SLOW: what ``make sweep`` tests beside it.

@@ -7,7 +7,6 @@ with bugs put into the generated kernels, one at a time (bugs.py).
 
 from __future__ import annotations
 
-import dataclasses
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -73,7 +72,7 @@ def small(kind: str) -> tuple[nn.Module, tuple[Tensor, ...]]:
 
 
 def small_recipe(pipeline: str) -> Recipe:
-    return dataclasses.replace(RECIPES[pipeline], min_saved_numel=0)
+    return RECIPES[pipeline].changed({"saved.min_numel": 0})
 
 
 def small_backend(pipeline: str) -> Any:
@@ -97,7 +96,7 @@ def eager(kind: str, pipeline: str, *, nan: bool = False) -> Tensors:
     if pipeline == PLAIN:
         return gradients(module, module, args, nan=nan)
     torch._dynamo.reset()
-    options = {"recipe": dataclasses.replace(small_recipe(pipeline), codegen="eager")}
+    options = {"recipe": small_recipe(pipeline).changed({"debug.codegen": "eager"})}
     # The CPU multiplies codes too, slowly.
     with mock.patch.object(linear_reasons, "fp8_unsupported_reason", lambda device: None):
         return gradients(module, torch.compile(module, backend=fp8compile, options=options), args, nan=nan)

@@ -70,7 +70,9 @@ def lowered(loss: Callable[[Tensor, Tensor], Tensor], chunk_logits: str) -> list
     """Forward and backward: the most that buffers take at one time, and the matmuls."""
     model = Head(loss).to(torch.bfloat16)
     x = torch.empty(1, TOKENS, HIDDEN, dtype=torch.bfloat16, requires_grad=True)
-    backend = fp8compile_backend(Recipe(linear="off", saved="off", observe=False, chunk_logits=chunk_logits))
+    backend = fp8compile_backend(
+        Recipe(linears="off", saved="off", fp32={"observe": False}, memory={"chunk_logits": chunk_logits})
+    )
     t = torch.zeros(1, TOKENS, dtype=torch.int64)
     graphs = lower(model, x, t, backward=True, backend=backend, config_patches={JOINT_PASS: to_cuda}).graphs
     return [{"peak_bytes": peak_bytes(g.wrapper), "externs": g.externs, "num_bytes": g.num_bytes} for g in graphs]

@@ -21,8 +21,8 @@ from .run_model import fp8compile_backend
 
 BATCH, SEQ, HIDDEN, FFN, HEADS = 8, 2048, 4096, 11008, 32
 RECIPES = {
-    "off": Recipe(linear="off", observe=False),
-    "on": Recipe(linear="off"),
+    "off": Recipe(linears="off", fp32={"observe": False}),
+    "on": Recipe(linears="off"),
 }
 
 

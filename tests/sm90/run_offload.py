@@ -42,7 +42,7 @@ def lowered(**fields: Any) -> list[list[str]]:
     """The calls of the generated forward and backward."""
     _, args = LAYER.empty()
     model = Stack().bfloat16().to_empty(device="cpu")
-    backend = fp8compile_backend(Recipe(observe=False, linear="off", **fields))
+    backend = fp8compile_backend(Recipe(fp32={"observe": False}, linears="off", **fields))
     found = lower(model, *args, backward=True, backend=backend, config_patches={JOINT_PASS: to_cuda})
     return [calls(graph.wrapper) for graph in found.graphs]
 

@@ -3,7 +3,6 @@ same graph node by node. Prints JSON: the differences, and the stores of each ke
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from collections.abc import Callable
 from typing import Any
@@ -23,7 +22,7 @@ from .run_layers_interpreted import differences, gradients
 from .run_model import fp8compile_backend
 
 ROWS, HIDDEN, INNER = 32, 64, 128
-RECIPE = Recipe(linear="off", min_saved_numel=0)
+RECIPE = Recipe(linears="off", saved={"min_numel": 0})
 
 
 class Gated(nn.Module):
@@ -52,7 +51,7 @@ def report() -> dict[str, Any]:
     with lowering_config({JOINT_PASS: to_cuda}):
         got = results(lambda m: torch.compile(m, backend=lambda gm, xs: backend(gm, xs, inner), fullgraph=True))
     torch._dynamo.reset()
-    plain = {"recipe": dataclasses.replace(RECIPE, codegen="eager")}
+    plain = {"recipe": RECIPE.changed({"debug.codegen": "eager"})}
     expected = results(lambda m: torch.compile(m, backend=fp8compile, options=plain))
     sources = [kernel.source for kernel in lowered.graphs[-1].kernels.values()]
     stores = [len(re.findall(r"tl\.store\(out_ptr", source)) for source in sources if "silu_backward" in source]

@@ -31,12 +31,12 @@ BLOCKS = 3
 ROWS = 256
 UNIT = 2 * ROWS * WIDTH  # bytes of a block's input in BF16
 RECIPES = {
-    "default": {"min_saved_numel": 0},
-    "storage": {"linear": "off", "min_saved_numel": 0},
+    "default": {"saved.min_numel": 0},
+    "storage": {"linears": "off", "saved.min_numel": 0},
     "linears": {"saved": "off"},
-    "delayed": {"linear_scaling": "delayed", "min_saved_numel": 0},
-    "delayed, cached": {"linear_scaling": "delayed", "cache_weights": True, "min_saved_numel": 0},
-    "int8": {"linear": "int8", "min_saved_numel": 0},
+    "delayed": {"linears.scaling": "delayed", "saved.min_numel": 0},
+    "delayed, cached": {"linears.scaling": "delayed", "linears.cache_weights": True, "saved.min_numel": 0},
+    "int8": {"linears": "int8", "saved.min_numel": 0},
 }
 REGIONS = ("checkpoint", "CheckpointWrapper", "a policy that saves nothing")
 LOWERED = ("vit, checkpointed", "mlp, dropout", "resnet, channels last", "chosen by a mask")
@@ -82,7 +82,7 @@ _SAVES_NOTHING = functools.partial(create_selective_checkpoint_contexts, _nothin
 
 def kept_by_regions(regions: str, options: dict[str, Any]) -> list[list[Any]]:
     torch._dynamo.reset()
-    backend = fp8compile_backend(Recipe(**{"linear": "tensorwise", **options}))
+    backend = fp8compile_backend(Recipe(**{"linears": "tensorwise", **options}))
     with lowering_config({JOINT_PASS: to_cuda}), taking_halves() as taken, known_from_the_start():
         compiled = torch.compile(
             Stack(regions).bfloat16(), backend=lambda gm, xs: backend(gm, xs, not_generated), fullgraph=True
@@ -95,7 +95,7 @@ def lowered(case: Case) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for arm, backend in {
         "plain": stock_backend,
-        "ours": fp8compile_backend(Recipe(linear="tensorwise", min_saved_numel=0)),
+        "ours": fp8compile_backend(Recipe(linears="tensorwise", saved={"min_numel": 0})),
     }.items():
         graphs = lower(
             case.make(), *case.inputs(), backward=True, backend=backend, config_patches={JOINT_PASS: to_cuda}

@@ -23,7 +23,7 @@ from .on_cuda import JOINT_PASS, to_cuda
 WIDTH, ROWS, LAYERS = 1024, 2048, 2
 MOMENTS = 6  # tensors of two moments: codes, amax and exponent each
 CASES = {"written": True, "not written": False}  # whether updates write codes
-RECIPE = {"linear": "tensorwise", "cache_weights": True}
+RECIPE = {"linears": "tensorwise", "linears.cache_weights": True}
 
 
 def loss_fn(model: nn.Module, x: Tensor) -> Tensor:

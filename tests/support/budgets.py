@@ -24,7 +24,7 @@ from fp8compile.reporting.entries import Notes
 from tests.support.graphs import split_of
 from tests.support.measure import LlamaLayer
 
-PLAIN = {"preset": "off", "codegen": "eager"}
+PLAIN = {"preset": "off", "debug.codegen": "eager"}
 BUDGETS = [i / 20 for i in range(20, 0, -1)]
 EXACT = 120.0  # dB: FP32, equal but for the order of a sum
 
@@ -152,7 +152,7 @@ def split_under(
     """The halves under a budget; what the pass noted goes into ``notes``."""
     with noted(notes):
         torch._dynamo.reset()
-        return split_of(model, x, memory_budget=budget, **options)
+        return split_of(model, x, memory=budget, **options)
 
 
 def budget_of(model: nn.Module, x: Tensor, budget: float, **options: Any) -> tuple[Budget, PartitionedGraph]:
@@ -173,5 +173,5 @@ def states_of(model: nn.Module, *args: Tensor, **options: Any) -> list[State]:
 
     with mock.patch.object(Frontier, "states", caught):
         torch._dynamo.reset()
-        split_of(model, *args, memory_budget=0.0, **{**PLAIN, **options})
+        split_of(model, *args, memory=0.0, **{**PLAIN, **options})
     return found

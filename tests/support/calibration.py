@@ -26,7 +26,7 @@ class Scaled(nn.Module):
 
 
 def run_options(islands: object, **more: object) -> dict[str, Any]:
-    return {**PLAIN, "islands": islands, **more}
+    return {**PLAIN, "fp32": islands, **more}
 
 
 def values(calibration: Calibration, kind: str = "training") -> tuple[Value, ...]:

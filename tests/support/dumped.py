@@ -29,5 +29,5 @@ class Gated(nn.Module):
 
 
 def explained(recipe: Recipe | None = None) -> tuple[Step, ...]:
-    report = fp8compile.explain(Gated(), (torch.randn(128, 64),), recipe=recipe or Recipe(min_saved_numel=0))
+    report = fp8compile.explain(Gated(), (torch.randn(128, 64),), recipe=recipe or Recipe(saved={"min_numel": 0}))
     return report.graphs[0].steps

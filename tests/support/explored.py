@@ -42,7 +42,9 @@ def explained(layers: int = 3) -> Report:
     torch.manual_seed(0)
     x = torch.randn(128, 64, requires_grad=True)
     return fp8compile.explain(
-        Model(layers), (x,), recipe=Recipe(emulate=True, min_saved_numel=256, linear_skip=("layers.1.down", "head"))
+        Model(layers),
+        (x,),
+        recipe=Recipe(linears={"emulate": True, "skip": ("layers.1.down", "head")}, saved={"min_numel": 256}),
     )
 
 

@@ -28,7 +28,7 @@ def split_of(model: nn.Module, *args: Tensor, disabled: str = "", **options: Any
         finish(self, **options)
         caught.append(self)
 
-    recipe = {"min_saved_numel": 0, **options}
+    recipe = {"saved.min_numel": 0, **options}
     with mock.patch.object(PartitionedGraph, "finish", catch), torch._inductor.config.patch(disabled_passes=disabled):
         compiled(model, **recipe)(*args)
     return caught[0]
@@ -46,7 +46,7 @@ def joint_of(model: nn.Module, *args: Tensor, **options: Any) -> Graph:
         caught.append(copy_graph(graph.owning_module).graph)
 
     with mock.patch.object(JointPasses, "__call__", catch):
-        compiled(model, **{"min_saved_numel": 0, **options})(*args)
+        compiled(model, **{"saved.min_numel": 0, **options})(*args)
     return caught[0]
 
 

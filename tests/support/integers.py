@@ -16,7 +16,7 @@ ROWS = Rowwise(INT8)
 
 
 def linears_of(model: nn.Module, *args: Tensor, **fields: object) -> list[Linear | Skip]:
-    recipe = Recipe(**{"linear": "int8", **fields})  # type: ignore[arg-type]
+    recipe = Recipe(**{"linears": "int8", **fields})  # type: ignore[arg-type]
     return matmuls_told(fp8compile.explain(model, args, recipe=recipe))
 
 

@@ -30,7 +30,11 @@ SCHEDULES: Mapping[str, Any] = {
     "ZBV": ScheduleZBVZeroBubble,
 }
 TWO_EACH = ("Interleaved1F1B", "ZBV")  # stages on each rank; the two in the middle of a V are on one
-COMPILED = {"min_saved_numel": 0, "linear": "off", "codegen": "eager"}  # what is saved is coded, the forward is exact
+COMPILED = {
+    "saved.min_numel": 0,
+    "linears": "off",
+    "debug.codegen": "eager",
+}  # what is saved is coded, the forward is exact
 Settings = Mapping[str, Any]
 
 

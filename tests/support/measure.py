@@ -120,7 +120,7 @@ def gradient_sqnr(model: nn.Module, fn: Callable[..., Tensor], args: tuple[Tenso
 
 def compiled(model: nn.Module, **options: object) -> Callable[..., Tensor]:
     """``model`` compiled by the backend, by default with the rewritten graph run node by node."""
-    return torch.compile(model, backend="fp8compile", options={"codegen": "eager", **options})  # type: ignore[return-value]
+    return torch.compile(model, backend="fp8compile", options={"debug.codegen": "eager", **options})  # type: ignore[return-value]
 
 
 def matmuls_told(report: Report) -> list[Linear | Skip]:

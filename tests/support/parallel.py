@@ -26,7 +26,7 @@ from fp8compile.reporting.entries import LINEAR
 
 WIDTH, HIDDEN, CLASSES, LENGTH = 64, 256, 32, 16
 STEPS = 4
-OPTIONS: dict[str, Any] = {"codegen": "eager", "emulate": True, "min_saved_numel": 0}
+OPTIONS: dict[str, Any] = {"debug.codegen": "eager", "linears.emulate": True, "saved.min_numel": 0}
 Batch = tuple[Tensor, Tensor]
 
 

@@ -66,7 +66,7 @@ class Outcome:
 
 def outcome(model: nn.Module, *args: Tensor, **options: Any) -> Outcome:
     """Trace the model's training graph, decide what is stored in one byte, and compare the gradients with their bounds."""
-    options = {"min_saved_numel": 0, "group_size": 16, "linear": "off", **options}
+    options = {"saved.min_numel": 0, "saved.group_size": 16, "linears": "off", **options}
     inputs: list[list[Any]] = []
     with mock.patch.object(inductor, "run_the_graph", _recording(inputs)):
         split = split_of(model, *args, disabled="encode_saved", **options)

@@ -29,7 +29,7 @@ def losses_and_report(width: int = WIDTH, **options: Any) -> dict[str, Any]:
     torch._dynamo.reset()
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(64, width), nn.GELU())
-    run = torch.compile(model, backend="fp8compile", options={"min_saved_numel": 0, **options})
+    run = torch.compile(model, backend="fp8compile", options={"saved.min_numel": 0, **options})
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     x, target = torch.randn(32, 64), torch.randn(32, width)
     losses = []

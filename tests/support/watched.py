@@ -15,7 +15,7 @@ from fp8compile.observe import records
 Counts = dict[tuple[str, str], list[float]]
 
 # The very operations that eager PyTorch runs, and all that can be observed.
-EXACT = {"codegen": "eager", "saved": "off", "linear": "off", "observe": True}
+EXACT = {"debug.codegen": "eager", "saved": "off", "linears": "off", "fp32.observe": True}
 
 
 class Net(nn.Module):

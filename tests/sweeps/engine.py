@@ -24,17 +24,17 @@ from torch import Tensor, nn
 from tests.support.reference import sqnr_db
 from tests.sweeps.registry import Program, Run, Values, tensors
 
-EAGER = {"codegen": "eager"}
-EVERY = {**EAGER, "min_saved_numel": 0, "group_size": 32}
+EAGER = {"debug.codegen": "eager"}
+EVERY = {**EAGER, "saved.min_numel": 0, "saved.group_size": 32}
 ARMS: Mapping[str, Mapping[str, Any]] = {
     "default": EAGER,
     "stored": {**EVERY, "preset": "storage_only"},
-    "everything": {**EVERY, "emulate": True},
-    "budget": {**EAGER, "preset": "off", "memory_budget": 0.0},
+    "everything": {**EVERY, "linears.emulate": True},
+    "budget": {**EAGER, "preset": "off", "memory": 0.0},
 }
 ALONE: Mapping[str, Mapping[str, Any]] = {
     "off": {**EAGER, "preset": "off"},
-    "linears": {**EAGER, "preset": "linear_only", "emulate": True},
+    "linears": {**EAGER, "preset": "linear_only", "linears.emulate": True},
 }
 NOISE_OF: Mapping[str, tuple[str, ...]] = {
     "default": ("off",),

@@ -38,8 +38,11 @@ from tests.sweeps.op_programs import WRAPPERS, Sample, chosen, is_differentiable
 BAR_DB, MARGIN_DB = 20.0, 3.0
 SECONDS = 60  # for one operation in one dtype
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-PATIENT: dict[str, Any] = {"codegen": "eager", "inductor": {"fallback_random": True}}  # eager's random numbers
-RECIPE: dict[str, Any] = {**PATIENT, "min_saved_numel": 0, "group_size": 16, "emulate": True}
+PATIENT: dict[str, Any] = {
+    "debug.codegen": "eager",
+    "debug.inductor": {"fallback_random": True},
+}  # eager's random numbers
+RECIPE: dict[str, Any] = {**PATIENT, "saved.min_numel": 0, "saved.group_size": 16, "linears.emulate": True}
 OFF: dict[str, Any] = {**PATIENT, "preset": "off"}
 BAD = ("wrong", "non-finite", "crash")
 ALWAYS_EXACT = ("integers, indices", "a mask", "made from parameters alone", "a table or mask")

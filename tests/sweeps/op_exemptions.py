@@ -16,8 +16,11 @@ class Exemption:
     outcome: str
     reason: str
 
+    def names(self, record: Record) -> bool:
+        return re.fullmatch(self.cases, record.key) is not None
+
     def covers(self, record: Record) -> bool:
-        return record.outcome == self.outcome and re.fullmatch(self.cases, record.key) is not None
+        return record.outcome == self.outcome and self.names(record)
 
 
 EXEMPT: tuple[Exemption, ...] = (
@@ -89,3 +92,9 @@ EXEMPT: tuple[Exemption, ...] = (
 def unexcused(found: list[Record]) -> list[Record]:
     """What must not be, and no exemption argues for."""
     return [r for r in found if r.outcome in BAD and not any(e.covers(r) for e in EXEMPT)]
+
+
+def unused(found: list[Record]) -> list[str]:
+    """The exemptions for cases that ran here and of which none needs one."""
+    ran = [e for e in EXEMPT if any(map(e.names, found))]
+    return [e.cases for e in ran if not any(map(e.covers, found))]

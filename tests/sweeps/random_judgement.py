@@ -29,7 +29,7 @@ from tests.support.reference import sqnr_db
 from tests.support.running_error import outcome
 from tests.sweeps.random_programs import Model, Program, arguments, gradients, program_of
 
-EVERYTHING = {"codegen": "eager", "min_saved_numel": 0, "group_size": 16, "linear": "off"}
+EVERYTHING = {"debug.codegen": "eager", "saved.min_numel": 0, "saved.group_size": 16, "linears": "off"}
 # dB of eager in the dtype, below which a program is drawn again: there is no gradient to compare with.
 CONDITION = {torch.float32: 40.0, torch.bfloat16: 25.0}
 LEAST_DB = 12.0  # an error of a quarter

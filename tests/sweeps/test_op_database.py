@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import os
 from collections.abc import Callable
@@ -12,13 +13,15 @@ import torch
 from fp8compile._version import release_of
 from tests.sweeps.op_database import DTYPES, Record, Step, records, sqnr, worst_of
 from tests.sweeps.op_database_run import by_operation, jobs_of, swept, text_of, worst_first
-from tests.sweeps.op_exemptions import EXEMPT, unexcused
+from tests.sweeps.op_exemptions import EXEMPT, unexcused, unused
 from tests.sweeps.op_programs import operations
 from tests.sweeps.op_selection import SELECTION
 
 
 def told(found: list[Record]) -> str:
-    return "\n".join(f"{r.key}: {r.outcome} {r.detail} [{r.about}]; as codes: {'; '.join(r.saved)}" for r in found)
+    return "\n".join(
+        f"{r.key}: {r.outcome} {r.detail} [{r.about}]; as codes: {'; '.join(r.saved.format)}" for r in found
+    )
 
 
 @pytest.mark.parametrize(("name", "dtype", "wrappers"), SELECTION, ids=[f"{n}-{d}" for n, d, _ in SELECTION])
@@ -40,8 +43,9 @@ def test_whole(dtype: str, tally: Callable[..., None]) -> None:
     for rows in by_operation(found).values():
         tally(f"op_db {dtype}", worst_first(r.outcome for r in rows)[0])
     assert not unexcused(found), told(unexcused(found))
-    unused = [e.cases for e in EXEMPT if f" {dtype} " in e.cases and not any(e.covers(r) for r in found)]
-    assert not unused, f"nothing needs these exemptions any more: {unused}"
+    # Where several dtypes are named, one of them may do without: what rounding noise is depends on the machine.
+    idle = [cases for cases in unused(found) if f" {dtype} " in cases]
+    assert not idle, f"nothing needs these exemptions any more: {idle}"
 
 
 def test_the_selection_names_operations_that_exist() -> None:
@@ -57,3 +61,13 @@ def test_sqnr_sees_what_must_not_be() -> None:
     assert sqnr(torch.tensor([1]), torch.tensor([2])) == -math.inf
     missing = worst_of(Step({}, {"w0": one}), Step({}, {}))
     assert missing == (-math.inf, "w0"), "a gradient that is not there is wrong"
+
+
+def test_an_exemption_is_idle_where_its_cases_run_and_do_without() -> None:
+    each = EXEMPT[0]
+    needing = Record("corrcoef", "float32", 0, "product", each.outcome)
+    fine = dataclasses.replace(needing, outcome="encoded")
+    assert unused([fine]) == [each.cases] and unused([fine, needing]) == [], "it ran; one of its cases needs it"
+    assert unused([dataclasses.replace(fine, op="add")]) == [], (
+        "exemptions of other operations say nothing of this one"
+    )

@@ -74,7 +74,7 @@ def test_torchaos_bars(shape: tuple[int, ...], bias: bool, checkpointed: bool, d
     x = torch.randn(shape, dtype=dtype)
     y_plain, plain = step(model, compiled(model, preset="off"), x)
     torch._dynamo.reset()
-    fn = compiled(model, emulate=True)
+    fn = compiled(model, **{"linears.emulate": True})
     y, ours = step(model, fn, x)
     assert {(p.direction, why(p)) for p in matmuls_told(fp8compile.report(fn))} == {
         ("forward", ""),
@@ -94,7 +94,7 @@ def test_torchaos_bars(shape: tuple[int, ...], bias: bool, checkpointed: bool, d
 def test_torchaos_llama_ffn(formats: str, dtype: torch.dtype) -> None:
     model = FeedForward().to(dtype)
     x = torch.randn(16, 64, dtype=dtype)
-    y, ours = step(model, compiled(model, emulate=True, linear_formats=formats, saved="off"), x)
+    y, ours = step(model, compiled(model, saved="off", **{"linears.emulate": True, "linears.formats": formats}), x)
     y_plain, plain = step(model, model, x)
     assert sqnr_db(y_plain, y) > 20
     # torchao asks 20 dB of the gradients with E4M3 gradients; E5M2 has half the mantissa, 6 dB less.
@@ -103,7 +103,7 @@ def test_torchaos_llama_ffn(formats: str, dtype: torch.dtype) -> None:
 
 def test_a_graph_break_in_the_middle() -> None:
     model, x = Broken(), torch.randn(16, 64)
-    fn = compiled(model, emulate=True)
+    fn = compiled(model, **{"linears.emulate": True})
     y, ours = step(model, fn, x)
     y_plain, plain = step(model, model, x)
     assert sqnr_db(y_plain, y) >= OUTPUT_DB and min(sqnr_db(plain[n], ours[n]) for n in plain) >= 15
@@ -115,28 +115,30 @@ def test_a_graph_break_in_the_middle() -> None:
 @pytest.mark.parametrize(
     ("fields", "decibels"),
     [
-        ({"linear_formats": "e4m3"}, 19.0),
-        ({"linear_formats": "hybrid"}, 17.5),
-        ({"linear_formats": "e4m3", "saved_format": "int8"}, 20.5),
-        ({"linear_formats": "e4m3", "attention_format": "e4m3"}, 19.0),
-        ({"linear": "rowwise", "linear_formats": "e4m3"}, 19.0),
+        ({"linears.formats": "e4m3"}, 19.0),
+        ({"linears.formats": "hybrid"}, 17.5),
+        ({"linears.formats": "e4m3", "saved": "int8"}, 20.5),
+        ({"linears.formats": "e4m3", "saved.attention_format": "e4m3"}, 19.0),
+        ({"linears": "rowwise", "linears.formats": "e4m3"}, 19.0),
     ],
     ids=str,
 )
 def test_llama_layers_worst_gradient_against_float64(fields: dict[str, str], decibels: float) -> None:
     layer, args = llama_case()
-    assert min(gradient_sqnr(layer, compiled(layer, emulate=True, **fields), args).values()) >= decibels
+    assert (
+        min(gradient_sqnr(layer, compiled(layer, **fields, **{"linears.emulate": True}), args).values()) >= decibels
+    )
 
 
 def test_linears_keep_no_more_than_storage_alone() -> None:
     layer, args = llama_case()
     alone = kept_bytes(layer, compiled(layer, preset="storage_only"), args)
     torch._dynamo.reset()
-    fn = compiled(layer, emulate=True)
+    fn = compiled(layer, **{"linears.emulate": True})
     scales = 4 * (4 + 7)  # inv_scale of four activations and seven weights; the backward encodes again under them
     assert kept_bytes(layer, fn, args) <= alone + scales <= 6.0 * UNIT
     torch._dynamo.reset()
-    only = compiled(layer, preset="linear_only", emulate=True)
+    only = compiled(layer, preset="linear_only", **{"linears.emulate": True})
     assert kept_bytes(layer, only, args) < 11.5 * UNIT, (
         "BF16 where a nonlinear operation needs it, no decoded operands"
     )

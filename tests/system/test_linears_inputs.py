@@ -35,7 +35,7 @@ class Function(nn.Module):
 
 def run(model: nn.Module, *args: Tensor, **options: Any) -> tuple[list[Tensor], list[Linear | Skip]]:
     """Output and gradients with FP8 linears, and what the report says of them."""
-    fn = compiled(model, **{"preset": "linear_only", "emulate": True, **options})
+    fn = compiled(model, **{"preset": "linear_only", "linears.emulate": True, **options})
     found = results(fn, trained(model, *args), *args)
     return found, matmuls_told(fp8compile.report(fn))  # type: ignore[arg-type]
 
@@ -75,7 +75,7 @@ def test_what_is_not_finite_reaches_all_that_it_reaches_without_us(where: str, v
         out = fn(x)
         return [out, *torch.autograd.grad((out * factor).sum(), trained(model, x))]
 
-    ours = products(compiled(model, preset="linear_only", emulate=True))
+    ours = products(compiled(model, preset="linear_only", **{"linears.emulate": True}))
     theirs = products(model)
     assert not all(t.isfinite().all() for t in theirs)
     for our, their in zip(ours, theirs, strict=True):
@@ -88,7 +88,7 @@ def test_zeros_stay_exact(zero: str) -> None:
     if zero != "gradient":
         with torch.no_grad():
             (x if zero == "input" else model.weight).zero_()
-    fn = compiled(model, preset="linear_only", emulate=True)
+    fn = compiled(model, preset="linear_only", **{"linears.emulate": True})
     out = fn(x)
     factor = torch.zeros_like(out) if zero == "gradient" else torch.ones_like(out)
     weight, _, dx = torch.autograd.grad((out * factor).sum(), trained(model, x))
@@ -167,7 +167,7 @@ def test_layouts_of_data_that_takes_no_gradient(layout: str) -> None:
 @pytest.mark.parametrize("marked", [True, False], ids=["marked", "two sizes"])
 def test_dynamic_batch(marked: bool) -> None:
     model = nn.Sequential(nn.Linear(SIZE, 48), nn.ReLU(), nn.Linear(48, SIZE))
-    fn = compiled(model, preset="linear_only", emulate=True)
+    fn = compiled(model, preset="linear_only", **{"linears.emulate": True})
     for size in (8, 5, 13):
         x = rows(size, SIZE)
         if marked:
@@ -291,7 +291,7 @@ class Checkpointed(nn.Module):
 
 @pytest.mark.parametrize("model", [Mutated, Checkpointed])
 @pytest.mark.parametrize(
-    "options", [{}, {"preset": "default", "min_saved_numel": 0}], ids=["linears", "with storage"]
+    "options", [{}, {"preset": "default", "saved.min_numel": 0}], ids=["linears", "with storage"]
 )
 def test_in_place_and_checkpointed(model: type[nn.Module], options: dict[str, Any]) -> None:
     made, x = model(), rows()
@@ -334,7 +334,9 @@ def test_an_input_mutated_between_its_uses_is_encoded_twice() -> None:
 
 def test_a_module_set_off() -> None:
     model, x = nn.Sequential(nn.Linear(SIZE, SIZE), nn.Linear(SIZE, SIZE)), rows()
-    recipe = Recipe(saved="off", emulate=True, codegen="eager", modules={"1": {"linear": "off"}})
+    recipe = Recipe(
+        saved="off", linears={"emulate": True}, debug={"codegen": "eager"}, modules={"1": {"linears": "off"}}
+    )
     fn = torch.compile(model, backend="fp8compile", options={"recipe": recipe})  # type: ignore[dict-item]
     ours = results(fn, trained(model, x), x)
 
@@ -344,5 +346,5 @@ def test_a_module_set_off() -> None:
     torch.testing.assert_close(ours, results(half, trained(model, x), x))
     linears = matmuls_told(fp8compile.report(fn))  # type: ignore[arg-type]
     assert directions(linears, "0") == ALL_THREE
-    assert reasons(linears) == {"Recipe.linear is off for module '1'": 3}
+    assert reasons(linears) == {"Recipe.linears.mode is off for module '1'": 3}
     assert "Recipe.modules" not in str(fp8compile.report(fn).remarks)  # type: ignore[arg-type]

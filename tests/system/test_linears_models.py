@@ -36,7 +36,7 @@ CASES: Mapping[str, Callable[[], Case]] = {
 }
 LINEARS = {"llama": 8, "qwen3": 8, "bert": 8, "t5": 17, "gpt2": 5, "vit": 7}  # of one layer, and the head
 HEADS = {"bert": "cls.predictions.decoder", "vit": "classifier"}  # the others' is lm_head
-HEAD = "Recipe.linear_skip: module '{0}' matches '{0}'"
+HEAD = "Recipe.linears.skip: module '{0}' matches '{0}'"
 TIED = "output head: its weight is tied to an embedding"
 EMULATED = {
     "forward": {"e4m3 x e4m3 tensorwise, emulated"},
@@ -57,7 +57,7 @@ def explained(case: Case, precision: torch.dtype | None = None, **fields: Any) -
             return model(*batch.args, **(batch.kwargs or {}))
 
     with within():
-        recipe = Recipe(emulate=True, **fields)
+        recipe = Recipe(linears={"emulate": True}, **fields)
         report = fp8compile.explain(case.model, batch.args, batch.kwargs, recipe, lambda out: case.loss(out, batch))
     return report, account(case.model, run, matmuls_told(report))
 
@@ -113,7 +113,7 @@ def test_sides_that_are_no_multiple_of_16() -> None:
 
 @pytest.mark.parametrize(("name", "reason"), [("gpt2", TIED), ("llama", "N=264 is not a multiple of 16")])
 def test_output_heads_that_no_pattern_names(name: str, reason: str) -> None:
-    report, found = explained(CASES[name](), linear_skip=())
+    report, found = explained(CASES[name](), **{"linears.skip": ()})
     assert not found.differences
     assert left(report) == {"lm_head": reason}
 
@@ -167,7 +167,7 @@ def test_graph_breaks_lose_no_linear() -> None:
     """Dynamo compiles what is around a break by itself. Of a graph that begins in two modules the paths begin there."""
     model = Around()
     x = torch.randn(8, 32)
-    report = fp8compile.explain(model, (x,), recipe=Recipe(emulate=True))
+    report = fp8compile.explain(model, (x,), recipe=Recipe(linears={"emulate": True}))
     due = products_due(model, lambda m: m(x))
     assert set(due) == {"first", "mlp.up", "mlp.gate", "mlp.down"} and len(report.graphs) > 1
     told = Counter(entry.direction for entry in report.linears)
@@ -185,7 +185,7 @@ def test_gradient_checkpointing() -> None:
 def test_the_account_finds_what_is_missing_and_doubled() -> None:
     model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
     x = torch.randn(8, 32)
-    report = fp8compile.explain(model, (x,), recipe=Recipe(emulate=True))
+    report = fp8compile.explain(model, (x,), recipe=Recipe(linears={"emulate": True}))
     assert products_due(model, lambda m: m(x))["0"] == Counter(forward=1, wgrad=1)
     told = list(report.linears)
     assert not account(model, lambda m: m(x), told).differences

@@ -102,7 +102,7 @@ def test_a_product_of_two_activations_is_no_wgrad(name: str) -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(SIZE, SIZE, requires_grad=True), torch.randn(SIZE, SIZE)
     model, reference = Model(written, weight), Model(meant, weight)
-    fn = compiled(model, preset="linear_only", emulate=True)
+    fn = compiled(model, preset="linear_only", **{"linears.emulate": True})
     ours = results(fn, trained(model, x), x)
     expected = results(reference, trained(reference, x), x)
     assert min(map(sqnr_db, expected, ours)) > ONE_CODE
@@ -113,7 +113,7 @@ def test_a_product_of_two_activations_is_no_wgrad(name: str) -> None:
 
 def test_a_wgrad_that_no_dgrad_stands_beside_is_not_known_in_a_function() -> None:
     model = Model(gate, torch.randn(SIZE, SIZE))
-    fn = compiled(model, preset="linear_only", emulate=True)
+    fn = compiled(model, preset="linear_only", **{"linears.emulate": True})
     fn(torch.randn(SIZE, SIZE)).sum().backward()
     assert {x.direction for x in matmuls_told(fp8compile.report(fn))} == {"forward"}  # type: ignore[arg-type]
 
@@ -152,7 +152,10 @@ def test_rows_that_only_a_run_counts(rows_are_counted: None, linear: str) -> Non
     torch.manual_seed(0)
     model, x = Routed(), torch.randn(64, SIZE, requires_grad=True)
     fn = torch.compile(
-        model, backend="fp8compile", fullgraph=True, options=dict(codegen="eager", linear=linear, emulate=True)
+        model,
+        backend="fp8compile",
+        fullgraph=True,
+        options=dict(linears=linear, **{"debug.codegen": "eager", "linears.emulate": True}),
     )
     exact = results(model, trained(model, x), x)
     for rows in (x, torch.zeros_like(x).requires_grad_(), x):  # with zeros no expert has rows

@@ -58,12 +58,12 @@ def test_checkpointing_is_respected() -> None:
 
 def test_dropout_masks_are_made_again_from_their_seed() -> None:
     model, x = MLP(dropout=0.3), data(128, 64)
-    fn = compiled(model, codegen="inductor")
+    fn = compiled(model, **{"debug.codegen": "inductor"})
     torch.manual_seed(5)
     got = gradients(model, fn, (x,))
     torch._dynamo.reset()
     torch.manual_seed(5)
-    plain = gradients(model, compiled(model, preset="off", codegen="inductor"), (x,))
+    plain = gradients(model, compiled(model, preset="off", **{"debug.codegen": "inductor"}), (x,))
     assert min(sqnr_db(plain[n], got[n]) for n in plain) > 23, "another mask would leave about 0 dB"
     assert any("gt" in r.origin.op for r in fp8compile.report(fn).recomputed)
 
@@ -72,10 +72,10 @@ def test_recomputation_alone_changes_no_gradient() -> None:
     model, x = MLP(dropout=0.3), data(128, 64)
     torch.manual_seed(5)
     with torch._inductor.config.patch(disabled_passes="encode_saved"):
-        got = gradients(model, compiled(model, codegen="inductor"), (x,))
+        got = gradients(model, compiled(model, **{"debug.codegen": "inductor"}), (x,))
     torch._dynamo.reset()
     torch.manual_seed(5)
-    plain = gradients(model, compiled(model, preset="off", codegen="inductor"), (x,))
+    plain = gradients(model, compiled(model, preset="off", **{"debug.codegen": "inductor"}), (x,))
     assert all(torch.equal(got[n], plain[n]) for n in plain)
 
 
@@ -137,7 +137,9 @@ def test_an_output_that_is_also_kept() -> None:
 
 def test_dynamic_batch_and_sequence_compile_once() -> None:
     layer, _ = llama_case(hidden=64, ffn=172, heads=4)
-    fn = torch.compile(layer, backend="fp8compile", options={"codegen": "eager", "min_saved_numel": 0}, dynamic=True)
+    fn = torch.compile(
+        layer, backend="fp8compile", options={"debug.codegen": "eager", "saved.min_numel": 0}, dynamic=True
+    )
     for batch, seq in ((2, 32), (3, 48), (5, 17)):
         args = (
             data(batch, seq, 64).bfloat16().detach().requires_grad_(),
@@ -211,7 +213,7 @@ def test_a_non_finite_activation_reaches_the_gradients(bad: float, saved_format:
     model, x = Poisoned(), data(128, 64)
     poison = torch.zeros(128, 256)
     poison[3, 5] = bad
-    out = compiled(model, saved_format=saved_format)(x, poison)
+    out = compiled(model, saved=saved_format)(x, poison)
     out.nan_to_num().sum().backward()
     assert not torch.isfinite(model.down.weight.grad).all()
 
@@ -237,7 +239,7 @@ def test_wide_and_complex_models_are_left_alone(dtype: torch.dtype) -> None:
 
 def test_empty_and_scalar_tensors() -> None:
     model = MLP()
-    fn = compiled(model, min_saved_numel=0)
+    fn = compiled(model, **{"saved.min_numel": 0})
     fn(data(0, 64)).sum().backward()
     assert torch.equal(model.up.weight.grad, torch.zeros_like(model.up.weight))
 
@@ -249,7 +251,7 @@ def test_empty_and_scalar_tensors() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return torch.sin(x * self.gain) ** 2
 
-    assert worst(Scalar(), (data(),), min_saved_numel=0) > 20
+    assert worst(Scalar(), (data(),), **{"saved.min_numel": 0}) > 20
 
 
 def test_a_frozen_weight_gets_no_gradient() -> None:

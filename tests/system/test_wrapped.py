@@ -19,7 +19,7 @@ from fp8compile.reporting.entries import LINEAR
 from fp8compile.reporting.report import Report
 from tests.support.ranks import on_ranks
 
-OPTIONS: dict[str, Any] = {"codegen": "eager", "emulate": True, "min_saved_numel": 0}
+OPTIONS: dict[str, Any] = {"debug.codegen": "eager", "linears.emulate": True, "saved.min_numel": 0}
 WIDTH = 64
 
 
@@ -94,7 +94,7 @@ def heads(report: Report) -> dict[str, str]:
 def test_blocks_compiled_by_themselves_are_treated_as_in_the_whole() -> None:
     whole, blocks = step(in_place(Stack(8))), step(in_blocks(Stack(8)))
     assert len(matmuls(whole)) == 8 * 4 * 3 - 1 and matmuls(blocks) == matmuls(whole)
-    assert heads(blocks) == heads(whole) == {"output": "Recipe.linear_skip: module 'output' matches 'output'"}
+    assert heads(blocks) == heads(whole) == {"output": "Recipe.linears.skip: module 'output' matches 'output'"}
     # what a block returns and the next one reads is saved by both as codes in the whole, by neither twice
     assert blocks.saved_bytes == pytest.approx(whole.saved_bytes, rel=0.02)
     assert blocks.fits().activations == blocks.saved_bytes
@@ -118,9 +118,9 @@ def test_a_module_is_found_by_its_path_in_the_model() -> None:
 
 
 def test_a_recipe_names_modules_by_their_path_in_the_model() -> None:
-    off = step(in_blocks(Stack(1), modules={"layers.0": {"linear": "off"}}))
+    off = step(in_blocks(Stack(1), modules={"layers.0": {"linears": "off"}}))
     assert not off.linears and not off.remarks
-    inner = step(in_blocks(Stack(1), linear_skip=["fc"]))
+    inner = step(in_blocks(Stack(1), **{"linears.skip": ["fc"]}))
     assert set(heads(inner)) == {"layers.0.fc"}, "a path from the top of the block works too"
 
 
@@ -134,7 +134,7 @@ def test_a_recipe_names_modules_by_their_path_in_the_model() -> None:
     ids=["getattr", "checkpoint", "sequential"],
 )
 def test_paths_are_those_of_the_model_without_wrappers(wrap: Callable[[nn.Module], nn.Module], prefix: str) -> None:
-    recipe = {"modules": {f"{prefix}layers.0": {"linear": "off"}}, "skip": [f"{prefix}layers.1.fc"]}
+    recipe = {"modules": {f"{prefix}layers.0": {"linears": "off"}}, "skip": [f"{prefix}layers.1.fc"]}
     report = step(torch.compile(wrap(Stack(2)), backend="fp8compile", options={**OPTIONS, **recipe}))  # type: ignore[arg-type]
     left = heads(report)
     assert {f"{prefix}layers.0.attn", f"{prefix}layers.1.fc"} <= set(left) and not report.remarks

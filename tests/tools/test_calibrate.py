@@ -107,7 +107,9 @@ def test_of_a_healthy_layer_all_is_seen_and_nothing_is_unsafe(dtype: torch.dtype
         v.amax > 0 or v.op == "full.default" for graph in found.graphs for v in graph.values
     )
     assert not any(map(found.overflow_reason, values(found)))
-    fn = compiled(layer, islands=found, emulate=True, min_saved_numel=0)  # with FP8 linears, storage and observation
+    fn = compiled(
+        layer, fp32=found, **{"linears.emulate": True, "saved.min_numel": 0}
+    )  # with FP8 linears, storage and observation
     fn(*args).float().sum().backward()
     assert not fp8compile.report(fn).islands and all(p.grad.isfinite().all() for p in layer.parameters())
 

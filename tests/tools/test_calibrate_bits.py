@@ -25,8 +25,8 @@ from tests.support.graphs import split_of
 from tests.support.measure import compiled, kept_bytes, llama_case
 from tests.support.net import SwiGLU
 
-OPTIONS: dict[str, Any] = {"preset": "storage_only", "min_saved_numel": 0}
-RECIPE = Recipe.preset("storage_only", min_saved_numel=0)
+OPTIONS: dict[str, Any] = {"preset": "storage_only", "saved.min_numel": 0}
+RECIPE = Recipe.preset("storage_only", saved={"min_numel": 0})
 
 
 def loss(output: Tensor) -> Tensor:
@@ -55,7 +55,7 @@ def measured(of: nn.Module, x: Tensor, **options: Any) -> Recipe:
 
 def test_an_error_is_that_of_the_compiled_model_with_that_value_alone_in_these_bits() -> None:
     net, x = model(), torch.randn(256, 64)
-    bits = measured(net, x).saved_bits
+    bits = measured(net, x).saved.bits
     exact = gradients(net, net, x)
     whole = SavedBits(tuple(dataclasses.replace(value, chosen="exact") for value in bits.values))
     assert [value.key.module for value in whole.values] == ["0", "2"]
@@ -64,7 +64,7 @@ def test_an_error_is_that_of_the_compiled_model_with_that_value_alone_in_these_b
             torch._dynamo.reset()
             alone = list(whole.values)
             alone[at] = dataclasses.replace(value, chosen=name)
-            fn = compiled(net, **OPTIONS, saved_bits=SavedBits(tuple(alone)))
+            fn = compiled(net, **OPTIONS, **{"saved.bits": SavedBits(tuple(alone))})
             found = error(gradients(fn, net, x), exact)
             assert found == pytest.approx(choice.error, rel=1e-3, abs=1e-12), (value.key, name)
 
@@ -73,7 +73,7 @@ def test_of_a_linear_layer_it_is_the_error_of_the_value_itself() -> None:
     """dW = dy' x is linear in x: by hand, without a graph."""
     torch.manual_seed(0)
     net, x = nn.Sequential(nn.Linear(64, 64), nn.Linear(64, 64)), torch.randn(128, 64)
-    (value,) = measured(net, x).saved_bits.values
+    (value,) = measured(net, x).saved.bits.values
     first, second = net
     h = first(x)
     dy = 2 * second(h) / 8192
@@ -100,7 +100,7 @@ def test_small_gradients_count_by_their_norm_and_not_by_its_square() -> None:
     shares = {}
     for weigh in ("power", "norm"):
         by_module = {
-            v.key.module: dict(v.choices)["4bit"].error for v in measured(net, x, weigh=weigh).saved_bits.values
+            v.key.module: dict(v.choices)["4bit"].error for v in measured(net, x, weigh=weigh).saved.bits.values
         }
         shares[weigh] = by_module["small.0"] / by_module["large.0"]
     assert shares["norm"] / shares["power"] == pytest.approx(1 / 0.03**2, rel=0.5)
@@ -113,20 +113,20 @@ def test_gradients_that_are_zero_up_to_rounding_decide_nothing() -> None:
 
 def test_bytes_are_those_that_are_saved() -> None:
     net, x = model(), torch.randn(256, 64)
-    bits = measured(net, x, bits=3.5).saved_bits
+    bits = measured(net, x, bits=3.5).saved.bits
     torch._dynamo.reset()
-    split = split_of(net, x, **OPTIONS, saved_bits=bits)
+    split = split_of(net, x, **OPTIONS, **{"saved.bits": bits})
     assert split.saved_bytes() >= bits.nbytes
     torch._dynamo.reset()
-    fn = compiled(net, **OPTIONS, saved_bits=bits)
+    fn = compiled(net, **OPTIONS, **{"saved.bits": bits})
     fn(x)
     assert sum(s.bytes_after for s in fp8compile.report(fn).saved) == bits.nbytes  # type: ignore[arg-type]
 
 
 def test_what_is_not_measured_follows_by_the_square_of_the_step() -> None:
     net, x = model(), torch.randn(512, 64)
-    all_six = measured(net, x).saved_bits
-    one = measured(net, x, measured=(4,)).saved_bits
+    all_six = measured(net, x).saved.bits
+    one = measured(net, x, measured=(4,)).saved.bits
     for whole, scaled in zip(all_six.values, one.values, strict=True):
         known, guessed = dict(whole.choices), dict(scaled.choices)
         assert known["4bit"] == guessed["4bit"] and known["6bit"] != guessed["6bit"]
@@ -136,8 +136,8 @@ def test_what_is_not_measured_follows_by_the_square_of_the_step() -> None:
 
 def test_batches_are_averaged_and_shapes_may_differ() -> None:
     net, a, b = model(), torch.randn(256, 64), torch.randn(128, 64)
-    one, other = (measured(net, x).saved_bits.values for x in (a, b))
-    both = calibrate_bits(net, [a, b], recipe=RECIPE, loss=loss, weigh="power").saved_bits.values
+    one, other = (measured(net, x).saved.bits.values for x in (a, b))
+    both = calibrate_bits(net, [a, b], recipe=RECIPE, loss=loss, weigh="power").saved.bits.values
     assert [v.key for v in both] == [v.key for v in one]
     for first, second, mean in zip(one, other, both, strict=True):
         assert mean.numel == first.numel == 2 * second.numel
@@ -165,10 +165,10 @@ def test_across_a_graph_break_errors_reach_the_graph_before() -> None:
             return self.second(h)
 
     net, x = Broken(), torch.randn(256, 64)
-    bits = measured(net, x, bits=4).saved_bits
+    bits = measured(net, x, bits=4).saved.bits
     assert {value.key.module.split(".")[0] for value in bits.values} >= {"first", "second"}
     torch._dynamo.reset()
-    fn = compiled(net, **OPTIONS, saved_bits=bits)
+    fn = compiled(net, **OPTIONS, **{"saved.bits": bits})
     exact = gradients(net, net, x)
     assert error(gradients(fn, net, x), exact) == pytest.approx(bits.error, rel=0.5)
     named = {s.origin.module: s.codec for s in fp8compile.report(fn).saved}  # type: ignore[arg-type]
@@ -190,7 +190,7 @@ def llama(output: float = 1.0) -> tuple[nn.Module, tuple[Tensor, ...], SavedBits
     layer.o.weight.data *= output
     recipe = Recipe.preset("storage_only")
     found = calibrate_bits(layer, [args], bits=4, recipe=recipe, loss=loss, weigh="power")
-    return layer, args, found.saved_bits
+    return layer, args, found.saved.bits
 
 
 def least_error(bits: SavedBits, budget: int) -> float:
@@ -220,8 +220,8 @@ def test_a_llama_layer_has_less_error_than_with_the_same_bits_for_all() -> None:
     exact = gradients(lambda _: layer(*args), layer, args[0])
     errors, kept = {}, {}
     for name, options in {
-        "adaptive": {"saved_bits": bits},
-        "uniform": {"saved_format": "4bit", "attention_format": "4bit"},
+        "adaptive": {"saved.bits": bits},
+        "uniform": {"saved": "4bit", "saved.attention_format": "4bit"},
     }.items():
         torch._dynamo.reset()
         fn = compiled(layer, preset="storage_only", **options)
@@ -235,10 +235,10 @@ def test_the_recipe_is_the_one_given_with_the_choice_in_all_modules(tmp_path: Pa
     net, x = model(), torch.randn(256, 64)
     given = dataclasses.replace(RECIPE, modules={"0": {"skip": ("nowhere",)}})
     found = calibrate_bits(net, [x], bits=4, recipe=given, loss=loss)
-    assert found.replace_in_all(saved_bits="off") == given.replace_in_all(saved_bits="off")
-    assert found.at("0").saved_bits == found.saved_bits and found.saved_bits.nbytes <= found.saved_bits.bytes_at(4)
-    found.saved_bits.save(tmp_path / "bits.json")
-    assert Recipe.preset("storage_only", saved_bits=str(tmp_path / "bits.json")).saved_bits == found.saved_bits
+    assert found.replace_in_all({"saved.bits": "off"}) == given.replace_in_all({"saved.bits": "off"})
+    assert found.at("0").saved.bits == found.saved.bits and found.saved.bits.nbytes <= found.saved.bits.bytes_at(4)
+    found.saved.bits.save(tmp_path / "bits.json")
+    assert Recipe.preset("storage_only", saved={"bits": str(tmp_path / "bits.json")}).saved.bits == found.saved.bits
 
 
 def test_explain_shows_the_choice() -> None:
@@ -258,12 +258,12 @@ def test_blocks_with_another_choice_are_compiled_again() -> None:
             return x + self.inner(x)  # type: ignore[no-any-return]
 
     net, x = nn.Sequential(*(Block() for _ in range(3))), torch.randn(256, 64)
-    bits = measured(net, x).saved_bits.uniform(6)
+    bits = measured(net, x).saved.bits.uniform(6)
     of_second = [v.key.module.startswith("1.") for v in bits.values]
     four = bits.uniform(4).values
     bits = SavedBits(tuple(b if there else a for a, b, there in zip(bits.values, four, of_second, strict=True)))
     torch._dynamo.reset()
-    fp8compile.compile_blocks(net, {**OPTIONS, "saved_bits": bits, "codegen": "eager"})
+    fp8compile.compile_blocks(net, {**OPTIONS, "saved.bits": bits, "debug.codegen": "eager"})
     loss(net(x)).backward()
     named = {(s.origin.module, s.codec.split(" ")[0]) for s in fp8compile.report(net).saved if s.origin.module}
     inside = {(v.key.module, v.chosen) for v in bits.values if ".inner." in v.key.module}
@@ -282,7 +282,7 @@ def test_a_model_that_stores_nothing_is_refused() -> None:
     x = torch.randn(256, 64)
     refused("nothing to choose: the recipe stores no value .*Recipe.saved is 'off'", model(), [x], recipe="off")
     refused("nothing to choose: the recipe stores no value", nn.Linear(64, 64), [x])
-    refused("nothing to choose", model(), [x], recipe=Recipe.preset("storage_only", min_saved_numel=10**9))
+    refused("nothing to choose", model(), [x], recipe=Recipe.preset("storage_only", saved={"min_numel": 10**9}))
 
 
 @pytest.mark.parametrize(
@@ -353,7 +353,7 @@ def test_nested_compile_regions_are_refused() -> None:
 
 
 def test_a_value_that_may_have_no_bits_that_are_measured_is_measured_in_the_nearest() -> None:
-    bits = measured(SwiGLU(), torch.randn(256, 64), measured=(2,)).saved_bits
+    bits = measured(SwiGLU(), torch.randn(256, 64), measured=(2,)).saved.bits
     least = [dict(value.choices)[value.choices[0][0]].error for value in bits.values]
     assert {value.choices[0][0] for value in bits.values} > {"2bit"}, "one may not have two bits"
     assert all(error > 0 for error in least)
@@ -361,7 +361,7 @@ def test_a_value_that_may_have_no_bits_that_are_measured_is_measured_in_the_near
 
 def test_a_memory_budget_is_left_out_of_the_measurement() -> None:
     net, x = model(), torch.randn(256, 64)
-    whole, given_up = (measured(net, x, recipe=RECIPE.replace_in_all(memory_budget=b)).saved_bits for b in (1.0, 0.3))
+    whole, given_up = (measured(net, x, recipe=RECIPE.replace_in_all({"memory": b})).saved.bits for b in (1.0, 0.3))
     assert whole == given_up
 
 
@@ -378,7 +378,11 @@ def test_another_path_of_the_model_trains_and_says_so() -> None:
     net, x = Paths(), torch.randn(256, 64)
     recipe = calibrate_bits(net, [(x, 0)], recipe=RECIPE, loss=loss)
     torch._dynamo.reset()
-    fn = compiled(net, **OPTIONS, saved_bits=recipe.saved_bits)
+    fn = compiled(
+        net,
+        **OPTIONS,
+        **{"saved.bits": recipe.saved.bits},
+    )
     loss(fn(x, 0)).backward()
     with pytest.warns(UserWarning, match="none of its .* values is in this graph"):
         loss(fn(x, 1)).backward()
@@ -391,4 +395,6 @@ def test_a_budget_that_is_no_count_is_refused(nbytes: Any) -> None:
 
 
 def test_groups_that_hold_no_few_bits_are_refused() -> None:
-    refused("group_size=100", model(), [torch.ones(8, 64)], recipe=RECIPE.replace_in_all(group_size=100))
+    refused(
+        "saved.group_size=100", model(), [torch.ones(8, 64)], recipe=RECIPE.replace_in_all({"saved.group_size": 100})
+    )

@@ -51,9 +51,9 @@ def test_the_one_sensitive_linear_is_found_among_others() -> None:
     with torch.no_grad():  # one huge weight takes the scale of its tensor: all others are subnormal in E4M3, or zero
         model[2].weight.mul_(0.02)
         model[2].weight[0, 0] = 1000.0
-    found = fp8compile.check(model, batch(), loss=squares, recipe={"emulate": True, "min_saved_numel": 10**9})
-    assert not found.ok and found.exact == (("2", "linear"),)
-    assert found.line.endswith('"modules": {"2": {"linear": "off"}}}') and '"emulate": True' in found.line
+    found = fp8compile.check(model, batch(), loss=squares, recipe={"linears.emulate": True, "saved.min_numel": 10**9})
+    assert not found.ok and found.exact == (("2", "linears"),)
+    assert found.line.endswith('"modules": {"2": {"linears": "off"}}}') and '"emulate": True' in found.line
     assert all(row.repaired > 10 for row in found.rows if row.verdict != ROUNDING)
 
 
@@ -96,7 +96,7 @@ def test_everything_is_left_as_it_was() -> None:
     model = Net(SENSITIVE, dropout=0.2)
     model.norm.eval()
     model.head.weight.grad = torch.ones(64, 64)
-    running = compiled(model, min_saved_numel=0)
+    running = compiled(model, **{"saved.min_numel": 0})
     running(batch()).sum().backward()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     modes = [module.training for module in model.modules()]
@@ -104,7 +104,7 @@ def test_everything_is_left_as_it_was() -> None:
     versions = [p._version for p in model.parameters()]
     state = torch.get_rng_state()
     found = fp8compile.check(running, batch(), loss=squares)
-    assert found.recipe is not None and found.recipe.min_saved_numel == 0, "the running recipe is checked"
+    assert found.recipe is not None and found.recipe.saved.min_numel == 0, "the running recipe is checked"
     assert torch.equal(torch.get_rng_state(), state) and modes == [module.training for module in model.modules()]
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert versions == [p._version for p in model.parameters()]
@@ -115,7 +115,7 @@ def test_everything_is_left_as_it_was() -> None:
 
 
 def test_batch_norm_statistics_and_dropout_are_the_same_in_every_step() -> None:
-    found = fp8compile.check(Net(dropout=0.5), batch(), loss=squares, recipe={"min_saved_numel": 10**9})
+    found = fp8compile.check(Net(dropout=0.5), batch(), loss=squares, recipe={"saved.min_numel": 10**9})
     assert all(row.db == math.inf for row in found.rows), "nothing is encoded, so the steps are equal"
 
 

@@ -52,6 +52,6 @@ def test_generated_code_draws_the_numbers_of_the_graph() -> None:
 
 
 def test_where_no_code_is_generated_it_says_so() -> None:
-    found = fp8compile.check(Net(), batch(), loss=squares, recipe={"codegen": "eager"})
+    found = fp8compile.check(Net(), batch(), loss=squares, recipe={"debug.codegen": "eager"})
     assert found.ok and found.ran == "graph" and found.steps == 5 and found.outputs == ()
     assert "no generated code was run" in str(found)

@@ -15,7 +15,7 @@ from fp8compile import _torch as private
 needs_regions = pytest.mark.skipif(
     not private.HAS_REGIONS, reason="this torch.compile has no recompile_limit argument"
 )
-EAGER: dict[str, Any] = {"codegen": "eager"}
+EAGER: dict[str, Any] = {"debug.codegen": "eager"}
 
 
 class Block(nn.Module):
@@ -60,12 +60,12 @@ def test_alike_blocks_are_compiled_once_and_named_from_the_model() -> None:
     torch.manual_seed(0)
     model = Net(depth=12)
     whole = copy.deepcopy(model)
-    done = fp8compile.compile_blocks(model, EAGER | {"emulate": True})
+    done = fp8compile.compile_blocks(model, EAGER | {"linears.emulate": True})
     assert str(done) == "12 blocks of 1 kind compiled: layers.0-11. Outside of them, as they are: embed, lm_head"
     assert (done.paths, done.kinds) == (tuple(f"layers.{i}" for i in range(12)), 1)
     assert graphs_in_a_step(model) == 1
 
-    whole.compile(backend="fp8compile", options=EAGER | {"emulate": True})
+    whole.compile(backend="fp8compile", options=EAGER | {"linears.emulate": True})
     whole(TOKENS).square().mean().backward()
     ours, theirs = fp8compile.report(model), fp8compile.report(whole)
     assert {e.origin.module for e in ours.linears} == {e.origin.module for e in theirs.linears}
@@ -104,7 +104,7 @@ def test_a_head_inside_a_named_block_is_a_head() -> None:
     model = nn.Sequential()
     model.add_module("embed", nn.Embedding(64, 64))
     model.add_module("last", Last())
-    fp8compile.compile_blocks(model, EAGER | {"emulate": True}, blocks="last")
+    fp8compile.compile_blocks(model, EAGER | {"linears.emulate": True}, blocks="last")
     graphs_in_a_step(model)
     assert {e.origin.module for e in fp8compile.report(model).linears} == {
         "last.block.up",

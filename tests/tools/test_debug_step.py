@@ -98,7 +98,7 @@ def test_one_over_inf_is_caught_at_the_inf() -> None:
 
     model, q, k = Through(linear_attention).half(), torch.ones(64).half(), torch.full((512, 64), 6.0).half()
     assert torch.isfinite(model(q, k)).all()
-    first = found(model, (q, k), recipe={"islands": "off"})
+    first = found(model, (q, k), recipe={"fp32": "off"})
     assert first.op == "sum.dim_IntList" and "total = k.exp().sum(0)" in first.source
     assert first.value.non_finite == "inf in 64" and [each.name for each in first.inputs] == ["exp"]
     assert first.inputs[0].amax == float(torch.tensor(6.0).half().exp()) < 65504 / 512 * 4
@@ -115,7 +115,7 @@ def test_inside_a_decomposition_that_only_the_compiler_makes() -> None:
 def test_every_dtype(dtype: torch.dtype) -> None:
     model, x = Through(lambda x: (x * x).sum()).to(dtype), torch.ones(8, dtype=dtype)
     assert debug_step(model, x) is None
-    first = found(model, x * torch.finfo(dtype).max ** 0.5 * 2, recipe={"islands": "off"})
+    first = found(model, x * torch.finfo(dtype).max ** 0.5 * 2, recipe={"fp32": "off"})
     assert first.op == "mul.Tensor" and first.value.non_finite == "inf in 8"
 
 
@@ -133,7 +133,7 @@ def test_masks_are_none() -> None:
     model, x = Through(attention).half(), torch.randn(4, 8).half()
     assert debug_step(model, (x, mask.half())) is None
     first = found(
-        Through(lambda x, mask: (x @ x.t() + mask).sum(-1)).half(), (x * 200, mask.half()), recipe={"islands": "off"}
+        Through(lambda x, mask: (x @ x.t() + mask).sum(-1)).half(), (x * 200, mask.half()), recipe={"fp32": "off"}
     )
     assert first.op == "mm.default" and "argument 1 came in with -inf" in first.remark
 

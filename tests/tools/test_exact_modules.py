@@ -10,7 +10,7 @@ from fp8compile.tools.checking.repair import Candidate
 
 
 def both(*modules: str) -> list[Candidate]:
-    return [Candidate(module, kind) for module in modules for kind in ("saved", "linear")]
+    return [Candidate(module, kind) for module in modules for kind in ("saved", "linears")]
 
 
 KNOWN = both("", "layers.0", "layers.0.mlp", "layers.1", "layers.1.mlp", "head[0]")
@@ -20,8 +20,8 @@ KNOWN = both("", "layers.0", "layers.0.mlp", "layers.1", "layers.1.mlp", "head[0
     ("exact", "expected"),
     [
         ([Candidate("layers.0.mlp", "saved")], {"layers.0.mlp": {"saved": "off"}}),
-        (both("layers.0.mlp"), {"layers.0.mlp": {"linear": "off", "saved": "off"}}),
-        ([Candidate(f"layers.{i}.mlp", "linear") for i in (0, 1)], {"layers.*.mlp": {"linear": "off"}}),
+        (both("layers.0.mlp"), {"layers.0.mlp": {"linears": "off", "saved": "off"}}),
+        ([Candidate(f"layers.{i}.mlp", "linears") for i in (0, 1)], {"layers.*.mlp": {"linears": "off"}}),
         ([Candidate("layers.0", "saved")], {"layers.0.mlp": {}, "layers.0": {"saved": "off"}}),
         ([Candidate("", "saved")], {"": {"saved": "off"}}),
         ([Candidate("head[0]", "saved")], {"head[[]0]": {"saved": "off"}}),
@@ -29,10 +29,10 @@ KNOWN = both("", "layers.0", "layers.0.mlp", "layers.1", "layers.1.mlp", "head[0
 )
 def test_only_what_is_named_is_exact(exact: list[Candidate], expected: dict[str, object]) -> None:
     assert entries(frozenset(exact), KNOWN, Recipe()) == expected
-    for base in (Recipe(), Recipe(emulate=True, modules={"layers.1": {"group_size": 64}})):
+    for base in (Recipe(), Recipe(linears={"emulate": True}, modules={"layers.1": {"saved.group_size": 64}})):
         left = leaving(base, frozenset(exact), KNOWN)
         for candidate in KNOWN:
             here, was = left.at(candidate.module), base.at(candidate.module)
             assert (getattr(here, candidate.kind) == "off") == (candidate in exact)
-            assert (here.group_size, here.emulate) == (was.group_size, was.emulate)
+            assert (here.saved.group_size, here.linears.emulate) == (was.saved.group_size, was.linears.emulate)
         assert Recipe.from_options(eval(options_text(left).removeprefix("options="))) == left

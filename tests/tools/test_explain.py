@@ -29,7 +29,7 @@ class Net(nn.Module):
 
 def test_explain_says_what_running_does() -> None:
     model, x = Net(), torch.randn(8, 4, 16, 16)
-    told = fp8compile.explain(model, (x,), {"scale": 2.0}, recipe=Recipe(codegen="eager"))
+    told = fp8compile.explain(model, (x,), {"scale": 2.0}, recipe=Recipe(debug={"codegen": "eager"}))
     fn = compiled(model)
     kept = kept_bytes(model, lambda x: fn(x, scale=2.0)["out"], (x,))
     ran = fp8compile.report(fn)
@@ -50,7 +50,7 @@ def test_explain_leaves_everything_as_it_was() -> None:
 
 def test_explain_takes_a_compiled_model_and_its_recipe() -> None:
     model, x = Net(), torch.randn(8, 4, 16, 16)
-    fn = compiled(model, saved_format="int8")
+    fn = compiled(model, saved="int8")
     fn(x)["out"].sum().backward()
     assert {s.codec for s in fp8compile.explain(fn, (x,)).saved} == {"int8 1x128 (centred)"}
     assert not fp8compile.explain(fn, (x,), recipe="off").saved
@@ -58,7 +58,7 @@ def test_explain_takes_a_compiled_model_and_its_recipe() -> None:
 
 def test_every_entry_names_op_module_and_source_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "120")
-    report = fp8compile.explain(Net(), (torch.randn(8, 4, 16, 16),), recipe=Recipe(min_saved_numel=0))
+    report = fp8compile.explain(Net(), (torch.randn(8, 4, 16, 16),), recipe=Recipe(saved={"min_numel": 0}))
     by_module = {s.origin.module: s for s in report.saved}
     assert by_module["conv"].origin.op == "convolution.default"
     assert by_module["conv"].origin.source.startswith("test_explain.py:")

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import fp8compile
 
-OPTIONS = {"codegen": "eager", "min_saved_numel": 0, "emulate": True}
+OPTIONS = {"debug.codegen": "eager", "saved.min_numel": 0, "linears.emulate": True}
 
 
 def test_a_function_is_reported_by_the_module_that_it_uses() -> None:

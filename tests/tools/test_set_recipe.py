@@ -44,7 +44,7 @@ class Net(nn.Module):
 
 def net(in_place: bool = False, *, breaks: bool = False, **arguments: Any) -> nn.Module:
     model = Net(breaks)
-    arguments = {"options": {"codegen": "eager"}, **arguments}
+    arguments = {"options": {"debug.codegen": "eager"}, **arguments}
     if in_place:
         model.compile(backend="fp8compile", **arguments)
         return model
@@ -111,7 +111,7 @@ def test_calls_compose_and_the_later_one_decides() -> None:
         ("off", ["layers.1.*", "layers.2"], {"layers.0", "layers.1", "layers.2"}),
         ("default", "layers.?", set()),
         ("off", "layers.2", {"layers.2"}),
-        ({"saved_format": "int8"}, None, set()),
+        ({"saved": "int8"}, None, set()),
     ]:
         fp8compile.set_recipe(model, recipe, modules)  # type: ignore[arg-type]
         compiled_in_a_step(model)
@@ -126,7 +126,7 @@ def test_the_old_recipe_for_the_same_modules_is_the_old_code() -> None:
     fp8compile.set_recipe(model, "off", "layers.0")
     fp8compile.set_recipe(model, "off", "layers.1")
     assert compiled_in_a_step(model) == 1
-    assert fp8compile.set_recipe(model, "default", ["layers.0", "layers.1"]) == Recipe(codegen="eager")
+    assert fp8compile.set_recipe(model, "default", ["layers.0", "layers.1"]) == Recipe(debug={"codegen": "eager"})
     assert compiled_in_a_step(model) == 0
 
 
@@ -136,7 +136,7 @@ def test_what_a_layer_in_16_bit_makes_is_exact() -> None:
     fp8compile.set_recipe(model, "off", "layers.2")  # before the first step
     compiled_in_a_step(model)
     ours = {n: p.grad for n, p in model.named_parameters()}
-    exact = net(options={"preset": "off", "codegen": "eager"})
+    exact = net(options={"preset": "off", "debug.codegen": "eager"})
     exact.load_state_dict(model.state_dict())
     compiled_in_a_step(exact)
     for name, p in exact.named_parameters():
@@ -171,9 +171,9 @@ def test_a_recipe_of_one_layer_is_that_of_this_layer_alone(breaks: bool, layer: 
 
 def test_mode_dynamic_fullgraph_and_the_limit_are_kept() -> None:
     model = net(mode="max-autotune-no-cudagraphs", dynamic=True, fullgraph=True, options=None)
-    fp8compile.set_recipe(model, Recipe(codegen="eager"))
+    fp8compile.set_recipe(model, Recipe(debug={"codegen": "eager"}))
     told = running(model)
-    assert told is not None and told.recipe == Recipe(codegen="eager")
+    assert told is not None and told.recipe == Recipe(debug={"codegen": "eager"})
     assert told.first["mode"] == "max-autotune-no-cudagraphs" and told.others == {"dynamic": True, "fullgraph": True}
     backend = private.innermost_backend(model.dynamo_ctx.callback).compiler_fn  # type: ignore[attr-defined]
     assert backend.mode == "max-autotune-no-cudagraphs"
@@ -185,12 +185,12 @@ def test_more_recipes_than_dynamo_compiles_for_one_piece_of_code() -> None:
     with private.dynamo_config.patch(recompile_limit=2):
         model = net(fullgraph=True)
         for step in range(6):
-            fp8compile.set_recipe(model, {"min_saved_numel": step})
+            fp8compile.set_recipe(model, {"saved.min_numel": step})
             assert compiled_in_a_step(model) == 1, step
 
 
 def test_a_filter_of_guards_is_kept() -> None:
-    model = net(options={"codegen": "eager", "guard_filter_fn": lambda guards: [True for _ in guards]})
+    model = net(options={"debug.codegen": "eager", "guard_filter_fn": lambda guards: [True for _ in guards]})
     keep = model.dynamo_ctx._hooks.guard_filter_fn  # type: ignore[union-attr]
     for recipe in ("off", "default"):
         fp8compile.set_recipe(model, recipe)
@@ -207,16 +207,16 @@ def test_explain_follows() -> None:
 
 
 def test_a_recipe_is_an_option_of_torch_compile() -> None:
-    model = net(options={"recipe": Recipe(codegen="eager", modules={"layers.0": "off"})})
+    model = net(options={"recipe": Recipe(debug={"codegen": "eager"}, modules={"layers.0": "off"})})
     compiled_in_a_step(model)
     assert off_in(model) == {"layers.0"}
-    assert "in layers.0: linear='off', saved='off'" in str(fp8compile.report(model))
+    assert "in layers.0: linears='off', saved='off'" in str(fp8compile.report(model))
 
 
 def test_blocks_compiled_in_place_have_recipes_of_their_own() -> None:
     model = Net()
     for layer in model.layers:
-        layer.compile(backend="fp8compile", options={"codegen": "eager"})
+        layer.compile(backend="fp8compile", options={"debug.codegen": "eager"})
     compiled_in_a_step(model)
     fp8compile.set_recipe(model.layers[1], "off")
     assert compiled_in_a_step(model) == 1
@@ -229,12 +229,15 @@ def test_blocks_compiled_in_place_have_recipes_of_their_own() -> None:
     ("arguments", "message"),
     [
         (("of",), "no preset 'of'. Did you mean 'off'?"),
-        (({"saved_fromat": "int8"},), "no field 'saved_fromat'. Did you mean 'saved_format'?"),
+        (({"saved_fromat": "int8"},), "no field 'saved_fromat'. Did you mean 'saved.format'?"),
         ((3,), "A recipe is a Recipe, the name of a preset or a dict of its fields, not 3"),
         (("off", "layer.0"), "no module of this Net matches 'layer.0'. Did you mean 'layers.0'?"),
         (("off", ["layers.0", "layers.7.*"]), "no module of this Net matches 'layers.7.*'"),
         ((Recipe(modules={"layers.0": "off"}), "layers.1"), "holds modules of its own"),
-        (({"codegen": "inductor", "inductor": {"debug": True}}, "layers.1"), "sets inductor, which cannot differ"),
+        (
+            ({"debug.codegen": "inductor", "debug.inductor": {"debug": True}}, "layers.1"),
+            "sets inductor, which cannot differ",
+        ),
     ],
 )
 def test_what_cannot_be_set_is_named_and_changes_nothing(arguments: tuple[Any, ...], message: str) -> None:
@@ -243,7 +246,7 @@ def test_what_cannot_be_set_is_named_and_changes_nothing(arguments: tuple[Any, .
         fp8compile.set_recipe(model, *arguments)
     assert message in str(caught.value)
     told = running(model)
-    assert told is not None and told.recipe == Recipe(codegen="eager")
+    assert told is not None and told.recipe == Recipe(debug={"codegen": "eager"})
 
 
 def test_a_model_that_is_not_ours_is_refused() -> None:
@@ -265,7 +268,7 @@ def test_no_setting_of_dynamo_is_written_and_each_recipe_has_the_whole_limit() -
     """Six shapes for each of three recipes, in a Dynamo that compiles a piece of code six times."""
     with private.dynamo_config.patch(recompile_limit=6, automatic_dynamic_shapes=False):
         model = net(fullgraph=True)
-        for recipe in ("default", "off", {"saved": "groupwise"}):
+        for recipe in ("default", "off", {"saved": "auto"}):
             fp8compile.set_recipe(model, recipe)  # type: ignore[arg-type]
             assert [compiled_in_a_step(model, 32 * n) for n in range(1, 7)] == [1] * 6
         fp8compile.set_recipe(model, "default")
@@ -280,7 +283,7 @@ def test_recipes_set_by_another_thread_run() -> None:
         model = net()
         compiled_in_a_step(model)
         for size in range(1, 6):
-            worker = threading.Thread(target=fp8compile.set_recipe, args=(model, {"group_size": 128 + size}))
+            worker = threading.Thread(target=fp8compile.set_recipe, args=(model, {"saved.group_size": 128 + size}))
             worker.start()
             worker.join()
             assert compiled_in_a_step(model) == 1

@@ -24,8 +24,8 @@ from fp8compile.tools.tuning.rounds import FIRST_ROUNDS, INTERRUPTED, MOST_ROUND
 from fp8compile.tools.tuning.tuned import Tuned
 from tests.support.sensitive import SENSITIVE, Net, batch, squares
 
-STORED = {"linear": "off", "codegen": "eager"}
-FEW = {**STORED, "saved_format": "4bit"}
+STORED = {"linears": "off", "debug.codegen": "eager"}
+FEW = {**STORED, "saved": "4bit"}
 BOTH = {"stored": STORED, "few": FEW}
 ROUNDS = 5  # of all recipes, in tests that do not time them
 OUT = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB")
@@ -132,7 +132,7 @@ def test_the_table_is_printed_and_says_what_to_paste(
     assert re.search(r"^plain Inductor +1000\.0 +0% +- ", out, re.M) and re.search(
         r"^few +400\.0 +0% +0\.40 ±0\.00", out, re.M
     )
-    assert 'options={"linear": "off", "saved_format": "4bit", "codegen": "eager"}' in out
+    assert 'options={"linears": "off", "saved": "4bit", "debug": {"codegen": "eager"}}' in out
     times.update({"stored": 0.99, "few": 1.5})
     assert tune(Net(), batch(), loss=squares, recipes=BOTH) == OFF == Recipe.preset("off")
     out = capsys.readouterr().out
@@ -189,11 +189,11 @@ def test_the_state_that_is_compared_is_changed_by_a_step() -> None:
 
 def test_a_model_that_is_compiled_goes_on_as_it_was(uncompiled: None, all_well: None) -> None:
     model = Net()
-    compiled = torch.compile(model, backend="fp8compile", options={**STORED, "min_saved_numel": 0})
+    compiled = torch.compile(model, backend="fp8compile", options={**STORED, "saved.min_numel": 0})
     squares(compiled(batch())).backward()
     tuned(compiled, recipes={"few": FEW})
     assert {report.kind for report in fp8compile.report(compiled).graphs} == {"training"}
-    assert Recipe(**STORED, min_saved_numel=0) == eval(f"fp8compile.{fp8compile.report(compiled).recipe}")
+    assert Recipe(**STORED, saved={"min_numel": 0}) == eval(f"fp8compile.{fp8compile.report(compiled).recipe}")
 
 
 @pytest.mark.parametrize(

@@ -120,8 +120,8 @@ def test_recipes_suit_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     assert names() == [PLAIN, "storage_only", "half_budget", "int8", "few_bits"]
     monkeypatch.setattr(arms, "fp8_unsupported_reason", lambda device: None)
     assert names() == [PLAIN, "storage_only", "linear_only", "default", "delayed", "few_bits"]
-    asked = ["off", "default", {}, {"linear_scaling": "delayed"}, Recipe(saved="off")]
-    assert names(asked) == [PLAIN, "default", "linear_scaling=delayed", "saved='off'"], "each once"
+    asked = ["off", "default", {}, {"linears.scaling": "delayed"}, Recipe(saved="off")]
+    assert names(asked) == [PLAIN, "default", "linears='delayed'", "saved='off'"], "each once"
 
 
 def test_steps_of_a_turn() -> None:

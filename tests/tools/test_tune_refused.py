@@ -49,10 +49,10 @@ class Broken(nn.Module):
         ({"slower": -0.1}, "tune: slower=-0.1"),
         ({"bar": 101}, "tune: bar=101 is no SQNR"),
         ({"recipes": ["storage"]}, "recipes: 'storage'.*Did you mean 'storage_only'"),
-        ({"recipes": [{"saved_fromat": "int8"}]}, "Did you mean 'saved_format'"),
+        ({"recipes": [{"saved_fromat": "int8"}]}, "Did you mean 'saved.format'"),
         ({"recipes": "storage_only"}, "recipes='storage_only': a list of recipes"),
         ({"recipes": []}, r"recipes=\[\]"),
-        ({"recipes": {"saved_format": "int8"}}, r"'saved_format' is a field of one recipe: recipes=\[\{"),
+        ({"recipes": {"saved": "int8"}}, r"'saved' is a field of one recipe: recipes=\[\{"),
         ({"recipes": [3]}, "A recipe is a Recipe"),
     ],
 )

@@ -13,7 +13,7 @@ from fp8compile import Recipe
 from fp8compile.reporting.entries import RECIPE
 from tests.support.measure import compiled
 
-SMALL: dict[str, Any] = {"min_saved_numel": 0, "codegen": "eager"}
+SMALL: dict[str, Any] = {"saved.min_numel": 0, "debug.codegen": "eager"}
 
 
 class Block(nn.Module):
@@ -45,9 +45,9 @@ def remarks(breaks: bool, half: bool = False, **fields: Any) -> tuple[str, ...]:
     if half:
         model, x = model.half(), x.half()
     report = fp8compile.explain(model, (x,), recipe=Recipe(**SMALL | fields))
-    assert not [s for s in report.notes.skipped(RECIPE) if "keep_fp32" in s.reason]
+    assert not [s for s in report.notes.skipped(RECIPE) if "fp32.keep" in s.reason]
     torch._dynamo.reset()
-    run = compiled(model, **fields, min_saved_numel=0)
+    run = compiled(model, **fields, **{"saved.min_numel": 0})
     run(x).sum().backward()
     assert fp8compile.report(run).remarks == report.remarks  # type: ignore[arg-type]
     return tuple(r for r in report.remarks if r.startswith("Recipe."))
@@ -58,14 +58,14 @@ def remarks(breaks: bool, half: bool = False, **fields: Any) -> tuple[str, ...]:
     ("fields", "told"),
     [
         ({"skip": ["frist"]}, "Recipe.skip: 'frist': no module of this Net is called so. Did you mean 'first'?"),
-        ({"linear_skip": ["first.dwon"]}, "Recipe.linear_skip: 'first.dwon': no module of this Net is called so. "
+        ({"linears.skip": ["first.dwon"]}, "Recipe.linears.skip: 'first.dwon': no module of this Net is called so. "
          "Did you mean 'first.down'?"),
         ({"modules": {"secnd": "off"}}, "Recipe.modules['secnd']: no module of this Net is called so. "
          "Did you mean 'second'?"),
         ({"modules": {"second": {"skip": ["second.upp"]}}}, "Recipe.modules['second'].skip: 'second.upp': no module of "
          "this Net is called so. Did you mean 'second.up'?"),
     ],
-    ids=["skip", "linear_skip", "modules", "skip in modules"],
+    ids=["skip", "linears.skip", "modules", "skip in modules"],
 )  # fmt: skip
 def test_no_module_is_called_so(fields: dict[str, Any], told: str, breaks: bool) -> None:
     assert remarks(breaks, **fields) == (told,)
@@ -73,15 +73,15 @@ def test_no_module_is_called_so(fields: dict[str, Any], told: str, breaks: bool)
 
 def test_what_matches_in_one_of_the_graphs_is_not_remarked_on() -> None:
     for pattern in ("first", "second", "*.up", "second.down"):
-        fields = {"skip": [pattern], "linear_skip": [pattern], "modules": {pattern: "off"}, "keep_fp32": [pattern]}
+        fields = {"skip": [pattern], "linears.skip": [pattern], "modules": {pattern: "off"}, "fp32.keep": [pattern]}
         assert remarks(True, half=True, **fields) == ()
-    assert remarks(True, half=True, keep_fp32=["aten.exp", "aten.sin"]) == ()
+    assert remarks(True, half=True, **{"fp32.keep": ["aten.exp", "aten.sin"]}) == ()
 
 
 def test_keep_fp32_of_a_broken_model_names_what_is_near_in_all_of_it() -> None:
-    assert remarks(True, half=True, keep_fp32=["secnd", "aten.exq"]) == (
-        "Recipe.keep_fp32: 'secnd': no module of this Net is called so. Did you mean 'second'?",
-        "Recipe.keep_fp32: 'aten.exq': no graph of this Net holds such an operation. Did you mean 'aten.exp'?",
+    assert remarks(True, half=True, **{"fp32.keep": ["secnd", "aten.exq"]}) == (
+        "Recipe.fp32.keep: 'secnd': no module of this Net is called so. Did you mean 'second'?",
+        "Recipe.fp32.keep: 'aten.exq': no graph of this Net holds such an operation. Did you mean 'aten.exp'?",
     )
 
 
@@ -93,4 +93,4 @@ def test_a_module_without_tensors_is_told_of_where_a_graph_may_not_know_its_path
 
 def test_the_output_heads_of_the_default_recipe_are_not_remarked_on() -> None:
     assert remarks(False) == () == remarks(True)
-    assert remarks(False, linear_skip=(*Recipe().linear_skip, "first")) == ()
+    assert remarks(False, **{"linears.skip": (*Recipe().linears.skip, "first")}) == ()

@@ -20,7 +20,7 @@ from tests.support.measure import compiled
 from tests.support.written import steps_of
 
 SIZE, ROWS = 32, 24
-DELAYED = {"linear_scaling": "delayed", "emulate": True, "saved": "off", "amax_history_len": 4}
+DELAYED = {"linears.scaling": "delayed", "linears.emulate": True, "saved": "off", "linears.amax_history_len": 4}
 
 
 def data(times: float = 1.0) -> Tensor:
@@ -45,7 +45,7 @@ def test_clipped_operands_under_delayed_scaling(tmp_path: Path) -> None:
     steps = steps_of(tmp_path)
     assert "fp8_headroom" not in steps[0], "its graph was not there when it began"
     assert "fp8_headroom" not in steps[3], "it measured"
-    assert steps[1]["fp8_headroom"] == pytest.approx(1, abs=1e-6), "as large as before, under Recipe.margin"
+    assert steps[1]["fp8_headroom"] == pytest.approx(1, abs=1e-6), "as large as before, under Recipe.linears.margin"
     assert steps[4]["fp8_headroom"] == pytest.approx(1, abs=1e-6)
     assert steps[2]["fp8_headroom"] == pytest.approx(-math.log2(1000) + steps[1]["fp8_headroom"], abs=1e-3)
     assert steps[2]["nearest_fp8"] == "0.input"

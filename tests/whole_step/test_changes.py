@@ -15,7 +15,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 import fp8compile
 from fp8compile.whole_step.step import TrainStep
 
-EAGER = {"linear": "off", "saved": "off", "codegen": "eager"}
+EAGER = {"linears": "off", "saved": "off", "debug.codegen": "eager"}
 X = torch.linspace(-1.0, 2.0, 32).view(4, 8)
 
 

@@ -15,7 +15,7 @@ import fp8compile
 from fp8compile.whole_step import running
 from fp8compile.whole_step.joined import CannotJoin
 
-EAGER = {"linear": "off", "saved": "off", "codegen": "eager"}
+EAGER = {"linears": "off", "saved": "off", "debug.codegen": "eager"}
 
 
 class Breaks(nn.Module):
@@ -85,11 +85,11 @@ CASES: dict[str, Case] = {
     "BF16 in torch.optim": (PLAIN, half, {}, "use fp8compile.optim.AdamW, which computes in float32"),
     "hooks on the step": (PLAIN, hooked, {}, "hooks on its step"),
     "hooks on a gradient": (released, adamw, {}, "weight has hooks on its gradient"),
-    "observed": (PLAIN, adamw, {"observe": True}, "statistics to fill"),
+    "observed": (PLAIN, adamw, {"fp32.observe": True}, "statistics to fill"),
     "observed and delayed": (
         PLAIN,
         adamw,
-        {"observe": True, "linear": "tensorwise", "linear_scaling": "delayed"},
+        {"fp32.observe": True, "linears": "tensorwise", "linears.scaling": "delayed"},
         "statistics to fill",
     ),
     "a graph break": (Breaks, adamw, {}, "Dynamo captures no single graph"),
@@ -203,7 +203,7 @@ def test_an_error_of_the_model_is_the_models() -> None:
         ({"mode": "fast"}, "no mode 'fast'"),
         ({"dynamic": "yes"}, "dynamic='yes'"),
         ({"fallback": 1}, "fallback=1"),
-        ({"recipe": {"linaer": "off"}}, "linear"),
+        ({"recipe": {"linaers": "off"}}, "linears"),
         ({"model": torch.compile(nn.Linear(8, 8))}, "is compiled already"),
     ],
 )

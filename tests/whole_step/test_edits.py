@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 import fp8compile
 
-EAGER = {"linear": "off", "saved": "off", "codegen": "eager"}
+EAGER = {"linears": "off", "saved": "off", "debug.codegen": "eager"}
 
 
 def loss_fn(model: nn.Module, x: Tensor, words: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import fp8compile
 from fp8compile.whole_step.step import TrainStep
 
-EAGER = {"linear": "off", "saved": "off", "codegen": "eager"}
+EAGER = {"linears": "off", "saved": "off", "debug.codegen": "eager"}
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 OPTIMIZERS: dict[str, Make] = {
     "ours": lambda model: fp8compile.optim.AdamW(model, lr=1e-2, compiled=False),

@@ -35,7 +35,7 @@ def test_of_twelve_layers_gradients_a_quarter_is_alive_at_most() -> None:
     torch.manual_seed(0)
     model, x = Stack(12, 128), torch.randn(4, 128)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
-    step = fp8compile.train_step(model, loss_fn, optimizer, recipe={"linear": "off"}, fallback=False)
+    step = fp8compile.train_step(model, loss_fn, optimizer, recipe={"linears": "off"}, fallback=False)
     step(x)
     gradients = sum(p.numel() * p.element_size() for p in model.parameters())
     assert step.told.gradient_bytes == gradients
@@ -52,7 +52,7 @@ def test_what_is_saved_as_codes_is_kept_as_codes() -> None:
     peaks = {}
     for saved in ("off", "groupwise"):
         own = copy.deepcopy(model)
-        recipe = {"linear": "off", "saved": saved, "group_size": 64}
+        recipe = {"linears": "off", "saved": saved, "saved.group_size": 64}
         step = fp8compile.train_step(own, loss_fn, torch.optim.SGD(own.parameters(), lr=0.1), recipe=recipe)
         step(x)
         peaks[saved] = measured_peak(lambda step=step: step(x))  # type: ignore[misc]
@@ -73,7 +73,7 @@ def test_no_weight_is_read_behind_its_update() -> None:
     mine, x = Stack(3, 32), torch.randn(16, 32)
     theirs = copy.deepcopy(mine)
     step = fp8compile.train_step(
-        mine, loss_fn, torch.optim.SGD(mine.parameters(), lr=0.5), recipe={"linear": "off", "saved": "off"}
+        mine, loss_fn, torch.optim.SGD(mine.parameters(), lr=0.5), recipe={"linears": "off", "saved": "off"}
     )
     optimizer = torch.optim.SGD(theirs.parameters(), lr=0.5)
     for _ in range(2):

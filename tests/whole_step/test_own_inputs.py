@@ -23,11 +23,17 @@ from fp8compile.whole_step.step import TrainStep
 linear_reasons = importlib.import_module("fp8compile.encoding.linear_reasons")
 
 _prepared = WholeGraph._prepared
-CACHED = {"linear": "tensorwise", "emulate": True, "cache_weights": True, "saved": "off", "codegen": "eager"}
-DELAYED = {**CACHED, "linear_scaling": "delayed"}
+CACHED = {
+    "linears": "tensorwise",
+    "linears.emulate": True,
+    "linears.cache_weights": True,
+    "saved": "off",
+    "debug.codegen": "eager",
+}
+DELAYED = {**CACHED, "linears.scaling": "delayed"}
 RECIPES = {
     "cached": CACHED,
-    "delayed": {**DELAYED, "cache_weights": False},
+    "delayed": {**DELAYED, "linears.cache_weights": False},
     "cached and delayed": DELAYED,
 }
 STEPS = 6
@@ -217,7 +223,7 @@ def fp8_units(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("codegen", ["eager", "inductor"])
 def test_codes_by_rows_and_transposed_are_those_of_the_new_weight(codegen: str) -> None:
     model = net()
-    recipe = {**CACHED, "emulate": False, "codegen": codegen}
+    recipe = {**CACHED, "linears.emulate": False, "debug.codegen": codegen}
     step = fp8compile.train_step(model, loss_fn, writing(model), recipe=recipe, fallback=False)
     for x in batches(3):
         step(x)
@@ -251,8 +257,10 @@ def test_codes_that_another_graph_takes_as_one_matrix_are_packed_anew() -> None:
     torch.manual_seed(0)
     model = Siblings()
     optimizer = fp8compile.optim.AdamW(model, lr=3e-2, weight_codes=True, compiled=False)
-    step = fp8compile.train_step(model, loss_fn, optimizer, recipe={**CACHED, "emulate": False}, fallback=False)
-    merged = {**DELAYED, "emulate": False, "merge_dgrads": True}
+    step = fp8compile.train_step(
+        model, loss_fn, optimizer, recipe={**CACHED, "linears.emulate": False}, fallback=False
+    )
+    merged = {**DELAYED, "linears.emulate": False, "linears.merge_dgrads": True}
     other = torch.compile(lambda x: loss_fn(model, x), backend="fp8compile", options=merged)
     for x in batches():
         (found,) = torch.autograd.grad(other(x), [model.before.weight])
@@ -295,7 +303,7 @@ def test_the_first_momentum_of_sgd_is_not_damped_behind_a_step_that_measures() -
     mine = net()
     theirs = copy.deepcopy(mine)
     options: dict[str, Any] = {"lr": 0.1, "momentum": 0.9, "dampening": 0.5}
-    recipe = {**DELAYED, "cache_weights": False}
+    recipe = {**DELAYED, "linears.cache_weights": False}
     step = fp8compile.train_step(
         mine, loss_fn, torch.optim.SGD(mine.parameters(), **options), recipe=recipe, fallback=False
     )
@@ -310,5 +318,5 @@ def test_merged_dgrads_are_declined() -> None:
     model = Siblings()
     with pytest.raises(ValueError, match="merge_dgrads takes codes of several weights as one matrix"):
         fp8compile.train_step(
-            model, loss_fn, writing(model), recipe={**DELAYED, "merge_dgrads": True}, fallback=False
+            model, loss_fn, writing(model), recipe={**DELAYED, "linears.merge_dgrads": True}, fallback=False
         )(batches(1)[0])

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 import fp8compile
 
-EAGER = {"linear": "off", "saved": "off", "codegen": "eager"}
+EAGER = {"linears": "off", "saved": "off", "debug.codegen": "eager"}
 STEPS = 20
 Make = Callable[[nn.Module], torch.optim.Optimizer]
 
@@ -331,7 +331,10 @@ def test_versions_count_what_generated_code_writes() -> None:
 def test_the_report_tells_of_the_step_and_of_its_graph() -> None:
     model = net(width=64)
     step = fp8compile.train_step(
-        model, loss_fn, whole_precision(model), recipe={"linear": "off", "codegen": "eager", "min_saved_numel": 0}
+        model,
+        loss_fn,
+        whole_precision(model),
+        recipe={"linears": "off", "debug.codegen": "eager", "saved.min_numel": 0},
     )
     with pytest.raises(ValueError, match="call it with a batch first"):
         fp8compile.report(step)

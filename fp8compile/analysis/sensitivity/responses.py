@@ -179,7 +179,7 @@ def is_of_norm(node: Node) -> bool:
 # Fused attention's backward makes P = exp(s q k' - L) again, where L, the logits' logsumexp, was saved exactly: P is off by
 # the factor exp(d), d the error of a logit: bounded by 2 e s |q| |k|, no more. Logits of a softmax that is not one-hot are
 # within some tens, so d is some tenths at most in INT8, whose errors along a head's channels are independent of each other.
-# That is an argument of size, not a proof: why attention_format is INT8, and why Recipe.saved_attention can be switched off.
+# That is an argument of size, not a proof: why attention_format is INT8, and why Recipe.saved.attention can be switched off.
 # It is linear in the gradient, its first operand.
 def takes_as_gradient(attention: Node, operand: Node) -> bool:
     """Whether an operand of fused attention's backward is the gradient alone."""

@@ -1,6 +1,6 @@
 """``fp8compile.check``: does a model have the same gradients under a recipe as when nothing is encoded?
 
-    exact      one step with Recipe.linear and Recipe.saved "off", in the model's own dtypes
+    exact      one step with Recipe.linears and Recipe.saved "off", in the model's own dtypes
     encoded    the same step with the recipe: same batch, random numbers, buffers and code generation (node by node)
     compared   gradient by gradient, in dB (numerics/gradient_quality.py: when a difference has a meaning)
     repaired   the modules to leave exact, found by encoding parts alone (repair.py), and run once more
@@ -63,7 +63,7 @@ class Check:
         ran: "generated code", or "graph" where only graphs were run, node by node.
         recipe: the recipe that was checked, if all is well; else one that repairs it; None if none was found.
         line: the options that give ``recipe``, to paste into torch.compile; "" if there is nothing to repair, or no way to.
-        exact: the candidates left exact in it, as (module, "saved" or "linear").
+        exact: the candidates left exact in it, as (module, "saved" or "linears").
         steps: how many steps were run.
         remarks: what else one should know.
     """

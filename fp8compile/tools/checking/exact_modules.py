@@ -1,6 +1,6 @@
 """The recipe that leaves some candidates exact, and the options that give it in one line.
 
-    modules = {path: {"saved": "off"} | {"linear": "off"} | both}, deepest first, before the user's own patterns
+    modules = {path: {"saved": "off"} | {"linears": "off"} | both}, deepest first, before the user's own patterns
 
 A pattern holds for all modules under a module too. A module under it that is to stay encoded gets an earlier entry of its
 own, with no changes: ``{"layers.0.mlp": {}, "layers.0": {"saved": "off"}}``. If the same is exact in all numbered siblings,
@@ -9,17 +9,17 @@ one entry with ``*`` stands for all.
 
 from __future__ import annotations
 
-import dataclasses
 import glob
 import re
 from collections.abc import Iterable, Mapping, Set
 from typing import Any
 
-from fp8compile.recipe.modules import PER_GRAPH
+from fp8compile.recipe.modules import NEUTRAL
 from fp8compile.recipe.recipe import Recipe
-from fp8compile.tools.checking.repair import Candidate
+from fp8compile.tools.checking.repair import LINEAR, SAVED, Candidate
 
 Modules = dict[str, dict[str, Any]]
+SWITCHES = {SAVED: "saved.format", LINEAR: "linears.mode"}  # what "off" is said of
 
 
 def leaving(recipe: Recipe, exact: Set[Candidate], known: Iterable[Candidate]) -> Recipe:
@@ -34,24 +34,19 @@ def entries(exact: Set[Candidate], known: Iterable[Candidate], recipe: Recipe) -
     forms = [shorter, own] if len(shorter) < len(own) and not recipe.modules else [own]
     for form in forms:
         found = with_modules(recipe, form)
-        if all((getattr(found.at(c.module), c.kind) == "off") == (c in exact) for c in known):
+        if all((found.at(c.module).get(SWITCHES[c.kind]) == "off") == (c in exact) for c in known):
             return form
     return _guarded(own, known)
 
 
 def with_modules(recipe: Recipe, new: Mapping[str, Mapping[str, Any]]) -> Recipe:
     """``recipe`` with entries before its own; each is a change to the recipe that holds in such a module now."""
-    plain = recipe.replace_in_all(**_NEUTRAL)
+    plain = recipe.replace_in_all(NEUTRAL)
     modules: dict[str, Any] = {
-        pattern: dataclasses.replace(plain.at(_unescaped(pattern)), modules={}, **changes)
-        for pattern, changes in new.items()
+        pattern: plain.at(_unescaped(pattern)).changed({"modules": {}, **changes}) for pattern, changes in new.items()
     }
     modules |= {pattern: other for pattern, other in plain.modules.items() if pattern not in modules}
-    return dataclasses.replace(recipe, modules=modules)
-
-
-_DEFAULTS = {f.name: f.default for f in dataclasses.fields(Recipe)}
-_NEUTRAL: dict[str, Any] = {name: _DEFAULTS[name] for name in PER_GRAPH}
+    return recipe.changed({"modules": modules})
 
 
 def _unescaped(pattern: str) -> str:
@@ -91,15 +86,10 @@ def options_text(recipe: Recipe) -> str:
 
 
 def _options(recipe: Recipe) -> dict[str, Any]:
-    given = _differences(recipe, Recipe())
-    base = recipe.replace_in_all(**_NEUTRAL)
-    modules = {pattern: _differences(other, base) for pattern, other in base.modules.items()}
+    given = recipe.differences(Recipe())
+    base = recipe.replace_in_all(NEUTRAL)
+    modules = {pattern: other.differences(base) for pattern, other in base.modules.items()}
     return {**given, **({"modules": modules} if modules else {})}
-
-
-def _differences(recipe: Recipe, base: Recipe) -> dict[str, Any]:
-    names = [f.name for f in dataclasses.fields(Recipe) if f.name != "modules"]
-    return {name: getattr(recipe, name) for name in names if getattr(recipe, name) != getattr(base, name)}
 
 
 def _dict_text(value: Any) -> str:

@@ -33,7 +33,7 @@ def generated_step(
     trials: Trials, recipe: Recipe, judge: Judge, exact: Gradients, graph: Gradients
 ) -> Generated | None:
     """A step with ``recipe`` as generated code beside what its graph gave; None where no generated code ran."""
-    if recipe.codegen == "eager":
+    if recipe.debug.codegen == "eager":
         return None
     generate = Generating()
     for _ in range(MOST_PASSES):

@@ -1,6 +1,6 @@
 """Which modules to leave exact so that all gradients are above the bar: found by encoding parts of the model alone.
 
-    candidate     (module path, "saved" | "linear"): the tensors made in that module and stored as codes, or its FP8 linear:
+    candidate     (module path, "saved" | "linears"): the tensors made in that module and stored as codes, or its FP8 linear:
                   what a recipe can name
     E_p(S)        |g - g'|^2 of parameter p when only the candidates S are encoded
     prediction    E_p(S + T) = E_p(S) + E_p(T): errors that are small beside the gradient add as vectors, and those of
@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from fp8compile.numerics.gradient_quality import Judge
 from fp8compile.reporting.compiled_graph import GraphReport
 
-SAVED, LINEAR = "saved", "linear"
+SAVED, LINEAR = "saved", "linears"
 Errors = Mapping[str, float]
 
 

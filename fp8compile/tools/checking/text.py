@@ -55,7 +55,7 @@ def _lines_of(row: Row) -> list[str]:
 
 
 def _cause(cause: Cause) -> str:
-    what = "FP8 linear" if cause.kind == "linear" else "encoded in"
+    what = "FP8 linear" if cause.kind == "linears" else "encoded in"
     alone = "" if math.isnan(cause.db) else f", alone {decibels(cause.db)}"
     more = f" and {len(cause.tensors) - 1} more" if len(cause.tensors) > 1 else ""
     text = f"{what} {cause.module or 'the model itself'}{alone}: {cause.tensors[0]}{more}"

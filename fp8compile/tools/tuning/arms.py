@@ -12,6 +12,8 @@ from typing import Any
 import torch
 
 from fp8compile.encoding.device import fp8_unsupported_reason, int8_unsupported_reason
+from fp8compile.recipe.changes import FIELDS, TOP
+from fp8compile.recipe.groups import GROUPS
 from fp8compile.recipe.recipe import Recipe
 
 PLAIN = "plain Inductor"
@@ -21,14 +23,14 @@ WITH_FP8: Mapping[str, Any] = {
     "storage_only": "storage_only",
     "linear_only": "linear_only",
     "default": "default",
-    "delayed": {"linear_scaling": "delayed"},
-    "few_bits": {"saved_format": "4bit"},
+    "delayed": {"linears.scaling": "delayed"},
+    "few_bits": {"saved": "4bit"},
 }
 WITHOUT_FP8: Mapping[str, Any] = {  # there "default" is "storage_only", and "linear_only" is plain Inductor
     "storage_only": "storage_only",
-    "half_budget": {"linear": "off", "memory_budget": 0.5},
-    "int8": {"linear": "int8"},
-    "few_bits": {"linear": "off", "saved_format": "4bit"},
+    "half_budget": {"linears": "off", "memory": 0.5},
+    "int8": {"linears": "int8"},
+    "few_bits": {"linears": "off", "saved": "4bit"},
 }
 
 NO_LIST = (
@@ -79,7 +81,7 @@ def _named(recipes: Iterable[Any] | Mapping[str, Any]) -> Mapping[str, Any]:
         raise ValueError(NO_LIST.format(recipes))
     if not isinstance(recipes, Mapping):
         return {_name_of(recipe): recipe for recipe in recipes}
-    if known := [field for field in recipes if field == "preset" or field in Recipe.__dataclass_fields__]:
+    if known := [field for field in recipes if field == "preset" or field in (*FIELDS, *GROUPS, *TOP)]:
         raise ValueError(f"{NO_LIST.format(recipes)}. {known[0]!r} is a field of one recipe: recipes=[{recipes!r}]")
     return recipes
 

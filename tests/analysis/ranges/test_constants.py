@@ -18,7 +18,7 @@ def test_a_model_with_a_list_of_indices_compiles(dtype: torch.dtype) -> None:
         torch._dynamo.reset()
         x = torch.linspace(-2, 2, 256).reshape(4, 64).to(dtype).requires_grad_()
         w = torch.nn.Parameter(torch.ones(4, 64, dtype=dtype))
-        options = {"codegen": "eager", "min_saved_numel": 0}
+        options = {"debug.codegen": "eager", "saved.min_numel": 0}
         kwargs = {"options": options} if backend == "fp8compile" else {}
         torch.compile(listed, backend=backend, **kwargs)(x, w).backward()
         assert w.grad is not None

@@ -124,17 +124,17 @@ def test_what_is_compared_with_the_largest_is_exact(name: str) -> None:
 
 
 def test_a_steep_function_of_the_value_itself_is_e4m3() -> None:
-    fn = compiled(Between(lambda h: F.silu(1000 * h)), min_saved_numel=0)
+    fn = compiled(Between(lambda h: F.silu(1000 * h)), **{"saved.min_numel": 0})
     fn(torch.randn(64, 64)).sum().backward()
     assert any("steep" in s.codec and "e4m3" in s.codec for s in fp8compile.report(fn).saved)
     torch._dynamo.reset()
-    assert judged(lambda h: F.silu(1000 * h), saved_format="int8").exact
+    assert judged(lambda h: F.silu(1000 * h), saved="int8").exact
 
 
 def test_an_edge_other_than_zero_is_no_place_for_e4m3() -> None:
     """It is off by up to 1/16 there: of a window's mask 2 % are wrong, 16.5 dB. INT8 is as near there as elsewhere."""
     assert judged(lambda h: h.clamp(-1, 1)).encoded
-    found = judged(lambda h: h.clamp(-1, 1), saved_format="e4m3")
+    found = judged(lambda h: h.clamp(-1, 1), saved="e4m3")
     assert found.sound and any("compared with 1" in r for r in found.exact.values()), found
 
 
@@ -183,7 +183,7 @@ def test_a_norm_by_hand_is_one_and_what_is_divided_by_another_s_size_is_none() -
     for other in (False, True):
         torch._dynamo.reset()
         split = split_of(
-            ByHand(other), torch.randn(64, 64), disabled="recompute_for_budget,encode_saved", linear="off"
+            ByHand(other), torch.randn(64, 64), disabled="recompute_for_budget,encode_saved", linears="off"
         )
         judge = Sensitivity(split)
         products = [n for n in split.bw.graph.nodes if n.target is torch.ops.aten.mul.Tensor]
@@ -222,7 +222,7 @@ def test_rotary_embeddings_in_complex_numbers_are_products_of_pairs() -> None:
     torch.manual_seed(0)
     torch._dynamo.reset()
     model, x = Rotated(lambda h: h), torch.randn(64, 64)
-    run = compiled(model, linear="off", min_saved_numel=0)
+    run = compiled(model, linears="off", **{"saved.min_numel": 0})
     quality = gradient_sqnr(model, run, (x,))
     report = fp8compile.report(run)
     assert report.saved and not [s for s in report.skips if "does not know" in s.reason]
@@ -299,4 +299,4 @@ def test_gradients_of_the_compiled_graph(dtype: torch.dtype) -> None:
 
     torch.manual_seed(0)
     model, x = Block().to(dtype), torch.randn(4, 32, 64, dtype=dtype)
-    assert min(gradient_sqnr(model, compiled(model, min_saved_numel=0), (x,)).values()) > 24
+    assert min(gradient_sqnr(model, compiled(model, **{"saved.min_numel": 0}), (x,)).values()) > 24

@@ -43,7 +43,7 @@ OTHER: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
 def answers(model: nn.Module, *args: Tensor) -> list[tuple[Answer, str]]:
     """Of every saved activation."""
     torch._dynamo.reset()
-    split = split_of(model, *args, disabled="encode_saved", linear="off", chunk_logits="off")
+    split = split_of(model, *args, disabled="encode_saved", linears="off", **{"memory.chunk_logits": "off"})
     judge = Sensitivity(split)
     return [
         judge.answer_on_average(e.backward)

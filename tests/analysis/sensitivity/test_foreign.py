@@ -103,7 +103,7 @@ def measured(**settings: Any) -> tuple[float, Report]:
     """dB of the worst gradient, and the report."""
     torch.manual_seed(0)
     model = Block(**settings)
-    exact, run = trained(model, model), compiled(model, linear="off")
+    exact, run = trained(model, model), compiled(model, linears="off")
     found = trained(model, run)
     return min(sqnr_db(exact[name], found[name]) for name in exact), fp8compile.report(model)
 
@@ -172,7 +172,7 @@ def test_a_wrong_declaration_is_seen_by_check() -> None:
     for steepness in (1.0, 3000.0):
         torch._dynamo.reset()
         model = Block(steepness)
-        recipe = {"linear": "off", "min_saved_numel": 0, "codegen": "eager"}
+        recipe = {"linears": "off", "saved.min_numel": 0, "debug.codegen": "eager"}
         found[steepness] = fp8compile.check(model, (torch.randn(SIZE),), recipe=recipe)
     assert found[1.0].ok and not found[3000.0].ok
 

@@ -29,7 +29,7 @@ def test_gradients_of_powers(exponent: float) -> None:
     model, x = Power(exponent), torch.randn(128, 64)
     with torch.no_grad():
         x[:, :] *= 10.0 ** torch.linspace(-4, 0, 128)[:, None]
-    fn = compiled(model, saved_format="int8", min_saved_numel=0)
+    fn = compiled(model, saved="int8", **{"saved.min_numel": 0})
     found = [torch.autograd.grad(run(x).sum(), [model.linear.weight])[0] for run in (model, fn)]
     assert found[1].isfinite().all()
     assert sqnr_db(found[0], found[1]) > 25, fp8compile.report(fn).saved  # type: ignore[arg-type]
