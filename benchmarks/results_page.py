@@ -174,7 +174,7 @@ SECTIONS: Sequence[tuple[str, str, Callable[[Path], list[str]]]] = (
     ("measured", "Modes of scaling", scaling_section.scaling_modes),
     ("measured", "Training in modes of scaling", scaling_section.mode_training),
     ("measured", "INT8 linears", int8_section.int8_linears),
-    ("measured", "Outlier channels of SwiGLU", scaling_section.linears.smooth_swiglu),
+    ("measured", "Outlier channels of SwiGLU", scaling_section.smooth_swiglu),
     ("measured", "Gradients checked", measured.checked),
     ("measured", "Size of groups", measured.group_size),
     ("measured and counted", "Formats", formats_section.formats),

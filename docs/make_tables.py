@@ -28,9 +28,11 @@ from fp8compile.amp import Limits, LossScaler
 from fp8compile.amp.options import BOUNDS, INTERVALS, MODES, STARTS, Options
 from fp8compile.numerics.states.registry import SIGNED_ONLY, STATE_FORMATS, UNSIGNED_ONLY, state_codec
 from fp8compile.optim import EncodedOptimizer
+from fp8compile.recipe.changes import TOP, single
+from fp8compile.recipe.groups import GROUPS
 from fp8compile.recipe.patterns import OUTPUT_HEAD_PATTERNS
 from fp8compile.recipe.presets import PRESETS
-from fp8compile.recipe.validation import BOOLEANS, CHOICES, COUNTS, ISLANDS, OBSERVE, SAVED_ATTENTION
+from fp8compile.recipe.validation import BOOLEANS, CHOICES, COUNTS, ISLANDS, OR_AUTO
 
 ROOT = Path(__file__).resolve().parents[1]
 SHAPE = (128, 1024)  # of the state whose bits are counted
@@ -51,13 +53,18 @@ def described(docstring: str | None, section: str) -> dict[str, str]:
 
 
 def recipe_table() -> str:
-    """Every field of a recipe: its default, what it may be, what it means."""
-    meanings = described(Recipe.__doc__, "Attributes")
-    rows = [
-        (f"`{f.name}`", _default(f.default), _values(f.name), meanings[f.name][:1].upper() + meanings[f.name][1:])
-        for f in dataclasses.fields(Recipe)
-    ]
+    """Every field of a recipe: its default, what it may be, what it means; those of groups by dotted names."""
+    rows = []
+    for group, kind in GROUPS.items():
+        meanings = described(kind.__doc__, "Attributes")
+        rows += [_recipe_row(f"{group}.{f.name}", f.default, meanings[f.name]) for f in dataclasses.fields(kind)]
+    own = described(Recipe.__doc__, "Attributes")
+    rows += [_recipe_row(f.name, f.default, own[f.name]) for f in dataclasses.fields(Recipe) if f.name in TOP]
     return _table(("field", "default", "values", "meaning"), rows)
+
+
+def _recipe_row(name: str, default: Any, meaning: str) -> tuple[str, str, str, str]:
+    return f"`{name}`", _default(default), _values(name), meaning[:1].upper() + meaning[1:]
 
 
 def _default(value: Any) -> str:
@@ -70,19 +77,19 @@ def _values(name: str) -> str:
     """What a field may be, where that is a list."""
     if name in BOOLEANS:
         return "`True`, `False`"
-    known = {**CHOICES, "observe": OBSERVE, "saved.attention": SAVED_ATTENTION, "islands": ISLANDS}
+    known = {**CHOICES, **dict.fromkeys(OR_AUTO, ("auto", True, False)), "fp32.islands": ISLANDS}
     if name in known:
         values = ", ".join(f"`{value!r}`" for value in known[name])
-        return values + {"islands": ", a calibration", "linears.formats": ", a dict by direction"}.get(name, "")
+        return values + {"fp32.islands": ", a calibration", "linears.formats": ", a dict by direction"}.get(name, "")
     if name in COUNTS:
         return "{} to {}".format(*COUNTS[name])
-    if name == "saved_bits":
+    if name == "saved.bits":
         return "`'off'`, a choice of bits"
     return {"saved.min_numel": "0 and above", "memory.chunk_logits": "`'off'`, `'auto'`, 2 to 64"}.get(name, "")
 
 
 def presets_table() -> str:
-    rows = [(f"`{name}`", _changes(changes)) for name, changes in PRESETS.items()]
+    rows = [(f"`{name}`", _changes(single(changes))) for name, changes in PRESETS.items()]
     return _table(("preset", "what it changes"), rows)
 
 

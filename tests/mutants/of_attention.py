@@ -123,8 +123,8 @@ ATTENTION = (
     Mutant(
         "encode_saved: auto stores all of attention",
         "fp8compile/encoding/saved_judge.py",
-        "if recipe.saved_attention is True or",
-        "if recipe.saved_attention or",
+        "if recipe.saved.attention is True or",
+        "if recipe.saved.attention or",
         OF_COST,
     ),
     Mutant(

@@ -48,7 +48,7 @@ BLOCKS = (
     Mutant(
         "blocks: a device is not told",
         "fp8compile/encoding/block_operands.py",
-        "if not recipe.emulate:",
+        "if not recipe.linears.emulate:",
         "if False:",
         (f"{PASS}test_a_device_with_fp8_units_is_told_that_blocks_are_emulated_only",),
     ),
@@ -83,8 +83,8 @@ BLOCKS = (
     Mutant(
         "blocks: cached weights are taken",
         "fp8compile/recipe/validation.py",
-        "if recipe.cache_weights and recipe.linear in IN_BLOCKS:",
-        "if recipe.cache_weights and recipe.linear in ():",
+        "if cache_weights and mode in IN_BLOCKS:",
+        "if cache_weights and mode in ():",
         RECIPES,
     ),
 )

@@ -39,8 +39,8 @@ EXPERTS = (
     Mutant(
         "experts: auto has them on a device whose rates are known",
         "fp8compile/encoding/expert_reasons.py",
-        'recipe.linear == "auto" and rates is not None',
-        'recipe.linear == "auto" and rates is None',
+        'recipe.linears.mode == "auto" and rates is not None',
+        'recipe.linears.mode == "auto" and rates is None',
         MATMULS,
     ),
     Mutant(

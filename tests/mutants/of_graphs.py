@@ -106,7 +106,7 @@ PASSES = (
     Mutant(
         "quantize_linears: gradients in E4M3",
         "fp8compile/encoding/linear_plan.py",
-        "gradient = E5M2 if gradient_format(recipe.linear_formats, matmul.direction) == E5M2.name else E4M3",
+        "gradient = E5M2 if gradient_format(recipe.linears.formats, matmul.direction) == E5M2.name else E4M3",
         "gradient = E4M3",
         ("tests/passes/test_quantize_linears.py::test_every_matmul_of_every_linear_is_rewritten",),
     ),

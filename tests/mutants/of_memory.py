@@ -208,7 +208,7 @@ MEMORY = (
     Mutant(
         "saved bits: blocks of other choices share code",
         "fp8compile/recipe/context.py",
-        "recipe.saved_bits.said_of(self.place.from_core(path))",
+        "recipe.saved.bits.said_of(self.place.from_core(path))",
         "()",
         ("tests/recipe/test_saved_bits.py",),
     ),
