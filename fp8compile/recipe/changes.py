@@ -42,8 +42,9 @@ def single(changes: Mapping[str, Any]) -> dict[str, Any]:
 def _written(changes: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
     """What is written, the field that it sets, its value."""
     for key, value in changes.items():
-        if key in GROUPS and isinstance(value, Mapping):
-            for name, each in value.items():
+        if key in GROUPS and isinstance(value, Mapping | GROUPS[key]):
+            fields = value if isinstance(value, Mapping) else vars(value)
+            for name, each in fields.items():
                 yield key, _known(f"{key}.{name}"), each
         elif key in GROUPS and is_short(key, value):
             yield key, f"{key}.{_field_for(key, value)}", value

@@ -11,7 +11,7 @@ from fp8compile._messages import nearest
 from fp8compile.recipe.changes import FIELDS, LOOK_ON, TOP, as_written, changed_group, single
 from fp8compile.recipe.effects import check_effects
 from fp8compile.recipe.frozen import FrozenModules
-from fp8compile.recipe.groups import GROUPS, Debug, Fp32, Group, Linears, Memory, Saved
+from fp8compile.recipe.groups import GROUPS, Debug, Fp32, Linears, Memory, Saved
 from fp8compile.recipe.modules import PER_GRAPH, check_modules, module_recipes
 from fp8compile.recipe.patterns import OUTPUT_HEAD_PATTERNS, in_module
 from fp8compile.recipe.presets import PRESETS
@@ -77,11 +77,11 @@ class Recipe:
                 others; the message names the nearest right one, or what to set.
         """
         given = {"linears": linears, "saved": saved, "memory": memory, "fp32": fp32, "debug": debug}
-        written = single({k: v for k, v in given.items() if not isinstance(v, Group)} | dotted)
+        whole = {name: group for name, group in given.items() if isinstance(group, GROUPS[name])}
+        written = single({name: value for name, value in given.items() if name not in whole} | dotted)
         for name, kind in GROUPS.items():
-            whole = given[name]
-            object.__setattr__(self, name, changed_group(whole if isinstance(whole, kind) else kind(), written))
-        object.__setattr__(self, "skip", as_patterns("skip", written.get("skip", skip)))
+            object.__setattr__(self, name, changed_group(whole.get(name, kind()), written))
+        object.__setattr__(self, "skip", as_patterns("skip", skip))
         object.__setattr__(self, "collectives", collectives)
         check_fields("", {"collectives": collectives})
         object.__setattr__(self, "modules", module_recipes(modules, self))

@@ -246,6 +246,14 @@ def test_a_group_is_written_as_one_value_as_a_dict_or_field_by_field() -> None:
     assert (few.saved.format, few.saved.group_size, few.saved.min_numel) == ("4bit", 64, 0)
     assert few.changed({"saved": "off"}).saved.group_size == 64, "a change leaves what it does not name"
     assert Recipe.preset("blockwise", linears={"emulate": True}).linears.formats == "e4m3"
+    assert Recipe.from_options({"saved": few.saved}) == Recipe(saved=few.saved) == few
+
+
+def test_a_group_in_the_place_of_another_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"Recipe\.linears\.mode cannot be Saved"):
+        Recipe(linears=Recipe().saved)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"Recipe\.debug must be a dict of its fields, not Saved"):
+        Recipe(debug=Recipe().saved)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
