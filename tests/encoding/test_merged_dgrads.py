@@ -140,7 +140,7 @@ def test_it_is_idempotent() -> None:
     graph = joint_of(layer, *args, **OPTIONS, **{"linears.emulate": True})
     before = len(graph.nodes)
     context = Context(
-        Recipe(linears={"emulate": True}, **OPTIONS), frozenset(range(len(list(layer.parameters())) + 3))
+        Recipe(**OPTIONS | {"linears.emulate": True}), frozenset(range(len(list(layer.parameters())) + 3))
     )
     quantize_linears(graph, context)
     graph.eliminate_dead_code()

@@ -21,7 +21,7 @@ from tests.support.dumped import Gated
 
 
 def last(**fields: object) -> Snapshot:
-    recipe = Recipe(saved={"min_numel": 0}, **fields)  # type: ignore[arg-type]
+    recipe = Recipe(**{"saved.min_numel": 0}, **fields)  # type: ignore[arg-type]
     return fp8compile.explain(Gated(), (torch.randn(128, 64),), recipe=recipe).graphs[0].steps[-1].after
 
 

@@ -78,7 +78,7 @@ def test_the_report_counts_what_autograd_keeps_and_the_prediction_too(bits: int,
     assert kept == FewBits(bits, group_size).nbytes(shape) + FewBits(max(bits, 4), group_size).nbytes(shape)
     torch._dynamo.reset()
     split = split_of(model, x, disabled="encode_saved", linears="off", **options)
-    assert sum(plan_saved(split, Context(Recipe(saved={"min_numel": 0}, **options))).nbytes.values()) == kept  # type: ignore[arg-type]
+    assert sum(plan_saved(split, Context(Recipe(**options | {"saved.min_numel": 0}))).nbytes.values()) == kept  # type: ignore[arg-type]
 
 
 def test_it_is_idempotent() -> None:

@@ -36,7 +36,7 @@ def decided(case: Case, on_device: bool, **options: Any) -> dict[str, Any]:
     torch.manual_seed(0)
     model, inputs = case.make(), case.inputs()
     backend = fp8compile_backend(
-        Recipe(linears={"emulate": not on_device}, saved={"min_numel": 0}, **{"linears": "tensorwise", **options})
+        Recipe(**{"linears": "tensorwise", "linears.emulate": not on_device, "saved.min_numel": 0, **options})
     )
     with (
         lowering_config({JOINT_PASS: to_cuda} if on_device else {}),

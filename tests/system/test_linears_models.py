@@ -57,7 +57,7 @@ def explained(case: Case, precision: torch.dtype | None = None, **fields: Any) -
             return model(*batch.args, **(batch.kwargs or {}))
 
     with within():
-        recipe = Recipe(linears={"emulate": True}, **fields)
+        recipe = Recipe(**{"linears.emulate": True}, **fields)
         report = fp8compile.explain(case.model, batch.args, batch.kwargs, recipe, lambda out: case.loss(out, batch))
     return report, account(case.model, run, matmuls_told(report))
 
