@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fp8compile import _torch as private
 from fp8compile.compiler.store_check import LOOPED, differing, stored_twice_in_a_loop, values_to_store
@@ -40,8 +41,10 @@ def vectors_of(inputs: Iterable[object], options: Mapping[str, Any]) -> tuple[di
 def long_vectors_are_right() -> bool:
     """Whether generated code with vectors as long as this machine has stores the codes and statistics that eager stores."""
     x = values_to_store(torch.device("cpu"), LOOPED)
-    uncounted = private.functorch_config.patch(enable_autograd_cache=False)  # of the graph that is compiled now alone
-    with private.tracing(None), watch_passes(None), torch.no_grad(), uncounted:
+    # Inductor's cache asks for a shape environment; that of AOTAutograd counts the graph that is compiled now alone.
+    context = private.TracingContext(private.FakeTensorMode(shape_env=ShapeEnv(assume_static_by_default=True)))
+    uncounted = private.functorch_config.patch(enable_autograd_cache=False)
+    with private.tracing(context), watch_passes(None), torch.no_grad(), uncounted:
         graph = private.make_fx(stored_twice_in_a_loop)(x)
         compiled: Any = private.compile_fx(graph, [x])
         return not differing(compiled(x), stored_twice_in_a_loop(x))
