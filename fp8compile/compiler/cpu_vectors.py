@@ -17,24 +17,27 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from fp8compile import _torch as private
+from fp8compile.compiler import report_store
 from fp8compile.compiler.store_check import LOOPED, differing, stored_twice_in_a_loop, values_to_store
 from fp8compile.compiler.watchers import watch_passes
 
 SIMDLEN = "cpp.simdlen"
 SHORT = {SIMDLEN: 256}
-REMARK = (
+WARNING = (
     "generated C++ uses vectors of 256 bits: in those of AVX-512 this machine's C++ compiler stores wrong values (seen with "
-    "gcc 12.2 at -O3). inductor={'cpp.simdlen': 512} takes the long ones all the same; another compiler may be named by CXX"
+    "gcc 12.2 at -O3), for torch.compile without fp8compile too. Cure: name another compiler by CXX. "
+    "debug.inductor={'cpp.simdlen': 512} takes long vectors all the same"
 )
 
 
-def vectors_of(inputs: Iterable[object], options: Mapping[str, Any]) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Inductor's options for a graph with these inputs, and a remark for its report; both empty where none are needed."""
+def vectors_of(inputs: Iterable[object], options: Mapping[str, Any]) -> dict[str, Any]:
+    """Inductor's options for a graph with these inputs, none where none are needed; warns once where some are."""
     if options.get(SIMDLEN, private.inductor_config.cpp.simdlen) is not None or not _on_a_cpu(inputs):
-        return {}, ()
+        return {}
     if torch.backends.cpu.get_cpu_capability() != "AVX512" or long_vectors_are_right():
-        return {}, ()
-    return dict(SHORT), (REMARK,)
+        return {}
+    report_store.warn_once(WARNING)
+    return dict(SHORT)
 
 
 @functools.cache
@@ -42,11 +45,12 @@ def long_vectors_are_right() -> bool:
     """Whether generated code with vectors as long as this machine has stores the codes and statistics that eager stores."""
     x = values_to_store(torch.device("cpu"), LOOPED)
     # Inductor's cache asks for a shape environment; that of AOTAutograd counts the graph that is compiled now alone.
-    context = private.TracingContext(private.FakeTensorMode(shape_env=ShapeEnv(assume_static_by_default=True)))
+    mode = private.FakeTensorMode(shape_env=ShapeEnv())
+    fake = mode.from_tensor(x, static_shapes=True)
     uncounted = private.functorch_config.patch(enable_autograd_cache=False)
-    with private.tracing(context), watch_passes(None), torch.no_grad(), uncounted:
+    with private.tracing(private.TracingContext(mode)), watch_passes(None), torch.no_grad(), uncounted:
         graph = private.make_fx(stored_twice_in_a_loop)(x)
-        compiled: Any = private.compile_fx(graph, [x])
+        compiled: Any = private.compile_fx(graph, [fake])
         return not differing(compiled(x), stored_twice_in_a_loop(x))
 
 

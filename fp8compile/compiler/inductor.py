@@ -138,14 +138,13 @@ def compile_once(
     ctx = dataclasses.replace(ctx, is_whole_model=_is_whole_model(gm, recipe) and not place.prefix)
     gm, inputs, ctx, inlining = _prepared(gm, example_inputs, ctx)
     generates = recipe.rewrites_graph and inner is not run_the_graph
-    vectors, of_vectors = vectors_of(inputs, patches) if generates else ({}, ())
+    vectors = vectors_of(inputs, patches) if generates else {}
     patches = {**our_options(recipe), **vectors, **patches}
     parameters = frozenset(i for i, v in enumerate(inputs) if isinstance(v, torch.nn.Parameter))
     told = dataclasses.replace(ctx, parameters=parameters, measures_saved=measures_saved)
     spare = copy_with_attributes(gm) if told.scale_input else gm
     compiled, reports, cached = _through_inductor(gm, inputs, told, patches, inner)
-    remarks += inlining + of_vectors
-    reports = tuple(dataclasses.replace(r, remarks=r.remarks + remarks) for r in reports)
+    reports = tuple(dataclasses.replace(r, remarks=r.remarks + remarks + inlining) for r in reports)
     codes = WeightCodes(reports, told.weight_inputs, told.packed_inputs, recipe)
     compiled = codes.given_to(compiled)
     if told.scale_input:

@@ -100,7 +100,7 @@ def test_generated_code_of_this_machine_is_right() -> None:
     """In the vectors that a graph of ours takes on this machine."""
     check_stores.cache_clear()
     torch._dynamo.reset()
-    options, _ = vectors_of([torch.ones(2)], {})
+    options = vectors_of([torch.ones(2)], {})
     with torch._inductor.config.patch(options):
         check_stores(torch.device("cpu"))
 

@@ -37,12 +37,6 @@ EXEMPT: tuple[Exemption, ...] = (
         "groups of amax 9: 19.9 dB where 22 are expected",
     ),
     Exemption(
-        r"(softmax|nn.functional.softmin|masked.softmin) bfloat16 1 product",
-        "wrong",
-        "logits of magnitudes to 9, softmax nearly one-hot: y (g - sum(y g)) is 34 dB below what cancels in it (softmin);"
-        " codes of y are 31 dB off: 8.2, 18.9 and 19.4 dB",
-    ),
-    Exemption(
         r"nn.MultiheadAttention float32 [12] product",
         "wrong",
         "three heads of one number: rows of fewer than 16 share a group, and the gradient of bias_k, one of five keys, is a "
