@@ -1,7 +1,7 @@
 """Numbers stay as they are: codes wait for the backward in the host's memory, and come back as they were.
 
-    Recipe(offload="auto")    the codes whose copies are predicted to be hidden behind the graph, both ways
-    Recipe(offload="all")     all codes that may go, also where the device has to wait for them
+    Recipe(memory={"offload": "auto"})    the codes whose copies are predicted to be hidden behind the graph, both ways
+    Recipe(memory={"offload": "all"})     all codes that may go, also where the device has to wait for them
 
 Copies run beside the graph, one at a time each way (fp8compile/budget/link.py), in torch's own operators, whose streams and
 events fp8compile/budget/moving.py argues. Times are a roofline of each operation and bytes over the link

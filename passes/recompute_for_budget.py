@@ -1,7 +1,7 @@
 """Numbers change as far as codes round: what is given up for memory is computed again, from values that came back from codes.
 
-    Recipe(memory_budget=0.5)    the peak of forward and backward, beyond parameters, at most half of what it is if nothing is
-                                 given up; or an integer, bytes; or "fit", what Recipe.memory.card_gib has left
+    Recipe(memory=0.5)    the peak of forward and backward, beyond parameters, at most half of what it is if nothing is
+                          given up; or an integer, bytes; or "fit", what Recipe.memory.card_gib has left
 
 Gradients of parameters count from where they are made (fp8compile/budget/timeline.py).
 

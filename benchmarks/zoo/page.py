@@ -203,7 +203,7 @@ Every model is small, has random weights, and learns from data that can be learn
 Most of its linears are wide enough for FP8."""
 HOW = """Three arms train from the same weights on the same batches, in BF16 autocast: the twin is eager PyTorch.
 "off" is fp8compile with that preset. Ours is the default recipe with `emulate=True`. No kernels are generated
-(`codegen="eager"`).
+(`debug.codegen="eager"`).
 
 - *Matmuls in FP8*: of those of linears, three for each linear. The reasons for the others are below.
 - *Saved*: bytes kept for the backward, plain Inductor's and ours, from the report.

@@ -34,7 +34,7 @@ def run_explain(values: argparse.Namespace) -> int:
 
 
 def run_dump(values: argparse.Namespace) -> int:
-    return _answered("dump", values, dump=str(values.out))
+    return _answered("dump", values, **{"debug.dump": str(values.out)})
 
 
 def case_from(module_name: str, path: str) -> Case:

@@ -39,17 +39,15 @@ from fp8compile.recipe.recipe import Recipe, exact
 log = logging.getLogger("fp8compile")
 
 BELOW = (
-    "check='first_step': {} of {} gradients of this graph are below {:g} dB of the exact ones: {}. "
+    "debug.check='first_step': {} of {} gradients of this graph are below {:g} dB of the exact ones: {}. "
     "fp8compile.check(model, batch) finds the cause and a recipe without it"
 )
-LOST = (
-    "check='first_step': the gradients of {} could not be told apart in the graph's backward, and were not compared"
-)
+LOST = "debug.check='first_step': the gradients of {} could not be told apart in the graph's backward, and were not compared"
 RANKS = (
-    "check='first_step': a graph that exchanges values with other ranks is not compared: the check takes more steps where "
+    "debug.check='first_step': a graph that exchanges values with other ranks is not compared: the check takes more steps where "
     "gradients are off, and a rank that takes them alone would wait for the others forever"
 )
-UNSEEN = "check='first_step': a graph has inputs that train and no backward of its own that could be looked at: not compared"
+UNSEEN = "debug.check='first_step': a graph has inputs that train and no backward of its own that could be looked at: not compared"
 
 
 def checked_first_step(
@@ -196,7 +194,9 @@ def _tell(step: Callable[[int | None], Gradients], got: Gradients, arguments: se
         log.warning(BELOW.format(len(failing), len(errors), BAR, listed))
     else:
         worst = min((judge.sqnr(name, error) for name, error in errors.items()), default=float("inf"))
-        log.info("check='first_step': all %d gradients of a graph are well, the worst at %.1f dB", len(errors), worst)
+        log.info(
+            "debug.check='first_step': all %d gradients of a graph are well, the worst at %.1f dB", len(errors), worst
+        )
 
 
 def _places(node: Any, args: Sequence[Any], names: Mapping[int, str]) -> dict[int, int]:

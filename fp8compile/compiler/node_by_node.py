@@ -32,7 +32,7 @@ def boxed(run: Callable[..., Any]) -> Callable[[list[Any]], Any]:
 
 
 def run_the_graph(gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
-    """The inner compiler of ``codegen="eager"``: the rewritten graph itself, run node by node."""
+    """The inner compiler of ``debug.codegen="eager"``: the rewritten graph itself, run node by node."""
     make_runnable(gm)
     return boxed(gm)
 

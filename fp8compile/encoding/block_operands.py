@@ -35,7 +35,7 @@ from fp8compile.numerics.scaling import E8M0
 from fp8compile.recipe.recipe import Recipe
 
 BLOCKWISE, MXFP8, INT8_BLOCKS = "blockwise", "mxfp8", "int8_blocks"
-EMULATED_ONLY = "{} scales are emulated only (emulate=True decodes and multiplies, on any device)"
+EMULATED_ONLY = "{} scales are emulated only (linears.emulate=True decodes and multiplies, on any device)"
 ROWS_VARY = "rows that vary from call to call: {} scales run along them in the wgrad"
 
 

@@ -9,7 +9,7 @@ from fp8compile import _torch as private
 FP8_CAPABILITY = (8, 9)  # Ada; Hopper is (9, 0)
 GROUPED_CAPABILITY = (9, 0)  # Hopper
 INT8_CAPABILITY = (8, 0)  # Ampere, the first that cuBLASLt takes plain row-major operands for
-CURE = "emulate=True decodes and multiplies"
+CURE = "linears.emulate=True decodes and multiplies"
 
 
 def fp8_unsupported_reason(device: torch.device) -> str | None:

@@ -23,7 +23,7 @@ from fp8compile.scaling.slot import WithScales
 from fp8compile.scaling.weight_slot import WithWeightCodes
 from fp8compile.whole_step.joined import CannotJoin
 
-TO_FILL = "the recipe gives the graph statistics to fill: observe=False leaves them out"
+TO_FILL = "the recipe gives the graph statistics to fill: fp32.observe=False leaves them out"
 MERGED = "Recipe.linears.merge_dgrads takes codes of several weights as one matrix, which an update does not write"
 
 

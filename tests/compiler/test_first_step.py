@@ -1,4 +1,4 @@
-"""check="first_step": warns by name, once; the training it looks at goes on as if it had not looked."""
+"""debug.check="first_step": warns by name, once; the training it looks at goes on as if it had not looked."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ def train(model: nn.Module, steps: int = 3, **options: object) -> list[Tensor]:
 
 
 def test_it_warns_by_name_and_once(caplog: pytest.LogCaptureFixture) -> None:
-    train(Net(SENSITIVE), check="first_step")
+    train(Net(SENSITIVE), **{"debug.check": "first_step"})
     (said,) = warnings(caplog)
     assert said.startswith(
-        "check='first_step': 1 of 8 gradients of this graph are below 10 dB of the exact ones: after."
+        "debug.check='first_step': 1 of 8 gradients of this graph are below 10 dB of the exact ones: after."
     )
     assert (
         "after.weight" in said
@@ -51,7 +51,7 @@ def test_it_warns_by_name_and_once(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_model_where_all_is_well_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "fp8compile")
-    train(Net(dropout=0.3), check="first_step")
+    train(Net(dropout=0.3), **{"debug.check": "first_step"})
     assert warnings(caplog) == []
     told = [r.getMessage() for r in caplog.records if "all 8 gradients of a graph are well" in r.getMessage()]
     assert len(told) == 1 and "inf dB" not in told[0], "something was encoded, and is not compared with itself"
@@ -68,7 +68,7 @@ def test_one_that_compares_the_step_with_itself_is_found_out(
 def test_losses_gradients_buffers_and_random_numbers_are_those_without_it() -> None:
     looked_at, alone = (Net(SENSITIVE, dropout=0.3) for _ in range(2))
     alone.load_state_dict(looked_at.state_dict())
-    for one, other in zip(train(looked_at, check="first_step"), train(alone), strict=True):
+    for one, other in zip(train(looked_at, **{"debug.check": "first_step"}), train(alone), strict=True):
         assert torch.equal(one, other)
     for name, value in alone.state_dict().items():
         assert torch.equal(value, looked_at.state_dict()[name]), name
@@ -89,7 +89,7 @@ class Broken(nn.Module):
 
 def test_graphs_are_judged_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "fp8compile")
-    train(Broken(), check="first_step")
+    train(Broken(), **{"debug.check": "first_step"})
     (said,) = warnings(caplog)
     assert "1 of 9 gradients" in said and "after.weight" in said
     assert [r.getMessage() for r in caplog.records if "all 2 gradients of a graph" in r.getMessage()]

@@ -1,4 +1,4 @@
-"""check="first_step" of a graph in which ranks meet: not compared, and said so."""
+"""debug.check="first_step" of a graph in which ranks meet: not compared, and said so."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ def test_storage_and_gradients_are_those_of_sizes_that_are_known(name: str) -> N
 @pytest.mark.parametrize("name", ["batch norm by hand", "group norm"])
 def test_generated_code_knows_the_sizes_of_the_views_between(name: str) -> None:
     """Sizes that the forward's views name, and that the backward takes for the deviation alone."""
-    saved, _, db = run(CASES[name], dynamic=True, codegen="inductor")
+    saved, _, db = run(CASES[name], dynamic=True, **{"debug.codegen": "inductor"})
     assert saved == ["int8 1x128 (standardised)"] and min(db.values()) > 35
 
 

@@ -131,7 +131,7 @@ def test_a_device_with_fp8_units_is_told_that_blocks_are_emulated_only(mode: str
             why(x)
             for x in linears_of(nn.Linear(64, 64), torch.randn(32, 64), linears=mode, **{"linears.emulate": False})
         }
-    assert reason == f"{mode} scales are emulated only (emulate=True decodes and multiplies, on any device)"
+    assert reason == f"{mode} scales are emulated only (linears.emulate=True decodes and multiplies, on any device)"
 
 
 @by_mode

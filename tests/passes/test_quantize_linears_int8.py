@@ -130,7 +130,7 @@ def test_a_cpu_without_vnni_is_left_and_told() -> None:
     with mock.patch.object(private, "cpu_has_vnni", lambda: False):
         (reason,) = {why(told) for told in linears_of(model, x)}
         assert {why(told) for told in linears_of(model, x, **{"linears.emulate": True})} == {""}
-    assert reason == "this CPU has no AVX512 VNNI for INT8 products (emulate=True decodes and multiplies)"
+    assert reason == "this CPU has no AVX512 VNNI for INT8 products (linears.emulate=True decodes and multiplies)"
 
 
 def test_devices_without_int8_products_are_told() -> None:
@@ -186,7 +186,9 @@ def test_a_wgrad_over_rows_that_vary_is_left() -> None:
 
 def test_blocks_are_emulated_only() -> None:
     (reason,) = {why(x) for x in linears_of(nn.Linear(64, 64), torch.randn(32, 64), linears="int8_blocks")}
-    assert reason == "int8_blocks scales are emulated only (emulate=True decodes and multiplies, on any device)"
+    assert (
+        reason == "int8_blocks scales are emulated only (linears.emulate=True decodes and multiplies, on any device)"
+    )
 
 
 @pytest.mark.parametrize("fields", [{}, {"linears": "int8_blocks", "linears.emulate": True}], ids=str)

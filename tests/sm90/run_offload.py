@@ -38,11 +38,11 @@ def calls(wrapper: str) -> list[str]:
     return [line.strip() for line in body.splitlines()]
 
 
-def lowered(**fields: Any) -> list[list[str]]:
+def lowered(offload: str) -> list[list[str]]:
     """The calls of the generated forward and backward."""
     _, args = LAYER.empty()
     model = Stack().bfloat16().to_empty(device="cpu")
-    backend = fp8compile_backend(Recipe(fp32={"observe": False}, linears="off", **fields))
+    backend = fp8compile_backend(Recipe(fp32={"observe": False}, linears="off", memory={"offload": offload}))
     found = lower(model, *args, backward=True, backend=backend, config_patches={JOINT_PASS: to_cuda})
     return [calls(graph.wrapper) for graph in found.graphs]
 
@@ -50,7 +50,7 @@ def lowered(**fields: Any) -> list[list[str]]:
 def report() -> dict[str, Any]:
     """``{offload: [calls of the forward, calls of the backward]}``."""
     fake_h100.install()
-    return {offload: lowered(offload=offload) for offload in ("off", "auto", "all")}
+    return {offload: lowered(offload) for offload in ("off", "auto", "all")}
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 Arms: "default" is the default recipe; "stored" the same storage with groups of 32 and every tensor, however small;
 "everything" adds FP8 linears, emulated; "budget" encodes nothing and makes again in the backward what lowers the peak.
-All of them run the rewritten graph node by node (``codegen="eager"``).
+All of them run the rewritten graph node by node (``debug.codegen="eager"``).
 
 A value passes at ``bar`` dB against eager, or where the same dtype without any rewrite (preset "off") is within 3 dB of it:
 then it is the program that amplifies rounding, not the storage. "everything" is held to its FP8 linears alone in the same

@@ -242,7 +242,7 @@ def test_calibrated_at_batch_2_and_used_at_batch_3(dynamic: bool | None) -> None
     found = calibrate(model, [two])
     if dynamic is not None:  # else Dynamo, which has seen batch 2, takes it to be symbolic
         torch._dynamo.reset()
-    options = run_options(found, codegen="eager", observe=True)
+    options = run_options(found, **{"debug.codegen": "eager", "fp32.observe": True})
     fn = torch.compile(model, backend="fp8compile", dynamic=dynamic, options=options)
     for batch in (three, two):
         fn(batch).backward()

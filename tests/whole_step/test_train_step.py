@@ -1,6 +1,6 @@
 """A whole step against the three calls that it stands for: numbers, states, how often it compiles, what it leaves.
 
-With ``codegen="eager"`` both run the same operations, so results must be equal bit for bit.
+With ``debug.codegen="eager"`` both run the same operations, so results must be equal bit for bit.
 """
 
 from __future__ import annotations

@@ -111,7 +111,7 @@ def check(
 
     It runs a handful of steps if all is well, else up to some 50 more, node by node (see
     fp8compile/tools/checking/repair.py). Then it compiles once, as training will, and compares the generated code with
-    its graph; a recipe with ``codegen="eager"`` has none. Gradients, buffers, random number generators and train/eval mode
+    its graph; a recipe with ``debug.codegen="eager"`` has none. Gradients, buffers, random number generators and train/eval mode
     are left as they were; a model that is compiled goes on as it was. Call it under the autocast that training runs under.
 
     Args:
