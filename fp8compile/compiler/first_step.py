@@ -44,10 +44,13 @@ BELOW = (
 )
 LOST = "debug.check='first_step': the gradients of {} could not be told apart in the graph's backward, and were not compared"
 RANKS = (
-    "debug.check='first_step': a graph that exchanges values with other ranks is not compared: the check takes more steps where "
-    "gradients are off, and a rank that takes them alone would wait for the others forever"
+    "debug.check='first_step': a graph that exchanges values with other ranks is not compared: the check takes more steps "
+    "where gradients are off, and a rank that takes them alone would wait for the others forever"
 )
-UNSEEN = "debug.check='first_step': a graph has inputs that train and no backward of its own that could be looked at: not compared"
+UNSEEN = (
+    "debug.check='first_step': a graph has inputs that train and no backward of its own that could be looked at: "
+    "not compared"
+)
 
 
 def checked_first_step(

@@ -30,7 +30,7 @@ from fp8compile.reproduce.small_model import SmallLM, batches, loss_of
 
 EXPLODED = 100.0  # nats per byte; 5.5 is chance
 TO_ZERO = ", v to 0"
-FORMATS = {"fp32": "fp32", "dynamic": "dynamic_tree", "linears": "int8"}
+FORMATS = {"fp32": "fp32", "dynamic": "dynamic_tree", "linear": "int8"}
 
 
 @dataclass(frozen=True)

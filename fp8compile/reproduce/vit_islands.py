@@ -77,8 +77,8 @@ def options_of(arm: str, model: nn.Module, batch: Tensor) -> dict[str, Any]:
     """The fields of the recipe that an FP16 arm differs in."""
     if arm == "calibrated":
         calibration = fp8compile.calibrate(model, [batch, batch.flip(0)], recipe=dict(PLAIN), loss=_mean_square)
-        return {"islands": calibration}
-    return {"fp32": "off", "fp32.keep": ("blocks.0",)} if arm == ARMS[-1] else {"islands": arm}
+        return {"fp32": calibration}
+    return {"fp32": "off", "fp32.keep": ("blocks.0",)} if arm == ARMS[-1] else {"fp32": arm}
 
 
 def _mean_square(logits: Tensor) -> Tensor:

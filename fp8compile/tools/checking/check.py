@@ -111,8 +111,8 @@ def check(
 
     It runs a handful of steps if all is well, else up to some 50 more, node by node (see
     fp8compile/tools/checking/repair.py). Then it compiles once, as training will, and compares the generated code with
-    its graph; a recipe with ``debug.codegen="eager"`` has none. Gradients, buffers, random number generators and train/eval mode
-    are left as they were; a model that is compiled goes on as it was. Call it under the autocast that training runs under.
+    its graph; a recipe with ``debug.codegen="eager"`` has none. Gradients, buffers, random number generators and the mode of
+    modules are left as they were; a model that is compiled goes on as it was. Call it under the autocast of training.
 
     Args:
         model: a module, compiled or not.
