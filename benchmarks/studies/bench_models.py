@@ -63,7 +63,7 @@ def row_of(name: str, arguments: argparse.Namespace, before: dict[str, Any]) -> 
     case = MODELS[name](0)
     row: dict[str, Any] = {
         "about": case.about,
-        "debug.codegen": arguments.codegen,
+        "codegen": arguments.codegen,
         "parameters": sum(p.numel() for p in case.model.parameters()),
         "warm_up_steps": WARM_UP_STEPS,
         "precisions": before.get("precisions", {}),

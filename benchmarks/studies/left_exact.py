@@ -125,7 +125,7 @@ def main() -> None:
     print(text_of(left))
     if args.json:
         rows = [vars(x) for x in left]
-        document = {"built": built, "saved.min_numel": args.least, "unknown": unknown_operations(left), "left": rows}
+        document = {"built": built, "min_saved_numel": args.least, "unknown": unknown_operations(left), "left": rows}
         args.json.write_text(json.dumps(document, indent=1) + "\n")
 
 

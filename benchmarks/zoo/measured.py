@@ -67,7 +67,7 @@ def row_of(model: ZooModel, seeds: int, steps: int = STEPS, codegen: str = "eage
     row: Row = {
         "family": model.family,
         "note": model.note,
-        "debug.codegen": codegen,
+        "codegen": codegen,
         "parameters": sum(p.numel() for p in case.model.parameters()),
         "reference": reference,
         "errors": {},
