@@ -253,7 +253,7 @@ def _reason_against(product: Node) -> str | None:
         return "there are no rows"
     operands = [o for o in product.all_input_nodes if is_tensor(o)]
     if product.target in OF_CODES or any(map(_is_decoded, operands)):
-        return "Recipe.linears.mode makes the head FP8 or INT8: name its module in linear_skip, or leave that at its default"
+        return "Recipe.linears.mode makes the head FP8 or INT8: name its module in linears.skip, or leave that at its default"
     if product.target is aten.addmm.default and numel(operands[0].meta["val"]) != product.meta["val"].shape[1]:
         return "addmm of something else than a bias"
     return "addmm with alpha or beta" if product.kwargs else None

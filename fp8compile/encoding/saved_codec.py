@@ -17,8 +17,8 @@ from fp8compile.planning.device_rates import RATES
 from fp8compile.recipe.recipe import Recipe
 
 UNKNOWN = (
-    "saved_attention='auto' knows no rates of {device}: name a device in Recipe.debug.device_rates ({known}), or set "
-    "saved_attention to True or False"
+    "saved.attention='auto' knows no rates of {device}: name a device in Recipe.debug.device_rates ({known}), or set "
+    "saved.attention to True or False"
 )
 
 

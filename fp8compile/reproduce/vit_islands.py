@@ -4,7 +4,7 @@
     off                 FP16 throughout
     auto                islands by the list and the range analysis, which cannot know how large weights are
     calibrated          islands where a calibration on two batches found values that do not fit
-    block 0 in FP32     keep_fp32: the cure by hand, one layer of the model
+    block 0 in FP32     fp32.keep: the cure by hand, one layer of the model
 
 The first block's query and key weights are 400 times as large as initialised, so its scores are beyond 65504: the known case
 is an early attention of a deep pre-norm ViT under AMP.

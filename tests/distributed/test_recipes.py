@@ -86,4 +86,4 @@ def test_a_report_says_it() -> None:
     first, second = on_ranks(2, compiled_apart)
     assert not first
     (remark,) = second
-    assert "recipes differ across ranks" in remark and "group_size=64" in remark
+    assert "recipes differ across ranks" in remark and "'group_size': 64" in remark

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -54,9 +53,7 @@ def data(rows: int = 48, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def told(model: nn.Module, *args: Tensor, **fields: Any) -> dict[str, str]:
     """By linear and direction, what the report says of smoothing."""
-    recipe = dataclasses.replace(
-        Recipe(), **{"linears.emulate": True, "linears.smooth_swiglu": True, **fields}
-    )  # not judged
+    recipe = Recipe().changed({"linears.emulate": True, "linears.smooth_swiglu": True, **fields})  # not judged
     found = matmuls_told(fp8compile.explain(model, args, recipe=recipe))
     formats = {f"{x.origin.module} {x.direction}": getattr(x, "formats", "") for x in found}
     return {
@@ -216,7 +213,7 @@ def test_what_others_read_is_left() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("saved", ["off", "groupwise"])
+@pytest.mark.parametrize("saved", ["off", "auto"])
 def test_without_codes_the_function_is_kept_to_the_bit(dtype: torch.dtype, saved: str) -> None:
     """Powers of two move between factors whose product stays the same number (numerics/smoothing.py)."""
     model, x, found = Gated().to(dtype), data(dtype=dtype), []

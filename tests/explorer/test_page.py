@@ -73,7 +73,7 @@ def test_no_two_boxes_overlap_when_all_are_open(shown: Any) -> None:
 
 
 def test_search_finds_modules_operations_and_reasons(shown: Any) -> None:
-    for words, expected in (("layers.2 down", "layers.2.down"), ("linear_skip layers.1", "layers.1.down")):
+    for words, expected in (("layers.2 down", "layers.2.down"), ("linears.skip layers.1", "layers.1.down")):
         shown.fill("#search", words)
         assert shown.locator("#found [role=option]").first.is_visible()
         shown.press("#search", "Enter")

@@ -161,7 +161,7 @@ def test_what_is_made_from_stored_values_is_measured_in_their_groups() -> None:
     in_groups = [n for n in made.fw.graph.nodes if str(n.meta.get(SPLICED, "")).startswith("groups(")]
     assert [n.meta["val"].numel() for n in in_groups] == [32 * 256] and in_groups[0].meta["val"].shape[-1] == 128
     found = []
-    for saved in ("groupwise", "off"):
+    for saved in ("auto", "off"):
         torch._dynamo.reset()
         torch.manual_seed(0)
         model = Gated()

@@ -50,7 +50,7 @@ def test_what_is_saved_as_codes_is_kept_as_codes() -> None:
     torch.manual_seed(0)
     model, x = Stack(6, 64), torch.randn(1024, 64)
     peaks = {}
-    for saved in ("off", "groupwise"):
+    for saved in ("off", "auto"):
         own = copy.deepcopy(model)
         recipe = {"linears": "off", "saved": saved, "saved.group_size": 64}
         step = fp8compile.train_step(own, loss_fn, torch.optim.SGD(own.parameters(), lr=0.1), recipe=recipe)
@@ -58,9 +58,9 @@ def test_what_is_saved_as_codes_is_kept_as_codes() -> None:
         peaks[saved] = measured_peak(lambda step=step: step(x))  # type: ignore[misc]
         report = fp8compile.report(step)
         peaks[f"kept, {saved}"] = report.graphs[0].saved_bytes
-    less = peaks["kept, off"] - peaks["kept, groupwise"]
+    less = peaks["kept, off"] - peaks["kept, auto"]
     assert less > peaks["kept, off"] / 2
-    assert peaks["off"] - peaks["groupwise"] > less / 2
+    assert peaks["off"] - peaks["auto"] > less / 2
 
 
 def test_no_weight_is_read_behind_its_update() -> None:
