@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.harness.measured_sections import load, source, table
 
 FILE = "watching-cpu.json"
-NAMES = {"plain": "nothing observed", "observed": "statistics of all values (`observe=True`)"}
+NAMES = {"plain": "nothing observed", "observed": "statistics of all values (`fp32.observe=True`)"}
 
 
 def watching(folder: Path) -> list[str]:

@@ -202,7 +202,7 @@ from the results of `make zoo`.
 Every model is small, has random weights, and learns from data that can be learnt.
 Most of its linears are wide enough for FP8."""
 HOW = """Three arms train from the same weights on the same batches, in BF16 autocast: the twin is eager PyTorch.
-"off" is fp8compile with that preset. Ours is the default recipe with `emulate=True`. No kernels are generated
+"off" is fp8compile with that preset. Ours is the default recipe with `linears.emulate=True`. No kernels are generated
 (`debug.codegen="eager"`).
 
 - *Matmuls in FP8*: of those of linears, three for each linear. The reasons for the others are below.
@@ -218,7 +218,7 @@ In brackets is the median of five batches.
 These rows are older than the present storage of attention (see the changelog, "Numerics").
 With it the worst gradient of funnel is at 8.5 dB, of blenderbot at 10.0, of opt at 11.5, of deberta_v2 at 6.8."""
 LOSSES_APART = "Gaps over five seeds, mean ± standard error, of those whose loss was found:"
-GENERATED = 'The same with `codegen="inductor"` for all arms of ours; the arm "off" is plain Inductor.'
+GENERATED = 'The same with `debug.codegen="inductor"` for all arms of ours; the arm "off" is plain Inductor.'
 
 
 def page(folder: Path = FOLDER) -> str:

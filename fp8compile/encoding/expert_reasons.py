@@ -19,8 +19,8 @@ from fp8compile.recipe.recipe import Recipe
 aten = torch.ops.aten
 
 OF_ROWS = ("auto", "tensorwise", "rowwise")  # values of Recipe.linears.mode with which experts have scales of rows
-OTHER_SCALES = 'experts: a grouped matmul has scales of rows, and linear="{linear}" has others'
-NOT_PREDICTED = 'experts: no time of a grouped matmul is predicted; linear="rowwise" has them in FP8 (for {rates})'
+OTHER_SCALES = 'experts: a grouped matmul has scales of rows, and linears="{linear}" has others'
+NOT_PREDICTED = 'experts: no time of a grouped matmul is predicted; linears="rowwise" has them in FP8 (for {rates})'
 NOT_OF_ROWS = "experts: a grouped matmul whose groups are not rows of the left operand"
 ROUTER = "router: experts are chosen by it, and a choice is a step"
 OPAQUE = "experts: grouped_mm_fallback is an operator of Transformers' own, whose matmuls no graph shows"

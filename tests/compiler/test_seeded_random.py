@@ -1,4 +1,4 @@
-"""codegen="eager": a mask that the backward draws again is the mask that the forward drew."""
+"""debug.codegen="eager": a mask that the backward draws again is the mask that the forward drew."""
 
 from __future__ import annotations
 

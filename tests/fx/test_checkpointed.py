@@ -83,7 +83,7 @@ def test_blocks_keep_their_inputs_as_plain_inductor_does(stack: str, recipe: str
 
 def test_a_policy_that_saves_products_saves_these_alone() -> None:
     """Six products, and what the next block reads of the last two: its input is a sum, which plain Inductor saves too."""
-    plain = report(Stack(by_policy, lambda block: block), linear="off", saved="off")
+    plain = report(Stack(by_policy, lambda block: block), linears="off", saved="off")
     found = report(Stack(by_policy, lambda block: block), **RECIPES["int8"])
     assert len(found.linears) == 3 * 2 * 3
     assert plain.saved_bytes > 3 * 4 * UNIT, "what `up` returns of each block at least"

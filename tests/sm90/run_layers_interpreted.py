@@ -1,6 +1,6 @@
 """Script, under ``TRITON_INTERPRET=1``: whole small layers, generated and interpreted, against eager. Prints JSON.
 
-Eager is the same rewritten graph run node by node (``Recipe(codegen="eager")``; for plain Inductor the module itself),
+Eager is the same rewritten graph run node by node (``debug.codegen="eager"``; for plain Inductor the module itself),
 in FP32, so that only the order of sums and the contraction of roundings differ: whatever is wrong shows. Then the same
 with bugs put into the generated kernels, one at a time (bugs.py).
 """
