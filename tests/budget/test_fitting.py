@@ -1,4 +1,4 @@
-"""memory_budget="fit": what a card has left for forward and backward."""
+"""memory="fit": what a card has left for forward and backward."""
 
 from __future__ import annotations
 

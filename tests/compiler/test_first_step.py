@@ -168,7 +168,7 @@ def test_it_is_one_for_the_whole_recipe_and_changes_no_code() -> None:
         Recipe(debug={"check": "first_step"}) == Recipe()
         and Recipe(debug={"check": "first_step"}).key == Recipe().key
     )
-    with pytest.raises(ValueError, match=r"Recipe\.check cannot be 'always'"):
+    with pytest.raises(ValueError, match=r"Recipe\.debug\.check cannot be 'always'"):
         Recipe(debug={"check": "always"})
     with pytest.raises(ValueError, match="sets check, which cannot differ by module"):
         Recipe(modules={"a": {"debug.check": "first_step"}})

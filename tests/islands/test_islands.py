@@ -212,10 +212,10 @@ def islands_of(model: nn.Module, *args: Tensor, **options: Any) -> tuple[Island,
 def test_the_report_lists_islands_with_reason_size_and_place() -> None:
     report = fp8compile.explain(unstable(), (torch.randn(2, 3, 16, 16).half(),), recipe={"fp32.keep": ("blocks.1",)})
     island = max(report.islands, key=lambda i: i.nodes)
-    assert island.origin.module.startswith("blocks.1") and "keep_fp32: blocks.1" in island.reason
+    assert island.origin.module.startswith("blocks.1") and "fp32.keep: blocks.1" in island.reason
     assert island.nodes == len(island.members) > 10 and island.matmuls > 0 and island.bytes_added > 0
     assert f"{len(report.islands)} FP32 islands of " in str(report)
-    assert "blocks.1" in str(report.islands) and "keep_fp32: blocks.1" in str(report.islands)
+    assert "blocks.1" in str(report.islands) and "fp32.keep: blocks.1" in str(report.islands)
     assert '"islands"' in report.to_json()
 
 
@@ -320,5 +320,5 @@ def test_a_pattern_that_matches_nothing(pattern: str, near: str) -> None:
 
 @pytest.mark.parametrize("value", ["policies", True, 3])
 def test_a_value_that_islands_cannot_have(value: Any) -> None:
-    with pytest.raises(ValueError, match=r"Recipe\.islands cannot be"):
+    with pytest.raises(ValueError, match=r"Recipe\.fp32\.islands cannot be"):
         Recipe(fp32=value)
