@@ -154,7 +154,7 @@ def test_the_page_shows_the_parts_of_the_worst() -> None:
     found["apart"] = {"parameters": {WEIGHT: {"db": db, "size": [0.002, 0.004]}}, "mend": {}, "gap": {}}
     assert page.parts(found) == ("3e-03", "20.0 (21.0)", "19.0 (19.5)", "7.2 (8.5)", "12.0 (12.5)", "-")
     db["mended"], found["apart"]["mend"] = [15.0, 16.0], {"saved.attention": "False"}
-    assert page.parts(found)[-1] == "15.0 (15.5), `saved_attention=False`"
+    assert page.parts(found)[-1] == "15.0 (15.5), `saved.attention=False`"
 
 
 def test_the_page_shows_the_gaps_of_the_parts() -> None:
