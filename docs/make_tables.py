@@ -25,7 +25,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1]))  # a script's own fold
 
 from fp8compile import Recipe
 from fp8compile.amp import Limits, LossScaler
-from fp8compile.amp.options import BOUNDS, INTERVALS, MODES, STARTS, Options
+from fp8compile.amp.options import BOUNDS, INTERVALS, MODES, STARTS, ScalerOptions
 from fp8compile.numerics.states.registry import SIGNED_ONLY, STATE_FORMATS, UNSIGNED_ONLY, state_codec
 from fp8compile.optim import EncodedOptimizer
 from fp8compile.recipe.changes import TOP, single
@@ -135,7 +135,7 @@ def scaler_table() -> str:
 def _scaler_defaults() -> dict[str, Any]:
     own = inspect.signature(LossScaler.__init__).parameters.values()
     shell = {p.name: p.default for p in own if p.name not in ("self", "mode", "options")}
-    return {f.name: f.default for f in dataclasses.fields(Options)} | shell
+    return {f.name: f.default for f in dataclasses.fields(ScalerOptions)} | shell
 
 
 def limits_table() -> str:

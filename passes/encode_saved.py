@@ -45,7 +45,7 @@ from fp8compile.fx.ops import is_pointwise
 from fp8compile.fx.partition import NO_VERSION_CHECK, PartitionedGraph, SavedTensor
 from fp8compile.numerics.formats import OPERANDS
 from fp8compile.recipe.context import Context
-from fp8compile.reporting.entries import Notes, Saved, Skip
+from fp8compile.reporting.entries import Notes, SavedEntry, Skip
 
 
 def encode_saved(split: PartitionedGraph, ctx: Context) -> Notes:
@@ -65,7 +65,7 @@ def encode_saved(split: PartitionedGraph, ctx: Context) -> Notes:
     return notes
 
 
-def _encode(split: PartitionedGraph, edge: SavedTensor, stored: Stored, beside: KeptBeside) -> Saved:
+def _encode(split: PartitionedGraph, edge: SavedTensor, stored: Stored, beside: KeptBeside) -> SavedEntry:
     value = edge.forward.meta["val"]
     order, dtype, shape = memory_order(value), value.dtype, value.shape
 
@@ -90,7 +90,7 @@ def _encode(split: PartitionedGraph, edge: SavedTensor, stored: Stored, beside: 
     shared = "" if edge.forward.meta.get(NO_VERSION_CHECK) else split.belongs_to(edge.forward)
     split.replace(edge, *zip(made, used, strict=True))
     after = sum(nbytes(n.meta["val"]) for n in made) + more
-    return Saved(edge.info, after, stored.name, shared)
+    return SavedEntry(edge.info, after, stored.name, shared)
 
 
 def _read_instead(edge: SavedTensor, decoded: Node, dtype: torch.dtype) -> None:
@@ -110,9 +110,9 @@ def _read_instead(edge: SavedTensor, decoded: Node, dtype: torch.dtype) -> None:
         edge.backward.replace_all_uses_with(narrow)
 
 
-def _codes_of_a_matmul(edge: SavedTensor, encoding: Encoding) -> tuple[Saved, ...]:
+def _codes_of_a_matmul(edge: SavedTensor, encoding: Encoding) -> tuple[SavedEntry, ...]:
     """Codes that quantize_linears made and only matmuls need: saved as they are. Their scale has no entry of its own."""
     if edge.forward.meta["val"].dtype not in OPERANDS:
         return ()
     exact = dataclasses.replace(edge.info, dtype=encoding.dtype, nbytes=encoding.nbytes)
-    return (Saved(exact, edge.info.nbytes, f"{encoding.codec}, a matmul's operand", is_operand=True),)
+    return (SavedEntry(exact, edge.info.nbytes, f"{encoding.codec}, a matmul's operand", is_operand=True),)

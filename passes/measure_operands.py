@@ -14,7 +14,7 @@ import dataclasses
 from torch import Tensor
 from torch.fx import Graph, Node
 
-from fp8compile.encoding.known_scales import RETURNED, Row, encoded_in, rows_in, totals_of
+from fp8compile.encoding.known_scales import RETURNED, ScaleRow, encoded_in, rows_in, totals_of
 from fp8compile.fx.graph import SAVED_AS_CODES, insertion_point_after, splice
 from fp8compile.fx.ops import computed_from, is_reduction
 from fp8compile.fx.partition import PartitionedGraph
@@ -31,7 +31,7 @@ def measure_operands(split: PartitionedGraph, ctx: Context) -> Notes:
     if zeros is None or ctx.scale_input is None:
         return Notes()
     half = ctx.scale_input.rows // 2
-    taken, operands, made_of = dict[bool, Node](), list[Operand](), dict[Row, Node]()
+    taken, operands, made_of = dict[bool, Node](), list[Operand](), dict[ScaleRow, Node]()
     for late, module in ((False, split.fw), (True, split.bw)):
         encoded = {row: each for row, each in encoded_in(module.graph).items() if row not in made_of}
         made_of |= {row: value for row, (value, _) in encoded.items()}
@@ -70,7 +70,7 @@ def _in_groups(graph: Graph, value: Node, ctx: Context) -> Node:
     return node
 
 
-def _told(row: Row, value: Node, place: int, order: int) -> Operand:
+def _told(row: ScaleRow, value: Node, place: int, order: int) -> Operand:
     where = Origin(op_name(value), row.module, source_line(value))
     info = dataclasses.replace(TensorInfo.of(value), origin=where)
     return Operand(info, row.role, row.format.name, row.index, place, str(row.blocks), order)

@@ -24,7 +24,7 @@ from fp8compile.fx.graph import ROW, dtype_text, insertion_point_after, splice, 
 from fp8compile.fx.provenance import Origin, TensorInfo
 from fp8compile.numerics.histogram import AMAX, partials, totals
 from fp8compile.observe.records import REST
-from fp8compile.observe.selection import Value, is_clipped, observable
+from fp8compile.observe.selection import ObservedValue, is_clipped, observable
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import OBSERVED, Notes, Observed, Skip
 
@@ -51,7 +51,9 @@ def observe_gradients(graph: Graph, ctx: Context) -> Notes:
     )
 
 
-def _shared_out(found: Sequence[Value], num_rows: int) -> tuple[list[Value], list[list[Value]], list[Value]]:
+def _shared_out(
+    found: Sequence[ObservedValue], num_rows: int
+) -> tuple[list[ObservedValue], list[list[ObservedValue]], list[ObservedValue]]:
     """The values with a row of their own; the other gradients, grouped by the row they share; the forward's other values."""
     if len(found) <= num_rows:
         return list(found), [], []
@@ -63,7 +65,7 @@ def _shared_out(found: Sequence[Value], num_rows: int) -> tuple[list[Value], lis
     return values, rest, [value for value in surplus if value.direction == FORWARD]
 
 
-def _kind(value: Value) -> tuple[str, str]:
+def _kind(value: ObservedValue) -> tuple[str, str]:
     return value.kind, dtype_text(value.node.meta["val"])
 
 
@@ -75,7 +77,7 @@ def _place(graph: Graph, ctx: Context) -> int | None:
 
 
 def _taken(
-    graph: Graph, values: Sequence[Value], rest: Sequence[Sequence[Value]], num_rows: int, limit: Node
+    graph: Graph, values: Sequence[ObservedValue], rest: Sequence[Sequence[ObservedValue]], num_rows: int, limit: Node
 ) -> Node:
     """``[num_rows, 7]``: zeros for the values of the forward, the statistics of the gradients, zeros for what is left."""
     of_forward = sum(value.direction == FORWARD for value in values)
@@ -92,7 +94,7 @@ def _taken(
     return node
 
 
-def _by_rows(graph: Graph, values: Sequence[Value], limit: Node) -> list[Node]:
+def _by_rows(graph: Graph, values: Sequence[ObservedValue], limit: Node) -> list[Node]:
     """The statistics of gradients; those with the same number of rows are taken together."""
     groups = [list(group) for _, group in itertools.groupby(values, key=_rows)]
     return [_together(graph, [value.node for value in group], limit) for group in groups]
@@ -131,16 +133,16 @@ def _counted(*value_and_limit: Tensor) -> Tensor:
     return partials(*value_and_limit)
 
 
-def _rows(value: Value) -> str:
+def _rows(value: ObservedValue) -> str:
     """The key by which values are taken together: how many rows they have."""
     return str(value.node.meta["val"].shape[:-1].numel())
 
 
-def _entry(value: Value, row: int, order: int) -> Observed:
+def _entry(value: ObservedValue, row: int, order: int) -> Observed:
     return Observed(value.info, value.kind, value.direction, row, order)
 
 
-def _entry_of_rest(group: Sequence[Value], row: int) -> Observed:
+def _entry_of_rest(group: Sequence[ObservedValue], row: int) -> Observed:
     kind, dtype = _kind(group[0])
     info = TensorInfo.without_tensor(REST, Origin(REST, "", ""), dtype, sum(value.info.nbytes for value in group))
     return Observed(info, kind, BACKWARD, row, row, len(group))

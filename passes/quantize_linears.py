@@ -34,7 +34,7 @@ from fp8compile.encoding.cached_weights import CachedWeights
 from fp8compile.encoding.expert_matmuls import ExpertMatmuls
 from fp8compile.encoding.expert_reasons import OPAQUE, opaque_experts
 from fp8compile.encoding.known_scales import KnownScales
-from fp8compile.encoding.linear_plan import Group, Leave, plan_linears, tensorwise_operands
+from fp8compile.encoding.linear_plan import ExpertMatmul, Leave, plan_linears, tensorwise_operands
 from fp8compile.encoding.merged_dgrads import MergedDgrads
 from fp8compile.encoding.operands import Operands
 from fp8compile.encoding.products import rewrite, rewrite_in_blocks
@@ -69,7 +69,7 @@ def quantize_linears(graph: Graph, ctx: Context) -> Notes:
         if isinstance(each, Leave):
             skips.append(Skip(info, each.reason, LINEAR, matmul.direction))
             continue
-        if isinstance(each, Group):
+        if isinstance(each, ExpertMatmul):
             linears.append(_told(info, matmul, experts.rewrite(matmul, each.recipe)))
             continue
         told += turned.turn(matmul, each.recipe)

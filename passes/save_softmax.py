@@ -18,7 +18,7 @@ from torch.fx import Node
 
 from fp8compile.analysis.recomputed import Same, recomputed
 from fp8compile.analysis.softmax import softmax_dim
-from fp8compile.encoding.saved_judge import Judge, Kept
+from fp8compile.encoding.saved_judge import Judge, Unencoded
 from fp8compile.fx.aot import computed_from_gradients
 from fp8compile.fx.graph import computed_from_any, is_tensor, numel
 from fp8compile.fx.ops import is_matmul
@@ -44,7 +44,7 @@ def save_softmax(split: PartitionedGraph, ctx: Context) -> Notes:
 def _exact(split: PartitionedGraph, edges: Collection[SavedTensor], ctx: Context) -> Iterator[SavedTensor]:
     """Those that would stay as they are."""
     judge = Judge(split, ctx) if edges else None
-    return (edge for edge in edges if judge and isinstance(judge.decide(edge), Kept))
+    return (edge for edge in edges if judge and isinstance(judge.decide(edge), Unencoded))
 
 
 def _softmaxes(split: PartitionedGraph) -> dict[SavedTensor, tuple[Node, Node]]:

@@ -22,11 +22,10 @@ from fp8compile.fx.graph import WIDENED, nbytes
 from fp8compile.fx.ops import SIXTEEN_BIT
 from fp8compile.fx.provenance import Origin, TensorInfo
 from fp8compile.islands.keep_fp32 import unmatched
-from fp8compile.islands.search import Island, decide
+from fp8compile.islands.search import IslandNodes, decide
 from fp8compile.islands.upcast import widen
 from fp8compile.recipe.context import Context
-from fp8compile.reporting.entries import ISLAND, RECIPE, Notes, Skip
-from fp8compile.reporting.entries import Island as Entry
+from fp8compile.reporting.entries import ISLAND, RECIPE, Island, Notes, Skip
 
 UNMATCHED = "matches nothing in this graph"
 UNMEASURED = "this inference graph was not calibrated: its islands are those of 'auto'"
@@ -47,11 +46,11 @@ def widen_unsafe_ops(graph: Graph, ctx: Context) -> Notes:
     return Notes(islands=entries, skips=skips + missing + unmeasured)
 
 
-def _entry(island: Island, ctx: Context) -> Entry:
+def _entry(island: IslandNodes, ctx: Context) -> Island:
     first = next(iter(island.seeds), island.nodes[0])
     reasons = tuple(dict.fromkeys(island.seeds.values())) or ("gradients of an island",)
     computing = island.computing
-    return Entry(
+    return Island(
         TensorInfo.of(first),
         len(computing),
         sum(n.target in ALL for n in computing),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+from collections import Counter
 from pathlib import Path
 
 import networkx
@@ -44,6 +45,13 @@ PRIVATE = (
     "torch._subclasses",
     "functorch",
 )
+
+
+# Two classes of one name: only where other libraries' conventions force it.
+SHARED_NAMES = {
+    "Fp8CompileCallback": "trainers look for a callback by the name of its library: Lightning's and transformers'",
+    "Config": "torchtitan finds a component's options in a nested class of this name",
+}
 
 
 def imports(path: Path) -> set[str]:
@@ -95,6 +103,12 @@ def test_no_circles() -> None:
 
 def test_nothing_is_imported_for_the_type_checker_alone() -> None:
     assert [name for name, path in FILES.items() if "TYPE_CHECKING" in path.read_text()] == []
+
+
+def test_a_class_name_stands_once() -> None:
+    trees = [ast.parse(path.read_text()) for path in FILES.values()]
+    names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
+    assert {name for name, count in names.items() if count > 1} == set(SHARED_NAMES)
 
 
 def test_few_modules_outside_of_rooms() -> None:

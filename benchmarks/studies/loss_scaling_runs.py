@@ -123,7 +123,7 @@ def _train(
     learner: Learner,
     step_model: Callable[..., Any],
     optimizer: torch.optim.Optimizer,
-    scaler: loss_scales.Scaler | None,
+    scaler: loss_scales.GradScalerLike | None,
     training: Training,
     seed: int,
     steps: int,

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from fp8compile.amp.iteration import READY, Stage
+from fp8compile.amp.iteration import READY, OptimizerStage
 
 
 class EvaluatedClosure:
@@ -24,7 +24,7 @@ class EvaluatedClosure:
     """
 
     def __init__(
-        self, closure: Callable[[], Any], stage: Stage, unscale: Callable[[], None], bad: Callable[[], bool]
+        self, closure: Callable[[], Any], stage: OptimizerStage, unscale: Callable[[], None], bad: Callable[[], bool]
     ) -> None:
         self._closure, self._stage, self._unscale, self._bad = closure, stage, unscale, bad
         self._first = [self._evaluate()]

@@ -13,16 +13,16 @@ from typing import Any, Protocol, TypeVar
 from fp8compile.amp.collapse import Limits
 from fp8compile.amp.iteration import Iteration
 from fp8compile.amp.ledger import Ledger
-from fp8compile.amp.options import Options
+from fp8compile.amp.options import ScalerOptions
 from fp8compile.amp.policies import PolicyState
 
 _log = logging.getLogger("fp8compile")
 
 
-class Scaler(Protocol):
+class CopiedScaler(Protocol):
     """What copies and pickles need of a loss scaler (``scaler.LossScaler``)."""
 
-    options: Options
+    options: ScalerOptions
     process_group: Any
     _enabled: bool
     _iteration: Iteration
@@ -32,19 +32,19 @@ class Scaler(Protocol):
     _updates: int
     _idle: bool | None
 
-    def _begin(self, options: Options, ledger: Ledger, group: Any, enabled: bool) -> None: ...
+    def _begin(self, options: ScalerOptions, ledger: Ledger, group: Any, enabled: bool) -> None: ...
 
 
-S = TypeVar("S", bound=Scaler)
+S = TypeVar("S", bound=CopiedScaler)
 
 
 class Copyable:
     """Makes a LossScaler copyable and picklable."""
 
-    def __getstate__(self: Scaler) -> dict[str, Any]:
+    def __getstate__(self: CopiedScaler) -> dict[str, Any]:
         return pickled(self)
 
-    def __setstate__(self: Scaler, state: dict[str, Any]) -> None:
+    def __setstate__(self: CopiedScaler, state: dict[str, Any]) -> None:
         unpack(self, state)
 
     def __deepcopy__(self: S, memo: dict[int, Any]) -> S:
@@ -54,7 +54,7 @@ class Copyable:
         return copied
 
 
-def packed(scaler: Scaler) -> dict[str, Any]:
+def packed(scaler: CopiedScaler) -> dict[str, Any]:
     """Everything that another scaler needs to go on as this one would; waits for the device.
 
     Raises:
@@ -78,7 +78,7 @@ def packed(scaler: Scaler) -> dict[str, Any]:
     }
 
 
-def pickled(scaler: Scaler) -> dict[str, Any]:
+def pickled(scaler: CopiedScaler) -> dict[str, Any]:
     """The same, for another process; a warning names what is left out."""
     left = {"process_group": scaler.process_group, "writer": scaler._ledger.writer}
     names = " and ".join(name for name, value in left.items() if value is not None)
@@ -88,7 +88,7 @@ def pickled(scaler: Scaler) -> dict[str, Any]:
     return packed(scaler)
 
 
-def unpack(scaler: Scaler, state: dict[str, Any]) -> None:
+def unpack(scaler: CopiedScaler, state: dict[str, Any]) -> None:
     """Restore what was packed into a scaler whose constructor did not run."""
     own = Ledger(Limits(), state["raises"], state.get("writer"))
     own.restore(**state["ledger"])

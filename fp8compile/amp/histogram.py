@@ -20,7 +20,7 @@ from fp8compile.amp.gradients import Gradient
 from fp8compile.amp.watching import Watched, check_patterns, chosen
 from fp8compile.fx.aot import BACKWARD
 from fp8compile.numerics.histogram import COLUMNS, INF, LARGE, NAN, SMALL
-from fp8compile.observe.records import REST, WEIGHT, Observations, Row, StatsSlot
+from fp8compile.observe.records import REST, WEIGHT, Observations, StatisticsRow, StatsSlot
 
 # Dtypes of the unobserved gradients that a histogram counts; the range of the other dtypes needs no loss scale.
 COUNTED_DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -60,7 +60,7 @@ class Counter:
                     weights[i, [INF, NAN], 1] = 1
         return weights
 
-    def _takes(self, row: Row) -> bool:
+    def _takes(self, row: StatisticsRow) -> bool:
         """Whether a row's module is chosen; a row that may be of any module always counts."""
         return row.op == REST or chosen(row.module, self.modules)
 

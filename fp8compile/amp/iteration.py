@@ -21,7 +21,7 @@ READY, UNSCALED, STEPPED = "ready", "unscaled", "stepped"
 
 
 @dataclass
-class Stage:
+class OptimizerStage:
     """The state of one optimizer since the last update. ``found`` is 0-d and > 0 where inf or NaN stop its step."""
 
     at: str = READY
@@ -50,12 +50,12 @@ class Iteration:
         self.clips, self.fp16 = clips, False
         self.interrupted = False
         self.closed_counts: list[Tensor] = []
-        self._stages: dict[int, Stage] = {}
+        self._stages: dict[int, OptimizerStage] = {}
         self._bad_losses: list[Tensor] = []
         self._counts: list[Tensor] = []
 
-    def stage(self, optimizer: torch.optim.Optimizer) -> Stage:
-        return self._stages.setdefault(id(optimizer), Stage())
+    def stage(self, optimizer: torch.optim.Optimizer) -> OptimizerStage:
+        return self._stages.setdefault(id(optimizer), OptimizerStage())
 
     @property
     def is_empty(self) -> bool:
@@ -71,7 +71,7 @@ class Iteration:
         """Take note of losses that are about to be scaled."""
         self._bad_losses += are_bad(losses, device)
 
-    def check_unscale(self, stage: Stage) -> None:
+    def check_unscale(self, stage: OptimizerStage) -> None:
         """Raises RuntimeError where ``unscale_`` must not be called."""
         if stage.at == UNSCALED:
             raise RuntimeError("unscale_() has already been called on this optimizer since the last update().")

@@ -43,7 +43,7 @@ ONLY_IN = {
 
 
 @dataclass(frozen=True)
-class Options:
+class ScalerOptions:
     """The options of ``LossScaler``; see there. Raises ValueError for one that makes no sense, and says what to do."""
 
     mode: str = HISTOGRAM
@@ -119,7 +119,7 @@ class Options:
             return Dynamic(self.growth_factor, self.backoff_factor, self.interval, low, high)
         return Static(low, high)
 
-    def for_fp16_loss(self) -> Options:
+    def for_fp16_loss(self) -> ScalerOptions:
         """These options with a ceiling that FP16 can represent: the gradient of a loss is the scale, in the loss's dtype."""
         low, high = self.bounds
         return replace(self, init_scale=min(self.start, FP16_POWER), floor=low, ceiling=min(high, FP16_POWER))
@@ -136,7 +136,7 @@ def check_are(
     if not (process_group is None or (dist.is_available() and isinstance(process_group, dist.ProcessGroup))):
         raise ValueError(f"process_group={process_group!r}: what torch.distributed.new_group() returns is needed, or None "
                          "for all ranks")  # fmt: skip
-    known = [each.name for each in fields(Options)]
+    known = [each.name for each in fields(ScalerOptions)]
     for name in options:
         if name not in known:
             raise ValueError(f"LossScaler has no option {name!r}.{nearest(name, known)}")

@@ -135,7 +135,7 @@ class Dynamic:
         return self._constants[device]
 
 
-class Outcome(NamedTuple):
+class ScaleChange(NamedTuple):
     """What a decision comes to: the scale times ``factor``, ``keep * quiet + add`` for quiet, and the verdict."""
 
     factor: float
@@ -203,16 +203,16 @@ class Histogram:
 
     def _outcome(
         self, found: bool, blamed: bool, small: bool, large: bool, lower: bool, settled: bool, waited: bool
-    ) -> Outcome:
+    ) -> ScaleChange:
         """What a decision comes to; ``small`` and ``large``: whether there are any such gradients."""
         some = small or large
         if self.period == 1:  # nothing was seen before this update
             lower, some = (found or lower) and not blamed, (found or some) and not blamed
         verdict = -1.0 if found or blamed or lower else float(some)
         if lower:
-            return Outcome(0.5, 0.0, 0.0, verdict)
+            return ScaleChange(0.5, 0.0, 0.0, verdict)
         if not some:
-            return Outcome(1.0, 1.0, 0.0, verdict)
+            return ScaleChange(1.0, 1.0, 0.0, verdict)
         if settled and not waited:
-            return Outcome(1.0, 1.0, 1.0, verdict)
-        return Outcome(2.0, 0.0, 0.0 if settled else -1.0, verdict)
+            return ScaleChange(1.0, 1.0, 1.0, verdict)
+        return ScaleChange(2.0, 0.0, 0.0 if settled else -1.0, verdict)

@@ -27,10 +27,10 @@ from fp8compile.amp.closures import EvaluatedClosure, taken_out
 from fp8compile.amp.collapse import NOTHING_OBSERVED, Limits, LossScaleCollapse
 from fp8compile.amp.copying import Copyable
 from fp8compile.amp.histogram import Counter
-from fp8compile.amp.iteration import READY, STEPPED, Iteration, Stage
+from fp8compile.amp.iteration import READY, STEPPED, Iteration, OptimizerStage
 from fp8compile.amp.ledger import Ledger, tensorboard
 from fp8compile.amp.losses import flat, given_scale, materialised, scaled
-from fp8compile.amp.options import CAPPED_WARNING, HISTOGRAM, NO_FP16, Options, check_are
+from fp8compile.amp.options import CAPPED_WARNING, HISTOGRAM, NO_FP16, ScalerOptions, check_are
 from fp8compile.amp.policies import PolicyState, UpdateStats
 from fp8compile.amp.state import loaded, packed
 from fp8compile.observe.overflow_report import overflow_report
@@ -74,11 +74,11 @@ class LossScaler(Copyable):
         **options: Any,
     ) -> None:
         check_are(collapse, limits, process_group, enabled, options)
-        chosen = Options(mode, **options)
+        chosen = ScalerOptions(mode, **options)
         raises = mode == HISTOGRAM if collapse is None else collapse
         self._begin(chosen, Ledger(limits or Limits(), raises, tensorboard(writer)), process_group, enabled)
 
-    def _begin(self, options: Options, ledger: Ledger, group: dist.ProcessGroup | None, enabled: bool) -> None:
+    def _begin(self, options: ScalerOptions, ledger: Ledger, group: dist.ProcessGroup | None, enabled: bool) -> None:
         self.options, self.mode, self.process_group = options, options.mode, group
         self._ledger, self._enabled = ledger, enabled
         self._policy = options.policy()
@@ -159,7 +159,7 @@ class LossScaler(Copyable):
             _log.warning(CAPPED_WARNING, capped.bounds[1], self.options.bounds[1])
             self._use(capped)
 
-    def _use(self, options: Options) -> None:
+    def _use(self, options: ScalerOptions) -> None:
         self.options, self._policy = options, options.policy()
         if self._state is not None:
             self._state = replace(self._state, scale=self._state.scale.clamp(*options.bounds))
@@ -211,7 +211,7 @@ class LossScaler(Copyable):
         stage.at = STEPPED
         return result
 
-    def _is_bad(self, stage: Stage) -> bool:
+    def _is_bad(self, stage: OptimizerStage) -> bool:
         """Whether any rank found inf or NaN. The host waits here, and learns the outcome of the updates before."""
         if self._idle:
             return False

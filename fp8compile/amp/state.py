@@ -8,7 +8,7 @@ from typing import Any
 
 from fp8compile._arguments import is_count, is_finite
 from fp8compile.amp.collapse import Limits
-from fp8compile.amp.options import Options
+from fp8compile.amp.options import ScalerOptions
 
 VERSION = 1
 COUNT = "a whole number, 0 or more,"
@@ -17,13 +17,13 @@ WATCHDOG = ("bad_in_a_row", "warned", *(each.name for each in fields(Limits)))
 FIELDS = ("scale", "since", "small", "large", "quiet", "updates", "idle", "options", "history", "skipped", "watchdog")
 
 
-def packed(options: Options, numbers: Mapping[str, Any]) -> dict[str, Any]:
+def packed(options: ScalerOptions, numbers: Mapping[str, Any]) -> dict[str, Any]:
     """The state, with version and mode."""
     kept = {name: getattr(options, name) for name in NUMBERS} | {"bounds": options.bounds}
     return {"version": VERSION, "mode": options.mode, "options": kept, **numbers}
 
 
-def checked(state: Mapping[str, Any], options: Options) -> Mapping[str, Any]:
+def checked(state: Mapping[str, Any], options: ScalerOptions) -> Mapping[str, Any]:
     """The state, if it is one for a scaler of these options.
 
     Raises:
@@ -60,7 +60,7 @@ def checked(state: Mapping[str, Any], options: Options) -> Mapping[str, Any]:
 class LoadedState:
     """The checked values of a state: loading them cannot fail half way."""
 
-    options: Options
+    options: ScalerOptions
     numbers: dict[str, float]
     history: list[tuple[int, float]]
     skipped: int
@@ -69,7 +69,7 @@ class LoadedState:
     idle: bool | None
 
 
-def loaded(state: Mapping[str, Any], options: Options) -> LoadedState:
+def loaded(state: Mapping[str, Any], options: ScalerOptions) -> LoadedState:
     """The state for a scaler of these options; it keeps the ``kinds`` and ``modules`` of the options.
 
     Raises:

@@ -25,11 +25,11 @@ from fp8compile.fx.aot import BACKWARD, FORWARD
 from fp8compile.fx.graph import dtype_text
 from fp8compile.numerics.formats import FP16_MAX
 from fp8compile.numerics.histogram import COLUMNS, EDGES, fold, statistics
-from fp8compile.observe.records import ACTIVATION, DATA, WEIGHT, Observations, Row
+from fp8compile.observe.records import ACTIVATION, DATA, WEIGHT, Observations, StatisticsRow
 from fp8compile.recipe.patterns import in_module
 
 KINDS = (WEIGHT, ACTIVATION)
-INPUT = "input"  # Row.op of what the model is given, as in compiled graphs
+INPUT = "input"  # StatisticsRow.op of what the model is given, as in compiled graphs
 
 
 class Watched(Observations):
@@ -46,7 +46,7 @@ class Watched(Observations):
         self.saturates = False
         self.hooked_ids: set[int] = set()
         self.paths: set[str] = set()
-        self._index: dict[Row, int] = {}
+        self._index: dict[StatisticsRow, int] = {}
         self._handles: list[Any] = []
 
     def saturate(self, on: bool) -> None:
@@ -61,14 +61,14 @@ class Watched(Observations):
         self.hooked_ids.clear()
 
     @torch.no_grad()
-    def see(self, x: Tensor, row: Row) -> None:
+    def see(self, x: Tensor, row: StatisticsRow) -> None:
         """Fold the statistics of ``x`` into its row. A dtype without edges (float64, integers) has no statistics."""
         if x.dtype in EDGES and x.numel():
             i = self._row(row)
             new = statistics(x.detach()).to(self.current.device, non_blocking=True)
             self.current[i] = fold(self.current[i], new)
 
-    def _row(self, row: Row) -> int:
+    def _row(self, row: StatisticsRow) -> int:
         if row not in self._index:
             self._index[row] = len(self.rows)
             self.rows = (*self.rows, row)
@@ -88,7 +88,7 @@ class Watched(Observations):
             if gradient.layout == torch.sparse_coo:
                 gradient = gradient.coalesce()
                 values = gradient._values()
-            self.see(values, Row(path, "", op, kind, BACKWARD, dtype_text(values)))
+            self.see(values, StatisticsRow(path, "", op, kind, BACKWARD, dtype_text(values)))
             self.additions += 1
             if not self.saturates or values.dtype != torch.float16:
                 return None
@@ -183,7 +183,7 @@ def _watch_modules(watched: Watched, model: nn.Module, modules: Sequence[str], *
 def _see_data(watched: Watched) -> Callable[..., None]:
     def hook(module: nn.Module, args: Any, kwargs: Any) -> None:
         for x in _tensors((args, kwargs)) if torch.is_grad_enabled() else ():
-            watched.see(x, Row("", "", INPUT, DATA, FORWARD, dtype_text(x)))
+            watched.see(x, StatisticsRow("", "", INPUT, DATA, FORWARD, dtype_text(x)))
 
     return hook
 
@@ -201,7 +201,7 @@ def _hook_inputs(watched: Watched, path: str, op: str) -> Callable[..., None]:
 def _hook_outputs(watched: Watched, path: str, op: str, gradients: bool) -> Callable[..., None]:
     def hook(module: nn.Module, args: Any, output: Any) -> None:
         for x in _tensors(output) if torch.is_grad_enabled() else ():  # not in an evaluation
-            watched.see(x, Row(path, "", op, ACTIVATION, FORWARD, dtype_text(x)))
+            watched.see(x, StatisticsRow(path, "", op, ACTIVATION, FORWARD, dtype_text(x)))
             if gradients and x.requires_grad and not x.is_leaf:
                 x._fp8compile_watched = watched  # type: ignore[attr-defined]
                 _on_tensor(x, watched.on_gradient(path, op, ACTIVATION))

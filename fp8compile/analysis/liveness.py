@@ -24,17 +24,17 @@ from typing import TypeAlias
 from torch.fx import Graph, Node
 
 from fp8compile.analysis.residuals import is_stored_as_codes, residuals_of, stored_residuals
-from fp8compile.analysis.stored_values import Limits, Step, in_registers, limits_in_force, steps_of
+from fp8compile.analysis.stored_values import RealizeLimits, TimelineStep, in_registers, limits_in_force, steps_of
 from fp8compile.fx.aot import descriptor, gradients
 from fp8compile.fx.graph import is_on_host, is_tensor, nbytes, storage_root
 from fp8compile.fx.partition import PartitionedGraph
 
 Held: TypeAlias = Mapping[
-    tuple[Step, ...], int
+    tuple[TimelineStep, ...], int
 ]  # bytes that are there before the first step, by the steps that use them
 
 
-def workspace_bytes(split: PartitionedGraph, limits: Limits | None = None) -> int:
+def workspace_bytes(split: PartitionedGraph, limits: RealizeLimits | None = None) -> int:
     """The most that forward or backward needs at one time beyond all that is saved for backward.
 
     ``limits`` are those that Inductor computes values again within; None: those of the compilation that runs.
@@ -43,12 +43,12 @@ def workspace_bytes(split: PartitionedGraph, limits: Limits | None = None) -> in
     return max(0, _in_forward(split, limits), _in_backward(split, limits, with_gradients=False))
 
 
-def peak_bytes(split: PartitionedGraph, limits: Limits | None = None) -> int:
+def peak_bytes(split: PartitionedGraph, limits: RealizeLimits | None = None) -> int:
     """The most that forward or backward has alive at one time, beside the caller's tensors; ``limits`` as above."""
     return max(peaks_of_halves(split, limits))
 
 
-def peaks_of_halves(split: PartitionedGraph, limits: Limits | None = None) -> tuple[int, int]:
+def peaks_of_halves(split: PartitionedGraph, limits: RealizeLimits | None = None) -> tuple[int, int]:
     """``peak_bytes`` of the forward and of the backward."""
     limits = limits or limits_in_force()
     saved = split.saved_bytes()
@@ -57,24 +57,24 @@ def peaks_of_halves(split: PartitionedGraph, limits: Limits | None = None) -> tu
     return forward, backward
 
 
-def _in_forward(split: PartitionedGraph, limits: Limits) -> int:
+def _in_forward(split: PartitionedGraph, limits: RealizeLimits) -> int:
     """Kept values count from where they are made; until then their room is free for others."""
     given = sum(nbytes(root.meta["val"]) for root in kept_storages(split) if root.op == "placeholder")
     order, held = steps_of_forward(split)
     return most_alive(order.values(), limits, given - split.saved_bytes(), held)
 
 
-def _in_backward(split: PartitionedGraph, limits: Limits, with_gradients: bool) -> int:
+def _in_backward(split: PartitionedGraph, limits: RealizeLimits, with_gradients: bool) -> int:
     order, held = steps_of_backward(split, with_gradients)
     return most_alive(order.values(), limits, 0, held)
 
 
-def steps_of_forward(split: PartitionedGraph) -> tuple[dict[Node, Step], Held]:
+def steps_of_forward(split: PartitionedGraph) -> tuple[dict[Node, TimelineStep], Held]:
     """The forward's steps, in its order; nothing is in memory before it but inputs, which are counted elsewhere."""
     return _steps(split.fw.graph, set(split.inputs)), {}
 
 
-def steps_of_backward(split: PartitionedGraph, with_gradients: bool = False) -> tuple[dict[Node, Step], Held]:
+def steps_of_backward(split: PartitionedGraph, with_gradients: bool = False) -> tuple[dict[Node, TimelineStep], Held]:
     """The backward's steps, and what the forward keeps for them: freed after its last reader.
 
     Gradients of parameters are counted elsewhere, or here ``with_gradients``.
@@ -86,7 +86,7 @@ def steps_of_backward(split: PartitionedGraph, with_gradients: bool = False) -> 
     return steps, {tuple(steps[n] for n in nodes): nbytes(root.meta["val"]) for root, nodes in kept}
 
 
-def _steps(graph: Graph, counted: Set[Node]) -> dict[Node, Step]:
+def _steps(graph: Graph, counted: Set[Node]) -> dict[Node, TimelineStep]:
     return steps_of(graph.nodes, counted, set(stored_residuals(residuals_of(graph), is_stored_as_codes)))
 
 
@@ -124,20 +124,20 @@ class Span:
         size: bytes.
     """
 
-    steps: tuple[Step, ...]
+    steps: tuple[TimelineStep, ...]
     start: int
     end: int
     size: int
 
 
-def spans(order: Sequence[Step], limits: Limits, held: Held) -> Iterator[Span]:
+def spans(order: Sequence[TimelineStep], limits: RealizeLimits, held: Held) -> Iterator[Span]:
     """What is in memory, and when: first what is ``held`` before the first step, then results in the order of steps.
 
     What is held is freed after the last reader of the steps that use it.
     """
     position = {step: at for at, step in enumerate(order)}
     fused = in_registers(order, limits)
-    end: dict[Step, int] = {}
+    end: dict[TimelineStep, int] = {}
     for step in reversed(order):
         ends = (end[r] if r in fused and r.readers else position[r] for r in step.readers)
         end[step] = max(ends, default=position[step])
@@ -148,7 +148,7 @@ def spans(order: Sequence[Step], limits: Limits, held: Held) -> Iterator[Span]:
             yield Span((step,), at, max(end[step], at), step.size)
 
 
-def most_alive(steps: Iterable[Step], limits: Limits, alive: int = 0, held: Held | None = None) -> int:
+def most_alive(steps: Iterable[TimelineStep], limits: RealizeLimits, alive: int = 0, held: Held | None = None) -> int:
     """The most bytes alive at one step, starting from ``alive``, which includes what is ``held``."""
     order = list(steps)
     changes = Counter[int]()

@@ -25,7 +25,7 @@ class Declined(Exception):
 
 
 @dataclass(frozen=True)
-class Rows:
+class LogitRows:
     """Which of the logits' rows a value holds: slices of them, each as (leading sizes, dimension, start, end, step)."""
 
     slices: tuple[tuple[tuple[int, ...], int, int, int, int], ...] = ()
@@ -37,13 +37,13 @@ class Rows:
         return h.reshape(-1, h.shape[-1])
 
 
-def rows_of(product: Node, wide: Sequence[Node], axis: Mapping[Node, int]) -> dict[Node, Rows]:
+def rows_of(product: Node, wide: Sequence[Node], axis: Mapping[Node, int]) -> dict[Node, LogitRows]:
     """Of each of these wide values, the product before them, which rows of the logits it holds.
 
     Raises:
         Declined: one holds them in another order.
     """
-    rows = {product: Rows()}
+    rows = {product: LogitRows()}
     for node in wide:
         if node is product:
             continue
@@ -54,7 +54,7 @@ def rows_of(product: Node, wide: Sequence[Node], axis: Mapping[Node, int]) -> di
         if node.target is aten.slice.Tensor:
             args: tuple[object, ...] = (*node.args, *(0, 0, None, None, 1)[len(node.args) :])
             sizes = tuple(operands[0].meta["val"].shape[:-1])
-            rows[node] = Rows((*before.slices, (sizes, *args[1:])))  # type: ignore[arg-type]
+            rows[node] = LogitRows((*before.slices, (sizes, *args[1:])))  # type: ignore[arg-type]
         elif not (is_elementwise(node) or node.target in SAME_ELEMENTS) or _grows(node, operands[0]):
             raise Declined(f"{opname(node)} moves the logits' rows")
     return rows

@@ -24,7 +24,7 @@ from torch.fx import Graph, Node
 from fp8compile import _torch as private
 from fp8compile.analysis.columns import carried, is_elementwise
 from fp8compile.analysis.linears import PLAIN_MATMULS
-from fp8compile.analysis.logit_rows import Declined, Rows, rows_of
+from fp8compile.analysis.logit_rows import Declined, LogitRows, rows_of
 from fp8compile.fx.graph import ENCODING, IN_CHUNKS, ROW, SPLICED, is_tensor, numel
 from fp8compile.fx.ops import PARTS, is_split, is_view, opname
 
@@ -69,7 +69,7 @@ class Logits:
 
     product: Node
     axis: Mapping[Node, int]
-    rows: Rows
+    rows: LogitRows
     statistics: tuple[Node, ...]
     sums: tuple[Node, ...]
     results: tuple[Node, ...]
@@ -270,7 +270,7 @@ def _is_decoded(operand: Node) -> bool:
     return False
 
 
-def _form(walk: _Walk, rows: Rows, forward: list[Node]) -> str:
+def _form(walk: _Walk, rows: LogitRows, forward: list[Node]) -> str:
     """Such as "addmm, shifted rows, float32, tanh, amax, sum, gather"."""
     targets = [opname(n) for n in forward if not is_view(n) and n.target is not aten.clone.default]
     words = [*(["some rows"] if rows.slices else []), *targets, *map(opname, walk.reductions)]

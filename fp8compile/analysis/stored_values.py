@@ -25,24 +25,24 @@ from fp8compile.fx.ops import is_pointwise, is_reduction, is_split, is_view, opn
 EXPONENTIALS = ("exp", "log", "log10", "log1p", "log2", "sigmoid", "tanh", "silu")  # each is computed once on a CPU
 
 
-class Limits(NamedTuple):
+class RealizeLimits(NamedTuple):
     """How many stored tensors a value may take to compute, before Inductor stores it: read several times; read at all."""
 
     few: int
     most: int
 
 
-PLAIN = Limits(4, 8)  # Inductor's own
+PLAIN = RealizeLimits(4, 8)  # Inductor's own
 
 
-def limits_in_force() -> Limits:
+def limits_in_force() -> RealizeLimits:
     """Those of the compilation that runs."""
     most = private.inductor_config.realize_acc_reads_threshold
-    return Limits(private.inductor_config.realize_reads_threshold, PLAIN.most if most is None else most)
+    return RealizeLimits(private.inductor_config.realize_reads_threshold, PLAIN.most if most is None else most)
 
 
 @dataclass(eq=False)
-class Step:
+class TimelineStep:
     """One operation of a timeline.
 
     Attributes:
@@ -57,45 +57,47 @@ class Step:
 
     size: int = 0
     kind: str = "kernel"
-    reads: list[Step] = field(default_factory=list)
-    readers: list[Step] = field(default_factory=list)
+    reads: list[TimelineStep] = field(default_factory=list)
+    readers: list[TimelineStep] = field(default_factory=list)
     counted: bool = False
     stored: bool = False
     is_dear: bool = False
 
-    def read(self, other: Step) -> None:
+    def read(self, other: TimelineStep) -> None:
         self.reads.append(other)
         other.readers.append(self)
 
-    def alone(self, counted: bool = False, stored: bool = False) -> Step:
+    def alone(self, counted: bool = False, stored: bool = False) -> TimelineStep:
         """The same operation without its edges, for another timeline."""
-        return Step(self.size, self.kind, counted=counted, stored=stored, is_dear=self.is_dear)
+        return TimelineStep(self.size, self.kind, counted=counted, stored=stored, is_dear=self.is_dear)
 
 
-def step_of(node: Node) -> Step:
+def step_of(node: Node) -> TimelineStep:
     """A node's step, without its edges. A copy to the host is a kernel whose result takes nothing of the device's memory."""
     if (moved := node.meta.get(MOVED)) is not None:
-        return Step(nbytes(node.meta["val"]) if moved == DEVICE else 0, "view" if moved == AWAITED else "kernel")
+        return TimelineStep(
+            nbytes(node.meta["val"]) if moved == DEVICE else 0, "view" if moved == AWAITED else "kernel"
+        )
     kind = (
         "view" if is_view_or_part(node) else
         "pointwise" if is_pointwise(node) else
         "reduction" if is_reduction(node) else "kernel"
     )  # fmt: skip
     if not is_tensor(node):
-        return Step(0, kind)
+        return TimelineStep(0, kind)
     value = node.meta["val"]
-    return Step(nbytes(value), kind, is_dear=opname(node) in EXPONENTIALS and value.device.type == "cpu")
+    return TimelineStep(nbytes(value), kind, is_dear=opname(node) in EXPONENTIALS and value.device.type == "cpu")
 
 
 def steps_of(
     nodes: Iterable[Node],
     counted: Set[Node] = frozenset(),
     stored: Collection[Node] = (),
-    known: Mapping[Node, Step] | None = None,
-) -> dict[Node, Step]:
+    known: Mapping[Node, TimelineStep] | None = None,
+) -> dict[Node, TimelineStep]:
     """The steps of nodes that read none but each other, in their order; the results of ``counted`` are counted elsewhere,
     those of ``stored`` are in memory. ``known`` are steps of other timelines."""
-    steps: dict[Node, Step] = {}
+    steps: dict[Node, TimelineStep] = {}
     for node in nodes:
         step = (known[node] if known else step_of(node)).alone(node in counted, node in stored)
         steps[node] = step
@@ -104,11 +106,11 @@ def steps_of(
     return steps
 
 
-def in_registers(order: Sequence[Step], limits: Limits) -> set[Step]:
+def in_registers(order: Sequence[TimelineStep], limits: RealizeLimits) -> set[TimelineStep]:
     """The steps of a timeline whose results are not stored: views, and what is computed where it is read."""
     by_kernels, times = _read_by_kernels(order), _times_read(order)
-    behind: dict[Step, set[Step]] = {}  # of each that is not stored, the stored ones that it takes
-    dear: set[Step] = set()
+    behind: dict[TimelineStep, set[TimelineStep]] = {}  # of each that is not stored, the stored ones that it takes
+    dear: set[TimelineStep] = set()
     for step in order:
         if step.kind not in ("view", "pointwise") or (step.kind == "pointwise" and by_kernels[step]):
             continue
@@ -123,15 +125,15 @@ def in_registers(order: Sequence[Step], limits: Limits) -> set[Step]:
     return set(behind)
 
 
-def _read_by_kernels(order: Sequence[Step]) -> dict[Step, bool]:
-    found: dict[Step, bool] = {}
+def _read_by_kernels(order: Sequence[TimelineStep]) -> dict[TimelineStep, bool]:
+    found: dict[TimelineStep, bool] = {}
     for step in reversed(order):
         found[step] = any(found[r] if r.kind == "view" else r.kind == "kernel" for r in step.readers)
     return found
 
 
-def _times_read(order: Sequence[Step]) -> dict[Step, int]:
-    found: dict[Step, int] = {}
+def _times_read(order: Sequence[TimelineStep]) -> dict[TimelineStep, int]:
+    found: dict[TimelineStep, int] = {}
     for step in reversed(order):
         found[step] = max([len(step.readers), *(found[r] for r in step.readers if r.kind == "view")])
     return found

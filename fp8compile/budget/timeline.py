@@ -18,7 +18,7 @@ from torch.fx import Node
 
 from fp8compile.analysis.liveness import most_alive
 from fp8compile.analysis.residuals import residuals_of, stored_residuals
-from fp8compile.analysis.stored_values import Step, limits_in_force, step_of, steps_of
+from fp8compile.analysis.stored_values import TimelineStep, limits_in_force, step_of, steps_of
 from fp8compile.fx.graph import TAKEN_AS_CODES, nbytes, storage_root
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 
@@ -62,17 +62,17 @@ class Timeline:
         codes = {root for root in sizes if root in self.stored and root not in exact}
         residuals = stored_residuals(self._residuals, lambda node: node in codes or TAKEN_AS_CODES in node.meta)
         steps = steps_of(self._needed(kept, codes), inputs, set(residuals), self._known)
-        end = Step()
+        end = TimelineStep()
         for node in self.split.user_outputs:
             if isinstance(node, Node):
                 end.read(steps[node])
-        alive, behind = 0, dict[Step, Step]()
+        alive, behind = 0, dict[TimelineStep, TimelineStep]()
         for root, size in sizes.items():
             if root in inputs or root not in codes:  # kept as it is: from its start to the end
                 end.read(steps[root])
                 alive += size if root in inputs else 0
             else:
-                encoded = behind[steps[root]] = Step(size, "pointwise", stored=True)
+                encoded = behind[steps[root]] = TimelineStep(size, "pointwise", stored=True)
                 encoded.read(steps[root])
                 end.read(encoded)
         order = [*(each for s in steps.values() for each in (s, behind.get(s)) if each), end]
@@ -105,20 +105,20 @@ class _Backward:
         split: PartitionedGraph,
         kept: Sequence[SavedTensor],
         repeated: Sequence[Node],
-        known: Mapping[Node, Step],
+        known: Mapping[Node, TimelineStep],
         stored: Set[Node],
     ) -> None:
         self.kept, self._known = kept, known
-        self.given = {edge.backward: Step(counted=True) for edge in kept}
+        self.given = {edge.backward: TimelineStep(counted=True) for edge in kept}
         self.decoded = {
             e.backward: self._decoded(e) for e in kept if e.is_tensor and storage_root(e.forward) in stored
         }
-        self._copies: dict[Node, Step] = {}
+        self._copies: dict[Node, TimelineStep] = {}
         self._used = {edge.forward: edge.backward for edge in kept}
         made = {edge.backward: edge.forward for edge in split.edges}
         placed = first_uses(split, repeated)
-        own: dict[Node, Step] = {}
-        order: list[Step] = []
+        own: dict[Node, TimelineStep] = {}
+        order: list[TimelineStep] = []
         for at, node in enumerate(split.bw.graph.nodes):
             order += [self._copy(each) for each in placed.get(at, ())]
             if node in made:
@@ -129,34 +129,34 @@ class _Backward:
                 step.read(own[parent] if parent in own else self._value(made[parent]))
         self.order = [*self.given.values(), *self._with_decoded(order)]
 
-    def held(self, sizes: Mapping[Node, int]) -> dict[tuple[Step, ...], int]:
+    def held(self, sizes: Mapping[Node, int]) -> dict[tuple[TimelineStep, ...], int]:
         """For each storage of ``sizes``, the steps that stand for it, and its bytes."""
-        found: dict[Node, list[Step]] = {}
+        found: dict[Node, list[TimelineStep]] = {}
         for edge in self.kept:
             if (root := storage_root(edge.forward)) in sizes:
                 found.setdefault(root, []).append(self.given[edge.backward])
         return {tuple(steps): sizes[root] for root, steps in found.items()}
 
-    def _decoded(self, edge: SavedTensor) -> Step:
-        step = Step(nbytes(edge.forward.meta["val"]), "pointwise")
+    def _decoded(self, edge: SavedTensor) -> TimelineStep:
+        step = TimelineStep(nbytes(edge.forward.meta["val"]), "pointwise")
         step.read(self.given[edge.backward])
         return step
 
-    def _copy(self, node: Node) -> Step:
+    def _copy(self, node: Node) -> TimelineStep:
         step = self._copies[node] = self._known[node].alone()
         for parent in node.all_input_nodes:
             if parent in self._copies or parent in self._used:
                 step.read(self._value(parent))
         return step
 
-    def _value(self, made: Node) -> Step:
+    def _value(self, made: Node) -> TimelineStep:
         """What the backward reads for a value of the forward: its copy, or what was kept of it, decoded."""
         if made in self._copies:
             return self._copies[made]
         used = self._used[made]
         return self.decoded.get(used, self.given[used])
 
-    def _with_decoded(self, order: list[Step]) -> Iterator[Step]:
+    def _with_decoded(self, order: list[TimelineStep]) -> Iterator[TimelineStep]:
         """The order with each decoding directly before its first reader."""
         waiting = {id(step): step for step in self.decoded.values()}
         for step in order:

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.fx import Node
 
 from fp8compile.analysis.columns import SAME_ELEMENTS, is_elementwise
-from fp8compile.analysis.logit_rows import Declined, Rows
+from fp8compile.analysis.logit_rows import Declined, LogitRows
 from fp8compile.analysis.logits import OF_ONE_DIMENSION, Logits
 from fp8compile.chunking.one_hot import in_columns, one_entry_a_row
 from fp8compile.fx.checkpointed import stand_in
@@ -208,7 +208,7 @@ def _rows(x: Tensor, rows: slice) -> Tensor:
     return x.narrow(0, rows.start, rows.stop - rows.start)
 
 
-def _rows_of(rows: Rows) -> Any:
+def _rows_of(rows: LogitRows) -> Any:
     def rows_that_the_loss_reads(h: Tensor) -> Tensor:
         return rows.of(h)
 

@@ -20,7 +20,7 @@ def run_demo(values: argparse.Namespace) -> int:
         _check_arms(values.arms or (), FP16_ARMS if values.precision == "fp16" else ARMS, values.precision)
     except Wrong as error:
         return said("demo", error, WRONG)
-    options = demo.Options(
+    options = demo.DemoOptions(
         out=values.out,
         steps=values.steps,
         seeds=values.seeds,

@@ -28,7 +28,7 @@ def run_reproduce(values: Namespace) -> int:
     from fp8compile.reproduce import run
 
     try:
-        run.run(run.Options(values.name, values.out, values.seeds, values.steps))
+        run.run(run.ReproduceOptions(values.name, values.out, values.seeds, values.steps))
     except BrokenPipeError:
         raise  # an OSError too, but not the folder's fault
     except (MissingExtra, NoSource, OSError) as error:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from fp8compile.cli.ends import DONE, FAILED, WRONG, said
 from fp8compile.cli.values import between
-from fp8compile.watching.reading import NoRun, Run
+from fp8compile.watching.reading import LoggedRun, NoRun
 
 MOST_SAID = 20  # overflows that are printed
 
@@ -52,7 +52,7 @@ def _printable(text: str) -> str:
     return "".join(each if each.isprintable() else "?" for each in text)
 
 
-def _about(run: Run) -> list[str]:
+def _about(run: LoggedRun) -> list[str]:
     parts = [f"{run.steps} step{'s' * (run.steps != 1)}"]
     parts += [f"{run.left_out} line{'s' * (run.left_out != 1)} left out evenly"] * bool(run.left_out)
     parts += [f"{run.corrupt} corrupt line{'s' * (run.corrupt != 1)} left out"] * bool(run.corrupt)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fp8compile.fx.dump_files import claim, root_of, trace, tracing, write
-from fp8compile.fx.snapshot import Snapshot, Step, snapshot_of
+from fp8compile.fx.snapshot import PassStep, Snapshot, snapshot_of
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.compiled_graph import GraphReport
 from fp8compile.reporting.report import Report
@@ -37,7 +37,7 @@ class DumpWatcher:
     folder: Path | None
     traced: bool
     kept: bool
-    steps: list[Step] = field(default_factory=list)
+    steps: list[PassStep] = field(default_factory=list)
     _count: int = 0
 
     def look(self, seen: object, half: str = "") -> Snapshot:
@@ -45,7 +45,7 @@ class DumpWatcher:
 
     def step(self, name: str, before: Snapshot, after: Snapshot) -> None:
         self._count += 1
-        step, place = Step(name, before, after), f"{self._count:02}-{name}"
+        step, place = PassStep(name, before, after), f"{self._count:02}-{name}"
         texts = {"before.txt": before.text, "after.txt": f"# {step.numbers}\n\n{after.text}", "diff.txt": step.diff}
         self._hand_on(place, {**texts, "after.dot": after.to_dot()}, f"{name}_")
         full = {"after-full.txt": after.full_text, "after-full.dot": after.to_dot(expand=True)}

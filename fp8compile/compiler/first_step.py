@@ -33,7 +33,15 @@ from fp8compile.compiler.inputs import cuda_devices, dtypes_of, trains
 from fp8compile.compiler.node_by_node import run_the_graph
 from fp8compile.fx.ops import draws_random_numbers, is_collective
 from fp8compile.fx.provenance import parameter_path
-from fp8compile.numerics.gradient_quality import BAR, NUDGES, Gradients, Judge, error_powers, last_place, nudged
+from fp8compile.numerics.gradient_quality import (
+    BAR,
+    NUDGES,
+    GradientJudge,
+    Gradients,
+    error_powers,
+    last_place,
+    nudged,
+)
 from fp8compile.recipe.recipe import Recipe, exact
 
 log = logging.getLogger("fp8compile")
@@ -188,9 +196,9 @@ class _Trial:
 def _tell(step: Callable[[int | None], Gradients], got: Gradients, arguments: set[str]) -> None:
     reference = step(None)
     errors = error_powers(reference, got)
-    judge = Judge.of(reference, (), BAR, arguments)
+    judge = GradientJudge.of(reference, (), BAR, arguments)
     if judge.failing(errors):  # only then find out which of them are down to rounding
-        judge = Judge.of(reference, map(step, range(NUDGES)), BAR, arguments)
+        judge = GradientJudge.of(reference, map(step, range(NUDGES)), BAR, arguments)
     failing = sorted(judge.failing(errors), key=lambda name: judge.sqnr(name, errors[name]))
     if failing:
         listed = ", ".join(f"{name} {judge.sqnr(name, errors[name]):.1f} dB" for name in failing)

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from torch.fx import Node
 
 from fp8compile.analysis.liveness import Held, Span, kept_storages, spans, steps_of_backward, steps_of_forward
-from fp8compile.analysis.stored_values import PLAIN, Limits, Step, limits_in_force
+from fp8compile.analysis.stored_values import PLAIN, RealizeLimits, TimelineStep, limits_in_force
 from fp8compile.compiler.graph_waterfall import labels_of
 from fp8compile.explorer.picture import (
     BACKWARD,
@@ -17,10 +17,10 @@ from fp8compile.explorer.picture import (
     KEPT_CODES,
     ON_HOST,
     REGIONS,
-    Kept,
+    KeptValue,
     Lifetime,
+    MemoryTimeline,
     Picture,
-    Timeline,
 )
 from fp8compile.fx.graph import is_on_host, nbytes, storage_root
 from fp8compile.fx.partition import PartitionedGraph
@@ -40,7 +40,7 @@ def picture_of(split: PartitionedGraph, plain: PartitionedGraph, notes: Notes) -
     return Picture(tuple(_kept(split, labels)), ours, plains)
 
 
-def _kept(split: PartitionedGraph, labels: Mapping[Node, str]) -> Iterator[Kept]:
+def _kept(split: PartitionedGraph, labels: Mapping[Node, str]) -> Iterator[KeptValue]:
     for edge in split.edges:
         if not edge.is_tensor:
             continue
@@ -49,10 +49,10 @@ def _kept(split: PartitionedGraph, labels: Mapping[Node, str]) -> Iterator[Kept]
         away = is_on_host(root)
         label = CALLERS if callers else ON_HOST if away else labels.get(root, REGIONS)
         size = 0 if callers or away else nbytes(root.meta["val"])
-        yield Kept(edge.forward.name, edge.backward.name, root.name, size, label)
+        yield KeptValue(edge.forward.name, edge.backward.name, root.name, size, label)
 
 
-def timeline_of(split: PartitionedGraph, codes: set[Node], limits: Limits) -> Timeline:
+def timeline_of(split: PartitionedGraph, codes: set[Node], limits: RealizeLimits) -> MemoryTimeline:
     """What is in memory when; ``codes`` are the storages that hold codes, ``limits`` those of Inductor."""
     forward, backward = steps_of_forward(split), steps_of_backward(split)
     first, kept = len(forward[0]), kept_storages(split)
@@ -71,19 +71,19 @@ def timeline_of(split: PartitionedGraph, codes: set[Node], limits: Limits) -> Ti
     for node, span in _own(backward, limits):
         made.append(_lifetime(node, BACKWARD, span.start + first, span.end + first))
     operations = tuple(node.name for half in (forward, backward) for node in half[0])
-    return Timeline(operations, first, tuple(made))
+    return MemoryTimeline(operations, first, tuple(made))
 
 
 def _kind(root: Node, codes: set[Node]) -> str:
     return KEPT_CODES if root in codes else KEPT
 
 
-def _spans(half: tuple[dict[Node, Step], Held], limits: Limits) -> Iterator[Span]:
+def _spans(half: tuple[dict[Node, TimelineStep], Held], limits: RealizeLimits) -> Iterator[Span]:
     steps, held = half
     return spans(list(steps.values()), limits, held)
 
 
-def _own(half: tuple[dict[Node, Step], Held], limits: Limits) -> Iterator[tuple[Node, Span]]:
+def _own(half: tuple[dict[Node, TimelineStep], Held], limits: RealizeLimits) -> Iterator[tuple[Node, Span]]:
     """The nodes whose results are in memory, and when."""
     nodes = {step: node for node, step in half[0].items()}
     for span in _spans(half, limits):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fp8compile.analysis.liveness import gradient_bytes, peaks_of_halves, workspace_bytes
 from fp8compile.analysis.sensitivity.foreign import assumed
-from fp8compile.analysis.stored_values import PLAIN, Limits
+from fp8compile.analysis.stored_values import PLAIN, RealizeLimits
 from fp8compile.compiler.graph_waterfall import bytes_in_chunks, waterfall_of
 from fp8compile.compiler.region_reports import calls_of_cuts, notes_of_calls, plain_bytes
 from fp8compile.compiler.report_store import Collector
@@ -73,7 +73,7 @@ def _assumed(split: PartitionedGraph) -> list[str]:
     return [ASSUMED.format(", ".join(names), names[0])] if names else []
 
 
-def _peaks(split: PartitionedGraph, limits: Limits | None, working: int) -> Peaks:
+def _peaks(split: PartitionedGraph, limits: RealizeLimits | None, working: int) -> Peaks:
     """``working`` bytes are needed in regions that it calls, in one at a time."""
     forward, backward = peaks_of_halves(split, limits)
     return Peaks(forward + working, backward + working, gradient_bytes(split))

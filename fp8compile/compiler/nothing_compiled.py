@@ -43,7 +43,7 @@ OF_TORCH = "Dynamo skips the forward of a module that torch.nn defines, where th
 SKIPPED = "Dynamo skipped every frame or fell back to eager; TORCH_LOGS=graph_breaks shows where"
 
 
-class _Watch:
+class _CompilationWatch:
     """The state when the backend was asked for, and the optimizers looked at since."""
 
     def __init__(self) -> None:
@@ -53,14 +53,14 @@ class _Watch:
         register_optimizer_step_post_hook(_after_step)
 
 
-_watch: _Watch | None = None
+_watch: _CompilationWatch | None = None
 
 
 def watch() -> None:
     """From now on, warn of models compiled without effect; called when torch.compile first asks for the backend."""
     global _watch
     if _watch is None:
-        _watch = _Watch()
+        _watch = _CompilationWatch()
         atexit.register(say_at_exit)
 
 
@@ -82,7 +82,7 @@ def _after_step(optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         _look(_watch, optimizer)
 
 
-def _look(known: _Watch, optimizer: Optimizer) -> None:
+def _look(known: _CompilationWatch, optimizer: Optimizer) -> None:
     """Find a model that this optimizer trains and that was compiled without effect; warn once."""
     parameters = (p for group in optimizer.param_groups for p in group["params"])
     trained = {id(p) for p in parameters if p.grad is not None or optimizer.state.get(p)}

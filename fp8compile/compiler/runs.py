@@ -23,7 +23,7 @@ from fp8compile.compiler.recorded_calls import on_recorded_call
 _number = itertools.count()
 
 
-class Step:
+class StepCalls:
     """The calls of one step: ``most`` holds those of each instance at the moment when the most calls were alive."""
 
     def __init__(self) -> None:
@@ -52,7 +52,7 @@ class Runs:
     def __init__(self, example_inputs: Sequence[Any] = ()) -> None:
         self.positions = [at for at, value in enumerate(example_inputs) if isinstance(value, nn.Parameter)]
         self.alive: weakref.WeakKeyDictionary[Any, Instance] = weakref.WeakKeyDictionary()
-        self.step: Step | None = None
+        self.step: StepCalls | None = None
         self._instances: dict[tuple[int, ...], Instance] = {}
         self.first = self.instance_of(example_inputs)
 
@@ -73,7 +73,7 @@ class Runs:
 
 
 _known: weakref.WeakSet[Runs] = weakref.WeakSet()
-_step = Step()
+_step = StepCalls()
 
 
 def in_last_step(graphs: Iterable[Runs]) -> Mapping[Instance, int] | None:
@@ -91,7 +91,7 @@ def counted(compiled: Callable[..., Any], runs: Runs) -> Callable[..., Any]:
 def _begin(runs: Runs, args: Any, results: Any, backward: Any) -> None:
     global _step
     if not any(known.alive for known in _known):
-        _step = Step()
+        _step = StepCalls()
     runs.alive[backward] = runs.instance_of(args)
     runs.step = _step
     backward.register_prehook(functools.partial(_end, weakref.ref(runs), weakref.ref(backward)))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fp8compile.demo import arms, compiling, loss_scales
 from fp8compile.demo.data import Corpus, train_batches, validation_batches
-from fp8compile.demo.loss_scales import Scaler
+from fp8compile.demo.loss_scales import GradScalerLike
 from fp8compile.demo.model import Size, build_optimizer, rate_schedule
 from fp8compile.demo.precision import Precision
 from fp8compile.demo.results import Evaluation, Run
@@ -121,7 +121,7 @@ def train_step(
     tokens: Tensor,
     optimizer: torch.optim.Optimizer,
     task: Task,
-    scaler: Scaler | None = None,
+    scaler: GradScalerLike | None = None,
 ) -> float:
     """One optimizer step; returns the loss of the batch before it, nats per byte."""
     with task.precision.autocast(task.device):

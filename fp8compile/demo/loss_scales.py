@@ -27,7 +27,7 @@ LEAST_PROGRESS = 0.1
 DIVERGED = "diverged"
 
 
-class Scaler(Protocol):
+class GradScalerLike(Protocol):
     """The part of torch.amp.GradScaler's interface that is used."""
 
     def scale(self, outputs: Tensor) -> Tensor: ...
@@ -41,7 +41,7 @@ class DivergenceError(ArithmeticError):
     """A run need not go on; the message says why."""
 
 
-def scaler_for(arm: str) -> Scaler:
+def scaler_for(arm: str) -> GradScalerLike:
     """The scaler of one of ``arms.SCALED_ARMS``."""
     from fp8compile.amp import LossScaler
 
@@ -58,7 +58,11 @@ def steps_taken(optimizer: torch.optim.Optimizer) -> list[None]:
 
 
 def apply_gradients(
-    loss: Tensor, model: torch.nn.Module, optimizer: torch.optim.Optimizer, clip_norm: float, scaler: Scaler | None
+    loss: Tensor,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    clip_norm: float,
+    scaler: GradScalerLike | None,
 ) -> None:
     """Backward, clip, step.
 
@@ -77,7 +81,7 @@ def apply_gradients(
     optimizer.zero_grad(set_to_none=True)
 
 
-def _step(scaler: Scaler, optimizer: torch.optim.Optimizer) -> None:
+def _step(scaler: GradScalerLike, optimizer: torch.optim.Optimizer) -> None:
     from fp8compile.amp import LossScaleCollapse
 
     try:

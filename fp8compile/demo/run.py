@@ -42,7 +42,7 @@ DONE, FAILED, INTERRUPTED = 0, 1, 130
 
 
 @dataclass(frozen=True)
-class Options:
+class DemoOptions:
     """What the command line chooses.
 
     Attributes:
@@ -89,7 +89,7 @@ class DemoConsole(Console):
         raise BrokenPipeError
 
 
-def run_demo(options: Options, console: Console | None = None) -> int:
+def run_demo(options: DemoOptions, console: Console | None = None) -> int:
     """Run every arm, print the table, write the files; returns 0, or 1: an arm failed, or 130: Ctrl-C.
 
     Raises:
@@ -118,7 +118,7 @@ def run_demo(options: Options, console: Console | None = None) -> int:
     return INTERRUPTED if results.interrupted else FAILED if results.failed else DONE
 
 
-def prepare(options: Options, console: Console) -> tuple[Task, Results]:
+def prepare(options: DemoOptions, console: Console) -> tuple[Task, Results]:
     """Read the text, choose size and precision, measure what the uncompiled model saves; say what will be done.
 
     Raises:
@@ -142,7 +142,7 @@ def prepare(options: Options, console: Console) -> tuple[Task, Results]:
     return task, results
 
 
-def train_all(task: Task, results: Results, options: Options, screen: Screen) -> None:
+def train_all(task: Task, results: Results, options: DemoOptions, screen: Screen) -> None:
     """Train every arm from every seed, seed by seed, the arms of a seed in turns; if a run fails, the others go on."""
     if any(arm != arms.EAGER for arm in results.arms):
         screen.say("warming up the compiler")
@@ -163,7 +163,7 @@ def mark_interrupted(results: Results) -> None:
 
 
 class _OnScreen:
-    """Shows the progress (``turns.Watcher``), and the time left once every arm has been timed."""
+    """Shows the progress (``turns.ProgressWatcher``), and the time left once every arm has been timed."""
 
     def __init__(self, task: Task, results: Results, screen: Screen) -> None:
         self.task, self.results, self.screen = task, results, screen
@@ -212,5 +212,5 @@ def _eager_saved_bytes(model: torch.nn.Module, task: Task) -> int | None:
         return None
 
 
-def _plain(options: Options) -> dict[str, Any]:
+def _plain(options: DemoOptions) -> dict[str, Any]:
     return {**dataclasses.asdict(options), "out": options.out.name}

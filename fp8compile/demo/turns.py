@@ -29,7 +29,7 @@ from fp8compile.demo.results import DONE, RUNNING, Run
 BLOCK = 5
 
 
-class Watcher(Protocol):
+class ProgressWatcher(Protocol):
     """Receives the progress of the runs."""
 
     def begins(self, run: Run) -> None: ...
@@ -46,7 +46,7 @@ class ArmTurns:
         self.memory = ArmMemory(task.device)
         self.training: Training | None = None
 
-    def take(self, steps: int, watcher: Watcher) -> None:
+    def take(self, steps: int, watcher: ProgressWatcher) -> None:
         """Take ``steps`` steps. A run that fails or diverges says so in its status and drops its model."""
         try:
             training = self.training = self.training or self._begin(watcher)
@@ -59,7 +59,7 @@ class ArmTurns:
             self.run.traceback = traceback.format_exc()
             self._stop(f"failed: {cause(error)}", watcher)
 
-    def _begin(self, watcher: Watcher) -> Training:
+    def _begin(self, watcher: ProgressWatcher) -> Training:
         run, task = self.run, self.task
         watcher.begins(run)
         with self.memory.counted():
@@ -74,12 +74,14 @@ class ArmTurns:
         if first:
             self.run.warm_cache = compiling.compiler_cache_hits() > hits
 
-    def _stop(self, status: str, watcher: Watcher) -> None:
+    def _stop(self, status: str, watcher: ProgressWatcher) -> None:
         self.run.status, self.training = status, None
         watcher.stopped(self.run)
 
 
-def train_in_turns(runs: Sequence[Run], task: Task, backend_options: Mapping[str, Any], watcher: Watcher) -> None:
+def train_in_turns(
+    runs: Sequence[Run], task: Task, backend_options: Mapping[str, Any], watcher: ProgressWatcher
+) -> None:
     """Train runs of one seed side by side, to the end or until each has stopped by itself."""
     compiling.forget_compiled()
     turns = [ArmTurns(run, task, backend_options) for run in runs]

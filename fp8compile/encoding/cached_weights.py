@@ -28,7 +28,7 @@ CODES, TRANSPOSED, INV_SCALE = range(3)  # the order of a weight's inputs
 
 
 @dataclass
-class _Weight:
+class _WeightInputs:
     """A weight's extra inputs, the value that they are codes of, once a matmul has taken it, and the layouts taken."""
 
     position: int
@@ -44,15 +44,15 @@ class CachedWeights:
 
     def __init__(self, graph: Graph, ctx: Context) -> None:
         at = {plain_position(node): node for node in graph.find_nodes(op="placeholder")}
-        self.graph, self._weights = graph, dict[Node, _Weight]()
+        self.graph, self._weights = graph, dict[Node, _WeightInputs]()
         for position, first in ctx.weight_inputs:
             if position in at and first in at:  # AOTAutograd hands over a weight that is given twice once
-                self._weights[at[position]] = _Weight(position, tuple(at[first + i] for i in range(3)))
+                self._weights[at[position]] = _WeightInputs(position, tuple(at[first + i] for i in range(3)))
         self._packs = {
             positions: (i, at[p], at[p + 1]) for i, (positions, p) in enumerate(ctx.packed_inputs) if p in at
         }
 
-    def _of(self, base: Node, width: int | None) -> _Weight | None:
+    def _of(self, base: Node, width: int | None) -> _WeightInputs | None:
         """The weight whose codes stand for ``base`` as a matrix of this width: itself, or as it was cast."""
         weight = base.args[0] if base.target in CASTS else base
         found = self._weights.get(weight) if isinstance(weight, Node) else None
@@ -122,7 +122,7 @@ class CachedWeights:
         return tuple(_told(weight) for weight in self._weights.values() if weight.value is not None)
 
 
-def _told(weight: _Weight) -> CachedWeight:
+def _told(weight: _WeightInputs) -> CachedWeight:
     assert weight.value is not None
     where = Origin("weight", weight.module, "")
     info = dataclasses.replace(TensorInfo.of(weight.value), origin=where)

@@ -33,13 +33,13 @@ from fp8compile.recipe.context import Context, ScaleInput
 aten = torch.ops.aten
 
 INPUT, WEIGHT, GRADIENT = "input", "weight", "gradient"
-OPERAND = "fp8compile_operand"  # in the meta of codes under a known scale: a Row
+OPERAND = "fp8compile_operand"  # in the meta of codes under a known scale: a ScaleRow
 BALANCED = "fp8compile_balanced"  # in the meta of codes under another scale than their row's, for a merged dgrad
 RETURNED = "fp8compile_operand_statistics"  # in the meta of the zeros that stand where the statistics will
 
 
 @dataclass(frozen=True)
-class Row:
+class ScaleRow:
     """One operand: its row in the scales, its format, what it is, of which module, and how its statistics are taken."""
 
     index: int
@@ -54,7 +54,7 @@ class KnownScales:
 
     def __init__(self, graph: Graph, scales: Node, inputs: ScaleInput) -> None:
         self.graph, self.scales, self.inputs = graph, scales, inputs
-        self.rows: dict[tuple[Node, Format], tuple[Row, Node]] = {}
+        self.rows: dict[tuple[Node, Format], tuple[ScaleRow, Node]] = {}
         self._used = [0, 0]
 
     @classmethod
@@ -64,7 +64,7 @@ class KnownScales:
             return None
         return None if missing_gradient(graph, scales) is None else cls(graph, scales, ctx.scale_input)
 
-    def row_of(self, value: Node, fmt: Format, role: str, module: str) -> tuple[Row, Node] | None:
+    def row_of(self, value: Node, fmt: Format, role: str, module: str) -> tuple[ScaleRow, Node] | None:
         """The row of ``value``, and its scale ``[1, 1]``: the one known, or its own in a graph that measures; None where rows
         have run out."""
         if (value, fmt) not in self.rows:
@@ -72,7 +72,7 @@ class KnownScales:
             if self._used[late] == half:
                 return None
             blocks = value.meta.get(ROW_BLOCKS, ALONG_ROWS) if late else ALONG_ROWS
-            row = Row(self._used[late] + half * late, fmt, role, module, blocks)
+            row = ScaleRow(self._used[late] + half * late, fmt, role, module, blocks)
             self._used[late] += 1
             inv_scale = self._known(row.index, value) if self.inputs.known else self._own(value, fmt)
             self.rows[value, fmt] = row, inv_scale
@@ -112,7 +112,7 @@ def codes_under(
     graph: Graph,
     value: Node,
     inv_scale: Node,
-    row: Row,
+    row: ScaleRow,
     width: int | None,
     lay_out: Callable[[Tensor], Tensor] = as_matrix,
     across: bool = False,
@@ -146,7 +146,7 @@ def _with_rows_of(value: Tensor, width: int | None) -> tuple[Any, ...] | None:
     return (*shape[:last], width) if last and not may_be_empty(value.numel()) else (-1, width)
 
 
-def encoded_in(graph: Graph) -> dict[Row, tuple[Node, Node]]:
+def encoded_in(graph: Graph) -> dict[ScaleRow, tuple[Node, Node]]:
     """By row, the matrix that codes in this half of a graph were made from, and what it was multiplied by: the row's own
     scale, if codes were made under it."""
     marked = [node for node in graph.nodes if OPERAND in node.meta and node.op == "call_function"]
@@ -174,7 +174,7 @@ def _behind(node: Any, target: Any) -> Node:
     return node
 
 
-def totals_of(graph: Graph, operands: Sequence[tuple[Row, Node, Node]]) -> Node:
+def totals_of(graph: Graph, operands: Sequence[tuple[ScaleRow, Node, Node]]) -> Node:
     """``[V, 4]``: the statistics of these operands, which are sorted by ``rows_in``: those with as many rows are together."""
     widths = [value.meta["val"].shape[_dim(row, value)] for row, value, _ in operands]
     lengths = [len(list(group)) for _, group in itertools.groupby(operands, key=rows_in)]
@@ -189,7 +189,7 @@ def totals_of(graph: Graph, operands: Sequence[tuple[Row, Node, Node]]) -> Node:
     return node
 
 
-def _partials(graph: Graph, row: Row, value: Node, scale: Node) -> tuple[Node, Node, Node]:
+def _partials(graph: Graph, row: ScaleRow, value: Node, scale: Node) -> tuple[Node, Node, Node]:
     fmt, dim = row.format, _dim(row, value)
 
     def partials(x: Tensor, scale: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -200,7 +200,7 @@ def _partials(graph: Graph, row: Row, value: Node, scale: Node) -> tuple[Node, N
     return made
 
 
-def rows_in(operand: tuple[Row, Node, Node]) -> str:
+def rows_in(operand: tuple[ScaleRow, Node, Node]) -> str:
     """The key by which operands are totalled together: the shape of their statistics."""
     row, value, _ = operand
     shape = [*value.meta["val"].shape]
@@ -208,7 +208,7 @@ def rows_in(operand: tuple[Row, Node, Node]) -> str:
     return str(tuple(shape))
 
 
-def _dim(row: Row, value: Node) -> int:
+def _dim(row: ScaleRow, value: Node) -> int:
     """The dimension along which statistics are taken first: that of the rows of a block, or that of the columns."""
     shape = value.meta["val"].shape
     return -2 if row.blocks.rows and len(shape) == 3 and shape[-2] == row.blocks.rows else -1

@@ -24,7 +24,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fp8compile.analysis.linears import DGRAD, uncast
 from fp8compile.analysis.sums import Sum, sum_of
-from fp8compile.encoding.known_scales import BALANCED, GRADIENT, Row, codes_under
+from fp8compile.encoding.known_scales import BALANCED, GRADIENT, ScaleRow, codes_under
 from fp8compile.encoding.layouts import as_matrix
 from fp8compile.encoding.linear_plan import Apply
 from fp8compile.encoding.operands import Operands, encoding
@@ -46,12 +46,12 @@ PLAIN = (True, False)  # which operands depend on a tangent: dy W
 
 
 @dataclass(frozen=True)
-class Gradient:
+class GradientMatrix:
     """A gradient as a matrix of some width, its row and its own scale."""
 
     value: Node
     width: int | None
-    row: Row
+    row: ScaleRow
     inv_scale: Node
 
 
@@ -60,7 +60,7 @@ class Merged:
     """Dgrads that become one matmul, in the order of their weights among the graph's inputs; and their sum."""
 
     members: tuple[Apply, ...]
-    gradients: tuple[Gradient, ...]
+    gradients: tuple[GradientMatrix, ...]
     total: Sum
 
 
@@ -140,9 +140,9 @@ def _weight_of(each: Apply) -> tuple[Node, int | None, list[Node]]:
     return beneath(each.matmul.operands[1], "right", False)[:3]
 
 
-def _gradients(members: Sequence[Apply], operands: Operands) -> tuple[Gradient, ...] | str:
+def _gradients(members: Sequence[Apply], operands: Operands) -> tuple[GradientMatrix, ...] | str:
     """The gradients of dgrads with their rows, or why there are none."""
-    found = list[Gradient]()
+    found = list[GradientMatrix]()
     for each in members:
         value, width, transposes, _ = beneath(each.matmul.operands[0], "left", False)
         if transposes:
@@ -153,7 +153,7 @@ def _gradients(members: Sequence[Apply], operands: Operands) -> tuple[Gradient, 
         row = scales.row_of(value, how.format, GRADIENT, how.module) if scales else None
         if row is None:
             return NO_ROW
-        found.append(Gradient(value, width, *row))
+        found.append(GradientMatrix(value, width, *row))
     return tuple(found)
 
 

@@ -62,7 +62,7 @@ NOT_CHOSEN = "not among the values of Recipe.saved.bits"
 
 
 @dataclass(frozen=True)
-class Kept:
+class Unencoded:
     """Of a saved tensor that stays as it is: the reason for the report, or the encoding that a matmul's operand has already;
     neither where another entry tells of it."""
 
@@ -81,27 +81,27 @@ class Judge:
         self._edges: dict[Node, Sides | None] = {}
         self.keys = keys_of(split, ctx) if ctx.measures_saved or ctx.recipe.saved.bits != "off" else {}
 
-    def decide(self, edge: SavedTensor) -> Stored | Kept:
+    def decide(self, edge: SavedTensor) -> Stored | Unencoded:
         """How it is stored, or that it stays as it is."""
         if encoding := encoding_of(edge.forward):
-            return Kept(operand=encoding)
+            return Unencoded(operand=encoding)
         if self.ctx.is_scales(edge.forward):
-            return Kept()
+            return Unencoded()
         is_amax = (
             SPLICED in edge.forward.meta
             and EXACT not in storage_root(edge.forward).meta
             and (is_statistic(edge.forward) or opname(edge.forward) == "scatter_reduce")
         )
         if not self.ctx.recipe.stores_saved or is_amax:
-            return Kept()  # the amax of a matmul's operand belongs to its codes
+            return Unencoded()  # the amax of a matmul's operand belongs to its codes
         if is_mask(edge):
             stored = self._left_by_recipe(edge) or self._has_few(edge) or as_bits(edge)
-            return Kept(stored) if isinstance(stored, str) else stored
+            return Unencoded(stored) if isinstance(stored, str) else stored
         if reason := self._reason_to_leave(edge):
-            return Kept(reason)
+            return Unencoded(reason)
         found = self._in_a_byte(edge)
         stored = found if isinstance(found, str) else self._stored_as(edge, *found)
-        return Kept(stored) if isinstance(stored, str) else stored
+        return Unencoded(stored) if isinstance(stored, str) else stored
 
     def choices(self, edge: SavedTensor) -> dict[str, Stored]:
         """Every way to store a value, by name, from the fewest bits on; none where it stays as it is in any case."""

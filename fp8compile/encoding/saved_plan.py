@@ -8,7 +8,7 @@ from functools import cached_property
 from torch.fx import Node
 
 from fp8compile.encoding.kept_beside import KeptBeside
-from fp8compile.encoding.saved_judge import Judge, Kept
+from fp8compile.encoding.saved_judge import Judge, Unencoded
 from fp8compile.encoding.saved_keys import missing
 from fp8compile.encoding.stored import Stored
 from fp8compile.fx.graph import storage_root
@@ -28,7 +28,7 @@ class SavedPlan:
         missing: entries for the report, of values that the recipe names and the graph does not save.
     """
 
-    decisions: tuple[tuple[SavedTensor, Stored | Kept], ...]
+    decisions: tuple[tuple[SavedTensor, Stored | Unencoded], ...]
     beside: KeptBeside
     missing: tuple[Skip, ...]
 

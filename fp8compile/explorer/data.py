@@ -13,10 +13,10 @@ from typing import Any
 
 from fp8compile.explorer.layers import alike
 from fp8compile.explorer.nodes import Nodes, passes_of
-from fp8compile.explorer.picture import CALLERS, KINDS, ON_HOST, REGIONS, Kept, Lifetime, Picture, Timeline
+from fp8compile.explorer.picture import CALLERS, KINDS, ON_HOST, REGIONS, KeptValue, Lifetime, MemoryTimeline, Picture
 from fp8compile.explorer.strings import Strings
-from fp8compile.explorer.told import TEXT, Bars, Graph, Table, Told
-from fp8compile.fx.snapshot import Step
+from fp8compile.explorer.told import TEXT, Bars, PageContent, PageGraph, PageTable
+from fp8compile.fx.snapshot import PassStep
 
 SCHEMA = "fp8compile.explorer/1"
 SCHEMA_FILE = Path(__file__).with_name("schema.json")
@@ -26,12 +26,12 @@ STORED, OPERAND, LEFT, EXACT, ISLAND, OTHERS = "stored", "operand", "left", "exa
 CODES, OTHER = "codes and their scales", "of other kinds"  # labels of reporting/waterfall.py
 
 
-def explorer_json(told: Told) -> str:
+def explorer_json(told: PageContent) -> str:
     """``explorer_data`` as JSON."""
     return json.dumps(explorer_data(told), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
-def explorer_data(told: Told) -> dict[str, Any]:
+def explorer_data(told: PageContent) -> dict[str, Any]:
     """Everything that the page shows."""
     strings = Strings()
     data = {
@@ -46,7 +46,7 @@ def explorer_data(told: Told) -> dict[str, Any]:
     return {"schema": SCHEMA, "strings": strings.all, **data}
 
 
-def _graph(graph: Graph, told: Told, strings: Strings) -> dict[str, Any]:
+def _graph(graph: PageGraph, told: PageContent, strings: Strings) -> dict[str, Any]:
     nodes = Nodes(strings)
     passes = passes_of(graph.steps, nodes)
     last = graph.steps[-1].after if graph.steps else None
@@ -66,7 +66,7 @@ def _graph(graph: Graph, told: Told, strings: Strings) -> dict[str, Any]:
     }
 
 
-def _kept(kept: Sequence[Kept], steps: Sequence[Step], strings: Strings) -> dict[str, list[Any]]:
+def _kept(kept: Sequence[KeptValue], steps: Sequence[PassStep], strings: Strings) -> dict[str, list[Any]]:
     fates = Fates(steps)
     texts = {name: [strings.number(getattr(k, name)) for k in kept] for name in ("forward", "backward", "storage")}
     return {
@@ -83,13 +83,13 @@ class Fates:
     The backward has names of its own, of which some are those of other nodes in the forward.
     """
 
-    def __init__(self, steps: Sequence[Step]) -> None:
+    def __init__(self, steps: Sequence[PassStep]) -> None:
         cut = next((step.after for step in steps if len(step.after.parts) > 1), None)
         last = steps[-1].after.parts if steps else ()
         self.at_cut = _names(line.name for part in (cut.parts[:1] if cut else ()) for line in part.lines)
         self.in_islands = _names(line.name for part in last[:1] for line in part.lines if line.was)
 
-    def of(self, kept: Kept) -> str:
+    def of(self, kept: KeptValue) -> str:
         if kept.label in (CALLERS, REGIONS, ON_HOST):
             return OTHERS
         if kept.label == CODES:
@@ -103,7 +103,7 @@ def _names(names: Iterable[str]) -> frozenset[str]:
     return frozenset(names)
 
 
-def _timeline(timeline: Timeline, strings: Strings) -> dict[str, Any]:
+def _timeline(timeline: MemoryTimeline, strings: Strings) -> dict[str, Any]:
     def texts(name: str) -> list[int]:
         return [strings.number(getattr(each, name)) for each in timeline.lifetimes]
 
@@ -121,7 +121,7 @@ def _numbers(lifetimes: Sequence[Lifetime], name: str) -> list[int]:
     return [getattr(each, name) for each in lifetimes]
 
 
-def _table(table: Table, strings: Strings) -> dict[str, Any]:
+def _table(table: PageTable, strings: Strings) -> dict[str, Any]:
     is_text = [kind == TEXT for _, kind in table.columns]
     rows = [[strings.number(str(c)) if t else c for c, t in zip(r.cells, is_text, strict=True)] for r in table.rows]
     return {

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from itertools import takewhile
 
 from fp8compile.fx.folding import as_one, calls
-from fp8compile.fx.listing import Line, Part
+from fp8compile.fx.listing import GraphPart, Line
 
 ISLAND = "FP32 island"
 MADE, READ, SUM = "made", "read", "sum"  # who lends a module
@@ -33,7 +33,7 @@ class Home:
     group: str = ""
 
 
-def homes_of(part: Part) -> dict[str, Home]:
+def homes_of(part: GraphPart) -> dict[str, Home]:
     """The home of each node of a graph, by name."""
     known = {line.name: line for line in part.lines}
     readers: dict[str, list[str]] = {}

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from fp8compile.explorer.homes import Home, homes_of
-from fp8compile.explorer.told import Graph, Told
-from fp8compile.fx.listing import Line, Part
+from fp8compile.explorer.told import PageContent, PageGraph
+from fp8compile.fx.listing import GraphPart, Line
 
 
-def model_explorer_json(told: Told) -> str:
+def model_explorer_json(told: PageContent) -> str:
     """The graphs after the last pass.
 
     Raises:
@@ -31,7 +31,7 @@ def model_explorer_json(told: Told) -> str:
     return json.dumps({"label": told.title, "graphs": graphs}, ensure_ascii=False)
 
 
-def _graph(name: str, graph: Graph, told: Told) -> dict[str, Any]:
+def _graph(name: str, graph: PageGraph, told: PageContent) -> dict[str, Any]:
     parts = graph.steps[-1].after.parts
     saved = {k.backward: k.forward for k in graph.picture.kept} if graph.picture else {}
     reasons = {row.node: table.name for table in told.tables for row in table.rows if row.node}
@@ -39,7 +39,9 @@ def _graph(name: str, graph: Graph, told: Told) -> dict[str, Any]:
     return {"id": name, "nodes": nodes}
 
 
-def _nodes(at: int, part: Part, saved: Mapping[str, str], reasons: Mapping[str, str]) -> Iterable[dict[str, Any]]:
+def _nodes(
+    at: int, part: GraphPart, saved: Mapping[str, str], reasons: Mapping[str, str]
+) -> Iterable[dict[str, Any]]:
     homes = homes_of(part)
     for line in part.lines:
         edges = [_edge(f"{at}/{name}", place) for place, name in enumerate(line.reads)]

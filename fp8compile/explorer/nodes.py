@@ -11,8 +11,8 @@ from typing import Any
 
 from fp8compile.explorer.homes import Home, homes_of
 from fp8compile.explorer.strings import Strings
-from fp8compile.fx.listing import Line, Part
-from fp8compile.fx.snapshot import Snapshot, Step
+from fp8compile.fx.listing import GraphPart, Line
+from fp8compile.fx.snapshot import PassStep, Snapshot
 
 # Of these columns, numbers of strings; ``reads`` holds a list of them, ``nbytes`` and ``view`` hold numbers.
 TEXTS = ("name", "kind", "op", "value", "arguments", "module", "source", "spliced", "was", "group")
@@ -35,7 +35,7 @@ class Nodes:
             self.stages.append([self._part(part) for part in snapshot.parts])
         return self._stages[snapshot]
 
-    def _part(self, part: Part) -> dict[str, Any]:
+    def _part(self, part: GraphPart) -> dict[str, Any]:
         homes = homes_of(part)
         rows = [self._rows.setdefault((line, homes[line.name]), len(self._rows)) for line in part.lines]
         return {"title": part.title, "rows": ranges(rows)}
@@ -53,7 +53,7 @@ class Nodes:
         return found
 
 
-def passes_of(steps: Sequence[Step], nodes: Nodes) -> list[dict[str, Any]]:
+def passes_of(steps: Sequence[PassStep], nodes: Nodes) -> list[dict[str, Any]]:
     """Each pass with the numbers of the stages before and after it."""
     return [{"name": s.name, "before": nodes.stage(s.before), "after": nodes.stage(s.after)} for s in steps]
 

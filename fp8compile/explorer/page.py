@@ -6,7 +6,7 @@ import html
 from pathlib import Path
 
 from fp8compile.explorer.data import explorer_data
-from fp8compile.explorer.told import Told
+from fp8compile.explorer.told import PageContent
 from fp8compile.pages.one_file import one_file
 
 ASSETS = Path(__file__).with_name("assets")
@@ -31,7 +31,7 @@ SCRIPTS = (  # in the order in which each needs those before it
 )
 
 
-def page(told: Told) -> str:
+def page(told: PageContent) -> str:
     """The text of the page.
 
     Raises:

@@ -25,7 +25,7 @@ KINDS = (KEPT_CODES, KEPT, FORWARD, BACKWARD)
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptValue:
     """A value that the forward hands to the backward.
 
     Attributes:
@@ -52,7 +52,7 @@ class Lifetime:
         value: dtype and shape, ``bf16[8, 64]``.
         module: where the value was made.
         kind: one of ``KINDS``.
-        start: position of the first operation that they are there for, in ``Timeline.operations``.
+        start: position of the first operation that they are there for, in ``MemoryTimeline.operations``.
         end: position of the last.
         nbytes: bytes.
     """
@@ -67,7 +67,7 @@ class Lifetime:
 
 
 @dataclass(frozen=True)
-class Timeline:
+class MemoryTimeline:
     """What is in memory at each operation of a step of one graph.
 
     Attributes:
@@ -105,6 +105,6 @@ class Timeline:
 class Picture:
     """Of one training graph: what its forward keeps, and its timeline beside that of plain Inductor."""
 
-    kept: tuple[Kept, ...] = ()
-    ours: Timeline = Timeline((), 0, ())
-    plain: Timeline = Timeline((), 0, ())
+    kept: tuple[KeptValue, ...] = ()
+    ours: MemoryTimeline = MemoryTimeline((), 0, ())
+    plain: MemoryTimeline = MemoryTimeline((), 0, ())

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from fp8compile.explorer.picture import Picture
-from fp8compile.fx.snapshot import Step
+from fp8compile.fx.snapshot import PassStep
 
 TEXT, BYTES, NUMBER = "text", "bytes", "number"  # kinds of columns
 
 
 @dataclass(frozen=True)
-class Row:
+class PageRow:
     """A line of a table, about one node of one graph.
 
     Attributes:
@@ -26,7 +26,7 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Table:
+class PageTable:
     """Entries of one kind; the first column is the module.
 
     ``columns`` are pairs of a title and a kind: ``TEXT``, ``BYTES`` or ``NUMBER``.
@@ -35,11 +35,11 @@ class Table:
     name: str
     title: str
     columns: tuple[tuple[str, str], ...]
-    rows: tuple[Row, ...]
+    rows: tuple[PageRow, ...]
 
 
 @dataclass(frozen=True)
-class Graph:
+class PageGraph:
     """One compiled graph.
 
     Attributes:
@@ -56,7 +56,7 @@ class Graph:
     runs: int = 1
     places: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
-    steps: tuple[Step, ...] = ()
+    steps: tuple[PassStep, ...] = ()
     picture: Picture | None = None
     peaks: tuple[int, int] = (0, 0)
 
@@ -72,7 +72,7 @@ class Bars:
 
 
 @dataclass(frozen=True)
-class Frontier:
+class PageFrontier:
     """A memory budget of a graph: points of ``(saved, peak, microseconds)``, which of them was chosen, and its text."""
 
     graph: int
@@ -83,7 +83,7 @@ class Frontier:
 
 
 @dataclass(frozen=True)
-class Told:
+class PageContent:
     """All of a page.
 
     Attributes:
@@ -99,9 +99,9 @@ class Told:
 
     title: str
     head: tuple[str, ...]
-    graphs: tuple[Graph, ...]
-    tables: tuple[Table, ...]
+    graphs: tuple[PageGraph, ...]
+    tables: tuple[PageTable, ...]
     bars: Bars
-    frontiers: tuple[Frontier, ...] = ()
+    frontiers: tuple[PageFrontier, ...] = ()
     modules: tuple[str, ...] = ()
     by_module: tuple[tuple[str, str], ...] = field(default=(), repr=False)

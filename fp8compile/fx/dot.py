@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fp8compile.fx.listing import RETURNED, Line, Part
+from fp8compile.fx.listing import RETURNED, GraphPart, Line
 
 COLOURS = {
     "input": "#d9e8fb",  # parameters, inputs, what the forward saved
@@ -22,7 +22,7 @@ SEARCH = ("nslimit=1", "nslimit1=1", "mclimit=0.1")
 SETTINGS = ("rankdir=TB", "splines=line", *SEARCH, 'node [shape=box, style=filled, fontname="monospace"]')
 
 
-def to_dot(parts: Sequence[Part]) -> str:
+def to_dot(parts: Sequence[GraphPart]) -> str:
     """One digraph; a graph with a title is a cluster of its own."""
     lines = ["digraph fp8compile {", *(f"  {each};" for each in SETTINGS)]
     for index, part in enumerate(parts):

@@ -17,14 +17,14 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from fp8compile.fx.listing import RETURNED, Line, Part
+from fp8compile.fx.listing import RETURNED, GraphPart, Line
 from fp8compile.numerics.formats import E4M3, E5M2, INT8
 
 FAR = 20
 FORMATS = {str(f.dtype).removeprefix("torch."): f.name.upper() for f in (E4M3, E5M2, INT8)}
 
 
-def folded(part: Part) -> Part:
+def folded(part: GraphPart) -> GraphPart:
     """The same graph, folded."""
     known, readers = {line.name: line for line in part.lines}, readers_of(part.lines)
     lines, stands_for = dict(known), dict[str, str]()
@@ -38,7 +38,7 @@ def folded(part: Part) -> Part:
     kept = [_redirected(line, stands_for) for name, line in lines.items() if stands_for.get(name, name) == name]
     results = {stands_for.get(n, n) for line in kept if line.kind == "output" for n in line.reads}
     marked = [dataclasses.replace(k, op=k.op + RETURNED) if k.name in results else k for k in kept]
-    return Part(part.title, _without_long_edges([k for k in marked if k.kind != "output"]))
+    return GraphPart(part.title, _without_long_edges([k for k in marked if k.kind != "output"]))
 
 
 def readers_of(lines: Sequence[Line]) -> dict[str, set[str]]:

@@ -46,7 +46,7 @@ class Line:
 
 
 @dataclass(frozen=True)
-class Part:
+class GraphPart:
     """One graph of a snapshot: the joint graph, the forward or the backward."""
 
     title: str

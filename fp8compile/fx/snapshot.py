@@ -21,7 +21,7 @@ from fp8compile import _torch as private
 from fp8compile.fx import dot
 from fp8compile.fx.folding import folded
 from fp8compile.fx.graph import SPLICED, WIDENED, behind, dtype_text, nbytes, shape_text
-from fp8compile.fx.listing import Line, Part
+from fp8compile.fx.listing import GraphPart, Line
 from fp8compile.fx.ops import is_view
 from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.fx.provenance import module_path, source_line
@@ -39,7 +39,7 @@ class Snapshot:
         saved_bytes: of two graphs, what stays alive between them; None where that is not known.
     """
 
-    parts: tuple[Part, ...]
+    parts: tuple[GraphPart, ...]
     saved_bytes: int | None = field(default=None, compare=False)
 
     @property
@@ -71,7 +71,7 @@ class Snapshot:
 
 
 @dataclass(frozen=True)
-class Step:
+class PassStep:
     """A pass and the graph before and after it."""
 
     name: str
@@ -112,7 +112,7 @@ def snapshot_of(seen: GraphModule | PartitionedGraph | tuple[GraphModule, GraphM
     return Snapshot((_part("forward", seen[0].graph), _part("backward", seen[1].graph)))
 
 
-def _pages(parts: tuple[Part, ...], page: Callable[[Part], str]) -> str:
+def _pages(parts: tuple[GraphPart, ...], page: Callable[[GraphPart], str]) -> str:
     return "\n\n".join(f"# {part.title}\n" * bool(part.title) + page(part) for part in parts) + "\n"
 
 
@@ -135,7 +135,7 @@ def _table(before: Mapping[str, int], after: Mapping[str, int]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _part(title: str, graph: Graph, results: Any = None) -> Part:
+def _part(title: str, graph: Graph, results: Any = None) -> GraphPart:
     """``results``: what the graph will return, if its output is not written yet; nodes that they do not need are left out."""
     out = graph.output_node()
     returned = out.args[0] if results is None else results
@@ -143,7 +143,7 @@ def _part(title: str, graph: Graph, results: Any = None) -> Part:
     lines = [_line(node) for node in graph.nodes if node in live and node is not out]
     flat = returned if isinstance(returned, (tuple, list)) else (returned,)
     reads = tuple(dict.fromkeys(n.name for n in flat if isinstance(n, Node)))
-    return Part(title, (*lines, Line(out.name, "output", "output", "", ", ".join(map(_text, flat)), "", reads)))
+    return GraphPart(title, (*lines, Line(out.name, "output", "output", "", ", ".join(map(_text, flat)), "", reads)))
 
 
 def _live(graph: Graph, returned: Any) -> set[Node]:

@@ -12,13 +12,13 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 
 from fp8compile.fx.folding import as_one, calls, readers_of
-from fp8compile.fx.listing import Line, Part
+from fp8compile.fx.listing import GraphPart, Line
 
 PREFIX = "fp8."
 WIDTH = 100  # characters up to which a line is filled before its comment
 
 
-def written(part: Part) -> str:
+def written(part: GraphPart) -> str:
     """All lines of a graph."""
     return "\n".join(map(_text, _lines(part)))
 
@@ -29,7 +29,7 @@ def with_context(before: str, after: str) -> str:
     return "".join(f"{line}\n" for line in lines)
 
 
-def _lines(part: Part) -> Iterator[Line]:
+def _lines(part: GraphPart) -> Iterator[Line]:
     known, readers = {line.name: line for line in part.lines}, readers_of(part.lines)
     place = {line.name: at for at, line in enumerate(part.lines)}
     one: dict[str, Line | None] = {}  # by node: what stands in its place

@@ -47,7 +47,7 @@ def compress_all_gather(model: nn.Module, *, skip: Collection[str] = OUTPUT_HEAD
             "compress_all_gather takes a model after torch.distributed.fsdp.fully_shard(model); this one is not."
         )
     names = _names_of_weights(model, skip)
-    weights = [_Weight(p) for p in sharded if id(p.sharded_param) in names]
+    weights = [_ShardedWeight(p) for p in sharded if id(p.sharded_param) in names]
     if not weights:
         raise ValueError(f"no linear of {type(model).__name__} is left to compress: skip={list(skip)!r}")
     if any(hasattr(weight.sharded, "_unsharded_param") for weight in weights):
@@ -76,7 +76,7 @@ def _names_of_weights(model: nn.Module, skip: Collection[str]) -> dict[int, str]
     return {key: name for key, name in found.items() if key not in others}
 
 
-class _Weight:
+class _ShardedWeight:
     """A weight that FSDP2 shards, ``[N, K]`` in all, and the inverse scale of its codes, 0-d FP32."""
 
     def __init__(self, sharded: Any) -> None:
@@ -132,9 +132,9 @@ class _Weight:
         return None
 
 
-def _measure(weights: Sequence[_Weight]) -> None:
+def _measure(weights: Sequence[_ShardedWeight]) -> None:
     """Take the scales of all weights anew, those of a process group with one all-reduce."""
-    by_group: dict[Any, list[_Weight]] = {}
+    by_group: dict[Any, list[_ShardedWeight]] = {}
     for weight in weights:
         weight.attach()
         by_group.setdefault(weight.sharded.mesh_info.shard_process_group, []).append(weight)

@@ -31,7 +31,7 @@ class CannotCut(Exception):
     """A graph that is not cut in two, with the reason."""
 
 
-class Halves:
+class GraphHalves:
     """The two halves of a graph whose inputs and results have AOTAutograd's descriptors (``describe_joint``).
 
     Attributes:

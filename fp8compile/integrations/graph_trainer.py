@@ -34,7 +34,7 @@ from fp8compile.compiler.pipeline import On, Situation, passes_on
 from fp8compile.fx.aot import describe_joint, is_tangent
 from fp8compile.fx.graph import SPLICED
 from fp8compile.fx.provenance import module_path
-from fp8compile.integrations.graph_halves import CannotCut, Halves
+from fp8compile.integrations.graph_halves import CannotCut, GraphHalves
 from fp8compile.integrations.overwriting import BACKWARD, is_backward, make_functional, overwrites
 from fp8compile.integrations.taken_apart import take_apart
 from fp8compile.integrations.transformers import summary
@@ -125,7 +125,7 @@ class Fp8Passes:
         return gm
 
     def _store(self, gm: GraphModule, parameters: range) -> GraphReport:
-        halves = Halves(gm, parameters)
+        halves = GraphHalves(gm, parameters)
         before = halves.split.saved_bytes()
         take_apart(halves.split.bw.graph)
         notes = encode_saved(halves.split, self._context)

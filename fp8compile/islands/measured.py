@@ -13,7 +13,7 @@ from fp8compile.fx.graph import dtype_text, is_tensor, storage_root
 from fp8compile.fx.ops import is_view
 from fp8compile.fx.provenance import module_path, op_name, source_line
 from fp8compile.islands.upcast import can_widen
-from fp8compile.recipe.calibration import INFERENCE, RECALIBRATE, TRAINING, Calibration, Measurements, Value
+from fp8compile.recipe.calibration import INFERENCE, RECALIBRATE, TRAINING, CalibratedValue, Calibration, Measurements
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class Measured:
     """The verdicts on the nodes of one graph."""
 
     calibration: Calibration
-    values: Mapping[Node, Value]
+    values: Mapping[Node, CalibratedValue]
 
     def overflow_reason(self, node: Node) -> str | None:
         """Why the value of a node does not fit FP16; None if it fits or nothing is known of it. A view counts as its root."""
@@ -56,12 +56,12 @@ def measured_nodes(graph: Graph) -> list[Node]:
     return [n for n in graph.nodes if can_widen(n) and is_tensor(n) and not is_view(n)]
 
 
-def values_of(graph: Graph, nodes: Iterable[Node]) -> list[Value]:
+def values_of(graph: Graph, nodes: Iterable[Node]) -> list[CalibratedValue]:
     """The entries of ``nodes`` in a calibration, without amax."""
     known = sources(graph, frozenset())
     directions = {node: BACKWARD if Source.GRADIENT in known[node] else FORWARD for node in nodes}
     return [
-        Value(n.name, op_name(n), module_path(n), source_line(n), direction, dtype_text(n.meta["val"]))
+        CalibratedValue(n.name, op_name(n), module_path(n), source_line(n), direction, dtype_text(n.meta["val"]))
         for n, direction in directions.items()
     ]
 
@@ -71,7 +71,7 @@ def kind_of(graph: Graph) -> str:
     return TRAINING if is_training(graph) else INFERENCE
 
 
-def _difference(known: Sequence[Measurements], here: Sequence[Value]) -> str:
+def _difference(known: Sequence[Measurements], here: Sequence[CalibratedValue]) -> str:
     """Where a training graph differs from the recorded one that it is most like."""
     if not known:
         return f"this calibration holds no training graph, and a training graph is compiling. {RECALIBRATE}."

@@ -44,7 +44,7 @@ NO_FP32 = (
 
 
 @dataclass
-class Island:
+class IslandNodes:
     """Connected nodes to widen: ``seeds`` with the reason of each; ``requested`` where the user wants them in FP32."""
 
     nodes: list[Node]
@@ -61,7 +61,7 @@ class Island:
 class Decision:
     """The islands of a graph, and the nodes left although policy calls them unsafe, each with the reasons for and against."""
 
-    islands: list[Island] = field(default_factory=list)
+    islands: list[IslandNodes] = field(default_factory=list)
     skipped: list[tuple[Node, str, str]] = field(default_factory=list)
     unmeasured: bool = False  # an inference graph that calibration has not seen, so that "auto" has decided
 
@@ -213,7 +213,7 @@ class _Search:
 
     # -------------------------------------------------------------------------------------------------- islands
 
-    def _connected(self, inside: Mapping[Node, None]) -> list[Island]:
+    def _connected(self, inside: Mapping[Node, None]) -> list[IslandNodes]:
         """``inside`` in connected parts, in graph order."""
         part: dict[Node, Node] = {}
 
@@ -226,17 +226,17 @@ class _Search:
             for parent in node.all_input_nodes:
                 if parent in inside or parent in self.fp32_readers:
                     part[root(node)] = root(parent)
-        found: dict[Node, Island] = {}
+        found: dict[Node, IslandNodes] = {}
         for node in self.graph.nodes:
             if node in inside:
-                island = found.setdefault(root(node), Island([]))
+                island = found.setdefault(root(node), IslandNodes([]))
                 island.nodes.append(node)
                 island.requested |= node in self.requested
                 if node in self.seeds:
                     island.seeds[node] = self.seeds[node]
         return list(found.values())
 
-    def _has_effect(self, island: Island, inside: Mapping[Node, None]) -> bool:
+    def _has_effect(self, island: IslandNodes, inside: Mapping[Node, None]) -> bool:
         """Whether any FP32 value goes from one node of the island to another, or to one that takes FP32 anyway.
 
         Without calibration that must happen in the forward: a value that only its own backward reads would be kept in
@@ -248,7 +248,7 @@ class _Search:
         forward = (u for u in reading if self.measured is not None or Source.GRADIENT not in self.sources[u])
         return any(u in inside or (_takes_fp32(u) and u in self.fp32_readers) for u in forward)
 
-    def _is_backward_of(self, island: Island, whole: Set[object], inside: Mapping[Node, None]) -> bool:
+    def _is_backward_of(self, island: IslandNodes, whole: Set[object], inside: Mapping[Node, None]) -> bool:
         """Whether an island of gradients alone belongs to one that has an effect, and passes on an FP32 value itself.
 
         The two are not connected where the backward reads nothing of its forward, such as the backward of a factor.

@@ -134,7 +134,7 @@ def unpack(packed: Tensor, bits: int, shape: torch.Size | tuple[int, ...]) -> Te
 
 
 @dataclass(frozen=True)
-class Grid:
+class CellSums:
     """Sums over cells up to each edge, FP64 ``[E]`` each: of w, of w f' and of w f'^2, times the width."""
 
     edges: Tensor
@@ -150,7 +150,7 @@ class Grid:
         return torch.where(i[:, None] < i[None, :], cost.clamp_min(0), torch.inf)
 
 
-def grid_of(derivative: Callable[[Tensor], Tensor], density: str) -> Grid:
+def grid_of(derivative: Callable[[Tensor], Tensor], density: str) -> CellSums:
     """The grid of a derivative under one of ``DENSITIES``."""
     edges = torch.linspace(-NEAR, NEAR, CELLS + 1, dtype=torch.float64)
     sums = _cells(derivative, density, edges, POINTS)
@@ -160,7 +160,7 @@ def grid_of(derivative: Callable[[Tensor], Tensor], density: str) -> Grid:
         edges = torch.cat([-ends[1:], edges, ends[1:]])
         sums = torch.cat([before, sums, after], -1)
     mass, first, second = torch.nn.functional.pad(sums.cumsum(-1), (1, 0)).unbind(0)
-    return Grid(edges, mass, first, second)
+    return CellSums(edges, mass, first, second)
 
 
 def _cells(derivative: Callable[[Tensor], Tensor], density: str, edges: Tensor, points: int) -> Tensor:
@@ -172,7 +172,7 @@ def _cells(derivative: Callable[[Tensor], Tensor], density: str, edges: Tensor, 
     return torch.stack([(w * slope**power).sum(-1) for power in range(3)])
 
 
-def best_pieces(grid: Grid, bits: int) -> Pieces:
+def best_pieces(grid: CellSums, bits: int) -> Pieces:
     """The best 2**bits pieces whose borders are edges of the grid, by the dynamic programme."""
     costs = grid.costs()
     least, choices = costs[0], []
@@ -186,7 +186,7 @@ def best_pieces(grid: Grid, bits: int) -> Pieces:
     return _with_levels(grid, ends[::-1])
 
 
-def _with_levels(grid: Grid, borders: list[int]) -> Pieces:
+def _with_levels(grid: CellSums, borders: list[int]) -> Pieces:
     """Pieces between these edges, each with its best level."""
     ends = torch.tensor([0, *borders, len(grid.edges) - 1])
     levels = grid.first[ends].diff() / grid.mass[ends].diff()

@@ -38,7 +38,7 @@ NUDGES = 3  # by chance one element may hardly move: with pure noise, one try in
 
 
 @dataclass(frozen=True)
-class Judge:
+class GradientJudge:
     """What the exact step says: for each gradient its power, its floor, and the power of the error that is allowed."""
 
     powers: Mapping[str, float]
@@ -46,7 +46,7 @@ class Judge:
     allowed: Mapping[str, float]
 
     @classmethod
-    def of(cls, exact: Gradients, nudged: Iterable[Gradients], bar: float, *apart: Set[str]) -> Judge:
+    def of(cls, exact: Gradients, nudged: Iterable[Gradients], bar: float, *apart: Set[str]) -> GradientJudge:
         """From the exact gradients and those of nudged steps.
 
         The names in a set of ``apart``, arguments or outputs, do not count in the step's norm, but in one of their own.

@@ -16,11 +16,11 @@ from fp8compile.observe.text import line_of
 def watch_all(several: Sequence[Observations]) -> None:
     """Watch each of them, once."""
     for each in several:
-        if not any(isinstance(listener, _Watch) for listener in each.listeners):
-            each.listeners.append(_Watch(each))
+        if not any(isinstance(listener, _OverflowAlert) for listener in each.listeners):
+            each.listeners.append(_OverflowAlert(each))
 
 
-class _Watch:
+class _OverflowAlert:
     """Prints what overflows in a backward for the first time: the first value in the order of the graph, and how many more.
 
     An overflow goes through all that follows it, so one line stands for them all. Each row is reported once.

@@ -23,7 +23,7 @@ from fp8compile.fx.aot import BACKWARD, FORWARD
 from fp8compile.fx.provenance import module_names, parameter_names, whole_path
 from fp8compile.numerics.formats import FP16_MAX
 from fp8compile.numerics.histogram import AMAX, COLUMNS, INF, LARGE, NAN, SMALL, SUBNORMAL, ZERO
-from fp8compile.observe.records import Observations, Row
+from fp8compile.observe.records import Observations, StatisticsRow
 
 INPUT = "input"  # the op of an input
 LARGEST = {
@@ -58,7 +58,7 @@ class StepStats:
 
 
 @dataclass(frozen=True)
-class ValueHistory(Row):
+class ValueHistory(StatisticsRow):
     """A row of observed statistics, and what was seen in it.
 
     Attributes:
@@ -137,9 +137,9 @@ def layers_of(
 
     The same row of the same parameters is one layer, even if the code was compiled twice.
     """
-    builders: dict[tuple[Row, int, frozenset[int]], _HistoryBuilder] = {}
+    builders: dict[tuple[StatisticsRow, int, frozenset[int]], _HistoryBuilder] = {}
     for number, each in enumerate(several):
-        history, first, count = _on_host(each), each.first.tolist(), dict[Row, int]()
+        history, first, count = _on_host(each), each.first.tolist(), dict[StatisticsRow, int]()
         parameters, whole = frozenset(id(ref()) for ref in each.parameters), whole_rows(each, model)
         for index, row in enumerate(each.rows):
             count[row] = count.get(row, -1) + 1
@@ -177,7 +177,7 @@ def _held_nan(layer: ValueHistory) -> bool:
 class _HistoryBuilder:
     """A ``ValueHistory`` under construction."""
 
-    def __init__(self, row: Row, order: tuple[bool, int, int]) -> None:
+    def __init__(self, row: StatisticsRow, order: tuple[bool, int, int]) -> None:
         self.row, self.order = row, order
         self.steps: dict[int, list[float]] = {}
         self.firsts: list[int] = []
@@ -193,13 +193,13 @@ class _HistoryBuilder:
         return ValueHistory(**dataclasses.asdict(self.row), first_step=min(firsts, default=None), history=history)
 
 
-def run_order(row: Row, number: int, index: int) -> tuple[bool, int, int]:
+def run_order(row: StatisticsRow, number: int, index: int) -> tuple[bool, int, int]:
     """The sort key of a row. Graphs are numbered as their forwards run; their backwards run in reverse."""
     backward = row.direction == BACKWARD
     return backward, -number if backward else number, index
 
 
-def whole_rows(each: Observations, model: nn.Module | None) -> Callable[[Row], Row]:
+def whole_rows(each: Observations, model: nn.Module | None) -> Callable[[StatisticsRow], StatisticsRow]:
     """A function that gives a row its module path from the top of the model."""
     if model is None:
         return lambda row: row

@@ -27,12 +27,12 @@ from fp8compile.numerics.formats import FP16_MAX
 from fp8compile.numerics.histogram import COLUMNS, INF, NAN
 
 WEIGHT, ACTIVATION, DATA = "weight", "activation", "data"
-REST = "all further gradients"  # Row.op of a row that several values share, for want of rows
+REST = "all further gradients"  # StatisticsRow.op of a row that several values share, for want of rows
 HISTORY = 256  # steps that are kept: 56 bytes a row and step
 
 
 @dataclass(frozen=True)
-class Row:
+class StatisticsRow:
     """Which values one row of statistics is about.
 
     Attributes:
@@ -66,7 +66,9 @@ class Observations:
         listeners: called with these observations after each ``add``, and before a step is closed.
     """
 
-    def __init__(self, rows: Sequence[Row], device: torch.device, parameters: Iterable[Tensor] = ()) -> None:
+    def __init__(
+        self, rows: Sequence[StatisticsRow], device: torch.device, parameters: Iterable[Tensor] = ()
+    ) -> None:
         self.rows = tuple(rows)
         self.current = torch.zeros(len(rows), len(COLUMNS), dtype=torch.float64, device=device)
         self.first = torch.full((len(rows),), -1, dtype=torch.int64, device=device)
@@ -124,7 +126,7 @@ class StatsSlot(Observations):
 
     def __init__(
         self,
-        rows: Mapping[int, Row],
+        rows: Mapping[int, StatisticsRow],
         num_rows: int,
         device: torch.device,
         parameters: Iterable[Tensor] = (),

@@ -40,7 +40,7 @@ OUTPUT = "gradient of an output"
 
 
 @dataclass(frozen=True)
-class Value:
+class ObservedValue:
     """A value to watch: ``node``, what it is, and where it comes from (for a parameter's gradient, the parameter)."""
 
     node: Node
@@ -54,11 +54,11 @@ class Value:
         return dataclasses.replace(TensorInfo.of(self.node), origin=self.origin)
 
 
-def observable(graph: Graph, ctx: Context, everything: bool = False) -> list[Value]:
+def observable(graph: Graph, ctx: Context, everything: bool = False) -> list[ObservedValue]:
     """The values to watch, in graph order, each storage once, in the view whose rows are contiguous in memory."""
     found = sources(graph, ctx.parameters_of(graph))
     weights = _gradients_of_parameters(graph, ctx)
-    values: dict[Node, Value] = {}
+    values: dict[Node, ObservedValue] = {}
     inputs = ctx.stats_inputs
     ours = [ctx.input_at(graph, at) for at in (inputs.statistics, inputs.limit)] if inputs else []
     for node in graph.nodes:
@@ -170,15 +170,15 @@ def _is_a_part(node: Node) -> bool:
     return isinstance(made, Node) and is_split(made)
 
 
-def _value(node: Node, root: Node, source: Source, weights: dict[Node, str]) -> Value:
+def _value(node: Node, root: Node, source: Source, weights: dict[Node, str]) -> ObservedValue:
     made = _maker(root)
     op = OUTPUT if is_tangent(made) else op_name(made)
     where = Origin(op, module_path(made), source_line(made))
     if root in weights:
-        return Value(root, WEIGHT, BACKWARD, Origin(where.op, weights[root], where.source))
+        return ObservedValue(root, WEIGHT, BACKWARD, Origin(where.op, weights[root], where.source))
     if Source.GRADIENT in source:
-        return Value(node, ACTIVATION, BACKWARD, where)
-    return Value(node, DATA if root.op == "placeholder" else ACTIVATION, FORWARD, where)
+        return ObservedValue(node, ACTIVATION, BACKWARD, where)
+    return ObservedValue(node, DATA if root.op == "placeholder" else ACTIVATION, FORWARD, where)
 
 
 def _gradients_of_parameters(graph: Graph, ctx: Context) -> dict[Node, str]:

@@ -22,7 +22,7 @@ from torch.nn import Parameter
 
 from fp8compile.fx.extra_inputs import ByParameters, with_inputs
 from fp8compile.fx.provenance import parameters_of
-from fp8compile.observe.records import Row, StatsSlot
+from fp8compile.observe.records import StatisticsRow, StatsSlot
 from fp8compile.observe.selection import OBSERVED
 from fp8compile.recipe.context import StatsInputs
 from fp8compile.recipe.recipe import Recipe
@@ -73,10 +73,13 @@ def device_of(example_inputs: Iterable[Any]) -> torch.device:
     return next(v.device for v in example_inputs if isinstance(v, Tensor) and v.requires_grad)
 
 
-def rows_of(reports: Iterable[GraphReport]) -> dict[int, Row]:
+def rows_of(reports: Iterable[GraphReport]) -> dict[int, StatisticsRow]:
     """By row, what a graph's statistics are about, in the order in which the graph computes the values."""
     seen = sorted((o for report in reports for o in report.notes.observed), key=lambda o: o.order)
-    return {o.row: Row(o.origin.module, o.origin.source, o.origin.op, o.kind, o.direction, o.dtype) for o in seen}
+    return {
+        o.row: StatisticsRow(o.origin.module, o.origin.source, o.origin.op, o.kind, o.direction, o.dtype)
+        for o in seen
+    }
 
 
 class WithStatsInputs:
@@ -89,7 +92,7 @@ class WithStatsInputs:
         self,
         compiled: Callable[..., Any],
         inputs: StatsInputs,
-        rows: Mapping[int, Row],
+        rows: Mapping[int, StatisticsRow],
         example_inputs: Sequence[Any],
         registered: Callable[[Sequence[Tensor]], Sequence[Tensor]],
     ) -> None:

@@ -27,10 +27,10 @@ from fp8compile.optim.formats import StateFormat
 from fp8compile.optim.gradient_release import Release, release_gradients
 from fp8compile.optim.interface import OWN_NAMES, Parameter
 from fp8compile.optim.placement import DEFAULT_FORMAT, Names, Placement, check_parameter, choose_placement
-from fp8compile.optim.plan import Plan, Tensors
+from fp8compile.optim.plan import Tensors, UpdatePlan
 from fp8compile.optim.state_report import StatesReport, report
 from fp8compile.optim.steady import Options, Steady, layout_of
-from fp8compile.optim.step_numbers import Place, StepNumbers
+from fp8compile.optim.step_numbers import ParameterRows, StepNumbers
 
 
 class EncodedOptimizer(torch.optim.Optimizer):
@@ -87,7 +87,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
         self._begun: dict[Tensor, tuple[Any, ...]] = {}
         self._steady: Steady | None = None
         self._steps: dict[tuple[int, ...], tuple[tuple[Any, ...], PreparedStep]] = {}
-        self._plans: dict[tuple[Tensor, torch.dtype, int, str], Plan] = {}
+        self._plans: dict[tuple[Tensor, torch.dtype, int, str], UpdatePlan] = {}
         self._writer, self._edits = CodeWriter(self), Edits()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -136,7 +136,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
     def _placed(self, p: Tensor, group: Mapping[str, Any]) -> Placement:
         return choose_placement(p, group["state_format"], self.names, self.patterns)
 
-    def plan_of(self, p: Tensor, group: Mapping[str, Any]) -> Plan:
+    def plan_of(self, p: Tensor, group: Mapping[str, Any]) -> UpdatePlan:
         """Everything that fixes the compiled update of ``p``. Raises ValueError for a shard if that needs all of ``p``."""
         update = self.update_of(p, group)
         master = group["master"] if p.dtype != torch.float32 else "none"
@@ -148,10 +148,10 @@ class EncodedOptimizer(torch.optim.Optimizer):
                     f"{type(self).__name__} works on whole parameters: use AdamW, or leave it out of what is sharded"
                 )
             placed = self.placement(p, group)
-            self._plans[key] = Plan(update, placed.codecs(update), p.dtype, master, self.seed)
+            self._plans[key] = UpdatePlan(update, placed.codecs(update), p.dtype, master, self.seed)
         return self._plans[key]
 
-    def step_function(self, p: Tensor) -> tuple[Plan, Tensors]:
+    def step_function(self, p: Tensor) -> tuple[UpdatePlan, Tensors]:
         """The pure update of one parameter and the tensors it takes, for benchmarks, lowering and tests.
 
         ``plan(tensors)`` returns the new values of the tensors of the same names, and changes nothing.
@@ -257,7 +257,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
         return {"param": local_part(p), "grad": local_grad(p)} | self._kept(index, p, group, step)
 
     def _kept(self, index: int, p: Tensor, group: dict[str, Any], step: Tensor) -> Tensors:
-        """What ``Plan.__call__`` takes, all of it on this rank, without parameter and gradient."""
+        """What ``UpdatePlan.__call__`` takes, all of it on this rank, without parameter and gradient."""
         tensors, single = {"step": step, "numbers": self.numbers_of(p, group)}, self.update_of(p, group).singles
         tensors |= {n: local_part(part) for n, part in self.state[p].items() if n not in ("step", *single)}
         if self.plan_of(p, group).rounds_stochastically:
@@ -270,7 +270,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
         """The numbers of its step, FP32, on the device: always the same tensor for a parameter."""
         return self._numbers.row(p, self._updates.current(p, group))
 
-    def _refresh_numbers(self, parameters: Iterable[Parameter]) -> list[Place]:
+    def _refresh_numbers(self, parameters: Iterable[Parameter]) -> list[ParameterRows]:
         current = self._updates.current
         return self._numbers.compute([(p, group, current(p, group), self.state[p]) for _, group, p in parameters])
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from fp8compile._distributed import local_part, shard_like
-from fp8compile.optim.checkpoint import Saved
+from fp8compile.optim.checkpoint import CheckpointState
 from fp8compile.optim.low_bits import initial_state, kept_beside
-from fp8compile.optim.plan import Plan
+from fp8compile.optim.plan import UpdatePlan
 
 State = Mapping[str, Tensor]
 BEGINS_LATE = (
@@ -20,7 +20,9 @@ BEGINS_LATE = (
 )
 
 
-def completed(p: Tensor, plan: Plan, state: State, name: str, *, undamped: bool = False) -> dict[str, Tensor] | None:
+def completed(
+    p: Tensor, plan: UpdatePlan, state: State, name: str, *, undamped: bool = False
+) -> dict[str, Tensor] | None:
     """The state that ``plan`` takes, with all that there is; None where nothing is missing.
 
     A state that is stored in another way than the plan's, as where it has to be exact from now on, is encoded again.
@@ -44,7 +46,7 @@ def completed(p: Tensor, plan: Plan, state: State, name: str, *, undamped: bool 
     for each, codec in plan.codecs:
         other = [key for key in state if key.partition(".")[0] == each and key not in plan.part_keys(each)]
         if other:
-            parts = Saved(p, dict(state), name).encoded(each, codec, signed=plan.update.states[each])
+            parts = CheckpointState(p, dict(state), name).encoded(each, codec, signed=plan.update.states[each])
             found = {key: t for key, t in found.items() if key not in other}
             found |= zip(plan.part_keys(each), (shard_like(p, part) for part in parts), strict=True)
     return found

@@ -148,7 +148,7 @@ def _converted(
     states = plan.update.states
     # None: SGD's momentum before its first step
     known = {name: value for name, value in values.items() if value is not None or name != "momentum_buffer"}
-    saved = Saved(p, known, optimizer.names.names.get(id(p), f"parameter {key}"))
+    saved = CheckpointState(p, known, optimizer.names.names.get(id(p), f"parameter {key}"))
     if not known:
         return {}
     singles = plan.update.singles
@@ -166,7 +166,7 @@ def _converted(
 
 
 @dataclass(frozen=True)
-class Saved:
+class CheckpointState:
     """The state of one parameter as it is loaded. Every method raises ValueError for what does not fit.
 
     Attributes:

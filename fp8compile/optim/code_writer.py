@@ -23,9 +23,9 @@ from fp8compile._distributed import is_sharded
 from fp8compile.numerics.formats import E4M3
 from fp8compile.numerics.states.interface import metadata_shape
 from fp8compile.optim.compiled_step import inductor_options
-from fp8compile.optim.exchange import Written, exchange, seen
+from fp8compile.optim.exchange import WrittenWeight, exchange, seen
 from fp8compile.optim.interface import OptimizerShell, Parameter
-from fp8compile.optim.plan import Plan, Tensors
+from fp8compile.optim.plan import Tensors, UpdatePlan
 from fp8compile.optim.step_bounds import why_no_bound
 from fp8compile.optim.step_codes import AMAX, GROUP, INV_SCALE, KNOWN, REACH, ROWS, Wanted
 
@@ -139,11 +139,11 @@ class CodeWriter:
         transposed: Tensor | None,
     ) -> None:
         mine = id(self._optimizer)
-        exchange.leave(p, Written(inv_scale, known, seen(p), clipped, wanted, codes, transposed, mine))
+        exchange.leave(p, WrittenWeight(inv_scale, known, seen(p), clipped, wanted, codes, transposed, mine))
         self._seen[p] = self._as_it_is(p)
 
 
-def why_not_rounded(plan: Plan, wanted: Wanted) -> str | None:
+def why_not_rounded(plan: UpdatePlan, wanted: Wanted) -> str | None:
     """Why the step's kernel does not have the weight as it is stored, and as graphs encode it.
 
     What is rounded stochastically, or split, it has; FP32 it rounds to BF16 by integer arithmetic. Another cast may be

@@ -20,8 +20,8 @@ from fp8compile import _torch as private
 from fp8compile.numerics.states.interface import GROUP
 from fp8compile.optim.one_launch import Launch, Piece, caught, in_few_launches, offsets_of
 from fp8compile.optim.open_sizes import ROWS as OPEN_ROWS
-from fp8compile.optim.open_sizes import Fakes, Layout, Sizes, closed, numbers, opened
-from fp8compile.optim.plan import Plan, Tensors
+from fp8compile.optim.open_sizes import Fakes, Sizes, TensorLayout, closed, numbers, opened
+from fp8compile.optim.plan import Tensors, UpdatePlan
 from fp8compile.optim.planes import updated
 from fp8compile.optim.row_views import FIXED, pieces, viewed
 from fp8compile.optim.step_dump import dump_step
@@ -39,8 +39,8 @@ COMPILED: dict[Any, tuple[Callable[..., Any], Fakes]] = {}  # by Signature; grow
 class Signature:
     """What compiled code depends on: the plan, and the layout of every tensor."""
 
-    plan: Plan
-    layouts: tuple[tuple[str, Layout], ...]
+    plan: UpdatePlan
+    layouts: tuple[tuple[str, TensorLayout], ...]
 
     @property
     def is_on_gpu(self) -> bool:
@@ -52,7 +52,7 @@ class Signature:
         return self.is_on_gpu and not self.plan.update.whole_tensor
 
 
-def signed(plan: Plan, tensors: Tensors) -> tuple[Signature, Tensors, Sizes]:
+def signed(plan: UpdatePlan, tensors: Tensors) -> tuple[Signature, Tensors, Sizes]:
     """The signature of a piece's update; what code for it takes: the piece's tensors, and the sizes that it leaves open."""
     plan, tensors = _without_offset(plan, tensors)
     sizes, layouts = Sizes(), closed(tensors)
@@ -67,11 +67,12 @@ class PreparedStep:
     """The step of some parameters, prepared once: which compiled code takes which tensors.
 
     Args:
-        several: for each parameter its plan and its tensors (see ``Plan.__call__``). They are held, and updated in place.
+        several: for each parameter its plan and its tensors (see ``UpdatePlan.__call__``), which are held, and updated in
+            place.
         compiled: False runs the step operation by operation.
     """
 
-    def __init__(self, several: Sequence[tuple[Plan, Tensors]], *, compiled: bool) -> None:
+    def __init__(self, several: Sequence[tuple[UpdatePlan, Tensors]], *, compiled: bool) -> None:
         self.launches: list[Launch] = []
         waiting: dict[Signature, list[Piece]] = {}
         for index, (plan, tensors) in enumerate(several):
@@ -98,7 +99,7 @@ def _whole(t: Tensor) -> Tensor:
     return t
 
 
-def _without_offset(plan: Plan, tensors: Tensors) -> tuple[Plan, Tensors]:
+def _without_offset(plan: UpdatePlan, tensors: Tensors) -> tuple[UpdatePlan, Tensors]:
     """The offset of a piece is in its stream: code for it fits any."""
     if plan.rounds_stochastically and plan.offset:
         stream = tensors["stream"]
@@ -122,11 +123,11 @@ def compiled_for(signature: Signature, sizes: Sizes) -> tuple[Callable[..., Any]
     return COMPILED[signature]
 
 
-def _eager(plan: Plan, piece: Piece) -> Compiled:
+def _eager(plan: UpdatePlan, piece: Piece) -> Compiled:
     return lambda tensors: in_place(plan, dict(zip(piece.tensors, tensors, strict=True)))
 
 
-def in_place(plan: Plan, tensors: Tensors) -> None:
+def in_place(plan: UpdatePlan, tensors: Tensors) -> None:
     """The step as plain torch: compute everything, then write it."""
     made = updated(plan, tensors) if plan.planes > 1 else plan(tensors)
     for name, value in made.items():

@@ -1,6 +1,6 @@
 """Where those that need codes of weights ask for them, and optimizers leave what their steps have written.
 
-    graphs  ->  ask(weight, Wanted)  ->  the optimizer's step  ->  leave(weight, Written)  ->  graphs
+    graphs  ->  ask(weight, Wanted)  ->  the optimizer's step  ->  leave(weight, WrittenWeight)  ->  graphs
 
 What was written is of the weight as the step left it: ``of`` gives it while version and address of the weight say so.
 """
@@ -17,7 +17,7 @@ from fp8compile.optim.step_codes import Wanted
 
 
 @dataclass(frozen=True)
-class Written:
+class WrittenWeight:
     """What is known of a weight since the step that made it.
 
     Attributes:
@@ -50,7 +50,7 @@ class Exchange:
 
     def __init__(self) -> None:
         self._asked: MutableMapping[Tensor, tuple[Wanted, Callable[[], None]]] = WeakTensorKeyDictionary()
-        self._written: MutableMapping[Tensor, Written] = WeakTensorKeyDictionary()
+        self._written: MutableMapping[Tensor, WrittenWeight] = WeakTensorKeyDictionary()
 
     def ask(self, weight: Tensor, wanted: Wanted, give_up: Callable[[], None]) -> None:
         """Have the next step of an optimizer that can write these codes; ``give_up`` frees those there are."""
@@ -65,10 +65,10 @@ class Exchange:
         self._written.pop(weight, None)
         self._asked[weight][1]()
 
-    def leave(self, weight: Tensor, written: Written) -> None:
+    def leave(self, weight: Tensor, written: WrittenWeight) -> None:
         self._written[weight] = written
 
-    def of(self, weight: Tensor) -> Written | None:
+    def of(self, weight: Tensor) -> WrittenWeight | None:
         """What is known of the weight as it is."""
         found = self._written.get(weight)
         return found if found is not None and found.seen == seen(weight) else None

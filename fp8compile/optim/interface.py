@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fp8compile.optim.captured_update import CapturedUpdate
 from fp8compile.optim.placement import Names, Placement
-from fp8compile.optim.plan import Plan, Tensors
+from fp8compile.optim.plan import Tensors, UpdatePlan
 
 Group = dict[str, Any]
 OWN_NAMES = (  # attributes of the shell, which no captured step knows
@@ -56,9 +56,9 @@ class OptimizerShell(Protocol):
 
     def update_of(self, p: Tensor, group: Mapping[str, Any]) -> CapturedUpdate: ...
 
-    def plan_of(self, p: Tensor, group: Mapping[str, Any]) -> Plan: ...
+    def plan_of(self, p: Tensor, group: Mapping[str, Any]) -> UpdatePlan: ...
 
-    def step_function(self, p: Tensor) -> tuple[Plan, Tensors]: ...
+    def step_function(self, p: Tensor) -> tuple[UpdatePlan, Tensors]: ...
 
     def check_parameter(self, p: Tensor, name: str) -> None: ...
 

@@ -30,7 +30,7 @@ _TYPES |= {"fp8e5": "float8e5", "i1": "int1", "u8": "uint8"} | {f"i{bits}": f"in
 
 
 @dataclass(frozen=True)
-class Written:
+class KernelText:
     """A kernel of Inductor's.
 
     Attributes:
@@ -52,7 +52,7 @@ class Written:
     row: int
 
 
-def parsed(source: str) -> Written | None:
+def parsed(source: str) -> KernelText | None:
     """The kernel in a source; None for one whose blocks are not numbered along one axis, or that loops along a row."""
     function, signature, divisible = (each.search(source) for each in (_FUNCTION, _SIGNATURE, _DIVISIBLE))
     decorated = _DECORATOR.search(source)
@@ -68,12 +68,12 @@ def parsed(source: str) -> Written | None:
     row = _ROW.search(body)
     positions = frozenset(place for [place] in ast.literal_eval(divisible.group(1)))
     prefix = source[: decorated.start()]
-    return Written(
+    return KernelText(
         prefix, body, parameters, tuple(types), tuple(types.values()), positions, int(row.group(1)) if row else 1
     )
 
 
-def for_many(kernel: Written, fresh: Collection[int]) -> str:
+def for_many(kernel: KernelText, fresh: Collection[int]) -> str:
     """Source of ``optimizer_step``; ``fresh``: the arguments, by number, whose addresses come from ``fresh``, in order."""
     width, places = len(kernel.types) + 1, {argument: i for i, argument in enumerate(fresh)}
     lines = [

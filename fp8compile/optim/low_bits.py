@@ -17,7 +17,7 @@ from fp8compile._distributed import largest_of, local_part, shard_like
 from fp8compile.numerics.rounding import GRIDS, grid_of
 from fp8compile.numerics.states.scaled_weights import inv_scale_for, scaled, unscaled
 from fp8compile.numerics.states.split_weights import joined, split
-from fp8compile.optim.plan import INV_SCALE16, MASTER16, Plan, Tensors
+from fp8compile.optim.plan import INV_SCALE16, MASTER16, Tensors, UpdatePlan
 
 DTYPES = {"correction": torch.int8, "master": torch.float32, MASTER16: torch.float16}
 MANTISSA = (
@@ -27,8 +27,8 @@ BESIDE_STATES = (*DTYPES, INV_SCALE16, MANTISSA)
 FIRST = {"split": "correction", "fp32": "master", "fp16_scaled": MASTER16}
 
 
-class SavedBits(Protocol):
-    """What is read of a state that is loaded; ``checkpoint.Saved``."""
+class LowBitsState(Protocol):
+    """What is read of a state that is loaded; ``checkpoint.CheckpointState``."""
 
     @property
     def values(self) -> Any: ...
@@ -43,7 +43,7 @@ def kept_beside(master: str) -> list[str]:
     return [FIRST[master], INV_SCALE16][: 1 + (master == "fp16_scaled")] if master in FIRST else []
 
 
-def initial_state(plan: Plan, p: Tensor) -> Tensors:
+def initial_state(plan: UpdatePlan, p: Tensor) -> Tensors:
     """The state of a parameter before its first step, sharded as it is; ``step`` not included.
 
     Raises:
@@ -58,13 +58,13 @@ def initial_state(plan: Plan, p: Tensor) -> Tensors:
     return sharded(p, plan, plan.initial(local_part(p), largest))
 
 
-def sharded(p: Tensor, plan: Plan, parts: Tensors) -> Tensors:
+def sharded(p: Tensor, plan: UpdatePlan, parts: Tensors) -> Tensors:
     """Parts of a state as they are kept: cut as ``p`` is, but for single numbers."""
     whole = (INV_SCALE16, *plan.update.singles)
     return {name: part if name in whole else shard_like(p, part) for name, part in parts.items()}
 
 
-def decoded_state(p: Tensor, plan: Plan, state: Mapping[str, Tensor]) -> Tensors:
+def decoded_state(p: Tensor, plan: UpdatePlan, state: Mapping[str, Tensor]) -> Tensors:
     """A state as the optimizer itself would keep it, in memory of its own: elements in FP32, sharded as ``p`` is; single
     numbers on the host. The bits kept beside ``p`` are left out."""
     decoded = plan.decoded({name: local_part(part) for name, part in state.items()}, local_part(p).shape)
@@ -72,7 +72,7 @@ def decoded_state(p: Tensor, plan: Plan, state: Mapping[str, Tensor]) -> Tensors
     return numbers | {name: shard_like(p, x.clone()) for name, x in decoded.items()}
 
 
-def loaded(p: Tensor, plan: Plan, saved: SavedBits) -> Tensors:
+def loaded(p: Tensor, plan: UpdatePlan, saved: LowBitsState) -> Tensors:
     """The bits kept beside ``p``: as saved, converted from another kind of ``master``, or made from ``p``."""
     if plan.master not in FIRST:
         return {}
@@ -97,7 +97,7 @@ def told(p: Tensor, state: Mapping[str, Tensor]) -> Tensors:
     return {MANTISSA: torch.tensor(float(grid_of(p.dtype).mantissa))} if "correction" in state else {}
 
 
-def _check_mantissa(p: Tensor, saved: SavedBits) -> None:
+def _check_mantissa(p: Tensor, saved: LowBitsState) -> None:
     """State dicts that do not say it are taken for those of the parameter's dtype."""
     value = saved.values.get(MANTISSA)
     if isinstance(value, Tensor):
@@ -111,7 +111,7 @@ def _check_mantissa(p: Tensor, saved: SavedBits) -> None:
         )
 
 
-def _exact(p: Tensor, known: Tensors, saved: SavedBits) -> Tensor | None:
+def _exact(p: Tensor, known: Tensors, saved: LowBitsState) -> Tensor | None:
     """The FP32 master that another kind of ``master`` kept; None: there was none."""
     if "correction" in known:
         return joined(local_part(p), known["correction"])
@@ -120,7 +120,7 @@ def _exact(p: Tensor, known: Tensors, saved: SavedBits) -> Tensor | None:
     return known.get("master")
 
 
-def _scale(p: Tensor, saved: SavedBits) -> Tensor:
+def _scale(p: Tensor, saved: LowBitsState) -> Tensor:
     value = saved.values.get(INV_SCALE16)
     if not isinstance(value, Tensor) or value.numel() != 1 or not value.is_floating_point():
         raise saved.error(f"its {INV_SCALE16} is {value!r}, and one number fits")

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from fp8compile import _torch as private
 from fp8compile.optim import kernel_text
-from fp8compile.optim.kernel_text import ALIGNED, Written
+from fp8compile.optim.kernel_text import ALIGNED, KernelText
 from fp8compile.optim.open_sizes import Sizes
 from fp8compile.optim.plan import Tensors
 from fp8compile.optim.row_views import FIXED, View, viewed
@@ -154,7 +154,7 @@ class Member:
     new: tuple[tuple[int, str], ...]
 
 
-def _member(code: Code, piece: Piece) -> tuple[Written, Member] | None:
+def _member(code: Code, piece: Piece) -> tuple[KernelText, Member] | None:
     launch = launched(code, piece)
     kernel = kernel_text.parsed(launch[0].source) if launch else None
     if launch is None or kernel is None or len(launch[1]) != len(kernel.types):
@@ -175,7 +175,7 @@ def _member(code: Code, piece: Piece) -> tuple[Written, Member] | None:
     return kernel, Member(piece, tuple(row), tuple(new))
 
 
-def rows_of_a_block(kernel: Written) -> int:
+def rows_of_a_block(kernel: KernelText) -> int:
     """Short groups are more to a block; a group of 128 in planes, whose rows are shorter, is one row."""
     return ELEMENTS if kernel.row == 1 else max(ROWS_OF_A_BLOCK, ELEMENTS // 4 // kernel.row)
 
@@ -188,7 +188,7 @@ class OneLaunch:
         members: whose ``new`` agree.
     """
 
-    def __init__(self, kernel: Written, members: Sequence[Member]) -> None:
+    def __init__(self, kernel: KernelText, members: Sequence[Member]) -> None:
         self._members, rows = members, rows_of_a_block(kernel)
         fresh = tuple(i for i, _ in members[0].new)
         function = loaded(kernel_text.for_many(kernel, fresh))

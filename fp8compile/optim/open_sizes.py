@@ -43,7 +43,7 @@ Sizes = dict[Open, int]  # the numbers that they are, by ``Open``, in one parame
 
 
 @dataclass(frozen=True)
-class Layout:
+class TensorLayout:
     """A tensor as compiled code sees it."""
 
     shape: tuple[Size, ...]
@@ -52,12 +52,12 @@ class Layout:
     device: torch.device
 
 
-def closed(tensors: Mapping[str, Tensor]) -> dict[str, Layout]:
+def closed(tensors: Mapping[str, Tensor]) -> dict[str, TensorLayout]:
     """The layouts of tensors, nothing of them left open."""
-    return {name: Layout(tuple(t.shape), t.stride(), t.dtype, t.device) for name, t in tensors.items()}
+    return {name: TensorLayout(tuple(t.shape), t.stride(), t.dtype, t.device) for name, t in tensors.items()}
 
 
-def opened(tensors: Mapping[str, Tensor], *, rows_alone: bool) -> tuple[dict[str, Layout], Sizes]:
+def opened(tensors: Mapping[str, Tensor], *, rows_alone: bool) -> tuple[dict[str, TensorLayout], Sizes]:
     """The layouts of the parts of one parameter that are viewed by rows of one group, and the sizes left open in them.
 
     Args:
@@ -74,7 +74,7 @@ def opened(tensors: Mapping[str, Tensor], *, rows_alone: bool) -> tuple[dict[str
     return _rows_alone(found, sizes) if rows_alone else (found, sizes)
 
 
-def _rows_alone(layouts: dict[str, Layout], sizes: Sizes) -> tuple[dict[str, Layout], Sizes]:
+def _rows_alone(layouts: dict[str, TensorLayout], sizes: Sizes) -> tuple[dict[str, TensorLayout], Sizes]:
     def known(numbers: Sequence[Size]) -> tuple[Size, ...]:
         return tuple(sizes[n] if isinstance(n, Open) and n.name != ROWS else n for n in numbers)
 
@@ -88,17 +88,17 @@ def _extent(t: Tensor) -> int:
     return 1 + sum((size - 1) * stride for size, stride in zip(t.shape, t.stride(), strict=True))
 
 
-def _opened(t: Tensor, sizes: Sizes, short: bool) -> Layout:
+def _opened(t: Tensor, sizes: Sizes, short: bool) -> TensorLayout:
     *outer, width = t.shape if t.dim() > 1 else (t.shape[0], 1)
     shape = [_named(sizes, name, size) for name, size in zip((ROWS, GROUPS), outer, strict=False)]
     if t.dim() == 1:
-        return Layout((*shape,), (1,), t.dtype, t.device)
+        return TensorLayout((*shape,), (1,), t.dtype, t.device)
     last = _named(sizes, WIDTH, width) if short else width
     stride = [last] * len(outer)
     if t.shape[0] > 1 and t.stride(0) != width:
         within_a_group = 1 < width < t.stride(0) <= GROUP  # a plane
         stride[0] = t.stride(0) if within_a_group else _stride(sizes, t.stride(0))
-    return Layout((*shape, last), (*stride, 1), t.dtype, t.device)
+    return TensorLayout((*shape, last), (*stride, 1), t.dtype, t.device)
 
 
 def _named(sizes: Sizes, name: str, size: int) -> Size:
@@ -132,7 +132,7 @@ class Fakes:
         self.mode = private.FakeTensorMode(shape_env=self.env)
         self._symbols: list[dict[Open, Any]] = []
 
-    def of(self, layouts: Mapping[str, Layout], tuned_for: Sizes) -> dict[str, Tensor]:
+    def of(self, layouts: Mapping[str, TensorLayout], tuned_for: Sizes) -> dict[str, Tensor]:
         """Tensors of one parameter, with sizes of its own."""
         widest = max((n for layout in layouts.values() for n in layout.shape[1:] if isinstance(n, int)), default=1)
         symbols = {size: self._symbol(size, n, widest) for size, n in tuned_for.items()}

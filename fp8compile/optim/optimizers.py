@@ -75,7 +75,7 @@ class AdamW(Adam):
 class Lion(EncodedOptimizer):
     """Lion (Chen et al. 2023): one state."""
 
-    plain = plain_optimizers.Lion
+    plain = plain_optimizers.PlainLion
 
     def __init__(
         self,
@@ -157,7 +157,7 @@ class RMSprop(EncodedOptimizer):
 class LAMB(EncodedOptimizer):
     """LAMB (You et al. 2020): Adam with a trust ratio per tensor."""
 
-    plain = plain_optimizers.LAMB
+    plain = plain_optimizers.PlainLAMB
 
     def __init__(
         self,

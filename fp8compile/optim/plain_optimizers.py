@@ -28,7 +28,7 @@ class _Plain(torch.optim.Optimizer):
         raise NotImplementedError
 
 
-class Lion(_Plain):
+class PlainLion(_Plain):
     """One state; every element moves by the learning rate."""
 
     @staticmethod
@@ -41,7 +41,7 @@ class Lion(_Plain):
         m.lerp_(g, 1 - beta2)
 
 
-class LAMB(_Plain):
+class PlainLAMB(_Plain):
     """The ratio of norms is 1 where either is 0. It needs the whole tensor's norm, hence a second kernel."""
 
     @staticmethod

@@ -35,7 +35,7 @@ def encoded_number(number: float, codec: StateCodec, p: Tensor) -> tuple[Tensor,
 
 
 @dataclass(frozen=True)
-class Plan:
+class UpdatePlan:
     """The update of one parameter.
 
     Attributes:

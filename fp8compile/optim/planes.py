@@ -18,10 +18,10 @@ from fp8compile.fx.traced_calls import call_of
 from fp8compile.numerics.states.interface import StateCodec
 from fp8compile.numerics.states.packing import Planar
 from fp8compile.numerics.states.plain import Whole
-from fp8compile.optim.plan import Plan, Tensors
+from fp8compile.optim.plan import Tensors, UpdatePlan
 
 
-def planes_of(plan: Plan, size: int) -> int:
+def planes_of(plan: UpdatePlan, size: int) -> int:
     """How many planes groups of ``size`` elements are updated in; 1 where nothing is packed, or not by planes alone."""
     codecs = [codec for _, codec in plan.codecs]
     packed = [codec for codec in codecs if isinstance(codec, Planar)]
@@ -42,7 +42,7 @@ def named_planes(name: str, parts: Tensor | tuple[Tensor, ...]) -> Tensors:
     return {name: parts} if isinstance(parts, Tensor) else {_key(name, k): part for k, part in enumerate(parts)}
 
 
-def updated(plan: Plan, tensors: Tensors) -> Tensors:
+def updated(plan: UpdatePlan, tensors: Tensors) -> Tensors:
     """``plan(tensors)``, of tensors whose planes have names of their own, as have those of what is returned."""
     each = [_of_plane(tensors, k) for k in range(plan.planes)]
     decoded = {state: _decoded(plan, state, codec, tensors) for state, codec in plan.codecs}
@@ -79,7 +79,7 @@ def _parts(tensors: Tensors, name: str) -> list[Tensor]:
     return [t for key, t in tensors.items() if key.partition("/")[0] == name]
 
 
-def _decoded(plan: Plan, state: str, codec: StateCodec, tensors: Tensors) -> list[Tensor]:
+def _decoded(plan: UpdatePlan, state: str, codec: StateCodec, tensors: Tensors) -> list[Tensor]:
     codes, *metadata = plan.part_keys(state)
     with call_of(f"decode({state})"):
         if isinstance(codec, Planar):

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fp8compile.numerics.states.interface import GROUP, columns_within, rows_of
-from fp8compile.optim.plan import INV_SCALE16, Plan, Tensors
+from fp8compile.optim.plan import INV_SCALE16, Tensors, UpdatePlan
 from fp8compile.optim.planes import named_planes, parted, planes_of
 from fp8compile.optim.step_codes import INV_SCALE, KNOWN
 
@@ -22,7 +22,7 @@ FIXED = ("step", "numbers", "stream", INV_SCALE, INV_SCALE16, KNOWN)  # tensors 
 View = Callable[[Tensor], Any]  # a tensor, or its planes
 
 
-def pieces(plan: Plan, p: Tensor) -> list[tuple[Plan, View]]:
+def pieces(plan: UpdatePlan, p: Tensor) -> list[tuple[UpdatePlan, View]]:
     """The pieces in which ``p`` is updated: the plan of each, and how its tensors are viewed."""
     size = plan.group_size
     if size is None or not p.is_contiguous():
@@ -53,12 +53,12 @@ def pieces(plan: Plan, p: Tensor) -> list[tuple[Plan, View]]:
     return [(whole, groups), _piece(replace(plan, offset=full * size), tails, length - full * size)]
 
 
-def as_one_piece(plan: Plan, p: Tensor) -> Plan:
+def as_one_piece(plan: UpdatePlan, p: Tensor) -> UpdatePlan:
     """The plan of an update that is compiled without being cut."""
     return replace(plan, in_pieces=p.device.type == "cpu")
 
 
-def _piece(plan: Plan, view: View, size: int) -> tuple[Plan, View]:
+def _piece(plan: UpdatePlan, view: View, size: int) -> tuple[UpdatePlan, View]:
     """A piece whose groups, of ``size``, are the last dimension of what ``view`` returns: in planes, where there are some."""
     plan, planes = replace(plan, by_rows=True), planes_of(plan, size)
     if planes == 1:

@@ -16,7 +16,7 @@ from fp8compile._distributed import is_sharded, local_part
 from fp8compile.optim.compiled_step import PreparedStep
 from fp8compile.optim.interface import Parameter
 from fp8compile.optim.plan import Tensors
-from fp8compile.optim.step_numbers import Place
+from fp8compile.optim.step_numbers import ParameterRows
 
 Options = Mapping[int, tuple[Any, ...]]  # by group
 States = Mapping[Tensor, Mapping[str, Tensor]]
@@ -46,7 +46,7 @@ class Steady:
         states: States,
         options: Options,
         step: PreparedStep,
-        places: Sequence[Place],
+        places: Sequence[ParameterRows],
     ) -> None:
         self.step, self.places, self._options, self._held = step, places, options, parameters
         self.counts = [states[p]["step"] for _, _, p in parameters]

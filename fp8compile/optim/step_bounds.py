@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fp8compile._arguments import is_number
 from fp8compile.numerics import step_bounds
-from fp8compile.optim.plain_optimizers import Lion
+from fp8compile.optim.plain_optimizers import PlainLion
 
 States = Mapping[str, Tensor]
 Number = float | Tensor
@@ -57,7 +57,7 @@ def bound_of(optimizer: type[torch.optim.Optimizer], group: Mapping[str, Any]) -
         return Bound("Adam", decoupled=bool(group["decoupled_weight_decay"]))
     if optimizer is torch.optim.RMSprop:
         return None if group["centered"] else Bound("RMSprop", momentum=bool(group["momentum"]))
-    return Bound("Lion") if optimizer is Lion else None
+    return Bound("Lion") if optimizer is PlainLion else None
 
 
 def why_no_bound(optimizer: type[torch.optim.Optimizer], group: Mapping[str, Any]) -> str | None:
@@ -73,7 +73,7 @@ def why_no_bound(optimizer: type[torch.optim.Optimizer], group: Mapping[str, Any
             not group["centered"] and rest >= step_bounds.SMALLEST_REST and group["eps"] >= step_bounds.SMALLEST_EPS
         )
         return None if known else OPTIONS.format("RMSprop", "alpha up to 0.9999, eps from 1e-12 on, centered=False")
-    return None if optimizer is Lion else UNBOUNDED.format(optimizer.__name__)
+    return None if optimizer is PlainLion else UNBOUNDED.format(optimizer.__name__)
 
 
 def reach(bound: Bound, states: States) -> Tensor:

@@ -15,10 +15,10 @@ from torch.fx import Graph, GraphModule
 from fp8compile.fx.dump_files import claim, root_of, write
 from fp8compile.fx.graph import copy_graph
 from fp8compile.fx.snapshot import snapshot
-from fp8compile.optim.plan import Plan
+from fp8compile.optim.plan import UpdatePlan
 
 
-def dump_step(plan: Plan, graph: GraphModule, names: Sequence[str]) -> None:
+def dump_step(plan: UpdatePlan, graph: GraphModule, names: Sequence[str]) -> None:
     """Write it where the environment asks for dumps; ``names`` are those of the graph's tensors, its last inputs."""
     root = root_of(None)
     folder = claim(root, "optimizer") if root else None

@@ -24,7 +24,7 @@ Member = tuple[Tensor, Mapping[str, Any], CapturedUpdate, dict[str, Tensor]]  # 
 
 
 @dataclass(frozen=True)
-class Place:
+class ParameterRows:
     """Parameters of one group, update and device: their counts, one-number states by name, and rows; ``block``: all rows as
     one tensor, where they lie one after the other."""
 
@@ -59,7 +59,7 @@ class StepNumbers:
         self._rows = {p: row for p, row in self._rows.items() if p in parameters}
         self._floats = {key: each for key, each in self._floats.items() if key[0] in ids}
 
-    def compute(self, members: Sequence[Member]) -> list[Place]:
+    def compute(self, members: Sequence[Member]) -> list[ParameterRows]:
         """Fill the rows of these parameters for the step that follows; ``leave`` writes their one-number states."""
         places: dict[
             tuple[int, int, torch.device], list[Member]
@@ -71,7 +71,7 @@ class StepNumbers:
         self.again(found)
         return found
 
-    def _place(self, several: Sequence[Member], device: torch.device) -> Place:
+    def _place(self, several: Sequence[Member], device: torch.device) -> ParameterRows:
         _, group, update, _ = several[0]
         states = [state for _, _, _, state in several]
         singles = {name: [state[name] for state in states] for name in update.singles}
@@ -79,9 +79,11 @@ class StepNumbers:
         if not any(p in self._rows for p in parameters):
             self._rows |= zip(parameters, _new_rows(len(parameters), update, device), strict=True)
         rows = [self.row(p, update) for p in parameters]
-        return Place(update, group, device, [state["step"] for state in states], singles, rows, block_of(rows))
+        return ParameterRows(
+            update, group, device, [state["step"] for state in states], singles, rows, block_of(rows)
+        )
 
-    def again(self, places: Sequence[Place]) -> None:
+    def again(self, places: Sequence[ParameterRows]) -> None:
         """``compute`` for the parameters that it returned these for, whose states are the same tensors."""
         self._pending.clear()
         for place in places:

@@ -10,7 +10,7 @@
         (arXiv:2205.05198), section 4.2, tensor with sequence parallelism. In flight: Narayanan et al., Megatron-LM
         (arXiv:2104.04473), section 2.2.1: under 1F1B stage s of pp holds min(pp - s, micro-batches).
     logits = tokens * vocabulary / tp * (2 + 4)       BF16, and FP32 in the loss; on the last stage, one micro-batch
-    workspace = most that one layer needs at one time, see ``Saved.workspace``; over tp
+    workspace = most that one layer needs at one time, see ``SavedElements.workspace``; over tp
 
 A GPU's need is that of the stage that needs most. Not counted: the CUDA context and libraries, buffers of NCCL, the
 allocator's fragmentation, FP8 codes of a matmul's operands while it runs, what an optimizer needs while it steps.
@@ -22,8 +22,8 @@ import dataclasses
 import math
 from dataclasses import dataclass
 
-from fp8compile.planning.layout import Layout, Step, stage_layers
-from fp8compile.planning.measured import OURS, PLAIN, STATE, Saved
+from fp8compile.planning.layout import Layout, StepShape, stage_layers
+from fp8compile.planning.measured import OURS, PLAIN, STATE, SavedElements
 from fp8compile.planning.models import Shape
 
 BF16, FP32 = 2, 4
@@ -47,7 +47,7 @@ class Way:
     gradients: float
     states: float
     exact_states: float
-    saved: Saved
+    saved: SavedElements
 
 
 # FP32 copies of the weights and two FP32 moments, however they are spread between optimizer and FSDP: 16 bytes in all.
@@ -104,7 +104,7 @@ def stages(shape: Shape, pp: int) -> tuple[Stage, ...]:
     return tuple(found)
 
 
-def memory(shape: Shape, layout: Layout, step: Step, way: Way) -> Parts:
+def memory(shape: Shape, layout: Layout, step: StepShape, way: Way) -> Parts:
     """What the GPU that needs most holds, in bytes."""
     return max((_of_stage(shape, stage, layout, step, way) for stage in stages(shape, layout.pp)), key=_total)
 
@@ -113,7 +113,7 @@ def _total(parts: Parts) -> int:
     return parts.total
 
 
-def _of_stage(shape: Shape, stage: Stage, layout: Layout, step: Step, way: Way) -> Parts:
+def _of_stage(shape: Shape, stage: Stage, layout: Layout, step: StepShape, way: Way) -> Parts:
     size, count = step.split(layout)
     tokens = size * step.seq / layout.tp
     shard = 1 / (layout.tp * layout.fsdp)

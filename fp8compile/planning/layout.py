@@ -30,7 +30,7 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Step:
+class StepShape:
     """One optimizer step: ``batch`` sequences of ``seq`` tokens over all GPUs.
 
     Attributes:
@@ -71,7 +71,7 @@ def stage_layers(layers: int, pp: int) -> tuple[int, ...]:
     return tuple(counts)
 
 
-def checked(shape: Shape, gpus: int, step: Step, tp: int, pp: int) -> Layout:
+def checked(shape: Shape, gpus: int, step: StepShape, tp: int, pp: int) -> Layout:
     """The layout of so many GPUs with this ``tp`` and ``pp``; the rest is FSDP.
 
     Raises:
@@ -95,7 +95,7 @@ def checked(shape: Shape, gpus: int, step: Step, tp: int, pp: int) -> Layout:
     return layout
 
 
-def check_step(gpus: int, step: Step) -> None:
+def check_step(gpus: int, step: StepShape) -> None:
     """Refuse numbers that no layout can serve.
 
     Raises:
@@ -110,7 +110,9 @@ def check_step(gpus: int, step: Step) -> None:
             raise ValueError(f"{name}={value!r} is not a whole number from 1 to {most}{hint}")
 
 
-def layouts(shape: Shape, gpus: int, step: Step, tp: int | None = None, pp: int | None = None) -> Iterator[Layout]:
+def layouts(
+    shape: Shape, gpus: int, step: StepShape, tp: int | None = None, pp: int | None = None
+) -> Iterator[Layout]:
     """The layouts that divide evenly: tp up to a node of 8, pp up to 16, or those that are asked for.
 
     Raises:

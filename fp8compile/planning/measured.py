@@ -23,7 +23,7 @@ GROUP_OF_STATES, BESIDE_STATES = 128, 5  # e4m3_expanded: an FP32 amax and a one
 
 
 @dataclass(frozen=True)
-class Saved:
+class SavedElements:
     """Elements that a layer saves per token, as multiples of three widths, and bytes for each.
 
     ``workspace`` are bytes per token of the most that forward or backward of one layer needs beyond these at one time, as
@@ -42,8 +42,8 @@ class Saved:
         return elements * self.element + STATISTIC_BYTES * (heads + NORMS)
 
 
-PLAIN = Saved(6, 2, 3, 2.0, (4, 2))
-OURS = Saved(4, 2, 2, 1 + SCALE / GROUP, (2, 6))
+PLAIN = SavedElements(6, 2, 3, 2.0, (4, 2))
+OURS = SavedElements(4, 2, 2, 1 + SCALE / GROUP, (2, 6))
 STATE = 1 + BESIDE_STATES / GROUP_OF_STATES  # bytes per element of a moment in the default format
 STATE_FORMAT = "e4m3_expanded"
 

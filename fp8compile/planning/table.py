@@ -10,9 +10,9 @@ from rich.console import RenderableType
 
 from fp8compile._text import printed, table, wrapped
 from fp8compile.planning.bytes import BASELINE, FP8COMPILE, Parts, memory
-from fp8compile.planning.layout import Layout, Step, check_step, layouts
+from fp8compile.planning.layout import Layout, StepShape, check_step, layouts
 from fp8compile.planning.models import Shape, shape_for
-from fp8compile.planning.traffic import Sent, traffic
+from fp8compile.planning.traffic import SentBytes, traffic
 
 GIB = 1024**3
 WIDTH, MOST_ROWS = 80, 12
@@ -24,7 +24,7 @@ NOTES = (
 
 
 @dataclass(frozen=True)
-class Row:
+class LayoutRow:
     """One layout: a micro-batch's sequences, how many of these a step has, memory both ways, bytes sent."""
 
     layout: Layout
@@ -32,7 +32,7 @@ class Row:
     micro_batches: int
     bf16: Parts
     ours: Parts
-    sent: Sent
+    sent: SentBytes
 
     def fits(self, card: int) -> str:
         """Which of both fit on a card of so many bytes: "both", "ours", "BF16" or "none"."""
@@ -46,9 +46,9 @@ class Plan:
 
     shape: Shape
     gpus: int
-    step: Step
+    step: StepShape
     card: int
-    rows: tuple[Row, ...]
+    rows: tuple[LayoutRow, ...]
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, in bytes, as JSON takes it."""
@@ -103,7 +103,7 @@ def plan(
     """
     if isinstance(card_gib, bool) or not card_gib > 0:
         raise ValueError(f"card_gib={card_gib!r} is not the memory of a GPU in GiB, such as 80")
-    shape, step = shape_for(parameters), Step(seq, gpus if batch is None else batch, micro_batch)
+    shape, step = shape_for(parameters), StepShape(seq, gpus if batch is None else batch, micro_batch)
     for name, value in (("tp", tp), ("pp", pp)):
         if value is not None and value < 1:
             raise ValueError(f"{name}={value} is not a whole number of at least 1")
@@ -113,12 +113,12 @@ def plan(
     return Plan(shape, gpus, step, card, tuple(sorted(rows, key=lambda row: _rank(row, card))))
 
 
-def _row(shape: Shape, layout: Layout, step: Step) -> Row:
+def _row(shape: Shape, layout: Layout, step: StepShape) -> LayoutRow:
     bf16, ours = (memory(shape, layout, step, way) for way in (BASELINE, FP8COMPILE))
-    return Row(layout, *step.split(layout), bf16, ours, traffic(shape, layout, step))
+    return LayoutRow(layout, *step.split(layout), bf16, ours, traffic(shape, layout, step))
 
 
-def _rank(row: Row, card: int) -> tuple[bool, int]:
+def _rank(row: LayoutRow, card: int) -> tuple[bool, int]:
     fits = row.ours.total <= card
     return not fits, row.sent.total if fits else row.ours.total
 
@@ -126,7 +126,7 @@ def _rank(row: Row, card: int) -> tuple[bool, int]:
 COLUMNS = ("FSDP", "TP", "PP", "micro-batches", "BF16", "ours", "fits", "sent: FSDP", "TP", "PP")
 
 
-def _cells(row: Row, card: int) -> tuple[str, ...]:
+def _cells(row: LayoutRow, card: int) -> tuple[str, ...]:
     sizes = (row.layout.fsdp, row.layout.tp, row.layout.pp, f"{row.micro_batches} of {row.micro_batch}")
     sent = (row.sent.fsdp, row.sent.tp, row.sent.pp)
     return (
@@ -138,7 +138,7 @@ def _cells(row: Row, card: int) -> tuple[str, ...]:
     )
 
 
-def _broken_down(row: Row) -> list[tuple[str, ...]]:
+def _broken_down(row: LayoutRow) -> list[tuple[str, ...]]:
     pairs = zip(dataclasses.asdict(row.bf16).items(), dataclasses.astuple(row.ours), strict=True)
     return [
         *((name, _gib(bf16), _gib(ours)) for (name, bf16), ours in pairs),
@@ -170,7 +170,7 @@ def _gib(nbytes: int) -> str:
     return f"{nbytes / GIB:.1f}"
 
 
-def _as_dict(row: Row, card: int) -> dict[str, Any]:
+def _as_dict(row: LayoutRow, card: int) -> dict[str, Any]:
     found = dataclasses.asdict(row)
     for name, of in (("bf16", row.bf16), ("ours", row.ours), ("sent", row.sent)):
         found[name]["total"] = of.total

@@ -19,14 +19,14 @@ import math
 from dataclasses import dataclass
 
 from fp8compile.planning.bytes import BF16, Stage, stages
-from fp8compile.planning.layout import Layout, Step
+from fp8compile.planning.layout import Layout, StepShape
 from fp8compile.planning.models import Shape
 
 COLLECTIVES_OF_A_LAYER, OF_THE_EMBEDDING, OF_THE_HEAD = 10, 2, 3
 
 
 @dataclass(frozen=True)
-class Sent:
+class SentBytes:
     """Bytes that one GPU sends in a step, by what asks for them."""
 
     fsdp: int
@@ -39,23 +39,23 @@ class Sent:
         return self.fsdp + self.tp + self.pp
 
 
-def traffic(shape: Shape, layout: Layout, step: Step) -> Sent:
+def traffic(shape: Shape, layout: Layout, step: StepShape) -> SentBytes:
     """What the GPU that sends most sends."""
     return max((_of_stage(shape, stage, layout, step) for stage in stages(shape, layout.pp)), key=_total)
 
 
-def _total(sent: Sent) -> int:
+def _total(sent: SentBytes) -> int:
     return sent.total
 
 
-def _of_stage(shape: Shape, stage: Stage, layout: Layout, step: Step) -> Sent:
+def _of_stage(shape: Shape, stage: Stage, layout: Layout, step: StepShape) -> SentBytes:
     size, count = step.split(layout)
     first, last = stage.index == 0, stage.index == layout.pp - 1
     weights = stage.parameters / layout.tp * BF16
     times = 2 if layout.pp > 1 else 3 * count
     hidden = size * step.seq * shape.hidden * BF16
     collectives = COLLECTIVES_OF_A_LAYER * stage.layers + OF_THE_EMBEDDING * first + OF_THE_HEAD * last
-    return Sent(
+    return SentBytes(
         math.ceil(_share(layout.fsdp) * weights * times),
         math.ceil(_share(layout.tp) * hidden * collectives * count),
         math.ceil(hidden / layout.tp * count * ((not first) + (not last))),

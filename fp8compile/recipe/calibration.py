@@ -38,7 +38,7 @@ Key = tuple[str, str, str, str]
 
 
 @dataclass(frozen=True)
-class Value:
+class CalibratedValue:
     """One 16-bit value of a graph.
 
     Attributes:
@@ -75,7 +75,7 @@ class Measurements:
     """The values of one graph in its order; ``kind`` is "training" or "inference"."""
 
     kind: str
-    values: tuple[Value, ...]
+    values: tuple[CalibratedValue, ...]
 
     @functools.cached_property
     def keys(self) -> tuple[Key, ...]:
@@ -113,7 +113,7 @@ class Calibration(InAFile):
                 raise ValueError(f"{name}={value!r} must be a number above {low:g} and below {high:g}: {what}.")
             object.__setattr__(self, name, float(value))
 
-    def overflow_reason(self, value: Value) -> str | None:
+    def overflow_reason(self, value: CalibratedValue) -> str | None:
         """Why a value does not fit FP16, None if it does."""
         scale = self.loss_scale if value.direction == BACKWARD else 1.0
         amax = value.amax * scale
@@ -157,7 +157,9 @@ class Calibration(InAFile):
                     f"{RECALIBRATE}.save(path)."
                 )
         try:
-            graphs = [Measurements(g["kind"], tuple(Value(**v) for v in g["values"])) for g in found.pop("graphs")]
+            graphs = [
+                Measurements(g["kind"], tuple(CalibratedValue(**v) for v in g["values"])) for g in found.pop("graphs")
+            ]
             found["modules"] = tuple((pattern, tuple(kept)) for pattern, kept in found["modules"].items())
             return cls(tuple(graphs), **{**found, "keep_fp32": tuple(found["keep_fp32"])})
         except (KeyError, TypeError, AttributeError) as error:

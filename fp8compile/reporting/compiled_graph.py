@@ -8,8 +8,8 @@ from functools import cached_property
 from typing import Any
 
 from fp8compile.explorer.picture import Picture
-from fp8compile.explorer.told import Graph
-from fp8compile.fx.snapshot import Step
+from fp8compile.explorer.told import PageGraph
+from fp8compile.fx.snapshot import PassStep
 from fp8compile.reporting.entries import Notes
 from fp8compile.reporting.kernel import Kernel
 from fp8compile.reporting.running import GeneratedPeaks, Peaks
@@ -52,7 +52,7 @@ class GraphReport:
     runs: int = 1
     waterfall: Waterfall = Waterfall()
     places: tuple[tuple[str, int], ...] = ()
-    steps: tuple[Step, ...] = field(default=(), compare=False, repr=False)
+    steps: tuple[PassStep, ...] = field(default=(), compare=False, repr=False)
     picture: Picture | None = field(default=None, compare=False, repr=False)
     kernels: tuple[Kernel, ...] = field(default=(), compare=False, repr=False)
     generated: GeneratedPeaks | None = field(default=None, compare=False, repr=False)
@@ -94,8 +94,8 @@ class GraphReport:
         return self.known_peaks is not self.peaks
 
     @property
-    def drawn(self) -> Graph:
+    def drawn(self) -> PageGraph:
         """The graph as the explorer's page takes it."""
         peaks = self.saved_bytes + self.workspace_bytes, self.saved_bytes_plain + self.workspace_bytes_plain
         places = tuple(path for path, _ in self.places if path)
-        return Graph(self.kind, self.runs, places, self.remarks, self.steps, self.picture, peaks)
+        return PageGraph(self.kind, self.runs, places, self.remarks, self.steps, self.picture, peaks)

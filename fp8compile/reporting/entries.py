@@ -17,7 +17,7 @@ COLLECTIVE, LOGITS, OFFLOAD = "collective", "logits", "offload"
 
 
 @dataclass(frozen=True)
-class Saved(Entry):
+class SavedEntry(Entry):
     """A tensor that is saved for backward as codes.
 
     ``belongs_to`` is "input 3" or "output 0" where the caller has the tensor too (see fp8compile/compiler/saved_versions.py).
@@ -247,7 +247,7 @@ class Offloaded(Entry):
 class Notes:
     """What one pass did to one graph."""
 
-    saved: tuple[Saved, ...] = ()
+    saved: tuple[SavedEntry, ...] = ()
     skips: tuple[Skip, ...] = ()
     recomputed: tuple[Recomputed, ...] = ()
     linears: tuple[Linear, ...] = ()
@@ -261,7 +261,7 @@ class Notes:
     offloaded: tuple[Offloaded, ...] = ()
 
     ENTRIES: ClassVar[Mapping[str, type[Entry]]] = {
-        "saved": Saved,
+        "saved": SavedEntry,
         "skips": Skip,
         "recomputed": Recomputed,
         "linears": Linear,

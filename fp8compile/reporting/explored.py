@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from fp8compile.explorer.told import BYTES, NUMBER, TEXT, Bars, Frontier, Row, Table, Told
+from fp8compile.explorer.told import BYTES, NUMBER, TEXT, Bars, PageContent, PageFrontier, PageRow, PageTable
 from fp8compile.numerics.formats import E4M3, E5M2, INT8
 from fp8compile.planning.device_rates import RATES
 from fp8compile.reporting.entries import RECIPE, Notes
@@ -103,10 +103,10 @@ _KINDS: tuple[tuple[str, str, tuple[tuple[str, str], ...], Cells], ...] = (
 )  # fmt: skip
 
 
-def tables_of(graphs: Sequence[Placed]) -> tuple[Table, ...]:
+def tables_of(graphs: Sequence[Placed]) -> tuple[PageTable, ...]:
     """A table of each kind of which a graph has entries. Bytes are those of a step: of one run, times runs."""
     made = (
-        Table(
+        PageTable(
             name, title, (("module", TEXT), *columns, ("source", TEXT), ("runs", NUMBER)), _rows(name, graphs, cells)
         )
         for name, title, columns, cells in _KINDS
@@ -114,20 +114,20 @@ def tables_of(graphs: Sequence[Placed]) -> tuple[Table, ...]:
     return tuple(table for table in made if table.rows)
 
 
-def _rows(name: str, graphs: Sequence[Placed], cells: Cells) -> tuple[Row, ...]:
+def _rows(name: str, graphs: Sequence[Placed], cells: Cells) -> tuple[PageRow, ...]:
     return tuple(
-        Row(at, entry.name, (entry.origin.module, *cells(entry, times), entry.origin.source, times))
+        PageRow(at, entry.name, (entry.origin.module, *cells(entry, times), entry.origin.source, times))
         for at, placed in enumerate(graphs)
         for notes, times in placed
         for entry in getattr(notes, name)
     )
 
 
-def told_of(head: Sequence[str], graphs: Sequence[Any], bars: Bars, modules: Collection[str]) -> Told:
+def told_of(head: Sequence[str], graphs: Sequence[Any], bars: Bars, modules: Collection[str]) -> PageContent:
     """What the page is told of the reports of ``graphs``; ``head`` is the title and the lines below it."""
     tables = tables_of([graph.placed for graph in graphs])
     kernels = kernel_table([graph.kernels for graph in graphs])
-    return Told(
+    return PageContent(
         head[0],
         tuple(head[1:]),
         tuple(graph.drawn for graph in graphs),
@@ -139,9 +139,9 @@ def told_of(head: Sequence[str], graphs: Sequence[Any], bars: Bars, modules: Col
     )
 
 
-def kernel_table(graphs: Sequence[Sequence[Kernel]]) -> Table:
+def kernel_table(graphs: Sequence[Sequence[Kernel]]) -> PageTable:
     """The kernels of all graphs; times by a roofline with rates that are assumed for an H100 (planning/device_rates.py)."""
-    return Table(
+    return PageTable(
         "kernels",
         "Kernels",
         (
@@ -150,7 +150,7 @@ def kernel_table(graphs: Sequence[Sequence[Kernel]]) -> Table:
             ("source", TEXT),
         ),
         tuple(
-            Row(at, k.node, (
+            PageRow(at, k.node, (
                 k.module, k.half, k.number, k.kind, k.operations, k.others, k.read, k.written, round(k.flops / 1e6, 3),
                 round(k.flops / max(k.moved, 1), 2), round(k.microseconds(RATES["h100"]), 3), k.source,
             ))
@@ -168,16 +168,16 @@ def bars_of(plain: int, ours: int, waterfall: Waterfall) -> Bars:
     return Bars(plain, ours, changes, parts)
 
 
-def frontiers_of(graphs: Sequence[Notes]) -> tuple[Frontier, ...]:
+def frontiers_of(graphs: Sequence[Notes]) -> tuple[PageFrontier, ...]:
     """The frontier of each graph under a memory budget."""
     return tuple(
-        Frontier(at, str(each), each.target, each.chosen, tuple((p.saved, p.peak, p.us) for p in each.frontier))
+        PageFrontier(at, str(each), each.target, each.chosen, tuple((p.saved, p.peak, p.us) for p in each.frontier))
         for at, notes in enumerate(graphs)
         for each in notes.budgets
     )
 
 
-def done_by_module(tables: Iterable[Table]) -> tuple[tuple[str, str], ...]:
+def done_by_module(tables: Iterable[PageTable]) -> tuple[tuple[str, str], ...]:
     """Pairs of a module and a text of what was done there, the same in layers that are alike."""
     return tuple(
         (str(row.cells[0]), " ".join([table.name, *map(str, row.cells[1:-2])]))

@@ -11,7 +11,7 @@ _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")  # a part of a module path that is
 
 
 @dataclass(frozen=True)
-class Row:
+class LayerRow:
     """One line of a table: a module path, the other cells, and how many entries it stands for.
 
     ``sums`` are the figures that add up over entries, such as bytes. Rows are alike where their cells are equal and their
@@ -24,15 +24,15 @@ class Row:
     times: int = 1
 
 
-def collapsed(rows: Iterable[Row]) -> list[Row]:
+def collapsed(rows: Iterable[LayerRow]) -> list[LayerRow]:
     """Join rows that are alike, in the order in which they first appear."""
-    groups: dict[tuple[str, tuple[str, ...]], list[Row]] = {}
+    groups: dict[tuple[str, tuple[str, ...]], list[LayerRow]] = {}
     for row in rows:
         groups.setdefault((_NUMBER.sub("#", row.module), row.cells), []).append(row)
     return [row for group in groups.values() for row in _joined(group)]
 
 
-def _joined(rows: Sequence[Row]) -> list[Row]:
+def _joined(rows: Sequence[LayerRow]) -> list[LayerRow]:
     """Join rows whose paths differ only in numbers, if the joined ranges stand for just these paths; else path by path."""
     numbers = {tuple(map(int, _NUMBER.findall(row.module))) for row in rows}
     columns = [sorted(set(column)) for column in zip(*numbers, strict=True)]
@@ -42,16 +42,16 @@ def _joined(rows: Sequence[Row]) -> list[Row]:
     return [_one(rows, _NUMBER.sub(lambda _: next(ranges), rows[0].module))]
 
 
-def _by_path(rows: Sequence[Row]) -> list[list[Row]]:
-    found: dict[str, list[Row]] = {}
+def _by_path(rows: Sequence[LayerRow]) -> list[list[LayerRow]]:
+    found: dict[str, list[LayerRow]] = {}
     for row in rows:
         found.setdefault(row.module, []).append(row)
     return list(found.values())
 
 
-def _one(rows: Sequence[Row], module: str) -> Row:
+def _one(rows: Sequence[LayerRow], module: str) -> LayerRow:
     sums = tuple(map(sum, zip(*(row.sums for row in rows), strict=True)))
-    return Row(module, rows[0].cells, sums, sum(row.times for row in rows))
+    return LayerRow(module, rows[0].cells, sums, sum(row.times for row in rows))
 
 
 def _ranges(numbers: Sequence[int]) -> str:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from fp8compile._text import printed
-from fp8compile.explorer.told import Told
+from fp8compile.explorer.told import PageContent
 from fp8compile.reporting.budget import Budget
 from fp8compile.reporting.compiled_graph import GraphReport
 from fp8compile.reporting.entries import (
@@ -23,7 +23,7 @@ from fp8compile.reporting.entries import (
     Observed,
     Offloaded,
     Recomputed,
-    Saved,
+    SavedEntry,
     Skip,
 )
 from fp8compile.reporting.entry import Entry
@@ -77,9 +77,9 @@ class Report(WithPages):
         return self._entries(Linear, "linears")
 
     @property
-    def saved(self) -> Entries[Saved]:
+    def saved(self) -> Entries[SavedEntry]:
         """Every tensor saved as codes."""
-        return self._entries(Saved, "saved")
+        return self._entries(SavedEntry, "saved")
 
     @property
     def skips(self) -> Entries[Skip]:
@@ -212,7 +212,7 @@ class Report(WithPages):
         )
 
     @cached_property
-    def told(self) -> Told:
+    def told(self) -> PageContent:
         """The report as the explorer's page takes it."""
         return told_of(
             (self._head[0].removeprefix("fp8compile: "), *self._head[1:], *self.remarks),

@@ -21,11 +21,11 @@ from fp8compile.reporting.entries import (
     Observed,
     Offloaded,
     Recomputed,
-    Saved,
+    SavedEntry,
     Skip,
 )
 from fp8compile.reporting.entry import Entry
-from fp8compile.reporting.layers import Row, collapsed
+from fp8compile.reporting.layers import LayerRow, collapsed
 
 E = TypeVar("E", bound=Entry)
 
@@ -83,15 +83,15 @@ def table_of(entries: Entries[Any], most: int | None = None, columns: int | None
     return parts
 
 
-def _by_reason(rows: Iterable[Row]) -> dict[str, list[Row]]:
+def _by_reason(rows: Iterable[LayerRow]) -> dict[str, list[LayerRow]]:
     """Rows grouped by reason, the one with the most bytes first. The reason is a row's last cell and is removed from it."""
-    found: dict[str, list[Row]] = {}
+    found: dict[str, list[LayerRow]] = {}
     for row in rows:
-        found.setdefault(row.cells[-1], []).append(Row(row.module, row.cells[:-1], row.sums, row.times))
+        found.setdefault(row.cells[-1], []).append(LayerRow(row.module, row.cells[:-1], row.sums, row.times))
     return dict(sorted(found.items(), key=lambda item: -sum(row.sums[0] for row in item[1])))
 
 
-def _fitted(rows: Sequence[Row], names: Sequence[str], sizes: Sequence[str], columns: int) -> Table:
+def _fitted(rows: Sequence[LayerRow], names: Sequence[str], sizes: Sequence[str], columns: int) -> Table:
     """The table, without the cells that do not fit: sources go first, then operations, shapes, formats."""
     shown = [at for at in range(len(names)) if any(row.cells[at] for row in rows)]
     for name in ("source", "op", "shape", "scales", "codec", ""):
@@ -103,11 +103,11 @@ def _fitted(rows: Sequence[Row], names: Sequence[str], sizes: Sequence[str], col
     return table("", header, cells, whole=True)
 
 
-def _with_cells(row: Row, shown: Iterable[int]) -> Row:
-    return Row(row.module, tuple(row.cells[at] for at in shown), row.sums, row.times)
+def _with_cells(row: LayerRow, shown: Iterable[int]) -> LayerRow:
+    return LayerRow(row.module, tuple(row.cells[at] for at in shown), row.sums, row.times)
 
 
-def _texts(row: Row) -> tuple[str, ...]:
+def _texts(row: LayerRow) -> tuple[str, ...]:
     sums = (human(nbytes) if nbytes else "-" for nbytes in row.sums)
     return row.module or "-", f"x{row.times}", *row.cells, *sums
 
@@ -115,7 +115,7 @@ def _texts(row: Row) -> tuple[str, ...]:
 _TITLES: dict[type[Entry], tuple[str, str]] = {  # of one, of several or none
     Linear: ("matmul of a linear in FP8 or INT8", "matmuls of linears in FP8 or INT8"),
     Island: ("FP32 island", "FP32 islands"),
-    Saved: ("tensor stored as codes", "tensors stored as codes"),
+    SavedEntry: ("tensor stored as codes", "tensors stored as codes"),
     Skip: ("left as it is", "left as they are"),
     Recomputed: ("tensor recomputed", "tensors recomputed"),
     Observed: ("value observed", "values observed"),
@@ -128,7 +128,7 @@ _TITLES: dict[type[Entry], tuple[str, str]] = {  # of one, of several or none
 _COLUMNS: dict[type[Entry], tuple[tuple[str, ...], tuple[str, ...]]] = {
     Linear: (("M", "K", "N", *DIRECTIONS, "scales", "source"), ()),
     Island: (("op", "nodes", "matmuls", "source", "why"), ("larger by",)),
-    Saved: (("op", "shape", "source", "codec"), ("bytes", "as codes")),
+    SavedEntry: (("op", "shape", "source", "codec"), ("bytes", "as codes")),
     Skip: (("what", "op", "shape", "source"), ("bytes",)),
     Recomputed: (("op", "shape", "source", "recomputed by"), ("bytes",)),
     Observed: (("op", "shape", "kind", "direction", "source"), ()),
@@ -138,14 +138,14 @@ _COLUMNS: dict[type[Entry], tuple[tuple[str, ...], tuple[str, ...]]] = {
 }
 
 
-def _row(entry: Entry, times: int) -> Row:
+def _row(entry: Entry, times: int) -> LayerRow:
     cells, sums = _cells(entry)
-    return Row(entry.origin.module, cells, tuple(s * times for s in sums), times)
+    return LayerRow(entry.origin.module, cells, tuple(s * times for s in sums), times)
 
 
 def _cells(entry: Entry) -> tuple[tuple[str, ...], tuple[int, ...]]:
     op, shape, source = _short(entry.origin.op), str(entry.info), line_of(entry)
-    if isinstance(entry, Saved):
+    if isinstance(entry, SavedEntry):
         return (op, shape, source, entry.codec), (entry.bytes_before, entry.bytes_after)
     if isinstance(entry, Skip):
         what = "" if entry.kind == SAVED else f"{entry.kind} {entry.direction}".strip()
@@ -170,7 +170,7 @@ def _short(op: str) -> str:
     return re.sub(r"\.\w+", "", op).lstrip("_")
 
 
-def _rows_of_linears(entries: Entries[Linear]) -> list[Row]:
+def _rows_of_linears(entries: Entries[Linear]) -> list[LayerRow]:
     """A row for each linear: its sizes, and the formats of forward, dgrad and wgrad."""
     found: dict[tuple[str, str], list[tuple[Linear, int]]] = {}
     for entry, times in zip(entries, entries.times, strict=True):
@@ -178,7 +178,7 @@ def _rows_of_linears(entries: Entries[Linear]) -> list[Row]:
     return [_row_of_linear([linear for linear, _ in of], of[0][1]) for of in found.values()]
 
 
-def _row_of_linear(matmuls: Sequence[Linear], times: int) -> Row:
+def _row_of_linear(matmuls: Sequence[Linear], times: int) -> LayerRow:
     first = next((m for m in matmuls if m.direction == DIRECTIONS[0]), matmuls[0])
     formats = {m.direction: " ".join(m.formats.split()[:3]) for m in matmuls}  # e4m3 x e4m3
     how = ", ".join(dict.fromkeys(" ".join(m.formats.split()[3:]) for m in matmuls))
@@ -191,7 +191,7 @@ def _row_of_linear(matmuls: Sequence[Linear], times: int) -> Row:
         how,
         line_of(first),
     )
-    return Row(first.origin.module, cells, (), calls * times)
+    return LayerRow(first.origin.module, cells, (), calls * times)
 
 
 def line_of(entry: Entry) -> str:

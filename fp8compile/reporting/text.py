@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from fp8compile._text import WIDTH, human, printed, terminal_width
-from fp8compile.reporting.entries import LINEAR, LOGITS, OFFLOAD, Notes, Saved, Skip
+from fp8compile.reporting.entries import LINEAR, LOGITS, OFFLOAD, Notes, SavedEntry, Skip
 from fp8compile.reporting.tables import Entries, table_of
 from fp8compile.reporting.waterfall import Amount, Waterfall
 
@@ -131,7 +131,7 @@ def first_screen(
     above = [*head, *blank * bool(amounts), *amounts]
     used = len(printed([*above, *said, *last], wrap=True, width=None).splitlines())
     room = min(MOST_ROWS, LINES - used - 3)  # a blank line, a title and a header stand above the rows
-    largest = next((entries for entries in filled if entries.kind is Saved), None)
+    largest = next((entries for entries in filled if entries.kind is SavedEntry), None)
     rows = table_of(largest, most=room) if largest and room > 0 else []
     return [*above, *blank * bool(rows), *rows, *said, *last]
 

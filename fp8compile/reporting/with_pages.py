@@ -9,14 +9,14 @@ from fp8compile.explorer.data import explorer_json
 from fp8compile.explorer.model_explorer import model_explorer_json
 from fp8compile.explorer.notebook import summary_html
 from fp8compile.explorer.page import page
-from fp8compile.explorer.told import Told
+from fp8compile.explorer.told import PageContent
 
 
 class WithPages:
     """The methods of a report that write pages; ``told`` is what they show."""
 
     @property
-    def told(self) -> Told:
+    def told(self) -> PageContent:
         """The report as the explorer's page takes it."""
         raise NotImplementedError
 

@@ -46,7 +46,7 @@ WHOLE = "8-bit dynamic, blocks"
 
 
 @dataclass(frozen=True)
-class Run:
+class EightBitRun:
     """One training; ``loss`` is the mean of its last tenth."""
 
     way: str
@@ -62,7 +62,7 @@ def reproduce(seeds: int, steps: int, tell: Callable[[str], None]) -> Outcome:
     for way, (states, tensorwise) in WAYS.items():
         for setting in settings(seeds):
             losses = train(setting, states, tensorwise, steps, steps > SHORT, text)
-            runs.append(Run(way, setting, final_loss(losses), diverged(losses, entropy)))
+            runs.append(EightBitRun(way, setting, final_loss(losses), diverged(losses, entropy)))
         here = [run for run in runs if run.way == way]
         tell(f"{way}: {sum(run.diverged for run in here)} of {len(here)} runs diverged")
     tables = (ablation(runs), sensitivity(runs))
@@ -89,13 +89,13 @@ def with_value(setting: Setting, name: str, value: float) -> Setting:
     return Setting(**(asdict(setting) | {name: value}))
 
 
-def gap(run: Run, runs: Iterable[Run]) -> float | None:
+def gap(run: EightBitRun, runs: Iterable[EightBitRun]) -> float | None:
     """Relative, to the 32-bit run with the same setting; None if either diverged."""
     twin = next(each for each in runs if each.way == FP32 and each.setting == run.setting)
     return None if run.diverged or twin.diverged else run.loss / twin.loss - 1
 
 
-def ablation(runs: Sequence[Run]) -> Table:
+def ablation(runs: Sequence[EightBitRun]) -> Table:
     """A row for each way of storing and embedding."""
     rows = []
     for way in dict.fromkeys(run.way for run in runs):
@@ -117,7 +117,7 @@ def ablation(runs: Sequence[Run]) -> Table:
     return Table("Settings that diverge, loss in nats per byte, gap to 32 bits", columns, tuple(rows))
 
 
-def sensitivity(runs: Sequence[Run]) -> Table:
+def sensitivity(runs: Sequence[EightBitRun]) -> Table:
     """Loss of 32 bits and of the whole method at each value of each hyperparameter, both with a stable embedding."""
     rows = []
     for name, values in AROUND:
@@ -135,7 +135,7 @@ def sensitivity(runs: Sequence[Run]) -> Table:
     return Table("Sensitivity with a stable embedding: loss, nats per byte", columns, tuple(rows))
 
 
-def findings(runs: Sequence[Run]) -> tuple[str, ...]:
+def findings(runs: Sequence[EightBitRun]) -> tuple[str, ...]:
     """Divergence by what is left out, and how far 8 bits follow 32 over all settings."""
     kinds = {"linear codes": "8-bit linear", "dynamic codes": "8-bit dynamic"}
     shares = []
@@ -151,7 +151,7 @@ def findings(runs: Sequence[Run]) -> tuple[str, ...]:
     )
 
 
-def draw(runs: Sequence[Run], path: Path) -> None:
+def draw(runs: Sequence[EightBitRun], path: Path) -> None:
     """Left: the share that diverged. Right: losses of the others."""
     made, grid = empty_figure(1, 2, 12, 5)
     left, right = grid[0]

@@ -59,7 +59,7 @@ def inverted_net(width: int = 16, blocks: int = 3) -> nn.Module:
 
 
 @dataclass(frozen=True)
-class Task:
+class Fp16Task:
     """What is trained: a model from a seed, its optimizer, batches of (seed, steps), the peak rate."""
 
     about: str
@@ -70,14 +70,14 @@ class Task:
     rate: float
 
 
-def transformer_task() -> Task:
+def transformer_task() -> Fp16Task:
     def split(tokens: Tensor) -> Batch:
         return tokens[:, :-1], tokens[:, 1:]
 
     def optimizer(model: nn.Module) -> torch.optim.Optimizer:
         return LAMB(model, weight_decay=0.01, state_format="fp32", master="none", compiled=False)
 
-    return Task(
+    return Fp16Task(
         "transformer of bytes, LAMB",
         lambda: SmallLM(stable=False, layers=2),
         optimizer,
@@ -87,7 +87,7 @@ def transformer_task() -> Task:
     )
 
 
-def image_task(images: Images) -> Task:
+def image_task(images: Images) -> Fp16Task:
     def drawn(seed: int, steps: int) -> Iterator[Batch]:
         generator = torch.Generator().manual_seed(seed)
         for _ in range(steps):
@@ -97,13 +97,13 @@ def image_task(images: Images) -> Task:
     def optimizer(model: nn.Module) -> torch.optim.Optimizer:
         return RMSprop(model, alpha=0.9, momentum=0.9, eps=1e-3, state_format="fp32", master="none", compiled=False)
 
-    return Task(
+    return Fp16Task(
         "inverted bottlenecks, digits, RMSprop", inverted_net, optimizer, drawn, lambda: images.held_out, 3e-3
     )
 
 
 @dataclass
-class Row:
+class Fp16Run:
     """What a run left; ``end`` is NaN where it stopped."""
 
     arm: str
@@ -119,7 +119,7 @@ class Row:
         return Ends(self.start, self.end)
 
 
-def run(task: Task, arm: str, seed: int, steps: int) -> Row:
+def run(task: Fp16Task, arm: str, seed: int, steps: int) -> Fp16Run:
     """Train one of ``arms.FP16_ARMS``; a run that diverges stops."""
     fp16_in_fp32()
     torch.manual_seed(seed)
@@ -128,7 +128,7 @@ def run(task: Task, arm: str, seed: int, steps: int) -> Row:
     optimizer = task.optimizer(model)
     scaler = loss_scales.scaler_for(arm) if arm in arms.SCALED_ARMS else None
     watched = fp8compile.amp.watch(model) if arm == arms.HISTOGRAM else None
-    row = Row(arm, seed, start=_held_out_loss(model, task, dtype))
+    row = Fp16Run(arm, seed, start=_held_out_loss(model, task, dtype))
     try:
         _train(row, model, optimizer, scaler, task, steps)
         loss_scales.check_parameters(model)
@@ -143,11 +143,11 @@ def run(task: Task, arm: str, seed: int, steps: int) -> Row:
 
 
 def _train(
-    row: Row,
+    row: Fp16Run,
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
-    scaler: loss_scales.Scaler | None,
-    task: Task,
+    scaler: loss_scales.GradScalerLike | None,
+    task: Fp16Task,
     steps: int,
 ) -> None:
     rate, taken = rate_schedule(steps), loss_scales.steps_taken(optimizer)
@@ -167,5 +167,5 @@ def _loss(model: nn.Module, inputs: Tensor, target: Tensor, dtype: torch.dtype) 
 
 
 @torch.no_grad()
-def _held_out_loss(model: nn.Module, task: Task, dtype: torch.dtype) -> float:
+def _held_out_loss(model: nn.Module, task: Fp16Task, dtype: torch.dtype) -> float:
     return float(_loss(model, *task.held_out(), dtype))

@@ -21,7 +21,7 @@ from fp8compile.demo.loss_scales import course, made_progress, power_text
 from fp8compile.demo.model import warm_up_steps
 from fp8compile.reporting.figure import empty_figure
 from fp8compile.reproduce import fp16_runs, stochastic_rounding, vit_islands
-from fp8compile.reproduce.fp16_runs import Row, Task
+from fp8compile.reproduce.fp16_runs import Fp16Run, Fp16Task
 from fp8compile.reproduce.outcome import NOT_FOUND, Outcome, Table, mean, with_spread
 
 RATES, ROUNDING_FACTOR = (0.01, 0.0003), 10  # a rounding run has so many times the steps: its batch is 4
@@ -68,7 +68,7 @@ def difference(steps: int) -> str:
     )
 
 
-def scaled(task: Task, seeds: int, steps: int, tell: Callable[[str], None]) -> list[Row]:
+def scaled(task: Fp16Task, seeds: int, steps: int, tell: Callable[[str], None]) -> list[Fp16Run]:
     """Every way to scale the loss, from each seed."""
     found = []
     for arm in FP16_ARMS:
@@ -97,13 +97,13 @@ def with_islands(seeds: int, steps: int, images: Any, tell: Callable[[str], None
     return found
 
 
-def verdict(row: Row, rows: Sequence[Row]) -> bool:
+def verdict(row: Fp16Run, rows: Sequence[Fp16Run]) -> bool:
     """Whether a run diverged, by the demo's rule."""
     twin = next((each for each in rows if each.arm == FP32 and each.seed == row.seed), None)
     return row.status != "done" or not made_progress(row.ends, twin.ends if twin else None)
 
 
-def scale_table(about: str, rows: Sequence[Row], steps: int, published: Mapping[str, str]) -> Table:
+def scale_table(about: str, rows: Sequence[Fp16Run], steps: int, published: Mapping[str, str]) -> Table:
     made = []
     for arm in dict.fromkeys(row.arm for row in rows):
         here = [row for row in rows if row.arm == arm]
@@ -161,7 +161,7 @@ def island_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     return Table("FP16 ViT whose first attention overflows", columns, tuple(made))
 
 
-def scale_finding(about: str, rows: Sequence[Row]) -> str:
+def scale_finding(about: str, rows: Sequence[Fp16Run]) -> str:
     bad = [arm for arm in FP16_ARMS if any(verdict(row, rows) for row in rows if row.arm == arm)]
     return f"{about}: {', '.join(bad) or 'nothing'} diverged; histogram {'too' if HISTOGRAM in bad else 'did not'}."
 
@@ -183,7 +183,7 @@ def island_finding(rows: Sequence[Mapping[str, Any]]) -> str:
     return f"The FP16 ViT trains with {said or 'none of them'}."
 
 
-def draw(rows: Mapping[str, Sequence[Row]], figures: Mapping[str, Any], path: Path) -> None:
+def draw(rows: Mapping[str, Sequence[Fp16Run]], figures: Mapping[str, Any], path: Path) -> None:
     """The scales of each task, and accuracies by rounding."""
     made, grid = empty_figure(1, len(rows) + ("rounding" in figures), 5 * (len(rows) + 1), 4.4)
     for axes, (about, each) in zip(grid[0], rows.items(), strict=False):

@@ -20,7 +20,7 @@ from fp8compile.reproduce.papers import PAPERS
 
 
 @dataclass(frozen=True)
-class Options:
+class ReproduceOptions:
     """What is run, and where its files go; None: the paper's default."""
 
     name: str
@@ -29,7 +29,7 @@ class Options:
     steps: int | None = None
 
 
-def run(options: Options) -> list[Path]:
+def run(options: ReproduceOptions) -> list[Path]:
     """Run, print and write; returns the files.
 
     Raises:

@@ -22,7 +22,7 @@ from fp8compile.numerics.formats import INT8
 from fp8compile.numerics.scaling import inv_scale_of, quantize
 from fp8compile.numerics.states.dynamic_tree import DynamicTree, magnitude_of
 from fp8compile.numerics.states.interface import GROUP, StateCodec, unit_and_amax
-from fp8compile.numerics.states.plain import UINT8, Linear
+from fp8compile.numerics.states.plain import UINT8, LinearCodes
 from fp8compile.numerics.states.registry import state_codec
 from fp8compile.optim import AdamW
 from fp8compile.optim.placement import Placement
@@ -46,7 +46,7 @@ class Setting:
 
 
 @dataclass(frozen=True)
-class LinearToZero(Linear):
+class LinearToZero(LinearCodes):
     """8-bit integers, rounded to nearest whatever becomes of small values."""
 
     def encode_groups(self, x_NG: Tensor) -> tuple[Tensor, ...]:

@@ -25,7 +25,7 @@ from fp8compile.numerics.formats import E4M3, E5M2
 from fp8compile.numerics.scaling import inv_scale_of, quantize
 from fp8compile.numerics.states.dynamic_tree import decode_tree, encode_tree
 from fp8compile.numerics.states.interface import Grouped, StateCodec, in_groups
-from fp8compile.numerics.states.plain import Linear
+from fp8compile.numerics.states.plain import LinearCodes
 from fp8compile.numerics.states.range_expansion import Expanded, logarithms
 from fp8compile.numerics.states.registry import state_codec
 
@@ -36,7 +36,7 @@ FLUSHING = "e4m3, v to 0"
 
 
 @dataclass(frozen=True)
-class Flushing(Linear):
+class Flushing(LinearCodes):
     """Plain E4M3 rounded to nearest throughout: a small v decodes to 0."""
 
     def encode_groups(self, x_NG: Tensor) -> tuple[Tensor, ...]:

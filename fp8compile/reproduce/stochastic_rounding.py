@@ -40,7 +40,7 @@ class Conv(nn.Conv2d):
         return y.to(input.dtype)
 
 
-class Block(nn.Module):
+class BasicBlock(nn.Module):
     """ResNet's basic block, the shortcut a 1 x 1 convolution where the width changes."""
 
     def __init__(self, inside: int, width: int) -> None:
@@ -58,7 +58,7 @@ class Block(nn.Module):
 def resnet(widths: Sequence[int] = (16, 32, 64)) -> nn.Module:
     """CIFAR's ResNet with one block per stage: 8 layers for three widths."""
     stem = [Conv(1, widths[0], 3), nn.GroupNorm(4, widths[0]), nn.ReLU()]
-    blocks = [Block(a, b) for a, b in zip((widths[0], *widths), widths, strict=False)]
+    blocks = [BasicBlock(a, b) for a, b in zip((widths[0], *widths), widths, strict=False)]
     return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(widths[-1], CLASSES))
 
 

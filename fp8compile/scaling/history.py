@@ -39,7 +39,7 @@ from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import Operand
 from fp8compile.scaling import growth
 from fp8compile.scaling.agreed import Since
-from fp8compile.scaling.sent import Sent
+from fp8compile.scaling.sent import PendingBool
 
 MAX = {fmt.name: fmt.max for fmt in (E4M3, E5M2)}
 SHOWN = 4  # names of operands in a warning
@@ -95,7 +95,7 @@ class Histories:
         self.entries, self._measured, self._said = 0, False, False
         self.fell_back = torch.zeros(len(operands), dtype=torch.bool, device=device)
         self.since = Since(self.amaxes, self.patience, self._due)
-        self._measures_next = Sent(is_unknown(self.amaxes).any())
+        self._measures_next = PendingBool(is_unknown(self.amaxes).any())
         _alive.append(weakref.ref(self, _alive.remove))
         for waiting in list(_waiting):
             waiting.offer(self)
@@ -179,7 +179,7 @@ class Histories:
         """Make this the history, float32 ``[V, amax_history_len]``, and the scales what follows from it."""
         self.amaxes = amaxes
         ago, most = self.patience.unbind()
-        self._measures_next = Sent(self._due | (is_unknown(amaxes) & (ago < most)).any())
+        self._measures_next = PendingBool(self._due | (is_unknown(amaxes) & (ago < most)).any())
         amax = or_its_kind_s(newest_or_largest(amaxes, self.recipe.linears.amax_compute), self._kinds)
         inv_scales = inv_scale_from(amax, self._largest, self.recipe.linears.margin)
         scales = torch.full_like(self.scales, torch.nan)  # a new tensor: a backward may still read the old one

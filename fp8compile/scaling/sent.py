@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 
-class Sent:
+class PendingBool:
     """A bool on its way from a device to the host; asking for it waits until it is there.
 
     ``arrived`` says that it is there.

@@ -21,7 +21,7 @@ from torch import Tensor
 SAMPLES = 256
 
 
-class Watched:
+class WeightVersion:
     """One weight as it was when it was last encoded. It holds no memory of the weight's.
 
     Attributes:
@@ -59,7 +59,7 @@ def sample_of(weight: Tensor) -> Tensor:
     return flat[:: -(-flat.numel() // SAMPLES) | 1]  # odd: an even step may stay in one column
 
 
-def differ(watched: Iterable[tuple[Watched, Tensor]]) -> Tensor:
+def differ(watched: Iterable[tuple[WeightVersion, Tensor]]) -> Tensor:
     """0-d bool: whether a sample of one of these weights is not what it was, bit by bit."""
     groups: dict[tuple[torch.device, torch.dtype], list[tuple[Tensor, Tensor]]] = defaultdict(list)
     for each, weight in watched:

@@ -31,8 +31,8 @@ from fp8compile.optim.exchange import exchange
 from fp8compile.optim.step_codes import Wanted
 from fp8compile.reporting.entries import CachedWeight
 from fp8compile.scaling.packed_weights import Codes, Packs
-from fp8compile.scaling.sent import Sent
-from fp8compile.scaling.weight_changes import Watched, differ
+from fp8compile.scaling.sent import PendingBool
+from fp8compile.scaling.weight_changes import WeightVersion, differ
 
 BY_NAME = {dtype_text(torch.empty(0, dtype=dtype)): dtype for dtype in ENCODABLE}
 UNSEEN = (
@@ -79,11 +79,11 @@ def _known_or_own(weight: Tensor, under: Tensor | None) -> tuple[Tensor, Tensor]
     ), torch.where(fits, under.reshape(()), inv_scale)
 
 
-class Kept:
+class KeptCodes:
     """The codes of one weight in one dtype."""
 
     def __init__(self, layouts: Layouts) -> None:
-        self.layouts, self.watched = layouts, Watched()
+        self.layouts, self.watched = layouts, WeightVersion()
         self.made: Codes | None = None
 
     @property
@@ -135,22 +135,22 @@ class Store:
     """The codes of all weights that are alive."""
 
     def __init__(self) -> None:
-        self._kept: MutableMapping[Tensor, dict[torch.dtype, Kept]] = WeakTensorKeyDictionary()
-        self._asked: list[tuple[Sent, list[Watched]]] = []
+        self._kept: MutableMapping[Tensor, dict[torch.dtype, KeptCodes]] = WeakTensorKeyDictionary()
+        self._asked: list[tuple[PendingBool, list[WeightVersion]]] = []
         self._hook: Any = None
         self.packs = Packs()
 
     def up_to_date(self, weights: Sequence[tuple[Tensor, Layouts]], generated: bool) -> list[Codes]:
         """The codes of these weights as they are; ``generated``: by kernels of Inductor's where the device is a GPU."""
         self._hook = self._hook or register_optimizer_step_post_hook(self._stepped)
-        kept = [self._kept.setdefault(weight, {}).setdefault(each.dtype, Kept(each)) for weight, each in weights]
+        kept = [self._kept.setdefault(weight, {}).setdefault(each.dtype, KeptCodes(each)) for weight, each in weights]
         again = [
             (one.watched, weight)
             for one, (weight, each) in zip(kept, weights, strict=True)
             if one.serves(weight, each)
         ]
         if again:
-            self._asked.append((Sent(differ(again)), [watched for watched, _ in again]))
+            self._asked.append((PendingBool(differ(again)), [watched for watched, _ in again]))
         self._take_over([(one, *each) for one, each in zip(kept, weights, strict=True) if not one.serves(*each)])
         self._hear()
         for one, (weight, each) in zip(kept, weights, strict=True):
@@ -159,16 +159,16 @@ class Store:
                 self._drop_others(weight, one)
         return [one.codes for one in kept]
 
-    def _take_over(self, missing: Sequence[tuple[Kept, Tensor, Layouts]]) -> None:
+    def _take_over(self, missing: Sequence[tuple[KeptCodes, Tensor, Layouts]]) -> None:
         """Take what steps have written, and ask whether they clipped: only after a change that was not counted can they."""
         answers = [(one.watched, one.take_over(weight, layouts)) for one, weight, layouts in missing]
         clipped = [(watched, found) for watched, found in answers if found is not None]
         if clipped:
             first = clipped[0][1].device
             any_clipped = torch.stack([found.to(first) for _, found in clipped]).any()
-            self._asked.append((Sent(any_clipped), [watched for watched, _ in clipped]))
+            self._asked.append((PendingBool(any_clipped), [watched for watched, _ in clipped]))
 
-    def _drop_others(self, weight: Tensor, made: Kept) -> None:
+    def _drop_others(self, weight: Tensor, made: KeptCodes) -> None:
         """Of a weight's codes in other dtypes keep those that are up to date."""
         found = self._kept[weight].items()
         self._kept[weight] = {d: one for d, one in found if one is made or one.watched.is_the_same(weight)}

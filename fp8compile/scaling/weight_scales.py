@@ -15,12 +15,12 @@ import torch
 from torch import Tensor, nn
 
 from fp8compile._messages import nearest
-from fp8compile.optim.exchange import Written, exchange, seen
+from fp8compile.optim.exchange import WrittenWeight, exchange, seen
 
 PREDICTED, LOADED = "predicted by the step", "from a checkpoint"
 
 
-def known(model: nn.Module) -> Iterator[tuple[str, Written]]:
+def known(model: nn.Module) -> Iterator[tuple[str, WrittenWeight]]:
     """The weights of a model whose scales steps have predicted, and what is known of each."""
     for name, p in model.named_parameters():
         if (found := exchange.of(p)) is not None:
@@ -50,7 +50,7 @@ def load(model: nn.Module, state: Mapping[str, Any]) -> None:
     for name, value in state.items():
         p = parameters[name]
         inv_scale, *rest = value.to(device=p.device, dtype=torch.float32, copy=True).unbind()
-        exchange.leave(p, Written(inv_scale.reshape(1, 1), torch.stack(rest), seen(p)))
+        exchange.leave(p, WrittenWeight(inv_scale.reshape(1, 1), torch.stack(rest), seen(p)))
 
 
 def rows(model: nn.Module) -> list[tuple[str, ...]]:

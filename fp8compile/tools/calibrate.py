@@ -30,9 +30,9 @@ from fp8compile.islands.measured import kind_of, measured_nodes, values_of
 from fp8compile.islands.upcast import can_widen, widen
 from fp8compile.numerics import histogram
 from fp8compile.numerics.formats import FP16_MAX
-from fp8compile.observe.records import Observations, Row
+from fp8compile.observe.records import Observations, StatisticsRow
 from fp8compile.recipe.calibrated import fp32_fields
-from fp8compile.recipe.calibration import Calibration, Measurements, Value
+from fp8compile.recipe.calibration import CalibratedValue, Calibration, Measurements
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.tools.interpreter import MINUS, NAN, all_finite, nonfinite_kinds, range_of
 from fp8compile.tools.trial_step import (
@@ -104,12 +104,12 @@ def calibrate(
 
 def _run(
     model: nn.Module, recipe: Recipe, batches: Iterable[Any], loss: Callable[[Any], Tensor] | None
-) -> list[_Graph]:
+) -> list[_CalibratedGraph]:
     """Train and evaluate on every batch; returns the graphs, with what was seen in them."""
-    graphs: list[_Graph] = []
+    graphs: list[_CalibratedGraph] = []
 
     def compile(gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
-        graphs.append(_Graph())
+        graphs.append(_CalibratedGraph())
         return graphs[-1].compile(gm, example_inputs, recipe)
 
     number = 0
@@ -178,12 +178,12 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
             module.training = mode
 
 
-class _Graph:
+class _CalibratedGraph:
     """One Dynamo graph: widened as a whole, run node by node; ``observations`` hold what was seen of it."""
 
     def __init__(self) -> None:
         self.kind = ""
-        self.values: list[Value] = []
+        self.values: list[CalibratedValue] = []
 
     def compile(self, gm: GraphModule, example_inputs: Sequence[Any], recipe: Recipe) -> Callable[..., Any]:
         patches = inductor_options(recipe)
@@ -204,7 +204,7 @@ class _Graph:
     @functools.cached_property
     def observations(self) -> Observations:
         """What was seen, a row for each of ``values``. Made when the graph first runs: at compilation tensors are fake."""
-        rows = [Row(v.module, v.source, v.op, "activation", v.direction, v.dtype) for v in self.values]
+        rows = [StatisticsRow(v.module, v.source, v.op, "activation", v.direction, v.dtype) for v in self.values]
         return Observations(rows, torch.device("cpu"))
 
     def inner(self, gm: GraphModule, example_inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
@@ -212,7 +212,7 @@ class _Graph:
         make_runnable(gm)
 
         def run(*values: Any) -> Any:
-            measuring = _Measuring(gm, len(self.values))
+            measuring = _StatisticsRun(gm, len(self.values))
             result = measuring.run(*values)
             self.observations.add(measuring.stats)
             return result
@@ -226,7 +226,7 @@ class _Graph:
         return Measurements(self.kind, tuple(dataclasses.replace(value, amax=each) for value, each in pairs))
 
 
-class _Measuring(Interpreter):
+class _StatisticsRun(Interpreter):
     """Runs one half of a graph; afterwards ``stats`` hold the statistics of the nodes with ``ROWS``."""
 
     def __init__(self, gm: GraphModule, num_rows: int) -> None:

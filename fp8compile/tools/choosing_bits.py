@@ -135,7 +135,7 @@ def calibrate_bits(
     for size in (each.saved.group_size for each in (chosen, *chosen.modules.values())):
         if size % TOGETHER:
             raise ValueError(GROUPS.format(size, TOGETHER))
-    run = _Measuring(_plain(chosen), tuple(measured), weigh)
+    run = _BitErrors(_plain(chosen), tuple(measured), weigh)
     run.over(getattr(model, "_orig_mod", model), batches, loss)
     values = run.values()
     if not values:
@@ -154,7 +154,7 @@ def _plain(recipe: Recipe) -> Recipe:
     return uncounted(recipe).replace_in_all({"saved.bits": "off", "memory": 1.0, **switches})
 
 
-class _Measuring:
+class _BitErrors:
     """The graphs of a model, and the error that each value and number of bits adds to its gradients, over all batches."""
 
     def __init__(self, recipe: Recipe, measured: Sequence[int], weigh: str) -> None:
@@ -256,7 +256,7 @@ class _Measuring:
 class _Exchanging(Interpreter):
     """Runs one half of a graph, with values that are measured exchanged."""
 
-    def __init__(self, gm: GraphModule, measuring: _Measuring) -> None:
+    def __init__(self, gm: GraphModule, measuring: _BitErrors) -> None:
         super().__init__(gm)
         self.extra_traceback = False
         self.measuring = measuring

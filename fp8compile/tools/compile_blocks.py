@@ -25,7 +25,7 @@ from fp8compile import _torch as private
 from fp8compile._messages import nearest
 from fp8compile.fx.provenance import module_names, without_wrappers
 from fp8compile.recipe.from_file import recipe_of
-from fp8compile.reporting.layers import Row, collapsed
+from fp8compile.reporting.layers import LayerRow, collapsed
 from fp8compile.tools.trial_step import check_is_module
 
 CONTAINERS = (nn.ModuleDict, nn.ModuleList, nn.Sequential)
@@ -193,4 +193,4 @@ def _outside(model: nn.Module, blocks: Mapping[str, nn.Module]) -> tuple[str, ..
 
 
 def _listed(paths: Sequence[str]) -> str:
-    return ", ".join(row.module for row in collapsed(Row(path, ()) for path in paths))
+    return ", ".join(row.module for row in collapsed(LayerRow(path, ()) for path in paths))

@@ -141,7 +141,7 @@ class _Step:
     def compile(self, gm: GraphModule, example_inputs: Sequence[Any]) -> Callable[..., Any]:
         """The backend: the same passes as in training, then each graph node by node."""
         self.graphs += 1
-        graph = _Graph(self)
+        graph = _DebuggedGraph(self)
         compiled, _, _ = compile_once(gm, example_inputs, self.recipe, inner_compile=graph.inner)
 
         def run(*inputs: Any) -> Any:
@@ -151,7 +151,7 @@ class _Step:
         return run
 
 
-class _Graph:
+class _DebuggedGraph:
     """One Dynamo graph: its forward and its backward, and the names of its inputs."""
 
     def __init__(self, step: _Step) -> None:

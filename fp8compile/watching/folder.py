@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fp8compile.watching.lines import ENDING
-from fp8compile.watching.reading import NoRun, Run, read_run
+from fp8compile.watching.reading import LoggedRun, NoRun, read_run
 
 DEEPEST = 2  # folders below the one that is named
 NO_FOLDER = "there is no folder {}. Fix: name the folder that was given to fp8compile.watching.watch(folder=...)"
@@ -38,7 +38,7 @@ def _by_number(name: str) -> tuple[str, int, str]:
     return at, int(rank) if rank.isdigit() else 0, name
 
 
-def runs_of(folder: Path) -> Iterator[Run]:
+def runs_of(folder: Path) -> Iterator[LoggedRun]:
     """All runs of a folder, read.
 
     Raises:

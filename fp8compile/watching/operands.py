@@ -28,7 +28,7 @@ from fp8compile.watching.late import Late
 AMAX, INV_SCALE, CLIPPED, LOST, FELL_BACK, MEASURES = range(6)  # columns of what goes to the host, float32 [V, 6]
 
 
-class Graph:
+class GraphOperands:
     """The histories of one graph, the names of its operands, and what the host knows of them."""
 
     def __init__(self, histories: Histories, model: nn.Module) -> None:
@@ -40,22 +40,22 @@ class Graph:
 
 
 @dataclass(frozen=True)
-class Part:
+class PendingOperands:
     """What one graph's operands did in a step, on its way to the host."""
 
-    graph: Graph
+    graph: GraphOperands
     seen: Late
 
 
-class Operands:
+class OperandCollector:
     """Collects, step by step, what the histories of a model saw."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = weakref.ref(model)
         self._known: tuple[int, ...] = ()
-        self._graphs: list[Graph] = []
+        self._graphs: list[GraphOperands] = []
 
-    def collect(self) -> list[Part]:
+    def collect(self) -> list[PendingOperands]:
         """What was added since the last call. No host sync."""
         parts = []
         for graph in self._graphs:
@@ -63,7 +63,7 @@ class Operands:
             if each is not None and each.entries != graph.entries:
                 scales = each.inv_scales if graph.entries == 0 else graph.inv_scales  # the first step measured them
                 columns = [each.entry, scales, *each.totals.unbind(1), each.fell_back.float()]
-                parts.append(Part(graph, Late(torch.stack(columns, 1))))
+                parts.append(PendingOperands(graph, Late(torch.stack(columns, 1))))
                 graph.inv_scales, graph.entries = each.inv_scales, each.entries
         self._refresh()
         return parts
@@ -75,10 +75,10 @@ class Operands:
         if (known != self._known or len(before) < len(self._graphs)) and model is not None:
             self._known = known
             mine = [each for each in alive() if each.is_of(model) and each.operands]
-            self._graphs = [before.get(id(each)) or Graph(each, model) for each in mine]
+            self._graphs = [before.get(id(each)) or GraphOperands(each, model) for each in mine]
 
     @staticmethod
-    def read(parts: Iterable[Part]) -> dict[str, Any]:
+    def read(parts: Iterable[PendingOperands]) -> dict[str, Any]:
         """``fp8_headroom``, ``nearest_fp8``, ``clipped`` and ``fell_back``; waits for parts that are under way."""
         found: dict[str, Any] = {}
         least = math.inf

@@ -9,14 +9,14 @@ from typing import Any
 from fp8compile.pages.files import vendored
 from fp8compile.pages.one_file import one_file
 from fp8compile.watching.lines import SCHEMA
-from fp8compile.watching.reading import Run
+from fp8compile.watching.reading import LoggedRun
 
 ASSETS = Path(__file__).parent / "assets"
 SCRIPTS = ("read.js", "text.js", "charts.js", "record.js", "page.js")  # in this order
 TAIL = 32 * 2**20  # bytes of a run that a live page reads: some 100,000 steps
 
 
-def snapshot(title: str, runs: Iterable[Run]) -> str:
+def snapshot(title: str, runs: Iterable[LoggedRun]) -> str:
     """A page of these runs as they are now; works offline."""
     held = [{"name": run.name, "text": run.text, "left_out": run.left_out} for run in runs]
     return _page(title, {"live": False, "runs": held})

@@ -25,7 +25,7 @@ class NoRun(ValueError):
 
 
 @dataclass(frozen=True)
-class Run:
+class LoggedRun:
     """A run as a snapshot holds it.
 
     Attributes:
@@ -57,7 +57,7 @@ class _Line:
     sampled: bool = False
 
 
-def read_run(name: str, path: Path, most: int = MOST_LINES) -> Run:
+def read_run(name: str, path: Path, most: int = MOST_LINES) -> LoggedRun:
     """Read a file as far as it is there; of more than ``most`` lines some are left out.
 
     Raises:
@@ -81,7 +81,7 @@ def read_run(name: str, path: Path, most: int = MOST_LINES) -> Run:
     steps = sum(line.step is not None for line in kept)
     end = "\n" if left and texts[-1] == "" else ""
     said = tuple(kept[at].said for at in begins)
-    return Run(name, "\n".join(line.text for line in left) + end, steps, len(kept) - len(left), corrupt, said)
+    return LoggedRun(name, "\n".join(line.text for line in left) + end, steps, len(kept) - len(left), corrupt, said)
 
 
 def _line_of(text: str, path: Path) -> _Line | None:

@@ -23,7 +23,7 @@ class Logged:
 
 
 @dataclass
-class Step:
+class StepRecord:
     """A step that has ended.
 
     Attributes:
@@ -36,8 +36,8 @@ class Step:
     seconds: float | None
     known: dict[str, Any]
     logged: Logged
-    observed: list[statistics.Part] = field(default_factory=list)
-    operands: list[operands.Part] = field(default_factory=list)
+    observed: list[statistics.PendingStatistics] = field(default_factory=list)
+    operands: list[operands.PendingOperands] = field(default_factory=list)
     sample: states.Sample | None = None
     update: int | None = None
     outcome: dict[str, float] | None = None
@@ -56,7 +56,9 @@ class Step:
         if self.seconds is not None:
             found["seconds"] = self.seconds
         found |= self._logged() | self._scaled() | seen.read(self.number, self.observed)
-        found |= operands.Operands.read(self.operands) | (self.sample.read() if self.sample else {}) | self.known
+        found |= (
+            operands.OperandCollector.read(self.operands) | (self.sample.read() if self.sample else {}) | self.known
+        )
         if "overflow" not in found and (found.get("skipped") or _is_not_finite(found.get("loss"))):
             line = f"step {self.number}: {_what(found)}; layer not known: {seen.why_unknown}"
             found["overflow"] = {"line": line, "count": 0, "layers": []}

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from fp8compile.numerics.histogram import AMAX, INF, NAN
 from fp8compile.observe.history import LARGEST, ValueHistory, first_overflow, run_order, step_stats, whole_rows
-from fp8compile.observe.records import Observations, Row, alive, of_model
+from fp8compile.observe.records import Observations, StatisticsRow, alive, of_model
 from fp8compile.observe.text import line_of
 from fp8compile.watching.late import Late
 
@@ -35,7 +35,7 @@ NOT_OURS = (
 )
 
 
-class Rows:
+class NamedRows:
     """The rows of one of the model's observations, with names from the top of the model."""
 
     def __init__(self, number: int, observed: Observations, model: nn.Module) -> None:
@@ -50,10 +50,10 @@ class Rows:
 
 
 @dataclass(frozen=True)
-class Part:
+class PendingStatistics:
     """What one of the model's observations saw in a step, on its way to the host."""
 
-    rows: Rows
+    rows: NamedRows
     stats: Late
 
 
@@ -71,7 +71,7 @@ class Statistics:
         self._others = False  # whether a scaler that is not ours ends steps of these observations
         self.remarks: list[str] = []  # of the steps since they were last taken
         self._known: tuple[tuple[int, int], ...] = ()
-        self._rows: list[Rows] = []
+        self._rows: list[NamedRows] = []
         self._consumed: weakref.WeakKeyDictionary[Observations, int] = weakref.WeakKeyDictionary()
         self._before: dict[int, Tensor] = {}  # by observation, the step before, on the host
 
@@ -80,7 +80,7 @@ class Statistics:
         """Why a layer is not named."""
         return NOT_OURS if self._others else NOT_SEEN if self._rows else NOT_TAKEN
 
-    def collect(self) -> list[Part]:
+    def collect(self) -> list[PendingStatistics]:
         """What was closed since the last call. No host sync."""
         self._refresh()
         parts = []
@@ -91,7 +91,7 @@ class Statistics:
             step, stats = observed.history[-1]
             if step != self._consumed.get(observed) and len(stats) == len(rows.rows):
                 self._consumed[observed] = step
-                parts.append(Part(rows, Late(stats)))
+                parts.append(PendingStatistics(rows, Late(stats)))
         return parts
 
     def _is_anothers(self, observed: Observations) -> bool:
@@ -109,9 +109,9 @@ class Statistics:
         model, gone = self._model(), any(rows.observed() is None for rows in self._rows)
         if (known != self._known or gone) and model is not None:
             self._known = known
-            self._rows = [Rows(number, each, model) for number, each in enumerate(of_model(model))]
+            self._rows = [NamedRows(number, each, model) for number, each in enumerate(of_model(model))]
 
-    def read(self, step: int, parts: Iterable[Part]) -> dict[str, Any]:
+    def read(self, step: int, parts: Iterable[PendingStatistics]) -> dict[str, Any]:
         """``headroom``, ``nearest`` and, where a value was inf or NaN, ``overflow``; waits for parts that are under way."""
         least, nearest, broken, count = math.inf, "", list[tuple[tuple[bool, int, int], ValueHistory]](), 0
         for part in parts:
@@ -131,7 +131,7 @@ class Statistics:
         return found if first is None else found | {"overflow": overflow(first, layers, count)}
 
     def _broken(
-        self, step: int, rows: Rows, stats: Tensor, bad: Tensor
+        self, step: int, rows: NamedRows, stats: Tensor, bad: Tensor
     ) -> list[tuple[tuple[bool, int, int], ValueHistory]]:
         """The rows with an inf or NaN as histories of this step and the one before."""
         before, found = self._before.get(rows.number), []
@@ -144,7 +144,7 @@ class Statistics:
         return found
 
 
-def name_of(row: Row) -> str:
+def name_of(row: StatisticsRow) -> str:
     """``blocks.1.up forward mm.default``."""
     return f"{row.module or 'model'} {row.direction} {row.op}"
 

@@ -26,8 +26,8 @@ from fp8compile.amp.scaler import LossScaler
 from fp8compile.watching.header import header_of, rank_and_world
 from fp8compile.watching.lines import scalars_of
 from fp8compile.watching.memory import device_of, memory_of
-from fp8compile.watching.operands import Operands
-from fp8compile.watching.record import Logged, Step, late_number
+from fp8compile.watching.operands import OperandCollector
+from fp8compile.watching.record import Logged, StepRecord, late_number
 from fp8compile.watching.run_file import RunFile
 from fp8compile.watching.sends import Send, Sends
 from fp8compile.watching.states import Sample, Sampler
@@ -95,11 +95,11 @@ class Watcher:
         self._rank, _ = rank_and_world()
         self._file, self._sends = RunFile(folder, self._rank), Sends(to if self._rank == 0 else (), folder)
         self._statistics = Statistics(model, self._scaler is not None)
-        self._operands, self._sampler = Operands(model), Sampler(sqnr_every)
+        self._operands, self._sampler = OperandCollector(model), Sampler(sqnr_every)
         self._device = device_of(model)
         self._number = first_step - 1 if first_step is not None else None  # of the last step that ended
         self._begun = self._closed = False
-        self._pending: deque[Step] = deque()
+        self._pending: deque[StepRecord] = deque()
         self._logged = Logged()
         self._logs_behind: bool | None = None
         self._sample: Sample | None = None
@@ -230,7 +230,7 @@ class Watcher:
         known: dict[str, Any] = memory_of(self._device)
         if self._scaler is not None and self._scaler._idle:
             known |= {"scale": 1.0, "skipped": False}
-        step = Step(number, now - self._at if self._begun else None, known, self._logged, update=update)
+        step = StepRecord(number, now - self._at if self._begun else None, known, self._logged, update=update)
         step.observed, step.operands, step.sample = self._statistics.collect(), self._operands.collect(), self._sample
         if self._statistics.remarks:
             step.known["remark"], self._statistics.remarks = "; ".join(self._statistics.remarks), []

@@ -20,7 +20,7 @@ from torch.fx import Graph, GraphModule, Node
 from fp8compile import _torch as private
 from fp8compile.fx.graph import copy_graph, insertion_point_after, is_tensor, splice, storage_root
 from fp8compile.optim.code_writer import CLIPPED, TURNED, finished, finished_and_turned, side_by_side
-from fp8compile.optim.plan import Plan
+from fp8compile.optim.plan import UpdatePlan
 from fp8compile.optim.step_codes import AMAX, INV_SCALE, KNOWN, REACH, ROWS, Wanted
 from fp8compile.whole_step.early import GRADIENT, alive_at_once, place_early
 from fp8compile.whole_step.joined import APART, BACKWARD, FIRST_UPDATE, PART, Joined
@@ -34,7 +34,7 @@ ADDED = 1e-6  # to the norm, by torch.nn.utils.clip_grad_norm_
 
 
 @dataclass(frozen=True)
-class Task:
+class UpdateTask:
     """The update of one parameter.
 
     Attributes:
@@ -47,7 +47,7 @@ class Task:
     """
 
     at: int
-    plan: Plan
+    plan: UpdatePlan
     tensors: Mapping[str, Tensor]
     step: Tensor
     accumulated: Tensor | None = None
@@ -77,7 +77,7 @@ class Placed:
 
 def with_updates(
     whole: Joined,
-    tasks: Sequence[Task],
+    tasks: Sequence[UpdateTask],
     clip_norm: float | None,
     own: Mapping[int, Tensor] = NONE,
     *,
@@ -140,7 +140,7 @@ class _Placing:
                 before = insertion_point_after(result)
                 self.whole.results[at] = splice(self.graph, torch.clone, result, before=before)
 
-    def gradient(self, row: int, task: Task) -> Node:
+    def gradient(self, row: int, task: UpdateTask) -> Node:
         """The gradient of a task's parameter, with what earlier calls have left of it."""
         made = self.whole.gradients[task.at]
         made.meta[GRADIENT] = True
@@ -153,7 +153,7 @@ class _Placing:
         summed.meta[GRADIENT] = True
         return summed
 
-    def update(self, row: int, task: Task, gradient: Node, norm: Node | None, clip_norm: float | None) -> None:
+    def update(self, row: int, task: UpdateTask, gradient: Node, norm: Node | None, clip_norm: float | None) -> None:
         """The update of one parameter at the end, written in place."""
         param, names = self.whole.inputs[task.at], tuple(task.tensors)
         taken = [self._input(tensor, (row, name)) for name, tensor in task.tensors.items()]
@@ -201,7 +201,7 @@ def fake_of(tensor: Tensor, mode: Any) -> Tensor:
     return fake
 
 
-def _update(plan: Plan, names: tuple[str, ...], clip_norm: float | None) -> Callable[..., dict[str, Tensor]]:
+def _update(plan: UpdatePlan, names: tuple[str, ...], clip_norm: float | None) -> Callable[..., dict[str, Tensor]]:
     def update(param: Tensor, grad: Tensor, step: Tensor, *rest: Tensor) -> dict[str, Tensor]:
         tensors = dict(zip(names, rest, strict=False))
         if clip_norm is not None:

@@ -9,20 +9,20 @@ from __future__ import annotations
 from torch import Tensor
 
 from fp8compile.optim.code_writer import CLIPPED, TURNED
-from fp8compile.optim.plan import Plan, Tensors
+from fp8compile.optim.plan import Tensors, UpdatePlan
 from fp8compile.optim.row_views import View, as_one_piece, pieces, viewed
 from fp8compile.optim.step_codes import ROWS
 
 OF_GRAPH = (CLIPPED, TURNED, ROWS)  # beside the parameter and its gradient
 
 
-def in_rows(plan: Plan, p: Tensor) -> View | None:
+def in_rows(plan: UpdatePlan, p: Tensor) -> View | None:
     """How the tensors of a parameter are viewed; None where its update has no groups, or is several pieces or planes."""
     (piece, view), *others = pieces(plan, p)
     return None if others or piece.planes > 1 or plan.group_size in (None, 1) else view
 
 
-def states_in_rows(plan: Plan, p: Tensor, tensors: Tensors) -> Tensors:
+def states_in_rows(plan: UpdatePlan, p: Tensor, tensors: Tensors) -> Tensors:
     """What an update takes beside parameter and gradient, as it comes into the graph."""
     view = in_rows(plan, p)
     if view is None:
@@ -31,7 +31,7 @@ def states_in_rows(plan: Plan, p: Tensor, tensors: Tensors) -> Tensors:
     return {**tensors, **viewed(ours, view)}
 
 
-def updated_in_rows(plan: Plan, tensors: Tensors) -> Tensors:
+def updated_in_rows(plan: UpdatePlan, tensors: Tensors) -> Tensors:
     """``plan(tensors)`` of states that are rows already; parameter and codes in their own shape."""
     p = tensors["param"]
     view = in_rows(plan, p)

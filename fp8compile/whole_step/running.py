@@ -20,7 +20,7 @@ from fp8compile.whole_step.codes import Coded
 from fp8compile.whole_step.compiling import Compiled, compile_whole
 from fp8compile.whole_step.joined import CannotJoin, joined
 from fp8compile.whole_step.own_inputs import Given, OwnInputs
-from fp8compile.whole_step.placing import ACCUMULATED, STEP, Placed, Task, with_updates
+from fp8compile.whole_step.placing import ACCUMULATED, STEP, Placed, UpdateTask, with_updates
 from fp8compile.whole_step.rows import states_in_rows
 from fp8compile.whole_step.updates import Updates, parameters_of
 
@@ -62,7 +62,7 @@ class Counts:
 
 
 @dataclass(frozen=True)
-class Options:
+class StepOptions:
     """What is the same for all graphs of a whole step."""
 
     recipe: Recipe
@@ -83,7 +83,7 @@ class WholeGraph:
         inputs: Sequence[Any],
         own: OwnInputs,
         updates: Updates,
-        options: Options,
+        options: StepOptions,
         counts: Counts,
     ) -> None:
         self._halves, self._own, self._updates = halves, own, updates
@@ -108,7 +108,7 @@ class WholeGraph:
         self._variants: dict[Hashable, tuple[Placed, Compiled]] = {}
         self._known: Hashable = None
         self._held: list[Tensor] = []
-        self._ready: tuple[Placed, Compiled, list[Task]] | None = None
+        self._ready: tuple[Placed, Compiled, list[UpdateTask]] | None = None
 
     def __call__(self, *inputs: Any) -> Any:
         if any(p.grad is not None for p in self._others):
@@ -172,7 +172,7 @@ class WholeGraph:
 
     def _prepared(
         self, parameters: Sequence[Tensor], given: Given, coded: Mapping[Tensor, Coded]
-    ) -> tuple[Placed, Compiled, list[Task]]:
+    ) -> tuple[Placed, Compiled, list[UpdateTask]]:
         """Compiled code and its tasks; those of the last call, where the tensors and options are the same objects."""
         held = [t for p in parameters for t in self._updates.held(p)]
         held += [t for each in coded.values() for t in each.tensors.values()]
@@ -183,18 +183,18 @@ class WholeGraph:
             self._known, self._held = known, held
         return self._ready
 
-    def _tasks(self, parameters: Sequence[Tensor], coded: Mapping[Tensor, Coded]) -> list[Task]:
+    def _tasks(self, parameters: Sequence[Tensor], coded: Mapping[Tensor, Coded]) -> list[UpdateTask]:
         of, device = self._updates, parameters[0].device
         steps = apart([torch.ones((), dtype=torch.float32)] * len(parameters), device)
         tasks = [
-            Task(at, of.plan(p), of.tensors(p), step, p.grad)
+            UpdateTask(at, of.plan(p), of.tensors(p), step, p.grad)
             for at, step, p in zip(self._at, steps, parameters, strict=True)
         ]
         return [_complete(task, p, coded.get(p)) for task, p in zip(tasks, parameters, strict=True)]
 
     def _chosen(
-        self, tasks: list[Task], parameters: Sequence[Tensor], given: Given
-    ) -> tuple[Placed, Compiled, list[Task]]:
+        self, tasks: list[UpdateTask], parameters: Sequence[Tensor], given: Given
+    ) -> tuple[Placed, Compiled, list[UpdateTask]]:
         key = tuple((task.plan, _layouts(task)) for task in tasks)
         if key not in self._variants:
             if self._variants and self._symbolic:
@@ -203,7 +203,9 @@ class WholeGraph:
         tasks = [replace(task, accumulated=None) for task in tasks]
         return *self._variants[key], tasks
 
-    def _compiled(self, tasks: list[Task], parameters: Sequence[Tensor], given: Given) -> tuple[Placed, Compiled]:
+    def _compiled(
+        self, tasks: list[UpdateTask], parameters: Sequence[Tensor], given: Given
+    ) -> tuple[Placed, Compiled]:
         kind = parameters[0].device.type
         with torch.autocast(kind, enabled=False):
             clip_norm, own = self._options.clip_norm, self._own
@@ -217,14 +219,14 @@ class WholeGraph:
         self._counts.gradient_bytes, self._counts.gradient_peak = placed.gradient_bytes, placed.gradient_peak
         return placed, compiled
 
-    def _written(self, inputs: Sequence[Tensor], tasks: Sequence[Task]) -> None:
+    def _written(self, inputs: Sequence[Tensor], tasks: Sequence[UpdateTask]) -> None:
         """Tell autograd and caches of codes that these have new values: generated code writes past their versions."""
         states = [t for task in tasks for name, t in task.tensors.items() if name not in ("numbers", "stream")]
         torch.autograd.graph.increment_version([*inputs, *states])
 
 
 def step_by_itself(
-    optimizer: torch.optim.Optimizer, step: Callable[[], Any], options: Options, counts: Counts
+    optimizer: torch.optim.Optimizer, step: Callable[[], Any], options: StepOptions, counts: Counts
 ) -> None:
     """What follows a backward that is no part of a graph: clipping, the step, and gradients set to none."""
     if options.clip_norm is not None:
@@ -243,7 +245,7 @@ def _check_memory(parameters: Sequence[Tensor], others: Sequence[Any]) -> None:
         raise CannotJoin(SHARED_WITH)
 
 
-def _complete(task: Task, p: Tensor, coded: Coded | None) -> Task:
+def _complete(task: UpdateTask, p: Tensor, coded: Coded | None) -> UpdateTask:
     """The task with the codes that it writes, and with its states as rows."""
     plan, tensors = task.plan, dict(task.tensors)
     if coded is not None:
@@ -251,7 +253,7 @@ def _complete(task: Task, p: Tensor, coded: Coded | None) -> Task:
     return replace(task, plan=plan, tensors=states_in_rows(plan, p, tensors))
 
 
-def _given(task: Task, name: str) -> Any:
+def _given(task: UpdateTask, name: str) -> Any:
     if name == STEP:
         return task.step
     return task.accumulated if name == ACCUMULATED else task.tensors[name]
@@ -265,6 +267,6 @@ def apart(steps: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     return [*together[:, 0].unbind()]
 
 
-def _layouts(task: Task) -> Hashable:
+def _layouts(task: UpdateTask) -> Hashable:
     every = {**task.tensors, ACCUMULATED: task.accumulated}
     return tuple((name, t.shape, t.stride(), t.dtype, t.device) for name, t in every.items() if t is not None)

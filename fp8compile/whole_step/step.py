@@ -37,7 +37,7 @@ from fp8compile.reporting.report import Report
 from fp8compile.whole_step.declines import why_not
 from fp8compile.whole_step.joined import CannotJoin
 from fp8compile.whole_step.own_inputs import OwnInputs
-from fp8compile.whole_step.running import Counts, NotThisTime, Options, WholeGraph, step_by_itself
+from fp8compile.whole_step.running import Counts, NotThisTime, StepOptions, WholeGraph, step_by_itself
 from fp8compile.whole_step.told import WholeStep
 from fp8compile.whole_step.updates import (
     Updates,
@@ -98,7 +98,7 @@ def train_step(
     check_one_of("fallback", fallback, FLAGS)
     mode_options(mode)
     chosen = recipe_of(None) if recipe is None else Recipe.resolve(recipe, Recipe())
-    return TrainStep(model, loss_fn, optimizer, Options(chosen, mode, clip_norm), dynamic, fallback)
+    return TrainStep(model, loss_fn, optimizer, StepOptions(chosen, mode, clip_norm), dynamic, fallback)
 
 
 class TrainStep:
@@ -114,7 +114,7 @@ class TrainStep:
         model: nn.Module,
         loss_fn: LossFn,
         optimizer: torch.optim.Optimizer,
-        options: Options,
+        options: StepOptions,
         dynamic: bool | None,
         fallback: bool,
     ) -> None:

@@ -20,7 +20,7 @@ from fp8compile.optim.base import EncodedOptimizer
 from fp8compile.optim.captured_update import STEP, CapturedUpdate
 from fp8compile.optim.captured_updates import CapturedUpdates
 from fp8compile.optim.placement import EXACT
-from fp8compile.optim.plan import Plan, Tensors
+from fp8compile.optim.plan import Tensors, UpdatePlan
 from fp8compile.optim.step_numbers import StepNumbers
 from fp8compile.scaling.packed_weights import Codes
 from fp8compile.whole_step.codes import Coded
@@ -55,7 +55,7 @@ class Updates(Protocol):
     def held(self, p: Tensor) -> list[Tensor]:
         """The tensors that ``tensors`` is made of: as long as they are the same objects, so is its result."""
 
-    def plan(self, p: Tensor) -> Plan: ...
+    def plan(self, p: Tensor) -> UpdatePlan: ...
 
     def tensors(self, p: Tensor) -> Tensors:
         """What the plan takes, but for parameter, gradient and step; the same names at each call."""
@@ -160,8 +160,8 @@ class OurUpdates:
     def held(self, p: Tensor) -> list[Tensor]:
         return [*self.optimizer.state[p].values(), self.optimizer.numbers_of(p, self._groups[p][1])]
 
-    def plan(self, p: Tensor) -> Plan:
-        plan: Plan = self.optimizer.plan_of(p, self._groups[p][1])
+    def plan(self, p: Tensor) -> UpdatePlan:
+        plan: UpdatePlan = self.optimizer.plan_of(p, self._groups[p][1])
         return plan
 
     def tensors(self, p: Tensor) -> Tensors:
@@ -235,9 +235,9 @@ class StockUpdates:
         state = self.optimizer.state[p].values()
         return [*(v for v in state if isinstance(v, Tensor)), self._numbers.row(p, self._update(p))]
 
-    def plan(self, p: Tensor) -> Plan:
+    def plan(self, p: Tensor) -> UpdatePlan:
         update = self._update(p)
-        return Plan(update, tuple((state, EXACT) for state in update.states), p.dtype)
+        return UpdatePlan(update, tuple((state, EXACT) for state in update.states), p.dtype)
 
     def tensors(self, p: Tensor) -> Tensors:
         plan, state = self.plan(p), self.optimizer.state[p]

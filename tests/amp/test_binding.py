@@ -12,7 +12,7 @@ from fp8compile.amp import LossScaler
 from fp8compile.fx.aot import BACKWARD
 from fp8compile.numerics.formats import FP16_MAX
 from fp8compile.numerics.histogram import statistics
-from fp8compile.observe.records import ACTIVATION, Row, StatsSlot
+from fp8compile.observe.records import ACTIVATION, StatisticsRow, StatsSlot
 from tests.support.amp_models import grown
 
 
@@ -36,7 +36,7 @@ class Compiled(nn.Module):
     def __init__(self, weight: float | None = 1.0) -> None:
         super().__init__()
         self.weight = None if weight is None else nn.Parameter(torch.full((4,), weight, dtype=torch.float16))
-        rows = (Row("m", "", "mul", ACTIVATION, BACKWARD, "f16"),)
+        rows = (StatisticsRow("m", "", "mul", ACTIVATION, BACKWARD, "f16"),)
         parameters = [] if self.weight is None else [self.weight]
         self.slot = StatsSlot(dict(enumerate(rows)), 1, torch.device("cpu"), parameters)
 

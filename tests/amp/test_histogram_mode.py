@@ -12,7 +12,7 @@ from torch import nn
 from fp8compile import optim
 from fp8compile.amp import LossScaler, watch
 from fp8compile.amp.histogram import Counter
-from fp8compile.observe.records import Observations, Row
+from fp8compile.observe.records import Observations, StatisticsRow
 from tests.support.amp_models import batch, grown, loss_of, net, sgd, spoil, train
 from tests.support.loss_scale import expected_scale
 
@@ -276,8 +276,8 @@ def test_fp32_gradients_survive_zero_grad_without_none() -> None:
 
 
 def test_which_rows_count_and_what_of_them() -> None:
-    def row(module: str, kind: str, direction: str, dtype: str) -> Row:
-        return Row(module, "", "op", kind, direction, dtype)
+    def row(module: str, kind: str, direction: str, dtype: str) -> StatisticsRow:
+        return StatisticsRow(module, "", "op", kind, direction, dtype)
 
     rows = [row("a.b", "activation", "backward", dtype) for dtype in ("f16", "f32", "bf16")]
     rows += [

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from fp8compile.amp import LossScaler, watch
-from fp8compile.observe.records import Row, of_model, of_parameters
+from fp8compile.observe.records import StatisticsRow, of_model, of_parameters
 from tests.support.amp_models import batch, counted, loss_of, net, sgd, train
 
 
@@ -84,10 +84,10 @@ def test_rows_say_what_they_are() -> None:
     model = net()
     seen = watch(model)
     loss_of(model, batch(0)).backward()
-    assert Row("2.weight", "", "Linear", "weight", "backward", "f16") in seen.rows
-    assert Row("1", "", "Tanh", "activation", "backward", "f16") in seen.rows
-    assert Row("0", "", "Linear", "activation", "forward", "f16") in seen.rows
-    assert Row("", "", "input", "data", "forward", "f16") in seen.rows
+    assert StatisticsRow("2.weight", "", "Linear", "weight", "backward", "f16") in seen.rows
+    assert StatisticsRow("1", "", "Tanh", "activation", "backward", "f16") in seen.rows
+    assert StatisticsRow("0", "", "Linear", "activation", "forward", "f16") in seen.rows
+    assert StatisticsRow("", "", "input", "data", "forward", "f16") in seen.rows
     assert of_model(model) == [seen] and of_parameters([model[0].weight]) == [seen]
 
 

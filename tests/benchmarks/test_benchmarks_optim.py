@@ -15,7 +15,7 @@ from benchmarks.studies import (
 from benchmarks.studies.state_drift import Drift
 from fp8compile.numerics.formats import INT8
 from fp8compile.numerics.states.dynamic_tree import DynamicTree
-from fp8compile.numerics.states.plain import Linear
+from fp8compile.numerics.states.plain import LinearCodes
 from fp8compile.reproduce.small_model import SmallLM, byte_entropy
 from fp8compile.reproduce.stability_runs import (
     EXPLODED,
@@ -110,7 +110,7 @@ def test_tensorwise_states_have_one_scale() -> None:
 
 @pytest.mark.parametrize("kind", [LinearToZero, TreeToZero])
 def test_to_zero_differs_below_the_smallest_code_only(kind: type[LinearToZero] | type[TreeToZero]) -> None:
-    ours = {LinearToZero: Linear(False, 128, INT8), TreeToZero: DynamicTree(False)}[kind]
+    ours = {LinearToZero: LinearCodes(False, 128, INT8), TreeToZero: DynamicTree(False)}[kind]
     theirs = kind(False, 128, INT8) if kind is LinearToZero else kind(False)
     v = moments().v
     v_ours, v_theirs = (codec.decode(codec.encode(v), v.shape) for codec in (ours, theirs))

@@ -14,11 +14,11 @@ from fp8compile.demo import run
 
 
 @pytest.fixture
-def given(monkeypatch: pytest.MonkeyPatch) -> list[run.Options]:
+def given(monkeypatch: pytest.MonkeyPatch) -> list[run.DemoOptions]:
     """The options that reach the demo, which does not run."""
-    options: list[run.Options] = []
+    options: list[run.DemoOptions] = []
 
-    def record(values: run.Options) -> int:
+    def record(values: run.DemoOptions) -> int:
         options.append(values)
         return 0
 
@@ -26,20 +26,20 @@ def given(monkeypatch: pytest.MonkeyPatch) -> list[run.Options]:
     return options
 
 
-def test_defaults(given: list[run.Options]) -> None:
+def test_defaults(given: list[run.DemoOptions]) -> None:
     assert main.main(["demo"]) == 0
-    assert given == [run.Options()]
+    assert given == [run.DemoOptions()]
     assert given[0].backend_options == {"preset": "default"}
 
 
-def test_every_option_arrives(given: list[run.Options]) -> None:
+def test_every_option_arrives(given: list[run.DemoOptions]) -> None:
     fields = {"saved": "int8", "linears.emulate": True}
     line = "demo --out o --steps 5 --seeds 3 --seed 7 --arms eager,fp8compile --tiny --threads 2 --precision bf16"
     assert (
         main.main([*line.split(), "--preset", "conservative", "-o", "saved=int8", "-o", "linears.emulate=true"]) == 0
     )
     assert given == [
-        run.Options(Path("o"), 5, 3, 7, ("eager", "fp8compile"), "conservative", fields, "bf16", True, 2)
+        run.DemoOptions(Path("o"), 5, 3, 7, ("eager", "fp8compile"), "conservative", fields, "bf16", True, 2)
     ]
     assert given[0].backend_options == {"preset": "conservative", **fields}
 
@@ -65,7 +65,7 @@ def test_every_option_arrives(given: list[run.Options]) -> None:
     ],
 )
 def test_a_slip_is_named_with_the_nearest_right_value(
-    line: str, message: str, capsys: pytest.CaptureFixture[str], given: list[run.Options]
+    line: str, message: str, capsys: pytest.CaptureFixture[str], given: list[run.DemoOptions]
 ) -> None:
     with pytest.raises(SystemExit) as exit_:
         main.main(line.split())
@@ -73,7 +73,7 @@ def test_a_slip_is_named_with_the_nearest_right_value(
     assert message in capsys.readouterr().err
 
 
-def test_arms_go_with_the_precision(capsys: pytest.CaptureFixture[str], given: list[run.Options]) -> None:
+def test_arms_go_with_the_precision(capsys: pytest.CaptureFixture[str], given: list[run.DemoOptions]) -> None:
     assert main.main(["demo", "--precision", "fp16"]) == 0
     assert (
         given[0].chosen_arms[0] == "fp32"
@@ -82,14 +82,16 @@ def test_arms_go_with_the_precision(capsys: pytest.CaptureFixture[str], given: l
     )
     assert main.main(["demo", "--precision", "fp16", "--arms", "static 2^15,histogram"]) == 0
     assert given[1].chosen_arms == ("static 2^15", "histogram")
-    assert run.Options().chosen_arms == ("inductor", "fp8compile")
+    assert run.DemoOptions().chosen_arms == ("inductor", "fp8compile")
     for line in ("--arms histogram", "--precision fp16 --arms inductor"):
         assert main.main(["demo", *line.split()]) == 2
         assert f"there is no arm '{line.split()[-1]}': " in capsys.readouterr().err
     assert len(given) == 2
 
 
-def test_a_wrong_field_of_the_recipe_is_named(capsys: pytest.CaptureFixture[str], given: list[run.Options]) -> None:
+def test_a_wrong_field_of_the_recipe_is_named(
+    capsys: pytest.CaptureFixture[str], given: list[run.DemoOptions]
+) -> None:
     assert main.main(["demo", "-o", "saved=e4m4"]) == 2 and not given
     assert "Recipe.saved.format cannot be 'e4m4'. Did you mean 'e4m3'?" in capsys.readouterr().err
 
@@ -271,7 +273,7 @@ def test_a_folder_that_cannot_be_made_is_an_error(tmp_path: Path, capsys: pytest
 
 
 def test_ctrl_c_outside_of_the_training(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    def interrupt(values: run.Options) -> int:
+    def interrupt(values: run.DemoOptions) -> int:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(run, "run_demo", interrupt)

@@ -61,7 +61,7 @@ def said(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> I
     monkeypatch.setattr(report_store, "_arrived", False)
     before = dict(hooks)
     hooks.clear()
-    monkeypatch.setattr(nothing_compiled, "_watch", nothing_compiled._Watch())
+    monkeypatch.setattr(nothing_compiled, "_watch", nothing_compiled._CompilationWatch())
     caplog.set_level(logging.WARNING, "fp8compile")
     yield lambda: [record.getMessage() for record in caplog.records if record.name == "fp8compile"]
     hooks.clear()

@@ -51,7 +51,7 @@ def uncompiled(corpus: Corpus, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def run_tiny(folder: Path, **options: Any) -> tuple[int, dict[str, Any], str]:
-    code = demo.run_demo(demo.Options(out=folder, tiny=True, precision="fp16", **options), Console(quiet=True))
+    code = demo.run_demo(demo.DemoOptions(out=folder, tiny=True, precision="fp16", **options), Console(quiet=True))
     text = (folder / "report.txt").read_text(encoding="utf-8")
     return code, json.loads((folder / "results.json").read_text(), parse_constant=pytest.fail), text
 

@@ -17,7 +17,15 @@ from torch.fx import GraphModule, Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fp8compile.encoding import row_blocks
-from fp8compile.encoding.known_scales import GRADIENT, INPUT, KnownScales, Row, codes_under, encoded_in, totals_of
+from fp8compile.encoding.known_scales import (
+    GRADIENT,
+    INPUT,
+    KnownScales,
+    ScaleRow,
+    codes_under,
+    encoded_in,
+    totals_of,
+)
 from fp8compile.encoding.layouts import as_operand, stored_matrix
 from fp8compile.encoding.row_blocks import (
     ALONG_ROWS,
@@ -169,7 +177,7 @@ def encoded(size: int) -> GraphModule:
     """Both layouts of a gradient's codes, and its statistics, taken in blocks of so many rows, or along rows."""
     gm, (value, *_) = marked(device="cpu")
     scale = next(node for node in gm.graph.nodes if node.name.startswith("scale"))
-    row = Row(0, E5M2, GRADIENT, "m", RowBlocks(size))
+    row = ScaleRow(0, E5M2, GRADIENT, "m", RowBlocks(size))
 
     def by_columns(codes: Tensor) -> Tensor:
         return as_operand(codes, True, True)

@@ -14,7 +14,7 @@ from fp8compile.explorer.layers import alike
 from fp8compile.explorer.nodes import ranges
 from fp8compile.explorer.picture import CALLERS, KINDS
 from fp8compile.explorer.strings import Strings
-from fp8compile.fx.listing import Line, Part
+from fp8compile.fx.listing import GraphPart, Line
 from fp8compile.fx.snapshot import Snapshot
 from fp8compile.reporting.compiled_graph import GraphReport
 from fp8compile.reporting.explored import bound_of
@@ -177,8 +177,10 @@ def test_a_sum_of_gradients_belongs_to_the_module_whose_backward_just_ran() -> N
         line("b", ("a",), "layers.0.down"),
         line("sum", ("a", "b"), op="aten.add.Tensor"),
     )
-    assert homes_of(Part("backward", lines))["sum"].module == "layers"
-    assert homes_of(Part("backward", (*lines[:2], line("b", ("a",), "head.in"), lines[3])))["sum"].module == "head"
+    assert homes_of(GraphPart("backward", lines))["sum"].module == "layers"
+    assert (
+        homes_of(GraphPart("backward", (*lines[:2], line("b", ("a",), "head.in"), lines[3])))["sum"].module == "head"
+    )
 
 
 def test_an_island_is_one_group() -> None:
@@ -188,7 +190,7 @@ def test_an_island_is_one_group() -> None:
         line("c", ("b",), "m", was="c0"),
         line("d", ("c",), "m"),
     )
-    homes = homes_of(Part("forward", lines))
+    homes = homes_of(GraphPart("forward", lines))
     assert [homes[name].group for name in "abcd"] == ["", "FP32 island #b", "FP32 island #b", ""]
 
 

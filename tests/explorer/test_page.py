@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from fp8compile.explorer.page import ASSETS, SCRIPTS, page
-from fp8compile.explorer.told import Bars, Frontier, Graph, Row, Table, Told
-from fp8compile.fx.listing import Line, Part
-from fp8compile.fx.snapshot import Snapshot, Step
+from fp8compile.explorer.told import Bars, PageContent, PageFrontier, PageGraph, PageRow, PageTable
+from fp8compile.fx.listing import GraphPart, Line
+from fp8compile.fx.snapshot import PassStep, Snapshot
 from fp8compile.reporting.compiled_graph import GraphReport
 from fp8compile.reporting.report import Report
 from tests.support.browser import opened
@@ -219,25 +219,25 @@ def test_the_width_of_a_phone(chromium: Any, page_file: Path) -> None:
 NASTY = "</script><img src=x onerror=window.bad=1>\"'&"
 
 
-def nasty() -> Told:
+def nasty() -> PageContent:
     nodes = (
         Line("x", "input", "input", "f32[2]", "", "", ()),
         Line(NASTY, "other", NASTY, "f32[2]", f"x, '{NASTY}'", "", ("x",), module=NASTY, source=NASTY),
         Line("output", "output", "output", "", NASTY, "", (NASTY,)),
     )
-    shot = Snapshot((Part("", nodes),))
-    table = Table(
+    shot = Snapshot((GraphPart("", nodes),))
+    table = PageTable(
         "skips",
         NASTY,
         (("module", "text"), (NASTY, "text"), ("source", "text"), ("runs", "number")),
-        (Row(0, NASTY, (NASTY, "=1+1", NASTY, 1)),),
+        (PageRow(0, NASTY, (NASTY, "=1+1", NASTY, 1)),),
     )
-    frontier = Frontier(0, NASTY, 10, 0, ((1, 9, 0.0), (0, 8, 5.0)))
+    frontier = PageFrontier(0, NASTY, 10, 0, ((1, 9, 0.0), (0, 8, 5.0)))
     bars = Bars(10, 5, ((NASTY, -5, 1),), ((NASTY, 5, 1),))
-    return Told(
+    return PageContent(
         NASTY,
         (NASTY,),
-        (Graph("inference", steps=(Step(NASTY, shot, shot),)),),
+        (PageGraph("inference", steps=(PassStep(NASTY, shot, shot),)),),
         (table,),
         bars,
         (frontier,),
@@ -270,7 +270,7 @@ def test_names_with_html_and_quotes_are_text(chromium: Any, tmp_path: Path) -> N
         (Report().told, "The report has no graph."),
     ],
 )
-def test_a_report_without_a_graph_says_so(chromium: Any, tmp_path: Path, told: Told, said: str) -> None:
+def test_a_report_without_a_graph_says_so(chromium: Any, tmp_path: Path, told: PageContent, said: str) -> None:
     where = tmp_path / "empty.html"
     where.write_text(page(told))
     with opened(chromium, where.as_uri()) as seen:
@@ -292,7 +292,7 @@ def test_data_of_another_version_says_so(chromium: Any, page_file: Path, tmp_pat
         assert seen.errors == []
 
 
-def chain(layers: int, ops: int) -> Told:
+def chain(layers: int, ops: int) -> PageContent:
     """A graph of ``layers * ops`` operations, made by hand."""
     lines, before = [Line("x", "input", "input", "f32[2]", "", "", ())], "x"
     for at in range(layers):
@@ -311,8 +311,8 @@ def chain(layers: int, ops: int) -> Told:
                 )
             )
             before = name
-    shot = Snapshot((Part("", (*lines, Line("output", "output", "output", "", before, "", (before,)))),))
-    return Told("chain", (), (Graph("inference", steps=(Step("none", shot, shot),)),), (), Bars(0, 0))
+    shot = Snapshot((GraphPart("", (*lines, Line("output", "output", "output", "", before, "", (before,)))),))
+    return PageContent("chain", (), (PageGraph("inference", steps=(PassStep("none", shot, shot),)),), (), Bars(0, 0))
 
 
 def test_fifty_thousand_nodes_open_at_the_level_of_modules(chromium: Any, tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import fp8compile
 from fp8compile import Recipe
 from fp8compile.fx.dot import to_dot
 from fp8compile.fx.folding import FAR, folded
-from fp8compile.fx.listing import Line, Part
+from fp8compile.fx.listing import GraphPart, Line
 from fp8compile.fx.snapshot import Snapshot
 from tests.support.dumped import Gated
 
@@ -61,7 +61,7 @@ def line(name: str, *reads: str, kind: str = "other", spliced: str = "") -> Line
 
 def test_a_far_reader_names_what_it_reads_and_an_input_stands_beside_its_reader() -> None:
     chain = [line("a0")] + [line(f"a{i}", f"a{i - 1}") for i in range(1, FAR + 2)]
-    part = folded(Part("", (line("x", kind="input"), *chain, line("b", f"a{FAR + 1}", "a0", "x", "a1"))))
+    part = folded(GraphPart("", (line("x", kind="input"), *chain, line("b", f"a{FAR + 1}", "a0", "x", "a1"))))
     assert [each.name for each in part.lines[-2:]] == ["x", "b"]
     assert part.lines[-1].reads == (f"a{FAR + 1}", "x") and part.lines[-1].comment == "reads a0, a1, far above"
 
@@ -71,7 +71,7 @@ def test_two_calls_of_one_name_stay_two() -> None:
     lines = [line("x", kind="input"), line("y", "x")]
     lines += [Line(**{**vars(each), "spliced": "encode(x)"}) for each in first]
     lines += [line("g", "y", spliced="encode(y)"), line("h", "g", spliced="encode(y)"), line("z", "f", "h")]
-    kept = {each.name: each.reads for each in folded(Part("", tuple(lines))).lines}
+    kept = {each.name: each.reads for each in folded(GraphPart("", tuple(lines))).lines}
     assert kept == {"x": (), "y": ("x",), "f": ("x",), "h": ("y",), "z": ("f", "h")}
 
 
@@ -82,7 +82,7 @@ def test_dot_draws_what_is_folded(tmp_path: Path) -> None:
     lines += [
         line(f"n{i}", f"n{i - 1}", *(f"n{i - d}" for d in (7, 300) if i % 3 == 0 and i > d)) for i in range(2, 2200)
     ]
-    (tmp_path / "x.dot").write_text(to_dot([folded(Part("", tuple(lines)))]))
+    (tmp_path / "x.dot").write_text(to_dot([folded(GraphPart("", tuple(lines)))]))
     start = time.perf_counter()
     subprocess.run(["dot", "-Tsvg", "-o", tmp_path / "x.svg", tmp_path / "x.dot"], check=True, timeout=60)
     assert time.perf_counter() - start < 60 and (tmp_path / "x.svg").read_text().count('<g id="node') == 2200

@@ -13,7 +13,7 @@ import fp8compile
 from fp8compile import Recipe
 from fp8compile.fx import snapshot
 from fp8compile.fx.dot import quoted
-from fp8compile.fx.listing import Line, Part
+from fp8compile.fx.listing import GraphPart, Line
 from fp8compile.fx.snapshot import Snapshot, op_diff
 from tests.support.dumped import STEPS, Gated, explained
 
@@ -132,7 +132,9 @@ def test_arguments_of_every_kind_have_a_text_that_stays() -> None:
 
 def test_diff_shows_what_changed_alone() -> None:
     def counted(*ops: str) -> Snapshot:
-        return Snapshot((Part("", tuple(Line(f"n{i}", "other", op, "", "", "", ()) for i, op in enumerate(ops))),))
+        return Snapshot(
+            (GraphPart("", tuple(Line(f"n{i}", "other", op, "", "", "", ()) for i, op in enumerate(ops))),)
+        )
 
     assert op_diff(counted("mm", "exp", "view"), counted("mm", "exp", "view")) == "no change\n"
     assert op_diff(counted("mm", "view", "view", "exp"), counted("mm", "add", "view", "exp", "exp")) == (
@@ -164,5 +166,5 @@ def test_dot_is_sound() -> None:
 def test_dot_escapes_what_would_end_a_string() -> None:
     names = ('a"b', "c\\", "d{\n}")
     lines = [Line(name, "other", 'op"', "f32[2]", "", 'module["x"]', names[:i]) for i, name in enumerate(names)]
-    check_dot(Snapshot((Part('the "title"', tuple(lines)),)).to_dot())
+    check_dot(Snapshot((GraphPart('the "title"', tuple(lines)),)).to_dot())
     assert quoted('say "hi"', "", "c:\\d") == r'"say \"hi\"\nc:\\d"'

@@ -8,8 +8,8 @@ from torch import nn
 
 import fp8compile
 from fp8compile import Recipe
-from fp8compile.fx.listing import Line, Part
-from fp8compile.fx.snapshot import Step
+from fp8compile.fx.listing import GraphPart, Line
+from fp8compile.fx.snapshot import PassStep
 from fp8compile.fx.written import with_context, written
 from tests.support.dumped import explained
 
@@ -21,7 +21,7 @@ def line(name: str, *reads: str, call: str = "", value: str = "f32[2]") -> Line:
 def test_a_call_is_a_line_with_what_it_reads_and_what_is_read_of_it() -> None:
     call = "encode(x)"
     several = (line("a", "x", call=call), line("s", "a", call=call), line("c", "a", "s", call=call, value="int8[2]"))
-    part = Part("", (line("x"), *several, line("y", "c", "s"), line("z", "x")))
+    part = GraphPart("", (line("x"), *several, line("y", "c", "s"), line("z", "x")))
     assert_expected_inline(
         written(part),
         """\
@@ -34,12 +34,12 @@ z: f32[2] = op(x)""",
 
 def test_a_result_that_is_needed_before_the_end_is_seen_to_be_made_there() -> None:
     call = "encode(x)"
-    part = Part("", (line("x"), line("s", "x", call=call), line("y", "s"), line("c", "s", call=call)))
+    part = GraphPart("", (line("x"), line("s", "x", call=call), line("y", "s"), line("c", "s", call=call)))
     assert "fp8.encode" not in written(part) and written(part).count("\n") == 3
 
 
 def test_a_call_of_one_node_says_what_it_is_of() -> None:
-    part = Part(
+    part = GraphPart(
         "", (line("x"), Line("a", "spliced", "op", "f32[2]", "x", "fp8compile: doubled(x)", ("x",), "doubled(x)"))
     )
     assert written(part).endswith("# fp8compile: doubled(x)") and "fp8." not in written(part)
@@ -50,7 +50,7 @@ def test_equal_texts_have_no_diff() -> None:
 
 
 def test_numbers_of_a_pass() -> None:
-    encode: Step = explained()[-1]
+    encode: PassStep = explained()[-1]
     before, after = (sum(each.counts.values()) for each in (encode.before, encode.after))
     assert encode.numbers == (
         f"encode_saved: {before} -> {after} operations, 32,768 -> 8,448 bytes saved for backward"

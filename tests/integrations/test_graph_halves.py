@@ -13,18 +13,18 @@ from torch.fx import GraphModule
 from fp8compile.fx.aot import describe_joint
 from fp8compile.fx.ops import is_view
 from fp8compile.integrations import graph_halves
-from fp8compile.integrations.graph_halves import CannotCut, Halves
+from fp8compile.integrations.graph_halves import CannotCut, GraphHalves
 from fp8compile.integrations.overwriting import BACKWARD
 from tests.integrations.one_graph import Block, step_of
 
 aten = torch.ops.aten
 
 
-def halves_of(gm: GraphModule) -> Halves:
+def halves_of(gm: GraphModule) -> GraphHalves:
     inputs = gm.graph.find_nodes(op="placeholder")
     trained = range(len(gm.graph.output_node().args[0]) - 1)  # type: ignore[arg-type]
     describe_joint(gm.graph, inputs, [], trained, trained)
-    return Halves(gm, trained)
+    return GraphHalves(gm, trained)
 
 
 @pytest.mark.parametrize("mode", ["fake", "symbolic"])

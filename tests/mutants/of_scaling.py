@@ -218,8 +218,8 @@ SCALING = (
     Mutant(
         "history: a step that clipped is followed by one with known scales",
         "fp8compile/scaling/history.py",
-        "Sent(self._due | (is_unknown(amaxes)",
-        "Sent((is_unknown(amaxes)",
+        "PendingBool(self._due | (is_unknown(amaxes)",
+        "PendingBool((is_unknown(amaxes)",
         (f"{TRAINING}::test_a_jump_is_seen_and_the_next_step_takes_its_own_scales",),
     ),
     Mutant(

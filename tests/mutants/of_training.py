@@ -196,15 +196,15 @@ AMP = (
     Mutant(
         "amp: quiet is not reset when the scale is halved",
         "fp8compile/amp/policies.py",
-        "Outcome(0.5, 0.0, 0.0, verdict)",
-        "Outcome(0.5, 1.0, 0.0, verdict)",
+        "ScaleChange(0.5, 0.0, 0.0, verdict)",
+        "ScaleChange(0.5, 1.0, 0.0, verdict)",
         ("tests/amp/test_policies.py",),
     ),
     Mutant(
         "amp: quiet is not reset when the scale is doubled",
         "fp8compile/amp/policies.py",
-        "Outcome(2.0, 0.0, 0.0 if settled else -1.0, verdict)",
-        "Outcome(2.0, 1.0, 0.0, verdict)",
+        "ScaleChange(2.0, 0.0, 0.0 if settled else -1.0, verdict)",
+        "ScaleChange(2.0, 1.0, 0.0, verdict)",
         ("tests/amp/test_policies.py",),
     ),
     Mutant(

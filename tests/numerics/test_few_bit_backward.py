@@ -14,7 +14,7 @@ from fp8compile.numerics.few_bit_backward import (
     DENSITIES,
     DERIVATIVES,
     NEAR,
-    Grid,
+    CellSums,
     Pieces,
     best_pieces,
     error_of,
@@ -69,7 +69,7 @@ def test_literals_are_the_best_that_the_programme_finds(density: str, name: str)
         assert float(off.abs().max()) <= 5.1e-6, f"{density} {name} {bits}: {found}"
 
 
-def _ends(grid: Grid, pieces: Pieces) -> list[int]:
+def _ends(grid: CellSums, pieces: Pieces) -> list[int]:
     """The edges of the grid that the pieces lie between."""
     at = [int((grid.edges - border).abs().argmin()) for border in pieces.borders]
     assert all(abs(float(grid.edges[i]) - border) < STEP / 4 for i, border in zip(at, pieces.borders, strict=True))
@@ -97,7 +97,7 @@ def test_the_programme_is_exhaustive_search() -> None:
     generator = torch.Generator().manual_seed(0)
     mass, slope = torch.rand(2, 12, generator=generator, dtype=torch.float64).unbind(0)
     rows = torch.stack([mass, mass * slope, mass * slope**2])
-    grid = Grid(torch.arange(13.0).double(), *torch.nn.functional.pad(rows.cumsum(-1), (1, 0)).unbind(0))
+    grid = CellSums(torch.arange(13.0).double(), *torch.nn.functional.pad(rows.cumsum(-1), (1, 0)).unbind(0))
     costs = grid.costs()
 
     def total(borders: tuple[int, ...]) -> float:

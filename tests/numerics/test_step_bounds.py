@@ -13,7 +13,7 @@ from fp8compile.numerics import step_bounds
 from fp8compile.numerics.formats import E4M3
 from fp8compile.numerics.rounding import nearest_bfloat16
 from fp8compile.optim.captured_update import CapturedUpdate
-from fp8compile.optim.plain_optimizers import Lion
+from fp8compile.optim.plain_optimizers import PlainLion
 from fp8compile.optim.step_bounds import Bound, largest_step, reach, why_no_bound
 from tests.support.captured import numbers_of, update_of
 
@@ -28,7 +28,7 @@ LION = {name: value for name, value in ADAM.items() if name != "eps"} | {"maximi
 
 def known(kind: type[torch.optim.Optimizer], **options: Any) -> Known:
     p = [torch.nn.Parameter(torch.zeros(4))]
-    made = kind(p, options) if kind is Lion else kind(p, **options)  # type: ignore[arg-type]
+    made = kind(p, options) if kind is PlainLion else kind(p, **options)  # type: ignore[arg-type]
     update = update_of(made)
     assert update.bound is not None
     return update, update.bound, made.param_groups[0]
@@ -96,7 +96,7 @@ def test_the_worst_sequence_of_gradients_gets_to_the_known_limit() -> None:
 
 def test_lion_and_rmsprop() -> None:
     g, b = torch.tensor([1e20, -1e-20, 0.0, 3.0]), torch.tensor([5.0, -4.0, 0.1, 0.0])
-    both = moved_and_bound(known(Lion, **LION), {"exp_avg": b}, g, 5)
+    both = moved_and_bound(known(PlainLion, **LION), {"exp_avg": b}, g, 5)
     assert torch.equal(both[:, 0], torch.full((4,), 0.1)) and bool((both[:, 0] <= both[:, 1]).all())
     for momentum in (0.9, 0.0):
         of = known(torch.optim.RMSprop, **RMSPROP | {"momentum": momentum})
@@ -115,7 +115,7 @@ def test_lion_and_rmsprop() -> None:
         (torch.optim.AdamW, ADAM | {"betas": (0.9, 0.99999)}, False),
         (torch.optim.AdamW, ADAM | {"betas": (torch.tensor(0.9), 0.999)}, False),
         (torch.optim.AdamW, ADAM | {"eps": 0.0}, False),
-        (Lion, ADAM, True),
+        (PlainLion, ADAM, True),
         (torch.optim.RMSprop, RMSPROP, True),
         (torch.optim.RMSprop, RMSPROP | {"centered": True}, False),
         (torch.optim.RMSprop, RMSPROP | {"alpha": 1.0}, False),

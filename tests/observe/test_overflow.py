@@ -17,18 +17,18 @@ from fp8compile.fx.aot import BACKWARD, FORWARD
 from fp8compile.numerics.histogram import flags, statistics
 from fp8compile.observe.overflow_report import OverflowReport, overflow_report
 from fp8compile.observe.plots import headroom_map
-from fp8compile.observe.records import ACTIVATION, WEIGHT, Observations, Row
+from fp8compile.observe.records import ACTIVATION, WEIGHT, Observations, StatisticsRow
 from tests.support.measure import compiled
 from tests.support.vit import ViT, line_of
 
 FINE, OVER = torch.tensor([1.0, 0.0, 2.0**-20, -8.0]).half(), torch.tensor([1.0, torch.inf, torch.nan, 0.0]).half()
 
 
-def row(module: str, direction: str = FORWARD, op: str = "mm.default", kind: str = ACTIVATION) -> Row:
-    return Row(module, f"model.py:7 in forward: {module}", op, kind, direction, "f16")
+def row(module: str, direction: str = FORWARD, op: str = "mm.default", kind: str = ACTIVATION) -> StatisticsRow:
+    return StatisticsRow(module, f"model.py:7 in forward: {module}", op, kind, direction, "f16")
 
 
-def observed(*rows: Row) -> Observations:
+def observed(*rows: StatisticsRow) -> Observations:
     return Observations(rows, torch.device("cpu"))
 
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fp8compile import optim
 from fp8compile.optim import compiled_step, open_sizes
-from fp8compile.optim.open_sizes import Fakes, Layout, Open, closed
+from fp8compile.optim.open_sizes import Fakes, Open, TensorLayout, closed
 
 CPU = torch.device("cpu")
 opened = functools.partial(open_sizes.opened, rows_alone=False)
@@ -68,8 +68,8 @@ def test_what_is_left_open() -> None:
     long = {"param": of((6, 3, 128), (400, 128, 1)), "amax": of((6, 3, 1), (4, 1, 1))}
     layouts, sizes = opened(long)
     stride, across = Open("stride 0", 8), Open("stride 1", 1)
-    assert layouts["param"] == Layout((ROWS, GROUPS, 128), (stride, 128, 1), torch.float32, CPU)
-    assert layouts["amax"] == Layout((ROWS, GROUPS, 1), (across, 1, 1), torch.float32, CPU)
+    assert layouts["param"] == TensorLayout((ROWS, GROUPS, 128), (stride, 128, 1), torch.float32, CPU)
+    assert layouts["amax"] == TensorLayout((ROWS, GROUPS, 1), (across, 1, 1), torch.float32, CPU)
     assert sizes == {ROWS: 6, GROUPS: 3, stride: 400, across: 4}
 
 

@@ -10,7 +10,7 @@ from torch import nn
 
 from fp8compile import optim
 from fp8compile.optim.compiled_step import in_place
-from fp8compile.optim.plan import Plan, Tensors
+from fp8compile.optim.plan import Tensors, UpdatePlan
 from fp8compile.optim.planes import named_planes, parted, planes_of
 from fp8compile.optim.row_views import pieces, viewed
 
@@ -29,7 +29,7 @@ def started(
     dtype: torch.dtype = torch.float32,
     master: str = "none",
     **options: Any,
-) -> tuple[nn.Parameter, Plan, Tensors]:
+) -> tuple[nn.Parameter, UpdatePlan, Tensors]:
     """A parameter after two steps, and what its third takes."""
     torch.manual_seed(0)
     p = nn.Parameter(torch.randn(shape).to(dtype))
@@ -43,7 +43,7 @@ def started(
     return p, *optimizer.step_function(p)
 
 
-def assert_alike(p: nn.Parameter, plan: Plan, tensors: Tensors) -> None:
+def assert_alike(p: nn.Parameter, plan: UpdatePlan, tensors: Tensors) -> None:
     """The pieces, written where ``viewed`` says, are the step in one piece."""
     expected = plan(tensors)
     found = {name: t.clone() for name, t in tensors.items()}

@@ -14,7 +14,7 @@ from fp8compile import optim
 from fp8compile.numerics.delayed import quantize_under
 from fp8compile.numerics.formats import E4M3
 from fp8compile.optim import code_writer
-from fp8compile.optim.exchange import Written, exchange
+from fp8compile.optim.exchange import WrittenWeight, exchange
 from fp8compile.optim.step_codes import Wanted
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -41,7 +41,7 @@ def asked(p: nn.Parameter, dtype: torch.dtype, transposed: bool = True, by_rows:
     return p
 
 
-def written(p: Tensor) -> Written:
+def written(p: Tensor) -> WrittenWeight:
     found = exchange.of(p)
     assert found is not None
     return found

@@ -7,7 +7,7 @@ import dataclasses
 import pytest
 
 from fp8compile.planning.bytes import BASELINE, FP8COMPILE, Parts, Way, memory, stages
-from fp8compile.planning.layout import Layout, Step, checked, stage_layers
+from fp8compile.planning.layout import Layout, StepShape, checked, stage_layers
 from fp8compile.planning.models import KNOWN, Shape, shape_for
 
 LLAMA_2_7B, LLAMA_3_405B = KNOWN[0], KNOWN[-1]
@@ -31,13 +31,13 @@ def test_llama_405b_is_cut_as_its_report_says() -> None:
 @pytest.mark.parametrize("gpus", [1, 8, 64])
 def test_states_are_those_of_zero(gpus: int) -> None:
     """ZeRO, section 5: 16 bytes per parameter, all three parts divided by the number of replicas."""
-    parts = memory(LLAMA_2_7B, Layout(gpus, 1, 1), Step(4096, gpus), BASELINE)
+    parts = memory(LLAMA_2_7B, Layout(gpus, 1, 1), StepShape(4096, gpus), BASELINE)
     assert abs(parts.weights + parts.gradients + parts.states - 16 * LLAMA_2_7B.parameters / gpus) <= 3
 
 
 def test_a_7b_on_one_gpu_by_hand() -> None:
     tokens, layers = 4096, 32
-    plain, ours = (memory(LLAMA_2_7B, Layout(1, 1, 1), Step(tokens, 1), way) for way in WAYS)
+    plain, ours = (memory(LLAMA_2_7B, Layout(1, 1, 1), StepShape(tokens, 1), way) for way in WAYS)
     units = 2 * tokens * 4096  # bytes of the hidden states
     assert plain.activations / layers / units == pytest.approx(16.079, abs=5e-4)  # README: 16.10 where hidden is 512
     assert ours.activations / layers / units == pytest.approx(5.793, abs=5e-4)  # README: 5.82
@@ -80,11 +80,11 @@ def most_in_flight(pp: int, micro_batches: int) -> list[int]:
 def test_in_flight_is_what_a_pipeline_holds(pp: int, micro_batches: int) -> None:
     """Where activations decide, the GPU that needs most is the one with the most layers times micro-batches in flight."""
     shape = dataclasses.replace(LLAMA_2_7B, vocabulary=1)
-    one = memory(shape, Layout(1, 1, 1), Step(8192, 1), BASELINE).activations / shape.layers
+    one = memory(shape, Layout(1, 1, 1), StepShape(8192, 1), BASELINE).activations / shape.layers
     held = most_in_flight(pp, micro_batches)
     layers = stage_layers(shape.layers, pp)
     most = max(range(pp), key=lambda stage: layers[stage] * (held[stage] * one + shape.layer_matrices * 16))
-    found = memory(shape, Layout(1, 1, pp), Step(8192, micro_batches, 1), BASELINE).activations
+    found = memory(shape, Layout(1, 1, pp), StepShape(8192, micro_batches, 1), BASELINE).activations
     assert found == pytest.approx(held[most] * layers[most] * one)
 
 
@@ -94,7 +94,7 @@ def test_in_flight_is_what_a_pipeline_holds(pp: int, micro_batches: int) -> None
 )
 def test_more_gpus_never_need_more(shape: Shape, way: Way) -> None:
     """Under FSDP, of one batch; each part but what is gathered from the second GPU on."""
-    found = [memory(shape, Layout(2**power, 1, 1), Step(8192, 4096), way) for power in range(13)]
+    found = [memory(shape, Layout(2**power, 1, 1), StepShape(8192, 4096), way) for power in range(13)]
     assert [parts.total for parts in found] == sorted((parts.total for parts in found), reverse=True)
     for part in dataclasses.fields(Parts):
         values = [getattr(parts, part.name) for parts in found[1 if part.name == "gathered" else 0 :]]
@@ -103,18 +103,18 @@ def test_more_gpus_never_need_more(shape: Shape, way: Way) -> None:
 
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.name)
 def test_tp_and_longer_sequences(way: Way) -> None:
-    whole = memory(LLAMA_3_405B, Layout(8, 1, 1), Step(8192, 8), way)
-    split = memory(LLAMA_3_405B, Layout(8, 8, 1), Step(8192, 8), way)
+    whole = memory(LLAMA_3_405B, Layout(8, 1, 1), StepShape(8192, 8), way)
+    split = memory(LLAMA_3_405B, Layout(8, 8, 1), StepShape(8192, 8), way)
     for part in dataclasses.fields(Parts):
         assert abs(getattr(whole, part.name) - 8 * getattr(split, part.name)) <= 8, part.name
-    longer = memory(LLAMA_3_405B, Layout(8, 1, 1), Step(16384, 8), way)
+    longer = memory(LLAMA_3_405B, Layout(8, 1, 1), StepShape(16384, 8), way)
     assert longer.activations == 2 * whole.activations and longer.states == whole.states
 
 
 def test_ours_needs_less_in_every_part_that_differs() -> None:
     for gpus, tp, pp in ((1, 1, 1), (64, 8, 1), (256, 4, 8)):
         for shape in KNOWN:
-            step = Step(8192, gpus)
+            step = StepShape(8192, gpus)
             layout = checked(shape, gpus, step, tp, pp)
             plain, ours = (memory(shape, layout, step, way) for way in WAYS)
             assert ours.total < plain.total

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from fp8compile.planning.bytes import stages
-from fp8compile.planning.layout import Layout, Step
+from fp8compile.planning.layout import Layout, StepShape
 from fp8compile.planning.models import KNOWN
 from fp8compile.planning.traffic import _of_stage, traffic
 
@@ -27,7 +27,7 @@ def sent_in_a_ring(gpus: int, chunk: int) -> list[int]:
 
 @pytest.mark.parametrize("gpus", [1, 2, 4, 8])
 def test_fsdp_sends_three_times_the_weights_around_a_ring(gpus: int) -> None:
-    found = traffic(LLAMA_2_7B, Layout(gpus, 1, 1), Step(4096, gpus))
+    found = traffic(LLAMA_2_7B, Layout(gpus, 1, 1), StepShape(4096, gpus))
     shard = 2 * LLAMA_2_7B.parameters // gpus
     assert abs(found.fsdp - 3 * sent_in_a_ring(gpus, shard)[0]) <= 3 * gpus
     assert found.tp == found.pp == 0
@@ -48,20 +48,20 @@ def test_tp_sends_what_megatron_lists(tp: int) -> None:
     ]
     count = len(forward + backward + again) * LLAMA_2_7B.layers + len(ends)
     part = 2 * 4096 * 4096 // tp
-    found = traffic(LLAMA_2_7B, Layout(1, tp, 1), Step(4096, 1))
+    found = traffic(LLAMA_2_7B, Layout(1, tp, 1), StepShape(4096, 1))
     assert found.tp == count * sent_in_a_ring(tp, part)[0]
     assert found.fsdp == found.pp == 0
 
 
 @pytest.mark.parametrize(("pp", "tp", "micro_batches"), [(2, 1, 1), (4, 1, 8), (8, 2, 16)])
 def test_a_pipeline_sends_every_boundary_both_ways(pp: int, tp: int, micro_batches: int) -> None:
-    layout, step = Layout(1, tp, pp), Step(4096, micro_batches)
+    layout, step = Layout(1, tp, pp), StepShape(4096, micro_batches)
     all_gpus = tp * sum(_of_stage(LLAMA_2_7B, stage, layout, step).pp for stage in stages(LLAMA_2_7B, pp))
     assert all_gpus == 2 * (pp - 1) * micro_batches * 2 * 4096 * 4096
 
 
 def test_accumulation_gathers_anew_and_a_pipeline_does_not() -> None:
-    once, four = (traffic(LLAMA_2_7B, Layout(8, 1, 1), Step(4096, 32, size)).fsdp for size in (4, 1))
+    once, four = (traffic(LLAMA_2_7B, Layout(8, 1, 1), StepShape(4096, 32, size)).fsdp for size in (4, 1))
     assert four == pytest.approx(4 * once)
-    few, many = (traffic(LLAMA_2_7B, Layout(8, 1, 2), Step(4096, batch)).fsdp for batch in (32, 64))
+    few, many = (traffic(LLAMA_2_7B, Layout(8, 1, 2), StepShape(4096, batch)).fsdp for batch in (32, 64))
     assert few == many

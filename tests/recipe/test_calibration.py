@@ -12,7 +12,7 @@ import torch
 
 import fp8compile
 from fp8compile import Recipe, calibrate
-from fp8compile.recipe.calibration import Calibration, Measurements, Value
+from fp8compile.recipe.calibration import CalibratedValue, Calibration, Measurements
 from tests.support.calibration import Scaled, error_of
 from tests.support.measure import compiled
 from tests.support.vit import ViT
@@ -20,8 +20,8 @@ from tests.support.vit import ViT
 
 @pytest.fixture
 def small() -> Calibration:
-    value = Value("mul", "mul.Tensor", "a.b", 'net.py:3 in forward: y = "x" * w', "forward", "f16", 9e4)
-    gradient = Value("mul_1", "mul.Tensor", "a.b", "", "backward", "bf16", 1.5e-7)
+    value = CalibratedValue("mul", "mul.Tensor", "a.b", 'net.py:3 in forward: y = "x" * w', "forward", "f16", 9e4)
+    gradient = CalibratedValue("mul_1", "mul.Tensor", "a.b", "", "backward", "bf16", 1.5e-7)
     return Calibration((Measurements("training", (value, gradient)),), 4, 1024.0, ("aten.exp",), (("a", ("b",)),))
 
 

@@ -1,10 +1,10 @@
 from __future__ import annotations
 
-from fp8compile.reporting.layers import Row, collapsed
+from fp8compile.reporting.layers import LayerRow, collapsed
 
 
 def _paths(*modules: str) -> list[tuple[str, int]]:
-    return [(row.module, row.times) for row in collapsed(Row(module, ()) for module in modules)]
+    return [(row.module, row.times) for row in collapsed(LayerRow(module, ()) for module in modules)]
 
 
 def test_layers_that_are_alike_are_one_row() -> None:
@@ -29,6 +29,10 @@ def test_ranges_never_claim_a_path_that_was_not_given() -> None:
 
 def test_other_cells_keep_rows_apart_and_sums_add_up() -> None:
     rows = collapsed(
-        [Row("a.0", ("int8",), (4, 2), 3), Row("a.1", ("e4m3",), (4, 2)), Row("a.2", ("int8",), (4, 1), 2)]
+        [
+            LayerRow("a.0", ("int8",), (4, 2), 3),
+            LayerRow("a.1", ("e4m3",), (4, 2)),
+            LayerRow("a.2", ("int8",), (4, 1), 2),
+        ]
     )
-    assert rows == [Row("a.0,2", ("int8",), (8, 3), 5), Row("a.1", ("e4m3",), (4, 2), 1)]
+    assert rows == [LayerRow("a.0,2", ("int8",), (8, 3), 5), LayerRow("a.1", ("e4m3",), (4, 2), 1)]

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 import fp8compile
 from fp8compile.reporting.compiled_graph import GraphReport
-from fp8compile.reporting.entries import LINEAR, Linear, Saved
+from fp8compile.reporting.entries import LINEAR, Linear, SavedEntry
 from fp8compile.reporting.report import Report
 from fp8compile.reporting.tables import Entries
 from fp8compile.reporting.waterfall import Amount, Waterfall
@@ -139,7 +139,7 @@ def test_rows_convert(report: Report) -> None:
     assert rows == json.loads(report.saved.to_json(), object_hook=lambda d: d | {"shape": tuple(d["shape"])})
     assert sum(row["bytes_after"] for row in rows) == sum(s.bytes_after for s in report.saved)
     assert {"module", "op", "source", "shape", "dtype", "nbytes", "codec", "runs"} <= set(rows[0])
-    assert str(Entries(Saved)) == "no tensors stored as codes" and Entries(Saved).rows() == []
+    assert str(Entries(SavedEntry)) == "no tensors stored as codes" and Entries(SavedEntry).rows() == []
     assert report.saved == tuple(report.saved), "it is a tuple"
 
 

@@ -15,8 +15,8 @@ from fp8compile.numerics.few_bit_backward import DERIVATIVES
 from fp8compile.numerics.few_bit_tables import pieces_of
 from fp8compile.numerics.metrics import sqnr
 from fp8compile.reproduce import coat, eight_bit, few_bit, jetfire, loss_scaling
-from fp8compile.reproduce.eight_bit import BASE, Run
-from fp8compile.reproduce.fp16_runs import Row
+from fp8compile.reproduce.eight_bit import BASE, EightBitRun
+from fp8compile.reproduce.fp16_runs import Fp16Run
 from fp8compile.reproduce.small_model import SmallLM, batches, fit, held_out_loss, loss_of, training_text
 
 torch.set_num_threads(1)
@@ -72,8 +72,8 @@ def test_larger_groups_of_activations_have_larger_errors() -> None:
 # ------------------------------------------------------------------------------------------------------------ 8bit
 
 
-def run(way: str, loss: float, stable: bool = False, **changes: float) -> Run:
-    return Run(way, replace(BASE, stable=stable, **changes), loss, not math.isfinite(loss))  # type: ignore[arg-type]
+def run(way: str, loss: float, stable: bool = False, **changes: float) -> EightBitRun:
+    return EightBitRun(way, replace(BASE, stable=stable, **changes), loss, not math.isfinite(loss))  # type: ignore[arg-type]
 
 
 def test_gaps_are_to_32_bits_with_the_same_setting() -> None:
@@ -186,16 +186,16 @@ def test_outliers_are_in_a_copy() -> None:
 
 
 def test_verdicts_are_the_demos() -> None:
-    exact = Row(FP32, 0, start=5.0, end=3.0)
-    rows = [exact, Row(HISTOGRAM, 0, start=5.0, end=3.1), Row("static 1", 0, start=5.0, end=4.9)]
-    rows += [Row("static 2^7", 0, "diverged at step 3: ...", start=5.0)]
+    exact = Fp16Run(FP32, 0, start=5.0, end=3.0)
+    rows = [exact, Fp16Run(HISTOGRAM, 0, start=5.0, end=3.1), Fp16Run("static 1", 0, start=5.0, end=4.9)]
+    rows += [Fp16Run("static 2^7", 0, "diverged at step 3: ...", start=5.0)]
     assert [loss_scaling.verdict(row, rows) for row in rows] == [False, False, True, True]
     assert loss_scaling.scale_finding("x", rows) == "x: static 1, static 2^7 diverged; histogram did not."
 
 
 def test_scales_are_those_after_the_warm_up() -> None:
     rising = [2.0**k for k in range(8)] + [64.0, 128.0, 64.0]
-    rows = [Row(FP32, 0, start=5.0, end=3.0), Row(HISTOGRAM, 0, start=5.0, end=3.3, scales=rising)]
+    rows = [Fp16Run(FP32, 0, start=5.0, end=3.0), Fp16Run(HISTOGRAM, 0, start=5.0, end=3.3, scales=rising)]
     table = loss_scaling.scale_table("x", rows, 10, {HISTOGRAM: "no seed diverges"})
     assert table.rows[0][0] == FP32 and table.rows[0][3:6] == (None, 0.0, None)
     assert table.rows[1][1:] == ("0 of 1", "3.3000", "+10.00%", 0.0, "2^6 to 2^7", "no seed diverges")

@@ -210,7 +210,7 @@ def test_an_answer_that_is_late_is_heard_one_call_later(monkeypatch: pytest.Monk
 
 def test_weights_are_looked_at_in_each_column_and_bit_by_bit() -> None:
     weight = nn.Parameter(torch.zeros(512, 64), requires_grad=False)
-    watched = weight_changes.Watched()
+    watched = weight_changes.WeightVersion()
     watched.look(weight)
     assert len(watched.sample) <= weight_changes.SAMPLES
     assert watched.is_as_it_was(weight) and not weight_changes.differ([(watched, weight)])

@@ -97,7 +97,7 @@ class Together:
     spilled: int
 
 
-def together(written: kernel_text.Written) -> Together:
+def together(written: kernel_text.KernelText) -> Together:
     """What one launch for many parameters runs, lowered for sm_90 and assembled; the gradient's address is new."""
     import triton
     from triton.compiler import ASTSource

@@ -60,7 +60,7 @@ def assembled(name: str) -> dict[str, Any]:
     return {"launches": len(graph.launches), "row": written.row, **_usage(written)}
 
 
-def _usage(written: kernel_text.Written) -> dict[str, Any]:
+def _usage(written: kernel_text.KernelText) -> dict[str, Any]:
     found = together(written)
     narrow = re.findall(r"ld\.global\.L1::evict_first\S*\.b(?:8|16)\b", found.ptx)
     each = instructions(found.code).total() / found.elements

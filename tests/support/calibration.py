@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from fp8compile.recipe.calibration import Calibration, Value
+from fp8compile.recipe.calibration import CalibratedValue, Calibration
 
 PLAIN = {"preset": "off"}
 
@@ -29,7 +29,7 @@ def run_options(islands: object, **more: object) -> dict[str, Any]:
     return {**PLAIN, "fp32": islands, **more}
 
 
-def values(calibration: Calibration, kind: str = "training") -> tuple[Value, ...]:
+def values(calibration: Calibration, kind: str = "training") -> tuple[CalibratedValue, ...]:
     (graph,) = (g for g in calibration.graphs if g.kind == kind)
     return graph.values
 

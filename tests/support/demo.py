@@ -41,7 +41,7 @@ def without_compilers(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run_tiny(folder: Path, console: Console | None = None, **options: Any) -> int:
     """The demo's exit code; what it says is dropped unless there is a ``console``."""
-    return demo.run_demo(demo.Options(out=folder, tiny=True, **options), console or Console(quiet=True))
+    return demo.run_demo(demo.DemoOptions(out=folder, tiny=True, **options), console or Console(quiet=True))
 
 
 def documents(folder: Path) -> tuple[dict[str, Any], str]:

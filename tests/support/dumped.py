@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 import fp8compile
 from fp8compile import Recipe
-from fp8compile.fx.snapshot import Step
+from fp8compile.fx.snapshot import PassStep
 
 STEPS = [
     *("01-spell_out_alpha", "02-share_casts", "03-quantize_linears", "04-chunk_logits", "05-cut_for_bytes"),
@@ -28,6 +28,6 @@ class Gated(nn.Module):
         return self.down(torch.tanh(self.gate(x)))
 
 
-def explained(recipe: Recipe | None = None) -> tuple[Step, ...]:
+def explained(recipe: Recipe | None = None) -> tuple[PassStep, ...]:
     report = fp8compile.explain(Gated(), (torch.randn(128, 64),), recipe=recipe or Recipe(saved={"min_numel": 0}))
     return report.graphs[0].steps

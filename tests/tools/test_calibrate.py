@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import fp8compile
 from fp8compile import calibrate
 from fp8compile.islands.search import computes
-from fp8compile.recipe.calibration import Calibration, Measurements, Value
+from fp8compile.recipe.calibration import CalibratedValue, Calibration, Measurements
 from fp8compile.tools.calibrate import _merged
 from tests.support.calibration import Scaled, amax, error_of, run_options, values
 from tests.support.graphs import joint_of
@@ -74,7 +74,9 @@ def test_a_loss_scale_is_chosen_and_only_what_no_single_scale_fits_is_unsafe() -
 
 def test_where_a_value_begins_to_be_unsafe() -> None:
     def why(amount: float, dtype: str = "f16", direction: str = "forward", scale: float = 1.0) -> str | None:
-        return Calibration((), loss_scale=scale).overflow_reason(Value("a", "exp", "", "", direction, dtype, amount))
+        return Calibration((), loss_scale=scale).overflow_reason(
+            CalibratedValue("a", "exp", "", "", direction, dtype, amount)
+        )
 
     assert why(65504 / 8) is None and why(2.0**-14 * 8) is None and why(0) is None
     assert why(8190) == "amax 8.2e+03 measured: less than 8 times below FP16's 65504"
@@ -256,7 +258,9 @@ def test_calibrated_at_batch_2_and_used_at_batch_3(dynamic: bool | None) -> None
 
 def test_graphs_that_are_known_by_the_same_are_one_with_the_larger_amax() -> None:
     def graph(kind: str, *amounts: float) -> Measurements:
-        return Measurements(kind, tuple(Value(f"a_{a}", "exp", "", "", "forward", "f16", a) for a in amounts))
+        return Measurements(
+            kind, tuple(CalibratedValue(f"a_{a}", "exp", "", "", "forward", "f16", a) for a in amounts)
+        )
 
     found = _merged([graph("training", 1, 5), graph("inference", 9, 9), graph("training", 3, 2), graph("training")])
     assert [(g.kind, [v.amax for v in g.values]) for g in found] == [("training", [3, 5]), ("inference", [9, 9])]

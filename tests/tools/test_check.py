@@ -67,11 +67,11 @@ def test_a_bias_before_a_batch_norm_is_rounding_and_no_alarm() -> None:
 
 
 def test_rounding_excuses_no_error_as_large_as_the_step() -> None:
-    from fp8compile.numerics.gradient_quality import Judge, error_powers
+    from fp8compile.numerics.gradient_quality import GradientJudge, error_powers
 
     exact = {"a": torch.tensor([3.0, 4.0]), "noise": torch.tensor([1e-8]), "none": None, "zero": torch.zeros(2)}
     again = {**exact, "noise": torch.tensor([-1e-8])}
-    judge = Judge.of(exact, [again], bar=20.0)
+    judge = GradientJudge.of(exact, [again], bar=20.0)
     assert judge.floors["noise"] < 0 and judge.floors["a"] == math.inf
 
     def failing(**other: Tensor) -> list[str]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import fp8compile
 from fp8compile.watching import states
-from fp8compile.watching.operands import Operands
+from fp8compile.watching.operands import OperandCollector
 from fp8compile.watching.states import Sampler
 from tests.support.measure import compiled
 from tests.support.written import steps_of
@@ -56,7 +56,7 @@ def test_clipped_operands_under_delayed_scaling(tmp_path: Path) -> None:
 
 
 def test_without_delayed_scaling_nothing_is_said_of_operands() -> None:
-    assert Operands.read(Operands(nn.Linear(2, 2)).collect()) == {}
+    assert OperandCollector.read(OperandCollector(nn.Linear(2, 2)).collect()) == {}
 
 
 def adamw(count: int = 2, **options: Any) -> tuple[list[nn.Parameter], fp8compile.optim.AdamW]:

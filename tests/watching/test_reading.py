@@ -12,7 +12,7 @@ import pytest
 from fp8compile.cli import main
 from fp8compile.watching.folder import files_of, runs_of
 from fp8compile.watching.lines import SCHEMA, line_of_step, text_of
-from fp8compile.watching.reading import NoRun, Run, read_run
+from fp8compile.watching.reading import LoggedRun, NoRun, read_run
 
 HEADER = text_of({"schema": SCHEMA, "model": "Net"})
 
@@ -25,20 +25,20 @@ def step(number: int, begun: str | None = None, **others: Any) -> str:
     return line_of_step({"step": number, "loss": 1.0, **others})
 
 
-def read(tmp_path: Path, text: str | bytes, most: int = 1000) -> Run:
+def read(tmp_path: Path, text: str | bytes, most: int = 1000) -> LoggedRun:
     path = tmp_path / "rank0.jsonl"
     path.write_bytes(text if isinstance(text, bytes) else text.encode())
     return read_run("rank0", path, most)
 
 
-def numbers(run: Run) -> list[int]:
+def numbers(run: LoggedRun) -> list[int]:
     found = [json.loads(line) for line in run.text.splitlines()]
     return [line["step"] for line in found if "step" in line]
 
 
 def test_a_file_is_read_as_it_is(tmp_path: Path) -> None:
     text = HEADER + step(1) + step(2)
-    assert read(tmp_path, text) == Run("rank0", text, 2, 0, 0, ())
+    assert read(tmp_path, text) == LoggedRun("rank0", text, 2, 0, 0, ())
 
 
 def test_a_last_line_without_an_end_is_being_written_and_others_are_corrupt(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ import fp8compile
 from fp8compile.amp import LossScaler
 from fp8compile.amp import watch as hooks
 from fp8compile.observe import records
-from fp8compile.observe.records import Observations, Row
+from fp8compile.observe.records import Observations, StatisticsRow
 from fp8compile.watching.statistics import MOST_LISTED, MOST_LOOKED_AT, NOT_OURS, NOT_TAKEN, Statistics
 from tests.support.written import batch, chain, lines_of, loss_of, sgd, steps_of
 
@@ -101,7 +101,7 @@ class ByHand(Observations):
     """Observations of rows ``r0, r1, ...``, one module each."""
 
     def __init__(self, count: int, parameter: Tensor) -> None:
-        rows = [Row(f"r{n}", "", "mm", "activation", "forward", "f16") for n in range(count)]
+        rows = [StatisticsRow(f"r{n}", "", "mm", "activation", "forward", "f16") for n in range(count)]
         super().__init__(rows, parameter.device, [parameter])
 
     def spoilt(self, which: list[int]) -> None:

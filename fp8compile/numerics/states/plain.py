@@ -49,7 +49,7 @@ class Whole:
 
 
 @dataclass(frozen=True)
-class Linear(Grouped):
+class LinearCodes(Grouped):
     """E4M3, E5M2 or 8-bit integers (signed or not, as the state is) under one FP32 inv_scale per group."""
 
     format: Format = E4M3

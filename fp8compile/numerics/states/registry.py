@@ -18,7 +18,7 @@ from fp8compile.numerics.states.dynamic_tree import DynamicTree
 from fp8compile.numerics.states.four_bit import DynamicExponent4, Linear4, RankOne4
 from fp8compile.numerics.states.interface import GROUP, StateCodec
 from fp8compile.numerics.states.logarithmic import Log2, Log4
-from fp8compile.numerics.states.plain import Linear, Whole
+from fp8compile.numerics.states.plain import LinearCodes, Whole
 from fp8compile.numerics.states.range_expansion import Expanded
 
 SIGNED_ONLY, UNSIGNED_ONLY = ("dynamic4", "int4_companded"), ("linear4", "rank1_linear4", "log4", "log2")
@@ -73,9 +73,9 @@ def state_codec(
         return Whole()
     grouped: dict[str, StateCodec] = {
         "bf16": Whole(torch.bfloat16, rounding=rounding),
-        "e4m3": Linear(signed, group_size, E4M3, rounding=rounding),
-        "e5m2": Linear(signed, group_size, E5M2, rounding=rounding),
-        "int8": Linear(signed, group_size, INT8, rounding=rounding),
+        "e4m3": LinearCodes(signed, group_size, E4M3, rounding=rounding),
+        "e5m2": LinearCodes(signed, group_size, E5M2, rounding=rounding),
+        "int8": LinearCodes(signed, group_size, INT8, rounding=rounding),
         "e4m3_expanded": Expanded(signed, group_size, E4M3, rounding=rounding),
         "e5m2_expanded": Expanded(signed, group_size, E5M2, rounding=rounding),
         "dynamic_tree": DynamicTree(signed, group_size, rounding=rounding),

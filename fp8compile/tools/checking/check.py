@@ -26,8 +26,8 @@ from fp8compile.recipe.recipe import Recipe, uncounted
 from fp8compile.reporting.compiled_graph import GraphReport
 from fp8compile.tools.checking.exact_modules import leaving, options_text
 from fp8compile.tools.checking.generated import Generated, generated_step
-from fp8compile.tools.checking.repair import Candidate, Errors, Search, candidates_of
-from fp8compile.tools.checking.rows import BELOW, IN_CODE, NOT_FINITE, OK, ROUNDING, Cause, Row
+from fp8compile.tools.checking.repair import Errors, RepairCandidate, Search, candidates_of
+from fp8compile.tools.checking.rows import BELOW, IN_CODE, NOT_FINITE, OK, ROUNDING, Cause, GradientRow
 from fp8compile.tools.checking.text import text_of
 from fp8compile.tools.checking.trials import Trials
 from fp8compile.tools.trial_step import arguments, check_bar, check_is_module, chosen_recipe
@@ -68,7 +68,7 @@ class Check:
         remarks: what else one should know.
     """
 
-    rows: tuple[Row, ...]
+    rows: tuple[GradientRow, ...]
     bar: float
     ok: bool
     recipe: Recipe | None
@@ -76,11 +76,11 @@ class Check:
     exact: tuple[tuple[str, str], ...] = ()
     steps: int = 0
     remarks: tuple[str, ...] = ()
-    outputs: tuple[Row, ...] = ()
+    outputs: tuple[GradientRow, ...] = ()
     ran: str = GRAPH
 
     @property
-    def below(self) -> tuple[Row, ...]:
+    def below(self) -> tuple[GradientRow, ...]:
         """The gradients below the bar."""
         return tuple(row for row in self.rows if row.verdict == BELOW)
 
@@ -147,7 +147,7 @@ class _Comparison:
         self.exact, self.judge = trials.judged(recipe, bar)
         self.outputs = frozenset(trials.outputs)
         self.graph: Gradients = {}  # what the last step gave
-        self.known: dict[Candidate, list[str]] = {}
+        self.known: dict[RepairCandidate, list[str]] = {}
 
     def run(self) -> Check:
         errors, _ = self.measure(frozenset())
@@ -166,7 +166,7 @@ class _Comparison:
         remarks = () if search.minimal else (f"found in {MOST_STEPS} steps; fewer modules may do",)
         return self._told(errors, ok=False, recipe=repaired, alone=alone, after=after, remarks=remarks)
 
-    def measure(self, left: frozenset[Candidate]) -> tuple[Errors, tuple[GraphReport, ...]]:
+    def measure(self, left: frozenset[RepairCandidate]) -> tuple[Errors, tuple[GraphReport, ...]]:
         """The errors of a step in which these candidates are exact."""
         return self._errors(leaving(uncounted(self.recipe), left, self.known) if left else uncounted(self.recipe))
 
@@ -187,7 +187,7 @@ class _Comparison:
         errors: Errors,
         ok: bool,
         recipe: Recipe | None,
-        alone: Mapping[Candidate, Errors] | None = None,
+        alone: Mapping[RepairCandidate, Errors] | None = None,
         after: Errors | None = None,
         remarks: Sequence[str] = (),
     ) -> Check:
@@ -211,9 +211,9 @@ class _Comparison:
         name: str,
         error: float,
         code: Generated | None,
-        alone: Mapping[Candidate, Errors],
+        alone: Mapping[RepairCandidate, Errors],
         after: Errors | None = None,
-    ) -> Row:
+    ) -> GradientRow:
         judge = self.judge
         failing = bool(judge.failing({name: error})) and name not in self.outputs
         verdict = OK if judge.determined(name, self.bar) else ROUNDING
@@ -226,9 +226,9 @@ class _Comparison:
         causes = self._causes(name, alone) if failing else ()
         repaired = math.nan if after is None else judge.sqnr(name, after[name])
         generated = judge.sqnr(name, code.errors[name]) if code else math.nan
-        return Row(name, judge.sqnr(name, error), judge.floors[name], verdict, causes, repaired, generated)
+        return GradientRow(name, judge.sqnr(name, error), judge.floors[name], verdict, causes, repaired, generated)
 
-    def _causes(self, name: str, alone: Mapping[Candidate, Errors]) -> tuple[Cause, ...]:
+    def _causes(self, name: str, alone: Mapping[RepairCandidate, Errors]) -> tuple[Cause, ...]:
         """The causes, largest first; one that was only run as part of a group comes last, without a figure."""
         sized = sorted(((errors.get(name, -1.0), c) for c, errors in alone.items()), key=lambda pair: -pair[0])
         least = SHARE * sized[0][0] if sized else 0.0

@@ -16,18 +16,18 @@ from typing import Any
 
 from fp8compile.recipe.modules import NEUTRAL
 from fp8compile.recipe.recipe import Recipe
-from fp8compile.tools.checking.repair import LINEAR, SAVED, Candidate
+from fp8compile.tools.checking.repair import LINEAR, SAVED, RepairCandidate
 
 Modules = dict[str, dict[str, Any]]
 SWITCHES = {SAVED: "saved.format", LINEAR: "linears.mode"}  # what "off" is said of
 
 
-def leaving(recipe: Recipe, exact: Set[Candidate], known: Iterable[Candidate]) -> Recipe:
+def leaving(recipe: Recipe, exact: Set[RepairCandidate], known: Iterable[RepairCandidate]) -> Recipe:
     """``recipe`` with the candidates ``exact`` left as they are, and all others ``known`` as before."""
     return with_modules(recipe, entries(exact, known, recipe))
 
 
-def entries(exact: Set[Candidate], known: Iterable[Candidate], recipe: Recipe) -> Modules:
+def entries(exact: Set[RepairCandidate], known: Iterable[RepairCandidate], recipe: Recipe) -> Modules:
     """The shortest entries of these forms for ``Recipe.modules`` that change no other candidate."""
     own = _by_module(exact)
     shorter = _with_wildcards(own)
@@ -53,14 +53,14 @@ def _unescaped(pattern: str) -> str:
     return re.sub(r"\[([*?[])\]", r"\1", pattern)
 
 
-def _by_module(exact: Iterable[Candidate]) -> Modules:
+def _by_module(exact: Iterable[RepairCandidate]) -> Modules:
     found: Modules = {}
     for candidate in exact:
         found.setdefault(glob.escape(candidate.module), {})[candidate.kind] = "off"
     return {pattern: dict(sorted(found[pattern].items())) for pattern in sorted(found, key=_deepest_first)}
 
 
-def _guarded(own: Modules, known: Iterable[Candidate]) -> Modules:
+def _guarded(own: Modules, known: Iterable[RepairCandidate]) -> Modules:
     """``own``, with an entry without changes for every other module under one of them."""
     beneath = {glob.escape(c.module) for c in known} - own.keys()
     beneath = {path for path in beneath if any(not p or path.startswith(f"{p}.") for p in own)}

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from fp8compile.numerics.gradient_quality import Gradients, Judge, error_powers
+from fp8compile.numerics.gradient_quality import GradientJudge, Gradients, error_powers
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.tools.checking.trials import Generating, Trials
 
@@ -30,7 +30,7 @@ class Generated:
 
 
 def generated_step(
-    trials: Trials, recipe: Recipe, judge: Judge, exact: Gradients, graph: Gradients
+    trials: Trials, recipe: Recipe, judge: GradientJudge, exact: Gradients, graph: Gradients
 ) -> Generated | None:
     """A step with ``recipe`` as generated code beside what its graph gave; None where no generated code ran."""
     if recipe.debug.codegen == "eager":

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fp8compile.numerics.gradient_quality import Judge
+from fp8compile.numerics.gradient_quality import GradientJudge
 from fp8compile.reporting.compiled_graph import GraphReport
 
 SAVED, LINEAR = "saved", "linears"
@@ -26,7 +26,7 @@ Errors = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Candidate:
+class RepairCandidate:
     """What can be left exact in one module: its encoded tensors, or its FP8 linears."""
 
     module: str
@@ -38,26 +38,26 @@ class Candidate:
 
 
 @dataclass
-class Group:
+class CandidateGroup:
     """Candidates next to each other in the graph, and the errors when they alone are encoded."""
 
-    members: tuple[Candidate, ...]
+    members: tuple[RepairCandidate, ...]
     errors: Errors
 
 
-Measure = Callable[[frozenset[Candidate]], tuple[Errors, tuple[GraphReport, ...]]]
+Measure = Callable[[frozenset[RepairCandidate]], tuple[Errors, tuple[GraphReport, ...]]]
 
 
-def candidates_of(reports: Iterable[GraphReport]) -> dict[Candidate, list[str]]:
+def candidates_of(reports: Iterable[GraphReport]) -> dict[RepairCandidate, list[str]]:
     """What is encoded, in the order of the graphs, with the tensors and matmuls behind each."""
-    found: dict[Candidate, list[str]] = {}
+    found: dict[RepairCandidate, list[str]] = {}
     for report in reports:
         for saved in report.notes.saved:
             text = f"{saved.origin.op} {saved.info} at {saved.origin.source or '-'}, {saved.codec}"
-            found.setdefault(Candidate(saved.origin.module, SAVED), []).append(text)
+            found.setdefault(RepairCandidate(saved.origin.module, SAVED), []).append(text)
         for linear in report.notes.linears:
             text = f"{linear.direction} {linear.M} x {linear.K} x {linear.N}, {linear.formats}"
-            found.setdefault(Candidate(linear.origin.module, LINEAR), []).append(text)
+            found.setdefault(RepairCandidate(linear.origin.module, LINEAR), []).append(text)
     return found
 
 
@@ -73,22 +73,24 @@ class Search:
         minimal: whether each member of the result is known to be needed.
     """
 
-    judge: Judge
+    judge: GradientJudge
     measure: Measure
     most: int
-    alone: dict[Candidate, Errors] = field(default_factory=dict)
+    alone: dict[RepairCandidate, Errors] = field(default_factory=dict)
     steps: int = 0
     minimal: bool = False
-    everything: list[Candidate] = field(default_factory=list)
+    everything: list[RepairCandidate] = field(default_factory=list)
 
-    def run(self, candidates: Sequence[Candidate], errors: Errors) -> tuple[list[Candidate], Errors] | None:
+    def run(
+        self, candidates: Sequence[RepairCandidate], errors: Errors
+    ) -> tuple[list[RepairCandidate], Errors] | None:
         """The candidates to leave exact, and the errors then; None if the gradients fail with every candidate exact."""
         self.everything = list(candidates)
         kinds = [tuple(c for c in candidates if c.kind == kind) for kind in (SAVED, LINEAR)]
         parts = [part for part in kinds if part]
         whole = tuple(candidates)
-        groups = [Group(whole, errors)] if len(parts) == 1 else [self._alone(part) for part in parts]
-        failing, chosen = set(self.judge.failing(errors)), list[Candidate]()
+        groups = [CandidateGroup(whole, errors)] if len(parts) == 1 else [self._alone(part) for part in parts]
+        failing, chosen = set(self.judge.failing(errors)), list[RepairCandidate]()
         while True:
             if not self._predicted(groups, failing):
                 left = self._try(chosen, groups)
@@ -103,7 +105,7 @@ class Search:
                 return None
             self._take(groups, chosen, failing)
 
-    def _take(self, groups: list[Group], chosen: list[Candidate], failing: set[str]) -> None:
+    def _take(self, groups: list[CandidateGroup], chosen: list[RepairCandidate], failing: set[str]) -> None:
         """Halve the largest group, or leave it exact: as a single candidate, or whole where the steps are spent."""
         worst = max(groups, key=lambda group: self._excess(group.errors, failing))
         groups.remove(worst)
@@ -113,25 +115,25 @@ class Search:
         middle = len(worst.members) // 2
         groups += [self._alone(half) for half in (worst.members[:middle], worst.members[middle:])]
 
-    def _alone(self, members: tuple[Candidate, ...]) -> Group:
+    def _alone(self, members: tuple[RepairCandidate, ...]) -> CandidateGroup:
         errors, _ = self._step(set(self.everything) - set(members))
         if len(members) == 1:
             self.alone[members[0]] = errors
-        return Group(members, errors)
+        return CandidateGroup(members, errors)
 
-    def _try(self, chosen: Iterable[Candidate], groups: list[Group]) -> Errors:
+    def _try(self, chosen: Iterable[RepairCandidate], groups: list[CandidateGroup]) -> Errors:
         """Run a step with ``chosen`` exact. Candidates that are encoded only now, instead of these, become a group."""
         errors, reports = self._step(set(chosen))
         if new := [c for c in candidates_of(reports) if c not in self.everything]:
             self.everything += new
-            groups.append(Group(tuple(new), errors))
+            groups.append(CandidateGroup(tuple(new), errors))
         return errors
 
-    def _step(self, exact: set[Candidate]) -> tuple[Errors, tuple[GraphReport, ...]]:
+    def _step(self, exact: set[RepairCandidate]) -> tuple[Errors, tuple[GraphReport, ...]]:
         self.steps += 1
         return self.measure(frozenset(exact))
 
-    def _minimal(self, chosen: list[Candidate], errors: Errors) -> tuple[list[Candidate], Errors]:
+    def _minimal(self, chosen: list[RepairCandidate], errors: Errors) -> tuple[list[RepairCandidate], Errors]:
         """``chosen`` without the candidates that are not needed, as far as the steps last."""
         if len(chosen) == 1:
             self.minimal = True
@@ -146,7 +148,7 @@ class Search:
         self.minimal = True
         return chosen, errors
 
-    def _predicted(self, groups: Iterable[Group], failing: set[str]) -> bool:
+    def _predicted(self, groups: Iterable[CandidateGroup], failing: set[str]) -> bool:
         """Whether what is still encoded is expected to be too much for any of these parameters."""
         sums = {name: sum(group.errors[name] for group in groups) for name in failing}
         return any(error > self.judge.allowed[name] for name, error in sums.items())

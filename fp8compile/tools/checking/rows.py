@@ -26,7 +26,7 @@ class Cause:
 
 
 @dataclass(frozen=True)
-class Row:
+class GradientRow:
     """The gradient of one parameter, or of an argument; or an output.
 
     Attributes:

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import math
 
-from fp8compile.tools.checking.rows import BELOW, IN_CODE, OK, ROUNDING, Cause, Row
+from fp8compile.tools.checking.rows import BELOW, IN_CODE, OK, ROUNDING, Cause, GradientRow
 
 MOST_LINES, MOST_ROWS, MOST_CAUSES, WORST_OK = 25, 9, 2, 3
 WIDTH = 150
 
 
 def text_of(
-    rows: tuple[Row, ...], outputs: tuple[Row, ...], bar: float, steps: int, line: str, remarks: tuple[str, ...]
+    rows: tuple[GradientRow, ...],
+    outputs: tuple[GradientRow, ...],
+    bar: float,
+    steps: int,
+    line: str,
+    remarks: tuple[str, ...],
 ) -> str:
     """A headline, the gradients below the bar with their causes, the line to paste, the others summarised."""
     below = tuple(row for row in rows if row.verdict == BELOW)
@@ -26,7 +31,7 @@ def text_of(
     return "\n".join(filter(None, lines))
 
 
-def _headline(rows: tuple[Row, ...], wrong: int, bar: float, steps: int) -> str:
+def _headline(rows: tuple[GradientRow, ...], wrong: int, bar: float, steps: int) -> str:
     verdict = f"{wrong} of {len(rows)} gradients below {bar:g} dB" if wrong else "no gradient below the bar"
     if not wrong and rows:
         verdict = f"all {len(rows)} gradients at {bar:g} dB or above"
@@ -34,7 +39,7 @@ def _headline(rows: tuple[Row, ...], wrong: int, bar: float, steps: int) -> str:
     return f"fp8compile.check: {verdict} ({steps} steps; the exact step in the model's own dtypes is the reference)"
 
 
-def _shown(below: tuple[Row, ...]) -> int:
+def _shown(below: tuple[GradientRow, ...]) -> int:
     """How many rows fit, with their causes."""
     room, shown = MOST_LINES - 8, 0
     for row in below[:MOST_ROWS]:
@@ -45,7 +50,7 @@ def _shown(below: tuple[Row, ...]) -> int:
     return shown
 
 
-def _lines_of(row: Row) -> list[str]:
+def _lines_of(row: GradientRow) -> list[str]:
     after = "" if math.isnan(row.repaired) else f" -> {decibels(row.repaired)} repaired"
     lines = [f"  {row.name}: {decibels(row.db)}{after}"]
     lines += [f"    {_cause(cause)}" for cause in row.causes[:MOST_CAUSES]]
@@ -62,14 +67,14 @@ def _cause(cause: Cause) -> str:
     return text if len(text) <= WIDTH else f"{text[: WIDTH - 3]}..."
 
 
-def _cure(rows: tuple[Row, ...], line: str) -> list[str]:
+def _cure(rows: tuple[GradientRow, ...], line: str) -> list[str]:
     if not line:
         return []
     worst = min((row.repaired for row in rows if row.verdict in (OK, BELOW)), default=math.nan)
     return [f"to repair it (worst gradient then {decibels(worst)}):", f"  {line}"]
 
 
-def _others(rows: tuple[Row, ...]) -> str:
+def _others(rows: tuple[GradientRow, ...]) -> str:
     fine = [row for row in rows if row.verdict == OK]
     noise = [row for row in rows if row.verdict == ROUNDING]
     worst = ", ".join(f"{row.name} {decibels(row.db)}" for row in fine[:WORST_OK])
@@ -80,7 +85,7 @@ def _others(rows: tuple[Row, ...]) -> str:
     return "; ".join(parts)
 
 
-def _generated(rows: tuple[Row, ...], outputs: tuple[Row, ...]) -> str:
+def _generated(rows: tuple[GradientRow, ...], outputs: tuple[GradientRow, ...]) -> str:
     """One line: what was generated beside its graph, which was run node by node; or that nothing was."""
     compared = [row for row in (*rows, *outputs) if not math.isnan(row.generated)]
     if not compared:
@@ -93,7 +98,7 @@ def _generated(rows: tuple[Row, ...], outputs: tuple[Row, ...]) -> str:
     return f"generated code as its graph, worst {_beside(worst)}" if worst else "generated code as its graph"
 
 
-def _beside(row: Row) -> str:
+def _beside(row: GradientRow) -> str:
     graph = row.db if math.isnan(row.repaired) else row.repaired
     return f"{row.name} {decibels(row.generated)} (node by node {decibels(graph)})"
 

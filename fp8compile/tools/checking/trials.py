@@ -26,7 +26,7 @@ from fp8compile.compiler.inputs import cuda_devices, dtypes_of, trains
 from fp8compile.compiler.node_by_node import boxed, run_the_graph
 from fp8compile.compiler.seeded_random import draw_from_seeds
 from fp8compile.fx.graph import copy_with_attributes
-from fp8compile.numerics.gradient_quality import NUDGES, Gradients, Judge, last_place, nudged
+from fp8compile.numerics.gradient_quality import NUDGES, GradientJudge, Gradients, last_place, nudged
 from fp8compile.recipe.recipe import Recipe, exact
 from fp8compile.reporting.compiled_graph import GraphReport
 from fp8compile.tools.trial_step import (
@@ -108,12 +108,12 @@ class Trials:
         gradients = dict(zip((*self.parameters, *self.arguments), found, strict=True))
         return Trial(gradients | self.outputs, reports, generate is not None and generate.ran > 0)
 
-    def judged(self, recipe: Recipe, bar: float) -> tuple[Gradients, Judge]:
+    def judged(self, recipe: Recipe, bar: float) -> tuple[Gradients, GradientJudge]:
         """What the exact step gives, outputs too, and a judge of other steps: it is run again from moved parameters."""
         plain = exact(recipe)
         values = self.step(plain).values
         again = (self.step(plain, nudge=seed).values for seed in range(NUDGES))
-        return values, Judge.of(values, again, bar, frozenset(self.arguments), frozenset(self.outputs))
+        return values, GradientJudge.of(values, again, bar, frozenset(self.arguments), frozenset(self.outputs))
 
     def _loss(self, output: Any) -> Tensor | None:
         leaves = pytree.tree_flatten_with_path(output)[0]

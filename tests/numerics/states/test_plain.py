@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fp8compile.numerics.formats import E4M3, E5M2, INT8
-from fp8compile.numerics.states.plain import UINT8, Linear, Whole
+from fp8compile.numerics.states.plain import UINT8, LinearCodes, Whole
 from tests.support.reference import (
     FORMATS,
     U,
@@ -40,7 +40,7 @@ def pairs(amax, signed):
 @by_format
 @pytest.mark.parametrize("amax", AMAXES)
 def test_signed_codes_of_every_bf16_value_are_ml_dtypes_rounding_within_the_bound(fmt, amax):
-    codec, x = Linear(True, 2, fmt), pairs(amax, signed=True)
+    codec, x = LinearCodes(True, 2, fmt), pairs(amax, signed=True)
     codes, inv_scale = codec.encode(x)
     assert torch.equal(raw(codes), reference_codes(x, inv_scale, fmt))
     x_hat = codec.decode((codes, inv_scale), x.shape).double()
@@ -50,7 +50,7 @@ def test_signed_codes_of_every_bf16_value_are_ml_dtypes_rounding_within_the_boun
 @by_format
 @pytest.mark.parametrize("amax", AMAXES)
 def test_unsigned_codes_are_the_same_rounding_but_for_values_that_would_become_zero(fmt, amax):
-    codec, x = Linear(False, 2, fmt), pairs(amax, signed=False)
+    codec, x = LinearCodes(False, 2, fmt), pairs(amax, signed=False)
     codes, inv_scale = codec.encode(x)
     fmt = codec.code
     x_hat = codec.decode((codes, inv_scale), x.shape).double()
@@ -62,7 +62,7 @@ def test_unsigned_codes_are_the_same_rounding_but_for_values_that_would_become_z
 
 
 def test_unsigned_integers_use_the_sign_bit():
-    codes, inv_scale = Linear(False, 4, INT8).encode(torch.tensor([0.0, 1e-9, 0.6, 1.0]))
+    codes, inv_scale = LinearCodes(False, 4, INT8).encode(torch.tensor([0.0, 1e-9, 0.6, 1.0]))
     assert (codes.dtype, codes.tolist()) == (torch.uint8, [0, 1, 153, 255])
     assert inv_scale.item() == pytest.approx(1 / 255)
 
@@ -72,7 +72,7 @@ def test_unsigned_integers_use_the_sign_bit():
 def test_every_code_round_trips_at_every_scale(fmt, signed):
     # A group of all codes, under scales from the floor to the largest: c * s is within U of the product, its group's
     # inv_scale within 2 U of s (one product by 1 / max, itself rounded), so c * s / inv_scale is within 5 U of c.
-    codec = Linear(signed, 256, fmt)
+    codec = LinearCodes(signed, 256, fmt)
     codes = all_codes(codec.code)
     values = codes.float()
     codes = codes[values.isfinite() & (values.abs() <= codec.code.max) & (values >= (-FP32_MAX if signed else 0.0))]
@@ -88,14 +88,14 @@ def test_the_largest_fp32_values_decode_to_finite_ones(fmt, signed):
     # All amaxes that three roundings up, 3 U of them, could carry past the end: 1 / max rounds none of them there.
     x = (0x7F7FFFFF - torch.arange(2**14, dtype=torch.int32)).view(torch.float32)
     for group_size in (1, 128):
-        assert decoded(Linear(signed, group_size, fmt), x).isfinite().all()
+        assert decoded(LinearCodes(signed, group_size, fmt), x).isfinite().all()
 
 
 @by_format
 @pytest.mark.parametrize("signed", [True, False])
 def test_constant_groups_come_back_within_three_roundings(fmt, signed):
     # 1 / max, amax * (1 / max) and max * inv_scale: (1 + U)**3. Not under the floor of inv_scale.
-    codec = Linear(signed, 4, fmt)
+    codec = LinearCodes(signed, 4, fmt)
     amax = random_positive_fp32(10000)
     amax = amax[amax >= SMALLEST_INV_SCALE * codec.code.max]
     x_hat = decoded(codec, amax[:, None].expand(-1, 4)).double()
@@ -111,5 +111,5 @@ def test_whole_states_are_the_state_and_its_rounding_to_bf16():
 
 
 def test_names():
-    assert [Linear(True, 1, fmt).name for fmt in (E4M3, E5M2, INT8)] == ["e4m3", "e5m2", "int8"]
-    assert Linear(False, 1, INT8).code == UINT8
+    assert [LinearCodes(True, 1, fmt).name for fmt in (E4M3, E5M2, INT8)] == ["e4m3", "e5m2", "int8"]
+    assert LinearCodes(False, 1, INT8).code == UINT8

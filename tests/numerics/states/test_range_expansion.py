@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from fp8compile.numerics.formats import E4M3, E5M2
-from fp8compile.numerics.states.plain import Linear
+from fp8compile.numerics.states.plain import LinearCodes
 from fp8compile.numerics.states.range_expansion import LEAST, MOST, Expanded
 from tests.support.reference import NUMPY, U, bits_equal, finite_values, random_positive_fp32, raw, reference_values
 
@@ -244,7 +244,7 @@ def test_adam_s_step_errs_less_with_expansion_than_without_and_most_in_e5m2_as_i
     # v's small values to its smallest code, and E5M2 is the better of the two.
     m, v = moments(width)
     exact, errors = m.double() / (v.double().sqrt() + 1e-8), []
-    for kind, fmt in ((Linear, E5M2), (Linear, E4M3), (Expanded, E4M3)):
+    for kind, fmt in ((LinearCodes, E5M2), (LinearCodes, E4M3), (Expanded, E4M3)):
         m_hat, v_hat = (decoded(kind(x is m, 128, fmt), x).double() for x in (m, v))
         errors.append((m_hat / (v_hat.sqrt() + 1e-8) - exact).square().mean())
     assert errors[0] > errors[1] > errors[2]
