@@ -3,7 +3,7 @@
 Each tensor saved for backward is stored as one-byte codes with a scale per group (COAT's groupwise storage, groups that end
 with their row: ``fp8compile/numerics/groups.py``, ``fp8compile/encoding/saved_rows.py``), encoded where
 it is made and decoded where it is first used, so that Inductor fuses the one into its producer and the other into its
-consumers; where the recipe names six bits or fewer, as so many bits, right on average, if the gradients are linear in it
+consumers; where the recipe names six bits or fewer, as so many bits, unbiased, if the gradients are linear in it
 or smooth (``fp8compile/encoding/bits_by_use.py``). Error per element: the format's (``fp8compile.numerics.quantize``); for
 E4M3 at most 1/16 of the element, for INT8 at most 1/254 of its group's largest. The recipe names the format, by default by
 use (``fp8compile/encoding/saved_format.py``). What is proven to be a softmax's result (``fp8compile/analysis/softmax.py``)

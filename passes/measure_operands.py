@@ -44,7 +44,7 @@ def measure_operands(split: PartitionedGraph, ctx: Context) -> Notes:
             own.sort(key=lambda operand: (rows_in(operand), operand[0].index))
             totals = totals_of(module.graph, own)
             taken[late] = totals if late else split.keep(totals, "operand_statistics")
-            operands += [_told(row, made_of[row], late * half + i, order[row]) for i, (row, *_) in enumerate(own)]
+            operands += [_entry(row, made_of[row], late * half + i, order[row]) for i, (row, *_) in enumerate(own)]
     lates = list(taken)
 
     def gradient(*taken: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ def _in_groups(graph: Graph, value: Node, ctx: Context) -> Node:
     return node
 
 
-def _told(row: ScaleRow, value: Node, place: int, order: int) -> Operand:
+def _entry(row: ScaleRow, value: Node, place: int, order: int) -> Operand:
     where = Origin(op_name(value), row.module, source_line(value))
     info = dataclasses.replace(TensorInfo.of(value), origin=where)
     return Operand(info, row.role, row.format.name, row.index, place, str(row.blocks), order)

@@ -150,8 +150,8 @@ def _is_transposed(weight: object, of: object) -> bool:
 
 def _has_wgrad(read: Node, inner: Node, groups: object) -> bool:
     """Whether the gradient's only other reader is the wgrad, which reads ``inner``."""
-    turned = [user for user in read.users if user.target is aten.permute.default]
-    if len(read.users) != 2 or len(turned) != 1 or len(turned[0].users) != 1:
+    permuted = [user for user in read.users if user.target is aten.permute.default]
+    if len(read.users) != 2 or len(permuted) != 1 or len(permuted[0].users) != 1:
         return False
-    wgrad = next(iter(turned[0].users))
-    return wgrad.target in GROUPED and wgrad.args[:3] == (turned[0], inner, groups)
+    wgrad = next(iter(permuted[0].users))
+    return wgrad.target in GROUPED and wgrad.args[:3] == (permuted[0], inner, groups)

@@ -33,14 +33,14 @@ from fp8compile.encoding.block_operands import BlockOperands, in_blocks
 from fp8compile.encoding.cached_weights import CachedWeights
 from fp8compile.encoding.expert_matmuls import ExpertMatmuls
 from fp8compile.encoding.expert_reasons import OPAQUE, opaque_experts
+from fp8compile.encoding.hadamard_wgrads import HadamardWgrads
 from fp8compile.encoding.known_scales import KnownScales
-from fp8compile.encoding.linear_plan import ExpertMatmul, Leave, plan_linears, tensorwise_operands
+from fp8compile.encoding.linear_plan import ApplyGrouped, Leave, plan_linears, tensorwise_operands
 from fp8compile.encoding.merged_dgrads import MergedDgrads
 from fp8compile.encoding.operands import Operands
 from fp8compile.encoding.products import rewrite, rewrite_in_blocks
 from fp8compile.encoding.row_blocks import take_in_blocks
 from fp8compile.encoding.smooth_swiglu import SmoothSwiglu
-from fp8compile.encoding.turned_wgrads import TurnedWgrads
 from fp8compile.encoding.weight_amaxes import take_amaxes_at_once
 from fp8compile.fx.aot import is_training
 from fp8compile.fx.provenance import Origin, TensorInfo, module_path, op_name, source_line
@@ -59,33 +59,33 @@ def quantize_linears(graph: Graph, ctx: Context) -> Notes:
     take_in_blocks(*tensorwise_operands(plan.applied))
     take_amaxes_at_once(graph, plan.applied)
     merged = MergedDgrads(operands, plan.applied)
-    blocks, turned = BlockOperands(graph, operands), TurnedWgrads(operands)
+    blocks, hadamard = BlockOperands(graph, operands), HadamardWgrads(operands)
     experts = ExpertMatmuls(graph, operands)
     linears, skips = list[Linear](), list[Skip]()
     for each in plan.decisions:
         matmul = each.matmul
         info = _info(matmul.node, matmul.forward)
-        told = smooth.told.get(matmul.node, "") + merged.told.get(matmul.node, "")
+        note = smooth.notes.get(matmul.node, "") + merged.notes.get(matmul.node, "")
         if isinstance(each, Leave):
             skips.append(Skip(info, each.reason, LINEAR, matmul.direction))
             continue
-        if isinstance(each, ExpertMatmul):
-            linears.append(_told(info, matmul, experts.rewrite(matmul, each.recipe)))
+        if isinstance(each, ApplyGrouped):
+            linears.append(_entry(info, matmul, experts.rewrite(matmul, each.recipe)))
             continue
-        told += turned.turn(matmul, each.recipe)
+        note += hadamard.rotate(matmul, each.recipe)
         if in_blocks(each.recipe):
             formats = rewrite_in_blocks(each, blocks)
         else:
             formats = rewrite(each, operands, at_once=matmul.node not in merged.taken)
-        linears.append(_told(info, matmul, formats + told, *each.us))
+        linears.append(_entry(info, matmul, formats + note, *each.us))
     skips += [Skip(_info(node, node), OPAQUE, LINEAR, FORWARD) for node in opaque_experts(graph)]
     merged.rewrite()
     if scales:
         scales.promise()
-    return Notes(linears=tuple(linears), skips=tuple(skips), weights=weights.told())
+    return Notes(linears=tuple(linears), skips=tuple(skips), weights=weights.entries())
 
 
-def _told(info: TensorInfo, matmul: Matmul, formats: str, *us: float) -> Linear:
+def _entry(info: TensorInfo, matmul: Matmul, formats: str, *us: float) -> Linear:
     M, K, N = map(_size, (matmul.M, matmul.K, matmul.N))
     return Linear(info, matmul.direction, M, K, N, formats, *us)
 

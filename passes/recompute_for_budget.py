@@ -66,8 +66,8 @@ def recompute_for_budget(split: PartitionedGraph, ctx: Context) -> Notes:
     entries = _entries(split, state)
     give_up(split, state)
     points = tuple(Point(s.saved, s.peak, s.us) for s in states)
-    told = Budget(asked, target, points, states.index(state), rates.name, held=room.held if room else 0)
-    return Notes(recomputed=entries, budgets=(told,))
+    entry = Budget(asked, target, points, states.index(state), rates.name, held=room.held if room else 0)
+    return Notes(recomputed=entries, budgets=(entry,))
 
 
 def _target(asked: Any, peak: int) -> int:
@@ -76,7 +76,7 @@ def _target(asked: Any, peak: int) -> int:
 
 
 def _no_room(room: Room, ctx: Context) -> str | None:
-    """Why no budget would make the step fit, or none can be told."""
+    """Why no budget would make the step fit, or why that is not known."""
     if not ctx.is_whole_model:
         return NOT_WHOLE
     if room.update <= room.left:

@@ -54,9 +54,9 @@ def _spell_out(graph: Graph, node: Node) -> None:
     known = set(graph.nodes)
     nodes = [each for each in given if isinstance(each, Node)]
     total: Node = splice(graph, scaled_and_added, *nodes, before=node)
-    told = {key: value for key, value in node.meta.items() if key not in OWN}
+    meta = {key: value for key, value in node.meta.items() if key not in OWN}
     for new in set(graph.nodes) - known:  # the user's operation still: of its layer, region and half
-        new.meta |= told
+        new.meta |= meta
         del new.meta[SPLICED]
     node.replace_all_uses_with(total)
     graph.erase_node(node)

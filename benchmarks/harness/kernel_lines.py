@@ -146,8 +146,8 @@ def _missing(rows: Sequence[Mapping[str, Any]], measured: Measured) -> list[str]
     reasons |= dict.fromkeys(f"{key}: {row['error']}" for key, row in measured.rows.items() if "error" in row)
     told = {arm for row in held for arm in row.get("left_out", {})}
     never = [name for name in PEERS if name not in _peers_of(rows, measured)]
-    untold = [name for name in never if not any(arm.startswith(PEERS[name]) for arm in told)]
-    reasons |= dict.fromkeys(f"{name}: not timed there" for name in untold)
+    hidden = [name for name in never if not any(arm.startswith(PEERS[name]) for arm in told)]
+    reasons |= dict.fromkeys(f"{name}: not timed there" for name in hidden)
     return [f"- {reason}" for reason in reasons]
 
 

@@ -4,7 +4,7 @@
 
 Storage alone, rewritten graphs run node by node. The layer is that of tests/system/test_layer.py (hidden 512, ffn 1376, 8
 heads, 2 x 256 tokens, BF16, as initialised), each gradient beside float64's for a random projection of the result. That is
-the worst case for noise that is right on average: nothing adds up over tokens. Models run under BF16 autocast after some
+the worst case for noise that is unbiased: nothing adds up over tokens. Models run under BF16 autocast after some
 warm-up steps, as in bench_models.py; beside ours stand plain Inductor's graphs and the 8 bits of "auto".
 
 The JSON is written after every model; parts that are not run keep what it says of them.

@@ -32,7 +32,7 @@ from benchmarks.harness.environment import environment
 from benchmarks.harness.llama import Layer, Shape
 from benchmarks.harness.output import write_json
 from fp8compile.numerics import E4M3, E5M2, INT8, Blocks, Codec, Rowwise, Tensorwise
-from fp8compile.numerics.hadamard import turned
+from fp8compile.numerics.hadamard import rotated
 from fp8compile.numerics.integer_products import int8_product
 from fp8compile.numerics.metrics import sqnr
 
@@ -163,7 +163,7 @@ def errors(like: str, rows: int = 1024, contracted: int = 1024, columns: int = 5
 
     found = {name: of(*(_through(codec, t) for t in (x, w))) for name, codec in FORMATS.items()}
     row = FORMATS["INT8, a row"]
-    found[TURNED] = of(*(_through(row, turned(t, 1)) for t in (x, w)))
+    found[TURNED] = of(*(_through(row, rotated(t, 1)) for t in (x, w)))
     found[STOCHASTIC] = of(_stochastic(x), _through(row, w))
     return found
 
@@ -173,7 +173,7 @@ def _through(codec: Codec, x: Tensor) -> Tensor:
 
 
 def _stochastic(x: Tensor) -> Tensor:
-    """``x`` in INT8 by rows, each code one of its two neighbours, right on average."""
+    """``x`` in INT8 by rows, each code one of its two neighbours, unbiased."""
     _, inv_scale = Rowwise(INT8).encode(x)
     return (x / inv_scale + torch.rand_like(x)).floor().clamp(-INT8.max, INT8.max) * inv_scale
 

@@ -78,7 +78,7 @@ def losses(arm: str, size: Size, steps: int) -> dict[str, Any]:
         begin = time.perf_counter()
         found.append(float(step(tokens.flip(0) if arm == REORDERED else tokens)))
         seconds.append(time.perf_counter() - begin)
-    told = {"compilations": step.told.compilations} if arm == ONE else {}  # type: ignore[attr-defined]
+    told = {"compilations": step.summary.compilations} if arm == ONE else {}  # type: ignore[attr-defined]
     return {"losses": found, "median_seconds": sorted(seconds)[len(seconds) // 2], **told}
 
 
@@ -91,7 +91,7 @@ def memory(arm: str, size: Size) -> dict[str, Any]:
     step = (one_graph if arm == ONE else three_calls)(model, optimizer, None)
     step(tokens)
     peak = measured_peak(lambda: step(tokens))
-    told = step.told if arm == ONE else None  # type: ignore[attr-defined]
+    told = step.summary if arm == ONE else None  # type: ignore[attr-defined]
     alive = {"gradient_peak": told.gradient_peak} if told else {}
     gradients = sum(p.numel() * p.element_size() for p in model.parameters())
     least = min(_seconds(lambda: step(tokens)) for _ in range(TIMED))

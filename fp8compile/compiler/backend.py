@@ -17,7 +17,7 @@ from fp8compile.compiler.inductor_options import inductor_options, mode_options
 from fp8compile.compiler.ranks_agree import difference
 from fp8compile.compiler.running_model import innermost_type
 from fp8compile.compiler.runs import Runs, counted
-from fp8compile.compiler.store_check import check_stores_first, prepare_ptxas, told_of_ptxas
+from fp8compile.compiler.store_check import check_stores_first, prepare_ptxas, ptxas_remarks
 from fp8compile.fx.graph import copy_with_attributes
 from fp8compile.fx.provenance import parameters_of
 from fp8compile.recipe.from_file import recipe_of, remarks_on
@@ -68,10 +68,10 @@ def compile_graph(
     modules, paths = _module_types(gm) | ({own} if own else set()), [path for _, path in parameters]
     spare = copy_with_attributes(gm) if recipe.debug.check == "first_step" else None
     compiled, reports = compile_and_report(gm, example_inputs, recipe, mode)
-    if told := difference(recipe, paths):
-        report_store.warn_once(told)
-        remarks += (told,)
-    remarks += told_of_ptxas(example_inputs)
+    if remark := difference(recipe, paths):
+        report_store.warn_once(remark)
+        remarks += (remark,)
+    remarks += ptxas_remarks(example_inputs)
     reports = tuple(dataclasses.replace(report, remarks=report.remarks + remarks) for report in reports)
     runs = Runs(example_inputs)
     compiled = counted(check_stores_first(compiled, example_inputs), runs)

@@ -37,18 +37,18 @@ CUSTOM_PASSES = (
 )
 
 
-def key_of(gm: GraphModule, example_inputs: Sequence[Any], told: Context, patches: Mapping[str, Any]) -> str:
-    """The key of a Dynamo graph with these inputs, of which passes are told this, and these changes to Inductor's options."""
-    measures = told.scale_input is not None and not told.scale_input.known
+def key_of(gm: GraphModule, example_inputs: Sequence[Any], ctx: Context, patches: Mapping[str, Any]) -> str:
+    """The key of a Dynamo graph with these inputs, with this context and these changes to Inductor's options."""
+    measures = ctx.scale_input is not None and not ctx.scale_input.known
     parts: list[str] = [
         sources_key(),
-        told.recipe.key,
+        ctx.recipe.key,
         declarations_key(),
-        _place(told.place),
+        _place(ctx.place),
         repr(measures),
         _settings(patches),
     ]
-    parts += ["measures what is saved"] if told.measures_saved else []
+    parts += ["measures what is saved"] if ctx.measures_saved else []
     parts += _lines(gm)
     parts += [_input(value) for value in example_inputs]
     parts += [

@@ -55,7 +55,7 @@ OF_PASS = {
 def recomputed_by_cut(split: PartitionedGraph, plain: PartitionedGraph, joint: Notes) -> Notes:
     """What plain Inductor saves and our cut does not, not even as codes; ``split`` is the graph right after the cut.
 
-    ``joint`` is what was done to the joint graph: what is only computed in chunks is not told of here.
+    ``joint`` is what was done to the joint graph: what is only computed in chunks has no entry here.
     """
     ours = _chunked(joint)
     ours |= {storage_root(e.forward).name for e in split.edges if e.is_tensor} | _encoded_operands(split)

@@ -61,11 +61,11 @@ def taking_halves() -> Iterator[list[Halves]]:
 class Partitioner(private.CustomPartitionerFn):
     """Inductor's custom partitioner: cut, then the passes on two halves. Stateless, since it is part of the cache key."""
 
-    def __init__(self, told: Context, graph_key: str) -> None:
-        self.told, self.recipe, self.graph_key = told, told.recipe, graph_key
+    def __init__(self, ctx: Context, graph_key: str) -> None:
+        self.ctx, self.recipe, self.graph_key = ctx, ctx.recipe, graph_key
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Partitioner, (self.told.as_compiled, self.graph_key)
+        return Partitioner, (self.ctx.as_compiled, self.graph_key)
 
     def uuid(self) -> tuple[str, str, str]:
         return sources_key(), self.recipe.key, self.graph_key
@@ -83,7 +83,7 @@ class Partitioner(private.CustomPartitionerFn):
             kwargs["static_lifetime_input_indices"] = sorted(joint.region.parameters)
         plain = _split(*halves, **kwargs)
         split, disabled = self._cut(gm, joint_inputs, **kwargs)
-        ctx = self.told if joint.region is None else self.told.of_region
+        ctx = self.ctx if joint.region is None else self.ctx.of_region
         notes = recomputed_by_cut(split, plain, joint.notes)
         bytes_after = [(cut_for_bytes.__name__, split.saved_bytes())]
         situation = Situation(ctx, split.fw.graph, bool(joint.notes.observed), bool(split.overwritten))
@@ -95,7 +95,7 @@ class Partitioner(private.CustomPartitionerFn):
             bytes_after.append((each.name, split.saved_bytes()))
         if passes:
             # Delayed scales: counts of a weight are taken with its codes.
-            split.finish(sinks_weights=self.recipe.rewrites_graph and not self.told.scale_input)
+            split.finish(sinks_weights=self.recipe.rewrites_graph and not self.ctx.scale_input)
         remarks = tuple(
             f"{name} is switched off by TORCHINDUCTOR_DISABLED_PASSES" for name in (*joint.disabled, *disabled)
         )
@@ -116,7 +116,7 @@ class Partitioner(private.CustomPartitionerFn):
     ) -> tuple[PartitionedGraph, list[str]]:
         """The two halves, by our cut where the recipe rewrites anything, and the names of passes that are off."""
         halves, disabled = None, list[str]()
-        for each in passes_on(On.CUT, Situation(self.told, gm.graph)):
+        for each in passes_on(On.CUT, Situation(self.ctx, gm.graph)):
             halves = observed(gm, each.name, functools.partial(each.run, gm, joint_inputs, kwargs))
             disabled += [] if halves else [each.name]
         return _split(*(halves or _upstream(gm, joint_inputs, **kwargs)), **kwargs), disabled
@@ -125,14 +125,14 @@ class Partitioner(private.CustomPartitionerFn):
 class JointPasses(private.CustomGraphPass):
     """Inductor's joint_custom_post_pass: runs JOINT, on training and inference graphs alike.
 
-    ``told`` is what they are told of the graph; ``graph_key`` depends on it too.
+    ``ctx`` is their context; ``graph_key`` depends on it too.
     """
 
-    def __init__(self, told: Context, graph_key: str, regions: Mapping[str, Region] | None = None) -> None:
-        self.told, self.recipe, self.graph_key, self.regions = told, told.recipe, graph_key, dict(regions or {})
+    def __init__(self, ctx: Context, graph_key: str, regions: Mapping[str, Region] | None = None) -> None:
+        self.ctx, self.recipe, self.graph_key, self.regions = ctx, ctx.recipe, graph_key, dict(regions or {})
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return JointPasses, (self.told.as_compiled, self.graph_key, self.regions)
+        return JointPasses, (self.ctx.as_compiled, self.graph_key, self.regions)
 
     def uuid(self) -> tuple[str, str, str]:
         return sources_key(), self.recipe.key, self.graph_key
@@ -147,7 +147,7 @@ class JointPasses(private.CustomGraphPass):
         private.stable_topological_sort(graph)  # Inductor sorts after this hook, not before
         region = describe(graph, self.regions)
         plain, notes, disabled = copy_graph(gm), Notes(), []
-        ctx = self.told.of_region if region else self.told
+        ctx = self.ctx.of_region if region else self.ctx
         written = set(graph.nodes)
         for each in passes_on(On.JOINT, Situation(ctx, graph)):
             ran = observed(gm, each.name, functools.partial(each.run, graph, ctx))
@@ -219,7 +219,7 @@ class PostGradPasses(OnOneGraph):
 
 
 def passes_for(
-    told: Context, graph_key: str, patches: Mapping[str, Any], regions: Mapping[str, Region] | None = None
+    ctx: Context, graph_key: str, patches: Mapping[str, Any], regions: Mapping[str, Region] | None = None
 ) -> dict[str, Any]:
     """The Inductor options that put the pipeline in place; the user's own passes keep running, before ours."""
     if patches.get("custom_partitioner_fn") or private.inductor_config.custom_partitioner_fn:
@@ -228,10 +228,10 @@ def passes_for(
             "two. Unset it, or compile this model with another backend"
         )
     return {
-        **with_theirs("joint_custom_pre_pass", BeforePatterns(told.recipe), patches),
-        **joint_pass(JointPasses(told, graph_key, regions), patches),
-        **with_theirs("post_grad_custom_post_pass", PostGradPasses(told.recipe), patches),
-        "custom_partitioner_fn": Partitioner(told, graph_key),
+        **with_theirs("joint_custom_pre_pass", BeforePatterns(ctx.recipe), patches),
+        **joint_pass(JointPasses(ctx, graph_key, regions), patches),
+        **with_theirs("post_grad_custom_post_pass", PostGradPasses(ctx.recipe), patches),
+        "custom_partitioner_fn": Partitioner(ctx, graph_key),
     }
 
 

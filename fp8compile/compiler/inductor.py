@@ -128,7 +128,7 @@ def compile_once(
     With ``measures_saved`` what would be stored as codes stays exact and is marked (passes/mark_saved.py).
     """
     patches = {**mode_options(mode), **inductor_options(recipe)}
-    recipe, remarks = _that_can_be_followed(recipe, patches)
+    recipe, remarks = _resolve_conflicts(recipe, patches)
     if isinstance(recipe.fp32.islands, Calibration):
         check_calibration(recipe.fp32.islands, recipe)
     inner = inner_compile or (run_the_graph if recipe.debug.codegen == "eager" else None)
@@ -141,23 +141,23 @@ def compile_once(
     vectors = vectors_of(inputs, patches) if generates else {}
     patches = {**our_options(recipe), **vectors, **patches}
     parameters = frozenset(i for i, v in enumerate(inputs) if isinstance(v, torch.nn.Parameter))
-    told = dataclasses.replace(ctx, parameters=parameters, measures_saved=measures_saved)
-    spare = copy_with_attributes(gm) if told.scale_input else gm
-    compiled, reports, cached = _through_inductor(gm, inputs, told, patches, inner)
+    ctx = dataclasses.replace(ctx, parameters=parameters, measures_saved=measures_saved)
+    spare = copy_with_attributes(gm) if ctx.scale_input else gm
+    compiled, reports, cached = _through_inductor(gm, inputs, ctx, patches, inner)
     reports = tuple(dataclasses.replace(r, remarks=r.remarks + remarks + inlining) for r in reports)
-    codes = WeightCodes(reports, told.weight_inputs, told.packed_inputs, recipe)
+    codes = WeightCodes(reports, ctx.weight_inputs, ctx.packed_inputs, recipe)
     compiled = codes.given_to(compiled)
-    if told.scale_input:
-        measuring = dataclasses.replace(told, scale_input=dataclasses.replace(told.scale_input, known=False))
+    if ctx.scale_input:
+        measuring = dataclasses.replace(ctx, scale_input=dataclasses.replace(ctx.scale_input, known=False))
         with compiled_apart(), watch_passes(None):  # the same passes, on the same graph
             measures, measured, _ = _through_inductor(spare, inputs, measuring, patches, run_the_graph)
         operands = operands_of(reports)
         assert [o.place_of_row for o in operands] == [o.place_of_row for o in operands_of(measured)], (
             "both graphs are one graph, rewritten in one order"
         )
-        compiled = WithScales(compiled, codes.given_to(measures), operands, told.scale_input, recipe, example_inputs)
-    if told.stats_inputs:
-        compiled = WithStatsInputs(compiled, told.stats_inputs, rows_of(reports), example_inputs, as_registered)
+        compiled = WithScales(compiled, codes.given_to(measures), operands, ctx.scale_input, recipe, example_inputs)
+    if ctx.stats_inputs:
+        compiled = WithStatsInputs(compiled, ctx.stats_inputs, rows_of(reports), example_inputs, as_registered)
     return compiled, reports, cached
 
 
@@ -174,7 +174,7 @@ def with_our_kernels(inner: Callable[..., Any], recipe: Recipe) -> Callable[...,
 def _through_inductor(
     gm: GraphModule,
     inputs: Sequence[Any],
-    told: Context,
+    ctx: Context,
     patches: Mapping[str, Any],
     inner: Callable[..., Any] | None,
 ) -> tuple[Callable[..., Any], tuple[GraphReport, ...], bool]:
@@ -182,21 +182,21 @@ def _through_inductor(
     if inner is not None:
         patches = {**patches, "force_disable_caches": True}  # the cache key does not know the inner compiler
     generates = inner is not run_the_graph
-    inner = watched_then_too(with_our_kernels(inner or private.compile_fx_inner, told.recipe))
-    if told.recipe.offloads:
+    inner = watched_then_too(with_our_kernels(inner or private.compile_fx_inner, ctx.recipe))
+    if ctx.recipe.offloads:
         private.transfers()  # code from a cache calls them, and then no pass has loaded them
-    graph_key = key_of(gm, inputs, told, patches)
-    patches = {**patches, **passes_for(told, graph_key, patches, find_regions(gm, told.parameters))}
+    graph_key = key_of(gm, inputs, ctx, patches)
+    patches = {**patches, **passes_for(ctx, graph_key, patches, find_regions(gm, ctx.parameters))}
     peaks = GeneratedPeaks()
-    if generates and not told.recipe.offloads:  # what waits on the host is in the text too
+    if generates and not ctx.recipe.offloads:  # what waits on the host is in the text too
         file = functools.partial(report_store.path_of, folder="fp8compile-peaks")
         peaks = stored_peaks(functools.partial(file, graph_key))
         inner = noting_peaks(inner, peaks, graph_key, file)
     report_store.start(graph_key)
-    spare = copy_with_attributes(gm) if told.has_own_inputs else gm
+    spare = copy_with_attributes(gm) if ctx.has_own_inputs else gm
     through: Callable[..., Any] = functools.partial(private.compile_fx, inner_compile=inner)
     compiled = through(gm, inputs, config_patches=patches)
-    if told.has_own_inputs and report_store.is_lost(graph_key):
+    if ctx.has_own_inputs and report_store.is_lost(graph_key):
         compiled = through(spare, inputs, config_patches={**patches, "force_disable_caches": True})
     cached = report_store.came_from_cache(graph_key)
     reports = report_store.finish(graph_key)
@@ -208,14 +208,14 @@ def _through_inductor(
 def _prepared(
     gm: GraphModule, example_inputs: Sequence[Any], ctx: Context
 ) -> tuple[GraphModule, Sequence[Any], Context, tuple[str, ...]]:
-    """The graph to compile with its inputs, fp8compile's own among them, what passes are told of these, and a remark where
+    """The graph to compile with its inputs, fp8compile's own among them, their context, and a remark where
     its regions are inlined."""
     if not has_regions(gm):
         return (*_with_own_inputs(gm, example_inputs, ctx), ())
     flat = inlined(gm)
-    slotted, inputs, told = _with_own_inputs(flat, example_inputs, ctx)
-    if told.has_own_inputs:
-        return slotted, inputs, told, (OBSERVED,)
+    slotted, inputs, own_ctx = _with_own_inputs(flat, example_inputs, ctx)
+    if own_ctx.has_own_inputs:
+        return slotted, inputs, own_ctx, (OBSERVED,)
     if ctx.recipe.offloads:
         return flat, inputs, ctx, (WHOLE,)
     return (flat, inputs, ctx, (DIFFERS,)) if recipes_differ(gm, ctx) else (gm, inputs, ctx, ())
@@ -227,12 +227,12 @@ def _with_own_inputs(
     gm, inputs, stats_inputs = with_slot(gm, inputs, ctx.recipe)
     gm, inputs, scale_input = with_scales(gm, inputs, ctx.recipe)
     gm, inputs, weight_inputs, packed_inputs = with_weight_codes(gm, inputs, ctx.recipe)
-    told = dataclasses.replace(ctx, stats_inputs=stats_inputs, scale_input=scale_input)
-    told = dataclasses.replace(told, weight_inputs=weight_inputs, packed_inputs=packed_inputs)
-    return gm, inputs, told
+    ctx = dataclasses.replace(ctx, stats_inputs=stats_inputs, scale_input=scale_input)
+    ctx = dataclasses.replace(ctx, weight_inputs=weight_inputs, packed_inputs=packed_inputs)
+    return gm, inputs, ctx
 
 
-def _that_can_be_followed(recipe: Recipe, patches: Mapping[str, Any]) -> tuple[Recipe, tuple[str, ...]]:
+def _resolve_conflicts(recipe: Recipe, patches: Mapping[str, Any]) -> tuple[Recipe, tuple[str, ...]]:
     """The recipe as far as it can be followed, and remarks on the requests that cannot be followed."""
     remarks = []
     fusion = {**private.inductor_config.post_grad_fusion_options, **patches.get("post_grad_fusion_options", {})}

@@ -38,7 +38,7 @@ IN_WORKERS = private.known_options({"dynamic_scale_rblock": False}) if private.s
 
 
 def our_options(recipe: Recipe) -> dict[str, Any]:
-    """What Inductor is told for a recipe's sake; options of the user's mode and recipe come behind."""
+    """Inductor's options for a recipe's sake; options of the user's mode and recipe come behind."""
     rewriting = {**FUSION, **FREED, **IN_WORKERS} if recipe.rewrites_graph else {}
     return {**rewriting, **(IN_ORDER if recipe.offloads else {})}
 

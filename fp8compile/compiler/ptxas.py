@@ -31,14 +31,14 @@ def ptxas_in_force() -> Release | None:
     try:
         from triton import knobs
 
-        text = _version_told_by(knobs.nvidia.ptxas.path)
+        text = _version_printed_by(knobs.nvidia.ptxas.path)
     except (ImportError, AttributeError, RuntimeError, OSError, subprocess.CalledProcessError):
         return None
     return release_in(text)
 
 
 @functools.cache
-def _version_told_by(path: str) -> str:
+def _version_printed_by(path: str) -> str:
     return subprocess.check_output([path, "--version"], text=True)
 
 

@@ -38,7 +38,7 @@ def prepare_ptxas(example_inputs: Iterable[object]) -> None:
         ptxas.use_the_workers_ptxas()
 
 
-def told_of_ptxas(example_inputs: Iterable[object]) -> tuple[str, ...]:
+def ptxas_remarks(example_inputs: Iterable[object]) -> tuple[str, ...]:
     """For the report: which ptxas assembles what is generated, where a graph runs on a GPU that it assembles for."""
     if not any(map(_takes_ptxas, _cuda_devices(example_inputs))):
         return ()

@@ -62,10 +62,10 @@ def saved_bars(results: Results) -> list[tuple[str, float]]:
 def _draw_losses(axes: Any, run: Run) -> None:
     smooth, colour, dashes = smoothed(run.losses), COLOURS[run.arm], DASHES.get(run.arm, "--")
     axes.plot(range(1, len(smooth) + 1), smooth, dashes, color=colour, label=f"{run.arm}, training")
-    untold = "_" if run.arm in SCALED_ARMS else ""  # seven arms are enough for a legend
+    hidden = "_" if run.arm in SCALED_ARMS else ""  # seven arms are enough for a legend
     steps, values = zip(*((e.step, e.loss) for e in run.evaluations), strict=True)
     ring = {"s": 90, "facecolors": "none"} if run.arm not in (REFERENCE, FP32) else {"s": 36, "facecolors": colour}
-    axes.scatter(steps, values, edgecolors=colour, zorder=3, label=f"{untold}{run.arm}, validation", **ring)
+    axes.scatter(steps, values, edgecolors=colour, zorder=3, label=f"{hidden}{run.arm}, validation", **ring)
 
 
 def _draw_distance(axes: Any, run: Run, reference: Run) -> None:

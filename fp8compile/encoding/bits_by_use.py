@@ -1,10 +1,10 @@
 """How many bits a saved value takes where a recipe names few: ``saved.format="4bit"``, or "2bit" to "6bit".
 
     8 bits, by the rule of "auto"    what that rule gives E4M3 (compared with zero, made by exp, steep): small elements count
-                                     what is not right on average, by ``fp8compile/analysis/sensitivity/average.py``
+                                     what is biased, by ``fp8compile/analysis/sensitivity/average.py``
                                      rows of a length that only a run knows: codes do not tell their shape
     4 bits at least                  smooth functions of it, gently: the mean is off in the second order of the error
-    as the recipe says               all gradients linear in it: right on average, however few
+    as the recipe says               all gradients linear in it: unbiased, however few
 
 Fused attention's operands and result have a field of their own, ``saved.attention_format``, 8 bits if a recipe says nothing.
 Its values and its result are linear, but where tokens are alike the gradients of queries and keys are differences of what

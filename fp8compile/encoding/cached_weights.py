@@ -117,12 +117,12 @@ class CachedWeights:
         weight.taken |= {layout}
         return weight.inputs[layout], weight.inputs[INV_SCALE]
 
-    def told(self) -> tuple[CachedWeight, ...]:
+    def entries(self) -> tuple[CachedWeight, ...]:
         """The weights whose codes the graph takes."""
-        return tuple(_told(weight) for weight in self._weights.values() if weight.value is not None)
+        return tuple(_entry(weight) for weight in self._weights.values() if weight.value is not None)
 
 
-def _told(weight: _WeightInputs) -> CachedWeight:
+def _entry(weight: _WeightInputs) -> CachedWeight:
     assert weight.value is not None
     where = Origin("weight", weight.module, "")
     info = dataclasses.replace(TensorInfo.of(weight.value), origin=where)

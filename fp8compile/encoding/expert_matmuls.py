@@ -96,7 +96,7 @@ class ExpertMatmuls:
     def _parts(self, matmul: Matmul, emulate: bool) -> None:
         """The wgrad: both operands are contracted along tokens."""
         (left, right), ends = matmul.operands, _ends(matmul)
-        bases = self._by_rows(left, turned=True), self._by_rows(right, turned=False)
+        bases = self._by_rows(left, is_transposed=True), self._by_rows(right, is_transposed=False)
         groups = _Groups(ends, bases[1 if matmul.gradients[0] else 0])
         if emulate:
             matmul.node.update_arg(0, self._once(transposed, self._decoded_part(bases[0], groups)))
@@ -155,10 +155,10 @@ class ExpertMatmuls:
 
         return self.operands.with_views(self._once(decode_weight, encoded.codes, encoded.inv_scale), views)
 
-    def _by_rows(self, operand: Node, *, turned: bool) -> Node:
-        """An operand as ``[T, columns]``; ``turned``: it is the transpose of that."""
+    def _by_rows(self, operand: Node, *, is_transposed: bool) -> Node:
+        """An operand as ``[T, columns]``; ``is_transposed``: it is the transpose of that."""
         base, views = _without_transposes(operand, 2)
-        node: Node = base if len(views) % 2 == turned else self._once(transposed, base)
+        node: Node = base if len(views) % 2 == is_transposed else self._once(transposed, base)
         return node
 
     def _of_groups(self, make: Callable[[Tensor, int], Any], name: str, groups: _Groups) -> Any:

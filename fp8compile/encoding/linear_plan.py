@@ -46,7 +46,7 @@ class Apply:
 
 
 @dataclass(frozen=True)
-class ExpertMatmul:
+class ApplyGrouped:
     """A grouped matmul of experts that will be one of codes (encoding/expert_matmuls.py)."""
 
     matmul: Matmul
@@ -65,7 +65,7 @@ class Leave:
 class LinearPlan:
     """The decision for each matmul of a joint graph's linears, in the graph's order."""
 
-    decisions: tuple[Apply | ExpertMatmul | Leave, ...]
+    decisions: tuple[Apply | ApplyGrouped | Leave, ...]
 
     @property
     def applied(self) -> tuple[Apply, ...]:
@@ -80,13 +80,13 @@ def plan_linears(graph: Graph, ctx: Context, *, delayed: bool) -> LinearPlan:
     reasons = LinearReasons(graph, ctx, parameters)
     paying = Paying(matmuls, lambda matmul: recipes[matmul.forward])
 
-    def decided(matmul: Matmul) -> Apply | ExpertMatmul | Leave:
+    def decided(matmul: Matmul) -> Apply | ApplyGrouped | Leave:
         recipe = recipes[matmul.forward]
         reason = reasons.reason_to_leave(matmul, recipe) or paying.reason_to_leave(matmul)
         if reason:
             return Leave(matmul, reason)
         if matmul.node.target in GROUPED:
-            return ExpertMatmul(matmul, recipe)
+            return ApplyGrouped(matmul, recipe)
         return Apply(matmul, recipe, _specs(matmul, recipe, delayed=delayed), paying.figures(matmul))
 
     return LinearPlan(tuple(map(decided, matmuls)))

@@ -68,13 +68,13 @@ class MergedDgrads:
     """The dgrads of a joint graph that become one matmul with others, and why others do not.
 
     Attributes:
-        told: by dgrad, what becomes of it, for the report.
+        notes: by dgrad, what becomes of it, for the report.
         taken: the dgrads that ``rewrite`` replaces.
     """
 
     def __init__(self, operands: Operands, applied: Sequence[Apply]) -> None:
         self.operands, self._merged = operands, list[Merged]()
-        self.told: dict[Node, str] = {}
+        self.notes: dict[Node, str] = {}
         self.taken: set[Node] = set()
         for members in _of_one_input(applied):
             self._plan(members)
@@ -83,7 +83,7 @@ class MergedDgrads:
         found = _judged(members, self.operands)
         names = {each.matmul.node: module_path(each.matmul.forward) for each in members}
         if isinstance(found, str):
-            self.told |= dict.fromkeys(names, f", not merged: {found}")
+            self.notes |= dict.fromkeys(names, f", not merged: {found}")
             return
         for each in found.members:  # now, so that no other matmul takes a weight in another dtype first
             assert self.operands.weights is not None
@@ -92,7 +92,7 @@ class MergedDgrads:
         self.taken |= {*names}
         for node in names:
             others = ", ".join(name or "a linear without a module" for n, name in names.items() if n is not node)
-            self.told[node] = f", merged with {others}"
+            self.notes[node] = f", merged with {others}"
 
     def rewrite(self) -> None:
         """Replace each sum by one matmul and what it adds to that."""

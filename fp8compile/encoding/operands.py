@@ -220,8 +220,8 @@ class Operands:
         across, left = is_across(views), side == "left"
         key = (base, width, how.format, across, left)
         if key not in self._laid_anew:
-            turned = how.role == GRADIENT and across == left and _is_made_in_rows(base)
-            made = self._turned(by_rows, left) if turned else self._laid_out_anew(base, width, across, left, how)
+            copies = how.role == GRADIENT and across == left and _is_made_in_rows(base)
+            made = self._transposed(by_rows, left) if copies else self._laid_out_anew(base, width, across, left, how)
             if made is None:
                 return None
             self._laid_anew[key] = made
@@ -242,15 +242,15 @@ class Operands:
         made.meta[ENCODING] = encoding(f"{how.format.name} delayed", base)
         return made
 
-    def _turned(self, by_rows: Node, left: bool) -> Node:
+    def _transposed(self, by_rows: Node, left: bool) -> Node:
         """A copy by columns of codes: a kernel of its own that reads a byte for each element."""
         while by_rows.target in RESHAPES:
             by_rows = by_rows.args[0]  # type: ignore[assignment]
 
-        def turn(codes: Tensor) -> Tensor:
+        def transpose(codes: Tensor) -> Tensor:
             return as_operand(by_columns(codes), left, True)
 
-        node: Node = splice(self.graph, turn, by_rows, before=insertion_point_after(by_rows))
+        node: Node = splice(self.graph, transpose, by_rows, before=insertion_point_after(by_rows))
         return node
 
 

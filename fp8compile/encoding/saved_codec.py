@@ -55,5 +55,5 @@ def does_not_pay(edge: SavedTensor, recipe: Recipe) -> str | None:
 def _feeds_attention(value: Node) -> bool:
     users = [
         u for u in value.users if u.target not in BATCHED or SPLICED not in u.meta
-    ]  # what we turn is no attention
+    ]  # what we transpose is no attention
     return any(is_of_attention(u) or u.target in BATCHED or (is_view(u) and _feeds_attention(u)) for u in users)

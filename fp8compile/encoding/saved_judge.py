@@ -127,10 +127,10 @@ class Judge:
         if chosen is not None and chosen.chosen == WHOLE:
             return KEPT.format(dict(chosen.choices)[ONE_BYTE].error)
         name = chosen.chosen if chosen else format_name(edge, recipe)
-        told = ADDS.format(chosen.error) if chosen else NOT_CHOSEN if recipe.saved.bits != "off" else ""
+        note = ADDS.format(chosen.error) if chosen else NOT_CHOSEN if recipe.saved.bits != "off" else ""
         few, more = self._in_few(edge, codec, FEW_BITS[name]) if name in FEW_BITS else (None, "")
-        told = more if chosen and more else _joined(more, told)
-        return Stored(few, told, about=self._about(edge)) if few else self._in_groups(edge, codec, _joined(why, told))
+        note = more if chosen and more else _joined(more, note)
+        return Stored(few, note, about=self._about(edge)) if few else self._in_groups(edge, codec, _joined(why, note))
 
     def _in_few(self, edge: SavedTensor, codec: Codec, bits: int) -> tuple[FewBits | None, str]:
         """The codec of so many bits or the fewest above that the value may have, and why it has more; None: a byte."""

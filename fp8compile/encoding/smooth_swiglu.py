@@ -80,12 +80,12 @@ class SmoothSwiglu:
     """What of a joint graph was smoothed.
 
     Attributes:
-        told: by matmul, what became of it, for the report: of a linear that stays, by its forward.
+        notes: by matmul, what became of it, for the report: of a linear that stays, by its forward.
     """
 
     def __init__(self, operands: Operands, plan: LinearPlan) -> None:
         """A linear is smoothed only if its forward will be one of codes."""
-        self.told: dict[Node, str] = {}
+        self.notes: dict[Node, str] = {}
         linears: dict[Node, dict[str, Matmul]] = defaultdict(dict)
         for each in plan.decisions:
             linears[each.matmul.forward][each.matmul.direction] = each.matmul
@@ -96,7 +96,7 @@ class SmoothSwiglu:
                 continue
             linear = _Linear.of(its)
             reason = _not_for(recipe) or _why_not(linear, {*linears})
-            self.told |= {forward: f", not smoothed: {reason}"} if reason else dict.fromkeys(linear.nodes, SMOOTHED)
+            self.notes |= {forward: f", not smoothed: {reason}"} if reason else dict.fromkeys(linear.nodes, SMOOTHED)
             if not reason:
                 _smooth(operands, linear)
 

@@ -63,7 +63,7 @@ class Stored:
         if isinstance(self.codec, Bits):
             return ("codes",)
         if isinstance(self.codec, FewBits):
-            return ("codes", "step", "least")
+            return ("codes", "inv_scale", "zero_point")
         return ("codes", "inv_scale") if self.tokens is None else ("codes", "inv_scale", "centre")
 
     def nbytes(self, value: Tensor) -> int:
@@ -102,8 +102,8 @@ class Stored:
         if isinstance(self.codec, Bits):
             found = self.codec.decode(parts[0], stored_as)
         elif isinstance(self.codec, FewBits):
-            codes, step, least = parts
-            found = self.codec.decode(codes, step, least, stored_as, as_float)
+            codes, inv_scale, zero_point = parts
+            found = self.codec.decode(codes, inv_scale, zero_point, stored_as, as_float)
         elif self.tokens is not None:
             assert isinstance(self.codec, Groupwise)
             codes, inv_scale, centre = _from_rows(parts[0], shape, order), *parts[1:]

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
+from fp8compile.explorer.content import TEXT, Bars, PageContent, PageGraph, PageTable
 from fp8compile.explorer.layers import alike
 from fp8compile.explorer.nodes import Nodes, passes_of
 from fp8compile.explorer.picture import CALLERS, KINDS, ON_HOST, REGIONS, KeptValue, Lifetime, MemoryTimeline, Picture
 from fp8compile.explorer.strings import Strings
-from fp8compile.explorer.told import TEXT, Bars, PageContent, PageGraph, PageTable
 from fp8compile.fx.snapshot import PassStep
 
 SCHEMA = "fp8compile.explorer/1"
@@ -26,27 +26,27 @@ STORED, OPERAND, LEFT, EXACT, ISLAND, OTHERS = "stored", "operand", "left", "exa
 CODES, OTHER = "codes and their scales", "of other kinds"  # labels of reporting/waterfall.py
 
 
-def explorer_json(told: PageContent) -> str:
+def explorer_json(content: PageContent) -> str:
     """``explorer_data`` as JSON."""
-    return json.dumps(explorer_data(told), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return json.dumps(explorer_data(content), separators=(",", ":"), ensure_ascii=False, allow_nan=False)
 
 
-def explorer_data(told: PageContent) -> dict[str, Any]:
+def explorer_data(content: PageContent) -> dict[str, Any]:
     """Everything that the page shows."""
     strings = Strings()
     data = {
-        "title": told.title,
-        "head": list(told.head),
-        "graphs": [_graph(each, told, strings) for each in told.graphs],
-        "tables": [_table(each, strings) for each in told.tables],
-        "waterfall": _bars(told.bars),
-        "frontiers": [{**vars(each), "points": [list(p) for p in each.points]} for each in told.frontiers],
-        "modules": [strings.number(path) for path in told.modules],
+        "title": content.title,
+        "head": list(content.head),
+        "graphs": [_graph(each, content, strings) for each in content.graphs],
+        "tables": [_table(each, strings) for each in content.tables],
+        "waterfall": _bars(content.bars),
+        "frontiers": [{**vars(each), "points": [list(p) for p in each.points]} for each in content.frontiers],
+        "modules": [strings.number(path) for path in content.modules],
     }
     return {"schema": SCHEMA, "strings": strings.all, **data}
 
 
-def _graph(graph: PageGraph, told: PageContent, strings: Strings) -> dict[str, Any]:
+def _graph(graph: PageGraph, content: PageContent, strings: Strings) -> dict[str, Any]:
     nodes = Nodes(strings)
     passes = passes_of(graph.steps, nodes)
     last = graph.steps[-1].after if graph.steps else None
@@ -60,7 +60,7 @@ def _graph(graph: PageGraph, told: PageContent, strings: Strings) -> dict[str, A
         "nodes": nodes.to_dict(),
         "stages": nodes.stages,
         "passes": passes,
-        "alike": alike(last, told.by_module) if last else [],
+        "alike": alike(last, content.by_module) if last else [],
         "kept": _kept(picture.kept, graph.steps, strings),
         "timelines": {name: _timeline(getattr(picture, name), strings) for name in ("ours", "plain")},
     }

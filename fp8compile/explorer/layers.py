@@ -33,8 +33,8 @@ def _texts(snapshot: Snapshot) -> Iterable[tuple[str, str]]:
     for part in snapshot.parts:
         homes = homes_of(part)
         for line in part.lines:
-            told = line.spliced.partition("(")[0]
-            yield homes[line.name].module, f"{part.title} {line.op} {line.value} {template(line)} {told}"
+            source = line.spliced.partition("(")[0]
+            yield homes[line.name].module, f"{part.title} {line.op} {line.value} {template(line)} {source}"
 
 
 def _runs(path: str, found: Mapping[tuple[str, int], Counter[str]]) -> Iterable[list[Any]]:

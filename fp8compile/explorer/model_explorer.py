@@ -11,30 +11,30 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from fp8compile.explorer.content import PageContent, PageGraph
 from fp8compile.explorer.homes import Home, homes_of
-from fp8compile.explorer.told import PageContent, PageGraph
 from fp8compile.fx.listing import GraphPart, Line
 
 
-def model_explorer_json(told: PageContent) -> str:
+def model_explorer_json(content: PageContent) -> str:
     """The graphs after the last pass.
 
     Raises:
         ValueError: no graph of the report has its passes: it was not made by ``fp8compile.explain``.
     """
-    graphs = [_graph(f"graph {at}", graph, told) for at, graph in enumerate(told.graphs) if graph.steps]
+    graphs = [_graph(f"graph {at}", graph, content) for at, graph in enumerate(content.graphs) if graph.steps]
     if not graphs:
         raise ValueError(
             "this report has no graphs to draw: fp8compile.explain(model, args) keeps them; report(compiled) does not, "
             "since compiled code may come from a cache"
         )
-    return json.dumps({"label": told.title, "graphs": graphs}, ensure_ascii=False)
+    return json.dumps({"label": content.title, "graphs": graphs}, ensure_ascii=False)
 
 
-def _graph(name: str, graph: PageGraph, told: PageContent) -> dict[str, Any]:
+def _graph(name: str, graph: PageGraph, content: PageContent) -> dict[str, Any]:
     parts = graph.steps[-1].after.parts
     saved = {k.backward: k.forward for k in graph.picture.kept} if graph.picture else {}
-    reasons = {row.node: table.name for table in told.tables for row in table.rows if row.node}
+    reasons = {row.node: table.name for table in content.tables for row in table.rows if row.node}
     nodes = [node for at, part in enumerate(parts) for node in _nodes(at, part, saved, reasons)]
     return {"id": name, "nodes": nodes}
 

@@ -6,7 +6,7 @@ import html
 from collections.abc import Iterator
 
 from fp8compile._text import human
-from fp8compile.explorer.told import Bars
+from fp8compile.explorer.content import Bars
 
 STYLE = "border-collapse:collapse;font:13px system-ui,sans-serif"
 CELL = "padding:1px 10px 1px 0;text-align:left;white-space:nowrap"

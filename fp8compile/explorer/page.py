@@ -5,8 +5,8 @@ from __future__ import annotations
 import html
 from pathlib import Path
 
+from fp8compile.explorer.content import PageContent
 from fp8compile.explorer.data import explorer_data
-from fp8compile.explorer.told import PageContent
 from fp8compile.pages.one_file import one_file
 
 ASSETS = Path(__file__).with_name("assets")
@@ -31,12 +31,12 @@ SCRIPTS = (  # in the order in which each needs those before it
 )
 
 
-def page(told: PageContent) -> str:
+def page(content: PageContent) -> str:
     """The text of the page.
 
     Raises:
         ValueError: a number in the data is not finite.
     """
-    body = (ASSETS / "page.html").read_text().replace("{{title}}", html.escape(told.title))
+    body = (ASSETS / "page.html").read_text().replace("{{title}}", html.escape(content.title))
     styles, scripts = ([(ASSETS / name).read_text() for name in names] for names in (STYLES, SCRIPTS))
-    return one_file(f"{told.title}: fp8compile", body, styles, scripts, explorer_data(told))
+    return one_file(f"{content.title}: fp8compile", body, styles, scripts, explorer_data(content))

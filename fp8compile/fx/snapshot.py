@@ -82,10 +82,10 @@ class PassStep:
     def numbers(self) -> str:
         """``encode_saved: 64 -> 103 operations, 98,304 -> 33,792 bytes saved for backward``."""
         counts = [sum(each.counts.values()) for each in (self.before, self.after)]
-        told = f"{self.name}: {counts[0]:,} -> {counts[1]:,} operations"
+        text = f"{self.name}: {counts[0]:,} -> {counts[1]:,} operations"
         saved = [each.saved_bytes for each in (self.before, self.after)]
         known = [f"{each:,}" for each in saved if each is not None]
-        return told + (f", {' -> '.join(known)} bytes saved for backward" if known else "")
+        return text + (f", {' -> '.join(known)} bytes saved for backward" if known else "")
 
     @property
     def diff(self) -> str:

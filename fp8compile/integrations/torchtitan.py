@@ -83,7 +83,7 @@ def _container() -> Any:
         class Config(OptimizersContainer.Config):  # type: ignore[misc]
             pass
 
-        told = False
+        reported = False
 
         @staticmethod
         def _resolve_optimizer_factory(name: str) -> Callable[..., Any]:
@@ -97,8 +97,8 @@ def _container() -> Any:
 
         def step(self, closure: None = None) -> None:
             super().step(closure)
-            if not self.told:
-                self.told = True
+            if not self.reported:
+                self.reported = True
                 tell(*self.model_parts)
 
     return Optimizers

@@ -70,7 +70,7 @@ class Fp8CompileCallback:
         self.options, self.scaler, self.batch, self.show = options, scaler, check, show
         self.report: Report | None = None
         self.checked: Check | None = None
-        self._looked = self._told = False
+        self._looked = self._reported = False
 
     def __getattr__(self, name: str) -> Callable[..., None]:
         if name.startswith("on_"):
@@ -106,7 +106,7 @@ class Fp8CompileCallback:
             raise ValueError(NOT_ATTACHED)
         if private.backend_name(model) is None and not active_recipes(model):
             model.compile(backend="fp8compile", options=None if self.options is None else dict(self.options))
-        self._looked = self._told = False
+        self._looked = self._reported = False
         if self.batch is not None:
             self._check(model, self.batch)
 
@@ -138,8 +138,8 @@ class Fp8CompileCallback:
         found: dict[str, float] = {}
         if self.scaler is not None:
             found |= {"loss_scale": self.scaler.get_scale(), "skipped_steps": self.scaler.skipped}
-        if self.report is not None and not self._told:
-            self._told = True
+        if self.report is not None and not self._reported:
+            self._reported = True
             found |= {
                 "fp8_matmuls": len(self.report.linears),
                 "saved_bytes": self.report.saved_bytes,

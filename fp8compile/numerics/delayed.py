@@ -13,7 +13,7 @@ step. Any scale is right for zeros. So they push nothing out of the history, and
 
 Of an operand that is unknown no scale is surely right but its own. So steps measure while there is one, as long as it seems
 to be about to come: for ``PATIENCE`` passes, and for twice the time that the last one took, if one came after that. Then it
-has the scale of the largest operand of its kind (``or_its_kind_s``).
+has the scale of the largest operand of its kind (``or_amax_of_kind``).
 
 An operand of which too much is clipped (``falls_back``) forgets its history but for the amax just seen, or one outlier
 would keep its scale too coarse for as many steps as the history is long. Gradients that were made after it were computed
@@ -167,7 +167,7 @@ def newest_or_largest(history: Tensor, compute: str = "max") -> Tensor:
     return history[:, 0] if compute == "most_recent" else history.amax(1)
 
 
-def or_its_kind_s(amax: Tensor, kinds: Tensor) -> Tensor:
+def or_amax_of_kind(amax: Tensor, kinds: Tensor) -> Tensor:
     """``amax`` ``[V]`` and, where it is 0, the largest one of its kind, int64 ``[V]`` from 0 to V - 1; 0 where all are 0.
 
     An operand that comes after all is seldom larger than all others of its kind. Where it is smaller, a float format still

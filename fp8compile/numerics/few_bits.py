@@ -1,27 +1,28 @@
-"""Two to six bits for each element, right on average: ActNN (Chen et al. 2021) and GACT (Liu et al. 2022).
+"""Two to six bits for each element, unbiased: ActNN (Chen et al. 2021) and GACT (Liu et al. 2022).
 
-    y = (x - least) / step        step = (largest - least) / (2**bits - 1), both of a group of a row (``groups.py``)
-    code = floor(y + u)           u uniform in (0, 1)
-    decoded = least + step * (code + 1/2 - u)        "dithered": the decoder knows u and takes it away again
-              least + step * code                    "stochastic": ActNN's
+    y = (x - zero_point) / inv_scale      zero_point = min, inv_scale = (max - min) / (2**bits - 1), of a group
+    code = floor(y + u)                   u uniform in (0, 1)
+    decoded = zero_point + inv_scale * (code + 1/2 - u)       "dithered": the decoder knows u and takes it away again
+              zero_point + inv_scale * code                   "stochastic": ActNN's
 
-For any y both are right on average over u. The dithered error is uniform in half a step about 0, whatever y is: a variance
-of step**2 / 12. The stochastic one is up to a whole step, its variance f (1 - f) step**2 for a rest f of y, step**2 / 6 in
-the mean: 3 dB more noise at equal bytes. "nearest" has u = 1/2: half a step at most, not right on average for any one y.
+Groups are those of ``groups.py``. For any y both are unbiased over u. A step is one inv_scale. The dithered error is uniform
+in half a step about 0, whatever y is: a variance of step**2 / 12. The stochastic one is up to a whole step, its variance
+f (1 - f) step**2 for a rest f of y, step**2 / 6 in the mean: 3 dB more noise at equal bytes. With "nearest" u is 1/2:
+half a step at most, biased for any one y.
 
 u is a pure function: start + place * 0.618 modulo 1, start a hash (multiplications mod 2**16 and shifts, of C. Wellons'
 family) of the number of the group and of the bits of its metadata. So it takes no byte and no random number of the user's,
-and what is encoded again has the same codes. Right on average *in which sense*: over groups, since sums over rows, as in a
-weight's gradient, add up elements of different groups; and over steps, since a group whose least value or step moves by an
+and what is encoded again has the same codes. Unbiased *in which sense*: over groups, since sums over rows, as in a
+weight's gradient, add up elements of different groups; and over steps, since a group whose zero point or scale moves by an
 ulp of BF16 starts elsewhere. A tensor that never changes has the same error always, as in any format. Within a group the
 draws are spread evenly and not independent: a decoder that hashed each element would take more operations than Inductor
 computes again for each reader (30), and so would write what it decodes to memory. u is an odd multiple of 2**-13: that
 moves either mean by at most 2**-13 of a step.
 
-step and least are BF16, rounded so that all values are inside: least down (away from zero if it is negative), then step up,
-from least as it was rounded. So step <= ((largest - least) + 2**-7 |least|) / (2**bits - 1) * (1 + 2**-7), or 2**-126 if
+Both are BF16, rounded so that all values are inside: zero_point down (away from zero if it is negative), then inv_scale up,
+from zero_point as it was rounded. So inv_scale <= ((max - min) + 2**-7 |min|) / (2**bits - 1) * (1 + 2**-7), or 2**-126 if
 that is more. A group of one value that is a BF16 number, such as 0, is exact. FP32's roundings count for 2**-16 of a step.
-A group with a NaN, an infinity or a value of 2**126 and more has a NaN for its step, and decodes to NaN. What would decode
+A group with a NaN, an infinity or a value of 2**126 and more has a NaN for its scale, and decodes to NaN. What would decode
 to more than FP16's largest number, in FP16, is that number.
 
 Codes are packed within their group, so that encoding is a reduction and what follows in the same loop: of the P codes of a
@@ -48,7 +49,7 @@ FEW_BITS = {f"{bits}bit": bits for bits in reversed(BITS)}  # by their names in 
 ROUNDINGS = ("dithered", "stochastic", "nearest")
 SMALLEST_STEP = 2.0**-126  # its reciprocal is finite
 LIMIT = 2.0**126  # of values: differences, and what a code stands for, are finite
-METADATA_BYTES = 4  # step and least, BF16
+METADATA_BYTES = 4  # inv_scale and zero_point, BF16
 TOGETHER = 8  # a group has a multiple of so many elements: eight codes are as many bytes as one has bits
 
 _WORDS = {2: (4, 1), 3: (8, 3), 4: (2, 1), 5: (8, 5), 6: (4, 3)}  # codes and bytes of a word
@@ -63,7 +64,7 @@ class FewBits:
 
     Attributes:
         bits: 2 to 6.
-        group_size: elements per step at most.
+        group_size: elements per scale at most.
         rounding: "dithered", "stochastic" or "nearest"; see the head of this file.
         row_dims: how many trailing dimensions are a row (``groups.py``).
     """
@@ -117,23 +118,27 @@ class FewBits:
         return size * self.bits // 8
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """``x -> (codes, step, least)``: uint8 ``[bytes]``, or ``[..., bytes of a row]`` where only a run knows how many rows
-        there are; BF16 ``[N, 1]`` each, N the number of groups."""
+        """``x -> (codes, inv_scale, zero_point)``: uint8 ``[bytes]``, or ``[..., bytes of a row]`` where only a run knows how
+        many rows there are; BF16 ``[N, 1]`` each, N the number of groups."""
         parts, rows = self._parts(x.shape), self.groups.rows(x.shape)
         x_RL = x.reshape(rows, self.groups.row(x.shape))
         lengths = [length for length, _, _ in parts]
         made = [
             self._encode_part(each, *part) for each, part in zip(torch.split(x_RL, lengths, 1), parts, strict=True)
         ]
-        codes, step, least = (torch.cat(each, 1) if len(parts) > 1 else each[0] for each in zip(*made, strict=True))
+        codes, inv_scale, zero_point = (
+            torch.cat(each, 1) if len(parts) > 1 else each[0] for each in zip(*made, strict=True)
+        )
         before = x.shape[: x.dim() - self.groups.dims(x.shape)]
         in_rows = isinstance(
             x.numel(), torch.SymInt
         )  # the codes, which keep the other dimensions, tell them to the decoder
         codes = codes.reshape((*before, codes.shape[1]) if in_rows else codes.numel())
-        return codes, step.reshape(-1, 1).to(torch.bfloat16), least.reshape(-1, 1).to(torch.bfloat16)
+        return codes, inv_scale.reshape(-1, 1).to(torch.bfloat16), zero_point.reshape(-1, 1).to(torch.bfloat16)
 
-    def decode(self, codes: Tensor, step: Tensor, least: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    def decode(
+        self, codes: Tensor, inv_scale: Tensor, zero_point: Tensor, shape: Sequence[int], dtype: torch.dtype
+    ) -> Tensor:
         """The tensor of ``shape`` and ``dtype``. Of a symbolic shape only a row's sizes are read, others off the codes."""
         parts, k = self._parts(shape), self.groups.dims(shape)
         in_rows = codes.dim() > 1
@@ -141,8 +146,12 @@ class FewBits:
         counts = [count for _, count, _ in parts]
         codes_RB = codes.reshape(-1 if in_rows else self.groups.rows(shape), sum(bytes_in))
         rows = codes_RB.shape[0]
-        step, least = (each.float().reshape(rows, sum(counts)) for each in (step, least))
-        cut = (torch.split(codes_RB, bytes_in, 1), torch.split(step, counts, 1), torch.split(least, counts, 1))
+        inv_scale, zero_point = (each.float().reshape(rows, sum(counts)) for each in (inv_scale, zero_point))
+        cut = (
+            torch.split(codes_RB, bytes_in, 1),
+            torch.split(inv_scale, counts, 1),
+            torch.split(zero_point, counts, 1),
+        )
         each = zip(*cut, parts, strict=True)
         found = [_as(dtype, self._decode_part(*given)) for given in each]
         before = codes.shape[:-1] if in_rows else tuple(shape[: len(shape) - k])
@@ -166,24 +175,30 @@ class FewBits:
         planes = self._planes(x_RL, length, count, size)
         lo = functools.reduce(torch.minimum, planes).amin(-1, keepdim=True)
         hi = functools.reduce(torch.maximum, planes).amax(-1, keepdim=True)
-        step, least = frame(lo, hi, self.levels)
+        inv_scale, zero_point = frame(lo, hi, self.levels)
         word = torch.zeros_like(planes[0], dtype=self.word_dtype)
-        for p, (plane, u) in enumerate(zip(planes, self._dither(step, least, size), strict=True)):
-            word = word | self._codes(plane, step, least, u) << (self.bits * p)
+        for p, (plane, u) in enumerate(zip(planes, self._dither(inv_scale, zero_point, size), strict=True)):
+            word = word | self._codes(plane, inv_scale, zero_point, u) << (self.bits * p)
         codes = torch.cat([((word >> (8 * q)) & 255).to(torch.uint8) for q in range(_WORDS[self.bits][1])], -1)
-        return codes.reshape(rows, count * self.bytes_of(size)), step.reshape(rows, count), least.reshape(rows, count)
+        return (
+            codes.reshape(rows, count * self.bytes_of(size)),
+            inv_scale.reshape(rows, count),
+            zero_point.reshape(rows, count),
+        )
 
-    def _decode_part(self, codes: Tensor, step: Tensor, least: Tensor, part: tuple[int, int, int]) -> Tensor:
+    def _decode_part(
+        self, codes: Tensor, inv_scale: Tensor, zero_point: Tensor, part: tuple[int, int, int]
+    ) -> Tensor:
         """FP32 ``[rows, length]``."""
-        rows, (length, count, size), (per_word, size_of_word) = step.shape[0], part, _WORDS[self.bits]
+        rows, (length, count, size), (per_word, size_of_word) = inv_scale.shape[0], part, _WORDS[self.bits]
         parts = codes.reshape(rows * count, size_of_word, size // per_word).to(self.word_dtype).unbind(1)
         word = functools.reduce(torch.bitwise_or, [part << (8 * q) for q, part in enumerate(parts)])
         shifts = torch.arange(per_word, device=codes.device, dtype=self.word_dtype).unsqueeze(1) * self.bits
         code = ((word.unsqueeze(1) >> shifts) & self.levels).float()
-        step_N11, least_N11 = step.reshape(rows * count, 1, 1), least.reshape(rows * count, 1, 1)
+        inv_scale_N11, zero_point_N11 = inv_scale.reshape(rows * count, 1, 1), zero_point.reshape(rows * count, 1, 1)
         if self.rounding == "dithered":
-            code = code - distance(start_of(step_N11, least_N11), self._places(size, codes.device))
-        found = (least_N11 + code * step_N11).reshape(rows, count * size)
+            code = code - distance(start_of(inv_scale_N11, zero_point_N11), self._places(size, codes.device))
+        found = (zero_point_N11 + code * inv_scale_N11).reshape(rows, count * size)
         return found.narrow(1, 0, length) if length < count * size else found
 
     def _planes(self, x_RL: Tensor, length: int, count: int, size: int) -> tuple[Tensor, ...]:
@@ -193,15 +208,17 @@ class FewBits:
             x_RL = torch.cat([x_RL, x_RL.narrow(1, length - 1, 1).expand(rows, missing)], 1)
         return x_RL.reshape(rows * count, per_word, size // per_word).float().unbind(1)
 
-    def _codes(self, x: Tensor, step: Tensor, least: Tensor, u: Tensor | float) -> Tensor:
-        y = torch.where(step > 0, (x - least) * torch.where(step > 0, step, 1.0).reciprocal(), 0.0)
+    def _codes(self, x: Tensor, inv_scale: Tensor, zero_point: Tensor, u: Tensor | float) -> Tensor:
+        y = torch.where(
+            inv_scale > 0, (x - zero_point) * torch.where(inv_scale > 0, inv_scale, 1.0).reciprocal(), 0.0
+        )
         return (y + u).floor().clamp(0, self.levels).to(self.word_dtype)
 
-    def _dither(self, step: Tensor, least: Tensor, size: int) -> Sequence[Tensor | float]:
+    def _dither(self, inv_scale: Tensor, zero_point: Tensor, size: int) -> Sequence[Tensor | float]:
         if self.rounding == "nearest":
             return [0.5] * _WORDS[self.bits][0]
-        start = start_of(step, least)
-        return [distance(start, place) + 0.5 for place in self._places(size, step.device).unbind(0)]
+        start = start_of(inv_scale, zero_point)
+        return [distance(start, place) + 0.5 for place in self._places(size, inv_scale.device).unbind(0)]
 
     def _places(self, size: int, device: torch.device) -> Tensor:
         """The number of each element in its group, modulo 256: FP32 ``[P, G / P]``."""
@@ -219,11 +236,11 @@ def _as(dtype: torch.dtype, x: Tensor) -> Tensor:
 
 
 def frame(lo: Tensor, hi: Tensor, levels: int) -> tuple[Tensor, Tensor]:
-    """``(step, least)`` of groups with these ends, FP32 numbers on BF16's grid; the step is NaN beyond ``LIMIT``."""
-    least = _away_from_zero(lo, lo < 0)
-    step = _away_from_zero((hi - least) * (1 / levels), torch.ones_like(lo, dtype=torch.bool))
-    step = torch.where(hi > least, step.clamp_min(SMALLEST_STEP), 0.0)
-    return torch.where((lo > -LIMIT) & (hi < LIMIT), step, torch.nan), least
+    """``(inv_scale, zero_point)`` of groups with these ends, FP32 on BF16's grid; inv_scale is NaN beyond ``LIMIT``."""
+    zero_point = _away_from_zero(lo, lo < 0)
+    inv_scale = _away_from_zero((hi - zero_point) * (1 / levels), torch.ones_like(lo, dtype=torch.bool))
+    inv_scale = torch.where(hi > zero_point, inv_scale.clamp_min(SMALLEST_STEP), 0.0)
+    return torch.where((lo > -LIMIT) & (hi < LIMIT), inv_scale, torch.nan), zero_point
 
 
 def _away_from_zero(x: Tensor, where: Tensor) -> Tensor:
@@ -232,11 +249,13 @@ def _away_from_zero(x: Tensor, where: Tensor) -> Tensor:
     return (bits & -0x10000).view(torch.float32)
 
 
-def start_of(step: Tensor, least: Tensor) -> Tensor:
-    """FP32 in (0, 1) for each group, in step's shape ``[N, 1 ...]``, odd multiples of 2**-13: of its number and metadata."""
-    number = torch.arange(step.shape[0], device=step.device, dtype=torch.int32).reshape(-1, *[1] * (step.dim() - 1))
+def start_of(inv_scale: Tensor, zero_point: Tensor) -> Tensor:
+    """FP32 in (0, 1) for each group, ``[N, 1 ...]`` as inv_scale, odd multiples of 2**-13: of its number and metadata."""
+    number = torch.arange(inv_scale.shape[0], device=inv_scale.device, dtype=torch.int32).reshape(
+        -1, *[1] * (inv_scale.dim() - 1)
+    )
     key = _mixed(number & _HALF) ^ (number >> 16)
-    for metadata in (least, step):
+    for metadata in (zero_point, inv_scale):
         key = _mixed(key ^ ((metadata.contiguous().view(torch.int32) >> 16) & _HALF))
     return ((key >> 4).float() + 0.5) * 2.0**-12
 

@@ -76,7 +76,7 @@ def grid_of(dtype: torch.dtype) -> Grid:
 
 
 def round_stochastically(x: Tensor, dtype: torch.dtype, bits: Tensor) -> Tensor:
-    """x (float32) in ``dtype``, rounded up or down at random so that it is right on average.
+    """x (float32) in ``dtype``, rounded up or down at random so that it is unbiased.
 
     Args:
         x: any shape.

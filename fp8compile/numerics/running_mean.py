@@ -4,7 +4,7 @@
 
 In FP32 a step adds at most three roundings to M, and later steps shrink them by (k - 1) / k each. After n steps the error is
 at most sum_k (k / n) * 3 * 2**-24 * max|g| = 1.5 (n + 1) * 2**-24 * max|g|: 9e-5 of max|g| after 1,000, under a fifth of
-FP16's last place. In 16 bits each step is rounded stochastically, so that M is right on average. Rounded to nearest, what a
+FP16's last place. In 16 bits each step is rounded stochastically, so that M is unbiased. Rounded to nearest, what a
 step adds would be lost once g / k is less than half of M's last place.
 """
 

@@ -1,6 +1,6 @@
 """A tensor as the bytes that a link between two ranks carries, and back: 2 to 6, 8 or 16 bits for each element, or as it is.
 
-    2 ... 6    ``FewBits``, dithered: of each group of G elements step and least, BF16, then the codes
+    2 ... 6    ``FewBits``, dithered: of each group of G elements inv_scale and zero_point, BF16, then the codes
     8          INT8 with one BF16 scale per group, rounded to nearest: the scales, then the codes
     16         FP16 of a tensor in FP16, BF16 of any other
     None       the tensor's own bytes
@@ -55,8 +55,8 @@ class WireCode:
         if self.bits == 8:
             codes, inv_scale = self._int8().encode(x)
             return torch.cat([_bytes(inv_scale), _bytes(codes)])
-        codes, step, least = self._few().encode(x)
-        return torch.cat([_bytes(step), _bytes(least), codes])
+        codes, inv_scale, zero_point = self._few().encode(x)
+        return torch.cat([_bytes(inv_scale), _bytes(zero_point), codes])
 
     def unpacked(self, wire: Tensor, shape: Sequence[int], sent: torch.dtype, dtype: torch.dtype) -> Tensor:
         """The tensor of ``shape`` and ``dtype`` that the bytes of one of dtype ``sent`` stand for."""
@@ -70,8 +70,8 @@ class WireCode:
             return self._int8().decode(wire[2 * groups :].view(torch.int8).reshape(tuple(shape)), inv_scale, dtype)
         groups = self._few().count(shape)
         head = METADATA_BYTES * groups
-        step, least = _read(wire[:head], torch.bfloat16, (2, groups, 1)).unbind()
-        return self._few().decode(wire[head:], step, least, shape, dtype)
+        inv_scale, zero_point = _read(wire[:head], torch.bfloat16, (2, groups, 1)).unbind()
+        return self._few().decode(wire[head:], inv_scale, zero_point, shape, dtype)
 
     def _few(self) -> FewBits:
         assert self.bits is not None

@@ -55,7 +55,7 @@ def as_saved(optimizer: OptimizerShell, plain: StateDict) -> StateDict:
     for group, packed in zip(optimizer.param_groups, plain["param_groups"], strict=False):  # hooks may change it
         for p, key in zip(group["params"], packed["params"], strict=False):
             if key in states:
-                states[key] |= low_bits.told(p, states[key])
+                states[key] |= low_bits.extra_entries(p, states[key])
     return {**plain, "state": states}
 
 

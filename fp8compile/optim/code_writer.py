@@ -2,10 +2,10 @@
 
     before a step   known [2] of each weight: as the last step left it, or measured anew if anything has changed since
     the step        codes by rows, inv_scale, and by group amax and reach (step_codes.py)
-    behind it       known of the new weight; whether anything was clipped; the codes turned, where graphs take them so
+    behind it       known of the new weight; whether anything was clipped; the codes transposed, where graphs take them so
 
-The codes are turned by a kernel of their own: the step's kernel holds few rows at a time, and would store them a few bytes
-at a time (tests/sm90/test_step_codes_sm90.py).
+The codes are transposed by a kernel of their own: the step's kernel holds few rows at a time, and would store them a few
+bytes at a time (tests/sm90/test_step_codes_sm90.py).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from fp8compile.optim.step_bounds import why_no_bound
 from fp8compile.optim.step_codes import AMAX, GROUP, INV_SCALE, KNOWN, REACH, ROWS, Wanted
 
 NEAR = 2.0**-12  # two ways to decode a state agree to this: half of what the bound allows (numerics/step_bounds.py)
-TURNED, CLIPPED = "weight.codes_transposed", "weight.clipped"  # made behind a step, of what it wrote
+TRANSPOSED, CLIPPED = "weight.codes_transposed", "weight.clipped"  # made behind a step, of what it wrote
 Finish = Callable[[Tensor, Tensor, Tensor, Tensor], tuple[Tensor, ...]]
 
 
@@ -47,7 +47,7 @@ class CodeWriter:
             return None
         return exchange.asked(p)
 
-    def told(self, p: Tensor, group: Mapping[str, Any]) -> str | None:
+    def remark(self, p: Tensor, group: Mapping[str, Any]) -> str | None:
         """For the report: whether codes are written, and why not; None without ``weight_codes``."""
         if not self._optimizer.weight_codes:
             return None
@@ -110,12 +110,12 @@ class CodeWriter:
         clipped = None if found is None else found.clipped
         if clipped is None:
             clipped = torch.zeros((), dtype=torch.bool, device=p.device)
-        every = dict(zip((ROWS, TURNED, INV_SCALE), made, strict=True)) | {KNOWN: known, CLIPPED: clipped}
+        every = dict(zip((ROWS, TRANSPOSED, INV_SCALE), made, strict=True)) | {KNOWN: known, CLIPPED: clipped}
         return wanted, {name: tensor for name, tensor in every.items() if tensor is not None}
 
     def written_over(self, p: Tensor, wanted: Wanted, tensors: Tensors) -> None:
         """Behind that graph: leave what it has written where graphs look for it."""
-        codes, transposed = tensors.get(ROWS), tensors.get(TURNED)
+        codes, transposed = tensors.get(ROWS), tensors.get(TRANSPOSED)
         self._leave(p, wanted, tensors[INV_SCALE], tensors[KNOWN], tensors[CLIPPED], codes, transposed)
 
     def leave(self, parameters: list[Parameter], fresh: list[Tensors]) -> None:
@@ -179,7 +179,7 @@ def finished(every: Tensor, inv_scale: Tensor, codes: Tensor) -> tuple[Tensor, .
     return known, known.select(0, 0) > E4M3.max * inv_scale.reshape(())
 
 
-def finished_and_turned(every: Tensor, inv_scale: Tensor, codes: Tensor) -> tuple[Tensor, ...]:
+def finished_and_transposed(every: Tensor, inv_scale: Tensor, codes: Tensor) -> tuple[Tensor, ...]:
     """The same, and the codes ``[N, K]`` transposed, stored row by row."""
     return *finished(every, inv_scale, codes), codes.view(torch.uint8).t().contiguous().view(codes.dtype)
 
@@ -188,7 +188,7 @@ def finished_step(
     transposed: bool, amax: Tensor, reached: Tensor, inv_scale: Tensor, codes: Tensor
 ) -> tuple[Tensor, ...]:
     """All that is left to do behind a step by itself."""
-    fn = finished_and_turned if transposed else finished
+    fn = finished_and_transposed if transposed else finished
     return fn(side_by_side(amax, reached), inv_scale, codes)
 
 

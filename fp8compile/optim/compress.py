@@ -202,11 +202,11 @@ def _as_class(optimizer: Optimizer, kind: type[Optimizer]) -> Optimizer:
         )
     optimizer.__class__ = kind
     if step is not None:
-        optimizer.step = _told_to_scheduler(weakref.ref(optimizer))  # type: ignore[method-assign]
+        optimizer.step = _wrapped_for_scheduler(weakref.ref(optimizer))  # type: ignore[method-assign]
     return optimizer
 
 
-def _told_to_scheduler(of: Callable[[], Any]) -> Callable[..., Any]:
+def _wrapped_for_scheduler(of: Callable[[], Any]) -> Callable[..., Any]:
     """As torch.optim.lr_scheduler wraps a step: it warns where none was called before its own."""
 
     def step(*args: Any, **kwargs: Any) -> Any:

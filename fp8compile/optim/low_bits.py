@@ -92,7 +92,7 @@ def loaded(p: Tensor, plan: UpdatePlan, saved: LowBitsState) -> Tensors:
     return {first: scaled(local_part(p).float() if exact is None else exact, inv_scale), INV_SCALE16: inv_scale}
 
 
-def told(p: Tensor, state: Mapping[str, Tensor]) -> Tensors:
+def extra_entries(p: Tensor, state: Mapping[str, Tensor]) -> Tensors:
     """What a state dict says in addition of the state of ``p``: 0-d, FP32, as ``step``."""
     return {MANTISSA: torch.tensor(float(grid_of(p.dtype).mantissa))} if "correction" in state else {}
 

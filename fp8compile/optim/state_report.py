@@ -160,7 +160,7 @@ def report(optimizer: OptimizerShell) -> StatesReport:
             name = optimizer.names.names.get(id(p), f"parameter {index}")
             states = tuple(_state_reports(optimizer, group, p))
             reason = _reason(optimizer, group, p)
-            dtype, codes = str(p.dtype).removeprefix("torch."), optimizer._writer.told(p, group)
+            dtype, codes = str(p.dtype).removeprefix("torch."), optimizer._writer.remark(p, group)
             found.append(ParameterReport(name, tuple(p.shape), dtype, states, reason, codes))
         else:
             waiting += 1

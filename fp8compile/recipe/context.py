@@ -117,7 +117,7 @@ class Context:
 
     @property
     def of_region(self) -> Context:
-        """What is told of a nested region of the graph, whose inputs have positions of their own."""
+        """The context of a nested region of the graph, whose inputs have positions of their own."""
         return Context(self.recipe, place=dataclasses.replace(self.place, heads=frozenset()))
 
     def parameters_of(self, graph: Graph) -> set[Node]:

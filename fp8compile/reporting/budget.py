@@ -72,8 +72,8 @@ class Budget:
         """The frontier in one line: peaks, and the microseconds that repeating takes for each."""
         at = self.lowest
         shown = sorted({at[round(i * (len(at) - 1) / (SHOWN - 1))] for i in range(SHOWN)}) if at else []
-        told = (f"{human(self.frontier[i].peak)} at {self.frontier[i].us:,.0f}" for i in shown)
-        return f"its frontier, peak at us of repeating: {', '.join(told)}"
+        points = (f"{human(self.frontier[i].peak)} at {self.frontier[i].us:,.0f}" for i in shown)
+        return f"its frontier, peak at us of repeating: {', '.join(points)}"
 
     def plot(self, path: str | os.PathLike[str]) -> None:
         """Write the frontier as a picture, peak in MiB against microseconds; the suffix says the format: ``frontier.png``.
@@ -116,8 +116,8 @@ class Budget:
     @property
     def _fit(self) -> str:
         peak, card = self.held + self.frontier[self.chosen].peak, self.held + self.target
-        told = f"memory budget fit: predicted peak of the step {human(peak)} of {human(card)}, {human(self.held)} of it held"
-        return told if self.is_met else f"{told}: does not fit at any budget, {human(peak - card)} too much"
+        text = f"memory budget fit: predicted peak of the step {human(peak)} of {human(card)}, {human(self.held)} of it held"
+        return text if self.is_met else f"{text}: does not fit at any budget, {human(peak - card)} too much"
 
     @property
     def table(self) -> str:

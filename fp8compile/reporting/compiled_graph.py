@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
+from fp8compile.explorer.content import PageGraph
 from fp8compile.explorer.picture import Picture
-from fp8compile.explorer.told import PageGraph
 from fp8compile.fx.snapshot import PassStep
 from fp8compile.reporting.entries import Notes
 from fp8compile.reporting.kernel import Kernel

@@ -1,11 +1,11 @@
-"""A report as the explorer's page is told it: a table of each kind of entry, the bytes, the budgets."""
+"""A report as the explorer's page shows it: a table of each kind of entry, the bytes, the budgets."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
-from fp8compile.explorer.told import BYTES, NUMBER, TEXT, Bars, PageContent, PageFrontier, PageRow, PageTable
+from fp8compile.explorer.content import BYTES, NUMBER, TEXT, Bars, PageContent, PageFrontier, PageRow, PageTable
 from fp8compile.numerics.formats import E4M3, E5M2, INT8
 from fp8compile.planning.device_rates import RATES
 from fp8compile.reporting.entries import RECIPE, Notes
@@ -123,8 +123,8 @@ def _rows(name: str, graphs: Sequence[Placed], cells: Cells) -> tuple[PageRow, .
     )
 
 
-def told_of(head: Sequence[str], graphs: Sequence[Any], bars: Bars, modules: Collection[str]) -> PageContent:
-    """What the page is told of the reports of ``graphs``; ``head`` is the title and the lines below it."""
+def page_content_of(head: Sequence[str], graphs: Sequence[Any], bars: Bars, modules: Collection[str]) -> PageContent:
+    """What the page shows of the reports of ``graphs``; ``head`` is the title and the lines below it."""
     tables = tables_of([graph.placed for graph in graphs])
     kernels = kernel_table([graph.kernels for graph in graphs])
     return PageContent(

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import torch
 
 from fp8compile._text import printed
-from fp8compile.explorer.told import PageContent
+from fp8compile.explorer.content import PageContent
 from fp8compile.reporting.budget import Budget
 from fp8compile.reporting.compiled_graph import GraphReport
 from fp8compile.reporting.entries import (
@@ -27,7 +27,7 @@ from fp8compile.reporting.entries import (
     Skip,
 )
 from fp8compile.reporting.entry import Entry
-from fp8compile.reporting.explored import bars_of, told_of
+from fp8compile.reporting.explored import bars_of, page_content_of
 from fp8compile.reporting.memory import Fit, ModelBytes, predict
 from fp8compile.reporting.running import most_running
 from fp8compile.reporting.tables import Entries
@@ -212,9 +212,9 @@ class Report(WithPages):
         )
 
     @cached_property
-    def told(self) -> PageContent:
+    def page_content(self) -> PageContent:
         """The report as the explorer's page takes it."""
-        return told_of(
+        return page_content_of(
             (self._head[0].removeprefix("fp8compile: "), *self._head[1:], *self.remarks),
             self.graphs,
             bars_of(self.saved_bytes_plain, self.saved_bytes, self.waterfall),

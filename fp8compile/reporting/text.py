@@ -69,8 +69,8 @@ def _on_host(notes: Notes) -> list[str]:
     if not went:
         return [f"offloaded to the host: nothing{_left(left)}"] if left else []
     size, us, waits = (sum(getattr(each, name) for each in went) for name in ("bytes", "us", "waits_us"))
-    told = f"{us:,.0f} us of copies each way, {waits:,.0f} us not hidden (predicted for {went[0].device})"
-    return [f"offloaded to the host: {len(went)} tensors, {human(size)}, {told}{_left(left)}"]
+    times = f"{us:,.0f} us of copies each way, {waits:,.0f} us not hidden (predicted for {went[0].device})"
+    return [f"offloaded to the host: {len(went)} tensors, {human(size)}, {times}{_left(left)}"]
 
 
 def _graphs(kinds: Sequence[tuple[str, int]]) -> str:

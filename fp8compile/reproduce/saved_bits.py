@@ -75,8 +75,8 @@ def _unpacked(kept: Any) -> Tensor:
         return kept
     codec, parts, shape, dtype = kept
     if isinstance(codec, FewBits):
-        codes, step, least = parts
-        return codec.decode(codes, step, least, shape, dtype)
+        codes, inv_scale, zero_point = parts
+        return codec.decode(codes, inv_scale, zero_point, shape, dtype)
     decoded: Tensor = codec.decode(*parts, dtype)
     return decoded
 
@@ -106,6 +106,6 @@ def choose_bits(
     costs = [[sensitivity * noise(bits) for bits in choices] for sensitivity in sensitivities]
     found = cheapest(sizes, costs, budget)
     if found is None:
-        least = sum(map(min, sizes))
-        raise ValueError(f"{min(choices)} bits for all take {least} bytes, more than the budget of {budget}")
+        fewest = sum(map(min, sizes))
+        raise ValueError(f"{min(choices)} bits for all take {fewest} bytes, more than the budget of {budget}")
     return tuple(choices[each] for each in found)

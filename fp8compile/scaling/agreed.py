@@ -35,8 +35,8 @@ class Since:
         self._entry = torch.where(fell_back & (entry > 0), entry, torch.maximum(self._entry, entry))
         self._fell_back = self._fell_back | fell_back
 
-    def told(self, amaxes: Tensor) -> Tensor:
-        """All of it in one row of numbers, float32. What the history ``amaxes`` has forgotten since is not told."""
+    def packed(self, amaxes: Tensor) -> Tensor:
+        """All of it in one row of numbers, float32. What the history ``amaxes`` has forgotten since is left out."""
         entry = torch.minimum(self._entry, amaxes.amax(1))
         numbers = [
             self._then.reshape(-1),
@@ -48,9 +48,9 @@ class Since:
         ]
         return torch.cat([each.float() for each in numbers])
 
-    def understood(self, told: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-        """The largest of what ranks told, as history, patience and ``due`` before the entry; the entry; who fell back."""
+    def unpacked(self, packed: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """The largest of what ranks packed, as history, patience and ``due`` before the entry; the entry; who fell back."""
         size, rows = self._then.numel(), len(self._entry)
-        then, entry, fell_back, patience, due, measured = torch.split(told, [size, rows, rows, 2, 1, 1])
+        then, entry, fell_back, patience, due, measured = torch.split(packed, [size, rows, rows, 2, 1, 1])
         waits = (due > 0) & (measured == 0)
         return then.view_as(self._then), patience.to(self._patience.dtype), waits.view(()), entry, fell_back > 0

@@ -32,7 +32,7 @@ from fp8compile.numerics.delayed import (
     newest_or_largest,
     next_history,
     next_patience,
-    or_its_kind_s,
+    or_amax_of_kind,
     without_zeros,
 )
 from fp8compile.recipe.recipe import Recipe
@@ -143,9 +143,9 @@ class Histories:
         return entry.index_copy(0, late, (entry[late] * by[:-1]).clamp_max(largest))
 
     def agree(self, since: Tensor) -> None:
-        """Take over what all ranks together learned since they agreed last: ``since.told(self.amaxes)``, the largest of
+        """Take over what all ranks together learned since they agreed last: ``since.packed(self.amaxes)``, the largest of
         each number."""
-        self.amaxes, self.patience, self._due, entry, fell_back = self.since.understood(since)
+        self.amaxes, self.patience, self._due, entry, fell_back = self.since.unpacked(since)
         self.entry = entry
         self._learn(entry, fell_back)
         self.since = Since(self.amaxes, self.patience, self._due)
@@ -180,7 +180,7 @@ class Histories:
         self.amaxes = amaxes
         ago, most = self.patience.unbind()
         self._measures_next = PendingBool(self._due | (is_unknown(amaxes) & (ago < most)).any())
-        amax = or_its_kind_s(newest_or_largest(amaxes, self.recipe.linears.amax_compute), self._kinds)
+        amax = or_amax_of_kind(newest_or_largest(amaxes, self.recipe.linears.amax_compute), self._kinds)
         inv_scales = inv_scale_from(amax, self._largest, self.recipe.linears.margin)
         scales = torch.full_like(self.scales, torch.nan)  # a new tensor: a backward may still read the old one
         scales[self._rows, AMAX] = inv_scales

@@ -46,10 +46,10 @@ def with_scales(
     if not (recipe.delays_scales and trains and torch.is_grad_enabled()):
         return gm, example_inputs, None
     rows = 2 * (OPERANDS * calls_of(gm) + SPARE)
-    told = ScaleInput(len(example_inputs), rows, True, parameters_of(gm, example_inputs))
+    scale_input = ScaleInput(len(example_inputs), rows, True, parameters_of(gm, example_inputs))
     device = device_of(example_inputs)
     scales = torch.zeros(rows, COLUMNS, dtype=torch.float32, device=device, requires_grad=True)
-    return (*with_inputs(gm, example_inputs, {SCALES: scales}), told)
+    return (*with_inputs(gm, example_inputs, {SCALES: scales}), scale_input)
 
 
 def operands_of(reports: Iterable[GraphReport]) -> tuple[Operand, ...]:
@@ -68,15 +68,15 @@ class WithScales:
         known: Callable[..., Any],
         measures: Callable[..., Any],
         operands: Sequence[Operand],
-        told: ScaleInput,
+        scale_input: ScaleInput,
         recipe: Recipe,
         example_inputs: Sequence[Any],
     ) -> None:
         self.known, self.measures, self.operands = known, measures, tuple(operands)
-        names, device = [name for _, name in told.names], device_of(example_inputs)
+        names, device = [name for _, name in scale_input.names], device_of(example_inputs)
 
         def made(parameters: Sequence[Tensor]) -> Histories:
-            return Histories(operands, told.rows, recipe, device, parameters, names)
+            return Histories(operands, scale_input.rows, recipe, device, parameters, names)
 
         positions = [i for i, value in enumerate(example_inputs) if isinstance(value, Parameter)]
         self.histories = ByParameters(positions, made)

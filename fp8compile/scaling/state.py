@@ -107,12 +107,12 @@ class ScalingState:
         the same graphs once. Without it each rank's scales are its own, which is as exact.
         """
         named = sorted((labels, i, each) for i, (labels, each) in enumerate(self.graphs) if each.operands)
-        told = [each.since.told(each.amaxes) for _, _, each in named]
-        if not told:
+        learned = [each.since.packed(each.amaxes) for _, _, each in named]
+        if not learned:
             return
-        largest = torch.cat(told)
+        largest = torch.cat(learned)
         dist.all_reduce(largest, dist.ReduceOp.MAX, group)
-        for (_, _, each), own in zip(named, torch.split(largest, [len(each) for each in told]), strict=True):
+        for (_, _, each), own in zip(named, torch.split(largest, [len(each) for each in learned]), strict=True):
             each.agree(own)
 
     @property

@@ -1,10 +1,10 @@
 """Whether a weight is still what it was: by its version counter and its address, by its optimizer, and by a look at it.
 
 Operations on a weight under ``torch.no_grad()`` count its version: those of optimizers, load_state_dict, averaging. Fused
-optimizers do not (torch 2.11 to 2.15), but an optimizer's step is told of. What is done to ``weight.data`` is told by nobody.
+optimizers do not (torch 2.11 to 2.15), but an optimizer's step is noticed. What is done to ``weight.data`` is not.
 Three things stand against that:
 
-    trust       a weight that is trained is taken for unchanged only once a change of it was told of: a loop that updates
+    trust       a weight that is trained is taken for unchanged only once a change of it was noticed: a loop that updates
                 ``p.data`` never gets there, and has its weights encoded in each call
     a look      where codes are used again, SAMPLES elements of each weight are compared with what they were
     the user    may say so (``scaling_state(model).forget_weights()``)
@@ -25,30 +25,30 @@ class WeightVersion:
     """One weight as it was when it was last encoded. It holds no memory of the weight's.
 
     Attributes:
-        told: whether a change of it was told of, by its version or by an optimizer.
+        noticed: whether a change of it was noticed, by its version or by an optimizer.
         distrusted: whether it changed unseen once.
     """
 
     def __init__(self) -> None:
-        self.told = self.distrusted = False
+        self.noticed = self.distrusted = False
         self._version, self._address = -1, 0
         self.sample = torch.empty(0)
 
     def is_the_same(self, weight: Tensor) -> bool:
-        """Whether nothing told of a change."""
+        """Whether no change was noticed."""
         return (self._version, self._address) == (weight._version, weight.data_ptr())
 
     def is_as_it_was(self, weight: Tensor) -> bool:
-        """Whether nothing told of a change, and what changes it is told of."""
-        return self.is_the_same(weight) and not self.distrusted and (self.told or not weight.requires_grad)
+        """Whether no change was noticed, and changes of it are noticed."""
+        return self.is_the_same(weight) and not self.distrusted and (self.noticed or not weight.requires_grad)
 
     def stepped(self) -> None:
         """An optimizer has taken a step with it."""
-        self.told, self._version = True, -1
+        self.noticed, self._version = True, -1
 
     def look(self, weight: Tensor) -> None:
         """Take note of the weight as it is now."""
-        self.told |= self._version not in (-1, weight._version)
+        self.noticed |= self._version not in (-1, weight._version)
         self._version, self._address = weight._version, weight.data_ptr()
         self.sample = sample_of(weight).clone()
 

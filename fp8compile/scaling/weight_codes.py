@@ -48,8 +48,8 @@ class Layouts(Wanted):
     """What graphs take of a weight, joined over graphs."""
 
     @classmethod
-    def of(cls, told: CachedWeight) -> Layouts:
-        return cls(BY_NAME[told.dtype], told.by_rows, told.transposed)
+    def of(cls, entry: CachedWeight) -> Layouts:
+        return cls(BY_NAME[entry.dtype], entry.by_rows, entry.transposed)
 
     def __or__(self, other: Layouts) -> Layouts:
         return Layouts(self.dtype, self.by_rows or other.by_rows, self.transposed or other.transposed)
@@ -152,7 +152,7 @@ class Store:
         if again:
             self._asked.append((PendingBool(differ(again)), [watched for watched, _ in again]))
         self._take_over([(one, *each) for one, each in zip(kept, weights, strict=True) if not one.serves(*each)])
-        self._hear()
+        self._take_answers()
         for one, (weight, each) in zip(kept, weights, strict=True):
             if not one.serves(weight, each):
                 one.make(weight, each, generated)
@@ -182,7 +182,7 @@ class Store:
             for one in self._kept.get(weight, {}).values():
                 one.watched.stepped()
 
-    def _hear(self) -> None:
+    def _take_answers(self) -> None:
         """Distrust weights that turn out to have changed unseen; wait for no answer."""
         for answer in [asked for asked in self._asked if asked[0].arrived]:
             self._asked.remove(answer)

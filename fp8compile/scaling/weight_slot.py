@@ -42,7 +42,7 @@ def with_weight_codes(
     """A copy of the graph with inputs for the codes of its weights, if the recipe caches them and a backward may follow;
     where these inputs stand, and where those of several weights. Else the graph as it was."""
     trains = any(isinstance(value, Tensor) and value.requires_grad for value in example_inputs)
-    weights = [i for i, value in enumerate(example_inputs) if may_be_a_linear_s(value)]
+    weights = [i for i, value in enumerate(example_inputs) if may_be_linear_weight(value)]
     if not (recipe.caches_weights and trains and torch.is_grad_enabled() and weights):
         return gm, example_inputs, (), ()
     mode, first = private.detect_fake_mode(example_inputs), len(example_inputs)
@@ -57,9 +57,9 @@ def with_weight_codes(
         rows, columns, device = packed_shape(example_inputs, positions)
         extra[f"fp8compile_weights_{i}_codes"] = _example(rows, columns, device, E4M3.dtype, mode)
         extra[f"fp8compile_weights_{i}_inv_scale"] = _example(1, 1, device, torch.float32, mode)
-    told = tuple((at, first + len(NAMES) * i) for i, at in enumerate(weights))
-    told_of_packs = tuple((positions, behind + 2 * i) for i, positions in enumerate(packs))
-    return (*with_inputs(gm, example_inputs, extra), told, told_of_packs)
+    places = tuple((at, first + len(NAMES) * i) for i, at in enumerate(weights))
+    places_of_packs = tuple((positions, behind + 2 * i) for i, positions in enumerate(packs))
+    return (*with_inputs(gm, example_inputs, extra), places, places_of_packs)
 
 
 def packed_shape(values: Sequence[Any], positions: Sequence[int]) -> tuple[int, int, torch.device]:
@@ -68,7 +68,7 @@ def packed_shape(values: Sequence[Any], positions: Sequence[int]) -> tuple[int, 
     return first.shape[1], sum(values[at].shape[0] for at in positions), first.device
 
 
-def may_be_a_linear_s(value: Any) -> bool:
+def may_be_linear_weight(value: Any) -> bool:
     """Whether an input may be a weight that an FP8 linear takes tensorwise."""
     if not isinstance(value, Parameter) or not (private.is_plain_fake(value) or type(value) is Parameter):
         return False  # a DTensor's parts are another matter
@@ -90,7 +90,7 @@ def _example(rows: int, columns: int, device: torch.device, dtype: torch.dtype, 
 
 
 @functools.cache
-def hollow(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+def without_memory(rows: int, columns: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     """A tensor of this shape without memory, for an input that nothing reads."""
     value = torch.empty(rows, columns, dtype=dtype, device=device)
     value.untyped_storage().resize_(0)
@@ -109,9 +109,9 @@ class WeightCodes:
         self, reports: Iterable[GraphReport], inputs: WeightInputs, packs: PackedInputs, recipe: Recipe
     ) -> None:
         self._inputs, self.packs, self._generated = inputs, packs, recipe.debug.codegen == "inductor"
-        told: dict[int, CachedWeight] = {w.position: w for report in reports for w in report.notes.weights}
-        self.layouts = {at: Layouts.of(told[at]) for at, _ in inputs if at in told}
-        self._taken = {place for weight in told.values() for place in weight.packs}
+        weights: dict[int, CachedWeight] = {w.position: w for report in reports for w in report.notes.weights}
+        self.layouts = {at: Layouts.of(weights[at]) for at, _ in inputs if at in weights}
+        self._taken = {place for weight in weights.values() for place in weight.packs}
 
     def given_to(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """``compiled`` called with the codes of its weights behind its other arguments."""
@@ -129,16 +129,19 @@ class WeightCodes:
             (N, K), device = args[at].shape, args[at].device
             codes, transposed, inv_scale = found.get(at, (None, None, None))
             extra += [
-                hollow(N, K, E4M3.dtype, device) if codes is None else codes,
-                hollow(K, N, E4M3.dtype, device) if transposed is None else transposed,
-                hollow(1, 1, torch.float32, device) if inv_scale is None else inv_scale,
+                without_memory(N, K, E4M3.dtype, device) if codes is None else codes,
+                without_memory(K, N, E4M3.dtype, device) if transposed is None else transposed,
+                without_memory(1, 1, torch.float32, device) if inv_scale is None else inv_scale,
             ]
         for place, (positions, _) in enumerate(self.packs):
             rows, columns, device = packed_shape(args, positions)
             if place in self._taken:
                 extra += store.packs.up_to_date([args[at] for at in positions], [found[at] for at in positions])
             else:
-                extra += [hollow(rows, columns, E4M3.dtype, device), hollow(1, 1, torch.float32, device)]
+                extra += [
+                    without_memory(rows, columns, E4M3.dtype, device),
+                    without_memory(1, 1, torch.float32, device),
+                ]
         return extra
 
 

@@ -120,7 +120,7 @@ class NonFiniteFinder(Interpreter):
             before = frozenset[str]().union(*map(self._held, self._inputs(node)))
             new = next((t for t in bad if nonfinite_kinds(t) - before), None)
             if new is not None:
-                self.made[node] = self._told(node, new)
+                self.made[node] = self._described(node, new)
                 carried |= {node}
             self.carried[node] = carried
         elif carried and any(_is_floating(t) for t in pytree.tree_leaves(result)) and not _chooses(node):
@@ -139,7 +139,7 @@ class NonFiniteFinder(Interpreter):
             return nonfinite_kinds(value) | {MINUS}
         return nonfinite_kinds(value)
 
-    def _told(self, node: Node, output: Tensor) -> NonFiniteNode:
+    def _described(self, node: Node, output: Tensor) -> NonFiniteNode:
         inputs = [(self._name(parent), self.env[parent]) for parent in node.all_input_nodes]
         ranges = tuple(range_of(name, t) for name, value in inputs for t in pytree.tree_leaves(value) if _ranges(t))
         place = _place(node)

@@ -47,10 +47,10 @@ def unmatched(graphs: Sequence[GraphReport], recipe: Recipe, model: nn.Module) -
     names = [without_wrappers(name) for name, _ in model.named_modules(remove_duplicate=False)]
     kind, several = type(model).__name__, len(graphs) > 1
     remarks = []
-    for where, pattern, told_in_any_case in _patterns(recipe):
+    for where, pattern, always in _patterns(recipe):
         if not _any_in((*made, *names), pattern):
             remarks.append(NO_MODULE.format(where, kind, nearest(pattern, names, listed=False)))
-        elif not _any_in(made, pattern) and (several or told_in_any_case):
+        elif not _any_in(made, pattern) and (several or always):
             remarks.append(NO_TENSOR.format(where))
     for pattern, meant in _kept_in_vain(graphs, recipe):
         where = f"Recipe.fp32.keep: {pattern!r}"

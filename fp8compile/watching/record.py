@@ -15,7 +15,7 @@ from fp8compile.watching.late import Late
 
 @dataclass
 class Logged:
-    """What ``Watcher.log`` was told of a step: losses, tokens, other numbers."""
+    """What ``Watcher.log`` was given of a step: losses, tokens, other numbers."""
 
     losses: list[Late] = field(default_factory=list)
     tokens: int = 0

@@ -3,7 +3,7 @@
     codes, codes transposed, inv_scale      inputs of the graph (``Recipe.linears.cache_weights``)
     update of a weight                      new weight, its codes under a scale known before the step, amax by group
     behind it, still of the update          what the next step's scale is made of; whether a value was clipped
-    a kernel of its own                     the codes turned
+    a kernel of its own                     the codes transposed
 
 Numbers are those of an optimizer with ``weight_codes=True`` (fp8compile/optim/code_writer.py). Codes are written in place: a
 backward of another call that is still to come finds them overwritten, as it finds the weights, and autograd says so.

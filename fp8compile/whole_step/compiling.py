@@ -8,7 +8,7 @@ what two graphs get from their boundary, and what the order of the updates is fo
     the updates of two parameters          as one kernel they wait for the later gradient
 
 So no kernel has operations of the forward and of what follows; and none updates two parameters, unless both are small.
-Codes of a new weight are turned in a kernel of their own (``APART``).
+Codes of a new weight are transposed in a kernel of their own (``APART``).
 """
 
 from __future__ import annotations
@@ -84,8 +84,8 @@ def _watched_early(graph: Graph) -> None:
 
 
 def _marks(graph: Graph) -> str:
-    told = [(n.meta.get(PART), bool(n.meta.get(private.STORED)), bool(n.meta.get(APART))) for n in graph.nodes]
-    return hashlib.sha256(repr(told).encode()).hexdigest()
+    marks = [(n.meta.get(PART), bool(n.meta.get(private.STORED)), bool(n.meta.get(APART))) for n in graph.nodes]
+    return hashlib.sha256(repr(marks).encode()).hexdigest()
 
 
 def _in_one_part(scheduler: Any, first: Any, second: Any) -> bool:

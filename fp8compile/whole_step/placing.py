@@ -19,7 +19,7 @@ from torch.fx import Graph, GraphModule, Node
 
 from fp8compile import _torch as private
 from fp8compile.fx.graph import copy_graph, insertion_point_after, is_tensor, splice, storage_root
-from fp8compile.optim.code_writer import CLIPPED, TURNED, finished, finished_and_turned, side_by_side
+from fp8compile.optim.code_writer import CLIPPED, TRANSPOSED, finished, finished_and_transposed, side_by_side
 from fp8compile.optim.plan import UpdatePlan
 from fp8compile.optim.step_codes import AMAX, INV_SCALE, KNOWN, REACH, ROWS, Wanted
 from fp8compile.whole_step.early import GRADIENT, alive_at_once, place_early
@@ -172,13 +172,13 @@ class _Placing:
         self.marked(FIRST_UPDATE + row, self.whole.end, insert)
 
     def finish_codes(self, wanted: Wanted, new: Mapping[str, Node], to: Mapping[str, Node], before: Node) -> None:
-        """Write what is known of the codes that an update has made, and turn them: apart from the kernel of the update, which
-        holds few rows at a time and waits for no amax."""
+        """Write what is known of the codes that an update has made, and transpose them: apart from the kernel of the update,
+        which holds few rows at a time and waits for no amax."""
         codes = to[ROWS] if wanted.by_rows else new[ROWS]  # as they are written: no kernel makes them twice
         every = splice(self.graph, side_by_side, new[AMAX], new[REACH], before=before)  # by the update's kernel
-        last, fn = before.prev, finished_and_turned if wanted.transposed else finished
+        last, fn = before.prev, finished_and_transposed if wanted.transposed else finished
         made = splice(self.graph, fn, every, new[INV_SCALE], codes, before=before)
-        for name, node in zip((KNOWN, CLIPPED, TURNED), made, strict=False):
+        for name, node in zip((KNOWN, CLIPPED, TRANSPOSED), made, strict=False):
             _write(self.graph, to[name], node, before)
         while last.next is not before:
             last = last.next

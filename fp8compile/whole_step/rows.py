@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from fp8compile.optim.code_writer import CLIPPED, TURNED
+from fp8compile.optim.code_writer import CLIPPED, TRANSPOSED
 from fp8compile.optim.plan import Tensors, UpdatePlan
 from fp8compile.optim.row_views import View, as_one_piece, pieces, viewed
 from fp8compile.optim.step_codes import ROWS
 
-OF_GRAPH = (CLIPPED, TURNED, ROWS)  # beside the parameter and its gradient
+OF_GRAPH = (CLIPPED, TRANSPOSED, ROWS)  # beside the parameter and its gradient
 
 
 def in_rows(plan: UpdatePlan, p: Tensor) -> View | None:

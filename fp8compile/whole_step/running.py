@@ -163,10 +163,10 @@ class WholeGraph:
     def _coded(self, inputs: Sequence[Any], given: Given) -> dict[Tensor, Coded]:
         """By weight, what its update takes to write its codes."""
         coding = ((at, made) for at, made in given.codes.items() if at in self._updated)
-        told = {at: self._updates.codes(inputs[at], made, self._own.dtypes[at]) for at, made in coding}
-        self._counts.codes = len(told)
-        self._counts.not_coded = next((reason for reason in told.values() if isinstance(reason, str)), None)
-        coded = {inputs[at]: each for at, each in told.items() if isinstance(each, Coded)}
+        codes = {at: self._updates.codes(inputs[at], made, self._own.dtypes[at]) for at, made in coding}
+        self._counts.codes = len(codes)
+        self._counts.not_coded = next((reason for reason in codes.values() if isinstance(reason, str)), None)
+        coded = {inputs[at]: each for at, each in codes.items() if isinstance(each, Coded)}
         self._counts.coded = len(coded)
         return coded
 

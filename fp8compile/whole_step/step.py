@@ -38,11 +38,11 @@ from fp8compile.whole_step.declines import why_not
 from fp8compile.whole_step.joined import CannotJoin
 from fp8compile.whole_step.own_inputs import OwnInputs
 from fp8compile.whole_step.running import Counts, NotThisTime, StepOptions, WholeGraph, step_by_itself
-from fp8compile.whole_step.told import WholeStep
+from fp8compile.whole_step.summary import WholeStep
 from fp8compile.whole_step.updates import (
     Updates,
+    mark_stepped,
     parameters_of,
-    told_to_schedulers,
     traits_of,
     unless_it_fails,
     updates_of,
@@ -137,16 +137,16 @@ class TrainStep:
         return self._counts.norm
 
     @property
-    def told(self) -> WholeStep:
+    def summary(self) -> WholeStep:
         """What was done so far."""
         counts = self._counts
         reached = counts.updated, len(parameters_of(self.optimizer))
         kept = counts.gradient_bytes, counts.gradient_peak
-        told = WholeStep(self._reason, counts.compilations, *reached, *kept, self._options.clip_norm)
-        return dataclasses.replace(told, codes=counts.codes, coded=counts.coded, not_coded=counts.not_coded)
+        summary = WholeStep(self._reason, counts.compilations, *reached, *kept, self._options.clip_norm)
+        return dataclasses.replace(summary, codes=counts.codes, coded=counts.coded, not_coded=counts.not_coded)
 
     def report(self) -> Report:
-        """The report of the graphs that it has compiled; its remarks begin with what ``told`` says.
+        """The report of the graphs that it has compiled; its remarks begin with what ``summary`` says.
 
         Raises:
             ValueError: nothing was compiled yet: call it with a batch first.
@@ -154,7 +154,7 @@ class TrainStep:
         if not self._reports and self._reason is None:
             raise ValueError("train_step: nothing was compiled yet: call it with a batch first")
         first, *others = self._reports or [GraphReport("training")]
-        first = dataclasses.replace(first, remarks=(*str(self.told).splitlines(), *first.remarks))
+        first = dataclasses.replace(first, remarks=(*str(self.summary).splitlines(), *first.remarks))
         return Report((first, *others), str(self._options.recipe))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -185,7 +185,7 @@ class TrainStep:
             )  # what the model raises, it raises here
             self._decline(reason)
             return results
-        told_to_schedulers(self.optimizer)
+        mark_stepped(self.optimizer)
         return results
 
     def accumulate(self, *args: Any, **kwargs: Any) -> Any:

@@ -289,6 +289,6 @@ def _begun(p: Tensor, update: CapturedUpdate, name: str) -> Tensor:
     return torch.full_like(p, number, memory_format=torch.preserve_format, requires_grad=False)
 
 
-def told_to_schedulers(optimizer: torch.optim.Optimizer) -> None:
+def mark_stepped(optimizer: torch.optim.Optimizer) -> None:
     """Learning rate schedulers warn where ``optimizer.step`` has not been called: the graph stands for it."""
     optimizer._opt_called = True  # type: ignore[attr-defined]

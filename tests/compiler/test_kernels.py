@@ -91,11 +91,11 @@ def test_attention_s_backward_has_five_products() -> None:
 
 def test_the_page_has_a_table_of_them_and_other_reports_have_not() -> None:
     report = listed(Two())
-    (table,) = (each for each in report.told.tables if each.name == "kernels")
+    (table,) = (each for each in report.page_content.tables if each.name == "kernels")
     assert len(table.rows) == len(report.graphs[0].kernels)
     plain = fp8compile.explain(Two(), torch.randn(ROWS, WIDTH))
     assert not plain.graphs[0].kernels
-    assert "kernels" not in {each.name for each in plain.told.tables}
+    assert "kernels" not in {each.name for each in plain.page_content.tables}
     assert "kernels" not in json.loads(report.to_json())["graphs"][0]
 
 

@@ -15,8 +15,8 @@ from fp8compile.compiler.store_check import (
     check_stores,
     check_stores_first,
     prepare_ptxas,
+    ptxas_remarks,
     refuse_wrong_ptxas,
-    told_of_ptxas,
 )
 
 TOLD = "ptxas: NVIDIA (R) Ptx optimizing assembler\nCuda compilation tools, release {}, V{}.93\nBuild cuda"
@@ -64,9 +64,9 @@ def test_the_report_tells_which_ptxas_is_in_force(
         mock.patch.object(ptxas, "ptxas_in_force", lambda: release),
         mock.patch.object(torch.cuda, "get_device_capability", lambda device: capability),
     ):
-        told = told_of_ptxas([torch.ones(2), mock.Mock(spec=Tensor, device=GPU)])
+        told = ptxas_remarks([torch.ones(2), mock.Mock(spec=Tensor, device=GPU)])
         assert told == tuple(f"generated kernels are assembled by ptxas {each}" for each in said)
-        assert told_of_ptxas([torch.ones(2)]) == ()
+        assert ptxas_remarks([torch.ones(2)]) == ()
 
 
 def test_this_process_assembles_as_workers_do_where_a_gpu_is_used() -> None:

@@ -72,7 +72,7 @@ def test_each_module_gets_the_gradients_of_its_own_format(linear: str) -> None:
     ],
     ids=["alone", "its bias gradient sums it", "a norm's backward makes it", "gelu's backward makes it"],
 )
-def test_a_gradient_made_in_rows_is_encoded_once_and_its_codes_turned(
+def test_a_gradient_made_in_rows_is_encoded_once_and_its_codes_transposed(
     model: nn.Module, encodes: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Under a known scale: by rows for dgrad, by columns for wgrad. Any other is encoded twice, in one kernel."""

@@ -22,7 +22,7 @@ from fp8compile.passes.quantize_linears import quantize_linears
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from tests.support.graphs import joint_of, split_of, text_of
-from tests.support.measure import compiled, gradients, matmuls_told
+from tests.support.measure import compiled, gradients, matmul_entries
 from tests.support.reference import sqnr_db
 
 LARGE = [3, 40]  # channels
@@ -54,7 +54,7 @@ def data(rows: int = 48, dtype: torch.dtype = torch.float32) -> Tensor:
 def told(model: nn.Module, *args: Tensor, **fields: Any) -> dict[str, str]:
     """By linear and direction, what the report says of smoothing."""
     recipe = Recipe().changed({"linears.emulate": True, "linears.smooth_swiglu": True, **fields})  # not judged
-    found = matmuls_told(fp8compile.explain(model, args, recipe=recipe))
+    found = matmul_entries(fp8compile.explain(model, args, recipe=recipe))
     formats = {f"{x.origin.module} {x.direction}": getattr(x, "formats", "") for x in found}
     return {
         name: text[text.index(", ", 1) :].split(", emulated")[-1]

@@ -134,13 +134,13 @@ def test_tables_are_the_reports_entries(data: dict[str, Any]) -> None:
 def test_bytes_of_a_graph_that_ran_three_times_count_three_times() -> None:
     one = explained()
     three = dataclasses.replace(one, graphs=(dataclasses.replace(one.graphs[0], places=(("", 3),)),))
-    found = [next(t for t in r.told.tables if t.name == "saved").rows[0].cells for r in (one, three)]
+    found = [next(t for t in r.page_content.tables if t.name == "saved").rows[0].cells for r in (one, three)]
     assert found[1][3] == 3 * found[0][3] and found[1][-1] == 3  # type: ignore[operator]
 
 
 def test_layers_that_are_alike_are_a_run_and_one_that_was_left_is_not() -> None:
     last = explained(5).graphs[0].steps[-1].after
-    assert explorer_data(explained(5).told)["graphs"][0]["alike"] == [
+    assert explorer_data(explained(5).page_content)["graphs"][0]["alike"] == [
         ["layers", 2, 3]
     ]  # the first and the last have ends
     assert alike(last, [("layers.2", "left"), ("layers.3", "left")]) == [["layers", 2, 3]]
@@ -214,6 +214,6 @@ def test_bounds_of_codecs(codec: str, bound: str) -> None:
 
 def test_a_report_without_graphs_and_one_without_anything() -> None:
     cached = Report((GraphReport("training", remarks=("from a cache",)),))
-    found = explorer_data(cached.told)
+    found = explorer_data(cached.page_content)
     assert found["graphs"][0]["stages"] == [] and "from a cache" in found["head"]
-    assert explorer_data(Report().told)["graphs"] == []
+    assert explorer_data(Report().page_content)["graphs"] == []

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from fp8compile.explorer.content import Bars, PageContent, PageFrontier, PageGraph, PageRow, PageTable
 from fp8compile.explorer.page import ASSETS, SCRIPTS, page
-from fp8compile.explorer.told import Bars, PageContent, PageFrontier, PageGraph, PageRow, PageTable
 from fp8compile.fx.listing import GraphPart, Line
 from fp8compile.fx.snapshot import PassStep, Snapshot
 from fp8compile.reporting.compiled_graph import GraphReport
@@ -264,10 +264,10 @@ def test_names_with_html_and_quotes_are_text(chromium: Any, tmp_path: Path) -> N
     ("told", "said"),
     [
         (
-            Report((GraphReport("training", saved_bytes=8, saved_bytes_plain=16),)).told,
+            Report((GraphReport("training", saved_bytes=8, saved_bytes_plain=16),)).page_content,
             "This report has no graph to draw.",
         ),
-        (Report().told, "The report has no graph."),
+        (Report().page_content, "The report has no graph."),
     ],
 )
 def test_a_report_without_a_graph_says_so(chromium: Any, tmp_path: Path, told: PageContent, said: str) -> None:

@@ -27,7 +27,7 @@ from fp8compile.islands.search import computes
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import Island
 from tests.support.graphs import joint_of, split_of
-from tests.support.measure import compiled, matmuls_told, why
+from tests.support.measure import compiled, matmul_entries, why
 from tests.support.reference import sqnr_db
 from tests.support.vit import ViT
 
@@ -287,7 +287,7 @@ def test_a_product_in_an_island_is_no_fp8_linear_and_what_it_saves_keeps_its_ran
     x = torch.randn(128, 64).half()
     options = {"fp32.keep": ("2",), "linears.emulate": True, "saved.min_numel": 0, "linears.skip": ()}
     report = fp8compile.explain(model, (x,), recipe=options)
-    reasons = {entry.origin.module: why(entry) for entry in matmuls_told(report)}
+    reasons = {entry.origin.module: why(entry) for entry in matmul_entries(report)}
     assert reasons == {"0": "", "2": "in an FP32 island", "3": ""}
     split = split_of(model, x, **options)
     for edge in split.edges:

@@ -134,7 +134,7 @@ PASSES = (
     Mutant(
         "spell_out_alpha: the product has another layer, region and half",
         "passes/spell_out_alpha.py",
-        "        new.meta |= told\n",
+        "        new.meta |= meta\n",
         "",
         ("tests/passes/test_spell_out_alpha.py",),
     ),

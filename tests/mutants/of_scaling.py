@@ -99,8 +99,8 @@ SCALING = (
     Mutant(
         "row kernels: codes are made anew beside the kernel that makes them",
         "fp8compile/encoding/operands.py",
-        "turned = how.role == GRADIENT and",
-        "turned = False and how.role == GRADIENT and",
+        "copies = how.role == GRADIENT and",
+        "copies = False and how.role == GRADIENT and",
         ("tests/encoding/test_operands.py",),
     ),
     Mutant(
@@ -239,7 +239,7 @@ SCALING = (
     Mutant(
         "cached weights: trusted before a change was seen to count",
         "fp8compile/scaling/weight_changes.py",
-        "and (self.told or not weight.requires_grad)",
+        "and (self.noticed or not weight.requires_grad)",
         "and True",
         (f"{CHANGES}::test_a_loop_through_data_is_never_trusted",),
     ),

@@ -25,7 +25,7 @@ from fp8compile.numerics.delayed import (
     newest_or_largest,
     next_history,
     next_patience,
-    or_its_kind_s,
+    or_amax_of_kind,
     partial_statistics,
     placed,
     quantize_under,
@@ -215,8 +215,8 @@ def test_only_clipping_enlarges_and_only_what_comes_after() -> None:
 
 def test_what_is_unknown_is_taken_to_be_as_large_as_the_largest_of_its_kind() -> None:
     amax, kinds = torch.tensor([0.0, 3.0, 5.0, 0.0, 2.0]), torch.tensor([0, 0, 1, 1, 1])
-    assert or_its_kind_s(amax, kinds).tolist() == [3.0, 3.0, 5.0, 5.0, 2.0]
-    assert or_its_kind_s(torch.zeros(3), kinds[:3]).tolist() == [0.0] * 3
+    assert or_amax_of_kind(amax, kinds).tolist() == [3.0, 3.0, 5.0, 5.0, 2.0]
+    assert or_amax_of_kind(torch.zeros(3), kinds[:3]).tolist() == [0.0] * 3
 
 
 @pytest.mark.parametrize("fmt, binades", [(E4M3, 14), (E5M2, 29)], ids=["e4m3", "e5m2"])

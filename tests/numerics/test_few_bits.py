@@ -1,4 +1,4 @@
-"""FewBits, proved: right on average for every half value, its bound, its bytes, its packing; odd input."""
+"""FewBits, proved: unbiased for every half value, its bound, its bytes, its packing; odd input."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def steps_of(codec: FewBits, x: Tensor) -> Tensor:
     return of_each_element(codec.encode(x)[1].double(), few_bits_lengths(x.shape, codec.group_size), x)
 
 
-# ---------------------------------------------------------------------------------------------- right on average
+# ---------------------------------------------------------------------------------------------- unbiased
 
 
 def largest_mean_error(codec: FewBits, dtype: torch.dtype, draws: int) -> float:
@@ -52,8 +52,8 @@ def largest_mean_error(codec: FewBits, dtype: torch.dtype, draws: int) -> float:
     worst = 0.0
     for row in rows:
         x = row.expand(draws, -1)  # each repetition has another number, and so draws others
-        step = float(codec.encode(row)[1])
-        worst = max(worst, float((decoded(codec, x).double() - x.double()).mean(0).abs().max()) / step)
+        inv_scale = float(codec.encode(row)[1])
+        worst = max(worst, float((decoded(codec, x).double() - x.double()).mean(0).abs().max()) / inv_scale)
     return worst
 
 
@@ -97,8 +97,8 @@ def test_the_dithered_error_does_not_depend_on_the_value() -> None:
 
 def drawn(codec: FewBits, x: Tensor) -> Tensor:
     """u - 1/2 of each element of groups ``[N, G]``."""
-    _, step, least = codec.encode(x)
-    return distance(start_of(step.float(), least.float()), torch.arange(x.shape[1]).float()).double()
+    _, inv_scale, zero_point = codec.encode(x)
+    return distance(start_of(inv_scale.float(), zero_point.float()), torch.arange(x.shape[1]).float()).double()
 
 
 def test_equal_groups_draw_numbers_that_do_not_depend_on_each_other() -> None:
@@ -117,7 +117,7 @@ def test_within_a_group_they_are_spread_evenly() -> None:
 
 def test_metadata_that_move_by_an_ulp_draw_other_numbers() -> None:
     one, ulp = torch.ones(4096, 1), torch.full((4096, 1), 1 + 2.0**-7)
-    starts = [start_of(step, least)[:, 0] for step, least in ((one, one), (ulp, one), (one, ulp))]
+    starts = [start_of(inv_scale, zero_point)[:, 0] for inv_scale, zero_point in ((one, one), (ulp, one), (one, ulp))]
     for a, b in itertools.combinations(starts, 2):
         assert abs(float(torch.corrcoef(torch.stack([a, b]))[0, 1])) < 5 / math.sqrt(4096)
 
@@ -139,12 +139,12 @@ def test_every_half_value_is_within_its_bound(codec: FewBits, dtype: torch.dtype
 @pytest.mark.parametrize("offset", [0.0, 3.0, -1000.0])
 def test_the_step_is_no_wider_than_promised(codec: FewBits, offset: float) -> None:
     x = normal(500, codec.group_size) + offset
-    _, step, least = codec.encode(x)
+    _, inv_scale, zero_point = codec.encode(x)
     lo, hi = x.double().amin(1, keepdim=True), x.double().amax(1, keepdim=True)
-    assert bool((least.double() <= lo).all()) and bool((least.double() >= lo - 2.0**-7 * lo.abs()).all())
-    assert bool((least.double() + codec.levels * step.double() * (1 + 2.0**-22) >= hi).all())
+    assert bool((zero_point.double() <= lo).all()) and bool((zero_point.double() >= lo - 2.0**-7 * lo.abs()).all())
+    assert bool((zero_point.double() + codec.levels * inv_scale.double() * (1 + 2.0**-22) >= hi).all())
     widest = (hi - lo + 2.0**-7 * lo.abs()) / codec.levels * (1 + 2.0**-7)
-    assert bool((step.double() <= widest.clamp_min(SMALLEST_STEP) * (1 + 2.0**-22)).all())
+    assert bool((inv_scale.double() <= widest.clamp_min(SMALLEST_STEP) * (1 + 2.0**-22)).all())
 
 
 @by_codec
@@ -192,11 +192,11 @@ def test_packing_is_bit_exact_for_every_length(bits: int, longest: int) -> None:
             lengths = few_bits_lengths((length,), 32)
             for group in x.split(lengths):  # each holds both ends
                 group[0], group[-1] = 0, codec.levels
-            codes, step, least = codec.encode(x.float())
+            codes, inv_scale, zero_point = codec.encode(x.float())
             whole = lengths[-1] > 1  # a tail of one element is a group of one value
             expected = x.tolist() if whole else x.tolist()[:-1]
             assert unpacked_by_the_book(codec, codes, lengths)[: len(expected)] == expected
-            assert torch.equal(codec.decode(codes, step, least, x.shape, torch.float32), x.float())
+            assert torch.equal(codec.decode(codes, inv_scale, zero_point, x.shape, torch.float32), x.float())
 
 
 @by_codec

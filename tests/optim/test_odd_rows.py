@@ -72,7 +72,7 @@ def test_states_of_a_whole_step_are_those_of_the_three_calls() -> None:
         loss_of(theirs, x).backward()
         expected.step()
         expected.zero_grad()
-    assert step.told.is_one_graph
+    assert step.summary.is_one_graph
     found, wanted = (optimizer.export_fp32_state_dict()["state"][0] for optimizer in (made, expected))
     assert is_near(found["exp_avg"], wanted["exp_avg"], 2.0**-4)
     assert is_near(found["exp_avg_sq"], wanted["exp_avg_sq"], 2.0**-3)  # the weights have parted by then

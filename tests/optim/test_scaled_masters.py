@@ -49,7 +49,7 @@ def test_the_weight_is_the_nearest_to_its_master() -> None:
 def test_steps_too_small_for_the_weight_add_up() -> None:
     """800 steps of 2**-14 on a weight of 1: BF16 is spaced 2**-8 below 1, FP16 by 2**-11; their sum is 0.0488.
 
-    Each is rounded to one of two numbers 2**-11 apart, right on average: Hoeffding, 4 deviations of 800 draws of 512 weights.
+    Each is rounded to one of two numbers 2**-11 apart, unbiased: Hoeffding, 4 deviations of 800 draws of 512 weights.
     """
     p = nn.Parameter(torch.ones(4, 128, dtype=BF16))
     optimizer = optim.SGD([("w", p)], lr=2.0**-14, master="fp16_scaled", compiled=False)

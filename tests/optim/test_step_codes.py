@@ -203,8 +203,8 @@ def test_changes_between_steps_are_measured(monkeypatch: pytest.MonkeyPatch) -> 
         measured.append(len(args))
         return original(plan, *args)
 
-    original = code_writer.Plan.measured
-    monkeypatch.setattr(code_writer.Plan, "measured", count)
+    original = code_writer.UpdatePlan.measured
+    monkeypatch.setattr(code_writer.UpdatePlan, "measured", count)
     for change, times in (
         (lambda: None, 2),  # the first step has nothing to go by
         (lambda: None, 1),

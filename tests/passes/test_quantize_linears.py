@@ -21,7 +21,7 @@ from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import Linear, Skip
 from tests.support.graphs import joint_of, text_of
-from tests.support.measure import compiled, llama_case, matmuls_told, why
+from tests.support.measure import compiled, llama_case, matmul_entries, why
 from tests.support.reference import sqnr_db
 
 E4, E5 = Tensorwise(E4M3), Tensorwise(E5M2)
@@ -40,7 +40,7 @@ def linears_of(
     model: nn.Module, *args: Tensor, loss: Callable[..., Tensor] | None = None, **fields: object
 ) -> list[Linear | Skip]:
     recipe = Recipe(**{"linears.emulate": True, **fields})  # type: ignore[arg-type]
-    return matmuls_told(fp8compile.explain(model, args, recipe=recipe, loss=loss))
+    return matmul_entries(fp8compile.explain(model, args, recipe=recipe, loss=loss))
 
 
 def reason_of(model: nn.Module, *args: Tensor, **fields: object) -> str:

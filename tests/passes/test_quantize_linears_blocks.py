@@ -23,7 +23,7 @@ from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import Linear, Skip
 from tests.support.graphs import joint_of, text_of
-from tests.support.measure import compiled, gradient_sqnr, llama_case, matmuls_told, why
+from tests.support.measure import compiled, gradient_sqnr, llama_case, matmul_entries, why
 
 MODES = ("blockwise", "mxfp8")
 SIZES = [
@@ -36,7 +36,7 @@ by_mode = pytest.mark.parametrize("mode", MODES)
 
 def linears_of(model: nn.Module, *args: Tensor, **fields: object) -> list[Linear | Skip]:
     recipe = Recipe(**{"linears.emulate": True, **fields})  # type: ignore[arg-type]
-    return matmuls_told(fp8compile.explain(model, args, recipe=recipe))
+    return matmul_entries(fp8compile.explain(model, args, recipe=recipe))
 
 
 def encodings(graph: Graph) -> list[str]:
@@ -145,7 +145,7 @@ def test_rows_that_vary_are_left(mode: str) -> None:
     )
     x = torch.randn(40, 64)
     assert torch.equal(fn(x), model(x))
-    (reason,) = {why(x) for x in matmuls_told(fp8compile.report(fn))}
+    (reason,) = {why(x) for x in matmul_entries(fp8compile.report(fn))}
     assert reason == f"rows that vary from call to call: {mode} scales run along them in the wgrad"
 
 

@@ -20,7 +20,7 @@ from fp8compile.reporting.entries import Linear, Skip
 from tests.support.experts import Grouped, ends_at, experts_case, rows_of
 from tests.support.graphs import joint_of, text_of
 from tests.support.grouped_codes import grouped_units
-from tests.support.measure import matmuls_told, why
+from tests.support.measure import matmul_entries, why
 
 DIRECTIONS = ["forward", "forward", "dgrad", "wgrad", "wgrad", "dgrad"]
 MODES = pytest.mark.parametrize("linear", ["auto", "tensorwise", "rowwise"])
@@ -29,7 +29,7 @@ MODES = pytest.mark.parametrize("linear", ["auto", "tensorwise", "rowwise"])
 def _told(model: nn.Module, *args: Tensor, **fields: object) -> list[Linear | Skip]:
     """The matmuls of the experts."""
     recipe = Recipe(**{"linears.emulate": True, **fields})  # type: ignore[arg-type]
-    return [m for m in matmuls_told(fp8compile.explain(model, args, recipe=recipe)) if m.origin.module != "gate"]
+    return [m for m in matmul_entries(fp8compile.explain(model, args, recipe=recipe)) if m.origin.module != "gate"]
 
 
 def test_golden_emulated_matmuls() -> None:
@@ -133,7 +133,7 @@ def test_a_router_stays_exact() -> None:
     """16 experts, so that its sizes are no reason."""
     layer, x = experts_case(experts=16)
     report = fp8compile.explain(layer, (x,), recipe=Recipe(linears={"emulate": True}))
-    assert {why(m) for m in matmuls_told(report) if m.origin.module == "gate"} == {ROUTER}
+    assert {why(m) for m in matmul_entries(report) if m.origin.module == "gate"} == {ROUTER}
 
 
 def test_sizes_that_are_no_multiples_stay() -> None:
@@ -187,5 +187,5 @@ def test_an_operator_of_transformers_own_is_told_of() -> None:
     block = transformers.models.mixtral.modeling_mixtral.MixtralSparseMoeBlock(config)
     block.experts.config._experts_implementation = "grouped_mm"
     report = fp8compile.explain(block, (torch.randn(1, 32, 32),), recipe=Recipe(linears={"emulate": True}))
-    told = [why(m) for m in matmuls_told(report) if "experts" in m.origin.module]
+    told = [why(m) for m in matmul_entries(report) if "experts" in m.origin.module]
     assert told == [OPAQUE, OPAQUE]

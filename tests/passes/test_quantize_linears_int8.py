@@ -27,7 +27,7 @@ from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import Linear
 from tests.support.graphs import joint_of, text_of
 from tests.support.integers import ROWS, OnTheLeft, linears_of, product
-from tests.support.measure import compiled, gradient_sqnr, llama_case, matmuls_told, why
+from tests.support.measure import compiled, gradient_sqnr, llama_case, matmul_entries, why
 
 aten = torch.ops.aten
 pytestmark = pytest.mark.usefixtures("vnni")
@@ -176,7 +176,7 @@ def test_a_wgrad_over_rows_that_vary_is_left() -> None:
     dx, dw = torch.autograd.grad(y, (x, model.weight), dy := torch.randn(40, 32))
     assert torch.equal(y, product(x, model.weight, model.bias)) and torch.equal(dw, dy.t() @ x)
     assert torch.equal(dx, product(dy, model.weight.t()))
-    reasons = {told.direction: why(told) for told in matmuls_told(fp8compile.report(fn))}
+    reasons = {told.direction: why(told) for told in matmul_entries(fp8compile.report(fn))}
     assert reasons == {
         **{"forward": "", "dgrad": ""},
         "wgrad": "rows that vary from call to call: an INT32 sum of the wgrad holds 133,144 of them",

@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import fp8compile
 from fp8compile.reporting.entries import CachedWeight
 from fp8compile.scaling import weight_codes
-from tests.support.measure import compiled, matmuls_told
+from tests.support.measure import compiled, matmul_entries
 
 CACHED = {"linears.emulate": True, "linears.cache_weights": True}
 MICRO = 3
@@ -232,7 +232,7 @@ def test_nothing_is_kept_without_tensorwise_linears_or_the_option(changes: dict[
     model = Block()
     trained(model, compiled(model, **changes), 2)
     assert fp8compile.tools.scaling_state(model).weight_bytes == 0
-    assert not any("cached weight" in getattr(m, "formats", "") for m in matmuls_told(fp8compile.report(model)))
+    assert not any("cached weight" in getattr(m, "formats", "") for m in matmul_entries(fp8compile.report(model)))
 
 
 def test_inference_takes_no_codes(encoded: list[tuple[int, ...]]) -> None:

@@ -149,15 +149,15 @@ def test_what_was_forgotten_before_ranks_first_agree_is_not_told() -> None:
     each = histories_of(2)
     each.since.add(torch.full_like(each.amaxes[:, 0], 1e6), torch.zeros_like(each.fell_back))
     largest = each.amaxes.amax(1)
-    each.agree(each.since.told(each.amaxes))
+    each.agree(each.since.packed(each.amaxes))
     assert torch.equal(each.amaxes[:, 0], largest) and not each.amaxes[:, 1:].any()
 
 
 def test_to_agree_twice_changes_nothing() -> None:
     each = histories_of(3)
-    each.agree(each.since.told(each.amaxes))
+    each.agree(each.since.packed(each.amaxes))
     before, scales = each.amaxes, each.inv_scales
-    each.agree(each.since.told(each.amaxes))
+    each.agree(each.since.packed(each.amaxes))
     assert torch.equal(each.amaxes, before) and torch.equal(each.inv_scales, scales)
 
 
@@ -166,7 +166,7 @@ def test_ranks_with_other_states_go_on_from_the_largest_of_them() -> None:
     each, other = histories_of(2), histories_of(2)
     for one, factor in ((each, 1), (other, 3)):
         one.load(one.state() | {"amaxes": factor * one.amaxes})
-    largest = torch.maximum(each.since.told(each.amaxes), other.since.told(other.amaxes))
+    largest = torch.maximum(each.since.packed(each.amaxes), other.since.packed(other.amaxes))
     for one in (each, other):
         one.agree(largest)
     assert torch.equal(each.amaxes, other.amaxes) and torch.equal(each.inv_scales, other.inv_scales)

@@ -199,11 +199,11 @@ def test_fused_steps_behind_a_counted_change_are_told_of() -> None:
 def test_an_answer_that_is_late_is_heard_one_call_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a GPU: the call behind an unseen edit has old codes, the next one says so and is exact."""
     case = Trusted()
-    monkeypatch.setattr(weight_codes.Sent, "arrived", property(lambda self: False))
+    monkeypatch.setattr(weight_codes.PendingBool, "arrived", property(lambda self: False))
     case.model.a.weight.data.mul_(1.5)
     with count():
         assert not case.is_exact()
-    monkeypatch.setattr(weight_codes.Sent, "arrived", True)
+    monkeypatch.setattr(weight_codes.PendingBool, "arrived", True)
     with pytest.warns(UserWarning, match="may have used its old codes"):
         assert case.is_exact()
 

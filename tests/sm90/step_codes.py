@@ -45,7 +45,7 @@ def lowered_with_codes(case: Case, *, turned: bool = False) -> Lowering:
     return Lowering(step, finish, _least(case, tensors) + sum(t.nbytes for t in new.values()), across)
 
 
-def _step(plan: compiled_step.Plan, tensors: dict[str, Tensor], view: row_views.View) -> LoweredGraph:
+def _step(plan: compiled_step.UpdatePlan, tensors: dict[str, Tensor], view: row_views.View) -> LoweredGraph:
     signature, views, sizes = compiled_step.signed(plan, row_views.viewed(tensors, view))
     return lowered_chunk((signature, [(views, sizes)]))[0]
 

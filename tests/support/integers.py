@@ -10,14 +10,14 @@ from fp8compile.numerics import INT8, Rowwise
 from fp8compile.numerics.integer_products import int8_product
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import Linear, Skip
-from tests.support.measure import matmuls_told
+from tests.support.measure import matmul_entries
 
 ROWS = Rowwise(INT8)
 
 
 def linears_of(model: nn.Module, *args: Tensor, **fields: object) -> list[Linear | Skip]:
     recipe = Recipe(**{"linears": "int8", **fields})  # type: ignore[arg-type]
-    return matmuls_told(fp8compile.explain(model, args, recipe=recipe))
+    return matmul_entries(fp8compile.explain(model, args, recipe=recipe))
 
 
 def product(x: Tensor, w: Tensor, added: Tensor | None = None) -> Tensor:

@@ -123,7 +123,7 @@ def compiled(model: nn.Module, **options: object) -> Callable[..., Tensor]:
     return torch.compile(model, backend="fp8compile", options={"debug.codegen": "eager", **options})  # type: ignore[return-value]
 
 
-def matmuls_told(report: Report) -> list[Linear | Skip]:
+def matmul_entries(report: Report) -> list[Linear | Skip]:
     """Every matmul of a linear that a report tells of: in FP8, or left."""
     return [*report.linears, *report.notes.skipped(LINEAR)]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import fp8compile
-from tests.support.measure import compiled, gradient_sqnr, kept_bytes, llama_case, matmuls_told, why
+from tests.support.measure import compiled, gradient_sqnr, kept_bytes, llama_case, matmul_entries, why
 from tests.support.reference import sqnr_db
 
 OUTPUT_DB, WEIGHT_DB = 18.0, 17.0
@@ -76,7 +76,7 @@ def test_torchaos_bars(shape: tuple[int, ...], bias: bool, checkpointed: bool, d
     torch._dynamo.reset()
     fn = compiled(model, **{"linears.emulate": True})
     y, ours = step(model, fn, x)
-    assert {(p.direction, why(p)) for p in matmuls_told(fp8compile.report(fn))} == {
+    assert {(p.direction, why(p)) for p in matmul_entries(fp8compile.report(fn))} == {
         ("forward", ""),
         ("dgrad", ""),
         ("wgrad", ""),

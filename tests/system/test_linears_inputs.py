@@ -16,7 +16,7 @@ import fp8compile
 from fp8compile import Recipe
 from fp8compile.reporting.entries import Linear, Skip
 from tests.support.emulation import emulated, linear, results, trained
-from tests.support.measure import compiled, matmuls_told, why
+from tests.support.measure import compiled, matmul_entries, why
 
 SIZE = 32
 ALL_THREE = Counter(forward=1, dgrad=1, wgrad=1)
@@ -37,7 +37,7 @@ def run(model: nn.Module, *args: Tensor, **options: Any) -> tuple[list[Tensor], 
     """Output and gradients with FP8 linears, and what the report says of them."""
     fn = compiled(model, **{"preset": "linear_only", "linears.emulate": True, **options})
     found = results(fn, trained(model, *args), *args)
-    return found, matmuls_told(fp8compile.report(fn))  # type: ignore[arg-type]
+    return found, matmul_entries(fp8compile.report(fn))  # type: ignore[arg-type]
 
 
 def plain(model: nn.Module, *args: Tensor) -> list[Tensor]:
@@ -344,7 +344,7 @@ def test_a_module_set_off() -> None:
         return F.linear(linear(x, *model[0].parameters()), *model[1].parameters())
 
     torch.testing.assert_close(ours, results(half, trained(model, x), x))
-    linears = matmuls_told(fp8compile.report(fn))  # type: ignore[arg-type]
+    linears = matmul_entries(fp8compile.report(fn))  # type: ignore[arg-type]
     assert directions(linears, "0") == ALL_THREE
     assert reasons(linears) == {"Recipe.linears.mode is off for module '1'": 3}
     assert "Recipe.modules" not in str(fp8compile.report(fn).remarks)  # type: ignore[arg-type]

@@ -21,7 +21,7 @@ from benchmarks.studies.models import Case
 from fp8compile import Recipe
 from fp8compile.reporting.entries import LINEAR, Skip
 from fp8compile.reporting.report import Report
-from tests.support.measure import matmuls_told
+from tests.support.measure import matmul_entries
 
 pytest.importorskip("transformers")
 torch.set_num_threads(1)
@@ -59,7 +59,7 @@ def explained(case: Case, precision: torch.dtype | None = None, **fields: Any) -
     with within():
         recipe = Recipe(**{"linears.emulate": True}, **fields)
         report = fp8compile.explain(case.model, batch.args, batch.kwargs, recipe, lambda out: case.loss(out, batch))
-    return report, account(case.model, run, matmuls_told(report))
+    return report, account(case.model, run, matmul_entries(report))
 
 
 def left(report: Report) -> dict[str, str]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import fp8compile
 from fp8compile.encoding.block_operands import ROWS_VARY
 from tests.support.emulation import linear, results, trained
-from tests.support.measure import compiled, matmuls_told, why
+from tests.support.measure import compiled, matmul_entries, why
 from tests.support.reference import sqnr_db
 
 SIZE = 32
@@ -106,7 +106,7 @@ def test_a_product_of_two_activations_is_no_wgrad(name: str) -> None:
     ours = results(fn, trained(model, x), x)
     expected = results(reference, trained(reference, x), x)
     assert min(map(sqnr_db, expected, ours)) > ONE_CODE
-    told = matmuls_told(fp8compile.report(fn))  # type: ignore[arg-type]
+    told = matmul_entries(fp8compile.report(fn))  # type: ignore[arg-type]
     many = 2 if written is gate else 1
     assert Counter(x.direction for x in told if not why(x)) == dict.fromkeys(("forward", "dgrad", "wgrad"), many)
 
@@ -115,7 +115,7 @@ def test_a_wgrad_that_no_dgrad_stands_beside_is_not_known_in_a_function() -> Non
     model = Model(gate, torch.randn(SIZE, SIZE))
     fn = compiled(model, preset="linear_only", **{"linears.emulate": True})
     fn(torch.randn(SIZE, SIZE)).sum().backward()
-    assert {x.direction for x in matmuls_told(fp8compile.report(fn))} == {"forward"}  # type: ignore[arg-type]
+    assert {x.direction for x in matmul_entries(fp8compile.report(fn))} == {"forward"}  # type: ignore[arg-type]
 
 
 @pytest.fixture
@@ -161,6 +161,6 @@ def test_rows_that_only_a_run_counts(rows_are_counted: None, linear: str) -> Non
     for rows in (x, torch.zeros_like(x).requires_grad_(), x):  # with zeros no expert has rows
         ours = results(fn, trained(model, rows), rows)
     assert min(map(sqnr_db, exact, ours)) > 15  # E5M2: 1/16 of each value, twice
-    told = matmuls_told(fp8compile.report(fn))
+    told = matmul_entries(fp8compile.report(fn))
     assert Counter(x.direction for x in told if not why(x))["forward"] == (1 if linear in BLOCKS else 5)
     assert {why(x) for x in told} - {""} == ({ROWS_VARY.format(linear)} if linear in BLOCKS else set())

@@ -62,7 +62,7 @@ def all_well(monkeypatch: pytest.MonkeyPatch) -> None:
 def tuned(model: nn.Module, x: Any = None, **others: Any) -> Tuned:
     """What ``tune`` tells; it returns the recipe of that."""
     found: list[Tuned] = []
-    given = {"loss": squares, "recipes": BOTH, "told": found.append, **others}
+    given = {"loss": squares, "recipes": BOTH, "show": found.append, **others}
     recipe = tune(model, batch() if x is None else x, **given)
     assert recipe == found[0].recipe
     return found[0]
@@ -108,7 +108,7 @@ def test_a_model_as_it_is_generated(capsys: pytest.CaptureFixture[str]) -> None:
         found.append(result)
         print(result)
 
-    recipe = tune(model, x, loss=squares, recipes=["storage_only"], minutes=10, told=told)
+    recipe = tune(model, x, loss=squares, recipes=["storage_only"], minutes=10, show=told)
     plain, stored = found[0].rows
     assert (plain.name, stored.name, stored.recipe) == (PLAIN, "storage_only", Recipe.preset("storage_only"))
     assert plain.rounds == 2 * FIRST_ROUNDS + MOST_ROUNDS and stored.rounds == FIRST_ROUNDS + MOST_ROUNDS

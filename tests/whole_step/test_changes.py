@@ -77,7 +77,7 @@ def test_gradients_of_other_parameters_are_taken_too(clip_norm: float | None) ->
         optimizer.zero_grad()
         assert same(model, expected)
         assert all(p.grad is None for p in model.parameters())
-    assert step.told.is_one_graph
+    assert step.summary.is_one_graph
 
 
 class Seen(nn.Module):
@@ -101,7 +101,7 @@ def test_memory_that_an_update_shares_with_what_else_is_read() -> None:
     for _ in range(2):
         step(X)
         three_calls(expected, optimizer, X)
-    assert "shares memory with another input" in str(step.told)
+    assert "shares memory with another input" in str(step.summary)
     assert same(model, expected)
 
 
@@ -110,7 +110,7 @@ def test_empty_parameters_share_no_memory() -> None:
     model.more = nn.ParameterList([torch.empty(0), torch.empty(0)])
     step = train_step(model, sgd(model), lambda m, x: loss_fn(m, x) + sum(p.sum() for p in m.more), fallback=False)
     step(X)
-    assert step.told.is_one_graph
+    assert step.summary.is_one_graph
 
 
 def branches(model: nn.Module, x: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ def test_a_loss_that_reads_its_value_falls_back(loss: Callable[..., Tensor]) -> 
     step(X)
     loss(expected, X).backward()
     optimizer.step()
-    assert "Dynamo captures no single graph" in str(step.told)
+    assert "Dynamo captures no single graph" in str(step.summary)
     assert same(model, expected)
 
 
@@ -138,7 +138,7 @@ def test_more_graphs_than_dynamos_limit_fall_back() -> None:
             before = model.weight.clone()
             step(X[:rows])
             assert not torch.equal(model.weight, before)
-    assert "Dynamo captures no single graph" in str(step.told)
+    assert "Dynamo captures no single graph" in str(step.summary)
 
 
 def test_groups_that_are_added_count_against_no_limit() -> None:
@@ -187,24 +187,24 @@ def test_a_hook_behind_the_first_step_is_called(hook: Callable[..., Any]) -> Non
     optimizer = sgd(model)
     step = train_step(model, optimizer)
     step(X)
-    assert step.told.is_one_graph
+    assert step.summary.is_one_graph
     called: list[int] = []
     handle = hook(model, optimizer, called)
     try:
         step(X)
     finally:
         handle.remove()
-    assert called and "hooks" in str(step.told)
+    assert called and "hooks" in str(step.summary)
 
 
 def test_a_dtype_that_an_optimizer_is_not_for() -> None:
     model = nn.Linear(8, 8)
     step = train_step(model, sgd(model))
     step(X)
-    assert step.told.is_one_graph
+    assert step.summary.is_one_graph
     model.bfloat16()
     step(X.bfloat16())
-    assert "use fp8compile.optim" in str(step.told)
+    assert "use fp8compile.optim" in str(step.summary)
 
 
 def test_autocast_around_a_step_is_the_losses_alone() -> None:
@@ -228,4 +228,4 @@ def test_a_batch_with_a_gradient_has_it() -> None:
     model = nn.Linear(8, 8)
     step, x = train_step(model, sgd(model)), X.clone().requires_grad_()
     step(x)
-    assert x.grad is not None and "is no parameter has a gradient" in str(step.told)
+    assert x.grad is not None and "is no parameter has a gradient" in str(step.summary)

@@ -138,8 +138,8 @@ def test_the_three_calls_run_in_its_place(caplog: pytest.LogCaptureFixture) -> N
         assert torch.equal(step.grad_norm, norm)
     assert all(map(torch.equal, model.parameters(), expected.parameters()))
     assert [record.message for record in caplog.records if "by themselves" in record.message].__len__() == 1
-    assert not step.told.is_one_graph
-    assert "Dynamo captures no single graph" in str(step.told)
+    assert not step.summary.is_one_graph
+    assert "Dynamo captures no single graph" in str(step.summary)
     assert "by themselves" in fp8compile.report(step).graphs[0].remarks[0]
 
 
@@ -159,7 +159,7 @@ def test_states_that_began_before_a_decline_count_as_none(monkeypatch: pytest.Mo
         loss_fn(expected, x).backward()
         second.step()
         second.zero_grad()
-    assert "no code for it" in str(step.told)
+    assert "no code for it" in str(step.summary)
     assert all(map(torch.equal, model.parameters(), expected.parameters()))
 
 
@@ -178,7 +178,7 @@ def test_a_damped_momentum_that_is_switched_on_begins_undamped() -> None:
         loss_fn(expected, x).backward()
         second.step()
         second.zero_grad()
-    assert step.told.is_one_graph
+    assert step.summary.is_one_graph
     for ours, theirs in zip(model.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(ours, theirs)
 
@@ -190,7 +190,7 @@ def test_an_error_of_the_model_is_the_models() -> None:
     with pytest.raises(RuntimeError, match=r"reduction dim|cannot be multiplied"):
         step(torch.ones(4, 7))
     step(torch.ones(4, 8))
-    assert step.told.is_one_graph, "it is no reason to give up one graph"
+    assert step.summary.is_one_graph, "it is no reason to give up one graph"
 
 
 @pytest.mark.parametrize(

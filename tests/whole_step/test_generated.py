@@ -38,10 +38,10 @@ def test_of_twelve_layers_gradients_a_quarter_is_alive_at_most() -> None:
     step = fp8compile.train_step(model, loss_fn, optimizer, recipe={"linears": "off"}, fallback=False)
     step(x)
     gradients = sum(p.numel() * p.element_size() for p in model.parameters())
-    assert step.told.gradient_bytes == gradients
-    assert step.told.gradient_peak <= gradients / 4
+    assert step.summary.gradient_bytes == gradients
+    assert step.summary.gradient_peak <= gradients / 4
     assert measured_peak(lambda: step(x)) <= gradients / 4
-    assert step.told.compilations == 1
+    assert step.summary.compilations == 1
 
 
 def test_what_is_saved_as_codes_is_kept_as_codes() -> None:
@@ -83,4 +83,4 @@ def test_no_weight_is_read_behind_its_update() -> None:
         optimizer.step()
         optimizer.zero_grad()
     torch.testing.assert_close(loss, expected.detach(), rtol=1e-5, atol=0.0)
-    assert step.told.is_one_graph
+    assert step.summary.is_one_graph

@@ -102,7 +102,7 @@ def test_it_equals_the_three_calls_bit_for_bit(maker: str, recipe: str) -> None:
     for x in batches():
         x = x.to(next(step.model.parameters()).dtype)
         assert torch.equal(step(x), three(x))
-    assert step.told.compilations == 1
+    assert step.summary.compilations == 1
 
 
 def test_updates_write_the_codes_of_the_next_step_over_those_of_this_one() -> None:
@@ -122,8 +122,8 @@ def test_updates_write_the_codes_of_the_next_step_over_those_of_this_one() -> No
         expected = quantize_under(layer.weight.detach(), found.inv_scale, E4M3).view(torch.uint8)
         for codes in (found.by_rows, None if found.transposed is None else found.transposed.t()):
             assert codes is None or torch.equal(codes.view(torch.uint8), expected)
-    assert step.told.coded == step.told.codes == 3
-    assert "codes of 3 of 3 weights are written by their updates" in str(step.told)
+    assert step.summary.coded == step.summary.codes == 3
+    assert "codes of 3 of 3 weights are written by their updates" in str(step.summary)
 
 
 @pytest.mark.parametrize(
@@ -138,8 +138,8 @@ def test_why_updates_write_no_codes_is_told(make: Make, reason: str) -> None:
     model = net()
     step = fp8compile.train_step(model, loss_fn, make(model), recipe=CACHED, fallback=False)
     step(batches(1)[0])
-    assert step.told.codes == 3 and step.told.coded == 0
-    assert "codes of 0 of 3 weights" in str(step.told) and reason in str(step.told)
+    assert step.summary.codes == 3 and step.summary.coded == 0
+    assert "codes of 0 of 3 weights" in str(step.summary) and reason in str(step.summary)
 
 
 def test_a_weight_that_is_changed_between_steps_has_new_codes() -> None:
@@ -153,7 +153,7 @@ def test_a_weight_that_is_changed_between_steps_has_new_codes() -> None:
                 mine[2].weight.mul_(1.5)
                 theirs[2].weight.mul_(1.5)
         assert torch.equal(step(x), three(x))
-    assert step.told.compilations == 1
+    assert step.summary.compilations == 1
 
 
 def test_accumulated_gradients_and_clipping_go_with_it() -> None:
@@ -210,7 +210,7 @@ def test_frozen_weights_are_not_counted_as_left_out() -> None:
     model[2].requires_grad_(False)
     step = fp8compile.train_step(model, loss_fn, writing(model), recipe=CACHED, fallback=False)
     step(batches(1)[0])
-    assert step.told.coded == step.told.codes == 2 and step.told.not_coded is None
+    assert step.summary.coded == step.summary.codes == 2 and step.summary.not_coded is None
 
 
 @pytest.fixture
@@ -267,7 +267,7 @@ def test_codes_that_another_graph_takes_as_one_matrix_are_packed_anew() -> None:
         (expected,) = torch.autograd.grad(loss_fn(model, x), [model.before.weight])
         assert (found - expected).norm() < 0.2 * expected.norm()
         step(x)
-    assert step.told.coded == 3
+    assert step.summary.coded == 3
 
 
 def test_codes_of_another_dtype_are_left_to_the_graph_that_takes_them() -> None:
@@ -285,7 +285,7 @@ def test_codes_of_another_dtype_are_left_to_the_graph_that_takes_them() -> None:
                 weight = layer.weight.detach().to(found.wanted.dtype)
                 expected = quantize_under(weight, found.inv_scale, E4M3).view(torch.uint8)
                 assert found.by_rows is not None and torch.equal(found.by_rows.view(torch.uint8), expected)
-    assert step.told.coded == 0 and "takes other codes of the same weight" in str(step.told)
+    assert step.summary.coded == 0 and "takes other codes of the same weight" in str(step.summary)
 
 
 def test_delayed_scales_of_no_linear_are_none() -> None:
@@ -310,7 +310,7 @@ def test_the_first_momentum_of_sgd_is_not_damped_behind_a_step_that_measures() -
     three = three_calls(theirs, torch.optim.SGD(theirs.parameters(), **options), recipe)
     for x in batches():
         torch.testing.assert_close(step(x), three(x), rtol=1e-5, atol=0.0)
-    assert step.told.compilations == 1
+    assert step.summary.compilations == 1
 
 
 def test_merged_dgrads_are_declined() -> None:

@@ -125,9 +125,9 @@ def test_it_equals_the_three_calls_bit_for_bit_over_a_schedule(maker: str) -> No
             schedule.step()
     assert same_model(mine, theirs), "parameters, and the batch norm's buffers"
     assert same_states(*optimizers)
-    assert step.told.compilations == 1, "one graph, whatever the learning rate"
-    assert step.told.is_one_graph
-    assert (step.told.updated, step.told.parameters) == (7, 8), "one parameter is not read"
+    assert step.summary.compilations == 1, "one graph, whatever the learning rate"
+    assert step.summary.is_one_graph
+    assert (step.summary.updated, step.summary.parameters) == (7, 8), "one parameter is not read"
 
 
 @pytest.mark.filterwarnings("error:Detected call of")
@@ -221,7 +221,7 @@ def test_clipping_is_torchs_and_its_norm_is_told() -> None:
     for p, start, change in zip(mine.parameters(), before, changes, strict=True):
         expected = start + change * (0.5 / (norm + 1e-6))
         torch.testing.assert_close(p.detach(), expected, rtol=units, atol=units * float(change.abs().max()))
-    assert step.told.gradient_peak == step.told.gradient_bytes, "all are alive when their norm is known"
+    assert step.summary.gradient_peak == step.summary.gradient_bytes, "all are alive when their norm is known"
 
 
 def test_gradients_accumulate_over_calls() -> None:
@@ -240,10 +240,10 @@ def test_gradients_accumulate_over_calls() -> None:
         optimizers[1].step()
         optimizers[1].zero_grad()
     assert same_model(mine, theirs)
-    assert step.told.compilations == 1
+    assert step.summary.compilations == 1
     step(*data[0])
-    assert step.told.compilations == 2, "without gradients from earlier calls it is another graph"
-    assert step.told.is_one_graph
+    assert step.summary.compilations == 2, "without gradients from earlier calls it is another graph"
+    assert step.summary.is_one_graph
 
 
 def test_a_state_dict_goes_to_torch_optim_and_back() -> None:
@@ -259,14 +259,14 @@ def test_a_state_dict_goes_to_torch_optim_and_back() -> None:
     theirs.load_state_dict(optimizer.state_dict())
     _eager(other, theirs)(*data[3])
     assert {float(state["step"]) for state in theirs.state.values()} == {4.0}
-    before = step.told.compilations
+    before = step.summary.compilations
     optimizer.load_state_dict(theirs.state_dict())
     optimizer.param_groups[0]["lr"] = 0.0
     kept = copy.deepcopy(list(model.parameters()))
     step(*data[4])
     assert all(map(torch.equal, model.parameters(), kept)), "the rate of the group that was loaded counts"
     assert {float(state["step"]) for state in optimizer.state.values()} == {5.0}
-    assert step.told.compilations == before, "states that are laid out alike need no new code"
+    assert step.summary.compilations == before, "states that are laid out alike need no new code"
 
 
 def test_a_parameter_group_that_is_added_is_trained_from_then_on() -> None:
@@ -289,7 +289,7 @@ def test_options_that_change_the_arithmetic_are_followed() -> None:
     step(*batches(1)[0])
     optimizer.param_groups[0]["maximize"] = True
     step(*batches(1)[0])
-    assert step.told.compilations == 2
+    assert step.summary.compilations == 2
 
 
 def test_batches_of_other_sizes_are_trained_on() -> None:
@@ -303,7 +303,7 @@ def test_batches_of_other_sizes_are_trained_on() -> None:
         torch.manual_seed(number)
         assert torch.equal(loss, other(*batches(1, size)[0])[0]), size
     assert same_model(mine, theirs)
-    assert step.told.compilations == 2, "one for the first size, one for all"
+    assert step.summary.compilations == 2, "one for the first size, one for all"
 
 
 def test_a_result_in_a_parameters_memory_is_what_it_was_before_the_update() -> None:
@@ -313,7 +313,7 @@ def test_a_result_in_a_parameters_memory_is_what_it_was_before_the_update() -> N
         model, lambda m, x, y: (loss_fn(m, x, y)[0], m.embed.weight.t()), whole_precision(model), recipe=EAGER
     )
     _, seen = step(*batches(1)[0])
-    assert step.told.is_one_graph
+    assert step.summary.is_one_graph
     assert torch.equal(seen, before.t())
     assert not torch.equal(model.embed.weight, before)
 
@@ -357,4 +357,4 @@ def test_each_step_has_code_of_its_own_for_dynamo() -> None:
                 model, lambda m, x: m(x).square().mean(), whole_precision(model), recipe=EAGER, fallback=False
             )
             step(torch.ones(4, width))
-            assert step.told.compilations == 1
+            assert step.summary.compilations == 1

@@ -84,7 +84,7 @@ class Sensitivity:
         return self._is_small_still(used, fmt, Error(amplification=RESCALED))
 
     def answer_on_average(self, used: Node) -> tuple[Answer, str]:
-        """How the gradients depend on a saved value that is right on average, and why no better (average.py)."""
+        """How the gradients depend on a saved value that is unbiased, and why no better (average.py)."""
         return answer_to(used, self.position)
 
     def is_gentle(self, used: Node, fmt: Format) -> bool:

@@ -1,4 +1,4 @@
-"""What gradients answer to a saved value that is off by much, but right on average: which values may have few bits.
+"""What gradients answer to a saved value that is off by much, but unbiased: which values may have few bits.
 
 With x + e for x, the errors of elements independent of each other and E[e] = 0 (numerics/few_bits.py), a gradient g is off
 by
@@ -116,4 +116,4 @@ def _reason(node: Node, answer: Answer) -> str:
         function = R.function_of(node)
         of = f"a function, {function[0]}," if function else f"a function, {op_name(node)},"
         return f"{of} of it in the backward"
-    return f"read in the backward by {op_name(node)}: not right on average"
+    return f"read in the backward by {op_name(node)}: biased"

@@ -39,7 +39,7 @@ def operator_of(node: Node) -> OpOverload | None:
 
 def answer(node: Node, operand: Node, is_gradient: bool) -> tuple[str, int]:
     """How a node that calls such an operator answers to an operand, and as how many of its arguments that is given."""
-    found = list(_told(node, operand))
+    found = list(_declared_arguments(node, operand))
     how = {known or (LINEAR if is_gradient and name != WRITTEN else EXACT) for name, known in found}
     return next(each for each in (EXACT, SMOOTH, LINEAR) if each in how), len(found)
 
@@ -66,7 +66,7 @@ def assumed(graph: Graph) -> list[str]:
     found = set()
     for node, op in foreign.items():
         read = [n for n in node.all_input_nodes if n in gradients and is_tensor(n)]
-        if any(known is None for n in read for _, known in _told(node, n)):
+        if any(known is None for n in read for _, known in _declared_arguments(node, n)):
             found.add(name_of(op))
     return sorted(found)
 
@@ -79,12 +79,19 @@ def how_to_declare(node: Node, is_gradient: Callable[[Node], bool]) -> str:
     values = [
         n for n in node.all_input_nodes if is_tensor(n) and n.meta["val"].is_floating_point() and not is_gradient(n)
     ]
-    at = sorted({names.index(name) for n in values for name, known in _told(node, n) if name in names and not known})
+    at = sorted(
+        {
+            names.index(name)
+            for n in values
+            for name, known in _declared_arguments(node, n)
+            if name in names and not known
+        }
+    )
     given = ", ".join(map(str, at)) + ("," if len(at) == 1 else "")
     return f"fp8compile.declare({name_of(op)!r}, smooth=({given})) if it answers small errors with small ones"
 
 
-def _told(node: Node, operand: Node) -> Iterator[tuple[str, str | None]]:
+def _declared_arguments(node: Node, operand: Node) -> Iterator[tuple[str, str | None]]:
     """The arguments as which an operand is given, once for each time, and what is declared of each."""
     op = operator_of(node)
     assert op is not None

@@ -1,4 +1,4 @@
-"""Dithered rounding of second moments: up or down, so that the decoded value is right on average; the value itself decides.
+"""Dithered rounding of second moments: up or down, so that the decoded value is unbiased; the value itself decides.
 
     n = floor(y), f = y - n      y: a magnitude in code steps; code n stands for c n**q
     p = f (1 - (q - 1) / (2 n + 1) (1 - f))                code = n + [t(x) < p]                E[decoded] = c y**q

@@ -41,7 +41,7 @@ def unpacked(code_bytes: Tensor, rows: tuple[int, ...], length: int) -> Tensor:
 
 
 def linear_codes(unit: Tensor, x: Tensor, dithers: bool) -> Tensor:
-    """i such that (i + 1) / 16 is nearest to ``unit`` in [0, 1], or, dithered by x, right on average."""
+    """i such that (i + 1) / 16 is nearest to ``unit`` in [0, 1], or, dithered by x, unbiased."""
     steps = unit * LEVELS
     return ((dithered(steps, x) if dithers else steps.round()) - 1).clamp(0, LEVELS - 1)
 

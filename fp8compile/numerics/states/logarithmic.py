@@ -18,7 +18,7 @@ Rounding. Nearest, a code moves up only if one step takes v past the middle of t
 D = r - 1 times v comes d = (1 - b2) |g**2 / v - 1| / D times a step, so v's relative variance is a D / 2, a the mean of |g**2
 / v - 1|, whatever b2 is: nothing to match.
 
-But what is to be right on average? A chance that keeps the mean of v**p moves that of v, relatively, by (1 - p) / 2 * a D
+But what is to be unbiased? A chance that keeps the mean of v**p moves that of v, relatively, by (1 - p) / 2 * a D
 until its return balances it (Ito). So the mean of 1 / sqrt(v) is off by
 
     -(1 - p) / 4 * a D + 3 / 16 * a D   = 0 for p = 1/4.
@@ -141,7 +141,7 @@ class Log2(_Logarithmic):
 
 
 def went_down(down: Tensor, x: Tensor, step: Tensor | float) -> Tensor:
-    """``down``, in steps below the largest level, to one of the two levels beside it: v**POWER is right on average."""
+    """``down``, in steps below the largest level, to one of the two levels beside it: v**POWER is unbiased."""
     above = down.floor()
     bend = step * (-math.log(2) * POWER)
     bend = bend if isinstance(bend, Tensor) else torch.full_like(above, bend)

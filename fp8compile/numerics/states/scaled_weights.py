@@ -8,7 +8,7 @@ FP16 has 11 bits; a power of two costs none. The largest may grow 2047 times bef
 which an optimizer's user sees; by the 1/8, weights that start at 0 may grow to 511. Normal numbers reach down to largest *
 2**-19. So
 
-    |x_hat - x| <  max(2**-10 |x|, 2**-24 inv_scale)     rounded stochastically, right on average: half of it to nearest
+    |x_hat - x| <  max(2**-10 |x|, 2**-24 inv_scale)     rounded stochastically, unbiased: half of it to nearest
 
 and 2**-24 inv_scale is at most 2**-28 of the largest, or of 1/8. Stochastically, since to nearest a step of less than 2**-12
 of a weight is lost. Two bytes: ``split_weights`` keeps 16 bits in one.

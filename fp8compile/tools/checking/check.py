@@ -152,19 +152,19 @@ class _Comparison:
     def run(self) -> Check:
         errors, _ = self.measure(frozenset())
         if not self.judge.failing(errors):
-            return self._told(errors, ok=True, recipe=self.recipe)
+            return self._result(errors, ok=True, recipe=self.recipe)
         search = Search(self.judge, self.measure, MOST_STEPS)
         found = search.run(list(self.known), errors)
         if found is None:
-            return self._told(errors, ok=False, recipe=None, alone=search.alone, remarks=(NOWHERE,))
+            return self._result(errors, ok=False, recipe=None, alone=search.alone, remarks=(NOWHERE,))
         chosen, after = found
         repaired = leaving(self.recipe, frozenset(chosen), self.known)
         after, _ = self._errors(uncounted(repaired))  # as the recipe will be written down
         if self.judge.failing(after):
-            return self._told(errors, ok=False, recipe=None, alone=search.alone, remarks=(NOWHERE,))
+            return self._result(errors, ok=False, recipe=None, alone=search.alone, remarks=(NOWHERE,))
         alone = {candidate: search.alone.get(candidate, {}) for candidate in chosen}
         remarks = () if search.minimal else (f"found in {MOST_STEPS} steps; fewer modules may do",)
-        return self._told(errors, ok=False, recipe=repaired, alone=alone, after=after, remarks=remarks)
+        return self._result(errors, ok=False, recipe=repaired, alone=alone, after=after, remarks=remarks)
 
     def measure(self, left: frozenset[RepairCandidate]) -> tuple[Errors, tuple[GraphReport, ...]]:
         """The errors of a step in which these candidates are exact."""
@@ -182,7 +182,7 @@ class _Comparison:
         """A step of generated code for the recipe that was run last."""
         return generated_step(self.trials, uncounted(recipe), self.judge, self.exact, self.graph)
 
-    def _told(
+    def _result(
         self,
         errors: Errors,
         ok: bool,
@@ -203,8 +203,8 @@ class _Comparison:
         left = tuple((c.module, c.kind) for c in alone or {}) if after is not None else ()
         line = options_text(recipe) if recipe is not None and not ok else ""
         well = ok and not infinite and not wrong
-        told = tuple(rows), self.bar, well, recipe, line, left, self.trials.count, remarked
-        return Check(*told, tuple(outputs), CODE if code else GRAPH)
+        facts = tuple(rows), self.bar, well, recipe, line, left, self.trials.count, remarked
+        return Check(*facts, tuple(outputs), CODE if code else GRAPH)
 
     def _row(
         self,

@@ -1,6 +1,6 @@
 """A model compiled for one recipe, beside others of the same model; what it was compiled to can be dropped.
 
-The code goes through a backend of the arm's own: Dynamo keeps a shell of it, and nothing is told to ``fp8compile.report``.
+The code goes through a backend of the arm's own: Dynamo keeps a shell of it, and ``fp8compile.report`` has no entry of it.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How good the gradients of a recipe are: compared with those of an exact step, as ``fp8compile.check`` compares them.
 
-Both run node by node, from the same random numbers. So what is told is what the encoding does, and not what code does.
+Both run node by node, from the same random numbers. So it shows what the encoding does, and not what code does.
 """
 
 from __future__ import annotations

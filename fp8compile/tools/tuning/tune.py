@@ -65,7 +65,7 @@ def tune(
     goal: str = SPEED,
     slower: float = 0.25,
     bar: float = BAR,
-    told: Callable[[Tuned], object] = print,
+    show: Callable[[Tuned], object] = print,
 ) -> Recipe:
     """Measure a few recipes on this device, model and batch; print the table, and return the recipe that is best.
 
@@ -98,7 +98,7 @@ def tune(
         goal: "speed" or "memory".
         slower: with ``goal="memory"``, how much slower than plain Inductor a step may be, 0 or more; 0.25 is a quarter.
         bar: the SQNR in dB that every gradient must have, as in ``fp8compile.check``.
-        told: takes what was measured, a ``Tuned`` (fp8compile/tools/tuning/tuned.py), before the recipe is returned.
+        show: takes what was measured, a ``Tuned`` (fp8compile/tools/tuning/tuned.py), before the recipe is returned.
 
     Raises:
         ValueError: no batch; a model or a loss that does not run; a loss that is not a scalar; nothing to differentiate; a
@@ -121,7 +121,7 @@ def tune(
         rounds.run()
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     found = Tuned(rounds.rows(), goal, float(slower), float(bar), name, tuple(rounds.remarks))
-    told(found)
+    show(found)
     return found.recipe
 
 

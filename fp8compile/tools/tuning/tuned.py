@@ -54,8 +54,8 @@ class Tuned:
     def __str__(self) -> str:
         cells = [_cells(row, self.rows[0], self.bar) for row in self.rows]
         first = wrapped(PREFACE.format(self.device), PROSE)
-        told = (*self._notes, *(f"remark: {remark}" for remark in self.remarks))
-        below = (*(wrapped(line, PROSE) for line in told), wrapped(self._rule, PROSE), self._verdict, self._line)
+        lines = (*self._notes, *(f"remark: {remark}" for remark in self.remarks))
+        below = (*(wrapped(line, PROSE) for line in lines), wrapped(self._rule, PROSE), self._verdict, self._line)
         return printed([first, table("", COLUMNS, cells, whole=True), *below])
 
     @property

@@ -1,4 +1,4 @@
-"""What gradients answer to a value that is right on average: each class with the neighbours that it leaves out."""
+"""What gradients answer to a value that is unbiased: each class with the neighbours that it leaves out."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Dithered rounding: each threshold once in 4096 numbers, codes right on average, v followed where nearest loses it.
+"""Dithered rounding: each threshold once in 4096 numbers, codes unbiased, v followed where nearest loses it.
 
 Bounds. A code is one of the two beside a value, so an error is at most the spacing there, and its mean is 0: Hoeffding's
 inequality for a sum of errors e_i in an interval of length s_i,  P(|sum e_i| > t) <= 2 exp(-2 t**2 / sum s_i**2), is used
@@ -18,7 +18,7 @@ torch.set_num_threads(1)
 FORMATS = tuple(name for name in STATE_FORMATS if name not in (*SIGNED_ONLY, "bf16", "fp32"))
 GROUPED = tuple(name for name in FORMATS if name != "rank1_linear4")
 EXPANDED = ("e4m3_expanded", "e5m2_expanded")
-LOGARITHMIC = ("log4", "log2")  # right on average in another power of v: test_logarithmic.py
+LOGARITHMIC = ("log4", "log2")  # unbiased in another power of v: test_logarithmic.py
 by_format = pytest.mark.parametrize("name", FORMATS)
 by_grouped = pytest.mark.parametrize("name", GROUPED)
 ROUNDING = 2.0**-13  # of a threshold

@@ -1,4 +1,4 @@
-"""Logarithmic second moments: every code of every step, error bounds, which codes move, and what is right on average."""
+"""Logarithmic second moments: every code of every step, error bounds, which codes move, and what is unbiased."""
 
 import math
 
@@ -153,7 +153,7 @@ def test_nearest_falls_at_a_matched_beta2_and_at_no_larger_one():
 
 
 class RightInV(Log4):
-    """The same levels, rounded so that v itself is right on average."""
+    """The same levels, rounded so that v itself is unbiased."""
 
     def codes_of(self, x, *basis):
         amax, frame = basis

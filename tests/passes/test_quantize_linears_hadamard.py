@@ -1,4 +1,4 @@
-"""quantize_linears with ``linears.hadamard_wgrad``: operands of the wgrads in INT8, turned by Hadamard matrices."""
+"""quantize_linears with ``linears.hadamard_wgrad``: operands of the wgrads in INT8, rotated by Hadamard matrices."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 import fp8compile
 from fp8compile.compiler.inductor import NOTHING_TO_TURN
-from fp8compile.numerics.hadamard import turned
+from fp8compile.numerics.hadamard import rotated
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import Linear
 from tests.support.graphs import joint_of
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("vnni")
 
 
 @pytest.mark.parametrize("model", ["right", "left"])
-def test_operands_of_the_wgrad_alone_are_turned(model: str) -> None:
+def test_operands_of_the_wgrad_alone_are_rotated(model: str) -> None:
     linear, x, dy = nn.Linear(144, 80, bias=False), torch.randn(300, 144, requires_grad=True), torch.randn(300, 80)
     run, given, dy = (linear, x, dy) if model == "right" else (OnTheLeft(), x.detach().t().requires_grad_(), dy.t())
     y = compiled(run, preset="linear_only", linears="int8", **{"linears.hadamard_wgrad": True})(given)
@@ -29,12 +29,12 @@ def test_operands_of_the_wgrad_alone_are_turned(model: str) -> None:
     if model == "left":
         dx, dy, y = dx.t(), dy.t(), y.t()
     assert torch.allclose(y, product(x, w)) and torch.allclose(dx, product(dy, w.t()))
-    by_hand = product(turned(dy, 0).t(), turned(x, 0).t())
+    by_hand = product(rotated(dy, 0).t(), rotated(x, 0).t())
     assert torch.allclose(dw, by_hand, atol=1e-5 * float(by_hand.abs().max()))
     assert not torch.allclose(dw, product(dy.t(), x.t()), atol=1e-5 * float(by_hand.abs().max()))
 
 
-def test_what_is_turned_is_shared_and_told() -> None:
+def test_what_is_rotated_is_shared_and_reported() -> None:
     layer, args = llama_case(2, 64, 64, 128, 4)
     graph = joint_of(layer, *args, linears="int8", **{"linears.hadamard_wgrad": True})
     assert [node.target for node in graph.nodes].count(aten.bmm.default) == 4 + 7, "activations and gradients"
@@ -42,19 +42,19 @@ def test_what_is_turned_is_shared_and_told() -> None:
     formats = {x.direction: x.formats for x in told if isinstance(x, Linear)}
     assert formats == {
         **dict.fromkeys(("forward", "dgrad"), "int8 x int8 rowwise"),
-        "wgrad": "int8 x int8 rowwise, turned",
+        "wgrad": "int8 x int8 rowwise, rotated",
     }
 
 
-def test_rows_that_vary_are_not_turned() -> None:
+def test_rows_that_vary_are_not_rotated() -> None:
     options = {"debug.codegen": "eager", "linears": "int8", "linears.hadamard_wgrad": True, "linears.emulate": True}
     fn = torch.compile(nn.Linear(64, 32), backend="fp8compile", options=options, dynamic=True)
     fn(torch.randn(40, 64))
     formats = {x.formats for x in fp8compile.report(fn).linears if x.direction == "wgrad"}
-    assert formats == {"int8 x int8 rowwise, emulated, not turned: rows that vary from call to call"}
+    assert formats == {"int8 x int8 rowwise, emulated, not rotated: rows that vary from call to call"}
 
 
-def test_turned_outliers_cost_a_wgrad_less() -> None:
+def test_rotated_outliers_cost_a_wgrad_less() -> None:
     """Tokens a hundred times as large as others: without a turn they set the step of all channels of the wgrad."""
     torch.manual_seed(0)
     linear, x = nn.Linear(128, 64, bias=False), torch.randn(512, 128)
@@ -100,7 +100,7 @@ def test_real_products_leave_no_activation_exact_that_emulated_ones_store(turns:
     assert real == emulated < saved_with(Shared(), x, linears="off", saved="off")
 
 
-def test_what_is_turned_is_no_operand_of_attention() -> None:
+def test_what_is_rotated_is_no_operand_of_attention() -> None:
     x = torch.randn(256, 64)
     found = {
         saved_with(Shared(), x, **{"linears.hadamard_wgrad": True, "saved.attention": each})
@@ -109,8 +109,8 @@ def test_what_is_turned_is_no_operand_of_attention() -> None:
     assert len(found) == 1
 
 
-def test_fp16_operands_are_not_turned() -> None:
-    """16 values of 20,000 are 80,000 turned, which FP16 does not hold."""
+def test_fp16_operands_are_not_rotated() -> None:
+    """16 values of 20,000 are 80,000 rotated, which FP16 does not hold."""
     model, x = nn.Linear(64, 64).half(), torch.randn(256, 64).half()
     x[:, 3] = 20_000
     formats = {
@@ -118,7 +118,7 @@ def test_fp16_operands_are_not_turned() -> None:
         for t in linears_of(model, x, **{"linears.hadamard_wgrad": True, "fp32.observe": False})
         if isinstance(t, Linear)
     }
-    assert any("not turned" in told and "FP16" in told for told in formats)
+    assert any("not rotated" in told and "FP16" in told for told in formats)
     y = compiled(
         model, preset="linear_only", linears="int8", **{"linears.hadamard_wgrad": True, "fp32.observe": False}
     )(x)

@@ -9,7 +9,7 @@ from fp8compile._text import human
 
 @dataclass(frozen=True)
 class WholeStep:
-    """What ``TrainStep.told`` says.
+    """What ``TrainStep.summary`` says.
 
     Attributes:
         reason: why forward, backward and step run by themselves; None where they are one graph.

@@ -1,4 +1,4 @@
-"""Operands of a wgrad in INT8 turned along its contracted dimension before they are encoded (``linears.hadamard_wgrad``).
+"""Operands of a wgrad in INT8 rotated along its contracted dimension before they are encoded (``linears.hadamard_wgrad``).
 
     dW [N, K] = (H dy)' (H x)       H of numerics/hadamard.py, over the rows M
 
@@ -16,22 +16,22 @@ from fp8compile.encoding.integer_matmuls import IN_INT8
 from fp8compile.encoding.operands import Operands
 from fp8compile.encoding.views import beneath
 from fp8compile.fx.graph import insertion_point_after, splice
-from fp8compile.numerics.hadamard import turned
+from fp8compile.numerics.hadamard import rotated
 from fp8compile.recipe.recipe import Recipe
 
-TURNED, ROWS_VARY = ", turned", ", not turned: rows that vary from call to call"
-NO_ROOM = ", not turned: 16 equal values add up to 4 times their size, for which FP16 has no room"
+ROTATED, ROWS_VARY = ", rotated", ", not rotated: rows that vary from call to call"
+NO_ROOM = ", not rotated: 16 equal values add up to 4 times their size, for which FP16 has no room"
 
 
-class TurnedWgrads:
-    """What of one graph was turned; ``operands`` repeats views."""
+class HadamardWgrads:
+    """What of one graph was rotated; ``operands`` repeats views."""
 
     def __init__(self, operands: Operands) -> None:
         self._operands = operands
-        self._turned: dict[tuple[Node, int | None, int], Node] = {}
+        self._rotated: dict[tuple[Node, int | None, int], Node] = {}
 
-    def turn(self, matmul: Matmul, recipe: Recipe) -> str:
-        """Let a wgrad read what its operands are turned into; what the report says of it."""
+    def rotate(self, matmul: Matmul, recipe: Recipe) -> str:
+        """Let a wgrad read its operands rotated; what the report says of it."""
         if matmul.direction != WGRAD or not recipe.linears.hadamard_wgrad or recipe.linears.mode not in IN_INT8:
             return ""
         if not isinstance(matmul.M, int):
@@ -41,16 +41,16 @@ class TurnedWgrads:
         at = PLAIN_MATMULS[matmul.node.target]
         for i, (operand, side) in enumerate(zip(matmul.operands, ("left", "right"), strict=True)):
             matmul.node.update_arg(at + i, self._of(operand, side))
-        return TURNED
+        return ROTATED
 
     def _of(self, operand: Node, side: str) -> Node:
         base, width, views, axis = beneath(operand, side, True, True)
         assert axis is not None
-        if (base, width, axis) not in self._turned:
+        if (base, width, axis) not in self._rotated:
 
-            def turn(x: Tensor) -> Tensor:
-                return turned(x if width is None else x.reshape(-1, width), axis)
+            def rotate(x: Tensor) -> Tensor:
+                return rotated(x if width is None else x.reshape(-1, width), axis)
 
-            found = splice(self._operands.graph, turn, base, before=insertion_point_after(base))
-            self._turned[base, width, axis] = found
-        return self._operands.with_views(self._turned[base, width, axis], views)
+            found = splice(self._operands.graph, rotate, base, before=insertion_point_after(base))
+            self._rotated[base, width, axis] = found
+        return self._operands.with_views(self._rotated[base, width, axis], views)

@@ -1,4 +1,4 @@
-"""What a page is told: graphs, tables, and the bytes from plain to ours. The report fills it (reporting/explored.py)."""
+"""What a page shows: graphs, tables, and the bytes from plain to ours. The report fills it (reporting/explored.py)."""
 
 from __future__ import annotations
 
