@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -35,6 +36,7 @@ ORDER = (
     ("cli",),
     ("__main__",),
 )
+MOST_NOUNS = 25  # in the glossary
 MOST_MODULES = 8  # directly in the package; what has a role has a room
 PRIVATE = (
     "torch._inductor",
@@ -109,6 +111,19 @@ def test_a_class_name_stands_once() -> None:
     trees = [ast.parse(path.read_text()) for path in FILES.values()]
     names = Counter(node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef))
     assert {name for name, count in names.items() if count > 1} == set(SHARED_NAMES)
+
+
+def test_the_glossary_is_short_and_its_nouns_are_in_use() -> None:
+    """As a word of a docstring, of a class or of a module."""
+    table = (ROOT / "docs" / "glossary.md").read_text().split("## Nouns")[1].split("\n## ")[0]
+    nouns = [line.split("|")[1].strip(" `") for line in table.splitlines() if line.startswith("| ")][1:]
+    assert 4 < len(nouns) <= MOST_NOUNS and len(set(nouns)) == len(nouns)
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef)
+    nodes = [n for path in FILES.values() for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, documented)]
+    classes = [re.sub(r"(?<=[a-z0-9])(?=[A-Z])", " ", n.name) for n in nodes if isinstance(n, ast.ClassDef)]
+    modules = [re.sub(r"[._]", " ", name) for name in MODULES]
+    text = " ".join([*(ast.get_docstring(n) or "" for n in nodes), *classes, *modules]).lower()
+    assert [noun for noun in nouns if not re.search(rf"\b{noun}e?s?\b", text)] == []
 
 
 def test_few_modules_outside_of_rooms() -> None:

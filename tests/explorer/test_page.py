@@ -102,12 +102,12 @@ def test_a_pass_before_and_after(shown: Any) -> None:
             if old.name == new.name and old.kind != "output"
         ),
     }
-    assert "added" in shown.inner_text("#told")
+    assert "added" in shown.inner_text("#summary")
     shown.click("#before")
     assert shown.evaluate("X.app.view.stage.nodes.length") == len(names[0])
     assert "encode_saved.before" in shown.evaluate("decodeURIComponent(location.hash)")
     shown.select_option("#pass", next(s.name for s in explained().graphs[0].steps if s.before == s.after))
-    assert "changes nothing" in shown.inner_text("#told")
+    assert "changes nothing" in shown.inner_text("#summary")
 
 
 def test_tables_sort_filter_and_become_csv(shown: Any) -> None:

@@ -11,7 +11,7 @@ X.panelOf = (app) => {
     rowsOf.set(key, [...(rowsOf.get(key) || []), { table: t, row }]);
   }));
 
-  const told = (/** @type {string} */ name) => rowsOf.get(`${app.graphNumber} ${name}`) || [];
+  const entriesOf = (/** @type {string} */ name) => rowsOf.get(`${app.graphNumber} ${name}`) || [];
 
   const show = (/** @type {any} */ selected) => {
     host.textContent = "";
@@ -51,8 +51,8 @@ X.panelOf = (app) => {
 
   const node = (/** @type {any} */ n) => {
     const kept = n.kept, subject = /\((.*?)[,)]/.exec(n.spliced)?.[1];
-    const about = told(n.name).concat(n.was ? told(n.was) : []).filter((/** @type {any} */ e) => X.isAbout(e.row, n, e.table));
-    const rows = subject && n.side === "fw" && !about.length ? told(subject).filter((/** @type {any} */ e) => e.table.name === "saved") : about;
+    const about = entriesOf(n.name).concat(n.was ? entriesOf(n.was) : []).filter((/** @type {any} */ e) => X.isAbout(e.row, n, e.table));
+    const rows = subject && n.side === "fw" && !about.length ? entriesOf(subject).filter((/** @type {any} */ e) => e.table.name === "saved") : about;
     return [
       X.el("h2", { text: n.op === "input" || n.op === "output" ? n.op : X.short(n.op) }),
       n.diff ? X.el("p", { class: `diff ${n.diff}`, text: `${n.diff} by this pass` }) : "",

@@ -4,7 +4,7 @@
 
 /** @param {any} app */
 X.passesOf = (app) => {
-  const list = X.byId("pass"), before = X.byId("before"), after = X.byId("after"), told = X.byId("told");
+  const list = X.byId("pass"), before = X.byId("before"), after = X.byId("after"), summary = X.byId("summary");
   const fill = () => {
     list.textContent = "";
     list.append(X.el("option", { value: "", text: "the result, after all passes" }), ...app.view.graph.passes.map((/** @type {any} */ p) => X.el("option", { value: p.name,
@@ -15,10 +15,10 @@ X.passesOf = (app) => {
   const show = () => {
     const isPass = app.view.pass >= 0;
     before.hidden = after.hidden = !isPass;
-    told.textContent = "";
+    summary.textContent = "";
     if (!isPass) return;
     const { added, removed, changed } = app.view.sums;
-    told.append(...(added + removed + changed ? [X.el("span", { class: "added", text: `${added} added` }), X.el("span", { class: "removed", text: `${removed} removed` }),
+    summary.append(...(added + removed + changed ? [X.el("span", { class: "added", text: `${added} added` }), X.el("span", { class: "removed", text: `${removed} removed` }),
       X.el("span", { class: "changed", text: `${changed} changed` })] : [X.el("span", { text: "changes nothing" })]));
   };
   const choose = (/** @type {string} */ name, /** @type {string} */ at = "after") => {

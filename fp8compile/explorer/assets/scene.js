@@ -252,7 +252,7 @@ function boxText(c, i, colours) {
   c.font = "12px system-ui, sans-serif";
   const bytes = Object.values(box.bytes).reduce((/** @type {number} */ sum, b) => sum + /** @type {number} */ (b), 0);
   const { added, removed, changed } = box.diff;
-  const told = [added && `+${added}`, removed && `−${removed}`, changed && `~${changed}`].filter(Boolean).join(" ");
+  const summary = [added && `+${added}`, removed && `−${removed}`, changed && `~${changed}`].filter(Boolean).join(" ");
   const saved = side === "fw" && bytes ? `, saves ${X.human(/** @type {number} */ (bytes))}` : "";
-  c.fillText(told || `${X.count(box.nodes[side], "operation")}${saved}`, i.x + 13, i.y + 37, i.w - 22);
+  c.fillText(summary || `${X.count(box.nodes[side], "operation")}${saved}`, i.x + 13, i.y + 37, i.w - 22);
 }

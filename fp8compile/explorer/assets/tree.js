@@ -25,14 +25,14 @@ X.treeOf = (view) => {
     const bytes = /** @type {number} */ (bytesOf(box));
     const alike = box.kind === "run" ? ` ×${box.members}` : "";
     const { added, removed, changed } = box.diff;
-    const told = [added && `+${added}`, removed && `−${removed}`, changed && `~${changed}`].filter(Boolean).join(" ");
+    const summary = [added && `+${added}`, removed && `−${removed}`, changed && `~${changed}`].filter(Boolean).join(" ");
     const row = X.el("div", { role: "treeitem", class: "row", tabindex: "-1", "aria-level": level + 1, "aria-expanded": more ? String(isOpen) : null,
       "data-key": box.key, style: `padding-left:${6 + 13 * level}px`, title: X.pathOf(box),
       "aria-label": `${X.pathOf(box)}, saves ${X.human(bytes)}` }, [
       X.el("span", { class: "twist", text: more ? (isOpen ? "▾" : "▸") : "", "aria-hidden": "true" }),
       X.el("span", { class: "name", text: `${box.label}${alike}` }),
-      X.el("span", { class: told ? "told" : "size", text: told || (bytes ? X.human(bytes) : "") }),
-      bytes && !told ? X.el("span", { class: "bar", style: `width:${Math.max(2, (38 * bytes) / /** @type {number} */ (most))}px`, "aria-hidden": "true" }) : null,
+      X.el("span", { class: summary ? "summary" : "size", text: summary || (bytes ? X.human(bytes) : "") }),
+      bytes && !summary ? X.el("span", { class: "bar", style: `width:${Math.max(2, (38 * bytes) / /** @type {number} */ (most))}px`, "aria-hidden": "true" }) : null,
     ]);
     host.append(row);
     rows.set(box.key, row);
