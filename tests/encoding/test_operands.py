@@ -84,4 +84,4 @@ def test_a_gradient_made_in_rows_is_encoded_once_and_its_codes_transposed(
     split = split_of(model, x, saved="off", **{"linears.scaling": "delayed"})
     codes = [n for n in split.bw.graph.nodes if getattr(n.meta.get("val"), "dtype", None) is torch.float8_e5m2]
     assert sum("convert_element_type" in node.name for node in codes) == encodes
-    assert any(node.meta.get(SPLICED, "").startswith("turn(") for node in codes) == (encodes == 1)
+    assert any(node.meta.get(SPLICED, "").startswith("transpose(") for node in codes) == (encodes == 1)
