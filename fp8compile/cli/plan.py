@@ -62,7 +62,7 @@ def run_plan(values: Namespace) -> int:
             values.gpus,
             values.seq,
             values.batch,
-            values.memory.card_gib,
+            values.card_gib,
             values.tp,
             values.pp,
             values.micro_batch,

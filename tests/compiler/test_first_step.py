@@ -170,5 +170,5 @@ def test_it_is_one_for_the_whole_recipe_and_changes_no_code() -> None:
     )
     with pytest.raises(ValueError, match=r"Recipe\.debug\.check cannot be 'always'"):
         Recipe(debug={"check": "always"})
-    with pytest.raises(ValueError, match="sets debug.check, which cannot differ by module"):
+    with pytest.raises(ValueError, match=r"sets debug\.check, which cannot differ by module"):
         Recipe(modules={"a": {"debug.check": "first_step"}})

@@ -111,7 +111,7 @@ def test_json_is_everything_in_bytes() -> None:
         ({"batch": 3, "tp": 1, "pp": 1}, "batch=3 is not a multiple of the 64 replicas of this layout"),
         ({"batch": 0}, "batch=0 is not a whole number from 1 to"),
         ({"micro_batch": 3, "tp": 1, "pp": 1}, "micro_batch=3 does not divide the 1 sequences of a replica"),
-        ({"memory.card_gib": 0}, "card_gib=0 is not the memory of a GPU in GiB"),
+        ({"card_gib": 0}, "card_gib=0 is not the memory of a GPU in GiB"),
     ],
 )
 def test_what_is_refused_is_named_with_its_cure(changes: dict[str, Any], message: str) -> None:

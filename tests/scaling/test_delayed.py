@@ -220,7 +220,7 @@ def test_it_goes_with_whatever_else_is_on(kind: str) -> None:
     model = nn.Sequential(*(Plain() for _ in range(2)))
     x, options = data(0).requires_grad_(), dict(DELAYED)
     if kind == "check":
-        options["check"] = "first_step"
+        options["debug.check"] = "first_step"
     if kind == "fp16":
         model, x = model.half(), data(0).half()
     run: Any = compiled(model, **options)
