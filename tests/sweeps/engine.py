@@ -153,7 +153,7 @@ def _compiled(program: Program, arm: str | None, function: Any) -> Any:
         return torch.compile(function, backend=arm, dynamic=program.dynamic)
     options = dict({**ARMS, **ALONE}[arm])
     if program.bits:
-        options["inductor"] = {"fallback_random": True}
+        options["debug.inductor"] = {"fallback_random": True}
     return torch.compile(function, backend="fp8compile", options=options, dynamic=program.dynamic)
 
 
