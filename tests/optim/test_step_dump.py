@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from expecttest import assert_expected_inline
 from torch import nn
 
 import fp8compile
 from fp8compile.fx import dump_files
 from fp8compile.optim import compiled_step
+from tests.support.dumped import without_names
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +38,44 @@ def test_states_are_decoded_and_encoded_in_a_line_each(tmp_path: Path, monkeypat
     assert page.count("\n") < 60 < 250 < (folder / "step-full.txt").read_text().count("\n")
     told = "states: exp_avg e4m3_expanded, exp_avg_sq e4m3_expanded\nparameter: torch.bfloat16, low bits kept: none\n"
     assert (folder / "report.txt").read_text() == told
+
+
+def test_golden_step_of_sgd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One state, so that the page is short; names of values are left out, which another torch chooses otherwise."""
+    monkeypatch.setenv(dump_files.VARIABLE, str(tmp_path))
+    p = nn.Parameter(torch.randn(16, 256))
+    p.grad = torch.randn_like(p)
+    fp8compile.optim.SGD([p], lr=0.1, momentum=0.9).step()
+    assert_expected_inline(
+        without_names((tmp_path / "optimizer-0" / "step.txt").read_text()),
+        """\
+s = input
+f32[s, 128] = input
+f32[s, 128] = input
+f32[] = input
+f32[4] = input
+float8_e4m3fn[s, 128] = input
+f32[s, 1] = input
+uint8[s, 1] = input
+f32[s, 128] = fp8.decode
+f32[] = aten.select.int
+f32[] = aten.select.int
+f32[] = aten.select.int
+f32[] = aten.select.int
+bool[] = aten.ne.Scalar
+f32[s, 128] = aten.mul.Tensor
+f32[s, 128] = aten.addcmul.default
+f32[s, 128] = aten.addcmul.default
+f32[s, 128] = aten.addcmul.default
+f32[s, 128] = aten.where.self
+f32[s, 128] = aten.where.self
+uint8[s, 1], float8_e4m3fn[s, 128], f32[s, 1] = fp8.encode
+float8_e4m3fn[s, 128] = aten.copy_.default
+f32[s, 1] = aten.copy_.default
+uint8[s, 1] = aten.copy_.default
+f32[s, 128] = aten.copy_.default
+""",
+    )
 
 
 def test_nobody_asks_and_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:

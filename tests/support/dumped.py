@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 from torch import Tensor, nn
 
@@ -31,3 +33,10 @@ class Gated(nn.Module):
 def explained(recipe: Recipe | None = None) -> tuple[PassStep, ...]:
     report = fp8compile.explain(Gated(), (torch.randn(128, 64),), recipe=recipe or Recipe(saved={"min_numel": 0}))
     return report.graphs[0].steps
+
+
+def without_names(page: str) -> str:
+    """Results and calls of a dumped page, a line each: names of values, symbols, source lines differ from torch to torch."""
+    lines = (line.split("  #")[0].rstrip() for line in page.splitlines() if ": " in line and " = " in line)
+    parts = (re.fullmatch(r".*?: (.*?) = ([\w.]+)(?:\(.*\))?", line) for line in lines)
+    return "".join(re.sub(r"\bs\d+\b", "s", f"{part[1]} = {part[2]}\n") for part in parts if part)
