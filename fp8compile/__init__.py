@@ -29,6 +29,8 @@ _HOMES = {  # a public name, and the module that defines it or that it is
     "train_step": "fp8compile.whole_step.step",
 }
 
+_ROOMS = ("integrations", "tools", "watching")  # for users too: by trainer, for one question, of a run
+
 __all__ = ["__version__", *_HOMES]
 
 
@@ -44,4 +46,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    """The public names and the rooms behind them, whatever has been imported so far."""
+    return sorted({*__all__, *_ROOMS, *(name for name in globals() if name.startswith("__"))})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import os
 import subprocess
 import sys
@@ -45,6 +46,9 @@ def test_every_name_is_there() -> None:
         if name != "__version__"
     ]
     assert set(fp8compile.__all__) <= set(dir(fp8compile))
+    shown = [name for name in dir(fp8compile) if not name.startswith("_")]
+    assert len(shown) == 12 + len(fp8compile._ROOMS), "twelve names, and the rooms where the others are"
+    assert all(importlib.import_module(f"fp8compile.{room}") for room in fp8compile._ROOMS)
 
 
 def test_a_star_import_brings_them_all() -> None:
