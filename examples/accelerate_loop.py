@@ -1,36 +1,36 @@
-"""A loop with accelerate: the model is compiled in place before ``accelerator.prepare``.
+"""accelerate: the model is compiled in place, before `accelerator.prepare`.
 
-    python -m examples.accelerate_loop --twin
+    pip install fp8compile accelerate transformers && python accelerate_loop.py
 
-Gradients are accumulated over two micro-batches and clipped. With ``mixed_precision="fp16"`` on a GPU, one more line before
-``prepare``: ``accelerator.scaler = fp8compile.amp.LossScaler()``.
+A small Llama learns Python's manual, byte by byte. Gradients are accumulated over two batches, and clipped. To make it real,
+put your model and your dataset in place of these. For FP16 on a GPU, say mixed_precision="fp16" and set our scaler before
+`prepare`: accelerator.scaler = fp8compile.amp.LossScaler()
 """
 
-from __future__ import annotations
-
-from argparse import Namespace
-from collections.abc import Sequence
+import pydoc_data.topics
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor
-from torch.utils.data import DataLoader
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import fp8compile
-from examples.shared import DEVICE, Outcome, Run, arguments, both, small_llama, windows
+
+GPU = torch.cuda.is_available()
+OPTIONS = {} if GPU else {"linears.emulate": True, "debug.codegen": "eager"}  # on a CPU: FP8 emulated, no C++ made
 
 
-def train(args: Namespace, ours: bool) -> Run:
-    """Train a small Llama on text; ``ours``: compiled by fp8compile."""
-    accelerator = Accelerator(gradient_accumulation_steps=2, mixed_precision="bf16" if DEVICE == "cuda" else "no")
-    model = small_llama(args.layers)
-    if ours:
-        model.compile(backend="fp8compile", options=args.options)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-    rows = torch.cat([batch.cpu() for batch in windows(args.steps)])
-    loader: DataLoader[Tensor] = DataLoader(rows, batch_size=4)  # type: ignore[arg-type]
+def train(steps=60, layers=2, lr=1e-3):
+    torch.manual_seed(0)
+    data = torch.tensor(list("\n".join(pydoc_data.topics.topics.values()).encode()))
+    rows = data[torch.randint(len(data) - 128, (8 * steps, 1)) + torch.arange(128)]
+    loader = torch.utils.data.DataLoader(rows, batch_size=4)
+    sizes = {"vocab_size": 256, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": layers}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, use_cache=False))
+    accelerator = Accelerator(gradient_accumulation_steps=2, mixed_precision="bf16" if GPU else "no")
+    model.compile(backend="fp8compile", options=OPTIONS)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
     model, optimizer, loader = accelerator.prepare(model, optimizer, loader)
-    losses, micro = [], []
+    losses = []
     for tokens in loader:
         with accelerator.accumulate(model):
             loss = model(input_ids=tokens, labels=tokens).loss
@@ -39,16 +39,11 @@ def train(args: Namespace, ours: bool) -> Run:
                 accelerator.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
-        micro.append(loss.item())
-        if accelerator.sync_gradients:
-            losses.append(sum(micro) / len(micro))
-            micro.clear()
-    return Run(losses, fp8compile.report(accelerator.unwrap_model(model)) if ours else None)
-
-
-def main(argv: Sequence[str] | None = None) -> Outcome:
-    return both(train, arguments(argv, __doc__ or "", steps=60, lr=1e-3))
+        losses.append(loss.item())
+    return accelerator.unwrap_model(model), losses
 
 
 if __name__ == "__main__":
-    main()
+    model, losses = train()
+    print(fp8compile.report(model))
+    print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")

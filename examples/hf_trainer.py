@@ -1,71 +1,43 @@
-"""Hugging Face's Trainer: a callback compiles the model in place, our AdamW holds its states in FP8.
+"""Hugging Face's Trainer: a callback compiles the model, and our AdamW holds its states in FP8.
 
-    python -m examples.hf_trainer --twin
+    pip install fp8compile accelerate transformers && python hf_trainer.py
 
-Batches are accumulated over two micro-batches, and layers are checkpointed: both are Trainer's own options.
+A small Llama learns Python's manual, byte by byte. Gradients are accumulated and layers are checkpointed, by Trainer's own
+options. To make it real, put your model and your dataset in place of these.
 """
 
-from __future__ import annotations
-
-import tempfile
-from argparse import Namespace
-from collections.abc import Sequence
-from typing import Any
+import pydoc_data.topics
 
 import torch
-from transformers import Trainer, TrainingArguments
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
 
 import fp8compile
-from examples.shared import DEVICE, Outcome, Run, arguments, both, small_llama, windows
 from fp8compile.integrations.transformers import Fp8CompileCallback
 
-
-def dataset(steps: int) -> list[dict[str, torch.Tensor]]:
-    """One window of text for each row of each step."""
-    return [{"input_ids": row, "labels": row} for batch in windows(steps) for row in batch.cpu()]
+GPU = torch.cuda.is_available()
+OPTIONS = {} if GPU else {"linears.emulate": True, "debug.codegen": "eager"}  # on a CPU: FP8 emulated, no C++ made
 
 
-def settings(folder: str, args: Namespace, **changes: Any) -> TrainingArguments:
-    """TrainingArguments for windows of text: eight rows a step, in two micro-batches."""
-    usual: dict[str, Any] = {
-        "max_steps": args.steps,
-        "learning_rate": args.lr,
-        "per_device_train_batch_size": 4,
-        "gradient_accumulation_steps": 2,
-        "gradient_checkpointing": True,
-        "bf16": DEVICE == "cuda",
-        "logging_steps": 1,
-        "save_strategy": "no",
-        "report_to": [],
-        "disable_tqdm": True,
-        "log_level": "error",
-    }
-    return TrainingArguments(folder, **{**usual, **changes})
-
-
-def train(args: Namespace, ours: bool) -> Run:
-    """Train a small Llama on text; ``ours``: compiled by fp8compile, with its optimizer."""
-    model = small_llama(args.layers)
-    if ours:
-        optimizer: torch.optim.Optimizer = fp8compile.optim.AdamW(model, lr=args.lr, compiled=args.codegen != "eager")
-    else:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr)
-    callback = Fp8CompileCallback(args.options)
-    with tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(
-            model,
-            settings(folder, args),
-            train_dataset=dataset(args.steps),
-            optimizers=(optimizer, None),
-            callbacks=[callback] if ours else [],
-        )
-        trainer.train()
-    return Run([entry["loss"] for entry in trainer.state.log_history if "loss" in entry], callback.report)
-
-
-def main(argv: Sequence[str] | None = None) -> Outcome:
-    return both(train, arguments(argv, __doc__ or "", steps=40, lr=1e-3))
+def train(steps=40, layers=2, lr=1e-3):
+    torch.manual_seed(0)
+    data = torch.tensor(list("\n".join(pydoc_data.topics.topics.values()).encode()))
+    rows = data[torch.randint(len(data) - 128, (8 * steps, 1)) + torch.arange(128)]
+    sizes = {"vocab_size": 256, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": layers}
+    model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, use_cache=False))
+    batches = {"per_device_train_batch_size": 4, "gradient_accumulation_steps": 2, "gradient_checkpointing": True}
+    quiet = {"save_strategy": "no", "report_to": [], "disable_tqdm": True, "logging_steps": 1}
+    trainer = Trainer(
+        model,
+        TrainingArguments("output", max_steps=steps, learning_rate=lr, bf16=GPU, **batches, **quiet),
+        train_dataset=[{"input_ids": row, "labels": row} for row in rows],
+        optimizers=(fp8compile.optim.AdamW(model, lr=lr, compiled=GPU), None),  # not on a CPU: no C++ made
+        callbacks=[Fp8CompileCallback(OPTIONS)],
+    )
+    trainer.train()
+    return model, [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
 
 
 if __name__ == "__main__":
-    main()
+    model, losses = train()
+    print(fp8compile.report(model))
+    print(f"loss {losses[0]:.3f} -> {losses[-1]:.3f}")

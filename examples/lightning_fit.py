@@ -1,68 +1,50 @@
-"""Lightning: a callback compiles the LightningModule's inner module in place; our AdamW holds its states in FP8.
+"""Lightning: a callback compiles the module inside the LightningModule, and our AdamW holds its states in FP8.
 
-python -m examples.lightning_fit --twin
+    pip install fp8compile lightning transformers && python lightning_fit.py
+
+A small Llama learns Python's manual, byte by byte. To make it real, put your LightningModule and your data in place of these.
 """
 
-from __future__ import annotations
-
-from argparse import Namespace
-from collections.abc import Sequence
-from typing import Any
+import pydoc_data.topics
 
 import lightning.pytorch as pl
 import torch
-from torch import Tensor
-from torch.utils.data import DataLoader
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import fp8compile
-from examples.shared import DEVICE, Outcome, Run, arguments, both, small_llama, windows
 from fp8compile.integrations.lightning import Fp8CompileCallback
+
+GPU = torch.cuda.is_available()
+OPTIONS = {} if GPU else {"linears.emulate": True, "debug.codegen": "eager"}  # on a CPU: FP8 emulated, no C++ made
 
 
 class Bytes(pl.LightningModule):
-    """A small Llama that predicts the next byte."""
-
-    def __init__(self, rate: float, compiled: bool = True) -> None:
+    def __init__(self, layers):
         super().__init__()
-        self.rate, self.compiled = rate, compiled
-        self.model = small_llama()
-        self.losses: list[float] = []
+        sizes = {"vocab_size": 256, "hidden_size": 128, "intermediate_size": 384, "num_hidden_layers": layers}
+        self.model = LlamaForCausalLM(LlamaConfig(**sizes, num_attention_heads=4, use_cache=False))
+        self.losses = []
 
-    def training_step(self, tokens: Tensor, index: int) -> Tensor:
-        loss: Tensor = self.model(input_ids=tokens, labels=tokens).loss
+    def training_step(self, tokens, index):
+        loss = self.model(input_ids=tokens, labels=tokens).loss
         self.losses.append(loss.item())
         return loss
 
-    def configure_optimizers(self) -> torch.optim.Optimizer:
-        return fp8compile.optim.AdamW(self.model, lr=self.rate, compiled=self.compiled)
+    def configure_optimizers(self):
+        return fp8compile.optim.AdamW(self.model, lr=1e-3, compiled=GPU)  # not on a CPU: no C++ made
 
 
-def trainer(callbacks: list[Any], **changes: Any) -> pl.Trainer:
-    """A Trainer that is quiet, keeps no files and runs in one process."""
-    usual: dict[str, Any] = {
-        "accelerator": "gpu" if DEVICE == "cuda" else "cpu",
-        "precision": "bf16-mixed" if DEVICE == "cuda" else "32-true",
-        "max_epochs": 1,
-        "logger": False,
-        "enable_checkpointing": False,
-        "enable_progress_bar": False,
-        "enable_model_summary": False,
-    }
-    return pl.Trainer(callbacks=callbacks, devices=1, **{**usual, **changes})
-
-
-def train(args: Namespace, ours: bool) -> Run:
-    """Train on text; ``ours``: compiled by fp8compile. The twin has the same optimizer."""
-    module = Bytes(args.lr, compiled=args.codegen != "eager")
-    callback = Fp8CompileCallback(args.options)
-    batches = DataLoader(windows(args.steps), batch_size=None)  # type: ignore[arg-type]
-    trainer([callback] if ours else []).fit(module, batches)
-    return Run(module.losses, callback.report)
-
-
-def main(argv: Sequence[str] | None = None) -> Outcome:
-    return both(train, arguments(argv, __doc__ or "", steps=60, lr=1e-3))
+def train(steps=60, layers=2):
+    torch.manual_seed(0)
+    data = torch.tensor(list("\n".join(pydoc_data.topics.topics.values()).encode()))
+    batches = data[torch.randint(len(data) - 128, (steps, 8, 1)) + torch.arange(128)]
+    module = Bytes(layers)
+    once = {"max_epochs": 1, "devices": 1, "logger": False, "enable_checkpointing": False}
+    trainer = pl.Trainer(callbacks=[Fp8CompileCallback(OPTIONS)], precision="bf16-mixed" if GPU else None, **once)
+    trainer.fit(module, torch.utils.data.DataLoader(batches, batch_size=None))
+    return module, module.losses
 
 
 if __name__ == "__main__":
-    main()
+    module, losses = train()
+    print(fp8compile.report(module), f"loss {losses[0]:.3f} -> {losses[-1]:.3f}", sep="\n")

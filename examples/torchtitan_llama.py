@@ -1,20 +1,15 @@
-"""torchtitan: its debug Llama, compiled block by block by its own `apply_compile`; the recipe stands in a file.
+"""torchtitan: its debug Llama, compiled block by block by its own `apply_compile`. The recipe stands in a file.
 
-    python -m examples.torchtitan_llama --twin
+    pip install fp8compile torchtitan && python torchtitan_llama.py
 
-torchtitan's Trainer needs a GPU. This is its model, its compilation and its optimizer container in a loop of ours.
+torchtitan's Trainer needs a GPU. This is a loop of your own, on a CPU, with its model, its compilation and its optimizers. To
+make it real, use torchtitan's command line on a GPU: docs/guide/trainers-more.md has the flags.
 """
 
-from __future__ import annotations
-
-import json
 import os
-import tempfile
-from argparse import Namespace
-from collections.abc import Sequence
+import pydoc_data.topics
 from pathlib import Path
-from typing import Any
-from unittest import mock
+from types import SimpleNamespace
 
 import torch
 from torchtitan.components.optimizer import default_adamw
@@ -24,52 +19,32 @@ from torchtitan.models.common.attention import ScaledDotProductAttention
 from torchtitan.models.llama3 import llama3_configs
 
 import fp8compile
-from examples.shared import DEVICE, Outcome, Run, arguments, both, windows
-from fp8compile.integrations.torchtitan import flex_attention, optimizers
+from fp8compile.integrations.torchtitan import optimizers
 
 
-def model(layers: int = 2) -> Any:
-    """torchtitan's "debugmodel", width 256, with the same parameters at each call; on a CPU with SDPA."""
-    config = llama3_configs["debugmodel"]("flex")
-    config.layers = config.layers[:layers]
-    for layer in config.layers:  # FlexAttention has no backward on a CPU
-        attention = layer.attention.inner_attention
-        cpu = DEVICE == "cpu"
-        layer.attention.inner_attention = ScaledDotProductAttention.Config() if cpu else flex_attention(attention)
+def train(steps=30, lr=1e-3):
     torch.manual_seed(0)
-    built = config.build().to(DEVICE)
-    built.init_weights(buffer_device=None)
-    return built
-
-
-def train(args: Namespace, ours: bool) -> Run:
-    """Train on text; ``ours``: compiled by fp8compile. The twin has the same optimizer."""
-    llama = model()
-    if ours:
-        single = mock.Mock(tp_enabled=False)  # torchtitan's ParallelDims of one process
-        apply_compile(llama, compile_config=CompileConfig(enable=True, backend="fp8compile"), parallel_dims=single)
-    optimizer = optimizers(default_adamw(lr=args.lr), compiled=args.codegen != "eager").build(model_parts=[llama])
-    losses = []
-    for tokens in windows(args.steps):
-        places = torch.arange(tokens.shape[1] - 1, device=DEVICE).expand(len(tokens), -1)
-        masks = None if DEVICE == "cpu" else llama.get_attention_masks(positions=places)
-        with torch.autocast(DEVICE, torch.bfloat16, enabled=DEVICE == "cuda"):
-            logits = llama(tokens[:, :-1], attention_masks=masks, positions=places)
-        loss = torch.nn.functional.cross_entropy(logits.float().flatten(0, 1), tokens[:, 1:].flatten())
+    data = torch.tensor(list("\n".join(pydoc_data.topics.topics.values()).encode()))
+    config = llama3_configs["debugmodel"]("flex")
+    config.layers = config.layers[:2]
+    for layer in config.layers:  # FlexAttention has no backward on a CPU
+        layer.attention.inner_attention = ScaledDotProductAttention.Config()
+    (model := config.build()).init_weights(buffer_device=None)
+    Path("recipe.json").write_text('{"linears.emulate": true, "debug.codegen": "eager"}')  # for a CPU
+    os.environ["FP8COMPILE_RECIPE"] = "recipe.json"  # in a shell: FP8COMPILE_RECIPE=recipe.json torchrun ...
+    alone = SimpleNamespace(tp_enabled=False)  # in place of torchtitan's ParallelDims
+    apply_compile(model, compile_config=CompileConfig(enable=True, backend="fp8compile"), parallel_dims=alone)
+    optimizer, losses = optimizers(default_adamw(lr=lr), compiled=False).build(model_parts=[model]), []
+    for tokens in data[torch.randint(len(data) - 128, (steps, 8, 1)) + torch.arange(128)]:
+        logits = model(tokens[:, :-1], positions=torch.arange(127).expand(8, -1))
+        loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens[:, 1:].flatten())
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         losses.append(loss.item())
-    return Run(losses, fp8compile.report(llama) if ours else None)
-
-
-def main(argv: Sequence[str] | None = None) -> Outcome:
-    args = arguments(argv, __doc__ or "", steps=30, lr=1e-3)
-    with tempfile.TemporaryDirectory() as folder:
-        (path := Path(folder) / "recipe.json").write_text(json.dumps(args.options))
-        with mock.patch.dict(os.environ, FP8COMPILE_RECIPE=str(path)):  # in a shell: FP8COMPILE_RECIPE=recipe.json
-            return both(train, args)
+    return model, losses
 
 
 if __name__ == "__main__":
-    main()
+    model, losses = train()
+    print(fp8compile.report(model), f"loss {losses[0]:.3f} -> {losses[-1]:.3f}", sep="\n")

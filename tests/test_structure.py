@@ -14,7 +14,7 @@ import pytest
 import fp8compile
 from fp8compile.compiler.sources import USERS, sources
 from fp8compile.reporting.report import Report
-from tests.support.sources import FILES, MODULES, PACKAGE, ROOT
+from tests.support.sources import FILES, MODULES, PACKAGE, ROOT, imports
 
 # A file imports from its own room or from one that stands higher in this list; rooms on one line do not know each other.
 # Imports inside functions and those for the type checker count as all others do.
@@ -37,6 +37,7 @@ ORDER = (
     ("__main__",),
 )
 MOST_NOUNS = 25  # in the glossary
+LINES_OF_AN_EXAMPLE = 50
 MOST_MODULES = 8  # directly in the package; what has a role has a room
 PRIVATE = (
     "torch._inductor",
@@ -54,17 +55,6 @@ SHARED_NAMES = {
     "Fp8CompileCallback": "trainers look for a callback by the name of its library: Lightning's and transformers'",
     "Config": "torchtitan finds a component's options in a nested class of this name",
 }
-
-
-def imports(path: Path) -> set[str]:
-    """What a file imports, wherever in it that stands; a module, or a name in one."""
-    found = set()
-    for node in ast.walk(ast.parse(path.read_text())):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
-    return found
 
 
 def imported_modules(name: str) -> set[str]:
@@ -192,10 +182,19 @@ def test_rooms_of_benchmarks_know_the_harness_and_not_each_other() -> None:
         assert known is None or found <= set(known), path
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").glob("*.py")), ids=lambda path: path.name)
+def test_an_example_is_one_short_file(path: Path) -> None:
+    """It is pasted as it is: it needs the package and a trainer, and nothing else of this repository."""
+    assert len(path.read_text().splitlines()) <= LINES_OF_AN_EXAMPLE
+    assert not {name.split(".")[0] for name in imports(path)} & {"examples", "tests", "benchmarks", "argparse"}
+    inner = [name for name in imports(path) if name.startswith("fp8compile.")]
+    assert [name for name in inner if not name.startswith("fp8compile.integrations.")] == []
+
+
 def test_a_source_distribution_holds_all_that_the_tests_read() -> None:
     """The wheel holds the package alone; setuptools would leave all but the package out of the other too."""
     said = (ROOT / "MANIFEST.in").read_text().split("\n")
-    for folder in ("passes", "tests", "benchmarks", "docs"):
+    for folder in ("passes", "tests", "benchmarks", "docs", "examples"):
         assert f"graft {folder}" in said
     kinds = {path.suffix for path in PACKAGE.rglob("*") if path.is_file()} - {".pyc", ""}
     packed = next(line for line in said if line.startswith("recursive-include fp8compile ")).split()

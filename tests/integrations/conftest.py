@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
+from tests.integrations.vision import FOR_ANOTHER_TORCH, define_operators
 
-from examples.timm_finetune import define_operators_of_torchvision
-
-try:
-    with contextlib.suppress(ImportError):
-        import torchvision  # noqa: F401
-except RuntimeError:  # "operator torchvision::nms does not exist": a wheel for another torch
-    define_operators_of_torchvision()
+if FOR_ANOTHER_TORCH:
+    define_operators()

@@ -1,4 +1,4 @@
-"""When a run is as good as its twin, which has the same seed, data and optimizer and is not compiled.
+"""When a run is as good as its twin, which has the same seed and data and is not compiled.
 
     |loss / twin's loss - 1| <= 1 %
 
@@ -9,15 +9,14 @@ random, and errors of many values cancel.
 
 from __future__ import annotations
 
-from examples.shared import Outcome
+from tests.integrations.twins import Outcome
 
 PER_CENT = 1.0
 
 
 def assert_parity(outcome: Outcome) -> None:
     """One graph, a loss like the twin's, and more learnt than the gap could hide: it may be a fifth of that at most."""
-    assert outcome.twin is not None and outcome.ours.report is not None
-    assert [graph.kind for graph in outcome.ours.report.graphs] == ["training"]
+    assert [graph.kind for graph in outcome.report.graphs] == ["training"]
     progress = 1 - outcome.twin.loss / outcome.twin.losses[0]
     assert progress > 5 * PER_CENT / 100
     assert abs(outcome.gap) <= PER_CENT

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 import fp8compile
 from fp8compile.amp import LossScaler
 from tests.integrations.parity import assert_parity
+from tests.integrations.twins import beside_its_twin
 
 pytest.importorskip("accelerate")
 pytest.importorskip("transformers")
@@ -73,10 +74,9 @@ def no_accelerator_before() -> Iterator[None]:
 
 
 def test_a_loop_that_accumulates_and_clips_trains_like_its_twin() -> None:
-    outcome = accelerate_loop.main(["--codegen", "eager", "--layers", "1", "--steps", "16", "--twin"])
+    outcome = beside_its_twin(accelerate_loop, layers=1, steps=16)
     assert_parity(outcome)
-    report = outcome.ours.report
-    assert report is not None
+    report = outcome.report
     assert len(report.linears) == 3 * 7  # each linear of the layer, and not the head
     assert report.saved_bytes < report.saved_bytes_plain / 2
 

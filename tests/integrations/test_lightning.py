@@ -23,9 +23,11 @@ from lightning.pytorch.plugins import MixedPrecision  # noqa: E402
 from examples import lightning_fit  # noqa: E402
 from fp8compile.integrations.lightning import Fp8CompileCallback  # noqa: E402
 from tests.integrations.parity import assert_parity  # noqa: E402
+from tests.integrations.twins import beside_its_twin  # noqa: E402
 from tests.support.net import Net  # noqa: E402
 
 OPTIONS = {"debug.codegen": "eager", "linears.emulate": True}
+QUIET = {"logger": False, "enable_checkpointing": False, "enable_progress_bar": False, "enable_model_summary": False}
 BATCHES = [torch.randn(128, 64, generator=torch.Generator().manual_seed(i)) for i in range(4)]
 
 
@@ -49,7 +51,8 @@ class Module(pl.LightningModule):  # type: ignore[misc,name-defined]
 
 def fit(module: Any, callbacks: list[Any], epochs: int = 1, start: Path | None = None, **changes: Any) -> Any:
     torch._dynamo.reset()
-    trainer = lightning_fit.trainer(callbacks, max_epochs=epochs, **{"accelerator": "cpu", **changes})
+    usual = {"accelerator": "cpu", "precision": "32-true", **QUIET}
+    trainer = pl.Trainer(callbacks=callbacks, devices=1, max_epochs=epochs, **{**usual, **changes})
     trainer.fit(module, torch.utils.data.DataLoader(BATCHES, batch_size=None), ckpt_path=start)  # type: ignore[arg-type]
     return trainer
 
@@ -189,10 +192,10 @@ def test_the_callback_belongs_to_the_lightning_that_is_imported(monkeypatch: pyt
 
 
 def test_the_example_keeps_up_with_its_twin(steps: int = 8) -> None:
-    outcome = lightning_fit.main(["--twin", "--codegen", "eager", "--steps", str(steps)])
+    outcome = beside_its_twin(lightning_fit, steps=steps)
     assert_parity(outcome)
-    report = outcome.ours.report
-    assert report is not None and len(report.linears) == 42 and report.saved_bytes < 0.25 * report.saved_bytes_plain
+    report = outcome.report
+    assert len(report.linears) == 42 and report.saved_bytes < 0.25 * report.saved_bytes_plain
 
 
 @pytest.mark.sweep

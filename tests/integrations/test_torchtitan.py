@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import logging
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -33,7 +34,7 @@ from torchtitan.experiments.graph_trainer.memory_policy import tag_sac_policy
 from torchtitan.experiments.graph_trainer.registry import PASS_PIPELINE_REGISTRY
 from torchtitan.experiments.graph_trainer.selective_activation_remat import selective_activation_remat_pass
 from torchtitan.experiments.graph_trainer.trainer import make_fwd_bwd_step
-from torchtitan.models.common.attention import FlexAttention
+from torchtitan.models.common.attention import FlexAttention, ScaledDotProductAttention
 from torchtitan.models.llama3 import llama3_configs
 from torchtitan.models.llama3.config_registry import llama3_debugmodel
 
@@ -43,6 +44,7 @@ from fp8compile.integrations import torchtitan as ours
 from fp8compile.integrations.graph_trainer import Fp8Passes, register_pipeline
 from tests.integrations.one_graph import decibels
 from tests.integrations.parity import assert_parity
+from tests.integrations.twins import beside_its_twin
 
 NAME = "fp8compile.integrations.torchtitan"
 SINGLE = mock.Mock(tp_enabled=False)
@@ -55,6 +57,25 @@ POLICIES = {
 }
 TOKENS = torch.randint(256, (2, 128), generator=torch.Generator().manual_seed(0))
 PLACES = torch.arange(128).expand(2, -1)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def dynamo_s_settings_are_taken_back() -> Iterator[None]:
+    """``apply_compile`` makes them, for the whole process."""
+    with torch._dynamo.config.patch(capture_scalar_outputs=True, skip_fwd_side_effects_in_bwd_under_checkpoint=True):
+        yield
+
+
+def llama(layers: int) -> Any:
+    """torchtitan's "debugmodel" with SDPA: FlexAttention has no backward on a CPU. The same parameters at each call."""
+    config = llama3_configs["debugmodel"]("flex")
+    config.layers = config.layers[:layers]
+    for layer in config.layers:
+        layer.attention.inner_attention = ScaledDotProductAttention.Config()
+    torch.manual_seed(0)
+    model = config.build()
+    model.init_weights(buffer_device=None)
+    return model
 
 
 def test_its_check_for_flex_attention_and_the_override_that_it_lets_through() -> None:
@@ -79,7 +100,7 @@ def test_its_optimizer_container_holds_and_saves_our_states(caplog: pytest.LogCa
     caplog.set_level(logging.INFO, "fp8compile")
 
     def made() -> tuple[Any, Any]:
-        model = example.model(layers=1)
+        model = llama(layers=1)
         return model, ours.optimizers(default_adamw(lr=1e-3), compiled=False).build(model_parts=[model])
 
     def step(model: Any, optimizer: Any) -> None:
@@ -103,7 +124,7 @@ def test_its_optimizer_container_holds_and_saves_our_states(caplog: pytest.LogCa
 
 def traced_step() -> tuple[Any, Any, tuple[Any, ...]]:
     """torchtitan's model of one layer, its forward, loss and backward as one graph, and what that is called with."""
-    model = example.model(layers=1)
+    model = llama(layers=1)
     annotate_module_fqns(model)
     loss = CrossEntropyLoss.Config(global_vocab_size=2048).build()
     called = (TOKENS, TOKENS.roll(-1, 1), torch.tensor(256.0), {"positions": PLACES})
@@ -122,7 +143,7 @@ def test_graph_trainer_gets_the_gradients_that_the_backend_gives() -> None:
     assert [node.name for node in traced.gm.graph.nodes if node.op == "placeholder"] == names
     fp8 = run_traced(traced, module=model)(*called)
 
-    whole = example.model(layers=1)
+    whole = llama(layers=1)
     compiled = torch.compile(whole, backend="fp8compile", options={"recipe": EXACT})
     logits = compiled(TOKENS, positions=PLACES)
     loss = nn.functional.cross_entropy(logits.flatten(0, 1), called[1].flatten(), reduction="sum") / 256
@@ -156,7 +177,7 @@ def test_what_its_memory_policy_keeps_is_stored_as_codes(policy: str, linears: b
             node.meta["custom"] = {"module_fqn": ""}
     exact = run_traced(traced, module=model)(*called)
     done = Fp8Passes(
-        Recipe(linears={"emulate": True, "mode": "tensorwise" if linears else "off"}, debug={"codegen": "eager"})
+        Recipe(linears={"emulate": True, "mode": "tensorwise"} if linears else "off", debug={"codegen": "eager"})
     )
     recomputing = [functools.partial(tag_sac_policy, policy_fn=POLICIES.get(policy)), selective_activation_remat_pass]
     traced.gm = titan_passes.apply_graph_passes(
@@ -200,8 +221,8 @@ def test_its_pass_pipeline_has_ours_among_its_own() -> None:
 
 
 def test_the_example_keeps_up_with_its_twin() -> None:
-    outcome = example.main(["--twin", "--codegen", "eager", "--steps", "10"])
+    outcome = beside_its_twin(example, steps=10)
     assert_parity(outcome)
-    report = outcome.ours.report
-    assert report is not None and len(report.linears) == 30
+    report = outcome.report
+    assert len(report.linears) == 30
     assert any("which FP8COMPILE_RECIPE names" in remark for remark in report.remarks)

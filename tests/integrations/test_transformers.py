@@ -15,6 +15,7 @@ import fp8compile
 from fp8compile.amp import LossScaler
 from fp8compile.integrations.transformers import Fp8CompileCallback
 from tests.integrations.parity import PER_CENT, assert_parity
+from tests.integrations.twins import beside_its_twin
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -80,10 +81,9 @@ def differing(a: Mapping[str, Tensor], b: Mapping[str, Tensor]) -> list[str]:
 
 
 def test_an_accumulated_and_checkpointed_run_trains_like_its_twin() -> None:
-    outcome = hf_trainer.main(["--codegen", "eager", "--layers", "1", "--steps", "16", "--twin"])
+    outcome = beside_its_twin(hf_trainer, layers=1, steps=16)
     assert_parity(outcome)
-    report = outcome.ours.report
-    assert report is not None
+    report = outcome.report
     assert len(report.linears) == 3 * 7  # each linear of the layer, and not the head
     assert report.saved_bytes < report.saved_bytes_plain
 

@@ -24,3 +24,14 @@ def code(path: Path) -> str:
         if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node) is not None:
             node.body[0] = ast.Pass()
     return ast.unparse(tree)
+
+
+def imports(path: Path) -> set[str]:
+    """What a file imports, wherever in it that stands; a module, or a name in one."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            found |= {node.module} | {f"{node.module}.{alias.name}" for alias in node.names}
+    return found
