@@ -149,7 +149,8 @@ class Context:
         """
         recipe, whole = self.recipe_at(path), self.place.from_top(path)
         if recipe.get(switch) == "off":
-            return f"Recipe.{switch.partition('.')[0]} is off for module {whole!r}"
+            written = switch.removesuffix(".mode").removesuffix(".format")  # as people switch it off
+            return f"Recipe.{written} is off for module {whole!r}"
         found = ((field, each) for field in skips if (each := self._matching(path, recipe.get(field))) is not None)
         return next((f"Recipe.{field}: module {whole!r} matches {each!r}" for field, each in found), None)
 

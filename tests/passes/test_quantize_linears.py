@@ -235,7 +235,7 @@ def test_a_module_can_have_its_own_recipe() -> None:
     found = linears_of(model, torch.randn(32, 64), modules={"1": {"linears": "off"}})
     assert {(x.origin.module, why(x)) for x in found} == {
         ("0", ""),
-        ("1", "Recipe.linears.mode is off for module '1'"),
+        ("1", "Recipe.linears is off for module '1'"),
     }
 
 

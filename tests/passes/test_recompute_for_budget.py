@@ -133,7 +133,7 @@ def test_a_budget_that_cannot_be_is_refused(wrong: Any) -> None:
 
 
 def test_a_module_cannot_have_a_budget_of_its_own() -> None:
-    with pytest.raises(ValueError, match=r"modules\['steps.0'\].memory_budget is 0.5"):
+    with pytest.raises(ValueError, match=r"modules\['steps.0'\].memory\.budget is 0.5"):
         Recipe(modules={"steps.0": {"memory": 0.5}})
 
 

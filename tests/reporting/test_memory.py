@@ -159,7 +159,7 @@ def test_a_verdict_can_be_read_and_tested() -> None:
 @pytest.mark.parametrize("card", [0, -80, float("nan"), "80", True])
 def test_a_card_that_cannot_be_is_refused(card: Any) -> None:
     with pytest.raises(ValueError, match="card_gib is the memory of the card in GiB, such as 80, not"):
-        Report(model=ModelBytes(1, 0, 1, 1)).fits(**{"memory.card_gib": card})
+        Report(model=ModelBytes(1, 0, 1, 1)).fits(card_gib=card)
 
 
 def test_what_cannot_be_predicted_is_refused() -> None:
