@@ -346,5 +346,5 @@ def test_a_module_set_off() -> None:
     torch.testing.assert_close(ours, results(half, trained(model, x), x))
     linears = matmul_entries(fp8compile.report(fn))  # type: ignore[arg-type]
     assert directions(linears, "0") == ALL_THREE
-    assert reasons(linears) == {"Recipe.linears.mode is off for module '1'": 3}
+    assert reasons(linears) == {"Recipe.linears is off for module '1'": 3}
     assert "Recipe.modules" not in str(fp8compile.report(fn).remarks)  # type: ignore[arg-type]
