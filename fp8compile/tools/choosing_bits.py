@@ -61,7 +61,7 @@ TOLD_APART = (
     "calibrate_bits: {0} is saved by several graphs of one batch, or by one graph that runs several times, and the bits of "
     "each cannot be told apart. Graph breaks make them: TORCH_LOGS=graph_breaks names each"
 )
-GROUPS = "calibrate_bits: group_size={0}: codes of few bits need groups of a multiple of {1} elements"
+GROUPS = "calibrate_bits: saved.group_size={0}: codes of few bits need groups of a multiple of {1} elements"
 NOTHING = (
     "calibrate_bits: nothing to choose: the recipe stores no value of this model as codes{why}. fp8compile.explain(model, "
     "batch) says of each saved value why it stays as it is"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from fp8compile import Recipe
-from fp8compile.tools.checking.exact_modules import entries, leaving, options_text
+from fp8compile.tools.checking.exact_modules import SWITCHES, entries, leaving, options_text
 from fp8compile.tools.checking.repair import RepairCandidate
 
 
@@ -33,6 +33,6 @@ def test_only_what_is_named_is_exact(exact: list[RepairCandidate], expected: dic
         left = leaving(base, frozenset(exact), KNOWN)
         for candidate in KNOWN:
             here, was = left.at(candidate.module), base.at(candidate.module)
-            assert (getattr(here, candidate.kind) == "off") == (candidate in exact)
+            assert (here.get(SWITCHES[candidate.kind]) == "off") == (candidate in exact)
             assert (here.saved.group_size, here.linears.emulate) == (was.saved.group_size, was.linears.emulate)
         assert Recipe.from_options(eval(options_text(left).removeprefix("options="))) == left

@@ -121,7 +121,7 @@ def test_recipes_suit_the_device(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(arms, "fp8_unsupported_reason", lambda device: None)
     assert names() == [PLAIN, "storage_only", "linear_only", "default", "delayed", "few_bits"]
     asked = ["off", "default", {}, {"linears.scaling": "delayed"}, Recipe(saved="off")]
-    assert names(asked) == [PLAIN, "default", "linears='delayed'", "saved='off'"], "each once"
+    assert names(asked) == [PLAIN, "default", "linears.scaling=delayed", "saved='off'"], "each once"
 
 
 def test_steps_of_a_turn() -> None:
