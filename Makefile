@@ -1,5 +1,5 @@
 # make demo    trains a small Llama on real text, Inductor beside fp8compile; says first how long it takes
-# make test    the test suite
+# make test    the test suite, in some ten minutes on two cores; make test-all takes every case of its slow tests
 # Each makes a virtual environment of its own and installs all it needs: python3, make and a C++ compiler are enough.
 # Another build of torch (CUDA, say): make TORCH='torch==2.13.0 --index-url ...' TRITON= demo
 
@@ -13,13 +13,16 @@ PIP    := -m pip install --quiet --disable-pip-version-check
 # With pip's progress: for what is large.
 PIP_SHOWN := -m pip install --disable-pip-version-check
 
-.PHONY: demo test fast check docs test-capabilities mutants sweep nightly trainers zoo lint types test-oldest test-newest clean
+.PHONY: demo test test-all fast check docs test-capabilities mutants sweep nightly trainers zoo lint types test-oldest test-newest clean
 
 demo: $(VENV)/demo
 	$(VENV)/bin/fp8compile demo $(ARGS)
 
 test: $(VENV)/dev
 	$(VENV)/bin/python -m pytest $(ARGS)
+
+test-all: $(VENV)/dev
+	$(VENV)/bin/python -m pytest --all $(ARGS)
 
 # The tests nearest to what is changed since the last commit, for a minute at most (since another: ARGS=main).
 fast: $(VENV)/dev
@@ -103,10 +106,10 @@ types: $(VENV)/dev
 
 # The suite on the oldest and on the newest torch supported, the sm_90 harness included.
 test-oldest: $(OLDEST)/dev
-	$(OLDEST)/bin/python -m pytest $(ARGS)
+	$(OLDEST)/bin/python -m pytest --all $(ARGS)
 
 test-newest: $(NEWEST)/dev
-	$(NEWEST)/bin/python -m pytest $(ARGS)
+	$(NEWEST)/bin/python -m pytest --all $(ARGS)
 
 $(VENV)/python:
 	@echo "Once, into $(VENV): $(TORCH) $(TRITON) and what they need are downloaded and installed."

@@ -1,6 +1,7 @@
 """Every test starts with a clean Dynamo; the session has an Inductor cache of its own, so that nothing is warm by chance.
 
-A test that is marked ``sweep`` runs with ``--sweep`` only: it is slow, and CI has a shorter one of its kind (``make sweep``).
+``make test`` takes some ten minutes on two cores. With ``--all`` every case of slow tests runs (tests/nightly.py).
+A test that is marked ``sweep`` runs with ``--sweep`` only: it is slow, and a shorter one of its kind is not (``make sweep``).
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from fp8compile import _torch as private
 from fp8compile.compiler import report_store
 from fp8compile.compiler.cpu_vectors import WARNING
 from fp8compile.fx import spec
+from tests.nightly import NIGHTLY, waits
 from tests.slow import SLOW, matching
 from tests.support.browser import browser
 
@@ -49,6 +51,7 @@ ALL_TESTS = 8000  # so many are collected only where all are
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--all", action="store_true", help="run every case of slow tests, as make test-all does")
     parser.addoption("--sweep", action="store_true", help="run what takes long too: whole sweeps, all lowered cases")
 
 
@@ -65,10 +68,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.sweep)
     if len(items) >= ALL_TESTS and (unused := set(SLOW) - seen):
         raise pytest.UsageError(f"tests/slow.py: no test matches {', '.join(sorted(unused))}")
-    if not config.getoption("--sweep"):
-        for item in items:
-            if item.get_closest_marker("sweep"):
-                item.add_marker(pytest.mark.skip(reason="slow: make sweep"))
+    if len(items) >= ALL_TESTS and (unused := set(NIGHTLY) - {item.nodeid.partition("[")[0] for item in items}):
+        raise pytest.UsageError(f"tests/nightly.py: no test is called {', '.join(sorted(unused))}")
+    sweeps, every = config.getoption("--sweep"), config.getoption("--all") or config.getoption("--sweep")
+    for item in items:
+        if not sweeps and item.get_closest_marker("sweep"):
+            item.add_marker(pytest.mark.skip(reason="slow: make sweep"))
+        elif not every and waits(item.nodeid):
+            item.add_marker(pytest.mark.skip(reason="slow: make test-all"))
 
 
 @pytest.fixture(autouse=True, scope="module")

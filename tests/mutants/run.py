@@ -86,6 +86,7 @@ ROOT = Path(__file__).parents[2]
 LEAST = 0.9  # of all, killed
 TIMEOUT_S = 600
 FAILED = 1  # pytest's exit status where it ran tests and some failed
+EVERY = ["--sweep"]  # without it pytest runs what make test runs
 PASSES, INSTALLED_PASSES = "passes", "fp8compile/passes"  # where they lie, and where they are imported from
 
 
@@ -125,7 +126,7 @@ def status_of(tests: Sequence[str], at: Path, timeout_s: float) -> int | None:
     temporary = at / "temporary"
     temporary.mkdir(exist_ok=True)
     own = {"PYTHONPATH": str(at), "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-n0", "-p", "no:cacheprovider", "--sweep", *tests]
+    command = [sys.executable, "-m", "pytest", "-x", "-n0", "-p", "no:cacheprovider", *EVERY, *tests]
     with (at / "output").open("w") as output:
         process = subprocess.Popen(
             command, cwd=at, env=os.environ | own, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
@@ -171,8 +172,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", metavar="WORD", help="mutants whose name contains it")
     parser.add_argument("--list", action="store_true", help="print the table and end")
     parser.add_argument("-j", type=int, default=2, metavar="N", help="how many at a time")
+    parser.add_argument("--fast", action="store_true", help="by the cases of make test alone")
     parser.add_argument("--trust", action="store_true", help="do not run the tests on unchanged sources first")
     options = parser.parse_args(arguments)
+    if options.fast:
+        EVERY.clear()
     chosen = [m for m in MUTANTS if options.only is None or options.only in m.name]
     if options.list:
         print("\n".join(f"{m.name:60} {m.file}" for m in chosen))
