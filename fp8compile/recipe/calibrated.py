@@ -7,6 +7,8 @@ from typing import Any
 from fp8compile.recipe.calibration import RECALIBRATE, Calibration
 from fp8compile.recipe.recipe import Recipe
 
+FIELDS = {"keep_fp32": "fp32.keep", "modules": "modules"}  # of a calibration, and where a recipe has them
+
 
 def check_calibration(calibration: Calibration, recipe: Recipe) -> None:
     """Raise ValueError if ``recipe`` asks for something else in FP32 than the recipe of the calibration did."""
@@ -16,9 +18,6 @@ def check_calibration(calibration: Calibration, recipe: Recipe) -> None:
                 f"this calibration is older than the recipe: it was made with {name}={_written(old)}, and "
                 f"Recipe.{FIELDS[name]} is {_written(new)}. {RECALIBRATE[:-1]}, recipe=...)."
             )
-
-
-FIELDS = {"keep_fp32": "fp32.keep", "modules": "modules"}  # of a calibration, and where a recipe has them
 
 
 def fp32_fields(recipe: Recipe) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fp8compile._messages import nearest
-from fp8compile.recipe.groups import GROUPS, OF_ANOTHER, Group, is_short
+from fp8compile.recipe.groups import GROUPS, OF_ANOTHER, Group
 
 TOP = ("modules", "skip", "collectives")  # fields of the recipe itself
 FIELDS: Mapping[str, Any] = {  # every field of a group by its dotted name, with its default
@@ -46,7 +46,7 @@ def _written(changes: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
             fields = value if isinstance(value, Mapping) else vars(value)
             for name, each in fields.items():
                 yield key, _known(f"{key}.{name}"), each
-        elif key in GROUPS and is_short(key, value):
+        elif key in GROUPS and GROUPS[key].SHORT:
             yield key, f"{key}.{_field_for(key, value)}", value
         elif key in GROUPS:
             raise ValueError(f"Recipe.{key} must be a dict of its fields, not {value!r}.")
@@ -56,8 +56,8 @@ def _written(changes: Mapping[str, Any]) -> Iterator[tuple[str, str, Any]]:
 
 def _field_for(group: str, value: Any) -> str | None:
     """The field of ``group`` that a plain value is for."""
-    other = (group, value) if isinstance(value, str) else None
-    return OF_ANOTHER.get(other, GROUPS[group].SHORT) if other else GROUPS[group].SHORT
+    other = OF_ANOTHER.get((group, value)) if isinstance(value, str) else None
+    return other or GROUPS[group].SHORT
 
 
 def _known(name: str) -> str:
@@ -90,6 +90,6 @@ def as_written(values: Mapping[str, Any]) -> dict[str, Any]:
 def _shortest(name: str, fields: dict[str, Any]) -> Any:
     if len(fields) == 1:
         ((field, value),) = fields.items()
-        if is_short(name, value) and field == _field_for(name, value):
+        if field == _field_for(name, value):
             return value
     return fields

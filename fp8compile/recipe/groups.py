@@ -12,7 +12,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
-from fp8compile.recipe.frozen import FrozenMapping
 from fp8compile.recipe.patterns import OUTPUT_HEAD_PATTERNS
 from fp8compile.recipe.validation import (
     CONVERTED,
@@ -205,8 +204,3 @@ class Debug(Group):
 GROUPS: Mapping[str, type[Group]] = {each.NAME: each for each in (Linears, Saved, Memory, Fp32, Debug)}
 # Values that stand alone for another field than ``SHORT``.
 OF_ANOTHER: Mapping[tuple[str, Any], str] = {("linears", "delayed"): "scaling"}
-
-
-def is_short(name: str, value: object) -> bool:
-    """Whether a plain value may stand for a group: it is no dict, and the group has a field that such a value is for."""
-    return GROUPS[name].SHORT is not None and not isinstance(value, Mapping | FrozenMapping)

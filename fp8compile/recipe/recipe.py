@@ -77,10 +77,10 @@ class Recipe:
                 others; the message names the nearest right one, or what to set.
         """
         given = {"linears": linears, "saved": saved, "memory": memory, "fp32": fp32, "debug": debug}
-        whole = {name: group for name, group in given.items() if isinstance(group, GROUPS[name])}
+        whole: dict[str, Any] = {name: group for name, group in given.items() if isinstance(group, GROUPS[name])}
         written = single({name: value for name, value in given.items() if name not in whole} | dotted)
-        for name, kind in GROUPS.items():
-            object.__setattr__(self, name, changed_group(whole.get(name, kind()), written))
+        for name in GROUPS:
+            object.__setattr__(self, name, changed_group(whole.get(name, getattr(Recipe, name)), written))
         object.__setattr__(self, "skip", as_patterns("skip", skip))
         object.__setattr__(self, "collectives", collectives)
         check_fields("", {"collectives": collectives})
@@ -153,11 +153,16 @@ class Recipe:
         values = [(name, self.get(name)) for name in (*FIELDS, *TOP) if name not in LOOK_ON]
         return hashlib.sha256(repr(values).encode()).hexdigest()[:16]
 
+    @property
+    def per_graph(self) -> dict[str, Any]:
+        """The fields that are one for all modules, as changes to a module's recipe."""
+        return {name: self.get(name) for name in PER_GRAPH}
+
     def at(self, *spellings: str) -> Recipe:
         """The recipe in force in the module at a path; a module of a larger model may be named in several ways."""
         for pattern, recipe in self.modules.items():
             if any(in_module(path, pattern) for path in spellings):
-                return cast(Recipe, recipe.changed({name: self.get(name) for name in PER_GRAPH}))
+                return cast(Recipe, recipe.changed(self.per_graph))
         return self
 
     def replace_in_all(self, changes: Mapping[str, Any]) -> Recipe:
@@ -232,8 +237,8 @@ class Recipe:
         """What differs from the default recipe; then, one line for each pattern, what differs in its modules."""
         text = f"Recipe({_written(self.differences(Recipe()))})"
         for pattern, recipe in self.modules.items():
-            here = recipe.changed({name: self.get(name) for name in PER_GRAPH})
-            text += f"\n  in {pattern}: {_written(here.differences(self)) or 'the same'}"
+            here = recipe.changed(self.per_graph).differences(self)
+            text += f"\n  in {pattern}: {_written(here) or 'the same'}"
         return text
 
 

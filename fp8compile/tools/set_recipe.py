@@ -24,7 +24,7 @@ from fp8compile import _torch as private
 from fp8compile._messages import nearest
 from fp8compile.fx.provenance import module_names
 from fp8compile.recipe.changes import single
-from fp8compile.recipe.modules import OF_COMPILING, PER_GRAPH
+from fp8compile.recipe.modules import OF_COMPILING
 from fp8compile.recipe.patterns import in_module
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.tools.compiled_module import CompiledWith, running
@@ -90,7 +90,7 @@ def _for_all(now: Recipe, recipe: Any) -> Recipe:
         if isinstance(recipe, Mapping)
         else {}
     )
-    return found.changed({name: now.get(name) for name in PER_GRAPH if name not in written})
+    return found.changed({name: value for name, value in now.per_graph.items() if name not in written})
 
 
 def _for_some(now: Recipe, recipe: Any, patterns: Sequence[str]) -> Recipe:

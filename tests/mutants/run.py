@@ -12,6 +12,7 @@ fails there cannot judge. The checkout is never written to; the copy stands on `
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import shutil
 import subprocess
@@ -86,7 +87,6 @@ ROOT = Path(__file__).parents[2]
 LEAST = 0.9  # of all, killed
 TIMEOUT_S = 600
 FAILED = 1  # pytest's exit status where it ran tests and some failed
-EVERY = ["--sweep"]  # without it pytest runs what make test runs
 PASSES, INSTALLED_PASSES = "passes", "fp8compile/passes"  # where they lie, and where they are imported from
 
 
@@ -122,11 +122,11 @@ def put_in(mutant: Mutant, at: Path) -> None:
 
 
 def status_of(tests: Sequence[str], at: Path, timeout_s: float) -> int | None:
-    """pytest's exit status for these tests on the sources in ``at``; None where it ran out of time."""
+    """pytest's exit status for these options and tests on the sources in ``at``; None where it ran out of time."""
     temporary = at / "temporary"
     temporary.mkdir(exist_ok=True)
     own = {"PYTHONPATH": str(at), "PYTHONDONTWRITEBYTECODE": "1", "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-m", "pytest", "-x", "-n0", "-p", "no:cacheprovider", *EVERY, *tests]
+    command = [sys.executable, "-m", "pytest", "-x", "-n0", "-p", "no:cacheprovider", *tests]
     with (at / "output").open("w") as output:
         process = subprocess.Popen(
             command, cwd=at, env=os.environ | own, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
@@ -139,18 +139,18 @@ def status_of(tests: Sequence[str], at: Path, timeout_s: float) -> int | None:
             return None
 
 
-def verdict(mutant: Mutant) -> tuple[str, float]:
+def verdict(mutant: Mutant, extent: Sequence[str]) -> tuple[str, float]:
     """ "killed", "survived" or what else came of it, and the seconds."""
     start = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="fp8compile-mutant-") as folder:
         copied(ROOT, Path(folder))
         put_in(mutant, Path(folder))
-        status = status_of(mutant.tests, Path(folder), TIMEOUT_S)
+        status = status_of([*extent, *mutant.tests], Path(folder), TIMEOUT_S)
     said = {FAILED: "killed", 0: "survived", None: f"no verdict in {TIMEOUT_S} s"}
     return said.get(status, f"pytest ended with {status}"), time.monotonic() - start
 
 
-def unchanged_fails(mutants: Sequence[Mutant]) -> bool:
+def unchanged_fails(mutants: Sequence[Mutant], extent: Sequence[str]) -> bool:
     """Whether the tests of these mutants fail, or import something else than the copy, without any mutant."""
     tests = list(dict.fromkeys(test for mutant in mutants for test in mutant.tests))
     with tempfile.TemporaryDirectory(prefix="fp8compile-mutant-") as folder:
@@ -161,7 +161,7 @@ def unchanged_fails(mutants: Sequence[Mutant]) -> bool:
         found = subprocess.run([sys.executable, "-c", where], cwd=at, env=env, capture_output=True, text=True)
         if not all(Path(f).is_relative_to(at) for f in found.stdout.split()) or not found.stdout:
             raise RuntimeError(f"not the copy is imported: {found.stdout}{found.stderr}")
-        status = status_of(tests, at, TIMEOUT_S * max(1, len(mutants)))
+        status = status_of([*extent, *tests], at, TIMEOUT_S * max(1, len(mutants)))
         if status != 0:
             print((at / "output").read_text()[-4000:])
     return status != 0
@@ -175,8 +175,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--fast", action="store_true", help="by the cases of make test alone")
     parser.add_argument("--trust", action="store_true", help="do not run the tests on unchanged sources first")
     options = parser.parse_args(arguments)
-    if options.fast:
-        EVERY.clear()
     chosen = [m for m in MUTANTS if options.only is None or options.only in m.name]
     if options.list:
         print("\n".join(f"{m.name:60} {m.file}" for m in chosen))
@@ -187,16 +185,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if unfit := [(m, why) for m in chosen if (why := stale(m))]:
         print("\n".join(f"the table is stale: {m.name}: {why}" for m, why in unfit))
         return 2
-    if not options.trust and unchanged_fails(chosen):
+    extent = () if options.fast else ("--sweep",)
+    if not options.trust and unchanged_fails(chosen, extent):
         print("these tests fail without any mutant")
         return 2
-    return _run(chosen, options.j)
+    return _run(chosen, options.j, extent)
 
 
-def _run(chosen: Sequence[Mutant], at_a_time: int) -> int:
-    killed = 0
+def _run(chosen: Sequence[Mutant], at_a_time: int, extent: Sequence[str]) -> int:
+    killed, judge = 0, functools.partial(verdict, extent=extent)
     with ThreadPoolExecutor(at_a_time) as pool:
-        for mutant, (said, seconds) in zip(chosen, pool.map(verdict, chosen), strict=True):
+        for mutant, (said, seconds) in zip(chosen, pool.map(judge, chosen), strict=True):
             killed += said == "killed"
             print(f"{said:12} {mutant.name:60} {seconds:4.0f} s", flush=True)
     print(f"{killed} of {len(chosen)} killed")
