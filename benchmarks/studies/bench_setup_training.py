@@ -6,6 +6,8 @@
     dropout          0.1 in attention; ours draws masks again from their seeds
     experts          Mixtral's: four of them, two a token, each half as wide
     experts, nudged  plain beside plain, its embedding moved by one rounding: what two runs differ by in any case
+    experts, noise   plain beside plain, every gradient with Gaussian noise of 40 dB, as large as what codes leave of the
+                     experts' worst: what two runs differ by whose gradients do, whatever made the difference
 
 Each arm has the weights, batches and rates of its twin from the same seed; products in FP32, so that nothing but what is kept
 differs; storage alone, as by default on a CPU. The gap is (ours - plain) / plain of the validation loss; mean and standard
@@ -24,7 +26,7 @@ from typing import Any
 
 import torch
 from rich.table import Table
-from torch import nn
+from torch import Tensor, nn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
@@ -34,7 +36,8 @@ from benchmarks.studies.demo_runs import Demo
 from fp8compile.demo.model import Size, build_model
 from fp8compile.demo.results import mean_of
 
-PLAIN, OURS, NUDGED = "plain", "ours", "nudged"
+PLAIN, OURS, NUDGED, NOISE = "plain", "ours", "nudged", "noise"
+NOISE_DB = 40.0
 
 
 def checkpointed(size: Size, seed: int, device: torch.device) -> nn.Module:
@@ -77,18 +80,36 @@ def nudged(size: Size, seed: int, device: torch.device) -> nn.Module:
     return model
 
 
+def with_noise(size: Size, seed: int, device: torch.device) -> nn.Module:
+    """The experts' model, each gradient ``NOISE_DB`` off, by noise of its own generator."""
+    model = with_experts(size, seed, device)
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def off(gradient: Tensor) -> Tensor:
+        noise = torch.randn(gradient.shape, generator=generator, device=device)
+        return gradient + noise * (gradient.square().mean().sqrt() * 10 ** (-NOISE_DB / 20))
+
+    for parameter in model.parameters():
+        parameter.register_hook(off)
+    return model
+
+
+CONTROLS = {NUDGED: nudged, NOISE: with_noise}
 SETUPS: Mapping[str, Callable[[Size, int, torch.device], nn.Module]] = {
     "checkpointing": checkpointed,
     "dropout": with_dropout,
     "experts": with_experts,
 }
-ARMS = (*(f"{setup}, {whose}" for setup in SETUPS for whose in (PLAIN, OURS)), f"experts, {NUDGED}")
+ARMS = (
+    *(f"{setup}, {whose}" for setup in SETUPS for whose in (PLAIN, OURS)),
+    *(f"experts, {name}" for name in CONTROLS),
+)
 
 
 def run_arm(arm: str, seed: int, demo: Demo) -> dict[str, Any]:
     """One run, ready for JSON, with the bytes that its graphs keep for the backward."""
     setup, whose = arm.split(", ")
-    build = nudged if whose == NUDGED else SETUPS[setup]
+    build = CONTROLS.get(whose, SETUPS[setup])
     run, compiled = run_compiled(dataclasses.replace(demo, build=build), seed, {} if whose == OURS else None)
     row = row_of(run)
     if compiled is not None:

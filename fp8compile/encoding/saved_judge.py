@@ -1,6 +1,6 @@
 """How one saved value is stored, or why it stays as it is: what ``encode_saved`` places, decided on both graphs.
 
-bits     masks
+exact    masks as bits, integers that are proven to be small in fewer bytes
 left     no floating-point activation, small, a statistic, in FP32 on purpose, or without an argument that gradients answer
          its error with a small one (``fp8compile/analysis/sensitivity``)
 a byte   in the recipe's format, or by use (``saved_format.py``)
@@ -14,14 +14,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 
-import torch
 from torch.fx import Node
 
 from fp8compile import _torch as private
 from fp8compile.analysis.dataflow import Source, is_activation, sources, user_fp32
 from fp8compile.analysis.norms import itself
 from fp8compile.analysis.sensitivity import OF_A_CODE, Sensitivity, Unbounded
-from fp8compile.analysis.sensitivity.foreign import operator_of
+from fp8compile.analysis.sensitivity.foreign import higher_order_use
 from fp8compile.analysis.softmax import softmax_dim
 from fp8compile.analysis.statistics import is_statistic
 from fp8compile.encoding.about import About, about
@@ -29,6 +28,7 @@ from fp8compile.encoding.attention_result import is_read_by_attention, tokens_of
 from fp8compile.encoding.bits_by_use import few_bits_of
 from fp8compile.encoding.saved_codec import belongs_to_attention, codec_for, does_not_pay, format_name
 from fp8compile.encoding.saved_format import is_compared_with_zero
+from fp8compile.encoding.saved_integers import in_fewer_bytes, is_wide_integer
 from fp8compile.encoding.saved_keys import keys_of
 from fp8compile.encoding.saved_masks import as_bits, is_mask
 from fp8compile.encoding.saved_rows import row_dims_of
@@ -94,9 +94,8 @@ class Judge:
         )
         if not self.ctx.recipe.stores_saved or is_amax:
             return Unencoded()  # the amax of a matmul's operand belongs to its codes
-        if is_mask(edge):
-            stored = self._left_by_recipe(edge) or self._has_few(edge) or as_bits(edge)
-            return Unencoded(stored) if isinstance(stored, str) else stored
+        if (exactly := self._exactly(edge)) is not None:
+            return exactly
         if reason := self._reason_to_leave(edge):
             return Unencoded(reason)
         found = self._in_a_byte(edge)
@@ -105,7 +104,8 @@ class Judge:
 
     def choices(self, edge: SavedTensor) -> dict[str, Stored]:
         """Every way to store a value, by name, from the fewest bits on; none where it stays as it is in any case."""
-        if not isinstance(self.decide(edge), Stored) or is_mask(edge):
+        decided = self.decide(edge)
+        if not isinstance(decided, Stored) or decided.is_exact:
             return {}
         found = self._in_a_byte(edge)
         assert isinstance(found, tuple)
@@ -197,7 +197,7 @@ class Judge:
             )
             or self._no_norm_s_storage(edge)
             or (edge.forward in self.user_fp32 and "the user computes this in FP32 inside a 16-bit model")
-            or _higher_order_use(edge.backward)
+            or higher_order_use(edge.backward)
             or None
         )
 
@@ -253,7 +253,7 @@ class Judge:
         if not private.is_plain_fake(value):
             return f"a {type(value).__name__}, not a plain tensor"
         if not value.dtype.is_floating_point and not value.dtype.is_complex:
-            return f"{dtype_text(value)}: integers, indices and RNG states are exact"
+            return f"{dtype_text(value)}: integers that nothing bounds and RNG states are exact"
         if value.dtype not in ENCODABLE:
             return f"{dtype_text(value)} is left alone"
         if few := self._has_few(edge):
@@ -266,6 +266,17 @@ class Judge:
     def _has_few(self, edge: SavedTensor) -> str | None:
         least = self.ctx.recipe_at(_path(edge)).saved.min_numel
         return f"fewer than {least} elements" if numel(edge.forward.meta["val"]) < least else None
+
+    def _exactly(self, edge: SavedTensor) -> Stored | Unencoded | None:
+        """Masks, as bits or with the reason; integers that are proven to be small; None for all else."""
+        if not private.is_plain_fake(edge.forward.meta["val"]) or not (is_mask(edge) or is_wide_integer(edge)):
+            return None
+        if reason := self._left_by_recipe(edge) or self._has_few(edge):
+            return Unencoded(reason)
+        if not is_mask(edge):
+            return in_fewer_bytes(edge, self.sensitivity.forward_ranges.get(edge.forward))
+        stored = as_bits(edge)
+        return Unencoded(stored) if isinstance(stored, str) else stored
 
     def _left_by_recipe(self, edge: SavedTensor) -> str | None:
         path = _path(edge)
@@ -288,10 +299,3 @@ def _formats(codec: Codec) -> tuple[Format, ...]:
 def _path(edge: SavedTensor) -> str:
     """The module the value was made in, as the report names it."""
     return edge.info.origin.module
-
-
-def _higher_order_use(value: Node) -> str | None:
-    for user in value.users:
-        if isinstance(user.target, torch._ops.HigherOrderOperator) and operator_of(user) is None:
-            return f"operand of the higher-order operator {user.target}"
-    return None

@@ -18,6 +18,7 @@ from fp8compile.numerics.bits import Bits
 from fp8compile.numerics.centring import decode_about_centre, encode_about_centre
 from fp8compile.numerics.few_bits import FewBits
 from fp8compile.numerics.unit_sums import with_unit_sums
+from fp8compile.numerics.whole_numbers import WholeNumbers
 
 Order = tuple[int, ...] | None
 CENTRE_BYTES = 2  # BF16, one for each channel of a sequence
@@ -37,12 +38,17 @@ class Stored:
         sides: the edges that the backward compares it with, whose side its codes keep; in INT8 groups.
     """
 
-    codec: Codec | FewBits | Bits
+    codec: Codec | FewBits | Bits | WholeNumbers
     why: str = ""
     softmax_dim: int | None = None
     tokens: Tokens | None = None
     about: About | None = None
     sides: Sides | None = None
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether what is decoded is what was encoded, bit for bit."""
+        return isinstance(self.codec, (Bits, WholeNumbers))
 
     @property
     def beside(self) -> tuple[Node, ...]:
@@ -60,7 +66,7 @@ class Stored:
     @property
     def parts(self) -> tuple[str, ...]:
         """What is kept, in this order."""
-        if isinstance(self.codec, Bits):
+        if self.is_exact:
             return ("codes",)
         if isinstance(self.codec, FewBits):
             return ("codes", "inv_scale", "zero_point")
@@ -68,7 +74,7 @@ class Stored:
 
     def nbytes(self, value: Tensor) -> int:
         """Bytes of all parts."""
-        assert isinstance(self.codec, (Groupwise, GroupwiseBest, FewBits, Bits))
+        assert isinstance(self.codec, (Groupwise, GroupwiseBest, FewBits, Bits, WholeNumbers))
         centre = 0 if self.tokens is None else CENTRE_BYTES * (numel(value) // self.tokens.length)
         return self.codec.nbytes(sizes_in_memory(value)) + centre
 
@@ -101,6 +107,8 @@ class Stored:
         stored_as = shape if order is None else [shape[d] for d in order]
         if isinstance(self.codec, Bits):
             found = self.codec.decode(parts[0], stored_as)
+        elif isinstance(self.codec, WholeNumbers):
+            found = self.codec.decode(_from_rows(parts[0], shape, order))
         elif isinstance(self.codec, FewBits):
             codes, inv_scale, zero_point = parts
             found = self.codec.decode(codes, inv_scale, zero_point, stored_as, as_float)

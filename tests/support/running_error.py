@@ -28,7 +28,6 @@ from fp8compile.encoding.saved_plan import plan_saved
 from fp8compile.encoding.stored import Stored
 from fp8compile.fx.graph import memory_order
 from fp8compile.fx.partition import PartitionedGraph
-from fp8compile.numerics.bits import Bits
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from tests.support.graphs import split_of
@@ -76,7 +75,7 @@ def outcome(model: nn.Module, *args: Tensor, **options: Any) -> Outcome:
     exact: dict[str, str] = {}
     for edge, decision in plan_saved(split, Context(Recipe(**options))).decisions:
         if isinstance(decision, Stored):
-            codecs |= {} if isinstance(decision.codec, Bits) else {edge.backward: decision}  # bits are exact
+            codecs |= {} if decision.is_exact else {edge.backward: decision}
         elif decision.reason:
             exact[edge.forward.name] = decision.reason
     saved, forward = _saved(split, inputs[0])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -26,7 +26,7 @@ from fp8compile.analysis.ranges.interval import (
     squared,
     times,
 )
-from fp8compile.analysis.ranges.matching import Known, argument, of, packet
+from fp8compile.analysis.ranges.matching import Known, argument, elements, of, packet, reduced
 from fp8compile.numerics.formats import FP16_NORMAL
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -203,7 +203,7 @@ def extreme(node: Node, known: Known) -> Any:
     if isinstance(argument(node, 1, "other"), Node):
         return (larger if packet(node) is aten.max else smaller)(of(known, node.args[0]), of(known, node.args[1]))
     x = of(known, node.args[0])
-    return (x, ANYTHING) if isinstance(node.meta["val"], (tuple, list)) else x
+    return (x, place(node, known)) if isinstance(node.meta["val"], (tuple, list)) else x
 
 
 def cast(node: Node, known: Known) -> Interval:
@@ -233,9 +233,24 @@ def scattered(node: Node, known: Known) -> Interval:
     return hull([of(known, node.args[0]), of(known, node.args[3 if packet(node) is aten.scatter else 2])])
 
 
-def sorted_(node: Node, known: Known) -> tuple[Interval, Interval]:
-    """Some elements of the first argument, and where they were."""
-    return of(known, node.args[0]), ANYTHING
+def places(node: Node, dims: Sequence[int]) -> Interval:
+    """Where elements of the first argument were, counted over ``dims``."""
+    return between(0.0, add(exactly(elements(node.args[0], dims)), exactly(-1.0)).upper)
+
+
+def place(node: Node, known: Known) -> Interval:
+    """Where the largest or smallest element was: along a dimension, or in the whole tensor."""
+    return places(node, reduced(node))
+
+
+def sorted_(at: int) -> Rule:
+    """Some elements of the first argument, and where they were along ``dim``, argument ``at``; the last by default."""
+    return lambda node, known: (of(known, node.args[0]), places(node, [argument(node, at, "dim", -1)]))
+
+
+def pooled(node: Node, known: Known) -> tuple[Interval, Interval]:
+    """Some elements of the first argument, and where they were in their plane."""
+    return of(known, node.args[0]), places(node, (-2, -1))
 
 
 def drawn(node: Node, known: Known) -> Interval:

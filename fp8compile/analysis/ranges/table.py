@@ -40,6 +40,8 @@ from fp8compile.analysis.ranges.rules import (
     padded,
     parts,
     picked,
+    place,
+    pooled,
     power,
     reciprocal,
     root,
@@ -76,9 +78,10 @@ MOVES = (
 _EXACT: dict[Any, Rule] = {
     **dict.fromkeys(MOVES, first),
     **dict.fromkeys((aten.split, aten.split_with_sizes, aten.unbind), parts),
-    **dict.fromkeys(
-        (aten.sort, aten.topk, aten.max_pool2d_with_indices, prims._low_memory_max_pool_with_offsets), sorted_
-    ),
+    aten.sort: sorted_(1),
+    aten.topk: sorted_(2),
+    **dict.fromkeys((aten.max_pool2d_with_indices, prims._low_memory_max_pool_with_offsets), pooled),
+    **dict.fromkeys((aten.argmax, aten.argmin), place),
     **dict.fromkeys((aten.cat, aten.stack), joined),
     **dict.fromkeys((aten.max, aten.min), extreme),
     aten.scalar_tensor: filled(0),
@@ -168,8 +171,9 @@ RULES: dict[object, tuple[Rule, float | None]] = {
 
 # Operations that mean the same on integers, as long as those do not wrap around.
 INTEGERS = {
-    *MOVES, aten.abs, aten.add, aten.cat, aten.clamp, aten.clamp_max, aten.clamp_min, aten.constant_pad_nd, aten.cumsum,
-    aten.full, aten.full_like, aten.max, aten.maximum, aten.min, aten.minimum, aten.mul, aten.neg, aten.relu,
-    aten.scalar_tensor, aten.select_scatter, aten.slice_scatter, aten.stack, aten.sub, aten.sum, aten.where, aten._to_copy,
+    *MOVES, aten.abs, aten.add, aten.argmax, aten.argmin, aten.cat, aten.clamp, aten.clamp_max, aten.clamp_min,
+    aten.constant_pad_nd, aten.cumsum, aten.div, aten.full, aten.full_like, aten.index_put, aten.max, aten.maximum, aten.min,
+    aten.minimum, aten.mul, aten.neg, aten.relu, aten.scalar_tensor, aten.scatter, aten.select_scatter, aten.slice_scatter,
+    aten.stack, aten.sub, aten.sum, aten.where, aten.zeros, aten.zeros_like, aten._to_copy,
     private.getitem, prims.convert_element_type, prims.iota,
 }  # fmt: skip

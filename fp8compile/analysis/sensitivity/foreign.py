@@ -37,6 +37,14 @@ def operator_of(node: Node) -> OpOverload | None:
     return target if isinstance(target, OpOverload) and target.namespace not in TORCHS_OWN else None
 
 
+def higher_order_use(value: Node) -> str | None:
+    """Why a value that a higher-order operator reads stays as it is; None where none does."""
+    for user in value.users:
+        if isinstance(user.target, torch._ops.HigherOrderOperator) and operator_of(user) is None:
+            return f"operand of the higher-order operator {user.target}"
+    return None
+
+
 def answer(node: Node, operand: Node, is_gradient: bool) -> tuple[str, int]:
     """How a node that calls such an operator answers to an operand, and as how many of its arguments that is given."""
     found = list(_declared_arguments(node, operand))

@@ -80,6 +80,13 @@ CASES = {
     "unbind": of(lambda x: aten.unbind(x)[2], -2, 3),
     "sort": of(lambda x: aten.sort(x)[0], -2, 3),
     "topk": of(lambda x: aten.topk(x, 2)[0], -2, 3),
+    "places of sort": of(lambda x: aten.sort(x, 0)[1].float(), 0, 2),
+    "places of topk": of(lambda x: aten.topk(x, 2)[1].float(), 0, 3),
+    "places of topk, by name": of(lambda x: aten.topk(x, 2, dim=0)[1].float(), 0, 2),
+    "places of max": of(lambda x: aten.max(x, 0)[1].float(), 0, 2),
+    "argmax": of(lambda x: aten.argmax(x).float(), 0, 11),
+    "argmin along a dimension": of(lambda x: aten.argmin(x, 1).float(), 0, 3),
+    "places of a pool": of(lambda x: aten.max_pool2d_with_indices(x, [2, 2])[1].float(), 0, 11, (*A, (1, 3, 4))),
     "max_pool2d_with_indices": of(lambda x: aten.max_pool2d_with_indices(x, [2, 2])[0], -2, 3, (-2, 3, (1, 1, 4, 4))),
     "_low_memory_max_pool_with_offsets": of(
         lambda x: prims._low_memory_max_pool_with_offsets(x, [2, 2], [2, 2], [0, 0], [1, 1], False)[0],
