@@ -273,9 +273,7 @@ class Judge:
             return None
         if reason := self._left_by_recipe(edge) or self._has_few(edge):
             return Unencoded(reason)
-        if not is_mask(edge):
-            return in_fewer_bytes(edge, self.sensitivity.forward_ranges.get(edge.forward))
-        stored = as_bits(edge)
+        stored = as_bits(edge) if is_mask(edge) else in_fewer_bytes(edge, self.sensitivity.forward_ranges.get(edge.forward))
         return Unencoded(stored) if isinstance(stored, str) else stored
 
     def _left_by_recipe(self, edge: SavedTensor) -> str | None:

@@ -12,11 +12,18 @@ from expecttest import assert_expected_inline
 from torch import Tensor, nn
 
 import fp8compile
+from fp8compile.encoding import saved_integers
 from fp8compile.reporting.report import Report
 from tests.support.graphs import backward_of, split_of
 from tests.support.measure import compiled
 
 Picks = Callable[[Tensor], Tensor]
+
+
+@pytest.fixture
+def any_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel of its own is worth a byte."""
+    monkeypatch.setattr(saved_integers, "WORTH_A_KERNEL", 1)
 
 
 class Picked(nn.Module):
@@ -47,6 +54,7 @@ def left(report: Report) -> list[str]:
     return [skip.reason for skip in report.skips if skip.info.dtype == "int64"]
 
 
+@pytest.mark.usefixtures("any_size")
 def test_golden_how_indices_are_read() -> None:
     split = split_of(Picked(lambda h: h.topk(8, 1)[1]), torch.randn(128, 64), linears="off")
     lines = backward_of(split).splitlines()
@@ -74,6 +82,7 @@ HELD: dict[str, tuple[Picks, int, int, str, int]] = {
 }
 
 
+@pytest.mark.usefixtures("any_size")
 @pytest.mark.parametrize("case", HELD)
 def test_indices_take_what_holds_them(case: str) -> None:
     pick, dim, rows, name, itemsize = HELD[case]
@@ -82,6 +91,7 @@ def test_indices_take_what_holds_them(case: str) -> None:
     assert all(after * 8 == before * itemsize for _, before, after in found)
 
 
+@pytest.mark.usefixtures("any_size")
 @pytest.mark.parametrize("codegen", ["eager", "inductor"])
 @pytest.mark.parametrize("case", ["eight of 64", "as many as a byte holds", "one more"])
 def test_gradients_are_the_same_to_the_bit(case: str, codegen: str) -> None:
@@ -98,7 +108,22 @@ def test_gradients_are_the_same_to_the_bit(case: str, codegen: str) -> None:
     assert torch.equal(*found)
 
 
+@pytest.mark.parametrize("case", ["the largest of 64", "halves of places"])
+def test_a_generated_kernel_stores_few_narrow_too(case: str) -> None:
+    pick, dim, rows, name, _ = HELD[case]
+    assert [codec.split(",")[0] for codec, *_ in narrowed(ran(Picked(pick, dim), torch.randn(rows, 64)))] == [name]
+
+
 # ------------------------------------------------------------------------------------------------ where it declines
+
+
+def test_what_a_library_makes_takes_a_kernel_more_only_for_a_mebibyte() -> None:
+    few, many = (Picked(lambda h, n=n: h.topk(n, 1)[1]) for n in (36, 37))
+    x = torch.randn(4096, 64)
+    report = ran(few, x)
+    assert not narrowed(report)
+    assert left(report) == ["int64 in uint8: 1,032,192 bytes fewer, not worth a kernel of its own"]
+    assert narrowed(ran(many, x)) == [("uint8, which holds all of them", 4096 * 37 * 8, 4096 * 37)]
 
 
 def test_what_nothing_bounds_stays() -> None:
@@ -115,6 +140,7 @@ def test_what_the_recipe_skips_stays() -> None:
     assert not narrowed(ran(Picked(HELD["eight of 64"][0]), torch.randn(128, 64), skip=["*"]))
 
 
+@pytest.mark.usefixtures("any_size")
 def test_places_among_rows_that_only_a_run_knows_stay_and_those_among_columns_do_not() -> None:
     rows = ran(Picked(lambda h: h.sort(0)[1], 0), torch.randn(96, 64), dynamic=True)
     assert not narrowed(rows) and left(rows)

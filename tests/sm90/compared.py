@@ -201,6 +201,18 @@ class Chosen(nn.Module):
         return torch.where(self.score(x) > 0, h, 0.1 * h)
 
 
+class Picked(nn.Module):
+    """An element of each row, at the place where another linear is largest."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.value, self.score = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.score.requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.value(x).gather(-1, self.score(x).argmax(-1, keepdim=True))
+
+
 def encoder(kind: str) -> nn.Module:
     return ENCODERS[kind](WIDTH, 4 * WIDTH, HEADS)
 
@@ -216,6 +228,7 @@ CASES: Mapping[str, Case] = {
     "mlp, dropout, checkpointed": _blocks(functools.partial(Mlp, 0.1), True),
     "lora": _blocks(Lora),
     "chosen by a mask": _blocks(Chosen),
+    "picked by place": _blocks(Picked),
     "vit": _blocks(functools.partial(encoder, "vit")),
     "vit, checkpointed": _blocks(functools.partial(encoder, "vit"), True),
     "bert": _blocks(functools.partial(encoder, "bert")),

@@ -39,7 +39,7 @@ RECIPES = {
     "int8": {"linears": "int8", "saved.min_numel": 0},
 }
 REGIONS = ("checkpoint", "CheckpointWrapper", "a policy that saves nothing")
-LOWERED = ("vit, checkpointed", "mlp, dropout", "resnet, channels last", "chosen by a mask")
+LOWERED = ("vit, checkpointed", "mlp, dropout", "resnet, channels last", "chosen by a mask", "picked by place")
 
 
 class Block(nn.Module):

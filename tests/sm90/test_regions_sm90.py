@@ -68,6 +68,18 @@ def test_codes_of_channels_last_values_have_channels_fastest() -> None:
         assert len(sizes) < 4 and steps == [math.prod(sizes[d + 1 :]) for d in range(len(sizes))]
 
 
+def test_places_are_narrow_where_they_are_made_and_wide_where_they_are_read() -> None:
+    """No launch more than plain's, on either side."""
+    halves = {arm: lowered("picked by place", arm) for arm in ("plain", "ours")}
+    given = [[dtype for _, dtype in halves[arm][1]["given"]] for arm in halves]
+    assert "torch.int64" in given[0] and "torch.uint8" in given[1] and "torch.int64" not in given[1]
+    for half in (0, 1):
+        writes = [source for source in halves["ours"][half]["sources"] if "*u8" in source]
+        assert len(writes) == 1, "the kernel that makes the places, and the one that scatters gradients to them"
+        if half == 0:
+            assert "triton_helpers.max_with_index" in writes[0]
+
+
 def test_a_mask_is_packed_where_it_is_made_and_unpacked_where_it_is_read() -> None:
     """Bits have no kernel of their own."""
     halves = {arm: lowered("chosen by a mask", arm) for arm in ("plain", "ours")}
