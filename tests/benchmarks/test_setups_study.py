@@ -33,6 +33,13 @@ def test_a_row_is_what_the_report_says() -> None:
     assert found["kept"] / found["plain"] == pytest.approx(268 / 512, rel=1e-3)
     assert sum(found["by"].values()) == found["kept"]
     assert found["ours_db"] > 30 and found["twin_db"] > 30, "BF16 itself has 35 where each operation rounds"
+    assert found["fp8_db"] < found["ours_db"], "E4M3 and E5M2 round more than BF16"
+
+
+def test_dropout_draws_the_same_numbers_in_every_arm() -> None:
+    """Other masks would leave some 0 dB."""
+    found = row(SETUPS["BERT, dropout, autocast"], with_peaks=False)
+    assert found["twin_db"] > 25 and found["ours_db"] > 25
 
 
 def test_a_model_has_the_same_weights_each_time() -> None:
@@ -56,7 +63,7 @@ def test_every_goal_that_is_missed_is_told_apart() -> None:
 
 
 def test_arms_of_training_are_twins() -> None:
-    assert len(bench_setup_training.ARMS) == 2 * len(bench_setup_training.SETUPS) + 1
+    assert len(bench_setup_training.ARMS) == 2 * len(bench_setup_training.SETUPS) + len(bench_setup_training.CONTROLS)
     runs = {
         "experts, plain": {"0": {"validation_loss": 2.0}, "1": {"validation_loss": 4.0}},
         "experts, ours": {"1": {"validation_loss": 4.1}},
@@ -74,6 +81,20 @@ def test_a_nudge_is_one_step_of_each_weight_and_of_no_other() -> None:
     assert moved == {name for name in plain if "embed_tokens" in name}
     for name in moved:
         assert torch.equal(torch.nextafter(plain[name], torch.full_like(plain[name], torch.inf)), nudged[name])
+
+
+def test_noise_is_of_its_size_in_every_gradient() -> None:
+    makers = bench_setup_training.with_experts, bench_setup_training.with_noise
+    found = []
+    for make in makers:
+        model = make(SIZES["tiny"], 0, torch.device("cpu"))
+        tokens = torch.arange(64).view(2, 32)
+        model(input_ids=tokens, labels=tokens).loss.backward()
+        found.append({name: p.grad for name, p in model.named_parameters() if p.grad is not None})
+    large = [name for name, exact in found[0].items() if exact.numel() > 1000]
+    assert len(large) > 5
+    for name in large:
+        assert sqnr_db(found[0][name], found[1][name]) == pytest.approx(bench_setup_training.NOISE_DB, abs=1)
 
 
 def test_ratios_are_read_from_a_model(tmp_path: Path) -> None:

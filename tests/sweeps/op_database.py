@@ -45,7 +45,13 @@ PATIENT: dict[str, Any] = {
 RECIPE: dict[str, Any] = {**PATIENT, "saved.min_numel": 0, "saved.group_size": 16, "linears.emulate": True}
 OFF: dict[str, Any] = {**PATIENT, "preset": "off"}
 BAD = ("wrong", "non-finite", "crash")
-ALWAYS_EXACT = ("integers that nothing bounds", "a mask", "made from parameters alone", "a table or mask")
+ALWAYS_EXACT = (
+    "integers that nothing bounds",
+    "not worth a kernel of its own",
+    "a mask",
+    "made from parameters alone",
+    "a table or mask",
+)
 
 
 @dataclass(frozen=True)
