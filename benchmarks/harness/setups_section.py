@@ -9,7 +9,7 @@ from typing import Any
 from benchmarks.harness.measured_sections import load, source, table
 
 NAME, TRAINING, RESIDUALS = "setups-cpu.json", "setup-training-cpu.json", "residual-sizes-cpu.json"
-LOWERED = "setups-sm90-lowered.json"
+LOWERED, ON_A_DEVICE = "setups-sm90-lowered.json", "setups-sm90-lowered-torch-2.11.json"
 FOLDER = Path(__file__).resolve().parents[1] / "results"
 LOGITS = "exponentiated in the backward"
 
@@ -50,6 +50,23 @@ def setups(folder: Path) -> list[str]:
 def lowered(folder: Path) -> list[str]:
     """A row for each set-up and recipe: what its generated kernels launch, move and are predicted to take."""
     found = load(folder, LOWERED)
+    sizes = found["sizes"]
+    return [
+        source(LOWERED, found),
+        f"{found['tokens']} tokens, hidden size {sizes['hidden']}, FFN {sizes['ffn']}, forward and backward, without a GPU.",
+        "*Kernels* are launches of generated ones; *calls* are products, attention and copies. Bytes, instructions, the most",
+        "registers of a thread and the predicted time are those of generated kernels alone, not of calls.",
+        "",
+        *_lowered_table(found),
+        "",
+        source(ON_A_DEVICE, load(folder, ON_A_DEVICE)),
+        "The same on the torch that GPUs were lent with.",
+        "",
+        *_lowered_table(load(folder, ON_A_DEVICE)),
+    ]
+
+
+def _lowered_table(found: Mapping[str, Any]) -> list[str]:
     rows = [
         (
             *((name, arm) if arm == "plain" else ("", arm)),
@@ -77,15 +94,7 @@ def lowered(folder: Path) -> list[str]:
         "kept, MB",
         "of plain",
     )
-    sizes = found["sizes"]
-    return [
-        source(LOWERED, found),
-        f"{found['tokens']} tokens, hidden size {sizes['hidden']}, FFN {sizes['ffn']}, forward and backward, without a GPU.",
-        "*Kernels* are launches of generated ones; *calls* are products, attention and copies. Bytes, instructions, the most",
-        "registers of a thread and the predicted time are those of generated kernels alone, not of calls.",
-        "",
-        *table(head, rows),
-    ]
+    return table(head, rows)
 
 
 def training(folder: Path) -> list[str]:
@@ -98,8 +107,8 @@ def training(folder: Path) -> list[str]:
         f"The demo's model, {found['training']['steps']} steps, products in FP32, storage alone. The gap is the validation",
         "loss over that of plain Inductor, in the same set-up and from the same seed, minus 1 (mean ± standard error).",
         "*Nudged* is plain beside plain whose embedding is one rounding of FP32 larger. *Noise* is plain beside plain whose",
-        "gradients have Gaussian noise of 40 dB, the size of what codes add to the experts' worst. Experts spread by any such",
-        "difference, since which expert takes a token is a step.",
+        "gradients have Gaussian noise of 40 dB, the size of what codes add to the experts' worst. Experts spread by any",
+        "such difference, since which expert takes a token is a step.",
         "",
         *table(("set-up", "gap", "seeds"), rows),
         "",
