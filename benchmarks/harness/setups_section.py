@@ -108,7 +108,7 @@ def training(folder: Path) -> list[str]:
         "loss over that of plain Inductor, in the same set-up and from the same seed, minus 1 (mean ± standard error).",
         "*Nudged* is plain beside plain whose embedding is one rounding of FP32 larger. *Noise* is plain beside plain whose",
         "gradients have Gaussian noise of 40 dB, the size of what codes add to the experts' worst. Experts spread by any",
-        "such difference, since which expert takes a token is a step.",
+        "such difference, since which expert takes a token is a step; *over noise* is ours over those runs, seed by seed.",
         "",
         *table(("set-up", "gap", "seeds"), rows),
         "",

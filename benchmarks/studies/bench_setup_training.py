@@ -38,6 +38,7 @@ from fp8compile.demo.results import mean_of
 
 PLAIN, OURS, NUDGED, NOISE = "plain", "ours", "nudged", "noise"
 NOISE_DB = 40.0
+BESIDE_NOISE = "experts, over noise"
 
 
 def checkpointed(size: Size, seed: int, device: torch.device) -> nn.Module:
@@ -119,9 +120,10 @@ def run_arm(arm: str, seed: int, demo: Demo) -> dict[str, Any]:
 
 
 def summary(runs: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Of each set-up the mean gap to its twin and its standard error."""
+    """Of each set-up the mean gap to its twin and its standard error; of experts to noise from the same seeds, too."""
     pairs = [(arm.split(", ")[0], arm) for arm in ARMS if not arm.endswith(PLAIN)]
     means = {arm.removesuffix(f", {OURS}"): mean_of(gaps_to(f"{of}, {PLAIN}", runs, arm)) for of, arm in pairs}
+    means[BESIDE_NOISE] = mean_of(gaps_to(f"experts, {NOISE}", runs, f"experts, {OURS}"))
     return {name: {"gap": m.mean, "error": m.error, "seeds": m.n} for name, m in means.items() if m is not None}
 
 

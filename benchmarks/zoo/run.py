@@ -5,8 +5,8 @@
     python benchmarks/zoo/run.py --json ... --subset          the models that CI runs
     python benchmarks/zoo/run.py --list                       names, by family
 
-A model whose row is there, measured at the same commit with the same versions, is not measured again (``--again`` does).
-One that takes longer than ``--limit`` seconds, or whose process dies, gets a row that says so. Packages that are not
+A model whose row is there, measured at the same commit with the same versions and images, is not measured again (``--again``
+does). One that takes longer than ``--limit`` seconds, or whose process dies, gets a row that says so. Packages that are not
 installed are left out: transformers, timm and diffusers each bring a family.
 
 ``--codegen eager`` (default) runs the rewritten graphs node by node, without Inductor's kernels: the same graphs, codes and
@@ -56,17 +56,20 @@ def chosen(zoo: Mapping[str, ZooModel], only: Sequence[str], subset: bool) -> li
 
 
 def stamp(model: ZooModel) -> dict[str, Any]:
-    """What a row must share with this run to be good still: the commit, and the versions that its family depends on."""
+    """What a row must share with this run to be good still: the commit, the versions that its family depends on, and
+    where images come from."""
     found = environment()
     versions = {name: found["versions"][name] for name in ("python", "torch", "fp8compile")}
     if model.family != "plain":
         versions[model.family] = importlib.metadata.version(model.family)
-    return {"commit": found["commit"], "versions": versions, "date": found["date"]}
+    return {"commit": found["commit"], "versions": versions, "images": found["images"], "date": found["date"]}
 
 
 def good_still(row: Mapping[str, Any] | None, now: Mapping[str, Any]) -> bool:
-    """Whether a row was measured at this commit with these versions."""
-    return row is not None and all(row["measured"][name] == now[name] for name in ("commit", "versions"))
+    """Whether a row was measured at this commit with these versions on these images."""
+    return row is not None and all(
+        row["measured"].get(name) == now[name] for name in ("commit", "versions", "images")
+    )
 
 
 # ----------------------------------------------------------------------------------------------- one process
