@@ -31,8 +31,8 @@ CAUSES: Mapping[str, str] = {
     "All tokens are of one type here, so these gradients are little else.",
     "blenderbot": f"Storage of attention: its result is stored, and differs from what the stored values give. {ROWS}. "
     "Queries and keys between decoder and encoder have tiny gradients, so that error is large.",
-    "set_transformer": "FP8 linears, in each of five seeds: +1.2 % by themselves, where storage by itself has -0.1 %. No gradient "
-    "is below the bar. The model pools a set by few learnt queries.",
+    "set_transformer": "FP8 linears, in each of five seeds: +1.2 % by themselves, where storage by itself has -0.1 %. No "
+    "gradient is below the bar. The model pools a set by few learnt queries.",
     "timm_resnet18": COMPILING.format("three") + " The gap is chance: over five seeds it is far below its error.",
     "timm_densenet": 'Compiling: "off", which encodes nothing, is below the bar for both. BF16 is at most 1.0 dB above it. '
     "Storage takes 0.1 dB.",

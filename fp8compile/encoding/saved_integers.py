@@ -10,6 +10,8 @@ one kernel more, some 3 us of a GPU and 20 us of its host: that is done for ``WO
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch.fx import Node
 
@@ -31,15 +33,16 @@ def is_wide_integer(edge: SavedTensor) -> bool:
     return edge.forward.meta["val"].dtype in WIDE
 
 
-def in_fewer_bytes(edge: SavedTensor, proven: Interval | None) -> Stored | str | None:
-    """How integers of which that range is proven are stored, or why not so; None where nothing narrower holds them."""
-    value = edge.forward.meta["val"]
+def in_fewer_bytes(edge: SavedTensor, ranges: Mapping[Node, Interval]) -> Stored | str | None:
+    """How integers are stored whose range is proven, or why not so; None where nothing narrower holds them."""
+    proven, value = ranges.get(edge.forward), edge.forward.meta["val"]
     codec = proven and narrowest(at_least(proven.lower), at_most(proven.upper), value.dtype)
     if not codec:
         return None
     less = nbytes(value) - codec.nbytes(sizes_in_memory(value))
     if not _is_generated(storage_root(edge.forward)) and less < WORTH_A_KERNEL:
-        return f"{value.dtype} in {codec.narrow}: {less:,} bytes fewer, not worth a kernel of its own".replace("torch.", "")
+        reason = f"{value.dtype} in {codec.narrow}: {less:,} bytes fewer, not worth a kernel of its own"
+        return reason.replace("torch.", "")
     return Stored(codec)
 
 

@@ -273,7 +273,7 @@ class Judge:
             return None
         if reason := self._left_by_recipe(edge) or self._has_few(edge):
             return Unencoded(reason)
-        stored = as_bits(edge) if is_mask(edge) else in_fewer_bytes(edge, self.sensitivity.forward_ranges.get(edge.forward))
+        stored = as_bits(edge) if is_mask(edge) else in_fewer_bytes(edge, self.sensitivity.forward_ranges)
         return Unencoded(stored) if isinstance(stored, str) else stored
 
     def _left_by_recipe(self, edge: SavedTensor) -> str | None:
