@@ -118,6 +118,20 @@ REGIONS = (
         ("tests/passes/test_encode_saved_integers.py",),
     ),
     Mutant(
+        "integers: what was a float may be NaN",
+        "fp8compile/encoding/saved_integers.py",
+        "if is_float and node.target in CASTS:",
+        "if False:",
+        ("tests/passes/test_encode_saved_integers.py",),
+    ),
+    Mutant(
+        "ranges: a window's places are the plane's",
+        "fp8compile/analysis/ranges/table.py",
+        "prims._low_memory_max_pool_with_offsets: pooled_by_window",
+        "prims._low_memory_max_pool_with_offsets: pooled",
+        ("tests/analysis/ranges/test_rules.py",),
+    ),
+    Mutant(
         "integers: few are narrowed too",
         "fp8compile/encoding/saved_judge.py",
         "self._left_by_recipe(edge) or self._has_few(edge):\n",

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from expecttest import assert_expected_inline
 from torch import Tensor, nn
 
-import fp8compile
 from fp8compile.encoding import saved_integers
-from fp8compile.reporting.report import Report
+from tests.support import exactly
+from tests.support.exactly import report_of
 from tests.support.graphs import backward_of, split_of
 from tests.support.measure import compiled
 
@@ -38,20 +38,8 @@ class Picked(nn.Module):
         return self.b(h).gather(self.dim, self.pick(h.detach()))
 
 
-def ran(model: nn.Module, *inputs: Tensor, dynamic: bool = False, **options: Any) -> Report:
-    torch._dynamo.reset()
-    options = {"linears": "off", "saved.min_numel": 0, "debug.codegen": "eager"} | options
-    fn = torch.compile(model, backend="fp8compile", options=options, dynamic=dynamic)
-    fn(*inputs).square().mean().backward()
-    return fp8compile.report(fn)
-
-
-def narrowed(report: Report) -> list[tuple[str, int, int]]:
-    return [(e.codec, e.info.nbytes, e.bytes_after) for e in report.saved if e.info.dtype == "int64"]
-
-
-def left(report: Report) -> list[str]:
-    return [skip.reason for skip in report.skips if skip.info.dtype == "int64"]
+narrowed = functools.partial(exactly.stored, dtype="int64")
+left = functools.partial(exactly.left, dtype="int64")
 
 
 @pytest.mark.usefixtures("any_size")
@@ -86,7 +74,7 @@ HELD: dict[str, tuple[Picks, int, int, str, int]] = {
 @pytest.mark.parametrize("case", HELD)
 def test_indices_take_what_holds_them(case: str) -> None:
     pick, dim, rows, name, itemsize = HELD[case]
-    found = narrowed(ran(Picked(pick, dim), torch.randn(rows, 64)))
+    found = narrowed(report_of(Picked(pick, dim), torch.randn(rows, 64)))
     assert [codec.split(",")[0] for codec, _, _ in found] == [name]
     assert all(after * 8 == before * itemsize for _, before, after in found)
 
@@ -111,7 +99,8 @@ def test_gradients_are_the_same_to_the_bit(case: str, codegen: str) -> None:
 @pytest.mark.parametrize("case", ["the largest of 64", "halves of places"])
 def test_a_generated_kernel_stores_few_narrow_too(case: str) -> None:
     pick, dim, rows, name, _ = HELD[case]
-    assert [codec.split(",")[0] for codec, *_ in narrowed(ran(Picked(pick, dim), torch.randn(rows, 64)))] == [name]
+    found = narrowed(report_of(Picked(pick, dim), torch.randn(rows, 64)))
+    assert [codec.split(",")[0] for codec, _, _ in found] == [name]
 
 
 # ------------------------------------------------------------------------------------------------ where it declines
@@ -120,31 +109,38 @@ def test_a_generated_kernel_stores_few_narrow_too(case: str) -> None:
 def test_what_a_library_makes_takes_a_kernel_more_only_for_a_mebibyte() -> None:
     few, many = (Picked(lambda h, n=n: h.topk(n, 1)[1]) for n in (36, 37))
     x = torch.randn(4096, 64)
-    report = ran(few, x)
+    report = report_of(few, x)
     assert not narrowed(report)
     assert left(report) == ["int64 in uint8: 1,032,192 bytes fewer, not worth a kernel of its own"]
-    assert narrowed(ran(many, x)) == [("uint8, which holds all of them", 4096 * 37 * 8, 4096 * 37)]
+    assert narrowed(report_of(many, x)) == [("uint8, which holds all of them", 4096 * 37 * 8, 4096 * 37)]
 
 
 def test_what_nothing_bounds_stays() -> None:
-    report = ran(Picked(lambda h: (h * 3).long().cumsum(1) % 64), torch.randn(128, 64))
+    report = report_of(Picked(lambda h: (h * 3).long().cumsum(1) % 64), torch.randn(128, 64))
     assert not narrowed(report) and left(report) == ["int64: integers that nothing bounds and RNG states are exact"]
 
 
+def test_what_was_cast_from_floats_stays_since_a_nan_has_no_range() -> None:
+    report = report_of(Picked(lambda h: h.sigmoid().long().cumsum(1)), torch.randn(128, 64))
+    assert not narrowed(report) and left(report) == ["int64: integers that nothing bounds and RNG states are exact"]
+    of_flags = report_of(Picked(lambda h: (h > 10).long().cumsum(1)), torch.randn(128, 64))
+    assert [codec.split(",")[0] for codec, *_ in narrowed(of_flags)] == ["uint8"]
+
+
 def test_few_stay() -> None:
-    report = ran(Picked(HELD["eight of 64"][0]), torch.randn(8, 64), **{"saved.min_numel": 4096})
+    report = report_of(Picked(HELD["eight of 64"][0]), torch.randn(8, 64), **{"saved.min_numel": 4096})
     assert not narrowed(report) and left(report) == ["fewer than 4096 elements"]
 
 
 def test_what_the_recipe_skips_stays() -> None:
-    assert not narrowed(ran(Picked(HELD["eight of 64"][0]), torch.randn(128, 64), skip=["*"]))
+    assert not narrowed(report_of(Picked(HELD["eight of 64"][0]), torch.randn(128, 64), skip=["*"]))
 
 
 @pytest.mark.usefixtures("any_size")
 def test_places_among_rows_that_only_a_run_knows_stay_and_those_among_columns_do_not() -> None:
-    rows = ran(Picked(lambda h: h.sort(0)[1], 0), torch.randn(96, 64), dynamic=True)
+    rows = report_of(Picked(lambda h: h.sort(0)[1], 0), torch.randn(96, 64), dynamic=True)
     assert not narrowed(rows) and left(rows)
-    columns = ran(Picked(lambda h: h.sort(1)[1]), torch.randn(96, 64), dynamic=True)
+    columns = report_of(Picked(lambda h: h.sort(1)[1]), torch.randn(96, 64), dynamic=True)
     assert [codec.split(",")[0] for codec, _, _ in narrowed(columns)] == ["uint8"] and not left(columns)
 
 
@@ -157,5 +153,5 @@ def test_the_callers_indices_are_his() -> None:
         def forward(self, x: Tensor, places: Tensor) -> Tensor:
             return self.a(x).gather(1, places)
 
-    report = ran(Given(), torch.randn(64, 64), torch.zeros(64, 8, dtype=torch.long))
+    report = report_of(Given(), torch.randn(64, 64), torch.zeros(64, 8, dtype=torch.long))
     assert not narrowed(report) and not left(report)

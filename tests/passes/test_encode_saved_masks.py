@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from typing import Any
+import functools
 
 import pytest
 import torch
@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from expecttest import assert_expected_inline
 from torch import Tensor, nn
 
-import fp8compile
-from fp8compile.reporting.report import Report
+from tests.support import exactly
+from tests.support.exactly import report_of
 from tests.support.graphs import backward_of, split_of
 from tests.support.measure import compiled
 
@@ -51,20 +51,8 @@ class InImages(nn.Module):
         return self.b(torch.where(h.cumsum(0) > 0, h, 0.1 * h))
 
 
-def ran(model: nn.Module, *inputs: Tensor, **options: Any) -> Report:
-    torch._dynamo.reset()
-    options = {"linears": "off", "saved.min_numel": 0, "debug.codegen": "eager"} | options
-    fn = compiled(model, **options)
-    fn(*inputs).square().mean().backward()
-    return fp8compile.report(fn)
-
-
-def masks(report: Report) -> list[tuple[str, int, int]]:
-    return [(e.codec, e.info.nbytes, e.bytes_after) for e in report.saved if e.info.dtype == "bool"]
-
-
-def left(report: Report) -> list[str]:
-    return [skip.reason for skip in report.skips if skip.info.dtype == "bool"]
+masks = functools.partial(exactly.stored, dtype="bool")
+left = functools.partial(exactly.left, dtype="bool")
 
 
 def test_golden_how_bits_are_read() -> None:
@@ -85,12 +73,12 @@ where_2: float32[128, 64] = where(ne, mm, full_default)""",
 
 @pytest.mark.parametrize("rows", [128, 13])
 def test_a_mask_takes_a_bit_an_element(rows: int) -> None:
-    found = masks(ran(Chosen(), torch.randn(rows, 64)))
+    found = masks(report_of(Chosen(), torch.randn(rows, 64)))
     assert found == [("bits", rows * 64, rows * 8)]
 
 
 def test_an_odd_number_of_elements_is_filled_up() -> None:
-    found = masks(ran(Chosen(5), torch.randn(3, 5)))
+    found = masks(report_of(Chosen(5), torch.randn(3, 5)))
     assert found == [("bits", 15, 2)]
 
 
@@ -117,36 +105,32 @@ def test_gradients_are_the_same_to_the_bit(model: nn.Module, codegen: str) -> No
 def test_a_mask_in_channels_last_keeps_its_order() -> None:
     model = InImages().to(memory_format=torch.channels_last)
     x = torch.randn(4, 3, 8, 8).to(memory_format=torch.channels_last)
-    assert masks(ran(model, x)) == [("bits", 2048, 256)]
+    assert masks(report_of(model, x)) == [("bits", 2048, 256)]
 
 
 # ------------------------------------------------------------------------------------------------ where it declines
 
 
 def test_a_small_mask_stays() -> None:
-    report = ran(Chosen(), torch.randn(8, 64), **{"saved.min_numel": 4096})
+    report = report_of(Chosen(), torch.randn(8, 64), **{"saved.min_numel": 4096})
     assert not masks(report) and left(report) == ["fewer than 4096 elements"]
 
 
 def test_a_mask_of_symbolic_size_stays_with_the_cure() -> None:
-    torch._dynamo.reset()
-    options = {"linears": "off", "saved.min_numel": 0, "debug.codegen": "eager"}
-    fn = torch.compile(Chosen(), backend="fp8compile", options=options, dynamic=True)
-    fn(torch.randn(96, 64)).square().mean().backward()
-    report = fp8compile.report(fn)
+    report = report_of(Chosen(), torch.randn(96, 64), dynamic=True)
     assert not masks(report) and "dynamic=False" in left(report)[0]
 
 
 def test_the_callers_mask_is_his() -> None:
-    report = ran(Given(), torch.randn(64, 64), torch.rand(64, 64) < 0.5)
+    report = report_of(Given(), torch.randn(64, 64), torch.rand(64, 64) < 0.5)
     assert not masks(report) and not left(report)
 
 
 def test_what_the_recipe_skips_stays() -> None:
-    report = ran(Chosen(), torch.randn(64, 64), skip=["*"])
+    report = report_of(Chosen(), torch.randn(64, 64), skip=["*"])
     assert not masks(report)
 
 
 def test_a_mask_that_its_seed_makes_again_is_not_saved() -> None:
-    report = ran(Dropped(), torch.randn(64, 64))
+    report = report_of(Dropped(), torch.randn(64, 64))
     assert not masks(report) and not left(report)

@@ -253,6 +253,11 @@ def pooled(node: Node, known: Known) -> tuple[Interval, Interval]:
     return of(known, node.args[0]), places(node, (-2, -1))
 
 
+def pooled_by_window(node: Node, known: Known) -> tuple[Interval, Interval]:
+    """Some elements of the first argument, and where they were in their window, which may be larger than the plane."""
+    return of(known, node.args[0]), ANYTHING
+
+
 def drawn(node: Node, known: Known) -> Interval:
     return Interval(0.0, 1.0) if "randn" not in node.args else ANYTHING
 

@@ -86,6 +86,10 @@ CASES = {
     "places of max": of(lambda x: aten.max(x, 0)[1].float(), 0, 2),
     "argmax": of(lambda x: aten.argmax(x).float(), 0, 11),
     "argmin along a dimension": of(lambda x: aten.argmin(x, 1).float(), 0, 3),
+    "places in a window": of(
+        lambda x: prims._low_memory_max_pool_with_offsets(x, [3, 3], [1, 1], [1, 1], [1, 1], False)[1].float(),
+        *(-128, 127, (*A, (1, 1, 1, 1))),  # the window's middle is its fifth place, and the plane's only one
+    ),
     "places of a pool": of(lambda x: aten.max_pool2d_with_indices(x, [2, 2])[1].float(), 0, 11, (*A, (1, 3, 4))),
     "max_pool2d_with_indices": of(lambda x: aten.max_pool2d_with_indices(x, [2, 2])[0], -2, 3, (-2, 3, (1, 1, 4, 4))),
     "_low_memory_max_pool_with_offsets": of(
