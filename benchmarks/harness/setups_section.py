@@ -48,8 +48,8 @@ def setups(folder: Path) -> list[str]:
 
 
 def lowered(folder: Path) -> list[str]:
-    """A row for each set-up and recipe: what its generated kernels launch, move and are predicted to take."""
-    found = load(folder, LOWERED)
+    """What generated kernels of each set-up launch, move and are predicted to take, on both versions of torch."""
+    found, on_a_device = load(folder, LOWERED), load(folder, ON_A_DEVICE)
     sizes = found["sizes"]
     return [
         source(LOWERED, found),
@@ -59,14 +59,15 @@ def lowered(folder: Path) -> list[str]:
         "",
         *_lowered_table(found),
         "",
-        source(ON_A_DEVICE, load(folder, ON_A_DEVICE)),
+        source(ON_A_DEVICE, on_a_device),
         "The same on the torch that GPUs were lent with.",
         "",
-        *_lowered_table(load(folder, ON_A_DEVICE)),
+        *_lowered_table(on_a_device),
     ]
 
 
 def _lowered_table(found: Mapping[str, Any]) -> list[str]:
+    """A row for each set-up and recipe."""
     rows = [
         (
             *((name, arm) if arm == "plain" else ("", arm)),

@@ -31,7 +31,8 @@ from fp8compile.reporting.report import Report
 PRECISIONS = ("amp", "fp32")
 NOT_KNOWN = re.compile(r"read in the backward by (.+), which the sensitivity analysis does not know")
 OF_THE_TENSOR = re.compile(  # reasons that lie in what the tensor is, or what the recipe says, not in how it is used
-    r"integers that nothing|a mask|made from parameters alone|a table or mask|fewer than|Recipe\.|a statistic|is left alone"
+    r"integers that nothing bounds|not worth a kernel|a mask|made from parameters alone|a table or mask|fewer than|Recipe\."
+    r"|a statistic|is left alone"
 )
 
 

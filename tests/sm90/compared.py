@@ -201,13 +201,8 @@ class Chosen(nn.Module):
         return torch.where(self.score(x) > 0, h, 0.1 * h)
 
 
-class Picked(nn.Module):
+class Picked(Chosen):
     """An element of each row, at the place where another linear is largest."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.value, self.score = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
-        self.score.requires_grad_(False)
 
     def forward(self, x: Tensor) -> Tensor:
         return self.value(x).gather(-1, self.score(x).argmax(-1, keepdim=True))

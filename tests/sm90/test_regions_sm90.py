@@ -69,7 +69,7 @@ def test_codes_of_channels_last_values_have_channels_fastest() -> None:
 
 
 def test_places_are_narrow_where_they_are_made_and_wide_where_they_are_read() -> None:
-    """No launch more than plain's, on either side."""
+    """Narrow integers have no kernel of their own: one kernel of each half knows them."""
     halves = {arm: lowered("picked by place", arm) for arm in ("plain", "ours")}
     given = [[dtype for _, dtype in halves[arm][1]["given"]] for arm in halves]
     assert "torch.int64" in given[0] and "torch.uint8" in given[1] and "torch.int64" not in given[1]
