@@ -63,7 +63,7 @@ class Weighed:
 
 def move_router_weights(graph: Graph, ctx: Context) -> Notes:
     """Take the gradients of weights of rows from what the matmul reads, where its result would be saved for them."""
-    backward = computed_from_gradients(graph) if ctx.recipe.stores_saved else set()
+    backward = computed_from_gradients(graph) if ctx.recipe.rounds_saved else set()
     if backward:
         for node in list(graph.nodes):
             if node.target in GROUPED and node not in backward and (found := _weighed(node, backward)):

@@ -8,7 +8,7 @@ the forward's. With tensorwise scales that encoding is of the value itself, what
 
 Formats: E4M3 for activations and weights; gradients in E5M2 ("hybrid") or E4M3 ("e4m3"), or as named for dgrad and wgrad.
 ``linears="int8"`` has INT8 for all, scales along rows, and ``_int_mm`` (encoding/integer_matmuls.py). Scales of blocks
-("blockwise", "mxfp8", "int8_blocks") are emulated only: encoding/block_operands.py. Grouped matmuls of experts have E4M3 and
+("blockwise", "mxfp8") are emulated only: encoding/block_operands.py. Grouped matmuls of experts have E4M3 and
 scales of rows, from the tensors themselves, under "tensorwise", "rowwise" and "auto": encoding/expert_matmuls.py.
 
 Left as they are, each with its reason in the report: the output head (by path, marked by the user, tied to an embedding, or
@@ -33,7 +33,6 @@ from fp8compile.encoding.block_operands import BlockOperands, in_blocks
 from fp8compile.encoding.cached_weights import CachedWeights
 from fp8compile.encoding.expert_matmuls import ExpertMatmuls
 from fp8compile.encoding.expert_reasons import OPAQUE, opaque_experts
-from fp8compile.encoding.hadamard_wgrads import HadamardWgrads
 from fp8compile.encoding.known_scales import KnownScales
 from fp8compile.encoding.linear_plan import ApplyGrouped, Leave, plan_linears, tensorwise_operands
 from fp8compile.encoding.merged_dgrads import MergedDgrads
@@ -59,7 +58,7 @@ def quantize_linears(graph: Graph, ctx: Context) -> Notes:
     take_in_blocks(*tensorwise_operands(plan.applied))
     take_amaxes_at_once(graph, plan.applied)
     merged = MergedDgrads(operands, plan.applied)
-    blocks, hadamard = BlockOperands(graph, operands), HadamardWgrads(operands)
+    blocks = BlockOperands(graph, operands)
     experts = ExpertMatmuls(graph, operands)
     linears, skips = list[Linear](), list[Skip]()
     for each in plan.decisions:
@@ -72,7 +71,6 @@ def quantize_linears(graph: Graph, ctx: Context) -> Notes:
         if isinstance(each, ApplyGrouped):
             linears.append(_entry(info, matmul, experts.rewrite(matmul, each.recipe)))
             continue
-        note += hadamard.rotate(matmul, each.recipe)
         if in_blocks(each.recipe):
             formats = rewrite_in_blocks(each, blocks)
         else:

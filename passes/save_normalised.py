@@ -43,7 +43,7 @@ aten = torch.ops.aten
 
 def save_normalised(split: PartitionedGraph, ctx: Context) -> Notes:
     """Save values that are normalised instead of what they are made of, where that takes fewer bytes."""
-    if not ctx.recipe.stores_saved:
+    if not ctx.recipe.rounds_saved:
         return Notes()
     norms = all_norms_of(split.fw.graph)
     judge = Sensitivity(split) if has_regions(split.fw.graph) else None  # of residual sums, which regions make again

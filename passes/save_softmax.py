@@ -29,7 +29,7 @@ from fp8compile.reporting.entries import Notes
 
 def save_softmax(split: PartitionedGraph, ctx: Context) -> Notes:
     """Save what the backward makes of saved logits, where nothing else of them is read."""
-    found = _softmaxes(split) if ctx.recipe.stores_saved else {}
+    found = _softmaxes(split) if ctx.recipe.rounds_saved else {}
     exact = set(_exact(split, found, ctx))
     saved = {edge: split.save(*found[edge], edge) for edge in found if edge in exact}
     still = set(_exact(split, saved.values(), ctx))

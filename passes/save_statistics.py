@@ -31,7 +31,7 @@ SMALL = 16  # times fewer bytes than what it is made from
 
 def save_statistics(split: PartitionedGraph, ctx: Context) -> Notes:
     """Save the statistics that the backward makes of saved values, but for those of which nothing is a code even so."""
-    found = _statistics_of_saved(split) if ctx.recipe.stores_saved else {}
+    found = _statistics_of_saved(split) if ctx.recipe.rounds_saved else {}
     saved = {late: split.save(late, early, edges[0]) for (late, early), edges in found.items()}
     exact = _exact(split, {edge for edges in found.values() for edge in edges}) if found else set()
     for (late, _), edges in found.items():

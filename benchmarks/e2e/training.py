@@ -63,7 +63,7 @@ ARMS = {
     "ours": Arm(_ours, _adamw()),
     "inductor": Arm(_inductor, _torch_adamw),
     "ours, gradients released": Arm(_ours, _adamw(), released=True),
-    "ours, storage only": Arm(lambda model, device: peers.ours(model, device, preset="storage_only"), _adamw()),
+    "ours, storage only": Arm(lambda model, device: peers.ours(model, device, linears="off"), _adamw()),
     "inductor, FP32 moments": Arm(_inductor, _adamw(state_format="fp32")),
     "torchao": Arm(lambda model, device: peers.torchao_float8(model), _torchao_adamw),
 }

@@ -10,8 +10,8 @@ from torch import nn
 
 OPTIONS: dict[str, dict[str, Any]] = {
     "default": {},
-    "storage": {"preset": "storage_only"},
-    "linears": {"preset": "linear_only"},
+    "storage": {"linears": "off"},
+    "linears": {"linears": "tensorwise", "saved": "off"},
     "delayed": {"linears.scaling": "delayed", "linears.cache_weights": True},
     "merged": {"linears.scaling": "delayed", "linears.cache_weights": True, "linears.merge_dgrads": True},
     "noattn": {"saved.attention": False},

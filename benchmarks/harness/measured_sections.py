@@ -87,7 +87,7 @@ def _mean_of(runs: Iterable[Mapping[str, Any]], arm: str) -> tuple[float, float]
 
 def models(folder: Path) -> list[str]:
     found = load(folder, "models-cpu.json")
-    ways = ("plain", "auto", "e4m3", "int8", "best_of_two")
+    ways = ("plain", "auto", "e4m3", "int8")
     rows = []
     for key, row in found.items():
         amp = row["precisions"]["amp"]

@@ -20,9 +20,9 @@ from benchmarks.harness.run_alone import run_alone
 from benchmarks.harness.timing import Arm, Lap
 from benchmarks.registry import Arms, Benchmark, Case, Row, Setting
 from fp8compile.numerics import E4M3, INT8
-from fp8compile.numerics.codecs import Codec, Groupwise, GroupwiseBest
+from fp8compile.numerics.codecs import Codec, Groupwise
 
-CODECS: dict[str, Codec] = {"int8": Groupwise(INT8), "e4m3": Groupwise(E4M3), "best_of_two": GroupwiseBest()}
+CODECS: dict[str, Codec] = {"int8": Groupwise(INT8), "e4m3": Groupwise(E4M3)}
 SHAPES = ((16384, 4096), (16384, 11008))
 
 

@@ -91,7 +91,9 @@ def arms(case: Case, setting: Setting) -> Arms:
 
     calls, left_out = peers.built(
         {
-            "ours": lambda: whole(lambda module: peers.ours(module, setting.device, preset="linear_only")),
+            "ours": lambda: whole(
+                lambda module: peers.ours(module, setting.device, linears="tensorwise", saved="off")
+            ),
             "inductor": lambda: whole(peers.inductor),
             "eager": lambda: whole(lambda module: module),
             "torchao float8": lambda: whole(peers.torchao_float8),

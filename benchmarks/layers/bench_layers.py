@@ -36,13 +36,17 @@ from fp8compile.tools.step_memory import saved_bytes
 Compiler = Callable[[Layer, torch.device], Callable[..., Tensor]]
 ARMS: dict[str, Compiler] = {
     "ours": lambda layer, device: peers.ours(layer, device),
-    "ours, storage only": lambda layer, device: peers.ours(layer, device, preset="storage_only"),
-    "ours, linears only": lambda layer, device: peers.ours(layer, device, preset="linear_only"),
+    "ours, storage only": lambda layer, device: peers.ours(layer, device, linears="off"),
+    "ours, linears only": lambda layer, device: peers.ours(layer, device, linears="tensorwise", saved="off"),
     "ours, scales delayed, weights cached": lambda layer, device: peers.ours(
         layer, device, **{"linears.scaling": "delayed", "linears.cache_weights": True}
     ),
     "ours, linears only, scales delayed, weights cached": lambda layer, device: peers.ours(
-        layer, device, preset="linear_only", **{"linears.scaling": "delayed", "linears.cache_weights": True}
+        layer,
+        device,
+        linears="tensorwise",
+        saved="off",
+        **{"linears.scaling": "delayed", "linears.cache_weights": True},
     ),
     "inductor": lambda layer, device: peers.inductor(layer),
     "eager": lambda layer, device: layer,
@@ -53,7 +57,7 @@ TINY_ARMS = ("ours", "inductor", "eager", "act-quant", "torchao float8")
 ATTENTION_ARMS: dict[str, Compiler] = {
     "ours": ARMS["ours, storage only"],
     "ours, attention as it is": lambda layer, device: peers.ours(
-        layer, device, preset="storage_only", **{"saved.attention": False}
+        layer, device, linears="off", **{"saved.attention": False}
     ),
     "inductor": ARMS["inductor"],
 }

@@ -4,7 +4,7 @@ Two sums for each arm: the whole compilation, and the part of it that is no kern
 differentiated, rewritten and cut, and then run node by node). Both are seconds of CPU time, the compiler's processes
 included, of the first step less the second. What a layer costs is the difference between two depths over their layers.
 
-On a CPU the default recipe is "storage_only", since a CPU has no FP8 units; linears are emulated.
+On a CPU the default recipe stores alone, since a CPU has no FP8 units; linears are emulated.
 
 Each run is a process of its own with an empty cache; the arms alternate, so that a machine whose speed drifts slows all.
 The least of the runs counts: a busy machine only ever adds. Beside the seconds stand the different kernels that the

@@ -85,7 +85,7 @@ def layer_rows() -> dict[str, Any]:
     unit, rows = args[0].numel() * 2, {}
     for name, options in LAYER.items():
         torch._dynamo.reset()
-        fn = compiled(layer, preset="storage_only", **options)
+        fn = compiled(layer, linears="off", **options)
         kept, found = kept_bytes(layer, fn, args), gradient_sqnr(layer, fn, args)
         worst = min(found, key=found.__getitem__)
         rows[name] = {
@@ -124,7 +124,7 @@ class Chosen(Way):
 
     @property
     def options(self) -> dict[str, Any]:
-        return {"preset": "storage_only", **dict(self.chosen)}
+        return {"linears": "off", **dict(self.chosen)}
 
 
 def _measured(case: Case, way: str) -> Measured:

@@ -43,7 +43,7 @@ class Layer:
 
     def __init__(self) -> None:
         self.layer, self.args = llama_case()
-        recipe = fp8compile.Recipe.preset("storage_only")
+        recipe = fp8compile.Recipe(linears="off")
         chosen = fp8compile.tools.calibrate_bits(
             self.layer, [self.args], recipe=recipe, loss=_projected, measured=(4,)
         )
@@ -53,7 +53,7 @@ class Layer:
     def measured(self, values: Values) -> tuple[Tensor, float]:
         """Each gradient's squared error, of its own size, and units of the layer's input that are saved."""
         torch._dynamo.reset()
-        fn = compiled(self.layer, preset="storage_only", **{"saved.bits": SavedBits(values)})
+        fn = compiled(self.layer, linears="off", **{"saved.bits": SavedBits(values)})
         found = gradient_sqnr(self.layer, fn, self.args)
         kept = kept_bytes(self.layer, fn, self.args) / (2 * self.args[0].numel())
         return torch.tensor([10 ** (-db / 10) for db in found.values()], dtype=torch.float64), kept

@@ -29,7 +29,7 @@ from benchmarks.studies.demo_runs import Demo
 from fp8compile.demo.results import mean_of
 
 REFERENCE = "plain"
-ALONE = {"preset": "linear_only", "linears.emulate": True}
+ALONE = {"linears": "tensorwise", "saved": "off", "linears.emulate": True}
 E4M3 = {"linears.formats": "e4m3"}
 DELAYED = {"linears.scaling": "delayed"}
 MERGED = {**DELAYED, "linears.cache_weights": True, "linears.merge_dgrads": True}
@@ -44,7 +44,6 @@ ARMS: Mapping[str, Mapping[str, Any]] = {
     "blockwise, e4m3": {**ALONE, "linears": "blockwise", **E4M3},
     "mxfp8, e4m3": {**ALONE, "linears": "mxfp8", **E4M3},
     "int8": {**ALONE, "linears": "int8"},
-    "int8_blocks": {**ALONE, "linears": "int8_blocks"},
 }
 
 

@@ -57,9 +57,6 @@ MODES: Mapping[str, Mapping[str, Any]] = {
     "mxfp8, hybrid": {"linears": "mxfp8"},
     "mxfp8, e4m3": {"linears": "mxfp8", **E4M3},
     "int8": {"linears": "int8"},
-    "int8, wgrads turned": {"linears": "int8", "linears.hadamard_wgrad": True},
-    "int8_blocks": {"linears": "int8_blocks"},
-    "int8_blocks, wgrads turned": {"linears": "int8_blocks", "linears.hadamard_wgrad": True},
 }
 LAYERS = ("llama", "bert", "vit")
 CHANNELS, FACTOR = (3, 50), 20.0
@@ -93,7 +90,13 @@ def of_modes(case: Case, modes: Sequence[str] = tuple(MODES)) -> dict[str, Any]:
 
 def compiled(case: Case, mode: str) -> nn.Module:
     """A copy of the case's model in this mode; where scales are delayed, after other batches."""
-    options = {"preset": "linear_only", "linears.emulate": True, "debug.codegen": "eager", **MODES[mode]}
+    options = {
+        "linears": "tensorwise",
+        "saved": "off",
+        "linears.emulate": True,
+        "debug.codegen": "eager",
+        **MODES[mode],
+    }
     run = torch.compile(copy.deepcopy(case.model), backend="fp8compile", options=options)
     assert isinstance(run, nn.Module)
     if "linears.scaling" in options:

@@ -13,7 +13,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PLAIN = "inductor"
 ARMS: dict[str, dict[str, Any]] = {
     PLAIN: {},
-    "storage_only": {"preset": "storage_only"},
+    "storage_only": {"linears": "off"},
     "emulated linears": {"linears.emulate": True},
 }
 MODEL = """

@@ -12,21 +12,21 @@ from typing import Any
 
 import torch
 
-from fp8compile.numerics import E4M3, INT8, Blocks, Codec, Groupwise, GroupwiseBest, Rowwise, Tensorwise
-from fp8compile.numerics.blocks import JETFIRE_BLOCK, MX_BLOCK
+from fp8compile.numerics import E4M3, INT8, Blocks, Codec, Groupwise, Rowwise, Tensorwise
+from fp8compile.numerics.blocks import MX_BLOCK
 from fp8compile.numerics.few_bits import FewBits
 from fp8compile.numerics.scaling import E8M0
 
 PLAIN = "plain"
 Options = Mapping[str, Any]
-STORAGE: Options = {"preset": "storage_only"}
-LINEAR: Options = {"preset": "linear_only"}
+STORAGE: Options = {"linears": "off"}
+LINEAR: Options = {"linears": "tensorwise", "saved": "off"}
 EMULATED: Options = {**LINEAR, "linears.emulate": True}
 FEW = ("6bit", "5bit", "4bit", "3bit", "2bit")
 
 SAVED: Mapping[str, Options] = {
     "saved auto": STORAGE,
-    **{f"saved {name}": {**STORAGE, "saved": name} for name in ("int8", "e4m3", "best_of_two", *FEW)},
+    **{f"saved {name}": {**STORAGE, "saved": name} for name in ("int8", "e4m3", *FEW)},
 }
 LINEARS: Mapping[str, Options] = {
     "linears tensorwise": EMULATED,
@@ -35,8 +35,6 @@ LINEARS: Mapping[str, Options] = {
     "linears blockwise, e4m3": {**EMULATED, "linears": "blockwise", "linears.formats": "e4m3"},
     "linears mxfp8, e4m3": {**EMULATED, "linears": "mxfp8", "linears.formats": "e4m3"},
     "linears int8": {**LINEAR, "linears": "int8"},
-    "linears int8, wgrads turned": {**LINEAR, "linears": "int8", "linears.hadamard_wgrad": True},
-    "linears int8_blocks": {**EMULATED, "linears": "int8_blocks"},
 }
 ROWS: Mapping[str, Options] = {**SAVED, **LINEARS}
 SIDE = 1024
@@ -44,7 +42,6 @@ CODECS: Mapping[str, Codec | FewBits] = {  # of an operand of linears: the left 
     "saved auto": Groupwise(INT8),  # of what a Llama saves
     "saved int8": Groupwise(INT8),
     "saved e4m3": Groupwise(E4M3),
-    "saved best_of_two": GroupwiseBest(),
     **{f"saved {name}": FewBits(int(name[0])) for name in FEW},
     "linears tensorwise": Tensorwise(E4M3),
     "linears tensorwise, e4m3": Tensorwise(E4M3),
@@ -52,12 +49,9 @@ CODECS: Mapping[str, Codec | FewBits] = {  # of an operand of linears: the left 
     "linears blockwise, e4m3": Blocks(E4M3),
     "linears mxfp8, e4m3": Blocks(E4M3, 1, MX_BLOCK, E8M0),
     "linears int8": Rowwise(INT8),
-    "linears int8, wgrads turned": Rowwise(INT8),
-    "linears int8_blocks": Blocks(INT8, JETFIRE_BLOCK, JETFIRE_BLOCK),
 }
 PUBLISHED: Mapping[str, str] = {  # what the sources say that could be read (fp8compile/reproduce)
     **{f"saved {name}": "8.1 times less memory at most, by bits not found (GACT)" for name in FEW},
-    "linears int8_blocks": "accuracy comparable to FP16's, 1.42 times faster (Jetfire)",
 }
 
 

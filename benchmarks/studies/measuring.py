@@ -19,7 +19,7 @@ from fp8compile.numerics.metrics import sqnr
 from fp8compile.reporting.entries import SAVED
 from fp8compile.reporting.report import Report
 
-FORMATS = ("auto", "e4m3", "int8", "best_of_two")  # how tensors are stored; linears compute as they are
+FORMATS = ("auto", "e4m3", "int8")  # how tensors are stored; linears compute as they are
 LINEARS: Mapping[str, dict[str, Any]] = {  # FP8 linears on top of the storage of "auto"
     "linears": {"linears.emulate": True},
     "linears-e4m3": {"linears.emulate": True, "linears.formats": "e4m3"},
@@ -58,7 +58,7 @@ class Way:
         """The recipe as options of torch.compile."""
         if self.name == "plain":
             return {"preset": "off"}
-        return LINEARS.get(self.name, {"preset": "storage_only", "saved": self.name})
+        return LINEARS.get(self.name, {"linears": "off", "saved": self.name})
 
 
 def in_precision(precision: str) -> contextlib.AbstractContextManager[Any]:

@@ -7,8 +7,8 @@
 The arms, on the weights and batches of ``measured.row_of``:
 twin      eager PyTorch under BF16 autocast
 off       preset "off": captured and run, nothing encoded
-storage   preset "storage_only": tensors stored as codes, linears in BF16
-linears   preset "linear_only", emulated: FP8 linears, tensors stored as they are
+storage   {"linears": "off"}: tensors stored as codes, linears in BF16
+linears   FP8 linears by force, emulated; tensors stored as they are
 ours      both: the default recipe, emulated
 mended    ours with the changes that ``causes.MENDS`` has for the model, where it has some
 
@@ -72,8 +72,8 @@ def arms(name: str) -> dict[str, Way]:
     """The arms of a model, by name; the twin first."""
     options: dict[str, dict[str, Any]] = {
         "off": {"preset": "off"},
-        "storage": {"preset": "storage_only"},
-        "linears": {"preset": "linear_only", "linears.emulate": True},
+        "storage": {"linears": "off"},
+        "linears": {"linears": "tensorwise", "saved": "off", "linears.emulate": True},
         "ours": {"linears.emulate": True},
     }
     if name in MENDS:

@@ -31,7 +31,6 @@ from fp8compile.compiler.row_kernels import with_tiles_for_codes
 from fp8compile.compiler.running_model import as_registered, place_of
 from fp8compile.compiler.saved_versions import check_versions
 from fp8compile.compiler.watchers import watch_passes, watched_then_too
-from fp8compile.encoding.integer_matmuls import IN_INT8
 from fp8compile.encoding.smooth_swiglu import may_smooth
 from fp8compile.fx.graph import copy_with_attributes
 from fp8compile.fx.regions import find_regions
@@ -66,7 +65,6 @@ NO_CUDA_GRAPHS = (
     "Recipe.linears.cache_weights is ignored: CUDA graphs would copy the codes of all weights in each call; another mode "
     "than 'reduce-overhead' and 'max-autotune' caches them"
 )
-NOTHING_TO_TURN = "Recipe.linears.hadamard_wgrad has no effect: it is for Recipe.linears.mode='int8' or 'int8_blocks'"
 NOTHING_TO_OFFLOAD = (
     "Recipe.memory.offload has no effect: nothing is stored as codes, since 'saved' and 'linears' are 'off'"
 )
@@ -246,7 +244,7 @@ def _resolve_conflicts(recipe: Recipe, patches: Mapping[str, Any]) -> tuple[Reci
     if recipe.caches_weights and makes_cuda_graphs(patches):
         recipe = recipe.replace_in_all({"linears.cache_weights": False})
         remarks.append(NO_CUDA_GRAPHS)
-    if recipe.offloads and not (recipe.stores_saved or recipe.quantizes_linears):
+    if recipe.offloads and not (recipe.rounds_saved or recipe.quantizes_linears):
         recipe = recipe.replace_in_all({"memory.offload": "off"})
         remarks.append(NOTHING_TO_OFFLOAD)
     if recipe.offloads and makes_cuda_graphs(patches):
@@ -256,10 +254,6 @@ def _resolve_conflicts(recipe: Recipe, patches: Mapping[str, Any]) -> tuple[Reci
         remarks.append(NOTHING_TO_MERGE)
     if recipe.linears.smooth_swiglu and not may_smooth(recipe):
         remarks.append(NOTHING_TO_SMOOTH)
-    if recipe.linears.hadamard_wgrad and not any(
-        r.linears.mode in IN_INT8 for r in (recipe, *recipe.modules.values())
-    ):
-        remarks.append(NOTHING_TO_TURN)
     for remark in remarks:
         report_store.warn_once(remark)
     return recipe, tuple(remarks)

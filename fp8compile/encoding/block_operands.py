@@ -1,11 +1,9 @@
-"""Operands of matmuls as codes in blocks, emulated: "blockwise", "mxfp8" and "int8_blocks" (numerics/blocks.py).
+"""Operands of matmuls as codes in blocks, emulated: "blockwise" and "mxfp8" (numerics/blocks.py).
 
     operand       blockwise                                   mxfp8
     activation    1 x 128 along K (forward), M (wgrad)        1 x 32, along the same
     gradient      1 x 128 along N (dgrad), M (wgrad)          1 x 32, along the same
     weight        128 x 128, one encoding for both matmuls    1 x 32 along K (forward), N (dgrad)
-
-    int8_blocks   32 x 32 of every operand, one encoding for both of its matmuls: Jetfire, 2403.12422
 
 An encoding is of the value under the views that a matmul takes, as a matrix, and is shared by all who contract it along the
 same dimension in the same format.
@@ -29,19 +27,19 @@ from fp8compile.analysis.linears import Matmul
 from fp8compile.encoding.operands import Operands, encoding
 from fp8compile.encoding.views import beneath, is_across, later
 from fp8compile.fx.graph import ENCODING, insertion_point_after, splice
-from fp8compile.numerics import INT8, Blocks, Format
-from fp8compile.numerics.blocks import BLOCK, JETFIRE_BLOCK, MX_BLOCK
+from fp8compile.numerics import Blocks, Format
+from fp8compile.numerics.blocks import BLOCK, MX_BLOCK
 from fp8compile.numerics.scaling import E8M0
 from fp8compile.recipe.recipe import Recipe
 
-BLOCKWISE, MXFP8, INT8_BLOCKS = "blockwise", "mxfp8", "int8_blocks"
+BLOCKWISE, MXFP8 = "blockwise", "mxfp8"
 EMULATED_ONLY = "{} scales are emulated only (linears.emulate=True decodes and multiplies, on any device)"
 ROWS_VARY = "rows that vary from call to call: {} scales run along them in the wgrad"
 
 
 def in_blocks(recipe: Recipe) -> bool:
     """Whether a recipe's linears have scales of blocks."""
-    return recipe.linears.mode in (BLOCKWISE, MXFP8, INT8_BLOCKS)
+    return recipe.linears.mode in (BLOCKWISE, MXFP8)
 
 
 def reason_against_blocks(matmul: Matmul, recipe: Recipe) -> str | None:
@@ -55,8 +53,6 @@ def reason_against_blocks(matmul: Matmul, recipe: Recipe) -> str | None:
 
 def codec_of(mode: str, fmt: Format, is_weight: bool, axis: int) -> Blocks:
     """The codec of an operand, a matrix that is contracted along ``axis``."""
-    if mode == INT8_BLOCKS:
-        return Blocks(INT8, JETFIRE_BLOCK, JETFIRE_BLOCK)
     if mode == BLOCKWISE and is_weight:
         return Blocks(fmt, BLOCK, BLOCK)
     length, scale_dtype = (BLOCK, torch.float32) if mode == BLOCKWISE else (MX_BLOCK, E8M0)

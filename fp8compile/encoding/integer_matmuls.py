@@ -22,12 +22,10 @@ from torch import Tensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from fp8compile.analysis.linears import Matmul
-from fp8compile.encoding.block_operands import INT8_BLOCKS
 from fp8compile.numerics.integer_products import MOST_PRODUCTS, int8_product
 from fp8compile.recipe.recipe import Recipe
 
 INT8_MODE = "int8"
-IN_INT8 = (INT8_MODE, INT8_BLOCKS)
 LEAST_ROWS, OF_COLUMNS = 17, 8  # of the left operand, of the right one's columns: on a GPU
 
 SUMS_VARY = "rows that vary from call to call: an INT32 sum of the wgrad holds {most:,} of them"

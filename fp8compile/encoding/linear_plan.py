@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch.fx import Graph, Node
 
 from fp8compile.analysis.linears import GROUPED, WGRAD, Matmul, linear_matmuls
-from fp8compile.encoding.integer_matmuls import IN_INT8
+from fp8compile.encoding.integer_matmuls import INT8_MODE
 from fp8compile.encoding.known_scales import GRADIENT, INPUT, WEIGHT
 from fp8compile.encoding.linear_reasons import LinearReasons
 from fp8compile.encoding.operands import How
@@ -115,7 +115,7 @@ def _specs(matmul: Matmul, recipe: Recipe, *, delayed: bool) -> tuple[How, How]:
     cached, of_gradient = recipe.linears.cache_weights and not rowwise, {GRADIENT: gradient}
     left, right = (
         How(
-            INT8 if recipe.linears.mode in IN_INT8 else of_gradient.get(role, E4M3),
+            INT8 if recipe.linears.mode == INT8_MODE else of_gradient.get(role, E4M3),
             *(rowwise, known, cached and role != GRADIENT, role, where),
         )
         for role in roles

@@ -24,7 +24,7 @@ from fp8compile.encoding.device import (
     int8_unsupported_reason,
 )
 from fp8compile.encoding.expert_reasons import ROUTER, reason_against_experts, routers
-from fp8compile.encoding.integer_matmuls import IN_INT8, INT8_MODE, reason_against_integers
+from fp8compile.encoding.integer_matmuls import INT8_MODE, reason_against_integers
 from fp8compile.fx.aot import plain_position
 from fp8compile.fx.graph import WIDENED, dtype_text, size_hint
 from fp8compile.fx.provenance import module_path
@@ -103,12 +103,12 @@ def _unsupported(forward: Node, recipe: Recipe) -> str | None:
 
 
 def _no_shape(matmul: Matmul, recipe: Recipe) -> str | None:
-    for name in () if recipe.linears.mode in IN_INT8 else ("K", "N"):
+    for name in () if recipe.linears.mode == INT8_MODE else ("K", "N"):
         if (size := getattr(matmul, name)) % FP8_MULTIPLE:
             return f"{name}={size} is not a multiple of {FP8_MULTIPLE}"
     if size_hint(matmul.M) == 0:
         return "no rows"
-    if (why := reason_against_blocks(matmul, recipe)) or recipe.linears.mode in IN_INT8:
+    if (why := reason_against_blocks(matmul, recipe)) or recipe.linears.mode == INT8_MODE:
         return why
     if not recipe.linears.emulate and may_be_empty(matmul.M):
         return "rows that only a run counts: _scaled_mm takes no matmul without rows"

@@ -12,7 +12,7 @@ from fp8compile.encoding.saved_rows import row_dims_of
 from fp8compile.fx.graph import SPLICED, storage_root
 from fp8compile.fx.ops import is_of_attention, is_view
 from fp8compile.fx.partition import SavedTensor
-from fp8compile.numerics import E4M3, INT8, Codec, Groupwise, GroupwiseBest
+from fp8compile.numerics import E4M3, INT8, Codec, Groupwise
 from fp8compile.planning.device_rates import RATES
 from fp8compile.recipe.recipe import Recipe
 
@@ -30,8 +30,6 @@ def format_name(edge: SavedTensor, recipe: Recipe) -> str:
 def codec_for(edge: SavedTensor, recipe: Recipe) -> tuple[Codec, str]:
     """The storage that the recipe names for this tensor (few bits: "auto"), and why where that depends on the tensor."""
     name = format_name(edge, recipe)
-    if name == "best_of_two":
-        return GroupwiseBest(recipe.saved.group_size, row_dims=row_dims_of(edge)), ""
     by_name = {"e4m3": (E4M3, ""), "int8": (INT8, "")}
     fmt, why = by_name.get(name) or format_by_use(edge.forward, edge.backward)
     return Groupwise(fmt, recipe.saved.group_size, row_dims=row_dims_of(edge)), why

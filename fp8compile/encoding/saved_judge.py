@@ -53,6 +53,7 @@ from fp8compile.numerics.groups import Groups
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.saved_bits import ONE_BYTE, WHOLE, SavedValue
 
+ROUNDS = "a code would round it, and Recipe.saved.format is 'exact'"
 STEEP = "a steep function of it in the backward"
 ADDS = "adds {:.1e} to the gradients' error"
 KEPT = "Recipe.saved.bits keeps it exact: 8 bits add {:.1e} to the gradients' error"
@@ -167,7 +168,7 @@ class Judge:
         recipe = self.ctx.recipe_at(_path(edge))
         name = format_name(edge, recipe)
         codec, why = codec_for(edge, recipe)
-        if self._is_about_a_mean(edge) and name not in ("e4m3", "best_of_two"):
+        if self._is_about_a_mean(edge) and name != "e4m3":
             codec, why = Groupwise(INT8, recipe.saved.group_size, row_dims=row_dims_of(edge)), ""
         yield codec, why
         if (name == "auto" or name in FEW_BITS) and _formats(codec) != (E4M3,):
@@ -180,8 +181,7 @@ class Judge:
         """
         if self._is_about_a_mean(edge) and not self._keeps_signs(edge, codec):
             return SIGNS
-        known = self._about(edge)
-        error = OF_A_CODE if known is None else known.error
+        error = OF_A_CODE if (known := self._about(edge)) is None else known.error
         found = (self.sensitivity.reason_to_stay_exact(edge.backward, fmt, error) for fmt in _formats(codec))
         return next(filter(None, found), None)
 
@@ -190,6 +190,7 @@ class Judge:
             (EXACT in storage_root(edge.forward).meta and "the backward computes the logits again from it")
             or self._not_an_activation(edge)
             or self._left_by_recipe(edge)
+            or (self.ctx.recipe_at(_path(edge)).saved.format == "exact" and ROUNDS)
             or (is_statistic(edge.forward) and "a statistic: small beside its tensor, and everything depends on it")
             or (
                 WIDENED in storage_root(edge.forward).meta
@@ -222,8 +223,7 @@ class Judge:
         return found
 
     def _is_about_a_mean(self, edge: SavedTensor) -> bool:
-        known = self._about(edge)
-        return known is not None and known.mean is not None
+        return (known := self._about(edge)) is not None and known.mean is not None
 
     def _keeps_signs(self, edge: SavedTensor, codec: Codec) -> bool:
         """Whether all signs that the backward takes of a value are kept, though its zero is no code's."""

@@ -38,7 +38,6 @@ COLUMNS = 4  # a row of statistics or scales is 16 bytes, as cuBLASLt aligns wha
 CLIPPED_TOO_MUCH = 1e-5  # as a fraction of a tensor's elements, beyond
 CLIPPED_FEW = 16  # elements: in small tensors each new largest value would else be too much
 UNROLLED = 4  # Inductor writes reductions of fewer than 8 elements out
-COMPUTES = ("max", "most_recent")
 # Larger than what is left of a value that was clipped under the smallest scale, and went through matmuls.
 TRACE = 2.0**-64
 PATIENCE, LONGEST = 32, 1024  # backward passes: what is 0 for longer must not keep a graph without generated code
@@ -160,11 +159,6 @@ def next_patience(patience: Tensor, awoke: Tensor) -> Tensor:
     return torch.where(
         awoke, torch.stack([ago * 0, (2 * ago).clamp(PATIENCE, LONGEST)]), torch.stack([ago + 1, most])
     )
-
-
-def newest_or_largest(history: Tensor, compute: str = "max") -> Tensor:
-    """``[V]``: the amax that counts of each history ``[V, length]``; ``compute`` is one of ``COMPUTES``."""
-    return history[:, 0] if compute == "most_recent" else history.amax(1)
 
 
 def or_amax_of_kind(amax: Tensor, kinds: Tensor) -> Tensor:

@@ -10,11 +10,9 @@ from typing import Any
 
 from fp8compile.recipe.changes import FIELDS
 
-INTEGERS = ("int8", "int8_blocks")
-
 
 def _fp8(one: Any) -> bool:
-    return one.linears.mode not in ("off", *INTEGERS)
+    return one.linears.mode not in ("off", "int8")
 
 
 def _delayed(one: Any) -> bool:
@@ -27,7 +25,7 @@ def _smooth(one: Any) -> bool:
 
 
 def _stores(one: Any) -> bool:
-    return bool(one.saved.format != "off")
+    return one.saved.format not in ("off", "exact")
 
 
 DELAYED = "linears.scaling='delayed' beside FP8 linears"
@@ -39,7 +37,7 @@ NEEDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "linears.emulate": (lambda one: one.linears.mode != "off", "linears.mode='tensorwise' (or another mode)"),
     "linears.margin": (_delayed, DELAYED),
     "linears.amax_history_len": (_delayed, DELAYED),
-    "linears.amax_compute": (_delayed, DELAYED),
+    "saved.bits": (_stores, STORED),
     "saved.attention": (_stores, STORED),
     "saved.attention_format": (
         lambda one: _stores(one) and one.saved.attention is not False,
@@ -52,10 +50,6 @@ NEEDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "linears.smooth_swiglu": (
         _smooth,
         "linears.mode='tensorwise', linears.scaling='dynamic' and linears.cache_weights=False",
-    ),
-    "linears.hadamard_wgrad": (
-        lambda one: one.linears.mode in INTEGERS,
-        "linears.mode='int8' or 'int8_blocks'",
     ),
     "memory.card_gib": (lambda one: one.memory.budget == "fit", "memory.budget='fit'"),
 }

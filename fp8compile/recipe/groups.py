@@ -46,14 +46,12 @@ class Linears(Group):
         mode: "off"; in FP8 "tensorwise" (one scale per tensor), "rowwise" (one per row of an operand), "blockwise" (one per
             1x128 of activations and gradients and per 128x128 of weights), "mxfp8" (a power of two per 1x32 of every
             operand; both need ``emulate=True``), or "auto" (tensorwise, where FP8 is predicted to pay: see
-            docs/guide/linears.md). In INT8, for devices without FP8: "int8" (one per row), "int8_blocks" (one per 32x32 of
-            every operand; ``emulate=True``).
+            docs/guide/linears.md). In INT8, for devices without FP8: "int8" (one per row).
         formats: "hybrid" (activations and weights E4M3, gradients E5M2), "e4m3" (all E4M3), or the gradient's format by
             matmul: {"dgrad": "e4m3", "wgrad": "e5m2"}. INT8 has one format.
         scaling: where a tensorwise scale comes from: "dynamic" (from the tensor itself, before it is encoded) or "delayed"
             (from its amaxes in earlier steps; see docs/guide/delayed-scaling.md).
-        amax_history_len: with "delayed", how many steps are looked back on, 1 ... 1024.
-        amax_compute: with "delayed", "max" (the largest amax of the history) or "most_recent".
+        amax_history_len: with "delayed", of how many steps the largest amax counts, 1 (the most recent) ... 1024.
         margin: with "delayed", scales leave room for values 2**margin times as large, 0 ... 8.
         cache_weights: whether tensorwise weights of linears are encoded once for all calls between two changes of them,
             not in each call; see docs/guide/cached-weights.md for what it takes, and for what counts as a change.
@@ -61,8 +59,6 @@ class Linears(Group):
             gate and up) is one matmul; see docs/guide/merged-dgrads.md.
         smooth_swiglu: with tensorwise dynamic scales, whether outlier channels of silu(gate) * up give half of what they are
             larger to the next weight, before both are encoded; see docs/guide/linears.md.
-        hadamard_wgrad: whether operands of wgrads in INT8 are multiplied by Hadamard matrices of 16 along the rows before
-            they are encoded (HOT; fp8compile/numerics/hadamard.py).
         skip: patterns as in ``Recipe.skip``: linears that stay in their dtype; by default the places where libraries keep
             the output head. A linear tied to an embedding stays too.
         emulate: decode the codes and multiply in the model's dtype, on any device: FP8's numbers without its speed.
@@ -75,12 +71,10 @@ class Linears(Group):
     formats: str | Mapping[str, str] = "hybrid"
     scaling: str = "dynamic"
     amax_history_len: int = 16
-    amax_compute: str = "max"
     margin: int = 1
     cache_weights: bool = False
     merge_dgrads: bool = False
     smooth_swiglu: bool = False
-    hadamard_wgrad: bool = False
     skip: tuple[str, ...] = OUTPUT_HEAD_PATTERNS
     emulate: bool = False
 
@@ -94,10 +88,10 @@ class Saved(Group):
     """How what is saved for the backward is stored.
 
     Attributes:
-        format: "off", or codes with one scale per group: "auto" ("e4m3" for what the backward compares with zero and for
-            what exp made, else "int8"; see fp8compile/encoding/saved_format.py), "e4m3", "int8", "best_of_two" (group by
-            group, decided at run time), or "6bit" ... "2bit" where gradients are linear in the value, four at least where
-            they are smooth, else as "auto" (fp8compile/encoding/bits_by_use.py).
+        format: "off"; "exact" (only what fewer bytes hold without an error: masks as bits, small integers); or codes with
+            one scale per group: "auto" ("e4m3" for what the backward compares with zero and for what exp made, else "int8";
+            see fp8compile/encoding/saved_format.py), "e4m3", "int8", or "6bit" ... "2bit" where gradients are linear in the
+            value, four at least where they are smooth, else as "auto" (fp8compile/encoding/bits_by_use.py).
         bits: "off", or what ``fp8compile.tools.calibrate_bits`` chose for each saved value by measurement, or the path of
             the file that it was saved to; a value that is not in it goes by ``format`` and ``attention_format``.
         group_size: elements of a row per scale at most, 16 ... 65536; of few bits a multiple of 8.

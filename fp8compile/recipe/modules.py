@@ -11,7 +11,7 @@ from fp8compile.recipe.frozen import FrozenModules
 # One for all modules.
 PER_GRAPH = (
     *("debug.codegen", "debug.inductor", "debug.dump", "debug.check", "memory.card_gib"),
-    *("linears.amax_history_len", "linears.amax_compute", "linears.margin"),
+    *("linears.amax_history_len", "linears.margin"),
 )
 NEUTRAL: Mapping[str, Any] = {name: FIELDS[name] for name in PER_GRAPH}
 OF_COMPILING: Mapping[str, Any] = {name: value for name, value in NEUTRAL.items() if name.startswith("debug.")}

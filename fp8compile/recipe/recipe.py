@@ -90,7 +90,7 @@ class Recipe:
 
     @classmethod
     def preset(cls, name: str, **changes: Any) -> Recipe:
-        """The recipe called ``name`` ("default", "conservative", ...) with ``changes``, written as for the constructor.
+        """The recipe called ``name`` ("default", "speed", ...) with ``changes``, written as for the constructor.
 
         Raises:
             ValueError: no such preset or field, or a value it cannot have; the message names the nearest right one.
@@ -177,8 +177,13 @@ class Recipe:
 
     @property
     def stores_saved(self) -> bool:
-        """Whether tensors are stored as codes in any module."""
+        """Whether what is saved is stored in fewer bytes in any module, with an error or without."""
         return any(recipe.saved.format != "off" for recipe in (self, *self.modules.values()))
+
+    @property
+    def rounds_saved(self) -> bool:
+        """Whether what is saved is stored as codes in any module."""
+        return any(recipe.saved.format not in ("off", "exact") for recipe in (self, *self.modules.values()))
 
     @property
     def quantizes_linears(self) -> bool:
@@ -248,7 +253,7 @@ def _written(changes: Mapping[str, Any]) -> str:
 
 def exact(recipe: Recipe) -> Recipe:
     """``recipe`` with nothing encoded. FP32 islands stay, since they are more accurate than what they replace."""
-    switches = dict.fromkeys(("cache_weights", "merge_dgrads", "smooth_swiglu", "hadamard_wgrad"), False)
+    switches = dict.fromkeys(("cache_weights", "merge_dgrads", "smooth_swiglu"), False)
     linears = {"mode": "off", "scaling": "dynamic", **switches}
     changes = {"linears": linears, "saved": "off", "collectives": "off", "memory.offload": "off"}
     return uncounted(recipe).replace_in_all(changes)

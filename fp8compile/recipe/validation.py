@@ -15,33 +15,29 @@ from fp8compile.recipe.linear_formats import FrozenFormats, as_formats
 from fp8compile.recipe.saved_bits import SavedBits
 
 CHOICES: Mapping[str, tuple[str, ...]] = {
-    "linears.mode": ("off", "tensorwise", "rowwise", "blockwise", "mxfp8", "int8", "int8_blocks", "auto"),
+    "linears.mode": ("off", "tensorwise", "rowwise", "blockwise", "mxfp8", "int8", "auto"),
     "debug.device_rates": ("device", *RATES),
     "linears.formats": ("hybrid", "e4m3"),
     "linears.scaling": ("dynamic", "delayed"),
-    "linears.amax_compute": ("max", "most_recent"),
     "collectives": ("off", "groupwise"),
     "memory.offload": ("off", "auto", "all"),
-    "saved.format": ("off", "auto", "e4m3", "int8", "best_of_two", *FEW_BITS),
-    "saved.attention_format": ("auto", "e4m3", "int8", "best_of_two", *FEW_BITS),
+    "saved.format": ("off", "exact", "auto", "e4m3", "int8", *FEW_BITS),
+    "saved.attention_format": ("auto", "e4m3", "int8", *FEW_BITS),
     "debug.codegen": ("inductor", "eager"),
     "debug.check": ("off", "first_step"),
 }
 
 # What a scale of each mode of ``linears`` is of, other than a tensor.
 SCALES_OF = {
-    **{"rowwise": "row", "blockwise": "block of 1x128 or 128x128", "mxfp8": "block of 1x32"},
-    **{"int8": "row", "int8_blocks": "block of 32x32"},
+    **{"rowwise": "row", "blockwise": "block of 1x128 or 128x128", "mxfp8": "block of 1x32", "int8": "row"},
 }
-IN_BLOCKS = ("blockwise", "mxfp8", "int8_blocks")
+IN_BLOCKS = ("blockwise", "mxfp8")
 
 OR_AUTO = ("fp32.observe", "saved.attention")  # "auto", True or False
 
 ISLANDS = ("auto", "policy", "off")
 
-BOOLEANS = tuple(
-    f"linears.{name}" for name in ("emulate", "cache_weights", "merge_dgrads", "smooth_swiglu", "hadamard_wgrad")
-)
+BOOLEANS = tuple(f"linears.{name}" for name in ("emulate", "cache_weights", "merge_dgrads", "smooth_swiglu"))
 
 COUNTS = {"saved.group_size": (16, 65536), "linears.amax_history_len": (1, 1024), "linears.margin": (0, 8)}
 

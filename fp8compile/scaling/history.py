@@ -29,7 +29,6 @@ from fp8compile.numerics.delayed import (
     grown_by,
     inv_scale_from,
     is_unknown,
-    newest_or_largest,
     next_history,
     next_patience,
     or_amax_of_kind,
@@ -180,7 +179,7 @@ class Histories:
         self.amaxes = amaxes
         ago, most = self.patience.unbind()
         self._measures_next = PendingBool(self._due | (is_unknown(amaxes) & (ago < most)).any())
-        amax = or_amax_of_kind(newest_or_largest(amaxes, self.recipe.linears.amax_compute), self._kinds)
+        amax = or_amax_of_kind(amaxes.amax(1), self._kinds)
         inv_scales = inv_scale_from(amax, self._largest, self.recipe.linears.margin)
         scales = torch.full_like(self.scales, torch.nan)  # a new tensor: a backward may still read the old one
         scales[self._rows, AMAX] = inv_scales

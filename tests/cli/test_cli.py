@@ -35,13 +35,9 @@ def test_defaults(given: list[run.DemoOptions]) -> None:
 def test_every_option_arrives(given: list[run.DemoOptions]) -> None:
     fields = {"saved": "int8", "linears.emulate": True}
     line = "demo --out o --steps 5 --seeds 3 --seed 7 --arms eager,fp8compile --tiny --threads 2 --precision bf16"
-    assert (
-        main.main([*line.split(), "--preset", "conservative", "-o", "saved=int8", "-o", "linears.emulate=true"]) == 0
-    )
-    assert given == [
-        run.DemoOptions(Path("o"), 5, 3, 7, ("eager", "fp8compile"), "conservative", fields, "bf16", True, 2)
-    ]
-    assert given[0].backend_options == {"preset": "conservative", **fields}
+    assert main.main([*line.split(), "--preset", "memory", "-o", "saved=int8", "-o", "linears.emulate=true"]) == 0
+    assert given == [run.DemoOptions(Path("o"), 5, 3, 7, ("eager", "fp8compile"), "memory", fields, "bf16", True, 2)]
+    assert given[0].backend_options == {"preset": "memory", **fields}
 
 
 @pytest.mark.parametrize(
@@ -143,11 +139,11 @@ def test_explain_prints_the_report(factories: Path, capsys: pytest.CaptureFixtur
     assert "saved for backward: 32.5 KiB, plain Inductor 128.0 KiB (25%)" in capsys.readouterr().out
     assert main.main(["explain", "pkg.mod:factory", "--full"]) == 0
     assert "1 tensor stored as codes" in (text := capsys.readouterr().out) and "left as they are" in text
-    line = "explain pkg.mod:pair --json --preset conservative -o saved=int8 -o saved.group_size=64 -o skip=head.*"
+    line = "explain pkg.mod:pair --json --preset memory -o saved=int8 -o saved.group_size=64 -o skip=head.*"
     assert main.main(line.split()) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["graphs"][0]["notes"]["saved"][0]["codec"] == "int8 1x64"
-    assert "'attention': False" in data["recipe"] and "skip=('head.*',)" in data["recipe"]
+    assert "'budget': 0.7" in data["recipe"] and "skip=('head.*',)" in data["recipe"]
     assert sorted(p.name for p in factories.iterdir()) == ["pkg"], "nothing is written"
 
 

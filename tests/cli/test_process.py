@@ -134,7 +134,7 @@ def test_completion_knows_commands_and_options(shell: str) -> None:
     pytest.importorskip("shtab")
     done = ended("--completion", shell)
     assert done.returncode == 0 and not done.stderr
-    assert all(word in done.stdout for word in ("explain", "preset", "storage_only", "traceback"))
+    assert all(word in done.stdout for word in ("explain", "preset", "exact", "traceback"))
 
 
 def test_bash_reads_the_completion(tmp_path: Path) -> None:

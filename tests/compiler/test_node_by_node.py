@@ -32,4 +32,4 @@ def test_an_identity_matrix(codegen: str) -> None:
 
 def test_tools_that_run_node_by_node() -> None:
     model, x = Whitened(), torch.randn(64, 32)
-    assert fp8compile.check(model, x, recipe="storage_only").ok
+    assert fp8compile.check(model, x, recipe={"linears": "off"}).ok

@@ -36,5 +36,5 @@ def test_gradients_of_every_part_are_those_of_the_model() -> None:
     model, digits = example.TinyVLM(), load_digits()
     captions = torch.tensor([list(example.NAMES[name].ljust(8).encode()) for name in digits.target[:32]])
     batch = {"images": torch.tensor(digits.images[:32])[:, None].float() / 8 - 1, "captions": captions}
-    found = fp8compile.check(model, batch, recipe={"debug.codegen": "eager", "preset": "storage_only"})
+    found = fp8compile.check(model, batch, recipe={"debug.codegen": "eager", "linears": "off"})
     assert found.ok, found

@@ -6,7 +6,6 @@ from tests.mutants.mutant import Mutant
 
 PRODUCTS = ("tests/numerics/test_integer_products.py",)
 PASS = "tests/passes/test_quantize_linears_int8.py::"
-ROTATED = "tests/passes/test_quantize_linears_hadamard.py::"
 BY_HAND = (f"{PASS}test_scales_run_along_the_contracted_dimension_bit_for_bit[(37, 10, 7)-eager]",)
 
 INTEGERS = (
@@ -51,20 +50,6 @@ INTEGERS = (
         "return None if private.cpu_has_vnni() else",
         "return None if True else",
         (f"{PASS}test_a_cpu_without_vnni_is_left_and_told",),
-    ),
-    Mutant(
-        "int8: the right operand of a wgrad is not rotated",
-        "fp8compile/encoding/hadamard_wgrads.py",
-        "matmul.node.update_arg(at + i, self._of(operand, side))",
-        "matmul.node.update_arg(at, self._of(operand, side)) if i == 0 else None",
-        (f"{ROTATED}test_operands_of_the_wgrad_alone_are_rotated[right]",),
-    ),
-    Mutant(
-        "int8: dgrads are rotated",
-        "fp8compile/encoding/hadamard_wgrads.py",
-        "if matmul.direction != WGRAD or not",
-        "if not",
-        (f"{ROTATED}test_what_is_rotated_is_shared_and_reported",),
     ),
     Mutant(
         "int8 operands: each view of a value is encoded by itself",

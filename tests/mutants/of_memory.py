@@ -212,4 +212,18 @@ MEMORY = (
         "()",
         ("tests/recipe/test_saved_bits.py",),
     ),
+    Mutant(
+        "exact: what would be rounded is stored as codes",
+        "fp8compile/encoding/saved_judge.py",
+        'saved.format == "exact" and ROUNDS)',
+        'saved.format == "exacter" and ROUNDS)',
+        ("tests/passes/test_encode_saved_exact.py::test_no_number_changes[llama, BF16-eager-exact]",),
+    ),
+    Mutant(
+        "presets: speed rounds what is saved",
+        "fp8compile/recipe/presets.py",
+        '"speed": {"saved": "exact"},',
+        '"speed": {},',
+        ("tests/recipe/test_recipe.py",),
+    ),
 )

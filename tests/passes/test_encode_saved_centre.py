@@ -115,8 +115,6 @@ def test_it_is_left_as_it_was_where_nothing_is_said_of_tokens() -> None:
     torch._dynamo.reset()
     assert not centred(*case(), **{"saved.attention_format": "e4m3"}), "a format for what counts by its own size"
     torch._dynamo.reset()
-    assert not centred(*case(), **{"saved.attention_format": "best_of_two"})
-    torch._dynamo.reset()
     assert not centred(*case(), **{"saved.attention": False})
 
 

@@ -69,7 +69,7 @@ return mm_2, view_1, None, mm_1, view
     )
 
 
-@pytest.mark.parametrize("saved_format", ["auto", "int8", "e4m3", "best_of_two"])
+@pytest.mark.parametrize("saved_format", ["auto", "int8", "e4m3"])
 def test_rows_of_the_gradient_sum_to_zero(saved_format: str) -> None:
     model, x = Shifted(), torch.randn(ROWS, KEYS)
     names = stored(model, x, saved=saved_format)

@@ -114,7 +114,7 @@ def test_a_mask_is_no_activation() -> None:
 
 
 def test_what_is_kept_for_the_backward_is_the_same_but_for_the_counts_of_the_forward() -> None:
-    for options in ({}, {"preset": "storage_only"}, {"linears.emulate": True}):
+    for options in ({}, {"linears": "off"}, {"linears.emulate": True}):
         layer, args = llama_case(1, 64, 128, 256, 2, dtype=torch.float16)
         without = split_of(layer, *args, **options, **{"fp32.observe": False})
         torch._dynamo.reset()

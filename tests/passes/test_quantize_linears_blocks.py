@@ -193,7 +193,7 @@ def test_blocks_run_along_the_contracted_dimension_bit_for_bit(
     M, K, N = sizes
     linear = nn.Linear(K, N)
     x, dy = torch.randn(M, K).mul(torch.logspace(-2, 2, K)).requires_grad_(), torch.randn(M, N)
-    y = compiled(linear, preset="linear_only", linears=mode, **{"linears.emulate": True, "debug.codegen": codegen})(x)
+    y = compiled(linear, linears=mode, saved="off", **{"linears.emulate": True, "debug.codegen": codegen})(x)
     dx, dw, _ = torch.autograd.grad(y, (x, linear.weight, linear.bias), dy)
     x_f, w_f, dy_d, w_d, dy_w, x_w = operands_by_hand(mode, E5M2)(x, linear.weight, dy)
     expected = F.linear(x_f, w_f, linear.bias.detach()), dy_d @ w_d, dy_w.t() @ x_w
@@ -213,7 +213,7 @@ def test_a_weight_on_the_left_has_the_blocks_of_a_weight(mode: str) -> None:
             return self.weight @ x
 
     model, x, dy = Left(), torch.randn(144, 160, requires_grad=True), torch.randn(80, 160)
-    y = compiled(model, preset="linear_only", linears=mode, **{"linears.emulate": True})(x)
+    y = compiled(model, linears=mode, saved="off", **{"linears.emulate": True})(x)
     dx, dw = torch.autograd.grad(y, (x, model.weight), dy)
     x_f, w_f, dy_d, w_d, dy_w, x_w = operands_by_hand(mode, E5M2)(x.t(), model.weight, dy.t())
     assert torch.equal(y, w_f @ x_f.t())
@@ -234,7 +234,7 @@ def bar(*formats: Format) -> float:
 def test_gradients_of_a_linear_are_within_the_derived_bar(mode: str, formats: str) -> None:
     torch.manual_seed(0)
     linear, x = nn.Linear(144, 80), torch.randn(300, 144, requires_grad=True)
-    fn = compiled(linear, preset="linear_only", linears=mode, **{"linears.emulate": True, "linears.formats": formats})
+    fn = compiled(linear, linears=mode, saved="off", **{"linears.emulate": True, "linears.formats": formats})
     found = gradient_sqnr(linear, fn, (x,))
     assert found.pop("bias") > 120, "the bias sees no codes"
     assert set(found) == {"weight", "arg0"}
@@ -250,9 +250,7 @@ def test_an_outlier_costs_blocks_less_than_a_tensor(mode: str) -> None:
 
     def of_clean_columns(mode: str) -> float:
         torch._dynamo.reset()
-        fn = compiled(
-            linear, preset="linear_only", linears=mode, **{"linears.emulate": True, "linears.formats": "e4m3"}
-        )
+        fn = compiled(linear, linears=mode, saved="off", **{"linears.emulate": True, "linears.formats": "e4m3"})
         dy = torch.randn(256, 64, generator=torch.Generator().manual_seed(1))
         (dw,) = torch.autograd.grad(fn(x), linear.weight, dy)
         exact = dy.double().t() @ x.double()
@@ -280,7 +278,7 @@ def test_what_only_matmuls_need_is_kept_as_codes_of_the_wgrads_blocks(mode: str)
 def test_a_gradient_has_the_format_of_the_matmul_that_reads_it(dgrad: Format, wgrad: Format) -> None:
     linear, formats = nn.Linear(64, 32), {"dgrad": dgrad.name, "wgrad": wgrad.name}
     x, dy = torch.randn(48, 64, requires_grad=True), torch.randn(48, 32)
-    fn = compiled(linear, preset="linear_only", **{"linears.emulate": True, "linears.formats": formats})
+    fn = compiled(linear, linears="tensorwise", saved="off", **{"linears.emulate": True, "linears.formats": formats})
     dx, dw = torch.autograd.grad(fn(x), (x, linear.weight), dy)
     w, x_hat = fake(Tensorwise(E4M3), linear.weight), fake(Tensorwise(E4M3), x)
     assert torch.equal(dx, fake(Tensorwise(dgrad), dy) @ w)

@@ -94,7 +94,7 @@ def test_known_scales_are_not_for_experts() -> None:
     assert {m.formats for m in told if isinstance(m, Linear)} == {"e4m3 x e4m3 rowwise (experts: dynamic), emulated"}
 
 
-@pytest.mark.parametrize("linear", ["blockwise", "mxfp8", "int8", "int8_blocks"])
+@pytest.mark.parametrize("linear", ["blockwise", "mxfp8", "int8"])
 def test_other_scales_leave_experts(linear: str) -> None:
     layer, x = experts_case()
     assert {why(m) for m in _told(layer, x, linears=linear)} == {OTHER_SCALES.format(linear=linear)}

@@ -1,4 +1,4 @@
-"""quantize_linears in INT8 ("int8", "int8_blocks"): graphs, declines, numbers."""
+"""quantize_linears in INT8: graphs, declines, numbers."""
 
 from __future__ import annotations
 
@@ -83,17 +83,11 @@ def test_all_matmuls_are_products_of_integers_and_an_encoding_serves_all_who_con
     assert len(encodings(graph)) == (4 + 7 + 7) * 2
 
 
-def test_square_blocks_serve_both_matmuls_of_a_value() -> None:
-    layer, args = llama_case(2, 64, 64, 128, 4)
-    assert len(encodings(joint_of(layer, *args, linears="int8_blocks", **{"linears.emulate": True}))) == 4 + 7 + 7
-
-
 @pytest.mark.parametrize(
     ("fields", "formats"),
     [
         ({}, "int8 x int8 rowwise"),
         ({"linears.emulate": True}, "int8 x int8 rowwise, emulated"),
-        ({"linears": "int8_blocks", "linears.emulate": True}, "int8 x int8 int8_blocks, emulated"),
     ],
     ids=str,
 )
@@ -108,12 +102,9 @@ def test_the_report_says_int8() -> None:
     assert "linears: 2 of 2 matmuls in INT8" in str(report)
 
 
-@pytest.mark.parametrize(
-    "fields", [{}, {"linears.hadamard_wgrad": True}, {"linears": "int8_blocks", "linears.emulate": True}], ids=str
-)
-def test_it_is_idempotent(fields: dict[str, Any]) -> None:
+def test_it_is_idempotent() -> None:
     layer, args = llama_case(2, 64, 64, 128, 4)
-    fields = {"linears": "int8", **fields}
+    fields = {"linears": "int8"}
     graph = joint_of(layer, *args, **fields)
     before = len(graph.nodes)
     context = Context(Recipe(**fields), frozenset(range(len(list(layer.parameters())) + 3)))
@@ -184,14 +175,7 @@ def test_a_wgrad_over_rows_that_vary_is_left() -> None:
     assert fn(torch.randn(0, 64)).shape == (0, 32)
 
 
-def test_blocks_are_emulated_only() -> None:
-    (reason,) = {why(x) for x in linears_of(nn.Linear(64, 64), torch.randn(32, 64), linears="int8_blocks")}
-    assert (
-        reason == "int8_blocks scales are emulated only (linears.emulate=True decodes and multiplies, on any device)"
-    )
-
-
-@pytest.mark.parametrize("fields", [{}, {"linears": "int8_blocks", "linears.emulate": True}], ids=str)
+@pytest.mark.parametrize("fields", [{}, {"linears.emulate": True}], ids=str)
 def test_a_model_that_is_left_as_it_is(fields: dict[str, Any]) -> None:
     """Tied to an embedding, in float64, without rows; sizes that FP8 does not take are no reason."""
 
@@ -223,7 +207,7 @@ def test_scales_run_along_the_contracted_dimension_bit_for_bit(sizes: tuple[int,
     M, K, N = sizes
     linear = nn.Linear(K, N)
     x, dy = torch.randn(M, K).mul(torch.logspace(-2, 2, K)).requires_grad_(), torch.randn(M, N)
-    y = compiled(linear, preset="linear_only", linears="int8", **{"debug.codegen": codegen})(x)
+    y = compiled(linear, linears="int8", saved="off", **{"debug.codegen": codegen})(x)
     dx, dw, db = torch.autograd.grad(y, (x, linear.weight, linear.bias), dy)
     expected = product(x, linear.weight, linear.bias), product(dy, linear.weight.t()), product(dy.t(), x.t())
     assert torch.allclose(db, dy.sum(0), atol=1e-4)
@@ -241,9 +225,7 @@ def test_emulated_products_are_those_of_the_codes(dtype: torch.dtype) -> None:
     found = []
     for emulate in (False, True):
         torch._dynamo.reset()
-        y = compiled(
-            linear, preset="linear_only", linears="int8", **{"linears.emulate": emulate, "fp32.observe": False}
-        )(x)
+        y = compiled(linear, linears="int8", saved="off", **{"linears.emulate": emulate, "fp32.observe": False})(x)
         found.append([y, *torch.autograd.grad(y, (x, linear.weight), torch.ones_like(y))])
     ones, values, weight = torch.ones(300, 80), x.detach().float().abs(), linear.weight.detach().float().abs()
     terms = values @ weight.t() + linear.bias.detach().float().abs(), ones @ weight, ones.t() @ values
@@ -255,7 +237,7 @@ def test_emulated_products_are_those_of_the_codes(dtype: torch.dtype) -> None:
 
 def test_a_weight_on_the_left() -> None:
     model, x, dy = OnTheLeft(), torch.randn(144, 160, requires_grad=True), torch.randn(80, 160)
-    y = compiled(model, preset="linear_only", linears="int8")(x)
+    y = compiled(model, linears="int8", saved="off")(x)
     dx, dw = torch.autograd.grad(y, (x, model.weight), dy)
     assert torch.equal(y, product(model.weight, x.t()))
     assert torch.equal(dx, product(model.weight.t(), dy.t())) and torch.equal(dw, product(dy, x))
@@ -269,13 +251,10 @@ def bar(*operands: Tensor) -> float:
     return -10 * math.log10(sum(float((ROWS.encode(x)[1] / 2).square().mean() / x.square().mean()) for x in operands))
 
 
-@pytest.mark.parametrize("turns", [False, True])
-def test_gradients_of_a_linear_are_within_the_derived_bar(turns: bool) -> None:
+def test_gradients_of_a_linear_are_within_the_derived_bar() -> None:
     torch.manual_seed(0)
     linear, x = nn.Linear(144, 80), torch.randn(300, 144, requires_grad=True)
-    found = gradient_sqnr(
-        linear, compiled(linear, preset="linear_only", linears="int8", **{"linears.hadamard_wgrad": turns}), (x,)
-    )
+    found = gradient_sqnr(linear, compiled(linear, linears="int8", saved="off"), (x,))
     assert found.pop("bias") > 120, "the bias sees no codes"
     with torch.no_grad():
         dy = torch.randn(300, 80, generator=torch.Generator().manual_seed(3), dtype=torch.float64).float()
@@ -287,7 +266,7 @@ def test_gradients_of_a_linear_are_within_the_derived_bar(turns: bool) -> None:
 def test_what_is_not_finite_stays_in_its_row(bad: float) -> None:
     linear, x = nn.Linear(64, 48), torch.randn(32, 64)
     x[3, 5] = bad
-    y = compiled(linear, preset="linear_only", linears="int8", **{"fp32.observe": False})(x)
+    y = compiled(linear, linears="int8", saved="off", **{"fp32.observe": False})(x)
     (dw,) = torch.autograd.grad(y, linear.weight, torch.ones(32, 48))
     assert y[3].isnan().all() and y.isnan().sum() == 48
     assert dw[:, 5].isnan().all() and dw.isnan().sum() == 48, "the column of x along which the wgrad contracts"
@@ -295,7 +274,7 @@ def test_what_is_not_finite_stays_in_its_row(bad: float) -> None:
 
 def test_more_rows_than_an_int32_sum_holds() -> None:
     linear, x = nn.Linear(1, 2, bias=False), torch.ones(MOST_PRODUCTS + 1, 1)
-    y = compiled(linear, preset="linear_only", linears="int8")(x)
+    y = compiled(linear, linears="int8", saved="off")(x)
     (dw,) = torch.autograd.grad(y, linear.weight, torch.ones_like(y))
     # 127 times by a scale of 1 / 127, rounded; sums of two parts, rounded.
     assert torch.allclose(dw, torch.full((2, 1), MOST_PRODUCTS + 1.0), rtol=6 * 2.0**-24, atol=0)

@@ -57,7 +57,7 @@ def test_one_encoding_of_the_input_and_one_kept() -> None:
 def test_it_is_idempotent_and_stays_away_without_linears() -> None:
     with torch.autocast("cpu", torch.bfloat16):
         shared = joint_of(Two(), inputs(), **{"linears.emulate": True})
-        plain = joint_of(Two(), inputs(), preset="storage_only")
+        plain = joint_of(Two(), inputs(), linears="off")
     before = len(shared.nodes)
     share_casts(shared, Context(Recipe()))
     assert len(shared.nodes) == before

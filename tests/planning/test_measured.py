@@ -22,7 +22,7 @@ SCALARS = 128  # bytes: the generator's state and an FP32 scale for each operand
 def test_constants_are_those_of_the_results(layer: Layer) -> None:
     found = json.loads((ROOT / SOURCE).read_text())["layers"][layer.name]
     assert (layer.plain, layer.ours) == (found["inductor"]["kept_bytes"], found["both"]["kept_bytes"])
-    assert abs(found["storage_only"]["kept_bytes"] - layer.ours) < SCALARS, "FP8 linears save no more"
+    assert abs(found["storage"]["kept_bytes"] - layer.ours) < SCALARS, "FP8 linears save no more"
 
 
 @pytest.mark.parametrize("layer", LAYERS, ids=lambda layer: layer.name)
@@ -66,7 +66,7 @@ def test_the_formula_is_what_captured_layers_save(
     model = Stack(layers, hidden, ffn, heads, kv_heads).bfloat16()
     x = torch.randn(4, 256, hidden, dtype=torch.bfloat16).requires_grad_()
     cos, sin = (torch.randn(256, hidden // heads, dtype=torch.bfloat16) for _ in range(2))
-    report = fp8compile.explain(model, (x, cos, sin), recipe="storage_only")
+    report = fp8compile.explain(model, (x, cos, sin), recipe={"linears": "off"})
     tokens, widths = 4 * 256, (hidden, hidden // heads * kv_heads, ffn, heads)
     assert report.saved_bytes_plain == PLAIN.per_token(*widths) * tokens * layers
     centres = CENTRE_BYTES * hidden * 4  # of attention's result, a sequence each: left out of the formula

@@ -55,7 +55,7 @@ def test_a_calibration_is_part_of_the_recipe_and_of_its_key(small: Calibration, 
     assert len({r.key for r in (recipe, *others)}) == 4
     assert pickle.dumps(loaded) == pickle.dumps(recipe) and pickle.loads(pickle.dumps(recipe)) == recipe
     assert str(recipe) == f"Recipe(fp32={small!r})" and len(repr(small)) < 60
-    assert Recipe.preset("storage_only", fp32=small).fp32.islands is small
+    assert Recipe(linears="off", fp32=small).fp32.islands is small
     by_module = Recipe(fp32=small, modules={"a": {"saved": "off"}, "b": "off"})
     a, b = by_module.modules.values()
     assert a.fp32.islands is small and b.fp32.islands == "off" and by_module.at("a").fp32.islands is small

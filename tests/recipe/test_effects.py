@@ -23,9 +23,9 @@ WITHOUT_EFFECT: list[tuple[dict[str, Any], str]] = [
     ({"linears.margin": 4}, "margin"),
     ({"linears": "off", "linears.scaling": "delayed", "linears.margin": 4}, "margin"),
     ({"linears.amax_history_len": 64}, "amax_history_len"),
-    ({"linears.amax_compute": "most_recent"}, "amax_compute"),
     ({"linears": "off", "linears.margin": 4}, "margin"),
     ({"saved": "off", "saved.attention": "auto"}, "saved.attention"),
+    ({"saved": "exact", "saved.bits": SavedBits(())}, "saved.bits"),
     ({"saved": "off", "saved.attention_format": "4bit"}, "saved.attention_format"),
     ({"saved.attention": False, "saved.attention_format": "4bit"}, "saved.attention_format"),
     ({"linears.merge_dgrads": True}, "merge_dgrads"),
@@ -34,7 +34,7 @@ WITHOUT_EFFECT: list[tuple[dict[str, Any], str]] = [
     ({"linears": "rowwise", "linears.smooth_swiglu": True}, "smooth_swiglu"),
     ({"linears.scaling": "delayed", "linears.smooth_swiglu": True}, "smooth_swiglu"),
     ({"linears.cache_weights": True, "linears.smooth_swiglu": True}, "smooth_swiglu"),
-    ({"linears.hadamard_wgrad": True}, "hadamard_wgrad"),
+    ({"saved": "exact", "saved.attention": False}, "attention"),
     ({"memory.card_gib": 80.0}, "card_gib"),
     ({"modules": {"a": {"linears.margin": 4}}}, "margin"),
 ]
@@ -51,7 +51,7 @@ def model() -> nn.Module:
 # Calls, with the value and a word of the fix that their message must have.
 REFUSED: list[tuple[Callable[[], Any], str, str]] = [
     (lambda: Recipe.preset(3), "3", "Known: "),  # type: ignore[arg-type]
-    (lambda: Recipe.preset("conservativ"), "'conservativ'", "'conservative'"),
+    (lambda: Recipe.preset("exakt"), "'exakt'", "'exact'"),
     (lambda: Recipe.from_options({"saved_fromat": "int8"}), "'saved_fromat'", "'saved.format'"),
     (lambda: Recipe(saved="4bits"), "'4bits'", "'4bit'"),
     (lambda: Recipe(saved={"bits": {}}), "{}", "calibrate_bits"),
@@ -107,8 +107,8 @@ def test_there_are_forty() -> None:
         {"linears.scaling": "delayed", "linears.margin": 4, "modules": {"a": {"linears": "off"}}},
         {"linears": "off", "linears.scaling": "dynamic", "linears.margin": 1, "linears.emulate": False},
         {"linears": "off", "saved": "off", "saved.attention": True},
-        {"preset": "mxfp8", "linears.emulate": True},
-        {"preset": "conservative", "saved": "off"},
+        {"preset": "exact", "linears": "mxfp8", "linears.emulate": True},
+        {"preset": "memory", "saved": "off"},
         {"memory": "fit", "memory.card_gib": 80.0},
         {"linears.merge_dgrads": True, **DELAYED},
     ],

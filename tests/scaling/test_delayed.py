@@ -250,7 +250,6 @@ def test_it_goes_with_whatever_else_is_on(kind: str) -> None:
         ({"linears.scaling": "delayed", "linears": "rowwise"}, "one scale per tensor"),
         ({"linears.amax_history_len": 0}, "from 1 to 1024, not 0"),
         ({"linears.margin": 1.5}, "from 0 to 8, not 1.5"),
-        ({"linears.amax_compute": "mean"}, "cannot be 'mean'"),
     ],
 )
 def test_recipes_say_what_they_cannot_be(changes: dict[str, Any], said: str) -> None:

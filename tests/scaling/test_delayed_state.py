@@ -48,23 +48,21 @@ def test_a_state_saved_behind_a_jump_goes_on_measuring() -> None:
     assert own(other).must_measure() and own(other).entries == 2
 
 
-@pytest.mark.parametrize("compute", ["max", "most_recent"])
-def test_a_state_from_before_zeros_were_left_out_is_loaded(compute: str) -> None:
+def test_a_state_from_before_zeros_were_left_out_is_loaded() -> None:
     """It has no patience, and zeros in front of its amaxes."""
     model, other = Plain(), Plain()
     steps_of(model, 3)
     state = fp8compile.tools.scaling_state(model).state_dict()
     (graph,) = state["graphs"]
     del graph["patience"]
-    newest, graph["amaxes"] = graph["amaxes"][:, 0], F.pad(graph["amaxes"], (1, -1))
+    graph["amaxes"] = F.pad(graph["amaxes"], (1, -1))
     fp8compile.tools.scaling_state(other).load_state_dict(state)
     other.load_state_dict(model.state_dict())
-    compiled(other, **DELAYED, **{"linears.amax_compute": compute, "linears.margin": 0})(data(0))
+    compiled(other, **DELAYED, **{"linears.margin": 0})(data(0))
     each = own(other)
     assert each.entries == 3 and each.patience.tolist() == [0, PATIENCE] and not each.must_measure()
     largest = torch.tensor([history.MAX[o.format] for o in each.operands])
-    at_least = newest if compute == "most_recent" else graph["amaxes"].amax(1)
-    assert torch.equal(each.inv_scales, at_least / largest)
+    assert torch.equal(each.inv_scales, graph["amaxes"].amax(1) / largest)
 
 
 def test_the_state_holds_no_gigabytes_and_lies_on_the_cpu() -> None:

@@ -30,10 +30,10 @@ MERGED = "linears_delayed_cached_merged"  # and one dgrad for q, k and v, one fo
 BOTH_CACHED = "both_16bit_attention_delayed_cached"  # CACHED and CONSERVATIVE
 BOTH_MERGED = "both_16bit_attention_delayed_cached_merged"  # MERGED and CONSERVATIVE
 RECIPES: Mapping[str, Recipe] = {
-    STORAGE: Recipe.preset("storage_only"),
+    STORAGE: Recipe(linears="off"),
     CONSERVATIVE: Recipe(linears="off", saved={"attention": False}),
     ROWS: Recipe(linears="off", saved={"attention": False, "group_size": 768}),
-    LINEARS: Recipe.preset("linear_only"),
+    LINEARS: Recipe(linears="tensorwise", saved="off"),
     BOTH: Recipe(linears="tensorwise"),
     DEFAULT: Recipe(),
     LINEARS_CACHED: Recipe(linears={"mode": "tensorwise", "cache_weights": True}, saved="off"),

@@ -11,9 +11,9 @@ PLAIN, STORAGE, DEFAULT, LINEAR_ONLY, E4M3, ROWWISE = (
     *("linears.formats=e4m3", "linears=rowwise"),
 )
 RECIPES = {
-    STORAGE: Recipe.preset("storage_only"),
+    STORAGE: Recipe(linears="off"),
     DEFAULT: Recipe(linears="tensorwise"),
-    LINEAR_ONLY: Recipe.preset("linear_only"),
+    LINEAR_ONLY: Recipe(linears="tensorwise", saved="off"),
     E4M3: Recipe(linears={"mode": "tensorwise", "formats": "e4m3"}),
     ROWWISE: Recipe(linears="rowwise"),
 }

@@ -28,13 +28,13 @@ EAGER = {"debug.codegen": "eager"}
 EVERY = {**EAGER, "saved.min_numel": 0, "saved.group_size": 32}
 ARMS: Mapping[str, Mapping[str, Any]] = {
     "default": EAGER,
-    "stored": {**EVERY, "preset": "storage_only"},
+    "stored": {**EVERY, "linears": "off"},
     "everything": {**EVERY, "linears.emulate": True},
     "budget": {**EAGER, "preset": "off", "memory": 0.0},
 }
 ALONE: Mapping[str, Mapping[str, Any]] = {
     "off": {**EAGER, "preset": "off"},
-    "linears": {**EAGER, "preset": "linear_only", "linears.emulate": True},
+    "linears": {**EAGER, "linears": "tensorwise", "saved": "off", "linears.emulate": True},
 }
 NOISE_OF: Mapping[str, tuple[str, ...]] = {
     "default": ("off",),

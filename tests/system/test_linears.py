@@ -132,13 +132,13 @@ def test_llama_layers_worst_gradient_against_float64(fields: dict[str, str], dec
 
 def test_linears_keep_no_more_than_storage_alone() -> None:
     layer, args = llama_case()
-    alone = kept_bytes(layer, compiled(layer, preset="storage_only"), args)
+    alone = kept_bytes(layer, compiled(layer, linears="off"), args)
     torch._dynamo.reset()
     fn = compiled(layer, **{"linears.emulate": True})
     scales = 4 * (4 + 7)  # inv_scale of four activations and seven weights; the backward encodes again under them
     assert kept_bytes(layer, fn, args) <= alone + scales <= 6.0 * UNIT
     torch._dynamo.reset()
-    only = compiled(layer, preset="linear_only", **{"linears.emulate": True})
+    only = compiled(layer, linears="tensorwise", saved="off", **{"linears.emulate": True})
     assert kept_bytes(layer, only, args) < 11.5 * UNIT, (
         "BF16 where a nonlinear operation needs it, no decoded operands"
     )

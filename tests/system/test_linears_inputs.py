@@ -35,7 +35,7 @@ class Function(nn.Module):
 
 def run(model: nn.Module, *args: Tensor, **options: Any) -> tuple[list[Tensor], list[Linear | Skip]]:
     """Output and gradients with FP8 linears, and what the report says of them."""
-    fn = compiled(model, **{"preset": "linear_only", "linears.emulate": True, **options})
+    fn = compiled(model, **{"linears": "tensorwise", "saved": "off", "linears.emulate": True, **options})
     found = results(fn, trained(model, *args), *args)
     return found, matmul_entries(fp8compile.report(fn))  # type: ignore[arg-type]
 
@@ -75,7 +75,7 @@ def test_what_is_not_finite_reaches_all_that_it_reaches_without_us(where: str, v
         out = fn(x)
         return [out, *torch.autograd.grad((out * factor).sum(), trained(model, x))]
 
-    ours = products(compiled(model, preset="linear_only", **{"linears.emulate": True}))
+    ours = products(compiled(model, linears="tensorwise", saved="off", **{"linears.emulate": True}))
     theirs = products(model)
     assert not all(t.isfinite().all() for t in theirs)
     for our, their in zip(ours, theirs, strict=True):
@@ -88,7 +88,7 @@ def test_zeros_stay_exact(zero: str) -> None:
     if zero != "gradient":
         with torch.no_grad():
             (x if zero == "input" else model.weight).zero_()
-    fn = compiled(model, preset="linear_only", **{"linears.emulate": True})
+    fn = compiled(model, linears="tensorwise", saved="off", **{"linears.emulate": True})
     out = fn(x)
     factor = torch.zeros_like(out) if zero == "gradient" else torch.ones_like(out)
     weight, _, dx = torch.autograd.grad((out * factor).sum(), trained(model, x))
@@ -167,7 +167,7 @@ def test_layouts_of_data_that_takes_no_gradient(layout: str) -> None:
 @pytest.mark.parametrize("marked", [True, False], ids=["marked", "two sizes"])
 def test_dynamic_batch(marked: bool) -> None:
     model = nn.Sequential(nn.Linear(SIZE, 48), nn.ReLU(), nn.Linear(48, SIZE))
-    fn = compiled(model, preset="linear_only", **{"linears.emulate": True})
+    fn = compiled(model, linears="tensorwise", saved="off", **{"linears.emulate": True})
     for size in (8, 5, 13):
         x = rows(size, SIZE)
         if marked:

@@ -102,7 +102,7 @@ def test_a_product_of_two_activations_is_no_wgrad(name: str) -> None:
     torch.manual_seed(0)
     x, weight = torch.randn(SIZE, SIZE, requires_grad=True), torch.randn(SIZE, SIZE)
     model, reference = Model(written, weight), Model(meant, weight)
-    fn = compiled(model, preset="linear_only", **{"linears.emulate": True})
+    fn = compiled(model, linears="tensorwise", saved="off", **{"linears.emulate": True})
     ours = results(fn, trained(model, x), x)
     expected = results(reference, trained(reference, x), x)
     assert min(map(sqnr_db, expected, ours)) > ONE_CODE
@@ -113,7 +113,7 @@ def test_a_product_of_two_activations_is_no_wgrad(name: str) -> None:
 
 def test_a_wgrad_that_no_dgrad_stands_beside_is_not_known_in_a_function() -> None:
     model = Model(gate, torch.randn(SIZE, SIZE))
-    fn = compiled(model, preset="linear_only", **{"linears.emulate": True})
+    fn = compiled(model, linears="tensorwise", saved="off", **{"linears.emulate": True})
     fn(torch.randn(SIZE, SIZE)).sum().backward()
     assert {x.direction for x in matmul_entries(fp8compile.report(fn))} == {"forward"}  # type: ignore[arg-type]
 

@@ -25,8 +25,8 @@ from tests.support.graphs import split_of
 from tests.support.measure import compiled, kept_bytes, llama_case
 from tests.support.net import SwiGLU
 
-OPTIONS: dict[str, Any] = {"preset": "storage_only", "saved.min_numel": 0}
-RECIPE = Recipe.preset("storage_only", saved={"min_numel": 0})
+OPTIONS: dict[str, Any] = {"linears": "off", "saved.min_numel": 0}
+RECIPE = Recipe(linears="off", saved={"min_numel": 0})
 
 
 def loss(output: Tensor) -> Tensor:
@@ -188,7 +188,7 @@ def llama(output: float = 1.0) -> tuple[nn.Module, tuple[Tensor, ...], SavedBits
     """A small layer, whose attention's output projection is that much as large, its arguments, and its measured bits."""
     layer, args = llama_case(seq=64, hidden=128, ffn=344, dtype=torch.float32)
     layer.o.weight.data *= output
-    recipe = Recipe.preset("storage_only")
+    recipe = Recipe(linears="off")
     found = calibrate_bits(layer, [args], bits=4, recipe=recipe, loss=loss, weigh="power")
     return layer, args, found.saved.bits
 
@@ -224,7 +224,7 @@ def test_a_llama_layer_has_less_error_than_with_the_same_bits_for_all() -> None:
         "uniform": {"saved": "4bit", "saved.attention_format": "4bit"},
     }.items():
         torch._dynamo.reset()
-        fn = compiled(layer, preset="storage_only", **options)
+        fn = compiled(layer, linears="off", **options)
         kept[name] = kept_bytes(layer, fn, args)
         errors[name] = error(gradients(lambda _, fn=fn: fn(*args), layer, args[0]), exact)
     assert kept["adaptive"] <= kept["uniform"]
@@ -238,7 +238,7 @@ def test_the_recipe_is_the_one_given_with_the_choice_in_all_modules(tmp_path: Pa
     assert found.replace_in_all({"saved.bits": "off"}) == given.replace_in_all({"saved.bits": "off"})
     assert found.at("0").saved.bits == found.saved.bits and found.saved.bits.nbytes <= found.saved.bits.bytes_at(4)
     found.saved.bits.save(tmp_path / "bits.json")
-    assert Recipe.preset("storage_only", saved={"bits": str(tmp_path / "bits.json")}).saved.bits == found.saved.bits
+    assert Recipe(linears="off", saved={"bits": str(tmp_path / "bits.json")}).saved.bits == found.saved.bits
 
 
 def test_explain_shows_the_choice() -> None:
@@ -282,7 +282,7 @@ def test_a_model_that_stores_nothing_is_refused() -> None:
     x = torch.randn(256, 64)
     refused("nothing to choose: the recipe stores no value .*Recipe.saved is 'off'", model(), [x], recipe="off")
     refused("nothing to choose: the recipe stores no value", nn.Linear(64, 64), [x])
-    refused("nothing to choose", model(), [x], recipe=Recipe.preset("storage_only", saved={"min_numel": 10**9}))
+    refused("nothing to choose", model(), [x], recipe=Recipe(linears="off", saved={"min_numel": 10**9}))
 
 
 @pytest.mark.parametrize(

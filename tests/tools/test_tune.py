@@ -108,9 +108,9 @@ def test_a_model_as_it_is_generated(capsys: pytest.CaptureFixture[str]) -> None:
         found.append(result)
         print(result)
 
-    recipe = tune(model, x, loss=squares, recipes=["storage_only"], minutes=10, show=told)
+    recipe = tune(model, x, loss=squares, recipes={"storage": {"linears": "off"}}, minutes=10, show=told)
     plain, stored = found[0].rows
-    assert (plain.name, stored.name, stored.recipe) == (PLAIN, "storage_only", Recipe.preset("storage_only"))
+    assert (plain.name, stored.name, stored.recipe) == (PLAIN, "storage", Recipe(linears="off"))
     assert plain.rounds == 2 * FIRST_ROUNDS + MOST_ROUNDS and stored.rounds == FIRST_ROUNDS + MOST_ROUNDS
     assert plain.kept is not None and stored.kept is not None and 0 < 2 * stored.kept < plain.kept
     assert plain.peak is not None and stored.peak is not None and plain.kept < plain.peak

@@ -20,14 +20,14 @@ PLAIN = "plain Inductor"
 OFF = Recipe.preset("off")  # what stands for plain Inductor where a recipe is asked for
 
 WITH_FP8: Mapping[str, Any] = {
-    "storage_only": "storage_only",
-    "linear_only": "linear_only",
+    "storage": {"linears": "off"},
+    "linears": {"linears": "tensorwise", "saved": "off"},
     "default": "default",
     "delayed": {"linears.scaling": "delayed"},
     "few_bits": {"saved": "4bit"},
 }
-WITHOUT_FP8: Mapping[str, Any] = {  # there "default" is "storage_only", and "linear_only" is plain Inductor
-    "storage_only": "storage_only",
+WITHOUT_FP8: Mapping[str, Any] = {  # there "default" is "storage", and "linears" is plain Inductor
+    "storage": {"linears": "off"},
     "half_budget": {"linears": "off", "memory": 0.5},
     "int8": {"linears": "int8"},
     "few_bits": {"linears": "off", "saved": "4bit"},
