@@ -170,7 +170,7 @@ def test_modules_may_leave_the_choice_out() -> None:
 def test_what_the_recipe_leaves_is_left() -> None:
     found = codecs(SwiGLU(), chosen(up="2bit", gate="5bit"), skip=("up",))
     assert found["up"] == "Recipe.skip: module 'up' matches 'up'"
-    with pytest.raises(ValueError, match="saved.bits.*has no effect here"):
+    with pytest.raises(ValueError, match=r"saved.bits.*has no effect here"):
         Recipe(saved={"format": "off", "bits": chosen(up="2bit")})
 
 
