@@ -91,7 +91,7 @@ nightly: $(VENV)/dev
 	$(VENV)/bin/python benchmarks/studies/bench_distributed.py --json benchmarks/results/distributed-cpu.json
 	$(VENV)/bin/python benchmarks/studies/bench_stochastic_rounding.py
 	$(VENV)/bin/python benchmarks/studies/bench_islands.py --json benchmarks/results/islands-cpu.json
-	for name in coat 8bit als fewbit gact jetfire; do $(VENV)/bin/fp8compile reproduce $$name || exit 1; done
+	for name in coat 8bit als fewbit gact jetfire; do $(VENV)/bin/python -m benchmarks.papers $$name || exit 1; done
 	$(VENV)/bin/fp8compile bench --device cpu --tiny --again
 
 lint: $(VENV)/dev

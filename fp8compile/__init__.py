@@ -29,7 +29,7 @@ _HOMES = {  # a public name, and the module that defines it or that it is
     "train_step": "fp8compile.whole_step.step",
 }
 
-_ROOMS = ("integrations", "tools", "watching")  # for users too: by trainer, for one question, of a run
+_ROOMS = ("extras", "integrations", "tools")  # for users too: beside the backend, by trainer, for one question
 
 __all__ = ["__version__", *_HOMES]
 

@@ -5,7 +5,7 @@
 
 Copies run beside the graph, one at a time each way (fp8compile/budget/link.py), in torch's own operators, whose streams and
 events fp8compile/budget/moving.py argues. Times are a roofline of each operation and bytes over the link
-(fp8compile/planning/device_rates.py): predicted, not measured. On a device without rates they are those of an H100. What has
+(fp8compile/cost/device_rates.py): predicted, not measured. On a device without rates they are those of an H100. What has
 no predicted time counts as none, so fewer copies pass for hidden.
 
 What goes is a storage of one-byte codes that only the forward made: those of ``encode_saved`` and of FP8 linears. Views of it
@@ -29,6 +29,7 @@ from fp8compile import _torch as private
 from fp8compile.budget.clock import Clock
 from fp8compile.budget.link import Trip, hidden, times_of
 from fp8compile.budget.moving import send_to_host
+from fp8compile.cost.device_rates import DeviceRates
 from fp8compile.encoding.paying import rates_or_assumed
 from fp8compile.fx.graph import (
     NOT_STATIC,
@@ -44,7 +45,6 @@ from fp8compile.fx.partition import PartitionedGraph, SavedTensor
 from fp8compile.fx.provenance import TensorInfo, module_path
 from fp8compile.fx.regions import saves_itself
 from fp8compile.fx.spec import ONE_BYTE
-from fp8compile.planning.device_rates import DeviceRates
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.entries import OFFLOAD, Notes, Offloaded, Skip
 

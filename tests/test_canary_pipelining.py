@@ -1,6 +1,6 @@
 """Canaries of torch.distributed.pipelining's stages: what schedules call on them, and which buffers they compute with.
 
-``fp8compile/integrations/pipelining.py`` puts codes in there. The methods have no underscore, and are on no page of torch's.
+``fp8compile/extras/links/pipelining.py`` puts codes in there. The methods have no underscore, and are on no page of torch's.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.distributed.pipelining import PipelineStage
 
-from fp8compile.integrations.pipelining import COMPUTES, SENDS_AND_RECEIVES
+from fp8compile.extras.links.pipelining import COMPUTES, SENDS_AND_RECEIVES
 from tests.support.linked import MICRO, SCHEDULES, called
 from tests.support.ranks import on_ranks
 

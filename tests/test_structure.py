@@ -20,7 +20,7 @@ from tests.support.sources import FILES, MODULES, PACKAGE, ROOT, imports
 # Imports inside functions and those for the type checker count as all others do.
 ORDER = (
     ("_torch", "_version", "_arguments", "_messages", "_text", "numerics", "pages"),
-    ("fx", "_distributed", "planning"),
+    ("fx", "_distributed", "cost"),
     ("explorer",),
     ("recipe", "analysis", "reporting", "optim"),
     ("encoding", "observe", "chunking"),
@@ -29,10 +29,8 @@ ORDER = (
     ("compiler",),
     ("whole_step",),
     ("tools",),
-    ("watching",),
     ("fp8compile",),  # the public surface
-    ("demo", "integrations"),
-    ("reproduce",),
+    ("integrations", "extras"),
     ("cli",),
     ("__main__",),
 )
@@ -86,6 +84,17 @@ def level(module: str) -> int:
 def test_imports_point_down(name: str) -> None:
     up = [m for m in imported_modules(name) if room(m) != room(name) and level(m) >= level(name)]
     assert not up, f"{name} is on floor {level(name)} of ORDER and imports {up}"
+
+
+def test_what_stands_beside_the_core_knows_none_of_its_kind() -> None:
+    def satellite(module: str) -> str:
+        return ".".join(module.split(".")[:3])
+
+    ours = [name for name in MODULES if room(name) == "extras"]
+    others = {name: {m for m in imported_modules(name) if room(m) == "extras"} for name in ours}
+    assert [name for name in ours if {satellite(m) for m in others[name]} - {satellite(name)}] == []
+    users = {room(name) for name in MODULES for m in imported_modules(name) if room(m) == "extras"}
+    assert users <= {"extras", "cli"}
 
 
 def test_no_circles() -> None:
@@ -172,12 +181,12 @@ def test_the_cache_key_knows_every_source_but_of_programs() -> None:
     assert {path for _, path in sources()} == set(FILES.values()) - set(programs)
 
 
-def test_rooms_of_benchmarks_know_the_harness_and_not_each_other() -> None:
+def test_rooms_of_benchmarks_know_the_harness_and_the_papers_and_not_each_other() -> None:
     """What stands at the top knows all of them; registry.py knows none."""
-    rooms = ("harness", "kernels", "layers", "e2e", "studies", "first")
+    rooms = ("harness", "kernels", "layers", "e2e", "studies", "first", "papers")
     for path in (ROOT / "benchmarks").rglob("*.py"):
         own = path.relative_to(ROOT / "benchmarks").parts[0]
-        known = (own, "harness", "registry") if own in rooms else () if own == "registry.py" else None
+        known = (own, "harness", "registry", "papers") if own in rooms else () if own == "registry.py" else None
         found = {name.split(".")[1] for name in imports(path) if name.startswith("benchmarks.")}
         assert known is None or found <= set(known), path
 

@@ -90,13 +90,13 @@ def test_few_names_are_public() -> None:
     assert len(set(fp8compile.__all__) - {"__version__"}) == 12
 
 
-@pytest.mark.parametrize("name", ["tools.debug_step", "tools.overflow_report", "watching.watch"])
+@pytest.mark.parametrize("name", ["tools.debug_step", "tools.overflow_report", "extras.watching.watch"])
 def test_what_is_in_a_room_comes_where_it_is_used(name: str) -> None:
     before = f"import sys, fp8compile; fp8compile.{name.partition('.')[0]}; print('torch' in sys.modules)"
     assert printed(f"{before}; print(callable(fp8compile.{name}))") == ["False", "True"]
 
 
-@pytest.mark.parametrize("room", ["tools", "watching"])
+@pytest.mark.parametrize("room", ["tools", "extras"])
 def test_what_is_not_in_a_room_is_an_attribute_error(room: str) -> None:
     with pytest.raises(AttributeError, match=f"module 'fp8compile.{room}' has no attribute 'wacth'"):
         getattr(fp8compile, room).wacth  # noqa: B018

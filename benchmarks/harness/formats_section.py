@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from benchmarks.harness.measured_sections import gap, load, source, table
-from fp8compile.reproduce.outcome import NOT_FOUND
+from benchmarks.papers.outcome import NOT_FOUND
 
 NAME, TRAINING = "formats-cpu.json", "format-training-cpu.json"
 STATE_BITS, STATE_TRAINING = "optimizer-states-cpu.json", "optimizer-training-cpu.json"

@@ -1,6 +1,6 @@
 """What a lap of a benchmark of kernels is predicted to take on an H200, of counts that a results file holds.
 
-    us = sum of its kernels (kernel_time.py) and of its library calls (a roofline of fp8compile/planning/device_rates.py)
+    us = sum of its kernels (kernel_time.py) and of its library calls (a roofline of fp8compile/cost/device_rates.py)
 
 The counts are made without a GPU by tests/sm90/run_kernels.py. What bounds a lap is what most of its time goes to: bytes,
 instructions, the slow pipe of special functions, matmuls, or launches.
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.harness.kernel_time import BYTES, LAUNCH, WARPS, read
-from fp8compile.planning.device_rates import RATES
+from fp8compile.cost.device_rates import RATES
 
 LOWERED = ("ours", "inductor")  # arms whose kernels are generated, by the beginning of their names
 PRODUCTS = ("bf16 products", "fp8 products")  # arms that are one library call a lap

@@ -8,7 +8,7 @@ from statistics import fmean
 from typing import Any
 
 from benchmarks.harness.measured_sections import load, source, table
-from fp8compile.reproduce.outcome import with_spread
+from benchmarks.papers.outcome import with_spread
 
 NAME = "links-cpu.json"
 PLAIN, LOSSES = "plain", ("fitted", "held_out")

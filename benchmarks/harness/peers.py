@@ -92,7 +92,7 @@ def torchao_float8(model: nn.Module) -> Callable[..., Any]:
 
 def ours(model: Callable[..., Any], device: torch.device, **options: Any) -> Callable[..., Any]:
     """``model`` compiled by fp8compile; FP8 linears are emulated where nothing multiplies FP8."""
-    from fp8compile.demo.compiling import our_backend
+    from fp8compile.extras.demo.compiling import our_backend
 
     emulated = {} if fp8_unsupported_reason(device) is None else {"linears.emulate": True}
     return torch.compile(model, backend=our_backend(), dynamic=False, options={**emulated, **options})

@@ -1,6 +1,6 @@
 """The section of docs/results.md about published ablations: the tables that ``fp8compile reproduce`` wrote.
 
-fp8compile reproduce NAME --out benchmarks/results     then NAME.json -> reproduce-NAME-cpu.json
+python -m benchmarks.papers NAME --out benchmarks/results     then NAME.json -> reproduce-NAME-cpu.json
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness.measured_sections import load, source, table
-from fp8compile.reproduce.outcome import cell_text
-from fp8compile.reproduce.papers import PAPERS
+from benchmarks.papers.outcome import cell_text
+from benchmarks.papers.papers import PAPERS
 
 
 def name_of(paper: str) -> str:
@@ -20,7 +20,7 @@ def name_of(paper: str) -> str:
 
 
 def reproduced(folder: Path) -> list[str]:
-    lines = ["`fp8compile reproduce NAME`: [what differs from each paper](guide/reproducing.md)."]
+    lines = ["`python -m benchmarks.papers NAME`: [what differs from each paper](guide/reproducing.md)."]
     for paper in PAPERS:
         found = load(folder, name_of(paper))
         lines += [

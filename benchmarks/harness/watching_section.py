@@ -1,4 +1,4 @@
-"""The section of docs/results.md about what fp8compile.watching.watch costs."""
+"""The section of docs/results.md about what fp8compile.extras.watching.watch costs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def watching(folder: Path) -> list[str]:
     return [
         source(FILE, {**runs["plain"]["environment"]}),
         "The demo is trained twice in turns from the same seed, and one of the two is watched.",
-        "*Own time* is what of a watched step is spent in `fp8compile.watching.watch`.",
+        "*Own time* is what of a watched step is spent in `fp8compile.extras.watching.watch`.",
         "*Side by side* compares the time of neighbouring steps, watched and not.",
         "Its quartiles hold the noise of a machine that others used too.",
         "*Dashboard* is the CPU time of `fp8compile watch --serve`, asked once a second, as a share of the run's time.",

@@ -37,7 +37,7 @@ from benchmarks.harness.environment import environment
 from benchmarks.harness.workarounds import bf16_products_in_fp32, mend_torchvision
 from benchmarks.studies.measuring import in_precision, warm_up
 from benchmarks.studies.models import Case, resnet18, vit
-from fp8compile.demo.model import SIZES, build_model
+from fp8compile.extras.demo.model import SIZES, build_model
 
 
 class Experts(nn.Module):

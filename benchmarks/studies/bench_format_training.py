@@ -28,8 +28,8 @@ import fp8compile
 from benchmarks.studies.demo_arms import gaps_to, parse, row_of, run_compiled, shown, train
 from benchmarks.studies.demo_runs import Demo
 from benchmarks.studies.formats import PLAIN, ROWS
-from fp8compile.demo.model import SIZES
-from fp8compile.demo.results import mean_of
+from fp8compile.extras.demo.model import SIZES
+from fp8compile.extras.demo.results import mean_of
 
 SIZE = replace(SIZES["cpu"], layers=2, batch=4, length=128)
 T_95 = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262}  # by seeds

@@ -45,8 +45,8 @@ from benchmarks.studies.overflowing import (
     in_float64,
     trained_once,
 )
-from fp8compile.demo import compiling
-from fp8compile.demo.model import rate_schedule
+from fp8compile.extras.demo import compiling
+from fp8compile.extras.demo.model import rate_schedule
 
 MODES = ("off", "policy", "auto")
 PARTS = ("snippets", "forms", "models", "compile")

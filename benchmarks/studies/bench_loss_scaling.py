@@ -3,9 +3,9 @@
     python benchmarks/studies/bench_loss_scaling.py --tasks llama,bert,efficientnet,vit --seeds 5
 
 Tasks: ``loss_scaling_tasks``; arms: ``loss_scaling_runs``. For each arm: the share of seeds that diverge (the rule is in
-``fp8compile.demo.loss_scales``), final validation loss and accuracy of the others, steps skipped, and the range of the scale
-after the learning rate's warm-up. Claim: in histogram mode no seed diverges, and the scale stays within a factor 4.
-Beside it, in the JSON: how far the largest gradient of a step moves itself, from end to end and as a trend.
+``extras.demo.loss_scales``), final validation loss and accuracy of the others, steps skipped, and the range of the scale
+after the learning rate's warm-up. Claim: in histogram mode no seed diverges, and the scale stays within a factor 4. Beside
+it, in the JSON: how far the largest gradient of a step moves itself, from end to end and as a trend.
 
 Runs that the JSON already has are not run again, but for those that failed; it is written after every run.
 """
@@ -33,11 +33,11 @@ from benchmarks.harness.environment import environment
 from benchmarks.harness.output import write_json
 from benchmarks.studies.loss_scaling_runs import Models, Row, run
 from benchmarks.studies.loss_scaling_tasks import TRAININGS
-from fp8compile.demo.arms import FP16_ARMS, FP32, HISTOGRAM
-from fp8compile.demo.fp16_plots import draw_rate, draw_scales
-from fp8compile.demo.loss_scales import DIVERGED, Course, Ends, course, made_progress, power_text
-from fp8compile.demo.model import rate_schedule, warm_up_steps
-from fp8compile.demo.plots import COLOURS
+from fp8compile.extras.demo.arms import FP16_ARMS, FP32, HISTOGRAM
+from fp8compile.extras.demo.fp16_plots import draw_rate, draw_scales
+from fp8compile.extras.demo.loss_scales import DIVERGED, Course, Ends, course, made_progress, power_text
+from fp8compile.extras.demo.model import rate_schedule, warm_up_steps
+from fp8compile.extras.demo.plots import COLOURS
 from fp8compile.reporting.figure import empty_figure
 
 WINDOW = 20  # steps

@@ -32,15 +32,15 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.harness.environment import environment
 from benchmarks.harness.output import write_json
+from benchmarks.papers import state_errors
+from benchmarks.papers.state_errors import Errors, Moments
 from benchmarks.studies.demo_runs import CPU, Demo
 from benchmarks.studies.state_drift import Drift, watched
-from fp8compile.demo.model import SIZES, Size, build_model
+from fp8compile.extras.demo.model import SIZES, Size, build_model
 from fp8compile.optim import AdamW
 from fp8compile.optim.placement import MIN_NUMEL
 from fp8compile.optim.plan import MASTERS
 from fp8compile.reporting.figure import empty_figure
-from fp8compile.reproduce import state_errors
-from fp8compile.reproduce.state_errors import Errors, Moments
 
 Row = dict[str, Any]
 STEPS = (50, 150, 300)

@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.studies.demo_arms import gaps_to, parse, row_of, shown, train
 from benchmarks.studies.demo_runs import Demo
-from fp8compile.demo.results import LIMIT, mean_of
+from fp8compile.extras.demo.results import LIMIT, mean_of
 from fp8compile.optim import AdamW
 from fp8compile.reporting.figure import empty_figure
 

@@ -33,8 +33,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import fp8compile
 from benchmarks.studies.demo_arms import gaps_to, parse, row_of, run_compiled, shown, train
 from benchmarks.studies.demo_runs import Demo
-from fp8compile.demo.model import Size, build_model
-from fp8compile.demo.results import mean_of
+from fp8compile.extras.demo.model import Size, build_model
+from fp8compile.extras.demo.results import mean_of
 
 PLAIN, OURS, NUDGED, NOISE = "plain", "ours", "nudged", "noise"
 NOISE_DB = 40.0

@@ -32,8 +32,8 @@ from benchmarks.harness.environment import environment
 from benchmarks.harness.output import write_json
 from benchmarks.studies.bench_mode_training import adamw
 from benchmarks.studies.demo_runs import CPU, Demo
-from fp8compile.demo.data import train_batches
-from fp8compile.demo.model import SIZES, build_model
+from fp8compile.extras.demo.data import train_batches
+from fp8compile.extras.demo.model import SIZES, build_model
 from fp8compile.numerics.metrics import sqnr
 
 CHANNELS = (5, 77)

@@ -28,9 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from benchmarks.harness.batches import text
 from benchmarks.harness.environment import environment
 from benchmarks.harness.output import write_json
+from benchmarks.papers.small_model import HIDDEN, LENGTH, ROWS, byte_entropy
+from benchmarks.papers.stability_runs import TO_ZERO, Setting, diverged, final_loss, train
 from fp8compile.reporting.figure import empty_figure
-from fp8compile.reproduce.small_model import HIDDEN, LENGTH, ROWS, byte_entropy
-from fp8compile.reproduce.stability_runs import TO_ZERO, Setting, diverged, final_loss, train
 
 BASE = Setting(lr=1e-2)
 AROUND: tuple[tuple[str, tuple[float, ...]], ...] = (

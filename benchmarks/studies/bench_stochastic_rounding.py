@@ -30,8 +30,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.harness.environment import environment
 from benchmarks.harness.output import write_json
+from benchmarks.papers.stochastic_rounding import ARMS, BATCH, load_images, train
 from fp8compile.reporting.figure import empty_figure
-from fp8compile.reproduce.stochastic_rounding import ARMS, BATCH, load_images, train
 
 RATES = (0.1, 0.01, 0.001, 0.0003)
 FIRST = "FP32 / FP32"

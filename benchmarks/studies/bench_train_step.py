@@ -28,9 +28,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import fp8compile
 from benchmarks.harness.environment import environment
 from benchmarks.harness.output import write_json
-from fp8compile.demo.data import load_corpus, train_batches
-from fp8compile.demo.loop import CLIP_NORM, set_rate
-from fp8compile.demo.model import SIZES, Size, build_model, build_optimizer, rate_schedule
+from fp8compile.extras.demo.data import load_corpus, train_batches
+from fp8compile.extras.demo.loop import CLIP_NORM, set_rate
+from fp8compile.extras.demo.model import SIZES, Size, build_model, build_optimizer, rate_schedule
 from fp8compile.tools.step_memory import measured_peak
 
 ONE, THREE, REORDERED = "one graph", "three calls", "three calls, windows in another order"

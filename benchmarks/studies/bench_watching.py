@@ -1,4 +1,4 @@
-"""What ``fp8compile.watching.watch`` costs: the demo trained twice side by side, from one seed, and one is watched.
+"""What ``fp8compile.extras.watching.watch`` costs: the demo trained twice side by side, from one seed, and one is watched.
 
     python benchmarks/studies/bench_watching.py --json benchmarks/results/watching-cpu.json
     python benchmarks/studies/bench_watching.py --json benchmarks/results/watching-cpu.json --observe
@@ -37,13 +37,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 import fp8compile
 from benchmarks.harness.environment import environment
 from benchmarks.harness.output import write_json
-from fp8compile.demo import arms, compiling
-from fp8compile.demo.data import load_corpus
-from fp8compile.demo.loop import Task, Training
-from fp8compile.demo.model import SIZES, build_model
-from fp8compile.demo.precision import choose_precision
-from fp8compile.demo.results import Run
-from fp8compile.demo.turns import blocks
+from fp8compile.extras.demo import arms, compiling
+from fp8compile.extras.demo.data import load_corpus
+from fp8compile.extras.demo.loop import Task, Training
+from fp8compile.extras.demo.model import SIZES, build_model
+from fp8compile.extras.demo.precision import choose_precision
+from fp8compile.extras.demo.results import Run
+from fp8compile.extras.demo.turns import blocks
 
 
 @dataclass
@@ -78,7 +78,9 @@ def trained(size_name: str, steps: int, options: dict[str, Any], folder: str) ->
         both.append(Arm(Training(Run(arms.OURS, 0), model, step_model, task)))
     plain, watched = both
     training = watched.training
-    watched.watcher = fp8compile.watching.watch(training.step_model, optimizer=training.optimizer, folder=folder)  # type: ignore[arg-type]
+    watched.watcher = fp8compile.extras.watching.watch(
+        training.step_model, optimizer=training.optimizer, folder=folder
+    )  # type: ignore[arg-type]
     for number, length in enumerate(blocks(steps)):
         for arm in both if number % 2 == 0 else both[::-1]:
             arm.take(length, size.tokens_per_step)

@@ -18,7 +18,7 @@ ARMS: dict[str, dict[str, Any]] = {
 }
 MODEL = """
 import dataclasses, json, resource, sys, torch
-from fp8compile.demo.model import SIZES, build_model
+from fp8compile.extras.demo.model import SIZES, build_model
 
 options, layers, way = json.loads(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 size = dataclasses.replace(SIZES["cpu"], layers=layers)

@@ -22,8 +22,8 @@ from torch import nn
 from benchmarks.harness.environment import environment
 from benchmarks.harness.output import write_json
 from benchmarks.studies.demo_runs import Demo
-from fp8compile.demo.model import SIZES, Size
-from fp8compile.demo.results import Run, gap
+from fp8compile.extras.demo.model import SIZES, Size
+from fp8compile.extras.demo.results import Run, gap
 
 Runs = dict[str, dict[str, Any]]  # rows by arm and seed
 RESULTS = Path(__file__).resolve().parents[1] / "results"

@@ -1,6 +1,6 @@
-"""The demo's training (``fp8compile.demo``) with any optimizer: same initial weights, batches, clipping and rates.
+"""The demo's training (``fp8compile.extras.demo``) with any optimizer: same initial weights, batches, clipping and rates.
 
-rate, betas, weight decay    as in ``fp8compile.demo.model``: 1e-3 (size "cpu"), (0.9, 0.99), 0.1
+rate, betas, weight decay    as in ``fp8compile.extras.demo.model``: 1e-3 (size "cpu"), (0.9, 0.99), 0.1
 products                     FP32, so that nothing but the optimizer differs, or BF16 under autocast; parameters FP32 or BF16
 """
 
@@ -15,11 +15,11 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from fp8compile.demo.data import Corpus, load_corpus, train_batches
-from fp8compile.demo.loop import Task, evaluate, train_step
-from fp8compile.demo.model import Size, build_model, rate_schedule
-from fp8compile.demo.precision import Precision
-from fp8compile.demo.results import Run
+from fp8compile.extras.demo.data import Corpus, load_corpus, train_batches
+from fp8compile.extras.demo.loop import Task, evaluate, train_step
+from fp8compile.extras.demo.model import Size, build_model, rate_schedule
+from fp8compile.extras.demo.precision import Precision
+from fp8compile.extras.demo.results import Run
 
 CPU = torch.device("cpu")
 Make = Callable[[nn.Module, dict[str, Any]], torch.optim.Optimizer]

@@ -50,7 +50,7 @@ CODECS: Mapping[str, Codec | FewBits] = {  # of an operand of linears: the left 
     "linears mxfp8, e4m3": Blocks(E4M3, 1, MX_BLOCK, E8M0),
     "linears int8": Rowwise(INT8),
 }
-PUBLISHED: Mapping[str, str] = {  # what the sources say that could be read (fp8compile/reproduce)
+PUBLISHED: Mapping[str, str] = {  # what the sources say that could be read (benchmarks/papers)
     **{f"saved {name}": "8.1 times less memory at most, by bits not found (GACT)" for name in FEW},
 }
 

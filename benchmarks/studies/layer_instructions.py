@@ -24,7 +24,7 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.harness.kernel_time import BYTES, LAUNCH, KernelCost
 from benchmarks.harness.output import write_json
-from fp8compile.planning.device_rates import RATES
+from fp8compile.cost.device_rates import RATES
 from tests.sm90 import fake_h100
 from tests.sm90.externs import ExternCall, bytes_and_calls
 from tests.sm90.kernel_cost import cost_of

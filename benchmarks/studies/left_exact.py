@@ -80,7 +80,7 @@ def models(names: Sequence[str], tiny: bool) -> Iterator[tuple[str, Case]]:
 
 def _demo(seed: int, tiny: bool = False) -> Case:
     from benchmarks.harness.batches import next_bytes, own_loss
-    from fp8compile.demo.model import build_model, size_for
+    from fp8compile.extras.demo.model import build_model, size_for
 
     size = size_for(torch.device("cpu"), tiny)
     model = build_model(size, seed, torch.device("cpu")).train()

@@ -1,8 +1,8 @@
 """One training of a small pipeline whose links are coded, in one process: both ends of each link, as two ranks have them.
 
-The model of bytes of ``fp8compile.reproduce`` is cut between its blocks. Where a rank would send, ``link`` encodes by one end
+The model of bytes of ``benchmarks.papers`` is cut between its blocks. Where a rank would send, ``link`` encodes by one end
 and goes on with what the other decodes; backward it does the same with the gradient. A test holds this to two ranks, bit for
-bit (``tests/integrations/test_pipelining.py``).
+bit (``tests/extras/links/test_pipelining.py``).
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from fp8compile.integrations.link_ends import ChangesEnd, DirectEnd
+from benchmarks.papers.small_model import LENGTH, SmallLM, fit, held_out_loss, loss_of, training_text
+from fp8compile.extras.links.link_ends import ChangesEnd, DirectEnd
 from fp8compile.numerics.metrics import decibels, power
 from fp8compile.numerics.wire_codes import WireCode
-from fp8compile.reproduce.small_model import LENGTH, SmallLM, fit, held_out_loss, loss_of, training_text
 
 LAYERS, ROWS = 4, 8
 

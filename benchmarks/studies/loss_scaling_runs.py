@@ -2,9 +2,9 @@
 
     compile the task's model, once in FP32 and once in FP16; each run copies its own initial parameters into one of the two
 
-Arms are the demo's (``fp8compile.demo.arms``): fp32 in FP32 by Inductor, the others in FP16 throughout by fp8compile's
+Arms are the demo's (``fp8compile.extras.demo.arms``): fp32 in FP32 by Inductor, the others in FP16 throughout by fp8compile's
 default recipe. Optimizers are ours with FP32 moments in every arm; FP16 parameters are rounded stochastically. The loss is
-FP32, from FP16 logits. Rates warm up and decay as in the demo. Divergence: ``fp8compile.demo.loss_scales``.
+FP32, from FP16 logits. Rates warm up and decay as in the demo. Divergence: ``fp8compile.extras.demo.loss_scales``.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from benchmarks.papers.fp16_on_cpu import fp16_in_fp32
 from benchmarks.studies.loss_scaling_tasks import Training
 from fp8compile.amp import LossScaler
-from fp8compile.demo import arms, compiling, loss_scales
-from fp8compile.demo.loop import set_rate
-from fp8compile.demo.model import rate_schedule
+from fp8compile.extras.demo import arms, compiling, loss_scales
+from fp8compile.extras.demo.loop import set_rate
+from fp8compile.extras.demo.model import rate_schedule
 from fp8compile.fx.aot import BACKWARD
 from fp8compile.numerics.histogram import AMAX
-from fp8compile.reproduce.fp16_on_cpu import fp16_in_fp32
 
 
 class Learner(nn.Module):

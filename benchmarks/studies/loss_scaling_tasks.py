@@ -24,9 +24,9 @@ from pygments.token import Comment, Keyword, Name, Number, Operator, Punctuation
 from torch import Tensor, nn
 
 from benchmarks.harness.workarounds import mend_torchvision
-from fp8compile.demo.data import Corpus, load_corpus, train_batches, validation_batches
-from fp8compile.demo.loop import CLIP_NORM
-from fp8compile.demo.model import BETAS, Size, build_model
+from fp8compile.extras.demo.data import Corpus, load_corpus, train_batches, validation_batches
+from fp8compile.extras.demo.loop import CLIP_NORM
+from fp8compile.extras.demo.model import BETAS, Size, build_model
 from fp8compile.optim import LAMB, AdamW, RMSprop
 
 CLASSES = 10

@@ -32,8 +32,8 @@ from benchmarks.harness.llama import LLAMA_1B, TINY, Llama, Shape, initialised, 
 from benchmarks.harness.plots import written
 from benchmarks.harness.results import FOLDER, Results
 from fp8compile import optim
-from fp8compile.demo.data import VOCABULARY, Corpus, load_corpus, train_batches, validation_batches
-from fp8compile.demo.model import rate_schedule
+from fp8compile.extras.demo.data import VOCABULARY, Corpus, load_corpus, train_batches, validation_batches
+from fp8compile.extras.demo.model import rate_schedule
 
 SAVED_EVERY = 150.0  # seconds
 WRITTEN_EVERY = 10  # steps

@@ -21,8 +21,8 @@ from torch import Tensor, nn
 from benchmarks.harness.environment import environment
 from benchmarks.harness.output import write_json
 from benchmarks.studies.demo_runs import Demo
-from fp8compile.demo.data import train_batches
-from fp8compile.demo.model import SIZES
+from fp8compile.extras.demo.data import train_batches
+from fp8compile.extras.demo.model import SIZES
 
 EVERY = 50  # steps
 

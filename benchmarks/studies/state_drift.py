@@ -20,9 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from benchmarks.papers.state_errors import EPS
 from fp8compile.numerics.states.registry import state_codec
 from fp8compile.optim.formats import state_format_pair
-from fp8compile.reproduce.state_errors import EPS
 
 WATCHED = (
     "*layers.0.self_attn.q_proj*",

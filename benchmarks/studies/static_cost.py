@@ -6,7 +6,7 @@
          + where weights are cached: bytes that encoding them takes, once a step / copy
          + kernels, those of libraries included, * gap
 
-Bytes are counted in the generated code (tests/sm90); the rates stand in fp8compile/planning/device_rates.py, until measured.
+Bytes are counted in the generated code (tests/sm90); the rates stand in fp8compile/cost/device_rates.py, until measured.
 Attention is FlashAttention-2's, which torch runs; a second total is FlashAttention-3's. Left out: the L2 cache, overlap, and
 what a kernel loses to the roofline. Stores across rows would lose most of it: no kernel has any (tests).
 
@@ -29,7 +29,7 @@ from typing import Any
 
 from benchmarks.studies import static_memory
 from benchmarks.studies.static_weights import added_by_codes, bytes_of_step, bytes_to_encode, encoded, weights_of
-from fp8compile.planning.device_rates import RATES, DeviceRates, with_attention
+from fp8compile.cost.device_rates import RATES, DeviceRates, with_attention
 from tests.sm90.layers import LLAMA_2_7B, Layer
 
 PREDICTED = "predicted by a roofline from generated code; nothing here was measured on a GPU"

@@ -21,8 +21,8 @@ ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))  # a script's own folder is all that is there
 
 import fp8compile  # noqa: E402
-from fp8compile.watching.folder import runs_of  # noqa: E402
-from fp8compile.watching.page import snapshot  # noqa: E402
+from fp8compile.extras.watching.folder import runs_of  # noqa: E402
+from fp8compile.extras.watching.page import snapshot  # noqa: E402
 from tests.support.browser import browser, opened  # noqa: E402
 
 STEPS, SPOILT, WORDS, WIDTH = 300, 214, 64, 64
@@ -86,7 +86,7 @@ def train(folder: Path) -> None:
     optimizer = fp8compile.optim.AdamW(model.parameters(), lr=1e-3)
     scaler = fp8compile.amp.LossScaler("dynamic", init_scale=2.0**23, growth_interval=20)
     qkv: Tensor = model.get_parameter("blocks.2.attention.qkv.weight")
-    with fp8compile.watching.watch(run, scaler, optimizer, folder, sqnr_every=20) as watcher:  # type: ignore[arg-type]
+    with fp8compile.extras.watching.watch(run, scaler, optimizer, folder, sqnr_every=20) as watcher:  # type: ignore[arg-type]
         for step in range(1, STEPS + 1):
             words, healthy = batch(step), qkv.detach().clone()
             qkv.data.mul_(600 if step == SPOILT else 1)

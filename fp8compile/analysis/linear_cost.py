@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from fp8compile.analysis.linears import DGRAD, FORWARD, WGRAD
-from fp8compile.planning.device_rates import DeviceRates
+from fp8compile.cost.device_rates import DeviceRates
 
 ACTIVATION, WEIGHT = "activation", "weight"  # an activation: an input or a gradient
 

@@ -14,10 +14,10 @@ from __future__ import annotations
 from torch.fx import Node
 
 from fp8compile.analysis.stored_values import is_read_from_memory
+from fp8compile.cost.device_rates import MICRO, TERA, DeviceRates
 from fp8compile.fx.graph import is_tensor, nbytes, numel, size_hint
 from fp8compile.fx.ops import argument_of, contracts, is_attention, is_pointwise, is_reduction, opname
 from fp8compile.numerics.formats import FP8
-from fp8compile.planning.device_rates import MICRO, TERA, DeviceRates
 
 PRODUCTS, CONVOLUTION = ("mm", "addmm", "bmm", "baddbmm", "_scaled_mm", "_int_mm"), "convolution"
 

@@ -11,7 +11,7 @@ from itertools import dropwhile, takewhile
 from torch.fx import Graph, Node
 
 from fp8compile.analysis.op_cost import is_priced, microseconds
-from fp8compile.planning.device_rates import DeviceRates
+from fp8compile.cost.device_rates import DeviceRates
 
 
 class Clock:

@@ -25,10 +25,10 @@ from fp8compile import _torch as private
 from fp8compile.analysis.op_cost import microseconds
 from fp8compile.budget.repeatable import Repeatable
 from fp8compile.budget.timeline import Timeline
+from fp8compile.cost.device_rates import DeviceRates
 from fp8compile.fx.graph import is_tensor, nbytes, storage_root
 from fp8compile.fx.ops import contracts, is_attention
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
-from fp8compile.planning.device_rates import DeviceRates
 
 STATES = 32  # whose peak is looked at, at most: the others lie between two of them
 SMALL = 4096  # bytes: what takes less stays, so that a budget is not spent on kernels of a few bytes

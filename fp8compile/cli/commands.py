@@ -7,7 +7,7 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from fp8compile.cli import options, plan, reproduce, watch
+from fp8compile.cli import options, plan, watch
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,9 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         "watch",
-        "show a training run that fp8compile.watching.watch writes down: as a page, or live",
+        "show a training run that fp8compile.extras.watching.watch writes down: as a page, or live",
         watch.add_watch_options,
         "fp8compile.cli.watch",
-    ),
-    Command(
-        "reproduce",
-        "re-run a published ablation in small, beside the figures that were published",
-        reproduce.add_reproduce_options,
-        "fp8compile.cli.reproduce",
     ),
     Command(
         "bench",

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 
 from fp8compile.cli.ends import FAILED, WRONG, Wrong, said
 from fp8compile.cli.recipes import recipe_from
-from fp8compile.demo import run as demo
-from fp8compile.demo.arms import ARMS, FP16_ARMS
-from fp8compile.demo.data import NoSource
-from fp8compile.demo.extras import MissingExtra
-from fp8compile.demo.fp16_cost import TooSlow
+from fp8compile.extras.demo import run as demo
+from fp8compile.extras.demo.arms import ARMS, FP16_ARMS
+from fp8compile.extras.demo.data import NoSource
+from fp8compile.extras.demo.extras import MissingExtra
+from fp8compile.extras.demo.fp16_cost import TooSlow
 
 
 def run_demo(values: argparse.Namespace) -> int:

@@ -6,7 +6,7 @@ from argparse import ArgumentParser
 from pathlib import Path
 
 from fp8compile.cli.values import at_least, factory, field, minutes, one_of, several_of
-from fp8compile.demo.arms import ARMS, FP16_ARMS
+from fp8compile.extras.demo.arms import ARMS, FP16_ARMS
 from fp8compile.recipe.presets import PRESETS
 
 RETURNS = "(model, args) or (model, args, kwargs)"

@@ -54,7 +54,7 @@ def add_plan_options(parser: ArgumentParser) -> None:
 
 
 def run_plan(values: Namespace) -> int:
-    from fp8compile.planning.table import plan
+    from fp8compile.extras.planning.table import plan
 
     try:
         made = plan(

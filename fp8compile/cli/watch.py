@@ -7,14 +7,14 @@ from pathlib import Path
 
 from fp8compile.cli.ends import DONE, FAILED, WRONG, said
 from fp8compile.cli.values import between
-from fp8compile.watching.reading import LoggedRun, NoRun
+from fp8compile.extras.watching.reading import LoggedRun, NoRun
 
 MOST_SAID = 20  # overflows that are printed
 
 
 def add_watch_options(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "folder", type=Path, metavar="DIR", help="the folder of fp8compile.watching.watch(folder=...)"
+        "folder", type=Path, metavar="DIR", help="the folder of fp8compile.extras.watching.watch(folder=...)"
     )
     parser.add_argument("--out", type=Path, metavar="FILE", help="the page to write (DIR/run.html)")
     parser.add_argument(
@@ -35,8 +35,8 @@ def run_watch(values: Namespace) -> int:
 
 
 def _write(values: Namespace) -> int:
-    from fp8compile.watching.folder import runs_of
-    from fp8compile.watching.page import snapshot
+    from fp8compile.extras.watching.folder import runs_of
+    from fp8compile.extras.watching.page import snapshot
 
     runs = list(runs_of(values.folder))
     out = values.out or values.folder / "run.html"
@@ -63,8 +63,8 @@ def _about(run: LoggedRun) -> list[str]:
 
 
 def _serve(values: Namespace) -> int:
-    from fp8compile.watching.folder import files_of
-    from fp8compile.watching.server import Server
+    from fp8compile.extras.watching.folder import files_of
+    from fp8compile.extras.watching.server import Server
 
     files_of(values.folder)  # refuses what is no folder
     try:

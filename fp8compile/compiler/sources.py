@@ -17,7 +17,7 @@ from fp8compile import passes
 from fp8compile._version import __version__
 
 # Folders of the package that use the compiler and are not used by it.
-USERS = ("cli", "demo", "pages", "reproduce", "watching")
+USERS = ("cli", "extras", "pages")
 
 
 @functools.cache

@@ -35,6 +35,7 @@ from torch.fx import Node
 
 from fp8compile import _torch as private
 from fp8compile.analysis.op_cost import flops_an_element
+from fp8compile.cost.device_rates import DeviceRates
 from fp8compile.encoding.saved_rows import row_dims_of
 from fp8compile.fx.graph import is_tensor, nbytes, numel, sizes_in_memory, storage_root
 from fp8compile.fx.ops import (
@@ -49,7 +50,6 @@ from fp8compile.fx.ops import (
 )
 from fp8compile.fx.partition import SavedTensor
 from fp8compile.numerics import Groupwise
-from fp8compile.planning.device_rates import DeviceRates
 
 MICRO = 1e6  # microseconds in a second; a TB/s is as many bytes in one, so is a TFLOP/s operations
 

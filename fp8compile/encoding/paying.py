@@ -14,8 +14,8 @@ from torch.fx import Node
 
 from fp8compile.analysis.linear_cost import LinearShape, Predicted, predicted, share_us
 from fp8compile.analysis.linears import DGRAD, FORWARD, WGRAD, Matmul, uncast
+from fp8compile.cost.device_rates import RATES, DeviceRates, rates_named
 from fp8compile.fx.graph import is_tensor, size_hint
-from fp8compile.planning.device_rates import RATES, DeviceRates, rates_named
 from fp8compile.recipe.recipe import OF_THE_DEVICE, Recipe
 
 ASSUMED = "h100"  # the device that times are predicted for where the graph runs on one that nothing is known of

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch.fx import Node
 
 from fp8compile.analysis.linears import BATCHED
+from fp8compile.cost.device_rates import RATES
 from fp8compile.encoding.attention_cost import price_of
 from fp8compile.encoding.paying import device_name, rates_for
 from fp8compile.encoding.saved_format import format_by_use
@@ -13,7 +14,6 @@ from fp8compile.fx.graph import SPLICED, storage_root
 from fp8compile.fx.ops import is_of_attention, is_view
 from fp8compile.fx.partition import SavedTensor
 from fp8compile.numerics import E4M3, INT8, Codec, Groupwise
-from fp8compile.planning.device_rates import RATES
 from fp8compile.recipe.recipe import Recipe
 
 UNKNOWN = (

@@ -183,7 +183,7 @@ class Debug(Group):
             changes no code that is compiled, so it is no part of what makes recipes equal, nor of cache keys.
         device_rates: the device whose rates decide what is "auto" in ``linears.mode``, ``saved.attention``,
             ``memory.offload``: "device" (the one that the graph runs on), "h100", "h200", "b200" or "mi300x"
-            (fp8compile/planning/device_rates.py).
+            (fp8compile/cost/device_rates.py).
     """
 
     NAME: ClassVar[str] = "debug"

@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fp8compile._messages import nearest
+from fp8compile.cost.device_rates import RATES
 from fp8compile.numerics.few_bits import FEW_BITS, TOGETHER
-from fp8compile.planning.device_rates import RATES
 from fp8compile.recipe.calibration import Calibration
 from fp8compile.recipe.frozen import FrozenMapping
 from fp8compile.recipe.in_a_file import InAFile

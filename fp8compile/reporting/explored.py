@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any
 
+from fp8compile.cost.device_rates import RATES
 from fp8compile.explorer.content import BYTES, NUMBER, TEXT, Bars, PageContent, PageFrontier, PageRow, PageTable
 from fp8compile.numerics.formats import E4M3, E5M2, INT8
-from fp8compile.planning.device_rates import RATES
 from fp8compile.reporting.entries import RECIPE, Notes
 from fp8compile.reporting.entry import Entry
 from fp8compile.reporting.kernel import Kernel

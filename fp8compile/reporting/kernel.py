@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fp8compile.planning.device_rates import DeviceRates
+from fp8compile.cost.device_rates import DeviceRates
 
 GENERATED, LIBRARY = "generated", "of a library"
 

@@ -24,7 +24,7 @@ from fp8compile.analysis.linear_cost import (
     share_us,
 )
 from fp8compile.analysis.linears import DGRAD, FORWARD, WGRAD
-from fp8compile.planning.device_rates import RATES
+from fp8compile.cost.device_rates import RATES
 from tests.sm90.layers import CASES, Layer
 from tests.support.sources import ROOT
 

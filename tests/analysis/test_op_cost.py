@@ -11,8 +11,8 @@ from torch.fx import Node
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fp8compile.analysis.op_cost import flops, is_priced, microseconds
+from fp8compile.cost.device_rates import RATES
 from fp8compile.fx.ops import opname
-from fp8compile.planning.device_rates import RATES
 
 aten = torch.ops.aten
 

@@ -6,6 +6,17 @@ import math
 import pytest
 import torch
 
+from benchmarks.papers.small_model import SmallLM, byte_entropy
+from benchmarks.papers.stability_runs import (
+    EXPLODED,
+    TO_ZERO,
+    AblationAdamW,
+    LinearToZero,
+    TreeToZero,
+    diverged,
+    final_loss,
+)
+from benchmarks.papers.state_errors import EPS, Errors, Flushing, Moments, codecs, ranges, ratios
 from benchmarks.studies import (
     bench_optimizer_states,
     bench_optimizer_training,
@@ -16,17 +27,6 @@ from benchmarks.studies.state_drift import Drift
 from fp8compile.numerics.formats import INT8
 from fp8compile.numerics.states.dynamic_tree import DynamicTree
 from fp8compile.numerics.states.plain import LinearCodes
-from fp8compile.reproduce.small_model import SmallLM, byte_entropy
-from fp8compile.reproduce.stability_runs import (
-    EXPLODED,
-    TO_ZERO,
-    AblationAdamW,
-    LinearToZero,
-    TreeToZero,
-    diverged,
-    final_loss,
-)
-from fp8compile.reproduce.state_errors import EPS, Errors, Flushing, Moments, codecs, ranges, ratios
 
 pytest.importorskip("transformers")
 torch.set_num_threads(1)

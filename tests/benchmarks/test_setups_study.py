@@ -13,7 +13,7 @@ from benchmarks.harness import setups_section
 from benchmarks.studies import bench_setup_training, residual_sizes
 from benchmarks.studies.bench_setups import row
 from benchmarks.studies.setups import OPAQUE, SETUPS, gradients, made
-from fp8compile.demo.model import SIZES
+from fp8compile.extras.demo.model import SIZES
 from tests.support.reference import sqnr_db
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.studies import static_memory
 from benchmarks.studies.static_cost import H100, Cost, Extern, cost, predictions, rates_of
-from fp8compile.planning.device_rates import DeviceRates
+from fp8compile.cost.device_rates import DeviceRates
 
 RATES = DeviceRates("", copy=2.0, bf16=500.0, fp8=1000.0, attention=400.0, attention_backward=250.0)
 TERA = 10**12

@@ -10,7 +10,7 @@ import pytest
 
 import fp8compile
 from fp8compile.cli import main
-from fp8compile.demo import run
+from fp8compile.extras.demo import run
 
 
 @pytest.fixture

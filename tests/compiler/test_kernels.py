@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch._inductor import compile_fx, metrics
 
 import fp8compile
-from fp8compile.planning.device_rates import RATES
+from fp8compile.cost.device_rates import RATES
 from fp8compile.reporting.kernel import GENERATED, LIBRARY
 from fp8compile.reporting.report import Report
 

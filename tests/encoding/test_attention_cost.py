@@ -10,12 +10,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import fp8compile
+from fp8compile.cost.device_rates import RATES, DeviceRates
 from fp8compile.encoding import paying
 from fp8compile.encoding.attention_cost import Price, price_of
 from fp8compile.encoding.attention_result import is_read_by_attention, tokens_of
 from fp8compile.fx.graph import numel, storage_root
 from fp8compile.fx.partition import SavedTensor
-from fp8compile.planning.device_rates import RATES, DeviceRates
 from fp8compile.reporting.report import Report
 from tests.support.graphs import split_of
 from tests.support.measure import compiled, llama_case

@@ -7,8 +7,8 @@ import torch
 from torch import nn
 
 import fp8compile
+from fp8compile.cost.device_rates import DeviceRates
 from fp8compile.encoding import paying
-from fp8compile.planning.device_rates import DeviceRates
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import LINEAR
 from fp8compile.reporting.report import Report

@@ -70,17 +70,17 @@ CLIENTS = (
     ),
     Mutant(
         "plan: every stage holds all micro-batches",
-        "fp8compile/planning/bytes.py",
+        "fp8compile/extras/planning/bytes.py",
         "in_flight = min(layout.pp - stage.index, count)",
         "in_flight = count",
-        ("tests/planning/test_bytes.py",),
+        ("tests/extras/planning/test_bytes.py",),
     ),
     Mutant(
         "plan: no gather for the backward",
-        "fp8compile/planning/traffic.py",
+        "fp8compile/extras/planning/traffic.py",
         "3 * count",
         "2 * count",
-        ("tests/planning/test_traffic.py",),
+        ("tests/extras/planning/test_traffic.py",),
     ),
     Mutant(
         "graph_trainer: what was overwritten is saved as if it were not",

@@ -7,7 +7,7 @@ from tests.mutants.mutant import Mutant
 LOGARITHMIC = ("tests/numerics/states/test_logarithmic.py",)
 PLANES = ("tests/optim/test_planes.py",)
 MASTERS = ("tests/numerics/states/test_scaled_weights.py", "tests/optim/test_scaled_masters.py")
-EXCHANGE = ("tests/integrations/test_ddp_gradients.py",)
+EXCHANGE = ("tests/extras/links/test_ddp_gradients.py",)
 
 STATES = (
     Mutant(
@@ -82,21 +82,21 @@ STATES = (
     ),
     Mutant(
         "exchange: each rank has the scale of its own gradients",
-        "fp8compile/integrations/ddp.py",
+        "fp8compile/extras/links/ddp.py",
         "        dist.all_reduce(amax, dist.ReduceOp.MAX, group=self.group)\n",
         "",
         EXCHANGE,
     ),
     Mutant(
         "exchange: a sum for a mean",
-        "fp8compile/integrations/ddp.py",
+        "fp8compile/extras/links/ddp.py",
         "(summed / self._ranks)",
         "summed",
         EXCHANGE,
     ),
     Mutant(
         "exchange: mu looks at this rank's counts",
-        "fp8compile/integrations/ddp.py",
+        "fp8compile/extras/links/ddp.py",
         "        dist.all_reduce(found, group=self.group)\n",
         "",
         EXCHANGE,

@@ -8,6 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from benchmarks.papers.few_bit import PUBLISHED
 from fp8compile.numerics.few_bit_backward import (
     BITS,
     CELLS,
@@ -24,7 +25,6 @@ from fp8compile.numerics.few_bit_backward import (
     unpack,
 )
 from fp8compile.numerics.few_bit_tables import pieces_of
-from fp8compile.reproduce.few_bit import PUBLISHED
 
 STEP = 2 * NEAR / CELLS  # of the grid
 EACH = [(density, name) for density in DENSITIES for name in DERIVATIVES]

@@ -22,13 +22,13 @@ from fp8compile.budget.link import AT_ONCE, BUSY
 from fp8compile.budget.moving import from_host, to_host
 from fp8compile.compiler.inductor import NO_CUDA_GRAPHS_ON_HOST, NOTHING_TO_OFFLOAD
 from fp8compile.compiler.inline_regions import WHOLE
+from fp8compile.cost.device_rates import RATES
 from fp8compile.encoding import paying
 from fp8compile.fx.graph import DEVICE, MOVED, is_on_host, storage_root
 from fp8compile.fx.partition import PartitionedGraph
 from fp8compile.fx.spec import verify
 from fp8compile.passes import offload_codes as of_pass
 from fp8compile.passes.offload_codes import NO_OPERATORS, NOT_STATIC, ORDER, OTHER_DEVICE, SMALL, offload_codes
-from fp8compile.planning.device_rates import RATES
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.compiled_graph import GraphReport

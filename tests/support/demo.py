@@ -11,10 +11,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from fp8compile.demo import arms, compiling, loop
-from fp8compile.demo import run as demo
-from fp8compile.demo.data import Corpus, load_corpus
-from fp8compile.demo.precision import Precision
+from fp8compile.extras.demo import arms, compiling, loop
+from fp8compile.extras.demo import run as demo
+from fp8compile.extras.demo.data import Corpus, load_corpus
+from fp8compile.extras.demo.precision import Precision
 
 CPU = torch.device("cpu")
 FP32 = Precision(torch.float32, "FP32: a test", {})

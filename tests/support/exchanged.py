@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from fp8compile.integrations.ddp import GradientExchange, compress_gradients
+from fp8compile.extras.links.ddp import GradientExchange, compress_gradients
 from fp8compile.numerics.formats import E4M3, E5M2
 
 

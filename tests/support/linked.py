@@ -20,7 +20,7 @@ from torch.distributed.pipelining import (
 )
 
 from benchmarks.studies.link_runs import Arm, Link
-from fp8compile.integrations.pipelining import COMPUTES, SENDS_AND_RECEIVES, compress_links
+from fp8compile.extras.links.pipelining import COMPUTES, SENDS_AND_RECEIVES, compress_links
 
 MICRO, ROWS, LENGTH, WIDTH, SAMPLES = 4, 8, 3, 48, 16  # a sample has 144 elements: groups of 128 hold parts of two
 SCHEDULES: Mapping[str, Any] = {
