@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
+from fp8compile.extras.links import sample_messages
 from fp8compile.extras.links.sample_messages import SampleMessages
-from fp8compile.integrations import sample_messages
 
 CPU = torch.device("cpu")
 
