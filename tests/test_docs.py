@@ -111,6 +111,15 @@ def test_numbers_that_outputs_leave_out_are_those_of_the_code() -> None:
     assert mutants and int(mutants[1]) == len(MUTANTS)
 
 
+def test_the_day_of_reading_is_no_longer_than_it_says() -> None:
+    """A file's folder is named once, before the first file that is in it."""
+    folder, lines = "", 0
+    for name in re.findall(r"`([\w/]+\.py)`", (ROOT / "docs/design/reading.md").read_text()):
+        folder = name.rpartition("/")[0] or folder
+        lines += len((ROOT / folder / name.rpartition("/")[2]).read_text().splitlines())
+    assert 4000 < lines < 5000
+
+
 def test_messages_are_those_of_the_code() -> None:
     """What troubleshooting quotes stands in a string of the package; ``...`` is what differs from case to case."""
     known = [text for path in FILES.values() for text in strings(path)]
