@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import tempfile
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -44,9 +45,6 @@ LONG = (
 )
 
 
-ALL_TESTS = 8000  # so many are collected only where all are
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run every case of slow tests, as make test-all does")
     parser.addoption("--sweep", action="store_true", help="run what takes long too: whole sweeps, all lowered cases")
@@ -57,16 +55,17 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    whole = {Path(each).resolve() for each in config.args} == {Path(__file__).parent} and not config.option.ignore
     items.sort(key=lambda item: not any(name in item.nodeid for name in LONG))
     seen = set[str]()
     for item in items:
         if found := matching(item.nodeid):
             seen.update(found)
             item.add_marker(pytest.mark.sweep)
-    if len(items) >= ALL_TESTS and (unused := set(SLOW) - seen):
+    if whole and (unused := set(SLOW) - seen):
         raise pytest.UsageError(f"tests/slow.py: no test matches {', '.join(sorted(unused))}")
     known = {part for item in items for part in (item.nodeid.partition("[")[0], item.nodeid.partition("::")[0])}
-    if len(items) >= ALL_TESTS and (unused := set(NIGHTLY) - known):
+    if whole and (unused := set(NIGHTLY) - known):
         raise pytest.UsageError(f"tests/nightly.py: no test is called {', '.join(sorted(unused))}")
     sweeps, every = config.getoption("--sweep"), config.getoption("--all") or config.getoption("--sweep")
     for item in items:

@@ -27,7 +27,6 @@ SLOW = (
     "tests/benchmarks/test_formats_study.py::test_a_row_is_in_the_codec_that_it_names[saved 5*",
     "tests/benchmarks/test_formats_study.py::test_a_row_is_in_the_codec_that_it_names[saved 6*",
     "tests/benchmarks/test_formats_study.py::test_a_row_is_in_the_codec_that_it_names[saved auto*",
-    "tests/benchmarks/test_formats_study.py::test_a_row_is_in_the_codec_that_it_names[saved b*",
     "tests/benchmarks/test_formats_study.py::test_a_row_is_in_the_codec_that_it_names[saved e*",
     "tests/benchmarks/test_formats_study.py::test_a_row_is_in_the_codec_that_it_names[saved i*",
     "tests/benchmarks/test_formats_study.py::test_an_arm_trains_and_says_what_it_rewrote",

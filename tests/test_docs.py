@@ -107,6 +107,9 @@ def test_numbers_that_outputs_leave_out_are_those_of_the_code() -> None:
     page = (ROOT / "docs/guide/saved-activations.md").read_text()
     measured = re.findall(r"-?\d+\.\d \(\d+\.\d\)", saved_format.__doc__ or "")
     assert len(measured) == 3 and all(f" {each} " in page for each in measured)
+    compiling = (ROOT / "docs/guide/kernels.md").read_text().split("For a GPU a Llama")[1].split("\n\n")[0]
+    factors = re.findall(r"\b\d\.\d\d\b", compiling)
+    assert len(factors) == 5 and all(f"| {each} |" in (ROOT / "docs/results.md").read_text() for each in factors)
     mutants = re.search(r"`make mutants` puts (\d+)", (ROOT / "CONTRIBUTING.md").read_text())
     assert mutants and int(mutants[1]) == len(MUTANTS)
 

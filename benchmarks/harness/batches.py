@@ -97,6 +97,9 @@ def own_loss(output: Any, batch: Batch) -> Tensor:
 # ---------------------------------------------------------------------------------------------------- images
 
 
+DIGITS = "scikit-learn's digits"
+
+
 @functools.cache
 def _digits() -> tuple[Tensor, Tensor, str]:
     try:
@@ -109,7 +112,7 @@ def _digits() -> tuple[Tensor, Tensor, str]:
         return images, classes, "class-dependent patterns"
     found = load_digits()
     images = torch.from_numpy(found.images).float() / 8 - 1
-    return images, torch.from_numpy(found.target).long(), "scikit-learn's digits"
+    return images, torch.from_numpy(found.target).long(), DIGITS
 
 
 def digits_source() -> str:

@@ -31,6 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 import torch
 
+from benchmarks.harness.batches import DIGITS, digits_source
 from benchmarks.harness.environment import environment
 from benchmarks.harness.results import finite
 from benchmarks.harness.workarounds import bf16_products_in_fp32, mend_torchvision
@@ -38,6 +39,10 @@ from benchmarks.zoo.measured import STEPS, crash, row_of
 from benchmarks.zoo.registry import SUBSET, ZooModel, models
 
 LIMIT = 300  # seconds for a model
+NO_DIGITS = (
+    "The zoo's images are scikit-learn's digits, which cannot be imported: pip install scikit-learn. With --made-up-images "
+    "other images take their place, and rows of models with images cannot be compared with those on the page."
+)
 Measure = Callable[[Connection, ZooModel, argparse.Namespace], None]
 
 
@@ -169,6 +174,7 @@ def parse(words: Sequence[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--list", action="store_true", help="show the models and end")
     parser.add_argument("--again", action="store_true", help="measure models whose rows are good still")
     parser.add_argument("--codegen", choices=("eager", "inductor"), default="eager")
+    parser.add_argument("--made-up-images", action="store_true", help="go on without scikit-learn's digits")
     parser.add_argument("--seeds", type=int, default=2)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--limit", type=int, default=LIMIT, help="seconds for a model")
@@ -184,6 +190,8 @@ def main(words: Sequence[str] | None = None) -> int:
         return 0
     if arguments.json is None:
         raise SystemExit("--json FILE says where the results go.")
+    if not arguments.made_up_images and digits_source() != DIGITS:
+        raise SystemExit(NO_DIGITS)
     rows = measured(zoo, arguments)["rows"]
     return int(any(row["errors"] for row in rows.values()))
 

@@ -42,6 +42,17 @@ def test_at_least_ninety_models_of_four_families() -> None:
     assert {"diffusers_unet", "diffusers_dit", "diffusers_vae"} <= set(ZOO)
 
 
+def test_other_images_than_the_page_has_are_refused_before_the_first_model(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(run, "digits_source", lambda: "class-dependent patterns")
+    monkeypatch.setattr(run, "measured", lambda zoo, arguments: {"rows": {}})
+    line = ["--json", str(tmp_path / "rows.json"), "--only", "convnet"]
+    with pytest.raises(SystemExit, match="pip install scikit-learn"):
+        run.main(line)
+    assert run.main([*line, "--made-up-images"]) == 0
+
+
 def test_two_models_of_one_name_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from benchmarks.zoo import plain_tables
 

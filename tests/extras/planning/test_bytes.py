@@ -40,7 +40,7 @@ def test_a_7b_on_one_gpu_by_hand() -> None:
     plain, ours = (memory(LLAMA_2_7B, Layout(1, 1, 1), StepShape(tokens, 1), way) for way in WAYS)
     units = 2 * tokens * 4096  # bytes of the hidden states
     assert plain.activations / layers / units == pytest.approx(16.079, abs=5e-4)  # README: 16.10 where hidden is 512
-    assert ours.activations / layers / units == pytest.approx(5.793, abs=5e-4)  # README: 5.82
+    assert ours.activations / layers / units == pytest.approx(5.793, abs=5e-4)
     assert plain.logits == ours.logits == tokens * 32000 * 6
     encoded = 32 * (4 * 4096**2 + 3 * 4096 * 11008) + 32000 * 4096
     exact = 6_738_415_616 - encoded
