@@ -60,6 +60,13 @@ def gpu(folder: Path) -> list[str]:
     return [*told, readme_tables.measured(folder).replace("](benchmarks/", "](../benchmarks/")]
 
 
+# By commit that a card ran: what its figures show that is mended since, by graphs lowered without a card.
+MENDED_SINCE = {
+    "34b1c85": "With gradient checkpointing this commit kept more than plain Inductor: FP8 matmuls were saved, not "
+    "computed again.\nThey are computed again since: [lowered](#set-ups-lowered-for-an-h100), such layers keep half of plain's."
+}
+
+
 def _reading(reading: readings.Reading) -> list[str]:
     """Of one card at one commit; what came later may have changed what it says."""
     return [
@@ -68,6 +75,7 @@ def _reading(reading: readings.Reading) -> list[str]:
         "Speed is plain Inductor's fastest step over this one's. U is the layer's input in BF16.",
         "The peak of a whole step is all that is allocated; other peaks are above the weights.",
         "First steps were compiled many side by side.",
+        *(text for commit, text in MENDED_SINCE.items() if commit in reading.where),
         "",
         *first_table.whole(reading.found),
     ]
