@@ -63,7 +63,8 @@ def gpu(folder: Path) -> list[str]:
 # By commit that a card ran: what its figures show that is mended since, by graphs lowered without a card.
 MENDED_SINCE = {
     "34b1c85": "With gradient checkpointing this commit kept more than plain Inductor: FP8 matmuls were saved, not "
-    "computed again.\nThey are computed again since: [lowered](#set-ups-lowered-for-an-h100), such layers keep half of plain's."
+    "computed again.\nThey are computed again since: [lowered](#set-ups-lowered-for-an-h100), "
+    "such layers keep half of plain's."
 }
 
 
