@@ -46,6 +46,15 @@ def test_readme_says_what_the_lines_say() -> None:
     )
 
 
+def test_first_steps_take_as_long_as_readme_says() -> None:
+    rows = [row for row in comparisons.timed(readings.readings(FOLDER)[0].found) if row.first]
+    plain = {row.model: row.first for row in rows if row.way == comparisons.PLAIN}
+    ours = [(row, row.first / plain[row.model]) for row in rows if row.way == comparisons.DEFAULT]  # type: ignore
+    alone = [ratio for row, ratio in ours if not row.optimizer]
+    said = f"First steps took {min(alone):.1f} to {max(alone):.1f} times as long to compile and run, in a whole step up to"
+    assert f"{said} {max(ratio for _, ratio in ours):.0f} times" in readme_tables.README.read_text()
+
+
 def _job(text: str, way: str) -> str:
     return text.format(way) if text.startswith("layer") else f"setup-resnet50-{way}"
 
