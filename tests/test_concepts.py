@@ -28,7 +28,7 @@ HOMES = {
     "FP16's and FP8's limits": (r"65504\.0|2\.0?\*\*-14|float8_e[45]m", ("numerics.formats",)),
     "the multiple that FP8 matmuls ask for": (r"MULTIPLE = |% 16\b", ("numerics.formats",)),
     "a hash of the sources": (r"sha256.*__version__", ("compiler.sources",)),
-    "a console for reports": (r"\bConsole\(", ("_text", "demo.run", "demo.table")),
+    "a console for reports": (r"\bConsole\(", ("_text", "extras.demo.run", "extras.demo.table")),
 }
 
 

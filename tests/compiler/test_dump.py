@@ -27,7 +27,7 @@ from fp8compile.fx.graph import splice
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.compiled_graph import GraphReport
 from fp8compile.reporting.entries import Notes
-from tests.support.dumped import GENERATED, STEPS, Gated, explained
+from tests.support.dumped import CUT, GENERATED, NAMES, STEPS, Gated, explained
 from tests.support.measure import compiled
 from tests.support.processes import run_in_process
 
@@ -45,9 +45,9 @@ def test_files_of_every_pass_and_the_report(tmp_path: Path) -> None:
     found = tree(tmp_path / "new" / "dump")
     one = [f"{step}/{file}" for step in STEPS for file in FILES] + ["report.json", "report.txt"]
     assert sorted(found) == [f"graph-{n}/{path}" for n in range(2) for path in one]
-    head, after = found["graph-0/05-cut_for_bytes/after.txt"].split(b"\n\n", 1)
-    assert head.startswith(b"# cut_for_bytes: ") and after == found["graph-0/06-save_sums/before.txt"]
-    assert b"# forward" in found["graph-0/11-encode_saved/diff.txt"]
+    head, after = found[f"graph-0/{STEPS[CUT]}/after.txt"].split(b"\n\n", 1)
+    assert head.startswith(b"# cut_for_bytes: ") and after == found[f"graph-0/{STEPS[CUT + 1]}/before.txt"]
+    assert b"# forward" in found[f"graph-0/{STEPS[-1]}/diff.txt"]
     reports = [json.loads(found[f"graph-{n}/report.json"]) for n in range(2)]
     told = json.loads(fp8compile.report(fn).to_json())["graphs"]  # type: ignore[arg-type]
     of_a_step = {"runs": None, "places": None}
@@ -75,7 +75,7 @@ def test_a_pass_of_the_joint_graph_comes_first(tmp_path: Path, monkeypatch: pyte
     assert "fp8compile: doubled(tanh)" in (folder / "after.txt").read_text()
     assert "fp8compile" not in (folder / "before.txt").read_text()
     assert re.search(r"aten.mul.Tensor +2 +3 +\+1\n", (folder / "diff.txt").read_text())
-    assert [p.name[3:] for p in sorted((tmp_path / "graph-0").glob("??-*"))][1:] == [step[3:] for step in STEPS[4:]]
+    assert [p.name[3:] for p in sorted((tmp_path / "graph-0").glob("??-*"))][1:] == NAMES[CUT:]
 
 
 def test_where_code_is_generated_its_passes_follow_half_by_half(tmp_path: Path) -> None:
@@ -95,7 +95,8 @@ def test_a_disabled_pass_has_no_step(tmp_path: Path) -> None:
     with torch._inductor.config.patch(disabled_passes="recompute_kept"):
         compiled(Gated(), **{"debug.dump": str(tmp_path)})(torch.randn(128, 64)).sum().backward()
     names = sorted(p.name for p in (tmp_path / "graph-0").glob("??-*"))[: len(STEPS) - 1]
-    assert names == [*STEPS[:6], *(f"{i:02}-{name[3:]}" for i, name in enumerate(STEPS[7:], 7))]
+    others = [name for name in NAMES if name != "recompute_kept"]
+    assert names == [f"{number:02}-{name}" for number, name in enumerate(others, 1)]
 
 
 def test_steps_of_an_earlier_run_go_and_other_files_stay(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from fp8compile.fx import snapshot
 from fp8compile.fx.dot import quoted
 from fp8compile.fx.listing import GraphPart, Line
 from fp8compile.fx.snapshot import Snapshot, op_diff
-from tests.support.dumped import STEPS, Gated, explained
+from tests.support.dumped import CUT, NAMES, Gated, explained
 
 
 def _without_places(text: str) -> str:
@@ -75,9 +75,9 @@ def test_golden_of_a_diff() -> None:
 
 def test_a_step_is_the_graph_as_it_will_be_left() -> None:
     """Edges are written into the graphs at the end; a snapshot in between shows them all the same, without dead code."""
-    cut, sums, recomputed, softmax, normalised, budget, encoded = explained()[4:]
+    cut, sums, recomputed, softmax, normalised, budget, encoded = explained()[CUT:]
     found = (cut, sums, recomputed, softmax, normalised, budget, encoded)
-    assert [s.name for s in found] == [name[3:] for name in STEPS[4:]]
+    assert [s.name for s in found] == NAMES[CUT:]
     assert [p.title for p in cut.before.parts] == [""] and not cut.before.counts.keys() & {"input", "output"}
     assert cut.after == sums.before and sums.after == recomputed.before
     assert all(step.after == later.before for step, later in itertools.pairwise(found[2:]))

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 from fp8compile import optim
-from fp8compile.numerics.states.registry import STATE_FORMATS
 
 SHAPES = {"weight": (67, 130), "conv": (10, 64, 3, 3), "long": (5000,), "bias": (67,), "scale": ()}
 
@@ -28,7 +27,8 @@ KINDS: dict[str, tuple[type[optim.EncodedOptimizer], dict[str, Any]]] = {
     "LAMB": (optim.LAMB, {}),
 }
 
-PAIRS = [*STATE_FORMATS[:7], "bf16", "fp32", "4bit", ("dynamic4", "rank1_linear4"), ("dynamic_tree", "e4m3_expanded")]
+ONE_FOR_BOTH = ("e4m3_expanded", "e5m2_expanded", "dynamic_tree", "int8_companded", "e4m3", "e5m2", "int8")
+PAIRS = [*ONE_FOR_BOTH, "bf16", "fp32", "4bit", ("dynamic4", "rank1_linear4"), ("dynamic_tree", "e4m3_expanded")]
 
 
 class Net(nn.Module):

@@ -11,14 +11,23 @@ import fp8compile
 from fp8compile import Recipe
 from fp8compile.fx.snapshot import PassStep
 
-STEPS = [
-    *("01-spell_out_alpha", "02-share_casts", "03-quantize_linears", "04-chunk_logits", "05-cut_for_bytes"),
-    *("06-save_sums", "07-recompute_kept", "08-save_softmax", "09-save_normalised", "10-recompute_for_budget"),
-    "11-encode_saved",
+# Passes that run on every model, in their order.
+NAMES = [
+    *(
+        "spell_out_alpha",
+        "share_casts",
+        "quantize_linears",
+        "chunk_logits",
+        "cut_for_bytes",
+        "save_sums",
+        "recompute_kept",
+    ),
+    *("save_softmax", "save_normalised", "recompute_for_budget", "encode_saved"),
 ]
-GENERATED = [  # where code is generated: on the forward, then on the backward
-    *("12-sum_bias_gradients", "13-store_residuals", "14-sum_bias_gradients", "15-store_residuals"),
-]
+CUT = NAMES.index("cut_for_bytes")  # so many run on the joint graph
+LATE = 2 * ["sum_bias_gradients", "store_residuals"]  # where code is generated: on the forward, then on the backward
+STEPS = [f"{number:02}-{name}" for number, name in enumerate(NAMES, 1)]
+GENERATED = [f"{number:02}-{name}" for number, name in enumerate(LATE, len(NAMES) + 1)]
 
 
 class Gated(nn.Module):
