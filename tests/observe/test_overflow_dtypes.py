@@ -117,7 +117,7 @@ def test_off_the_graph_is_the_same_to_the_node(dtype: torch.dtype) -> None:
         )
         texts.append(text_of(graph))
     assert texts[0] == texts[1] != texts[2] and "_counted" in texts[2] and "_counted" not in texts[1]
-    model = Blocks().to(dtype)
+    model = Block().to(dtype)
     compiled(model, **{"debug.codegen": "eager", "fp32.observe": "auto"})(
         torch.randn(32, 64).to(dtype)
     ).sum().backward()

@@ -179,7 +179,7 @@ def test_zero_weights_and_a_learning_rate_of_zero() -> None:
 def test_what_is_not_finite_becomes_nan_codes() -> None:
     """Its own code in the step that makes it, and every code once the scale knows."""
     p = asked(nn.Parameter(torch.randn(64, 128)), FP32)
-    optimizer = optim.AdamW([p], 1e-3, weight_codes=True)
+    optimizer = optim.AdamW([p], 1e-3, state_format="fp32", weight_codes=True)
     nans = []
     for bad in (0.0, torch.inf, 0.0):
         p.grad = torch.randn(64, 128)

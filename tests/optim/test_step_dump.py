@@ -10,6 +10,7 @@ from expecttest import assert_expected_inline
 from torch import nn
 
 import fp8compile
+from fp8compile import _torch as private
 from fp8compile.fx import dump_files
 from fp8compile.optim import compiled_step
 from tests.support.dumped import without_names
@@ -20,6 +21,12 @@ def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled_step, "COMPILED", {})
 
 
+@pytest.fixture
+def node_by_node(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A page is written before code is generated, and shows the graph alone."""
+    monkeypatch.setattr(private, "compile_fx", lambda graph, *_, **__: graph)
+
+
 def step(**options: object) -> nn.Parameter:
     p = nn.Parameter(torch.randn(16, 256, dtype=torch.bfloat16))
     p.grad = torch.randn_like(p)
@@ -27,6 +34,7 @@ def step(**options: object) -> nn.Parameter:
     return p
 
 
+@pytest.mark.usefixtures("node_by_node")
 def test_states_are_decoded_and_encoded_in_a_line_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(dump_files.VARIABLE, str(tmp_path))
     step()
@@ -40,6 +48,7 @@ def test_states_are_decoded_and_encoded_in_a_line_each(tmp_path: Path, monkeypat
     assert (folder / "report.txt").read_text() == told
 
 
+@pytest.mark.usefixtures("node_by_node")
 def test_golden_step_of_sgd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One state, so that the page is short; names of values are left out, which another torch chooses otherwise."""
     monkeypatch.setenv(dump_files.VARIABLE, str(tmp_path))
@@ -78,6 +87,7 @@ f32[s, 128] = aten.copy_.default
     )
 
 
+@pytest.mark.usefixtures("node_by_node")
 def test_nobody_asks_and_nothing_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(dump_files.VARIABLE, raising=False)
     monkeypatch.setattr("fp8compile.optim.step_dump.snapshot", lambda graph: pytest.fail("a snapshot was made"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import fp8compile
+from fp8compile.reporting.report import Report
 from tests.support.measure import LlamaLayer
 
 
@@ -34,11 +36,17 @@ def arguments() -> tuple[Tensor, ...]:
     return torch.zeros(4, 64, dtype=torch.long), *(torch.ones(64, 32) for _ in range(2))
 
 
-def test_the_report_is_that_of_a_model_with_memory() -> None:
-    real = fp8compile.explain(Model(), arguments())
+@functools.cache
+def without_memory() -> tuple[nn.Module, Report]:
+    """The model on the meta device, and what is told of it."""
     with torch.device("meta"):
         model, inputs = Model(), arguments()
-    report = fp8compile.explain(model, inputs)
+    return model, fp8compile.explain(model, inputs)
+
+
+def test_the_report_is_that_of_a_model_with_memory() -> None:
+    real = fp8compile.explain(Model(), arguments())
+    model, report = without_memory()
     assert str(report) == str(real)
     assert str(report.fits(24)) == str(real.fits(24))
     assert report.saved_bytes == real.saved_bytes < report.saved_bytes_plain
@@ -46,9 +54,8 @@ def test_the_report_is_that_of_a_model_with_memory() -> None:
 
 
 def test_a_tied_weight_is_counted_once() -> None:
-    with torch.device("meta"):
-        model, inputs = Model(), arguments()
-    fit = fp8compile.explain(model, inputs).fits()
+    model, report = without_memory()
+    fit = report.fits()
     assert fit.weights == sum(p.numel() * p.element_size() for p in model.parameters())
 
 
