@@ -6,6 +6,7 @@ timm's models are accounted for in the same way by ``benchmarks/studies/bench_mo
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -62,6 +63,13 @@ def explained(case: Case, precision: torch.dtype | None = None, **fields: Any) -
     return report, account(case.model, run, matmul_entries(report))
 
 
+@functools.cache
+def as_it_is(name: str) -> tuple[Case, Report, Account]:
+    """A case and what is told of it, for tests that only read."""
+    case = CASES[name]()
+    return case, *explained(case)
+
+
 def left(report: Report) -> dict[str, str]:
     """The reason by path of what is left as it is; each linear has but one."""
     found = {(x.origin.module, x.reason) for x in report.notes.skipped(LINEAR)}
@@ -75,8 +83,7 @@ def linear_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_linear_is_told_of_by_path(name: str) -> None:
-    case = CASES[name]()
-    report, found = explained(case)
+    case, report, found = as_it_is(name)
     assert not found.differences
     assert set(found.due) == set(linear_modules(case.model))
     assert len(found.due) == LINEARS[name]
@@ -89,8 +96,7 @@ def test_every_linear_is_told_of_by_path(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_sizes_are_those_of_the_weights(name: str) -> None:
-    case = CASES[name]()
-    report, _ = explained(case)
+    case, report, _ = as_it_is(name)
     weights = linear_modules(case.model)
     for entry in report.linears:
         module = weights[entry.origin.module]
