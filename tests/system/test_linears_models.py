@@ -53,13 +53,15 @@ def explained(case: Case, precision: torch.dtype | None = None, **fields: Any) -
     def within() -> contextlib.AbstractContextManager[Any]:
         return torch.autocast("cpu", precision) if precision else contextlib.nullcontext()
 
-    def run(model: nn.Module) -> Any:
+    def run(model: Callable[..., Any]) -> Any:
         with within():
             return model(*batch.args, **(batch.kwargs or {}))
 
-    with within():
-        recipe = Recipe(**{"linears.emulate": True}, **fields)
-        report = fp8compile.explain(case.model, batch.args, batch.kwargs, recipe, lambda out: case.loss(out, batch))
+    compiled = torch.compile(
+        case.model, backend="fp8compile", options={"debug.codegen": "eager", "linears.emulate": True, **fields}
+    )
+    case.loss(run(compiled), batch).backward()
+    report = fp8compile.report(case.model)
     return report, account(case.model, run, matmul_entries(report))
 
 
