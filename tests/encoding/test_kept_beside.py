@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 
 import pytest
@@ -14,6 +15,7 @@ from fp8compile.encoding.about import ABOUT_MEAN, OF_SIZE
 from fp8compile.encoding.saved_plan import plan_saved
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
+from fp8compile.reporting.report import Report
 from tests.support.graphs import split_of
 from tests.support.measure import compiled, kept_bytes
 
@@ -41,28 +43,32 @@ class Behind(nn.Module):
         return self.b(self.function(self.a(x)))
 
 
+@functools.cache
+def measured(name: str) -> tuple[Report, int]:
+    """The report of a model, and the bytes that it keeps."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = Behind(name)
+    fn = compiled(model, **OPTIONS)
+    kept = kept_bytes(model, fn, (torch.randn(256, 64),))
+    return fp8compile.report(fn), kept
+
+
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_reported_bytes_are_those_that_are_kept(name: str) -> None:
-    torch._dynamo.reset()
-    model, x = Behind(name), torch.randn(256, 64)
-    fn = compiled(model, **OPTIONS)
-    kept = kept_bytes(model, fn, (x,))
-    report = fp8compile.report(fn)
+    report, kept = measured(name)
     assert report.saved
     assert sum(s.bytes_after for s in report.saved) + sum(s.info.nbytes for s in report.skips) == kept
     assert report.saved_bytes == kept
     torch._dynamo.reset()
-    split = split_of(model, x, disabled="encode_saved", **OPTIONS)
+    split = split_of(Behind(name), torch.randn(256, 64), disabled="encode_saved", **OPTIONS)
     predicted = plan_saved(split, Context(Recipe(**OPTIONS))).nbytes  # type: ignore[arg-type]
     assert sum(predicted.values()) == sum(s.bytes_after for s in report.saved)
 
 
 def saved(name: str) -> list[tuple[str, int]]:
-    torch._dynamo.reset()
-    model = Behind(name)
-    fn = compiled(model, **OPTIONS)
-    kept_bytes(model, fn, (torch.randn(256, 64),))
-    return [(s.codec, s.bytes_after) for s in fp8compile.report(fn).saved]
+    report, _ = measured(name)
+    return [(s.codec, s.bytes_after) for s in report.saved]
 
 
 def test_a_mean_that_only_codes_need_is_counted_with_them() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import sys
 from collections.abc import Callable
@@ -22,6 +23,7 @@ from fp8compile.numerics import E5M2
 from fp8compile.passes.quantize_linears import quantize_linears
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
+from fp8compile.reporting.report import Report
 from tests.support.graphs import joint_of, text_of
 from tests.support.measure import compiled, gradients, llama_case
 
@@ -57,7 +59,11 @@ def told(model: nn.Module, x: Tensor, **options: Any) -> dict[str, str]:
     run = compiled(model, **OPTIONS | options, **{"linears.emulate": True})
     out = run(x)
     torch.autograd.backward([y.float().square().mean() for y in (out if isinstance(out, tuple) else (out,))])
-    dgrads = [each for each in fp8compile.report(run).linears if each.direction == "dgrad"]
+    return merging(fp8compile.report(run))
+
+
+def merging(report: Report) -> dict[str, str]:
+    dgrads = [each for each in report.linears if each.direction == "dgrad"]
     return {m.origin.module: "".join(re.findall(r", ((?:not )?merged.*)", m.formats)) for m in dgrads}
 
 
@@ -73,6 +79,14 @@ def nearly(one: Tensor, other: Tensor) -> bool:
 
 def matmuls(graph: Graph) -> int:
     return sum(node.target in (aten.mm.default, aten.addmm.default, aten._scaled_mm.default) for node in graph.nodes)
+
+
+@functools.cache
+def emulated_layer() -> tuple[Graph, Report]:
+    """A decoder layer whose matmuls are emulated: its joint graph, for tests that only read it, and its report."""
+    layer, args = llama_case(2, 64, 64, 128, 4)
+    graph = joint_of(layer, *args, **OPTIONS, **{"linears.emulate": True})
+    return graph, fp8compile.report(layer)
 
 
 def test_golden_joint_graph_of_two_linears(fp8_units: None) -> None:
@@ -108,39 +122,34 @@ full: float32[140, 4] = zeros(primals_4)
 @pytest.mark.parametrize("emulate", [True, False])
 def test_q_k_and_v_are_one_dgrad_and_so_are_gate_and_up(emulate: bool, fp8_units: None) -> None:
     layer, args = llama_case(2, 64, 64, 128, 4)
-    graph = joint_of(layer, *args, **OPTIONS, **{"linears.emulate": emulate})
+    graph = emulated_layer()[0] if emulate else joint_of(layer, *args, **OPTIONS)
     assert matmuls(graph) == 21 - 3
     graph.lint()
 
 
 def test_the_report_says_with_what_a_dgrad_is_merged() -> None:
-    layer, args = llama_case(2, 64, 64, 128, 4)
-    run = compiled(layer, **OPTIONS, **{"linears.emulate": True})
-    run(*args).float().square().mean().backward()
-    found = {m.origin.module: m.formats for m in fp8compile.report(run).linears if m.direction == "dgrad"}
+    _, report = emulated_layer()
+    found = {m.origin.module: m.formats for m in report.linears if m.direction == "dgrad"}
     plain = "e5m2 x e4m3 delayed, cached weight, emulated"
     assert found["down"] == found["o"] == plain
     assert found["gate"] == f"{plain}, merged with up" and found["up"] == f"{plain}, merged with gate"
     assert {*found["q"].removeprefix(f"{plain}, merged with ").split(", ")} == {"k", "v"}
-    others = [m.formats for m in fp8compile.report(run).linears if m.direction != "dgrad"]
+    others = [m.formats for m in report.linears if m.direction != "dgrad"]
     assert not any("merged" in formats for formats in others)
 
 
 def test_nothing_is_merged_unless_asked_for() -> None:
-    layer, args = llama_case(2, 64, 64, 128, 4)
-    assert (
-        matmuls(joint_of(layer, *args, **OPTIONS | {"linears.merge_dgrads": False}, **{"linears.emulate": True}))
-        == 21
-    )
-    assert told(Two(), data(), **{"linears.merge_dgrads": False}) == {"a": "", "b": ""}
+    model = Two()
+    apart = OPTIONS | {"linears.merge_dgrads": False, "linears.emulate": True}
+    assert matmuls(joint_of(model, data(), **apart)) == 6
+    assert merging(fp8compile.report(model)) == {"a": "", "b": ""}
 
 
 def test_it_is_idempotent() -> None:
-    layer, args = llama_case(2, 64, 64, 128, 4)
-    graph = joint_of(layer, *args, **OPTIONS, **{"linears.emulate": True})
+    graph = joint_of(model := Two(), data(), **OPTIONS, **{"linears.emulate": True})
     before = len(graph.nodes)
     context = Context(
-        Recipe(**OPTIONS | {"linears.emulate": True}), frozenset(range(len(list(layer.parameters())) + 3))
+        Recipe(**OPTIONS | {"linears.emulate": True}), frozenset(range(len(list(model.parameters())) + 1))
     )
     quantize_linears(graph, context)
     graph.eliminate_dead_code()

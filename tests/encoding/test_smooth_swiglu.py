@@ -53,8 +53,11 @@ def data(rows: int = 48, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def told(model: nn.Module, *args: Tensor, **fields: Any) -> dict[str, str]:
     """By linear and direction, what the report says of smoothing."""
-    recipe = Recipe().changed({"linears.emulate": True, "linears.smooth_swiglu": True, **fields})  # not judged
-    found = matmul_entries(fp8compile.explain(model, args, recipe=recipe))
+    torch._dynamo.reset()
+    asked = {"debug.codegen": "eager", "linears.emulate": True, "linears.smooth_swiglu": True, **fields}
+    recipe = Recipe().changed(asked)  # not judged as what is written
+    torch.compile(model, backend="fp8compile", options={"recipe": recipe})(*args)
+    found = matmul_entries(fp8compile.report(model))
     formats = {f"{x.origin.module} {x.direction}": getattr(x, "formats", "") for x in found}
     return {
         name: text[text.index(", ", 1) :].split(", emulated")[-1]

@@ -27,7 +27,7 @@ OPTIONS = {"debug.codegen": "eager", "linears.emulate": True}
 
 @pytest.fixture(scope="module")
 def outcome() -> Outcome:
-    return beside_its_twin(peft_lora, layers=1, base_steps=60, steps=24)
+    return beside_its_twin(peft_lora, layers=1, base_steps=20, steps=24)
 
 
 def adapted(rank: int, **changes: Any) -> Any:

@@ -38,7 +38,7 @@ def on_ranks(world: int, fn: Callable[..., Any], *args: Any) -> list[Any]:
         AssertionError: it raised on some rank; the text is that rank's traceback.
     """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["fp8compile", fn.__module__])
+    context.set_forkserver_preload(["fp8compile", "tests.support.warm", fn.__module__])
     with tempfile.TemporaryDirectory() as folder:
         ends = [context.Pipe(duplex=False) for _ in range(world)]
         ranks = [

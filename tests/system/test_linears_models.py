@@ -6,6 +6,7 @@ timm's models are accounted for in the same way by ``benchmarks/studies/bench_mo
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -52,14 +53,23 @@ def explained(case: Case, precision: torch.dtype | None = None, **fields: Any) -
     def within() -> contextlib.AbstractContextManager[Any]:
         return torch.autocast("cpu", precision) if precision else contextlib.nullcontext()
 
-    def run(model: nn.Module) -> Any:
+    def run(model: Callable[..., Any]) -> Any:
         with within():
             return model(*batch.args, **(batch.kwargs or {}))
 
-    with within():
-        recipe = Recipe(**{"linears.emulate": True}, **fields)
-        report = fp8compile.explain(case.model, batch.args, batch.kwargs, recipe, lambda out: case.loss(out, batch))
+    compiled = torch.compile(
+        case.model, backend="fp8compile", options={"debug.codegen": "eager", "linears.emulate": True, **fields}
+    )
+    case.loss(run(compiled), batch).backward()
+    report = fp8compile.report(case.model)
     return report, account(case.model, run, matmul_entries(report))
+
+
+@functools.cache
+def as_it_is(name: str) -> tuple[Case, Report, Account]:
+    """A case and what is told of it, for tests that only read."""
+    case = CASES[name]()
+    return case, *explained(case)
 
 
 def left(report: Report) -> dict[str, str]:
@@ -75,8 +85,7 @@ def linear_modules(model: nn.Module) -> dict[str, nn.Module]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_every_linear_is_told_of_by_path(name: str) -> None:
-    case = CASES[name]()
-    report, found = explained(case)
+    case, report, found = as_it_is(name)
     assert not found.differences
     assert set(found.due) == set(linear_modules(case.model))
     assert len(found.due) == LINEARS[name]
@@ -89,8 +98,7 @@ def test_every_linear_is_told_of_by_path(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
 def test_sizes_are_those_of_the_weights(name: str) -> None:
-    case = CASES[name]()
-    report, _ = explained(case)
+    case, report, _ = as_it_is(name)
     weights = linear_modules(case.model)
     for entry in report.linears:
         module = weights[entry.origin.module]

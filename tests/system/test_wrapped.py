@@ -168,8 +168,8 @@ def test_paths_are_those_of_a_model_whose_forward_was_replaced() -> None:
 
 
 def test_a_head_is_found_in_what_holds_nothing_but_the_model() -> None:
-    assert set(heads(step(in_place(Holder(Stack()))))) == {"model.output"}
-    two = Holder(Stack())
+    assert set(heads(step(in_place(Holder(Stack(1)))))) == {"model.output"}
+    two = Holder(Stack(1))
     two.other = nn.Linear(WIDTH, WIDTH)
     assert not heads(step(in_place(two))), "the path of a part of a larger model: not a head's"
 
@@ -177,7 +177,7 @@ def test_a_head_is_found_in_what_holds_nothing_but_the_model() -> None:
 def test_a_vocabulary_is_a_head_whatever_its_name() -> None:
     class Renamed(Stack):
         def __init__(self) -> None:
-            super().__init__()
+            super().__init__(1)
             self.to_logits = nn.Linear(WIDTH, 4 * WIDTH)
 
         def forward(self, x: Tensor) -> Tensor:
@@ -193,7 +193,7 @@ def test_a_vocabulary_is_a_head_whatever_its_name() -> None:
 
 
 def test_the_user_marks_a_head() -> None:
-    model = Stack()
+    model = Stack(2)
     fp8compile.mark_head(model.layers[1].attn)
     assert heads(step(in_place(model)))["layers.1.attn"] == "output head: fp8compile.mark_head"
     with pytest.raises(
