@@ -33,6 +33,7 @@ from tests.support.measure import compiled, gradient_sqnr, llama_case, matmul_en
 aten = torch.ops.aten
 pytestmark = pytest.mark.usefixtures("vnni")
 SQUARE = Blocks(INT8, 32, 32)
+LLAMA = (2, 64, 64, 64, 4)  # batch, tokens, hidden, inner and heads of a layer whose linears are all of one shape
 SIZES = [(256, 128, 384), (300, 144, 80), (37, 10, 7)]  # M, K, N: even ones, any M, nothing even
 
 
@@ -45,7 +46,7 @@ def encodings(graph: Graph) -> list[str]:
 @functools.cache
 def llama(emulate: bool) -> tuple[Graph, list[Linear | Skip]]:
     """The joint graph of a layer, which no test changes, and what is told of its matmuls."""
-    layer, args = llama_case(2, 64, 64, 128, 4)
+    layer, args = llama_case(*LLAMA)
     graph = joint_of(layer, *args, linears="int8", **{"linears.emulate": emulate})
     return graph, matmul_entries(fp8compile.report(layer))
 
@@ -114,7 +115,7 @@ def test_it_is_idempotent() -> None:
     assert shared.owning_module is not None
     graph = copy_graph(shared.owning_module).graph
     before = len(graph.nodes)
-    layer, args = llama_case(2, 64, 64, 128, 4)
+    layer, args = llama_case(*LLAMA)
     context = Context(Recipe(linears="int8"), frozenset(range(len(list(layer.parameters())) + len(args))))
     assert not quantize_linears(graph, context).linears
     graph.eliminate_dead_code()
