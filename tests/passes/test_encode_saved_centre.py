@@ -135,9 +135,9 @@ def test_not_where_the_size_of_its_error_was_proven_in_numbers(monkeypatch: pyte
 
 def test_read_by_more_than_attention() -> None:
     model, args = case(lambda o: o * torch.sigmoid(o))
-    assert centred(model, args) == 1
-    torch._dynamo.reset()
-    assert min(gradient_sqnr(model, compiled(model, linears="off", **{"saved.min_numel": 0}), args).values()) > 20
+    fn = compiled(model, linears="off", **{"saved.min_numel": 0})
+    assert min(gradient_sqnr(model, fn, args).values()) > 20
+    assert sum(CENTRED in each.codec for each in fp8compile.report(fn).saved) == 1
 
 
 def test_exponentiated_it_stays_exact() -> None:
