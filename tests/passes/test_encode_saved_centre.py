@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -53,6 +55,15 @@ def centred(model: nn.Module, args: tuple[Tensor, ...], **options: object) -> in
     return sum(CENTRED in name for name in names(model, args, **options))
 
 
+@functools.cache
+def trained() -> tuple[dict[str, float], int]:
+    """The dB of every gradient, and the bytes that are kept."""
+    torch._dynamo.reset()
+    model, args = case()
+    fn = compiled(model, linears="off", **{"saved.min_numel": 0})
+    return gradient_sqnr(model, fn, args), kept_bytes(model, fn, args)
+
+
 def test_golden_what_the_forward_keeps() -> None:
     model, (x, memory) = case()
     listed = forward_of(split_of(model, x, memory.requires_grad_(), linears="off")).splitlines()
@@ -77,9 +88,9 @@ view_11: float32[2, 64, 128] = view(mm_3)""",
 
 def test_gradients_of_queries_and_keys_are_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of tokens 0.3 apart, an error of 1/254 of a result of size 1 is a large part of what these gradients are made of."""
-    model, args = case()
-    after = gradient_sqnr(model, compiled(model, linears="off", **{"saved.min_numel": 0}), args)
+    after, _ = trained()
     torch._dynamo.reset()
+    model, args = case()
     monkeypatch.setattr(saved_judge, "tokens_of", lambda made: None)
     before = gradient_sqnr(model, compiled(model, linears="off", **{"saved.min_numel": 0}), args)
     for name in ("q.weight", "k.weight"):
@@ -88,12 +99,11 @@ def test_gradients_of_queries_and_keys_are_there(monkeypatch: pytest.MonkeyPatch
 
 
 def test_it_takes_a_centre_and_no_more() -> None:
+    _, kept = trained()
+    torch._dynamo.reset()
     model, args = case()
-    kept = {}
-    for name, options in (("centred", {}), ("e4m3", {"saved.attention_format": "e4m3"})):
-        torch._dynamo.reset()
-        kept[name] = kept_bytes(model, compiled(model, linears="off", **options, **{"saved.min_numel": 0}), args)
-    assert kept["centred"] - kept["e4m3"] == 2 * 2 * HIDDEN, "BF16, for two sequences"
+    fn = compiled(model, linears="off", **{"saved.min_numel": 0, "saved.attention_format": "e4m3"})
+    assert kept - kept_bytes(model, fn, args) == 2 * 2 * HIDDEN, "BF16, for two sequences"
 
 
 def test_what_is_predicted_is_what_is_kept() -> None:
@@ -125,9 +135,9 @@ def test_not_where_the_size_of_its_error_was_proven_in_numbers(monkeypatch: pyte
 
 def test_read_by_more_than_attention() -> None:
     model, args = case(lambda o: o * torch.sigmoid(o))
-    assert centred(model, args) == 1
-    torch._dynamo.reset()
-    assert min(gradient_sqnr(model, compiled(model, linears="off", **{"saved.min_numel": 0}), args).values()) > 20
+    fn = compiled(model, linears="off", **{"saved.min_numel": 0})
+    assert min(gradient_sqnr(model, fn, args).values()) > 20
+    assert sum(CENTRED in each.codec for each in fp8compile.report(fn).saved) == 1
 
 
 def test_exponentiated_it_stays_exact() -> None:

@@ -179,14 +179,14 @@ def test_about_a_mean_e4m3_is_no_way_out_for_what_is_steep(norm: str, besides: s
         x = torch.randn(256, 64, generator=torch.Generator().manual_seed(2))
         return (fn(x) - 1).square().mean()
 
+    made: list[nn.Module] = []
+
     def make() -> nn.Module:
-        return Steep(NORMS[norm], BESIDES[besides])
+        made.append(Steep(NORMS[norm], BESIDES[besides]))
+        return made[-1]
 
     assert worst(make, loss, **{"debug.codegen": "eager", "saved.min_numel": 0}) > 40
-    torch._dynamo.reset()
-    fn = compiled(make(), linears="off", **{"debug.codegen": "eager", "saved.min_numel": 0})
-    loss(fn).backward()  # type: ignore[arg-type]
-    assert not any(s.codec.startswith("e4m3") for s in fp8compile.report(fn).saved)
+    assert not any(s.codec.startswith("e4m3") for s in fp8compile.report(made[-1]).saved)
 
 
 def test_nothing_is_proven_of_a_small_channel_beside_large_ones() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
 from unittest import mock
@@ -14,7 +15,7 @@ from torch import Tensor, nn
 from torch.fx import Graph
 
 import fp8compile
-from fp8compile.fx.graph import ENCODING, SPLICED
+from fp8compile.fx.graph import ENCODING, SPLICED, copy_graph
 from fp8compile.numerics import E4M3, E5M2, Rowwise, Tensorwise
 from fp8compile.passes.quantize_linears import quantize_linears
 from fp8compile.recipe.context import Context
@@ -52,6 +53,14 @@ def reason_of(model: nn.Module, *args: Tensor, **fields: object) -> str:
 def encodings(graph: Graph) -> list[str]:
     """What is encoded, one entry for each encoding."""
     return [n.meta[SPLICED] for n in graph.nodes if ENCODING in n.meta and n.meta["val"].element_size() == 1]
+
+
+@functools.cache
+def llama() -> tuple[Graph, list[Linear | Skip]]:
+    """The joint graph of a layer, which no test changes, and what is told of its matmuls."""
+    layer, args = llama_case(2, 64, 64, 128, 4)
+    graph = joint_of(layer, *args, **{"linears.emulate": True})
+    return graph, matmul_entries(fp8compile.report(layer))
 
 
 def test_golden_joint_graph_of_a_linear() -> None:
@@ -118,15 +127,13 @@ return add, _scaled_mm_2, view, _scaled_mm_1
 
 
 def test_one_encoding_serves_all_uses_of_a_value() -> None:
-    layer, args = llama_case(2, 64, 64, 128, 4)
-    graph = joint_of(layer, *args, **{"linears.emulate": True})
+    graph, _ = llama()
     # q, k and v read one norm output, gate and up the other; each of 7 weights and 7 gradients serves two matmuls.
     assert len(encodings(graph)) == len(set(encodings(graph))) == 4 + 7 + 7
 
 
 def test_every_matmul_of_every_linear_is_rewritten() -> None:
-    layer, args = llama_case(2, 64, 64, 128, 4)
-    found = linears_of(layer, *args)
+    _, found = llama()
     names = ("q", "k", "v", "o", "gate", "up", "down")
     assert {(x.origin.module, x.direction) for x in found} == {
         (name, direction) for name in names for direction in ("forward", "dgrad", "wgrad")
@@ -140,10 +147,13 @@ def test_every_matmul_of_every_linear_is_rewritten() -> None:
 
 
 def test_it_is_idempotent() -> None:
-    layer, args = llama_case(2, 64, 64, 128, 4)
-    graph = joint_of(layer, *args, **{"linears.emulate": True})
+    shared, _ = llama()
+    assert shared.owning_module is not None
+    graph = copy_graph(shared.owning_module).graph
     before = len(graph.nodes)
-    context = Context(Recipe(linears={"emulate": True}), frozenset(range(len(list(layer.parameters())) + 3)))
+    layer, args = llama_case(2, 64, 64, 128, 4)
+    statics = frozenset(range(len(list(layer.parameters())) + len(args)))
+    context = Context(Recipe(linears={"emulate": True}), statics)
     assert not quantize_linears(graph, context).linears
     graph.eliminate_dead_code()
     assert len(graph.nodes) == before

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ from torch import Tensor, nn
 from torch.fx import Graph
 
 import fp8compile
-from fp8compile.fx.graph import ENCODING, SPLICED
+from fp8compile.fx.graph import ENCODING, SPLICED, copy_graph
 from fp8compile.numerics import E4M3, E5M2, Blocks, Codec, Format, Tensorwise
 from fp8compile.numerics.scaling import E8M0
 from fp8compile.passes.quantize_linears import quantize_linears
@@ -31,12 +32,20 @@ SIZES = [
     (300, 144, 80),
     (40, 48, 16),
 ]  # M, K, N: whole blocks; multiples of 16 and any M; less than one
+LLAMA = (2, 64, 64, 64, 4)  # batch, tokens, hidden, inner and heads of a layer whose linears are all of one shape
 by_mode = pytest.mark.parametrize("mode", MODES)
 
 
 def linears_of(model: nn.Module, *args: Tensor, **fields: object) -> list[Linear | Skip]:
     recipe = Recipe(**{"linears.emulate": True, **fields})  # type: ignore[arg-type]
     return matmul_entries(fp8compile.explain(model, args, recipe=recipe))
+
+
+@functools.cache
+def llama(mode: str) -> Graph:
+    """The joint graph of a layer, which no test changes."""
+    layer, args = llama_case(*LLAMA)
+    return joint_of(layer, *args, linears=mode, **{"linears.emulate": True})
 
 
 def encodings(graph: Graph) -> list[str]:
@@ -84,14 +93,13 @@ return mm, mm_1, None
 @pytest.mark.parametrize(("mode", "count"), [("blockwise", 4 * 2 + 7 + 7 * 2), ("mxfp8", 4 * 2 + 7 * 2 + 7 * 2)])
 def test_an_encoding_serves_all_who_contract_a_value_alike(mode: str, count: int) -> None:
     """4 activations (q, k and v read one, gate and up another) and 7 gradients twice; 7 weights once if blocks are square."""
-    layer, args = llama_case(2, 64, 64, 128, 4)
-    found = encodings(joint_of(layer, *args, linears=mode, **{"linears.emulate": True}))
+    found = encodings(llama(mode))
     assert len(found) == len(set(found)) == count
 
 
 @by_mode
 def test_every_matmul_of_every_linear_is_rewritten_and_names_its_mode(mode: str) -> None:
-    layer, args = llama_case(2, 64, 64, 128, 4)
+    layer, args = llama_case(*LLAMA)
     found = linears_of(layer, *args, linears=mode)
     assert len(found) == 21 and not any(why(x) for x in found)
     formats = {x.direction: x.formats for x in found if isinstance(x, Linear)}
@@ -107,12 +115,13 @@ def test_every_matmul_of_every_linear_is_rewritten_and_names_its_mode(mode: str)
 
 @by_mode
 def test_it_is_idempotent(mode: str) -> None:
-    layer, args = llama_case(2, 64, 64, 128, 4)
-    graph = joint_of(layer, *args, linears=mode, **{"linears.emulate": True})
+    shared = llama(mode)
+    assert shared.owning_module is not None
+    graph = copy_graph(shared.owning_module).graph
     before = len(graph.nodes)
-    context = Context(
-        Recipe(linears={"emulate": True, "mode": mode}), frozenset(range(len(list(layer.parameters())) + 3))
-    )
+    layer, args = llama_case(*LLAMA)
+    statics = frozenset(range(len(list(layer.parameters())) + len(args)))
+    context = Context(Recipe(linears={"emulate": True, "mode": mode}), statics)
     assert not quantize_linears(graph, context).linears
     graph.eliminate_dead_code()
     assert len(graph.nodes) == before
@@ -293,9 +302,9 @@ def test_a_gradient_has_the_format_of_the_matmul_that_reads_it(dgrad: Format, wg
 
 @pytest.mark.parametrize("linear", ["tensorwise", "rowwise", *MODES])
 def test_formats_by_direction_hold_in_every_mode(linear: str) -> None:
-    x = torch.randn(48, 64, requires_grad=True)
+    x = torch.randn(64, 64, requires_grad=True)
     formats = {"dgrad": "e4m3", "wgrad": "e5m2"}
-    told = linears_of(nn.Linear(64, 32), x, linears=linear, **{"linears.formats": formats})
+    told = linears_of(nn.Linear(64, 64), x, linears=linear, **{"linears.formats": formats})
     found = {x.direction: x.formats for x in told if isinstance(x, Linear)}
     assert {name: text.split(" x")[0] for name, text in found.items()} == {"forward": "e4m3", **formats}
     assert all(linear in text for text in found.values())

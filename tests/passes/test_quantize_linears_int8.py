@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -18,13 +19,13 @@ import fp8compile
 from fp8compile import _torch as private
 from fp8compile.encoding.device import int8_unsupported_reason
 from fp8compile.encoding.integer_matmuls import reason_against_integers
-from fp8compile.fx.graph import ENCODING, SPLICED
+from fp8compile.fx.graph import ENCODING, SPLICED, copy_graph
 from fp8compile.numerics import INT8, Blocks, Codec
 from fp8compile.numerics.integer_products import MOST_PRODUCTS
 from fp8compile.passes.quantize_linears import quantize_linears
 from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
-from fp8compile.reporting.entries import Linear
+from fp8compile.reporting.entries import Linear, Skip
 from tests.support.graphs import joint_of, text_of
 from tests.support.integers import ROWS, OnTheLeft, linears_of, product
 from tests.support.measure import compiled, gradient_sqnr, llama_case, matmul_entries, why
@@ -32,6 +33,7 @@ from tests.support.measure import compiled, gradient_sqnr, llama_case, matmul_en
 aten = torch.ops.aten
 pytestmark = pytest.mark.usefixtures("vnni")
 SQUARE = Blocks(INT8, 32, 32)
+LLAMA = (2, 64, 64, 64, 4)  # batch, tokens, hidden, inner and heads of a layer whose linears are all of one shape
 SIZES = [(256, 128, 384), (300, 144, 80), (37, 10, 7)]  # M, K, N: even ones, any M, nothing even
 
 
@@ -39,6 +41,14 @@ def encodings(graph: Graph) -> list[str]:
     """What is encoded by what codec, one entry for each encoding."""
     codes = [n for n in graph.nodes if ENCODING in n.meta and n.meta["val"].dtype == torch.int8]
     return [f"{n.meta[SPLICED]} {n.meta[ENCODING].codec}" for n in codes]
+
+
+@functools.cache
+def llama(emulate: bool) -> tuple[Graph, list[Linear | Skip]]:
+    """The joint graph of a layer, which no test changes, and what is told of its matmuls."""
+    layer, args = llama_case(*LLAMA)
+    graph = joint_of(layer, *args, linears="int8", **{"linears.emulate": emulate})
+    return graph, matmul_entries(fp8compile.report(layer))
 
 
 def fake(codec: Codec, x: Tensor) -> Tensor:
@@ -76,8 +86,7 @@ return mul_5, mul_11, None
 
 def test_all_matmuls_are_products_of_integers_and_an_encoding_serves_all_who_contract_a_value_alike() -> None:
     """4 activations, 7 gradients and 7 weights, each along both of its dimensions."""
-    layer, args = llama_case(2, 64, 64, 128, 4)
-    graph = joint_of(layer, *args, linears="int8")
+    graph, _ = llama(False)
     targets = [node.target for node in graph.nodes]
     assert targets.count(aten._int_mm.default) == 21 and not {aten.mm.default, aten.addmm.default} & {*targets}
     assert len(encodings(graph)) == (4 + 7 + 7) * 2
@@ -92,8 +101,7 @@ def test_all_matmuls_are_products_of_integers_and_an_encoding_serves_all_who_con
     ids=str,
 )
 def test_every_matmul_is_rewritten_and_named(fields: dict[str, Any], formats: str) -> None:
-    layer, args = llama_case(2, 64, 64, 128, 4)
-    found = linears_of(layer, *args, **fields)
+    _, found = llama("linears.emulate" in fields)
     assert len(found) == 21 and {x.formats for x in found if isinstance(x, Linear)} == {formats}
 
 
@@ -103,11 +111,12 @@ def test_the_report_says_int8() -> None:
 
 
 def test_it_is_idempotent() -> None:
-    layer, args = llama_case(2, 64, 64, 128, 4)
-    fields = {"linears": "int8"}
-    graph = joint_of(layer, *args, **fields)
+    shared, _ = llama(False)
+    assert shared.owning_module is not None
+    graph = copy_graph(shared.owning_module).graph
     before = len(graph.nodes)
-    context = Context(Recipe(**fields), frozenset(range(len(list(layer.parameters())) + 3)))
+    layer, args = llama_case(*LLAMA)
+    context = Context(Recipe(linears="int8"), frozenset(range(len(list(layer.parameters())) + len(args))))
     assert not quantize_linears(graph, context).linears
     graph.eliminate_dead_code()
     assert len(graph.nodes) == before
