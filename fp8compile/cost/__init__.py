@@ -1,1 +1,1 @@
-"""What devices can do in a second: the rates that predictions are made of. No file here has met a device by itself."""
+"""What devices can do in a second: the rates that predictions are made of. An H200's were read on one, others are assumed."""

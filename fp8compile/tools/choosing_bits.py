@@ -139,7 +139,9 @@ def calibrate_bits(
     run.over(getattr(model, "_orig_mod", model), batches, loss)
     values = run.values()
     if not values:
-        raise ValueError(NOTHING.format(why="" if chosen.stores_saved else ": Recipe.saved is 'off'"))
+        raise ValueError(
+            NOTHING.format(why="" if chosen.rounds_saved else f": Recipe.saved is {chosen.saved.format!r}")
+        )
     return chosen.replace_in_all({"saved.bits": SavedBits(values).within(bits, nbytes)})
 
 
