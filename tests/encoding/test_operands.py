@@ -28,7 +28,7 @@ class Sum(nn.Module):
 
 
 def gradients(model: Sum, x: Tensor, **options: Any) -> list[Tensor]:
-    fn = compiled(model, linears="tensorwise", saved="off", **options, **{"linears.emulate": True})
+    fn = compiled(model, **{"linears": "tensorwise", "saved": "off", "linears.emulate": True, **options})
     out = fn(x)
     weight = torch.randn(out.shape, generator=torch.Generator().manual_seed(5))
     return list(torch.autograd.grad((out * weight).sum(), [model.a.weight, model.b.weight]))
