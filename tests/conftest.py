@@ -1,6 +1,6 @@
 """Every test starts with a clean Dynamo; the session has an Inductor cache of its own, so that nothing is warm by chance.
 
-``make test`` takes some ten minutes on two cores. With ``--all`` every case of slow tests runs (tests/nightly.py).
+``make test`` takes a quarter of an hour on two cores. With ``--all`` every case of slow tests runs (tests/nightly.py).
 A test that is marked ``sweep`` runs with ``--sweep`` only: it is slow, and a shorter one of its kind is not (``make sweep``).
 """
 
@@ -48,6 +48,11 @@ LONG = (
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--all", action="store_true", help="run every case of slow tests, as make test-all does")
     parser.addoption("--sweep", action="store_true", help="run what takes long too: whole sweeps, all lowered cases")
+
+
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """One more than there are cores: a worker waits for compilers, browsers and ranks a sixth of its time."""
+    return (os.cpu_count() or 1) + 1
 
 
 def pytest_configure(config: pytest.Config) -> None:
