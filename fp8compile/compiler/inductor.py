@@ -65,7 +65,10 @@ NO_CUDA_GRAPHS = (
     "Recipe.linears.cache_weights is ignored: CUDA graphs would copy the codes of all weights in each call; another mode "
     "than 'reduce-overhead' and 'max-autotune' caches them"
 )
-NOTHING_TO_OFFLOAD = "Recipe.memory.offload has no effect: nothing is stored as codes, since 'linears' is 'off' and 'saved' 'off' or 'exact'"
+NOTHING_TO_OFFLOAD = (
+    "Recipe.memory.offload has no effect: nothing is stored as codes, since 'linears' is 'off', and 'saved' is 'off' or "
+    "'exact'"
+)
 NO_CUDA_GRAPHS_ON_HOST = (
     "Recipe.memory.offload is ignored: a CUDA graph cannot hold copies to the host; another mode than 'reduce-overhead' and "
     "'max-autotune' makes them"
