@@ -50,11 +50,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--sweep", action="store_true", help="run what takes long too: whole sweeps, all lowered cases")
 
 
-def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """One more than there are cores: a worker waits for compilers, browsers and ranks a sixth of its time."""
-    return (os.cpu_count() or 1) + 1
-
-
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "sweep: runs with --sweep only")
 
