@@ -76,7 +76,7 @@ def _reading(reading: readings.Reading) -> list[str]:
         "Speed is plain Inductor's fastest step over this one's. U is the layer's input in BF16.",
         "The peak of a whole step is all that is allocated; other peaks are above the weights.",
         "First steps were compiled many side by side.",
-        *(text for commit, text in MENDED_SINCE.items() if commit in reading.where),
+        *([MENDED_SINCE[reading.commit]] if reading.commit in MENDED_SINCE else []),
         "",
         *first_table.whole(reading.found),
     ]

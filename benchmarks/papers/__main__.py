@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from benchmarks.papers.papers import PAPERS
-from fp8compile.cli.ends import DONE, FAILED, said
+from fp8compile.cli.ends import DONE, FAILED
 from fp8compile.cli.values import at_least, one_of
 
 
@@ -36,7 +36,8 @@ def main(words: Sequence[str] | None = None) -> int:
     try:
         run.run(run.ReproduceOptions(values.name, values.out, values.seeds, values.steps))
     except (MissingExtra, NoSource, OSError) as error:
-        return said("papers", error, FAILED)
+        print(f"{parser.prog}: error: {error}", file=sys.stderr)
+        return FAILED
     return DONE
 
 

@@ -31,15 +31,16 @@ from fp8compile.numerics import Blocks, Format
 from fp8compile.numerics.blocks import BLOCK, MX_BLOCK
 from fp8compile.numerics.scaling import E8M0
 from fp8compile.recipe.recipe import Recipe
+from fp8compile.recipe.validation import IN_BLOCKS
 
-BLOCKWISE, MXFP8 = "blockwise", "mxfp8"
+BLOCKWISE = "blockwise"
 EMULATED_ONLY = "{} scales are emulated only (linears.emulate=True decodes and multiplies, on any device)"
 ROWS_VARY = "rows that vary from call to call: {} scales run along them in the wgrad"
 
 
 def in_blocks(recipe: Recipe) -> bool:
     """Whether a recipe's linears have scales of blocks."""
-    return recipe.linears.mode in (BLOCKWISE, MXFP8)
+    return recipe.linears.mode in IN_BLOCKS
 
 
 def reason_against_blocks(matmul: Matmul, recipe: Recipe) -> str | None:

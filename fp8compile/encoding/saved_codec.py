@@ -13,7 +13,7 @@ from fp8compile.encoding.saved_rows import row_dims_of
 from fp8compile.fx.graph import SPLICED, storage_root
 from fp8compile.fx.ops import is_of_attention, is_view
 from fp8compile.fx.partition import SavedTensor
-from fp8compile.numerics import E4M3, INT8, Codec, Groupwise
+from fp8compile.numerics import E4M3, INT8, Groupwise
 from fp8compile.recipe.recipe import Recipe
 
 UNKNOWN = (
@@ -27,7 +27,7 @@ def format_name(edge: SavedTensor, recipe: Recipe) -> str:
     return recipe.saved.attention_format if belongs_to_attention(edge) else recipe.saved.format
 
 
-def codec_for(edge: SavedTensor, recipe: Recipe) -> tuple[Codec, str]:
+def codec_for(edge: SavedTensor, recipe: Recipe) -> tuple[Groupwise, str]:
     """The storage that the recipe names for this tensor (few bits: "auto"), and why where that depends on the tensor."""
     name = format_name(edge, recipe)
     by_name = {"e4m3": (E4M3, ""), "int8": (INT8, "")}

@@ -47,7 +47,7 @@ from fp8compile.fx.graph import (
 )
 from fp8compile.fx.ops import opname
 from fp8compile.fx.partition import PartitionedGraph, SavedTensor
-from fp8compile.numerics import E4M3, ENCODABLE, INT8, Codec, Format, Groupwise
+from fp8compile.numerics import E4M3, ENCODABLE, INT8, Groupwise
 from fp8compile.numerics.few_bits import FEW_BITS, FewBits
 from fp8compile.numerics.groups import Groups
 from fp8compile.recipe.context import Context
@@ -122,7 +122,7 @@ class Judge:
         bits = self.ctx.recipe_at(_path(edge)).saved.bits
         return None if bits == "off" or edge.forward not in self.keys else bits.find(self.keys[edge.forward])
 
-    def _stored_as(self, edge: SavedTensor, codec: Codec, why: str) -> Stored | str:
+    def _stored_as(self, edge: SavedTensor, codec: Groupwise, why: str) -> Stored | str:
         """In the bits that are chosen for this value, or for all."""
         recipe, chosen = self.ctx.recipe_at(_path(edge)), self.was_chosen(edge)
         if chosen is not None and chosen.chosen == WHOLE:
@@ -133,28 +133,28 @@ class Judge:
         note = more if chosen and more else _joined(more, note)
         return Stored(few, note, about=self._about(edge)) if few else self._in_groups(edge, codec, _joined(why, note))
 
-    def _in_few(self, edge: SavedTensor, codec: Codec, bits: int) -> tuple[FewBits | None, str]:
+    def _in_few(self, edge: SavedTensor, codec: Groupwise, bits: int) -> tuple[FewBits | None, str]:
         """The codec of so many bits or the fewest above that the value may have, and why it has more; None: a byte."""
-        if _formats(codec) != (INT8,):
+        if codec.format is not INT8:
             return None, ""
         groups = Groups(self.ctx.recipe_at(_path(edge)).saved.group_size, row_dims_of(edge))
         return few_bits_of(edge.backward, bits, groups, self.sensitivity, belongs_to_attention(edge))
 
-    def _in_groups(self, edge: SavedTensor, codec: Codec, why: str) -> Stored:
+    def _in_groups(self, edge: SavedTensor, codec: Groupwise, why: str) -> Stored:
         """In a byte, about its statistics, or, where the backward answers to sizes alone, with what else is known of it."""
         sides = self._sides(edge, codec)
         if (known := self._about(edge)) is not None:
             return Stored(codec, why, about=known, sides=sides)
         dim, tokens = softmax_dim(edge.forward), tokens_of(edge.forward)
-        if not is_read_by_attention(edge.backward) or _formats(codec) != (INT8,):
+        if not is_read_by_attention(edge.backward) or codec.format is not INT8:
             tokens = None  # E4M3 is chosen for what counts by its own size, not by its distance from another value
         if dim is None and tokens is None:
             return Stored(codec, why, sides=sides)
-        if not all(self.sensitivity.needs_no_range(edge.backward, fmt) for fmt in _formats(codec)):
+        if not self.sensitivity.needs_no_range(edge.backward, codec.format):
             return Stored(codec, why, sides=sides)
         return Stored(codec, why, dim, tokens)
 
-    def _in_a_byte(self, edge: SavedTensor) -> tuple[Codec, str] | str:
+    def _in_a_byte(self, edge: SavedTensor) -> tuple[Groupwise, str] | str:
         """The first codec whose errors the backward answers with small ones, and why that; else the first one's reason."""
         reasons = []
         for codec, why in self._codecs(edge):
@@ -163,7 +163,7 @@ class Judge:
             reasons.append(reason)
         return reasons[0]
 
-    def _codecs(self, edge: SavedTensor) -> Iterator[tuple[Codec, str]]:
+    def _codecs(self, edge: SavedTensor) -> Iterator[tuple[Groupwise, str]]:
         """The recipe's codec; then E4M3's, if the recipe leaves the choice."""
         recipe = self.ctx.recipe_at(_path(edge))
         name = format_name(edge, recipe)
@@ -171,10 +171,10 @@ class Judge:
         if self._is_about_a_mean(edge) and name != "e4m3":
             codec, why = Groupwise(INT8, recipe.saved.group_size, row_dims=row_dims_of(edge)), ""
         yield codec, why
-        if (name == "auto" or name in FEW_BITS) and _formats(codec) != (E4M3,):
+        if (name == "auto" or name in FEW_BITS) and codec.format is not E4M3:
             yield Groupwise(E4M3, recipe.saved.group_size, row_dims=row_dims_of(edge)), STEEP
 
-    def _reason_against(self, edge: SavedTensor, codec: Codec) -> str | None:
+    def _reason_against(self, edge: SavedTensor, codec: Groupwise) -> str | None:
         """Why a value must not be stored so.
 
         About a mean, E4M3 is no way out for what is steep: its errors are larger than INT8's, and not relative to the value.
@@ -182,15 +182,14 @@ class Judge:
         if self._is_about_a_mean(edge) and not self._keeps_signs(edge, codec):
             return SIGNS
         error = OF_A_CODE if (known := self._about(edge)) is None else known.error
-        found = (self.sensitivity.reason_to_stay_exact(edge.backward, fmt, error) for fmt in _formats(codec))
-        return next(filter(None, found), None)
+        return self.sensitivity.reason_to_stay_exact(edge.backward, codec.format, error)
 
     def _reason_to_leave(self, edge: SavedTensor) -> str | None:
         return (
             (EXACT in storage_root(edge.forward).meta and "the backward computes the logits again from it")
             or self._not_an_activation(edge)
             or self._left_by_recipe(edge)
-            or (self.ctx.recipe_at(_path(edge)).saved.format == "exact" and ROUNDS)
+            or (not self.ctx.recipe_at(_path(edge)).saved.rounds and ROUNDS)
             or (is_statistic(edge.forward) and "a statistic: small beside its tensor, and everything depends on it")
             or (
                 WIDENED in storage_root(edge.forward).meta
@@ -225,14 +224,14 @@ class Judge:
     def _is_about_a_mean(self, edge: SavedTensor) -> bool:
         return (known := self._about(edge)) is not None and known.mean is not None
 
-    def _keeps_signs(self, edge: SavedTensor, codec: Codec) -> bool:
+    def _keeps_signs(self, edge: SavedTensor, codec: Groupwise) -> bool:
         """Whether all signs that the backward takes of a value are kept, though its zero is no code's."""
         sides = self._sides(edge, codec)
         return not is_compared_with_zero(edge.backward, sides.comparisons if sides else ())
 
-    def _sides(self, edge: SavedTensor, codec: Codec) -> Sides | None:
+    def _sides(self, edge: SavedTensor, codec: Groupwise) -> Sides | None:
         """The edges whose side this codec's codes keep: INT8's, found once for a value."""
-        if not isinstance(codec, Groupwise) or codec.format is not INT8:
+        if codec.format is not INT8:
             return None
 
         def of_others() -> set[Node]:
@@ -288,10 +287,6 @@ class Judge:
 
 def _joined(*remarks: str) -> str:
     return "; ".join(filter(None, remarks))
-
-
-def _formats(codec: Codec) -> tuple[Format, ...]:
-    return (codec.format,) if isinstance(codec, Groupwise) else (E4M3, INT8)
 
 
 def _path(edge: SavedTensor) -> str:

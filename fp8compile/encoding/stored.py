@@ -13,7 +13,7 @@ from fp8compile.encoding.about import About
 from fp8compile.encoding.attention_result import Tokens
 from fp8compile.encoding.sides import Sides, keep_sides
 from fp8compile.fx.graph import numel, sizes_in_memory
-from fp8compile.numerics import Codec, Groupwise, GroupwiseBest
+from fp8compile.numerics import Codec, Groupwise
 from fp8compile.numerics.bits import Bits
 from fp8compile.numerics.centring import decode_about_centre, encode_about_centre
 from fp8compile.numerics.few_bits import FewBits
@@ -74,7 +74,7 @@ class Stored:
 
     def nbytes(self, value: Tensor) -> int:
         """Bytes of all parts."""
-        assert isinstance(self.codec, (Groupwise, GroupwiseBest, FewBits, Bits, WholeNumbers))
+        assert isinstance(self.codec, (Groupwise, FewBits, Bits, WholeNumbers))
         centre = 0 if self.tokens is None else CENTRE_BYTES * (numel(value) // self.tokens.length)
         return self.codec.nbytes(sizes_in_memory(value)) + centre
 

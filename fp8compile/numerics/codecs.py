@@ -144,7 +144,6 @@ class GroupwiseBest:
 
     group_size: int = 128
     scale_dtype: torch.dtype = torch.bfloat16
-    row_dims: int = 1
 
     def __post_init__(self) -> None:
         if self.scale_dtype == E8M0:
@@ -156,7 +155,7 @@ class GroupwiseBest:
 
     @property
     def groups(self) -> Groups:
-        return Groups(self.group_size, self.row_dims)
+        return Groups(self.group_size)
 
     def nbytes(self, shape: Sequence[int]) -> int:
         """Bytes of the codes and scales of a tensor of ``shape``."""

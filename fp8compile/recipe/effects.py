@@ -24,12 +24,12 @@ def _smooth(one: Any) -> bool:
     return bool(tensorwise and not one.linears.cache_weights)
 
 
-def _stores(one: Any) -> bool:
-    return one.saved.format not in ("off", "exact")
+def _rounds(one: Any) -> bool:
+    return bool(one.saved.rounds)
 
 
 DELAYED = "linears.scaling='delayed' beside FP8 linears"
-STORED = "saved.format='auto' (or another)"
+STORED = "saved.format='auto' (or another with codes)"
 
 # By field: whether it can have an effect beside the other fields of one recipe, and what to set so that it has.
 NEEDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
@@ -37,10 +37,10 @@ NEEDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     "linears.emulate": (lambda one: one.linears.mode != "off", "linears.mode='tensorwise' (or another mode)"),
     "linears.margin": (_delayed, DELAYED),
     "linears.amax_history_len": (_delayed, DELAYED),
-    "saved.bits": (_stores, STORED),
-    "saved.attention": (_stores, STORED),
+    "saved.bits": (_rounds, STORED),
+    "saved.attention": (_rounds, STORED),
     "saved.attention_format": (
-        lambda one: _stores(one) and one.saved.attention is not False,
+        lambda one: _rounds(one) and one.saved.attention is not False,
         f"{STORED} and saved.attention=True",
     ),
     "linears.merge_dgrads": (

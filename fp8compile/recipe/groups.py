@@ -116,6 +116,11 @@ class Saved(Group):
         super().__post_init__()
         check_few_bits(self.group_size, (self.format, self.attention_format), self.bits)
 
+    @property
+    def rounds(self) -> bool:
+        """Whether values are stored as codes, which round them."""
+        return self.format not in ("off", "exact")
+
 
 @dataclass(frozen=True)
 class Memory(Group):

@@ -183,7 +183,7 @@ class Recipe:
     @property
     def rounds_saved(self) -> bool:
         """Whether what is saved is stored as codes in any module."""
-        return any(recipe.saved.format not in ("off", "exact") for recipe in (self, *self.modules.values()))
+        return any(recipe.saved.rounds for recipe in (self, *self.modules.values()))
 
     @property
     def quantizes_linears(self) -> bool:

@@ -215,8 +215,8 @@ MEMORY = (
     Mutant(
         "exact: what would be rounded is stored as codes",
         "fp8compile/encoding/saved_judge.py",
-        'saved.format == "exact" and ROUNDS)',
-        'saved.format == "exacter" and ROUNDS)',
+        "saved.rounds and ROUNDS)",
+        "saved.rounds and False)",
         ("tests/passes/test_encode_saved_exact.py::test_no_number_changes[llama, BF16-eager-exact]",),
     ),
     Mutant(

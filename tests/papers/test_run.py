@@ -95,7 +95,7 @@ def test_what_is_missing_is_said_before_the_first_step(
 def test_a_folder_that_is_a_file_is_an_error(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
     assert main.main(["coat", "--out", str(tmp_path / "file")]) == 1
-    assert "fp8compile papers: error: " in capsys.readouterr().err
+    assert "python -m benchmarks.papers: error: " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", PAPERS)

@@ -13,16 +13,17 @@ from fp8compile.fx.snapshot import PassStep
 
 # Passes that run on every model, in their order.
 NAMES = [
-    *(
-        "spell_out_alpha",
-        "share_casts",
-        "quantize_linears",
-        "chunk_logits",
-        "cut_for_bytes",
-        "save_sums",
-        "recompute_kept",
-    ),
-    *("save_softmax", "save_normalised", "recompute_for_budget", "encode_saved"),
+    "spell_out_alpha",
+    "share_casts",
+    "quantize_linears",
+    "chunk_logits",
+    "cut_for_bytes",
+    "save_sums",
+    "recompute_kept",
+    "save_softmax",
+    "save_normalised",
+    "recompute_for_budget",
+    "encode_saved",
 ]
 CUT = NAMES.index("cut_for_bytes")  # so many run on the joint graph
 LATE = 2 * ["sum_bias_gradients", "store_residuals"]  # where code is generated: on the forward, then on the backward
