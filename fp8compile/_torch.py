@@ -33,7 +33,7 @@ from torch._guards import Guard, TracingContext, detect_fake_mode, tracing
 from torch._inductor import config as inductor_config
 from torch._inductor import list_mode_options
 from torch._inductor.async_compile import AsyncCompile
-from torch._inductor.codecache import PyCodeCache
+from torch._inductor.codecache import CppCodeCache, PyCodeCache
 from torch._inductor.codegen.triton import FixedTritonConfig
 from torch._inductor.compile_fx import compile_fx, compile_fx_inner
 from torch._inductor.custom_graph_pass import CustomGraphPass, CustomPartitionerFn
@@ -103,9 +103,7 @@ def ends_at_graph_break(gm: GraphModule) -> bool:
 
 def add_guard(placeholder: Node, holds: Callable[[Any], bool], text: str) -> None:
     """Have Dynamo run the graph that it hands to the backend now only where ``holds`` of this input; else compile again.
-
-    Does nothing where Dynamo does not know the input's source, or hands over no graph.
-    """
+    Does nothing where Dynamo does not know the input's source, or hands over no graph."""
     source, context = getattr(placeholder, "_dynamo_source", None), TracingContext.try_get()
 
     def guard_holds(builder: Any, guard: Guard) -> None:
@@ -248,6 +246,7 @@ __all__ = [  # what is imported for others; what is defined above is for them to
     "AsyncCompile",
     "BackendCompilerFailed",
     "ConstantSource",
+    "CppCodeCache",
     "CustomGraphPass",
     "CustomPartitionerFn",
     "FakeTensorMode",

@@ -23,7 +23,8 @@ made again with them: their amaxes are the one reduction repeated.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import bisect
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch.fx import Node
@@ -48,10 +49,12 @@ def recompute_kept(split: PartitionedGraph, ctx: Context) -> Notes:
         if chain := _chain(edge.forward, set(), split):
             notes += _drop(split, edge, chain)
     fixed: set[Node] = set()  # what recomputed values are made from: these must stay
+    values = (n for n in split.fw.graph.nodes if n.op == "call_function" and is_tensor(n))
+    by_bytes = sorted(((nbytes(n.meta["val"]), at, n) for at, n in enumerate(values)))
     for edge in _largest_first(split):
         if edge.forward in fixed:
             continue
-        chains = (_chain(edge.forward, given, split) for given in _ways(split, edge, codes))
+        chains = (_chain(edge.forward, given, split) for given in _ways(split, edge, codes, by_bytes))
         if chain := next(filter(None, chains), None):
             fixed.update(_operands(chain))
             notes += _drop(split, edge, chain)
@@ -67,12 +70,14 @@ def _largest_first(split: PartitionedGraph) -> list[SavedTensor]:
     return sorted(candidates, key=lambda e: (-nbytes(e.forward.meta["val"]), -position[e.forward]))
 
 
-def _ways(split: PartitionedGraph, edge: SavedTensor, codes: set[Node]) -> Iterator[set[Node]]:
+def _ways(
+    split: PartitionedGraph, edge: SavedTensor, codes: set[Node], by_bytes: Sequence[tuple[int, int, Node]]
+) -> Iterator[set[Node]]:
     """What a value may be made from, from the best on: what is saved anyway, else codes too, else what takes less."""
     given = {e.forward for e in split.edges if e is not edge and e.is_tensor}
     yield given
     yield (given | codes) - {edge.forward}
-    yield given | _narrower(edge) | _far_smaller(edge)
+    yield given | _narrower(edge) | _far_smaller(edge, by_bytes)
 
 
 def _chain(value: Node, given: set[Node], split: PartitionedGraph) -> list[Node] | None:
@@ -104,11 +109,10 @@ def _narrower(edge: SavedTensor) -> set[Node]:
     return {source} if before in SIXTEEN_BIT and after is torch.float32 else set()
 
 
-def _far_smaller(edge: SavedTensor) -> set[Node]:
-    """Values that take so few bytes beside one that they may be saved for it."""
+def _far_smaller(edge: SavedTensor, by_bytes: Sequence[tuple[int, int, Node]]) -> set[Node]:
+    """Values that take so few bytes beside one that they may be saved for it; all are given in the order of their bytes."""
     most = nbytes(edge.forward.meta["val"]) // SMALL
-    values = edge.forward.graph.nodes
-    return {n for n in values if n.op == "call_function" and is_tensor(n) and nbytes(n.meta["val"]) <= most}
+    return {node for _, _, node in by_bytes[: bisect.bisect_left(by_bytes, (most + 1,))]}
 
 
 def _operands(chain: list[Node]) -> list[Node]:

@@ -74,6 +74,13 @@ def test_triton_kernels_are_handed_over_as_text_and_text_is_loaded_from_a_file()
     assert loaded.found() == 7 and "return 7" in inspect.getsource(loaded.found)
 
 
+def test_a_text_of_cpp_is_compiled_with_our_flags_behind_inductors() -> None:
+    """fx.cpu_codecs relies on it: Inductor's own flags switch vectors of loops off."""
+    assert "extra_flags" in inspect.signature(private.CppCodeCache.load_async).parameters
+    text = 'extern "C" int found() { return NUMBER; }'
+    assert private.CppCodeCache.load(text, extra_flags=("-DNUMBER=6", "-UNUMBER", "-DNUMBER=7")).found() == 7
+
+
 def test_a_sympy_expression_has_bounds_for_the_ranges_of_its_symbols() -> None:
     import sympy
     from torch.utils._sympy.value_ranges import ValueRanges

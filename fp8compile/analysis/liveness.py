@@ -3,12 +3,12 @@
 A value is alive from the operation that makes it to the last kernel that reads it. Which values are in memory at all is
 what Inductor's rules say (fp8compile/analysis/stored_values.py). Views and fused values extend the life of what they read.
 
-Left out: inputs of the forward, which are there in any case. Two figures are made of the walk:
+Left out: inputs of the forward, which are there in any case. Figures made of the walk:
 
-    workspace_bytes    what goes beyond all that is saved for backward; gradients of parameters are counted elsewhere, as if
-                       they were there from the start
-    peak_bytes         all that is alive, with gradients of parameters from where they are made to the end: what is allocated
-                       in a step that begins without gradients
+    workspace            what goes beyond all that is saved for backward; gradients of parameters are counted elsewhere, as if
+                         they were there from the start
+    forward, backward    all that is alive, with gradients of parameters from where they are made to the end: what is
+                         allocated in a step that begins without gradients
 
 Not known here: workspaces inside kernels (cuBLAS, split reductions), kernels that Inductor fuses although they stand far
 apart, its reordering and reuse of buffers, fragmentation of the allocator.
@@ -17,7 +17,7 @@ apart, its reordering and reuse of buffers, fragmentation of the allocator.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -34,27 +34,29 @@ Held: TypeAlias = Mapping[
 ]  # bytes that are there before the first step, by the steps that use them
 
 
-def workspace_bytes(split: PartitionedGraph, limits: RealizeLimits | None = None) -> int:
-    """The most that forward or backward needs at one time beyond all that is saved for backward.
+@dataclass(frozen=True)
+class Needs:
+    """Bytes that a step needs, as above: of its workspace, and at the peak of each half."""
 
-    ``limits`` are those that Inductor computes values again within; None: those of the compilation that runs.
-    """
+    workspace: int
+    forward: int
+    backward: int
+
+    @property
+    def peak(self) -> int:
+        return max(self.forward, self.backward)
+
+
+def needs(split: PartitionedGraph, limits: RealizeLimits | None = None) -> Needs:
+    """What a step needs. ``limits`` are those that Inductor computes values again within; None: those of the compilation
+    that runs."""
     limits = limits or limits_in_force()
-    return max(0, _in_forward(split, limits), _in_backward(split, limits, with_gradients=False))
-
-
-def peak_bytes(split: PartitionedGraph, limits: RealizeLimits | None = None) -> int:
-    """The most that forward or backward has alive at one time, beside the caller's tensors; ``limits`` as above."""
-    return max(peaks_of_halves(split, limits))
-
-
-def peaks_of_halves(split: PartitionedGraph, limits: RealizeLimits | None = None) -> tuple[int, int]:
-    """``peak_bytes`` of the forward and of the backward."""
-    limits = limits or limits_in_force()
-    saved = split.saved_bytes()
-    beyond = _in_forward(split, limits), _in_backward(split, limits, with_gradients=True)
-    forward, backward = (saved + max(0, each) for each in beyond)
-    return forward, backward
+    saved, forward, stored = split.saved_bytes(), _in_forward(split, limits), _stored_residuals(split.bw.graph)
+    without, backward = (
+        most_alive(order.values(), limits, 0, held)
+        for order, held in (steps_of_backward(split, counted, stored) for counted in (False, True))
+    )
+    return Needs(max(0, forward, without), saved + max(0, forward), saved + max(0, backward))
 
 
 def _in_forward(split: PartitionedGraph, limits: RealizeLimits) -> int:
@@ -64,30 +66,29 @@ def _in_forward(split: PartitionedGraph, limits: RealizeLimits) -> int:
     return most_alive(order.values(), limits, given - split.saved_bytes(), held)
 
 
-def _in_backward(split: PartitionedGraph, limits: RealizeLimits, with_gradients: bool) -> int:
-    order, held = steps_of_backward(split, with_gradients)
-    return most_alive(order.values(), limits, 0, held)
-
-
 def steps_of_forward(split: PartitionedGraph) -> tuple[dict[Node, TimelineStep], Held]:
     """The forward's steps, in its order; nothing is in memory before it but inputs, which are counted elsewhere."""
-    return _steps(split.fw.graph, set(split.inputs)), {}
+    graph = split.fw.graph
+    return steps_of(graph.nodes, set(split.inputs), _stored_residuals(graph)), {}
 
 
-def steps_of_backward(split: PartitionedGraph, with_gradients: bool = False) -> tuple[dict[Node, TimelineStep], Held]:
+def steps_of_backward(
+    split: PartitionedGraph, with_gradients: bool = False, stored: set[Node] | None = None
+) -> tuple[dict[Node, TimelineStep], Held]:
     """The backward's steps, and what the forward keeps for them: freed after its last reader.
 
-    Gradients of parameters are counted elsewhere, or here ``with_gradients``.
+    Gradients of parameters are counted elsewhere, or here ``with_gradients``. ``stored`` are its residuals, if known.
     """
+    graph = split.bw.graph
     counted = {edge.backward for edge in split.edges}
     counted |= set() if with_gradients else gradients_of_parameters(split)
-    steps = _steps(split.bw.graph, counted)
+    steps = steps_of(graph.nodes, counted, _stored_residuals(graph) if stored is None else stored)
     kept = kept_storages(split).items()
     return steps, {tuple(steps[n] for n in nodes): nbytes(root.meta["val"]) for root, nodes in kept}
 
 
-def _steps(graph: Graph, counted: Set[Node]) -> dict[Node, TimelineStep]:
-    return steps_of(graph.nodes, counted, set(stored_residuals(residuals_of(graph), is_stored_as_codes)))
+def _stored_residuals(graph: Graph) -> set[Node]:
+    return set(stored_residuals(residuals_of(graph), is_stored_as_codes))
 
 
 def kept_storages(split: PartitionedGraph) -> dict[Node, list[Node]]:

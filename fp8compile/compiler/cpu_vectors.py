@@ -2,13 +2,14 @@
 
 gcc 12.2 at -O3 joins scalars into vectors (``-ftree-slp-vectorize``). For AVX-512 it then stores wrong values, and nothing
 fails: where BF16 values are stored transposed beside sums of their rows, behind a clamp and a choice between two values.
-Plain PyTorch programs meet it too. FP8 linears meet it always, since their gradients are quantized so. So one such function
-is compiled and compared with eager, once a process, where a CPU has AVX-512.
+Plain PyTorch programs meet it too. So one such function is compiled and compared with eager, once a process, where a CPU
+has AVX-512. A compiler that was seen to be wrong is not tried again.
 """
 
 from __future__ import annotations
 
 import functools
+import subprocess
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -23,6 +24,7 @@ from fp8compile.compiler.watchers import watch_passes
 
 SIMDLEN = "cpp.simdlen"
 SHORT = {SIMDLEN: 256}
+SEEN_TO_BE_WRONG = "gcc version 12.2."  # in what the compiler says of itself
 WARNING = (
     "generated C++ uses vectors of 256 bits: in those of AVX-512 this machine's C++ compiler stores wrong values (seen with "
     "gcc 12.2 at -O3), for torch.compile without fp8compile too. Cure: name another compiler by CXX. "
@@ -34,10 +36,23 @@ def vectors_of(inputs: Iterable[object], options: Mapping[str, Any]) -> dict[str
     """Inductor's options for a graph with these inputs, none where none are needed; warns once where some are."""
     if options.get(SIMDLEN, private.inductor_config.cpp.simdlen) is not None or not _on_a_cpu(inputs):
         return {}
-    if torch.backends.cpu.get_cpu_capability() != "AVX512" or long_vectors_are_right():
+    has_long_ones = torch.backends.cpu.get_cpu_capability() == "AVX512"
+    if not has_long_ones or (not is_seen_to_be_wrong() and long_vectors_are_right()):
         return {}
     report_store.warn_once(WARNING)
     return dict(SHORT)
+
+
+@functools.cache
+def is_seen_to_be_wrong() -> bool:
+    """Whether the C++ compiler that Inductor calls is one that was seen to be wrong."""
+    named = private.inductor_config.cpp.cxx
+    command = [named if isinstance(named, str) else named[-1], "-v"]
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:  # Inductor looks further for one, and says what it misses
+        return False
+    return SEEN_TO_BE_WRONG in said.stderr + said.stdout
 
 
 @functools.cache

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fp8compile.analysis.liveness import gradient_bytes, peaks_of_halves, workspace_bytes
+from fp8compile.analysis.liveness import Needs, gradient_bytes, needs
 from fp8compile.analysis.sensitivity.foreign import assumed
-from fp8compile.analysis.stored_values import PLAIN, RealizeLimits
+from fp8compile.analysis.stored_values import PLAIN
 from fp8compile.compiler.graph_waterfall import bytes_in_chunks, waterfall_of
 from fp8compile.compiler.region_reports import calls_of_cuts, notes_of_calls, plain_bytes
 from fp8compile.compiler.report_store import Collector
@@ -41,6 +41,7 @@ def report_of(
     inside = [(cut.report.workspace_bytes, cut.report.workspace_bytes_plain) for cut in cuts] or [(0, 0)]
     working, working_plain = (max(sizes) for sizes in zip(*inside, strict=True))
     saved_by_plain = plain_bytes(plain, collector.cuts)
+    ours, theirs = needs(split), needs(plain, PLAIN)
     return GraphReport(
         "training",
         notes + notes_of_calls(split, collector.cuts),
@@ -57,10 +58,10 @@ def report_of(
                 )
             )
         ),
-        workspace_bytes(split) + working,
-        workspace_bytes(plain, PLAIN) + working_plain,
-        _peaks(split, None, working),
-        _peaks(plain, PLAIN, working_plain),
+        ours.workspace + working,
+        theirs.workspace + working_plain,
+        _peaks(split, ours, working),
+        _peaks(plain, theirs, working_plain),
         waterfall=waterfall_of(
             split, saved_by_plain, bytes_after, notes, collector.cuts, bytes_in_chunks(plain, notes)
         ),
@@ -73,10 +74,9 @@ def _assumed(split: PartitionedGraph) -> list[str]:
     return [ASSUMED.format(", ".join(names), names[0])] if names else []
 
 
-def _peaks(split: PartitionedGraph, limits: RealizeLimits | None, working: int) -> Peaks:
+def _peaks(split: PartitionedGraph, found: Needs, working: int) -> Peaks:
     """``working`` bytes are needed in regions that it calls, in one at a time."""
-    forward, backward = peaks_of_halves(split, limits)
-    return Peaks(forward + working, backward + working, gradient_bytes(split))
+    return Peaks(found.forward + working, found.backward + working, gradient_bytes(split))
 
 
 def _unknown(split: PartitionedGraph) -> list[str]:

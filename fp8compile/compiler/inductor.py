@@ -25,7 +25,7 @@ from fp8compile.compiler.inductor_options import inductor_options, makes_cuda_gr
 from fp8compile.compiler.inline_regions import DIFFERS, OBSERVED, WHOLE, has_regions, inlined, recipes_differ
 from fp8compile.compiler.kernels import listing
 from fp8compile.compiler.near_kernels import BETWEEN_TWO, WITHIN_A_LAYER, with_near_kernels
-from fp8compile.compiler.node_by_node import run_the_graph
+from fp8compile.compiler.node_by_node import run_nothing, run_the_graph
 from fp8compile.compiler.place_guard import guard_place
 from fp8compile.compiler.row_kernels import with_tiles_for_codes
 from fp8compile.compiler.running_model import as_registered, place_of
@@ -162,7 +162,7 @@ def compile_once(
 
 def with_our_kernels(inner: Callable[..., Any], recipe: Recipe) -> Callable[..., Any]:
     """An inner compiler of Inductor that makes kernels as a recipe's may be: of short forms, with what belongs in one."""
-    if inner is run_the_graph:
+    if inner in (run_the_graph, run_nothing):
         return inner
     inner = with_known_blocks(with_groups_held(with_tiles_for_codes(inner)))
     if not recipe.rewrites_graph:

@@ -19,6 +19,7 @@ from fp8compile.analysis.linears import GROUPED
 from fp8compile.fx.checkpointed import has_regions
 from fp8compile.fx.graph import is_tensor
 from fp8compile.islands.upcast import holds_sixteen_bit
+from fp8compile.passes.call_codecs import call_codecs
 from fp8compile.passes.chunk_logits import chunk_logits
 from fp8compile.passes.compress_collectives import compress_collectives
 from fp8compile.passes.copy_overwritten import copy_overwritten
@@ -119,6 +120,12 @@ def rewrites_on_a_gpu(at: Situation) -> bool:
     return rewrites(at) and on_a_gpu and not torch.version.hip
 
 
+def rewrites_on_a_cpu(at: Situation) -> bool:
+    """A graph of which an input is on a CPU, and none elsewhere."""
+    inputs = at.graph.find_nodes(op="placeholder")
+    return rewrites(at) and {node.meta["val"].device.type for node in inputs if is_tensor(node)} == {"cpu"}
+
+
 def multiplies_groups(at: Situation) -> bool:
     """A graph with grouped matmuls, as experts have."""
     return rewrites(at) and any(node.target in GROUPED for node in at.graph.nodes)
@@ -203,6 +210,7 @@ PIPELINE = (
     preserves(observe_forward, On.HALVES, is_observed),  # observing has no say in what is saved
     preserves(measure_operands, On.HALVES, takes_scales),  # and measuring neither
     preserves(part_scales, On.LOWERING, delays_scales),  # where all that looks for a scale by its slice has run
+    preserves(call_codecs, On.LOWERING, rewrites_on_a_cpu),
     changes(shorten_codecs, On.LOWERING, rewrites_on_a_gpu),  # behind all that looks for codecs by their operations
     preserves(sum_bias_gradients, On.POST_GRAD),  # rewrites that fuse better, with nothing to report
     preserves(store_parts, On.POST_GRAD, rewrites_on_a_gpu),

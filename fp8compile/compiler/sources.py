@@ -32,7 +32,9 @@ def sources_key() -> str:
 def sources() -> Iterator[tuple[str, Path]]:
     """Each source file with its name in the package, in the order of names; ``passes`` may lie beside the package."""
     package, beside = Path(__file__).parents[1], Path(passes.__file__).parent
-    found = {path.relative_to(package).as_posix(): path for path in package.rglob("*.py")}
+    found = {
+        path.relative_to(package).as_posix(): path for kind in ("py", "cpp") for path in package.rglob(f"*.{kind}")
+    }
     found |= {f"passes/{path.relative_to(beside).as_posix()}": path for path in beside.rglob("*.py")}
     yield from sorted(
         (name, path) for name, path in found.items() if not name.startswith(tuple(f"{u}/" for u in USERS))

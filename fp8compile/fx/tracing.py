@@ -6,10 +6,12 @@ since symbols are a compilation's own.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import itertools
 import math
 import weakref
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
@@ -19,7 +21,9 @@ from torch.fx import Graph, Node
 
 from fp8compile import _torch as private
 from fp8compile.fx.tidying import tidy
+from fp8compile.numerics.codec_calls import CodecCall, tell
 
+CODEC_CALL = "fp8compile_codec_call"  # in the meta of the operations of one encode or decode: the call
 LAYOUT = "fp8compile_layout"  # in the meta of a traced node: the layout of its result, if that has memory of its own
 PLAIN = (type(None), bool, int, str, torch.dtype, torch.device)
 
@@ -76,7 +80,7 @@ def _settings_key(fake_mode: Any) -> Hashable:
 
 
 def _trace(fn: Callable[..., Any], values: Sequence[Value], fake_mode: Any) -> Graph:
-    with fake_mode:
+    with fake_mode, _calls_marked():
         graph: Graph = private.make_fx(fn, decomposition_table=private.select_decomp_table())(*values).graph
     tidy(graph)
     for node in graph.nodes:
@@ -84,6 +88,26 @@ def _trace(fn: Callable[..., Any], values: Sequence[Value], fake_mode: Any) -> G
         layout = _fresh_layout(node, node.meta.pop("val", None))
         node.meta.update({LAYOUT: layout} if layout else {})
     return graph
+
+
+@contextlib.contextmanager
+def _calls_marked() -> Iterator[None]:
+    before = tell(_mark)
+    try:
+        yield
+    finally:
+        tell(before)
+
+
+def _mark(call: CodecCall, compute: Callable[[], Any]) -> Any:
+    """Note on each operation that a call traces which call it belongs to."""
+    mode = private.get_proxy_mode()
+    nodes: Any = () if mode is None else mode.tracer.graph.nodes
+    last = next(iter(reversed(nodes)), None)
+    found = compute()
+    for node in itertools.takewhile(lambda each: each is not last, reversed(nodes)):
+        node.meta[CODEC_CALL] = call
+    return found
 
 
 def _fresh_layout(node: Node, value: object) -> tuple[Any, ...] | None:

@@ -17,8 +17,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from fp8compile.numerics.codec_calls import told
 from fp8compile.numerics.formats import E4M3, INT8, Format
-from fp8compile.numerics.groups import Groups
+from fp8compile.numerics.groups import Groups, Size
 from fp8compile.numerics.scaling import (
     E8M0,
     amax_over,
@@ -62,13 +63,25 @@ class Tensorwise:
 
     def encode(self, x: Tensor, amax: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """``amax``, 0-d, spares the pass over x that would find it."""
-        if amax is None:
-            amax = x.new_zeros(()) if _is_empty(x) else amax_tensorwise(x)
+        if amax is not None:
+            return self._under(amax, x)
+
+        def compute() -> tuple[Tensor, Tensor]:
+            return self._under(x.new_zeros(()) if _is_empty(x) else amax_tensorwise(x), x)
+
+        found: tuple[Tensor, Tensor] = told(self, x.dtype, (1, x.numel(), x.numel()), compute, encodes=True)
+        return found
+
+    def _under(self, amax: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
         inv_scale = inv_scale_of(amax, self.format, self.scale_dtype)
         return quantize(x, inv_scale, self.format), inv_scale
 
     def decode(self, codes: Tensor, inv_scale: Tensor, dtype: torch.dtype) -> Tensor:
-        return dequantize(codes, inv_scale, dtype)
+        def compute() -> Tensor:
+            return dequantize(codes, inv_scale, dtype)
+
+        found: Tensor = told(self, dtype, (1, codes.numel(), codes.numel()), compute, encodes=False)
+        return found
 
 
 @dataclass(frozen=True)
@@ -83,8 +96,17 @@ class Rowwise:
         return f"{self.format.name} rowwise"
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        inv_scale = self.inv_scale(x)
-        return quantize(x, inv_scale, self.format), inv_scale
+        def compute() -> tuple[Tensor, Tensor]:
+            inv_scale = self.inv_scale(x)
+            return quantize(x, inv_scale, self.format), inv_scale
+
+        found: tuple[Tensor, Tensor] = told(self, x.dtype, self._sizes(x), compute, encodes=True)
+        return found
+
+    @staticmethod
+    def _sizes(x: Tensor) -> Sequence[Size]:
+        row = x.shape[-1] if x.dim() else 1
+        return math.prod(x.shape[:-1]), row, row
 
     def inv_scale(self, x: Tensor) -> Tensor:
         """That of each row, without codes."""
@@ -97,7 +119,11 @@ class Rowwise:
         return amax_rowwise(x) if x.dim() else x.abs()
 
     def decode(self, codes: Tensor, inv_scale: Tensor, dtype: torch.dtype) -> Tensor:
-        return dequantize(codes, inv_scale, dtype)
+        def compute() -> Tensor:
+            return dequantize(codes, inv_scale, dtype)
+
+        found: Tensor = told(self, dtype, self._sizes(codes), compute, encodes=False)
+        return found
 
 
 @dataclass(frozen=True)
@@ -122,6 +148,16 @@ class Groupwise:
         return math.prod(shape) + self.groups.count(shape) * self.scale_dtype.itemsize
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        found: tuple[Tensor, Tensor] = told(
+            self, x.dtype, self._sizes(x.shape), lambda: self._encode(x), encodes=True
+        )
+        return found
+
+    def _sizes(self, shape: Sequence[Size]) -> Sequence[Size]:
+        row = self.groups.row(shape)
+        return self.groups.rows(shape), row, self.groups.size(row)
+
+    def _encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
         grouped, dims = self.groups.padded(x)
         exact = exact_inv_scale(amax_over(grouped, dims), self.format, self.scale_dtype)
         exact_N1 = exact.reshape(-1, 1)
@@ -130,7 +166,11 @@ class Groupwise:
         return quantize(*pair, self.format).reshape(x.shape), in_storage(exact_N1, self.scale_dtype)
 
     def decode(self, codes: Tensor, inv_scale: Tensor, dtype: torch.dtype) -> Tensor:
-        return dequantize(*self.groups.beside(codes, inv_scale), dtype).reshape(codes.shape)
+        def compute() -> Tensor:
+            return dequantize(*self.groups.beside(codes, inv_scale), dtype).reshape(codes.shape)
+
+        found: Tensor = told(self, dtype, self._sizes(codes.shape), compute, encodes=False)
+        return found
 
 
 @dataclass(frozen=True)

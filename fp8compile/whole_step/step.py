@@ -28,7 +28,7 @@ from fp8compile.compiler.dump import watch_for
 from fp8compile.compiler.hooks import taking_halves
 from fp8compile.compiler.inductor import compile_once
 from fp8compile.compiler.inductor_options import mode_options
-from fp8compile.compiler.node_by_node import boxed
+from fp8compile.compiler.node_by_node import run_nothing
 from fp8compile.compiler.watchers import watch_passes
 from fp8compile.recipe.from_file import recipe_of
 from fp8compile.recipe.recipe import Recipe
@@ -233,7 +233,7 @@ class TrainStep:
         watch = watch_for(self._options.recipe)
         with watch_passes(watch):
             with taking_halves() as taken:
-                halves, reports, _ = compile_once(gm, inputs, self._options.recipe, self._options.mode, _no_code)
+                halves, reports, _ = compile_once(gm, inputs, self._options.recipe, self._options.mode, run_nothing)
             own = OwnInputs(halves)
             if len(taken) != own.graphs:
                 raise CannotJoin(NO_BACKWARD)
@@ -258,11 +258,6 @@ def _without_gradients(found: Any) -> Any:
     if not isinstance(found, tuple):
         return found
     return (loss, *private.tree_map_only(Tensor, Tensor.detach, found[1:]))
-
-
-def _no_code(gm: GraphModule, inputs: Sequence[Any], **kwargs: Any) -> Callable[..., Any]:
-    """Stands for Inductor's inner compiler: the halves are taken, and never run."""
-    return boxed(lambda *values: None)
 
 
 def _reason_of(error: Exception) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fp8compile.analysis.liveness import peak_bytes
+from fp8compile.analysis.liveness import needs
 from tests.support.budgets import CASES, PLAIN, budget_of, case_of
 
 
@@ -14,7 +14,7 @@ def test_the_predicted_peak_is_what_the_finished_graphs_need(name: str) -> None:
     for budget in (0.7, 0.0):
         told, split = budget_of(model, x, budget, **PLAIN)
         point = told.frontier[told.chosen]
-        assert (point.peak, point.saved) == (peak_bytes(split), split.saved_bytes())
+        assert (point.peak, point.saved) == (needs(split).peak, split.saved_bytes())
 
 
 @pytest.mark.parametrize("name", list(CASES))
@@ -24,5 +24,5 @@ def test_with_codes_the_predicted_peak_is_what_the_finished_graphs_need(name: st
     for budget in (0.99, 0.0):
         told, split = budget_of(model, x, budget, linears="off", **{"debug.codegen": "eager", "saved.min_numel": 0})
         point = told.frontier[told.chosen]
-        found = (peak_bytes(split), split.saved_bytes())
+        found = (needs(split).peak, split.saved_bytes())
         assert found == (point.peak, point.saved) or (name == "encoder" and found < (point.peak, point.saved))

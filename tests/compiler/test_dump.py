@@ -27,7 +27,7 @@ from fp8compile.fx.graph import splice
 from fp8compile.recipe.context import Context
 from fp8compile.reporting.compiled_graph import GraphReport
 from fp8compile.reporting.entries import Notes
-from tests.support.dumped import CUT, GENERATED, NAMES, STEPS, Gated, explained
+from tests.support.dumped import CUT, GENERATED, LATE, NAMES, STEPS, Gated, explained
 from tests.support.measure import compiled
 from tests.support.processes import run_in_process
 
@@ -83,10 +83,11 @@ def test_where_code_is_generated_its_passes_follow_half_by_half(tmp_path: Path) 
     run = compiled(Gated(), **{"saved.min_numel": 0, "debug.dump": str(tmp_path), "debug.codegen": "inductor"})
     loss = run(torch.randn(128, 64)).sum()
     names = [step.name for step in sorted((tmp_path / "graph-0").glob("??-*"))]
-    assert names == STEPS + GENERATED[:2]
+    assert names == STEPS + GENERATED[: len(LATE)]
     loss.backward()
     assert [step.name for step in sorted((tmp_path / "graph-0").glob("??-*"))] == STEPS + GENERATED
-    for step, half in zip(GENERATED, ("forward", "forward", "backward", "backward"), strict=True):
+    halves = [half for half in ("forward", "backward") for _ in LATE]
+    for step, half in zip(GENERATED, halves, strict=True):
         page = (tmp_path / "graph-0" / step / "before.txt").read_text()
         assert page.startswith(f"# {half}\n") and ("fp8.encode" in page) == (half == "forward")
 

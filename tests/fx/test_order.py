@@ -7,7 +7,7 @@ import torch
 from torch import nn
 from torch.fx import Graph, Node
 
-from fp8compile.analysis.liveness import workspace_bytes
+from fp8compile.analysis.liveness import needs
 from fp8compile.fx.order import sink_weights
 from tests.support.graphs import split_of
 
@@ -81,8 +81,7 @@ def test_order_that_matters_stays(target: object, operands: tuple[str, ...]) -> 
 def test_the_codes_of_weights_are_not_alive_together() -> None:
     def needed(layers: int) -> int:
         model = nn.Sequential(*(nn.Linear(128, 128, bias=False) for _ in range(layers)))
-        return workspace_bytes(
-            split_of(model, torch.randn(16, 128), saved="off", **{"linears.emulate": True, "debug.codegen": "eager"})
-        )
+        options = {"saved": "off", "linears.emulate": True, "debug.codegen": "eager"}
+        return needs(split_of(model, torch.randn(16, 128), **options)).workspace
 
     assert needed(8) - needed(2) < 128 * 128 * 4

@@ -33,8 +33,8 @@ MEMORY = (
     Mutant(
         "budget: gradients of parameters do not count",
         "fp8compile/analysis/liveness.py",
-        "_in_backward(split, limits, with_gradients=True)",
-        "_in_backward(split, limits, with_gradients=False)",
+        "for counted in (False, True)",
+        "for counted in (False, False)",
         OF_BUDGET,
     ),
     Mutant(

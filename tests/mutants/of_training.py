@@ -29,8 +29,8 @@ AROUND = (
     Mutant(
         "cpu_vectors: long vectors are never tried",
         "fp8compile/compiler/cpu_vectors.py",
-        "or long_vectors_are_right():",
-        "or True:",
+        "and long_vectors_are_right()):",
+        "and True):",
         ("tests/compiler/test_cpu_vectors.py",),
     ),
     Mutant(

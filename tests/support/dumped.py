@@ -26,9 +26,9 @@ NAMES = [
     "encode_saved",
 ]
 CUT = NAMES.index("cut_for_bytes")  # so many run on the joint graph
-LATE = 2 * ["sum_bias_gradients", "store_residuals"]  # where code is generated: on the forward, then on the backward
+LATE = ["call_codecs", "sum_bias_gradients", "store_residuals"]  # where code is generated: on each half
 STEPS = [f"{number:02}-{name}" for number, name in enumerate(NAMES, 1)]
-GENERATED = [f"{number:02}-{name}" for number, name in enumerate(LATE, len(NAMES) + 1)]
+GENERATED = [f"{number:02}-{name}" for number, name in enumerate(LATE + LATE, len(NAMES) + 1)]
 
 
 class Gated(nn.Module):
