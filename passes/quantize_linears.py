@@ -40,7 +40,7 @@ from fp8compile.encoding.operands import Operands
 from fp8compile.encoding.products import rewrite, rewrite_in_blocks
 from fp8compile.encoding.row_blocks import take_in_blocks
 from fp8compile.encoding.smooth_swiglu import SmoothSwiglu
-from fp8compile.encoding.weight_amaxes import take_amaxes_at_once
+from fp8compile.encoding.weight_amaxes import take_scales_at_once
 from fp8compile.fx.aot import is_training
 from fp8compile.fx.provenance import Origin, TensorInfo, module_path, op_name, source_line
 from fp8compile.recipe.context import Context
@@ -56,7 +56,7 @@ def quantize_linears(graph: Graph, ctx: Context) -> Notes:
     plan = plan_linears(graph, ctx, delayed=scales is not None)
     smooth = SmoothSwiglu(operands, plan)
     take_in_blocks(*tensorwise_operands(plan.applied))
-    take_amaxes_at_once(graph, plan.applied)
+    take_scales_at_once(graph, plan.applied)
     merged = MergedDgrads(operands, plan.applied)
     blocks = BlockOperands(graph, operands)
     experts = ExpertMatmuls(graph, operands)

@@ -35,6 +35,7 @@ from fp8compile.encoding.views import beneath, is_across, later, repeated
 from fp8compile.fx.graph import (
     AMAX,
     ENCODING,
+    INV_SCALES,
     Encoding,
     dtype_text,
     insertion_point_after,
@@ -44,6 +45,7 @@ from fp8compile.fx.graph import (
 from fp8compile.fx.ops import RESHAPES, TRANSPOSES, computed_from, is_reduction, is_view, readers
 from fp8compile.fx.tracing import stored
 from fp8compile.numerics import INT8, Format, Rowwise, Tensorwise
+from fp8compile.numerics.scaling import quantize
 
 aten = torch.ops.aten
 
@@ -149,6 +151,8 @@ class Operands:
         return self._encoded[key]
 
     def _under_own_scale(self, base: Node, width: int | None, axis: int | None, fmt: Format) -> Encoded:
+        if axis is None and (inv_scale := base.meta.get(INV_SCALES, {}).get(fmt)):
+            return self._under_scale_of(base, width, fmt, inv_scale)
         if axis is None and AMAX in base.meta:
             return self._under_known_amax(base, width, fmt)
         codec = Tensorwise(fmt) if axis is None else Rowwise(fmt)
@@ -164,6 +168,16 @@ class Operands:
 
         codes, inv_scale = splice(self.graph, encode, base, before=insertion_point_after(base))
         codes.meta[ENCODING] = inv_scale.meta[ENCODING] = encoding(codec.name, base)
+        return Encoded(codes, inv_scale)
+
+    def _under_scale_of(self, weight: Node, width: int | None, fmt: Format, inv_scale: Node) -> Encoded:
+        """The codes of a weight whose scale was made with those of others."""
+
+        def encode(x: Tensor, inv_scale: Tensor) -> Tensor:
+            return quantize(x if width is None else x.reshape(-1, width), inv_scale, fmt)
+
+        codes = splice(self.graph, encode, weight, inv_scale, before=insertion_point_after(later(weight, inv_scale)))
+        codes.meta[ENCODING] = inv_scale.meta[ENCODING] = encoding(Tensorwise(fmt).name, weight)
         return Encoded(codes, inv_scale)
 
     def _under_known_amax(self, base: Node, width: int | None, fmt: Format) -> Encoded:

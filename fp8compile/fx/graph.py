@@ -22,6 +22,9 @@ SAVED_AS_CODES = (
 COPY_OF = "fp8compile_copy_of"  # in the meta of a node that computes a value once more, only to be saved: the value
 TAKEN_AS_CODES = "fp8compile_taken_as_codes"  # in the meta of a value that plain Inductor would store for a matmul
 AMAX = "fp8compile_amax"  # in the meta of a matmul's operand whose amax is known: the node that holds it, 0-d
+INV_SCALES = (
+    "fp8compile_inv_scales"  # in the meta of a weight whose scales are known: by format the node of each, 0-d
+)
 ENCODING = "fp8compile_encoding"  # in the meta of a matmul operand's codes and scale: an Encoding
 
 UNKNOWN = 8192  # the number assumed for a size without a bound in counts and prices; Inductor assumes the same

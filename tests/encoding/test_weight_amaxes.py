@@ -1,4 +1,4 @@
-"""Amaxes of a graph's weights at once: of which, and that each is what the weight's own is."""
+"""Scales of a graph's weights at once: of which, and that each is what the weight's own is."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fp8compile.encoding.known_scales import GRADIENT, INPUT, WEIGHT
 from fp8compile.encoding.operands import How
-from fp8compile.encoding.weight_amaxes import take_amaxes_at_once
-from fp8compile.fx.graph import AMAX
-from fp8compile.numerics import E4M3
+from fp8compile.encoding.weight_amaxes import take_scales_at_once
+from fp8compile.fx.graph import INV_SCALES
+from fp8compile.numerics import E4M3, Tensorwise
 from tests.support.graphs import traced
 
 FOREACH = torch.ops.aten._foreach_norm.Scalar
@@ -44,13 +44,13 @@ def taken(
     """The graph behind it, where each matmul's right operand is a weight that is encoded like this."""
     gm = traced(fn, shapes, device=device, **options)
     matmuls = [node for node in gm.graph.nodes if "mm" in node.name and node.op == "call_function"]
-    take_amaxes_at_once(gm.graph, applied(matmuls, spec))
+    take_scales_at_once(gm.graph, applied(matmuls, spec))
     gm.graph.lint()
     return gm
 
 
 def known(gm: GraphModule) -> list[Node]:
-    return [node for node in gm.graph.nodes if AMAX in node.meta]
+    return [node for node in gm.graph.nodes if INV_SCALES in node.meta]
 
 
 def calls(gm: GraphModule) -> list[list[str]]:
@@ -61,15 +61,15 @@ def test_weights_are_taken_at_once() -> None:
     gm = taken()
     weights = [node for node in gm.graph.nodes if node.op == "placeholder"][1:]
     assert calls(gm) == [[node.name for node in weights]] and known(gm) == weights
-    assert all(w.meta[AMAX].meta["val"].shape == () for w in weights)
+    assert all(w.meta[INV_SCALES][E4M3].meta["val"].shape == () for w in weights)
 
 
 @pytest.mark.parametrize(("fn", "dtype"), [(products, torch.bfloat16), (rounded, torch.float32)])
-def test_each_amax_is_that_of_what_is_encoded(fn: Any, dtype: torch.dtype) -> None:
-    """Autocast's weight is rounded, and its amax too."""
+def test_each_scale_is_that_of_what_is_encoded(fn: Any, dtype: torch.dtype) -> None:
+    """Autocast's weight is rounded, and its amax too: to infinity where it is large."""
     gm = taken(fn, dtype=dtype)
     assert len(known(gm)) == 3
-    pairs = [(node, node.meta[AMAX]) for node in known(gm)]
+    pairs = [(node, node.meta[INV_SCALES][E4M3]) for node in known(gm)]
     gm.graph.output_node().args = (tuple(each for pair in pairs for each in pair),)
     for node in gm.graph.nodes:
         node.kwargs = {k: torch.device("cpu") if k == "device" else v for k, v in node.kwargs.items()}
@@ -77,8 +77,8 @@ def test_each_amax_is_that_of_what_is_encoded(fn: Any, dtype: torch.dtype) -> No
     given[2][3, 4] = torch.nan
     given[3][0, 0] = -torch.inf
     found = Interpreter(gm).run(*given)
-    for value, amax in zip(found[::2], found[1::2], strict=True):
-        assert amax.dtype is value.dtype and torch.equal(amax.nan_to_num(-1.0), value.abs().amax().nan_to_num(-1.0))
+    for value, inv_scale in zip(found[::2], found[1::2], strict=True):
+        assert torch.equal(inv_scale.nan_to_num(-1.0), Tensorwise(E4M3).encode(value)[1].nan_to_num(-1.0))
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_each_amax_is_that_of_what_is_encoded(fn: Any, dtype: torch.dtype) -> No
     ],
     ids=["an input", "a gradient", "rowwise", "a known scale", "codes come in"],
 )
-def test_what_needs_no_amax_of_a_weight_is_left(spec: How) -> None:
+def test_what_needs_no_scale_of_its_own_is_left(spec: How) -> None:
     assert not known(taken(spec=spec))
 
 
@@ -101,6 +101,10 @@ def test_a_single_weight_a_computed_one_and_a_cpu_s_are_left() -> None:
     assert not known(taken(device="cpu"))
     assert not known(taken(lambda x, *weights: products(x, *(w * 2 for w in weights))))
     assert not known(taken(lambda x, *weights: tuple(w.t() @ w for w in weights), spec=How(E4M3, role=INPUT)))
+
+
+def test_what_is_rounded_to_fp16_is_left() -> None:
+    assert not known(taken(lambda x, *weights: products(x.half(), *(w.half() for w in weights)), dtype=torch.float32))
 
 
 def _empty_on_a_gpu(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
@@ -115,5 +119,5 @@ def test_weights_of_several_dtypes_are_lists_of_their_own() -> None:
     with FakeTensorMode():
         gm = make_fx(mixed)(*map(_empty_on_a_gpu, SHAPES + SHAPES[1:2], dtypes))
     matmuls = [node for node in gm.graph.nodes if "mm" in node.name]
-    take_amaxes_at_once(gm.graph, applied(matmuls, W))
+    take_scales_at_once(gm.graph, applied(matmuls, W))
     assert sorted(map(len, calls(gm))) == [2, 2]

@@ -11,11 +11,11 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 
-from benchmarks.harness.kernel_time import KernelCost
+from benchmarks.harness.kernel_time import WARPS, KernelCost
 
 from .assembling import Cubin, assemble
 from .checked import disassembled
-from .lowering import Kernel
+from .lowering import COMBINED, Kernel
 
 MULTIPROCESSORS, MOST_WARPS, MOST_PROGRAMS = 132, 64, 32
 REGISTERS, REGISTER_STEP, SHARED_BYTES, SHARED_RESERVED = 65_536, 8, 233_472, 1024
@@ -23,18 +23,23 @@ LANES_OF_A_WARP = 32
 SLOW_ONES = frozenset(("MUFU",))
 _LINE = re.compile(r"/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][A-Z0-9_]*)(.*?);")
 _TARGET = re.compile(r"0x([0-9a-f]+)")
+_EACH_SIZE = re.compile(r"'xnumel_\d+': (\d+)")
 _SIZE = re.compile(r"^\s+(\w+)numel = (\d+)", re.MULTILINE)
 
 
 def cost_of(kernel: Kernel, num_bytes: int | None = None) -> KernelCost | None:
-    """That of its fastest configuration; None for kernels that combine several, whose sizes do not stand in them.
+    """That of its fastest configuration; None for kernels that combine several, whose sizes do not stand in them. Those of
+    single numbers take a launch.
 
     Args:
         kernel: as generated.
         num_bytes: that it moves, where its source does not tell.
     """
     sizes = {name: int(size) for name, size in _SIZE.findall(kernel.source)}
-    if not sizes or "ComboKernelGrid" in kernel.source:
+    if COMBINED in kernel.source:
+        each = [int(size) for size in _EACH_SIZE.findall(kernel.source)]
+        return KernelCost(kernel.num_bytes, 0, 0, len(each), 0, WARPS, "") if set(each) == {1} else None
+    if not sizes:
         return None
     moved = kernel.num_bytes if num_bytes is None else num_bytes
     return chosen(_cost(moved, cubin, sizes) for cubin in assemble([kernel]))

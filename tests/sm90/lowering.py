@@ -45,6 +45,7 @@ _EXTERN = re.compile(r"^\s*(?:\w+ = )?(extern_kernels\.\w+|torch\.ops\.\w+\.\w+\
 _KERNEL_SOURCE = re.compile(r"'''.*?'''", re.DOTALL)
 _LAUNCH = re.compile(r"^\s*(\w+)\.run\(", re.MULTILINE)
 _NUM_GB = re.compile(r"'kernel_num_gb': ([\d.e+-]+)")
+COMBINED = "ComboKernelGrid"  # in the source of a kernel that combines several
 _WORKSPACE = re.compile(
     r"^\s*workspace_\d+ = empty_strided_cuda\(\((\d+), ?\), \(1, ?\), torch\.(\w+)\)", re.MULTILINE
 )
@@ -64,20 +65,22 @@ class Kernel:
     def num_bytes(self) -> int:
         """What one launch reads and writes: each buffer once per direction in which the source uses it.
 
-        A kernel that combines several names no buffers in its source; Inductor's estimate has to do, or 0: torch 2.11 has
-        none where sizes are open. It does too where it is smaller, for a kernel that reads a part of a buffer, such as
-        every 32nd row.
+        A kernel that combines several names no buffers in its source; Inductor's estimate has to do. It does too where it
+        is smaller, for a kernel that reads a part of a buffer, such as every 32nd row.
         """
-        if "ComboKernelGrid" in self.source:
-            return self.estimated_bytes if _NUM_GB.search(self.source) else 0
+        if COMBINED in self.source:
+            return self.estimated_bytes
         whole = sum(num_bytes * directions(self.source, name) for name, num_bytes in self._buffers())
         return min(whole, self.estimated_bytes)
 
     @property
     def estimated_bytes(self) -> int:
         """Inductor's ``kernel_num_gb``. Too high where it counts a buffer that fusion removed, or counts
-        twice one that is only written (a scale that takes over its amax's buffer)."""
+        twice one that is only written (a scale that takes over its amax's buffer). Torch 2.11 has none for kernels that
+        combine several: 0."""
         match = _NUM_GB.search(self.source)
+        if not match and COMBINED in self.source:
+            return 0
         assert match, f"{self.name} carries no kernel_num_gb: lower under `lowering_config`"
         return round(float(match.group(1)) * 1e9)
 
