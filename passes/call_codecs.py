@@ -24,9 +24,9 @@ import torch
 from torch.fx import Graph, Node
 
 from fp8compile import _torch as private
-from fp8compile.fx.cpu_codecs import DECODED, ENCODED, FORMATS, VALUES
+from fp8compile.fx.cpu_codecs import DECODED, ENCODED, FORMATS, VALUES, compiled
 from fp8compile.fx.graph import SPLICED, is_tensor, nbytes, storage_root
-from fp8compile.fx.ops import CONSTANTS, readers
+from fp8compile.fx.ops import CASTS, CONSTANTS, VIEWS, readers
 from fp8compile.fx.tracing import CODEC_CALL, fake_result
 from fp8compile.numerics.codec_calls import CodecCall
 from fp8compile.recipe.context import Context
@@ -72,9 +72,11 @@ def call_codecs(graph: Graph, ctx: Context) -> Notes:
     """Call what can be."""
     found = [each for each in _traced_calls(graph) if _can_be_called(each)]
     most = sum(nbytes(each.value.meta["val"]) for each in found) // LARGEST
-    for each in found:
-        if nbytes(each.value.meta["val"]) <= most:
-            _call(graph, each)
+    called = [each for each in found if nbytes(each.value.meta["val"]) <= most]
+    for dtype in {each.call.format.dtype for each in called}:
+        compiled(dtype)  # what a compiler cannot do is said before the first step
+    for each in called:
+        _call(graph, each)
     return Notes()
 
 
@@ -103,26 +105,34 @@ def _can_be_called(each: TracedCall) -> bool:
         return False
     if any(not is_tensor(node) or node.meta["val"].device.type != "cpu" for node in (*operands, *results)):
         return False
-    coded, values = (results, operands) if call.encodes else (operands, results)
-    outside = (
-        map(storage_root, operands) if call.encodes else (reader for node in results for reader in readers(node))
-    )
-    parts = [_part(node, call) for node in coded]
-    whole = (
-        set(parts) <= {*PARTS} and len({*parts}) == len(parts) if call.encodes else sorted(parts) == [CODES, SCALES]
-    )
-    return whole and len(values) == 1 and _is_value(values[0], call) and not any(SPLICED in n.meta for n in outside)
+    if call.encodes:
+        parts = [_made(node, call) for node in results]
+        is_whole = len(operands) == 1 and _is_value(operands[0], call) and len({*parts} & {*PARTS}) == len(parts)
+        return is_whole and SPLICED not in storage_root(operands[0]).meta
+    is_whole = len(results) == 1 and _is_value(results[0], call) and {*results[0].users}.isdisjoint(each.nodes)
+    taken = sorted(_taken(node, call) for node in operands)
+    return is_whole and taken == [CODES, SCALES] and not any(SPLICED in user.meta for user in readers(results[0]))
 
 
-def _part(node: Node, call: CodecCall) -> str:
-    value, (rows, row, size) = node.meta["val"], call.groups
+def _made(node: Node, call: CodecCall) -> str:
+    """Which part of an encode a node is: that of its dtype, and made as numerics/scaling.py makes it."""
+    part = _taken(node, call)
+    if part == CODES:
+        return part
+    dtype, made = node.meta["val"].dtype, node
+    while made.target in (*VIEWS, *CASTS) and isinstance(made.args[0], Node):
+        made = made.args[0]
+    if made.target is aten.amax.default:
+        return AMAXES if dtype == call.dtype and node.meta["val"].numel() == call.count else ""
+    return part if made.target is aten.where.self else ""
+
+
+def _taken(node: Node, call: CodecCall) -> str:
+    """Which part a decode's operand is, by its dtype and size."""
+    value, (rows, row, _) = node.meta["val"], call.groups
     if value.dtype == call.format.dtype and value.numel() == rows * row:
         return CODES
-    if value.numel() != rows * -(-row // size):
-        return ""
-    if node.target is aten.amax.default:
-        return AMAXES if value.dtype == call.dtype else ""
-    return SCALES if value.dtype == call.scale_dtype else ""
+    return SCALES if value.dtype == call.scale_dtype and value.numel() == call.count else ""
 
 
 def _is_value(node: Node, call: CodecCall) -> bool:
@@ -141,14 +151,14 @@ def _call(graph: Graph, each: TracedCall) -> None:
 
     with graph.inserting_before(results[0]), results[0].meta["val"].fake_mode:
         if call.encodes:
-            wanted = {_part(node, call) for node in results}
+            wanted = {_made(node, call) for node in results}
             parts = made(ENCODED, each.value, call.format.dtype, call.scale_dtype, AMAXES in wanted, *call.groups)
             found = {part: made(private.getitem, parts, i) for i, part in enumerate(PARTS) if part in wanted}
         else:
-            by_part = {_part(node, call): node for node in each.operands}
+            by_part = {_taken(node, call): node for node in each.operands}
             value = made(DECODED, by_part[CODES], by_part[SCALES], call.dtype, *call.groups)
         for node in results:
-            new, shape = found[_part(node, call)] if call.encodes else value, node.meta["val"].shape
+            new, shape = found[_made(node, call)] if call.encodes else value, node.meta["val"].shape
             same = new if new.meta["val"].shape == shape else made(aten.view.default, new, list(shape))
             same.meta |= {key: v for key, v in node.meta.items() if key not in OF_ONE}
             node.replace_all_uses_with(same, lambda user: user not in inside)

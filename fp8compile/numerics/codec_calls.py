@@ -31,8 +31,10 @@ class CodecCall:
     groups: tuple[int, int, int]
 
     @property
-    def name(self) -> str:
-        return "encode" if self.encodes else "decode"
+    def count(self) -> int:
+        """How many groups there are."""
+        rows, row, size = self.groups
+        return rows * -(-row // size)
 
 
 class Scaled(Protocol):

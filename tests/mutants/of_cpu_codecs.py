@@ -9,14 +9,21 @@ CPP = "fp8compile/fx/cpu_codecs.cpp"
 
 CPU_CODECS = (
     Mutant(
+        "call_codecs: a scale's reciprocal is taken for the scale",
+        "passes/call_codecs.py",
+        'return part if made.target is aten.where.self else ""',
+        "return part",
+        CALLS,
+    ),
+    Mutant(
         "call_codecs: what codecs compute of a value of their own is put into memory",
         "passes/call_codecs.py",
-        " and not any(SPLICED in n.meta for n in outside)",
+        " and SPLICED not in storage_root(operands[0]).meta",
         "",
         CALLS,
     ),
     Mutant(
-        "call_codecs: the largest value is decoded as a whole", "passes/call_codecs.py", " <= most:", " >= 0:", CALLS
+        "call_codecs: the largest value is decoded as a whole", "passes/call_codecs.py", " <= most]", " >= 0]", CALLS
     ),
     Mutant(
         "call_codecs: operations of neighbouring calls are one call",

@@ -6,6 +6,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -151,13 +152,29 @@ def test_declines(name: str) -> None:
     assert "groups_decoded" not in called(gm)
 
 
-def test_what_is_read_inside_a_call_stays() -> None:
-    """A value that no call returns, read from outside: the call stays as it is written."""
-    gm = graph_of(*[encode(Groupwise(INT8))] * (LARGEST + 1))
-    inner = [n for n in gm.graph.nodes if n.target is aten.mul.Tensor][:1]
+INSIDE = {
+    "what is rounded": (encode(Groupwise(INT8)), aten.round.default),
+    "a scale's reciprocal": (encode(Tensorwise(E4M3)), aten.reciprocal.default),
+    "a scale that is not bounded": (encode(Rowwise(E4M3)), aten.mul.Tensor),
+    "codes as numbers": (there_and_back(Rowwise(E4M3)), torch.ops.prims.convert_element_type.default),
+}
+
+
+@pytest.mark.parametrize("name", INSIDE)
+def test_what_is_read_inside_a_call_stays(name: str) -> None:
+    """A value that no call returns, read from outside, as a cut may save it: the call stays as it is written."""
+    fn, target = INSIDE[name]
+    gm = graph_of(*[fn] * (LARGEST + 1), dtype=torch.float32)
+    inner = gm.graph.find_nodes(op="call_function", target=target)
+    if "numbers" in name:
+        inner = [n for n in inner if n.args[0].meta["val"].dtype == torch.float8_e4m3fn]
     out = gm.graph.output_node()
-    out.args = ((*out.args[0], *inner),)  # type: ignore[misc]
-    assert called(gm) == ["groups_encoded"] * LARGEST
+    out.args = ((*out.args[0], inner[0]),)  # type: ignore[misc]
+    expected = Interpreter(gm).run(*[torch.ones(SHAPE)] * (LARGEST + 1))
+    calls = called(gm)
+    assert len(calls) == len(called(graph_of(*[fn] * (LARGEST + 1), dtype=torch.float32))) - 1
+    found = Interpreter(gm).run(*[torch.ones(SHAPE)] * (LARGEST + 1))
+    assert all(torch.equal(a.float(), b.float()) for a, b in zip(found, expected, strict=True))
 
 
 def test_what_was_saved_of_a_call_is_an_input_of_the_backward() -> None:
@@ -168,6 +185,15 @@ def test_what_was_saved_of_a_call_is_an_input_of_the_backward() -> None:
         given.meta[CODEC_CALL] = call
     assert called(gm) == ["groups_encoded", "groups_decoded"] * LARGEST
     assert len(gm.graph.find_nodes(op="placeholder")) == LARGEST
+
+
+def test_what_a_compiler_cannot_do_is_said_before_a_graph_is_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    gm = several(encode(Groupwise(INT8)))
+    before = str(gm.graph)
+    monkeypatch.setattr("fp8compile.passes.call_codecs.compiled", mock.Mock(side_effect=RuntimeError("no compiler")))
+    with pytest.raises(RuntimeError, match="no compiler"):
+        called(gm)
+    assert str(gm.graph) == before
 
 
 def test_the_largest_stay() -> None:
