@@ -103,7 +103,7 @@ def _can_be_called(each: TracedCall) -> bool:
     call, operands, results = each.call, each.operands, each.results
     if call.format.dtype not in FORMATS or not {call.dtype, call.scale_dtype} <= {*VALUES}:
         return False
-    if any(not is_tensor(node) or node.meta["val"].device.type != "cpu" for node in (*operands, *results)):
+    if not all(map(_lies_on_a_cpu, (*operands, *results))):
         return False
     if call.encodes:
         parts = [_made(node, call) for node in results]
@@ -112,6 +112,11 @@ def _can_be_called(each: TracedCall) -> bool:
     is_whole = len(results) == 1 and _is_value(results[0], call) and {*results[0].users}.isdisjoint(each.nodes)
     taken = sorted(_taken(node, call) for node in operands)
     return is_whole and taken == [CODES, SCALES] and not any(SPLICED in user.meta for user in readers(results[0]))
+
+
+def _lies_on_a_cpu(node: Node) -> bool:
+    """Whether a node is a tensor in the memory of a CPU, in order: as calls take and return it."""
+    return is_tensor(node) and node.meta["val"].device.type == "cpu" and node.meta["val"].is_contiguous()
 
 
 def _made(node: Node, call: CodecCall) -> str:
@@ -128,11 +133,12 @@ def _made(node: Node, call: CodecCall) -> str:
 
 
 def _taken(node: Node, call: CodecCall) -> str:
-    """Which part a decode's operand is, by its dtype and size."""
+    """Which part a decode's operand is, by its dtype and size: scales are one a row, not one a column."""
     value, (rows, row, _) = node.meta["val"], call.groups
     if value.dtype == call.format.dtype and value.numel() == rows * row:
         return CODES
-    return SCALES if value.dtype == call.scale_dtype and value.numel() == call.count else ""
+    is_one_a_row = value.numel() == call.count and value.shape[-1:] in ((), (1,))
+    return SCALES if value.dtype == call.scale_dtype and is_one_a_row else ""
 
 
 def _is_value(node: Node, call: CodecCall) -> bool:

@@ -21,7 +21,7 @@ from torch.fx import Graph, Node
 
 from fp8compile import _torch as private
 from fp8compile.fx.tidying import tidy
-from fp8compile.numerics.codec_calls import CodecCall, tell
+from fp8compile.numerics.codec_calls import CodecCall, set_listener
 
 CODEC_CALL = "fp8compile_codec_call"  # in the meta of the operations of one encode or decode: the call
 LAYOUT = "fp8compile_layout"  # in the meta of a traced node: the layout of its result, if that has memory of its own
@@ -92,11 +92,11 @@ def _trace(fn: Callable[..., Any], values: Sequence[Value], fake_mode: Any) -> G
 
 @contextlib.contextmanager
 def _calls_marked() -> Iterator[None]:
-    before = tell(_mark)
+    before = set_listener(_mark)
     try:
         yield
     finally:
-        tell(before)
+        set_listener(before)
 
 
 def _mark(call: CodecCall, compute: Callable[[], Any]) -> Any:

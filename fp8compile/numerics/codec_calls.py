@@ -1,4 +1,4 @@
-"""Calls of codecs, told to who traces them: which operations of a graph are one encode or decode, and of which groups."""
+"""Calls of codecs, as a listener hears of them: which operations of a trace are one encode or decode, and of which groups."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Scaled(Protocol):
     def scale_dtype(self) -> torch.dtype: ...
 
 
-def told(
+def as_one_call(
     codec: Scaled,
     dtype: torch.dtype,
     groups: Sequence[int | torch.SymInt],
@@ -53,7 +53,7 @@ def told(
     *,
     encodes: bool,
 ) -> Any:
-    """What ``compute`` returns. Who traces is told of this call of ``codec``, unless only a run knows its sizes.
+    """What ``compute`` returns, which the listener hears is one call of ``codec``, unless only a run knows its sizes.
 
     Args:
         dtype: of the values.
@@ -65,8 +65,8 @@ def told(
     return _listener(CodecCall(encodes, codec.format, codec.scale_dtype, dtype, (rows, row, size)), compute)  # type: ignore[arg-type]
 
 
-def tell(listener: Listener | None) -> Listener | None:
-    """Have ``listener`` given each call, which computes it and returns its result; returns who was told before."""
+def set_listener(listener: Listener | None) -> Listener | None:
+    """Have ``listener`` given each call, which computes it and returns its result; returns the one before."""
     global _listener
     before, _listener = _listener, listener
     return before

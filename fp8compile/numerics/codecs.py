@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fp8compile.numerics.codec_calls import told
+from fp8compile.numerics.codec_calls import as_one_call
 from fp8compile.numerics.formats import E4M3, INT8, Format
 from fp8compile.numerics.groups import Groups, Size
 from fp8compile.numerics.scaling import (
@@ -69,7 +69,7 @@ class Tensorwise:
         def compute() -> tuple[Tensor, Tensor]:
             return self._under(x.new_zeros(()) if _is_empty(x) else amax_tensorwise(x), x)
 
-        found: tuple[Tensor, Tensor] = told(self, x.dtype, (1, x.numel(), x.numel()), compute, encodes=True)
+        found: tuple[Tensor, Tensor] = as_one_call(self, x.dtype, (1, x.numel(), x.numel()), compute, encodes=True)
         return found
 
     def _under(self, amax: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -80,7 +80,7 @@ class Tensorwise:
         def compute() -> Tensor:
             return dequantize(codes, inv_scale, dtype)
 
-        found: Tensor = told(self, dtype, (1, codes.numel(), codes.numel()), compute, encodes=False)
+        found: Tensor = as_one_call(self, dtype, (1, codes.numel(), codes.numel()), compute, encodes=False)
         return found
 
 
@@ -100,7 +100,7 @@ class Rowwise:
             inv_scale = self.inv_scale(x)
             return quantize(x, inv_scale, self.format), inv_scale
 
-        found: tuple[Tensor, Tensor] = told(self, x.dtype, self._sizes(x), compute, encodes=True)
+        found: tuple[Tensor, Tensor] = as_one_call(self, x.dtype, self._sizes(x), compute, encodes=True)
         return found
 
     @staticmethod
@@ -122,7 +122,7 @@ class Rowwise:
         def compute() -> Tensor:
             return dequantize(codes, inv_scale, dtype)
 
-        found: Tensor = told(self, dtype, self._sizes(codes), compute, encodes=False)
+        found: Tensor = as_one_call(self, dtype, self._sizes(codes), compute, encodes=False)
         return found
 
 
@@ -148,7 +148,7 @@ class Groupwise:
         return math.prod(shape) + self.groups.count(shape) * self.scale_dtype.itemsize
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        found: tuple[Tensor, Tensor] = told(
+        found: tuple[Tensor, Tensor] = as_one_call(
             self, x.dtype, self._sizes(x.shape), lambda: self._encode(x), encodes=True
         )
         return found
@@ -169,7 +169,7 @@ class Groupwise:
         def compute() -> Tensor:
             return dequantize(*self.groups.beside(codes, inv_scale), dtype).reshape(codes.shape)
 
-        found: Tensor = told(self, dtype, self._sizes(codes.shape), compute, encodes=False)
+        found: Tensor = as_one_call(self, dtype, self._sizes(codes.shape), compute, encodes=False)
         return found
 
 

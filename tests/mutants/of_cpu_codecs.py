@@ -9,6 +9,20 @@ CPP = "fp8compile/fx/cpu_codecs.cpp"
 
 CPU_CODECS = (
     Mutant(
+        "call_codecs: scales of columns are taken for scales of rows",
+        "passes/call_codecs.py",
+        " and value.shape[-1:] in ((), (1,))",
+        "",
+        CALLS,
+    ),
+    Mutant(
+        "call_codecs: values in another order than their memory's are coded",
+        "passes/call_codecs.py",
+        ' and node.meta["val"].is_contiguous()',
+        "",
+        CALLS,
+    ),
+    Mutant(
         "call_codecs: a scale's reciprocal is taken for the scale",
         "passes/call_codecs.py",
         'return part if made.target is aten.where.self else ""',

@@ -139,6 +139,11 @@ DECLINED: dict[str, tuple[Fn, dict[str, Any]]] = {
     "a value that codecs make": (lambda x: Groupwise().encode(x.float() - x.float().mean(1, keepdim=True)), {}),
     "a value that codecs use": (lambda x: there_and_back(Groupwise())(x) + 1, {}),
     "a known amax": (lambda x: Tensorwise(E4M3).encode(x, x.abs().amax()), {}),
+    "scales of columns": (
+        lambda x: Rowwise(E4M3).decode(x.to(E4M3.dtype), x.float()[:1], x.dtype),
+        {"shape": (256, 256)},
+    ),
+    "in another order": (lambda x: Rowwise(E4M3).encode(x.t()), {}),
     "no codec": (lambda x: (x / x.abs().amax()).round(), {}),
 }
 
