@@ -113,7 +113,7 @@ def _empty_on_a_gpu(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
 
 def test_weights_of_several_dtypes_are_lists_of_their_own() -> None:
     def mixed(x: Tensor, a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> tuple[Tensor, ...]:
-        return *products(x, a, b), *products(x.bfloat16(), c, d)
+        return *rounded(x, a, b), *products(x.bfloat16(), c, d)  # as under autocast, beside what is BF16 itself
 
     dtypes = (torch.float32,) * 3 + (torch.bfloat16,) * 2
     with FakeTensorMode():
