@@ -26,6 +26,8 @@ SOURCE = Path(__file__).with_suffix(".cpp")
 FORMATS = {INT8.dtype: "Int8", E4M3.dtype: "E4M3", E5M2.dtype: "E5M2"}  # what the source calls them
 VALUES = (torch.float32, torch.bfloat16)  # dtypes of values, and of scales
 FLAGS = ("-ftree-loop-vectorize", "-fno-math-errno", "-fno-tree-slp-vectorize")
+# The flags of vectors would depend on the graph that is compiled; with those of the machine alone it is compiled once.
+SAME_EVERYWHERE = {"cpp.simdlen": 1}
 FEWEST = 2**15  # elements that more than one thread shares, as in ATen
 
 
@@ -33,7 +35,8 @@ FEWEST = 2**15  # elements that more than one thread shares, as in ATen
 def compiled(fmt: torch.dtype) -> Any:
     """The function of ``cpu_codecs.cpp`` for a format; what is raised where no C++ compiler is found is Inductor's own."""
     source = f"#define FORMAT {FORMATS[fmt]}\n{SOURCE.read_text()}"
-    function = private.CppCodeCache.load(source, extra_flags=FLAGS).codec_of_groups
+    with private.inductor_config.patch(SAME_EVERYWHERE):
+        function = private.CppCodeCache.load(source, extra_flags=FLAGS).codec_of_groups
     pointers, sizes = [ctypes.c_void_p] * 4, [ctypes.c_int64] * 3
     function.argtypes = [*[ctypes.c_bool] * 3, *pointers, *sizes, ctypes.c_int]
     function.restype = None

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from fp8compile.fx.cpu_codecs import DECODED, ENCODED, FEWEST
+from fp8compile import _torch as private
+from fp8compile.fx.cpu_codecs import DECODED, ENCODED, FEWEST, compiled
 from fp8compile.numerics import E4M3, E5M2, INT8, Groupwise, Rowwise, Tensorwise
 from fp8compile.numerics.formats import Format
 
@@ -107,6 +109,17 @@ def test_threads_share_what_is_large_and_change_nothing(threads: int) -> None:
         assert_same(Tensorwise(E4M3), x)
     finally:
         torch.set_num_threads(before)
+
+
+def test_it_is_compiled_once_whatever_options_a_graph_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))
+    for simdlen in (None, 256):
+        compiled.cache_clear()
+        with private.inductor_config.patch({"cpp.simdlen": simdlen}):
+            compiled(torch.int8)
+    compiled.cache_clear()
+    found = [path for path in tmp_path.rglob("*.main.cpp") if "codec_of_groups" in path.read_text()]
+    assert len(found) == 1
 
 
 def test_amaxes_are_made_where_they_are_asked_for() -> None:
