@@ -25,6 +25,7 @@ from fp8compile.numerics.operators import operator
 SOURCE = Path(__file__).with_suffix(".cpp")
 FORMATS = {INT8.dtype: "Int8", E4M3.dtype: "E4M3", E5M2.dtype: "E5M2"}  # what the source calls them
 VALUES = (torch.float32, torch.bfloat16)  # dtypes of values, and of scales
+# Behind Inductor's own, which switch vectors of loops off. Those of scalars gcc 12 gets wrong (compiler/cpu_vectors.py).
 FLAGS = ("-ftree-loop-vectorize", "-fno-math-errno", "-fno-tree-slp-vectorize")
 # The flags of vectors would depend on the graph that is compiled; with those of the machine alone it is compiled once.
 SAME_EVERYWHERE = {"cpp.simdlen": 1}
