@@ -115,15 +115,17 @@ def measures(at: Situation) -> bool:
 
 def rewrites_on_a_gpu(at: Situation) -> bool:
     """A graph of which an input is on an NVIDIA GPU."""
-    inputs = at.graph.find_nodes(op="placeholder")
-    on_a_gpu = any(is_tensor(node) and node.meta["val"].is_cuda for node in inputs)
-    return rewrites(at) and on_a_gpu and not torch.version.hip
+    return rewrites(at) and "cuda" in _devices_of_inputs(at) and not torch.version.hip
 
 
 def rewrites_on_a_cpu(at: Situation) -> bool:
     """A graph of which an input is on a CPU, and none elsewhere."""
+    return rewrites(at) and _devices_of_inputs(at) == {"cpu"}
+
+
+def _devices_of_inputs(at: Situation) -> set[str]:
     inputs = at.graph.find_nodes(op="placeholder")
-    return rewrites(at) and {node.meta["val"].device.type for node in inputs if is_tensor(node)} == {"cpu"}
+    return {node.meta["val"].device.type for node in inputs if is_tensor(node)}
 
 
 def multiplies_groups(at: Situation) -> bool:

@@ -101,13 +101,22 @@ def _calls_marked() -> Iterator[None]:
 
 def _mark(call: CodecCall, compute: Callable[[], Any]) -> Any:
     """Note on each operation that a call traces which call it belongs to."""
+    with marked(CODEC_CALL, call):
+        return compute()
+
+
+@contextlib.contextmanager
+def marked(key: str, value: object) -> Iterator[None]:
+    """Operations that are traced inside have this in their meta, unless they have it already. Elsewhere nothing happens."""
     mode = private.get_proxy_mode()
-    nodes: Any = () if mode is None else mode.tracer.graph.nodes
+    if mode is None:
+        yield
+        return
+    nodes = mode.tracer.graph.nodes
     last = next(iter(reversed(nodes)), None)
-    found = compute()
+    yield
     for node in itertools.takewhile(lambda each: each is not last, reversed(nodes)):
-        node.meta[CODEC_CALL] = call
-    return found
+        node.meta.setdefault(key, value)
 
 
 def _fresh_layout(node: Node, value: object) -> tuple[Any, ...] | None:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
+from torch import Tensor
 
 from fp8compile.numerics.formats import Format
 
 Listener = Callable[["CodecCall", Callable[[], Any]], Any]
+Method = TypeVar("Method", bound=Callable[..., Any])
 _listener: Listener | None = None
 
 
@@ -44,25 +47,31 @@ class Scaled(Protocol):
     @property
     def scale_dtype(self) -> torch.dtype: ...
 
+    def sizes(self, shape: Sequence[Any]) -> Sequence[Any]:
+        """Rows, the elements of a row, and of a group, of a tensor of ``shape``."""
 
-def as_one_call(
-    codec: Scaled,
-    dtype: torch.dtype,
-    groups: Sequence[int | torch.SymInt],
-    compute: Callable[[], Any],
-    *,
-    encodes: bool,
-) -> Any:
-    """What ``compute`` returns, which the listener hears is one call of ``codec``, unless only a run knows its sizes.
 
-    Args:
-        dtype: of the values.
-        groups: rows, the elements of a row, and of a group.
+def one_call(*, encodes: bool) -> Callable[[Method], Method]:
+    """A codec's ``encode(x)`` or ``decode(codes, inv_scale, dtype)`` as one call that the listener hears of.
+
+    Not where only a run knows its sizes, or an amax is given: then a part of it is not the codec's.
     """
-    if _listener is None or not all(isinstance(size, int) and size for size in groups):
-        return compute()
-    rows, row, size = groups
-    return _listener(CodecCall(encodes, codec.format, codec.scale_dtype, dtype, (rows, row, size)), compute)  # type: ignore[arg-type]
+
+    def heard(method: Method) -> Method:
+        @functools.wraps(method)
+        def inside(codec: Scaled, x: Tensor, *others: Any) -> Any:
+            if _listener is None or (encodes and any(other is not None for other in others)):
+                return method(codec, x, *others)
+            sizes = codec.sizes(x.shape)
+            if not all(isinstance(size, int) and size for size in sizes):
+                return method(codec, x, *others)
+            dtype, (rows, row, size) = x.dtype if encodes else others[-1], sizes
+            call = CodecCall(encodes, codec.format, codec.scale_dtype, dtype, (rows, row, size))
+            return _listener(call, lambda: method(codec, x, *others))
+
+        return cast(Method, inside)
+
+    return heard
 
 
 def set_listener(listener: Listener | None) -> Listener | None:

@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from fp8compile.numerics.codec_calls import as_one_call
+from fp8compile.numerics.codec_calls import one_call
 from fp8compile.numerics.formats import E4M3, INT8, Format
 from fp8compile.numerics.groups import Groups, Size
 from fp8compile.numerics.scaling import (
@@ -61,27 +61,20 @@ class Tensorwise:
     def name(self) -> str:
         return f"{self.format.name} tensorwise"
 
+    def sizes(self, shape: Sequence[Size]) -> Sequence[Size]:
+        return 1, math.prod(shape), math.prod(shape)
+
+    @one_call(encodes=True)
     def encode(self, x: Tensor, amax: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """``amax``, 0-d, spares the pass over x that would find it."""
-        if amax is not None:
-            return self._under(amax, x)
-
-        def compute() -> tuple[Tensor, Tensor]:
-            return self._under(x.new_zeros(()) if _is_empty(x) else amax_tensorwise(x), x)
-
-        found: tuple[Tensor, Tensor] = as_one_call(self, x.dtype, (1, x.numel(), x.numel()), compute, encodes=True)
-        return found
-
-    def _under(self, amax: Tensor, x: Tensor) -> tuple[Tensor, Tensor]:
+        if amax is None:
+            amax = x.new_zeros(()) if _is_empty(x) else amax_tensorwise(x)
         inv_scale = inv_scale_of(amax, self.format, self.scale_dtype)
         return quantize(x, inv_scale, self.format), inv_scale
 
+    @one_call(encodes=False)
     def decode(self, codes: Tensor, inv_scale: Tensor, dtype: torch.dtype) -> Tensor:
-        def compute() -> Tensor:
-            return dequantize(codes, inv_scale, dtype)
-
-        found: Tensor = as_one_call(self, dtype, (1, codes.numel(), codes.numel()), compute, encodes=False)
-        return found
+        return dequantize(codes, inv_scale, dtype)
 
 
 @dataclass(frozen=True)
@@ -95,18 +88,14 @@ class Rowwise:
     def name(self) -> str:
         return f"{self.format.name} rowwise"
 
+    def sizes(self, shape: Sequence[Size]) -> Sequence[Size]:
+        row = shape[-1] if shape else 1
+        return math.prod(shape[:-1]), row, row
+
+    @one_call(encodes=True)
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        def compute() -> tuple[Tensor, Tensor]:
-            inv_scale = self.inv_scale(x)
-            return quantize(x, inv_scale, self.format), inv_scale
-
-        found: tuple[Tensor, Tensor] = as_one_call(self, x.dtype, self._sizes(x), compute, encodes=True)
-        return found
-
-    @staticmethod
-    def _sizes(x: Tensor) -> Sequence[Size]:
-        row = x.shape[-1] if x.dim() else 1
-        return math.prod(x.shape[:-1]), row, row
+        inv_scale = self.inv_scale(x)
+        return quantize(x, inv_scale, self.format), inv_scale
 
     def inv_scale(self, x: Tensor) -> Tensor:
         """That of each row, without codes."""
@@ -118,12 +107,9 @@ class Rowwise:
             return x.new_zeros((*x.shape[:-1], 1))
         return amax_rowwise(x) if x.dim() else x.abs()
 
+    @one_call(encodes=False)
     def decode(self, codes: Tensor, inv_scale: Tensor, dtype: torch.dtype) -> Tensor:
-        def compute() -> Tensor:
-            return dequantize(codes, inv_scale, dtype)
-
-        found: Tensor = as_one_call(self, dtype, self._sizes(codes), compute, encodes=False)
-        return found
+        return dequantize(codes, inv_scale, dtype)
 
 
 @dataclass(frozen=True)
@@ -147,17 +133,12 @@ class Groupwise:
         """Bytes of the codes and scales of a tensor of ``shape``."""
         return math.prod(shape) + self.groups.count(shape) * self.scale_dtype.itemsize
 
-    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        found: tuple[Tensor, Tensor] = as_one_call(
-            self, x.dtype, self._sizes(x.shape), lambda: self._encode(x), encodes=True
-        )
-        return found
-
-    def _sizes(self, shape: Sequence[Size]) -> Sequence[Size]:
+    def sizes(self, shape: Sequence[Size]) -> Sequence[Size]:
         row = self.groups.row(shape)
         return self.groups.rows(shape), row, self.groups.size(row)
 
-    def _encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
+    @one_call(encodes=True)
+    def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
         grouped, dims = self.groups.padded(x)
         exact = exact_inv_scale(amax_over(grouped, dims), self.format, self.scale_dtype)
         exact_N1 = exact.reshape(-1, 1)
@@ -165,12 +146,9 @@ class Groupwise:
         pair = (grouped, exact) if self.groups.are_full(x.shape) else self.groups.beside(x, exact_N1)
         return quantize(*pair, self.format).reshape(x.shape), in_storage(exact_N1, self.scale_dtype)
 
+    @one_call(encodes=False)
     def decode(self, codes: Tensor, inv_scale: Tensor, dtype: torch.dtype) -> Tensor:
-        def compute() -> Tensor:
-            return dequantize(*self.groups.beside(codes, inv_scale), dtype).reshape(codes.shape)
-
-        found: Tensor = as_one_call(self, dtype, self._sizes(codes.shape), compute, encodes=False)
-        return found
+        return dequantize(*self.groups.beside(codes, inv_scale), dtype).reshape(codes.shape)
 
 
 @dataclass(frozen=True)
