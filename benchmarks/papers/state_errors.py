@@ -52,7 +52,7 @@ class ExpandedTree(Grouped):
 
     def encode_groups(self, x_NG: Tensor) -> tuple[Tensor, ...]:
         a = x_NG.abs()
-        amax, log_amax, log_amin, _ = logarithms(a)
+        amax, log_amax, log_amin, _ = logarithms(a, precise=True)
         log_target = (6 if self.signed else 7) * torch.log2(torch.tensor(10.0))
         k = torch.floor(16 * log_target / (log_amax - log_amin)).clamp(1, 255)
         k = torch.where(log_amax > log_amin, k, 16.0)
@@ -137,7 +137,7 @@ def ranges(several: Sequence[Moments]) -> dict[str, dict[str, Any]]:
     found: dict[str, dict[str, Any]] = {}
     for state, signed in (("m", True), ("v", False)):
         groups = [in_groups(getattr(each, state), 128).reshape(-1, 128) for each in several]
-        _, log_amax, log_amin, _ = logarithms(torch.cat(groups).abs())
+        _, log_amax, log_amin, _ = logarithms(torch.cat(groups).abs(), precise=True)
         log_range = log_amax - log_amin
         found[state] = {"log10_range": (log_range * DECADES_OF_AN_OCTAVE).flatten()}
         for target in ("code", "paper"):

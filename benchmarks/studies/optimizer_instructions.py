@@ -38,7 +38,7 @@ def measured(name: str, dtype: str) -> dict[str, Any]:
     chunks, least = chunks_of(Case(SHAPE, DTYPES[dtype], state_format=FORMATS[name]).build(torch.zeros))
     [chunk] = chunks
     graph, _ = lowered_chunk(chunk)
-    cost = cost_together(graph, SHAPE[0] * SHAPE[1], ELEMENTS)
+    cost = cost_together(graph, chunk[0], SHAPE[0] * SHAPE[1], ELEMENTS)
     row = {"format": name, "dtype": dtype, "over_least": graph.num_bytes / least}
     row |= {key: cost.figures[key] for key in ("instructions", "slow", "registers")}
     return row | {"spilled": cost.spilled, "predicted_ms": cost.us / 1e3}

@@ -38,6 +38,8 @@ OPERATORS = {
     name: operator(f"near_{name}({_TAKES.get(name, 'Tensor x')}) -> Tensor", exact) for name, exact in EXACT.items()
 }
 
+UNSIGNED = operator("near_unsigned(Tensor x) -> Tensor", torch.abs)
+
 
 def log2(x: Tensor) -> Tensor:
     found: Tensor = OPERATORS["log2"](x)
@@ -75,6 +77,17 @@ def at_most(a: Tensor, most: float) -> Tensor:
     return a.view(torch.int32).clamp_max(bits_of(most)).view(torch.float32)
 
 
+def above_zero(a: Tensor) -> Tensor:
+    """FP32, no NaN: ``a.clamp_min(0)``."""
+    return a.view(torch.int32).clamp_min(0).view(torch.float32)
+
+
+def unsigned(a: Tensor) -> Tensor:
+    """FP32 that arithmetic made and that is never below zero, with no sign: its NaN has none on an NVIDIA GPU anyway."""
+    found: Tensor = UNSIGNED(a)
+    return found
+
+
 def largest(a_NG: Tensor) -> Tensor:
     """Of FP32 magnitudes the largest ``[N, 1]``, NaN where there is one."""
     return a_NG.view(torch.int32).amax(-1, keepdim=True).view(torch.float32)
@@ -85,19 +98,10 @@ def signed_as(a: Tensor, x: Tensor) -> Tensor:
     return (a.view(torch.int32) | (x.view(torch.int32) & _SIGN)).view(torch.float32)
 
 
-def ranks(a: Tensor) -> Tensor:
-    """int32 in the order of FP32 magnitudes, but for zero, which is the last: so the smallest is the smallest above zero."""
-    return (a.view(torch.int32) - 1) ^ _SIGN
-
-
-def ranks_at_least(ranks: Tensor, least: float) -> Tensor:
-    """The ranks of magnitudes that are ``least`` or more, but for zero, which stays."""
-    return ranks.clamp_min(bits_of(least) - 1 + _SIGN)
-
-
-def of_ranks(ranks: Tensor) -> Tensor:
-    """The magnitudes of ``ranks``."""
-    return ((ranks ^ _SIGN) + 1).view(torch.float32)
+def smallest_above_zero(a_NG: Tensor) -> Tensor:
+    """Of FP32 magnitudes the smallest ``[N, 1]`` that is not zero; zero where all are."""
+    ranks = (a_NG.view(torch.int32) - 1) ^ _SIGN  # in the order of magnitudes, but for zero, which is the last
+    return ((ranks.amin(-1, keepdim=True) ^ _SIGN) + 1).view(torch.float32)
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 """Stochastic rounding of FP32 to BF16 and FP16 (Croci et al. 2022; used for weight updates by Graphcore and torchao).
 
     SR(x) = D * (floor(x / D) + Bernoulli(x / D - floor(x / D)))        D: the spacing of the dtype's values at x
-          = sign(x) * D * floor(|x| / D + u)                            u: uniform on [0, 1), from ``random_bits``
+          = sign(x) * D * floor(|x| / D + u)                            u: uniform on [0, 1), from ``drawn``
 
 so E[SR(x)] = x: 1.2 on a grid of 1 goes to 1 in 80 % and to 2 in 20 %, and a weight needs no FP32 copy.
 
@@ -81,7 +81,7 @@ def round_stochastically(x: Tensor, dtype: torch.dtype, bits: Tensor) -> Tensor:
     Args:
         x: any shape.
         dtype: ``torch.bfloat16`` or ``torch.float16``.
-        bits: int64 in [0, 2**32), one for each element: ``random_bits``.
+        bits: int64 in [0, 2**32), one for each element: ``drawn``.
     """
     grid = grid_of(dtype)
     if dtype == torch.bfloat16:
@@ -134,26 +134,63 @@ def random_bits(index: Tensor, key: Tensor, lane: Tensor | int = 0) -> Tensor:
     return bits
 
 
-def key_of(seed: int | Tensor, parameter_index: int | Tensor, step: Tensor) -> Tensor:
+def random_halves(index: Tensor, key: Tensor, lane: Tensor | int = 0, *, at_four: bool = False) -> Tensor:
+    """The same, of which the first 16 bits are random: all that BF16 takes. Four elements share two words.
+
+    Args:
+        at_four: whether every index, without its lane, is a multiple of four: then a GPU makes words once for four.
+    """
+    place = index + lane
+    four, of_four = ((index >> 2) + (lane >> 2), lane) if at_four else (place >> 2, place)
+    other = (index >> 32) * _GOLDEN
+    bits: Tensor = HALVES((four ^ (other ^ key)) & _MASK, (key >> 32) & _MASK, of_four)
+    return bits
+
+
+def drawn(dtype: torch.dtype, index: Tensor, key: Tensor, lane: Tensor | int = 0, *, at_four: bool = False) -> Tensor:
+    """The bits that ``round_stochastically`` to ``dtype`` takes."""
+    if dtype == torch.bfloat16:
+        return random_halves(index, key, lane, at_four=at_four)
+    return random_bits(index, key, lane)
+
+
+def key_of(seed: int, parameter_index: Word, step: Tensor) -> Tensor:
     """The key of one parameter's stream at one step: an int64 on step's device.
 
-    Keys of one seed never coincide: they are a 64-bit permutation of (parameter_index, step), two rounds of a Feistel
-    network. The arguments broadcast. From a 0-d step Inductor computes the key in a kernel of its own, which runs one thread.
-    From ``step.expand(shape)`` the key is part of the kernel that rounds, computed once per thread.
+    Its first half is a permutation of parameter_index; the second one of the step, but for a number of the parameter. So keys
+    of one seed never coincide. The arguments broadcast.
 
     Args:
         seed: any 64-bit integer.
         parameter_index: the number of the parameter in its optimizer, in [0, 2**32).
         step: in [0, 2**32); float steps, as torch's optimizers keep them, are converted (exact up to 2**24).
     """
-    low, high = seed & _MASK, (seed >> 32) & _MASK
-    seed_0 = mixed(low ^ _GOLDEN, high)
-    seed_1 = mixed(high ^ _GOLDEN, seed_0)
-    step = step.to(torch.int64)
-    right = parameter_index ^ mixed(step, seed_0)
-    left = step ^ mixed(right, seed_1)
-    key: Tensor = (right - 2**31) * 2**32 + left  # no bit is shifted past the sign
+    return key_at(seed, stream_of(seed, parameter_index), step)
+
+
+def stream_of(seed: int, parameter_index: Word) -> Word:
+    """What of a key does not depend on the step, a signed integer of 64 bits; the arguments are those of ``key_of``."""
+    first, second, _ = _seeds(seed)
+    low = mixed(parameter_index, first)
+    return (mixed(low, second) - 2**31) * 2**32 + low  # no bit is shifted past the sign
+
+
+def key_at(seed: int, stream: Word, step: Tensor) -> Tensor:
+    """The key of a stream of ``stream_of`` at a step.
+
+    From a 0-d step Inductor computes the key in a kernel of its own, which runs one thread. From ``step.expand(shape)`` the
+    key is part of the kernel that rounds, computed once per thread.
+    """
+    *_, third = _seeds(seed)
+    key: Tensor = stream ^ ((mixed(step.to(torch.int64), third) - 2**31) * 2**32)
     return key
+
+
+def _seeds(seed: int) -> tuple[int, int, int]:
+    low, high = seed & _MASK, (seed >> 32) & _MASK
+    first: int = mixed(low ^ _GOLDEN, high)
+    second: int = mixed(high ^ _GOLDEN, first)
+    return first, second, mixed(second ^ _GOLDEN, low)
 
 
 def mixed(word: Word, between: Word) -> Word:
@@ -175,8 +212,17 @@ def _mixed(word: Word, between: Word) -> Word:
     return word ^ (word >> 15)
 
 
-# Whole in a graph, so that a GPU gets it in words of 32 bits.
+def _halves(word: Tensor, between: Tensor, place: Tensor) -> Tensor:
+    """Of two words, the second one round behind the first, the half that belongs to ``place``, as the first 16 of 32 bits."""
+    first = _mixed(word, between)
+    second = ((first ^ between) * MULTIPLIERS[0]) & _MASK
+    chosen = torch.where(place & 2 != 0, second ^ (second >> 15), first)
+    return torch.where(place & 1 != 0, (chosen << 16) & _MASK, chosen)
+
+
+# Whole in a graph, so that a GPU gets them in words of 32 bits.
 MIXED = operator("mixed(Tensor word, Tensor between) -> Tensor", _mixed)
+HALVES = operator("halves(Tensor word, Tensor between, Tensor place) -> Tensor", _halves)
 
 
 def rows_and_lanes(shape: Sequence[int], first: Tensor, stride: Sequence[int]) -> tuple[Tensor, Tensor]:

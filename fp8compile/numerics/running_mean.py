@@ -13,7 +13,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fp8compile.numerics.rounding import index_like, key_of, random_bits, round_stochastically
+from fp8compile.numerics.rounding import drawn, index_like, key_of, round_stochastically
 
 
 def fold_mean(mean: Tensor, new: Tensor, count: int) -> Tensor:
@@ -44,4 +44,4 @@ def rounded_mean(mean: Tensor, dtype: torch.dtype, *, seed: int, stream: int, st
     mean = mean.contiguous()
     key = key_of(seed, stream, torch.full((), step, dtype=torch.int64, device=mean.device))
     index = index_like(mean.shape, torch.full((), first, dtype=torch.int64, device=mean.device))
-    return round_stochastically(mean, dtype, random_bits(index, key))
+    return round_stochastically(mean, dtype, drawn(dtype, index, key))

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
 from fp8compile._distributed import complete_grad, first_element, is_cut, local_grad, local_part
+from fp8compile.numerics.rounding import stream_of
 from fp8compile.optim import checking, checkpoint, pickling
 from fp8compile.optim.beginning import completed, name_of
 from fp8compile.optim.captured_update import CapturedUpdate
@@ -148,7 +149,9 @@ class EncodedOptimizer(torch.optim.Optimizer):
                     f"{type(self).__name__} works on whole parameters: use AdamW, or leave it out of what is sharded"
                 )
             placed = self.placement(p, group)
-            self._plans[key] = UpdatePlan(update, placed.codecs(update), p.dtype, master, self.seed)
+            at_four = first_element(p) % 4 == 0
+            options = {"master": master, "seed": self.seed, "begins_at_four": at_four}
+            self._plans[key] = UpdatePlan(update, placed.codecs(update), p.dtype, **options)
         return self._plans[key]
 
     def step_function(self, p: Tensor) -> tuple[UpdatePlan, Tensors]:
@@ -262,7 +265,8 @@ class EncodedOptimizer(torch.optim.Optimizer):
         tensors |= {n: local_part(part) for n, part in self.state[p].items() if n not in ("step", *single)}
         if self.plan_of(p, group).rounds_stochastically:
             if p not in self._streams:
-                self._streams[p] = torch.tensor([index, first_element(p)], device=local_part(p).device)
+                stream = [stream_of(self.seed, index), first_element(p)]
+                self._streams[p] = torch.tensor(stream, device=local_part(p).device)
             tensors["stream"] = self._streams[p]
         return tensors
 

@@ -83,7 +83,8 @@ class PreparedStep:
         for signature, alike in waiting.items():
             run = functools.partial(_compiled, signature) if compiled else functools.partial(_eager, signature.plan)
             codes = [run(piece) for piece in alike]
-            self.launches += in_few_launches(codes, alike, together=compiled and signature.may_share)
+            together, large = compiled and signature.may_share, signature.plan.blocks_are_large
+            self.launches += in_few_launches(codes, alike, together=together, large=large)
 
     def __call__(self, new: Sequence[Tensors]) -> None:
         """Update every parameter by its gradient, ``grad``, and the other tensors that are new at every step.

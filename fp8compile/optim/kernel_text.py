@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 NAME = "optimizer_step"
 ALIGNED = 16  # bytes that a pointer is a multiple of where loads are wide
@@ -73,19 +74,36 @@ def parsed(source: str) -> KernelText | None:
     )
 
 
-def for_many(kernel: KernelText, fresh: Collection[int]) -> str:
-    """Source of ``optimizer_step``; ``fresh``: the arguments, by number, whose addresses come from ``fresh``, in order."""
+def same_pointers(kernel: KernelText, rows: Sequence[Sequence[Any]], fresh: Collection[int]) -> tuple[int, ...]:
+    """What ``for_many`` takes as ``same``, of arguments by row. Those whose alignment is known differently stay two."""
+    columns = [*zip(*rows, strict=True)]
+    first: dict[Any, int] = {}
+    return tuple(
+        first.setdefault((columns[i], i in kernel.divisible), i) if kind.startswith("*") and i not in fresh else i
+        for i, kind in enumerate(kernel.types)
+    )
+
+
+def for_many(kernel: KernelText, fresh: Collection[int], same: Sequence[int]) -> str:
+    """Source of ``optimizer_step``.
+
+    Args:
+        fresh: the arguments, by number, whose addresses come from ``fresh``, in order.
+        same: for each argument the first one that is the same pointer in every row; what is updated in place is two.
+    """
     width, places = len(kernel.types) + 1, {argument: i for i, argument in enumerate(fresh)}
     lines = [
         f"    block, owner = {_BLOCK}, tl.load(owners + {_BLOCK}).to(tl.int64)",
         f"    row, new = table + owner * {width}, fresh + owner * {len(places)}",
     ]
     for i, kind in enumerate(kernel.types):
+        if same[i] != i:
+            continue
         place = f"new + {places[i]}" if i in places else f"row + {i}"
         wanted = f"tl.{_TYPES[kind.lstrip('*')]}"
         value = f"tl.load({place}).to({f'tl.pointer_type({wanted})' if kind.startswith('*') else wanted})"
         lines.append(f"    a{i} = " + (f"tl.multiple_of({value}, {ALIGNED})" if i in kernel.divisible else value))
-    taken = ", ".join(f"a{i}" for i in range(len(kernel.types)))
+    taken = ", ".join(f"a{i}" for i in same)
     lines.append(f"    one({taken}, block - tl.load(row + {width - 1}).to(tl.int32), XBLOCK)")
     body = kernel.body.rstrip().replace(_BLOCK, "block_of_it") + "\n"
     head, constant, _ = kernel.parameters.rpartition(", XBLOCK")

@@ -28,7 +28,7 @@ from fp8compile.optim.row_views import FIXED, View, viewed
 from fp8compile.optim.step_codes import AMAX, INV_SCALE, KNOWN, REACH, ROWS
 
 NEW = ("grad", ROWS, INV_SCALE, KNOWN, AMAX, REACH)  # tensors that are new at every step
-ROWS_OF_A_BLOCK = 8  # groups of 128: with four warps 8 elements a thread, so that registers leave room for 20 warps
+ROWS_OF_A_BLOCK = 8  # groups of 128, and twice that in a large block: so many that registers leave room for 20 warps
 ELEMENTS, WARPS = 1024, 4
 
 Code = Callable[[list[Tensor]], Any]
@@ -119,8 +119,13 @@ def launched(code: Code, piece: Piece) -> tuple[Caught, tuple[Any, ...]] | None:
     return found[0] if len(found) == 1 else None
 
 
-def in_few_launches(codes: Sequence[Code], pieces: Sequence[Piece], *, together: bool) -> list[Launch]:
-    """The launches of pieces that share a signature; ``together``: one for many of them, where their code permits it."""
+def in_few_launches(codes: Sequence[Code], pieces: Sequence[Piece], *, together: bool, large: bool) -> list[Launch]:
+    """The launches of pieces that share a signature.
+
+    Args:
+        together: one for many of them, where their code permits it.
+        large: with large blocks.
+    """
     members: dict[Any, list[Member]] = {}
     launches: list[Launch] = []
     for code, piece in zip(codes, pieces, strict=True):
@@ -130,7 +135,7 @@ def in_few_launches(codes: Sequence[Code], pieces: Sequence[Piece], *, together:
         else:
             kernel, member = found
             members.setdefault((kernel, member.new), []).append(member)
-    launches += [OneLaunch(kernel, several) for (kernel, _), several in members.items()]
+    launches += [OneLaunch(kernel, several, large=large) for (kernel, _), several in members.items()]
     for piece in pieces:
         piece.forget_new()
     return launches
@@ -175,9 +180,11 @@ def _member(code: Code, piece: Piece) -> tuple[KernelText, Member] | None:
     return kernel, Member(piece, tuple(row), tuple(new))
 
 
-def rows_of_a_block(kernel: KernelText) -> int:
+def rows_of_a_block(kernel: KernelText, *, large: bool) -> int:
     """Short groups are more to a block; a group of 128 in planes, whose rows are shorter, is one row."""
-    return ELEMENTS if kernel.row == 1 else max(ROWS_OF_A_BLOCK, ELEMENTS // 4 // kernel.row)
+    if kernel.row == 1:
+        return ELEMENTS
+    return max(ROWS_OF_A_BLOCK, ELEMENTS // 4 // kernel.row) * (2 if large else 1)
 
 
 class OneLaunch:
@@ -186,12 +193,14 @@ class OneLaunch:
     Args:
         kernel: of one piece.
         members: whose ``new`` agree.
+        large: whether its blocks are.
     """
 
-    def __init__(self, kernel: KernelText, members: Sequence[Member]) -> None:
-        self._members, rows = members, rows_of_a_block(kernel)
+    def __init__(self, kernel: KernelText, members: Sequence[Member], *, large: bool) -> None:
+        self._members, rows = members, rows_of_a_block(kernel, large=large)
         fresh = tuple(i for i, _ in members[0].new)
-        function = loaded(kernel_text.for_many(kernel, fresh))
+        same = kernel_text.same_pointers(kernel, [member.row for member in members], fresh)
+        function = loaded(kernel_text.for_many(kernel, fresh, same))
         count = kernel.names.index("xnumel")
         blocks = torch.tensor([-(-member.row[count] // rows) for member in members])
         first = blocks.cumsum(0) - blocks

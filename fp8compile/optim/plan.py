@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fp8compile.fx import near_lowerings as near_lowerings  # tells Inductor
 from fp8compile.fx.traced_calls import call_of
-from fp8compile.numerics.rounding import key_of, nearest_bfloat16, random_bits, round_stochastically, rows_and_lanes
+from fp8compile.numerics.rounding import drawn, key_at, nearest_bfloat16, round_stochastically, rows_and_lanes
 from fp8compile.numerics.states.in_pieces import decoded_in_pieces, encoded_in_pieces
 from fp8compile.numerics.states.interface import StateCodec, encoded_zeros
 from fp8compile.numerics.states.scaled_weights import inv_scale_for, scaled, unscaled, weight_of
@@ -24,6 +24,7 @@ from fp8compile.optim.step_codes import GROUP, KNOWN, Wanted, inv_scale_before, 
 
 MASTERS = ("none", "split", "fp32", "fp16_scaled")
 MASTER16, INV_SCALE16 = "master_fp16", "master_inv_scale"  # of "fp16_scaled"
+EXPANDED = {"e4m3_expanded"}
 Tensors = dict[str, Tensor]
 
 
@@ -48,6 +49,7 @@ class UpdatePlan:
         offset: the number of the parameter's elements before the view that is updated.
         codes: the codes of the new parameter that are written too.
         planes: in how many planes a group is updated (``planes.py``).
+        begins_at_four: whether the number of its first element is a multiple of four: code then shares random words.
         in_pieces: whether states whose rows end in a short group are coded in two pieces: Inductor drops the tails of such
             loops on a CPU. Node by node the last bits may differ.
         by_rows: whether its tensors are viewed by rows of one group: code for it fits any number of them.
@@ -61,6 +63,7 @@ class UpdatePlan:
     offset: int = 0
     codes: Wanted | None = None
     planes: int = 1
+    begins_at_four: bool = False
     in_pieces: bool = False
     by_rows: bool = False
 
@@ -73,6 +76,15 @@ class UpdatePlan:
         """Of a step that writes codes."""
         assert self.update.bound is not None
         return self.update.bound
+
+    @property
+    def blocks_are_large(self) -> bool:
+        """Whether a thread of its kernel has registers for twice the elements: then each pays half for what a group needs.
+
+        Counted on sm_90 (tests/sm90/test_optimizer_sm90.py): 96 registers with these, 112 and more with others.
+        """
+        names = {codec.name for _, codec in self.codecs}
+        return self.master in ("none", "split") and bool(names & EXPANDED) and names <= EXPANDED | {"dynamic_tree"}
 
     def part_keys(self, state: str) -> list[str]:
         """The keys of a state's tensors in ``optimizer.state[p]``: ``exp_avg.e4m3_expanded.codes`` ..."""
@@ -126,7 +138,7 @@ class UpdatePlan:
 
         Args:
             tensors: ``param``, ``grad``, ``step`` (counting this step), ``numbers`` [n]; the state's parts; and for
-                stochastic rounding ``stream``, int64 [2]: the parameter's number, and the first element's index; where codes
+                stochastic rounding ``stream``, int64 [2]: ``stream_of`` it, and the first element's index; where codes
                 are written, their tensors, and ``weight.known``.
         """
         new_p, states = self._updated(tensors)
@@ -206,11 +218,13 @@ class UpdatePlan:
             return {"param": weight, "correction": correction}
         if self.master == "fp32":
             return {"param": p.to(self.dtype), "master": p}
-        number, first = tensors["stream"].unbind()
-        key = key_of(self.seed, number, tensors["step"].expand(p.shape))  # expanded: the key is no kernel of its own
+        stream, first = tensors["stream"].unbind()
+        key = key_at(self.seed, stream, tensors["step"].expand(p.shape))  # expanded: the key is no kernel of its own
         shape, stride = p.shape or (1,), tensors["param"].stride() or (1,)
         index, lane = rows_and_lanes(shape, first + self.offset, stride)
-        bits = random_bits(index, key, lane).reshape(p.shape)
+        dtype = torch.float16 if self.master == "fp16_scaled" else self.dtype
+        at_four = self.begins_at_four and all(each % 4 == 0 for each in (self.offset, *stride[:-1]))
+        bits = drawn(dtype, index, key, lane, at_four=at_four).reshape(p.shape)
         if self.master == "fp16_scaled":
             inv_scale = tensors[INV_SCALE16]
             master = scaled(p, inv_scale, bits)

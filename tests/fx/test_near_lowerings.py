@@ -10,8 +10,9 @@ from torch import Tensor
 
 from fp8compile.fx import near_lowerings
 from fp8compile.numerics import near_functions as near
-from fp8compile.numerics.rounding import key_of, mixed, random_bits
-from fp8compile.numerics.states.dither import threshold_of
+from fp8compile.numerics.formats import E4M3, E5M2, Format
+from fp8compile.numerics.rounding import key_of, mixed, random_bits, random_halves
+from fp8compile.numerics.states.dither import TRUNCATED, threshold_of
 
 
 def generated(function: Callable[..., Tensor], *args: Tensor) -> Tensor:
@@ -39,6 +40,15 @@ def test_random_bits_are_eager_s() -> None:
     index = torch.cat([torch.arange(1000), torch.arange(1000) + 2**33])
     for step in (0.0, 1.0, 1e6):
         assert torch.equal(generated(drawn, index, torch.tensor(step)), drawn(index, torch.tensor(step)))
+
+
+@pytest.mark.parametrize("at_four", [False, True])
+def test_halves_are_eager_s(at_four: bool) -> None:
+    def drawn(index: Tensor, step: Tensor) -> Tensor:
+        return random_halves(index, key_of(7, 3, step), torch.arange(8), at_four=at_four)
+
+    index = torch.cat([torch.arange(1000), torch.arange(1000) + 2**33])[:, None] * (4 if at_four else 1)
+    assert torch.equal(generated(drawn, index, torch.tensor(5.0)), drawn(index, torch.tensor(5.0)))
 
 
 @pytest.mark.parametrize(
@@ -71,15 +81,29 @@ def test_magnitudes_are_compared_as_integers() -> None:
     assert torch.equal(near.largest(a).isnan(), a.amax(1, keepdim=True).isnan())
 
 
-def test_ranks_are_the_order_of_magnitudes_with_zero_last() -> None:
-    ascending = torch.cat([torch.logspace(-45, 38, 999).unique(), torch.tensor([torch.inf, torch.nan, 0.0])])
-    ascending = ascending[(ascending != 0) | (torch.arange(len(ascending)) == len(ascending) - 1)]
-    ranks = near.ranks(ascending)
-    assert bool((ranks.long().diff() > 0).all())
-    assert torch.equal(near.of_ranks(ranks).view(torch.int32), ascending.view(torch.int32))
-    held = near.of_ranks(near.ranks_at_least(ranks, 0.375))
-    assert torch.equal(held[:-2], ascending[:-2].clamp_min(0.375)) and held[-2].isnan() and held[-1] == 0
-    assert near.of_ranks(ranks.amin()) == ascending[0]
+def test_the_smallest_above_zero_is_found_wherever_zeros_stand() -> None:
+    a = torch.logspace(-45, 38, 1000).reshape(8, -1)
+    a[3], a[5, ::2], a[6, 1] = 0, 0, torch.inf
+    expected = torch.where(a > 0, a, torch.inf).amin(1, keepdim=True)
+    expected[3] = 0
+    assert torch.equal(near.smallest_above_zero(a), expected)
+
+
+def test_what_is_never_below_zero_has_no_sign() -> None:
+    a = torch.tensor([0.0, -0.0, 1.0, torch.inf, -torch.nan])
+    assert not near.unsigned(a).signbit().any() and not generated(near.unsigned, a).signbit().any()
+    assert torch.equal(near.above_zero(torch.tensor([-2.0, -0.0, 0.0, 3.0])), torch.tensor([0.0, 0.0, 0.0, 3.0]))
+
+
+@pytest.mark.parametrize("fmt", [E4M3, E5M2], ids=lambda fmt: fmt.name)
+def test_numbers_are_rounded_down_to_codes(fmt: Format) -> None:
+    codes = torch.arange(256, dtype=torch.uint8).view(fmt.dtype).float()
+    codes = codes[(codes >= 0) & (codes <= fmt.max)].unique()
+    beside = torch.cat([(codes.view(torch.int32) + ulps).view(torch.float32)[1:] for ulps in (-1, 0, 1)])
+    y = torch.cat([beside, torch.rand(4096) * fmt.max, torch.rand(4096) * 100 * fmt.smallest, torch.zeros(3)])
+    expected = codes[torch.searchsorted(codes, y, right=True) - 1]
+    assert torch.equal(TRUNCATED(y, fmt.dtype).float(), expected)
+    assert torch.equal(generated(lambda y: TRUNCATED(y, fmt.dtype).float(), y), expected)
 
 
 def test_signs_are_those_of_another() -> None:

@@ -12,7 +12,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fp8compile.numerics.rounding import index_like, key_of, random_bits, rows_and_lanes
+from fp8compile.numerics.rounding import (
+    drawn,
+    index_like,
+    key_at,
+    key_of,
+    random_bits,
+    random_halves,
+    rows_and_lanes,
+    stream_of,
+)
 
 torch.set_num_threads(1)
 
@@ -131,25 +140,32 @@ def test_key_of_a_float_step_and_of_tensors_is_the_key_of_the_integers(step):
     key = key_of(-3, 2, torch.tensor(step))
     assert (key.dtype, key.shape) == (torch.int64, ())
     assert torch.equal(key_of(-3, 2, torch.tensor(float(step))), key)
-    assert torch.equal(key_of(torch.tensor(-3), torch.tensor(2), torch.tensor(step)), key)
+    assert torch.equal(key_of(-3, torch.tensor(2), torch.tensor(step)), key)
+    assert torch.equal(key_at(-3, torch.tensor(stream_of(-3, 2)), torch.tensor(float(step))), key)
+
+
+def rounds(word, between):
+    word = (word ^ word >> 16) * 0x21F0AAAD % 2**32
+    word = (word ^ word >> 15 ^ between) * 0x735A2D97 % 2**32
+    word = (word ^ word >> 15) * 0x31848BAB % 2**32
+    return word ^ word >> 15
 
 
 def in_python(index, seed, parameter, step):
-    """The generator once more, in integers of unlimited size."""
-
-    def rounds(word, between):
-        word = (word ^ word >> 16) * 0x21F0AAAD % 2**32
-        word = (word ^ word >> 15 ^ between) * 0x735A2D97 % 2**32
-        word = (word ^ word >> 15) * 0x31848BAB % 2**32
-        return word ^ word >> 15
-
-    seed %= 2**64
-    seed_0 = rounds(seed % 2**32 ^ 0x9E3779B9, seed >> 32)
-    seed_1 = rounds(seed >> 32 ^ 0x9E3779B9, seed_0)
-    right = parameter ^ rounds(step, seed_0)
-    left = step ^ rounds(right, seed_1)
-    counter = (index % 2**32) ^ (index >> 32) * 0x9E3779B9 % 2**32
-    return rounds(counter ^ left, right ^ 2**31)
+    """The generator once more, in integers of unlimited size: the bits of an element, and what of them BF16 takes."""
+    low, high, golden = seed % 2**32, seed % 2**64 >> 32, 0x9E3779B9
+    first = rounds(low ^ golden, high)
+    second = rounds(high ^ golden, first)
+    third = rounds(second ^ golden, low)
+    of_parameter = rounds(parameter, first)
+    between = rounds(of_parameter, second) ^ rounds(step, third)
+    other = of_parameter ^ (index >> 32) * golden % 2**32
+    word = rounds(index % 2**32 ^ other, between)
+    of_four = rounds((index >> 2) % 2**32 ^ other, between)
+    if index & 2:
+        of_four = (of_four ^ between) * 0x21F0AAAD % 2**32
+        of_four ^= of_four >> 15
+    return word, of_four << 16 * (index & 1) & 0xFFFFFFFF
 
 
 WORDS = st.integers(0, 2**32 - 1)
@@ -158,4 +174,64 @@ WORDS = st.integers(0, 2**32 - 1)
 @given(index=st.integers(0, 2**40), seed=st.integers(-(2**63), 2**63 - 1), parameter=WORDS, step=WORDS)
 def test_no_integer_overflows(index, seed, parameter, step):
     key = key_of(seed, parameter, torch.tensor(step))
-    assert random_bits(torch.tensor(index), key).item() == in_python(index, seed, parameter, step)
+    found = tuple(draw(torch.tensor(index), key).item() for draw in (random_bits, random_halves))
+    assert found == in_python(index, seed, parameter, step)
+
+
+# ------------------------------------------------------------------------------------- halves of words, for BF16
+
+
+def halves(count, **key):
+    """The first draws of a stream for BF16: int64 of 16 bits."""
+    key = key_of(key.get("seed", 0), key.get("parameter", 0), torch.tensor(key.get("step", 0)))
+    return random_halves(torch.arange(count), key) >> 16
+
+
+def assert_halves_are_independent(a, b):
+    assert_uniform((a >> 12) * 16 + (b >> 12), 256)
+    assert_uniform((a & 15) * 16 + (b & 15), 256)
+    assert abs(torch.corrcoef(torch.stack([a, b]).double())[0, 1].item()) < 6 / math.sqrt(len(a))
+
+
+@pytest.mark.parametrize("name", STREAMS)
+def test_every_half_is_uniform_whichever_of_four_it_belongs_to(name):
+    draws = halves(4 * N, **STREAMS[name])
+    for place in range(4):
+        assert_uniform(draws[place::4], 2**16)
+    assert len(draws.unique()) == 2**16
+
+
+@pytest.mark.parametrize(
+    "lag", [1, 2, 3, 4, 5, 64, 96, 128, 768, 1024, 3072, 4096, 12288, 14336, 50257, 2**16, 2**20]
+)
+@pytest.mark.parametrize("key", [{}, {"step": 12, "parameter": 3}], ids=["first", "other"])
+def test_halves_of_elements_are_independent(lag, key):
+    draws = halves(4 * N + lag, **key)
+    for place in range(4):  # which of the words, which half of it
+        assert_halves_are_independent(draws[:-lag][place::4], draws[lag:][place::4])
+
+
+@pytest.mark.parametrize("element", [0, 1, 2, 3, 12346])
+def test_what_an_element_s_half_is_from_step_to_step_is_independent(element):
+    draws = random_halves(torch.tensor(element), key_of(0, 3, torch.arange(N + 1))) >> 16
+    assert_halves_are_independent(draws[:-1], draws[1:])
+
+
+@pytest.mark.parametrize("pair", [*itertools.combinations(STREAMS, 2)], ids=" and ".join)
+def test_halves_of_different_keys_are_independent(pair):
+    assert_halves_are_independent(*(halves(N, **STREAMS[name]) for name in pair))
+
+
+def test_rows_that_begin_at_four_draw_the_same_halves():
+    key = key_of(5, 1, torch.tensor(9))
+    for first in (0, 8, 2**32, 2**34 - 64):
+        rows, lanes = rows_and_lanes((6, 8), torch.tensor(first), (8, 1))
+        whole = random_halves(index_like((6, 8), torch.tensor(first)), key)
+        assert torch.equal(random_halves(rows, key, lanes), whole)
+        assert torch.equal(random_halves(rows, key, lanes, at_four=True), whole)
+
+
+def test_each_dtype_draws_what_it_needs():
+    key, index = key_of(5, 1, torch.tensor(9)), torch.arange(64)
+    assert torch.equal(drawn(torch.bfloat16, index, key), random_halves(index, key))
+    assert torch.equal(drawn(torch.float16, index, key), random_bits(index, key))

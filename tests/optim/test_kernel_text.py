@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import expecttest
 import pytest
 
-from fp8compile.optim.kernel_text import for_many, parsed
+from fp8compile.optim.kernel_text import for_many, parsed, same_pointers
 
 ONE = """\
 import triton
@@ -37,7 +39,7 @@ class TestText(expecttest.TestCase):
         kernel = parsed(ONE)
         assert kernel is not None and kernel.row == 128 and kernel.divisible == {0, 4}
         self.assertExpectedInline(
-            for_many(kernel, [0]),
+            for_many(kernel, [0], [0, 1, 2, 3, 4]),
             """\
 import triton
 import triton.language as tl
@@ -65,6 +67,18 @@ def optimizer_step(table, fresh, owners, XBLOCK: tl.constexpr):
     one(a0, a1, a2, a3, a4, block - tl.load(row + 5).to(tl.int32), XBLOCK)
 """,
         )
+
+
+def test_what_is_updated_in_place_is_one_pointer_where_it_is_so_in_every_row() -> None:
+    kernel = parsed(ONE.replace("'ks0': 'i64'", "'out_ptr0': '*bf16'").replace("ks0", "out_ptr0"))
+    assert kernel is not None and kernel.types == ("*bf16", "*fp8e4nv", "*bf16", "i32", "i32")
+    whole, other = replace(kernel, divisible=frozenset()), [5, 6, 7, 8, 8]
+    assert same_pointers(whole, [[16, 32, 16, 8, 8], [48, 64, 48, 8, 8]], []) == (0, 1, 0, 3, 4)
+    assert same_pointers(whole, [[16, 32, 16, 8, 8], other], []) == (0, 1, 2, 3, 4)
+    assert same_pointers(whole, [[16, 32, 16, 8, 8]], [0]) == (0, 1, 2, 3, 4)  # addresses that are new at every step
+    assert same_pointers(kernel, [[16, 32, 16, 8, 8]], []) == (0, 1, 2, 3, 4)  # aligned, and not
+    text = for_many(whole, [1], (0, 1, 0, 3, 4))
+    assert "one(a0, a1, a0, a3, a4, block" in text and "a2" not in text
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,10 @@ def _instruction(asm: str) -> Callable[..., Any]:
             return np.add(cut(np.clip(x, least, most)), *(added or [np.float32(0)]))
 
         return bounded
+    if "and.b32" in asm:  # two factors, and which bits are kept between: dither.truncated
+        mask = np.int32(re.findall(r"and\.b32 b, b, (-\d+)", asm)[0])
+        down, up = map(np.float32, numbers)
+        return lambda x: ((x * down).view(np.int32) & mask).view(np.float32) * up
     return _INSTRUCTIONS[asm.partition(".approx")[0].split()[-1]]
 
 

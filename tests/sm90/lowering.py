@@ -125,6 +125,12 @@ class LoweredGraph:
         calls = _KERNEL_SOURCE.sub("", self.wrapper)  # a kernel's source holds a launch too, to benchmark it
         return [name for name in _LAUNCH.findall(calls) if name in self.kernels]
 
+    def arguments(self, kernel: str) -> list[str]:
+        """What the wrapper's first launch of a kernel takes, by its names."""
+        found = re.search(rf"^\s*{kernel}\.run\((.*), stream=", _KERNEL_SOURCE.sub("", self.wrapper), re.MULTILINE)
+        assert found, kernel
+        return found.group(1).split(", ")
+
     @property
     def externs(self) -> list[str]:
         """Calls that are not generated, e.g. ``extern_kernels.mm``."""

@@ -97,14 +97,17 @@ class Together:
     spilled: int
 
 
-def together(written: kernel_text.KernelText) -> Together:
-    """What one launch for many parameters runs, lowered for sm_90 and assembled; the gradient's address is new."""
+def together(graph: LoweredGraph, signature: compiled_step.Signature) -> Together:
+    """What one launch for many parameters runs, lowered for sm_90 and assembled; an address is new at every step."""
     import triton
     from triton.compiler import ASTSource
 
-    function = one_launch.loaded(kernel_text.for_many(written, [len(written.names) // 2]))
+    written, rows = _only_kernel(graph), _rows(graph, signature)
+    arguments = graph.arguments(*graph.kernels)
+    fresh = [next(i for i, each in enumerate(arguments) if arguments.count(each) == 1)]
+    same = kernel_text.same_pointers(written, [arguments], fresh)
+    function = one_launch.loaded(kernel_text.for_many(written, fresh, same))
     types = {"table": "*i64", "fresh": "*i64", "owners": "*i32", "XBLOCK": "constexpr"}
-    rows = one_launch.rows_of_a_block(written)
     source = ASTSource(function, types, {(3,): rows}, {(i,): [["tt.divisibility", 16]] for i in range(3)})
     made = triton.compile(source, target=fake_h100.target(), options={"num_warps": one_launch.WARPS})
     check(kernel_text.NAME, made.asm["ptx"], made.asm["cubin"])
@@ -113,17 +116,25 @@ def together(written: kernel_text.KernelText) -> Together:
     return Together(made.asm["cubin"], made.asm["ptx"], elements, registers, stack + local)
 
 
-def cost_together(graph: LoweredGraph, of: int, elements: int) -> KernelCost:
+def _only_kernel(graph: LoweredGraph) -> kernel_text.KernelText:
+    [kernel] = graph.kernels.values()
+    written = kernel_text.parsed(kernel.source)
+    assert written is not None, kernel.name
+    return written
+
+
+def _rows(graph: LoweredGraph, signature: compiled_step.Signature) -> int:
+    return one_launch.rows_of_a_block(_only_kernel(graph), large=signature.plan.blocks_are_large)
+
+
+def cost_together(graph: LoweredGraph, signature: compiled_step.Signature, of: int, elements: int) -> KernelCost:
     """What one launch for parameters of ``elements`` in all costs; ``graph`` was lowered for a parameter of ``of``.
 
     Instructions are counted where they stand: a branch that is not taken counts, a loop's body counts once.
     """
-    [kernel] = graph.kernels.values()
-    written = kernel_text.parsed(kernel.source)
-    assert written is not None, kernel.name
-    made = together(written)
+    made = together(graph, signature)
     found = instructions(made.code)
-    programs = elements / (one_launch.rows_of_a_block(written) * (GROUP if written.row > 1 else 1))
+    programs = elements / (_rows(graph, signature) * (GROUP if _only_kernel(graph).row > 1 else 1))
     lanes = programs * one_launch.WARPS * LANES_OF_A_WARP
     slow = sum(found[kind] for kind in SLOW_ONES)
     warps = warps_held(math.ceil(programs), one_launch.WARPS, made.registers, 0)

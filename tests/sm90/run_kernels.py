@@ -24,6 +24,7 @@ from benchmarks.harness.results import key_of
 from benchmarks.kernels import bench_optimizer_step as steps
 from benchmarks.registry import Arms, Benchmark, Case, Setting
 from benchmarks.suite import BENCHMARKS
+from fp8compile.optim.compiled_step import Signature
 
 from . import fake_h100
 from .externs import bytes_and_calls
@@ -108,15 +109,15 @@ def _steps(case: Case) -> Iterator[tuple[str, str, Row]]:
     numel = sum(math.prod(shape) * times for shape, times in shapes.items())
     for arm in steps.builders(steps.FORMATS):
         if arm.startswith(LOWERED):
-            graph, of, kept = _step(arm, dtype)
+            graph, signature, of, kept = _step(arm, dtype)
             least = {"bytes": steps.least_bytes(numel, dtype, round(kept * numel)), "flops": 0, "unit": "bf16"}
-            kernel = {"launches": 1, **cost_together(graph, of, numel).counts}
+            kernel = {"launches": 1, **cost_together(graph, signature, of, numel).counts}
             yield arm, "step", {"least": least, "kernels": [kernel], "calls": []}
 
 
 @functools.cache
-def _step(arm: str, dtype: torch.dtype) -> tuple[LoweredGraph, int, float]:
-    """The step lowered for a parameter, its elements, and the bytes kept for each; all shapes share its signature."""
+def _step(arm: str, dtype: torch.dtype) -> tuple[LoweredGraph, Signature, int, float]:
+    """The step lowered for a parameter, its signature, elements, and bytes kept for each; all shapes share the signature."""
     signatures = set()
     for shape in steps.SHAPES[1:2] + steps.SHAPES[-1:]:
         with uninitialised_tensors():
@@ -127,7 +128,7 @@ def _step(arm: str, dtype: torch.dtype) -> tuple[LoweredGraph, int, float]:
         if parameter.dim() == 2:
             [chunk], made = chunks, (parameter.numel(), state_bytes(optimizer) / parameter.numel())
     assert len(signatures) == 1, f"{arm}: shapes have kernels of their own"
-    return lowered_chunk(chunk)[0], *made
+    return lowered_chunk(chunk)[0], chunk[0], *made
 
 
 def report(names: Iterable[str]) -> dict[str, Any]:

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fp8compile import _torch as private
 from fp8compile import optim
-from fp8compile.optim import compiled_step, kernel_text, one_launch, open_sizes
+from fp8compile.optim import compiled_step, one_launch, open_sizes
 from fp8compile.optim.open_sizes import Sizes
 
 from . import fake_h100, interpreter, lowering
@@ -54,17 +54,12 @@ def assembled(name: str) -> dict[str, Any]:
     """Of a case's first kernel."""
     chunks, _ = chunks_of(CASES[name].build(torch.zeros))
     graph, _ = lowered_chunk(chunks[0])
-    [kernel] = graph.kernels.values()
-    written = kernel_text.parsed(kernel.source)
-    assert written is not None, name
-    return {"launches": len(graph.launches), "row": written.row, **_usage(written)}
-
-
-def _usage(written: kernel_text.KernelText) -> dict[str, Any]:
-    found = together(written)
-    narrow = re.findall(r"ld\.global\.L1::evict_first\S*\.b(?:8|16)\b", found.ptx)
+    found = together(graph, chunks[0][0])
+    widths = "8" if found.elements == 2 else "8|16"  # two codes are 16 bits
+    narrow = re.findall(rf"ld\.global\.L1::evict_first\S*\.b(?:{widths})\b", found.ptx)
     each = instructions(found.code).total() / found.elements
-    return {"instructions": each, "registers": found.registers, "spilled": found.spilled, "narrow": len(narrow)}
+    usage = {"instructions": each, "registers": found.registers, "spilled": found.spilled, "narrow": len(narrow)}
+    return {"launches": len(graph.launches), "elements": found.elements, **usage}
 
 
 @contextmanager

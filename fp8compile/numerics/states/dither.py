@@ -29,18 +29,20 @@ import torch
 from torch import Tensor
 
 from fp8compile.numerics import near_functions as near
-from fp8compile.numerics.formats import Format
+from fp8compile.numerics.formats import E4M3, E5M2, Format
 from fp8compile.numerics.operators import operator
 from fp8compile.numerics.states.interface import SMALLEST
 
 ROUNDINGS = ("nearest", "dithered")
 
+FORMATS_BY_DTYPE = {fmt.dtype: fmt for fmt in (E4M3, E5M2)}
 _BITS = 12
 _MASK = 2**_BITS - 1
-LOW, HIGH = 2531, 1619  # odd, about 2**12 / 1.618 and 2**12 / 1.618**2; no product leaves a signed 32-bit integer
+LOW, HIGH = 2404, 2846  # of the multiplier below; HIGH is even, so that no exponent counts
+MULTIPLIER = (LOW << _BITS - 1) + HIGH // 2
 _FP32_MANTISSA = 23
 _LOST = 16  # bits of FP32's mantissa that BF16 lacks
-_ONE_AND_HALF_A_STEP = 0x3F800000 + (1 << _FP32_MANTISSA - _BITS - 1)  # the bits of 1 + 2**-13
+_HALF_A_STEP = 1 << _FP32_MANTISSA - _BITS - 1  # of a mantissa: 2**-13
 _LARGEST = torch.finfo(torch.bfloat16).max
 _EXPONENT = 0x7F800000  # of an FP32
 _ONE_SQUARED = 0x7F000000  # twice the FP32 bits of 1.0: less those of 2**e this is 2**-e
@@ -48,19 +50,42 @@ _ONE_SQUARED = 0x7F000000  # twice the FP32 bits of 1.0: less those of 2**e this
 
 def threshold_of(x: Tensor) -> Tensor:
     """A number in (0, 1) for each FP32 number, any shape: an odd multiple of 2**-13, from the mantissa alone."""
+    return _part_and_threshold(x, 1.0) - 1
+
+
+def _part_and_threshold(x: Tensor, part: float) -> Tensor:
+    """1 + the threshold, times a power of two, ``part``."""
     hashed: Tensor = HASHED(x.view(torch.int32))
-    return (hashed + _ONE_AND_HALF_A_STEP).view(torch.float32) - 1  # no conversion of integers
+    return (hashed | near.bits_of(part) | _HALF_A_STEP).view(torch.float32)  # no conversion of integers
 
 
 def _hashed(bits: Tensor) -> Tensor:
     """Of int32 bits the first 12 of a mantissa, the 11 after them 0; no product leaves 32 bits."""
-    mixed = (bits & _MASK) * LOW + ((bits >> _BITS) & (_MASK >> 1)) * HIGH
-    hashed: Tensor = (mixed & _MASK) << _FP32_MANTISSA - _BITS
+    low, high = bits & _MASK, (bits >> _BITS) & (_MASK >> 1)
+    product = low * LOW + high * HIGH + (low * HIGH >> _BITS)
+    hashed: Tensor = (product & _MASK) << _FP32_MANTISSA - _BITS
     return hashed
 
 
-# Whole in a graph: on a GPU products wrap, and need no masks.
+# Whole in a graph: on a GPU products wrap, and it is one of them.
 HASHED = operator("hashed(Tensor bits) -> Tensor", _hashed)
+
+
+def _truncated(y: Tensor, dtype: torch.dtype) -> Tensor:
+    fmt = FORMATS_BY_DTYPE[dtype]
+    spacing = binade_at(y, fmt) * (2 * fmt.half_ulp)
+    steps = y * (_ONE_SQUARED - spacing.view(torch.int32)).view(torch.float32)  # exact, as no division on a GPU is
+    return (steps.floor() * spacing).clamp_max(fmt.max).to(dtype)
+
+
+# y >= 0 (FP32, any shape) in an FP8 dtype, rounded down. On a GPU three instructions: see fx/near_lowerings.py.
+TRUNCATED = operator("truncated(Tensor y, ScalarType dtype) -> Tensor", _truncated)
+
+
+def binade_at(y: Tensor, fmt: Format) -> Tensor:
+    """The largest power of two up to y >= 0, at least ``fmt``'s smallest normal code. Codes are 2 half_ulp of it apart."""
+    binade = (y.view(torch.int32) & _EXPONENT).view(torch.float32)
+    return near.at_least(binade, fmt.smallest / (2 * fmt.half_ulp))
 
 
 def dithered(y: Tensor, x: Tensor, power: float | Tensor | None = None) -> Tensor:
@@ -80,14 +105,21 @@ def dithered(y: Tensor, x: Tensor, power: float | Tensor | None = None) -> Tenso
     return below + goes_up.float()
 
 
-def dithered_to(y: Tensor, fmt: Format, x: Tensor, power: float | Tensor | None = None) -> Tensor:
-    """y in [0, fmt.max] rounded to one of the two codes of ``fmt`` beside it, as FP32; arguments as above, y in codes."""
+def dithered_to(y: Tensor, fmt: Format, x: Tensor, power: Tensor | None = None) -> Tensor:
+    """y in [0, fmt.max] as one of the two codes of ``fmt`` beside it; arguments as above, y in codes. Returns ``fmt.dtype``.
+
+    Of FP8 codes n s, s their spacing, r is y / s, and code = floor(r + u r / (r + (q - 1) / 2 (1 - u))).
+    """
     if not fmt.is_float:
-        return dithered(y, x, power)
-    binade = (y.view(torch.int32) & _EXPONENT).view(torch.float32)
-    spacing = near.at_least(binade * (2 * fmt.half_ulp), fmt.smallest)
-    steps = y * (_ONE_SQUARED - spacing.view(torch.int32)).view(torch.float32)  # exact, as no division on a GPU is
-    return dithered(steps, x, power) * spacing
+        return dithered(y, x, power).to(fmt.dtype)
+    binade, part = binade_at(y, fmt), 2 * fmt.half_ulp  # which a code's spacing is of its binade
+    raised = binade * _part_and_threshold(x, part)  # s (1 + u)
+    noise = raised - binade * part
+    if power is not None:
+        rest = binade * (2 * part) - raised
+        noise = noise * near.quotient(y, near.at_least(y, fmt.smallest) + (power - 1) / 2 * rest)
+    codes: Tensor = TRUNCATED(y + noise, fmt.dtype)
+    return codes
 
 
 def dithered_to_bfloat16(x: Tensor) -> Tensor:

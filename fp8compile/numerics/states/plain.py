@@ -70,12 +70,10 @@ class LinearCodes(Grouped):
         inv_scale = inv_scale_of(x_NG.abs().amax(-1, keepdim=True), fmt)
         if self.signed:
             return quantize(x_NG, inv_scale, fmt), inv_scale
-        codes = (x_NG * inv_scale.reciprocal()).clamp(fmt.smallest, fmt.max)
+        codes = torch.where(x_NG > 0, (x_NG * inv_scale.reciprocal()).clamp(fmt.smallest, fmt.max), 0.0)
         if self.dithers:
-            codes = dithered_to(codes, fmt, x_NG)
-        elif not fmt.is_float:
-            codes = codes.round()
-        return torch.where(x_NG > 0, codes, 0.0).to(fmt.dtype), inv_scale
+            return dithered_to(codes, fmt, x_NG), inv_scale
+        return (codes if fmt.is_float else codes.round()).to(fmt.dtype), inv_scale
 
     def decode_groups(self, codes_NG: Tensor, *metadata_N1: Tensor) -> Tensor:
         return codes_NG.float() * metadata_N1[0]

@@ -9,11 +9,11 @@ COAT also divides by sqrt(max * min) and stores that; it cancels exactly, so max
 ``target`` is the value that R**k gets. The paper's target puts the smallest element onto the format's smallest subnormal;
 COAT's code puts it at 2 / FMAX, some subnormals higher, where rounding costs it less. Both are here (``expand_range``).
 
-No non-zero element decodes to zero: R**k <= target, because k is rounded down, so codes start at FMAX / target, which
-is at least the smallest subnormal. Magnitudes below 2**-110 count as 2**-110: R is at most 2**238, k never has to be below
-1/16, and a code rounded down, (1/2)**(1/k) = 2**-16 of its value at worst, is still a normal number; GPUs flush others.
-A group of one value has no range: k = 1, and its code is FMAX, which comes back as max exactly. An all-zero group comes
-back as zeros.
+Codes start at FMAX / target, which is at least the smallest subnormal, because k is rounded down: R**k <= target. So no
+element from 2**-110 up decodes to zero: magnitudes below FP32's normal ones count as 2**-126, R is at most 2**254, k never
+has to be below 1/16, and a code rounded down, (1/2)**(1/k) = 2**-16 of its value at worst, is still a normal number; GPUs
+flush others. Smaller elements may decode to zero. A group of one value has no range: k is the largest, and its code is FMAX,
+which comes back as max exactly. An all-zero group comes back as zeros.
 """
 
 from __future__ import annotations
@@ -26,12 +26,17 @@ import torch
 from torch import Tensor
 
 from fp8compile.numerics import near_functions as near
-from fp8compile.numerics.formats import E4M3, Format
+from fp8compile.numerics.formats import E4M3, E5M2, Format
 from fp8compile.numerics.states.dither import dithered_to
 from fp8compile.numerics.states.interface import Grouped
 
 STEPS_OF_K = 16  # k is stored in sixteenths
-LEAST = 2.0**-110  # what a magnitude above 0 counts as at least
+LEAST = 2.0**-126  # what a group's largest and smallest count as at least
+KEPT = 2.0**-110  # no magnitude from here up decodes to zero
+# By format: below which k, in sixteenths, how many binades a step of a code's power stand in amax's place, so that the power,
+# what is left of amax and the result are normal numbers; and the least k.
+SHIFTS = {E4M3: (3.0, 62.0), E5M2: (5.0, 41.0)}
+LEAST_K = {E4M3: 1.0, E5M2: 2.0}  # E4M3's needs no bound: R**k <= target
 MOST = 2.0**128 - 2.0**116  # what is stored of amax at most: a function that errs as a GPU's do makes no inf of it
 
 
@@ -64,30 +69,36 @@ class Expanded(Grouped):
         return self.format.max**2 / 2
 
     def encode_groups(self, x_NG: Tensor) -> tuple[Tensor, ...]:
-        amax, log_amax, log_amin, logs = logarithms(x_NG.abs())
+        amax, log_amax, log_amin, logs = logarithms(self._magnitudes(x_NG), precise=self.dithers)
         k = self.k_of(log_amax - log_amin)
-        power = k.float() * (1 / STEPS_OF_K)
+        power = k * (1 / STEPS_OF_K)
         codes = near.exp2(logs * power + (math.log2(self.format.max) - log_amax * power))
         if self.expand_range == "paper":  # the other target stays twice as far from 0 and more
             codes = torch.where(codes > 0, near.at_least(codes, self.format.smallest), codes)
         if self.dithers:
-            power = near.quotient(sixteen(k), k.float())
-            codes = dithered_to(near.at_most(codes, self.format.max), self.format, x_NG, power)
-        codes = near.signed_as(codes, x_NG) if self.signed else codes  # FMAX, a little off, is rounded to itself
-        return codes.to(self.format.dtype), torch.where(amax < torch.inf, near.at_most(amax, MOST), torch.nan), k
+            codes = dithered_to(codes, self.format, x_NG, near.quotient(sixteen(k), k))
+        else:
+            codes = near.signed_as(codes, x_NG) if self.signed else codes
+            codes = codes.to(self.format.dtype)  # FMAX, a little off, is rounded to itself
+        amax = torch.where(amax < torch.inf, near.at_most(amax, MOST), torch.nan)
+        return codes, amax, k.to(torch.uint8)
+
+    def _magnitudes(self, x_NG: Tensor) -> Tensor:
+        return x_NG.abs() if self.signed else near.unsigned(x_NG)
 
     def k_of(self, log_range: Tensor) -> Tensor:
-        """k in sixteenths as uint8 for log2(R) >= 0; 1.0 where there is no range."""
-        k = torch.floor(near.quotient(torch.full_like(log_range, STEPS_OF_K * math.log2(self.target)), log_range))
-        k = near.at_most(near.at_least(k, 1.0), 255.0)
-        return torch.where(log_range > 0, k, STEPS_OF_K).to(torch.uint8)
+        """k in sixteenths, whole numbers as FP32, for log2(R) >= 0; the most where there is no range."""
+        steps = torch.full_like(log_range, STEPS_OF_K * math.log2(self.target))
+        k = near.at_most(torch.floor(near.quotient(steps, near.at_least(log_range, 1.0))), 255.0)
+        return k if self.format == E4M3 else near.at_least(k, LEAST_K[self.format])
 
     def decode_groups(self, codes_NG: Tensor, *metadata_N1: Tensor) -> Tensor:
-        amax, k = metadata_N1
+        amax, k = metadata_N1[0], metadata_N1[1].float()
         codes = codes_NG.float()
-        # Half the exponent twice: R reaches 2**254, more than one FP32 factor can hold.
-        half = near.exp2(near.log2(codes.abs() * (1 / self.format.max)) * near.quotient(sixteen(k) / 2, k.float()))
-        a = amax * half * half
+        below, binades = SHIFTS[self.format]
+        shift = near.above_zero(binades * (below - k))
+        power = near.exp2(near.log2(codes.abs() * (1 / self.format.max)) * near.quotient(sixteen(k), k) + shift)
+        a = amax * near.exp2(-shift) * power
         return near.signed_as(a, codes) if self.signed else a
 
 
@@ -96,18 +107,19 @@ def sixteen(k: Tensor) -> Tensor:
     return torch.full_like(k, STEPS_OF_K, dtype=torch.float32)
 
 
-def logarithms(a_NG: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """For magnitudes ``[N, G]``: amax, and log2 of amax, of the smallest that is not zero, and of each, all times a unit.
+def logarithms(a_NG: Tensor, *, precise: bool) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """For magnitudes ``[N, G]``: amax, and log2 of amax, of the smallest that is not zero, and of each.
 
-    What is below LEAST counts as LEAST, but 0 as 0: its logarithm is -inf. The unit takes amax to 1 where it is smaller: the
-    nearer to 1, the less a logarithm errs. It is 1 at least. Zeros never count as the smallest, wherever they are. For an
-    all-zero group both logarithms are the same.
+    The first two count as LEAST at least; the logarithm of 0 is -inf. Zeros never count as the smallest, wherever they are.
+    For an all-zero group both logarithms are the same.
+
+    Args:
+        precise: take logarithms of each times a unit that takes amax to 1 where it is smaller: the nearer to 1, the less a
+            logarithm errs. They are those of the products then.
     """
-    amax, ranks = near.largest(a_NG), near.ranks(a_NG)
-    amin = near.of_ranks(ranks.amin(-1, keepdim=True))
-    held = near.at_least(amax, LEAST)
-    unit = near.at_least(near.quotient(torch.ones_like(amax), held), 1.0)
-    log_amax = near.log2(held * unit)
-    log_amin = near.log2(near.at_least(amin, LEAST) * unit)
-    logs = near.log2(near.of_ranks(near.ranks_at_least(ranks, LEAST)) * unit)
-    return torch.where(amax > 0, held, amax), log_amax, torch.minimum(log_amin, log_amax), logs
+    amax, amin = near.largest(a_NG), near.smallest_above_zero(a_NG)
+    most, least = near.at_least(amax, LEAST), near.at_least(amin, LEAST)
+    if not precise:
+        return amax, near.log2(most), near.log2(least), near.log2(a_NG)
+    unit = near.at_least(near.quotient(torch.ones_like(amax), most), 1.0)
+    return amax, near.log2(most * unit), near.log2(least * unit), near.log2(a_NG * unit)

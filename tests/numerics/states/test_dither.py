@@ -1,4 +1,4 @@
-"""Dithered rounding: each threshold once in 4096 numbers, codes unbiased, v followed where nearest loses it.
+"""Dithered rounding: thresholds evenly spread, codes unbiased, v followed where nearest loses it.
 
 Bounds. A code is one of the two beside a value, so an error is at most the spacing there, and its mean is 0: Hoeffding's
 inequality for a sum of errors e_i in an interval of length s_i,  P(|sum e_i| > t) <= 2 exp(-2 t**2 / sum s_i**2), is used
@@ -37,6 +37,12 @@ def consecutive(first, count):
     return (torch.tensor(first).view(torch.int32) + torch.arange(count, dtype=torch.int32)).view(torch.float32)
 
 
+def one_of_each_threshold():
+    """4096 FP32 numbers in [1, 2) whose thresholds are all there are."""
+    x = consecutive(1.0, 2**23)
+    return x[threshold_of(x).argsort(stable=True)[::2048]]
+
+
 def second_moments(rows, seed=0, width=1.0):
     """[rows, 128]: squares of Gaussians whose deviations are log-normal."""
     generator = torch.Generator().manual_seed(seed)
@@ -47,9 +53,14 @@ def second_moments(rows, seed=0, width=1.0):
 # ------------------------------------------------------------------------------------------------------ thresholds
 
 
-def test_of_4096_numbers_that_differ_in_the_last_12_bits_each_has_another_threshold():
-    every = (torch.arange(4096) + 0.5) / 4096
-    assert torch.equal(threshold_of(consecutive(1.0, 2**23)).reshape(-1, 4096).sort(1).values, every.expand(2048, -1))
+def test_each_threshold_is_that_of_2048_mantissas_and_numbers_in_sequence_have_evenly_spread_ones():
+    """Of N numbers 1, 16 (BF16's squares), 128 or 4096 ulps apart each threshold is within 3.2 / N of its place."""
+    every = threshold_of(consecutive(1.0, 2**23))
+    assert torch.equal(every.sort().values, ((torch.arange(4096) + 0.5) / 4096).repeat_interleave(2048))
+    for distance in (1, 16, 128, 4096):
+        for count in (64, 512):
+            sorted_ones = every[::distance].reshape(-1, count).sort(1).values
+            assert (sorted_ones - (torch.arange(count) + 0.5) / count).abs().max() * count < 3.2
 
 
 def test_thresholds_are_those_of_the_mantissa_alone():
@@ -58,22 +69,13 @@ def test_thresholds_are_those_of_the_mantissa_alone():
         assert torch.equal(threshold_of(x * factor), threshold_of(x))
 
 
-def test_thresholds_look_independent_of_the_bits_above_those_they_hash():
-    # Means of 2048 numbers uniform on (0, 1) deviate by 1 / sqrt(12 * 2048) = 0.0064; 6 times that, in 4096 * 11 halves.
-    whole = threshold_of(consecutive(1.0, 2**23)).reshape(2048, 4096)
-    for bit in range(11):
-        upper = (torch.arange(2048) >> bit & 1 == 1)[:, None]
-        means = torch.where(upper, whole, 0).sum(0) / 1024
-        assert (means - 0.5).abs().max() < 6 * 0.0064 * 2**0.5
-
-
 # -------------------------------------------------------------------------------------------------------- rounding
 
 
 @pytest.mark.parametrize("power", [1.0, 2.0])
 @pytest.mark.parametrize("below", [0, 1, 2, 8, 15, 254])
 def test_the_mean_over_all_thresholds_is_the_number_itself_for_linear_and_square_codes(below, power):
-    x = consecutive(1.75, 4096)
+    x = one_of_each_threshold()
     for rest in (0.0, 2.0**-12, 0.1, 0.25, 0.5, 0.77, 1 - 2.0**-12):
         y = torch.full_like(x, below + rest)
         codes = dithered(y, x, power).double()
@@ -86,14 +88,16 @@ def test_the_mean_over_all_thresholds_is_the_number_itself_for_linear_and_square
 @pytest.mark.parametrize("fmt", [E4M3, E5M2], ids=lambda fmt: fmt.name)
 @pytest.mark.parametrize("power", [1 / 3, 0.5, 0.8, 1.3, 3.0])
 def test_the_mean_is_within_the_next_order_for_other_powers(fmt, power):
-    # |(q - 1) (q - 2)| f (1 - f) / (12 (n + 1/2)**2) is more than its leading order; twice that, as n is 4 at least.
-    x = consecutive(1.25, 4096)
+    # Its leading order, by expanding both chances in 1 / n, is c f (1 - f) (f (2 - c) + 2 c - 1) / (3 n**2), c half of q - 1;
+    # twice that, as n is 4 at least.
+    x = one_of_each_threshold()
     for whole in range(round(1 / fmt.half_ulp) // 2, round(1 / fmt.half_ulp)):
         for rest in (0.2, 0.5, 0.9):
             y = torch.full_like(x, whole + rest)
-            codes = dithered_to(y, fmt, x, torch.tensor(power)).double()
+            codes = dithered_to(y, fmt, x, torch.full((1,), power)).double()
             span = (whole + 1.0) ** power - float(whole) ** power
-            bound = 2 * abs((power - 1) * (power - 2)) * rest * (1 - rest) / (12 * (whole + 0.5) ** 2)
+            c = (power - 1) / 2
+            bound = 2 * abs(c) * rest * (1 - rest) * abs(rest * (2 - c) + 2 * c - 1) / (3 * whole**2)
             assert abs((codes**power).mean() - y[0].double() ** power) <= (bound + ROUNDING + 2.0**-16) * span
 
 
@@ -103,11 +107,11 @@ def test_numbers_become_one_of_the_two_codes_beside_them_and_codes_stay(fmt):
     values = values[(values >= 0) & (values <= fmt.max)].unique()
     between = values[:-1, None] + values.diff()[:, None] * torch.linspace(0, 1, 65)
     x = consecutive(1.125, between.numel()).reshape(between.shape)
-    codes = dithered_to(between, fmt, x)
+    codes = dithered_to(between, fmt, x).float()
     assert ((codes == values[:-1, None]) | (codes == values[1:, None])).all()
     for ulps in (-1, 0, 1):  # FP32's roundings move no code
         near = torch.where(values > 0, (values.view(torch.int32) + ulps).view(torch.float32), 0.0).clamp(max=fmt.max)
-        codes = dithered_to(near[:, None].expand(-1, 4096), fmt, x.reshape(-1)[:4096])
+        codes = dithered_to(near[:, None].expand(-1, 4096), fmt, x.reshape(-1)[:4096]).float()
         assert torch.equal(codes, values[:, None].expand(-1, 4096))
 
 

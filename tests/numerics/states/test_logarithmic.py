@@ -13,15 +13,15 @@ from tests.support.reference import bits_equal
 
 torch.set_num_threads(1)
 
-THRESHOLD = 2.0**-13  # thresholds stand for chances to this
 THRESHOLDS = 4096
+THRESHOLD = 3.2 / THRESHOLDS  # so many numbers in sequence stand for chances to this: test_dither.py
 ROUNDINGS = ("nearest", "dithered")
 LOG2_OFF = 2.0**-16  # of a step: logarithms and powers of FP32, over steps of 2**-8 octaves and more
 RISE = 2.0**-11 / math.log(2)  # octaves that 4096 numbers in a row rise by: over s, so much of a chance may be off
 
 
 def consecutive(first, count=THRESHOLDS):
-    """FP32 numbers from ``first`` up: each of their thresholds once."""
+    """FP32 numbers from ``first`` up."""
     return (torch.tensor(first).view(torch.int32) + torch.arange(count, dtype=torch.int32)).view(torch.float32)
 
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from fp8compile.numerics.formats import E4M3, E5M2
-from fp8compile.numerics.states.range_expansion import LEAST as LEAST_EXPANDED
-from fp8compile.numerics.states.range_expansion import Expanded
+from fp8compile.numerics.states.range_expansion import KEPT, Expanded
 from fp8compile.numerics.states.registry import SIGNED_ONLY, STATE_FORMATS, UNSIGNED_ONLY, state_codec
 from tests.support.reference import U, bits_equal, finite_values, non_finite_values
 
@@ -93,7 +92,8 @@ def test_every_bf16_value_is_finite_in_order_and_never_zero_beside_any_other(lab
         assert ((x_hat[:, 0] <= x_hat[:, 1]) | (x[:, 0] > x[:, 1])).all()
         assert ((x_hat[:, 0] >= x_hat[:, 1]) | (x[:, 0] < x[:, 1])).all()
     if not is_signed(label) or label in EXPANDED:
-        held = x != 0 if not label.startswith("bf16") else x.abs() >= 2.0**-133  # all that BF16 can hold
+        held = x.abs() >= 2.0**-133 if label.startswith("bf16") else x != 0  # all that BF16 can hold
+        held = x.abs() >= KEPT if label in EXPANDED else held
         assert (x_hat[held] != 0).all()
     if label not in WITHOUT_ZERO:
         assert (x_hat[x == 0] == 0).all()
@@ -133,7 +133,9 @@ def test_constant_groups_come_back_exactly_or_within_three_roundings_in_the_line
 
 @by_label
 @pytest.mark.parametrize("value", [1e-38, 1e-40, 2.0**-149])
-def test_subnormal_groups_are_kept_or_count_as_the_smallest_there_is_and_are_not_zero_in_v(label, value):
+def test_subnormal_groups_are_kept_or_count_as_the_smallest_there_is_and_are_not_zero_in_v_but_where_expanded(
+    label, value
+):
     x = torch.full((2, GROUP), value)
     x_hat = decoded(CODECS[label], x)
     if label.startswith("bf16") or label in BF16_AMAX:
@@ -142,8 +144,10 @@ def test_subnormal_groups_are_kept_or_count_as_the_smallest_there_is_and_are_not
         # inv_scale is at its floor: m errs by half a code or half_ulp, v by a code, of 2**-126 at most.
         assert ((x_hat - x).abs() <= SMALLEST).all() and (is_signed(label) or (x_hat > 0).all())
     else:
-        least = LEAST_EXPANDED if "expanded" in label else SMALLEST
-        assert torch.equal(x_hat, x if label in SUBNORMALS_KEPT else torch.full_like(x, least))
+        if label in EXPANDED:
+            assert ((x_hat >= 0) & (x_hat <= SMALLEST)).all()
+        else:
+            assert torch.equal(x_hat, x if label in SUBNORMALS_KEPT else torch.full_like(x, SMALLEST))
 
 
 @by_label
@@ -234,7 +238,7 @@ def test_property_finite_in_finite_out_no_zero_in_v_and_no_other_sign(x, label):
     assert x_hat.shape == x.shape and x_hat.isfinite().all()
     assert (x_hat * x.sign() >= 0).all()
     if not is_signed(label) or label in EXPANDED:
-        assert (x_hat[x != 0] != 0).all()
+        assert (x_hat[x.abs() >= KEPT if label in EXPANDED else x != 0] != 0).all()
     if label not in WITHOUT_ZERO:
         assert (x_hat[x == 0] == 0).all()
 
