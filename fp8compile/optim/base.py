@@ -194,8 +194,9 @@ class EncodedOptimizer(torch.optim.Optimizer):
         options = {id(group): (self._updates.version(group), group["master"]) for group in self.param_groups}
         if self._steady is not None and self._steady.goes_on(parameters, self.state, options):
             self._numbers.again(self._steady.places)
-            torch._foreach_add_(self._steady.counts, 1)
-            self._steady.step(self._steady.new())
+            for place in self._steady.places:
+                place.count()
+            self._steady.step(self._steady.new)
             self._steady.leave()
             self._numbers.leave()
             return
@@ -204,9 +205,12 @@ class EncodedOptimizer(torch.optim.Optimizer):
         self._edits.take_over((p for _, _, p in here), self.state)
         with checking.started(self, parameters):
             places = self._refresh_numbers(parameters)
+            for place in places:
+                place.join()
             codes = self._writer.fresh(here)
             step = self._prepared(here, codes, options)
-        torch._foreach_add_([self.state[p]["step"] for _, _, p in parameters], 1)
+        for place in places:
+            place.count()
         step([{"grad": local_grad(p)} | new for (_, _, p), new in zip(here, codes, strict=True)])
         self._writer.leave(here, codes)
         self._edits.leave((p for _, _, p in here), self.state)

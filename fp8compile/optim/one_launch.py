@@ -24,7 +24,7 @@ from fp8compile.optim import kernel_text
 from fp8compile.optim.kernel_text import ALIGNED, KernelText
 from fp8compile.optim.open_sizes import Sizes
 from fp8compile.optim.plan import Tensors
-from fp8compile.optim.row_views import FIXED, View, viewed
+from fp8compile.optim.row_views import View, viewed
 from fp8compile.optim.step_codes import AMAX, INV_SCALE, KNOWN, REACH, ROWS
 
 NEW = ("grad", ROWS, INV_SCALE, KNOWN, AMAX, REACH)  # tensors that are new at every step
@@ -209,10 +209,8 @@ class OneLaunch:
         self._device = members[0].piece.device
         self._table, self._owners = table.to(self._device), owners.to(self._device)
         self._launch = functools.partial(function[(len(owners),)], XBLOCK=rows, num_warps=WARPS)
-        read = (*NEW, *FIXED)
-        self._written = [
-            t for each in members for n, t in each.piece.tensors.items() if n.partition("/")[0] not in read
-        ]
+        named = [(name.partition("/")[0], t) for each in members for name, t in each.piece.tensors.items()]
+        self._parameters = [t for name, t in named if name == "param"]
         self._new = [
             (member.piece.index, name.partition("/")[0], member.piece.offsets[name])
             for member in members
@@ -221,22 +219,19 @@ class OneLaunch:
 
     def __call__(self, new: Sequence[Tensors]) -> None:
         held: list[Tensor] = []  # until the launch: then the stream keeps order
-        addresses = [_address(new[index][name], offset, held) for index, name, offset in self._new]
+        addresses = []
+        for index, name, offset in self._new:
+            t = new[index][name]
+            address = t.data_ptr()
+            if address % ALIGNED or not t.is_contiguous():
+                held.append(t.clone(memory_format=torch.contiguous_format))
+                address = held[-1].data_ptr()
+            addresses.append(address + offset)
         fresh = torch.tensor(addresses, dtype=torch.int64).to(self._device, non_blocking=True)
         with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
             self._launch(self._table, fresh, self._owners)
-        torch.autograd.graph.increment_version(
-            self._written
-        )  # as if torch had: who keeps codes of weights looks at that
-
-
-def _address(t: Tensor, offset: int, held: list[Tensor]) -> int:
-    """Where a view of a new tensor begins; of a copy where that is not contiguous, or not aligned."""
-    address = t.data_ptr()
-    if address % ALIGNED or not t.is_contiguous():
-        held.append(t.clone(memory_format=torch.contiguous_format))
-        address = held[-1].data_ptr()
-    return address + offset
+        # As if torch had written them: who keeps codes of weights looks at that, and autograd.
+        torch.autograd.graph.increment_version(self._parameters)
 
 
 @functools.cache

@@ -6,6 +6,7 @@ of gradients, and the options of groups.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -34,7 +35,7 @@ class Steady:
 
     Args:
         parameters: all that it updated.
-        states: of these.
+        states: of all parameters.
         options: of all groups.
         step: what ran.
         places: where its numbers were put.
@@ -49,27 +50,36 @@ class Steady:
         places: Sequence[ParameterRows],
     ) -> None:
         self.step, self.places, self._options, self._held = step, places, options, parameters
-        self.counts = [states[p]["step"] for _, _, p in parameters]
         simple = all(not is_sharded(p) and p.numel() for _, _, p in parameters)
-        self._seen = [(id(group), layout_of(p, states[p])) for _, group, p in parameters] if simple else None
+        self._seen = [self._look(group, p, states[p]) for _, group, p in parameters] if simple else None
         self.leave()
 
-    def new(self) -> list[Tensors]:
-        """What is new at each step: the gradients of the parameters, in their order."""
-        return [{"grad": p.grad} for _, _, p in self._held if p.grad is not None]
+    @staticmethod
+    def _look(group: Mapping[str, Any], p: Tensor, state: Mapping[str, Tensor]) -> tuple[Any, ...]:
+        g = p.grad
+        assert g is not None
+        return p, group, state, [*state.values()], p.dtype, p.data_ptr(), g.dtype, g.stride()
 
     def leave(self) -> None:
         """Behind a step, which is a change of parameters too."""
         self._versions = [p._version for _, _, p in self._held]
 
     def goes_on(self, parameters: Sequence[Parameter], states: States, options: Options) -> bool:
-        """Whether a step of these is like the last one."""
+        """Whether a step of these is like the last one; ``new`` is then what is new in it, the gradients in their order."""
+        self.new: list[Tensors] = []
         if self._seen is None or len(parameters) != len(self._seen) or self._options != options:
             return False
-        for (_, group, p), (place, seen), version in zip(parameters, self._seen, self._versions, strict=True):
+        strided, same, new = torch.strided, operator.is_, self.new
+        for (_, group, p), seen, version in zip(parameters, self._seen, self._versions, strict=True):
+            known, its_group, state, held, dtype, address, g_dtype, stride = seen
             g = p.grad
-            if g is None or g.layout is not torch.strided or id(group) != place:
+            if p is not known or group is not its_group or g is None or p._version != version:
                 return False
-            if p._version != version or layout_of(p, states[p]) != seen:
+            if p.data_ptr() != address or g.layout is not strided or g.stride() != stride:
                 return False
+            if p.dtype is not dtype or g.dtype is not g_dtype or states.get(p) is not state:
+                return False
+            if len(state) != len(held) or not all(map(same, state.values(), held)):
+                return False
+            new.append({"grad": g})
         return True

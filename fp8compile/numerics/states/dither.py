@@ -3,18 +3,22 @@
     n = floor(y), f = y - n      y: a magnitude in code steps; code n stands for c n**q
     p = f (1 - (q - 1) / (2 n + 1) (1 - f))                code = n + [t(x) < p]                E[decoded] = c y**q
 
+Of FP8 codes, whose steps differ, the noise is added before it is rounded down: u = 1 - t, code = floor(y + u r), where
+r = y / (y + (q - 1) / 2 (1 - u)). That is p = f / (1 + (q - 1) / 2 (1 - f) / y), the same to first order in 1 / n.
+
 Why: v <- b2 v + (1 - b2) g**2 shrinks by a factor, which the FP32 amax of its group takes up exactly, and grows by an amount
 that is mostly less than half a code step. Rounded to nearest, this amount is lost at every step, so v comes out too small.
 
 Why not p = f: codes are even steps of y, not of v = c y**q, so E[v] would be off by q (q - 1) / 2 f (1 - f) / n**2, each
 time. Over the 1 / (1 - b2) steps that v remembers this adds up to (q - 1) / (2 n), some per cent. With p as above, exact
 for q = 1 and q = 2, what remains is (q - 1) (q - 2) / (6 (n + 1/2)**2) (1/2 - f) f (1 - f) of a code step: 2e-4 f at E4M3's
-n >= 8 and k = 1.25, q = 1 / k.
+n >= 8 and k = 1.25, q = 1 / k. Of FP8 codes it is c f (1 - f) (f (2 - c) + 2 c - 1) / (3 n**2), c = (q - 1) / 2: 6e-4 f.
 
-t(x) looks random but is a pure function: FP32's mantissa, by multiplicative hashing (Knuth, TAOCP 6.4). The 4096 numbers that
-differ in their last 12 bits have 4096 different thresholds. So encoding needs no seed and no step, and x * 2**n is rounded as
-x is; values that repeat within some hundred ulps get the same decision each time. A value within 2**-13 of a step from a code
-always gets that code: FP32's roundings move none, and a state that only decays keeps its codes.
+t(x) looks random but is a pure function: FP32's mantissa times a number, modulo 1 (multiplicative hashing: Knuth, TAOCP 6.4).
+Each of 4096 thresholds has as many mantissas, and the number's continued fraction has small terms: of N numbers in sequence,
+or 2**4, 2**7 or 2**12 apart, thresholds are spread to some 3 / N. So encoding needs no seed and no step, and x * 2**n is
+rounded as x is. A value within 2**-13 of a step from a code always gets that code: FP32's roundings move none, and a state
+that only decays keeps its codes.
 
 BF16 has no FP32 scale that takes the factor up: a state that only decays stays where it is.
 
