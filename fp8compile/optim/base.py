@@ -31,7 +31,7 @@ from fp8compile.optim.placement import DEFAULT_FORMAT, Names, Placement, check_p
 from fp8compile.optim.plan import Tensors, UpdatePlan
 from fp8compile.optim.state_report import StatesReport, report
 from fp8compile.optim.steady import Options, Steady, layout_of
-from fp8compile.optim.step_numbers import ParameterRows, StepNumbers
+from fp8compile.optim.step_numbers import ParameterRows, StepNumbers, count, join
 
 
 class EncodedOptimizer(torch.optim.Optimizer):
@@ -123,10 +123,10 @@ class EncodedOptimizer(torch.optim.Optimizer):
     @property
     def names(self) -> Names:
         """Names by parameter: the model's, or those that ``named_parameters()`` gave."""
-        named = dict(self._model_names.names)
+        named, of_model = dict(self._model_names.names), self._model_names
         for group in self.param_groups:
             named.update(zip(map(id, group["params"]), group.get("param_names", ()), strict=False))
-        return Names(named, self._model_names.embeddings, self._model_names.overridden)
+        return Names(named, of_model.embeddings, of_model.overridden)
 
     def placement(self, p: Tensor, group: Mapping[str, Any]) -> Placement:
         """How the states of ``p`` are stored; decided once."""
@@ -149,9 +149,8 @@ class EncodedOptimizer(torch.optim.Optimizer):
                     f"{type(self).__name__} works on whole parameters: use AdamW, or leave it out of what is sharded"
                 )
             placed = self.placement(p, group)
-            at_four = first_element(p) % 4 == 0
-            options = {"master": master, "seed": self.seed, "begins_at_four": at_four}
-            self._plans[key] = UpdatePlan(update, placed.codecs(update), p.dtype, **options)
+            plan = UpdatePlan(update, placed.codecs(update), p.dtype, master, self.seed)
+            self._plans[key] = replace(plan, begins_at_four=first_element(p) % 4 == 0)
         return self._plans[key]
 
     def step_function(self, p: Tensor) -> tuple[UpdatePlan, Tensors]:
@@ -194,8 +193,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
         options = {id(group): (self._updates.version(group), group["master"]) for group in self.param_groups}
         if self._steady is not None and self._steady.goes_on(parameters, self.state, options):
             self._numbers.again(self._steady.places)
-            for place in self._steady.places:
-                place.count()
+            count(self._steady.places)
             self._steady.step(self._steady.new)
             self._steady.leave()
             self._numbers.leave()
@@ -205,12 +203,10 @@ class EncodedOptimizer(torch.optim.Optimizer):
         self._edits.take_over((p for _, _, p in here), self.state)
         with checking.started(self, parameters):
             places = self._refresh_numbers(parameters)
-            for place in places:
-                place.join()
+            join(places)
             codes = self._writer.fresh(here)
             step = self._prepared(here, codes, options)
-        for place in places:
-            place.count()
+        count(places)
         step([{"grad": local_grad(p)} | new for (_, _, p), new in zip(here, codes, strict=True)])
         self._writer.leave(here, codes)
         self._edits.leave((p for _, _, p in here), self.state)
@@ -228,13 +224,11 @@ class EncodedOptimizer(torch.optim.Optimizer):
         key = (*fixed, *wanted)
         known, step = self._steps.get(which, (None, None))
         if step is None or known != key:
-            several = [
-                (
-                    replace(self.plan_of(p, group), codes=each),
-                    self._tensors(index, p, group, self.state[p]["step"]) | new,
-                )
-                for (index, group, p), each, new in zip(parameters, wanted, codes, strict=True)
+            tensors = [self._tensors(index, p, group, self.state[p]["step"]) for index, group, p in parameters]
+            plans = [
+                replace(self.plan_of(p, g), codes=each) for (_, g, p), each in zip(parameters, wanted, strict=True)
             ]
+            several = [(plan, each | new) for plan, each, new in zip(plans, tensors, codes, strict=True)]
             step = PreparedStep(several, compiled=self.compiled)
             self._numbers.keep(self.param_groups)
             if len(self._steps) > 2 * len(self.state) + 16:  # sets of parameters that come and go
@@ -269,8 +263,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
         tensors |= {n: local_part(part) for n, part in self.state[p].items() if n not in ("step", *single)}
         if self.plan_of(p, group).rounds_stochastically:
             if p not in self._streams:
-                stream = [stream_of(self.seed, index), first_element(p)]
-                self._streams[p] = torch.tensor(stream, device=local_part(p).device)
+                self._streams[p] = torch.tensor([stream_of(self.seed, index), first_element(p)], device=p.device)
             tensors["stream"] = self._streams[p]
         return tensors
 

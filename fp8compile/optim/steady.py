@@ -72,14 +72,14 @@ class Steady:
         strided, same, new = torch.strided, operator.is_, self.new
         for (_, group, p), seen, version in zip(parameters, self._seen, self._versions, strict=True):
             known, its_group, state, held, dtype, address, g_dtype, stride = seen
-            g = p.grad
+            g, here = p.grad, states.get(p)
             if p is not known or group is not its_group or g is None or p._version != version:
                 return False
             if p.data_ptr() != address or g.layout is not strided or g.stride() != stride:
                 return False
-            if p.dtype is not dtype or g.dtype is not g_dtype or states.get(p) is not state:
+            if p.dtype is not dtype or g.dtype is not g_dtype or here is None or here is not state:
                 return False
-            if len(state) != len(held) or not all(map(same, state.values(), held)):
+            if len(here) != len(held) or not all(map(same, here.values(), held)):
                 return False
             new.append({"grad": g})
         return True

@@ -29,7 +29,7 @@ class ParameterRows:
 
     Attributes:
         block: all rows as one tensor, where they lie one after the other.
-        counts: ``[P]``, of which each ``step`` is an element, once ``join`` has been called.
+        counts: ``[P]``, of which each ``step`` is an element, if ``join`` found or made it.
     """
 
     update: CapturedUpdate
@@ -42,24 +42,29 @@ class ParameterRows:
     counts: Tensor | None = None
 
     def join(self) -> None:
-        """Make the counts of steps one tensor, which is faster to count, before code is prepared for them.
+        """Make the counts of steps elements of one tensor, which is faster to count, before code is prepared for them.
 
-        Each begins where a GPU may load 16 bytes: code relies on that.
+        Each begins where a GPU may load 16 bytes: code relies on that. Counts that are joined stay where they are, whichever
+        parameters a later step has.
         """
         steps = [state["step"] for state in self.states]
+        if all(step._base is None for step in steps):
+            rows = steps[0].new_zeros(len(steps), ALIGNED)
+            rows[:, 0] = torch.stack(steps)
+            steps = [*rows[:, 0].unbind()]
+            for state, step in zip(self.states, steps, strict=True):
+                state["step"] = step
         base = steps[0]._base
         in_order = all(t._base is base and t.storage_offset() == ALIGNED * i for i, t in enumerate(steps))
-        if base is None or base.shape != (len(steps), ALIGNED) or not in_order:
-            base = steps[0].new_zeros(len(steps), ALIGNED)
-            base[:, 0] = torch.stack(steps)
-            for state, step in zip(self.states, base[:, 0].unbind(), strict=True):
-                state["step"] = step
-        self.counts = base[:, 0]
+        self.counts = None
+        if base is not None and base.shape == (len(steps), ALIGNED) and in_order:
+            self.counts = base[:, 0]
 
     def count(self) -> None:
-        """Once more, behind ``join``."""
-        assert self.counts is not None
-        self.counts.add_(1)
+        if self.counts is None:
+            torch._foreach_add_([state["step"] for state in self.states], 1)
+        else:
+            self.counts.add_(1)
 
     def next_steps(self) -> Tensor:
         """The numbers of the step that follows, FP64, where they are counted: on the host, say."""
@@ -67,6 +72,18 @@ class ParameterRows:
 
     def _steps(self) -> Tensor:
         return torch.stack([state["step"] for state in self.states])
+
+
+def join(places: Sequence[ParameterRows]) -> None:
+    """``ParameterRows.join`` of each, before code is prepared."""
+    for place in places:
+        place.join()
+
+
+def count(places: Sequence[ParameterRows]) -> None:
+    """One step more of each."""
+    for place in places:
+        place.count()
 
 
 class StepNumbers:

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fp8compile import optim
+from fp8compile.optim import base
+from fp8compile.optim.compiled_step import PreparedStep
 from fp8compile.optim.steady import Steady
 from tests.support.reference import bits_equal
 
@@ -148,3 +150,36 @@ def test_a_sparse_gradient_is_still_refused() -> None:
     first(optimizer).grad = torch.eye(8, 640).to_sparse()
     with pytest.raises(RuntimeError, match="sparse gradient"):
         optimizer.step()
+
+
+def test_parameters_that_come_and_go_are_prepared_once_for_each_choice_of_them(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Experts without a token have no gradient: their counts of steps stand where they stood."""
+    optimizer, other = made(), made()
+    prepared: list[int] = []
+    plain = base.PreparedStep
+
+    def noted(several: Any, **options: Any) -> PreparedStep:
+        prepared.append(len(several))
+        return plain(several, **options)
+
+    monkeypatch.setattr(base, "PreparedStep", noted)
+    for step, absent in enumerate((0, None, 1, 0, 1, None, 0)):
+        give_gradients(optimizer, step)
+        give_gradients(other, step)
+        for each in (optimizer, other):
+            if absent is not None:
+                parameters_of(each)[absent].grad = None
+        optimizer.step()
+        for name in ("_steady", "_steps"):  # look at all, each time
+            setattr(other, name, None if name == "_steady" else {})
+        other.step()
+    assert prepared == [2, 2, 3, 3, 2, 2, 2, 2, 3, 2]
+    counts = [int(optimizer.state[p]["step"]) for p in parameters_of(optimizer)]
+    assert counts == [4, 5, 7] == [int(other.state[p]["step"]) for p in parameters_of(other)]
+    assert all(map(bits_equal, parameters_of(optimizer), parameters_of(other)))
+    begins = [state["step"].data_ptr() % 16 for state in optimizer.state.values()]
+    assert begins == [0, 0, 0]
+    whole = [state["step"] for state in optimizer.state_dict()["state"].values()]
+    assert all(step._base is None and step.untyped_storage().nbytes() == 4 for step in whole)
