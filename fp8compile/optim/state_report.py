@@ -22,7 +22,9 @@ from fp8compile._text import human, terminal_width, wrapped
 from fp8compile.numerics.metrics import sqnr
 from fp8compile.optim.interface import OptimizerShell
 from fp8compile.optim.low_bits import BESIDE_STATES  # exact by themselves
+from fp8compile.optim.plan import Tensors, UpdatePlan
 
+Step = tuple[UpdatePlan, Tensors] | None  # the next one of a parameter that has a gradient
 MOST_COLUMNS = 80
 NOTHING_YET = (
     "no step was taken yet, so there is no state to report: states are made by the first optimizer.step() that finds a "
@@ -41,6 +43,12 @@ NO_GRADIENT = (
     "next gradient. Call report() after loss.backward() and before optimizer.zero_grad(). (Where gradients are released in "
     "the backward, end that with .remove() for one step.)"
 )
+
+SMALL_UPDATES = (
+    "Of {} weights {:.0%} would move by less than half a step of theirs in the next update. They are rounded stochastically: "
+    'right on average, with noise. master="split" keeps 8 more bits of each, a byte.'
+)
+SMALL = 0.5  # of elements whose updates are small: from here on it is said
 
 
 @dataclass(frozen=True)
@@ -66,8 +74,14 @@ class StateReport:
 
 @dataclass(frozen=True)
 class ParameterReport:
-    """One parameter: ``reason`` says why its states are not in the format that its group asks for; ``codes``, where weights'
-    codes are asked for, whether its step writes them."""
+    """One parameter.
+
+    Attributes:
+        reason: why its states are not in the format that its group asks for.
+        codes: where weights' codes are asked for, whether its step writes them.
+        small_updates: of 16-bit weights without a master the share of those that the next update moves by less than half of
+            what two neighbours of their dtype are apart; None without a gradient, or where more bits are kept.
+    """
 
     name: str
     shape: tuple[int, ...]
@@ -75,6 +89,7 @@ class ParameterReport:
     states: tuple[StateReport, ...]
     reason: str | None
     codes: str | None = None
+    small_updates: float | None = None
 
 
 @dataclass(frozen=True)
@@ -104,6 +119,15 @@ class StatesReport:
             found[state.format] = found.get(state.format, 0) + state.nbytes
         return dict(sorted(found.items(), key=lambda each: -each[1]))
 
+    @property
+    def small_updates(self) -> dict[str, float]:
+        """By dtype, of all weights of which it is known, the share that the next update moves by less than half a step."""
+        known: dict[str, list[tuple[int, float]]] = {}
+        for p in self.parameters:
+            if p.small_updates is not None:
+                known.setdefault(p.dtype, []).append((math.prod(p.shape), p.small_updates))
+        return {dtype: sum(n * x for n, x in all_) / max(1, sum(n for n, _ in all_)) for dtype, all_ in known.items()}
+
     def __str__(self) -> str:
         """At most 80 columns, except for names that are longer."""
         if not self.parameters:
@@ -114,7 +138,8 @@ class StatesReport:
         lines = [f"{head}, {self.bits_per_parameter:.2f} bits per parameter"]
         lines += [_prose(by_format, "  ") if states else NO_STATES, ""]
         lines += [line for p in self.parameters for line in _lines(p, states)]
-        return "\n".join([*lines, *_legend(states, self.waiting)])
+        small = [_prose(SMALL_UPDATES.format(*each)) for each in self.small_updates.items() if each[1] >= SMALL]
+        return "\n".join([*lines, *_legend(states, self.waiting), *small])
 
 
 def _lines(p: ParameterReport, all_states: list[StateReport]) -> Iterator[str]:
@@ -158,10 +183,12 @@ def report(optimizer: OptimizerShell) -> StatesReport:
     for index, group, p in optimizer._parameters():
         if optimizer.state.get(p):
             name = optimizer.names.names.get(id(p), f"parameter {index}")
-            states = tuple(_state_reports(optimizer, group, p))
+            step = optimizer.step_function(p) if p.grad is not None else None
+            states = tuple(_state_reports(optimizer, group, p, step))
             reason = _reason(optimizer, group, p)
             dtype, codes = str(p.dtype).removeprefix("torch."), optimizer._writer.remark(p, group)
-            found.append(ParameterReport(name, tuple(p.shape), dtype, states, reason, codes))
+            small = share_of_small_updates(*step) if step else None
+            found.append(ParameterReport(name, tuple(p.shape), dtype, states, reason, codes, small))
         else:
             waiting += 1
     return StatesReport(tuple(found), waiting)
@@ -175,9 +202,9 @@ def _reason(optimizer: OptimizerShell, group: dict[str, Any], p: Tensor) -> str 
     return "; ".join(filter(None, reasons)) or None
 
 
-def _state_reports(optimizer: OptimizerShell, group: dict[str, Any], p: Tensor) -> list[StateReport]:
+def _state_reports(optimizer: OptimizerShell, group: dict[str, Any], p: Tensor, step: Step) -> list[StateReport]:
     plan, here = optimizer.plan_of(p, group), {name: local_part(part) for name, part in optimizer.state[p].items()}
-    errors = _errors(optimizer, p) if p.grad is not None else {}
+    errors = _errors(*step) if step else {}
     reports = []
     for state, codec in plan.codecs:
         parts = [here[key] for key in plan.part_keys(state)]
@@ -204,9 +231,21 @@ def _spread(k: Tensor) -> tuple[float, float, float]:
     return (k.min().item(), k.median().item(), k.max().item()) if k.numel() else (0.0, 0.0, 0.0)
 
 
-def _errors(optimizer: OptimizerShell, p: Tensor) -> dict[str, float]:
+def _errors(plan: UpdatePlan, tensors: Tensors) -> dict[str, float]:
     """SQNR in dB of each state as the next step would store it."""
-    plan, tensors = optimizer.step_function(p)
     exact = plan.fresh_states(tensors)
     stored = plan.decoded(plan(tensors), tensors["param"].shape)
     return {name: sqnr(exact[name], stored[name]) for name in exact}
+
+
+def share_of_small_updates(plan: UpdatePlan, tensors: Tensors) -> float | None:
+    """Of the weights that the next step moves: see ``ParameterReport.small_updates``."""
+    p = tensors["param"]
+    if plan.master != "none" or p.dtype == torch.float32:
+        return None
+    new, _ = plan.moved(tensors, plan.decoded(tensors, p.shape))
+    _, exponent = torch.frexp(p.float())  # |p| is below 2**exponent
+    half_step = torch.ldexp(torch.full_like(new, torch.finfo(p.dtype).eps / 4), exponent)
+    moved = (new - p.float()).abs()
+    share: Tensor = ((moved < half_step) & (p != 0))[moved > 0].float().mean()
+    return None if share.isnan() else share.item()

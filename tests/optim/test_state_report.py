@@ -100,3 +100,33 @@ def test_why_a_state_has_to_be_exact_is_told() -> None:
     [parameter] = optimizer.report().parameters  # type: ignore[attr-defined]
     assert parameter.reason == "sum stays FP32: it keeps all that it was, so every rounding would stay in it"
     assert [state.format for state in parameter.states] == ["fp32"]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_how_many_updates_are_small_is_counted_and_said_with_the_cure_where_it_is_most(dtype: torch.dtype) -> None:
+    """At 1, 2 and -0.75 the halves of steps are eps / 2, eps and eps / 4; zeros have none; what stays does not count."""
+    eps = torch.finfo(dtype).eps
+    p = nn.Parameter(torch.tensor([[1.0, 1.0, 2.0, 2.0, -0.75, -0.75, 0.0, 1.0]], dtype=dtype))
+    moves = torch.tensor([[0.49, 0.51, 0.99, 1.01, 0.24, -0.26, 1e-3, 0.0]], dtype=torch.float64) * eps
+    optimizer = optim.SGD([p], lr=1.0, momentum=0.9, compiled=False)
+    p.grad = torch.zeros_like(p)
+    optimizer.step()
+    p.grad = torch.zeros_like(p)
+    assert optimizer.report().small_updates == {}, "nothing moves"
+    p.grad = moves.to(dtype)
+    found = optimizer.report().small_updates
+    assert found == {str(dtype).removeprefix("torch."): pytest.approx(3 / 7)}
+    assert "half a step" not in str(optimizer.report())
+    p.grad = (moves / 2).to(dtype)
+    told = words(str(optimizer.report()))
+    assert (
+        "weights 86% would move by less than half a step of theirs" in told and 'master="split" keeps 8 more' in told
+    )
+
+
+def test_where_more_bits_are_kept_no_update_is_small() -> None:
+    for dtype, master in ((torch.bfloat16, "split"), (torch.float32, "none")):
+        optimizer = stepped(optim.AdamW(small_model().to(dtype), lr=1e-9, master=master, compiled=False))
+        assert optimizer.report().small_updates == {} and "half a step" not in str(optimizer.report())
+    report = stepped(optim.AdamW(small_model().bfloat16(), lr=1e-9, compiled=False)).report()
+    assert report.small_updates["bfloat16"] > 0.9
