@@ -84,7 +84,8 @@ class UpdatePlan:
         Counted on sm_90 (tests/sm90/test_optimizer_sm90.py): 96 registers with these, 112 and more with others.
         """
         names = {codec.name for _, codec in self.codecs}
-        return self.master in ("none", "split") and bool(names & EXPANDED) and names <= EXPANDED | {"dynamic_tree"}
+        few = bool(names & EXPANDED) and names <= EXPANDED | {"dynamic_tree"}
+        return few and self.master in ("none", "split") and self.codes is None
 
     def part_keys(self, state: str) -> list[str]:
         """The keys of a state's tensors in ``optimizer.state[p]``: ``exp_avg.e4m3_expanded.codes`` ..."""
