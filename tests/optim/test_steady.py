@@ -96,6 +96,11 @@ def another_state(optimizer: optim.AdamW) -> None:
     state.update({name: t.clone() for name, t in state.items()})
 
 
+def another_dict(optimizer: optim.AdamW) -> None:
+    p = first(optimizer)
+    optimizer.state[p] = {name: t.clone() for name, t in optimizer.state[p].items()}
+
+
 def another_parameter(optimizer: optim.AdamW) -> None:
     optimizer.add_param_group({"params": [nn.Parameter(torch.ones(4, 640))]})
     parameters_of(optimizer)[-1].grad = torch.ones(4, 640)
@@ -107,6 +112,7 @@ CHANGES: dict[str, Change] = {
     "a gradient of another layout": turned_gradient,
     "other memory": other_memory,
     "another state": another_state,
+    "another dict of states": another_dict,
     "a parameter more": another_parameter,
     "another option": lambda optimizer: optimizer.param_groups[0].update(amsgrad=True),
     "a state dict": lambda optimizer: optimizer.load_state_dict(optimizer.state_dict()),
