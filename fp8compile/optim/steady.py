@@ -58,7 +58,7 @@ class Steady:
     def _look(group: Mapping[str, Any], p: Tensor, state: Mapping[str, Tensor]) -> tuple[Any, ...]:
         g = p.grad
         assert g is not None
-        return p, group, state, [*state.values()], p.dtype, p.data_ptr(), g.dtype, g.stride()
+        return p, group, [*state.values()], p.dtype, p.data_ptr(), g.dtype, g.stride()
 
     def leave(self) -> None:
         """Behind a step, which is a change of parameters too."""
@@ -71,13 +71,13 @@ class Steady:
             return False
         strided, same, new = torch.strided, operator.is_, self.new
         for (_, group, p), seen, version in zip(parameters, self._seen, self._versions, strict=True):
-            known, its_group, state, held, dtype, address, g_dtype, stride = seen
+            known, its_group, held, dtype, address, g_dtype, stride = seen
             g, here = p.grad, states.get(p)
             if p is not known or group is not its_group or g is None or p._version != version:
                 return False
             if p.data_ptr() != address or g.layout is not strided or g.stride() != stride:
                 return False
-            if p.dtype is not dtype or g.dtype is not g_dtype or here is None or here is not state:
+            if p.dtype is not dtype or g.dtype is not g_dtype or here is None:
                 return False
             if len(here) != len(held) or not all(map(same, here.values(), held)):
                 return False
