@@ -70,7 +70,8 @@ CHANGES: dict[int, Callable[[nn.Sequential], object]] = {
     45: a_hundredth,
 }
 EVALUATED, OF_OTHER_BATCH = (10, 11, 20), (15, 16, 17, 30)
-COMPILING = [0, 10, 15, 33]  # the first step, evaluation, a batch of any size, a frozen layer
+# The first step, evaluation, a batch of any size, a frozen layer: torch 2.11 goes on with the graph of all gradients there.
+COMPILING = ([0, 10, 15, 33], [0, 10, 15])
 
 
 @dataclass
@@ -130,7 +131,7 @@ def run(*, cached: bool, delayed: bool) -> Run:
 def test_cached_weights_are_those_that_a_step_finds() -> None:
     """To the bit, whoever changed them."""
     plain, cached = run(cached=False, delayed=False), run(cached=True, delayed=False)
-    assert plain.compiling == cached.compiling == COMPILING
+    assert plain.compiling == cached.compiling and plain.compiling in COMPILING
     assert plain.decibels == cached.decibels and all(map(torch.equal, plain.weights, cached.weights))
     assert min(plain.decibels) > 8, "a scale that clips a tensor to an eighth leaves 0 to 3 dB"
 
@@ -138,7 +139,7 @@ def test_cached_weights_are_those_that_a_step_finds() -> None:
 @pytest.mark.parametrize("cached", [True, False])
 def test_delayed_scales_are_wrong_where_it_is_counted_and_for_one_step(cached: bool) -> None:
     plain, delayed = run(cached=False, delayed=False), run(cached=cached, delayed=True)
-    assert delayed.compiling == COMPILING
+    assert delayed.compiling == plain.compiling
     worse = [
         i
         for i, (ours, dynamic) in enumerate(zip(delayed.decibels, plain.decibels, strict=True))
