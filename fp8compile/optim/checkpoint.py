@@ -52,11 +52,9 @@ def fp8_as_uint8(states: Mapping[Any, StateDict]) -> dict[Any, StateDict]:
 def as_saved(optimizer: OptimizerShell, plain: StateDict) -> StateDict:
     """The state dict that torch.optim.Optimizer's ``state_dict`` returned, in the form that goes out."""
     states = fp8_as_uint8(plain["state"])
-    for state in states.values():
-        if "step" in state:
-            state["step"] = state[
-                "step"
-            ].clone()  # an element of one tensor of all counts; flat files want tensors apart
+    for state in states.values():  # counts are elements of one tensor; flat files want tensors apart
+        if (step := state.get("step")) is not None:
+            state["step"] = step.clone()
     for group, packed in zip(optimizer.param_groups, plain["param_groups"], strict=False):  # hooks may change it
         for p, key in zip(group["params"], packed["params"], strict=False):
             if key in states:

@@ -61,12 +61,13 @@ class Steady:
         return p, group, [*state.values()], p.dtype, p.data_ptr(), g.dtype, g.stride()
 
     def leave(self) -> None:
-        """Behind a step, which is a change of parameters too."""
+        """Behind a step, which is a change of parameters too; its gradients may go."""
+        self.new: list[Tensors] = []
         self._versions = [p._version for _, _, p in self._held]
 
     def goes_on(self, parameters: Sequence[Parameter], states: States, options: Options) -> bool:
         """Whether a step of these is like the last one; ``new`` is then what is new in it, the gradients in their order."""
-        self.new: list[Tensors] = []
+        self.new = []
         if self._seen is None or len(parameters) != len(self._seen) or self._options != options:
             return False
         strided, same, new = torch.strided, operator.is_, self.new

@@ -146,6 +146,13 @@ CAPTURED_STEPS = (
         ("tests/optim/test_steady.py",),
     ),
     Mutant(
+        "steady: gradients are held behind a step",
+        "fp8compile/optim/base.py",
+        "            self._steady.leave()\n",
+        "            self._steady._versions = [p._version for _, _, p in parameters]\n",
+        ("tests/optim/test_steady.py",),
+    ),
+    Mutant(
         "steady: another tensor in a state is not looked at",
         "fp8compile/optim/steady.py",
         " or not all(map(same, here.values(), held))",

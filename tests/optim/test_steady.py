@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -189,3 +190,14 @@ def test_parameters_that_come_and_go_are_prepared_once_for_each_choice_of_them(
     assert begins == [0, 0, 0]
     whole = [state["step"] for state in optimizer.state_dict()["state"].values()]
     assert all(step._base is None and step.untyped_storage().nbytes() == 4 for step in whole)
+
+
+def test_gradients_are_not_held_behind_a_step(went_on: list[bool]) -> None:
+    optimizer = made()
+    for step in range(3):
+        give_gradients(optimizer, step)
+        held = [weakref.ref(p.grad) for p in parameters_of(optimizer) if p.grad is not None]
+        optimizer.step()
+        optimizer.zero_grad()
+        assert len(held) == 3 and all(ref() is None for ref in held), step
+    assert went_on == [True, True]
