@@ -201,4 +201,4 @@ def test_encoded_states_count_as_what_they_take(compressed: bool) -> None:
     optimizer.step()
     codes_and_metadata = 2 * (256 * 128 + 256 * (4 + 1))
     states = Report(model=ModelBytes(1, 0, 1, 1)).fits(states=optimizer).states
-    assert states == codes_and_metadata + 4  # the step
+    assert states == codes_and_metadata + 16  # the count of steps: 4 bytes, each 16 from the next
