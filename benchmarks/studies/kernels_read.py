@@ -29,8 +29,8 @@ sys.path.append(str(Path(__file__).resolve().parents[2]))
 
 from benchmarks.harness.output import write_json
 from tests.sm90 import fake_h100
+from tests.sm90.kernel import Kernel, directions
 from tests.sm90.kernel_cost import cost_of
-from tests.sm90.lowering import Kernel, directions
 
 RESULTS = Path(__file__).resolve().parents[1] / "results"
 PROFILES = ("first-contact-h200-2a.jsonl", "first-contact-h200-4.jsonl", "first-contact-h200-5.jsonl")

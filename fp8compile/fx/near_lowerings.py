@@ -15,10 +15,11 @@ from typing import Any
 import torch
 
 from fp8compile import _torch as private
+from fp8compile.numerics.code_forms import FORMATS
 from fp8compile.numerics.formats import Format
 from fp8compile.numerics.near_functions import OPERATORS, UNSIGNED, bits_of
 from fp8compile.numerics.rounding import HALVES, MIXED, MULTIPLIERS
-from fp8compile.numerics.states.dither import FORMATS_BY_DTYPE, HASHED, HIGH, LOW, MULTIPLIER, TRUNCATED
+from fp8compile.numerics.states.dither import HASHED, HIGH, LOW, MULTIPLIER, TRUNCATED
 from fp8compile.numerics.states.interface import SMALLEST
 
 aten = torch.ops.aten
@@ -177,7 +178,7 @@ def rounding_down(fmt: Format) -> Callable[..., Any]:
 
 
 def lower_truncated(y: Any, dtype: torch.dtype) -> Any:
-    form = (truncating if is_nvidia(y) else rounding_down)(FORMATS_BY_DTYPE[dtype])
+    form = (truncating if is_nvidia(y) else rounding_down)(FORMATS[dtype])
     return private.inductor_lowering.make_pointwise(form, override_return_dtype=dtype)(y)
 
 

@@ -38,6 +38,7 @@ OPERATORS = {
     name: operator(f"near_{name}({_TAKES.get(name, 'Tensor x')}) -> Tensor", exact) for name, exact in EXACT.items()
 }
 
+# What is never below zero, without a sign: on an NVIDIA GPU itself.
 UNSIGNED = operator("near_unsigned(Tensor x) -> Tensor", torch.abs)
 
 
@@ -67,7 +68,7 @@ def quotient(a: Tensor, b: Tensor) -> Tensor:
 
 
 def at_least(a: Tensor, least: float) -> Tensor:
-    """FP32 magnitudes, NaN kept: ``a.clamp_min(least)`` for least > 0, as a maximum of integers, which a GPU has in one
+    """FP32, NaN without a sign kept: ``a.clamp_min(least)`` for least >= 0, as a maximum of integers, which a GPU has in one
     instruction: that of floating-point numbers that keeps a NaN is written as four by Inductor."""
     return a.view(torch.int32).clamp_min(bits_of(least)).view(torch.float32)
 
@@ -75,11 +76,6 @@ def at_least(a: Tensor, least: float) -> Tensor:
 def at_most(a: Tensor, most: float) -> Tensor:
     """FP32 of either sign: ``a.clamp_max(most)`` for most > 0; NaN may become ``most``."""
     return a.view(torch.int32).clamp_max(bits_of(most)).view(torch.float32)
-
-
-def above_zero(a: Tensor) -> Tensor:
-    """FP32, no NaN: ``a.clamp_min(0)``."""
-    return a.view(torch.int32).clamp_min(0).view(torch.float32)
 
 
 def unsigned(a: Tensor) -> Tensor:
@@ -106,6 +102,8 @@ def smallest_above_zero(a_NG: Tensor) -> Tensor:
 
 @functools.cache
 def bits_of(number: float) -> int:
-    """FP32's bits of a positive normal number that FP32 holds."""
+    """FP32's bits of 0, or of a positive normal number that FP32 holds."""
+    if number == 0:
+        return 0
     mantissa, exponent = math.frexp(number)  # in [1/2, 1)
     return (exponent + 126) * 2**23 + int((2 * mantissa - 1) * 2**23)

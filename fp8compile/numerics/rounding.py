@@ -129,8 +129,7 @@ def random_bits(index: Tensor, key: Tensor, lane: Tensor | int = 0) -> Tensor:
         lane: int64, the number of the element in its row, for which a GPU then needs the last 32 bits alone. A row that goes
             past a multiple of 2**32 draws what the elements 2**32 before draw.
     """
-    other = (index >> 32) * _GOLDEN  # elements 2**32 apart do not share their bits
-    bits: Tensor = mixed(((index + lane) ^ (other ^ key)) & _MASK, (key >> 32) & _MASK)
+    bits: Tensor = mixed(*_counter(index + lane, index, key))
     return bits
 
 
@@ -142,9 +141,14 @@ def random_halves(index: Tensor, key: Tensor, lane: Tensor | int = 0, *, at_four
     """
     place = index + lane
     four, of_four = ((index >> 2) + (lane >> 2), lane) if at_four else (place >> 2, place)
-    other = (index >> 32) * _GOLDEN
-    bits: Tensor = HALVES((four ^ (other ^ key)) & _MASK, (key >> 32) & _MASK, of_four)
+    bits: Tensor = HALVES(*_counter(four, index, key), of_four)
     return bits
+
+
+def _counter(place: Tensor, index: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    """What is hashed for a place in a stream, and what enters between the rounds."""
+    other = (index >> 32) * _GOLDEN  # elements 2**32 apart do not share their bits
+    return (place ^ (other ^ key)) & _MASK, (key >> 32) & _MASK
 
 
 def drawn(dtype: torch.dtype, index: Tensor, key: Tensor, lane: Tensor | int = 0, *, at_four: bool = False) -> Tensor:

@@ -123,10 +123,10 @@ class EncodedOptimizer(torch.optim.Optimizer):
     @property
     def names(self) -> Names:
         """Names by parameter: the model's, or those that ``named_parameters()`` gave."""
-        named, of_model = dict(self._model_names.names), self._model_names
+        named = dict(self._model_names.names)
         for group in self.param_groups:
             named.update(zip(map(id, group["params"]), group.get("param_names", ()), strict=False))
-        return Names(named, of_model.embeddings, of_model.overridden)
+        return Names(named, self._model_names.embeddings, self._model_names.overridden)
 
     def placement(self, p: Tensor, group: Mapping[str, Any]) -> Placement:
         """How the states of ``p`` are stored; decided once."""

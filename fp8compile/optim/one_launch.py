@@ -209,8 +209,8 @@ class OneLaunch:
         self._device = members[0].piece.device
         self._table, self._owners = table.to(self._device), owners.to(self._device)
         self._launch = functools.partial(function[(len(owners),)], XBLOCK=rows, num_warps=WARPS)
-        named = [(name.partition("/")[0], t) for each in members for name, t in each.piece.tensors.items()]
-        self._parameters = [t for name, t in named if name == "param"]
+        tensors = [each for member in members for each in member.piece.tensors.items()]
+        self._parameters = [t for name, t in tensors if name.partition("/")[0] == "param"]
         self._new = [
             (member.piece.index, name.partition("/")[0], member.piece.offsets[name])
             for member in members

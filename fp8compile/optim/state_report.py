@@ -24,7 +24,7 @@ from fp8compile.optim.interface import OptimizerShell
 from fp8compile.optim.low_bits import BESIDE_STATES  # exact by themselves
 from fp8compile.optim.plan import Tensors, UpdatePlan
 
-Step = tuple[UpdatePlan, Tensors] | None  # the next one of a parameter that has a gradient
+Step = tuple[UpdatePlan, Tensors, tuple[Tensor, Tensors]]  # see _next_step
 MOST_COLUMNS = 80
 NOTHING_YET = (
     "no step was taken yet, so there is no state to report: states are made by the first optimizer.step() that finds a "
@@ -183,11 +183,11 @@ def report(optimizer: OptimizerShell) -> StatesReport:
     for index, group, p in optimizer._parameters():
         if optimizer.state.get(p):
             name = optimizer.names.names.get(id(p), f"parameter {index}")
-            step = optimizer.step_function(p) if p.grad is not None else None
+            step = _next_step(optimizer, p) if p.grad is not None else None
             states = tuple(_state_reports(optimizer, group, p, step))
             reason = _reason(optimizer, group, p)
             dtype, codes = str(p.dtype).removeprefix("torch."), optimizer._writer.remark(p, group)
-            small = share_of_small_updates(*step) if step else None
+            small = share_of_small_updates(step[0], step[1], step[2][0]) if step else None
             found.append(ParameterReport(name, tuple(p.shape), dtype, states, reason, codes, small))
         else:
             waiting += 1
@@ -202,9 +202,11 @@ def _reason(optimizer: OptimizerShell, group: dict[str, Any], p: Tensor) -> str 
     return "; ".join(filter(None, reasons)) or None
 
 
-def _state_reports(optimizer: OptimizerShell, group: dict[str, Any], p: Tensor, step: Step) -> list[StateReport]:
+def _state_reports(
+    optimizer: OptimizerShell, group: dict[str, Any], p: Tensor, step: Step | None
+) -> list[StateReport]:
     plan, here = optimizer.plan_of(p, group), {name: local_part(part) for name, part in optimizer.state[p].items()}
-    errors = _errors(*step) if step else {}
+    errors = _errors(step[0], step[1], step[2][1]) if step else {}
     reports = []
     for state, codec in plan.codecs:
         parts = [here[key] for key in plan.part_keys(state)]
@@ -231,19 +233,23 @@ def _spread(k: Tensor) -> tuple[float, float, float]:
     return (k.min().item(), k.median().item(), k.max().item()) if k.numel() else (0.0, 0.0, 0.0)
 
 
-def _errors(plan: UpdatePlan, tensors: Tensors) -> dict[str, float]:
+def _errors(plan: UpdatePlan, tensors: Tensors, exact: Tensors) -> dict[str, float]:
     """SQNR in dB of each state as the next step would store it."""
-    exact = plan.fresh_states(tensors)
     stored = plan.decoded(plan(tensors), tensors["param"].shape)
     return {name: sqnr(exact[name], stored[name]) for name in exact}
 
 
-def share_of_small_updates(plan: UpdatePlan, tensors: Tensors) -> float | None:
+def _next_step(optimizer: OptimizerShell, p: Tensor) -> Step:
+    """The plan and tensors of the next step of a parameter, and what it makes: the weight and the states, in FP32."""
+    plan, tensors = optimizer.step_function(p)
+    return plan, tensors, plan.moved(tensors, plan.decoded(tensors, tensors["param"].shape))
+
+
+def share_of_small_updates(plan: UpdatePlan, tensors: Tensors, new: Tensor) -> float | None:
     """Of the weights that the next step moves: see ``ParameterReport.small_updates``."""
     p = tensors["param"]
     if plan.master != "none" or p.dtype == torch.float32:
         return None
-    new, _ = plan.moved(tensors, plan.decoded(tensors, p.shape))
     _, exponent = torch.frexp(p.float())  # |p| is below 2**exponent
     half_step = torch.ldexp(torch.full_like(new, torch.finfo(p.dtype).eps / 4), exponent)
     moved = (new - p.float()).abs()

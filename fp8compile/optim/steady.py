@@ -1,4 +1,4 @@
-"""A step like the one before: that nothing has changed is seen in some 2 us a parameter, and nothing else is looked at.
+"""A step like the one before: that nothing has changed is seen in a few us a parameter, and nothing else is looked at.
 
 Compared are the objects and addresses of parameters and states, the versions of parameters (edits by others), the layouts
 of gradients, and the options of groups.

@@ -92,7 +92,7 @@ def test_the_smallest_above_zero_is_found_wherever_zeros_stand() -> None:
 def test_what_is_never_below_zero_has_no_sign() -> None:
     a = torch.tensor([0.0, -0.0, 1.0, torch.inf, -torch.nan])
     assert not near.unsigned(a).signbit().any() and not generated(near.unsigned, a).signbit().any()
-    assert torch.equal(near.above_zero(torch.tensor([-2.0, -0.0, 0.0, 3.0])), torch.tensor([0.0, 0.0, 0.0, 3.0]))
+    assert torch.equal(near.at_least(torch.tensor([-2.0, -0.0, 0.0, 3.0]), 0.0), torch.tensor([0.0, 0.0, 0.0, 3.0]))
 
 
 @pytest.mark.parametrize("fmt", [E4M3, E5M2], ids=lambda fmt: fmt.name)

@@ -179,8 +179,7 @@ def test_parameters_that_come_and_go_are_prepared_once_for_each_choice_of_them(
             if absent is not None:
                 parameters_of(each)[absent].grad = None
         optimizer.step()
-        for name in ("_steady", "_steps"):  # look at all, each time
-            setattr(other, name, None if name == "_steady" else {})
+        other._steady, other._steps = None, {}  # look at all, each time
         other.step()
     assert prepared == [2, 2, 3, 3, 2, 2, 2, 2, 3, 2]
     counts = [int(optimizer.state[p]["step"]) for p in parameters_of(optimizer)]

@@ -16,7 +16,8 @@ from types import SimpleNamespace
 from typing import Any
 
 from . import checked, fake_h100
-from .lowering import Kernel, load_kernel
+from .kernel import Kernel
+from .lowering import load_kernel
 
 BYTES_PER_REGISTER = 4
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)")

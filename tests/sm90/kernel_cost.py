@@ -15,7 +15,7 @@ from benchmarks.harness.kernel_time import WARPS, KernelCost
 
 from .assembling import Cubin, assemble
 from .checked import disassembled
-from .lowering import COMBINED, Kernel
+from .kernel import COMBINED, Kernel
 
 MULTIPROCESSORS, MOST_WARPS, MOST_PROGRAMS = 132, 64, 32
 REGISTERS, REGISTER_STEP, SHARED_BYTES, SHARED_RESERVED = 65_536, 8, 233_472, 1024

@@ -35,6 +35,7 @@ from fp8compile.compiler.generated_memory import sizes_of
 from fp8compile.fx.graph import is_on_host, size_hint
 
 from . import fake_h100, interpreter
+from .kernel import Kernel, tensor_bytes
 
 InnerCompile = Callable[..., Any]
 Rewrite = Callable[[str, str], str]  # (kernel name, source) -> source
@@ -44,70 +45,9 @@ CUDA = torch.device("cuda", 0)
 _EXTERN = re.compile(r"^\s*(?:\w+ = )?(extern_kernels\.\w+|torch\.ops\.\w+\.\w+\.\w+)\(", re.MULTILINE)
 _KERNEL_SOURCE = re.compile(r"'''.*?'''", re.DOTALL)
 _LAUNCH = re.compile(r"^\s*(\w+)\.run\(", re.MULTILINE)
-_NUM_GB = re.compile(r"'kernel_num_gb': ([\d.e+-]+)")
-COMBINED = "ComboKernelGrid"  # in the source of a kernel that combines several
 _WORKSPACE = re.compile(
     r"^\s*workspace_\d+ = empty_strided_cuda\(\((\d+), ?\), \(1, ?\), torch\.(\w+)\)", re.MULTILINE
 )
-_SIGNATURE = re.compile(r"'signature': \{(.*?)\}")
-_POINTER = re.compile(r"'(\w+)': '\*\w+'")
-_ARGUMENT = re.compile(r"arg_\d+ = rand_strided\(\((.*?)\), \((.*?)\), device='cuda:0', dtype=torch\.(\w+)\)")
-
-
-@dataclass(frozen=True)
-class Kernel:
-    """One generated Triton kernel."""
-
-    name: str
-    source: str
-
-    @property
-    def num_bytes(self) -> int:
-        """What one launch reads and writes: each buffer once per direction in which the source uses it.
-
-        A kernel that combines several names no buffers in its source; Inductor's estimate has to do. It does too where it
-        is smaller, for a kernel that reads a part of a buffer, such as every 32nd row.
-        """
-        if COMBINED in self.source:
-            return self.estimated_bytes
-        whole = sum(num_bytes * directions(self.source, name) for name, num_bytes in self._buffers())
-        return min(whole, self.estimated_bytes)
-
-    @property
-    def estimated_bytes(self) -> int:
-        """Inductor's ``kernel_num_gb``. Too high where it counts a buffer that fusion removed, or counts
-        twice one that is only written (a scale that takes over its amax's buffer). Torch 2.11 has none for kernels that
-        combine several: 0."""
-        match = _NUM_GB.search(self.source)
-        if not match and COMBINED in self.source:
-            return 0
-        assert match, f"{self.name} carries no kernel_num_gb: lower under `lowering_config`"
-        return round(float(match.group(1)) * 1e9)
-
-    def stores(self, dtype: str) -> int:
-        """How many of its buffers of a Triton ``dtype``, e.g. ``fp8`` for both formats, a launch writes."""
-        pointers = re.findall(rf"'(\w+)': '\*{dtype}\w*'", self.source)
-        return sum(bool(re.search(rf"\bstore\({name}\b", self.source)) for name in pointers)
-
-    def _buffers(self) -> list[tuple[str, int]]:
-        """The pointers a launch takes and the bytes behind each, from the example arguments in the source."""
-        signature = _SIGNATURE.search(self.source)
-        assert signature, f"{self.name} has another kind of signature"
-        pointers, arguments = _POINTER.findall(signature.group(1)), _ARGUMENT.findall(self.source)
-        names = [name for name in pointers if not name.startswith("ws_ptr")]  # partial sums of a few blocks
-        assert len(names) == len(arguments), f"{self.name}: {names} do not match {arguments}"
-        return [(name, _tensor_bytes(*argument)) for name, argument in zip(names, arguments, strict=True)]
-
-
-def directions(source: str, pointer: str) -> int:
-    both = bool(re.search(rf"\batomic_\w+\({pointer}\b", source))
-    return sum(both or bool(re.search(rf"\b{verb}\({pointer}\b", source)) for verb in ("load", "store"))
-
-
-def _tensor_bytes(size: str, stride: str, dtype: str) -> int:
-    sizes, strides = ([int(n) for n in text.split(",") if n.strip()] for text in (size, stride))
-    numel = math.prod(n for n, step in zip(sizes, strides, strict=True) if step)
-    return int(numel * getattr(torch, dtype).itemsize)
 
 
 @dataclass
@@ -145,7 +85,7 @@ class LoweredGraph:
     def workspace_bytes(self) -> int:
         """Bytes of the partial sums that kernels which sum along rows and across them leave in workspaces: written by the
         kernel, and read by the sum of them, which no kernel's source names."""
-        return 2 * sum(_tensor_bytes(numel, "1", dtype) for numel, dtype in _WORKSPACE.findall(self.wrapper))
+        return 2 * sum(tensor_bytes(numel, "1", dtype) for numel, dtype in _WORKSPACE.findall(self.wrapper))
 
     @property
     def partial_sums(self) -> int:

@@ -9,9 +9,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import fake_h100
+from .kernel import Kernel
 from .kernel_cost import cost_of
 from .layers import BOTH, CASES, PLAIN, STORAGE
-from .lowering import Kernel, LoweredGraph
+from .lowering import LoweredGraph
 from .measures import print_json
 from .run_layers import backend_of, lowered_layer
 

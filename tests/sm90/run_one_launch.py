@@ -24,6 +24,7 @@ from fp8compile.optim.open_sizes import Sizes
 
 from . import fake_h100, interpreter, lowering
 from .checked import instructions
+from .kernel import Kernel
 from .measures import print_json
 from .optimizers import chunks_of, lowered_chunk, together
 from .run_optimizer import CASES
@@ -98,7 +99,7 @@ def compile_step(signature: compiled_step.Signature, sizes: Sizes) -> tuple[Call
     return compiled, fakes
 
 
-def caught(kernel: lowering.Kernel) -> one_launch.Caught:
+def caught(kernel: Kernel) -> one_launch.Caught:
     def interpreted(name: str, source: str, device: str) -> Any:
         def run(*args: Any, **kwargs: Any) -> None:
             lowering._largest_block_only(lowering.load_kernel(name, source)).run(*args, **kwargs)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from .lowering import Kernel, load_kernel
+from .kernel import Kernel
+from .lowering import load_kernel
 
 SECTOR = 32
 _SIGNATURE = re.compile(r"'(\w+)': '\*fp8\w*'")

@@ -3,8 +3,8 @@
     n = floor(y), f = y - n      y: a magnitude in code steps; code n stands for c n**q
     p = f (1 - (q - 1) / (2 n + 1) (1 - f))                code = n + [t(x) < p]                E[decoded] = c y**q
 
-Of FP8 codes, whose steps differ, the noise is added before it is rounded down: u = 1 - t, code = floor(y + u r), where
-r = y / (y + (q - 1) / 2 (1 - u)). That is p = f / (1 + (q - 1) / 2 (1 - f) / y), the same to first order in 1 / n.
+Of FP8 codes, whose steps differ, the noise is added before it is rounded down: code = floor(y + t y / D), where
+D = y + (q - 1) / 2 (1 - t). That is p = f / (1 + (q - 1) / 2 (1 - f) / y), the same to first order in 1 / n.
 
 Why: v <- b2 v + (1 - b2) g**2 shrinks by a factor, which the FP32 amax of its group takes up exactly, and grows by an amount
 that is mostly less than half a code step. Rounded to nearest, this amount is lost at every step, so v comes out too small.
@@ -33,13 +33,13 @@ import torch
 from torch import Tensor
 
 from fp8compile.numerics import near_functions as near
-from fp8compile.numerics.formats import E4M3, E5M2, Format
+from fp8compile.numerics.code_forms import FORMATS
+from fp8compile.numerics.formats import Format
 from fp8compile.numerics.operators import operator
 from fp8compile.numerics.states.interface import SMALLEST
 
 ROUNDINGS = ("nearest", "dithered")
 
-FORMATS_BY_DTYPE = {fmt.dtype: fmt for fmt in (E4M3, E5M2)}
 _BITS = 12
 _MASK = 2**_BITS - 1
 LOW, HIGH = 2404, 2846  # of the multiplier below; HIGH is even, so that no exponent counts
@@ -76,7 +76,7 @@ HASHED = operator("hashed(Tensor bits) -> Tensor", _hashed)
 
 
 def _truncated(y: Tensor, dtype: torch.dtype) -> Tensor:
-    fmt = FORMATS_BY_DTYPE[dtype]
+    fmt = FORMATS[dtype]
     spacing = binade_at(y, fmt) * (2 * fmt.half_ulp)
     steps = y * (_ONE_SQUARED - spacing.view(torch.int32)).view(torch.float32)  # exact, as no division on a GPU is
     return (steps.floor() * spacing).clamp_max(fmt.max).to(dtype)
@@ -112,12 +112,12 @@ def dithered(y: Tensor, x: Tensor, power: float | Tensor | None = None) -> Tenso
 def dithered_to(y: Tensor, fmt: Format, x: Tensor, power: Tensor | None = None) -> Tensor:
     """y in [0, fmt.max] as one of the two codes of ``fmt`` beside it; arguments as above, y in codes. Returns ``fmt.dtype``.
 
-    Of FP8 codes n s, s their spacing, r is y / s, and code = floor(r + u r / (r + (q - 1) / 2 (1 - u))).
+    Of FP8 codes all is in their spacing s: noise t s, and D s.
     """
     if not fmt.is_float:
         return dithered(y, x, power).to(fmt.dtype)
     binade, part = binade_at(y, fmt), 2 * fmt.half_ulp  # which a code's spacing is of its binade
-    raised = binade * _part_and_threshold(x, part)  # s (1 + u)
+    raised = binade * _part_and_threshold(x, part)  # s (1 + t)
     noise = raised - binade * part
     if power is not None:
         rest = binade * (2 * part) - raised

@@ -36,7 +36,7 @@ KEPT = 2.0**-110  # no magnitude from here up decodes to zero
 # By format: below which k, in sixteenths, how many binades a step of a code's power stand in amax's place, so that the power,
 # what is left of amax and the result are normal numbers; and the least k.
 SHIFTS = {E4M3: (3.0, 62.0), E5M2: (5.0, 41.0)}
-LEAST_K = {E4M3: 1.0, E5M2: 2.0}  # E4M3's needs no bound: R**k <= target
+LEAST_K = {E4M3: 1.0, E5M2: 2.0}  # none is below 1: R is at most 2**254
 MOST = 2.0**128 - 2.0**116  # what is stored of amax at most: a function that errs as a GPU's do makes no inf of it
 
 
@@ -90,13 +90,14 @@ class Expanded(Grouped):
         """k in sixteenths, whole numbers as FP32, for log2(R) >= 0; the most where there is no range."""
         steps = torch.full_like(log_range, STEPS_OF_K * math.log2(self.target))
         k = near.at_most(torch.floor(near.quotient(steps, near.at_least(log_range, 1.0))), 255.0)
-        return k if self.format == E4M3 else near.at_least(k, LEAST_K[self.format])
+        least = LEAST_K[self.format]
+        return near.at_least(k, least) if least > 1 else k
 
     def decode_groups(self, codes_NG: Tensor, *metadata_N1: Tensor) -> Tensor:
         amax, k = metadata_N1[0], metadata_N1[1].float()
         codes = codes_NG.float()
         below, binades = SHIFTS[self.format]
-        shift = near.above_zero(binades * (below - k))
+        shift = near.at_least(binades * (below - k), 0.0)
         power = near.exp2(near.log2(codes.abs() * (1 / self.format.max)) * near.quotient(sixteen(k), k) + shift)
         a = amax * near.exp2(-shift) * power
         return near.signed_as(a, codes) if self.signed else a
