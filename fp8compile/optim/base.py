@@ -84,7 +84,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
     def clear_caches(self) -> None:
         """Drop all that was derived from groups and parameters, after they have changed."""
         self._streams: dict[Tensor, Tensor] = {}
-        self._numbers, self._updates = StepNumbers(), CapturedUpdates(self)
+        self._numbers, self._updates = StepNumbers(compiled=self.compiled), CapturedUpdates(self)
         self._begun: dict[Tensor, tuple[Any, ...]] = {}
         self._steady: Steady | None = None
         self._steps: dict[tuple[int, ...], tuple[tuple[Any, ...], PreparedStep]] = {}

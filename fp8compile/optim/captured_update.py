@@ -84,7 +84,14 @@ class CapturedUpdate:
     def of_step(
         self, numbers: Sequence[Tensor], step: Tensor, singles: Mapping[str, Tensor]
     ) -> tuple[Tensor, list[Tensor]]:
-        """The numbers of a step for P parameters ``[P, n]``, FP32, and their new one-number states ``[P]``.
+        """The numbers of a step for P parameters ``[P, n]``, FP32, and their new one-number states ``[P]``, FP64."""
+        rows, new = self.rows_of_step(numbers, step, singles)
+        return torch.stack(rows, -1) if rows else step.new_zeros(len(step), 0, dtype=torch.float32), new
+
+    def rows_of_step(
+        self, numbers: Sequence[Tensor], step: Tensor, singles: Mapping[str, Tensor]
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Each number for P parameters, ``[P]``, FP32, and their new one-number states.
 
         Args:
             numbers: the group's, 0-d, FP64.
@@ -95,8 +102,7 @@ class CapturedUpdate:
         made = self.scalars(*captured, step - 1, *(singles[name] for name in self.singles))
         needed, new = [*made[: len(self.names)], *of_bound], made[len(self.names) :]
         rows = [each.to(torch.float32).expand(step.shape) for each in needed]
-        matrix = torch.stack(rows, -1) if rows else step.new_zeros(len(step), 0, dtype=torch.float32)
-        return matrix, [each.expand(step.shape) for each in new]
+        return rows, [each.expand(step.shape) for each in new]
 
     def __call__(self, p: Tensor, g: Tensor, states: States, n: Mapping[str, Tensor]) -> tuple[Tensor, States]:
         moved, *new = self.elements(p, g, *(states[name] for name in self.states), *(n[name] for name in self.names))

@@ -10,9 +10,11 @@ A parameter whose code launches another number of kernels, or needs memory of it
 from __future__ import annotations
 
 import functools
+from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
+from operator import add
 from typing import Any
 from unittest import mock
 
@@ -211,27 +213,28 @@ class OneLaunch:
         self._launch = functools.partial(function[(len(owners),)], XBLOCK=rows, num_warps=WARPS)
         tensors = [each for member in members for each in member.piece.tensors.items()]
         self._parameters = [t for name, t in tensors if name.partition("/")[0] == "param"]
-        self._new = [
-            (member.piece.index, name.partition("/")[0], member.piece.offsets[name])
-            for member in members
-            for _, name in member.new
-        ]
+        new = [(member.piece, name) for member in members for _, name in member.new]
+        self._new = [(piece.index, name.partition("/")[0]) for piece, name in new]
+        self._offsets = [piece.offsets[name] for piece, name in new]
 
     def __call__(self, new: Sequence[Tensors]) -> None:
-        held: list[Tensor] = []  # until the launch: then the stream keeps order
-        addresses = []
-        for index, name, offset in self._new:
-            t = new[index][name]
-            address = t.data_ptr()
-            if address % ALIGNED or not t.is_contiguous():
-                held.append(t.clone(memory_format=torch.contiguous_format))
-                address = held[-1].data_ptr()
-            addresses.append(address + offset)
-        fresh = torch.tensor(addresses, dtype=torch.int64).to(self._device, non_blocking=True)
+        tensors = [new[index][name] for index, name in self._new]
+        addresses = [*map(Tensor.data_ptr, tensors)]
+        if not all(map(Tensor.is_contiguous, tensors)) or any(map((ALIGNED - 1).__and__, addresses)):
+            tensors = [*map(_copied, tensors)]  # held until the launch: then the stream keeps order
+            addresses = [*map(Tensor.data_ptr, tensors)]
+        begins = array("q", map(add, addresses, self._offsets))
+        fresh = torch.frombuffer(begins, dtype=torch.int64).to(self._device, non_blocking=True)
         with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
             self._launch(self._table, fresh, self._owners)
         # As if torch had written them: who keeps codes of weights looks at that, and autograd.
         torch.autograd.graph.increment_version(self._parameters)
+
+
+def _copied(t: Tensor) -> Tensor:
+    """It, or a copy where a kernel could not take it."""
+    kept = t.is_contiguous() and t.data_ptr() % ALIGNED == 0
+    return t if kept else t.clone(memory_format=torch.contiguous_format)
 
 
 @functools.cache

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fp8compile._distributed import local_part
 from fp8compile.optim.captured_update import CapturedUpdate
+from fp8compile.optim.compiled_numbers import fill
 
 ALIGNED = 4  # FP32 numbers that a GPU loads at once
 Several = list[Tensor]
@@ -66,12 +67,9 @@ class ParameterRows:
         else:
             self.counts.add_(1)
 
-    def next_steps(self) -> Tensor:
-        """The numbers of the step that follows, FP64, where they are counted: on the host, say."""
-        return (self._steps() if self.counts is None else self.counts).double() + 1
-
-    def _steps(self) -> Tensor:
-        return torch.stack([state["step"] for state in self.states])
+    def steps(self) -> Tensor:
+        """``[P]``, how many each parameter has taken."""
+        return torch.stack([state["step"] for state in self.states]) if self.counts is None else self.counts
 
 
 def join(places: Sequence[ParameterRows]) -> None:
@@ -87,11 +85,16 @@ def count(places: Sequence[ParameterRows]) -> None:
 
 
 class StepNumbers:
-    """Of one optimizer's parameters."""
+    """Of one optimizer's parameters.
 
-    def __init__(self) -> None:
+    Args:
+        compiled: whether they are computed by one kernel on a GPU.
+    """
+
+    def __init__(self, *, compiled: bool = True) -> None:
+        self._compiled = compiled
         self._rows: dict[Tensor, Tensor] = {}
-        self._floats: dict[tuple[int, torch.device], tuple[Any, list[Tensor]]] = {}
+        self._floats: dict[tuple[int, torch.device], tuple[Any, Tensor]] = {}
         self._pending: list[tuple[list[Tensor], list[Tensor]]] = []
 
     def row(self, p: Tensor, update: CapturedUpdate) -> Tensor:
@@ -134,37 +137,55 @@ class StepNumbers:
         """``compute`` for the parameters that it returned these for, whose states are the same tensors."""
         self._pending.clear()
         for place in places:
-            step = place.next_steps()
-            singles = {name: torch.stack(each).double() for name, each in place.singles.items()}
-            of_group = self._of_group(place.group, place.update, step.device)
-            matrix, new = place.update.of_step(of_group, step, singles)
-            matrix = matrix.to(place.device, non_blocking=True)
-            if place.block is not None:
-                place.block.copy_(matrix)
-            else:
-                torch._foreach_copy_(place.rows, [*matrix.unbind()])
+            counts, singles = place.steps(), [*map(torch.stack, place.singles.values())]
+            of_group = self._of_group(place.group, place.update, counts.device)
+            into = place.block
+            if into is None:
+                into = torch.empty(len(place.rows), len(place.rows[0]), device=place.device)
+            new = self._filled(into, place.update, of_group, counts, singles)
+            if place.block is None:
+                torch._foreach_copy_(place.rows, [*into.unbind()])
             for each, values in zip(place.singles.values(), new, strict=True):
                 self._pending.append((each, [*values.to(torch.float32).unbind()]))
 
-    def _of_group(self, group: Mapping[str, Any], update: CapturedUpdate, device: torch.device) -> list[Tensor]:
-        """The group's numbers, 0-d, FP64, on the device; copied there again if one has changed."""
+    def _filled(
+        self, into: Tensor, update: CapturedUpdate, of_group: Tensor, counts: Tensor, singles: Several
+    ) -> Several:
+        """The numbers of the step that follows ``counts``, which may be on the host; the new one-number states."""
+        if self._compiled and into.numel() and in_one_kernel(into, counts):
+            return fill(into, update, of_group, counts, singles)
+        before = dict(zip(update.singles, (each.double() for each in singles), strict=True))
+        matrix, new = update.of_step([*of_group.unbind()], counts.double() + 1, before)
+        into.copy_(matrix, non_blocking=True)
+        return new
+
+    def _of_group(self, group: Mapping[str, Any], update: CapturedUpdate, device: torch.device) -> Tensor:
+        """The group's numbers, FP64, on the device; copied there again if one has changed."""
         values = update.numbers(group)
-        known, there = self._floats.get((id(group), device), (None, []))
+        known, there = self._floats.get((id(group), device), (None, torch.empty(0)))
         floats = update, tuple(None if isinstance(each, Tensor) else each for each in values)
         if known != floats:
-            plain = torch.tensor([0.0 if each is None else each for each in floats[1]], dtype=torch.float64)
-            there = [*plain.to(device, non_blocking=True).unbind()]
+            there = torch.tensor([each or 0.0 for each in floats[1]], dtype=torch.float64)
+            there = there.to(device, non_blocking=True)
             self._floats[id(group), device] = floats, there
-        return [
-            each.detach().to(device, torch.float64).reshape(()) if isinstance(each, Tensor) else mine
-            for each, mine in zip(values, there, strict=True)
-        ]
+        if None not in floats[1]:
+            return there
+        return torch.stack(
+            [
+                each.detach().to(device, torch.float64).reshape(()) if isinstance(each, Tensor) else mine
+                for each, mine in zip(values, there.unbind(), strict=True)
+            ]
+        )
 
     def leave(self) -> None:
         """Behind the step: write the one-number states that ``compute`` has computed."""
         for states, values in self._pending:
             torch._foreach_copy_(states, values)
         self._pending.clear()
+
+
+def in_one_kernel(into: Tensor, counts: Tensor) -> bool:
+    return into.device == counts.device and into.is_cuda
 
 
 def _new_rows(several: int, update: CapturedUpdate, device: torch.device) -> Several:

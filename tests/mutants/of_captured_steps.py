@@ -114,7 +114,7 @@ CAPTURED_STEPS = (
         "step numbers: those of the first learning rate stay",
         "fp8compile/optim/step_numbers.py",
         "if known != floats:",
-        "if not there:",
+        "if not len(there):",
         ("tests/optim/test_step_numbers.py",),
     ),
     Mutant(
@@ -127,15 +127,15 @@ CAPTURED_STEPS = (
     Mutant(
         "steady: an edit of a weight is not looked at",
         "fp8compile/optim/steady.py",
-        " or p._version != version:",
-        ":",
+        "[*map(VERSION, held)] != self._versions or ",
+        "",
         ("tests/optim/test_steady.py",),
     ),
     Mutant(
         "steady: a parameter that went into another group is where it was",
         "fp8compile/optim/steady.py",
-        " or group is not its_group",
-        "",
+        "if not _same([*groups, *held,",
+        "if not _same([*self._groups, *held,",
         ("tests/optim/test_changed_options.py",),
     ),
     Mutant(
@@ -155,9 +155,30 @@ CAPTURED_STEPS = (
     Mutant(
         "steady: another tensor in a state is not looked at",
         "fp8compile/optim/steady.py",
-        " or not all(map(same, here.values(), held))",
-        "",
+        "if not all(map(is_, _tensors(self._states), self._tensors)):",
+        "if False:",
         ("tests/optim/test_steady.py",),
+    ),
+    Mutant(
+        "compiled numbers: they are those of the step before",
+        "fp8compile/optim/compiled_numbers.py",
+        "counts.double() + 1",
+        "counts.double()",
+        ("tests/optim/test_compiled_numbers.py",),
+    ),
+    Mutant(
+        "compiled numbers: a column is that of another number",
+        "fp8compile/optim/compiled_numbers.py",
+        "column == i",
+        "column >= i - 1",
+        ("tests/optim/test_compiled_numbers.py",),
+    ),
+    Mutant(
+        "compiled numbers: code is made for one number of parameters",
+        "fp8compile/optim/compiled_numbers.py",
+        "if fakes.fit([{PARAMETERS: key.parameters}]):",
+        "if False:",
+        ("tests/optim/test_compiled_numbers.py",),
     ),
     Mutant(
         "report: updates of zeros are small",

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from fp8compile import _torch as private
 from fp8compile import optim
-from fp8compile.optim import compiled_step, one_launch, open_sizes
+from fp8compile.optim import compiled_numbers, compiled_step, one_launch, open_sizes, step_numbers
 from fp8compile.optim.open_sizes import Sizes
 
 from . import fake_h100, interpreter, lowering
@@ -81,6 +81,10 @@ def as_on_a_gpu(*, together: bool) -> Iterator[list[int]]:
         mock.patch.object(compiled_step, "compile_step", compile_step),
         mock.patch.object(compiled_step, "opened", opened),
         mock.patch.object(compiled_step.Signature, "is_on_gpu", together),
+        mock.patch.object(step_numbers, "in_one_kernel", lambda *_: together),
+        mock.patch.object(compiled_numbers, "_known", {}),
+        mock.patch.object(compiled_numbers, "_fitting", {}),
+        mock.patch.object(compiled_numbers, "compiled", compiled_numbers_there),
         mock.patch.object(one_launch.OneLaunch, "__call__", counted),
     ):
         yield blocks
@@ -97,6 +101,14 @@ def compile_step(signature: compiled_step.Signature, sizes: Sizes) -> tuple[Call
         inner = lowering.lower_backend(lowered, execute=True)
         compiled: Any = private.compile_fx(graph, flat, inner_compile=inner)
     return compiled, fakes
+
+
+def compiled_numbers_there(graph: torch.fx.GraphModule, flat: list[Any]) -> Callable[..., Any]:
+    lowered = lowering.Lowered()
+    with lowering.lowering_config(), torch.no_grad():
+        inner = lowering.lower_backend(lowered, execute=True)
+        made: Callable[..., Any] = private.compile_fx(graph, flat, inner_compile=inner)
+    return made
 
 
 def caught(kernel: Kernel) -> one_launch.Caught:

@@ -14,7 +14,7 @@ from tests.support.optim_bounds import U, adam_off_by
 
 pytest.importorskip("triton", reason="triton, which compiles what Inductor generates, exists for Linux only")
 
-from . import run_one_launch, run_optimizer, run_optimizer_interpreted
+from . import run_numbers, run_one_launch, run_optimizer, run_optimizer_interpreted
 from .subprocesses import result_of
 
 MOST = 1.15  # times the least possible; goal of the project
@@ -68,6 +68,15 @@ def test_one_launch_for_many_parameters_is_as_one_parameters_kernel(case: str) -
     assert found["launches"] == 1 and found["spilled"] == 0 and found["narrow"] == 0
     assert found["instructions"] <= INSTRUCTIONS.get(case, 10_000)
     assert case not in INSTRUCTIONS or found["registers"] <= REGISTERS
+
+
+@pytest.mark.parametrize("several", ["None", "1"])
+@pytest.mark.parametrize("kind", run_numbers.KINDS)
+def test_the_numbers_of_a_step_are_a_kernel_or_two(kind: str, several: str) -> None:
+    """33 of AdamW, one for each operation, as plain torch. A state that is one number is a kernel more."""
+    found = result_of("run_numbers")[kind][several]
+    assert len(found["launches"]) == (1 if kind == "AdamW" else 2) and not found["externs"]
+    assert all(cubin["spill_bytes"] == 0 for cubin in found["cubins"])
 
 
 STEPPED = ("FP32",)
