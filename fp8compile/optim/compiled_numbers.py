@@ -25,8 +25,8 @@ Code = Callable[..., Any]
 
 
 @dataclass(frozen=True)
-class Key:
-    """What code depends on.
+class NumbersKey:
+    """What code for the numbers of a step depends on.
 
     Attributes:
         scalars: the captured operations.
@@ -46,8 +46,8 @@ class Key:
     device: torch.device
 
 
-_known: dict[Key, tuple[Code, Fakes]] = {}
-_fitting: dict[Key, Code] = {}  # by the number of parameters
+_known: dict[NumbersKey, tuple[Code, Fakes]] = {}
+_fitting: dict[NumbersKey, Code] = {}  # by the number of parameters
 
 
 def fill(
@@ -63,13 +63,13 @@ def fill(
     """
     P, count = into.shape
     strides = counts.stride(0), into.stride(0)
-    key = Key(update.scalars.code, count, len(numbers), len(singles), strides, P, counts.device)
+    key = NumbersKey(update.scalars.code, count, len(numbers), len(singles), strides, P, counts.device)
     if key not in _fitting:
         _fitting[key] = _code(update, key)
     return [*_fitting[key](into, numbers, counts, *singles)]
 
 
-def _code(update: CapturedUpdate, key: Key) -> Code:
+def _code(update: CapturedUpdate, key: NumbersKey) -> Code:
     """Code for any number of parameters, if it fits this one."""
     assert key.parameters is not None
     if key.parameters > 1:
@@ -79,14 +79,14 @@ def _code(update: CapturedUpdate, key: Key) -> Code:
     return _of(update, key)[0]
 
 
-def _of(update: CapturedUpdate, key: Key) -> tuple[Code, Fakes]:
+def _of(update: CapturedUpdate, key: NumbersKey) -> tuple[Code, Fakes]:
     if key not in _known:
         graph, flat, fakes = traced(update, key)
         _known[key] = compiled(graph, flat), fakes
     return _known[key]
 
 
-def traced(update: CapturedUpdate, key: Key) -> tuple[torch.fx.GraphModule, list[Any], Fakes]:
+def traced(update: CapturedUpdate, key: NumbersKey) -> tuple[torch.fx.GraphModule, list[Any], Fakes]:
     """Its graph, of the number of parameters where that is open, and of tensors; and such a list, of fakes."""
     P: Size = PARAMETERS if key.parameters is None else key.parameters
     fakes, (of_counts, of_rows) = Fakes(), key.strides

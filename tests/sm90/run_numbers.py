@@ -28,7 +28,7 @@ def lowered(kind: str, parameters: int | None) -> dict[str, Any]:
     update = CapturedUpdates(optimizer).of((4,), group)
     count, given = len(update.names) + len(update.bound_names), len(update.numbers(group))
     strides = ALIGNED, -(-count // ALIGNED) * ALIGNED
-    key = compiled_numbers.Key(
+    key = compiled_numbers.NumbersKey(
         update.scalars.code, count, given, len(update.singles), strides, parameters, torch.device("cpu")
     )
     graph, flat, _ = compiled_numbers.traced(update, key)
