@@ -6,6 +6,7 @@ A test that is marked ``sweep`` runs with ``--sweep`` only: it is slow, and a sh
 
 from __future__ import annotations
 
+import gc
 import os
 import tempfile
 from collections.abc import Iterator
@@ -52,6 +53,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "sweep: runs with --sweep only")
+
+
+def pytest_collection_finish() -> None:
+    """What is imported by now is looked at by no collection of cycles any more: a twentieth of the time."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

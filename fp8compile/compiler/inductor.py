@@ -27,6 +27,7 @@ from fp8compile.compiler.kernels import listing
 from fp8compile.compiler.near_kernels import BETWEEN_TWO, WITHIN_A_LAYER, with_near_kernels
 from fp8compile.compiler.node_by_node import run_nothing, run_the_graph
 from fp8compile.compiler.place_guard import guard_place
+from fp8compile.compiler.rare_collections import with_rare_collections
 from fp8compile.compiler.row_kernels import with_tiles_for_codes
 from fp8compile.compiler.running_model import as_registered, place_of
 from fp8compile.compiler.saved_versions import check_versions
@@ -80,6 +81,7 @@ ALREADY_QUANTIZED = (
 )
 
 
+@with_rare_collections
 def compile_and_report(
     gm: GraphModule,
     example_inputs: Sequence[Any],
@@ -181,7 +183,7 @@ def _through_inductor(
     if inner is not None:
         patches = {**patches, "force_disable_caches": True}  # the cache key does not know the inner compiler
     generates = inner is not run_the_graph
-    inner = watched_then_too(with_our_kernels(inner or private.compile_fx_inner, ctx.recipe))
+    inner = watched_then_too(with_rare_collections(with_our_kernels(inner or private.compile_fx_inner, ctx.recipe)))
     if ctx.recipe.offloads:
         private.transfers()  # code from a cache calls them, and then no pass has loaded them
     graph_key = key_of(gm, inputs, ctx, patches)

@@ -146,6 +146,7 @@ FORMS: dict[Any, Function] = {
     aten.minimum: _pair(torch.minimum),
     aten.where: _where,
     aten.index_put: _masked,
+    aten.masked_fill: lambda x, mask, value: _where(mask, value, x),
     aten.full_like: _filled,
     aten.fill: _filled,
     aten.scalar_tensor: _first,

@@ -267,4 +267,25 @@ PASSES = (
         "return (codes := quantize_under(x, inv_scale, E5M2)).t().contiguous(), codes, *statistics",
         ("tests/sm90/test_byte_flow.py",),
     ),
+    Mutant(
+        "rare collections: the collector stays so behind a compilation",
+        "fp8compile/compiler/rare_collections.py",
+        "            gc.set_threshold(*before)",
+        "            pass",
+        ("tests/compiler/test_rare_collections.py",),
+    ),
+    Mutant(
+        "rare collections: a collector that is off is switched on",
+        "fp8compile/compiler/rare_collections.py",
+        "if not 0 < before[0] < RARE[0]:",
+        "if before[0] >= RARE[0]:",
+        ("tests/compiler/test_rare_collections.py",),
+    ),
+    Mutant(
+        "rare collections: a backward is compiled without",
+        "fp8compile/compiler/inductor.py",
+        "watched_then_too(with_rare_collections(with_our_kernels(inner or private.compile_fx_inner, ctx.recipe)))",
+        "watched_then_too(with_our_kernels(inner or private.compile_fx_inner, ctx.recipe))",
+        ("tests/compiler/test_rare_collections.py",),
+    ),
 )
