@@ -1,6 +1,6 @@
 """Every test starts with a clean Dynamo; the session has an Inductor cache of its own, so that nothing is warm by chance.
 
-``make test`` takes a quarter of an hour on two cores. With ``--all`` every case of slow tests runs (tests/nightly.py).
+``make test`` takes some eleven minutes on two cores. With ``--all`` every case of slow tests runs (tests/nightly.py).
 A test that is marked ``sweep`` runs with ``--sweep`` only: it is slow, and a shorter one of its kind is not (``make sweep``).
 """
 
@@ -19,6 +19,7 @@ os.environ["TORCHINDUCTOR_CACHE_DIR"] = tempfile.mkdtemp(prefix="fp8compile-test
 
 import pytest
 import torch
+import torch._dynamo.guards
 
 from fp8compile import _torch as private
 from fp8compile.compiler import report_store
@@ -28,9 +29,12 @@ from tests.nightly import NIGHTLY, waits
 from tests.slow import SLOW, matching
 from tests.support.browser import browser
 
-# pytest listens to each logger that does not propagate. On this one torch writes down every graph, if anyone listens: a fifth
-# of a test's time.
+# What torch writes down of every graph for its logs, and how long it takes to evaluate guards: a quarter of a test's time.
+# pytest listens to each logger that does not propagate; this one is of graphs, and they are written if anyone listens.
 private.trace_log.propagate = True
+assert callable(torch.fx.GraphModule.print_readable) and callable(torch._dynamo.guards.profile_guard_manager)
+torch.fx.GraphModule.print_readable = lambda *args, **options: ""  # type: ignore[method-assign, assignment]
+torch._dynamo.guards.profile_guard_manager = lambda *args: 0.0
 
 spec.enabled = True  # every graph that any test compiles is held against the specification after every pass
 
@@ -71,7 +75,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.sweep)
     if whole and (unused := set(SLOW) - seen):
         raise pytest.UsageError(f"tests/slow.py: no test matches {', '.join(sorted(unused))}")
-    known = {part for item in items for part in (item.nodeid.partition("[")[0], item.nodeid.partition("::")[0])}
+    known = {part for item in items for part in (item.nodeid, *(item.nodeid.partition(by)[0] for by in ("[", "::")))}
     if whole and (unused := set(NIGHTLY) - known):
         raise pytest.UsageError(f"tests/nightly.py: no test is called {', '.join(sorted(unused))}")
     sweeps, every = config.getoption("--sweep"), config.getoption("--all") or config.getoption("--sweep")

@@ -1,8 +1,13 @@
-"""Tests of which ``make test`` runs one case at most, and ``make test-all`` every one: functions of more than four seconds.
+"""Tests that ``make test`` leaves to ``make test-all``: what takes more than three seconds, and of satellites more than one.
 
-``tests/nightly.txt`` has a line for each function, with the case that stays in ``make test``: its fastest, below three
-seconds. A function without such a case waits as a whole; what CI must see of its kind is in a faster test. A new test that
-takes long gets a line. A file that stands there waits as a whole: kernels of one kind lowered for a GPU.
+``tests/nightly.txt`` has a line for each, of one of these forms. What ``make test`` must see of its kind is in a faster test.
+
+    file::function | case    but for this case, its fastest
+    file::function[case]     this case
+    file::function           all of it
+    file                     kernels of one kind lowered for a GPU
+
+Satellites are benchmarks, examples, integrations, papers, the explorer and ``fp8compile.extras``.
 """
 
 from __future__ import annotations
@@ -23,4 +28,6 @@ NIGHTLY = read(Path(__file__).with_suffix(".txt").read_text())
 def waits(node_id: str) -> bool:
     """Whether a test is for ``make test-all`` alone."""
     function, _, case = node_id.partition("[")
-    return function.partition("::")[0] in NIGHTLY or (function in NIGHTLY and case[:-1] != NIGHTLY[function])
+    if node_id in NIGHTLY or function.partition("::")[0] in NIGHTLY:
+        return True
+    return function in NIGHTLY and case[:-1] != NIGHTLY[function]

@@ -2,12 +2,13 @@
 
     open    code for all shapes, as it is
     second  the same in a second process, which finds it in Inductor's cache
-    exact   code for each shape by itself, as it was before sizes were left open
+    sm90    its kernels lowered and assembled for an H100, without one; of BF16 parameters
+    exact   code for each shape by itself, as it was before sizes were left open; only with --exact, it takes minutes
 
 Models are configurations of transformers at their sizes; of the Llama four layers of width 1024. Nothing is trained. Every
 figure is of a process of its own, with one compiling thread.
 
-python benchmarks/studies/optimizer_first_step.py [--json results.json] [MODEL ...]
+python benchmarks/studies/optimizer_first_step.py [--json results.json] [--exact] [MODEL ...]
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from torch import nn
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT))
 
-WAYS = ("open", "second", "exact")
+WAYS = ("open", "second", "sm90", "exact")
 
 
 def resnet50() -> nn.Module:
@@ -66,6 +67,40 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 }
 
 
+def parameters_of(name: str, dtype: torch.dtype) -> list[nn.Parameter]:
+    """A model's, with gradients."""
+    with torch.device("meta"):
+        shapes = [p.shape for p in MODELS[name]().parameters()]
+    parameters = [nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in shapes]
+    for p in parameters:
+        p.grad = torch.full_like(p, 0.01)
+    return parameters
+
+
+def assembled(name: str) -> dict[str, Any]:
+    """In this process: seconds to lower and to assemble each kernel of the step for an H100."""
+    from fp8compile import optim
+    from fp8compile.optim import compiled_step, kernel_text, open_sizes
+    from tests.sm90 import fake_h100, run_numbers
+    from tests.sm90.measures import measured as measured_of
+    from tests.sm90.optimizers import chunks_of, lowered_chunk, together
+
+    fake_h100.install()
+    compiled_step.opened = lambda tensors, **_: open_sizes.opened(tensors, rows_alone=False)  # as on a GPU
+    chunks, _ = chunks_of(optim.AdamW(parameters_of(name, torch.bfloat16), lr=1e-3, compiled=False))
+    begin, launches = time.perf_counter(), 0
+    for signature, pieces in chunks:
+        graph, _ = lowered_chunk((signature, pieces[:1]))
+        if all(kernel_text.parsed(kernel.source) for kernel in graph.kernels.values()):
+            together(graph, signature)
+            launches += 1
+        else:  # of one parameter
+            measured_of(graph)
+            launches += len(pieces)
+    run_numbers.lowered("AdamW", None)
+    return {"seconds": time.perf_counter() - begin, "launches": launches}
+
+
 def first_step(name: str, exact: bool) -> dict[str, Any]:
     """In this process: seconds of the first step, without those of the second; kinds of code."""
     import fp8compile
@@ -73,26 +108,23 @@ def first_step(name: str, exact: bool) -> dict[str, Any]:
 
     if exact:
         compiled_step.opened = lambda tensors, **_: (open_sizes.closed(tensors), {})
-    with torch.device("meta"):
-        shapes = [p.shape for p in MODELS[name]().parameters()]
-    parameters = [nn.Parameter(torch.zeros(shape)) for shape in shapes]
-    for p in parameters:
-        p.grad = torch.full_like(p, 0.01)
+    parameters = parameters_of(name, torch.float32)
     optimizer = fp8compile.optim.AdamW(parameters, lr=1e-3)
     spent = []
     for _ in range(2):
         begin = time.perf_counter()
         optimizer.step()
         spent.append(time.perf_counter() - begin)
-    counted = {"parameters": len(shapes), "shapes": len({*shapes}), "compiled": len(compiled_step.COMPILED)}
+    shapes = {p.shape for p in parameters}
+    counted = {"parameters": len(parameters), "shapes": len(shapes), "compiled": len(compiled_step.COMPILED)}
     return {"seconds": spent[0] - spent[1], "steady": spent[1], **counted}
 
 
-def measured(name: str) -> dict[str, Any]:
+def measured(name: str, ways: Sequence[str]) -> dict[str, Any]:
     row: dict[str, Any] = {"model": name}
     with tempfile.TemporaryDirectory() as folder:
-        for way in WAYS:
-            cache = str(Path(folder) / ("exact" if way == "exact" else "open"))
+        for way in ways:
+            cache = str(Path(folder) / ("open" if way == "second" else way))
             env = os.environ | {
                 "TORCHINDUCTOR_CACHE_DIR": cache,
                 "TORCHINDUCTOR_COMPILE_THREADS": "1",
@@ -105,32 +137,34 @@ def measured(name: str) -> dict[str, Any]:
 
 
 def line(row: dict[str, Any]) -> str:
-    ours, exact = row["open"], row["exact"]
-    counts = (ours["parameters"], ours["shapes"], exact["compiled"], ours["compiled"])
-    seconds = (f"{row[way]['seconds']:.1f}" for way in ("exact", "open", "second"))
-    return f"| {row['model']} | {' | '.join(map(str, counts))} | {' | '.join(seconds)} |"
+    ours = row["open"]
+    seconds = (f"{row[way]['seconds']:.1f}" if way in row else "-" for way in WAYS)
+    return f"{row['model']}: {ours['parameters']} parameters, {ours['shapes']} shapes; s: {', '.join(seconds)}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("models", nargs="*", default=list(MODELS), metavar="MODEL")
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--exact", action="store_true")
     parser.add_argument("--one", choices=WAYS, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.one:
-        print(json.dumps(first_step(options.models[0], options.one == "exact")))
+        [name] = options.models
+        print(json.dumps(assembled(name) if options.one == "sm90" else first_step(name, options.one == "exact")))
         return
-    print(
-        "| model | parameters | shapes | compiled, each shape | compiled | seconds, each shape | seconds | second process |"
-    )
-    rows = []
+    print(", ".join(WAYS))
+    what = "the first step of AdamW, e4m3_expanded, on a CPU, and lowered for sm_90; one compiling thread"
+    found: dict[str, Any] = {
+        "what": what,
+        "versions": {"torch": torch.__version__, "cores": os.cpu_count()},
+        "rows": [],
+    }
     for name in options.models:
-        rows.append(measured(name))
-        print(line(rows[-1]), flush=True)
-    if options.json:
-        what = "the first step of AdamW, e4m3_expanded, FP32 parameters on a CPU; one compiling thread"
-        versions = {"torch": torch.__version__, "cores": os.cpu_count()}
-        options.json.write_text(json.dumps({"what": what, "versions": versions, "rows": rows}, indent=1) + "\n")
+        found["rows"].append(measured(name, WAYS if options.exact else WAYS[:-1]))
+        print(line(found["rows"][-1]), flush=True)
+        if options.json:
+            options.json.write_text(json.dumps(found, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,8 @@ import torch
 
 from fp8compile import _torch as private
 from fp8compile.compiler.group_kernels import holds_a_group
-from fp8compile.compiler.row_kernels import CODES, choosing
+from fp8compile.compiler.row_kernels import CODES
+from fp8compile.fx.inductor_choices import choosing
 
 STORED = (*CODES, torch.int8)
 _BLOCKS: Mapping[tuple[Any, ...], Mapping[str, int]] = {  # whether it reduces, and its axes

@@ -12,8 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 from fp8compile import _torch as private
-from fp8compile.compiler.row_kernels import choosing, sums_along_rows
+from fp8compile.compiler.row_kernels import sums_along_rows
 from fp8compile.encoding.first_amax import GROUP
+from fp8compile.fx.inductor_choices import choosing
 
 
 def with_groups_held(inner_compile: Callable[..., Any]) -> Callable[..., Any]:

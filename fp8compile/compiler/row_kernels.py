@@ -9,8 +9,6 @@ and becomes a kernel of tiles.
 
 from __future__ import annotations
 
-import copy
-import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator
@@ -18,6 +16,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from fp8compile import _torch as private
+from fp8compile.fx.inductor_choices import choosing
 from fp8compile.numerics.formats import E4M3, E5M2
 
 CODES = (E4M3.dtype, E5M2.dtype)
@@ -40,16 +39,6 @@ def fusing_only_where(allowed: Callable[[Any, Any, Any], bool]) -> Iterator[None
         return theirs(scheduler, first, second, score) and allowed(scheduler, first, second)
 
     with choosing("can_fuse", can_fuse):
-        yield
-
-
-@contextmanager
-def choosing(name: str, choice: Callable[..., Any]) -> Iterator[None]:
-    """Inductor chooses by ``choice(theirs, ...)``, which is given the method of this name that it would call."""
-    theirs = private.inductor_virtualized.choices
-    ours: Any = copy.copy(theirs)
-    setattr(ours, name, functools.partial(choice, getattr(theirs, name)))
-    with private.inductor_virtualized.set_choices_handler(ours):
         yield
 
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from fp8compile import _torch as private
+from fp8compile.fx.inductor_choices import choosing
 from fp8compile.numerics.states.interface import GROUP
 from fp8compile.optim.one_launch import Launch, Piece, caught, in_few_launches, offsets_of
 from fp8compile.optim.open_sizes import ROWS as OPEN_ROWS
@@ -145,8 +146,22 @@ def compile_step(signature: Signature, sizes: Sizes) -> tuple[Callable[..., Any]
         caught() if signature.may_share else nullcontext(),
         private.functorch_config.patch(enable_autograd_cache=False),  # it has no key for what Dynamo has not captured
     ):
-        compiled: Any = private.compile_fx(graph, flat, config_patches=inductor_options())
+        inner = with_groups_whole(private.compile_fx_inner)
+        compiled: Any = private.compile_fx(graph, flat, inner_compile=inner, config_patches=inductor_options())
     return compiled, fakes
+
+
+def with_groups_whole(inner_compile: Callable[..., Any]) -> Callable[..., Any]:
+    """An inner compiler of Inductor whose kernels hold a group at once: many parameters may share them (``kernel_text.py``).
+
+    Inductor walks along short groups whose length is left open, where they do not lie side by side (torch 2.11 to 2.15).
+    """
+    return choosing("should_use_persistent_reduction", _held)(inner_compile)
+
+
+def _held(theirs: Callable[..., bool], features: Any, cooperative_reduction: bool) -> bool:
+    short = private.inductor_virtualized.graph.sizevars.statically_known_leq(features.reduction_numel, GROUP)
+    return theirs(features, cooperative_reduction) or bool(short and not cooperative_reduction)
 
 
 def inductor_options() -> dict[str, Any]:

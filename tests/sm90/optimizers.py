@@ -70,7 +70,8 @@ def lowered_chunk(chunk: Chunk, *, execute: bool = False) -> tuple[LoweredGraph,
     graph, taken, fakes = compiled_step.traced_step(signature, sizes)
     assert all(fakes.fit([each]) for _, each in several)
     with lowering_config(compiled_step.inductor_options()), torch.no_grad():
-        compiled: Any = private.compile_fx(graph, taken, inner_compile=lower_backend(lowered, execute=execute))
+        inner = compiled_step.with_groups_whole(lower_backend(lowered, execute=execute))
+        compiled: Any = private.compile_fx(graph, taken, inner_compile=inner)
 
     def run() -> None:
         with torch.no_grad():

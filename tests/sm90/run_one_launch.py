@@ -98,7 +98,7 @@ def compile_step(signature: compiled_step.Signature, sizes: Sizes) -> tuple[Call
         lowering.lowering_config(compiled_step.inductor_options()),
         torch.no_grad(),
     ):
-        inner = lowering.lower_backend(lowered, execute=True)
+        inner = compiled_step.with_groups_whole(lowering.lower_backend(lowered, execute=True))
         compiled: Any = private.compile_fx(graph, flat, inner_compile=inner)
     return compiled, fakes
 

@@ -39,7 +39,7 @@ class Block(nn.Module):
 
 def model_of() -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(32, 64), Block(), Block(), nn.Linear(64, 32))
+    return nn.Sequential(nn.Linear(32, 64), Block(), nn.Linear(64, 32))
 
 
 def eight_times_as_large(model: nn.Sequential) -> None:
@@ -53,7 +53,7 @@ def frozen(model: nn.Sequential, *, is_frozen: bool) -> None:
 
 
 def other_memory(model: nn.Sequential) -> None:
-    model[2].down.weight.data = torch.randn(64, 128) * 3  # type: ignore[union-attr]
+    model[1].down.weight.data = torch.randn(64, 128) * 3  # type: ignore[union-attr]
 
 
 def a_hundredth(model: nn.Sequential) -> None:
