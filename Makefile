@@ -43,7 +43,7 @@ docs: $(VENV)/docs
 test-capabilities: $(VENV)/dev
 	$(VENV)/bin/python -m tests.capabilities $(ARGS)
 
-# Are the tests awake: faults put into a copy of the sources, each of which the nearest tests must notice (--list, --only WORD).
+# Are the tests awake: faults put into a copy of the sources, each of which the nearest tests must notice (--list, --only WORD, --sample N).
 mutants: $(VENV)/dev
 	$(VENV)/bin/python -m tests.mutants.run $(ARGS)
 
