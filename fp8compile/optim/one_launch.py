@@ -224,7 +224,8 @@ class OneLaunch:
             tensors = [*map(_copied, tensors)]  # held until the launch: then the stream keeps order
             addresses = [*map(Tensor.data_ptr, tensors)]
         begins = array("q", map(add, addresses, self._offsets))
-        fresh = torch.frombuffer(begins, dtype=torch.int64).to(self._device, non_blocking=True)
+        fresh = torch.frombuffer(begins, dtype=torch.int64) if begins else torch.empty(0, dtype=torch.int64)
+        fresh = fresh.to(self._device, non_blocking=True)
         with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
             self._launch(self._table, fresh, self._owners)
         # As if torch had written them: who keeps codes of weights looks at that, and autograd.

@@ -15,11 +15,15 @@ from tests.support.optim_bounds import U, adam_off_by
 pytest.importorskip("triton", reason="triton, which compiles what Inductor generates, exists for Linux only")
 
 from . import run_numbers, run_one_launch, run_optimizer, run_optimizer_interpreted
+from .fake_h100 import figures
 from .subprocesses import result_of
 
 MOST = 1.15  # times the least possible; goal of the project
-INSTRUCTIONS = {"FP32": 78, "BF16, rounded stochastically": 88.2}  # an element; 88.2 are 0.95 ms for 256M
-REGISTERS = 96  # a thread: leave room for 20 warps, as many as a kernel wants (benchmarks/harness/kernel_time.py)
+STOCHASTIC = "BF16, rounded stochastically"
+# An element; 88.2 are 0.95 ms for 256M.
+INSTRUCTIONS = figures({"FP32": 78, STOCHASTIC: 88.2}, oldest={}, newest={STOCHASTIC: 89.4})
+# A thread: 96 leave room for 20 warps, as many as a kernel wants (benchmarks/harness/kernel_time.py). Triton 3.9 takes more.
+REGISTERS = figures({"FP32": 96, STOCHASTIC: 96}, oldest={}, newest={"FP32": 133})
 
 
 IN_CI = ("FP32",)
@@ -67,7 +71,7 @@ def test_one_launch_for_many_parameters_is_as_one_parameters_kernel(case: str) -
     found = one_launch(case)
     assert found["launches"] == 1 and found["spilled"] == 0 and found["narrow"] == 0
     assert found["instructions"] <= INSTRUCTIONS.get(case, 10_000)
-    assert case not in INSTRUCTIONS or found["registers"] <= REGISTERS
+    assert found["registers"] <= REGISTERS.get(case, 255)
 
 
 @pytest.mark.parametrize("several", ["None", "1"])
