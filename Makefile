@@ -1,5 +1,5 @@
 # make demo    trains a small Llama on real text, Inductor beside fp8compile; says first how long it takes
-# make test    the test suite, in some eleven minutes on two cores; make test-all takes its slow tests too
+# make test    the test suite, in some twelve minutes on two cores; make test-all takes its slow tests too
 # Each makes a virtual environment of its own and installs all it needs: python3, make and a C++ compiler are enough.
 # Another build of torch (CUDA, say): make TORCH='torch==2.13.0 --index-url ...' TRITON= demo
 

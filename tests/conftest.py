@@ -1,6 +1,6 @@
 """Every test starts with a clean Dynamo; the session has an Inductor cache of its own, so that nothing is warm by chance.
 
-``make test`` takes some eleven minutes on two cores. With ``--all`` every case of slow tests runs (tests/nightly.py).
+``make test`` takes some twelve minutes on two cores. With ``--all`` every case of slow tests runs (tests/nightly.py).
 A test that is marked ``sweep`` runs with ``--sweep`` only: it is slow, and a shorter one of its kind is not (``make sweep``).
 """
 
