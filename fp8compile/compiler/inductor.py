@@ -81,7 +81,6 @@ ALREADY_QUANTIZED = (
 )
 
 
-@with_rare_collections
 def compile_and_report(
     gm: GraphModule,
     example_inputs: Sequence[Any],
@@ -116,6 +115,7 @@ def compile_and_report(
     return compiled, (dataclasses.replace(reports[0], steps=tuple(watch.steps)), *reports[1:])
 
 
+@with_rare_collections
 def compile_once(
     gm: GraphModule,
     example_inputs: Sequence[Any],

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from fp8compile import _torch as private
 from fp8compile.optim.captured_update import CapturedUpdate
+from fp8compile.optim.compiled_step import through_inductor
 from fp8compile.optim.open_sizes import ROWS, Fakes, Open, Size, TensorLayout
 
 PARAMETERS = Open(ROWS, 1)
@@ -82,7 +83,7 @@ def _code(update: CapturedUpdate, key: NumbersKey) -> Code:
 def _of(update: CapturedUpdate, key: NumbersKey) -> tuple[Code, Fakes]:
     if key not in _known:
         graph, flat, fakes = traced(update, key)
-        _known[key] = compiled(graph, flat), fakes
+        _known[key] = through_inductor(graph, flat), fakes
     return _known[key]
 
 
@@ -117,9 +118,3 @@ def in_columns(rows: Sequence[Tensor]) -> Tensor:
     for i, row in enumerate(rows[1:], 1):
         found = torch.where(column == i, row.unsqueeze(-1), found)
     return found
-
-
-def compiled(graph: torch.fx.GraphModule, flat: list[Any]) -> Code:
-    with private.functorch_config.patch(enable_autograd_cache=False):  # as in compiled_step.py
-        made: Any = private.compile_fx(graph, flat)
-    return made  # type: ignore[no-any-return]

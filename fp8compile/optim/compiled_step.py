@@ -142,13 +142,16 @@ def compile_step(signature: Signature, sizes: Sizes) -> tuple[Callable[..., Any]
     tuned_for = {size: rows if size.name == OPEN_ROWS else n for size, n in sizes.items()}
     graph, flat, fakes = traced_step(signature, tuned_for)
     dump_step(signature.plan, graph, [name for name, _ in signature.layouts])
-    with (
-        caught() if signature.may_share else nullcontext(),
-        private.functorch_config.patch(enable_autograd_cache=False),  # it has no key for what Dynamo has not captured
-    ):
+    with caught() if signature.may_share else nullcontext():
         inner = with_groups_whole(private.compile_fx_inner)
-        compiled: Any = private.compile_fx(graph, flat, inner_compile=inner, config_patches=inductor_options())
+        compiled = through_inductor(graph, flat, inner_compile=inner, config_patches=inductor_options())
     return compiled, fakes
+
+
+def through_inductor(graph: torch.fx.GraphModule, flat: list[Any], **options: Any) -> Any:
+    """A graph that Dynamo has not captured, compiled: AOTAutograd's cache has no key for it."""
+    with private.functorch_config.patch(enable_autograd_cache=False):
+        return private.compile_fx(graph, flat, **options)
 
 
 def with_groups_whole(inner_compile: Callable[..., Any]) -> Callable[..., Any]:

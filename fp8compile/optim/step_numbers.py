@@ -188,17 +188,21 @@ def in_one_kernel(into: Tensor, counts: Tensor) -> bool:
     return into.device == counts.device and into.is_cuda
 
 
+def width_of(count: int) -> int:
+    """How far apart rows of so many numbers begin, each where a GPU may load 16 bytes."""
+    return -(-count // ALIGNED) * ALIGNED
+
+
 def _new_rows(several: int, update: CapturedUpdate, device: torch.device) -> Several:
     """Rows one after the other, each of which begins where a GPU may load 16 bytes."""
     count = len(update.names) + len(update.bound_names)
-    width = -(-count // ALIGNED) * ALIGNED
-    return [*torch.empty(several, width, dtype=torch.float32, device=device)[:, :count].unbind()]
+    return [*torch.empty(several, width_of(count), dtype=torch.float32, device=device)[:, :count].unbind()]
 
 
 def block_of(rows: Several) -> Tensor | None:
     """Rows of one tensor, all at the same distance, as ``[P, n]``; None for others."""
     first, count = rows[0], rows[0].shape[0]
-    width = -(-count // ALIGNED) * ALIGNED
+    width = width_of(count)
     begins = [first.data_ptr() + 4 * width * i for i in range(len(rows))]
     size = first.storage_offset() + width * (len(rows) - 1) + count
     if [row.data_ptr() for row in rows] != begins or first.untyped_storage().nbytes() < 4 * size:

@@ -12,7 +12,7 @@ from torch import nn
 from fp8compile import _torch as private
 from fp8compile.optim import compiled_numbers
 from fp8compile.optim.captured_updates import CapturedUpdates
-from fp8compile.optim.step_numbers import ALIGNED
+from fp8compile.optim.step_numbers import ALIGNED, width_of
 
 from . import fake_h100
 from .lowering import Lowered, lower_backend, lowering_config
@@ -27,7 +27,7 @@ def lowered(kind: str, parameters: int | None) -> dict[str, Any]:
     group = optimizer.param_groups[0]
     update = CapturedUpdates(optimizer).of((4,), group)
     count, given = len(update.names) + len(update.bound_names), len(update.numbers(group))
-    strides = ALIGNED, -(-count // ALIGNED) * ALIGNED
+    strides = ALIGNED, width_of(count)
     key = compiled_numbers.NumbersKey(
         update.scalars.code, count, given, len(update.singles), strides, parameters, torch.device("cpu")
     )

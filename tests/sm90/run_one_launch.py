@@ -84,7 +84,7 @@ def as_on_a_gpu(*, together: bool) -> Iterator[list[int]]:
         mock.patch.object(step_numbers, "in_one_kernel", lambda *_: together),
         mock.patch.object(compiled_numbers, "_known", {}),
         mock.patch.object(compiled_numbers, "_fitting", {}),
-        mock.patch.object(compiled_numbers, "compiled", compiled_numbers_there),
+        mock.patch.object(compiled_numbers, "through_inductor", compiled_numbers_there),
         mock.patch.object(one_launch.OneLaunch, "__call__", counted),
     ):
         yield blocks
