@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo import config as dynamo_config
 from torch._dynamo.convert_frame import input_codes
 from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
@@ -201,11 +202,8 @@ def fake_empty(
 
 
 def size_as_estimated(size: torch.SymInt, unknown: int) -> tuple[int, dict[str, int]]:
-    """A symbolic size as a number, and the value assumed for each symbol that only a run knows.
-
-    A symbol with a value at compilation keeps that value. For the others the largest value that the graph allows is taken
-    (a mask selects at most all rows), or ``unknown`` where that is less.
-    """
+    """A symbolic size as a number, and the value assumed for each symbol that only a run knows: the largest that the graph
+    allows (a mask selects at most all rows), or ``unknown`` where that is less. A value at compilation is kept."""
     expr, env = size.node.expr, size.node.shape_env
     seen = env.backed_var_to_val if hasattr(env, "backed_var_to_val") else env.var_to_val
     guessed = {s: int(min(env.var_to_range[s].upper, unknown)) for s in expr.free_symbols if s not in seen}
@@ -276,6 +274,7 @@ __all__ = [  # what is imported for others; what is defined above is for them to
     "counters",
     "detect_fake_mode",
     "dynamo_config",
+    "enable_python_dispatcher",
     "functorch_config",
     "get_proxy_mode",
     "getitem",

@@ -80,13 +80,13 @@ def parameters_of(name: str, dtype: torch.dtype) -> list[nn.Parameter]:
 def assembled(name: str) -> dict[str, Any]:
     """In this process: seconds to lower and to assemble each kernel of the step for an H100."""
     from fp8compile import optim
-    from fp8compile.optim import compiled_step, kernel_text, open_sizes
+    from fp8compile.optim import compiled_step, kernel_text
     from tests.sm90 import fake_h100, run_numbers
     from tests.sm90.measures import measured as measured_of
     from tests.sm90.optimizers import chunks_of, lowered_chunk, together
 
     fake_h100.install()
-    compiled_step.opened = lambda tensors, **_: open_sizes.opened(tensors, rows_alone=False)  # as on a GPU
+    compiled_step.rows_alone = lambda _: False  # as on a GPU
     chunks, _ = chunks_of(optim.AdamW(parameters_of(name, torch.bfloat16), lr=1e-3, compiled=False))
     begin, launches = time.perf_counter(), 0
     for signature, pieces in chunks:

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fp8compile import _torch as private
 from fp8compile.optim.captured_update import CapturedUpdate
-from fp8compile.optim.compiled_step import through_inductor
 from fp8compile.optim.open_sizes import ROWS, Fakes, Open, Size, TensorLayout
+from fp8compile.optim.traced_once import lowered
+from fp8compile.optim.traced_once import traced as traced_once
 
 PARAMETERS = Open(ROWS, 1)
 TUNED_FOR = 2**9  # parameters
@@ -83,7 +83,7 @@ def _code(update: CapturedUpdate, key: NumbersKey) -> Code:
 def _of(update: CapturedUpdate, key: NumbersKey) -> tuple[Code, Fakes]:
     if key not in _known:
         graph, flat, fakes = traced(update, key)
-        _known[key] = through_inductor(graph, flat), fakes
+        _known[key] = lowered(graph, flat, fakes.mode), fakes
     return _known[key]
 
 
@@ -108,8 +108,7 @@ def traced(update: CapturedUpdate, key: NumbersKey) -> tuple[torch.fx.GraphModul
         return [each.float() for each in new]
 
     flat = [*fakes.sizes, *tensors.values()]
-    with torch.no_grad():
-        return private.make_fx(step, tracing_mode="symbolic", decomposition_table={})(*flat), flat, fakes
+    return traced_once(step, flat), flat, fakes
 
 
 def in_columns(rows: Sequence[Tensor]) -> Tensor:

@@ -24,8 +24,10 @@ from fp8compile.optim.open_sizes import ROWS as OPEN_ROWS
 from fp8compile.optim.open_sizes import Fakes, Sizes, TensorLayout, closed, numbers, opened
 from fp8compile.optim.plan import Tensors, UpdatePlan
 from fp8compile.optim.planes import updated
-from fp8compile.optim.row_views import FIXED, pieces, viewed
+from fp8compile.optim.row_views import FIXED, viewed
+from fp8compile.optim.small_parameters import pieces_of_all
 from fp8compile.optim.step_dump import dump_step
+from fp8compile.optim.traced_once import lowered, traced
 
 TUNED_FOR = 2**22  # elements
 # Of kernels of several shapes, as what finishes codes of weights is. Inductor's limit on the memory this may cost is for
@@ -59,9 +61,14 @@ def signed(plan: UpdatePlan, tensors: Tensors) -> tuple[Signature, Tensors, Size
     sizes, layouts = Sizes(), closed(tensors)
     if plan.by_rows:
         parts = {name: t for name, t in tensors.items() if name not in FIXED}
-        left_open, sizes = opened(parts, rows_alone=all(t.device.type == "cpu" for t in parts.values()))
+        left_open, sizes = opened(parts, rows_alone=rows_alone(parts), any_width=plan.any_width)
         layouts |= left_open
     return Signature(plan, tuple(layouts.items())), tensors, sizes
+
+
+def rows_alone(tensors: Tensors) -> bool:
+    """Whether the number of rows alone is left open: a C++ compiler takes twice as long for loops of unknown length."""
+    return all(t.device.type == "cpu" for t in tensors.values())
 
 
 class PreparedStep:
@@ -76,16 +83,17 @@ class PreparedStep:
     def __init__(self, several: Sequence[tuple[UpdatePlan, Tensors]], *, compiled: bool) -> None:
         self.launches: list[Launch] = []
         waiting: dict[Signature, list[Piece]] = {}
+        every = pieces_of_all((plan, tensors["param"]) for plan, tensors in several) if compiled else None
         for index, (plan, tensors) in enumerate(several):
-            for piece_plan, view in pieces(plan, tensors["param"]) if compiled else [(plan, _whole)]:
+            for piece_plan, view in every[index] if every else [(plan, _whole)]:
                 signature, views, sizes = signed(piece_plan, viewed(tensors, view))
                 piece = Piece(index, views, sizes, view, offsets_of(views, tensors))
                 waiting.setdefault(signature, []).append(piece)
         for signature, alike in waiting.items():
             run = functools.partial(_compiled, signature) if compiled else functools.partial(_eager, signature.plan)
             codes = [run(piece) for piece in alike]
-            together, large = compiled and signature.may_share, signature.plan.blocks_are_large
-            self.launches += in_few_launches(codes, alike, together=together, large=large)
+            together, groups = compiled and signature.may_share, signature.plan.groups_of_a_block
+            self.launches += in_few_launches(codes, alike, together=together, groups=groups)
 
     def __call__(self, new: Sequence[Tensors]) -> None:
         """Update every parameter by its gradient, ``grad``, and the other tensors that are new at every step.
@@ -112,10 +120,10 @@ def _without_offset(plan: UpdatePlan, tensors: Tensors) -> tuple[UpdatePlan, Ten
 def _compiled(signature: Signature, piece: Piece) -> Compiled:
     """Code for a piece, whose sizes are asked once whether it fits them; code for these sizes alone where it does not."""
     code, fakes = compiled_for(signature, piece.sizes)
+    sizes = numbers([piece.sizes])
     if not fakes.fit([piece.sizes]):
         code, _ = compiled_for(replace(signature, layouts=tuple(closed(piece.tensors).items())), {})
-        return lambda tensors: code(*tensors)
-    sizes = numbers([piece.sizes])
+        sizes = []
     return lambda tensors: code(*sizes, *tensors)
 
 
@@ -141,17 +149,11 @@ def compile_step(signature: Signature, sizes: Sizes) -> tuple[Callable[..., Any]
     rows = TUNED_FOR // GROUP
     tuned_for = {size: rows if size.name == OPEN_ROWS else n for size, n in sizes.items()}
     graph, flat, fakes = traced_step(signature, tuned_for)
-    dump_step(signature.plan, graph, [name for name, _ in signature.layouts])
-    with caught() if signature.may_share else nullcontext():
-        inner = with_groups_whole(private.compile_fx_inner)
-        compiled = through_inductor(graph, flat, inner_compile=inner, config_patches=inductor_options())
+    names = [name for name, _ in signature.layouts]
+    dump_step(signature.plan, names, lambda: traced_step(signature, tuned_for, decomposed=False)[0])
+    with caught() if signature.may_share else nullcontext(), private.inductor_config.patch(inductor_options()):
+        compiled = lowered(graph, flat, fakes.mode, with_groups_whole(private.compile_fx_inner))
     return compiled, fakes
-
-
-def through_inductor(graph: torch.fx.GraphModule, flat: list[Any], **options: Any) -> Any:
-    """A graph that Dynamo has not captured, compiled: AOTAutograd's cache has no key for it."""
-    with private.functorch_config.patch(enable_autograd_cache=False):
-        return private.compile_fx(graph, flat, **options)
 
 
 def with_groups_whole(inner_compile: Callable[..., Any]) -> Callable[..., Any]:
@@ -172,7 +174,9 @@ def inductor_options() -> dict[str, Any]:
     return {name: value for name, value in INDUCTOR.items() if hasattr(private.inductor_config, name)}
 
 
-def traced_step(signature: Signature, tuned_for: Sizes) -> tuple[torch.fx.GraphModule, list[Any], Fakes]:
+def traced_step(
+    signature: Signature, tuned_for: Sizes, *, decomposed: bool = True
+) -> tuple[torch.fx.GraphModule, list[Any], Fakes]:
     """The step as a graph of ATen operations on sizes and tensors, and such a list, of fakes."""
     fakes = Fakes()
     like = fakes.of(dict(signature.layouts), tuned_for)
@@ -182,6 +186,4 @@ def traced_step(signature: Signature, tuned_for: Sizes) -> tuple[torch.fx.GraphM
         in_place(signature.plan, dict(zip(like, taken[len(fakes.sizes) :], strict=True)))
         return ()
 
-    # "symbolic": fake tensors, with Python's decompositions of what C++ does to known sizes alone
-    with torch.no_grad():
-        return private.make_fx(step, tracing_mode="symbolic", decomposition_table={})(*flat), flat, fakes
+    return traced(step, flat, decomposed=decomposed), flat, fakes

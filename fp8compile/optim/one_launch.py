@@ -30,7 +30,6 @@ from fp8compile.optim.row_views import View, viewed
 from fp8compile.optim.step_codes import AMAX, INV_SCALE, KNOWN, REACH, ROWS
 
 NEW = ("grad", ROWS, INV_SCALE, KNOWN, AMAX, REACH)  # tensors that are new at every step
-ROWS_OF_A_BLOCK = 8  # groups of 128, and twice that in a large block: so many that registers leave room for 20 warps
 ELEMENTS, WARPS = 1024, 4
 
 Code = Callable[[list[Tensor]], Any]
@@ -62,6 +61,11 @@ class Piece:
 
     def with_new(self, new: Sequence[Tensors]) -> Tensors:
         return self.tensors | viewed(new[self.index], self.view)
+
+    @functools.cached_property
+    def parameters(self) -> list[Tensor]:
+        """What autograd, and who keeps codes of weights, must see written: a kernel does it unseen."""
+        return [t for name, t in self.tensors.items() if name.partition("/")[0] == "param"]
 
     @property
     def device(self) -> torch.device:
@@ -121,12 +125,12 @@ def launched(code: Code, piece: Piece) -> tuple[Caught, tuple[Any, ...]] | None:
     return found[0] if len(found) == 1 else None
 
 
-def in_few_launches(codes: Sequence[Code], pieces: Sequence[Piece], *, together: bool, large: bool) -> list[Launch]:
+def in_few_launches(codes: Sequence[Code], pieces: Sequence[Piece], *, together: bool, groups: int) -> list[Launch]:
     """The launches of pieces that share a signature.
 
     Args:
         together: one for many of them, where their code permits it.
-        large: with large blocks.
+        groups: of a block (``UpdatePlan.groups_of_a_block``).
     """
     members: dict[Any, list[Member]] = {}
     launches: list[Launch] = []
@@ -137,7 +141,7 @@ def in_few_launches(codes: Sequence[Code], pieces: Sequence[Piece], *, together:
         else:
             kernel, member = found
             members.setdefault((kernel, member.new), []).append(member)
-    launches += [OneLaunch(kernel, several, large=large) for (kernel, _), several in members.items()]
+    launches += [OneLaunch(kernel, several, groups=groups) for (kernel, _), several in members.items()]
     for piece in pieces:
         piece.forget_new()
     return launches
@@ -145,6 +149,7 @@ def in_few_launches(codes: Sequence[Code], pieces: Sequence[Piece], *, together:
 
 def _by_itself(code: Code, piece: Piece, new: Sequence[Tensors]) -> None:
     code([*piece.with_new(new).values()])
+    torch.autograd.graph.increment_version(piece.parameters)
 
 
 @dataclass(frozen=True)
@@ -182,11 +187,11 @@ def _member(code: Code, piece: Piece) -> tuple[KernelText, Member] | None:
     return kernel, Member(piece, tuple(row), tuple(new))
 
 
-def rows_of_a_block(kernel: KernelText, *, large: bool) -> int:
+def rows_of_a_block(kernel: KernelText, *, groups: int) -> int:
     """Short groups are more to a block; a group of 128 in planes, whose rows are shorter, is one row."""
     if kernel.row == 1:
         return ELEMENTS
-    return max(ROWS_OF_A_BLOCK, ELEMENTS // 4 // kernel.row) * (2 if large else 1)
+    return max(8, ELEMENTS // 4 // kernel.row) * groups // 8
 
 
 class OneLaunch:
@@ -195,11 +200,11 @@ class OneLaunch:
     Args:
         kernel: of one piece.
         members: whose ``new`` agree.
-        large: whether its blocks are.
+        groups: of a block.
     """
 
-    def __init__(self, kernel: KernelText, members: Sequence[Member], *, large: bool) -> None:
-        self._members, rows = members, rows_of_a_block(kernel, large=large)
+    def __init__(self, kernel: KernelText, members: Sequence[Member], *, groups: int) -> None:
+        self._members, rows = members, rows_of_a_block(kernel, groups=groups)
         fresh = tuple(i for i, _ in members[0].new)
         same = kernel_text.same_pointers(kernel, [member.row for member in members], fresh)
         function = loaded(kernel_text.for_many(kernel, fresh, same))
@@ -211,8 +216,7 @@ class OneLaunch:
         self._device = members[0].piece.device
         self._table, self._owners = table.to(self._device), owners.to(self._device)
         self._launch = functools.partial(function[(len(owners),)], XBLOCK=rows, num_warps=WARPS)
-        tensors = [each for member in members for each in member.piece.tensors.items()]
-        self._parameters = [t for name, t in tensors if name.partition("/")[0] == "param"]
+        self._parameters = [t for member in members for t in member.piece.parameters]
         new = [(member.piece, name) for member in members for _, name in member.new]
         self._new = [(piece.index, name.partition("/")[0]) for piece, name in new]
         self._offsets = [piece.offsets[name] for piece, name in new]
@@ -228,7 +232,6 @@ class OneLaunch:
         fresh = fresh.to(self._device, non_blocking=True)
         with torch.cuda.device(self._device) if self._device.type == "cuda" else nullcontext():
             self._launch(self._table, fresh, self._owners)
-        # As if torch had written them: who keeps codes of weights looks at that, and autograd.
         torch.autograd.graph.increment_version(self._parameters)
 
 

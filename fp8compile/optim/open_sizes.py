@@ -44,12 +44,13 @@ Sizes = dict[Open, int]  # the numbers that they are, by ``Open``, in one parame
 
 @dataclass(frozen=True)
 class TensorLayout:
-    """A tensor as compiled code sees it."""
+    """A tensor as compiled code sees it; ``aligned``: whether its first element is, to 16 bytes."""
 
     shape: tuple[Size, ...]
     stride: tuple[Size, ...]
     dtype: torch.dtype
     device: torch.device
+    aligned: bool = True
 
 
 def closed(tensors: Mapping[str, Tensor]) -> dict[str, TensorLayout]:
@@ -57,16 +58,21 @@ def closed(tensors: Mapping[str, Tensor]) -> dict[str, TensorLayout]:
     return {name: TensorLayout(tuple(t.shape), t.stride(), t.dtype, t.device) for name, t in tensors.items()}
 
 
-def opened(tensors: Mapping[str, Tensor], *, rows_alone: bool) -> tuple[dict[str, TensorLayout], Sizes]:
+def opened(
+    tensors: Mapping[str, Tensor], *, rows_alone: bool, any_width: bool = False
+) -> tuple[dict[str, TensorLayout], Sizes]:
     """The layouts of the parts of one parameter that are viewed by rows of one group, and the sizes left open in them.
 
     Args:
         tensors: ``[elements]``; ``[rows, width]``; or ``[rows, groups, width]``, some of them of width 1.
         rows_alone: leave the number of rows open and nothing else.
+        any_width: of ``[rows, width]`` leave all open, as multiples of nothing.
     """
     if any(_extent(t) > MOST for t in tensors.values()):
         return closed(tensors), {}
     sizes: Sizes = {}
+    if any_width:
+        return {name: _opened_wide(t, sizes) for name, t in tensors.items()}, sizes
     widths = {t.shape[-1] for t in tensors.values() if t.dim() > 1} - {1}
     tail = any(t.dim() == 2 and t.stride(0) > GROUP for t in tensors.values())
     short = len(widths) == 1 and all(width < GROUP and (tail or width & (width - 1)) for width in widths)
@@ -98,13 +104,20 @@ def _opened(t: Tensor, sizes: Sizes, short: bool) -> TensorLayout:
     if t.shape[0] > 1 and t.stride(0) != width:
         within_a_group = 1 < width < t.stride(0) <= GROUP  # a plane
         stride[0] = t.stride(0) if within_a_group else _stride(sizes, t.stride(0))
-    return TensorLayout((*shape, last), (*stride, 1), t.dtype, t.device)
+    apart = width == 1 and isinstance(stride[0], Open)  # a column of metadata, which may begin anywhere
+    return TensorLayout((*shape, last), (*stride, 1), t.dtype, t.device, aligned=not apart)
 
 
-def _named(sizes: Sizes, name: str, size: int) -> Size:
+def _opened_wide(t: Tensor, sizes: Sizes) -> TensorLayout:
+    rows, width = (_named(sizes, name, n, 1) for name, n in zip((ROWS, WIDTH), t.shape, strict=True))
+    return TensorLayout((rows, width), (_stride(sizes, t.stride(0), 1), 1), t.dtype, t.device, aligned=False)
+
+
+def _named(sizes: Sizes, name: str, size: int, factor: int | None = None) -> Size:
     if size == 1:
         return 1
-    factor = FACTOR if name not in (ROWS, GROUPS) and size % FACTOR == 0 and size > FACTOR else 1
+    if factor is None:
+        factor = FACTOR if name not in (ROWS, GROUPS) and size % FACTOR == 0 and size > FACTOR else 1
     found = Open(name, factor)
     assert sizes.setdefault(found, size) == size, (
         f"parts of one parameter differ in {name}: {sizes[found]} and {size}"
@@ -112,16 +125,21 @@ def _named(sizes: Sizes, name: str, size: int) -> Size:
     return found
 
 
-def _stride(sizes: Sizes, stride: int) -> Size:
+def _stride(sizes: Sizes, stride: int, factor: int | None = None) -> Size:
     """Of a piece of longer rows. Strides that are equal have one name."""
     known = [each for each in sizes if each.name not in (ROWS, GROUPS, WIDTH)]
     equal = [each for each in known if sizes[each] == stride]
-    return equal[0] if equal else _named(sizes, f"stride {len(known)}", stride)
+    return equal[0] if equal else _named(sizes, f"stride {len(known)}", stride, factor)
 
 
 def numbers(several: Sequence[Sizes]) -> list[int]:
     """The numbers that ``Fakes.sizes`` are, of one parameter after the other."""
     return [n // size.factor for sizes in several for size, n in sizes.items()]
+
+
+def _placed(t: Tensor, layout: TensorLayout) -> Tensor:
+    """As it is, or where nothing is known of its alignment."""
+    return t if layout.aligned else t.as_strided(t.shape, t.stride(), 1)
 
 
 class Fakes:
@@ -143,14 +161,17 @@ class Fakes:
 
         with self.mode:
             return {
-                name: torch.empty_strided(
-                    filled(each.shape), filled(each.stride), dtype=each.dtype, device=each.device
+                name: _placed(
+                    torch.empty_strided(
+                        filled(each.shape), filled(each.stride), dtype=each.dtype, device=each.device
+                    ),
+                    each,
                 )
                 for name, each in layouts.items()
             }
 
     def _symbol(self, size: Open, tuned_for: int, widest: int) -> Any:
-        most = {ROWS: MOST // widest, WIDTH: (GROUP - 1) // size.factor}.get(size.name, MOST)
+        most = {ROWS: MOST // widest, WIDTH: GROUP // size.factor}.get(size.name, MOST)
         bounds = StrictMinMaxConstraint(warn_only=False, vr=private.ValueRanges(2, most))
         context: Any = StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC], constraint_sizes=[bounds])
         like = torch.empty(tuned_for // size.factor, device="meta")

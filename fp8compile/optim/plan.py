@@ -53,6 +53,7 @@ class UpdatePlan:
         in_pieces: whether states whose rows end in a short group are coded in two pieces: Inductor drops the tails of such
             loops on a CPU. Node by node the last bits may differ.
         by_rows: whether its tensors are viewed by rows of one group: code for it fits any number of them.
+        any_width: whether it also fits rows of any width and stride (``small_parameters.py``).
     """
 
     update: CapturedUpdate
@@ -66,6 +67,7 @@ class UpdatePlan:
     begins_at_four: bool = False
     in_pieces: bool = False
     by_rows: bool = False
+    any_width: bool = False
 
     @property
     def rounds_stochastically(self) -> bool:
@@ -78,14 +80,18 @@ class UpdatePlan:
         return self.update.bound
 
     @property
-    def blocks_are_large(self) -> bool:
-        """Whether a thread of its kernel has registers for twice the elements: then each pays half for what a group needs.
+    def groups_of_a_block(self) -> int:
+        """How many groups of 128 a block of its kernel on a GPU updates; the more, the less each pays for what a group needs.
 
-        Counted on sm_90 (tests/sm90/test_optimizer_sm90.py): 96 registers with these, 112 and more with others.
+        As many as registers leave room for, counted on sm_90 (tests/sm90/test_optimizer_sm90.py): 96 with these and more
+        than 112 with others. With 16, where each element has a random word of its own, 136 bytes a thread would spill.
         """
+        if self.any_width:
+            return 4
         names = {codec.name for _, codec in self.codecs}
         few = bool(names & EXPANDED) and names <= EXPANDED | {"dynamic_tree"}
-        return few and self.master in ("none", "split") and self.codes is None
+        words = self.rounds_stochastically and not self.begins_at_four
+        return 16 if few and self.master in ("none", "split") and self.codes is None and not words else 8
 
     def part_keys(self, state: str) -> list[str]:
         """The keys of a state's tensors in ``optimizer.state[p]``: ``exp_avg.e4m3_expanded.codes`` ..."""

@@ -1,7 +1,8 @@
 """A parameter's tensors as rows of one group each, ``[numel / G, G]``.
 
 So parameters of different shapes share compiled code (``open_sizes.py``), and Inductor sees directly that all of it is one
-loop. Rows that end in a short group make two pieces: ``[R, full groups, G]`` and ``[R, tail]``.
+loop. Rows that end in a short group make two pieces: ``[R, full groups, G]``, of a single row ``[full groups, G]``; and
+``[R, tail]``.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from fp8compile.optim.planes import named_planes, parted, planes_of
 from fp8compile.optim.step_codes import INV_SCALE, KNOWN
 
 FIXED = ("step", "numbers", "stream", INV_SCALE, INV_SCALE16, KNOWN)  # tensors that are not parts of the parameter
+LARGE = 2**19  # elements of a parameter that pays for kinds of kernels of its own (``small_parameters.py``)
 View = Callable[[Tensor], Any]  # a tensor, or its planes
 
 
@@ -28,29 +30,32 @@ def pieces(plan: UpdatePlan, p: Tensor) -> list[tuple[UpdatePlan, View]]:
     if size is None or not p.is_contiguous():
         return [(as_one_piece(plan, p), lambda t: t)]
     if size == 1:
-        whole_rows = p.numel() > GROUP and p.numel() % GROUP == 0
+        whole_rows = p.numel() >= LARGE and p.numel() % GROUP == 0
         return [(replace(plan, by_rows=True), lambda t: t.view(-1, GROUP) if whole_rows else t.view(-1))]
     _, length = rows_of(p.shape, size)
     if length <= size or length % size == 0:
         rows = p.numel() // min(size, length)
         return [_piece(plan, lambda t: t.view(rows, -1), min(size, length))]
-    full, rows = length // size, p.numel() // length
-
-    def cut(t_RC: Tensor) -> int:
-        return columns_within(t_RC.shape[1], full * size, length)
-
-    def groups(t: Tensor) -> Tensor:
-        t_RC = t.view(rows, -1)
-        return torch.unflatten(t_RC[:, : cut(t_RC)], 1, (full, -1))
-
-    def tails(t: Tensor) -> Tensor:
-        t_RC = t.view(rows, -1)
-        return t_RC[:, cut(t_RC) :]
-
+    full, rows = length // size * size, p.numel() // length
+    tails = _piece(replace(plan, offset=full), columns_of(rows, full, length, length), length - full)
+    before = columns_of(rows, 0, full, length)
+    if rows == 1:
+        return [_piece(plan, lambda t: before(t).view(full // size, -1), size), tails]
     # Rows of several groups stay in one piece: AOT autograd tells planes of two dimensions from tensors that overlap, not
     # planes of three.
-    whole = replace(plan, by_rows=True)
-    return [(whole, groups), _piece(replace(plan, offset=full * size), tails, length - full * size)]
+    return [(replace(plan, by_rows=True), lambda t: torch.unflatten(before(t), 1, (full // size, -1))), tails]
+
+
+def columns_of(rows: int, begin: int, end: int, length: int) -> View:
+    """The view of elements ``begin`` to ``end`` of every row of ``length``: whole groups, and the last of a row."""
+
+    def view(t: Tensor) -> Tensor:
+        t_RC = t.view(rows, -1)
+        columns = t_RC.shape[1]
+        last = columns if end == length else columns_within(columns, end, length)
+        return t_RC[:, columns_within(columns, begin, length) : last]
+
+    return view
 
 
 def as_one_piece(plan: UpdatePlan, p: Tensor) -> UpdatePlan:

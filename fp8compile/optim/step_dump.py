@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torch.fx import Graph, GraphModule
 
@@ -18,13 +18,13 @@ from fp8compile.fx.snapshot import snapshot
 from fp8compile.optim.plan import UpdatePlan
 
 
-def dump_step(plan: UpdatePlan, graph: GraphModule, names: Sequence[str]) -> None:
+def dump_step(plan: UpdatePlan, names: Sequence[str], graph: Callable[[], GraphModule]) -> None:
     """Write it where the environment asks for dumps; ``names`` are those of the graph's tensors, its last inputs."""
     root = root_of(None)
     folder = claim(root, "optimizer") if root else None
     if folder is None:
         return
-    seen = snapshot(_named(graph, names))
+    seen = snapshot(_named(graph(), names))
     states = ", ".join(f"{state} {codec.name}" for state, codec in plan.codecs) or "none"
     head = f"states: {states}\nparameter: {plan.dtype}, low bits kept: {plan.master}\n"
     texts = {"report.txt": head, "step.txt": seen.text, "step-full.txt": seen.full_text, "step.dot": seen.to_dot()}

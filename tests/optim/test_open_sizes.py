@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from fp8compile import optim
-from fp8compile.optim import compiled_step, open_sizes
+from fp8compile.optim import compiled_step, open_sizes, row_views
 from fp8compile.optim.open_sizes import Fakes, Open, TensorLayout, closed
 
 CPU = torch.device("cpu")
@@ -33,8 +33,7 @@ def signature(p: nn.Parameter, **options: Any) -> list[Any]:
     optimizer = optim.AdamW([("w", p)], overrides={"*": "e4m3_expanded"}, compiled=False, **options)
     plan, tensors = optimizer.step_function(p)
     return [
-        compiled_step.signed(piece, compiled_step.viewed(tensors, view))[0]
-        for piece, view in compiled_step.pieces(plan, p)
+        compiled_step.signed(piece, row_views.viewed(tensors, view))[0] for piece, view in row_views.pieces(plan, p)
     ]
 
 
@@ -69,7 +68,7 @@ def test_what_is_left_open() -> None:
     layouts, sizes = opened(long)
     stride, across = Open("stride 0", 8), Open("stride 1", 1)
     assert layouts["param"] == TensorLayout((ROWS, GROUPS, 128), (stride, 128, 1), torch.float32, CPU)
-    assert layouts["amax"] == TensorLayout((ROWS, GROUPS, 1), (across, 1, 1), torch.float32, CPU)
+    assert layouts["amax"] == TensorLayout((ROWS, GROUPS, 1), (across, 1, 1), torch.float32, CPU, aligned=False)
     assert sizes == {ROWS: 6, GROUPS: 3, stride: 400, across: 4}
 
 
@@ -127,7 +126,11 @@ def stepped(shapes: list[tuple[int, ...]]) -> list[Tensor]:
     for _ in range(2):
         for p in parameters:
             p.grad = torch.randn_like(p)
+        versions = [p._version for p in parameters]
         optimizer.step()
+        assert all(p._version > before for p, before in zip(parameters, versions, strict=True)), (
+            "autograd must see it"
+        )
     return parameters
 
 
@@ -138,9 +141,7 @@ SHAPES = [(40, 128), (3, 640), (8, 208)]
 def test_numbers_are_those_of_code_for_each_shape(rows_alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounded stochastically, by element number: in the second piece of a row too."""
     monkeypatch.setattr(compiled_step, "COMPILED", {})
-    monkeypatch.setattr(
-        compiled_step, "opened", lambda tensors, **_: open_sizes.opened(tensors, rows_alone=rows_alone)
-    )
+    monkeypatch.setattr(compiled_step, "rows_alone", lambda _: rows_alone)
     open_to_all = stepped(SHAPES)
     assert len(compiled_step.COMPILED) == 3  # whole groups; a group before a short one; a short one
     monkeypatch.setattr(compiled_step, "opened", lambda tensors, **_: (closed(tensors), {}))

@@ -24,7 +24,7 @@ def nothing_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def node_by_node(monkeypatch: pytest.MonkeyPatch) -> None:
     """A page is written before code is generated, and shows the graph alone."""
-    monkeypatch.setattr(private, "compile_fx", lambda graph, *_, **__: graph)
+    monkeypatch.setattr(private, "compile_fx_inner", lambda graph, *_, **__: lambda taken: graph(*taken))
 
 
 def step(**options: object) -> nn.Parameter:

@@ -260,7 +260,8 @@ def _twin(x: Any, device: torch.device) -> Any:
     """An uninitialised tensor like ``x`` in all but its device; what is no tensor is its own twin."""
     if not isinstance(x, Tensor):
         return x
-    return torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=device)
+    twin = torch.empty_strided(x.size(), x.stride(), dtype=x.dtype, device=device)
+    return twin.as_strided(x.size(), x.stride(), x.storage_offset()) if x.storage_offset() else twin
 
 
 def _poisoned(size: Any, stride: Any, dtype: torch.dtype) -> Tensor:

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.harness.kernel_time import KernelCost
-from fp8compile import _torch as private
 from fp8compile import optim
-from fp8compile.optim import compiled_step, kernel_text, one_launch, row_views
+from fp8compile.optim import compiled_step, kernel_text, one_launch, row_views, small_parameters, traced_once
 from fp8compile.optim.open_sizes import Sizes, numbers
 
 from . import fake_h100
@@ -52,12 +51,13 @@ def chunks_of(optimizer: optim.EncodedOptimizer) -> tuple[list[Chunk], int]:
     """What a step hands to compiled code, and the bytes of all of it, written ones twice."""
     chunks: dict[compiled_step.Signature, list[tuple[dict[str, Tensor], Sizes]]] = {}
     least = 0
-    for p in optimizer.param_groups[0]["params"]:
-        plan, tensors = optimizer.step_function(p)
+    steps = [optimizer.step_function(p) for p in optimizer.param_groups[0]["params"]]
+    every = small_parameters.pieces_of_all((plan, tensors["param"]) for plan, tensors in steps)
+    for (plan, tensors), pieces in zip(steps, every, strict=True):
         unread = ("param",) if plan.master in ("fp32", "fp16_scaled") else ()  # the copy is read in its place
         for name, t in tensors.items():
             least += t.nbytes * (1 if name in (*ONLY_READ, *unread) else 2)
-        for piece, view in row_views.pieces(plan, tensors["param"]):
+        for piece, view in pieces:
             signature, views, sizes = compiled_step.signed(piece, row_views.viewed(tensors, view))
             chunks.setdefault(signature, []).append((views, sizes))
     return list(chunks.items()), least
@@ -71,7 +71,7 @@ def lowered_chunk(chunk: Chunk, *, execute: bool = False) -> tuple[LoweredGraph,
     assert all(fakes.fit([each]) for _, each in several)
     with lowering_config(compiled_step.inductor_options()), torch.no_grad():
         inner = compiled_step.with_groups_whole(lower_backend(lowered, execute=execute))
-        compiled: Any = private.compile_fx(graph, taken, inner_compile=inner)
+        compiled = traced_once.lowered(graph, taken, fakes.mode, inner)
 
     def run() -> None:
         with torch.no_grad():
@@ -125,7 +125,7 @@ def _only_kernel(graph: LoweredGraph) -> kernel_text.KernelText:
 
 
 def _rows(graph: LoweredGraph, signature: compiled_step.Signature) -> int:
-    return one_launch.rows_of_a_block(_only_kernel(graph), large=signature.plan.blocks_are_large)
+    return one_launch.rows_of_a_block(_only_kernel(graph), groups=signature.plan.groups_of_a_block)
 
 
 def cost_together(graph: LoweredGraph, signature: compiled_step.Signature, of: int, elements: int) -> KernelCost:

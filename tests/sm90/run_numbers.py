@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from fp8compile import _torch as private
-from fp8compile.optim import compiled_numbers
+from fp8compile.optim import compiled_numbers, traced_once
 from fp8compile.optim.captured_updates import CapturedUpdates
 from fp8compile.optim.step_numbers import ALIGNED, width_of
 
@@ -31,10 +30,10 @@ def lowered(kind: str, parameters: int | None) -> dict[str, Any]:
     key = compiled_numbers.NumbersKey(
         update.scalars.code, count, given, len(update.singles), strides, parameters, torch.device("cpu")
     )
-    graph, flat, _ = compiled_numbers.traced(update, key)
+    graph, flat, fakes = compiled_numbers.traced(update, key)
     found = Lowered()
-    with lowering_config(), torch.no_grad():
-        private.compile_fx(graph, flat, inner_compile=lower_backend(found))
+    with lowering_config():
+        traced_once.lowered(graph, flat, fakes.mode, lower_backend(found))
     return measured(found.only)
 
 

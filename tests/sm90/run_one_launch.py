@@ -17,9 +17,8 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from fp8compile import _torch as private
 from fp8compile import optim
-from fp8compile.optim import compiled_numbers, compiled_step, one_launch, open_sizes, step_numbers
+from fp8compile.optim import compiled_numbers, compiled_step, one_launch, step_numbers, traced_once
 from fp8compile.optim.open_sizes import Sizes
 
 from . import fake_h100, interpreter, lowering
@@ -47,6 +46,7 @@ KINDS: Kinds = {
     "BF16, rounded stochastically": {"dtype": torch.bfloat16},
     "BF16, split, 4 bits": {"dtype": torch.bfloat16, "state_format": "4bit_log", "master": "split"},
     "FP32 states": {"state_format": "fp32"},
+    "BF16, all states by groups": {"dtype": torch.bfloat16, "overrides": {"*": "e4m3_expanded"}},
     "Muon": {"optimizer": "Muon"},
 }
 
@@ -64,30 +64,34 @@ def assembled(name: str) -> dict[str, Any]:
 
 
 @contextmanager
-def as_on_a_gpu(*, together: bool) -> Iterator[list[int]]:
-    """Steps of parameters on the CPU are lowered for a GPU and interpreted. Yields how many blocks each launch has."""
+def as_on_a_gpu(*, together: bool) -> Iterator[tuple[list[int], list[tuple[int, ...]]]]:
+    """Steps of parameters on the CPU are lowered for a GPU and interpreted. Yields how many blocks each launch has, and the
+    shapes of pieces that ran by themselves."""
     blocks: list[int] = []
-    plain = one_launch.OneLaunch.__call__
+    alone: list[tuple[int, ...]] = []
+    plain, plain_alone = one_launch.OneLaunch.__call__, one_launch._by_itself
 
     def counted(self: one_launch.OneLaunch, new: Sequence[Any]) -> None:
         blocks.append(len(self._owners))
         plain(self, new)
 
-    def opened(tensors: Any, **_: Any) -> Any:
-        return open_sizes.opened(tensors, rows_alone=False)
+    def counted_alone(code: Any, piece: one_launch.Piece, new: Sequence[Any]) -> None:
+        alone.append(tuple(next(iter(piece.tensors.values())).shape))
+        plain_alone(code, piece, new)
 
     with (
         mock.patch.object(compiled_step, "COMPILED", {}),
+        mock.patch.object(one_launch, "_by_itself", counted_alone),
         mock.patch.object(compiled_step, "compile_step", compile_step),
-        mock.patch.object(compiled_step, "opened", opened),
+        mock.patch.object(compiled_step, "rows_alone", lambda _: False),
         mock.patch.object(compiled_step.Signature, "is_on_gpu", together),
         mock.patch.object(step_numbers, "in_one_kernel", lambda *_: together),
         mock.patch.object(compiled_numbers, "_known", {}),
         mock.patch.object(compiled_numbers, "_fitting", {}),
-        mock.patch.object(compiled_numbers, "through_inductor", compiled_numbers_there),
+        mock.patch.object(compiled_numbers, "lowered", compiled_numbers_there),
         mock.patch.object(one_launch.OneLaunch, "__call__", counted),
     ):
-        yield blocks
+        yield blocks, alone
 
 
 def compile_step(signature: compiled_step.Signature, sizes: Sizes) -> tuple[Callable[..., Any], Any]:
@@ -99,16 +103,12 @@ def compile_step(signature: compiled_step.Signature, sizes: Sizes) -> tuple[Call
         torch.no_grad(),
     ):
         inner = compiled_step.with_groups_whole(lowering.lower_backend(lowered, execute=True))
-        compiled: Any = private.compile_fx(graph, flat, inner_compile=inner)
-    return compiled, fakes
+        return traced_once.lowered(graph, flat, fakes.mode, inner), fakes
 
 
-def compiled_numbers_there(graph: torch.fx.GraphModule, flat: list[Any]) -> Callable[..., Any]:
-    lowered = lowering.Lowered()
-    with lowering.lowering_config(), torch.no_grad():
-        inner = lowering.lower_backend(lowered, execute=True)
-        made: Callable[..., Any] = private.compile_fx(graph, flat, inner_compile=inner)
-    return made
+def compiled_numbers_there(graph: torch.fx.GraphModule, flat: list[Any], mode: Any) -> Callable[..., Any]:
+    with lowering.lowering_config():
+        return traced_once.lowered(graph, flat, mode, lowering.lower_backend(lowering.Lowered(), execute=True))
 
 
 def caught(kernel: Kernel) -> one_launch.Caught:
@@ -121,8 +121,9 @@ def caught(kernel: Kernel) -> one_launch.Caught:
     return one_launch.Caught(kernel.name, kernel.source, "cuda", interpreted)
 
 
-def stepped(kind: dict[str, Any], together: bool) -> tuple[list[Tensor], list[int]]:
-    """All tensors of three steps; in the second some parameters have no gradient, in the third some one of another layout."""
+def stepped(kind: dict[str, Any], together: bool) -> tuple[list[Tensor], tuple[list[int], list[tuple[int, ...]]]]:
+    """All tensors of three steps, and their launches. In the second step some parameters have no gradient, in the third some
+    have one of another layout."""
     options = {name: value for name, value in kind.items() if name not in ("dtype", "optimizer")}
     generator = torch.Generator().manual_seed(0)
 
@@ -131,8 +132,9 @@ def stepped(kind: dict[str, Any], together: bool) -> tuple[list[Tensor], list[in
 
     made = kind.get("optimizer", "AdamW")
     parameters = [nn.Parameter(drawn(shape)) for shape in SHAPES if len(shape) == 2 or made != "Muon"]
-    optimizer = getattr(optim, made)(parameters, lr=1e-2, **options)
-    with as_on_a_gpu(together=together) as blocks:
+    named = [(f"w{i}", p) for i, p in enumerate(parameters)]
+    optimizer = getattr(optim, made)(named, lr=1e-2, **options)
+    with as_on_a_gpu(together=together) as launches:
         for step in range(3):
             for i, p in enumerate(parameters):
                 g = drawn(tuple(p.shape))
@@ -144,17 +146,18 @@ def stepped(kind: dict[str, Any], together: bool) -> tuple[list[Tensor], list[in
             changed = [p._version > before for p, before in zip(parameters, versions, strict=True)]
             assert changed == [p.grad is not None for p in parameters], "codes of weights are kept by these numbers"
     states = [t for p in parameters for t in optimizer.state[p].values()]
-    return [*(p.detach() for p in parameters), *states], blocks
+    return [*(p.detach() for p in parameters), *states], launches
 
 
 def interpreted(kind: str) -> dict[str, Any]:
-    ours, blocks = stepped(KINDS[kind], together=True)
-    singly, none = stepped(KINDS[kind], together=False)
+    ours, (blocks, alone) = stepped(KINDS[kind], together=True)
+    singly, (none, _) = stepped(KINDS[kind], together=False)
     differ = sum(
         not torch.equal(a.view(torch.uint8), b.view(torch.uint8))
         for a, b in zip(map(_flat, ours), map(_flat, singly), strict=True)
     )
-    return {"tensors": len(ours), "differ": differ, "launches": len(blocks), "blocks": blocks, "singly": len(none)}
+    launches = {"launches": len(blocks), "blocks": blocks, "alone": alone, "singly": len(none)}
+    return {"tensors": len(ours), "differ": differ, **launches}
 
 
 def _flat(t: Tensor) -> Tensor:
