@@ -32,7 +32,13 @@ from fp8compile.optim.traced_once import lowered, traced
 TUNED_FOR = 2**22  # elements
 # Of kernels of several shapes, as what finishes codes of weights is. Inductor's limit on the memory this may cost is for
 # intermediates; there are none here.
-INDUCTOR = {"combo_kernels": True, "benchmark_combo_kernel": False, "combo_kernel_peak_memory_pct_threshold": None}
+# A configuration that spills at all is left out, where Inductor's tuner times it up to 16 registers.
+INDUCTOR = {
+    "combo_kernels": True,
+    "benchmark_combo_kernel": False,
+    "combo_kernel_peak_memory_pct_threshold": None,
+    "triton.spill_threshold": 0,
+}
 
 Compiled = Callable[[list[Tensor]], Any]
 COMPILED: dict[Any, tuple[Callable[..., Any], Fakes]] = {}  # by Signature; grows with layouts, not with shapes
@@ -140,8 +146,13 @@ def _eager(plan: UpdatePlan, piece: Piece) -> Compiled:
 def in_place(plan: UpdatePlan, tensors: Tensors) -> None:
     """The step as plain torch: compute everything, then write it."""
     made = updated(plan, tensors) if plan.planes > 1 else plan(tensors)
-    for name, value in made.items():
-        tensors[name].copy_(value)
+    for (
+        name,
+        t,
+    ) in tensors.items():  # the parameter first: codes of a state next to it would hold registers until then
+        if name in made:
+            t.copy_(made.pop(name))
+    assert not made, f"the update makes {[*made]}, which is not kept"
 
 
 def compile_step(signature: Signature, sizes: Sizes) -> tuple[Callable[..., Any], Fakes]:
@@ -171,7 +182,7 @@ def _held(theirs: Callable[..., bool], features: Any, cooperative_reduction: boo
 
 def inductor_options() -> dict[str, Any]:
     """The options in INDUCTOR that this version of torch has."""
-    return {name: value for name, value in INDUCTOR.items() if hasattr(private.inductor_config, name)}
+    return private.known_options(INDUCTOR)
 
 
 def traced_step(

@@ -323,6 +323,13 @@ OPTIM = (
         ("tests/optim/test_traced_once.py",),
     ),
     Mutant(
+        "traced once: aliases stay",
+        "fp8compile/optim/traced_once.py",
+        "    if decomposed:\n        _leave_out_what_does_nothing(graph)\n",
+        "",
+        ("tests/optim/test_traced_once.py",),
+    ),
+    Mutant(
         "one launch: code for one parameter writes it unseen",
         "fp8compile/optim/one_launch.py",
         "torch.autograd.graph.increment_version(piece.parameters)",

@@ -63,6 +63,21 @@ def test_a_dump_shows_operations_as_they_were_written() -> None:
     assert "aten.silu.default" not in [str(node.target) for node in traced(step, flat).graph.nodes]
 
 
+def test_what_does_nothing_is_left_out() -> None:
+    """Bits viewed as another dtype's and back, an alias; not bits that are computed with between."""
+    _, flat = fakes_of(x=torch.zeros(4), y=torch.zeros(4))
+
+    def step(x: Tensor, y: Tensor) -> tuple[Tensor]:
+        back = torch.ops.aten.alias(x).view(torch.int32).view(torch.float32)
+        kept = (y.view(torch.int32) & 1).view(torch.float32)
+        return (back + kept,)
+
+    operations = [n.target for n in traced(step, flat).graph.nodes if n.op == "call_function"]
+    aten = torch.ops.aten
+    view = aten.view.dtype
+    assert operations == [view, aten.bitwise_and.Scalar, view, aten.add.Tensor]
+
+
 def test_it_is_inductors_cache_that_finds_it_again() -> None:
     """Its key needs the sizes' own names, which the context of the trace has."""
     counted = private.counters["inductor"]

@@ -37,7 +37,11 @@ def report(names: Sequence[str]) -> dict[str, Any]:
         chunks, least = chunks_of(CASES[name].build(torch.zeros))
         result[name] = {
             "least_bytes": least,
-            "chunks": [measured(lowered_chunk(chunk)[0], counted=True) for chunk in chunks],
+            "chunks": [
+                measured(lowered_chunk((signature, [piece]))[0], counted=True)
+                for signature, pieces in chunks
+                for piece in pieces
+            ],
         }
     return result
 

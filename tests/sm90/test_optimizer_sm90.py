@@ -38,8 +38,8 @@ def measures(case: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_step_is_one_kernel(case: str) -> None:
-    """Full groups and short ones are two."""
-    expected = 2 if case == "short groups" else 1
+    """Of 576 a row, each column of groups is one, all of one text."""
+    expected = 5 if case == "short groups" else 1
     assert sum(len(chunk["launches"]) for chunk in measures(case)["chunks"]) == expected
     assert not any(chunk["externs"] for chunk in measures(case)["chunks"])
 
@@ -53,11 +53,11 @@ def test_it_moves_what_it_must(case: str) -> None:
 
 @pytest.mark.parametrize("case", CASES)
 def test_the_tuner_has_what_does_not_spill(case: str) -> None:
-    """Full groups never spill in a configuration that the tuner times; a short group's kernel does in one, by 8 bytes."""
+    """In no configuration that the tuner times."""
     for chunk in measures(case)["chunks"]:
         for kernel in {cubin["kernel"] for cubin in chunk["cubins"]}:
             spilled = [c["spill_bytes"] for c in chunk["cubins"] if c["kernel"] == kernel and c["timed"]]
-            assert 0 in spilled and max(spilled) <= (8 if case == "short groups" else 0), kernel
+            assert {*spilled} == {0}, kernel
 
 
 def one_launch(case: str) -> dict[str, Any]:
