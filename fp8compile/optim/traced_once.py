@@ -34,7 +34,7 @@ def traced(step: Callable[..., Any], flat: Sequence[Any], *, decomposed: bool = 
     _check(graph)
     if decomposed:
         _leave_out_what_does_nothing(graph)
-    return graph
+    return GraphModule(graph, graph.graph)  # without the sizes' environment, which no cache takes in a key (torch 2.11)
 
 
 def _leave_out_what_does_nothing(graph: GraphModule) -> None:
@@ -49,7 +49,6 @@ def _leave_out_what_does_nothing(graph: GraphModule) -> None:
             continue
         node.replace_all_uses_with(same)
     graph.graph.eliminate_dead_code()
-    graph.recompile()
 
 
 def _bits_of(node: Node) -> Node:

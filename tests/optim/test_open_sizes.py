@@ -141,6 +141,7 @@ SHAPES = [(40, 128), (3, 640), (8, 208)]
 def test_numbers_are_those_of_code_for_each_shape(rows_alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounded stochastically, by element number: in the second piece of a row too."""
     monkeypatch.setattr(compiled_step, "COMPILED", {})
+    monkeypatch.setattr(compiled_step, "pieces_of_all", lambda several: [row_views.pieces(*each) for each in several])
     monkeypatch.setattr(compiled_step, "rows_alone", lambda _: rows_alone)
     open_to_all = stepped(SHAPES)
     assert len(compiled_step.COMPILED) == 3  # whole groups; a group before a short one; a short one

@@ -95,6 +95,13 @@ def codes_of(model: nn.Module) -> list[Tensor]:
     return [t for p in model.parameters() for t in exchange.codes_of(p) if t is not None]
 
 
+same_bits = pytest.mark.skipif(
+    torch.__version__ < "2.12",
+    reason="graphs take addcmul and addcdiv apart there: two roundings, where the operators have one",
+)
+
+
+@same_bits
 @pytest.mark.parametrize("recipe", RECIPES)
 @pytest.mark.parametrize("maker", MAKERS)
 def test_it_equals_the_three_calls_bit_for_bit(maker: str, recipe: str) -> None:
@@ -142,6 +149,7 @@ def test_why_updates_write_no_codes_is_told(make: Make, reason: str) -> None:
     assert "codes of 0 of 2 weights" in str(step.summary) and reason in str(step.summary)
 
 
+@same_bits
 def test_a_weight_that_is_changed_between_steps_has_new_codes() -> None:
     mine = net()
     theirs = copy.deepcopy(mine)
