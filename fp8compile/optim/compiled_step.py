@@ -146,12 +146,9 @@ def _eager(plan: UpdatePlan, piece: Piece) -> Compiled:
 def in_place(plan: UpdatePlan, tensors: Tensors) -> None:
     """The step as plain torch: compute everything, then write it."""
     made = updated(plan, tensors) if plan.planes > 1 else plan(tensors)
-    for (
-        name,
-        t,
-    ) in tensors.items():  # the parameter first: codes of a state next to it would hold registers until then
-        if name in made:
-            t.copy_(made.pop(name))
+    # The parameter first, as in ``tensors``: codes of a state before it would hold registers meanwhile.
+    for name in [name for name in tensors if name in made]:
+        tensors[name].copy_(made.pop(name))
     assert not made, f"the update makes {[*made]}, which is not kept"
 
 

@@ -137,9 +137,10 @@ def numbers(several: Sequence[Sizes]) -> list[int]:
     return [n // size.factor for sizes in several for size, n in sizes.items()]
 
 
-def _placed(t: Tensor, layout: TensorLayout) -> Tensor:
-    """As it is, or where nothing is known of its alignment."""
-    return t if layout.aligned else t.as_strided(t.shape, t.stride(), 1)
+def _empty(layout: TensorLayout, shape: list[Any], stride: list[Any]) -> Tensor:
+    """A tensor of a layout; where nothing is known of its alignment it begins in the midst of memory."""
+    t = torch.empty_strided(shape, stride, dtype=layout.dtype, device=layout.device)
+    return t if layout.aligned else t.as_strided(shape, stride, 1)
 
 
 class Fakes:
@@ -160,15 +161,7 @@ class Fakes:
             return [n.factor * symbols[n] if isinstance(n, Open) else n for n in numbers]
 
         with self.mode:
-            return {
-                name: _placed(
-                    torch.empty_strided(
-                        filled(each.shape), filled(each.stride), dtype=each.dtype, device=each.device
-                    ),
-                    each,
-                )
-                for name, each in layouts.items()
-            }
+            return {name: _empty(each, filled(each.shape), filled(each.stride)) for name, each in layouts.items()}
 
     def _symbol(self, size: Open, tuned_for: int, widest: int) -> Any:
         most = {ROWS: MOST // widest, WIDTH: GROUP // size.factor}.get(size.name, MOST)

@@ -41,8 +41,7 @@ def pieces(plan: UpdatePlan, p: Tensor) -> list[tuple[UpdatePlan, View]]:
     before = columns_of(rows, 0, full, length)
     if rows == 1:
         return [_piece(plan, lambda t: before(t).view(full // size, -1), size), tails]
-    # Rows of several groups stay in one piece: AOT autograd tells planes of two dimensions from tensors that overlap, not
-    # planes of three.
+    # Rows of several groups stay in one piece; planes have two dimensions.
     return [(replace(plan, by_rows=True), lambda t: torch.unflatten(before(t), 1, (full // size, -1))), tails]
 
 

@@ -20,9 +20,8 @@ from fp8compile.numerics.states.packing import Planar
 from fp8compile.optim.plan import UpdatePlan
 from fp8compile.optim.row_views import LARGE, View, columns_of, pieces
 
-SLOTS = (
-    2**23
-)  # of all of them together, 128 to a row of a piece: a fifth of a millisecond by estimate (300 instructions each)
+# Of all of them together, 128 to a row of a piece: by estimate a fifth of a millisecond, at 300 instructions each.
+SLOTS = 2**23
 Pieces = list[tuple[UpdatePlan, View]]
 
 

@@ -34,7 +34,8 @@ def traced(step: Callable[..., Any], flat: Sequence[Any], *, decomposed: bool = 
     _check(graph)
     if decomposed:
         _leave_out_what_does_nothing(graph)
-    return GraphModule(graph, graph.graph)  # without the sizes' environment, which no cache takes in a key (torch 2.11)
+    # Without the environment of its sizes, which no cache takes in a key (torch 2.11).
+    return GraphModule(graph, graph.graph)
 
 
 def _leave_out_what_does_nothing(graph: GraphModule) -> None:

@@ -79,10 +79,10 @@ f32[s, 128] = aten.addcmul.default
 f32[s, 128] = aten.where.self
 f32[s, 128] = aten.where.self
 float8_e4m3fn[s, 128], f32[s, 1], uint8[s, 1] = fp8.encode
+f32[s, 128] = aten.copy_.default
 float8_e4m3fn[s, 128] = aten.copy_.default
 f32[s, 1] = aten.copy_.default
 uint8[s, 1] = aten.copy_.default
-f32[s, 128] = aten.copy_.default
 """,
     )
 
