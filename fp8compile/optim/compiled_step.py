@@ -25,7 +25,7 @@ from fp8compile.optim.open_sizes import Fakes, Sizes, TensorLayout, closed, numb
 from fp8compile.optim.plan import Tensors, UpdatePlan
 from fp8compile.optim.planes import updated
 from fp8compile.optim.row_views import FIXED, viewed
-from fp8compile.optim.small_parameters import pieces_of_all
+from fp8compile.optim.small_parameters import Pieces, pieces_of_all
 from fp8compile.optim.step_dump import dump_step
 from fp8compile.optim.traced_once import lowered, traced
 
@@ -89,9 +89,11 @@ class PreparedStep:
     def __init__(self, several: Sequence[tuple[UpdatePlan, Tensors]], *, compiled: bool) -> None:
         self.launches: list[Launch] = []
         waiting: dict[Signature, list[Piece]] = {}
-        every = pieces_of_all((plan, tensors["param"]) for plan, tensors in several) if compiled else None
-        for index, (plan, tensors) in enumerate(several):
-            for piece_plan, view in every[index] if every else [(plan, _whole)]:
+        every: list[Pieces] = [[(plan, _whole)] for plan, _ in several]
+        if compiled:
+            every = pieces_of_all((plan, tensors["param"]) for plan, tensors in several)
+        for index, ((_, tensors), found) in enumerate(zip(several, every, strict=True)):
+            for piece_plan, view in found:
                 signature, views, sizes = signed(piece_plan, viewed(tensors, view))
                 piece = Piece(index, views, sizes, view, offsets_of(views, tensors))
                 waiting.setdefault(signature, []).append(piece)

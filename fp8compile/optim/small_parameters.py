@@ -29,27 +29,26 @@ def pieces_of_all(several: Iterable[tuple[UpdatePlan, Tensor]]) -> list[Pieces]:
     """For each parameter the pieces in which it is updated: shared ones of small ones, unless there are many."""
     several = [*several]
     shared = [_shared(plan, p) for plan, p in several]
-    slots = sum(p.numel() // width * GROUP for (_, p), (width, _) in zip(several, shared, strict=True) if width)
-    fits = slots <= SLOTS
-    return [found if fits and width else pieces(*each) for each, (width, found) in zip(several, shared, strict=True)]
+    rows = sum(len(view(p)) for (_, p), found in zip(several, shared, strict=True) for _, view in found)
+    few = rows * GROUP <= SLOTS
+    return [found if found and few else pieces(*each) for each, found in zip(several, shared, strict=True)]
 
 
-def _shared(plan: UpdatePlan, p: Tensor) -> tuple[int, Pieces]:
-    """The shared pieces of a parameter, and how many elements they hold in a row, on average; 0 where there are none."""
+def _shared(plan: UpdatePlan, p: Tensor) -> Pieces:
+    """The shared pieces of a parameter; none where it is not small, or a size would be one, which is never left open."""
     size = plan.group_size
     packed = any(isinstance(codec, Planar) for _, codec in plan.codecs)
     if size in (None, 1) or packed or not p.is_contiguous() or p.numel() >= LARGE:
-        return 0, []
+        return []
     _, length = rows_of(p.shape, size)
     rows, tail = p.numel() // length, length % size
-    if tail in (0, 1) or rows < (4 if length < size else 2):  # whole groups; sizes of one are never left open
-        return 0, []
+    if tail in (0, 1) or rows < (4 if length < size else 2):
+        return []
     plan = replace(plan, by_rows=True, any_width=True, begins_at_four=False)
     if length < size:
-        return length, [(replace(plan, offset=i * length), _every_other(rows, i)) for i in range(2)]
+        return [(replace(plan, offset=i * length), _every_other(rows, i)) for i in range(2)]
     cut = [(begin, min(begin + size, length)) for begin in range(0, length, size)]
-    found: Pieces = [(replace(plan, offset=begin), columns_of(rows, begin, end, length)) for begin, end in cut]
-    return length // len(found), found
+    return [(replace(plan, offset=begin), columns_of(rows, begin, end, length)) for begin, end in cut]
 
 
 def _every_other(rows: int, first: int) -> View:

@@ -304,8 +304,8 @@ OPTIM = (
     Mutant(
         "small parameters: however many there are",
         "fp8compile/optim/small_parameters.py",
-        "fits = slots <= SLOTS",
-        "fits = True",
+        "few = rows * GROUP <= SLOTS",
+        "few = True",
         ("tests/optim/test_small_parameters.py",),
     ),
     Mutant(
