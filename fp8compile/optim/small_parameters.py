@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from fp8compile.numerics.states.four_bit import Packed
 from fp8compile.numerics.states.interface import GROUP, rows_of
 from fp8compile.numerics.states.packing import Planar
 from fp8compile.optim.plan import UpdatePlan
@@ -37,7 +38,7 @@ def pieces_of_all(several: Iterable[tuple[UpdatePlan, Tensor]]) -> list[Pieces]:
 def _shared(plan: UpdatePlan, p: Tensor) -> Pieces:
     """The shared pieces of a parameter; none where it is not small, or a size would be one, which is never left open."""
     size = plan.group_size
-    packed = any(isinstance(codec, Planar) for _, codec in plan.codecs)
+    packed = any(isinstance(codec, (Packed, Planar)) for _, codec in plan.codecs)
     if size in (None, 1) or packed or not p.is_contiguous() or p.numel() >= LARGE:
         return []
     _, length = rows_of(p.shape, size)

@@ -309,6 +309,13 @@ OPTIM = (
         ("tests/optim/test_small_parameters.py",),
     ),
     Mutant(
+        "small parameters: codes two to a byte are a row's elements",
+        "fp8compile/optim/small_parameters.py",
+        "isinstance(codec, (Packed, Planar))",
+        "isinstance(codec, Planar)",
+        ("tests/optim/test_small_parameters.py",),
+    ),
+    Mutant(
         "small parameters: code expects aligned ones",
         "fp8compile/optim/open_sizes.py",
         "t.device, aligned=False)",

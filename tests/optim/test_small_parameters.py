@@ -10,12 +10,14 @@ from torch import Tensor, nn
 
 from fp8compile import _torch as private
 from fp8compile import optim
+from fp8compile.numerics.states.registry import ALIASES, SIGNED_ONLY, STATE_FORMATS, UNSIGNED_ONLY
 from fp8compile.optim import compiled_step
 from fp8compile.optim.row_views import pieces, viewed
 from fp8compile.optim.small_parameters import SLOTS, pieces_of_all
 
 SHARED = [(8, 24), (5, 127), (8, 3, 3, 3), (64, 64), (2, 200), (64, 320), (7, 64, 5, 5), (96, 401)]
 SHAPES = [(8, 24), (2, 200), (9, 3, 3, 3)]  # of a short group; of two, the second short; odd
+PACKED = {"dynamic4", "linear4", "rank1_linear4", "int4_companded", "log4", "log2"}
 OTHERS = [(64, 256), (3, 24), (1, 200), (8, 129), (300,), (4096, 130)]
 
 
@@ -53,9 +55,25 @@ def test_others_are_as_they_were(shape: tuple[int, ...]) -> None:
     assert not any(piece.any_width for piece, _ in pieces_of(shape)[0])
 
 
-def test_so_are_formats_that_are_packed_or_have_no_groups_and_other_layouts() -> None:
-    for name in ("4bit_log", "fp32"):
-        assert not any(piece.any_width for piece, _ in pieces_of((64, 320), overrides={"*": name})[0])
+FORMATS = [
+    *((a, "e4m3_expanded") for a in STATE_FORMATS if a not in UNSIGNED_ONLY),
+    *(("fp32", b) for b in STATE_FORMATS if b not in SIGNED_ONLY),
+    *ALIASES.values(),
+]
+
+
+@pytest.mark.parametrize("state_format", FORMATS, ids="-".join)
+def test_formats_that_are_packed_or_have_no_groups_are_as_they_were(state_format: tuple[str, str]) -> None:
+    """Whatever they are, pieces have signatures: parts of one do not differ in width."""
+    plan, tensors = step_of((64, 320), overrides={"*": state_format})
+    [mine] = pieces_of_all([(plan, tensors["param"])])
+    for piece, view in mine:
+        compiled_step.signed(piece, viewed(tensors, view))
+    by_groups = not PACKED & {*state_format} and not {*state_format} <= {"fp32", "bf16"}
+    assert all(piece.any_width == by_groups for piece, _ in mine)
+
+
+def test_other_layouts_are_as_they_were() -> None:
     plan, tensors = step_of((64, 320))
     transposed = tensors["param"].t()
     assert not pieces_of_all([(plan, transposed)])[0][0][0].any_width
