@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from fp8compile import _torch as private
+from fp8compile.numerics.states.channels_last import is_channels_last
 
 NOT_BY_ROWS = ("rank1_linear4",)  # one amax per column, of all rows
 
@@ -49,6 +50,11 @@ def why_not_encoded(p: Tensor, formats: Sequence[str] = ()) -> str | None:
 def _sharded_dims(p: Tensor) -> set[int]:
     # Shard, or _StridedShard: fully_shard makes that of a parameter that tensor parallelism has already cut along dim 0
     return {place.dim for place in p.placements if hasattr(place, "dim")} if isinstance(p, DTensor) else set()
+
+
+def lies_by_channels(p: Tensor) -> bool:
+    """Whether a parameter is channels_last, and states follow its memory; the shards of one are contiguous."""
+    return not is_sharded(p) and is_channels_last(p)
 
 
 def local_part(t: Tensor) -> Tensor:

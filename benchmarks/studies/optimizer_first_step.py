@@ -61,6 +61,7 @@ def llama() -> nn.Module:
 
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "ResNet-50": resnet50,
+    "ResNet-50, channels_last": lambda: resnet50().to(memory_format=torch.channels_last),  # type: ignore[call-overload]
     "EfficientNet-B0": efficientnet_b0,
     "BERT-base": bert_base,
     "Llama, 4 layers": llama,
@@ -70,8 +71,8 @@ MODELS: dict[str, Callable[[], nn.Module]] = {
 def parameters_of(name: str, dtype: torch.dtype) -> list[nn.Parameter]:
     """A model's, with gradients."""
     with torch.device("meta"):
-        shapes = [p.shape for p in MODELS[name]().parameters()]
-    parameters = [nn.Parameter(torch.zeros(shape, dtype=dtype)) for shape in shapes]
+        model = MODELS[name]()
+    parameters = [nn.Parameter(torch.zeros_like(p, dtype=dtype, device="cpu")) for p in model.parameters()]
     for p in parameters:
         p.grad = torch.full_like(p, 0.01)
     return parameters

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim.optimizer import ParamsT
 
-from fp8compile._distributed import complete_grad, first_element, is_cut, local_grad, local_part
+from fp8compile._distributed import complete_grad, first_element, is_cut, lies_by_channels, local_grad, local_part
 from fp8compile.numerics.rounding import stream_of
 from fp8compile.optim import checking, checkpoint, pickling
 from fp8compile.optim.beginning import completed, name_of
@@ -88,7 +88,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
         self._begun: dict[Tensor, tuple[Any, ...]] = {}
         self._steady: Steady | None = None
         self._steps: dict[tuple[int, ...], tuple[tuple[Any, ...], PreparedStep]] = {}
-        self._plans: dict[tuple[Tensor, torch.dtype, int, str], UpdatePlan] = {}
+        self._plans: dict[tuple[Tensor, torch.dtype, bool, int, str], UpdatePlan] = {}
         self._writer, self._edits = CodeWriter(self), Edits()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -141,16 +141,14 @@ class EncodedOptimizer(torch.optim.Optimizer):
         """Everything that fixes the compiled update of ``p``. Raises ValueError for a shard if that needs all of ``p``."""
         update = self.update_of(p, group)
         master = group["master"] if p.dtype != torch.float32 else "none"
-        key = p, p.dtype, id(update), master  # equal updates may begin with other states
+        key = p, p.dtype, lies_by_channels(p), id(update), master  # equal updates may begin with other states
         if key not in self._plans:
             if is_cut(p) and update.whole_tensor:
                 raise ValueError(
                     f"{name_of(self.names.names, p)} is sharded, and "
                     f"{type(self).__name__} works on whole parameters: use AdamW, or leave it out of what is sharded"
                 )
-            placed = self.placement(p, group)
-            plan = UpdatePlan(update, placed.codecs(update), p.dtype, master, self.seed)
-            self._plans[key] = replace(plan, begins_at_four=first_element(p) % 4 == 0)
+            self._plans[key] = self.placement(p, group).plan(update, p, master, self.seed)
         return self._plans[key]
 
     def step_function(self, p: Tensor) -> tuple[UpdatePlan, Tensors]:
@@ -244,8 +242,9 @@ class EncodedOptimizer(torch.optim.Optimizer):
                 index += 1
 
     def _start(self, p: Tensor, group: dict[str, Any]) -> None:
-        """Create what the state of a parameter lacks: all of it at first, parts where an option or the dtype has changed."""
-        kind, state = (p.dtype, group["master"], id(self._updates.current(p, group))), self.state[p]
+        """Create what the state of a parameter lacks: all at first, parts where an option, dtype or layout has changed."""
+        kind = p.dtype, group["master"], lies_by_channels(p), id(self._updates.current(p, group))
+        state = self.state[p]
         if state and self._begun.get(p) == kind:
             return
         undamped = group.get("dampening") == 0

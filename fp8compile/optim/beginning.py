@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from fp8compile._distributed import local_part, shard_like
+from fp8compile.numerics.states.channels_last import is_channels_last
 from fp8compile.optim.checkpoint import CheckpointState
-from fp8compile.optim.low_bits import initial_state, kept_beside
+from fp8compile.optim.low_bits import DTYPES, initial_state, kept_beside, sharded
 from fp8compile.optim.plan import UpdatePlan
 
 State = Mapping[str, Tensor]
@@ -25,7 +26,8 @@ def completed(
 ) -> dict[str, Tensor] | None:
     """The state that ``plan`` takes, with all that there is; None where nothing is missing.
 
-    A state that is stored in another way than the plan's, as where it has to be exact from now on, is encoded again.
+    A state that is stored in another way than the plan's is encoded again: where it has to be exact from now on, or where the
+    parameter has become channels_last.
 
     Args:
         name: of the parameter, for errors.
@@ -36,13 +38,15 @@ def completed(
     """
     needed = {"step", *plan.update.singles, *kept_beside(plan.master)}
     needed |= {key for each, _ in plan.codecs for key in plan.part_keys(each)}
-    if needed <= state.keys():
+    beside = {name: state[name] for name in DTYPES if name in state}
+    moved = any(is_channels_last(local_part(part)) != plan.channels_last for part in beside.values())
+    if needed <= state.keys() and not moved:
         return None
     begins = {each for each, _ in plan.codecs} - {key.partition(".")[0] for key in state}
     if plan.update.first is not None and state and begins and not undamped and float(state["step"]) > 0:
         raise ValueError(BEGINS_LATE.format(name, int(state["step"])))
     step = torch.zeros((), dtype=torch.float32, device=local_part(p).device)
-    found = {"step": step, **initial_state(plan, p), **state}
+    found = {"step": step, **initial_state(plan, p), **state, **sharded(p, plan, beside)}
     for each, codec in plan.codecs:
         other = [key for key in state if key.partition(".")[0] == each and key not in plan.part_keys(each)]
         if other:

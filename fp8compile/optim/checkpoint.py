@@ -23,7 +23,7 @@ from fp8compile._arguments import is_number
 from fp8compile._distributed import here, is_sharded, local_part, shard_like, viewed, why_not_here
 from fp8compile.numerics.formats import FP8
 from fp8compile.numerics.states.interface import StateCodec
-from fp8compile.numerics.states.registry import state_codec
+from fp8compile.numerics.states.registry import stored_codec
 from fp8compile.optim import checking, low_bits
 from fp8compile.optim.interface import OptimizerShell
 
@@ -229,7 +229,7 @@ class CheckpointState:
             raise self.error(f"{state} is {found}")
         [fmt] = ways
         try:
-            return None if fmt is None else state_codec(fmt, signed=signed)
+            return None if fmt is None else stored_codec(fmt, signed=signed)
         except ValueError as error:
             raise self.error(f"{state}: {error}") from error
 

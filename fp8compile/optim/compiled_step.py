@@ -22,7 +22,7 @@ from fp8compile.numerics.states.interface import GROUP
 from fp8compile.optim.one_launch import Launch, Piece, caught, in_few_launches, offsets_of
 from fp8compile.optim.open_sizes import ROWS as OPEN_ROWS
 from fp8compile.optim.open_sizes import Fakes, Sizes, TensorLayout, closed, numbers, opened
-from fp8compile.optim.plan import Tensors, UpdatePlan
+from fp8compile.optim.plan import Tensors, UpdatePlan, in_order
 from fp8compile.optim.planes import updated
 from fp8compile.optim.row_views import FIXED, viewed
 from fp8compile.optim.small_parameters import Pieces, pieces_of_all
@@ -88,11 +88,13 @@ class PreparedStep:
 
     def __init__(self, several: Sequence[tuple[UpdatePlan, Tensors]], *, compiled: bool) -> None:
         self.launches: list[Launch] = []
+        several = [laid_out(*each) for each in several]
+        self._moved = [moved for _, _, moved in several]
         waiting: dict[Signature, list[Piece]] = {}
-        every: list[Pieces] = [[(plan, _whole)] for plan, _ in several]
+        every: list[Pieces] = [[(plan, _whole)] for plan, _, _ in several]
         if compiled:
-            every = pieces_of_all((plan, tensors["param"]) for plan, tensors in several)
-        for index, ((_, tensors), found) in enumerate(zip(several, every, strict=True)):
+            every = pieces_of_all((plan, tensors["param"]) for plan, tensors, _ in several)
+        for index, ((_, tensors, _), found) in enumerate(zip(several, every, strict=True)):
             for piece_plan, view in found:
                 signature, views, sizes = signed(piece_plan, viewed(tensors, view))
                 piece = Piece(index, views, sizes, view, offsets_of(views, tensors))
@@ -109,8 +111,20 @@ class PreparedStep:
         They must have the layouts of the first ones.
         """
         with torch.no_grad():
+            if any(self._moved):
+                new = [in_order(each) if moved else each for each, moved in zip(new, self._moved, strict=True)]
             for launch in self.launches:
                 launch(new)
+
+
+def laid_out(plan: UpdatePlan, tensors: Tensors) -> tuple[UpdatePlan, Tensors, bool]:
+    """An update on contiguous tensors, and whether they are in another order than the parameter's; as it is where one of
+    them would not be contiguous."""
+    if plan.channels_last:
+        found = in_order(tensors)
+        if all(t.is_contiguous() for name, t in found.items() if name != "grad"):
+            return plan.in_order, found, True
+    return plan, tensors, False
 
 
 def _whole(t: Tensor) -> Tensor:

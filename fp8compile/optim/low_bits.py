@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fp8compile._distributed import largest_of, local_part, shard_like
 from fp8compile.numerics.rounding import GRIDS, grid_of
+from fp8compile.numerics.states.channels_last import laid_by_channels
 from fp8compile.numerics.states.scaled_weights import inv_scale_for, scaled, unscaled
 from fp8compile.numerics.states.split_weights import joined, split
 from fp8compile.optim.plan import INV_SCALE16, MASTER16, Tensors, UpdatePlan
@@ -59,9 +60,14 @@ def initial_state(plan: UpdatePlan, p: Tensor) -> Tensors:
 
 
 def sharded(p: Tensor, plan: UpdatePlan, parts: Tensors) -> Tensors:
-    """Parts of a state as they are kept: cut as ``p`` is, but for single numbers."""
-    whole = (INV_SCALE16, *plan.update.singles)
-    return {name: part if name in whole else shard_like(p, part) for name, part in parts.items()}
+    """Parts of a state as they are kept: cut as ``p`` is, and in its order of memory, but for single numbers."""
+    return {name: _kept(p, plan, name, part) for name, part in parts.items()}
+
+
+def _kept(p: Tensor, plan: UpdatePlan, name: str, part: Tensor) -> Tensor:
+    if name in (INV_SCALE16, *plan.update.singles):
+        return part
+    return laid_by_channels(part) if plan.channels_last and name in DTYPES else shard_like(p, part)
 
 
 def decoded_state(p: Tensor, plan: UpdatePlan, state: Mapping[str, Tensor]) -> Tensors:
@@ -69,7 +75,9 @@ def decoded_state(p: Tensor, plan: UpdatePlan, state: Mapping[str, Tensor]) -> T
     numbers on the host. The bits kept beside ``p`` are left out."""
     decoded = plan.decoded({name: local_part(part) for name, part in state.items()}, local_part(p).shape)
     numbers = {name: state[name].cpu().clone() for name in ("step", *plan.update.singles)}
-    return numbers | {name: shard_like(p, x.clone()) for name, x in decoded.items()}
+    return numbers | {
+        name: x.clone() if plan.channels_last else shard_like(p, x.clone()) for name, x in decoded.items()
+    }
 
 
 def loaded(p: Tensor, plan: UpdatePlan, saved: LowBitsState) -> Tensors:

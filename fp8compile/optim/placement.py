@@ -13,12 +13,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from fp8compile._distributed import why_not_encoded
+from fp8compile._distributed import first_element, lies_by_channels, why_not_encoded
+from fp8compile.numerics.states.channels_last import ChannelsLast
 from fp8compile.numerics.states.interface import GROUP, StateCodec
 from fp8compile.numerics.states.registry import state_codec
 from fp8compile.optim.captured_update import CapturedUpdate
 from fp8compile.optim.formats import StateFormat, state_format_pair
 from fp8compile.optim.overrides import overridden, override_in
+from fp8compile.optim.plan import UpdatePlan
 
 DEFAULT_FORMAT: StateFormat = "e4m3_expanded"
 MIN_NUMEL = 4096
@@ -69,6 +71,13 @@ class Placement:
         return tuple(
             (state, EXACT if state in update.exact else self.codec(signed)) for state, signed in update.states.items()
         )
+
+    def plan(self, update: CapturedUpdate, p: Tensor, master: str, seed: int) -> UpdatePlan:
+        """Everything that fixes the compiled update of ``p``."""
+        codecs, moved = self.codecs(update), lies_by_channels(p) and not update.whole_tensor
+        codecs = tuple((state, ChannelsLast(codec)) for state, codec in codecs) if moved else codecs
+        at_four = first_element(p) % 4 == 0
+        return UpdatePlan(update, codecs, p.dtype, master, seed, begins_at_four=at_four, channels_last=moved)
 
 
 def choose_placement(

@@ -6,7 +6,7 @@ step(tensors) = encode(update(decode(states)))   of one parameter, all in FP32 b
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -14,6 +14,7 @@ from torch import Tensor
 from fp8compile.fx import near_lowerings as near_lowerings  # tells Inductor
 from fp8compile.fx.traced_calls import call_of
 from fp8compile.numerics.rounding import drawn, key_at, nearest_bfloat16, round_stochastically, rows_and_lanes
+from fp8compile.numerics.states.channels_last import MARK, ChannelsLast, by_channels, in_memory_order
 from fp8compile.numerics.states.in_pieces import decoded_in_pieces, encoded_in_pieces
 from fp8compile.numerics.states.interface import StateCodec, encoded_zeros
 from fp8compile.numerics.states.scaled_weights import inv_scale_for, scaled, unscaled, weight_of
@@ -24,8 +25,14 @@ from fp8compile.optim.step_codes import GROUP, KNOWN, Wanted, inv_scale_before, 
 
 MASTERS = ("none", "split", "fp32", "fp16_scaled")
 MASTER16, INV_SCALE16 = "master_fp16", "master_inv_scale"  # of "fp16_scaled"
+BY_ELEMENT = ("param", "grad", "correction", "master", MASTER16)  # tensors of the parameter's shape
 EXPANDED = {"e4m3_expanded"}
 Tensors = dict[str, Tensor]
+
+
+def in_order(tensors: Mapping[str, Tensor]) -> Tensors:
+    """The tensors of a channels_last parameter in the order of its memory, by the keys that ``UpdatePlan.in_order`` has."""
+    return {name.replace(MARK, ""): in_memory_order(t) if name in BY_ELEMENT else t for name, t in tensors.items()}
 
 
 def encoded_number(number: float, codec: StateCodec, p: Tensor) -> tuple[Tensor, ...]:
@@ -54,6 +61,8 @@ class UpdatePlan:
             loops on a CPU. Node by node the last bits may differ.
         by_rows: whether its tensors are viewed by rows of one group: code for it fits any number of them.
         any_width: whether it also fits rows of any width and stride (``small_parameters.py``).
+        channels_last: whether states lie as the memory of a parameter that is not contiguous
+            (``numerics/states/channels_last.py``); its codecs are ``ChannelsLast`` then.
     """
 
     update: CapturedUpdate
@@ -68,6 +77,13 @@ class UpdatePlan:
     in_pieces: bool = False
     by_rows: bool = False
     any_width: bool = False
+    channels_last: bool = False
+
+    @property
+    def in_order(self) -> UpdatePlan:
+        """Of a channels_last parameter, the same update of tensors in the order of its memory (``in_order``)."""
+        codecs = ((state, codec.codec) for state, codec in self.codecs if isinstance(codec, ChannelsLast))
+        return replace(self, codecs=tuple(codecs), channels_last=False)
 
     @property
     def rounds_stochastically(self) -> bool:
@@ -148,6 +164,9 @@ class UpdatePlan:
                 stochastic rounding ``stream``, int64 [2]: ``stream_of`` it, and the first element's index; where codes
                 are written, their tensors, and ``weight.known``.
         """
+        if self.channels_last:
+            made, keys = self.in_order(in_order(tensors)), {name.replace(MARK, ""): name for name in tensors}
+            return {keys[name]: by_channels(t) if name in BY_ELEMENT else t for name, t in made.items()}
         new_p, states = self._updated(tensors)
         new: Tensors = {}
         for state, codec in self.codecs:

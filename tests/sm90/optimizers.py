@@ -51,9 +51,10 @@ def chunks_of(optimizer: optim.EncodedOptimizer) -> tuple[list[Chunk], int]:
     """What a step hands to compiled code, and the bytes of all of it, written ones twice."""
     chunks: dict[compiled_step.Signature, list[tuple[dict[str, Tensor], Sizes]]] = {}
     least = 0
-    steps = [optimizer.step_function(p) for p in optimizer.param_groups[0]["params"]]
-    every = small_parameters.pieces_of_all((plan, tensors["param"]) for plan, tensors in steps)
-    for (plan, tensors), pieces in zip(steps, every, strict=True):
+    made = (optimizer.step_function(p) for p in optimizer.param_groups[0]["params"])
+    steps = [compiled_step.laid_out(*each) for each in made]
+    every = small_parameters.pieces_of_all((plan, tensors["param"]) for plan, tensors, _ in steps)
+    for (plan, tensors, _), pieces in zip(steps, every, strict=True):
         unread = ("param",) if plan.master in ("fp32", "fp16_scaled") else ()  # the copy is read in its place
         for name, t in tensors.items():
             least += t.nbytes * (1 if name in (*ONLY_READ, *unread) else 2)

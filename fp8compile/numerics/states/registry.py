@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import torch
 
 from fp8compile.numerics.formats import E4M3, E5M2, INT8
+from fp8compile.numerics.states.channels_last import MARK, ChannelsLast
 from fp8compile.numerics.states.companding import Companded, Companded4
 from fp8compile.numerics.states.dither import ROUNDINGS
 from fp8compile.numerics.states.dynamic_tree import DynamicTree
@@ -88,6 +89,16 @@ def state_codec(
         "log2": Log2(group_size, rounding=rounding),
     }
     return grouped[name]
+
+
+def stored_codec(name: str, *, signed: bool) -> StateCodec:
+    """The codec that a stored state's key names: a format, marked where the state is of a channels_last parameter.
+
+    Raises:
+        ValueError: as ``state_codec`` does.
+    """
+    codec = state_codec(name.removesuffix(MARK), signed=signed)
+    return ChannelsLast(codec) if name.endswith(MARK) else codec
 
 
 def state_bytes(name: str, shape: Sequence[int], *, signed: bool) -> int:
