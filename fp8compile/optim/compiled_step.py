@@ -88,13 +88,13 @@ class PreparedStep:
 
     def __init__(self, several: Sequence[tuple[UpdatePlan, Tensors]], *, compiled: bool) -> None:
         self.launches: list[Launch] = []
-        several = [laid_out(*each) for each in several]
-        self._moved = [moved for _, _, moved in several]
+        laid = [laid_out(*each) for each in several]
+        self._moved = [moved for _, _, moved in laid]
         waiting: dict[Signature, list[Piece]] = {}
-        every: list[Pieces] = [[(plan, _whole)] for plan, _, _ in several]
+        every: list[Pieces] = [[(plan, _whole)] for plan, _, _ in laid]
         if compiled:
-            every = pieces_of_all((plan, tensors["param"]) for plan, tensors, _ in several)
-        for index, ((_, tensors, _), found) in enumerate(zip(several, every, strict=True)):
+            every = pieces_of_all((plan, tensors["param"]) for plan, tensors, _ in laid)
+        for index, ((_, tensors, _), found) in enumerate(zip(laid, every, strict=True)):
             for piece_plan, view in found:
                 signature, views, sizes = signed(piece_plan, viewed(tensors, view))
                 piece = Piece(index, views, sizes, view, offsets_of(views, tensors))
