@@ -181,6 +181,21 @@ def test_states_of_the_other_layout_are_encoded_again(flipped: bool, master: str
         assert 0 < (after[name] - before[name]).norm() / before[name].norm() < most
 
 
+@pytest.mark.parametrize("flipped", [False, True], ids=["to channels_last", "from channels_last"])
+def test_low_bits_alone_follow_a_change_of_layout(flipped: bool) -> None:
+    """No key of a state tells: plain SGD has none."""
+    [p] = parameters(torch.bfloat16, by_channels=True, shapes=[(64, 96, 3, 3)])
+    p.data = p.data if flipped else other_layout(p.data)
+    optimizer = optim.SGD([p], lr=1e-4, master="split", compiled=False)
+    step(optimizer, [p], 0)
+    before = optimizer.state[p]["correction"].clone()
+    p.data, p.grad = other_layout(p.data), None
+    optimizer._start(p, optimizer.param_groups[0])
+    after = optimizer.state[p]["correction"]
+    assert after.stride() == p.stride() != before.stride() and before.any()
+    assert torch.equal(after, before)
+
+
 def other_layout(t: Tensor) -> Tensor:
     return t.contiguous() if is_channels_last(t) else t.to(memory_format=torch.channels_last)
 
