@@ -180,7 +180,10 @@ class EncodedOptimizer(torch.optim.Optimizer):
         """
         with torch.enable_grad():
             loss = None if closure is None else closure()
-        self.update_parameters([each for each in self._parameters() if each[2].grad is not None])
+        if self._steady is not None and self._steady.goes_on(self.param_groups, self.state, self._options()):
+            self._steady(self._numbers)
+        else:
+            self.update_parameters([each for each in self._parameters() if each[2].grad is not None])
         return loss
 
     @torch.no_grad()
@@ -188,14 +191,7 @@ class EncodedOptimizer(torch.optim.Optimizer):
         """Update the given parameters, all of which have a gradient."""
         if not parameters:
             return
-        options = {id(group): (self._updates.version(group), group["master"]) for group in self.param_groups}
-        if self._steady is not None and self._steady.goes_on(parameters, self.state, options):
-            self._numbers.again(self._steady.places)
-            count(self._steady.places)
-            self._steady.step(self._steady.new)
-            self._steady.leave()
-            self._numbers.leave()
-            return
+        options = self._options()
         checking.check_gradients(self, parameters)
         here = [each for each in parameters if local_part(each[2]).numel()]
         self._edits.take_over((p for _, _, p in here), self.state)
@@ -209,7 +205,11 @@ class EncodedOptimizer(torch.optim.Optimizer):
         self._writer.leave(here, codes)
         self._edits.leave((p for _, _, p in here), self.state)
         self._numbers.leave()
-        self._steady = None if self.weight_codes else Steady(parameters, self.state, options, step, places)
+        steady = Steady(self.param_groups, parameters, self.state, options, step, places)
+        self._steady = None if self.weight_codes else steady
+
+    def _options(self) -> Options:
+        return {id(group): (self._updates.version(group), group["master"]) for group in self.param_groups}
 
     def _prepared(self, parameters: list[Parameter], codes: list[Tensors], options: Options) -> PreparedStep:
         """The step of these parameters; prepared again if a tensor, a layout or an option has changed."""

@@ -18,7 +18,7 @@ from fp8compile._distributed import is_sharded, local_part
 from fp8compile.optim.compiled_step import PreparedStep
 from fp8compile.optim.interface import Parameter
 from fp8compile.optim.plan import Tensors
-from fp8compile.optim.step_numbers import ParameterRows
+from fp8compile.optim.step_numbers import ParameterRows, StepNumbers, count
 
 Options = Mapping[int, tuple[Any, ...]]  # by group
 States = Mapping[Tensor, dict[str, Tensor]]
@@ -36,6 +36,7 @@ class Steady:
     """The last step.
 
     Args:
+        groups: of the optimizer.
         parameters: all that it updated.
         states: of all parameters.
         options: of all groups.
@@ -45,46 +46,69 @@ class Steady:
 
     def __init__(
         self,
+        groups: Sequence[Mapping[str, Any]],
         parameters: Sequence[Parameter],
         states: States,
         options: Options,
         step: PreparedStep,
         places: Sequence[ParameterRows],
     ) -> None:
-        self.step, self.places, self._options = step, places, options
-        _, self._groups, self._held = zip(*parameters, strict=True)
+        self._step, self._places, self._options = step, places, options
+        self._held, every = [p for _, _, p in parameters], [*_every(groups)]
+        self._missing = [p.grad is None for p in every]
         plain = all(isinstance(each, dict) for each in states.values())  # others may keep what they like there
-        self._simple = plain and all(not is_sharded(p) and p.numel() for p in self._held)
+        whole = _same(self._held, [p for p in every if p.grad is not None])
+        self._simple = plain and whole and all(not is_sharded(p) and p.numel() for p in self._held)
         if self._simple:
             self._states = [*states.values()]
-            self._objects = [*self._groups, *self._held, *states, *self._states]
+            self._objects, self._sizes = [*every, *states, *self._states], _sizes(groups)
             self._tensors = [*_tensors(self._states)]
             self._layouts = _layouts(self._held, [*map(GRADIENT, self._held)])
-        self.leave()
+        self._leave()
 
-    def leave(self) -> None:
+    @torch.no_grad()
+    def __call__(self, numbers: StepNumbers) -> None:
+        """The step again, where it goes on."""
+        numbers.again(self._places)
+        count(self._places)
+        self._step(self._new)
+        self._leave()
+        numbers.leave()
+
+    def _leave(self) -> None:
         """Behind a step, which is a change of parameters too; its gradients may go."""
-        self.new: list[Tensors] = []
+        self._new: list[Tensors] = []
         self._versions = [*map(VERSION, self._held)]
 
-    def goes_on(self, parameters: Sequence[Parameter], states: States, options: Options) -> bool:
-        """Whether a step of these is like the last one; ``new`` is then what is new in it, the gradients in their order."""
-        if not self._simple or self._options != options:
+    def goes_on(self, groups: Sequence[Mapping[str, Any]], states: States, options: Options) -> bool:
+        """Whether a step of all parameters that have a gradient is like the last one."""
+        if not self._simple or self._options != options or _sizes(groups) != self._sizes:
             return False
-        _, groups, held = zip(*parameters, strict=True)
-        if not _same([*groups, *held, *states, *states.values()], self._objects):
+        every = [*_every(groups)]
+        if not _same([*every, *states, *states.values()], self._objects):
             return False
-        if [*map(VERSION, held)] != self._versions or sum(map(len, self._states)) != len(self._tensors):
+        if [*map(VERSION, self._held)] != self._versions or sum(map(len, self._states)) != len(self._tensors):
             return False
         if not all(map(is_, _tensors(self._states), self._tensors)):
             return False
-        gradients = [*map(GRADIENT, held)]
+        found = [*map(GRADIENT, every)]
+        if [*map(is_, found, repeat(None))] != self._missing:
+            return False
+        gradients = [g for g in found if g is not None]
         if not all(map(is_, map(LAYOUT, gradients), repeat(torch.strided))):
             return False
-        if _layouts(held, gradients) != self._layouts:
+        if _layouts(self._held, gradients) != self._layouts:
             return False
-        self.new = [{"grad": g} for g in gradients]
+        self._new = [{"grad": g} for g in gradients]
         return True
+
+
+def _every(groups: Sequence[Mapping[str, Any]]) -> Iterator[Tensor]:
+    return chain.from_iterable(group["params"] for group in groups)
+
+
+def _sizes(groups: Sequence[Mapping[str, Any]]) -> list[int]:
+    return [len(group["params"]) for group in groups]
 
 
 def _tensors(states: Sequence[dict[str, Tensor]]) -> Iterator[Tensor]:

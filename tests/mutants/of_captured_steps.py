@@ -134,8 +134,8 @@ CAPTURED_STEPS = (
     Mutant(
         "steady: a parameter that went into another group is where it was",
         "fp8compile/optim/steady.py",
-        "if not _same([*groups, *held,",
-        "if not _same([*self._groups, *held,",
+        " or _sizes(groups) != self._sizes:",
+        ":",
         ("tests/optim/test_changed_options.py",),
     ),
     Mutant(
@@ -146,10 +146,17 @@ CAPTURED_STEPS = (
         ("tests/optim/test_steady.py",),
     ),
     Mutant(
+        "steady: a gradient that is missing is not missed",
+        "fp8compile/optim/steady.py",
+        "if [*map(is_, found, repeat(None))] != self._missing:",
+        "if False:",
+        ("tests/optim/test_steady.py",),
+    ),
+    Mutant(
         "steady: gradients are held behind a step",
-        "fp8compile/optim/base.py",
-        "            self._steady.leave()\n",
-        "            self._steady._versions = [p._version for _, _, p in parameters]\n",
+        "fp8compile/optim/steady.py",
+        "        self._leave()\n        numbers.leave()",
+        "        self._versions = [*map(VERSION, self._held)]\n        numbers.leave()",
         ("tests/optim/test_steady.py",),
     ),
     Mutant(
