@@ -127,7 +127,7 @@ CAPTURED_STEPS = (
     Mutant(
         "steady: an edit of a weight is not looked at",
         "fp8compile/optim/steady.py",
-        "[*map(VERSION, held)] != self._versions or ",
+        "[*map(VERSION, self._held)] != self._versions or ",
         "",
         ("tests/optim/test_steady.py",),
     ),
