@@ -16,7 +16,7 @@ from torch._dynamo.convert_frame import input_codes
 from torch._dynamo.eval_frame import OptimizedModule, innermost_backend
 from torch._dynamo.exc import BackendCompilerFailed, FailOnRecompileLimitHit, ShortenTraceback, Unsupported, UserError
 from torch._dynamo.source import ConstantSource
-from torch._dynamo.utils import counters
+from torch._dynamo.utils import counters, dynamo_timed
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd.descriptors import (
     ForwardTokenAOTInput,
@@ -274,6 +274,7 @@ __all__ = [  # what is imported for others; what is defined above is for them to
     "counters",
     "detect_fake_mode",
     "dynamo_config",
+    "dynamo_timed",
     "enable_python_dispatcher",
     "functorch_config",
     "get_proxy_mode",

@@ -35,6 +35,8 @@ from fp8compile.recipe.context import Context
 from fp8compile.recipe.recipe import Recipe
 from fp8compile.reporting.entries import Notes
 
+REPORT = "fp8compile.report"  # what a report alone asks for, in torch's compile_times()
+
 
 class Halves(NamedTuple):
     """The halves of a training graph behind all passes, and how many results the forward has beside what it keeps."""
@@ -75,7 +77,8 @@ class Partitioner(private.CustomPartitionerFn):
     ) -> tuple[GraphModule, GraphModule]:
         collector = collecting(self.graph_key)
         joint = collector.joint.pop(gm.graph, None) or JointNotes(copy_graph(gm))
-        halves = _upstream(joint.plain, joint_inputs, **kwargs)
+        with private.dynamo_timed(REPORT):
+            halves = _upstream(joint.plain, joint_inputs, **kwargs)
         if not is_described(gm.graph):
             collector.remarks.append(NOT_DESCRIBED)
             return halves
@@ -99,7 +102,8 @@ class Partitioner(private.CustomPartitionerFn):
         remarks = tuple(
             f"{name} is switched off by TORCHINDUCTOR_DISABLED_PASSES" for name in (*joint.disabled, *disabled)
         )
-        report = report_of(split, plain, joint.notes + notes, bytes_after, remarks, collector)
+        with private.dynamo_timed(REPORT):
+            report = report_of(split, plain, joint.notes + notes, bytes_after, remarks, collector)
         if is_watched():
             report = dataclasses.replace(report, picture=picture_of(split, plain, joint.notes + notes))
         if joint.region is None:

@@ -1,11 +1,13 @@
-"""TORCHINDUCTOR_DISABLED_PASSES switches each pass off by name; with all of them off the result is plain Inductor's."""
+"""Passes by name: each is switched off by TORCHINDUCTOR_DISABLED_PASSES, and timed by torch's compile_times()."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+from torch._dynamo.utils import compilation_time_metrics, compile_times
 
 import fp8compile
+from fp8compile.compiler.hooks import REPORT
 from tests.support.measure import compiled, gradients, kept_bytes, llama_case
 
 ALL = "cut_for_bytes,save_sums,recompute_kept,save_normalised,encode_saved"
@@ -36,3 +38,15 @@ def test_with_all_off_the_result_is_plain_inductors() -> None:
     assert kept_bytes(layer, plain, args) == kept
     expected = gradients(layer, plain, args)
     assert all(torch.equal(got[name], expected[name]) for name in expected)
+
+
+def test_each_pass_that_ran_is_timed_and_so_is_the_report() -> None:
+    layer, args = llama_case(seq=64, hidden=128, ffn=344)
+    with torch._inductor.config.patch(force_disable_caches=True, disabled_passes="save_sums"):
+        compilation_time_metrics.clear()
+        kept_bytes(layer, compiled(layer, **{"saved.min_numel": 0}), args)
+    names, seconds = compile_times("csv", aggregate=True)
+    spent = {name: float(each) for name, each in zip(names, seconds, strict=True) if "fp8compile" in name}
+    assert spent.keys() >= {REPORT, *(f"pass.fp8compile.{name}" for name in ALL.split(",") if name != "save_sums")}
+    assert "pass.fp8compile.save_sums" not in spent
+    assert spent["pass.fp8compile.encode_saved"] > 0 and 0 < spent[REPORT] < sum(spent.values())
