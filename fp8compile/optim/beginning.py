@@ -27,7 +27,7 @@ def completed(
     """The state that ``plan`` takes, with all that there is; None where nothing is missing.
 
     A state that is stored in another way than the plan's is encoded again: where it has to be exact from now on, or where the
-    parameter has become channels_last.
+    parameter lies in another order of memory now.
 
     Args:
         name: of the parameter, for errors.
