@@ -36,6 +36,7 @@ SHAPES: tuple[tuple[int, ...], ...] = (
     (64, 3, 3),
     (5, 200),
     (9, 200),
+    (8, 128, 3, 2),
     (300,),
     (7,),
     (),
@@ -128,7 +129,8 @@ def stepped(kind: dict[str, Any], together: bool) -> tuple[list[Tensor], tuple[l
     generator = torch.Generator().manual_seed(0)
 
     def drawn(shape: tuple[int, ...]) -> Tensor:
-        return torch.randn(shape, generator=generator).to(kind.get("dtype", torch.float32))
+        made = torch.randn(shape, generator=generator).to(kind.get("dtype", torch.float32))
+        return made.to(memory_format=torch.channels_last) if made.dim() == 4 else made
 
     made = kind.get("optimizer", "AdamW")
     parameters = [nn.Parameter(drawn(shape)) for shape in SHAPES if len(shape) == 2 or made != "Muon"]
@@ -138,8 +140,8 @@ def stepped(kind: dict[str, Any], together: bool) -> tuple[list[Tensor], tuple[l
         for step in range(3):
             for i, p in enumerate(parameters):
                 g = drawn(tuple(p.shape))
-                if step == 2 and p.dim() == 2:
-                    g = g.t().contiguous().t()
+                if step == 2:
+                    g = g.t().contiguous().t() if g.dim() == 2 else g.contiguous()
                 p.grad = g if step != 1 or i % 3 else None
             versions = [p._version for p in parameters]
             optimizer.step()

@@ -67,9 +67,11 @@ def one_launch(case: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("case", CASES)
 def test_one_launch_for_many_parameters_is_as_one_parameters_kernel(case: str) -> None:
-    """No spills; codes are loaded wide; instructions an element (with functions of libdevice: 326)."""
+    """No spills; codes are loaded wide, but where they may begin anywhere; instructions an element (with functions of
+    libdevice: 326)."""
     found = one_launch(case)
-    assert found["launches"] == 1 and found["spilled"] == 0 and found["narrow"] == 0
+    assert found["launches"] == 1 and found["spilled"] == 0
+    assert (found["narrow"] > 0) == (case == "short groups")
     assert found["instructions"] <= INSTRUCTIONS.get(case, 10_000)
     assert found["registers"] <= REGISTERS.get(case, 255)
 
@@ -89,10 +91,11 @@ MORE_STEPPED = tuple(kind for kind in run_one_launch.KINDS if kind not in (*STEP
 
 @pytest.mark.parametrize("kind", [*STEPPED, *(pytest.param(kind, marks=pytest.mark.sweep) for kind in MORE_STEPPED)])
 def test_one_launch_updates_many_parameters_as_one_for_each_does(kind: str) -> None:
-    """Equal bits, for ten parameters that come and go, gradients of any layout; a parameter of one element goes alone."""
+    """Equal bits, for eleven parameters that come and go, gradients of any layout; a parameter of one element goes alone."""
     found = result_of("run_one_launch", *(STEPPED if kind in STEPPED else MORE_STEPPED), interpret=True)[kind]
     assert found["differ"] == 0 and found["singly"] == 0
-    assert 5 <= found["launches"] <= 9, "one to three kinds in each of three steps"
+    least = 3 if kind == "FP32 states" else 5  # one kind; two, and in one of three steps one
+    assert least <= found["launches"] <= 9
     assert all(rows == 1 for rows, *_ in found["alone"]), "only what has one row"
 
 
