@@ -107,16 +107,18 @@ def stepped(monkeypatch: pytest.MonkeyPatch, *, shared: bool) -> list[Tensor]:
 @pytest.mark.parametrize("generated", [False, True], ids=["node by node", "generated"])
 def test_code_for_all_gives_the_numbers_of_code_for_each(generated: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rounded stochastically, by element number. One graph for all shapes, of no size in particular."""
-    if torch.__version__ < "2.12":  # whose loops end in scalar code, with a logarithm of its own
-        monkeypatch.setattr("torch._inductor.config.cpp.simdlen", 1)
     if not generated:
         monkeypatch.setattr(private, "compile_fx_inner", lambda graph, *_, **__: lambda taken: graph(*taken))
     monkeypatch.setattr(compiled_step, "COMPILED", {})
-    found = stepped(monkeypatch, shared=True)
+    # Loops of torch 2.11 end in scalar code, which has a logarithm of its own: all of it is scalar there.
+    scalar = {"cpp.simdlen": 1} if torch.__version__ < "2.12" else {}
+    with private.inductor_config.patch(scalar):
+        found = stepped(monkeypatch, shared=True)
     [(_, fakes)] = compiled_step.COMPILED.values()
     assert not [guard for guard in fakes.env.guards if "Eq(" in str(guard.expr)]
     monkeypatch.setattr(compiled_step, "COMPILED", {})
-    expected = stepped(monkeypatch, shared=False)
+    with private.inductor_config.patch(scalar):
+        expected = stepped(monkeypatch, shared=False)
     assert len(compiled_step.COMPILED) == 4
     assert all(map(torch.equal, map(_bits, found), map(_bits, expected)))
 
